@@ -1,0 +1,225 @@
+//! The only place where the parts are built and joined. Owns the order of start and stop.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use secrecy::ExposeSecret;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::cdn_loop::OwnEntry;
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::error::Error;
+use crate::http::listener::{self, serve};
+use crate::http::tls::{Tls, TlsError};
+use crate::http::{Admin, Main, Requests};
+use crate::mirror::{Limits, Mirror};
+use crate::protocol::Protocols;
+use crate::protocol::admin::Access;
+use crate::protocol::client_config::{self, Way};
+use crate::protocol::route::{Door, Mount};
+use crate::store::{Store, StoreError};
+use crate::upstream::outbound::{Outbound, Unbuildable};
+use crate::upstream::{Traffic, Upstreams};
+
+/// Why larder did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// It would hand out what its credentials open.
+    #[error("{0}")]
+    Refused(String),
+    /// The store would not open.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The way out could not be built.
+    #[error(transparent)]
+    Outbound(#[from] Unbuildable),
+    /// The certificate would not load.
+    #[error("[server] tls: {0}")]
+    Tls(#[from] TlsError),
+    /// A socket would not open.
+    #[error("{section} listen = \"{address}\": {source}")]
+    Listen {
+        /// Which listener.
+        section: &'static str,
+        /// Where.
+        address: SocketAddr,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The system gave no random bytes.
+    #[error("the system gives no random bytes")]
+    Random,
+}
+
+/// What a start may differ in besides its configuration.
+#[derive(Debug, Clone, Default)]
+pub struct Settings {
+    /// Where `now` comes from.
+    pub clock: Clock,
+    /// How long is waited for what; the store's size comes from the configuration.
+    pub limits: Limits,
+    /// What a listener allows its clients.
+    pub connections: listener::Limits,
+}
+
+/// A mirror with nothing around it: for the commands that run where no larder does.
+pub fn mirror(config: &Config, settings: &Settings) -> Result<(Arc<Mirror>, Arc<Store>, Metrics), StartError> {
+    let store = Arc::new(Store::open(&config.store.path, settings.clock.now())?);
+    let metrics = Metrics::default();
+    let upstreams = Upstreams::new(&config.upstreams, &config.network.allow_private);
+    let own = OwnEntry::random().map_err(|_| StartError::Random)?;
+    let outbound = Outbound::new(&config.network, &config.upstreams, own, metrics.traffic.clone())?;
+    let limits = Limits { store_bytes: config.store.max_size.as_u64(), ..settings.limits };
+    let mirror = Mirror::new(Arc::clone(&store), upstreams, outbound, limits, metrics.fills.clone());
+    Ok((mirror, store, metrics))
+}
+
+/// Everything that is counted.
+#[derive(Debug, Default)]
+pub struct Metrics {
+    requests: Requests,
+    traffic: Traffic,
+    fills: Gauge,
+}
+
+impl Metrics {
+    fn registry(&self) -> Registry {
+        let mut registry = Registry::default();
+        self.requests.register(&mut registry);
+        self.traffic.register(&mut registry);
+        registry.register("larder_fills_under_way", "Archive downloads under way", self.fills.clone());
+        registry
+    }
+}
+
+/// A larder that has its sockets and its store, and is ready to serve.
+#[derive(Debug)]
+pub struct App {
+    mirror: Arc<Mirror>,
+    main: Arc<Main>,
+    admin: Arc<Admin>,
+    sockets: Sockets,
+    tls: Option<Arc<Tls>>,
+    connections: listener::Limits,
+    base: String,
+}
+
+#[derive(Debug)]
+struct Sockets {
+    main: (TcpListener, SocketAddr),
+    admin: (TcpListener, SocketAddr),
+}
+
+impl App {
+    /// Takes the store, then the sockets: a second larder on one store stops before it touches anything.
+    ///
+    /// # Errors
+    /// [`StartError`], which says what to change.
+    pub async fn start(config: &Config, settings: Settings) -> Result<Self, StartError> {
+        if let Some(refusal) = config.refusal() {
+            return Err(StartError::Refused(refusal));
+        }
+        let (mirror, store, metrics) = mirror(config, &settings)?;
+        let tls = match &config.server.tls {
+            Some(files) => Some(Arc::new(Tls::load(&files.certificate, &files.key)?)),
+            None => None,
+        };
+        let sockets = Sockets {
+            main: bind("[server]", config.server.listen).await?,
+            admin: bind("[admin]", config.admin.listen).await?,
+        };
+        let base = base(config, sockets.main.1);
+        let door = Door {
+            upstreams: config.upstreams.iter().map(|upstream| upstream.host.clone()).collect(),
+            default_upstream: config.server.default_upstream.clone(),
+        };
+        let mount = Mount::new(config.server.public_url.as_ref());
+        let protocols = Arc::new(Protocols::new(Arc::clone(&mirror), mount, door, config.store.memory.as_u64()));
+        let token = match &config.admin.token {
+            Some(token) => token.expose_secret().to_owned(),
+            None => store.admin_token()?,
+        };
+        let admin = Arc::new(Admin {
+            mirror: Arc::clone(&mirror),
+            access: Access::new(token, sockets.admin.1.ip()),
+            registry: metrics.registry(),
+            requests: metrics.requests.clone(),
+            traffic: metrics.traffic.clone(),
+            base: base.clone(),
+        });
+        let main = Main::new(protocols, metrics.requests, settings.clock);
+        Ok(Self { mirror, main, admin, sockets, tls, connections: settings.connections, base })
+    }
+
+    /// Where the main listener is.
+    pub fn address(&self) -> SocketAddr {
+        self.sockets.main.1
+    }
+
+    /// Where the admin listener is.
+    pub fn admin_address(&self) -> SocketAddr {
+        self.sockets.admin.1
+    }
+
+    /// How clients reach the main listener: a URL without a slash at its end.
+    pub fn base(&self) -> &str {
+        &self.base
+    }
+
+    /// The CLI configuration to paste; asks no upstream.
+    pub async fn client_config(&self, way: Way) -> Result<String, Error> {
+        client_config::text(&self.mirror, &self.base, way).await
+    }
+
+    /// Serves until `stop`, then lets running downloads finish, and closes the store.
+    pub async fn serve(self, stop: CancellationToken) -> Result<(), StoreError> {
+        let Self { mirror, main, admin, sockets, tls, connections, .. } = self;
+        let hashing = tokio::spawn({
+            let mirror = Arc::clone(&mirror);
+            async move {
+                if let Err(error) = mirror.complete_hashes().await {
+                    tracing::error!(%error, "the h1 hashes of an earlier run could not be completed");
+                }
+            }
+        });
+        let reloading = tls.clone().map(|tls| tokio::spawn(tls.reload_when_changed(stop.clone())));
+        let main_limits = connections.clone();
+        let to_main = move |request, peer| Arc::clone(&main).handle(request, peer);
+        let to_admin = move |request, peer| Arc::clone(&admin).handle(request, peer);
+        tokio::join!(
+            serve(sockets.main.0, tls, main_limits, to_main, stop.clone()),
+            serve(sockets.admin.0, None, connections, to_admin, stop.clone()),
+        );
+        hashing.abort();
+        if let Some(reloading) = reloading {
+            reloading.abort();
+        }
+        mirror.close()
+    }
+}
+
+async fn bind(section: &'static str, address: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError> {
+    let failed = |source| StartError::Listen { section, address, source };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    Ok((listener, bound))
+}
+
+/// How clients reach a larder of this configuration: a URL without a slash at its end.
+pub fn base(config: &Config, bound: SocketAddr) -> String {
+    if let Some(url) = &config.server.public_url {
+        return url.as_str().trim_end_matches('/').to_owned();
+    }
+    let scheme = if config.server.tls.is_some() { "https" } else { "http" };
+    // Nobody can connect to "all addresses"; from this machine, loopback is one of them.
+    let ip = match bound.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        ip => ip,
+    };
+    format!("{scheme}://{}", SocketAddr::new(ip, bound.port()))
+}

@@ -1,0 +1,47 @@
+//! `larder client-config`: what to paste, from the running larder, or from the store where none runs.
+
+use anyhow::Context;
+use clap::Args;
+
+use super::{Common, runtime, say};
+use crate::app::{self, Settings};
+use crate::http::admin_client::{self, NoAnswer};
+use crate::protocol::client_config::{Way, text};
+use crate::store::Store;
+
+#[derive(Debug, Args)]
+pub(super) struct ClientConfig {
+    #[command(flatten)]
+    common: Common,
+    /// For a provider network mirror (https only, providers only) instead of a host override
+    #[arg(long)]
+    mirror: bool,
+}
+
+impl ClientConfig {
+    pub(super) fn run(self) -> anyhow::Result<()> {
+        let (config, _) = self.common.load()?;
+        let way = if self.mirror { Way::NetworkMirror } else { Way::HostOverride };
+        let path = if self.mirror { "/admin/v1/client-config?mirror" } else { "/admin/v1/client-config" };
+        let token = Store::read_admin_token(&config.store.path);
+        let paste = runtime()?.block_on(async {
+            match admin_client::get(config.admin.listen, path, token.as_deref()).await {
+                Ok(answer) => Ok(String::from_utf8_lossy(&answer).into_owned()),
+                Err(NoAnswer::NotRunning(_)) => {
+                    let (mirror, _, _) = app::mirror(&config, &Settings::default())?;
+                    let base = app::base(&config, config.server.listen);
+                    let paste = text(&mirror, &base, way).await?;
+                    mirror.close()?;
+                    Ok(paste)
+                }
+                Err(error) => Err(error).context("the running larder gave no configuration"),
+            }
+        })?;
+        if self.common.json {
+            say(&serde_json::json!({ "client_config": paste }).to_string());
+        } else {
+            say(paste.trim_end());
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,89 @@
+//! The command line: one file per command. What people see, on a terminal or as JSON.
+
+mod check;
+mod client_config;
+mod serve;
+mod status;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::config::{Config, Problems, Warning};
+
+/// The exit code of a configuration that is wrong (EX_CONFIG).
+const BAD_CONFIGURATION: u8 = 78;
+
+/// A caching pull-through mirror for Terraform and OpenTofu registries.
+#[derive(Debug, Parser)]
+#[command(name = "larder", version, propagate_version = true)]
+pub struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the mirror; needs no configuration
+    Serve(serve::Serve),
+    /// Read the configuration, report every problem at once, exit
+    Check(Common),
+    /// Print the CLI configuration to paste
+    ClientConfig(client_config::ClientConfig),
+    /// What is stored, served and saved
+    Status(Common),
+}
+
+/// What every command takes.
+#[derive(Debug, Args)]
+struct Common {
+    /// The configuration; otherwise $XDG_CONFIG_HOME/larder/mirror.toml, then /etc/larder/mirror.toml, then the defaults
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Common {
+    fn load(&self) -> Result<(Config, Vec<Warning>), Problems> {
+        Config::load(self.config.as_deref())
+    }
+}
+
+impl Arguments {
+    /// Runs the command.
+    pub fn run(self) -> ExitCode {
+        let ended = match self.command {
+            Command::Serve(serve) => serve.run(),
+            Command::Check(common) => return check::run(&common),
+            Command::ClientConfig(client_config) => client_config.run(),
+            Command::Status(common) => status::run(&common),
+        };
+        match ended {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                let bad_configuration = error.downcast_ref::<Problems>().is_some();
+                say_error(&format!("{error:#}"));
+                ExitCode::from(if bad_configuration { BAD_CONFIGURATION } else { 1 })
+            }
+        }
+    }
+}
+
+/// Prints what was asked for, on the standard output.
+#[expect(clippy::print_stdout, reason = "the commands' own output")]
+fn say(text: &str) {
+    println!("{text}");
+}
+
+/// Prints what went wrong, on the standard error.
+#[expect(clippy::print_stderr, reason = "the commands' own errors")]
+fn say_error(text: &str) {
+    eprintln!("larder: {text}");
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, std::io::Error> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()
+}

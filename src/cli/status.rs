@@ -1,0 +1,64 @@
+//! `larder status`: what is stored and what was done, from the running larder, or from the store alone.
+
+use anyhow::Context;
+use bytesize::ByteSize;
+use comfy_table::{Table, presets};
+
+use super::{Common, runtime, say};
+use crate::app::{self, Settings};
+use crate::http::admin_client::{self, NoAnswer};
+use crate::protocol::admin::Report;
+use crate::store::Store;
+
+pub(super) fn run(common: &Common) -> anyhow::Result<()> {
+    let (config, _) = common.load()?;
+    let token = Store::read_admin_token(&config.store.path);
+    let report = runtime()?.block_on(async {
+        match admin_client::get(config.admin.listen, "/admin/v1/status", token.as_deref()).await {
+            Ok(answer) => serde_json::from_slice::<Report>(&answer).context("the running larder is of another version"),
+            Err(NoAnswer::NotRunning(_)) => {
+                let (mirror, _, _) = app::mirror(&config, &Settings::default())?;
+                let report = Report { mirror: mirror.status(), since_start: None };
+                mirror.close()?;
+                Ok(report)
+            }
+            Err(error) => Err(error).context("the running larder gave no status"),
+        }
+    })?;
+    if common.json {
+        say(&serde_json::to_string(&report)?);
+    } else {
+        say(&table(&report));
+    }
+    Ok(())
+}
+
+fn table(report: &Report) -> String {
+    let size = |bytes: u64| ByteSize(bytes).to_string();
+    let mirror = &report.mirror;
+    let running = if report.since_start.is_some() { "running" } else { "not running" };
+    let mut rows = vec![
+        [
+            "larder".to_owned(),
+            format!("{} ({running}{})", mirror.version, if mirror.offline { ", offline" } else { "" }),
+        ],
+        ["upstreams".to_owned(), mirror.upstreams.join(", ")],
+        ["store".to_owned(), mirror.store.clone()],
+        ["archives".to_owned(), format!("{} ({})", mirror.archives, size(mirror.archive_bytes))],
+        ["documents".to_owned(), format!("{} ({})", mirror.documents, size(mirror.document_bytes))],
+        ["limit".to_owned(), size(mirror.max_size_bytes)],
+    ];
+    if let Some(since) = &report.since_start {
+        let requests: Vec<String> =
+            since.requests.iter().map(|(outcome, count)| format!("{count} {outcome}")).collect();
+        let requests = if requests.is_empty() { "none yet".to_owned() } else { requests.join(", ") };
+        rows.push(["requests".to_owned(), requests]);
+        rows.push(["served".to_owned(), size(since.sent_bytes)]);
+        rows.push(["from upstream".to_owned(), size(since.upstream_bytes)]);
+        rows.push(["saved".to_owned(), size(since.sent_bytes.saturating_sub(since.upstream_bytes))]);
+        rows.push(["filling".to_owned(), since.fills_under_way.to_string()]);
+    }
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).add_rows(rows);
+    table.to_string()
+}

@@ -1,0 +1,54 @@
+//! The one owner of the wall clock. Everything else is told what time it is.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+/// A moment, in whole seconds since 1970-01-01 UTC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Timestamp(pub u64);
+
+impl Timestamp {
+    /// The moment a file's time names; times before 1970 count as 1970.
+    pub fn of(time: SystemTime) -> Self {
+        Self(time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs())
+    }
+
+    /// How long ago `earlier` was; nothing where it lies ahead.
+    pub fn since(self, earlier: Timestamp) -> Duration {
+        Duration::from_secs(self.0.saturating_sub(earlier.0))
+    }
+
+    /// The moment `duration` later, in whole seconds.
+    pub fn after(self, duration: Duration) -> Self {
+        Self(self.0.saturating_add(duration.as_secs()))
+    }
+}
+
+/// Where `now` comes from.
+#[derive(Debug, Clone, Default)]
+pub struct Clock {
+    ahead_seconds: Arc<AtomicU64>,
+}
+
+impl Clock {
+    /// The machine's own clock.
+    pub fn system() -> Self {
+        Self::default()
+    }
+
+    /// The time now.
+    #[expect(clippy::disallowed_methods, reason = "the one place that reads the wall clock")]
+    pub fn now(&self) -> Timestamp {
+        let ahead = Duration::from_secs(self.ahead_seconds.load(Ordering::Relaxed));
+        Timestamp::of(SystemTime::now()).after(ahead)
+    }
+
+    /// Moves this clock ahead of the machine's, so that what ages can be seen old without waiting.
+    pub fn advance(&self, by: Duration) {
+        self.ahead_seconds.fetch_add(by.as_secs(), Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,148 @@
+//! What larder shows to prove who it is, as types that never print a secret, and how they are read.
+
+use std::path::PathBuf;
+
+use http::{HeaderName, HeaderValue};
+use secrecy::{ExposeSecret as _, SecretString};
+
+use crate::address::Hostname;
+
+use super::section::Section;
+use super::values;
+
+/// A secret that goes into a request's headers.
+#[derive(Debug, Clone)]
+pub enum CredentialKind {
+    /// `Authorization: Bearer …`.
+    Bearer(SecretString),
+    /// `Authorization: Basic …`.
+    Basic {
+        /// The user name; without a colon.
+        user: String,
+        /// The password.
+        password: SecretString,
+    },
+    /// A header of its own.
+    Header {
+        /// The header's name, lower-case and valid.
+        name: String,
+        /// The header's value, valid.
+        value: SecretString,
+    },
+}
+
+/// `[[credential]]`: how to prove who we are to a host that is no registry.
+#[derive(Debug, Clone)]
+pub struct Credential {
+    /// The host it is shown to.
+    pub host: Hostname,
+    /// The upstreams whose modules may be fetched with it; each is configured.
+    pub upstreams: Vec<Hostname>,
+    /// What is shown.
+    pub access: Access,
+}
+
+/// The ways into a host that is no registry.
+#[derive(Debug, Clone)]
+pub enum Access {
+    /// In the headers of a request.
+    Http(CredentialKind),
+    /// By SSH key.
+    Ssh(SshFiles),
+}
+
+/// The files of an SSH client.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SshFiles {
+    /// The private key.
+    pub key: PathBuf,
+    /// The host keys that are believed.
+    pub known_hosts: PathBuf,
+}
+
+const TOKEN_EXAMPLE: &str = r#"{ env = "REGISTRY_TOKEN" }"#;
+const BASIC_EXAMPLE: &str = r#"{ user = "larder", password = { env = "REGISTRY_PASSWORD" } }"#;
+const HEADER_EXAMPLE: &str = r#"{ name = "X-Registry-Key", value = { env = "REGISTRY_KEY" } }"#;
+const SSH_EXAMPLE: &str = r#"{ key = "id_ed25519", known_hosts = "known_hosts" }"#;
+
+/// Headers that belong to the connection or to larder: a credential in their place would break requests.
+const TAKEN_HEADERS: [&str; 10] = [
+    "accept-encoding",
+    "cdn-loop",
+    "connection",
+    "content-length",
+    "expect",
+    "host",
+    "range",
+    "te",
+    "transfer-encoding",
+    "upgrade",
+];
+
+/// Read `token`, `basic` and `header`, of which one at most may be there.
+pub(super) fn read_http(section: &mut Section<'_, '_, '_>) -> Option<CredentialKind> {
+    let token = section.secret("token", TOKEN_EXAMPLE);
+    let token = token.and_then(|token| valid_value(section, "token", token));
+    let basic = section.table("basic", BASIC_EXAMPLE, read_basic).flatten();
+    let header = section.table("header", HEADER_EXAMPLE, read_header).flatten();
+    section.at_most_one(&["token", "basic", "header"]);
+    token.map(CredentialKind::Bearer).or(basic).or(header)
+}
+
+/// Read one `[[credential]]`: its upstreams, to be checked whatever else is wrong with it, and the whole; none when
+/// something necessary is missing (the problem is then recorded).
+pub(super) fn read(section: &mut Section<'_, '_, '_>) -> (Vec<Hostname>, Option<Credential>) {
+    let host = section.required("host", "git.corp.example", values::hostname);
+    let upstreams = section.list("upstreams", r#"["registry.corp.example"]"#, values::hostname);
+    let http = read_http(section);
+    let ssh = section.table("ssh", SSH_EXAMPLE, read_ssh).flatten();
+    let ways = ["token", "basic", "header", "ssh"];
+    if !ways.into_iter().any(|way| section.has(way)) {
+        section.problem("", format!("nothing to show; write for example token = {TOKEN_EXAMPLE}"));
+    }
+    if section.has("ssh") {
+        section.at_most_one(&ways);
+    }
+    section.not_enforced("");
+    let upstreams = upstreams.unwrap_or_default();
+    let access = http.map(Access::Http).or(ssh.map(Access::Ssh));
+    let credential = host.zip(access).map(|(host, access)| Credential { host, upstreams: upstreams.clone(), access });
+    (upstreams, credential)
+}
+
+fn read_basic(section: &mut Section<'_, '_, '_>) -> Option<CredentialKind> {
+    let user = section.required("user", "larder", values::user);
+    let password = section.required_secret("password", r#"{ env = "REGISTRY_PASSWORD" }"#);
+    Some(CredentialKind::Basic { user: user?, password: password? })
+}
+
+fn read_header(section: &mut Section<'_, '_, '_>) -> Option<CredentialKind> {
+    let name = section.required("name", "X-Registry-Key", header_name);
+    let value = section.required_secret("value", r#"{ env = "REGISTRY_KEY" }"#);
+    let value = value.and_then(|value| valid_value(section, "value", value));
+    Some(CredentialKind::Header { name: name?, value: value? })
+}
+
+fn read_ssh(section: &mut Section<'_, '_, '_>) -> Option<SshFiles> {
+    let key = section.required_file("key", "id_ed25519");
+    let known_hosts = section.required_file("known_hosts", "known_hosts");
+    Some(SshFiles { key: key?, known_hosts: known_hosts? })
+}
+
+fn valid_value(section: &mut Section<'_, '_, '_>, key: &'static str, secret: SecretString) -> Option<SecretString> {
+    let plain = secret.expose_secret().bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ');
+    if plain && HeaderValue::from_str(secret.expose_secret()).is_ok() {
+        return Some(secret);
+    }
+    section.problem(key, "the secret holds characters that no header may hold, such as a line break within".to_owned());
+    None
+}
+
+fn header_name(value: &str) -> Result<String, String> {
+    let name = HeaderName::from_bytes(value.as_bytes())
+        .map_err(|_| format!("{} is not a header name", values::quoted(value)))?;
+    if TAKEN_HEADERS.contains(&name.as_str()) {
+        return Err(format!("the header {name} belongs to the connection and cannot carry a credential"));
+    }
+    Ok(name.as_str().to_owned())
+}

@@ -1,0 +1,87 @@
+//! What the configuration takes from outside: environment variables, files, and the folders that both lead to.
+//! The only place that reads either.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+/// Why a file could not be read.
+#[derive(Debug, Error)]
+pub(super) enum Unreadable {
+    /// The system said no.
+    #[error("{0}")]
+    Refused(#[from] io::Error),
+    /// It is a folder.
+    #[error("it is a folder, not a file")]
+    Folder,
+    /// It is larger than anything we expect in its place.
+    #[error("it is larger than {0} bytes")]
+    TooLarge(u64),
+    /// It is no text.
+    #[error("it is not UTF-8 text (line {0})")]
+    NotText(usize),
+}
+
+impl Unreadable {
+    /// Whether there is simply no such file.
+    pub(super) fn is_absent(&self) -> bool {
+        matches!(self, Self::Refused(cause)
+            if matches!(cause.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory))
+    }
+}
+
+/// An environment variable, when it is set and is text.
+pub(super) fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+/// The text of a file, up to a limit.
+pub(super) fn text(path: &Path, limit_bytes: u64) -> Result<String, Unreadable> {
+    let mut bytes = Vec::new();
+    open(path)?.take(limit_bytes.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > limit_bytes {
+        return Err(Unreadable::TooLarge(limit_bytes));
+    }
+    String::from_utf8(bytes).map_err(|cause| {
+        let good = cause.utf8_error().valid_up_to();
+        let newlines = cause.as_bytes().iter().take(good).filter(|byte| **byte == b'\n').count();
+        Unreadable::NotText(newlines + 1)
+    })
+}
+
+/// A file that another part will read: it must be there, and ours to read.
+pub(super) fn check(path: &Path) -> Result<(), Unreadable> {
+    open(path).map(drop)
+}
+
+/// Where a configuration file is looked for when none is named.
+pub(super) fn places(env: &dyn Fn(&str) -> Option<String>) -> Vec<PathBuf> {
+    let user = folder(env, "XDG_CONFIG_HOME").or_else(|| Some(folder(env, "HOME")?.join(".config")));
+    let system = PathBuf::from("/etc");
+    user.into_iter().chain([system]).map(|folder| folder.join("larder/mirror.toml")).collect()
+}
+
+/// Where the store is when the configuration does not say: the state folder that systemd gives, else the user's cache.
+pub(super) fn store_folder(env: &dyn Fn(&str) -> Option<String>) -> PathBuf {
+    let state = |name: &str| env(name).map(|folders| folders.split(':').next().unwrap_or_default().to_owned());
+    // systemd separates several state folders with colons.
+    folder(&state, "STATE_DIRECTORY")
+        .or_else(|| Some(folder(env, "XDG_CACHE_HOME")?.join("larder")))
+        .or_else(|| Some(folder(env, "HOME")?.join(".cache/larder")))
+        .unwrap_or_else(|| PathBuf::from("/var/lib/larder"))
+}
+
+fn open(path: &Path) -> Result<File, Unreadable> {
+    let file = File::open(path)?;
+    if file.metadata()?.is_dir() {
+        return Err(Unreadable::Folder);
+    }
+    Ok(file)
+}
+
+// A relative folder would lead into the working directory.
+fn folder(env: &dyn Fn(&str) -> Option<String>, name: &str) -> Option<PathBuf> {
+    env(name).map(PathBuf::from).filter(|path| path.is_absolute())
+}

@@ -1,0 +1,195 @@
+//! The walk over the whole file: which sections there are, which keys they have, and what must hold between them.
+
+use std::collections::BTreeMap;
+#[cfg(test)]
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use toml::de::DeTable;
+
+use crate::address::Hostname;
+
+use super::problem::{Remark, Warning};
+use super::reading::Reading;
+use super::section::Section;
+use super::{Admin, Config, Network, Server, Store, TlsFiles, Upstream, credential, upstream, values};
+
+/// What came of reading one file. The configuration counts only when there are no problems.
+pub(super) struct Outcome {
+    pub(super) config: Config,
+    pub(super) problems: Vec<Remark>,
+    pub(super) warnings: Vec<Warning>,
+    /// Every key asked for, with its section.
+    #[cfg(test)]
+    pub(super) asked: BTreeSet<String>,
+}
+
+/// Read the text of one file to the end, whatever is wrong with it.
+pub(super) fn read(text: &str, file: &Path, env: &dyn Fn(&str) -> Option<String>) -> Outcome {
+    let mut reading = Reading::new(text, file, env);
+    let mut config = Config::defaults(env);
+    config.source = Some(file.to_owned());
+
+    let (root, errors) = DeTable::parse_recoverable(text);
+    Section::root(&mut reading, root.get_ref(), |root| read_root(root, &mut config));
+
+    let broken: BTreeMap<_, _> =
+        errors.iter().map(|error| (reading.line(error.span().unwrap_or_default().start), error.message())).collect();
+    // What the parser made of a broken line is its guess, and what follows a broken header seems to be elsewhere.
+    let mut lines = (1..).zip(text.lines());
+    let header = lines.find(|(line, text)| broken.contains_key(line) && text.trim_start().starts_with('['));
+    let lost = header.map_or(usize::MAX, |(line, _)| line);
+    let counts = |line: usize| line < lost && !broken.contains_key(&line);
+    reading.problems.retain(|problem| problem.line.is_none_or(counts));
+    for (line, message) in broken {
+        let remark = reading.remark(Some(line), String::new(), format!("this is not TOML: {message}"));
+        reading.problems.push(remark);
+    }
+    Outcome {
+        config,
+        problems: reading.problems,
+        warnings: reading.warnings,
+        #[cfg(test)]
+        asked: reading.asked,
+    }
+}
+
+fn read_root(root: &mut Section<'_, '_, '_>, config: &mut Config) {
+    let store_path = std::mem::take(&mut config.store.path);
+    config.server = root.part("server", read_server);
+    config.admin = root.part("admin", read_admin);
+    config.store = root.part("store", |section| {
+        let default = Store::in_folder(store_path);
+        Store {
+            path: section.path("path", "/var/lib/larder").unwrap_or(default.path),
+            max_size: section.text("max_size", "200GiB", values::capacity).unwrap_or(default.max_size),
+            memory: section.text("memory", "64MiB", values::size).unwrap_or(default.memory),
+        }
+    });
+    config.network = root.part("network", read_network);
+    let upstreams = root.tables("upstream", |section| (section.line_of("host"), upstream::read(section)));
+    let credentials = root.tables("credential", |section| (section.line_of("upstreams"), credential::read(section)));
+
+    check_listeners(root, config);
+    let all_known = upstreams.iter().flatten().all(|(_, upstream)| upstream.is_some());
+    if let Some(upstreams) = upstreams {
+        config.upstreams = distinct(root, upstreams);
+    }
+    let credentials = credentials.unwrap_or_default();
+    // An upstream with a problem of its own is not also unknown.
+    if all_known {
+        let named = credentials.iter().flat_map(|(line, (hosts, _))| hosts.iter().map(|host| (*line, host)));
+        check_hosts(root, config, named);
+    }
+    config.credentials = credentials.into_iter().filter_map(|(_, (_, credential))| credential).collect();
+}
+
+fn read_server(section: &mut Section<'_, '_, '_>) -> Server {
+    let default = Server::default();
+    let server = Server {
+        listen: section.text("listen", "127.0.0.1:8080", values::socket).unwrap_or(default.listen),
+        public_url: section.text("public_url", "https://mirror.corp.example/", values::base_url),
+        tls: section.table("tls", r#"{ certificate = "cert.pem", key = "key.pem" }"#, read_tls).flatten(),
+        default_upstream: section.text("default_upstream", "registry.terraform.io", values::hostname),
+        clients: section.list("clients", r#"["10.0.0.0/8"]"#, values::network),
+        open: section.flag("open").unwrap_or(default.open),
+        trusted_proxies: section.list("trusted_proxies", r#"["10.0.0.5"]"#, values::network).unwrap_or_default(),
+    };
+    if section.has("clients") {
+        section.not_enforced("clients");
+    }
+    if server.clients.as_ref().is_some_and(Vec::is_empty) {
+        section.problem("clients", "an empty list lets nobody ask; leave it out for everybody".to_owned());
+    }
+    if server.open {
+        section.not_enforced("open");
+    }
+    if !server.trusted_proxies.is_empty() {
+        section.not_enforced("trusted_proxies");
+    }
+    server
+}
+
+fn read_tls(section: &mut Section<'_, '_, '_>) -> Option<TlsFiles> {
+    let certificate = section.required_file("certificate", "cert.pem");
+    let key = section.required_file("key", "key.pem");
+    Some(TlsFiles { certificate: certificate?, key: key? })
+}
+
+fn read_admin(section: &mut Section<'_, '_, '_>) -> Admin {
+    let default = Admin::default();
+    Admin {
+        listen: section.text("listen", "127.0.0.1:8081", values::socket).unwrap_or(default.listen),
+        token: section.secret("token", r#"{ env = "LARDER_ADMIN_TOKEN" }"#),
+    }
+}
+
+fn read_network(section: &mut Section<'_, '_, '_>) -> Network {
+    let network = Network {
+        offline: section.flag("offline").unwrap_or(false),
+        sealed_platforms: section.list("sealed_platforms", r#"["linux_amd64"]"#, values::platform).unwrap_or_default(),
+        ca_file: section.file("ca_file", "corporate-ca.pem"),
+        allow_private: section
+            .list("allow_private", r#"["10.0.0.0/8", "artifacts.corp.example"]"#, values::private)
+            .unwrap_or_default(),
+    };
+    if !network.sealed_platforms.is_empty() {
+        section.not_enforced("sealed_platforms");
+    }
+    if !network.allow_private.is_empty() {
+        section.not_enforced("allow_private");
+    }
+    network
+}
+
+fn check_listeners(root: &mut Section<'_, '_, '_>, config: &Config) {
+    let listen = config.admin.listen;
+    if listen.port() != 0 && listen == config.server.listen {
+        let text = format!("{listen} is where [server] listens; each needs a socket of its own");
+        root.problem_within("admin", "listen", text);
+    }
+}
+
+fn distinct(root: &mut Section<'_, '_, '_>, upstreams: Vec<(usize, Option<Upstream>)>) -> Vec<Upstream> {
+    if upstreams.is_empty() {
+        root.problem(
+            "upstream",
+            "no upstream is left to mirror; leave it out for the two public registries".to_owned(),
+        );
+    }
+    let mut seen = BTreeMap::new();
+    let mut kept = Vec::new();
+    for (line, upstream) in upstreams {
+        let Some(upstream) = upstream else { continue };
+        match seen.get(&upstream.host) {
+            Some(first) => {
+                let text = format!("{} is an upstream already, on line {first}", upstream.host);
+                root.problem_at(line, "upstream.host", text);
+            }
+            None => {
+                seen.insert(upstream.host.clone(), line);
+                kept.push(upstream);
+            }
+        }
+    }
+    kept
+}
+
+fn check_hosts<'h>(
+    root: &mut Section<'_, '_, '_>,
+    config: &Config,
+    of_credentials: impl Iterator<Item = (usize, &'h Hostname)>,
+) {
+    let hosts: Vec<_> = config.upstreams.iter().map(|upstream| &upstream.host).collect();
+    let listed = hosts.iter().map(|host| host.to_string()).collect::<Vec<_>>().join(", ");
+    let unknown =
+        |host: &Hostname| (!hosts.contains(&host)).then(|| format!("{host} is not one of the upstreams ({listed})"));
+    if let Some(text) = config.server.default_upstream.as_ref().and_then(unknown) {
+        root.problem_within("server", "default_upstream", text);
+    }
+    for (line, host) in of_credentials {
+        if let Some(text) = unknown(host) {
+            root.problem_at(line, "credential.upstreams", text);
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! A small reader over one table of the parsed file: asks for keys, and records every problem with its line instead of
+//! stopping at the first. It knows TOML and places; what a value means is left to `values`.
+
+use std::path::PathBuf;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::outside;
+use super::problem::Warning;
+use super::reading::Reading;
+use super::values::{self, quoted};
+
+mod secret;
+
+/// One table, or the place where it would be.
+pub(super) struct Section<'r, 'a, 't> {
+    reading: &'r mut Reading<'a>,
+    path: String,
+    offset: usize,
+    table: Option<&'t DeTable<'t>>,
+    known: Vec<&'static str>,
+}
+
+impl<'r, 'a, 't> Section<'r, 'a, 't> {
+    /// Read the whole file as one table; keys that `read` did not ask for are problems afterwards.
+    pub(super) fn root<T>(
+        reading: &'r mut Reading<'a>,
+        table: &'t DeTable<'t>,
+        read: impl FnOnce(&mut Section<'_, 'a, 't>) -> T,
+    ) -> T {
+        Self::within(reading, String::new(), 0, Some(table), read)
+    }
+
+    /// A `[key]` that is read also when it is not there, so that it has its defaults.
+    pub(super) fn part<T>(&mut self, key: &'static str, read: impl FnOnce(&mut Section<'_, 'a, 't>) -> T) -> T {
+        let value = self.ask(key);
+        let table = value.and_then(|value| self.as_table(key, value, &format!("[{key}]")));
+        let offset = value.map_or(self.offset, |value| value.span().start);
+        let path = self.path_of(key);
+        Section::within(self.reading, path, offset, table, read)
+    }
+
+    /// A table that may be absent.
+    pub(super) fn table<T>(
+        &mut self,
+        key: &'static str,
+        example: &str,
+        read: impl FnOnce(&mut Section<'_, 'a, 't>) -> T,
+    ) -> Option<T> {
+        let value = self.ask(key)?;
+        let table = self.as_table(key, value, &format!("{key} = {example}"))?;
+        let path = self.path_of(key);
+        Some(Section::within(self.reading, path, value.span().start, Some(table), read))
+    }
+
+    /// Every `[[key]]`; none when there is no such key.
+    pub(super) fn tables<T>(
+        &mut self,
+        key: &'static str,
+        mut read: impl FnMut(&mut Section<'_, 'a, 't>) -> T,
+    ) -> Option<Vec<T>> {
+        let value = self.ask(key)?;
+        let written = format!("[[{key}]]");
+        let DeValue::Array(items) = value.get_ref() else {
+            self.mistyped(key, value, "array of tables", &written);
+            return Some(Vec::new());
+        };
+        let mut found = Vec::new();
+        for item in items.iter() {
+            if let Some(table) = self.as_table(key, item, &written) {
+                let path = self.path_of(key);
+                found.push(Section::within(self.reading, path, item.span().start, Some(table), &mut read));
+            }
+        }
+        Some(found)
+    }
+
+    /// A string that `parse` makes a value of. `example` is a good one.
+    pub(super) fn text<T>(
+        &mut self,
+        key: &'static str,
+        example: &str,
+        parse: impl FnOnce(&str) -> Result<T, String>,
+    ) -> Option<T> {
+        let value = self.ask(key)?;
+        let written = format!("{key} = \"{example}\"");
+        self.parsed(key, value, &written, parse)
+    }
+
+    /// A string that must be there.
+    pub(super) fn required<T>(
+        &mut self,
+        key: &'static str,
+        example: &str,
+        parse: impl FnOnce(&str) -> Result<T, String>,
+    ) -> Option<T> {
+        self.must_have(key, &format!("\"{example}\""));
+        self.text(key, example, parse)
+    }
+
+    /// An array of strings, each of which `parse` makes a value of.
+    pub(super) fn list<T>(
+        &mut self,
+        key: &'static str,
+        example: &str,
+        parse: impl Fn(&str) -> Result<T, String>,
+    ) -> Option<Vec<T>> {
+        let value = self.ask(key)?;
+        let written = format!("{key} = {example}");
+        let DeValue::Array(items) = value.get_ref() else {
+            self.mistyped(key, value, "array of strings", &written);
+            return None;
+        };
+        Some(items.iter().filter_map(|item| self.parsed(key, item, &written, &parse)).collect())
+    }
+
+    /// True or false.
+    pub(super) fn flag(&mut self, key: &'static str) -> Option<bool> {
+        let value = self.ask(key)?;
+        let DeValue::Boolean(flag) = value.get_ref() else {
+            self.mistyped(key, value, "boolean", &format!("{key} = true"));
+            return None;
+        };
+        Some(*flag)
+    }
+
+    /// A path; a relative one starts from the folder of the configuration file.
+    pub(super) fn path(&mut self, key: &'static str, example: &str) -> Option<PathBuf> {
+        let folder = self.reading.folder;
+        self.text(key, example, |value| {
+            if value.is_empty() || value.contains('\0') {
+                return Err("this is no path".to_owned());
+            }
+            if value.starts_with('~') {
+                return Err(format!("{} is taken as it stands: no shell puts your home folder for ~", quoted(value)));
+            }
+            Ok(folder.join(value))
+        })
+    }
+
+    /// The path of a file that another part will read; it must be there.
+    pub(super) fn file(&mut self, key: &'static str, example: &str) -> Option<PathBuf> {
+        let path = self.path(key, example)?;
+        if let Err(cause) = outside::check(&path) {
+            self.problem(key, format!("{} cannot be read: {cause}", path.display()));
+        }
+        Some(path)
+    }
+
+    /// The path of a file that must be named and be there.
+    pub(super) fn required_file(&mut self, key: &'static str, example: &str) -> Option<PathBuf> {
+        self.must_have(key, &format!("\"{example}\""));
+        self.file(key, example)
+    }
+
+    /// Whether the key is there, right or wrong.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.table.is_some_and(|table| table.contains_key(key))
+    }
+
+    /// More than one of these is a problem.
+    pub(super) fn at_most_one(&mut self, keys: &[&'static str]) {
+        let present: Vec<_> = keys.iter().copied().filter(|key| self.has(key)).collect();
+        if let [first, .., last] = present[..] {
+            self.problem(last, format!("only one of {} can be; {first} is there already", keys.join(", ")));
+        }
+    }
+
+    /// The line of a key, or of the section where it is not there (also for the empty key).
+    pub(super) fn line_of(&self, key: &str) -> usize {
+        let offset = self.table.and_then(|table| table.get_key_value(key)).map(|(key, _)| key.span().start);
+        self.reading.line(offset.unwrap_or(self.offset))
+    }
+
+    /// Record a problem with a key, or with the section as a whole where the key is empty.
+    pub(super) fn problem(&mut self, key: &str, text: String) {
+        let line = self.line_of(key);
+        self.problem_at(line, key, text);
+    }
+
+    /// Record a problem with a key on a line known from before.
+    pub(super) fn problem_at(&mut self, line: usize, key: &str, text: String) {
+        let remark = self.reading.remark(Some(line), self.path_of(key), text);
+        self.reading.problems.push(remark);
+    }
+
+    /// Record a problem with a key of a section below, after that has been read.
+    pub(super) fn problem_within(&mut self, part: &str, key: &str, text: String) {
+        let below = self.table.and_then(|table| table.get(part));
+        let below = below.and_then(|value| value.get_ref().as_table());
+        let offset = below.and_then(|table| table.get_key_value(key)).map(|(key, _)| key.span().start);
+        let line = self.reading.line(offset.unwrap_or(self.offset));
+        self.problem_at(line, &format!("{part}.{key}"), text);
+    }
+
+    /// Warn that a key, or the section as a whole where the key is empty, has no effect yet.
+    pub(super) fn not_enforced(&mut self, key: &str) {
+        let text = "accepted, but not enforced by this version of larder".to_owned();
+        let remark = self.reading.remark(Some(self.line_of(key)), self.path_of(key), text);
+        self.reading.warnings.push(Warning(remark));
+    }
+
+    fn within<T>(
+        reading: &mut Reading<'a>,
+        path: String,
+        offset: usize,
+        table: Option<&'t DeTable<'t>>,
+        read: impl FnOnce(&mut Section<'_, 'a, 't>) -> T,
+    ) -> T {
+        let mut section = Section { reading, path, offset, table, known: Vec::new() };
+        let read = read(&mut section);
+        section.report_unknown();
+        read
+    }
+
+    fn ask(&mut self, key: &'static str) -> Option<&'t Spanned<DeValue<'t>>> {
+        if !self.known.contains(&key) {
+            self.known.push(key);
+            let path = self.path_of(key);
+            self.reading.asked.insert(path);
+        }
+        self.table?.get(key)
+    }
+
+    fn path_of(&self, key: &str) -> String {
+        match (self.path.as_str(), key) {
+            ("", key) => key.to_owned(),
+            (path, "") => path.to_owned(),
+            (path, key) => format!("{path}.{key}"),
+        }
+    }
+
+    fn must_have(&mut self, key: &'static str, example: &str) {
+        if !self.has(key) {
+            let line = self.line_of("");
+            self.problem_at(line, key, format!("missing; write for example {key} = {example}"));
+        }
+    }
+
+    fn as_table(&mut self, key: &str, value: &'t Spanned<DeValue<'t>>, written: &str) -> Option<&'t DeTable<'t>> {
+        if let DeValue::Table(table) = value.get_ref() {
+            return Some(table);
+        }
+        self.mistyped(key, value, "table", written);
+        None
+    }
+
+    fn parsed<T>(
+        &mut self,
+        key: &str,
+        value: &Spanned<DeValue<'_>>,
+        written: &str,
+        parse: impl FnOnce(&str) -> Result<T, String>,
+    ) -> Option<T> {
+        let DeValue::String(text) = value.get_ref() else {
+            self.mistyped(key, value, "string", written);
+            return None;
+        };
+        match parse(text) {
+            Ok(value) => Some(value),
+            Err(complaint) => {
+                let line = self.reading.line(value.span().start);
+                self.problem_at(line, key, format!("{complaint}; write for example {written}"));
+                None
+            }
+        }
+    }
+
+    // Says the type only: the value may be a secret in the wrong place.
+    fn mistyped(&mut self, key: &str, value: &Spanned<DeValue<'_>>, wanted: &str, written: &str) {
+        let found = value.get_ref().type_str();
+        let line = self.reading.line(value.span().start);
+        self.problem_at(line, key, format!("this is of type {found}, not {wanted}; write for example {written}"));
+    }
+
+    fn report_unknown(&mut self) {
+        for (key, _) in self.table.into_iter().flat_map(|table| table.iter()) {
+            let name = key.get_ref().as_ref();
+            if self.known.contains(&name) {
+                continue;
+            }
+            let near = nearest(name, &self.known);
+            let hint = near.map(|near| format!("did you mean {near}? ")).unwrap_or_default();
+            let text = format!("unknown; {hint}known here: {}", self.known.join(", "));
+            let shown = quoted(name);
+            let line = self.reading.line(key.span().start);
+            self.problem_at(line, shown.trim_matches('"'), text);
+        }
+    }
+}
+
+fn nearest(name: &str, known: &[&'static str]) -> Option<&'static str> {
+    // Longer ones are near to nothing, and the distance takes time.
+    let name: Vec<char> = name.chars().take(40).collect();
+    let distances = known.iter().map(|known| (values::edits(&name, known), *known));
+    let (edits, near) = distances.min()?;
+    (edits <= 1 + name.len() / 4).then_some(near)
+}

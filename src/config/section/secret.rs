@@ -1,0 +1,84 @@
+//! Secrets in a section: named by environment variable or file, read at once, and never shown.
+
+use std::path::Path;
+
+use secrecy::SecretString;
+use toml::de::DeValue;
+
+use super::super::outside;
+use super::Section;
+
+/// A secret larger than this is no secret but a mistaken file.
+const SECRET_LIMIT_BYTES: u64 = 64 * 1024;
+
+impl Section<'_, '_, '_> {
+    /// A secret, by the name of the environment variable or the path of the file that holds it.
+    pub(in crate::config) fn secret(&mut self, key: &'static str, example: &str) -> Option<SecretString> {
+        if let DeValue::String(_) = self.ask(key)?.get_ref() {
+            self.problem(
+                key,
+                format!(
+                    "a secret is named here, never written: put it into an environment variable or a file, and write \
+                         for example {key} = {example}"
+                ),
+            );
+            return None;
+        }
+        self.table(key, example, |source| {
+            let variable = source.text("env", "REGISTRY_TOKEN", variable_name);
+            let file = source.path("file", "/run/secrets/registry-token");
+            source.at_most_one(&["env", "file"]);
+            if !source.has("env") && !source.has("file") {
+                source.problem("", format!("names no secret; write for example {key} = {example}"));
+            }
+            match (variable, file) {
+                (Some(name), _) => source.secret_in_variable(&name),
+                (None, Some(path)) => source.secret_in_file(&path),
+                (None, None) => None,
+            }
+        })
+        .flatten()
+    }
+
+    /// A secret that must be named.
+    pub(in crate::config) fn required_secret(&mut self, key: &'static str, example: &str) -> Option<SecretString> {
+        self.must_have(key, example);
+        self.secret(key, example)
+    }
+
+    fn secret_in_variable(&mut self, name: &str) -> Option<SecretString> {
+        let value = (self.reading.env)(name);
+        if value.is_none() {
+            self.problem("env", format!("the environment variable {name} is not set, or is not text"));
+        }
+        self.trimmed("env", value?, &format!("the environment variable {name}"))
+    }
+
+    fn secret_in_file(&mut self, path: &Path) -> Option<SecretString> {
+        match outside::text(path, SECRET_LIMIT_BYTES) {
+            Ok(text) => self.trimmed("file", text, &path.display().to_string()),
+            Err(cause) => {
+                self.problem("file", format!("{} cannot be read: {cause}", path.display()));
+                None
+            }
+        }
+    }
+
+    fn trimmed(&mut self, key: &str, mut secret: String, place: &str) -> Option<SecretString> {
+        secret.truncate(secret.trim_end_matches(['\r', '\n']).len());
+        if secret.is_empty() {
+            self.problem(key, format!("{place} is empty"));
+            return None;
+        }
+        Some(SecretString::from(secret))
+    }
+}
+
+fn variable_name(value: &str) -> Result<String, String> {
+    let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    if value.is_empty() || !value.bytes().all(good) {
+        // Not shown: it may be the secret itself.
+        return Err("this is not the name of an environment variable".to_owned());
+    }
+    Ok(value.to_owned())
+}

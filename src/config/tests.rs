@@ -1,0 +1,281 @@
+//! Tests of the configuration: what is accepted, what every mistake is told, and that nothing in a file can do harm.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use proptest::prelude::*;
+use secrecy::ExposeSecret as _;
+use toml::de::{DeTable, DeValue};
+
+use super::*;
+
+mod defaults;
+mod mistakes;
+
+const SAMPLE: &str = include_str!("../../mirror.toml");
+
+fn no_env(_: &str) -> Option<String> {
+    None
+}
+
+fn env(name: &str) -> Option<String> {
+    match name {
+        "HOME" => Some("/home/me".to_owned()),
+        "EMPTY" => Some("\n".to_owned()),
+        "BROKEN" => Some("hunter2\nX-Evil: 1".to_owned()),
+        name if name.chars().all(|c| c.is_ascii_uppercase() || c == '_')
+            && !name.starts_with("XDG_")
+            && name != "STATE_DIRECTORY" =>
+        {
+            Some("hunter2\n".to_owned())
+        }
+        _ => None,
+    }
+}
+
+fn parse(text: &str) -> Result<(Config, Vec<Warning>), Problems> {
+    Config::parse(text, Path::new("mirror.toml"), &env)
+}
+
+fn good(text: &str) -> Config {
+    match parse(text) {
+        Ok((config, _)) => config,
+        Err(problems) => panic!("{text}\n{problems}"),
+    }
+}
+
+fn bad(text: &str) -> String {
+    match parse(text) {
+        Ok((config, _)) => panic!("{text}\n{config:?}"),
+        Err(problems) => problems.to_string(),
+    }
+}
+
+#[test]
+fn every_option_is_read() {
+    let config = good(
+        r#"
+        [server]
+        listen = "[::]:8443"
+        public_url = "https://corp.example/larder"
+        default_upstream = "Registry.Corp.Example:443"
+        clients = ["10.1.2.3/8", "192.0.2.1"]
+        open = true
+        trusted_proxies = ["10.0.0.5", "fd00::/8"]
+        [admin]
+        listen = "127.0.0.1:0"
+        token = { env = "TOKEN" }
+        [store]
+        path = "store"
+        max_size = "1.5TiB"
+        memory = "0B"
+        [network]
+        offline = true
+        sealed_platforms = ["linux_amd64", "darwin_arm64"]
+        allow_private = ["10.0.0.0/8", "192.0.2.9", "Artifacts.Corp.Example", "http://Plain.corp.example:80", "http://[::1]:3000/"]
+        [[upstream]]
+        host = "registry.corp.example"
+        url = "http://127.0.0.1:9000/base"
+        addresses = ["192.0.2.7:9000"]
+        basic = { user = "me", password = { env = "PASSWORD" } }
+        credentials_for = ["artifacts.corp.example:8443"]
+        verification = "checksum"
+        fresh = { versions = "0s", not_found = "1h 30m" }
+        patience = "500ms"
+        keep_gone = false
+        fold_case = true
+        [[credential]]
+        host = "git.corp.example"
+        upstreams = ["registry.corp.example"]
+        header = { name = "Private-Token", value = { env = "TOKEN" } }
+        "#,
+    );
+    assert_eq!(config.source.as_deref(), Some(Path::new("mirror.toml")));
+    assert_eq!(config.server.listen.to_string(), "[::]:8443");
+    assert_eq!(config.server.public_url.map(String::from).as_deref(), Some("https://corp.example/larder/"));
+    assert_eq!(config.server.default_upstream.map(|host| host.to_string()).as_deref(), Some("registry.corp.example"));
+    assert_eq!(format!("{:?}", config.server.clients), "Some([10.0.0.0/8, 192.0.2.1/32])");
+    assert_eq!(format!("{:?}", config.server.trusted_proxies), "[10.0.0.5/32, fd00::/8]");
+    assert_eq!(config.admin.token.as_ref().map(|token| token.expose_secret()), Some("hunter2"));
+    assert_eq!(config.store.path, Path::new("store"));
+    assert_eq!(config.store.max_size, ByteSize::gib(1536));
+    assert_eq!(config.store.memory, ByteSize::b(0));
+    assert!(config.network.offline);
+    assert_eq!(config.network.sealed_platforms.len(), 2);
+    assert_eq!(
+        config.network.allow_private,
+        [
+            Private::Network("10.0.0.0/8".parse().unwrap()),
+            Private::Network("192.0.2.9/32".parse().unwrap()),
+            Private::Name("artifacts.corp.example".to_owned()),
+            Private::PlainHttp { host: "plain.corp.example".to_owned(), port: 80 },
+            Private::PlainHttp { host: "[::1]".to_owned(), port: 3000 },
+        ]
+    );
+    let upstream = &config.upstreams[0];
+    assert_eq!(upstream.url.as_str(), "http://127.0.0.1:9000/base/");
+    assert_eq!(upstream.addresses[0].port(), 9000);
+    assert!(matches!(&upstream.credential, Some(CredentialKind::Basic { user, password })
+        if user == "me" && password.expose_secret() == "hunter2"));
+    assert_eq!(upstream.credentials_for[0].to_string(), "artifacts.corp.example:8443");
+    assert_eq!(upstream.fresh.versions.as_secs(), 0);
+    assert_eq!(upstream.fresh.not_found.as_secs(), 5400);
+    assert_eq!(upstream.fresh.discovery, Fresh::default().discovery);
+    assert_eq!(upstream.patience.as_millis(), 500);
+    assert!(!upstream.keep_gone && upstream.fold_case);
+    assert!(
+        matches!(&config.credentials[0].access, Access::Http(CredentialKind::Header { name, .. }) if name == "private-token")
+    );
+}
+
+#[test]
+fn an_upstream_that_names_only_its_host_has_that_hosts_defaults() {
+    let config =
+        good("[[upstream]]\nhost = 'registry.corp.example:8443'\n[[upstream]]\nhost = 'registry.opentofu.org'");
+    let urls: Vec<_> = config.upstreams.iter().map(|upstream| upstream.url.as_str()).collect();
+    assert_eq!(urls, ["https://registry.corp.example:8443/", "https://registry.opentofu.org/"]);
+    assert!(matches!(config.upstreams[0].verification, crate::verify::Policy::Signature));
+    assert!(matches!(config.upstreams[1].verification, crate::verify::Policy::SignatureIfKeys));
+    assert!(!config.upstreams[0].fold_case && config.upstreams[1].fold_case);
+}
+
+#[test]
+fn files_are_relative_to_the_folder_of_the_configuration_and_a_secrets_final_newline_is_dropped() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["cert.pem", "key.pem", "ca.pem", "known_hosts"] {
+        std::fs::write(folder.path().join(name), "x").unwrap();
+    }
+    std::fs::write(folder.path().join("token"), "hunter2\r\n").unwrap();
+    let file = folder.path().join("mirror.toml");
+    std::fs::write(
+        &file,
+        "server.tls = { certificate = 'cert.pem', key = 'key.pem' }\nnetwork.ca_file = 'ca.pem'\nstore.path = 'kept'\n\
+         admin.token = { file = 'token' }\n[[credential]]\nhost = 'git.example'\n\
+         ssh = { key = 'key.pem', known_hosts = 'known_hosts' }\n",
+    )
+    .unwrap();
+    let (config, warnings) = Config::load(Some(&file)).unwrap();
+    assert_eq!(config.server.tls.unwrap().key, folder.path().join("key.pem"));
+    assert_eq!(config.network.ca_file.unwrap(), folder.path().join("ca.pem"));
+    assert_eq!(config.store.path, folder.path().join("kept"));
+    assert_eq!(config.admin.token.unwrap().expose_secret(), "hunter2");
+    assert!(matches!(&config.credentials[0].access, Access::Ssh(files) if files.key == folder.path().join("key.pem")));
+    assert_eq!(warnings.len(), 1);
+}
+
+#[test]
+fn what_is_not_enforced_yet_is_accepted_with_a_warning() {
+    let text = "[server]\nclients = ['10.0.0.0/8']\nopen = true\ntrusted_proxies = ['10.0.0.5']\n[network]\n\
+                sealed_platforms = ['linux_amd64']\nallow_private = ['10.0.0.0/8']\n[[upstream]]\nhost = 'r.example'\n\
+                fold_case = false\n[[credential]]\nhost = 'git.example'\ntoken = { env = 'TOKEN' }\n";
+    let (_, warnings) = parse(text).unwrap();
+    let lines: Vec<_> = warnings.iter().map(ToString::to_string).collect();
+    let said = |line, key| format!("mirror.toml:{line}: {key}: accepted, but not enforced by this version of larder");
+    assert_eq!(
+        lines,
+        [
+            said(2, "server.clients"),
+            said(3, "server.open"),
+            said(4, "server.trusted_proxies"),
+            said(6, "network.sealed_platforms"),
+            said(7, "network.allow_private"),
+            said(10, "upstream.fold_case"),
+            said(11, "credential"),
+        ]
+    );
+}
+
+/// Promise 8: secrets stay home.
+#[test]
+fn debug_output_and_messages_hold_no_secret() {
+    let text = "[admin]\ntoken = { env = 'A' }\n[[upstream]]\nhost = 'a.example'\ntoken = { env = 'A' }\n[[upstream]]\n\
+                host = 'b.example'\nbasic = { user = 'u', password = { env = 'A' } }\n[[credential]]\nhost = 'c.example'\n\
+                header = { name = 'x-key', value = { env = 'A' } }\n";
+    assert!(!format!("{:?}", good(text)).contains("hunter2"));
+    for text in [
+        "admin.token = 'hunter2'",
+        "admin.token = { env = 'hunter2!' }",
+        "admin.token = { value = 'hunter2' }",
+        "admin.token = { env = 'BROKEN', file = 'hunter' }",
+        "admin.token = ['hunter2']",
+        "admin.token = hunter2",
+        "[[upstream]]\nhost = 'a.example'\ntoken = { env = 'BROKEN' }",
+        "[[upstream]]\nhost = 'a.example'\nurl = 'https://me:hunter2@a.example/'",
+        "[[upstream]]\nhost = 'me:hunter2@a.example'",
+        "[[upstream]]\nhost = 'a.example'\nurl = 'https://a.example/?token=hunter2'",
+        "[[upstream]]\nhost = 'a.example'\nheader = { name = 'x-key', value = 'hunter2' }",
+        "[[upstream]]\nhost = 'a.example'\nheader = 'x-key: hunter2'",
+    ] {
+        let said = bad(text);
+        assert!(!said.contains("hunter2"), "{said}");
+    }
+}
+
+/// Promise 8: who holds a credential and can be reached says who may ask.
+#[test]
+fn a_reachable_larder_with_credentials_refuses_to_start_until_told_who_may_ask() {
+    let upstream = "[[upstream]]\nhost = 'r.example'\ntoken = { env = 'TOKEN' }\n";
+    let credential = "[[credential]]\nhost = 'git.example'\ntoken = { env = 'TOKEN' }\n";
+    let nothing = "[[upstream]]\nhost = 'r.example'\n";
+    for (refused, server, holds) in [
+        (false, "", upstream),
+        (false, "listen = '[::1]:80'", upstream),
+        (false, "listen = '[::ffff:127.0.0.1]:80'", upstream),
+        (false, "listen = '127.9.9.9:80'", credential),
+        (false, "listen = '0.0.0.0:80'", nothing),
+        (false, "listen = '0.0.0.0:80'\nopen = true", upstream),
+        (false, "listen = '0.0.0.0:80'\nclients = ['10.0.0.0/8']", credential),
+        (true, "listen = '0.0.0.0:80'", upstream),
+        (true, "listen = '[::]:80'", credential),
+        (true, "listen = '10.0.0.1:80'\nopen = false", upstream),
+        (true, "public_url = 'https://m.example/'", upstream),
+        (true, "trusted_proxies = ['127.0.0.1']", credential),
+    ] {
+        let config = good(&format!("[server]\n{server}\n{holds}"));
+        let refusal = config.refusal();
+        assert_eq!(refusal.is_some(), refused, "{server} {holds} {refusal:?}");
+        assert!(refusal.is_none_or(|said| said.contains("clients =")
+            && said.contains("open = true")
+            && said.contains(".example")));
+    }
+    let admin_only = good("[admin]\nlisten = '0.0.0.0:8081'\ntoken = { env = 'TOKEN' }");
+    assert_eq!(admin_only.refusal(), None);
+}
+
+proptest! {
+    #[test]
+    fn arbitrary_text_never_panics(text in "\\PC*") {
+        let _ = Config::parse(&text, Path::new("mirror.toml"), &no_env);
+    }
+
+    #[test]
+    fn arbitrary_lines_of_toml_never_panic(text in "([a-z_]{0,9}|\\[\\[?(server|admin|upstream|credential|network)\\]?\\]|[\\[\\]{}=\".,\n0-9 'é]|token|listen|host|url){0,40}") {
+        let _ = Config::parse(&text, Path::new("mirror.toml"), &no_env);
+    }
+
+    #[test]
+    fn mutations_of_the_sample_never_panic(edits in prop::collection::vec((0..SAMPLE.len(), 0..40_usize, "\\PC{0,12}|[\\[\\]{}=\".,\n#]{0,4}"), 1..8)) {
+        let mut bytes = SAMPLE.replace("\n# ", "\n").into_bytes();
+        for (at, length, with) in edits {
+            let at = at.min(bytes.len());
+            let end = (at + length).min(bytes.len());
+            bytes.splice(at..end, with.into_bytes());
+        }
+        let text = String::from_utf8_lossy(&bytes);
+        if let Err(problems) = Config::parse(&text, Path::new("mirror.toml"), &env) {
+            prop_assert!(!problems.to_string().contains("hunter2"));
+        }
+    }
+}
+
+#[test]
+fn deep_nesting_is_a_problem_and_no_crash() {
+    for text in [
+        format!("a = {}", "[".repeat(100_000)),
+        format!("a = {}", "{a=".repeat(100_000)),
+        format!("{}a = 1", "a.".repeat(100_000)),
+        format!("[{}a]", "a.".repeat(100_000)),
+    ] {
+        assert!(parse(&text).is_err());
+    }
+}

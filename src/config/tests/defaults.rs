@@ -1,0 +1,107 @@
+//! The defaults, and the sample file that shows them.
+
+use super::*;
+
+/// The sample with every commented-out option put to work.
+fn uncommented() -> String {
+    let is_option = |line: &str| {
+        let key = line.split(" = ").next().unwrap_or_default();
+        line.starts_with('[') || line.contains(" = ") && key.chars().all(|c| c.is_ascii_lowercase() || c == '_')
+    };
+    let line = |line: &'static str| line.strip_prefix("# ").filter(|line| is_option(line)).unwrap_or(line);
+    SAMPLE.lines().map(line).collect::<Vec<_>>().join("\n")
+}
+
+fn keys(table: &DeTable<'_>, path: &str, found: &mut BTreeSet<String>) {
+    for (key, value) in table.iter() {
+        let path = if path.is_empty() { key.to_string() } else { format!("{path}.{key}") };
+        match value.get_ref() {
+            DeValue::Table(table) => keys(table, &path, found),
+            DeValue::Array(items) => {
+                for table in items.iter().filter_map(|item| item.get_ref().as_table()) {
+                    keys(table, &path, found);
+                }
+            }
+            _ => {}
+        }
+        found.insert(path);
+    }
+}
+
+/// Every secret may come from two sources; the sample shows either.
+fn one_source(keys: &BTreeSet<String>) -> BTreeSet<String> {
+    let source = |key: &String| match key.rsplit_once('.') {
+        Some((secret, "env" | "file")) => format!("{secret}.source"),
+        _ => key.clone(),
+    };
+    keys.iter().map(source).collect()
+}
+
+#[test]
+fn the_sample_file_holds_the_defaults() {
+    let (mut config, warnings) = parse(SAMPLE).unwrap();
+    assert_eq!(config.source.take().as_deref(), Some(Path::new("mirror.toml")));
+    assert_eq!(format!("{config:?}"), format!("{:?}", Config::defaults(&env)));
+    assert_eq!(warnings, []);
+}
+
+#[test]
+fn the_sample_file_shows_every_option_there_is() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in
+        ["cert.pem", "key.pem", "corporate-ca.pem", "registry-token", "archive-key", "id_ed25519", "known_hosts"]
+    {
+        std::fs::write(folder.path().join(name), "x").unwrap();
+    }
+    let text = uncommented();
+    let outcome = read::read(&text, &folder.path().join("mirror.toml"), &env);
+    assert!(outcome.problems.is_empty(), "{}", Problems::new(outcome.problems));
+    assert_eq!(outcome.config.upstreams.len(), 5);
+    assert_eq!(outcome.config.credentials.len(), 4);
+
+    let mut shown = BTreeSet::new();
+    keys(DeTable::parse(&text).unwrap().get_ref(), "", &mut shown);
+    assert_eq!(one_source(&shown), one_source(&outcome.asked));
+}
+
+#[test]
+fn no_option_is_left_without_its_comment() {
+    for line in uncommented().lines().filter(|line| line.contains(" = ") && !line.starts_with('#')) {
+        let key = line.split(" = ").next().unwrap();
+        let explained =
+            SAMPLE.lines().any(|line| line.trim_start_matches("# ").starts_with(key) && line.contains(" # "));
+        assert!(explained, "{line}");
+    }
+}
+
+#[test]
+fn an_empty_file_is_the_defaults() {
+    assert_eq!(format!("{:?}", good("").server), format!("{:?}", Config::default().server));
+    assert_eq!(good("").upstreams.len(), 2);
+    assert_eq!(good("[server]\n[store]\n").store, good("").store);
+}
+
+#[test]
+fn the_store_is_in_the_state_folder_then_the_cache_folder_then_the_home_folder() {
+    let with = |set: &'static [(&str, &str)]| {
+        let env = move |name: &str| set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+        Config::defaults(&env).store.path
+    };
+    let all = &[("STATE_DIRECTORY", "/var/lib/a:/var/lib/b"), ("XDG_CACHE_HOME", "/c"), ("HOME", "/home/me")];
+    assert_eq!(with(all), Path::new("/var/lib/a"));
+    assert_eq!(with(&[("XDG_CACHE_HOME", "/c"), ("HOME", "/home/me")]), Path::new("/c/larder"));
+    assert_eq!(with(&[("XDG_CACHE_HOME", "c"), ("HOME", "/home/me")]), Path::new("/home/me/.cache/larder"));
+    assert_eq!(with(&[]), Path::new("/var/lib/larder"));
+}
+
+#[test]
+fn the_working_directory_is_never_searched() {
+    let xdg = |name: &str| (name == "XDG_CONFIG_HOME").then(|| "/x".to_owned());
+    assert_eq!(outside::places(&xdg), [Path::new("/x/larder/mirror.toml"), Path::new("/etc/larder/mirror.toml")]);
+    assert_eq!(
+        outside::places(&env),
+        [Path::new("/home/me/.config/larder/mirror.toml"), Path::new("/etc/larder/mirror.toml")]
+    );
+    let relative = |_: &str| Some(".".to_owned());
+    assert_eq!(outside::places(&relative), [Path::new("/etc/larder/mirror.toml")]);
+}

@@ -1,0 +1,207 @@
+//! What each mistake is told.
+
+use super::*;
+
+#[test]
+fn all_problems_are_reported_in_one_go_with_their_lines() {
+    let text = r#"[server]
+listen = "8080"
+listn = "127.0.0.1:8080"
+open = "yes"
+default_upstream = "registry.terraform.io"
+clients = ["10.0.0.0/8",
+           "10.0.0.0/99"]
+[stor]
+[[upstream]]
+host = "a.example"
+patience = 2
+[[upstream]]
+host = "A.example"
+verification = "none"
+fresh = { versions = "5" }
+[[credential]]
+host = "git.example"
+upstreams = ["b.example"]
+token = { env = "UNSET1" }
+"#;
+    assert_eq!(
+        bad(text).lines().collect::<Vec<_>>(),
+        [
+            "12 problems in the configuration:",
+            r#"mirror.toml:2: server.listen: "8080" is not an address with a port; write for example listen = "127.0.0.1:8080""#,
+            "mirror.toml:3: server.listn: unknown; did you mean listen? known here: listen, public_url, tls, default_upstream, \
+             clients, open, trusted_proxies",
+            "mirror.toml:4: server.open: this is of type string, not boolean; write for example open = true",
+            "mirror.toml:5: server.default_upstream: registry.terraform.io is not one of the upstreams (a.example)",
+            r#"mirror.toml:7: server.clients: "10.0.0.0/99" is neither a network nor an address; write for example clients = ["10.0.0.0/8"]"#,
+            "mirror.toml:8: stor: unknown; did you mean store? known here: server, admin, store, network, upstream, credential",
+            r#"mirror.toml:11: upstream.patience: this is of type integer, not string; write for example patience = "2s""#,
+            "mirror.toml:13: upstream.host: a.example is an upstream already, on line 10",
+            r#"mirror.toml:14: upstream.verification: "none" is none of signature, signature-if-keys, checksum; write for example verification = "signature""#,
+            r#"mirror.toml:15: upstream.fresh.versions: "5" is not a length of time with its unit; write for example versions = "5m""#,
+            "mirror.toml:18: credential.upstreams: b.example is not one of the upstreams (a.example)",
+            "mirror.toml:19: credential.token.env: the environment variable UNSET1 is not set, or is not text",
+        ]
+    );
+}
+
+#[test]
+fn several_syntax_errors_are_reported_beside_the_rest() {
+    let said =
+        bad("[store]\nmemory = \"much\"\n[server]\nlisten = 127.0.0.1:8080\nopen = maybe\n[network\noffline = 1\n");
+    for line in
+        ["mirror.toml:4: this is not TOML", "mirror.toml:5: this is not TOML", "mirror.toml:6: this is not TOML"]
+    {
+        assert!(said.contains(line), "{said}");
+    }
+    assert!(said.contains("mirror.toml:2: store.memory: \"much\" is not a size"), "{said}");
+    assert!(said.starts_with("4 problems"), "{said}");
+}
+
+#[test]
+fn every_bad_value_is_told_its_line_and_key_and_what_is_wrong() {
+    let upstream = |rest: &str| format!("[[upstream]]\nhost = 'r.example'\n{rest}");
+    let credential = |rest: &str| format!("[[credential]]\nhost = 'git.example'\n{rest}");
+    let cases: Vec<(String, &str, &str)> = vec![
+        ("server = 3".into(), "1: server:", "write for example [server]"),
+        ("[[server]]".into(), "1: server:", "not table"),
+        ("[server]\nlisten = 'localhost:80'".into(), "2: server.listen:", "not an address with a port"),
+        ("[server]\npublic_url = 'mirror.example'".into(), "2: server.public_url:", "is not a URL"),
+        ("[server]\npublic_url = 'ftp://m.example/'".into(), "2: server.public_url:", "neither https:// nor http://"),
+        ("[server]\npublic_url = 'https://m.example/?a'".into(), "2: server.public_url:", "no query"),
+        ("[server]\npublic_url = 'https://m.example/#a'".into(), "2: server.public_url:", "no query and no fragment"),
+        (
+            "[server]\npublic_url = 'https://@m.example/'".into(),
+            "2: server.public_url:",
+            "user name or password is refused",
+        ),
+        ("[server]\ntls = { certificate = 'absent.pem' }".into(), "2: server.tls.key:", "missing"),
+        ("[server]\ntls = { certificate = 'absent.pem' }".into(), "2: server.tls.certificate:", "cannot be read"),
+        ("[server]\ntls = { certificate = '/', key = '/' }".into(), "2: server.tls.key:", "a folder"),
+        ("[server]\ndefault_upstream = 'no_host'".into(), "2: server.default_upstream:", "not a host name"),
+        ("[server]\nclients = []".into(), "2: server.clients:", "nobody"),
+        ("[server]\nclients = '10.0.0.0/8'".into(), "2: server.clients:", "not array of strings"),
+        ("[server]\nclients = [8]".into(), "2: server.clients:", "not string"),
+        (
+            "[server]\ntrusted_proxies = ['proxy']".into(),
+            "2: server.trusted_proxies:",
+            "neither a network nor an address",
+        ),
+        ("[admin]\nlisten = '127.0.0.1:8080'".into(), "2: admin.listen:", "where [server] listens"),
+        ("[admin]\ntoken = 'hello'".into(), "2: admin.token:", "a secret is named here, never written"),
+        ("[admin]\ntoken = {}".into(), "2: admin.token:", "names no secret"),
+        ("[admin]\ntoken = { env = 'EMPTY' }".into(), "2: admin.token.env:", "EMPTY is empty"),
+        ("[admin]\ntoken = { file = 'absent' }".into(), "2: admin.token.file:", "absent cannot be read"),
+        ("[admin]\ntoken = { file = 'a', env = 'A' }".into(), "2: admin.token.file:", "only one of env, file"),
+        ("[store]\npath = ''".into(), "2: store.path:", "no path"),
+        ("[store]\npath = '~/larder'".into(), "2: store.path:", "no shell"),
+        ("[store]\nmax_size = '0'".into(), "2: store.max_size:", "too small"),
+        ("[store]\nmax_size = '99999999EiB'".into(), "2: store.max_size:", "not a size"),
+        ("[store]\nmemory = '-1MiB'".into(), "2: store.memory:", "not a size"),
+        ("[store]\nmemory = 64".into(), "2: store.memory:", "integer, not string"),
+        ("[network]\noffline = 1".into(), "2: network.offline:", "not boolean"),
+        ("[network]\nsealed_platforms = ['linux']".into(), "2: network.sealed_platforms:", "not a platform"),
+        ("[network]\nca_file = 'absent'".into(), "2: network.ca_file:", "cannot be read"),
+        (
+            "[network]\nallow_private = ['https://a.example:1']".into(),
+            "2: network.allow_private:",
+            "not written http://name:port",
+        ),
+        (
+            "[network]\nallow_private = ['http://a.example']".into(),
+            "2: network.allow_private:",
+            "not written http://name:port",
+        ),
+        (
+            "[network]\nallow_private = ['http://a.example:80/x']".into(),
+            "2: network.allow_private:",
+            "not written http://name:port",
+        ),
+        ("[network]\nallow_private = ['a.example:80']".into(), "2: network.allow_private:", "has a port"),
+        ("[network]\nallow_private = ['*.example']".into(), "2: network.allow_private:", "nor a host name"),
+        ("upstream = []".into(), "1: upstream:", "no upstream is left"),
+        ("upstream = 'a'".into(), "1: upstream:", "[[upstream]]"),
+        ("[upstream]\nhost = 'a.example'".into(), "1: upstream:", "[[upstream]]"),
+        ("[[upstream]]".into(), "1: upstream.host:", "missing"),
+        (upstream("url = 'https://me@r.example/'"), "3: upstream.url:", "user name or password is refused"),
+        (upstream("addresses = ['192.0.2.7']"), "3: upstream.addresses:", "not an address with a port"),
+        (
+            upstream("url = 'https://r.example:8443/'\naddresses = ['192.0.2.7:443']"),
+            "4: upstream.addresses:",
+            "another port than the 8443",
+        ),
+        (
+            upstream("token = { env = 'A' }\nheader = { name = 'x-a', value = { env = 'A' } }"),
+            "4: upstream.header:",
+            "only one of",
+        ),
+        (upstream("token = { env = 'BROKEN' }"), "3: upstream.token:", "no header may hold"),
+        (upstream("basic = { user = 'a:b', password = { env = 'A' } }"), "3: upstream.basic.user:", "a colon"),
+        (upstream("basic = { user = 'a' }"), "3: upstream.basic.password:", "missing"),
+        (upstream("header = { name = 'x y', value = { env = 'A' } }"), "3: upstream.header.name:", "not a header name"),
+        (
+            upstream("header = { name = 'Host', value = { env = 'A' } }"),
+            "3: upstream.header.name:",
+            "belongs to the connection",
+        ),
+        (
+            upstream("header = { name = 'x-a', value = { env = 'BROKEN' } }"),
+            "3: upstream.header.value:",
+            "no header may hold",
+        ),
+        (upstream("credentials_for = ['a b']"), "3: upstream.credentials_for:", "not a host name"),
+        (upstream("fresh = '5m'"), "3: upstream.fresh:", "not table"),
+        (upstream("fresh = { api = '11years' }"), "3: upstream.fresh.api:", "ten years"),
+        (upstream("fresh = { lists = '1m' }"), "3: upstream.fresh.lists:", "known here: versions"),
+        (upstream("patience = '9s'"), "3: upstream.patience:", "longer than the 8s"),
+        (upstream("keep_gone = 'yes'"), "3: upstream.keep_gone:", "not boolean"),
+        (upstream("fold_case = 0"), "3: upstream.fold_case:", "not boolean"),
+        (credential(""), "1: credential:", "nothing to show"),
+        (
+            credential("upstreams = ['r.example']\ntoken = { env = 'A' }"),
+            "3: credential.upstreams:",
+            "not one of the upstreams",
+        ),
+        (credential("ssh = { key = 'absent' }"), "3: credential.ssh.known_hosts:", "missing"),
+        (
+            credential("ssh = { key = 'a', known_hosts = 'b' }\ntoken = { env = 'A' }"),
+            "3: credential.ssh:",
+            "only one of",
+        ),
+        ("[[credential]]\ntoken = { env = 'A' }".into(), "1: credential.host:", "missing"),
+    ];
+    for (text, place, what) in cases {
+        let said = bad(&text);
+        let place = format!("mirror.toml:{place}");
+        assert!(
+            said.lines().any(|line| line.starts_with(&place) && line.contains(what)),
+            "{text}\n{place} {what}\n{said}"
+        );
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_one_problem_with_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = |path: &Path| Config::load(Some(path)).unwrap_err().to_string();
+    assert!(said(&folder.path().join("absent.toml")).contains("absent.toml: the configuration cannot be read"));
+    assert!(said(folder.path()).contains("a folder"));
+    let file = folder.path().join("mirror.toml");
+    std::fs::write(&file, "# ".repeat(600_000)).unwrap();
+    assert!(said(&file).contains("larger than 1048576 bytes"));
+    std::fs::write(&file, b"[server]\n# \xff\n").unwrap();
+    assert!(said(&file).contains("not UTF-8 text (line 2)"));
+}
+
+#[test]
+fn a_file_full_of_mistakes_is_read_in_reasonable_time_and_told_in_reasonable_length() {
+    let keys: String = (0..50_000).map(|n| format!("key{n} = 1\n")).collect();
+    assert!(bad(&keys).lines().count() < 60);
+    assert!(bad(&"?\n".repeat(200_000)).lines().count() < 60);
+}
+
+#[test]
+fn control_characters_in_a_file_do_not_reach_the_terminal() {
+    let said = bad("\"a\\u001b[2J\" = 1\nserver.listen = \"\\u001b[2J\"");
+    assert!(!said.contains('\u{1b}'), "{said:?}");
+}

@@ -1,0 +1,170 @@
+//! `[[upstream]]`: one mirrored registry, its defaults, and how its table is read.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use url::Url;
+
+use crate::address::Hostname;
+use crate::verify::Policy;
+
+use super::credential::{self, CredentialKind};
+use super::section::Section;
+use super::values;
+
+const TERRAFORM: &str = "registry.terraform.io";
+const OPENTOFU: &str = "registry.opentofu.org";
+
+/// One registry that larder stands before.
+#[derive(Debug, Clone)]
+pub struct Upstream {
+    /// Its name in addresses; the key of all that is kept of it.
+    pub host: Hostname,
+    /// The base that `.well-known/terraform.json` is appended to: http or https, ending in a slash, without userinfo,
+    /// query or fragment.
+    pub url: Url,
+    /// Where to connect when its name has been taken over; as resolved when empty. When `url` names a port, theirs is
+    /// the same.
+    pub addresses: Vec<SocketAddr>,
+    /// What larder shows to it.
+    pub credential: Option<CredentialKind>,
+    /// Further hosts that are shown the credential.
+    pub credentials_for: Vec<Hostname>,
+    /// What an archive must prove before it is kept.
+    pub verification: Policy,
+    /// How long its documents are taken as current.
+    pub fresh: Fresh,
+    /// How long a request waits for a revalidation before it gets the stale copy.
+    pub patience: Duration,
+    /// Go on listing and serving what it has deleted.
+    pub keep_gone: bool,
+    /// Module names that differ in case only are one.
+    pub fold_case: bool,
+}
+
+impl Upstream {
+    /// An upstream at `https://HOST/` with the defaults of that host.
+    pub fn new(host: Hostname) -> Result<Self, url::ParseError> {
+        let url = Url::parse(&format!("https://{host}/"))?;
+        Ok(Self::at(host, url))
+    }
+
+    /// An upstream reached at `url` with the defaults of its host.
+    pub fn at(host: Hostname, url: Url) -> Self {
+        let name = host.to_string();
+        let verification = if name == OPENTOFU { Policy::SignatureIfKeys } else { Policy::Signature };
+        Self {
+            host,
+            url,
+            addresses: Vec::new(),
+            credential: None,
+            credentials_for: Vec::new(),
+            verification,
+            fresh: Fresh::default(),
+            patience: Duration::from_secs(2),
+            keep_gone: true,
+            fold_case: name == TERRAFORM || name == OPENTOFU,
+        }
+    }
+
+    /// The two public registries, which are mirrored when no upstream is configured.
+    pub fn public_registries() -> Vec<Self> {
+        [TERRAFORM, OPENTOFU]
+            .into_iter()
+            .map(|name| {
+                let host = Hostname::parse(name).expect("a public registry's name is a host name");
+                Self::new(host).expect("a public registry's name makes a URL")
+            })
+            .collect()
+    }
+}
+
+/// How long each kind of document is current.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fresh {
+    /// Lists of versions.
+    pub versions: Duration,
+    /// The discovery document.
+    pub discovery: Duration,
+    /// A download document with its checksums and signature.
+    pub download: Duration,
+    /// Pages of the registry HTTP API.
+    pub api: Duration,
+    /// That something is not there; never longer than its kind of document.
+    pub not_found: Duration,
+}
+
+impl Default for Fresh {
+    fn default() -> Self {
+        Self {
+            versions: Duration::from_secs(5 * 60),
+            discovery: Duration::from_secs(60 * 60),
+            download: Duration::from_secs(24 * 60 * 60),
+            api: Duration::from_secs(60),
+            not_found: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Read one `[[upstream]]`; none when its host or its `url` is not known (the problem is then recorded).
+pub(super) fn read(section: &mut Section<'_, '_, '_>) -> Option<Upstream> {
+    let host = section.required("host", "registry.corp.example", values::hostname);
+    let url = section.text("url", "https://registry.corp.example/base/", values::base_url);
+    let addresses = section.list("addresses", r#"["192.0.2.7:443"]"#, values::socket);
+    let credential = credential::read_http(section);
+    let credentials_for = section.list("credentials_for", r#"["artifacts.corp.example"]"#, values::hostname);
+    let verification = section.text("verification", "signature", values::policy);
+    let fresh = section.table("fresh", r#"{ versions = "5m" }"#, read_fresh);
+    let patience = section.text("patience", "2s", values::patience);
+    let keep_gone = section.flag("keep_gone");
+    let fold_case = section.flag("fold_case");
+    if fold_case.is_some() {
+        section.not_enforced("fold_case");
+    }
+
+    let host = host?;
+    let mut upstream = match (url, section.has("url")) {
+        (Some(url), _) => Upstream::at(host, url),
+        (None, true) => return None,
+        (None, false) => match Upstream::new(host) {
+            Ok(upstream) => upstream,
+            Err(cause) => {
+                section.problem("host", format!("makes no URL ({cause}); say where it is with url = \"https://…/\""));
+                return None;
+            }
+        },
+    };
+    upstream.addresses = addresses.unwrap_or_default();
+    upstream.credential = credential;
+    upstream.credentials_for = credentials_for.unwrap_or_default();
+    upstream.verification = verification.unwrap_or(upstream.verification);
+    upstream.fresh = fresh.unwrap_or_default();
+    upstream.patience = patience.unwrap_or(upstream.patience);
+    upstream.keep_gone = keep_gone.unwrap_or(upstream.keep_gone);
+    upstream.fold_case = fold_case.unwrap_or(upstream.fold_case);
+    check_ports(section, &upstream);
+    Some(upstream)
+}
+
+// The HTTP client takes an address's port only where the URL names none.
+fn check_ports(section: &mut Section<'_, '_, '_>, upstream: &Upstream) {
+    let Some(port) = upstream.url.port() else { return };
+    for address in upstream.addresses.iter().filter(|address| address.port() != port) {
+        section.problem(
+            "addresses",
+            format!("{address} has another port than the {port} of this upstream's URL; larder can connect to that port only"),
+        );
+    }
+}
+
+fn read_fresh(section: &mut Section<'_, '_, '_>) -> Fresh {
+    let default = Fresh::default();
+    let mut span = |key, example, default| section.text(key, example, values::duration).unwrap_or(default);
+    Fresh {
+        versions: span("versions", "5m", default.versions),
+        discovery: span("discovery", "1h", default.discovery),
+        download: span("download", "24h", default.download),
+        api: span("api", "1m", default.api),
+        not_found: span("not_found", "30s", default.not_found),
+    }
+}

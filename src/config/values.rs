@@ -1,0 +1,196 @@
+//! One value at a time: the text of an option to its checked type. An error is a sentence about the value; it never shows
+//! one that may hold a secret.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use bytesize::ByteSize;
+use ipnet::IpNet;
+use url::Url;
+
+use crate::address::{Hostname, Platform};
+use crate::verify::Policy;
+
+/// Longer spans than this overflow clocks sooner or later, and mean "for ever" anyway.
+const LONGEST: Duration = Duration::from_secs(10 * 366 * 24 * 60 * 60);
+
+/// Every document is answered within this time, so no request can wait longer.
+const LONGEST_PATIENCE: Duration = Duration::from_secs(8);
+
+const SHOWN_CHARS: usize = 80;
+
+/// The value as messages show it: in quotes, escaped, shortened; not at all where it may hold a password.
+pub(super) fn quoted(value: &str) -> String {
+    if may_hold_secret(value) {
+        return "the value (not shown: it may hold a password)".to_owned();
+    }
+    if value.chars().count() <= SHOWN_CHARS {
+        return format!("{value:?}");
+    }
+    let head: String = value.chars().take(SHOWN_CHARS).collect();
+    format!("{head:?}…")
+}
+
+/// An address with a port.
+pub(super) fn socket(value: &str) -> Result<SocketAddr, String> {
+    value.parse().map_err(|_| format!("{} is not an address with a port", quoted(value)))
+}
+
+/// A network, or an address as a network of one.
+pub(super) fn network(value: &str) -> Result<IpNet, String> {
+    network_or_address(value).ok_or_else(|| format!("{} is neither a network nor an address", quoted(value)))
+}
+
+/// A host name, with a port where it is not 443.
+pub(super) fn hostname(value: &str) -> Result<Hostname, String> {
+    // The error shows the value, whatever that holds.
+    Hostname::parse(value).map_err(|cause| match may_hold_secret(value) {
+        true => format!("{} is not a host name", quoted(value)),
+        false => cause.to_string(),
+    })
+}
+
+/// An `OS_ARCH` pair.
+pub(super) fn platform(value: &str) -> Result<Platform, String> {
+    Platform::parse(value).map_err(|_| format!("{} is not a platform", quoted(value)))
+}
+
+/// A base URL: http or https, nothing secret in it; a missing final slash is added.
+pub(super) fn base_url(value: &str) -> Result<Url, String> {
+    let mut url = Url::parse(value).map_err(|cause| format!("{} is not a URL: {cause}", quoted(value)))?;
+    if !matches!(url.scheme(), "http" | "https") {
+        return Err(format!("{} begins with neither https:// nor http://", quoted(value)));
+    }
+    // A bare `@` parses to no user name at all, yet clients differ on what it means.
+    if !url.username().is_empty() || url.password().is_some() || authority(value).contains('@') {
+        return Err(
+            "a URL with a user name or password is refused: secrets are named with token, basic or header".to_owned()
+        );
+    }
+    if url.query().is_some() || url.fragment().is_some() {
+        return Err("a base URL has no query and no fragment".to_owned());
+    }
+    if !url.path().ends_with('/') {
+        let path = format!("{}/", url.path());
+        url.set_path(&path);
+    }
+    Ok(url)
+}
+
+/// One entry of `network.allow_private`.
+pub(super) fn private(value: &str) -> Result<super::Private, String> {
+    use super::Private;
+    if value.contains("://") {
+        let (host, port) = plain_http(value).ok_or_else(|| {
+            format!("{} is not written http://name:port, the one form of URL that is meant here", quoted(value))
+        })?;
+        return Ok(Private::PlainHttp { host, port });
+    }
+    if let Some(network) = network_or_address(value) {
+        return Ok(Private::Network(network));
+    }
+    let bad = || format!("{} is neither a network, nor an address, nor a host name", quoted(value));
+    let host = Hostname::parse(value).map_err(|_| bad())?;
+    if host.port().is_some() || value.contains(':') {
+        return Err(format!("{} has a port; a name or an address stands for all its ports", quoted(value)));
+    }
+    Ok(Private::Name(host.to_string()))
+}
+
+/// What an archive must prove.
+pub(super) fn policy(value: &str) -> Result<Policy, String> {
+    match value {
+        "signature" => Ok(Policy::Signature),
+        "signature-if-keys" => Ok(Policy::SignatureIfKeys),
+        "checksum" => Ok(Policy::Checksum),
+        _ => Err(format!("{} is none of signature, signature-if-keys, checksum", quoted(value))),
+    }
+}
+
+/// A length of time with its unit.
+pub(super) fn duration(value: &str) -> Result<Duration, String> {
+    let span = humantime::parse_duration(value)
+        .map_err(|_| format!("{} is not a length of time with its unit", quoted(value)))?;
+    if span > LONGEST {
+        return Err(format!("{} is longer than ten years", quoted(value)));
+    }
+    Ok(span)
+}
+
+/// A length of time that a client can wait.
+pub(super) fn patience(value: &str) -> Result<Duration, String> {
+    let span = duration(value)?;
+    if span > LONGEST_PATIENCE {
+        return Err(format!("{} is longer than the 8s in which every document is answered", quoted(value)));
+    }
+    Ok(span)
+}
+
+/// A size with its unit.
+pub(super) fn size(value: &str) -> Result<ByteSize, String> {
+    // What overflows would silently become the largest number there is.
+    value
+        .parse::<ByteSize>()
+        .ok()
+        .filter(|size| size.as_u64() < u64::MAX && value.starts_with(|c: char| c.is_ascii_digit()))
+        .ok_or_else(|| format!("{} is not a size with its unit", quoted(value)))
+}
+
+/// A size that something fits in.
+pub(super) fn capacity(value: &str) -> Result<ByteSize, String> {
+    let size = size(value)?;
+    if size < ByteSize::mib(1) {
+        return Err(format!("{} is too small to keep anything; 1MiB is the least", quoted(value)));
+    }
+    Ok(size)
+}
+
+/// The user name of HTTP basic authentication.
+pub(super) fn user(value: &str) -> Result<String, String> {
+    if value.is_empty() || value.contains(':') || value.chars().any(char::is_control) {
+        return Err("a user name is not empty and holds neither a colon nor control characters".to_owned());
+    }
+    Ok(value.to_owned())
+}
+
+fn may_hold_secret(value: &str) -> bool {
+    value.contains(['@', '?', '#'])
+}
+
+fn authority(value: &str) -> &str {
+    let after = value.split_once("//").map_or(value, |(_, after)| after);
+    after.split(['/', '\\', '?', '#']).next().unwrap_or(after)
+}
+
+fn network_or_address(value: &str) -> Option<IpNet> {
+    let network = value.parse::<IpNet>().ok();
+    network.or_else(|| value.parse::<IpAddr>().ok().map(IpNet::from)).map(|network| network.trunc())
+}
+
+fn plain_http(value: &str) -> Option<(String, u16)> {
+    let origin = value.strip_prefix("http://")?;
+    let origin = origin.strip_suffix('/').unwrap_or(origin);
+    let (host, port) = origin.rsplit_once(':')?;
+    if host.is_empty() || host.contains(['/', '\\', '@', '?', '#']) || !port.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let port = port.parse().ok().filter(|port| *port != 0)?;
+    let url = Url::parse(value).ok()?;
+    Some((url.host_str()?.to_owned(), port))
+}
+
+/// How many characters to add, remove or replace to come from one name to the other.
+pub(super) fn edits(from: &[char], to: &str) -> usize {
+    let mut row: Vec<usize> = (0..=from.len()).collect();
+    for (done, wanted) in to.chars().enumerate() {
+        let mut left = done + 1;
+        let mut next = vec![left];
+        for (found, pair) in from.iter().zip(row.windows(2)) {
+            let [diagonal, above] = pair else { continue };
+            left = (left + 1).min(above + 1).min(diagonal + usize::from(*found != wanted));
+            next.push(left);
+        }
+        row = next;
+    }
+    row.last().copied().unwrap_or_default()
+}

@@ -1,0 +1,280 @@
+//! Digests as types: the SHA-256 that names and proves an archive, the prefix of it that stands in URLs, and the fast
+//! hash that later reads are checked against. What a digest proves is decided in `verify`.
+
+use std::fmt;
+
+use aws_lc_rs::digest::{Context, SHA256};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// A text that is no digest of the kind that was expected.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{kind} is {rule}, not {found:?}")]
+pub struct BadDigest {
+    kind: &'static str,
+    rule: &'static str,
+    found: String,
+}
+
+/// A SHA-256 digest. Written in lower-case hex.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Digest([u8; 32]);
+
+impl Digest {
+    /// The digest of bytes that are all at hand; for a stream use [`Hasher`].
+    pub fn of(bytes: &[u8]) -> Self {
+        let mut context = Context::new(&SHA256);
+        context.update(bytes);
+        Self::finished(context)
+    }
+
+    /// Reads exactly 64 hex digits of either case, as `shasum` and SHA256SUMS have them.
+    pub fn parse(text: &str) -> Result<Self, BadDigest> {
+        parse_hex(text).map(Self).ok_or_else(|| bad("a SHA-256 digest", "64 hex digits", text))
+    }
+
+    /// The part of the digest that stands in an archive's URL.
+    pub fn prefix(&self) -> DigestPrefix {
+        let mut prefix = [0; 8];
+        for (to, from) in prefix.iter_mut().zip(self.0) {
+            *to = from;
+        }
+        DigestPrefix(prefix)
+    }
+
+    /// The digest as lock files and mirrors spell the hash of a whole zip: `zh:HEX`.
+    pub fn zh(&self) -> String {
+        format!("zh:{self}")
+    }
+
+    /// The digest's 32 bytes.
+    pub fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    fn finished(context: Context) -> Self {
+        let mut bytes = [0; 32];
+        for (to, from) in bytes.iter_mut().zip(context.finish().as_ref()) {
+            *to = *from;
+        }
+        Self(bytes)
+    }
+}
+
+/// The first 16 hex digits of a [`Digest`]. Upper case is refused when read, so that one archive has one URL.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DigestPrefix([u8; 8]);
+
+impl DigestPrefix {
+    /// Reads exactly 16 lower-case hex digits.
+    pub fn parse(text: &str) -> Result<Self, BadDigest> {
+        Some(text)
+            .filter(|text| !text.bytes().any(|byte| byte.is_ascii_uppercase()))
+            .and_then(parse_hex)
+            .map(Self)
+            .ok_or_else(|| bad("a digest in a URL", "16 lower-case hex digits", text))
+    }
+
+    /// Whether the digest begins with this prefix.
+    pub fn matches(&self, digest: &Digest) -> bool {
+        digest.prefix() == *self
+    }
+}
+
+/// The BLAKE3 hash recorded at intake. It finds damage on our own disk many times faster than SHA-256 would, and proves
+/// nothing about where bytes came from.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FastHash([u8; 32]);
+
+impl FastHash {
+    /// The hash of bytes that are all at hand; for a stream use [`Hasher`].
+    pub fn of(bytes: &[u8]) -> Self {
+        Self(blake3::hash(bytes).into())
+    }
+
+    /// Reads exactly 64 hex digits of either case.
+    pub fn parse(text: &str) -> Result<Self, BadDigest> {
+        parse_hex(text).map(Self).ok_or_else(|| bad("a BLAKE3 hash", "64 hex digits", text))
+    }
+}
+
+/// Hashes a stream with SHA-256 and BLAKE3 side by side. A clone goes on from where the original stood.
+#[derive(Clone)]
+pub struct Hasher {
+    proof: Context,
+    fast: blake3::Hasher,
+}
+
+impl Hasher {
+    /// A hasher that has seen no byte.
+    pub fn new() -> Self {
+        Self { proof: Context::new(&SHA256), fast: blake3::Hasher::new() }
+    }
+
+    /// Takes the next bytes of the stream.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.proof.update(bytes);
+        self.fast.update(bytes);
+    }
+
+    /// Both hashes of everything that was taken.
+    pub fn finish(self) -> (Digest, FastHash) {
+        (Digest::finished(self.proof), FastHash(self.fast.finalize().into()))
+    }
+}
+
+impl Default for Hasher {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for Hasher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hasher").finish_non_exhaustive()
+    }
+}
+
+/// Hashes a stream with BLAKE3 alone, for checks against what was recorded at intake.
+#[derive(Default)]
+pub struct FastHasher(blake3::Hasher);
+
+impl FastHasher {
+    /// A hasher that has seen no byte.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes the next bytes of the stream.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The hash of everything that was taken.
+    pub fn finish(self) -> FastHash {
+        FastHash(self.0.finalize().into())
+    }
+}
+
+macro_rules! written_in_hex {
+    ($($hash:ident),*) => {$(
+        impl fmt::Display for $hash {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(&hex::encode(self.0))
+            }
+        }
+
+        impl fmt::Debug for $hash {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(self, f)
+            }
+        }
+
+        impl std::str::FromStr for $hash {
+            type Err = BadDigest;
+
+            fn from_str(text: &str) -> Result<Self, BadDigest> {
+                Self::parse(text)
+            }
+        }
+
+        impl Serialize for $hash {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $hash {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                Self::parse(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
+            }
+        }
+    )*};
+}
+
+written_in_hex!(Digest, DigestPrefix, FastHash);
+
+fn parse_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    let mut bytes = [0; N];
+    // Refuses every length but 2 × N.
+    hex::decode_to_slice(text, &mut bytes).ok()?;
+    Some(bytes)
+}
+
+fn bad(kind: &'static str, rule: &'static str, text: &str) -> BadDigest {
+    BadDigest { kind, rule, found: text.chars().take(80).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const EMPTY: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+
+    #[test]
+    fn known_digests_come_out() {
+        assert_eq!(Digest::of(b"").to_string(), EMPTY);
+        assert_eq!(FastHash::of(b"").to_string(), "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262");
+        assert_eq!(Digest::of(b"").zh(), format!("zh:{EMPTY}"));
+        assert_eq!(format!("{:?}", Digest::of(b"").prefix()), "e3b0c44298fc1c14");
+    }
+
+    #[test]
+    fn a_stream_in_pieces_hashes_like_the_whole_also_through_a_clone() {
+        let mut hasher = Hasher::new();
+        hasher.update(b"one, ");
+        let mut clone = hasher.clone();
+        hasher.update(b"two");
+        clone.update(b"two");
+        let whole = (Digest::of(b"one, two"), FastHash::of(b"one, two"));
+        assert_eq!(hasher.finish(), whole);
+        assert_eq!(clone.finish(), whole);
+    }
+
+    #[test]
+    fn a_digest_is_read_in_either_case_and_written_in_lower() {
+        assert_eq!(Digest::parse(&EMPTY.to_uppercase()).unwrap().to_string(), EMPTY);
+    }
+
+    #[test]
+    fn what_is_not_exactly_64_hex_digits_is_refused() {
+        for text in ["", "e3b0", &EMPTY[1..], &format!("{EMPTY}0"), &format!(" {EMPTY}"), &EMPTY.replace('e', "g")] {
+            assert!(Digest::parse(text).is_err(), "{text}");
+        }
+        assert_eq!(Digest::parse("xyz").unwrap_err().to_string(), "a SHA-256 digest is 64 hex digits, not \"xyz\"");
+    }
+
+    #[test]
+    fn a_prefix_has_one_spelling_and_matches_its_digest() {
+        let digest = Digest::of(b"");
+        let prefix = DigestPrefix::parse("e3b0c44298fc1c14").unwrap();
+        assert!(prefix.matches(&digest));
+        assert!(!prefix.matches(&Digest::of(b"other")));
+        for text in ["E3B0C44298FC1C14", "e3b0c44298fc1c1", "e3b0c44298fc1c149a", "e3b0c44298fc1c1g"] {
+            assert!(DigestPrefix::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn json_holds_the_hex_text() {
+        let json = serde_json::to_string(&Digest::of(b"")).unwrap();
+        assert_eq!(json, format!("\"{EMPTY}\""));
+        assert_eq!(serde_json::from_str::<Digest>(&json).unwrap(), Digest::of(b""));
+        assert!(serde_json::from_str::<FastHash>("\"00\"").is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_or_refused_but_never_a_panic(text in ".{0,80}") {
+            let _ = (Digest::parse(&text), DigestPrefix::parse(&text), FastHash::parse(&text));
+        }
+
+        #[test]
+        fn what_is_written_reads_back(bytes in any::<[u8; 32]>()) {
+            let digest = Digest(bytes);
+            prop_assert_eq!(Digest::parse(&digest.to_string()), Ok(digest));
+            prop_assert_eq!(DigestPrefix::parse(&digest.prefix().to_string()), Ok(digest.prefix()));
+        }
+    }
+}

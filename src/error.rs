@@ -1,0 +1,51 @@
+//! What the mirror can fail with. No HTTP here: `http/respond.rs` turns these into statuses.
+
+use std::sync::Arc;
+
+use crate::address::Hostname;
+use crate::store::StoreError;
+use crate::upstream::error::UpstreamError;
+
+/// A request that could not be answered: what was asked, what was attempted, what came back, and
+/// what the reader can do. Cheap to clone, because all who wait for one fill share its error.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Error {
+    /// The host is no configured upstream.
+    #[error("{0} is not an upstream of this mirror: its operator can add it as an [[upstream]]")]
+    UnknownHost(Hostname),
+    /// Upstream says that it does not exist, or said so a moment ago.
+    #[error("{0}")]
+    NotFound(String),
+    /// Upstream did not answer as it should.
+    #[error(transparent)]
+    Upstream(Arc<UpstreamError>),
+    /// What upstream sent does not prove.
+    #[error("{asked}: not kept and not served, because {verdict}")]
+    Unverified {
+        /// What was asked for.
+        asked: String,
+        /// What was wrong with it.
+        verdict: String,
+    },
+    /// It takes upstream longer than the client would wait; the fill goes on.
+    #[error("{0}: upstream is too slow; larder goes on fetching it, ask again in a moment")]
+    Slow(String),
+    /// Offline, and not held.
+    #[error("{0}: not held, and this mirror is offline ([network] offline = true)")]
+    Offline(String),
+    /// The request has been here before.
+    #[error("the request has been through this larder already: an [[upstream]] leads back here")]
+    Looped,
+    /// The disk failed.
+    #[error("the store failed: {0}")]
+    Store(#[from] StoreError),
+    /// A task of ours ended before it was done.
+    #[error("{0}: the work on it was interrupted; ask again")]
+    Interrupted(String),
+}
+
+impl From<UpstreamError> for Error {
+    fn from(error: UpstreamError) -> Self {
+        Self::Upstream(Arc::new(error))
+    }
+}

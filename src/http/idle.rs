@@ -1,0 +1,329 @@
+//! What goes on in one connection, and when it has waited for its peer too long: the watched socket and the counted
+//! answers report to `Activity`, which `listener` asks for a verdict.
+
+use std::{
+    error::Error,
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use parking_lot::Mutex;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    sync::Notify,
+    time::{Instant, Sleep},
+};
+
+/// Any error, as hyper wants it.
+pub(super) type BoxError = Box<dyn Error + Send + Sync>;
+
+/// What an HTTP/2 connection begins with, as far as no HTTP/1 method does.
+const HTTP2_BEGINS: &[u8] = b"PRI";
+
+/// More than pings and window updates take in one write, less than an answer.
+const DATA_BYTES: usize = 256;
+
+/// What is going on in one connection.
+#[derive(Debug)]
+pub(super) struct Activity {
+    state: Mutex<State>,
+    /// The verdict may be due earlier than it seemed.
+    sooner: Notify,
+    idle: Duration,
+    head: Duration,
+}
+
+/// Why a connection should end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// No request was in flight for too long.
+    Idle,
+    /// A request head has begun and does not end.
+    SlowHead,
+    /// Answers are there, and the peer opens no HTTP/2 window for any of them.
+    Stalled,
+}
+
+/// What is spoken on a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Protocol {
+    /// No HTTP yet: the TLS handshake.
+    Handshake,
+    /// To be told by the first bytes, of which this many look like HTTP/2.
+    Undecided(usize),
+    /// HTTP/1.0 or HTTP/1.1.
+    Http1,
+    /// HTTP/2.
+    Http2,
+}
+
+#[derive(Debug)]
+struct State {
+    protocol: Protocol,
+    in_flight: usize,
+    /// Of those in flight, the answers that gave a frame and were not asked for the next: they wait for the peer.
+    offering: usize,
+    idle_since: Instant,
+    head_since: Option<Instant>,
+    moved: Instant,
+}
+
+impl Activity {
+    /// The activity of a connection that has just been accepted; `head` bounds a request head.
+    pub(super) fn new(idle: Duration, head: Duration) -> Arc<Self> {
+        let now = Instant::now();
+        let state = State {
+            protocol: Protocol::Handshake,
+            in_flight: 0,
+            offering: 0,
+            idle_since: now,
+            head_since: None,
+            moved: now,
+        };
+        Arc::new(Self { state: Mutex::new(state), sooner: Notify::new(), idle, head })
+    }
+
+    /// HTTP begins: the first request head is being waited for.
+    pub(super) fn begin(&self, protocol: Protocol) {
+        let mut state = self.state.lock();
+        let now = Instant::now();
+        state.protocol = protocol;
+        state.idle_since = now;
+        // Who connects has something to ask. In HTTP/2 other frames come first, so there the idle limit is the bound.
+        state.head_since = (protocol != Protocol::Http2).then_some(now);
+    }
+
+    /// A request has come; it is in flight until the returned value is dropped.
+    pub(super) fn request(self: &Arc<Self>) -> InFlight {
+        let mut state = self.state.lock();
+        state.in_flight += 1;
+        state.head_since = None;
+        InFlight { activity: Arc::clone(self), offering: false }
+    }
+
+    /// Waits until the connection should end.
+    pub(super) async fn verdict(&self) -> Verdict {
+        loop {
+            let next = match self.due() {
+                Some((at, verdict)) if at <= Instant::now() => return verdict,
+                Some((at, _)) => at,
+                // Stalls are not announced, as every frame of a download would: look now and then.
+                None => Instant::now() + self.idle / 4,
+            };
+            tokio::select! {
+                () = tokio::time::sleep_until(next) => {}
+                () = self.sooner.notified() => {}
+            }
+        }
+    }
+
+    fn due(&self) -> Option<(Instant, Verdict)> {
+        let state = self.state.lock();
+        if state.in_flight > 0 {
+            // HTTP/1 has no window beyond the socket's, and the socket is watched.
+            let waits = state.protocol == Protocol::Http2 && state.offering == state.in_flight;
+            return waits.then(|| (state.moved + self.idle, Verdict::Stalled));
+        }
+        let idle = (state.idle_since + self.idle, Verdict::Idle);
+        let head = state.head_since.map(|since| (since + self.head, Verdict::SlowHead));
+        Some(head.filter(|head| head.0 < idle.0).unwrap_or(idle))
+    }
+
+    fn received(&self, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        let mut state = self.state.lock();
+        if let Protocol::Undecided(matched) = state.protocol {
+            let expected = HTTP2_BEGINS.get(matched..).unwrap_or_default();
+            let compared = expected.len().min(bytes.len());
+            state.protocol = if bytes[..compared] != expected[..compared] {
+                Protocol::Http1
+            } else if compared == expected.len() {
+                state.head_since = None;
+                Protocol::Http2
+            } else {
+                Protocol::Undecided(matched + compared)
+            };
+        }
+        if state.protocol == Protocol::Http1 && state.in_flight == 0 && state.head_since.is_none() {
+            state.head_since = Some(Instant::now());
+            self.sooner.notify_one();
+        }
+    }
+
+    fn sent(&self, count: usize) {
+        // Pings go on while a peer takes nothing.
+        if count >= DATA_BYTES {
+            let mut state = self.state.lock();
+            state.moved = Instant::now();
+            // What an ended answer left in the buffers is still on its way.
+            state.idle_since = state.moved;
+        }
+    }
+}
+
+/// One request that is being answered, from its head to the end of the answer's body.
+#[derive(Debug)]
+pub(super) struct InFlight {
+    activity: Arc<Activity>,
+    offering: bool,
+}
+
+impl InFlight {
+    fn asked_for_more(&mut self) {
+        let mut state = self.activity.state.lock();
+        state.moved = Instant::now();
+        state.offering -= usize::from(self.offering);
+        self.offering = false;
+    }
+
+    fn offers(&mut self) {
+        self.activity.state.lock().offering += 1;
+        self.offering = true;
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        let mut state = self.activity.state.lock();
+        state.offering -= usize::from(self.offering);
+        state.in_flight -= 1;
+        if state.in_flight == 0 {
+            state.idle_since = Instant::now();
+            self.activity.sooner.notify_one();
+        }
+    }
+}
+
+/// The body of an answer, whose request is in flight as long as it lives.
+#[derive(Debug)]
+pub(super) struct Counted<B> {
+    body: Pin<Box<B>>,
+    request: InFlight,
+}
+
+impl<B> Counted<B> {
+    /// Keeps `request` in flight as long as `body` lives.
+    pub(super) fn new(body: B, request: InFlight) -> Self {
+        Self { body: Box::pin(body), request }
+    }
+}
+
+impl<B> Body for Counted<B>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<BoxError>,
+{
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        let this = &mut *self;
+        this.request.asked_for_more();
+        let frame = match catch_unwind(AssertUnwindSafe(|| this.body.as_mut().poll_frame(cx))) {
+            Ok(polled) => ready!(polled),
+            Err(panic) => {
+                tracing::error!(panic = panic_message(&*panic), "the body of an answer panicked");
+                return Poll::Ready(Some(Err("the body of an answer panicked".into())));
+            }
+        };
+        if matches!(frame, Some(Ok(_))) {
+            this.request.offers();
+        }
+        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// What a panic said.
+pub(super) fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {
+    panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message")
+}
+
+/// A socket that reports to its `Activity`, and fails a write that its peer leaves pending for too long.
+#[derive(Debug)]
+pub(super) struct Watched<S> {
+    socket: S,
+    activity: Arc<Activity>,
+    /// Runs while a write is pending.
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S> Watched<S> {
+    /// Watches `socket`.
+    pub(super) fn new(socket: S, activity: Arc<Activity>) -> Self {
+        Self { socket, activity, stalled: None }
+    }
+
+    fn wrote(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if let Poll::Ready(result) = written {
+            self.stalled = None;
+            if let Ok(count) = result {
+                self.activity.sent(count);
+            }
+            return Poll::Ready(result);
+        }
+        let idle = self.activity.idle;
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(idle)));
+        ready!(stalled.as_mut().poll(cx));
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client takes nothing any more")))
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut self.socket).poll_read(cx, buf))?;
+        self.activity.received(buf.filled().get(before..).unwrap_or_default());
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.socket).poll_write(cx, buf);
+        self.wrote(cx, written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.socket).poll_write_vectored(cx, bufs);
+        self.wrote(cx, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(cx)
+    }
+}

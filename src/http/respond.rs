@@ -1,0 +1,235 @@
+//! From replies and failures to HTTP: headers, conditional and range answers, and the one mapping from
+//! errors to statuses and JSON.
+
+use bytes::Bytes;
+use http::header::{self, HeaderMap, HeaderValue};
+use http::{Response, StatusCode};
+use serde::Serialize;
+
+use super::body::Body;
+use super::range::{Asked, asked_range};
+use crate::error::Error;
+use crate::mirror::{Archive, Outcome};
+use crate::protocol::rendered::Rendered;
+use crate::protocol::route::{NoRoute, Route};
+use crate::protocol::{Content, Failure, Reply};
+use crate::upstream::error::Fault;
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const FOR_EVER: HeaderValue = HeaderValue::from_static("public, max-age=31536000, immutable");
+const ASK_AGAIN: HeaderValue = HeaderValue::from_static("no-cache");
+const CACHE_STATUS: header::HeaderName = header::HeaderName::from_static("cache-status");
+
+/// The response to a reply. `asked` are the request's headers.
+pub(super) fn reply(reply: Reply, route: &Route, asked: &HeaderMap) -> Response<Body> {
+    let mut response = match reply.content {
+        Content::Document(rendered) => document(&rendered, asked),
+        Content::File(archive) => file(archive, content_type(route), asked),
+        Content::Word { well, text } => word(if well { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, text),
+    };
+    if let Some(outcome) = reply.outcome {
+        response.headers_mut().insert(CACHE_STATUS, HeaderValue::from_static(cache_status(outcome)));
+    }
+    response
+}
+
+/// RFC 9211.
+fn cache_status(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Hit => "larder; hit",
+        Outcome::Miss => "larder; fwd=miss; stored",
+        Outcome::Revalidated => "larder; fwd=stale; stored",
+        Outcome::Stale => "larder; hit; detail=stale",
+        Outcome::Gone => "larder; hit; detail=gone",
+    }
+}
+
+fn content_type(route: &Route) -> HeaderValue {
+    let name = match route {
+        Route::ProviderFile(wanted) => wanted.filename.as_str(),
+        _ => "",
+    };
+    HeaderValue::from_static(match name {
+        name if name.ends_with(".zip") => "application/zip",
+        "SHA256SUMS" => "text/plain; charset=utf-8",
+        _ => "application/octet-stream",
+    })
+}
+
+fn document(rendered: &Rendered, asked: &HeaderMap) -> Response<Body> {
+    let gzip = rendered.gzip.as_ref().filter(|_| accepts_gzip(asked));
+    let tag = format!("\"{}{}\"", rendered.tag, if gzip.is_some() { "-gzip" } else { "" });
+    let either = [format!("\"{}\"", rendered.tag), format!("\"{}-gzip\"", rendered.tag)];
+    let mut response = if matches(asked, header::IF_NONE_MATCH, |given| either.iter().any(|tag| tag == given)) {
+        status(StatusCode::NOT_MODIFIED)
+    } else {
+        let mut response = Response::new(Body::full(gzip.unwrap_or(&rendered.body).clone()));
+        response.headers_mut().insert(header::CONTENT_TYPE, JSON);
+        if gzip.is_some() {
+            response.headers_mut().insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+        }
+        response
+    };
+    let headers = response.headers_mut();
+    insert(headers, header::ETAG, &tag);
+    headers.insert(header::CACHE_CONTROL, ASK_AGAIN);
+    if rendered.gzip.is_some() {
+        headers.insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
+    }
+    response
+}
+
+fn file(archive: Archive, content_type: HeaderValue, asked: &HeaderMap) -> Response<Body> {
+    let mut response = match archive {
+        // Not proven yet: no range, no tag, nothing that lets a part of it look like the whole.
+        Archive::Arriving { follow, length } => Response::new(Body::stream(follow.stream(), length)),
+        Archive::InMemory { bytes, digest } => {
+            let size_bytes = bytes.len() as u64;
+            held(&digest.to_string(), size_bytes, asked, |start, end| {
+                // The range is inside the bytes, whose length fits a usize.
+                Body::full(bytes.slice(start as usize..end as usize))
+            })
+        }
+        Archive::Held { blob, digest } => {
+            let size_bytes = blob.size_bytes();
+            held(&digest.to_string(), size_bytes, asked, |start, end| {
+                Body::stream(blob.stream(start..end), Some(end - start))
+            })
+        }
+    };
+    let headers = response.headers_mut();
+    headers.insert(header::CACHE_CONTROL, FOR_EVER);
+    if !headers.contains_key(header::CONTENT_TYPE) {
+        headers.insert(header::CONTENT_TYPE, content_type);
+    }
+    response
+}
+
+/// Conditional and range answers (RFC 9110 13, 14), on what is held and proven only.
+fn held(digest: &str, size_bytes: u64, asked: &HeaderMap, body: impl FnOnce(u64, u64) -> Body) -> Response<Body> {
+    let tag = format!("\"{digest}\"");
+    let mut response = if matches(asked, header::IF_NONE_MATCH, |given| given == tag) {
+        status(StatusCode::NOT_MODIFIED)
+    } else {
+        let still_the_same = asked.get(header::IF_RANGE).is_none_or(|given| given.as_bytes() == tag.as_bytes());
+        let range = asked.get(header::RANGE).filter(|_| still_the_same).and_then(|range| range.to_str().ok());
+        match range.map_or(Asked::Whole, |range| asked_range(range, size_bytes)) {
+            Asked::Whole => Response::new(body(0, size_bytes)),
+            Asked::Part(start, end) => {
+                let mut response = Response::new(body(start, end));
+                *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+                insert(
+                    response.headers_mut(),
+                    header::CONTENT_RANGE,
+                    &format!("bytes {start}-{}/{size_bytes}", end - 1),
+                );
+                response
+            }
+            Asked::Beyond => {
+                let why = format!("the range lies beyond the file, which has {size_bytes} bytes");
+                let mut response = errors(StatusCode::RANGE_NOT_SATISFIABLE, vec![why]);
+                insert(response.headers_mut(), header::CONTENT_RANGE, &format!("bytes */{size_bytes}"));
+                response
+            }
+        }
+    };
+    let headers = response.headers_mut();
+    insert(headers, header::ETAG, &tag);
+    headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+    response
+}
+
+/// Whether one of the entity tags in a header is one that `is_it` says; weak or not makes no difference
+/// for the conditions that clients of larder set. `*` is any.
+fn matches(asked: &HeaderMap, name: header::HeaderName, is_it: impl Fn(&str) -> bool) -> bool {
+    let values = asked.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
+    values
+        .flat_map(|value| value.split(','))
+        .map(str::trim)
+        .any(|given| given == "*" || is_it(given.trim_start_matches("W/")))
+}
+
+fn accepts_gzip(asked: &HeaderMap) -> bool {
+    let values = asked.get_all(header::ACCEPT_ENCODING).into_iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).any(|coding| {
+        let (name, parameter) = coding.split_once(';').unwrap_or((coding, ""));
+        let refused =
+            parameter.trim().strip_prefix("q=").is_some_and(|q| q.trim().parse::<f32>().is_ok_and(|q| q == 0.0));
+        name.trim().eq_ignore_ascii_case("gzip") && !refused
+    })
+}
+
+/// The one mapping from failures to statuses.
+pub(super) fn failure_status(failure: &Failure) -> StatusCode {
+    let error = match failure {
+        Failure::NoRoute(NoRoute::Malformed(_)) => return StatusCode::BAD_REQUEST,
+        Failure::NoRoute(NoRoute::Unknown(_)) => return StatusCode::NOT_FOUND,
+        Failure::Mirror(error) => error,
+    };
+    match error {
+        Error::UnknownHost(_) | Error::NotFound(_) => StatusCode::NOT_FOUND,
+        Error::Unverified { .. } => StatusCode::BAD_GATEWAY,
+        Error::Slow(_) => StatusCode::GATEWAY_TIMEOUT,
+        Error::Offline(_) | Error::Interrupted(_) => StatusCode::SERVICE_UNAVAILABLE,
+        Error::Looped => StatusCode::LOOP_DETECTED,
+        Error::Store(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        Error::Upstream(error) => match &error.fault {
+            Fault::Absent(_) => StatusCode::NOT_FOUND,
+            // Never 401 or 403: clients would take that for their own token.
+            Fault::Denied(_) => StatusCode::BAD_GATEWAY,
+            Fault::Rejected { status, .. } => StatusCode::from_u16(*status).unwrap_or(StatusCode::BAD_GATEWAY),
+            Fault::Trouble { status: 429 | 503, .. } => StatusCode::SERVICE_UNAVAILABLE,
+            Fault::Looped => StatusCode::LOOP_DETECTED,
+            Fault::Slow(_) => StatusCode::GATEWAY_TIMEOUT,
+            Fault::Trouble { .. }
+            | Fault::Unreachable(_)
+            | Fault::Unusable(_)
+            | Fault::TooLarge(_)
+            | Fault::Refused(_) => StatusCode::BAD_GATEWAY,
+        },
+    }
+}
+
+/// The response to a failure.
+pub(super) fn failure(failure: &Failure) -> Response<Body> {
+    errors(failure_status(failure), vec![failure.to_string()])
+}
+
+/// An error in the shape that registries use.
+pub(super) fn errors(code: StatusCode, errors: Vec<String>) -> Response<Body> {
+    #[derive(Serialize)]
+    struct Errors {
+        errors: Vec<String>,
+    }
+    json(code, &Errors { errors })
+}
+
+/// A value as JSON.
+pub(super) fn json(code: StatusCode, value: &impl Serialize) -> Response<Body> {
+    let body = serde_json::to_vec(value).unwrap_or_else(|_| b"{\"errors\":[]}".to_vec());
+    let mut response = Response::new(Body::full(Bytes::from(body)));
+    *response.status_mut() = code;
+    response.headers_mut().insert(header::CONTENT_TYPE, JSON);
+    response
+}
+
+/// A short text.
+pub(super) fn word(code: StatusCode, text: impl Into<Bytes>) -> Response<Body> {
+    let mut response = Response::new(Body::full(text.into()));
+    *response.status_mut() = code;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+fn status(code: StatusCode) -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = code;
+    response
+}
+
+fn insert(headers: &mut HeaderMap, name: header::HeaderName, value: &str) {
+    if let Ok(value) = HeaderValue::from_str(value) {
+        headers.insert(name, value);
+    }
+}

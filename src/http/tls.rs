@@ -1,0 +1,238 @@
+//! What larder proves itself with to clients over TLS: a certificate chain and its key from two PEM files, looked at
+//! every second and exchanged in place. Sockets and HTTP are left to `listener`.
+
+use std::{
+    io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use rustls::{
+    InconsistentKeys, ServerConfig,
+    crypto::{CryptoProvider, aws_lc_rs},
+    server::{ClientHello, ResolvesServerCert},
+    sign::CertifiedKey,
+};
+use rustls_pki_types::{
+    CertificateDer, PrivateKeyDer,
+    pem::{self, PemObject},
+};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+
+/// How often the files are looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// A certificate chain and key that serve new connections, exchangeable while connections run.
+#[derive(Debug)]
+pub struct Tls {
+    certificate: PathBuf,
+    key: PathBuf,
+    provider: Arc<CryptoProvider>,
+    current: Arc<Current>,
+    acceptor: AcceptorConfig,
+    /// What the files looked like when they were last read, whether they were any good or not.
+    read: Mutex<Stamp>,
+}
+
+/// Why a certificate and its key cannot be used: which file, what is wrong, and what a good one looks like.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file cannot be read.
+    #[error("cannot read {}: {source}; it must be a PEM file that larder's user may read", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The certificate file is no PEM, or a block in it is torn.
+    #[error(
+        "{} is not a PEM certificate chain: {problem}; it should hold the server's certificate and then its \
+         intermediates, each between -----BEGIN CERTIFICATE----- and -----END CERTIFICATE-----", path.display()
+    )]
+    Chain {
+        /// The file.
+        path: PathBuf,
+        /// What was found instead.
+        problem: String,
+    },
+    /// The key file is no PEM, holds no key, or one that cannot sign.
+    #[error(
+        "{} is not a usable private key: {problem}; it should hold one RSA, EC or Ed25519 key without a passphrase, \
+         between -----BEGIN PRIVATE KEY----- and -----END PRIVATE KEY-----", path.display()
+    )]
+    Key {
+        /// The file.
+        path: PathBuf,
+        /// What was found instead.
+        problem: String,
+    },
+    /// Both files are good, but not of one pair.
+    #[error(
+        "the key in {} does not belong to the first certificate in {}; the server's own certificate comes first, \
+         its intermediates after it", key.display(), certificate.display()
+    )]
+    Mismatch {
+        /// The certificate file.
+        certificate: PathBuf,
+        /// The key file.
+        key: PathBuf,
+    },
+    /// The TLS library refuses its own defaults.
+    #[error("cannot set up TLS: {0}")]
+    Setup(#[source] rustls::Error),
+}
+
+impl Tls {
+    /// Reads both files and proves that they belong together.
+    ///
+    /// # Errors
+    /// When a file cannot be read, is not what it should be, or the two do not match.
+    pub fn load(certificate: &Path, key: &Path) -> Result<Self, TlsError> {
+        let provider = Arc::new(aws_lc_rs::default_provider());
+        // Before reading: what is written in between shows as a change.
+        let stamp = Stamp::of(certificate, key);
+        let pair = certified_key(certificate, key, &provider)?;
+        let current = Arc::new(Current(ArcSwap::from_pointee(pair)));
+        let mut config = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .map_err(TlsError::Setup)?
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::clone(&current) as Arc<dyn ResolvesServerCert>);
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Ok(Self {
+            certificate: certificate.to_owned(),
+            key: key.to_owned(),
+            provider,
+            current,
+            acceptor: AcceptorConfig(Arc::new(config)),
+            read: Mutex::new(stamp),
+        })
+    }
+
+    /// Accepts TLS with whatever certificate is current at each handshake, offering HTTP/2 and HTTP/1.1.
+    #[must_use]
+    pub fn acceptor(&self) -> TlsAcceptor {
+        TlsAcceptor::from(Arc::clone(&self.acceptor.0))
+    }
+
+    /// Looks at the files every second until `stop`, and takes over a new pair once it is whole. A bad one is logged once
+    /// and leaves the old pair in use; running connections keep what they began with.
+    pub async fn reload_when_changed(self: Arc<Self>, stop: CancellationToken) {
+        let mut before = *self.read.lock();
+        while stop.run_until_cancelled(tokio::time::sleep(LOOK_EVERY)).await.is_some() {
+            let tls = Arc::clone(&self);
+            // Off the runtime's threads: the files may live on a network file system that hangs.
+            match tokio::task::spawn_blocking(move || tls.look(before)).await {
+                Ok(seen) => before = seen,
+                Err(error) => tracing::error!(%error, "looking at the certificate files failed"),
+            }
+        }
+    }
+
+    /// One look: takes over what has changed since it was last read, and has not since the look `before`. Two files are
+    /// seldom replaced in one instant; waiting for them to settle keeps half a renewal out of the log.
+    fn look(&self, before: Stamp) -> Stamp {
+        let seen = Stamp::of(&self.certificate, &self.key);
+        if seen == *self.read.lock() || seen != before {
+            return seen;
+        }
+        *self.read.lock() = seen;
+        match certified_key(&self.certificate, &self.key, &self.provider) {
+            Ok(pair) => {
+                self.current.0.store(Arc::new(pair));
+                tracing::info!(certificate = %self.certificate.display(), "new TLS certificate in use");
+            }
+            Err(error) => tracing::error!(%error, "the TLS files have changed, the old certificate stays in use"),
+        }
+        seen
+    }
+}
+
+/// The configuration behind every acceptor; only here for a `Debug` that says little.
+struct AcceptorConfig(Arc<ServerConfig>);
+
+impl std::fmt::Debug for AcceptorConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("AcceptorConfig")
+    }
+}
+
+/// The pair that the next handshake uses.
+#[derive(Debug)]
+struct Current(ArcSwap<CertifiedKey>);
+
+impl ResolvesServerCert for Current {
+    fn resolve(&self, _client_hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.0.load_full())
+    }
+}
+
+fn certified_key(certificate: &Path, key: &Path, provider: &CryptoProvider) -> Result<CertifiedKey, TlsError> {
+    let chain_error = |problem: String| TlsError::Chain { path: certificate.to_owned(), problem };
+    let key_error = |problem: String| TlsError::Key { path: key.to_owned(), problem };
+    let chain = CertificateDer::pem_slice_iter(&read(certificate)?)
+        .collect::<Result<Vec<_>, pem::Error>>()
+        .map_err(|error| chain_error(error.to_string()))?;
+    if chain.is_empty() {
+        return Err(chain_error("it holds no certificate".to_owned()));
+    }
+    let private = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|error| match error {
+        pem::Error::NoItemsFound => key_error("it holds no unencrypted private key".to_owned()),
+        other => key_error(other.to_string()),
+    })?;
+    let signing = provider.key_provider.load_private_key(private).map_err(|error| key_error(error.to_string()))?;
+    let pair = CertifiedKey::new(chain, signing);
+    match pair.keys_match() {
+        // Unknown: the key cannot tell its public half, which is no sign of a mismatch.
+        Ok(()) | Err(rustls::Error::InconsistentKeys(InconsistentKeys::Unknown)) => Ok(pair),
+        Err(rustls::Error::InconsistentKeys(_)) => {
+            Err(TlsError::Mismatch { certificate: certificate.to_owned(), key: key.to_owned() })
+        }
+        Err(error) => Err(chain_error(error.to_string())),
+    }
+}
+
+/// What tells one state of both files from another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    certificate: Option<FileStamp>,
+    key: Option<FileStamp>,
+}
+
+impl Stamp {
+    fn of(certificate: &Path, key: &Path) -> Self {
+        Self { certificate: stat(certificate), key: stat(key) }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct FileStamp {
+    device: u64,
+    inode: u64,
+    length: u64,
+    modified: (i64, i64),
+}
+
+/// Follows symbolic links, because Kubernetes renews a secret by turning one. `None` where there is no file to see.
+fn stat(path: &Path) -> Option<FileStamp> {
+    let metadata = std::fs::metadata(path).ok()?;
+    Some(FileStamp {
+        device: metadata.dev(),
+        inode: metadata.ino(),
+        length: metadata.len(),
+        modified: (metadata.mtime(), metadata.mtime_nsec()),
+    })
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
+    std::fs::read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,27 @@
+//! `larder`: a caching pull-through mirror for Terraform and OpenTofu registries.
+//!
+//! Folders are layers, and arrows run one way:
+//!
+//! ```text
+//! main -> cli -> app -> http -> protocol -> mirror -> upstream
+//!                                              |----> store
+//!                                              '----> verify
+//! ```
+//!
+//! A request becomes a [`protocol::route::Route`], the route an answer of the [`mirror::Mirror`], which
+//! serves what it holds, asks upstream again, or fills; every fill is proven before it is kept.
+
+pub mod address;
+pub mod app;
+pub mod cdn_loop;
+pub mod cli;
+pub mod clock;
+pub mod config;
+pub mod digest;
+pub mod error;
+pub mod http;
+pub mod mirror;
+pub mod protocol;
+pub mod store;
+pub mod upstream;
+pub mod verify;

@@ -1,0 +1,323 @@
+//! Pull-through for archives and the two files beside them: held and checked, or arriving and followed.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::sync::watch;
+
+use super::fill::{Fill, FillKey, Progress};
+use super::follow::Follow;
+use super::names::HeldArchive;
+use super::proof_set::{KeptSet, ProofSet, SetFile};
+use super::{Answer, Call, Mirror, Outcome, SMALL_ARCHIVE_BYTES};
+use crate::address::{FileName, Package};
+use crate::digest::{Digest, DigestPrefix, FastHash};
+use crate::error::Error;
+use crate::store::Blob;
+use crate::upstream::outbound::Link;
+
+/// One file of a package, as our URLs name it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ArchiveRef {
+    /// The package.
+    pub package: Package,
+    /// The first digits of the file's own SHA-256: so a client never mixes two sets.
+    pub digest: DigestPrefix,
+    /// The file's name.
+    pub filename: FileName,
+}
+
+/// A file to send.
+#[derive(Debug)]
+pub enum Archive {
+    /// Whole and checked, in memory.
+    InMemory {
+        /// Its bytes.
+        bytes: Bytes,
+        /// Its SHA-256.
+        digest: Digest,
+    },
+    /// Held and checked, read as it is sent.
+    Held {
+        /// Its bytes.
+        blob: Blob,
+        /// Its SHA-256.
+        digest: Digest,
+    },
+    /// On its way from upstream: not proven yet, so nothing of it may look complete.
+    Arriving {
+        /// Its bytes; the last of them only come once it is proven and kept.
+        follow: Follow,
+        /// Its length, where upstream gave one.
+        length: Option<u64>,
+    },
+}
+
+/// The name of SHA256SUMS in our URLs.
+const SUMS_NAME: &str = "SHA256SUMS";
+/// The name of its signature in our URLs.
+const SIGNATURE_NAME: &str = "SHA256SUMS.sig";
+
+impl ProofSet {
+    /// What our URLs call the archive, SHA256SUMS and the signature of this set.
+    ///
+    /// # Errors
+    /// None that these fixed names could cause; they are parsed like any other.
+    pub fn references(&self, package: &Package) -> Result<[ArchiveRef; 3], crate::address::BadAddress> {
+        let reference =
+            |digest: Digest, filename| ArchiveRef { package: package.clone(), digest: digest.prefix(), filename };
+        Ok([
+            reference(self.document.shasum, self.document.filename.clone()),
+            reference(self.sums_digest(), FileName::parse(SUMS_NAME)?),
+            reference(self.signature_digest(), FileName::parse(SIGNATURE_NAME)?),
+        ])
+    }
+}
+
+impl Mirror {
+    /// The file that one of our URLs names.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where no kept set or name lists its digest, also after asking upstream anew.
+    pub async fn archive(self: &Arc<Self>, wanted: &ArchiveRef, call: &Call) -> Result<Answer<Archive>, Error> {
+        let package = &wanted.package;
+        self.upstream(&package.provider.host)?;
+        if let Some(held) = self.held(wanted).await?
+            && let Some(archive) = self.open_held(package, &held, call).await?
+        {
+            return Ok(Answer { value: archive, outcome: Outcome::Hit, fresh_until: call.now });
+        }
+        let kept = self.kept_set(package).await?;
+        if let Some(kept) = &kept
+            && let Some((set, file)) = kept.find(&wanted.digest, call.now)
+        {
+            return self.of_set(wanted, kept, set, file, call).await;
+        }
+        let kept = self.set_that_lists(wanted, call).await?;
+        match kept.find(&wanted.digest, call.now) {
+            Some((set, file)) => self.of_set(wanted, &kept, set, file, call).await,
+            None => Err(no_such_file(wanted)),
+        }
+    }
+
+    /// Asks for the set of an archive URL that nothing kept lists; once, and not again for a while.
+    async fn set_that_lists(self: &Arc<Self>, wanted: &ArchiveRef, call: &Call) -> Result<Arc<KeptSet>, Error> {
+        let package = &wanted.package;
+        if self.asked_anew.get(package, call.now).is_some() {
+            return Err(no_such_file(wanted));
+        }
+        if self.link() == Link::Offline {
+            return Err(Error::Offline(format!("{} of {package}", wanted.filename)));
+        }
+        let asked = tokio::time::timeout_at(call.deadline, self.ask_anew(package, call)).await;
+        let kept = asked.map_err(|_| Error::Slow(format!("the download document of {package}")))??;
+        let rule = self.upstream(&package.provider.host)?.rule(|fresh| fresh.download);
+        self.asked_anew.put(package.clone(), (), call.now.after(rule.believed()), call.now);
+        Ok(kept)
+    }
+
+    async fn of_set(
+        self: &Arc<Self>,
+        wanted: &ArchiveRef,
+        kept: &Arc<KeptSet>,
+        set: &Arc<ProofSet>,
+        file: SetFile,
+        call: &Call,
+    ) -> Result<Answer<Archive>, Error> {
+        let named = set.references(&wanted.package).ok();
+        if !named.is_some_and(|named| named.contains(wanted)) {
+            return Err(no_such_file(wanted));
+        }
+        let in_memory = |bytes: &Bytes, digest| {
+            let value = Archive::InMemory { bytes: bytes.clone(), digest };
+            Ok(Answer { value, outcome: Outcome::Hit, fresh_until: call.now })
+        };
+        match file {
+            SetFile::Sums => in_memory(&set.sums, set.sums_digest()),
+            SetFile::Signature => in_memory(&set.signature, set.signature_digest()),
+            SetFile::Archive => self.cold(&wanted.package, kept, set, call).await,
+        }
+    }
+
+    /// Joins the fill of an archive that is not held, or starts it.
+    async fn cold(
+        self: &Arc<Self>,
+        package: &Package,
+        kept: &Arc<KeptSet>,
+        set: &Arc<ProofSet>,
+        call: &Call,
+    ) -> Result<Answer<Archive>, Error> {
+        let digest = set.document.shasum;
+        // Whoever asks right after a fill landed finds the archive, not another fill.
+        if let Some(held) = self.name_entry(package, digest).await?
+            && let Some(archive) = self.open_held(package, &held, call).await?
+        {
+            return Ok(Answer { value: archive, outcome: Outcome::Hit, fresh_until: call.now });
+        }
+        if self.link() == Link::Offline && !self.store.blobs.holds(&digest) {
+            return Err(Error::Offline(format!("the archive of {package}")));
+        }
+        let key = FillKey { package: package.clone(), digest };
+        let progress = self.fills.join(key, |landing| {
+            let (tell, progress) = watch::channel(Progress::Asking);
+            let fill =
+                Fill::new(Arc::clone(self), package.clone(), Arc::clone(kept), Arc::clone(set), self.inner(call), tell);
+            self.tasks.spawn(async move {
+                let _landing = landing;
+                fill.run().await;
+            });
+            progress
+        });
+        let value = self.arrival(package, progress, call).await?;
+        Ok(Answer { value, outcome: Outcome::Miss, fresh_until: call.now })
+    }
+
+    /// Waits until there is something to send: proven and kept, or large and under way (promise 3).
+    async fn arrival(
+        self: &Arc<Self>,
+        package: &Package,
+        mut progress: watch::Receiver<Progress>,
+        call: &Call,
+    ) -> Result<Archive, Error> {
+        loop {
+            let state = progress.borrow_and_update().clone();
+            match state {
+                Progress::Asking => {}
+                Progress::Streaming { written, length, .. } => {
+                    let may_begin = match length {
+                        Some(length) => length > SMALL_ARCHIVE_BYTES,
+                        None => written > SMALL_ARCHIVE_BYTES && call.takes_unknown_length,
+                    };
+                    if may_begin {
+                        return Ok(Archive::Arriving { follow: Follow::new(progress), length });
+                    }
+                }
+                Progress::Committed { held, .. } => {
+                    let opened = self.open_held(package, &held, call).await?;
+                    return opened.ok_or_else(|| Error::Interrupted(format!("the archive of {package}")));
+                }
+                Progress::Failed(error) => return Err(error),
+            }
+            if progress.changed().await.is_err() {
+                return Err(Error::Interrupted(format!("the archive of {package}")));
+            }
+        }
+    }
+
+    async fn held(self: &Arc<Self>, wanted: &ArchiveRef) -> Result<Option<HeldArchive>, Error> {
+        let wanted = wanted.clone();
+        self.on_disk(move |mirror| {
+            let name = mirror.name(&wanted.package)?;
+            Ok(name.find(&wanted.digest).filter(|held| held.filename == wanted.filename).cloned())
+        })
+        .await
+    }
+
+    /// What is known of a held archive.
+    pub async fn name_entry(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<Option<HeldArchive>, Error> {
+        let package = package.clone();
+        self.on_disk(move |mirror| Ok(mirror.name(&package)?.get(&digest).cloned())).await
+    }
+
+    /// Opens a held archive and checks it (promise 10). `None` where it is gone or damaged: then it is
+    /// off the name, and can be fetched again.
+    async fn open_held(
+        self: &Arc<Self>,
+        package: &Package,
+        held: &HeldArchive,
+        call: &Call,
+    ) -> Result<Option<Archive>, Error> {
+        let digest = held.digest;
+        let Some(blob) = self.on_disk(move |mirror| mirror.store.blobs.get(&digest)).await? else {
+            tracing::warn!(%package, %digest, "the archive a name lists is not there; it is fetched again");
+            self.take_off(package, digest, OffBecause::Missing).await?;
+            return Ok(None);
+        };
+        let small = blob.size_bytes() <= SMALL_ARCHIVE_BYTES;
+        let archive = if small {
+            let reading = blob.clone();
+            let bytes = self.on_disk(move |_| reading.read_all()).await?;
+            let right = FastHash::of(&bytes) == held.fast;
+            right.then(|| Archive::InMemory { bytes: Bytes::from(bytes), digest })
+        } else {
+            let right = self.check_once(&blob, held).await?;
+            right.then_some(Archive::Held { blob, digest })
+        };
+        if archive.is_none() {
+            self.take_off(package, digest, OffBecause::Damaged).await?;
+            return Ok(None);
+        }
+        self.used(digest, held.size_bytes, call.now);
+        Ok(archive)
+    }
+
+    /// Checks a large archive before its first answer after a start; the answer is shared.
+    async fn check_once(self: &Arc<Self>, blob: &Blob, held: &HeldArchive) -> Result<bool, Error> {
+        if blob.size_bytes() != held.size_bytes {
+            return Ok(false);
+        }
+        if self.checked.lock().contains(&held.digest) {
+            return Ok(true);
+        }
+        let (digest, expected) = (held.digest, held.fast);
+        let lost = Err(Error::Interrupted("the check of an archive".into()));
+        let check = self.checks.share(&self.tasks, digest, lost, || {
+            let (mirror, blob) = (Arc::clone(self), blob.clone());
+            async move {
+                let right = mirror.on_disk(move |_| blob.fast_hash()).await? == expected;
+                if right {
+                    mirror.checked.lock().insert(digest);
+                }
+                Ok(right)
+            }
+        });
+        check.await
+    }
+
+    async fn take_off(self: &Arc<Self>, package: &Package, digest: Digest, because: OffBecause) -> Result<(), Error> {
+        let package = package.clone();
+        self.on_disk(move |mirror| {
+            let _lock = mirror.digest_lock(&digest).lock();
+            mirror.checked.lock().remove(&digest);
+            match because {
+                OffBecause::Missing if mirror.store.blobs.holds(&digest) => return Ok(()),
+                OffBecause::Missing => {}
+                OffBecause::Damaged => mirror.store.blobs.set_aside(&digest)?,
+            }
+            mirror.store.index.archive_gone(&digest)?;
+            mirror.change_name(&package, |name| name.archives.retain(|held| held.digest != digest))?;
+            mirror.changed(&package.provider);
+            Ok(())
+        })
+        .await
+    }
+
+    fn used(self: &Arc<Self>, digest: Digest, size_bytes: u64, now: crate::clock::Timestamp) {
+        if self.used_lately.get(&digest, now).is_some() {
+            return;
+        }
+        self.used_lately.put(digest, (), now.after(std::time::Duration::from_secs(60)), now);
+        let mirror = Arc::clone(self);
+        self.tasks.spawn(async move {
+            if let Err(error) =
+                mirror.on_disk(move |mirror| mirror.store.index.archive_used(&digest, size_bytes, now)).await
+            {
+                tracing::warn!(%error, "the use of an archive could not be noted");
+            }
+        });
+    }
+}
+
+/// Why an archive is taken off its name.
+#[derive(Debug, Clone, Copy)]
+enum OffBecause {
+    Missing,
+    Damaged,
+}
+
+fn no_such_file(wanted: &ArchiveRef) -> Error {
+    let ArchiveRef { package, digest, filename } = wanted;
+    Error::NotFound(format!(
+        "{package} has no file {filename} whose SHA-256 begins with {digest}: ask its download document again"
+    ))
+}

@@ -1,0 +1,140 @@
+//! The order in which a proven archive becomes a held one, and what is computed of it afterwards.
+
+use std::sync::Arc;
+
+use super::Mirror;
+use super::names::{HeldArchive, PackageHashesKnown};
+use super::proof_set::{KeptSet, ProofSet};
+use crate::address::Package;
+use crate::clock::Timestamp;
+use crate::digest::{Digest, FastHash};
+use crate::error::Error;
+use crate::store::{Blob, Durability, Key, Staged, StoreError};
+use crate::upstream::outbound::origin;
+use crate::verify::{PackageLimits, Verified, package_hashes};
+
+impl Mirror {
+    /// Makes a proven archive a held one: blob, then its proof set, then its name, each synced with its
+    /// folder; only then is it committed, and only then is the index told (promise 9).
+    #[expect(clippy::too_many_arguments, reason = "everything a name records of its archive")]
+    pub(super) fn commit(
+        &self,
+        package: &Package,
+        kept: &KeptSet,
+        set: &ProofSet,
+        verified: Verified<Staged>,
+        fast: FastHash,
+        size_bytes: u64,
+        now: Timestamp,
+    ) -> Result<HeldArchive, StoreError> {
+        let digest = verified.digest();
+        let _lock = self.digest_lock(&digest).lock();
+        self.store.blobs.publish(verified)?;
+        self.checked.lock().insert(digest);
+        self.name_it(package, kept, set, fast, size_bytes, now)
+    }
+
+    /// Takes over an archive whose bytes are held already: under another name, or from before a crash.
+    pub(super) async fn adopt(
+        self: &Arc<Self>,
+        package: &Package,
+        kept: &Arc<KeptSet>,
+        set: &Arc<ProofSet>,
+        now: Timestamp,
+    ) -> Result<Option<HeldArchive>, Error> {
+        let (package, kept, set) = (package.clone(), Arc::clone(kept), Arc::clone(set));
+        self.on_disk(move |mirror| {
+            let digest = set.document.shasum;
+            let _lock = mirror.digest_lock(&digest).lock();
+            let Some(blob) = mirror.store.blobs.get(&digest)? else { return Ok(None) };
+            let (actual, fast) = blob.hashes()?;
+            if actual != digest {
+                mirror.store.blobs.set_aside(&digest)?;
+                return Ok(None);
+            }
+            mirror.name_it(&package, &kept, &set, fast, blob.size_bytes(), now).map(Some)
+        })
+        .await
+    }
+
+    fn name_it(
+        &self,
+        package: &Package,
+        kept: &KeptSet,
+        set: &ProofSet,
+        fast: FastHash,
+        size_bytes: u64,
+        now: Timestamp,
+    ) -> Result<HeldArchive, StoreError> {
+        let key = Key::ProofSet(package.clone());
+        if !self.store.records.sync(&key)? {
+            self.put_document(&key, &kept.write(), now, Durability::Synced)?;
+        }
+        let held = HeldArchive {
+            digest: set.document.shasum,
+            fast,
+            filename: set.document.filename.clone(),
+            size_bytes,
+            hashes: PackageHashesKnown::NotYet,
+            proof: set.proof().clone(),
+            origin: origin(&set.document.archive_url),
+            kept: now,
+        };
+        self.change_name(package, |name| {
+            name.archives.retain(|before| before.digest != held.digest);
+            name.archives.push(held.clone());
+        })?;
+        self.store.index.archive_used(&held.digest, size_bytes, now)?;
+        self.changed(&package.provider);
+        Ok(held)
+    }
+
+    /// Computes both `h1:` of a held archive, off the path of whoever waits.
+    pub(super) fn complete_hashes_of(self: &Arc<Self>, package: Package, digest: Digest) {
+        let mirror = Arc::clone(self);
+        self.tasks.spawn(async move {
+            let of = package.clone();
+            if let Err(error) = mirror.on_disk(move |mirror| mirror.compute_hashes(&of, &digest)).await {
+                tracing::error!(%package, %error, "the h1 hashes of an archive could not be computed");
+            }
+        });
+    }
+
+    fn compute_hashes(&self, package: &Package, digest: &Digest) -> Result<(), StoreError> {
+        let Some(blob) = self.store.blobs.get(digest)? else { return Ok(()) };
+        let hashes = hashes_of(&blob);
+        if let PackageHashesKnown::Impossible { why } = &hashes {
+            tracing::error!(%package, why, "a proven archive is no zip that a client could install; it has no h1");
+        }
+        self.change_name(package, |name| {
+            if let Some(held) = name.archives.iter_mut().find(|held| held.digest == *digest) {
+                held.hashes = hashes;
+            }
+        })?;
+        self.changed(&package.provider);
+        Ok(())
+    }
+
+    /// Computes the `h1:` that an earlier run did not come to.
+    pub async fn complete_hashes(self: &Arc<Self>) -> Result<(), Error> {
+        self.on_disk(|mirror| {
+            for (key, _, _) in mirror.store.records.all("names")? {
+                let Key::Name(package) = key else { continue };
+                for held in mirror.name(&package)?.archives {
+                    if held.hashes == PackageHashesKnown::NotYet {
+                        mirror.compute_hashes(&package, &held.digest)?;
+                    }
+                }
+            }
+            Ok(())
+        })
+        .await
+    }
+}
+
+fn hashes_of(blob: &Blob) -> PackageHashesKnown {
+    match package_hashes(blob.reader(), PackageLimits::default()) {
+        Ok(hashes) => PackageHashesKnown::Known { zip: hashes.zip, directory: hashes.directory },
+        Err(bad) => PackageHashesKnown::Impossible { why: bad.to_string() },
+    }
+}

@@ -1,0 +1,108 @@
+//! When a held document is served, asked about again, or fetched. Pure: no clock, no disk, no network.
+
+use std::time::Duration;
+
+use crate::clock::Timestamp;
+use crate::upstream::outbound::Link;
+
+/// A clock that was set back by more than this makes an age meaningless.
+const CLOCK_SLACK: Duration = Duration::from_secs(60);
+
+/// How old a held document is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Age {
+    /// When upstream last confirmed it.
+    pub checked: Timestamp,
+    /// Whether upstream said then that it does not exist any more.
+    pub gone: bool,
+}
+
+/// How long documents of a kind stay fresh.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rule {
+    /// The fresh time of the kind.
+    pub fresh: Duration,
+    /// For how long a 404 is believed; never longer than `fresh`.
+    pub not_found: Duration,
+    /// How long a request waits for a revalidation.
+    pub patience: Duration,
+}
+
+impl Rule {
+    /// When a document of this age stops being fresh.
+    pub fn fresh_until(&self, age: Age) -> Timestamp {
+        age.checked.after(if age.gone { self.believed() } else { self.fresh })
+    }
+
+    /// For how long a 404 is believed.
+    pub fn believed(&self) -> Duration {
+        self.not_found.min(self.fresh)
+    }
+}
+
+/// What to do with a request for a document.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Serve what is held; it is fresh.
+    Serve,
+    /// Serve what is held; nobody can be asked.
+    ServeStale,
+    /// Ask upstream again, with patience; serve what is held if that fails.
+    Revalidate,
+    /// Fetch it; nothing is held.
+    Fetch,
+    /// Nothing is held, and nobody can be asked.
+    Refuse,
+}
+
+/// Decides.
+pub fn decide(held: Option<Age>, rule: &Rule, link: Link, now: Timestamp) -> Verdict {
+    let Some(age) = held else {
+        return match link {
+            Link::Online => Verdict::Fetch,
+            Link::Offline => Verdict::Refuse,
+        };
+    };
+    let from_the_future = age.checked > now.after(CLOCK_SLACK);
+    match link {
+        _ if now < rule.fresh_until(age) && !from_the_future => Verdict::Serve,
+        Link::Online => Verdict::Revalidate,
+        Link::Offline => Verdict::ServeStale,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RULE: Rule =
+        Rule { fresh: Duration::from_secs(300), not_found: Duration::from_secs(30), patience: Duration::from_secs(2) };
+
+    #[test]
+    fn the_table_of_decisions_holds() {
+        let held = |checked, gone| Some(Age { checked: Timestamp(checked), gone });
+        for (case, held, link, now, verdict) in [
+            ("nothing held", None, Link::Online, 1000, Verdict::Fetch),
+            ("nothing held, sealed", None, Link::Offline, 1000, Verdict::Refuse),
+            ("just checked", held(1000, false), Link::Online, 1000, Verdict::Serve),
+            ("the last fresh second", held(1000, false), Link::Online, 1299, Verdict::Serve),
+            ("the first stale second", held(1000, false), Link::Online, 1300, Verdict::Revalidate),
+            ("stale and sealed", held(1000, false), Link::Offline, 1300, Verdict::ServeStale),
+            ("fresh and sealed", held(1000, false), Link::Offline, 1001, Verdict::Serve),
+            ("gone is believed for less", held(1000, true), Link::Online, 1029, Verdict::Serve),
+            ("then asked again", held(1000, true), Link::Online, 1030, Verdict::Revalidate),
+            ("the clock went back a little", held(1000, false), Link::Online, 990, Verdict::Serve),
+            ("the clock went back a lot", held(9000, false), Link::Online, 1000, Verdict::Revalidate),
+        ] {
+            assert_eq!(decide(held, &RULE, link, Timestamp(now)), verdict, "{case}");
+        }
+    }
+
+    #[test]
+    fn no_fresh_time_means_always_asked() {
+        let rule = Rule { fresh: Duration::ZERO, ..RULE };
+        let age = Age { checked: Timestamp(5), gone: false };
+        assert_eq!(decide(Some(age), &rule, Link::Online, Timestamp(5)), Verdict::Revalidate);
+        assert_eq!(rule.believed(), Duration::ZERO);
+    }
+}

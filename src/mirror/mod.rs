@@ -1,0 +1,300 @@
+//! The heart: decides hit, stale, fill or refuse. Knows no wire format of the client's side, no HTTP.
+//!
+//! A request comes with the time it is; documents age, archives do not. Work that goes upstream runs in
+//! a flight of its own, so whoever asked may leave without ending it for others.
+
+mod archives;
+mod commit;
+mod documents;
+mod download;
+mod eviction;
+mod fill;
+mod follow;
+pub mod freshness;
+mod names;
+mod parts;
+mod proof_set;
+mod pull;
+mod remembered;
+mod seen;
+mod single_flight;
+
+use std::collections::HashSet;
+use std::hash::BuildHasher;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use prometheus_client::metrics::gauge::Gauge;
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
+
+pub use self::archives::{Archive, ArchiveRef};
+pub use self::documents::KeptDocument;
+pub use self::names::{HeldArchive, PackageHashesKnown};
+pub use self::proof_set::{KeptSet, ProofSet};
+
+use self::documents::DocumentFlight;
+use self::fill::{FillKey, Progress};
+use self::proof_set::SetFlight;
+use self::remembered::Remembered;
+use self::single_flight::{Awaited, Flights};
+use crate::address::{Hostname, Package, ProviderAddress};
+use crate::cdn_loop::CdnLoop;
+use crate::clock::Timestamp;
+use crate::digest::Digest;
+use crate::error::Error;
+use crate::store::{Key, Store, StoreError, Totals};
+use crate::upstream::outbound::{Link, Outbound};
+use crate::upstream::{Upstream, Upstreams};
+
+/// Archives up to this many bytes are proven whole before the status line, and checked on every read.
+pub const SMALL_ARCHIVE_BYTES: u64 = 1 << 20;
+
+/// What the rest of a request's way needs to know of it.
+#[derive(Debug, Clone)]
+pub struct Call {
+    /// When it came.
+    pub now: Timestamp,
+    /// Through which proxies it came.
+    pub via: CdnLoop,
+    /// By when a document must be answered.
+    pub deadline: Instant,
+    /// Whether the client can take a body whose length is not known (not so before HTTP/1.1).
+    pub takes_unknown_length: bool,
+}
+
+/// How an answer came about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// From what is held, and fresh.
+    Hit,
+    /// Fetched for this request.
+    Miss,
+    /// Held, and confirmed or replaced by upstream for this request.
+    Revalidated,
+    /// Held, past its time, and upstream could not say otherwise.
+    Stale,
+    /// Held, and upstream has deleted it.
+    Gone,
+}
+
+/// A value, how it came about, and until when it may be given out again unasked.
+#[derive(Debug, Clone)]
+pub struct Answer<T> {
+    /// The value.
+    pub value: T,
+    /// How it came about.
+    pub outcome: Outcome,
+    /// Until when it is fresh; already past for what is stale.
+    pub fresh_until: Timestamp,
+}
+
+/// What a mirror has, and what it stands for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// The version of larder.
+    pub version: String,
+    /// The store folder.
+    pub store: String,
+    /// The size limit, in bytes.
+    pub max_size_bytes: u64,
+    /// How many archives are stored.
+    pub archives: u64,
+    /// Their size, in bytes.
+    pub archive_bytes: u64,
+    /// How many documents and proof sets are stored.
+    pub documents: u64,
+    /// Their size, in bytes.
+    pub document_bytes: u64,
+    /// Whether nothing may go out.
+    pub offline: bool,
+    /// The configured upstreams.
+    pub upstreams: Vec<String>,
+}
+
+/// How long we wait for what.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Every document is answered within this.
+    pub answer_within: Duration,
+    /// An upstream that has not answered a document within this is given up.
+    pub give_up_after: Duration,
+    /// An archive that brings no byte for this long, or less than 1 KiB/s over it, is given up.
+    pub stall: Duration,
+    /// The largest document, in bytes.
+    pub document_bytes: u64,
+    /// The largest archive, in bytes.
+    pub archive_bytes: u64,
+    /// What may be stored, in bytes.
+    pub store_bytes: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            answer_within: Duration::from_secs(8),
+            give_up_after: Duration::from_secs(15),
+            stall: Duration::from_secs(30),
+            document_bytes: 16 << 20,
+            archive_bytes: 4 << 30,
+            store_bytes: u64::MAX,
+        }
+    }
+}
+
+/// The single door to everything that is mirrored.
+#[derive(Debug)]
+pub struct Mirror {
+    store: Arc<Store>,
+    upstreams: Upstreams,
+    outbound: Outbound,
+    limits: Limits,
+    tasks: TaskTracker,
+    documents: Flights<Key, Awaited<DocumentFlight>>,
+    sets: Flights<Package, Awaited<SetFlight>>,
+    fills: Flights<FillKey, watch::Receiver<Progress>>,
+    checks: Flights<Digest, Awaited<Result<bool, Error>>>,
+    absent: Remembered<Key, String>,
+    asked_anew: Remembered<Package, ()>,
+    used_lately: Remembered<Digest, ()>,
+    checked: Mutex<HashSet<Digest>>,
+    record_locks: [Mutex<()>; 64],
+    digest_locks: [Mutex<()>; 64],
+    evicting: Mutex<()>,
+    reserved: Arc<AtomicU64>,
+    revisions: [AtomicU64; 256],
+    hasher: std::hash::RandomState,
+    fills_under_way: Gauge,
+}
+
+impl Mirror {
+    /// Joins the parts.
+    pub fn new(store: Arc<Store>, upstreams: Upstreams, outbound: Outbound, limits: Limits, fills: Gauge) -> Arc<Self> {
+        Arc::new(Self {
+            store,
+            upstreams,
+            outbound,
+            limits,
+            tasks: TaskTracker::new(),
+            documents: Flights::default(),
+            sets: Flights::default(),
+            fills: Flights::default(),
+            checks: Flights::default(),
+            absent: Remembered::default(),
+            asked_anew: Remembered::default(),
+            used_lately: Remembered::default(),
+            checked: Mutex::default(),
+            record_locks: std::array::from_fn(|_| Mutex::default()),
+            digest_locks: std::array::from_fn(|_| Mutex::default()),
+            evicting: Mutex::default(),
+            reserved: Arc::default(),
+            revisions: std::array::from_fn(|_| AtomicU64::new(0)),
+            hasher: std::hash::RandomState::new(),
+            fills_under_way: fills,
+        })
+    }
+
+    /// By when a document must be answered that is asked for now.
+    pub fn deadline(&self) -> Instant {
+        Instant::now() + self.limits.answer_within
+    }
+
+    /// Whether a request has been through this larder already.
+    ///
+    /// # Errors
+    /// [`Error::Looped`], before any flight could be joined.
+    pub fn refuse_loops(&self, via: &CdnLoop) -> Result<(), Error> {
+        if via.is_a_loop(self.outbound.own_entry()) { Err(Error::Looped) } else { Ok(()) }
+    }
+
+    /// Whether what is asked for can be kept and read.
+    pub fn is_ready(&self) -> bool {
+        self.store.is_usable()
+    }
+
+    /// The configured upstreams' hosts, sorted.
+    pub fn hosts(&self) -> Vec<&Hostname> {
+        self.upstreams.hosts()
+    }
+
+    /// Downloads under way.
+    pub fn fills_under_way(&self) -> i64 {
+        self.fills_under_way.get()
+    }
+
+    /// What there is to say of the store and its upstreams.
+    pub fn status(&self) -> Status {
+        let Totals { archives, archive_bytes, documents, document_bytes } = self.store.index.totals();
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            store: self.store.root().display().to_string(),
+            max_size_bytes: self.limits.store_bytes,
+            archives,
+            archive_bytes,
+            documents,
+            document_bytes,
+            offline: self.link() == Link::Offline,
+            upstreams: self.hosts().into_iter().map(ToString::to_string).collect(),
+        }
+    }
+
+    /// Counts up with every change of what is known about a provider: whoever rendered an answer
+    /// before must render it again.
+    pub fn revision(&self, address: &ProviderAddress) -> u64 {
+        self.revision_of(address).load(Ordering::Acquire)
+    }
+
+    fn changed(&self, address: &ProviderAddress) {
+        self.revision_of(address).fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn revision_of(&self, address: &ProviderAddress) -> &AtomicU64 {
+        // The modulus keeps the index inside; two providers that share a counter only render once more.
+        &self.revisions[self.hasher.hash_one(address) as usize % self.revisions.len()]
+    }
+
+    /// The lock under which a record is read, changed and put.
+    fn record_lock(&self, key: &Key) -> &Mutex<()> {
+        &self.record_locks[self.hasher.hash_one(key) as usize % self.record_locks.len()]
+    }
+
+    /// The lock under which an archive is taken in or removed. Taken before any record's.
+    fn digest_lock(&self, digest: &Digest) -> &Mutex<()> {
+        &self.digest_locks[self.hasher.hash_one(digest) as usize % self.digest_locks.len()]
+    }
+
+    fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {
+        self.upstreams.get(host).ok_or_else(|| Error::UnknownHost(host.clone()))
+    }
+
+    /// Runs file work where it may block.
+    async fn on_disk<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Self) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, Error> {
+        let mirror = Arc::clone(self);
+        match tokio::task::spawn_blocking(move || work(&mirror)).await {
+            Ok(done) => Ok(done?),
+            Err(_) => Err(Error::Interrupted("the store".into())),
+        }
+    }
+
+    /// A call that a flight makes for itself: nobody waits for it, and it ends by its own limits.
+    fn inner(&self, call: &Call) -> Call {
+        Call { deadline: Instant::now() + self.limits.give_up_after, ..call.clone() }
+    }
+
+    /// Whether anything may go out.
+    pub fn link(&self) -> Link {
+        self.outbound.link()
+    }
+
+    /// Ends the background work that can end, and closes the store.
+    pub fn close(&self) -> Result<(), StoreError> {
+        self.store.close()
+    }
+}

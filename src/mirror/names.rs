@@ -1,0 +1,110 @@
+//! Which archives are held for a package: its name record, and what was computed of each archive.
+
+use serde::{Deserialize, Serialize};
+
+use super::Mirror;
+use crate::address::{FileName, Package};
+use crate::clock::Timestamp;
+use crate::digest::{Digest, DigestPrefix, FastHash};
+use crate::store::{Durability, Key, StoreError};
+use crate::verify::Proof;
+
+/// An archive that a name lists: it was proven, and its bytes are (or were) held.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldArchive {
+    /// Its SHA-256, which is also its `zh:`.
+    pub digest: Digest,
+    /// What it is checked against when it is read.
+    pub fast: FastHash,
+    /// Its file name.
+    pub filename: FileName,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// Both `h1:`, once they are computed.
+    #[serde(default)]
+    pub hashes: PackageHashesKnown,
+    /// How its set was proven.
+    pub proof: Proof,
+    /// The origin it was fetched from.
+    pub origin: String,
+    /// When it was kept.
+    pub kept: Timestamp,
+}
+
+/// What is known of an archive's package hashes.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PackageHashesKnown {
+    /// They were not computed yet.
+    #[default]
+    NotYet,
+    /// Both flavours (PROTOCOL 5.3).
+    Known {
+        /// As clients compute it of the zip.
+        zip: String,
+        /// As clients compute it of the unpacked tree.
+        directory: String,
+    },
+    /// They cannot be: it is no zip that a client could read.
+    Impossible {
+        /// Why.
+        why: String,
+    },
+}
+
+/// The record of a name.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct NameRecord {
+    /// The archive that was kept last, and those before it.
+    pub(super) archives: Vec<HeldArchive>,
+    /// Whether eviction leaves it alone.
+    #[serde(default)]
+    pub(super) pinned: bool,
+}
+
+impl NameRecord {
+    pub(super) fn get(&self, digest: &Digest) -> Option<&HeldArchive> {
+        self.archives.iter().find(|held| held.digest == *digest)
+    }
+
+    pub(super) fn find(&self, prefix: &DigestPrefix) -> Option<&HeldArchive> {
+        self.archives.iter().find(|held| prefix.matches(&held.digest))
+    }
+}
+
+impl Mirror {
+    pub(super) fn name(&self, package: &Package) -> Result<NameRecord, StoreError> {
+        let key = Key::Name(package.clone());
+        let Some(record) = self.store.records.get(&key)? else { return Ok(NameRecord::default()) };
+        match serde_json::from_slice(&record) {
+            Ok(name) => Ok(name),
+            Err(_) => {
+                // Its proof set is still there, and so is its blob: the next request finds both.
+                self.store.records.set_aside(&key)?;
+                Ok(NameRecord::default())
+            }
+        }
+    }
+
+    /// Reads a name, changes it, and puts it back synced; an empty one is removed.
+    pub(super) fn change_name(
+        &self,
+        package: &Package,
+        change: impl FnOnce(&mut NameRecord),
+    ) -> Result<(), StoreError> {
+        let key = Key::Name(package.clone());
+        let _lock = self.record_lock(&key).lock();
+        let before = self.name(package)?;
+        let mut name = before.clone();
+        change(&mut name);
+        if name == before {
+            return Ok(());
+        }
+        if name.archives.is_empty() && !name.pinned {
+            return self.store.records.remove(&key);
+        }
+        let record =
+            serde_json::to_vec(&name).map_err(|e| StoreError::Index(format!("a name cannot be written: {e}")))?;
+        self.store.records.put(&key, &record, Durability::Synced).map(|_| ())
+    }
+}

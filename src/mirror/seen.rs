@@ -1,0 +1,122 @@
+//! What was ever proven of a provider: when each version was first seen, every digest its sums gave, and
+//! the keys that signed. Never evicted: this is how a version that is published anew is noticed.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::Mirror;
+use crate::address::{Package, ProviderAddress, Version};
+use crate::clock::Timestamp;
+use crate::digest::Digest;
+use crate::store::{Durability, Key, StoreError};
+use crate::verify::Checksums;
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Seen {
+    /// The fingerprints of the keys that signed a proven set, and when each was first seen.
+    #[serde(default)]
+    keys: BTreeMap<String, Timestamp>,
+    #[serde(default)]
+    versions: BTreeMap<Version, SeenVersion>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct SeenVersion {
+    first_seen: Timestamp,
+    /// Every digest that proven sums of this version gave a file.
+    #[serde(default)]
+    digests: BTreeMap<String, Vec<Digest>>,
+}
+
+/// How proven sums stand to what was proven before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum History {
+    /// No file has another digest than before.
+    Consistent,
+    /// A file has, and a key that signed for this provider before vouches for it.
+    RepublishedByKnownKey {
+        /// The file.
+        file: String,
+    },
+    /// A file has, and nobody known vouches for it.
+    RepublishedByStranger {
+        /// The file.
+        file: String,
+    },
+}
+
+fn read(mirror: &Mirror, key: &Key) -> Result<Seen, StoreError> {
+    let Some(record) = mirror.store.records.get(key)? else { return Ok(Seen::default()) };
+    match serde_json::from_slice(&record) {
+        Ok(seen) => Ok(seen),
+        Err(_) => {
+            mirror.store.records.set_aside(key)?;
+            Ok(Seen::default())
+        }
+    }
+}
+
+fn put(mirror: &Mirror, key: &Key, seen: &Seen) -> Result<(), StoreError> {
+    let record =
+        serde_json::to_vec(seen).map_err(|e| StoreError::Index(format!("what was seen cannot be written: {e}")))?;
+    mirror.store.records.put(key, &record, Durability::Synced).map(|_| ())
+}
+
+/// Notes the versions of a list that were not seen before.
+pub(super) fn note_versions(
+    mirror: &Mirror,
+    address: &ProviderAddress,
+    versions: &[Version],
+    now: Timestamp,
+) -> Result<(), StoreError> {
+    let key = Key::Seen(address.clone());
+    let _lock = mirror.record_lock(&key).lock();
+    let mut seen = read(mirror, &key)?;
+    let known = seen.versions.len();
+    for version in versions {
+        seen.versions.entry(version.clone()).or_insert(SeenVersion { first_seen: now, digests: BTreeMap::new() });
+    }
+    if seen.versions.len() == known { Ok(()) } else { put(mirror, &key, &seen) }
+}
+
+/// Holds proven sums against what was proven before; notes them unless a stranger changed them.
+pub(super) fn judge(
+    mirror: &Mirror,
+    package: &Package,
+    sums: &Checksums,
+    fingerprint: Option<&str>,
+    now: Timestamp,
+) -> Result<History, StoreError> {
+    let key = Key::Seen(package.provider.clone());
+    let _lock = mirror.record_lock(&key).lock();
+    let mut seen = read(mirror, &key)?;
+    let known_key = fingerprint.is_some_and(|fingerprint| seen.keys.contains_key(fingerprint));
+    let version = seen
+        .versions
+        .entry(package.version.clone())
+        .or_insert(SeenVersion { first_seen: now, digests: BTreeMap::new() });
+    let differs =
+        |(file, digest): &(&str, Digest)| version.digests.get(*file).is_some_and(|before| !before.contains(digest));
+    let history = match sums.iter().find(differs).map(|(file, _)| file.to_owned()) {
+        None => History::Consistent,
+        Some(file) if known_key => History::RepublishedByKnownKey { file },
+        Some(file) => return Ok(History::RepublishedByStranger { file }),
+    };
+    let mut news = false;
+    for (file, digest) in sums.iter() {
+        let before = version.digests.entry(file.to_owned()).or_default();
+        if !before.contains(&digest) {
+            before.push(digest);
+            news = true;
+        }
+    }
+    if let Some(fingerprint) = fingerprint.filter(|_| !known_key) {
+        seen.keys.insert(fingerprint.to_owned(), now);
+        news = true;
+    }
+    if news {
+        put(mirror, &key, &seen)?;
+    }
+    Ok(history)
+}

@@ -1,0 +1,70 @@
+//! One piece of work per key at a time. It outlives whoever asked first; all who ask share how it ends.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Shared};
+use parking_lot::Mutex;
+use tokio_util::task::TaskTracker;
+
+/// The work under way, by key; `V` is what those who join it get hold of.
+#[derive(Debug)]
+pub(super) struct Flights<K: Hash + Eq, V>(Arc<Mutex<HashMap<K, V>>>);
+
+impl<K: Hash + Eq, V> Default for Flights<K, V> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+/// Ends a flight when it is dropped: the next to ask starts another.
+#[derive(Debug)]
+pub(super) struct Landing<K: Hash + Eq, V> {
+    key: K,
+    flights: Arc<Mutex<HashMap<K, V>>>,
+}
+
+impl<K: Hash + Eq, V> Drop for Landing<K, V> {
+    fn drop(&mut self) {
+        self.flights.lock().remove(&self.key);
+    }
+}
+
+impl<K: Hash + Eq + Clone, V: Clone> Flights<K, V> {
+    /// Joins the flight for `key`, or starts it. `start` must hand the landing to the work, and not block.
+    pub(super) fn join(&self, key: K, start: impl FnOnce(Landing<K, V>) -> V) -> V {
+        let mut flights = self.0.lock();
+        if let Some(under_way) = flights.get(&key) {
+            return under_way.clone();
+        }
+        let started = start(Landing { key: key.clone(), flights: Arc::clone(&self.0) });
+        flights.insert(key, started.clone());
+        started
+    }
+}
+
+/// A result that many wait for.
+pub(super) type Awaited<T> = Shared<BoxFuture<'static, T>>;
+
+impl<K, T> Flights<K, Awaited<T>>
+where
+    K: Hash + Eq + Clone + Send + 'static,
+    T: Clone + Send + Sync + 'static,
+{
+    /// Joins the work for `key`, or spawns it. `lost` is what all get if its task dies.
+    pub(super) fn share<F>(&self, tasks: &TaskTracker, key: K, lost: T, work: impl FnOnce() -> F) -> Awaited<T>
+    where
+        F: Future<Output = T> + Send + 'static,
+    {
+        self.join(key, |landing| {
+            let work = work();
+            let task = tasks.spawn(async move {
+                let _landing = landing;
+                work.await
+            });
+            async move { task.await.unwrap_or(lost) }.boxed().shared()
+        })
+    }
+}

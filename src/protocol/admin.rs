@@ -1,0 +1,170 @@
+//! The admin side: probes, who may ask, and what larder says of itself.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use subtle::ConstantTimeEq;
+
+use super::{Content, Reply};
+use crate::mirror::{Mirror, Status};
+
+/// The answer to `/healthz`: the process runs.
+pub(super) fn health() -> Reply {
+    Reply { content: Content::Word { well: true, text: "ok" }, outcome: None }
+}
+
+/// The answer to `/readyz`: the store is open, whatever the upstreams do.
+pub(super) fn readiness(mirror: &Arc<Mirror>) -> Reply {
+    let well = mirror.is_ready();
+    let text = if well { "ready" } else { "the store is not there" };
+    Reply { content: Content::Word { well, text }, outcome: None }
+}
+
+/// What can be asked on the admin listener.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AdminRoute {
+    /// `/healthz`, for all.
+    Health,
+    /// `/readyz`, for all.
+    Ready,
+    /// `/metrics`
+    Metrics,
+    /// `/admin/v1/status`
+    Status,
+    /// `/admin/v1/client-config`, with `?mirror` for a network mirror.
+    ClientConfig(super::client_config::Way),
+}
+
+impl AdminRoute {
+    /// Parses a path and its query.
+    pub fn parse(path: &str, query: Option<&str>) -> Option<Self> {
+        use super::client_config::Way;
+        Some(match path {
+            "/healthz" => Self::Health,
+            "/readyz" => Self::Ready,
+            "/metrics" => Self::Metrics,
+            "/admin/v1/status" => Self::Status,
+            "/admin/v1/client-config" if query == Some("mirror") => Self::ClientConfig(Way::NetworkMirror),
+            "/admin/v1/client-config" => Self::ClientConfig(Way::HostOverride),
+            _ => return None,
+        })
+    }
+}
+
+/// Who may ask on the admin listener.
+#[derive(Debug)]
+pub struct Access {
+    token: String,
+    listens_on_loopback: bool,
+}
+
+/// What a request shows of who sent it.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Credentials<'a> {
+    /// The Origin header: a browser sent it.
+    pub origin: Option<&'a str>,
+    /// The Host header, or the authority.
+    pub host: Option<&'a str>,
+    /// The Authorization header.
+    pub authorization: Option<&'a str>,
+}
+
+/// Why a request is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// 403.
+    #[error("requests from web pages are refused")]
+    FromAPage,
+    /// 403: a name that was made to lead here (DNS rebinding).
+    #[error("on loopback, the Host must be localhost or a loopback address")]
+    ForeignHost,
+    /// 401.
+    #[error("send the admin token as a bearer token: it is in admin-token in the store folder, unless configured")]
+    NoToken,
+}
+
+impl Access {
+    /// The rules for one listener.
+    pub fn new(token: String, listener: IpAddr) -> Self {
+        Self { token, listens_on_loopback: listener.is_loopback() }
+    }
+
+    /// Whether a request that only reads may be answered.
+    pub fn may_read(&self, shown: Credentials<'_>) -> Result<(), Refusal> {
+        if shown.origin.is_some() {
+            return Err(Refusal::FromAPage);
+        }
+        if !self.listens_on_loopback {
+            return if self.has_token(shown) { Ok(()) } else { Err(Refusal::NoToken) };
+        }
+        if shown.host.is_some_and(is_local) { Ok(()) } else { Err(Refusal::ForeignHost) }
+    }
+
+    fn has_token(&self, shown: Credentials<'_>) -> bool {
+        let given = shown.authorization.and_then(|value| value.split_once(' '));
+        let given = given.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, token)| token.trim());
+        given.is_some_and(|given| bool::from(given.as_bytes().ct_eq(self.token.as_bytes())))
+    }
+}
+
+fn is_local(host: &str) -> bool {
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    name.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
+}
+
+/// What `larder status` shows.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// The mirror itself.
+    #[serde(flatten)]
+    pub mirror: Status,
+    /// What was done since the start; absent where no larder runs.
+    pub since_start: Option<SinceStart>,
+}
+
+/// What a running larder has done.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SinceStart {
+    /// Requests by how they ended.
+    pub requests: std::collections::BTreeMap<String, u64>,
+    /// Body bytes sent to clients.
+    pub sent_bytes: u64,
+    /// Body bytes received from upstreams.
+    pub upstream_bytes: u64,
+    /// Downloads under way.
+    pub fills_under_way: i64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_in_a_browser_and_a_rebound_name_are_refused() {
+        let local = Access::new("t0ken".into(), IpAddr::from([127, 0, 0, 1]));
+        let shown = |host| Credentials { host: Some(host), ..Default::default() };
+        for host in ["localhost", "LOCALHOST:8081", "127.0.0.1:8081", "[::1]:8081", "127.9.9.9"] {
+            assert_eq!(local.may_read(shown(host)), Ok(()), "{host}");
+        }
+        for host in ["evil.example", "evil.example:8081", "127.0.0.1.evil.example", "", "10.0.0.1"] {
+            assert_eq!(local.may_read(shown(host)), Err(Refusal::ForeignHost), "{host}");
+        }
+        let page = Credentials { origin: Some("null"), ..shown("localhost") };
+        assert_eq!(local.may_read(page), Err(Refusal::FromAPage));
+    }
+
+    #[test]
+    fn away_from_loopback_even_reading_needs_the_token() {
+        let open = Access::new("t0ken".into(), IpAddr::from([10, 0, 0, 1]));
+        let shown = |authorization| Credentials { host: Some("admin.corp"), authorization, origin: None };
+        assert_eq!(open.may_read(shown(Some("Bearer t0ken"))), Ok(()));
+        for wrong in [None, Some("Bearer"), Some("Bearer t0ke"), Some("Basic t0ken"), Some("t0ken"), Some("Bearer ")] {
+            assert_eq!(open.may_read(shown(wrong)), Err(Refusal::NoToken), "{wrong:?}");
+        }
+    }
+}

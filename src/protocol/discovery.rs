@@ -1,0 +1,76 @@
+//! Service discovery: the upstream's own document, with the services that larder serves led back here
+//! and every other made absolute to its upstream (PROTOCOL 1.1).
+
+use std::sync::Arc;
+
+use serde_json::value::{RawValue, to_raw_value};
+use url::Url;
+
+use super::Links;
+use super::route::providers_base;
+use crate::address::Hostname;
+use crate::error::Error;
+use crate::mirror::{Answer, Call, KeptDocument, Mirror};
+use crate::upstream::discovery::Discovery;
+use crate::upstream::providers::RawObject;
+
+/// The members of `login.v1` that are URLs.
+const NESTED_URLS: [&str; 2] = ["authz", "token"];
+
+/// The rewritten discovery document of an upstream.
+pub(super) async fn document(
+    mirror: &Arc<Mirror>,
+    host: &Hostname,
+    call: &Call,
+    links: Links<'_>,
+) -> Result<Answer<Vec<u8>>, Error> {
+    let Answer { value, outcome, fresh_until } = mirror.discovery(host, call).await?;
+    let entries = services(&value, host, |path| links.to(path))?;
+    let body = serde_json::to_vec(&entries).map_err(|e| unreadable(host, &e.to_string()))?;
+    Ok(Answer { value: body, outcome, fresh_until })
+}
+
+/// Every service of a held discovery document, as clients of larder must see it.
+pub(super) fn services(
+    held: &KeptDocument,
+    host: &Hostname,
+    link: impl Fn(&str) -> String,
+) -> Result<RawObject, Error> {
+    let Discovery { mut entries, url } = held.discovery().map_err(|why| unreadable(host, &why))?;
+    for (name, value) in &mut entries {
+        let rewritten = match name.as_str() {
+            "providers.v1" => to_raw_value(&link(&providers_base(host))).ok(),
+            _ => absolute(value, &url),
+        };
+        if let Some(rewritten) = rewritten {
+            *value = rewritten;
+        }
+    }
+    Ok(entries)
+}
+
+/// A service made absolute; `None` where it stays as upstream wrote it.
+fn absolute(value: &RawValue, base: &Url) -> Option<Box<RawValue>> {
+    if let Ok(reference) = serde_json::from_str::<String>(value.get()) {
+        return resolved(&reference, base);
+    }
+    let mut members: RawObject = serde_json::from_str(value.get()).ok()?;
+    for name in NESTED_URLS {
+        if let Some(member) = members.get_mut(name)
+            && let Ok(reference) = serde_json::from_str::<String>(member.get())
+            && let Some(rewritten) = resolved(&reference, base)
+        {
+            *member = rewritten;
+        }
+    }
+    to_raw_value(&members).ok()
+}
+
+/// What clients ignore because it is no URL stays as upstream wrote it.
+fn resolved(reference: &str, base: &Url) -> Option<Box<RawValue>> {
+    to_raw_value(base.join(reference).ok()?.as_str()).ok()
+}
+
+fn unreadable(host: &Hostname, why: &str) -> Error {
+    Error::Interrupted(format!("the held discovery document of {host} cannot be read: {why}"))
+}

@@ -1,0 +1,146 @@
+//! What clients speak: one file per protocol. Translates between routes and the mirror; never decides.
+
+pub mod admin;
+mod archive;
+pub mod client_config;
+mod discovery;
+mod network_mirror;
+mod providers;
+pub mod rendered;
+pub mod route;
+
+use std::sync::Arc;
+
+use self::rendered::{Answers, Kept, Rendered};
+use self::route::{Door, Form, Mount, NoRoute, Route};
+use crate::cdn_loop::CdnLoop;
+use crate::clock::Timestamp;
+use crate::error::Error;
+use crate::mirror::{Answer, Archive, Call, Mirror, Outcome};
+
+/// A request, as far as protocols look at it.
+#[derive(Debug, Clone)]
+pub struct Request<'a> {
+    /// The path as it came, percent-encoded.
+    pub path: &'a str,
+    /// The Host header, or the authority.
+    pub host: Option<&'a str>,
+    /// Which proxies it came through.
+    pub via: CdnLoop,
+    /// When it came.
+    pub now: Timestamp,
+    /// Whether the client can take a body whose length is not known.
+    pub takes_unknown_length: bool,
+}
+
+/// An answer, before it becomes HTTP.
+#[derive(Debug)]
+pub struct Reply {
+    /// What goes out.
+    pub content: Content,
+    /// How it came about; `None` for what has nothing to do with the mirror.
+    pub outcome: Option<Outcome>,
+}
+
+/// What goes out.
+#[derive(Debug)]
+pub enum Content {
+    /// A JSON document.
+    Document(Arc<Rendered>),
+    /// A file that is named by its digest.
+    File(Archive),
+    /// A short word for probes.
+    Word {
+        /// Whether all is well.
+        well: bool,
+        /// The word.
+        text: &'static str,
+    },
+}
+
+/// Why there is no reply.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Failure {
+    /// The request line leads nowhere.
+    #[error(transparent)]
+    NoRoute(#[from] NoRoute),
+    /// The mirror could not answer.
+    #[error(transparent)]
+    Mirror(#[from] Error),
+}
+
+/// The protocols over one mirror.
+#[derive(Debug)]
+pub struct Protocols {
+    mirror: Arc<Mirror>,
+    mount: Mount,
+    door: Door,
+    answers: Answers,
+}
+
+impl Protocols {
+    /// Joins the parts. `memory_bytes` is for finished answers.
+    pub fn new(mirror: Arc<Mirror>, mount: Mount, door: Door, memory_bytes: u64) -> Self {
+        Self { mirror, mount, door, answers: Answers::with_room_for(memory_bytes) }
+    }
+
+    /// The mirror behind them.
+    pub fn mirror(&self) -> &Arc<Mirror> {
+        &self.mirror
+    }
+
+    /// Parses a request line.
+    pub fn route(&self, request: &Request<'_>) -> Result<Route, NoRoute> {
+        Route::parse(self.mount.below(request.path), request.host, &self.door)
+    }
+
+    /// Answers a route.
+    pub async fn answer(&self, route: &Route, request: &Request<'_>) -> Result<Reply, Failure> {
+        self.mirror.refuse_loops(&request.via)?;
+        let form = self.mount.form(&request.via);
+        let revision = route.provider().map_or(0, |provider| self.mirror.revision(provider));
+        if let Some(rendered) = self.answers.fresh(route, form, revision, request.now) {
+            return Ok(Reply { content: Content::Document(rendered), outcome: Some(Outcome::Hit) });
+        }
+        let call = Call {
+            now: request.now,
+            via: request.via.clone(),
+            deadline: self.mirror.deadline(),
+            takes_unknown_length: request.takes_unknown_length,
+        };
+        let links = Links { mount: &self.mount, form };
+        let document = match route {
+            Route::Health => return Ok(admin::health()),
+            Route::Ready => return Ok(admin::readiness(&self.mirror)),
+            Route::ProviderFile(wanted) => return Ok(archive::file(&self.mirror, wanted, &call).await?),
+            Route::Discovery(host) => discovery::document(&self.mirror, host, &call, links).await?,
+            Route::ProviderVersions(address) => providers::versions(&self.mirror, address, &call).await?,
+            Route::ProviderDownload(package) => providers::download(&self.mirror, package, &call, links).await?,
+            Route::MirrorIndex(address) => network_mirror::index(&self.mirror, address, &call).await?,
+            Route::MirrorVersion(address, version) => {
+                network_mirror::version(&self.mirror, address, version, &call, links).await?
+            }
+        };
+        let Answer { value, outcome, fresh_until } = document;
+        let rendered = Arc::new(Rendered::new(value));
+        // What is gone upstream says so in every answer, so it is rendered each time. Kept with the revision
+        // from before: if anything changed while it was made, the next request makes it again.
+        if outcome != Outcome::Gone && request.now < fresh_until {
+            self.answers.keep(route.clone(), form, Kept { rendered: Arc::clone(&rendered), fresh_until, revision });
+        }
+        Ok(Reply { content: Content::Document(rendered), outcome: Some(outcome) })
+    }
+}
+
+/// How our own URLs are written in one answer.
+#[derive(Debug, Clone, Copy)]
+struct Links<'a> {
+    mount: &'a Mount,
+    form: Form,
+}
+
+impl Links<'_> {
+    fn to(&self, path: &str) -> String {
+        self.mount.url(self.form, path)
+    }
+}

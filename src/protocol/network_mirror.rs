@@ -1,0 +1,258 @@
+//! The provider network mirror protocol (PROTOCOL 3): `index.json` and `VERSION.json`, hashes taken from
+//! proven checksums. No archive is touched to answer.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use serde::Serialize;
+
+use super::Links;
+use super::route::Route;
+use crate::address::{FileName, Package, Platform, ProviderAddress, Version};
+use crate::clock::Timestamp;
+use crate::digest::Digest;
+use crate::error::Error;
+use crate::mirror::{Answer, ArchiveRef, Call, Mirror, Outcome, PackageHashesKnown, ProofSet};
+use crate::upstream::outbound::Link;
+use crate::upstream::providers::ListedVersion;
+use crate::verify::platform_of;
+
+/// How many sets of one version are asked for side by side.
+const AT_ONCE: usize = 8;
+/// Where a list names no platforms, these are tried in turn until one has a set.
+const COMMON_PLATFORMS: [&str; 4] = ["linux_amd64", "darwin_arm64", "linux_arm64", "windows_amd64"];
+
+#[derive(Serialize)]
+struct Nothing {}
+
+#[derive(Serialize)]
+struct Index<'a> {
+    versions: BTreeMap<&'a Version, Nothing>,
+}
+
+#[derive(Serialize, Default)]
+struct Archives {
+    archives: BTreeMap<String, ArchiveEntry>,
+}
+
+#[derive(Serialize)]
+struct ArchiveEntry {
+    url: String,
+    hashes: Vec<String>,
+}
+
+/// `index.json`: the versions of a provider.
+pub(super) async fn index(
+    mirror: &Arc<Mirror>,
+    address: &ProviderAddress,
+    call: &Call,
+) -> Result<Answer<Vec<u8>>, Error> {
+    let Answer { value, outcome, fresh_until } = mirror.provider_versions(address, call).await?;
+    let list = value.versions().map_err(|why| unreadable(address, why))?;
+    let versions = list.versions.iter().map(|listed| (&listed.version, Nothing {})).collect();
+    let body = serde_json::to_vec(&Index { versions }).map_err(|e| unreadable(address, e.to_string()))?;
+    Ok(Answer { value: body, outcome, fresh_until })
+}
+
+/// `VERSION.json`: the archives of a version. A version that is not there has none: with 404 the client
+/// would give up instead of asking its next installation method (PROTOCOL 3.4).
+pub(super) async fn version(
+    mirror: &Arc<Mirror>,
+    address: &ProviderAddress,
+    version: &Version,
+    call: &Call,
+    links: Links<'_>,
+) -> Result<Answer<Vec<u8>>, Error> {
+    let list = mirror.provider_versions(address, call).await?;
+    let mut answer = Answered { outcome: list.outcome, fresh_until: list.fresh_until };
+    let listed = list.value.versions().map_err(|why| unreadable(address, why))?;
+    let mut archives = Archives::default();
+    if let Some(listed) = listed.get(version) {
+        let sets = Sets::of(mirror, address, listed, call, &mut answer).await?;
+        for (platform, archive) in sets.archives(mirror, call, &mut answer).await? {
+            let package = Package { provider: address.clone(), version: version.clone(), platform };
+            let held = mirror.name_entry(&package, archive.digest).await?;
+            if held.is_none() && mirror.link() == Link::Offline {
+                continue;
+            }
+            let mut hashes = vec![archive.digest.zh()];
+            if let Some(PackageHashesKnown::Known { zip, .. }) = held.map(|held| held.hashes) {
+                hashes.push(zip);
+            }
+            let key = package.platform.to_string();
+            let reference = ArchiveRef { package, digest: archive.digest.prefix(), filename: archive.filename };
+            archives
+                .archives
+                .insert(key, ArchiveEntry { url: links.to(&Route::ProviderFile(reference).path()), hashes });
+        }
+    }
+    let body = serde_json::to_vec(&archives).map_err(|e| unreadable(address, e.to_string()))?;
+    Ok(Answer { value: body, outcome: answer.outcome, fresh_until: answer.fresh_until })
+}
+
+/// How an answer that is made of several came about: as the least certain of them.
+struct Answered {
+    outcome: Outcome,
+    fresh_until: Timestamp,
+}
+
+impl Answered {
+    fn and<T>(&mut self, other: &Answer<T>) {
+        let weight = |outcome| match outcome {
+            Outcome::Hit => 0,
+            Outcome::Revalidated => 1,
+            Outcome::Miss => 2,
+            Outcome::Gone => 3,
+            Outcome::Stale => 4,
+        };
+        if weight(other.outcome) > weight(self.outcome) {
+            self.outcome = other.outcome;
+        }
+        self.fresh_until = self.fresh_until.min(other.fresh_until);
+    }
+}
+
+struct NamedArchive {
+    digest: Digest,
+    filename: FileName,
+}
+
+/// The proof sets that are known of one version.
+struct Sets<'a> {
+    address: &'a ProviderAddress,
+    listed: &'a ListedVersion,
+    own: BTreeMap<Platform, Arc<ProofSet>>,
+}
+
+impl<'a> Sets<'a> {
+    /// The held sets of a version, asked again where their time is over; or one set, where none is held.
+    async fn of(
+        mirror: &Arc<Mirror>,
+        address: &'a ProviderAddress,
+        listed: &'a ListedVersion,
+        call: &Call,
+        answer: &mut Answered,
+    ) -> Result<Self, Error> {
+        let package = |platform| Package { provider: address.clone(), version: listed.version.clone(), platform };
+        let mut sets = Self { address, listed, own: BTreeMap::new() };
+        let held = mirror.platforms_with_sets(address, &listed.version).await?;
+        let asked: Vec<(Platform, Answer<Arc<ProofSet>>)> = stream::iter(held)
+            .map(|platform| {
+                let package = package(platform);
+                async move { Ok::<_, Error>((package.platform.clone(), mirror.proof_set(&package, call).await?)) }
+            })
+            .buffer_unordered(AT_ONCE)
+            .try_collect()
+            .await?;
+        for (platform, set) in asked {
+            answer.and(&set);
+            sets.own.insert(platform, set.value);
+        }
+        if sets.own.is_empty() {
+            sets.ask_for_one(mirror, call, answer, package).await?;
+        }
+        Ok(sets)
+    }
+
+    async fn ask_for_one(
+        &mut self,
+        mirror: &Arc<Mirror>,
+        call: &Call,
+        answer: &mut Answered,
+        package: impl Fn(Platform) -> Package,
+    ) -> Result<(), Error> {
+        if mirror.link() == Link::Offline {
+            return Ok(());
+        }
+        let common: Vec<Platform> =
+            COMMON_PLATFORMS.iter().filter_map(|platform| Platform::parse(platform).ok()).collect();
+        let listed = &self.listed.platforms;
+        let mut candidates: Vec<Platform> =
+            common.iter().filter(|platform| listed.contains(platform)).cloned().collect();
+        candidates.extend(listed.iter().filter(|platform| !common.contains(platform)).cloned());
+        if listed.is_empty() {
+            candidates = common;
+        }
+        for platform in candidates.into_iter().take(COMMON_PLATFORMS.len()) {
+            match mirror.proof_set(&package(platform.clone()), call).await {
+                Ok(set) => {
+                    answer.and(&set);
+                    self.own.insert(platform, set.value);
+                    return Ok(());
+                }
+                Err(Error::NotFound(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// The archive of every platform: from its own set, else from the newest proven sums, else from a
+    /// document of its own where its file name does not follow the convention.
+    async fn archives(
+        &self,
+        mirror: &Arc<Mirror>,
+        call: &Call,
+        answer: &mut Answered,
+    ) -> Result<BTreeMap<Platform, NamedArchive>, Error> {
+        let by_convention = self.by_convention();
+        let mut archives = BTreeMap::new();
+        let mut unknown = Vec::new();
+        let listed = self.listed.platforms.iter().chain(self.own.keys());
+        let all: std::collections::BTreeSet<&Platform> = if self.listed.platforms.is_empty() {
+            listed.chain(by_convention.keys()).collect()
+        } else {
+            listed.collect()
+        };
+        for platform in all {
+            if let Some(set) = self.own.get(platform) {
+                archives.insert(platform.clone(), of_set(set));
+            } else if let Some((digest, filename)) = by_convention.get(platform) {
+                archives.insert(platform.clone(), NamedArchive { digest: *digest, filename: filename.clone() });
+            } else if mirror.link() == Link::Online {
+                unknown.push(platform.clone());
+            }
+        }
+        let asked: Vec<_> = stream::iter(unknown)
+            .map(|platform| async move {
+                let version = self.listed.version.clone();
+                let package = Package { provider: self.address.clone(), version, platform: platform.clone() };
+                (platform, mirror.proof_set(&package, call).await)
+            })
+            .buffer_unordered(AT_ONCE)
+            .collect()
+            .await;
+        for (platform, set) in asked {
+            match set {
+                Ok(set) => {
+                    answer.and(&set);
+                    archives.insert(platform, of_set(&set.value));
+                }
+                // Not there, or not proven: neither is offered, and the others are no worse for it.
+                Err(Error::NotFound(_) | Error::Unverified { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(archives)
+    }
+
+    fn by_convention(&self) -> BTreeMap<Platform, (Digest, FileName)> {
+        let newest = self.own.values().max_by_key(|set| set.fetched());
+        let Some(sums) = newest.and_then(|set| set.checksums()) else { return BTreeMap::new() };
+        let versions = [self.listed.version.as_str(), self.listed.spelled.as_str()];
+        let entry = |(name, digest): (&str, Digest)| {
+            let (os, arch) = platform_of(name, self.address.type_.as_str(), &versions)?;
+            Some((Platform::new(os, arch).ok()?, (digest, FileName::parse(name).ok()?)))
+        };
+        sums.iter().filter_map(entry).collect()
+    }
+}
+
+fn of_set(set: &ProofSet) -> NamedArchive {
+    NamedArchive { digest: set.document.shasum, filename: set.document.filename.clone() }
+}
+
+fn unreadable(address: &ProviderAddress, why: String) -> Error {
+    Error::Interrupted(format!("the held version list of {address} cannot be read: {why}"))
+}

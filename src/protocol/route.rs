@@ -1,0 +1,440 @@
+//! Every path of the main listener: parsed from a request line, printed as a URL. The table of contents
+//! of the whole API. Every URL that is printed parses back to the same route.
+
+use std::collections::BTreeSet;
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use url::Url;
+
+use crate::address::{FileName, Hostname, LONGEST_PART, Name, Package, Platform, ProviderAddress, Version};
+use crate::cdn_loop::CdnLoop;
+use crate::digest::DigestPrefix;
+use crate::mirror::ArchiveRef;
+
+/// What stands in a path segment as it is; everything else is percent-encoded. `+` is literal in the
+/// version paths of the clients (PROTOCOL 2.2), `:` in hosts with a port.
+const ENCODED: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~').remove(b'+').remove(b':');
+
+/// The base of the provider network mirror, for client configurations.
+pub const MIRROR_BASE: &str = "/mirror/";
+
+/// One thing that can be asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Route {
+    /// `/registry/HOST/.well-known/terraform.json`, or our own where the Host or `default_upstream` says which.
+    Discovery(Hostname),
+    /// `/registry/HOST/v1/providers/NS/TYPE/versions`
+    ProviderVersions(ProviderAddress),
+    /// `/registry/HOST/v1/providers/NS/TYPE/VERSION/download/OS/ARCH`
+    ProviderDownload(Package),
+    /// `/mirror/HOST/NS/TYPE/index.json`
+    MirrorIndex(ProviderAddress),
+    /// `/mirror/HOST/NS/TYPE/VERSION.json`
+    MirrorVersion(ProviderAddress, Version),
+    /// `/archive/HOST/providers/NS/TYPE/VERSION/OS_ARCH/DIGEST/FILENAME`
+    ProviderFile(ArchiveRef),
+    /// `/healthz`
+    Health,
+    /// `/readyz`
+    Ready,
+}
+
+/// A request line that leads nowhere.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoRoute {
+    /// No name, version or platform can look like that: 400.
+    #[error("{0}")]
+    Malformed(String),
+    /// There is no such thing here: 404.
+    #[error("{0}")]
+    Unknown(String),
+}
+
+impl From<crate::address::BadAddress> for NoRoute {
+    fn from(bad: crate::address::BadAddress) -> Self {
+        Self::Malformed(bad.to_string())
+    }
+}
+
+impl From<crate::digest::BadDigest> for NoRoute {
+    fn from(bad: crate::digest::BadDigest) -> Self {
+        Self::Malformed(bad.to_string())
+    }
+}
+
+/// What the meaning of a path depends on besides itself.
+#[derive(Debug, Clone, Default)]
+pub struct Door {
+    /// The configured upstreams.
+    pub upstreams: BTreeSet<Hostname>,
+    /// What larder's own host name stands for.
+    pub default_upstream: Option<Hostname>,
+}
+
+impl Door {
+    /// The upstream whose name the client believes to talk to. The Host header may carry the port that
+    /// larder happens to listen on.
+    fn taken_over(&self, host: Option<&str>) -> Option<&Hostname> {
+        let named = Hostname::parse(host?).ok()?;
+        let without_port = Hostname::parse(named.name()).ok()?;
+        self.upstreams.get(&named).or_else(|| self.upstreams.get(&without_port))
+    }
+
+    /// A host in one of our paths: one that is not configured is told so.
+    fn host(&self, segment: &str) -> Result<Hostname, NoRoute> {
+        let host = Hostname::parse(segment)?;
+        if self.upstreams.contains(&host) {
+            return Ok(host);
+        }
+        Err(NoRoute::Unknown(crate::error::Error::UnknownHost(host).to_string()))
+    }
+}
+
+impl Route {
+    /// Parses the path of a request, its mount prefix already taken off. `host` is the Host header.
+    ///
+    /// # Errors
+    /// [`NoRoute`], with the reason for the client.
+    pub fn parse(path: &str, host: Option<&str>, door: &Door) -> Result<Self, NoRoute> {
+        let segments = segments(path)?;
+        let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
+        match segments.as_slice() {
+            ["healthz"] => Ok(Self::Health),
+            ["readyz"] => Ok(Self::Ready),
+            [".well-known", "terraform.json"] => match door.taken_over(host).or(door.default_upstream.as_ref()) {
+                Some(host) => Ok(Self::Discovery(host.clone())),
+                None => Err(NoRoute::Unknown(
+                    "this host name stands for no registry: use a host override with /registry/HOST/…, or have its operator set default_upstream".into(),
+                )),
+            },
+            ["registry", host, ".well-known", "terraform.json"] => Ok(Self::Discovery(door.host(host)?)),
+            ["registry", host, "v1", "providers", rest @ ..] => Self::providers(door.host(host)?, rest, path),
+            ["v1", "providers", rest @ ..] => match door.taken_over(host) {
+                Some(host) => Self::providers(host.clone(), rest, path),
+                None => Err(NoRoute::Unknown(format!("{path}: the Host is no upstream of this mirror; ask /registry/HOST{path}"))),
+            },
+            ["mirror", host, namespace, type_, file] => Self::network_mirror(door.host(host)?, namespace, type_, file, path),
+            ["archive", reserved, ..] if reserved.starts_with('~') => Err(nothing_at(path)),
+            ["archive", host, "providers", namespace, type_, version, platform, digest, filename] => {
+                let package = Package {
+                    provider: provider(door.host(host)?, namespace, type_)?,
+                    version: Version::parse(version)?,
+                    platform: Platform::parse(platform)?,
+                };
+                let (digest, filename) = (DigestPrefix::parse(digest)?, FileName::parse(filename)?);
+                Ok(Self::ProviderFile(ArchiveRef { package, digest, filename }))
+            }
+            _ => Err(nothing_at(path)),
+        }
+    }
+
+    fn providers(host: Hostname, rest: &[&str], path: &str) -> Result<Self, NoRoute> {
+        match rest {
+            [namespace, type_, "versions"] => Ok(Self::ProviderVersions(provider(host, namespace, type_)?)),
+            [namespace, type_, version, "download", os, arch] => Ok(Self::ProviderDownload(Package {
+                provider: provider(host, namespace, type_)?,
+                version: Version::parse(version)?,
+                platform: Platform::new(os, arch)?,
+            })),
+            _ => Err(nothing_at(path)),
+        }
+    }
+
+    fn network_mirror(host: Hostname, namespace: &str, type_: &str, file: &str, path: &str) -> Result<Self, NoRoute> {
+        let address = provider(host, namespace, type_)?;
+        match file.strip_suffix(".json") {
+            Some("index") => Ok(Self::MirrorIndex(address)),
+            Some(version) => Ok(Self::MirrorVersion(address, Version::parse(version)?)),
+            None => Err(nothing_at(path)),
+        }
+    }
+
+    /// The route as a path, from where larder is mounted.
+    pub fn path(&self) -> String {
+        let provider = |address: &ProviderAddress| {
+            format!("{}/{}", encoded(address.namespace.as_str()), encoded(address.type_.as_str()))
+        };
+        match self {
+            Self::Discovery(host) => format!("/registry/{}/.well-known/terraform.json", encoded(host.as_str())),
+            Self::ProviderVersions(address) => {
+                format!("{}{}/versions", providers_base(&address.host), provider(address))
+            }
+            Self::ProviderDownload(Package { provider: address, version, platform }) => {
+                let base = providers_base(&address.host);
+                let version = encoded(version.as_str());
+                format!("{base}{}/{version}/download/{}/{}", provider(address), platform.os, platform.arch)
+            }
+            Self::MirrorIndex(address) => {
+                format!("{MIRROR_BASE}{}/{}/index.json", encoded(address.host.as_str()), provider(address))
+            }
+            Self::MirrorVersion(address, version) => {
+                let host = encoded(address.host.as_str());
+                format!("{MIRROR_BASE}{host}/{}/{}.json", provider(address), encoded(version.as_str()))
+            }
+            Self::ProviderFile(ArchiveRef { package, digest, filename }) => {
+                let Package { provider: address, version, platform } = package;
+                let host = encoded(address.host.as_str());
+                let (version, filename) = (encoded(version.as_str()), encoded(filename.as_str()));
+                format!("/archive/{host}/providers/{}/{version}/{platform}/{digest}/{filename}", provider(address))
+            }
+            Self::Health => "/healthz".into(),
+            Self::Ready => "/readyz".into(),
+        }
+    }
+
+    /// What kind of thing it is, for logs and counters.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Discovery(_) => "discovery",
+            Self::ProviderVersions(_) => "versions",
+            Self::ProviderDownload(_) => "download",
+            Self::MirrorIndex(_) => "mirror-index",
+            Self::MirrorVersion(..) => "mirror-version",
+            Self::ProviderFile(_) => "archive",
+            Self::Health | Self::Ready => "health",
+        }
+    }
+
+    /// The provider it is about, if any.
+    pub fn provider(&self) -> Option<&ProviderAddress> {
+        match self {
+            Self::ProviderVersions(address) | Self::MirrorIndex(address) | Self::MirrorVersion(address, _) => {
+                Some(address)
+            }
+            Self::ProviderDownload(package) => Some(&package.provider),
+            Self::ProviderFile(wanted) => Some(&wanted.package.provider),
+            Self::Discovery(_) | Self::Health | Self::Ready => None,
+        }
+    }
+}
+
+/// The base of an upstream's `providers.v1`, for discovery documents and client configurations.
+pub fn providers_base(host: &Hostname) -> String {
+    format!("/registry/{}/v1/providers/", encoded(host.as_str()))
+}
+
+fn provider(host: Hostname, namespace: &str, type_: &str) -> Result<ProviderAddress, NoRoute> {
+    Ok(ProviderAddress { host, namespace: Name::parse(namespace)?, type_: Name::parse(type_)? })
+}
+
+fn encoded(segment: &str) -> String {
+    utf8_percent_encode(segment, ENCODED).to_string()
+}
+
+fn segments(path: &str) -> Result<Vec<String>, NoRoute> {
+    let malformed = |why: &str| NoRoute::Malformed(format!("the path {why}"));
+    let path = path.strip_prefix('/').ok_or_else(|| malformed("must begin with a slash"))?;
+    path.split('/')
+        .map(|segment| {
+            let decoded = percent_decode_str(segment).decode_utf8().map_err(|_| malformed("is not UTF-8"))?;
+            if decoded.len() > LONGEST_PART {
+                return Err(malformed("has a segment of more than 128 bytes"));
+            }
+            if decoded.chars().any(|c| c == '/' || c == '\\' || c.is_control()) || decoded == "." || decoded == ".." {
+                return Err(malformed("has a segment with a slash, a dot name or a control character in it"));
+            }
+            Ok(decoded.into_owned())
+        })
+        .collect()
+}
+
+fn nothing_at(path: &str) -> NoRoute {
+    NoRoute::Unknown(format!("there is nothing at {path}"))
+}
+
+/// How URLs are written in an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Form {
+    /// From the root of whatever host the client used: `/archive/…`.
+    PathAbsolute,
+    /// With `public_url` in front.
+    Public,
+}
+
+/// Where larder is mounted: `public_url`, taken apart.
+#[derive(Debug, Clone, Default)]
+pub struct Mount {
+    origin: Option<String>,
+    prefix: String,
+}
+
+impl Mount {
+    /// Takes `public_url` apart; without one, larder is at the root of whatever host it is asked at.
+    pub fn new(public_url: Option<&Url>) -> Self {
+        public_url.map_or_else(Self::default, |url| Self {
+            origin: Some(url.origin().ascii_serialization()),
+            prefix: url.path().trim_end_matches('/').to_owned(),
+        })
+    }
+
+    /// The form of the URLs in the answer to a request that came through `via`. Another larder in front
+    /// of this one resolves paths against where it asked, and must not be led to our public name.
+    pub fn form(&self, via: &CdnLoop) -> Form {
+        if self.origin.is_some() && !via.names_a_larder() { Form::Public } else { Form::PathAbsolute }
+    }
+
+    /// A path of ours as it is written in an answer.
+    pub fn url(&self, form: Form, path: &str) -> String {
+        let origin = self.origin.as_deref().filter(|_| form == Form::Public).unwrap_or_default();
+        format!("{origin}{}{path}", self.prefix)
+    }
+
+    /// The path below the mount. Requests come with the prefix, or without where a proxy took it off.
+    pub fn below<'a>(&self, path: &'a str) -> &'a str {
+        match path.strip_prefix(&self.prefix) {
+            Some(below) if below.starts_with('/') => below,
+            _ => path,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn door() -> Door {
+        let hosts = ["registry.example", "registry.example:8443", "xn--bcher-kva.example"];
+        let upstreams = hosts.iter().map(|host| Hostname::parse(host).unwrap()).collect();
+        Door { upstreams, default_upstream: None }
+    }
+
+    fn parse(path: &str) -> Result<Route, NoRoute> {
+        Route::parse(path, None, &door())
+    }
+
+    #[test]
+    fn every_spelling_of_a_host_reaches_the_same_route() {
+        for (given, key) in [
+            ("registry.example", "registry.example"),
+            ("REGISTRY.Example", "registry.example"),
+            ("registry%2Eexample", "registry.example"),
+            ("registry.example:443", "registry.example"),
+            ("registry.example%3A8443", "registry.example:8443"),
+            ("bücher.example", "xn--bcher-kva.example"),
+            ("b%C3%BCcher.example", "xn--bcher-kva.example"),
+            ("XN--BCHER-KVA.EXAMPLE", "xn--bcher-kva.example"),
+        ] {
+            let route = parse(&format!("/registry/{given}/v1/providers/acme/null/versions")).unwrap();
+            assert_eq!(route.path(), format!("/registry/{key}/v1/providers/acme/null/versions"));
+        }
+        assert!(matches!(parse("/registry/registry.example./v1/providers/a/b/versions"), Err(NoRoute::Malformed(_))));
+        assert!(matches!(parse("/registry/other.example/v1/providers/a/b/versions"), Err(NoRoute::Unknown(_))));
+    }
+
+    #[test]
+    fn what_no_name_can_be_is_malformed_and_what_is_not_there_is_unknown() {
+        let long = "a".repeat(129);
+        for path in [
+            "/mirror/registry.example/acme/null/v1.0.0.json",
+            "/mirror/registry.example/acme/%00/1.0.0.json",
+            "/mirror/registry.example/a%2Fb/null/index.json",
+            "/mirror/registry.example/../null/index.json",
+            "/mirror/registry.example/%FF/null/index.json",
+            &format!("/mirror/registry.example/acme/{long}/index.json"),
+            "/registry/registry.example/v1/providers/acme/null/1.0.0/download/linux/AMD64",
+            "/archive/registry.example/providers/acme/null/1.0.0/linux_amd64/xyz/f.zip",
+            "no-slash",
+        ] {
+            assert!(matches!(parse(path), Err(NoRoute::Malformed(_))), "{path}: {:?}", parse(path));
+        }
+        for path in [
+            "/",
+            "//",
+            "/v2/",
+            "/git/x",
+            "/archive/~abc/x",
+            "/registry/registry.example/v1/providers/acme",
+            "/mirror/registry.example/acme/null/index.html",
+            "/v1/providers/acme/null/versions",
+            "/.well-known/terraform.json",
+            "/admin/v1/status",
+            "/metrics",
+        ] {
+            assert!(matches!(parse(path), Err(NoRoute::Unknown(_))), "{path}: {:?}", parse(path));
+        }
+    }
+
+    #[test]
+    fn a_taken_over_name_is_its_upstream_whatever_the_port() {
+        for host in ["registry.example", "Registry.example:8080", "registry.example:443"] {
+            let route = Route::parse("/.well-known/terraform.json", Some(host), &door());
+            assert_eq!(route, Ok(Route::Discovery(Hostname::parse("registry.example").unwrap())), "{host}");
+            let route = Route::parse("/v1/providers/acme/null/versions", Some(host), &door());
+            assert!(matches!(route, Ok(Route::ProviderVersions(_))), "{host}");
+        }
+        let other_port = Route::parse("/.well-known/terraform.json", Some("registry.example:8443"), &door());
+        assert_eq!(other_port, Ok(Route::Discovery(Hostname::parse("registry.example:8443").unwrap())));
+        let own = Door { default_upstream: Some(Hostname::parse("registry.example").unwrap()), ..door() };
+        assert!(Route::parse("/.well-known/terraform.json", Some("mirror.corp"), &own).is_ok());
+        assert!(Route::parse("/.well-known/terraform.json", None, &own).is_ok());
+    }
+
+    #[test]
+    fn urls_carry_the_public_name_and_requests_parse_with_and_without_its_prefix() {
+        let mount = Mount::new(Some(&Url::parse("https://mirror.example/tf/").unwrap()));
+        assert_eq!(mount.url(Form::Public, "/healthz"), "https://mirror.example/tf/healthz");
+        assert_eq!(mount.url(Form::PathAbsolute, "/healthz"), "/tf/healthz");
+        assert_eq!(
+            (mount.below("/tf/healthz"), mount.below("/healthz"), mount.below("/tfx/y")),
+            ("/healthz", "/healthz", "/tfx/y")
+        );
+        assert_eq!(mount.form(&CdnLoop::default()), Form::Public);
+        assert_eq!(mount.form(&CdnLoop::received(["larder;id=1"].into_iter())), Form::PathAbsolute);
+        assert_eq!(Mount::new(None).url(Mount::new(None).form(&CdnLoop::default()), "/healthz"), "/healthz");
+    }
+
+    prop_compose! {
+        fn any_route()(
+            which in 0..6usize,
+            host in prop::sample::select(vec!["registry.example", "registry.example:8443", "xn--bcher-kva.example"]),
+            namespace in "[a-z0-9][a-z0-9_-]{0,20}",
+            type_ in "[a-z0-9][a-z0-9_-]{0,20}",
+            version in "[0-9]{1,3}(\\.[0-9]{1,3}){0,2}(-[a-zA-Z0-9]{1,5}(\\.[a-z0-9]{1,3})?)?(\\+[a-z0-9]{1,5})?",
+            os in "[a-z0-9]{1,8}",
+            arch in "[a-z0-9]{1,8}",
+            digest in "[0-9a-f]{16}",
+            filename in "[^\\s/\\\\\\pC]{1,20}",
+        ) -> Option<Route> {
+            let address = ProviderAddress {
+                host: Hostname::parse(host).ok()?,
+                namespace: Name::parse(&namespace).ok()?,
+                type_: Name::parse(&type_).ok()?,
+            };
+            let version = Version::parse(&version).ok()?;
+            let package = Package { provider: address.clone(), version: version.clone(), platform: Platform::new(&os, &arch).ok()? };
+            Some(match which {
+                0 => Route::Discovery(address.host),
+                1 => Route::ProviderVersions(address),
+                2 => Route::ProviderDownload(package),
+                3 => Route::MirrorIndex(address),
+                4 => Route::MirrorVersion(address, version),
+                _ => Route::ProviderFile(ArchiveRef {
+                    package,
+                    digest: DigestPrefix::parse(&digest).ok()?,
+                    filename: FileName::parse(&filename).ok()?,
+                }),
+            })
+        }
+    }
+
+    proptest! {
+        /// Law 8: every URL we print parses back to the same route.
+        #[test]
+        fn every_printed_route_parses_back(route in any_route()) {
+            if let Some(route) = route {
+                prop_assert_eq!(parse(&route.path()), Ok(route.clone()), "{}", route.path());
+                let url = Url::parse("http://127.0.0.1:8080/x").unwrap().join(&route.path()).unwrap();
+                prop_assert_eq!(parse(url.path()), Ok(route));
+            }
+        }
+
+        #[test]
+        fn no_request_line_panics(path in "\\PC{0,200}", host in proptest::option::of("\\PC{0,40}")) {
+            let _ = Route::parse(&path, host.as_deref(), &door());
+            let _ = Route::parse(&format!("/{path}"), host.as_deref(), &door());
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! Archives by digest. What is staged is not visible; what is visible is complete and proven.
+
+use std::fs::File;
+use std::io::{self, IoSliceMut, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::{Stream, stream};
+use rustix::io::ReadWriteFlags;
+use serde::{Deserialize, Serialize};
+
+use super::StoreError;
+use super::disk::{self, Aside};
+use crate::clock::Timestamp;
+use crate::digest::{Digest, FastHash, FastHasher, Hasher};
+use crate::verify::Verified;
+
+/// How much is read from a file at a time, in bytes.
+pub const READ_AT_ONCE: usize = 256 * 1024;
+
+const LEFTOVERS_KEPT_SECONDS: u64 = 24 * 3600;
+
+/// The archives below `blobs/sha256`.
+#[derive(Debug)]
+pub struct Blobs {
+    folder: PathBuf,
+    staging: PathBuf,
+    aside: Aside,
+}
+
+impl Blobs {
+    pub(super) fn open(folder: &Path, staging: &Path, aside: Aside) -> Result<Self, StoreError> {
+        disk::make_folder(folder)?;
+        Ok(Self { folder: folder.to_owned(), staging: staging.to_owned(), aside })
+    }
+
+    fn path(&self, digest: &Digest) -> PathBuf {
+        let hex = digest.to_string();
+        self.folder.join(&hex[..2]).join(hex)
+    }
+
+    /// Removes what was staged more than a day ago, and half-written records.
+    pub(super) fn sweep_staging(&self, now: Timestamp) -> Result<(), StoreError> {
+        for name in disk::names_in(&self.staging)?.iter().filter(|name| name.starts_with("record-")) {
+            disk::remove(&self.staging.join(name))?;
+        }
+        disk::sweep(&self.staging, Timestamp(now.0.saturating_sub(LEFTOVERS_KEPT_SECONDS)))
+    }
+
+    /// Opens the stage called `name`, with what an earlier download left there.
+    ///
+    /// Hashes what is there already, so this takes as long as reading and hashing it.
+    pub fn stage(&self, name: &str) -> Result<Staged, StoreError> {
+        let path = self.staging.join(format!("{name}.part"));
+        let note_path = self.staging.join(format!("{name}.json"));
+        let mut file = disk::open_or_make(&path)?;
+        let note = disk::read(&note_path)?.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        let mut hasher = Hasher::new();
+        let mut written = 0;
+        let mut buffer = vec![0; READ_AT_ONCE];
+        loop {
+            let read = file.read(&mut buffer).map_err(|e| StoreError::io("read", &path, e))?;
+            if read == 0 {
+                break;
+            }
+            hasher.update(&buffer[..read]);
+            written += read as u64;
+        }
+        Ok(Staged { file: Arc::new(file), path, note_path, note, hasher, written })
+    }
+
+    /// Makes a proven archive visible: synced, renamed, its folder synced.
+    pub fn publish(&self, staged: Verified<Staged>) -> Result<(), StoreError> {
+        let place = self.path(&staged.digest());
+        let staged = staged.into_inner();
+        staged.file.sync_all().map_err(|e| StoreError::io("sync", &staged.path, e))?;
+        disk::make_way_for(&place)?;
+        disk::rename(&staged.path, &place)?;
+        disk::sync_folder_of(&place)?;
+        disk::remove(&staged.note_path)
+    }
+
+    /// Opens a held archive; `None` where it is not held.
+    pub fn get(&self, digest: &Digest) -> Result<Option<Blob>, StoreError> {
+        let path = self.path(digest);
+        let Some(file) = disk::open(&path)? else { return Ok(None) };
+        let size_bytes = file.metadata().map_err(|e| StoreError::io("look at", &path, e))?.len();
+        Ok(Some(Blob { bytes: FileBytes { file: Arc::new(file) }, path, size_bytes }))
+    }
+
+    /// Whether an archive is held, without opening it.
+    pub fn holds(&self, digest: &Digest) -> bool {
+        self.path(digest).is_file()
+    }
+
+    /// Removes an archive. Whoever is reading it goes on reading.
+    pub fn remove(&self, digest: &Digest) -> Result<(), StoreError> {
+        let path = self.path(digest);
+        disk::remove(&path)?;
+        if path.parent().is_some_and(disk::is_folder) { disk::sync_folder_of(&path) } else { Ok(()) }
+    }
+
+    /// Moves an archive that is not what its name says out of the way.
+    pub fn set_aside(&self, digest: &Digest) -> Result<(), StoreError> {
+        let place = self.aside.take(&self.path(digest))?;
+        tracing::error!(digest = %digest, aside = %place.display(), "a damaged archive was set aside");
+        Ok(())
+    }
+
+    /// Every archive, with its size and last change.
+    pub fn all(&self) -> Result<Vec<(Digest, u64, Timestamp)>, StoreError> {
+        let files = disk::files_below(&self.folder)?;
+        Ok(files
+            .into_iter()
+            .filter_map(|(path, size_bytes, changed)| {
+                let digest = Digest::parse(path.file_name()?.to_str()?).ok()?;
+                Some((digest, size_bytes, changed))
+            })
+            .collect())
+    }
+}
+
+/// What must be known to resume a download after a restart.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct StagedNote {
+    /// The strong validator upstream gave.
+    pub etag: Option<String>,
+    /// The date upstream gave.
+    pub last_modified: Option<String>,
+    /// The whole length, where upstream gave one.
+    pub length: Option<u64>,
+}
+
+/// A download under way: appended to, hashed as it grows, visible to nobody but who follows it.
+#[derive(Debug)]
+pub struct Staged {
+    file: Arc<File>,
+    path: PathBuf,
+    note_path: PathBuf,
+    note: Option<StagedNote>,
+    hasher: Hasher,
+    written: u64,
+}
+
+impl Staged {
+    /// What the download that left these bytes knew of them.
+    pub fn note(&self) -> Option<&StagedNote> {
+        self.note.as_ref()
+    }
+
+    /// Remembers what a resumption will need, and takes the room for the whole length at once.
+    pub fn remember(&mut self, note: StagedNote) -> Result<(), StoreError> {
+        if let Some(length) = note.length.filter(|length| *length > self.written) {
+            let flags = rustix::fs::FallocateFlags::KEEP_SIZE;
+            match rustix::fs::fallocate(&*self.file, flags, 0, length) {
+                Ok(()) | Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {}
+                Err(e) => return Err(StoreError::io("take the room for", &self.path, e.into())),
+            }
+        }
+        let bytes = serde_json::to_vec(&note).map_err(|e| StoreError::io("write", &self.note_path, e.into()))?;
+        disk::write_new(&self.note_path, &[&bytes], false)?;
+        self.note = Some(note);
+        Ok(())
+    }
+
+    /// How many bytes are staged.
+    pub fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// The staged bytes, for whoever follows the download.
+    pub fn bytes(&self) -> FileBytes {
+        FileBytes { file: Arc::clone(&self.file) }
+    }
+
+    /// Appends to what is staged.
+    pub fn append(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
+        let failed = |e| StoreError::io("write", &self.path, e);
+        let mut file = &*self.file;
+        file.seek(SeekFrom::Start(self.written)).and_then(|_| file.write_all(bytes)).map_err(failed)?;
+        self.hasher.update(bytes);
+        self.written += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Whether `bytes` are what is staged at `offset`.
+    pub fn agrees(&self, offset: u64, bytes: &[u8]) -> Result<bool, StoreError> {
+        let mut staged = vec![0; bytes.len()];
+        let read = self.file.read_exact_at(&mut staged, offset);
+        read.map_err(|e| StoreError::io("read", &self.path, e))?;
+        Ok(staged == bytes)
+    }
+
+    /// What the staged bytes hash to.
+    pub fn hashes(&self) -> (Digest, FastHash) {
+        self.hasher.clone().finish()
+    }
+
+    /// Throws away what is staged.
+    pub fn discard(self) -> Result<(), StoreError> {
+        disk::remove(&self.note_path)?;
+        disk::remove(&self.path)
+    }
+}
+
+/// Bytes of a file that is read at offsets by whoever serves it, without a mapping.
+#[derive(Debug, Clone)]
+pub struct FileBytes {
+    file: Arc<File>,
+}
+
+impl FileBytes {
+    /// Writes back what is in memory only, so that the sync at the end is short. Blocks.
+    pub fn write_back(&self) {
+        // Only a head start: the sync that counts comes with `publish`, and tells its error.
+        let _ = self.file.sync_data();
+    }
+
+    /// Reads up to `most` bytes at `offset`; empty past the end.
+    ///
+    /// What is in the page cache is read where we are; anything else in a blocking task.
+    pub async fn read_at(&self, offset: u64, most: usize) -> io::Result<Bytes> {
+        let mut buffer = vec![0; most.min(READ_AT_ONCE)];
+        let at_once = {
+            let mut slices = [IoSliceMut::new(&mut buffer)];
+            rustix::io::preadv2(&*self.file, &mut slices, offset, ReadWriteFlags::NOWAIT)
+        };
+        let read = match at_once {
+            Ok(read) if read > 0 => read,
+            // Not in the page cache, or the end, or a file system that cannot tell.
+            _ => {
+                let file = Arc::clone(&self.file);
+                let joined = tokio::task::spawn_blocking(move || {
+                    let read = file.read_at(&mut buffer, offset);
+                    (buffer, read)
+                });
+                let (returned, read) = joined.await.map_err(io::Error::other)?;
+                buffer = returned;
+                read?
+            }
+        };
+        buffer.truncate(read);
+        Ok(Bytes::from(buffer))
+    }
+}
+
+/// A held archive, open.
+#[derive(Debug, Clone)]
+pub struct Blob {
+    bytes: FileBytes,
+    path: PathBuf,
+    size_bytes: u64,
+}
+
+impl Blob {
+    /// Its size in bytes.
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// The whole of it. For archives small enough to be held in memory.
+    pub fn read_all(&self) -> Result<Vec<u8>, StoreError> {
+        let mut all = vec![0; usize::try_from(self.size_bytes).unwrap_or(usize::MAX)];
+        let read = self.bytes.file.read_exact_at(&mut all, 0);
+        read.map_err(|e| StoreError::io("read", &self.path, e))?;
+        Ok(all)
+    }
+
+    /// Hashes the whole of it with both hashes.
+    pub fn hashes(&self) -> Result<(Digest, FastHash), StoreError> {
+        let mut hasher = Hasher::new();
+        self.each_piece(|piece| hasher.update(piece))?;
+        Ok(hasher.finish())
+    }
+
+    /// Hashes the whole of it with the fast hash alone.
+    pub fn fast_hash(&self) -> Result<FastHash, StoreError> {
+        let mut hasher = FastHasher::new();
+        self.each_piece(|piece| hasher.update(piece))?;
+        Ok(hasher.finish())
+    }
+
+    fn each_piece(&self, mut use_it: impl FnMut(&[u8])) -> Result<(), StoreError> {
+        let mut buffer = vec![0; READ_AT_ONCE];
+        let mut offset = 0;
+        loop {
+            let read = self.bytes.file.read_at(&mut buffer, offset);
+            let read = read.map_err(|e| StoreError::io("read", &self.path, e))?;
+            if read == 0 {
+                return Ok(());
+            }
+            use_it(&buffer[..read]);
+            offset += read as u64;
+        }
+    }
+
+    /// A reader over the whole of it, at its own place in the file.
+    pub fn reader(&self) -> impl Read + Seek + use<> {
+        ReaderAt { file: Arc::clone(&self.bytes.file), position: 0, size_bytes: self.size_bytes }
+    }
+
+    /// The bytes of `range`, as they are asked for. Ends in an error where the file ends early.
+    pub fn stream(&self, range: Range<u64>) -> impl Stream<Item = io::Result<Bytes>> + Send + use<> {
+        let bytes = self.bytes.clone();
+        stream::try_unfold(range.start, move |offset| {
+            let bytes = bytes.clone();
+            async move {
+                if offset >= range.end {
+                    return Ok(None);
+                }
+                let most = usize::try_from(range.end - offset).unwrap_or(usize::MAX);
+                let piece = bytes.read_at(offset, most).await?;
+                if piece.is_empty() {
+                    return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
+                }
+                let next = offset + piece.len() as u64;
+                Ok(Some((piece, next)))
+            }
+        })
+    }
+}
+
+struct ReaderAt {
+    file: Arc<File>,
+    position: u64,
+    size_bytes: u64,
+}
+
+impl Read for ReaderAt {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read_at(buffer, self.position)?;
+        self.position += read as u64;
+        Ok(read)
+    }
+}
+
+impl Seek for ReaderAt {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let place = match to {
+            SeekFrom::Start(place) => Some(place),
+            SeekFrom::End(by) => self.size_bytes.checked_add_signed(by),
+            SeekFrom::Current(by) => self.position.checked_add_signed(by),
+        };
+        self.position = place.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+        Ok(self.position)
+    }
+}

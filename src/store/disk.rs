@@ -1,0 +1,207 @@
+//! The file calls of the store: each names what it was doing, and to what, when it fails.
+#![expect(clippy::disallowed_methods, reason = "the store owns the files")]
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::StoreError;
+use crate::clock::Timestamp;
+
+const KEPT_ASIDE: Duration = Duration::from_secs(7 * 24 * 3600);
+
+pub(super) fn make_folder(path: &Path) -> Result<(), StoreError> {
+    fs::create_dir_all(path).map_err(|e| StoreError::io("make the folder", path, e))
+}
+
+pub(super) fn is_folder(path: &Path) -> bool {
+    path.is_dir()
+}
+
+pub(super) fn open_lock(path: &Path) -> Result<File, StoreError> {
+    OpenOptions::new().create(true).truncate(false).write(true).open(path).map_err(|e| StoreError::io("open", path, e))
+}
+
+/// Opens a file for reading; `None` where there is none.
+pub(super) fn open(path: &Path) -> Result<Option<File>, StoreError> {
+    match File::open(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(StoreError::io("open", path, e)),
+    }
+}
+
+/// Opens a file for reading and writing, making it where it is absent.
+pub(super) fn open_or_make(path: &Path) -> Result<File, StoreError> {
+    OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(|e| StoreError::io("open", path, e))
+}
+
+/// Reads a whole file; `None` where there is none.
+pub(super) fn read(path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
+    match fs::read(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound || e.kind() == io::ErrorKind::NotADirectory => Ok(None),
+        Err(e) => Err(StoreError::io("read", path, e)),
+    }
+}
+
+/// Removes a file; one that is not there is removed already.
+pub(super) fn remove(path: &Path) -> Result<(), StoreError> {
+    match fs::remove_file(path) {
+        Ok(()) => Ok(()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(StoreError::io("remove", path, e)),
+    }
+}
+
+pub(super) fn rename(from: &Path, to: &Path) -> Result<(), StoreError> {
+    fs::rename(from, to).map_err(|e| StoreError::io("rename into place", to, e))
+}
+
+/// Makes a rename or removal in `path`'s folder survive a power cut.
+pub(super) fn sync_folder_of(path: &Path) -> Result<(), StoreError> {
+    let Some(folder) = path.parent() else { return Ok(()) };
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(|e| StoreError::io("sync the folder", folder, e))
+}
+
+/// Makes the folders above `path` below `root`, and makes new ones survive a power cut.
+pub(super) fn make_way_for(path: &Path) -> Result<(), StoreError> {
+    let Some(folder) = path.parent() else { return Ok(()) };
+    if folder.is_dir() {
+        return Ok(());
+    }
+    make_way_for(folder)?;
+    match fs::create_dir(folder) {
+        Ok(()) => sync_folder_of(folder),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(e) => Err(StoreError::io("make the folder", folder, e)),
+    }
+}
+
+/// Writes a new file whole; where it must survive a power cut, it is synced before this returns.
+pub(super) fn write_new(path: &Path, parts: &[&[u8]], sync: bool) -> Result<(), StoreError> {
+    let failed = |e| StoreError::io("write", path, e);
+    let mut file = File::create(path).map_err(failed)?;
+    for part in parts {
+        file.write_all(part).map_err(failed)?;
+    }
+    if sync {
+        file.sync_all().map_err(|e| StoreError::io("sync", path, e))?;
+    }
+    Ok(())
+}
+
+/// The names in a folder, sorted; none where there is no folder.
+pub(super) fn names_in(folder: &Path) -> Result<Vec<String>, StoreError> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == io::ErrorKind::NotFound || e.kind() == io::ErrorKind::NotADirectory => return Ok(vec![]),
+        Err(e) => return Err(StoreError::io("list", folder, e)),
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(|e| StoreError::io("list", folder, e))?;
+        names.extend(entry.file_name().into_string());
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// Every file below a folder, with its size in bytes and when it was last changed.
+pub(super) fn files_below(folder: &Path) -> Result<Vec<(PathBuf, u64, Timestamp)>, StoreError> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for name in names_in(&folder)? {
+            let path = folder.join(name);
+            let Some((is_folder, size_bytes, changed)) = look(&path)? else { continue };
+            if is_folder { folders.push(path) } else { found.push((path, size_bytes, changed)) }
+        }
+    }
+    Ok(found)
+}
+
+fn look(path: &Path) -> Result<Option<(bool, u64, Timestamp)>, StoreError> {
+    match fs::symlink_metadata(path) {
+        Ok(meta) => {
+            let changed = meta.modified().map_or(Timestamp(0), Timestamp::of);
+            Ok(Some((meta.is_dir(), meta.len(), changed)))
+        }
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(StoreError::io("look at", path, e)),
+    }
+}
+
+/// Removes the files directly in `folder` that were last changed before `oldest`.
+pub(super) fn sweep(folder: &Path, oldest: Timestamp) -> Result<(), StoreError> {
+    for name in names_in(folder)? {
+        let path = folder.join(name);
+        if look(&path)?.is_some_and(|(is_folder, _, changed)| !is_folder && changed < oldest) {
+            tracing::info!(file = %path.display(), "swept a leftover");
+            remove(&path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads the token at `path`, or makes one that only this user can read.
+pub(super) fn secret(path: &Path) -> Result<String, StoreError> {
+    if let Some(found) = read_secret(path) {
+        return Ok(found);
+    }
+    let failed = |e| StoreError::io("write", path, e);
+    let mut random = [0u8; 32];
+    aws_lc_rs::rand::fill(&mut random).map_err(|_| failed(io::Error::other("the system gave no random bytes")))?;
+    let token = hex::encode(random);
+    remove(path)?;
+    let mut file = OpenOptions::new().create_new(true).write(true).mode(0o600).open(path).map_err(failed)?;
+    file.write_all(token.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)?;
+    Ok(token)
+}
+
+pub(super) fn read_secret(path: &Path) -> Option<String> {
+    let token = fs::read_to_string(path).ok()?;
+    let token = token.trim();
+    (token.len() >= 32).then(|| token.to_owned())
+}
+
+/// Where damaged files go: out of the way, and still there for whoever wants to know what happened.
+#[derive(Debug, Clone)]
+pub(super) struct Aside {
+    folder: PathBuf,
+}
+
+impl Aside {
+    pub(super) fn open(folder: &Path, now: Timestamp) -> Result<Self, StoreError> {
+        make_folder(folder)?;
+        sweep(folder, Timestamp(now.0.saturating_sub(KEPT_ASIDE.as_secs())))?;
+        Ok(Self { folder: folder.to_owned() })
+    }
+
+    /// Moves `path` out of the way. One that is gone already is out of the way.
+    pub(super) fn take(&self, path: &Path) -> Result<PathBuf, StoreError> {
+        static TAKEN: AtomicU64 = AtomicU64::new(0);
+        let name = path.file_name().map_or_else(|| "unnamed".into(), |name| name.to_string_lossy().into_owned());
+        let place = loop {
+            let number = TAKEN.fetch_add(1, Ordering::Relaxed);
+            let place = self.folder.join(format!("{name}.{number}"));
+            if !place.exists() {
+                break place;
+            }
+        };
+        match fs::rename(path, &place) {
+            Ok(()) => Ok(place),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(place),
+            Err(e) => Err(StoreError::io("set aside", path, e)),
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! Last use and sizes, in sled: what eviction needs fast. Made again from the files whenever it lies.
+#![expect(clippy::disallowed_methods, reason = "the store owns the files; an index that will not open is moved aside")]
+
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{Blobs, FORMAT, Key, Records, StoreError};
+use crate::clock::Timestamp;
+use crate::digest::Digest;
+
+const CLEAN: &[u8] = b"!clean";
+const ARCHIVE: u8 = b'a';
+const DOCUMENT: u8 = b'd';
+const CACHE_BYTES: u64 = 32 << 20;
+
+/// What is stored, in numbers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// How many archives.
+    pub archives: u64,
+    /// Their bytes.
+    pub archive_bytes: u64,
+    /// How many documents and proof sets.
+    pub documents: u64,
+    /// Their bytes.
+    pub document_bytes: u64,
+}
+
+impl Totals {
+    /// All bytes that count against the size limit.
+    pub fn bytes(&self) -> u64 {
+        self.archive_bytes + self.document_bytes
+    }
+}
+
+/// One thing that can be evicted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Entry {
+    last_use: Timestamp,
+    size_bytes: u64,
+}
+
+impl Entry {
+    fn encode(&self) -> [u8; 16] {
+        let mut value = [0; 16];
+        value[..8].copy_from_slice(&self.last_use.0.to_be_bytes());
+        value[8..].copy_from_slice(&self.size_bytes.to_be_bytes());
+        value
+    }
+
+    fn decode(value: &[u8]) -> Option<Self> {
+        let (last_use, size_bytes) = value.split_at_checked(8)?;
+        Some(Self {
+            last_use: Timestamp(u64::from_be_bytes(last_use.try_into().ok()?)),
+            size_bytes: u64::from_be_bytes(size_bytes.try_into().ok()?),
+        })
+    }
+}
+
+/// The index over a store's files.
+#[derive(Debug)]
+pub struct Index {
+    db: sled::Db,
+    archives: AtomicU64,
+    archive_bytes: AtomicU64,
+    documents: AtomicU64,
+    document_bytes: AtomicU64,
+}
+
+impl Index {
+    /// Opens the index; sets aside one that will not open, and rebuilds it from the files then, or
+    /// when the last process did not close it.
+    pub(super) fn open(folder: &Path, now: Timestamp, blobs: &Blobs, records: &Records) -> Result<Self, StoreError> {
+        let index = match Self::over(folder) {
+            Ok(index) => index,
+            Err(why) => {
+                let aside = set_aside(folder, now)?;
+                tracing::error!(%why, aside = %aside.display(), "the index would not open; it was set aside and is rebuilt");
+                Self::over(folder).map_err(StoreError::Index)?
+            }
+        };
+        let clean = index.db.remove(CLEAN).is_ok_and(|format| format.is_some_and(|f| *f == FORMAT.to_be_bytes()));
+        if !clean || index.count().is_err() {
+            index.rebuild(blobs, records)?;
+        }
+        index.db.flush().map_err(failed)?;
+        Ok(index)
+    }
+
+    fn over(folder: &Path) -> Result<Self, String> {
+        let config = sled::Config::new().path(folder).cache_capacity(CACHE_BYTES).flush_every_ms(Some(500));
+        // sled may panic on damage at open instead of saying so.
+        let db = catch_unwind(AssertUnwindSafe(|| config.open()))
+            .map_err(|_| "it panicked at open".to_owned())?
+            .map_err(|e| e.to_string())?;
+        let zero = AtomicU64::default;
+        Ok(Self { db, archives: zero(), archive_bytes: zero(), documents: zero(), document_bytes: zero() })
+    }
+
+    fn count(&self) -> Result<(), StoreError> {
+        let mut totals = Totals::default();
+        for pair in self.db.iter() {
+            let (key, value) = pair.map_err(failed)?;
+            let Some(entry) = Entry::decode(&value) else {
+                return Err(StoreError::Index("an entry of it is no entry".into()));
+            };
+            match key.first() {
+                Some(&ARCHIVE) => {
+                    totals.archives += 1;
+                    totals.archive_bytes += entry.size_bytes;
+                }
+                Some(&DOCUMENT) => {
+                    totals.documents += 1;
+                    totals.document_bytes += entry.size_bytes;
+                }
+                _ => return Err(StoreError::Index("a key of it is no key".into())),
+            }
+        }
+        self.set(totals);
+        Ok(())
+    }
+
+    fn set(&self, totals: Totals) {
+        self.archives.store(totals.archives, Ordering::Relaxed);
+        self.archive_bytes.store(totals.archive_bytes, Ordering::Relaxed);
+        self.documents.store(totals.documents, Ordering::Relaxed);
+        self.document_bytes.store(totals.document_bytes, Ordering::Relaxed);
+    }
+
+    /// Makes the index again from the files. Last uses that it still knows are kept.
+    fn rebuild(&self, blobs: &Blobs, records: &Records) -> Result<(), StoreError> {
+        let mut found: Vec<(Vec<u8>, Entry)> = Vec::new();
+        for (digest, size_bytes, last_use) in blobs.all()? {
+            found.push((archive_key(&digest), Entry { last_use, size_bytes }));
+        }
+        for (key, size_bytes, last_use) in records.all("documents")? {
+            found.push((document_key(&key), Entry { last_use, size_bytes }));
+        }
+        for (key, entry) in &mut found {
+            if let Ok(Some(value)) = self.db.get(&*key) {
+                entry.last_use = Entry::decode(&value).map_or(entry.last_use, |old| old.last_use.max(entry.last_use));
+            }
+        }
+        self.db.clear().map_err(failed)?;
+        for (key, entry) in &found {
+            self.db.insert(key, &entry.encode()).map_err(failed)?;
+        }
+        tracing::info!(entries = found.len(), "the index was rebuilt from the files");
+        self.count()
+    }
+
+    /// What is stored, in numbers.
+    pub fn totals(&self) -> Totals {
+        Totals {
+            archives: self.archives.load(Ordering::Relaxed),
+            archive_bytes: self.archive_bytes.load(Ordering::Relaxed),
+            documents: self.documents.load(Ordering::Relaxed),
+            document_bytes: self.document_bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Notes an archive that was kept or used.
+    pub fn archive_used(&self, digest: &Digest, size_bytes: u64, now: Timestamp) -> Result<(), StoreError> {
+        self.note(archive_key(digest), Entry { last_use: now, size_bytes }, &self.archives, &self.archive_bytes)
+    }
+
+    /// Notes an archive that is gone.
+    pub fn archive_gone(&self, digest: &Digest) -> Result<(), StoreError> {
+        self.drop_entry(&archive_key(digest), &self.archives, &self.archive_bytes)
+    }
+
+    /// Notes a document that was kept or used.
+    pub fn document_used(&self, key: &Key, size_bytes: u64, now: Timestamp) -> Result<(), StoreError> {
+        self.note(document_key(key), Entry { last_use: now, size_bytes }, &self.documents, &self.document_bytes)
+    }
+
+    /// Notes a document that is gone.
+    pub fn document_gone(&self, key: &Key) -> Result<(), StoreError> {
+        self.drop_entry(&document_key(key), &self.documents, &self.document_bytes)
+    }
+
+    fn note(&self, key: Vec<u8>, entry: Entry, number: &AtomicU64, bytes: &AtomicU64) -> Result<(), StoreError> {
+        let before = self.db.insert(key, &entry.encode()).map_err(failed)?;
+        match before.as_deref().and_then(Entry::decode) {
+            Some(before) => {
+                bytes.fetch_sub(before.size_bytes, Ordering::Relaxed);
+            }
+            None => {
+                number.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        bytes.fetch_add(entry.size_bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn drop_entry(&self, key: &[u8], number: &AtomicU64, bytes: &AtomicU64) -> Result<(), StoreError> {
+        if let Some(entry) = self.db.remove(key).map_err(failed)?.as_deref().and_then(Entry::decode) {
+            number.fetch_sub(1, Ordering::Relaxed);
+            bytes.fetch_sub(entry.size_bytes, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Every archive, least recently used first, with its size.
+    pub fn archives_by_age(&self) -> Result<Vec<(Digest, u64)>, StoreError> {
+        let mut found = self.by_age(ARCHIVE)?;
+        found.sort_by_key(|(_, entry)| entry.last_use);
+        let digest = |key: &[u8]| std::str::from_utf8(key).ok().and_then(|hex| Digest::parse(hex).ok());
+        Ok(found.iter().filter_map(|(key, entry)| Some((digest(key)?, entry.size_bytes))).collect())
+    }
+
+    /// Every document, least recently used first, with its size.
+    pub fn documents_by_age(&self) -> Result<Vec<(Key, u64)>, StoreError> {
+        let mut found = self.by_age(DOCUMENT)?;
+        found.sort_by_key(|(_, entry)| entry.last_use);
+        let key = |key: &[u8]| std::str::from_utf8(key).ok().and_then(|path| Key::from_path(Path::new(path)));
+        Ok(found.iter().filter_map(|(path, entry)| Some((key(path)?, entry.size_bytes))).collect())
+    }
+
+    fn by_age(&self, kind: u8) -> Result<Vec<(Vec<u8>, Entry)>, StoreError> {
+        let mut found = Vec::new();
+        for pair in self.db.scan_prefix([kind]) {
+            let (key, value) = pair.map_err(failed)?;
+            found.extend(Entry::decode(&value).map(|entry| (key[1..].to_vec(), entry)));
+        }
+        Ok(found)
+    }
+
+    pub(super) fn close(&self) -> Result<(), StoreError> {
+        self.db.insert(CLEAN, &FORMAT.to_be_bytes()).map_err(failed)?;
+        self.db.flush().map_err(failed)?;
+        Ok(())
+    }
+}
+
+fn archive_key(digest: &Digest) -> Vec<u8> {
+    [&[ARCHIVE], digest.to_string().as_bytes()].concat()
+}
+
+fn document_key(key: &Key) -> Vec<u8> {
+    [&[DOCUMENT], key.path().as_os_str().as_encoded_bytes()].concat()
+}
+
+fn failed(why: sled::Error) -> StoreError {
+    StoreError::Index(why.to_string())
+}
+
+fn set_aside(folder: &Path, now: Timestamp) -> Result<PathBuf, StoreError> {
+    let mut number = 0;
+    let aside = loop {
+        let aside = folder.with_extension(format!("broken-{}-{number}", now.0));
+        if !aside.exists() {
+            break aside;
+        }
+        number += 1;
+    };
+    match fs::rename(folder, &aside) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(StoreError::io("set aside", folder, e)),
+        _ => Ok(aside),
+    }
+}

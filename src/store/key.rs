@@ -1,0 +1,126 @@
+//! Everything that can be recorded, and the one place that says where each of it lies.
+
+use std::path::{Path, PathBuf};
+
+use crate::address::{Hostname, Name, Package, Platform, ProviderAddress, Version};
+
+/// The key of one record. Its host is always part of it, so two registries never mix.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Key {
+    /// An upstream's discovery document.
+    Discovery(Hostname),
+    /// A provider's version list.
+    ProviderVersions(ProviderAddress),
+    /// A download document with its SHA256SUMS and signature, and its predecessor.
+    ProofSet(Package),
+    /// Which archives are held for a package.
+    Name(Package),
+    /// What was ever proven of a provider.
+    Seen(ProviderAddress),
+}
+
+impl Key {
+    /// The folders of one provider below `kind`.
+    fn provider(kind: &str, address: &ProviderAddress) -> PathBuf {
+        let mut path = PathBuf::from(kind);
+        path.extend([address.host.as_str(), "providers", address.namespace.as_str(), address.type_.as_str()]);
+        path
+    }
+
+    /// Where the record lies, below the store's root.
+    pub fn path(&self) -> PathBuf {
+        match self {
+            Self::Discovery(host) => Path::new("documents").join(host.as_str()).join("discovery"),
+            Self::ProviderVersions(address) => Self::provider("documents", address).join("versions"),
+            Self::ProofSet(package) => Self::provider("documents", &package.provider)
+                .join(package.version.as_str())
+                .join(format!("{}.set", package.platform)),
+            Self::Name(package) => Self::provider("names", &package.provider)
+                .join(package.version.as_str())
+                .join(format!("{}.json", package.platform)),
+            Self::Seen(address) => {
+                let mut path = Self::provider("seen", address);
+                path.as_mut_os_string().push(".json");
+                path
+            }
+        }
+    }
+
+    /// The folder whose entries are the versions of a provider that names are kept of.
+    pub fn names_of(address: &ProviderAddress) -> PathBuf {
+        Self::provider("names", address)
+    }
+
+    /// The folder whose entries are the proof sets of one version.
+    pub fn sets_of(address: &ProviderAddress, version: &Version) -> PathBuf {
+        Self::provider("documents", address).join(version.as_str())
+    }
+
+    /// The key whose record lies at `path` below the store's root.
+    pub fn from_path(path: &Path) -> Option<Self> {
+        let parts: Vec<&str> = path.iter().map(|part| part.to_str()).collect::<Option<_>>()?;
+        let provider = |host: &str, namespace: &str, type_: &str| {
+            Some(ProviderAddress {
+                host: Hostname::parse(host).ok()?,
+                namespace: Name::parse(namespace).ok()?,
+                type_: Name::parse(type_).ok()?,
+            })
+        };
+        let package = |address: Option<ProviderAddress>, version: &str, platform: &str| {
+            Some(Package {
+                provider: address?,
+                version: Version::parse(version).ok()?,
+                platform: Platform::parse(platform).ok()?,
+            })
+        };
+        let key = match parts.as_slice() {
+            ["documents", host, "discovery"] => Self::Discovery(Hostname::parse(host).ok()?),
+            ["documents", host, "providers", namespace, type_, "versions"] => {
+                Self::ProviderVersions(provider(host, namespace, type_)?)
+            }
+            ["documents", host, "providers", namespace, type_, version, file] => {
+                Self::ProofSet(package(provider(host, namespace, type_), version, file.strip_suffix(".set")?)?)
+            }
+            ["names", host, "providers", namespace, type_, version, file] => {
+                Self::Name(package(provider(host, namespace, type_), version, file.strip_suffix(".json")?)?)
+            }
+            ["seen", host, "providers", namespace, file] => {
+                Self::Seen(provider(host, namespace, file.strip_suffix(".json")?)?)
+            }
+            _ => return None,
+        };
+        // A file that another spelling of the name would lie in is not ours.
+        (key.path() == path).then_some(key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_is_found_again_from_its_path() {
+        let provider = ProviderAddress {
+            host: Hostname::parse("registry.example:8443").unwrap(),
+            namespace: Name::parse("acme").unwrap(),
+            type_: Name::parse("null").unwrap(),
+        };
+        let package = Package {
+            provider: provider.clone(),
+            version: Version::parse("1.0.0-rc.1+b").unwrap(),
+            platform: Platform::parse("linux_amd64").unwrap(),
+        };
+        for key in [
+            Key::Discovery(provider.host.clone()),
+            Key::ProviderVersions(provider.clone()),
+            Key::ProofSet(package.clone()),
+            Key::Name(package),
+            Key::Seen(provider),
+        ] {
+            assert_eq!(Key::from_path(&key.path()), Some(key.clone()));
+            assert!(key.path().is_relative());
+        }
+        assert_eq!(Key::from_path(Path::new("documents/REGISTRY.example/discovery")), None);
+        assert_eq!(Key::from_path(Path::new("documents/../discovery")), None);
+    }
+}

@@ -1,0 +1,149 @@
+//! What survives a restart. Files are the truth; the index over them can always be made again.
+//!
+//! ```text
+//! DIR/v1/lock                     taken before anything is read, swept or moved
+//! DIR/v1/blobs/sha256/ab/abcd…    archives: complete, immutable, named by digest, and nothing else
+//! DIR/v1/names/HOST/…json         address -> current digest and earlier ones
+//! DIR/v1/documents/HOST/…         documents as upstream sent them, and proof sets
+//! DIR/v1/seen/HOST/…json          what was ever proven, one file per provider; never evicted
+//! DIR/v1/staging/…                downloads and records under way; downloads are resumed, swept after a day
+//! DIR/v1/aside/…                  what did not match its checksum, kept a week to be looked at
+//! DIR/v1/index/                   last use and sizes; set aside and rebuilt when it will not open
+//! ```
+//!
+//! The store knows nothing of formats, policy or the network. Everything here blocks: callers on the
+//! async side go through a blocking task.
+
+mod blobs;
+mod disk;
+mod index;
+mod key;
+mod records;
+
+use std::fs::{File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+pub use self::blobs::{Blob, Blobs, FileBytes, READ_AT_ONCE, Staged, StagedNote};
+pub use self::index::{Index, Totals};
+pub use self::key::Key;
+pub use self::records::{Durability, Records};
+
+use crate::clock::Timestamp;
+
+/// The format of everything below `DIR/v1`. A newer one makes an older binary stop.
+pub const FORMAT: u32 = 1;
+
+/// What the store can fail with. Absence is never among it.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum StoreError {
+    /// The disk said no.
+    #[error("could not {doing} {path}: {source}", path = .path.display())]
+    Io {
+        /// What was tried, as a verb.
+        doing: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// What the system said.
+        source: Arc<io::Error>,
+    },
+    /// Another process has the store.
+    #[error("{path} is in use by another larder: stop it, or give this one a [store] path of its own", path = .0.display())]
+    Locked(PathBuf),
+    /// Written by a newer larder.
+    #[error("{path} has format {found}, and this larder reads up to {FORMAT}: run the newer larder that wrote it", path = .path.display())]
+    Newer {
+        /// Which file.
+        path: PathBuf,
+        /// The format it names.
+        found: u32,
+    },
+    /// The index failed, and so did its rebuilding.
+    #[error("the index failed: {0}")]
+    Index(String),
+}
+
+impl StoreError {
+    fn io(doing: &'static str, path: &Path, source: io::Error) -> Self {
+        Self::Io { doing, path: path.to_owned(), source: Arc::new(source) }
+    }
+
+    /// Whether the disk is full (or the quota of the user, or of the file system).
+    pub fn is_full(&self) -> bool {
+        let full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded, io::ErrorKind::FileTooLarge];
+        matches!(self, Self::Io { source, .. } if full.contains(&source.kind()))
+    }
+}
+
+/// One store, and the lock that makes it ours.
+#[derive(Debug)]
+pub struct Store {
+    root: PathBuf,
+    _lock: File,
+    /// Archives by digest.
+    pub blobs: Blobs,
+    /// Names, documents and what was seen, by key.
+    pub records: Records,
+    /// Last use and sizes.
+    pub index: Index,
+}
+
+impl Store {
+    /// Opens the store in `folder`, making it where it is absent.
+    ///
+    /// # Errors
+    /// [`StoreError::Locked`] before anything was touched, if another process has it.
+    pub fn open(folder: &Path, now: Timestamp) -> Result<Self, StoreError> {
+        let root = folder.join("v1");
+        disk::make_folder(&root)?;
+        let lock = disk::open_lock(&root.join("lock"))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(StoreError::Locked(root)),
+            Err(TryLockError::Error(source)) => return Err(StoreError::io("lock", &root, source)),
+        }
+        let aside = disk::Aside::open(&root.join("aside"), now)?;
+        let staging = root.join("staging");
+        disk::make_folder(&staging)?;
+        let blobs = Blobs::open(&root.join("blobs/sha256"), &staging, aside.clone())?;
+        blobs.sweep_staging(now)?;
+        let records = Records::open(&root, &staging, aside)?;
+        let index = Index::open(&root.join("index"), now, &blobs, &records)?;
+        Ok(Self { root, _lock: lock, blobs, records, index })
+    }
+
+    /// The folder everything is in.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Whether the folder is still there and still takes files.
+    pub fn is_usable(&self) -> bool {
+        disk::is_folder(&self.root.join("staging"))
+    }
+
+    /// The bearer token of the admin listener, made at the first start (mode 0600).
+    pub fn admin_token(&self) -> Result<String, StoreError> {
+        disk::secret(&Self::admin_token_path_in(&self.root))
+    }
+
+    /// Where the commands find that token, given the configured store folder.
+    pub fn admin_token_path(folder: &Path) -> PathBuf {
+        Self::admin_token_path_in(&folder.join("v1"))
+    }
+
+    /// Reads the token another process made; `None` where there is none, or it may not be read.
+    pub fn read_admin_token(folder: &Path) -> Option<String> {
+        disk::read_secret(&Self::admin_token_path(folder))
+    }
+
+    fn admin_token_path_in(root: &Path) -> PathBuf {
+        root.join("admin-token")
+    }
+
+    /// Writes down that all is well, so that the next start trusts the index.
+    pub fn close(&self) -> Result<(), StoreError> {
+        self.index.close()
+    }
+}

@@ -1,0 +1,140 @@
+//! Small records by key: replaced by rename, each with a checksum of its own, never torn.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+
+use super::disk::{self, Aside};
+use super::{FORMAT, Key, StoreError};
+use crate::clock::Timestamp;
+
+/// Whether a record must be on the disk before `put` returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    /// It may be lost to a power cut; upstream has it too.
+    Lazy,
+    /// It and its place in the folder are synced first.
+    Synced,
+}
+
+/// The first line of every record's file, in JSON; the record follows.
+#[derive(Serialize, Deserialize)]
+struct Frame {
+    format: u32,
+    blake3: String,
+    bytes: usize,
+}
+
+/// The records below a store's root.
+#[derive(Debug)]
+pub struct Records {
+    root: PathBuf,
+    staging: PathBuf,
+    aside: Aside,
+}
+
+impl Records {
+    pub(super) fn open(root: &Path, staging: &Path, aside: Aside) -> Result<Self, StoreError> {
+        for kind in ["names", "documents", "seen"] {
+            disk::make_folder(&root.join(kind))?;
+        }
+        Ok(Self { root: root.to_owned(), staging: staging.to_owned(), aside })
+    }
+
+    /// Reads a record. One that does not match its own checksum is set aside, said, and absent.
+    pub fn get(&self, key: &Key) -> Result<Option<Vec<u8>>, StoreError> {
+        let path = self.root.join(key.path());
+        let Some(mut file) = disk::read(&path)? else { return Ok(None) };
+        match whole(&file) {
+            Frameness::Whole { start } => Ok(Some(file.split_off(start))),
+            Frameness::Newer(found) => Err(StoreError::Newer { path, found }),
+            Frameness::Damaged => {
+                self.set_aside(key)?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Puts a record in place of the one before, by rename. Says how many bytes its file has.
+    pub fn put(&self, key: &Key, record: &[u8], durability: Durability) -> Result<u64, StoreError> {
+        static WRITTEN: AtomicU64 = AtomicU64::new(0);
+        let path = self.root.join(key.path());
+        let beside = self.staging.join(format!("record-{}", WRITTEN.fetch_add(1, Ordering::Relaxed)));
+        let blake3 = blake3::hash(record).to_hex().to_string();
+        let frame = Frame { format: FORMAT, blake3, bytes: record.len() };
+        let frame = serde_json::to_vec(&frame).expect("numbers and hex always serialise");
+        let synced = durability == Durability::Synced;
+        let placed = disk::write_new(&beside, &[&frame, b"\n", record], synced)
+            .and_then(|()| disk::make_way_for(&path))
+            .and_then(|()| disk::rename(&beside, &path));
+        if let Err(failed) = placed {
+            // The write failed for its own reason, which is the one to tell.
+            let _ = disk::remove(&beside);
+            return Err(failed);
+        }
+        if synced {
+            disk::sync_folder_of(&path)?;
+        }
+        Ok((frame.len() + 1 + record.len()) as u64)
+    }
+
+    /// Makes a record that was put lazily survive a power cut. Says whether there is one.
+    pub fn sync(&self, key: &Key) -> Result<bool, StoreError> {
+        let path = self.root.join(key.path());
+        let Some(file) = disk::open(&path)? else { return Ok(false) };
+        file.sync_all().map_err(|e| StoreError::io("sync", &path, e))?;
+        disk::sync_folder_of(&path)?;
+        Ok(true)
+    }
+
+    /// Removes a record, and makes that survive a power cut.
+    pub fn remove(&self, key: &Key) -> Result<(), StoreError> {
+        let path = self.root.join(key.path());
+        disk::remove(&path)?;
+        if path.parent().is_some_and(disk::is_folder) { disk::sync_folder_of(&path) } else { Ok(()) }
+    }
+
+    /// Moves a record that cannot be read out of the way, and says so.
+    pub fn set_aside(&self, key: &Key) -> Result<(), StoreError> {
+        let path = self.root.join(key.path());
+        let place = self.aside.take(&path)?;
+        tracing::error!(record = %path.display(), aside = %place.display(), "a damaged record was set aside");
+        Ok(())
+    }
+
+    /// The names of what lies directly in a folder below the root (see [`Key::names_of`]).
+    pub fn list(&self, folder: &Path) -> Result<Vec<String>, StoreError> {
+        disk::names_in(&self.root.join(folder))
+    }
+
+    /// Every record of one kind (`names`, `documents`, `seen`), with its size and last change.
+    pub fn all(&self, kind: &str) -> Result<Vec<(Key, u64, Timestamp)>, StoreError> {
+        let files = disk::files_below(&self.root.join(kind))?;
+        Ok(files
+            .into_iter()
+            .filter_map(|(path, size_bytes, changed)| {
+                let key = Key::from_path(path.strip_prefix(&self.root).ok()?)?;
+                Some((key, size_bytes, changed))
+            })
+            .collect())
+    }
+}
+
+enum Frameness {
+    Whole { start: usize },
+    Newer(u32),
+    Damaged,
+}
+
+fn whole(file: &[u8]) -> Frameness {
+    let Some(end) = file.iter().take(1024).position(|byte| *byte == b'\n') else { return Frameness::Damaged };
+    let (line, record) = (&file[..end], &file[end + 1..]);
+    match serde_json::from_slice::<Frame>(line) {
+        Ok(frame) if frame.format > FORMAT => Frameness::Newer(frame.format),
+        Ok(frame) if frame.bytes == record.len() && frame.blake3 == *blake3::hash(record).to_hex() => {
+            Frameness::Whole { start: end + 1 }
+        }
+        _ => Frameness::Damaged,
+    }
+}

@@ -1,0 +1,45 @@
+//! What an upstream's discovery document says (PROTOCOL 1.1).
+
+use url::Url;
+
+use super::providers::RawObject;
+
+/// The largest discovery document the clients take, in bytes.
+pub const LIMIT: u64 = 1 << 20;
+
+/// The services an upstream offers.
+#[derive(Debug, Clone)]
+pub struct Discovery {
+    /// Every entry, in its order, as upstream wrote it.
+    pub entries: RawObject,
+    /// Where the document came from: relative entries resolve against this.
+    pub url: Url,
+}
+
+impl Discovery {
+    /// Reads a document.
+    ///
+    /// # Errors
+    /// Says why it is none, for an operator.
+    pub fn parse(body: &[u8], url: Url) -> Result<Self, String> {
+        let entries =
+            serde_json::from_slice(body).map_err(|e| format!("its discovery document is no JSON object: {e}"))?;
+        Ok(Self { entries, url })
+    }
+
+    /// Whether a media type is one the clients accept for this document.
+    pub fn accepts(content_type: Option<&str>) -> bool {
+        let essence = content_type.and_then(|value| value.split(';').next()).unwrap_or_default();
+        essence.trim().eq_ignore_ascii_case("application/json")
+    }
+
+    /// The base URL of a service, read as the clients read it: a string, http or https, no userinfo,
+    /// no fragment, relative to where the document came from.
+    pub fn service(&self, name: &str) -> Option<Url> {
+        let reference: String = serde_json::from_str(self.entries.get(name)?.get()).ok()?;
+        let mut url = self.url.join(&reference).ok()?;
+        let plain = matches!(url.scheme(), "http" | "https") && url.username().is_empty() && url.password().is_none();
+        url.set_fragment(None);
+        plain.then_some(url)
+    }
+}

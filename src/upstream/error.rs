@@ -1,0 +1,94 @@
+//! What can go wrong upstream, in the words an operator needs: what was asked, where, what came back.
+
+use std::time::Duration;
+
+/// A failed request to an upstream.
+///
+/// Its text never holds a query, userinfo or a secret: only the origin is named.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{asked}: {at} {fault}")]
+pub struct UpstreamError {
+    /// What was asked for, for people: "the version list of HOST/NS/TYPE".
+    pub asked: String,
+    /// The origin that was asked last: `https://registry.example`.
+    pub at: String,
+    /// What it did.
+    pub fault: Fault,
+}
+
+/// What an upstream did instead of answering.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// 404 or 410.
+    #[error("says that it does not exist ({0})")]
+    Absent(u16),
+    /// 401, 403 or 451: about our credential or their policy, never about the client's.
+    #[error("refused larder itself ({0}): check the credential configured for this upstream")]
+    Denied(u16),
+    /// Any other 4xx, with the errors it gave.
+    #[error("rejected the request ({status}){}", said(.errors))]
+    Rejected {
+        /// The status.
+        status: u16,
+        /// The `errors` of its JSON, if any.
+        errors: Vec<String>,
+    },
+    /// 429 or 5xx.
+    #[error("answered {status}{}", held_off(.retry_after))]
+    Trouble {
+        /// The status.
+        status: u16,
+        /// How long it asked to be left alone.
+        retry_after: Option<Duration>,
+    },
+    /// 508: the request went in a ring.
+    #[error("answered 508: the request came back to where it had been; an upstream of larder points at larder")]
+    Looped,
+    /// No connection, or one that broke.
+    #[error("could not be reached: {0}")]
+    Unreachable(String),
+    /// It took longer than we wait.
+    #[error("was too slow: {0}")]
+    Slow(String),
+    /// It answered something that is not what was asked for.
+    #[error("sent something unusable: {0}")]
+    Unusable(String),
+    /// It sent more than we take.
+    #[error("sent more than {0} bytes")]
+    TooLarge(u64),
+    /// A URL that may not be asked.
+    #[error("may not be asked: {0}")]
+    Refused(String),
+}
+
+impl Fault {
+    /// The fault that a status other than success is.
+    pub(super) fn of_status(status: u16, retry_after: Option<Duration>, errors: Vec<String>) -> Self {
+        match status {
+            404 | 410 => Self::Absent(status),
+            401 | 403 | 451 => Self::Denied(status),
+            508 => Self::Looped,
+            429 | 500.. => Self::Trouble { status, retry_after },
+            400..500 => Self::Rejected { status, errors },
+            _ => Self::Unusable(format!("status {status}")),
+        }
+    }
+
+    /// Whether the same request may well succeed in a moment.
+    pub fn may_pass(&self) -> bool {
+        matches!(self, Self::Unreachable(_) | Self::Trouble { status: 500 | 502 | 503 | 504, .. })
+    }
+
+    /// Whether a file's URL may just be too old: registries sign the URLs in their documents.
+    pub fn may_be_an_expired_url(&self) -> bool {
+        matches!(self, Self::Absent(_) | Self::Denied(401 | 403) | Self::Rejected { status: 400, .. })
+    }
+}
+
+fn said(errors: &[String]) -> String {
+    if errors.is_empty() { String::new() } else { format!(": {}", errors.join("; ")) }
+}
+
+fn held_off(retry_after: &Option<Duration>) -> String {
+    retry_after.map_or_else(String::new, |time| format!(" and asks to be left alone for {} s", time.as_secs()))
+}

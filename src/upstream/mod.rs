@@ -1,0 +1,105 @@
+//! The registries behind us: what they are, how they are asked, what their documents say.
+//! Knows neither the store nor our own URLs.
+
+pub mod discovery;
+pub mod error;
+mod grant;
+pub mod outbound;
+pub mod providers;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::registry::Registry;
+
+pub use self::grant::Grant;
+use crate::address::Hostname;
+use crate::config;
+
+/// One configured registry.
+#[derive(Debug)]
+pub struct Upstream {
+    /// Its section of the configuration.
+    pub settings: config::Upstream,
+    /// Who may see its credential, before its discovery says more.
+    pub grant: Grant,
+}
+
+/// The configured registries, by the host they stand for.
+#[derive(Debug, Default)]
+pub struct Upstreams(HashMap<Hostname, Arc<Upstream>>);
+
+impl Upstreams {
+    /// Takes the `[[upstream]]` sections.
+    pub fn new(sections: &[config::Upstream], allow_private: &[config::Private]) -> Self {
+        let upstream = |settings: &config::Upstream| Upstream {
+            grant: Grant::of(settings, allow_private),
+            settings: settings.clone(),
+        };
+        Self(sections.iter().map(|section| (section.host.clone(), Arc::new(upstream(section)))).collect())
+    }
+
+    /// The upstream that `host` names, if it is configured.
+    pub fn get(&self, host: &Hostname) -> Option<&Arc<Upstream>> {
+        self.0.get(host)
+    }
+
+    /// Every configured host, sorted.
+    pub fn hosts(&self) -> Vec<&Hostname> {
+        let mut hosts: Vec<_> = self.0.keys().collect();
+        hosts.sort();
+        hosts
+    }
+}
+
+/// Counters of what goes out and what comes in, by configured upstream.
+#[derive(Debug, Clone, Default)]
+pub struct Traffic {
+    requests: Family<Answered, Counter>,
+    bytes: Family<From, Counter>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Answered {
+    host: String,
+    status: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct From {
+    host: String,
+}
+
+impl Traffic {
+    /// Registers the counters under their names.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "larder_upstream_requests",
+            "Requests sent upstream, by upstream and status",
+            self.requests.clone(),
+        );
+        registry.register(
+            "larder_upstream_bytes",
+            "Body bytes received from upstream, by upstream",
+            self.bytes.clone(),
+        );
+    }
+
+    /// Body bytes received since the start, from all upstreams.
+    pub fn bytes(&self, hosts: &[&Hostname]) -> u64 {
+        let of = |host: &&Hostname| self.bytes.get_or_create(&From { host: host.to_string() }).get();
+        hosts.iter().map(of).sum()
+    }
+
+    fn asked(&self, upstream: &Hostname, status: Option<u16>) {
+        let status = status.map_or_else(|| "none".to_owned(), |status| status.to_string());
+        self.requests.get_or_create(&Answered { host: upstream.to_string(), status }).inc();
+    }
+
+    fn brought(&self, upstream: &Hostname, bytes: usize) {
+        self.bytes.get_or_create(&From { host: upstream.to_string() }).inc_by(bytes as u64);
+    }
+}

@@ -1,0 +1,454 @@
+//! The one way out. Every request to anybody leaves here: redirects by hand, time and size limits,
+//! few retries, credentials only where they belong, and nothing at all when offline.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use backon::{ExponentialBuilder, Retryable};
+use bytes::{Bytes, BytesMut};
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use reqwest::redirect;
+use serde::{Deserialize, Serialize};
+use url::Url;
+
+use super::Traffic;
+use super::error::{Fault, UpstreamError};
+use super::grant::Grant;
+use crate::address::Hostname;
+use crate::cdn_loop::{CdnLoop, OwnEntry};
+use crate::config;
+
+const MOST_HOPS: usize = 10;
+const LONGEST_ERROR_BODY: u64 = 64 * 1024;
+const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+const CDN_LOOP: HeaderName = HeaderName::from_static("cdn-loop");
+
+/// Whether anything may go out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Link {
+    /// Upstreams may be asked.
+    Online,
+    /// Sealed: nothing leaves.
+    Offline,
+}
+
+/// What a server said of the bytes it sent, for asking again whether they changed.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Validators {
+    /// The ETag, as sent.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub etag: Option<String>,
+    /// The Last-Modified date, as sent.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub last_modified: Option<String>,
+}
+
+impl Validators {
+    fn of(headers: &HeaderMap) -> Self {
+        let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        Self { etag: text(header::ETAG), last_modified: text(header::LAST_MODIFIED) }
+    }
+
+    /// What If-Range may carry: a strong ETag, else the date (RFC 9110 13.1.5).
+    fn for_range(&self) -> Option<&str> {
+        let strong = self.etag.as_deref().filter(|etag| !etag.starts_with("W/"));
+        strong.or(self.last_modified.as_deref())
+    }
+}
+
+/// One request: what for, where, and under which conditions.
+#[derive(Debug, Clone, Copy)]
+pub struct Ask<'a> {
+    /// What is asked for, for people.
+    pub what: &'a str,
+    /// Where.
+    pub url: &'a Url,
+    /// The upstream that led here.
+    pub upstream: &'a Hostname,
+    /// Which origins may see its credential.
+    pub grant: &'a Grant,
+    /// Which proxies the request behind this one has been through.
+    pub via: &'a CdnLoop,
+    /// How often a passing failure is tried again.
+    pub retries: usize,
+}
+
+/// A document that arrived whole.
+#[derive(Debug, Clone)]
+pub struct Document {
+    /// Its bytes, content coding undone.
+    pub body: Bytes,
+    /// Its media type, as sent.
+    pub content_type: Option<String>,
+    /// For asking again.
+    pub validators: Validators,
+    /// Where it came from, after redirects: relative URLs in it resolve against this.
+    pub url: Url,
+}
+
+/// What a conditional request brought.
+#[derive(Debug, Clone)]
+pub enum Fetched {
+    /// The document.
+    New(Document),
+    /// 304: what we hold is current.
+    Unchanged,
+}
+
+/// How a file's bytes arrive.
+#[derive(Debug)]
+pub struct Incoming {
+    response: reqwest::Response,
+    /// Where the first byte belongs: 0, or where a resumed download goes on.
+    pub from: u64,
+    /// The length of the whole file, where the server said it.
+    pub length: Option<u64>,
+    /// For resuming.
+    pub validators: Validators,
+    what: String,
+    at: String,
+    upstream: Hostname,
+    traffic: Traffic,
+}
+
+impl Incoming {
+    /// The next bytes, `None` at the end.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, UpstreamError> {
+        match self.response.chunk().await {
+            Ok(piece) => {
+                self.traffic.brought(&self.upstream, piece.as_ref().map_or(0, Bytes::len));
+                Ok(piece)
+            }
+            Err(e) => Err(self.failed(broken(&e))),
+        }
+    }
+
+    /// The error that this download failed with.
+    pub fn failed(&self, fault: Fault) -> UpstreamError {
+        UpstreamError { asked: self.what.clone(), at: self.at.clone(), fault }
+    }
+}
+
+/// The connector.
+#[derive(Debug)]
+pub struct Outbound {
+    documents: reqwest::Client,
+    files: reqwest::Client,
+    link: Link,
+    own: OwnEntry,
+    traffic: Traffic,
+}
+
+impl Outbound {
+    /// Builds the connector: trust, addresses, proxies from the environment.
+    pub fn new(
+        network: &config::Network,
+        upstreams: &[config::Upstream],
+        own: OwnEntry,
+        traffic: Traffic,
+    ) -> Result<Self, Unbuildable> {
+        let authorities = network.ca_file.as_deref().map(authorities).transpose()?.unwrap_or_default();
+        let client = || {
+            #[expect(clippy::disallowed_methods, reason = "this is the one way out")]
+            let mut builder = reqwest::Client::builder()
+                .user_agent(concat!("larder/", env!("CARGO_PKG_VERSION")))
+                .redirect(redirect::Policy::none())
+                .referer(false)
+                .connect_timeout(CONNECT_WITHIN)
+                .pool_idle_timeout(Duration::from_secs(60))
+                .tls_certs_merge(authorities.clone());
+            for upstream in upstreams.iter().filter(|upstream| !upstream.addresses.is_empty()) {
+                if let Some(name) = upstream.url.host_str() {
+                    builder = builder.resolve_to_addrs(name, &upstream.addresses);
+                }
+            }
+            builder
+        };
+        let identity = HeaderMap::from_iter([(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"))]);
+        Ok(Self {
+            documents: client().build()?,
+            files: client().no_gzip().no_brotli().no_zstd().default_headers(identity).build()?,
+            link: if network.offline { Link::Offline } else { Link::Online },
+            own,
+            traffic,
+        })
+    }
+
+    /// Whether anything may go out.
+    pub fn link(&self) -> Link {
+        self.link
+    }
+
+    /// Our own entry in CDN-Loop.
+    pub fn own_entry(&self) -> &OwnEntry {
+        &self.own
+    }
+
+    /// Asks for a document of at most `limit` bytes; conditionally, where `held` says what we have.
+    pub async fn document(
+        &self,
+        ask: Ask<'_>,
+        held: Option<&Validators>,
+        limit: u64,
+    ) -> Result<Fetched, UpstreamError> {
+        self.whole(&self.documents, ask, held, limit).await
+    }
+
+    /// The same for a file whose exact bytes count: without content codings.
+    pub async fn small_file(
+        &self,
+        ask: Ask<'_>,
+        held: Option<&Validators>,
+        limit: u64,
+    ) -> Result<Fetched, UpstreamError> {
+        self.whole(&self.files, ask, held, limit).await
+    }
+
+    async fn whole(
+        &self,
+        client: &reqwest::Client,
+        ask: Ask<'_>,
+        held: Option<&Validators>,
+        limit: u64,
+    ) -> Result<Fetched, UpstreamError> {
+        let mut conditions = HeaderMap::new();
+        if let Some(held) = held {
+            insert(&mut conditions, header::IF_NONE_MATCH, held.etag.as_deref());
+            insert(&mut conditions, header::IF_MODIFIED_SINCE, held.last_modified.as_deref());
+        }
+        let once = || async {
+            let (response, url) = self.follow(client, ask, &conditions).await?;
+            if response.status() == http::StatusCode::NOT_MODIFIED && !conditions.is_empty() {
+                return Ok(Fetched::Unchanged);
+            }
+            let response = self.successful(response, ask, &url).await?;
+            let content_type = response.headers().get(header::CONTENT_TYPE);
+            let content_type = content_type.and_then(|value| value.to_str().ok()).map(str::to_owned);
+            let validators = Validators::of(response.headers());
+            let body = self.body(response, ask, &url, limit).await?;
+            Ok(Fetched::New(Document { body, content_type, validators, url }))
+        };
+        self.patiently(ask, once).await
+    }
+
+    /// Asks for a file, from byte `from` on where `note` says what is there already.
+    ///
+    /// The server may start over all the same: [`Incoming::from`] tells.
+    pub async fn file(&self, ask: Ask<'_>, from: u64, held: &Validators) -> Result<Incoming, UpstreamError> {
+        let mut conditions = HeaderMap::new();
+        if from > 0 {
+            insert(&mut conditions, header::RANGE, Some(&format!("bytes={from}-")));
+            insert(&mut conditions, header::IF_RANGE, held.for_range());
+        }
+        let once = || async {
+            let (response, url) = self.follow(&self.files, ask, &conditions).await?;
+            if response.status() == http::StatusCode::RANGE_NOT_SATISFIABLE && from > 0 {
+                let (response, url) = self.follow(&self.files, ask, &HeaderMap::new()).await?;
+                return self.incoming(self.successful(response, ask, &url).await?, ask, &url, 0);
+            }
+            self.incoming(self.successful(response, ask, &url).await?, ask, &url, from)
+        };
+        self.patiently(ask, once).await
+    }
+
+    fn incoming(
+        &self,
+        response: reqwest::Response,
+        ask: Ask<'_>,
+        url: &Url,
+        asked_from: u64,
+    ) -> Result<Incoming, UpstreamError> {
+        let failed = |why: &str| failure(ask, url, Fault::Unusable(why.to_owned()));
+        let announced = response.headers().get(header::CONTENT_LENGTH).map(|value| {
+            value
+                .to_str()
+                .ok()
+                .and_then(|text| text.parse::<u64>().ok())
+                .ok_or_else(|| failed("a Content-Length that is no number"))
+        });
+        let announced = announced.transpose()?;
+        let (from, length) = match response.status().as_u16() {
+            206 => {
+                let range = response.headers().get(header::CONTENT_RANGE).and_then(|value| value.to_str().ok());
+                let (start, total) =
+                    range.and_then(content_range).ok_or_else(|| failed("a 206 without a usable Content-Range"))?;
+                if start != asked_from {
+                    return Err(failed("another range than the one asked for"));
+                }
+                (start, total.or(announced.map(|rest| start + rest)))
+            }
+            _ => (0, announced),
+        };
+        let validators = Validators::of(response.headers());
+        Ok(Incoming {
+            response,
+            from,
+            length,
+            validators,
+            what: ask.what.to_owned(),
+            at: origin(url),
+            upstream: ask.upstream.clone(),
+            traffic: self.traffic.clone(),
+        })
+    }
+
+    async fn patiently<T, F: Future<Output = Result<T, UpstreamError>>>(
+        &self,
+        ask: Ask<'_>,
+        once: impl FnMut() -> F,
+    ) -> Result<T, UpstreamError> {
+        let pauses = ExponentialBuilder::default()
+            .with_min_delay(Duration::from_millis(200))
+            .with_max_times(ask.retries)
+            .with_jitter();
+        once.retry(pauses).when(|error| error.fault.may_pass()).await
+    }
+
+    /// One request and its redirects. Every hop passes here, so this is where a hop is judged.
+    async fn follow(
+        &self,
+        client: &reqwest::Client,
+        ask: Ask<'_>,
+        conditions: &HeaderMap,
+    ) -> Result<(reqwest::Response, Url), UpstreamError> {
+        let mut url = ask.url.clone();
+        for _ in 0..=MOST_HOPS {
+            if self.link == Link::Offline {
+                return Err(failure(ask, &url, Fault::Refused("larder is offline".into())));
+            }
+            if !matches!(url.scheme(), "http" | "https") || !url.username().is_empty() || url.password().is_some() {
+                let why = "a URL must be http or https, without user or password";
+                return Err(failure(ask, &url, Fault::Refused(why.into())));
+            }
+            let mut request =
+                client.get(url.clone()).headers(conditions.clone()).header(CDN_LOOP, ask.via.with(&self.own));
+            if let Some((name, value)) = ask.grant.header_for(&url) {
+                request = request.header(name, value);
+            }
+            let response = request.send().await.map_err(|e| failure(ask, &url, broken(&e)));
+            self.traffic.asked(ask.upstream, response.as_ref().map(|response| response.status().as_u16()).ok());
+            let response = response?;
+            if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
+                return Ok((response, url));
+            }
+            let location = response.headers().get(header::LOCATION).and_then(|value| value.to_str().ok());
+            let next = location.and_then(|location| url.join(location).ok());
+            url = next.ok_or_else(|| failure(ask, &url, Fault::Unusable("a redirect to nowhere".into())))?;
+        }
+        Err(failure(ask, &url, Fault::Unusable(format!("more than {MOST_HOPS} redirects"))))
+    }
+
+    async fn successful(
+        &self,
+        response: reqwest::Response,
+        ask: Ask<'_>,
+        url: &Url,
+    ) -> Result<reqwest::Response, UpstreamError> {
+        let status = response.status();
+        if status.is_success() {
+            return Ok(response);
+        }
+        let retry_after =
+            response.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+        // The errors are an extra; that they could not be read is not the failure to tell.
+        let body = self.body(response, ask, url, LONGEST_ERROR_BODY).await.unwrap_or_default();
+        let errors = serde_json::from_slice::<Errors>(&body).map(|body| body.errors).unwrap_or_default();
+        let errors = errors.into_iter().take(8).map(|text| text.chars().take(300).collect()).collect();
+        let fault = Fault::of_status(status.as_u16(), retry_after.map(Duration::from_secs), errors);
+        Err(failure(ask, url, fault))
+    }
+
+    async fn body(
+        &self,
+        mut response: reqwest::Response,
+        ask: Ask<'_>,
+        url: &Url,
+        limit: u64,
+    ) -> Result<Bytes, UpstreamError> {
+        let too_large = || failure(ask, url, Fault::TooLarge(limit));
+        if response.content_length().is_some_and(|length| length > limit) {
+            return Err(too_large());
+        }
+        let mut body = BytesMut::new();
+        while let Some(piece) = response.chunk().await.map_err(|e| failure(ask, url, broken(&e)))? {
+            self.traffic.brought(ask.upstream, piece.len());
+            if (body.len() + piece.len()) as u64 > limit {
+                return Err(too_large());
+            }
+            body.extend_from_slice(&piece);
+        }
+        Ok(body.freeze())
+    }
+}
+
+/// Why the connector could not be built.
+#[derive(Debug, thiserror::Error)]
+pub enum Unbuildable {
+    /// The file of [network] ca_file is no list of certificates.
+    #[error("[network] ca_file {path} is no PEM file of certificates: {why}", path = .path.display())]
+    Authorities {
+        /// The file.
+        path: PathBuf,
+        /// What was wrong.
+        why: String,
+    },
+    /// TLS could not be set up.
+    #[error("no TLS client could be set up: {0}")]
+    Client(#[from] reqwest::Error),
+}
+
+#[expect(clippy::disallowed_methods, reason = "the trust of the one way out is read where it is used")]
+fn authorities(path: &Path) -> Result<Vec<reqwest::Certificate>, Unbuildable> {
+    let failed = |why: String| Unbuildable::Authorities { path: path.to_owned(), why };
+    let pem = std::fs::read(path).map_err(|e| failed(e.to_string()))?;
+    let found = reqwest::Certificate::from_pem_bundle(&pem).map_err(|e| failed(e.to_string()))?;
+    if found.is_empty() { Err(failed("there is none in it".into())) } else { Ok(found) }
+}
+
+#[derive(Deserialize)]
+struct Errors {
+    errors: Vec<String>,
+}
+
+fn insert(headers: &mut HeaderMap, name: HeaderName, value: Option<&str>) {
+    if let Some(value) = value.and_then(|value| HeaderValue::from_str(value).ok()) {
+        headers.insert(name, value);
+    }
+}
+
+fn failure(ask: Ask<'_>, url: &Url, fault: Fault) -> UpstreamError {
+    UpstreamError { asked: ask.what.to_owned(), at: origin(url), fault }
+}
+
+/// The part of a URL that may be told to anybody.
+pub fn origin(url: &Url) -> String {
+    url.origin().ascii_serialization()
+}
+
+/// `bytes 5-9/10` -> (5, Some(10)).
+fn content_range(value: &str) -> Option<(u64, Option<u64>)> {
+    let (range, total) = value.strip_prefix("bytes ")?.split_once('/')?;
+    let start = range.split_once('-')?.0.parse().ok()?;
+    Some((start, total.parse().ok()))
+}
+
+/// What broke, with its causes and without the URL, whose query may be a secret.
+fn broken(error: &reqwest::Error) -> Fault {
+    let mut causes = Vec::new();
+    let mut next = std::error::Error::source(error);
+    while let Some(cause) = next {
+        let text = cause.to_string();
+        if causes.last() != Some(&text) && !text.contains("://") {
+            causes.push(text);
+        }
+        next = cause.source();
+    }
+    let why = if causes.is_empty() { "the connection broke".to_owned() } else { causes.join(": ") };
+    if error.is_timeout() {
+        Fault::Slow(why)
+    } else if error.is_decode() {
+        Fault::Unusable(why)
+    } else {
+        Fault::Unreachable(why)
+    }
+}

@@ -1,0 +1,222 @@
+//! What an upstream's `providers.v1` says (PROTOCOL 2), as types. Foreign JSON is kept as it was
+//! written, so that unknown fields survive.
+
+use indexmap::IndexMap;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use url::Url;
+
+use crate::address::{FileName, Platform, ProviderAddress, Version};
+use crate::digest::Digest;
+
+/// A JSON object whose members are kept as they were written.
+pub type RawObject = IndexMap<String, Box<RawValue>>;
+
+/// The URL of a provider's version list.
+pub fn versions_url(base: &Url, address: &ProviderAddress) -> Result<Url, url::ParseError> {
+    base.join(&format!("{}/{}/versions", address.namespace, address.type_))
+}
+
+/// The URL of a download document. `spelled` is the version as the upstream's own list spells it.
+pub fn download_url(
+    base: &Url,
+    address: &ProviderAddress,
+    spelled: &str,
+    platform: &Platform,
+) -> Result<Url, url::ParseError> {
+    let Platform { os, arch } = platform;
+    base.join(&format!("{}/{}/{spelled}/download/{os}/{arch}", address.namespace, address.type_))
+}
+
+/// A provider's version list.
+#[derive(Debug, Clone)]
+pub struct VersionList {
+    /// The versions whose text is one, in upstream's order.
+    pub versions: Vec<ListedVersion>,
+    /// Every other member of the document.
+    pub rest: RawObject,
+}
+
+/// One entry of a version list.
+#[derive(Debug, Clone)]
+pub struct ListedVersion {
+    /// The version as clients will ask for it.
+    pub version: Version,
+    /// The version as upstream spells it, and wants to be asked for it.
+    pub spelled: String,
+    /// The platforms it is said to be there for; empty where the list does not say.
+    pub platforms: Vec<Platform>,
+    /// The entry as upstream wrote it.
+    pub raw: Box<RawValue>,
+}
+
+impl VersionList {
+    /// Reads a list. Entries whose version no client could read are left out: one of them would make
+    /// the whole list fail (PROTOCOL 2.2). Of two that are the same to a client, the first counts.
+    ///
+    /// # Errors
+    /// Says why the document is no version list.
+    pub fn parse(body: &[u8]) -> Result<Self, String> {
+        let mut rest: RawObject = serde_json::from_slice(body).map_err(|e| format!("it is no JSON object: {e}"))?;
+        let listed = rest.shift_remove("versions").ok_or("it has no \"versions\"")?;
+        let listed: Option<Vec<Box<RawValue>>> =
+            serde_json::from_str(listed.get()).map_err(|e| format!("its \"versions\" are no list: {e}"))?;
+        let mut list = Self { versions: Vec::new(), rest };
+        list.add(listed.unwrap_or_default());
+        Ok(list)
+    }
+
+    /// Adds entries for versions that the list does not name itself.
+    pub fn add(&mut self, entries: Vec<Box<RawValue>>) {
+        let mut known: std::collections::HashSet<Version> = self.versions.iter().map(|v| v.version.clone()).collect();
+        for listed in entries.into_iter().filter_map(ListedVersion::read) {
+            if known.insert(listed.version.clone()) {
+                self.versions.push(listed);
+            }
+        }
+    }
+
+    /// The entry of a version.
+    pub fn get(&self, version: &Version) -> Option<&ListedVersion> {
+        self.versions.iter().find(|listed| listed.version == *version)
+    }
+}
+
+impl ListedVersion {
+    fn read(raw: Box<RawValue>) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct Entry {
+            version: String,
+            #[serde(default)]
+            platforms: Option<Box<RawValue>>,
+        }
+        #[derive(Deserialize)]
+        struct Listed {
+            os: String,
+            arch: String,
+        }
+        let entry: Entry = serde_json::from_str(raw.get()).ok()?;
+        let version = Version::parse(&entry.version).ok()?;
+        let platform = |raw: Box<RawValue>| {
+            let Listed { os, arch } = serde_json::from_str(raw.get()).ok()?;
+            Platform::new(&os, &arch).ok()
+        };
+        let platforms: Option<Vec<Box<RawValue>>> =
+            entry.platforms.and_then(|raw| serde_json::from_str(raw.get()).ok());
+        let platforms: Option<Vec<Platform>> = platforms.map(|all| all.into_iter().filter_map(platform).collect());
+        Some(Self { version, spelled: entry.version, platforms: platforms.unwrap_or_default(), raw })
+    }
+}
+
+/// A download document: what one package is, and where its three files are.
+#[derive(Debug, Clone)]
+pub struct DownloadDocument {
+    /// The document's members, as upstream wrote them.
+    pub fields: RawObject,
+    /// The archive's name in SHA256SUMS.
+    pub filename: FileName,
+    /// The archive's digest.
+    pub shasum: Digest,
+    /// Where the archive is.
+    pub archive_url: Url,
+    /// Where SHA256SUMS is.
+    pub sums_url: Url,
+    /// Where its signature is; `None` where the document names none.
+    pub signature_url: Option<Url>,
+    /// The keys that may have signed it, in ASCII armour.
+    pub keys: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Fields {
+    os: String,
+    arch: String,
+    filename: String,
+    shasum: String,
+    download_url: String,
+    shasums_url: String,
+    #[serde(default)]
+    shasums_signature_url: Option<String>,
+    #[serde(default)]
+    signing_keys: Option<SigningKeys>,
+}
+
+#[derive(Deserialize)]
+struct SigningKeys {
+    #[serde(default)]
+    gpg_public_keys: Option<Vec<GpgKey>>,
+}
+
+#[derive(Deserialize)]
+struct GpgKey {
+    #[serde(default)]
+    ascii_armor: String,
+}
+
+impl DownloadDocument {
+    /// Reads a document that came from `url` in answer to a question for `platform`.
+    ///
+    /// # Errors
+    /// Says why no client could use it (PROTOCOL 2.3).
+    pub fn parse(body: &[u8], url: &Url, platform: &Platform) -> Result<Self, String> {
+        let fields: Fields = serde_json::from_slice(body).map_err(|e| format!("its download document: {e}"))?;
+        if fields.os != platform.os || fields.arch != platform.arch {
+            return Err(format!("its download document is for {}_{} and not for {platform}", fields.os, fields.arch));
+        }
+        let file = |name: &str, reference: &str| {
+            let resolved = url.join(reference).map_err(|e| format!("its {name} is no URL: {e}"))?;
+            match resolved.scheme() {
+                _ if reference.is_empty() => Err(format!("its {name} is empty")),
+                "http" | "https" => Ok(resolved),
+                other => Err(format!("its {name} must be http or https, and is {other}")),
+            }
+        };
+        let signature = fields.shasums_signature_url.as_deref().filter(|reference| !reference.is_empty());
+        let keys = fields.signing_keys.and_then(|keys| keys.gpg_public_keys).unwrap_or_default();
+        Ok(Self {
+            filename: FileName::parse(&fields.filename).map_err(|e| e.to_string())?,
+            shasum: Digest::parse(&fields.shasum).map_err(|e| format!("its shasum: {e}"))?,
+            archive_url: file("download_url", &fields.download_url)?,
+            sums_url: file("shasums_url", &fields.shasums_url)?,
+            signature_url: signature.map(|reference| file("shasums_signature_url", reference)).transpose()?,
+            keys: keys.into_iter().map(|key| key.ascii_armor).filter(|armor| !armor.is_empty()).collect(),
+            fields: serde_json::from_slice(body).map_err(|e| format!("its download document: {e}"))?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_list_keeps_what_clients_can_read_and_drops_what_would_make_them_fail() {
+        let body = br#"{"warnings":["old"],"versions":[{"version":"1.2","x":1e400,"platforms":[{"os":"linux","arch":"amd64","y":1e400},7]},{"version":"v1.3.0"},{"version":"1.2.0"},7,{}],"z":null}"#;
+        let list = VersionList::parse(body).unwrap();
+        let spelled: Vec<_> = list.versions.iter().map(|v| (v.version.to_string(), v.spelled.clone())).collect();
+        assert_eq!(spelled, [("1.2.0".to_owned(), "1.2".to_owned())]);
+        assert_eq!(
+            list.versions[0].raw.get(),
+            r#"{"version":"1.2","x":1e400,"platforms":[{"os":"linux","arch":"amd64","y":1e400},7]}"#
+        );
+        assert_eq!(list.versions[0].platforms, [Platform::parse("linux_amd64").unwrap()]);
+        assert_eq!(list.rest.keys().collect::<Vec<_>>(), ["warnings", "z"]);
+        for body in ["[]", "{}", "{\"versions\":{}}", "", "<html>"] {
+            assert!(VersionList::parse(body.as_bytes()).is_err(), "{body}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn foreign_bytes_never_panic(body in proptest::collection::vec(any::<u8>(), 0..300), text in "\\PC{0,200}") {
+            let url = Url::parse("https://registry.example/x").unwrap();
+            let platform = Platform::parse("linux_amd64").unwrap();
+            let _ = VersionList::parse(&body);
+            let _ = VersionList::parse(text.as_bytes());
+            let _ = DownloadDocument::parse(&body, &url, &platform);
+            let _ = super::super::discovery::Discovery::parse(text.as_bytes(), url);
+        }
+    }
+}

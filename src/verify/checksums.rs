@@ -1,0 +1,165 @@
+//! SHA256SUMS as the clients read it, and the platform that a conventional archive name speaks of. Who signed the list
+//! is for `signature`.
+
+use indexmap::IndexMap;
+
+use crate::digest::Digest;
+
+/// The largest SHA256SUMS that is read.
+pub const MAX_BYTES: usize = 4 << 20;
+
+/// The most lines that a SHA256SUMS may have.
+pub const MAX_LINES: usize = 10_000;
+
+/// The digests that a SHA256SUMS lists, by file name, in the order of the list.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Checksums {
+    by_name: IndexMap<String, Digest>,
+}
+
+/// A SHA256SUMS that cannot be used at all.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadChecksums {
+    /// Larger than [`MAX_BYTES`].
+    #[error("SHA256SUMS has {found} bytes; at most {MAX_BYTES} are read")]
+    TooLarge {
+        /// Its size in bytes.
+        found: usize,
+    },
+    /// More lines than [`MAX_LINES`].
+    #[error("SHA256SUMS has more than {MAX_LINES} lines")]
+    TooManyLines,
+    /// Not text.
+    #[error("SHA256SUMS is not UTF-8 text (from byte {at})")]
+    NotText {
+        /// The offset of the first byte that is no text.
+        at: usize,
+    },
+    /// One name stands there with two digests.
+    #[error("SHA256SUMS lists {name:?} twice, as {first} and as {second}")]
+    Contradiction {
+        /// The file name.
+        name: String,
+        /// The digest of its first line.
+        first: Digest,
+        /// The digest that differs.
+        second: Digest,
+    },
+}
+
+impl Checksums {
+    /// Reads the list. Lines that are no pair of digest and name are skipped: clients look only for the line they need.
+    pub fn parse(bytes: &[u8]) -> Result<Self, BadChecksums> {
+        if bytes.len() > MAX_BYTES {
+            return Err(BadChecksums::TooLarge { found: bytes.len() });
+        }
+        let text = std::str::from_utf8(bytes).map_err(|e| BadChecksums::NotText { at: e.valid_up_to() })?;
+        let mut by_name = IndexMap::new();
+        for (number, line) in text.trim_end_matches(['\r', '\n']).split('\n').enumerate() {
+            if number >= MAX_LINES {
+                return Err(BadChecksums::TooManyLines);
+            }
+            // Terraform compares the second word of a line, so the `*` of binary mode is a part of the name.
+            let mut words = line.split_whitespace();
+            let (Some(hex), Some(name)) = (words.next(), words.next()) else { continue };
+            let Ok(digest) = Digest::parse(hex) else { continue };
+            let first = *by_name.entry(name.to_owned()).or_insert(digest);
+            if first != digest {
+                return Err(BadChecksums::Contradiction { name: name.to_owned(), first, second: digest });
+            }
+        }
+        Ok(Self { by_name })
+    }
+
+    /// The digest listed for exactly this name.
+    pub fn get(&self, name: &str) -> Option<Digest> {
+        self.by_name.get(name).copied()
+    }
+
+    /// All names with their digests, in the order of the list.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, Digest)> {
+        self.by_name.iter().map(|(name, digest)| (name.as_str(), *digest))
+    }
+}
+
+/// The operating system and architecture in `terraform-provider-TYPE_VERSION_OS_ARCH.zip`, where VERSION is one of
+/// `versions`, the spellings that one version has.
+pub fn platform_of<'a>(name: &'a str, type_: &str, versions: &[&str]) -> Option<(&'a str, &'a str)> {
+    let rest = name.strip_prefix("terraform-provider-")?.strip_prefix(type_)?.strip_prefix('_')?;
+    let rest = rest.strip_suffix(".zip")?;
+    versions.iter().find_map(|version| {
+        let (os, arch) = rest.strip_prefix(version)?.strip_prefix('_')?.split_once('_')?;
+        (is_platform_word(os) && is_platform_word(arch)).then_some((os, arch))
+    })
+}
+
+fn is_platform_word(word: &str) -> bool {
+    !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn lines_are_read_as_the_clients_read_them() {
+        let (a, b) = (Digest::of(b"a"), Digest::of(b"b"));
+        let upper = b.to_string().to_uppercase();
+        let text =
+            format!("{a}  one.zip\r\n\nnot a checksum\nlonely\n{upper} *two.zip\n{b}\tthree.zip trailing words\n");
+        let sums = Checksums::parse(text.as_bytes()).unwrap();
+        assert_eq!(sums.iter().collect::<Vec<_>>(), [("one.zip", a), ("*two.zip", b), ("three.zip", b)]);
+        assert_eq!(sums.get("two.zip"), None);
+        assert_eq!(sums.get("ONE.zip"), None);
+    }
+
+    #[test]
+    fn a_name_may_stand_twice_only_with_the_same_digest() {
+        let (a, b) = (Digest::of(b"a"), Digest::of(b"b"));
+        assert!(Checksums::parse(format!("{a}  x\n{a}  x\n").as_bytes()).is_ok());
+        let refused = Checksums::parse(format!("{a}  x\n{b}  x\n").as_bytes()).unwrap_err();
+        assert_eq!(refused.to_string(), format!("SHA256SUMS lists \"x\" twice, as {a} and as {b}"));
+    }
+
+    #[test]
+    fn what_is_too_long_or_no_text_is_refused() {
+        let lines = |count: usize| "x\n".repeat(count).into_bytes();
+        assert!(Checksums::parse(&lines(MAX_LINES)).is_ok());
+        assert_eq!(Checksums::parse(&lines(MAX_LINES + 1)), Err(BadChecksums::TooManyLines));
+        assert_eq!(Checksums::parse(b"ok\n\xff"), Err(BadChecksums::NotText { at: 3 }));
+        assert!(matches!(Checksums::parse(&vec![b' '; MAX_BYTES + 1]), Err(BadChecksums::TooLarge { .. })));
+        assert_eq!(Checksums::parse(b""), Ok(Checksums::default()));
+    }
+
+    #[test]
+    fn a_conventional_name_tells_its_platform() {
+        let of = |name| platform_of(name, "aws", &["5.0.0", "v5.0.0"]);
+        assert_eq!(of("terraform-provider-aws_5.0.0_linux_amd64.zip"), Some(("linux", "amd64")));
+        assert_eq!(of("terraform-provider-aws_v5.0.0_windows_386.zip"), Some(("windows", "386")));
+        for name in [
+            "terraform-provider-aws_5.0.0_manifest.json",
+            "terraform-provider-aws_5.0.1_linux_amd64.zip",
+            "terraform-provider-awscc_5.0.0_linux_amd64.zip",
+            "terraform-provider-aws_5.0.0_linux_amd64_v2.zip",
+            "terraform-provider-aws_5.0.0_Linux_amd64.zip",
+            "terraform-provider-aws_5.0.0_linux_.zip",
+            "*terraform-provider-aws_5.0.0_linux_amd64.zip",
+        ] {
+            assert_eq!(of(name), None, "{name}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused_but_never_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+            let _ = Checksums::parse(&bytes);
+        }
+
+        #[test]
+        fn any_name_has_a_platform_or_none_but_never_a_panic(name in ".{0,60}", version in ".{0,6}") {
+            let _ = platform_of(&name, "aws", &[&version]);
+        }
+    }
+}

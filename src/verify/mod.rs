@@ -1,0 +1,235 @@
+//! Proof: what makes bytes from an upstream trustworthy, and the marker that lets them into the store. Fetching, keeping
+//! and answering are left to others; nothing here touches the network or the disk.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Digest;
+
+pub mod checksums;
+pub mod package;
+pub mod signature;
+mod signing_key;
+#[cfg(test)]
+mod test_keys;
+
+pub use checksums::{BadChecksums, Checksums, platform_of};
+pub use package::{BadPackage, PackageHashes, PackageLimits, package_hashes};
+pub use signature::{SignatureError, Signer, verify_detached};
+
+/// What an upstream must show before its archives are kept (`verification` in the configuration).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policy {
+    /// A listed key signs SHA256SUMS.
+    Signature,
+    /// The same where the registry lists keys; where it lists none, checksums suffice.
+    SignatureIfKeys,
+    /// The checksums agree; signatures and keys are not looked at.
+    Checksum,
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Signature => "signature",
+            Self::SignatureIfKeys => "signature-if-keys",
+            Self::Checksum => "checksum",
+        })
+    }
+}
+
+/// How a set was proven, kept beside it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Proof {
+    /// By what.
+    pub how: How,
+    /// What is accepted but an operator should know, such as an expired key.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
+}
+
+/// What a proof rests on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum How {
+    /// A listed key signed SHA256SUMS.
+    Signature {
+        /// The fingerprint of the key, as upper-case hex; of its primary key where a subkey signed.
+        fingerprint: String,
+    },
+    /// The registry lists no key, and the policy lets checksums suffice then.
+    NoKeys,
+    /// The policy asks for checksums only.
+    Checksum,
+}
+
+/// Why something is not proven.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unproven {
+    /// The list of checksums is unusable.
+    #[error(transparent)]
+    Checksums(#[from] BadChecksums),
+    /// The archive has no line in the list.
+    #[error("SHA256SUMS has no SHA-256 for {filename:?}")]
+    NotListed {
+        /// The archive's file name.
+        filename: String,
+    },
+    /// The list and the document name different digests.
+    #[error("SHA256SUMS lists {filename:?} as {listed}, the download document as {stated}")]
+    Contradiction {
+        /// The archive's file name.
+        filename: String,
+        /// What SHA256SUMS says.
+        listed: Digest,
+        /// What the document's `shasum` says.
+        stated: Digest,
+    },
+    /// The signature does not hold.
+    #[error(transparent)]
+    Signature(#[from] SignatureError),
+    /// The bytes are others than were expected.
+    #[error("the bytes have SHA-256 {actual}, expected was {expected}")]
+    Bytes {
+        /// What they hash to.
+        actual: Digest,
+        /// What they should hash to.
+        expected: Digest,
+    },
+}
+
+/// Promise 1: judges a proof set. SHA256SUMS must list `filename` with exactly `shasum`, and `keys`, the armoured keys
+/// that the registry lists, must have signed it as far as the policy asks.
+pub fn judge(
+    policy: Policy,
+    sums: &[u8],
+    signature: &[u8],
+    keys: &[String],
+    filename: &str,
+    shasum: &Digest,
+) -> Result<(Proof, Checksums), Unproven> {
+    let checksums = Checksums::parse(sums)?;
+    let listed = checksums.get(filename).ok_or_else(|| Unproven::NotListed { filename: filename.to_owned() })?;
+    if listed != *shasum {
+        return Err(Unproven::Contradiction { filename: filename.to_owned(), listed, stated: *shasum });
+    }
+    let proof = match policy {
+        Policy::Checksum => Proof { how: How::Checksum, warnings: Vec::new() },
+        Policy::SignatureIfKeys if keys.is_empty() => Proof { how: How::NoKeys, warnings: Vec::new() },
+        Policy::Signature | Policy::SignatureIfKeys => {
+            let Signer { fingerprint, warnings } = verify_detached(sums, signature, keys)?;
+            Proof { how: How::Signature { fingerprint }, warnings }
+        }
+    };
+    Ok((proof, checksums))
+}
+
+/// A value whose bytes are what they were expected to be. It is made only here, and the store publishes nothing else.
+#[derive(Debug)]
+pub struct Verified<T> {
+    value: T,
+    digest: Digest,
+}
+
+impl<T> Verified<T> {
+    /// Vouches for a value whose bytes hashed to `actual`, if that is what they should hash to.
+    pub fn by_digest(value: T, actual: Digest, expected: Digest) -> Result<Self, Unproven> {
+        if actual != expected {
+            return Err(Unproven::Bytes { actual, expected });
+        }
+        Ok(Self { value, digest: actual })
+    }
+
+    /// The digest that was proven.
+    pub fn digest(&self) -> Digest {
+        self.digest
+    }
+
+    /// The value itself; the proof ends here.
+    pub fn into_inner(self) -> T {
+        self.value
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAME: &str = "terraform-provider-x_1.0.0_linux_amd64.zip";
+
+    fn judged(policy: Policy, sums: &str, keys: &[String]) -> Result<(Proof, Checksums), Unproven> {
+        judge(policy, sums.as_bytes(), b"no signature", keys, NAME, &Digest::of(b"zip"))
+    }
+
+    fn good_sums() -> String {
+        format!("{}  other.zip\n{}  {NAME}\n", Digest::of(b"other"), Digest::of(b"zip"))
+    }
+
+    #[test]
+    fn the_archive_must_be_listed_with_exactly_its_digest_under_every_policy() {
+        for policy in [Policy::Signature, Policy::SignatureIfKeys, Policy::Checksum] {
+            let absent = judged(policy, &format!("{}  other.zip\n", Digest::of(b"zip")), &[]);
+            assert!(matches!(absent, Err(Unproven::NotListed { .. })), "{policy}");
+            let differs = judged(policy, &format!("{}  {NAME}\n", Digest::of(b"zap")), &[]);
+            assert!(matches!(differs, Err(Unproven::Contradiction { .. })), "{policy}");
+            let unreadable = judge(policy, b"\xff", b"", &[], NAME, &Digest::of(b"zip"));
+            assert!(matches!(unreadable, Err(Unproven::Checksums(_))), "{policy}");
+        }
+    }
+
+    #[test]
+    fn without_keys_the_policy_decides() {
+        let how = |policy| judged(policy, &good_sums(), &[]).map(|(proof, _)| proof.how);
+        assert_eq!(how(Policy::Signature), Err(Unproven::Signature(SignatureError::NoKeys)));
+        assert_eq!(how(Policy::SignatureIfKeys), Ok(How::NoKeys));
+        assert_eq!(how(Policy::Checksum), Ok(How::Checksum));
+    }
+
+    #[test]
+    fn listed_keys_make_a_signature_mandatory_unless_only_checksums_count() {
+        let keys = ["a broken key is a key".to_owned()];
+        for policy in [Policy::Signature, Policy::SignatureIfKeys] {
+            assert!(matches!(judged(policy, &good_sums(), &keys), Err(Unproven::Signature(_))), "{policy}");
+        }
+        let (proof, checksums) = judged(Policy::Checksum, &good_sums(), &keys).unwrap();
+        assert_eq!(proof.how, How::Checksum);
+        assert_eq!(checksums.get("other.zip"), Some(Digest::of(b"other")));
+    }
+
+    #[test]
+    fn a_good_signature_by_a_listed_key_is_the_proof() {
+        let key = test_keys::TestKey::new();
+        let (sums, keys) = (good_sums(), [key.public(&test_keys::Shape::default())]);
+        let signature = key.sign(sums.as_bytes());
+        for policy in [Policy::Signature, Policy::SignatureIfKeys] {
+            let judged = judge(policy, sums.as_bytes(), &signature, &keys, NAME, &Digest::of(b"zip"));
+            let (proof, checksums) = judged.unwrap();
+            assert_eq!(proof.how, How::Signature { fingerprint: key.fingerprint() });
+            assert_eq!(checksums.iter().count(), 2);
+        }
+    }
+
+    #[test]
+    fn only_the_expected_bytes_become_verified() {
+        let (a, b) = (Digest::of(b"a"), Digest::of(b"b"));
+        let verified = Verified::by_digest("staged", a, a).unwrap();
+        assert_eq!((verified.digest(), verified.into_inner()), (a, "staged"));
+        let refused = Verified::by_digest("staged", a, b).unwrap_err();
+        assert_eq!(refused.to_string(), format!("the bytes have SHA-256 {a}, expected was {b}"));
+    }
+
+    #[test]
+    fn policies_and_proofs_keep_their_spelling() {
+        for policy in [Policy::Signature, Policy::SignatureIfKeys, Policy::Checksum] {
+            assert_eq!(serde_json::to_string(&policy).unwrap(), format!("\"{policy}\""));
+        }
+        let proof = Proof { how: How::Signature { fingerprint: "AB".into() }, warnings: vec!["old".into()] };
+        let json = serde_json::to_string(&proof).unwrap();
+        assert_eq!(json, r#"{"how":{"signature":{"fingerprint":"AB"}},"warnings":["old"]}"#);
+        assert_eq!(serde_json::from_str::<Proof>(&json).unwrap(), proof);
+        let bare: Proof = serde_json::from_str(r#"{"how":"no-keys"}"#).unwrap();
+        assert_eq!(bare, Proof { how: How::NoKeys, warnings: Vec::new() });
+    }
+}

@@ -1,0 +1,242 @@
+//! The keys that a registry lists: reading them, and judging whether a key or subkey may sign. The OpenPGP crate does
+//! the arithmetic only; revocation, bindings, purpose and expiry are judged here.
+
+use std::time::{Duration, SystemTime};
+
+use pgp::composed::{Deserializable, SignedPublicKey, SignedPublicSubKey};
+use pgp::crypto::hash::HashAlgorithm;
+use pgp::packet::{Signature, SignatureType, SubpacketData};
+use pgp::types::{KeyDetails, Tag, Timestamp};
+
+const END: &str = "-----END PGP PUBLIC KEY BLOCK-----";
+
+/// The most signatures of a key about itself that are checked: each costs a public-key operation.
+const MAX_SELF_SIGNATURES: usize = 256;
+
+/// Reads all keys of one entry of the list; operators paste several blocks into one.
+pub(super) fn read_keys(entry: &str, max_bytes: usize) -> Result<Vec<ListedKey>, String> {
+    if entry.len() > max_bytes {
+        return Err(format!("has {} bytes; at most {max_bytes} are read", entry.len()));
+    }
+    let mut keys = Vec::new();
+    // The OpenPGP crate reads the first block of a text and no more.
+    for block in entry.split_inclusive(END).filter(|block| block.contains("-----BEGIN")) {
+        let (parsed, _headers) = SignedPublicKey::from_armor_many_buf(block.as_bytes()).map_err(unreadable)?;
+        for key in parsed {
+            keys.push(ListedKey(key.map_err(unreadable)?));
+        }
+    }
+    if keys.is_empty() {
+        return Err("holds no armoured public key".to_owned());
+    }
+    Ok(keys)
+}
+
+/// A public key with its subkeys, as it stands in the list. Nothing about it is proven yet.
+pub(super) struct ListedKey(SignedPublicKey);
+
+/// The part of a key that may have made a signature.
+#[derive(Clone, Copy)]
+pub(super) enum Component<'k> {
+    Primary(&'k SignedPublicKey),
+    Subkey(&'k SignedPublicSubKey),
+}
+
+/// Why a key that did make a signature does not count.
+#[derive(Debug)]
+pub(super) enum Unfit {
+    Revoked { fingerprint: String },
+    CannotSign { why: String },
+    Unusable { why: String },
+}
+
+impl ListedKey {
+    /// The fingerprint of the primary key, as upper-case hex.
+    pub(super) fn fingerprint(&self) -> String {
+        fingerprint(&self.0.primary_key)
+    }
+
+    #[cfg(test)]
+    pub(super) fn primary(&self) -> Component<'_> {
+        Component::Primary(&self.0)
+    }
+
+    /// The parts of the key that the signature names as its issuer. That is a hint, not a proof.
+    pub(super) fn components_named_by<'k>(&'k self, signature: &Signature) -> impl Iterator<Item = Component<'k>> {
+        let primary = names(signature, &self.0.primary_key).then_some(Component::Primary(&self.0));
+        let subkeys = self.0.public_subkeys.iter().filter(|subkey| names(signature, &subkey.key));
+        primary.into_iter().chain(subkeys.map(Component::Subkey).collect::<Vec<_>>())
+    }
+
+    /// Whether the component may sign; gives warnings if it may. Expiry is measured at the time of the signature.
+    pub(super) fn judge(&self, component: Component<'_>, made_at: Timestamp) -> Result<Vec<String>, Unfit> {
+        let primary = &self.0.primary_key;
+        let about_itself = self.about_itself()?;
+        if about_itself.iter().any(|signature| revokes(signature)) {
+            return Err(Unfit::Revoked { fingerprint: self.fingerprint() });
+        }
+        let own = newest(about_itself.into_iter()).ok_or_else(|| unusable("has no valid signature of itself"))?;
+        let mut warnings = Warnings::default();
+        warnings.look_at(primary, own, made_at);
+        match component {
+            Component::Primary(_) if !may_sign(own).unwrap_or(true) => Err(not_for_signing()),
+            Component::Primary(_) => Ok(warnings.0),
+            Component::Subkey(subkey) => {
+                self.judge_subkey(subkey, made_at, &mut warnings)?;
+                Ok(warnings.0)
+            }
+        }
+    }
+
+    fn judge_subkey(
+        &self,
+        subkey: &SignedPublicSubKey,
+        made_at: Timestamp,
+        warnings: &mut Warnings,
+    ) -> Result<(), Unfit> {
+        let primary = &self.0.primary_key;
+        bounded(subkey.signatures.len())?;
+        let valid = || subkey.signatures.iter().filter(|s| s.verify_subkey_binding(primary, &subkey.key).is_ok());
+        if valid().any(|signature| signature.typ() == Some(SignatureType::SubkeyRevocation)) {
+            return Err(Unfit::Revoked { fingerprint: fingerprint(&subkey.key) });
+        }
+        let binding = newest(valid().filter(|signature| has_tolerable_digest(signature)))
+            .ok_or_else(|| cannot("is not validly bound to its primary key"))?;
+        if !may_sign(binding).unwrap_or(true) {
+            return Err(not_for_signing());
+        }
+        // Without the subkey's own consent anybody could adopt a foreign signing key as their subkey.
+        let consent = binding
+            .embedded_signature()
+            .filter(|back| has_tolerable_digest(back))
+            .filter(|back| back.verify_primary_key_binding(&subkey.key, primary).is_ok())
+            .ok_or_else(|| cannot("is a signing subkey that does not confirm its primary key"))?;
+        warnings.look_at(&subkey.key, binding, made_at);
+        warnings.look_at_digest(&subkey.key, consent);
+        Ok(())
+    }
+
+    /// All valid statements of the primary key about itself: revocations, direct signatures, certified names.
+    fn about_itself(&self) -> Result<Vec<&Signature>, Unfit> {
+        let primary = &self.0.primary_key;
+        let details = &self.0.details;
+        let direct = details.revocation_signatures.iter().chain(&details.direct_signatures);
+        let about_key = direct.map(|signature| (signature, None));
+        let about_names = details.users.iter().flat_map(|user| user.signatures.iter().map(|s| (s, Some(&user.id))));
+        let claimed: Vec<_> =
+            about_key.chain(about_names).filter(|(s, _)| names(s, primary) || names_nobody(s)).collect();
+        bounded(claimed.len())?;
+        let valid = claimed.into_iter().filter(|(signature, user)| match user {
+            Some(_) if signature.typ() == Some(SignatureType::CertRevocation) => false,
+            Some(id) => signature.verify_certification(primary, Tag::UserId, id).is_ok(),
+            None => signature.verify_key(primary).is_ok(),
+        });
+        let valid = valid.map(|(signature, _)| signature);
+        // A revocation counts whatever digest it used: forging one gains nothing.
+        Ok(valid.filter(|signature| revokes(signature) || has_tolerable_digest(signature)).collect())
+    }
+}
+
+impl Component<'_> {
+    /// The fingerprint of exactly this part, as upper-case hex.
+    pub(super) fn fingerprint(&self) -> String {
+        match self {
+            Self::Primary(key) => fingerprint(&key.primary_key),
+            Self::Subkey(subkey) => fingerprint(&subkey.key),
+        }
+    }
+
+    /// The arithmetic: whether this part made the signature over the document.
+    pub(super) fn verify(&self, signature: &Signature, document: &[u8]) -> Result<(), String> {
+        match self {
+            Self::Primary(key) => signature.verify(&key.primary_key, document),
+            Self::Subkey(subkey) => signature.verify(&subkey.key, document),
+        }
+        .map_err(|error| error.to_string())
+    }
+}
+
+#[derive(Default)]
+struct Warnings(Vec<String>);
+
+impl Warnings {
+    /// Notes what is old about a key and the signature that describes it.
+    fn look_at(&mut self, key: &impl KeyDetails, describing: &Signature, made_at: Timestamp) {
+        self.look_at_digest(key, describing);
+        let valid_for = describing.key_expiration_time().map_or(0, |span| span.as_secs());
+        let expires = u64::from(key.created_at().as_secs()) + u64::from(valid_for);
+        if valid_for != 0 && expires <= u64::from(made_at.as_secs()) {
+            let day = humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + Duration::from_secs(expires));
+            self.add(format!("key {} had expired on {day} when it signed", fingerprint(key)));
+        }
+    }
+
+    fn look_at_digest(&mut self, key: &impl KeyDetails, describing: &Signature) {
+        if describing.hash_alg() == Some(HashAlgorithm::Sha1) {
+            self.add(format!("key {} vouches for itself with SHA-1 only", fingerprint(key)));
+        }
+    }
+
+    fn add(&mut self, warning: String) {
+        if !self.0.contains(&warning) {
+            self.0.push(warning);
+        }
+    }
+}
+
+fn names(signature: &Signature, key: &impl KeyDetails) -> bool {
+    signature.issuer_key_id().contains(&&key.legacy_key_id())
+        || signature.issuer_fingerprint().contains(&&key.fingerprint())
+}
+
+fn revokes(signature: &Signature) -> bool {
+    signature.typ() == Some(SignatureType::KeyRevocation)
+}
+
+fn names_nobody(signature: &Signature) -> bool {
+    signature.issuer_key_id().is_empty() && signature.issuer_fingerprint().is_empty()
+}
+
+fn newest<'k>(signatures: impl Iterator<Item = &'k Signature>) -> Option<&'k Signature> {
+    signatures.max_by_key(|signature| signature.created())
+}
+
+/// What the key flags say about signing; nothing where there are none.
+fn may_sign(describing: &Signature) -> Option<bool> {
+    describing.config()?.hashed_subpackets().find_map(|part| match &part.data {
+        SubpacketData::KeyFlags(flags) => Some(flags.sign()),
+        _ => None,
+    })
+}
+
+/// Keys in use vouch for themselves with SHA-1; nothing older has been made for decades.
+fn has_tolerable_digest(signature: &Signature) -> bool {
+    !matches!(signature.hash_alg(), None | Some(HashAlgorithm::Md5 | HashAlgorithm::Ripemd160))
+}
+
+fn bounded(signatures: usize) -> Result<(), Unfit> {
+    if signatures > MAX_SELF_SIGNATURES {
+        return Err(unusable("has more signatures of itself than are checked"));
+    }
+    Ok(())
+}
+
+fn fingerprint(key: &impl KeyDetails) -> String {
+    hex::encode_upper(key.fingerprint().as_bytes())
+}
+
+fn unreadable(error: pgp::errors::Error) -> String {
+    format!("is no OpenPGP public key ({error})")
+}
+
+fn unusable(why: &str) -> Unfit {
+    Unfit::Unusable { why: why.to_owned() }
+}
+
+fn cannot(why: &str) -> Unfit {
+    Unfit::CannotSign { why: why.to_owned() }
+}
+
+fn not_for_signing() -> Unfit {
+    cannot("is not meant for signing (its key flags say so)")
+}

@@ -1,0 +1,184 @@
+//! Throwaway OpenPGP keys for tests, in every shape that a registry may list. Nothing here is built outside tests.
+
+use std::sync::LazyLock;
+
+use pgp::composed::{
+    ArmorOptions, DetachedSignature, EncryptionCaps, KeyType, SecretKeyParamsBuilder, SignedKeyDetails,
+    SignedPublicKey, SignedPublicSubKey, SignedSecretKey, SubkeyParamsBuilder, SubpacketConfig,
+};
+use pgp::crypto::hash::HashAlgorithm;
+use pgp::packet::{KeyFlags, Signature, SignatureConfig, SignatureType, Subpacket, SubpacketData, UserId};
+use pgp::ser::Serialize;
+use pgp::types::{Duration, KeyDetails, Password, SignedUser, SigningKey, Tag, Timestamp};
+
+/// When every test key was made.
+pub(super) const BORN: u32 = 1_700_000_000;
+
+/// When every test signature was made.
+pub(super) const SIGNED: u32 = BORN + 1_000_000;
+
+/// Keys that sign with RSA, the only ones here that may use SHA-1.
+pub(super) static RSA: LazyLock<TestKey> = LazyLock::new(|| TestKey::generate(KeyType::Rsa(2048)));
+
+/// What is said about a key. The default is a plain good key.
+pub(super) struct Shape {
+    pub(super) self_digest: HashAlgorithm,
+    pub(super) primary_flags: Option<KeyFlags>,
+    pub(super) subkey_flags: Option<KeyFlags>,
+    pub(super) expires_after: Option<u32>,
+    pub(super) is_revoked: bool,
+    pub(super) is_subkey_revoked: bool,
+    pub(super) has_consent: bool,
+    pub(super) has_name: bool,
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Self {
+            self_digest: HashAlgorithm::Sha256,
+            primary_flags: Some(flags(true)),
+            subkey_flags: Some(flags(true)),
+            expires_after: None,
+            is_revoked: false,
+            is_subkey_revoked: false,
+            has_consent: true,
+            has_name: true,
+        }
+    }
+}
+
+/// A key pair with a signing subkey.
+pub(super) struct TestKey {
+    pub(super) secret: SignedSecretKey,
+}
+
+impl TestKey {
+    pub(super) fn new() -> Self {
+        Self::generate(KeyType::Ed25519Legacy)
+    }
+
+    fn generate(kind: KeyType) -> Self {
+        let subkey = SubkeyParamsBuilder::default()
+            .key_type(kind.clone())
+            .can_sign(true)
+            .can_encrypt(EncryptionCaps::None)
+            .created_at(Timestamp::from_secs(BORN))
+            .build()
+            .unwrap();
+        let mut parameters = SecretKeyParamsBuilder::default();
+        parameters
+            .key_type(kind)
+            .can_certify(true)
+            .can_sign(true)
+            .can_encrypt(EncryptionCaps::None)
+            .created_at(Timestamp::from_secs(BORN))
+            .primary_user_id("Test <test@example.com>".to_owned())
+            .subkeys(vec![subkey]);
+        Self { secret: parameters.build().unwrap().generate(rand::thread_rng()).unwrap() }
+    }
+
+    pub(super) fn fingerprint(&self) -> String {
+        hex::encode_upper(self.secret.primary_key.fingerprint().as_bytes())
+    }
+
+    pub(super) fn subkey_fingerprint(&self) -> String {
+        hex::encode_upper(self.secret.secret_subkeys[0].key.fingerprint().as_bytes())
+    }
+
+    /// The armoured public key, described as the shape says.
+    pub(super) fn public(&self, shape: &Shape) -> String {
+        let primary = &self.secret.primary_key;
+        let subkey = &self.secret.secret_subkeys[0].key;
+        let public = primary.public_key();
+        let none = &Password::empty();
+
+        let id = UserId::from_str(Default::default(), "Test <test@example.com>").unwrap();
+        let certificate = config(primary, SignatureType::CertPositive, shape, shape.primary_flags.clone())
+            .sign_certification(primary, public, none, Tag::UserId, &id)
+            .unwrap();
+        let users = if shape.has_name { vec![SignedUser::new(id, vec![certificate])] } else { Vec::new() };
+        let revocation = || config(primary, SignatureType::KeyRevocation, shape, None).sign_key(primary, none, public);
+        let revocations = if shape.is_revoked { vec![revocation().unwrap()] } else { Vec::new() };
+
+        let mut binding = config(primary, SignatureType::SubkeyBinding, shape, shape.subkey_flags.clone());
+        if shape.has_consent {
+            let consent = config(subkey, SignatureType::KeyBinding, shape, None)
+                .sign_primary_key_binding(subkey, subkey.public_key(), none, public)
+                .unwrap();
+            binding.hashed_subpackets.push(part(SubpacketData::EmbeddedSignature(Box::new(consent))));
+        }
+        let bind = |config: SignatureConfig| -> Signature {
+            config.sign_subkey_binding(primary, public, none, subkey.public_key()).unwrap()
+        };
+        let mut bindings = vec![bind(binding)];
+        if shape.is_subkey_revoked {
+            bindings.push(bind(config(primary, SignatureType::SubkeyRevocation, shape, None)));
+        }
+        SignedPublicKey::new(
+            public.clone(),
+            SignedKeyDetails::new(revocations, Vec::new(), users, Vec::new()),
+            vec![SignedPublicSubKey::new(subkey.public_key().clone(), bindings)],
+        )
+        .to_armored_string(ArmorOptions::default())
+        .unwrap()
+    }
+
+    /// The binary signature of the primary key over a document.
+    pub(super) fn sign(&self, document: &[u8]) -> Vec<u8> {
+        signature(&self.secret.primary_key, document, HashAlgorithm::Sha256).to_bytes().unwrap()
+    }
+
+    pub(super) fn sign_with(&self, document: &[u8], digest: HashAlgorithm) -> Vec<u8> {
+        signature(&self.secret.primary_key, document, digest).to_bytes().unwrap()
+    }
+
+    pub(super) fn sign_by_subkey(&self, document: &[u8]) -> Vec<u8> {
+        signature(&self.secret.secret_subkeys[0].key, document, HashAlgorithm::Sha256).to_bytes().unwrap()
+    }
+
+    pub(super) fn sign_armored(&self, document: &[u8]) -> Vec<u8> {
+        signature(&self.secret.primary_key, document, HashAlgorithm::Sha256)
+            .to_armored_bytes(ArmorOptions::default())
+            .unwrap()
+    }
+
+    pub(super) fn sign_text(&self, document: &[u8]) -> Vec<u8> {
+        let key = &self.secret.primary_key;
+        let none = &Password::empty();
+        let made = DetachedSignature::sign_text_data(rand::thread_rng(), key, none, HashAlgorithm::Sha256, document);
+        made.unwrap().to_bytes().unwrap()
+    }
+}
+
+pub(super) fn flags(sign: bool) -> KeyFlags {
+    let mut flags = KeyFlags::default();
+    flags.set_certify(true);
+    flags.set_sign(sign);
+    flags
+}
+
+fn signature(key: &impl SigningKey, document: &[u8], digest: HashAlgorithm) -> DetachedSignature {
+    let hashed = vec![
+        part(SubpacketData::IssuerFingerprint(key.fingerprint())),
+        part(SubpacketData::SignatureCreationTime(Timestamp::from_secs(SIGNED))),
+    ];
+    let parts = SubpacketConfig::UserDefined { hashed, unhashed: Vec::new() };
+    let none = &Password::empty();
+    DetachedSignature::sign_binary_data_with_subpackets(rand::thread_rng(), key, none, digest, document, parts).unwrap()
+}
+
+fn config(signer: &impl SigningKey, of: SignatureType, shape: &Shape, flags: Option<KeyFlags>) -> SignatureConfig {
+    let mut config = SignatureConfig::v4(of, signer.algorithm(), shape.self_digest);
+    config.hashed_subpackets = vec![
+        part(SubpacketData::IssuerFingerprint(signer.fingerprint())),
+        part(SubpacketData::SignatureCreationTime(Timestamp::from_secs(BORN))),
+    ];
+    config.hashed_subpackets.extend(flags.map(SubpacketData::KeyFlags).map(part));
+    let expiry = shape.expires_after.map(Duration::from_secs).map(SubpacketData::KeyExpirationTime);
+    config.hashed_subpackets.extend(expiry.map(part));
+    config
+}
+
+fn part(data: SubpacketData) -> Subpacket {
+    Subpacket::regular(data).unwrap()
+}

@@ -1,0 +1,178 @@
+//! The acceptance of the product: the real `terraform` through larder, and again when the upstream is gone.
+
+use crate::support::larder::{HOST, Larder};
+use crate::support::terraform::{Terraform, Workspace, host_override, network_mirror};
+use crate::support::tls::TestCa;
+use crate::support::upstream::{FakeUpstream, Provider, Target};
+
+fn publish(upstream: &FakeUpstream) {
+    for version in ["1.1.0", "1.2.0", "1.3.0-beta.1", "2.0.0"] {
+        upstream.publish(
+            Provider::new("acme", "null")
+                .version(version)
+                .platform("linux_amd64")
+                .platform("darwin_arm64")
+                .size(3_000_000),
+        );
+    }
+    let random = Provider::new("acme", "random").version("3.0.1");
+    upstream.publish(
+        random.platform("linux_amd64").platform("windows_amd64").directory_entries().unknown_fields().size(200_000),
+    );
+    upstream.publish(Provider::new("acme", "tiny").version("0.1").platform("linux_amd64").size(10));
+}
+
+fn requiring(client: &Terraform, host: &str) -> Workspace {
+    let mut workspace = client.workspace();
+    workspace.require(&format!("{host}/acme/null"), "~> 1.1").require(&format!("{host}/acme/random"), ">= 3.0.0");
+    workspace
+}
+
+/// What SHA256SUMS of a version lists.
+fn listed(upstream: &FakeUpstream, name: &str, version: &str) -> usize {
+    upstream.sums_bytes("acme", name, version).iter().filter(|byte| **byte == b'\n').count()
+}
+
+fn overridden(larder: &Larder) -> String {
+    host_override(HOST, &larder.providers_url(HOST), "http://127.0.0.1:9/v1/modules/")
+}
+
+/// Done when 1 and 2, and the acceptance test of the design (section 8).
+#[tokio::test]
+async fn init_works_through_an_override_and_again_when_the_upstream_is_gone() {
+    let Some(client) = Terraform::find() else { return };
+    let mut upstream = FakeUpstream::start().await;
+    publish(&upstream);
+    let direct = requiring(&client, HOST);
+    direct.cli_config(&host_override(HOST, &upstream.providers_url(), &upstream.modules_url()));
+    direct.init().await.expect_success();
+
+    let larder = Larder::mirroring(&upstream).start().await;
+    let workspace = requiring(&client, HOST);
+    workspace.cli_config(&overridden(&larder));
+    workspace.init().await.expect_success();
+    assert_eq!(workspace.lock_file(), direct.lock_file());
+
+    upstream.forget_requests();
+    workspace.forget();
+    workspace.init().await.expect_success();
+    assert_eq!(upstream.count_of(Target::Everything), 0, "a second init within the fresh time asked upstream");
+    assert_eq!(workspace.lock_file(), direct.lock_file());
+
+    upstream.stop().await;
+    let folder = larder.stop().await;
+    let larder = Larder::mirroring(&upstream).nothing_stays_fresh().on(&folder).start().await;
+    let workspace = requiring(&client, HOST);
+    workspace.cli_config(&overridden(&larder));
+    workspace.init().await.expect_success();
+    assert_eq!(workspace.lock_file(), direct.lock_file());
+    assert!(larder.versions("null").await.expect(200).is("detail=stale"));
+}
+
+/// PROTOCOL 2.2: the list says `0.1`, the client asks for `0.1.0`, upstream only knows `0.1`.
+#[tokio::test]
+async fn a_version_that_upstream_spells_its_own_way_is_installed() {
+    let Some(client) = Terraform::find() else { return };
+    let upstream = FakeUpstream::start().await;
+    publish(&upstream);
+    let larder = Larder::mirroring(&upstream).start().await;
+    let mut workspace = client.workspace();
+    workspace.require("acme/tiny", "0.1.0");
+    workspace.cli_config(&overridden(&larder));
+    workspace.init().await.expect_success();
+}
+
+#[tokio::test]
+async fn a_pre_release_is_installed_when_it_is_asked_for_exactly() {
+    let Some(client) = Terraform::find() else { return };
+    let upstream = FakeUpstream::start().await;
+    publish(&upstream);
+    let larder = Larder::mirroring(&upstream).start().await;
+    let mut workspace = client.workspace();
+    workspace.require("acme/null", "1.3.0-beta.1");
+    workspace.cli_config(&overridden(&larder));
+    workspace.init().await.expect_success();
+    assert!(workspace.lock_file().contains("version     = \"1.3.0-beta.1\""), "{}", workspace.lock_file());
+}
+
+#[tokio::test]
+async fn init_works_through_a_network_mirror_over_tls() {
+    let Some(client) = Terraform::find() else { return };
+    let mut upstream = FakeUpstream::start().await;
+    publish(&upstream);
+    let ca = TestCa::new();
+    let larder = Larder::mirroring(&upstream).tls(&ca, &["127.0.0.1"]).start().await;
+    let mut workspace = requiring(&client, HOST);
+    workspace.trust(&ca.pem());
+    workspace.cli_config(&network_mirror(&format!("{}/mirror/", larder.base())));
+    let said = workspace.init().await.expect_success();
+    assert!(said.text.contains("verified checksum"), "{}", said.text);
+
+    upstream.stop().await;
+    workspace.forget();
+    workspace.init().await.expect_success();
+    assert_eq!(workspace.lock_file().matches("\"h1:").count(), 2);
+}
+
+#[tokio::test]
+async fn init_works_through_larders_own_host_name_over_tls() {
+    let Some(client) = Terraform::find() else { return };
+    let upstream = FakeUpstream::start().await;
+    publish(&upstream);
+    let ca = TestCa::new();
+    let builder = Larder::mirroring(&upstream).server(&format!("default_upstream = \"{HOST}\""));
+    let larder = builder.tls(&ca, &["localhost"]).start().await;
+    let mut workspace = requiring(&client, &format!("localhost:{}", larder.address().port()));
+    workspace.trust(&ca.pem());
+    workspace.init().await.expect_success();
+    let lock = workspace.lock_file();
+    for line in String::from_utf8(upstream.sums_bytes("acme", "null", "1.2.0")).unwrap().lines() {
+        assert!(lock.contains(&format!("\"zh:{}\"", &line[..64])), "{lock}");
+    }
+}
+
+#[tokio::test]
+async fn providers_lock_and_providers_mirror_work_through_an_override() {
+    let Some(client) = Terraform::find() else { return };
+    let upstream = FakeUpstream::start().await;
+    let platforms = ["linux_amd64", "darwin_arm64", "windows_amd64", "linux_arm64"];
+    let provider = Provider::new("acme", "null").version("1.2.0");
+    upstream.publish(platforms.iter().fold(provider, |provider, platform| provider.platform(platform)).size(100_000));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let mut workspace = client.workspace();
+    workspace.require("acme/null", "1.2.0");
+    workspace.cli_config(&overridden(&larder));
+    let flags: Vec<String> = platforms.iter().map(|platform| format!("-platform={platform}")).collect();
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    workspace.run(&[&["providers", "lock"], &flags[..]].concat()).await.expect_success();
+    let lock = workspace.lock_file();
+    assert_eq!(
+        (lock.matches("\"h1:").count(), lock.matches("\"zh:").count()),
+        (4, listed(&upstream, "null", "1.2.0")),
+        "{lock}"
+    );
+
+    workspace.run(&[&["providers", "mirror"], &flags[..], &["out"]].concat()).await.expect_success();
+    let zip = workspace.path().join(format!("out/{HOST}/acme/null/terraform-provider-null_1.2.0_linux_arm64.zip"));
+    assert_eq!(std::fs::read(zip).unwrap(), upstream.archive_bytes("acme", "null", "1.2.0", "linux_arm64"));
+}
+
+/// Done when 6: a larder whose upstream is another larder.
+#[tokio::test]
+async fn a_larder_behind_a_larder_gives_the_same_lock_file() {
+    let Some(client) = Terraform::find() else { return };
+    let upstream = FakeUpstream::start().await;
+    publish(&upstream);
+    let direct = requiring(&client, HOST);
+    direct.cli_config(&host_override(HOST, &upstream.providers_url(), &upstream.modules_url()));
+    direct.init().await.expect_success();
+
+    let inner = Larder::mirroring(&upstream).server("public_url = \"https://inner.example/tf/\"").start().await;
+    // Where `inner` really is; its public name is for clients.
+    let at = format!("http://{}/registry/{HOST}/", inner.address());
+    let outer = Larder::builder().upstream(HOST, &at, "").start().await;
+    let workspace = requiring(&client, HOST);
+    workspace.cli_config(&overridden(&outer));
+    workspace.init().await.expect_success();
+    assert_eq!(workspace.lock_file(), direct.lock_file());
+}

@@ -1,0 +1,57 @@
+//! A plain HTTP client that sees what a client of larder sees: statuses, headers, exact bytes.
+
+use reqwest::header::HeaderMap;
+
+/// An answer, read whole.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Answer {
+    /// A header as text; empty where it is absent.
+    pub(crate) fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+    }
+
+    /// The body as JSON.
+    pub(crate) fn json(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|e| panic!("{e}: {}", self.text()))
+    }
+
+    /// The body as text.
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    /// The same, if its status is this one.
+    pub(crate) fn expect(self, status: u16) -> Self {
+        assert_eq!(self.status, status, "{}", self.text());
+        self
+    }
+
+    /// Whether Cache-Status says this.
+    pub(crate) fn is(&self, what: &str) -> bool {
+        self.header("cache-status").contains(what)
+    }
+}
+
+/// A client that follows nothing and undoes no coding.
+pub(crate) fn client() -> reqwest::Client {
+    let builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).no_proxy();
+    builder.no_gzip().no_brotli().no_zstd().build().unwrap()
+}
+
+/// Sends a request and reads the whole answer; an error where the body ends before it is complete.
+pub(crate) async fn send(request: reqwest::RequestBuilder) -> Result<Answer, reqwest::Error> {
+    let response = request.send().await?;
+    let (status, headers) = (response.status().as_u16(), response.headers().clone());
+    Ok(Answer { status, headers, body: response.bytes().await?.to_vec() })
+}
+
+/// Asks for a URL.
+pub(crate) async fn get(url: &str) -> Answer {
+    send(client().get(url)).await.unwrap_or_else(|e| panic!("{url}: {e:?}"))
+}

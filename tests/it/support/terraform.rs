@@ -1,0 +1,226 @@
+//! The real client: finds the `terraform` binary, gives it a folder, a home and a CLI configuration of its own, and
+//! runs it with a limit in time. It looks at nothing of the machine it runs on but PATH.
+
+#![expect(clippy::disallowed_methods, reason = "the client's folders are no store, and its environment is made here")]
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use tempfile::TempDir;
+
+const TIME_LIMIT: Duration = Duration::from_secs(120);
+
+/// An installed client.
+#[derive(Clone, Debug)]
+pub(crate) struct Terraform {
+    binary: PathBuf,
+}
+
+impl Terraform {
+    /// `terraform` on PATH. Where it is absent this says so, and panics when `LARDER_REQUIRE_CLIENT=1`.
+    pub(crate) fn find() -> Option<Self> {
+        Self::find_named("terraform")
+    }
+
+    /// The client of this name on PATH (`tofu`).
+    #[expect(clippy::print_stderr, reason = "a test that silently did nothing would look like one that passed")]
+    pub(crate) fn find_named(name: &str) -> Option<Self> {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let found = std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file());
+        if found.is_none() {
+            let missing = format!("{name} is not installed: tests with the real client were not run");
+            assert!(std::env::var("LARDER_REQUIRE_CLIENT").as_deref() != Ok("1"), "{missing}");
+            eprintln!("\n*** {missing} ***\n");
+        }
+        found.map(|binary| Self { binary })
+    }
+
+    /// A new, empty folder to run it in.
+    pub(crate) fn workspace(&self) -> Workspace {
+        Workspace::new(self)
+    }
+}
+
+/// What a run came to.
+#[derive(Debug)]
+pub(crate) struct Output {
+    /// How the client ended.
+    pub(crate) status: ExitStatus,
+    /// Standard output and standard error, as a terminal would show them.
+    pub(crate) text: String,
+}
+
+impl Output {
+    /// Panics with what the client said, unless it succeeded.
+    pub(crate) fn expect_success(self) -> Self {
+        assert!(self.status.success(), "the client failed ({}):\n{}", self.status, self.text);
+        self
+    }
+
+    /// Panics with what the client said, unless it failed.
+    pub(crate) fn expect_failure(self) -> Self {
+        assert!(!self.status.success(), "the client succeeded:\n{}", self.text);
+        self
+    }
+}
+
+/// A folder with a configuration, removed when dropped.
+pub(crate) struct Workspace {
+    binary: PathBuf,
+    root: TempDir,
+    requirements: Vec<(String, String)>,
+    environment: Vec<(String, String)>,
+}
+
+impl Workspace {
+    /// An empty one.
+    pub(crate) fn new(client: &Terraform) -> Self {
+        let root = tempfile::Builder::new().prefix("larder-client-").tempdir().expect("a temporary folder");
+        let workspace = Self { binary: client.binary.clone(), root, requirements: Vec::new(), environment: Vec::new() };
+        for folder in ["home", "tmp", "work"] {
+            fs::create_dir(workspace.root.path().join(folder)).expect("a folder in a temporary folder");
+        }
+        workspace.cli_config("");
+        workspace
+    }
+
+    /// Where the client runs.
+    pub(crate) fn path(&self) -> PathBuf {
+        self.root.path().join("work")
+    }
+
+    /// Requires one more provider, by source address and constraint, in `main.tf`.
+    pub(crate) fn require(&mut self, source: &str, constraint: &str) -> &mut Self {
+        self.requirements.push((source.to_owned(), constraint.to_owned()));
+        let lines = self.requirements.iter().enumerate().map(|(number, (source, constraint))| {
+            format!("    p{number} = {{ source = \"{source}\", version = \"{constraint}\" }}\n")
+        });
+        let text = format!("terraform {{\n  required_providers {{\n{}  }}\n}}\n", lines.collect::<String>());
+        self.file("main.tf", &text)
+    }
+
+    /// Writes a file of the configuration.
+    pub(crate) fn file(&mut self, name: &str, text: &str) -> &mut Self {
+        fs::write(self.path().join(name), text).expect("a file in a temporary folder");
+        self
+    }
+
+    /// Writes the CLI configuration, in place of the one before.
+    pub(crate) fn cli_config(&self, text: &str) -> &Self {
+        fs::write(self.root.path().join("cli.tfrc"), text).expect("a file in a temporary folder");
+        self
+    }
+
+    /// Trusts this authority, and no other.
+    pub(crate) fn trust(&mut self, ca_pem: &str) -> &mut Self {
+        let file = self.root.path().join("ca.pem");
+        fs::write(&file, ca_pem).expect("a file in a temporary folder");
+        self.env("SSL_CERT_FILE", &file.to_string_lossy())
+    }
+
+    /// One more variable in the client's environment.
+    pub(crate) fn env(&mut self, name: &str, value: &str) -> &mut Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// `init`, as automation does it.
+    pub(crate) async fn init(&self) -> Output {
+        self.run(&["init", "-no-color", "-input=false"]).await
+    }
+
+    /// Runs the client to its end; after two minutes, or when this future is dropped, it is killed.
+    pub(crate) async fn run(&self, arguments: &[&str]) -> Output {
+        let log = self.root.path().join("output.txt");
+        let child = self.command(arguments, &log).spawn().expect("the client starts");
+        let mut running = Running::of(child.id());
+        let mut child = child;
+        let ended = tokio::task::spawn_blocking(move || child.wait());
+        let ended = tokio::time::timeout(TIME_LIMIT, ended).await;
+        let text = String::from_utf8_lossy(&fs::read(&log).expect("the client's output")).into_owned();
+        let Ok(ended) = ended else {
+            panic!("{arguments:?} took more than {TIME_LIMIT:?} and was killed:\n{text}");
+        };
+        running.group = None;
+        let status = ended.expect("waiting does not panic").expect("the client can be waited for");
+        Output { status, text }
+    }
+
+    /// The lock file; empty if there is none.
+    pub(crate) fn lock_file(&self) -> String {
+        fs::read_to_string(self.path().join(".terraform.lock.hcl")).unwrap_or_default()
+    }
+
+    /// Forgets what was installed and locked.
+    pub(crate) fn forget(&self) {
+        self.forget_installed();
+        // Neither need be there.
+        let _ = fs::remove_file(self.path().join(".terraform.lock.hcl"));
+    }
+
+    /// Forgets what was installed, and keeps the lock file.
+    pub(crate) fn forget_installed(&self) {
+        let _ = fs::remove_dir_all(self.path().join(".terraform"));
+    }
+
+    fn command(&self, arguments: &[&str], log: &Path) -> Command {
+        use std::os::unix::process::CommandExt;
+
+        let log = File::create(log).expect("a file in a temporary folder");
+        let root = self.root.path();
+        let mut command = Command::new(&self.binary);
+        command
+            .args(arguments)
+            .current_dir(self.path())
+            // Nothing is inherited: no proxy, no token, no plugin cache.
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .env("HOME", root.join("home"))
+            .env("TMPDIR", root.join("tmp"))
+            .env("CHECKPOINT_DISABLE", "1")
+            .env("TF_IN_AUTOMATION", "1")
+            .env("TF_CLI_CONFIG_FILE", root.join("cli.tfrc"))
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("another handle of an open file"))
+            .stderr(log)
+            .process_group(0);
+        command
+    }
+}
+
+/// The process group of a running client, killed when dropped unless it has ended.
+struct Running {
+    group: Option<Pid>,
+}
+
+impl Running {
+    fn of(process: u32) -> Self {
+        Self { group: i32::try_from(process).ok().and_then(Pid::from_raw) }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(group) = self.group {
+            // It may just have ended by itself.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+    }
+}
+
+/// A `host` block that sends everything for `host` to these two service URLs.
+pub(crate) fn host_override(host: &str, providers_url: &str, modules_url: &str) -> String {
+    format!(
+        "host \"{host}\" {{\n  services = {{\n    \"providers.v1\" = \"{providers_url}\"\n    \
+         \"modules.v1\" = \"{modules_url}\"\n  }}\n}}\n"
+    )
+}
+
+/// A `provider_installation` block that installs from this network mirror only.
+pub(crate) fn network_mirror(url: &str) -> String {
+    format!("provider_installation {{\n  network_mirror {{\n    url = \"{url}\"\n  }}\n}}\n")
+}

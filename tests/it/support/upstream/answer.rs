@@ -1,0 +1,231 @@
+//! From a request to the content it names: which URL shows what. How it can go wrong on its way is left to `reply`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::AUTHORIZATION;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use parking_lot::Mutex;
+
+use super::documents;
+use super::faults::{Fault, Rules, Target};
+use super::package::{Release, SignedSums};
+use super::reply::{Reply, ReplyBody};
+use super::requests::{RecordedRequest, Requests};
+use super::signing::SigningKey;
+use super::wire::Wire;
+
+/// Which of the two ports a request came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    Registry,
+    Releases,
+}
+
+/// How documents name files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FileUrls {
+    Plain,
+    /// With `?sig=N`, good until N is no longer the current one.
+    Signed,
+    /// To `/redirect/…`, which answers with this status and a signed URL.
+    Redirected(u16),
+}
+
+/// What does not change while it runs.
+pub(super) struct Character {
+    pub(super) registry_origin: String,
+    pub(super) releases_origin: Option<String>,
+    pub(super) file_urls: FileUrls,
+    pub(super) has_absolute_services: bool,
+    pub(super) token: Option<String>,
+}
+
+/// What does.
+#[derive(Default)]
+pub(super) struct State {
+    /// By namespace and type, in the order of publishing.
+    pub(super) releases: BTreeMap<(String, String), Vec<Release>>,
+    pub(super) pages: BTreeMap<String, Reply>,
+    pub(super) rules: Rules,
+    /// Which `?sig=` is good.
+    pub(super) signature_number: u64,
+    /// Counts changes, for Last-Modified.
+    pub(super) changes: u64,
+}
+
+/// What both ports answer from.
+pub(super) struct Registry {
+    pub(super) character: Character,
+    pub(super) state: Mutex<State>,
+    pub(super) requests: Requests,
+}
+
+impl Registry {
+    pub(super) async fn answer(
+        self: Arc<Self>,
+        origin: Origin,
+        request: Request<Incoming>,
+        wire: Arc<Wire>,
+    ) -> Response<ReplyBody> {
+        let path = request.uri().path().to_owned();
+        let query = request.uri().query().unwrap_or_default().to_owned();
+        let target = kind(&path);
+        let arrival = self.requests.arrive(RecordedRequest {
+            method: request.method().to_string(),
+            path: path.clone(),
+            query: query.clone(),
+            headers: request.headers().clone(),
+            target: target.clone(),
+            status: None,
+            bytes_sent: 0,
+        });
+        let (reply, in_force) = {
+            let mut state = self.state.lock();
+            let in_force = state.rules.take(&target, &path, request.method());
+            let mut reply = match self.is_refused(&target, &request) {
+                true => Reply::new(401, "application/json", "{\"errors\":[\"Unauthorized\"]}"),
+                false => self.content(&state, origin, &path, &query, &in_force.anywhere),
+            };
+            reply.can_range = target != Target::Discovery && path.starts_with("/releases/");
+            (reply, in_force)
+        };
+        let reply = reply.finish(&path, &query, request.headers(), &in_force.here);
+        reply.send(request.method(), in_force, arrival, wire).await
+    }
+
+    fn is_refused(&self, target: &Target, request: &Request<Incoming>) -> bool {
+        let is_api = matches!(target, Target::Discovery | Target::Versions | Target::Document);
+        let Some(token) = self.character.token.as_ref().filter(|_| is_api) else {
+            return false;
+        };
+        request.headers().get(AUTHORIZATION).is_none_or(|sent| *sent != format!("Bearer {token}"))
+    }
+
+    fn content(&self, state: &State, origin: Origin, path: &str, query: &str, faults: &[Fault]) -> Reply {
+        if let Some(page) = state.pages.get(path) {
+            return page.clone();
+        }
+        let has_files = self.character.releases_origin.is_none() || origin == Origin::Releases;
+        let parts: Vec<&str> = path.split('/').skip(1).collect();
+        let found = match parts.as_slice() {
+            ["releases", ..] if has_files => return self.file(state, path, query, faults),
+            ["redirect", rest @ ..] if has_files => {
+                let location = format!("/releases/{}?sig={}", rest.join("/"), state.signature_number);
+                let FileUrls::Redirected(status) = self.character.file_urls else {
+                    return Reply::not_found();
+                };
+                return Reply::redirect(status, &location);
+            }
+            _ if origin == Origin::Releases => None,
+            [".well-known", "terraform.json"] => {
+                let prefix = match self.character.has_absolute_services {
+                    true => self.character.registry_origin.as_str(),
+                    false => "",
+                };
+                Some(documents::discovery(prefix))
+            }
+            ["v1", "providers", namespace, name, "versions"] => releases(state, namespace, name)
+                .map(|releases| documents::versions(&releases.iter().collect::<Vec<_>>())),
+            ["v1", "providers", namespace, name, version, "download", os, arch] => {
+                let release = releases(state, namespace, name)
+                    .and_then(|releases| releases.iter().find(|release| release.provider.version == *version));
+                release.and_then(|release| {
+                    let url = |file: &str| self.file_url(state, &format!("{}{file}", release.folder()));
+                    documents::download(release, &format!("{os}_{arch}"), url, faults)
+                })
+            }
+            _ => None,
+        };
+        match found {
+            Some(json) => dated(state, Reply::new(200, "application/json", json)),
+            None => Reply::not_found(),
+        }
+    }
+
+    fn file_url(&self, state: &State, path: &str) -> String {
+        let character = &self.character;
+        let origin = character.releases_origin.as_ref().unwrap_or(&character.registry_origin);
+        match character.file_urls {
+            FileUrls::Plain => format!("{origin}{path}"),
+            FileUrls::Signed => format!("{origin}{path}?sig={}", state.signature_number),
+            FileUrls::Redirected(_) => {
+                format!("{origin}{}", path.replacen("/releases/", "/redirect/", 1))
+            }
+        }
+    }
+
+    fn file(&self, state: &State, path: &str, query: &str, faults: &[Fault]) -> Reply {
+        let is_signed = self.character.file_urls != FileUrls::Plain;
+        let wanted = format!("sig={}", state.signature_number);
+        if is_signed && !query.split('&').any(|part| part == wanted) {
+            return Reply::new(403, "application/xml", "<Error><Code>AccessDenied</Code></Error>");
+        }
+        let found = state.releases.values().flatten().find_map(|release| {
+            let file = path.strip_prefix(release.folder().as_str())?;
+            let SignedSums { sums, signature } = signed_sums(release, faults);
+            if file == release.sums_name() {
+                return Some(("text/plain", sums));
+            }
+            if file.strip_suffix(".sig") == Some(release.sums_name().as_str()) {
+                return Some(("application/octet-stream", signature));
+            }
+            let archive = release.archives.values().find(|archive| archive.filename == file)?;
+            Some(("application/zip", archive.bytes.clone()))
+        });
+        match found {
+            Some((content_type, bytes)) => dated(state, Reply::new(200, content_type, bytes)),
+            None => Reply::not_found(),
+        }
+    }
+}
+
+fn releases<'a>(state: &'a State, namespace: &str, name: &str) -> Option<&'a Vec<Release>> {
+    state.releases.get(&(namespace.to_owned(), name.to_owned()))
+}
+
+/// SHA256SUMS and signature, true or as the faults have them.
+fn signed_sums(release: &Release, faults: &[Fault]) -> SignedSums {
+    let mut signed = release.signed_sums.clone();
+    for fault in faults {
+        match fault {
+            Fault::OldSums => {
+                let previous = release.previous_sums.clone();
+                signed = previous.expect("OldSums needs a version that was published twice");
+            }
+            Fault::ArchiveNotInSums => {
+                signed.sums = release.sums_without_archives();
+                signed.signature = release.provider.signing_key.sign(&signed.sums).into();
+            }
+            Fault::SumsChangedAfterSigning => {
+                signed.sums = [&signed.sums[..], b"00  afterthought.zip\n"].concat().into();
+            }
+            Fault::SignedByAnotherKey => {
+                signed.signature = Bytes::from(SigningKey::another().sign(&signed.sums));
+            }
+            _ => {}
+        }
+    }
+    signed
+}
+
+fn dated(state: &State, mut reply: Reply) -> Reply {
+    let (minute, second) = (state.changes / 60 % 60, state.changes % 60);
+    reply.last_modified = Some(format!("Mon, 01 Jan 2024 00:{minute:02}:{second:02} GMT"));
+    reply
+}
+
+fn kind(path: &str) -> Target {
+    let parts: Vec<&str> = path.split('/').skip(1).collect();
+    match parts.as_slice() {
+        [".well-known", "terraform.json"] => Target::Discovery,
+        ["v1", "providers", _, _, "versions"] => Target::Versions,
+        ["v1", "providers", _, _, _, "download", _, _] => Target::Document,
+        ["releases", .., file] if file.ends_with("_SHA256SUMS") => Target::Sums,
+        ["releases", .., file] if file.ends_with(".sig") => Target::Signature,
+        ["releases", ..] => Target::Archive,
+        _ => Target::Other,
+    }
+}

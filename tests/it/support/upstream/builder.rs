@@ -1,0 +1,113 @@
+//! What a fake upstream is like from its start to its end: TLS, origins, how it names its files.
+
+use std::sync::Arc;
+
+use super::super::tls::TestCa;
+use super::FakeUpstream;
+use super::answer::{Character, FileUrls, Registry, State};
+use super::requests::Requests;
+use super::wire::Listener;
+
+/// How a fake upstream shall be; `start` makes it.
+pub(crate) struct Builder {
+    ca: Option<TestCa>,
+    names: Vec<String>,
+    has_http2: bool,
+    has_releases_elsewhere: bool,
+    has_absolute_services: bool,
+    file_urls: FileUrls,
+    token: Option<String>,
+}
+
+impl Builder {
+    pub(super) fn plain() -> Self {
+        Self {
+            ca: None,
+            names: Vec::new(),
+            has_http2: false,
+            has_releases_elsewhere: false,
+            has_absolute_services: false,
+            file_urls: FileUrls::Plain,
+            token: None,
+        }
+    }
+
+    /// https, with an authority of its own (`ca`).
+    pub(crate) fn tls(self) -> Self {
+        self.tls_with(&TestCa::new())
+    }
+
+    /// https, with a certificate from this authority.
+    pub(crate) fn tls_with(mut self, ca: &TestCa) -> Self {
+        self.ca = Some(ca.clone());
+        self
+    }
+
+    /// One more name in the certificate, beside 127.0.0.1 and localhost.
+    pub(crate) fn name(mut self, name: &str) -> Self {
+        self.names.push(name.to_owned());
+        self
+    }
+
+    /// HTTP/2 is offered over TLS; faults of the wire then break the stream, not the connection.
+    pub(crate) fn http2(mut self) -> Self {
+        self.has_http2 = true;
+        self
+    }
+
+    /// Files live at a second origin, as GitHub's do.
+    pub(crate) fn releases_elsewhere(mut self) -> Self {
+        self.has_releases_elsewhere = true;
+        self
+    }
+
+    /// The discovery document names its services by full URLs.
+    pub(crate) fn absolute_services(mut self) -> Self {
+        self.has_absolute_services = true;
+        self
+    }
+
+    /// Documents name files by URLs that `expire_urls` ends (403).
+    pub(crate) fn signed_urls(mut self) -> Self {
+        self.file_urls = FileUrls::Signed;
+        self
+    }
+
+    /// Documents name files by lasting URLs that redirect (with this status) to ones that expire.
+    pub(crate) fn redirected_urls(mut self, status: u16) -> Self {
+        self.file_urls = FileUrls::Redirected(status);
+        self
+    }
+
+    /// Discovery and documents are 401 without this bearer token.
+    pub(crate) fn token(mut self, token: &str) -> Self {
+        self.token = Some(token.to_owned());
+        self
+    }
+
+    /// Starts to listen.
+    pub(crate) async fn start(self) -> FakeUpstream {
+        let tls = self.ca.as_ref().map(|ca| {
+            let names = self.names.iter().map(String::as_str);
+            let names: Vec<&str> = ["127.0.0.1", "localhost"].into_iter().chain(names).collect();
+            ca.server_config(&names, self.has_http2)
+        });
+        let registry_listener = Listener::reserve(tls.clone());
+        let releases_listener = self.has_releases_elsewhere.then(|| Listener::reserve(tls));
+        let registry = Registry {
+            character: Character {
+                registry_origin: registry_listener.origin(),
+                releases_origin: releases_listener.as_ref().map(Listener::origin),
+                file_urls: self.file_urls,
+                has_absolute_services: self.has_absolute_services,
+                token: self.token,
+            },
+            state: State::default().into(),
+            requests: Requests::default(),
+        };
+        let mut upstream =
+            FakeUpstream { registry: Arc::new(registry), registry_listener, releases_listener, ca: self.ca };
+        upstream.restart().await;
+        upstream
+    }
+}

@@ -1,0 +1,330 @@
+//! One answer on its way out: content, then faults, then validators and ranges, then the script by which its body
+//! leaves. Which content belongs to which URL is left to `answer`.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{
+    ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE,
+    LAST_MODIFIED, LOCATION, RANGE, RETRY_AFTER,
+};
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
+use http_body_util::{BodyExt, StreamBody, combinators::UnsyncBoxBody};
+use hyper::body::Frame;
+use tokio::sync::watch;
+
+use super::faults::{Fault, HoldPoint, InForce};
+use super::package::sha256_hex;
+use super::requests::Arrival;
+use super::wire::Wire;
+
+/// The body of every answer.
+pub(super) type ReplyBody = UnsyncBoxBody<Bytes, io::Error>;
+
+const CHUNK_BYTES: usize = 64 * 1024;
+
+/// A gate that answers wait at until it is opened, for good.
+#[derive(Clone, Debug)]
+pub(crate) struct Gate {
+    is_open: Arc<watch::Sender<bool>>,
+}
+
+impl Gate {
+    pub(super) fn closed() -> Self {
+        Self { is_open: Arc::new(watch::Sender::new(false)) }
+    }
+
+    /// Lets everything through that waits here or comes later.
+    pub(crate) fn open(&self) {
+        self.is_open.send_replace(true);
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        *self.is_open.borrow()
+    }
+
+    pub(super) async fn opened(&self) {
+        let mut is_open = self.is_open.subscribe();
+        // The sender lives in `self`, so the wait can only end by the gate being open.
+        let _ = is_open.wait_for(|is_open| *is_open).await;
+    }
+}
+
+/// What the steps of a body do, one after the other.
+enum Step {
+    Send(Bytes),
+    Wait(Gate),
+    Pause(Duration),
+    Close,
+    Reset,
+    Stall,
+}
+
+/// An answer before it is sent.
+#[derive(Clone)]
+pub(super) struct Reply {
+    pub(super) status: StatusCode,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Bytes,
+    pub(super) last_modified: Option<String>,
+    pub(super) can_range: bool,
+}
+
+impl Reply {
+    pub(super) fn new(status: u16, content_type: &'static str, body: impl Into<Bytes>) -> Self {
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+        Self {
+            status: StatusCode::from_u16(status).expect("a status between 100 and 999"),
+            headers,
+            body: body.into(),
+            last_modified: None,
+            can_range: false,
+        }
+    }
+
+    pub(super) fn not_found() -> Self {
+        Self::new(404, "application/json", "{\"errors\":[\"Not Found\"]}")
+    }
+
+    pub(super) fn redirect(status: u16, location: &str) -> Self {
+        Self::new(status, "text/plain", "").with_header(LOCATION.as_str(), location)
+    }
+
+    pub(super) fn with_header(mut self, name: &str, value: &str) -> Self {
+        let name: http::HeaderName = name.parse().expect("a header name");
+        self.headers.insert(name, value.parse().expect("a header value"));
+        self
+    }
+
+    /// Everything that may go wrong before the wire, then validators and ranges, as a client asked for them.
+    pub(super) fn finish(mut self, path: &str, query: &str, asked: &HeaderMap, faults: &[Fault]) -> Self {
+        // The validator stays the true content's where a fault spoils the bytes on their way; but a fault must
+        // not hide behind a 304.
+        let truth = (self.body.clone(), self.headers.get(CONTENT_TYPE).cloned());
+        let etag = format!("\"{}\"", &sha256_hex(&self.body)[..20]);
+        for fault in faults {
+            self.spoil(fault, path, query);
+        }
+        if self.status != StatusCode::OK {
+            return self;
+        }
+        let is_true = truth == (self.body.clone(), self.headers.get(CONTENT_TYPE).cloned());
+        let has = |wanted: fn(&Fault) -> bool| faults.iter().any(wanted);
+        if let (Some(last_modified), false) = (&self.last_modified, has(|fault| matches!(fault, Fault::NoValidators))) {
+            let is_unchanged = match asked.get(IF_NONE_MATCH) {
+                Some(held) => {
+                    held.to_str().is_ok_and(|held| held == "*" || held.split(',').any(|tag| tag.trim() == etag))
+                }
+                None => asked.get(IF_MODIFIED_SINCE).is_some_and(|held| *held == *last_modified),
+            };
+            self.headers.insert(ETAG, etag.parse().expect("hexadecimal digits"));
+            self.headers.insert(LAST_MODIFIED, last_modified.parse().expect("a date"));
+            if is_unchanged && is_true {
+                self.status = StatusCode::NOT_MODIFIED;
+                self.body = Bytes::new();
+                return self;
+            }
+        }
+        if !self.can_range || has(|fault| matches!(fault, Fault::RangeIgnored)) {
+            return self;
+        }
+        self.headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+        let Some(range) = asked.get(RANGE).and_then(|range| range.to_str().ok()) else {
+            return self;
+        };
+        if has(|fault| matches!(fault, Fault::RangeOtherBytes)) {
+            self.body = self.body.iter().map(|byte| byte ^ 0x55).collect();
+            return self;
+        }
+        let is_still_valid = asked
+            .get(IF_RANGE)
+            .is_none_or(|held| [self.headers.get(ETAG), self.headers.get(LAST_MODIFIED)].contains(&Some(held)));
+        if is_still_valid {
+            self.keep_range(range);
+        }
+        self
+    }
+
+    fn keep_range(&mut self, range: &str) {
+        let total = self.body.len();
+        let Some((first, last)) = range.strip_prefix("bytes=").and_then(|range| range.split_once('-')) else {
+            return;
+        };
+        let (first, end) = match (first.parse::<usize>(), last.parse::<usize>()) {
+            (Ok(first), Ok(last)) => (first, last.saturating_add(1).min(total)),
+            (Ok(first), Err(_)) => (first, total),
+            (Err(_), Ok(tail)) => (total.saturating_sub(tail), total),
+            (Err(_), Err(_)) => return,
+        };
+        let content_range = if first < end {
+            self.status = StatusCode::PARTIAL_CONTENT;
+            self.body = self.body.slice(first..end);
+            format!("bytes {first}-{}/{total}", end - 1)
+        } else {
+            self.status = StatusCode::RANGE_NOT_SATISFIABLE;
+            self.body = Bytes::new();
+            format!("bytes */{total}")
+        };
+        self.headers.insert(CONTENT_RANGE, content_range.parse().expect("digits"));
+    }
+
+    fn spoil(&mut self, fault: &Fault, path: &str, query: &str) {
+        match fault {
+            Fault::WrongBytes => self.flip_byte(self.body.len() / 2),
+            Fault::WrongLastByte => self.flip_byte(self.body.len().saturating_sub(1)),
+            Fault::Html => {
+                *self = Self::new(
+                    200,
+                    "text/html; charset=utf-8",
+                    "<!DOCTYPE html><title>Sign in</title><p>Welcome to the airport.\n",
+                );
+            }
+            Fault::InvalidJson => self.body = "{\"versions\": [{\"version\": \"1.".into(),
+            Fault::HugeJson => {
+                let mut huge = b"{\"padding\":\"".to_vec();
+                huge.resize(64 << 20, b'a');
+                huge.extend_from_slice(b"\",\"true\":");
+                huge.extend_from_slice(&self.body);
+                huge.push(b'}');
+                self.body = huge.into();
+            }
+            Fault::DeepJson => self.body = ["[".repeat(100_000), "]".repeat(100_000)].concat().into(),
+            Fault::ContentType(value) => {
+                self.headers.insert(CONTENT_TYPE, HeaderValue::from_static(value));
+            }
+            Fault::Status(status) => *self = Self::new(*status, "text/plain", "the fake upstream was told to fail\n"),
+            Fault::RetryAfter(status, seconds) => {
+                *self = Self::new(*status, "text/plain", "come back later\n")
+                    .with_header(RETRY_AFTER.as_str(), &seconds.to_string());
+            }
+            Fault::StatusBody(status, body) => *self = Self::new(*status, "application/json", *body),
+            Fault::Redirect(status) if !query.contains("hop=1") => {
+                let separator = if query.is_empty() { "" } else { "&" };
+                *self = Self::redirect(*status, &format!("{path}?{query}{separator}hop=1"));
+            }
+            Fault::RedirectLoop(status) => *self = Self::redirect(*status, path),
+            Fault::RedirectTo(status, location) => *self = Self::redirect(*status, location),
+            // The proof set is spoilt where it is rendered, ranges and the wire below.
+            _ => {}
+        }
+    }
+
+    fn flip_byte(&mut self, at: usize) {
+        let mut bytes = self.body.to_vec();
+        if let Some(byte) = bytes.get_mut(at) {
+            *byte ^= 1;
+        }
+        self.body = bytes.into();
+    }
+
+    /// Waits where the answer is to be waited for, then says by which steps it leaves.
+    pub(super) async fn send(
+        mut self,
+        method: &Method,
+        in_force: InForce,
+        arrival: Arrival,
+        wire: Arc<Wire>,
+    ) -> Response<ReplyBody> {
+        let mut ending = None;
+        let mut has_length = true;
+        let mut drip = None;
+        for fault in &in_force.here {
+            match fault {
+                Fault::NeverAnswers => std::future::pending().await,
+                Fault::Slow(delay) => tokio::time::sleep(*delay).await,
+                Fault::Truncated(at) => ending = Some((*at, Step::Close)),
+                Fault::Reset(at) => ending = Some((*at, Step::Reset)),
+                Fault::Stalls(at) => ending = Some((*at, Step::Stall)),
+                Fault::NoLength => has_length = false,
+                Fault::NoLengthTruncated(at) => {
+                    has_length = false;
+                    ending = Some((*at, Step::Close));
+                }
+                Fault::Drips(bytes, pause) => drip = Some((*bytes, *pause)),
+                _ => {}
+            }
+        }
+        let mut gates = Vec::new();
+        for (point, gate) in in_force.holds {
+            match point {
+                HoldPoint::BeforeHeaders => gate.opened().await,
+                HoldPoint::AfterBodyBytes(at) => gates.push((at, gate)),
+            }
+        }
+        let is_bodiless = *method == Method::HEAD || self.status == StatusCode::NOT_MODIFIED;
+        if has_length && self.status != StatusCode::NOT_MODIFIED {
+            self.headers.insert(CONTENT_LENGTH, self.body.len().into());
+        }
+        if is_bodiless {
+            self.body = Bytes::new();
+            gates.clear();
+            ending = None;
+        }
+        arrival.answered(self.status);
+        let steps = steps(self.body, ending, drip, gates);
+        let body = StreamBody::new(futures_util::stream::unfold((steps, arrival, wire), next_frame));
+        let mut response = Response::new(BodyExt::boxed_unsync(body));
+        *response.status_mut() = self.status;
+        *response.headers_mut() = self.headers;
+        response
+    }
+}
+
+fn steps(
+    body: Bytes,
+    ending: Option<(usize, Step)>,
+    drip: Option<(usize, Duration)>,
+    mut gates: Vec<(usize, Gate)>,
+) -> VecDeque<Step> {
+    let end = ending.as_ref().map_or(body.len(), |(at, _)| (*at).min(body.len()));
+    let piece_bytes = drip.map_or(CHUNK_BYTES, |(bytes, _)| bytes.max(1));
+    gates.sort_by_key(|(at, _)| *at);
+    let mut gates = gates.into_iter().map(|(at, gate)| (at.min(end), gate)).peekable();
+    let mut steps = VecDeque::new();
+    let mut sent = 0;
+    loop {
+        while let Some((_, gate)) = gates.next_if(|(at, _)| *at <= sent) {
+            steps.push_back(Step::Wait(gate));
+        }
+        if sent == end {
+            break;
+        }
+        let stop = gates.peek().map_or(end, |(at, _)| *at).min(sent + piece_bytes);
+        steps.push_back(Step::Send(body.slice(sent..stop)));
+        if let Some((_, pause)) = drip {
+            steps.push_back(Step::Pause(pause));
+        }
+        sent = stop;
+    }
+    steps.extend(ending.map(|(_, step)| step));
+    steps
+}
+
+type Script = (VecDeque<Step>, Arrival, Arc<Wire>);
+
+async fn next_frame((mut steps, arrival, wire): Script) -> Option<(io::Result<Frame<Bytes>>, Script)> {
+    loop {
+        match steps.pop_front()? {
+            Step::Send(bytes) => {
+                arrival.sent(bytes.len());
+                return Some((Ok(Frame::data(bytes)), (steps, arrival, wire)));
+            }
+            Step::Wait(gate) => gate.opened().await,
+            Step::Pause(pause) => tokio::time::sleep(pause).await,
+            Step::Stall => std::future::pending().await,
+            ending @ (Step::Close | Step::Reset) => {
+                // Not before the bytes so far have left: hyper drops its buffer when a body fails.
+                wire.flushed().await;
+                if matches!(ending, Step::Reset) {
+                    wire.reset_on_close();
+                }
+                let broken = io::Error::other("the fake upstream was told to break off");
+                return Some((Err(broken), (steps, arrival, wire)));
+            }
+        }
+    }
+}

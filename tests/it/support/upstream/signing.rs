@@ -1,0 +1,77 @@
+//! Throwaway OpenPGP keys and the detached signatures that provider authors put beside SHA256SUMS.
+
+use std::sync::{Arc, OnceLock};
+
+use pgp::composed::{
+    ArmorOptions, DetachedSignature, EncryptionCaps, KeyType, SecretKeyParamsBuilder, SignedSecretKey,
+};
+use pgp::crypto::hash::HashAlgorithm;
+use pgp::ser::Serialize;
+use pgp::types::{KeyDetails, Password};
+
+/// The key of a provider author. Clones share the key.
+#[derive(Clone)]
+pub(crate) struct SigningKey {
+    secret: Arc<SignedSecretKey>,
+    armored: Arc<str>,
+}
+
+impl SigningKey {
+    /// The key that everything is signed with unless told otherwise; made once per test process.
+    pub(crate) fn usual() -> Self {
+        static USUAL: OnceLock<SigningKey> = OnceLock::new();
+        USUAL.get_or_init(Self::another).clone()
+    }
+
+    /// A new key that nobody has seen before.
+    pub(crate) fn another() -> Self {
+        Self::generate(KeyType::Ed25519Legacy)
+    }
+
+    /// A new RSA key, as most published providers use; slow to make.
+    pub(crate) fn another_rsa() -> Self {
+        Self::generate(KeyType::Rsa(2048))
+    }
+
+    fn generate(key_type: KeyType) -> Self {
+        let secret = SecretKeyParamsBuilder::default()
+            .key_type(key_type)
+            .can_certify(true)
+            .can_sign(true)
+            .can_encrypt(EncryptionCaps::None)
+            .primary_user_id("Acme Providers <providers@acme.test>".to_owned())
+            .build()
+            .expect("parameters of a signing key")
+            .generate(rand::thread_rng())
+            .expect("a new signing key");
+        let armored = secret
+            .to_public_key()
+            .to_armored_string(ArmorOptions::default())
+            .expect("a public key has an armored form");
+        Self { secret: Arc::new(secret), armored: armored.into() }
+    }
+
+    /// The public key in ASCII armor, as `signing_keys` lists it.
+    pub(crate) fn armored(&self) -> &str {
+        &self.armored
+    }
+
+    /// The sixteen upper-case hexadecimal digits that `key_id` holds.
+    pub(crate) fn id(&self) -> String {
+        hex::encode_upper(self.secret.primary_key.legacy_key_id().as_ref())
+    }
+
+    /// A detached binary signature over `content`.
+    pub(crate) fn sign(&self, content: &[u8]) -> Vec<u8> {
+        DetachedSignature::sign_binary_data(
+            rand::thread_rng(),
+            &self.secret.primary_key,
+            &Password::empty(),
+            HashAlgorithm::Sha256,
+            content,
+        )
+        .expect("an unlocked key signs")
+        .to_bytes()
+        .expect("a signature has a binary form")
+    }
+}

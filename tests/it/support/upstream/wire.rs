@@ -1,0 +1,192 @@
+//! The listening side: a port that is kept while nobody listens on it, connections with or without TLS, and
+//! closing them gently or with a reset.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::Notify;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+
+use super::reply::ReplyBody;
+
+/// What a body may ask of the connection it leaves by.
+#[derive(Default)]
+pub(super) struct Wire {
+    flush: Notify,
+    is_reset: AtomicBool,
+}
+
+impl Wire {
+    /// Resolves when everything written so far has been handed to the kernel.
+    pub(super) async fn flushed(&self) {
+        self.flush.notified().await;
+    }
+
+    /// The end of this connection shall be a reset.
+    pub(super) fn reset_on_close(&self) {
+        self.is_reset.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A port of 127.0.0.1 and, while it is listening, what serves it.
+pub(super) struct Listener {
+    address: SocketAddr,
+    tls: Option<TlsAcceptor>,
+    /// Bound and never listening, so that the port stays ours while stopped, and refuses.
+    _reserved: TcpSocket,
+    serving: Option<(CancellationToken, JoinHandle<()>)>,
+}
+
+impl Listener {
+    pub(super) fn reserve(tls: Option<Arc<rustls::ServerConfig>>) -> Self {
+        let reserved = bound_socket(([127, 0, 0, 1], 0).into());
+        Self {
+            address: reserved.local_addr().expect("a bound socket has an address"),
+            tls: tls.map(TlsAcceptor::from),
+            _reserved: reserved,
+            serving: None,
+        }
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub(super) fn origin(&self) -> String {
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        format!("{scheme}://{}", self.address)
+    }
+
+    pub(super) fn start<H, F>(&mut self, handler: H)
+    where
+        H: Fn(Request<Incoming>, Arc<Wire>) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Response<ReplyBody>> + Send + 'static,
+    {
+        if self.serving.is_some() {
+            return;
+        }
+        let listener = bound_socket(self.address).listen(1024).expect("our own port listens");
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(accept(listener, self.tls.clone(), handler, stop.clone()));
+        self.serving = Some((stop, task));
+    }
+
+    pub(super) async fn stop(&mut self) {
+        if let Some((stop, task)) = self.serving.take() {
+            stop.cancel();
+            // Aborted or panicked, it serves no more.
+            let _ = task.await;
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Some((_, task)) = self.serving.take() {
+            task.abort();
+        }
+    }
+}
+
+fn bound_socket(address: SocketAddr) -> TcpSocket {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.set_reuseaddr(true).expect("an option every socket has");
+    socket.set_reuseport(true).expect("an option every socket has");
+    socket.bind(address).expect("a free port of 127.0.0.1");
+    socket
+}
+
+async fn accept<H, F>(listener: TcpListener, tls: Option<TlsAcceptor>, handler: H, stop: CancellationToken)
+where
+    H: Fn(Request<Incoming>, Arc<Wire>) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<ReplyBody>> + Send + 'static,
+{
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => break,
+            Some(_) = connections.join_next() => {}
+            Ok((stream, _)) = listener.accept() => {
+                connections.spawn(serve(stream, tls.clone(), handler.clone()));
+            }
+        }
+    }
+    drop(listener);
+    connections.shutdown().await;
+}
+
+async fn serve<H, F>(stream: TcpStream, tls: Option<TlsAcceptor>, handler: H)
+where
+    H: Fn(Request<Incoming>, Arc<Wire>) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<ReplyBody>> + Send + 'static,
+{
+    let wire = Arc::new(Wire::default());
+    let watched = WatchedStream { stream, wire: Arc::clone(&wire) };
+    let service = service_fn(move |request| {
+        let answer = handler(request, Arc::clone(&wire));
+        async move { Ok::<_, Infallible>(answer.await) }
+    });
+    let server = auto::Builder::new(TokioExecutor::new());
+    // A connection that breaks is what half of the tests are about: nothing to report.
+    match tls {
+        None => drop(server.serve_connection(TokioIo::new(watched), service).await),
+        Some(tls) => {
+            if let Ok(stream) = tls.accept(watched).await {
+                drop(server.serve_connection(TokioIo::new(stream), service).await);
+            }
+        }
+    }
+}
+
+/// The raw connection, below TLS: notices flushes, and closes as the wire says.
+struct WatchedStream {
+    stream: TcpStream,
+    wire: Arc<Wire>,
+}
+
+impl Drop for WatchedStream {
+    fn drop(&mut self) {
+        if self.wire.is_reset.load(Ordering::Relaxed) {
+            // A peer that is gone already needs no reset.
+            let _ = self.stream.set_zero_linger();
+        }
+    }
+}
+
+impl AsyncRead for WatchedStream {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, into)
+    }
+}
+
+impl AsyncWrite for WatchedStream {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.stream).poll_flush(cx);
+        if flushed.is_ready() {
+            self.wire.flush.notify_waiters();
+        }
+        flushed
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
