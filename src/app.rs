@@ -13,6 +13,7 @@ use crate::cdn_loop::OwnEntry;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::error::Error;
+use crate::http::clients::Clients;
 use crate::http::listener::{self, serve};
 use crate::http::tls::{Tls, TlsError};
 use crate::http::{Admin, Main, Requests};
@@ -151,7 +152,9 @@ impl App {
             traffic: metrics.traffic.clone(),
             base: base.clone(),
         });
-        let main = Main::new(protocols, metrics.requests, settings.clock);
+        let clients =
+            Clients { allowed: config.server.clients.clone(), trusted_proxies: config.server.trusted_proxies.clone() };
+        let main = Main::new(protocols, metrics.requests, clients, settings.clock);
         Ok(Self { mirror, main, admin, sockets, tls, connections: settings.connections, base })
     }
 

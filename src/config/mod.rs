@@ -89,8 +89,7 @@ impl Config {
     /// Promise 8: holding a credential and reachable from elsewhere, larder starts only when the configuration says who
     /// may ask. Gives the reason not to start, and what to add.
     pub fn refusal(&self) -> Option<String> {
-        // `clients` will lift it, too, once it is enforced.
-        if self.server.open {
+        if self.server.clients.is_some() || self.server.open {
             return None;
         }
         let held = self.credential_holders();

@@ -33,6 +33,7 @@ impl Unreadable {
 }
 
 /// An environment variable, when it is set and is text.
+#[expect(clippy::disallowed_methods, reason = "the environment is read here, for the configuration alone")]
 pub(super) fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
@@ -73,6 +74,7 @@ pub(super) fn store_folder(env: &dyn Fn(&str) -> Option<String>) -> PathBuf {
         .unwrap_or_else(|| PathBuf::from("/var/lib/larder"))
 }
 
+#[expect(clippy::disallowed_methods, reason = "the configuration's own files are read here")]
 fn open(path: &Path) -> Result<File, Unreadable> {
     let file = File::open(path)?;
     if file.metadata()?.is_dir() {

@@ -95,17 +95,8 @@ fn read_server(section: &mut Section<'_, '_, '_>) -> Server {
         open: section.flag("open").unwrap_or(default.open),
         trusted_proxies: section.list("trusted_proxies", r#"["10.0.0.5"]"#, values::network).unwrap_or_default(),
     };
-    if section.has("clients") {
-        section.not_enforced("clients");
-    }
     if server.clients.as_ref().is_some_and(Vec::is_empty) {
         section.problem("clients", "an empty list lets nobody ask; leave it out for everybody".to_owned());
-    }
-    if server.open {
-        section.not_enforced("open");
-    }
-    if !server.trusted_proxies.is_empty() {
-        section.not_enforced("trusted_proxies");
     }
     server
 }

@@ -4,6 +4,7 @@
 mod admin;
 pub mod admin_client;
 mod body;
+pub mod clients;
 mod idle;
 pub mod listener;
 mod range;
@@ -26,11 +27,13 @@ use tokio::time::Instant;
 pub use self::admin::Admin;
 pub use self::body::Body;
 
+use self::clients::Clients;
 use self::listener::Peer;
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Clock;
 use crate::error::Error;
 use crate::mirror::Outcome;
+use crate::protocol::route::Route;
 use crate::protocol::{self, Failure, Protocols};
 
 /// Counters of what was answered.
@@ -73,14 +76,15 @@ impl Requests {
 pub struct Main {
     protocols: Arc<Protocols>,
     requests: Requests,
+    clients: Clients,
     clock: Clock,
     number: AtomicU64,
 }
 
 impl Main {
     /// Joins the parts.
-    pub fn new(protocols: Arc<Protocols>, requests: Requests, clock: Clock) -> Arc<Self> {
-        Arc::new(Self { protocols, requests, clock, number: AtomicU64::new(1) })
+    pub fn new(protocols: Arc<Protocols>, requests: Requests, clients: Clients, clock: Clock) -> Arc<Self> {
+        Arc::new(Self { protocols, requests, clients, clock, number: AtomicU64::new(1) })
     }
 
     /// Answers a request, and writes one line about it when its body has gone out.
@@ -88,7 +92,7 @@ impl Main {
         let began = Instant::now();
         let number = self.number.fetch_add(1, Ordering::Relaxed);
         let head = request.method() == Method::HEAD;
-        let (response, route, outcome) = self.answer(&request, number).await;
+        let (response, route, outcome) = self.answer(&request, number, peer).await;
         let status = response.status();
         let line = Line {
             number,
@@ -111,7 +115,12 @@ impl Main {
         })
     }
 
-    async fn answer(&self, request: &Request<Incoming>, number: u64) -> (Response<Body>, &'static str, &'static str) {
+    async fn answer(
+        &self,
+        request: &Request<Incoming>,
+        number: u64,
+        peer: Peer,
+    ) -> (Response<Body>, &'static str, &'static str) {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             let mut response =
                 respond::errors(StatusCode::METHOD_NOT_ALLOWED, vec!["only GET and HEAD are answered here".into()]);
@@ -133,6 +142,11 @@ impl Main {
                 return (respond::failure(&failure), "none", outcome_of(&failure));
             }
         };
+        if !matches!(route, Route::Health | Route::Ready)
+            && let Err(refusal) = self.clients.admit(peer.address.ip(), request.headers())
+        {
+            return (respond::errors(StatusCode::FORBIDDEN, vec![refusal.to_string()]), route.kind(), "refused");
+        }
         match self.protocols.answer(&route, &asked).await {
             Ok(reply) => {
                 let outcome = reply.outcome.map_or("none", word_for);

@@ -230,6 +230,10 @@ fn stat(path: &Path) -> Option<FileStamp> {
     })
 }
 
+#[expect(
+    clippy::disallowed_methods,
+    reason = "certificates are read where they are used, and read again when they change"
+)]
 fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     std::fs::read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })
 }

@@ -1,4 +1,5 @@
 //! The defaults, and the sample file that shows them.
+#![expect(clippy::disallowed_methods, reason = "tests make their own files")]
 
 use super::*;
 

@@ -1,4 +1,5 @@
 //! What each mistake is told.
+#![expect(clippy::disallowed_methods, reason = "tests make their own files")]
 
 use super::*;
 

@@ -1,4 +1,5 @@
 //! Real sockets on ports of their own: what a client sees of the listener.
+#![expect(clippy::disallowed_methods, reason = "tests make their own files")]
 
 use std::{
     pin::Pin,

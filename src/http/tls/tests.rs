@@ -1,4 +1,5 @@
 //! Files in temporary folders: what is loaded, refused and taken over.
+#![expect(clippy::disallowed_methods, reason = "tests make their own files")]
 
 use std::{fs, os::unix::fs::symlink};
 

@@ -1,0 +1,81 @@
+//! Who may ask the main listener: `[server] clients`, seen through `trusted_proxies` (promise 8).
+
+use std::net::IpAddr;
+
+use http::header::HeaderMap;
+use ipnet::IpNet;
+
+/// The rule of one listener.
+#[derive(Debug, Clone, Default)]
+pub struct Clients {
+    /// Who may ask; everybody where absent.
+    pub allowed: Option<Vec<IpNet>>,
+    /// Whose X-Forwarded-For is believed.
+    pub trusted_proxies: Vec<IpNet>,
+}
+
+/// An address that may not ask.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0} is not among the clients of this mirror: its operator can add it to [server] clients")]
+pub struct NotAClient(String);
+
+impl Clients {
+    /// Whether a request may be answered that came from `peer` with these headers.
+    pub fn admit(&self, peer: IpAddr, headers: &HeaderMap) -> Result<(), NotAClient> {
+        let Some(allowed) = &self.allowed else { return Ok(()) };
+        let client = self.client(peer, headers)?;
+        if covers(allowed, client) { Ok(()) } else { Err(NotAClient(client.to_string())) }
+    }
+
+    /// The right-most address that is no trusted proxy.
+    fn client(&self, peer: IpAddr, headers: &HeaderMap) -> Result<IpAddr, NotAClient> {
+        let mut client = peer.to_canonical();
+        let values: Vec<&str> =
+            headers.get_all("x-forwarded-for").into_iter().map(|value| value.to_str().unwrap_or("?")).collect();
+        let mut forwarded: Vec<&str> = values.iter().flat_map(|value| value.split(',')).map(str::trim).collect();
+        while covers(&self.trusted_proxies, client) {
+            let Some(next) = forwarded.pop() else { break };
+            let next: IpAddr = next.parse().map_err(|_| NotAClient(format!("{next:?} in X-Forwarded-For")))?;
+            client = next.to_canonical();
+        }
+        Ok(client)
+    }
+}
+
+fn covers(networks: &[IpNet], address: IpAddr) -> bool {
+    networks.iter().any(|network| network.contains(&address))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Promise 8: of X-Forwarded-For the right-most address that is not trusted counts.
+    #[test]
+    fn only_what_a_trusted_proxy_says_is_believed() {
+        let nets = |nets: &[&str]| nets.iter().map(|net| net.parse().unwrap()).collect::<Vec<IpNet>>();
+        let clients = Clients {
+            allowed: Some(nets(&["10.1.0.0/16", "::1/128"])),
+            trusted_proxies: nets(&["10.9.0.5/32", "10.9.0.6/32"]),
+        };
+        for (peer, forwarded, admitted) in [
+            ("10.1.2.3", None, true),
+            ("::ffff:10.1.2.3", None, true),
+            ("::1", None, true),
+            ("10.2.0.1", None, false),
+            ("10.2.0.1", Some("10.1.2.3"), false),
+            ("10.9.0.5", Some("10.1.2.3"), true),
+            ("10.9.0.5", Some("10.1.2.3, 10.2.0.1"), false),
+            ("10.9.0.5", Some("192.0.2.1, 10.1.2.3, 10.9.0.6"), true),
+            ("10.9.0.5", Some("nonsense"), false),
+            ("10.9.0.5", None, false),
+        ] {
+            let mut headers = HeaderMap::new();
+            if let Some(forwarded) = forwarded {
+                headers.insert("x-forwarded-for", forwarded.parse().unwrap());
+            }
+            assert_eq!(clients.admit(peer.parse().unwrap(), &headers).is_ok(), admitted, "{peer} {forwarded:?}");
+        }
+        assert!(Clients::default().admit("192.0.2.1".parse().unwrap(), &HeaderMap::new()).is_ok());
+    }
+}
