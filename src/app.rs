@@ -201,7 +201,7 @@ impl App {
         if let Some(reloading) = reloading {
             reloading.abort();
         }
-        mirror.close()
+        mirror.close().await
     }
 }
 

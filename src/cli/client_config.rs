@@ -31,7 +31,7 @@ impl ClientConfig {
                     let (mirror, _, _) = app::mirror(&config, &Settings::default())?;
                     let base = app::base(&config, config.server.listen);
                     let paste = text(&mirror, &base, way).await?;
-                    mirror.close()?;
+                    mirror.close().await?;
                     Ok(paste)
                 }
                 Err(error) => Err(error).context("the running larder gave no configuration"),

@@ -19,7 +19,7 @@ pub(super) fn run(common: &Common) -> anyhow::Result<()> {
             Err(NoAnswer::NotRunning(_)) => {
                 let (mirror, _, _) = app::mirror(&config, &Settings::default())?;
                 let report = Report { mirror: mirror.status(), since_start: None };
-                mirror.close()?;
+                mirror.close().await?;
                 Ok(report)
             }
             Err(error) => Err(error).context("the running larder gave no status"),

@@ -115,20 +115,22 @@ impl Mirror {
         Ok(())
     }
 
-    /// Computes the `h1:` that an earlier run did not come to.
+    /// Computes the `h1:` that an earlier run did not come to, one archive at a time.
     pub async fn complete_hashes(self: &Arc<Self>) -> Result<(), Error> {
-        self.on_disk(|mirror| {
+        let without = self.on_disk(|mirror| {
+            let mut without = Vec::new();
             for (key, _, _) in mirror.store.records.all("names")? {
                 let Key::Name(package) = key else { continue };
-                for held in mirror.name(&package)?.archives {
-                    if held.hashes == PackageHashesKnown::NotYet {
-                        mirror.compute_hashes(&package, &held.digest)?;
-                    }
-                }
+                let archives = mirror.name(&package)?.archives;
+                let missing = archives.iter().filter(|held| held.hashes == PackageHashesKnown::NotYet);
+                without.extend(missing.map(|held| (package.clone(), held.digest)));
             }
-            Ok(())
-        })
-        .await
+            Ok(without)
+        });
+        for (package, digest) in without.await? {
+            self.on_disk(move |mirror| mirror.compute_hashes(&package, &digest)).await?;
+        }
+        Ok(())
     }
 }
 

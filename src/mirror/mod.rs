@@ -18,6 +18,7 @@ mod pull;
 mod remembered;
 mod seen;
 mod single_flight;
+mod tasks;
 
 use std::collections::HashSet;
 use std::hash::BuildHasher;
@@ -30,7 +31,6 @@ use prometheus_client::metrics::gauge::Gauge;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::Instant;
-use tokio_util::task::TaskTracker;
 
 pub use self::archives::{Archive, ArchiveRef};
 pub use self::documents::KeptDocument;
@@ -42,6 +42,7 @@ use self::fill::{FillKey, Progress};
 use self::proof_set::SetFlight;
 use self::remembered::Remembered;
 use self::single_flight::{Awaited, Flights};
+use self::tasks::Tasks;
 use crate::address::{Hostname, Package, ProviderAddress};
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
@@ -153,7 +154,7 @@ pub struct Mirror {
     upstreams: Upstreams,
     outbound: Outbound,
     limits: Limits,
-    tasks: TaskTracker,
+    tasks: Tasks,
     documents: Flights<Key, Awaited<DocumentFlight>>,
     sets: Flights<Package, Awaited<SetFlight>>,
     fills: Flights<FillKey, watch::Receiver<Progress>>,
@@ -179,7 +180,7 @@ impl Mirror {
             upstreams,
             outbound,
             limits,
-            tasks: TaskTracker::new(),
+            tasks: Tasks::default(),
             documents: Flights::default(),
             sets: Flights::default(),
             fills: Flights::default(),
@@ -293,8 +294,13 @@ impl Mirror {
         self.outbound.link()
     }
 
-    /// Ends the background work that can end, and closes the store.
-    pub fn close(&self) -> Result<(), StoreError> {
+    /// Stops the work under way, which is resumed after the next start, and closes the store.
+    pub async fn close(&self) -> Result<(), StoreError> {
+        if !self.tasks.stop().await {
+            // The index may miss what is still being committed: without the mark, it is rebuilt.
+            tracing::warn!("some work did not stop in time; the index is rebuilt at the next start");
+            return Ok(());
+        }
         self.store.close()
     }
 }

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use parking_lot::Mutex;
-use tokio_util::task::TaskTracker;
+
+use super::tasks::Tasks;
 
 /// The work under way, by key; `V` is what those who join it get hold of.
 #[derive(Debug)]
@@ -54,7 +55,7 @@ where
     T: Clone + Send + Sync + 'static,
 {
     /// Joins the work for `key`, or spawns it. `lost` is what all get if its task dies.
-    pub(super) fn share<F>(&self, tasks: &TaskTracker, key: K, lost: T, work: impl FnOnce() -> F) -> Awaited<T>
+    pub(super) fn share<F>(&self, tasks: &Tasks, key: K, lost: T, work: impl FnOnce() -> F) -> Awaited<T>
     where
         F: Future<Output = T> + Send + 'static,
     {
@@ -64,7 +65,7 @@ where
                 let _landing = landing;
                 work.await
             });
-            async move { task.await.unwrap_or(lost) }.boxed().shared()
+            async move { task.await.ok().flatten().unwrap_or(lost) }.boxed().shared()
         })
     }
 }

@@ -48,12 +48,7 @@ async fn overrides(mirror: &Arc<Mirror>, base: &str) -> Result<String, Error> {
                 }
             }
             None => {
-                line(
-                    &mut text,
-                    format_args!(
-                        "    # {host} has not been asked for its services yet: modules.v1 is where public registries have it"
-                    ),
-                );
+                line(&mut text, format_args!("    # its discovery is not held yet; modules.v1 is assumed"));
                 line(&mut text, format_args!("    \"providers.v1\" = \"{base}{}\"", providers_base(host)));
                 line(&mut text, format_args!("    \"modules.v1\" = \"https://{host}/v1/modules/\""));
             }

@@ -147,7 +147,9 @@ impl Index {
         for (key, entry) in &found {
             self.db.insert(key, &entry.encode()).map_err(failed)?;
         }
-        tracing::info!(entries = found.len(), "the index was rebuilt from the files");
+        if !found.is_empty() {
+            tracing::info!(entries = found.len(), "the index was rebuilt from the files");
+        }
         self.count()
     }
 

@@ -1,0 +1,203 @@
+//! A demonstration that needs no internet: a registry with real zips and real signatures and a larder in
+//! front of it, in one process; the real `terraform init` cold, then warm with the registry stopped.
+//!
+//! `cargo run --release --example demo`
+#![expect(clippy::disallowed_methods, reason = "a demonstration stands outside the walls between the rooms")]
+#![expect(clippy::print_stdout, reason = "printing is what it is for")]
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use comfy_table::{CellAlignment, Table, presets};
+use larder::app::{App, Settings};
+use larder::config::{ByteSize, Config};
+use larder::protocol::client_config::Way;
+use tokio_util::sync::CancellationToken;
+
+use self::terraform::Terraform;
+use self::upstream::{FakeUpstream, Provider};
+
+#[path = "../tests/it/support/terraform.rs"]
+#[expect(dead_code, reason = "the tests use the rest of it")]
+mod terraform;
+#[path = "../tests/it/support/tls.rs"]
+#[expect(dead_code, reason = "the tests use the rest of it")]
+mod tls;
+#[path = "../tests/it/support/upstream/mod.rs"]
+#[expect(dead_code, unused_imports, reason = "the tests use the rest of it")]
+mod upstream;
+
+const HOST: &str = "registry.terraform.io";
+/// What is installed: name, version, size in bytes.
+const PROVIDERS: [(&str, &str, usize); 3] =
+    [("cloud", "5.31.0", 60_000_000), ("network", "2.4.1", 25_000_000), ("random", "3.6.0", 5_000_000)];
+
+/// One `init`, and what it took.
+struct Run {
+    what: &'static str,
+    took: Duration,
+    upstream_requests: usize,
+    upstream_bytes: u64,
+    store_bytes: u64,
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let mut registry = FakeUpstream::start().await;
+    for (name, version, size) in PROVIDERS {
+        let provider = Provider::new("acme", name).version(version).size(size);
+        registry.publish(provider.platform("linux_amd64").platform("darwin_arm64").platform("windows_amd64"));
+    }
+    let folder = tempfile::tempdir()?;
+    let app = App::start(&configuration(&registry, folder.path())?, Settings::default()).await?;
+    let (base, admin) = (app.base().to_owned(), format!("http://{}", app.admin_address()));
+    let paste = app.client_config(Way::HostOverride).await?;
+    let stop = CancellationToken::new();
+    let serving = tokio::spawn(app.serve(stop.clone()));
+
+    println!("A registry on {} (in place of {HOST}), larder on {base}.", registry.origin());
+    println!("The six lines that lead a client to larder:\n\n{paste}");
+    let client = Client::find(&base, &paste)?;
+    println!("{}\n", client.introduction());
+
+    let direct = client.run("straight from the registry", Some(&registry), &registry, &admin).await?;
+    let cold = client.run("through larder, cold", None, &registry, &admin).await?;
+    let warm = client.run("through larder, again", None, &registry, &admin).await?;
+    registry.stop().await;
+    let alone = client.run("through larder, registry stopped", None, &registry, &admin).await?;
+    print_runs(&[direct, cold, warm, alone]);
+    println!("{}", client.lock_files_are_the_same()?);
+
+    stop.cancel();
+    serving.await??;
+    Ok(())
+}
+
+fn configuration(registry: &FakeUpstream, store: &Path) -> anyhow::Result<Config> {
+    let text = format!(
+        "server.listen = \"127.0.0.1:0\"\nadmin.listen = \"127.0.0.1:0\"\nstore.path = \"{}\"\n[[upstream]]\nhost = \"{HOST}\"\nurl = \"{}/\"\n",
+        store.display(),
+        registry.origin(),
+    );
+    Ok(Config::parse(&text, Path::new("demo.toml"), &|name| std::env::var(name).ok())?.0)
+}
+
+/// The real client where there is one; else plain HTTP requests that ask for the same things.
+enum Client {
+    Terraform { client: Terraform, paste: String, locks: std::sync::Mutex<Vec<String>> },
+    PlainHttp { base: String },
+}
+
+impl Client {
+    fn find(base: &str, paste: &str) -> anyhow::Result<Self> {
+        Ok(match Terraform::find() {
+            Some(client) => Self::Terraform { client, paste: paste.to_owned(), locks: Default::default() },
+            None => Self::PlainHttp { base: base.to_owned() },
+        })
+    }
+
+    fn introduction(&self) -> &'static str {
+        match self {
+            Self::Terraform { .. } => "Each line below is a real `terraform init` in an empty folder:",
+            Self::PlainHttp { .. } => {
+                "There is no terraform on the PATH: each line below is the same requests over plain HTTP."
+            }
+        }
+    }
+
+    async fn run(
+        &self,
+        what: &'static str,
+        direct: Option<&FakeUpstream>,
+        registry: &FakeUpstream,
+        admin: &str,
+    ) -> anyhow::Result<Run> {
+        registry.forget_requests();
+        let served_before = served(admin).await?;
+        let began = Instant::now();
+        match self {
+            Self::Terraform { client, paste, locks } => {
+                let mut workspace = client.workspace();
+                for (name, version, _) in PROVIDERS {
+                    workspace.require(&format!("{HOST}/acme/{name}"), version);
+                }
+                match direct {
+                    Some(registry) => workspace.cli_config(&terraform::host_override(
+                        HOST,
+                        &registry.providers_url(),
+                        &registry.modules_url(),
+                    )),
+                    None => workspace.cli_config(paste),
+                };
+                let said = workspace.init().await;
+                ensure!(said.status.success(), "terraform init failed:\n{}", said.text);
+                if let Ok(mut locks) = locks.lock() {
+                    locks.push(workspace.lock_file());
+                }
+            }
+            Self::PlainHttp { base } => {
+                let providers =
+                    direct.map_or_else(|| format!("{base}/registry/{HOST}/v1/providers/"), FakeUpstream::providers_url);
+                for (name, version, _) in PROVIDERS {
+                    plain_install(&providers, name, version).await?;
+                }
+            }
+        }
+        let took = began.elapsed();
+        let upstream_requests = registry.count_of(upstream::Target::Everything);
+        let store_bytes = if direct.is_some() { 0 } else { served(admin).await? - served_before };
+        Ok(Run { what, took, upstream_requests, upstream_bytes: registry.bytes_sent(), store_bytes })
+    }
+
+    fn lock_files_are_the_same(&self) -> anyhow::Result<String> {
+        let Self::Terraform { locks, .. } = self else { return Ok(String::new()) };
+        let locks = locks.lock().map_err(|_| anyhow::anyhow!("a run panicked"))?;
+        ensure!(locks.iter().all(|lock| *lock == locks[0]), "the lock files differ:\n{}", locks.join("\n"));
+        let (h1, zh) = (locks[0].matches("\"h1:").count(), locks[0].matches("\"zh:").count());
+        Ok(format!(
+            "All {} lock files are the same, byte for byte: {h1} h1 and {zh} zh hashes, so every platform is locked.",
+            locks.len()
+        ))
+    }
+}
+
+/// The requests of one install (PROTOCOL 2.1), without the client.
+async fn plain_install(providers: &str, name: &str, version: &str) -> anyhow::Result<()> {
+    let get = async |url: &str| reqwest::get(url).await?.error_for_status()?.bytes().await;
+    get(&format!("{providers}acme/{name}/versions")).await?;
+    let url = format!("{providers}acme/{name}/{version}/download/linux/amd64");
+    let document: serde_json::Value = serde_json::from_slice(&get(&url).await?)?;
+    for field in ["shasums_url", "shasums_signature_url", "download_url"] {
+        let file = document[field].as_str().context("a document without its URLs")?;
+        get(reqwest::Url::parse(&url)?.join(file)?.as_str()).await?;
+    }
+    Ok(())
+}
+
+/// Body bytes that larder has sent to clients.
+async fn served(admin: &str) -> anyhow::Result<u64> {
+    let metrics = reqwest::get(format!("{admin}/metrics")).await?.text().await?;
+    let line = metrics.lines().find(|line| line.starts_with("larder_sent_bytes_total")).context("no such metric")?;
+    Ok(line.rsplit(' ').next().unwrap_or_default().parse()?)
+}
+
+fn print_runs(runs: &[Run]) {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_BORDERS_ONLY);
+    table.set_header(["init", "time", "asked of registry", "sent by registry", "sent by larder"]);
+    for run in runs {
+        let bytes = |bytes: u64| if bytes == 0 { "-".to_owned() } else { ByteSize(bytes).display().si().to_string() };
+        table.add_row([
+            run.what.to_owned(),
+            format!("{:.2} s", run.took.as_secs_f64()),
+            run.upstream_requests.to_string(),
+            bytes(run.upstream_bytes),
+            bytes(run.store_bytes),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    println!("{table}");
+}
