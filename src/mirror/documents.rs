@@ -21,6 +21,9 @@ use crate::upstream::outbound::{Ask, Document, Fetched, Validators, origin};
 use crate::upstream::providers::{VersionList, versions_url};
 use crate::upstream::{Grant, Upstream};
 
+/// The service that providers come from.
+const PROVIDERS: &str = "providers.v1";
+
 /// How often a fetch of something not held is tried again before it fails.
 pub(super) const RETRIES: usize = 2;
 
@@ -74,6 +77,15 @@ impl KeptDocument {
     fn checked_again(&self, now: Timestamp, gone: bool) -> Self {
         let about = About { checked: now, gone, ..self.about.clone() };
         Self { about, ..self.clone() }
+    }
+
+    /// A discovery document that lacks the service is given out, and asked for again the next time.
+    fn asked_again_without_service(self) -> Self {
+        if self.discovery().is_ok_and(|discovery| discovery.service(PROVIDERS).is_some()) {
+            return self;
+        }
+        let about = About { checked: Timestamp(0), ..self.about.clone() };
+        Self { about, ..self }
     }
 
     fn dropped(&self) -> Vec<Box<RawValue>> {
@@ -164,7 +176,7 @@ impl Mirror {
     ) -> Result<(Url, Grant), Error> {
         let host = &upstream.settings.host;
         let document = Box::pin(self.discovery(host, call)).await?.value;
-        let service = document.discovery().ok().and_then(|discovery| discovery.service("providers.v1"));
+        let service = document.discovery().ok().and_then(|discovery| discovery.service(PROVIDERS));
         let base = service.ok_or_else(|| UpstreamError {
             asked: format!("the provider registry of {host}"),
             at: origin(&upstream.settings.url),
@@ -223,7 +235,7 @@ impl Mirror {
             (Err(error), _) => return Err(error.into()),
         };
         let host = settings.host.clone();
-        self.keep_document(Key::Discovery(host), kept).await
+        self.keep_document(Key::Discovery(host), kept.asked_again_without_service()).await
     }
 
     async fn fetch_versions(
