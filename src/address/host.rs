@@ -1,0 +1,123 @@
+//! Registry hosts: one key for every spelling.
+
+use std::fmt;
+
+use idna::uts46::{AsciiDenyList, DnsLength, Hyphens, Uts46};
+use serde::{Deserialize, Serialize};
+
+use super::BadAddress;
+
+/// A registry's host name as one key: lower-case ASCII (punycode), `:443` dropped, any other port kept.
+///
+/// The spellings it accepts are those of terraform-svchost (PROTOCOL 1.1): Unicode or punycode, any
+/// case, no trailing dot, no underscore.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Hostname(String);
+
+impl Hostname {
+    /// Parses `registry.example`, `Bücher.example:8443`, `xn--bcher-kva.example`.
+    pub fn parse(given: &str) -> Result<Self, BadAddress> {
+        let bad = |why| BadAddress::new("host name", given, why);
+        let (name, port) = match given.rsplit_once(':') {
+            None => (given, None),
+            Some((name, port)) => {
+                let digits = !port.is_empty() && port.len() <= 5 && port.bytes().all(|b| b.is_ascii_digit());
+                let port = port.parse::<u16>().ok().filter(|port| digits && *port != 0);
+                (name, Some(port.ok_or_else(|| bad("its port is not a number from 1 to 65535"))?))
+            }
+        };
+        let ascii = Uts46::new()
+            .to_ascii(name.as_bytes(), AsciiDenyList::STD3, Hyphens::Allow, DnsLength::Verify)
+            .map_err(|_| bad("it is not a domain name"))?;
+        Ok(match port {
+            None | Some(443) => Self(ascii.into_owned()),
+            Some(port) => Self(format!("{ascii}:{port}")),
+        })
+    }
+
+    /// The key: what stands in our URLs, our file names and our logs.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The name without its port.
+    pub fn name(&self) -> &str {
+        self.0.split_once(':').map_or(self.0.as_str(), |(name, _)| name)
+    }
+
+    /// The port, where it is not 443.
+    pub fn port(&self) -> Option<u16> {
+        self.0.split_once(':').and_then(|(_, port)| port.parse().ok())
+    }
+
+    /// The spelling that users write: clients refuse labels beginning `xn--` in their configuration.
+    pub fn to_unicode(&self) -> String {
+        let (unicode, _) = idna::domain_to_unicode(self.name());
+        match self.port() {
+            Some(port) => format!("{unicode}:{port}"),
+            None => unicode,
+        }
+    }
+}
+
+impl fmt::Display for Hostname {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn host(given: &str) -> String {
+        Hostname::parse(given).map_or_else(|_| "refused".to_owned(), |host| host.to_string())
+    }
+
+    #[test]
+    fn every_spelling_of_a_host_is_one_key() {
+        for (given, key) in [
+            ("registry.terraform.io", "registry.terraform.io"),
+            ("Registry.Terraform.IO", "registry.terraform.io"),
+            ("registry.terraform.io:443", "registry.terraform.io"),
+            ("registry.terraform.io:8443", "registry.terraform.io:8443"),
+            ("registry.terraform.io:08443", "registry.terraform.io:8443"),
+            ("Bücher.example", "xn--bcher-kva.example"),
+            ("xn--bcher-kva.example", "xn--bcher-kva.example"),
+            ("XN--BCHER-KVA.example:443", "xn--bcher-kva.example"),
+            ("localhost:5000", "localhost:5000"),
+            ("127.0.0.1:8443", "127.0.0.1:8443"),
+            ("registry.terraform.io.", "refused"),
+            ("", "refused"),
+            (":443", "refused"),
+            ("a b", "refused"),
+            ("a/b", "refused"),
+            ("..", "refused"),
+            ("a..b", "refused"),
+            ("host:", "refused"),
+            ("host:0", "refused"),
+            ("host:65536", "refused"),
+            ("host:+80", "refused"),
+            ("user@host", "refused"),
+            ("under_score.example", "refused"),
+            ("[::1]:80", "refused"),
+            ("xn--zzzzzz--.example", "refused"),
+        ] {
+            assert_eq!(host(given), key, "{given}");
+        }
+        assert_eq!(Hostname::parse("xn--bcher-kva.example:81").map(|h| h.to_unicode()), Ok("bücher.example:81".into()));
+    }
+
+    proptest! {
+        #[test]
+        fn a_parsed_host_parses_to_itself(given in "\\PC{0,40}") {
+            if let Ok(parsed) = Hostname::parse(&given) {
+                prop_assert_eq!(Hostname::parse(parsed.as_str()), Ok(parsed.clone()));
+                prop_assert!(!parsed.as_str().contains('/'));
+            }
+        }
+    }
+}

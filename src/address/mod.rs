@@ -1,0 +1,204 @@
+//! What things are called: hosts, providers, versions and platforms, parsed at the door into one key
+//! for every spelling. The leaf that every other room may use; it knows no URL and no file.
+
+mod host;
+mod version;
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::host::Hostname;
+pub use self::version::Version;
+
+/// The longest name, version or platform that is taken from anybody, in bytes.
+pub const LONGEST_PART: usize = 128;
+
+/// Text that is no host, name, version or platform. Says which it was to be, and what is wrong with it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{given:?} is not a {kind}: {why}")]
+pub struct BadAddress {
+    kind: &'static str,
+    given: String,
+    why: &'static str,
+}
+
+impl BadAddress {
+    fn new(kind: &'static str, given: &str, why: &'static str) -> Self {
+        let given = given.chars().take(LONGEST_PART).collect();
+        Self { kind, given, why }
+    }
+}
+
+/// A namespace or a provider type: lower-case letters, digits, `-` and `_`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Name(String);
+
+impl Name {
+    /// Parses a name in any case; clients send lower case (PROTOCOL 2.1).
+    pub fn parse(given: &str) -> Result<Self, BadAddress> {
+        let bad = |why| BadAddress::new("provider name", given, why);
+        if given.is_empty() || given.len() > LONGEST_PART {
+            return Err(bad("it has no letters, or more than 128"));
+        }
+        if !given.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_') {
+            return Err(bad("it may hold letters, digits, - and _"));
+        }
+        if !given.starts_with(|c: char| c.is_ascii_alphanumeric()) {
+            return Err(bad("it must begin with a letter or a digit"));
+        }
+        Ok(Self(given.to_ascii_lowercase()))
+    }
+
+    /// The name as it stands in URLs and file names.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A provider: `HOST/NAMESPACE/TYPE`. Two registries never mix, so the host is always part of it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ProviderAddress {
+    /// The registry.
+    pub host: Hostname,
+    /// Who publishes it.
+    pub namespace: Name,
+    /// What it is called.
+    pub type_: Name,
+}
+
+impl fmt::Display for ProviderAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{}", self.host, self.namespace, self.type_)
+    }
+}
+
+/// What a provider is released for: `OS_ARCH`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Platform {
+    /// The operating system, as Go names it.
+    pub os: String,
+    /// The processor architecture, as Go names it.
+    pub arch: String,
+}
+
+impl Platform {
+    /// Parses `linux_amd64`.
+    pub fn parse(given: &str) -> Result<Self, BadAddress> {
+        let (os, arch) =
+            given.split_once('_').ok_or_else(|| BadAddress::new("platform", given, "write it as OS_ARCH"))?;
+        Self::new(os, arch)
+    }
+
+    /// Joins the two parts that URLs and documents name apart.
+    pub fn new(os: &str, arch: &str) -> Result<Self, BadAddress> {
+        for part in [os, arch] {
+            let known = part.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+            if part.is_empty() || part.len() > 32 || !known {
+                return Err(BadAddress::new("platform part", part, "it may hold a to z and 0 to 9"));
+            }
+        }
+        Ok(Self { os: os.to_owned(), arch: arch.to_owned() })
+    }
+}
+
+impl fmt::Display for Platform {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}_{}", self.os, self.arch)
+    }
+}
+
+/// What one archive is released as: a version of a provider for one platform.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Package {
+    /// The provider.
+    pub provider: ProviderAddress,
+    /// The version, in normal form.
+    pub version: Version,
+    /// The platform.
+    pub platform: Platform,
+}
+
+impl fmt::Display for Package {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} for {}", self.provider, self.version, self.platform)
+    }
+}
+
+/// The name of a file that a download document names: one path segment, nothing that a terminal, a
+/// path or a SHA256SUMS line could take for something else.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct FileName(String);
+
+impl FileName {
+    /// Parses a file name of at most 128 bytes.
+    pub fn parse(given: &str) -> Result<Self, BadAddress> {
+        let bad = |why| BadAddress::new("file name", given, why);
+        if given.is_empty() || given.len() > LONGEST_PART {
+            return Err(bad("it is empty, or longer than 128 bytes"));
+        }
+        if given == "."
+            || given == ".."
+            || given.chars().any(|c| c.is_control() || c.is_whitespace() || "/\\".contains(c))
+        {
+            return Err(bad("it may hold no slash, no space and no control character"));
+        }
+        Ok(Self(given.to_owned()))
+    }
+
+    /// The name as the document spells it.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for FileName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A type that is written as its text, and read by its `parse`.
+macro_rules! written_as_text {
+    ($($kind:ident),*) => {$(
+        impl TryFrom<String> for $kind {
+            type Error = BadAddress;
+            fn try_from(given: String) -> Result<Self, BadAddress> {
+                Self::parse(&given)
+            }
+        }
+
+        impl From<$kind> for String {
+            fn from(value: $kind) -> String {
+                value.to_string()
+            }
+        }
+    )*};
+}
+
+written_as_text!(Hostname, Name, Platform, Version, FileName);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_platforms_that_cannot_be_are_refused() {
+        for given in ["", "a/b", "..", ".", "a b", "-a", "é", &"a".repeat(129)] {
+            assert!(Name::parse(given).is_err(), "{given}");
+        }
+        assert_eq!(Name::parse("HashiCorp").map(|n| n.to_string()), Ok("hashicorp".to_owned()));
+        for given in ["linux", "linux_", "_amd64", "Linux_amd64", "linux_amd64_v2", "linux_../x"] {
+            assert!(Platform::parse(given).is_err(), "{given}");
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Versions as the clients read them, and their order.
+
+use std::cmp::Ordering;
+use std::fmt;
+use std::hash::{Hash, Hasher};
+
+use serde::{Deserialize, Serialize};
+
+use super::{BadAddress, LONGEST_PART};
+
+/// A version in the clients' own normal form: `1.2` is `1.2.0`, `01.2.3` is `1.2.3` (PROTOCOL 2.2).
+///
+/// Ordered by SemVer precedence; build metadata only tells equals apart.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Version {
+    numbers: [u64; 3],
+    pre: String,
+    build: String,
+    normal: String,
+}
+
+impl Version {
+    /// Parses a version as the clients do: one to three numbers, then `-PRE` and `+BUILD`; no `v`.
+    pub fn parse(given: &str) -> Result<Self, BadAddress> {
+        let bad = |why| BadAddress::new("version", given, why);
+        if given.len() > LONGEST_PART {
+            return Err(bad("it is longer than 128 bytes"));
+        }
+        if given.starts_with(['v', 'V']) {
+            return Err(bad("a \"v\" in front does not belong to it"));
+        }
+        let (rest, build) = match given.split_once('+') {
+            Some((rest, build)) => (rest, Some(build)),
+            None => (given, None),
+        };
+        let (core, pre) = match rest.split_once('-') {
+            Some((core, pre)) => (core, Some(pre)),
+            None => (rest, None),
+        };
+        let mut numbers = [0u64; 3];
+        let mut parts = core.split('.');
+        for (place, number) in numbers.iter_mut().enumerate() {
+            match parts.next() {
+                Some(part) if !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()) => {
+                    *number = part.parse().map_err(|_| bad("one of its numbers is too large"))?;
+                }
+                None if place > 0 => {}
+                _ => return Err(bad("it must begin with one to three numbers")),
+            }
+        }
+        if parts.next().is_some() {
+            return Err(bad("it has more than three numbers"));
+        }
+        for label in [pre, build].into_iter().flatten() {
+            let known = |id: &str| !id.is_empty() && id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+            if !label.split('.').all(known) {
+                return Err(bad("what follows - or + must be letters, digits and - between dots"));
+            }
+        }
+        let (pre, build) = (pre.unwrap_or_default().to_owned(), build.unwrap_or_default().to_owned());
+        let mut normal = format!("{}.{}.{}", numbers[0], numbers[1], numbers[2]);
+        for (mark, label) in [('-', &pre), ('+', &build)] {
+            if !label.is_empty() {
+                normal.push(mark);
+                normal.push_str(label);
+            }
+        }
+        Ok(Self { numbers, pre, build, normal })
+    }
+
+    /// The normal form: what clients send, and what stands in our URLs and file names.
+    pub fn as_str(&self) -> &str {
+        &self.normal
+    }
+}
+
+/// SemVer 2.0.0, section 11: a pre-release comes before its release; numbers before words.
+fn compare_pre(a: &str, b: &str) -> Ordering {
+    match (a.is_empty(), b.is_empty()) {
+        (true, true) => return Ordering::Equal,
+        (true, false) => return Ordering::Greater,
+        (false, true) => return Ordering::Less,
+        (false, false) => {}
+    }
+    let (mut left, mut right) = (a.split('.'), b.split('.'));
+    loop {
+        let order = match (left.next(), right.next()) {
+            (None, None) => return Ordering::Equal,
+            (None, Some(_)) => return Ordering::Less,
+            (Some(_), None) => return Ordering::Greater,
+            (Some(x), Some(y)) => match (x.parse::<u64>(), y.parse::<u64>()) {
+                (Ok(x), Ok(y)) => x.cmp(&y),
+                (Ok(_), Err(_)) => Ordering::Less,
+                (Err(_), Ok(_)) => Ordering::Greater,
+                (Err(_), Err(_)) => x.cmp(y),
+            },
+        };
+        if order != Ordering::Equal {
+            return order;
+        }
+    }
+}
+
+impl Ord for Version {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.numbers
+            .cmp(&other.numbers)
+            .then_with(|| compare_pre(&self.pre, &other.pre))
+            .then_with(|| self.build.cmp(&other.build))
+            .then_with(|| self.normal.cmp(&other.normal))
+    }
+}
+
+impl PartialOrd for Version {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Version {
+    fn eq(&self, other: &Self) -> bool {
+        self.normal == other.normal
+    }
+}
+
+impl Eq for Version {}
+
+impl Hash for Version {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.normal.hash(state);
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.normal)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn versions_are_read_as_the_clients_read_them() {
+        for (given, normal) in [
+            ("1.2.3", "1.2.3"),
+            ("1.2", "1.2.0"),
+            ("1", "1.0.0"),
+            ("01.2.3", "1.2.3"),
+            ("1.0.0-beta.1+build.5", "1.0.0-beta.1+build.5"),
+            ("1.0.0+20130313144700", "1.0.0+20130313144700"),
+            ("1.0-rc1", "1.0.0-rc1"),
+        ] {
+            assert_eq!(Version::parse(given).map(|v| v.to_string()), Ok(normal.to_owned()));
+        }
+        for given in [
+            "v1.2.3",
+            "",
+            "1.",
+            ".1",
+            "1..2",
+            "1.2.3.4",
+            "1.2.3-",
+            "1.2.3+",
+            "1.2.3-a..b",
+            "a",
+            "1.2.3 ",
+            "-1",
+            "1.2.3/..",
+            "99999999999999999999.0.0",
+        ] {
+            assert!(Version::parse(given).is_err(), "{given}");
+        }
+    }
+
+    #[test]
+    fn versions_order_by_precedence() {
+        let sorted = [
+            "1.0.0-alpha",
+            "1.0.0-alpha.1",
+            "1.0.0-alpha.beta",
+            "1.0.0-beta.2",
+            "1.0.0-beta.11",
+            "1.0.0-rc.1",
+            "1.0.0",
+            "1.0.0+b",
+            "1.2.0",
+            "1.10.0",
+        ];
+        for pair in sorted.windows(2) {
+            assert!(Version::parse(pair[0]).unwrap() < Version::parse(pair[1]).unwrap(), "{pair:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_parsed_version_parses_to_itself(given in "[0-9v.+a-c-]{0,20}") {
+            if let Ok(parsed) = Version::parse(&given) {
+                prop_assert_eq!(Version::parse(parsed.as_str()), Ok(parsed.clone()));
+                prop_assert_eq!(parsed.cmp(&parsed), Ordering::Equal);
+            }
+        }
+    }
+}
