@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
-use secrecy::ExposeSecret;
+use secrecy::SecretString;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -17,7 +17,8 @@ use crate::http::clients::Clients;
 use crate::http::listener::{self, serve};
 use crate::http::tls::{Tls, TlsError};
 use crate::http::{Admin, Main, Requests};
-use crate::mirror::{Limits, Mirror};
+use crate::jobs;
+use crate::mirror::{Counters, Limits, Mirror};
 use crate::protocol::Protocols;
 use crate::protocol::admin::Access;
 use crate::protocol::client_config::{self, Way};
@@ -75,7 +76,8 @@ pub fn mirror(config: &Config, settings: &Settings) -> Result<(Arc<Mirror>, Arc<
     let own = OwnEntry::random().map_err(|_| StartError::Random)?;
     let outbound = Outbound::new(&config.network, &config.upstreams, own, metrics.traffic.clone())?;
     let limits = Limits { store_bytes: config.store.max_size.as_u64(), ..settings.limits };
-    let mirror = Mirror::new(Arc::clone(&store), upstreams, outbound, limits, metrics.fills.clone());
+    let counters = Counters { traffic: metrics.traffic.clone(), fills: metrics.fills.clone() };
+    let mirror = Mirror::new(Arc::clone(&store), upstreams, outbound, limits, counters);
     Ok((mirror, store, metrics))
 }
 
@@ -141,15 +143,14 @@ impl App {
         let mount = Mount::new(config.server.public_url.as_ref());
         let protocols = Arc::new(Protocols::new(Arc::clone(&mirror), mount, door, config.store.memory.as_u64()));
         let token = match &config.admin.token {
-            Some(token) => token.expose_secret().to_owned(),
-            None => store.admin_token()?,
+            Some(token) => token.clone(),
+            None => SecretString::from(store.admin_token()?),
         };
         let admin = Arc::new(Admin {
             mirror: Arc::clone(&mirror),
             access: Access::new(token, sockets.admin.1.ip()),
             registry: metrics.registry(),
             requests: metrics.requests.clone(),
-            traffic: metrics.traffic.clone(),
             base: base.clone(),
         });
         let clients =
@@ -181,14 +182,7 @@ impl App {
     /// Serves until `stop`, then lets running downloads finish, and closes the store.
     pub async fn serve(self, stop: CancellationToken) -> Result<(), StoreError> {
         let Self { mirror, main, admin, sockets, tls, connections, .. } = self;
-        let hashing = tokio::spawn({
-            let mirror = Arc::clone(&mirror);
-            async move {
-                if let Err(error) = mirror.complete_hashes().await {
-                    tracing::error!(%error, "the h1 hashes of an earlier run could not be completed");
-                }
-            }
-        });
+        let keeping = tokio::spawn(jobs::keep_house(Arc::clone(&mirror), main.clock()));
         let reloading = tls.clone().map(|tls| tokio::spawn(tls.reload_when_changed(stop.clone())));
         let main_limits = connections.clone();
         let to_main = move |request, peer| Arc::clone(&main).handle(request, peer);
@@ -197,7 +191,7 @@ impl App {
             serve(sockets.main.0, tls, main_limits, to_main, stop.clone()),
             serve(sockets.admin.0, None, connections, to_admin, stop.clone()),
         );
-        hashing.abort();
+        keeping.abort();
         if let Some(reloading) = reloading {
             reloading.abort();
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::address::Hostname;
 use crate::store::StoreError;
-use crate::upstream::error::UpstreamError;
+use crate::upstream::error::{Fault, UpstreamError};
 
 /// A request that could not be answered: what was asked, what was attempted, what came back, and
 /// what the reader can do. Cheap to clone, because all who wait for one fill share its error.
@@ -47,5 +47,51 @@ pub enum Error {
 impl From<UpstreamError> for Error {
     fn from(error: UpstreamError) -> Self {
         Self::Upstream(Arc::new(error))
+    }
+}
+
+/// What an error means to whoever asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// There is no such thing.
+    NotFound,
+    /// Upstream broke, refused larder, or sent what does not prove.
+    BadUpstream,
+    /// Not now.
+    Busy,
+    /// Upstream takes too long.
+    Slow,
+    /// Upstream rejected what the client asked, with this status.
+    Rejected(u16),
+    /// The request went in a ring.
+    Looped,
+    /// The disk failed.
+    OurFault,
+}
+
+impl Error {
+    /// What it means to whoever asked.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::UnknownHost(_) | Self::NotFound(_) => Kind::NotFound,
+            Self::Unverified { .. } => Kind::BadUpstream,
+            Self::Slow(_) => Kind::Slow,
+            Self::Offline(_) | Self::Interrupted(_) | Self::Store(StoreError::NoRoom { .. }) => Kind::Busy,
+            Self::Looped => Kind::Looped,
+            Self::Store(_) => Kind::OurFault,
+            Self::Upstream(error) => match &error.fault {
+                Fault::Absent(_) => Kind::NotFound,
+                Fault::Rejected { status, .. } => Kind::Rejected(*status),
+                Fault::Trouble { status: 429 | 503, .. } => Kind::Busy,
+                Fault::Looped => Kind::Looped,
+                Fault::Slow(_) => Kind::Slow,
+                Fault::Denied(_)
+                | Fault::Trouble { .. }
+                | Fault::Unreachable(_)
+                | Fault::Unusable(_)
+                | Fault::TooLarge(_)
+                | Fault::Refused(_) => Kind::BadUpstream,
+            },
+        }
     }
 }

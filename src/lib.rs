@@ -20,6 +20,7 @@ pub mod config;
 pub mod digest;
 pub mod error;
 pub mod http;
+pub mod jobs;
 pub mod mirror;
 pub mod protocol;
 pub mod store;

@@ -5,7 +5,7 @@ use std::fmt;
 use idna::uts46::{AsciiDenyList, DnsLength, Hyphens, Uts46};
 use serde::{Deserialize, Serialize};
 
-use super::BadAddress;
+use super::{BadAddress, LONGEST_PART};
 
 /// A registry's host name as one key: lower-case ASCII (punycode), `:443` dropped, any other port kept.
 ///
@@ -30,6 +30,9 @@ impl Hostname {
         let ascii = Uts46::new()
             .to_ascii(name.as_bytes(), AsciiDenyList::STD3, Hyphens::Allow, DnsLength::Verify)
             .map_err(|_| bad("it is not a domain name"))?;
+        if ascii.len() > LONGEST_PART - ":65535".len() {
+            return Err(bad("it is longer than a path segment of ours may be"));
+        }
         Ok(match port {
             None | Some(443) => Self(ascii.into_owned()),
             Some(port) => Self(format!("{ascii}:{port}")),

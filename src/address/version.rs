@@ -6,7 +6,10 @@ use std::hash::{Hash, Hasher};
 
 use serde::{Deserialize, Serialize};
 
-use super::{BadAddress, LONGEST_PART};
+use super::BadAddress;
+
+/// The longest version, in bytes: `VERSION.json` must fit into a path segment, in normal form too.
+const LONGEST_VERSION: usize = 96;
 
 /// A version in the clients' own normal form: `1.2` is `1.2.0`, `01.2.3` is `1.2.3` (PROTOCOL 2.2).
 ///
@@ -24,8 +27,8 @@ impl Version {
     /// Parses a version as the clients do: one to three numbers, then `-PRE` and `+BUILD`; no `v`.
     pub fn parse(given: &str) -> Result<Self, BadAddress> {
         let bad = |why| BadAddress::new("version", given, why);
-        if given.len() > LONGEST_PART {
-            return Err(bad("it is longer than 128 bytes"));
+        if given.len() > LONGEST_VERSION {
+            return Err(bad("it is longer than 96 bytes"));
         }
         if given.starts_with(['v', 'V']) {
             return Err(bad("a \"v\" in front does not belong to it"));

@@ -3,11 +3,10 @@
 use anyhow::Context;
 use clap::Args;
 
-use super::{Common, runtime, say};
+use super::{Common, admin_token, runtime, say};
 use crate::app::{self, Settings};
 use crate::http::admin_client::{self, NoAnswer};
 use crate::protocol::client_config::{Way, text};
-use crate::store::Store;
 
 #[derive(Debug, Args)]
 pub(super) struct ClientConfig {
@@ -23,7 +22,7 @@ impl ClientConfig {
         let (config, _) = self.common.load()?;
         let way = if self.mirror { Way::NetworkMirror } else { Way::HostOverride };
         let path = if self.mirror { "/admin/v1/client-config?mirror" } else { "/admin/v1/client-config" };
-        let token = Store::read_admin_token(&config.store.path);
+        let token = admin_token(&config);
         let paste = runtime()?.block_on(async {
             match admin_client::get(config.admin.listen, path, token.as_deref()).await {
                 Ok(answer) => Ok(String::from_utf8_lossy(&answer).into_owned()),

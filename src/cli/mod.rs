@@ -9,8 +9,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
+use secrecy::ExposeSecret;
 
 use crate::config::{Config, Problems, Warning};
+use crate::store::Store;
 
 /// The exit code of a configuration that is wrong (EX_CONFIG).
 const BAD_CONFIGURATION: u8 = 78;
@@ -86,4 +88,10 @@ fn say_error(text: &str) {
 
 fn runtime() -> Result<tokio::runtime::Runtime, std::io::Error> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()
+}
+
+/// The token for a running larder: the configured one, else the one it made.
+fn admin_token(config: &Config) -> Option<String> {
+    let configured = config.admin.token.as_ref().map(|token| token.expose_secret().to_owned());
+    configured.or_else(|| Store::read_admin_token(&config.store.path))
 }

@@ -4,15 +4,14 @@ use anyhow::Context;
 use bytesize::ByteSize;
 use comfy_table::{Table, presets};
 
-use super::{Common, runtime, say};
+use super::{Common, admin_token, runtime, say};
 use crate::app::{self, Settings};
 use crate::http::admin_client::{self, NoAnswer};
 use crate::protocol::admin::Report;
-use crate::store::Store;
 
 pub(super) fn run(common: &Common) -> anyhow::Result<()> {
     let (config, _) = common.load()?;
-    let token = Store::read_admin_token(&config.store.path);
+    let token = admin_token(&config);
     let report = runtime()?.block_on(async {
         match admin_client::get(config.admin.listen, "/admin/v1/status", token.as_deref()).await {
             Ok(answer) => serde_json::from_slice::<Report>(&answer).context("the running larder is of another version"),

@@ -13,7 +13,6 @@ use super::{Requests, host_of, respond};
 use crate::mirror::Mirror;
 use crate::protocol::admin::{Access, AdminRoute, Credentials, Refusal, Report, SinceStart};
 use crate::protocol::client_config;
-use crate::upstream::Traffic;
 
 /// What the admin listener answers from.
 #[derive(Debug)]
@@ -26,8 +25,6 @@ pub struct Admin {
     pub registry: Registry,
     /// Requests, for the status.
     pub requests: Requests,
-    /// What came from upstream, for the status.
-    pub traffic: Traffic,
     /// How clients reach the main listener.
     pub base: String,
 }
@@ -78,7 +75,7 @@ impl Admin {
         let since_start = SinceStart {
             requests: self.requests.by_outcome(),
             sent_bytes: self.requests.sent_bytes(),
-            upstream_bytes: self.traffic.bytes(&self.mirror.hosts()),
+            upstream_bytes: self.mirror.upstream_bytes(),
             fills_under_way: self.mirror.fills_under_way(),
         };
         Report { mirror: self.mirror.status(), since_start: Some(since_start) }

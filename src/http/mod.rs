@@ -87,6 +87,11 @@ impl Main {
         Arc::new(Self { protocols, requests, clients, clock, number: AtomicU64::new(1) })
     }
 
+    /// The clock it goes by.
+    pub fn clock(&self) -> Clock {
+        self.clock.clone()
+    }
+
     /// Answers a request, and writes one line about it when its body has gone out.
     pub async fn handle(self: Arc<Self>, request: Request<Incoming>, peer: Peer) -> Response<Body> {
         let began = Instant::now();
@@ -121,12 +126,6 @@ impl Main {
         number: u64,
         peer: Peer,
     ) -> (Response<Body>, &'static str, &'static str) {
-        if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            let mut response =
-                respond::errors(StatusCode::METHOD_NOT_ALLOWED, vec!["only GET and HEAD are answered here".into()]);
-            response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static("GET, HEAD"));
-            return (response, "none", "refused");
-        }
         let asked = protocol::Request {
             path: request.uri().path(),
             host: host_of(request),
@@ -134,7 +133,20 @@ impl Main {
             now: self.clock.now(),
             takes_unknown_length: request.version() > Version::HTTP_10,
         };
-        let route = match self.protocols.route(&asked) {
+        let route = self.protocols.route(&asked);
+        // Before anything else is said, or an outsider could learn what is mirrored; probes are for all.
+        if !matches!(route, Ok(Route::Health | Route::Ready))
+            && let Err(refusal) = self.clients.admit(peer.address.ip(), request.headers())
+        {
+            return (respond::errors(StatusCode::FORBIDDEN, vec![refusal.to_string()]), "none", "refused");
+        }
+        if !matches!(*request.method(), Method::GET | Method::HEAD) {
+            let mut response =
+                respond::errors(StatusCode::METHOD_NOT_ALLOWED, vec!["only GET and HEAD are answered here".into()]);
+            response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static("GET, HEAD"));
+            return (response, "none", "refused");
+        }
+        let route = match route {
             Ok(route) => route,
             Err(no_route) => {
                 let failure = Failure::from(no_route);
@@ -142,15 +154,10 @@ impl Main {
                 return (respond::failure(&failure), "none", outcome_of(&failure));
             }
         };
-        if !matches!(route, Route::Health | Route::Ready)
-            && let Err(refusal) = self.clients.admit(peer.address.ip(), request.headers())
-        {
-            return (respond::errors(StatusCode::FORBIDDEN, vec![refusal.to_string()]), route.kind(), "refused");
-        }
         match self.protocols.answer(&route, &asked).await {
             Ok(reply) => {
                 let outcome = reply.outcome.map_or("none", word_for);
-                (respond::reply(reply, &route, request.headers()), route.kind(), outcome)
+                (respond::reply(reply, &route, request), route.kind(), outcome)
             }
             Err(failure) => {
                 tell(number, &failure);
@@ -173,7 +180,9 @@ fn via(headers: &HeaderMap) -> CdnLoop {
 /// HEAD: the headers of the GET with its true length, and no body (PROTOCOL 2.5).
 fn without_body(response: Response<Body>) -> Response<Body> {
     let (mut parts, body) = response.into_parts();
-    if let Some(length) = http_body::Body::size_hint(&body).exact() {
+    if let Some(length) = http_body::Body::size_hint(&body).exact()
+        && parts.status != StatusCode::NOT_MODIFIED
+    {
         parts.headers.insert(header::CONTENT_LENGTH, length.into());
     }
     Response::from_parts(parts, Body::empty())

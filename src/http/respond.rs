@@ -3,27 +3,27 @@
 
 use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderValue};
-use http::{Response, StatusCode};
+use http::{Method, Request, Response, StatusCode};
 use serde::Serialize;
 
 use super::body::Body;
-use super::range::{Asked, asked_range};
-use crate::error::Error;
+use super::range::{Wanted, asked_range};
+use crate::error::Kind;
 use crate::mirror::{Archive, Outcome};
 use crate::protocol::rendered::Rendered;
 use crate::protocol::route::{NoRoute, Route};
 use crate::protocol::{Content, Failure, Reply};
-use crate::upstream::error::Fault;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const FOR_EVER: HeaderValue = HeaderValue::from_static("public, max-age=31536000, immutable");
 const ASK_AGAIN: HeaderValue = HeaderValue::from_static("no-cache");
 const CACHE_STATUS: header::HeaderName = header::HeaderName::from_static("cache-status");
 
-/// The response to a reply. `asked` are the request's headers.
-pub(super) fn reply(reply: Reply, route: &Route, asked: &HeaderMap) -> Response<Body> {
+/// The response to a reply.
+pub(super) fn reply<B>(reply: Reply, route: &Route, request: &Request<B>) -> Response<Body> {
+    let asked = Asked { headers: request.headers(), may_be_a_part: request.method() == Method::GET };
     let mut response = match reply.content {
-        Content::Document(rendered) => document(&rendered, asked),
+        Content::Document(rendered) => document(&rendered, asked.headers),
         Content::File(archive) => file(archive, content_type(route), asked),
         Content::Word { well, text } => word(if well { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, text),
     };
@@ -79,7 +79,14 @@ fn document(rendered: &Rendered, asked: &HeaderMap) -> Response<Body> {
     response
 }
 
-fn file(archive: Archive, content_type: HeaderValue, asked: &HeaderMap) -> Response<Body> {
+/// What a request says of the form it wants its answer in. Only a GET has ranges (RFC 9110 14.2).
+#[derive(Clone, Copy)]
+struct Asked<'a> {
+    headers: &'a HeaderMap,
+    may_be_a_part: bool,
+}
+
+fn file(archive: Archive, content_type: HeaderValue, asked: Asked<'_>) -> Response<Body> {
     let mut response = match archive {
         // Not proven yet: no range, no tag, nothing that lets a part of it look like the whole.
         Archive::Arriving { follow, length } => Response::new(Body::stream(follow.stream(), length)),
@@ -98,7 +105,7 @@ fn file(archive: Archive, content_type: HeaderValue, asked: &HeaderMap) -> Respo
         }
     };
     let headers = response.headers_mut();
-    headers.insert(header::CACHE_CONTROL, FOR_EVER);
+    headers.entry(header::CACHE_CONTROL).or_insert(FOR_EVER);
     if !headers.contains_key(header::CONTENT_TYPE) {
         headers.insert(header::CONTENT_TYPE, content_type);
     }
@@ -106,16 +113,17 @@ fn file(archive: Archive, content_type: HeaderValue, asked: &HeaderMap) -> Respo
 }
 
 /// Conditional and range answers (RFC 9110 13, 14), on what is held and proven only.
-fn held(digest: &str, size_bytes: u64, asked: &HeaderMap, body: impl FnOnce(u64, u64) -> Body) -> Response<Body> {
+fn held(digest: &str, size_bytes: u64, asked: Asked<'_>, body: impl FnOnce(u64, u64) -> Body) -> Response<Body> {
     let tag = format!("\"{digest}\"");
-    let mut response = if matches(asked, header::IF_NONE_MATCH, |given| given == tag) {
+    let mut response = if matches(asked.headers, header::IF_NONE_MATCH, |given| given == tag) {
         status(StatusCode::NOT_MODIFIED)
     } else {
-        let still_the_same = asked.get(header::IF_RANGE).is_none_or(|given| given.as_bytes() == tag.as_bytes());
-        let range = asked.get(header::RANGE).filter(|_| still_the_same).and_then(|range| range.to_str().ok());
-        match range.map_or(Asked::Whole, |range| asked_range(range, size_bytes)) {
-            Asked::Whole => Response::new(body(0, size_bytes)),
-            Asked::Part(start, end) => {
+        let if_range = asked.headers.get(header::IF_RANGE);
+        let may_be = asked.may_be_a_part && if_range.is_none_or(|given| given.as_bytes() == tag.as_bytes());
+        let range = asked.headers.get(header::RANGE).filter(|_| may_be).and_then(|range| range.to_str().ok());
+        match range.map_or(Wanted::Whole, |range| asked_range(range, size_bytes)) {
+            Wanted::Whole => Response::new(body(0, size_bytes)),
+            Wanted::Part(start, end) => {
                 let mut response = Response::new(body(start, end));
                 *response.status_mut() = StatusCode::PARTIAL_CONTENT;
                 insert(
@@ -125,7 +133,7 @@ fn held(digest: &str, size_bytes: u64, asked: &HeaderMap, body: impl FnOnce(u64,
                 );
                 response
             }
-            Asked::Beyond => {
+            Wanted::Beyond => {
                 let why = format!("the range lies beyond the file, which has {size_bytes} bytes");
                 let mut response = errors(StatusCode::RANGE_NOT_SATISFIABLE, vec![why]);
                 insert(response.headers_mut(), header::CONTENT_RANGE, &format!("bytes */{size_bytes}"));
@@ -166,27 +174,15 @@ pub(super) fn failure_status(failure: &Failure) -> StatusCode {
         Failure::NoRoute(NoRoute::Unknown(_)) => return StatusCode::NOT_FOUND,
         Failure::Mirror(error) => error,
     };
-    match error {
-        Error::UnknownHost(_) | Error::NotFound(_) => StatusCode::NOT_FOUND,
-        Error::Unverified { .. } => StatusCode::BAD_GATEWAY,
-        Error::Slow(_) => StatusCode::GATEWAY_TIMEOUT,
-        Error::Offline(_) | Error::Interrupted(_) => StatusCode::SERVICE_UNAVAILABLE,
-        Error::Looped => StatusCode::LOOP_DETECTED,
-        Error::Store(_) => StatusCode::INTERNAL_SERVER_ERROR,
-        Error::Upstream(error) => match &error.fault {
-            Fault::Absent(_) => StatusCode::NOT_FOUND,
-            // Never 401 or 403: clients would take that for their own token.
-            Fault::Denied(_) => StatusCode::BAD_GATEWAY,
-            Fault::Rejected { status, .. } => StatusCode::from_u16(*status).unwrap_or(StatusCode::BAD_GATEWAY),
-            Fault::Trouble { status: 429 | 503, .. } => StatusCode::SERVICE_UNAVAILABLE,
-            Fault::Looped => StatusCode::LOOP_DETECTED,
-            Fault::Slow(_) => StatusCode::GATEWAY_TIMEOUT,
-            Fault::Trouble { .. }
-            | Fault::Unreachable(_)
-            | Fault::Unusable(_)
-            | Fault::TooLarge(_)
-            | Fault::Refused(_) => StatusCode::BAD_GATEWAY,
-        },
+    match error.kind() {
+        Kind::NotFound => StatusCode::NOT_FOUND,
+        // Never 401 or 403: clients would take that for their own token.
+        Kind::BadUpstream => StatusCode::BAD_GATEWAY,
+        Kind::Busy => StatusCode::SERVICE_UNAVAILABLE,
+        Kind::Slow => StatusCode::GATEWAY_TIMEOUT,
+        Kind::Rejected(status) => StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY),
+        Kind::Looped => StatusCode::LOOP_DETECTED,
+        Kind::OurFault => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }
 
@@ -201,7 +197,9 @@ pub(super) fn errors(code: StatusCode, errors: Vec<String>) -> Response<Body> {
     struct Errors {
         errors: Vec<String>,
     }
-    json(code, &Errors { errors })
+    let mut response = json(code, &Errors { errors });
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
 }
 
 /// A value as JSON.

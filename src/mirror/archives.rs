@@ -1,16 +1,18 @@
 //! Pull-through for archives and the two files beside them: held and checked, or arriving and followed.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::watch;
 
-use super::fill::{Fill, FillKey, Progress};
-use super::follow::Follow;
+use super::fill::{Fill, FillKey};
+use super::follow::{Follow, Progress};
 use super::names::HeldArchive;
-use super::proof_set::{KeptSet, ProofSet, SetFile};
+use super::proof_set::{HeldSet, KeptSet, ProofSet, SetFile};
 use super::{Answer, Call, Mirror, Outcome, SMALL_ARCHIVE_BYTES};
 use crate::address::{FileName, Package};
+use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix, FastHash};
 use crate::error::Error;
 use crate::store::Blob;
@@ -87,21 +89,21 @@ impl Mirror {
         {
             return Ok(Answer { value: archive, outcome: Outcome::Hit, fresh_until: call.now });
         }
-        let kept = self.kept_set(package).await?;
-        if let Some(kept) = &kept
-            && let Some((set, file)) = kept.find(&wanted.digest, call.now)
+        if let Some(held) = self.held_set(package).await?
+            && let Some((set, file)) = held.find(&wanted.digest, call.now)
         {
-            return self.of_set(wanted, kept, set, file, call).await;
+            return self.of_set(wanted, &held, &set, file, call).await;
         }
-        let kept = self.set_that_lists(wanted, call).await?;
-        match kept.find(&wanted.digest, call.now) {
-            Some((set, file)) => self.of_set(wanted, &kept, set, file, call).await,
+        let held = self.set_that_lists(wanted, call).await?;
+        match held.find(&wanted.digest, call.now) {
+            Some((set, file)) => self.of_set(wanted, &held, &set, file, call).await,
             None => Err(no_such_file(wanted)),
         }
     }
 
-    /// Asks for the set of an archive URL that nothing kept lists; once, and not again for a while.
-    async fn set_that_lists(self: &Arc<Self>, wanted: &ArchiveRef, call: &Call) -> Result<Arc<KeptSet>, Error> {
+    /// Asks for the set of an archive URL that nothing kept lists; where it does not list it either, not
+    /// again for a while.
+    async fn set_that_lists(self: &Arc<Self>, wanted: &ArchiveRef, call: &Call) -> Result<HeldSet, Error> {
         let package = &wanted.package;
         if self.asked_anew.get(package, call.now).is_some() {
             return Err(no_such_file(wanted));
@@ -110,16 +112,18 @@ impl Mirror {
             return Err(Error::Offline(format!("{} of {package}", wanted.filename)));
         }
         let asked = tokio::time::timeout_at(call.deadline, self.ask_anew(package, call)).await;
-        let kept = asked.map_err(|_| Error::Slow(format!("the download document of {package}")))??;
-        let rule = self.upstream(&package.provider.host)?.rule(|fresh| fresh.download);
-        self.asked_anew.put(package.clone(), (), call.now.after(rule.believed()), call.now);
-        Ok(kept)
+        let held = asked.map_err(|_| Error::Slow(format!("the download document of {package}")))??;
+        if held.find(&wanted.digest, call.now).is_none() {
+            let rule = self.upstream(&package.provider.host)?.rule(|fresh| fresh.download);
+            self.asked_anew.put(package.clone(), (), call.now.after(rule.believed()), call.now);
+        }
+        Ok(held)
     }
 
     async fn of_set(
         self: &Arc<Self>,
         wanted: &ArchiveRef,
-        kept: &Arc<KeptSet>,
+        held: &HeldSet,
         set: &Arc<ProofSet>,
         file: SetFile,
         call: &Call,
@@ -135,7 +139,7 @@ impl Mirror {
         match file {
             SetFile::Sums => in_memory(&set.sums, set.sums_digest()),
             SetFile::Signature => in_memory(&set.signature, set.signature_digest()),
-            SetFile::Archive => self.cold(&wanted.package, kept, set, call).await,
+            SetFile::Archive => self.cold(&wanted.package, &held.kept, set, call).await,
         }
     }
 
@@ -154,7 +158,8 @@ impl Mirror {
         {
             return Ok(Answer { value: archive, outcome: Outcome::Hit, fresh_until: call.now });
         }
-        if self.link() == Link::Offline && !self.store.blobs.holds(&digest) {
+        let is_there = self.on_disk(move |mirror| mirror.store.blobs.holds(&digest)).await?;
+        if self.link() == Link::Offline && !is_there {
             return Err(Error::Offline(format!("the archive of {package}")));
         }
         let key = FillKey { package: package.clone(), digest };
@@ -162,11 +167,15 @@ impl Mirror {
             let (tell, progress) = watch::channel(Progress::Asking);
             let fill =
                 Fill::new(Arc::clone(self), package.clone(), Arc::clone(kept), Arc::clone(set), self.inner(call), tell);
-            self.tasks.spawn(async move {
-                let _landing = landing;
-                fill.run().await;
-            });
-            progress
+            let (mirror, package) = (Arc::clone(self), package.clone());
+            let go = || {
+                self.tasks.spawn(async move {
+                    if let Some(digest) = fill.run(landing).await {
+                        mirror.complete_hashes_of(package, digest).await;
+                    }
+                });
+            };
+            (progress, go)
         });
         let value = self.arrival(package, progress, call).await?;
         Ok(Answer { value, outcome: Outcome::Miss, fresh_until: call.now })
@@ -189,12 +198,17 @@ impl Mirror {
                         None => written > SMALL_ARCHIVE_BYTES && call.takes_unknown_length,
                     };
                     if may_begin {
-                        return Ok(Archive::Arriving { follow: Follow::new(progress), length });
+                        return Ok(Archive::Arriving { follow: Follow::new(progress, length), length });
                     }
                 }
-                Progress::Committed { held, .. } => {
-                    let opened = self.open_held(package, &held, call).await?;
-                    return opened.ok_or_else(|| Error::Interrupted(format!("the archive of {package}")));
+                Progress::Committed { held, bytes } => {
+                    let length = Some(held.size_bytes);
+                    return match (self.open_held(package, &held, call).await?, bytes) {
+                        (Some(archive), _) => Ok(archive),
+                        // Evicted already; the file that it arrived in is still open.
+                        (None, Some(_)) => Ok(Archive::Arriving { follow: Follow::new(progress, length), length }),
+                        (None, None) => Err(Error::Interrupted(format!("the archive of {package}"))),
+                    };
                 }
                 Progress::Failed(error) => return Err(error),
             }
@@ -230,7 +244,7 @@ impl Mirror {
         let digest = held.digest;
         let Some(blob) = self.on_disk(move |mirror| mirror.store.blobs.get(&digest)).await? else {
             tracing::warn!(%package, %digest, "the archive a name lists is not there; it is fetched again");
-            self.take_off(package, digest, OffBecause::Missing).await?;
+            self.take_off(package, held, OffBecause::Missing).await?;
             return Ok(None);
         };
         let small = blob.size_bytes() <= SMALL_ARCHIVE_BYTES;
@@ -244,10 +258,10 @@ impl Mirror {
             right.then_some(Archive::Held { blob, digest })
         };
         if archive.is_none() {
-            self.take_off(package, digest, OffBecause::Damaged).await?;
+            self.take_off(package, held, OffBecause::Damaged).await?;
             return Ok(None);
         }
-        self.used(digest, held.size_bytes, call.now);
+        self.used(digest, call.now);
         Ok(archive)
     }
 
@@ -274,37 +288,39 @@ impl Mirror {
         check.await
     }
 
-    async fn take_off(self: &Arc<Self>, package: &Package, digest: Digest, because: OffBecause) -> Result<(), Error> {
-        let package = package.clone();
+    async fn take_off(
+        self: &Arc<Self>,
+        package: &Package,
+        held: &HeldArchive,
+        because: OffBecause,
+    ) -> Result<(), Error> {
+        let (package, digest, fast) = (package.clone(), held.digest, held.fast);
         self.on_disk(move |mirror| {
             let _lock = mirror.digest_lock(&digest).lock();
-            mirror.checked.lock().remove(&digest);
-            match because {
-                OffBecause::Missing if mirror.store.blobs.holds(&digest) => return Ok(()),
-                OffBecause::Missing => {}
-                OffBecause::Damaged => mirror.store.blobs.set_aside(&digest)?,
+            // Somebody may have put it right since it was looked at.
+            match (because, mirror.store.blobs.get(&digest)?) {
+                (OffBecause::Missing, Some(_)) => return Ok(()),
+                (OffBecause::Damaged, Some(blob)) if blob.fast_hash()? == fast => return Ok(()),
+                (OffBecause::Damaged, Some(_)) => mirror.store.blobs.set_aside(&digest)?,
+                (_, None) => {}
             }
-            mirror.store.index.archive_gone(&digest)?;
+            mirror.checked.lock().remove(&digest);
             mirror.change_name(&package, |name| name.archives.retain(|held| held.digest != digest))?;
+            mirror.store.index.archive_gone(&digest);
             mirror.changed(&package.provider);
             Ok(())
         })
         .await
     }
 
-    fn used(self: &Arc<Self>, digest: Digest, size_bytes: u64, now: crate::clock::Timestamp) {
+    /// Notes a use, at most once a minute.
+    fn used(self: &Arc<Self>, digest: Digest, now: Timestamp) {
         if self.used_lately.get(&digest, now).is_some() {
             return;
         }
-        self.used_lately.put(digest, (), now.after(std::time::Duration::from_secs(60)), now);
+        self.used_lately.put(digest, (), now.after(Duration::from_secs(60)), now);
         let mirror = Arc::clone(self);
-        self.tasks.spawn(async move {
-            if let Err(error) =
-                mirror.on_disk(move |mirror| mirror.store.index.archive_used(&digest, size_bytes, now)).await
-            {
-                tracing::warn!(%error, "the use of an archive could not be noted");
-            }
-        });
+        self.tasks.spawn_blocking(move || mirror.store.index.archive_used(&digest, now));
     }
 }
 

@@ -9,7 +9,7 @@ use crate::address::Package;
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash};
 use crate::error::Error;
-use crate::store::{Blob, Durability, Key, Staged, StoreError};
+use crate::store::{Durability, Key, Staged, StoreError};
 use crate::upstream::outbound::origin;
 use crate::verify::{PackageLimits, Verified, package_hashes};
 
@@ -68,7 +68,8 @@ impl Mirror {
     ) -> Result<HeldArchive, StoreError> {
         let key = Key::ProofSet(package.clone());
         if !self.store.records.sync(&key)? {
-            self.put_document(&key, &kept.write(), now, Durability::Synced)?;
+            // Without evicting: this runs under the lock of a digest.
+            self.write_document(&key, &kept.write(), now, Durability::Synced)?;
         }
         let held = HeldArchive {
             digest: set.document.shasum,
@@ -84,25 +85,25 @@ impl Mirror {
             name.archives.retain(|before| before.digest != held.digest);
             name.archives.push(held.clone());
         })?;
-        self.store.index.archive_used(&held.digest, size_bytes, now)?;
+        self.store.index.archive_kept(&held.digest, size_bytes, now);
         self.changed(&package.provider);
         Ok(held)
     }
 
-    /// Computes both `h1:` of a held archive, off the path of whoever waits.
-    pub(super) fn complete_hashes_of(self: &Arc<Self>, package: Package, digest: Digest) {
-        let mirror = Arc::clone(self);
-        self.tasks.spawn(async move {
-            let of = package.clone();
-            if let Err(error) = mirror.on_disk(move |mirror| mirror.compute_hashes(&of, &digest)).await {
-                tracing::error!(%package, %error, "the h1 hashes of an archive could not be computed");
-            }
-        });
+    /// Computes both `h1:` of a held archive. One that fails is tried again at the next start.
+    pub(super) async fn complete_hashes_of(self: &Arc<Self>, package: Package, digest: Digest) {
+        let of = package.clone();
+        if let Err(error) = self.on_disk(move |mirror| mirror.compute_hashes(&of, &digest)).await {
+            tracing::error!(%package, %error, "the h1 hashes of an archive could not be computed");
+        }
     }
 
     fn compute_hashes(&self, package: &Package, digest: &Digest) -> Result<(), StoreError> {
         let Some(blob) = self.store.blobs.get(digest)? else { return Ok(()) };
-        let hashes = hashes_of(&blob);
+        let hashes = match package_hashes(blob.reader(), PackageLimits::default()) {
+            Ok(hashes) => PackageHashesKnown::Known { zip: hashes.zip, directory: hashes.directory },
+            Err(bad) => PackageHashesKnown::Impossible { why: bad.to_string() },
+        };
         if let PackageHashesKnown::Impossible { why } = &hashes {
             tracing::error!(%package, why, "a proven archive is no zip that a client could install; it has no h1");
         }
@@ -119,8 +120,7 @@ impl Mirror {
     pub async fn complete_hashes(self: &Arc<Self>) -> Result<(), Error> {
         let without = self.on_disk(|mirror| {
             let mut without = Vec::new();
-            for (key, _, _) in mirror.store.records.all("names")? {
-                let Key::Name(package) = key else { continue };
+            for package in mirror.store.records.all_packages_with_names()? {
                 let archives = mirror.name(&package)?.archives;
                 let missing = archives.iter().filter(|held| held.hashes == PackageHashesKnown::NotYet);
                 without.extend(missing.map(|held| (package.clone(), held.digest)));
@@ -128,15 +128,8 @@ impl Mirror {
             Ok(without)
         });
         for (package, digest) in without.await? {
-            self.on_disk(move |mirror| mirror.compute_hashes(&package, &digest)).await?;
+            self.complete_hashes_of(package, digest).await;
         }
         Ok(())
-    }
-}
-
-fn hashes_of(blob: &Blob) -> PackageHashesKnown {
-    match package_hashes(blob.reader(), PackageLimits::default()) {
-        Ok(hashes) => PackageHashesKnown::Known { zip: hashes.zip, directory: hashes.directory },
-        Err(bad) => PackageHashesKnown::Impossible { why: bad.to_string() },
     }
 }

@@ -1,17 +1,17 @@
 //! Pull-through for documents that stand alone: discovery and version lists.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
+use serde_json::value::{RawValue, to_raw_value};
 use url::Url;
 
-use super::freshness::{Age, Rule};
+use super::freshness::{Age, Rule, Verdict, decide};
 use super::pull::{Flight, Landed};
 use super::{Answer, Call, Mirror, parts, seen};
-use crate::address::{Hostname, ProviderAddress, Version};
+use crate::address::{Hostname, Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::{Durability, Key};
@@ -28,6 +28,14 @@ const PROVIDERS: &str = "providers.v1";
 pub(super) const RETRIES: usize = 2;
 
 pub(super) type DocumentFlight = Flight<Arc<KeptDocument>>;
+
+/// What a flight finds when it begins.
+enum Meanwhile {
+    /// What it was to fetch.
+    Landed(Landed<Arc<KeptDocument>>),
+    /// What it may build on.
+    Held(Option<Arc<KeptDocument>>),
+}
 
 /// A document as it is held: upstream's bytes, and what is known of them.
 #[derive(Debug, Clone)]
@@ -79,13 +87,8 @@ impl KeptDocument {
         Self { about, ..self.clone() }
     }
 
-    /// A discovery document that lacks the service is given out, and asked for again the next time.
-    fn asked_again_without_service(self) -> Self {
-        if self.discovery().is_ok_and(|discovery| discovery.service(PROVIDERS).is_some()) {
-            return self;
-        }
-        let about = About { checked: Timestamp(0), ..self.about.clone() };
-        Self { about, ..self }
+    fn names_providers(&self) -> bool {
+        self.discovery().is_ok_and(|discovery| discovery.service(PROVIDERS).is_some())
     }
 
     fn dropped(&self) -> Vec<Box<RawValue>> {
@@ -120,17 +123,46 @@ impl Mirror {
         let rule = upstream.rule(|fresh| fresh.discovery);
         let key = Key::Discovery(host.clone());
         let held = self.held_document(&key).await?;
-        let before = held.as_ref().map(|held| Arc::clone(&held.value));
+        let seen = held.as_ref().map(|held| held.age);
         self.pull(&what, call, &rule, held, || {
-            self.documents.share(&self.tasks, key, Err(Error::Interrupted(what.clone())), || {
+            self.documents.share(&self.tasks, key.clone(), Err(Error::Interrupted(what.clone())), || {
                 let (mirror, what, call) = (Arc::clone(self), what.clone(), self.inner(call));
                 async move {
-                    let work = mirror.fetch_discovery(&what, &upstream, before, &call);
+                    let work = async {
+                        match mirror.landed_meanwhile(&key, seen, &rule, &call).await? {
+                            Meanwhile::Landed(landed) => Ok(landed),
+                            Meanwhile::Held(before) => mirror.fetch_discovery(&what, &upstream, before, &call).await,
+                        }
+                    };
                     mirror.within_limits(&what, &upstream.settings.host, work).await
                 }
             })
         })
         .await
+    }
+
+    /// What is held now that a flight begins: another may have landed since its caller looked.
+    async fn landed_meanwhile(
+        self: &Arc<Self>,
+        key: &Key,
+        seen: Option<Age>,
+        rule: &Rule,
+        call: &Call,
+    ) -> Result<Meanwhile, Error> {
+        let held = self.held_document(key).await?;
+        if held.is_none()
+            && let Some(said) = self.absent.get(key, call.now)
+        {
+            return Err(Error::NotFound(said));
+        }
+        Ok(match held {
+            Some(held)
+                if seen != Some(held.age) && decide(Some(held.age), rule, self.link(), call.now) == Verdict::Serve =>
+            {
+                Meanwhile::Landed(held)
+            }
+            held => Meanwhile::Held(held.map(|held| held.value)),
+        })
     }
 
     /// The held discovery of an upstream, without asking anybody.
@@ -154,13 +186,20 @@ impl Mirror {
         {
             return Err(Error::NotFound(said));
         }
-        let before = held.as_ref().map(|held| Arc::clone(&held.value));
+        let seen = held.as_ref().map(|held| held.age);
         self.pull(&what, call, &rule, held, || {
-            self.documents.share(&self.tasks, key, Err(Error::Interrupted(what.clone())), || {
+            self.documents.share(&self.tasks, key.clone(), Err(Error::Interrupted(what.clone())), || {
                 let (mirror, what, call) = (Arc::clone(self), what.clone(), self.inner(call));
                 let address = address.clone();
                 async move {
-                    let work = mirror.fetch_versions(&what, &upstream, &address, before, &call);
+                    let work = async {
+                        match mirror.landed_meanwhile(&key, seen, &rule, &call).await? {
+                            Meanwhile::Landed(landed) => Ok(landed),
+                            Meanwhile::Held(before) => {
+                                mirror.fetch_versions(&what, &upstream, &address, before, &call).await
+                            }
+                        }
+                    };
                     mirror.within_limits(&what, &address.host, work).await
                 }
             })
@@ -215,6 +254,7 @@ impl Mirror {
         let asked = settings.url.join(".well-known/terraform.json").map_err(|e| unusable(e.to_string()))?;
         let fetched =
             self.ask(what, &asked, upstream, &upstream.grant, before.as_deref(), discovery::LIMIT, call).await;
+        let had_service = before.as_ref().is_some_and(|before| before.names_providers());
         let kept = match (fetched, before) {
             (Ok(Fetched::Unchanged), Some(before)) => before.checked_again(call.now, false),
             (Ok(Fetched::Unchanged), None) => return Err(unusable("304 to an unconditional request".into()).into()),
@@ -234,8 +274,15 @@ impl Mirror {
             }
             (Err(error), _) => return Err(error.into()),
         };
-        let host = settings.host.clone();
-        self.keep_document(Key::Discovery(host), kept.asked_again_without_service()).await
+        let kept = match (kept.names_providers(), had_service) {
+            (true, _) => kept,
+            (false, true) => {
+                return Err(unusable(format!("its discovery document names no {PROVIDERS} any more")).into());
+            }
+            // It is given out, and asked for again the next time.
+            (false, false) => kept.checked_again(Timestamp(0), false),
+        };
+        self.keep_document(Key::Discovery(settings.host.clone()), kept).await
     }
 
     async fn fetch_versions(
@@ -257,7 +304,11 @@ impl Mirror {
             self.ask(what, &asked, upstream, &grant, before.as_deref(), self.limits.document_bytes, call).await;
         let key = Key::ProviderVersions(address.clone());
         let kept = match (fetched, before) {
-            (Ok(Fetched::Unchanged), Some(before)) => before.checked_again(call.now, false),
+            (Ok(Fetched::Unchanged), Some(before)) => {
+                let list = VersionList::parse(&before.body).map_err(&unusable)?;
+                let dropped = self.dropped_but_held(upstream, address, &list, Some(&before)).await?;
+                KeptDocument { dropped, ..before.checked_again(call.now, false) }
+            }
             (Ok(Fetched::Unchanged), None) => return Err(unusable("304 to an unconditional request".into()).into()),
             (Ok(Fetched::New(document)), before) => {
                 let list =
@@ -305,7 +356,8 @@ impl Mirror {
         self.outbound.document(ask, held, limit).await
     }
 
-    /// The entries of the list before that upstream has dropped, of versions whose archives are held.
+    /// The entries of versions that upstream has dropped and whose archives are held: as upstream wrote
+    /// them, or made anew where nobody remembers that.
     async fn dropped_but_held(
         self: &Arc<Self>,
         upstream: &Upstream,
@@ -313,20 +365,27 @@ impl Mirror {
         list: &VersionList,
         before: Option<&KeptDocument>,
     ) -> Result<Bytes, Error> {
-        let Some(before) = before.filter(|_| upstream.settings.keep_gone) else { return Ok(Bytes::new()) };
-        let folder = Key::names_of(address);
-        let held = self.on_disk(move |mirror| mirror.store.records.list(&folder)).await?;
-        let held: HashSet<Version> = held.iter().filter_map(|version| Version::parse(version).ok()).collect();
-        let known: HashSet<Version> = before.dropped_versions();
-        let missing = |entry: &&crate::upstream::providers::ListedVersion| {
-            held.contains(&entry.version) && list.get(&entry.version).is_none()
-        };
-        let before = before.versions().map(|list| list.versions).unwrap_or_default();
-        let dropped: Vec<_> = before.iter().filter(missing).collect();
-        for entry in dropped.iter().filter(|entry| !known.contains(&entry.version)) {
-            tracing::warn!(provider = %address, version = %entry.version, "upstream has dropped a version that is held; it stays listed (keep_gone)");
+        if !upstream.settings.keep_gone {
+            return Ok(Bytes::new());
         }
-        let entries: Vec<&RawValue> = dropped.iter().map(|entry| &*entry.raw).collect();
+        let of = address.clone();
+        let named = self.on_disk(move |mirror| mirror.store.records.packages_with_names(&of)).await?;
+        let mut held: BTreeMap<Version, Vec<Platform>> = BTreeMap::new();
+        for Package { version, platform, .. } in named {
+            if list.get(&version).is_none() {
+                held.entry(version).or_default().push(platform);
+            }
+        }
+        let earlier = before.and_then(|before| before.versions().ok());
+        let dropped_before: HashSet<Version> = before.map(KeptDocument::dropped_versions).unwrap_or_default();
+        let mut entries = Vec::new();
+        for (version, platforms) in held {
+            if !dropped_before.contains(&version) {
+                tracing::warn!(provider = %address, %version, "upstream has dropped a version that is held; it stays listed (keep_gone)");
+            }
+            let as_written = earlier.as_ref().and_then(|list| list.get(&version)).map(|entry| entry.raw.clone());
+            entries.extend(as_written.or_else(|| entry_of(&version, &platforms)));
+        }
         Ok(serde_json::to_vec(&entries).map(Bytes::from).unwrap_or_default())
     }
 
@@ -365,6 +424,13 @@ impl Mirror {
     async fn drop_document(self: &Arc<Self>, key: Key) -> Result<(), Error> {
         self.on_disk(move |mirror| mirror.remove_document(&key)).await
     }
+}
+
+/// The entry of a version in a list, as a registry would write it.
+fn entry_of(version: &Version, platforms: &[Platform]) -> Option<Box<RawValue>> {
+    let platforms: Vec<_> =
+        platforms.iter().map(|Platform { os, arch }| serde_json::json!({"os": os, "arch": arch})).collect();
+    to_raw_value(&serde_json::json!({"version": version, "platforms": platforms})).ok()
 }
 
 impl KeptDocument {

@@ -2,15 +2,17 @@
 //! is compared where upstream starts over.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout};
 
 use super::Mirror;
-use super::fill::Progress;
+use super::follow::Progress;
 use crate::error::Error;
-use crate::store::{Staged, StoreError};
+use crate::store::{FileBytes, Staged, StoreError};
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::Incoming;
 
@@ -27,7 +29,7 @@ pub(super) enum Ended {
     Whole,
     /// The connection broke; what is staged can be built on.
     Broken(UpstreamError),
-    /// Upstream started over with other bytes: what was followed was wrong, or this is.
+    /// It contradicts what it said or sent before: nothing of it can be built on.
     Differs(Error),
     /// It is given up, or the disk failed.
     Failed(Error),
@@ -38,23 +40,29 @@ pub(super) async fn pump(
     mirror: &Arc<Mirror>,
     staged: Staged,
     mut incoming: Incoming,
+    length: Option<u64>,
     progress: &watch::Sender<Progress>,
 ) -> (Option<Staged>, Ended) {
     let (pieces, waiting) = mpsc::channel(PIECES_WAITING);
     let writer =
-        Writer { staged, at: incoming.from, length: incoming.length, progress: progress.clone(), written_back: 0 };
+        Writer { staged, at: incoming.from, length, progress: progress.clone(), write_back: WriteBack::default() };
     let writer = tokio::task::spawn_blocking(move || writer.run(waiting));
     let read = read(mirror, &mut incoming, pieces).await;
     let Ok((staged, written)) = writer.await else {
         return (None, Ended::Failed(Error::Interrupted("a fill".into())));
     };
-    let whole = incoming.length.is_none_or(|length| staged.written() == length);
+    let whole = length.is_none_or(|length| staged.written() == length);
     let ended = match (written, read) {
         (Err(Stopped::Disk(error)), _) => Ended::Failed(error.into()),
         (Err(Stopped::Differs), _) => {
             let fault = Fault::Unusable("it started the download over with other bytes".into());
             Ended::Differs(incoming.failed(fault).into())
         }
+        (Err(Stopped::TooLong), _) => {
+            let fault = Fault::Unusable("it sent more than it announced".into());
+            Ended::Differs(incoming.failed(fault).into())
+        }
+        (Ok(()), Err(error)) if matches!(error.fault, Fault::TooLarge(_)) => Ended::Differs(error.into()),
         (Ok(()), Err(error)) if matches!(error.fault, Fault::Slow(_) | Fault::TooLarge(_)) => {
             Ended::Failed(error.into())
         }
@@ -69,8 +77,10 @@ async fn read(mirror: &Mirror, incoming: &mut Incoming, pieces: mpsc::Sender<Byt
     let (stall, limit) = (mirror.limits.stall, mirror.limits.archive_bytes);
     let slow = |why: String| Fault::Slow(why);
     let mut received = incoming.from;
-    let (mut window_began, mut window_bytes) = (Instant::now(), 0u64);
+    // Only the time spent waiting for upstream counts, and not what our own disk takes.
+    let (mut waited, mut brought) = (Duration::ZERO, 0u64);
     loop {
+        let began = Instant::now();
         let piece = match timeout(stall, incoming.next()).await {
             Ok(piece) => piece?,
             Err(_) => return Err(incoming.failed(slow(format!("no byte for {} s", stall.as_secs())))),
@@ -80,12 +90,13 @@ async fn read(mirror: &Mirror, incoming: &mut Incoming, pieces: mpsc::Sender<Byt
         if received > limit {
             return Err(incoming.failed(Fault::TooLarge(limit)));
         }
-        window_bytes += piece.len() as u64;
-        if window_began.elapsed() >= stall {
-            if window_bytes < LEAST_BYTES_PER_SECOND * stall.as_secs() {
-                return Err(incoming.failed(slow(format!("{window_bytes} bytes in {} s", stall.as_secs()))));
+        waited += began.elapsed();
+        brought += piece.len() as u64;
+        if waited >= stall {
+            if brought < LEAST_BYTES_PER_SECOND * stall.as_secs() {
+                return Err(incoming.failed(slow(format!("{brought} bytes in {} s", stall.as_secs()))));
             }
-            (window_began, window_bytes) = (Instant::now(), 0);
+            (waited, brought) = (Duration::ZERO, 0);
         }
         if pieces.send(piece).await.is_err() {
             // The writer stopped, and says why.
@@ -97,6 +108,7 @@ async fn read(mirror: &Mirror, incoming: &mut Incoming, pieces: mpsc::Sender<Byt
 enum Stopped {
     Disk(StoreError),
     Differs,
+    TooLong,
 }
 
 struct Writer {
@@ -104,7 +116,7 @@ struct Writer {
     at: u64,
     length: Option<u64>,
     progress: watch::Sender<Progress>,
-    written_back: u64,
+    write_back: WriteBack,
 }
 
 impl Writer {
@@ -127,16 +139,40 @@ impl Writer {
         if new.is_empty() {
             return Ok(());
         }
+        if self.length.is_some_and(|length| self.staged.written() + new.len() as u64 > length) {
+            return Err(Stopped::TooLong);
+        }
         self.staged.append(new).map_err(Stopped::Disk)?;
         let written = self.staged.written();
         let (bytes, length) = (self.staged.bytes(), self.length);
+        self.write_back.after(written, &bytes);
         self.progress.send_replace(Progress::Streaming { bytes, written, length });
-        if written - self.written_back >= WRITE_BACK_BYTES {
-            self.written_back = written;
-            let behind = self.staged.bytes();
-            // A thread of its own: the write-back must not hold up what arrives.
-            std::thread::spawn(move || behind.write_back());
-        }
         Ok(())
+    }
+}
+
+/// Writes back what is staged behind the writer's back, one stretch at a time.
+#[derive(Default)]
+struct WriteBack {
+    written: u64,
+    under_way: Arc<AtomicBool>,
+}
+
+impl WriteBack {
+    fn after(&mut self, written: u64, bytes: &FileBytes) {
+        if written - self.written < WRITE_BACK_BYTES || self.under_way.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.written = written;
+        let (bytes, under_way) = (bytes.clone(), Arc::clone(&self.under_way));
+        let thread = std::thread::Builder::new().name("write-back".into());
+        let started = thread.spawn(move || {
+            bytes.write_back();
+            under_way.store(false, Ordering::Release);
+        });
+        // Without a thread the sync at the end is only longer.
+        if started.is_err() {
+            self.under_way.store(false, Ordering::Release);
+        }
     }
 }

@@ -4,11 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::watch;
 
 use super::documents::RETRIES;
 use super::download::{Ended, pump};
 use super::eviction::Reservation;
+use super::follow::Progress;
 use super::names::HeldArchive;
 use super::proof_set::{KeptSet, ProofSet};
 use super::{Call, Mirror};
@@ -31,19 +33,6 @@ pub(super) struct FillKey {
     pub(super) digest: Digest,
 }
 
-/// How far a fill is.
-#[derive(Debug, Clone)]
-pub(super) enum Progress {
-    /// Upstream has not answered yet.
-    Asking,
-    /// Bytes arrive.
-    Streaming { bytes: FileBytes, written: u64, length: Option<u64> },
-    /// Proven and kept.
-    Committed { bytes: Option<FileBytes>, held: Box<HeldArchive> },
-    /// It came to nothing.
-    Failed(Error),
-}
-
 /// The work of one fill.
 pub(super) struct Fill {
     mirror: Arc<Mirror>,
@@ -52,6 +41,8 @@ pub(super) struct Fill {
     set: Arc<ProofSet>,
     call: Call,
     what: String,
+    /// The length that clients were told, once they may have been told one.
+    told: Option<Option<u64>>,
     progress: watch::Sender<Progress>,
 }
 
@@ -65,23 +56,27 @@ impl Fill {
         progress: watch::Sender<Progress>,
     ) -> Self {
         let what = format!("the archive of {package}");
-        Self { mirror, package, kept, set, call, what, progress }
+        Self { mirror, package, kept, set, call, what, told: None, progress }
     }
 
-    /// Fills, and tells how it ended.
-    pub(super) async fn run(mut self) {
-        self.mirror.fills_under_way.inc();
+    /// Fills, and tells how it ended. What is held then still lacks its `h1:`.
+    ///
+    /// It lands before it tells: whoever asks after that finds the archive, or starts another fill.
+    pub(super) async fn run<L>(mut self, landing: L) -> Option<Digest> {
+        let counted = Counted::new(&self.mirror.counters.fills);
         let ended = self.fill().await;
-        self.mirror.fills_under_way.dec();
+        drop(counted);
+        drop(landing);
         match ended {
             Ok((bytes, held)) => {
-                let (package, digest) = (self.package.clone(), held.digest);
+                let digest = held.digest;
                 self.progress.send_replace(Progress::Committed { bytes, held: Box::new(held) });
-                self.mirror.complete_hashes_of(package, digest);
+                Some(digest)
             }
             Err(error) => {
                 tracing::error!(package = %self.package, %error, "an archive could not be filled");
                 self.progress.send_replace(Progress::Failed(error));
+                None
             }
         }
     }
@@ -91,7 +86,7 @@ impl Fill {
             return Ok((None, held));
         }
         let mut staged = self.stage().await?;
-        let mut room = self.mirror.reserve(staged.written()).await?;
+        let mut room = self.mirror.reservation();
         let mut fruitless = 0;
         let mut asked_anew = false;
         let mut url = self.set.document.archive_url.clone();
@@ -104,11 +99,26 @@ impl Fill {
                     url = self.url_asked_anew(&error).await?;
                     continue;
                 }
-                Err(error) => return Err(not_absent(error).into()),
+                Err(error) => return Err(not_of_the_client(error).into()),
             };
-            self.take_room(&mut room, &mut staged, &incoming).await?;
-            self.tell(&staged, incoming.length);
-            let (returned, ended) = pump(&self.mirror, staged, incoming, &self.progress).await;
+            let length = match self.agreed_length(&staged, &incoming) {
+                Agreed::Length(length) => length,
+                Agreed::StartOver => {
+                    self.discard(staged).await?;
+                    staged = self.stage().await?;
+                    if incoming.from > 0 {
+                        continue;
+                    }
+                    incoming.length
+                }
+                Agreed::Never(error) => {
+                    self.discard(staged).await?;
+                    return Err(error);
+                }
+            };
+            staged = self.take_room(&mut room, staged, &incoming, length).await?;
+            self.tell(&staged, length);
+            let (returned, ended) = pump(&self.mirror, staged, incoming, length, &self.progress).await;
             staged = returned.ok_or_else(|| Error::Interrupted(self.what.clone()))?;
             match ended {
                 Ended::Whole => break,
@@ -130,6 +140,35 @@ impl Fill {
         let bytes = staged.bytes();
         let held = self.prove_and_commit(staged, room).await?;
         Ok((Some(bytes), held))
+    }
+
+    /// Holds what upstream announces now against what was announced before. Clients that were told a length
+    /// must get that length or an abort: with another one, they could take a part for the whole.
+    fn agreed_length(&mut self, staged: &Staged, incoming: &Incoming) -> Agreed {
+        match self.told {
+            Some(told) => match (told, incoming.length) {
+                (Some(told), Some(now)) if told != now => {
+                    let why = format!("it announced {told} bytes, and then {now}");
+                    Agreed::Never(incoming.failed(Fault::Unusable(why)).into())
+                }
+                (told, _) => Agreed::Length(told),
+            },
+            // Nobody was told anything: what an earlier run left is only worth keeping if it fits.
+            None => {
+                self.told = Some(incoming.length);
+                let before = staged.note().and_then(|note| note.length);
+                let fits = before.is_none() || incoming.length.is_none() || before == incoming.length;
+                let starts_over = incoming.from == 0 && staged.written() > 0;
+                match incoming.length {
+                    _ if starts_over => Agreed::StartOver,
+                    _ if !fits => {
+                        self.told = None;
+                        Agreed::StartOver
+                    }
+                    length => Agreed::Length(length),
+                }
+            }
+        }
     }
 
     async fn stage(&self) -> Result<Staged, Error> {
@@ -172,7 +211,7 @@ impl Fill {
     /// Registries sign the URLs in their documents, and those expire: the document is asked once more.
     async fn url_asked_anew(&self, error: &UpstreamError) -> Result<url::Url, Error> {
         tracing::warn!(package = %self.package, %error, "the archive's URL was refused; its document is asked anew");
-        let kept = self.mirror.ask_anew(&self.package, &self.call).await?;
+        let kept = self.mirror.ask_anew(&self.package, &self.call).await?.kept;
         if kept.current.document.shasum != self.set.document.shasum {
             return Err(Error::Interrupted(format!("{}: upstream has replaced it meanwhile", self.what)));
         }
@@ -180,17 +219,26 @@ impl Fill {
     }
 
     /// Makes room for the whole length before anybody is told of it, and notes what a resumption needs.
-    async fn take_room(&self, room: &mut Reservation, staged: &mut Staged, incoming: &Incoming) -> Result<(), Error> {
+    async fn take_room(
+        &self,
+        room: &mut Reservation,
+        mut staged: Staged,
+        incoming: &Incoming,
+        length: Option<u64>,
+    ) -> Result<Staged, Error> {
         let limit = self.mirror.limits.archive_bytes;
-        if incoming.length.is_some_and(|length| length > limit) {
+        if length.is_some_and(|length| length > limit) {
             return Err(incoming.failed(Fault::TooLarge(limit)).into());
         }
-        if let Some(length) = incoming.length {
-            *room = self.mirror.reserve(length).await?;
-        }
+        self.mirror.reserve(room, length.unwrap_or_else(|| staged.written())).await?;
         let Validators { etag, last_modified } = incoming.validators.clone();
-        staged.remember(StagedNote { etag, last_modified, length: incoming.length })?;
-        Ok(())
+        let note = StagedNote { etag, last_modified, length };
+        self.mirror
+            .on_disk(move |_| {
+                staged.remember(note)?;
+                Ok(staged)
+            })
+            .await
     }
 
     fn tell(&self, staged: &Staged, length: Option<u64>) {
@@ -207,6 +255,8 @@ impl Fill {
         if actual != expected {
             // Thrown away before anything is said, so that the next request starts afresh.
             self.discard(staged).await?;
+            // Perhaps the version was published anew since the set was fetched: the next to ask is told.
+            self.mirror.expire_set(&self.package).await?;
             let verdict = format!("its bytes have SHA-256 {actual}, and its proven SHA256SUMS say {expected}");
             return Err(Error::Unverified {
                 asked: format!("{} from {}", self.what, origin(&self.set.document.archive_url)),
@@ -222,6 +272,8 @@ impl Fill {
             .on_disk(move |mirror| {
                 let held = mirror.commit(&package, &kept, &set, verified, fast, size_bytes, now);
                 drop(room);
+                // Where upstream gave no length, nothing was evicted for it yet.
+                mirror.keep_to_the_limit();
                 held
             })
             .await
@@ -232,13 +284,39 @@ fn is_complete(staged: &Staged) -> bool {
     staged.note().and_then(|note| note.length).is_some_and(|length| length > 0 && staged.written() == length)
 }
 
-/// A file that a proven document names is missing: upstream's trouble, and not "no such package".
-fn not_absent(error: UpstreamError) -> UpstreamError {
-    match error.fault {
-        Fault::Absent(status) => {
-            let fault = Fault::Unusable(format!("{status} for a file that its own document names"));
-            UpstreamError { fault, ..error }
-        }
-        _ => error,
+/// What upstream says to a file that a proven document names is upstream's trouble: the client asked for
+/// something that exists.
+fn not_of_the_client(error: UpstreamError) -> UpstreamError {
+    let status = match error.fault {
+        Fault::Absent(status) | Fault::Rejected { status, .. } => status,
+        _ => return error,
+    };
+    let fault = Fault::Unusable(format!("{status} for a file that its own document names"));
+    UpstreamError { fault, ..error }
+}
+
+/// What comes of holding two announcements against each other.
+enum Agreed {
+    /// They agree on this.
+    Length(Option<u64>),
+    /// What is staged is not worth keeping.
+    StartOver,
+    /// They contradict each other, and clients were told the first.
+    Never(Error),
+}
+
+/// Counts a fill as under way for as long as it lives.
+struct Counted(Gauge);
+
+impl Counted {
+    fn new(gauge: &Gauge) -> Self {
+        gauge.inc();
+        Self(gauge.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.dec();
     }
 }

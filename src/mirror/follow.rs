@@ -7,34 +7,54 @@ use bytes::Bytes;
 use futures_util::{Stream, stream};
 use tokio::sync::watch;
 
-use super::fill::Progress;
-use crate::store::READ_AT_ONCE;
+use super::names::HeldArchive;
+use crate::error::Error;
+use crate::store::{FileBytes, READ_AT_ONCE};
 
 /// What is held back at the end of what has arrived, in bytes.
 const TAIL_BYTES: u64 = 64 * 1024;
+
+/// How far a fill is.
+#[derive(Debug, Clone)]
+pub(super) enum Progress {
+    /// Upstream has not answered yet.
+    Asking,
+    /// Bytes arrive.
+    Streaming { bytes: FileBytes, written: u64, length: Option<u64> },
+    /// Proven and kept.
+    Committed { bytes: Option<FileBytes>, held: Box<HeldArchive> },
+    /// It came to nothing.
+    Failed(Error),
+}
 
 /// One client's place in a fill.
 #[derive(Debug)]
 pub struct Follow {
     progress: watch::Receiver<Progress>,
+    /// The length the client was told, if any: no other one makes a whole body for it.
+    told: Option<u64>,
 }
 
 impl Follow {
-    pub(super) fn new(progress: watch::Receiver<Progress>) -> Self {
-        Self { progress }
+    pub(super) fn new(progress: watch::Receiver<Progress>, told: Option<u64>) -> Self {
+        Self { progress, told }
     }
 
     /// The bytes, as they arrive. Ends in an error where the fill fails: then the client must not take
     /// what it has for complete.
     pub fn stream(self) -> impl Stream<Item = io::Result<Bytes>> + Send {
-        stream::try_unfold((self.progress, 0), |(mut progress, offset)| async move {
+        let told = self.told;
+        stream::try_unfold((self.progress, 0), move |(mut progress, offset)| async move {
             loop {
                 let state = progress.borrow_and_update().clone();
                 let (bytes, limit) = match state {
                     Progress::Asking => (None, 0),
-                    Progress::Streaming { bytes, written, length } => {
-                        let whole = length.unwrap_or(written).min(written.saturating_add(TAIL_BYTES));
-                        (Some(bytes), written.min(whole.saturating_sub(TAIL_BYTES)))
+                    Progress::Streaming { bytes, written, .. } => {
+                        let before_the_tail = told.unwrap_or(written).saturating_sub(TAIL_BYTES);
+                        (Some(bytes), written.min(before_the_tail))
+                    }
+                    Progress::Committed { held, .. } if told.is_some_and(|told| told != held.size_bytes) => {
+                        return Err(io::Error::other("upstream sent another length than it announced"));
                     }
                     Progress::Committed { bytes, held } => {
                         if offset == held.size_bytes {

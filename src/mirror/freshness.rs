@@ -6,43 +6,43 @@ use crate::clock::Timestamp;
 use crate::upstream::outbound::Link;
 
 /// A clock that was set back by more than this makes an age meaningless.
-const CLOCK_SLACK: Duration = Duration::from_secs(60);
+pub(super) const CLOCK_SLACK: Duration = Duration::from_secs(60);
 
 /// How old a held document is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Age {
+pub(super) struct Age {
     /// When upstream last confirmed it.
-    pub checked: Timestamp,
+    pub(super) checked: Timestamp,
     /// Whether upstream said then that it does not exist any more.
-    pub gone: bool,
+    pub(super) gone: bool,
 }
 
 /// How long documents of a kind stay fresh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rule {
+pub(super) struct Rule {
     /// The fresh time of the kind.
-    pub fresh: Duration,
+    pub(super) fresh: Duration,
     /// For how long a 404 is believed; never longer than `fresh`.
-    pub not_found: Duration,
+    pub(super) not_found: Duration,
     /// How long a request waits for a revalidation.
-    pub patience: Duration,
+    pub(super) patience: Duration,
 }
 
 impl Rule {
     /// When a document of this age stops being fresh.
-    pub fn fresh_until(&self, age: Age) -> Timestamp {
+    pub(super) fn fresh_until(&self, age: Age) -> Timestamp {
         age.checked.after(if age.gone { self.believed() } else { self.fresh })
     }
 
     /// For how long a 404 is believed.
-    pub fn believed(&self) -> Duration {
+    pub(super) fn believed(&self) -> Duration {
         self.not_found.min(self.fresh)
     }
 }
 
 /// What to do with a request for a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub(super) enum Verdict {
     /// Serve what is held; it is fresh.
     Serve,
     /// Serve what is held; nobody can be asked.
@@ -56,7 +56,7 @@ pub enum Verdict {
 }
 
 /// Decides.
-pub fn decide(held: Option<Age>, rule: &Rule, link: Link, now: Timestamp) -> Verdict {
+pub(super) fn decide(held: Option<Age>, rule: &Rule, link: Link, now: Timestamp) -> Verdict {
     let Some(age) = held else {
         return match link {
             Link::Online => Verdict::Fetch,

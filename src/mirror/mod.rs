@@ -10,13 +10,15 @@ mod download;
 mod eviction;
 mod fill;
 mod follow;
-pub mod freshness;
+mod freshness;
 mod names;
 mod parts;
 mod proof_set;
+mod proving;
 mod pull;
 mod remembered;
 mod seen;
+mod sets;
 mod single_flight;
 mod tasks;
 
@@ -38,9 +40,10 @@ pub use self::names::{HeldArchive, PackageHashesKnown};
 pub use self::proof_set::{KeptSet, ProofSet};
 
 use self::documents::DocumentFlight;
-use self::fill::{FillKey, Progress};
-use self::proof_set::SetFlight;
+use self::fill::FillKey;
+use self::follow::Progress;
 use self::remembered::Remembered;
+use self::sets::SetFlight;
 use self::single_flight::{Awaited, Flights};
 use self::tasks::Tasks;
 use crate::address::{Hostname, Package, ProviderAddress};
@@ -50,7 +53,7 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::store::{Key, Store, StoreError, Totals};
 use crate::upstream::outbound::{Link, Outbound};
-use crate::upstream::{Upstream, Upstreams};
+use crate::upstream::{Traffic, Upstream, Upstreams};
 
 /// Archives up to this many bytes are proven whole before the status line, and checked on every read.
 pub const SMALL_ARCHIVE_BYTES: u64 = 1 << 20;
@@ -62,6 +65,8 @@ pub struct Call {
     pub now: Timestamp,
     /// Through which proxies it came.
     pub via: CdnLoop,
+    /// When that was on the clock that waits go by: patience counts from here, over all that is waited for.
+    pub began: Instant,
     /// By when a document must be answered.
     pub deadline: Instant,
     /// Whether the client can take a body whose length is not known (not so before HTTP/1.1).
@@ -117,6 +122,15 @@ pub struct Status {
     pub upstreams: Vec<String>,
 }
 
+/// What the mirror counts, or tells of what is counted below it.
+#[derive(Debug, Clone, Default)]
+pub struct Counters {
+    /// Requests to and bytes from upstreams.
+    pub traffic: Traffic,
+    /// Archive downloads under way.
+    pub fills: Gauge,
+}
+
 /// How long we wait for what.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
@@ -169,12 +183,18 @@ pub struct Mirror {
     reserved: Arc<AtomicU64>,
     revisions: [AtomicU64; 256],
     hasher: std::hash::RandomState,
-    fills_under_way: Gauge,
+    counters: Counters,
 }
 
 impl Mirror {
     /// Joins the parts.
-    pub fn new(store: Arc<Store>, upstreams: Upstreams, outbound: Outbound, limits: Limits, fills: Gauge) -> Arc<Self> {
+    pub fn new(
+        store: Arc<Store>,
+        upstreams: Upstreams,
+        outbound: Outbound,
+        limits: Limits,
+        counters: Counters,
+    ) -> Arc<Self> {
         Arc::new(Self {
             store,
             upstreams,
@@ -195,13 +215,14 @@ impl Mirror {
             reserved: Arc::default(),
             revisions: std::array::from_fn(|_| AtomicU64::new(0)),
             hasher: std::hash::RandomState::new(),
-            fills_under_way: fills,
+            counters,
         })
     }
 
-    /// By when a document must be answered that is asked for now.
-    pub fn deadline(&self) -> Instant {
-        Instant::now() + self.limits.answer_within
+    /// A call that comes now.
+    pub fn call(&self, now: Timestamp, via: CdnLoop, takes_unknown_length: bool) -> Call {
+        let began = Instant::now();
+        Call { now, via, began, deadline: began + self.limits.answer_within, takes_unknown_length }
     }
 
     /// Whether a request has been through this larder already.
@@ -222,9 +243,14 @@ impl Mirror {
         self.upstreams.hosts()
     }
 
+    /// Body bytes received from all upstreams since the start.
+    pub fn upstream_bytes(&self) -> u64 {
+        self.counters.traffic.bytes(&self.hosts())
+    }
+
     /// Downloads under way.
     pub fn fills_under_way(&self) -> i64 {
-        self.fills_under_way.get()
+        self.counters.fills.get()
     }
 
     /// What there is to say of the store and its upstreams.
@@ -278,7 +304,7 @@ impl Mirror {
         work: impl FnOnce(&Self) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, Error> {
         let mirror = Arc::clone(self);
-        match tokio::task::spawn_blocking(move || work(&mirror)).await {
+        match self.tasks.spawn_blocking(move || work(&mirror)).await {
             Ok(done) => Ok(done?),
             Err(_) => Err(Error::Interrupted("the store".into())),
         }
@@ -286,12 +312,18 @@ impl Mirror {
 
     /// A call that a flight makes for itself: nobody waits for it, and it ends by its own limits.
     fn inner(&self, call: &Call) -> Call {
-        Call { deadline: Instant::now() + self.limits.give_up_after, ..call.clone() }
+        let began = Instant::now();
+        Call { began, deadline: began + self.limits.give_up_after, ..call.clone() }
     }
 
     /// Whether anything may go out.
     pub fn link(&self) -> Link {
         self.outbound.link()
+    }
+
+    /// Removes leftovers whose time is over.
+    pub async fn sweep(self: &Arc<Self>, now: Timestamp) -> Result<(), Error> {
+        self.on_disk(move |mirror| mirror.store.sweep(now)).await
     }
 
     /// Stops the work under way, which is resumed after the next start, and closes the store.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout_at;
 
 use super::freshness::{Age, Rule, Verdict, decide};
 use super::single_flight::Awaited;
@@ -45,7 +45,7 @@ impl Mirror {
             (Verdict::Serve, Some(held)) => Ok(answer(held, Outcome::Hit)),
             (Verdict::ServeStale, Some(held)) => Ok(stale(held)),
             (Verdict::Revalidate, Some(held)) => {
-                let patience = call.deadline.min(Instant::now() + rule.patience);
+                let patience = call.deadline.min(call.began + rule.patience);
                 match timeout_at(patience, flight()).await {
                     Ok(Ok(landed)) => Ok(answer(landed, Outcome::Revalidated)),
                     Ok(Err(error @ Error::NotFound(_))) => Err(error),

@@ -5,13 +5,28 @@ use std::hash::Hash;
 
 use parking_lot::Mutex;
 
+use super::freshness::CLOCK_SLACK;
 use crate::clock::Timestamp;
 
 const MOST: usize = 10_000;
 
 /// Values that are believed until a moment each has.
 #[derive(Debug)]
-pub(super) struct Remembered<K, V>(Mutex<HashMap<K, (Timestamp, V)>>);
+pub(super) struct Remembered<K, V>(Mutex<HashMap<K, Believed<V>>>);
+
+#[derive(Debug)]
+struct Believed<V> {
+    since: Timestamp,
+    until: Timestamp,
+    value: V,
+}
+
+impl<V> Believed<V> {
+    /// What was learnt while the clock was ahead is not believed after it was set back.
+    fn holds(&self, now: Timestamp) -> bool {
+        self.since <= now.after(CLOCK_SLACK) && now < self.until
+    }
+}
 
 impl<K, V> Default for Remembered<K, V> {
     fn default() -> Self {
@@ -23,7 +38,7 @@ impl<K: Hash + Eq + Clone, V: Clone> Remembered<K, V> {
     /// What is known of `key` and still believed.
     pub(super) fn get(&self, key: &K, now: Timestamp) -> Option<V> {
         let map = self.0.lock();
-        map.get(key).filter(|(until, _)| now < *until).map(|(_, value)| value.clone())
+        map.get(key).filter(|believed| believed.holds(now)).map(|believed| believed.value.clone())
     }
 
     /// Believes `value` until a moment. When too much is remembered, what is believed longest goes first:
@@ -31,10 +46,10 @@ impl<K: Hash + Eq + Clone, V: Clone> Remembered<K, V> {
     pub(super) fn put(&self, key: K, value: V, until: Timestamp, now: Timestamp) {
         let mut map = self.0.lock();
         if map.len() >= MOST && !map.contains_key(&key) {
-            map.retain(|_, (until, _)| now < *until);
+            map.retain(|_, believed| believed.holds(now));
         }
         if map.len() < MOST || map.contains_key(&key) {
-            map.insert(key, (until, value));
+            map.insert(key, Believed { since: now, until, value });
         }
     }
 

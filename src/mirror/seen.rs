@@ -46,14 +46,47 @@ pub(super) enum History {
     },
 }
 
-fn read(mirror: &Mirror, key: &Key) -> Result<Seen, StoreError> {
-    let Some(record) = mirror.store.records.get(key)? else { return Ok(Seen::default()) };
-    match serde_json::from_slice(&record) {
-        Ok(seen) => Ok(seen),
-        Err(_) => {
-            mirror.store.records.set_aside(key)?;
-            Ok(Seen::default())
+/// Reads what was seen of a provider. A record that is not there may have been damaged and set aside:
+/// then what is still held says what was proven.
+fn read(mirror: &Mirror, address: &ProviderAddress) -> Result<Seen, StoreError> {
+    let key = Key::Seen(address.clone());
+    if let Some(record) = mirror.store.records.get(&key)? {
+        match serde_json::from_slice(&record) {
+            Ok(seen) => return Ok(seen),
+            Err(_) => mirror.store.records.set_aside(&key)?,
         }
+    }
+    let mut seen = Seen::default();
+    for package in mirror.store.records.packages_with_sets(address)? {
+        let Some(held) = mirror.read_set(&package)? else { continue };
+        let predecessor = held.kept.predecessor.as_ref().map(|(set, _)| set);
+        for set in predecessor.into_iter().chain([&held.kept.current]) {
+            if let Some(sums) = set.checksums() {
+                seen.note(&package.version, &sums, set.proof().how.fingerprint(), set.fetched());
+            }
+        }
+    }
+    Ok(seen)
+}
+
+impl Seen {
+    /// Notes proven sums; says whether anything about them is new.
+    fn note(&mut self, version: &Version, sums: &Checksums, fingerprint: Option<&str>, now: Timestamp) -> bool {
+        let mut news = false;
+        let version =
+            self.versions.entry(version.clone()).or_insert(SeenVersion { first_seen: now, digests: BTreeMap::new() });
+        for (file, digest) in sums.iter() {
+            let before = version.digests.entry(file.to_owned()).or_default();
+            if !before.contains(&digest) {
+                before.push(digest);
+                news = true;
+            }
+        }
+        if let Some(fingerprint) = fingerprint.filter(|fingerprint| !self.keys.contains_key(*fingerprint)) {
+            self.keys.insert(fingerprint.to_owned(), now);
+            news = true;
+        }
+        news
     }
 }
 
@@ -72,7 +105,7 @@ pub(super) fn note_versions(
 ) -> Result<(), StoreError> {
     let key = Key::Seen(address.clone());
     let _lock = mirror.record_lock(&key).lock();
-    let mut seen = read(mirror, &key)?;
+    let mut seen = read(mirror, address)?;
     let known = seen.versions.len();
     for version in versions {
         seen.versions.entry(version.clone()).or_insert(SeenVersion { first_seen: now, digests: BTreeMap::new() });
@@ -90,32 +123,18 @@ pub(super) fn judge(
 ) -> Result<History, StoreError> {
     let key = Key::Seen(package.provider.clone());
     let _lock = mirror.record_lock(&key).lock();
-    let mut seen = read(mirror, &key)?;
+    let mut seen = read(mirror, &package.provider)?;
     let known_key = fingerprint.is_some_and(|fingerprint| seen.keys.contains_key(fingerprint));
-    let version = seen
-        .versions
-        .entry(package.version.clone())
-        .or_insert(SeenVersion { first_seen: now, digests: BTreeMap::new() });
-    let differs =
-        |(file, digest): &(&str, Digest)| version.digests.get(*file).is_some_and(|before| !before.contains(digest));
+    let before = seen.versions.get(&package.version);
+    let differs = |(file, digest): &(&str, Digest)| {
+        before.and_then(|before| before.digests.get(*file)).is_some_and(|before| !before.contains(digest))
+    };
     let history = match sums.iter().find(differs).map(|(file, _)| file.to_owned()) {
         None => History::Consistent,
         Some(file) if known_key => History::RepublishedByKnownKey { file },
         Some(file) => return Ok(History::RepublishedByStranger { file }),
     };
-    let mut news = false;
-    for (file, digest) in sums.iter() {
-        let before = version.digests.entry(file.to_owned()).or_default();
-        if !before.contains(&digest) {
-            before.push(digest);
-            news = true;
-        }
-    }
-    if let Some(fingerprint) = fingerprint.filter(|_| !known_key) {
-        seen.keys.insert(fingerprint.to_owned(), now);
-        news = true;
-    }
-    if news {
+    if seen.note(&package.version, sums, fingerprint, now) {
         put(mirror, &key, &seen)?;
     }
     Ok(history)

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use parking_lot::Mutex;
+use tokio::sync::oneshot;
 
 use super::tasks::Tasks;
 
@@ -34,14 +35,20 @@ impl<K: Hash + Eq, V> Drop for Landing<K, V> {
 }
 
 impl<K: Hash + Eq + Clone, V: Clone> Flights<K, V> {
-    /// Joins the flight for `key`, or starts it. `start` must hand the landing to the work, and not block.
-    pub(super) fn join(&self, key: K, start: impl FnOnce(Landing<K, V>) -> V) -> V {
-        let mut flights = self.0.lock();
-        if let Some(under_way) = flights.get(&key) {
-            return under_way.clone();
-        }
-        let started = start(Landing { key: key.clone(), flights: Arc::clone(&self.0) });
-        flights.insert(key, started.clone());
+    /// Joins the flight for `key`, or starts it: `start` says what there is to join, and gives the work,
+    /// which must hold the landing, as something to set off once others can join.
+    pub(super) fn join<Go: FnOnce()>(&self, key: K, start: impl FnOnce(Landing<K, V>) -> (V, Go)) -> V {
+        let (started, go) = {
+            let mut flights = self.0.lock();
+            if let Some(under_way) = flights.get(&key) {
+                return under_way.clone();
+            }
+            let (started, go) = start(Landing { key: key.clone(), flights: Arc::clone(&self.0) });
+            flights.insert(key, started.clone());
+            (started, go)
+        };
+        // Not under the lock: a runtime that is shutting down drops the work, and with it the landing, here.
+        go();
         started
     }
 }
@@ -60,12 +67,17 @@ where
         F: Future<Output = T> + Send + 'static,
     {
         self.join(key, |landing| {
+            let (tell, told) = oneshot::channel();
             let work = work();
-            let task = tasks.spawn(async move {
-                let _landing = landing;
-                work.await
-            });
-            async move { task.await.ok().flatten().unwrap_or(lost) }.boxed().shared()
+            let go = move || {
+                tasks.spawn(async move {
+                    let done = work.await;
+                    drop(landing);
+                    // Nobody may be left to be told.
+                    let _ = tell.send(done);
+                });
+            };
+            (async move { told.await.unwrap_or(lost) }.boxed().shared(), go)
         })
     }
 }

@@ -26,6 +26,11 @@ impl Tasks {
         self.tracker.spawn(self.stop.clone().run_until_cancelled_owned(work))
     }
 
+    /// Runs file work on a thread where it may block. It is never cut short: a close waits for it.
+    pub(super) fn spawn_blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+        self.tracker.spawn_blocking(work)
+    }
+
     /// Stops everything; says whether it has all ended.
     pub(super) async fn stop(&self) -> bool {
         self.stop.cancel();

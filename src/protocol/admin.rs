@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 
@@ -55,7 +56,7 @@ impl AdminRoute {
 /// Who may ask on the admin listener.
 #[derive(Debug)]
 pub struct Access {
-    token: String,
+    token: SecretString,
     listens_on_loopback: bool,
 }
 
@@ -86,7 +87,7 @@ pub enum Refusal {
 
 impl Access {
     /// The rules for one listener.
-    pub fn new(token: String, listener: IpAddr) -> Self {
+    pub fn new(token: SecretString, listener: IpAddr) -> Self {
         Self { token, listens_on_loopback: listener.is_loopback() }
     }
 
@@ -104,7 +105,7 @@ impl Access {
     fn has_token(&self, shown: Credentials<'_>) -> bool {
         let given = shown.authorization.and_then(|value| value.split_once(' '));
         let given = given.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, token)| token.trim());
-        given.is_some_and(|given| bool::from(given.as_bytes().ct_eq(self.token.as_bytes())))
+        given.is_some_and(|given| bool::from(given.as_bytes().ct_eq(self.token.expose_secret().as_bytes())))
     }
 }
 
@@ -146,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_page_in_a_browser_and_a_rebound_name_are_refused() {
-        let local = Access::new("t0ken".into(), IpAddr::from([127, 0, 0, 1]));
+        let local = Access::new(SecretString::from("t0ken"), IpAddr::from([127, 0, 0, 1]));
         let shown = |host| Credentials { host: Some(host), ..Default::default() };
         for host in ["localhost", "LOCALHOST:8081", "127.0.0.1:8081", "[::1]:8081", "127.9.9.9"] {
             assert_eq!(local.may_read(shown(host)), Ok(()), "{host}");
@@ -160,7 +161,7 @@ mod tests {
 
     #[test]
     fn away_from_loopback_even_reading_needs_the_token() {
-        let open = Access::new("t0ken".into(), IpAddr::from([10, 0, 0, 1]));
+        let open = Access::new(SecretString::from("t0ken"), IpAddr::from([10, 0, 0, 1]));
         let shown = |authorization| Credentials { host: Some("admin.corp"), authorization, origin: None };
         assert_eq!(open.may_read(shown(Some("Bearer t0ken"))), Ok(()));
         for wrong in [None, Some("Bearer"), Some("Bearer t0ke"), Some("Basic t0ken"), Some("t0ken"), Some("Bearer ")] {

@@ -66,8 +66,12 @@ fn absolute(value: &RawValue, base: &Url) -> Option<Box<RawValue>> {
     to_raw_value(&members).ok()
 }
 
-/// What clients ignore because it is no URL stays as upstream wrote it.
+/// What clients ignore because it is no URL stays as upstream wrote it; so does what would become the URL
+/// of the document itself.
 fn resolved(reference: &str, base: &Url) -> Option<Box<RawValue>> {
+    if reference.is_empty() || reference.starts_with('#') {
+        return None;
+    }
     to_raw_value(base.join(reference).ok()?.as_str()).ok()
 }
 

@@ -16,7 +16,10 @@ use self::route::{Door, Form, Mount, NoRoute, Route};
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
 use crate::error::Error;
-use crate::mirror::{Answer, Archive, Call, Mirror, Outcome};
+use crate::mirror::{Answer, Archive, Mirror, Outcome};
+
+/// From this many bytes on, an answer is compressed on a thread of its own.
+const LARGE_BODY: usize = 64 * 1024;
 
 /// A request, as far as protocols look at it.
 #[derive(Debug, Clone)]
@@ -84,11 +87,6 @@ impl Protocols {
         Self { mirror, mount, door, answers: Answers::with_room_for(memory_bytes) }
     }
 
-    /// The mirror behind them.
-    pub fn mirror(&self) -> &Arc<Mirror> {
-        &self.mirror
-    }
-
     /// Parses a request line.
     pub fn route(&self, request: &Request<'_>) -> Result<Route, NoRoute> {
         Route::parse(self.mount.below(request.path), request.host, &self.door)
@@ -102,12 +100,7 @@ impl Protocols {
         if let Some(rendered) = self.answers.fresh(route, form, revision, request.now) {
             return Ok(Reply { content: Content::Document(rendered), outcome: Some(Outcome::Hit) });
         }
-        let call = Call {
-            now: request.now,
-            via: request.via.clone(),
-            deadline: self.mirror.deadline(),
-            takes_unknown_length: request.takes_unknown_length,
-        };
+        let call = self.mirror.call(request.now, request.via.clone(), request.takes_unknown_length);
         let links = Links { mount: &self.mount, form };
         let document = match route {
             Route::Health => return Ok(admin::health()),
@@ -122,14 +115,27 @@ impl Protocols {
             }
         };
         let Answer { value, outcome, fresh_until } = document;
-        let rendered = Arc::new(Rendered::new(value));
+        let rendered = Arc::new(render(value).await);
         // What is gone upstream says so in every answer, so it is rendered each time. Kept with the revision
         // from before: if anything changed while it was made, the next request makes it again.
         if outcome != Outcome::Gone && request.now < fresh_until {
-            self.answers.keep(route.clone(), form, Kept { rendered: Arc::clone(&rendered), fresh_until, revision });
+            self.answers.keep(
+                route.clone(),
+                form,
+                Kept { rendered: Arc::clone(&rendered), made: request.now, fresh_until, revision },
+            );
         }
         Ok(Reply { content: Content::Document(rendered), outcome: Some(outcome) })
     }
+}
+
+/// Finishes an answer; a large one where compressing it holds up nobody else.
+async fn render(body: Vec<u8>) -> Rendered {
+    if body.len() < LARGE_BODY {
+        return Rendered::new(body);
+    }
+    let plain = body.clone();
+    tokio::task::spawn_blocking(move || Rendered::new(body)).await.unwrap_or_else(|_| Rendered::plain(plain))
 }
 
 /// How our own URLs are written in one answer.

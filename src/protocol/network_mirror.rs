@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use futures_util::{StreamExt, TryStreamExt, stream};
+use futures_util::{StreamExt, stream};
 use serde::Serialize;
 
 use super::Links;
@@ -20,6 +21,8 @@ use crate::verify::platform_of;
 
 /// How many sets of one version are asked for side by side.
 const AT_ONCE: usize = 8;
+/// How long an answer is given out that a platform is missing from.
+const ABSENCE_IS_BELIEVED: Duration = Duration::from_secs(30);
 /// Where a list names no platforms, these are tried in turn until one has a set.
 const COMMON_PLATFORMS: [&str; 4] = ["linux_amd64", "darwin_arm64", "linux_arm64", "windows_amd64"];
 
@@ -111,6 +114,11 @@ impl Answered {
         }
         self.fresh_until = self.fresh_until.min(other.fresh_until);
     }
+
+    /// Something is missing from the answer, so it is not given out for longer than this.
+    fn believe_for(&mut self, time: Duration, call: &Call) {
+        self.fresh_until = self.fresh_until.min(call.now.after(time));
+    }
 }
 
 struct NamedArchive {
@@ -137,17 +145,30 @@ impl<'a> Sets<'a> {
         let package = |platform| Package { provider: address.clone(), version: listed.version.clone(), platform };
         let mut sets = Self { address, listed, own: BTreeMap::new() };
         let held = mirror.platforms_with_sets(address, &listed.version).await?;
-        let asked: Vec<(Platform, Answer<Arc<ProofSet>>)> = stream::iter(held)
+        let asked: Vec<(Platform, Result<Answer<Arc<ProofSet>>, Error>)> = stream::iter(held)
             .map(|platform| {
                 let package = package(platform);
-                async move { Ok::<_, Error>((package.platform.clone(), mirror.proof_set(&package, call).await?)) }
+                async move { (package.platform.clone(), mirror.proof_set(&package, call).await) }
             })
             .buffer_unordered(AT_ONCE)
-            .try_collect()
-            .await?;
+            .collect()
+            .await;
+        let mut failed = None;
         for (platform, set) in asked {
-            answer.and(&set);
-            sets.own.insert(platform, set.value);
+            match set {
+                Ok(set) => {
+                    answer.and(&set);
+                    sets.own.insert(platform, set.value);
+                }
+                // Other platforms are no worse for it; if there is none, this is why.
+                Err(error) => failed = Some(error),
+            }
+        }
+        if let Some(error) = failed {
+            answer.believe_for(Duration::ZERO, call);
+            if sets.own.is_empty() && !matches!(error, Error::NotFound(_)) {
+                return Err(error);
+            }
         }
         if sets.own.is_empty() {
             sets.ask_for_one(mirror, call, answer, package).await?;
@@ -181,7 +202,7 @@ impl<'a> Sets<'a> {
                     self.own.insert(platform, set.value);
                     return Ok(());
                 }
-                Err(Error::NotFound(_)) => {}
+                Err(Error::NotFound(_)) => answer.believe_for(ABSENCE_IS_BELIEVED, call),
                 Err(error) => return Err(error),
             }
         }
@@ -230,7 +251,8 @@ impl<'a> Sets<'a> {
                     archives.insert(platform, of_set(&set.value));
                 }
                 // Not there, or not proven: neither is offered, and the others are no worse for it.
-                Err(Error::NotFound(_) | Error::Unverified { .. }) => {}
+                Err(Error::NotFound(_)) => answer.believe_for(ABSENCE_IS_BELIEVED, call),
+                Err(Error::Unverified { .. }) => answer.believe_for(Duration::ZERO, call),
                 Err(error) => return Err(error),
             }
         }

@@ -49,10 +49,11 @@ pub(super) async fn download(
     let mut fields = set.document.fields.clone();
     let names = ["download_url", "shasums_url", "shasums_signature_url"];
     for (name, reference) in names.into_iter().zip(references) {
-        // A document that names no signature goes out without one, too.
-        if let Some(field) = fields.get_mut(name)
-            && !(name == "shasums_signature_url" && set.signature.is_empty())
-        {
+        if name == "shasums_signature_url" && set.document.signature_url.is_none() {
+            // A document that names no signature goes out without one, too.
+            continue;
+        }
+        if let Some(field) = fields.get_mut(name) {
             let url = links.to(&Route::ProviderFile(reference).path());
             *field = to_raw_value(&url).map_err(|e| unreadable(e.to_string()))?;
         }

@@ -29,10 +29,15 @@ pub struct Rendered {
 impl Rendered {
     /// Finishes an answer.
     pub fn new(body: Vec<u8>) -> Self {
+        let gzip = (body.len() >= WORTH_GZIP).then(|| gzip(&body)).flatten().filter(|gzip| gzip.len() < body.len());
+        Self { gzip: gzip.map(Bytes::from), ..Self::plain(body) }
+    }
+
+    /// An answer without a gzip form.
+    pub fn plain(body: Vec<u8>) -> Self {
         let mut tag = blake3::hash(&body).to_hex().to_string();
         tag.truncate(32);
-        let gzip = (body.len() >= WORTH_GZIP).then(|| gzip(&body)).flatten().filter(|gzip| gzip.len() < body.len());
-        Self { body: Bytes::from(body), gzip: gzip.map(Bytes::from), tag }
+        Self { body: Bytes::from(body), gzip: None, tag }
     }
 
     fn weight(&self) -> usize {
@@ -52,6 +57,8 @@ fn gzip(body: &[u8]) -> Option<Vec<u8>> {
 pub struct Kept {
     /// The answer.
     pub rendered: Arc<Rendered>,
+    /// When it was made.
+    pub made: Timestamp,
     /// Until when it is fresh.
     pub fresh_until: Timestamp,
     /// What the mirror's revision of its provider was when it was rendered.
@@ -73,7 +80,9 @@ impl Answers {
     /// The answer to a route, if it is fresh and nothing changed since.
     pub fn fresh(&self, route: &Route, form: Form, revision: u64, now: Timestamp) -> Option<Arc<Rendered>> {
         let kept = self.0.get(&(route.clone(), form))?;
-        (now < kept.fresh_until && kept.revision == revision).then_some(kept.rendered)
+        // A clock that was set back would keep it for ever.
+        let timely = kept.made <= now && now < kept.fresh_until;
+        (timely && kept.revision == revision).then_some(kept.rendered)
     }
 
     /// Keeps an answer.

@@ -42,11 +42,16 @@ impl Blobs {
         self.folder.join(&hex[..2]).join(hex)
     }
 
-    /// Removes what was staged more than a day ago, and half-written records.
-    pub(super) fn sweep_staging(&self, now: Timestamp) -> Result<(), StoreError> {
+    /// Removes records that a crash left half written.
+    pub(super) fn sweep_halves(&self) -> Result<(), StoreError> {
         for name in disk::names_in(&self.staging)?.iter().filter(|name| name.starts_with("record-")) {
             disk::remove(&self.staging.join(name))?;
         }
+        Ok(())
+    }
+
+    /// Removes what was staged more than a day ago: a download under way is younger, because it is written to.
+    pub(super) fn sweep_staging(&self, now: Timestamp) -> Result<(), StoreError> {
         disk::sweep(&self.staging, Timestamp(now.0.saturating_sub(LEFTOVERS_KEPT_SECONDS)))
     }
 
@@ -92,8 +97,8 @@ impl Blobs {
     }
 
     /// Whether an archive is held, without opening it.
-    pub fn holds(&self, digest: &Digest) -> bool {
-        self.path(digest).is_file()
+    pub fn holds(&self, digest: &Digest) -> Result<bool, StoreError> {
+        disk::is_there(&self.path(digest))
     }
 
     /// Removes an archive. Whoever is reading it goes on reading.

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::StoreError;
 use crate::clock::Timestamp;
@@ -19,6 +19,11 @@ pub(super) fn make_folder(path: &Path) -> Result<(), StoreError> {
 
 pub(super) fn is_folder(path: &Path) -> bool {
     path.is_dir()
+}
+
+/// Whether there is a file. That the disk cannot say is an error, and not "no".
+pub(super) fn is_there(path: &Path) -> Result<bool, StoreError> {
+    Ok(look(path)?.is_some_and(|(is_folder, _, _)| !is_folder))
 }
 
 pub(super) fn open_lock(path: &Path) -> Result<File, StoreError> {
@@ -155,7 +160,7 @@ pub(super) fn sweep(folder: &Path, oldest: Timestamp) -> Result<(), StoreError> 
 
 /// Reads the token at `path`, or makes one that only this user can read.
 pub(super) fn secret(path: &Path) -> Result<String, StoreError> {
-    if let Some(found) = read_secret(path) {
+    if let Some(found) = read_secret(path)? {
         return Ok(found);
     }
     let failed = |e| StoreError::io("write", path, e);
@@ -168,10 +173,10 @@ pub(super) fn secret(path: &Path) -> Result<String, StoreError> {
     Ok(token)
 }
 
-pub(super) fn read_secret(path: &Path) -> Option<String> {
-    let token = fs::read_to_string(path).ok()?;
-    let token = token.trim();
-    (token.len() >= 32).then(|| token.to_owned())
+/// Reads the token at `path`; `None` where there is none that could be one.
+pub(super) fn read_secret(path: &Path) -> Result<Option<String>, StoreError> {
+    let token = read(path)?.and_then(|bytes| String::from_utf8(bytes).ok());
+    Ok(token.map(|token| token.trim().to_owned()).filter(|token| token.len() >= 32))
 }
 
 /// Where damaged files go: out of the way, and still there for whoever wants to know what happened.
@@ -181,9 +186,8 @@ pub(super) struct Aside {
 }
 
 impl Aside {
-    pub(super) fn open(folder: &Path, now: Timestamp) -> Result<Self, StoreError> {
+    pub(super) fn open(folder: &Path) -> Result<Self, StoreError> {
         make_folder(folder)?;
-        sweep(folder, Timestamp(now.0.saturating_sub(KEPT_ASIDE.as_secs())))?;
         Ok(Self { folder: folder.to_owned() })
     }
 
@@ -199,9 +203,17 @@ impl Aside {
             }
         };
         match fs::rename(path, &place) {
-            Ok(()) => Ok(place),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(place),
-            Err(e) => Err(StoreError::io("set aside", path, e)),
+            Ok(()) => {}
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(place),
+            Err(e) => return Err(StoreError::io("set aside", path, e)),
         }
+        // Its week begins now; if that cannot be noted, it only goes sooner.
+        let _ = File::options().write(true).open(&place).and_then(|file| file.set_modified(SystemTime::now()));
+        Ok(place)
+    }
+
+    /// Removes what was set aside more than a week ago.
+    pub(super) fn sweep(&self, now: Timestamp) -> Result<(), StoreError> {
+        sweep(&self.folder, Timestamp(now.0.saturating_sub(KEPT_ASIDE.as_secs())))
     }
 }

@@ -4,7 +4,9 @@
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
 
 use super::{Blobs, FORMAT, Key, Records, StoreError};
 use crate::clock::Timestamp;
@@ -31,7 +33,7 @@ pub struct Totals {
 impl Totals {
     /// All bytes that count against the size limit.
     pub fn bytes(&self) -> u64 {
-        self.archive_bytes + self.document_bytes
+        self.archive_bytes.saturating_add(self.document_bytes)
     }
 }
 
@@ -59,14 +61,13 @@ impl Entry {
     }
 }
 
-/// The index over a store's files.
+/// The index over a store's files. What it is told it notes as well as it can: a note that fails costs no
+/// request, and the index is made again at the next start.
 #[derive(Debug)]
 pub struct Index {
     db: sled::Db,
-    archives: AtomicU64,
-    archive_bytes: AtomicU64,
-    documents: AtomicU64,
-    document_bytes: AtomicU64,
+    totals: Mutex<Totals>,
+    broken: AtomicBool,
 }
 
 impl Index {
@@ -95,8 +96,7 @@ impl Index {
         let db = catch_unwind(AssertUnwindSafe(|| config.open()))
             .map_err(|_| "it panicked at open".to_owned())?
             .map_err(|e| e.to_string())?;
-        let zero = AtomicU64::default;
-        Ok(Self { db, archives: zero(), archive_bytes: zero(), documents: zero(), document_bytes: zero() })
+        Ok(Self { db, totals: Mutex::default(), broken: AtomicBool::new(false) })
     }
 
     fn count(&self) -> Result<(), StoreError> {
@@ -109,24 +109,17 @@ impl Index {
             match key.first() {
                 Some(&ARCHIVE) => {
                     totals.archives += 1;
-                    totals.archive_bytes += entry.size_bytes;
+                    totals.archive_bytes = totals.archive_bytes.saturating_add(entry.size_bytes);
                 }
                 Some(&DOCUMENT) => {
                     totals.documents += 1;
-                    totals.document_bytes += entry.size_bytes;
+                    totals.document_bytes = totals.document_bytes.saturating_add(entry.size_bytes);
                 }
                 _ => return Err(StoreError::Index("a key of it is no key".into())),
             }
         }
-        self.set(totals);
+        *self.totals.lock() = totals;
         Ok(())
-    }
-
-    fn set(&self, totals: Totals) {
-        self.archives.store(totals.archives, Ordering::Relaxed);
-        self.archive_bytes.store(totals.archive_bytes, Ordering::Relaxed);
-        self.documents.store(totals.documents, Ordering::Relaxed);
-        self.document_bytes.store(totals.document_bytes, Ordering::Relaxed);
     }
 
     /// Makes the index again from the files. Last uses that it still knows are kept.
@@ -135,7 +128,7 @@ impl Index {
         for (digest, size_bytes, last_use) in blobs.all()? {
             found.push((archive_key(&digest), Entry { last_use, size_bytes }));
         }
-        for (key, size_bytes, last_use) in records.all("documents")? {
+        for (key, size_bytes, last_use) in records.documents()? {
             found.push((document_key(&key), Entry { last_use, size_bytes }));
         }
         for (key, entry) in &mut found {
@@ -155,52 +148,66 @@ impl Index {
 
     /// What is stored, in numbers.
     pub fn totals(&self) -> Totals {
-        Totals {
-            archives: self.archives.load(Ordering::Relaxed),
-            archive_bytes: self.archive_bytes.load(Ordering::Relaxed),
-            documents: self.documents.load(Ordering::Relaxed),
-            document_bytes: self.document_bytes.load(Ordering::Relaxed),
-        }
+        *self.totals.lock()
     }
 
-    /// Notes an archive that was kept or used.
-    pub fn archive_used(&self, digest: &Digest, size_bytes: u64, now: Timestamp) -> Result<(), StoreError> {
-        self.note(archive_key(digest), Entry { last_use: now, size_bytes }, &self.archives, &self.archive_bytes)
+    /// Notes an archive that was kept.
+    pub fn archive_kept(&self, digest: &Digest, size_bytes: u64, now: Timestamp) {
+        self.note(&archive_key(digest), |_| Some(Entry { last_use: now, size_bytes }));
+    }
+
+    /// Notes that an archive was used, if it is still there.
+    pub fn archive_used(&self, digest: &Digest, now: Timestamp) {
+        self.note(&archive_key(digest), |before| before.map(|before| Entry { last_use: now, ..before }));
     }
 
     /// Notes an archive that is gone.
-    pub fn archive_gone(&self, digest: &Digest) -> Result<(), StoreError> {
-        self.drop_entry(&archive_key(digest), &self.archives, &self.archive_bytes)
+    pub fn archive_gone(&self, digest: &Digest) {
+        self.note(&archive_key(digest), |_| None);
     }
 
-    /// Notes a document that was kept or used.
-    pub fn document_used(&self, key: &Key, size_bytes: u64, now: Timestamp) -> Result<(), StoreError> {
-        self.note(document_key(key), Entry { last_use: now, size_bytes }, &self.documents, &self.document_bytes)
+    /// Notes a document that was kept.
+    pub fn document_kept(&self, key: &Key, size_bytes: u64, now: Timestamp) {
+        self.note(&document_key(key), |_| Some(Entry { last_use: now, size_bytes }));
     }
 
     /// Notes a document that is gone.
-    pub fn document_gone(&self, key: &Key) -> Result<(), StoreError> {
-        self.drop_entry(&document_key(key), &self.documents, &self.document_bytes)
+    pub fn document_gone(&self, key: &Key) {
+        self.note(&document_key(key), |_| None);
     }
 
-    fn note(&self, key: Vec<u8>, entry: Entry, number: &AtomicU64, bytes: &AtomicU64) -> Result<(), StoreError> {
-        let before = self.db.insert(key, &entry.encode()).map_err(failed)?;
-        match before.as_deref().and_then(Entry::decode) {
-            Some(before) => {
-                bytes.fetch_sub(before.size_bytes, Ordering::Relaxed);
-            }
-            None => {
-                number.fetch_add(1, Ordering::Relaxed);
-            }
+    /// Changes one entry and the totals together.
+    fn note(&self, key: &[u8], change: impl FnOnce(Option<Entry>) -> Option<Entry>) {
+        let mut totals = self.totals.lock();
+        if let Err(error) = self.change(key, change, &mut totals) {
+            tracing::error!(%error, "the index could not be written; it is rebuilt at the next start");
+            self.broken.store(true, Ordering::Relaxed);
         }
-        bytes.fetch_add(entry.size_bytes, Ordering::Relaxed);
-        Ok(())
     }
 
-    fn drop_entry(&self, key: &[u8], number: &AtomicU64, bytes: &AtomicU64) -> Result<(), StoreError> {
-        if let Some(entry) = self.db.remove(key).map_err(failed)?.as_deref().and_then(Entry::decode) {
-            number.fetch_sub(1, Ordering::Relaxed);
-            bytes.fetch_sub(entry.size_bytes, Ordering::Relaxed);
+    fn change(
+        &self,
+        key: &[u8],
+        change: impl FnOnce(Option<Entry>) -> Option<Entry>,
+        totals: &mut Totals,
+    ) -> Result<(), StoreError> {
+        let before = self.db.get(key).map_err(failed)?.as_deref().and_then(Entry::decode);
+        let after = change(before.clone());
+        match &after {
+            Some(entry) => self.db.insert(key, &entry.encode()).map_err(failed)?,
+            None => self.db.remove(key).map_err(failed)?,
+        };
+        let (number, bytes) = match key.first() {
+            Some(&ARCHIVE) => (&mut totals.archives, &mut totals.archive_bytes),
+            _ => (&mut totals.documents, &mut totals.document_bytes),
+        };
+        if let Some(before) = before {
+            *number = number.saturating_sub(1);
+            *bytes = bytes.saturating_sub(before.size_bytes);
+        }
+        if let Some(after) = after {
+            *number += 1;
+            *bytes = bytes.saturating_add(after.size_bytes);
         }
         Ok(())
     }
@@ -231,6 +238,9 @@ impl Index {
     }
 
     pub(super) fn close(&self) -> Result<(), StoreError> {
+        if self.broken.load(Ordering::Relaxed) {
+            return Ok(());
+        }
         self.db.insert(CLEAN, &FORMAT.to_be_bytes()).map_err(failed)?;
         self.db.flush().map_err(failed)?;
         Ok(())

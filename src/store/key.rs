@@ -28,7 +28,7 @@ impl Key {
     }
 
     /// Where the record lies, below the store's root.
-    pub fn path(&self) -> PathBuf {
+    pub(super) fn path(&self) -> PathBuf {
         match self {
             Self::Discovery(host) => Path::new("documents").join(host.as_str()).join("discovery"),
             Self::ProviderVersions(address) => Self::provider("documents", address).join("versions"),
@@ -46,18 +46,23 @@ impl Key {
         }
     }
 
-    /// The folder whose entries are the versions of a provider that names are kept of.
-    pub fn names_of(address: &ProviderAddress) -> PathBuf {
+    /// The folder of a provider's documents.
+    pub(super) fn documents_of(address: &ProviderAddress) -> PathBuf {
+        Self::provider("documents", address)
+    }
+
+    /// The folder of a provider's names.
+    pub(super) fn names_of(address: &ProviderAddress) -> PathBuf {
         Self::provider("names", address)
     }
 
     /// The folder whose entries are the proof sets of one version.
-    pub fn sets_of(address: &ProviderAddress, version: &Version) -> PathBuf {
+    pub(super) fn sets_of(address: &ProviderAddress, version: &Version) -> PathBuf {
         Self::provider("documents", address).join(version.as_str())
     }
 
     /// The key whose record lies at `path` below the store's root.
-    pub fn from_path(path: &Path) -> Option<Self> {
+    pub(super) fn from_path(path: &Path) -> Option<Self> {
         let parts: Vec<&str> = path.iter().map(|part| part.to_str()).collect::<Option<_>>()?;
         let provider = |host: &str, namespace: &str, type_: &str| {
             Some(ProviderAddress {

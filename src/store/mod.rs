@@ -62,17 +62,23 @@ pub enum StoreError {
     /// The index failed, and so did its rebuilding.
     #[error("the index failed: {0}")]
     Index(String),
+    /// It is larger than the whole store may be.
+    #[error(
+        "{needed} bytes do not fit into the store: [store] max_size is {limit} bytes, of which {pinned} are pinned"
+    )]
+    NoRoom {
+        /// How many bytes are needed.
+        needed: u64,
+        /// The size limit.
+        limit: u64,
+        /// How much of it cannot be evicted.
+        pinned: u64,
+    },
 }
 
 impl StoreError {
     fn io(doing: &'static str, path: &Path, source: io::Error) -> Self {
         Self::Io { doing, path: path.to_owned(), source: Arc::new(source) }
-    }
-
-    /// Whether the disk is full (or the quota of the user, or of the file system).
-    pub fn is_full(&self) -> bool {
-        let full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded, io::ErrorKind::FileTooLarge];
-        matches!(self, Self::Io { source, .. } if full.contains(&source.kind()))
     }
 }
 
@@ -81,6 +87,7 @@ impl StoreError {
 pub struct Store {
     root: PathBuf,
     _lock: File,
+    aside: disk::Aside,
     /// Archives by digest.
     pub blobs: Blobs,
     /// Names, documents and what was seen, by key.
@@ -103,14 +110,22 @@ impl Store {
             Err(TryLockError::WouldBlock) => return Err(StoreError::Locked(root)),
             Err(TryLockError::Error(source)) => return Err(StoreError::io("lock", &root, source)),
         }
-        let aside = disk::Aside::open(&root.join("aside"), now)?;
+        let aside = disk::Aside::open(&root.join("aside"))?;
         let staging = root.join("staging");
         disk::make_folder(&staging)?;
         let blobs = Blobs::open(&root.join("blobs/sha256"), &staging, aside.clone())?;
-        blobs.sweep_staging(now)?;
-        let records = Records::open(&root, &staging, aside)?;
+        blobs.sweep_halves()?;
+        let records = Records::open(&root, &staging, aside.clone())?;
         let index = Index::open(&root.join("index"), now, &blobs, &records)?;
-        Ok(Self { root, _lock: lock, blobs, records, index })
+        let store = Self { root, _lock: lock, aside, blobs, records, index };
+        store.sweep(now)?;
+        Ok(store)
+    }
+
+    /// Removes downloads that were given up more than a day ago, and what was set aside more than a week ago.
+    pub fn sweep(&self, now: Timestamp) -> Result<(), StoreError> {
+        self.blobs.sweep_staging(now)?;
+        self.aside.sweep(now)
     }
 
     /// The folder everything is in.
@@ -129,13 +144,14 @@ impl Store {
     }
 
     /// Where the commands find that token, given the configured store folder.
-    pub fn admin_token_path(folder: &Path) -> PathBuf {
+    fn admin_token_path(folder: &Path) -> PathBuf {
         Self::admin_token_path_in(&folder.join("v1"))
     }
 
     /// Reads the token another process made; `None` where there is none, or it may not be read.
     pub fn read_admin_token(folder: &Path) -> Option<String> {
-        disk::read_secret(&Self::admin_token_path(folder))
+        // Without a token the running larder still answers on loopback, and says what is missing elsewhere.
+        disk::read_secret(&Self::admin_token_path(folder)).ok().flatten()
     }
 
     fn admin_token_path_in(root: &Path) -> PathBuf {

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::disk::{self, Aside};
 use super::{FORMAT, Key, StoreError};
+use crate::address::{Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
 
 /// Whether a record must be on the disk before `put` returns.
@@ -103,14 +104,48 @@ impl Records {
         Ok(())
     }
 
-    /// The names of what lies directly in a folder below the root (see [`Key::names_of`]).
-    pub fn list(&self, folder: &Path) -> Result<Vec<String>, StoreError> {
-        disk::names_in(&self.root.join(folder))
+    /// The platforms of a version whose proof sets are recorded.
+    pub fn platforms_with_sets(
+        &self,
+        provider: &ProviderAddress,
+        version: &Version,
+    ) -> Result<Vec<Platform>, StoreError> {
+        let files = disk::names_in(&self.root.join(Key::sets_of(provider, version)))?;
+        Ok(files.iter().filter_map(|file| Platform::parse(file.strip_suffix(".set")?).ok()).collect())
     }
 
-    /// Every record of one kind (`names`, `documents`, `seen`), with its size and last change.
-    pub fn all(&self, kind: &str) -> Result<Vec<(Key, u64, Timestamp)>, StoreError> {
-        let files = disk::files_below(&self.root.join(kind))?;
+    /// The packages of a provider whose proof sets are recorded.
+    pub fn packages_with_sets(&self, provider: &ProviderAddress) -> Result<Vec<Package>, StoreError> {
+        let keys = self.keys_below(&Key::documents_of(provider))?;
+        Ok(keys
+            .into_iter()
+            .filter_map(|key| if let Key::ProofSet(package) = key { Some(package) } else { None })
+            .collect())
+    }
+
+    /// The packages of a provider that names are recorded of: those whose archives are held.
+    pub fn packages_with_names(&self, provider: &ProviderAddress) -> Result<Vec<Package>, StoreError> {
+        self.packages_named_below(&Key::names_of(provider))
+    }
+
+    /// The packages of every provider that names are recorded of.
+    pub fn all_packages_with_names(&self) -> Result<Vec<Package>, StoreError> {
+        self.packages_named_below(Path::new("names"))
+    }
+
+    fn packages_named_below(&self, folder: &Path) -> Result<Vec<Package>, StoreError> {
+        let keys = self.keys_below(folder)?;
+        Ok(keys.into_iter().filter_map(|key| if let Key::Name(package) = key { Some(package) } else { None }).collect())
+    }
+
+    fn keys_below(&self, folder: &Path) -> Result<Vec<Key>, StoreError> {
+        let files = disk::files_below(&self.root.join(folder))?;
+        Ok(files.iter().filter_map(|(path, _, _)| Key::from_path(path.strip_prefix(&self.root).ok()?)).collect())
+    }
+
+    /// Every document and proof set, with its size and last change.
+    pub(super) fn documents(&self) -> Result<Vec<(Key, u64, Timestamp)>, StoreError> {
+        let files = disk::files_below(&self.root.join("documents"))?;
         Ok(files
             .into_iter()
             .filter_map(|(path, size_bytes, changed)| {

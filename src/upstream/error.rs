@@ -22,7 +22,7 @@ pub enum Fault {
     /// 404 or 410.
     #[error("says that it does not exist ({0})")]
     Absent(u16),
-    /// 401, 403 or 451: about our credential or their policy, never about the client's.
+    /// 401, 403, 407 or 451: about our credential or their policy, never about the client's.
     #[error("refused larder itself ({0}): check the credential configured for this upstream")]
     Denied(u16),
     /// Any other 4xx, with the errors it gave.
@@ -66,7 +66,7 @@ impl Fault {
     pub(super) fn of_status(status: u16, retry_after: Option<Duration>, errors: Vec<String>) -> Self {
         match status {
             404 | 410 => Self::Absent(status),
-            401 | 403 | 451 => Self::Denied(status),
+            401 | 403 | 407 | 451 => Self::Denied(status),
             508 => Self::Looped,
             429 | 500.. => Self::Trouble { status, retry_after },
             400..500 => Self::Rejected { status, errors },

@@ -275,7 +275,7 @@ impl Outbound {
                 if start != asked_from {
                     return Err(failed("another range than the one asked for"));
                 }
-                (start, total.or(announced.map(|rest| start + rest)))
+                (start, total.or(announced.and_then(|rest| start.checked_add(rest))))
             }
             _ => (0, announced),
         };

@@ -65,6 +65,16 @@ pub enum How {
     Checksum,
 }
 
+impl How {
+    /// The fingerprint of the key that vouches, if one does.
+    pub fn fingerprint(&self) -> Option<&str> {
+        match self {
+            Self::Signature { fingerprint } => Some(fingerprint),
+            Self::NoKeys | Self::Checksum => None,
+        }
+    }
+}
+
 /// Why something is not proven.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unproven {

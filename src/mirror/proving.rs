@@ -1,0 +1,193 @@
+//! Asking for a proof set and judging it: the document, then its sums and signature side by side; proven
+//! together, and held against what was proven before. Nothing of an unproven set leaves this file.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use url::Url;
+
+use super::proof_set::{About, KeptSet, ProofSet};
+use super::seen::{self, History};
+use super::{Call, Mirror};
+use crate::address::Package;
+use crate::clock::Timestamp;
+use crate::error::Error;
+use crate::upstream::error::{Fault, UpstreamError};
+use crate::upstream::outbound::{Ask, Document, Fetched, Validators, origin};
+use crate::upstream::providers::DownloadDocument;
+use crate::upstream::{Grant, Upstream};
+use crate::verify::{Policy, Proof, judge};
+
+const LARGEST_SUMS: u64 = 4 << 20;
+const LARGEST_SIGNATURE: u64 = 64 << 10;
+
+impl Mirror {
+    /// Fetches a document, and its sums and signature side by side; proves them.
+    pub(super) async fn visit(
+        self: &Arc<Self>,
+        visit: &Visit<'_>,
+        before: Option<&KeptSet>,
+    ) -> Result<ProofSet, Error> {
+        let held = before.map(|kept| &*kept.current).filter(|held| held.about.asked == *visit.asked);
+        let conditions = held.map(|held| &held.about.validators);
+        let fetched =
+            self.outbound.document(visit.ask(visit.what, visit.asked), conditions, self.limits.document_bytes).await?;
+        let unusable = |at: &Url, why: String| UpstreamError {
+            asked: visit.what.to_owned(),
+            at: origin(at),
+            fault: Fault::Unusable(why),
+        };
+        let (body, url, validators) = match (fetched, held) {
+            (Fetched::New(Document { body, validators, url, .. }), _) => (body, url, validators),
+            (Fetched::Unchanged, Some(held)) => {
+                (held.body.clone(), held.about.url.clone(), held.about.validators.clone())
+            }
+            (Fetched::Unchanged, None) => {
+                return Err(unusable(visit.asked, "304 to an unconditional request".into()).into());
+            }
+        };
+        let document =
+            DownloadDocument::parse(&body, &url, &visit.package.platform).map_err(|why| unusable(&url, why))?;
+        let policy = visit.upstream.settings.verification;
+        let sums_held = held.filter(|held| held.document.sums_url == document.sums_url);
+        let sums_held = sums_held.map(|held| (&held.sums, &held.about.sums_validators));
+        let signature_held = held.filter(|held| held.document.signature_url == document.signature_url);
+        let signature_held = signature_held.map(|held| (&held.signature, &held.about.signature_validators));
+        let (sums, signature) = tokio::try_join!(
+            self.companion(visit, "SHA256SUMS", &document.sums_url, sums_held, LARGEST_SUMS),
+            self.signature(visit, policy, &document, signature_held),
+        )?;
+        let proven = prove(policy, &sums.0, &signature.0, document).await;
+        let proof = proven.map_err(|verdict| unverified(visit.what, &url, verdict))?;
+        for warning in &proof.warnings {
+            tracing::warn!(package = %visit.package, warning, "a proof was accepted with a warning");
+        }
+        let about = About {
+            asked: visit.asked.clone(),
+            url: url.clone(),
+            validators,
+            sums_validators: sums.1,
+            signature_validators: signature.1,
+            fetched: visit.call.now,
+            proof,
+        };
+        Ok(ProofSet::new(about, body, sums.0, signature.0, visit.package).map_err(|why| unusable(&url, why))?)
+    }
+
+    async fn signature(
+        &self,
+        visit: &Visit<'_>,
+        policy: Policy,
+        document: &DownloadDocument,
+        held: Option<(&Bytes, &Validators)>,
+    ) -> Result<(Bytes, Validators), Error> {
+        let none = Ok((Bytes::new(), Validators::default()));
+        let Some(url) = &document.signature_url else { return none };
+        match self.companion(visit, "the signature of SHA256SUMS", url, held, LARGEST_SIGNATURE).await {
+            // Nobody asked for a signature where checksums suffice, so its absence is no failure there.
+            Err(Error::Upstream(error)) if policy == Policy::Checksum && matches!(error.fault, Fault::Absent(_)) => {
+                none
+            }
+            fetched => fetched,
+        }
+    }
+
+    /// Fetches a file that the document names, byte for byte.
+    async fn companion(
+        &self,
+        visit: &Visit<'_>,
+        name: &str,
+        url: &Url,
+        held: Option<(&Bytes, &Validators)>,
+        limit: u64,
+    ) -> Result<(Bytes, Validators), Error> {
+        let what = format!("{name} of {}", visit.package);
+        let fetched =
+            self.outbound.small_file(visit.ask(&what, url), held.map(|(_, validators)| validators), limit).await?;
+        match (fetched, held) {
+            (Fetched::New(document), _) => Ok((document.body, document.validators)),
+            (Fetched::Unchanged, Some((bytes, validators))) => Ok((bytes.clone(), validators.clone())),
+            (Fetched::Unchanged, None) => {
+                let fault = Fault::Unusable("304 to an unconditional request".into());
+                Err(UpstreamError { asked: what, at: origin(url), fault }.into())
+            }
+        }
+    }
+
+    /// Lets a proven set in, unless it changes what was proven of its version before.
+    pub(super) async fn admit(
+        self: &Arc<Self>,
+        package: &Package,
+        set: &ProofSet,
+        now: Timestamp,
+    ) -> Result<(), Error> {
+        let Some(checksums) = set.checksums() else { return Ok(()) };
+        let fingerprint = set.about.proof.how.fingerprint().map(str::to_owned);
+        let of = package.clone();
+        let judged =
+            self.on_disk(move |mirror| seen::judge(mirror, &of, &checksums, fingerprint.as_deref(), now)).await?;
+        match judged {
+            History::Consistent => Ok(()),
+            History::RepublishedByKnownKey { file } => {
+                tracing::error!(%package, file, "ALARM: upstream has published this version anew, signed by a key known for the provider; the new set is served");
+                Ok(())
+            }
+            History::RepublishedByStranger { file } => {
+                let verdict = format!(
+                    "its SHA256SUMS give {file} another digest than was proven before, and no key known for this provider vouches for that"
+                );
+                Err(unverified(&format!("the download document of {package}"), &set.about.url, verdict))
+            }
+        }
+    }
+}
+
+/// One round of questions about a package.
+pub(super) struct Visit<'a> {
+    pub(super) what: &'a str,
+    pub(super) asked: &'a Url,
+    pub(super) upstream: &'a Upstream,
+    pub(super) grant: &'a Grant,
+    pub(super) package: &'a Package,
+    pub(super) call: &'a Call,
+    pub(super) retries: usize,
+}
+
+impl Visit<'_> {
+    fn ask<'b>(&'b self, what: &'b str, url: &'b Url) -> Ask<'b> {
+        let upstream = &self.upstream.settings.host;
+        Ask { what, url, upstream, grant: self.grant, via: &self.call.via, retries: self.retries }
+    }
+}
+
+fn unverified(asked: &str, url: &Url, verdict: String) -> Error {
+    tracing::error!(asked, at = origin(url), verdict, "what upstream sent does not prove");
+    Error::Unverified { asked: format!("{asked} from {}", origin(url)), verdict }
+}
+
+/// A file that a document names is missing: that is upstream's trouble, and not "no such package".
+pub(super) fn not_of_the_document(error: Error, what: &str) -> Error {
+    match error {
+        Error::Upstream(error)
+            if error.asked != what
+                && (error.fault.may_be_an_expired_url() || matches!(error.fault, Fault::Rejected { .. })) =>
+        {
+            let fault =
+                Fault::Unusable(format!("its own document leads to a file that it does not give: it {}", error.fault));
+            UpstreamError { fault, ..(*error).clone() }.into()
+        }
+        error => error,
+    }
+}
+
+/// Judges a set where it may take its time: a registry may list many keys.
+async fn prove(policy: Policy, sums: &Bytes, signature: &Bytes, document: DownloadDocument) -> Result<Proof, String> {
+    let (sums, signature) = (sums.clone(), signature.clone());
+    let judging = tokio::task::spawn_blocking(move || {
+        judge(policy, &sums, &signature, &document.keys, document.filename.as_str(), &document.shasum)
+    });
+    match judging.await {
+        Ok(judged) => judged.map(|(proof, _)| proof).map_err(|verdict| verdict.to_string()),
+        Err(_) => Err("judging it ended unexpectedly".to_owned()),
+    }
+}

@@ -1,0 +1,291 @@
+//! Pull-through for proof sets: held, asked about again, fetched, replaced as one.
+
+use std::sync::Arc;
+
+use super::documents::RETRIES;
+use super::freshness::{Age, Verdict, decide};
+use super::proof_set::{HeldSet, KeptSet, ProofSet};
+use super::proving::{Visit, not_of_the_document};
+use super::pull::{Flight, Landed};
+use super::single_flight::Awaited;
+use super::{Answer, Call, Mirror, Outcome};
+use crate::address::{Package, Platform, ProviderAddress, Version};
+use crate::clock::Timestamp;
+use crate::error::Error;
+use crate::store::{Durability, Key, StoreError};
+use crate::upstream::Upstream;
+use crate::upstream::error::{Fault, UpstreamError};
+use crate::upstream::outbound::{Link, origin};
+use crate::upstream::providers::download_url;
+
+pub(super) type SetFlight = Flight<Arc<KeptSet>>;
+
+/// Whether a fetch may build on what is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Anew {
+    IfChanged,
+    Whole,
+}
+
+/// A flight, and whether it is the one that was asked for.
+struct Joined {
+    flight: Awaited<SetFlight>,
+    started: bool,
+}
+
+impl Mirror {
+    /// The proof set that answers for a package.
+    pub async fn proof_set(self: &Arc<Self>, package: &Package, call: &Call) -> Result<Answer<Arc<ProofSet>>, Error> {
+        let upstream = Arc::clone(self.upstream(&package.provider.host)?);
+        let what = what(package);
+        let rule = upstream.rule(|fresh| fresh.download);
+        let held = self.held_set(package).await?;
+        let fallback = held.as_ref().and_then(|held| held.fallback.clone());
+        if held.is_none() {
+            if let Some(said) = self.absent.get(&Key::ProofSet(package.clone()), call.now) {
+                return Err(Error::NotFound(said));
+            }
+            if self.link() == Link::Offline && self.is_listed(package).await? {
+                let why = "is not held, and this mirror is offline; other platforms of the version may be";
+                return Err(Error::NotFound(format!("{package} {why}")));
+            }
+        }
+        let seen = held.as_ref().map(|held| held.kept.age);
+        let landed = held.map(|held| {
+            let mut age = held.kept.age;
+            if held.fallback.is_some() {
+                // Whether the current archive can be had at all decides which set answers: so ask.
+                age.checked = Timestamp(0);
+            }
+            Landed { age, value: held.kept }
+        });
+        let fly = || self.fly(package, upstream, seen, Anew::IfChanged, call).flight;
+        let answer = self.pull(&what, call, &rule, landed, fly).await?;
+        Ok(match (answer.outcome, fallback) {
+            (Outcome::Stale | Outcome::Gone, Some(predecessor)) => {
+                Answer { value: predecessor, outcome: answer.outcome, fresh_until: call.now }
+            }
+            (outcome, fallback) => {
+                // As long as only the predecessor's archive is held, every answer asks.
+                let fresh_until = if fallback.is_some() { call.now } else { answer.fresh_until };
+                Answer { value: Arc::clone(&answer.value.current), outcome, fresh_until }
+            }
+        })
+    }
+
+    /// Whether the held version list names a package's version.
+    async fn is_listed(self: &Arc<Self>, package: &Package) -> Result<bool, Error> {
+        let list = self.held_document(&Key::ProviderVersions(package.provider.clone())).await?;
+        let list = list.and_then(|held| held.value.versions().ok());
+        Ok(list.is_some_and(|list| list.get(&package.version).is_some()))
+    }
+
+    /// Asks the whole set anew, whatever is held and however fresh.
+    pub(super) async fn ask_anew(self: &Arc<Self>, package: &Package, call: &Call) -> Result<HeldSet, Error> {
+        let key = Key::ProofSet(package.clone());
+        if let Some(said) = self.absent.get(&key, call.now) {
+            return Err(Error::NotFound(said));
+        }
+        let upstream = Arc::clone(self.upstream(&package.provider.host)?);
+        loop {
+            let joined = self.fly(package, Arc::clone(&upstream), None, Anew::Whole, call);
+            let landed = joined.flight.await;
+            // One that was under way may have built on the very document whose URLs are too old.
+            if joined.started {
+                return Ok(HeldSet { kept: landed?.value, fallback: None });
+            }
+        }
+    }
+
+    /// The set that is held, without asking anybody.
+    pub(super) async fn held_set(self: &Arc<Self>, package: &Package) -> Result<Option<HeldSet>, Error> {
+        let package = package.clone();
+        self.on_disk(move |mirror| mirror.read_set(&package)).await
+    }
+
+    pub(super) fn read_set(&self, package: &Package) -> Result<Option<HeldSet>, StoreError> {
+        let key = Key::ProofSet(package.clone());
+        let Some(record) = self.store.records.get(&key)? else { return Ok(None) };
+        let Some(kept) = KeptSet::read(record, package) else {
+            self.store.records.set_aside(&key)?;
+            return Ok(None);
+        };
+        let fallback = self.only_predecessor_is_held(&kept)?;
+        Ok(Some(HeldSet { kept: Arc::new(kept), fallback }))
+    }
+
+    fn only_predecessor_is_held(&self, kept: &KeptSet) -> Result<Option<Arc<ProofSet>>, StoreError> {
+        let Some((predecessor, _)) = kept.predecessor.as_ref() else { return Ok(None) };
+        let holds = |set: &ProofSet| self.store.blobs.holds(&set.document.shasum);
+        Ok((!holds(&kept.current)? && holds(predecessor)?).then(|| Arc::clone(predecessor)))
+    }
+
+    /// The platforms of a version whose sets are held.
+    pub async fn platforms_with_sets(
+        self: &Arc<Self>,
+        provider: &ProviderAddress,
+        version: &Version,
+    ) -> Result<Vec<Platform>, Error> {
+        let (provider, version) = (provider.clone(), version.clone());
+        self.on_disk(move |mirror| mirror.store.records.platforms_with_sets(&provider, &version)).await
+    }
+
+    /// Joins the flight for a package's set, or starts it. `seen` is what the caller saw held.
+    fn fly(
+        self: &Arc<Self>,
+        package: &Package,
+        upstream: Arc<Upstream>,
+        seen: Option<Age>,
+        anew: Anew,
+        call: &Call,
+    ) -> Joined {
+        let what = what(package);
+        let mut started = false;
+        let flight = self.sets.share(&self.tasks, package.clone(), Err(Error::Interrupted(what.clone())), || {
+            started = true;
+            let (mirror, package, call) = (Arc::clone(self), package.clone(), self.inner(call));
+            async move {
+                let work = mirror.fetch_set(&what, &upstream, &package, seen, anew, &call);
+                mirror.within_limits(&what, &package.provider.host, work).await
+            }
+        });
+        Joined { flight, started }
+    }
+
+    async fn fetch_set(
+        self: &Arc<Self>,
+        what: &str,
+        upstream: &Upstream,
+        package: &Package,
+        seen: Option<Age>,
+        anew: Anew,
+        call: &Call,
+    ) -> SetFlight {
+        let before = self.held_set(package).await?.map(|held| held.kept);
+        if let Some(before) = before.as_ref().filter(|before| anew == Anew::IfChanged && seen != Some(before.age)) {
+            // Another flight landed between the look of who asked and this one.
+            let rule = upstream.rule(|fresh| fresh.download);
+            if decide(Some(before.age), &rule, self.link(), call.now) == Verdict::Serve {
+                return Ok(Landed { age: before.age, value: Arc::clone(before) });
+            }
+        }
+        let (base, grant) = self.providers_service(upstream, call).await?;
+        let (spelled, guessed) = self.spelling(package, call).await;
+        let unusable =
+            |why: String| UpstreamError { asked: what.to_owned(), at: origin(&base), fault: Fault::Unusable(why) };
+        let asked =
+            download_url(&base, &package.provider, &spelled, &package.platform).map_err(|e| unusable(e.to_string()))?;
+        let retries = if before.is_some() { 0 } else { RETRIES };
+        let visit = Visit { what, asked: &asked, upstream, grant: &grant, package, call, retries };
+        let fetched = match self.visit(&visit, before.as_deref().filter(|_| anew == Anew::IfChanged)).await {
+            Err(Error::Upstream(error)) if matches!(error.fault, Fault::Absent(_)) && error.asked == what => {
+                return match guessed {
+                    // That there is no version of this spelling says nothing while the list cannot be read.
+                    Some(unread) => Err(unread),
+                    None => self.set_is_gone(upstream, package, before, &error, call).await,
+                };
+            }
+            // The document was asked already, and one of its files would not come: its URLs may be too old.
+            Err(Error::Upstream(error)) if error.asked != what && error.fault.may_be_an_expired_url() => {
+                self.visit(&visit, None).await
+            }
+            fetched => fetched,
+        };
+        let set = fetched.map_err(|error| not_of_the_document(error, what))?;
+        self.admit(package, &set, call.now).await?;
+        self.keep_set(package, before, set, call.now).await
+    }
+
+    /// The version as the upstream's own list spells it; as clients spell it where the list cannot tell,
+    /// and then why it cannot.
+    async fn spelling(self: &Arc<Self>, package: &Package, call: &Call) -> (String, Option<Error>) {
+        let as_clients_do = package.version.to_string();
+        match Box::pin(self.provider_versions(&package.provider, call)).await {
+            Ok(list) => {
+                let list = list.value.versions().ok();
+                let listed = list.and_then(|list| list.get(&package.version).map(|listed| listed.spelled.clone()));
+                (listed.unwrap_or(as_clients_do), None)
+            }
+            Err(Error::NotFound(_)) => (as_clients_do, None),
+            Err(error) => (as_clients_do, Some(error)),
+        }
+    }
+
+    async fn set_is_gone(
+        self: &Arc<Self>,
+        upstream: &Upstream,
+        package: &Package,
+        before: Option<Arc<KeptSet>>,
+        error: &UpstreamError,
+        call: &Call,
+    ) -> SetFlight {
+        match before {
+            Some(before) if upstream.settings.keep_gone => {
+                if !before.age.gone {
+                    tracing::warn!(%package, %error, "upstream has deleted it; what is held is kept (keep_gone)");
+                }
+                let kept = KeptSet { age: Age { checked: call.now, gone: true }, ..(*before).clone() };
+                self.put_set(package, kept).await
+            }
+            before => {
+                let key = Key::ProofSet(package.clone());
+                let until = call.now.after(upstream.rule(|fresh| fresh.download).believed());
+                self.absent.put(key.clone(), error.to_string(), until, call.now);
+                if before.is_some() {
+                    self.on_disk(move |mirror| mirror.remove_document(&key)).await?;
+                    self.changed(&package.provider);
+                }
+                Err(Error::NotFound(error.to_string()))
+            }
+        }
+    }
+
+    async fn keep_set(
+        self: &Arc<Self>,
+        package: &Package,
+        before: Option<Arc<KeptSet>>,
+        set: ProofSet,
+        now: Timestamp,
+    ) -> SetFlight {
+        let set = Arc::new(set);
+        let current = Arc::clone(&set);
+        let predecessor = self.on_disk(move |mirror| {
+            let Some(before) = before else { return Ok(None) };
+            if current.names_the_same_files_as(&before.current) {
+                return Ok(before.predecessor.clone());
+            }
+            // While only the archive of the one before the last is held, that one stays the way back.
+            Ok(match (mirror.only_predecessor_is_held(&before)?, &before.predecessor) {
+                (Some(_), Some(kept)) => Some(kept.clone()),
+                _ => Some((Arc::clone(&before.current), now)),
+            })
+        });
+        let kept = KeptSet { predecessor: predecessor.await?, current: set, age: Age { checked: now, gone: false } };
+        self.put_set(package, kept).await
+    }
+
+    /// Makes the next request for a package's set ask upstream.
+    pub(super) async fn expire_set(self: &Arc<Self>, package: &Package) -> Result<(), Error> {
+        if let Some(HeldSet { kept, .. }) = self.held_set(package).await? {
+            let age = Age { checked: Timestamp(0), ..kept.age };
+            self.put_set(package, KeptSet { age, ..(*kept).clone() }).await?;
+        }
+        Ok(())
+    }
+
+    async fn put_set(self: &Arc<Self>, package: &Package, kept: KeptSet) -> SetFlight {
+        let kept = Arc::new(kept);
+        let (key, record, checked) = (Key::ProofSet(package.clone()), kept.write(), kept.age.checked);
+        let put = self.on_disk(move |mirror| mirror.put_document(&key, &record, checked, Durability::Lazy));
+        if let Err(error) = put.await {
+            tracing::error!(%package, %error, "a proof set could not be kept");
+        }
+        self.changed(&package.provider);
+        Ok(Landed { age: kept.age, value: kept })
+    }
+}
+
+/// What is asked for, for people.
+fn what(package: &Package) -> String {
+    format!("the download document of {package}")
+}
