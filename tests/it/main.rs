@@ -4,3 +4,8 @@
 
 mod real_client;
 mod support;
+mod upstream_trouble;
+mod verification;
+mod verification_sets;
+mod verification_tail;
+mod verification_transfer;

@@ -55,3 +55,27 @@ pub(crate) async fn send(request: reqwest::RequestBuilder) -> Result<Answer, req
 pub(crate) async fn get(url: &str) -> Answer {
     send(client().get(url)).await.unwrap_or_else(|e| panic!("{url}: {e:?}"))
 }
+
+/// What arrived of a body, and whether that was all of it.
+#[derive(Debug)]
+pub(crate) struct Received {
+    pub(crate) status: u16,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Vec<u8>,
+    pub(crate) is_whole: bool,
+}
+
+/// Sends a request and keeps what arrives of the answer, also where it breaks off.
+pub(crate) async fn receive(request: reqwest::RequestBuilder) -> Received {
+    let mut response = request.send().await.unwrap();
+    let (status, headers) = (response.status().as_u16(), response.headers().clone());
+    let mut body = Vec::new();
+    let is_whole = loop {
+        match response.chunk().await {
+            Ok(Some(piece)) => body.extend_from_slice(&piece),
+            Ok(None) => break true,
+            Err(_) => break false,
+        }
+    };
+    Received { status, headers, body, is_whole }
+}

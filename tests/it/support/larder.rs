@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::http::{Answer, client, get, send};
+use super::http::{Answer, Received, client, get, receive, send};
 use super::tls::TestCa;
 use super::upstream::FakeUpstream;
 
@@ -45,6 +45,18 @@ impl Folder {
         }
         found.sort();
         found
+    }
+
+    /// What is left of downloads that are not done.
+    pub(crate) fn staged(&self) -> Vec<PathBuf> {
+        // A record on its way into its place is no download.
+        let is_record = |path: &Path| path.file_name().unwrap().to_string_lossy().starts_with("record-");
+        self.files("staging").into_iter().filter(|path| !is_record(path)).collect()
+    }
+
+    /// The proof sets that are kept.
+    pub(crate) fn sets(&self) -> Vec<PathBuf> {
+        self.files("documents").into_iter().filter(|path| path.extension().is_some_and(|ext| ext == "set")).collect()
     }
 
     /// The archives that are visible.
@@ -135,6 +147,11 @@ impl Larder {
     /// Asks for a path, and may get a body that breaks off.
     pub(crate) async fn try_get(&self, path: &str) -> Result<Answer, reqwest::Error> {
         send(client().get(format!("{}{path}", self.base))).await
+    }
+
+    /// Asks for a path, and keeps what arrives of a body that breaks off.
+    pub(crate) async fn receive(&self, path: &str) -> Received {
+        receive(client().get(format!("{}{path}", self.base))).await
     }
 
     /// Asks for the headers of a path.

@@ -3,6 +3,7 @@
 pub(crate) mod http;
 pub(crate) mod larder;
 pub(crate) mod process;
+pub(crate) mod scene;
 pub(crate) mod terraform;
 pub(crate) mod tls;
 pub(crate) mod upstream;

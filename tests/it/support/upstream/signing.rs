@@ -6,14 +6,16 @@ use pgp::composed::{
     ArmorOptions, DetachedSignature, EncryptionCaps, KeyType, SecretKeyParamsBuilder, SignedSecretKey,
 };
 use pgp::crypto::hash::HashAlgorithm;
+use pgp::packet::{SignatureConfig, SignatureType, Subpacket, SubpacketData};
 use pgp::ser::Serialize;
-use pgp::types::{KeyDetails, Password};
+use pgp::types::{KeyDetails, Password, Timestamp};
 
 /// The key of a provider author. Clones share the key.
 #[derive(Clone)]
 pub(crate) struct SigningKey {
     secret: Arc<SignedSecretKey>,
     armored: Arc<str>,
+    digest: HashAlgorithm,
 }
 
 impl SigningKey {
@@ -33,6 +35,28 @@ impl SigningKey {
         Self::generate(KeyType::Rsa(2048))
     }
 
+    /// A new key whose signatures rest on SHA-1.
+    pub(crate) fn weak() -> Self {
+        Self { digest: HashAlgorithm::Sha1, ..Self::another_rsa() }
+    }
+
+    /// A new key that its owner has revoked, and that signs all the same.
+    pub(crate) fn revoked() -> Self {
+        let key = Self::another();
+        let (primary, mut public) = (&key.secret.primary_key, key.secret.to_public_key());
+        let mut config = SignatureConfig::v4(SignatureType::KeyRevocation, primary.algorithm(), HashAlgorithm::Sha256);
+        config.hashed_subpackets = [
+            SubpacketData::IssuerFingerprint(primary.fingerprint()),
+            SubpacketData::SignatureCreationTime(Timestamp::now()),
+        ]
+        .map(|part| Subpacket::regular(part).expect("a part of a signature"))
+        .into();
+        let revocation = config.sign_key(primary, &Password::empty(), primary.public_key());
+        public.details.revocation_signatures.push(revocation.expect("a revocation"));
+        let armored = public.to_armored_string(ArmorOptions::default()).expect("a public key has an armored form");
+        Self { armored: armored.into(), ..key }
+    }
+
     fn generate(key_type: KeyType) -> Self {
         let secret = SecretKeyParamsBuilder::default()
             .key_type(key_type)
@@ -48,7 +72,7 @@ impl SigningKey {
             .to_public_key()
             .to_armored_string(ArmorOptions::default())
             .expect("a public key has an armored form");
-        Self { secret: Arc::new(secret), armored: armored.into() }
+        Self { secret: Arc::new(secret), armored: armored.into(), digest: HashAlgorithm::Sha256 }
     }
 
     /// The public key in ASCII armor, as `signing_keys` lists it.
@@ -67,7 +91,7 @@ impl SigningKey {
             rand::thread_rng(),
             &self.secret.primary_key,
             &Password::empty(),
-            HashAlgorithm::Sha256,
+            self.digest,
             content,
         )
         .expect("an unlocked key signs")

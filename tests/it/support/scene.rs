@@ -1,0 +1,74 @@
+//! The scene of most archive tests: one archive whose set is held and which itself is not.
+
+use std::time::Duration;
+
+use super::http::Received;
+use super::larder::{Folder, Larder};
+use super::upstream::{FakeUpstream, Provider, RecordedRequest, Target};
+
+/// The size of an archive that is proven before the status line.
+pub(crate) const SMALL: usize = 200_000;
+/// The size of one that streams while it arrives.
+pub(crate) const LARGE: usize = 3_000_000;
+/// What of a large one is held back until it is proven and committed.
+pub(crate) const TAIL: usize = 64 * 1024;
+
+/// acme/null 1.2.0 for linux_amd64, its upstream, and a larder that holds its set only.
+pub(crate) struct Scene {
+    pub(crate) upstream: FakeUpstream,
+    pub(crate) larder: Larder,
+    pub(crate) path: String,
+    pub(crate) zip: Vec<u8>,
+}
+
+impl Scene {
+    /// An archive of this size, its set held, itself not.
+    pub(crate) async fn with(size: usize) -> Self {
+        Self::with_stall(size, Duration::from_secs(30)).await
+    }
+
+    pub(crate) async fn with_stall(size: usize, stall: Duration) -> Self {
+        let upstream = FakeUpstream::start().await;
+        upstream.publish(Provider::new("acme", "null").size(size));
+        Self::over(upstream, stall).await
+    }
+
+    pub(crate) async fn over(upstream: FakeUpstream, stall: Duration) -> Self {
+        let larder = Larder::mirroring(&upstream).stall(stall).start().await;
+        let path = larder.archive_path("null", "1.2.0").await;
+        let zip = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
+        Self { upstream, larder, path, zip }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("{}{}", self.larder.base(), self.path)
+    }
+
+    pub(crate) fn folder(&self) -> &Folder {
+        &self.larder.folder
+    }
+
+    pub(crate) fn archive_requests(&self) -> Vec<RecordedRequest> {
+        self.upstream.requests().into_iter().filter(|asked| asked.target == Target::Archive).collect()
+    }
+
+    /// The next request without the fault succeeds.
+    pub(crate) async fn heals(&self) {
+        self.upstream.heal();
+        self.arrives_whole().await;
+    }
+
+    pub(crate) async fn arrives_whole(&self) {
+        let answer = self.larder.get(&self.path).await.expect(200);
+        assert!(answer.body == self.zip);
+        assert_eq!((self.folder().blobs().len(), self.folder().staged().len()), (1, 0));
+    }
+
+    /// The body broke off, what came of it is true, and none of it is its tail.
+    pub(crate) fn broke_off(&self, received: &Received) {
+        assert_eq!((received.status, received.is_whole), (200, false));
+        assert!(received.body.len() <= self.zip.len() - TAIL, "{}", received.body.len());
+        assert!(self.zip.starts_with(&received.body));
+        assert!(self.folder().blobs().is_empty());
+    }
+}

@@ -1,0 +1,356 @@
+//! Proof sets as wholes: replaced together, followed by their predecessors, and held against what was proven before.
+
+use std::time::Duration;
+
+use larder::clock::Clock;
+
+use crate::support::http::Answer;
+use crate::support::larder::{Builder, Folder, HOST, Larder};
+use crate::support::upstream::{FakeUpstream, Fault, Provider, SigningKey, Target, sha256_hex};
+
+fn edition(edition: u64) -> Provider {
+    Provider::new("acme", "null").size(200_000).edition(edition)
+}
+
+/// What upstream has now.
+struct Truth {
+    zip: Vec<u8>,
+    sums: Vec<u8>,
+    signature: Vec<u8>,
+}
+
+fn truth(upstream: &FakeUpstream) -> Truth {
+    Truth {
+        zip: upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"),
+        sums: upstream.sums_bytes("acme", "null", "1.2.0"),
+        signature: upstream.signature_bytes("acme", "null", "1.2.0"),
+    }
+}
+
+async fn document(larder: &Larder) -> Answer {
+    larder.document("null", "1.2.0").await.expect(200)
+}
+
+/// The three URLs of a download document.
+fn urls(document: &Answer) -> [String; 3] {
+    let document = document.json();
+    ["download_url", "shasums_url", "shasums_signature_url"].map(|name| document[name].as_str().unwrap().to_owned())
+}
+
+/// Promise 5: everything a document names is what upstream had.
+async fn leads_to(larder: &Larder, document: &Answer, truth: &Truth) {
+    assert_eq!(document.json()["shasum"].as_str().unwrap(), sha256_hex(&truth.zip));
+    let [archive, sums, signature] = urls(document);
+    assert!(larder.get(&archive).await.expect(200).body == truth.zip);
+    assert_eq!(larder.get(&sums).await.expect(200).body, truth.sums);
+    assert_eq!(larder.get(&signature).await.expect(200).body, truth.signature);
+}
+
+async fn upstream_with(provider: Provider) -> FakeUpstream {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(provider);
+    upstream
+}
+
+fn impatient(upstream: &FakeUpstream) -> Builder {
+    Larder::mirroring(upstream).nothing_stays_fresh()
+}
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Promise 2: one file, sums and signature asked for side by side.
+#[tokio::test]
+async fn a_set_is_one_file_and_its_sums_and_signature_are_asked_for_together() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let (sums, signature) = (upstream.hold_silent(Target::Sums), upstream.hold_silent(Target::Signature));
+    let both_are_asked = async {
+        upstream.wait_for(Target::Sums, 1).await;
+        upstream.wait_for(Target::Signature, 1).await;
+        assert!(larder.folder.sets().is_empty());
+        sums.open();
+        signature.open();
+    };
+    let (answer, ()) = tokio::join!(document(&larder), both_are_asked);
+    leads_to(&larder, &answer, &truth(&upstream)).await;
+    assert_eq!(larder.folder.sets().len(), 1);
+    let asked = [Target::Document, Target::Sums, Target::Signature].map(|target| upstream.count_of(target));
+    assert_eq!(asked, [1, 1, 1]);
+}
+
+/// Promise 2: while upstream shows half of a new set, the old one is answered, and the new one once it is whole.
+#[tokio::test]
+async fn a_half_published_set_does_not_replace_the_held_one() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = impatient(&upstream).start().await;
+    let before = document(&larder).await;
+    let old = truth(&upstream);
+    leads_to(&larder, &before, &old).await;
+    upstream.publish(edition(2));
+    upstream.fault(Target::Document, Fault::OldSums);
+
+    let stale = document(&larder).await;
+    assert!(stale.is("detail=stale"), "{}", stale.header("cache-status"));
+    assert_eq!(stale.body, before.body);
+    leads_to(&larder, &stale, &old).await;
+    let empty = Larder::mirroring(&upstream).start().await;
+    let refused = empty.document("null", "1.2.0").await.expect(502);
+    assert!(refused.text().contains("the download document as"), "{}", refused.text());
+    assert!(empty.folder.sets().is_empty());
+
+    upstream.heal();
+    for larder in [&larder, &empty] {
+        leads_to(larder, &document(larder).await, &truth(&upstream)).await;
+    }
+    assert_eq!((larder.folder.sets().len(), larder.folder.blobs().len()), (1, 2));
+}
+
+/// Promise 2: the sums are new, the document says 304.
+#[tokio::test]
+async fn new_sums_under_an_unchanged_document_replace_the_old_ones() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = impatient(&upstream).start().await;
+    let before = document(&larder).await;
+    let old = truth(&upstream);
+    upstream.publish(edition(1).platform("linux_amd64").platform("darwin_arm64"));
+    upstream.forget_requests();
+    let after = document(&larder).await;
+    assert_eq!(upstream.count_where(|asked| asked.target == Target::Document && asked.status == Some(304)), 1);
+    leads_to(&larder, &after, &truth(&upstream)).await;
+    assert_ne!(urls(&after)[1], urls(&before)[1]);
+    leads_to(&larder, &before, &old).await;
+}
+
+/// Promise 2: a set that is current costs three conditional requests and no byte.
+#[tokio::test]
+async fn an_unchanged_set_is_confirmed_without_a_byte() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = impatient(&upstream).start().await;
+    let before = document(&larder).await;
+    upstream.forget_requests();
+    let after = document(&larder).await;
+    assert_eq!((after.body, upstream.bytes_sent()), (before.body, 0));
+    assert_eq!(upstream.count_of(Target::Sums) + upstream.count_of(Target::Signature), 2);
+}
+
+/// Promise 2: the digests of a set that was replaced answer for another 24 h.
+#[tokio::test]
+async fn urls_of_a_replaced_set_answer_for_a_day() {
+    let upstream = upstream_with(edition(1)).await;
+    let clock = Clock::default();
+    let larder = Larder::mirroring(&upstream).clock(&clock).start().await;
+    let [_, old_sums, old_signature] = urls(&document(&larder).await);
+    let old = truth(&upstream);
+    upstream.publish(edition(2));
+    clock.advance(25 * HOUR);
+    leads_to(&larder, &document(&larder).await, &truth(&upstream)).await;
+
+    clock.advance(23 * HOUR);
+    assert_eq!(larder.get(&old_sums).await.expect(200).body, old.sums);
+    assert_eq!(larder.get(&old_signature).await.expect(200).body, old.signature);
+    clock.advance(2 * HOUR);
+    larder.get(&old_sums).await.expect(404);
+    larder.get(&old_signature).await.expect(404);
+}
+
+/// Promise 2: the set whose archive is held answers when the upstream is down, however long ago it was replaced.
+#[tokio::test]
+async fn while_only_the_predecessors_archive_is_held_its_set_answers_for_an_upstream_that_is_down() {
+    let mut upstream = upstream_with(edition(1)).await;
+    let clock = Clock::default();
+    let larder = Larder::mirroring(&upstream).clock(&clock).start().await;
+    let old = truth(&upstream);
+    leads_to(&larder, &document(&larder).await, &old).await;
+    upstream.publish(edition(2));
+    clock.advance(25 * HOUR);
+    let new = document(&larder).await;
+    assert_eq!(new.json()["shasum"].as_str().unwrap(), sha256_hex(&truth(&upstream).zip));
+
+    upstream.stop().await;
+    for _ in 0..2 {
+        let answer = document(&larder).await;
+        assert!(answer.is("detail=stale"), "{}", answer.header("cache-status"));
+        leads_to(&larder, &answer, &old).await;
+        clock.advance(25 * HOUR);
+    }
+    upstream.restart().await;
+    leads_to(&larder, &document(&larder).await, &truth(&upstream)).await;
+    upstream.stop().await;
+    leads_to(&larder, &document(&larder).await, &truth(&upstream)).await;
+}
+
+/// Promise 2: the same where only the files' origin is down, and where larder is sealed.
+#[tokio::test]
+async fn while_only_the_predecessors_archive_is_held_its_set_answers_for_files_that_are_down_and_offline() {
+    let mut upstream = FakeUpstream::builder().releases_elsewhere().start().await;
+    upstream.publish(edition(1));
+    let larder = impatient(&upstream).start().await;
+    let old = truth(&upstream);
+    leads_to(&larder, &document(&larder).await, &old).await;
+    upstream.publish(edition(2));
+    document(&larder).await;
+    upstream.stop_releases().await;
+    let answer = document(&larder).await;
+    assert!(answer.is("detail=stale"), "{}", answer.header("cache-status"));
+    leads_to(&larder, &answer, &old).await;
+
+    let folder = larder.stop().await;
+    let sealed = Larder::mirroring(&upstream).network("offline = true").on(&folder).start().await;
+    leads_to(&sealed, &document(&sealed).await, &old).await;
+}
+
+/// Promise 6: what upstream has deleted is not hidden by a newer set whose archive never came.
+#[tokio::test]
+async fn while_only_the_predecessors_archive_is_held_its_set_answers_for_what_is_gone() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = impatient(&upstream).start().await;
+    let old = truth(&upstream);
+    leads_to(&larder, &document(&larder).await, &old).await;
+    upstream.publish(edition(2));
+    document(&larder).await;
+    upstream.withdraw("acme", "null", "1.2.0");
+    let answer = document(&larder).await;
+    assert!(answer.is("detail=gone"), "{}", answer.header("cache-status"));
+    leads_to(&larder, &answer, &old).await;
+}
+
+/// The table: a version published anew, signed by a key seen for that provider.
+#[tokio::test]
+async fn a_version_published_anew_by_its_known_key_is_served_and_the_old_archive_is_kept() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = impatient(&upstream).start().await;
+    let (before, old) = (document(&larder).await, truth(&upstream));
+    leads_to(&larder, &before, &old).await;
+    upstream.publish(edition(2));
+    leads_to(&larder, &document(&larder).await, &truth(&upstream)).await;
+    leads_to(&larder, &before, &old).await;
+    assert_eq!(larder.folder.blobs().len(), 2);
+}
+
+/// The table: a version published anew, signed by another key, although the document lists it.
+#[tokio::test]
+async fn a_version_published_anew_by_a_stranger_does_not_replace_the_held_set() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = impatient(&upstream).start().await;
+    let (before, old) = (document(&larder).await, truth(&upstream));
+    leads_to(&larder, &before, &old).await;
+    upstream.publish(edition(2).signed_by(&SigningKey::another()));
+    for _ in 0..2 {
+        let stale = document(&larder).await;
+        assert!(stale.is("detail=stale"), "{}", stale.header("cache-status"));
+        assert_eq!(stale.body, before.body);
+    }
+    leads_to(&larder, &before, &old).await;
+    assert_eq!((larder.folder.sets().len(), larder.folder.blobs().len()), (1, 1));
+    upstream.publish(edition(1));
+    let healed = document(&larder).await;
+    assert!(healed.is("fwd=stale; stored"), "{}", healed.header("cache-status"));
+    leads_to(&larder, &healed, &truth(&upstream)).await;
+}
+
+/// The table: nobody vouches for what is published anew without a signature.
+#[tokio::test]
+async fn a_version_published_anew_without_a_signature_does_not_replace_the_held_set() {
+    let upstream = upstream_with(edition(1).without_keys()).await;
+    let larder = impatient(&upstream).with("verification = \"signature-if-keys\"").start().await;
+    let (before, old) = (document(&larder).await, truth(&upstream));
+    leads_to(&larder, &before, &old).await;
+    upstream.publish(edition(2).without_keys());
+    let stale = document(&larder).await;
+    assert!(stale.is("detail=stale"), "{}", stale.header("cache-status"));
+    leads_to(&larder, &stale, &old).await;
+}
+
+/// All that a larder held is gone; what it has seen is not.
+async fn forgetful(larder: Larder) -> Folder {
+    let folder = larder.stop().await;
+    for file in ["documents", "names", "blobs"].iter().flat_map(|below| folder.files(below)) {
+        std::fs::remove_file(file).unwrap();
+    }
+    assert_eq!(folder.files("seen").len(), 1);
+    folder
+}
+
+/// The table: `seen` keeps every line, also past eviction.
+#[tokio::test]
+async fn what_was_once_proven_is_remembered_when_nothing_of_it_is_held() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    leads_to(&larder, &document(&larder).await, &truth(&upstream)).await;
+    let folder = forgetful(larder).await;
+
+    upstream.publish(edition(2).signed_by(&SigningKey::another()));
+    let larder = Larder::mirroring(&upstream).on(&folder).start().await;
+    let refused = larder.document("null", "1.2.0").await.expect(502);
+    assert!(refused.text().contains("another digest than was proven before"), "{}", refused.text());
+    assert!(folder.sets().is_empty() && folder.blobs().is_empty());
+
+    upstream.publish(edition(3));
+    leads_to(&larder, &document(&larder).await, &truth(&upstream)).await;
+}
+
+/// The table: registries sign the URLs in their documents, and those expire.
+#[tokio::test]
+async fn an_expired_archive_url_is_asked_for_anew_once() {
+    let upstream = FakeUpstream::builder().signed_urls().start().await;
+    upstream.publish(edition(1));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let answer = document(&larder).await;
+    upstream.expire_urls();
+    upstream.forget_requests();
+    leads_to(&larder, &answer, &truth(&upstream)).await;
+    assert_eq!((upstream.count_of(Target::Document), upstream.count_of(Target::Archive)), (1, 2));
+}
+
+/// The table: then 502, not remembered.
+#[tokio::test]
+async fn an_archive_that_its_own_document_does_not_lead_to_is_a_502() {
+    for status in [400, 401, 403, 404, 410] {
+        let upstream = upstream_with(edition(1)).await;
+        let larder = Larder::mirroring(&upstream).start().await;
+        let answer = document(&larder).await;
+        upstream.fault(Target::Archive, Fault::Status(status));
+        upstream.forget_requests();
+        larder.get(&urls(&answer)[0]).await.expect(502);
+        assert_eq!((upstream.count_of(Target::Document), upstream.count_of(Target::Archive)), (1, 2), "{status}");
+        assert!(larder.folder.blobs().is_empty());
+        upstream.heal();
+        leads_to(&larder, &answer, &truth(&upstream)).await;
+    }
+}
+
+/// The table: the same for the files beside the archive.
+#[tokio::test]
+async fn sums_that_their_own_document_does_not_lead_to_are_a_502() {
+    for (target, status) in
+        [(Target::Sums, 400), (Target::Sums, 404), (Target::Signature, 403), (Target::Signature, 410)]
+    {
+        let upstream = upstream_with(edition(1)).await;
+        let larder = Larder::mirroring(&upstream).start().await;
+        upstream.fault(target.clone(), Fault::Status(status));
+        larder.document("null", "1.2.0").await.expect(502);
+        assert_eq!((upstream.count_of(Target::Document), upstream.count_of(target)), (2, 2), "{status}");
+        assert!(larder.folder.sets().is_empty());
+        upstream.heal();
+        leads_to(&larder, &document(&larder).await, &truth(&upstream)).await;
+    }
+}
+
+/// The table, "nothing": the set is asked anew once, and not again within `not_found`.
+#[tokio::test]
+async fn an_archive_url_that_nothing_lists_is_asked_for_once() {
+    let upstream = upstream_with(edition(1)).await;
+    let clock = Clock::default();
+    let larder = Larder::mirroring(&upstream).clock(&clock).start().await;
+    for (version, name) in [("1.2.0", "of another digest"), ("7.7.7", "of an absent version")] {
+        let path = format!("/archive/{HOST}/providers/acme/null/{version}/linux_amd64/0123456789abcdef/SHA256SUMS");
+        upstream.forget_requests();
+        for _ in 0..3 {
+            larder.get(&path).await.expect(404);
+        }
+        assert_eq!(upstream.count_of(Target::Document), 1, "{name}");
+        clock.advance(Duration::from_secs(31));
+        larder.get(&path).await.expect(404);
+        assert_eq!(upstream.count_of(Target::Document), 2, "{name}");
+    }
+}
