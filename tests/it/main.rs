@@ -2,6 +2,10 @@
 #![expect(clippy::disallowed_methods, reason = "the tests stand outside the walls between the rooms")]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod caching;
+mod eviction;
+mod keeping;
+mod many_clients;
 mod real_client;
 mod support;
 mod upstream_trouble;

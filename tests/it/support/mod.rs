@@ -7,3 +7,14 @@ pub(crate) mod scene;
 pub(crate) mod terraform;
 pub(crate) mod tls;
 pub(crate) mod upstream;
+
+/// Asks again and again until it is so; for what larder does behind its answers. Gives up after ten seconds.
+pub(crate) async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
+    let asking = async {
+        while !is_so().await {
+            tokio::task::yield_now().await;
+        }
+    };
+    let in_time = tokio::time::timeout(std::time::Duration::from_secs(10), asking).await;
+    in_time.unwrap_or_else(|_| panic!("still not so after ten seconds: {what}"));
+}

@@ -1,0 +1,325 @@
+//! When upstream is asked and when it is not: fresh, stale, slow, failing, absent.
+
+use std::time::{Duration, Instant};
+
+use http::Response;
+
+use crate::support::larder::{HOST, Larder};
+use crate::support::until;
+use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
+
+const LIST: &str = "/registry/registry.terraform.io/v1/providers/acme/null/versions";
+const DOCUMENT: &str = "/registry/registry.terraform.io/v1/providers/acme/null/1.2.0/download/linux_amd64";
+const DISCOVERY: &str = "/registry/registry.terraform.io/.well-known/terraform.json";
+const INDEX: &str = "/mirror/registry.terraform.io/acme/null/index.json";
+const VERSION: &str = "/mirror/registry.terraform.io/acme/null/1.2.0.json";
+
+/// Each kind of document, what upstream counts it as, and for how many seconds it is fresh.
+const KINDS: [(&str, Target, u64); 3] =
+    [(LIST, Target::Versions, 300), (DOCUMENT, Target::Document, 24 * 3600), (DISCOVERY, Target::Discovery, 3600)];
+/// The machine's own clock goes on during a test.
+const A_WHILE: u64 = 20;
+
+fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+/// DOCUMENT is written with the platform as one word, to be read easily.
+fn path(of: &str) -> String {
+    of.replace("linux_amd64", "linux/amd64")
+}
+
+async fn publishing() -> FakeUpstream {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    upstream
+}
+
+async fn hold_everything(larder: &Larder) {
+    for of in [LIST, DOCUMENT, DISCOVERY, INDEX, VERSION] {
+        larder.get(&path(of)).await.expect(200);
+    }
+}
+
+/// Freshness: within the fresh time of its kind nothing is asked, whether the answer is kept rendered or not.
+#[tokio::test]
+async fn a_hit_within_the_fresh_time_asks_nobody_and_the_first_request_after_it_asks_once() {
+    for memory in ["64MiB", "0B"] {
+        for (of, target, fresh) in KINDS {
+            let upstream = publishing().await;
+            let larder = Larder::mirroring(&upstream).store(&format!("memory = \"{memory}\"")).start().await;
+            let first = larder.get(&path(of)).await.expect(200);
+            assert_eq!(first.header("cache-status"), "larder; fwd=miss; stored", "{of}");
+
+            upstream.forget_requests();
+            larder.clock.advance(seconds(fresh - A_WHILE));
+            let hit = larder.get(&path(of)).await.expect(200);
+            assert_eq!((hit.header("cache-status"), &hit.body), ("larder; hit", &first.body), "{of}");
+            assert_eq!(upstream.count_of(Target::Everything), 0, "{of}");
+
+            larder.clock.advance(seconds(A_WHILE));
+            let asked = larder.get(&path(of)).await.expect(200);
+            assert_eq!((asked.header("cache-status"), &asked.body), ("larder; fwd=stale; stored", &first.body), "{of}");
+            assert_eq!(upstream.count_of(target), 1, "{of}");
+        }
+    }
+}
+
+/// Freshness: revalidation is conditional, and a 304 renews the age and keeps the bytes.
+#[tokio::test]
+async fn a_304_renews_the_age_and_keeps_the_bytes() {
+    for (of, target, fresh) in KINDS {
+        let upstream = publishing().await;
+        let larder = Larder::mirroring(&upstream).start().await;
+        let first = larder.get(&path(of)).await.expect(200);
+        larder.clock.advance(seconds(fresh));
+        upstream.forget_requests();
+        assert_eq!(larder.get(&path(of)).await.expect(200).body, first.body);
+        let asked: Vec<_> = upstream.requests().into_iter().filter(|request| request.target == target).collect();
+        assert_eq!(asked.len(), 1, "{of}");
+        assert_eq!(asked[0].status, Some(304), "{of}: {:?}", asked[0].headers);
+        assert!(asked[0].header("if-none-match").is_some() && asked[0].header("if-modified-since").is_some());
+
+        upstream.forget_requests();
+        larder.clock.advance(seconds(fresh - A_WHILE));
+        let hit = larder.get(&path(of)).await.expect(200);
+        assert_eq!((hit.header("cache-status"), &hit.body), ("larder; hit", &first.body), "{of}");
+        assert_eq!(upstream.count_of(Target::Everything), 0, "{of}");
+    }
+}
+
+/// Freshness: the configuration decides, not upstream's Cache-Control and Expires.
+#[tokio::test]
+async fn what_upstream_says_about_caching_is_ignored() {
+    for said in ["no-store, no-cache, max-age=0", "public, max-age=31536000, immutable"] {
+        let upstream = publishing().await;
+        let page = Response::builder().header("content-type", "application/json").header("cache-control", said);
+        let page = page.header("expires", "Thu, 01 Jan 1970 00:00:00 GMT").header("pragma", "no-cache");
+        upstream.serve("/v1/providers/acme/null/versions", page.body("{\"versions\":[]}".into()).unwrap());
+        let larder = Larder::mirroring(&upstream).start().await;
+        assert_eq!(larder.versions("null").await.expect(200).header("cache-control"), "no-cache");
+        larder.clock.advance(seconds(300 - A_WHILE));
+        larder.versions("null").await.expect(200);
+        assert_eq!(upstream.count_of(Target::Versions), 1, "{said}");
+        larder.clock.advance(seconds(A_WHILE));
+        larder.versions("null").await.expect(200);
+        assert_eq!(upstream.count_of(Target::Versions), 2, "{said}");
+    }
+}
+
+/// Freshness: a new version shows up once the fresh time is over, in both protocols.
+#[tokio::test]
+async fn a_new_version_shows_up_once_the_fresh_time_is_over() {
+    let upstream = publishing().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    hold_everything(&larder).await;
+    upstream.publish(Provider::new("acme", "null").version("1.3.0"));
+    for of in [LIST, INDEX] {
+        assert!(!larder.get(of).await.expect(200).text().contains("1.3.0"), "{of}");
+    }
+    larder.clock.advance(seconds(300));
+    for of in [LIST, INDEX] {
+        assert!(larder.get(of).await.expect(200).text().contains("1.3.0"), "{of}");
+    }
+    assert_eq!(upstream.count_of(Target::Versions), 2);
+    larder.document("null", "1.3.0").await.expect(200);
+}
+
+/// In line, with patience: the stale copy is not waited for longer, and the revalidation goes on behind.
+#[tokio::test]
+async fn a_silent_upstream_costs_no_more_than_patience_and_its_late_answer_is_used() {
+    let upstream = publishing().await;
+    let larder = Larder::mirroring(&upstream).with("patience = \"100ms\"").start().await;
+    hold_everything(&larder).await;
+    upstream.publish(Provider::new("acme", "null").version("1.3.0"));
+    upstream.forget_requests();
+    let gate = upstream.hold_silent(Target::Versions);
+    larder.clock.advance(seconds(300));
+    let asked = Instant::now();
+    let stale = larder.versions("null").await.expect(200);
+    assert!(asked.elapsed() >= Duration::from_millis(100), "it did not wait");
+    assert_eq!(stale.header("cache-status"), "larder; hit; detail=stale");
+    assert!(!stale.text().contains("1.3.0"));
+
+    gate.open();
+    until("the late answer is served", async || larder.versions("null").await.text().contains("1.3.0")).await;
+    assert_eq!(upstream.count_of(Target::Versions), 1, "the revalidation was begun anew");
+}
+
+/// In line, with patience: one request waits for one patience, however many documents its answer is made of.
+#[tokio::test]
+async fn an_answer_made_of_several_documents_waits_for_one_patience() {
+    let upstream = FakeUpstream::start().await;
+    let platforms = ["linux_amd64", "linux_arm64", "darwin_arm64"];
+    upstream.publish(platforms.iter().fold(Provider::new("acme", "null"), |it, platform| it.platform(platform)));
+    let larder = Larder::mirroring(&upstream).with("patience = \"1s\"").start().await;
+    for platform in platforms {
+        larder.document_for("null", "1.2.0", platform).await.expect(200);
+    }
+    let first = larder.get(VERSION).await.expect(200);
+    larder.clock.advance(seconds(24 * 3600));
+    let _gate = upstream.hold_silent(Target::Everything);
+    let asked = Instant::now();
+    let stale = larder.get(VERSION).await.expect(200);
+    let waited = asked.elapsed();
+    assert_eq!((stale.header("cache-status"), &stale.body), ("larder; hit; detail=stale", &first.body));
+    assert!(waited >= Duration::from_secs(1) && waited < Duration::from_secs(2), "{waited:?}");
+}
+
+/// Promise 6: whatever upstream does instead of answering, the stale copy is served, and said to be stale.
+#[tokio::test]
+async fn a_failed_revalidation_serves_what_is_held_at_once() {
+    let faults = [
+        Fault::Status(500),
+        Fault::Status(401),
+        Fault::Status(403),
+        Fault::Status(418),
+        Fault::Status(451),
+        Fault::Status(508),
+        Fault::RetryAfter(429, 3600),
+        Fault::RetryAfter(503, 3600),
+        Fault::Html,
+        Fault::InvalidJson,
+        Fault::Truncated(5),
+        Fault::Reset(0),
+        Fault::RedirectLoop(302),
+        Fault::RedirectTo(302, "http://192.0.2.1/".into()),
+    ];
+    for fault in faults {
+        let upstream = publishing().await;
+        // As long as it may be: patience is not what ends the wait.
+        let larder = Larder::mirroring(&upstream).with("patience = \"8s\"").start().await;
+        for (of, target, fresh) in KINDS {
+            let first = larder.get(&path(of)).await.expect(200);
+            larder.clock.advance(seconds(fresh));
+            upstream.forget_requests();
+            upstream.fault(target.clone(), fault.clone());
+            // Or a 304, which has no body to spoil, would be an honest answer.
+            upstream.fault(target.clone(), Fault::NoValidators);
+            let stale = larder.get(&path(of)).await.expect(200);
+            assert_eq!(stale.header("cache-status"), "larder; hit; detail=stale", "{fault:?} {of}");
+            assert_eq!(stale.body, first.body, "{fault:?} {of}");
+            assert_eq!(stale.header("retry-after"), "", "{fault:?} {of}");
+            assert!(upstream.count_of(target) >= 1, "{fault:?} {of}");
+            upstream.heal();
+        }
+    }
+}
+
+/// Promise 6: when upstream is gone altogether, every answer that was given before is given again.
+#[tokio::test]
+async fn every_kind_of_answer_outlives_the_upstream() {
+    let mut upstream = publishing().await;
+    let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
+    hold_everything(&larder).await;
+    let document = larder.document("null", "1.2.0").await.json();
+    let files = ["download_url", "shasums_url", "shasums_signature_url"].map(|name| document[name].as_str().unwrap());
+    let mut files_before = Vec::new();
+    for file in files {
+        files_before.push(larder.get(file).await.expect(200).body);
+    }
+    // Its h1 comes once the archive is held.
+    until("the h1 is there", async || larder.get(VERSION).await.text().contains("h1:")).await;
+    let mut before = Vec::new();
+    for of in [LIST, DOCUMENT, DISCOVERY, INDEX, VERSION] {
+        before.push((path(of), larder.get(&path(of)).await.expect(200).body));
+    }
+    upstream.stop().await;
+    for (of, body) in before {
+        let stale = larder.get(&of).await.expect(200);
+        assert_eq!((stale.header("cache-status"), &stale.body), ("larder; hit; detail=stale", &body), "{of}");
+    }
+    for (file, body) in files.iter().zip(files_before) {
+        let held = larder.get(file).await.expect(200);
+        assert_eq!((held.header("cache-status"), &held.body), ("larder; hit", &body), "{file}");
+    }
+}
+
+/// Freshness: a 404 is believed for `not_found`, and then asked again.
+#[tokio::test]
+async fn a_404_is_remembered_for_its_time() {
+    for status in [404, 410] {
+        let upstream = publishing().await;
+        upstream.fault(Target::Path("/absent/".into()), Fault::Status(status));
+        let larder = Larder::mirroring(&upstream).with("fresh = { not_found = \"60s\" }").start().await;
+        let document = "/registry/registry.terraform.io/v1/providers/acme/null/9.9.9/download/linux/amd64";
+        let list = LIST.replace("/null/", "/absent/");
+        for (of, target) in [(list.as_str(), Target::Versions), (document, Target::Document)] {
+            let count = |upstream: &FakeUpstream| {
+                let asked = of.replace(&format!("/registry/{HOST}"), "");
+                assert!(upstream.count_of(target.clone()) >= upstream.count(&asked));
+                upstream.count(&asked)
+            };
+            larder.get(of).await.expect(404);
+            larder.clock.advance(seconds(60 - A_WHILE));
+            let again = larder.get(of).await.expect(404);
+            assert!(!again.json()["errors"][0].as_str().unwrap().is_empty());
+            assert_eq!(count(&upstream), 1, "{of}");
+            larder.clock.advance(seconds(A_WHILE));
+            larder.get(of).await.expect(404);
+            assert_eq!(count(&upstream), 2, "{of}");
+        }
+    }
+}
+
+/// Freshness: a remembered 404 is forgotten at once when a list newly names the version.
+#[tokio::test]
+async fn a_404_is_forgotten_when_a_list_newly_names_the_version() {
+    let upstream = publishing().await;
+    let fresh = "fresh = { versions = \"60s\", not_found = \"6h\" }";
+    let larder = Larder::mirroring(&upstream).with(fresh).start().await;
+    larder.versions("null").await.expect(200);
+    larder.document("null", "1.3.0").await.expect(404);
+    upstream.publish(Provider::new("acme", "null").version("1.3.0"));
+    larder.document("null", "1.3.0").await.expect(404);
+    larder.clock.advance(seconds(60));
+    assert!(larder.versions("null").await.text().contains("1.3.0"));
+    larder.document("null", "1.3.0").await.expect(200);
+}
+
+/// Section 4: what is not held is always tried; no failure but a 404 is remembered.
+#[tokio::test]
+async fn nothing_but_a_404_is_remembered() {
+    for (fault, status) in [
+        (Fault::Status(403), 502),
+        (Fault::Status(418), 418),
+        (Fault::Status(501), 502),
+        (Fault::RetryAfter(429, 3600), 503),
+        (Fault::Status(508), 508),
+        (Fault::Html, 502),
+        (Fault::InvalidJson, 502),
+    ] {
+        for (of, target, _) in KINDS {
+            let upstream = publishing().await;
+            let larder = Larder::mirroring(&upstream).start().await;
+            upstream.fault(target.clone(), fault.clone());
+            for asked in [1, 2] {
+                let failed = larder.get(&path(of)).await;
+                assert!(failed.status == status, "{fault:?} {of}: {} {}", failed.status, failed.text());
+                assert_eq!(failed.header("retry-after"), "");
+                assert_eq!(upstream.count_of(target.clone()), asked, "{fault:?} {of}");
+            }
+            upstream.heal();
+            larder.get(&path(of)).await.expect(200);
+        }
+    }
+}
+
+/// Section 4: an archive URL that nothing lists costs one request upstream, and then none for `not_found`.
+#[tokio::test]
+async fn an_archive_url_that_nothing_lists_is_asked_about_once() {
+    let upstream = publishing().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    for version in ["1.2.0", "9.9.9"] {
+        let file = format!("terraform-provider-null_{version}_linux_amd64.zip");
+        let url = format!("/archive/{HOST}/providers/acme/null/{version}/linux_amd64/0123456789abcdef/{file}");
+        upstream.forget_requests();
+        for _ in 0..3 {
+            larder.get(&url).await.expect(404);
+        }
+        assert_eq!(upstream.count_of(Target::Document), 1, "{version}");
+        larder.clock.advance(seconds(30));
+        larder.get(&url).await.expect(404);
+        assert_eq!(upstream.count_of(Target::Document), 2, "{version}");
+    }
+}

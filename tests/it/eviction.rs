@@ -1,0 +1,117 @@
+//! The size limit: what goes first, what goes last, and what stays whole.
+
+use std::time::Duration;
+
+use crate::support::http::client;
+use crate::support::larder::Larder;
+use crate::support::upstream::{FakeUpstream, Provider, Target};
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// Fetches an archive by its document, and says where it was.
+async fn install(larder: &Larder, name: &str) -> String {
+    let path = larder.archive_path(name, "1.2.0").await;
+    larder.get(&path).await.expect(200);
+    path
+}
+
+const THREE: [&str; 3] = ["one", "two", "three"];
+
+async fn three_of_a_third() -> FakeUpstream {
+    let upstream = FakeUpstream::start().await;
+    for name in THREE.iter().chain(&["four"]) {
+        upstream.publish(Provider::new("acme", name).size(300_000));
+    }
+    upstream
+}
+
+/// Section 5: what was used longest ago goes first, and is fetched again when it is asked for.
+#[tokio::test]
+async fn the_least_recently_used_archive_is_evicted_and_can_be_had_again() {
+    let upstream = three_of_a_third().await;
+    let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
+    let mut paths = Vec::new();
+    for name in THREE {
+        paths.push(install(&larder, name).await);
+        larder.clock.advance(Duration::from_secs(120));
+    }
+    assert_eq!(larder.folder.blobs().len(), 3);
+    larder.get(&paths[0]).await.expect(200);
+    larder.clock.advance(Duration::from_secs(120));
+    install(&larder, "four").await;
+    let two = upstream.archive_bytes("acme", "two", "1.2.0", "linux_amd64");
+    let is_two = |path: &std::path::PathBuf| std::fs::read(path).unwrap() == two;
+    assert_eq!(larder.folder.blobs().len(), 3);
+    assert!(!larder.folder.blobs().iter().any(is_two), "the least recently used one is still there");
+
+    upstream.forget_requests();
+    let again = larder.get(&paths[1]).await.expect(200);
+    assert_eq!((again.header("cache-status"), again.body == two), ("larder; fwd=miss; stored", true));
+    assert_eq!(upstream.count_of(Target::Archive), 1);
+}
+
+/// Section 5: what upstream has deleted goes last, because nobody could bring it back.
+#[tokio::test]
+async fn what_upstream_has_deleted_is_evicted_last() {
+    let upstream = three_of_a_third().await;
+    let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
+    let mut paths = Vec::new();
+    for name in THREE {
+        paths.push(install(&larder, name).await);
+        larder.clock.advance(Duration::from_secs(120));
+    }
+    upstream.withdraw("acme", "one", "1.2.0");
+    larder.clock.advance(DAY);
+    assert!(larder.document("one", "1.2.0").await.expect(200).is("detail=gone"));
+    install(&larder, "four").await;
+    assert_eq!(larder.get(&paths[0]).await.expect(200).header("cache-status"), "larder; hit");
+}
+
+/// Section 4: what upstream has dropped stays listed while it is held, and no longer.
+#[tokio::test]
+async fn a_dropped_version_that_was_evicted_is_listed_no_more() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "one").size(700_000));
+    upstream.publish(Provider::new("acme", "two").size(700_000));
+    let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").nothing_stays_fresh().start().await;
+    install(&larder, "one").await;
+    larder.clock.advance(Duration::from_secs(120));
+    install(&larder, "two").await;
+    upstream.withdraw("acme", "one", "1.2.0");
+    assert_eq!(larder.versions("one").await.expect(200).json()["versions"], serde_json::json!([]));
+}
+
+/// Section 5: eviction takes nothing from whoever is reading it.
+#[tokio::test]
+async fn an_archive_that_is_evicted_while_it_is_sent_arrives_whole() {
+    let upstream = FakeUpstream::start().await;
+    for name in ["one", "two"] {
+        upstream.publish(Provider::new("acme", name).size(16_000_000));
+    }
+    let larder = Larder::mirroring(&upstream).store("max_size = \"20MiB\"").start().await;
+    let path = install(&larder, "one").await;
+    let sent = client().get(format!("{}{path}", larder.base())).send().await.unwrap();
+    larder.clock.advance(Duration::from_secs(120));
+    install(&larder, "two").await;
+    assert_eq!(larder.folder.blobs().len(), 1);
+    let one = upstream.archive_bytes("acme", "one", "1.2.0", "linux_amd64");
+    assert!(sent.bytes().await.unwrap() == one, "it was cut or mixed");
+}
+
+/// Promise 12: nothing is evicted while offline, however small the limit has become.
+#[tokio::test]
+async fn nothing_is_evicted_while_offline() {
+    let upstream = three_of_a_third().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let mut paths = Vec::new();
+    for name in ["one", "two", "three", "four"] {
+        paths.push(install(&larder, name).await);
+    }
+    let folder = larder.stop().await;
+    let offline = Larder::mirroring(&upstream).network("offline = true").store("max_size = \"1MiB\"");
+    let larder = offline.on(&folder).start().await;
+    for path in &paths {
+        larder.get(path).await.expect(200);
+    }
+    assert_eq!(larder.folder.blobs().len(), 4);
+}

@@ -1,0 +1,340 @@
+//! Many clients at once: one fetch for all, nobody cancels it, nobody is held back.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+
+use crate::support::http::{Answer, client, get, send};
+use crate::support::larder::{HOST, Larder};
+use crate::support::terraform::{Terraform, host_override};
+use crate::support::until;
+use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
+
+const CLIENTS: usize = 100;
+const ARCHIVE_BYTES: usize = 8_000_000;
+const HALF: usize = 4_000_000;
+
+async fn publishing(size: usize) -> (FakeUpstream, Arc<Vec<u8>>) {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").size(size));
+    let bytes = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
+    (upstream, Arc::new(bytes))
+}
+
+/// Reads a body to its end and compares it on the way, so that a hundred of them take no memory.
+fn compare(mut response: reqwest::Response, with: &Arc<Vec<u8>>) -> JoinHandle<()> {
+    let with = Arc::clone(with);
+    tokio::spawn(async move {
+        assert_eq!(response.status(), 200);
+        let mut at = 0;
+        while let Some(piece) = response.chunk().await.unwrap() {
+            assert!(with[at..].starts_with(&piece), "other bytes at {at}");
+            at += piece.len();
+        }
+        assert_eq!(at, with.len());
+    })
+}
+
+/// The headers of `number` answers to one path, their bodies still to come.
+async fn begun(larder: &Larder, path: &str, number: usize) -> Vec<reqwest::Response> {
+    let (client, url) = (client(), format!("{}{path}", larder.base()));
+    let requests = (0..number).map(|_| tokio::spawn(client.get(&url).send()));
+    join_all(requests).await.into_iter().map(|response| response.unwrap().unwrap()).collect()
+}
+
+async fn at_once(larder: &Larder, path: &str) -> Vec<Answer> {
+    let (client, url) = (client(), format!("{}{path}", larder.base()));
+    let requests = (0..CLIENTS).map(|_| tokio::spawn(send(client.get(&url))));
+    join_all(requests).await.into_iter().map(|answer| answer.unwrap().unwrap()).collect()
+}
+
+async fn read_bytes(response: &mut reqwest::Response, least: usize) {
+    let mut read = 0;
+    while read < least {
+        read += response.chunk().await.unwrap().expect("more of the body").len();
+    }
+}
+
+async fn nothing_is_filling(larder: &Larder) {
+    until("no download is under way", async || larder.metric("larder_fills_under_way").await == 0.0).await;
+}
+
+/// Promise 4: clients that come before, in the middle of and after a download share it from its first byte.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_hundred_clients_of_a_cold_archive_cause_one_download() {
+    let (upstream, bytes) = publishing(ARCHIVE_BYTES).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let path = larder.archive_path("null", "1.2.0").await;
+    let gate = upstream.hold_after(Target::Archive, HALF);
+    let early = begun(&larder, &path, 33).await;
+    let mut first = begun(&larder, &path, 1).await;
+    read_bytes(&mut first[0], HALF).await;
+    let in_the_middle = begun(&larder, &path, 33).await;
+    for response in early.iter().chain(&in_the_middle) {
+        assert_eq!(response.headers()["content-length"], bytes.len().to_string().as_str());
+    }
+    let reading: Vec<_> = early.into_iter().chain(in_the_middle).map(|sent| compare(sent, &bytes)).collect();
+    gate.open();
+    let late = begun(&larder, &path, 33).await;
+    let reading = reading.into_iter().chain(late.into_iter().map(|sent| compare(sent, &bytes)));
+    for read in join_all(reading).await {
+        read.unwrap();
+    }
+    assert_eq!(upstream.count_of(Target::Archive), 1);
+    assert_eq!(larder.folder.blobs().len(), 1);
+}
+
+/// Promise 4: the same for small archives and every document, however the requests fall beside one another.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_hundred_clients_of_anything_cold_cause_one_request() {
+    for _ in 0..5 {
+        let (upstream, bytes) = publishing(100_000).await;
+        let larder = Larder::mirroring(&upstream).start().await;
+        let of = format!("/registry/{HOST}/v1/providers/acme/null");
+        for answer in at_once(&larder, &format!("{of}/versions")).await {
+            answer.expect(200);
+        }
+        for answer in at_once(&larder, &format!("{of}/1.2.0/download/linux/amd64")).await {
+            answer.expect(200);
+        }
+        for answer in at_once(&larder, &larder.archive_path("null", "1.2.0").await).await {
+            assert!(answer.expect(200).body == *bytes);
+        }
+        let counts = [Target::Discovery, Target::Versions, Target::Document, Target::Sums, Target::Signature];
+        assert_eq!(counts.map(|target| upstream.count_of(target)), [1; 5]);
+        assert_eq!(upstream.count_of(Target::Archive), 1);
+    }
+}
+
+/// Promise 4: what upstream answers late is still one request for all who wait.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_hundred_clients_of_a_slow_list_or_an_absent_one_cause_one_request() {
+    let (upstream, _) = publishing(10).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    for (name, status) in [("null", 200), ("absent", 404)] {
+        let path = format!("/registry/{HOST}/v1/providers/acme/{name}/versions");
+        let gate = upstream.hold_silent(Target::Versions);
+        upstream.forget_requests();
+        let ((), answers) = tokio::join!(
+            async {
+                upstream.wait_for(Target::Versions, 1).await;
+                gate.open();
+            },
+            at_once(&larder, &path)
+        );
+        for answer in answers {
+            answer.expect(status);
+        }
+        assert_eq!(upstream.count_of(Target::Versions), 1, "{name}");
+    }
+}
+
+/// Promise 4: stale documents are revalidated once for all who ask.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_hundred_clients_of_a_stale_list_cause_one_revalidation() {
+    let (upstream, _) = publishing(10).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    for _ in 0..5 {
+        larder.document("null", "1.2.0").await.expect(200);
+        larder.clock.advance(std::time::Duration::from_secs(24 * 3600));
+        upstream.forget_requests();
+        for path in ["versions", "1.2.0/download/linux/amd64"] {
+            for answer in at_once(&larder, &format!("/registry/{HOST}/v1/providers/acme/null/{path}")).await {
+                answer.expect(200);
+            }
+        }
+        let counts = [Target::Discovery, Target::Versions, Target::Document, Target::Sums, Target::Signature];
+        assert_eq!(counts.map(|target| upstream.count_of(target)), [1; 5]);
+    }
+}
+
+/// Promise 4: a client that leaves cancels nothing, also when it is the only one.
+#[tokio::test]
+async fn a_client_that_leaves_cancels_nothing() {
+    let (upstream, bytes) = publishing(ARCHIVE_BYTES).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let path = larder.archive_path("null", "1.2.0").await;
+    let gate = upstream.hold_after(Target::Archive, HALF);
+    let mut only = begun(&larder, &path, 1).await;
+    read_bytes(&mut only[0], HALF / 2).await;
+    drop(only);
+    gate.open();
+    nothing_is_filling(&larder).await;
+    assert_eq!(larder.folder.blobs().len(), 1, "the download was given up with its client");
+    upstream.fault(Target::Everything, Fault::Status(500));
+    assert!(larder.get(&path).await.expect(200).body == *bytes);
+    assert_eq!(upstream.count_of(Target::Archive), 1);
+}
+
+/// Promise 4: the same before anything has arrived, and for documents.
+#[tokio::test]
+async fn a_client_that_leaves_before_the_first_byte_cancels_nothing() {
+    let (upstream, bytes) = publishing(100_000).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let gate = upstream.hold_silent(Target::Everything);
+    let document = format!("/registry/{HOST}/v1/providers/acme/null/1.2.0/download/linux/amd64");
+    let asking = tokio::spawn(begun_at(larder.base(), &document));
+    upstream.wait_for(Target::Discovery, 1).await;
+    asking.abort();
+    gate.open();
+    upstream.wait_for(Target::Signature, 1).await;
+    let path = larder.archive_path("null", "1.2.0").await;
+    assert_eq!(upstream.count_of(Target::Document), 1);
+
+    let gate = upstream.hold_silent(Target::Archive);
+    let asking = tokio::spawn(begun_at(larder.base(), &path));
+    upstream.wait_for(Target::Archive, 1).await;
+    asking.abort();
+    gate.open();
+    nothing_is_filling(&larder).await;
+    let answer = larder.get(&path).await.expect(200);
+    assert_eq!(answer.header("cache-status"), "larder; hit");
+    assert!(answer.body == *bytes);
+    assert_eq!(upstream.count_of(Target::Archive), 1);
+}
+
+fn begun_at(base: &str, path: &str) -> impl Future<Output = Result<reqwest::Response, reqwest::Error>> + use<> {
+    client().get(format!("{base}{path}")).send()
+}
+
+/// Promise 4: a slow client holds back nobody, and gets everything in the end.
+#[tokio::test]
+async fn a_client_that_reads_nothing_holds_back_nobody() {
+    let (upstream, bytes) = publishing(16_000_000).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let path = larder.archive_path("null", "1.2.0").await;
+    let gate = upstream.hold_after(Target::Archive, HALF);
+    let mut slow = TcpStream::connect(larder.address()).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", larder.address());
+    slow.write_all(request.as_bytes()).await.unwrap();
+    upstream.wait_for(Target::Archive, 1).await;
+    let others = begun(&larder, &path, 10).await;
+    gate.open();
+    for read in join_all(others.into_iter().map(|sent| compare(sent, &bytes))).await {
+        read.unwrap();
+    }
+    assert_eq!(larder.folder.blobs().len(), 1);
+    let mut answer = Vec::new();
+    slow.read_to_end(&mut answer).await.unwrap();
+    let head = answer.windows(4).position(|four| four == b"\r\n\r\n").unwrap() + 4;
+    assert!(answer.starts_with(b"HTTP/1.1 200") && answer[head..] == bytes[..], "the slow client got other bytes");
+    assert_eq!(upstream.count_of(Target::Archive), 1);
+}
+
+/// Promise 4 and PROTOCOL 2.5: HEAD and GET of a cold archive are one fetch, and HEAD tells the true length.
+#[tokio::test]
+async fn head_and_get_together_are_one_fetch() {
+    for size in [100_000, ARCHIVE_BYTES] {
+        let (upstream, bytes) = publishing(size).await;
+        let larder = Larder::mirroring(&upstream).start().await;
+        let path = larder.archive_path("null", "1.2.0").await;
+        let gate = upstream.hold(Target::Archive);
+        let (head, got, ()) = tokio::join!(larder.head(&path), larder.get(&path), async {
+            upstream.wait_for(Target::Archive, 1).await;
+            gate.open();
+        });
+        assert!(got.expect(200).body == *bytes);
+        assert_eq!(head.expect(200).header("content-length"), bytes.len().to_string());
+        assert_eq!(upstream.count_of(Target::Archive), 1, "{size}");
+    }
+}
+
+/// Promise 4: a HEAD alone fetches, so that the GET after it finds the archive.
+#[tokio::test]
+async fn a_head_fills_for_the_get_after_it() {
+    let (upstream, bytes) = publishing(ARCHIVE_BYTES).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let path = larder.archive_path("null", "1.2.0").await;
+    let head = larder.head(&path).await.expect(200);
+    assert_eq!((head.header("content-length"), head.body.len()), (bytes.len().to_string().as_str(), 0));
+    assert!(larder.get(&path).await.expect(200).body == *bytes);
+    assert_eq!(upstream.count_of(Target::Archive), 1);
+}
+
+/// Promise 4: a finished fetch is never repeated, also after a restart.
+#[tokio::test]
+async fn a_finished_fetch_is_never_repeated() {
+    let (upstream, bytes) = publishing(ARCHIVE_BYTES).await;
+    let mut folder = None;
+    for _ in 0..3 {
+        let mut builder = Larder::mirroring(&upstream);
+        if let Some(folder) = &folder {
+            builder = builder.on(folder);
+        }
+        let larder = builder.start().await;
+        let path = larder.archive_path("null", "1.2.0").await;
+        for sent in begun(&larder, &path, 5).await {
+            compare(sent, &bytes).await.unwrap();
+        }
+        folder = Some(larder.stop().await);
+    }
+    let counts = [Target::Discovery, Target::Versions, Target::Document, Target::Archive];
+    assert_eq!(counts.map(|target| upstream.count_of(target)), [1; 4]);
+}
+
+/// Promise 4 and section 5: fills that push each other out of a small store still serve whoever waits for them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn fills_that_evict_each_other_serve_everybody() {
+    let upstream = FakeUpstream::start().await;
+    let names: Vec<String> = (0..12).map(|number| format!("p{number}")).collect();
+    for name in &names {
+        upstream.publish(Provider::new("acme", name).size(500_000));
+    }
+    let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
+    let mut paths = Vec::new();
+    for name in &names {
+        let bytes = upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64");
+        paths.push((larder.archive_path(name, "1.2.0").await, Arc::new(bytes)));
+    }
+    for _ in 0..5 {
+        let client = client();
+        let clients = paths.iter().flat_map(|path| std::iter::repeat_n(path, 4)).map(|(path, bytes)| {
+            let request = client.get(format!("{}{path}", larder.base()));
+            async move { assert!(send(request).await.unwrap().expect(200).body == **bytes, "{path}") }
+        });
+        join_all(clients).await;
+    }
+    nothing_is_filling(&larder).await;
+    let held = larder.folder.blobs().len() as u64;
+    assert!((1..=2).contains(&held), "{held} archives of 500 kB in a store of 1 MiB");
+    until("the index says what is there", async || {
+        let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
+        status["archives"] == held
+    })
+    .await;
+}
+
+/// Promise 4: a dozen real clients on a cold store fetch every file once, and lock the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_dozen_inits_at_once_fetch_every_file_once() {
+    let Some(client) = Terraform::find() else { return };
+    let upstream = FakeUpstream::start().await;
+    for name in ["null", "random"] {
+        upstream.publish(Provider::new("acme", name).platform("linux_amd64").platform("darwin_arm64").size(3_000_000));
+    }
+    let larder = Larder::mirroring(&upstream).start().await;
+    let workspaces = (0..12).map(|_| {
+        let mut workspace = client.workspace();
+        workspace.require("acme/null", "~> 1.0").require("acme/random", "1.2.0");
+        let modules = "http://127.0.0.1:9/v1/modules/";
+        workspace.cli_config(&host_override(HOST, &larder.providers_url(HOST), modules));
+        workspace
+    });
+    let workspaces: Vec<_> = workspaces.collect();
+    for output in join_all(workspaces.iter().map(|workspace| workspace.init())).await {
+        output.expect_success();
+    }
+    for workspace in &workspaces {
+        assert_eq!(workspace.lock_file(), workspaces[0].lock_file());
+    }
+    let mut asked = BTreeMap::new();
+    for request in upstream.requests() {
+        *asked.entry(request.path).or_insert(0) += 1;
+    }
+    assert_eq!(asked.len(), 1 + 2 * 5, "{asked:?}");
+    assert!(asked.values().all(|times| *times == 1), "{asked:?}");
+}
