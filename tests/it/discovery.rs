@@ -1,0 +1,349 @@
+//! Service discovery: which upstream a name stands for, what of its document is led back here, and how it fails.
+
+use http::Response;
+
+use crate::support::http::{Answer, client, get, send};
+use crate::support::larder::{HOST, Larder};
+use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
+
+/// The other upstream, where a test has two.
+const OTHER: &str = "registry.opentofu.org";
+/// Where clients look for the services of a host.
+const WELL_KNOWN: &str = "/.well-known/terraform.json";
+
+fn discovery_of(host: &str) -> String {
+    format!("/registry/{host}{WELL_KNOWN}")
+}
+
+fn providers_of(host: &str) -> String {
+    format!("/registry/{host}/v1/providers/")
+}
+
+fn publish_null(upstream: &FakeUpstream) {
+    upstream.publish(Provider::new("acme", "null"));
+}
+
+/// Two upstreams behind one larder.
+async fn two_upstreams(server: &str) -> (FakeUpstream, FakeUpstream, Larder) {
+    let (first, second) = (FakeUpstream::start().await, FakeUpstream::start().await);
+    let builder = Larder::mirroring(&first).upstream(OTHER, &format!("{}/", second.origin()), "").server(server);
+    let larder = builder.start().await;
+    (first, second, larder)
+}
+
+fn errors(answer: &Answer) -> String {
+    let errors = answer.json()["errors"].as_array().expect("errors are a list").clone();
+    assert_eq!(errors.len(), 1, "{errors:?}");
+    errors[0].as_str().unwrap().to_owned()
+}
+
+/// Asks where larder really is, whatever its public name, as a request that came through `via`.
+async fn get_via(larder: &Larder, path: &str, via: &str) -> Answer {
+    let request = client().get(format!("http://{}{path}", larder.address()));
+    send(request.header("cdn-loop", via)).await.unwrap()
+}
+
+fn is_json(answer: &Answer) -> bool {
+    answer.header("content-type") == "application/json"
+}
+
+#[tokio::test]
+async fn each_upstream_has_a_rewritten_document_of_its_own() {
+    let (first, second, larder) = two_upstreams("").await;
+    for (host, upstream) in [(HOST, &first), (OTHER, &second)] {
+        let answer = larder.get(&discovery_of(host)).await.expect(200);
+        assert!(is_json(&answer), "{:?}", answer.headers);
+        let services = answer.json();
+        assert_eq!(services["providers.v1"], providers_of(host));
+        assert_eq!(services["modules.v1"], format!("{}/v1/modules/", upstream.origin()));
+        assert_eq!(upstream.count_of(Target::Everything), 1);
+    }
+}
+
+#[tokio::test]
+async fn larders_own_name_stands_for_the_default_upstream() {
+    let (first, second, larder) = two_upstreams(&format!("default_upstream = \"{OTHER}\"")).await;
+    let own = larder.get(WELL_KNOWN).await.expect(200);
+    assert!(is_json(&own));
+    assert_eq!(own.json()["providers.v1"], providers_of(OTHER));
+    let any_name = larder.get_with(WELL_KNOWN, &[("host", "mirror.corp.example")]).await.expect(200);
+    assert_eq!(any_name.json()["providers.v1"], providers_of(OTHER));
+    assert_eq!((first.count_of(Target::Everything), second.count_of(Target::Everything)), (0, 1));
+}
+
+#[tokio::test]
+async fn without_a_default_upstream_larders_own_name_is_404_with_the_reason() {
+    let (first, second, larder) = two_upstreams("").await;
+    let answer = larder.get(WELL_KNOWN).await.expect(404);
+    assert!(is_json(&answer));
+    assert!(errors(&answer).contains("default_upstream"), "{}", answer.text());
+    assert_eq!(first.count_of(Target::Everything) + second.count_of(Target::Everything), 0);
+}
+
+#[tokio::test]
+async fn a_taken_over_name_is_its_upstream_with_and_without_a_port() {
+    let (_first, _second, larder) = two_upstreams(&format!("default_upstream = \"{OTHER}\"")).await;
+    let port = larder.address().port();
+    for (host, stands_for) in [
+        (HOST.to_owned(), HOST),
+        (format!("{HOST}:{port}"), HOST),
+        (format!("{HOST}:443"), HOST),
+        ("Registry.TERRAFORM.io".to_owned(), HOST),
+        (OTHER.to_owned(), OTHER),
+        (format!("{OTHER}:{port}"), OTHER),
+    ] {
+        let services = larder.get_with(WELL_KNOWN, &[("host", &host)]).await.expect(200).json();
+        assert_eq!(services["providers.v1"], providers_of(stands_for), "{host}");
+    }
+}
+
+#[tokio::test]
+async fn a_host_that_is_no_upstream_is_404_with_the_reason() {
+    let upstream = FakeUpstream::start().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let answer = larder.get(&discovery_of("registry.elsewhere.example")).await.expect(404);
+    let said = errors(&answer);
+    assert!(said.contains("registry.elsewhere.example") && said.contains("[[upstream]]"), "{said}");
+    assert_eq!(upstream.count_of(Target::Everything), 0);
+}
+
+/// Promise 5, for discovery: what nobody knows goes through as it was written.
+#[tokio::test]
+async fn every_other_service_is_made_absolute_and_what_nobody_knows_survives() {
+    let upstream = FakeUpstream::start().await;
+    let document = r#"{
+        "x-first" :	1e400, "providers.v1": "/v1/providers/", "modules.v1": "/v1/modules/",
+        "tfe.v2": "api/v2/?a=b", "state.v2": "https://state.example/s/", "x-null": null, "x-list": [ 1.00, "/a" ],
+        "login.v1": { "client" : "terraform-cli", "x-odd": 1.50E+0, "authz": "/oauth/authorization?x=1",
+                      "token": "token", "ports": [10000, 10010], "x-deep": {"authz" : "/stays"} }
+    }"#;
+    upstream.serve_json(WELL_KNOWN, document);
+    let larder = Larder::mirroring(&upstream).start().await;
+    let text = larder.get(&discovery_of(HOST)).await.expect(200).text();
+    let origin = upstream.origin();
+    let expected = format!(
+        "{{\"x-first\":1e400,\"providers.v1\":\"{providers}\",\"modules.v1\":\"{origin}/v1/modules/\",\
+         \"tfe.v2\":\"{origin}/.well-known/api/v2/?a=b\",\"state.v2\":\"https://state.example/s/\",\"x-null\":null,\
+         \"x-list\":[ 1.00, \"/a\" ],\"login.v1\":{{\"client\":\"terraform-cli\",\"x-odd\":1.50E+0,\
+         \"authz\":\"{origin}/oauth/authorization?x=1\",\"token\":\"{origin}/.well-known/token\",\
+         \"ports\":[10000, 10010],\"x-deep\":{{\"authz\" : \"/stays\"}}}}}}",
+        providers = providers_of(HOST),
+    );
+    assert_eq!(text, expected);
+}
+
+#[tokio::test]
+async fn relative_and_absolute_service_urls_are_both_followed() {
+    for is_absolute in [false, true] {
+        let builder = FakeUpstream::builder();
+        let builder = if is_absolute { builder.absolute_services() } else { builder };
+        let upstream = builder.start().await;
+        publish_null(&upstream);
+        let larder = Larder::mirroring(&upstream).start().await;
+        let services = larder.get(&discovery_of(HOST)).await.expect(200).json();
+        assert_eq!(services["providers.v1"], providers_of(HOST));
+        assert_eq!(services["login.v1"]["token"], format!("{}/oauth/token", upstream.origin()));
+        larder.versions("null").await.expect(200);
+        assert_eq!(upstream.count_of(Target::Versions), 1);
+    }
+}
+
+/// PROTOCOL 1.1: relative services resolve against the final URL.
+#[tokio::test]
+async fn the_services_of_a_redirected_document_resolve_against_where_it_is() {
+    let upstream = FakeUpstream::builder().releases_elsewhere().start().await;
+    let elsewhere = upstream.releases_origin();
+    upstream.fault(Target::Discovery, Fault::RedirectTo(302, format!("{elsewhere}/deep/services.json")));
+    upstream
+        .serve_json("/deep/services.json", r#"{"providers.v1":"api/p/","modules.v1":"/m/","login.v1":{"authz":"a"}}"#);
+    upstream.serve_json("/deep/api/p/acme/null/versions", r#"{"versions":[{"version":"7.0.0"}]}"#);
+    let larder = Larder::mirroring(&upstream).network(&format!("allow_private = [\"{elsewhere}\"]")).start().await;
+    let answer = larder.get(&discovery_of(HOST)).await.expect(200);
+    assert_eq!(answer.header("location"), "");
+    let services = answer.json();
+    assert_eq!(services["providers.v1"], providers_of(HOST));
+    assert_eq!(services["modules.v1"], format!("{elsewhere}/m/"));
+    assert_eq!(services["login.v1"]["authz"], format!("{elsewhere}/deep/a"));
+    assert_eq!(larder.versions("null").await.expect(200).json()["versions"][0]["version"], "7.0.0");
+}
+
+#[tokio::test]
+async fn every_kind_of_redirect_is_followed_inside() {
+    for status in [301, 302, 303, 307, 308] {
+        let upstream = FakeUpstream::start().await;
+        upstream.fault(Target::Discovery, Fault::Redirect(status));
+        let larder = Larder::mirroring(&upstream).start().await;
+        let answer = larder.get(&discovery_of(HOST)).await.expect(200);
+        assert_eq!(answer.header("location"), "", "{status}");
+        assert_eq!(upstream.count_of(Target::Discovery), 2, "{status}");
+    }
+}
+
+#[tokio::test]
+async fn the_well_known_path_is_appended_to_the_upstreams_own_base() {
+    let upstream = FakeUpstream::start().await;
+    upstream.serve_json("/base/.well-known/terraform.json", r#"{"providers.v1":"../api/","tfe.v2":"/root/"}"#);
+    upstream.serve_json("/base/api/acme/null/versions", r#"{"versions":[{"version":"7.0.0"}]}"#);
+    let larder = Larder::builder().upstream(HOST, &format!("{}/base", upstream.origin()), "").start().await;
+    let services = larder.get(&discovery_of(HOST)).await.expect(200).json();
+    assert_eq!(services["tfe.v2"], format!("{}/root/", upstream.origin()));
+    larder.versions("null").await.expect(200);
+}
+
+#[tokio::test]
+async fn public_url_stands_in_front_unless_another_larder_asks() {
+    let upstream = FakeUpstream::start().await;
+    publish_null(&upstream);
+    let larder = Larder::mirroring(&upstream).server("public_url = \"https://mirror.example/tf/\"").start().await;
+    let document = format!("{}acme/null/1.2.0/download/linux/amd64", providers_of(HOST));
+    for (via, front) in [
+        ("", "https://mirror.example/tf"),
+        ("fastly", "https://mirror.example/tf"),
+        ("larder;id=1", "/tf"),
+        ("fastly, larder", "/tf"),
+    ] {
+        for mount in ["", "/tf"] {
+            let services = get_via(&larder, &format!("{mount}{}", discovery_of(HOST)), via).await.expect(200).json();
+            assert_eq!(services["providers.v1"], format!("{front}{}", providers_of(HOST)), "{via:?} {mount:?}");
+            let urls = get_via(&larder, &format!("{mount}{document}"), via).await.expect(200).json();
+            for name in ["download_url", "shasums_url", "shasums_signature_url"] {
+                let url = urls[name].as_str().unwrap();
+                assert!(url.starts_with(&format!("{front}/archive/{HOST}/providers/acme/null/")), "{via:?} {url}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn without_public_url_answers_do_not_depend_on_the_host_header() {
+    let upstream = FakeUpstream::start().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let plain = larder.get(&discovery_of(HOST)).await.expect(200);
+    let named = larder.get_with(&discovery_of(HOST), &[("host", "evil.example")]).await.expect(200);
+    assert_eq!(plain.body, named.body);
+    assert_eq!(plain.json()["providers.v1"], providers_of(HOST));
+}
+
+#[tokio::test]
+async fn a_document_that_no_client_could_use_is_502_with_the_cause_and_not_remembered() {
+    for (fault, cause) in [
+        (Fault::Status(404), "404"),
+        (Fault::Status(410), "410"),
+        (Fault::Html, "text/html"),
+        (Fault::ContentType("text/plain"), "text/plain"),
+        (Fault::InvalidJson, "JSON"),
+        (Fault::StatusBody(200, "[1]"), "JSON"),
+        (Fault::Status(401), "401"),
+        (Fault::Status(403), "403"),
+        (Fault::Status(501), "501"),
+        (Fault::RedirectLoop(302), "redirects"),
+    ] {
+        let upstream = FakeUpstream::start().await;
+        publish_null(&upstream);
+        upstream.fault(Target::Discovery, fault.clone());
+        let larder = Larder::mirroring(&upstream).start().await;
+        for answer in [larder.get(&discovery_of(HOST)).await.expect(502), larder.versions("null").await.expect(502)] {
+            let said = errors(&answer);
+            assert!(said.contains(cause) && said.contains(HOST), "{fault:?}: {said}");
+            assert!(said.contains(&upstream.origin()), "{fault:?} names no upstream: {said}");
+        }
+        assert_eq!(upstream.count_of(Target::Versions), 0, "{fault:?}");
+
+        upstream.heal();
+        upstream.forget_requests();
+        larder.get(&discovery_of(HOST)).await.expect(200);
+        larder.versions("null").await.expect(200);
+        assert_eq!(upstream.count_of(Target::Discovery), 1, "{fault:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_registry_without_providers_is_502_with_the_cause_and_asked_again_next_time() {
+    for document in [
+        r#"{"modules.v1":"/v1/modules/"}"#,
+        r#"{"providers.v1":7}"#,
+        r#"{"providers.v1":null}"#,
+        r#"{"providers.v1":"ftp://registry.example/"}"#,
+        r#"{"providers.v1":"https://user:hunter2@registry.example/"}"#,
+    ] {
+        let upstream = FakeUpstream::start().await;
+        publish_null(&upstream);
+        upstream.serve_json(WELL_KNOWN, document);
+        let larder = Larder::mirroring(&upstream).start().await;
+        let said = errors(&larder.versions("null").await.expect(502));
+        assert!(said.contains("providers.v1") && said.contains(HOST), "{document}: {said}");
+        assert!(!said.contains("hunter2"), "{said}");
+
+        upstream.serve_json(WELL_KNOWN, r#"{"providers.v1":"/v1/providers/"}"#);
+        let healed = larder.versions("null").await;
+        assert_eq!(healed.status, 200, "{document} was remembered: {}", healed.text());
+    }
+}
+
+/// Promise 6: what is held is served while discovery is in trouble.
+#[tokio::test]
+async fn a_held_document_is_served_stale_while_the_upstreams_is_unusable() {
+    let upstream = FakeUpstream::start().await;
+    let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
+    let good = larder.get(&discovery_of(HOST)).await.expect(200);
+    for fault in [Fault::Status(404), Fault::Html, Fault::InvalidJson, Fault::Status(500)] {
+        upstream.fault(Target::Discovery, fault.clone());
+        let held = larder.get(&discovery_of(HOST)).await.expect(200);
+        assert_eq!(held.body, good.body);
+        assert!(held.is("detail=stale"), "{fault:?}: {}", held.header("cache-status"));
+        upstream.heal();
+    }
+}
+
+/// Promise 7: the CDN-Loop list is sent on with our own entry at its end.
+#[tokio::test]
+async fn the_upstream_sees_through_whom_a_request_came() {
+    let upstream = FakeUpstream::start().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    larder.get_with(&discovery_of(HOST), &[("cdn-loop", "fastly"), ("cdn-loop", "larder;id=77")]).await.expect(200);
+    let sent = upstream.requests()[0].header("cdn-loop").unwrap().to_owned();
+    let own = sent.strip_prefix("fastly, larder;id=77, larder;id=").unwrap_or_else(|| panic!("{sent}"));
+    assert!(own.len() >= 16 && own.bytes().all(|byte| byte.is_ascii_hexdigit()), "{sent}");
+}
+
+/// Promise 7: our own id, or more than four larders, is 508 at once, and never remembered.
+#[tokio::test]
+async fn a_request_that_goes_in_a_ring_is_508_and_asks_nobody() {
+    let upstream = FakeUpstream::start().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    larder.get(&discovery_of(OTHER)).await.expect(404);
+    let five = "larder;id=1, larder;id=2, larder;id=3, larder;id=4, larder;id=5";
+    let refused = larder.get_with(&discovery_of(HOST), &[("cdn-loop", five)]).await.expect(508);
+    assert!(errors(&refused).contains("larder"));
+    assert_eq!(upstream.count_of(Target::Everything), 0);
+
+    let four = "larder;id=1, larder;id=2, other, larder;id=3, larder;id=4";
+    larder.get_with(&discovery_of(HOST), &[("cdn-loop", four)]).await.expect(200);
+    let sent = upstream.requests()[0].header("cdn-loop").unwrap().to_owned();
+    let own = sent.rsplit(", ").next().unwrap();
+    // Also what is held and hot is not given to a ring.
+    larder.get_with(&discovery_of(HOST), &[("cdn-loop", own)]).await.expect(508);
+    larder.get(&discovery_of(HOST)).await.expect(200);
+    assert_eq!(upstream.count_of(Target::Everything), 1);
+}
+
+#[tokio::test]
+async fn an_upstreams_508_stays_508_and_is_not_tried_again() {
+    let upstream = FakeUpstream::start().await;
+    upstream.fault(Target::Discovery, Fault::Status(508));
+    let larder = Larder::mirroring(&upstream).start().await;
+    larder.get(&discovery_of(HOST)).await.expect(508);
+    assert_eq!(upstream.count_of(Target::Discovery), 1);
+    upstream.heal();
+    larder.get(&discovery_of(HOST)).await.expect(200);
+}
+
+#[tokio::test]
+async fn media_type_parameters_do_not_matter() {
+    let upstream = FakeUpstream::start().await;
+    let page = Response::builder().header("content-type", "Application/JSON; charset=utf-8");
+    upstream.serve(WELL_KNOWN, page.body(r#"{"providers.v1":"/v1/providers/"}"#.to_owned()).unwrap());
+    let larder = Larder::mirroring(&upstream).start().await;
+    let answer = get(&format!("{}{}", larder.base(), discovery_of(HOST))).await.expect(200);
+    assert!(is_json(&answer));
+}

@@ -1,0 +1,508 @@
+//! What larder's answers are as HTTP: lengths, ranges, conditions, codings, cache headers, versions, errors.
+
+use std::io::Read;
+
+use flate2::read::GzDecoder;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::support::http::{Answer, client, send};
+use crate::support::larder::{HOST, Larder};
+use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
+
+/// Proven whole before its status line.
+const SMALL: usize = 300_000;
+/// Streamed while it arrives.
+const LARGE: usize = 3_000_000;
+
+/// An upstream with acme/null 1.2.0 of about this size, a larder before it, the archive's path and its bytes.
+async fn with_archive(size_bytes: usize) -> (FakeUpstream, Larder, String, Vec<u8>) {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").size(size_bytes));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let path = larder.archive_path("null", "1.2.0").await;
+    let bytes = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
+    (upstream, larder, path, bytes)
+}
+
+fn versions_path() -> String {
+    format!("/registry/{HOST}/v1/providers/acme/null/versions")
+}
+
+fn document_path() -> String {
+    format!("/registry/{HOST}/v1/providers/acme/null/1.2.0/download/linux/amd64")
+}
+
+async fn head_with(larder: &Larder, path: &str, headers: &[(&str, &str)]) -> Answer {
+    let request = client().head(format!("{}{path}", larder.base()));
+    send(headers.iter().fold(request, |request, (name, value)| request.header(*name, *value))).await.unwrap()
+}
+
+/// The text of an error, which must have the shape that registries use.
+fn errors(answer: &Answer) -> String {
+    assert_eq!(answer.header("content-type"), "application/json", "{}", answer.text());
+    let json = answer.json();
+    assert_eq!(json.as_object().unwrap().len(), 1, "{json}");
+    let errors = json["errors"].as_array().expect("errors are a list").clone();
+    assert!(!errors.is_empty());
+    errors.iter().map(|error| error.as_str().unwrap()).collect::<Vec<_>>().join("\n")
+}
+
+/// PROTOCOL 2.5, the HEAD trap: the true length, since there are ranges.
+#[tokio::test]
+async fn head_on_a_held_archive_has_its_true_length_and_offers_ranges() {
+    for size in [SMALL, LARGE] {
+        let (upstream, larder, path, bytes) = with_archive(size).await;
+        larder.get(&path).await.expect(200);
+        let head = larder.head(&path).await.expect(200);
+        let get = larder.get(&path).await.expect(200);
+        assert!(head.body.is_empty());
+        assert_eq!(head.header("content-length"), bytes.len().to_string());
+        assert_eq!(head.header("accept-ranges"), "bytes");
+        for name in ["content-length", "content-type", "accept-ranges", "etag", "cache-control", "cache-status"] {
+            assert_eq!(head.header(name), get.header(name), "{name}");
+        }
+        assert_eq!(upstream.count_of(Target::Archive), 1);
+    }
+}
+
+/// Promises 3 and 4: the length is true, nothing looks like a range, and HEAD and GET share one fill.
+#[tokio::test]
+async fn head_on_a_cold_archive_starts_the_one_fill_that_the_get_joins() {
+    let (upstream, larder, path, bytes) = with_archive(LARGE).await;
+    let gate = upstream.hold_after(Target::Archive, 100_000);
+    let head = larder.head(&path).await.expect(200);
+    assert_eq!(head.header("content-length"), bytes.len().to_string());
+    assert_eq!(head.header("accept-ranges"), "");
+    assert!(head.is("fwd=miss"), "{}", head.header("cache-status"));
+    upstream.wait_for(Target::Archive, 1).await;
+    let (got, ()) = tokio::join!(larder.get(&path), async { gate.open() });
+    assert!(got.expect(200).body == bytes);
+    assert_eq!(upstream.count_of(Target::Archive), 1);
+    assert!(upstream.requests().iter().all(|request| request.method == "GET"), "upstream was asked with HEAD");
+}
+
+#[tokio::test]
+async fn head_on_a_cold_small_archive_has_its_true_length_and_no_ranges() {
+    let (upstream, larder, path, bytes) = with_archive(SMALL).await;
+    let head = larder.head(&path).await.expect(200);
+    assert_eq!(head.header("content-length"), bytes.len().to_string());
+    assert_eq!(head.header("accept-ranges"), "");
+    assert!(larder.get(&path).await.expect(200).body == bytes);
+    assert_eq!(upstream.count_of(Target::Archive), 1);
+}
+
+#[tokio::test]
+async fn head_on_documents_sums_and_errors_has_the_length_of_the_get() {
+    let (_upstream, larder, _path, _bytes) = with_archive(SMALL).await;
+    let sums = larder.document("null", "1.2.0").await.json()["shasums_url"].as_str().unwrap().to_owned();
+    for path in [versions_path(), document_path(), sums, "/nowhere".into(), "/healthz".into()] {
+        let (head, get) = (larder.head(&path).await, larder.get(&path).await);
+        assert_eq!(head.status, get.status, "{path}");
+        assert!(head.body.is_empty() && !get.body.is_empty(), "{path}");
+        assert_eq!(head.header("content-length"), get.body.len().to_string(), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn ranges_of_a_held_archive_are_answered() {
+    for size in [SMALL, LARGE] {
+        let (_upstream, larder, path, bytes) = with_archive(size).await;
+        larder.get(&path).await.expect(200);
+        let total = bytes.len();
+        let (end, suffix) = (total - 1, total - 300);
+        for (asked, from, to) in [
+            ("bytes=0-99".to_owned(), 0, 100),
+            ("bytes=100-".to_owned(), 100, total),
+            ("bytes=-300".to_owned(), suffix, total),
+            (format!("bytes={end}-{}", total * 2), end, total),
+            (format!("bytes=0-{end}"), 0, total),
+        ] {
+            let part = larder.get_with(&path, &[("range", &asked)]).await.expect(206);
+            assert_eq!(part.header("content-range"), format!("bytes {from}-{}/{total}", to - 1), "{asked}");
+            assert_eq!(part.header("content-length"), (to - from).to_string(), "{asked}");
+            assert!(part.body == bytes[from..to], "{asked}");
+        }
+        for asked in ["bytes=0-1,5-6", "bytes=9-3", "lines=1-2", "bytes=x", "bytes=-"] {
+            let whole = larder.get_with(&path, &[("range", asked)]).await.expect(200);
+            assert_eq!(whole.header("content-range"), "", "{asked}");
+            assert!(whole.body == bytes, "{asked}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_range_beyond_the_end_is_416_and_no_cache_may_keep_that() {
+    let (_upstream, larder, path, bytes) = with_archive(SMALL).await;
+    larder.get(&path).await.expect(200);
+    for asked in [format!("bytes={}-", bytes.len()), "bytes=-0".to_owned(), "bytes=999999999-".to_owned()] {
+        let answer = larder.get_with(&path, &[("range", &asked)]).await.expect(416);
+        assert_eq!(answer.header("content-range"), format!("bytes */{}", bytes.len()), "{asked}");
+        assert!(errors(&answer).contains(&bytes.len().to_string()));
+        assert!(!answer.header("cache-control").contains("immutable"), "{}", answer.header("cache-control"));
+    }
+}
+
+#[tokio::test]
+async fn if_range_decides_between_the_part_and_the_whole() {
+    let (_upstream, larder, path, bytes) = with_archive(LARGE).await;
+    larder.get(&path).await.expect(200);
+    let tag = larder.head(&path).await.header("etag").to_owned();
+    let range = ("range", "bytes=5-9");
+    let part = larder.get_with(&path, &[range, ("if-range", &tag)]).await.expect(206);
+    assert_eq!(part.body, bytes[5..10]);
+    let weak = format!("W/{tag}");
+    for other in ["\"other\"", weak.as_str(), "Mon, 01 Jan 2024 00:00:00 GMT"] {
+        let whole = larder.get_with(&path, &[range, ("if-range", other)]).await.expect(200);
+        assert!(whole.body == bytes, "{other}");
+    }
+}
+
+/// RFC 9110 14.2: ranges are defined for GET alone.
+#[tokio::test]
+async fn head_ignores_a_range() {
+    let (_upstream, larder, path, bytes) = with_archive(SMALL).await;
+    larder.get(&path).await.expect(200);
+    let head = head_with(&larder, &path, &[("range", "bytes=0-4")]).await.expect(200);
+    assert_eq!(head.header("content-length"), bytes.len().to_string());
+    assert_eq!(head.header("content-range"), "");
+}
+
+/// Promise 3: until an archive is held, an unproven part must not look complete.
+#[tokio::test]
+async fn a_range_of_a_cold_archive_is_ignored() {
+    for size in [SMALL, LARGE] {
+        for length in [true, false] {
+            let (upstream, larder, path, bytes) = with_archive(size).await;
+            if !length {
+                upstream.fault(Target::Archive, Fault::NoLength);
+            }
+            let whole = larder.get_with(&path, &[("range", "bytes=0-99")]).await;
+            assert_eq!(whole.status, 200, "{size} {length}");
+            assert_eq!(whole.header("accept-ranges"), "", "{size} {length}");
+            assert_eq!(whole.header("content-range"), "", "{size} {length}");
+            assert!(whole.body == bytes, "{size} {length}");
+            larder.get_with(&path, &[("range", "bytes=0-99")]).await.expect(206);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_cold_range_beyond_the_end_is_ignored_too() {
+    let (_upstream, larder, path, bytes) = with_archive(SMALL).await;
+    let whole = larder.get_with(&path, &[("range", "bytes=999999999-")]).await.expect(200);
+    assert!(whole.body == bytes);
+}
+
+#[tokio::test]
+async fn archives_have_a_tag_that_spares_sending_them_again() {
+    for size in [SMALL, LARGE] {
+        let (_upstream, larder, path, _bytes) = with_archive(size).await;
+        larder.get(&path).await.expect(200);
+        let tag = larder.get(&path).await.expect(200).header("etag").to_owned();
+        assert!(tag.starts_with('"') && tag.len() > 20, "{tag}");
+        for given in [tag.clone(), format!("\"x\", {tag}"), format!("W/{tag}"), "*".into()] {
+            let answer = larder.get_with(&path, &[("if-none-match", &given)]).await.expect(304);
+            assert!(answer.body.is_empty());
+            assert_eq!(answer.header("etag"), tag, "{given}");
+            assert!(answer.header("cache-control").contains("immutable"), "{given}");
+            let head = head_with(&larder, &path, &[("if-none-match", &given)]).await.expect(304);
+            // RFC 9110 8.6: on a 304, only the length that the 200 would have.
+            assert_ne!(head.header("content-length"), "0", "{given}");
+        }
+        larder.get_with(&path, &[("if-none-match", "\"other\"")]).await.expect(200);
+        // If-None-Match goes before Range.
+        larder.get_with(&path, &[("if-none-match", &tag), ("range", "bytes=0-4")]).await.expect(304);
+    }
+}
+
+#[tokio::test]
+async fn the_gzip_form_of_a_document_has_its_own_tag_and_either_tag_is_taken() {
+    let (_upstream, larder, _path, _bytes) = with_archive(SMALL).await;
+    let plain = larder.get(&document_path()).await.expect(200);
+    let gzip = larder.get_with(&document_path(), &[("accept-encoding", "br, gzip;q=0.5")]).await.expect(200);
+    assert_eq!((plain.header("content-encoding"), gzip.header("content-encoding")), ("", "gzip"));
+    assert_eq!((plain.header("vary"), gzip.header("vary")), ("Accept-Encoding", "Accept-Encoding"));
+    assert_eq!(gzip.header("content-length"), gzip.body.len().to_string());
+    let mut unpacked = Vec::new();
+    GzDecoder::new(&gzip.body[..]).read_to_end(&mut unpacked).unwrap();
+    assert_eq!(unpacked, plain.body);
+    let (plain_tag, gzip_tag) = (plain.header("etag"), gzip.header("etag"));
+    assert_ne!(plain_tag, gzip_tag);
+    for coding in ["identity", "gzip"] {
+        for tag in [plain_tag, gzip_tag] {
+            let headers = [("accept-encoding", coding), ("if-none-match", tag)];
+            let answer = larder.get_with(&document_path(), &headers).await.expect(304);
+            assert!(answer.body.is_empty());
+            assert_eq!(answer.header("etag"), if coding == "gzip" { gzip_tag } else { plain_tag });
+            assert_eq!(answer.header("vary"), "Accept-Encoding");
+        }
+        let headers = [("accept-encoding", coding), ("if-none-match", "\"other\"")];
+        larder.get_with(&document_path(), &headers).await.expect(200);
+    }
+    let refused = larder.get_with(&document_path(), &[("accept-encoding", "gzip;q=0")]).await.expect(200);
+    assert_eq!(refused.header("content-encoding"), "");
+}
+
+#[tokio::test]
+async fn nothing_but_documents_is_offered_in_gzip() {
+    let (_upstream, larder, path, bytes) = with_archive(SMALL).await;
+    let sums = larder.document("null", "1.2.0").await.json()["shasums_url"].as_str().unwrap().to_owned();
+    for path in [&path, &path, &sums] {
+        let answer = larder.get_with(path, &[("accept-encoding", "gzip")]).await.expect(200);
+        assert_eq!((answer.header("content-encoding"), answer.header("vary")), ("", ""), "{path}");
+    }
+    assert!(larder.get_with(&path, &[("accept-encoding", "gzip")]).await.body == bytes);
+}
+
+#[tokio::test]
+async fn a_documents_tag_changes_with_the_document() {
+    let (upstream, larder, _path, _bytes) = with_archive(SMALL).await;
+    let before = larder.versions("null").await.expect(200).header("etag").to_owned();
+    upstream.publish(Provider::new("acme", "null").version("1.3.0"));
+    larder.clock.advance(std::time::Duration::from_secs(301));
+    let answer = larder.get_with(&versions_path(), &[("if-none-match", &before)]).await.expect(200);
+    assert!(answer.text().contains("1.3.0"));
+    assert_ne!(answer.header("etag"), before);
+}
+
+#[tokio::test]
+async fn documents_are_asked_again_and_digest_named_files_kept_for_ever() {
+    let (_upstream, larder, path, _bytes) = with_archive(SMALL).await;
+    let document = larder.document("null", "1.2.0").await.json();
+    let file = |name: &str| document[name].as_str().unwrap().to_owned();
+    for (path, expected, content_type) in [
+        (versions_path(), "no-cache", "application/json"),
+        (document_path(), "no-cache", "application/json"),
+        (format!("/mirror/{HOST}/acme/null/index.json"), "no-cache", "application/json"),
+        (format!("/mirror/{HOST}/acme/null/1.2.0.json"), "no-cache", "application/json"),
+        (format!("/registry/{HOST}/.well-known/terraform.json"), "no-cache", "application/json"),
+        (path, "immutable", "application/zip"),
+        (file("shasums_url"), "immutable", "text/plain; charset=utf-8"),
+        (file("shasums_signature_url"), "immutable", "application/octet-stream"),
+    ] {
+        let answer = larder.get(&path).await.expect(200);
+        assert!(answer.header("cache-control").contains(expected), "{path}: {}", answer.header("cache-control"));
+        assert_eq!(answer.header("content-type"), content_type, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn cache_status_says_how_an_answer_came_about() {
+    let mut upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").size(LARGE));
+    let larder = Larder::mirroring(&upstream).start().await;
+    for path in [versions_path(), document_path(), larder.archive_path("null", "1.2.0").await] {
+        let is_first = path == versions_path() || path.starts_with("/archive");
+        let first = larder.get(&path).await.expect(200);
+        if is_first && path.starts_with("/archive") {
+            assert_eq!(first.header("cache-status"), "larder; fwd=miss; stored", "{path}");
+        }
+        assert_eq!(larder.get(&path).await.expect(200).header("cache-status"), "larder; hit", "{path}");
+    }
+    larder.clock.advance(std::time::Duration::from_secs(25 * 3600));
+    assert_eq!(larder.versions("null").await.expect(200).header("cache-status"), "larder; fwd=stale; stored");
+    larder.clock.advance(std::time::Duration::from_secs(25 * 3600));
+    upstream.stop().await;
+    for path in [versions_path(), document_path()] {
+        assert_eq!(larder.get(&path).await.expect(200).header("cache-status"), "larder; hit; detail=stale", "{path}");
+    }
+    let archive = larder.archive_path("null", "1.2.0").await;
+    assert_eq!(larder.get(&archive).await.expect(200).header("cache-status"), "larder; hit");
+    upstream.restart().await;
+    upstream.withdraw("acme", "null", "1.2.0");
+    assert_eq!(larder.document("null", "1.2.0").await.expect(200).header("cache-status"), "larder; hit; detail=gone");
+}
+
+#[tokio::test]
+async fn the_first_answer_to_anything_is_a_miss() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    for path in [versions_path(), document_path(), format!("/registry/{HOST}/.well-known/terraform.json")] {
+        let larder = Larder::mirroring(&upstream).start().await;
+        assert_eq!(larder.get(&path).await.expect(200).header("cache-status"), "larder; fwd=miss; stored", "{path}");
+    }
+}
+
+#[tokio::test]
+async fn an_upstream_that_gives_no_length_is_relayed_whole() {
+    for size in [SMALL, LARGE] {
+        let (upstream, larder, path, bytes) = with_archive(size).await;
+        upstream.fault(Target::Archive, Fault::NoLength);
+        let cold = larder.get(&path).await.expect(200);
+        assert!(cold.body == bytes, "{size}");
+        let expected = if size == SMALL { bytes.len().to_string() } else { String::new() };
+        assert_eq!(cold.header("content-length"), expected, "a length nobody knew yet");
+        let held = larder.get(&path).await.expect(200);
+        assert!(held.body == bytes, "{size}");
+        assert_eq!(held.header("content-length"), bytes.len().to_string());
+        assert_eq!(upstream.count_of(Target::Archive), 1);
+    }
+}
+
+/// Promise 3: HTTP/1.0 clients wait for the whole, because to them the end of the connection is the end of the body.
+#[tokio::test]
+async fn an_http_1_0_client_gets_the_whole_with_its_length() {
+    let (upstream, larder, path, bytes) = with_archive(LARGE).await;
+    upstream.fault(Target::Archive, Fault::NoLength);
+    let mut stream = TcpStream::connect(larder.address()).await.unwrap();
+    stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: mirror.example\r\n\r\n").as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.unwrap();
+    let end = answer.windows(4).position(|four| four == b"\r\n\r\n").expect("the end of the head") + 4;
+    let head = String::from_utf8(answer[..end].to_vec()).unwrap().to_lowercase();
+    assert!(head.starts_with("http/1.0 200 ") || head.starts_with("http/1.1 200 "), "{head}");
+    assert!(head.contains(&format!("content-length: {}\r\n", bytes.len())), "{head}");
+    assert!(!head.contains("transfer-encoding"), "{head}");
+    assert!(answer[end..] == bytes);
+    assert_eq!(upstream.count_of(Target::Archive), 1);
+}
+
+/// Promise 3: the same, where the wrong bytes come: nothing of them is sent at all.
+#[tokio::test]
+async fn an_http_1_0_client_gets_nothing_of_wrong_bytes_without_a_length() {
+    let (upstream, larder, path, _bytes) = with_archive(LARGE).await;
+    upstream.fault(Target::Archive, Fault::NoLength);
+    upstream.fault(Target::Archive, Fault::WrongLastByte);
+    let mut stream = TcpStream::connect(larder.address()).await.unwrap();
+    stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: mirror.example\r\n\r\n").as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.unwrap();
+    let text = String::from_utf8_lossy(&answer);
+    assert!(text.lines().next().unwrap().contains(" 502 "), "{}", &text[..text.len().min(300)]);
+    assert!(larder.folder.blobs().is_empty());
+}
+
+#[tokio::test]
+async fn http_2_is_spoken_and_its_authority_is_the_host() {
+    let (_upstream, larder, path, bytes) = with_archive(LARGE).await;
+    let http2 = reqwest::Client::builder().http2_prior_knowledge().no_proxy().resolve(HOST, larder.address());
+    let http2 = http2.build().unwrap();
+    for state in ["cold", "held"] {
+        let answer = http2.get(format!("{}{path}", larder.base())).send().await.unwrap();
+        assert_eq!((answer.status().as_u16(), answer.version()), (200, reqwest::Version::HTTP_2), "{state}");
+        assert!(answer.bytes().await.unwrap() == bytes, "{state}");
+    }
+    let taken_over = format!("http://{HOST}:{}/.well-known/terraform.json", larder.address().port());
+    let answer = send(http2.get(taken_over)).await.unwrap().expect(200);
+    assert_eq!(answer.json()["providers.v1"], format!("/registry/{HOST}/v1/providers/"));
+}
+
+#[tokio::test]
+async fn errors_are_json_and_say_what_was_asked_of_whom_and_what_came_back() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let larder = Larder::mirroring(&upstream).start().await;
+    for (fault, status, cause) in [
+        (Fault::Status(401), 502, "401"),
+        (Fault::Status(403), 502, "403"),
+        (Fault::Status(451), 502, "451"),
+        (Fault::Status(501), 502, "501"),
+        (Fault::RetryAfter(429, 3600), 503, "429"),
+        (Fault::StatusBody(418, r#"{"errors":["I am a teapot"]}"#), 418, "I am a teapot"),
+        (Fault::Html, 502, "JSON"),
+        (Fault::InvalidJson, 502, "EOF"),
+    ] {
+        upstream.fault(Target::Versions, fault.clone());
+        let answer = larder.versions("null").await;
+        assert_eq!(answer.status, status, "{fault:?}: {}", answer.text());
+        let said = errors(&answer);
+        assert!(said.contains(cause), "{fault:?}: {said}");
+        assert!(said.contains(&format!("{HOST}/acme/null")) && said.contains(&upstream.origin()), "{fault:?}: {said}");
+        // Clients obey it without a cap (PROTOCOL 2.5).
+        assert_eq!(answer.header("retry-after"), "", "{fault:?}");
+        upstream.heal();
+    }
+    larder.versions("null").await.expect(200);
+}
+
+/// Promise 8: no query, path or userinfo of an upstream URL reaches a client.
+#[tokio::test]
+async fn no_path_or_query_of_an_upstream_url_is_in_an_error() {
+    let mut upstream = FakeUpstream::builder().releases_elsewhere().signed_urls().start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let allowed = format!("allow_private = [\"{}\"]", upstream.releases_origin());
+    let larder = Larder::mirroring(&upstream).network(&allowed).start().await;
+    let harmless = |answer: Answer, case: String| {
+        assert!(answer.status >= 400, "{case}: {}", answer.status);
+        let said = errors(&answer);
+        for secret in ["sig=", "/releases/", "/v1/providers", ".well-known", "hunter2", "s3cret", "?"] {
+            assert!(!said.contains(secret), "{case}: {said}");
+        }
+    };
+    let userinfo = "http://jane:hunter2@127.0.0.1:1/s3cret-path?token=s3cret";
+    let query = "http://127.0.0.1:1/s3cret-path?token=s3cret";
+    let faults = [
+        Fault::Status(501),
+        Fault::Status(403),
+        Fault::Status(404),
+        Fault::Status(418),
+        Fault::RedirectLoop(302),
+        Fault::RedirectTo(302, userinfo.into()),
+        Fault::RedirectTo(302, query.into()),
+        Fault::RedirectTo(302, "ftp://127.0.0.1/s3cret-path".into()),
+    ];
+    for target in [Target::Discovery, Target::Versions, Target::Document, Target::Sums, Target::Signature] {
+        for fault in &faults {
+            upstream.fault(target.clone(), fault.clone());
+            let answer = if matches!(target, Target::Discovery | Target::Versions) {
+                larder.versions("null").await
+            } else {
+                larder.document("null", "1.2.0").await
+            };
+            harmless(answer, format!("{target:?} {fault:?}"));
+            upstream.heal();
+        }
+    }
+    larder.clock.advance(std::time::Duration::from_secs(3600));
+    let path = larder.archive_path("null", "1.2.0").await;
+    for fault in faults {
+        upstream.fault(Target::Archive, fault.clone());
+        harmless(larder.get(&path).await, format!("archive {fault:?}"));
+        upstream.heal();
+    }
+    upstream.stop_releases().await;
+    harmless(larder.get(&path).await, "archive refused".into());
+}
+
+/// Promise 8: who is not among the clients gets 403 with the reason; the probes are for all.
+#[tokio::test]
+async fn only_the_configured_clients_are_answered() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let larder = Larder::mirroring(&upstream)
+        .server("clients = [\"10.0.0.0/8\"]")
+        .server("trusted_proxies = [\"127.0.0.1\", \"10.9.9.9\"]")
+        .start()
+        .await;
+    for (forwarded, named) in [
+        ("192.0.2.1", "192.0.2.1"),
+        ("10.1.2.3, 192.0.2.1", "192.0.2.1"),
+        ("10.1.2.3, 192.0.2.1, 10.9.9.9", "192.0.2.1"),
+        ("nonsense", "nonsense"),
+    ] {
+        for path in [versions_path(), "/nowhere".to_owned(), "/registry/no.example/v1/providers/a/b/versions".into()] {
+            let answer = larder.get_with(&path, &[("x-forwarded-for", forwarded)]).await;
+            assert_eq!(answer.status, 403, "{forwarded} {path}: {}", answer.text());
+            let said = errors(&answer);
+            assert!(said.contains(named) && said.contains("[server] clients"), "{said}");
+        }
+    }
+    larder.get(&versions_path()).await.expect(403);
+    assert_eq!(upstream.count_of(Target::Everything), 0);
+    for forwarded in ["10.1.2.3", "192.0.2.1, 10.1.2.3", "10.1.2.3, 10.9.9.9"] {
+        larder.get_with(&versions_path(), &[("x-forwarded-for", forwarded)]).await.expect(200);
+    }
+    for probe in ["/healthz", "/readyz"] {
+        larder.get(probe).await.expect(200);
+    }
+}
+
+#[tokio::test]
+async fn nobody_is_believed_who_is_no_trusted_proxy() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let larder = Larder::mirroring(&upstream).server("clients = [\"10.0.0.0/8\"]").start().await;
+    let answer = larder.get_with(&versions_path(), &[("x-forwarded-for", "10.1.2.3")]).await.expect(403);
+    assert!(errors(&answer).contains("127.0.0.1"));
+}

@@ -1,0 +1,277 @@
+//! The provider network mirror protocol: answered from lists and proven sums, without touching an archive.
+
+use std::collections::BTreeMap;
+use std::io::{Cursor, Read};
+use std::time::Duration;
+
+use aws_lc_rs::digest::{SHA256, digest};
+use base64::Engine;
+use serde_json::{Value, json};
+
+use crate::support::http::{Answer, get};
+use crate::support::larder::{HOST, Larder};
+use crate::support::upstream::{FakeUpstream, Fault, Provider, Target, sha256_hex};
+
+const PLATFORMS: [&str; 4] = ["darwin_arm64", "freebsd_386", "linux_amd64", "windows_amd64"];
+
+fn on_all_platforms(provider: Provider) -> Provider {
+    PLATFORMS.iter().fold(provider, |provider, platform| provider.platform(platform))
+}
+
+fn mirror_path(name: &str, file: &str) -> String {
+    format!("/mirror/{HOST}/acme/{name}/{file}.json")
+}
+
+async fn archives(larder: &Larder, version: &str) -> serde_json::Map<String, Value> {
+    let answer = larder.get(&mirror_path("null", version)).await.expect(200);
+    assert_eq!(answer.header("content-type"), "application/json");
+    answer.json()["archives"].as_object().expect("archives are an object").clone()
+}
+
+fn zh(upstream: &FakeUpstream, version: &str, platform: &str) -> String {
+    format!("zh:{}", sha256_hex(&upstream.archive_bytes("acme", "null", version, platform)))
+}
+
+/// `h1:` as clients compute it of a zip: a line for every entry, directories too (PROTOCOL 5.3).
+fn h1_of_zip(bytes: &[u8], has_directories: bool) -> String {
+    let mut zip = zip::ZipArchive::new(Cursor::new(bytes)).unwrap();
+    let mut lines = BTreeMap::new();
+    for index in 0..zip.len() {
+        let mut entry = zip.by_index(index).unwrap();
+        let name = entry.name().unwrap().into_owned();
+        let mut content = Vec::new();
+        entry.read_to_end(&mut content).unwrap();
+        if has_directories || !name.ends_with('/') {
+            lines.insert(name.clone(), format!("{}  {name}\n", sha256_hex(&content)));
+        }
+    }
+    let listing: String = lines.into_values().collect();
+    format!("h1:{}", base64::prelude::BASE64_STANDARD.encode(digest(&SHA256, listing.as_bytes())))
+}
+
+/// The hashes of a platform, once there is an `h1:` among them: it is computed off the path of whoever waits.
+async fn hashes_with_h1(larder: &Larder, version: &str, platform: &str) -> Value {
+    let polled = async {
+        loop {
+            let hashes = archives(larder, version).await[platform]["hashes"].clone();
+            if hashes.as_array().unwrap().iter().any(|hash| hash.as_str().unwrap().starts_with("h1:")) {
+                return hashes;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), polled).await.expect("no h1 appeared within 20 s")
+}
+
+fn errors(answer: &Answer) -> String {
+    answer.json()["errors"].as_array().expect("errors are a list")[0].as_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn the_index_lists_every_version_that_a_client_can_read() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").version("1.2.0").invalid_version("v1.3.0"));
+    upstream.publish(Provider::new("acme", "null").version("01.3"));
+    upstream.publish(Provider::new("acme", "null").version("2.0.0-beta.1+build.5"));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let answer = larder.get(&mirror_path("null", "index")).await.expect(200);
+    assert_eq!(answer.header("content-type"), "application/json");
+    assert_eq!(answer.json(), json!({"versions": {"1.2.0": {}, "1.3.0": {}, "2.0.0-beta.1+build.5": {}}}));
+    let counts = [Target::Versions, Target::Document, Target::Archive].map(|target| upstream.count_of(target));
+    assert_eq!(counts, [1, 0, 0]);
+}
+
+/// DESIGN 4: a cold `VERSION.json` needs the version list, one proof set, and no archive.
+#[tokio::test]
+async fn a_cold_version_has_the_zh_of_every_platform_from_one_proof_set_and_no_archive() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(on_all_platforms(Provider::new("acme", "null")));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let archives = archives(&larder, "1.2.0").await;
+    assert_eq!(archives.keys().collect::<Vec<_>>(), PLATFORMS);
+    for platform in PLATFORMS {
+        let hash = zh(&upstream, "1.2.0", platform);
+        let url = format!(
+            "/archive/{HOST}/providers/acme/null/1.2.0/{platform}/{}/terraform-provider-null_1.2.0_{platform}.zip",
+            &hash[3..19]
+        );
+        assert_eq!(archives[platform], json!({"url": url, "hashes": [hash]}));
+    }
+    let targets = [Target::Versions, Target::Document, Target::Sums, Target::Signature, Target::Archive];
+    assert_eq!(targets.map(|target| upstream.count_of(target)), [1, 1, 1, 1, 0]);
+}
+
+#[tokio::test]
+async fn an_archive_url_works_for_a_platform_whose_own_set_was_never_asked() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(on_all_platforms(Provider::new("acme", "null")));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let listed = archives(&larder, "1.2.0").await;
+    assert_eq!(upstream.count_of(Target::Document), 1);
+    for platform in PLATFORMS {
+        let archive = larder.get(listed[platform]["url"].as_str().unwrap()).await.expect(200);
+        assert!(archive.body == upstream.archive_bytes("acme", "null", "1.2.0", platform), "{platform}");
+    }
+    assert_eq!(upstream.count_of(Target::Archive), PLATFORMS.len());
+    assert_eq!(upstream.count_of(Target::Document), PLATFORMS.len(), "each platform's own set proves its archive");
+}
+
+/// PROTOCOL 3.3: the `h1:` of the zip, also where directory entries make it differ from that of the tree.
+#[tokio::test]
+async fn the_h1_of_the_zip_is_listed_once_its_archive_is_held() {
+    for has_directories in [false, true] {
+        let upstream = FakeUpstream::start().await;
+        let provider = on_all_platforms(Provider::new("acme", "null")).size(50_000);
+        upstream.publish(if has_directories { provider.directory_entries() } else { provider });
+        let larder = Larder::mirroring(&upstream).start().await;
+        let cold = archives(&larder, "1.2.0").await;
+        larder.get(cold["linux_amd64"]["url"].as_str().unwrap()).await.expect(200);
+
+        let bytes = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
+        let (zip, tree) = (h1_of_zip(&bytes, true), h1_of_zip(&bytes, false));
+        assert_eq!(zip != tree, has_directories);
+        let hashes = hashes_with_h1(&larder, "1.2.0", "linux_amd64").await;
+        assert_eq!(hashes, json!([zh(&upstream, "1.2.0", "linux_amd64"), zip]));
+
+        let held = archives(&larder, "1.2.0").await;
+        assert_eq!(held["linux_amd64"]["url"], cold["linux_amd64"]["url"]);
+        assert_eq!(held["darwin_arm64"], cold["darwin_arm64"], "only the held archive has an h1");
+        assert_eq!(upstream.count_of(Target::Archive), 1);
+    }
+}
+
+/// DESIGN 4: a platform whose file name does not follow the convention costs its own document.
+#[tokio::test]
+async fn an_unconventional_file_name_costs_a_document_of_its_own() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(on_all_platforms(Provider::new("acme", "null")).filename("null-for-{platform}.zip"));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let archives = archives(&larder, "1.2.0").await;
+    assert_eq!(archives.keys().collect::<Vec<_>>(), PLATFORMS);
+    for platform in PLATFORMS {
+        assert_eq!(archives[platform]["hashes"], json!([zh(&upstream, "1.2.0", platform)]));
+        let url = archives[platform]["url"].as_str().unwrap();
+        assert!(url.ends_with(&format!("/null-for-{platform}.zip")), "{url}");
+    }
+    assert_eq!((upstream.count_of(Target::Document), upstream.count_of(Target::Archive)), (4, 0));
+}
+
+#[tokio::test]
+async fn the_platforms_are_those_of_the_list() {
+    let upstream = FakeUpstream::start().await;
+    let provider = Provider::new("acme", "null").platform("linux_amd64").platform("darwin_arm64");
+    upstream.publish(provider.unlisted_platform("freebsd_386"));
+    let larder = Larder::mirroring(&upstream).start().await;
+    assert_eq!(archives(&larder, "1.2.0").await.keys().collect::<Vec<_>>(), ["darwin_arm64", "linux_amd64"]);
+}
+
+#[tokio::test]
+async fn where_the_list_names_no_platforms_those_of_the_sums_count() {
+    for entry in
+        [r#"{"version":"1.2.0"}"#, r#"{"version":"1.2.0","platforms":[]}"#, r#"{"version":"1.2.0","platforms":null}"#]
+    {
+        let upstream = FakeUpstream::start().await;
+        upstream.publish(on_all_platforms(Provider::new("acme", "null")));
+        upstream.serve_json("/v1/providers/acme/null/versions", &format!("{{\"versions\":[{entry}]}}"));
+        let larder = Larder::mirroring(&upstream).start().await;
+        let archives = archives(&larder, "1.2.0").await;
+        assert_eq!(archives.keys().collect::<Vec<_>>(), PLATFORMS, "{entry}");
+        assert_eq!(archives["freebsd_386"]["hashes"], json!([zh(&upstream, "1.2.0", "freebsd_386")]));
+        assert_eq!((upstream.count_of(Target::Document), upstream.count_of(Target::Archive)), (1, 0), "{entry}");
+    }
+}
+
+/// A list may promise a platform that is not there: the others are no worse for it.
+#[tokio::test]
+async fn a_platform_that_is_listed_and_not_there_is_left_out() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").platform("linux_amd64"));
+    let list = get(&format!("{}/v1/providers/acme/null/versions", upstream.origin())).await.text();
+    let promising = list.replace("[{\"os\"", "[{\"os\":\"plan9\",\"arch\":\"arm\"},{\"os\"");
+    assert_ne!(list, promising);
+    upstream.serve_json("/v1/providers/acme/null/versions", &promising);
+    let larder = Larder::mirroring(&upstream).start().await;
+    assert_eq!(archives(&larder, "1.2.0").await.keys().collect::<Vec<_>>(), ["linux_amd64"]);
+}
+
+#[tokio::test]
+async fn a_version_is_found_under_its_normal_form() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(on_all_platforms(Provider::new("acme", "null").version("01.3")));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let listed = archives(&larder, "1.3.0").await;
+    assert_eq!(listed.keys().collect::<Vec<_>>(), PLATFORMS);
+    assert_eq!(upstream.count_of(Target::Document), 1, "names in the upstream's own spelling follow the convention");
+    let archive = larder.get(listed["windows_amd64"]["url"].as_str().unwrap()).await.expect(200);
+    assert!(archive.body == upstream.archive_bytes("acme", "null", "01.3", "windows_amd64"));
+}
+
+/// PROTOCOL 3.4: with 404 the client would give up instead of asking its next installation method.
+#[tokio::test]
+async fn an_unknown_version_has_no_archives_and_is_no_error() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let answer = larder.get(&mirror_path("null", "9.9.9")).await.expect(200);
+    assert_eq!(answer.text(), r#"{"archives":{}}"#);
+    assert_eq!(answer.header("content-type"), "application/json");
+    assert_eq!(upstream.count_of(Target::Document), 0);
+}
+
+#[tokio::test]
+async fn an_unknown_provider_is_404() {
+    let upstream = FakeUpstream::start().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    for file in ["index", "1.2.0"] {
+        let answer = larder.get(&mirror_path("nothing", file)).await.expect(404);
+        assert!(errors(&answer).contains(&format!("{HOST}/acme/nothing")), "{}", answer.text());
+    }
+    larder.get(&format!("/mirror/{HOST}/acme/null/index.html")).await.expect(404);
+}
+
+/// PROTOCOL 9: upstream's trouble is never a 404, which would look like "no such provider".
+#[tokio::test]
+async fn an_upstream_in_trouble_is_502_and_not_remembered() {
+    for (target, file) in [(Target::Versions, "index"), (Target::Versions, "1.2.0"), (Target::Document, "1.2.0")] {
+        for fault in [Fault::Status(501), Fault::Html, Fault::Status(401)] {
+            let upstream = FakeUpstream::start().await;
+            upstream.publish(Provider::new("acme", "null"));
+            upstream.fault(target.clone(), fault.clone());
+            let larder = Larder::mirroring(&upstream).start().await;
+            let answer = larder.get(&mirror_path("null", file)).await;
+            assert_eq!(answer.status, 502, "{target:?} {fault:?}: {}", answer.text());
+            upstream.heal();
+            larder.get(&mirror_path("null", file)).await.expect(200);
+        }
+    }
+}
+
+/// Promise 1: what does not prove is not listed as if it did.
+#[tokio::test]
+async fn hashes_are_never_taken_from_sums_that_do_not_prove() {
+    for fault in [Fault::SumsChangedAfterSigning, Fault::SignedByAnotherKey] {
+        let upstream = FakeUpstream::start().await;
+        upstream.publish(on_all_platforms(Provider::new("acme", "null")));
+        upstream.fault(Target::Everything, fault.clone());
+        let larder = Larder::mirroring(&upstream).start().await;
+        let answer = larder.get(&mirror_path("null", "1.2.0")).await;
+        assert_eq!(answer.status, 502, "{fault:?}: {}", answer.text());
+        assert!(!answer.text().contains("zh:"), "{}", answer.text());
+        upstream.heal();
+        assert_eq!(archives(&larder, "1.2.0").await.len(), 4, "{fault:?}");
+    }
+}
+
+#[tokio::test]
+async fn archive_urls_carry_the_public_url_where_there_is_one() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let larder = Larder::mirroring(&upstream).server("public_url = \"https://mirror.example/tf/\"").start().await;
+    // Where it really is; its public name is for clients.
+    let at = format!("http://{}", larder.address());
+    let listed = get(&format!("{at}{}", mirror_path("null", "1.2.0"))).await.expect(200).json();
+    let url = listed["archives"]["linux_amd64"]["url"].as_str().unwrap();
+    let path = url.strip_prefix("https://mirror.example").unwrap_or_else(|| panic!("{url}"));
+    let archive = get(&format!("{at}{path}")).await.expect(200);
+    assert!(archive.body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
+}

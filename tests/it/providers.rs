@@ -1,0 +1,462 @@
+//! `providers.v1` through larder: what changes on its way, what must not, and what is refused at the door.
+
+use http::header::AUTHORIZATION;
+use indexmap::IndexMap;
+use serde_json::value::RawValue;
+
+use crate::support::http::{Answer, client, get, send};
+use crate::support::larder::{Builder, HOST, Larder};
+use crate::support::upstream::{FakeUpstream, Fault, Provider, Target, sha256_hex};
+
+/// The members of the download document that name files.
+const URLS: [&str; 3] = ["download_url", "shasums_url", "shasums_signature_url"];
+
+/// A JSON object with its members as they were written, in their order.
+type Raw = IndexMap<String, Box<RawValue>>;
+
+fn raw(text: &str) -> Raw {
+    serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"))
+}
+
+/// The members that are not file URLs, as text.
+fn but_urls(text: &str) -> Vec<(String, String)> {
+    let members = raw(text).into_iter().filter(|(name, _)| !URLS.contains(&name.as_str()));
+    members.map(|(name, value)| (name, value.get().to_owned())).collect()
+}
+
+/// The three paths that a document names.
+fn urls(document: &Answer) -> [String; 3] {
+    let json = document.json();
+    URLS.map(|name| json[name].as_str().unwrap().to_owned())
+}
+
+fn document_path(version: &str) -> String {
+    format!("/v1/providers/acme/null/{version}/download/linux/amd64")
+}
+
+/// Where files live elsewhere, larder may go there.
+fn mirroring_both_origins(upstream: &FakeUpstream) -> Builder {
+    Larder::mirroring(upstream).network(&format!("allow_private = [\"{}\"]", upstream.releases_origin()))
+}
+
+fn errors(answer: &Answer) -> String {
+    answer.json()["errors"].as_array().expect("errors are a list")[0].as_str().unwrap().to_owned()
+}
+
+/// Gets all there is of acme/null 1.2.0 and compares it with what upstream has.
+async fn expect_everything(larder: &Larder, upstream: &FakeUpstream, case: &str) {
+    let document = larder.document("null", "1.2.0").await.expect(200);
+    let truth = [
+        upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"),
+        upstream.sums_bytes("acme", "null", "1.2.0"),
+        upstream.signature_bytes("acme", "null", "1.2.0"),
+    ];
+    for (url, truth) in urls(&document).into_iter().zip(truth) {
+        let answer = larder.get(&url).await.expect(200);
+        assert_eq!(answer.header("location"), "", "{case}: {url}");
+        assert!(answer.body == truth, "{case}: other bytes at {url}");
+    }
+}
+
+/// Promise 5: of the download document only the three URLs change.
+#[tokio::test]
+async fn only_the_three_urls_of_a_download_document_change() {
+    let upstream = FakeUpstream::start().await;
+    let provider = Provider::new("acme", "null").platform("linux_amd64").platform("darwin_arm64");
+    upstream.publish(provider.unknown_fields().packages().protocols(&["5.1", "6"]));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let theirs = get(&format!("{}{}", upstream.origin(), document_path("1.2.0"))).await.expect(200).text();
+    let ours = larder.document("null", "1.2.0").await.expect(200);
+    assert_eq!(but_urls(&ours.text()), but_urls(&theirs));
+    let (names, their_names) = (raw(&ours.text()), raw(&theirs));
+    assert_eq!(names.keys().collect::<Vec<_>>(), their_names.keys().collect::<Vec<_>>());
+    for part in ["1e400", "[ 1 ,{\"er\":null} ]", "\"\\u00e9 \\/\"", "\"packages\""] {
+        assert!(theirs.contains(part) && ours.text().contains(part), "{part}: {}", ours.text());
+    }
+}
+
+/// Promise 2: the URLs carry the digest of the very file they name.
+#[tokio::test]
+async fn each_url_carries_the_digest_of_its_own_file() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let folder = format!("/archive/{HOST}/providers/acme/null/1.2.0/linux_amd64");
+    let digest = |bytes: Vec<u8>| sha256_hex(&bytes)[..16].to_owned();
+    let archive = digest(upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
+    let sums = digest(upstream.sums_bytes("acme", "null", "1.2.0"));
+    let signature = digest(upstream.signature_bytes("acme", "null", "1.2.0"));
+    let expected = [
+        format!("{folder}/{archive}/terraform-provider-null_1.2.0_linux_amd64.zip"),
+        format!("{folder}/{sums}/SHA256SUMS"),
+        format!("{folder}/{signature}/SHA256SUMS.sig"),
+    ];
+    assert_eq!(urls(&larder.document("null", "1.2.0").await.expect(200)), expected);
+
+    let wrong = format!("{folder}/{sums}/terraform-provider-null_1.2.0_linux_amd64.zip");
+    larder.get(&wrong).await.expect(404);
+    larder.get(&format!("{folder}/{archive}/other.zip")).await.expect(404);
+    assert_eq!(upstream.count_of(Target::Archive), 0);
+}
+
+/// Promise 5: archives, SHA256SUMS and signatures are byte-identical to upstream's.
+#[tokio::test]
+async fn archive_sums_and_signature_are_byte_identical_when_cold_and_when_held() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").size(2_000_000));
+    let larder = Larder::mirroring(&upstream).start().await;
+    expect_everything(&larder, &upstream, "cold").await;
+    expect_everything(&larder, &upstream, "held").await;
+    assert_eq!(upstream.count_of(Target::Archive), 1);
+    assert_eq!((upstream.count_of(Target::Sums), upstream.count_of(Target::Signature)), (1, 1));
+}
+
+/// PROTOCOL 2.2: one invalid version string would make the whole list fail in older clients.
+#[tokio::test]
+async fn versions_no_client_can_read_are_dropped_and_all_else_in_the_list_is_kept() {
+    let upstream = FakeUpstream::start().await;
+    let provider = Provider::new("acme", "null").version("1.2.0").unknown_fields().warning("moved to \"acme2\"");
+    upstream.publish(provider.invalid_version("v1.2.3").invalid_version("latest").invalid_version("1.2.3.4"));
+    upstream.publish(Provider::new("acme", "null").version("2.0.0-beta.1+build.5"));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let theirs = raw(&get(&format!("{}/v1/providers/acme/null/versions", upstream.origin())).await.text());
+    let answer = larder.versions("null").await.expect(200);
+    let ours = raw(&answer.text());
+    let entries = |list: &Raw| -> Vec<String> {
+        let entries: Vec<Box<RawValue>> = serde_json::from_str(list["versions"].get()).unwrap();
+        entries.iter().map(|entry| entry.get().to_owned()).collect()
+    };
+    assert_eq!((entries(&theirs).len(), entries(&ours).len()), (5, 2));
+    assert_eq!(entries(&ours), entries(&theirs)[..2]);
+    for (name, value) in theirs.iter().filter(|(name, _)| *name != "versions") {
+        assert_eq!(ours[name].get(), value.get(), "{name}");
+    }
+    assert_eq!(answer.text().matches("1e400").count(), 3);
+    assert!(ours["warnings"].get().contains("moved to"));
+    assert_eq!(answer.header("content-type"), "application/json");
+}
+
+/// PROTOCOL 2.2: clients ask for the normalised text, upstream only knows its own.
+#[tokio::test]
+async fn a_normalised_version_is_asked_of_upstream_in_its_own_spelling() {
+    for (spelled, normal) in [("01.2", "1.2.0"), ("3", "3.0.0"), ("1.0.0-beta.1+build.5", "1.0.0-beta.1+build.5")] {
+        let upstream = FakeUpstream::start().await;
+        upstream.publish(Provider::new("acme", "null").version(spelled));
+        let larder = Larder::mirroring(&upstream).start().await;
+        let document = larder.document("null", normal).await.expect(200);
+        assert_eq!(upstream.count(&document_path(spelled)), 1, "{spelled}");
+        assert_eq!(upstream.count_of(Target::Document), 1, "{spelled}");
+        let archive = larder.get(&urls(&document)[0]).await.expect(200);
+        assert!(archive.body == upstream.archive_bytes("acme", "null", spelled, "linux_amd64"));
+        let list = larder.versions("null").await.expect(200).json();
+        assert_eq!(list["versions"][0]["version"], spelled);
+    }
+}
+
+/// PROTOCOL 2.3: an upper-case shasum is taken, and relayed as it is.
+#[tokio::test]
+async fn an_upper_case_shasum_is_relayed_as_it_is() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let theirs = get(&format!("{}{}", upstream.origin(), document_path("1.2.0"))).await.text();
+    let shasum = sha256_hex(&upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
+    upstream.serve_json(&document_path("1.2.0"), &theirs.replace(&shasum, &shasum.to_uppercase()));
+    let larder = Larder::mirroring(&upstream).start().await;
+    assert_eq!(larder.document("null", "1.2.0").await.expect(200).json()["shasum"], shasum.to_uppercase());
+    expect_everything(&larder, &upstream, "upper case").await;
+}
+
+/// PROTOCOL 2.3: relative URLs resolve against the final URL of the document.
+#[tokio::test]
+async fn relative_urls_in_a_redirected_document_resolve_against_where_it_is() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let theirs = get(&format!("{}{}", upstream.origin(), document_path("1.2.0"))).await.text();
+    let relative = theirs.replace(&format!("{}/releases/", upstream.origin()), "../../releases/");
+    assert_ne!(theirs, relative);
+    upstream.serve_json("/moved/to/here.json", &relative);
+    upstream.fault(Target::Document, Fault::RedirectTo(307, "/moved/to/here.json".into()));
+    let larder = Larder::mirroring(&upstream).start().await;
+    expect_everything(&larder, &upstream, "relative").await;
+}
+
+/// Promise 7: redirects are followed inside, never handed to the client.
+#[tokio::test]
+async fn redirects_of_every_kind_are_followed_inside_for_every_document_and_file() {
+    for status in [301, 302, 303, 307, 308] {
+        let upstream = FakeUpstream::start().await;
+        upstream.publish(Provider::new("acme", "null"));
+        upstream.fault(Target::Everything, Fault::Redirect(status));
+        let larder = Larder::mirroring(&upstream).start().await;
+        assert_eq!(larder.versions("null").await.expect(200).header("location"), "");
+        expect_everything(&larder, &upstream, &status.to_string()).await;
+        for target in [Target::Versions, Target::Document, Target::Sums, Target::Signature, Target::Archive] {
+            assert_eq!(upstream.count_of(target.clone()), 2, "{status} {target:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn files_on_another_origin_behind_redirects_come_through_whole() {
+    for status in [302, 307] {
+        let upstream = FakeUpstream::builder().releases_elsewhere().redirected_urls(status).start().await;
+        upstream.publish(Provider::new("acme", "null").size(1_500_000));
+        let larder = mirroring_both_origins(&upstream).start().await;
+        expect_everything(&larder, &upstream, &status.to_string()).await;
+        let shown = larder.document("null", "1.2.0").await.text();
+        assert!(!shown.contains(&upstream.releases_origin()), "the client is shown the other origin: {shown}");
+    }
+}
+
+/// Promise 13, and DESIGN 3: HOST is one key, so one upstream request.
+#[tokio::test]
+async fn every_spelling_of_a_host_is_one_key_and_one_upstream_request() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let origin = format!("{}/", upstream.origin());
+    let larder = Larder::builder()
+        .upstream("registry.example", &origin, "")
+        .upstream("Bücher.example", &origin, "")
+        .start()
+        .await;
+    for spellings in [
+        &[
+            "registry.example",
+            "REGISTRY.Example",
+            "registry%2Eexample",
+            "registry.example:443",
+            "registry.example%3A443",
+        ] as &[&str],
+        &["b%C3%BCcher.example", "B%C3%9Ccher.example", "xn--bcher-kva.example", "XN--BCHER-KVA.example:443"],
+    ] {
+        upstream.forget_requests();
+        let mut bodies = Vec::new();
+        for host in spellings {
+            for name in ["acme/null", "Acme/NULL"] {
+                let path = format!("/registry/{host}/v1/providers/{name}/1.2.0/download/linux/amd64");
+                bodies.push(larder.get(&path).await.expect(200).body);
+                larder.get(&format!("/mirror/{host}/{name}/index.json")).await.expect(200);
+            }
+        }
+        bodies.dedup();
+        assert_eq!(bodies.len(), 1, "{spellings:?}");
+        for target in [Target::Discovery, Target::Versions, Target::Document, Target::Sums, Target::Signature] {
+            assert_eq!(upstream.count_of(target.clone()), 1, "{spellings:?} {target:?}");
+        }
+    }
+    larder.get("/registry/registry.example./v1/providers/acme/null/versions").await.expect(400);
+    larder.get("/registry/registry.example:8443/v1/providers/acme/null/versions").await.expect(404);
+}
+
+/// Promise 13: two registries never mix.
+#[tokio::test]
+async fn the_same_version_of_two_registries_keeps_its_own_bytes() {
+    let (first, second) = (FakeUpstream::start().await, FakeUpstream::start().await);
+    first.publish(Provider::new("acme", "null"));
+    second.publish(Provider::new("acme", "null").edition(2));
+    let other = "registry.opentofu.org";
+    let larder = Larder::mirroring(&first).upstream(other, &format!("{}/", second.origin()), "").start().await;
+    for (host, upstream) in [(HOST, &first), (other, &second)] {
+        let document = larder.get(&format!("/registry/{host}{}", document_path("1.2.0"))).await.expect(200);
+        let archive = larder.get(&urls(&document)[0]).await.expect(200);
+        assert!(archive.body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"), "{host}");
+        // The digest of one is nothing under the name of the other.
+        let elsewhere = urls(&document)[0].replace(host, if host == HOST { other } else { HOST });
+        larder.get(&elsewhere).await.expect(404);
+    }
+}
+
+/// Promise 7: only configured upstreams are asked.
+#[tokio::test]
+async fn a_host_that_is_not_configured_is_404_with_the_reason() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let larder = Larder::mirroring(&upstream).start().await;
+    for host in ["registry.elsewhere.example", &upstream.host(), "registry.terraform.io:8443"] {
+        for path in [
+            format!("/registry/{host}/v1/providers/acme/null/versions"),
+            format!("/registry/{host}{}", document_path("1.2.0")),
+            format!("/mirror/{host}/acme/null/index.json"),
+            format!("/mirror/{host}/acme/null/1.2.0.json"),
+            format!("/archive/{host}/providers/acme/null/1.2.0/linux_amd64/0123456789abcdef/SHA256SUMS"),
+        ] {
+            let answer = larder.get(&path).await;
+            // An address is no registry's name, so it is not even a host.
+            let expected = if host.starts_with("127.") { [400, 404] } else { [404, 404] };
+            assert!(expected.contains(&answer.status), "{path}: {} {}", answer.status, answer.text());
+            if answer.status == 404 {
+                let said = errors(&answer);
+                assert!(said.contains(host) && said.contains("[[upstream]]"), "{path}: {said}");
+            }
+        }
+    }
+    assert_eq!(upstream.count_of(Target::Everything), 0);
+}
+
+#[tokio::test]
+async fn what_no_name_version_platform_or_digest_can_be_is_400() {
+    let upstream = FakeUpstream::start().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let long = "a".repeat(129);
+    let providers = format!("/registry/{HOST}/v1/providers");
+    let archive = format!("/archive/{HOST}/providers/acme/null");
+    for path in [
+        format!("{providers}/acme/-null/versions"),
+        format!("{providers}/ac%20me/null/versions"),
+        format!("{providers}/acme%2Fevil/null/versions"),
+        format!("{providers}/acme/%00/versions"),
+        format!("{providers}/acme/%FF/versions"),
+        format!("{providers}/acme/n%C3%BCll/versions"),
+        format!("{providers}//null/versions"),
+        format!("{providers}/acme/{long}/versions"),
+        format!("{providers}/{long}/null/1.2.0/download/linux/amd64"),
+        format!("{providers}/acme/null/v1.2.0/download/linux/amd64"),
+        format!("{providers}/acme/null/1.2.3.4/download/linux/amd64"),
+        format!("{providers}/acme/null/latest/download/linux/amd64"),
+        format!("{providers}/acme/null/1.2.0-{long}/download/linux/amd64"),
+        format!("{providers}/acme/null/1.2.0/download/Linux/amd64"),
+        format!("{providers}/acme/null/1.2.0/download/linux/amd_64"),
+        format!("/mirror/{HOST}/acme/null/v1.2.0.json"),
+        format!("/mirror/{HOST}/acme/null/{long}.json"),
+        format!("{archive}/1.2.0/linux_amd64/0123456789ABCDEF/f.zip"),
+        format!("{archive}/1.2.0/linux_amd64/0123456789abcde/f.zip"),
+        format!("{archive}/1.2.0/linux_amd64/0123456789abcdeg/f.zip"),
+        format!("{archive}/1.2.0/linux/0123456789abcdef/f.zip"),
+        format!("{archive}/1.2.0/linux_amd64/0123456789abcdef/{long}"),
+        format!("{archive}/1.2.0/linux_amd64/0123456789abcdef/a%20b.zip"),
+        format!("/registry/{long}/v1/providers/acme/null/versions"),
+        "/registry/under_score.example/v1/providers/acme/null/versions".to_owned(),
+    ] {
+        let answer = larder.get(&path).await;
+        assert_eq!(answer.status, 400, "{path}: {}", answer.text());
+        assert!(!errors(&answer).is_empty());
+    }
+    for path in ["/", "/v2/", "/git/x", "/archive/~x/y", "/v1/providers/acme/null/versions", "/admin/v1/status"] {
+        assert_eq!(larder.get(path).await.status, 404, "{path}");
+    }
+    assert_eq!(upstream.count_of(Target::Everything), 0);
+}
+
+#[tokio::test]
+async fn only_get_and_head_are_answered() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let url = format!("{}acme/null/versions", larder.providers_url(HOST));
+    for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "PURGE"] {
+        let request = client().request(method.parse().unwrap(), &url).body("x");
+        let answer = send(request).await.unwrap().expect(405);
+        assert_eq!(answer.header("allow"), "GET, HEAD", "{method}");
+        assert!(!errors(&answer).is_empty(), "{method}");
+    }
+    assert_eq!(upstream.count_of(Target::Everything), 0);
+}
+
+#[tokio::test]
+async fn an_unknown_platform_version_or_provider_is_404() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let larder = Larder::mirroring(&upstream).start().await;
+    for answer in [
+        larder.document_for("null", "1.2.0", "plan9_arm").await,
+        larder.document("null", "9.9.9").await,
+        larder.document("nothing", "1.2.0").await,
+        larder.versions("nothing").await,
+    ] {
+        let said = errors(&answer.expect(404));
+        assert!(said.contains(HOST) && said.contains("404"), "{said}");
+    }
+    larder.document("null", "1.2.0").await.expect(200);
+}
+
+/// Promise 8: a client's credentials go nowhere.
+#[tokio::test]
+async fn the_clients_own_credentials_go_nowhere() {
+    let upstream = FakeUpstream::builder().releases_elsewhere().start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let larder = mirroring_both_origins(&upstream).start().await;
+    let secret = [("authorization", "Bearer client-secret"), ("cookie", "session=client-secret")];
+    let path = format!("/registry/{HOST}{}", document_path("1.2.0"));
+    let document = larder.get_with(&path, &secret).await.expect(200);
+    for url in urls(&document) {
+        larder.get_with(&url, &secret).await.expect(200);
+    }
+    assert_eq!(upstream.count_of(Target::Archive), 1);
+    for request in upstream.requests() {
+        assert!(!format!("{:?}", request.headers).contains("client-secret"), "{request:?}");
+        assert!(!request.headers.contains_key(AUTHORIZATION), "{request:?}");
+    }
+}
+
+/// Promise 8: an upstream's credentials go to its own origin, never to one that a document or a redirect leads to.
+#[tokio::test]
+async fn the_upstreams_token_goes_to_the_registry_and_not_to_the_origin_of_the_files() {
+    let upstream = FakeUpstream::builder().releases_elsewhere().redirected_urls(302).token("t0ken").start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    std::fs::write(&file, "t0ken\n").unwrap();
+    let line = format!("token = {{ file = \"{}\" }}", file.display());
+    let larder = mirroring_both_origins(&upstream).with(&line).start().await;
+    expect_everything(&larder, &upstream, "with a token").await;
+
+    let moved = get_as("t0ken", &format!("{}{}", upstream.origin(), document_path("1.2.0"))).await.text();
+    upstream.serve_json("/moved.json", &moved.replace("linux", "darwin").replace("amd64", "arm64"));
+    let elsewhere = format!("{}/moved.json", upstream.releases_origin());
+    upstream.fault(Target::Document, Fault::RedirectTo(302, elsewhere));
+    upstream.forget_requests();
+    larder.document_for("null", "1.2.0", "darwin_arm64").await;
+    let authorized = |target: Target| {
+        let all = upstream.requests().into_iter().filter(move |request| request.target == target);
+        all.map(|request| request.header("authorization").map(str::to_owned)).collect::<Vec<_>>()
+    };
+    assert_eq!(authorized(Target::Document), [Some("Bearer t0ken".to_owned())]);
+    assert_eq!(upstream.count("/moved.json"), 1);
+    for request in upstream.requests().iter().filter(|request| request.path == "/moved.json") {
+        assert_eq!(request.header("authorization"), None);
+    }
+}
+
+/// Promise 8: the same, request by request, for a plain installation.
+#[tokio::test]
+async fn the_token_is_on_every_request_to_the_registry_and_on_no_other() {
+    let upstream = FakeUpstream::builder().releases_elsewhere().redirected_urls(307).token("t0ken").start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    std::fs::write(&file, "t0ken").unwrap();
+    let line = format!("token = {{ file = \"{}\" }}", file.display());
+    let larder = mirroring_both_origins(&upstream).with(&line).start().await;
+    larder.versions("null").await.expect(200);
+    expect_everything(&larder, &upstream, "with a token").await;
+    for request in upstream.requests() {
+        let is_registry = matches!(request.target, Target::Discovery | Target::Versions | Target::Document);
+        let expected = is_registry.then_some("Bearer t0ken");
+        assert_eq!(request.header("authorization"), expected, "{} {}", request.path, request.query);
+    }
+    let files = [Target::Sums, Target::Signature, Target::Archive].map(|target| upstream.count_of(target));
+    assert_eq!(files, [1, 1, 1]);
+}
+
+async fn get_as(token: &str, url: &str) -> Answer {
+    send(client().get(url).bearer_auth(token)).await.unwrap().expect(200)
+}
+
+#[tokio::test]
+async fn the_short_paths_work_where_the_host_is_an_upstream() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let larder = Larder::mirroring(&upstream).server(&format!("default_upstream = \"{HOST}\"")).start().await;
+    let long = larder.document("null", "1.2.0").await.expect(200);
+    let with_port = format!("{HOST}:{}", larder.address().port());
+    for host in [HOST, with_port.as_str()] {
+        let short = larder.get_with(&document_path("1.2.0"), &[("host", host)]).await.expect(200);
+        assert_eq!(short.body, long.body);
+        let list = larder.get_with("/v1/providers/acme/null/versions", &[("host", host)]).await.expect(200);
+        assert_eq!(list.json()["versions"][0]["version"], "1.2.0");
+    }
+    // Larder's own name stands for a registry in discovery only.
+    let own = larder.get("/v1/providers/acme/null/versions").await.expect(404);
+    assert!(errors(&own).contains("/registry/"), "{}", own.text());
+    assert_eq!(upstream.count_of(Target::Document), 1);
+}
