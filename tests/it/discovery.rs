@@ -233,6 +233,8 @@ async fn a_document_that_no_client_could_use_is_502_with_the_cause_and_not_remem
         (Fault::ContentType("text/plain"), "text/plain"),
         (Fault::InvalidJson, "JSON"),
         (Fault::StatusBody(200, "[1]"), "JSON"),
+        (Fault::DeepJson, "JSON"),
+        (Fault::HugeJson, "1048576 bytes"),
         (Fault::Status(401), "401"),
         (Fault::Status(403), "403"),
         (Fault::Status(501), "501"),

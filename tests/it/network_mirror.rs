@@ -194,6 +194,19 @@ async fn a_platform_that_is_listed_and_not_there_is_left_out() {
     assert_eq!(archives(&larder, "1.2.0").await.keys().collect::<Vec<_>>(), ["linux_amd64"]);
 }
 
+/// PROTOCOL 3.4: a 404 for a version that the index lists would be fatal to the client.
+#[tokio::test]
+async fn a_platform_that_upstream_has_deleted_does_not_take_the_others_with_it() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(on_all_platforms(Provider::new("acme", "null")));
+    let larder = Larder::mirroring(&upstream).nothing_stays_fresh().with("keep_gone = false").start().await;
+    for platform in ["linux_amd64", "darwin_arm64"] {
+        larder.document_for("null", "1.2.0", platform).await.expect(200);
+    }
+    upstream.fault(Target::Path("/download/darwin/arm64".into()), Fault::Status(404));
+    assert!(archives(&larder, "1.2.0").await.contains_key("linux_amd64"));
+}
+
 #[tokio::test]
 async fn a_version_is_found_under_its_normal_form() {
     let upstream = FakeUpstream::start().await;

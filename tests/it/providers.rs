@@ -280,14 +280,8 @@ async fn a_host_that_is_not_configured_is_404_with_the_reason() {
             format!("/mirror/{host}/acme/null/1.2.0.json"),
             format!("/archive/{host}/providers/acme/null/1.2.0/linux_amd64/0123456789abcdef/SHA256SUMS"),
         ] {
-            let answer = larder.get(&path).await;
-            // An address is no registry's name, so it is not even a host.
-            let expected = if host.starts_with("127.") { [400, 404] } else { [404, 404] };
-            assert!(expected.contains(&answer.status), "{path}: {} {}", answer.status, answer.text());
-            if answer.status == 404 {
-                let said = errors(&answer);
-                assert!(said.contains(host) && said.contains("[[upstream]]"), "{path}: {said}");
-            }
+            let said = errors(&larder.get(&path).await.expect(404));
+            assert!(said.contains(host) && said.contains("[[upstream]]"), "{path}: {said}");
         }
     }
     assert_eq!(upstream.count_of(Target::Everything), 0);
@@ -367,6 +361,48 @@ async fn an_unknown_platform_version_or_provider_is_404() {
         assert!(said.contains(HOST) && said.contains("404"), "{said}");
     }
     larder.document("null", "1.2.0").await.expect(200);
+}
+
+/// DESIGN 4: a well-formed archive URL that nothing lists is asked about once, and not again within `not_found`.
+#[tokio::test]
+async fn an_archive_url_that_nothing_lists_is_404_and_asks_upstream_only_once() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let larder = Larder::mirroring(&upstream).start().await;
+    for (name, version) in [("null", "1.2.0"), ("null", "9.9.9"), ("nothing", "1.2.0")] {
+        upstream.forget_requests();
+        let folder = format!("/archive/{HOST}/providers/acme/{name}/{version}/linux_amd64");
+        for digest in ["0123456789abcdef", "0123456789abcdef", "fedcba9876543210"] {
+            let said = errors(&larder.get(&format!("{folder}/{digest}/f.zip")).await.expect(404));
+            assert!(said.contains(&format!("{HOST}/acme/{name}")), "{said}");
+        }
+        assert_eq!(upstream.count_of(Target::Document), 1, "{name} {version}");
+        assert_eq!(upstream.count_of(Target::Archive), 0, "{name} {version}");
+    }
+    larder.clock.advance(std::time::Duration::from_secs(31));
+    upstream.forget_requests();
+    larder
+        .get(&format!("/archive/{HOST}/providers/acme/null/9.9.9/linux_amd64/0123456789abcdef/f.zip"))
+        .await
+        .expect(404);
+    assert_eq!(upstream.count_of(Target::Document), 1);
+}
+
+/// Promise 7: a URL holds all that is needed to find its file again, so it outlives a store.
+#[tokio::test]
+async fn the_urls_of_a_document_work_at_a_larder_that_never_saw_it() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let first = Larder::mirroring(&upstream).start().await;
+    let truth = [
+        upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"),
+        upstream.sums_bytes("acme", "null", "1.2.0"),
+        upstream.signature_bytes("acme", "null", "1.2.0"),
+    ];
+    for (url, truth) in urls(&first.document("null", "1.2.0").await.expect(200)).into_iter().zip(truth) {
+        let empty = Larder::mirroring(&upstream).start().await;
+        assert!(empty.get(&url).await.expect(200).body == truth, "{url}");
+    }
 }
 
 /// Promise 8: a client's credentials go nowhere.
