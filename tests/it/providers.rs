@@ -388,6 +388,44 @@ async fn an_archive_url_that_nothing_lists_is_404_and_asks_upstream_only_once() 
     assert_eq!(upstream.count_of(Target::Document), 1);
 }
 
+/// DESIGN 4: then the document is asked anew once, because registries sign URLs that expire; then it is 502.
+#[tokio::test]
+async fn a_file_that_a_document_names_and_upstream_does_not_give_is_502_and_not_remembered() {
+    for target in [Target::Sums, Target::Signature, Target::Archive] {
+        for status in [400, 401, 403, 404, 410] {
+            let upstream = FakeUpstream::start().await;
+            upstream.publish(Provider::new("acme", "null"));
+            upstream.fault(target.clone(), Fault::Status(status));
+            let larder = Larder::mirroring(&upstream).start().await;
+            let document = larder.document("null", "1.2.0").await;
+            let refused = match target {
+                Target::Archive => larder.get(&urls(&document.expect(200))[0]).await,
+                _ => document,
+            };
+            assert_eq!(refused.status, 502, "{target:?} {status}: {}", refused.text());
+            assert!(errors(&refused).contains(&status.to_string()), "{}", refused.text());
+            assert_eq!(upstream.count_of(Target::Document), 2, "{target:?} {status}");
+            assert_eq!(upstream.count_of(target.clone()), 2, "{target:?} {status}");
+            upstream.heal();
+            expect_everything(&larder, &upstream, "healed").await;
+        }
+    }
+}
+
+/// DESIGN 4: a URL that has expired is found anew in the document, and nobody notices.
+#[tokio::test]
+async fn an_archive_whose_signed_url_has_expired_is_fetched_from_its_new_one() {
+    for size in [100_000, 2_000_000] {
+        let upstream = FakeUpstream::builder().signed_urls().start().await;
+        upstream.publish(Provider::new("acme", "null").size(size));
+        let larder = Larder::mirroring(&upstream).start().await;
+        larder.document("null", "1.2.0").await.expect(200);
+        upstream.expire_urls();
+        expect_everything(&larder, &upstream, "expired").await;
+        assert_eq!(upstream.count_of(Target::Document), 2);
+    }
+}
+
 /// Promise 7: a URL holds all that is needed to find its file again, so it outlives a store.
 #[tokio::test]
 async fn the_urls_of_a_document_work_at_a_larder_that_never_saw_it() {
