@@ -3,14 +3,19 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod caching;
-mod eviction;
-mod keeping;
-mod many_clients;
+mod crash;
+mod damage;
 mod discovery;
+mod eviction;
 mod http_answers;
+mod keeping;
+mod lifecycle;
+mod many_clients;
 mod network_mirror;
+mod operator;
 mod providers;
 mod real_client;
+mod resume;
 mod support;
 mod upstream_trouble;
 mod verification;

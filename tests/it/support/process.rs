@@ -1,17 +1,121 @@
 //! The real binary as a process of its own, for what only a process can suffer: signals and `kill -9`.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep};
 
 use super::http::{Answer, client, get, send};
-use super::larder::Builder;
+use super::larder::{Builder, HOST};
+
+/// The longest that anything may take before a test has failed.
+const WITHIN: Duration = Duration::from_secs(30);
+
+/// Tries again, every few milliseconds, until there is something; a test that waits too long has failed.
+pub(crate) async fn eventually<T>(what: &str, mut there: impl AsyncFnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + WITHIN;
+    loop {
+        if let Some(found) = there().await {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "not within {WITHIN:?}: {what}");
+        sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// What a process writes, as far as it is read.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Output(Arc<Mutex<String>>);
+
+impl Output {
+    /// Reads on a thread of its own, which ends when nothing more can come.
+    fn of(mut from: impl Read + Send + 'static) -> (Self, JoinHandle<()>) {
+        let output = Self::default();
+        let shared = output.clone();
+        let reading = std::thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok(read @ 1..) = from.read(&mut buffer) {
+                shared.0.lock().push_str(&String::from_utf8_lossy(&buffer[..read]));
+            }
+        });
+        (output, reading)
+    }
+
+    /// Everything so far.
+    pub(crate) fn text(&self) -> String {
+        self.0.lock().clone()
+    }
+
+    /// The first line with this text in it, once it is there.
+    pub(crate) async fn line_with(&self, part: &str) -> String {
+        let line = async || {
+            let text = self.text();
+            let whole = &text[..text.rfind('\n')? + 1];
+            whole.lines().find(|line| line.contains(part)).map(str::to_owned)
+        };
+        eventually(&format!("a line with {part:?}"), line).await
+    }
+}
+
+/// What a command that has ended said.
+#[derive(Debug)]
+pub(crate) struct Said {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+/// The binary with nothing of this machine's configuration: `home` is its home, cache and configuration folder.
+pub(crate) fn command(home: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
+    command
+        .args(arguments)
+        .env("HOME", home)
+        .env("XDG_CONFIG_HOME", home.join("config"))
+        .env("XDG_CACHE_HOME", home.join("cache"))
+        .env_remove("STATE_DIRECTORY")
+        .env_remove("LARDER_LOG")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// Runs a command to its end.
+pub(crate) async fn run(mut command: Command) -> Said {
+    let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+/// A process that is killed when this is dropped.
+pub(crate) struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts a command that goes on; gives what it writes to its standard output and its standard error.
+pub(crate) fn serving(mut command: Command) -> (Killed, Output, Output) {
+    let mut child = command.spawn().unwrap();
+    let (out, _) = Output::of(child.stdout.take().unwrap());
+    let (err, _) = Output::of(child.stderr.take().unwrap());
+    (Killed(child), out, err)
+}
 
 /// A running `larder serve`. Killed when dropped.
 pub(crate) struct Process {
     child: Child,
-    base: String,
-    admin: String,
+    said: serde_json::Value,
+    log: Output,
 }
 
 impl Process {
@@ -22,42 +126,67 @@ impl Process {
 
     /// The same; what it said where it ended instead.
     pub(crate) fn try_start(builder: &Builder, folder: &Path) -> Result<Self, String> {
+        Self::serve(&builder.config_text(), folder).map_err(|said| said.err)
+    }
+
+    /// Starts the binary with this configuration; how it ended where it did not come to listen.
+    pub(crate) fn serve(config: &str, folder: &Path) -> Result<Self, Said> {
+        Self::serve_with(config, folder, |_| {})
+    }
+
+    /// The same, with a word on its environment.
+    pub(crate) fn serve_with(config: &str, folder: &Path, also: impl FnOnce(&mut Command)) -> Result<Self, Said> {
         let file = folder.join("mirror.toml");
-        std::fs::write(&file, builder.config_text()).unwrap();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_larder"))
-            .args(["serve", "--json", "--config"])
-            .arg(&file)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        std::fs::write(&file, config).unwrap();
+        let mut command = command(folder, &["serve", "--json", "--config"]);
+        also(&mut command);
+        let mut child = command.arg(&file).spawn().unwrap();
+        let (log, reading) = Output::of(child.stderr.take().unwrap());
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let Ok(said) = serde_json::from_str::<serde_json::Value>(&line) else {
-            let output = child.wait_with_output().unwrap();
-            return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+            let code = child.wait().unwrap().code();
+            reading.join().unwrap();
+            return Err(Said { code, out: line, err: log.text() });
         };
-        // Nobody reads its log; a full pipe must not stop it.
-        let mut log = child.stderr.take().unwrap();
-        std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
-        let text = |name: &str| said[name].as_str().unwrap().to_owned();
-        Ok(Self { child, base: text("base"), admin: format!("http://{}", text("admin")) })
+        Ok(Self { child, said, log })
+    }
+
+    /// What it said of itself when it began to listen.
+    pub(crate) fn said(&self) -> &serde_json::Value {
+        &self.said
     }
 
     pub(crate) fn base(&self) -> &str {
-        &self.base
+        self.said["base"].as_str().unwrap()
     }
 
-    pub(crate) fn admin(&self) -> &str {
-        &self.admin
+    /// `http://ADDRESS` of the admin listener.
+    pub(crate) fn admin(&self) -> String {
+        format!("http://{}", self.said["admin"].as_str().unwrap())
+    }
+
+    /// What it writes to its standard error.
+    pub(crate) fn log(&self) -> &Output {
+        &self.log
     }
 
     pub(crate) async fn get(&self, path: &str) -> Answer {
-        get(&format!("{}{path}", self.base)).await
+        get(&format!("{}{path}", self.base())).await
     }
 
     pub(crate) async fn try_get(&self, path: &str) -> Result<Answer, reqwest::Error> {
-        send(client().get(format!("{}{path}", self.base))).await
+        send(client().get(format!("{}{path}", self.base()))).await
+    }
+
+    /// The download document of acme/NAME 1.2.0 for linux_amd64.
+    pub(crate) async fn document(&self, name: &str) -> Answer {
+        self.get(&format!("/registry/{HOST}/v1/providers/acme/{name}/1.2.0/download/linux/amd64")).await
+    }
+
+    /// The path of the archive that this document names.
+    pub(crate) async fn archive_path(&self, name: &str) -> String {
+        self.document(name).await.expect(200).json()["download_url"].as_str().unwrap().to_owned()
     }
 
     /// `kill -9`, and waits until it is gone.
@@ -67,15 +196,20 @@ impl Process {
     }
 
     /// SIGTERM, and the exit code it ends with.
-    pub(crate) fn terminate(mut self) -> Option<i32> {
+    pub(crate) async fn terminate(mut self) -> Option<i32> {
         self.signal();
-        self.child.wait().unwrap().code()
+        self.ended().await
     }
 
     /// SIGTERM alone.
     pub(crate) fn signal(&self) {
         let status = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap();
         assert!(status.success());
+    }
+
+    /// The exit code, once it has ended.
+    pub(crate) async fn ended(&mut self) -> Option<i32> {
+        eventually("the process ends", async || self.child.try_wait().unwrap()).await.code()
     }
 }
 

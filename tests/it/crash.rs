@@ -1,0 +1,302 @@
+//! What `kill -9` leaves behind, and how the next start goes on: the real binary, real signals, one store.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::time::timeout;
+
+use crate::support::http::{Answer, client, get, send};
+use crate::support::larder::{Builder, Folder, HOST, Larder};
+use crate::support::process::{Process, eventually};
+use crate::support::upstream::{FakeUpstream, Provider, Target, sha256_hex};
+
+pub(crate) const LARGE: usize = 3_000_000;
+pub(crate) const HALF: usize = LARGE / 2;
+
+/// A configuration under which documents are asked about again each time.
+fn mirroring(upstream: &FakeUpstream, folder: &Folder) -> Builder {
+    Larder::mirroring(upstream).nothing_stays_fresh().on(folder)
+}
+
+pub(crate) fn start(upstream: &FakeUpstream, folder: &Folder) -> Process {
+    Process::start(&mirroring(upstream, folder), folder.path())
+}
+
+pub(crate) fn large() -> Provider {
+    Provider::new("acme", "null").size(LARGE)
+}
+
+pub(crate) fn bytes(upstream: &FakeUpstream, name: &str) -> Vec<u8> {
+    upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64")
+}
+
+/// The stage with a download's bytes.
+pub(crate) fn stage(folder: &Folder) -> Option<PathBuf> {
+    folder.files("staging").into_iter().find(|file| file.extension().is_some_and(|kind| kind == "part"))
+}
+
+/// Asks for a large archive whose upstream stops in the middle, and kills larder there. Gives the archive's path.
+pub(crate) async fn killed_half_way(upstream: &FakeUpstream, folder: &Folder) -> String {
+    let held = upstream.hold_after(Target::Archive, HALF);
+    let larder = start(upstream, folder);
+    let path = larder.archive_path("null").await;
+    let asking = tokio::spawn(send(client().get(format!("{}{path}", larder.base()))));
+    eventually("half of it is staged", async || {
+        let staged = stage(folder)?.metadata().ok()?.len();
+        (staged == HALF as u64).then_some(())
+    })
+    .await;
+    larder.kill();
+    assert!(asking.await.unwrap().is_err(), "half an archive looked whole");
+    assert_eq!(folder.blobs(), Vec::<PathBuf>::new());
+    held.open();
+    upstream.forget_requests();
+    path
+}
+
+/// Promise 9: at any moment, and before the first byte too.
+#[tokio::test]
+async fn a_kill_before_the_first_byte_leaves_nothing_and_the_next_start_fetches() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(large());
+    let folder = Folder::new();
+    for silent in [true, false] {
+        let held = if silent { upstream.hold_silent(Target::Archive) } else { upstream.hold(Target::Archive) };
+        upstream.forget_requests();
+        let larder = start(&upstream, &folder);
+        let path = larder.archive_path("null").await;
+        let asking = tokio::spawn(send(client().get(format!("{}{path}", larder.base()))));
+        upstream.wait_for(Target::Archive, 1).await;
+        larder.kill();
+        assert!(asking.await.unwrap().is_err());
+        assert_eq!(folder.blobs(), Vec::<PathBuf>::new());
+        held.open();
+    }
+    let larder = start(&upstream, &folder);
+    let path = larder.archive_path("null").await;
+    assert!(larder.get(&path).await.expect(200).body == bytes(&upstream, "null"));
+}
+
+/// What one edition consists of, as its upstream has it.
+#[derive(Clone)]
+struct Edition {
+    shasum: String,
+    sums: Vec<u8>,
+    signature: Vec<u8>,
+}
+
+fn edition_of(upstream: &FakeUpstream) -> Edition {
+    Edition {
+        shasum: sha256_hex(&bytes(upstream, "null")),
+        sums: upstream.sums_bytes("acme", "null", "1.2.0"),
+        signature: upstream.signature_bytes("acme", "null", "1.2.0"),
+    }
+}
+
+/// Fetches what a document names, and proves that its URL names exactly those bytes.
+async fn named_by(larder: &Process, document: &Value, field: &str) -> Answer {
+    let path = document[field].as_str().unwrap();
+    let answer = larder.get(path).await.expect(200);
+    let digest = path.split('/').rev().nth(1).unwrap();
+    assert!(sha256_hex(&answer.body).starts_with(digest), "{path} does not name its bytes");
+    answer
+}
+
+/// Promises 2 and 9: document, sums and signature are of one edition, whatever the moment of the kill.
+#[tokio::test]
+async fn a_kill_while_a_set_is_replaced_leaves_the_old_set_or_the_new_one() {
+    let mut upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let folder = Folder::new();
+    start(&upstream, &folder).document("null").await.expect(200);
+    let mut old = edition_of(&upstream);
+    let mut replaced = 0;
+    for round in 0..24 {
+        upstream.publish(Provider::new("acme", "null").edition(2 + round));
+        let new = edition_of(&upstream);
+        let larder = start(&upstream, &folder);
+        // Somewhere between "not asked yet" and "answered": that takes a few milliseconds.
+        let _ = timeout(Duration::from_micros(600 * round), larder.document("null")).await;
+        larder.kill();
+
+        upstream.stop().await;
+        let larder = start(&upstream, &folder);
+        let document = larder.document("null").await.expect(200).json();
+        let of = [&old, &new].into_iter().find(|edition| document["shasum"] == edition.shasum.as_str());
+        let of = of.expect("a document of neither edition").clone();
+        assert!(named_by(&larder, &document, "shasums_url").await.body == of.sums);
+        assert!(named_by(&larder, &document, "shasums_signature_url").await.body == of.signature);
+        larder.kill();
+        replaced += u32::from(of.shasum == new.shasum);
+        old = of;
+        upstream.restart().await;
+    }
+    assert!((1..24).contains(&replaced), "{replaced} of 24 were replaced: the moment of the kill did not vary");
+}
+
+/// Promise 9: no archive that was acknowledged is lost.
+#[tokio::test]
+async fn an_archive_whose_last_byte_was_sent_survives_a_kill() {
+    let mut upstream = FakeUpstream::start().await;
+    let sizes = [("small", 4096), ("medium", 900_000), ("large", LARGE)];
+    for (name, size) in sizes {
+        upstream.publish(Provider::new("acme", name).size(size));
+    }
+    for (name, _) in sizes {
+        let folder = Folder::new();
+        let larder = start(&upstream, &folder);
+        let path = larder.archive_path(name).await;
+        larder.get(&path).await.expect(200);
+        larder.kill();
+
+        upstream.stop().await;
+        let larder = start(&upstream, &folder);
+        assert_eq!(larder.archive_path(name).await, path);
+        let answer = larder.get(&path).await.expect(200);
+        assert!(answer.body == bytes(&upstream, name), "{name}");
+        assert!(answer.is("larder; hit"), "{name}");
+        upstream.restart().await;
+    }
+}
+
+/// Section 5: the lock is taken before anything is read, swept or moved.
+#[tokio::test]
+async fn a_second_larder_on_the_same_store_refuses_to_start_and_harms_nothing() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(large());
+    let folder = Folder::new();
+    let config = mirroring(&upstream, &folder).config_text();
+    let held = upstream.hold_after(Target::Archive, HALF);
+    let first = Process::serve(&config, folder.path()).unwrap_or_else(|said| panic!("{said:?}"));
+    let path = first.archive_path("null").await;
+    let asking = tokio::spawn(send(client().get(format!("{}{path}", first.base()))));
+    eventually("a download is under way", async || stage(&folder)).await;
+    let half_a_record = folder.path().join("v1/staging/record-999");
+    std::fs::write(&half_a_record, "half").unwrap();
+
+    let second = Process::serve(&config, folder.path()).err().expect("the second one started");
+    assert_eq!(second.code, Some(1), "{second:?}");
+    assert!(second.err.contains(&folder.path().display().to_string()), "{}", second.err);
+    assert!(
+        second.err.contains("in use by another larder: stop it, or give this one a [store] path"),
+        "{}",
+        second.err
+    );
+
+    assert!(half_a_record.exists(), "the second one swept the first one's staging");
+    assert_eq!(set_aside(folder.path()), Vec::<String>::new());
+    held.open();
+    assert!(asking.await.unwrap().unwrap().body == bytes(&upstream, "null"));
+    assert!(first.get(&path).await.expect(200).is("larder; hit"));
+    get(&format!("{}/readyz", first.admin())).await.expect(200);
+}
+
+/// What lies in `aside`, and what is left of indexes set aside.
+pub(crate) fn set_aside(folder: &Path) -> Vec<String> {
+    let names = |folder: PathBuf| {
+        let entries = std::fs::read_dir(folder).into_iter().flatten();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect::<Vec<_>>()
+    };
+    let indexes = names(folder.join("v1")).into_iter().filter(|name| name.starts_with("index."));
+    names(folder.join("v1/aside")).into_iter().chain(indexes).collect()
+}
+
+/// Promise 9, and section 5: half-written records go at the next start, downloads only after a day.
+#[tokio::test]
+async fn leftovers_in_staging_are_swept_at_the_start_and_fresh_downloads_are_kept() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(large());
+    let folder = Folder::new();
+    killed_half_way(&upstream, &folder).await;
+    let fresh = stage(&folder).unwrap();
+    let staging = fresh.parent().unwrap().to_owned();
+    std::fs::write(staging.join("record-7"), "half a record").unwrap();
+    let old = std::fs::File::create(staging.join("old.part")).unwrap();
+    old.set_modified(std::time::SystemTime::now() - Duration::from_secs(25 * 3600)).unwrap();
+
+    start(&upstream, &folder).kill();
+    assert!(fresh.exists(), "a download of just now was swept");
+    assert!(!staging.join("record-7").exists());
+    assert!(!staging.join("old.part").exists());
+}
+
+/// Starts a larder that must refuse, and gives what it said.
+fn refused(upstream: &FakeUpstream, folder: &Folder) -> String {
+    let started = Process::serve(&mirroring(upstream, folder).config_text(), folder.path());
+    let said = started.err().expect("larder goes on with a store of a newer format");
+    assert_eq!(said.code, Some(1), "{said:?}");
+    said.err
+}
+
+/// Section 5: an older binary that meets a newer format says so and stops, and has changed nothing.
+#[tokio::test]
+async fn a_store_that_a_newer_larder_wrote_to_is_refused_and_left_alone() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    for kind in ["names", "seen"] {
+        for newer in ["{\"format\":2,\"blake3\"", "{\"xxh3\":7,\"format\":2,\"b\""] {
+            let folder = Folder::new();
+            let larder = start(&upstream, &folder);
+            let path = larder.archive_path("null").await;
+            larder.get(&path).await.expect(200);
+            assert_eq!(larder.terminate().await, Some(0));
+            let file = folder.files(kind).remove(0);
+            let record = std::fs::read_to_string(&file).unwrap();
+            let newer = record.replacen("{\"format\":1,\"blake3\"", newer, 1);
+            assert_ne!(newer, record);
+            std::fs::write(&file, &newer).unwrap();
+            let leftover = folder.path().join("v1/staging/record-7");
+            std::fs::write(&leftover, "half a record").unwrap();
+
+            let said = refused(&upstream, &folder);
+            assert!(said.contains(&format!("{} has format 2", file.display())), "{said}");
+            assert!(said.contains("this larder reads up to 1: run the newer larder that wrote it"), "{said}");
+            assert_eq!(std::fs::read_to_string(&file).unwrap(), newer, "the newer record was changed");
+            assert!(leftover.exists(), "a store that is not ours was swept");
+            assert_eq!(set_aside(folder.path()), Vec::<String>::new());
+        }
+    }
+}
+
+/// Section 5: a document of a newer format can be fetched again, but is not ours to replace.
+#[tokio::test]
+async fn a_document_of_a_newer_format_is_an_error_that_names_it_and_is_left_alone() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let folder = Folder::new();
+    let larder = start(&upstream, &folder);
+    larder.document("null").await.expect(200);
+    assert_eq!(larder.terminate().await, Some(0));
+    let set = folder.files("documents").into_iter().find(|file| file.extension().is_some_and(|kind| kind == "set"));
+    let set = set.unwrap();
+    let mut newer = std::fs::read(&set).unwrap();
+    newer["{\"format\":".len()] = b'2';
+    std::fs::write(&set, &newer).unwrap();
+
+    let larder = start(&upstream, &folder);
+    let answer = larder.document("null").await.expect(500).text();
+    assert!(answer.contains("has format 2, and this larder reads up to 1"), "{answer}");
+    assert!(std::fs::read(&set).unwrap() == newer, "the newer document was changed");
+    assert_eq!(set_aside(folder.path()), Vec::<String>::new());
+}
+
+/// Section 4: names without their `h1:` are completed at the next start.
+#[tokio::test]
+async fn hashes_that_a_kill_left_undone_are_computed_after_the_restart() {
+    let mut upstream = FakeUpstream::start().await;
+    upstream.publish(large());
+    let folder = Folder::new();
+    let larder = start(&upstream, &folder);
+    let path = larder.archive_path("null").await;
+    larder.get(&path).await.expect(200);
+    larder.kill();
+
+    upstream.stop().await;
+    let larder = start(&upstream, &folder);
+    eventually("the archive's h1", async || {
+        let version = larder.get(&format!("/mirror/{HOST}/acme/null/1.2.0.json")).await.expect(200);
+        version.json()["archives"]["linux_amd64"]["hashes"].to_string().contains("h1:").then_some(())
+    })
+    .await;
+}

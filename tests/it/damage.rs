@@ -1,0 +1,358 @@
+//! Damage on disk: bytes that flip, files that vanish, an index that lies in ruins. None of it is served, and
+//! larder heals by itself.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use larder::clock::Clock;
+
+use crate::crash::set_aside;
+use crate::support::http::get;
+use crate::support::larder::{Builder, Folder, Larder};
+use crate::support::process::Process;
+use crate::support::upstream::{FakeUpstream, Provider, Target};
+
+/// Each kind is checked in another way: in memory on every read, and in the file before the first answer.
+const SIZES: [(&str, usize); 2] = [("small", 4096), ("large", 3_000_000)];
+
+fn mirroring(upstream: &FakeUpstream, folder: &Folder) -> Builder {
+    Larder::mirroring(upstream).nothing_stays_fresh().on(folder)
+}
+
+async fn upstream_with_both() -> FakeUpstream {
+    let upstream = FakeUpstream::start().await;
+    for (name, size) in SIZES {
+        upstream.publish(Provider::new("acme", name).size(size));
+    }
+    upstream
+}
+
+fn bytes(upstream: &FakeUpstream, name: &str) -> Vec<u8> {
+    upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64")
+}
+
+/// A store that holds an archive, and that nobody has open.
+async fn holding(upstream: &FakeUpstream, name: &str) -> (Folder, String) {
+    let larder = mirroring(upstream, &Folder::new()).start().await;
+    let path = larder.archive_path(name, "1.2.0").await;
+    larder.get(&path).await.expect(200);
+    larder.versions(name).await.expect(200);
+    (larder.stop().await, path)
+}
+
+/// Turns one bit, and leaves the times alone, as a failing disk does.
+fn flip(file: &Path, at: usize) {
+    let changed = file.metadata().unwrap().modified().unwrap();
+    let mut content = std::fs::read(file).unwrap();
+    content[at] ^= 1;
+    std::fs::write(file, content).unwrap();
+    std::fs::File::options().write(true).open(file).unwrap().set_modified(changed).unwrap();
+}
+
+fn flip_the_middle(file: &Path) {
+    flip(file, file.metadata().unwrap().len() as usize / 2);
+}
+
+/// Promise 10.
+#[tokio::test]
+async fn a_damaged_archive_is_set_aside_and_fetched_again() {
+    let upstream = upstream_with_both().await;
+    for (name, _) in SIZES {
+        let (folder, path) = holding(&upstream, name).await;
+        flip_the_middle(&folder.blobs()[0]);
+        upstream.forget_requests();
+
+        let larder = mirroring(&upstream, &folder).start().await;
+        assert!(larder.get(&path).await.expect(200).body == bytes(&upstream, name), "{name}");
+        assert_eq!(upstream.count_of(Target::Archive), 1, "{name}");
+        assert_eq!(set_aside(folder.path()).len(), 1, "{name}");
+        assert_eq!(folder.blobs().len(), 1, "{name}");
+        assert!(larder.get(&path).await.expect(200).is("larder; hit"), "{name}");
+    }
+}
+
+/// Promise 10: not even while nothing better can be had.
+#[tokio::test]
+async fn a_damaged_archive_is_an_error_while_the_upstream_is_gone() {
+    let mut upstream = upstream_with_both().await;
+    for (name, _) in SIZES {
+        let (folder, path) = holding(&upstream, name).await;
+        let damaged = folder.blobs().remove(0);
+        flip_the_middle(&damaged);
+        let kept = std::fs::read(&damaged).unwrap();
+        upstream.stop().await;
+
+        let larder = mirroring(&upstream, &folder).start().await;
+        for _ in 0..2 {
+            larder.get(&path).await.expect(502);
+        }
+        let aside = folder.files("aside");
+        assert_eq!(aside.len(), 1, "{name}");
+        assert!(std::fs::read(&aside[0]).unwrap() == kept, "{name}: the damaged file is gone");
+        assert_eq!(folder.blobs(), Vec::<PathBuf>::new());
+
+        upstream.restart().await;
+        assert!(larder.get(&path).await.expect(200).body == bytes(&upstream, name), "{name}");
+    }
+}
+
+/// Promise 10: archives up to 1 MiB are checked on every read.
+#[tokio::test]
+async fn a_small_archive_that_is_damaged_after_it_was_served_is_not_served_again() {
+    let upstream = upstream_with_both().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let path = larder.archive_path("small", "1.2.0").await;
+    larder.get(&path).await.expect(200);
+    flip(&larder.folder.blobs()[0], 0);
+    assert!(larder.get(&path).await.expect(200).body == bytes(&upstream, "small"));
+    assert_eq!(larder.folder.files("aside").len(), 1);
+}
+
+/// Promise 10: an archive that is shorter, longer or empty is as damaged as one whose bytes flipped.
+#[tokio::test]
+async fn an_archive_of_another_length_is_not_served() {
+    let upstream = upstream_with_both().await;
+    for (name, size) in SIZES {
+        for length in [0, 100, size as u64 / 2, 2 << 20, 5_000_000] {
+            let (folder, path) = holding(&upstream, name).await;
+            let file = std::fs::File::options().write(true).open(&folder.blobs()[0]).unwrap();
+            file.set_len(length).unwrap();
+            let larder = mirroring(&upstream, &folder).start().await;
+            assert!(larder.get(&path).await.expect(200).body == bytes(&upstream, name), "{name} {length}");
+            assert_eq!(folder.files("aside").len(), 1, "{name} {length}");
+        }
+    }
+}
+
+/// Promises 4 and 10: those who find the damage together share one fetch, and none takes the healed archive away.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_clients_that_find_a_damaged_archive_share_one_fetch() {
+    let upstream = upstream_with_both().await;
+    for (name, _) in SIZES {
+        let (folder, path) = holding(&upstream, name).await;
+        let larder = mirroring(&upstream, &folder).start().await;
+        flip_the_middle(&folder.blobs()[0]);
+        upstream.forget_requests();
+        let all = futures_util::future::join_all((0..64).map(|_| larder.get(&path))).await;
+        assert!(all.into_iter().all(|answer| answer.expect(200).body == bytes(&upstream, name)), "{name}");
+        assert_eq!(upstream.count_of(Target::Archive), 1, "{name}");
+        assert_eq!(folder.files("aside").len(), 1, "{name}");
+    }
+}
+
+/// Promise 10: what is set aside is kept a week from then on, however old the archive was.
+#[tokio::test]
+async fn a_damaged_archive_stays_aside_for_whoever_wants_to_know_what_happened() {
+    let upstream = upstream_with_both().await;
+    let (folder, path) = holding(&upstream, "small").await;
+    let blob = folder.blobs().remove(0);
+    let month_ago = SystemTime::now() - Duration::from_secs(30 * 24 * 3600);
+    std::fs::File::options().write(true).open(&blob).unwrap().set_modified(month_ago).unwrap();
+    flip_the_middle(&blob);
+    let larder = mirroring(&upstream, &folder).start().await;
+    larder.get(&path).await.expect(200);
+    assert_eq!(folder.files("aside").len(), 1);
+    larder.stop().await;
+
+    let larder = mirroring(&upstream, &folder).start().await;
+    assert_eq!(folder.files("aside").len(), 1, "it was swept at the next start");
+    larder.get(&path).await.expect(200);
+}
+
+/// The one record of a kind.
+fn record(folder: &Folder, ending: &str) -> PathBuf {
+    let all = ["documents", "names", "seen"].into_iter().flat_map(|kind| folder.files(kind));
+    let of_kind: Vec<PathBuf> = all.filter(|file| file.to_string_lossy().ends_with(ending)).collect();
+    assert_eq!(of_kind.len(), 1, "{ending}: {of_kind:?}");
+    of_kind[0].clone()
+}
+
+/// The name, the set, the list, the discovery, and what was seen.
+const RECORDS: [&str; 5] = ["linux_amd64.json", "linux_amd64.set", "/versions", "/discovery", "acme/small.json"];
+
+/// Promise 10, for what is no archive: each record has a checksum of its own.
+#[tokio::test]
+async fn a_damaged_record_is_set_aside_and_healed() {
+    let mut upstream = upstream_with_both().await;
+    for ending in RECORDS {
+        for from_the_end in [false, true] {
+            let (folder, path) = holding(&upstream, "small").await;
+            let damaged = record(&folder, ending);
+            let length = damaged.metadata().unwrap().len() as usize;
+            flip(&damaged, if from_the_end { length - 2 } else { 3 });
+
+            let larder = mirroring(&upstream, &folder).start().await;
+            larder.versions("small").await.expect(200);
+            assert_eq!(larder.archive_path("small", "1.2.0").await, path, "{ending}");
+            assert!(larder.get(&path).await.expect(200).body == bytes(&upstream, "small"), "{ending}");
+            assert_eq!(folder.files("aside").len(), 1, "{ending}");
+            larder.stop().await;
+
+            upstream.stop().await;
+            let larder = mirroring(&upstream, &folder).start().await;
+            assert_eq!(record(&folder, ending), damaged, "it was not written again");
+            larder.versions("small").await.expect(200);
+            assert_eq!(larder.archive_path("small", "1.2.0").await, path, "{ending}");
+            larder.get(&path).await.expect(200);
+            assert_eq!(folder.files("aside").len(), 1, "{ending}: what was written again is damaged too");
+            upstream.restart().await;
+        }
+    }
+}
+
+/// Section 5: a name is rebuilt from its proof set, and its archive is adopted.
+#[tokio::test]
+async fn an_archive_whose_name_is_lost_is_adopted_without_a_fetch() {
+    let mut upstream = upstream_with_both().await;
+    for (name, _) in SIZES {
+        for damaged in [true, false] {
+            let (folder, path) = holding(&upstream, name).await;
+            let record = record(&folder, "linux_amd64.json");
+            if damaged {
+                flip_the_middle(&record)
+            } else {
+                std::fs::remove_file(&record).unwrap()
+            }
+            upstream.stop().await;
+            let larder = mirroring(&upstream, &folder).start().await;
+            assert_eq!(larder.archive_path(name, "1.2.0").await, path);
+            assert!(larder.get(&path).await.expect(200).body == bytes(&upstream, name), "{name}");
+            assert!(record.exists(), "{name}: the name was not rebuilt");
+            assert!(larder.get(&path).await.expect(200).is("larder; hit"), "{name}");
+            upstream.restart().await;
+        }
+    }
+}
+
+/// Section 5: bytes that neither a name nor a set knows any more are proven anew, not fetched anew.
+#[tokio::test]
+async fn an_archive_whose_name_and_set_are_lost_is_adopted_once_its_set_is_proven() {
+    let upstream = upstream_with_both().await;
+    for (name, _) in SIZES {
+        let (folder, path) = holding(&upstream, name).await;
+        std::fs::remove_dir_all(folder.path().join("v1/names")).unwrap();
+        std::fs::remove_dir_all(folder.path().join("v1/documents")).unwrap();
+        upstream.forget_requests();
+        let larder = mirroring(&upstream, &folder).start().await;
+        assert!(larder.get(&path).await.expect(200).body == bytes(&upstream, name), "{name}");
+        assert_eq!(upstream.count_of(Target::Archive), 0, "{name}");
+    }
+}
+
+/// Promise 2: while only the predecessor's archive is held, all of its set answers, however long that lasts.
+#[tokio::test]
+async fn a_predecessor_whose_archive_alone_is_held_answers_whole_after_days_without_upstream() {
+    let mut upstream = upstream_with_both().await;
+    let clock = Clock::default();
+    let larder = Larder::mirroring(&upstream).nothing_stays_fresh().clock(&clock).start().await;
+    let path = larder.archive_path("small", "1.2.0").await;
+    let old = bytes(&upstream, "small");
+    larder.get(&path).await.expect(200);
+    upstream.publish(Provider::new("acme", "small").edition(2));
+    assert_ne!(larder.archive_path("small", "1.2.0").await, path, "the new edition is not answered");
+
+    upstream.stop().await;
+    clock.advance(Duration::from_secs(3 * 24 * 3600));
+    let document = larder.document("small", "1.2.0").await.expect(200).json();
+    assert_eq!(document["download_url"], path.as_str());
+    assert!(larder.get(&path).await.expect(200).body == old);
+    for field in ["shasums_url", "shasums_signature_url"] {
+        larder.get(document[field].as_str().unwrap()).await.expect(200);
+    }
+}
+
+/// Promise 9: a crash may leave the bytes without the name, and a person the name without the bytes.
+#[tokio::test]
+async fn an_archive_that_vanished_below_its_name_is_fetched_again() {
+    let upstream = upstream_with_both().await;
+    for (name, _) in SIZES {
+        let (folder, path) = holding(&upstream, name).await;
+        std::fs::remove_file(&folder.blobs()[0]).unwrap();
+        upstream.forget_requests();
+        let larder = mirroring(&upstream, &folder).start().await;
+        assert!(larder.get(&path).await.expect(200).body == bytes(&upstream, name), "{name}");
+        assert_eq!(upstream.count_of(Target::Archive), 1);
+        assert!(larder.get(&path).await.expect(200).is("larder; hit"), "{name}");
+    }
+}
+
+type Harm = fn(&Path);
+
+fn each_file(index: &Path, harm: impl Fn(&Path)) {
+    let mut folders = vec![index.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() { folders.push(path) } else { harm(&path) }
+        }
+    }
+}
+
+const HARMS: [(&str, Harm); 7] = [
+    ("garbled", |index| {
+        each_file(index, |file| {
+            let content = std::fs::read(file).unwrap();
+            std::fs::write(file, content.iter().map(|byte| byte ^ 0xa5).collect::<Vec<u8>>()).unwrap();
+        });
+    }),
+    ("here and there a flipped byte", |index| {
+        each_file(index, |file| {
+            let mut content = std::fs::read(file).unwrap();
+            content.iter_mut().skip(40).step_by(97).for_each(|byte| *byte ^= 1);
+            std::fs::write(file, content).unwrap();
+        });
+    }),
+    ("replaced by noise", |index| each_file(index, |file| std::fs::write(file, [7; 5000]).unwrap())),
+    ("empty files", |index| each_file(index, |file| std::fs::write(file, "").unwrap())),
+    ("cut in half", |index| {
+        each_file(index, |file| {
+            let length = file.metadata().unwrap().len();
+            std::fs::File::options().write(true).open(file).unwrap().set_len(length / 2).unwrap();
+        });
+    }),
+    ("a file", |index| {
+        std::fs::remove_dir_all(index).unwrap();
+        std::fs::write(index, "no folder").unwrap();
+    }),
+    ("removed", |index| std::fs::remove_dir_all(index).unwrap()),
+];
+
+/// Promise 9: an index that will not open is set aside and rebuilt from the files.
+#[tokio::test]
+async fn a_ruined_index_is_rebuilt_and_everything_held_is_still_served() {
+    let mut upstream = upstream_with_both().await;
+    for killed in [true, false] {
+        for (how, harm) in HARMS {
+            let folder = Folder::new();
+            let larder = Process::start(&mirroring(&upstream, &folder), folder.path());
+            let paths = [larder.archive_path("small").await, larder.archive_path("large").await];
+            for path in &paths {
+                larder.get(path).await.expect(200);
+            }
+            let totals = async |larder: &Process| {
+                let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
+                (status["archives"].clone(), status["archive_bytes"].clone(), status["documents"].clone())
+            };
+            let before = totals(&larder).await;
+            if killed {
+                larder.kill()
+            } else {
+                assert_eq!(larder.terminate().await, Some(0))
+            }
+            harm(&folder.path().join("v1/index"));
+
+            upstream.stop().await;
+            let larder = Process::try_start(&mirroring(&upstream, &folder), folder.path());
+            let larder = larder.unwrap_or_else(|said| panic!("{how}, killed {killed}: {said}"));
+            assert_eq!(totals(&larder).await, before, "{how}, killed {killed}");
+            for (path, name) in paths.iter().zip(["small", "large"]) {
+                assert_eq!(larder.archive_path(name).await, *path);
+                assert!(larder.get(path).await.expect(200).body == bytes(&upstream, name), "{how} {name}");
+            }
+            let said = larder.log().text();
+            assert!(!said.contains("panicked at"), "{how}, killed {killed}: {said}");
+            assert_eq!(larder.terminate().await, Some(0), "{how}, killed {killed}");
+            upstream.restart().await;
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! From the start to the end of a process: configuration, readiness, certificates, its log, and how it stops.
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use tokio::net::TcpStream;
+
+use crate::support::http::{client, get, send};
+use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::process::{Process, Said, command, eventually, run, serving};
+use crate::support::tls::TestCa;
+use crate::support::upstream::{FakeUpstream, Provider, Target};
+
+const LARGE: usize = 3_000_000;
+
+/// Section 3: SIGTERM refuses new connections, and lets running downloads finish.
+#[tokio::test]
+async fn sigterm_lets_a_running_download_finish_and_refuses_new_connections() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").size(LARGE));
+    let folder = Folder::new();
+    let held = upstream.hold_after(Target::Archive, LARGE / 2);
+    let mut larder = Process::start(&Larder::mirroring(&upstream).on(&folder), folder.path());
+    let path = larder.archive_path("null").await;
+    let asking = tokio::spawn(send(client().get(format!("{}{path}", larder.base()))));
+    upstream.wait_for(Target::Archive, 1).await;
+
+    larder.signal();
+    let addresses = ["listen", "admin"].map(|name| larder.said()[name].as_str().unwrap().to_owned());
+    for address in addresses {
+        eventually("new connections are refused", async || TcpStream::connect(&address).await.err()).await;
+    }
+    assert!(!asking.is_finished(), "the download ended before its upstream did");
+    held.open();
+    let answer = asking.await.unwrap().unwrap().expect(200);
+    assert!(answer.body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
+    assert_eq!(larder.ended().await, Some(0));
+
+    let larder = Process::start(&Larder::mirroring(&upstream).on(&folder), folder.path());
+    assert!(larder.get(&path).await.expect(200).is("larder; hit"));
+}
+
+#[tokio::test]
+async fn sigterm_with_nothing_under_way_ends_at_once_although_connections_are_open() {
+    let upstream = FakeUpstream::start().await;
+    let folder = Folder::new();
+    let larder = Process::start(&Larder::mirroring(&upstream).on(&folder), folder.path());
+    let (client, probe) = (client(), format!("{}/healthz", larder.base()));
+    send(client.get(&probe)).await.unwrap().expect(200);
+    let _silent = TcpStream::connect(larder.base().strip_prefix("http://").unwrap()).await.unwrap();
+    let began = tokio::time::Instant::now();
+    assert_eq!(larder.terminate().await, Some(0));
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+}
+
+/// Section 3: on both listeners; ready means that the store is there, whatever the upstreams do.
+#[tokio::test]
+async fn readiness_follows_the_store_and_not_the_upstreams() {
+    let mut upstream = FakeUpstream::start().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    upstream.stop().await;
+    for listener in [larder.base().to_owned(), larder.admin()] {
+        get(&format!("{listener}/healthz")).await.expect(200);
+        get(&format!("{listener}/readyz")).await.expect(200);
+    }
+    let (v1, away) = (larder.folder.path().join("v1"), larder.folder.path().join("away"));
+    std::fs::rename(&v1, &away).unwrap();
+    for listener in [larder.base().to_owned(), larder.admin()] {
+        get(&format!("{listener}/healthz")).await.expect(200);
+        get(&format!("{listener}/readyz")).await.expect(503);
+    }
+    std::fs::rename(&away, &v1).unwrap();
+    larder.get("/readyz").await.expect(200);
+}
+
+/// Section 3: all problems are reported together with the line.
+#[tokio::test]
+async fn a_bad_configuration_is_told_all_its_problems_at_once_with_their_lines() {
+    let folder = Folder::new();
+    let text =
+        "[server]\nlisten = \"8080\"\nopne = true\n[store]\nmax_size = \"much\"\n[[upstream]]\nurl = \"ftp://x/\"\n";
+    let said = Process::serve(text, folder.path()).err().expect("it started");
+    assert_eq!(said.code, Some(78), "{said:?}");
+    assert!(said.out.is_empty(), "{said:?}");
+    for problem in ["mirror.toml:2: server.listen", "mirror.toml:3: server.opne", "mirror.toml:5: store.max_size"] {
+        assert!(said.err.contains(problem), "{problem} is not in: {}", said.err);
+    }
+    assert!(said.err.contains("mirror.toml:7: upstream.url"), "{}", said.err);
+    assert!(!folder.path().join("v1").exists(), "a store was made all the same");
+}
+
+#[tokio::test]
+async fn a_configuration_that_is_named_and_absent_is_an_error() {
+    let folder = Folder::new();
+    let Said { code, err, .. } = run(command(folder.path(), &["serve", "--config", "nowhere.toml"])).await;
+    assert_eq!(code, Some(78), "{err}");
+    assert!(err.contains("nowhere.toml: the configuration cannot be read"), "{err}");
+}
+
+/// Section 3: no configuration is needed; it mirrors both registries and prints what to paste.
+#[tokio::test]
+async fn serve_without_a_configuration_says_where_it_listens_and_what_to_paste() {
+    let home = Folder::new();
+    let config = home.path().join("config/larder");
+    std::fs::create_dir_all(&config).unwrap();
+    // The usual ports may be taken on this machine.
+    std::fs::write(config.join("mirror.toml"), "[server]\nlisten='127.0.0.1:0'\n[admin]\nlisten='127.0.0.1:0'\n")
+        .unwrap();
+    let (child, out, _) = serving(command(home.path(), &["serve"]));
+    let listens = out.line_with(" listens on http://127.0.0.1:").await;
+    let base = listens.split(" on ").nth(1).unwrap().to_owned();
+    for (host, modules) in [
+        ("registry.opentofu.org", "https://registry.opentofu.org/v1/modules/"),
+        ("registry.terraform.io", "https://registry.terraform.io/v1/modules/"),
+    ] {
+        out.line_with(&format!("host \"{host}\" {{")).await;
+        out.line_with(&format!("\"providers.v1\" = \"{base}/registry/{host}/v1/providers/\"")).await;
+        out.line_with(&format!("\"modules.v1\" = \"{modules}\"")).await;
+    }
+    out.line_with(&format!("store    {}", home.path().join("cache/larder").display())).await;
+    out.line_with(&config.join("mirror.toml").display().to_string()).await;
+    get(&format!("{base}/readyz")).await.expect(200);
+    drop(child);
+}
+
+/// Section 3: the working directory is never searched.
+#[tokio::test]
+async fn a_configuration_in_the_working_directory_is_not_read() {
+    let home = Folder::new();
+    std::fs::write(home.path().join("mirror.toml"), "[server]\nlisten = 'nonsense'\n").unwrap();
+    std::fs::create_dir(home.path().join("larder")).unwrap();
+    std::fs::write(home.path().join("larder/mirror.toml"), "[server]\nlisten = 'nonsense'\n").unwrap();
+    let mut check = command(home.path(), &["check"]);
+    check.current_dir(home.path());
+    let said = run(check).await;
+    assert_eq!(
+        (said.code, said.out.trim()),
+        (Some(0), "no configuration file found: the defaults are used"),
+        "{said:?}"
+    );
+}
+
+/// The certificate that a new connection is shown.
+async fn shown(address: &str, ca: &TestCa) -> Vec<u8> {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(ca.pem().as_bytes()).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let config = Arc::new(config.with_root_certificates(roots).with_no_client_auth());
+    let socket = TcpStream::connect(address).await.unwrap();
+    let name = ServerName::try_from("127.0.0.1").unwrap();
+    let stream = tokio_rustls::TlsConnector::from(config).connect(name, socket).await.unwrap();
+    stream.get_ref().1.peer_certificates().unwrap()[0].to_vec()
+}
+
+fn der(pem: &str) -> Vec<u8> {
+    CertificateDer::from_pem_slice(pem.as_bytes()).unwrap().to_vec()
+}
+
+/// Section 3: PEM files, reloaded when they change.
+#[tokio::test]
+async fn a_certificate_is_taken_over_when_its_files_change_and_kept_when_they_break() {
+    let upstream = FakeUpstream::start().await;
+    let (folder, ca) = (Folder::new(), TestCa::new());
+    let builder = Larder::mirroring(&upstream).on(&folder).tls(&ca, &["127.0.0.1"]);
+    let larder = Process::start(&builder, folder.path());
+    let address = larder.base().strip_prefix("https://").unwrap().to_owned();
+    let (certificate, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
+    assert_eq!(shown(&address, &ca).await, der(&std::fs::read_to_string(&certificate).unwrap()));
+
+    let renewed = ca.issue(&["127.0.0.1"]);
+    std::fs::write(&certificate, &renewed.0).unwrap();
+    std::fs::write(&key, &renewed.1).unwrap();
+    let new = der(&renewed.0);
+    eventually("the new certificate", async || (shown(&address, &ca).await == new).then_some(())).await;
+
+    std::fs::write(&certificate, "-----BEGIN CERTIFICATE-----\nhalf of one").unwrap();
+    larder.log().line_with("the TLS files have changed, the old certificate stays in use").await;
+    assert_eq!(shown(&address, &ca).await, new);
+
+    let last = ca.issue(&["127.0.0.1"]);
+    std::fs::write(&certificate, &last.0).unwrap();
+    std::fs::write(&key, &last.1).unwrap();
+    let last = der(&last.0);
+    eventually("the last certificate", async || (shown(&address, &ca).await == last).then_some(())).await;
+}
+
+/// One line for each request: what it was, how it ended, and nothing that could be a secret (promise 8).
+#[tokio::test]
+async fn a_request_is_logged_with_its_route_outcome_bytes_and_time_but_not_its_query() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let folder = Folder::new();
+    let larder = Process::start(&Larder::mirroring(&upstream).on(&folder), folder.path());
+    let list = format!("/registry/{HOST}/v1/providers/acme/null/versions");
+    let length = larder.get(&format!("{list}?token=s3cret")).await.expect(200).body.len();
+    let path = larder.archive_path("null").await;
+    larder.get(&path).await.expect(200);
+    larder.get(&path).await.expect(200);
+    larder.get("/registry/elsewhere.example/v1/providers/acme/null/versions").await.expect(404);
+
+    let line = larder.log().line_with(&format!("GET {list}")).await;
+    for field in ["status=200", "route=\"versions\"", "outcome=\"miss\"", &format!("bytes={length} "), "ms="] {
+        assert!(line.contains(field), "{field} is not in: {line}");
+    }
+    let archive = larder.log().line_with("route=\"archive\" outcome=\"hit\"").await;
+    assert!(archive.contains(&path), "{archive}");
+    larder.log().line_with("outcome=\"absent\"").await;
+    assert_eq!(larder.terminate().await, Some(0));
+}
+
+#[tokio::test]
+async fn no_query_reaches_the_log_although_the_upstream_signs_its_urls() {
+    let upstream = FakeUpstream::builder().redirected_urls(302).start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    upstream.fault(Target::Archive, crate::support::upstream::Fault::Status(503));
+    let folder = Folder::new();
+    let larder = Process::start(&Larder::mirroring(&upstream).on(&folder), folder.path());
+    let path = larder.archive_path("null").await;
+    let answer = larder.get(&format!("{path}?token=s3cret")).await;
+    assert!(answer.status >= 500, "{}", answer.status);
+    larder.log().line_with("route=\"archive\"").await;
+    let log = larder.log().text();
+    assert!(!log.contains("s3cret") && !log.contains("sig="), "{log}");
+    assert!(!answer.text().contains("sig="), "{}", answer.text());
+}
+
+/// Promise 8: holding a credential and reachable from elsewhere, larder refuses to start.
+#[tokio::test]
+async fn credentials_and_a_listener_off_loopback_need_a_word_on_who_may_ask() {
+    let folder = Folder::new();
+    std::fs::write(folder.path().join("token"), "s3cret-s3cret").unwrap();
+    let config = |server: &str| {
+        let mut text =
+            format!("[server]\n{server}\n[admin]\nlisten='127.0.0.1:0'\n[store]\npath='{}'\n", folder.path().display());
+        writeln!(text, "[[upstream]]\nhost='r.example'\ntoken={{file='{}'}}", folder.path().join("token").display())
+            .unwrap();
+        text
+    };
+    for reachable in [
+        "listen='0.0.0.0:0'",
+        "listen='[::]:0'",
+        "listen='127.0.0.1:0'\npublic_url='https://m.example/'",
+        "listen='127.0.0.1:0'\ntrusted_proxies=['10.0.0.5']",
+    ] {
+        let said = Process::serve(&config(reachable), folder.path()).err().expect("it started");
+        assert_eq!(said.code, Some(78), "{said:?}");
+        assert!(said.err.contains("[[upstream]] r.example"), "{said:?}");
+        assert!(said.err.contains("add to [server] who may ask"), "{said:?}");
+        assert!(!said.err.contains("s3cret"), "{said:?}");
+        for word in ["clients=['10.0.0.0/8']", "open=true"] {
+            let started = Process::serve(&config(&format!("{reachable}\n{word}")), folder.path());
+            assert_eq!(started.unwrap_or_else(|said| panic!("{said:?}")).terminate().await, Some(0));
+        }
+    }
+    let started = Process::serve(&config("listen='127.0.0.1:0'"), folder.path());
+    assert_eq!(started.unwrap_or_else(|said| panic!("{said:?}")).terminate().await, Some(0));
+}
+
+/// Promise 8: however much is logged, no secret and no query is.
+#[tokio::test]
+async fn no_secret_reaches_the_log_at_its_most_talkative() {
+    let upstream = FakeUpstream::builder().token("s3cret-t0ken").signed_urls().start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let folder = Folder::new();
+    std::fs::write(folder.path().join("token"), "s3cret-t0ken").unwrap();
+    let config = Larder::mirroring(&upstream).on(&folder).with("token = { file = \"token\" }").config_text();
+    let larder = Process::serve_with(&config, folder.path(), |command| {
+        command.env("LARDER_LOG", "trace");
+    });
+    let larder = larder.unwrap_or_else(|said| panic!("{said:?}"));
+    let path = larder.archive_path("null").await;
+    larder.get(&format!("{path}?token=cl1ents")).await.expect(200);
+    larder.log().line_with("route=\"archive\"").await;
+    let log = larder.log().text();
+    let told: Vec<&str> = log
+        .lines()
+        .filter(|line| ["s3cret-t0ken", "sig=", "cl1ents"].iter().any(|secret| line.contains(secret)))
+        .collect();
+    assert!(told.is_empty(), "{told:#?}");
+}
+
+#[tokio::test]
+async fn a_port_that_is_taken_is_named_with_its_section() {
+    let taken = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let address = taken.local_addr().unwrap();
+    for (section, other) in [("[server]", "[admin]"), ("[admin]", "[server]")] {
+        let folder = Folder::new();
+        let store = folder.path().display();
+        let text = format!(
+            "{section}\nlisten = \"{address}\"\n{other}\nlisten = \"127.0.0.1:0\"\n[store]\npath = \"{store}\"\n"
+        );
+        let said = Process::serve(&text, folder.path()).err().expect("it started");
+        assert_eq!(said.code, Some(1), "{said:?}");
+        assert!(said.err.contains(&format!("{section} listen = \"{address}\"")), "{said:?}");
+    }
+}

@@ -1,0 +1,307 @@
+//! What an operator sees: `check`, `client-config` and `status`, with a running larder and without, and the admin
+//! listener that they talk to.
+
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use crate::support::http::{client, get, send};
+use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::process::{Process, Said, command, run};
+use crate::support::upstream::{FakeUpstream, Provider};
+
+/// A configuration with ports that commands can find, in a home of its own.
+struct Site {
+    home: Folder,
+    text: String,
+    listen: u16,
+}
+
+/// A port that was free a moment ago.
+fn free_port() -> u16 {
+    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
+}
+
+impl Site {
+    fn new(upstream: &FakeUpstream) -> Self {
+        Self::with_admin(upstream, &format!("listen = \"127.0.0.1:{}\"", free_port()))
+    }
+
+    fn with_admin(upstream: &FakeUpstream, admin: &str) -> Self {
+        let (home, listen) = (Folder::new(), free_port());
+        let store = home.path().display();
+        let text = format!(
+            "[server]\nlisten = \"127.0.0.1:{listen}\"\n[admin]\n{admin}\n[store]\npath = \"{store}\"\n\
+             [[upstream]]\nhost = \"{HOST}\"\nurl = \"{}/\"\n",
+            upstream.origin()
+        );
+        Self { home, text, listen }
+    }
+
+    fn file(&self) -> PathBuf {
+        let file = self.home.path().join("mirror.toml");
+        std::fs::write(&file, &self.text).unwrap();
+        file
+    }
+
+    fn serve(&self) -> Process {
+        Process::serve(&self.text, self.home.path()).unwrap_or_else(|said| panic!("{said:?}"))
+    }
+
+    async fn run(&self, arguments: &[&str]) -> Said {
+        let file = self.file();
+        let arguments = [arguments, &["--config", file.to_str().unwrap()]].concat();
+        run(command(self.home.path(), &arguments)).await
+    }
+
+    /// Runs a command that must succeed, and gives what it printed.
+    async fn out(&self, arguments: &[&str]) -> String {
+        let said = self.run(arguments).await;
+        assert_eq!(said.code, Some(0), "{arguments:?}: {said:?}");
+        said.out
+    }
+
+    fn base(&self) -> String {
+        format!("http://127.0.0.1:{}", self.listen)
+    }
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"))
+}
+
+#[tokio::test]
+async fn check_says_that_a_configuration_is_good() {
+    let site = Site::new(&FakeUpstream::start().await);
+    assert_eq!(site.out(&["check"]).await, format!("{} is good\n", site.file().display()));
+    let said = json(&site.out(&["check", "--json"]).await);
+    assert_eq!(said["ok"], true);
+    assert_eq!(said["file"], site.file().to_str().unwrap());
+    assert_eq!(said["problems"], Value::Array(vec![]));
+}
+
+/// Section 3: every problem at once, with its line.
+#[tokio::test]
+async fn check_tells_every_problem_of_a_bad_configuration() {
+    let mut site = Site::new(&FakeUpstream::start().await);
+    site.text = "[server]\nlisten = \"8080\"\n[stor]\n[network]\noffline = \"no\"\n".to_owned();
+    let said = site.run(&["check"]).await;
+    assert_eq!((said.code, said.out.as_str()), (Some(78), ""), "{said:?}");
+    let lines = ["mirror.toml:2: server.listen", "mirror.toml:3: stor", "mirror.toml:5: network.offline"];
+    for line in lines {
+        assert!(said.err.contains(line), "{line} is not in: {}", said.err);
+    }
+    let said = site.run(&["check", "--json"]).await;
+    assert_eq!(said.code, Some(78), "{said:?}");
+    let said = json(&said.out);
+    assert_eq!(said["ok"], false);
+    let problems = said["problems"].as_array().unwrap();
+    assert_eq!(problems.len(), lines.len());
+    for (problem, line) in problems.iter().zip(lines) {
+        assert!(problem.as_str().unwrap().contains(line), "{problem}");
+    }
+}
+
+/// Promise 8: what `serve` would refuse is a problem too.
+#[tokio::test]
+async fn check_tells_what_serve_would_refuse() {
+    let mut site = Site::new(&FakeUpstream::start().await);
+    std::fs::write(site.home.path().join("token"), "s3cret-s3cret").unwrap();
+    site.text =
+        "[server]\nlisten = \"0.0.0.0:8080\"\n[[upstream]]\nhost = \"r.example\"\ntoken = { file = \"token\" }\n"
+            .to_owned();
+    let said = site.run(&["check"]).await;
+    assert_eq!(said.code, Some(78), "{said:?}");
+    assert!(said.err.contains("add to [server] who may ask"), "{said:?}");
+    let said = json(&site.run(&["check", "--json"]).await.out);
+    assert_eq!((&said["ok"], said["problems"].as_array().unwrap().len()), (&Value::Bool(false), 1));
+}
+
+/// Section 3: from the held discovery every service, else two with a line that says so.
+#[tokio::test]
+async fn client_config_is_the_same_whether_larder_runs_or_not() {
+    let upstream = FakeUpstream::start().await;
+    let site = Site::new(&upstream);
+    let before = site.out(&["client-config"]).await;
+    let larder = site.serve();
+    assert_eq!(site.out(&["client-config"]).await, before);
+    let providers = format!("\"providers.v1\" = \"{}/registry/{HOST}/v1/providers/\"", site.base());
+    assert!(before.contains(&providers), "{before}");
+    assert!(before.contains("has not been asked for its services yet"), "{before}");
+    assert!(!before.contains("login.v1"), "{before}");
+    assert_eq!(upstream.requests().len(), 0, "printing a configuration asked an upstream");
+
+    larder.get(&format!("/registry/{HOST}/.well-known/terraform.json")).await.expect(200);
+    let running = site.out(&["client-config"]).await;
+    for service in ["providers.v1", "modules.v1", "login.v1"] {
+        assert!(running.contains(&format!("\"{service}\" = ")), "{service} is not in: {running}");
+    }
+    assert!(running.contains(&providers), "{running}");
+    assert!(running.contains(&format!("\"authz\" = \"{}/oauth/authorization\"", upstream.origin())), "{running}");
+    assert!(!running.contains("has not been asked"), "{running}");
+    assert_eq!(json(&site.out(&["client-config", "--json"]).await)["client_config"], running);
+    assert_eq!(larder.terminate().await, Some(0));
+    assert_eq!(site.out(&["client-config"]).await, running);
+}
+
+#[tokio::test]
+async fn client_config_for_a_network_mirror_sends_all_configured_hosts_there() {
+    let mut site = Site::new(&FakeUpstream::start().await);
+    let check = |text: &str, base: &str| {
+        assert!(text.contains(&format!("url     = \"{base}/mirror/\"")), "{text}");
+        assert!(text.contains(&format!("include = [\"{HOST}/*/*\"]")), "{text}");
+        assert!(text.contains(&format!("exclude = [\"{HOST}/*/*\"]")), "{text}");
+    };
+    let stopped = site.out(&["client-config", "--mirror"]).await;
+    check(&stopped, &site.base());
+    assert!(stopped.contains("https only"), "{stopped}");
+    let larder = site.serve();
+    assert_eq!(site.out(&["client-config", "--mirror"]).await, stopped);
+    larder.kill();
+    site.text = site.text.replacen("[server]\n", "[server]\npublic_url = \"https://mirror.example/tf/\"\n", 1);
+    let public = site.out(&["client-config", "--mirror"]).await;
+    check(&public, "https://mirror.example/tf");
+    assert!(!public.contains("https only"), "{public}");
+}
+
+#[tokio::test]
+async fn status_tells_what_is_stored_whether_larder_runs_or_not() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let site = Site::new(&upstream);
+    let length = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64").len();
+    let larder = site.serve();
+    let path = larder.archive_path("null").await;
+    for _ in 0..2 {
+        larder.get(&path).await.expect(200);
+    }
+
+    let status = json(&site.out(&["status", "--json"]).await);
+    assert_eq!((&status["archives"], &status["archive_bytes"]), (&1.into(), &length.into()), "{status}");
+    assert_eq!(status["upstreams"], serde_json::json!([HOST]));
+    let since = &status["since_start"];
+    assert_eq!((&since["requests"]["miss"], &since["requests"]["hit"]), (&2.into(), &1.into()), "{status}");
+    assert!(since["sent_bytes"].as_u64().unwrap() > 2 * length as u64, "{status}");
+    assert!(since["upstream_bytes"].as_u64().unwrap() > length as u64, "{status}");
+    let table = site.out(&["status"]).await;
+    for part in ["running", HOST, "1 hit", "2 miss"] {
+        assert!(table.contains(part), "{part} is not in: {table}");
+    }
+
+    assert_eq!(larder.terminate().await, Some(0));
+    let stopped = json(&site.out(&["status", "--json"]).await);
+    for field in ["archives", "archive_bytes", "documents", "document_bytes", "upstreams", "store", "version"] {
+        assert_eq!(stopped[field], status[field], "{field}");
+    }
+    assert_eq!(stopped["since_start"], Value::Null);
+    assert!(site.out(&["status"]).await.contains("not running"));
+}
+
+/// Section 3: the commands find the token where it was made, or where it is configured.
+#[tokio::test]
+async fn commands_reach_an_admin_listener_off_loopback_with_its_token() {
+    let upstream = FakeUpstream::start().await;
+    for configured in ["", "token = { file = \"our-token\" }"] {
+        let admin = format!("listen = \"0.0.0.0:{}\"\n{configured}", free_port());
+        let site = Site::with_admin(&upstream, &admin);
+        std::fs::write(site.home.path().join("our-token"), "0123456789abcdef0123456789abcdef").unwrap();
+        let _larder = site.serve();
+        assert!(site.out(&["status"]).await.contains("(running)"), "{configured}");
+        assert!(site.out(&["client-config"]).await.contains(&site.base()), "{configured}");
+    }
+}
+
+/// Section 3: commands open the store themselves where none runs, and then leave it in good order.
+#[tokio::test]
+async fn a_command_that_cannot_have_the_store_says_who_has_it() {
+    let upstream = FakeUpstream::start().await;
+    let mut site = Site::new(&upstream);
+    let _larder = site.serve();
+    let elsewhere = format!("[admin]\nlisten = \"127.0.0.1:{}\"", free_port());
+    let admin = site.text.find("[admin]").unwrap()..site.text.find("[store]").unwrap();
+    site.text.replace_range(admin, &format!("{elsewhere}\n"));
+    let said = site.run(&["status"]).await;
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.err.contains("in use by another larder"), "{said:?}");
+}
+
+/// Section 3: requests with an Origin, or on loopback with a foreign Host, are refused.
+#[tokio::test]
+async fn the_admin_listener_refuses_web_pages_and_foreign_names() {
+    let larder = Larder::mirroring(&FakeUpstream::start().await).start().await;
+    for path in ["/metrics", "/admin/v1/status", "/admin/v1/client-config"] {
+        let url = format!("{}{path}", larder.admin());
+        get(&url).await.expect(200);
+        send(client().get(&url).header("host", "localhost:8081")).await.unwrap().expect(200);
+        for (name, value) in [("host", "evil.example"), ("host", "10.0.0.1:8081"), ("origin", "http://localhost")] {
+            let refused = send(client().get(&url).header(name, value)).await.unwrap().expect(403);
+            assert_eq!(refused.json()["errors"].as_array().unwrap().len(), 1, "{path} {name} {value}");
+        }
+    }
+    get(&format!("{}/admin/v1/nothing", larder.admin())).await.expect(404);
+    for path in ["/metrics", "/admin/v1/status"] {
+        larder.get(path).await.expect(404);
+    }
+}
+
+/// Section 3: reading needs the token as soon as the listener is not on loopback; probes are for all.
+#[tokio::test]
+async fn off_loopback_the_admin_listener_wants_its_token() {
+    let upstream = FakeUpstream::start().await;
+    let site = Site::with_admin(&upstream, &format!("listen = \"0.0.0.0:{}\"", free_port()));
+    let larder = site.serve();
+    let file = site.home.path().join("v1/admin-token");
+    assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    let token = std::fs::read_to_string(&file).unwrap();
+    let admin = larder.admin().replace("0.0.0.0", "127.0.0.1");
+    for probe in ["/healthz", "/readyz"] {
+        get(&format!("{admin}{probe}")).await.expect(200);
+    }
+    for path in ["/metrics", "/admin/v1/status", "/admin/v1/client-config"] {
+        let url = format!("{admin}{path}");
+        let with = async |token: &str| send(client().get(&url).bearer_auth(token)).await.unwrap();
+        get(&url).await.expect(401);
+        with("").await.expect(401);
+        with(&token[1..]).await.expect(401);
+        with(&token).await.expect(200);
+        send(client().get(&url).bearer_auth(&token).header("origin", "null")).await.unwrap().expect(403);
+    }
+    larder.kill();
+    let larder = site.serve();
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), token, "a restart made another token");
+    drop(larder);
+}
+
+#[tokio::test]
+async fn metrics_count_requests_by_route_and_outcome_and_upstream_traffic_by_host() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let path = larder.archive_path("null", "1.2.0").await;
+    for _ in 0..3 {
+        larder.get(&path).await.expect(200);
+    }
+    larder.versions("absent").await.expect(404);
+    let metrics = get(&format!("{}/metrics", larder.admin())).await.expect(200);
+    assert!(metrics.header("content-type").starts_with("application/openmetrics-text"));
+    let text = metrics.text();
+    assert!(text.ends_with("# EOF\n"), "{text}");
+    let asked = upstream.requests();
+    let with_status = |status| asked.iter().filter(|request| request.status == Some(status)).count();
+    let bytes: u64 = asked.iter().map(|request| request.bytes_sent).sum();
+    for line in [
+        "larder_requests_total{route=\"archive\",outcome=\"miss\"} 1".to_owned(),
+        "larder_requests_total{route=\"archive\",outcome=\"hit\"} 2".to_owned(),
+        "larder_requests_total{route=\"download\",outcome=\"miss\"} 1".to_owned(),
+        "larder_requests_total{route=\"versions\",outcome=\"absent\"} 1".to_owned(),
+        format!("larder_upstream_requests_total{{host=\"{HOST}\",status=\"200\"}} {}", with_status(200)),
+        format!("larder_upstream_requests_total{{host=\"{HOST}\",status=\"404\"}} {}", with_status(404)),
+        format!("larder_upstream_bytes_total{{host=\"{HOST}\"}} {bytes}"),
+        "larder_fills_under_way 0".to_owned(),
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} is not in: {text}");
+    }
+    assert!(larder.metric("larder_sent_bytes_total").await > 3.0 * 4096.0);
+}
