@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 use secrecy::ExposeSecret;
 
+use crate::app::StartError;
 use crate::config::{Config, Problems, Warning};
 use crate::store::Store;
 
@@ -66,7 +67,8 @@ impl Arguments {
         match ended {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                let bad_configuration = error.downcast_ref::<Problems>().is_some();
+                let refused = matches!(error.downcast_ref(), Some(StartError::Refused(_)));
+                let bad_configuration = refused || error.downcast_ref::<Problems>().is_some();
                 say_error(&format!("{error:#}"));
                 ExitCode::from(if bad_configuration { BAD_CONFIGURATION } else { 1 })
             }

@@ -21,7 +21,9 @@ const CACHE_STATUS: header::HeaderName = header::HeaderName::from_static("cache-
 
 /// The response to a reply.
 pub(super) fn reply<B>(reply: Reply, route: &Route, request: &Request<B>) -> Response<Body> {
-    let asked = Asked { headers: request.headers(), may_be_a_part: request.method() == Method::GET };
+    // What was not held when it was asked for has no parts, however it came (promise 3).
+    let has_parts = reply.outcome != Some(Outcome::Miss);
+    let asked = Asked { headers: request.headers(), has_parts, is_get: request.method() == Method::GET };
     let mut response = match reply.content {
         Content::Document(rendered) => document(&rendered, asked.headers),
         Content::File(archive) => file(archive, content_type(route), asked),
@@ -83,7 +85,8 @@ fn document(rendered: &Rendered, asked: &HeaderMap) -> Response<Body> {
 #[derive(Clone, Copy)]
 struct Asked<'a> {
     headers: &'a HeaderMap,
-    may_be_a_part: bool,
+    has_parts: bool,
+    is_get: bool,
 }
 
 fn file(archive: Archive, content_type: HeaderValue, asked: Asked<'_>) -> Response<Body> {
@@ -119,7 +122,7 @@ fn held(digest: &str, size_bytes: u64, asked: Asked<'_>, body: impl FnOnce(u64, 
         status(StatusCode::NOT_MODIFIED)
     } else {
         let if_range = asked.headers.get(header::IF_RANGE);
-        let may_be = asked.may_be_a_part && if_range.is_none_or(|given| given.as_bytes() == tag.as_bytes());
+        let may_be = asked.has_parts && asked.is_get && if_range.is_none_or(|given| given.as_bytes() == tag.as_bytes());
         let range = asked.headers.get(header::RANGE).filter(|_| may_be).and_then(|range| range.to_str().ok());
         match range.map_or(Wanted::Whole, |range| asked_range(range, size_bytes)) {
             Wanted::Whole => Response::new(body(0, size_bytes)),
@@ -143,7 +146,9 @@ fn held(digest: &str, size_bytes: u64, asked: Asked<'_>, body: impl FnOnce(u64, 
     };
     let headers = response.headers_mut();
     insert(headers, header::ETAG, &tag);
-    headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+    if asked.has_parts {
+        headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+    }
     response
 }
 

@@ -36,10 +36,12 @@ pub(super) fn services(
     host: &Hostname,
     link: impl Fn(&str) -> String,
 ) -> Result<RawObject, Error> {
-    let Discovery { mut entries, url } = held.discovery().map_err(|why| unreadable(host, &why))?;
+    let discovery = held.discovery().map_err(|why| unreadable(host, &why))?;
+    let has_providers = discovery.service("providers.v1").is_some();
+    let Discovery { mut entries, url } = discovery;
     for (name, value) in &mut entries {
         let rewritten = match name.as_str() {
-            "providers.v1" => to_raw_value(&link(&providers_base(host))).ok(),
+            "providers.v1" if has_providers => to_raw_value(&link(&providers_base(host))).ok(),
             _ => absolute(value, &url),
         };
         if let Some(rewritten) = rewritten {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use super::StoreError;
+use super::{FORMAT, StoreError};
 use crate::clock::Timestamp;
 
 const KEPT_ASIDE: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -19,6 +19,20 @@ pub(super) fn make_folder(path: &Path) -> Result<(), StoreError> {
 
 pub(super) fn is_folder(path: &Path) -> bool {
     path.is_dir()
+}
+
+/// Refuses a store that a newer larder wrote to, before anything in it is read, swept or moved.
+pub(super) fn check_format(path: &Path) -> Result<(), StoreError> {
+    let Some(bytes) = read(path)? else {
+        return write_new(path, &[FORMAT.to_string().as_bytes(), b"\n"], true);
+    };
+    let found = std::str::from_utf8(&bytes).ok().and_then(|text| text.trim().parse().ok());
+    match found {
+        Some(found) if found > FORMAT => Err(StoreError::Newer { path: path.to_owned(), found }),
+        Some(_) => Ok(()),
+        // What cannot be read says nothing; each record has its own format in it.
+        None => write_new(path, &[FORMAT.to_string().as_bytes(), b"\n"], true),
+    }
 }
 
 /// Whether there is a file. That the disk cannot say is an error, and not "no".

@@ -1,7 +1,9 @@
 //! What survives a restart. Files are the truth; the index over them can always be made again.
 //!
 //! ```text
+//! DIR/admin-token                 the admin listener's bearer token (mode 0600)
 //! DIR/v1/lock                     taken before anything is read, swept or moved
+//! DIR/v1/format                   the newest format that was ever written here
 //! DIR/v1/blobs/sha256/ab/abcd…    archives: complete, immutable, named by digest, and nothing else
 //! DIR/v1/names/HOST/…json         address -> current digest and earlier ones
 //! DIR/v1/documents/HOST/…         documents as upstream sent them, and proof sets
@@ -110,6 +112,7 @@ impl Store {
             Err(TryLockError::WouldBlock) => return Err(StoreError::Locked(root)),
             Err(TryLockError::Error(source)) => return Err(StoreError::io("lock", &root, source)),
         }
+        disk::check_format(&root.join("format"))?;
         let aside = disk::Aside::open(&root.join("aside"))?;
         let staging = root.join("staging");
         disk::make_folder(&staging)?;
@@ -140,22 +143,19 @@ impl Store {
 
     /// The bearer token of the admin listener, made at the first start (mode 0600).
     pub fn admin_token(&self) -> Result<String, StoreError> {
-        disk::secret(&Self::admin_token_path_in(&self.root))
+        let folder = self.root.parent().unwrap_or(&self.root);
+        disk::secret(&Self::admin_token_path(folder))
     }
 
     /// Where the commands find that token, given the configured store folder.
     fn admin_token_path(folder: &Path) -> PathBuf {
-        Self::admin_token_path_in(&folder.join("v1"))
+        folder.join("admin-token")
     }
 
     /// Reads the token another process made; `None` where there is none, or it may not be read.
     pub fn read_admin_token(folder: &Path) -> Option<String> {
         // Without a token the running larder still answers on loopback, and says what is missing elsewhere.
         disk::read_secret(&Self::admin_token_path(folder)).ok().flatten()
-    }
-
-    fn admin_token_path_in(root: &Path) -> PathBuf {
-        root.join("admin-token")
     }
 
     /// Writes down that all is well, so that the next start trusts the index.

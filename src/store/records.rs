@@ -165,8 +165,17 @@ enum Frameness {
 fn whole(file: &[u8]) -> Frameness {
     let Some(end) = file.iter().take(1024).position(|byte| *byte == b'\n') else { return Frameness::Damaged };
     let (line, record) = (&file[..end], &file[end + 1..]);
+    // A newer frame may have other members, but says its format where this one does.
+    #[derive(Deserialize)]
+    struct Format {
+        format: u32,
+    }
+    if let Ok(Format { format }) = serde_json::from_slice(line)
+        && format > FORMAT
+    {
+        return Frameness::Newer(format);
+    }
     match serde_json::from_slice::<Frame>(line) {
-        Ok(frame) if frame.format > FORMAT => Frameness::Newer(frame.format),
         Ok(frame) if frame.bytes == record.len() && frame.blake3 == *blake3::hash(record).to_hex() => {
             Frameness::Whole { start: end + 1 }
         }
