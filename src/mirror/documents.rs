@@ -10,7 +10,7 @@ use url::Url;
 
 use super::freshness::{Age, Rule, Verdict, decide};
 use super::pull::{Flight, Landed};
-use super::{Answer, Call, Mirror, parts, seen};
+use super::{Answer, Call, Mirror, Outcome, parts, seen};
 use crate::address::{Hostname, Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
 use crate::error::Error;
@@ -28,6 +28,21 @@ const PROVIDERS: &str = "providers.v1";
 pub(super) const RETRIES: usize = 2;
 
 pub(super) type DocumentFlight = Flight<Arc<KeptDocument>>;
+
+/// Which discovery document a fetch may go by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Faith {
+    /// One that upstream stands by: what is held is served stale rather than asked for at an old place.
+    InConfirmed,
+    /// Any that is held: the thing asked for is not held, and is always tried.
+    InAny,
+}
+
+impl Faith {
+    pub(super) fn for_what_is_held<T>(held: Option<&T>) -> Self {
+        if held.is_some() { Self::InConfirmed } else { Self::InAny }
+    }
+}
 
 /// What a flight finds when it begins.
 enum Meanwhile {
@@ -211,11 +226,17 @@ impl Mirror {
     pub(super) async fn providers_service(
         self: &Arc<Self>,
         upstream: &Upstream,
+        faith: Faith,
         call: &Call,
     ) -> Result<(Url, Grant), Error> {
         let host = &upstream.settings.host;
-        let document = Box::pin(self.discovery(host, call)).await?.value;
-        let service = document.discovery().ok().and_then(|discovery| discovery.service(PROVIDERS));
+        let answer = Box::pin(self.discovery(host, call)).await?;
+        if faith == Faith::InConfirmed && answer.outcome == Outcome::Stale {
+            let fault = Fault::Unusable("its discovery document could not be confirmed".into());
+            let asked = format!("the provider registry of {host}");
+            return Err(UpstreamError { asked, at: origin(&upstream.settings.url), fault }.into());
+        }
+        let service = answer.value.discovery().ok().and_then(|discovery| discovery.service(PROVIDERS));
         let base = service.ok_or_else(|| UpstreamError {
             asked: format!("the provider registry of {host}"),
             at: origin(&upstream.settings.url),
@@ -298,7 +319,7 @@ impl Mirror {
             at: origin(&upstream.settings.url),
             fault: Fault::Unusable(why),
         };
-        let (base, grant) = self.providers_service(upstream, call).await?;
+        let (base, grant) = self.providers_service(upstream, Faith::for_what_is_held(before.as_ref()), call).await?;
         let asked = versions_url(&base, address).map_err(|e| unusable(e.to_string()))?;
         let fetched =
             self.ask(what, &asked, upstream, &grant, before.as_deref(), self.limits.document_bytes, call).await;

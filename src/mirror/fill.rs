@@ -7,7 +7,7 @@ use std::time::Duration;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::watch;
 
-use super::documents::RETRIES;
+use super::documents::{Faith, RETRIES};
 use super::download::{Ended, pump};
 use super::eviction::Reservation;
 use super::follow::Progress;
@@ -181,7 +181,7 @@ impl Fill {
         let upstream = self.mirror.upstreams.get(&self.package.provider.host);
         let grant = match upstream {
             // The service's origin is asked for again: it may have moved since the set was fetched.
-            Some(upstream) => match self.mirror.providers_service(upstream, &self.call).await {
+            Some(upstream) => match self.mirror.providers_service(upstream, Faith::InAny, &self.call).await {
                 Ok((_, grant)) => grant,
                 Err(_) => upstream.grant.clone(),
             },

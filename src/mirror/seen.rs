@@ -48,11 +48,13 @@ pub(super) enum History {
 
 /// Reads what was seen of a provider. A record that is not there may have been damaged and set aside:
 /// then what is still held says what was proven.
-fn read(mirror: &Mirror, address: &ProviderAddress) -> Result<Seen, StoreError> {
+///
+/// Says whether it must be put even if nothing is added to it.
+fn read(mirror: &Mirror, address: &ProviderAddress) -> Result<(Seen, bool), StoreError> {
     let key = Key::Seen(address.clone());
     if let Some(record) = mirror.store.records.get(&key)? {
         match serde_json::from_slice(&record) {
-            Ok(seen) => return Ok(seen),
+            Ok(seen) => return Ok((seen, false)),
             Err(_) => mirror.store.records.set_aside(&key)?,
         }
     }
@@ -66,7 +68,7 @@ fn read(mirror: &Mirror, address: &ProviderAddress) -> Result<Seen, StoreError> 
             }
         }
     }
-    Ok(seen)
+    Ok((seen, true))
 }
 
 impl Seen {
@@ -105,12 +107,12 @@ pub(super) fn note_versions(
 ) -> Result<(), StoreError> {
     let key = Key::Seen(address.clone());
     let _lock = mirror.record_lock(&key).lock();
-    let mut seen = read(mirror, address)?;
+    let (mut seen, rebuilt) = read(mirror, address)?;
     let known = seen.versions.len();
     for version in versions {
         seen.versions.entry(version.clone()).or_insert(SeenVersion { first_seen: now, digests: BTreeMap::new() });
     }
-    if seen.versions.len() == known { Ok(()) } else { put(mirror, &key, &seen) }
+    if seen.versions.len() == known && !rebuilt { Ok(()) } else { put(mirror, &key, &seen) }
 }
 
 /// Holds proven sums against what was proven before; notes them unless a stranger changed them.
@@ -123,7 +125,7 @@ pub(super) fn judge(
 ) -> Result<History, StoreError> {
     let key = Key::Seen(package.provider.clone());
     let _lock = mirror.record_lock(&key).lock();
-    let mut seen = read(mirror, &package.provider)?;
+    let (mut seen, rebuilt) = read(mirror, &package.provider)?;
     let known_key = fingerprint.is_some_and(|fingerprint| seen.keys.contains_key(fingerprint));
     let before = seen.versions.get(&package.version);
     let differs = |(file, digest): &(&str, Digest)| {
@@ -134,7 +136,7 @@ pub(super) fn judge(
         Some(file) if known_key => History::RepublishedByKnownKey { file },
         Some(file) => return Ok(History::RepublishedByStranger { file }),
     };
-    if seen.note(&package.version, sums, fingerprint, now) {
+    if seen.note(&package.version, sums, fingerprint, now) || rebuilt {
         put(mirror, &key, &seen)?;
     }
     Ok(history)

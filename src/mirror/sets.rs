@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::documents::RETRIES;
+use super::documents::{Faith, RETRIES};
 use super::freshness::{Age, Verdict, decide};
 use super::proof_set::{HeldSet, KeptSet, ProofSet};
 use super::proving::{Visit, not_of_the_document};
@@ -169,7 +169,7 @@ impl Mirror {
                 return Ok(Landed { age: before.age, value: Arc::clone(before) });
             }
         }
-        let (base, grant) = self.providers_service(upstream, call).await?;
+        let (base, grant) = self.providers_service(upstream, Faith::for_what_is_held(before.as_ref()), call).await?;
         let (spelled, guessed) = self.spelling(package, call).await;
         let unusable =
             |why: String| UpstreamError { asked: what.to_owned(), at: origin(&base), fault: Fault::Unusable(why) };

@@ -234,29 +234,23 @@ fn refused(upstream: &FakeUpstream, folder: &Folder) -> String {
 async fn a_store_that_a_newer_larder_wrote_to_is_refused_and_left_alone() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
-    for kind in ["names", "seen"] {
-        for newer in ["{\"format\":2,\"blake3\"", "{\"xxh3\":7,\"format\":2,\"b\""] {
-            let folder = Folder::new();
-            let larder = start(&upstream, &folder);
-            let path = larder.archive_path("null").await;
-            larder.get(&path).await.expect(200);
-            assert_eq!(larder.terminate().await, Some(0));
-            let file = folder.files(kind).remove(0);
-            let record = std::fs::read_to_string(&file).unwrap();
-            let newer = record.replacen("{\"format\":1,\"blake3\"", newer, 1);
-            assert_ne!(newer, record);
-            std::fs::write(&file, &newer).unwrap();
-            let leftover = folder.path().join("v1/staging/record-7");
-            std::fs::write(&leftover, "half a record").unwrap();
+    let folder = Folder::new();
+    let larder = start(&upstream, &folder);
+    let path = larder.archive_path("null").await;
+    larder.get(&path).await.expect(200);
+    assert_eq!(larder.terminate().await, Some(0));
+    let mark = folder.path().join("v1/format");
+    assert_eq!(std::fs::read_to_string(&mark).unwrap(), "1\n");
+    std::fs::write(&mark, "2\n").unwrap();
+    let leftover = folder.path().join("v1/staging/record-7");
+    std::fs::write(&leftover, "half a record").unwrap();
 
-            let said = refused(&upstream, &folder);
-            assert!(said.contains(&format!("{} has format 2", file.display())), "{said}");
-            assert!(said.contains("this larder reads up to 1: run the newer larder that wrote it"), "{said}");
-            assert_eq!(std::fs::read_to_string(&file).unwrap(), newer, "the newer record was changed");
-            assert!(leftover.exists(), "a store that is not ours was swept");
-            assert_eq!(set_aside(folder.path()), Vec::<String>::new());
-        }
-    }
+    let said = refused(&upstream, &folder);
+    assert!(said.contains(&format!("{} has format 2", mark.display())), "{said}");
+    assert!(said.contains("this larder reads up to 1: run the newer larder that wrote it"), "{said}");
+    assert_eq!(std::fs::read_to_string(&mark).unwrap(), "2\n", "the mark was changed");
+    assert!(leftover.exists(), "a store that is not ours was swept");
+    assert_eq!(set_aside(folder.path()), Vec::<String>::new());
 }
 
 /// Section 5: a document of a newer format can be fetched again, but is not ours to replace.

@@ -181,36 +181,6 @@ async fn offline_a_listed_version_without_archives_has_none() {
     assert_eq!(larder.get(VERSION).await.expect(200).body, b"{\"archives\":{}}");
 }
 
-/// Section 3, `sealed_platforms`: offline, a list names what can be installed and nothing else.
-#[tokio::test]
-async fn offline_lists_name_only_the_versions_that_are_held() {
-    let upstream = publishing().await;
-    upstream.publish(null().version("1.3.0").platform("linux_amd64").platform("darwin_arm64"));
-    upstream.publish(null().version("1.4.0"));
-    let larder = Larder::mirroring(&upstream).start().await;
-    install(&larder, "null").await;
-    for platform in ["linux_amd64", "darwin_arm64"] {
-        let document = larder.document_for("null", "1.3.0", platform).await.expect(200).json();
-        larder.get(document["download_url"].as_str().unwrap()).await.expect(200);
-    }
-    let mut folder = larder.stop().await;
-    for (sealed, listed) in [
-        ("", vec!["1.2.0", "1.3.0"]),
-        ("sealed_platforms = [\"linux_amd64\"]", vec!["1.2.0", "1.3.0"]),
-        ("sealed_platforms = [\"linux_amd64\", \"darwin_arm64\"]", vec!["1.3.0"]),
-        ("sealed_platforms = [\"windows_amd64\"]", vec![]),
-    ] {
-        let offline = Larder::mirroring(&upstream).network("offline = true").network(sealed);
-        let larder = offline.on(&folder).start().await;
-        let list = larder.versions("null").await.expect(200).json();
-        let versions: Vec<_> = list["versions"].as_array().unwrap().iter().map(|entry| &entry["version"]).collect();
-        assert_eq!(versions, listed, "{sealed}");
-        let index = larder.get(&format!("/mirror/{HOST}/acme/null/index.json")).await.expect(200).json();
-        assert_eq!(index["versions"].as_object().unwrap().keys().collect::<Vec<_>>(), listed, "{sealed}");
-        folder = larder.stop().await;
-    }
-}
-
 /// Promise 13: the same version of the same provider has other bytes in another registry.
 #[tokio::test]
 async fn two_registries_never_mix() {

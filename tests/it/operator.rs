@@ -129,7 +129,7 @@ async fn client_config_is_the_same_whether_larder_runs_or_not() {
     assert_eq!(site.out(&["client-config"]).await, before);
     let providers = format!("\"providers.v1\" = \"{}/registry/{HOST}/v1/providers/\"", site.base());
     assert!(before.contains(&providers), "{before}");
-    assert!(before.contains("has not been asked for its services yet"), "{before}");
+    assert!(before.contains("discovery is not held yet"), "{before}");
     assert!(!before.contains("login.v1"), "{before}");
     assert_eq!(upstream.requests().len(), 0, "printing a configuration asked an upstream");
 
@@ -252,7 +252,7 @@ async fn off_loopback_the_admin_listener_wants_its_token() {
     let upstream = FakeUpstream::start().await;
     let site = Site::with_admin(&upstream, &format!("listen = \"0.0.0.0:{}\"", free_port()));
     let larder = site.serve();
-    let file = site.home.path().join("v1/admin-token");
+    let file = site.home.path().join("admin-token");
     assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     let token = std::fs::read_to_string(&file).unwrap();
     let admin = larder.admin().replace("0.0.0.0", "127.0.0.1");
