@@ -13,8 +13,8 @@ use super::Mirror;
 use super::follow::Progress;
 use crate::error::Error;
 use crate::store::{FileBytes, Staged, StoreError};
+use crate::upstream::ask::Incoming;
 use crate::upstream::error::{Fault, UpstreamError};
-use crate::upstream::outbound::Incoming;
 
 /// Pieces between the reader and the writer; with those of the connection, all the memory a fill takes.
 const PIECES_WAITING: usize = 16;

@@ -7,7 +7,8 @@ use std::time::Duration;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::watch;
 
-use super::documents::{Faith, RETRIES};
+use super::discovery::Faith;
+use super::documents::RETRIES;
 use super::download::{Ended, pump};
 use super::eviction::Reservation;
 use super::follow::Progress;
@@ -18,8 +19,9 @@ use crate::address::Package;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::store::{FileBytes, Staged, StagedNote};
+use crate::upstream::ask::{Ask, Incoming, Validators};
 use crate::upstream::error::{Fault, UpstreamError};
-use crate::upstream::outbound::{Ask, Incoming, Validators, origin};
+use crate::upstream::outbound::origin;
 use crate::verify::Verified;
 
 /// How often in a row a download may break without having brought a byte.

@@ -5,6 +5,7 @@
 
 mod archives;
 mod commit;
+mod discovery;
 mod documents;
 mod download;
 mod eviction;
@@ -21,6 +22,7 @@ mod seen;
 mod sets;
 mod single_flight;
 mod tasks;
+mod versions;
 
 use std::collections::HashSet;
 use std::hash::BuildHasher;

@@ -22,7 +22,7 @@ pub(super) fn write<M: Serialize>(about: &M, parts: &[&[u8]]) -> Vec<u8> {
     record
 }
 
-/// Reads what [`write`] wrote; `None` where it is something else.
+/// Reads what [`write()`] wrote; `None` where it is something else.
 pub(super) fn read<M: DeserializeOwned>(record: Vec<u8>) -> Option<(M, Vec<Bytes>)> {
     let record = Bytes::from(record);
     let end = record.iter().position(|byte| *byte == b'\n')?;

@@ -12,7 +12,7 @@ use super::parts;
 use crate::address::Package;
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix};
-use crate::upstream::outbound::Validators;
+use crate::upstream::ask::Validators;
 use crate::upstream::providers::DownloadDocument;
 use crate::verify::{Checksums, Proof};
 

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::documents::{Faith, RETRIES};
+use super::discovery::Faith;
+use super::documents::RETRIES;
 use super::freshness::{Age, Verdict, decide};
 use super::proof_set::{HeldSet, KeptSet, ProofSet};
 use super::proving::{Visit, not_of_the_document};

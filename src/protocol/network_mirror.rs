@@ -145,7 +145,7 @@ impl<'a> Sets<'a> {
         let package = |platform| Package { provider: address.clone(), version: listed.version.clone(), platform };
         let mut sets = Self { address, listed, own: BTreeMap::new() };
         let held = mirror.platforms_with_sets(address, &listed.version).await?;
-        let asked: Vec<(Platform, Result<Answer<Arc<ProofSet>>, Error>)> = stream::iter(held)
+        let asked: Vec<_> = stream::iter(held)
             .map(|platform| {
                 let package = package(platform);
                 async move { (package.platform.clone(), mirror.proof_set(&package, call).await) }

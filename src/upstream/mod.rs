@@ -1,6 +1,7 @@
 //! The registries behind us: what they are, how they are asked, what their documents say.
 //! Knows neither the store nor our own URLs.
 
+pub mod ask;
 pub mod discovery;
 pub mod error;
 mod grant;

@@ -13,6 +13,7 @@ mod lifecycle;
 mod many_clients;
 mod network_mirror;
 mod operator;
+mod outbound;
 mod providers;
 mod real_client;
 mod resume;

@@ -49,7 +49,8 @@ async fn init_works_through_an_override_and_again_when_the_upstream_is_gone() {
 
     let larder = Larder::mirroring(&upstream).start().await;
     let workspace = requiring(&client, HOST);
-    workspace.cli_config(&overridden(&larder));
+    // What `serve` prints, pasted as it is.
+    workspace.cli_config(larder.client_config());
     workspace.init().await.expect_success();
     assert_eq!(workspace.lock_file(), direct.lock_file());
 
@@ -175,4 +176,18 @@ async fn a_larder_behind_a_larder_gives_the_same_lock_file() {
     workspace.cli_config(&overridden(&outer));
     workspace.init().await.expect_success();
     assert_eq!(workspace.lock_file(), direct.lock_file());
+}
+
+/// PROTOCOL 2.5 and the checklist's fourth line: a dead upstream is never "no such provider".
+#[tokio::test]
+async fn with_nothing_held_and_the_upstream_gone_the_client_is_told_so() {
+    let Some(client) = Terraform::find() else { return };
+    let mut upstream = FakeUpstream::start().await;
+    upstream.stop().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let workspace = requiring(&client, HOST);
+    workspace.cli_config(&overridden(&larder));
+    let said = workspace.init().await.expect_failure();
+    assert!(said.text.contains("502 Bad Gateway"), "{}", said.text);
+    assert!(!said.text.contains("does not have a provider named"), "{}", said.text);
 }

@@ -144,11 +144,6 @@ impl Larder {
         send(headers.iter().fold(request, |request, (name, value)| request.header(*name, *value))).await.unwrap()
     }
 
-    /// Asks for a path, and may get a body that breaks off.
-    pub(crate) async fn try_get(&self, path: &str) -> Result<Answer, reqwest::Error> {
-        send(client().get(format!("{}{path}", self.base))).await
-    }
-
     /// Asks for a path, and keeps what arrives of a body that breaks off.
     pub(crate) async fn receive(&self, path: &str) -> Received {
         receive(client().get(format!("{}{path}", self.base))).await

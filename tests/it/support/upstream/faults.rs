@@ -110,8 +110,6 @@ pub(crate) enum Fault {
     NeverAnswers,
     /// Nothing more after this many bytes of the body: the connection stays open.
     Stalls(usize),
-    /// This long before the status line.
-    Slow(Duration),
     /// This many bytes of the body at a time, with a pause between.
     Drips(usize, Duration),
 }

@@ -235,7 +235,6 @@ impl Reply {
         for fault in &in_force.here {
             match fault {
                 Fault::NeverAnswers => std::future::pending().await,
-                Fault::Slow(delay) => tokio::time::sleep(*delay).await,
                 Fault::Truncated(at) => ending = Some((*at, Step::Close)),
                 Fault::Reset(at) => ending = Some((*at, Step::Reset)),
                 Fault::Stalls(at) => ending = Some((*at, Step::Stall)),

@@ -1,0 +1,144 @@
+//! Pull-through for discovery documents, and what they say about where providers come from.
+
+use std::sync::Arc;
+
+use url::Url;
+
+use super::documents::{DocumentFlight, KeptDocument, Meanwhile};
+use super::{Answer, Call, Mirror, Outcome};
+use crate::address::Hostname;
+use crate::clock::Timestamp;
+use crate::error::Error;
+use crate::store::Key;
+use crate::upstream::ask::Fetched;
+use crate::upstream::discovery::{self, Discovery};
+use crate::upstream::error::{Fault, UpstreamError};
+use crate::upstream::outbound::origin;
+use crate::upstream::{Grant, Upstream};
+
+/// The service that providers come from.
+const PROVIDERS: &str = "providers.v1";
+
+/// Which discovery document a fetch may go by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Faith {
+    /// One that upstream stands by: what is held is served stale rather than asked for at an old place.
+    InConfirmed,
+    /// Any that is held: the thing asked for is not held, and is always tried.
+    InAny,
+}
+
+impl Faith {
+    pub(super) fn for_what_is_held<T>(held: Option<&T>) -> Self {
+        if held.is_some() { Self::InConfirmed } else { Self::InAny }
+    }
+}
+
+impl KeptDocument {
+    fn names_providers(&self) -> bool {
+        self.discovery().is_ok_and(|discovery| discovery.service(PROVIDERS).is_some())
+    }
+}
+
+impl Mirror {
+    /// The discovery document of an upstream.
+    pub async fn discovery(self: &Arc<Self>, host: &Hostname, call: &Call) -> Result<Answer<Arc<KeptDocument>>, Error> {
+        let upstream = Arc::clone(self.upstream(host)?);
+        let what = format!("the discovery document of {host}");
+        let rule = upstream.rule(|fresh| fresh.discovery);
+        let key = Key::Discovery(host.clone());
+        let held = self.held_document(&key).await?;
+        let seen = held.as_ref().map(|held| held.age);
+        self.pull(&what, call, &rule, held, || {
+            self.documents.share(&self.tasks, key.clone(), Err(Error::Interrupted(what.clone())), || {
+                let (mirror, what, call) = (Arc::clone(self), what.clone(), self.inner(call));
+                async move {
+                    let work = async {
+                        match mirror.landed_meanwhile(&key, seen, &rule, &call).await? {
+                            Meanwhile::Landed(landed) => Ok(landed),
+                            Meanwhile::Held(before) => mirror.fetch_discovery(&what, &upstream, before, &call).await,
+                        }
+                    };
+                    mirror.within_limits(&what, &upstream.settings.host, work).await
+                }
+            })
+        })
+        .await
+    }
+
+    /// The held discovery of an upstream, without asking anybody.
+    pub async fn held_discovery(self: &Arc<Self>, host: &Hostname) -> Result<Option<Arc<KeptDocument>>, Error> {
+        Ok(self.held_document(&Key::Discovery(host.clone())).await?.map(|held| held.value))
+    }
+
+    /// The base URL of an upstream's `providers.v1`, and who may see its credential there.
+    pub(super) async fn providers_service(
+        self: &Arc<Self>,
+        upstream: &Upstream,
+        faith: Faith,
+        call: &Call,
+    ) -> Result<(Url, Grant), Error> {
+        let host = &upstream.settings.host;
+        let answer = Box::pin(self.discovery(host, call)).await?;
+        if faith == Faith::InConfirmed && answer.outcome == Outcome::Stale {
+            let fault = Fault::Unusable("its discovery document could not be confirmed".into());
+            let asked = format!("the provider registry of {host}");
+            return Err(UpstreamError { asked, at: origin(&upstream.settings.url), fault }.into());
+        }
+        let service = answer.value.discovery().ok().and_then(|discovery| discovery.service(PROVIDERS));
+        let base = service.ok_or_else(|| UpstreamError {
+            asked: format!("the provider registry of {host}"),
+            at: origin(&upstream.settings.url),
+            fault: Fault::Unusable("its discovery document names no usable providers.v1".into()),
+        })?;
+        let grant = upstream.grant.clone().and(&base);
+        Ok((base, grant))
+    }
+
+    async fn fetch_discovery(
+        self: &Arc<Self>,
+        what: &str,
+        upstream: &Upstream,
+        before: Option<Arc<KeptDocument>>,
+        call: &Call,
+    ) -> DocumentFlight {
+        let settings = &upstream.settings;
+        let unusable = |why: String| UpstreamError {
+            asked: what.to_owned(),
+            at: origin(&settings.url),
+            fault: Fault::Unusable(why),
+        };
+        let asked = settings.url.join(".well-known/terraform.json").map_err(|e| unusable(e.to_string()))?;
+        let fetched =
+            self.ask(what, &asked, upstream, &upstream.grant, before.as_deref(), discovery::LIMIT, call).await;
+        let had_service = before.as_ref().is_some_and(|before| before.names_providers());
+        let kept = match (fetched, before) {
+            (Ok(Fetched::Unchanged), Some(before)) => before.checked_again(call.now, false),
+            (Ok(Fetched::Unchanged), None) => return Err(unusable("304 to an unconditional request".into()).into()),
+            (Ok(Fetched::New(document)), _) => {
+                if !Discovery::accepts(document.content_type.as_deref()) {
+                    let sent = document.content_type.unwrap_or_else(|| "no media type".into());
+                    return Err(
+                        unusable(format!("its discovery document must be application/json, and is {sent}")).into()
+                    );
+                }
+                Discovery::parse(&document.body, document.url.clone()).map_err(unusable)?;
+                KeptDocument::of(document, asked, call.now)
+            }
+            // A registry without discovery is no registry: that is never "the provider does not exist".
+            (Err(UpstreamError { fault: Fault::Absent(status), .. }), _) => {
+                return Err(unusable(format!("it has no discovery document ({status}): it is no registry")).into());
+            }
+            (Err(error), _) => return Err(error.into()),
+        };
+        let kept = match (kept.names_providers(), had_service) {
+            (true, _) => kept,
+            (false, true) => {
+                return Err(unusable(format!("its discovery document names no {PROVIDERS} any more")).into());
+            }
+            // It is given out, and asked for again the next time.
+            (false, false) => kept.checked_again(Timestamp(0), false),
+        };
+        self.keep_document(Key::Discovery(settings.host.clone()), kept).await
+    }
+}

@@ -1,0 +1,182 @@
+//! Pull-through for version lists: what upstream lists, what it has dropped and is still held, and when
+//! each version was first seen.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde_json::value::{RawValue, to_raw_value};
+
+use super::discovery::Faith;
+use super::documents::{DocumentFlight, KeptDocument, Meanwhile};
+use super::{Answer, Call, Mirror, seen};
+use crate::address::{Package, Platform, ProviderAddress, Version};
+use crate::clock::Timestamp;
+use crate::error::Error;
+use crate::store::Key;
+use crate::upstream::Upstream;
+use crate::upstream::ask::Fetched;
+use crate::upstream::error::{Fault, UpstreamError};
+use crate::upstream::outbound::origin;
+use crate::upstream::providers::{VersionList, versions_url};
+
+impl Mirror {
+    /// The version list of a provider.
+    pub async fn provider_versions(
+        self: &Arc<Self>,
+        address: &ProviderAddress,
+        call: &Call,
+    ) -> Result<Answer<Arc<KeptDocument>>, Error> {
+        let upstream = Arc::clone(self.upstream(&address.host)?);
+        let what = format!("the version list of {address}");
+        let rule = upstream.rule(|fresh| fresh.versions);
+        let key = Key::ProviderVersions(address.clone());
+        let held = self.held_document(&key).await?;
+        if held.is_none()
+            && let Some(said) = self.absent.get(&key, call.now)
+        {
+            return Err(Error::NotFound(said));
+        }
+        let seen = held.as_ref().map(|held| held.age);
+        self.pull(&what, call, &rule, held, || {
+            self.documents.share(&self.tasks, key.clone(), Err(Error::Interrupted(what.clone())), || {
+                let (mirror, what, call) = (Arc::clone(self), what.clone(), self.inner(call));
+                let address = address.clone();
+                async move {
+                    let work = async {
+                        match mirror.landed_meanwhile(&key, seen, &rule, &call).await? {
+                            Meanwhile::Landed(landed) => Ok(landed),
+                            Meanwhile::Held(before) => {
+                                mirror.fetch_versions(&what, &upstream, &address, before, &call).await
+                            }
+                        }
+                    };
+                    mirror.within_limits(&what, &address.host, work).await
+                }
+            })
+        })
+        .await
+    }
+
+    async fn fetch_versions(
+        self: &Arc<Self>,
+        what: &str,
+        upstream: &Upstream,
+        address: &ProviderAddress,
+        before: Option<Arc<KeptDocument>>,
+        call: &Call,
+    ) -> DocumentFlight {
+        let unusable = |why: String| UpstreamError {
+            asked: what.to_owned(),
+            at: origin(&upstream.settings.url),
+            fault: Fault::Unusable(why),
+        };
+        let (base, grant) = self.providers_service(upstream, Faith::for_what_is_held(before.as_ref()), call).await?;
+        let asked = versions_url(&base, address).map_err(|e| unusable(e.to_string()))?;
+        let fetched =
+            self.ask(what, &asked, upstream, &grant, before.as_deref(), self.limits.document_bytes, call).await;
+        let key = Key::ProviderVersions(address.clone());
+        let kept = match (fetched, before) {
+            (Ok(Fetched::Unchanged), Some(before)) => {
+                let list = VersionList::parse(&before.body).map_err(&unusable)?;
+                let dropped = self.dropped_but_held(upstream, address, &list, Some(&before)).await?;
+                KeptDocument { dropped, ..before.checked_again(call.now, false) }
+            }
+            (Ok(Fetched::Unchanged), None) => return Err(unusable("304 to an unconditional request".into()).into()),
+            (Ok(Fetched::New(document)), before) => {
+                let list =
+                    VersionList::parse(&document.body).map_err(|why| unusable(format!("its version list: {why}")))?;
+                let mut kept = KeptDocument::of(document, asked, call.now);
+                kept.dropped = self.dropped_but_held(upstream, address, &list, before.as_deref()).await?;
+                self.note_new_versions(address, &list, call.now).await?;
+                kept
+            }
+            (Err(error), Some(before)) if matches!(error.fault, Fault::Absent(_)) && upstream.settings.keep_gone => {
+                if !before.about.gone {
+                    tracing::warn!(provider = %address, %error, "upstream has deleted the provider; what is held is kept (keep_gone)");
+                }
+                before.checked_again(call.now, true)
+            }
+            (Err(error), before) if matches!(error.fault, Fault::Absent(_)) => {
+                let until = call.now.after(upstream.rule(|fresh| fresh.versions).believed());
+                self.absent.put(key.clone(), error.to_string(), until, call.now);
+                if before.is_some() {
+                    self.drop_document(key).await?;
+                }
+                return Err(Error::NotFound(error.to_string()));
+            }
+            (Err(error), _) => return Err(error.into()),
+        };
+        let landed = self.keep_document(key, kept).await;
+        self.changed(address);
+        landed
+    }
+
+    /// The entries of versions that upstream has dropped and whose archives are held: as upstream wrote
+    /// them, or made anew where nobody remembers that.
+    async fn dropped_but_held(
+        self: &Arc<Self>,
+        upstream: &Upstream,
+        address: &ProviderAddress,
+        list: &VersionList,
+        before: Option<&KeptDocument>,
+    ) -> Result<Bytes, Error> {
+        if !upstream.settings.keep_gone {
+            return Ok(Bytes::new());
+        }
+        let of = address.clone();
+        let named = self.on_disk(move |mirror| mirror.store.records.packages_with_names(&of)).await?;
+        let mut held: BTreeMap<Version, Vec<Platform>> = BTreeMap::new();
+        for Package { version, platform, .. } in named {
+            if list.get(&version).is_none() {
+                held.entry(version).or_default().push(platform);
+            }
+        }
+        let earlier = before.and_then(|before| before.versions().ok());
+        let dropped_before: HashSet<Version> = before.map(KeptDocument::dropped_versions).unwrap_or_default();
+        let mut entries = Vec::new();
+        for (version, platforms) in held {
+            if !dropped_before.contains(&version) {
+                tracing::warn!(provider = %address, %version, "upstream has dropped a version that is held; it stays listed (keep_gone)");
+            }
+            let as_written = earlier.as_ref().and_then(|list| list.get(&version)).map(|entry| entry.raw.clone());
+            entries.extend(as_written.or_else(|| entry_of(&version, &platforms)));
+        }
+        Ok(serde_json::to_vec(&entries).map(Bytes::from).unwrap_or_default())
+    }
+
+    /// Remembers when a version was first seen, and forgets that it was not there.
+    async fn note_new_versions(
+        self: &Arc<Self>,
+        address: &ProviderAddress,
+        list: &VersionList,
+        now: Timestamp,
+    ) -> Result<(), Error> {
+        let versions: Vec<Version> = list.versions.iter().map(|listed| listed.version.clone()).collect();
+        let of = address.clone();
+        let noted = self.on_disk(move |mirror| seen::note_versions(mirror, &of, &versions, now)).await;
+        if let Err(error) = noted {
+            tracing::error!(provider = %address, %error, "could not note when versions were first seen");
+        }
+        self.absent.forget(|key| match key {
+            Key::ProofSet(package) => package.provider == *address && list.get(&package.version).is_some(),
+            _ => false,
+        });
+        Ok(())
+    }
+}
+
+/// The entry of a version in a list, as a registry would write it.
+fn entry_of(version: &Version, platforms: &[Platform]) -> Option<Box<RawValue>> {
+    let platforms: Vec<_> =
+        platforms.iter().map(|Platform { os, arch }| serde_json::json!({"os": os, "arch": arch})).collect();
+    to_raw_value(&serde_json::json!({"version": version, "platforms": platforms})).ok()
+}
+
+impl KeptDocument {
+    fn dropped_versions(&self) -> HashSet<Version> {
+        let mut list = VersionList { versions: Vec::new(), rest: Default::default() };
+        list.add(self.dropped());
+        list.versions.into_iter().map(|listed| listed.version).collect()
+    }
+}

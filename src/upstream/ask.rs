@@ -1,0 +1,130 @@
+//! What is asked of an upstream, and how its answer arrives.
+
+use bytes::Bytes;
+use http::header::{self, HeaderMap};
+use serde::{Deserialize, Serialize};
+use url::Url;
+
+use super::Traffic;
+use super::error::{Fault, UpstreamError};
+use super::grant::Grant;
+use crate::address::Hostname;
+use crate::cdn_loop::CdnLoop;
+
+/// What a server said of the bytes it sent, for asking again whether they changed.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Validators {
+    /// The ETag, as sent.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub etag: Option<String>,
+    /// The Last-Modified date, as sent.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub last_modified: Option<String>,
+}
+
+impl Validators {
+    pub(super) fn of(headers: &HeaderMap) -> Self {
+        let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        Self { etag: text(header::ETAG), last_modified: text(header::LAST_MODIFIED) }
+    }
+
+    /// What If-Range may carry: a strong ETag, else the date (RFC 9110 13.1.5).
+    pub(super) fn for_range(&self) -> Option<&str> {
+        let strong = self.etag.as_deref().filter(|etag| !etag.starts_with("W/"));
+        strong.or(self.last_modified.as_deref())
+    }
+}
+
+/// One request: what for, where, and under which conditions.
+#[derive(Debug, Clone, Copy)]
+pub struct Ask<'a> {
+    /// What is asked for, for people.
+    pub what: &'a str,
+    /// Where.
+    pub url: &'a Url,
+    /// The upstream that led here.
+    pub upstream: &'a Hostname,
+    /// Which origins may see its credential.
+    pub grant: &'a Grant,
+    /// Which proxies the request behind this one has been through.
+    pub via: &'a CdnLoop,
+    /// How often a passing failure is tried again.
+    pub retries: usize,
+}
+
+/// A document that arrived whole.
+#[derive(Debug, Clone)]
+pub struct Document {
+    /// Its bytes, content coding undone.
+    pub body: Bytes,
+    /// Its media type, as sent.
+    pub content_type: Option<String>,
+    /// For asking again.
+    pub validators: Validators,
+    /// Where it came from, after redirects: relative URLs in it resolve against this.
+    pub url: Url,
+}
+
+/// What a conditional request brought.
+#[derive(Debug, Clone)]
+pub enum Fetched {
+    /// The document.
+    New(Document),
+    /// 304: what we hold is current.
+    Unchanged,
+}
+
+/// How a file's bytes arrive.
+#[derive(Debug)]
+pub struct Incoming {
+    pub(super) response: reqwest::Response,
+    /// Where the first byte belongs: 0, or where a resumed download goes on.
+    pub from: u64,
+    /// The length of the whole file, where the server said it.
+    pub length: Option<u64>,
+    /// For resuming.
+    pub validators: Validators,
+    pub(super) what: String,
+    pub(super) at: String,
+    pub(super) upstream: Hostname,
+    pub(super) traffic: Traffic,
+}
+
+impl Incoming {
+    /// The next bytes, `None` at the end.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, UpstreamError> {
+        match self.response.chunk().await {
+            Ok(piece) => {
+                self.traffic.brought(&self.upstream, piece.as_ref().map_or(0, Bytes::len));
+                Ok(piece)
+            }
+            Err(e) => Err(self.failed(broken(&e))),
+        }
+    }
+
+    /// The error that this download failed with.
+    pub fn failed(&self, fault: Fault) -> UpstreamError {
+        UpstreamError { asked: self.what.clone(), at: self.at.clone(), fault }
+    }
+}
+
+/// What broke, with its causes and without the URL, whose query may be a secret.
+pub(super) fn broken(error: &reqwest::Error) -> Fault {
+    let mut causes = Vec::new();
+    let mut next = std::error::Error::source(error);
+    while let Some(cause) = next {
+        let text = cause.to_string();
+        if causes.last() != Some(&text) && !text.contains("://") {
+            causes.push(text);
+        }
+        next = cause.source();
+    }
+    let why = if causes.is_empty() { "the connection broke".to_owned() } else { causes.join(": ") };
+    if error.is_timeout() {
+        Fault::Slow(why)
+    } else if error.is_decode() {
+        Fault::Unusable(why)
+    } else {
+        Fault::Unreachable(why)
+    }
+}

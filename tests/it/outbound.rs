@@ -1,0 +1,63 @@
+//! The way out: whose certificates are trusted, where a taken-over name is, and proxies from the environment.
+
+use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::process::Process;
+use crate::support::tls::TestCa;
+use crate::support::upstream::{FakeUpstream, Provider};
+
+fn provider() -> Provider {
+    Provider::new("acme", "null").version("1.2.0").platform("linux_amd64").size(2_000_000)
+}
+
+async fn installs(larder: &Larder, upstream: &FakeUpstream) {
+    let path = larder.archive_path("null", "1.2.0").await;
+    let archive = larder.get(&path).await.expect(200);
+    assert_eq!(archive.body, upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
+}
+
+/// Section 3, `addresses`: where the registry's own name leads to larder, the real one is still found; its
+/// certificate is that of the name.
+#[tokio::test]
+async fn a_taken_over_registry_is_reached_at_its_address_by_its_name() {
+    let ca = TestCa::new();
+    let upstream = FakeUpstream::builder().tls_with(&ca).name(HOST).http2().start().await;
+    upstream.publish(provider());
+    let larder = Larder::builder()
+        .upstream(HOST, &format!("https://{HOST}/"), &format!("addresses = [\"127.0.0.1:{}\"]", upstream.port()))
+        .trusting(&ca)
+        .start()
+        .await;
+    installs(&larder, &upstream).await;
+    let names = upstream.count_where(|request| request.header("host").is_some_and(|host| host.starts_with("127.")));
+    assert_eq!(names, 0, "the registry was asked by its address instead of its name");
+}
+
+#[tokio::test]
+async fn a_certificate_that_nobody_vouches_for_is_an_error_that_says_so() {
+    let upstream = FakeUpstream::builder().tls().start().await;
+    upstream.publish(provider());
+    let larder = Larder::mirroring(&upstream).start().await;
+    let refused = larder.versions("null").await.expect(502);
+    assert!(refused.text().contains("certificate"), "{}", refused.text());
+}
+
+/// HTTP(S)_PROXY and NO_PROXY of the environment hold for everything that goes out.
+#[tokio::test]
+async fn a_proxy_in_the_environment_is_used_unless_no_proxy_says_otherwise() {
+    // It takes what is asked for at any host: the host below exists nowhere else.
+    let proxy = FakeUpstream::start().await;
+    proxy.publish(provider());
+    for (no_proxy, reaches) in [("", true), ("registry.invalid", false)] {
+        let folder = Folder::new();
+        let config = Larder::builder().on(&folder).upstream(HOST, "http://registry.invalid/", "").config_text();
+        proxy.forget_requests();
+        let larder = Process::serve_with(&config, folder.path(), |command| {
+            command.env("HTTP_PROXY", proxy.origin()).env("http_proxy", proxy.origin());
+            command.env("NO_PROXY", no_proxy).env("no_proxy", no_proxy);
+        });
+        let larder = larder.unwrap_or_else(|said| panic!("{said:?}"));
+        let versions = larder.get(&format!("/registry/{HOST}/v1/providers/acme/null/versions")).await;
+        assert_eq!(versions.status, if reaches { 200 } else { 502 }, "{}", versions.text());
+        assert_eq!(proxy.count_where(|_| true) > 0, reaches, "NO_PROXY={no_proxy}");
+    }
+}
