@@ -31,7 +31,7 @@ pub enum Error {
     #[error("{0}: upstream is too slow; larder goes on fetching it, ask again in a moment")]
     Slow(String),
     /// Offline, and not held.
-    #[error("{0}: not held, and this mirror is offline ([network] offline = true)")]
+    #[error("{0}: not held, and this mirror is offline; `larder status` lists all that was asked for and is missing")]
     Offline(String),
     /// The request has been here before.
     #[error("the request has been through this larder already: an [[upstream]] leads back here")]

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! main -> cli -> app -> http -> protocol -> mirror -> upstream
-//!                                              |----> store
+//!                  \--> jobs ---------------^  |----> store
 //!                                              '----> verify
 //! ```
 //!

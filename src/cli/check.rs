@@ -11,14 +11,13 @@ pub(super) fn run(common: &Common) -> ExitCode {
     let refusal = loaded.as_ref().ok().and_then(|(config, _)| config.refusal());
     let well = loaded.is_ok() && refusal.is_none();
     if common.json {
-        let lines = |remarks: Vec<String>| remarks;
-        let (source, warnings, problems) = match &loaded {
+        let (source, warnings, problems): (_, Vec<String>, Vec<String>) = match &loaded {
             Ok((config, warnings)) => (
                 config.source.clone(),
-                lines(warnings.iter().map(ToString::to_string).collect()),
-                lines(refusal.into_iter().collect()),
+                warnings.iter().map(ToString::to_string).collect(),
+                refusal.into_iter().collect(),
             ),
-            Err(problems) => (None, vec![], lines(problems.remarks().iter().map(ToString::to_string).collect())),
+            Err(problems) => (None, vec![], problems.remarks().iter().map(ToString::to_string).collect()),
         };
         say(&json!({ "ok": well, "file": source, "warnings": warnings, "problems": problems }).to_string());
     } else {

@@ -1,5 +1,7 @@
 //! `larder serve`: start, say where it listens and what to paste, run until told to stop.
 
+use std::time::Duration;
+
 use anyhow::Context;
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
@@ -27,7 +29,10 @@ impl Serve {
             tracing::warn!("{warning}");
         }
         let runtime = runtime().context("the runtime would not start")?;
-        runtime.block_on(serve(config, self.common.json))
+        let served = runtime.block_on(serve(config, self.common.json));
+        // What still reads or hashes a file is not worth waiting for: it is done again after the next start.
+        runtime.shutdown_timeout(Duration::from_secs(1));
+        served
     }
 }
 

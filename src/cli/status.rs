@@ -9,6 +9,9 @@ use crate::app::{self, Settings};
 use crate::http::admin_client::{self, NoAnswer};
 use crate::protocol::admin::Report;
 
+/// How many missing things the table shows.
+const SHOWN_MISSING: usize = 20;
+
 pub(super) fn run(common: &Common) -> anyhow::Result<()> {
     let (config, _) = common.load()?;
     let token = admin_token(&config);
@@ -47,6 +50,13 @@ fn table(report: &Report) -> String {
         ["documents".to_owned(), format!("{} ({})", mirror.documents, size(mirror.document_bytes))],
         ["limit".to_owned(), size(mirror.max_size_bytes)],
     ];
+    if !mirror.missing.is_empty() {
+        let more = mirror.missing.len().saturating_sub(SHOWN_MISSING);
+        let mut shown: Vec<&str> = mirror.missing.iter().take(SHOWN_MISSING).map(String::as_str).collect();
+        let rest = format!("… and {more} more (--json lists them)");
+        shown.extend((more > 0).then_some(rest.as_str()));
+        rows.push(["missing".to_owned(), shown.join("\n")]);
+    }
     if let Some(since) = &report.since_start {
         let requests: Vec<String> =
             since.requests.iter().map(|(outcome, count)| format!("{count} {outcome}")).collect();

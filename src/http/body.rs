@@ -15,6 +15,7 @@ pub struct Body {
     kind: Kind,
     when_done: Option<Done>,
     sent: u64,
+    broke_off: bool,
 }
 
 enum Kind {
@@ -22,8 +23,8 @@ enum Kind {
     Stream { pieces: Pieces, left: Option<u64> },
 }
 
-/// Called once, with the number of bytes that went out.
-type Done = Box<dyn FnOnce(u64) + Send>;
+/// Called once, with the number of bytes that went out, and whether the body broke off by our own doing.
+type Done = Box<dyn FnOnce(u64, bool) + Send>;
 
 impl Body {
     /// No body.
@@ -33,16 +34,26 @@ impl Body {
 
     /// Bytes that are at hand.
     pub fn full(bytes: Bytes) -> Self {
-        Self { kind: Kind::Full(Some(bytes).filter(|bytes| !bytes.is_empty())), when_done: None, sent: 0 }
+        Self {
+            kind: Kind::Full(Some(bytes).filter(|bytes| !bytes.is_empty())),
+            when_done: None,
+            sent: 0,
+            broke_off: false,
+        }
     }
 
     /// Bytes as they come; `length` of them, where that is known. A stream that ends early is an error.
     pub fn stream(pieces: impl Stream<Item = io::Result<Bytes>> + Send + 'static, length: Option<u64>) -> Self {
-        Self { kind: Kind::Stream { pieces: Box::pin(pieces), left: length }, when_done: None, sent: 0 }
+        Self {
+            kind: Kind::Stream { pieces: Box::pin(pieces), left: length },
+            when_done: None,
+            sent: 0,
+            broke_off: false,
+        }
     }
 
     /// Calls `done` when the body has gone out, or was given up.
-    pub(super) fn when_done(mut self, done: impl FnOnce(u64) + Send + 'static) -> Self {
+    pub(super) fn when_done(mut self, done: impl FnOnce(u64, bool) + Send + 'static) -> Self {
         self.when_done = Some(Box::new(done));
         self
     }
@@ -51,7 +62,7 @@ impl Body {
 impl Drop for Body {
     fn drop(&mut self) {
         if let Some(done) = self.when_done.take() {
-            done(self.sent);
+            done(self.sent, self.broke_off);
         }
     }
 }
@@ -76,8 +87,10 @@ impl http_body::Body for Body {
                 None => None,
             },
         };
-        if let Some(Ok(piece)) = &next {
-            body.sent += piece.len() as u64;
+        match &next {
+            Some(Ok(piece)) => body.sent += piece.len() as u64,
+            Some(Err(_)) => body.broke_off = true,
+            None => {}
         }
         Poll::Ready(next.map(|piece| piece.map(Frame::data)))
     }

@@ -112,7 +112,9 @@ impl Main {
         let response = if head { without_body(response) } else { response };
         let requests = self.requests.clone();
         response.map(|body| {
-            body.when_done(move |bytes| {
+            body.when_done(move |bytes, broke_off| {
+                let outcome = if broke_off { "error" } else { outcome };
+                let line = Line { outcome, ..line };
                 requests.ended.get_or_create(&Ended { route, outcome }).inc();
                 requests.sent_bytes.inc_by(bytes);
                 line.write(bytes);

@@ -109,7 +109,7 @@ impl Mirror {
             return Err(no_such_file(wanted));
         }
         if self.link() == Link::Offline {
-            return Err(Error::Offline(format!("{} of {package}", wanted.filename)));
+            return Err(self.missing(format!("{} of {package}", wanted.filename)));
         }
         let asked = tokio::time::timeout_at(call.deadline, self.ask_anew(package, call)).await;
         let held = asked.map_err(|_| Error::Slow(format!("the download document of {package}")))??;
@@ -160,7 +160,7 @@ impl Mirror {
         }
         let is_there = self.on_disk(move |mirror| mirror.store.blobs.holds(&digest)).await?;
         if self.link() == Link::Offline && !is_there {
-            return Err(Error::Offline(format!("the archive of {package}")));
+            return Err(self.missing(format!("the archive of {package}")));
         }
         let key = FillKey { package: package.clone(), digest };
         let progress = self.fills.join(key, |landing| {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout};
 
 use super::Mirror;
@@ -41,14 +41,24 @@ pub(super) async fn pump(
     staged: Staged,
     mut incoming: Incoming,
     length: Option<u64>,
+    pace: &mut Pace,
     progress: &watch::Sender<Progress>,
 ) -> (Option<Staged>, Ended) {
     let (pieces, waiting) = mpsc::channel(PIECES_WAITING);
     let writer =
         Writer { staged, at: incoming.from, length, progress: progress.clone(), write_back: WriteBack::default() };
-    let writer = tokio::task::spawn_blocking(move || writer.run(waiting));
-    let read = read(mirror, &mut incoming, pieces).await;
-    let Ok((staged, written)) = writer.await else {
+    let (end, ended) = oneshot::channel();
+    // A thread of its own: a slow upstream must not take one from those who read what is held.
+    let thread = std::thread::Builder::new().name("fill".into());
+    let started = thread.spawn(move || {
+        // Nobody may be left to be told.
+        let _ = end.send(writer.run(waiting));
+    });
+    if started.is_err() {
+        return (None, Ended::Failed(Error::Interrupted("a fill".into())));
+    }
+    let read = read(mirror, &mut incoming, pace, pieces).await;
+    let Ok((staged, written)) = ended.await else {
         return (None, Ended::Failed(Error::Interrupted("a fill".into())));
     };
     let whole = length.is_none_or(|length| staged.written() == length);
@@ -73,12 +83,15 @@ pub(super) async fn pump(
     (Some(staged), ended)
 }
 
-async fn read(mirror: &Mirror, incoming: &mut Incoming, pieces: mpsc::Sender<Bytes>) -> Result<(), UpstreamError> {
+async fn read(
+    mirror: &Mirror,
+    incoming: &mut Incoming,
+    pace: &mut Pace,
+    pieces: mpsc::Sender<Bytes>,
+) -> Result<(), UpstreamError> {
     let (stall, limit) = (mirror.limits.stall, mirror.limits.archive_bytes);
     let slow = |why: String| Fault::Slow(why);
     let mut received = incoming.from;
-    // Only the time spent waiting for upstream counts, and not what our own disk takes.
-    let (mut waited, mut brought) = (Duration::ZERO, 0u64);
     loop {
         let began = Instant::now();
         let piece = match timeout(stall, incoming.next()).await {
@@ -90,18 +103,35 @@ async fn read(mirror: &Mirror, incoming: &mut Incoming, pieces: mpsc::Sender<Byt
         if received > limit {
             return Err(incoming.failed(Fault::TooLarge(limit)));
         }
-        waited += began.elapsed();
-        brought += piece.len() as u64;
-        if waited >= stall {
-            if brought < LEAST_BYTES_PER_SECOND * stall.as_secs() {
-                return Err(incoming.failed(slow(format!("{brought} bytes in {} s", stall.as_secs()))));
-            }
-            (waited, brought) = (Duration::ZERO, 0);
+        // Only the time spent waiting for upstream counts, and not what our own disk takes.
+        if pace.is_too_slow(began.elapsed(), piece.len() as u64, stall) {
+            return Err(incoming.failed(slow(format!("less than 1 KiB/s over {} s", stall.as_secs()))));
         }
         if pieces.send(piece).await.is_err() {
             // The writer stopped, and says why.
             return Ok(());
         }
+    }
+}
+
+/// How fast upstream is, over all the connections of one fill.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    waited: Duration,
+    brought: u64,
+}
+
+impl Pace {
+    /// Counts a wait and what it brought; says whether a whole stall time went by with too little.
+    pub(super) fn is_too_slow(&mut self, waited: Duration, brought: u64, stall: Duration) -> bool {
+        self.waited += waited;
+        self.brought += brought;
+        if self.waited < stall {
+            return false;
+        }
+        let enough = LEAST_BYTES_PER_SECOND * stall.as_secs();
+        let Self { brought, .. } = std::mem::take(self);
+        brought < enough
     }
 }
 

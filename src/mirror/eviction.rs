@@ -10,7 +10,7 @@ use crate::address::Package;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::store::{Durability, Key, StoreError};
+use crate::store::{Durability, IndexedArchive, Key, StoreError};
 use crate::upstream::outbound::Link;
 
 /// Room that is promised to a fill under way; given back when it is dropped.
@@ -44,6 +44,12 @@ struct Names {
     all_readable: bool,
 }
 
+impl Names {
+    fn of(&self, digest: &Digest) -> &[Named] {
+        self.by_digest.get(digest).map_or(&[], Vec::as_slice)
+    }
+}
+
 impl Mirror {
     /// Promises no room yet.
     pub(super) fn reservation(&self) -> Reservation {
@@ -59,20 +65,23 @@ impl Mirror {
         if more == 0 {
             return Ok(());
         }
+        let limit = self.limits.store_bytes;
+        if bytes > limit {
+            return Err(StoreError::NoRoom { needed: bytes, limit, pinned: 0 }.into());
+        }
+        let used = self.store.index.totals().bytes().saturating_add(self.reserved.load(Ordering::Relaxed));
+        if used.saturating_add(more) > limit {
+            let pinned = self.on_disk(|mirror| mirror.pinned_bytes()).await?;
+            if bytes.saturating_add(pinned) > limit {
+                return Err(StoreError::NoRoom { needed: bytes, limit, pinned }.into());
+            }
+        }
         self.reserved.fetch_add(more, Ordering::Relaxed);
         room.bytes = bytes;
-        if !self.is_over(self.limits.store_bytes) {
-            return Ok(());
+        if self.is_over(limit) {
+            self.on_disk(|mirror| mirror.evict_to_fit(Victims::Archives)).await?;
         }
-        self.on_disk(move |mirror| {
-            let pinned = mirror.pinned_bytes()?;
-            let limit = mirror.limits.store_bytes;
-            if bytes.saturating_add(pinned) > limit {
-                return Err(StoreError::NoRoom { needed: bytes, limit, pinned });
-            }
-            mirror.evict_to_fit(Victims::Archives)
-        })
-        .await
+        Ok(())
     }
 
     /// Puts a document, notes its size, and keeps to the size limit.
@@ -125,43 +134,16 @@ impl Mirror {
     }
 
     fn evict_to_fit(&self, victims: Victims) -> Result<(), StoreError> {
-        if self.link() == Link::Offline {
-            return Ok(());
-        }
-        let _one_by_one = self.evicting.lock();
         // A little more than must be, or every small document would look at all names again.
         let enough = self.limits.store_bytes / 100 * 98;
-        // The names after the archives: a name is written before its archive is in the index.
-        let archives = self.store.index.archives_by_age()?;
-        let names = self.names_by_digest()?;
-        let none = Vec::new();
-        let mut gone_upstream = Vec::new();
-        for (digest, size_bytes) in archives {
-            if !self.is_over(enough) {
-                return Ok(());
-            }
-            let of = names.by_digest.get(&digest).unwrap_or(&none);
-            if of.iter().any(|named| named.pinned) || (of.is_empty() && !names.all_readable) {
-                continue;
-            }
-            if of.iter().any(|named| self.is_gone_upstream(&named.package)) {
-                gone_upstream.push((digest, size_bytes));
-                continue;
-            }
-            self.evict(&digest, of)?;
-        }
-        for (digest, size_bytes) in gone_upstream {
-            if !self.is_over(enough) {
-                return Ok(());
-            }
-            tracing::warn!(%digest, size_bytes, "evicted an archive that upstream has deleted: nobody can bring it back");
-            self.evict(&digest, names.by_digest.get(&digest).unwrap_or(&none))?;
-        }
-        if victims == Victims::Archives {
+        self.evict_archives(|_| !self.is_over(enough))?;
+        if victims == Victims::Archives || self.link() == Link::Offline {
             return Ok(());
         }
+        // What is promised to fills is no reason to forget documents.
+        let documents_alone_are_too_much = || self.store.index.totals().bytes() > enough;
         for (key, _) in self.store.index.documents_by_age()? {
-            if !self.is_over(enough) {
+            if !documents_alone_are_too_much() {
                 return Ok(());
             }
             self.remove_document(&key)?;
@@ -169,8 +151,54 @@ impl Mirror {
         Ok(())
     }
 
-    fn evict(&self, digest: &Digest, of: &[Named]) -> Result<(), StoreError> {
+    /// Frees `bytes` on a disk that is full, whatever the size limit says.
+    pub(super) fn evict_bytes(&self, bytes: u64) -> Result<(), StoreError> {
+        self.evict_archives(|freed| freed >= bytes)
+    }
+
+    /// Evicts archives, least recently used first, until it is enough.
+    fn evict_archives(&self, enough: impl Fn(u64) -> bool) -> Result<(), StoreError> {
+        if self.link() == Link::Offline {
+            return Ok(());
+        }
+        let _one_by_one = self.evicting.lock();
+        // The names after the archives: a name is written before its archive is in the index.
+        let archives = self.store.index.archives_by_age()?;
+        let names = self.names_by_digest()?;
+        let mut freed = 0;
+        let mut gone_upstream = Vec::new();
+        for archive in archives {
+            if enough(freed) {
+                return Ok(());
+            }
+            let of = names.of(&archive.digest);
+            if of.iter().any(|named| named.pinned) || (of.is_empty() && !names.all_readable) {
+                continue;
+            }
+            if of.iter().any(|named| self.is_gone_upstream(&named.package)) {
+                gone_upstream.push(archive);
+                continue;
+            }
+            freed += self.evict(&archive, of)?;
+        }
+        for archive in gone_upstream {
+            if enough(freed) {
+                return Ok(());
+            }
+            tracing::warn!(digest = %archive.digest, "evicting an archive that upstream has deleted: nobody can bring it back");
+            freed += self.evict(&archive, names.of(&archive.digest))?;
+        }
+        Ok(())
+    }
+
+    /// Evicts one archive; says how many bytes that freed.
+    fn evict(&self, archive: &IndexedArchive, of: &[Named]) -> Result<u64, StoreError> {
+        let digest = &archive.digest;
         let _lock = self.digest_lock(digest).lock();
+        if self.store.index.archive(digest)?.as_ref() != Some(archive) {
+            // Used or named anew since the look at the index.
+            return Ok(0);
+        }
         for Named { package, .. } in of {
             self.change_name(package, |name| name.archives.retain(|held| held.digest != *digest))?;
             self.changed(&package.provider);
@@ -179,7 +207,7 @@ impl Mirror {
         self.store.blobs.remove(digest)?;
         self.store.index.archive_gone(digest);
         self.checked.lock().remove(digest);
-        Ok(())
+        Ok(archive.size_bytes)
     }
 
     fn is_gone_upstream(&self, package: &Package) -> bool {
@@ -192,13 +220,21 @@ impl Mirror {
         let pinned =
             |digest: &Digest| names.by_digest.get(digest).is_some_and(|of| of.iter().any(|named| named.pinned));
         let archives = self.store.index.archives_by_age()?;
-        Ok(archives.iter().filter(|(digest, _)| pinned(digest)).map(|(_, size_bytes)| size_bytes).sum())
+        Ok(archives.iter().filter(|archive| pinned(&archive.digest)).map(|archive| archive.size_bytes).sum())
     }
 
     fn names_by_digest(&self) -> Result<Names, StoreError> {
         let mut names = Names { by_digest: HashMap::new(), all_readable: true };
         for package in self.store.records.all_packages_with_names()? {
             match self.name(&package) {
+                Ok(name) if name.archives.is_empty() && !name.pinned => {
+                    // Damaged, and set aside just now: its proof set says which archive it named.
+                    tracing::warn!(%package, "a name was lost; its archive is taken for the one its proof set names");
+                    if let Some(held) = self.read_set(&package)? {
+                        let digest = held.kept.current.document.shasum;
+                        names.by_digest.entry(digest).or_default().push(Named { package, pinned: false });
+                    }
+                }
                 Ok(name) => {
                     for held in name.archives {
                         let named = Named { package: package.clone(), pinned: name.pinned };

@@ -9,14 +9,14 @@ use tokio::sync::watch;
 
 use super::discovery::Faith;
 use super::documents::RETRIES;
-use super::download::{Ended, pump};
+use super::download::{Ended, Pace, pump};
 use super::eviction::Reservation;
 use super::follow::Progress;
 use super::names::HeldArchive;
 use super::proof_set::{KeptSet, ProofSet};
 use super::{Call, Mirror};
 use crate::address::Package;
-use crate::digest::Digest;
+use crate::digest::{Digest, FastHash};
 use crate::error::Error;
 use crate::store::{FileBytes, Staged, StagedNote};
 use crate::upstream::ask::{Ask, Incoming, Validators};
@@ -91,6 +91,7 @@ impl Fill {
         let mut room = self.mirror.reservation();
         let mut fruitless = 0;
         let mut asked_anew = false;
+        let mut pace = Pace::default();
         let mut url = self.set.document.archive_url.clone();
         while !is_complete(&staged) {
             let had = staged.written();
@@ -120,7 +121,7 @@ impl Fill {
             };
             staged = self.take_room(&mut room, staged, &incoming, length).await?;
             self.tell(&staged, length);
-            let (returned, ended) = pump(&self.mirror, staged, incoming, length, &self.progress).await;
+            let (returned, ended) = pump(&self.mirror, staged, incoming, length, &mut pace, &self.progress).await;
             staged = returned.ok_or_else(|| Error::Interrupted(self.what.clone()))?;
             match ended {
                 Ended::Whole => break,
@@ -130,12 +131,15 @@ impl Fill {
                 }
                 Ended::Failed(error) => return Err(error),
                 Ended::Broken(error) => {
-                    fruitless = if staged.written() > had { 0 } else { fruitless + 1 };
-                    if fruitless >= MOST_FRUITLESS {
+                    let brought_some = staged.written() > had;
+                    fruitless = if brought_some { 0 } else { fruitless + 1 };
+                    asked_anew &= !brought_some;
+                    let pause = PAUSE * (fruitless + 1);
+                    if fruitless >= MOST_FRUITLESS || pace.is_too_slow(pause, 0, self.mirror.limits.stall) {
                         return Err(error.into());
                     }
                     tracing::warn!(package = %self.package, %error, at_byte = staged.written(), "a download broke; it is resumed");
-                    tokio::time::sleep(PAUSE * (fruitless + 1)).await;
+                    tokio::time::sleep(pause).await;
                 }
             }
         }
@@ -174,8 +178,9 @@ impl Fill {
     }
 
     async fn stage(&self) -> Result<Staged, Error> {
-        // Two registries never mix, not even while they send the same bytes.
-        let name = format!("{}~{}~{}", self.package.provider.host, self.package.platform, self.set.document.shasum);
+        // A stage belongs to one fill: packages never mix, not even while they send the same bytes.
+        let package = FastHash::of(self.package.to_string().as_bytes()).to_string();
+        let name = format!("{}~{}", self.set.document.shasum, &package[..16]);
         self.mirror.on_disk(move |mirror| mirror.store.blobs.stage(&name)).await
     }
 
@@ -183,10 +188,12 @@ impl Fill {
         let upstream = self.mirror.upstreams.get(&self.package.provider.host);
         let grant = match upstream {
             // The service's origin is asked for again: it may have moved since the set was fetched.
-            Some(upstream) => match self.mirror.providers_service(upstream, Faith::InAny, &self.call).await {
-                Ok((_, grant)) => grant,
-                Err(_) => upstream.grant.clone(),
-            },
+            Some(upstream) => {
+                match self.mirror.providers_service(upstream, Faith::InAny, &self.mirror.inner(&self.call)).await {
+                    Ok((_, grant)) => grant,
+                    Err(_) => upstream.grant.clone(),
+                }
+            }
             None => Default::default(),
         };
         let note = staged.note().cloned().unwrap_or_default();
@@ -236,8 +243,14 @@ impl Fill {
         let Validators { etag, last_modified } = incoming.validators.clone();
         let note = StagedNote { etag, last_modified, length };
         self.mirror
-            .on_disk(move |_| {
-                staged.remember(note)?;
+            .on_disk(move |mirror| {
+                match staged.remember(note.clone()) {
+                    Err(full) if full.is_full() => {
+                        mirror.evict_bytes(length.unwrap_or_default())?;
+                        staged.remember(note)?;
+                    }
+                    remembered => remembered?,
+                }
                 Ok(staged)
             })
             .await
@@ -258,7 +271,7 @@ impl Fill {
             // Thrown away before anything is said, so that the next request starts afresh.
             self.discard(staged).await?;
             // Perhaps the version was published anew since the set was fetched: the next to ask is told.
-            self.mirror.expire_set(&self.package).await?;
+            self.mirror.expire_set(&self.package, expected).await?;
             let verdict = format!("its bytes have SHA-256 {actual}, and its proven SHA256SUMS say {expected}");
             return Err(Error::Unverified {
                 asked: format!("{} from {}", self.what, origin(&self.set.document.archive_url)),

@@ -24,7 +24,7 @@ mod single_flight;
 mod tasks;
 mod versions;
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -45,7 +45,7 @@ use self::documents::DocumentFlight;
 use self::fill::FillKey;
 use self::follow::Progress;
 use self::remembered::Remembered;
-use self::sets::SetFlight;
+use self::sets::{Anew, SetFlight};
 use self::single_flight::{Awaited, Flights};
 use self::tasks::Tasks;
 use crate::address::{Hostname, Package, ProviderAddress};
@@ -54,11 +54,15 @@ use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::store::{Key, Store, StoreError, Totals};
-use crate::upstream::outbound::{Link, Outbound};
+pub use crate::upstream::outbound::Link;
+use crate::upstream::outbound::Outbound;
 use crate::upstream::{Traffic, Upstream, Upstreams};
 
 /// Archives up to this many bytes are proven whole before the status line, and checked on every read.
 pub const SMALL_ARCHIVE_BYTES: u64 = 1 << 20;
+
+/// How many missing things are listed.
+const MOST_MISSING: usize = 1000;
 
 /// What the rest of a request's way needs to know of it.
 #[derive(Debug, Clone)]
@@ -122,6 +126,8 @@ pub struct Status {
     pub offline: bool,
     /// The configured upstreams.
     pub upstreams: Vec<String>,
+    /// What was asked for while offline and is not held, since the start; at most a thousand things.
+    pub missing: Vec<String>,
 }
 
 /// What the mirror counts, or tells of what is counted below it.
@@ -172,7 +178,7 @@ pub struct Mirror {
     limits: Limits,
     tasks: Tasks,
     documents: Flights<Key, Awaited<DocumentFlight>>,
-    sets: Flights<Package, Awaited<SetFlight>>,
+    sets: Flights<(Package, Anew), Awaited<SetFlight>>,
     fills: Flights<FillKey, watch::Receiver<Progress>>,
     checks: Flights<Digest, Awaited<Result<bool, Error>>>,
     absent: Remembered<Key, String>,
@@ -183,6 +189,7 @@ pub struct Mirror {
     digest_locks: [Mutex<()>; 64],
     evicting: Mutex<()>,
     reserved: Arc<AtomicU64>,
+    missing: Mutex<BTreeSet<String>>,
     revisions: [AtomicU64; 256],
     hasher: std::hash::RandomState,
     counters: Counters,
@@ -215,6 +222,7 @@ impl Mirror {
             digest_locks: std::array::from_fn(|_| Mutex::default()),
             evicting: Mutex::default(),
             reserved: Arc::default(),
+            missing: Mutex::default(),
             revisions: std::array::from_fn(|_| AtomicU64::new(0)),
             hasher: std::hash::RandomState::new(),
             counters,
@@ -268,6 +276,7 @@ impl Mirror {
             document_bytes,
             offline: self.link() == Link::Offline,
             upstreams: self.hosts().into_iter().map(ToString::to_string).collect(),
+            missing: self.missing.lock().iter().cloned().collect(),
         }
     }
 
@@ -312,10 +321,30 @@ impl Mirror {
         }
     }
 
+    /// Lists what would have been fetched, were this mirror not offline (promise 12).
+    fn missing(&self, what: String) -> Error {
+        let mut missing = self.missing.lock();
+        if missing.len() < MOST_MISSING {
+            missing.insert(what.clone());
+        }
+        Error::Offline(what)
+    }
+
     /// A call that a flight makes for itself: nobody waits for it, and it ends by its own limits.
     fn inner(&self, call: &Call) -> Call {
         let began = Instant::now();
-        Call { began, deadline: began + self.limits.give_up_after, ..call.clone() }
+        let now = call.now.after(began.saturating_duration_since(call.began));
+        Call { now, began, deadline: began + self.limits.give_up_after, ..call.clone() }
+    }
+
+    /// Whether an archive is held.
+    pub async fn holds(self: &Arc<Self>, digest: Digest) -> Result<bool, Error> {
+        self.on_disk(move |mirror| mirror.store.blobs.holds(&digest)).await
+    }
+
+    /// For how long a 404 of this upstream is believed.
+    pub fn absence_is_believed(&self, host: &Hostname) -> Duration {
+        self.upstreams.get(host).map_or(Duration::ZERO, |upstream| upstream.settings.fresh.not_found)
     }
 
     /// Whether anything may go out.

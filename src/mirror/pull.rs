@@ -59,7 +59,7 @@ impl Mirror {
                     }
                 }
             }
-            (Verdict::Refuse, _) => Err(Error::Offline(what.to_owned())),
+            (Verdict::Refuse, _) => Err(self.missing(what.to_owned())),
             (_, None) | (Verdict::Fetch, _) => match timeout_at(call.deadline, flight()).await {
                 Ok(landed) => Ok(answer(landed?, Outcome::Miss)),
                 Err(_) => Err(Error::Slow(what.to_owned())),

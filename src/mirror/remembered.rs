@@ -41,8 +41,8 @@ impl<K: Hash + Eq + Clone, V: Clone> Remembered<K, V> {
         map.get(key).filter(|believed| believed.holds(now)).map(|believed| believed.value.clone())
     }
 
-    /// Believes `value` until a moment. When too much is remembered, what is believed longest goes first:
-    /// it was learnt last, and whoever asks for ten thousand absent things asks for no reason of ours.
+    /// Believes `value` until a moment. When too much is believed already, it is not: whoever asks for ten
+    /// thousand absent things has them asked for.
     pub(super) fn put(&self, key: K, value: V, until: Timestamp, now: Timestamp) {
         let mut map = self.0.lock();
         if map.len() >= MOST && !map.contains_key(&key) {

@@ -12,6 +12,7 @@ use super::single_flight::Awaited;
 use super::{Answer, Call, Mirror, Outcome};
 use crate::address::{Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
+use crate::digest::Digest;
 use crate::error::Error;
 use crate::store::{Durability, Key, StoreError};
 use crate::upstream::Upstream;
@@ -22,16 +23,10 @@ use crate::upstream::providers::download_url;
 pub(super) type SetFlight = Flight<Arc<KeptSet>>;
 
 /// Whether a fetch may build on what is held.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Anew {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Anew {
     IfChanged,
     Whole,
-}
-
-/// A flight, and whether it is the one that was asked for.
-struct Joined {
-    flight: Awaited<SetFlight>,
-    started: bool,
 }
 
 impl Mirror {
@@ -47,8 +42,9 @@ impl Mirror {
                 return Err(Error::NotFound(said));
             }
             if self.link() == Link::Offline && self.is_listed(package).await? {
-                let why = "is not held, and this mirror is offline; other platforms of the version may be";
-                return Err(Error::NotFound(format!("{package} {why}")));
+                // To a client, 404 says that other platforms may be there; it is missing all the same.
+                let missing = self.missing(what);
+                return Err(Error::NotFound(missing.to_string()));
             }
         }
         let seen = held.as_ref().map(|held| held.kept.age);
@@ -60,7 +56,7 @@ impl Mirror {
             }
             Landed { age, value: held.kept }
         });
-        let fly = || self.fly(package, upstream, seen, Anew::IfChanged, call).flight;
+        let fly = || self.fly(package, upstream, seen, Anew::IfChanged, call);
         let answer = self.pull(&what, call, &rule, landed, fly).await?;
         Ok(match (answer.outcome, fallback) {
             (Outcome::Stale | Outcome::Gone, Some(predecessor)) => {
@@ -88,14 +84,8 @@ impl Mirror {
             return Err(Error::NotFound(said));
         }
         let upstream = Arc::clone(self.upstream(&package.provider.host)?);
-        loop {
-            let joined = self.fly(package, Arc::clone(&upstream), None, Anew::Whole, call);
-            let landed = joined.flight.await;
-            // One that was under way may have built on the very document whose URLs are too old.
-            if joined.started {
-                return Ok(HeldSet { kept: landed?.value, fallback: None });
-            }
-        }
+        let landed = self.fly(package, upstream, None, Anew::Whole, call).await?;
+        Ok(HeldSet { kept: landed.value, fallback: None })
     }
 
     /// The set that is held, without asking anybody.
@@ -139,18 +129,17 @@ impl Mirror {
         seen: Option<Age>,
         anew: Anew,
         call: &Call,
-    ) -> Joined {
+    ) -> Awaited<SetFlight> {
         let what = what(package);
-        let mut started = false;
-        let flight = self.sets.share(&self.tasks, package.clone(), Err(Error::Interrupted(what.clone())), || {
-            started = true;
+        // One that builds on what is held may bring back the very URLs that are too old: so they are two.
+        let key = (package.clone(), anew);
+        self.sets.share(&self.tasks, key, Err(Error::Interrupted(what.clone())), || {
             let (mirror, package, call) = (Arc::clone(self), package.clone(), self.inner(call));
             async move {
                 let work = mirror.fetch_set(&what, &upstream, &package, seen, anew, &call);
                 mirror.within_limits(&what, &package.provider.host, work).await
             }
-        });
-        Joined { flight, started }
+        })
     }
 
     async fn fetch_set(
@@ -194,7 +183,7 @@ impl Mirror {
         };
         let set = fetched.map_err(|error| not_of_the_document(error, what))?;
         self.admit(package, &set, call.now).await?;
-        self.keep_set(package, before, set, call.now).await
+        self.keep_set(package, set, call.now).await
     }
 
     /// The version as the upstream's own list spells it; as clients spell it where the list cannot tell,
@@ -225,8 +214,8 @@ impl Mirror {
                 if !before.age.gone {
                     tracing::warn!(%package, %error, "upstream has deleted it; what is held is kept (keep_gone)");
                 }
-                let kept = KeptSet { age: Age { checked: call.now, gone: true }, ..(*before).clone() };
-                self.put_set(package, kept).await
+                let age = Age { checked: call.now, gone: true };
+                self.change_set(package, move |_, held| Ok(KeptSet { age, ..held.unwrap_or((*before).clone()) })).await
             }
             before => {
                 let key = Key::ProofSet(package.clone());
@@ -241,46 +230,66 @@ impl Mirror {
         }
     }
 
-    async fn keep_set(
-        self: &Arc<Self>,
-        package: &Package,
-        before: Option<Arc<KeptSet>>,
-        set: ProofSet,
-        now: Timestamp,
-    ) -> SetFlight {
-        let set = Arc::new(set);
-        let current = Arc::clone(&set);
-        let predecessor = self.on_disk(move |mirror| {
-            let Some(before) = before else { return Ok(None) };
-            if current.names_the_same_files_as(&before.current) {
-                return Ok(before.predecessor.clone());
-            }
-            // While only the archive of the one before the last is held, that one stays the way back.
-            Ok(match (mirror.only_predecessor_is_held(&before)?, &before.predecessor) {
-                (Some(_), Some(kept)) => Some(kept.clone()),
-                _ => Some((Arc::clone(&before.current), now)),
-            })
-        });
-        let kept = KeptSet { predecessor: predecessor.await?, current: set, age: Age { checked: now, gone: false } };
-        self.put_set(package, kept).await
+    async fn keep_set(self: &Arc<Self>, package: &Package, set: ProofSet, now: Timestamp) -> SetFlight {
+        let current = Arc::new(set);
+        self.change_set(package, move |mirror, held| {
+            let predecessor = match held {
+                None => None,
+                Some(held) if current.names_the_same_files_as(&held.current) => held.predecessor,
+                // While only the archive of the one before the last is held, that one stays the way back.
+                Some(held) => match mirror.only_predecessor_is_held(&held)? {
+                    Some(_) => held.predecessor,
+                    None => Some((held.current, now)),
+                },
+            };
+            Ok(KeptSet { predecessor, current, age: Age { checked: now, gone: false } })
+        })
+        .await
     }
 
-    /// Makes the next request for a package's set ask upstream.
-    pub(super) async fn expire_set(self: &Arc<Self>, package: &Package) -> Result<(), Error> {
-        if let Some(HeldSet { kept, .. }) = self.held_set(package).await? {
+    /// Makes the next request for a package's set ask upstream, unless another has replaced it meanwhile.
+    pub(super) async fn expire_set(self: &Arc<Self>, package: &Package, wrong: Digest) -> Result<(), Error> {
+        let key = Key::ProofSet(package.clone());
+        let of = package.clone();
+        self.on_disk(move |mirror| {
+            let _lock = mirror.record_lock(&key).lock();
+            let Some(HeldSet { kept, .. }) = mirror.read_set(&of)? else { return Ok(()) };
+            if kept.current.document.shasum != wrong {
+                return Ok(());
+            }
             let age = Age { checked: Timestamp(0), ..kept.age };
-            self.put_set(package, KeptSet { age, ..(*kept).clone() }).await?;
-        }
+            let kept = KeptSet { age, ..(*kept).clone() };
+            let size_bytes = mirror.store.records.put(&key, &kept.write(), Durability::Lazy)?;
+            mirror.store.index.document_kept(&key, size_bytes, kept.current.fetched());
+            Ok(())
+        })
+        .await?;
+        self.changed(&package.provider);
         Ok(())
     }
 
-    async fn put_set(self: &Arc<Self>, package: &Package, kept: KeptSet) -> SetFlight {
-        let kept = Arc::new(kept);
-        let (key, record, checked) = (Key::ProofSet(package.clone()), kept.write(), kept.age.checked);
-        let put = self.on_disk(move |mirror| mirror.put_document(&key, &record, checked, Durability::Lazy));
-        if let Err(error) = put.await {
-            tracing::error!(%package, %error, "a proof set could not be kept");
-        }
+    /// Replaces a package's set by what `change` makes of the one that is held. That it cannot be kept
+    /// costs the keeping, not the answer.
+    async fn change_set(
+        self: &Arc<Self>,
+        package: &Package,
+        change: impl FnOnce(&Self, Option<KeptSet>) -> Result<KeptSet, StoreError> + Send + 'static,
+    ) -> SetFlight {
+        let of = package.clone();
+        let kept = self.on_disk(move |mirror| {
+            let key = Key::ProofSet(of.clone());
+            let lock = mirror.record_lock(&key).lock();
+            let held = mirror.read_set(&of)?.map(|held| Arc::unwrap_or_clone(held.kept));
+            let kept = change(mirror, held)?;
+            match mirror.store.records.put(&key, &kept.write(), Durability::Lazy) {
+                Ok(size_bytes) => mirror.store.index.document_kept(&key, size_bytes, kept.age.checked),
+                Err(error) => tracing::error!(package = %of, %error, "a proof set could not be kept"),
+            }
+            drop(lock);
+            mirror.keep_to_the_limit();
+            Ok(kept)
+        });
+        let kept = Arc::new(kept.await?);
         self.changed(&package.provider);
         Ok(Landed { age: kept.age, value: kept })
     }

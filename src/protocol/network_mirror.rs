@@ -14,15 +14,12 @@ use crate::address::{FileName, Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::mirror::{Answer, ArchiveRef, Call, Mirror, Outcome, PackageHashesKnown, ProofSet};
-use crate::upstream::outbound::Link;
+use crate::mirror::{Answer, ArchiveRef, Call, Link, Mirror, Outcome, PackageHashesKnown, ProofSet};
 use crate::upstream::providers::ListedVersion;
 use crate::verify::platform_of;
 
 /// How many sets of one version are asked for side by side.
 const AT_ONCE: usize = 8;
-/// How long an answer is given out that a platform is missing from.
-const ABSENCE_IS_BELIEVED: Duration = Duration::from_secs(30);
 /// Where a list names no platforms, these are tried in turn until one has a set.
 const COMMON_PLATFORMS: [&str; 4] = ["linux_amd64", "darwin_arm64", "linux_arm64", "windows_amd64"];
 
@@ -76,7 +73,7 @@ pub(super) async fn version(
         for (platform, archive) in sets.archives(mirror, call, &mut answer).await? {
             let package = Package { provider: address.clone(), version: version.clone(), platform };
             let held = mirror.name_entry(&package, archive.digest).await?;
-            if held.is_none() && mirror.link() == Link::Offline {
+            if mirror.link() == Link::Offline && !mirror.holds(archive.digest).await? {
                 continue;
             }
             let mut hashes = vec![archive.digest.zh()];
@@ -202,7 +199,7 @@ impl<'a> Sets<'a> {
                     self.own.insert(platform, set.value);
                     return Ok(());
                 }
-                Err(Error::NotFound(_)) => answer.believe_for(ABSENCE_IS_BELIEVED, call),
+                Err(Error::NotFound(_)) => answer.believe_for(mirror.absence_is_believed(&self.address.host), call),
                 Err(error) => return Err(error),
             }
         }
@@ -244,6 +241,7 @@ impl<'a> Sets<'a> {
             .buffer_unordered(AT_ONCE)
             .collect()
             .await;
+        let mut failed = None;
         for (platform, set) in asked {
             match set {
                 Ok(set) => {
@@ -251,12 +249,19 @@ impl<'a> Sets<'a> {
                     archives.insert(platform, of_set(&set.value));
                 }
                 // Not there, or not proven: neither is offered, and the others are no worse for it.
-                Err(Error::NotFound(_)) => answer.believe_for(ABSENCE_IS_BELIEVED, call),
+                Err(Error::NotFound(_)) => answer.believe_for(mirror.absence_is_believed(&self.address.host), call),
                 Err(Error::Unverified { .. }) => answer.believe_for(Duration::ZERO, call),
-                Err(error) => return Err(error),
+                // Of these nobody knows; that must not hide what is known.
+                Err(error) => {
+                    answer.believe_for(Duration::ZERO, call);
+                    failed = Some(error);
+                }
             }
         }
-        Ok(archives)
+        match failed {
+            Some(error) if archives.is_empty() => Err(error),
+            _ => Ok(archives),
+        }
     }
 
     fn by_convention(&self) -> BTreeMap<Platform, (Digest, FileName)> {

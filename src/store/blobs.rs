@@ -166,7 +166,9 @@ impl Staged {
             }
         }
         let bytes = serde_json::to_vec(&note).map_err(|e| StoreError::io("write", &self.note_path, e.into()))?;
-        disk::write_new(&self.note_path, &[&bytes], false)?;
+        let beside = self.note_path.with_extension("json.new");
+        disk::write_new(&beside, &[&bytes], false)?;
+        disk::rename(&beside, &self.note_path)?;
         self.note = Some(note);
         Ok(())
     }

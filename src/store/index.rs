@@ -37,6 +37,23 @@ impl Totals {
     }
 }
 
+/// What is noted of an archive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IndexedArchive {
+    /// Which.
+    pub digest: Digest,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// When it was kept or used.
+    pub last_use: Timestamp,
+}
+
+impl IndexedArchive {
+    fn new(digest: Digest, entry: &Entry) -> Self {
+        Self { digest, size_bytes: entry.size_bytes, last_use: entry.last_use }
+    }
+}
+
 /// One thing that can be evicted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Entry {
@@ -74,28 +91,37 @@ impl Index {
     /// Opens the index; sets aside one that will not open, and rebuilds it from the files then, or
     /// when the last process did not close it.
     pub(super) fn open(folder: &Path, now: Timestamp, blobs: &Blobs, records: &Records) -> Result<Self, StoreError> {
-        let index = match Self::over(folder) {
-            Ok(index) => index,
+        let usable = || -> Result<Self, String> {
+            let index = Self::over(folder)?;
+            index.make_usable(blobs, records).map_err(|e| e.to_string())?;
+            Ok(index)
+        };
+        // sled may panic on damage instead of saying so.
+        let guarded = || catch_unwind(AssertUnwindSafe(usable)).unwrap_or_else(|_| Err("it panicked".to_owned()));
+        match guarded() {
+            Ok(index) => Ok(index),
             Err(why) => {
                 let aside = set_aside(folder, now)?;
-                tracing::error!(%why, aside = %aside.display(), "the index would not open; it was set aside and is rebuilt");
-                Self::over(folder).map_err(StoreError::Index)?
+                tracing::error!(%why, aside = %aside.display(), "the index is damaged; it was set aside and is rebuilt");
+                guarded().map_err(StoreError::Index)
             }
-        };
-        let clean = index.db.remove(CLEAN).is_ok_and(|format| format.is_some_and(|f| *f == FORMAT.to_be_bytes()));
-        if !clean || index.count().is_err() {
-            index.rebuild(blobs, records)?;
         }
-        index.db.flush().map_err(failed)?;
-        Ok(index)
+    }
+
+    /// Trusts what the last process closed in order, and makes anything else again.
+    fn make_usable(&self, blobs: &Blobs, records: &Records) -> Result<(), StoreError> {
+        let mark = self.db.remove(CLEAN).map_err(failed)?;
+        let clean = mark.is_some_and(|format| *format == FORMAT.to_be_bytes());
+        if !clean || self.count().is_err() {
+            self.rebuild(blobs, records)?;
+        }
+        self.db.flush().map_err(failed)?;
+        Ok(())
     }
 
     fn over(folder: &Path) -> Result<Self, String> {
         let config = sled::Config::new().path(folder).cache_capacity(CACHE_BYTES).flush_every_ms(Some(500));
-        // sled may panic on damage at open instead of saying so.
-        let db = catch_unwind(AssertUnwindSafe(|| config.open()))
-            .map_err(|_| "it panicked at open".to_owned())?
-            .map_err(|e| e.to_string())?;
+        let db = config.open().map_err(|e| e.to_string())?;
         Ok(Self { db, totals: Mutex::default(), broken: AtomicBool::new(false) })
     }
 
@@ -212,12 +238,18 @@ impl Index {
         Ok(())
     }
 
-    /// Every archive, least recently used first, with its size.
-    pub fn archives_by_age(&self) -> Result<Vec<(Digest, u64)>, StoreError> {
+    /// Every archive, least recently used first.
+    pub fn archives_by_age(&self) -> Result<Vec<IndexedArchive>, StoreError> {
         let mut found = self.by_age(ARCHIVE)?;
         found.sort_by_key(|(_, entry)| entry.last_use);
         let digest = |key: &[u8]| std::str::from_utf8(key).ok().and_then(|hex| Digest::parse(hex).ok());
-        Ok(found.iter().filter_map(|(key, entry)| Some((digest(key)?, entry.size_bytes))).collect())
+        Ok(found.iter().filter_map(|(key, entry)| Some(IndexedArchive::new(digest(key)?, entry))).collect())
+    }
+
+    /// What is noted of one archive.
+    pub fn archive(&self, digest: &Digest) -> Result<Option<IndexedArchive>, StoreError> {
+        let value = self.db.get(archive_key(digest)).map_err(failed)?;
+        Ok(value.as_deref().and_then(Entry::decode).map(|entry| IndexedArchive::new(*digest, &entry)))
     }
 
     /// Every document, least recently used first, with its size.

@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use self::blobs::{Blob, Blobs, FileBytes, READ_AT_ONCE, Staged, StagedNote};
-pub use self::index::{Index, Totals};
+pub use self::index::{Index, IndexedArchive, Totals};
 pub use self::key::Key;
 pub use self::records::{Durability, Records};
 
@@ -79,6 +79,12 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// Whether the disk, or this user's share of it, is full.
+    pub fn is_full(&self) -> bool {
+        let full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded];
+        matches!(self, Self::Io { source, .. } if full.contains(&source.kind()))
+    }
+
     fn io(doing: &'static str, path: &Path, source: io::Error) -> Self {
         Self::Io { doing, path: path.to_owned(), source: Arc::new(source) }
     }
@@ -136,7 +142,7 @@ impl Store {
         &self.root
     }
 
-    /// Whether the folder is still there and still takes files.
+    /// Whether the folder is still there.
     pub fn is_usable(&self) -> bool {
         disk::is_folder(&self.root.join("staging"))
     }

@@ -286,7 +286,7 @@ impl Outbound {
 /// Why the connector could not be built.
 #[derive(Debug, thiserror::Error)]
 pub enum Unbuildable {
-    /// The file of [network] ca_file is no list of certificates.
+    /// The file of `[network] ca_file` is no list of certificates.
     #[error("[network] ca_file {path} is no PEM file of certificates: {why}", path = .path.display())]
     Authorities {
         /// The file.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use larder::clock::Clock;
 
+use crate::support::http::get;
 use crate::support::larder::{HOST, Larder};
 use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
@@ -167,6 +168,17 @@ async fn offline_serves_what_is_held_and_asks_nobody() {
         let said = larder.get(&missing).await.expect(503).json()["errors"][0].as_str().unwrap().to_owned();
         assert!(said.contains("acme/absent") && said.contains("offline"), "{said}");
     }
+    let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
+    let missing: Vec<_> = status["missing"].as_array().unwrap().iter().map(|what| what.as_str().unwrap()).collect();
+    assert_eq!(
+        missing,
+        [
+            "a.zip of registry.terraform.io/acme/absent 1.0.0 for linux_amd64",
+            "the download document of registry.terraform.io/acme/absent 1.0.0 for linux_amd64",
+            "the download document of registry.terraform.io/acme/null 1.2.0 for darwin_arm64",
+            "the version list of registry.terraform.io/acme/absent",
+        ]
+    );
     assert_eq!(upstream.count_of(Target::Everything), 0);
 }
 
