@@ -4,7 +4,9 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use larder::clock::Clock;
+use larder::clock::{Clock, Timestamp};
+use larder::digest::Digest;
+use larder::store::Store;
 
 use crate::crash::set_aside;
 use crate::support::http::get;
@@ -354,5 +356,28 @@ async fn a_ruined_index_is_rebuilt_and_everything_held_is_still_served() {
             assert_eq!(larder.terminate().await, Some(0), "{how}, killed {killed}");
             upstream.restart().await;
         }
+    }
+}
+
+/// Section 5: an index that opens and is damaged inside is set aside and made again from the files, like one that
+/// does not open.
+#[test]
+fn an_index_that_is_damaged_inside_is_made_again() {
+    for stretch in 0..8 {
+        let folder = Folder::new();
+        let store = Store::open(folder.path(), Timestamp(1)).unwrap();
+        for number in 0..20_000u32 {
+            store.index.archive_kept(&Digest::of(&number.to_be_bytes()), 1, Timestamp(1));
+        }
+        store.close().unwrap();
+        drop(store);
+        let file = folder.path().join("v1/index/db");
+        let mut content = std::fs::read(&file).unwrap();
+        let (part, at) = (content.len() / 8, stretch * (content.len() / 8));
+        content[at..at + part].fill(0xa5);
+        std::fs::write(&file, content).unwrap();
+        // No such archive is there: an index that is made again from the files knows none of them.
+        let totals = Store::open(folder.path(), Timestamp(2)).unwrap().index.totals();
+        assert!(totals.archives == 0 || totals.archives == 20_000, "stretch {stretch}: {totals:?}");
     }
 }

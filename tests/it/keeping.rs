@@ -300,3 +300,32 @@ async fn a_replaced_set_whose_archive_alone_is_held_answers_whole_while_upstream
         larder.get(before.json()[file].as_str().unwrap()).await.expect(200);
     }
 }
+
+/// Promise 6: a platform that was never fetched, and whose file name nobody can guess, hides none that is held.
+#[tokio::test]
+async fn an_unknown_platform_hides_no_known_one_when_the_upstream_is_gone() {
+    let mut upstream = FakeUpstream::start().await;
+    let odd = null().filename("odd-{platform}.zip");
+    upstream.publish(odd.platform("linux_amd64").platform("darwin_arm64"));
+    let larder = Larder::mirroring(&upstream).start().await;
+    install(&larder, "null").await;
+    let folder = larder.stop().await;
+    upstream.stop().await;
+    let larder = Larder::mirroring(&upstream).nothing_stays_fresh().on(&folder).start().await;
+    let archives = larder.get(VERSION).await.expect(200).json()["archives"].clone();
+    assert_eq!(archives.as_object().unwrap().keys().collect::<Vec<_>>(), ["linux_amd64"]);
+}
+
+/// Promise 12: in a sealed network, one damaged name takes no platform away whose archive is held.
+#[tokio::test]
+async fn a_damaged_name_hides_nothing_that_is_held() {
+    let upstream = publishing().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let archive = install(&larder, "null").await;
+    let folder = larder.stop().await;
+    std::fs::write(folder.files("names").remove(0), "ruined").unwrap();
+    let larder = Larder::mirroring(&upstream).network("offline = true").on(&folder).start().await;
+    let archives = larder.get(VERSION).await.expect(200).json()["archives"].clone();
+    assert_eq!(archives.as_object().unwrap().keys().collect::<Vec<_>>(), ["linux_amd64"]);
+    larder.get(&archive).await.expect(200);
+}

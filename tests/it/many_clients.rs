@@ -338,3 +338,50 @@ async fn a_dozen_inits_at_once_fetch_every_file_once() {
     assert_eq!(asked.len(), 1 + 2 * 5, "{asked:?}");
     assert!(asked.values().all(|times| *times == 1), "{asked:?}");
 }
+
+/// Promise 4: the URLs of `VERSION.json` are named by convention from another platform's sums; the set they need is
+/// asked once for all who come with one.
+#[tokio::test]
+async fn a_hundred_clients_of_a_mirrored_archive_ask_for_its_set_once() {
+    let upstream = FakeUpstream::start().await;
+    let provider = Provider::new("acme", "null").platform("linux_amd64").platform("darwin_arm64");
+    upstream.publish(provider);
+    let larder = Larder::mirroring(&upstream).start().await;
+    let version = larder.get(&format!("/mirror/{HOST}/acme/null/1.2.0.json")).await.expect(200).json();
+    let path = version["archives"]["darwin_arm64"]["url"].as_str().unwrap();
+    upstream.forget_requests();
+    let bytes = upstream.archive_bytes("acme", "null", "1.2.0", "darwin_arm64");
+    assert!(at_once(&larder, path).await.into_iter().all(|answer| answer.expect(200).body == bytes));
+    assert_eq!((upstream.count_of(Target::Document), upstream.count_of(Target::Archive)), (1, 1));
+}
+
+/// Promise 1: two packages may have the very same archive; what one upstream document leads to is never written over
+/// what the other's does.
+#[tokio::test]
+async fn two_packages_with_the_same_archive_are_filled_apart() {
+    let upstream = FakeUpstream::start().await;
+    for namespace in ["acme", "evil"] {
+        upstream.publish(Provider::new(namespace, "null").size(ARCHIVE_BYTES));
+    }
+    let bytes = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
+    assert!(upstream.archive_bytes("evil", "null", "1.2.0", "linux_amd64") == bytes, "the archives are not the same");
+    let larder = Larder::mirroring(&upstream).start().await;
+    let path = async |namespace: &str| {
+        let document = format!("/registry/{HOST}/v1/providers/{namespace}/null/1.2.0/download/linux/amd64");
+        larder.get(&document).await.expect(200).json()["download_url"].as_str().unwrap().to_owned()
+    };
+    let (acme, evil) = (path("acme").await, path("evil").await);
+    upstream.fault(Target::Path("evil".into()), Fault::WrongBytes);
+    let gate = upstream.hold_after(Target::Archive, HALF);
+    let client = client();
+    let (good, bad) = (client.get(format!("{}{acme}", larder.base())), client.get(format!("{}{evil}", larder.base())));
+    let (good, bad) = (tokio::spawn(send(good)), tokio::spawn(send(bad)));
+    upstream.wait_for(Target::Archive, 2).await;
+    gate.open();
+    assert!(good.await.unwrap().unwrap().expect(200).body == bytes);
+    if let Ok(answer) = bad.await.unwrap() {
+        // Late enough to find the other's archive, which is proven.
+        assert!(answer.status != 200 || answer.body == bytes);
+    }
+    assert!(get(&format!("{}{acme}", larder.base())).await.expect(200).body == bytes);
+}

@@ -11,7 +11,8 @@ use zip::write::SimpleFileOptions;
 
 use super::signing::SigningKey;
 
-/// One version of one provider, as its author describes it. The same description always yields the same bytes.
+/// One version of one provider, as its author describes it. The same description always yields the same bytes, in
+/// whatever namespace it is published.
 #[derive(Clone)]
 pub(crate) struct Provider {
     pub(super) namespace: String,
@@ -172,10 +173,7 @@ impl Provider {
 
     /// Random, and the same for the same description: a shell script's first line, then noise.
     fn payload(&self, platform: &str) -> Vec<u8> {
-        let identity = format!(
-            "{}/{} {} {platform} {} {}",
-            self.namespace, self.name, self.version, self.size_bytes, self.edition
-        );
+        let identity = format!("{}/{}/{platform}/{}/{}", self.name, self.version, self.size_bytes, self.edition);
         let mut seed = [0; 32];
         seed.copy_from_slice(aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, identity.as_bytes()).as_ref());
         let mut noise = vec![0; self.size_bytes];
