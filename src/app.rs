@@ -68,6 +68,22 @@ pub struct Settings {
     pub connections: listener::Limits,
 }
 
+/// What would keep a larder of this configuration from starting, as far as its files tell.
+pub fn what_would_not_start(config: &Config) -> Vec<String> {
+    let mut problems: Vec<String> = config.refusal().into_iter().collect();
+    if let Some(files) = &config.server.tls
+        && let Err(error) = Tls::load(&files.certificate, &files.key)
+    {
+        problems.push(format!("server.tls: {error}"));
+    }
+    if let Ok(own) = OwnEntry::random()
+        && let Err(error) = Outbound::new(&config.network, &config.upstreams, own, Traffic::default())
+    {
+        problems.push(error.to_string());
+    }
+    problems
+}
+
 /// A mirror with nothing around it: for the commands that run where no larder does.
 pub fn mirror(config: &Config, settings: &Settings) -> Result<(Arc<Mirror>, Arc<Store>, Metrics), StartError> {
     let store = Arc::new(Store::open(&config.store.path, settings.clock.now())?);

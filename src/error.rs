@@ -34,7 +34,9 @@ pub enum Error {
     #[error("{0}: not held, and this mirror is offline; `larder status` lists all that was asked for and is missing")]
     Offline(String),
     /// The request has been here before.
-    #[error("the request has been through this larder already: an [[upstream]] leads back here")]
+    #[error(
+        "the request has been through this larder already, or through more than four: an [[upstream]] leads in a ring"
+    )]
     Looped,
     /// The disk failed.
     #[error("the store failed: {0}")]

@@ -19,6 +19,8 @@ fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
+        // A log that cannot be written is lost; to say so would need a log that can.
+        .log_internal_errors(false)
         .init();
     arguments.run()
 }

@@ -5,38 +5,30 @@ use std::process::ExitCode;
 use serde_json::json;
 
 use super::{BAD_CONFIGURATION, Common, say, say_error};
+use crate::app;
 
 pub(super) fn run(common: &Common) -> ExitCode {
-    let loaded = common.load();
-    let refusal = loaded.as_ref().ok().and_then(|(config, _)| config.refusal());
-    let well = loaded.is_ok() && refusal.is_none();
+    let (file, warnings, problems) = match common.load() {
+        Ok((config, warnings)) => {
+            let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
+            (config.source.clone(), warnings, app::what_would_not_start(&config))
+        }
+        Err(problems) => {
+            let problems = problems.remarks().iter().map(ToString::to_string).collect();
+            (common.config.clone(), Vec::new(), problems)
+        }
+    };
     if common.json {
-        let (source, warnings, problems): (_, Vec<String>, Vec<String>) = match &loaded {
-            Ok((config, warnings)) => (
-                config.source.clone(),
-                warnings.iter().map(ToString::to_string).collect(),
-                refusal.into_iter().collect(),
-            ),
-            Err(problems) => (None, vec![], problems.remarks().iter().map(ToString::to_string).collect()),
-        };
-        say(&json!({ "ok": well, "file": source, "warnings": warnings, "problems": problems }).to_string());
+        say(&json!({ "ok": problems.is_empty(), "file": file, "warnings": warnings, "problems": problems }).to_string());
     } else {
-        match &loaded {
-            Err(problems) => say_error(&problems.to_string()),
-            Ok((config, warnings)) => {
-                for warning in warnings {
-                    say_error(&warning.to_string());
-                }
-                if let Some(refusal) = &refusal {
-                    say_error(refusal);
-                } else {
-                    match &config.source {
-                        Some(file) => say(&format!("{} is good", file.display())),
-                        None => say("no configuration file found: the defaults are used"),
-                    }
-                }
-            }
+        for remark in warnings.iter().chain(&problems) {
+            say_error(remark);
+        }
+        match (&file, problems.len()) {
+            (Some(file), 0) => say(&format!("{} is good", file.display())),
+            (None, 0) => say("no configuration file found: the defaults are used"),
+            (_, number) => say_error(&format!("{number} problem{}", if number == 1 { "" } else { "s" })),
         }
     }
-    if well { ExitCode::SUCCESS } else { ExitCode::from(BAD_CONFIGURATION) }
+    if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(BAD_CONFIGURATION) }
 }

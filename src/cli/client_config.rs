@@ -6,7 +6,8 @@ use clap::Args;
 use super::{Common, admin_token, runtime, say};
 use crate::app::{self, Settings};
 use crate::http::admin_client::{self, NoAnswer};
-use crate::protocol::client_config::{Way, text};
+use crate::protocol::client_config::{Way, text, text_of_nothing_held};
+use crate::store::Store;
 
 #[derive(Debug, Args)]
 pub(super) struct ClientConfig {
@@ -26,6 +27,12 @@ impl ClientConfig {
         let paste = runtime()?.block_on(async {
             match admin_client::get(config.admin.listen, path, token.as_deref()).await {
                 Ok(answer) => Ok(String::from_utf8_lossy(&answer).into_owned()),
+                Err(NoAnswer::NotRunning(_)) if !Store::exists(&config.store.path) => {
+                    let mut hosts: Vec<_> = config.upstreams.iter().map(|upstream| &upstream.host).collect();
+                    hosts.sort();
+                    let base = app::base(&config, config.server.listen);
+                    Ok(text_of_nothing_held(&hosts, &base, way).await?)
+                }
                 Err(NoAnswer::NotRunning(_)) => {
                     let (mirror, _, _) = app::mirror(&config, &Settings::default())?;
                     let base = app::base(&config, config.server.listen);

@@ -5,6 +5,7 @@ mod client_config;
 mod serve;
 mod status;
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -69,23 +70,34 @@ impl Arguments {
             Err(error) => {
                 let refused = matches!(error.downcast_ref(), Some(StartError::Refused(_)));
                 let bad_configuration = refused || error.downcast_ref::<Problems>().is_some();
-                say_error(&format!("{error:#}"));
+                say_error(&told(&error));
                 ExitCode::from(if bad_configuration { BAD_CONFIGURATION } else { 1 })
             }
         }
     }
 }
 
-/// Prints what was asked for, on the standard output.
-#[expect(clippy::print_stdout, reason = "the commands' own output")]
+/// Prints what was asked for, on the standard output. Whoever closed it does not want to know.
 fn say(text: &str) {
-    println!("{text}");
+    let _ = writeln!(std::io::stdout(), "{text}");
 }
 
 /// Prints what went wrong, on the standard error.
-#[expect(clippy::print_stderr, reason = "the commands' own errors")]
 fn say_error(text: &str) {
-    eprintln!("larder: {text}");
+    let _ = writeln!(std::io::stderr(), "larder: {text}");
+}
+
+/// An error with its causes, each said once: some already tell what caused them.
+fn told(error: &anyhow::Error) -> String {
+    let mut told = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if told.is_empty() {
+            told = cause;
+        } else if !told.contains(&cause) {
+            told = format!("{told}: {cause}");
+        }
+    }
+    told
 }
 
 fn runtime() -> Result<tokio::runtime::Runtime, std::io::Error> {

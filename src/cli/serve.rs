@@ -58,6 +58,13 @@ async fn introduce(app: &App, config: &Config, json: bool) -> anyhow::Result<()>
         return Ok(());
     }
     say(&format!("larder {} listens on {}", env!("CARGO_PKG_VERSION"), app.base()));
+    if app.address().ip().is_unspecified() {
+        say(&format!(
+            "           on every address of this machine ({}): others need its name in the lines below,",
+            app.address()
+        ));
+        say("           which [server] public_url puts there");
+    }
     say(&format!("  admin    http://{}", app.admin_address()));
     say(&format!("  store    {} (up to {})", config.store.path.display(), config.store.max_size));
     say(&format!("  config   {}", source.as_deref().unwrap_or("none found: the defaults")));

@@ -1,6 +1,6 @@
 //! `larder status`: what is stored and what was done, from the running larder, or from the store alone.
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use bytesize::ByteSize;
 use comfy_table::{Table, presets};
 
@@ -8,6 +8,7 @@ use super::{Common, admin_token, runtime, say};
 use crate::app::{self, Settings};
 use crate::http::admin_client::{self, NoAnswer};
 use crate::protocol::admin::Report;
+use crate::store::Store;
 
 /// How many missing things the table shows.
 const SHOWN_MISSING: usize = 20;
@@ -18,6 +19,10 @@ pub(super) fn run(common: &Common) -> anyhow::Result<()> {
     let report = runtime()?.block_on(async {
         match admin_client::get(config.admin.listen, "/admin/v1/status", token.as_deref()).await {
             Ok(answer) => serde_json::from_slice::<Report>(&answer).context("the running larder is of another version"),
+            Err(NoAnswer::NotRunning(_)) if !Store::exists(&config.store.path) => {
+                let path = config.store.path.display();
+                Err(anyhow!("no larder runs here, and there is no store in {path} yet: `larder serve` makes it"))
+            }
             Err(NoAnswer::NotRunning(_)) => {
                 let (mirror, _, _) = app::mirror(&config, &Settings::default())?;
                 let report = Report { mirror: mirror.status(), since_start: None };

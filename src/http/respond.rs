@@ -193,7 +193,13 @@ pub(super) fn failure_status(failure: &Failure) -> StatusCode {
 
 /// The response to a failure.
 pub(super) fn failure(failure: &Failure) -> Response<Body> {
-    errors(failure_status(failure), vec![failure.to_string()])
+    let code = failure_status(failure);
+    let text = match code {
+        // Paths of this machine are for its log.
+        StatusCode::INTERNAL_SERVER_ERROR => "the store of this mirror failed; its log says why".to_owned(),
+        _ => failure.to_string(),
+    };
+    errors(code, vec![text])
 }
 
 /// An error in the shape that registries use.

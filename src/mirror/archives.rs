@@ -250,9 +250,10 @@ impl Mirror {
         let small = blob.size_bytes() <= SMALL_ARCHIVE_BYTES;
         let archive = if small {
             let reading = blob.clone();
-            let bytes = self.on_disk(move |_| reading.read_all()).await?;
-            let right = FastHash::of(&bytes) == held.fast;
-            right.then(|| Archive::InMemory { bytes: Bytes::from(bytes), digest })
+            let read = self.on_disk(move |_| Ok(reading.read_all())).await?;
+            let read = read.map_err(|error| tracing::error!(%package, %error, "a held archive cannot be read"));
+            let right = read.ok().filter(|bytes| FastHash::of(bytes) == held.fast);
+            right.map(|bytes| Archive::InMemory { bytes: Bytes::from(bytes), digest })
         } else {
             let right = self.check_once(&blob, held).await?;
             right.then_some(Archive::Held { blob, digest })
@@ -278,7 +279,9 @@ impl Mirror {
         let check = self.checks.share(&self.tasks, digest, lost, || {
             let (mirror, blob) = (Arc::clone(self), blob.clone());
             async move {
-                let right = mirror.on_disk(move |_| blob.fast_hash()).await? == expected;
+                let hashed = mirror.on_disk(move |_| Ok(blob.fast_hash())).await?;
+                let hashed = hashed.map_err(|error| tracing::error!(%digest, %error, "a held archive cannot be read"));
+                let right = hashed == Ok(expected);
                 if right {
                     mirror.checked.lock().insert(digest);
                 }
@@ -300,7 +303,7 @@ impl Mirror {
             // Somebody may have put it right since it was looked at.
             match (because, mirror.store.blobs.get(&digest)?) {
                 (OffBecause::Missing, Some(_)) => return Ok(()),
-                (OffBecause::Damaged, Some(blob)) if blob.fast_hash()? == fast => return Ok(()),
+                (OffBecause::Damaged, Some(blob)) if blob.fast_hash().is_ok_and(|hash| hash == fast) => return Ok(()),
                 (OffBecause::Damaged, Some(_)) => mirror.store.blobs.set_aside(&digest)?,
                 (_, None) => {}
             }

@@ -47,11 +47,11 @@ impl Mirror {
             let digest = set.document.shasum;
             let _lock = mirror.digest_lock(&digest).lock();
             let Some(blob) = mirror.store.blobs.get(&digest)? else { return Ok(None) };
-            let (actual, fast) = blob.hashes()?;
-            if actual != digest {
+            let hashes = blob.hashes().map_err(|error| tracing::error!(%digest, %error, "an archive cannot be read"));
+            let Some((_, fast)) = hashes.ok().filter(|(actual, _)| *actual == digest) else {
                 mirror.store.blobs.set_aside(&digest)?;
                 return Ok(None);
-            }
+            };
             mirror.name_it(&package, &kept, &set, fast, blob.size_bytes(), now).map(Some)
         })
         .await

@@ -24,6 +24,9 @@ pub(super) const RETRIES: usize = 2;
 
 pub(super) type DocumentFlight = Flight<Arc<KeptDocument>>;
 
+/// From this many bytes on, a document is read on a thread of its own.
+const LARGE_DOCUMENT: usize = 64 * 1024;
+
 /// What a flight finds when it begins.
 pub(super) enum Meanwhile {
     /// What it was to fetch.
@@ -91,11 +94,20 @@ impl KeptDocument {
         Discovery::parse(&self.body, self.about.url.clone())
     }
 
-    /// The document as a version list, with what upstream has dropped and larder still holds.
-    pub fn versions(&self) -> Result<VersionList, String> {
-        let mut list = VersionList::parse(&self.body)?;
-        list.add(self.dropped());
-        Ok(list)
+    /// The document as a version list, with what upstream has dropped and larder still holds. A large one is
+    /// read where that holds up nobody else.
+    pub async fn versions(self: &Arc<Self>) -> Result<VersionList, String> {
+        let read = |kept: &Self| {
+            let mut list = VersionList::parse(&kept.body)?;
+            list.add(kept.dropped());
+            Ok(list)
+        };
+        if self.body.len() < LARGE_DOCUMENT {
+            return read(self);
+        }
+        let kept = Arc::clone(self);
+        let reading = tokio::task::spawn_blocking(move || read(&kept));
+        reading.await.unwrap_or_else(|_| Err("reading it ended unexpectedly".to_owned()))
     }
 }
 

@@ -73,7 +73,8 @@ impl Mirror {
     /// Whether the held version list names a package's version.
     async fn is_listed(self: &Arc<Self>, package: &Package) -> Result<bool, Error> {
         let list = self.held_document(&Key::ProviderVersions(package.provider.clone())).await?;
-        let list = list.and_then(|held| held.value.versions().ok());
+        let Some(held) = list else { return Ok(false) };
+        let list = held.value.versions().await.ok();
         Ok(list.is_some_and(|list| list.get(&package.version).is_some()))
     }
 
@@ -192,7 +193,7 @@ impl Mirror {
         let as_clients_do = package.version.to_string();
         match Box::pin(self.provider_versions(&package.provider, call)).await {
             Ok(list) => {
-                let list = list.value.versions().ok();
+                let list = list.value.versions().await.ok();
                 let listed = list.and_then(|list| list.get(&package.version).map(|listed| listed.spelled.clone()));
                 (listed.unwrap_or(as_clients_do), None)
             }

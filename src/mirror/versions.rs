@@ -78,16 +78,17 @@ impl Mirror {
         let key = Key::ProviderVersions(address.clone());
         let kept = match (fetched, before) {
             (Ok(Fetched::Unchanged), Some(before)) => {
-                let list = VersionList::parse(&before.body).map_err(&unusable)?;
+                let of_upstream = Arc::new(KeptDocument { dropped: Bytes::new(), ..(*before).clone() });
+                let list = of_upstream.versions().await.map_err(&unusable)?;
                 let dropped = self.dropped_but_held(upstream, address, &list, Some(&before)).await?;
                 KeptDocument { dropped, ..before.checked_again(call.now, false) }
             }
             (Ok(Fetched::Unchanged), None) => return Err(unusable("304 to an unconditional request".into()).into()),
             (Ok(Fetched::New(document)), before) => {
-                let list =
-                    VersionList::parse(&document.body).map_err(|why| unusable(format!("its version list: {why}")))?;
                 let mut kept = KeptDocument::of(document, asked, call.now);
-                kept.dropped = self.dropped_but_held(upstream, address, &list, before.as_deref()).await?;
+                let list = Arc::new(kept.clone()).versions().await;
+                let list = list.map_err(|why| unusable(format!("its version list: {why}")))?;
+                kept.dropped = self.dropped_but_held(upstream, address, &list, before.as_ref()).await?;
                 self.note_new_versions(address, &list, call.now).await?;
                 kept
             }
@@ -119,7 +120,7 @@ impl Mirror {
         upstream: &Upstream,
         address: &ProviderAddress,
         list: &VersionList,
-        before: Option<&KeptDocument>,
+        before: Option<&Arc<KeptDocument>>,
     ) -> Result<Bytes, Error> {
         if !upstream.settings.keep_gone {
             return Ok(Bytes::new());
@@ -132,8 +133,11 @@ impl Mirror {
                 held.entry(version).or_default().push(platform);
             }
         }
-        let earlier = before.and_then(|before| before.versions().ok());
-        let dropped_before: HashSet<Version> = before.map(KeptDocument::dropped_versions).unwrap_or_default();
+        let earlier = match before {
+            Some(before) => before.versions().await.ok(),
+            None => None,
+        };
+        let dropped_before: HashSet<Version> = before.map(|before| before.dropped_versions()).unwrap_or_default();
         let mut entries = Vec::new();
         for (version, platforms) in held {
             if !dropped_before.contains(&version) {

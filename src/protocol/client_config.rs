@@ -23,15 +23,26 @@ pub enum Way {
 /// The text to paste. `base` is how clients reach larder: `http://127.0.0.1:8080`, no slash at its end.
 pub async fn text(mirror: &Arc<Mirror>, base: &str, way: Way) -> Result<String, Error> {
     match way {
-        Way::HostOverride => overrides(mirror, base).await,
+        Way::HostOverride => overrides(&mirror.hosts(), Some(mirror), base).await,
         Way::NetworkMirror => Ok(network_mirror(&mirror.hosts(), base)),
     }
 }
 
-async fn overrides(mirror: &Arc<Mirror>, base: &str) -> Result<String, Error> {
+/// The text to paste where nothing is held yet.
+pub async fn text_of_nothing_held(hosts: &[&Hostname], base: &str, way: Way) -> Result<String, Error> {
+    match way {
+        Way::HostOverride => overrides(hosts, None, base).await,
+        Way::NetworkMirror => Ok(network_mirror(hosts, base)),
+    }
+}
+
+async fn overrides(hosts: &[&Hostname], mirror: Option<&Arc<Mirror>>, base: &str) -> Result<String, Error> {
     let mut text = String::new();
-    for host in mirror.hosts() {
-        let held = mirror.held_discovery(host).await?;
+    for host in hosts {
+        let held = match mirror {
+            Some(mirror) => mirror.held_discovery(host).await?,
+            None => None,
+        };
         let known = match &held {
             Some(held) => services(held, host, |path| format!("{base}{path}")).ok(),
             None => None,

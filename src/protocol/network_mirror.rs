@@ -49,7 +49,7 @@ pub(super) async fn index(
     call: &Call,
 ) -> Result<Answer<Vec<u8>>, Error> {
     let Answer { value, outcome, fresh_until } = mirror.provider_versions(address, call).await?;
-    let list = value.versions().map_err(|why| unreadable(address, why))?;
+    let list = value.versions().await.map_err(|why| unreadable(address, why))?;
     let versions = list.versions.iter().map(|listed| (&listed.version, Nothing {})).collect();
     let body = serde_json::to_vec(&Index { versions }).map_err(|e| unreadable(address, e.to_string()))?;
     Ok(Answer { value: body, outcome, fresh_until })
@@ -66,7 +66,7 @@ pub(super) async fn version(
 ) -> Result<Answer<Vec<u8>>, Error> {
     let list = mirror.provider_versions(address, call).await?;
     let mut answer = Answered { outcome: list.outcome, fresh_until: list.fresh_until };
-    let listed = list.value.versions().map_err(|why| unreadable(address, why))?;
+    let listed = list.value.versions().await.map_err(|why| unreadable(address, why))?;
     let mut archives = Archives::default();
     if let Some(listed) = listed.get(version) {
         let sets = Sets::of(mirror, address, listed, call, &mut answer).await?;

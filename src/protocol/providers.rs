@@ -29,7 +29,7 @@ pub(super) async fn versions(
     let Answer { value, outcome, fresh_until } = mirror.provider_versions(address, call).await?;
     let unreadable =
         |why: String| Error::Interrupted(format!("the held version list of {address} cannot be read: {why}"));
-    let list = value.versions().map_err(unreadable)?;
+    let list = value.versions().await.map_err(unreadable)?;
     let versions = list.versions.iter().map(|listed| &*listed.raw).collect();
     let body = serde_json::to_vec(&List { versions, rest: &list.rest }).map_err(|e| unreadable(e.to_string()))?;
     Ok(Answer { value: body, outcome, fresh_until })

@@ -61,6 +61,7 @@ impl Blobs {
     pub fn stage(&self, name: &str) -> Result<Staged, StoreError> {
         let path = self.staging.join(format!("{name}.part"));
         let note_path = self.staging.join(format!("{name}.json"));
+        disk::make_again(&self.staging)?;
         let mut file = disk::open_or_make(&path)?;
         let note = disk::read(&note_path)?.and_then(|bytes| serde_json::from_slice(&bytes).ok());
         let mut hasher = Hasher::new();

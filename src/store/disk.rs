@@ -3,7 +3,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
@@ -15,6 +15,24 @@ const KEPT_ASIDE: Duration = Duration::from_secs(7 * 24 * 3600);
 
 pub(super) fn make_folder(path: &Path) -> Result<(), StoreError> {
     fs::create_dir_all(path).map_err(|e| StoreError::io("make the folder", path, e))
+}
+
+/// Makes a folder that only this user can look into: documents are kept as upstream sent them, and the URLs
+/// in them may be signed.
+pub(super) fn make_private_folder(path: &Path) -> Result<(), StoreError> {
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+    made.map_err(|e| StoreError::io("make the folder", path, e))
+}
+
+/// Makes a folder that somebody removed; but not the store itself, which may be a disk that is not there.
+pub(super) fn make_again(path: &Path) -> Result<(), StoreError> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    match fs::create_dir(path) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(StoreError::io("make the folder", path, e)),
+        _ => Ok(()),
+    }
 }
 
 pub(super) fn is_folder(path: &Path) -> bool {

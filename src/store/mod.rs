@@ -85,6 +85,13 @@ impl StoreError {
         matches!(self, Self::Io { source, .. } if full.contains(&source.kind()))
     }
 
+    /// Whether it is this one file that cannot be read, ever again.
+    fn is_damage(&self) -> bool {
+        const BAD_SECTOR: i32 = 5; // EIO
+        matches!(self, Self::Io { source, .. }
+            if source.kind() == io::ErrorKind::IsADirectory || source.raw_os_error() == Some(BAD_SECTOR))
+    }
+
     fn io(doing: &'static str, path: &Path, source: io::Error) -> Self {
         Self::Io { doing, path: path.to_owned(), source: Arc::new(source) }
     }
@@ -105,13 +112,18 @@ pub struct Store {
 }
 
 impl Store {
+    /// Whether there is a store in `folder`.
+    pub fn exists(folder: &Path) -> bool {
+        disk::is_folder(&folder.join("v1"))
+    }
+
     /// Opens the store in `folder`, making it where it is absent.
     ///
     /// # Errors
     /// [`StoreError::Locked`] before anything was touched, if another process has it.
     pub fn open(folder: &Path, now: Timestamp) -> Result<Self, StoreError> {
         let root = folder.join("v1");
-        disk::make_folder(&root)?;
+        disk::make_private_folder(&root)?;
         let lock = disk::open_lock(&root.join("lock"))?;
         match lock.try_lock() {
             Ok(()) => {}

@@ -46,7 +46,16 @@ impl Records {
     /// Reads a record. One that does not match its own checksum is set aside, said, and absent.
     pub fn get(&self, key: &Key) -> Result<Option<Vec<u8>>, StoreError> {
         let path = self.root.join(key.path());
-        let Some(mut file) = disk::read(&path)? else { return Ok(None) };
+        let mut file = match disk::read(&path) {
+            Ok(Some(file)) => file,
+            Ok(None) => return Ok(None),
+            Err(unreadable) if unreadable.is_damage() => {
+                tracing::error!(error = %unreadable, "a record cannot be read");
+                self.set_aside(key)?;
+                return Ok(None);
+            }
+            Err(failed) => return Err(failed),
+        };
         match whole(&file) {
             Frameness::Whole { start } => Ok(Some(file.split_off(start))),
             Frameness::Newer(found) => Err(StoreError::Newer { path, found }),
@@ -66,6 +75,7 @@ impl Records {
         let frame = Frame { format: FORMAT, blake3, bytes: record.len() };
         let frame = serde_json::to_vec(&frame).expect("numbers and hex always serialise");
         let synced = durability == Durability::Synced;
+        disk::make_again(&self.staging)?;
         let placed = disk::write_new(&beside, &[&frame, b"\n", record], synced)
             .and_then(|()| disk::make_way_for(&path))
             .and_then(|()| disk::rename(&beside, &path));

@@ -23,7 +23,9 @@ pub enum Fault {
     #[error("says that it does not exist ({0})")]
     Absent(u16),
     /// 401, 403, 407 or 451: about our credential or their policy, never about the client's.
-    #[error("refused larder itself ({0}): check the credential configured for this upstream")]
+    #[error(
+        "refused larder itself ({0}): it wants another credential than is configured for it, or does not serve larder at all"
+    )]
     Denied(u16),
     /// Any other 4xx, with the errors it gave.
     #[error("rejected the request ({status}){}", said(.errors))]
@@ -34,10 +36,12 @@ pub enum Fault {
         errors: Vec<String>,
     },
     /// 429 or 5xx.
-    #[error("answered {status}{}", held_off(.retry_after))]
+    #[error("answered {status}{}{}", said(.errors), held_off(.retry_after))]
     Trouble {
         /// The status.
         status: u16,
+        /// The `errors` of its JSON, if any.
+        errors: Vec<String>,
         /// How long it asked to be left alone.
         retry_after: Option<Duration>,
     },
@@ -68,7 +72,7 @@ impl Fault {
             404 | 410 => Self::Absent(status),
             401 | 403 | 407 | 451 => Self::Denied(status),
             508 => Self::Looped,
-            429 | 500.. => Self::Trouble { status, retry_after },
+            429 | 500.. => Self::Trouble { status, errors, retry_after },
             400..500 => Self::Rejected { status, errors },
             _ => Self::Unusable(format!("status {status}")),
         }

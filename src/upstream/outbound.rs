@@ -255,7 +255,7 @@ impl Outbound {
         // The errors are an extra; that they could not be read is not the failure to tell.
         let body = self.body(response, ask, url, LONGEST_ERROR_BODY).await.unwrap_or_default();
         let errors = serde_json::from_slice::<Errors>(&body).map(|body| body.errors).unwrap_or_default();
-        let errors = errors.into_iter().take(8).map(|text| text.chars().take(300).collect()).collect();
+        let errors = errors.iter().take(8).map(|text| relayed(text)).collect();
         let fault = Fault::of_status(status.as_u16(), retry_after.map(Duration::from_secs), errors);
         Err(failure(ask, url, fault))
     }
@@ -324,7 +324,26 @@ fn failure(ask: Ask<'_>, url: &Url, fault: Fault) -> UpstreamError {
 
 /// The part of a URL that may be told to anybody.
 pub fn origin(url: &Url) -> String {
-    url.origin().ascii_serialization()
+    match url.origin() {
+        url::Origin::Opaque(_) => format!("{}:", url.scheme()),
+        origin => origin.ascii_serialization(),
+    }
+}
+
+/// A text of upstream's as it may be told to anybody: one line, no control characters, and of URLs neither
+/// userinfo nor query, which may be secrets.
+fn relayed(text: &str) -> String {
+    const LONGEST: usize = 300;
+    let word = |word: &str| match word.find("://").and_then(|_| word.find(|c: char| c.is_ascii_alphabetic())) {
+        None => word.to_owned(),
+        Some(start) => match Url::parse(&word[start..]) {
+            Ok(url) => format!("{}{}{}", &word[..start], origin(&url), url.path()),
+            Err(_) => "(a URL)".to_owned(),
+        },
+    };
+    let printable: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let words: Vec<String> = printable.split_whitespace().map(word).collect();
+    words.join(" ").chars().take(LONGEST).collect()
 }
 
 /// `bytes 5-9/10` -> (5, Some(10)).
@@ -332,4 +351,34 @@ fn content_range(value: &str) -> Option<(u64, Option<u64>)> {
     let (range, total) = value.strip_prefix("bytes ")?.split_once('/')?;
     let start = range.split_once('-')?.0.parse().ok()?;
     Some((start, total.parse().ok()))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Promise 8: no userinfo and no query of an upstream URL, and no line of upstream's making.
+    #[test]
+    fn what_upstream_says_is_told_without_secrets_and_in_one_line() {
+        for (said, told) in [
+            ("no such search", "no such search"),
+            ("a\nFAKE LOG LINE\u{1b}[31m", "a FAKE LOG LINE [31m"),
+            ("see https://u:s3cret@x.example/p?token=s3cret", "see https://x.example/p"),
+            ("(https://x.example/?s3cret)", "(https://x.example/"),
+            ("url=https://x.example/?s3cret", "(a URL)"),
+            ("file:///etc/s3cret?s3cret", "file:/etc/s3cret"),
+        ] {
+            assert_eq!(relayed(said), told);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_that_upstream_says_panics_or_breaks_a_line(said in "\\PC{0,60}(://)?\\PC{0,60}[\n\r\t]?", range in "[ -~]{0,40}") {
+            prop_assert!(!relayed(&said).chars().any(char::is_control));
+            let _ = content_range(&range);
+        }
+    }
 }

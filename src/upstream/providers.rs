@@ -59,10 +59,14 @@ impl VersionList {
     pub fn parse(body: &[u8]) -> Result<Self, String> {
         let mut rest: RawObject = serde_json::from_slice(body).map_err(|e| format!("it is no JSON object: {e}"))?;
         let listed = rest.shift_remove("versions").ok_or("it has no \"versions\"")?;
-        let listed: Option<Vec<Box<RawValue>>> =
+        let listed: Vec<Box<RawValue>> =
             serde_json::from_str(listed.get()).map_err(|e| format!("its \"versions\" are no list: {e}"))?;
         let mut list = Self { versions: Vec::new(), rest };
-        list.add(listed.unwrap_or_default());
+        let number = listed.len();
+        list.add(listed);
+        if number > 0 && list.versions.is_empty() {
+            return Err(format!("none of its {number} versions is one that a client could read"));
+        }
         Ok(list)
     }
 
@@ -203,7 +207,9 @@ mod tests {
         );
         assert_eq!(list.versions[0].platforms, [Platform::parse("linux_amd64").unwrap()]);
         assert_eq!(list.rest.keys().collect::<Vec<_>>(), ["warnings", "z"]);
-        for body in ["[]", "{}", "{\"versions\":{}}", "", "<html>"] {
+        for body in
+            ["[]", "{}", "{\"versions\":{}}", "{\"versions\":null}", "{\"versions\":[{\"version\":1}]}", "", "<html>"]
+        {
             assert!(VersionList::parse(body.as_bytes()).is_err(), "{body}");
         }
     }

@@ -381,3 +381,35 @@ fn an_index_that_is_damaged_inside_is_made_again() {
         assert!(totals.archives == 0 || totals.archives == 20_000, "stretch {stretch}: {totals:?}");
     }
 }
+
+/// Promise 10: a file that cannot be read at all is an error for one request at most, and heals like any other damage.
+#[tokio::test]
+async fn what_cannot_be_read_is_set_aside_and_fetched_again() {
+    let upstream = upstream_with_both().await;
+    for (name, _) in SIZES {
+        let (folder, path) = holding(&upstream, name).await;
+        let files = [folder.blobs().remove(0), record(&folder, ".set"), record(&folder, "linux_amd64.json")];
+        for file in files {
+            // A folder in its place cannot be read, like a bad sector.
+            std::fs::remove_file(&file).unwrap();
+            std::fs::create_dir(&file).unwrap();
+            let larder = mirroring(&upstream, &folder).start().await;
+            larder.document(name, "1.2.0").await.expect(200);
+            assert!(larder.get(&path).await.expect(200).body == bytes(&upstream, name), "{}", file.display());
+            assert!(file.is_file(), "{} was not put again", file.display());
+            larder.stop().await;
+        }
+    }
+}
+
+/// A folder of the store that somebody removed is made again; the archives that are held do not suffer.
+#[tokio::test]
+async fn a_staging_folder_that_was_removed_is_made_again() {
+    let upstream = upstream_with_both().await;
+    let larder = mirroring(&upstream, &Folder::new()).start().await;
+    std::fs::remove_dir_all(larder.folder.path().join("v1/staging")).unwrap();
+    for (name, _) in SIZES {
+        let path = larder.archive_path(name, "1.2.0").await;
+        assert!(larder.get(&path).await.expect(200).body == bytes(&upstream, name));
+    }
+}

@@ -1,6 +1,7 @@
 //! From the start to the end of a process: configuration, readiness, certificates, its log, and how it stops.
 
 use std::fmt::Write;
+use std::io::{BufRead, BufReader};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -297,4 +298,26 @@ async fn a_port_that_is_taken_is_named_with_its_section() {
         assert_eq!(said.code, Some(1), "{said:?}");
         assert!(said.err.contains(&format!("{section} listen = \"{address}\"")), "{said:?}");
     }
+}
+
+/// Promise 6: a log that cannot be written costs its lines, and no answer.
+#[tokio::test]
+async fn a_log_that_cannot_be_written_costs_no_answer() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let folder = Folder::new();
+    let file = folder.path().join("mirror.toml");
+    std::fs::write(&file, Larder::mirroring(&upstream).on(&folder).config_text()).unwrap();
+    let mut command = command(folder.path(), &["serve", "--json", "--config"]);
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut larder = command.arg(&file).stderr(full).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(larder.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let said: serde_json::Value = serde_json::from_str(&line).unwrap();
+    let list = format!("{}/registry/{HOST}/v1/providers/acme/null/versions", said["base"].as_str().unwrap());
+    for _ in 0..3 {
+        get(&list).await.expect(200);
+    }
+    larder.kill().unwrap();
+    larder.wait().unwrap();
 }

@@ -10,6 +10,7 @@ use serde_json::Value;
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::process::{Process, Said, command, run};
+use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Provider};
 
 /// A configuration with ports that commands can find, in a home of its own.
@@ -304,4 +305,30 @@ async fn metrics_count_requests_by_route_and_outcome_and_upstream_traffic_by_hos
         assert!(text.lines().any(|found| found == line), "{line} is not in: {text}");
     }
     assert!(larder.metric("larder_sent_bytes_total").await > 3.0 * 4096.0);
+}
+
+/// `check` finds what `serve` would not start with: a key that is not the certificate's.
+#[tokio::test]
+async fn check_refuses_a_certificate_that_serve_would_refuse() {
+    let mut site = Site::new(&FakeUpstream::start().await);
+    let ca = TestCa::new();
+    let ((certificate, _), (_, key)) = (ca.issue(&["localhost"]), ca.issue(&["localhost"]));
+    std::fs::write(site.home.path().join("cert.pem"), certificate).unwrap();
+    std::fs::write(site.home.path().join("key.pem"), key).unwrap();
+    site.text = "[server]\ntls = { certificate = \"cert.pem\", key = \"key.pem\" }\n".to_owned();
+    let said = site.run(&["check"]).await;
+    assert_eq!(said.code, Some(78), "{said:?}");
+    assert!(said.err.contains("server.tls") && said.err.contains("cert.pem"), "{said:?}");
+}
+
+/// Looking at a machine where larder never ran leaves nothing behind.
+#[tokio::test]
+async fn status_and_client_config_make_no_store() {
+    let site = Site::new(&FakeUpstream::start().await);
+    let store = site.home.path().join("v1");
+    assert!(site.out(&["client-config"]).await.contains("providers.v1"));
+    let said = site.run(&["status"]).await;
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.err.contains("there is no store in"), "{said:?}");
+    assert!(!store.exists());
 }
