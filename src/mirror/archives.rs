@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use super::fill::{Fill, FillKey};
 use super::follow::{Follow, Progress};
+use super::freshness::Age;
 use super::names::HeldArchive;
 use super::proof_set::{HeldSet, KeptSet, ProofSet, SetFile};
 use super::{Answer, Call, Mirror, Outcome, SMALL_ARCHIVE_BYTES};
@@ -89,12 +90,13 @@ impl Mirror {
         {
             return Ok(Answer { value: archive, outcome: Outcome::Hit, fresh_until: call.now });
         }
-        if let Some(held) = self.held_set(package).await?
+        let held = self.held_set(package).await?;
+        if let Some(held) = &held
             && let Some((set, file)) = held.find(&wanted.digest, call.now)
         {
-            return self.of_set(wanted, &held, &set, file, call).await;
+            return self.of_set(wanted, held, &set, file, call).await;
         }
-        let held = self.set_that_lists(wanted, call).await?;
+        let held = self.set_that_lists(wanted, held.map(|held| held.kept.age), call).await?;
         match held.find(&wanted.digest, call.now) {
             Some((set, file)) => self.of_set(wanted, &held, &set, file, call).await,
             None => Err(no_such_file(wanted)),
@@ -103,7 +105,12 @@ impl Mirror {
 
     /// Asks for the set of an archive URL that nothing kept lists; where it does not list it either, not
     /// again for a while.
-    async fn set_that_lists(self: &Arc<Self>, wanted: &ArchiveRef, call: &Call) -> Result<HeldSet, Error> {
+    async fn set_that_lists(
+        self: &Arc<Self>,
+        wanted: &ArchiveRef,
+        seen: Option<Age>,
+        call: &Call,
+    ) -> Result<HeldSet, Error> {
         let package = &wanted.package;
         if self.asked_anew.get(package, call.now).is_some() {
             return Err(no_such_file(wanted));
@@ -111,7 +118,7 @@ impl Mirror {
         if self.link() == Link::Offline {
             return Err(self.missing(format!("{} of {package}", wanted.filename)));
         }
-        let asked = tokio::time::timeout_at(call.deadline, self.ask_anew(package, call)).await;
+        let asked = tokio::time::timeout_at(call.deadline, self.ask_again(package, seen, call)).await;
         let held = asked.map_err(|_| Error::Slow(format!("the download document of {package}")))??;
         if held.find(&wanted.digest, call.now).is_none() {
             let rule = self.upstream(&package.provider.host)?.rule(|fresh| fresh.download);

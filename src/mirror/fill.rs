@@ -220,7 +220,7 @@ impl Fill {
     /// Registries sign the URLs in their documents, and those expire: the document is asked once more.
     async fn url_asked_anew(&self, error: &UpstreamError) -> Result<url::Url, Error> {
         tracing::warn!(package = %self.package, %error, "the archive's URL was refused; its document is asked anew");
-        let kept = self.mirror.ask_anew(&self.package, &self.call).await?.kept;
+        let kept = self.mirror.ask_anew(&self.package, &self.call).await?;
         if kept.current.document.shasum != self.set.document.shasum {
             return Err(Error::Interrupted(format!("{}: upstream has replaced it meanwhile", self.what)));
         }

@@ -78,15 +78,25 @@ impl Mirror {
         Ok(list.is_some_and(|list| list.get(&package.version).is_some()))
     }
 
-    /// Asks the whole set anew, whatever is held and however fresh.
-    pub(super) async fn ask_anew(self: &Arc<Self>, package: &Package, call: &Call) -> Result<HeldSet, Error> {
-        let key = Key::ProofSet(package.clone());
-        if let Some(said) = self.absent.get(&key, call.now) {
+    /// Asks about the set again, however fresh it is, unless another has since the caller saw it.
+    pub(super) async fn ask_again(
+        self: &Arc<Self>,
+        package: &Package,
+        seen: Option<Age>,
+        call: &Call,
+    ) -> Result<HeldSet, Error> {
+        if let Some(said) = self.absent.get(&Key::ProofSet(package.clone()), call.now) {
             return Err(Error::NotFound(said));
         }
         let upstream = Arc::clone(self.upstream(&package.provider.host)?);
-        let landed = self.fly(package, upstream, None, Anew::Whole, call).await?;
+        let landed = self.fly(package, upstream, seen, Anew::IfChanged, call).await?;
         Ok(HeldSet { kept: landed.value, fallback: None })
+    }
+
+    /// Asks the whole set anew, as if nothing of it were held: for the URLs in it, which are too old.
+    pub(super) async fn ask_anew(self: &Arc<Self>, package: &Package, call: &Call) -> Result<Arc<KeptSet>, Error> {
+        let upstream = Arc::clone(self.upstream(&package.provider.host)?);
+        Ok(self.fly(package, upstream, None, Anew::Whole, call).await?.value)
     }
 
     /// The set that is held, without asking anybody.
