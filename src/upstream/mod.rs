@@ -91,7 +91,7 @@ impl Traffic {
 
     /// Body bytes received since the start, from all upstreams.
     pub fn bytes(&self, hosts: &[&Hostname]) -> u64 {
-        let of = |host: &&Hostname| self.bytes.get_or_create(&From { host: host.to_string() }).get();
+        let of = |host: &&Hostname| self.bytes.get(&From { host: host.to_string() }).map_or(0, |bytes| bytes.get());
         hosts.iter().map(of).sum()
     }
 
