@@ -207,9 +207,10 @@ impl App {
             serve(sockets.main.0, tls, main_limits, to_main, stop.clone()),
             serve(sockets.admin.0, None, connections, to_admin, stop.clone()),
         );
-        keeping.abort();
-        if let Some(reloading) = reloading {
-            reloading.abort();
+        // Until they are gone they hold the mirror, and with it the lock of the store.
+        for task in [Some(keeping), reloading].into_iter().flatten() {
+            task.abort();
+            let _ = task.await;
         }
         mirror.close().await
     }

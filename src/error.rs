@@ -33,6 +33,9 @@ pub enum Error {
     /// Offline, and not held.
     #[error("{0}: not held, and this mirror is offline; `larder status` lists all that was asked for and is missing")]
     Offline(String),
+    /// A bound of our own is reached.
+    #[error("{0}; ask again in a moment")]
+    Busy(String),
     /// The request has been here before.
     #[error(
         "the request has been through this larder already, or through more than four: an [[upstream]] leads in a ring"
@@ -78,7 +81,9 @@ impl Error {
             Self::UnknownHost(_) | Self::NotFound(_) => Kind::NotFound,
             Self::Unverified { .. } => Kind::BadUpstream,
             Self::Slow(_) => Kind::Slow,
-            Self::Offline(_) | Self::Interrupted(_) | Self::Store(StoreError::NoRoom { .. }) => Kind::Busy,
+            Self::Offline(_) | Self::Busy(_) | Self::Interrupted(_) | Self::Store(StoreError::NoRoom { .. }) => {
+                Kind::Busy
+            }
             Self::Looped => Kind::Looped,
             Self::Store(_) => Kind::OurFault,
             Self::Upstream(error) => match &error.fault {

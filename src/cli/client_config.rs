@@ -27,7 +27,7 @@ impl ClientConfig {
         let paste = runtime()?.block_on(async {
             match admin_client::get(config.admin.listen, path, token.as_deref()).await {
                 Ok(answer) => Ok(String::from_utf8_lossy(&answer).into_owned()),
-                Err(NoAnswer::NotRunning(_)) if !Store::exists(&config.store.path) => {
+                Err(NoAnswer::NotRunning(_)) if !Store::exists(&config.store.path)? => {
                     let mut hosts: Vec<_> = config.upstreams.iter().map(|upstream| &upstream.host).collect();
                     hosts.sort();
                     let base = app::base(&config, config.server.listen);

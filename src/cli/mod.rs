@@ -79,7 +79,10 @@ impl Arguments {
 
 /// Prints what was asked for, on the standard output. Whoever closed it does not want to know.
 fn say(text: &str) {
-    let _ = writeln!(std::io::stdout(), "{text}");
+    match writeln!(std::io::stdout(), "{text}") {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => say_error(&format!("could not print: {error}")),
+        _ => {}
+    }
 }
 
 /// Prints what went wrong, on the standard error.

@@ -19,7 +19,7 @@ pub(super) fn run(common: &Common) -> anyhow::Result<()> {
     let report = runtime()?.block_on(async {
         match admin_client::get(config.admin.listen, "/admin/v1/status", token.as_deref()).await {
             Ok(answer) => serde_json::from_slice::<Report>(&answer).context("the running larder is of another version"),
-            Err(NoAnswer::NotRunning(_)) if !Store::exists(&config.store.path) => {
+            Err(NoAnswer::NotRunning(_)) if !Store::exists(&config.store.path)? => {
                 let path = config.store.path.display();
                 Err(anyhow!("no larder runs here, and there is no store in {path} yet: `larder serve` makes it"))
             }

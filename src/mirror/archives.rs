@@ -16,7 +16,7 @@ use crate::address::{FileName, Package};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix, FastHash};
 use crate::error::Error;
-use crate::store::Blob;
+use crate::store::{Blob, StoreError};
 use crate::upstream::outbound::Link;
 
 /// One file of a package, as our URLs name it.
@@ -257,9 +257,8 @@ impl Mirror {
         let small = blob.size_bytes() <= SMALL_ARCHIVE_BYTES;
         let archive = if small {
             let reading = blob.clone();
-            let read = self.on_disk(move |_| Ok(reading.read_all())).await?;
-            let read = read.map_err(|error| tracing::error!(%package, %error, "a held archive cannot be read"));
-            let right = read.ok().filter(|bytes| FastHash::of(bytes) == held.fast);
+            let read = self.on_disk(move |_| unless_damaged(reading.read_all())).await?;
+            let right = read.filter(|bytes| FastHash::of(bytes) == held.fast);
             right.map(|bytes| Archive::InMemory { bytes: Bytes::from(bytes), digest })
         } else {
             let right = self.check_once(&blob, held).await?;
@@ -286,9 +285,7 @@ impl Mirror {
         let check = self.checks.share(&self.tasks, digest, lost, || {
             let (mirror, blob) = (Arc::clone(self), blob.clone());
             async move {
-                let hashed = mirror.on_disk(move |_| Ok(blob.fast_hash())).await?;
-                let hashed = hashed.map_err(|error| tracing::error!(%digest, %error, "a held archive cannot be read"));
-                let right = hashed == Ok(expected);
+                let right = mirror.on_disk(move |_| unless_damaged(blob.fast_hash())).await? == Some(expected);
                 if right {
                     mirror.checked.lock().insert(digest);
                 }
@@ -310,7 +307,7 @@ impl Mirror {
             // Somebody may have put it right since it was looked at.
             match (because, mirror.store.blobs.get(&digest)?) {
                 (OffBecause::Missing, Some(_)) => return Ok(()),
-                (OffBecause::Damaged, Some(blob)) if blob.fast_hash().is_ok_and(|hash| hash == fast) => return Ok(()),
+                (OffBecause::Damaged, Some(blob)) if unless_damaged(blob.fast_hash())? == Some(fast) => return Ok(()),
                 (OffBecause::Damaged, Some(_)) => mirror.store.blobs.set_aside(&digest)?,
                 (_, None) => {}
             }
@@ -339,6 +336,18 @@ impl Mirror {
 enum OffBecause {
     Missing,
     Damaged,
+}
+
+/// What was read; `None` where what lies there is damaged for good.
+pub(super) fn unless_damaged<T>(read: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
+    match read {
+        Ok(read) => Ok(Some(read)),
+        Err(error) if error.is_damage() => {
+            tracing::error!(%error, "a held archive cannot be read");
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 fn no_such_file(wanted: &ArchiveRef) -> Error {

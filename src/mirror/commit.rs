@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::Mirror;
+use super::archives::unless_damaged;
 use super::names::{HeldArchive, PackageHashesKnown};
 use super::proof_set::{KeptSet, ProofSet};
 use crate::address::Package;
@@ -47,8 +48,8 @@ impl Mirror {
             let digest = set.document.shasum;
             let _lock = mirror.digest_lock(&digest).lock();
             let Some(blob) = mirror.store.blobs.get(&digest)? else { return Ok(None) };
-            let hashes = blob.hashes().map_err(|error| tracing::error!(%digest, %error, "an archive cannot be read"));
-            let Some((_, fast)) = hashes.ok().filter(|(actual, _)| *actual == digest) else {
+            let hashes = unless_damaged(blob.hashes())?;
+            let Some((_, fast)) = hashes.filter(|(actual, _)| *actual == digest) else {
                 mirror.store.blobs.set_aside(&digest)?;
                 return Ok(None);
             };

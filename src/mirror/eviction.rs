@@ -151,9 +151,17 @@ impl Mirror {
         Ok(())
     }
 
-    /// Frees `bytes` on a disk that is full, whatever the size limit says.
-    pub(super) fn evict_bytes(&self, bytes: u64) -> Result<(), StoreError> {
-        self.evict_archives(|freed| freed >= bytes)
+    /// Makes room for `bytes` on a disk that is full, whatever the size limit says; evicts nothing for what
+    /// would not fit all the same.
+    pub(super) fn make_room_on_disk(&self, bytes: u64) -> Result<(), StoreError> {
+        let free = self.store.free_bytes()?;
+        let (held, pinned) = (self.store.index.totals().archive_bytes, self.pinned_bytes()?);
+        let limit = free.saturating_add(held);
+        if bytes.saturating_add(pinned) > limit {
+            return Err(StoreError::NoRoom { needed: bytes, limit, pinned });
+        }
+        let missing = bytes.saturating_sub(free);
+        self.evict_archives(|freed| freed >= missing)
     }
 
     /// Evicts archives, least recently used first, until it is enough.
@@ -230,9 +238,12 @@ impl Mirror {
                 Ok(name) if name.archives.is_empty() && !name.pinned => {
                     // Damaged, and set aside just now: its proof set says which archive it named.
                     tracing::warn!(%package, "a name was lost; its archive is taken for the one its proof set names");
-                    if let Some(held) = self.read_set(&package)? {
-                        let digest = held.kept.current.document.shasum;
-                        names.by_digest.entry(digest).or_default().push(Named { package, pinned: false });
+                    match self.read_set(&package) {
+                        Ok(Some(held)) => {
+                            let digest = held.kept.current.document.shasum;
+                            names.by_digest.entry(digest).or_default().push(Named { package, pinned: false });
+                        }
+                        Ok(None) | Err(_) => names.all_readable = false,
                     }
                 }
                 Ok(name) => {

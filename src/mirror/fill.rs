@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::discovery::Faith;
 use super::documents::RETRIES;
@@ -84,6 +85,13 @@ impl Fill {
     }
 
     async fn fill(&mut self) -> Result<(Option<FileBytes>, HeldArchive), Error> {
+        let permits = Arc::clone(&self.mirror.fill_permits);
+        let Ok(_permit) = permits.try_acquire_owned() else {
+            return Err(Error::Busy(format!(
+                "{}: as many archives are being fetched as may be at one time",
+                self.what
+            )));
+        };
         if let Some(held) = self.mirror.adopt(&self.package, &self.kept, &self.set, self.call.now).await? {
             return Ok((None, held));
         }
@@ -95,7 +103,12 @@ impl Fill {
         let mut url = self.set.document.archive_url.clone();
         while !is_complete(&staged) {
             let had = staged.written();
-            let incoming = match self.ask(&url, &staged).await {
+            let asked = Instant::now();
+            let answered = self.ask(&url, &staged).await;
+            if self.told.is_some() && pace.is_too_slow(asked.elapsed(), 0, self.mirror.limits.stall) {
+                return Err(self.too_slow(&url).into());
+            }
+            let incoming = match answered {
                 Ok(incoming) => incoming,
                 Err(error) if error.fault.may_be_an_expired_url() && !asked_anew => {
                     asked_anew = true;
@@ -135,8 +148,11 @@ impl Fill {
                     fruitless = if brought_some { 0 } else { fruitless + 1 };
                     asked_anew &= !brought_some;
                     let pause = PAUSE * (fruitless + 1);
-                    if fruitless >= MOST_FRUITLESS || pace.is_too_slow(pause, 0, self.mirror.limits.stall) {
+                    if fruitless >= MOST_FRUITLESS {
                         return Err(error.into());
+                    }
+                    if pace.is_too_slow(pause, 0, self.mirror.limits.stall) {
+                        return Err(self.too_slow(&url).into());
                     }
                     tracing::warn!(package = %self.package, %error, at_byte = staged.written(), "a download broke; it is resumed");
                     tokio::time::sleep(pause).await;
@@ -150,31 +166,21 @@ impl Fill {
 
     /// Holds what upstream announces now against what was announced before. Clients that were told a length
     /// must get that length or an abort: with another one, they could take a part for the whole.
-    fn agreed_length(&mut self, staged: &Staged, incoming: &Incoming) -> Agreed {
-        match self.told {
-            Some(told) => match (told, incoming.length) {
+    fn agreed_length(&self, staged: &Staged, incoming: &Incoming) -> Agreed {
+        if let Some(told) = self.told {
+            return match (told, incoming.length) {
                 (Some(told), Some(now)) if told != now => {
                     let why = format!("it announced {told} bytes, and then {now}");
                     Agreed::Never(incoming.failed(Fault::Unusable(why)).into())
                 }
                 (told, _) => Agreed::Length(told),
-            },
-            // Nobody was told anything: what an earlier run left is only worth keeping if it fits.
-            None => {
-                self.told = Some(incoming.length);
-                let before = staged.note().and_then(|note| note.length);
-                let fits = before.is_none() || incoming.length.is_none() || before == incoming.length;
-                let starts_over = incoming.from == 0 && staged.written() > 0;
-                match incoming.length {
-                    _ if starts_over => Agreed::StartOver,
-                    _ if !fits => {
-                        self.told = None;
-                        Agreed::StartOver
-                    }
-                    length => Agreed::Length(length),
-                }
-            }
+            };
         }
+        // Nobody was told anything: what an earlier run left is only worth keeping if it fits.
+        let before = staged.note().and_then(|note| note.length);
+        let fits = before.is_none() || incoming.length.is_none() || before == incoming.length;
+        let starts_over = incoming.from == 0 && staged.written() > 0;
+        if starts_over || !fits { Agreed::StartOver } else { Agreed::Length(incoming.length) }
     }
 
     async fn stage(&self) -> Result<Staged, Error> {
@@ -217,6 +223,11 @@ impl Fill {
         }
     }
 
+    fn too_slow(&self, url: &url::Url) -> UpstreamError {
+        let why = format!("less than 1 KiB/s over {} s", self.mirror.limits.stall.as_secs());
+        UpstreamError { asked: self.what.clone(), at: origin(url), fault: Fault::Slow(why) }
+    }
+
     /// Registries sign the URLs in their documents, and those expire: the document is asked once more.
     async fn url_asked_anew(&self, error: &UpstreamError) -> Result<url::Url, Error> {
         tracing::warn!(package = %self.package, %error, "the archive's URL was refused; its document is asked anew");
@@ -246,8 +257,14 @@ impl Fill {
             .on_disk(move |mirror| {
                 match staged.remember(note.clone()) {
                     Err(full) if full.is_full() => {
-                        mirror.evict_bytes(length.unwrap_or_default())?;
-                        staged.remember(note)?;
+                        let missing = length.unwrap_or_default().saturating_sub(staged.written());
+                        let again = mirror.make_room_on_disk(missing).and_then(|()| staged.remember(note));
+                        if let Err(error) = again {
+                            if staged.written() == 0 {
+                                staged.discard()?;
+                            }
+                            return Err(error);
+                        }
                     }
                     remembered => remembered?,
                 }
@@ -256,7 +273,8 @@ impl Fill {
             .await
     }
 
-    fn tell(&self, staged: &Staged, length: Option<u64>) {
+    fn tell(&mut self, staged: &Staged, length: Option<u64>) {
+        self.told = Some(length);
         self.progress.send_replace(Progress::Streaming { bytes: staged.bytes(), written: staged.written(), length });
     }
 
@@ -271,7 +289,9 @@ impl Fill {
             // Thrown away before anything is said, so that the next request starts afresh.
             self.discard(staged).await?;
             // Perhaps the version was published anew since the set was fetched: the next to ask is told.
-            self.mirror.expire_set(&self.package, expected).await?;
+            if let Err(error) = self.mirror.expire_set(&self.package, expected).await {
+                tracing::error!(package = %self.package, %error, "a proof set could not be marked to be asked again");
+            }
             let verdict = format!("its bytes have SHA-256 {actual}, and its proven SHA256SUMS say {expected}");
             return Err(Error::Unverified {
                 asked: format!("{} from {}", self.what, origin(&self.set.document.archive_url)),
@@ -281,8 +301,8 @@ impl Fill {
         let size_bytes = staged.written();
         let verified = Verified::by_digest(staged, actual, expected)
             .map_err(|verdict| Error::Unverified { asked: self.what.clone(), verdict: verdict.to_string() })?;
-        let (package, kept, set, now) =
-            (self.package.clone(), Arc::clone(&self.kept), Arc::clone(&self.set), self.call.now);
+        let (package, kept, set) = (self.package.clone(), Arc::clone(&self.kept), Arc::clone(&self.set));
+        let now = self.mirror.inner(&self.call).now;
         self.mirror
             .on_disk(move |mirror| {
                 let held = mirror.commit(&package, &kept, &set, verified, fast, size_bytes, now);

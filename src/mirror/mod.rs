@@ -33,7 +33,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use prometheus_client::metrics::gauge::Gauge;
 use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
 pub use self::archives::{Archive, ArchiveRef};
@@ -60,6 +60,9 @@ use crate::upstream::{Traffic, Upstream, Upstreams};
 
 /// Archives up to this many bytes are proven whole before the status line, and checked on every read.
 pub const SMALL_ARCHIVE_BYTES: u64 = 1 << 20;
+
+/// How many archives are fetched at one time; each takes a thread.
+const MOST_FILLS: usize = 256;
 
 /// How many missing things are listed.
 const MOST_MISSING: usize = 1000;
@@ -190,6 +193,7 @@ pub struct Mirror {
     evicting: Mutex<()>,
     reserved: Arc<AtomicU64>,
     missing: Mutex<BTreeSet<String>>,
+    fill_permits: Arc<Semaphore>,
     revisions: [AtomicU64; 256],
     hasher: std::hash::RandomState,
     counters: Counters,
@@ -223,6 +227,7 @@ impl Mirror {
             evicting: Mutex::default(),
             reserved: Arc::default(),
             missing: Mutex::default(),
+            fill_permits: Arc::new(Semaphore::new(MOST_FILLS)),
             revisions: std::array::from_fn(|_| AtomicU64::new(0)),
             hasher: std::hash::RandomState::new(),
             counters,
@@ -344,7 +349,7 @@ impl Mirror {
 
     /// For how long a 404 of this upstream is believed.
     pub fn absence_is_believed(&self, host: &Hostname) -> Duration {
-        self.upstreams.get(host).map_or(Duration::ZERO, |upstream| upstream.settings.fresh.not_found)
+        self.upstreams.get(host).map_or(Duration::ZERO, |upstream| upstream.rule(|fresh| fresh.download).believed())
     }
 
     /// Whether anything may go out.

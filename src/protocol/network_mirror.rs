@@ -253,7 +253,9 @@ impl<'a> Sets<'a> {
                 Err(Error::Unverified { .. }) => answer.believe_for(Duration::ZERO, call),
                 // Of these nobody knows; that must not hide what is known.
                 Err(error) => {
+                    tracing::warn!(provider = %self.address, %platform, %error, "a platform is left out of its version for now");
                     answer.believe_for(Duration::ZERO, call);
+                    answer.outcome = Outcome::Stale;
                     failed = Some(error);
                 }
             }

@@ -39,6 +39,11 @@ pub(super) fn is_folder(path: &Path) -> bool {
     path.is_dir()
 }
 
+/// Whether there is a folder. That the disk cannot say is an error, and not "no".
+pub(super) fn is_folder_there(path: &Path) -> Result<bool, StoreError> {
+    Ok(look(path)?.is_some_and(|(is_folder, _, _)| is_folder))
+}
+
 /// Refuses a store that a newer larder wrote to, before anything in it is read, swept or moved.
 pub(super) fn check_format(path: &Path) -> Result<(), StoreError> {
     let Some(bytes) = read(path)? else {

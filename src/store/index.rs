@@ -2,13 +2,15 @@
 #![expect(clippy::disallowed_methods, reason = "the store owns the files; an index that will not open is moved aside")]
 
 use std::fs;
+use std::io;
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use super::{Blobs, FORMAT, Key, Records, StoreError};
+use super::{Blobs, FORMAT, Key, Records, StoreError, disk};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 
@@ -91,20 +93,24 @@ impl Index {
     /// Opens the index; sets aside one that will not open, and rebuilds it from the files then, or
     /// when the last process did not close it.
     pub(super) fn open(folder: &Path, now: Timestamp, blobs: &Blobs, records: &Records) -> Result<Self, StoreError> {
-        let usable = || -> Result<Self, String> {
-            let index = Self::over(folder)?;
-            index.make_usable(blobs, records).map_err(|e| e.to_string())?;
-            Ok(index)
-        };
         // sled may panic on damage instead of saying so.
-        let guarded = || catch_unwind(AssertUnwindSafe(usable)).unwrap_or_else(|_| Err("it panicked".to_owned()));
+        let panicked = |_| Err(StoreError::Index("it panicked".to_owned()));
+        let guarded = || {
+            let opened = catch_unwind(AssertUnwindSafe(|| Self::over(folder))).unwrap_or_else(panicked)?;
+            // One that turns out to be damaged is not closed: that may wait for ever for a thread of its that died.
+            let index = ManuallyDrop::new(opened);
+            let usable = catch_unwind(AssertUnwindSafe(|| index.make_usable(blobs, records)));
+            usable.unwrap_or_else(|_| Err(StoreError::Index("it panicked".to_owned())))?;
+            Ok(ManuallyDrop::into_inner(index))
+        };
         match guarded() {
-            Ok(index) => Ok(index),
-            Err(why) => {
+            Err(StoreError::Index(why)) => {
                 let aside = set_aside(folder, now)?;
                 tracing::error!(%why, aside = %aside.display(), "the index is damaged; it was set aside and is rebuilt");
-                guarded().map_err(StoreError::Index)
+                guarded()
             }
+            // That the disk is full, or will not be read, says nothing against the index.
+            usable => usable,
         }
     }
 
@@ -119,9 +125,9 @@ impl Index {
         Ok(())
     }
 
-    fn over(folder: &Path) -> Result<Self, String> {
+    fn over(folder: &Path) -> Result<Self, StoreError> {
         let config = sled::Config::new().path(folder).cache_capacity(CACHE_BYTES).flush_every_ms(Some(500));
-        let db = config.open().map_err(|e| e.to_string())?;
+        let db = config.open().map_err(failed)?;
         Ok(Self { db, totals: Mutex::default(), broken: AtomicBool::new(false) })
     }
 
@@ -288,20 +294,30 @@ fn document_key(key: &Key) -> Vec<u8> {
 }
 
 fn failed(why: sled::Error) -> StoreError {
-    StoreError::Index(why.to_string())
+    const OF_THE_DISK: [io::ErrorKind; 4] = [
+        io::ErrorKind::StorageFull,
+        io::ErrorKind::QuotaExceeded,
+        io::ErrorKind::ReadOnlyFilesystem,
+        io::ErrorKind::PermissionDenied,
+    ];
+    match why {
+        sled::Error::Io(source) if OF_THE_DISK.contains(&source.kind()) => {
+            StoreError::io("use", Path::new("the index"), source)
+        }
+        why => StoreError::Index(why.to_string()),
+    }
 }
 
+/// Moves a damaged index out of the way. Of those that were moved before, none is worth keeping.
 fn set_aside(folder: &Path, now: Timestamp) -> Result<PathBuf, StoreError> {
-    let mut number = 0;
-    let aside = loop {
-        let aside = folder.with_extension(format!("broken-{}-{number}", now.0));
-        if !aside.exists() {
-            break aside;
-        }
-        number += 1;
-    };
+    let (parent, prefix) = (folder.parent().unwrap_or(folder), "index.broken-");
+    for name in disk::names_in(parent)?.iter().filter(|name| name.starts_with(prefix)) {
+        let before = parent.join(name);
+        fs::remove_dir_all(&before).map_err(|e| StoreError::io("remove", &before, e))?;
+    }
+    let aside = parent.join(format!("{prefix}{}", now.0));
     match fs::rename(folder, &aside) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(StoreError::io("set aside", folder, e)),
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(StoreError::io("set aside", folder, e)),
         _ => Ok(aside),
     }
 }

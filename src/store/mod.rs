@@ -66,12 +66,12 @@ pub enum StoreError {
     Index(String),
     /// It is larger than the whole store may be.
     #[error(
-        "{needed} bytes do not fit into the store: [store] max_size is {limit} bytes, of which {pinned} are pinned"
+        "{needed} bytes do not fit: the store may have {limit}, of which {pinned} are pinned ([store] max_size, or the disk)"
     )]
     NoRoom {
         /// How many bytes are needed.
         needed: u64,
-        /// The size limit.
+        /// How many there could be: the size limit, or what the disk has.
         limit: u64,
         /// How much of it cannot be evicted.
         pinned: u64,
@@ -85,11 +85,11 @@ impl StoreError {
         matches!(self, Self::Io { source, .. } if full.contains(&source.kind()))
     }
 
-    /// Whether it is this one file that cannot be read, ever again.
-    fn is_damage(&self) -> bool {
-        const BAD_SECTOR: i32 = 5; // EIO
-        matches!(self, Self::Io { source, .. }
-            if source.kind() == io::ErrorKind::IsADirectory || source.raw_os_error() == Some(BAD_SECTOR))
+    /// Whether what lies there is no file of ours. A read that the disk failed is not: it may pass, and is an
+    /// error for the one request.
+    pub fn is_damage(&self) -> bool {
+        let damage = [io::ErrorKind::IsADirectory, io::ErrorKind::UnexpectedEof];
+        matches!(self, Self::Io { source, .. } if damage.contains(&source.kind()))
     }
 
     fn io(doing: &'static str, path: &Path, source: io::Error) -> Self {
@@ -113,8 +113,11 @@ pub struct Store {
 
 impl Store {
     /// Whether there is a store in `folder`.
-    pub fn exists(folder: &Path) -> bool {
-        disk::is_folder(&folder.join("v1"))
+    ///
+    /// # Errors
+    /// Where that cannot be told, for instance because this user may not look there.
+    pub fn exists(folder: &Path) -> Result<bool, StoreError> {
+        disk::is_folder_there(&folder.join("v1"))
     }
 
     /// Opens the store in `folder`, making it where it is absent.
@@ -147,6 +150,13 @@ impl Store {
     pub fn sweep(&self, now: Timestamp) -> Result<(), StoreError> {
         self.blobs.sweep_staging(now)?;
         self.aside.sweep(now)
+    }
+
+    /// How many bytes the disk still takes.
+    pub fn free_bytes(&self) -> Result<u64, StoreError> {
+        let told = rustix::fs::statvfs(&self.root);
+        let told = told.map_err(|e| StoreError::io("ask for the free room at", &self.root, e.into()))?;
+        Ok(told.f_bavail.saturating_mul(told.f_frsize))
     }
 
     /// The folder everything is in.
