@@ -33,6 +33,25 @@ enum Victims {
     ArchivesThenDocuments,
 }
 
+/// How often what is held is gone over, when some of it was used meanwhile.
+const ROUNDS: usize = 3;
+
+/// What came of going once over what is held.
+#[derive(Debug, Default)]
+struct Round {
+    freed: u64,
+    passed_over: usize,
+}
+
+impl Round {
+    fn note(&mut self, evicted: Option<u64>) {
+        match evicted {
+            Some(bytes) => self.freed += bytes,
+            None => self.passed_over += 1,
+        }
+    }
+}
+
 struct Named {
     package: Package,
     pinned: bool,
@@ -170,14 +189,27 @@ impl Mirror {
             return Ok(());
         }
         let _one_by_one = self.evicting.lock();
+        let mut freed = 0;
+        for _ in 0..ROUNDS {
+            let round = self.evict_round(|of_round| enough(freed + of_round))?;
+            freed += round.freed;
+            if round.passed_over == 0 || enough(freed) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes once over what is held. What is used meanwhile is passed over.
+    fn evict_round(&self, enough: impl Fn(u64) -> bool) -> Result<Round, StoreError> {
         // The names after the archives: a name is written before its archive is in the index.
         let archives = self.store.index.archives_by_age()?;
         let names = self.names_by_digest()?;
-        let mut freed = 0;
+        let mut round = Round::default();
         let mut gone_upstream = Vec::new();
         for archive in archives {
-            if enough(freed) {
-                return Ok(());
+            if enough(round.freed) {
+                return Ok(round);
             }
             let of = names.of(&archive.digest);
             if of.iter().any(|named| named.pinned) || (of.is_empty() && !names.all_readable) {
@@ -187,25 +219,24 @@ impl Mirror {
                 gone_upstream.push(archive);
                 continue;
             }
-            freed += self.evict(&archive, of)?;
+            round.note(self.evict(&archive, of)?);
         }
         for archive in gone_upstream {
-            if enough(freed) {
-                return Ok(());
+            if enough(round.freed) {
+                return Ok(round);
             }
             tracing::warn!(digest = %archive.digest, "evicting an archive that upstream has deleted: nobody can bring it back");
-            freed += self.evict(&archive, names.of(&archive.digest))?;
+            round.note(self.evict(&archive, names.of(&archive.digest))?);
         }
-        Ok(())
+        Ok(round)
     }
 
-    /// Evicts one archive; says how many bytes that freed.
-    fn evict(&self, archive: &IndexedArchive, of: &[Named]) -> Result<u64, StoreError> {
+    /// Evicts one archive, and says how many bytes that freed; unless it was used since the look at the index.
+    fn evict(&self, archive: &IndexedArchive, of: &[Named]) -> Result<Option<u64>, StoreError> {
         let digest = &archive.digest;
         let _lock = self.digest_lock(digest).lock();
         if self.store.index.archive(digest)?.as_ref() != Some(archive) {
-            // Used or named anew since the look at the index.
-            return Ok(0);
+            return Ok(None);
         }
         for Named { package, .. } in of {
             self.change_name(package, |name| name.archives.retain(|held| held.digest != *digest))?;
@@ -215,7 +246,7 @@ impl Mirror {
         self.store.blobs.remove(digest)?;
         self.store.index.archive_gone(digest);
         self.checked.lock().remove(digest);
-        Ok(archive.size_bytes)
+        Ok(Some(archive.size_bytes))
     }
 
     fn is_gone_upstream(&self, package: &Package) -> bool {
