@@ -86,7 +86,7 @@ impl Mirror {
         let package = &wanted.package;
         self.upstream(&package.provider.host)?;
         if let Some(held) = self.held(wanted).await?
-            && let Some(archive) = self.open_held(package, &held, call).await?
+            && let Opened::Checked(archive) = self.open_held(package, &held, call).await?
         {
             return Ok(Answer { value: archive, outcome: Outcome::Hit, fresh_until: call.now });
         }
@@ -161,12 +161,11 @@ impl Mirror {
         let digest = set.document.shasum;
         // Whoever asks right after a fill landed finds the archive, not another fill.
         if let Some(held) = self.name_entry(package, digest).await?
-            && let Some(archive) = self.open_held(package, &held, call).await?
+            && let Opened::Checked(archive) = self.open_held(package, &held, call).await?
         {
             return Ok(Answer { value: archive, outcome: Outcome::Hit, fresh_until: call.now });
         }
-        let is_there = self.on_disk(move |mirror| mirror.store.blobs.holds(&digest)).await?;
-        if self.link() == Link::Offline && !is_there {
+        if self.link() == Link::Offline && !self.holds(digest).await? {
             return Err(self.missing(format!("the archive of {package}")));
         }
         let key = FillKey { package: package.clone(), digest };
@@ -211,10 +210,14 @@ impl Mirror {
                 Progress::Committed { held, bytes } => {
                     let length = Some(held.size_bytes);
                     return match (self.open_held(package, &held, call).await?, bytes) {
-                        (Some(archive), _) => Ok(archive),
+                        (Opened::Checked(archive), _) => Ok(archive),
                         // Evicted already; the file that it arrived in is still open.
-                        (None, Some(_)) => Ok(Archive::Arriving { follow: Follow::new(progress, length), length }),
-                        (None, None) => Err(Error::Interrupted(format!("the archive of {package}"))),
+                        (Opened::Missing, Some(_)) => {
+                            Ok(Archive::Arriving { follow: Follow::new(progress, length), length })
+                        }
+                        (Opened::Missing | Opened::Damaged, _) => {
+                            Err(Error::Interrupted(format!("the archive of {package}")))
+                        }
                     };
                 }
                 Progress::Failed(error) => return Err(error),
@@ -240,19 +243,14 @@ impl Mirror {
         self.on_disk(move |mirror| Ok(mirror.name(&package)?.get(&digest).cloned())).await
     }
 
-    /// Opens a held archive and checks it (promise 10). `None` where it is gone or damaged: then it is
-    /// off the name, and can be fetched again.
-    async fn open_held(
-        self: &Arc<Self>,
-        package: &Package,
-        held: &HeldArchive,
-        call: &Call,
-    ) -> Result<Option<Archive>, Error> {
+    /// Opens a held archive and checks it (promise 10). One that is gone or damaged is taken off its name, and
+    /// can be fetched again.
+    async fn open_held(self: &Arc<Self>, package: &Package, held: &HeldArchive, call: &Call) -> Result<Opened, Error> {
         let digest = held.digest;
         let Some(blob) = self.on_disk(move |mirror| mirror.store.blobs.get(&digest)).await? else {
             tracing::warn!(%package, %digest, "the archive a name lists is not there; it is fetched again");
             self.take_off(package, held, OffBecause::Missing).await?;
-            return Ok(None);
+            return Ok(Opened::Missing);
         };
         let small = blob.size_bytes() <= SMALL_ARCHIVE_BYTES;
         let archive = if small {
@@ -264,12 +262,12 @@ impl Mirror {
             let right = self.check_once(&blob, held).await?;
             right.then_some(Archive::Held { blob, digest })
         };
-        if archive.is_none() {
+        let Some(archive) = archive else {
             self.take_off(package, held, OffBecause::Damaged).await?;
-            return Ok(None);
-        }
+            return Ok(Opened::Damaged);
+        };
         self.used(digest, call.now);
-        Ok(archive)
+        Ok(Opened::Checked(archive))
     }
 
     /// Checks a large archive before its first answer after a start; the answer is shared.
@@ -329,6 +327,13 @@ impl Mirror {
         let mirror = Arc::clone(self);
         self.tasks.spawn_blocking(move || mirror.store.index.archive_used(&digest, now));
     }
+}
+
+/// What came of opening an archive that a name lists.
+enum Opened {
+    Checked(Archive),
+    Missing,
+    Damaged,
 }
 
 /// Why an archive is taken off its name.

@@ -79,18 +79,17 @@ impl Mirror {
         call: &Call,
     ) -> Result<(Url, Grant), Error> {
         let host = &upstream.settings.host;
-        let answer = Box::pin(self.discovery(host, call)).await?;
-        if faith == Faith::InConfirmed && answer.outcome == Outcome::Stale {
-            let fault = Fault::Unusable("its discovery document could not be confirmed".into());
-            let asked = format!("the provider registry of {host}");
-            return Err(UpstreamError { asked, at: origin(&upstream.settings.url), fault }.into());
-        }
-        let service = answer.value.discovery().ok().and_then(|discovery| discovery.service(PROVIDERS));
-        let base = service.ok_or_else(|| UpstreamError {
+        let unusable = |why: &str| UpstreamError {
             asked: format!("the provider registry of {host}"),
             at: origin(&upstream.settings.url),
-            fault: Fault::Unusable("its discovery document names no usable providers.v1".into()),
-        })?;
+            fault: Fault::Unusable(format!("its discovery document {why}")),
+        };
+        let answer = Box::pin(self.discovery(host, call)).await?;
+        if faith == Faith::InConfirmed && answer.outcome == Outcome::Stale {
+            return Err(unusable("could not be confirmed").into());
+        }
+        let service = answer.value.discovery().ok().and_then(|discovery| discovery.service(PROVIDERS));
+        let base = service.ok_or_else(|| unusable("names no usable providers.v1"))?;
         let grant = upstream.grant.clone().and(&base);
         Ok((base, grant))
     }

@@ -12,7 +12,7 @@ use super::pull::{Flight, Landed};
 use super::{Call, Mirror, parts};
 use crate::clock::Timestamp;
 use crate::error::Error;
-use crate::store::{Durability, Key};
+use crate::store::Key;
 use crate::upstream::ask::{Ask, Document, Fetched, Validators};
 use crate::upstream::discovery::Discovery;
 use crate::upstream::error::UpstreamError;
@@ -40,7 +40,7 @@ pub(super) enum Meanwhile {
 pub struct KeptDocument {
     pub(super) about: About,
     /// The bytes upstream sent.
-    pub body: Bytes,
+    pub(super) body: Bytes,
     /// Entries of an earlier version list that upstream has dropped and that are still held: a JSON list.
     pub(super) dropped: Bytes,
 }
@@ -177,8 +177,7 @@ impl Mirror {
     pub(super) async fn keep_document(self: &Arc<Self>, key: Key, kept: KeptDocument) -> DocumentFlight {
         let kept = Arc::new(kept);
         let landed = Landed { age: kept.age(), value: Arc::clone(&kept) };
-        let put =
-            self.on_disk(move |mirror| mirror.put_document(&key, &kept.write(), kept.about.checked, Durability::Lazy));
+        let put = self.on_disk(move |mirror| mirror.put_document(&key, &kept.write(), kept.about.checked));
         if let Err(error) = put.await {
             tracing::error!(%error, "a document could not be kept");
         }

@@ -103,15 +103,9 @@ impl Mirror {
         Ok(())
     }
 
-    /// Puts a document, notes its size, and keeps to the size limit.
-    pub(super) fn put_document(
-        &self,
-        key: &Key,
-        record: &[u8],
-        now: Timestamp,
-        durability: Durability,
-    ) -> Result<(), StoreError> {
-        self.write_document(key, record, now, durability)?;
+    /// Puts a document that upstream has, too, notes its size, and keeps to the size limit.
+    pub(super) fn put_document(&self, key: &Key, record: &[u8], now: Timestamp) -> Result<(), StoreError> {
+        self.write_document(key, record, now, Durability::Lazy)?;
         self.keep_to_the_limit();
         Ok(())
     }

@@ -39,7 +39,7 @@ use tokio::time::Instant;
 pub use self::archives::{Archive, ArchiveRef};
 pub use self::documents::KeptDocument;
 pub use self::names::{HeldArchive, PackageHashesKnown};
-pub use self::proof_set::{KeptSet, ProofSet};
+pub use self::proof_set::ProofSet;
 
 use self::documents::DocumentFlight;
 use self::fill::FillKey;

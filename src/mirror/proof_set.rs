@@ -24,9 +24,9 @@ pub struct ProofSet {
     pub(super) about: About,
     pub(super) body: Bytes,
     /// SHA256SUMS, byte for byte.
-    pub sums: Bytes,
+    pub(super) sums: Bytes,
     /// Its signature, byte for byte; empty where the upstream has none and need not.
-    pub signature: Bytes,
+    pub(super) signature: Bytes,
     /// What the document says.
     pub document: DownloadDocument,
     sums_digest: Digest,
@@ -110,11 +110,11 @@ impl ProofSet {
 
 /// A set as it is held, with the one it replaced.
 #[derive(Debug, Clone)]
-pub struct KeptSet {
+pub(super) struct KeptSet {
     /// The set that is answered.
-    pub current: Arc<ProofSet>,
+    pub(super) current: Arc<ProofSet>,
     /// The set before it, and when it was replaced.
-    pub predecessor: Option<(Arc<ProofSet>, Timestamp)>,
+    pub(super) predecessor: Option<(Arc<ProofSet>, Timestamp)>,
     pub(super) age: Age,
 }
 
