@@ -88,7 +88,7 @@ pub fn what_would_not_start(config: &Config) -> Vec<String> {
 pub fn mirror(config: &Config, settings: &Settings) -> Result<(Arc<Mirror>, Arc<Store>, Metrics), StartError> {
     let store = Arc::new(Store::open(&config.store.path, settings.clock.now())?);
     let metrics = Metrics::default();
-    let upstreams = Upstreams::new(&config.upstreams, &config.network.allow_private);
+    let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
     let own = OwnEntry::random().map_err(|_| StartError::Random)?;
     let outbound = Outbound::new(&config.network, &config.upstreams, own, metrics.traffic.clone())?;
     let limits = Limits { store_bytes: config.store.max_size.as_u64(), ..settings.limits };

@@ -127,9 +127,6 @@ fn read_network(section: &mut Section<'_, '_, '_>) -> Network {
     if !network.sealed_platforms.is_empty() {
         section.not_enforced("sealed_platforms");
     }
-    if !network.allow_private.is_empty() {
-        section.not_enforced("allow_private");
-    }
     network
 }
 

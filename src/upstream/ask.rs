@@ -8,6 +8,7 @@ use url::Url;
 use super::Traffic;
 use super::error::{Fault, UpstreamError};
 use super::grant::Grant;
+use super::guard::Refusal;
 use crate::address::Hostname;
 use crate::cdn_loop::CdnLoop;
 
@@ -113,6 +114,9 @@ pub(super) fn broken(error: &reqwest::Error) -> Fault {
     let mut causes = Vec::new();
     let mut next = std::error::Error::source(error);
     while let Some(cause) = next {
+        if let Some(refusal) = cause.downcast_ref::<Refusal>() {
+            return Fault::Refused(refusal.clone());
+        }
         let text = cause.to_string();
         if causes.last() != Some(&text) && !text.contains("://") {
             causes.push(text);

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::guard::Refusal;
+
 /// A failed request to an upstream.
 ///
 /// Its text never holds a query, userinfo or a secret: only the origin is named.
@@ -60,9 +62,9 @@ pub enum Fault {
     /// It sent more than we take.
     #[error("sent more than {0} bytes")]
     TooLarge(u64),
-    /// A URL that may not be asked.
+    /// It was not asked: larder does not go there.
     #[error("may not be asked: {0}")]
-    Refused(String),
+    Refused(Refusal),
 }
 
 impl Fault {

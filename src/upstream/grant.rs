@@ -1,4 +1,5 @@
-//! Which origins an upstream's credential may be sent to. Everything else never sees it.
+//! What an upstream's configuration grants: which origins may see which credential, and which may be private
+//! because they are named. Everything else sees nothing and must be public.
 
 use std::sync::Arc;
 
@@ -6,39 +7,83 @@ use http::header::{AUTHORIZATION, HeaderName, HeaderValue};
 use secrecy::ExposeSecret;
 use url::{Host, Origin, Url};
 
-use crate::config::{self, CredentialKind, Private};
+use crate::address::Hostname;
+use crate::config::{self, Access, Credential, CredentialKind, Private};
 
-/// A credential, and the origins it is for: the upstream's `url`, the services its discovery names,
-/// and the hosts in its `credentials_for` (promise 8).
+/// The credentials that may be used for what one upstream leads to, and the origins it names (promises 7, 8).
 #[derive(Debug, Clone, Default)]
 pub struct Grant {
-    credential: Option<Arc<CredentialKind>>,
+    /// The upstream's own credential: for its `url`, the services its discovery names, and `credentials_for`.
+    own: Option<Shown>,
+    /// Those of the `[[credential]]` sections that list this upstream.
+    others: Vec<Shown>,
+    permitted: Vec<Origin>,
+    named_hosts: Vec<String>,
+    services_may_be_plain: bool,
+    allow_private: Arc<[Private]>,
+}
+
+/// A credential, and the origins it is shown to.
+#[derive(Debug, Clone)]
+struct Shown {
+    credential: Arc<CredentialKind>,
     origins: Vec<Origin>,
-    plain_http: Vec<Private>,
 }
 
 impl Grant {
-    /// What an upstream's configuration grants before its discovery is known.
-    pub fn of(upstream: &config::Upstream, allow_private: &[Private]) -> Self {
-        let mut origins = vec![upstream.url.origin()];
-        let hosts = upstream.credentials_for.iter();
-        origins.extend(hosts.filter_map(|host| Url::parse(&format!("https://{host}/")).ok()).map(|url| url.origin()));
-        Self { credential: upstream.credential.clone().map(Arc::new), origins, plain_http: allow_private.to_vec() }
+    /// What the configuration grants an upstream before its discovery is known.
+    pub fn of(upstream: &config::Upstream, credentials: &[Credential], allow_private: &[Private]) -> Self {
+        let own = upstream.credential.clone().map(|credential| {
+            let mut origins = vec![upstream.url.origin()];
+            origins.extend(upstream.credentials_for.iter().flat_map(origins_of));
+            Shown { credential: Arc::new(credential), origins }
+        });
+        let listing = credentials.iter().filter(|credential| credential.upstreams.contains(&upstream.host));
+        let others: Vec<&Credential> = listing.collect();
+        let permitted = others.iter().filter_map(|credential| https(&credential.host)).collect();
+        let others = others.into_iter().filter_map(|credential| match &credential.access {
+            Access::Http(kind) => {
+                Some(Shown { credential: Arc::new(kind.clone()), origins: origins_of(&credential.host) })
+            }
+            Access::Ssh(_) => None,
+        });
+        let own_name = https(&upstream.host).and_then(|origin| host_of(&origin));
+        Self {
+            own,
+            others: others.collect(),
+            permitted,
+            named_hosts: own_name.into_iter().chain(host_of(&upstream.url.origin())).collect(),
+            services_may_be_plain: upstream.url.scheme() == "http",
+            allow_private: allow_private.into(),
+        }
     }
 
     /// The same, with the origin of a service that the upstream's discovery names.
     pub fn and(mut self, service: &Url) -> Self {
-        self.origins.push(service.origin());
+        let origin = service.origin();
+        let is_named = host_of(&origin).is_some_and(|host| self.named_hosts.contains(&host));
+        if is_named && (service.scheme() == "https" || self.services_may_be_plain) {
+            self.permitted.push(origin.clone());
+        }
+        if let Some(own) = &mut self.own {
+            own.origins.push(origin);
+        }
         self
     }
 
-    /// The header to send to `url`, if the credential is for it.
+    /// Whether an origin is named, and so may be private.
+    pub(super) fn permits(&self, origin: &Origin) -> bool {
+        self.permitted.contains(origin)
+    }
+
+    /// The header to send to `url`, if a credential is for it. The upstream's own comes first.
     pub(super) fn header_for(&self, url: &Url) -> Option<(HeaderName, HeaderValue)> {
-        let credential = self.credential.as_deref()?;
-        if !self.origins.contains(&url.origin()) || !self.is_safe_on_the_wire(url) {
+        let origin = url.origin();
+        let shown = self.own.iter().chain(&self.others).find(|shown| shown.origins.contains(&origin))?;
+        if !self.is_safe_on_the_wire(url) {
             return None;
         }
-        let (name, value) = match credential {
+        let (name, value) = match &*shown.credential {
             CredentialKind::Bearer(token) => (AUTHORIZATION, format!("Bearer {}", token.expose_secret())),
             CredentialKind::Basic { user, password } => {
                 use base64::Engine;
@@ -69,12 +114,29 @@ impl Grant {
         if address.is_some_and(|address: std::net::IpAddr| address.is_loopback()) {
             return true;
         }
-        self.plain_http.iter().any(|private| match private {
+        self.allow_private.iter().any(|private| match private {
             Private::Network(network) => address.is_some_and(|address| network.contains(&address)),
             Private::Name(name) => url.host_str() == Some(name.as_str()),
             Private::PlainHttp { host, port } => {
                 url.host_str() == Some(host.as_str()) && url.port_or_known_default() == Some(*port)
             }
         })
+    }
+}
+
+fn https(host: &Hostname) -> Option<Origin> {
+    Url::parse(&format!("https://{host}/")).ok().map(|url| url.origin())
+}
+
+/// The origins a credential for a host is meant for; whether plain http is safe is judged when it is sent.
+fn origins_of(host: &Hostname) -> Vec<Origin> {
+    let plain = Url::parse(&format!("http://{host}/")).ok().map(|url| url.origin());
+    https(host).into_iter().chain(plain).collect()
+}
+
+fn host_of(origin: &Origin) -> Option<String> {
+    match origin {
+        Origin::Tuple(_, host, _) => Some(host.to_string()),
+        Origin::Opaque(_) => None,
     }
 }

@@ -5,8 +5,10 @@ pub mod ask;
 pub mod discovery;
 pub mod error;
 mod grant;
+pub mod guard;
 pub mod outbound;
 pub mod providers;
+pub mod special;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,6 +19,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
 pub use self::grant::Grant;
+use self::guard::Refusal;
 use crate::address::Hostname;
 use crate::config;
 
@@ -34,10 +37,14 @@ pub struct Upstream {
 pub struct Upstreams(HashMap<Hostname, Arc<Upstream>>);
 
 impl Upstreams {
-    /// Takes the `[[upstream]]` sections.
-    pub fn new(sections: &[config::Upstream], allow_private: &[config::Private]) -> Self {
+    /// Takes the `[[upstream]]` sections, and what others grant them.
+    pub fn new(
+        sections: &[config::Upstream],
+        credentials: &[config::Credential],
+        allow_private: &[config::Private],
+    ) -> Self {
         let upstream = |settings: &config::Upstream| Upstream {
-            grant: Grant::of(settings, allow_private),
+            grant: Grant::of(settings, credentials, allow_private),
             settings: settings.clone(),
         };
         Self(sections.iter().map(|section| (section.host.clone(), Arc::new(upstream(section)))).collect())
@@ -61,12 +68,19 @@ impl Upstreams {
 pub struct Traffic {
     requests: Family<Answered, Counter>,
     bytes: Family<From, Counter>,
+    refusals: Family<Refused, Counter>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Answered {
     host: String,
     status: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Refused {
+    host: String,
+    reason: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -87,6 +101,11 @@ impl Traffic {
             "Body bytes received from upstream, by upstream",
             self.bytes.clone(),
         );
+        registry.register(
+            "larder_upstream_refusals",
+            "Requests that larder refused to make, by the upstream that led there and reason",
+            self.refusals.clone(),
+        );
     }
 
     /// Body bytes received since the start, from all upstreams.
@@ -98,6 +117,11 @@ impl Traffic {
     fn asked(&self, upstream: &Hostname, status: Option<u16>) {
         let status = status.map_or_else(|| "none".to_owned(), |status| status.to_string());
         self.requests.get_or_create(&Answered { host: upstream.to_string(), status }).inc();
+    }
+
+    fn refused(&self, upstream: &Hostname, refusal: &Refusal) {
+        let labels = Refused { host: upstream.to_string(), reason: refusal.word() };
+        self.refusals.get_or_create(&labels).inc();
     }
 
     fn brought(&self, upstream: &Hostname, bytes: usize) {

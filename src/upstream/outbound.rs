@@ -1,7 +1,10 @@
 //! The one way out. Every request to anybody leaves here: redirects by hand, time and size limits,
 //! few retries, credentials only where they belong, and nothing at all when offline.
 
+use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable};
@@ -14,6 +17,7 @@ use url::Url;
 use super::Traffic;
 use super::ask::{Ask, Document, Fetched, Incoming, Validators, broken};
 use super::error::{Fault, UpstreamError};
+use super::guard::{Guard, PublicOnly, Refusal, Way};
 use crate::cdn_loop::OwnEntry;
 use crate::config;
 
@@ -31,11 +35,47 @@ pub enum Link {
     Offline,
 }
 
+/// Which kind of answer is asked for.
+#[derive(Debug, Clone, Copy)]
+enum Coding {
+    /// Any content coding, undone on arrival.
+    Any,
+    /// None: the exact bytes count.
+    Identity,
+}
+
+/// Connections never pass from one to the other.
+#[derive(Debug)]
+struct Clients {
+    documents: reqwest::Client,
+    files: reqwest::Client,
+}
+
+impl Clients {
+    fn new(builder: impl Fn() -> reqwest::ClientBuilder) -> Result<Self, reqwest::Error> {
+        let identity = HeaderMap::from_iter([(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"))]);
+        Ok(Self {
+            documents: builder().build()?,
+            files: builder().no_gzip().no_brotli().no_zstd().default_headers(identity).build()?,
+        })
+    }
+
+    fn of(&self, coding: Coding) -> &reqwest::Client {
+        match coding {
+            Coding::Any => &self.documents,
+            Coding::Identity => &self.files,
+        }
+    }
+}
+
 /// The connector.
 #[derive(Debug)]
 pub struct Outbound {
-    documents: reqwest::Client,
-    files: reqwest::Client,
+    /// For what the configuration names.
+    named: Clients,
+    /// For everything else.
+    public: Clients,
+    guard: Guard,
     link: Link,
     own: OwnEntry,
     traffic: Traffic,
@@ -52,24 +92,29 @@ impl Outbound {
         let authorities = network.ca_file.as_deref().map(authorities).transpose()?.unwrap_or_default();
         let client = || {
             #[expect(clippy::disallowed_methods, reason = "this is the one way out")]
-            let mut builder = reqwest::Client::builder()
+            let builder = reqwest::Client::builder()
                 .user_agent(concat!("larder/", env!("CARGO_PKG_VERSION")))
                 .redirect(redirect::Policy::none())
                 .referer(false)
                 .connect_timeout(CONNECT_WITHIN)
                 .pool_idle_timeout(Duration::from_secs(60))
                 .tls_certs_merge(authorities.clone());
-            for upstream in upstreams.iter().filter(|upstream| !upstream.addresses.is_empty()) {
-                if let Some(name) = upstream.url.host_str() {
-                    builder = builder.resolve_to_addrs(name, &upstream.addresses);
-                }
-            }
             builder
         };
-        let identity = HeaderMap::from_iter([(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"))]);
+        let taken_over = upstreams.iter().filter(|upstream| !upstream.addresses.is_empty());
+        let taken_over = taken_over.filter_map(|upstream| Some((upstream.url.host_str()?, &upstream.addresses)));
+        let taken_over: HashMap<String, Vec<SocketAddr>> =
+            taken_over.map(|(name, addresses)| (name.to_owned(), addresses.clone())).collect();
+        let guard = Guard::new(upstreams, &network.allow_private);
+        let public_only = Arc::new(PublicOnly::new(&guard, taken_over.clone()));
+        let at_their_addresses = |builder: reqwest::ClientBuilder| {
+            taken_over.iter().fold(builder, |builder, (name, at)| builder.resolve_to_addrs(name, at))
+        };
         Ok(Self {
-            documents: client().build()?,
-            files: client().no_gzip().no_brotli().no_zstd().default_headers(identity).build()?,
+            named: Clients::new(|| at_their_addresses(client()))?,
+            // The guard sends by proxy what goes by proxy on the other way.
+            public: Clients::new(|| client().no_proxy().dns_resolver(Arc::clone(&public_only)))?,
+            guard,
             link: if network.offline { Link::Offline } else { Link::Online },
             own,
             traffic,
@@ -93,7 +138,7 @@ impl Outbound {
         held: Option<&Validators>,
         limit: u64,
     ) -> Result<Fetched, UpstreamError> {
-        self.whole(&self.documents, ask, held, limit).await
+        self.whole(Coding::Any, ask, held, limit).await
     }
 
     /// The same for a file whose exact bytes count: without content codings.
@@ -103,12 +148,12 @@ impl Outbound {
         held: Option<&Validators>,
         limit: u64,
     ) -> Result<Fetched, UpstreamError> {
-        self.whole(&self.files, ask, held, limit).await
+        self.whole(Coding::Identity, ask, held, limit).await
     }
 
     async fn whole(
         &self,
-        client: &reqwest::Client,
+        coding: Coding,
         ask: Ask<'_>,
         held: Option<&Validators>,
         limit: u64,
@@ -119,7 +164,7 @@ impl Outbound {
             insert(&mut conditions, header::IF_MODIFIED_SINCE, held.last_modified.as_deref());
         }
         let once = || async {
-            let (response, url) = self.follow(client, ask, &conditions).await?;
+            let (response, url) = self.follow(coding, ask, &conditions).await?;
             if response.status() == http::StatusCode::NOT_MODIFIED && !conditions.is_empty() {
                 return Ok(Fetched::Unchanged);
             }
@@ -143,9 +188,9 @@ impl Outbound {
             insert(&mut conditions, header::IF_RANGE, held.for_range());
         }
         let once = || async {
-            let (response, url) = self.follow(&self.files, ask, &conditions).await?;
+            let (response, url) = self.follow(Coding::Identity, ask, &conditions).await?;
             if response.status() == http::StatusCode::RANGE_NOT_SATISFIABLE && from > 0 {
-                let (response, url) = self.follow(&self.files, ask, &HeaderMap::new()).await?;
+                let (response, url) = self.follow(Coding::Identity, ask, &HeaderMap::new()).await?;
                 return self.incoming(self.successful(response, ask, &url).await?, ask, &url, 0);
             }
             self.incoming(self.successful(response, ask, &url).await?, ask, &url, from)
@@ -206,30 +251,34 @@ impl Outbound {
         once.retry(pauses).when(|error| error.fault.may_pass()).await
     }
 
-    /// One request and its redirects. Every hop passes here, so this is where a hop is judged.
+    /// One request and its redirects. Every hop passes here, and is judged here.
     async fn follow(
         &self,
-        client: &reqwest::Client,
+        coding: Coding,
         ask: Ask<'_>,
         conditions: &HeaderMap,
     ) -> Result<(reqwest::Response, Url), UpstreamError> {
         let mut url = ask.url.clone();
         for _ in 0..=MOST_HOPS {
-            if self.link == Link::Offline {
-                return Err(failure(ask, &url, Fault::Refused("larder is offline".into())));
-            }
-            if !matches!(url.scheme(), "http" | "https") || !url.username().is_empty() || url.password().is_some() {
-                let why = "a URL must be http or https, without user or password";
-                return Err(failure(ask, &url, Fault::Refused(why.into())));
-            }
+            let client = match self.way(&url, ask) {
+                Ok(Way::Named) => self.named.of(coding),
+                Ok(Way::Public) => self.public.of(coding),
+                Err(refusal) => return Err(self.refused(ask, &url, refusal)),
+            };
             let mut request =
                 client.get(url.clone()).headers(conditions.clone()).header(CDN_LOOP, ask.via.with(&self.own));
             if let Some((name, value)) = ask.grant.header_for(&url) {
                 request = request.header(name, value);
             }
-            let response = request.send().await.map_err(|e| failure(ask, &url, broken(&e)));
-            self.traffic.asked(ask.upstream, response.as_ref().map(|response| response.status().as_u16()).ok());
-            let response = response?;
+            let response = match request.send().await.map_err(|e| broken(&e)) {
+                Ok(response) => response,
+                Err(Fault::Refused(refusal)) => return Err(self.refused(ask, &url, refusal)),
+                Err(fault) => {
+                    self.traffic.asked(ask.upstream, None);
+                    return Err(failure(ask, &url, fault));
+                }
+            };
+            self.traffic.asked(ask.upstream, Some(response.status().as_u16()));
             if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
                 return Ok((response, url));
             }
@@ -238,6 +287,18 @@ impl Outbound {
             url = next.ok_or_else(|| failure(ask, &url, Fault::Unusable("a redirect to nowhere".into())))?;
         }
         Err(failure(ask, &url, Fault::Unusable(format!("more than {MOST_HOPS} redirects"))))
+    }
+
+    fn way(&self, url: &Url, ask: Ask<'_>) -> Result<Way, Refusal> {
+        match self.link {
+            Link::Online => self.guard.judge(url, ask.grant),
+            Link::Offline => Err(Refusal::Offline),
+        }
+    }
+
+    fn refused(&self, ask: Ask<'_>, url: &Url, refusal: Refusal) -> UpstreamError {
+        self.traffic.refused(ask.upstream, &refusal);
+        failure(ask, url, Fault::Refused(refusal))
     }
 
     async fn successful(

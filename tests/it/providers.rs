@@ -5,7 +5,7 @@ use indexmap::IndexMap;
 use serde_json::value::RawValue;
 
 use crate::support::http::{Answer, client, get, send};
-use crate::support::larder::{Builder, HOST, Larder};
+use crate::support::larder::{HOST, Larder};
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target, sha256_hex};
 
 /// The members of the download document that name files.
@@ -32,11 +32,6 @@ fn urls(document: &Answer) -> [String; 3] {
 
 fn document_path(version: &str) -> String {
     format!("/v1/providers/acme/null/{version}/download/linux/amd64")
-}
-
-/// Where files live elsewhere, larder may go there.
-fn mirroring_both_origins(upstream: &FakeUpstream) -> Builder {
-    Larder::mirroring(upstream).network(&format!("allow_private = [\"{}\"]", upstream.releases_origin()))
 }
 
 fn errors(answer: &Answer) -> String {
@@ -201,7 +196,7 @@ async fn files_on_another_origin_behind_redirects_come_through_whole() {
     for status in [302, 307] {
         let upstream = FakeUpstream::builder().releases_elsewhere().redirected_urls(status).start().await;
         upstream.publish(Provider::new("acme", "null").size(1_500_000));
-        let larder = mirroring_both_origins(&upstream).start().await;
+        let larder = Larder::mirroring(&upstream).start().await;
         expect_everything(&larder, &upstream, &status.to_string()).await;
         let shown = larder.document("null", "1.2.0").await.text();
         assert!(!shown.contains(&upstream.releases_origin()), "the client is shown the other origin: {shown}");
@@ -448,7 +443,7 @@ async fn the_urls_of_a_document_work_at_a_larder_that_never_saw_it() {
 async fn the_clients_own_credentials_go_nowhere() {
     let upstream = FakeUpstream::builder().releases_elsewhere().start().await;
     upstream.publish(Provider::new("acme", "null"));
-    let larder = mirroring_both_origins(&upstream).start().await;
+    let larder = Larder::mirroring(&upstream).start().await;
     let secret = [("authorization", "Bearer client-secret"), ("cookie", "session=client-secret")];
     let path = format!("/registry/{HOST}{}", document_path("1.2.0"));
     let document = larder.get_with(&path, &secret).await.expect(200);
@@ -471,7 +466,7 @@ async fn the_upstreams_token_goes_to_the_registry_and_not_to_the_origin_of_the_f
     let file = folder.path().join("token");
     std::fs::write(&file, "t0ken\n").unwrap();
     let line = format!("token = {{ file = \"{}\" }}", file.display());
-    let larder = mirroring_both_origins(&upstream).with(&line).start().await;
+    let larder = Larder::mirroring(&upstream).with(&line).start().await;
     expect_everything(&larder, &upstream, "with a token").await;
 
     let moved = get_as("t0ken", &format!("{}{}", upstream.origin(), document_path("1.2.0"))).await.text();
@@ -500,7 +495,7 @@ async fn the_token_is_on_every_request_to_the_registry_and_on_no_other() {
     let file = folder.path().join("token");
     std::fs::write(&file, "t0ken").unwrap();
     let line = format!("token = {{ file = \"{}\" }}", file.display());
-    let larder = mirroring_both_origins(&upstream).with(&line).start().await;
+    let larder = Larder::mirroring(&upstream).with(&line).start().await;
     larder.versions("null").await.expect(200);
     expect_everything(&larder, &upstream, "with a token").await;
     for request in upstream.requests() {

@@ -70,6 +70,7 @@ pub(crate) struct Builder {
     folder: Folder,
     server: String,
     network: String,
+    allow_private: Vec<String>,
     store: String,
     upstreams: String,
     tls: Option<(String, String)>,
@@ -91,7 +92,13 @@ pub(crate) struct Larder {
 impl Larder {
     /// One that mirrors `upstream` as registry.terraform.io.
     pub(crate) fn mirroring(upstream: &FakeUpstream) -> Builder {
-        Self::builder().upstream(HOST, &format!("{}/", upstream.origin()), "")
+        let larder = Self::builder().upstream(HOST, &format!("{}/", upstream.origin()), "");
+        // Files at another origin than the registry's: of the public internet, or named here.
+        let releases = upstream.releases_origin();
+        if releases.starts_with("http:") && releases != upstream.origin() {
+            return larder.allow_private(&releases);
+        }
+        larder
     }
 
     /// One without upstreams yet.
@@ -101,6 +108,7 @@ impl Larder {
             folder: Folder::new(),
             server: text(),
             network: text(),
+            allow_private: Vec::new(),
             store: text(),
             upstreams: text(),
             tls: None,
@@ -232,6 +240,12 @@ impl Builder {
         self
     }
 
+    /// Lets documents and redirects lead to this network, name or plain origin.
+    pub(crate) fn allow_private(mut self, entry: &str) -> Self {
+        self.allow_private.push(entry.to_owned());
+        self
+    }
+
     /// Adds a line to `[store]`.
     pub(crate) fn store(mut self, line: &str) -> Self {
         writeln!(self.store, "{line}").unwrap();
@@ -299,10 +313,11 @@ impl Builder {
         });
         let listen = if self.server.contains("listen") { "" } else { "listen = \"127.0.0.1:0\"" };
         format!(
-            "[server]\n{listen}\n{tls}\n{}\n[admin]\nlisten = \"127.0.0.1:0\"\n[store]\npath = \"{}\"\n{}\n[network]\n{}\n{}",
+            "[server]\n{listen}\n{tls}\n{}\n[admin]\nlisten = \"127.0.0.1:0\"\n[store]\npath = \"{}\"\n{}\n[network]\nallow_private = {:?}\n{}\n{}",
             self.server,
             self.folder.path().display(),
             self.store,
+            self.allow_private,
             self.network,
             self.upstreams
         )

@@ -1,0 +1,203 @@
+//! Where requests may go (promise 7). What the configuration names may be anywhere; whatever else documents
+//! and redirects lead to must be https and public, judged on every hop, and by the very addresses that are
+//! connected to.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+use hyper_util::client::proxy::matcher::Matcher;
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use url::{Host, Origin, Url};
+
+use super::Grant;
+use super::special::{Class, class_of};
+use crate::config::{self, Private};
+
+/// Why a request may not be made.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// Sealed: nothing leaves.
+    #[error("larder is offline")]
+    Offline,
+    /// Neither http nor https.
+    #[error("only http and https are asked")]
+    Scheme,
+    /// A user or a password in it.
+    #[error("a URL must hold no user and no password")]
+    Userinfo,
+    /// Without TLS.
+    #[error(
+        "what no configuration names must be https; to allow it all the same, add \"http://{host}:{port}\" to allow_private in [network]"
+    )]
+    PlainHttp {
+        /// The host as a URL has it.
+        host: String,
+        /// The port.
+        port: u16,
+    },
+    /// Not of the public internet.
+    #[error(
+        "{}, and what no configuration names must be public; to allow it all the same, add \"{host}\" to allow_private in [network]",
+        found(.host, .address, .class)
+    )]
+    Address {
+        /// The host as `allow_private` has it: a name, or an address without brackets.
+        host: String,
+        /// Where it leads.
+        address: IpAddr,
+        /// What that is.
+        class: Class,
+    },
+}
+
+fn found(host: &str, address: &IpAddr, class: &Class) -> String {
+    if host == address.to_string() { format!("it is {class}") } else { format!("{host} leads to {address}, {class}") }
+}
+
+impl Refusal {
+    /// One word for it, for metrics.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Offline => "offline",
+            Self::Scheme => "scheme",
+            Self::Userinfo => "userinfo",
+            Self::PlainHttp { .. } => "plain-http",
+            Self::Address { class, .. } => class.word(),
+        }
+    }
+}
+
+/// How a URL may be asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Wherever its name leads.
+    Named,
+    /// Only at public addresses, and at those that `allow_private` covers.
+    Public,
+}
+
+/// The rule for every hop.
+#[derive(Debug)]
+pub(super) struct Guard {
+    named: Vec<Origin>,
+    allowed: Arc<[Private]>,
+    proxies: Matcher,
+}
+
+impl Guard {
+    /// The rule of a configuration, with the proxies of the environment.
+    pub(super) fn new(upstreams: &[config::Upstream], allowed: &[Private]) -> Self {
+        let own_names = upstreams.iter().filter_map(|upstream| Url::parse(&format!("https://{}/", upstream.host)).ok());
+        let named = own_names.chain(upstreams.iter().map(|upstream| upstream.url.clone()));
+        Self {
+            named: named.map(|url| url.origin()).collect(),
+            allowed: allowed.into(),
+            proxies: Matcher::from_system(),
+        }
+    }
+
+    /// How a URL may be asked that `grant`'s upstream led to.
+    ///
+    /// # Errors
+    /// [`Refusal`] for what must not be asked at all. What a name leads to is judged later, by [`PublicOnly`].
+    pub(super) fn judge(&self, url: &Url, grant: &Grant) -> Result<Way, Refusal> {
+        let (Some(host), Some(port), "http" | "https") = (url.host(), url.port_or_known_default(), url.scheme()) else {
+            return Err(Refusal::Scheme);
+        };
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err(Refusal::Userinfo);
+        }
+        let origin = url.origin();
+        if self.named.contains(&origin) || grant.permits(&origin) {
+            return Ok(Way::Named);
+        }
+        if url.scheme() == "http" {
+            let host = host.to_string();
+            let entry = Private::PlainHttp { host: host.clone(), port };
+            return if self.allowed.contains(&entry) { Ok(Way::Named) } else { Err(Refusal::PlainHttp { host, port }) };
+        }
+        let address: IpAddr = match host {
+            Host::Ipv4(address) => address.into(),
+            Host::Ipv6(address) => address.into(),
+            Host::Domain(name) if self.allowed.contains(&Private::Name(name.to_owned())) => return Ok(Way::Named),
+            // A proxy resolves names itself.
+            Host::Domain(_) if self.goes_by_proxy(url) => return Ok(Way::Named),
+            Host::Domain(_) => return Ok(Way::Public),
+        };
+        judge_address(&self.allowed, &address.to_string(), address).map(|()| Way::Named)
+    }
+
+    fn goes_by_proxy(&self, url: &Url) -> bool {
+        url.as_str().parse().is_ok_and(|uri| self.proxies.intercept(&uri).is_some())
+    }
+}
+
+fn judge_address(allowed: &[Private], host: &str, address: IpAddr) -> Result<(), Refusal> {
+    let Some(class) = class_of(address) else { return Ok(()) };
+    let covers = |entry: &Private| match entry {
+        Private::Network(network) => network.contains(&address) || network.contains(&address.to_canonical()),
+        Private::Name(_) | Private::PlainHttp { .. } => false,
+    };
+    if allowed.iter().any(covers) {
+        return Ok(());
+    }
+    Err(Refusal::Address { host: host.to_owned(), address, class })
+}
+
+/// Resolves names to those of their addresses that may be connected to. The connection is made to what this
+/// answers and to nothing else, so a name that leads elsewhere the next time is judged the next time.
+pub(super) struct PublicOnly {
+    taken_over: HashMap<String, Vec<SocketAddr>>,
+    allowed: Arc<[Private]>,
+}
+
+impl PublicOnly {
+    /// The resolver of a configuration. `taken_over` are the names that must not be asked of the resolver of
+    /// this machine, because they lead to larder there.
+    pub(super) fn new(guard: &Guard, taken_over: HashMap<String, Vec<SocketAddr>>) -> Self {
+        Self { taken_over, allowed: Arc::clone(&guard.allowed) }
+    }
+}
+
+impl fmt::Debug for PublicOnly {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PublicOnly").finish_non_exhaustive()
+    }
+}
+
+impl Resolve for PublicOnly {
+    fn resolve(&self, name: Name) -> Resolving {
+        let (taken_over, allowed) = (self.taken_over.get(name.as_str()).cloned(), Arc::clone(&self.allowed));
+        async move {
+            let addresses = match taken_over {
+                Some(addresses) => addresses,
+                None => tokio::net::lookup_host((name.as_str(), 0)).await?.collect(),
+            };
+            let addresses = those_allowed(&allowed, name.as_str(), addresses)?;
+            Ok(Box::new(addresses.into_iter()) as Addrs)
+        }
+        .boxed()
+    }
+}
+
+/// Leaves out what may not be connected to.
+///
+/// # Errors
+/// The refusal of one of them, where nothing is left.
+fn those_allowed(allowed: &[Private], name: &str, addresses: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, Refusal> {
+    let mut refused = None;
+    let mut left = Vec::with_capacity(addresses.len());
+    for address in addresses {
+        match judge_address(allowed, name, address.ip()) {
+            Ok(()) => left.push(address),
+            Err(refusal) => refused = Some(refusal),
+        }
+    }
+    match refused {
+        Some(refusal) if left.is_empty() => Err(refusal),
+        _ => Ok(left),
+    }
+}

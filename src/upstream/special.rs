@@ -1,0 +1,223 @@
+//! Which addresses are not of the public internet (the IANA special-purpose registries, RFC 6890), however
+//! they are written.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::{Ipv4Net, Ipv6Net};
+
+/// What an address is that is not public.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Class {
+    /// "This host": `0.0.0.0/8`, `::`.
+    Unspecified,
+    /// This machine.
+    Loopback,
+    /// A network of one's own, carriers' shared space included.
+    Private,
+    /// The link only; cloud metadata services live here.
+    LinkLocal,
+    /// Many hosts at once.
+    Multicast,
+    /// For documentation, benchmarks, protocols, or nobody yet.
+    Reserved,
+}
+
+impl Class {
+    /// One word for it, for metrics.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Unspecified => "unspecified",
+            Self::Loopback => "loopback",
+            Self::Private => "private",
+            Self::LinkLocal => "link-local",
+            Self::Multicast => "multicast",
+            Self::Reserved => "reserved",
+        }
+    }
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let article = if *self == Self::Unspecified { "an" } else { "a" };
+        write!(f, "{article} {} address", self.word())
+    }
+}
+
+const fn v4(a: u8, b: u8, c: u8, d: u8, length: u8) -> Ipv4Net {
+    Ipv4Net::new_assert(Ipv4Addr::new(a, b, c, d), length)
+}
+
+const fn v6(a: u16, b: u16, c: u16, length: u8) -> Ipv6Net {
+    Ipv6Net::new_assert(Ipv6Addr::new(a, b, c, 0, 0, 0, 0, 0), length)
+}
+
+const SPECIAL_V4: [(Ipv4Net, Class); 16] = [
+    (v4(0, 0, 0, 0, 8), Class::Unspecified),
+    (v4(10, 0, 0, 0, 8), Class::Private),
+    (v4(100, 64, 0, 0, 10), Class::Private),
+    (v4(127, 0, 0, 0, 8), Class::Loopback),
+    (v4(169, 254, 0, 0, 16), Class::LinkLocal),
+    (v4(172, 16, 0, 0, 12), Class::Private),
+    (v4(192, 0, 0, 0, 24), Class::Reserved),
+    (v4(192, 0, 2, 0, 24), Class::Reserved),
+    (v4(192, 88, 99, 0, 24), Class::Reserved),
+    (v4(192, 168, 0, 0, 16), Class::Private),
+    (v4(198, 18, 0, 0, 15), Class::Reserved),
+    (v4(198, 51, 100, 0, 24), Class::Reserved),
+    (v4(203, 0, 113, 0, 24), Class::Reserved),
+    (v4(224, 0, 0, 0, 4), Class::Multicast),
+    (v4(240, 0, 0, 0, 4), Class::Reserved),
+    (v4(255, 255, 255, 255, 32), Class::Reserved),
+];
+
+/// All that is public lies in here.
+const GLOBAL_UNICAST: Ipv6Net = v6(0x2000, 0, 0, 3);
+
+const SPECIAL_V6: [(Ipv6Net, Class); 8] = [
+    (Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 128), Class::Unspecified),
+    (Ipv6Net::new_assert(Ipv6Addr::LOCALHOST, 128), Class::Loopback),
+    (v6(0xfc00, 0, 0, 7), Class::Private),
+    (v6(0xfec0, 0, 0, 10), Class::Private),
+    // RFC 8215: translated to IPv4 by whatever this network has decided.
+    (v6(0x64, 0xff9b, 1, 48), Class::Private),
+    (v6(0xfe80, 0, 0, 10), Class::LinkLocal),
+    (v6(0xff00, 0, 0, 8), Class::Multicast),
+    // Protocol assignments, Teredo among them, which carries IPv4 inside.
+    (v6(0x2001, 0, 0, 23), Class::Reserved),
+];
+
+const DOCUMENTATION_V6: [Ipv6Net; 2] = [v6(0x2001, 0xdb8, 0, 32), v6(0x3fff, 0, 0, 20)];
+
+/// What an address is; `None` where it is public.
+pub fn class_of(address: IpAddr) -> Option<Class> {
+    match address {
+        IpAddr::V4(address) => class_of_v4(address),
+        IpAddr::V6(address) => class_of_v6(address),
+    }
+}
+
+fn class_of_v4(address: Ipv4Addr) -> Option<Class> {
+    SPECIAL_V4.iter().find(|(network, _)| network.contains(&address)).map(|(_, class)| *class)
+}
+
+fn class_of_v6(address: Ipv6Addr) -> Option<Class> {
+    if let Some((_, class)) = SPECIAL_V6.iter().find(|(network, _)| network.contains(&address)) {
+        return Some(*class);
+    }
+    if let Some(inner) = carried(address) {
+        return class_of_v4(inner);
+    }
+    let public = GLOBAL_UNICAST.contains(&address) && !DOCUMENTATION_V6.iter().any(|net| net.contains(&address));
+    (!public).then_some(Class::Reserved)
+}
+
+/// The IPv4 address that an IPv6 address leads to: mapped, translated (NAT64, RFC 6052) or tunnelled (6to4).
+fn carried(address: Ipv6Addr) -> Option<Ipv4Addr> {
+    let [a, b, c, d, e, f, g, h] = address.segments();
+    let joined = |high: u16, low: u16| {
+        let ([a, b], [c, d]) = (high.to_be_bytes(), low.to_be_bytes());
+        Ipv4Addr::new(a, b, c, d)
+    };
+    match (a, b, c, d, e, f) {
+        (0, 0, 0, 0, 0, 0xffff | 0) | (0, 0, 0, 0, 0xffff, 0) | (0x64, 0xff9b, 0, 0, 0, 0) => Some(joined(g, h)),
+        (0x2002, ..) => Some(joined(b, c)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Promise 7: literal, mapped, translated and tunnelled forms of every class.
+    #[test]
+    fn every_address_that_is_not_public_is_known_for_what_it_is() {
+        for (address, class) in [
+            ("0.0.0.0", Class::Unspecified),
+            ("0.1.2.3", Class::Unspecified),
+            ("::", Class::Unspecified),
+            ("127.0.0.1", Class::Loopback),
+            ("127.255.255.254", Class::Loopback),
+            ("::1", Class::Loopback),
+            ("::ffff:127.0.0.1", Class::Loopback),
+            ("::127.0.0.1", Class::Loopback),
+            ("::ffff:0:127.0.0.1", Class::Loopback),
+            ("64:ff9b::127.0.0.1", Class::Loopback),
+            ("2002:7f00:1::", Class::Loopback),
+            ("10.0.0.1", Class::Private),
+            ("172.16.0.1", Class::Private),
+            ("172.31.255.255", Class::Private),
+            ("192.168.1.1", Class::Private),
+            ("100.64.0.1", Class::Private),
+            ("::ffff:10.0.0.1", Class::Private),
+            ("64:ff9b::192.168.0.1", Class::Private),
+            ("64:ff9b:1::8.8.8.8", Class::Private),
+            ("2002:a00:1::1", Class::Private),
+            ("fd00::1", Class::Private),
+            ("fc00::1", Class::Private),
+            ("fec0::1", Class::Private),
+            ("169.254.169.254", Class::LinkLocal),
+            ("::ffff:169.254.169.254", Class::LinkLocal),
+            ("64:ff9b::a9fe:a9fe", Class::LinkLocal),
+            ("fe80::1", Class::LinkLocal),
+            ("febf::1", Class::LinkLocal),
+            ("224.0.0.1", Class::Multicast),
+            ("239.255.255.255", Class::Multicast),
+            ("ff02::1", Class::Multicast),
+            ("192.0.0.1", Class::Reserved),
+            ("192.0.2.1", Class::Reserved),
+            ("198.18.0.1", Class::Reserved),
+            ("198.51.100.1", Class::Reserved),
+            ("203.0.113.1", Class::Reserved),
+            ("240.0.0.1", Class::Reserved),
+            ("255.255.255.255", Class::Reserved),
+            ("2001:db8::1", Class::Reserved),
+            ("3fff::1", Class::Reserved),
+            ("2001::1", Class::Reserved),
+            ("100::1", Class::Reserved),
+            ("5f00::1", Class::Reserved),
+            ("4000::1", Class::Reserved),
+        ] {
+            assert_eq!(class_of(address.parse().unwrap()), Some(class), "{address}");
+        }
+    }
+
+    #[test]
+    fn public_addresses_are_public_however_they_are_written() {
+        for address in [
+            "1.1.1.1",
+            "9.255.255.255",
+            "11.0.0.0",
+            "100.63.255.255",
+            "100.128.0.0",
+            "172.15.255.255",
+            "172.32.0.0",
+            "140.82.121.4",
+            "2606:4700:4700::1111",
+            "2a00:1450:4001:80e::200e",
+            "::ffff:140.82.121.4",
+            "64:ff9b::140.82.121.4",
+            "2002:8c52:7904::1",
+        ] {
+            assert_eq!(class_of(address.parse().unwrap()), None, "{address}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_form_that_carries_an_address_is_judged_as_that_address(bits: u32) {
+            let inner = Ipv4Addr::from(bits);
+            let [high, low] = [(bits >> 16) as u16, bits as u16];
+            for form in [
+                inner.to_ipv6_mapped(),
+                Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, high, low),
+                Ipv6Addr::new(0x2002, high, low, 0, 0, 0, 0, 1),
+            ] {
+                prop_assert_eq!(class_of(form.into()), class_of(inner.into()), "{}", form);
+            }
+        }
+    }
+}
