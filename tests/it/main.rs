@@ -7,6 +7,7 @@ mod crash;
 mod damage;
 mod discovery;
 mod eviction;
+mod guard;
 mod http_answers;
 mod keeping;
 mod lifecycle;

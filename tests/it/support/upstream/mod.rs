@@ -154,6 +154,13 @@ impl FakeUpstream {
         });
     }
 
+    /// Answers this path as if nothing had been served there.
+    pub(crate) fn unserve(&self, path: &str) {
+        self.change(|state| {
+            state.pages.remove(path);
+        });
+    }
+
     /// `serve` of a JSON document.
     pub(crate) fn serve_json(&self, path: &str, json: &str) {
         let page = Response::builder().header("content-type", "application/json");

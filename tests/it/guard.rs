@@ -1,0 +1,430 @@
+//! Promise 7, through the running server: where documents and redirects may lead, hop by hop and address by
+//! address; and promise 8's `[[credential]]`.
+
+use crate::support::http::{Answer, get};
+use crate::support::larder::{Builder, Folder, HOST, Larder};
+use crate::support::process::Process;
+use crate::support::tls::TestCa;
+use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
+
+const DISCOVERY: &str = "/.well-known/terraform.json";
+const DOCUMENT: &str = "/v1/providers/acme/null/1.2.0/download/linux/amd64";
+
+/// A place where a document or an answer of upstream's leads larder somewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Hop {
+    DiscoveryRedirect,
+    Service,
+    VersionsRedirect,
+    DocumentRedirect,
+    SumsUrl,
+    SumsRedirect,
+    SignatureUrl,
+    SignatureRedirect,
+    ArchiveUrl,
+    ArchiveRedirect,
+}
+
+const HOPS: [Hop; 10] = [
+    Hop::DiscoveryRedirect,
+    Hop::Service,
+    Hop::VersionsRedirect,
+    Hop::DocumentRedirect,
+    Hop::SumsUrl,
+    Hop::SumsRedirect,
+    Hop::SignatureUrl,
+    Hop::SignatureRedirect,
+    Hop::ArchiveUrl,
+    Hop::ArchiveRedirect,
+];
+
+impl Hop {
+    /// Makes `upstream` lead to `url` here.
+    async fn leads_to(self, upstream: &FakeUpstream, url: &str) {
+        let redirect = |target| upstream.fault(target, Fault::RedirectTo(302, url.to_owned()));
+        match self {
+            Self::DiscoveryRedirect => redirect(Target::Discovery),
+            Self::Service => upstream.serve_json(DISCOVERY, &format!("{{\"providers.v1\":\"{url}/\"}}")),
+            Self::VersionsRedirect => redirect(Target::Versions),
+            Self::DocumentRedirect => redirect(Target::Document),
+            Self::SumsUrl => document_with(upstream, "shasums_url", url).await,
+            Self::SumsRedirect => redirect(Target::Sums),
+            Self::SignatureUrl => document_with(upstream, "shasums_signature_url", url).await,
+            Self::SignatureRedirect => redirect(Target::Signature),
+            Self::ArchiveUrl => document_with(upstream, "download_url", url).await,
+            Self::ArchiveRedirect => redirect(Target::Archive),
+        }
+    }
+
+    /// Asks larder for what goes that way.
+    async fn ask(self, larder: &Larder) -> Answer {
+        match self {
+            Self::DiscoveryRedirect => larder.get(&format!("/registry/{HOST}/.well-known/terraform.json")).await,
+            Self::Service | Self::VersionsRedirect => larder.versions("null").await,
+            Self::ArchiveUrl | Self::ArchiveRedirect => {
+                let path = larder.archive_path("null", "1.2.0").await;
+                larder.get(&path).await
+            }
+            _ => larder.document("null", "1.2.0").await,
+        }
+    }
+}
+
+/// Serves the true download document with another URL in one place.
+async fn document_with(upstream: &FakeUpstream, key: &str, url: &str) {
+    let mut document = get(&format!("{}{DOCUMENT}", upstream.origin())).await.expect(200).json();
+    document[key] = url.into();
+    upstream.serve_json(DOCUMENT, &document.to_string());
+}
+
+async fn registry() -> FakeUpstream {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").size(50_000));
+    upstream
+}
+
+/// What must never be connected to, and whose certificate larder would believe.
+async fn trap(ca: &TestCa) -> FakeUpstream {
+    FakeUpstream::builder().tls_with(ca).name("taken.example").name("localhost").start().await
+}
+
+async fn refused(larder: &Larder, reason: &str) -> f64 {
+    let text = get(&format!("{}/metrics", larder.admin())).await.expect(200).text();
+    let lines = text.lines().filter(|line| line.starts_with("larder_upstream_refusals_total"));
+    let lines = lines.filter(|line| line.contains(&format!("reason=\"{reason}\"")));
+    lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+}
+
+/// Promise 7: on every hop, every class of address that is not public, however it is written: refused, counted,
+/// never connected to; and the error names the host and the line that would allow it.
+#[tokio::test]
+async fn no_hop_leads_to_an_address_that_is_not_public() {
+    let ca = TestCa::new();
+    let trap = trap(&ca).await;
+    let port = trap.port();
+    let classes = [
+        (format!("https://127.0.0.1:{port}"), "loopback", "127.0.0.1"),
+        (format!("https://2130706433:{port}"), "loopback", "127.0.0.1"),
+        (format!("https://localhost:{port}"), "loopback", "localhost"),
+        (format!("https://[::1]:{port}"), "loopback", "::1"),
+        (format!("https://[::ffff:127.0.0.1]:{port}"), "loopback", "::ffff:127.0.0.1"),
+        (format!("https://[64:ff9b::127.0.0.1]:{port}"), "loopback", "64:ff9b::7f00:1"),
+        // Its name has been taken over, and only its own origin is named.
+        (format!("https://taken.example:{port}"), "loopback", "taken.example"),
+        (format!("https://0.0.0.0:{port}"), "unspecified", "0.0.0.0"),
+        (format!("https://[::]:{port}"), "unspecified", "::"),
+        ("https://10.1.2.3".to_owned(), "private", "10.1.2.3"),
+        ("https://172.20.0.1".to_owned(), "private", "172.20.0.1"),
+        ("https://192.168.0.1".to_owned(), "private", "192.168.0.1"),
+        ("https://100.64.0.1".to_owned(), "private", "100.64.0.1"),
+        ("https://[fd12::1]".to_owned(), "private", "fd12::1"),
+        ("https://[::ffff:10.1.2.3]".to_owned(), "private", "::ffff:10.1.2.3"),
+        ("https://[64:ff9b::10.1.2.3]".to_owned(), "private", "64:ff9b::a01:203"),
+        ("https://169.254.169.254".to_owned(), "link-local", "169.254.169.254"),
+        ("https://[fe80::1]".to_owned(), "link-local", "fe80::1"),
+        ("https://224.0.0.251".to_owned(), "multicast", "224.0.0.251"),
+        ("https://[ff02::1]".to_owned(), "multicast", "ff02::1"),
+        ("https://240.0.0.1".to_owned(), "reserved", "240.0.0.1"),
+        ("https://[2001:db8::1]".to_owned(), "reserved", "2001:db8::1"),
+        ("http://169.254.169.254".to_owned(), "plain-http", "http://169.254.169.254:80"),
+        (format!("http://127.0.0.1:{port}"), "plain-http", &format!("http://127.0.0.1:{port}")),
+        ("http://files.example".to_owned(), "plain-http", "http://files.example:80"),
+    ]
+    .map(|(url, reason, line)| (url, reason, line.to_owned()));
+    for hop in HOPS {
+        let upstream = registry().await;
+        let taken = format!("addresses = [\"127.0.0.1:{port}\"]");
+        let larder = Larder::mirroring(&upstream)
+            .nothing_stays_fresh()
+            .upstream("taken.example", "https://taken.example/", &taken)
+            .trusting(&ca)
+            .start()
+            .await;
+        for (origin, reason, line) in &classes {
+            // The upstream's own host, where its services may be.
+            if hop == Hop::Service && line.trim_start_matches("http://").starts_with("127.0.0.1") {
+                continue;
+            }
+            let case = format!("{hop:?} to {origin}");
+            let before = refused(&larder, reason).await;
+            hop.leads_to(&upstream, &format!("{origin}/s3cret/path?sig=s3cret")).await;
+            let answer = hop.ask(&larder).await;
+            assert_eq!(answer.status, 502, "{case}: {}", answer.text());
+            let said = answer.text();
+            assert!(said.contains("may not be asked"), "{case}: {said}");
+            assert!(said.contains(&format!("add \\\"{line}\\\" to allow_private in [network]")), "{case}: {said}");
+            assert!(!said.contains("s3cret"), "{case}: {said}");
+            assert!(refused(&larder, reason).await > before, "{case}");
+            upstream.heal();
+        }
+        assert!(larder.folder.blobs().is_empty(), "{hop:?}");
+        // Its own way again, and all is well.
+        hop.leads_home(&upstream);
+        hop.ask(&larder).await.expect(200);
+    }
+    assert_eq!(trap.count_where(|_| true), 0);
+}
+
+impl Hop {
+    /// Undoes what pages were served for.
+    fn leads_home(self, upstream: &FakeUpstream) {
+        match self {
+            Self::Service => upstream.serve_json(DISCOVERY, r#"{"providers.v1":"/v1/providers/"}"#),
+            Self::SumsUrl | Self::SignatureUrl | Self::ArchiveUrl => upstream.unserve(DOCUMENT),
+            _ => {}
+        }
+    }
+}
+
+/// A URL that names a user or a password, or another scheme, is asked nowhere, whatever `allow_private` says.
+#[tokio::test]
+async fn no_hop_leads_to_a_url_with_userinfo_or_another_scheme() {
+    for hop in HOPS {
+        let upstream = registry().await;
+        let own = upstream.host();
+        let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
+        for (url, reason) in [
+            (format!("http://me@{own}/x"), "userinfo"),
+            (format!("http://:s3cret@{own}/x"), "userinfo"),
+            (format!("http://me:s3cret@{own}/x"), "userinfo"),
+            ("ftp://files.example/x".to_owned(), "scheme"),
+            ("file:///etc/passwd".to_owned(), "scheme"),
+        ] {
+            hop.leads_to(&upstream, &url).await;
+            let said = hop.ask(&larder).await;
+            assert_eq!(said.status, 502, "{hop:?} to {url}: {}", said.text());
+            assert!(!said.text().contains("s3cret") && !said.text().contains("passwd"), "{}", said.text());
+            // A service or a document that says so is unusable before anybody would be asked.
+            if !matches!(hop, Hop::Service | Hop::SumsUrl | Hop::SignatureUrl | Hop::ArchiveUrl) {
+                assert!(refused(&larder, reason).await >= 1.0, "{hop:?} to {url}");
+            }
+            upstream.heal();
+        }
+    }
+}
+
+/// Promise 7: a refusal prints the line to add; and that line is what allows it.
+#[tokio::test]
+async fn the_line_that_a_refusal_prints_is_the_line_that_allows_it() {
+    let ca = TestCa::new();
+    let plain = FakeUpstream::start().await;
+    let secure = trap(&ca).await;
+    for elsewhere in [
+        plain.origin(),
+        format!("http://localhost:{}", plain.port()),
+        format!("https://127.0.0.1:{}", secure.port()),
+        format!("https://localhost:{}", secure.port()),
+    ] {
+        let upstream = registry().await;
+        let larder = |allowed: &str| {
+            let larder = Larder::mirroring(&upstream).nothing_stays_fresh().trusting(&ca);
+            if allowed.is_empty() { larder } else { larder.allow_private(allowed) }
+        };
+        for files in [&plain, &secure] {
+            files.publish(Provider::new("acme", "null").size(50_000));
+        }
+        upstream.fault(
+            Target::Archive,
+            Fault::RedirectTo(307, format!("{elsewhere}{}", zip_path(&upstream, "null").await)),
+        );
+        let strict = larder("").start().await;
+        let path = strict.archive_path("null", "1.2.0").await;
+        let said = strict.get(&path).await.expect(502).text();
+        let line = said.split("add \\\"").nth(1).and_then(|rest| rest.split("\\\"").next()).unwrap();
+        let wide = larder(line).start().await;
+        wide.archive_path("null", "1.2.0").await;
+        let zip = wide.get(&path).await.expect(200);
+        assert!(zip.body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"), "{elsewhere}");
+    }
+}
+
+async fn zip_path(upstream: &FakeUpstream, name: &str) -> String {
+    let document = get(&format!("{}{}", upstream.origin(), DOCUMENT.replace("null", name))).await.expect(200).json();
+    document["download_url"].as_str().unwrap().strip_prefix(&upstream.origin()).unwrap().to_owned()
+}
+
+/// A network allows its addresses, also in their mapped form; and neither another network nor plain http.
+#[tokio::test]
+async fn a_network_in_allow_private_allows_its_addresses_over_https_only() {
+    let ca = TestCa::new();
+    let files = FakeUpstream::builder().tls_with(&ca).start().await;
+    files.publish(Provider::new("acme", "null").size(50_000));
+    let upstream = registry().await;
+    for (origin, allowed, status) in [
+        (files.origin(), "127.0.0.0/8", 200),
+        (format!("https://localhost:{}", files.port()), "127.0.0.0/8", 200),
+        (files.origin(), "10.0.0.0/8", 502),
+        (files.origin().replace("https", "http"), "127.0.0.0/8", 502),
+        (files.origin().replace("https", "http"), "127.0.0.1", 502),
+        (format!("http://localhost:{}", files.port()), "localhost", 502),
+    ] {
+        upstream.heal();
+        upstream
+            .fault(Target::Archive, Fault::RedirectTo(302, format!("{origin}{}", zip_path(&upstream, "null").await)));
+        let larder = Larder::mirroring(&upstream).trusting(&ca).allow_private(allowed).start().await;
+        let path = larder.archive_path("null", "1.2.0").await;
+        let answer = larder.get(&path).await;
+        assert_eq!(answer.status, status, "{origin} with {allowed}: {}", answer.text());
+    }
+}
+
+/// Promise 7: the services that discovery names under the upstream's own host are permitted, at any port, and
+/// over plain http only where its `url` says so.
+#[tokio::test]
+async fn services_under_the_upstreams_own_host_are_permitted() {
+    let service = registry().await;
+    let upstream = FakeUpstream::start().await;
+    upstream.serve_json(DISCOVERY, &format!("{{\"providers.v1\":\"{}\"}}", service.providers_url()));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let path = larder.archive_path("null", "1.2.0").await;
+    larder.get(&path).await.expect(200);
+
+    let ca = TestCa::new();
+    let secure = FakeUpstream::builder().tls_with(&ca).start().await;
+    secure.serve_json(DISCOVERY, &format!("{{\"providers.v1\":\"{}\"}}", service.providers_url()));
+    let larder = Larder::mirroring(&secure).trusting(&ca).start().await;
+    let said = larder.versions("null").await.expect(502).text();
+    assert!(said.contains("must be https"), "{said}");
+}
+
+/// Promise 7: a proxy of the environment resolves names itself, and may be anywhere; literal addresses are
+/// refused all the same.
+#[tokio::test]
+async fn behind_a_proxy_literal_private_addresses_are_still_refused() {
+    let proxy = FakeUpstream::start().await;
+    let upstream = registry().await;
+    let folder = Folder::new();
+    let config = Larder::mirroring(&upstream).nothing_stays_fresh().on(&folder).config_text();
+    let larder = Process::serve_with(&config, folder.path(), |command| {
+        command.env("HTTPS_PROXY", proxy.origin()).env("https_proxy", proxy.origin());
+        command.env("NO_PROXY", "direct.invalid").env("no_proxy", "direct.invalid");
+    });
+    let larder = larder.unwrap_or_else(|said| panic!("{said:?}"));
+    for (origin, goes_there, said) in [
+        ("https://10.1.2.3", false, "it is a private address"),
+        ("https://[fd00::1]", false, "it is a private address"),
+        ("https://files.invalid", true, ""),
+        ("https://direct.invalid", false, ""),
+    ] {
+        proxy.forget_requests();
+        upstream.fault(Target::Document, Fault::RedirectTo(302, format!("{origin}/x")));
+        let answer = larder.document("null").await.expect(502).text();
+        assert!(answer.contains(said), "{answer}");
+        assert_eq!(proxy.count_where(|_| true) > 0, goes_there, "{origin}: {answer}");
+        upstream.heal();
+    }
+}
+
+/// Two upstreams, one of whose files are at a third host that asks for a credential, over TLS.
+struct Corporate {
+    files: FakeUpstream,
+    listed: FakeUpstream,
+    other: FakeUpstream,
+    ca: TestCa,
+}
+
+const OTHER: &str = "other.example";
+
+impl Corporate {
+    async fn start() -> Self {
+        let ca = TestCa::new();
+        let files = FakeUpstream::builder().tls_with(&ca).start().await;
+        files.publish(Provider::new("acme", "null").size(50_000));
+        let (listed, other) = (registry().await, FakeUpstream::start().await);
+        // Of the same bytes one would be taken for the other's, and not be fetched.
+        for upstream in [&files, &other] {
+            upstream.publish(Provider::new("acme", "other").size(60_000));
+        }
+        for (upstream, name) in [(&listed, "null"), (&other, "other")] {
+            let at_files = format!("{}{}", files.origin(), zip_path(upstream, name).await);
+            upstream.fault(Target::Archive, Fault::RedirectTo(302, at_files));
+        }
+        Self { files, listed, other, ca }
+    }
+
+    fn larder(&self, section: &str, folder: &Folder) -> Builder {
+        let secret = folder.path().join("secret");
+        std::fs::write(&secret, "g1t-t0ken\n").unwrap();
+        let section = section.replace("SECRET", &format!("{{ file = \"{}\" }}", secret.display()));
+        let host = self.files.host();
+        Larder::mirroring(&self.listed)
+            .upstream(OTHER, &format!("{}/", self.other.origin()), "")
+            .with(&format!("[[credential]]\nhost = \"{host}\"\n{section}"))
+            .on(folder)
+            .trusting(&self.ca)
+    }
+
+    /// What the archives of both upstreams come to, and what was shown to the third host.
+    async fn archives(&self, larder: &Larder, header: &str) -> [(u16, Option<String>); 2] {
+        let mut found = Vec::new();
+        for (host, name) in [(HOST, "null"), (OTHER, "other")] {
+            self.files.forget_requests();
+            let document = format!("/registry/{host}{}", DOCUMENT.replace("null", name));
+            let path = larder.get(&document).await.expect(200).json()["download_url"].as_str().unwrap().to_owned();
+            let status = larder.get(&path).await.status;
+            let shown = self.files.requests().first().and_then(|asked| asked.header(header).map(str::to_owned));
+            found.push((status, shown));
+        }
+        found.try_into().unwrap()
+    }
+}
+
+/// Promises 7 and 8: a `[[credential]]` host is permitted to the upstreams that it lists, its credential is shown
+/// there for them, and for nobody else.
+#[tokio::test]
+async fn a_credential_is_used_for_the_upstreams_it_lists_and_for_no_other() {
+    let corporate = Corporate::start().await;
+    let basic = "Basic bWU6ZzF0LXQwa2Vu".to_owned();
+    for (access, header, shown) in [
+        ("token = SECRET", "authorization", "Bearer g1t-t0ken".to_owned()),
+        ("basic = { user = \"me\", password = SECRET }", "authorization", basic),
+        ("header = { name = \"x-key\", value = SECRET }", "x-key", "g1t-t0ken".to_owned()),
+    ] {
+        let section = format!("upstreams = [\"{HOST}\"]\n{access}");
+        let larder = corporate.larder(&section, &Folder::new()).start().await;
+        assert_eq!(corporate.archives(&larder, header).await, [(200, Some(shown)), (502, None)]);
+    }
+    for upstream in [&corporate.listed, &corporate.other] {
+        let told =
+            upstream.count_where(|asked| asked.header("authorization").is_some() || asked.header("x-key").is_some());
+        assert_eq!(told, 0, "a registry was shown a credential that is not for it");
+    }
+}
+
+/// The same host, allowed to everybody by `allow_private`: the other upstream gets there, without the credential.
+#[tokio::test]
+async fn allow_private_lends_nobody_a_credential() {
+    let corporate = Corporate::start().await;
+    for (upstreams, shown) in [(format!("[\"{HOST}\"]"), true), ("[]".to_owned(), false)] {
+        let section = format!("upstreams = {upstreams}\ntoken = SECRET");
+        let larder = corporate.larder(&section, &Folder::new()).allow_private("127.0.0.1").start().await;
+        let token = shown.then(|| "Bearer g1t-t0ken".to_owned());
+        assert_eq!(corporate.archives(&larder, "authorization").await, [(200, token), (200, None)]);
+    }
+}
+
+/// Promise 7: an upstream that leads back to larder itself, by address, by name or through another larder, is
+/// 508 at once, and nothing is asked again and again.
+#[tokio::test]
+async fn an_upstream_that_is_larder_itself_is_a_ring_that_ends_at_once() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    for name in ["127.0.0.1", "localhost"] {
+        let url = format!("http://{name}:{port}/registry/{HOST}/");
+        let larder = Larder::builder().server(&format!("listen = \"127.0.0.1:{port}\"")).upstream(HOST, &url, "");
+        let larder = larder.start().await;
+        let said = larder.versions("null").await.expect(508).text();
+        assert!(said.contains("ring") || said.contains("508"), "{said}");
+        assert_eq!(larder.metric("larder_requests_total").await, 2.0, "the one asked, and the one that came back");
+        larder.stop().await;
+    }
+    let ports = [(); 2].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    let [first, second] = ports.map(|socket| socket.local_addr().unwrap().port());
+    let mut ring = Vec::new();
+    for (own, next) in [(first, second), (second, first)] {
+        let url = format!("http://127.0.0.1:{next}/registry/{HOST}/");
+        let larder = Larder::builder().server(&format!("listen = \"127.0.0.1:{own}\"")).upstream(HOST, &url, "");
+        ring.push(larder.start().await);
+    }
+    ring[0].versions("null").await.expect(508);
+    ring[1].document("null", "1.2.0").await.expect(508);
+}
