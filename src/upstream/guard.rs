@@ -201,3 +201,42 @@ fn those_allowed(allowed: &[Private], name: &str, addresses: Vec<SocketAddr>) ->
         _ => Ok(left),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sockets(addresses: &[&str]) -> Vec<SocketAddr> {
+        addresses.iter().map(|address| SocketAddr::new(address.parse().unwrap(), 0)).collect()
+    }
+
+    /// Promise 7, at connect time: each answer for a name is judged for itself, so one that leads elsewhere the
+    /// second time is refused the second time; of a mixed one only the public part is connected to.
+    #[test]
+    fn a_name_is_judged_by_what_it_leads_to_this_time() {
+        let allowed = [Private::Network("10.9.0.0/16".parse().unwrap())];
+        let judged = |addresses| those_allowed(&allowed, "files.example", sockets(addresses));
+        assert_eq!(judged(&["1.1.1.1"]).unwrap(), sockets(&["1.1.1.1"]));
+        let refused = judged(&["127.0.0.1"]).unwrap_err();
+        assert_eq!(refused.word(), "loopback");
+        assert!(refused.to_string().contains("files.example leads to 127.0.0.1, a loopback address"), "{refused}");
+        assert_eq!(judged(&["10.0.0.1", "2606:4700::1111", "fe80::1"]).unwrap(), sockets(&["2606:4700::1111"]));
+        assert_eq!(judged(&["10.9.1.2", "::ffff:10.9.1.2"]).unwrap(), sockets(&["10.9.1.2", "::ffff:10.9.1.2"]));
+        assert_eq!(judged(&["10.8.1.2", "169.254.169.254"]).unwrap_err().word(), "link-local");
+        assert_eq!(judged(&[]).unwrap(), []);
+    }
+
+    #[tokio::test]
+    async fn a_name_that_was_taken_over_is_judged_by_its_configured_addresses() {
+        let guard = Guard::new(&[], &[]);
+        let taken = |name: &str, at: &[&str]| (name.to_owned(), sockets(at));
+        let taken = HashMap::from([taken("a.example", &["1.1.1.1", "10.0.0.1"]), taken("b.example", &["10.0.0.1"])]);
+        let resolver = PublicOnly::new(&guard, taken);
+        let found: Vec<_> = resolver.resolve("a.example".parse().unwrap()).await.unwrap().collect();
+        assert_eq!(found, sockets(&["1.1.1.1"]));
+        for name in ["b.example", "localhost"] {
+            let Err(refused) = resolver.resolve(name.parse().unwrap()).await else { panic!("{name} was resolved") };
+            assert!(refused.downcast_ref::<Refusal>().is_some(), "{refused}");
+        }
+    }
+}
