@@ -69,6 +69,9 @@ impl Version {
                 normal.push_str(label);
             }
         }
+        if normal.len() > LONGEST_VERSION {
+            return Err(bad("it is longer than 96 bytes with all its three numbers"));
+        }
         Ok(Self { numbers, pre, build, normal })
     }
 
@@ -181,6 +184,15 @@ mod tests {
     }
 
     #[test]
+    fn a_version_must_fit_in_normal_form_too() {
+        let label = "a".repeat(90);
+        for core in ["1.2.3", "1.2", "1"] {
+            assert_eq!(Version::parse(&format!("{core}-{label}")).map(|version| version.as_str().len()), Ok(96));
+            assert!(Version::parse(&format!("{core}-{label}b")).is_err(), "{core}");
+        }
+    }
+
+    #[test]
     fn versions_order_by_precedence() {
         let sorted = [
             "1.0.0-alpha",
@@ -201,11 +213,21 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_parsed_version_parses_to_itself(given in "[0-9v.+a-c-]{0,20}") {
+        fn a_parsed_version_parses_to_itself(given in "[0-9v.+a-c-]{0,20}|[0-9](\\.[0-9]){0,2}[+-][0-9a-c-]{85,95}") {
             if let Ok(parsed) = Version::parse(&given) {
                 prop_assert_eq!(Version::parse(parsed.as_str()), Ok(parsed.clone()));
                 prop_assert_eq!(parsed.cmp(&parsed), Ordering::Equal);
+                let json = serde_json::to_string(&parsed).unwrap();
+                prop_assert_eq!(serde_json::from_str::<Version>(&json).unwrap(), parsed);
             }
+        }
+
+        #[test]
+        fn the_order_is_total(given in prop::array::uniform3("[0-2](\\.[01]){0,2}(-[0-2a-]{1,2}(\\.[0-2a-]{1,2})?)?(\\+[01]{1,2})?")) {
+            let [a, b, c] = given.map(|given| Version::parse(&given).unwrap());
+            prop_assert_eq!(a.cmp(&b), b.cmp(&a).reverse());
+            prop_assert_eq!(a.cmp(&b) == Ordering::Equal, a == b);
+            prop_assert!(!(a <= b && b <= c) || a <= c, "{} {} {}", a, b, c);
         }
     }
 }
