@@ -393,7 +393,7 @@ pub fn origin(url: &Url) -> String {
 
 /// A text of upstream's as it may be told to anybody: one line, no control characters, and nothing that could
 /// be the userinfo or the query of a URL, which may be secrets.
-fn relayed(text: &str) -> String {
+pub fn relayed(text: &str) -> String {
     const LONGEST: usize = 300;
     let word = |word: &str| {
         let shown = word.split(['?', '#']).next().unwrap_or_default();
@@ -405,11 +405,15 @@ fn relayed(text: &str) -> String {
     words.join(" ").chars().take(LONGEST).collect()
 }
 
-/// `bytes 5-9/10` -> (5, Some(10)).
-fn content_range(value: &str) -> Option<(u64, Option<u64>)> {
+/// `bytes 5-9/10` -> (5, Some(10)). One that contradicts itself is none (RFC 9110 14.4).
+pub fn content_range(value: &str) -> Option<(u64, Option<u64>)> {
+    // Without the check it would read a sign, too.
+    let number = |text: &str| text.parse::<u64>().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()));
     let (range, total) = value.strip_prefix("bytes ")?.split_once('/')?;
-    let start = range.split_once('-')?.0.parse().ok()?;
-    Some((start, total.parse().ok()))
+    let (start, last) = range.split_once('-')?;
+    let (start, last) = (number(start)?, number(last)?);
+    let total = if total == "*" { None } else { Some(number(total)?) };
+    (start <= last && total.is_none_or(|total| last < total)).then_some((start, total))
 }
 
 #[cfg(test)]
@@ -436,11 +440,42 @@ mod tests {
         }
     }
 
+    /// RFC 9110 14.4: a Content-Range that contradicts itself is not to be built on.
+    #[test]
+    fn a_content_range_that_cannot_be_is_none() {
+        assert_eq!(content_range("bytes 5-9/10"), Some((5, Some(10))));
+        assert_eq!(content_range("bytes 5-9/*"), Some((5, None)));
+        for cannot_be in [
+            "bytes 5-4/10",
+            "bytes 5-9/2",
+            "bytes 5-9/9",
+            "bytes 5-9/x",
+            "bytes 5-9/",
+            "bytes 5-9",
+            "bytes 5-/10",
+            "bytes 5-x/10",
+            "bytes +5-9/10",
+            "bytes 5-9/+10",
+            "bytes */10",
+            "items 5-9/10",
+        ] {
+            assert_eq!(content_range(cannot_be), None, "{cannot_be}");
+        }
+    }
+
     proptest! {
         #[test]
         fn nothing_that_upstream_says_panics_or_breaks_a_line(said in "\\PC{0,60}(://)?\\PC{0,60}[\n\r\t]?", range in "[ -~]{0,40}") {
             prop_assert!(!relayed(&said).chars().any(char::is_control));
             let _ = content_range(&range);
+        }
+
+        #[test]
+        fn a_content_range_is_read_as_it_was_printed(start in any::<u64>(), length in 1..u64::MAX, rest in prop::option::of(any::<u64>())) {
+            let last = start.saturating_add(length - 1);
+            let total = rest.map(|rest| last.saturating_add(rest)).filter(|total| *total > last);
+            let printed = total.map_or("*".to_owned(), |total| total.to_string());
+            prop_assert_eq!(content_range(&format!("bytes {start}-{last}/{printed}")), Some((start, total)));
         }
     }
 }
