@@ -59,6 +59,7 @@ impl VersionList {
     pub fn parse(body: &[u8]) -> Result<Self, String> {
         let mut rest: RawObject = serde_json::from_slice(body).map_err(|e| format!("it is no JSON object: {e}"))?;
         let listed = rest.shift_remove("versions").ok_or("it has no \"versions\"")?;
+        spelled_once(&rest, &["versions"])?;
         let listed: Vec<Box<RawValue>> =
             serde_json::from_str(listed.get()).map_err(|e| format!("its \"versions\" are no list: {e}"))?;
         let mut list = Self { versions: Vec::new(), rest };
@@ -145,6 +146,10 @@ struct Fields {
     signing_keys: Option<SigningKeys>,
 }
 
+/// What [`Fields`] reads.
+const MEMBERS: [&str; 8] =
+    ["os", "arch", "filename", "shasum", "download_url", "shasums_url", "shasums_signature_url", "signing_keys"];
+
 #[derive(Deserialize)]
 struct SigningKeys {
     #[serde(default)]
@@ -164,6 +169,8 @@ impl DownloadDocument {
     /// Says why no client could use it (PROTOCOL 2.3).
     pub fn parse(body: &[u8], url: &Url, platform: &Platform) -> Result<Self, String> {
         let fields: Fields = serde_json::from_slice(body).map_err(|e| format!("its download document: {e}"))?;
+        let members: RawObject = serde_json::from_slice(body).map_err(|e| format!("its download document: {e}"))?;
+        spelled_once(&members, &MEMBERS)?;
         if fields.os != platform.os || fields.arch != platform.arch {
             return Err(format!("its download document is for {}_{} and not for {platform}", fields.os, fields.arch));
         }
@@ -184,9 +191,26 @@ impl DownloadDocument {
             sums_url: file("shasums_url", &fields.shasums_url)?,
             signature_url: signature.map(|reference| file("shasums_signature_url", reference)).transpose()?,
             keys: keys.into_iter().map(|key| key.ascii_armor).filter(|armor| !armor.is_empty()).collect(),
-            fields: serde_json::from_slice(body).map_err(|e| format!("its download document: {e}"))?,
+            fields: members,
         })
     }
+}
+
+/// The clients read the names of members in any case, and take the last of several: a second spelling of one
+/// that larder reads would be another document to them, and could lead them past larder.
+fn spelled_once(members: &RawObject, known: &[&str]) -> Result<(), String> {
+    let is_known_but_for_its_case =
+        |name: &&String| !known.contains(&name.as_str()) && known.iter().any(|known| folded(known).eq(folded(name)));
+    match members.keys().find(is_known_but_for_its_case) {
+        Some(name) => Err(format!("its {name:?} is another spelling of a member that clients read")),
+        None => Ok(()),
+    }
+}
+
+/// A name as the clients compare it: to lower case and then to upper is at least as wide as their folding, which
+/// has K for the Kelvin sign and S for the long s.
+fn folded(name: &str) -> impl Iterator<Item = char> {
+    name.chars().flat_map(char::to_lowercase).flat_map(char::to_uppercase)
 }
 
 #[cfg(test)]
@@ -214,7 +238,56 @@ mod tests {
         }
     }
 
+    /// The clients read names of members in any case and take the last: what larder reads must be what they read.
+    #[test]
+    fn a_member_that_stands_there_in_another_spelling_too_is_refused() {
+        let url = Url::parse("https://registry.example/x").unwrap();
+        let platform = Platform::parse("linux_amd64").unwrap();
+        let document = |more: &str| {
+            let shasum = Digest::of(b"zip");
+            let body = format!(
+                r#"{{"os":"linux","arch":"amd64","filename":"f.zip","shasum":"{shasum}","download_url":"f.zip","shasums_url":"s"{more}}}"#
+            );
+            DownloadDocument::parse(body.as_bytes(), &url, &platform)
+        };
+        assert!(document(r#","Download URL":"x","Protocols":[]"#).is_ok());
+        for name in ["Download_URL", "SHASUM", "ſhaſums_url", "shasums_signature_Url", "Os", "Signing_Keys"] {
+            let refused = document(&format!(r#","{name}":"x""#)).unwrap_err();
+            assert!(refused.contains("another spelling"), "{refused}");
+        }
+        let list = |name: &str| VersionList::parse(format!(r#"{{"versions":[],"{name}":[]}}"#).as_bytes());
+        assert!(list("version").is_ok());
+        for name in ["Versions", "VERSIONS", "verſions"] {
+            assert!(list(name).unwrap_err().contains("another spelling"), "{name}");
+        }
+    }
+
+    fn any_entry() -> impl Strategy<Value = String> {
+        let version = "\"v?[0-9]{1,2}(\\.[0-9]){0,3}(-[a-z0-9.]{1,4})?\"|[0-9]|null";
+        let more = prop_oneof![
+            Just(""),
+            Just(r#","x":1e400"#),
+            Just(r#","platforms":null"#),
+            Just(r#", "platforms": [{"os":"linux","arch":"amd64"},7]"#)
+        ];
+        (version, more).prop_map(|(version, more)| format!(r#"{{"version":{version}{more}}}"#))
+    }
+
     proptest! {
+        #[test]
+        fn entries_of_a_list_stay_as_they_were_written(entries in prop::collection::vec(any_entry(), 0..8), rest in "[a-z]{1,8}") {
+            let body = format!(r#"{{"{rest}":1e400,"versions":[{}]}}"#, entries.join(","));
+            if let Ok(list) = VersionList::parse(body.as_bytes()) {
+                let mut seen = std::collections::HashSet::new();
+                for listed in &list.versions {
+                    prop_assert!(entries.iter().any(|entry| entry == listed.raw.get()));
+                    prop_assert_eq!(Version::parse(&listed.spelled), Ok(listed.version.clone()));
+                    prop_assert!(seen.insert(&listed.version));
+                }
+                prop_assert_eq!(list.rest[&rest].get(), "1e400");
+            }
+        }
+
         #[test]
         fn foreign_bytes_never_panic(body in proptest::collection::vec(any::<u8>(), 0..300), text in "\\PC{0,200}") {
             let url = Url::parse("https://registry.example/x").unwrap();
