@@ -5,7 +5,7 @@ use pgp::crypto::hash::HashAlgorithm;
 use pgp::packet::{Packet, PacketParser, Signature, SignatureType, SignatureVersion, SubpacketData};
 use pgp::types::Timestamp;
 
-use super::signing_key::{Component, ListedKey, Unfit, read_keys};
+use super::signing_key::{Component, ListedKey, Unfit, read_keys, told};
 
 /// The largest signature file that is read.
 pub const MAX_SIGNATURE_BYTES: usize = 64 << 10;
@@ -201,7 +201,7 @@ fn read_signatures(bytes: &[u8]) -> Result<Vec<DocumentSignature>, SignatureErro
         let read = match packet {
             Ok(Packet::Signature(signature)) => DocumentSignature::from_packet(signature),
             Ok(_) => Err("holds something else than a signature".to_owned()),
-            Err(error) => Err(format!("is no OpenPGP signature ({error})")),
+            Err(error) => Err(format!("is no OpenPGP signature ({})", told(&error))),
         };
         match read {
             Ok(signature) => signatures.push(signature),

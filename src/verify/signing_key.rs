@@ -152,7 +152,7 @@ impl Component<'_> {
             Self::Primary(key) => signature.verify(&key.primary_key, document),
             Self::Subkey(subkey) => signature.verify(&subkey.key, document),
         }
-        .map_err(|error| error.to_string())
+        .map_err(|error| told(&error))
     }
 }
 
@@ -226,7 +226,24 @@ fn fingerprint(key: &impl KeyDetails) -> String {
 }
 
 fn unreadable(error: pgp::errors::Error) -> String {
-    format!("is no OpenPGP public key ({error})")
+    format!("is no OpenPGP public key ({})", told(&error))
+}
+
+/// What the OpenPGP crate says, in one short line. Its errors print what they hold, stack traces of this process
+/// among it, which are for neither clients nor logs.
+pub(super) fn told(error: &pgp::errors::Error) -> String {
+    const LONGEST: usize = 120;
+    if let pgp::errors::Error::InvalidPacketContent { source } = error {
+        return told(source);
+    }
+    let text = error.to_string();
+    let text = text.split("backtrace").next().unwrap_or_default();
+    let text = text.rsplit_once("message: \"").map_or(text, |(_, message)| message);
+    let words: Vec<&str> =
+        text.split("\\n").flat_map(|line| line.split(|c: char| c.is_whitespace() || c.is_control())).collect();
+    let line: String = words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ");
+    let shortened: String = line.chars().take(LONGEST).collect();
+    shortened.trim_end_matches([' ', ',', '"', '{', '\\']).to_owned()
 }
 
 fn unusable(why: &str) -> Unfit {

@@ -214,6 +214,29 @@ fn signatures_that_the_clients_do_not_take_are_refused() {
     }
 }
 
+/// The OpenPGP crate prints whole stack traces into its errors, which go to clients and logs.
+#[test]
+fn what_is_wrong_with_a_signature_or_a_key_is_told_in_one_short_line() {
+    let key = TestKey::new();
+    let (signature, public) = (key.sign(SUMS), key.public(&good()));
+    let packets = pgp::ser::Serialize::to_bytes(&pgp::composed::SignedPublicKey::from(key.secret.clone())).unwrap();
+    let mut told = Vec::new();
+    for place in 0..signature.len() {
+        let mut changed = signature.clone();
+        changed[place] ^= 0x14;
+        told.extend(check(&changed, std::slice::from_ref(&public)).err());
+    }
+    for place in 0..packets.len() {
+        let mut changed = packets.clone();
+        changed[place] ^= 0x14;
+        told.extend(check(&signature, &[armored(&changed)]).err());
+    }
+    for told in told {
+        let told = told.to_string();
+        assert!(told.chars().count() < 300 && !told.contains('\n') && !told.contains("backtrace"), "{told}");
+    }
+}
+
 #[test]
 fn nothing_that_is_cut_short_proves_anything() {
     let key = TestKey::new();
