@@ -27,14 +27,16 @@ impl Hostname {
                 (name, Some(port.ok_or_else(|| bad("its port is not a number from 1 to 65535"))?))
             }
         };
-        let ascii = Uts46::new()
-            .to_ascii(name.as_bytes(), AsciiDenyList::STD3, Hyphens::Allow, DnsLength::Verify)
-            .map_err(|_| bad("it is not a domain name"))?;
+        let ascii = in_ascii(name).ok_or_else(|| bad("it is not a domain name"))?;
+        // Users write its Unicode spelling, which UTS 46 lets be something else for labels like `xn--xn--…`.
+        if ascii.contains("xn--") && in_ascii(&idna::domain_to_unicode(&ascii).0).as_ref() != Some(&ascii) {
+            return Err(bad("it has no spelling in Unicode that is a domain name"));
+        }
         if ascii.len() > LONGEST_PART - ":65535".len() {
             return Err(bad("it is longer than a path segment of ours may be"));
         }
         Ok(match port {
-            None | Some(443) => Self(ascii.into_owned()),
+            None | Some(443) => Self(ascii),
             Some(port) => Self(format!("{ascii}:{port}")),
         })
     }
@@ -62,6 +64,12 @@ impl Hostname {
             None => unicode,
         }
     }
+}
+
+/// A domain name in lower-case ASCII.
+fn in_ascii(name: &str) -> Option<String> {
+    let ascii = Uts46::new().to_ascii(name.as_bytes(), AsciiDenyList::STD3, Hyphens::Allow, DnsLength::Verify);
+    ascii.ok().map(|ascii| ascii.into_owned())
 }
 
 impl fmt::Display for Hostname {
@@ -108,6 +116,7 @@ mod tests {
             ("under_score.example", "refused"),
             ("[::1]:80", "refused"),
             ("xn--zzzzzz--.example", "refused"),
+            ("xn--xn--bcher-n--bcher-kva.example", "refused"),
         ] {
             assert_eq!(host(given), key, "{given}");
         }
@@ -116,10 +125,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_parsed_host_parses_to_itself(given in "\\PC{0,40}") {
+        fn a_parsed_host_parses_to_itself(given in "\\PC{0,40}|[a-zA-Zé.-]{1,20}(:[0-9]{1,5})?|(xn--)?[a-z0-9-]{1,20}") {
             if let Ok(parsed) = Hostname::parse(&given) {
                 prop_assert_eq!(Hostname::parse(parsed.as_str()), Ok(parsed.clone()));
                 prop_assert!(!parsed.as_str().contains('/'));
+                prop_assert_eq!(Hostname::parse(&parsed.to_unicode()), Ok(parsed));
             }
         }
     }
