@@ -64,6 +64,8 @@ impl CdnLoop {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -77,5 +79,21 @@ mod tests {
         assert!(through("larder, larder;id=2, larder;id=3, larder, larder").is_a_loop(&own));
         assert!(through("larder;id=1").names_a_larder());
         assert!(!through("notlarder;id=1, larder2").names_a_larder());
+    }
+
+    proptest! {
+        /// Promise 7: whatever others wrote into the list, our own entry is known again, and the fifth larder is too many.
+        #[test]
+        fn what_is_sent_on_is_known_again(values in prop::collection::vec("[ -~]{0,30}|(larder;id=[0-9]?[ ,;]*){1,3}", 0..4)) {
+            let own = OwnEntry::random().unwrap();
+            let mut list = CdnLoop::received(values.iter().map(String::as_str));
+            for _ in 0..=MOST_LARDERS {
+                let sent = list.with(&own);
+                prop_assert!(sent.starts_with(&values.join(", ")) && sent.ends_with(&own.to_string()));
+                list = CdnLoop::received([sent.as_str()].into_iter());
+                prop_assert!(list.names_a_larder() && list.is_a_loop(&own), "{}", sent);
+            }
+            prop_assert!(list.is_a_loop(&OwnEntry::random().unwrap()));
+        }
     }
 }

@@ -189,6 +189,10 @@ written_as_text!(Hostname, Name, Platform, Version, FileName);
 
 #[cfg(test)]
 mod tests {
+    use std::fmt::Debug;
+
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -199,6 +203,28 @@ mod tests {
         assert_eq!(Name::parse("HashiCorp").map(|n| n.to_string()), Ok("hashicorp".to_owned()));
         for given in ["linux", "linux_", "_amd64", "Linux_amd64", "linux_amd64_v2", "linux_../x"] {
             assert!(Platform::parse(given).is_err(), "{given}");
+        }
+    }
+    fn reads_back<T: Serialize + serde::de::DeserializeOwned + PartialEq + Debug>(value: &T) {
+        let json = serde_json::to_string(value).unwrap();
+        assert_eq!(&serde_json::from_str::<T>(&json).unwrap(), value);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_a_name_a_platform_or_a_file_name_is_one_segment_and_reads_back(
+            text in "\\PC{0,40}|[a-zA-Z0-9_.-]{0,140}|[a-z0-9]{1,33}_[a-z0-9]{1,33}|[ -~]{0,20}[/\\\\\n\r\t ]?[ -~]{0,3}",
+        ) {
+            let parts = [
+                Name::parse(&text).inspect(reads_back).map(|name| name.to_string()),
+                Platform::parse(&text).inspect(reads_back).map(|platform| platform.to_string()),
+                FileName::parse(&text).inspect(reads_back).map(|name| name.to_string()),
+            ];
+            for part in parts.into_iter().flatten() {
+                prop_assert!(part == text || part == text.to_ascii_lowercase());
+                prop_assert!(!part.is_empty() && part.len() <= LONGEST_PART && part != "." && part != "..");
+                prop_assert!(!part.contains(['/', '\\', ' ', '\n', '\r', '\0']), "{part:?}");
+            }
         }
     }
 }

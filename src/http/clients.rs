@@ -48,6 +48,8 @@ fn covers(networks: &[IpNet], address: IpAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     /// Promise 8: of X-Forwarded-For the right-most address that is not trusted counts.
@@ -77,5 +79,26 @@ mod tests {
             assert_eq!(clients.admit(peer.parse().unwrap(), &headers).is_ok(), admitted, "{peer} {forwarded:?}");
         }
         assert!(Clients::default().admit("192.0.2.1".parse().unwrap(), &HeaderMap::new()).is_ok());
+    }
+
+    proptest! {
+        /// Promise 8: nothing that a client writes into X-Forwarded-For makes it another.
+        #[test]
+        fn what_stands_before_a_trusted_proxys_word_changes_nothing(
+            forged in prop::collection::vec("[ -~]{0,20}|((10\\.1\\.2\\.3|10\\.9\\.0\\.5|::1)[, ]*){1,3}", 0..3),
+            said in prop::sample::select(vec![("10.1.2.3", true), ("192.0.2.1", false), ("x", false), ("::1, 10.9.0.5", true)]),
+        ) {
+            let clients = Clients {
+                allowed: Some(vec!["10.1.0.0/16".parse().unwrap(), "::1/128".parse().unwrap()]),
+                trusted_proxies: vec!["10.9.0.5/32".parse().unwrap()],
+            };
+            let mut headers = HeaderMap::new();
+            for value in forged.iter().map(String::as_str).chain([said.0]) {
+                headers.append("x-forwarded-for", value.parse().unwrap());
+            }
+            let admitted = |peer: &str| clients.admit(peer.parse().unwrap(), &headers).is_ok();
+            prop_assert_eq!(admitted("10.9.0.5"), said.1);
+            prop_assert!(admitted("10.1.2.3") && !admitted("192.0.2.1"));
+        }
     }
 }

@@ -8,7 +8,7 @@ pub mod clients;
 mod idle;
 pub mod listener;
 mod range;
-mod respond;
+pub mod respond;
 pub mod tls;
 
 use std::sync::Arc;

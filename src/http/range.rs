@@ -42,6 +42,8 @@ pub(super) fn asked_range(header: &str, size: u64) -> Wanted {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -67,5 +69,27 @@ mod tests {
             assert_eq!(asked_range(header, 10), asked, "{header}");
         }
         assert_eq!(asked_range("bytes=0-", 0), Wanted::Beyond);
+    }
+
+    proptest! {
+        #[test]
+        fn a_part_is_never_empty_and_lies_within_the_file(
+            header in "[ -~]{0,20}|bytes=[ +]?[0-9]{0,20}-[ -]?[0-9]{0,20}",
+            size in prop_oneof![0..30_u64, any::<u64>()],
+        ) {
+            if let Wanted::Part(start, end) = asked_range(&header, size) {
+                prop_assert!(start < end && end <= size, "{start} {end}");
+            }
+        }
+
+        #[test]
+        fn every_part_of_a_file_can_be_asked_for(first in 0..100_u64, last in 0..100_u64, size in 0..100_u64) {
+            let asked = match (first <= last, first < size) {
+                (false, _) => Wanted::Whole,
+                (true, false) => Wanted::Beyond,
+                (true, true) => Wanted::Part(first, size.min(last + 1)),
+            };
+            prop_assert_eq!(asked_range(&format!("bytes={first}-{last}"), size), asked);
+        }
     }
 }

@@ -20,7 +20,7 @@ const ASK_AGAIN: HeaderValue = HeaderValue::from_static("no-cache");
 const CACHE_STATUS: header::HeaderName = header::HeaderName::from_static("cache-status");
 
 /// The response to a reply.
-pub(super) fn reply<B>(reply: Reply, route: &Route, request: &Request<B>) -> Response<Body> {
+pub fn reply<B>(reply: Reply, route: &Route, request: &Request<B>) -> Response<Body> {
     // What was not held when it was asked for has no parts, however it came (promise 3).
     let has_parts = reply.outcome != Some(Outcome::Miss);
     let asked = Asked { headers: request.headers(), has_parts, is_get: request.method() == Method::GET };

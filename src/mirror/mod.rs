@@ -17,6 +17,7 @@ mod parts;
 mod proof_set;
 mod proving;
 mod pull;
+pub mod record;
 mod remembered;
 mod seen;
 mod sets;

@@ -13,7 +13,7 @@ use crate::store::{Durability, Key, StoreError};
 use crate::verify::Checksums;
 
 #[derive(Debug, Default, Serialize, Deserialize)]
-struct Seen {
+pub(super) struct Seen {
     /// The fingerprints of the keys that signed a proven set, and when each was first seen.
     #[serde(default)]
     keys: BTreeMap<String, Timestamp>,

@@ -143,6 +143,8 @@ pub struct SinceStart {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -166,6 +168,32 @@ mod tests {
         assert_eq!(open.may_read(shown(Some("Bearer t0ken"))), Ok(()));
         for wrong in [None, Some("Bearer"), Some("Bearer t0ke"), Some("Basic t0ken"), Some("t0ken"), Some("Bearer ")] {
             assert_eq!(open.may_read(shown(wrong)), Err(Refusal::NoToken), "{wrong:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn only_the_token_and_no_page_gets_in_from_elsewhere(
+            host in prop::option::of("[ -~]{0,20}|localhost(:[0-9]{1,5})?"),
+            authorization in prop::option::of("(?i:bearer) {1,2}[t0ken]{0,6}|[ -~]{0,20}"),
+            origin in prop::option::of("null|https?://[a-z]{1,5}"),
+        ) {
+            let shown =
+                Credentials { host: host.as_deref(), authorization: authorization.as_deref(), origin: origin.as_deref() };
+            let [local, open] = [[127, 0, 0, 1], [10, 0, 0, 1]].map(|ip| Access::new(SecretString::from("t0ken"), IpAddr::from(ip)));
+            prop_assert!(origin.is_none() || (local.may_read(shown).is_err() && open.may_read(shown).is_err()));
+            let has_token = authorization.as_deref().is_some_and(|given: &str| given.split_whitespace().last() == Some("t0ken"));
+            prop_assert!(has_token || open.may_read(shown).is_err());
+            let good = Credentials { authorization: Some("Bearer t0ken"), origin: None, ..shown };
+            prop_assert_eq!(open.may_read(good), Ok(()));
+        }
+
+        #[test]
+        fn a_path_of_the_admin_listener_has_one_spelling(path in "(/admin/v1|/)?[/a-z-]{0,16}[/?%.]?", query in prop::option::of("[ -~]{0,10}")) {
+            if AdminRoute::parse(&path, query.as_deref()).is_some() {
+                let slashed = format!("{path}/");
+                prop_assert!(path.starts_with('/') && AdminRoute::parse(&slashed, query.as_deref()).is_none());
+            }
         }
     }
 }

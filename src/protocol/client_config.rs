@@ -43,10 +43,8 @@ async fn overrides(hosts: &[&Hostname], mirror: Option<&Arc<Mirror>>, base: &str
             Some(mirror) => mirror.held_discovery(host).await?,
             None => None,
         };
-        let known = match &held {
-            Some(held) => services(held, host, |path| format!("{base}{path}")).ok(),
-            None => None,
-        };
+        let discovery = held.and_then(|held| held.discovery().ok());
+        let known = discovery.map(|discovery| services(discovery, host, |path| format!("{base}{path}")));
         line(&mut text, format_args!("host \"{}\" {{", host.to_unicode()));
         line(&mut text, format_args!("  services = {{"));
         match known {

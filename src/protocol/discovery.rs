@@ -10,7 +10,7 @@ use super::Links;
 use super::route::providers_base;
 use crate::address::Hostname;
 use crate::error::Error;
-use crate::mirror::{Answer, Call, KeptDocument, Mirror};
+use crate::mirror::{Answer, Call, Mirror};
 use crate::upstream::discovery::Discovery;
 use crate::upstream::providers::RawObject;
 
@@ -25,18 +25,14 @@ pub(super) async fn document(
     links: Links<'_>,
 ) -> Result<Answer<Vec<u8>>, Error> {
     let Answer { value, outcome, fresh_until } = mirror.discovery(host, call).await?;
-    let entries = services(&value, host, |path| links.to(path))?;
+    let discovery = value.discovery().map_err(|why| unreadable(host, &why))?;
+    let entries = services(discovery, host, |path| links.to(path));
     let body = serde_json::to_vec(&entries).map_err(|e| unreadable(host, &e.to_string()))?;
     Ok(Answer { value: body, outcome, fresh_until })
 }
 
-/// Every service of a held discovery document, as clients of larder must see it.
-pub(super) fn services(
-    held: &KeptDocument,
-    host: &Hostname,
-    link: impl Fn(&str) -> String,
-) -> Result<RawObject, Error> {
-    let discovery = held.discovery().map_err(|why| unreadable(host, &why))?;
+/// Every service of a discovery document, as clients of larder must see it.
+pub fn services(discovery: Discovery, host: &Hostname, link: impl Fn(&str) -> String) -> RawObject {
     let has_providers = discovery.service("providers.v1").is_some();
     let Discovery { mut entries, url } = discovery;
     for (name, value) in &mut entries {
@@ -48,7 +44,7 @@ pub(super) fn services(
             *value = rewritten;
         }
     }
-    Ok(entries)
+    entries
 }
 
 /// A service made absolute; `None` where it stays as upstream wrote it.
@@ -79,4 +75,43 @@ fn resolved(reference: &str, base: &Url) -> Option<Box<RawValue>> {
 
 fn unreadable(host: &Hostname, why: &str) -> Error {
     Error::Interrupted(format!("the held discovery document of {host} cannot be read: {why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn read(body: &[u8], from: &str) -> Discovery {
+        Discovery::parse(body, Url::parse(from).unwrap()).unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn every_service_leads_where_it_led_before_but_for_the_ones_larder_serves(
+            services_of in prop::collection::btree_map(
+                "providers\\.v1|modules\\.v1|[a-z]{1,3}\\.v[12]",
+                "\"(https?:)?(//)?([a-z]{1,3}(:[a-z]{0,2})?@)?([a-z]{1,5}\\.example)?[/a-z?#%. ]{0,12}\"|null|1e400|\\[\"a\"\\]|\\{\"authz\":\"x\"\\}",
+                0..5,
+            ),
+        ) {
+            let members: Vec<String> = services_of.iter().map(|(name, value)| format!("\"{name}\": {value}")).collect();
+            let before = read(format!("{{{}}}", members.join(",")).as_bytes(), "https://registry.example/.well-known/terraform.json");
+            let host = Hostname::parse("registry.example").unwrap();
+            let sent = serde_json::to_vec(&services(before.clone(), &host, str::to_owned)).unwrap();
+            let after = read(&sent, "http://127.0.0.1:8080/registry/x");
+            prop_assert!(after.entries.keys().eq(before.entries.keys()));
+            for (name, value) in &services_of {
+                let (led, leads) = (before.service(name), after.service(name));
+                if name == "providers.v1" && led.is_some() {
+                    prop_assert_eq!(leads.as_ref().map(Url::as_str), Some("http://127.0.0.1:8080/registry/registry.example/v1/providers/"));
+                } else if led.is_none() || value.starts_with("\"#") || value == "\"\"" {
+                    prop_assert!(leads.is_none() || after.entries[name].get() == value);
+                } else {
+                    prop_assert_eq!(leads, led, "{}", name);
+                }
+            }
+        }
+    }
 }

@@ -3,9 +3,9 @@
 pub mod admin;
 mod archive;
 pub mod client_config;
-mod discovery;
+pub mod discovery;
 mod network_mirror;
-mod providers;
+pub mod providers;
 pub mod rendered;
 pub mod route;
 

@@ -11,7 +11,7 @@ use super::route::Route;
 use crate::address::{Package, ProviderAddress};
 use crate::error::Error;
 use crate::mirror::{Answer, Call, Mirror};
-use crate::upstream::providers::RawObject;
+use crate::upstream::providers::{DownloadDocument, RawObject, VersionList};
 
 #[derive(Serialize)]
 struct List<'a> {
@@ -30,9 +30,14 @@ pub(super) async fn versions(
     let unreadable =
         |why: String| Error::Interrupted(format!("the held version list of {address} cannot be read: {why}"));
     let list = value.versions().await.map_err(unreadable)?;
-    let versions = list.versions.iter().map(|listed| &*listed.raw).collect();
-    let body = serde_json::to_vec(&List { versions, rest: &list.rest }).map_err(|e| unreadable(e.to_string()))?;
+    let body = list_of(&list).map_err(|e| unreadable(e.to_string()))?;
     Ok(Answer { value: body, outcome, fresh_until })
+}
+
+/// A version list as it goes out: every entry and every other member as upstream wrote it.
+pub fn list_of(list: &VersionList) -> serde_json::Result<Vec<u8>> {
+    let versions = list.versions.iter().map(|listed| &*listed.raw).collect();
+    serde_json::to_vec(&List { versions, rest: &list.rest })
 }
 
 /// The download document of a package. Only its three URLs change.
@@ -46,18 +51,77 @@ pub(super) async fn download(
     let unreadable =
         |why: String| Error::Interrupted(format!("the held download document of {package} cannot be read: {why}"));
     let references = set.references(package).map_err(|e| unreadable(e.to_string()))?;
-    let mut fields = set.document.fields.clone();
+    let urls = references.map(|reference| links.to(&Route::ProviderFile(reference).path()));
+    let body = with_urls(&set.document, urls).map_err(|e| unreadable(e.to_string()))?;
+    Ok(Answer { value: body, outcome, fresh_until })
+}
+
+/// A download document with other URLs of its archive, its SHA256SUMS and the signature (promise 5).
+pub fn with_urls(document: &DownloadDocument, urls: [String; 3]) -> serde_json::Result<Vec<u8>> {
+    let mut fields = document.fields.clone();
     let names = ["download_url", "shasums_url", "shasums_signature_url"];
-    for (name, reference) in names.into_iter().zip(references) {
-        if name == "shasums_signature_url" && set.document.signature_url.is_none() {
+    for (name, url) in names.into_iter().zip(urls) {
+        if name == "shasums_signature_url" && document.signature_url.is_none() {
             // A document that names no signature goes out without one, too.
             continue;
         }
         if let Some(field) = fields.get_mut(name) {
-            let url = links.to(&Route::ProviderFile(reference).path());
-            *field = to_raw_value(&url).map_err(|e| unreadable(e.to_string()))?;
+            *field = to_raw_value(&url)?;
         }
     }
-    let body = serde_json::to_vec(&fields).map_err(|e| unreadable(e.to_string()))?;
-    Ok(Answer { value: body, outcome, fresh_until })
+    serde_json::to_vec(&fields)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use url::Url;
+
+    use super::*;
+    use crate::address::Platform;
+
+    const NAMES: [&str; 3] = ["download_url", "shasums_url", "shasums_signature_url"];
+
+    fn read(body: &[u8], from: &str) -> Result<DownloadDocument, String> {
+        DownloadDocument::parse(body, &Url::parse(from).unwrap(), &Platform::parse("linux_amd64").unwrap())
+    }
+
+    proptest! {
+        /// Promise 5: of the download document only the three URLs change.
+        #[test]
+        fn only_the_three_urls_of_a_document_change(
+            signature in prop::option::of("(https?://[a-z]{1,5}\\.example)?/?[a-z%?&=.]{0,12}"),
+            archive in "(https?:)?//[a-z]{1,5}\\.example/[ -!#-\\[\\]-~]{0,12}",
+            keys in "null|\\{\\}|\\{\"gpg_public_keys\":(null|\\[\\{\"ascii_armor\":\"[a-z]{0,3}\"\\}\\])\\}",
+            more in prop::collection::btree_map("[a-z_]{1,4}", "null|1e400|\\[ *\\]|\\{\"a\": ?1\\.50\\}|\"\\\\\\\\u00e9\"", 0..4),
+        ) {
+            let mut members: Vec<String> = more.iter().filter(|(name, _)| name.as_str() != "os").map(|(name, value)| format!("\"{name}\": {value}")).collect();
+            members.insert(members.len() / 2, format!(
+                r#""os":"linux","arch":"amd64","filename":"f.zip","shasum":"{:064}","download_url":"{archive}","shasums_url":"s","signing_keys":{keys}"#, 7
+            ));
+            members.extend(signature.map(|signature| format!(r#""shasums_signature_url":"{signature}""#)));
+            let body = format!("{{{}}}", members.join(", "));
+            if let Ok(before) = read(body.as_bytes(), "https://registry.example/v1/x") {
+                let sent = with_urls(&before, ["/a", "/b", "/c"].map(str::to_owned)).unwrap();
+                let after = read(&sent, "https://mirror.example/").unwrap();
+                prop_assert_eq!((after.archive_url.as_str(), after.sums_url.as_str()), ("https://mirror.example/a", "https://mirror.example/b"));
+                prop_assert_eq!(after.signature_url.map(String::from), before.signature_url.map(|_| "https://mirror.example/c".to_owned()));
+                let others = |fields: &RawObject| fields.iter().filter(|(name, _)| !NAMES.contains(&name.as_str())).map(|(name, value)| (name.clone(), value.get().to_owned())).collect::<Vec<_>>();
+                prop_assert_eq!(others(&after.fields), others(&before.fields));
+                prop_assert!(after.fields.keys().eq(before.fields.keys()));
+            }
+        }
+
+        #[test]
+        fn a_list_goes_out_as_it_was_read(versions in prop::collection::vec("[0-3](\\.[0-3]){0,3}", 1..6), rest in "[a-z]{1,8}") {
+            let entries: Vec<String> = versions.iter().map(|version| format!(r#"{{"version":"{version}", "x":1e400}}"#)).collect();
+            let body = format!(r#"{{"{rest}":[ ],"versions":[{}]}}"#, entries.join(","));
+            if let Ok(list) = VersionList::parse(body.as_bytes()) {
+                let read = VersionList::parse(&list_of(&list).unwrap()).unwrap();
+                let raw = |list: &VersionList| list.versions.iter().map(|listed| listed.raw.get().to_owned()).collect::<Vec<_>>();
+                prop_assert_eq!(raw(&read), raw(&list));
+                prop_assert_eq!(read.rest[&rest].get(), "[ ]");
+            }
+        }
+    }
 }

@@ -158,6 +158,18 @@ mod tests {
         }
 
         #[test]
+        fn what_is_read_of_a_list_is_what_a_list_of_only_that_says(
+            lines in prop::collection::vec(("[0-9a-f]", "[*!-~é]{1,12}", "  |\t| ", "\r?\n|\n\n| more\n"), 0..12),
+        ) {
+            let line = |(digit, name, gap, end): (String, String, String, String)| format!("{}{gap}{name}{end}", digit.repeat(64));
+            let text: String = lines.into_iter().map(line).collect();
+            if let Ok(sums) = Checksums::parse(text.as_bytes()) {
+                let plain: String = sums.iter().map(|(name, digest)| format!("{digest}  {name}\n")).collect();
+                prop_assert_eq!(Checksums::parse(plain.as_bytes()), Ok(sums));
+            }
+        }
+
+        #[test]
         fn any_name_has_a_platform_or_none_but_never_a_panic(name in ".{0,60}", version in ".{0,6}") {
             let _ = platform_of(&name, "aws", &[&version]);
         }

@@ -129,6 +129,30 @@ prop_compose! {
     }
 }
 
+/// Paths of the right shape, whose parts may be anything.
+fn any_path() -> impl Strategy<Value = String> {
+    let part = "[a-zA-Z0-9%_.+:~-]{1,12}|[0-9]{1,3}(\\.[0-9]){0,2}[+-][a-z0-9.]{85,94}|\\PC{1,3}";
+    let shapes = [
+        "/registry/registry.example/v1/providers/A/B/versions",
+        "/registry/REGISTRY.example:443/v1/providers/A/B/C/download/linux/D",
+        "/v1/providers/A/B/versions",
+        "/mirror/bücher.example/A/B/index.json",
+        "/mirror/registry.example%3A8443/A/B/C.json",
+        "/archive/registry.example/providers/A/B/C/linux_D/0123456789abcdef/D",
+    ];
+    (prop::sample::select(shapes.to_vec()), prop::array::uniform4(part)).prop_map(|(shape, parts)| {
+        let named = ["A", "B", "C", "D"].into_iter().zip(parts);
+        // Digests are lower-case, and upper-case hosts have none of these letters alone.
+        let segment = |segment: &str| {
+            named
+                .clone()
+                .find(|(name, _)| segment.trim_start_matches("linux_").trim_end_matches(".json") == *name)
+                .map_or(segment.to_owned(), |(name, part)| segment.replace(name, &part))
+        };
+        shape.split('/').map(segment).collect::<Vec<_>>().join("/")
+    })
+}
+
 proptest! {
     /// Law 8: every URL we print parses back to the same route.
     #[test]
@@ -137,6 +161,14 @@ proptest! {
             prop_assert_eq!(parse(&route.path()), Ok(route.clone()), "{}", route.path());
             let url = Url::parse("http://127.0.0.1:8080/x").unwrap().join(&route.path()).unwrap();
             prop_assert_eq!(parse(url.path()), Ok(route));
+        }
+    }
+
+    /// Law 8, from the other side: whatever parses is one route, however it was spelled.
+    #[test]
+    fn every_route_that_is_asked_for_prints_as_itself(path in any_path(), host in prop::option::of("(registry\\.example|bücher\\.example)(:[0-9]{1,5})?")) {
+        if let Ok(route) = Route::parse(&path, host.as_deref(), &door()) {
+            prop_assert_eq!(parse(&route.path()), Ok(route.clone()), "{}", path);
         }
     }
 

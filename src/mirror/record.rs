@@ -1,0 +1,130 @@
+//! What the records of the store say, by the kind of their key: the one list of who reads which.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::documents::KeptDocument;
+use super::names::NameRecord;
+use super::proof_set::KeptSet;
+use super::seen::Seen;
+use crate::store::Key;
+
+/// The record that would be written to say what this one says; `None` where it cannot be read, and would be
+/// set aside.
+pub fn written_anew(key: &Key, record: Vec<u8>) -> Option<Vec<u8>> {
+    match key {
+        Key::Discovery(_) | Key::ProviderVersions(_) => KeptDocument::read(record).map(|kept| kept.write()),
+        Key::ProofSet(package) => KeptSet::read(record, package).map(|kept| kept.write()),
+        Key::Name(_) => as_json::<NameRecord>(&record),
+        Key::Seen(_) => as_json::<Seen>(&record),
+    }
+}
+
+fn as_json<T: Serialize + DeserializeOwned>(record: &[u8]) -> Option<Vec<u8>> {
+    serde_json::to_vec(&serde_json::from_slice::<T>(record).ok()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::address::{Hostname, Name, Package, Platform, ProviderAddress, Version};
+    use crate::digest::Digest;
+    use crate::mirror::parts;
+
+    const ABOUT: &str = r#"{"asked":"https://registry.example/x","url":"https://registry.example/x","validators":{},"sums_validators":{},"signature_validators":{"etag":"\"1\""},"fetched":1,"checked":2,"proof":{"how":"no-keys"}}"#;
+
+    fn package() -> Package {
+        let host = Hostname::parse("registry.example").unwrap();
+        let [namespace, type_] = ["acme", "null"].map(|name| Name::parse(name).unwrap());
+        let platform = Platform::parse("linux_amd64").unwrap();
+        let provider = ProviderAddress { host, namespace, type_ };
+        Package { provider, version: Version::parse("1.0.0").unwrap(), platform }
+    }
+
+    fn keys() -> [Key; 5] {
+        let package = package();
+        let provider = package.provider.clone();
+        [
+            Key::Discovery(provider.host.clone()),
+            Key::ProviderVersions(provider.clone()),
+            Key::Seen(provider),
+            Key::ProofSet(package.clone()),
+            Key::Name(package),
+        ]
+    }
+
+    fn record(about: &str, parts: &[&[u8]]) -> Vec<u8> {
+        parts::write(&serde_json::from_str::<serde_json::Value>(about).unwrap(), parts)
+    }
+
+    fn after_the_head(record: &[u8]) -> &[u8] {
+        &record[record.iter().position(|byte| *byte == b'\n').unwrap()..]
+    }
+
+    proptest! {
+        #[test]
+        fn foreign_bytes_come_back_from_a_record_as_they_are(
+            parts in prop::array::uniform2(prop::collection::vec(any::<u8>(), 0..80)),
+            damage in any::<prop::sample::Index>(),
+            to in any::<u8>(),
+        ) {
+            let [discovery, ..] = keys();
+            let mut record = record(ABOUT, &[&parts[0], &parts[1]]);
+            let written = written_anew(&discovery, record.clone()).unwrap();
+            prop_assert_eq!(after_the_head(&written), after_the_head(&record));
+            let cut = damage.index(record.len());
+            prop_assert_eq!(written_anew(&discovery, record[..cut].to_vec()), None);
+            record[cut] = to;
+            let _ = written_anew(&discovery, record);
+        }
+
+        #[test]
+        fn a_set_comes_back_from_its_record_with_its_predecessor(
+            sums in prop::collection::vec(any::<u8>(), 0..80),
+            signature in prop::collection::vec(any::<u8>(), 0..80),
+            has_predecessor in any::<bool>(),
+        ) {
+            let shasum = Digest::of(b"zip");
+            let document = format!(r#"{{"os":"linux","arch":"amd64","filename":"f.zip","shasum":"{shasum}","download_url":"f.zip","shasums_url":"s"}}"#);
+            let set: [&[u8]; 3] = [document.as_bytes(), &sums, &signature];
+            let before = if has_predecessor { format!("[{ABOUT},3]") } else { "null".to_owned() };
+            let about = format!(r#"{{"checked":2,"gone":true,"current":{ABOUT},"predecessor":{before}}}"#);
+            let record = record(&about, &if has_predecessor { [set, set].concat() } else { set.to_vec() });
+            let key = Key::ProofSet(package());
+            let written = written_anew(&key, record.clone()).unwrap();
+            prop_assert_eq!(after_the_head(&written), after_the_head(&record));
+            prop_assert_eq!(written_anew(&key, written.clone()), Some(written));
+        }
+
+        #[test]
+        fn what_is_no_record_is_none_and_never_a_panic(
+            head in "\\{\"about\":(\\{\\}|null),\"parts\":\\[[0-9]{0,20}\\]\\}|[ -~]{0,40}",
+            rest in prop::collection::vec(any::<u8>(), 0..40),
+        ) {
+            let record = [head.as_bytes(), b"\n", &rest].concat();
+            // Of what was seen, any JSON object says something: nothing.
+            for key in keys().into_iter().filter(|key| !matches!(key, Key::Seen(_))) {
+                prop_assert_eq!(written_anew(&key, record.clone()), None);
+            }
+        }
+    }
+
+    #[test]
+    fn names_and_what_was_seen_are_written_as_they_are_read() {
+        let (zip, other) = (Digest::of(b"zip"), Digest::of(b"other"));
+        let held = format!(
+            r#"{{"digest":"{zip}","fast":"{other}","filename":"f.zip","size_bytes":3,"hashes":{{"known":{{"zip":"h1:a","directory":"h1:b"}}}},"proof":{{"how":{{"signature":{{"fingerprint":"AB"}}}},"warnings":["old"]}},"origin":"https://files.example","kept":7}}"#
+        );
+        let seen = format!(
+            r#"{{"keys":{{"AB":1}},"versions":{{"1.0.0-rc.1+b":{{"first_seen":2,"digests":{{"f.zip":["{zip}","{other}"]}}}}}}}}"#
+        );
+        let [_, _, seen_key, _, name_key] = keys();
+        for (key, record) in [(name_key, format!(r#"{{"archives":[{held}],"pinned":true}}"#)), (seen_key, seen)] {
+            let written =
+                written_anew(&key, record.clone().into_bytes()).map(|written| String::from_utf8(written).unwrap());
+            assert_eq!(written, Some(record));
+        }
+    }
+}
