@@ -1,0 +1,50 @@
+//! The admin listener: what is asked of it, and who may.
+//! Lines of the input: path and query, Host, Authorization, Origin.
+#![no_main]
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::LazyLock;
+
+use larder::config::Config;
+use larder::protocol::admin::{Access, AdminRoute, Credentials};
+use libfuzzer_sys::fuzz_target;
+
+const TOKEN: &str = "t0ken-of-the-admin";
+
+static ACCESS: LazyLock<[Access; 2]> = LazyLock::new(|| {
+    let env = |_: &str| Some(TOKEN.to_owned());
+    let read = Config::parse("admin.token = { env = 'TOKEN' }", "mirror.toml".as_ref(), &env);
+    let token = read.ok().and_then(|(config, _)| config.admin.token).expect("a token");
+    [Ipv4Addr::LOCALHOST, Ipv4Addr::new(10, 0, 0, 1)].map(|ip| Access::new(token.clone(), ip.into()))
+});
+
+fuzz_target!(|text: &str| {
+    let mut lines = text.lines();
+    let target = lines.next().unwrap_or_default();
+    let (path, query) = target.split_once('?').map_or((target, None), |(path, query)| (path, Some(query)));
+    if AdminRoute::parse(path, query).is_some() {
+        assert!(path.starts_with('/') && !path.contains("//"), "{path}");
+        assert!(AdminRoute::parse(&format!("{path}/"), query).is_none(), "{path}");
+    }
+    let shown = Credentials { host: lines.next(), authorization: lines.next(), origin: lines.next() };
+    let [on_loopback, elsewhere] = &*ACCESS;
+    if on_loopback.may_read(shown).is_ok() {
+        assert!(shown.origin.is_none());
+        let host = shown.host.expect("on loopback, the Host says that it is");
+        assert!(names_this_machine(host), "{host}");
+    }
+    if elsewhere.may_read(shown).is_ok() {
+        assert!(shown.origin.is_none());
+        assert!(shown.authorization.is_some_and(|given| given.contains(TOKEN)), "{shown:?}");
+    }
+    let good = format!("Bearer {TOKEN}");
+    assert!(elsewhere.may_read(Credentials { authorization: Some(&good), origin: None, ..shown }).is_ok());
+});
+
+/// As a browser would read it: what it takes for another name must not be local to us.
+fn names_this_machine(host: &str) -> bool {
+    let name = url::Url::parse(&format!("http://{host}/")).ok().and_then(|url| url.host_str().map(str::to_owned));
+    let Some(name) = name else { return true };
+    let address = name.trim_matches(['[', ']']).parse::<IpAddr>();
+    name == "localhost" || address.is_ok_and(|address| address.to_canonical().is_loopback())
+}

@@ -1,0 +1,89 @@
+//! mirror.toml: every problem is a line of its own, a configuration that is taken holds together, and no secret is
+//! ever shown, whether it was named or written.
+#![no_main]
+
+use std::path::Path;
+
+use larder::config::{Config, Problems, Warning};
+use libfuzzer_sys::fuzz_target;
+
+const SECRET: &str = "hunter2-s3cret";
+
+fuzz_target!(|text: &str| {
+    // A file that is named is opened; some of those would wait for somebody to type.
+    if text.contains(SECRET) || text.contains("/dev") || text.contains("/proc") {
+        return;
+    }
+    let read = parse(text);
+    shows_no_secret(&read);
+    match read {
+        Ok((config, _)) => holds_together(&config),
+        Err(problems) => {
+            let remarks = problems.remarks();
+            assert!(!remarks.is_empty() && remarks.is_sorted_by_key(|remark| remark.line));
+            for remark in remarks {
+                assert!(remark.line.is_none_or(|line| line >= 1 && line <= text.lines().count() + 1), "{remark}");
+                assert!(!remark.to_string().chars().any(char::is_control), "{:?}", remark.to_string());
+            }
+            assert!(problems.to_string().len() < 200_000, "{problems}");
+        }
+    }
+    let Some(line) = text.lines().next().filter(|line| !line.contains('\'')) else { return };
+    for written in [
+        format!("[admin]\ntoken = '{SECRET}{line}'"),
+        format!("[admin]\ntoken = {{ env = '{line}{SECRET}' }}"),
+        format!("[[upstream]]\nhost = 'a.example'\nbasic = {{ user = 'u', password = '{SECRET}{line}' }}"),
+        format!("[[upstream]]\nhost = 'a.example'\nheader = {{ name = 'x-key', value = ['{line}{SECRET}'] }}"),
+        format!("[[upstream]]\nhost = 'a.example'\nurl = 'https://u:{SECRET}@a.example/{line}'"),
+        format!("[[upstream]]\nhost = 'a.example'\nurl = 'https://a.example/{line}?token={SECRET}'"),
+        format!("[[upstream]]\nhost = 'u:{SECRET}@a.example{line}'"),
+        format!("[network]\nallow_private = ['http://u:{SECRET}@a.example{line}']"),
+        format!("[server]\npublic_url = 'https://{SECRET}@a.example{line}'"),
+    ] {
+        shows_no_secret(&parse(&written));
+    }
+});
+
+type Read = Result<(Config, Vec<Warning>), Problems>;
+
+fn parse(text: &str) -> Read {
+    let env = |name: &str| match name {
+        "HOME" => Some("/home/me".to_owned()),
+        "XDG_CONFIG_HOME" | "XDG_CACHE_HOME" | "STATE_DIRECTORY" => None,
+        // One that no header may hold.
+        "BROKEN" => Some(format!("{SECRET}\nx")),
+        _ => Some(format!("{SECRET}\n")),
+    };
+    Config::parse(text, Path::new("/nowhere/mirror.toml"), &env)
+}
+
+/// Promise 8.
+fn shows_no_secret(read: &Read) {
+    let shown = match read {
+        Ok((config, warnings)) => {
+            let warnings: String = warnings.iter().map(ToString::to_string).collect();
+            format!("{config:?} {warnings} {:?}", config.refusal())
+        }
+        Err(problems) => format!("{problems} {problems:?}"),
+    };
+    assert!(!shown.contains(SECRET), "{shown}");
+}
+
+fn holds_together(config: &Config) {
+    assert!(!config.upstreams.is_empty());
+    let mut hosts: Vec<_> = config.upstreams.iter().map(|upstream| &upstream.host).collect();
+    assert!(config.server.default_upstream.as_ref().is_none_or(|host| hosts.contains(&host)));
+    for credential in &config.credentials {
+        assert!(credential.upstreams.iter().all(|host| hosts.contains(&host)));
+    }
+    hosts.sort();
+    hosts.dedup();
+    assert_eq!(hosts.len(), config.upstreams.len());
+    for url in config.upstreams.iter().map(|upstream| &upstream.url).chain(&config.server.public_url) {
+        assert!(url.as_str().ends_with('/') && url.has_host(), "{url}");
+        assert!(matches!(url.scheme(), "http" | "https"), "{url}");
+        assert!(url.username().is_empty() && url.password().is_none(), "{url}");
+    }
+    assert!(config.server.clients.as_ref().is_none_or(|clients| !clients.is_empty()));
+    assert!(config.server.listen != config.admin.listen || config.admin.listen.port() == 0);
+}

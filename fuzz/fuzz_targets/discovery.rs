@@ -1,0 +1,45 @@
+//! Discovery: through larder every service leads where it led before, but for the ones larder serves.
+#![no_main]
+
+use std::sync::LazyLock;
+
+use larder::address::Hostname;
+use larder::protocol::discovery::services;
+use larder::upstream::discovery::Discovery;
+use libfuzzer_sys::fuzz_target;
+use url::Url;
+
+static FROM: LazyLock<Url> =
+    LazyLock::new(|| Url::parse("https://registry.example/.well-known/terraform.json").expect("a URL"));
+static OURS: LazyLock<Url> = LazyLock::new(|| Url::parse("http://127.0.0.1:8080/registry/x/y").expect("a URL"));
+
+fuzz_target!(|body: &[u8]| {
+    let Ok(discovery) = Discovery::parse(body, FROM.clone()) else { return };
+    let host = Hostname::parse("registry.example").expect("a host");
+    let entries = services(discovery.clone(), &host, str::to_owned);
+    assert!(entries.keys().eq(discovery.entries.keys()));
+
+    let sent = serde_json::to_vec(&entries).expect("what was JSON stays JSON");
+    // A URL grows by its base and by percent-encoding, nothing else grows.
+    assert!(sent.len() <= 9 * body.len() + 100 * entries.len() + 100);
+    let read = Discovery::parse(&sent, OURS.clone()).expect("what goes out is a discovery document");
+    for name in entries.keys().take(50) {
+        let before = discovery.service(name);
+        if let Some(url) = &before {
+            assert!(matches!(url.scheme(), "http" | "https") && url.username().is_empty(), "{url}");
+            assert!(url.password().is_none() && url.fragment().is_none(), "{url}");
+        }
+        if name == "providers.v1" && before.is_some() {
+            let ours = OURS.join("/registry/registry.example/v1/providers/").ok();
+            assert_eq!(read.service(name), ours);
+            continue;
+        }
+        let stays = serde_json::from_str::<String>(discovery.entries[name].get())
+            .is_ok_and(|reference| reference.is_empty() || reference.starts_with('#'));
+        if stays || before.is_none() {
+            assert!(read.service(name).is_none() || entries[name].get() == discovery.entries[name].get());
+        } else {
+            assert_eq!(read.service(name), before, "{name}");
+        }
+    }
+});

@@ -1,0 +1,45 @@
+//! Download documents: only the three URLs change, and they lead to what was asked for.
+#![no_main]
+
+use std::sync::LazyLock;
+
+use larder::address::Platform;
+use larder::protocol::providers::with_urls;
+use larder::upstream::providers::DownloadDocument;
+use libfuzzer_sys::fuzz_target;
+use url::Url;
+
+const NAMES: [&str; 3] = ["download_url", "shasums_url", "shasums_signature_url"];
+
+static FROM: LazyLock<Url> = LazyLock::new(|| Url::parse("https://registry.example/v1/x?token=t").expect("a URL"));
+static PLATFORM: LazyLock<Platform> = LazyLock::new(|| Platform::parse("linux_amd64").expect("a platform"));
+
+fuzz_target!(|body: &[u8]| {
+    let Ok(document) = DownloadDocument::parse(body, &FROM, &PLATFORM) else { return };
+    let text = std::str::from_utf8(body).expect("JSON is UTF-8");
+    for url in [&document.archive_url, &document.sums_url].into_iter().chain(&document.signature_url) {
+        assert!(matches!(url.scheme(), "http" | "https") && url.has_host(), "{url}");
+    }
+    let urls = ["/archive/a", "/archive/b", "/archive/c"].map(str::to_owned);
+    let sent = with_urls(&document, urls.clone()).expect("what was JSON stays JSON");
+    let base = Url::parse("https://mirror.example/").expect("a URL");
+    let read = DownloadDocument::parse(&sent, &base, &PLATFORM).expect("what goes out is a download document");
+
+    assert_eq!(read.archive_url.path(), "/archive/a");
+    assert_eq!(read.sums_url.path(), "/archive/b");
+    assert_eq!(read.signature_url.as_ref().map(Url::path), document.signature_url.as_ref().map(|_| "/archive/c"));
+    assert_eq!(
+        read.signature_url.and_then(|url| url.host_str().map(str::to_owned)).as_deref().unwrap_or("mirror.example"),
+        "mirror.example"
+    );
+    assert_eq!((&read.filename, read.shasum, &read.keys), (&document.filename, document.shasum, &document.keys));
+    assert!(read.fields.keys().eq(document.fields.keys()));
+    for (name, value) in &document.fields {
+        if !NAMES.contains(&name.as_str()) {
+            assert_eq!(read.fields.get(name).map(|value| value.get()), Some(value.get()), "{name}");
+            assert!(text.contains(value.get()));
+            // The clients read names of members in any case, and take the last.
+            assert!(!NAMES.iter().any(|url| name.to_lowercase().to_uppercase() == url.to_uppercase()), "{name}");
+        }
+    }
+});

@@ -1,0 +1,77 @@
+//! X-Forwarded-For, CDN-Loop, Content-Range, and the errors of an upstream. Each line of the input is one value.
+#![no_main]
+
+use std::net::IpAddr;
+use std::sync::LazyLock;
+
+use http::header::{HeaderMap, HeaderValue};
+use larder::cdn_loop::{CdnLoop, OwnEntry};
+use larder::http::clients::Clients;
+use larder::upstream::outbound::{content_range, relayed};
+use libfuzzer_sys::fuzz_target;
+
+static OWN: LazyLock<OwnEntry> = LazyLock::new(|| OwnEntry::random().expect("random bytes"));
+
+static CLIENTS: LazyLock<Clients> = LazyLock::new(|| Clients {
+    allowed: Some(["10.1.0.0/16", "::1/128"].map(|net| net.parse().expect("a network")).into()),
+    trusted_proxies: ["10.9.0.0/24", "fd00::/8"].map(|net| net.parse().expect("a network")).into(),
+});
+
+fuzz_target!(|input: &[u8]| {
+    let lines = input.split(|byte| *byte == b'\n').take(8);
+    let values: Vec<HeaderValue> = lines.filter_map(|line| HeaderValue::from_bytes(line).ok()).collect();
+    forwarded(&values);
+    looped(&values);
+    if let Ok(text) = std::str::from_utf8(input) {
+        ranges(text);
+        let told = relayed(text);
+        assert!(!told.contains(['?', '#', '@']) && !told.chars().any(char::is_control), "{told}");
+        assert!(told.chars().count() <= 300 && told.matches("://").count() <= text.matches("://").count());
+    }
+});
+
+/// Promise 8: only what a trusted proxy added counts, whatever the client wrote before it.
+fn forwarded(values: &[HeaderValue]) {
+    let ip = |text: &str| text.parse::<IpAddr>().expect("an address");
+    let (client, stranger, proxy) = (ip("10.1.2.3"), ip("192.0.2.1"), ip("10.9.0.5"));
+    let with = |last: Option<&'static str>| {
+        let values = values.iter().cloned().chain(last.map(HeaderValue::from_static));
+        let mut headers = HeaderMap::new();
+        values.for_each(|value| {
+            headers.append("x-forwarded-for", value);
+        });
+        headers
+    };
+    for last in [None, Some("10.1.2.3"), Some("nonsense")] {
+        assert!(CLIENTS.admit(client, &with(last)).is_ok());
+        assert!(CLIENTS.admit(stranger, &with(last)).is_err());
+    }
+    for (last, admitted) in [("10.1.2.3", true), ("::1, fd00::1", true), ("192.0.2.1", false), ("nonsense", false)] {
+        assert_eq!(CLIENTS.admit(proxy, &with(Some(last))).is_ok(), admitted, "{last}");
+    }
+    let _ = CLIENTS.admit(proxy, &with(None));
+}
+
+/// Promise 7: what we send on ends with our own entry, and is known again when it comes back.
+fn looped(values: &[HeaderValue]) {
+    let texts: Vec<&str> = values.iter().filter_map(|value| value.to_str().ok()).collect();
+    let via = CdnLoop::received(texts.iter().copied());
+    let sent = via.with(&OWN);
+    assert!(HeaderValue::from_str(&sent).is_ok(), "{sent:?}");
+    assert!(sent.ends_with(&OWN.to_string()) && sent.starts_with(&texts.join(", ")));
+    let back = CdnLoop::received([sent.as_str()].into_iter());
+    assert!(back.names_a_larder() && back.is_a_loop(&OWN), "{sent:?}");
+    let mut rounds = via;
+    for _ in 0..5 {
+        let other = OwnEntry::random().expect("random bytes");
+        rounds = CdnLoop::received([rounds.with(&other).as_str()].into_iter());
+    }
+    assert!(rounds.is_a_loop(&OWN), "five larders are too many");
+}
+
+fn ranges(text: &str) {
+    let Some((start, total)) = content_range(text) else { return };
+    assert!(total.is_none_or(|total| start < total), "{text:?}");
+    let total = total.map_or("*".to_owned(), |total| total.to_string());
+    assert_eq!(content_range(&format!("bytes {start}-{start}/{total}")).map(|range| range.0), Some(start), "{text:?}");
+}

@@ -1,0 +1,100 @@
+//! Range and conditional headers: a part is that part, and nothing that is not held has parts (promise 3).
+//! Lines of the input are headers; one that is `HEAD` or `miss` says so of the request and of the answer.
+#![no_main]
+
+use std::sync::{Arc, LazyLock};
+
+use bytes::Bytes;
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::BodyExt;
+use larder::digest::Digest;
+use larder::http::Body;
+use larder::http::respond::reply;
+use larder::mirror::{Archive, Outcome};
+use larder::protocol::rendered::Rendered;
+use larder::protocol::route::Route;
+use larder::protocol::{Content, Reply};
+use libfuzzer_sys::fuzz_target;
+use tokio::runtime::Runtime;
+
+static RUNTIME: LazyLock<Runtime> =
+    LazyLock::new(|| tokio::runtime::Builder::new_current_thread().build().expect("a runtime"));
+static BYTES: LazyLock<Bytes> = LazyLock::new(|| (0..=255).cycle().take(300).collect::<Vec<u8>>().into());
+static DOCUMENT: LazyLock<Arc<Rendered>> =
+    LazyLock::new(|| Arc::new(Rendered::new(br#"{"versions":[{"version":"1.0.0"}]}"#.repeat(60))));
+
+fuzz_target!(|input: &[u8]| {
+    let mut request = Request::new(());
+    let mut outcome = Outcome::Hit;
+    for line in input.split(|byte| *byte == b'\n').take(16) {
+        match line {
+            b"HEAD" => *request.method_mut() = Method::HEAD,
+            b"miss" => outcome = Outcome::Miss,
+            _ => add(request.headers_mut(), line),
+        }
+    }
+    an_archive(&request, outcome);
+    a_document(&request, outcome);
+});
+
+fn an_archive(request: &Request<()>, outcome: Outcome) {
+    let digest = Digest::of(&BYTES);
+    let content = Content::File(Archive::InMemory { bytes: BYTES.clone(), digest });
+    let (parts, body) = answered(content, outcome, request);
+    let text = |name| parts.headers.get(name).map(|value: &HeaderValue| value.to_str().expect("our own text"));
+    let has_parts = outcome != Outcome::Miss;
+    assert_eq!(text(header::ETAG), Some(format!("\"{digest}\"").as_str()));
+    assert_eq!(text(header::ACCEPT_RANGES).is_some(), has_parts);
+    match parts.status {
+        StatusCode::OK => assert!(body == *BYTES),
+        StatusCode::NOT_MODIFIED => {
+            assert!(body.is_empty() && request.headers().contains_key(header::IF_NONE_MATCH));
+        }
+        StatusCode::PARTIAL_CONTENT => {
+            assert!(has_parts && request.method() == Method::GET && request.headers().contains_key(header::RANGE));
+            let range = text(header::CONTENT_RANGE).and_then(|range| range.strip_prefix("bytes ")).expect("a range");
+            let (first, last) = range.strip_suffix("/300").and_then(|range| range.split_once('-')).expect("of 300");
+            let (first, last): (usize, usize) = (first.parse().expect("a number"), last.parse().expect("a number"));
+            assert!(first <= last && last < 300, "{range}");
+            assert!(body == BYTES.slice(first..=last), "{range}");
+        }
+        StatusCode::RANGE_NOT_SATISFIABLE => {
+            assert!(has_parts && request.method() == Method::GET);
+            assert_eq!(text(header::CONTENT_RANGE), Some("bytes */300"));
+        }
+        other => panic!("{other}"),
+    }
+}
+
+fn a_document(request: &Request<()>, outcome: Outcome) {
+    let (parts, body) = answered(Content::Document(Arc::clone(&DOCUMENT)), outcome, request);
+    let is_gzip = parts.headers.get(header::CONTENT_ENCODING).is_some_and(|coding| coding == "gzip");
+    let all = if is_gzip { DOCUMENT.gzip.clone().expect("there is a gzip form") } else { DOCUMENT.body.clone() };
+    assert!(parts.headers.contains_key(header::ETAG));
+    match parts.status {
+        StatusCode::OK => assert!(body == all),
+        StatusCode::NOT_MODIFIED => {
+            assert!(body.is_empty() && request.headers().contains_key(header::IF_NONE_MATCH));
+        }
+        other => panic!("{other}"),
+    }
+    assert!(!is_gzip || request.headers().contains_key(header::ACCEPT_ENCODING));
+}
+
+fn answered(content: Content, outcome: Outcome, request: &Request<()>) -> (http::response::Parts, Bytes) {
+    let response: Response<Body> = reply(Reply { content, outcome: Some(outcome) }, &Route::Health, request);
+    let (parts, body) = response.into_parts();
+    let announced = http_body::Body::size_hint(&body).exact();
+    let body = RUNTIME.block_on(body.collect()).expect("bytes at hand").to_bytes();
+    assert_eq!(announced, Some(body.len() as u64));
+    (parts, body)
+}
+
+fn add(headers: &mut HeaderMap, line: &[u8]) {
+    let Some(colon) = line.iter().position(|byte| *byte == b':') else { return };
+    let (name, value) = (&line[..colon], line[colon + 1..].trim_ascii());
+    if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name), HeaderValue::from_bytes(value)) {
+        headers.append(name, value);
+    }
+}

@@ -1,0 +1,101 @@
+//! Whole requests, as bytes on a connection: request line, headers and all, through the HTTP server and the
+//! main listener's side of a sealed mirror. The answer is one that a client can read, and never our own failure.
+#![no_main]
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, LazyLock};
+
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use larder::app::{Settings, mirror};
+use larder::clock::Clock;
+use larder::config::Config;
+use larder::http::clients::Clients;
+use larder::http::listener::Peer;
+use larder::http::{Main, Requests};
+use larder::protocol::Protocols;
+use larder::protocol::route::{Door, Mount};
+use libfuzzer_sys::fuzz_target;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::runtime::Runtime;
+
+const ANSWERS: [&str; 14] =
+    ["200", "304", "400", "403", "404", "405", "411", "413", "414", "416", "431", "501", "503", "508"];
+
+static RUNTIME: LazyLock<Runtime> =
+    LazyLock::new(|| tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime"));
+
+static LARDER: LazyLock<(Arc<Main>, TempDir)> = LazyLock::new(|| {
+    let memory = PathBuf::from("/dev/shm");
+    let folder = if memory.is_dir() { TempDir::new_in(memory) } else { TempDir::new() }.expect("a folder");
+    let text = format!(
+        "[server]\ndefault_upstream = 'registry.example'\nclients = ['10.0.0.0/8']\ntrusted_proxies = ['10.9.0.5']\n\
+         [network]\noffline = true\n[store]\npath = '{}'\n[[upstream]]\nhost = 'registry.example'\n",
+        folder.path().display()
+    );
+    let (config, _) = Config::parse(&text, "/nowhere/mirror.toml".as_ref(), &|_| None).expect("a configuration");
+    let (mirror, _, _) = mirror(&config, &Settings::default()).expect("a mirror");
+    let hosts = config.upstreams.iter().map(|upstream| upstream.host.clone());
+    let door = Door { upstreams: hosts.collect(), default_upstream: config.server.default_upstream.clone() };
+    let protocols = Protocols::new(mirror, Mount::new(None), door, 1 << 20);
+    let clients = Clients { allowed: config.server.clients, trusted_proxies: config.server.trusted_proxies };
+    (Main::new(Arc::new(protocols), Requests::default(), clients, Clock::system()), folder)
+});
+
+fuzz_target!(|request: &[u8]| {
+    let answers = RUNTIME.block_on(answered(request));
+    let mut rest = answers.as_slice();
+    if rest.is_empty() {
+        return;
+    }
+    let Some(status) = rest.strip_prefix(b"HTTP/1.1 ").or(rest.strip_prefix(b"HTTP/1.0 ")) else {
+        panic!("{}", String::from_utf8_lossy(rest));
+    };
+    let status = std::str::from_utf8(&status[..3]).expect("digits");
+    assert!(ANSWERS.contains(&status), "{}", String::from_utf8_lossy(&answers));
+    // What the client sent is told to nobody as a header.
+    let end = rest.windows(4).position(|window| window == b"\r\n\r\n").expect("the headers end");
+    rest = &rest[..end];
+    let names = rest.split(|byte| *byte == b'\n').skip(1).map(|line| line.split(|byte| *byte == b':').next());
+    const OURS: [&str; 12] = [
+        "content-type",
+        "content-length",
+        "cache-control",
+        "cache-status",
+        "date",
+        "etag",
+        "vary",
+        "allow",
+        "accept-ranges",
+        "content-range",
+        "content-encoding",
+        "connection",
+    ];
+    for name in names.flatten() {
+        let name = String::from_utf8_lossy(name).to_lowercase();
+        assert!(OURS.contains(&name.as_str()) || name == "transfer-encoding", "{name}");
+    }
+});
+
+async fn answered(request: &[u8]) -> Vec<u8> {
+    let (mut client, server) = tokio::io::duplex(1 << 20);
+    let main = Arc::clone(&LARDER.0);
+    let peer = Peer { address: SocketAddr::from(([10, 9, 0, 5], 4711)), secure: false };
+    let service = service_fn(move |request| {
+        let main = Arc::clone(&main);
+        async move { Ok::<_, std::convert::Infallible>(main.handle(request, peer).await) }
+    });
+    let serving = tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(server), service));
+    let mut answers = Vec::new();
+    if client.write_all(request).await.is_ok() && client.shutdown().await.is_ok() {
+        // A connection that breaks has said what it had to say.
+        let _ = client.read_to_end(&mut answers).await;
+    }
+    drop(client);
+    let ended = serving.await;
+    assert!(ended.is_ok(), "{ended:?}");
+    answers
+}

@@ -1,0 +1,37 @@
+//! Records of the store: what is read is written again as the same, and foreign bytes in it are kept as they are.
+//! The first byte of the input says which kind of record the rest is.
+#![no_main]
+
+use larder::address::{Hostname, Name, Package, Platform, ProviderAddress, Version};
+use larder::mirror::record::written_anew;
+use larder::store::Key;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|input: &[u8]| {
+    let Some((kind, record)) = input.split_first() else { return };
+    let provider = ProviderAddress {
+        host: Hostname::parse("registry.example").expect("a host"),
+        namespace: Name::parse("acme").expect("a name"),
+        type_: Name::parse("null").expect("a name"),
+    };
+    let package = Package {
+        provider: provider.clone(),
+        version: Version::parse("1.0.0").expect("a version"),
+        platform: Platform::parse("linux_amd64").expect("a platform"),
+    };
+    let key = match kind {
+        b'd' => Key::Discovery(provider.host),
+        b'v' => Key::ProviderVersions(provider),
+        b's' => Key::ProofSet(package),
+        b'n' => Key::Name(package),
+        _ => Key::Seen(provider),
+    };
+    let Some(written) = written_anew(&key, record.to_vec()) else { return };
+    // URLs and names grow by percent-encoding and punycode at most, and members that had a default are written.
+    assert!(written.len() <= 9 * record.len() + 1_000, "{} became {}", record.len(), written.len());
+    assert!(written_anew(&key, written.clone()).as_ref() == Some(&written));
+    if let b'd' | b'v' | b's' = kind {
+        let foreign = |record: &[u8]| record.iter().position(|byte| *byte == b'\n').map(|at| record[at..].to_vec());
+        assert!(foreign(record) == foreign(&written));
+    }
+});

@@ -1,0 +1,54 @@
+//! Version lists: entries stay as upstream wrote them, byte for byte, and the list that goes out reads as the same.
+#![no_main]
+
+use std::collections::HashSet;
+use std::sync::LazyLock;
+
+use larder::address::{Hostname, Name, Platform, ProviderAddress, Version};
+use larder::protocol::providers::list_of;
+use larder::upstream::providers::{VersionList, download_url};
+use libfuzzer_sys::fuzz_target;
+use url::Url;
+
+static BASE: LazyLock<Url> = LazyLock::new(|| Url::parse("https://registry.example/v1/providers/").expect("a URL"));
+
+static ADDRESS: LazyLock<ProviderAddress> = LazyLock::new(|| ProviderAddress {
+    host: Hostname::parse("registry.example").expect("a host"),
+    namespace: Name::parse("acme").expect("a name"),
+    type_: Name::parse("null").expect("a name"),
+});
+
+fuzz_target!(|body: &[u8]| {
+    let Ok(list) = VersionList::parse(body) else { return };
+    let text = std::str::from_utf8(body).expect("JSON is UTF-8");
+    let mut seen = HashSet::new();
+    let mut kept_bytes = 0;
+    for listed in &list.versions {
+        assert!(seen.insert(listed.version.clone()), "{} twice", listed.version);
+        assert_eq!(Version::parse(&listed.spelled).as_ref(), Ok(&listed.version));
+        kept_bytes += listed.raw.get().len();
+        let url = download_url(&BASE, &ADDRESS, &listed.spelled, &Platform::parse("linux_amd64").expect("a platform"));
+        let url = url.expect("a version makes a URL");
+        let asked = format!("{}acme/null/{}/download/linux/amd64", BASE.as_str(), listed.spelled);
+        assert_eq!(url.as_str(), asked);
+    }
+    assert!(kept_bytes <= body.len());
+    for listed in list.versions.iter().take(20) {
+        assert!(text.contains(listed.raw.get()));
+        assert_eq!(list.get(&listed.version).map(|found| &found.spelled), Some(&listed.spelled));
+    }
+    // A client that reads names of members in any case finds one list, ours.
+    assert!(!list.rest.keys().any(|name| name.to_uppercase() == "VERSIONS"));
+
+    let sent = list_of(&list).expect("what was JSON stays JSON");
+    let read = VersionList::parse(&sent);
+    if list.versions.is_empty() {
+        assert!(read.is_ok_and(|read| read.versions.is_empty()));
+        return;
+    }
+    let read = read.expect("what goes out is a version list");
+    let raw = |list: &VersionList| list.versions.iter().map(|v| v.raw.get().to_owned()).collect::<Vec<_>>();
+    assert_eq!(raw(&read), raw(&list));
+    let rest = |list: &VersionList| list.rest.iter().map(|(k, v)| (k.clone(), v.get().to_owned())).collect::<Vec<_>>();
+    assert_eq!(rest(&read), rest(&list));
+});
