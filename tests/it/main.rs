@@ -8,6 +8,8 @@ mod damage;
 mod discovery;
 mod eviction;
 mod guard;
+mod faults_archives;
+mod faults_documents;
 mod http_answers;
 mod keeping;
 mod lifecycle;

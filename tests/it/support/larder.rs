@@ -302,6 +302,24 @@ impl Builder {
         self
     }
 
+    /// Takes no archive larger than this.
+    pub(crate) fn archive_bytes(mut self, limit: u64) -> Self {
+        self.settings.limits.archive_bytes = limit;
+        self
+    }
+
+    /// Waits this long for the head of a client's request.
+    pub(crate) fn head_within(mut self, limit: Duration) -> Self {
+        self.settings.connections.header_time = limit;
+        self
+    }
+
+    /// Lets a client's connection do nothing for this long.
+    pub(crate) fn idle(mut self, limit: Duration) -> Self {
+        self.settings.connections.idle = limit;
+        self
+    }
+
     /// The configuration as a file would have it. Port 0 unless a `listen` was given.
     pub(crate) fn config_text(&self) -> String {
         let tls = self.tls.as_ref().map_or(String::new(), |(certificate, key)| {

@@ -11,6 +11,7 @@ use super::wire::Listener;
 /// How a fake upstream shall be; `start` makes it.
 pub(crate) struct Builder {
     ca: Option<TestCa>,
+    releases_ca: Option<TestCa>,
     names: Vec<String>,
     has_http2: bool,
     has_releases_elsewhere: bool,
@@ -23,6 +24,7 @@ impl Builder {
     pub(super) fn plain() -> Self {
         Self {
             ca: None,
+            releases_ca: None,
             names: Vec::new(),
             has_http2: false,
             has_releases_elsewhere: false,
@@ -61,6 +63,12 @@ impl Builder {
         self
     }
 
+    /// The same over https, with a certificate from an authority of that origin's own.
+    pub(crate) fn releases_tls_with(mut self, ca: &TestCa) -> Self {
+        self.releases_ca = Some(ca.clone());
+        self.releases_elsewhere()
+    }
+
     /// The discovery document names its services by full URLs.
     pub(crate) fn absolute_services(mut self) -> Self {
         self.has_absolute_services = true;
@@ -87,13 +95,15 @@ impl Builder {
 
     /// Starts to listen.
     pub(crate) async fn start(self) -> FakeUpstream {
-        let tls = self.ca.as_ref().map(|ca| {
+        let certified_by = |ca: &TestCa| {
             let names = self.names.iter().map(String::as_str);
             let names: Vec<&str> = ["127.0.0.1", "localhost"].into_iter().chain(names).collect();
             ca.server_config(&names, self.has_http2)
-        });
-        let registry_listener = Listener::reserve(tls.clone());
-        let releases_listener = self.has_releases_elsewhere.then(|| Listener::reserve(tls));
+        };
+        let tls = self.ca.as_ref().map(certified_by);
+        let releases_tls = self.releases_ca.as_ref().map(certified_by).or_else(|| tls.clone());
+        let registry_listener = Listener::reserve(tls);
+        let releases_listener = self.has_releases_elsewhere.then(|| Listener::reserve(releases_tls));
         let registry = Registry {
             character: Character {
                 registry_origin: registry_listener.origin(),

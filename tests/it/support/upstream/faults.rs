@@ -25,6 +25,8 @@ pub(crate) enum Target {
     Other,
     /// Any request whose path contains this text.
     Path(String),
+    /// Of another target, the requests whose path contains this text.
+    Of(Box<Target>, String),
     /// All of them.
     Everything,
 }
@@ -34,8 +36,14 @@ impl Target {
         match self {
             Self::Everything => true,
             Self::Path(part) => path.contains(part.as_str()),
+            Self::Of(target, part) => target.covers(kind, path) && path.contains(part.as_str()),
             this => this == kind,
         }
+    }
+
+    /// Only where the path contains this text too: one provider of many.
+    pub(crate) fn of(&self, part: &str) -> Self {
+        Self::Of(Box::new(self.clone()), part.to_owned())
     }
 }
 
@@ -59,6 +67,16 @@ pub(crate) enum Fault {
     ContentType(&'static str),
     /// No ETag, no Last-Modified.
     NoValidators,
+    /// A header of 1 MiB.
+    HugeHeader,
+    /// gzip, whatever was accepted, that unpacks to 256 MiB of JSON.
+    GzipBomb,
+    /// gzip that unpacks to more and more, for ever.
+    GzipWithoutEnd,
+    /// gzip that goes on for ever and unpacks to nothing.
+    GzipOfNothing,
+    /// Zeros for ever, without a length.
+    Endless,
 
     // Of the proof set: whatever the target, these change the documents they are about. `fault_once` ends
     // them with the first answer that the target covers.

@@ -3,6 +3,7 @@
 
 mod answer;
 mod builder;
+mod coded;
 mod documents;
 mod faults;
 mod package;
@@ -95,6 +96,20 @@ impl FakeUpstream {
         if let Some(listener) = &mut self.releases_listener {
             listener.stop().await;
         }
+    }
+
+    /// New connections are accepted and never get a byte, not even of a TLS handshake.
+    pub(crate) fn fall_silent(&self) {
+        self.listeners().for_each(|listener| listener.mute(true));
+    }
+
+    /// New connections are served again; those that met silence stay in it.
+    pub(crate) fn speak_again(&self) {
+        self.listeners().for_each(|listener| listener.mute(false));
+    }
+
+    fn listeners(&self) -> impl Iterator<Item = &Listener> {
+        [&self.registry_listener].into_iter().chain(&self.releases_listener)
     }
 
     /// Listens again at the same ports, with everything it had.

@@ -8,14 +8,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{
-    ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE,
-    LAST_MODIFIED, LOCATION, RANGE, RETRY_AFTER,
+    ACCEPT_RANGES, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, IF_MODIFIED_SINCE,
+    IF_NONE_MATCH, IF_RANGE, LAST_MODIFIED, LOCATION, RANGE, RETRY_AFTER,
 };
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use http_body_util::{BodyExt, StreamBody, combinators::UnsyncBoxBody};
 use hyper::body::Frame;
 use tokio::sync::watch;
 
+use super::coded;
 use super::faults::{Fault, HoldPoint, InForce};
 use super::package::sha256_hex;
 use super::requests::Arrival;
@@ -56,6 +57,8 @@ impl Gate {
 /// What the steps of a body do, one after the other.
 enum Step {
     Send(Bytes),
+    /// The same bytes again and again, with a pause between.
+    Repeat(Bytes, Duration),
     Wait(Gate),
     Pause(Duration),
     Close,
@@ -196,6 +199,13 @@ impl Reply {
             Fault::ContentType(value) => {
                 self.headers.insert(CONTENT_TYPE, HeaderValue::from_static(value));
             }
+            Fault::HugeHeader => {
+                let value = HeaderValue::from_bytes(&vec![b'a'; 1 << 20]);
+                self.headers.insert("x-huge", value.expect("a header value"));
+            }
+            Fault::GzipBomb => self.code(coded::bomb()),
+            Fault::GzipWithoutEnd | Fault::GzipOfNothing => self.code(coded::beginning()),
+            Fault::Endless => self.body = Bytes::new(),
             Fault::Status(status) => *self = Self::new(*status, "text/plain", "the fake upstream was told to fail\n"),
             Fault::RetryAfter(status, seconds) => {
                 *self = Self::new(*status, "text/plain", "come back later\n")
@@ -211,6 +221,11 @@ impl Reply {
             // The proof set is spoilt where it is rendered, ranges and the wire below.
             _ => {}
         }
+    }
+
+    fn code(&mut self, body: Bytes) {
+        self.headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+        self.body = body;
     }
 
     fn flip_byte(&mut self, at: usize) {
@@ -244,6 +259,16 @@ impl Reply {
                     ending = Some((*at, Step::Close));
                 }
                 Fault::Drips(bytes, pause) => drip = Some((*bytes, *pause)),
+                Fault::Endless | Fault::GzipWithoutEnd | Fault::GzipOfNothing => {
+                    has_length = false;
+                    let again = match fault {
+                        Fault::GzipWithoutEnd => coded::more(),
+                        Fault::GzipOfNothing => coded::nothing(),
+                        _ => Bytes::from_static(&[0; CHUNK_BYTES]),
+                    };
+                    let pause = Duration::from_millis(u64::from(matches!(fault, Fault::GzipOfNothing)));
+                    ending = Some((usize::MAX, Step::Repeat(again, pause)));
+                }
                 _ => {}
             }
         }
@@ -310,6 +335,14 @@ async fn next_frame((mut steps, arrival, wire): Script) -> Option<(io::Result<Fr
         match steps.pop_front()? {
             Step::Send(bytes) => {
                 arrival.sent(bytes.len());
+                return Some((Ok(Frame::data(bytes)), (steps, arrival, wire)));
+            }
+            Step::Repeat(bytes, pause) => {
+                arrival.sent(bytes.len());
+                steps.push_front(Step::Repeat(bytes.clone(), pause));
+                if !pause.is_zero() {
+                    tokio::time::sleep(pause).await;
+                }
                 return Some((Ok(Frame::data(bytes)), (steps, arrival, wire)));
             }
             Step::Wait(gate) => gate.opened().await,

@@ -46,6 +46,7 @@ impl Wire {
 pub(super) struct Listener {
     address: SocketAddr,
     tls: Option<TlsAcceptor>,
+    is_mute: Arc<AtomicBool>,
     /// Bound and never listening, so that the port stays ours while stopped, and refuses.
     _reserved: TcpSocket,
     serving: Option<(CancellationToken, JoinHandle<()>)>,
@@ -57,6 +58,7 @@ impl Listener {
         Self {
             address: reserved.local_addr().expect("a bound socket has an address"),
             tls: tls.map(TlsAcceptor::from),
+            is_mute: Arc::default(),
             _reserved: reserved,
             serving: None,
         }
@@ -71,6 +73,11 @@ impl Listener {
         format!("{scheme}://{}", self.address)
     }
 
+    /// Whether new connections get no byte from us.
+    pub(super) fn mute(&self, is_mute: bool) {
+        self.is_mute.store(is_mute, Ordering::Relaxed);
+    }
+
     pub(super) fn start<H, F>(&mut self, handler: H)
     where
         H: Fn(Request<Incoming>, Arc<Wire>) -> F + Clone + Send + Sync + 'static,
@@ -81,7 +88,7 @@ impl Listener {
         }
         let listener = bound_socket(self.address).listen(1024).expect("our own port listens");
         let stop = CancellationToken::new();
-        let task = tokio::spawn(accept(listener, self.tls.clone(), handler, stop.clone()));
+        let task = tokio::spawn(accept(listener, self.tls.clone(), Arc::clone(&self.is_mute), handler, stop.clone()));
         self.serving = Some((stop, task));
     }
 
@@ -110,8 +117,13 @@ fn bound_socket(address: SocketAddr) -> TcpSocket {
     socket
 }
 
-async fn accept<H, F>(listener: TcpListener, tls: Option<TlsAcceptor>, handler: H, stop: CancellationToken)
-where
+async fn accept<H, F>(
+    listener: TcpListener,
+    tls: Option<TlsAcceptor>,
+    is_mute: Arc<AtomicBool>,
+    handler: H,
+    stop: CancellationToken,
+) where
     H: Fn(Request<Incoming>, Arc<Wire>) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<ReplyBody>> + Send + 'static,
 {
@@ -120,13 +132,20 @@ where
         tokio::select! {
             () = stop.cancelled() => break,
             Some(_) = connections.join_next() => {}
-            Ok((stream, _)) = listener.accept() => {
-                connections.spawn(serve(stream, tls.clone(), handler.clone()));
-            }
+            Ok((stream, _)) = listener.accept() => match is_mute.load(Ordering::Relaxed) {
+                true => drop(connections.spawn(silence(stream))),
+                false => drop(connections.spawn(serve(stream, tls.clone(), handler.clone()))),
+            },
         }
     }
     drop(listener);
     connections.shutdown().await;
+}
+
+/// Keeps a connection, and that is all.
+async fn silence(stream: TcpStream) {
+    std::future::pending::<()>().await;
+    drop(stream);
 }
 
 async fn serve<H, F>(stream: TcpStream, tls: Option<TlsAcceptor>, handler: H)

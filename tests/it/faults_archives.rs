@@ -1,0 +1,145 @@
+//! What can be wrong with an archive beyond its bytes, and with the origin it comes from: nothing wrong looks complete or
+//! is kept, the client is told, and the next request succeeds.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+
+use crate::support::http::Received;
+use crate::support::larder::{HOST, Larder};
+use crate::support::scene::{LARGE, SMALL};
+use crate::support::tls::TestCa;
+use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
+
+/// How a client of a cold archive is served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Told {
+    /// An error before the body.
+    Status(u16),
+    /// A body that breaks off.
+    BrokenOff,
+}
+
+const LARGEST: u64 = 8 << 20;
+const STALL: Duration = Duration::from_secs(3);
+
+/// What goes wrong with an archive, and how clients of a small and of a large one are told.
+fn troubles() -> Vec<(Vec<Fault>, Told, Told)> {
+    use Told::{BrokenOff, Status};
+    // Resumed again and again, a download would be whole in the end.
+    let always = |fault| vec![Fault::RangeIgnored, fault];
+    vec![
+        (vec![Fault::Status(401)], Status(502), Status(502)),
+        (vec![Fault::Status(403)], Status(502), Status(502)),
+        (vec![Fault::Status(404)], Status(502), Status(502)),
+        (vec![Fault::Status(410)], Status(502), Status(502)),
+        (vec![Fault::RetryAfter(429, 3600)], Status(503), Status(503)),
+        (vec![Fault::Status(451)], Status(502), Status(502)),
+        (vec![Fault::Status(500)], Status(502), Status(502)),
+        (vec![Fault::RetryAfter(503, 3600)], Status(503), Status(503)),
+        (vec![Fault::Html], Status(502), Status(502)),
+        (vec![Fault::WrongBytes], Status(502), BrokenOff),
+        (always(Fault::Truncated(70_000)), Status(502), BrokenOff),
+        (always(Fault::Reset(150_000)), Status(502), BrokenOff),
+        (always(Fault::NoLengthTruncated(70_000)), Status(502), Status(502)),
+        (vec![Fault::NeverAnswers], Status(504), Status(504)),
+        (vec![Fault::Stalls(100_000)], Status(504), BrokenOff),
+        (vec![Fault::Drips(20, Duration::from_millis(100))], Status(504), BrokenOff),
+        (vec![Fault::RedirectLoop(307)], Status(502), Status(502)),
+        (vec![Fault::HugeHeader], Status(502), Status(502)),
+        // Never unpacked, so it is only a file with other bytes.
+        (vec![Fault::GzipBomb], Status(502), Status(502)),
+        // Without a length the first 1 MiB is held back, then it streams until it is too much.
+        (vec![Fault::GzipWithoutEnd], BrokenOff, BrokenOff),
+        (vec![Fault::GzipOfNothing], BrokenOff, BrokenOff),
+        (vec![Fault::Endless], BrokenOff, BrokenOff),
+    ]
+}
+
+fn told(received: &Received) -> Told {
+    match received.status {
+        200 => {
+            assert!(!received.is_whole, "what is wrong looks complete");
+            Told::BrokenOff
+        }
+        status => Told::Status(status),
+    }
+}
+
+async fn each_trouble(size: usize) {
+    let troubles = troubles();
+    let upstream = FakeUpstream::start().await;
+    let names: Vec<String> = (0..troubles.len()).map(|number| format!("trouble{number:02}")).collect();
+    names.iter().for_each(|name| upstream.publish(Provider::new("acme", name).size(size)));
+    let larder = Larder::mirroring(&upstream).stall(STALL).archive_bytes(LARGEST).start().await;
+    let paths = join_all(names.iter().map(|name| larder.archive_path(name, "1.2.0"))).await;
+    for (name, (faults, ..)) in names.iter().zip(&troubles) {
+        faults.iter().for_each(|fault| upstream.fault(Target::Archive.of(name), fault.clone()));
+    }
+    let received = join_all(paths.iter().map(|path| larder.receive(path))).await;
+    for ((received, name), (faults, small, large)) in received.iter().zip(&names).zip(&troubles) {
+        let expected = if size == SMALL { *small } else { *large };
+        let text = String::from_utf8_lossy(&received.body);
+        assert_eq!(told(received), expected, "{faults:?} {size}: {}", text.chars().take(300).collect::<String>());
+        match expected {
+            Told::Status(_) => {
+                assert!(text.contains(&format!("the archive of {HOST}/acme/{name} 1.2.0")), "{faults:?}: {text}");
+                assert!(text.contains(&upstream.origin()) || text.contains(HOST), "{faults:?}: {text}");
+                assert!(received.headers.get("retry-after").is_none(), "{faults:?}");
+            }
+            Told::BrokenOff => assert!(received.body.len() as u64 <= LARGEST, "{faults:?} {}", received.body.len()),
+        }
+    }
+    assert!(larder.folder.blobs().is_empty(), "{:?}", larder.folder.blobs());
+
+    upstream.heal();
+    for ((path, name), (faults, ..)) in paths.iter().zip(&names).zip(&troubles) {
+        let right = upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64");
+        assert!(larder.get(path).await.expect(200).body == right, "after {faults:?}");
+    }
+    assert_eq!((larder.folder.blobs().len(), larder.folder.staged().len()), (troubles.len(), 0));
+}
+
+/// Promises 1, 3 and 11, and DESIGN 4: a small archive is refused before its body, the body of a large one is broken off.
+#[tokio::test]
+async fn no_trouble_with_an_archive_gets_in() {
+    tokio::join!(each_trouble(SMALL), each_trouble(LARGE));
+}
+
+/// PROTOCOL 2.4: what a server calls the bytes does not matter, only what they are.
+#[tokio::test]
+async fn an_archive_sums_or_signature_of_any_media_type_is_taken() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").size(SMALL));
+    for target in [Target::Archive, Target::Sums, Target::Signature] {
+        upstream.fault(target, Fault::ContentType("text/html"));
+    }
+    let larder = Larder::mirroring(&upstream).start().await;
+    let path = larder.archive_path("null", "1.2.0").await;
+    let answer = larder.get(&path).await.expect(200);
+    assert!(answer.body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
+    assert_eq!(answer.header("content-type"), "application/zip", "upstream's wrong word was handed on");
+}
+
+/// The table, bad TLS: an origin of files that nobody vouches for gives nothing, and is told.
+#[tokio::test]
+async fn files_from_an_origin_that_nobody_vouches_for_are_refused() {
+    let (known, unknown) = (TestCa::new(), TestCa::new());
+    let upstream = FakeUpstream::builder().tls_with(&known).releases_tls_with(&unknown).start().await;
+    upstream.publish(Provider::new("acme", "null").size(SMALL));
+    let mirroring = || Larder::mirroring(&upstream).network("allow_private = [\"127.0.0.0/8\"]");
+    let larder = mirroring().trusting(&known).start().await;
+    let refused = larder.document("null", "1.2.0").await.expect(502).text();
+    assert!(refused.contains("acme/null") && refused.contains("certificate"), "{refused}");
+    assert!(refused.contains(&upstream.releases_origin()), "{refused}");
+    assert_eq!((larder.folder.sets().len(), upstream.count_of(Target::Sums)), (0, 0));
+
+    let folder = larder.stop().await;
+    let both = folder.path().join("both.pem");
+    std::fs::write(&both, [known.pem(), unknown.pem()].concat()).unwrap();
+    let trusting_both = mirroring().network(&format!("ca_file = \"{}\"", both.display()));
+    let larder = trusting_both.on(&folder).start().await;
+    let path = larder.archive_path("null", "1.2.0").await;
+    let answer = larder.get(&path).await.expect(200);
+    assert!(answer.body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
+}

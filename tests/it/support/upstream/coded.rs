@@ -1,0 +1,44 @@
+//! Content codings as a weapon: gzip that unpacks to far more than it is, and gzip that never ends.
+
+use std::io::Write;
+use std::sync::OnceLock;
+
+use bytes::Bytes;
+use flate2::Compression;
+use flate2::write::{DeflateEncoder, GzEncoder};
+
+const BOMB_BYTES: usize = 256 << 20;
+const PIECE_BYTES: usize = 1 << 20;
+
+/// A quarter of a gibibyte of JSON in a quarter of a mebibyte of gzip; made once per test process.
+pub(super) fn bomb() -> Bytes {
+    static BOMB: OnceLock<Bytes> = OnceLock::new();
+    let make = || {
+        let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
+        let mut write = |bytes: &[u8]| gzip.write_all(bytes).expect("memory takes it");
+        write(b"{\"padding\":\"");
+        (0..BOMB_BYTES / PIECE_BYTES).for_each(|_| write(&[b'a'; PIECE_BYTES]));
+        write(b"\"}");
+        Bytes::from(gzip.finish().expect("memory takes it"))
+    };
+    BOMB.get_or_init(make).clone()
+}
+
+/// What every gzip stream begins with.
+pub(super) fn beginning() -> Bytes {
+    Bytes::from_static(&[0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255])
+}
+
+/// Whole deflate blocks, none of them the last, that can follow each other for ever.
+pub(super) fn more() -> Bytes {
+    let mut blocks = DeflateEncoder::new(Vec::new(), Compression::fast());
+    blocks.write_all(&vec![b'a'; PIECE_BYTES]).expect("memory takes it");
+    // Ends on a byte, and refers to nothing before it.
+    blocks.flush().expect("memory takes it");
+    Bytes::from(blocks.get_ref().clone())
+}
+
+/// Blocks that hold nothing, none of them the last.
+pub(super) fn nothing() -> Bytes {
+    Bytes::from([0, 0, 0, 0xff, 0xff].repeat(12 * 1024))
+}
