@@ -10,6 +10,7 @@ mod eviction;
 mod guard;
 mod faults_archives;
 mod faults_documents;
+mod faults_requests;
 mod http_answers;
 mod keeping;
 mod lifecycle;

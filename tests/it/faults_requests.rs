@@ -1,0 +1,332 @@
+//! Clients that send what nobody should: odd paths and hosts, halves of requests, nothing at all, or resets in a storm.
+//! They get an error or a closed connection, and everybody else is served as if they were not there.
+
+use std::time::Duration;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use futures_util::future::join_all;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout};
+
+use crate::support::larder::{Builder, HOST, Larder};
+use crate::support::upstream::{FakeUpstream, Provider, Target};
+
+const SOON: Duration = Duration::from_secs(10);
+
+async fn publishing() -> FakeUpstream {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").size(100_000));
+    upstream
+}
+
+async fn connected(larder: &Larder) -> TcpStream {
+    TcpStream::connect(larder.address()).await.unwrap()
+}
+
+/// What comes until larder closes the connection.
+async fn all_of(stream: &mut TcpStream) -> Vec<u8> {
+    let mut answer = Vec::new();
+    // A reset is as good an end as any.
+    let _ = timeout(SOON, stream.read_to_end(&mut answer)).await.expect("larder keeps the connection");
+    answer
+}
+
+/// The status line and the body of the answer to these bytes; empty where there is none.
+async fn raw(larder: &Larder, request: &[u8]) -> (String, String) {
+    let mut stream = connected(larder).await;
+    stream.write_all(request).await.unwrap();
+    let answer = String::from_utf8_lossy(&all_of(&mut stream).await).into_owned();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+    (head.lines().next().unwrap_or_default().to_owned(), body.to_owned())
+}
+
+fn line(path: &[u8], host: &[u8]) -> Vec<u8> {
+    [b"GET ", path, b" HTTP/1.1\r\nHost: ", host, b"\r\nConnection: close\r\n\r\n"].concat()
+}
+
+/// Everybody else is served, at once.
+async fn others_are_served(larder: &Larder) {
+    let began = Instant::now();
+    let path = larder.archive_path("null", "1.2.0").await;
+    larder.get(&path).await.expect(200);
+    larder.get("/healthz").await.expect(200);
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
+/// Promise 7, and section 3: exactly these bytes on the wire, where no client library tidies them up first.
+#[tokio::test]
+async fn no_path_leads_out_of_what_is_mirrored() {
+    let upstream = publishing().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    std::fs::write(larder.folder.path().join("secret"), "s3cret").unwrap();
+    let providers = format!("/registry/{HOST}/v1/providers");
+    let archive = format!("/archive/{HOST}/providers/acme/null/1.2.0/linux_amd64/0123456789abcdef");
+    let long = "a".repeat(60_000);
+    let paths: Vec<(Vec<u8>, &[&str])> = vec![
+        (b"/../secret".into(), &["400"]),
+        (b"/../../../../etc/passwd".into(), &["400"]),
+        (b"/%2e%2e/secret".into(), &["400"]),
+        (b"/registry/../secret".into(), &["400"]),
+        (b"/archive/..%2f..%2fsecret".into(), &["400"]),
+        (b"/archive/..%5c..%5csecret".into(), &["400"]),
+        (format!("{archive}/..%2f..%2f..%2fsecret").into(), &["400"]),
+        (format!("{archive}/%2e%2e").into(), &["400"]),
+        (format!("{archive}/../../../../../../../../secret").into(), &["400"]),
+        (format!("{archive}/f%00.zip").into(), &["400"]),
+        (format!("{providers}/acme/../../../../secret").into(), &["400"]),
+        (format!("{providers}/acme/null%2fversions").into(), &["400", "404"]),
+        (format!("{providers}/acme%00/null/versions").into(), &["400"]),
+        (format!("{providers}/acme/%c0%ae%c0%ae/versions").into(), &["400"]),
+        (format!("{providers}/acme/%ff%fe/versions").into(), &["400"]),
+        (format!("{providers}/acme/{}/versions", "%41".repeat(200)).into(), &["400"]),
+        (format!("{providers}/acme/{long}/versions").into(), &["400", "414", "431"]),
+        ([providers.as_bytes(), b"/acme/\xff\xfe/versions"].concat(), &["400"]),
+        ([providers.as_bytes(), b"/acme/\x00/versions"].concat(), &["400"]),
+        ([providers.as_bytes(), "/acme/nüll/versions".as_bytes()].concat(), &["400"]),
+        (format!("//{HOST}/v1/providers/acme/null/versions").into(), &["400", "404"]),
+        (b"*".into(), &["400", "404"]),
+        (b"http://169.254.169.254/latest/meta-data/".into(), &["400", "404"]),
+        (format!("{}/v1/providers/acme/null/versions", upstream.origin()).into(), &["400", "404"]),
+        (b"/registry/169.254.169.254/v1/providers/acme/null/versions".into(), &["404"]),
+        (b"/registry/user:pass@registry.terraform.io/v1/providers/acme/null/versions".into(), &["400", "404"]),
+        (b"/mirror/unknown.example/acme/null/index.json".into(), &["404"]),
+    ];
+    for (path, expected) in paths {
+        let shown = String::from_utf8_lossy(&path[..path.len().min(120)]).into_owned();
+        let (status, body) = raw(&larder, &line(&path, b"mirror.example")).await;
+        assert!(expected.iter().any(|code| status.contains(code)), "{shown}: {status} {body}");
+        assert!(!body.contains("s3cret") && !body.contains("root:"), "{shown}: {body}");
+    }
+    assert_eq!(upstream.count_of(Target::Everything), 0, "{:?}", upstream.requests());
+    others_are_served(&larder).await;
+}
+
+/// Section 3: a Host that is nobody's, or nothing a host can be, is told so; and none is believed to be an upstream.
+#[tokio::test]
+async fn odd_hosts_are_told_so_and_ask_nobody() {
+    let upstream = publishing().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let long = "a".repeat(5000);
+    let odd: [&[u8]; 15] = [
+        b"",
+        b" ",
+        b"unknown.example",
+        b"registry.terraform.io.",
+        b"registry.terraform.io@evil.example",
+        b"evil.example/registry.terraform.io",
+        b"registry.terraform.io:99999",
+        b"registry.terraform.io:80:80",
+        b"[::1",
+        b"..",
+        b"\xff\xfe",
+        b"xn--",
+        b"a b",
+        b"%72egistry.terraform.io",
+        long.as_bytes(),
+    ];
+    for host in odd {
+        let (status, body) = raw(&larder, &line(b"/.well-known/terraform.json", host)).await;
+        let shown = String::from_utf8_lossy(&host[..host.len().min(60)]).into_owned();
+        // A final dot is the same name, written in full.
+        if host == b"registry.terraform.io." && status.contains("200") {
+            continue;
+        }
+        assert!(["400", "404"].iter().any(|code| status.contains(code)), "{shown:?}: {status} {body}");
+        assert!(!body.contains("providers.v1\":"), "{shown:?}: {body}");
+    }
+    let two =
+        b"GET /.well-known/terraform.json HTTP/1.1\r\nHost: a.example\r\nHost: b.example\r\nConnection: close\r\n\r\n";
+    let none = b"GET /.well-known/terraform.json HTTP/1.0\r\n\r\n";
+    for request in [&two[..], &none[..]] {
+        let (status, body) = raw(&larder, request).await;
+        assert!(["400", "404"].iter().any(|code| status.contains(code)), "{status} {body}");
+    }
+    others_are_served(&larder).await;
+}
+
+/// Promise 11: what is no HTTP at all ends its own connection and nothing else.
+#[tokio::test]
+async fn noise_ends_its_connection_and_nothing_else() {
+    let upstream = publishing().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let huge_header = [&line(b"/healthz", b"x")[..20], &b"X: ".repeat(40_000)].concat();
+    let many_headers = [&b"GET /healthz HTTP/1.1\r\n"[..], &b"X-A: b\r\n".repeat(5000), b"\r\n"].concat();
+    let chunks = b"GET /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzzzz\r\n".to_vec();
+    let smuggled = b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello!".to_vec();
+    let tls_hello = [&[0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3][..], &[7; 300]].concat();
+    let preface = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &[0xff; 4096]].concat();
+    for noise in [vec![0; 4096], vec![b'\n'; 200_000], huge_header, many_headers, chunks, smuggled, tls_hello, preface]
+    {
+        let mut stream = connected(&larder).await;
+        // It may be cut off while it is being sent.
+        let _ = stream.write_all(&noise).await;
+        let _ = stream.shutdown().await;
+        let answer = String::from_utf8_lossy(&all_of(&mut stream).await).into_owned();
+        assert!(answer.len() < 64 * 1024, "{} bytes of answer to noise", answer.len());
+    }
+    others_are_served(&larder).await;
+}
+
+fn hasty(upstream: &FakeUpstream) -> Builder {
+    Larder::mirroring(upstream).head_within(Duration::from_secs(1)).idle(Duration::from_secs(2))
+}
+
+/// Promise 11: a request that is never finished is cut off, at any point of it, also when its bytes go on dripping in.
+#[tokio::test]
+async fn half_sent_requests_and_slow_heads_are_cut_off() {
+    let upstream = publishing().await;
+    let larder = hasty(&upstream).start().await;
+    let whole = line(b"/healthz", b"mirror.example");
+    let halves = (0..whole.len() - 1).step_by(9).map(|at| {
+        let (larder, half) = (&larder, &whole[..at]);
+        async move {
+            let mut stream = connected(larder).await;
+            stream.write_all(half).await.unwrap();
+            all_of(&mut stream).await
+        }
+    });
+    let dripping = async {
+        let mut stream = connected(&larder).await;
+        let began = Instant::now();
+        stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n").await.unwrap();
+        // Byte by byte, and never a whole head.
+        while stream.write_all(b"X").await.is_ok() && began.elapsed() < SOON {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        began.elapsed()
+    };
+    let (answers, dripped, ()) = tokio::join!(join_all(halves), dripping, others_are_served(&larder));
+    assert!(answers.iter().all(|answer| !answer.starts_with(b"HTTP/1.1 200")));
+    assert!(dripped < SOON, "a head that drips in is waited for {dripped:?}");
+    others_are_served(&larder).await;
+}
+
+/// Promise 11: connections that do nothing cost little, hold up nobody, and end.
+#[tokio::test]
+async fn a_thousand_idle_connections_hold_up_nobody_and_are_closed() {
+    let upstream = publishing().await;
+    let larder = hasty(&upstream).start().await;
+    let mut idle = Vec::new();
+    for number in 0..1000 {
+        let mut stream = connected(&larder).await;
+        if number % 2 == 0 {
+            // Half of them have been served once, and are kept.
+            stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        }
+        idle.push(stream);
+    }
+    others_are_served(&larder).await;
+    let ended = join_all(idle.iter_mut().map(all_of)).await;
+    let served = ended.iter().filter(|answer| answer.starts_with(b"HTTP/1.1 200")).count();
+    assert_eq!(served, 500);
+    others_are_served(&larder).await;
+}
+
+/// A frame of HTTP/2 (RFC 9113 4.1).
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Bytes {
+    let mut frame = BytesMut::new();
+    frame.put_uint(payload.len() as u64, 3);
+    frame.put_slice(&[kind, flags]);
+    frame.put_u32(stream);
+    frame.put_slice(payload);
+    frame.freeze()
+}
+
+/// HEADERS of a GET (RFC 7541, nothing indexed but what the static table has).
+fn get_frame(stream: u32, path: &str) -> Bytes {
+    let mut block = vec![0x82, 0x86, 0x04, 0x7f];
+    // A length of seven bits, and the rest of it in the bytes after.
+    let mut rest = path.len() - 127;
+    while rest >= 128 {
+        block.push((rest % 128) as u8 | 0x80);
+        rest /= 128;
+    }
+    block.push(rest as u8);
+    block.extend_from_slice(path.as_bytes());
+    block.extend_from_slice(&[0x01, 1, b'x']);
+    frame(1, 0x5, stream, &block)
+}
+
+/// Resets streams as fast as it can begin them, until larder has had enough; how many it got to send.
+async fn storm(larder: &Larder, path: &str, upstream: &FakeUpstream) -> usize {
+    let mut stream = connected(larder).await;
+    let begin = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &frame(4, 0, 0, &[])].concat();
+    stream.write_all(&begin).await.unwrap();
+    // One that stays, so that its handler runs: what it asks is asked of upstream.
+    stream.write_all(&get_frame(1, path)).await.unwrap();
+    upstream.wait_for(Target::Versions, 1).await;
+    let mut sent = 0;
+    for number in 1..200_000_u32 {
+        let id = 2 * number + 1;
+        let both = [get_frame(id, path), frame(3, 0, id, &8_u32.to_be_bytes())].concat();
+        if timeout(SOON, stream.write_all(&both)).await.map_or(true, |written| written.is_err()) {
+            break;
+        }
+        sent += 1;
+    }
+    sent
+}
+
+/// Promise 11: HTTP/2 resets in a storm end the connections they come by, and nothing else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_storm_of_resets_is_ended_and_holds_up_nobody() {
+    let upstream = publishing().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    others_are_served(&larder).await;
+    upstream.forget_requests();
+    // Of something that is held, and that is not: a stalled upstream must not keep what was reset.
+    let held = format!("/registry/{HOST}/v1/providers/acme/null/1.2.0/download/linux/amd64?{}", "a".repeat(100));
+    let cold = format!("/registry/{HOST}/v1/providers/acme/absent/versions?{}", "a".repeat(100));
+    let gate = upstream.hold_silent(Target::Versions);
+    let storms = join_all([&held, &held, &cold, &cold].map(|path| storm(&larder, path, &upstream)));
+    let meanwhile = async {
+        let began = Instant::now();
+        for _ in 0..20 {
+            larder.get("/healthz").await.expect(200);
+            larder.document("null", "1.2.0").await.expect(200);
+        }
+        began.elapsed()
+    };
+    let (sent, took) = tokio::join!(storms, meanwhile);
+    assert!(took < SOON, "the others waited {took:?}");
+    assert!(sent.iter().all(|sent| *sent < 100_000), "a storm was endured to its end: {sent:?}");
+    // However many were begun: one flight for what all of them asked.
+    assert_eq!(upstream.count_of(Target::Versions), 1);
+    gate.open();
+    others_are_served(&larder).await;
+}
+
+/// Promise 4: whoever leaves half-way takes nothing from those who share the download.
+#[tokio::test]
+async fn a_client_that_leaves_half_way_takes_nothing_from_those_who_share() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").size(4_000_000));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let path = larder.archive_path("null", "1.2.0").await;
+    let gate = upstream.hold_after(Target::Archive, 2_000_000);
+    let begin = async || {
+        let response = crate::support::http::client().get(format!("{}{path}", larder.base())).send().await.unwrap();
+        assert_eq!(response.status(), 200);
+        response
+    };
+    let mut first = begin().await;
+    let mut others = join_all((0..6).map(|_| begin())).await;
+    // The first one, for whom the fill was begun, and every other of the rest: by a close and by a reset.
+    first.chunk().await.unwrap().unwrap();
+    drop(first);
+    let mut leaving = connected(&larder).await;
+    leaving.write_all(&line(path.as_bytes(), b"x")).await.unwrap();
+    leaving.read_exact(&mut [0; 100_000]).await.unwrap();
+    leaving.set_zero_linger().unwrap();
+    drop(leaving);
+    others.truncate(3);
+    let late = begin().await;
+    gate.open();
+    let right = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
+    for response in others.into_iter().chain([late]) {
+        assert!(response.bytes().await.unwrap() == right, "who stayed got other bytes");
+    }
+    assert_eq!((upstream.count_of(Target::Archive), larder.folder.blobs().len()), (1, 1));
+    assert!(larder.get(&path).await.expect(200).is("larder; hit"));
+}
