@@ -2,6 +2,7 @@
 #![expect(clippy::disallowed_methods, reason = "the tests stand outside the walls between the rooms")]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod bounds;
 mod caching;
 mod crash;
 mod damage;
@@ -10,6 +11,7 @@ mod eviction;
 mod guard;
 mod faults_archives;
 mod faults_documents;
+mod faults_kills;
 mod faults_requests;
 mod http_answers;
 mod keeping;

@@ -189,6 +189,13 @@ impl Process {
         self.document(name).await.expect(200).json()["download_url"].as_str().unwrap().to_owned()
     }
 
+    /// How much memory of it is resident.
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024
+    }
+
     /// `kill -9`, and waits until it is gone.
     pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();

@@ -1,0 +1,157 @@
+//! `kill -9` again and again, at moments nobody chose, while archives are filled, evicted and published anew: what is in the
+//! store is always whole, what was acknowledged is never lost, and every start heals by itself.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use rand::{Rng, SeedableRng};
+use tokio::time::timeout;
+
+use crate::support::http::{client, receive};
+use crate::support::larder::{Builder, Folder, HOST, Larder};
+use crate::support::process::Process;
+use crate::support::upstream::{FakeUpstream, Provider, Target, sha256_hex};
+
+const NAMES: [&str; 6] = ["one", "two", "three", "four", "five", "six"];
+const SIZES: [usize; 6] = [300_000, 1_500_000, 4096, 2_500_000, 700_000, 1_100_000];
+
+fn publish(upstream: &FakeUpstream, edition: u64) {
+    for (name, size) in NAMES.iter().zip(SIZES) {
+        upstream.publish(Provider::new("acme", name).size(size).edition(edition));
+    }
+}
+
+fn bytes(upstream: &FakeUpstream, name: &str) -> Vec<u8> {
+    upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64")
+}
+
+/// What is visible is whole: every blob has the digest it is named by.
+fn every_blob_is_what_it_is_named(folder: &Folder) {
+    for blob in folder.blobs() {
+        let named = blob.file_name().unwrap().to_str().unwrap().to_owned();
+        assert_eq!(sha256_hex(&std::fs::read(&blob).unwrap()), named, "a torn archive is visible");
+    }
+}
+
+/// Asks for every archive by its document; gives the paths of those that arrived whole.
+async fn install_all(larder: &Process, folder: &Folder) -> Vec<String> {
+    let installing = NAMES.map(|name| async move {
+        let document = larder.try_get(&document_path(name)).await.ok().filter(|answer| answer.status == 200)?.json();
+        let path = document["download_url"].as_str().unwrap().to_owned();
+        let request = client().get(format!("{}{path}", larder.base()));
+        let received = timeout(Duration::from_secs(20), async { request.send().await.ok()?.bytes().await.ok() });
+        let body = received.await.ok()??;
+        assert_eq!(sha256_hex(&body), document["shasum"].as_str().unwrap(), "a body that was whole and wrong");
+        Some(path)
+    });
+    let arrived = join_all(installing).await.into_iter().flatten().collect();
+    every_blob_is_what_it_is_named(folder);
+    arrived
+}
+
+fn document_path(name: &str) -> String {
+    format!("/registry/{HOST}/v1/providers/acme/{name}/1.2.0/download/linux/amd64")
+}
+
+/// Kills larder in the middle of whatever it is doing, `rounds` times; `settled` looks at what each kill has left, once
+/// larder runs again, given what had been acknowledged. The moments differ and can be had again.
+async fn killed_at_random(
+    builder: impl Fn() -> Builder,
+    folder: &Folder,
+    rounds: u64,
+    mut before: impl FnMut(u64),
+    mut settled: impl AsyncFnMut(&Process, &[String]),
+) {
+    let mut random = rand::rngs::StdRng::seed_from_u64(4);
+    for round in 0..rounds {
+        before(round);
+        let larder = Process::start(&builder(), folder.path());
+        let mut acknowledged = Vec::new();
+        let working = async {
+            loop {
+                for path in install_all(&larder, folder).await {
+                    if !acknowledged.contains(&path) {
+                        acknowledged.push(path);
+                    }
+                }
+            }
+        };
+        let moment = Duration::from_millis(random.gen_range(5..350));
+        let _: Result<(), _> = timeout(moment, working).await;
+        larder.kill();
+        every_blob_is_what_it_is_named(folder);
+
+        let larder = Process::start(&builder(), folder.path());
+        settled(&larder, &acknowledged).await;
+        let said = larder.log().text();
+        assert!(!said.contains("panicked at"), "{said}");
+        larder.kill();
+    }
+}
+
+/// Promise 9: wherever the kill falls in fills and replacements, no acknowledged archive is lost and no set is torn.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kills_at_random_moments_lose_no_acknowledged_archive_and_tear_nothing() {
+    let upstream = FakeUpstream::start().await;
+    let folder = Folder::new();
+    let builder = || Larder::mirroring(&upstream).nothing_stays_fresh().on(&folder);
+    let publish_anew = |round| publish(&upstream, 1 + round);
+    killed_at_random(builder, &folder, 10, publish_anew, async |larder: &Process, acknowledged: &[String]| {
+        upstream.fault(Target::Everything, crate::support::upstream::Fault::Status(500));
+        for path in acknowledged {
+            let answer = larder.get(path).await.expect(200);
+            assert!(answer.is("larder; hit"), "{path}: {}", answer.header("cache-status"));
+            let digest = path.split('/').rev().nth(1).unwrap();
+            assert!(sha256_hex(&answer.body).starts_with(digest), "{path} does not name its bytes");
+        }
+        // Whatever set is held, its three files are of one edition.
+        for name in NAMES {
+            let document = larder.get(&document_path(name)).await;
+            if document.status != 200 {
+                continue;
+            }
+            let document = document.json();
+            let sums = larder.get(document["shasums_url"].as_str().unwrap()).await.expect(200).text();
+            assert!(sums.contains(document["shasum"].as_str().unwrap()), "{name}: a set of two editions");
+        }
+        upstream.heal();
+        assert_eq!(install_all(larder, &folder).await.len(), NAMES.len(), "it did not heal");
+    })
+    .await;
+}
+
+/// Promise 9: wherever the kill falls in an eviction, no name leads to what is gone, nothing is left over, and the store
+/// goes on keeping to its limit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kills_at_random_moments_of_evictions_leave_a_store_that_keeps_to_its_limit() {
+    const LIMIT: u64 = 3 << 20;
+    let upstream = FakeUpstream::start().await;
+    publish(&upstream, 1);
+    let folder = Folder::new();
+    let builder = || Larder::mirroring(&upstream).store("max_size = \"3MiB\"").on(&folder);
+    let total = || folder.blobs().iter().map(|blob| blob.metadata().map_or(0, |found| found.len())).sum::<u64>();
+    let mut evicted = 0;
+    killed_at_random(
+        builder,
+        &folder,
+        10,
+        |_| {},
+        async |larder: &Process, _: &[String]| {
+            for name in NAMES {
+                let path = larder.archive_path(name).await;
+                let received = receive(client().get(format!("{}{path}", larder.base()))).await;
+                assert!(received.is_whole && received.body == bytes(&upstream, name), "{name}");
+            }
+            assert!(total() <= LIMIT, "{} bytes are kept", total());
+            every_blob_is_what_it_is_named(&folder);
+            // A blob that nobody names would never be found again, and a name without its blob would be a lie.
+            let status =
+                crate::support::http::get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
+            assert_eq!(status["archives"].as_u64().unwrap(), folder.blobs().len() as u64, "{status}");
+            let said = larder.log().text();
+            evicted += said.matches("evicted an archive").count();
+        },
+    )
+    .await;
+    assert!(evicted > 0, "nothing was ever evicted");
+}
