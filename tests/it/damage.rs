@@ -413,3 +413,21 @@ async fn a_staging_folder_that_was_removed_is_made_again() {
         assert!(larder.get(&path).await.expect(200).body == bytes(&upstream, name));
     }
 }
+
+/// Section 5: an index that another process has open is in use, not damaged: nothing of it is set aside.
+#[tokio::test]
+async fn an_index_that_is_locked_elsewhere_is_an_error_that_says_so_and_is_left_alone() {
+    let upstream = upstream_with_both().await;
+    let (folder, path) = holding(&upstream, "small").await;
+    let index = folder.path().join("v1/index");
+    let held = std::fs::File::options().read(true).write(true).open(index.join("db")).unwrap();
+    held.lock().unwrap();
+    let said = Process::try_start(&mirroring(&upstream, &folder), folder.path()).err().expect("it started");
+    assert!(said.contains(&index.display().to_string()) && said.contains("in use by another larder"), "{said}");
+    assert_eq!(crate::crash::set_aside(folder.path()), Vec::<String>::new());
+    assert!(index.join("db").exists());
+
+    drop(held);
+    let larder = Process::start(&mirroring(&upstream, &folder), folder.path());
+    assert!(larder.get(&path).await.expect(200).is("larder; hit"));
+}
