@@ -1,7 +1,7 @@
 //! Last use and sizes, in sled: what eviction needs fast. Made again from the files whenever it lies.
 #![expect(clippy::disallowed_methods, reason = "the store owns the files; an index that will not open is moved aside")]
 
-use std::fs;
+use std::fs::{self, TryLockError};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -93,6 +93,7 @@ impl Index {
     /// Opens the index; sets aside one that will not open, and rebuilds it from the files then, or
     /// when the last process did not close it.
     pub(super) fn open(folder: &Path, now: Timestamp, blobs: &Blobs, records: &Records) -> Result<Self, StoreError> {
+        refuse_if_locked(folder)?;
         // sled may panic on damage instead of saying so.
         let panicked = |_| Err(StoreError::Index("it panicked".to_owned()));
         let guarded = || {
@@ -305,6 +306,17 @@ fn failed(why: sled::Error) -> StoreError {
             StoreError::io("use", Path::new("the index"), source)
         }
         why => StoreError::Index(why.to_string()),
+    }
+}
+
+/// An index that somebody else has open is not damaged, and must not be moved away under them. The store's own lock is
+/// no proof that nobody has: it may have been removed, or not be kept by the file system.
+fn refuse_if_locked(folder: &Path) -> Result<(), StoreError> {
+    // What cannot be opened is no lock; sled says what is wrong with it.
+    let file = disk::open(&folder.join("db")).ok().flatten();
+    match file.map(|file| file.try_lock()) {
+        Some(Err(TryLockError::WouldBlock)) => Err(StoreError::Locked(folder.to_owned())),
+        _ => Ok(()),
     }
 }
 
