@@ -101,7 +101,6 @@ impl StoreError {
 #[derive(Debug)]
 pub struct Store {
     root: PathBuf,
-    _lock: File,
     aside: disk::Aside,
     /// Archives by digest.
     pub blobs: Blobs,
@@ -109,6 +108,8 @@ pub struct Store {
     pub records: Records,
     /// Last use and sizes.
     pub index: Index,
+    /// Let go of last: whoever takes it next finds nothing open any more.
+    _lock: File,
 }
 
 impl Store {
@@ -141,7 +142,7 @@ impl Store {
         blobs.sweep_halves()?;
         let records = Records::open(&root, &staging, aside.clone())?;
         let index = Index::open(&root.join("index"), now, &blobs, &records)?;
-        let store = Self { root, _lock: lock, aside, blobs, records, index };
+        let store = Self { root, aside, blobs, records, index, _lock: lock };
         store.sweep(now)?;
         Ok(store)
     }

@@ -127,7 +127,7 @@ async fn files_from_an_origin_that_nobody_vouches_for_are_refused() {
     let (known, unknown) = (TestCa::new(), TestCa::new());
     let upstream = FakeUpstream::builder().tls_with(&known).releases_tls_with(&unknown).start().await;
     upstream.publish(Provider::new("acme", "null").size(SMALL));
-    let mirroring = || Larder::mirroring(&upstream).network("allow_private = [\"127.0.0.0/8\"]");
+    let mirroring = || Larder::mirroring(&upstream).allow_private("127.0.0.0/8");
     let larder = mirroring().trusting(&known).start().await;
     let refused = larder.document("null", "1.2.0").await.expect(502).text();
     assert!(refused.contains("acme/null") && refused.contains("certificate"), "{refused}");
