@@ -24,7 +24,7 @@ use crate::protocol::admin::Access;
 use crate::protocol::client_config::{self, Way};
 use crate::protocol::route::{Door, Mount};
 use crate::store::{Store, StoreError};
-use crate::upstream::outbound::{Outbound, Unbuildable};
+use crate::upstream::outbound::{Bounds, Outbound, Unbuildable};
 use crate::upstream::{Traffic, Upstreams};
 
 /// Why larder did not start.
@@ -64,6 +64,8 @@ pub struct Settings {
     pub clock: Clock,
     /// How long is waited for what; the store's size comes from the configuration.
     pub limits: Limits,
+    /// How much may be under way upstream.
+    pub bounds: Bounds,
     /// What a listener allows its clients.
     pub connections: listener::Limits,
 }
@@ -77,7 +79,8 @@ pub fn what_would_not_start(config: &Config) -> Vec<String> {
         problems.push(format!("server.tls: {error}"));
     }
     if let Ok(own) = OwnEntry::random()
-        && let Err(error) = Outbound::new(&config.network, &config.upstreams, own, Traffic::default())
+        && let Err(error) =
+            Outbound::new(&config.network, &config.upstreams, own, Traffic::default(), Bounds::default())
     {
         problems.push(error.to_string());
     }
@@ -90,7 +93,7 @@ pub fn mirror(config: &Config, settings: &Settings) -> Result<(Arc<Mirror>, Arc<
     let metrics = Metrics::default();
     let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
     let own = OwnEntry::random().map_err(|_| StartError::Random)?;
-    let outbound = Outbound::new(&config.network, &config.upstreams, own, metrics.traffic.clone())?;
+    let outbound = Outbound::new(&config.network, &config.upstreams, own, metrics.traffic.clone(), settings.bounds)?;
     let limits = Limits { store_bytes: config.store.max_size.as_u64(), ..settings.limits };
     let counters = Counters { traffic: metrics.traffic.clone(), fills: metrics.fills.clone() };
     let mirror = Mirror::new(Arc::clone(&store), upstreams, outbound, limits, counters);

@@ -36,6 +36,9 @@ pub enum Error {
     /// A bound of our own is reached.
     #[error("{0}; ask again in a moment")]
     Busy(String),
+    /// What is held is not asked about just now, to spare the upstream.
+    #[error("{0}: its upstream has been asked often enough for now; ask again in a moment")]
+    Spared(String),
     /// The request has been here before.
     #[error(
         "the request has been through this larder already, or through more than four: an [[upstream]] leads in a ring"
@@ -51,7 +54,10 @@ pub enum Error {
 
 impl From<UpstreamError> for Error {
     fn from(error: UpstreamError) -> Self {
-        Self::Upstream(Arc::new(error))
+        match error.fault {
+            Fault::Crowded(why) => Self::Busy(format!("{}: {why}", error.asked)),
+            _ => Self::Upstream(Arc::new(error)),
+        }
     }
 }
 
@@ -81,9 +87,11 @@ impl Error {
             Self::UnknownHost(_) | Self::NotFound(_) => Kind::NotFound,
             Self::Unverified { .. } => Kind::BadUpstream,
             Self::Slow(_) => Kind::Slow,
-            Self::Offline(_) | Self::Busy(_) | Self::Interrupted(_) | Self::Store(StoreError::NoRoom { .. }) => {
-                Kind::Busy
-            }
+            Self::Offline(_)
+            | Self::Busy(_)
+            | Self::Spared(_)
+            | Self::Interrupted(_)
+            | Self::Store(StoreError::NoRoom { .. }) => Kind::Busy,
             Self::Looped => Kind::Looped,
             Self::Store(_) => Kind::OurFault,
             Self::Upstream(error) => match &error.fault {
@@ -91,6 +99,7 @@ impl Error {
                 Fault::Rejected { status, .. } => Kind::Rejected(*status),
                 Fault::Trouble { status: 429 | 503, .. } => Kind::Busy,
                 Fault::Looped => Kind::Looped,
+                Fault::Crowded(_) => Kind::Busy,
                 Fault::Slow(_) => Kind::Slow,
                 Fault::Denied(_)
                 | Fault::Trouble { .. }

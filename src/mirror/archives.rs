@@ -11,6 +11,7 @@ use super::follow::{Follow, Progress};
 use super::freshness::Age;
 use super::names::HeldArchive;
 use super::proof_set::{HeldSet, KeptSet, ProofSet, SetFile};
+use super::pull::nobody_may_wait;
 use super::{Answer, Call, Mirror, Outcome, SMALL_ARCHIVE_BYTES};
 use crate::address::{FileName, Package};
 use crate::clock::Timestamp;
@@ -118,6 +119,7 @@ impl Mirror {
         if self.link() == Link::Offline {
             return Err(self.missing(format!("{} of {package}", wanted.filename)));
         }
+        let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the download document of {package}")))?;
         let asked = tokio::time::timeout_at(call.deadline, self.ask_again(package, seen, call)).await;
         let held = asked.map_err(|_| Error::Slow(format!("the download document of {package}")))??;
         if held.find(&wanted.digest, call.now).is_none() {
@@ -183,6 +185,7 @@ impl Mirror {
             };
             (progress, go)
         });
+        let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the archive of {package}")))?;
         let value = self.arrival(package, progress, call).await?;
         Ok(Answer { value, outcome: Outcome::Miss, fresh_until: call.now })
     }

@@ -49,14 +49,18 @@ impl Mirror {
         let key = Key::Discovery(host.clone());
         let held = self.held_document(&key).await?;
         let seen = held.as_ref().map(|held| held.age);
-        self.pull(&what, call, &rule, held, || {
-            self.documents.share(&self.tasks, key.clone(), Err(Error::Interrupted(what.clone())), || {
+        self.pull(&what, host, call, &rule, held, |errand, call| {
+            let of = (key.clone(), errand);
+            self.documents.share(&self.tasks, of, Err(Error::Interrupted(what.clone())), || {
                 let (mirror, what, call) = (Arc::clone(self), what.clone(), self.inner(call));
                 async move {
                     let work = async {
                         match mirror.landed_meanwhile(&key, seen, &rule, &call).await? {
                             Meanwhile::Landed(landed) => Ok(landed),
-                            Meanwhile::Held(before) => mirror.fetch_discovery(&what, &upstream, before, &call).await,
+                            Meanwhile::Held(before) => {
+                                mirror.spend(&what, &upstream.settings.host, errand, 1, &call)?;
+                                mirror.fetch_discovery(&what, &upstream, before, &call).await
+                            }
                         }
                     };
                     mirror.within_limits(&what, &upstream.settings.host, work).await

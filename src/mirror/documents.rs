@@ -8,12 +8,13 @@ use serde_json::value::RawValue;
 use url::Url;
 
 use super::freshness::{Age, Rule, Verdict, decide};
-use super::pull::{Flight, Landed};
+use super::pull::{AskedAgain, Flight, Landed};
 use super::{Call, Mirror, parts};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::Key;
-use crate::upstream::ask::{Ask, Document, Fetched, Validators};
+use crate::upstream::ask::{Ask, Document, Fetched, Room, Validators};
+use crate::upstream::breaker::Origin;
 use crate::upstream::discovery::Discovery;
 use crate::upstream::error::UpstreamError;
 use crate::upstream::providers::VersionList;
@@ -43,6 +44,8 @@ pub struct KeptDocument {
     pub(super) body: Bytes,
     /// Entries of an earlier version list that upstream has dropped and that are still held: a JSON list.
     pub(super) dropped: Bytes,
+    /// What the bytes take up, where they came from upstream just now.
+    pub(super) _room: Room,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -51,6 +54,9 @@ pub(super) struct About {
     pub(super) asked: Url,
     /// Where the bytes came from, after redirects.
     pub(super) url: Url,
+    /// Whom it took to get them, redirects included.
+    #[serde(default)]
+    pub(super) origins: Vec<Origin>,
     #[serde(default)]
     pub(super) validators: Validators,
     pub(super) fetched: Timestamp,
@@ -67,7 +73,7 @@ impl KeptDocument {
     pub(super) fn read(record: Vec<u8>) -> Option<Self> {
         let (about, mut parts) = parts::read(record)?;
         let dropped = parts.pop()?;
-        Some(Self { about, body: parts.pop()?, dropped })
+        Some(Self { about, body: parts.pop()?, dropped, _room: Room::default() })
     }
 
     pub(super) fn write(&self) -> Vec<u8> {
@@ -75,9 +81,9 @@ impl KeptDocument {
     }
 
     pub(super) fn of(document: Document, asked: Url, now: Timestamp) -> Self {
-        let Document { body, validators, url, .. } = document;
-        let about = About { asked, url, validators, fetched: now, checked: now, gone: false };
-        Self { about, body, dropped: Bytes::new() }
+        let Document { body, validators, url, origins, room, .. } = document;
+        let about = About { asked, url, origins, validators, fetched: now, checked: now, gone: false };
+        Self { about, body, dropped: Bytes::new(), _room: room }
     }
 
     pub(super) fn checked_again(&self, now: Timestamp, gone: bool) -> Self {
@@ -108,6 +114,18 @@ impl KeptDocument {
         let kept = Arc::clone(self);
         let reading = tokio::task::spawn_blocking(move || read(&kept));
         reading.await.unwrap_or_else(|_| Err("reading it ended unexpectedly".to_owned()))
+    }
+}
+
+impl AskedAgain for Arc<KeptDocument> {
+    fn origins(&self) -> Vec<Origin> {
+        let About { asked, origins, .. } = &self.about;
+        let mut origins = origins.clone();
+        let first = Origin::of(asked);
+        if !origins.contains(&first) {
+            origins.push(first);
+        }
+        origins
     }
 }
 
@@ -168,7 +186,9 @@ impl Mirror {
         call: &Call,
     ) -> Result<Fetched, UpstreamError> {
         let retries = if before.is_some() { 0 } else { RETRIES };
-        let ask = Ask { what, url, upstream: &upstream.settings.host, grant, via: &call.via, retries };
+        let Call { via, asker, now, .. } = call;
+        let upstream = &upstream.settings.host;
+        let ask = Ask { what, url, upstream, grant, via, retries, asker: *asker, now: *now };
         let held = before.filter(|before| before.about.asked == *url).map(|before| &before.about.validators);
         self.outbound.document(ask, held, limit).await
     }

@@ -85,13 +85,6 @@ impl Fill {
     }
 
     async fn fill(&mut self) -> Result<(Option<FileBytes>, HeldArchive), Error> {
-        let permits = Arc::clone(&self.mirror.fill_permits);
-        let Ok(_permit) = permits.try_acquire_owned() else {
-            return Err(Error::Busy(format!(
-                "{}: as many archives are being fetched as may be at one time",
-                self.what
-            )));
-        };
         if let Some(held) = self.mirror.adopt(&self.package, &self.kept, &self.set, self.call.now).await? {
             return Ok((None, held));
         }
@@ -211,6 +204,8 @@ impl Fill {
             grant: &grant,
             via: &self.call.via,
             retries: RETRIES,
+            asker: self.call.asker,
+            now: self.mirror.inner(&self.call).now,
         };
         let limit = self.mirror.limits.stall;
         match tokio::time::timeout(limit, self.mirror.outbound.file(ask, staged.written(), &held)).await {

@@ -34,7 +34,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use prometheus_client::metrics::gauge::Gauge;
 use serde::{Deserialize, Serialize};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 
 pub use self::archives::{Archive, ArchiveRef};
@@ -55,15 +55,14 @@ use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::store::{Key, Store, StoreError, Totals};
+use crate::upstream::ask::Asker;
 pub use crate::upstream::outbound::Link;
 use crate::upstream::outbound::Outbound;
+use crate::upstream::restraint::Leave;
 use crate::upstream::{Traffic, Upstream, Upstreams};
 
 /// Archives up to this many bytes are proven whole before the status line, and checked on every read.
 pub const SMALL_ARCHIVE_BYTES: u64 = 1 << 20;
-
-/// How many archives are fetched at one time; each takes a thread.
-const MOST_FILLS: usize = 256;
 
 /// How many missing things are listed.
 const MOST_MISSING: usize = 1000;
@@ -81,6 +80,28 @@ pub struct Call {
     pub deadline: Instant,
     /// Whether the client can take a body whose length is not known (not so before HTTP/1.1).
     pub takes_unknown_length: bool,
+    /// Who waits for the answer.
+    pub asker: Asker,
+    part: Part,
+    leave: Leave,
+}
+
+/// What a call is a part of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// A request: one of those that wait.
+    Request,
+    /// A flight that others wait for.
+    Flight,
+}
+
+/// What a flight is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Errand {
+    /// Something that is not held: it is always tried.
+    Fetch,
+    /// Something that is held: it is asked about within the upstream's budget.
+    Revalidate,
 }
 
 /// How an answer came about.
@@ -158,6 +179,8 @@ pub struct Limits {
     pub archive_bytes: u64,
     /// What may be stored, in bytes.
     pub store_bytes: u64,
+    /// How many requests may wait for upstreams at one time.
+    pub waiting: usize,
 }
 
 impl Default for Limits {
@@ -169,9 +192,14 @@ impl Default for Limits {
             document_bytes: 16 << 20,
             archive_bytes: 4 << 30,
             store_bytes: u64::MAX,
+            waiting: 10_000,
         }
     }
 }
+
+/// A place among those that wait, for as long as this lives.
+#[derive(Debug)]
+struct Place(#[expect(dead_code, reason = "held, and never looked at")] Option<OwnedSemaphorePermit>);
 
 /// The single door to everything that is mirrored.
 #[derive(Debug)]
@@ -181,7 +209,7 @@ pub struct Mirror {
     outbound: Outbound,
     limits: Limits,
     tasks: Tasks,
-    documents: Flights<Key, Awaited<DocumentFlight>>,
+    documents: Flights<(Key, Errand), Awaited<DocumentFlight>>,
     sets: Flights<(Package, Anew), Awaited<SetFlight>>,
     fills: Flights<FillKey, watch::Receiver<Progress>>,
     checks: Flights<Digest, Awaited<Result<bool, Error>>>,
@@ -194,7 +222,7 @@ pub struct Mirror {
     evicting: Mutex<()>,
     reserved: Arc<AtomicU64>,
     missing: Mutex<BTreeSet<String>>,
-    fill_permits: Arc<Semaphore>,
+    places: Arc<Semaphore>,
     revisions: [AtomicU64; 256],
     hasher: std::hash::RandomState,
     counters: Counters,
@@ -228,7 +256,7 @@ impl Mirror {
             evicting: Mutex::default(),
             reserved: Arc::default(),
             missing: Mutex::default(),
-            fill_permits: Arc::new(Semaphore::new(MOST_FILLS)),
+            places: Arc::new(Semaphore::new(limits.waiting)),
             revisions: std::array::from_fn(|_| AtomicU64::new(0)),
             hasher: std::hash::RandomState::new(),
             counters,
@@ -238,7 +266,9 @@ impl Mirror {
     /// A call that comes now.
     pub fn call(&self, now: Timestamp, via: CdnLoop, takes_unknown_length: bool) -> Call {
         let began = Instant::now();
-        Call { now, via, began, deadline: began + self.limits.answer_within, takes_unknown_length }
+        let deadline = began + self.limits.answer_within;
+        let (asker, part, leave) = (Asker::Client, Part::Request, Leave::default());
+        Call { now, via, began, deadline, takes_unknown_length, asker, part, leave }
     }
 
     /// Whether a request has been through this larder already.
@@ -340,7 +370,15 @@ impl Mirror {
     fn inner(&self, call: &Call) -> Call {
         let began = Instant::now();
         let now = call.now.after(began.saturating_duration_since(call.began));
-        Call { now, began, deadline: began + self.limits.give_up_after, ..call.clone() }
+        Call { now, began, deadline: began + self.limits.give_up_after, part: Part::Flight, ..call.clone() }
+    }
+
+    /// A place among those that wait for upstreams; a flight needs none.
+    fn place(&self, call: &Call) -> Option<Place> {
+        match call.part {
+            Part::Flight => Some(Place(None)),
+            Part::Request => Arc::clone(&self.places).try_acquire_owned().ok().map(|taken| Place(Some(taken))),
+        }
     }
 
     /// Whether an archive is held.

@@ -9,10 +9,12 @@ use url::Url;
 
 use super::freshness::Age;
 use super::parts;
+use super::pull::AskedAgain;
 use crate::address::Package;
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix};
 use crate::upstream::ask::Validators;
+use crate::upstream::breaker::Origin;
 use crate::upstream::providers::DownloadDocument;
 use crate::verify::{Checksums, Proof};
 
@@ -37,6 +39,9 @@ pub struct ProofSet {
 pub(super) struct About {
     pub(super) asked: Url,
     pub(super) url: Url,
+    /// Whom it took to get all three, redirects included.
+    #[serde(default)]
+    pub(super) origins: Vec<Origin>,
     pub(super) validators: Validators,
     pub(super) sums_validators: Validators,
     pub(super) signature_validators: Validators,
@@ -105,6 +110,18 @@ impl ProofSet {
         self.document.shasum == other.document.shasum
             && self.sums_digest == other.sums_digest
             && self.signature_digest == other.signature_digest
+    }
+}
+
+impl AskedAgain for Arc<KeptSet> {
+    fn origins(&self) -> Vec<Origin> {
+        let ProofSet { about, document, .. } = &*self.current;
+        let urls = [Some(&about.asked), Some(&document.sums_url), document.signature_url.as_ref()];
+        let mut origins = about.origins.clone();
+        origins.extend(urls.into_iter().flatten().map(Origin::of));
+        origins.sort();
+        origins.dedup();
+        origins
     }
 }
 

@@ -13,6 +13,7 @@ use crate::address::Package;
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::upstream::ask::{Ask, Document, Fetched, Validators};
+use crate::upstream::breaker::Origin;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::origin;
 use crate::upstream::providers::DownloadDocument;
@@ -21,6 +22,9 @@ use crate::verify::{Policy, Proof, judge};
 
 const LARGEST_SUMS: u64 = 4 << 20;
 const LARGEST_SIGNATURE: u64 = 64 << 10;
+
+/// A file beside a document, and whom it took to get it where it was not held.
+type Companion = (Bytes, Validators, Vec<Origin>);
 
 impl Mirror {
     /// Fetches a document, and its sums and signature side by side; proves them.
@@ -38,10 +42,11 @@ impl Mirror {
             at: origin(at),
             fault: Fault::Unusable(why),
         };
-        let (body, url, validators) = match (fetched, held) {
-            (Fetched::New(Document { body, validators, url, .. }), _) => (body, url, validators),
+        let (body, url, validators, mut origins) = match (fetched, held) {
+            (Fetched::New(Document { body, validators, url, origins, .. }), _) => (body, url, validators, origins),
             (Fetched::Unchanged, Some(held)) => {
-                (held.body.clone(), held.about.url.clone(), held.about.validators.clone())
+                let About { url, validators, origins, .. } = held.about.clone();
+                (held.body.clone(), url, validators, origins)
             }
             (Fetched::Unchanged, None) => {
                 return Err(unusable(visit.asked, "304 to an unconditional request".into()).into());
@@ -63,9 +68,13 @@ impl Mirror {
         for warning in &proof.warnings {
             tracing::warn!(package = %visit.package, warning, "a proof was accepted with a warning");
         }
+        origins.extend([sums.2, signature.2].into_iter().flatten());
+        origins.sort();
+        origins.dedup();
         let about = About {
             asked: visit.asked.clone(),
             url: url.clone(),
+            origins,
             validators,
             sums_validators: sums.1,
             signature_validators: signature.1,
@@ -81,8 +90,8 @@ impl Mirror {
         policy: Policy,
         document: &DownloadDocument,
         held: Option<(&Bytes, &Validators)>,
-    ) -> Result<(Bytes, Validators), Error> {
-        let none = Ok((Bytes::new(), Validators::default()));
+    ) -> Result<Companion, Error> {
+        let none = Ok(Companion::default());
         let Some(url) = &document.signature_url else { return none };
         match self.companion(visit, "the signature of SHA256SUMS", url, held, LARGEST_SIGNATURE).await {
             // Nobody asked for a signature where checksums suffice, so its absence is no failure there.
@@ -101,13 +110,13 @@ impl Mirror {
         url: &Url,
         held: Option<(&Bytes, &Validators)>,
         limit: u64,
-    ) -> Result<(Bytes, Validators), Error> {
+    ) -> Result<Companion, Error> {
         let what = format!("{name} of {}", visit.package);
         let fetched =
             self.outbound.small_file(visit.ask(&what, url), held.map(|(_, validators)| validators), limit).await?;
         match (fetched, held) {
-            (Fetched::New(document), _) => Ok((document.body, document.validators)),
-            (Fetched::Unchanged, Some((bytes, validators))) => Ok((bytes.clone(), validators.clone())),
+            (Fetched::New(Document { body, validators, origins, .. }), _) => Ok((body, validators, origins)),
+            (Fetched::Unchanged, Some((bytes, validators))) => Ok((bytes.clone(), validators.clone(), Vec::new())),
             (Fetched::Unchanged, None) => {
                 let fault = Fault::Unusable("304 to an unconditional request".into());
                 Err(UpstreamError { asked: what, at: origin(url), fault }.into())
@@ -157,7 +166,8 @@ pub(super) struct Visit<'a> {
 impl Visit<'_> {
     fn ask<'b>(&'b self, what: &'b str, url: &'b Url) -> Ask<'b> {
         let upstream = &self.upstream.settings.host;
-        Ask { what, url, upstream, grant: self.grant, via: &self.call.via, retries: self.retries }
+        let Call { via, asker, now, .. } = self.call;
+        Ask { what, url, upstream, grant: self.grant, via, retries: self.retries, asker: *asker, now: *now }
     }
 }
 

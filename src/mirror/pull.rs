@@ -6,9 +6,10 @@ use tokio::time::timeout_at;
 
 use super::freshness::{Age, Rule, Verdict, decide};
 use super::single_flight::Awaited;
-use super::{Answer, Call, Mirror, Outcome};
+use super::{Answer, Call, Errand, Mirror, Outcome};
 use crate::address::Hostname;
 use crate::error::Error;
+use crate::upstream::breaker::Origin;
 use crate::upstream::error::{Fault, UpstreamError};
 
 /// What a flight brought back.
@@ -20,15 +21,27 @@ pub(super) struct Landed<T> {
 
 pub(super) type Flight<T> = Result<Landed<T>, Error>;
 
+/// What is held, and can be asked about again.
+pub(super) trait AskedAgain {
+    /// Whom that would take.
+    fn origins(&self) -> Vec<Origin>;
+}
+
+/// The error of a request that finds as many others waiting as may.
+pub(super) fn nobody_may_wait(what: &str) -> Error {
+    Error::Busy(format!("{what}: as many requests wait for upstreams as may at one time"))
+}
+
 impl Mirror {
     /// Answers from `held` or from a flight, as freshness decides.
-    pub(super) async fn pull<T: Clone + Send + Sync + 'static>(
+    pub(super) async fn pull<T: AskedAgain + Clone + Send + Sync + 'static>(
         &self,
         what: &str,
+        host: &Hostname,
         call: &Call,
         rule: &Rule,
         held: Option<Landed<T>>,
-        flight: impl FnOnce() -> Awaited<Flight<T>>,
+        flight: impl FnOnce(Errand, &Call) -> Awaited<Flight<T>>,
     ) -> Result<Answer<T>, Error> {
         let verdict = decide(held.as_ref().map(|held| held.age), rule, self.link(), call.now);
         let answer = |landed: Landed<T>, outcome| Answer {
@@ -45,25 +58,60 @@ impl Mirror {
             (Verdict::Serve, Some(held)) => Ok(answer(held, Outcome::Hit)),
             (Verdict::ServeStale, Some(held)) => Ok(stale(held)),
             (Verdict::Revalidate, Some(held)) => {
+                let origins = held.value.origins();
+                let Some(leave) = self.outbound.leave(&origins, &call.leave, call.now) else {
+                    tracing::debug!(what, "its upstream is left alone for a while; what is held is served");
+                    return Ok(stale(held));
+                };
+                let Some(_place) = self.place(call) else {
+                    tracing::debug!(what, "as many requests wait as may; what is held is served");
+                    return Ok(stale(held));
+                };
                 let patience = call.deadline.min(call.began + rule.patience);
-                match timeout_at(patience, flight()).await {
+                let call = Call { leave, ..call.clone() };
+                match timeout_at(patience, flight(Errand::Revalidate, &call)).await {
                     Ok(Ok(landed)) => Ok(answer(landed, Outcome::Revalidated)),
                     Ok(Err(error @ Error::NotFound(_))) => Err(error),
+                    Ok(Err(error @ Error::Spared(_))) => {
+                        tracing::debug!(what, %error, "what is held is served");
+                        Ok(stale(held))
+                    }
                     Ok(Err(error)) => {
                         tracing::warn!(what, %error, "could not be revalidated; what is held is served");
                         Ok(stale(held))
                     }
                     Err(_) => {
                         tracing::warn!(what, "upstream is slow to revalidate; what is held is served meanwhile");
+                        let now = call.now.after(call.began.elapsed());
+                        self.outbound.out_of_patience(host, &origins, rule.patience, now);
                         Ok(stale(held))
                     }
                 }
             }
             (Verdict::Refuse, _) => Err(self.missing(what.to_owned())),
-            (_, None) | (Verdict::Fetch, _) => match timeout_at(call.deadline, flight()).await {
-                Ok(landed) => Ok(answer(landed?, Outcome::Miss)),
-                Err(_) => Err(Error::Slow(what.to_owned())),
-            },
+            (_, None) | (Verdict::Fetch, _) => {
+                let _place = self.place(call).ok_or_else(|| nobody_may_wait(what))?;
+                match timeout_at(call.deadline, flight(Errand::Fetch, call)).await {
+                    Ok(landed) => Ok(answer(landed?, Outcome::Miss)),
+                    Err(_) => Err(Error::Slow(what.to_owned())),
+                }
+            }
+        }
+    }
+
+    /// Takes what a flight will ask for out of the upstream's budget, unless it fetches what is not held.
+    pub(super) fn spend(
+        &self,
+        what: &str,
+        host: &Hostname,
+        errand: Errand,
+        requests: u32,
+        call: &Call,
+    ) -> Result<(), Error> {
+        match errand {
+            Errand::Fetch => Ok(()),
+            Errand::Revalidate if self.outbound.spend(host, requests, call.now) => Ok(()),
+            Errand::Revalidate => Err(Error::Spared(what.to_owned())),
         }
     }
 

@@ -9,7 +9,7 @@ use super::proof_set::{HeldSet, KeptSet, ProofSet};
 use super::proving::{Visit, not_of_the_document};
 use super::pull::{Flight, Landed};
 use super::single_flight::Awaited;
-use super::{Answer, Call, Mirror, Outcome};
+use super::{Answer, Call, Errand, Mirror, Outcome};
 use crate::address::{Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
@@ -20,12 +20,16 @@ use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::{Link, origin};
 use crate::upstream::providers::download_url;
 
+/// The document, its sums and its signature.
+const REQUESTS: u32 = 3;
+
 pub(super) type SetFlight = Flight<Arc<KeptSet>>;
 
 /// Whether a fetch may build on what is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Anew {
-    IfChanged,
+    /// What is held may be confirmed, or served as it is.
+    IfChanged(Errand),
     Whole,
 }
 
@@ -56,8 +60,8 @@ impl Mirror {
             }
             Landed { age, value: held.kept }
         });
-        let fly = || self.fly(package, upstream, seen, Anew::IfChanged, call);
-        let answer = self.pull(&what, call, &rule, landed, fly).await?;
+        let fly = |errand, call: &Call| self.fly(package, upstream, seen, Anew::IfChanged(errand), call);
+        let answer = self.pull(&what, &package.provider.host, call, &rule, landed, fly).await?;
         Ok(match (answer.outcome, fallback) {
             (Outcome::Stale | Outcome::Gone, Some(predecessor)) => {
                 Answer { value: predecessor, outcome: answer.outcome, fresh_until: call.now }
@@ -89,7 +93,7 @@ impl Mirror {
             return Err(Error::NotFound(said));
         }
         let upstream = Arc::clone(self.upstream(&package.provider.host)?);
-        let landed = self.fly(package, upstream, seen, Anew::IfChanged, call).await?;
+        let landed = self.fly(package, upstream, seen, Anew::IfChanged(Errand::Fetch), call).await?;
         Ok(HeldSet { kept: landed.value, fallback: None })
     }
 
@@ -163,12 +167,15 @@ impl Mirror {
         call: &Call,
     ) -> SetFlight {
         let before = self.held_set(package).await?.map(|held| held.kept);
-        if let Some(before) = before.as_ref().filter(|before| anew == Anew::IfChanged && seen != Some(before.age)) {
+        if let Some(before) = before.as_ref().filter(|before| anew != Anew::Whole && seen != Some(before.age)) {
             // Another flight landed between the look of who asked and this one.
             let rule = upstream.rule(|fresh| fresh.download);
             if decide(Some(before.age), &rule, self.link(), call.now) == Verdict::Serve {
                 return Ok(Landed { age: before.age, value: Arc::clone(before) });
             }
+        }
+        if let Anew::IfChanged(errand) = anew {
+            self.spend(what, &package.provider.host, errand, REQUESTS, call)?;
         }
         let (base, grant) = self.providers_service(upstream, Faith::for_what_is_held(before.as_ref()), call).await?;
         let (spelled, guessed) = self.spelling(package, call).await;
@@ -178,7 +185,7 @@ impl Mirror {
             download_url(&base, &package.provider, &spelled, &package.platform).map_err(|e| unusable(e.to_string()))?;
         let retries = if before.is_some() { 0 } else { RETRIES };
         let visit = Visit { what, asked: &asked, upstream, grant: &grant, package, call, retries };
-        let fetched = match self.visit(&visit, before.as_deref().filter(|_| anew == Anew::IfChanged)).await {
+        let fetched = match self.visit(&visit, before.as_deref().filter(|_| anew != Anew::Whole)).await {
             Err(Error::Upstream(error)) if matches!(error.fault, Fault::Absent(_)) && error.asked == what => {
                 return match guessed {
                     // That there is no version of this spelling says nothing while the list cannot be read.

@@ -38,8 +38,9 @@ impl Mirror {
             return Err(Error::NotFound(said));
         }
         let seen = held.as_ref().map(|held| held.age);
-        self.pull(&what, call, &rule, held, || {
-            self.documents.share(&self.tasks, key.clone(), Err(Error::Interrupted(what.clone())), || {
+        self.pull(&what, &address.host, call, &rule, held, |errand, call| {
+            let of = (key.clone(), errand);
+            self.documents.share(&self.tasks, of, Err(Error::Interrupted(what.clone())), || {
                 let (mirror, what, call) = (Arc::clone(self), what.clone(), self.inner(call));
                 let address = address.clone();
                 async move {
@@ -47,6 +48,7 @@ impl Mirror {
                         match mirror.landed_meanwhile(&key, seen, &rule, &call).await? {
                             Meanwhile::Landed(landed) => Ok(landed),
                             Meanwhile::Held(before) => {
+                                mirror.spend(&what, &address.host, errand, 1, &call)?;
                                 mirror.fetch_versions(&what, &upstream, &address, before, &call).await
                             }
                         }

@@ -1,16 +1,22 @@
 //! What is asked of an upstream, and how its answer arrives.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use http::header::{self, HeaderMap};
 use serde::{Deserialize, Serialize};
+use tokio::sync::OwnedSemaphorePermit;
 use url::Url;
 
 use super::Traffic;
+use super::breaker::Origin;
 use super::error::{Fault, UpstreamError};
 use super::grant::Grant;
 use super::guard::Refusal;
+use super::permits::Permit;
 use crate::address::Hostname;
 use crate::cdn_loop::CdnLoop;
+use crate::clock::Timestamp;
 
 /// What a server said of the bytes it sent, for asking again whether they changed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,6 +42,15 @@ impl Validators {
     }
 }
 
+/// Who a request is for: what comes free goes to clients first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asker {
+    /// Somebody waits for it.
+    Client,
+    /// Nobody does.
+    Job,
+}
+
 /// One request: what for, where, and under which conditions.
 #[derive(Debug, Clone, Copy)]
 pub struct Ask<'a> {
@@ -51,7 +66,17 @@ pub struct Ask<'a> {
     pub via: &'a CdnLoop,
     /// How often a passing failure is tried again.
     pub retries: usize,
+    /// Who it is for.
+    pub asker: Asker,
+    /// When it is made.
+    pub now: Timestamp,
 }
+
+/// The room that a body takes among all that are in memory; free again with the last copy.
+#[derive(Debug, Clone, Default)]
+pub struct Room(
+    #[expect(dead_code, reason = "held, and never looked at")] pub(super) Option<Arc<OwnedSemaphorePermit>>,
+);
 
 /// A document that arrived whole.
 #[derive(Debug, Clone)]
@@ -64,9 +89,14 @@ pub struct Document {
     pub validators: Validators,
     /// Where it came from, after redirects: relative URLs in it resolve against this.
     pub url: Url,
+    /// Whom that took, from the first to the last.
+    pub origins: Vec<Origin>,
+    /// What it takes up.
+    pub room: Room,
 }
 
 /// What a conditional request brought.
+#[expect(clippy::large_enum_variant, reason = "it is looked at where it arrives, and kept nowhere")]
 #[derive(Debug, Clone)]
 pub enum Fetched {
     /// The document.
@@ -89,6 +119,7 @@ pub struct Incoming {
     pub(super) at: String,
     pub(super) upstream: Hostname,
     pub(super) traffic: Traffic,
+    pub(super) _permit: Permit,
 }
 
 impl Incoming {

@@ -62,6 +62,9 @@ pub enum Fault {
     /// It sent more than we take.
     #[error("sent more than {0} bytes")]
     TooLarge(u64),
+    /// A bound of our own was reached before anything was asked, or while it came.
+    #[error("was not asked: {0}")]
+    Crowded(String),
     /// It was not asked: larder does not go there.
     #[error("may not be asked: {0}")]
     Refused(Refusal),

@@ -2,12 +2,17 @@
 //! Knows neither the store nor our own URLs.
 
 pub mod ask;
+pub mod breaker;
+pub mod budget;
 pub mod discovery;
 pub mod error;
 mod grant;
 pub mod guard;
 pub mod outbound;
+pub mod permits;
 pub mod providers;
+pub mod restraint;
+mod retry_after;
 pub mod special;
 
 use std::collections::HashMap;
@@ -16,6 +21,7 @@ use std::sync::Arc;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 pub use self::grant::Grant;
@@ -69,6 +75,7 @@ pub struct Traffic {
     requests: Family<Answered, Counter>,
     bytes: Family<From, Counter>,
     refusals: Family<Refused, Counter>,
+    left_alone: Family<From, Gauge>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -106,12 +113,24 @@ impl Traffic {
             "Requests that larder refused to make, by the upstream that led there and reason",
             self.refusals.clone(),
         );
+        registry.register(
+            "larder_breaker_open",
+            "Origins that are left alone after failures, by the upstream that led there",
+            self.left_alone.clone(),
+        );
     }
 
     /// Body bytes received since the start, from all upstreams.
     pub fn bytes(&self, hosts: &[&Hostname]) -> u64 {
         let of = |host: &&Hostname| self.bytes.get(&From { host: host.to_string() }).map_or(0, |bytes| bytes.get());
         hosts.iter().map(of).sum()
+    }
+
+    /// Counts an origin as left alone for as long as this lives.
+    fn left_alone(&self, upstream: &Hostname) -> LeftAlone {
+        let gauge = self.left_alone.get_or_create(&From { host: upstream.to_string() }).clone();
+        gauge.inc();
+        LeftAlone(gauge)
     }
 
     fn asked(&self, upstream: &Hostname, status: Option<u16>) {
@@ -126,5 +145,15 @@ impl Traffic {
 
     fn brought(&self, upstream: &Hostname, bytes: usize) {
         self.bytes.get_or_create(&From { host: upstream.to_string() }).inc_by(bytes as u64);
+    }
+}
+
+/// An origin that is left alone, as it is counted.
+#[derive(Debug)]
+struct LeftAlone(Gauge);
+
+impl Drop for LeftAlone {
+    fn drop(&mut self) {
+        self.0.dec();
     }
 }

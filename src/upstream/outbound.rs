@@ -12,18 +12,29 @@ use bytes::{Bytes, BytesMut};
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use reqwest::redirect;
 use serde::Deserialize;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use url::Url;
 
 use super::Traffic;
-use super::ask::{Ask, Document, Fetched, Incoming, Validators, broken};
+use super::ask::{Ask, Document, Fetched, Incoming, Room, Validators, broken};
+use super::breaker::Origin;
+use super::budget::Rate;
 use super::error::{Fault, UpstreamError};
 use super::guard::{Guard, PublicOnly, Refusal, Way};
+use super::permits::{Bound, Permit, Permits};
+use super::restraint::{Leave, Moment, Restraint, Watch};
+use super::retry_after::retry_after;
+use crate::address::Hostname;
 use crate::cdn_loop::OwnEntry;
+use crate::clock::Timestamp;
 use crate::config;
 
 const MOST_HOPS: usize = 10;
 const LONGEST_ERROR_BODY: u64 = 64 * 1024;
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+/// A body without a length takes its room in steps of this, in KiB.
+const ROOM_STEP_KIB: u64 = 64;
+const NO_ROOM: &str = "as many bytes of documents are in memory as may be at one time";
 const CDN_LOOP: HeaderName = HeaderName::from_static("cdn-loop");
 
 /// Whether anything may go out.
@@ -68,6 +79,26 @@ impl Clients {
     }
 }
 
+/// How much may be under way at one time.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Requests for documents and the files of proof sets.
+    pub documents: Bound,
+    /// Requests for archives, each for as long as its bytes arrive.
+    pub archives: Bound,
+    /// The bodies of documents in memory, in KiB.
+    pub bodies_kib: u32,
+    /// Requests to one upstream about what is held, and for jobs.
+    pub budget: Rate,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        let bound = Bound { each: 64, all: 256, wait: Duration::from_secs(3) };
+        Self { documents: bound, archives: bound, bodies_kib: 256 * 1024, budget: Rate { burst: 500, per_second: 20 } }
+    }
+}
+
 /// The connector.
 #[derive(Debug)]
 pub struct Outbound {
@@ -79,6 +110,19 @@ pub struct Outbound {
     link: Link,
     own: OwnEntry,
     traffic: Traffic,
+    restraint: Restraint,
+    document_permits: Permits,
+    archive_permits: Permits,
+    bodies: Arc<Semaphore>,
+}
+
+/// An answer whose body is still to come, after redirects.
+struct Arrived {
+    response: reqwest::Response,
+    url: Url,
+    origins: Vec<Origin>,
+    /// Unless its status was a failure.
+    watch: Option<Watch>,
 }
 
 impl Outbound {
@@ -88,7 +132,9 @@ impl Outbound {
         upstreams: &[config::Upstream],
         own: OwnEntry,
         traffic: Traffic,
+        bounds: Bounds,
     ) -> Result<Self, Unbuildable> {
+        let restraint = Restraint::new(bounds.budget, traffic.clone());
         let authorities = network.ca_file.as_deref().map(authorities).transpose()?.unwrap_or_default();
         let client = || {
             #[expect(clippy::disallowed_methods, reason = "this is the one way out")]
@@ -118,7 +164,27 @@ impl Outbound {
             link: if network.offline { Link::Offline } else { Link::Online },
             own,
             traffic,
+            restraint,
+            document_permits: Permits::new(bounds.documents),
+            archive_permits: Permits::new(bounds.archives),
+            bodies: Arc::new(Semaphore::new(bounds.bodies_kib as usize)),
         })
+    }
+
+    /// Leave to ask these origins about what is held; none while one of them is left alone. `by` is the leave of the
+    /// work that this is a part of.
+    pub fn leave(&self, origins: &[Origin], by: &Leave, now: Timestamp) -> Option<Leave> {
+        self.restraint.leave(origins, by, now)
+    }
+
+    /// Takes requests about what is held out of an upstream's budget; says whether there were so many left.
+    pub fn spend(&self, upstream: &Hostname, requests: u32, now: Timestamp) -> bool {
+        self.restraint.spend(upstream, requests, now)
+    }
+
+    /// Tells that somebody waited for these origins for as long as `patience`, and waits no more.
+    pub fn out_of_patience(&self, upstream: &Hostname, origins: &[Origin], patience: Duration, now: Timestamp) {
+        self.restraint.out_of_patience(upstream, origins, patience, now);
     }
 
     /// Whether anything may go out.
@@ -163,17 +229,27 @@ impl Outbound {
             insert(&mut conditions, header::IF_NONE_MATCH, held.etag.as_deref());
             insert(&mut conditions, header::IF_MODIFIED_SINCE, held.last_modified.as_deref());
         }
+        let asked = Moment::new(ask.now);
         let once = || async {
-            let (response, url) = self.follow(coding, ask, &conditions).await?;
+            let _permit = self.permit(&self.document_permits, ask, "documents").await?;
+            let Arrived { response, url, origins, watch } = self.follow(coding, ask, &conditions, asked).await?;
             if response.status() == http::StatusCode::NOT_MODIFIED && !conditions.is_empty() {
                 return Ok(Fetched::Unchanged);
             }
-            let response = self.successful(response, ask, &url).await?;
+            let response = self.successful(response, ask, &url, asked).await?;
             let content_type = response.headers().get(header::CONTENT_TYPE);
             let content_type = content_type.and_then(|value| value.to_str().ok()).map(str::to_owned);
             let validators = Validators::of(response.headers());
-            let body = self.body(response, ask, &url, limit).await?;
-            Ok(Fetched::New(Document { body, content_type, validators, url }))
+            let body = self.body(response, ask, &url, limit).await;
+            match (watch, &body) {
+                (Some(watch), Ok(_) | Err(UpstreamError { fault: Fault::TooLarge(_) | Fault::Crowded(_), .. })) => {
+                    watch.answered();
+                }
+                (Some(watch), Err(broken)) => watch.failed(&broken.fault.to_string()),
+                (None, _) => {}
+            }
+            let (body, room) = body?;
+            Ok(Fetched::New(Document { body, content_type, validators, url, origins, room }))
         };
         self.patiently(ask, once).await
     }
@@ -187,13 +263,19 @@ impl Outbound {
             insert(&mut conditions, header::RANGE, Some(&format!("bytes={from}-")));
             insert(&mut conditions, header::IF_RANGE, held.for_range());
         }
+        let asked = Moment::new(ask.now);
         let once = || async {
-            let (response, url) = self.follow(Coding::Identity, ask, &conditions).await?;
-            if response.status() == http::StatusCode::RANGE_NOT_SATISFIABLE && from > 0 {
-                let (response, url) = self.follow(Coding::Identity, ask, &HeaderMap::new()).await?;
-                return self.incoming(self.successful(response, ask, &url).await?, ask, &url, 0);
+            let permit = self.permit(&self.archive_permits, ask, "archives").await?;
+            let mut arrived = self.follow(Coding::Identity, ask, &conditions, asked).await?;
+            let mut from = from;
+            if arrived.response.status() == http::StatusCode::RANGE_NOT_SATISFIABLE && from > 0 {
+                arrived = self.follow(Coding::Identity, ask, &HeaderMap::new(), asked).await?;
+                from = 0;
             }
-            self.incoming(self.successful(response, ask, &url).await?, ask, &url, from)
+            // Its bytes have their own time, and are asked for again where they break off.
+            arrived.watch.into_iter().for_each(Watch::answered);
+            let response = self.successful(arrived.response, ask, &arrived.url, asked).await?;
+            self.incoming(response, ask, &arrived.url, from, permit)
         };
         self.patiently(ask, once).await
     }
@@ -204,6 +286,7 @@ impl Outbound {
         ask: Ask<'_>,
         url: &Url,
         asked_from: u64,
+        permit: Permit,
     ) -> Result<Incoming, UpstreamError> {
         let failed = |why: &str| failure(ask, url, Fault::Unusable(why.to_owned()));
         let announced = response.headers().get(header::CONTENT_LENGTH).map(|value| {
@@ -236,6 +319,7 @@ impl Outbound {
             at: origin(url),
             upstream: ask.upstream.clone(),
             traffic: self.traffic.clone(),
+            _permit: permit,
         })
     }
 
@@ -251,14 +335,25 @@ impl Outbound {
         once.retry(pauses).when(|error| error.fault.may_pass()).await
     }
 
+    /// Waits for the right to ask, and no longer than there is time for.
+    async fn permit(&self, permits: &Permits, ask: Ask<'_>, of: &str) -> Result<Permit, UpstreamError> {
+        let crowded = || {
+            let why = format!("as many {of} are being fetched as may be at one time");
+            failure(ask, ask.url, Fault::Crowded(why))
+        };
+        permits.take(ask.upstream, ask.asker).await.ok_or_else(crowded)
+    }
+
     /// One request and its redirects. Every hop passes here, and is judged here.
     async fn follow(
         &self,
         coding: Coding,
         ask: Ask<'_>,
         conditions: &HeaderMap,
-    ) -> Result<(reqwest::Response, Url), UpstreamError> {
+        asked: Moment,
+    ) -> Result<Arrived, UpstreamError> {
         let mut url = ask.url.clone();
+        let mut origins = Vec::new();
         for _ in 0..=MOST_HOPS {
             let client = match self.way(&url, ask) {
                 Ok(Way::Named) => self.named.of(coding),
@@ -270,17 +365,21 @@ impl Outbound {
             if let Some((name, value)) = ask.grant.header_for(&url) {
                 request = request.header(name, value);
             }
+            let watch = self.restraint.watch(ask.upstream, &url, asked);
+            origins.push(Origin::of(&url));
             let response = match request.send().await.map_err(|e| broken(&e)) {
                 Ok(response) => response,
                 Err(Fault::Refused(refusal)) => return Err(self.refused(ask, &url, refusal)),
                 Err(fault) => {
                     self.traffic.asked(ask.upstream, None);
+                    watch.failed(&fault.to_string());
                     return Err(failure(ask, &url, fault));
                 }
             };
             self.traffic.asked(ask.upstream, Some(response.status().as_u16()));
+            let watch = watch.saw(response.status(), response.headers());
             if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
-                return Ok((response, url));
+                return Ok(Arrived { response, url, origins, watch });
             }
             let location = response.headers().get(header::LOCATION).and_then(|value| value.to_str().ok());
             let next = location.and_then(|location| url.join(location).ok());
@@ -306,18 +405,18 @@ impl Outbound {
         response: reqwest::Response,
         ask: Ask<'_>,
         url: &Url,
+        asked: Moment,
     ) -> Result<reqwest::Response, UpstreamError> {
         let status = response.status();
         if status.is_success() {
             return Ok(response);
         }
-        let retry_after =
-            response.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+        let retry_after = retry_after(response.headers(), asked.now());
         // The errors are an extra; that they could not be read is not the failure to tell.
-        let body = self.body(response, ask, url, LONGEST_ERROR_BODY).await.unwrap_or_default();
+        let (body, _room) = self.body(response, ask, url, LONGEST_ERROR_BODY).await.unwrap_or_default();
         let errors = serde_json::from_slice::<Errors>(&body).map(|body| body.errors).unwrap_or_default();
         let errors = errors.iter().take(8).map(|text| relayed(text)).collect();
-        let fault = Fault::of_status(status.as_u16(), retry_after.map(Duration::from_secs), errors);
+        let fault = Fault::of_status(status.as_u16(), retry_after, errors);
         Err(failure(ask, url, fault))
     }
 
@@ -327,20 +426,27 @@ impl Outbound {
         ask: Ask<'_>,
         url: &Url,
         limit: u64,
-    ) -> Result<Bytes, UpstreamError> {
+    ) -> Result<(Bytes, Room), UpstreamError> {
         let too_large = || failure(ask, url, Fault::TooLarge(limit));
         if response.content_length().is_some_and(|length| length > limit) {
             return Err(too_large());
         }
         let mut body = BytesMut::new();
+        let mut room = Growing::new(&self.bodies);
+        if !room.grow_to(response.content_length().unwrap_or_default()) {
+            return Err(failure(ask, url, Fault::Crowded(NO_ROOM.to_owned())));
+        }
         while let Some(piece) = response.chunk().await.map_err(|e| failure(ask, url, broken(&e)))? {
             self.traffic.brought(ask.upstream, piece.len());
             if (body.len() + piece.len()) as u64 > limit {
                 return Err(too_large());
             }
+            if !room.grow_to((body.len() + piece.len()) as u64) {
+                return Err(failure(ask, url, Fault::Crowded(NO_ROOM.to_owned())));
+            }
             body.extend_from_slice(&piece);
         }
-        Ok(body.freeze())
+        Ok((body.freeze(), room.taken()))
     }
 }
 
@@ -366,6 +472,38 @@ fn authorities(path: &Path) -> Result<Vec<reqwest::Certificate>, Unbuildable> {
     let pem = std::fs::read(path).map_err(|e| failed(e.to_string()))?;
     let found = reqwest::Certificate::from_pem_bundle(&pem).map_err(|e| failed(e.to_string()))?;
     if found.is_empty() { Err(failed("there is none in it".into())) } else { Ok(found) }
+}
+
+/// The room of a body that is still coming. It is taken or not: who has some never waits for more.
+struct Growing<'a> {
+    of: &'a Arc<Semaphore>,
+    taken: Option<OwnedSemaphorePermit>,
+}
+
+impl<'a> Growing<'a> {
+    fn new(of: &'a Arc<Semaphore>) -> Self {
+        Self { of, taken: None }
+    }
+
+    fn grow_to(&mut self, bytes: u64) -> bool {
+        let has = self.taken.as_ref().map_or(0, OwnedSemaphorePermit::num_permits) as u64;
+        let needed = bytes.div_ceil(1024);
+        if needed <= has {
+            return true;
+        }
+        let needed = if has == 0 { needed } else { needed.next_multiple_of(ROOM_STEP_KIB) };
+        let Ok(more) = u32::try_from(needed - has) else { return false };
+        match (Arc::clone(self.of).try_acquire_many_owned(more), &mut self.taken) {
+            (Ok(more), Some(taken)) => taken.merge(more),
+            (Ok(more), none) => *none = Some(more),
+            (Err(_), _) => return false,
+        }
+        true
+    }
+
+    fn taken(self) -> Room {
+        Room(self.taken.map(Arc::new))
+    }
 }
 
 #[derive(Deserialize)]

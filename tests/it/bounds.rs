@@ -1,67 +1,209 @@
-//! What the variety of requests may cost: thousands of names and queries that nobody will ask again leave nothing behind.
+//! Promise 11: what is under way has bounds, each with a clear error, and one thing starves no other.
 
-use futures_util::{StreamExt, stream};
+use std::collections::HashSet;
+use std::time::Duration;
 
-use crate::support::http::{client, get, send};
-use crate::support::larder::{Folder, HOST, Larder};
+use futures_util::future::join_all;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::support::http::{Answer, client, send};
+use crate::support::larder::{HOST, Larder};
 use crate::support::process::Process;
-use crate::support::upstream::{FakeUpstream, Provider};
+use crate::support::until;
+use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 
-const EACH: usize = 2000;
-const MOST_GROWTH: u64 = 32 << 20;
+/// Long enough never to be over in a test.
+const LONG: Duration = Duration::from_secs(60);
+/// Short enough to wait for.
+const SHORT: Duration = Duration::from_millis(50);
 
-/// A path under a name that nobody has: an absent provider, an unknown registry, or something like a module.
-fn unknown(number: usize) -> String {
-    match number % 8 {
-        0 | 1 => format!("/registry/{HOST}/v1/providers/acme/absent{number}/versions"),
-        2 => format!("/registry/{HOST}/v1/providers/absent{number}/null/1.2.0/download/linux/amd64"),
-        3 => format!("/mirror/{HOST}/acme/absent{number}/index.json"),
-        4 => format!("/registry/absent{number}.example/v1/providers/acme/null/versions"),
-        5 => format!("/archive/{HOST}/providers/acme/null/1.{number}.0/linux_amd64/0123456789abcdef/f{number}.zip"),
-        6 => format!("/registry/{HOST}/v1/modules/acme/absent{number}/aws/versions"),
-        _ => format!("/v1/modules/acme/absent{number}/aws/1.0.0/download"),
-    }
-}
-
-async fn ask_all(base: &str, paths: impl Iterator<Item = String>, expected: &[u16]) {
-    let client = client();
-    let answers = stream::iter(paths.map(|path| send(client.get(format!("{base}{path}")))));
-    let mut answers = answers.buffer_unordered(8);
-    while let Some(answer) = answers.next().await {
-        let answer = answer.unwrap();
-        assert!(expected.contains(&answer.status), "{} {}", answer.status, answer.text());
-    }
-}
-
-/// Promise 11: memory does not grow with the variety of requests; neither do the store and the metrics.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn thousands_of_unknown_names_and_queries_leave_nothing_behind() {
+async fn publishing(names: &[&str], size: usize) -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
-    upstream.publish(Provider::new("acme", "null").size(100_000));
-    let folder = Folder::new();
-    let larder = Process::start(&Larder::mirroring(&upstream).on(&folder), folder.path());
-    let base = larder.base().to_owned();
-    let archive = larder.archive_path("null").await;
-    let held = [
-        format!("/registry/{HOST}/v1/providers/acme/null/versions"),
-        format!("/registry/{HOST}/.well-known/terraform.json"),
-        format!("/mirror/{HOST}/acme/null/1.2.0.json"),
-        archive,
-    ];
-    let queried = |number: usize| format!("{}?q{number}={}", held[number % held.len()], "x".repeat(200));
-    let metrics = async || get(&format!("{}/metrics", larder.admin())).await.expect(200).text().lines().count();
+    for name in names {
+        upstream.publish(Provider::new("acme", name).size(size));
+    }
+    upstream
+}
 
-    // Warm: every kind of request has been made, and what is made once is there.
-    ask_all(&base, (0..400).map(|number| unknown(number + 1_000_000)), &[404]).await;
-    ask_all(&base, (0..400).map(|number| queried(number + 1_000_000)), &[200]).await;
-    let (before, files, lines) = (larder.resident_bytes(), folder.files("").len(), metrics().await);
+fn is_busy(answer: Answer, why: &str) {
+    let answer = answer.expect(503);
+    assert!(answer.text().contains(why), "{}", answer.text());
+    assert!(answer.text().contains("ask again in a moment"), "{}", answer.text());
+    assert!(answer.headers.get("retry-after").is_none());
+}
 
-    ask_all(&base, (0..EACH).map(unknown), &[404]).await;
-    let after_names = larder.resident_bytes();
-    ask_all(&base, (0..EACH).map(queried), &[200]).await;
-    let after = larder.resident_bytes();
-    println!("resident: {before} bytes warm, {after_names} after {EACH} names, {after} after {EACH} queries");
-    assert!(after_names.max(after) < before + MOST_GROWTH, "{before} bytes became {after_names}, then {after}");
-    assert_eq!(metrics().await, lines, "the metrics grew with the names that were asked for");
-    assert!(folder.files("").len() <= files + 8, "{} files became {}", files, folder.files("").len());
+fn list_of(name: &str) -> Target {
+    Target::Path(format!("acme/{name}/versions"))
+}
+
+/// A hundred archives under way keep no list from anybody; those beyond the bound wait for their turn.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_hundred_downloads_starve_no_version_list() {
+    let names: Vec<String> = (0..100).map(|number| format!("p{number}")).collect();
+    let upstream = publishing(&names.iter().map(String::as_str).collect::<Vec<_>>(), 20_000).await;
+    upstream.publish(Provider::new("acme", "null"));
+    let larder = Larder::mirroring(&upstream).bounds(|bounds| bounds.archives.wait = LONG).start().await;
+    let mut urls = Vec::new();
+    for name in &names {
+        urls.push(format!("{}{}", larder.base(), larder.archive_path(name, "1.2.0").await));
+    }
+    let gate = upstream.hold(Target::Archive);
+    let client = client();
+    let downloads: Vec<_> = urls.iter().map(|url| tokio::spawn(send(client.get(url)))).collect();
+    upstream.wait_for(Target::Archive, 64).await;
+    until("all are under way", async || larder.metric("larder_fills_under_way").await == 100.0).await;
+    larder.versions("null").await.expect(200);
+    larder.document("null", "1.2.0").await.expect(200);
+    assert_eq!(upstream.count_of(Target::Archive), 64);
+    gate.open();
+    for (name, download) in names.iter().zip(join_all(downloads).await) {
+        let bytes = upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64");
+        assert!(download.unwrap().unwrap().expect(200).body == bytes, "{name}");
+    }
+    assert_eq!(upstream.count_of(Target::Archive), 100);
+}
+
+/// Our own bound reached is 503, within the time that clients have; the next request without it succeeds.
+#[tokio::test]
+async fn an_archive_that_finds_no_permit_in_time_is_a_503() {
+    let upstream = publishing(&["null", "random"], 20_000).await;
+    let bounds = |bounds: &mut larder::upstream::outbound::Bounds| {
+        (bounds.archives.each, bounds.archives.wait) = (1, SHORT);
+    };
+    let larder = Larder::mirroring(&upstream).bounds(bounds).start().await;
+    let (first, second) = (larder.archive_path("null", "1.2.0").await, larder.archive_path("random", "1.2.0").await);
+    let gate = upstream.hold(Target::Archive);
+    let (got, ()) = tokio::join!(larder.get(&first), async {
+        upstream.wait_for(Target::Archive, 1).await;
+        is_busy(larder.get(&second).await, "as many archives are being fetched as may be at one time");
+        assert_eq!(upstream.count_of(Target::Archive), 1);
+        gate.open();
+    });
+    got.expect(200);
+    larder.get(&second).await.expect(200);
+}
+
+/// The same for documents; what is held does not fail by it, and nothing waits for a permit while it has one: with a
+/// single permit every kind of fetch still comes to its end.
+#[tokio::test]
+async fn a_document_that_finds_no_permit_in_time_is_a_503_unless_it_is_held() {
+    let upstream = FakeUpstream::builder().redirected_urls(302).start().await;
+    for name in ["null", "random", "tls"] {
+        upstream.publish(Provider::new("acme", name).size(20_000));
+    }
+    let bounds = |bounds: &mut larder::upstream::outbound::Bounds| {
+        (bounds.documents.each, bounds.documents.wait) = (1, Duration::from_secs(1));
+        bounds.archives.each = 1;
+    };
+    let larder = Larder::mirroring(&upstream).with("fresh = { versions = \"0s\" }").bounds(bounds).start().await;
+    let path = larder.archive_path("null", "1.2.0").await;
+    upstream.expire_urls();
+    larder.get(&path).await.expect(200);
+    let gate = upstream.hold_silent(list_of("random"));
+    let (got, ()) = tokio::join!(larder.versions("random"), async {
+        upstream.wait_for(list_of("random"), 1).await;
+        is_busy(larder.versions("tls").await, "as many documents are being fetched as may be at one time");
+        assert!(larder.versions("null").await.expect(200).is("detail=stale"));
+        assert_eq!(upstream.count_of(list_of("tls")), 0);
+        gate.open();
+    });
+    got.expect(200);
+    larder.versions("tls").await.expect(200);
+    assert!(larder.versions("null").await.expect(200).is("fwd=stale; stored"));
+}
+
+/// Bodies of documents have a room among all that are in memory, with a length and without.
+#[tokio::test]
+async fn documents_that_do_not_fit_in_memory_together_are_a_503() {
+    let upstream = publishing(&[], 0).await;
+    let list = format!("{{\"versions\":[],\"padding\":\"{}\"}}", "x".repeat(60_000));
+    for name in ["null", "random"] {
+        upstream.serve_json(&format!("/v1/providers/acme/{name}/versions"), &list);
+    }
+    for length in [true, false] {
+        let larder = Larder::mirroring(&upstream).with("fresh = { versions = \"0s\" }");
+        let larder = larder.bounds(|bounds| bounds.bodies_kib = 100).start().await;
+        if !length {
+            upstream.fault(Target::Versions, Fault::NoLength);
+        }
+        let gate = upstream.hold_after(list_of("null"), 50_000);
+        let (got, ()) = tokio::join!(larder.versions("null"), async {
+            upstream.wait_for(list_of("null"), 1).await;
+            until("most of it came", async || larder.metric("larder_upstream_bytes_total").await > 50_000.0).await;
+            is_busy(larder.versions("random").await, "as many bytes of documents are in memory as may be");
+            gate.open();
+        });
+        got.expect(200);
+        for name in ["random", "null", "random", "null"] {
+            larder.versions(name).await.expect(200);
+        }
+        upstream.forget_requests();
+    }
+}
+
+/// Only so many may wait for upstreams; what is held is answered all the same.
+#[tokio::test]
+async fn only_so_many_requests_wait_for_upstreams() {
+    let upstream = publishing(&["held", "null", "random"], 20_000).await;
+    let larder = Larder::mirroring(&upstream).waiting(3).start().await;
+    larder.versions("held").await.expect(200);
+    let path = larder.archive_path("held", "1.2.0").await;
+    let gate = upstream.hold_silent(Target::Versions);
+    let url = format!("{}/registry/{HOST}/v1/providers/acme/null/versions", larder.base());
+    let client = client();
+    let waiting: Vec<_> = (0..3).map(|_| tokio::spawn(send(client.get(&url)))).collect();
+    until("no more may wait", async || larder.versions("random").await.status == 503).await;
+    is_busy(larder.versions("random").await, "as many requests wait for upstreams as may at one time");
+    is_busy(larder.get(&path).await, "as many requests wait for upstreams as may at one time");
+    larder.versions("held").await.expect(200);
+    // Past its fresh time it is served as it is.
+    larder.clock.advance(Duration::from_secs(1000));
+    assert!(larder.versions("held").await.expect(200).is("detail=stale"));
+    gate.open();
+    for answer in waiting {
+        answer.await.unwrap().unwrap().expect(200);
+    }
+    larder.versions("random").await.expect(200);
+    larder.get(&path).await.expect(200);
+}
+
+/// Promises 4 and 11: many clients that read nothing take no memory, hold back nobody, and get everything in the end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn clients_that_read_nothing_take_no_memory_and_hold_back_nobody() {
+    const BYTES: usize = 48_000_000;
+    const SLOW: usize = 24;
+    let upstream = publishing(&["null"], BYTES).await;
+    upstream.publish(Provider::new("acme", "random").size(2_000_000));
+    let zip = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
+    let folder = tempfile::tempdir().unwrap();
+    let builder = Larder::mirroring(&upstream);
+    let larder = Process::start(&builder, folder.path());
+    larder.get(&larder.archive_path("random").await).await.expect(200);
+    let path = larder.archive_path("null").await;
+    let before = larder.most_resident_bytes();
+
+    let gate = upstream.hold_after(Target::Archive, BYTES / 2);
+    let address = larder.base().strip_prefix("http://").unwrap().to_owned();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    let mut slow = Vec::new();
+    for _ in 0..SLOW {
+        let mut stream = TcpStream::connect(&address).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        // Its body has begun, and is not read.
+        stream.readable().await.unwrap();
+        slow.push(stream);
+    }
+    gate.open();
+    assert!(larder.get(&path).await.expect(200).body == zip, "held back, or other bytes");
+    let grown = larder.most_resident_bytes().saturating_sub(before);
+    assert!(grown < 96 << 20, "{SLOW} clients that read nothing took {grown} bytes of memory");
+    for mut stream in slow {
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await.unwrap();
+        assert!(answer.starts_with(b"HTTP/1.1 200") && answer.ends_with(&zip), "a slow client got other bytes");
+    }
+    assert_eq!(upstream.count_of(Target::Archive), 2);
+    let asked: HashSet<String> = upstream.requests().into_iter().map(|request| request.path).collect();
+    assert_eq!(asked.len(), 1 + 2 * 5);
 }

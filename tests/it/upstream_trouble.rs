@@ -24,6 +24,9 @@ async fn ask(larder: &Larder, target: &Target) -> Answer {
     }
 }
 
+/// As long as an upstream in trouble is ever left alone.
+const LEFT_ALONE: Duration = Duration::from_secs(3600);
+
 const DOCUMENTS: [Target; 2] = [Target::Versions, Target::Document];
 
 /// An error that says what was asked, and hands no Retry-After on.
@@ -61,6 +64,7 @@ async fn with_all_held(builder: impl Fn(&FakeUpstream) -> Builder, fault: Fault,
         let zip = larder.get(&path).await.expect(200).body;
         assert!(zip == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
         upstream.heal();
+        larder.clock.advance(LEFT_ALONE);
         let healed = ask(&larder, &target).await.expect(200);
         assert!(healed.is("larder; fwd=stale; stored"), "{target:?} {fault:?}: {}", healed.header("cache-status"));
         assert_eq!(healed.body, before.body);
@@ -151,6 +155,7 @@ async fn a_document_that_breaks_off_is_told_and_hides_nothing() {
             assert_eq!(held.body, before.body);
             upstream.heal();
             upstream.fault(Target::Everything, Fault::NoValidators);
+            larder.clock.advance(LEFT_ALONE);
             assert!(ask(&larder, &target).await.expect(200).is("fwd=stale; stored"), "{target:?} {fault:?}");
         }
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use larder::app::{App, Settings};
 use larder::clock::Clock;
 use larder::config::Config;
+use larder::upstream::outbound::Bounds;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -141,9 +142,11 @@ impl Larder {
         format!("{}/registry/{host}/v1/providers/", self.base)
     }
 
-    /// Asks for a path.
+    /// Asks for a path. No answer of larder's ever tells a client to wait: they obey it without a cap.
     pub(crate) async fn get(&self, path: &str) -> Answer {
-        get(&format!("{}{path}", self.base)).await
+        let answer = get(&format!("{}{path}", self.base)).await;
+        assert!(answer.headers.get("retry-after").is_none(), "{path}: {:?}", answer.headers);
+        answer
     }
 
     /// Asks for a path with headers.
@@ -317,6 +320,18 @@ impl Builder {
     /// Lets a client's connection do nothing for this long.
     pub(crate) fn idle(mut self, limit: Duration) -> Self {
         self.settings.connections.idle = limit;
+        self
+    }
+
+    /// Lets this much be under way upstream.
+    pub(crate) fn bounds(mut self, change: impl FnOnce(&mut Bounds)) -> Self {
+        change(&mut self.settings.bounds);
+        self
+    }
+
+    /// Lets this many requests wait for upstreams.
+    pub(crate) fn waiting(mut self, most: usize) -> Self {
+        self.settings.limits.waiting = most;
         self
     }
 

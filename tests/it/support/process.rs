@@ -191,8 +191,17 @@ impl Process {
 
     /// How much memory of it is resident.
     pub(crate) fn resident_bytes(&self) -> u64 {
+        self.memory("VmRSS:")
+    }
+
+    /// The most memory it has had in use at one time.
+    pub(crate) fn most_resident_bytes(&self) -> u64 {
+        self.memory("VmHWM:")
+    }
+
+    fn memory(&self, field: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix(field)).unwrap();
         line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024
     }
 

@@ -1,0 +1,196 @@
+//! Which origins are left alone for a while after a failure, and for how long. Pure: it is told what happened and what
+//! time it is.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use url::Url;
+
+use super::outbound::origin;
+use crate::clock::Timestamp;
+
+/// The first while; it doubles with every failure after it.
+const FIRST: Duration = Duration::from_secs(5);
+/// The longest while of our own choosing.
+const LONGEST: Duration = Duration::from_secs(300);
+/// The longest while that an upstream may ask for.
+const LONGEST_ASKED_FOR: Duration = Duration::from_secs(3600);
+/// A failure this long after a while was over begins a new count.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(3600);
+/// A clock that was set back by more than this makes what was measured on it meaningless.
+pub(super) const CLOCK_SLACK: Duration = Duration::from_secs(60);
+/// How many origins are kept in mind.
+const MOST_ORIGINS: usize = 1000;
+
+/// `scheme://host:port`: who answers at a URL.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Origin(String);
+
+impl Origin {
+    /// The origin of a URL.
+    pub fn of(url: &Url) -> Self {
+        Self(origin(url))
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The right to be the one that asks an origin whose while is over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Probe {
+    origin: Origin,
+    number: u64,
+}
+
+/// What a failure changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Consequence {
+    /// The origin is left alone from now on.
+    LeftAlone(Duration),
+    /// It failed again when its while was over.
+    LeftAloneAgain(Duration),
+    /// It is left alone already.
+    AsBefore,
+}
+
+/// The origins that failed last; `T` is kept with each of them and dropped when it is back.
+#[derive(Debug)]
+pub(super) struct Breaker<T> {
+    left_alone: HashMap<Origin, While<T>>,
+    probes: u64,
+}
+
+#[derive(Debug)]
+struct While<T> {
+    failures: u32,
+    since: Timestamp,
+    until: Timestamp,
+    /// The upstream asked for it: an answer does not end it.
+    asked_for: bool,
+    probe: Option<u64>,
+    kept: T,
+}
+
+impl<T> While<T> {
+    /// What began while the clock was ahead is over after it was set back.
+    fn lasts(&self, now: Timestamp) -> bool {
+        self.since <= now.after(CLOCK_SLACK) && now < self.until
+    }
+}
+
+impl<T> Default for Breaker<T> {
+    fn default() -> Self {
+        Self { left_alone: HashMap::new(), probes: 0 }
+    }
+}
+
+impl<T> Breaker<T> {
+    /// Whether what is held may be asked about at all of these origins. Takes the probe of each whose while is over;
+    /// `by` are the probes that the asker has.
+    pub(super) fn admit(&mut self, origins: &[Origin], by: &[Probe], now: Timestamp) -> Option<Vec<Probe>> {
+        let mut taken = Vec::new();
+        for origin in origins {
+            let Some(left) = self.left_alone.get(origin) else { continue };
+            let may_probe = left.probe.is_none_or(|number| by.contains(&Probe { origin: origin.clone(), number }));
+            if left.lasts(now) || !may_probe {
+                return None;
+            }
+            if left.probe.is_none() && !taken.contains(origin) {
+                taken.push(origin.clone());
+            }
+        }
+        let probes = taken.into_iter().map(|origin| {
+            self.probes += 1;
+            if let Some(left) = self.left_alone.get_mut(&origin) {
+                left.probe = Some(self.probes);
+            }
+            Probe { origin, number: self.probes }
+        });
+        Some(probes.collect())
+    }
+
+    /// Gives a probe back that nothing came of.
+    pub(super) fn give_back(&mut self, probe: &Probe) {
+        if let Some(left) = self.left_alone.get_mut(&probe.origin).filter(|left| left.probe == Some(probe.number)) {
+            left.probe = None;
+        }
+    }
+
+    /// An origin failed, and may have said for how long it wants to be left alone. `jitter` is in 0..1.
+    pub(super) fn failed(
+        &mut self,
+        origin: &Origin,
+        asked_for: Option<Duration>,
+        jitter: f64,
+        now: Timestamp,
+        kept: impl FnOnce() -> T,
+    ) -> Consequence {
+        let asked_for = asked_for.map(|time| time.min(LONGEST_ASKED_FOR));
+        if let Some(left) = self.left_alone.get_mut(origin) {
+            if left.lasts(now) {
+                // One outage makes many requests fail; only what fails after the while makes the next one longer.
+                if let Some(time) = asked_for {
+                    left.until = left.until.max(now.after(time));
+                    left.asked_for = true;
+                }
+                return Consequence::AsBefore;
+            }
+            let forgotten = now.since(left.until) > FORGOTTEN_AFTER;
+            left.failures = if forgotten { 1 } else { left.failures.saturating_add(1) };
+            let time = pause(left.failures, jitter).max(asked_for.unwrap_or_default());
+            (left.since, left.until) = (now, now.after(time));
+            (left.asked_for, left.probe) = (asked_for.is_some(), None);
+            return Consequence::LeftAloneAgain(time);
+        }
+        self.make_room(now);
+        let time = pause(1, jitter).max(asked_for.unwrap_or_default());
+        let left = While {
+            failures: 1,
+            since: now,
+            until: now.after(time),
+            asked_for: asked_for.is_some(),
+            probe: None,
+            kept: kept(),
+        };
+        self.left_alone.insert(origin.clone(), left);
+        Consequence::LeftAlone(time)
+    }
+
+    /// An origin answered. Says what was kept with it where it is back with that.
+    pub(super) fn answered(&mut self, origin: &Origin, now: Timestamp) -> Option<T> {
+        let left = self.left_alone.get(origin)?;
+        if left.asked_for && left.lasts(now) {
+            return None;
+        }
+        self.left_alone.remove(origin).map(|left| left.kept)
+    }
+
+    /// Forgets what is over; where that is nothing, what is over first.
+    fn make_room(&mut self, now: Timestamp) {
+        if self.left_alone.len() < MOST_ORIGINS {
+            return;
+        }
+        self.left_alone.retain(|_, left| left.lasts(now));
+        if self.left_alone.len() >= MOST_ORIGINS {
+            let first = self.left_alone.iter().min_by_key(|(_, left)| left.until).map(|(origin, _)| origin.clone());
+            first.and_then(|origin| self.left_alone.remove(&origin));
+        }
+    }
+}
+
+/// How long an origin is left alone after this many failures: 5 s, doubling to 5 min, a quarter more or less.
+fn pause(failures: u32, jitter: f64) -> Duration {
+    let doubled = FIRST.saturating_mul(1u32.checked_shl(failures.saturating_sub(1).min(16)).unwrap_or(u32::MAX));
+    let seconds = doubled.min(LONGEST).as_secs_f64() * (0.75 + jitter.clamp(0.0, 1.0) / 2.0);
+    Duration::from_secs(seconds.round() as u64)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,188 @@
+//! The breaker as a table of what happens and what comes of it, and what holds whatever happens.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn at(host: &str) -> Origin {
+    Origin::of(&Url::parse(&format!("https://{host}/a/path?with=query")).unwrap())
+}
+
+/// One thing that happens to an origin, and what is expected of it.
+enum Happens {
+    Fails(Option<u64>, Consequence),
+    Answers(bool),
+    MayAsk(bool),
+}
+
+use Consequence::{AsBefore, LeftAlone, LeftAloneAgain};
+use Happens::{Answers, Fails, MayAsk};
+
+const fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+/// Plays a story at one origin, in the middle of the jitter: no more and no less.
+fn play(story: &str, happenings: Vec<(u64, Happens)>) {
+    let (mut breaker, origin) = (Breaker::default(), at("a.example"));
+    for (number, (now, happens)) in happenings.into_iter().enumerate() {
+        let now = Timestamp(now);
+        match happens {
+            Fails(asked, expected) => {
+                let found = breaker.failed(&origin, asked.map(Duration::from_secs), 0.5, now, || ());
+                assert_eq!(found, expected, "{story}, step {number}");
+            }
+            Answers(back) => assert_eq!(breaker.answered(&origin, now).is_some(), back, "{story}, step {number}"),
+            MayAsk(may) => {
+                let probes = breaker.admit(std::slice::from_ref(&origin), &[], now);
+                assert_eq!(probes.is_some(), may, "{story}, step {number}");
+            }
+        }
+    }
+}
+
+/// Promise 11, section 4: a short, growing while; one asks when it is over; what upstream asks for is bounded.
+#[test]
+fn the_table_of_stories_holds() {
+    play("one that never failed", vec![(1000, MayAsk(true)), (1000, MayAsk(true)), (1000, Answers(false))]);
+    play(
+        "a failure, the first while, one probe, and back",
+        vec![
+            (1000, Fails(None, LeftAlone(seconds(5)))),
+            (1000, MayAsk(false)),
+            (1004, MayAsk(false)),
+            (1005, MayAsk(true)),
+            (1005, MayAsk(false)),
+            (1006, Answers(true)),
+            (1006, MayAsk(true)),
+            (1006, MayAsk(true)),
+        ],
+    );
+    let growing = [10, 20, 40, 80, 160, 300, 300];
+    let mut story = vec![(1000, Fails(None, LeftAlone(seconds(5))))];
+    let mut now = 1005;
+    for time in growing {
+        story.extend([(now, MayAsk(true)), (now, Fails(None, LeftAloneAgain(seconds(time))))]);
+        story.extend([(now + time - 1, MayAsk(false))]);
+        now += time;
+    }
+    play("every probe fails", story);
+    play(
+        "many requests fail in one outage",
+        vec![
+            (1000, Fails(None, LeftAlone(seconds(5)))),
+            (1001, Fails(None, AsBefore)),
+            (1004, Fails(None, AsBefore)),
+            (1005, MayAsk(true)),
+            (1006, Fails(None, LeftAloneAgain(seconds(10)))),
+            (1015, MayAsk(false)),
+            (1016, MayAsk(true)),
+        ],
+    );
+    play(
+        "a fill answers while it is left alone",
+        vec![(1000, Fails(None, LeftAlone(seconds(5)))), (1002, Answers(true)), (1002, MayAsk(true))],
+    );
+    play(
+        "upstream asks for a while, and a fill does not end it",
+        vec![
+            (1000, Fails(Some(600), LeftAlone(seconds(600)))),
+            (1010, Answers(false)),
+            (1599, MayAsk(false)),
+            (1600, MayAsk(true)),
+            (1601, Answers(true)),
+        ],
+    );
+    play("it asks for less than our own", vec![(1000, Fails(Some(1), LeftAlone(seconds(5))))]);
+    play("it asks for a year", vec![(1000, Fails(Some(31_536_000), LeftAlone(seconds(3600)))), (4600, MayAsk(true))]);
+    play(
+        "it asks later than it failed",
+        vec![
+            (1000, Fails(None, LeftAlone(seconds(5)))),
+            (1003, Fails(Some(60), AsBefore)),
+            (1062, MayAsk(false)),
+            (1063, MayAsk(true)),
+        ],
+    );
+    play("the clock is set back", vec![(90_000, Fails(Some(3600), LeftAlone(seconds(3600)))), (1000, MayAsk(true))]);
+    play(
+        "the clock is set back a little",
+        vec![(1000, Fails(None, LeftAlone(seconds(5)))), (990, MayAsk(false)), (1005, MayAsk(true))],
+    );
+    play(
+        "what happened long ago is forgotten",
+        vec![
+            (1000, Fails(None, LeftAlone(seconds(5)))),
+            (1005, Fails(None, LeftAloneAgain(seconds(10)))),
+            (9000, Fails(None, LeftAloneAgain(seconds(5)))),
+        ],
+    );
+}
+
+#[test]
+fn a_probe_is_for_its_asker_and_comes_back_unused() {
+    let mut breaker = Breaker::default();
+    let (a, b) = (at("a.example"), at("b.example"));
+    for origin in [&a, &b] {
+        breaker.failed(origin, None, 0.5, Timestamp(1000), || ());
+    }
+    let now = Timestamp(1005);
+    let of_a = breaker.admit(&[a.clone(), a.clone()], &[], now).unwrap();
+    assert_eq!(of_a.len(), 1);
+    assert!(breaker.admit(std::slice::from_ref(&a), &[], now).is_none());
+    assert!(breaker.admit(&[b.clone(), a.clone()], &[], now).is_none(), "all or nothing");
+    assert_eq!(breaker.admit(std::slice::from_ref(&a), &of_a, now).unwrap(), []);
+    let of_b = breaker.admit(&[a.clone(), b.clone()], &of_a, now).unwrap();
+    assert_eq!(of_b.len(), 1, "nothing was taken of it before");
+    breaker.give_back(&of_a[0]);
+    assert_eq!(breaker.admit(std::slice::from_ref(&a), &[], now).unwrap().len(), 1);
+    breaker.give_back(&of_a[0]);
+    assert!(breaker.admit(std::slice::from_ref(&a), &[], now).is_none(), "an old probe gives nothing back");
+}
+
+#[test]
+fn only_so_many_origins_are_kept_in_mind() {
+    let mut breaker = Breaker::default();
+    for number in 0..3 * MOST_ORIGINS as u64 {
+        breaker.failed(&at(&format!("h{number}.example")), None, 0.5, Timestamp(1000), || ());
+        assert!(breaker.left_alone.len() <= MOST_ORIGINS);
+    }
+}
+
+proptest! {
+    /// Whatever happens: one probe at a time, no while past its bound, and no while survives a clock set back.
+    #[test]
+    fn no_origin_is_left_alone_for_ever(
+        happenings in proptest::collection::vec((0u8..3, 0u64..400, 0u64..100_000, 0.0f64..1.0), 1..60),
+    ) {
+        let (mut breaker, origin) = (Breaker::default(), at("a.example"));
+        let origins = std::slice::from_ref(&origin);
+        let mut now = 1_000_000;
+        let mut probing = false;
+        for (what, later, asked, jitter) in happenings {
+            now += later;
+            match what {
+                0 => {
+                    let found = breaker.failed(&origin, (asked % 2 == 0).then(|| Duration::from_secs(asked)), jitter, Timestamp(now), || ());
+                    probing &= found == Consequence::AsBefore;
+                }
+                1 => { probing &= breaker.answered(&origin, Timestamp(now)).is_none(); }
+                _ => {
+                    let admitted = breaker.admit(origins, &[], Timestamp(now));
+                    prop_assert!(!(probing && admitted.as_ref().is_some_and(|probes| !probes.is_empty())));
+                    probing |= admitted.is_some_and(|probes| !probes.is_empty());
+                }
+            }
+            if let Some(left) = breaker.left_alone.get(&origin) {
+                prop_assert!(left.until <= Timestamp(now + 3600));
+                prop_assert!(!left.lasts(Timestamp(now - 100_000)));
+            }
+        }
+    }
+
+    #[test]
+    fn a_while_is_a_quarter_more_or_less(failures in 1u32..100, jitter in 0.0f64..1.0) {
+        let (least, most, some) = (pause(failures, 0.0), pause(failures, 1.0), pause(failures, jitter));
+        prop_assert!(seconds(4) <= least && least <= some && some <= most && most <= seconds(375));
+    }
+}

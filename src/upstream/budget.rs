@@ -1,0 +1,76 @@
+//! How many requests an upstream is sent for what is held already, and for jobs: so many at once, so many a second.
+//! Pure: it is told what time it is.
+
+use crate::clock::Timestamp;
+
+use super::breaker::CLOCK_SLACK;
+
+/// A rate of requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rate {
+    /// How many may be sent at once.
+    pub burst: u32,
+    /// How many are added to that each second.
+    pub per_second: u32,
+}
+
+/// What may be sent to one upstream.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Budget {
+    left: u32,
+    at: Timestamp,
+}
+
+impl Budget {
+    /// A full one.
+    pub(super) fn full(rate: Rate, now: Timestamp) -> Self {
+        Self { left: rate.burst, at: now }
+    }
+
+    /// Takes `requests` out, or nothing where there are not so many.
+    pub(super) fn spend(&mut self, requests: u32, rate: Rate, now: Timestamp) -> bool {
+        if now > self.at {
+            let seconds = u32::try_from(now.since(self.at).as_secs()).unwrap_or(u32::MAX);
+            self.left = self.left.saturating_add(seconds.saturating_mul(rate.per_second)).min(rate.burst);
+            self.at = now;
+        } else if self.at > now.after(CLOCK_SLACK) {
+            // The clock was set back: nothing would be added until it has caught up.
+            self.at = now;
+        }
+        match self.left.checked_sub(requests) {
+            Some(left) => {
+                self.left = left;
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RATE: Rate = Rate { burst: 5, per_second: 2 };
+
+    #[test]
+    fn a_burst_then_a_rate() {
+        let mut budget = Budget::full(RATE, Timestamp(1000));
+        for (now, requests, may) in [
+            (1000, 3, true),
+            (1000, 3, false),
+            (1000, 2, true),
+            (1000, 1, false),
+            (999, 1, false),
+            (1001, 2, true),
+            (1001, 1, false),
+            (9000, 6, false),
+            (9000, 5, true),
+            (1000, 1, false),
+            (1001, 2, true),
+            (1001, 1, false),
+        ] {
+            assert_eq!(budget.spend(requests, RATE, Timestamp(now)), may, "{requests} at {now}");
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! How many requests are under way at one time, per upstream and in all. A permit is one step: nobody has half of one
+//! while waiting for the rest. Clients go before jobs.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use super::ask::Asker;
+use crate::address::Hostname;
+
+/// How many requests of a kind may be under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bound {
+    /// To one upstream, wherever it leads.
+    pub each: usize,
+    /// To all of them.
+    pub all: usize,
+    /// How long one may wait for its turn.
+    pub wait: Duration,
+}
+
+/// Who has a permit and who waits for one.
+#[derive(Debug, Clone)]
+pub(super) struct Permits(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    bound: Bound,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    taken: HashMap<Hostname, usize>,
+    all: usize,
+    clients: VecDeque<Waiting>,
+    jobs: VecDeque<Waiting>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    upstream: Hostname,
+    tell: oneshot::Sender<Permit>,
+}
+
+/// The right to one request, for as long as it lives.
+#[derive(Debug)]
+pub(super) struct Permit {
+    upstream: Hostname,
+    of: Arc<Inner>,
+}
+
+impl Permits {
+    pub(super) fn new(bound: Bound) -> Self {
+        Self(Arc::new(Inner { bound, state: Mutex::default() }))
+    }
+
+    /// Takes a permit, or waits for one; `None` where none came in time.
+    pub(super) async fn take(&self, upstream: &Hostname, asker: Asker) -> Option<Permit> {
+        let told = {
+            let mut state = self.0.state.lock();
+            if state.has_room(upstream, self.0.bound) {
+                // Whoever waits is waiting for something else: what comes free is handed on at once.
+                return Some(state.give(upstream, &self.0));
+            }
+            let (tell, told) = oneshot::channel();
+            let queue = match asker {
+                Asker::Client => &mut state.clients,
+                Asker::Job => &mut state.jobs,
+            };
+            queue.retain(|waiting| !waiting.tell.is_closed());
+            queue.push_back(Waiting { upstream: upstream.clone(), tell });
+            told
+        };
+        timeout(self.0.bound.wait, told).await.ok()?.ok()
+    }
+}
+
+impl State {
+    fn has_room(&self, upstream: &Hostname, bound: Bound) -> bool {
+        self.all < bound.all && self.taken.get(upstream).copied().unwrap_or_default() < bound.each
+    }
+
+    fn give(&mut self, upstream: &Hostname, of: &Arc<Inner>) -> Permit {
+        *self.taken.entry(upstream.clone()).or_default() += 1;
+        self.all += 1;
+        Permit { upstream: upstream.clone(), of: Arc::clone(of) }
+    }
+
+    fn take_back(&mut self, upstream: &Hostname) {
+        self.all = self.all.saturating_sub(1);
+        if let Some(taken) = self.taken.get_mut(upstream) {
+            *taken = taken.saturating_sub(1);
+            if *taken == 0 {
+                self.taken.remove(upstream);
+            }
+        }
+    }
+
+    /// The first that waits for what there is room for.
+    fn next(&mut self, bound: Bound) -> Option<Waiting> {
+        let first = |state: &Self, queue: &VecDeque<Waiting>| {
+            queue.iter().position(|waiting| !waiting.tell.is_closed() && state.has_room(&waiting.upstream, bound))
+        };
+        match first(self, &self.clients) {
+            Some(at) => self.clients.remove(at),
+            None => first(self, &self.jobs).and_then(|at| self.jobs.remove(at)),
+        }
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let mut handed_on = Vec::new();
+        {
+            let mut state = self.of.state.lock();
+            state.take_back(&self.upstream);
+            while let Some(waiting) = state.next(self.of.bound) {
+                handed_on.push((state.give(&waiting.upstream, &self.of), waiting.tell));
+            }
+        }
+        for (permit, tell) in handed_on {
+            // One that gave up meanwhile: its permit is dropped here, and goes to the next.
+            let _ = tell.send(permit);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::task::JoinHandle;
+
+    use super::*;
+
+    const BOUND: Bound = Bound { each: 2, all: 3, wait: Duration::from_millis(20) };
+
+    fn host(name: &str) -> Hostname {
+        Hostname::parse(name).unwrap()
+    }
+
+    async fn taken(permits: &Permits, name: &str) -> Permit {
+        permits.take(&host(name), Asker::Client).await.unwrap()
+    }
+
+    fn asking(permits: &Permits, name: &str, asker: Asker) -> JoinHandle<Option<Permit>> {
+        let (permits, name) = (permits.clone(), host(name));
+        tokio::spawn(async move { permits.take(&name, asker).await })
+    }
+
+    /// Lets everything that was spawned come to its wait.
+    async fn settle() {
+        for _ in 0..20 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn one_upstream_does_not_take_what_is_for_others() {
+        let permits = Permits::new(BOUND);
+        let (first, _second) = (taken(&permits, "a.example").await, taken(&permits, "a.example").await);
+        assert!(permits.take(&host("a.example"), Asker::Client).await.is_none(), "a third to one");
+        let _third = taken(&permits, "b.example").await;
+        assert!(permits.take(&host("b.example"), Asker::Client).await.is_none(), "a fourth in all");
+        drop(first);
+        let _fourth = taken(&permits, "b.example").await;
+    }
+
+    /// Promise 11: clients go before jobs.
+    #[tokio::test]
+    async fn what_comes_free_goes_to_clients_before_jobs_in_the_order_they_came() {
+        let permits = Permits::new(Bound { each: 1, all: 1, wait: Duration::from_secs(60) });
+        let mut held = Some(taken(&permits, "a.example").await);
+        let mut waiting = Vec::new();
+        for (name, asker) in [("a", Asker::Job), ("b", Asker::Client), ("a", Asker::Client)] {
+            waiting.push(asking(&permits, &format!("{name}.example"), asker));
+            settle().await;
+        }
+        for next in [1, 1, 0] {
+            drop(held.take());
+            settle().await;
+            let done: Vec<bool> = waiting.iter().map(JoinHandle::is_finished).collect();
+            assert_eq!(done.iter().filter(|done| **done).count(), 1, "{done:?}");
+            assert!(done[next], "{next}: {done:?}");
+            held = waiting.remove(next).await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn who_gives_up_keeps_nothing_from_others() {
+        let permits = Permits::new(Bound { each: 1, all: 1, ..BOUND });
+        let held = taken(&permits, "a.example").await;
+        let gave_up = asking(&permits, "a.example", Asker::Client);
+        settle().await;
+        gave_up.abort();
+        let _ = gave_up.await;
+        drop(held);
+        let again = taken(&permits, "a.example").await;
+        assert!(permits.take(&host("a.example"), Asker::Client).await.is_none(), "waited, and gave up");
+        drop(again);
+        drop(taken(&permits, "a.example").await);
+        assert_eq!(permits.0.state.lock().all, 0);
+    }
+}

@@ -1,0 +1,228 @@
+//! What holds requests about held things back: origins that failed a moment ago, and an upstream's budget. Every
+//! request is watched here; only those that revalidate are ever held back.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::StatusCode;
+use http::header::HeaderMap;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use url::Url;
+
+use super::breaker::{Breaker, Consequence, Origin, Probe};
+use super::budget::{Budget, Rate};
+use super::retry_after::retry_after;
+use super::{LeftAlone, Traffic};
+use crate::address::Hostname;
+use crate::clock::Timestamp;
+
+/// A request that is given up before this says nothing of who was asked: something else ended it.
+const TELLS_NOTHING: Duration = Duration::from_secs(1);
+
+/// The breaker and the budgets, as all requests share them.
+#[derive(Debug, Clone)]
+pub(super) struct Restraint(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    rate: Rate,
+    traffic: Traffic,
+    jitter: RandomState,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    breaker: Breaker<LeftAlone>,
+    budgets: HashMap<Hostname, Budget>,
+    /// Since when requests have been waiting for an answer.
+    waiting: HashMap<Origin, HashMap<u64, Instant>>,
+    number: u64,
+}
+
+/// Leave to ask about what is held, and the probes of origins that were left alone until now. They go back when the
+/// last copy is dropped.
+#[derive(Debug, Clone, Default)]
+pub struct Leave(Option<Arc<Probes>>);
+
+#[derive(Debug)]
+struct Probes {
+    taken: Vec<Probe>,
+    /// Those of the work that this is a part of.
+    before: Leave,
+    of: Restraint,
+}
+
+impl Leave {
+    fn probes(&self) -> Vec<Probe> {
+        let mut probes = Vec::new();
+        let mut next = self;
+        while let Some(here) = &next.0 {
+            probes.extend_from_slice(&here.taken);
+            next = &here.before;
+        }
+        probes
+    }
+}
+
+impl Drop for Probes {
+    fn drop(&mut self) {
+        let mut state = self.of.0.state.lock();
+        self.taken.iter().for_each(|probe| state.breaker.give_back(probe));
+    }
+}
+
+/// When a request was made: on the clock of the caller, and on the one that waits go by.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Moment {
+    at: Timestamp,
+    read: Instant,
+}
+
+impl Moment {
+    pub(super) fn new(at: Timestamp) -> Self {
+        Self { at, read: Instant::now() }
+    }
+
+    pub(super) fn now(&self) -> Timestamp {
+        self.at.after(self.read.elapsed())
+    }
+}
+
+impl Restraint {
+    pub(super) fn new(rate: Rate, traffic: Traffic) -> Self {
+        Self(Arc::new(Inner { rate, traffic, jitter: RandomState::new(), state: Mutex::default() }))
+    }
+
+    /// Leave to ask all of these origins about what is held, as a part of what has leave already.
+    pub(super) fn leave(&self, origins: &[Origin], by: &Leave, now: Timestamp) -> Option<Leave> {
+        let taken = self.0.state.lock().breaker.admit(origins, &by.probes(), now)?;
+        if taken.is_empty() {
+            return Some(by.clone());
+        }
+        Some(Leave(Some(Arc::new(Probes { taken, before: by.clone(), of: self.clone() }))))
+    }
+
+    /// Takes requests out of an upstream's budget, or nothing where there are not so many left.
+    pub(super) fn spend(&self, upstream: &Hostname, requests: u32, now: Timestamp) -> bool {
+        let rate = self.0.rate;
+        let mut state = self.0.state.lock();
+        // As many as there are configured upstreams: nobody else is asked for.
+        let budget = state.budgets.entry(upstream.clone()).or_insert_with(|| Budget::full(rate, now));
+        budget.spend(requests, rate, now)
+    }
+
+    /// Somebody's patience ran out: of these origins, those that had half of it to answer a request have failed.
+    pub(super) fn out_of_patience(&self, upstream: &Hostname, origins: &[Origin], patience: Duration, now: Timestamp) {
+        let silent = |origin: &&Origin| {
+            let state = self.0.state.lock();
+            let mut waiting = state.waiting.get(*origin).into_iter().flat_map(HashMap::values);
+            !patience.is_zero() && waiting.any(|since| since.elapsed() >= patience / 2)
+        };
+        for origin in origins.iter().filter(silent) {
+            self.failed(upstream, origin, "it is slow to answer", None, now);
+        }
+    }
+
+    /// Watches one request to one origin.
+    pub(super) fn watch(&self, upstream: &Hostname, url: &Url, asked: Moment) -> Watch {
+        let origin = Origin::of(url);
+        let mut state = self.0.state.lock();
+        state.number += 1;
+        let number = state.number;
+        let since = Instant::now();
+        state.waiting.entry(origin.clone()).or_default().insert(number, since);
+        let of = self.clone();
+        Watch { of, upstream: upstream.clone(), origin, asked, since, number, is_over: false }
+    }
+
+    fn failed(&self, upstream: &Hostname, origin: &Origin, why: &str, asked_for: Option<Duration>, now: Timestamp) {
+        let jitter = (self.0.jitter.hash_one((origin, now)) % 1000) as f64 / 1000.0;
+        let kept = || self.0.traffic.left_alone(upstream);
+        let consequence = self.0.state.lock().breaker.failed(origin, asked_for, jitter, now, kept);
+        match consequence {
+            Consequence::LeftAlone(time) => {
+                tracing::warn!(%origin, %upstream, why, seconds = time.as_secs(), "an origin is left alone for a while: what is held of it is served as it is");
+            }
+            Consequence::LeftAloneAgain(time) => {
+                tracing::debug!(%origin, %upstream, why, seconds = time.as_secs(), "an origin failed again");
+            }
+            Consequence::AsBefore => {}
+        }
+    }
+
+    fn answered(&self, upstream: &Hostname, origin: &Origin, now: Timestamp) {
+        if self.0.state.lock().breaker.answered(origin, now).is_some() {
+            tracing::info!(%origin, %upstream, "an origin answers again: what is held of it is revalidated again");
+        }
+    }
+}
+
+/// One request under way. Dropped without a word it was given up, which is a failure if there was time to answer.
+#[derive(Debug)]
+pub(super) struct Watch {
+    of: Restraint,
+    upstream: Hostname,
+    origin: Origin,
+    asked: Moment,
+    since: Instant,
+    number: u64,
+    is_over: bool,
+}
+
+impl Watch {
+    /// Nothing came, or it broke off.
+    pub(super) fn failed(mut self, why: &str) {
+        self.is_over = true;
+        self.of.failed(&self.upstream, &self.origin, why, None, self.asked.now());
+    }
+
+    /// An answer came whole.
+    pub(super) fn answered(mut self) {
+        self.is_over = true;
+        self.of.answered(&self.upstream, &self.origin, self.asked.now());
+    }
+
+    /// The head of an answer came. Gives the watch back while the body is still to come.
+    pub(super) fn saw(mut self, status: StatusCode, headers: &HeaderMap) -> Option<Self> {
+        let now = self.asked.now();
+        match status.as_u16() {
+            // It is about the way that one request took.
+            508 => {
+                self.answered();
+                None
+            }
+            429 | 500.. => {
+                let asked_for = matches!(status.as_u16(), 429 | 503).then(|| retry_after(headers, now)).flatten();
+                self.is_over = true;
+                self.of.failed(&self.upstream, &self.origin, &format!("it answered {status}"), asked_for, now);
+                None
+            }
+            200..300 => Some(self),
+            _ => {
+                self.answered();
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        {
+            let mut state = self.of.0.state.lock();
+            if let Some(waiting) = state.waiting.get_mut(&self.origin) {
+                waiting.remove(&self.number);
+                if waiting.is_empty() {
+                    state.waiting.remove(&self.origin);
+                }
+            }
+        }
+        if !self.is_over && self.since.elapsed() >= TELLS_NOTHING {
+            self.of.failed(&self.upstream, &self.origin, "it did not answer in time", None, self.asked.now());
+        }
+    }
+}
