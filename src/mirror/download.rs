@@ -10,6 +10,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout};
 
 use super::Mirror;
+use super::eviction::Reservation;
 use super::follow::Progress;
 use crate::error::Error;
 use crate::store::{FileBytes, Staged, StoreError};
@@ -20,6 +21,8 @@ use crate::upstream::error::{Fault, UpstreamError};
 const PIECES_WAITING: usize = 16;
 /// Slower than this over the stall time is given up.
 const LEAST_BYTES_PER_SECOND: u64 = 1024;
+/// A download without a length takes its room in steps of this.
+const ROOM_STEP_BYTES: u64 = 1 << 20;
 /// What is staged is written back in stretches, so that the sync at the end is short.
 const WRITE_BACK_BYTES: u64 = 32 << 20;
 
@@ -42,6 +45,7 @@ pub(super) async fn pump(
     mut incoming: Incoming,
     length: Option<u64>,
     pace: &mut Pace,
+    room: &mut Reservation,
     progress: &watch::Sender<Progress>,
 ) -> (Option<Staged>, Ended) {
     let (pieces, waiting) = mpsc::channel(PIECES_WAITING);
@@ -57,7 +61,8 @@ pub(super) async fn pump(
     if started.is_err() {
         return (None, Ended::Failed(Error::Interrupted("a fill".into())));
     }
-    let read = read(mirror, &mut incoming, pace, pieces).await;
+    let growing = length.is_none().then_some(room);
+    let read = read(mirror, &mut incoming, pace, growing, pieces).await;
     let Ok((staged, written)) = ended.await else {
         return (None, Ended::Failed(Error::Interrupted("a fill".into())));
     };
@@ -72,40 +77,55 @@ pub(super) async fn pump(
             let fault = Fault::Unusable("it sent more than it announced".into());
             Ended::Differs(incoming.failed(fault).into())
         }
-        (Ok(()), Err(error)) if matches!(error.fault, Fault::TooLarge(_)) => Ended::Differs(error.into()),
-        (Ok(()), Err(error)) if matches!(error.fault, Fault::Slow(_) | Fault::TooLarge(_)) => {
-            Ended::Failed(error.into())
-        }
-        (Ok(()), Err(error)) => Ended::Broken(error),
+        (Ok(()), Err(NotRead::NoRoom(error))) => Ended::Differs(error),
+        (Ok(()), Err(NotRead::Upstream(error))) => match error.fault {
+            Fault::TooLarge(_) => Ended::Differs(error.into()),
+            Fault::Slow(_) => Ended::Failed(error.into()),
+            _ => Ended::Broken(error),
+        },
         (Ok(()), Ok(())) if whole => Ended::Whole,
         (Ok(()), Ok(())) => Ended::Broken(incoming.failed(Fault::Unreachable("the body ended early".into()))),
     };
     (Some(staged), ended)
 }
 
+/// Why no more was read.
+enum NotRead {
+    Upstream(UpstreamError),
+    /// It would not fit: nothing of it can be built on.
+    NoRoom(Error),
+}
+
+/// Reads to the end. What has no length takes its room as it grows.
 async fn read(
-    mirror: &Mirror,
+    mirror: &Arc<Mirror>,
     incoming: &mut Incoming,
     pace: &mut Pace,
+    mut growing: Option<&mut Reservation>,
     pieces: mpsc::Sender<Bytes>,
-) -> Result<(), UpstreamError> {
+) -> Result<(), NotRead> {
     let (stall, limit) = (mirror.limits.stall, mirror.limits.archive_bytes);
-    let slow = |why: String| Fault::Slow(why);
+    let failed = |incoming: &Incoming, fault| Err(NotRead::Upstream(incoming.failed(fault)));
     let mut received = incoming.from;
     loop {
         let began = Instant::now();
         let piece = match timeout(stall, incoming.next()).await {
-            Ok(piece) => piece?,
-            Err(_) => return Err(incoming.failed(slow(format!("no byte for {} s", stall.as_secs())))),
+            Ok(piece) => piece.map_err(NotRead::Upstream)?,
+            Err(_) => return failed(incoming, Fault::Slow(format!("no byte for {} s", stall.as_secs()))),
         };
         let Some(piece) = piece else { return Ok(()) };
         received += piece.len() as u64;
         if received > limit {
-            return Err(incoming.failed(Fault::TooLarge(limit)));
+            return failed(incoming, Fault::TooLarge(limit));
+        }
+        if let Some(room) = growing.as_deref_mut() {
+            // In steps, or a store that is full would be gone over for every piece.
+            let step = received.next_multiple_of(ROOM_STEP_BYTES).min(mirror.limits.store_bytes).max(received);
+            mirror.reserve(room, step).await.map_err(NotRead::NoRoom)?;
         }
         // Only the time spent waiting for upstream counts, and not what our own disk takes.
         if pace.is_too_slow(began.elapsed(), piece.len() as u64, stall) {
-            return Err(incoming.failed(slow(format!("less than 1 KiB/s over {} s", stall.as_secs()))));
+            return failed(incoming, Fault::Slow(format!("less than 1 KiB/s over {} s", stall.as_secs())));
         }
         if pieces.send(piece).await.is_err() {
             // The writer stopped, and says why.

@@ -127,7 +127,8 @@ impl Fill {
             };
             staged = self.take_room(&mut room, staged, &incoming, length).await?;
             self.tell(&staged, length);
-            let (returned, ended) = pump(&self.mirror, staged, incoming, length, &mut pace, &self.progress).await;
+            let (returned, ended) =
+                pump(&self.mirror, staged, incoming, length, &mut pace, &mut room, &self.progress).await;
             staged = returned.ok_or_else(|| Error::Interrupted(self.what.clone()))?;
             match ended {
                 Ended::Whole => break,

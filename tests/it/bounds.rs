@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::http::{Answer, client, send};
+use crate::support::http::{Answer, client, receive, send};
 use crate::support::larder::{HOST, Larder};
 use crate::support::process::Process;
 use crate::support::until;
@@ -166,6 +166,37 @@ async fn only_so_many_requests_wait_for_upstreams() {
     }
     larder.versions("random").await.expect(200);
     larder.get(&path).await.expect(200);
+}
+
+/// A download without a length takes its room in the store as it grows: what must go for it goes on the way.
+#[tokio::test]
+async fn a_download_without_a_length_takes_its_room_as_it_grows() {
+    let upstream = publishing(&["null", "random"], 3_000_000).await;
+    let larder = Larder::mirroring(&upstream).store("max_size = \"4MiB\"").start().await;
+    larder.get(&larder.archive_path("random", "1.2.0").await).await.expect(200);
+    assert_eq!(larder.folder.blobs().len(), 1);
+    let path = larder.archive_path("null", "1.2.0").await;
+    upstream.fault(Target::Archive, Fault::NoLength);
+    let gate = upstream.hold_after(Target::Archive, 2_500_000);
+    let (got, ()) = tokio::join!(larder.get(&path), async {
+        until("the other is evicted", async || larder.folder.blobs().is_empty()).await;
+        gate.open();
+    });
+    assert!(got.expect(200).body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
+}
+
+/// The same where it can never fit: it ends when that is known, and not when all of it has come.
+#[tokio::test]
+async fn a_download_without_a_length_that_does_not_fit_ends_early() {
+    let upstream = publishing(&["null"], 3_000_000).await;
+    let larder = Larder::mirroring(&upstream).store("max_size = \"2MiB\"").start().await;
+    let path = larder.archive_path("null", "1.2.0").await;
+    upstream.fault(Target::Archive, Fault::NoLength);
+    let _gate = upstream.hold_after(Target::Archive, 2_500_000);
+    let received = receive(client().get(format!("{}{path}", larder.base()))).await;
+    assert!(!received.is_whole || received.status == 503, "{}", received.status);
+    until("nothing is left of it", async || larder.folder.staged().is_empty()).await;
+    assert!(larder.folder.blobs().is_empty());
 }
 
 /// Promises 4 and 11: many clients that read nothing take no memory, hold back nobody, and get everything in the end.
