@@ -188,7 +188,7 @@ async fn one_revalidation_finds_out_and_the_others_do_not_wait_for_it() {
 async fn only_the_origin_that_failed_is_left_alone() {
     let upstream = FakeUpstream::builder().releases_elsewhere().start().await;
     upstream.publish(Provider::new("acme", "null").size(10_000));
-    let larder = Larder::mirroring(&upstream).network("allow_private = [\"127.0.0.1\"]");
+    let larder = Larder::mirroring(&upstream).allow_private("127.0.0.1");
     let larder = larder.with("fresh = { versions = \"0s\", download = \"0s\" }").start().await;
     larder.document("null", "1.2.0").await.expect(200);
     upstream.fault(Target::Sums, Fault::Status(500));
@@ -211,7 +211,7 @@ async fn the_right_to_find_out_is_given_back_unused() {
     let (named, upstream) = (FakeUpstream::start().await, publishing(&["null"]).await);
     let services = format!("{{\"providers.v1\":\"{}\"}}", upstream.providers_url());
     named.serve_json("/.well-known/terraform.json", &services);
-    let builder = Larder::mirroring(&named).network("allow_private = [\"127.0.0.1\"]");
+    let builder = Larder::mirroring(&named).allow_private("127.0.0.1");
     let larder = holding(builder, &upstream, &["null"]).await;
     upstream.fault_once(Target::Versions, Fault::Status(500));
     is_stale(&larder, "null").await;
