@@ -71,9 +71,9 @@ impl KeptDocument {
     }
 
     pub(super) fn read(record: Vec<u8>) -> Option<Self> {
-        let (about, mut parts) = parts::read(record)?;
-        let dropped = parts.pop()?;
-        Some(Self { about, body: parts.pop()?, dropped, _room: Room::default() })
+        let (about, parts) = parts::read(record)?;
+        let [body, dropped] = <[Bytes; 2]>::try_from(parts).ok()?;
+        Some(Self { about, body, dropped, _room: Room::default() })
     }
 
     pub(super) fn write(&self) -> Vec<u8> {

@@ -172,6 +172,9 @@ impl KeptSet {
             Some((before, replaced)) => Some((Arc::new(set(before)?), replaced)),
             None => None,
         };
+        if parts.next().is_some() {
+            return None;
+        }
         Some(Self { current, predecessor, age: Age { checked: about.checked, gone: about.gone } })
     }
 

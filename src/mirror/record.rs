@@ -76,6 +76,7 @@ mod tests {
             prop_assert_eq!(after_the_head(&written), after_the_head(&record));
             let cut = damage.index(record.len());
             prop_assert_eq!(written_anew(&discovery, record[..cut].to_vec()), None);
+            prop_assert_eq!(written_anew(&discovery, [&record[..], &[to]].concat()), None);
             record[cut] = to;
             let _ = written_anew(&discovery, record);
         }
@@ -108,6 +109,24 @@ mod tests {
             for key in keys().into_iter().filter(|key| !matches!(key, Key::Seen(_))) {
                 prop_assert_eq!(written_anew(&key, record.clone()), None);
             }
+        }
+    }
+
+    #[test]
+    fn a_record_with_more_parts_than_it_speaks_of_is_none() {
+        let shasum = Digest::of(b"zip");
+        let document = format!(
+            r#"{{"os":"linux","arch":"amd64","filename":"f.zip","shasum":"{shasum}","download_url":"f.zip","shasums_url":"s"}}"#
+        );
+        let about = format!(r#"{{"checked":2,"gone":true,"current":{ABOUT},"predecessor":null}}"#);
+        let [discovery, ..] = keys();
+        for (key, about, parts) in [
+            (discovery, ABOUT, vec![&b"{}"[..], b""]),
+            (Key::ProofSet(package()), about.as_str(), vec![document.as_bytes(), b"sums", b"signature"]),
+        ] {
+            assert!(written_anew(&key, record(about, &parts)).is_some());
+            let more = [&parts[..], &[b"more"]].concat();
+            assert!(written_anew(&key, record(about, &more)).is_none());
         }
     }
 
