@@ -181,6 +181,11 @@ async fn a_certificate_is_taken_over_when_its_files_change_and_kept_when_they_br
     std::fs::write(&certificate, "-----BEGIN CERTIFICATE-----\nhalf of one").unwrap();
     larder.log().line_with("the TLS files have changed, the old certificate stays in use").await;
     assert_eq!(shown(&address, &ca).await, new);
+    // A key of another pair is no better, however good both files are by themselves.
+    std::fs::write(&certificate, &renewed.0).unwrap();
+    std::fs::write(&key, ca.issue(&["127.0.0.1"]).1).unwrap();
+    larder.log().line_with("does not belong to the first certificate").await;
+    assert_eq!(shown(&address, &ca).await, new);
 
     let last = ca.issue(&["127.0.0.1"]);
     std::fs::write(&certificate, &last.0).unwrap();

@@ -216,3 +216,25 @@ async fn a_weak_digest_or_a_revoked_key_proves_nothing() {
         it_heals(&upstream, &larder, &path).await;
     }
 }
+
+/// The table: and neither of them replaces what is held.
+#[tokio::test]
+async fn a_weak_digest_or_a_revoked_key_does_not_replace_the_held_set() {
+    for key in [SigningKey::weak(), SigningKey::revoked()] {
+        let upstream = publishing(SMALL).await;
+        let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
+        let before = larder.document("null", "1.2.0").await.expect(200);
+        let [archive, sums, signature] = urls(&larder).await;
+        let old = larder.get(&archive).await.expect(200).body;
+        let old_files = [larder.get(&sums).await.expect(200).body, larder.get(&signature).await.expect(200).body];
+        upstream.publish(null().size(SMALL).edition(2).signed_by(&key));
+        let stale = larder.document("null", "1.2.0").await.expect(200);
+        assert!(stale.is("detail=stale") && stale.body == before.body, "{}", stale.header("cache-status"));
+        assert!(larder.get(&archive).await.expect(200).body == old);
+        let files = [larder.get(&sums).await.expect(200).body, larder.get(&signature).await.expect(200).body];
+        assert_eq!(files, old_files);
+        upstream.publish(null().size(SMALL).edition(2));
+        let path = larder.archive_path("null", "1.2.0").await;
+        assert!(larder.get(&path).await.expect(200).body == zip(&upstream));
+    }
+}

@@ -302,6 +302,37 @@ async fn an_expired_archive_url_is_asked_for_anew_once() {
     assert_eq!((upstream.count_of(Target::Document), upstream.count_of(Target::Archive)), (1, 2));
 }
 
+/// The table: and where its document cannot be had, the archive cannot; that is told and not remembered.
+#[tokio::test]
+async fn an_expired_archive_url_is_told_while_its_document_is_down() {
+    let upstream = FakeUpstream::builder().signed_urls().start().await;
+    upstream.publish(edition(1));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let answer = document(&larder).await;
+    upstream.expire_urls();
+    upstream.fault(Target::Document, Fault::Status(500));
+    let refused = larder.get(&urls(&answer)[0]).await.expect(502).text();
+    assert!(refused.contains("acme/null") && refused.contains(&upstream.origin()), "{refused}");
+    assert!(!refused.contains("sig="), "{refused}");
+    assert!(larder.folder.blobs().is_empty());
+    upstream.heal();
+    leads_to(&larder, &answer, &truth(&upstream)).await;
+}
+
+/// Promise 2: a document that is new while its sums are still old is no set.
+#[tokio::test]
+async fn a_half_published_set_is_a_502_until_it_is_whole() {
+    let upstream = upstream_with(edition(1)).await;
+    upstream.publish(edition(2));
+    upstream.fault(Target::Document, Fault::OldSums);
+    let larder = Larder::mirroring(&upstream).start().await;
+    let refused = larder.document("null", "1.2.0").await.expect(502).text();
+    assert!(refused.contains("acme/null"), "{refused}");
+    assert!(larder.folder.sets().is_empty());
+    upstream.heal();
+    leads_to(&larder, &document(&larder).await, &truth(&upstream)).await;
+}
+
 /// The table: then 502, not remembered.
 #[tokio::test]
 async fn an_archive_that_its_own_document_does_not_lead_to_is_a_502() {
