@@ -1,0 +1,174 @@
+//! One request of one client: how it is read, how it ended, and whether that may be.
+
+use std::time::{Duration, Instant};
+
+use reqwest::header::HeaderMap;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::time::{sleep, timeout};
+
+use crate::clients::Client;
+use crate::ledger::{Broken, Kind};
+use crate::life::Life;
+
+/// A document comes within 8 s; this much is for a machine that does much else at the same time.
+const DOCUMENT_WITHIN: Duration = Duration::from_secs(30);
+/// A silent upstream is given up after 30 s, and asked again.
+const ARCHIVE_WITHIN: Duration = Duration::from_secs(120);
+
+/// How a body is read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Reading {
+    Whole,
+    /// With this pause after each piece.
+    Slowly(Duration),
+    /// Until this many bytes are there.
+    LeaveAfter(usize),
+    /// Over HTTP/1.0, on a connection of its own.
+    Http10,
+}
+
+/// What is asked for.
+#[derive(Clone, Copy)]
+pub(crate) struct Ask<'a> {
+    pub(crate) kind: Kind,
+    pub(crate) path: &'a str,
+    pub(crate) headers: &'a [(&'static str, String)],
+    pub(crate) reading: Reading,
+}
+
+impl<'a> Ask<'a> {
+    pub(crate) fn whole(kind: Kind, path: &'a str) -> Self {
+        Self { kind, path, headers: &[], reading: Reading::Whole }
+    }
+}
+
+/// How a body ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// As a client takes for complete.
+    Complete,
+    /// Broken off.
+    CutOff,
+    /// The client left.
+    Left,
+}
+
+/// What arrived.
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    headers: HeaderMap,
+    pub(crate) body: Vec<u8>,
+    pub(crate) ended: Ended,
+}
+
+impl Answer {
+    pub(crate) fn header(&self, name: &str) -> String {
+        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
+    }
+
+    pub(crate) fn is_complete(&self, status: u16) -> bool {
+        self.ended == Ended::Complete && self.status == status
+    }
+}
+
+impl Client {
+    /// Asks, counts how it ended, and judges that; the answer, if there was one.
+    pub(crate) async fn ask(&mut self, ask: Ask<'_>) -> Option<Answer> {
+        let Ask { kind, path, .. } = ask;
+        let held = self.site.judges_what_is_held && self.site.ledger.is_held(path);
+        let life = self.site.lives.up().await;
+        let began = Instant::now();
+        let limit = if kind == Kind::Archive { ARCHIVE_WITHIN } else { DOCUMENT_WITHIN };
+        let asked = async {
+            match ask.reading {
+                Reading::Http10 => self.over_http10(&life, ask, began).await,
+                _ => self.over_http(&life, ask, began).await,
+            }
+        };
+        let answer = timeout(limit, asked).await;
+        let ledger = &self.site.ledger;
+        let told = |what: &str| {
+            format!("{path}: {what} after {:.1?} in life {} [{}]", began.elapsed(), life.number, self.site.weather())
+        };
+        if !self.site.lives.goes_on(&life) && !matches!(&answer, Ok(Some(answer)) if answer.ended == Ended::Complete) {
+            ledger.count(kind, "killed");
+            return None;
+        }
+        let Ok(answer) = answer else {
+            ledger.broken(Broken::NoAnswer, told("no end"));
+            return None;
+        };
+        let Some(answer) = answer else {
+            ledger.broken(Broken::NoAnswer, told("the connection broke before an answer"));
+            return None;
+        };
+        ledger.received(answer.body.len());
+        let text = || String::from_utf8_lossy(&answer.body[..answer.body.len().min(300)]).into_owned();
+        match (answer.ended, answer.status) {
+            (Ended::Left, _) => ledger.count(kind, "left"),
+            (Ended::CutOff, _) => {
+                ledger.count(kind, "cut off");
+                if held {
+                    ledger.broken(Broken::HeldCutOff, told("cut off"));
+                }
+            }
+            (Ended::Complete, status @ (200 | 206 | 304)) => ledger.count(kind, &status.to_string()),
+            (Ended::Complete, status) => {
+                ledger.count(kind, &status.to_string());
+                if held {
+                    ledger.broken(Broken::HeldRefused, told(&format!("{status} {}", text())));
+                } else if !matches!(status, 404 | 502 | 503 | 504) {
+                    ledger.broken(Broken::UnexpectedStatus, told(&format!("{status} {}", text())));
+                }
+            }
+        }
+        Some(answer)
+    }
+
+    async fn over_http(&self, life: &Life, ask: Ask<'_>, began: Instant) -> Option<Answer> {
+        let request = self.http.get(format!("{}{}", life.base, ask.path));
+        let request = ask.headers.iter().fold(request, |request, (name, value)| request.header(*name, value));
+        let mut response = request.send().await.ok()?;
+        self.took(ask.kind, began);
+        let (status, headers) = (response.status().as_u16(), response.headers().clone());
+        let mut body = Vec::new();
+        let ended = loop {
+            match response.chunk().await {
+                Ok(Some(piece)) => body.extend_from_slice(&piece),
+                Ok(None) => break Ended::Complete,
+                Err(_) => break Ended::CutOff,
+            }
+            match ask.reading {
+                Reading::LeaveAfter(bytes) if body.len() >= bytes => break Ended::Left,
+                Reading::Slowly(pause) => sleep(pause).await,
+                _ => {}
+            }
+        };
+        Some(Answer { status, headers, body, ended })
+    }
+
+    async fn over_http10(&self, life: &Life, ask: Ask<'_>, began: Instant) -> Option<Answer> {
+        let address = life.base.strip_prefix("http://")?;
+        let mut stream = TcpStream::connect(address).await.ok()?;
+        let headers: String = ask.headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        let request = format!("GET {} HTTP/1.0\r\nHost: {address}\r\n{headers}\r\n", ask.path);
+        stream.write_all(request.as_bytes()).await.ok()?;
+        let mut all = Vec::new();
+        // A reset may come after all of it has: what arrived is judged by its length.
+        let _ = stream.read_to_end(&mut all).await;
+        self.took(ask.kind, began);
+        let head = all.windows(4).position(|four| four == b"\r\n\r\n")?;
+        let text = String::from_utf8_lossy(&all[..head]).to_ascii_lowercase();
+        let mut lines = text.lines();
+        let status: u16 = lines.next()?.split(' ').nth(1)?.parse().ok()?;
+        let header = |name: &str| text.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()));
+        let body = all.split_off(head + 4);
+        let ended = match header("content-length:").map(|length| length == body.len().to_string()) {
+            Some(false) if status != 304 => Ended::CutOff,
+            // Without a length the end of the connection is the end of the body.
+            _ => Ended::Complete,
+        };
+        Some(Answer { status, headers: HeaderMap::new(), body, ended })
+    }
+}

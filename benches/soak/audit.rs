@@ -1,0 +1,92 @@
+//! The reckoning: with upstream away, everything that was acknowledged must come from the store; and the store itself,
+//! file by file.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::SeedableRng as _;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom as _;
+
+use crate::Site;
+use crate::ledger::{Broken, Kind};
+use crate::support::larder::Folder;
+use crate::support::upstream::sha256_hex;
+
+/// What the audits found.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Found {
+    pub(crate) blobs: usize,
+    pub(crate) bytes: u64,
+    pub(crate) staged: usize,
+}
+
+/// Asks a larder whose upstream is away for archives and documents that were acknowledged, some or all of them.
+pub(crate) async fn what_was_acknowledged(site: &Arc<Site>, at_most: usize) -> anyhow::Result<usize> {
+    let client = reqwest::Client::builder().no_proxy().no_gzip().no_brotli().no_zstd();
+    let client = client.timeout(Duration::from_secs(60)).build()?;
+    let base = site.lives.up().await.base;
+    let mut rng = StdRng::seed_from_u64(u64::from(site.lives.number()));
+    let mut archives = site.ledger.archives();
+    archives.shuffle(&mut rng);
+    for (path, archive) in archives.iter().take(at_most) {
+        let truth = site.truth.zip(&archive.package, &archive.sha256).await;
+        let answer = async {
+            let response = client.get(format!("{base}{path}")).send().await?;
+            let status = response.status().as_u16();
+            Ok::<_, reqwest::Error>((status, response.bytes().await?))
+        };
+        match answer.await {
+            Ok((200, body)) if truth.as_ref().is_some_and(|zip| zip.bytes == body) => {}
+            Ok((200, _)) => site.ledger.broken(Broken::WrongBytes, format!("{path}, with upstream away")),
+            Ok((status, body)) => {
+                let why = String::from_utf8_lossy(&body).into_owned();
+                site.ledger.broken(Broken::ArchiveLost, format!("{path}: {status} {why}"));
+            }
+            Err(e) => site.ledger.broken(Broken::ArchiveLost, format!("{path}: {e:?}")),
+        }
+    }
+    let mut documents = site.ledger.documents();
+    documents.shuffle(&mut rng);
+    for path in documents.iter().take(at_most) {
+        let status = match client.get(format!("{base}{path}")).send().await {
+            Ok(response) if response.status().as_u16() == 200 => continue,
+            Ok(response) => format!("{} {}", response.status(), response.text().await.unwrap_or_default()),
+            Err(e) => format!("{e:?}"),
+        };
+        site.ledger.broken(Broken::HeldRefused, format!("{path}, with upstream away: {status}"));
+    }
+    site.ledger.count(Kind::Archive, "audited");
+    Ok(archives.len().min(at_most))
+}
+
+/// Hashes every file of a store that nobody uses.
+pub(crate) async fn the_store(site: &Site, folder: &Folder) -> anyhow::Result<Found> {
+    let true_digests = site.truth.digests().await;
+    let mut found = Found { staged: folder.staged().len(), ..Found::default() };
+    for blob in folder.blobs() {
+        let bytes = fs::read(&blob)?;
+        let name = blob.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if sha256_hex(&bytes) != name || !true_digests.contains(&name) {
+            site.ledger.broken(Broken::WrongBytes, format!("the store's {}", blob.display()));
+        }
+        found.blobs += 1;
+        found.bytes += bytes.len() as u64;
+    }
+    for file in set_aside(folder.path()) {
+        site.ledger.broken(Broken::SetAside, file.display().to_string());
+    }
+    let records = folder.files("staging").len() - found.staged;
+    if records > 0 {
+        site.ledger.broken(Broken::Leaked, format!("{records} records in staging"));
+    }
+    Ok(found)
+}
+
+fn set_aside(store: &Path) -> Vec<PathBuf> {
+    let entries = |folder: PathBuf| fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let is_index = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("index."));
+    entries(store.join("v1")).filter(is_index).chain(entries(store.join("v1/aside"))).collect()
+}

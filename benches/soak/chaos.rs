@@ -1,0 +1,269 @@
+//! Everything that goes wrong, and everything that changes: faults at upstream, new versions, new editions, versions
+//! withdrawn, URLs that expire, upstream away, `kill -9`.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::Rng as _;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom as _;
+use tokio::time::{Instant, sleep_until};
+
+use crate::Site;
+use crate::audit;
+use crate::ledger::Broken;
+use crate::support::upstream::{FakeUpstream, Fault, Target};
+use crate::truth::Draft;
+
+/// How often what upstream was asked is looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// What was done.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Done {
+    pub(crate) faults: u32,
+    pub(crate) kills: u32,
+    pub(crate) away: u32,
+    pub(crate) versions: u32,
+    pub(crate) editions: u32,
+    pub(crate) withdrawn: u32,
+    pub(crate) expired: u32,
+    pub(crate) asked: u64,
+    pub(crate) sent: u64,
+}
+
+/// Who makes trouble. Owns upstream.
+pub(crate) struct Chaos {
+    pub(crate) site: Arc<Site>,
+    pub(crate) upstream: FakeUpstream,
+    pub(crate) rng: StdRng,
+    pub(crate) kill_every: Duration,
+    pub(crate) done: Done,
+    /// Versions that were published once and are there, with their name.
+    pub(crate) single: Vec<(String, String)>,
+    /// Archives at upstream that had been acknowledged when it was looked at last.
+    acknowledged: HashSet<String>,
+    largest_new: usize,
+}
+
+impl Chaos {
+    pub(crate) fn new(site: &Arc<Site>, upstream: FakeUpstream, rng: StdRng, kill_every: Duration) -> Self {
+        let (site, done) = (Arc::clone(site), Done::default());
+        Self {
+            site,
+            upstream,
+            rng,
+            kill_every,
+            done,
+            single: Vec::new(),
+            acknowledged: HashSet::new(),
+            largest_new: 6_000_000,
+        }
+    }
+
+    /// Publishes what there is at the start.
+    pub(crate) async fn publish_all(&mut self, sizes: &[(&str, usize)]) {
+        for (name, size) in sizes {
+            self.site.names.lock().push((*name).to_owned());
+            for version in ["1.0.0", "1.1.0", "1.2.0"] {
+                let draft = Draft { name: (*name).into(), version: version.into(), size: *size, edition: 1 };
+                self.site.truth.publish(&self.upstream, draft).await;
+            }
+        }
+    }
+
+    /// Makes trouble until then, and leaves everything well.
+    pub(crate) async fn run(&mut self, until: Instant) -> anyhow::Result<()> {
+        let start = Instant::now();
+        let after = |span: Duration| Instant::now() + span;
+        let (mut fault, mut change, mut away) = (start, start, after(Duration::from_secs(12)));
+        let (mut kill, mut look) = (start + self.kill_every, start);
+        while Instant::now() < until {
+            let now = Instant::now();
+            if now >= fault {
+                fault = after(self.next_fault());
+            }
+            if now >= change {
+                self.change().await;
+                change = after(Duration::from_millis(self.rng.gen_range(400..2000)));
+            }
+            if now >= away {
+                self.go_away().await;
+                away = after(Duration::from_millis(self.rng.gen_range(10_000..25_000)));
+            }
+            if now >= kill {
+                self.kill().await?;
+                kill += self.kill_every;
+            }
+            if now >= look {
+                self.look();
+                look = after(LOOK_EVERY);
+            }
+            sleep_until(fault.min(change).min(away).min(kill).min(look).min(until)).await;
+        }
+        self.upstream.heal();
+        self.site.set_weather("calm");
+        self.look();
+        Ok(())
+    }
+
+    /// Heals, and perhaps lets something else go wrong; gives how long it stays so.
+    fn next_fault(&mut self) -> Duration {
+        self.upstream.heal();
+        if self.rng.gen_bool(0.35) {
+            self.site.set_weather("calm");
+            return Duration::from_millis(self.rng.gen_range(500..2500));
+        }
+        let mut weather = String::new();
+        for _ in 0..self.rng.gen_range(1..3) {
+            let (target, fault) = any_fault(&mut self.rng);
+            weather.push_str(&format!("{target:?} {fault:?}; "));
+            if self.rng.gen_bool(0.2) {
+                self.upstream.fault_once(target, fault);
+            } else {
+                self.upstream.fault(target, fault);
+            }
+            self.done.faults += 1;
+        }
+        self.site.set_weather(&weather);
+        Duration::from_millis(self.rng.gen_range(800..5000))
+    }
+
+    async fn change(&mut self) {
+        let name = self.site.some_name(&mut self.rng);
+        match self.rng.gen_range(0..100) {
+            0..70 => {
+                self.done.versions += 1;
+                let version = format!("2.0.{}", self.done.versions);
+                let size = [50_000, 400_000, 1_048_000, 1_500_000, 3_000_000, self.largest_new];
+                let size = *size.choose(&mut self.rng).unwrap_or(&50_000);
+                let draft = Draft { name: name.clone(), version: version.clone(), size, edition: 1 };
+                self.site.truth.publish(&self.upstream, draft).await;
+                self.single.push((name, version));
+            }
+            70..80 => {
+                self.done.editions += 1;
+                let edition = 1 + u64::from(self.done.editions);
+                let draft = Draft { name: "third".into(), version: "1.1.0".into(), size: 1_040_000, edition };
+                self.site.truth.publish(&self.upstream, draft).await;
+            }
+            80..88 if self.single.len() > 8 => {
+                let at = self.rng.gen_range(0..self.single.len() - 4);
+                let (name, version) = self.single.remove(at);
+                self.upstream.withdraw("acme", &name, &version);
+                self.done.withdrawn += 1;
+            }
+            _ => {
+                self.upstream.expire_urls();
+                self.done.expired += 1;
+            }
+        }
+    }
+
+    async fn go_away(&mut self) {
+        let before = self.site.weather();
+        self.site.set_weather("upstream away");
+        self.upstream.stop().await;
+        tokio::time::sleep(Duration::from_millis(self.rng.gen_range(200..3000))).await;
+        self.upstream.restart().await;
+        self.site.set_weather(&before);
+        self.done.away += 1;
+    }
+
+    /// Kills and starts again; now and then with upstream away, so that only the store can answer.
+    async fn kill(&mut self) -> anyhow::Result<()> {
+        self.done.kills += 1;
+        let alone = self.rng.gen_bool(0.4);
+        self.look();
+        self.site.lives.kill();
+        if alone {
+            self.upstream.stop().await;
+            self.site.set_weather("upstream away");
+        }
+        self.site.lives.start().await?;
+        if alone {
+            if self.site.judges_what_is_held {
+                audit::what_was_acknowledged(&self.site, 40).await?;
+            }
+            self.upstream.restart().await;
+        }
+        Ok(())
+    }
+
+    /// Nothing that a client has whole is fetched again, except where it was published anew.
+    fn look(&mut self) {
+        self.site.lives.look();
+        let asked = self.upstream.requests();
+        self.upstream.forget_requests();
+        self.done.asked += asked.len() as u64;
+        self.done.sent += asked.iter().map(|request| request.bytes_sent).sum::<u64>();
+        if !self.site.judges_what_is_held {
+            return;
+        }
+        for request in asked.iter().filter(|request| request.target == Target::Archive) {
+            if self.acknowledged.contains(&request.path) {
+                self.site.ledger.broken(Broken::FetchedAgain, request.path.clone());
+            }
+        }
+        let once =
+            self.site.ledger.archives().into_iter().filter(|(_, archive)| archive.package.version.starts_with('2'));
+        self.acknowledged = once
+            .map(|(_, archive)| {
+                let crate::truth::Package { name, version, platform } = archive.package;
+                format!("/releases/acme/terraform-provider-{name}/{version}/terraform-provider-{name}_{version}_{platform}.zip")
+            })
+            .collect();
+    }
+}
+
+/// Anything that can go wrong, anywhere.
+fn any_fault(rng: &mut StdRng) -> (Target, Fault) {
+    let anywhere = [
+        Target::Discovery,
+        Target::Versions,
+        Target::Document,
+        Target::Sums,
+        Target::Signature,
+        Target::Archive,
+        Target::Archive,
+        Target::Archive,
+        Target::Everything,
+    ];
+    let target = anywhere.choose(rng).cloned().unwrap_or(Target::Archive);
+    let at = *[0, 100, 70_000, 600_000, 1_100_000, 2_500_000].choose(rng).unwrap_or(&0);
+    let redirect = *[301, 302, 303, 307, 308].choose(rng).unwrap_or(&302);
+    let fault = match rng.gen_range(0..34) {
+        0 | 1 => Fault::WrongBytes,
+        2 | 3 => Fault::WrongLastByte,
+        4 => Fault::Html,
+        5 => Fault::InvalidJson,
+        6 => return (Target::Versions, Fault::HugeJson),
+        7 => Fault::DeepJson,
+        8 => Fault::ContentType("text/html"),
+        9 => Fault::NoValidators,
+        10 => Fault::ArchiveNotInSums,
+        11 => Fault::SumsChangedAfterSigning,
+        12 => Fault::SignedByAnotherKey,
+        13 => Fault::NoKeys,
+        14 => Fault::UnparsableKey,
+        15 => Fault::WrongShasum,
+        16 | 17 => Fault::Status(*[400, 401, 403, 404, 410, 451, 500, 502, 503].choose(rng).unwrap_or(&500)),
+        18 => Fault::RetryAfter(*[429, 503].choose(rng).unwrap_or(&503), 2),
+        19 => Fault::StatusBody(422, "{\"errors\":[\"not like this\"]}"),
+        20 => Fault::Redirect(redirect),
+        21 => Fault::RedirectLoop(redirect),
+        // Nobody listens there.
+        22 => Fault::RedirectTo(redirect, "http://127.0.0.1:9/".to_owned()),
+        23 => Fault::RangeIgnored,
+        24 => Fault::RangeOtherBytes,
+        25 | 26 => Fault::Truncated(at),
+        27 | 28 => Fault::Reset(at),
+        29 => Fault::NoLength,
+        30 => Fault::NoLengthTruncated(at),
+        31 => Fault::NeverAnswers,
+        32 => Fault::Stalls(at),
+        _ => Fault::Drips(64 << 10, Duration::from_millis(30)),
+    };
+    (target, fault)
+}

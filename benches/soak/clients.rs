@@ -1,0 +1,271 @@
+//! Sixteen of these ask for everything in every way at once, and hold each answer against the truth.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom as _;
+use rand::{Rng as _, SeedableRng as _};
+use serde_json::Value;
+
+use crate::Site;
+use crate::asking::{Ask, Ended, Reading};
+use crate::ledger::{Acknowledged, Broken, Kind};
+use crate::support::larder::HOST;
+use crate::support::upstream::sha256_hex;
+use crate::truth::{Package, Zip};
+
+/// Whoever asks larder for things.
+pub(crate) struct Client {
+    pub(crate) site: Arc<Site>,
+    pub(crate) http: reqwest::Client,
+    pub(crate) rng: StdRng,
+}
+
+impl Client {
+    /// The client of this number. Every fourth speaks HTTP/2.
+    pub(crate) fn new(site: &Arc<Site>, number: u64, seed: u64) -> anyhow::Result<Self> {
+        let builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).no_proxy();
+        let builder = builder.no_gzip().no_brotli().no_zstd().connect_timeout(Duration::from_secs(30));
+        let builder = if number % 4 == 3 { builder.http2_prior_knowledge() } else { builder };
+        let rng = StdRng::seed_from_u64(seed.wrapping_mul(1000).wrapping_add(number));
+        Ok(Self { site: Arc::clone(site), http: builder.build()?, rng })
+    }
+
+    /// Asks and asks, until it is over.
+    pub(crate) async fn run(mut self) {
+        while !self.site.is_over() {
+            match self.rng.gen_range(0..100) {
+                0..50 => self.install().await,
+                50..70 => self.reinstall().await,
+                70..85 => self.through_the_mirror().await,
+                85..92 => drop(self.versions().await),
+                92..95 => self.discovery().await,
+                _ => self.stray().await,
+            }
+        }
+    }
+
+    /// What `init` does: the list, a document, its three files.
+    async fn install(&mut self) {
+        let Some((name, versions)) = self.versions().await else { return };
+        // Rather a new one: the old ones are held soon.
+        let newest = versions.len().saturating_sub(3);
+        let among = if self.rng.gen_bool(0.6) { &versions[newest..] } else { &versions[..] };
+        let Some(version) = among.choose(&mut self.rng) else { return };
+        let platform = crate::truth::PLATFORMS[self.rng.gen_range(0..2)].to_owned();
+        self.install_package(&Package { name, version: version.clone(), platform }).await;
+    }
+
+    /// Gives whether all of it came.
+    pub(crate) async fn install_package(&mut self, package: &Package) -> bool {
+        let Package { name, version, platform } = package;
+        let platform_path = platform.replacen('_', "/", 1);
+        let path = format!("/registry/{HOST}/v1/providers/acme/{name}/{version}/download/{platform_path}");
+        let Some(document) = self.json(Kind::Document, &path).await else { return false };
+        let text = |field: &str| document[field].as_str().unwrap_or_default().to_owned();
+        let editions = self.site.truth.editions(name, version).await;
+        let shasum = text("shasum");
+        let of = editions.iter().find(|edition| edition.zips.get(platform).is_some_and(|zip| zip.sha256 == shasum));
+        let Some(edition) = of else {
+            self.wrong(format!("{path}: no edition has the shasum {shasum}"));
+            return false;
+        };
+        let (sums, signature, archive) = (text("shasums_url"), text("shasums_signature_url"), text("download_url"));
+        let mut came = true;
+        if self.rng.gen_bool(0.3) {
+            for (kind, path, truth) in
+                [(Kind::Sums, &sums, &edition.sums), (Kind::Signature, &signature, &edition.signature)]
+            {
+                match self.ask(Ask::whole(kind, path)).await {
+                    Some(answer) if answer.is_complete(200) && answer.body != *truth => {
+                        self.wrong(format!("{path} is not of the edition of its document"));
+                    }
+                    answer => came &= answer.is_some_and(|answer| answer.is_complete(200)),
+                }
+            }
+        }
+        let reading = match self.rng.gen_range(0..100) {
+            _ if self.site.is_over() => Reading::Whole,
+            0..6 => Reading::LeaveAfter(self.rng.gen_range(0..400_000)),
+            6..10 => Reading::Slowly(Duration::from_millis(self.rng.gen_range(1..15))),
+            10..16 => Reading::Http10,
+            _ => Reading::Whole,
+        };
+        came & self.archive(package, &archive, &[], reading).await
+    }
+
+    /// What somebody has whole already is asked for again, in all the ways that HTTP knows.
+    async fn reinstall(&mut self) {
+        let archives = self.site.ledger.archives();
+        let Some((path, archive)) = archives.choose(&mut self.rng) else { return };
+        let Some(zip) = self.site.truth.zip(&archive.package, &archive.sha256).await else { return };
+        let size = zip.bytes.len();
+        let (first, last) = (self.rng.gen_range(0..size), self.rng.gen_range(0..size));
+        let (first, last) = (first.min(last), first.max(last));
+        let (header, reading) = match self.rng.gen_range(0..8) {
+            0 => (("range", format!("bytes={first}-{last}")), Reading::Whole),
+            1 => (("range", format!("bytes={first}-")), Reading::Whole),
+            2 => (("range", format!("bytes=-{}", last + 1)), Reading::Whole),
+            3 => (("if-none-match", format!("\"{}\"", zip.sha256)), Reading::Whole),
+            4 => (("if-none-match", "\"another\"".to_owned()), Reading::LeaveAfter(last)),
+            5 => (("accept", "*/*".to_owned()), Reading::Http10),
+            6 if size < 4 << 20 => (("accept", "*/*".to_owned()), Reading::Slowly(Duration::from_millis(5))),
+            _ => (("accept", "*/*".to_owned()), Reading::Whole),
+        };
+        let (path, package) = (path.clone(), archive.package.clone());
+        self.archive(&package, &path, &[header], reading).await;
+    }
+
+    /// The network mirror, and one of the archives that it names.
+    async fn through_the_mirror(&mut self) {
+        let name = self.site.some_name(&mut self.rng);
+        let Some(index) = self.json(Kind::Index, &format!("/mirror/{HOST}/acme/{name}/index.json")).await else {
+            return;
+        };
+        let versions: Vec<String> =
+            index["versions"].as_object().into_iter().flatten().map(|(version, _)| version.clone()).collect();
+        self.are_true(&name, &versions).await;
+        let Some(version) = versions.choose(&mut self.rng).cloned() else { return };
+        let path = format!("/mirror/{HOST}/acme/{name}/{version}.json");
+        let Some(answer) = self.json(Kind::Version, &path).await else { return };
+        let mut archives = Vec::new();
+        for (platform, entry) in answer["archives"].as_object().into_iter().flatten() {
+            let package = Package { name: name.clone(), version: version.clone(), platform: platform.clone() };
+            let hashes: Vec<&str> =
+                entry["hashes"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+            let url = entry["url"].as_str().unwrap_or_default().to_owned();
+            let zh = hashes.iter().find_map(|hash| hash.strip_prefix("zh:")).unwrap_or("no zh");
+            match self.site.truth.zip(&package, zh).await {
+                Some(zip) if self.all_hashes_are_of(&hashes, &zip) && url.contains(&zip.sha256[..16]) => {
+                    archives.push((package, url));
+                }
+                _ => self.wrong(format!("{path}: {entry} for {platform}")),
+            }
+        }
+        let Some((package, url)) = archives.choose(&mut self.rng).cloned() else { return };
+        self.archive(&package, &url, &[], Reading::Whole).await;
+    }
+
+    fn all_hashes_are_of(&self, hashes: &[&str], zip: &Zip) -> bool {
+        hashes.iter().all(|hash| *hash == format!("zh:{}", zip.sha256) || *hash == zip.h1)
+    }
+
+    /// The list of some provider.
+    async fn versions(&mut self) -> Option<(String, Vec<String>)> {
+        let name = self.site.some_name(&mut self.rng);
+        let list = self.json(Kind::Versions, &format!("/registry/{HOST}/v1/providers/acme/{name}/versions")).await?;
+        let listed = list["versions"].as_array().into_iter().flatten();
+        let versions: Vec<String> = listed.filter_map(|entry| Some(entry["version"].as_str()?.to_owned())).collect();
+        self.are_true(&name, &versions).await;
+        Some((name, versions))
+    }
+
+    async fn are_true(&self, name: &str, versions: &[String]) {
+        for version in versions {
+            if !self.site.truth.has(name, version).await {
+                self.wrong(format!("a list of {name} names {version}, which never was"));
+            }
+        }
+    }
+
+    async fn discovery(&mut self) {
+        let path = format!("/registry/{HOST}/.well-known/terraform.json");
+        if let Some(document) = self.json(Kind::Discovery, &path).await
+            && document["providers.v1"] != format!("/registry/{HOST}/v1/providers/")
+        {
+            self.wrong(format!("{path}: {document}"));
+        }
+    }
+
+    /// What does not exist: an answer other than an error would be one of somebody's making.
+    async fn stray(&mut self) {
+        let number: u32 = self.rng.gen_range(0..50);
+        let path = match self.rng.gen_range(0..4) {
+            0 => format!("/registry/{HOST}/v1/providers/acme/nothing-{number}/versions"),
+            1 => format!(
+                "/registry/{HOST}/v1/providers/acme/{}/99.0.{number}/download/linux/amd64",
+                self.site.some_name(&mut self.rng)
+            ),
+            2 => format!(
+                "/archive/{HOST}/providers/acme/{}/1.0.0/linux_amd64/{number:016x}/x.zip",
+                self.site.some_name(&mut self.rng)
+            ),
+            _ => format!("/registry/elsewhere-{number}.example/v1/providers/acme/x/versions?q={number}"),
+        };
+        if let Some(answer) = self.ask(Ask::whole(Kind::Stray, &path)).await
+            && answer.is_complete(200)
+        {
+            self.wrong(format!("{path} was answered with {} bytes", answer.body.len()));
+        }
+    }
+
+    /// Asks for an archive; gives whether it came whole.
+    pub(crate) async fn archive(
+        &mut self,
+        package: &Package,
+        path: &str,
+        headers: &[(&'static str, String)],
+        reading: Reading,
+    ) -> bool {
+        let Some(answer) = self.ask(Ask { kind: Kind::Archive, path, headers, reading }).await else { return false };
+        if answer.ended != Ended::Complete {
+            return false;
+        }
+        let digest = path.split('/').rev().nth(1).unwrap_or_default();
+        let Some(zip) = self.site.truth.zip(package, digest).await else {
+            self.wrong(format!("{path} names no true archive, and was answered with {}", answer.status));
+            return false;
+        };
+        match answer.status {
+            200 if answer.body == zip.bytes => {
+                let archive = Acknowledged { package: package.clone(), sha256: zip.sha256 };
+                self.site.ledger.acknowledge(path, archive);
+                return true;
+            }
+            206 => {
+                let range = answer.header("content-range");
+                let part = range.strip_prefix("bytes ").and_then(|range| range.split_once('/'));
+                let part = part.filter(|(_, total)| *total == zip.bytes.len().to_string());
+                let part = part.and_then(|(part, _)| part.split_once('-'));
+                let part = part.and_then(|(first, last)| Some((first.parse().ok()?, last.parse::<usize>().ok()? + 1)));
+                let truth = part.and_then(|(first, end): (usize, usize)| zip.bytes.get(first..end));
+                if truth != Some(&answer.body[..]) {
+                    self.wrong(format!("{path}: {} bytes as {range}", answer.body.len()));
+                }
+            }
+            304 => {}
+            200 => {
+                let (got, was) = (answer.body.len(), sha256_hex(&answer.body));
+                self.wrong(format!("{path}: {got} bytes with SHA-256 {was}"));
+            }
+            _ => {}
+        }
+        false
+    }
+
+    /// Asks for a JSON document.
+    async fn json(&mut self, kind: Kind, path: &str) -> Option<Value> {
+        let answer = self.ask(Ask::whole(kind, path)).await.filter(|answer| answer.is_complete(200))?;
+        let read = serde_json::from_slice(&answer.body);
+        match read {
+            Ok(json) => {
+                self.site.ledger.answered(path);
+                Some(json)
+            }
+            Err(e) => {
+                self.wrong(format!("{path}: {e}"));
+                None
+            }
+        }
+    }
+
+    fn wrong(&self, how: String) {
+        self.site.ledger.broken(Broken::WrongBytes, format!("{how} [{}]", self.site.weather()));
+    }
+
+    /// How long until an answer begins.
+    pub(crate) fn took(&self, kind: Kind, began: Instant) {
+        self.site.ledger.took(kind, began.elapsed());
+    }
+}

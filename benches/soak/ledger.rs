@@ -1,0 +1,193 @@
+//! What clients were given and told, and every promise that was broken on the way.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::truth::Package;
+
+/// What can be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Kind {
+    Discovery,
+    Versions,
+    Document,
+    Sums,
+    Signature,
+    Archive,
+    Index,
+    Version,
+    Stray,
+}
+
+impl Kind {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Discovery => "discovery",
+            Self::Versions => "version list",
+            Self::Document => "download document",
+            Self::Sums => "SHA256SUMS",
+            Self::Signature => "signature",
+            Self::Archive => "archive",
+            Self::Index => "index.json",
+            Self::Version => "VERSION.json",
+            Self::Stray => "what does not exist",
+        }
+    }
+}
+
+/// A promise that was broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Broken {
+    WrongBytes,
+    ArchiveLost,
+    FetchedAgain,
+    HeldRefused,
+    HeldCutOff,
+    NotHealed,
+    UnexpectedStatus,
+    NoAnswer,
+    EndedByItself,
+    Panicked,
+    SetAside,
+    Leaked,
+}
+
+impl Broken {
+    pub(crate) const ALL: [Self; 12] = [
+        Self::WrongBytes,
+        Self::ArchiveLost,
+        Self::FetchedAgain,
+        Self::HeldRefused,
+        Self::HeldCutOff,
+        Self::NotHealed,
+        Self::UnexpectedStatus,
+        Self::NoAnswer,
+        Self::EndedByItself,
+        Self::Panicked,
+        Self::SetAside,
+        Self::Leaked,
+    ];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::WrongBytes => "wrong bytes served as complete",
+            Self::ArchiveLost => "acknowledged archives lost",
+            Self::FetchedAgain => "acknowledged archives fetched again",
+            Self::HeldRefused => "refusals of what was held",
+            Self::HeldCutOff => "held archives cut off",
+            Self::NotHealed => "failures without any fault",
+            Self::UnexpectedStatus => "unexpected statuses",
+            Self::NoAnswer => "requests without an answer in time",
+            Self::EndedByItself => "larder ended, or would not start",
+            Self::Panicked => "panics in the log",
+            Self::SetAside => "files set aside as damaged",
+            Self::Leaked => "descriptors or staged records left",
+        }
+    }
+}
+
+/// An archive that a client received whole.
+#[derive(Clone, Debug)]
+pub(crate) struct Acknowledged {
+    pub(crate) package: Package,
+    pub(crate) sha256: String,
+}
+
+/// How many examples of each broken promise are kept.
+const EXAMPLES: usize = 8;
+
+#[derive(Default)]
+struct Inner {
+    answers: BTreeMap<(Kind, String), u64>,
+    broken: BTreeMap<Broken, (u64, Vec<String>)>,
+    archives: HashMap<String, Acknowledged>,
+    documents: HashSet<String>,
+    bytes: u64,
+    slowest: BTreeMap<Kind, Duration>,
+}
+
+/// The book that all clients write in.
+pub(crate) struct Ledger {
+    began: Instant,
+    inner: Mutex<Inner>,
+}
+
+impl Ledger {
+    pub(crate) fn new() -> Self {
+        Self { began: Instant::now(), inner: Mutex::default() }
+    }
+
+    /// Counts an answer by how it ended.
+    pub(crate) fn count(&self, kind: Kind, how: &str) {
+        *self.inner.lock().answers.entry((kind, how.to_owned())).or_default() += 1;
+    }
+
+    /// Counts body bytes.
+    pub(crate) fn received(&self, bytes: usize) {
+        self.inner.lock().bytes += bytes as u64;
+    }
+
+    /// Notes how long an answer took to begin.
+    pub(crate) fn took(&self, kind: Kind, time: Duration) {
+        let mut inner = self.inner.lock();
+        let slowest = inner.slowest.entry(kind).or_default();
+        *slowest = time.max(*slowest);
+    }
+
+    /// Notes a broken promise.
+    pub(crate) fn broken(&self, what: Broken, how: String) {
+        let at = self.began.elapsed().as_secs_f64();
+        let mut inner = self.inner.lock();
+        let (count, examples) = inner.broken.entry(what).or_default();
+        *count += 1;
+        if examples.len() < EXAMPLES {
+            examples.push(format!("{at:.1} s: {how}"));
+        }
+    }
+
+    /// A client has this archive whole: from now on it may not be lost.
+    pub(crate) fn acknowledge(&self, path: &str, archive: Acknowledged) {
+        self.inner.lock().archives.insert(path.to_owned(), archive);
+    }
+
+    /// A client has this document: from now on it is held.
+    pub(crate) fn answered(&self, path: &str) {
+        let mut inner = self.inner.lock();
+        if !inner.documents.contains(path) {
+            inner.documents.insert(path.to_owned());
+        }
+    }
+
+    /// Whether what this path names has been given out before.
+    pub(crate) fn is_held(&self, path: &str) -> bool {
+        let inner = self.inner.lock();
+        inner.archives.contains_key(path) || inner.documents.contains(path)
+    }
+
+    pub(crate) fn archives(&self) -> Vec<(String, Acknowledged)> {
+        self.inner.lock().archives.iter().map(|(path, archive)| (path.clone(), archive.clone())).collect()
+    }
+
+    pub(crate) fn documents(&self) -> Vec<String> {
+        self.inner.lock().documents.iter().cloned().collect()
+    }
+
+    pub(crate) fn answers(&self) -> BTreeMap<(Kind, String), u64> {
+        self.inner.lock().answers.clone()
+    }
+
+    pub(crate) fn broken_promises(&self) -> BTreeMap<Broken, (u64, Vec<String>)> {
+        self.inner.lock().broken.clone()
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.inner.lock().bytes
+    }
+
+    pub(crate) fn slowest(&self, kinds: impl Fn(Kind) -> bool) -> Duration {
+        let inner = self.inner.lock();
+        inner.slowest.iter().filter(|(kind, _)| kinds(**kind)).map(|(_, time)| *time).max().unwrap_or_default()
+    }
+}

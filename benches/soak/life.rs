@@ -1,0 +1,189 @@
+//! The larder under test: a process that is killed and started again on one store, its log, what it takes of memory
+//! and descriptors.
+
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use crate::ledger::{Broken, Ledger};
+use crate::support::process::command;
+
+/// How long a start may take on a busy machine.
+const START_WITHIN: Duration = Duration::from_secs(60);
+
+/// One life of the process, as clients see it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Life {
+    pub(crate) number: u32,
+    pub(crate) base: String,
+    pub(crate) admin: String,
+    is_up: bool,
+}
+
+/// What the process has taken so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Taken {
+    pub(crate) peak_kib: u64,
+    pub(crate) most_descriptors: usize,
+    pub(crate) descriptors: usize,
+    pub(crate) log_errors: usize,
+}
+
+/// All lives of one larder on one store.
+pub(crate) struct Lives {
+    home: PathBuf,
+    config: PathBuf,
+    child: Mutex<Option<Child>>,
+    life: watch::Sender<Life>,
+    taken: Mutex<Taken>,
+    ledger: Arc<Ledger>,
+}
+
+impl Lives {
+    pub(crate) fn new(home: &Path, config: &str, ledger: &Arc<Ledger>) -> anyhow::Result<Self> {
+        let file = home.join("mirror.toml");
+        fs::write(&file, config)?;
+        Ok(Self {
+            home: home.to_owned(),
+            config: file,
+            child: Mutex::new(None),
+            life: watch::Sender::new(Life::default()),
+            taken: Mutex::default(),
+            ledger: Arc::clone(ledger),
+        })
+    }
+
+    /// Starts it, and waits until it listens.
+    pub(crate) async fn start(&self) -> anyhow::Result<()> {
+        let number = self.life.borrow().number + 1;
+        let log = File::create(self.log(number))?;
+        let mut command = command(&self.home, &["serve", "--json", "--config"]);
+        let mut child =
+            command.arg(&self.config).env("LARDER_LOG", "warn").stdout(Stdio::piped()).stderr(log).spawn()?;
+        let out = child.stdout.take().context("its output is piped")?;
+        *self.child.lock() = Some(child);
+        let line = tokio::task::spawn_blocking(move || {
+            let mut line = String::new();
+            BufReader::new(out).read_line(&mut line).map(|_| line)
+        });
+        let line = tokio::time::timeout(START_WITHIN, line).await.context("larder does not come to listen")???;
+        let Ok(said) = serde_json::from_str::<serde_json::Value>(&line) else {
+            bail!("larder did not start: {}", fs::read_to_string(self.log(number)).unwrap_or_default());
+        };
+        let text = |key: &str| said[key].as_str().unwrap_or_default().to_owned();
+        let admin = format!("http://{}", text("admin"));
+        self.life.send_replace(Life { number, base: text("base"), admin, is_up: true });
+        Ok(())
+    }
+
+    /// The life that is, once there is one.
+    pub(crate) async fn up(&self) -> Life {
+        let mut life = self.life.subscribe();
+        // The sender lives in `self`.
+        life.wait_for(|life| life.is_up).await.map(|life| life.clone()).unwrap_or_default()
+    }
+
+    /// Whether this life goes on. Once this says no it was a kill, and no fault of larder's.
+    pub(crate) fn goes_on(&self, life: &Life) -> bool {
+        let now = self.life.borrow();
+        now.is_up && now.number == life.number
+    }
+
+    /// How many lives there were.
+    pub(crate) fn number(&self) -> u32 {
+        self.life.borrow().number
+    }
+
+    /// `kill -9`.
+    pub(crate) fn kill(&self) {
+        self.look();
+        self.life.send_modify(|life| life.is_up = false);
+        if let Some(mut child) = self.child.lock().take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        self.read_log();
+    }
+
+    /// SIGTERM; the exit code.
+    pub(crate) async fn terminate(&self) -> Option<i32> {
+        self.look();
+        self.life.send_modify(|life| life.is_up = false);
+        let mut child = self.child.lock().take()?;
+        let process = rustix::process::Pid::from_child(&child);
+        let _ = rustix::process::kill_process(process, rustix::process::Signal::TERM);
+        let ended = tokio::task::spawn_blocking(move || {
+            for _ in 0..600 {
+                if let Ok(Some(status)) = child.try_wait() {
+                    return status.code();
+                }
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            let _ = child.kill();
+            let _ = child.wait();
+            None
+        });
+        let code = ended.await.ok().flatten();
+        self.read_log();
+        code
+    }
+
+    /// Notes what it takes, and whether it is still there.
+    pub(crate) fn look(&self) {
+        let mut child = self.child.lock();
+        let Some(child) = child.as_mut() else { return };
+        if let Ok(Some(status)) = child.try_wait() {
+            let life = self.life.borrow().clone();
+            if life.is_up {
+                self.ledger.broken(Broken::EndedByItself, format!("life {}: {status}", life.number));
+            }
+            return;
+        }
+        let process = PathBuf::from(format!("/proc/{}", child.id()));
+        let status = fs::read_to_string(process.join("status")).unwrap_or_default();
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let peak = peak.and_then(|text| text.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0);
+        let descriptors = fs::read_dir(process.join("fd")).map_or(0, Iterator::count);
+        let mut taken = self.taken.lock();
+        taken.peak_kib = taken.peak_kib.max(peak);
+        taken.most_descriptors = taken.most_descriptors.max(descriptors);
+        taken.descriptors = descriptors;
+    }
+
+    pub(crate) fn taken(&self) -> Taken {
+        *self.taken.lock()
+    }
+
+    fn log(&self, number: u32) -> PathBuf {
+        self.home.join(format!("larder-{number}.log"))
+    }
+
+    fn read_log(&self) {
+        let number = self.life.borrow().number;
+        let text = fs::read(self.log(number)).unwrap_or_default();
+        for line in String::from_utf8_lossy(&text).lines() {
+            if line.contains("panicked at") {
+                self.ledger.broken(Broken::Panicked, format!("life {number}: {line}"));
+            }
+            if line.contains("ERROR") {
+                self.taken.lock().log_errors += 1;
+            }
+        }
+    }
+}
+
+impl Drop for Lives {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.lock().take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}

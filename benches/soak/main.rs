@@ -1,0 +1,251 @@
+//! A mixed run: real archives, sixteen clients that ask for everything in every way, a fault at upstream every few
+//! seconds, `kill -9` and a restart every half minute; then the reckoning. Five minutes with room for everything, one
+//! with a store too small for it, where archives come and go.
+//!
+//! `cargo bench --bench soak -- --seed 7`
+#![expect(clippy::disallowed_methods, reason = "it stands outside the walls between the rooms")]
+
+mod asking;
+mod audit;
+mod chaos;
+mod clients;
+mod ledger;
+mod life;
+mod summary;
+mod truth;
+
+#[path = "../../tests/it/support/mod.rs"]
+#[expect(dead_code, unused_imports, clippy::unwrap_used, reason = "the tests use the rest of it, and may fail")]
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use clap::Parser;
+use parking_lot::Mutex;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom as _;
+use rand::{Rng as _, SeedableRng as _};
+use tokio::task::JoinSet;
+
+use crate::chaos::Chaos;
+use crate::clients::Client;
+use crate::ledger::{Broken, Kind, Ledger};
+use crate::life::Lives;
+use crate::support::larder::{Folder, Larder};
+use crate::support::upstream::FakeUpstream;
+use crate::truth::{PLATFORMS, Package, Truth};
+
+/// Name and archive size of what is there from the start.
+const PROVIDERS: [(&str, usize); 6] = [
+    ("first", 50_000),
+    ("second", 300_000),
+    ("third", 1_040_000),
+    ("fourth", 3_000_000),
+    ("fifth", 8_000_000),
+    ("sixth", 30_000_000),
+];
+
+/// How long the clients have to finish once it is over, and the fills after them.
+const SETTLE_WITHIN: Duration = Duration::from_secs(150);
+
+#[derive(Debug, Parser)]
+struct Options {
+    /// How long there is room for everything
+    #[arg(long, default_value_t = 300)]
+    seconds: u64,
+    /// How long the store is too small
+    #[arg(long, default_value_t = 60)]
+    eviction_seconds: u64,
+    /// What the dice fall by; another one each time unless given
+    #[arg(long)]
+    seed: Option<u64>,
+    /// How many clients there are
+    #[arg(long, default_value_t = 16)]
+    clients: u64,
+    /// Seconds between kills
+    #[arg(long, default_value_t = 30)]
+    kill_every: u64,
+    /// What cargo says when it runs benches; without it nothing happens
+    #[arg(long, hide = true)]
+    bench: bool,
+    /// What cargo says when it tests benches
+    #[arg(long, hide = true)]
+    test: bool,
+}
+
+/// What all who take part know.
+pub(crate) struct Site {
+    lives: Lives,
+    truth: Truth,
+    ledger: Arc<Ledger>,
+    names: Mutex<Vec<String>>,
+    weather: Mutex<String>,
+    is_over: AtomicBool,
+    /// Whether what was acknowledged must stay; not where it is evicted.
+    judges_what_is_held: bool,
+}
+
+impl Site {
+    fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
+    }
+
+    fn weather(&self) -> String {
+        self.weather.lock().clone()
+    }
+
+    fn set_weather(&self, weather: &str) {
+        weather.clone_into(&mut self.weather.lock());
+    }
+
+    fn some_name(&self, rng: &mut StdRng) -> String {
+        self.names.lock().choose(rng).cloned().unwrap_or_default()
+    }
+}
+
+/// One store from its beginning to its end.
+struct Phase {
+    title: &'static str,
+    max_size: &'static str,
+    judges_what_is_held: bool,
+    seconds: u64,
+}
+
+fn main() -> anyhow::Result<()> {
+    let options = Options::parse();
+    if !options.bench || options.test {
+        return Ok(());
+    }
+    let seed = options.seed.unwrap_or_else(|| rand::thread_rng().gen_range(1..10_000));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let roomy =
+        Phase { title: "Room for everything", max_size: "20GiB", judges_what_is_held: true, seconds: options.seconds };
+    let tight = Phase {
+        title: "A store of 96 MiB, too small",
+        max_size: "96MiB",
+        judges_what_is_held: false,
+        seconds: options.eviction_seconds,
+    };
+    let mut broken = 0;
+    for phase in [roomy, tight].into_iter().filter(|phase| phase.seconds > 0) {
+        broken += runtime.block_on(run(&options, phase, seed))?;
+    }
+    say(&format!("\nseed {seed}, {} clients: {broken} promises broken", options.clients));
+    ensure!(broken == 0, "promises were broken");
+    Ok(())
+}
+
+async fn run(options: &Options, phase: Phase, seed: u64) -> anyhow::Result<u64> {
+    let began = Instant::now();
+    let folder = Folder::new();
+    let upstream = FakeUpstream::builder().releases_elsewhere().signed_urls().start().await;
+    let config = Larder::mirroring(&upstream)
+        .on(&folder)
+        .store(&format!("max_size = \"{}\"", phase.max_size))
+        .network(&format!("allow_private = [\"{}\"]", upstream.releases_origin()))
+        .with("patience = \"500ms\"")
+        .with("fresh = { versions = \"2s\", discovery = \"5s\", download = \"4s\", api = \"1s\", not_found = \"1s\" }")
+        .config_text();
+    let ledger = Arc::new(Ledger::new());
+    let site = Arc::new(Site {
+        lives: Lives::new(folder.path(), &config, &ledger)?,
+        truth: Truth::default(),
+        ledger,
+        names: Mutex::default(),
+        weather: Mutex::new("calm".into()),
+        is_over: AtomicBool::new(false),
+        judges_what_is_held: phase.judges_what_is_held,
+    });
+    say(&format!("\n{}: {} s with seed {seed}", phase.title, phase.seconds));
+    let mut chaos = Chaos::new(&site, upstream, StdRng::seed_from_u64(seed), Duration::from_secs(options.kill_every));
+    chaos.publish_all(&PROVIDERS).await;
+    site.lives.start().await?;
+    let mut clients = JoinSet::new();
+    for number in 0..options.clients {
+        clients.spawn(Client::new(&site, number, seed)?.run());
+    }
+    chaos.run(tokio::time::Instant::now() + Duration::from_secs(phase.seconds)).await?;
+    site.is_over.store(true, Ordering::Relaxed);
+    settle(&site, clients).await;
+    without_faults(&site, &chaos, seed).await?;
+    let descriptors = site.lives.taken().descriptors;
+    if descriptors > 150 {
+        site.ledger.broken(Broken::Leaked, format!("{descriptors} descriptors, and nobody asks"));
+    }
+
+    // Only the store is left, and it was never closed.
+    chaos.upstream.stop().await;
+    site.set_weather("upstream away");
+    site.lives.kill();
+    site.lives.start().await?;
+    if phase.judges_what_is_held {
+        audit::what_was_acknowledged(&site, usize::MAX).await?;
+    }
+    let code = site.lives.terminate().await;
+    if code != Some(0) {
+        site.ledger.broken(Broken::EndedByItself, format!("SIGTERM ended it with {code:?}"));
+    }
+    let found = audit::the_store(&site, &folder).await?;
+    Ok(summary::print(phase.title, &site, chaos.done, found, began.elapsed()))
+}
+
+/// Waits until the clients have finished, and then the fills.
+async fn settle(site: &Arc<Site>, mut clients: JoinSet<()>) {
+    let all = async {
+        while let Some(ended) = clients.join_next().await {
+            if let Err(e) = ended {
+                site.ledger.broken(Broken::NoAnswer, format!("a client of this bench: {e}"));
+            }
+        }
+    };
+    if tokio::time::timeout(SETTLE_WITHIN, all).await.is_err() {
+        site.ledger.broken(Broken::NoAnswer, format!("clients that still wait after {SETTLE_WITHIN:?}"));
+    }
+    let admin = site.lives.up().await.admin;
+    let deadline = Instant::now() + SETTLE_WITHIN;
+    while Instant::now() < deadline {
+        let metrics = match reqwest::get(format!("{admin}/metrics")).await {
+            Ok(answer) => answer.text().await.unwrap_or_default(),
+            Err(_) => break,
+        };
+        if metrics.lines().any(|line| line == "larder_fills_under_way 0") {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    site.ledger.broken(Broken::NoAnswer, format!("fills under way {SETTLE_WITHIN:?} after the last fault"));
+}
+
+/// The next request without a fault succeeds: everything that is published can be had.
+async fn without_faults(site: &Arc<Site>, chaos: &Chaos, seed: u64) -> anyhow::Result<()> {
+    // What was said not to exist is believed for a second.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let old = PROVIDERS.iter().flat_map(|(name, _)| ["1.0.0", "1.1.0", "1.2.0"].map(|version| (*name, version)));
+    let new = chaos.single.iter().map(|(name, version)| (name.as_str(), version.as_str()));
+    let mut client = Client::new(site, 1000, seed)?;
+    for (name, version) in old.chain(new) {
+        for platform in PLATFORMS {
+            let package = Package { name: name.into(), version: version.into(), platform: platform.into() };
+            if !client.install_package(&package).await {
+                site.ledger.broken(Broken::NotHealed, format!("{package:?} cannot be had"));
+            }
+        }
+    }
+    let answers = site.ledger.answers();
+    let installed = answers.get(&(Kind::Archive, "200".to_owned())).copied().unwrap_or_default();
+    if installed == 0 {
+        site.ledger.broken(Broken::NotHealed, "no archive was ever installed".into());
+    }
+    drop(client);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    site.lives.look();
+    Ok(())
+}
+
+#[expect(clippy::print_stdout, reason = "it is run by hand, by somebody who waits")]
+fn say(text: &str) {
+    println!("{text}");
+}
