@@ -7,7 +7,8 @@ use std::sync::LazyLock;
 use http::header::{HeaderMap, HeaderValue};
 use larder::cdn_loop::{CdnLoop, OwnEntry};
 use larder::http::clients::Clients;
-use larder::upstream::outbound::{content_range, relayed};
+use larder::upstream::error::relayed;
+use larder::upstream::outbound::content_range;
 use libfuzzer_sys::fuzz_target;
 
 static OWN: LazyLock<OwnEntry> = LazyLock::new(|| OwnEntry::random().expect("random bytes"));

@@ -14,7 +14,7 @@ use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::upstream::ask::{Ask, Document, Fetched, Validators};
 use crate::upstream::breaker::Origin;
-use crate::upstream::error::{Fault, UpstreamError};
+use crate::upstream::error::{Fault, UpstreamError, relayed};
 use crate::upstream::outbound::origin;
 use crate::upstream::providers::DownloadDocument;
 use crate::upstream::{Grant, Upstream};
@@ -172,6 +172,8 @@ impl Visit<'_> {
 }
 
 fn unverified(asked: &str, url: &Url, verdict: String) -> Error {
+    // It may quote what upstream wrote, and that may be the query of a URL.
+    let verdict = relayed(&verdict);
     tracing::error!(asked, at = origin(url), verdict, "what upstream sent does not prove");
     Error::Unverified { asked: format!("{asked} from {}", origin(url)), verdict }
 }

@@ -57,7 +57,7 @@ pub enum Fault {
     #[error("was too slow: {0}")]
     Slow(String),
     /// It answered something that is not what was asked for.
-    #[error("sent something unusable: {0}")]
+    #[error("sent something unusable: {}", relayed(.0))]
     Unusable(String),
     /// It sent more than we take.
     #[error("sent more than {0} bytes")]
@@ -100,4 +100,18 @@ fn said(errors: &[String]) -> String {
 
 fn held_off(retry_after: &Option<Duration>) -> String {
     retry_after.map_or_else(String::new, |time| format!(" and asks to be left alone for {} s", time.as_secs()))
+}
+
+/// A text of upstream's as it may be told to anybody: one line, no control characters, and nothing that could
+/// be the userinfo or the query of a URL, which may be secrets.
+pub fn relayed(text: &str) -> String {
+    const LONGEST: usize = 300;
+    let word = |word: &str| {
+        let shown = word.split(['?', '#']).next().unwrap_or_default();
+        // Whatever could be userinfo is not worth telling apart from a secret.
+        if shown.contains('@') || shown.matches("://").count() > 1 { "(a URL)".to_owned() } else { shown.to_owned() }
+    };
+    let printable: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let words: Vec<String> = printable.split_whitespace().map(word).collect();
+    words.join(" ").chars().take(LONGEST).collect()
 }

@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
+use base64::Engine as _;
 use http::header::{AUTHORIZATION, HeaderName, HeaderValue};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use secrecy::ExposeSecret;
 use url::{Host, Origin, Url};
 
@@ -76,6 +78,25 @@ impl Grant {
         self.permitted.contains(origin)
     }
 
+    /// A text of upstream's, unless it quotes a credential that it may have been shown.
+    pub(super) fn unless_quoted_in<'a>(&self, text: &'a str) -> &'a str {
+        let base64 = |text: &str| base64::engine::general_purpose::STANDARD.encode(text);
+        let is_quoted = |secret: &str| {
+            let encoded = utf8_percent_encode(secret, NON_ALPHANUMERIC).to_string();
+            [secret, &encoded, &base64(secret)].iter().any(|spelling| text.contains(*spelling))
+        };
+        let quotes = self.own.iter().chain(&self.others).any(|shown| match &*shown.credential {
+            CredentialKind::Bearer(secret) | CredentialKind::Header { value: secret, .. } => {
+                is_quoted(secret.expose_secret())
+            }
+            CredentialKind::Basic { user, password } => {
+                let password = password.expose_secret();
+                is_quoted(password) || text.contains(&base64(&format!("{user}:{password}")))
+            }
+        });
+        if quotes { "(not shown: it quotes the credential of larder)" } else { text }
+    }
+
     /// The header to send to `url`, if a credential is for it. The upstream's own comes first.
     pub(super) fn header_for(&self, url: &Url) -> Option<(HeaderName, HeaderValue)> {
         let origin = url.origin();
@@ -86,7 +107,6 @@ impl Grant {
         let (name, value) = match &*shown.credential {
             CredentialKind::Bearer(token) => (AUTHORIZATION, format!("Bearer {}", token.expose_secret())),
             CredentialKind::Basic { user, password } => {
-                use base64::Engine;
                 let pair = format!("{user}:{}", password.expose_secret());
                 let pair = base64::engine::general_purpose::STANDARD.encode(pair);
                 (AUTHORIZATION, format!("Basic {pair}"))

@@ -19,7 +19,7 @@ use super::Traffic;
 use super::ask::{Ask, Document, Fetched, Incoming, Room, Validators, broken};
 use super::breaker::Origin;
 use super::budget::Rate;
-use super::error::{Fault, UpstreamError};
+use super::error::{Fault, UpstreamError, relayed};
 use super::guard::{Guard, PublicOnly, Refusal, Way};
 use super::permits::{Bound, Permit, Permits};
 use super::restraint::{Leave, Moment, Restraint, Watch};
@@ -415,7 +415,7 @@ impl Outbound {
         // The errors are an extra; that they could not be read is not the failure to tell.
         let (body, _room) = self.body(response, ask, url, LONGEST_ERROR_BODY).await.unwrap_or_default();
         let errors = serde_json::from_slice::<Errors>(&body).map(|body| body.errors).unwrap_or_default();
-        let errors = errors.iter().take(8).map(|text| relayed(text)).collect();
+        let errors = errors.iter().take(8).map(|text| relayed(ask.grant.unless_quoted_in(text))).collect();
         let fault = Fault::of_status(status.as_u16(), retry_after, errors);
         Err(failure(ask, url, fault))
     }
@@ -527,20 +527,6 @@ pub fn origin(url: &Url) -> String {
         url::Origin::Opaque(_) => format!("{}:", url.scheme()),
         origin => origin.ascii_serialization(),
     }
-}
-
-/// A text of upstream's as it may be told to anybody: one line, no control characters, and nothing that could
-/// be the userinfo or the query of a URL, which may be secrets.
-pub fn relayed(text: &str) -> String {
-    const LONGEST: usize = 300;
-    let word = |word: &str| {
-        let shown = word.split(['?', '#']).next().unwrap_or_default();
-        // Whatever could be userinfo is not worth telling apart from a secret.
-        if shown.contains('@') || shown.matches("://").count() > 1 { "(a URL)".to_owned() } else { shown.to_owned() }
-    };
-    let printable: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    let words: Vec<String> = printable.split_whitespace().map(word).collect();
-    words.join(" ").chars().take(LONGEST).collect()
 }
 
 /// `bytes 5-9/10` -> (5, Some(10)). One that contradicts itself is none (RFC 9110 14.4).
