@@ -35,6 +35,8 @@ pub(super) async fn document(
 pub fn services(discovery: Discovery, host: &Hostname, link: impl Fn(&str) -> String) -> RawObject {
     let has_providers = discovery.service("providers.v1").is_some();
     let Discovery { mut entries, url } = discovery;
+    // The clients refuse such a service, and what stands in it is for nobody's eyes.
+    entries.retain(|_, value| !names_a_user(value, &url));
     for (name, value) in &mut entries {
         let rewritten = match name.as_str() {
             "providers.v1" if has_providers => to_raw_value(&link(&providers_base(host))).ok(),
@@ -62,6 +64,15 @@ fn absolute(value: &RawValue, base: &Url) -> Option<Box<RawValue>> {
         }
     }
     to_raw_value(&members).ok()
+}
+
+/// Whether an entry, or one of its members, is a URL with userinfo.
+fn names_a_user(value: &RawValue, base: &Url) -> bool {
+    match serde_json::from_str::<String>(value.get()) {
+        Ok(reference) => base.join(&reference).is_ok_and(|url| !url.username().is_empty() || url.password().is_some()),
+        Err(_) => serde_json::from_str::<RawObject>(value.get())
+            .is_ok_and(|members| members.values().any(|member| names_a_user(member, base))),
+    }
 }
 
 /// What clients ignore because it is no URL stays as upstream wrote it; so does what would become the URL
