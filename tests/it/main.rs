@@ -24,6 +24,7 @@ mod providers;
 mod real_client;
 mod resume;
 mod sparing;
+mod secrets;
 mod support;
 mod upstream_trouble;
 mod variety;

@@ -1,0 +1,422 @@
+//! Secrets stay home (promise 8): one run with credentials of every kind, through everything that can go right and
+//! wrong; then everything that larder said, kept and sent is searched for them.
+
+use std::collections::BTreeMap;
+use std::net::TcpListener;
+use std::path::PathBuf;
+
+use base64::Engine as _;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+
+use crate::support::http::{Answer, client, get, send};
+use crate::support::larder::{Folder, Larder};
+use crate::support::process::{Process, Said, command, run};
+use crate::support::tls::TestCa;
+use crate::support::upstream::{FakeUpstream, Fault, Provider, RecordedRequest, Target};
+
+const TOKEN: &str = "tok+en/S3cret=1";
+const PASSWORD: &str = "pass+word/S3cret=2";
+const HEADER_VALUE: &str = "header+value/S3cret=3";
+const GIT_TOKEN: &str = "git+token/S3cret=4";
+const ADMIN_TOKEN: &str = "admin+token/S3cret=5-0123456789abcdef";
+/// Of URLs that upstreams name.
+const QUERY: &str = "qu3ryS3cret6";
+const USERINFO: &str = "us3rinfoS3cret7";
+/// What clients show.
+const CLIENT: &str = "cl1entS3cret8";
+
+/// What larder proves itself with, and the environment variables that hold it.
+const CREDENTIALS: [(&str, &str); 5] = [
+    ("LARDER_TEST_TOKEN", TOKEN),
+    ("LARDER_TEST_PASSWORD", PASSWORD),
+    ("LARDER_TEST_HEADER", HEADER_VALUE),
+    ("LARDER_TEST_GIT", GIT_TOKEN),
+    ("LARDER_TEST_ADMIN", ADMIN_TOKEN),
+];
+
+/// A secret in all the spellings that it could leave in.
+fn spellings(secret: &str) -> Vec<String> {
+    let base64 = |text: &str| base64::engine::general_purpose::STANDARD.encode(text);
+    let encoded = utf8_percent_encode(secret, NON_ALPHANUMERIC).to_string();
+    vec![secret.to_owned(), encoded, base64(secret), base64(&format!("larder:{secret}"))]
+}
+
+/// Whether a secret is in there, in any spelling.
+fn holds(bytes: &[u8], secret: &str) -> bool {
+    let text = String::from_utf8_lossy(bytes);
+    spellings(secret).iter().any(|spelling| text.contains(spelling.as_str()))
+}
+
+/// Everything that was said, by where.
+#[derive(Default)]
+struct Heard(Vec<(String, Vec<u8>)>);
+
+impl Heard {
+    fn answer(&mut self, what: &str, answer: &Answer) {
+        self.0.push((format!("the headers of {what}"), format!("{:?}", answer.headers).into_bytes()));
+        self.0.push((format!("the body of {what}"), answer.body.clone()));
+    }
+
+    fn said(&mut self, what: &str, said: &Said) {
+        self.0.push((format!("what {what} printed"), said.out.clone().into_bytes()));
+        self.0.push((format!("what {what} complained of"), said.err.clone().into_bytes()));
+    }
+
+    /// Tells all of them, not only the first.
+    fn no_secret(&self) {
+        let mut leaks = std::collections::BTreeSet::new();
+        for secret in CREDENTIALS.map(|(_, secret)| secret).into_iter().chain([QUERY, USERINFO, CLIENT]) {
+            for (place, bytes) in self.0.iter().filter(|(_, bytes)| holds(bytes, secret)) {
+                let text = String::from_utf8_lossy(bytes);
+                let lines = text.lines().filter(|line| holds(line.as_bytes(), secret)).take(3);
+                leaks.extend(lines.map(|line| format!("{secret} is in {place}: {line:.600}")));
+            }
+        }
+        assert!(leaks.is_empty(), "{} leaks: {leaks:#?}", leaks.len());
+    }
+}
+
+/// Upstreams of every kind, and a larder before them with a credential for each.
+struct Scene {
+    /// Shown a bearer token; its files are at an origin of their own.
+    token: FakeUpstream,
+    /// Shown user and password; its service is elsewhere.
+    basic: FakeUpstream,
+    service: FakeUpstream,
+    /// Shown a header; its files are at a host in its `credentials_for`.
+    header: FakeUpstream,
+    files: FakeUpstream,
+    /// Where documents and redirects of all of them lead, and nobody's credential is for.
+    elsewhere: FakeUpstream,
+    folder: Folder,
+    config: String,
+}
+
+const HOSTS: [&str; 3] = ["token.example", "basic.example", "header.example"];
+const FINE: [&str; 4] = ["good", "signed", "led", "sent"];
+const BAD: [&str; 8] = ["denied", "cut", "wrong", "userinfo", "away", "named", "keys", "digest"];
+
+fn path(name: &str) -> String {
+    format!("/v1/providers/acme/{name}/1.2.0/download/linux/amd64")
+}
+
+impl Scene {
+    async fn new() -> Self {
+        let ca = TestCa::new();
+        let scene = Self {
+            token: FakeUpstream::builder().token(TOKEN).releases_elsewhere().signed_urls().start().await,
+            basic: FakeUpstream::start().await,
+            service: FakeUpstream::builder().releases_elsewhere().start().await,
+            header: FakeUpstream::start().await,
+            files: FakeUpstream::builder().tls_with(&ca).start().await,
+            elsewhere: FakeUpstream::start().await,
+            folder: Folder::new(),
+            config: String::new(),
+        };
+        let Self { token, basic, service, header, files, elsewhere, folder, .. } = &scene;
+        for upstream in [token, service, header, files, elsewhere] {
+            for name in FINE.iter().chain(&BAD) {
+                upstream.publish(Provider::new("acme", name).size(40_000));
+            }
+        }
+        let odd = format!("http://u:{USERINFO}@h.example/?{QUERY}");
+        let services = format!("{{\"providers.v1\":\"{}\",\"odd.v1\":\"{odd}\"}}", service.providers_url());
+        basic.serve_json("/.well-known/terraform.json", &services);
+        let origins = [token, basic, service, header, elsewhere].into_iter();
+        let origins = origins.flat_map(|upstream| [upstream.origin(), upstream.releases_origin()]);
+        let nowhere = "http://127.0.0.1:9".to_owned();
+        let allowed: Vec<String> =
+            origins.chain([nowhere, "127.0.0.1".to_owned()]).map(|entry| format!("{entry:?}")).collect();
+        let url = |upstream: &FakeUpstream| format!("{}/", upstream.origin());
+        let secret = |number: usize| format!("{{ env = \"{}\" }}", CREDENTIALS[number].0);
+        let header_secret = format!("header = {{ name = \"X-Registry-Key\", value = {} }}", secret(2));
+        let config = Larder::builder()
+            .on(folder)
+            .trusting(&ca)
+            .network(&format!("allow_private = [{}]", allowed.join(", ")))
+            .upstream(HOSTS[0], &url(token), &format!("token = {}", secret(0)))
+            .upstream(HOSTS[1], &url(basic), &format!("basic = {{ user = \"larder\", password = {} }}", secret(1)))
+            .upstream(HOSTS[2], &url(header), &header_secret)
+            .with(&format!("credentials_for = [\"{}\"]", files.host()))
+            .with(&format!("[[credential]]\nhost = \"git.example\"\ntoken = {}", secret(3)))
+            .config_text();
+        let admin = format!("[admin]\nlisten = \"127.0.0.1:{}\"\ntoken = {}", free_port(), secret(4));
+        Self { config: config.replace("[admin]\nlisten = \"127.0.0.1:0\"", &admin), ..scene }
+    }
+
+    /// Each registry: its host, who answers for it, and who has its files.
+    fn registries(&self) -> [(&str, &FakeUpstream, &FakeUpstream); 3] {
+        let Self { token, service, header, files, .. } = self;
+        [(HOSTS[0], token, token), (HOSTS[1], service, service), (HOSTS[2], header, files)]
+    }
+
+    /// Lets the documents of every registry lead where their names say, and its files go wrong.
+    async fn arrange(&self) {
+        let elsewhere = self.elsewhere.origin();
+        for (number, (_, registry, files)) in self.registries().into_iter().enumerate() {
+            let theirs = files.releases_origin();
+            let with_user = theirs.replace("://", &format!("://larder:{USERINFO}@"));
+            let signed = |end: &str| (format!("{end}\""), format!("{end}?X-Amz-Signature={QUERY}\""));
+            for name in FINE.iter().chain(&BAD) {
+                let true_document = client().get(format!("{}{}", registry.origin(), path(name))).bearer_auth(TOKEN);
+                let mut text = send(true_document).await.unwrap().expect(200).text();
+                let odd_keys = format!("\"signing_keys\":\"{with_user}/?{QUERY}\",\"x\":{{");
+                let replaced = match *name {
+                    "led" => vec![(registry.releases_origin(), elsewhere.clone())],
+                    "userinfo" => vec![(registry.releases_origin(), with_user.clone())],
+                    "away" => vec![(registry.releases_origin(), "http://127.0.0.1:9".to_owned())],
+                    "keys" => vec![("\"signing_keys\":{".to_owned(), odd_keys)],
+                    "digest" => vec![("\"shasum\":\"".to_owned(), format!("\"shasum\":\"?{QUERY}"))],
+                    "named" => vec![("64.zip\",".to_owned(), format!("64.zip?X-Amz-Signature={QUERY}\","))],
+                    _ => vec![(registry.releases_origin(), theirs.clone())],
+                };
+                let signed = [signed("64.zip"), signed("_SHA256SUMS"), signed(".sig")];
+                let also = [("sig=0\"".to_owned(), format!("sig=0&X-Amz-Signature={QUERY}\""))];
+                for (from, to) in replaced.into_iter().chain(signed).chain(also) {
+                    let is_url = !from.starts_with("64.zip\"") || !to.contains("Signature") || *name == "named";
+                    text = if is_url { text.replace(&from, &to) } else { sign_archive_url(&text, &from, &to) };
+                }
+                registry.serve_json(&path(name), &text);
+            }
+            let zip = |name: &str| Target::Path(format!("terraform-provider-{name}_1.2.0_linux_amd64.zip"));
+            let at = format!("{elsewhere}/releases/acme/terraform-provider-sent/1.2.0/");
+            let sent = format!("{at}terraform-provider-sent_1.2.0_linux_amd64.zip?X-Amz-Signature={QUERY}");
+            files.fault(zip("sent"), Fault::RedirectTo(302, sent));
+            files.fault(zip("denied"), Fault::Status(403));
+            files.fault(zip("cut"), Fault::Reset(0));
+            files.fault(zip("wrong"), Fault::WrongBytes);
+            let hop = format!("http://larder:{USERINFO}@127.0.0.1:9/?{QUERY}");
+            registry.fault(Target::Path("/hop/versions".into()), Fault::RedirectTo(302, hop.clone()));
+            registry.serve_json("/v1/providers/acme/list/versions", &format!("{{\"versions\":\"{hop}\"}}"));
+            let listed = format!("{{\"versions\":[{{\"version\":\"{hop}\",\"platforms\":\"{hop}\"}}]}}");
+            registry.serve_json("/v1/providers/acme/listed/versions", &listed);
+            let mut echo = spellings(CREDENTIALS[number].1);
+            // Only where a user goes with it is it ever spelled so.
+            echo.truncate(if number == 1 { 4 } else { 3 });
+            let errors: Vec<String> = echo.iter().cloned().chain([echo.join(" "), format!("see {hop}")]).collect();
+            let errors = serde_json::json!({ "errors": errors });
+            let errors: &'static str = Box::leak(errors.to_string().into_boxed_str());
+            for status in STATUSES {
+                registry.fault(Target::Path(format!("/loud-{status}/")), Fault::StatusBody(status, errors));
+            }
+        }
+    }
+
+    fn serve(&self) -> Process {
+        let larder = Process::serve_with(&self.config, self.folder.path(), |command| {
+            command.envs(CREDENTIALS).env("LARDER_LOG", "trace");
+        });
+        larder.unwrap_or_else(|said| panic!("{said:?}"))
+    }
+
+    /// Runs a command beside it.
+    async fn run(&self, arguments: &[&str], config: &str) -> Said {
+        let file = self.folder.path().join("beside.toml");
+        std::fs::write(&file, config).unwrap();
+        let mut command = command(self.folder.path(), arguments);
+        command.arg("--config").arg(&file).envs(CREDENTIALS).env("LARDER_LOG", "trace");
+        run(command).await
+    }
+}
+
+const STATUSES: [u16; 9] = [400, 401, 403, 404, 422, 429, 451, 500, 503];
+
+/// The file's name stands in the document twice: by itself, and at the end of its URL.
+fn sign_archive_url(text: &str, from: &str, to: &str) -> String {
+    let (before, url) = text.split_once("\"download_url\":").unwrap();
+    format!("{before}\"download_url\":{}", url.replacen(from, to, 1))
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
+}
+
+/// Asks as a client with secrets of its own.
+async fn ask(larder: &Process, path: &str, heard: &mut Heard) -> Answer {
+    let request = client().get(format!("{}{path}?token={CLIENT}", larder.base())).bearer_auth(CLIENT);
+    let answer = send(request.header("cookie", CLIENT)).await.unwrap();
+    heard.answer(path, &answer);
+    answer
+}
+
+/// Everything that a client can ask of these registries, whether it goes well or not.
+async fn ask_for_everything(larder: &Process, heard: &mut Heard) {
+    for host in HOSTS {
+        let registry = format!("/registry/{host}");
+        ask(larder, &format!("{registry}/.well-known/terraform.json"), heard).await.expect(200);
+        for name in FINE.iter().chain(&BAD) {
+            ask(larder, &format!("{registry}/v1/providers/acme/{name}/versions"), heard).await.expect(200);
+            ask(larder, &format!("/mirror/{host}/acme/{name}/index.json"), heard).await.expect(200);
+            ask(larder, &format!("/mirror/{host}/acme/{name}/1.2.0.json"), heard).await;
+            let document = ask(larder, &format!("{registry}{}", path(name)), heard).await;
+            let mut came = document.status == 200;
+            for file in
+                ["shasums_url", "shasums_signature_url", "download_url"].into_iter().filter(|_| document.status == 200)
+            {
+                came &= ask(larder, document.json()[file].as_str().unwrap(), heard).await.status == 200;
+            }
+            assert_eq!(came, FINE.contains(name), "{host} {name}: {}", document.text());
+        }
+        let loud = STATUSES.map(|status| format!("loud-{status}"));
+        for name in ["hop", "list", "listed"].into_iter().chain(loud.iter().map(String::as_str)) {
+            let list = ask(larder, &format!("{registry}/v1/providers/acme/{name}/versions"), heard).await;
+            assert!(list.status >= 400, "{name}: {}", list.text());
+        }
+    }
+    ask(larder, "/nothing", heard).await.expect(404);
+}
+
+/// Promise 8: "to the origin of its `url`, to the service origins its discovery names, and to the hosts in its
+/// `credentials_for`; never to an origin that is none of these, by redirect or document".
+#[tokio::test]
+async fn each_credential_reaches_exactly_the_origins_that_it_is_for() {
+    let scene = Scene::new().await;
+    scene.arrange().await;
+    for upstream in [&scene.token, &scene.service, &scene.header] {
+        upstream.forget_requests();
+    }
+    ask_for_everything(&scene.serve(), &mut Heard::default()).await;
+    let Scene { token, basic, service, header, files, elsewhere, .. } = &scene;
+    let mut reached = BTreeMap::new();
+    for upstream in [token, basic, service, header, files, elsewhere] {
+        for request in upstream.requests() {
+            let host = request.header("host").unwrap().to_owned();
+            reached.entry(host).or_insert_with(Vec::new).push(request);
+        }
+    }
+    let plain = |origin: String| origin.split_once("://").unwrap().1.to_owned();
+    let none: &[&str] = &[];
+    let expected: [(&str, String, &[&str]); 8] = [
+        ("the url of the first", token.host(), &[TOKEN]),
+        ("its files", plain(token.releases_origin()), none),
+        ("the url of the second", basic.host(), &[PASSWORD]),
+        ("its service", service.host(), &[PASSWORD]),
+        ("its files", plain(service.releases_origin()), none),
+        ("the url of the third", header.host(), &[HEADER_VALUE]),
+        ("its credentials_for", files.host(), &[HEADER_VALUE]),
+        ("where all lead to", elsewhere.host(), none),
+    ];
+    assert_eq!(reached.len(), expected.len(), "{:?}", reached.keys());
+    for (what, host, secrets) in expected {
+        for request in &reached[&host] {
+            let shows: Vec<&str> =
+                CREDENTIALS.iter().map(|(_, secret)| *secret).filter(|secret| shows(request, secret)).collect();
+            assert_eq!(shows, secrets, "{what}: {} {}", request.path, request.query);
+            assert!(!shows_any(request, CLIENT), "{what}: {request:?}");
+        }
+    }
+}
+
+fn shows(request: &RecordedRequest, secret: &str) -> bool {
+    request.headers.values().any(|value| holds(value.as_bytes(), secret)) || holds(request.query.as_bytes(), secret)
+}
+
+fn shows_any(request: &RecordedRequest, secret: &str) -> bool {
+    shows(request, secret) || request.path.contains(secret)
+}
+
+/// What somebody writes who has not read that secrets are named, never written.
+fn wrong_configurations() -> Vec<String> {
+    let upstream = "[[upstream]]\nhost = \"r.example\"\n";
+    let mut all = vec![
+        format!("[admin]\ntoken = \"{ADMIN_TOKEN}\""),
+        format!("[admin]\ntoken = \"{ADMIN_TOKEN}"),
+        format!("[admin]\ntoken = {{ env = \"{ADMIN_TOKEN}\" }}"),
+        format!("[admin]\ntoken = {{ value = \"{ADMIN_TOKEN}\" }}"),
+        format!("[server]\npublic_url = \"https://larder:{PASSWORD}@m.example/\""),
+        format!("{upstream}url = \"https://larder:{USERINFO}@r.example/\""),
+        format!("{upstream}url = \"https://r.example/?token={QUERY}\""),
+        format!("[[upstream]]\nhost = \"larder:{USERINFO}@r.example\""),
+        format!(
+            "[[credential]]\nhost = \"https://larder:{USERINFO}@git.example\"\ntoken = {{ env = \"LARDER_TEST_GIT\" }}"
+        ),
+        format!("[network]\nallow_private = [\"http://larder:{USERINFO}@a.example\"]"),
+    ];
+    for wrong in [
+        format!("token = \"{TOKEN}\""),
+        format!("token = {TOKEN}"),
+        format!("token = [\"{TOKEN}\"]"),
+        format!("password = \"{PASSWORD}\""),
+        format!("basic = \"larder:{PASSWORD}\""),
+        format!("basic = {{ user = \"larder\", password = \"{PASSWORD}\" }}"),
+        format!("basic = {{ user = \"larder:{PASSWORD}\", password = {{ env = \"LARDER_TEST_PASSWORD\" }} }}"),
+        format!("header = \"X-Registry-Key: {HEADER_VALUE}\""),
+        format!("header = {{ name = \"X-Registry-Key: {HEADER_VALUE}\", value = {{ env = \"LARDER_TEST_HEADER\" }} }}"),
+        format!("header = {{ name = \"X-Registry-Key\", value = \"{HEADER_VALUE}\" }}"),
+    ] {
+        all.push(format!("{upstream}{wrong}\n"));
+    }
+    all
+}
+
+/// Promise 8: "No secret, userinfo or query of an upstream URL reaches a log, an error, a key or a client."
+#[tokio::test]
+async fn no_secret_of_a_whole_run_is_found_anywhere() {
+    let scene = Scene::new().await;
+    scene.arrange().await;
+    let mut heard = Heard::default();
+    let larder = scene.serve();
+    ask_for_everything(&larder, &mut heard).await;
+    scene.token.expire_urls();
+    ask_again(&larder, &mut heard).await;
+    for page in
+        ["/metrics", "/admin/v1/status", "/admin/v1/client-config", "/admin/v1/client-config?mirror", "/nothing"]
+    {
+        let url = format!("{}{page}", larder.admin());
+        heard.answer(page, &get(&url).await);
+        let shown = client().get(format!("{url}?token={CLIENT}")).bearer_auth(format!("{ADMIN_TOKEN}{CLIENT}"));
+        heard.answer(page, &send(shown.header("origin", format!("http://{CLIENT}"))).await.unwrap());
+    }
+    heard.0.push(("what it said first".into(), larder.said().to_string().into_bytes()));
+    for arguments in [&["check"][..], &["check", "--json"], &["status"], &["status", "--json"], &["client-config"]] {
+        let said = scene.run(arguments, &scene.config).await;
+        assert_eq!(said.code, Some(0), "{arguments:?}: {said:?}");
+        heard.said(&arguments.join(" "), &said);
+    }
+    for config in wrong_configurations() {
+        for command in ["check", "serve"] {
+            let said = scene.run(&[command], &config).await;
+            assert_ne!(said.code, Some(0), "{config}");
+            heard.said(&format!("{command} with {}", config.len()), &said);
+        }
+    }
+    let log = larder.log().clone();
+    assert_eq!(larder.terminate().await, Some(0));
+    assert!(log.text().contains("TRACE"), "it was not at its most talkative");
+    heard.0.push(("the log".into(), log.text().into_bytes()));
+    heard.no_secret();
+    no_secret_is_kept(&scene.folder);
+}
+
+/// What is held, and what was not to be had.
+async fn ask_again(larder: &Process, heard: &mut Heard) {
+    for host in HOSTS {
+        for name in FINE.iter().chain(&BAD) {
+            let document = ask(larder, &format!("/registry/{host}{}", path(name)), heard).await;
+            if document.status == 200 {
+                ask(larder, document.json()["download_url"].as_str().unwrap(), heard).await;
+            }
+        }
+    }
+}
+
+/// Documents are kept as upstream sent them, and what they hold is upstream's. Nothing else holds a secret, and no
+/// file has one in its name.
+fn no_secret_is_kept(folder: &Folder) {
+    let mut documents_with_queries = 0;
+    let mut files: Vec<PathBuf> = folder.files("");
+    files.push(folder.path().join("v1"));
+    assert!(files.len() > 40, "{files:?}");
+    for file in files {
+        let (name, bytes) = (file.display().to_string(), std::fs::read(&file).unwrap_or_default());
+        for secret in CREDENTIALS.map(|(_, secret)| secret).into_iter().chain([CLIENT, QUERY, USERINFO]) {
+            assert!(!holds(name.as_bytes(), secret), "{name}");
+            if name.contains("/v1/documents/") && [QUERY, USERINFO].contains(&secret) {
+                documents_with_queries += usize::from(holds(&bytes, secret));
+            } else {
+                assert!(!holds(&bytes, secret), "{secret} is kept in {name}");
+            }
+        }
+    }
+    assert!(documents_with_queries > 0, "no document with a secret query was ever kept: the test tests nothing");
+}
