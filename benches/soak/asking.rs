@@ -118,7 +118,8 @@ impl Client {
                 ledger.count(kind, &status.to_string());
                 if held {
                     ledger.broken(Broken::HeldRefused, told(&format!("{status} {}", text())));
-                } else if !matches!(status, 404 | 502 | 503 | 504) {
+                // Upstream's 400 and 422 are passed on, where nothing is held.
+                } else if !matches!(status, 400 | 404 | 422 | 502 | 503 | 504) {
                     ledger.broken(Broken::UnexpectedStatus, told(&format!("{status} {}", text())));
                 }
             }
