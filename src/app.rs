@@ -24,7 +24,9 @@ use crate::protocol::admin::Access;
 use crate::protocol::client_config::{self, Way};
 use crate::protocol::route::{Door, Mount};
 use crate::store::{Store, StoreError};
-use crate::upstream::outbound::{Bounds, Outbound, Unbuildable};
+use crate::upstream::bounds::Bounds;
+use crate::upstream::clients::Unbuildable;
+use crate::upstream::outbound::Outbound;
 use crate::upstream::{Traffic, Upstreams};
 
 /// Why larder did not start.

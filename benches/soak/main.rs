@@ -145,7 +145,6 @@ async fn run(options: &Options, phase: Phase, seed: u64) -> anyhow::Result<u64> 
     let config = Larder::mirroring(&upstream)
         .on(&folder)
         .store(&format!("max_size = \"{}\"", phase.max_size))
-        .network(&format!("allow_private = [\"{}\"]", upstream.releases_origin()))
         .with("patience = \"500ms\"")
         .with("fresh = { versions = \"2s\", discovery = \"5s\", download = \"4s\", api = \"1s\", not_found = \"1s\" }")
         .config_text();

@@ -7,8 +7,8 @@ use std::sync::LazyLock;
 use http::header::{HeaderMap, HeaderValue};
 use larder::cdn_loop::{CdnLoop, OwnEntry};
 use larder::http::clients::Clients;
+use larder::upstream::content_range::content_range;
 use larder::upstream::error::relayed;
-use larder::upstream::outbound::content_range;
 use libfuzzer_sys::fuzz_target;
 
 static OWN: LazyLock<OwnEntry> = LazyLock::new(|| OwnEntry::random().expect("random bytes"));

@@ -13,11 +13,12 @@ use super::{Call, Mirror, parts};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::Key;
-use crate::upstream::ask::{Ask, Document, Fetched, Room, Validators};
+use crate::upstream::ask::{Ask, Document, Fetched, Validators};
 use crate::upstream::breaker::Origin;
 use crate::upstream::discovery::Discovery;
 use crate::upstream::error::UpstreamError;
 use crate::upstream::providers::VersionList;
+use crate::upstream::room::Room;
 use crate::upstream::{Grant, Upstream};
 
 /// How often a fetch of something not held is tried again before it fails.

@@ -1,11 +1,8 @@
 //! What is asked of an upstream, and how its answer arrives.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use http::header::{self, HeaderMap};
 use serde::{Deserialize, Serialize};
-use tokio::sync::OwnedSemaphorePermit;
 use url::Url;
 
 use super::Traffic;
@@ -14,6 +11,7 @@ use super::error::{Fault, UpstreamError};
 use super::grant::Grant;
 use super::guard::Refusal;
 use super::permits::Permit;
+use super::room::Room;
 use crate::address::Hostname;
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
@@ -71,12 +69,6 @@ pub struct Ask<'a> {
     /// When it is made.
     pub now: Timestamp,
 }
-
-/// The room that a body takes among all that are in memory; free again with the last copy.
-#[derive(Debug, Clone, Default)]
-pub struct Room(
-    #[expect(dead_code, reason = "held, and never looked at")] pub(super) Option<Arc<OwnedSemaphorePermit>>,
-);
 
 /// A document that arrived whole.
 #[derive(Debug, Clone)]

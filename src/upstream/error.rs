@@ -115,3 +115,35 @@ pub fn relayed(text: &str) -> String {
     let words: Vec<String> = printable.split_whitespace().map(word).collect();
     words.join(" ").chars().take(LONGEST).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Promise 8: no userinfo and no query of an upstream URL, and no line of upstream's making.
+    #[test]
+    fn what_upstream_says_is_told_without_secrets_and_in_one_line() {
+        for (said, told) in [
+            ("no such search", "no such search"),
+            ("a\nFAKE LOG LINE\u{1b}[31m", "a FAKE LOG LINE [31m"),
+            ("see https://u:s3cret@x.example/p?token=s3cret", "see (a URL)"),
+            ("see https://x.example/p?token=s3cret", "see https://x.example/p"),
+            ("url=https://x.example/?s3cret", "url=https://x.example/"),
+            ("failed:https://u:s3cret@h/p", "(a URL)"),
+            ("https://a/,https://u:s3cret@b/", "(a URL)"),
+            ("/v1/x?token=s3cret", "/v1/x"),
+            ("u:s3cret@h/?t=s3cret", "(a URL)"),
+        ] {
+            assert_eq!(relayed(said), told);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_that_upstream_says_breaks_a_line(said in "\\PC{0,60}(://)?\\PC{0,60}[\n\r\t]?") {
+            prop_assert!(!relayed(&said).chars().any(char::is_control));
+        }
+    }
+}

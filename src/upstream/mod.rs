@@ -2,8 +2,11 @@
 //! Knows neither the store nor our own URLs.
 
 pub mod ask;
+pub mod bounds;
 pub mod breaker;
 pub mod budget;
+pub mod clients;
+pub mod content_range;
 pub mod discovery;
 pub mod error;
 mod grant;
@@ -13,6 +16,7 @@ pub mod permits;
 pub mod providers;
 pub mod restraint;
 mod retry_after;
+pub mod room;
 pub mod special;
 
 use std::collections::HashMap;

@@ -1,29 +1,28 @@
 //! The one way out. Every request to anybody leaves here: redirects by hand, time and size limits,
 //! few retries, credentials only where they belong, and nothing at all when offline.
 
-use std::collections::HashMap;
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable};
 use bytes::{Bytes, BytesMut};
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
-use reqwest::redirect;
 use serde::Deserialize;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 use url::Url;
 
 use super::Traffic;
-use super::ask::{Ask, Document, Fetched, Incoming, Room, Validators, broken};
+use super::ask::{Ask, Document, Fetched, Incoming, Validators, broken};
+use super::bounds::Bounds;
 use super::breaker::Origin;
-use super::budget::Rate;
+use super::clients::{Clients, Coding, Unbuildable};
+use super::content_range::content_range;
 use super::error::{Fault, UpstreamError, relayed};
-use super::guard::{Guard, PublicOnly, Refusal, Way};
-use super::permits::{Bound, Permit, Permits};
+use super::guard::{Guard, Refusal, Way};
+use super::permits::{Permit, Permits};
 use super::restraint::{Leave, Moment, Restraint, Watch};
 use super::retry_after::retry_after;
+use super::room::{Growing, Room};
 use crate::address::Hostname;
 use crate::cdn_loop::OwnEntry;
 use crate::clock::Timestamp;
@@ -31,9 +30,6 @@ use crate::config;
 
 const MOST_HOPS: usize = 10;
 const LONGEST_ERROR_BODY: u64 = 64 * 1024;
-const CONNECT_WITHIN: Duration = Duration::from_secs(10);
-/// A body without a length takes its room in steps of this, in KiB.
-const ROOM_STEP_KIB: u64 = 64;
 const NO_ROOM: &str = "as many bytes of documents are in memory as may be at one time";
 const CDN_LOOP: HeaderName = HeaderName::from_static("cdn-loop");
 
@@ -46,66 +42,10 @@ pub enum Link {
     Offline,
 }
 
-/// Which kind of answer is asked for.
-#[derive(Debug, Clone, Copy)]
-enum Coding {
-    /// Any content coding, undone on arrival.
-    Any,
-    /// None: the exact bytes count.
-    Identity,
-}
-
-/// Connections never pass from one to the other.
-#[derive(Debug)]
-struct Clients {
-    documents: reqwest::Client,
-    files: reqwest::Client,
-}
-
-impl Clients {
-    fn new(builder: impl Fn() -> reqwest::ClientBuilder) -> Result<Self, reqwest::Error> {
-        let identity = HeaderMap::from_iter([(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"))]);
-        Ok(Self {
-            documents: builder().build()?,
-            files: builder().no_gzip().no_brotli().no_zstd().default_headers(identity).build()?,
-        })
-    }
-
-    fn of(&self, coding: Coding) -> &reqwest::Client {
-        match coding {
-            Coding::Any => &self.documents,
-            Coding::Identity => &self.files,
-        }
-    }
-}
-
-/// How much may be under way at one time.
-#[derive(Debug, Clone, Copy)]
-pub struct Bounds {
-    /// Requests for documents and the files of proof sets.
-    pub documents: Bound,
-    /// Requests for archives, each for as long as its bytes arrive.
-    pub archives: Bound,
-    /// The bodies of documents in memory, in KiB.
-    pub bodies_kib: u32,
-    /// Requests to one upstream about what is held, and for jobs.
-    pub budget: Rate,
-}
-
-impl Default for Bounds {
-    fn default() -> Self {
-        let bound = Bound { each: 64, all: 256, wait: Duration::from_secs(3) };
-        Self { documents: bound, archives: bound, bodies_kib: 256 * 1024, budget: Rate { burst: 500, per_second: 20 } }
-    }
-}
-
 /// The connector.
 #[derive(Debug)]
 pub struct Outbound {
-    /// For what the configuration names.
-    named: Clients,
-    /// For everything else.
-    public: Clients,
+    clients: Clients,
     guard: Guard,
     link: Link,
     own: OwnEntry,
@@ -135,31 +75,9 @@ impl Outbound {
         bounds: Bounds,
     ) -> Result<Self, Unbuildable> {
         let restraint = Restraint::new(bounds.budget, traffic.clone());
-        let authorities = network.ca_file.as_deref().map(authorities).transpose()?.unwrap_or_default();
-        let client = || {
-            #[expect(clippy::disallowed_methods, reason = "this is the one way out")]
-            let builder = reqwest::Client::builder()
-                .user_agent(concat!("larder/", env!("CARGO_PKG_VERSION")))
-                .redirect(redirect::Policy::none())
-                .referer(false)
-                .connect_timeout(CONNECT_WITHIN)
-                .pool_idle_timeout(Duration::from_secs(60))
-                .tls_certs_merge(authorities.clone());
-            builder
-        };
-        let taken_over = upstreams.iter().filter(|upstream| !upstream.addresses.is_empty());
-        let taken_over = taken_over.filter_map(|upstream| Some((upstream.url.host_str()?, &upstream.addresses)));
-        let taken_over: HashMap<String, Vec<SocketAddr>> =
-            taken_over.map(|(name, addresses)| (name.to_owned(), addresses.clone())).collect();
         let guard = Guard::new(upstreams, &network.allow_private);
-        let public_only = Arc::new(PublicOnly::new(&guard, taken_over.clone()));
-        let at_their_addresses = |builder: reqwest::ClientBuilder| {
-            taken_over.iter().fold(builder, |builder, (name, at)| builder.resolve_to_addrs(name, at))
-        };
         Ok(Self {
-            named: Clients::new(|| at_their_addresses(client()))?,
-            // The guard sends by proxy what goes by proxy on the other way.
-            public: Clients::new(|| client().no_proxy().dns_resolver(Arc::clone(&public_only)))?,
+            clients: Clients::new(network, upstreams, &guard)?,
             guard,
             link: if network.offline { Link::Offline } else { Link::Online },
             own,
@@ -356,8 +274,7 @@ impl Outbound {
         let mut origins = Vec::new();
         for _ in 0..=MOST_HOPS {
             let client = match self.way(&url, ask) {
-                Ok(Way::Named) => self.named.of(coding),
-                Ok(Way::Public) => self.public.of(coding),
+                Ok(way) => self.clients.of(way, coding),
                 Err(refusal) => return Err(self.refused(ask, &url, refusal)),
             };
             let mut request =
@@ -450,62 +367,6 @@ impl Outbound {
     }
 }
 
-/// Why the connector could not be built.
-#[derive(Debug, thiserror::Error)]
-pub enum Unbuildable {
-    /// The file of `[network] ca_file` is no list of certificates.
-    #[error("[network] ca_file {path} is no PEM file of certificates: {why}", path = .path.display())]
-    Authorities {
-        /// The file.
-        path: PathBuf,
-        /// What was wrong.
-        why: String,
-    },
-    /// TLS could not be set up.
-    #[error("no TLS client could be set up: {0}")]
-    Client(#[from] reqwest::Error),
-}
-
-#[expect(clippy::disallowed_methods, reason = "the trust of the one way out is read where it is used")]
-fn authorities(path: &Path) -> Result<Vec<reqwest::Certificate>, Unbuildable> {
-    let failed = |why: String| Unbuildable::Authorities { path: path.to_owned(), why };
-    let pem = std::fs::read(path).map_err(|e| failed(e.to_string()))?;
-    let found = reqwest::Certificate::from_pem_bundle(&pem).map_err(|e| failed(e.to_string()))?;
-    if found.is_empty() { Err(failed("there is none in it".into())) } else { Ok(found) }
-}
-
-/// The room of a body that is still coming. It is taken or not: who has some never waits for more.
-struct Growing<'a> {
-    of: &'a Arc<Semaphore>,
-    taken: Option<OwnedSemaphorePermit>,
-}
-
-impl<'a> Growing<'a> {
-    fn new(of: &'a Arc<Semaphore>) -> Self {
-        Self { of, taken: None }
-    }
-
-    fn grow_to(&mut self, bytes: u64) -> bool {
-        let has = self.taken.as_ref().map_or(0, OwnedSemaphorePermit::num_permits) as u64;
-        let needed = bytes.div_ceil(1024);
-        if needed <= has {
-            return true;
-        }
-        let needed = if has == 0 { needed } else { needed.next_multiple_of(ROOM_STEP_KIB) };
-        let Ok(more) = u32::try_from(needed - has) else { return false };
-        match (Arc::clone(self.of).try_acquire_many_owned(more), &mut self.taken) {
-            (Ok(more), Some(taken)) => taken.merge(more),
-            (Ok(more), none) => *none = Some(more),
-            (Err(_), _) => return false,
-        }
-        true
-    }
-
-    fn taken(self) -> Room {
-        Room(self.taken.map(Arc::new))
-    }
-}
-
 #[derive(Deserialize)]
 struct Errors {
     errors: Vec<String>,
@@ -526,80 +387,5 @@ pub fn origin(url: &Url) -> String {
     match url.origin() {
         url::Origin::Opaque(_) => format!("{}:", url.scheme()),
         origin => origin.ascii_serialization(),
-    }
-}
-
-/// `bytes 5-9/10` -> (5, Some(10)). One that contradicts itself is none (RFC 9110 14.4).
-pub fn content_range(value: &str) -> Option<(u64, Option<u64>)> {
-    // Without the check it would read a sign, too.
-    let number = |text: &str| text.parse::<u64>().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()));
-    let (range, total) = value.strip_prefix("bytes ")?.split_once('/')?;
-    let (start, last) = range.split_once('-')?;
-    let (start, last) = (number(start)?, number(last)?);
-    let total = if total == "*" { None } else { Some(number(total)?) };
-    (start <= last && total.is_none_or(|total| last < total)).then_some((start, total))
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    /// Promise 8: no userinfo and no query of an upstream URL, and no line of upstream's making.
-    #[test]
-    fn what_upstream_says_is_told_without_secrets_and_in_one_line() {
-        for (said, told) in [
-            ("no such search", "no such search"),
-            ("a\nFAKE LOG LINE\u{1b}[31m", "a FAKE LOG LINE [31m"),
-            ("see https://u:s3cret@x.example/p?token=s3cret", "see (a URL)"),
-            ("see https://x.example/p?token=s3cret", "see https://x.example/p"),
-            ("url=https://x.example/?s3cret", "url=https://x.example/"),
-            ("failed:https://u:s3cret@h/p", "(a URL)"),
-            ("https://a/,https://u:s3cret@b/", "(a URL)"),
-            ("/v1/x?token=s3cret", "/v1/x"),
-            ("u:s3cret@h/?t=s3cret", "(a URL)"),
-        ] {
-            assert_eq!(relayed(said), told);
-        }
-    }
-
-    /// RFC 9110 14.4: a Content-Range that contradicts itself is not to be built on.
-    #[test]
-    fn a_content_range_that_cannot_be_is_none() {
-        assert_eq!(content_range("bytes 5-9/10"), Some((5, Some(10))));
-        assert_eq!(content_range("bytes 5-9/*"), Some((5, None)));
-        for cannot_be in [
-            "bytes 5-4/10",
-            "bytes 5-9/2",
-            "bytes 5-9/9",
-            "bytes 5-9/x",
-            "bytes 5-9/",
-            "bytes 5-9",
-            "bytes 5-/10",
-            "bytes 5-x/10",
-            "bytes +5-9/10",
-            "bytes 5-9/+10",
-            "bytes */10",
-            "items 5-9/10",
-        ] {
-            assert_eq!(content_range(cannot_be), None, "{cannot_be}");
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn nothing_that_upstream_says_panics_or_breaks_a_line(said in "\\PC{0,60}(://)?\\PC{0,60}[\n\r\t]?", range in "[ -~]{0,40}") {
-            prop_assert!(!relayed(&said).chars().any(char::is_control));
-            let _ = content_range(&range);
-        }
-
-        #[test]
-        fn a_content_range_is_read_as_it_was_printed(start in any::<u64>(), length in 1..u64::MAX, rest in prop::option::of(any::<u64>())) {
-            let last = start.saturating_add(length - 1);
-            let total = rest.map(|rest| last.saturating_add(rest)).filter(|total| *total > last);
-            let printed = total.map_or("*".to_owned(), |total| total.to_string());
-            prop_assert_eq!(content_range(&format!("bytes {start}-{last}/{printed}")), Some((start, total)));
-        }
     }
 }

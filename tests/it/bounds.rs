@@ -68,7 +68,7 @@ async fn a_hundred_downloads_starve_no_version_list() {
 #[tokio::test]
 async fn an_archive_that_finds_no_permit_in_time_is_a_503() {
     let upstream = publishing(&["null", "random"], 20_000).await;
-    let bounds = |bounds: &mut larder::upstream::outbound::Bounds| {
+    let bounds = |bounds: &mut larder::upstream::bounds::Bounds| {
         (bounds.archives.each, bounds.archives.wait) = (1, SHORT);
     };
     let larder = Larder::mirroring(&upstream).bounds(bounds).start().await;
@@ -92,7 +92,7 @@ async fn a_document_that_finds_no_permit_in_time_is_a_503_unless_it_is_held() {
     for name in ["null", "random", "tls"] {
         upstream.publish(Provider::new("acme", name).size(20_000));
     }
-    let bounds = |bounds: &mut larder::upstream::outbound::Bounds| {
+    let bounds = |bounds: &mut larder::upstream::bounds::Bounds| {
         (bounds.documents.each, bounds.documents.wait) = (1, Duration::from_secs(1));
         bounds.archives.each = 1;
     };

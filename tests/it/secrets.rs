@@ -125,15 +125,14 @@ impl Scene {
         let origins = [token, basic, service, header, elsewhere].into_iter();
         let origins = origins.flat_map(|upstream| [upstream.origin(), upstream.releases_origin()]);
         let nowhere = "http://127.0.0.1:9".to_owned();
-        let allowed: Vec<String> =
-            origins.chain([nowhere, "127.0.0.1".to_owned()]).map(|entry| format!("{entry:?}")).collect();
+        let allowed = origins.chain([nowhere, "127.0.0.1".to_owned()]);
         let url = |upstream: &FakeUpstream| format!("{}/", upstream.origin());
         let secret = |number: usize| format!("{{ env = \"{}\" }}", CREDENTIALS[number].0);
         let header_secret = format!("header = {{ name = \"X-Registry-Key\", value = {} }}", secret(2));
-        let config = Larder::builder()
+        let larder = allowed.fold(Larder::builder(), |larder, entry| larder.allow_private(&entry));
+        let config = larder
             .on(folder)
             .trusting(&ca)
-            .network(&format!("allow_private = [{}]", allowed.join(", ")))
             .upstream(HOSTS[0], &url(token), &format!("token = {}", secret(0)))
             .upstream(HOSTS[1], &url(basic), &format!("basic = {{ user = \"larder\", password = {} }}", secret(1)))
             .upstream(HOSTS[2], &url(header), &header_secret)

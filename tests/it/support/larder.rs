@@ -9,7 +9,7 @@ use std::time::Duration;
 use larder::app::{App, Settings};
 use larder::clock::Clock;
 use larder::config::Config;
-use larder::upstream::outbound::Bounds;
+use larder::upstream::bounds::Bounds;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;

@@ -1,0 +1,118 @@
+//! The HTTP clients of the one way out: whom they trust, where they find names, and which proxies they use.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::header::{self, HeaderMap, HeaderValue};
+use reqwest::{Client, ClientBuilder, redirect};
+
+use super::guard::{Guard, PublicOnly, Way};
+use crate::config;
+
+const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+
+/// Which kind of answer is asked for.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Coding {
+    /// Any content coding, undone on arrival.
+    Any,
+    /// None: the exact bytes count.
+    Identity,
+}
+
+/// A client for each way, so that a connection never passes from what the configuration names to anything else.
+#[derive(Debug)]
+pub(super) struct Clients {
+    named: Pair,
+    public: Pair,
+}
+
+#[derive(Debug)]
+struct Pair {
+    documents: Client,
+    files: Client,
+}
+
+impl Pair {
+    fn new(builder: impl Fn() -> ClientBuilder) -> Result<Self, reqwest::Error> {
+        let identity = HeaderMap::from_iter([(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"))]);
+        Ok(Self {
+            documents: builder().build()?,
+            files: builder().no_gzip().no_brotli().no_zstd().default_headers(identity).build()?,
+        })
+    }
+}
+
+impl Clients {
+    /// Trust, addresses, and the proxies of the environment.
+    pub(super) fn new(
+        network: &config::Network,
+        upstreams: &[config::Upstream],
+        guard: &Guard,
+    ) -> Result<Self, Unbuildable> {
+        let authorities = network.ca_file.as_deref().map(authorities).transpose()?.unwrap_or_default();
+        let client = || {
+            #[expect(clippy::disallowed_methods, reason = "these are the clients of the one way out")]
+            let builder = Client::builder();
+            builder
+                .user_agent(concat!("larder/", env!("CARGO_PKG_VERSION")))
+                .redirect(redirect::Policy::none())
+                .referer(false)
+                .connect_timeout(CONNECT_WITHIN)
+                .pool_idle_timeout(Duration::from_secs(60))
+                .tls_certs_merge(authorities.clone())
+        };
+        let taken_over = upstreams.iter().filter(|upstream| !upstream.addresses.is_empty());
+        let taken_over = taken_over.filter_map(|upstream| Some((upstream.url.host_str()?, &upstream.addresses)));
+        let taken_over: HashMap<String, Vec<SocketAddr>> =
+            taken_over.map(|(name, addresses)| (name.to_owned(), addresses.clone())).collect();
+        let public_only = Arc::new(PublicOnly::new(guard, taken_over.clone()));
+        let at_their_addresses = |builder: ClientBuilder| {
+            taken_over.iter().fold(builder, |builder, (name, at)| builder.resolve_to_addrs(name, at))
+        };
+        Ok(Self {
+            named: Pair::new(|| at_their_addresses(client()))?,
+            // The guard sends by the other way what goes by proxy.
+            public: Pair::new(|| client().no_proxy().dns_resolver(Arc::clone(&public_only)))?,
+        })
+    }
+
+    /// The client for a request.
+    pub(super) fn of(&self, way: Way, coding: Coding) -> &Client {
+        let pair = match way {
+            Way::Named => &self.named,
+            Way::Public => &self.public,
+        };
+        match coding {
+            Coding::Any => &pair.documents,
+            Coding::Identity => &pair.files,
+        }
+    }
+}
+
+/// Why the connector could not be built.
+#[derive(Debug, thiserror::Error)]
+pub enum Unbuildable {
+    /// The file of `[network] ca_file` is no list of certificates.
+    #[error("[network] ca_file {path} is no PEM file of certificates: {why}", path = .path.display())]
+    Authorities {
+        /// The file.
+        path: PathBuf,
+        /// What was wrong.
+        why: String,
+    },
+    /// TLS could not be set up.
+    #[error("no TLS client could be set up: {0}")]
+    Client(#[from] reqwest::Error),
+}
+
+#[expect(clippy::disallowed_methods, reason = "the trust of the one way out is read where it is used")]
+fn authorities(path: &Path) -> Result<Vec<reqwest::Certificate>, Unbuildable> {
+    let failed = |why: String| Unbuildable::Authorities { path: path.to_owned(), why };
+    let pem = std::fs::read(path).map_err(|e| failed(e.to_string()))?;
+    let found = reqwest::Certificate::from_pem_bundle(&pem).map_err(|e| failed(e.to_string()))?;
+    if found.is_empty() { Err(failed("there is none in it".into())) } else { Ok(found) }
+}
