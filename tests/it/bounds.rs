@@ -145,15 +145,15 @@ async fn documents_that_do_not_fit_in_memory_together_are_a_503() {
 /// Only so many may wait for upstreams; what is held is answered all the same.
 #[tokio::test]
 async fn only_so_many_requests_wait_for_upstreams() {
-    let upstream = publishing(&["held", "null", "random"], 20_000).await;
+    let upstream = publishing(&["held", "null", "random", "tls", "time"], 20_000).await;
     let larder = Larder::mirroring(&upstream).waiting(3).start().await;
     larder.versions("held").await.expect(200);
     let path = larder.archive_path("held", "1.2.0").await;
     let gate = upstream.hold_silent(Target::Versions);
-    let url = format!("{}/registry/{HOST}/v1/providers/acme/null/versions", larder.base());
     let client = client();
-    let waiting: Vec<_> = (0..3).map(|_| tokio::spawn(send(client.get(&url)))).collect();
-    until("no more may wait", async || larder.versions("random").await.status == 503).await;
+    let url = |name| format!("{}/registry/{HOST}/v1/providers/acme/{name}/versions", larder.base());
+    let waiting = ["null", "tls", "time"].map(|name| tokio::spawn(send(client.get(url(name)))));
+    upstream.wait_for(Target::Versions, 1 + waiting.len()).await;
     is_busy(larder.versions("random").await, "as many requests wait for upstreams as may at one time");
     is_busy(larder.get(&path).await, "as many requests wait for upstreams as may at one time");
     larder.versions("held").await.expect(200);
