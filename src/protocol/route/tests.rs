@@ -105,7 +105,7 @@ prop_compose! {
         os in "[a-z0-9]{1,8}",
         arch in "[a-z0-9]{1,8}",
         digest in "[0-9a-f]{16}",
-        filename in "[^\\s/\\\\\\pC]{1,20}",
+        filename in "[^\\s/\\\\\\pC]{1,20}|([%a-z+]|%[2-5][0-9a-f]){1,8}",
     ) -> Option<Route> {
         let address = ProviderAddress {
             host: Hostname::parse(host).ok()?,
