@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use rand::{Rng, SeedableRng};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::support::http::{client, receive};
 use crate::support::larder::{Builder, Folder, HOST, Larder};
@@ -63,7 +63,16 @@ async fn killed_at_random(
     mut settled: impl AsyncFnMut(&Process, &[String]),
 ) {
     let mut random = rand::rngs::StdRng::seed_from_u64(4);
-    for round in 0..rounds {
+    // Somewhere between the first byte and the last, however fast this machine is just now: sooner after a round in which
+    // everything had arrived, later after one in which nothing had.
+    before(0);
+    let began = Instant::now();
+    let larder = Process::start(&builder(), folder.path());
+    let started = began.elapsed();
+    install_all(&larder, folder).await;
+    let mut span = began.elapsed() - started;
+    larder.kill();
+    for round in 1..=rounds {
         before(round);
         let larder = Process::start(&builder(), folder.path());
         let mut acknowledged = Vec::new();
@@ -76,9 +85,14 @@ async fn killed_at_random(
                 }
             }
         };
-        let moment = Duration::from_millis(random.gen_range(5..350));
+        let moment = span.mul_f64(random.gen_range(0.2..1.0));
         let _: Result<(), _> = timeout(moment, working).await;
         larder.kill();
+        match acknowledged.len() {
+            0 => span = span * 3 / 2,
+            all if all == NAMES.len() => span = span * 3 / 5,
+            _ => {}
+        }
         every_blob_is_what_it_is_named(folder);
 
         let larder = Process::start(&builder(), folder.path());
@@ -96,7 +110,9 @@ async fn kills_at_random_moments_lose_no_acknowledged_archive_and_tear_nothing()
     let folder = Folder::new();
     let builder = || Larder::mirroring(&upstream).nothing_stays_fresh().on(&folder);
     let publish_anew = |round| publish(&upstream, 1 + round);
+    let mut acknowledged_in_all = 0;
     killed_at_random(builder, &folder, 10, publish_anew, async |larder: &Process, acknowledged: &[String]| {
+        acknowledged_in_all += acknowledged.len();
         upstream.fault(Target::Everything, crate::support::upstream::Fault::Status(500));
         for path in acknowledged {
             let answer = larder.get(path).await.expect(200);
@@ -118,6 +134,7 @@ async fn kills_at_random_moments_lose_no_acknowledged_archive_and_tear_nothing()
         assert_eq!(install_all(larder, &folder).await.len(), NAMES.len(), "it did not heal");
     })
     .await;
+    assert!((1..10 * NAMES.len()).contains(&acknowledged_in_all), "the moments did not vary: {acknowledged_in_all}");
 }
 
 /// Promise 9: wherever the kill falls in an eviction, no name leads to what is gone, nothing is left over, and the store
