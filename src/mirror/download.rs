@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout};
 
 use super::Mirror;
+use super::attempts::Attempts;
 use super::follow::Progress;
 use crate::error::Error;
 use crate::store::{FileBytes, Staged, StoreError};
@@ -18,8 +18,6 @@ use crate::upstream::error::{Fault, UpstreamError};
 
 /// Pieces between the reader and the writer; with those of the connection, all the memory a fill takes.
 const PIECES_WAITING: usize = 16;
-/// Slower than this over the stall time is given up.
-const LEAST_BYTES_PER_SECOND: u64 = 1024;
 /// What is staged is written back in stretches, so that the sync at the end is short.
 const WRITE_BACK_BYTES: u64 = 32 << 20;
 
@@ -41,7 +39,7 @@ pub(super) async fn pump(
     staged: Staged,
     mut incoming: Incoming,
     length: Option<u64>,
-    pace: &mut Pace,
+    attempts: &mut Attempts,
     progress: &watch::Sender<Progress>,
 ) -> (Option<Staged>, Ended) {
     let (pieces, waiting) = mpsc::channel(PIECES_WAITING);
@@ -57,7 +55,7 @@ pub(super) async fn pump(
     if started.is_err() {
         return (None, Ended::Failed(Error::Interrupted("a fill".into())));
     }
-    let read = read(mirror, &mut incoming, pace, pieces).await;
+    let read = read(mirror, &mut incoming, attempts, pieces).await;
     let Ok((staged, written)) = ended.await else {
         return (None, Ended::Failed(Error::Interrupted("a fill".into())));
     };
@@ -86,53 +84,42 @@ pub(super) async fn pump(
 async fn read(
     mirror: &Mirror,
     incoming: &mut Incoming,
-    pace: &mut Pace,
+    attempts: &mut Attempts,
     pieces: mpsc::Sender<Bytes>,
 ) -> Result<(), UpstreamError> {
-    let (stall, limit) = (mirror.limits.stall, mirror.limits.archive_bytes);
-    let slow = |why: String| Fault::Slow(why);
     let mut received = incoming.from;
-    loop {
-        let began = Instant::now();
-        let piece = match timeout(stall, incoming.next()).await {
-            Ok(piece) => piece?,
-            Err(_) => return Err(incoming.failed(slow(format!("no byte for {} s", stall.as_secs())))),
-        };
-        let Some(piece) = piece else { return Ok(()) };
+    while let Some(piece) = next_piece(mirror, incoming, attempts, received).await? {
         received += piece.len() as u64;
-        if received > limit {
-            return Err(incoming.failed(Fault::TooLarge(limit)));
-        }
-        // Only the time spent waiting for upstream counts, and not what our own disk takes.
-        if pace.is_too_slow(began.elapsed(), piece.len() as u64, stall) {
-            return Err(incoming.failed(slow(format!("less than 1 KiB/s over {} s", stall.as_secs()))));
-        }
         if pieces.send(piece).await.is_err() {
             // The writer stopped, and says why.
             return Ok(());
         }
     }
+    Ok(())
 }
 
-/// How fast upstream is, over all the connections of one fill.
-#[derive(Debug, Default)]
-pub(super) struct Pace {
-    waited: Duration,
-    brought: u64,
-}
-
-impl Pace {
-    /// Counts a wait and what it brought; says whether a whole stall time went by with too little.
-    pub(super) fn is_too_slow(&mut self, waited: Duration, brought: u64, stall: Duration) -> bool {
-        self.waited += waited;
-        self.brought += brought;
-        if self.waited < stall {
-            return false;
-        }
-        let enough = LEAST_BYTES_PER_SECOND * stall.as_secs();
-        let Self { brought, .. } = std::mem::take(self);
-        brought < enough
+/// The next bytes, unless upstream takes too long over them, or sends too much; `None` at the end.
+pub(super) async fn next_piece(
+    mirror: &Mirror,
+    incoming: &mut Incoming,
+    attempts: &mut Attempts,
+    received: u64,
+) -> Result<Option<Bytes>, UpstreamError> {
+    let (stall, limit) = (mirror.limits.stall, mirror.limits.archive_bytes);
+    let began = Instant::now();
+    let piece = match timeout(stall, incoming.next()).await {
+        Ok(piece) => piece?,
+        Err(_) => return Err(incoming.failed(Fault::Slow(format!("no byte for {} s", stall.as_secs())))),
+    };
+    let Some(piece) = piece else { return Ok(None) };
+    if received + piece.len() as u64 > limit {
+        return Err(incoming.failed(Fault::TooLarge(limit)));
     }
+    // Only the time spent waiting for upstream counts, and not what our own disk or a client takes.
+    if attempts.is_too_slow(began.elapsed(), piece.len() as u64) {
+        return Err(incoming.failed(Fault::Slow(format!("less than 1 KiB/s over {} s", stall.as_secs()))));
+    }
+    Ok(Some(piece))
 }
 
 enum Stopped {

@@ -4,6 +4,8 @@
 //! a flight of its own, so whoever asked may leave without ending it for others.
 
 mod archives;
+mod asking;
+mod attempts;
 mod commit;
 mod discovery;
 mod documents;
