@@ -10,6 +10,7 @@ use super::fill::{Fill, FillKey};
 use super::follow::{Follow, Progress};
 use super::freshness::Age;
 use super::names::HeldArchive;
+use super::passing::Passing;
 use super::proof_set::{HeldSet, KeptSet, ProofSet, SetFile};
 use super::{Answer, Call, Mirror, Outcome, SMALL_ARCHIVE_BYTES};
 use crate::address::{FileName, Package};
@@ -51,6 +52,13 @@ pub enum Archive {
     Arriving {
         /// Its bytes; the last of them only come once it is proven and kept.
         follow: Follow,
+        /// Its length, where upstream gave one.
+        length: Option<u64>,
+    },
+    /// The same, for one client alone: the disk would not take it.
+    Passing {
+        /// Its bytes; the last of them only come once they are proven.
+        passing: Box<Passing>,
         /// Its length, where upstream gave one.
         length: Option<u64>,
     },
@@ -183,8 +191,15 @@ impl Mirror {
             };
             (progress, go)
         });
-        let value = self.arrival(package, progress, call).await?;
-        Ok(Answer { value, outcome: Outcome::Miss, fresh_until: call.now })
+        let (value, outcome) = match self.arrival(package, progress, call).await? {
+            Arrival::Kept(archive) => (archive, Outcome::Miss),
+            Arrival::Unkept(archive) => {
+                self.counters.passed_through.inc();
+                (archive, Outcome::Passed)
+            }
+            Arrival::NoPlace(why) => (self.pass_through(package, set, why, call).await?, Outcome::Passed),
+        };
+        Ok(Answer { value, outcome, fresh_until: call.now })
     }
 
     /// Waits until there is something to send: proven and kept, or large and under way (promise 3).
@@ -193,7 +208,7 @@ impl Mirror {
         package: &Package,
         mut progress: watch::Receiver<Progress>,
         call: &Call,
-    ) -> Result<Archive, Error> {
+    ) -> Result<Arrival, Error> {
         loop {
             let state = progress.borrow_and_update().clone();
             match state {
@@ -204,22 +219,30 @@ impl Mirror {
                         None => written > SMALL_ARCHIVE_BYTES && call.takes_unknown_length,
                     };
                     if may_begin {
-                        return Ok(Archive::Arriving { follow: Follow::new(progress, length), length });
+                        let follow = Follow::new(progress, length);
+                        return Ok(Arrival::Kept(Archive::Arriving { follow, length }));
                     }
                 }
                 Progress::Committed { held, bytes } => {
                     let length = Some(held.size_bytes);
                     return match (self.open_held(package, &held, call).await?, bytes) {
-                        (Opened::Checked(archive), _) => Ok(archive),
+                        (Opened::Checked(archive), _) => Ok(Arrival::Kept(archive)),
                         // Evicted already; the file that it arrived in is still open.
                         (Opened::Missing, Some(_)) => {
-                            Ok(Archive::Arriving { follow: Follow::new(progress, length), length })
+                            let follow = Follow::new(progress, length);
+                            Ok(Arrival::Kept(Archive::Arriving { follow, length }))
                         }
                         (Opened::Missing | Opened::Damaged, _) => {
                             Err(Error::Interrupted(format!("the archive of {package}")))
                         }
                     };
                 }
+                Progress::Unkept { size_bytes, .. } => {
+                    let length = Some(size_bytes);
+                    let follow = Follow::new(progress, length);
+                    return Ok(Arrival::Unkept(Archive::Arriving { follow, length }));
+                }
+                Progress::NoPlace(why) => return Ok(Arrival::NoPlace(why)),
                 Progress::Failed(error) => return Err(error),
             }
             if progress.changed().await.is_err() {
@@ -249,7 +272,7 @@ impl Mirror {
         let digest = held.digest;
         let Some(blob) = self.on_disk(move |mirror| mirror.store.blobs.get(&digest)).await? else {
             tracing::warn!(%package, %digest, "the archive a name lists is not there; it is fetched again");
-            self.take_off(package, held, OffBecause::Missing).await?;
+            self.try_to_take_off(package, held, OffBecause::Missing).await;
             return Ok(Opened::Missing);
         };
         let small = blob.size_bytes() <= SMALL_ARCHIVE_BYTES;
@@ -263,7 +286,7 @@ impl Mirror {
             right.then_some(Archive::Held { blob, digest })
         };
         let Some(archive) = archive else {
-            self.take_off(package, held, OffBecause::Damaged).await?;
+            self.try_to_take_off(package, held, OffBecause::Damaged).await;
             return Ok(Opened::Damaged);
         };
         self.used(digest, call.now);
@@ -291,6 +314,13 @@ impl Mirror {
             }
         });
         check.await
+    }
+
+    /// That it cannot be taken off costs nobody the answer: it is fetched again, or passed through.
+    async fn try_to_take_off(self: &Arc<Self>, package: &Package, held: &HeldArchive, because: OffBecause) {
+        if let Err(error) = self.take_off(package, held, because).await {
+            tracing::error!(%package, digest = %held.digest, %error, "an archive that cannot be served could not be taken off its name");
+        }
     }
 
     async fn take_off(
@@ -327,6 +357,16 @@ impl Mirror {
         let mirror = Arc::clone(self);
         self.tasks.spawn_blocking(move || mirror.store.index.archive_used(&digest, now));
     }
+}
+
+/// What came of waiting for a fill.
+enum Arrival {
+    /// It is kept, or will be before its last bytes leave.
+    Kept(Archive),
+    /// It is proven, and could not be kept.
+    Unkept(Archive),
+    /// The disk would not take it.
+    NoPlace(StoreError),
 }
 
 /// What came of opening an archive that a name lists.

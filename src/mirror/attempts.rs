@@ -93,6 +93,11 @@ impl Attempts {
         self.told = length.map_or(Told::NoLength, Told::Length);
     }
 
+    /// What clients may have been told.
+    pub(super) fn told(&self) -> Told {
+        self.told
+    }
+
     /// Upstream was silent for `waited` before it answered: does it go on?
     pub(super) fn is_too_slow_to_answer(&mut self, waited: Duration) -> bool {
         self.told != Told::Nothing && self.is_too_slow(waited, 0)

@@ -17,10 +17,13 @@ use super::{Call, Mirror};
 use crate::address::Package;
 use crate::digest::{Digest, FastHash};
 use crate::error::Error;
-use crate::store::{FileBytes, Staged, StagedNote};
+use crate::store::{FileBytes, Staged, StagedNote, StoreError};
 use crate::upstream::ask::{Incoming, Validators};
 use crate::upstream::error::Fault;
 use crate::verify::Verified;
+
+/// How much more room is asked for than there was when an archive of unknown length did not fit, in bytes.
+const MORE_THAN_THERE_WAS: u64 = 1 << 20;
 
 /// What a fill is for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -59,10 +62,20 @@ impl Fill {
         drop(counted);
         drop(landing);
         match ended {
-            Ok((bytes, held)) => {
+            Ok(Filled::Held { bytes, held }) => {
                 let digest = held.digest;
-                self.progress.send_replace(Progress::Committed { bytes, held: Box::new(held) });
+                self.progress.send_replace(Progress::Committed { bytes, held });
                 Some(digest)
+            }
+            Ok(Filled::Unkept { bytes, size_bytes, why }) => {
+                self.could_not_be_kept(&why, "an archive is proven and could not be kept; those who wait get it");
+                self.progress.send_replace(Progress::Unkept { bytes, size_bytes });
+                None
+            }
+            Err(Error::Store(why)) => {
+                self.could_not_be_kept(&why, "an archive could not be kept; it is passed through");
+                self.progress.send_replace(Progress::NoPlace(why));
+                None
             }
             Err(error) => {
                 tracing::error!(package = %self.asking.package, %error, "an archive could not be filled");
@@ -72,7 +85,12 @@ impl Fill {
         }
     }
 
-    async fn fill(&mut self) -> Result<(Option<FileBytes>, HeldArchive), Error> {
+    fn could_not_be_kept(&self, why: &StoreError, what: &str) {
+        let (package, store) = (&self.asking.package, self.mirror.store.root().display());
+        tracing::error!(%package, %store, error = %why, to_do = why.to_do(), "{what}");
+    }
+
+    async fn fill(&mut self) -> Result<Filled, Error> {
         let permits = Arc::clone(&self.mirror.fill_permits);
         let Ok(_permit) = permits.try_acquire_owned() else {
             return Err(Error::Busy(format!(
@@ -81,15 +99,13 @@ impl Fill {
             )));
         };
         let Asking { package, set, call, .. } = &self.asking;
-        if let Some(held) = self.mirror.adopt(package, &self.kept, set, call.now).await? {
-            return Ok((None, held));
+        if let Some(adopted) = self.mirror.adopt(package, &self.kept, set, call.now).await? {
+            return Ok(adopted);
         }
         let mut room = self.mirror.reservation();
         let staged = self.stage().await?;
         let staged = self.download(staged, &mut room).await?;
-        let bytes = staged.bytes();
-        let held = self.prove_and_commit(staged, room).await?;
-        Ok((Some(bytes), held))
+        self.prove_and_commit(staged, room).await
     }
 
     /// Downloads until all is staged.
@@ -124,7 +140,12 @@ impl Fill {
                     self.discard(staged).await?;
                     return Err(error);
                 }
-                Ended::Failed(error) => return Err(error),
+                Ended::Failed(error) => {
+                    if matches!(error, Error::Store(_)) {
+                        self.found_no_place(staged, length).await;
+                    }
+                    return Err(error);
+                }
                 Ended::Broken(error) => {
                     let at = staged.written();
                     self.asking.broke(error, at.saturating_sub(had), at).await?;
@@ -153,27 +174,59 @@ impl Fill {
         if length.is_some_and(|length| length > limit) {
             return Err(incoming.failed(Fault::TooLarge(limit)).into());
         }
-        self.mirror.reserve(room, length.unwrap_or_else(|| staged.written())).await?;
-        let Validators { etag, last_modified } = incoming.validators.clone();
-        let note = StagedNote { etag, last_modified, length };
-        self.mirror
-            .on_disk(move |mirror| {
-                match staged.remember(note.clone()) {
-                    Err(full) if full.is_full() => {
-                        let missing = length.unwrap_or_default().saturating_sub(staged.written());
-                        let again = mirror.make_room_on_disk(missing).and_then(|()| staged.remember(note));
-                        if let Err(error) = again {
-                            if staged.written() == 0 {
-                                staged.discard()?;
+        let bytes = length.or_else(|| self.length_of_before()).unwrap_or(0).max(staged.written());
+        let (staged, taken) = match self.mirror.reserve(room, bytes).await {
+            Ok(()) => {
+                let Validators { etag, last_modified } = incoming.validators.clone();
+                let note = StagedNote { etag, last_modified, length };
+                self.mirror
+                    .on_disk(move |mirror| {
+                        let taken = match staged.remember(note.clone(), bytes) {
+                            Err(full) if full.is_full() => {
+                                let missing = bytes.saturating_sub(staged.written());
+                                mirror.make_room_on_disk(missing, &full).and_then(|()| staged.remember(note, bytes))
                             }
-                            return Err(error);
-                        }
-                    }
-                    remembered => remembered?,
+                            remembered => remembered,
+                        };
+                        Ok((staged, taken))
+                    })
+                    .await?
+            }
+            Err(Error::Store(no_room)) => (staged, Err(no_room)),
+            Err(error) => return Err(error),
+        };
+        match taken {
+            Ok(()) => Ok(staged),
+            Err(why) => {
+                // What an earlier run left can be built on when there is room again; an empty stage cannot.
+                if staged.written() == 0 {
+                    self.try_to_discard(staged).await;
                 }
-                Ok(staged)
-            })
-            .await
+                Err(why.into())
+            }
+        }
+    }
+
+    /// How long it turned out to be when it came without a length before.
+    fn length_of_before(&self) -> Option<u64> {
+        let Asking { package, set, call, .. } = &self.asking;
+        let key = FillKey { package: package.clone(), digest: set.document.shasum };
+        self.mirror.lengths.get(&key, call.now)
+    }
+
+    /// The disk would not take it in the middle: what is there is worth less than the room it takes.
+    async fn found_no_place(&self, staged: Staged, length: Option<u64>) {
+        if length.is_none() {
+            // So that the next fill asks for more than there was before it tells anybody of a byte.
+            self.mirror.remember_length(&self.asking, staged.written() + MORE_THAN_THERE_WAS);
+        }
+        self.try_to_discard(staged).await;
+    }
+
+    async fn try_to_discard(&self, staged: Staged) {
+        if let Err(error) = self.discard(staged).await {
+            tracing::warn!(package = %self.asking.package, %error, "what is staged of an archive could not be removed");
+        }
     }
 
     fn tell(&mut self, staged: &Staged, length: Option<u64>) {
@@ -185,7 +238,7 @@ impl Fill {
         self.mirror.on_disk(move |_| staged.discard()).await
     }
 
-    async fn prove_and_commit(&self, staged: Staged, room: Reservation) -> Result<HeldArchive, Error> {
+    async fn prove_and_commit(&self, staged: Staged, room: Reservation) -> Result<Filled, Error> {
         let expected = self.asking.set.document.shasum;
         let (actual, fast) = staged.hashes();
         if actual != expected {
@@ -193,7 +246,7 @@ impl Fill {
             self.discard(staged).await?;
             return Err(self.asking.wrong(actual).await);
         }
-        let size_bytes = staged.written();
+        let (bytes, size_bytes) = (staged.bytes(), staged.written());
         let Asking { package, set, call, what, .. } = &self.asking;
         let verified = Verified::by_digest(staged, actual, expected)
             .map_err(|verdict| Error::Unverified { asked: what.clone(), verdict: verdict.to_string() })?;
@@ -205,10 +258,23 @@ impl Fill {
                 drop(room);
                 // Where upstream gave no length, nothing was evicted for it yet.
                 mirror.keep_to_the_limit();
-                held
+                match held {
+                    Ok(held) => Ok(Filled::Held { bytes: Some(bytes), held: Box::new(held) }),
+                    // A disk that failed to write may have lost what it took: so it is looked at once more.
+                    Err(why) if bytes.fast_hash()? == fast => Ok(Filled::Unkept { bytes, size_bytes, why }),
+                    Err(why) => Err(why),
+                }
             })
             .await
     }
+}
+
+/// What a fill came to.
+pub(super) enum Filled {
+    /// It is held. Where it arrived just now, the file it arrived in.
+    Held { bytes: Option<FileBytes>, held: Box<HeldArchive> },
+    /// Proven, and the disk would not keep it.
+    Unkept { bytes: FileBytes, size_bytes: u64, why: StoreError },
 }
 
 fn is_complete(staged: &Staged) -> bool {

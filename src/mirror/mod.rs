@@ -16,6 +16,7 @@ mod follow;
 mod freshness;
 mod names;
 mod parts;
+mod passing;
 mod proof_set;
 mod proving;
 mod pull;
@@ -33,6 +34,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, watch};
@@ -41,11 +43,13 @@ use tokio::time::Instant;
 pub use self::archives::{Archive, ArchiveRef};
 pub use self::documents::KeptDocument;
 pub use self::names::{HeldArchive, PackageHashesKnown};
+pub use self::passing::Passing;
 pub use self::proof_set::ProofSet;
 
 use self::documents::DocumentFlight;
 use self::fill::FillKey;
 use self::follow::Progress;
+use self::passing::MOST_PASSING;
 use self::remembered::Remembered;
 use self::sets::{Anew, SetFlight};
 use self::single_flight::{Awaited, Flights};
@@ -91,6 +95,8 @@ pub enum Outcome {
     Hit,
     /// Fetched for this request.
     Miss,
+    /// Fetched for this request alone, and not kept: the disk would not take it.
+    Passed,
     /// Held, and confirmed or replaced by upstream for this request.
     Revalidated,
     /// Held, past its time, and upstream could not say otherwise.
@@ -142,6 +148,8 @@ pub struct Counters {
     pub traffic: Traffic,
     /// Archive downloads under way.
     pub fills: Gauge,
+    /// Archives that were given to a client without being kept.
+    pub passed_through: Counter,
 }
 
 /// How long we wait for what.
@@ -196,6 +204,8 @@ pub struct Mirror {
     reserved: Arc<AtomicU64>,
     missing: Mutex<BTreeSet<String>>,
     fill_permits: Arc<Semaphore>,
+    passing: Arc<Semaphore>,
+    lengths: Remembered<FillKey, u64>,
     revisions: [AtomicU64; 256],
     hasher: std::hash::RandomState,
     counters: Counters,
@@ -230,6 +240,8 @@ impl Mirror {
             reserved: Arc::default(),
             missing: Mutex::default(),
             fill_permits: Arc::new(Semaphore::new(MOST_FILLS)),
+            passing: Arc::new(Semaphore::new(MOST_PASSING)),
+            lengths: Remembered::default(),
             revisions: std::array::from_fn(|_| AtomicU64::new(0)),
             hasher: std::hash::RandomState::new(),
             counters,

@@ -59,8 +59,14 @@ fn read(mirror: &Mirror, address: &ProviderAddress) -> Result<(Seen, bool), Stor
         }
     }
     let mut seen = Seen::default();
-    for package in mirror.store.records.packages_with_sets(address)? {
-        let Some(held) = mirror.read_set(&package)? else { continue };
+    note_sets(mirror, &mut seen, &mirror.store.records.packages_with_sets(address)?)?;
+    Ok((seen, true))
+}
+
+/// Notes what the held sets of these packages prove.
+fn note_sets(mirror: &Mirror, seen: &mut Seen, packages: &[Package]) -> Result<(), StoreError> {
+    for package in packages {
+        let Some(held) = mirror.read_set(package)? else { continue };
         let predecessor = held.kept.predecessor.as_ref().map(|(set, _)| set);
         for set in predecessor.into_iter().chain([&held.kept.current]) {
             if let Some(sums) = set.checksums() {
@@ -68,10 +74,14 @@ fn read(mirror: &Mirror, address: &ProviderAddress) -> Result<(Seen, bool), Stor
             }
         }
     }
-    Ok((seen, true))
+    Ok(())
 }
 
 impl Seen {
+    fn knows_digests_of(&self, version: &Version) -> bool {
+        self.versions.get(version).is_some_and(|seen| !seen.digests.is_empty())
+    }
+
     /// Notes proven sums; says whether anything about them is new.
     fn note(&mut self, version: &Version, sums: &Checksums, fingerprint: Option<&str>, now: Timestamp) -> bool {
         let mut news = false;
@@ -115,7 +125,8 @@ pub(super) fn note_versions(
     if seen.versions.len() == known && !rebuilt { Ok(()) } else { put(mirror, &key, &seen) }
 }
 
-/// Holds proven sums against what was proven before; notes them unless a stranger changed them.
+/// Holds proven sums against what was proven before; notes them unless a stranger changed them. A disk that
+/// cannot be written costs the note, not the answer.
 pub(super) fn judge(
     mirror: &Mirror,
     package: &Package,
@@ -126,6 +137,12 @@ pub(super) fn judge(
     let key = Key::Seen(package.provider.clone());
     let _lock = mirror.record_lock(&key).lock();
     let (mut seen, rebuilt) = read(mirror, &package.provider)?;
+    if !seen.knows_digests_of(&package.version) {
+        // A set may be held whose digests could not be noted, because the disk was full.
+        let platforms = mirror.store.records.platforms_with_sets(&package.provider, &package.version)?;
+        let of = |platform| Package { platform, ..package.clone() };
+        note_sets(mirror, &mut seen, &platforms.into_iter().map(of).collect::<Vec<_>>())?;
+    }
     let known_key = fingerprint.is_some_and(|fingerprint| seen.keys.contains_key(fingerprint));
     let before = seen.versions.get(&package.version);
     let differs = |(file, digest): &(&str, Digest)| {
@@ -136,8 +153,10 @@ pub(super) fn judge(
         Some(file) if known_key => History::RepublishedByKnownKey { file },
         Some(file) => return Ok(History::RepublishedByStranger { file }),
     };
-    if seen.note(&package.version, sums, fingerprint, now) || rebuilt {
-        put(mirror, &key, &seen)?;
+    if (seen.note(&package.version, sums, fingerprint, now) || rebuilt)
+        && let Err(error) = put(mirror, &key, &seen)
+    {
+        tracing::error!(%package, %error, to_do = error.to_do(), "what was proven could not be noted");
     }
     Ok(history)
 }

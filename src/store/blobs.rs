@@ -157,14 +157,14 @@ impl Staged {
         self.note.as_ref()
     }
 
-    /// Remembers what a resumption will need, and takes the room for the whole length at once.
-    pub fn remember(&mut self, note: StagedNote) -> Result<(), StoreError> {
-        if let Some(length) = note.length.filter(|length| *length > self.written) {
-            let flags = rustix::fs::FallocateFlags::KEEP_SIZE;
-            match rustix::fs::fallocate(&*self.file, flags, 0, length) {
-                Ok(()) | Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {}
-                Err(e) => return Err(StoreError::io("take the room for", &self.path, e.into())),
-            }
+    /// Remembers what a resumption will need, and takes the room for `bytes` in all at once.
+    pub fn remember(&mut self, note: StagedNote, bytes: u64) -> Result<(), StoreError> {
+        if bytes > self.written
+            && let Err(e) = disk::take_room(&self.file, self.written, bytes)
+        {
+            // Some of it may have been taken; an error here is one more of a disk that is told of already.
+            let _ = self.file.set_len(self.written);
+            return Err(StoreError::io("take the room for", &self.path, e.into()));
         }
         let bytes = serde_json::to_vec(&note).map_err(|e| StoreError::io("write", &self.note_path, e.into()))?;
         let beside = self.note_path.with_extension("json.new");
@@ -227,6 +227,13 @@ impl FileBytes {
         let _ = self.file.sync_data();
     }
 
+    /// Hashes the whole of it as the disk has it now. Blocks.
+    pub fn fast_hash(&self) -> Result<FastHash, StoreError> {
+        let mut hasher = FastHasher::new();
+        each_piece(&self.file, Path::new("what is staged"), |piece| hasher.update(piece))?;
+        Ok(hasher.finish())
+    }
+
     /// Reads up to `most` bytes at `offset`; empty past the end.
     ///
     /// What is in the page cache is read where we are; anything else in a blocking task.
@@ -269,6 +276,11 @@ impl Blob {
         self.size_bytes
     }
 
+    /// Its bytes, for whoever reads them at offsets.
+    pub fn bytes(&self) -> FileBytes {
+        self.bytes.clone()
+    }
+
     /// The whole of it. For archives small enough to be held in memory.
     pub fn read_all(&self) -> Result<Vec<u8>, StoreError> {
         let mut all = vec![0; usize::try_from(self.size_bytes).unwrap_or(usize::MAX)];
@@ -291,18 +303,8 @@ impl Blob {
         Ok(hasher.finish())
     }
 
-    fn each_piece(&self, mut use_it: impl FnMut(&[u8])) -> Result<(), StoreError> {
-        let mut buffer = vec![0; READ_AT_ONCE];
-        let mut offset = 0;
-        loop {
-            let read = self.bytes.file.read_at(&mut buffer, offset);
-            let read = read.map_err(|e| StoreError::io("read", &self.path, e))?;
-            if read == 0 {
-                return Ok(());
-            }
-            use_it(&buffer[..read]);
-            offset += read as u64;
-        }
+    fn each_piece(&self, use_it: impl FnMut(&[u8])) -> Result<(), StoreError> {
+        each_piece(&self.bytes.file, &self.path, use_it)
     }
 
     /// A reader over the whole of it, at its own place in the file.
@@ -328,6 +330,19 @@ impl Blob {
                 Ok(Some((piece, next)))
             }
         })
+    }
+}
+
+fn each_piece(file: &File, path: &Path, mut use_it: impl FnMut(&[u8])) -> Result<(), StoreError> {
+    let mut buffer = vec![0; READ_AT_ONCE];
+    let mut offset = 0;
+    loop {
+        let read = file.read_at(&mut buffer, offset).map_err(|e| StoreError::io("read", path, e))?;
+        if read == 0 {
+            return Ok(());
+        }
+        use_it(&buffer[..read]);
+        offset += read as u64;
     }
 }
 

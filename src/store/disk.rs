@@ -8,6 +8,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
+use rustix::fs::{FallocateFlags, fallocate, fstatvfs};
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+
 use super::{FORMAT, StoreError};
 use crate::clock::Timestamp;
 
@@ -85,6 +89,22 @@ pub(super) fn open_or_make(path: &Path) -> Result<File, StoreError> {
         .write(true)
         .open(path)
         .map_err(|e| StoreError::io("open", path, e))
+}
+
+/// Takes the room for a file of `bytes`, of which `written` are there, or says that there is none.
+pub(super) fn take_room(file: &File, written: u64, bytes: u64) -> rustix::io::Result<()> {
+    // A file may grow no larger than this, whatever the disk has; taking room does not ask.
+    if getrlimit(Resource::Fsize).current.is_some_and(|most| bytes > most) {
+        return Err(Errno::FBIG);
+    }
+    match fallocate(file, FallocateFlags::KEEP_SIZE, 0, bytes) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+            let free = fstatvfs(file)?;
+            let free = free.f_bavail.saturating_mul(free.f_frsize);
+            if bytes.saturating_sub(written) > free { Err(Errno::NOSPC) } else { Ok(()) }
+        }
+        taken => taken,
+    }
 }
 
 /// Reads a whole file; `None` where there is none.

@@ -294,8 +294,9 @@ fn document_key(key: &Key) -> Vec<u8> {
 }
 
 fn failed(why: sled::Error) -> StoreError {
-    const OF_THE_DISK: [io::ErrorKind; 4] = [
+    const OF_THE_DISK: [io::ErrorKind; 5] = [
         io::ErrorKind::StorageFull,
+        io::ErrorKind::FileTooLarge,
         io::ErrorKind::QuotaExceeded,
         io::ErrorKind::ReadOnlyFilesystem,
         io::ErrorKind::PermissionDenied,

@@ -79,10 +79,41 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// Whether the disk, or this user's share of it, is full.
+    /// Whether the disk, or this user's share of it, is full, or would be with a file of this size.
     pub fn is_full(&self) -> bool {
-        let full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded];
+        let full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded, io::ErrorKind::FileTooLarge];
         matches!(self, Self::Io { source, .. } if full.contains(&source.kind()))
+    }
+
+    /// Whether it is this user's share of the disk that is used up.
+    pub fn is_over_quota(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::QuotaExceeded)
+    }
+
+    /// What the operator can do about it.
+    pub fn to_do(&self) -> &'static str {
+        use io::ErrorKind::{FileTooLarge, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+        match self {
+            Self::NoRoom { .. } => "raise [store] max_size, unpin something, or give the store a larger disk",
+            Self::Io { source, .. } => match source.kind() {
+                StorageFull => "make room on the disk of the store; larder goes on by itself",
+                QuotaExceeded => "raise the quota of larder's user; larder goes on by itself",
+                FileTooLarge => "raise the limit on the size of a file (ulimit -f, LimitFSIZE=), or move the store",
+                ReadOnlyFilesystem => "mount the disk of the store for writing; larder goes on by itself",
+                PermissionDenied => "let larder's user write to the store; larder goes on by itself",
+                _ => "look at the disk of the store",
+            },
+            Self::Locked(_) | Self::Newer { .. } | Self::Index(_) => "look at the disk of the store",
+        }
+    }
+
+    /// The same in a few words that name no place on this machine.
+    pub fn in_short(&self) -> String {
+        match self {
+            Self::NoRoom { .. } => self.to_string(),
+            Self::Io { source, .. } => source.kind().to_string(),
+            Self::Locked(_) | Self::Newer { .. } | Self::Index(_) => "its store failed".to_owned(),
+        }
     }
 
     /// Whether what lies there is no file of ours. A read that the disk failed is not: it may pass, and is an

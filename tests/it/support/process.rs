@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use tokio::time::{Instant, sleep};
 
 use super::http::{Answer, client, get, send};
@@ -187,6 +188,20 @@ impl Process {
     /// The path of the archive that this document names.
     pub(crate) async fn archive_path(&self, name: &str) -> String {
         self.document(name).await.expect(200).json()["download_url"].as_str().unwrap().to_owned()
+    }
+
+    /// A figure of the metrics; 0 where there is none.
+    pub(crate) async fn metric(&self, name: &str) -> f64 {
+        let text = get(&format!("{}/metrics", self.admin())).await.expect(200).text();
+        let line = text.lines().find(|line| line.split(['{', ' ']).next() == Some(name));
+        line.map_or(0.0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
+    }
+
+    /// Lets none of its files grow beyond this: a disk that is full for every file, on any machine and for any user.
+    /// `None` makes room again.
+    pub(crate) fn let_files_grow_to(&self, bytes: Option<u64>) {
+        let process = Pid::from_raw(self.child.id().try_into().unwrap());
+        prlimit(process, Resource::Fsize, Rlimit { current: bytes, maximum: None }).unwrap();
     }
 
     /// `kill -9`, and waits until it is gone.
