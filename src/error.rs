@@ -81,9 +81,10 @@ impl Error {
             Self::UnknownHost(_) | Self::NotFound(_) => Kind::NotFound,
             Self::Unverified { .. } => Kind::BadUpstream,
             Self::Slow(_) => Kind::Slow,
-            Self::Offline(_) | Self::Busy(_) | Self::Interrupted(_) | Self::Store(StoreError::NoRoom { .. }) => {
-                Kind::Busy
-            }
+            Self::Offline(_)
+            | Self::Busy(_)
+            | Self::Interrupted(_)
+            | Self::Store(StoreError::NoRoom { .. } | StoreError::Gone) => Kind::Busy,
             Self::Looped => Kind::Looped,
             Self::Store(_) => Kind::OurFault,
             Self::Upstream(error) => match &error.fault {

@@ -12,7 +12,7 @@ use super::freshness::Age;
 use super::names::HeldArchive;
 use super::passing::Passing;
 use super::proof_set::{HeldSet, KeptSet, ProofSet, SetFile};
-use super::{Answer, Call, Mirror, Outcome, SMALL_ARCHIVE_BYTES};
+use super::{Answer, Call, Mirror, Outcome, SMALL_ARCHIVE_BYTES, unless_gone};
 use crate::address::{FileName, Package};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix, FastHash};
@@ -254,7 +254,7 @@ impl Mirror {
     async fn held(self: &Arc<Self>, wanted: &ArchiveRef) -> Result<Option<HeldArchive>, Error> {
         let wanted = wanted.clone();
         self.on_disk(move |mirror| {
-            let name = mirror.name(&wanted.package)?;
+            let name = unless_gone(mirror.name(&wanted.package))?;
             Ok(name.find(&wanted.digest).filter(|held| held.filename == wanted.filename).cloned())
         })
         .await
@@ -263,14 +263,14 @@ impl Mirror {
     /// What is known of a held archive.
     pub async fn name_entry(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<Option<HeldArchive>, Error> {
         let package = package.clone();
-        self.on_disk(move |mirror| Ok(mirror.name(&package)?.get(&digest).cloned())).await
+        self.on_disk(move |mirror| Ok(unless_gone(mirror.name(&package))?.get(&digest).cloned())).await
     }
 
     /// Opens a held archive and checks it (promise 10). One that is gone or damaged is taken off its name, and
     /// can be fetched again.
     async fn open_held(self: &Arc<Self>, package: &Package, held: &HeldArchive, call: &Call) -> Result<Opened, Error> {
         let digest = held.digest;
-        let Some(blob) = self.on_disk(move |mirror| mirror.store.blobs.get(&digest)).await? else {
+        let Some(blob) = self.on_disk(move |mirror| unless_gone(mirror.store.blobs.get(&digest))).await? else {
             tracing::warn!(%package, %digest, "the archive a name lists is not there; it is fetched again");
             self.try_to_take_off(package, held, OffBecause::Missing).await;
             return Ok(Opened::Missing);

@@ -264,7 +264,7 @@ impl Mirror {
 
     /// Whether what is asked for can be kept and read.
     pub fn is_ready(&self) -> bool {
-        self.store.is_usable()
+        self.store.check().is_ok()
     }
 
     /// The configured upstreams' hosts, sorted.
@@ -342,6 +342,10 @@ impl Mirror {
 
     /// Lists what would have been fetched, were this mirror not offline (promise 12).
     fn missing(&self, what: String) -> Error {
+        if let Err(gone) = self.store.check() {
+            // It may well be held there.
+            return gone.into();
+        }
         let mut missing = self.missing.lock();
         if missing.len() < MOST_MISSING {
             missing.insert(what.clone());
@@ -358,7 +362,7 @@ impl Mirror {
 
     /// Whether an archive is held.
     pub async fn holds(self: &Arc<Self>, digest: Digest) -> Result<bool, Error> {
-        self.on_disk(move |mirror| mirror.store.blobs.holds(&digest)).await
+        self.on_disk(move |mirror| unless_gone(mirror.store.blobs.holds(&digest))).await
     }
 
     /// For how long a 404 of this upstream is believed.
@@ -384,5 +388,13 @@ impl Mirror {
             return Ok(());
         }
         self.store.close()
+    }
+}
+
+/// What was read; nothing where the store is gone, which holds nothing for anybody then.
+fn unless_gone<T: Default>(read: Result<T, StoreError>) -> Result<T, StoreError> {
+    match read {
+        Err(StoreError::Gone) => Ok(T::default()),
+        read => read,
     }
 }

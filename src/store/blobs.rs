@@ -13,6 +13,7 @@ use rustix::io::ReadWriteFlags;
 use serde::{Deserialize, Serialize};
 
 use super::StoreError;
+use super::claim::Claim;
 use super::disk::{self, Aside};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash, FastHasher, Hasher};
@@ -29,12 +30,13 @@ pub struct Blobs {
     folder: PathBuf,
     staging: PathBuf,
     aside: Aside,
+    claim: Claim,
 }
 
 impl Blobs {
-    pub(super) fn open(folder: &Path, staging: &Path, aside: Aside) -> Result<Self, StoreError> {
+    pub(super) fn open(folder: &Path, staging: &Path, aside: Aside, claim: Claim) -> Result<Self, StoreError> {
         disk::make_folder(folder)?;
-        Ok(Self { folder: folder.to_owned(), staging: staging.to_owned(), aside })
+        Ok(Self { folder: folder.to_owned(), staging: staging.to_owned(), aside, claim })
     }
 
     fn path(&self, digest: &Digest) -> PathBuf {
@@ -61,6 +63,7 @@ impl Blobs {
     pub fn stage(&self, name: &str) -> Result<Staged, StoreError> {
         let path = self.staging.join(format!("{name}.part"));
         let note_path = self.staging.join(format!("{name}.json"));
+        self.claim.check()?;
         disk::make_again(&self.staging)?;
         let mut file = disk::open_or_make(&path)?;
         let note = disk::read(&note_path)?.and_then(|bytes| serde_json::from_slice(&bytes).ok());
@@ -75,7 +78,7 @@ impl Blobs {
             hasher.update(&buffer[..read]);
             written += read as u64;
         }
-        Ok(Staged { file: Arc::new(file), path, note_path, note, hasher, written })
+        Ok(Staged { file: Arc::new(file), path, note_path, note, hasher, written, claim: self.claim.clone() })
     }
 
     /// Makes a proven archive visible: synced, renamed, its folder synced.
@@ -83,7 +86,8 @@ impl Blobs {
         let place = self.path(&staged.digest());
         let staged = staged.into_inner();
         staged.file.sync_all().map_err(|e| StoreError::io("sync", &staged.path, e))?;
-        disk::make_way_for(&place)?;
+        self.claim.check()?;
+        disk::make_way_for(&place, self.claim.root())?;
         disk::rename(&staged.path, &place)?;
         disk::sync_folder_of(&place)?;
         disk::remove(&staged.note_path)
@@ -92,18 +96,19 @@ impl Blobs {
     /// Opens a held archive; `None` where it is not held.
     pub fn get(&self, digest: &Digest) -> Result<Option<Blob>, StoreError> {
         let path = self.path(digest);
-        let Some(file) = disk::open(&path)? else { return Ok(None) };
+        let Some(file) = self.claim.vouch(disk::open(&path))? else { return Ok(None) };
         let size_bytes = file.metadata().map_err(|e| StoreError::io("look at", &path, e))?.len();
         Ok(Some(Blob { bytes: FileBytes { file: Arc::new(file) }, path, size_bytes }))
     }
 
     /// Whether an archive is held, without opening it.
     pub fn holds(&self, digest: &Digest) -> Result<bool, StoreError> {
-        disk::is_there(&self.path(digest))
+        self.claim.vouch(disk::is_there(&self.path(digest)))
     }
 
     /// Removes an archive. Whoever is reading it goes on reading.
     pub fn remove(&self, digest: &Digest) -> Result<(), StoreError> {
+        self.claim.check()?;
         let path = self.path(digest);
         disk::remove(&path)?;
         if path.parent().is_some_and(disk::is_folder) { disk::sync_folder_of(&path) } else { Ok(()) }
@@ -111,6 +116,7 @@ impl Blobs {
 
     /// Moves an archive that is not what its name says out of the way.
     pub fn set_aside(&self, digest: &Digest) -> Result<(), StoreError> {
+        self.claim.check()?;
         let place = self.aside.take(&self.path(digest))?;
         tracing::error!(digest = %digest, aside = %place.display(), "a damaged archive was set aside");
         Ok(())
@@ -149,6 +155,7 @@ pub struct Staged {
     note: Option<StagedNote>,
     hasher: Hasher,
     written: u64,
+    claim: Claim,
 }
 
 impl Staged {
@@ -166,6 +173,7 @@ impl Staged {
             let _ = self.file.set_len(self.written);
             return Err(StoreError::io("take the room for", &self.path, e.into()));
         }
+        self.claim.check()?;
         let bytes = serde_json::to_vec(&note).map_err(|e| StoreError::io("write", &self.note_path, e.into()))?;
         let beside = self.note_path.with_extension("json.new");
         disk::write_new(&beside, &[&bytes], false)?;
@@ -209,6 +217,7 @@ impl Staged {
 
     /// Throws away what is staged.
     pub fn discard(self) -> Result<(), StoreError> {
+        self.claim.check()?;
         disk::remove(&self.note_path)?;
         disk::remove(&self.path)
     }

@@ -17,12 +17,12 @@
 //! async side go through a blocking task.
 
 mod blobs;
+mod claim;
 mod disk;
 mod index;
 mod key;
 mod records;
 
-use std::fs::{File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,6 +32,7 @@ pub use self::index::{Index, IndexedArchive, Totals};
 pub use self::key::Key;
 pub use self::records::{Durability, Records};
 
+use self::claim::Claim;
 use crate::clock::Timestamp;
 
 /// The format of everything below `DIR/v1`. A newer one makes an older binary stop.
@@ -53,6 +54,9 @@ pub enum StoreError {
     /// Another process has the store.
     #[error("{path} is in use by another larder: stop it, or give this one a [store] path of its own", path = .0.display())]
     Locked(PathBuf),
+    /// It is not the store that was locked at the start.
+    #[error("the store of this mirror is gone: its folder was removed or replaced while larder runs")]
+    Gone,
     /// Written by a newer larder.
     #[error("{path} has format {found}, and this larder reads up to {FORMAT}: run the newer larder that wrote it", path = .path.display())]
     Newer {
@@ -94,6 +98,9 @@ impl StoreError {
     pub fn to_do(&self) -> &'static str {
         use io::ErrorKind::{FileTooLarge, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
         match self {
+            Self::Gone => {
+                "bring the store folder back, and larder goes on by itself; or restart larder with the one that is there"
+            }
             Self::NoRoom { .. } => "raise [store] max_size, unpin something, or give the store a larger disk",
             Self::Io { source, .. } => match source.kind() {
                 StorageFull => "make room on the disk of the store; larder goes on by itself",
@@ -110,7 +117,7 @@ impl StoreError {
     /// The same in a few words that name no place on this machine.
     pub fn in_short(&self) -> String {
         match self {
-            Self::NoRoom { .. } => self.to_string(),
+            Self::NoRoom { .. } | Self::Gone => self.to_string(),
             Self::Io { source, .. } => source.kind().to_string(),
             Self::Locked(_) | Self::Newer { .. } | Self::Index(_) => "its store failed".to_owned(),
         }
@@ -132,7 +139,7 @@ impl StoreError {
 #[derive(Debug)]
 pub struct Store {
     root: PathBuf,
-    _lock: File,
+    claim: Claim,
     aside: disk::Aside,
     /// Archives by digest.
     pub blobs: Blobs,
@@ -158,27 +165,23 @@ impl Store {
     pub fn open(folder: &Path, now: Timestamp) -> Result<Self, StoreError> {
         let root = folder.join("v1");
         disk::make_private_folder(&root)?;
-        let lock = disk::open_lock(&root.join("lock"))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(StoreError::Locked(root)),
-            Err(TryLockError::Error(source)) => return Err(StoreError::io("lock", &root, source)),
-        }
+        let claim = Claim::take(&root)?;
         disk::check_format(&root.join("format"))?;
         let aside = disk::Aside::open(&root.join("aside"))?;
         let staging = root.join("staging");
         disk::make_folder(&staging)?;
-        let blobs = Blobs::open(&root.join("blobs/sha256"), &staging, aside.clone())?;
+        let blobs = Blobs::open(&root.join("blobs/sha256"), &staging, aside.clone(), claim.clone())?;
         blobs.sweep_halves()?;
-        let records = Records::open(&root, &staging, aside.clone())?;
+        let records = Records::open(&root, &staging, aside.clone(), claim.clone())?;
         let index = Index::open(&root.join("index"), now, &blobs, &records)?;
-        let store = Self { root, _lock: lock, aside, blobs, records, index };
+        let store = Self { root, claim, aside, blobs, records, index };
         store.sweep(now)?;
         Ok(store)
     }
 
     /// Removes downloads that were given up more than a day ago, and what was set aside more than a week ago.
     pub fn sweep(&self, now: Timestamp) -> Result<(), StoreError> {
+        self.claim.check()?;
         self.blobs.sweep_staging(now)?;
         self.aside.sweep(now)
     }
@@ -195,9 +198,12 @@ impl Store {
         &self.root
     }
 
-    /// Whether the folder is still there.
-    pub fn is_usable(&self) -> bool {
-        disk::is_folder(&self.root.join("staging"))
+    /// Whether the store is still there, and still the one that was locked.
+    ///
+    /// # Errors
+    /// [`StoreError::Gone`] where it is not.
+    pub fn check(&self) -> Result<(), StoreError> {
+        self.claim.check()
     }
 
     /// The bearer token of the admin listener, made at the first start (mode 0600).
@@ -219,6 +225,10 @@ impl Store {
 
     /// Writes down that all is well, so that the next start trusts the index.
     pub fn close(&self) -> Result<(), StoreError> {
+        if self.claim.check().is_err() {
+            // The index may miss what happens to the store where it is now.
+            return Ok(());
+        }
         self.index.close()
     }
 }
