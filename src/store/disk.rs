@@ -68,7 +68,15 @@ pub(super) fn is_there(path: &Path) -> Result<bool, StoreError> {
 }
 
 pub(super) fn open_lock(path: &Path) -> Result<File, StoreError> {
-    OpenOptions::new().create(true).truncate(false).write(true).open(path).map_err(|e| StoreError::io("open", path, e))
+    let made = OpenOptions::new().create(true).truncate(false).write(true).open(path);
+    let opened = match made {
+        // A store that is there and cannot be written is locked all the same.
+        Err(e) if matches!(e.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied) => {
+            File::open(path).map_err(|_| e)
+        }
+        opened => opened,
+    };
+    opened.map_err(|e| StoreError::io("open", path, e))
 }
 
 /// Whether there is no such file; also where a file lies in place of a folder above it.

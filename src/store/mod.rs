@@ -19,6 +19,7 @@
 mod blobs;
 mod claim;
 mod disk;
+mod entries;
 mod index;
 mod key;
 mod records;
@@ -171,11 +172,13 @@ impl Store {
         let staging = root.join("staging");
         disk::make_folder(&staging)?;
         let blobs = Blobs::open(&root.join("blobs/sha256"), &staging, aside.clone(), claim.clone())?;
-        blobs.sweep_halves()?;
         let records = Records::open(&root, &staging, aside.clone(), claim.clone())?;
         let index = Index::open(&root.join("index"), now, &blobs, &records)?;
         let store = Self { root, claim, aside, blobs, records, index };
-        store.sweep(now)?;
+        // What cannot be swept costs its room, and not the start.
+        if let Err(error) = store.blobs.sweep_halves().and_then(|()| store.sweep(now)) {
+            tracing::warn!(%error, to_do = error.to_do(), "leftovers could not be swept");
+        }
         Ok(store)
     }
 
