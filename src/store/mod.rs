@@ -102,7 +102,7 @@ impl StoreError {
             Self::Gone => {
                 "bring the store folder back, and larder goes on by itself; or restart larder with the one that is there"
             }
-            Self::NoRoom { .. } => "raise [store] max_size, unpin something, or give the store a larger disk",
+            Self::NoRoom { .. } => "make room on the disk of the store, raise [store] max_size, or unpin something",
             Self::Io { source, .. } => match source.kind() {
                 StorageFull => "make room on the disk of the store; larder goes on by itself",
                 QuotaExceeded => "raise the quota of larder's user; larder goes on by itself",

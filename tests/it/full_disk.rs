@@ -1,11 +1,11 @@
 //! A disk that takes nothing more: what fits goes in, the rest is passed through, and proof alone releases its tail.
 //!
-//! The disk is full because the process may not let its files grow, which works on any machine and for any user; the
-//! last test has a real one.
+//! The disk is full because the process may not let its files grow, which works on any machine and for any user; a
+//! real one is in `small_disk`.
 
 use std::path::PathBuf;
 
-use crate::support::http::{Answer, Received, client, receive};
+use crate::support::http::{Answer, Received, client, get, receive};
 use crate::support::larder::{Folder, Larder};
 use crate::support::process::{Process, eventually};
 use crate::support::scene::{LARGE, SMALL, TAIL};
@@ -309,4 +309,45 @@ async fn a_disk_without_a_free_byte_costs_no_document() {
     assert!(larder.get(&path).await.expect(200).is("stored"));
     assert!(larder.get(&path).await.expect(200).is("larder; hit"));
     assert_eq!(larder.terminate().await, Some(0));
+}
+
+/// Promise 9: what is held is served by a larder that starts while not a byte can be written, also after a kill.
+#[tokio::test]
+async fn a_larder_starts_although_not_a_byte_can_be_written() {
+    for killed in [true, false] {
+        let upstream = FakeUpstream::start().await;
+        upstream.publish(Provider::new("acme", "null").size(LARGE));
+        let folder = Folder::new();
+        let builder = Larder::mirroring(&upstream).on(&folder);
+        let larder = Process::start(&builder, folder.path());
+        let path = larder.archive_path("null").await;
+        larder.get(&path).await.expect(200);
+        eventually("the h1 is computed", async || {
+            let name = std::fs::read_to_string(&folder.files("names")[0]).unwrap();
+            name.contains("h1:").then_some(())
+        })
+        .await;
+        if killed {
+            larder.kill()
+        } else {
+            assert_eq!(larder.terminate().await, Some(0))
+        }
+
+        let larder = Process::serve_after("ulimit -f 0", &builder, folder.path());
+        let larder = larder.unwrap_or_else(|said| panic!("killed {killed}: {said:?}"));
+        assert!(larder.get(&path).await.expect(200).is("larder; hit"));
+        larder.get("/readyz").await.expect(200);
+        let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
+        assert_eq!(status["archives"], 1);
+        upstream.publish(Provider::new("acme", "other").size(LARGE));
+        let other = larder.archive_path("other").await;
+        assert_eq!(larder.get(&other).await.expect(200).header("cache-status"), "larder; fwd=miss");
+        assert_eq!(larder.terminate().await, Some(0));
+
+        let larder = Process::start(&builder, folder.path());
+        let other = larder.archive_path("other").await;
+        assert!(larder.get(&other).await.expect(200).is("stored"));
+        let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
+        assert_eq!(status["archives"], 2, "the index of before was trusted");
+    }
 }

@@ -19,6 +19,7 @@ mod outbound;
 mod providers;
 mod real_client;
 mod resume;
+mod small_disk;
 mod support;
 mod upstream_trouble;
 mod verification;

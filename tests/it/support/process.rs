@@ -141,7 +141,30 @@ impl Process {
         std::fs::write(&file, config).unwrap();
         let mut command = command(folder, &["serve", "--json", "--config"]);
         also(&mut command);
-        let mut child = command.arg(&file).spawn().unwrap();
+        command.arg(&file);
+        Self::spawn(command)
+    }
+
+    /// The same, by a shell that does something first; the binary keeps its process id.
+    pub(crate) fn serve_after(preparation: &str, builder: &Builder, folder: &Path) -> Result<Self, Said> {
+        let file = folder.join("mirror.toml");
+        std::fs::write(&file, builder.config_text()).unwrap();
+        let larder = command(folder, &["serve", "--json", "--config"]);
+        let mut shell = Command::new("/bin/sh");
+        shell.arg("-c").arg(format!("{preparation} && exec \"$@\"")).arg("sh").arg(larder.get_program());
+        shell.args(larder.get_args()).arg(&file);
+        for (name, value) in larder.get_envs() {
+            match value {
+                Some(value) => shell.env(name, value),
+                None => shell.env_remove(name),
+            };
+        }
+        shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self::spawn(shell)
+    }
+
+    fn spawn(mut command: Command) -> Result<Self, Said> {
+        let mut child = command.spawn().unwrap();
         let (log, reading) = Output::of(child.stderr.take().unwrap());
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -151,6 +174,11 @@ impl Process {
             return Err(Said { code, out: line, err: log.text() });
         };
         Ok(Self { child, said, log })
+    }
+
+    /// Its process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
     }
 
     /// What it said of itself when it began to listen.
