@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::watch;
 
+use super::checked::Opened;
 use super::fill::{Fill, FillKey};
 use super::follow::{Follow, Progress};
 use super::freshness::Age;
@@ -15,7 +16,7 @@ use super::proof_set::{HeldSet, KeptSet, ProofSet, SetFile};
 use super::{Answer, Call, Mirror, Outcome, SMALL_ARCHIVE_BYTES, unless_gone};
 use crate::address::{FileName, Package};
 use crate::clock::Timestamp;
-use crate::digest::{Digest, DigestPrefix, FastHash};
+use crate::digest::{Digest, DigestPrefix};
 use crate::error::Error;
 use crate::store::{Blob, StoreError};
 use crate::upstream::outbound::Link;
@@ -266,90 +267,8 @@ impl Mirror {
         self.on_disk(move |mirror| Ok(unless_gone(mirror.name(&package))?.get(&digest).cloned())).await
     }
 
-    /// Opens a held archive and checks it (promise 10). One that is gone or damaged is taken off its name, and
-    /// can be fetched again.
-    async fn open_held(self: &Arc<Self>, package: &Package, held: &HeldArchive, call: &Call) -> Result<Opened, Error> {
-        let digest = held.digest;
-        let Some(blob) = self.on_disk(move |mirror| unless_gone(mirror.store.blobs.get(&digest))).await? else {
-            tracing::warn!(%package, %digest, "the archive a name lists is not there; it is fetched again");
-            self.try_to_take_off(package, held, OffBecause::Missing).await;
-            return Ok(Opened::Missing);
-        };
-        let small = blob.size_bytes() <= SMALL_ARCHIVE_BYTES;
-        let archive = if small {
-            let reading = blob.clone();
-            let read = self.on_disk(move |_| unless_damaged(reading.read_all())).await?;
-            let right = read.filter(|bytes| FastHash::of(bytes) == held.fast);
-            right.map(|bytes| Archive::InMemory { bytes: Bytes::from(bytes), digest })
-        } else {
-            let right = self.check_once(&blob, held).await?;
-            right.then_some(Archive::Held { blob, digest })
-        };
-        let Some(archive) = archive else {
-            self.try_to_take_off(package, held, OffBecause::Damaged).await;
-            return Ok(Opened::Damaged);
-        };
-        self.used(digest, call.now);
-        Ok(Opened::Checked(archive))
-    }
-
-    /// Checks a large archive before its first answer after a start; the answer is shared.
-    async fn check_once(self: &Arc<Self>, blob: &Blob, held: &HeldArchive) -> Result<bool, Error> {
-        if blob.size_bytes() != held.size_bytes {
-            return Ok(false);
-        }
-        if self.checked.lock().contains(&held.digest) {
-            return Ok(true);
-        }
-        let (digest, expected) = (held.digest, held.fast);
-        let lost = Err(Error::Interrupted("the check of an archive".into()));
-        let check = self.checks.share(&self.tasks, digest, lost, || {
-            let (mirror, blob) = (Arc::clone(self), blob.clone());
-            async move {
-                let right = mirror.on_disk(move |_| unless_damaged(blob.fast_hash())).await? == Some(expected);
-                if right {
-                    mirror.checked.lock().insert(digest);
-                }
-                Ok(right)
-            }
-        });
-        check.await
-    }
-
-    /// That it cannot be taken off costs nobody the answer: it is fetched again, or passed through.
-    async fn try_to_take_off(self: &Arc<Self>, package: &Package, held: &HeldArchive, because: OffBecause) {
-        if let Err(error) = self.take_off(package, held, because).await {
-            tracing::error!(%package, digest = %held.digest, %error, "an archive that cannot be served could not be taken off its name");
-        }
-    }
-
-    async fn take_off(
-        self: &Arc<Self>,
-        package: &Package,
-        held: &HeldArchive,
-        because: OffBecause,
-    ) -> Result<(), Error> {
-        let (package, digest, fast) = (package.clone(), held.digest, held.fast);
-        self.on_disk(move |mirror| {
-            let _lock = mirror.digest_lock(&digest).lock();
-            // Somebody may have put it right since it was looked at.
-            match (because, mirror.store.blobs.get(&digest)?) {
-                (OffBecause::Missing, Some(_)) => return Ok(()),
-                (OffBecause::Damaged, Some(blob)) if unless_damaged(blob.fast_hash())? == Some(fast) => return Ok(()),
-                (OffBecause::Damaged, Some(_)) => mirror.store.blobs.set_aside(&digest)?,
-                (_, None) => {}
-            }
-            mirror.checked.lock().remove(&digest);
-            mirror.change_name(&package, |name| name.archives.retain(|held| held.digest != digest))?;
-            mirror.store.index.archive_gone(&digest);
-            mirror.changed(&package.provider);
-            Ok(())
-        })
-        .await
-    }
-
     /// Notes a use, at most once a minute.
-    fn used(self: &Arc<Self>, digest: Digest, now: Timestamp) {
+    pub(super) fn used(self: &Arc<Self>, digest: Digest, now: Timestamp) {
         if self.used_lately.get(&digest, now).is_some() {
             return;
         }
@@ -367,32 +286,6 @@ enum Arrival {
     Unkept(Archive),
     /// The disk would not take it.
     NoPlace(StoreError),
-}
-
-/// What came of opening an archive that a name lists.
-enum Opened {
-    Checked(Archive),
-    Missing,
-    Damaged,
-}
-
-/// Why an archive is taken off its name.
-#[derive(Debug, Clone, Copy)]
-enum OffBecause {
-    Missing,
-    Damaged,
-}
-
-/// What was read; `None` where what lies there is damaged for good.
-pub(super) fn unless_damaged<T>(read: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
-    match read {
-        Ok(read) => Ok(Some(read)),
-        Err(error) if error.is_damage() => {
-            tracing::error!(%error, "a held archive cannot be read");
-            Ok(None)
-        }
-        Err(error) => Err(error),
-    }
 }
 
 fn no_such_file(wanted: &ArchiveRef) -> Error {

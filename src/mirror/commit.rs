@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Mirror;
-use super::archives::unless_damaged;
+use super::checked::unless_damaged;
 use super::fill::Filled;
 use super::names::{HeldArchive, PackageHashesKnown};
 use super::proof_set::{KeptSet, ProofSet};

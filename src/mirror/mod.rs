@@ -6,6 +6,7 @@
 mod archives;
 mod asking;
 mod attempts;
+mod checked;
 mod commit;
 mod discovery;
 mod documents;

@@ -1,7 +1,7 @@
 //! Archives by digest. What is staged is not visible; what is visible is complete and proven.
 
 use std::fs::File;
-use std::io::{self, IoSliceMut, Read, Seek, SeekFrom, Write};
+use std::io::{self, IoSliceMut, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -10,11 +10,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::{Stream, stream};
 use rustix::io::ReadWriteFlags;
-use serde::{Deserialize, Serialize};
 
 use super::StoreError;
 use super::claim::Claim;
 use super::disk::{self, Aside};
+use super::staged::Staged;
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash, FastHasher, Hasher};
 use crate::verify::Verified;
@@ -65,32 +65,19 @@ impl Blobs {
         let note_path = self.staging.join(format!("{name}.json"));
         self.claim.check()?;
         disk::make_again(&self.staging)?;
-        let mut file = disk::open_or_make(&path)?;
-        let note = disk::read(&note_path)?.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-        let mut hasher = Hasher::new();
-        let mut written = 0;
-        let mut buffer = vec![0; READ_AT_ONCE];
-        loop {
-            let read = file.read(&mut buffer).map_err(|e| StoreError::io("read", &path, e))?;
-            if read == 0 {
-                break;
-            }
-            hasher.update(&buffer[..read]);
-            written += read as u64;
-        }
-        Ok(Staged { file: Arc::new(file), path, note_path, note, hasher, written, claim: self.claim.clone() })
+        Staged::open(path, note_path, self.claim.clone())
     }
 
     /// Makes a proven archive visible: synced, renamed, its folder synced.
     pub fn publish(&self, staged: Verified<Staged>) -> Result<(), StoreError> {
         let place = self.path(&staged.digest());
         let staged = staged.into_inner();
-        staged.file.sync_all().map_err(|e| StoreError::io("sync", &staged.path, e))?;
+        staged.sync()?;
         self.claim.check()?;
         disk::make_way_for(&place, self.claim.root())?;
-        disk::rename(&staged.path, &place)?;
+        staged.move_to(&place)?;
         disk::sync_folder_of(&place)?;
-        disk::remove(&staged.note_path)
+        staged.remove_note()
     }
 
     /// Opens a held archive; `None` where it is not held.
@@ -135,94 +122,6 @@ impl Blobs {
     }
 }
 
-/// What must be known to resume a download after a restart.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct StagedNote {
-    /// The strong validator upstream gave.
-    pub etag: Option<String>,
-    /// The date upstream gave.
-    pub last_modified: Option<String>,
-    /// The whole length, where upstream gave one.
-    pub length: Option<u64>,
-}
-
-/// A download under way: appended to, hashed as it grows, visible to nobody but who follows it.
-#[derive(Debug)]
-pub struct Staged {
-    file: Arc<File>,
-    path: PathBuf,
-    note_path: PathBuf,
-    note: Option<StagedNote>,
-    hasher: Hasher,
-    written: u64,
-    claim: Claim,
-}
-
-impl Staged {
-    /// What the download that left these bytes knew of them.
-    pub fn note(&self) -> Option<&StagedNote> {
-        self.note.as_ref()
-    }
-
-    /// Remembers what a resumption will need, and takes the room for `bytes` in all at once.
-    pub fn remember(&mut self, note: StagedNote, bytes: u64) -> Result<(), StoreError> {
-        if bytes > self.written
-            && let Err(e) = disk::take_room(&self.file, self.written, bytes)
-        {
-            // Some of it may have been taken; an error here is one more of a disk that is told of already.
-            let _ = self.file.set_len(self.written);
-            return Err(StoreError::io("take the room for", &self.path, e.into()));
-        }
-        self.claim.check()?;
-        let bytes = serde_json::to_vec(&note).map_err(|e| StoreError::io("write", &self.note_path, e.into()))?;
-        let beside = self.note_path.with_extension("json.new");
-        disk::write_new(&beside, &[&bytes], false)?;
-        disk::rename(&beside, &self.note_path)?;
-        self.note = Some(note);
-        Ok(())
-    }
-
-    /// How many bytes are staged.
-    pub fn written(&self) -> u64 {
-        self.written
-    }
-
-    /// The staged bytes, for whoever follows the download.
-    pub fn bytes(&self) -> FileBytes {
-        FileBytes { file: Arc::clone(&self.file) }
-    }
-
-    /// Appends to what is staged.
-    pub fn append(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
-        let failed = |e| StoreError::io("write", &self.path, e);
-        let mut file = &*self.file;
-        file.seek(SeekFrom::Start(self.written)).and_then(|_| file.write_all(bytes)).map_err(failed)?;
-        self.hasher.update(bytes);
-        self.written += bytes.len() as u64;
-        Ok(())
-    }
-
-    /// Whether `bytes` are what is staged at `offset`.
-    pub fn agrees(&self, offset: u64, bytes: &[u8]) -> Result<bool, StoreError> {
-        let mut staged = vec![0; bytes.len()];
-        let read = self.file.read_exact_at(&mut staged, offset);
-        read.map_err(|e| StoreError::io("read", &self.path, e))?;
-        Ok(staged == bytes)
-    }
-
-    /// What the staged bytes hash to.
-    pub fn hashes(&self) -> (Digest, FastHash) {
-        self.hasher.clone().finish()
-    }
-
-    /// Throws away what is staged.
-    pub fn discard(self) -> Result<(), StoreError> {
-        self.claim.check()?;
-        disk::remove(&self.note_path)?;
-        disk::remove(&self.path)
-    }
-}
-
 /// Bytes of a file that is read at offsets by whoever serves it, without a mapping.
 #[derive(Debug, Clone)]
 pub struct FileBytes {
@@ -230,6 +129,10 @@ pub struct FileBytes {
 }
 
 impl FileBytes {
+    pub(super) fn of(file: &Arc<File>) -> Self {
+        Self { file: Arc::clone(file) }
+    }
+
     /// Writes back what is in memory only, so that the sync at the end is short. Blocks.
     pub fn write_back(&self) {
         // Only a head start: the sync that counts comes with `publish`, and tells its error.

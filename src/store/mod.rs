@@ -23,15 +23,17 @@ mod entries;
 mod index;
 mod key;
 mod records;
+mod staged;
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub use self::blobs::{Blob, Blobs, FileBytes, READ_AT_ONCE, Staged, StagedNote};
+pub use self::blobs::{Blob, Blobs, FileBytes, READ_AT_ONCE};
 pub use self::index::{Index, IndexedArchive, Totals};
 pub use self::key::Key;
 pub use self::records::{Durability, Records};
+pub use self::staged::{Staged, StagedNote};
 
 use self::claim::Claim;
 use crate::clock::Timestamp;
