@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use secrecy::SecretString;
@@ -97,7 +98,11 @@ pub fn mirror(config: &Config, settings: &Settings) -> Result<(Arc<Mirror>, Arc<
     let own = OwnEntry::random().map_err(|_| StartError::Random)?;
     let outbound = Outbound::new(&config.network, &config.upstreams, own, metrics.traffic.clone(), settings.bounds)?;
     let limits = Limits { store_bytes: config.store.max_size.as_u64(), ..settings.limits };
-    let counters = Counters { traffic: metrics.traffic.clone(), fills: metrics.fills.clone() };
+    let counters = Counters {
+        traffic: metrics.traffic.clone(),
+        fills: metrics.fills.clone(),
+        passed_through: metrics.passed_through.clone(),
+    };
     let mirror = Mirror::new(Arc::clone(&store), upstreams, outbound, limits, counters);
     Ok((mirror, store, metrics))
 }
@@ -108,6 +113,7 @@ pub struct Metrics {
     requests: Requests,
     traffic: Traffic,
     fills: Gauge,
+    passed_through: Counter,
 }
 
 impl Metrics {
@@ -116,6 +122,8 @@ impl Metrics {
         self.requests.register(&mut registry);
         self.traffic.register(&mut registry);
         registry.register("larder_fills_under_way", "Archive downloads under way", self.fills.clone());
+        let passed_through = "Archives given to a client without being kept, because the disk would not take them";
+        registry.register("larder_passed_through", passed_through, self.passed_through.clone());
         registry
     }
 }

@@ -91,7 +91,7 @@ impl Error {
             | Self::Busy(_)
             | Self::Spared(_)
             | Self::Interrupted(_)
-            | Self::Store(StoreError::NoRoom { .. }) => Kind::Busy,
+            | Self::Store(StoreError::NoRoom { .. } | StoreError::Gone) => Kind::Busy,
             Self::Looped => Kind::Looped,
             Self::Store(_) => Kind::OurFault,
             Self::Upstream(error) => match &error.fault {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
+use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -39,6 +40,8 @@ impl Serve {
 async fn serve(config: Config, json: bool) -> anyhow::Result<()> {
     let stop = CancellationToken::new();
     tokio::spawn(stop_on_signals(stop.clone())?);
+    // A file that may not grow larger is an error for whoever writes it, and not the end of the process.
+    let _too_large = signal(SignalKind::from_raw(Signal::XFSZ.as_raw())).context("SIGXFSZ cannot be caught")?;
     let app = App::start(&config, Settings::default()).await.context("larder did not start")?;
     introduce(&app, &config, json).await?;
     app.serve(stop).await.context("the store would not close")?;

@@ -50,7 +50,8 @@ struct Ended {
 }
 
 const ROUTES: [&str; 7] = ["discovery", "versions", "download", "mirror-index", "mirror-version", "archive", "none"];
-const OUTCOMES: [&str; 9] = ["hit", "miss", "revalidated", "stale", "gone", "absent", "refused", "error", "none"];
+const OUTCOMES: [&str; 10] =
+    ["hit", "miss", "passed", "revalidated", "stale", "gone", "absent", "refused", "error", "none"];
 
 impl Requests {
     /// Registers the counters under their names.
@@ -196,6 +197,7 @@ fn word_for(outcome: Outcome) -> &'static str {
     match outcome {
         Outcome::Hit => "hit",
         Outcome::Miss => "miss",
+        Outcome::Passed => "passed",
         Outcome::Revalidated => "revalidated",
         Outcome::Stale => "stale",
         Outcome::Gone => "gone",

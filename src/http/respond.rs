@@ -22,7 +22,7 @@ const CACHE_STATUS: header::HeaderName = header::HeaderName::from_static("cache-
 /// The response to a reply.
 pub fn reply<B>(reply: Reply, route: &Route, request: &Request<B>) -> Response<Body> {
     // What was not held when it was asked for has no parts, however it came (promise 3).
-    let has_parts = reply.outcome != Some(Outcome::Miss);
+    let has_parts = !matches!(reply.outcome, Some(Outcome::Miss | Outcome::Passed));
     let asked = Asked { headers: request.headers(), has_parts, is_get: request.method() == Method::GET };
     let mut response = match reply.content {
         Content::Document(rendered) => document(&rendered, asked.headers),
@@ -40,6 +40,7 @@ fn cache_status(outcome: Outcome) -> &'static str {
     match outcome {
         Outcome::Hit => "larder; hit",
         Outcome::Miss => "larder; fwd=miss; stored",
+        Outcome::Passed => "larder; fwd=miss",
         Outcome::Revalidated => "larder; fwd=stale; stored",
         Outcome::Stale => "larder; hit; detail=stale",
         Outcome::Gone => "larder; hit; detail=gone",
@@ -93,6 +94,7 @@ fn file(archive: Archive, content_type: HeaderValue, asked: Asked<'_>) -> Respon
     let mut response = match archive {
         // Not proven yet: no range, no tag, nothing that lets a part of it look like the whole.
         Archive::Arriving { follow, length } => Response::new(Body::stream(follow.stream(), length)),
+        Archive::Passing { passing, length } => Response::new(Body::stream(passing.stream(), length)),
         Archive::InMemory { bytes, digest } => {
             let size_bytes = bytes.len() as u64;
             held(&digest.to_string(), size_bytes, asked, |start, end| {

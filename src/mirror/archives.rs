@@ -6,16 +6,18 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::watch;
 
+use super::checked::Opened;
 use super::fill::{Fill, FillKey};
 use super::follow::{Follow, Progress};
 use super::freshness::Age;
 use super::names::HeldArchive;
+use super::passing::Passing;
 use super::proof_set::{HeldSet, KeptSet, ProofSet, SetFile};
 use super::pull::nobody_may_wait;
-use super::{Answer, Call, Mirror, Outcome, SMALL_ARCHIVE_BYTES};
+use super::{Answer, Call, Mirror, Outcome, SMALL_ARCHIVE_BYTES, unless_gone};
 use crate::address::{FileName, Package};
 use crate::clock::Timestamp;
-use crate::digest::{Digest, DigestPrefix, FastHash};
+use crate::digest::{Digest, DigestPrefix};
 use crate::error::Error;
 use crate::store::{Blob, StoreError};
 use crate::upstream::outbound::Link;
@@ -52,6 +54,13 @@ pub enum Archive {
     Arriving {
         /// Its bytes; the last of them only come once it is proven and kept.
         follow: Follow,
+        /// Its length, where upstream gave one.
+        length: Option<u64>,
+    },
+    /// The same, for one client alone: the disk would not take it.
+    Passing {
+        /// Its bytes; the last of them only come once they are proven.
+        passing: Box<Passing>,
         /// Its length, where upstream gave one.
         length: Option<u64>,
     },
@@ -186,8 +195,15 @@ impl Mirror {
             (progress, go)
         });
         let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the archive of {package}")))?;
-        let value = self.arrival(package, progress, call).await?;
-        Ok(Answer { value, outcome: Outcome::Miss, fresh_until: call.now })
+        let (value, outcome) = match self.arrival(package, progress, call).await? {
+            Arrival::Kept(archive) => (archive, Outcome::Miss),
+            Arrival::Unkept(archive) => {
+                self.counters.passed_through.inc();
+                (archive, Outcome::Passed)
+            }
+            Arrival::NoPlace(why) => (self.pass_through(package, set, why, call).await?, Outcome::Passed),
+        };
+        Ok(Answer { value, outcome, fresh_until: call.now })
     }
 
     /// Waits until there is something to send: proven and kept, or large and under way (promise 3).
@@ -196,7 +212,7 @@ impl Mirror {
         package: &Package,
         mut progress: watch::Receiver<Progress>,
         call: &Call,
-    ) -> Result<Archive, Error> {
+    ) -> Result<Arrival, Error> {
         loop {
             let state = progress.borrow_and_update().clone();
             match state {
@@ -207,22 +223,30 @@ impl Mirror {
                         None => written > SMALL_ARCHIVE_BYTES && call.takes_unknown_length,
                     };
                     if may_begin {
-                        return Ok(Archive::Arriving { follow: Follow::new(progress, length), length });
+                        let follow = Follow::new(progress, length);
+                        return Ok(Arrival::Kept(Archive::Arriving { follow, length }));
                     }
                 }
                 Progress::Committed { held, bytes } => {
                     let length = Some(held.size_bytes);
                     return match (self.open_held(package, &held, call).await?, bytes) {
-                        (Opened::Checked(archive), _) => Ok(archive),
+                        (Opened::Checked(archive), _) => Ok(Arrival::Kept(archive)),
                         // Evicted already; the file that it arrived in is still open.
                         (Opened::Missing, Some(_)) => {
-                            Ok(Archive::Arriving { follow: Follow::new(progress, length), length })
+                            let follow = Follow::new(progress, length);
+                            Ok(Arrival::Kept(Archive::Arriving { follow, length }))
                         }
                         (Opened::Missing | Opened::Damaged, _) => {
                             Err(Error::Interrupted(format!("the archive of {package}")))
                         }
                     };
                 }
+                Progress::Unkept { size_bytes, .. } => {
+                    let length = Some(size_bytes);
+                    let follow = Follow::new(progress, length);
+                    return Ok(Arrival::Unkept(Archive::Arriving { follow, length }));
+                }
+                Progress::NoPlace(why) => return Ok(Arrival::NoPlace(why)),
                 Progress::Failed(error) => return Err(error),
             }
             if progress.changed().await.is_err() {
@@ -234,7 +258,7 @@ impl Mirror {
     async fn held(self: &Arc<Self>, wanted: &ArchiveRef) -> Result<Option<HeldArchive>, Error> {
         let wanted = wanted.clone();
         self.on_disk(move |mirror| {
-            let name = mirror.name(&wanted.package)?;
+            let name = unless_gone(mirror.name(&wanted.package))?;
             Ok(name.find(&wanted.digest).filter(|held| held.filename == wanted.filename).cloned())
         })
         .await
@@ -243,86 +267,11 @@ impl Mirror {
     /// What is known of a held archive.
     pub async fn name_entry(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<Option<HeldArchive>, Error> {
         let package = package.clone();
-        self.on_disk(move |mirror| Ok(mirror.name(&package)?.get(&digest).cloned())).await
-    }
-
-    /// Opens a held archive and checks it (promise 10). One that is gone or damaged is taken off its name, and
-    /// can be fetched again.
-    async fn open_held(self: &Arc<Self>, package: &Package, held: &HeldArchive, call: &Call) -> Result<Opened, Error> {
-        let digest = held.digest;
-        let Some(blob) = self.on_disk(move |mirror| mirror.store.blobs.get(&digest)).await? else {
-            tracing::warn!(%package, %digest, "the archive a name lists is not there; it is fetched again");
-            self.take_off(package, held, OffBecause::Missing).await?;
-            return Ok(Opened::Missing);
-        };
-        let small = blob.size_bytes() <= SMALL_ARCHIVE_BYTES;
-        let archive = if small {
-            let reading = blob.clone();
-            let read = self.on_disk(move |_| unless_damaged(reading.read_all())).await?;
-            let right = read.filter(|bytes| FastHash::of(bytes) == held.fast);
-            right.map(|bytes| Archive::InMemory { bytes: Bytes::from(bytes), digest })
-        } else {
-            let right = self.check_once(&blob, held).await?;
-            right.then_some(Archive::Held { blob, digest })
-        };
-        let Some(archive) = archive else {
-            self.take_off(package, held, OffBecause::Damaged).await?;
-            return Ok(Opened::Damaged);
-        };
-        self.used(digest, call.now);
-        Ok(Opened::Checked(archive))
-    }
-
-    /// Checks a large archive before its first answer after a start; the answer is shared.
-    async fn check_once(self: &Arc<Self>, blob: &Blob, held: &HeldArchive) -> Result<bool, Error> {
-        if blob.size_bytes() != held.size_bytes {
-            return Ok(false);
-        }
-        if self.checked.lock().contains(&held.digest) {
-            return Ok(true);
-        }
-        let (digest, expected) = (held.digest, held.fast);
-        let lost = Err(Error::Interrupted("the check of an archive".into()));
-        let check = self.checks.share(&self.tasks, digest, lost, || {
-            let (mirror, blob) = (Arc::clone(self), blob.clone());
-            async move {
-                let right = mirror.on_disk(move |_| unless_damaged(blob.fast_hash())).await? == Some(expected);
-                if right {
-                    mirror.checked.lock().insert(digest);
-                }
-                Ok(right)
-            }
-        });
-        check.await
-    }
-
-    async fn take_off(
-        self: &Arc<Self>,
-        package: &Package,
-        held: &HeldArchive,
-        because: OffBecause,
-    ) -> Result<(), Error> {
-        let (package, digest, fast) = (package.clone(), held.digest, held.fast);
-        self.on_disk(move |mirror| {
-            let _lock = mirror.digest_lock(&digest).lock();
-            // Somebody may have put it right since it was looked at.
-            match (because, mirror.store.blobs.get(&digest)?) {
-                (OffBecause::Missing, Some(_)) => return Ok(()),
-                (OffBecause::Damaged, Some(blob)) if unless_damaged(blob.fast_hash())? == Some(fast) => return Ok(()),
-                (OffBecause::Damaged, Some(_)) => mirror.store.blobs.set_aside(&digest)?,
-                (_, None) => {}
-            }
-            mirror.checked.lock().remove(&digest);
-            mirror.change_name(&package, |name| name.archives.retain(|held| held.digest != digest))?;
-            mirror.store.index.archive_gone(&digest);
-            mirror.changed(&package.provider);
-            Ok(())
-        })
-        .await
+        self.on_disk(move |mirror| Ok(unless_gone(mirror.name(&package))?.get(&digest).cloned())).await
     }
 
     /// Notes a use, at most once a minute.
-    fn used(self: &Arc<Self>, digest: Digest, now: Timestamp) {
+    pub(super) fn used(self: &Arc<Self>, digest: Digest, now: Timestamp) {
         if self.used_lately.get(&digest, now).is_some() {
             return;
         }
@@ -332,30 +281,14 @@ impl Mirror {
     }
 }
 
-/// What came of opening an archive that a name lists.
-enum Opened {
-    Checked(Archive),
-    Missing,
-    Damaged,
-}
-
-/// Why an archive is taken off its name.
-#[derive(Debug, Clone, Copy)]
-enum OffBecause {
-    Missing,
-    Damaged,
-}
-
-/// What was read; `None` where what lies there is damaged for good.
-pub(super) fn unless_damaged<T>(read: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
-    match read {
-        Ok(read) => Ok(Some(read)),
-        Err(error) if error.is_damage() => {
-            tracing::error!(%error, "a held archive cannot be read");
-            Ok(None)
-        }
-        Err(error) => Err(error),
-    }
+/// What came of waiting for a fill.
+enum Arrival {
+    /// It is kept, or will be before its last bytes leave.
+    Kept(Archive),
+    /// It is proven, and could not be kept.
+    Unkept(Archive),
+    /// The disk would not take it.
+    NoPlace(StoreError),
 }
 
 fn no_such_file(wanted: &ArchiveRef) -> Error {

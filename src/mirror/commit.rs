@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::Mirror;
-use super::archives::unless_damaged;
+use super::checked::unless_damaged;
+use super::fill::Filled;
 use super::names::{HeldArchive, PackageHashesKnown};
 use super::proof_set::{KeptSet, ProofSet};
 use crate::address::Package;
@@ -42,7 +43,7 @@ impl Mirror {
         kept: &Arc<KeptSet>,
         set: &Arc<ProofSet>,
         now: Timestamp,
-    ) -> Result<Option<HeldArchive>, Error> {
+    ) -> Result<Option<Filled>, Error> {
         let (package, kept, set) = (package.clone(), Arc::clone(kept), Arc::clone(set));
         self.on_disk(move |mirror| {
             let digest = set.document.shasum;
@@ -53,7 +54,11 @@ impl Mirror {
                 mirror.store.blobs.set_aside(&digest)?;
                 return Ok(None);
             };
-            mirror.name_it(&package, &kept, &set, fast, blob.size_bytes(), now).map(Some)
+            let size_bytes = blob.size_bytes();
+            Ok(Some(match mirror.name_it(&package, &kept, &set, fast, size_bytes, now) {
+                Ok(held) => Filled::Held { bytes: None, held: Box::new(held) },
+                Err(why) => Filled::Unkept { bytes: blob.bytes(), size_bytes, why },
+            }))
         })
         .await
     }

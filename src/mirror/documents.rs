@@ -9,7 +9,7 @@ use url::Url;
 
 use super::freshness::{Age, Rule, Verdict, decide};
 use super::pull::{AskedAgain, Flight, Landed};
-use super::{Call, Mirror, parts};
+use super::{Call, Mirror, parts, unless_gone};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::Key;
@@ -165,7 +165,7 @@ impl Mirror {
     pub(super) async fn held_document(self: &Arc<Self>, key: &Key) -> Result<Option<Landed<Arc<KeptDocument>>>, Error> {
         let wanted = key.clone();
         self.on_disk(move |mirror| {
-            let Some(record) = mirror.store.records.get(&wanted)? else { return Ok(None) };
+            let Some(record) = unless_gone(mirror.store.records.get(&wanted))? else { return Ok(None) };
             let Some(kept) = KeptDocument::read(record) else {
                 mirror.store.records.set_aside(&wanted)?;
                 return Ok(None);

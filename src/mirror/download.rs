@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout};
 
 use super::Mirror;
+use super::attempts::Attempts;
 use super::eviction::Reservation;
 use super::follow::Progress;
 use crate::error::Error;
@@ -19,8 +19,6 @@ use crate::upstream::error::{Fault, UpstreamError};
 
 /// Pieces between the reader and the writer; with those of the connection, all the memory a fill takes.
 const PIECES_WAITING: usize = 16;
-/// Slower than this over the stall time is given up.
-const LEAST_BYTES_PER_SECOND: u64 = 1024;
 /// A download without a length takes its room in steps of this.
 const ROOM_STEP_BYTES: u64 = 1 << 20;
 /// What is staged is written back in stretches, so that the sync at the end is short.
@@ -44,7 +42,7 @@ pub(super) async fn pump(
     staged: Staged,
     mut incoming: Incoming,
     length: Option<u64>,
-    pace: &mut Pace,
+    attempts: &mut Attempts,
     room: &mut Reservation,
     progress: &watch::Sender<Progress>,
 ) -> (Option<Staged>, Ended) {
@@ -62,7 +60,7 @@ pub(super) async fn pump(
         return (None, Ended::Failed(Error::Interrupted("a fill".into())));
     }
     let growing = length.is_none().then_some(room);
-    let read = read(mirror, &mut incoming, pace, growing, pieces).await;
+    let read = read(mirror, &mut incoming, attempts, growing, pieces).await;
     let Ok((staged, written)) = ended.await else {
         return (None, Ended::Failed(Error::Interrupted("a fill".into())));
     };
@@ -77,7 +75,7 @@ pub(super) async fn pump(
             let fault = Fault::Unusable("it sent more than it announced".into());
             Ended::Differs(incoming.failed(fault).into())
         }
-        (Ok(()), Err(NotRead::NoRoom(error))) => Ended::Differs(error),
+        (Ok(()), Err(NotRead::NoRoom(error))) => Ended::Failed(error),
         (Ok(()), Err(NotRead::Upstream(error))) => match error.fault {
             Fault::TooLarge(_) => Ended::Differs(error.into()),
             Fault::Slow(_) => Ended::Failed(error.into()),
@@ -92,7 +90,7 @@ pub(super) async fn pump(
 /// Why no more was read.
 enum NotRead {
     Upstream(UpstreamError),
-    /// It would not fit: nothing of it can be built on.
+    /// It would not fit.
     NoRoom(Error),
 }
 
@@ -100,59 +98,48 @@ enum NotRead {
 async fn read(
     mirror: &Arc<Mirror>,
     incoming: &mut Incoming,
-    pace: &mut Pace,
+    attempts: &mut Attempts,
     mut growing: Option<&mut Reservation>,
     pieces: mpsc::Sender<Bytes>,
 ) -> Result<(), NotRead> {
-    let (stall, limit) = (mirror.limits.stall, mirror.limits.archive_bytes);
-    let failed = |incoming: &Incoming, fault| Err(NotRead::Upstream(incoming.failed(fault)));
     let mut received = incoming.from;
-    loop {
-        let began = Instant::now();
-        let piece = match timeout(stall, incoming.next()).await {
-            Ok(piece) => piece.map_err(NotRead::Upstream)?,
-            Err(_) => return failed(incoming, Fault::Slow(format!("no byte for {} s", stall.as_secs()))),
-        };
-        let Some(piece) = piece else { return Ok(()) };
+    while let Some(piece) = next_piece(mirror, incoming, attempts, received).await.map_err(NotRead::Upstream)? {
         received += piece.len() as u64;
-        if received > limit {
-            return failed(incoming, Fault::TooLarge(limit));
-        }
         if let Some(room) = growing.as_deref_mut() {
             // In steps, or a store that is full would be gone over for every piece.
             let step = received.next_multiple_of(ROOM_STEP_BYTES).min(mirror.limits.store_bytes).max(received);
             mirror.reserve(room, step).await.map_err(NotRead::NoRoom)?;
-        }
-        // Only the time spent waiting for upstream counts, and not what our own disk takes.
-        if pace.is_too_slow(began.elapsed(), piece.len() as u64, stall) {
-            return failed(incoming, Fault::Slow(format!("less than 1 KiB/s over {} s", stall.as_secs())));
         }
         if pieces.send(piece).await.is_err() {
             // The writer stopped, and says why.
             return Ok(());
         }
     }
+    Ok(())
 }
 
-/// How fast upstream is, over all the connections of one fill.
-#[derive(Debug, Default)]
-pub(super) struct Pace {
-    waited: Duration,
-    brought: u64,
-}
-
-impl Pace {
-    /// Counts a wait and what it brought; says whether a whole stall time went by with too little.
-    pub(super) fn is_too_slow(&mut self, waited: Duration, brought: u64, stall: Duration) -> bool {
-        self.waited += waited;
-        self.brought += brought;
-        if self.waited < stall {
-            return false;
-        }
-        let enough = LEAST_BYTES_PER_SECOND * stall.as_secs();
-        let Self { brought, .. } = std::mem::take(self);
-        brought < enough
+/// The next bytes, unless upstream takes too long over them, or sends too much; `None` at the end.
+pub(super) async fn next_piece(
+    mirror: &Mirror,
+    incoming: &mut Incoming,
+    attempts: &mut Attempts,
+    received: u64,
+) -> Result<Option<Bytes>, UpstreamError> {
+    let (stall, limit) = (mirror.limits.stall, mirror.limits.archive_bytes);
+    let began = Instant::now();
+    let piece = match timeout(stall, incoming.next()).await {
+        Ok(piece) => piece?,
+        Err(_) => return Err(incoming.failed(Fault::Slow(format!("no byte for {} s", stall.as_secs())))),
+    };
+    let Some(piece) = piece else { return Ok(None) };
+    if received + piece.len() as u64 > limit {
+        return Err(incoming.failed(Fault::TooLarge(limit)));
     }
+    // Only the time spent waiting for upstream counts, and not what our own disk or a client takes.
+    if attempts.is_too_slow(began.elapsed(), piece.len() as u64) {
+        return Err(incoming.failed(Fault::Slow(format!("less than 1 KiB/s over {} s", stall.as_secs()))));
+    }
+    Ok(Some(piece))
 }
 
 enum Stopped {

@@ -166,8 +166,9 @@ impl Mirror {
 
     /// Makes room for `bytes` on a disk that is full, whatever the size limit says; evicts nothing for what
     /// would not fit all the same.
-    pub(super) fn make_room_on_disk(&self, bytes: u64) -> Result<(), StoreError> {
-        let free = self.store.free_bytes()?;
+    pub(super) fn make_room_on_disk(&self, bytes: u64, full: &StoreError) -> Result<(), StoreError> {
+        // What the disk has free says nothing of this user's share of it.
+        let free = if full.is_over_quota() { 0 } else { self.store.free_bytes()? };
         let (held, pinned) = (self.store.index.totals().archive_bytes, self.pinned_bytes()?);
         let limit = free.saturating_add(held);
         if bytes.saturating_add(pinned) > limit {

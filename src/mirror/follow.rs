@@ -9,10 +9,10 @@ use tokio::sync::watch;
 
 use super::names::HeldArchive;
 use crate::error::Error;
-use crate::store::{FileBytes, READ_AT_ONCE};
+use crate::store::{FileBytes, READ_AT_ONCE, StoreError};
 
 /// What is held back at the end of what has arrived, in bytes.
-const TAIL_BYTES: u64 = 64 * 1024;
+pub(super) const TAIL_BYTES: u64 = 64 * 1024;
 
 /// How far a fill is.
 #[derive(Debug, Clone)]
@@ -23,6 +23,10 @@ pub(super) enum Progress {
     Streaming { bytes: FileBytes, written: u64, length: Option<u64> },
     /// Proven and kept.
     Committed { bytes: Option<FileBytes>, held: Box<HeldArchive> },
+    /// Proven, but the disk would not keep it: it lives as long as its file is open.
+    Unkept { bytes: FileBytes, size_bytes: u64 },
+    /// The disk would not take it: whoever has nothing of it yet gets it straight from upstream.
+    NoPlace(StoreError),
     /// It came to nothing.
     Failed(Error),
 }
@@ -47,20 +51,27 @@ impl Follow {
         stream::try_unfold((self.progress, 0), move |(mut progress, offset)| async move {
             loop {
                 let state = progress.borrow_and_update().clone();
+                let size_bytes = match &state {
+                    Progress::Committed { held, .. } => Some(held.size_bytes),
+                    Progress::Unkept { size_bytes, .. } => Some(*size_bytes),
+                    Progress::Asking | Progress::Streaming { .. } | Progress::NoPlace(_) | Progress::Failed(_) => None,
+                };
+                if told.is_some_and(|told| size_bytes.is_some_and(|size_bytes| told != size_bytes)) {
+                    return Err(io::Error::other("upstream sent another length than it announced"));
+                }
+                if size_bytes == Some(offset) {
+                    return Ok(None);
+                }
                 let (bytes, limit) = match state {
                     Progress::Asking => (None, 0),
                     Progress::Streaming { bytes, written, .. } => {
                         let before_the_tail = told.unwrap_or(written).saturating_sub(TAIL_BYTES);
                         (Some(bytes), written.min(before_the_tail))
                     }
-                    Progress::Committed { held, .. } if told.is_some_and(|told| told != held.size_bytes) => {
-                        return Err(io::Error::other("upstream sent another length than it announced"));
-                    }
-                    Progress::Committed { bytes, held } => {
-                        if offset == held.size_bytes {
-                            return Ok(None);
-                        }
-                        (bytes, held.size_bytes)
+                    Progress::Committed { bytes, held } => (bytes, held.size_bytes),
+                    Progress::Unkept { bytes, size_bytes } => (Some(bytes), size_bytes),
+                    Progress::NoPlace(_) => {
+                        return Err(io::Error::other("the disk would not take it; the next request gets it without"));
                     }
                     Progress::Failed(error) => return Err(io::Error::other(error.to_string())),
                 };

@@ -4,6 +4,9 @@
 //! a flight of its own, so whoever asked may leave without ending it for others.
 
 mod archives;
+mod asking;
+mod attempts;
+mod checked;
 mod commit;
 mod discovery;
 mod documents;
@@ -14,6 +17,7 @@ mod follow;
 mod freshness;
 mod names;
 mod parts;
+mod passing;
 mod proof_set;
 mod proving;
 mod pull;
@@ -32,6 +36,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -40,11 +45,13 @@ use tokio::time::Instant;
 pub use self::archives::{Archive, ArchiveRef};
 pub use self::documents::KeptDocument;
 pub use self::names::{HeldArchive, PackageHashesKnown};
+pub use self::passing::Passing;
 pub use self::proof_set::ProofSet;
 
 use self::documents::DocumentFlight;
 use self::fill::FillKey;
 use self::follow::Progress;
+use self::passing::MOST_PASSING;
 use self::remembered::Remembered;
 use self::sets::{Anew, SetFlight};
 use self::single_flight::{Awaited, Flights};
@@ -111,6 +118,8 @@ pub enum Outcome {
     Hit,
     /// Fetched for this request.
     Miss,
+    /// Fetched for this request alone, and not kept: the disk would not take it.
+    Passed,
     /// Held, and confirmed or replaced by upstream for this request.
     Revalidated,
     /// Held, past its time, and upstream could not say otherwise.
@@ -162,6 +171,8 @@ pub struct Counters {
     pub traffic: Traffic,
     /// Archive downloads under way.
     pub fills: Gauge,
+    /// Archives that were given to a client without being kept.
+    pub passed_through: Counter,
 }
 
 /// How long we wait for what.
@@ -223,6 +234,8 @@ pub struct Mirror {
     reserved: Arc<AtomicU64>,
     missing: Mutex<BTreeSet<String>>,
     places: Arc<Semaphore>,
+    passing: Arc<Semaphore>,
+    lengths: Remembered<FillKey, u64>,
     revisions: [AtomicU64; 256],
     hasher: std::hash::RandomState,
     counters: Counters,
@@ -257,6 +270,8 @@ impl Mirror {
             reserved: Arc::default(),
             missing: Mutex::default(),
             places: Arc::new(Semaphore::new(limits.waiting)),
+            passing: Arc::new(Semaphore::new(MOST_PASSING)),
+            lengths: Remembered::default(),
             revisions: std::array::from_fn(|_| AtomicU64::new(0)),
             hasher: std::hash::RandomState::new(),
             counters,
@@ -281,7 +296,7 @@ impl Mirror {
 
     /// Whether what is asked for can be kept and read.
     pub fn is_ready(&self) -> bool {
-        self.store.is_usable()
+        self.store.check().is_ok()
     }
 
     /// The configured upstreams' hosts, sorted.
@@ -359,6 +374,10 @@ impl Mirror {
 
     /// Lists what would have been fetched, were this mirror not offline (promise 12).
     fn missing(&self, what: String) -> Error {
+        if let Err(gone) = self.store.check() {
+            // It may well be held there.
+            return gone.into();
+        }
         let mut missing = self.missing.lock();
         if missing.len() < MOST_MISSING {
             missing.insert(what.clone());
@@ -383,7 +402,7 @@ impl Mirror {
 
     /// Whether an archive is held.
     pub async fn holds(self: &Arc<Self>, digest: Digest) -> Result<bool, Error> {
-        self.on_disk(move |mirror| mirror.store.blobs.holds(&digest)).await
+        self.on_disk(move |mirror| unless_gone(mirror.store.blobs.holds(&digest))).await
     }
 
     /// For how long a 404 of this upstream is believed.
@@ -409,5 +428,13 @@ impl Mirror {
             return Ok(());
         }
         self.store.close()
+    }
+}
+
+/// What was read; nothing where the store is gone, which holds nothing for anybody then.
+fn unless_gone<T: Default>(read: Result<T, StoreError>) -> Result<T, StoreError> {
+    match read {
+        Err(StoreError::Gone) => Ok(T::default()),
+        read => read,
     }
 }

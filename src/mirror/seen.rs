@@ -46,21 +46,43 @@ pub(super) enum History {
     },
 }
 
+/// How what was seen came to be known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Known {
+    /// By its record.
+    Recorded,
+    /// From what is held: it must be put even if nothing is added to it.
+    Rebuilt,
+    /// Not at all, because the store is gone: it must not be put over what is recorded there.
+    Unknown,
+}
+
 /// Reads what was seen of a provider. A record that is not there may have been damaged and set aside:
 /// then what is still held says what was proven.
-///
-/// Says whether it must be put even if nothing is added to it.
-fn read(mirror: &Mirror, address: &ProviderAddress) -> Result<(Seen, bool), StoreError> {
+fn read(mirror: &Mirror, address: &ProviderAddress) -> Result<(Seen, Known), StoreError> {
+    match read_there(mirror, address) {
+        Err(StoreError::Gone) => Ok((Seen::default(), Known::Unknown)),
+        read => read,
+    }
+}
+
+fn read_there(mirror: &Mirror, address: &ProviderAddress) -> Result<(Seen, Known), StoreError> {
     let key = Key::Seen(address.clone());
     if let Some(record) = mirror.store.records.get(&key)? {
         match serde_json::from_slice(&record) {
-            Ok(seen) => return Ok((seen, false)),
+            Ok(seen) => return Ok((seen, Known::Recorded)),
             Err(_) => mirror.store.records.set_aside(&key)?,
         }
     }
     let mut seen = Seen::default();
-    for package in mirror.store.records.packages_with_sets(address)? {
-        let Some(held) = mirror.read_set(&package)? else { continue };
+    note_sets(mirror, &mut seen, &mirror.store.records.packages_with_sets(address)?)?;
+    Ok((seen, Known::Rebuilt))
+}
+
+/// Notes what the held sets of these packages prove.
+fn note_sets(mirror: &Mirror, seen: &mut Seen, packages: &[Package]) -> Result<(), StoreError> {
+    for package in packages {
+        let Some(held) = mirror.read_set(package)? else { continue };
         let predecessor = held.kept.predecessor.as_ref().map(|(set, _)| set);
         for set in predecessor.into_iter().chain([&held.kept.current]) {
             if let Some(sums) = set.checksums() {
@@ -68,10 +90,14 @@ fn read(mirror: &Mirror, address: &ProviderAddress) -> Result<(Seen, bool), Stor
             }
         }
     }
-    Ok((seen, true))
+    Ok(())
 }
 
 impl Seen {
+    fn knows_digests_of(&self, version: &Version) -> bool {
+        self.versions.get(version).is_some_and(|seen| !seen.digests.is_empty())
+    }
+
     /// Notes proven sums; says whether anything about them is new.
     fn note(&mut self, version: &Version, sums: &Checksums, fingerprint: Option<&str>, now: Timestamp) -> bool {
         let mut news = false;
@@ -98,6 +124,14 @@ fn put(mirror: &Mirror, key: &Key, seen: &Seen) -> Result<(), StoreError> {
     mirror.store.records.put(key, &record, Durability::Synced).map(|_| ())
 }
 
+fn must_be_put(how: Known, news: bool) -> bool {
+    match how {
+        Known::Recorded => news,
+        Known::Rebuilt => true,
+        Known::Unknown => false,
+    }
+}
+
 /// Notes the versions of a list that were not seen before.
 pub(super) fn note_versions(
     mirror: &Mirror,
@@ -107,15 +141,17 @@ pub(super) fn note_versions(
 ) -> Result<(), StoreError> {
     let key = Key::Seen(address.clone());
     let _lock = mirror.record_lock(&key).lock();
-    let (mut seen, rebuilt) = read(mirror, address)?;
+    let (mut seen, how) = read(mirror, address)?;
     let known = seen.versions.len();
     for version in versions {
         seen.versions.entry(version.clone()).or_insert(SeenVersion { first_seen: now, digests: BTreeMap::new() });
     }
-    if seen.versions.len() == known && !rebuilt { Ok(()) } else { put(mirror, &key, &seen) }
+    let news = seen.versions.len() != known;
+    if must_be_put(how, news) { put(mirror, &key, &seen) } else { Ok(()) }
 }
 
-/// Holds proven sums against what was proven before; notes them unless a stranger changed them.
+/// Holds proven sums against what was proven before; notes them unless a stranger changed them. A disk that
+/// cannot be written costs the note, not the answer.
 pub(super) fn judge(
     mirror: &Mirror,
     package: &Package,
@@ -125,7 +161,13 @@ pub(super) fn judge(
 ) -> Result<History, StoreError> {
     let key = Key::Seen(package.provider.clone());
     let _lock = mirror.record_lock(&key).lock();
-    let (mut seen, rebuilt) = read(mirror, &package.provider)?;
+    let (mut seen, how) = read(mirror, &package.provider)?;
+    if how == Known::Recorded && !seen.knows_digests_of(&package.version) {
+        // A set may be held whose digests could not be noted, because the disk was full.
+        let platforms = mirror.store.records.platforms_with_sets(&package.provider, &package.version)?;
+        let of = |platform| Package { platform, ..package.clone() };
+        note_sets(mirror, &mut seen, &platforms.into_iter().map(of).collect::<Vec<_>>())?;
+    }
     let known_key = fingerprint.is_some_and(|fingerprint| seen.keys.contains_key(fingerprint));
     let before = seen.versions.get(&package.version);
     let differs = |(file, digest): &(&str, Digest)| {
@@ -136,8 +178,11 @@ pub(super) fn judge(
         Some(file) if known_key => History::RepublishedByKnownKey { file },
         Some(file) => return Ok(History::RepublishedByStranger { file }),
     };
-    if seen.note(&package.version, sums, fingerprint, now) || rebuilt {
-        put(mirror, &key, &seen)?;
+    let news = seen.note(&package.version, sums, fingerprint, now);
+    if must_be_put(how, news)
+        && let Err(error) = put(mirror, &key, &seen)
+    {
+        tracing::error!(%package, %error, to_do = error.to_do(), "what was proven could not be noted");
     }
     Ok(history)
 }

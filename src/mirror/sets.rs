@@ -9,7 +9,7 @@ use super::proof_set::{HeldSet, KeptSet, ProofSet};
 use super::proving::{Visit, not_of_the_document};
 use super::pull::{Flight, Landed};
 use super::single_flight::Awaited;
-use super::{Answer, Call, Errand, Mirror, Outcome};
+use super::{Answer, Call, Errand, Mirror, Outcome, unless_gone};
 use crate::address::{Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
@@ -106,7 +106,7 @@ impl Mirror {
     /// The set that is held, without asking anybody.
     pub(super) async fn held_set(self: &Arc<Self>, package: &Package) -> Result<Option<HeldSet>, Error> {
         let package = package.clone();
-        self.on_disk(move |mirror| mirror.read_set(&package)).await
+        self.on_disk(move |mirror| unless_gone(mirror.read_set(&package))).await
     }
 
     pub(super) fn read_set(&self, package: &Package) -> Result<Option<HeldSet>, StoreError> {
@@ -133,7 +133,7 @@ impl Mirror {
         version: &Version,
     ) -> Result<Vec<Platform>, Error> {
         let (provider, version) = (provider.clone(), version.clone());
-        self.on_disk(move |mirror| mirror.store.records.platforms_with_sets(&provider, &version)).await
+        self.on_disk(move |mirror| unless_gone(mirror.store.records.platforms_with_sets(&provider, &version))).await
     }
 
     /// Joins the flight for a package's set, or starts it. `seen` is what the caller saw held.
@@ -297,8 +297,14 @@ impl Mirror {
         let kept = self.on_disk(move |mirror| {
             let key = Key::ProofSet(of.clone());
             let lock = mirror.record_lock(&key).lock();
-            let held = mirror.read_set(&of)?.map(|held| Arc::unwrap_or_clone(held.kept));
+            let read = mirror.read_set(&of);
+            let is_gone = matches!(read, Err(StoreError::Gone));
+            let held = unless_gone(read)?.map(|held| Arc::unwrap_or_clone(held.kept));
             let kept = change(mirror, held)?;
+            if is_gone {
+                // Never over a set that was not read: it may be back by now.
+                return Ok(kept);
+            }
             match mirror.store.records.put(&key, &kept.write(), Durability::Lazy) {
                 Ok(size_bytes) => mirror.store.index.document_kept(&key, size_bytes, kept.age.checked),
                 Err(error) => tracing::error!(package = %of, %error, "a proof set could not be kept"),

@@ -9,7 +9,7 @@ use serde_json::value::{RawValue, to_raw_value};
 
 use super::discovery::Faith;
 use super::documents::{DocumentFlight, KeptDocument, Meanwhile};
-use super::{Answer, Call, Mirror, seen};
+use super::{Answer, Call, Mirror, seen, unless_gone};
 use crate::address::{Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
 use crate::error::Error;
@@ -128,7 +128,7 @@ impl Mirror {
             return Ok(Bytes::new());
         }
         let of = address.clone();
-        let named = self.on_disk(move |mirror| mirror.store.records.packages_with_names(&of)).await?;
+        let named = self.on_disk(move |mirror| unless_gone(mirror.store.records.packages_with_names(&of))).await?;
         let mut held: BTreeMap<Version, Vec<Platform>> = BTreeMap::new();
         for Package { version, platform, .. } in named {
             if list.get(&version).is_none() {

@@ -1,7 +1,7 @@
 //! Archives by digest. What is staged is not visible; what is visible is complete and proven.
 
 use std::fs::File;
-use std::io::{self, IoSliceMut, Read, Seek, SeekFrom, Write};
+use std::io::{self, IoSliceMut, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -10,10 +10,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::{Stream, stream};
 use rustix::io::ReadWriteFlags;
-use serde::{Deserialize, Serialize};
 
 use super::StoreError;
+use super::claim::Claim;
 use super::disk::{self, Aside};
+use super::staged::Staged;
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash, FastHasher, Hasher};
 use crate::verify::Verified;
@@ -29,12 +30,13 @@ pub struct Blobs {
     folder: PathBuf,
     staging: PathBuf,
     aside: Aside,
+    claim: Claim,
 }
 
 impl Blobs {
-    pub(super) fn open(folder: &Path, staging: &Path, aside: Aside) -> Result<Self, StoreError> {
+    pub(super) fn open(folder: &Path, staging: &Path, aside: Aside, claim: Claim) -> Result<Self, StoreError> {
         disk::make_folder(folder)?;
-        Ok(Self { folder: folder.to_owned(), staging: staging.to_owned(), aside })
+        Ok(Self { folder: folder.to_owned(), staging: staging.to_owned(), aside, claim })
     }
 
     fn path(&self, digest: &Digest) -> PathBuf {
@@ -61,49 +63,39 @@ impl Blobs {
     pub fn stage(&self, name: &str) -> Result<Staged, StoreError> {
         let path = self.staging.join(format!("{name}.part"));
         let note_path = self.staging.join(format!("{name}.json"));
+        self.claim.check()?;
         disk::make_again(&self.staging)?;
-        let mut file = disk::open_or_make(&path)?;
-        let note = disk::read(&note_path)?.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-        let mut hasher = Hasher::new();
-        let mut written = 0;
-        let mut buffer = vec![0; READ_AT_ONCE];
-        loop {
-            let read = file.read(&mut buffer).map_err(|e| StoreError::io("read", &path, e))?;
-            if read == 0 {
-                break;
-            }
-            hasher.update(&buffer[..read]);
-            written += read as u64;
-        }
-        Ok(Staged { file: Arc::new(file), path, note_path, note, hasher, written })
+        Staged::open(path, note_path, self.claim.clone())
     }
 
     /// Makes a proven archive visible: synced, renamed, its folder synced.
     pub fn publish(&self, staged: Verified<Staged>) -> Result<(), StoreError> {
         let place = self.path(&staged.digest());
         let staged = staged.into_inner();
-        staged.file.sync_all().map_err(|e| StoreError::io("sync", &staged.path, e))?;
-        disk::make_way_for(&place)?;
-        disk::rename(&staged.path, &place)?;
+        staged.sync()?;
+        self.claim.check()?;
+        disk::make_way_for(&place, self.claim.root())?;
+        staged.move_to(&place)?;
         disk::sync_folder_of(&place)?;
-        disk::remove(&staged.note_path)
+        staged.remove_note()
     }
 
     /// Opens a held archive; `None` where it is not held.
     pub fn get(&self, digest: &Digest) -> Result<Option<Blob>, StoreError> {
         let path = self.path(digest);
-        let Some(file) = disk::open(&path)? else { return Ok(None) };
+        let Some(file) = self.claim.vouch(disk::open(&path))? else { return Ok(None) };
         let size_bytes = file.metadata().map_err(|e| StoreError::io("look at", &path, e))?.len();
         Ok(Some(Blob { bytes: FileBytes { file: Arc::new(file) }, path, size_bytes }))
     }
 
     /// Whether an archive is held, without opening it.
     pub fn holds(&self, digest: &Digest) -> Result<bool, StoreError> {
-        disk::is_there(&self.path(digest))
+        self.claim.vouch(disk::is_there(&self.path(digest)))
     }
 
     /// Removes an archive. Whoever is reading it goes on reading.
     pub fn remove(&self, digest: &Digest) -> Result<(), StoreError> {
+        self.claim.check()?;
         let path = self.path(digest);
         disk::remove(&path)?;
         if path.parent().is_some_and(disk::is_folder) { disk::sync_folder_of(&path) } else { Ok(()) }
@@ -111,6 +103,7 @@ impl Blobs {
 
     /// Moves an archive that is not what its name says out of the way.
     pub fn set_aside(&self, digest: &Digest) -> Result<(), StoreError> {
+        self.claim.check()?;
         let place = self.aside.take(&self.path(digest))?;
         tracing::error!(digest = %digest, aside = %place.display(), "a damaged archive was set aside");
         Ok(())
@@ -129,91 +122,6 @@ impl Blobs {
     }
 }
 
-/// What must be known to resume a download after a restart.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct StagedNote {
-    /// The strong validator upstream gave.
-    pub etag: Option<String>,
-    /// The date upstream gave.
-    pub last_modified: Option<String>,
-    /// The whole length, where upstream gave one.
-    pub length: Option<u64>,
-}
-
-/// A download under way: appended to, hashed as it grows, visible to nobody but who follows it.
-#[derive(Debug)]
-pub struct Staged {
-    file: Arc<File>,
-    path: PathBuf,
-    note_path: PathBuf,
-    note: Option<StagedNote>,
-    hasher: Hasher,
-    written: u64,
-}
-
-impl Staged {
-    /// What the download that left these bytes knew of them.
-    pub fn note(&self) -> Option<&StagedNote> {
-        self.note.as_ref()
-    }
-
-    /// Remembers what a resumption will need, and takes the room for the whole length at once.
-    pub fn remember(&mut self, note: StagedNote) -> Result<(), StoreError> {
-        if let Some(length) = note.length.filter(|length| *length > self.written) {
-            let flags = rustix::fs::FallocateFlags::KEEP_SIZE;
-            match rustix::fs::fallocate(&*self.file, flags, 0, length) {
-                Ok(()) | Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {}
-                Err(e) => return Err(StoreError::io("take the room for", &self.path, e.into())),
-            }
-        }
-        let bytes = serde_json::to_vec(&note).map_err(|e| StoreError::io("write", &self.note_path, e.into()))?;
-        let beside = self.note_path.with_extension("json.new");
-        disk::write_new(&beside, &[&bytes], false)?;
-        disk::rename(&beside, &self.note_path)?;
-        self.note = Some(note);
-        Ok(())
-    }
-
-    /// How many bytes are staged.
-    pub fn written(&self) -> u64 {
-        self.written
-    }
-
-    /// The staged bytes, for whoever follows the download.
-    pub fn bytes(&self) -> FileBytes {
-        FileBytes { file: Arc::clone(&self.file) }
-    }
-
-    /// Appends to what is staged.
-    pub fn append(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
-        let failed = |e| StoreError::io("write", &self.path, e);
-        let mut file = &*self.file;
-        file.seek(SeekFrom::Start(self.written)).and_then(|_| file.write_all(bytes)).map_err(failed)?;
-        self.hasher.update(bytes);
-        self.written += bytes.len() as u64;
-        Ok(())
-    }
-
-    /// Whether `bytes` are what is staged at `offset`.
-    pub fn agrees(&self, offset: u64, bytes: &[u8]) -> Result<bool, StoreError> {
-        let mut staged = vec![0; bytes.len()];
-        let read = self.file.read_exact_at(&mut staged, offset);
-        read.map_err(|e| StoreError::io("read", &self.path, e))?;
-        Ok(staged == bytes)
-    }
-
-    /// What the staged bytes hash to.
-    pub fn hashes(&self) -> (Digest, FastHash) {
-        self.hasher.clone().finish()
-    }
-
-    /// Throws away what is staged.
-    pub fn discard(self) -> Result<(), StoreError> {
-        disk::remove(&self.note_path)?;
-        disk::remove(&self.path)
-    }
-}
-
 /// Bytes of a file that is read at offsets by whoever serves it, without a mapping.
 #[derive(Debug, Clone)]
 pub struct FileBytes {
@@ -221,10 +129,21 @@ pub struct FileBytes {
 }
 
 impl FileBytes {
+    pub(super) fn of(file: &Arc<File>) -> Self {
+        Self { file: Arc::clone(file) }
+    }
+
     /// Writes back what is in memory only, so that the sync at the end is short. Blocks.
     pub fn write_back(&self) {
         // Only a head start: the sync that counts comes with `publish`, and tells its error.
         let _ = self.file.sync_data();
+    }
+
+    /// Hashes the whole of it as the disk has it now. Blocks.
+    pub fn fast_hash(&self) -> Result<FastHash, StoreError> {
+        let mut hasher = FastHasher::new();
+        each_piece(&self.file, Path::new("what is staged"), |piece| hasher.update(piece))?;
+        Ok(hasher.finish())
     }
 
     /// Reads up to `most` bytes at `offset`; empty past the end.
@@ -269,6 +188,11 @@ impl Blob {
         self.size_bytes
     }
 
+    /// Its bytes, for whoever reads them at offsets.
+    pub fn bytes(&self) -> FileBytes {
+        self.bytes.clone()
+    }
+
     /// The whole of it. For archives small enough to be held in memory.
     pub fn read_all(&self) -> Result<Vec<u8>, StoreError> {
         let mut all = vec![0; usize::try_from(self.size_bytes).unwrap_or(usize::MAX)];
@@ -291,18 +215,8 @@ impl Blob {
         Ok(hasher.finish())
     }
 
-    fn each_piece(&self, mut use_it: impl FnMut(&[u8])) -> Result<(), StoreError> {
-        let mut buffer = vec![0; READ_AT_ONCE];
-        let mut offset = 0;
-        loop {
-            let read = self.bytes.file.read_at(&mut buffer, offset);
-            let read = read.map_err(|e| StoreError::io("read", &self.path, e))?;
-            if read == 0 {
-                return Ok(());
-            }
-            use_it(&buffer[..read]);
-            offset += read as u64;
-        }
+    fn each_piece(&self, use_it: impl FnMut(&[u8])) -> Result<(), StoreError> {
+        each_piece(&self.bytes.file, &self.path, use_it)
     }
 
     /// A reader over the whole of it, at its own place in the file.
@@ -328,6 +242,19 @@ impl Blob {
                 Ok(Some((piece, next)))
             }
         })
+    }
+}
+
+fn each_piece(file: &File, path: &Path, mut use_it: impl FnMut(&[u8])) -> Result<(), StoreError> {
+    let mut buffer = vec![0; READ_AT_ONCE];
+    let mut offset = 0;
+    loop {
+        let read = file.read_at(&mut buffer, offset).map_err(|e| StoreError::io("read", path, e))?;
+        if read == 0 {
+            return Ok(());
+        }
+        use_it(&buffer[..read]);
+        offset += read as u64;
     }
 }
 

@@ -3,10 +3,14 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
+
+use rustix::fs::{FallocateFlags, fallocate, fstatvfs};
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 
 use super::{FORMAT, StoreError};
 use crate::clock::Timestamp;
@@ -64,14 +68,38 @@ pub(super) fn is_there(path: &Path) -> Result<bool, StoreError> {
 }
 
 pub(super) fn open_lock(path: &Path) -> Result<File, StoreError> {
-    OpenOptions::new().create(true).truncate(false).write(true).open(path).map_err(|e| StoreError::io("open", path, e))
+    let made = OpenOptions::new().create(true).truncate(false).write(true).open(path);
+    let opened = match made {
+        // A store that is there and cannot be written is locked all the same.
+        Err(e) if matches!(e.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied) => {
+            File::open(path).map_err(|_| e)
+        }
+        opened => opened,
+    };
+    opened.map_err(|e| StoreError::io("open", path, e))
+}
+
+/// Whether there is no such file; also where a file lies in place of a folder above it.
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+}
+
+/// What tells one file from another, whatever their paths.
+pub(super) type Identity = (u64, u64);
+
+pub(super) fn identity(file: &File) -> io::Result<Identity> {
+    file.metadata().map(|meta| (meta.dev(), meta.ino()))
+}
+
+pub(super) fn identity_of(path: &Path) -> io::Result<Identity> {
+    fs::metadata(path).map(|meta| (meta.dev(), meta.ino()))
 }
 
 /// Opens a file for reading; `None` where there is none.
 pub(super) fn open(path: &Path) -> Result<Option<File>, StoreError> {
     match File::open(path) {
         Ok(file) => Ok(Some(file)),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) if is_absent(&e) => Ok(None),
         Err(e) => Err(StoreError::io("open", path, e)),
     }
 }
@@ -87,11 +115,27 @@ pub(super) fn open_or_make(path: &Path) -> Result<File, StoreError> {
         .map_err(|e| StoreError::io("open", path, e))
 }
 
+/// Takes the room for a file of `bytes`, of which `written` are there, or says that there is none.
+pub(super) fn take_room(file: &File, written: u64, bytes: u64) -> rustix::io::Result<()> {
+    // A file may grow no larger than this, whatever the disk has; taking room does not ask.
+    if getrlimit(Resource::Fsize).current.is_some_and(|most| bytes > most) {
+        return Err(Errno::FBIG);
+    }
+    match fallocate(file, FallocateFlags::KEEP_SIZE, 0, bytes) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+            let free = fstatvfs(file)?;
+            let free = free.f_bavail.saturating_mul(free.f_frsize);
+            if bytes.saturating_sub(written) > free { Err(Errno::NOSPC) } else { Ok(()) }
+        }
+        taken => taken,
+    }
+}
+
 /// Reads a whole file; `None` where there is none.
 pub(super) fn read(path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
     match fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
-        Err(e) if e.kind() == io::ErrorKind::NotFound || e.kind() == io::ErrorKind::NotADirectory => Ok(None),
+        Err(e) if is_absent(&e) => Ok(None),
         Err(e) => Err(StoreError::io("read", path, e)),
     }
 }
@@ -115,13 +159,14 @@ pub(super) fn sync_folder_of(path: &Path) -> Result<(), StoreError> {
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(|e| StoreError::io("sync the folder", folder, e))
 }
 
-/// Makes the folders above `path` below `root`, and makes new ones survive a power cut.
-pub(super) fn make_way_for(path: &Path) -> Result<(), StoreError> {
-    let Some(folder) = path.parent() else { return Ok(()) };
+/// Makes the folders above `path` below `root`, and makes new ones survive a power cut; but not the root itself,
+/// which may be a disk that is not there.
+pub(super) fn make_way_for(path: &Path, root: &Path) -> Result<(), StoreError> {
+    let Some(folder) = path.parent().filter(|folder| *folder != root) else { return Ok(()) };
     if folder.is_dir() {
         return Ok(());
     }
-    make_way_for(folder)?;
+    make_way_for(folder, root)?;
     match fs::create_dir(folder) {
         Ok(()) => sync_folder_of(folder),
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -146,7 +191,7 @@ pub(super) fn write_new(path: &Path, parts: &[&[u8]], sync: bool) -> Result<(), 
 pub(super) fn names_in(folder: &Path) -> Result<Vec<String>, StoreError> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
-        Err(e) if e.kind() == io::ErrorKind::NotFound || e.kind() == io::ErrorKind::NotADirectory => return Ok(vec![]),
+        Err(e) if is_absent(&e) => return Ok(vec![]),
         Err(e) => return Err(StoreError::io("list", folder, e)),
     };
     let mut names = Vec::new();
@@ -178,7 +223,7 @@ fn look(path: &Path) -> Result<Option<(bool, u64, Timestamp)>, StoreError> {
             let changed = meta.modified().map_or(Timestamp(0), Timestamp::of);
             Ok(Some((meta.is_dir(), meta.len(), changed)))
         }
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) if is_absent(&e) => Ok(None),
         Err(e) => Err(StoreError::io("look at", path, e)),
     }
 }

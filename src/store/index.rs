@@ -1,4 +1,4 @@
-//! Last use and sizes, in sled: what eviction needs fast. Made again from the files whenever it lies.
+//! Last use and sizes: what eviction needs fast. Made again from the files whenever it lies.
 #![expect(clippy::disallowed_methods, reason = "the store owns the files; an index that will not open is moved aside")]
 
 use std::fs::{self, TryLockError};
@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
+use super::entries::Entries;
 use super::{Blobs, FORMAT, Key, Records, StoreError, disk};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
@@ -17,7 +18,6 @@ use crate::digest::Digest;
 const CLEAN: &[u8] = b"!clean";
 const ARCHIVE: u8 = b'a';
 const DOCUMENT: u8 = b'd';
-const CACHE_BYTES: u64 = 32 << 20;
 
 /// What is stored, in numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -84,9 +84,11 @@ impl Entry {
 /// request, and the index is made again at the next start.
 #[derive(Debug)]
 pub struct Index {
-    db: sled::Db,
+    entries: Entries,
     totals: Mutex<Totals>,
     broken: AtomicBool,
+    /// One on the disk that this one stands in for; it lies as soon as anything changes.
+    left_behind: Mutex<Option<PathBuf>>,
 }
 
 impl Index {
@@ -104,38 +106,57 @@ impl Index {
             usable.unwrap_or_else(|_| Err(StoreError::Index("it panicked".to_owned())))?;
             Ok(ManuallyDrop::into_inner(index))
         };
-        match guarded() {
-            Err(StoreError::Index(why)) => {
-                let aside = set_aside(folder, now)?;
+        let usable = match guarded() {
+            Err(StoreError::Index(why)) => set_aside(folder, now).and_then(|aside| {
                 tracing::error!(%why, aside = %aside.display(), "the index is damaged; it was set aside and is rebuilt");
                 guarded()
+            }),
+            usable => usable,
+        };
+        match usable {
+            // That the disk cannot be written says nothing against what is held.
+            Err(error @ StoreError::Io { .. }) => {
+                tracing::error!(%error, to_do = error.to_do(), "the index cannot be written; it is made in memory");
+                let index = Self::of(Entries::in_memory());
+                index.rebuild(blobs, records)?;
+                *index.left_behind.lock() = Some(folder.to_owned());
+                index.leave_behind();
+                Ok(index)
             }
-            // That the disk is full, or will not be read, says nothing against the index.
             usable => usable,
         }
     }
 
+    /// Moves the one on the disk that this one stands in for out of the way: the next start must not trust it.
+    fn leave_behind(&self) {
+        let mut folder = self.left_behind.lock();
+        // Where it cannot be moved nothing else can be changed either; so it is tried again with each change.
+        if folder.as_ref().is_some_and(|folder| set_aside(folder, Timestamp(0)).is_ok()) {
+            *folder = None;
+        }
+    }
+
+    fn of(entries: Entries) -> Self {
+        Self { entries, totals: Mutex::default(), broken: AtomicBool::new(false), left_behind: Mutex::default() }
+    }
+
     /// Trusts what the last process closed in order, and makes anything else again.
     fn make_usable(&self, blobs: &Blobs, records: &Records) -> Result<(), StoreError> {
-        let mark = self.db.remove(CLEAN).map_err(failed)?;
-        let clean = mark.is_some_and(|format| *format == FORMAT.to_be_bytes());
+        let mark = self.entries.remove(CLEAN)?;
+        let clean = mark.is_some_and(|format| format == FORMAT.to_be_bytes());
         if !clean || self.count().is_err() {
             self.rebuild(blobs, records)?;
         }
-        self.db.flush().map_err(failed)?;
-        Ok(())
+        self.entries.flush()
     }
 
     fn over(folder: &Path) -> Result<Self, StoreError> {
-        let config = sled::Config::new().path(folder).cache_capacity(CACHE_BYTES).flush_every_ms(Some(500));
-        let db = config.open().map_err(failed)?;
-        Ok(Self { db, totals: Mutex::default(), broken: AtomicBool::new(false) })
+        Ok(Self::of(Entries::on_disk(folder)?))
     }
 
     fn count(&self) -> Result<(), StoreError> {
         let mut totals = Totals::default();
-        for pair in self.db.iter() {
-            let (key, value) = pair.map_err(failed)?;
+        for (key, value) in self.entries.below(&[])? {
             let Some(entry) = Entry::decode(&value) else {
                 return Err(StoreError::Index("an entry of it is no entry".into()));
             };
@@ -165,13 +186,13 @@ impl Index {
             found.push((document_key(&key), Entry { last_use, size_bytes }));
         }
         for (key, entry) in &mut found {
-            if let Ok(Some(value)) = self.db.get(&*key) {
+            if let Ok(Some(value)) = self.entries.get(key) {
                 entry.last_use = Entry::decode(&value).map_or(entry.last_use, |old| old.last_use.max(entry.last_use));
             }
         }
-        self.db.clear().map_err(failed)?;
+        self.entries.clear()?;
         for (key, entry) in &found {
-            self.db.insert(key, &entry.encode()).map_err(failed)?;
+            self.entries.insert(key, &entry.encode())?;
         }
         if !found.is_empty() {
             tracing::info!(entries = found.len(), "the index was rebuilt from the files");
@@ -211,6 +232,7 @@ impl Index {
 
     /// Changes one entry and the totals together.
     fn note(&self, key: &[u8], change: impl FnOnce(Option<Entry>) -> Option<Entry>) {
+        self.leave_behind();
         let mut totals = self.totals.lock();
         if let Err(error) = self.change(key, change, &mut totals) {
             tracing::error!(%error, "the index could not be written; it is rebuilt at the next start");
@@ -224,12 +246,12 @@ impl Index {
         change: impl FnOnce(Option<Entry>) -> Option<Entry>,
         totals: &mut Totals,
     ) -> Result<(), StoreError> {
-        let before = self.db.get(key).map_err(failed)?.as_deref().and_then(Entry::decode);
+        let before = self.entries.get(key)?.as_deref().and_then(Entry::decode);
         let after = change(before.clone());
         match &after {
-            Some(entry) => self.db.insert(key, &entry.encode()).map_err(failed)?,
-            None => self.db.remove(key).map_err(failed)?,
-        };
+            Some(entry) => self.entries.insert(key, &entry.encode())?,
+            None => self.entries.remove(key).map(drop)?,
+        }
         let (number, bytes) = match key.first() {
             Some(&ARCHIVE) => (&mut totals.archives, &mut totals.archive_bytes),
             _ => (&mut totals.documents, &mut totals.document_bytes),
@@ -255,7 +277,7 @@ impl Index {
 
     /// What is noted of one archive.
     pub fn archive(&self, digest: &Digest) -> Result<Option<IndexedArchive>, StoreError> {
-        let value = self.db.get(archive_key(digest)).map_err(failed)?;
+        let value = self.entries.get(&archive_key(digest))?;
         Ok(value.as_deref().and_then(Entry::decode).map(|entry| IndexedArchive::new(*digest, &entry)))
     }
 
@@ -269,8 +291,7 @@ impl Index {
 
     fn by_age(&self, kind: u8) -> Result<Vec<(Vec<u8>, Entry)>, StoreError> {
         let mut found = Vec::new();
-        for pair in self.db.scan_prefix([kind]) {
-            let (key, value) = pair.map_err(failed)?;
+        for (key, value) in self.entries.below(&[kind])? {
             found.extend(Entry::decode(&value).map(|entry| (key[1..].to_vec(), entry)));
         }
         Ok(found)
@@ -280,9 +301,8 @@ impl Index {
         if self.broken.load(Ordering::Relaxed) {
             return Ok(());
         }
-        self.db.insert(CLEAN, &FORMAT.to_be_bytes()).map_err(failed)?;
-        self.db.flush().map_err(failed)?;
-        Ok(())
+        self.entries.insert(CLEAN, &FORMAT.to_be_bytes())?;
+        self.entries.flush()
     }
 }
 
@@ -292,21 +312,6 @@ fn archive_key(digest: &Digest) -> Vec<u8> {
 
 fn document_key(key: &Key) -> Vec<u8> {
     [&[DOCUMENT], key.path().as_os_str().as_encoded_bytes()].concat()
-}
-
-fn failed(why: sled::Error) -> StoreError {
-    const OF_THE_DISK: [io::ErrorKind; 4] = [
-        io::ErrorKind::StorageFull,
-        io::ErrorKind::QuotaExceeded,
-        io::ErrorKind::ReadOnlyFilesystem,
-        io::ErrorKind::PermissionDenied,
-    ];
-    match why {
-        sled::Error::Io(source) if OF_THE_DISK.contains(&source.kind()) => {
-            StoreError::io("use", Path::new("the index"), source)
-        }
-        why => StoreError::Index(why.to_string()),
-    }
 }
 
 /// An index that somebody else has open is not damaged, and must not be moved away under them. The store's own lock is

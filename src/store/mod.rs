@@ -17,21 +17,25 @@
 //! async side go through a blocking task.
 
 mod blobs;
+mod claim;
 mod disk;
+mod entries;
 mod index;
 mod key;
 mod records;
+mod staged;
 
-use std::fs::{File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub use self::blobs::{Blob, Blobs, FileBytes, READ_AT_ONCE, Staged, StagedNote};
+pub use self::blobs::{Blob, Blobs, FileBytes, READ_AT_ONCE};
 pub use self::index::{Index, IndexedArchive, Totals};
 pub use self::key::Key;
 pub use self::records::{Durability, Records};
+pub use self::staged::{Staged, StagedNote};
 
+use self::claim::Claim;
 use crate::clock::Timestamp;
 
 /// The format of everything below `DIR/v1`. A newer one makes an older binary stop.
@@ -53,6 +57,9 @@ pub enum StoreError {
     /// Another process has the store.
     #[error("{path} is in use by another larder: stop it, or give this one a [store] path of its own", path = .0.display())]
     Locked(PathBuf),
+    /// It is not the store that was locked at the start.
+    #[error("the store of this mirror is gone: its folder was removed or replaced while larder runs")]
+    Gone,
     /// Written by a newer larder.
     #[error("{path} has format {found}, and this larder reads up to {FORMAT}: run the newer larder that wrote it", path = .path.display())]
     Newer {
@@ -79,10 +86,44 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// Whether the disk, or this user's share of it, is full.
+    /// Whether the disk, or this user's share of it, is full, or would be with a file of this size.
     pub fn is_full(&self) -> bool {
-        let full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded];
+        let full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded, io::ErrorKind::FileTooLarge];
         matches!(self, Self::Io { source, .. } if full.contains(&source.kind()))
+    }
+
+    /// Whether it is this user's share of the disk that is used up.
+    pub fn is_over_quota(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::QuotaExceeded)
+    }
+
+    /// What the operator can do about it.
+    pub fn to_do(&self) -> &'static str {
+        use io::ErrorKind::{FileTooLarge, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+        match self {
+            Self::Gone => {
+                "bring the store folder back, and larder goes on by itself; or restart larder with the one that is there"
+            }
+            Self::NoRoom { .. } => "make room on the disk of the store, raise [store] max_size, or unpin something",
+            Self::Io { source, .. } => match source.kind() {
+                StorageFull => "make room on the disk of the store; larder goes on by itself",
+                QuotaExceeded => "raise the quota of larder's user; larder goes on by itself",
+                FileTooLarge => "raise the limit on the size of a file (ulimit -f, LimitFSIZE=), or move the store",
+                ReadOnlyFilesystem => "mount the disk of the store for writing; larder goes on by itself",
+                PermissionDenied => "let larder's user write to the store; larder goes on by itself",
+                _ => "look at the disk of the store",
+            },
+            Self::Locked(_) | Self::Newer { .. } | Self::Index(_) => "look at the disk of the store",
+        }
+    }
+
+    /// The same in a few words that name no place on this machine.
+    pub fn in_short(&self) -> String {
+        match self {
+            Self::NoRoom { .. } | Self::Gone => self.to_string(),
+            Self::Io { source, .. } => source.kind().to_string(),
+            Self::Locked(_) | Self::Newer { .. } | Self::Index(_) => "its store failed".to_owned(),
+        }
     }
 
     /// Whether what lies there is no file of ours. A read that the disk failed is not: it may pass, and is an
@@ -100,16 +141,15 @@ impl StoreError {
 /// One store, and the lock that makes it ours.
 #[derive(Debug)]
 pub struct Store {
+    /// Last use and sizes. Closed first, while the lock is still held: whoever takes that next finds nothing open.
+    pub index: Index,
     root: PathBuf,
+    claim: Claim,
     aside: disk::Aside,
     /// Archives by digest.
     pub blobs: Blobs,
     /// Names, documents and what was seen, by key.
     pub records: Records,
-    /// Last use and sizes.
-    pub index: Index,
-    /// Let go of last: whoever takes it next finds nothing open any more.
-    _lock: File,
 }
 
 impl Store {
@@ -128,27 +168,25 @@ impl Store {
     pub fn open(folder: &Path, now: Timestamp) -> Result<Self, StoreError> {
         let root = folder.join("v1");
         disk::make_private_folder(&root)?;
-        let lock = disk::open_lock(&root.join("lock"))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(StoreError::Locked(root)),
-            Err(TryLockError::Error(source)) => return Err(StoreError::io("lock", &root, source)),
-        }
+        let claim = Claim::take(&root)?;
         disk::check_format(&root.join("format"))?;
         let aside = disk::Aside::open(&root.join("aside"))?;
         let staging = root.join("staging");
         disk::make_folder(&staging)?;
-        let blobs = Blobs::open(&root.join("blobs/sha256"), &staging, aside.clone())?;
-        blobs.sweep_halves()?;
-        let records = Records::open(&root, &staging, aside.clone())?;
+        let blobs = Blobs::open(&root.join("blobs/sha256"), &staging, aside.clone(), claim.clone())?;
+        let records = Records::open(&root, &staging, aside.clone(), claim.clone())?;
         let index = Index::open(&root.join("index"), now, &blobs, &records)?;
-        let store = Self { root, aside, blobs, records, index, _lock: lock };
-        store.sweep(now)?;
+        let store = Self { index, root, claim, aside, blobs, records };
+        // What cannot be swept costs its room, and not the start.
+        if let Err(error) = store.blobs.sweep_halves().and_then(|()| store.sweep(now)) {
+            tracing::warn!(%error, to_do = error.to_do(), "leftovers could not be swept");
+        }
         Ok(store)
     }
 
     /// Removes downloads that were given up more than a day ago, and what was set aside more than a week ago.
     pub fn sweep(&self, now: Timestamp) -> Result<(), StoreError> {
+        self.claim.check()?;
         self.blobs.sweep_staging(now)?;
         self.aside.sweep(now)
     }
@@ -165,9 +203,12 @@ impl Store {
         &self.root
     }
 
-    /// Whether the folder is still there.
-    pub fn is_usable(&self) -> bool {
-        disk::is_folder(&self.root.join("staging"))
+    /// Whether the store is still there, and still the one that was locked.
+    ///
+    /// # Errors
+    /// [`StoreError::Gone`] where it is not.
+    pub fn check(&self) -> Result<(), StoreError> {
+        self.claim.check()
     }
 
     /// The bearer token of the admin listener, made at the first start (mode 0600).
@@ -189,6 +230,10 @@ impl Store {
 
     /// Writes down that all is well, so that the next start trusts the index.
     pub fn close(&self) -> Result<(), StoreError> {
+        if self.claim.check().is_err() {
+            // The index may miss what happens to the store where it is now.
+            return Ok(());
+        }
         self.index.close()
     }
 }

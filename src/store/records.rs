@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
+use super::claim::Claim;
 use super::disk::{self, Aside};
 use super::{FORMAT, Key, StoreError};
 use crate::address::{Package, Platform, ProviderAddress, Version};
@@ -33,20 +34,21 @@ pub struct Records {
     root: PathBuf,
     staging: PathBuf,
     aside: Aside,
+    claim: Claim,
 }
 
 impl Records {
-    pub(super) fn open(root: &Path, staging: &Path, aside: Aside) -> Result<Self, StoreError> {
+    pub(super) fn open(root: &Path, staging: &Path, aside: Aside, claim: Claim) -> Result<Self, StoreError> {
         for kind in ["names", "documents", "seen"] {
             disk::make_folder(&root.join(kind))?;
         }
-        Ok(Self { root: root.to_owned(), staging: staging.to_owned(), aside })
+        Ok(Self { root: root.to_owned(), staging: staging.to_owned(), aside, claim })
     }
 
     /// Reads a record. One that does not match its own checksum is set aside, said, and absent.
     pub fn get(&self, key: &Key) -> Result<Option<Vec<u8>>, StoreError> {
         let path = self.root.join(key.path());
-        let mut file = match disk::read(&path) {
+        let mut file = match self.claim.vouch(disk::read(&path)) {
             Ok(Some(file)) => file,
             Ok(None) => return Ok(None),
             Err(unreadable) if unreadable.is_damage() => {
@@ -75,9 +77,10 @@ impl Records {
         let frame = Frame { format: FORMAT, blake3, bytes: record.len() };
         let frame = serde_json::to_vec(&frame).expect("numbers and hex always serialise");
         let synced = durability == Durability::Synced;
+        self.claim.check()?;
         disk::make_again(&self.staging)?;
         let placed = disk::write_new(&beside, &[&frame, b"\n", record], synced)
-            .and_then(|()| disk::make_way_for(&path))
+            .and_then(|()| disk::make_way_for(&path, &self.root))
             .and_then(|()| disk::rename(&beside, &path));
         if let Err(failed) = placed {
             // The write failed for its own reason, which is the one to tell.
@@ -93,7 +96,7 @@ impl Records {
     /// Makes a record that was put lazily survive a power cut. Says whether there is one.
     pub fn sync(&self, key: &Key) -> Result<bool, StoreError> {
         let path = self.root.join(key.path());
-        let Some(file) = disk::open(&path)? else { return Ok(false) };
+        let Some(file) = self.claim.vouch(disk::open(&path))? else { return Ok(false) };
         file.sync_all().map_err(|e| StoreError::io("sync", &path, e))?;
         disk::sync_folder_of(&path)?;
         Ok(true)
@@ -101,6 +104,7 @@ impl Records {
 
     /// Removes a record, and makes that survive a power cut.
     pub fn remove(&self, key: &Key) -> Result<(), StoreError> {
+        self.claim.check()?;
         let path = self.root.join(key.path());
         disk::remove(&path)?;
         if path.parent().is_some_and(disk::is_folder) { disk::sync_folder_of(&path) } else { Ok(()) }
@@ -108,6 +112,7 @@ impl Records {
 
     /// Moves a record that cannot be read out of the way, and says so.
     pub fn set_aside(&self, key: &Key) -> Result<(), StoreError> {
+        self.claim.check()?;
         let path = self.root.join(key.path());
         let place = self.aside.take(&path)?;
         tracing::error!(record = %path.display(), aside = %place.display(), "a damaged record was set aside");
@@ -120,7 +125,7 @@ impl Records {
         provider: &ProviderAddress,
         version: &Version,
     ) -> Result<Vec<Platform>, StoreError> {
-        let files = disk::names_in(&self.root.join(Key::sets_of(provider, version)))?;
+        let files = self.listed(|| disk::names_in(&self.root.join(Key::sets_of(provider, version))))?;
         Ok(files.iter().filter_map(|file| Platform::parse(file.strip_suffix(".set")?).ok()).collect())
     }
 
@@ -148,8 +153,14 @@ impl Records {
         Ok(keys.into_iter().filter_map(|key| if let Key::Name(package) = key { Some(package) } else { None }).collect())
     }
 
+    /// A list of what is there: all of it in our store, or an error. What is not in the list may be removed.
+    fn listed<T>(&self, list: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
+        self.claim.check()?;
+        self.claim.vouch(list())
+    }
+
     fn keys_below(&self, folder: &Path) -> Result<Vec<Key>, StoreError> {
-        let files = disk::files_below(&self.root.join(folder))?;
+        let files = self.listed(|| disk::files_below(&self.root.join(folder)))?;
         Ok(files.iter().filter_map(|(path, _, _)| Key::from_path(path.strip_prefix(&self.root).ok()?)).collect())
     }
 

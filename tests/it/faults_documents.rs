@@ -174,7 +174,8 @@ async fn no_trouble_with_discovery_gets_in_or_hides_what_is_held() {
     let (empty, full) = (builder().start().await, builder().start().await);
     for number in 0..troubles.len() {
         let path = format!("/{}/.well-known/terraform.json", name(number));
-        upstream.serve_json(&path, "{\"providers.v1\":\"/v1/providers/\"}");
+        // Long enough not to be over in time when it drips.
+        upstream.serve_json(&path, &format!("{{\"providers.v1\":\"/v1/providers/\"{}}}", " ".repeat(1000)));
     }
     let paths = |number| {
         let registry = format!("/registry/{}", host(number));

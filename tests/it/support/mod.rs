@@ -4,6 +4,7 @@ pub(crate) mod http;
 pub(crate) mod larder;
 pub(crate) mod process;
 pub(crate) mod scene;
+pub(crate) mod small_disk;
 pub(crate) mod terraform;
 pub(crate) mod tls;
 pub(crate) mod upstream;

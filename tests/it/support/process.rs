@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use tokio::time::{Instant, sleep};
 
 use super::http::{Answer, client, get, send};
@@ -140,7 +141,30 @@ impl Process {
         std::fs::write(&file, config).unwrap();
         let mut command = command(folder, &["serve", "--json", "--config"]);
         also(&mut command);
-        let mut child = command.arg(&file).spawn().unwrap();
+        command.arg(&file);
+        Self::spawn(command)
+    }
+
+    /// The same, by a shell that does something first; the binary keeps its process id.
+    pub(crate) fn serve_after(preparation: &str, builder: &Builder, folder: &Path) -> Result<Self, Said> {
+        let file = folder.join("mirror.toml");
+        std::fs::write(&file, builder.config_text()).unwrap();
+        let larder = command(folder, &["serve", "--json", "--config"]);
+        let mut shell = Command::new("/bin/sh");
+        shell.arg("-c").arg(format!("{preparation} && exec \"$@\"")).arg("sh").arg(larder.get_program());
+        shell.args(larder.get_args()).arg(&file);
+        for (name, value) in larder.get_envs() {
+            match value {
+                Some(value) => shell.env(name, value),
+                None => shell.env_remove(name),
+            };
+        }
+        shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self::spawn(shell)
+    }
+
+    fn spawn(mut command: Command) -> Result<Self, Said> {
+        let mut child = command.spawn().unwrap();
         let (log, reading) = Output::of(child.stderr.take().unwrap());
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -150,6 +174,11 @@ impl Process {
             return Err(Said { code, out: line, err: log.text() });
         };
         Ok(Self { child, said, log })
+    }
+
+    /// Its process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
     }
 
     /// What it said of itself when it began to listen.
@@ -203,6 +232,20 @@ impl Process {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix(field)).unwrap();
         line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024
+    }
+
+    /// A figure of the metrics; 0 where there is none.
+    pub(crate) async fn metric(&self, name: &str) -> f64 {
+        let text = get(&format!("{}/metrics", self.admin())).await.expect(200).text();
+        let line = text.lines().find(|line| line.split(['{', ' ']).next() == Some(name));
+        line.map_or(0.0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
+    }
+
+    /// Lets none of its files grow beyond this: a disk that is full for every file, on any machine and for any user.
+    /// `None` makes room again.
+    pub(crate) fn let_files_grow_to(&self, bytes: Option<u64>) {
+        let process = Pid::from_raw(self.child.id().try_into().unwrap());
+        prlimit(process, Resource::Fsize, Rlimit { current: bytes, maximum: None }).unwrap();
     }
 
     /// `kill -9`, and waits until it is gone.

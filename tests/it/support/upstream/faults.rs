@@ -120,6 +120,8 @@ pub(crate) enum Fault {
     Truncated(usize),
     /// The connection is reset (RST) after this many bytes of the body; the last of them may be lost with it.
     Reset(usize),
+    /// A Content-Length of this many bytes, and in the Content-Range of a part, whatever the body has.
+    Announces(usize),
     /// No Content-Length: chunked, and complete.
     NoLength,
     /// No Content-Length, and the connection is closed after this many bytes, without a last chunk.

@@ -147,12 +147,16 @@ impl Reply {
             .get(IF_RANGE)
             .is_none_or(|held| [self.headers.get(ETAG), self.headers.get(LAST_MODIFIED)].contains(&Some(held)));
         if is_still_valid {
-            self.keep_range(range);
+            let announced = faults.iter().find_map(|fault| match fault {
+                Fault::Announces(bytes) => Some(*bytes),
+                _ => None,
+            });
+            self.keep_range(range, announced.unwrap_or(self.body.len()));
         }
         self
     }
 
-    fn keep_range(&mut self, range: &str) {
+    fn keep_range(&mut self, range: &str, announced: usize) {
         let total = self.body.len();
         let Some((first, last)) = range.strip_prefix("bytes=").and_then(|range| range.split_once('-')) else {
             return;
@@ -166,7 +170,9 @@ impl Reply {
         let content_range = if first < end {
             self.status = StatusCode::PARTIAL_CONTENT;
             self.body = self.body.slice(first..end);
-            format!("bytes {first}-{}/{total}", end - 1)
+            // A lie is told in one piece: one that contradicts itself would be no Content-Range at all.
+            let end = if end == total { announced } else { end };
+            format!("bytes {first}-{}/{announced}", end - 1)
         } else {
             self.status = StatusCode::RANGE_NOT_SATISFIABLE;
             self.body = Bytes::new();
@@ -247,12 +253,14 @@ impl Reply {
         let mut ending = None;
         let mut has_length = true;
         let mut drip = None;
+        let mut announced = None;
         for fault in &in_force.here {
             match fault {
                 Fault::NeverAnswers => std::future::pending().await,
                 Fault::Truncated(at) => ending = Some((*at, Step::Close)),
                 Fault::Reset(at) => ending = Some((*at, Step::Reset)),
                 Fault::Stalls(at) => ending = Some((*at, Step::Stall)),
+                Fault::Announces(bytes) => announced = Some(*bytes),
                 Fault::NoLength => has_length = false,
                 Fault::NoLengthTruncated(at) => {
                     has_length = false;
@@ -281,7 +289,8 @@ impl Reply {
         }
         let is_bodiless = *method == Method::HEAD || self.status == StatusCode::NOT_MODIFIED;
         if has_length && self.status != StatusCode::NOT_MODIFIED {
-            self.headers.insert(CONTENT_LENGTH, self.body.len().into());
+            let announced = announced.filter(|_| self.status == StatusCode::OK);
+            self.headers.insert(CONTENT_LENGTH, announced.unwrap_or(self.body.len()).into());
         }
         if is_bodiless {
             self.body = Bytes::new();

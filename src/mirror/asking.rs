@@ -1,0 +1,154 @@
+//! Asking upstream for one archive, as often as it takes: from the byte that is wanted next, at a URL that is
+//! asked for anew where it may be too old, and not for ever.
+
+use std::sync::Arc;
+
+use tokio::time::{Instant, timeout};
+use url::Url;
+
+use super::attempts::{Announced, Attempts, Next};
+use super::discovery::Faith;
+use super::documents::RETRIES;
+use super::proof_set::ProofSet;
+use super::{Call, Mirror};
+use crate::address::Package;
+use crate::digest::Digest;
+use crate::error::Error;
+use crate::upstream::ask::{Ask, Incoming, Validators};
+use crate::upstream::error::{Fault, UpstreamError};
+use crate::upstream::outbound::origin;
+
+/// The archive of a proven set, as upstream is asked for it.
+pub(super) struct Asking {
+    pub(super) mirror: Arc<Mirror>,
+    pub(super) package: Package,
+    pub(super) set: Arc<ProofSet>,
+    pub(super) call: Call,
+    /// What is asked for, for people.
+    pub(super) what: String,
+    pub(super) attempts: Attempts,
+    url: Url,
+}
+
+impl Asking {
+    pub(super) fn new(mirror: Arc<Mirror>, package: Package, set: Arc<ProofSet>, call: Call) -> Self {
+        let what = format!("the archive of {package}");
+        let url = set.document.archive_url.clone();
+        let attempts = Attempts::new(mirror.limits.stall);
+        Self { mirror, package, set, call, what, attempts, url }
+    }
+
+    /// Asks for the bytes from `from` on; upstream may start over all the same.
+    pub(super) async fn ask(&mut self, from: u64, held: &Validators) -> Result<Incoming, Error> {
+        loop {
+            let asked = Instant::now();
+            let answered = self.ask_once(from, held).await;
+            if self.attempts.is_too_slow_to_answer(asked.elapsed()) {
+                return Err(self.too_slow());
+            }
+            let error = match answered {
+                Ok(incoming) => return Ok(incoming),
+                Err(error) => error,
+            };
+            match self.attempts.refused(&error.fault) {
+                Next::AskTheDocumentAnew => self.url = self.url_asked_anew(&error).await?,
+                Next::AskAfter(_) | Next::GiveUp | Next::TooSlow => return Err(not_of_the_client(error).into()),
+            }
+        }
+    }
+
+    /// The connection broke after it had brought this many new bytes, and is to be resumed at byte `at`: waits
+    /// a while, unless there is no use in that.
+    pub(super) async fn broke(&mut self, error: UpstreamError, brought: u64, at: u64) -> Result<(), Error> {
+        match self.attempts.broke(brought) {
+            Next::AskAfter(pause) => {
+                tracing::warn!(package = %self.package, %error, at_byte = at, "a download broke; it is resumed");
+                tokio::time::sleep(pause).await;
+                Ok(())
+            }
+            Next::TooSlow => Err(self.too_slow()),
+            Next::AskTheDocumentAnew | Next::GiveUp => Err(error.into()),
+        }
+    }
+
+    async fn ask_once(&self, from: u64, held: &Validators) -> Result<Incoming, UpstreamError> {
+        let upstream = self.mirror.upstreams.get(&self.package.provider.host);
+        let grant = match upstream {
+            // The service's origin is asked for again: it may have moved since the set was fetched.
+            Some(upstream) => {
+                match self.mirror.providers_service(upstream, Faith::InAny, &self.mirror.inner(&self.call)).await {
+                    Ok((_, grant)) => grant,
+                    Err(_) => upstream.grant.clone(),
+                }
+            }
+            None => Default::default(),
+        };
+        let ask = Ask {
+            what: &self.what,
+            url: &self.url,
+            upstream: &self.package.provider.host,
+            grant: &grant,
+            via: &self.call.via,
+            retries: RETRIES,
+            asker: self.call.asker,
+            now: self.mirror.inner(&self.call).now,
+        };
+        let limit = self.mirror.limits.stall;
+        match timeout(limit, self.mirror.outbound.file(ask, from, held)).await {
+            Ok(answered) => answered,
+            Err(_) => Err(self.failed(Fault::Slow(format!("no first byte within {} s", limit.as_secs())))),
+        }
+    }
+
+    fn failed(&self, fault: Fault) -> UpstreamError {
+        UpstreamError { asked: self.what.clone(), at: origin(&self.url), fault }
+    }
+
+    fn too_slow(&self) -> Error {
+        let why = format!("less than 1 KiB/s over {} s", self.mirror.limits.stall.as_secs());
+        self.failed(Fault::Slow(why)).into()
+    }
+
+    /// Registries sign the URLs in their documents, and those expire: the document is asked once more.
+    async fn url_asked_anew(&self, error: &UpstreamError) -> Result<Url, Error> {
+        tracing::warn!(package = %self.package, %error, "the archive's URL was refused; its document is asked anew");
+        let kept = self.mirror.ask_anew(&self.package, &self.call).await?;
+        if kept.current.document.shasum != self.set.document.shasum {
+            return Err(Error::Interrupted(format!("{}: upstream has replaced it meanwhile", self.what)));
+        }
+        Ok(kept.current.document.archive_url.clone())
+    }
+
+    /// Its bytes do not prove. Perhaps the version was published anew since the set was fetched: so the next to
+    /// ask is told.
+    pub(super) async fn wrong(&self, actual: Digest) -> Error {
+        let expected = self.set.document.shasum;
+        if let Err(error) = self.mirror.expire_set(&self.package, expected).await {
+            tracing::error!(package = %self.package, %error, "a proof set could not be marked to be asked again");
+        }
+        let verdict = format!("its bytes have SHA-256 {actual}, and its proven SHA256SUMS say {expected}");
+        let asked = format!("{} from {}", self.what, origin(&self.set.document.archive_url));
+        Error::Unverified { asked, verdict }
+    }
+}
+
+/// What an answer of upstream's announces.
+pub(super) fn announced(incoming: &Incoming) -> Announced {
+    Announced { from: incoming.from, length: incoming.length }
+}
+
+/// An upstream that contradicts what clients were told.
+pub(super) fn contradiction(incoming: &Incoming, told: u64, now: u64) -> Error {
+    incoming.failed(Fault::Unusable(format!("it announced {told} bytes, and then {now}"))).into()
+}
+
+/// What upstream says to a file that a proven document names is upstream's trouble: the client asked for
+/// something that exists.
+fn not_of_the_client(error: UpstreamError) -> UpstreamError {
+    let status = match error.fault {
+        Fault::Absent(status) | Fault::Rejected { status, .. } => status,
+        _ => return error,
+    };
+    let fault = Fault::Unusable(format!("{status} for a file that its own document names"));
+    UpstreamError { fault, ..error }
+}

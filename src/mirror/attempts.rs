@@ -1,0 +1,287 @@
+//! What became of the requests for one archive so far, and what follows from that. No I/O: a machine of a few
+//! states, for fills and for what is passed through.
+
+use std::time::Duration;
+
+use crate::upstream::error::Fault;
+
+/// How often in a row a download may break without having brought a byte.
+const MOST_FRUITLESS: u32 = 3;
+const PAUSE: Duration = Duration::from_millis(200);
+/// Slower than this over the stall time is given up.
+const LEAST_BYTES_PER_SECOND: u64 = 1024;
+
+/// What clients may have been told of the length. With another one they could take a part for the whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Told {
+    /// Nobody was told anything yet.
+    Nothing,
+    /// This many bytes.
+    Length(u64),
+    /// That it is not known.
+    NoLength,
+}
+
+/// Where the URL that is asked comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum UrlFrom {
+    TheSet,
+    TheDocumentAskedAnew,
+}
+
+/// What to do next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Ask for the rest after this pause.
+    AskAfter(Duration),
+    /// The URL may be too old: ask for the document that names it.
+    AskTheDocumentAnew,
+    /// There is no use in going on.
+    GiveUp,
+    /// Upstream brings too little.
+    TooSlow,
+}
+
+/// What comes of holding what upstream announces against what was announced before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Agreed {
+    /// They agree on this.
+    Length(Option<u64>),
+    /// What is there already is not worth keeping.
+    StartOver,
+    /// They contradict each other, and clients were told the first.
+    Never {
+        /// What clients were told.
+        told: u64,
+        /// What upstream says now.
+        now: u64,
+    },
+}
+
+/// An announcement: where the bytes begin, and how long the whole is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Announced {
+    pub(super) from: u64,
+    pub(super) length: Option<u64>,
+}
+
+/// What is there already: how much of it, and how long the whole was said to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Before {
+    pub(super) bytes: u64,
+    pub(super) length: Option<u64>,
+}
+
+/// The requests for one archive so far.
+#[derive(Debug)]
+pub(super) struct Attempts {
+    told: Told,
+    url: UrlFrom,
+    fruitless: u32,
+    pace: Pace,
+    stall: Duration,
+}
+
+impl Attempts {
+    /// None so far. An upstream that brings too little over `stall` is given up.
+    pub(super) fn new(stall: Duration) -> Self {
+        Self { told: Told::Nothing, url: UrlFrom::TheSet, fruitless: 0, pace: Pace::default(), stall }
+    }
+
+    /// Clients may be told this length from now on.
+    pub(super) fn tell(&mut self, length: Option<u64>) {
+        self.told = length.map_or(Told::NoLength, Told::Length);
+    }
+
+    /// What clients may have been told.
+    pub(super) fn told(&self) -> Told {
+        self.told
+    }
+
+    /// Upstream was silent for `waited` before it answered: does it go on?
+    pub(super) fn is_too_slow_to_answer(&mut self, waited: Duration) -> bool {
+        self.told != Told::Nothing && self.is_too_slow(waited, 0)
+    }
+
+    /// Upstream brought this many bytes after `waited`: is that too little by now?
+    pub(super) fn is_too_slow(&mut self, waited: Duration, brought: u64) -> bool {
+        self.pace.is_too_slow(waited, brought, self.stall)
+    }
+
+    /// Upstream refused: what now?
+    pub(super) fn refused(&mut self, fault: &Fault) -> Next {
+        match self.url {
+            UrlFrom::TheSet if fault.may_be_an_expired_url() => {
+                self.url = UrlFrom::TheDocumentAskedAnew;
+                Next::AskTheDocumentAnew
+            }
+            UrlFrom::TheSet | UrlFrom::TheDocumentAskedAnew => Next::GiveUp,
+        }
+    }
+
+    /// The connection broke after it had brought this many new bytes: what now?
+    pub(super) fn broke(&mut self, brought: u64) -> Next {
+        if brought > 0 {
+            self.fruitless = 0;
+            // A long download may outlive its second URL, too.
+            self.url = UrlFrom::TheSet;
+        } else {
+            self.fruitless += 1;
+        }
+        let pause = PAUSE * (self.fruitless + 1);
+        if self.fruitless >= MOST_FRUITLESS {
+            Next::GiveUp
+        } else if self.is_too_slow(pause, 0) {
+            Next::TooSlow
+        } else {
+            Next::AskAfter(pause)
+        }
+    }
+
+    /// Holds what upstream announces now against what was announced before.
+    pub(super) fn agreed(&self, before: Before, now: Announced) -> Agreed {
+        match (self.told, now.length) {
+            (Told::Length(told), Some(now)) if told != now => Agreed::Never { told, now },
+            (Told::Length(told), _) => Agreed::Length(Some(told)),
+            (Told::NoLength, _) => Agreed::Length(None),
+            // What an earlier run left is only worth keeping if it fits.
+            (Told::Nothing, length) => {
+                let fits = before.length.is_none() || length.is_none() || before.length == length;
+                let starts_over = now.from == 0 && before.bytes > 0;
+                if starts_over || !fits { Agreed::StartOver } else { Agreed::Length(length) }
+            }
+        }
+    }
+}
+
+/// How fast upstream is, over all the connections of one download.
+#[derive(Debug, Default)]
+struct Pace {
+    waited: Duration,
+    brought: u64,
+}
+
+impl Pace {
+    /// Counts a wait and what it brought; says whether a whole stall time went by with too little.
+    fn is_too_slow(&mut self, waited: Duration, brought: u64, stall: Duration) -> bool {
+        self.waited += waited;
+        self.brought += brought;
+        if self.waited < stall {
+            return false;
+        }
+        let enough = LEAST_BYTES_PER_SECOND * stall.as_secs();
+        let Self { brought, .. } = std::mem::take(self);
+        brought < enough
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STALL: Duration = Duration::from_secs(30);
+    const GONE: Fault = Fault::Absent(404);
+    const DOWN: Fault = Fault::Trouble { status: 503, errors: Vec::new(), retry_after: None };
+
+    enum Event {
+        Refused(Fault),
+        Broke(u64),
+        Waited(u64, u64),
+    }
+    use Event::{Broke, Refused, Waited};
+
+    const fn after(milliseconds: u64) -> Next {
+        Next::AskAfter(Duration::from_millis(milliseconds))
+    }
+
+    /// Each row: what happens, and what the last of it leads to.
+    #[test]
+    fn what_happened_decides_what_is_next() {
+        let table: [(&[Event], Next); 12] = [
+            // A URL that may be too old is asked for anew, once.
+            (&[Refused(GONE)], Next::AskTheDocumentAnew),
+            (&[Refused(GONE), Refused(GONE)], Next::GiveUp),
+            (&[Refused(DOWN)], Next::GiveUp),
+            (&[Refused(Fault::Denied(403))], Next::AskTheDocumentAnew),
+            (&[Refused(Fault::Denied(451))], Next::GiveUp),
+            // And once more after it has brought something.
+            (&[Refused(GONE), Broke(1), Refused(GONE)], Next::AskTheDocumentAnew),
+            (&[Refused(GONE), Broke(0), Refused(GONE)], Next::GiveUp),
+            // Breaks that bring nothing end it, each after a longer pause.
+            (&[Broke(1)], after(200)),
+            (&[Broke(0)], after(400)),
+            (&[Broke(0), Broke(0)], after(600)),
+            (&[Broke(0), Broke(0), Broke(0)], Next::GiveUp),
+            // Too little over the stall time.
+            (&[Waited(29_900, 100), Broke(1)], Next::TooSlow),
+        ];
+        for (row, (events, expected)) in table.into_iter().enumerate() {
+            let mut attempts = Attempts::new(STALL);
+            let mut next = None;
+            for event in events {
+                next = Some(match event {
+                    Refused(fault) => attempts.refused(fault),
+                    Broke(brought) => attempts.broke(*brought),
+                    Waited(milliseconds, brought) => {
+                        assert!(!attempts.is_too_slow(Duration::from_millis(*milliseconds), *brought));
+                        continue;
+                    }
+                });
+            }
+            assert_eq!(next, Some(expected), "row {row}");
+        }
+    }
+
+    #[test]
+    fn a_break_that_brought_something_forgives_those_that_did_not() {
+        let mut attempts = Attempts::new(STALL);
+        for _ in 0..10 {
+            assert_eq!([attempts.broke(0), attempts.broke(0), attempts.broke(5)], [after(400), after(600), after(200)]);
+        }
+    }
+
+    #[test]
+    fn the_time_before_the_first_answer_counts_only_once_clients_wait_for_the_rest() {
+        let mut attempts = Attempts::new(STALL);
+        assert!(!attempts.is_too_slow_to_answer(STALL * 2));
+        attempts.tell(None);
+        assert!(attempts.is_too_slow_to_answer(STALL * 2));
+    }
+
+    #[test]
+    fn the_pace_is_taken_over_each_stall_time() {
+        let mut attempts = Attempts::new(STALL);
+        assert!(!attempts.is_too_slow(STALL, 30 * 1024));
+        assert!(!attempts.is_too_slow(STALL / 2, 0));
+        assert!(attempts.is_too_slow(STALL / 2, 30 * 1024 - 1));
+    }
+
+    /// Each row: what was told, what is there and how long it was said to be, what upstream says now.
+    #[test]
+    fn announcements_are_held_against_each_other() {
+        let (nothing, length, no_length) = (Told::Nothing, Told::Length(10), Told::NoLength);
+        let table = [
+            (nothing, (0, None), (0, Some(10)), Agreed::Length(Some(10))),
+            (nothing, (0, None), (0, None), Agreed::Length(None)),
+            (nothing, (4, Some(10)), (4, Some(10)), Agreed::Length(Some(10))),
+            (nothing, (4, None), (4, Some(10)), Agreed::Length(Some(10))),
+            (nothing, (4, Some(10)), (4, None), Agreed::Length(None)),
+            // Another file now, or one that begins anew: what a run before left is worth nothing.
+            (nothing, (4, Some(10)), (4, Some(11)), Agreed::StartOver),
+            (nothing, (4, Some(10)), (0, Some(10)), Agreed::StartOver),
+            // Clients hold bytes of the first: what begins anew is compared, what has another length never fits.
+            (length, (4, Some(10)), (4, Some(10)), Agreed::Length(Some(10))),
+            (length, (4, Some(10)), (0, Some(10)), Agreed::Length(Some(10))),
+            (length, (4, Some(10)), (4, None), Agreed::Length(Some(10))),
+            (length, (4, Some(10)), (4, Some(11)), Agreed::Never { told: 10, now: 11 }),
+            (length, (4, Some(10)), (0, Some(9)), Agreed::Never { told: 10, now: 9 }),
+            (no_length, (4, None), (4, Some(10)), Agreed::Length(None)),
+            (no_length, (4, None), (0, None), Agreed::Length(None)),
+        ];
+        for (row, (told, (bytes, before), (from, now), expected)) in table.into_iter().enumerate() {
+            let attempts = Attempts { told, ..Attempts::new(STALL) };
+            let agreed = attempts.agreed(Before { bytes, length: before }, Announced { from, length: now });
+            assert_eq!(agreed, expected, "row {row}");
+        }
+    }
+}

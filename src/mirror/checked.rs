@@ -1,0 +1,128 @@
+//! Held archives, checked before they are served (promise 10): what is damaged or missing is taken off its name.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::archives::Archive;
+use super::names::HeldArchive;
+use super::{Call, Mirror, SMALL_ARCHIVE_BYTES, unless_gone};
+use crate::address::Package;
+use crate::digest::FastHash;
+use crate::error::Error;
+use crate::store::{Blob, StoreError};
+
+impl Mirror {
+    /// Opens a held archive and checks it (promise 10). One that is gone or damaged is taken off its name, and
+    /// can be fetched again.
+    pub(super) async fn open_held(
+        self: &Arc<Self>,
+        package: &Package,
+        held: &HeldArchive,
+        call: &Call,
+    ) -> Result<Opened, Error> {
+        let digest = held.digest;
+        let Some(blob) = self.on_disk(move |mirror| unless_gone(mirror.store.blobs.get(&digest))).await? else {
+            tracing::warn!(%package, %digest, "the archive a name lists is not there; it is fetched again");
+            self.try_to_take_off(package, held, OffBecause::Missing).await;
+            return Ok(Opened::Missing);
+        };
+        let small = blob.size_bytes() <= SMALL_ARCHIVE_BYTES;
+        let archive = if small {
+            let reading = blob.clone();
+            let read = self.on_disk(move |_| unless_damaged(reading.read_all())).await?;
+            let right = read.filter(|bytes| FastHash::of(bytes) == held.fast);
+            right.map(|bytes| Archive::InMemory { bytes: Bytes::from(bytes), digest })
+        } else {
+            let right = self.check_once(&blob, held).await?;
+            right.then_some(Archive::Held { blob, digest })
+        };
+        let Some(archive) = archive else {
+            self.try_to_take_off(package, held, OffBecause::Damaged).await;
+            return Ok(Opened::Damaged);
+        };
+        self.used(digest, call.now);
+        Ok(Opened::Checked(archive))
+    }
+
+    /// Checks a large archive before its first answer after a start; the answer is shared.
+    async fn check_once(self: &Arc<Self>, blob: &Blob, held: &HeldArchive) -> Result<bool, Error> {
+        if blob.size_bytes() != held.size_bytes {
+            return Ok(false);
+        }
+        if self.checked.lock().contains(&held.digest) {
+            return Ok(true);
+        }
+        let (digest, expected) = (held.digest, held.fast);
+        let lost = Err(Error::Interrupted("the check of an archive".into()));
+        let check = self.checks.share(&self.tasks, digest, lost, || {
+            let (mirror, blob) = (Arc::clone(self), blob.clone());
+            async move {
+                let right = mirror.on_disk(move |_| unless_damaged(blob.fast_hash())).await? == Some(expected);
+                if right {
+                    mirror.checked.lock().insert(digest);
+                }
+                Ok(right)
+            }
+        });
+        check.await
+    }
+
+    /// That it cannot be taken off costs nobody the answer: it is fetched again, or passed through.
+    async fn try_to_take_off(self: &Arc<Self>, package: &Package, held: &HeldArchive, because: OffBecause) {
+        if let Err(error) = self.take_off(package, held, because).await {
+            tracing::error!(%package, digest = %held.digest, %error, "an archive that cannot be served could not be taken off its name");
+        }
+    }
+
+    async fn take_off(
+        self: &Arc<Self>,
+        package: &Package,
+        held: &HeldArchive,
+        because: OffBecause,
+    ) -> Result<(), Error> {
+        let (package, digest, fast) = (package.clone(), held.digest, held.fast);
+        self.on_disk(move |mirror| {
+            let _lock = mirror.digest_lock(&digest).lock();
+            // Somebody may have put it right since it was looked at.
+            match (because, mirror.store.blobs.get(&digest)?) {
+                (OffBecause::Missing, Some(_)) => return Ok(()),
+                (OffBecause::Damaged, Some(blob)) if unless_damaged(blob.fast_hash())? == Some(fast) => return Ok(()),
+                (OffBecause::Damaged, Some(_)) => mirror.store.blobs.set_aside(&digest)?,
+                (_, None) => {}
+            }
+            mirror.checked.lock().remove(&digest);
+            mirror.change_name(&package, |name| name.archives.retain(|held| held.digest != digest))?;
+            mirror.store.index.archive_gone(&digest);
+            mirror.changed(&package.provider);
+            Ok(())
+        })
+        .await
+    }
+}
+
+/// What came of opening an archive that a name lists.
+pub(super) enum Opened {
+    Checked(Archive),
+    Missing,
+    Damaged,
+}
+
+/// Why an archive is taken off its name.
+#[derive(Debug, Clone, Copy)]
+enum OffBecause {
+    Missing,
+    Damaged,
+}
+
+/// What was read; `None` where what lies there is damaged for good.
+pub(super) fn unless_damaged<T>(read: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
+    match read {
+        Ok(read) => Ok(Some(read)),
+        Err(error) if error.is_damage() => {
+            tracing::error!(%error, "a held archive cannot be read");
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,243 @@
+//! An archive that the disk will not take: straight from upstream to one client, hashed on its way, and its
+//! last bytes released by proof alone (promise 9). Nothing of it is kept.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use futures_util::{Stream, stream};
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::archives::Archive;
+use super::asking::{Asking, announced, contradiction};
+use super::attempts::{Agreed, Before, Told};
+use super::download::next_piece;
+use super::fill::FillKey;
+use super::follow::TAIL_BYTES;
+use super::proof_set::ProofSet;
+use super::{Call, Mirror, SMALL_ARCHIVE_BYTES};
+use crate::address::Package;
+use crate::digest::Hasher;
+use crate::error::Error;
+use crate::store::StoreError;
+use crate::upstream::ask::{Incoming, Validators};
+use crate::upstream::error::{Fault, UpstreamError};
+use crate::upstream::outbound::Link;
+
+/// How many clients get archives straight from upstream at one time; each takes a connection of its own.
+pub(super) const MOST_PASSING: usize = 16;
+/// How long the length of what came without one is remembered.
+const LENGTH_REMEMBERED: Duration = Duration::from_secs(24 * 3600);
+
+impl Mirror {
+    /// Gives one client an archive that could not be kept, and why.
+    pub(super) async fn pass_through(
+        self: &Arc<Self>,
+        package: &Package,
+        set: &Arc<ProofSet>,
+        why: StoreError,
+        call: &Call,
+    ) -> Result<Archive, Error> {
+        if self.link() == Link::Offline {
+            return Err(why.into());
+        }
+        let Ok(permit) = Arc::clone(&self.passing).try_acquire_owned() else {
+            return Err(Error::Busy(format!(
+                "the archive of {package}: this mirror cannot keep it ({}), and as many clients as may be at one time get archives straight from upstream",
+                why.in_short()
+            )));
+        };
+        self.counters.passed_through.inc();
+        let asking = Asking::new(Arc::clone(self), package.clone(), Arc::clone(set), self.inner(call));
+        Passing::begin(asking, permit).await?.into_archive(call).await
+    }
+
+    /// Remembers how much room an archive takes whose length upstream does not say: the next fill takes it
+    /// before anybody is told of a byte.
+    pub(super) fn remember_length(&self, asking: &Asking, bytes: u64) {
+        let key = FillKey { package: asking.package.clone(), digest: asking.set.document.shasum };
+        let now = asking.call.now;
+        self.lengths.put(key, bytes, now.after(LENGTH_REMEMBERED), now);
+    }
+}
+
+/// One client's archive on its way from upstream.
+pub struct Passing {
+    asking: Asking,
+    incoming: Incoming,
+    validators: Validators,
+    length: Option<u64>,
+    /// How much has arrived, over all connections; and how much had, when the last one began.
+    received: u64,
+    had: u64,
+    hasher: Hasher,
+    /// What has arrived and was not given out.
+    held_back: BytesMut,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl std::fmt::Debug for Passing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Passing").field("received", &self.received).finish_non_exhaustive()
+    }
+}
+
+impl Passing {
+    async fn begin(mut asking: Asking, permit: OwnedSemaphorePermit) -> Result<Self, Error> {
+        let incoming = asking.ask(0, &Validators::default()).await?;
+        let limit = asking.mirror.limits.archive_bytes;
+        if incoming.length.is_some_and(|length| length > limit) {
+            return Err(incoming.failed(Fault::TooLarge(limit)).into());
+        }
+        Ok(Self {
+            validators: incoming.validators.clone(),
+            length: incoming.length,
+            asking,
+            incoming,
+            received: 0,
+            had: 0,
+            hasher: Hasher::new(),
+            held_back: BytesMut::new(),
+            _permit: permit,
+        })
+    }
+
+    /// Takes in as much as must be there before the status line (promise 3).
+    async fn into_archive(mut self, call: &Call) -> Result<Archive, Error> {
+        loop {
+            let may_begin = match self.length {
+                Some(length) => length > SMALL_ARCHIVE_BYTES,
+                None => self.received > SMALL_ARCHIVE_BYTES,
+            };
+            if may_begin && self.length.is_none() && !call.takes_unknown_length {
+                return Err(Error::Busy(format!(
+                    "{}: upstream does not say how long it is, this mirror cannot keep it, and a client of HTTP/1.0 could not tell a part of it from the whole",
+                    self.asking.what
+                )));
+            }
+            if may_begin {
+                self.asking.attempts.tell(self.length);
+                let length = self.length;
+                return Ok(Archive::Passing { passing: Box::new(self), length });
+            }
+            match self.next().await? {
+                Some(piece) => self.held_back.extend_from_slice(&piece),
+                None => {
+                    self.prove().await?;
+                    let digest = self.asking.set.document.shasum;
+                    return Ok(Archive::InMemory { bytes: self.held_back.freeze(), digest });
+                }
+            }
+        }
+    }
+
+    /// The bytes, the last of them once they are proven. Ends in an error where they are not, or do not come:
+    /// then the client must not take what it has for complete.
+    pub fn stream(self) -> impl Stream<Item = io::Result<Bytes>> + Send {
+        stream::try_unfold(Some(self), |passing| async move {
+            let Some(mut passing) = passing else { return Ok(None) };
+            match passing.give().await {
+                Ok((bytes, Whole::No)) => Ok(Some((bytes, Some(passing)))),
+                Ok((bytes, Whole::Yes)) => Ok(Some((bytes, None))),
+                Err(error) => {
+                    tracing::error!(package = %passing.asking.package, %error, "an archive that is passed through broke off");
+                    Err(io::Error::other(error.to_string()))
+                }
+            }
+        })
+    }
+
+    async fn give(&mut self) -> Result<(Bytes, Whole), Error> {
+        loop {
+            let before_the_tail = self.length.unwrap_or(self.received).saturating_sub(TAIL_BYTES).min(self.received);
+            let given = self.received.saturating_sub(self.held_back.len() as u64);
+            // What is held back is in memory, so its length fits a usize.
+            let more = (before_the_tail.saturating_sub(given) as usize).min(self.held_back.len());
+            if more > 0 {
+                return Ok((self.held_back.split_to(more).freeze(), Whole::No));
+            }
+            match self.next().await? {
+                Some(piece) => self.held_back.extend_from_slice(&piece),
+                None => {
+                    self.prove().await?;
+                    return Ok((self.held_back.split().freeze(), Whole::Yes));
+                }
+            }
+        }
+    }
+
+    /// What arrives next, over as many connections as it takes; `None` once all is there.
+    async fn next(&mut self) -> Result<Option<Bytes>, Error> {
+        loop {
+            let Asking { mirror, attempts, .. } = &mut self.asking;
+            let error = match next_piece(mirror, &mut self.incoming, attempts, self.received).await {
+                Ok(Some(piece)) => {
+                    self.received += piece.len() as u64;
+                    if self.length.is_some_and(|length| self.received > length) {
+                        let fault = Fault::Unusable("it sent more than it announced".into());
+                        return Err(self.incoming.failed(fault).into());
+                    }
+                    self.hasher.update(&piece);
+                    return Ok(Some(piece));
+                }
+                Ok(None) if self.length.is_none_or(|length| self.received == length) => return Ok(None),
+                Ok(None) => self.incoming.failed(Fault::Unreachable("the body ended early".into())),
+                Err(error) if matches!(error.fault, Fault::Slow(_) | Fault::TooLarge(_)) => return Err(error.into()),
+                Err(error) => error,
+            };
+            self.resume(error).await?;
+        }
+    }
+
+    async fn resume(&mut self, broken: UpstreamError) -> Result<(), Error> {
+        self.asking.broke(broken, self.received.saturating_sub(self.had), self.received).await?;
+        loop {
+            let incoming = self.asking.ask(self.received, &self.validators).await?;
+            let before = Before { bytes: self.received, length: self.length };
+            let agreed = self.asking.attempts.agreed(before, announced(&incoming));
+            let length = match agreed {
+                Agreed::Length(length) if incoming.from == self.received => length,
+                Agreed::Never { told, now } => return Err(contradiction(&incoming, told, now)),
+                Agreed::StartOver if self.asking.attempts.told() == Told::Nothing => {
+                    self.forget();
+                    if incoming.from > 0 {
+                        continue;
+                    }
+                    incoming.length
+                }
+                // What the client has was not kept, so it cannot be compared.
+                Agreed::Length(_) | Agreed::StartOver => {
+                    let fault = Fault::Unusable("it started the download over instead of resuming it".into());
+                    return Err(incoming.failed(fault).into());
+                }
+            };
+            self.validators = incoming.validators.clone();
+            (self.length, self.had, self.incoming) = (length, self.received, incoming);
+            return Ok(());
+        }
+    }
+
+    fn forget(&mut self) {
+        self.held_back.clear();
+        self.hasher = Hasher::new();
+        self.received = 0;
+    }
+
+    async fn prove(&mut self) -> Result<(), Error> {
+        let (actual, _) = std::mem::take(&mut self.hasher).finish();
+        if actual != self.asking.set.document.shasum {
+            return Err(self.asking.wrong(actual).await);
+        }
+        if self.length.is_none() {
+            self.asking.mirror.remember_length(&self.asking, self.received);
+        }
+        Ok(())
+    }
+}
+
+/// Whether that was all.
+enum Whole {
+    Yes,
+    No,
+}

@@ -1,0 +1,71 @@
+//! The lock that makes a store ours, and whether what lies at its path is still the store that was locked.
+
+use std::fs::{File, TryLockError};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::StoreError;
+use super::disk::{self, Identity};
+
+/// Our claim on a store. Shared by all that reads and writes there; the lock goes with the last of them.
+///
+/// A store may be unmounted, moved away or replaced while larder runs. The lock file then is no longer the one at
+/// the path, and the store is gone: nothing in it is read or written until it is back. Another store that lies
+/// there may be another larder's.
+#[derive(Debug, Clone)]
+pub(super) struct Claim(Arc<Lock>);
+
+#[derive(Debug)]
+struct Lock {
+    root: PathBuf,
+    path: PathBuf,
+    identity: Identity,
+    is_gone: AtomicBool,
+    _held: File,
+}
+
+impl Claim {
+    /// Locks the store at `root`, whose folder is there.
+    pub(super) fn take(root: &Path) -> Result<Self, StoreError> {
+        let path = root.join("lock");
+        let held = disk::open_lock(&path)?;
+        match held.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(StoreError::Locked(root.to_owned())),
+            Err(TryLockError::Error(source)) => return Err(StoreError::io("lock", root, source)),
+        }
+        let identity = disk::identity(&held).map_err(|e| StoreError::io("look at", &path, e))?;
+        Ok(Self(Arc::new(Lock { root: root.to_owned(), path, identity, is_gone: AtomicBool::new(false), _held: held })))
+    }
+
+    /// The folder everything is in.
+    pub(super) fn root(&self) -> &Path {
+        &self.0.root
+    }
+
+    /// # Errors
+    /// [`StoreError::Gone`], where the store at the path is not the one that was locked.
+    pub(super) fn check(&self) -> Result<(), StoreError> {
+        let Lock { root, path, identity, is_gone, .. } = &*self.0;
+        let is_ours = disk::identity_of(path).is_ok_and(|there| there == *identity);
+        if is_gone.swap(!is_ours, Ordering::Relaxed) == is_ours {
+            if is_ours {
+                tracing::warn!(store = %root.display(), "the store is back");
+            } else {
+                tracing::error!(
+                    store = %root.display(),
+                    to_do = StoreError::Gone.to_do(),
+                    "the store was removed or replaced; until it is back, nothing is kept and nothing that was kept is served"
+                );
+            }
+        }
+        if is_ours { Ok(()) } else { Err(StoreError::Gone) }
+    }
+
+    /// What was read, if it was read from our store: a store that is gone is no store without it.
+    pub(super) fn vouch<T>(&self, read: Result<T, StoreError>) -> Result<T, StoreError> {
+        self.check()?;
+        read
+    }
+}

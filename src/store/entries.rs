@@ -1,0 +1,107 @@
+//! Where the index keeps its entries: in sled, or in memory while the disk will not take sled's files.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+
+use parking_lot::Mutex;
+
+use super::StoreError;
+
+const CACHE_BYTES: u64 = 32 << 20;
+
+/// Small values by key, in order.
+#[derive(Debug)]
+pub(super) enum Entries {
+    /// They outlive the process.
+    OnDisk(sled::Db),
+    /// They are made again from the files at the next start.
+    InMemory(Mutex<BTreeMap<Vec<u8>, Vec<u8>>>),
+}
+
+/// A key and its value.
+pub(super) type Pair = (Vec<u8>, Vec<u8>);
+
+impl Entries {
+    pub(super) fn on_disk(folder: &Path) -> Result<Self, StoreError> {
+        let config = sled::Config::new().path(folder).cache_capacity(CACHE_BYTES).flush_every_ms(Some(500));
+        config.open().map(Self::OnDisk).map_err(failed)
+    }
+
+    pub(super) fn in_memory() -> Self {
+        Self::InMemory(Mutex::default())
+    }
+
+    pub(super) fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+        match self {
+            Self::OnDisk(db) => Ok(db.get(key).map_err(failed)?.map(|value| value.to_vec())),
+            Self::InMemory(map) => Ok(map.lock().get(key).cloned()),
+        }
+    }
+
+    pub(super) fn insert(&self, key: &[u8], value: &[u8]) -> Result<(), StoreError> {
+        match self {
+            Self::OnDisk(db) => db.insert(key, value).map(drop).map_err(failed),
+            Self::InMemory(map) => {
+                map.lock().insert(key.to_vec(), value.to_vec());
+                Ok(())
+            }
+        }
+    }
+
+    /// Removes an entry, and says what it was.
+    pub(super) fn remove(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+        match self {
+            Self::OnDisk(db) => Ok(db.remove(key).map_err(failed)?.map(|value| value.to_vec())),
+            Self::InMemory(map) => Ok(map.lock().remove(key)),
+        }
+    }
+
+    pub(super) fn clear(&self) -> Result<(), StoreError> {
+        match self {
+            Self::OnDisk(db) => db.clear().map_err(failed),
+            Self::InMemory(map) => {
+                map.lock().clear();
+                Ok(())
+            }
+        }
+    }
+
+    /// All whose key begins with `prefix`.
+    pub(super) fn below(&self, prefix: &[u8]) -> Result<Vec<Pair>, StoreError> {
+        match self {
+            Self::OnDisk(db) => {
+                let pairs = db.scan_prefix(prefix);
+                pairs.map(|pair| pair.map(|(key, value)| (key.to_vec(), value.to_vec())).map_err(failed)).collect()
+            }
+            Self::InMemory(map) => {
+                let map = map.lock();
+                let from = map.range(prefix.to_vec()..);
+                Ok(from.take_while(|(key, _)| key.starts_with(prefix)).map(|(k, v)| (k.clone(), v.clone())).collect())
+            }
+        }
+    }
+
+    pub(super) fn flush(&self) -> Result<(), StoreError> {
+        match self {
+            Self::OnDisk(db) => db.flush().map(drop).map_err(failed),
+            Self::InMemory(_) => Ok(()),
+        }
+    }
+}
+
+fn failed(why: sled::Error) -> StoreError {
+    const OF_THE_DISK: [io::ErrorKind; 5] = [
+        io::ErrorKind::StorageFull,
+        io::ErrorKind::FileTooLarge,
+        io::ErrorKind::QuotaExceeded,
+        io::ErrorKind::ReadOnlyFilesystem,
+        io::ErrorKind::PermissionDenied,
+    ];
+    match why {
+        sled::Error::Io(source) if OF_THE_DISK.contains(&source.kind()) => {
+            StoreError::io("use", Path::new("the index"), source)
+        }
+        why => StoreError::Index(why.to_string()),
+    }
+}

@@ -1,0 +1,132 @@
+//! Downloads under way: what is staged, and what must be known to resume it.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::blobs::{FileBytes, READ_AT_ONCE};
+use super::claim::Claim;
+use super::{StoreError, disk};
+use crate::digest::{Digest, FastHash, Hasher};
+
+/// What must be known to resume a download after a restart.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct StagedNote {
+    /// The strong validator upstream gave.
+    pub etag: Option<String>,
+    /// The date upstream gave.
+    pub last_modified: Option<String>,
+    /// The whole length, where upstream gave one.
+    pub length: Option<u64>,
+}
+
+/// A download under way: appended to, hashed as it grows, visible to nobody but who follows it.
+#[derive(Debug)]
+pub struct Staged {
+    file: Arc<File>,
+    path: PathBuf,
+    note_path: PathBuf,
+    note: Option<StagedNote>,
+    hasher: Hasher,
+    written: u64,
+    claim: Claim,
+}
+
+impl Staged {
+    /// Opens a stage, and hashes what is there already.
+    pub(super) fn open(path: PathBuf, note_path: PathBuf, claim: Claim) -> Result<Self, StoreError> {
+        let mut file = disk::open_or_make(&path)?;
+        let note = disk::read(&note_path)?.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        let mut hasher = Hasher::new();
+        let mut written = 0;
+        let mut buffer = vec![0; READ_AT_ONCE];
+        loop {
+            let read = file.read(&mut buffer).map_err(|e| StoreError::io("read", &path, e))?;
+            if read == 0 {
+                break;
+            }
+            hasher.update(&buffer[..read]);
+            written += read as u64;
+        }
+        Ok(Staged { file: Arc::new(file), path, note_path, note, hasher, written, claim })
+    }
+
+    /// What the download that left these bytes knew of them.
+    pub fn note(&self) -> Option<&StagedNote> {
+        self.note.as_ref()
+    }
+
+    /// Remembers what a resumption will need, and takes the room for `bytes` in all at once.
+    pub fn remember(&mut self, note: StagedNote, bytes: u64) -> Result<(), StoreError> {
+        if bytes > self.written
+            && let Err(e) = disk::take_room(&self.file, self.written, bytes)
+        {
+            // Some of it may have been taken; an error here is one more of a disk that is told of already.
+            let _ = self.file.set_len(self.written);
+            return Err(StoreError::io("take the room for", &self.path, e.into()));
+        }
+        self.claim.check()?;
+        let bytes = serde_json::to_vec(&note).map_err(|e| StoreError::io("write", &self.note_path, e.into()))?;
+        let beside = self.note_path.with_extension("json.new");
+        disk::write_new(&beside, &[&bytes], false)?;
+        disk::rename(&beside, &self.note_path)?;
+        self.note = Some(note);
+        Ok(())
+    }
+
+    /// How many bytes are staged.
+    pub fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// The staged bytes, for whoever follows the download.
+    pub fn bytes(&self) -> FileBytes {
+        FileBytes::of(&self.file)
+    }
+
+    /// Appends to what is staged.
+    pub fn append(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
+        let failed = |e| StoreError::io("write", &self.path, e);
+        let mut file = &*self.file;
+        file.seek(SeekFrom::Start(self.written)).and_then(|_| file.write_all(bytes)).map_err(failed)?;
+        self.hasher.update(bytes);
+        self.written += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Whether `bytes` are what is staged at `offset`.
+    pub fn agrees(&self, offset: u64, bytes: &[u8]) -> Result<bool, StoreError> {
+        let mut staged = vec![0; bytes.len()];
+        let read = self.file.read_exact_at(&mut staged, offset);
+        read.map_err(|e| StoreError::io("read", &self.path, e))?;
+        Ok(staged == bytes)
+    }
+
+    /// What the staged bytes hash to.
+    pub fn hashes(&self) -> (Digest, FastHash) {
+        self.hasher.clone().finish()
+    }
+
+    pub(super) fn sync(&self) -> Result<(), StoreError> {
+        self.file.sync_all().map_err(|e| StoreError::io("sync", &self.path, e))
+    }
+
+    pub(super) fn move_to(&self, place: &Path) -> Result<(), StoreError> {
+        disk::rename(&self.path, place)
+    }
+
+    pub(super) fn remove_note(&self) -> Result<(), StoreError> {
+        disk::remove(&self.note_path)
+    }
+
+    /// Throws away what is staged.
+    pub fn discard(self) -> Result<(), StoreError> {
+        self.claim.check()?;
+        disk::remove(&self.note_path)?;
+        disk::remove(&self.path)
+    }
+}

@@ -1,0 +1,353 @@
+//! A disk that takes nothing more: what fits goes in, the rest is passed through, and proof alone releases its tail.
+//!
+//! The disk is full because the process may not let its files grow, which works on any machine and for any user; a
+//! real one is in `small_disk`.
+
+use std::path::PathBuf;
+
+use crate::support::http::{Answer, Received, client, get, receive};
+use crate::support::larder::{Folder, Larder};
+use crate::support::process::{Process, eventually};
+use crate::support::scene::{LARGE, SMALL, TAIL};
+use crate::support::upstream::{FakeUpstream, Fault, Provider, RecordedRequest, Target, sha256_hex};
+
+/// acme/null 1.2.0, a larder that holds its set only, and a disk that takes no more of the archive than half.
+struct Scene {
+    upstream: FakeUpstream,
+    folder: Folder,
+    larder: Process,
+    path: String,
+    zip: Vec<u8>,
+}
+
+impl Scene {
+    async fn with(size: usize) -> Self {
+        Self::over(FakeUpstream::start().await, size).await
+    }
+
+    async fn over(upstream: FakeUpstream, size: usize) -> Self {
+        upstream.publish(Provider::new("acme", "null").size(size));
+        let folder = Folder::new();
+        let larder = Process::start(&Larder::mirroring(&upstream).on(&folder), folder.path());
+        let path = larder.archive_path("null").await;
+        let zip = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
+        let scene = Self { upstream, folder, larder, path, zip };
+        scene.fill_the_disk();
+        scene
+    }
+
+    fn fill_the_disk(&self) {
+        self.larder.let_files_grow_to(Some(self.zip.len() as u64 / 2));
+    }
+
+    fn make_room(&self) {
+        self.larder.let_files_grow_to(None);
+    }
+
+    fn url(&self) -> String {
+        format!("{}{}", self.larder.base(), self.path)
+    }
+
+    async fn receive(&self) -> Received {
+        receive(client().get(self.url())).await
+    }
+
+    fn asked(&self) -> Vec<RecordedRequest> {
+        self.upstream.requests().into_iter().filter(|asked| asked.target == Target::Archive).collect()
+    }
+
+    /// It came whole, and nothing of it was kept.
+    fn was_passed_through(&self, answer: &Answer) {
+        assert_eq!((answer.status, answer.header("cache-status")), (200, "larder; fwd=miss"));
+        assert_eq!(answer.header("accept-ranges"), "");
+        assert!(answer.body == self.zip);
+        self.kept_nothing();
+    }
+
+    fn kept_nothing(&self) {
+        assert_eq!((self.folder.blobs(), self.folder.staged()), (Vec::<PathBuf>::new(), Vec::new()));
+    }
+
+    /// Once there is room, the next request fills.
+    async fn recovers(&self) {
+        self.upstream.heal();
+        self.make_room();
+        let filled = self.larder.get(&self.path).await.expect(200);
+        assert_eq!((filled.header("cache-status"), filled.body == self.zip), ("larder; fwd=miss; stored", true));
+        assert_eq!((self.folder.blobs().len(), self.folder.staged().len()), (1, 0));
+        assert!(self.larder.get(&self.path).await.expect(200).is("larder; hit"));
+    }
+}
+
+/// Promise 9: what does not fit is passed through, and the next request fills once there is room.
+#[tokio::test]
+async fn an_archive_that_does_not_fit_is_passed_through_until_it_does() {
+    for size in [SMALL, LARGE] {
+        let scene = Scene::with(size).await;
+        for _ in 0..2 {
+            scene.was_passed_through(&scene.larder.get(&scene.path).await);
+        }
+        assert_eq!(scene.larder.metric("larder_passed_through_total").await, 2.0);
+        let said = scene.larder.log().line_with("it is passed through").await;
+        assert!(said.contains(scene.folder.path().to_str().unwrap()) && said.contains("LimitFSIZE="), "{said}");
+        scene.recovers().await;
+        assert_eq!(scene.larder.metric("larder_passed_through_total").await, 2.0);
+    }
+}
+
+/// Promises 3 and 9: a small one without a length is proven in memory, and has a length then.
+#[tokio::test]
+async fn a_small_archive_without_a_length_is_passed_through_whole() {
+    let scene = Scene::with(SMALL).await;
+    scene.upstream.fault(Target::Archive, Fault::NoLength);
+    for _ in 0..2 {
+        let answer = scene.larder.get(&scene.path).await;
+        assert_eq!(answer.header("content-length"), scene.zip.len().to_string());
+        scene.was_passed_through(&answer);
+    }
+    scene.recovers().await;
+}
+
+/// Promise 9: without a length there is nothing to reserve. Those who have some of it are cut off; the next get it.
+#[tokio::test]
+async fn a_disk_that_fills_in_the_middle_cuts_those_who_follow_and_the_next_request_passes_through() {
+    let scene = Scene::with(LARGE).await;
+    scene.upstream.fault(Target::Archive, Fault::NoLength);
+    let cut = scene.receive().await;
+    assert_eq!((cut.status, cut.is_whole), (200, false));
+    assert!(scene.zip.starts_with(&cut.body) && cut.body.len() <= scene.zip.len() / 2, "{}", cut.body.len());
+    eventually("what was staged is gone", async || scene.folder.staged().is_empty().then_some(())).await;
+    for _ in 0..2 {
+        let answer = scene.larder.get(&scene.path).await;
+        assert_eq!(answer.header("content-length"), "");
+        scene.was_passed_through(&answer);
+    }
+    scene.recovers().await;
+}
+
+/// Promise 3: the last chunk waits for the proof, however the bytes came.
+#[tokio::test]
+async fn the_tail_of_what_is_passed_through_waits_for_the_last_byte() {
+    let scene = Scene::with(LARGE).await;
+    let gate = scene.upstream.hold_after(Target::Archive, scene.zip.len() - 1);
+    let mut response = client().get(scene.url()).send().await.unwrap();
+    assert_eq!(response.content_length(), Some(scene.zip.len() as u64));
+    let mut body = Vec::new();
+    while body.len() < scene.zip.len() - TAIL {
+        body.extend_from_slice(&response.chunk().await.unwrap().unwrap());
+        assert!(body.len() <= scene.zip.len() - TAIL, "{}", body.len());
+    }
+    gate.open();
+    while let Some(piece) = response.chunk().await.unwrap() {
+        body.extend_from_slice(&piece);
+    }
+    assert!(body == scene.zip);
+    scene.kept_nothing();
+}
+
+/// Promises 1 and 3: wrong bytes never look complete, and the next request heals.
+#[tokio::test]
+async fn wrong_bytes_that_are_passed_through_never_look_complete() {
+    for length in [None, Some(Fault::NoLength)] {
+        for wrong in [Fault::WrongBytes, Fault::WrongLastByte] {
+            let scene = Scene::with(LARGE).await;
+            // The fill before it may be cut in the middle; this is about what is passed through.
+            length.iter().for_each(|fault| scene.upstream.fault(Target::Archive, fault.clone()));
+            scene.receive().await;
+            scene.upstream.fault(Target::Archive, wrong.clone());
+            let received = scene.receive().await;
+            assert_eq!((received.status, received.is_whole), (200, false), "{wrong:?} {length:?}");
+            assert!(received.body.len() <= scene.zip.len() - TAIL, "{wrong:?}: {}", received.body.len());
+            scene.kept_nothing();
+            scene.recovers().await;
+
+            let scene = Scene::with(SMALL).await;
+            length.iter().for_each(|fault| scene.upstream.fault(Target::Archive, fault.clone()));
+            scene.upstream.fault(Target::Archive, wrong.clone());
+            let said = scene.larder.get(&scene.path).await.expect(502).text();
+            assert!(said.contains("its proven SHA256SUMS say"), "{said}");
+            scene.recovers().await;
+        }
+    }
+}
+
+/// Promise 4: a broken one is resumed, conditionally; each time from where it broke.
+#[tokio::test]
+async fn a_broken_download_that_is_passed_through_is_resumed() {
+    for size in [SMALL, LARGE] {
+        let scene = Scene::with(size).await;
+        // The fill before it takes no body at all.
+        let half = scene.zip.len() / 2;
+        scene.upstream.fault(Target::Archive, Fault::Truncated(half));
+        scene.was_passed_through(&scene.larder.get(&scene.path).await);
+        let resumed: Vec<_> = scene.asked().into_iter().filter(|asked| asked.header("range").is_some()).collect();
+        let range = format!("bytes={half}-");
+        let if_range = format!("\"{}\"", &sha256_hex(&scene.zip)[..20]);
+        assert_eq!(resumed[0].header("range"), Some(range.as_str()));
+        assert!(resumed.iter().all(|asked| asked.header("if-range") == Some(if_range.as_str())));
+        scene.recovers().await;
+    }
+}
+
+/// Promise 4: what the client has was not kept, so an upstream that starts over is not believed; unless nobody has any
+/// of it yet.
+#[tokio::test]
+async fn an_upstream_that_starts_over_aborts_what_is_passed_through() {
+    for fault in [Fault::RangeIgnored, Fault::RangeOtherBytes] {
+        let scene = Scene::with(LARGE).await;
+        scene.upstream.fault(Target::Archive, fault);
+        scene.upstream.fault(Target::Archive, Fault::Truncated(LARGE / 2));
+        let received = scene.receive().await;
+        assert_eq!((received.status, received.is_whole), (200, false));
+        assert!(scene.zip.starts_with(&received.body));
+        scene.recovers().await;
+    }
+
+    let scene = Scene::with(SMALL).await;
+    scene.upstream.fault(Target::Archive, Fault::RangeIgnored);
+    // Once for the fill, which only sees that there is no room, and once for what is passed through.
+    scene.upstream.fault_once(Target::Archive, Fault::Truncated(SMALL / 2));
+    let gate = scene.upstream.hold_silent(Target::Archive);
+    let asking = tokio::spawn(receive(client().get(scene.url())));
+    scene.upstream.wait_for(Target::Archive, 1).await;
+    scene.upstream.fault_once(Target::Archive, Fault::Truncated(SMALL / 2));
+    gate.open();
+    let received = asking.await.unwrap();
+    assert!(received.is_whole && received.body == scene.zip);
+    assert_eq!(scene.asked().len(), 3);
+}
+
+/// Promise 4: clients that were told one length get that length or an abort.
+#[tokio::test]
+async fn an_upstream_that_resumes_with_another_length_aborts_what_is_passed_through() {
+    for more in [-1_i64, 1] {
+        let scene = Scene::with(LARGE).await;
+        let other = scene.zip.len().checked_add_signed(more as isize).unwrap();
+        let gate = scene.upstream.hold_after(Target::Archive, LARGE / 2 - 1);
+        scene.upstream.fault(Target::Archive, Fault::Truncated(LARGE / 2));
+        let asking = tokio::spawn(receive(client().get(scene.url())));
+        scene.upstream.wait_for(Target::Archive, 2).await;
+        scene.upstream.fault(Target::Archive, Fault::Announces(other));
+        gate.open();
+        let received = asking.await.unwrap();
+        assert_eq!((received.status, received.is_whole), (200, false));
+        assert!(scene.zip.starts_with(&received.body));
+        scene.recovers().await;
+    }
+}
+
+/// Section 4: registries sign URLs that expire; the document is asked anew once, here too.
+#[tokio::test]
+async fn an_expired_url_is_asked_anew_when_nothing_can_be_kept() {
+    let scene = Scene::over(FakeUpstream::builder().signed_urls().start().await, LARGE).await;
+    scene.upstream.expire_urls();
+    scene.was_passed_through(&scene.larder.get(&scene.path).await);
+    scene.recovers().await;
+}
+
+/// Promise 11: each has a stream of its own, within a bound; beyond it the answer is 503.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_more_than_sixteen_clients_are_passed_through_at_one_time() {
+    let scene = Scene::with(LARGE).await;
+    let gate = scene.upstream.hold_after(Target::Archive, LARGE / 2);
+    let mut under_way = Vec::new();
+    for _ in 0..16 {
+        let response = client().get(scene.url()).send().await.unwrap();
+        assert_eq!(response.status(), 200);
+        under_way.push(response);
+    }
+    let said = scene.larder.get(&scene.path).await.expect(503).text();
+    assert!(said.contains("cannot keep it") && said.contains("ask again in a moment"), "{said}");
+    assert!(!said.contains(scene.folder.path().to_str().unwrap()), "{said}");
+    // One that leaves makes place.
+    drop(under_way.pop());
+    let next = eventually("there is place for one more", async || {
+        let response = client().get(scene.url()).send().await.unwrap();
+        (response.status() == 200).then_some(response)
+    });
+    under_way.push(next.await);
+    gate.open();
+    for response in under_way {
+        assert!(response.bytes().await.unwrap() == scene.zip);
+    }
+    scene.recovers().await;
+}
+
+/// Promise 3: an old client cannot tell a part from the whole where no length is told.
+#[tokio::test]
+async fn an_old_client_is_refused_what_can_neither_be_kept_nor_measured() {
+    let scene = Scene::with(LARGE).await;
+    scene.upstream.fault(Target::Archive, Fault::NoLength);
+    let ask = || receive(client().get(scene.url()).version(reqwest::Version::HTTP_10));
+    for _ in 0..2 {
+        let received = ask().await;
+        assert_eq!(received.status, 503);
+        assert!(String::from_utf8_lossy(&received.body).contains("HTTP/1.0"));
+    }
+    scene.make_room();
+    let received = ask().await;
+    assert!(received.status == 200 && received.body == scene.zip);
+}
+
+/// Promise 9: documents are answered though not kept, and what proves is answered though it cannot be noted.
+#[tokio::test]
+async fn a_disk_without_a_free_byte_costs_no_document() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").size(LARGE));
+    let folder = Folder::new();
+    let larder = Process::start(&Larder::mirroring(&upstream).on(&folder), folder.path());
+    larder.let_files_grow_to(Some(0));
+    for _ in 0..2 {
+        let path = larder.archive_path("null").await;
+        let answer = larder.get(&path).await.expect(200);
+        assert_eq!(answer.header("cache-status"), "larder; fwd=miss");
+        assert!(answer.body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
+    }
+    larder.log().line_with("what was proven could not be noted").await;
+    larder.let_files_grow_to(None);
+    let path = larder.archive_path("null").await;
+    assert!(larder.get(&path).await.expect(200).is("stored"));
+    assert!(larder.get(&path).await.expect(200).is("larder; hit"));
+    assert_eq!(larder.terminate().await, Some(0));
+}
+
+/// Promise 9: what is held is served by a larder that starts while not a byte can be written, also after a kill.
+#[tokio::test]
+async fn a_larder_starts_although_not_a_byte_can_be_written() {
+    for killed in [true, false] {
+        let upstream = FakeUpstream::start().await;
+        upstream.publish(Provider::new("acme", "null").size(LARGE));
+        let folder = Folder::new();
+        let builder = Larder::mirroring(&upstream).on(&folder);
+        let larder = Process::start(&builder, folder.path());
+        let path = larder.archive_path("null").await;
+        larder.get(&path).await.expect(200);
+        eventually("the h1 is computed", async || {
+            let name = std::fs::read_to_string(&folder.files("names")[0]).unwrap();
+            name.contains("h1:").then_some(())
+        })
+        .await;
+        if killed {
+            larder.kill()
+        } else {
+            assert_eq!(larder.terminate().await, Some(0))
+        }
+
+        let larder = Process::serve_after("ulimit -f 0", &builder, folder.path());
+        let larder = larder.unwrap_or_else(|said| panic!("killed {killed}: {said:?}"));
+        assert!(larder.get(&path).await.expect(200).is("larder; hit"));
+        larder.get("/readyz").await.expect(200);
+        let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
+        assert_eq!(status["archives"], 1);
+        upstream.publish(Provider::new("acme", "other").size(LARGE));
+        let other = larder.archive_path("other").await;
+        assert_eq!(larder.get(&other).await.expect(200).header("cache-status"), "larder; fwd=miss");
+        assert_eq!(larder.terminate().await, Some(0));
+
+        let larder = Process::start(&builder, folder.path());
+        let other = larder.archive_path("other").await;
+        assert!(larder.get(&other).await.expect(200).is("stored"));
+        let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
+        assert_eq!(status["archives"], 2, "the index of before was trusted");
+    }
+}

@@ -1,0 +1,330 @@
+//! A store that takes nothing although there is room: a size limit, a folder that is none, a part of it that cannot be
+//! written.
+
+use std::path::{Path, PathBuf};
+
+use crate::support::http::{Answer, client, get};
+use crate::support::larder::{Folder, Larder};
+use crate::support::scene::{LARGE, SMALL, Scene, TAIL};
+use crate::support::until;
+use crate::support::upstream::{FakeUpstream, Fault, Provider, SigningKey, Target};
+
+/// Where a part of a store was, and a file in its place that cannot hold anything.
+struct InTheWay {
+    part: PathBuf,
+    away: PathBuf,
+}
+
+impl InTheWay {
+    fn of(folder: &Folder, part: &str) -> Self {
+        let (part, away) = (folder.path().join("v1").join(part), folder.path().join("away"));
+        std::fs::rename(&part, &away).unwrap();
+        std::fs::write(&part, "in the way").unwrap();
+        Self { part, away }
+    }
+
+    fn goes(self) {
+        std::fs::remove_file(&self.part).unwrap();
+        std::fs::rename(&self.away, &self.part).unwrap();
+    }
+}
+
+fn archive(upstream: &FakeUpstream, name: &str) -> Vec<u8> {
+    upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64")
+}
+
+fn is_passed(answer: &Answer, zip: &[u8]) {
+    assert_eq!((answer.status, answer.header("cache-status")), (200, "larder; fwd=miss"));
+    assert!(answer.body == zip);
+}
+
+/// Promise 9: what no eviction could make room for is passed through, and nothing is evicted for it.
+#[tokio::test]
+async fn an_archive_larger_than_the_store_may_be_is_passed_through() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "small").size(SMALL));
+    upstream.publish(Provider::new("acme", "large").size(LARGE));
+    let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
+    let small = larder.archive_path("small", "1.2.0").await;
+    larder.get(&small).await.expect(200);
+    let large = larder.archive_path("large", "1.2.0").await;
+    for passed in 1..=2 {
+        is_passed(&larder.get(&large).await, &archive(&upstream, "large"));
+        assert_eq!(larder.metric("larder_passed_through_total").await, f64::from(passed));
+    }
+    assert!(larder.get(&small).await.expect(200).is("larder; hit"));
+    assert!(larder.folder.staged().is_empty());
+}
+
+/// Promise 9: HEAD and Range are answered as for any archive that is not held, and HEAD fetches nothing to its end.
+#[tokio::test]
+async fn what_is_passed_through_has_no_parts() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").size(LARGE));
+    let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
+    let path = larder.archive_path("null", "1.2.0").await;
+    let zip = archive(&upstream, "null");
+    let head = larder.head(&path).await.expect(200);
+    assert_eq!(head.header("content-length"), zip.len().to_string());
+    let answer = larder.get_with(&path, &[("range", "bytes=0-9")]).await;
+    is_passed(&answer, &zip);
+    for name in ["accept-ranges", "content-range", "etag"] {
+        assert_eq!(answer.header(name), "", "{name}");
+    }
+}
+
+/// Promise 9: a stage that cannot be made costs the keeping, not the answer.
+#[tokio::test]
+async fn without_a_place_to_stage_everything_is_answered_and_nothing_is_kept() {
+    for size in [SMALL, LARGE] {
+        let upstream = FakeUpstream::start().await;
+        upstream.publish(Provider::new("acme", "null").size(size));
+        let larder = Larder::mirroring(&upstream).start().await;
+        let in_the_way = InTheWay::of(&larder.folder, "staging");
+        let path = larder.archive_path("null", "1.2.0").await;
+        larder.versions("null").await.expect(200);
+        for _ in 0..2 {
+            is_passed(&larder.get(&path).await, &archive(&upstream, "null"));
+        }
+        assert!(larder.folder.blobs().is_empty());
+        in_the_way.goes();
+        assert_eq!(larder.archive_path("null", "1.2.0").await, path);
+        assert!(larder.get(&path).await.expect(200).is("stored"));
+        assert!(larder.get(&path).await.expect(200).is("larder; hit"));
+    }
+}
+
+/// Promise 9: where the bytes are proven and only the commit fails, proof alone releases the tail, and nothing is
+/// fetched again: what is staged or stored is still there.
+#[tokio::test]
+async fn an_archive_whose_commit_fails_is_released_by_its_proof() {
+    // Before the rename, and after it.
+    for part in ["blobs/sha256", "names"] {
+        for size in [SMALL, LARGE] {
+            let scene = Scene::with(size).await;
+            let gate = scene.upstream.hold_after(Target::Archive, size / 2);
+            let ask = || async { get(&scene.url()).await };
+            let (first, ()) = tokio::join!(ask(), async {
+                scene.upstream.wait_for(Target::Archive, 1).await;
+                let in_the_way = InTheWay::of(scene.folder(), part);
+                gate.open();
+                // The first is answered while it is in the way, and so are those that come later.
+                let second = ask().await;
+                assert!(second.status == 200 && second.body == scene.zip, "{part}");
+                let third = ask().await;
+                is_passed(&third, &scene.zip);
+                assert_eq!(third.header("content-length"), scene.zip.len().to_string());
+                assert!(scene.folder().files("names").is_empty());
+                in_the_way.goes();
+            });
+            assert!(first.status == 200 && first.body == scene.zip, "{part}");
+            assert!(scene.larder.get(&scene.path).await.expect(200).is("fwd=miss; stored"), "{part}");
+            assert!(scene.larder.get(&scene.path).await.expect(200).is("larder; hit"), "{part}");
+            assert_eq!(scene.archive_requests().len(), 1, "{part} {size}");
+            scene.arrives_whole().await;
+        }
+    }
+}
+
+/// Promise 10: an archive that is damaged, and cannot be set aside either, is not served all the same.
+#[tokio::test]
+async fn a_damaged_archive_that_cannot_be_set_aside_is_passed_through() {
+    for size in [SMALL, LARGE] {
+        let scene = Scene::with(size).await;
+        scene.larder.get(&scene.path).await.expect(200);
+        let blob = scene.folder().blobs().remove(0);
+        let file = std::fs::File::options().write(true).open(&blob).unwrap();
+        file.set_len(size as u64 / 2).unwrap();
+        let in_the_way = InTheWay::of(scene.folder(), "aside");
+        is_passed(&scene.larder.get(&scene.path).await, &scene.zip);
+        in_the_way.goes();
+        assert!(scene.larder.get(&scene.path).await.expect(200).is("stored"));
+        assert!(scene.larder.get(&scene.path).await.expect(200).is("larder; hit"));
+    }
+}
+
+/// Promise 9, and the table of section 4: a disk that cannot be written makes nobody forget what was proven before.
+#[tokio::test]
+async fn a_version_published_anew_by_a_stranger_is_refused_although_nothing_can_be_written() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
+    let before = larder.archive_path("null", "1.2.0").await;
+    for part in ["staging", "documents"] {
+        let in_the_way = InTheWay::of(&larder.folder, part);
+        let stranger = SigningKey::another();
+        upstream.publish(Provider::new("acme", "null").edition(2).signed_by(&stranger));
+        let answer = larder.document("null", "1.2.0").await;
+        match part {
+            // The old set can still be read.
+            "staging" => assert_eq!(answer.expect(200).json()["download_url"], before.as_str()),
+            _ => assert!(answer.expect(502).text().contains("another digest than was proven before")),
+        }
+        in_the_way.goes();
+    }
+}
+
+/// The same, where it was proven while it could not be noted, but its set was kept.
+#[tokio::test]
+async fn what_could_not_be_noted_is_known_by_its_set() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").version("1.1.0"));
+    upstream.publish(Provider::new("acme", "null"));
+    let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
+    larder.document("null", "1.1.0").await.expect(200);
+    let in_the_way = InTheWay::of(&larder.folder, "seen");
+    let before = larder.archive_path("null", "1.2.0").await;
+    in_the_way.goes();
+    upstream.publish(Provider::new("acme", "null").edition(2).signed_by(&SigningKey::another()));
+    assert_eq!(larder.archive_path("null", "1.2.0").await, before, "a stranger's set was let in");
+}
+
+fn vanish(v1: &Path) {
+    std::fs::remove_dir_all(v1).unwrap();
+}
+
+/// Another larder's store: complete, empty, with a lock of its own.
+fn is_replaced(v1: &Path) {
+    vanish(v1);
+    drop(larder::store::Store::open(v1.parent().unwrap(), larder::clock::Timestamp(1)).unwrap());
+}
+
+fn is_made_anew_empty(v1: &Path) {
+    vanish(v1);
+    std::fs::create_dir(v1).unwrap();
+}
+
+fn is_a_file(v1: &Path) {
+    vanish(v1);
+    std::fs::write(v1, "no store").unwrap();
+}
+
+/// What may happen to a store under a running larder.
+const LOSSES: [fn(&Path); 4] = [vanish, is_replaced, is_made_anew_empty, is_a_file];
+
+/// Section 5: a store that is not the one larder locked holds nothing for it, and is not written to; everything is
+/// still answered.
+#[tokio::test]
+async fn a_store_that_is_lost_under_way_is_done_without() {
+    for (number, loss) in LOSSES.into_iter().enumerate() {
+        for size in [SMALL, LARGE] {
+            let scene = Scene::with(size).await;
+            scene.larder.get(&scene.path).await.expect(200);
+            is_complete(&scene.larder).await;
+            let v1 = scene.folder().path().join("v1");
+            loss(&v1);
+            let before = tree(&v1);
+            for listener in [scene.larder.base().to_owned(), scene.larder.admin()] {
+                get(&format!("{listener}/readyz")).await.expect(503);
+                get(&format!("{listener}/healthz")).await.expect(200);
+            }
+            for _ in 0..2 {
+                is_passed(&scene.larder.get(&scene.path).await, &scene.zip);
+            }
+            assert_eq!(scene.larder.archive_path("null", "1.2.0").await, scene.path);
+            scene.larder.versions("null").await.expect(200);
+            scene.larder.document("absent", "1.2.0").await.expect(404);
+            assert_eq!(tree(&v1), before, "loss {number}: it was written to");
+            assert_eq!(v1.exists(), number > 0, "loss {number}: it was made");
+        }
+    }
+}
+
+/// Nothing is being written any more: the `h1:` of what was kept is, too.
+async fn is_complete(larder: &Larder) {
+    let names = || larder.folder.files("names").into_iter().map(|name| std::fs::read_to_string(name).unwrap());
+    until("the h1 is computed", async || names().all(|name| name.contains("h1:"))).await;
+}
+
+fn tree(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).into_iter().flatten() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path.clone());
+            }
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Section 5: one that comes back is used again, as it was: nothing of it was taken for gone meanwhile.
+#[tokio::test]
+async fn a_store_that_comes_back_is_used_again() {
+    let upstream = FakeUpstream::start().await;
+    for name in ["one", "two"] {
+        upstream.publish(Provider::new("acme", name).size(LARGE));
+    }
+    let larder = Larder::mirroring(&upstream).store("max_size = \"5MiB\"").nothing_stays_fresh().start().await;
+    let one = larder.archive_path("one", "1.2.0").await;
+    larder.get(&one).await.expect(200);
+    is_complete(&larder).await;
+    let (v1, away) = (larder.folder.path().join("v1"), larder.folder.path().join("away"));
+    std::fs::rename(&v1, &away).unwrap();
+    // It would need the room of the first.
+    let two = larder.archive_path("two", "1.2.0").await;
+    is_passed(&larder.get(&two).await, &archive(&upstream, "two"));
+    std::fs::rename(&away, &v1).unwrap();
+
+    larder.get("/readyz").await.expect(200);
+    assert!(larder.get(&one).await.expect(200).is("larder; hit"));
+    assert!(larder.get(&two).await.expect(200).is("stored"));
+    assert!(larder.get(&two).await.expect(200).is("larder; hit"));
+}
+
+/// Promise 12: offline there is nowhere to get it from, and the answer says what is wrong.
+#[tokio::test]
+async fn offline_a_store_that_is_lost_is_said() {
+    let scene = Scene::with(SMALL).await;
+    scene.larder.get(&scene.path).await.expect(200);
+    let (folder, path) = (scene.larder.stop().await, scene.path);
+    let offline = Larder::mirroring(&scene.upstream).network("offline = true").on(&folder);
+    let larder = offline.start().await;
+    larder.get(&path).await.expect(200);
+    vanish(&folder.path().join("v1"));
+    for path in [path.as_str(), "/registry/registry.terraform.io/v1/providers/acme/null/versions"] {
+        let said = larder.get(path).await.expect(503).text();
+        assert!(said.contains("the store of this mirror is gone"), "{said}");
+    }
+}
+
+/// Promise 4: clients that were told one length get that length or an abort, whichever way the upstream changes it.
+#[tokio::test]
+async fn an_upstream_that_announces_another_length_when_it_resumes_is_not_believed() {
+    for more in [-1_isize, 1] {
+        let scene = Scene::with(LARGE).await;
+        let other = scene.zip.len().checked_add_signed(more).unwrap();
+        let gate = scene.upstream.hold_after(Target::Archive, LARGE / 2 - 1);
+        scene.upstream.fault(Target::Archive, Fault::Truncated(LARGE / 2));
+        let asking = tokio::spawn(crate::support::http::receive(client().get(scene.url())));
+        scene.upstream.wait_for(Target::Archive, 1).await;
+        scene.upstream.fault(Target::Archive, Fault::Announces(other));
+        gate.open();
+        scene.broke_off(&asking.await.unwrap());
+        assert!(scene.folder().staged().is_empty(), "what it contradicts was built on");
+        scene.heals().await;
+    }
+}
+
+/// Promise 3: a length that is wrong from the start makes no whole body: too many bytes are refused, too few awaited.
+#[tokio::test]
+async fn an_upstream_that_announces_a_wrong_length_is_not_believed() {
+    for (size, more) in [(LARGE, -1_isize), (LARGE, 1), (SMALL, -1), (SMALL, 1)] {
+        let scene = Scene::with(size).await;
+        let announced = scene.zip.len().checked_add_signed(more).unwrap();
+        scene.upstream.fault(Target::Archive, Fault::Announces(announced));
+        if size == LARGE {
+            let received = scene.larder.receive(&scene.path).await;
+            assert_eq!((received.status, received.is_whole), (200, false), "{more}");
+            assert!(received.body.len() <= announced - TAIL && scene.zip.starts_with(&received.body));
+            assert!(scene.folder().blobs().is_empty());
+        } else {
+            scene.larder.get(&scene.path).await.expect(502);
+        }
+        scene.heals().await;
+    }
+}

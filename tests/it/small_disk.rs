@@ -1,0 +1,139 @@
+//! A real disk that is full to the last byte, or read-only: what is evicted, what is passed through, and how it starts.
+
+use crate::support::http::get;
+use crate::support::larder::{Builder, Folder, Larder};
+use crate::support::process::{Process, eventually};
+use crate::support::scene::LARGE;
+use crate::support::small_disk::SmallDisk;
+use crate::support::upstream::{FakeUpstream, Provider};
+
+const DISK: usize = 10 << 20;
+const MOST: usize = 9_000_000;
+
+async fn publishing() -> (FakeUpstream, Folder) {
+    let upstream = FakeUpstream::start().await;
+    for (name, size) in [("one", LARGE), ("two", LARGE), ("huge", MOST)] {
+        upstream.publish(Provider::new("acme", name).size(size));
+    }
+    (upstream, Folder::new())
+}
+
+fn mirroring(upstream: &FakeUpstream, folder: &Folder) -> Builder {
+    Larder::mirroring(upstream).on(folder)
+}
+
+/// Fetches an archive that is published as it should be, and says how it came about.
+async fn how_it_comes(larder: &Process, upstream: &FakeUpstream, name: &str) -> String {
+    let path = larder.archive_path(name).await;
+    let answer = larder.get(&path).await.expect(200);
+    assert!(answer.body == upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64"), "{name}");
+    answer.header("cache-status").to_owned()
+}
+
+async fn wait_for_h1(disk: &SmallDisk) {
+    let name = disk.store().join("names/registry.terraform.io");
+    let text = async || {
+        let mut folders = vec![name.clone()];
+        let mut all = String::new();
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).into_iter().flatten() {
+                let path = entry.unwrap().path();
+                if path.is_dir() { folders.push(path) } else { all += &std::fs::read_to_string(path).ok()? }
+            }
+        }
+        all.contains("h1:").then_some(())
+    };
+    eventually("the h1 is computed", text).await;
+}
+
+const READ_ONLY: &str = "mount -o remount,ro \"$V1\"";
+const STORED: &str = "larder; fwd=miss; stored";
+const PASSED: &str = "larder; fwd=miss";
+const HIT: &str = "larder; hit";
+
+/// Promise 9: a full disk evicts first; for what would not fit all the same nothing is evicted.
+#[tokio::test]
+async fn a_full_disk_evicts_first_and_passes_through_what_would_not_fit_all_the_same() {
+    if !SmallDisk::is_possible() {
+        return;
+    }
+    let (upstream, folder) = publishing().await;
+    let disk = SmallDisk::start(&mirroring(&upstream, &folder), &folder, DISK, "true").unwrap();
+    let larder = &disk.larder;
+    assert_eq!(how_it_comes(larder, &upstream, "one").await, STORED);
+    wait_for_h1(&disk).await;
+    disk.leave_free(1_500_000);
+    assert_eq!(how_it_comes(larder, &upstream, "huge").await, PASSED);
+    assert_eq!(how_it_comes(larder, &upstream, "one").await, HIT, "it was evicted for nothing");
+    assert_eq!(how_it_comes(larder, &upstream, "two").await, STORED);
+    assert_eq!(std::fs::read_dir(disk.store().join("blobs/sha256")).unwrap().count(), 2);
+    assert_eq!(larder.metric("larder_passed_through_total").await, 1.0);
+    assert_eq!(how_it_comes(larder, &upstream, "two").await, HIT);
+    disk.make_room();
+    assert_eq!(how_it_comes(larder, &upstream, "one").await, STORED);
+}
+
+/// Promise 9: to the last byte.
+#[tokio::test]
+async fn a_disk_that_is_full_to_the_last_byte_costs_no_answer() {
+    if !SmallDisk::is_possible() {
+        return;
+    }
+    let (upstream, folder) = publishing().await;
+    let disk = SmallDisk::start(&mirroring(&upstream, &folder), &folder, DISK, "true").unwrap();
+    let larder = &disk.larder;
+    disk.leave_free(0);
+    for name in ["one", "huge", "one"] {
+        assert_eq!(how_it_comes(larder, &upstream, name).await, PASSED, "{name}");
+    }
+    let said = larder.log().line_with("it is passed through").await;
+    assert!(said.contains("make room on the disk of the store"), "{said}");
+    disk.make_room();
+    assert_eq!(how_it_comes(larder, &upstream, "one").await, STORED);
+    assert_eq!(how_it_comes(larder, &upstream, "one").await, HIT);
+}
+
+/// Promise 9: a larder starts on a store that cannot be written, and serves what is held.
+#[tokio::test]
+async fn a_larder_starts_on_a_disk_that_is_full_or_read_only() {
+    if !SmallDisk::is_possible() {
+        return;
+    }
+    let full = "{ dd if=/dev/zero of=\"$V1/ballast\" bs=4096 2>/dev/null || true; }";
+    for preparation in [full, READ_ONLY] {
+        let (upstream, folder) = publishing().await;
+        let larder = Process::start(&mirroring(&upstream, &folder), folder.path());
+        assert_eq!(how_it_comes(&larder, &upstream, "one").await, STORED);
+        assert_eq!(larder.terminate().await, Some(0));
+        let disk = SmallDisk::start(&mirroring(&upstream, &folder), &folder, DISK, preparation);
+        let disk = disk.unwrap_or_else(|said| panic!("{preparation}: {said:?}"));
+        assert_eq!(how_it_comes(&disk.larder, &upstream, "one").await, HIT);
+        // Nothing could be evicted for this one.
+        assert_eq!(how_it_comes(&disk.larder, &upstream, "huge").await, PASSED);
+        disk.larder.get("/readyz").await.expect(200);
+        let status = get(&format!("{}/admin/v1/status", disk.larder.admin())).await.expect(200).json();
+        assert_eq!(status["archives"], 1);
+        match preparation {
+            READ_ONLY => disk.remount("rw"),
+            _ => disk.make_room(),
+        }
+        assert_eq!(how_it_comes(&disk.larder, &upstream, "two").await, STORED);
+        assert_eq!(how_it_comes(&disk.larder, &upstream, "two").await, HIT);
+        assert!(!disk.store().join("index").exists(), "an index that was left behind would be trusted");
+        assert_eq!(disk.larder.terminate().await, Some(0));
+    }
+}
+
+/// Section 5: a store that is not there cannot be made on a disk that cannot be written, and the error says where.
+#[tokio::test]
+async fn a_new_store_on_a_read_only_disk_is_refused_with_its_path() {
+    if !SmallDisk::is_possible() {
+        return;
+    }
+    let (upstream, folder) = publishing().await;
+    let started = SmallDisk::start(&mirroring(&upstream, &folder), &folder, DISK, READ_ONLY);
+    let said = started.err().expect("it started without a store");
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.err.contains(&folder.path().join("v1/lock").display().to_string()), "{said:?}");
+    assert!(said.err.contains("Read-only file system"), "{said:?}");
+}

@@ -1,0 +1,91 @@
+//! A disk of a few megabytes of its own for a larder: a tmpfs in a mount namespace that no other process sees. Takes no
+//! root, but user namespaces.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::larder::{Builder, Folder};
+use super::process::{Process, Said};
+
+/// A larder whose store is on a disk of its own.
+pub(crate) struct SmallDisk {
+    pub(crate) larder: Process,
+    store: PathBuf,
+    ballast: PathBuf,
+}
+
+impl SmallDisk {
+    /// Whether there can be one here. Where not, this says so, and panics when `LARDER_REQUIRE_CLIENT=1`.
+    pub(crate) fn is_possible() -> bool {
+        let folder = Folder::new();
+        let mount = format!("mount -t tmpfs -o size=64k none '{}'", folder.path().display());
+        let tried = Command::new("unshare").args(["-rm", "/bin/sh", "-c", &mount]).stderr(Stdio::null()).status();
+        let is_possible = tried.is_ok_and(|status| status.success());
+        if !is_possible {
+            let missing = "`unshare -rm` with a tmpfs is not possible here: the tests with a small disk were not run";
+            assert!(std::env::var("LARDER_REQUIRE_CLIENT").as_deref() != Ok("1"), "{missing}");
+            // Straight to the terminal: the test runner would swallow what is printed by a test that passes.
+            let _ = writeln!(std::io::stderr(), "\n*** {missing} ***\n");
+        }
+        is_possible
+    }
+
+    /// Starts a larder whose store has a disk of this many bytes, copied from `folder` and in the state that
+    /// `preparation`, a line of shell with the store's folder as `$V1`, leaves it in.
+    pub(crate) fn start(builder: &Builder, folder: &Folder, bytes: usize, preparation: &str) -> Result<Self, Said> {
+        let v1 = folder.path().join("v1");
+        std::fs::create_dir_all(&v1).unwrap();
+        let v1 = v1.display();
+        let inside = format!(
+            "V1='{v1}'; mkdir \"$V1.old\" && cp -a \"$V1\"/. \"$V1.old\" && mount -t tmpfs -o size={bytes} none \"$V1\" \
+             && cp -a \"$V1.old\"/. \"$V1\" && rm -r \"$V1.old\" && {preparation} && exec \"$@\""
+        );
+        let inside = inside.replace('\'', "'\\''");
+        let outside = format!("set -- unshare -rm /bin/sh -c '{inside}' sh \"$@\"");
+        let larder = Process::serve_after(&outside, builder, folder.path())?;
+        let store = PathBuf::from(format!("/proc/{}/root{v1}", larder.id()));
+        let ballast = store.join("ballast");
+        Ok(Self { larder, store, ballast })
+    }
+
+    /// The store's folder, as it is seen from outside.
+    pub(crate) fn store(&self) -> &Path {
+        &self.store
+    }
+
+    /// Leaves this many bytes free, and a page or two less.
+    pub(crate) fn leave_free(&self, bytes: u64) {
+        let mut ballast = std::fs::File::create(&self.ballast).unwrap();
+        let disk = rustix::fs::statvfs(&self.store).unwrap();
+        let mut left = (disk.f_bavail * disk.f_frsize).saturating_sub(bytes);
+        let page = [7; 4096];
+        while left > 0 && ballast.write_all(&page[..page.len().min(left as usize)]).is_ok() {
+            left = left.saturating_sub(page.len() as u64);
+        }
+    }
+
+    /// Takes the ballast away.
+    pub(crate) fn make_room(&self) {
+        std::fs::remove_file(&self.ballast).unwrap();
+    }
+
+    /// Mounts it anew with this option: `ro` or `rw`.
+    pub(crate) fn remount(&self, option: &str) {
+        let id = self.larder.id().to_string();
+        let v1 = self.store.to_str().unwrap().strip_prefix(&format!("/proc/{id}/root")).unwrap();
+        let mut command = Command::new("nsenter");
+        command.args([
+            "--preserve-credentials",
+            "-U",
+            "-m",
+            "-t",
+            &id,
+            "mount",
+            "-o",
+            &format!("remount,{option}"),
+            v1,
+        ]);
+        assert!(command.status().unwrap().success());
+    }
+}
