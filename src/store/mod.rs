@@ -20,6 +20,7 @@ mod blobs;
 mod disk;
 mod index;
 mod key;
+mod reading;
 mod records;
 
 use std::fs::{File, TryLockError};
@@ -30,7 +31,8 @@ use std::sync::Arc;
 pub use self::blobs::{Blob, Blobs, FileBytes, READ_AT_ONCE, Staged, StagedNote};
 pub use self::index::{Index, IndexedArchive, Totals};
 pub use self::key::Key;
-pub use self::records::{Durability, Records};
+pub use self::reading::Reading;
+pub use self::records::{Durability, Recorded, Records};
 
 use crate::clock::Timestamp;
 
