@@ -33,6 +33,9 @@ pub enum Error {
     /// Offline, and not held.
     #[error("{0}: not held, and this mirror is offline; `larder status` lists all that was asked for and is missing")]
     Offline(String),
+    /// Offline, and it is all about asking upstream.
+    #[error("{0}: this mirror is offline, so no upstream is asked")]
+    Sealed(String),
     /// A bound of our own is reached.
     #[error("{0}; ask again in a moment")]
     Busy(String),
@@ -81,9 +84,11 @@ impl Error {
             Self::UnknownHost(_) | Self::NotFound(_) => Kind::NotFound,
             Self::Unverified { .. } => Kind::BadUpstream,
             Self::Slow(_) => Kind::Slow,
-            Self::Offline(_) | Self::Busy(_) | Self::Interrupted(_) | Self::Store(StoreError::NoRoom { .. }) => {
-                Kind::Busy
-            }
+            Self::Offline(_)
+            | Self::Sealed(_)
+            | Self::Busy(_)
+            | Self::Interrupted(_)
+            | Self::Store(StoreError::NoRoom { .. }) => Kind::Busy,
             Self::Looped => Kind::Looped,
             Self::Store(_) => Kind::OurFault,
             Self::Upstream(error) => match &error.fault {

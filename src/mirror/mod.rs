@@ -3,7 +3,9 @@
 //! A request comes with the time it is; documents age, archives do not. Work that goes upstream runs in
 //! a flight of its own, so whoever asked may leave without ending it for others.
 
+mod accept;
 mod archives;
+mod check;
 mod commit;
 mod discovery;
 mod documents;
@@ -17,11 +19,14 @@ mod parts;
 mod proof_set;
 mod proving;
 mod pull;
+mod purge;
+mod refresh;
 mod remembered;
 mod seen;
 mod sets;
 mod single_flight;
 mod tasks;
+mod verify;
 mod versions;
 
 use std::collections::{BTreeSet, HashSet};
@@ -36,10 +41,15 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
+pub use self::accept::{Accepted, ChangedFile, Ruling};
 pub use self::archives::{Archive, ArchiveRef};
+pub use self::check::{Found, Healed, Wrong};
 pub use self::documents::KeptDocument;
 pub use self::names::{HeldArchive, PackageHashesKnown};
 pub use self::proof_set::ProofSet;
+pub use self::purge::Purged;
+pub use self::refresh::{News, Refreshed};
+pub use self::verify::Step;
 
 use self::documents::DocumentFlight;
 use self::fill::FillKey;
@@ -191,6 +201,7 @@ pub struct Mirror {
     record_locks: [Mutex<()>; 64],
     digest_locks: [Mutex<()>; 64],
     evicting: Mutex<()>,
+    verifying: Arc<tokio::sync::Mutex<()>>,
     reserved: Arc<AtomicU64>,
     missing: Mutex<BTreeSet<String>>,
     fill_permits: Arc<Semaphore>,
@@ -225,6 +236,7 @@ impl Mirror {
             record_locks: std::array::from_fn(|_| Mutex::default()),
             digest_locks: std::array::from_fn(|_| Mutex::default()),
             evicting: Mutex::default(),
+            verifying: Arc::default(),
             reserved: Arc::default(),
             missing: Mutex::default(),
             fill_permits: Arc::new(Semaphore::new(MOST_FILLS)),

@@ -135,7 +135,8 @@ impl Mirror {
             }
             History::RepublishedByStranger { file } => {
                 let verdict = format!(
-                    "its SHA256SUMS give {file} another digest than was proven before, and no key known for this provider vouches for that"
+                    "its SHA256SUMS give {file} another digest than was proven before, and no key known for this provider vouches for that; if its publisher did this, `larder accept {}@{}` takes it",
+                    package.provider, package.version
                 );
                 Err(unverified(&format!("the download document of {package}"), &set.about.url, verdict))
             }

@@ -3,6 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod caching;
+mod commands;
+mod commands_accept;
+mod commands_access;
 mod crash;
 mod damage;
 mod discovery;
@@ -17,6 +20,7 @@ mod outbound;
 mod providers;
 mod real_client;
 mod resume;
+mod stored_again;
 mod support;
 mod upstream_trouble;
 mod verification;

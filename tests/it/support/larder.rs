@@ -180,6 +180,18 @@ impl Larder {
         self.document(name, version).await.expect(200).json()["download_url"].as_str().unwrap().to_owned()
     }
 
+    /// The token of the admin listener.
+    pub(crate) fn token(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("admin-token")).unwrap()
+    }
+
+    /// Tells the admin listener to do something to an address; what it answers.
+    pub(crate) async fn tell(&self, command: &str, what: &str) -> serde_json::Value {
+        let body = serde_json::json!({ "what": [what] }).to_string();
+        let request = client().post(format!("{}/admin/v1/{command}", self.admin())).bearer_auth(self.token());
+        send(request.header("content-type", "application/json").body(body)).await.unwrap().expect(200).json()
+    }
+
     /// A figure of the metrics: the sum of all its labelled values.
     pub(crate) async fn metric(&self, name: &str) -> f64 {
         let text = get(&format!("{}/metrics", self.admin())).await.expect(200).text();
