@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
@@ -138,6 +139,7 @@ pub struct App {
     tls: Option<Arc<Tls>>,
     connections: listener::Limits,
     base: String,
+    scrub: Option<Duration>,
 }
 
 #[derive(Debug)]
@@ -181,11 +183,14 @@ impl App {
             registry: metrics.registry(),
             requests: metrics.requests.clone(),
             base: base.clone(),
+            clock: settings.clock.clone(),
+            default_host: config.default_host(),
         });
         let clients =
             Clients { allowed: config.server.clients.clone(), trusted_proxies: config.server.trusted_proxies.clone() };
         let main = Main::new(protocols, metrics.requests, clients, settings.clock);
-        Ok(Self { mirror, main, admin, sockets, tls, connections: settings.connections, base })
+        let (connections, scrub) = (settings.connections, config.store.scrub);
+        Ok(Self { mirror, main, admin, sockets, tls, connections, base, scrub })
     }
 
     /// Where the main listener is.
@@ -210,8 +215,9 @@ impl App {
 
     /// Serves until `stop`, then lets running downloads finish, and closes the store.
     pub async fn serve(self, stop: CancellationToken) -> Result<(), StoreError> {
-        let Self { mirror, main, admin, sockets, tls, connections, .. } = self;
+        let Self { mirror, main, admin, sockets, tls, connections, scrub, .. } = self;
         let keeping = tokio::spawn(jobs::keep_house(Arc::clone(&mirror), main.clock()));
+        let scrubbing = scrub.map(|every| tokio::spawn(jobs::scrub(Arc::clone(&mirror), main.clock(), every)));
         let reloading = tls.clone().map(|tls| tokio::spawn(tls.reload_when_changed(stop.clone())));
         let main_limits = connections.clone();
         let to_main = move |request, peer| Arc::clone(&main).handle(request, peer);
@@ -221,7 +227,7 @@ impl App {
             serve(sockets.admin.0, None, connections, to_admin, stop.clone()),
         );
         // Until they are gone they hold the mirror, and with it the lock of the store.
-        for task in [Some(keeping), reloading].into_iter().flatten() {
+        for task in [Some(keeping), scrubbing, reloading].into_iter().flatten() {
             task.abort();
             let _ = task.await;
         }

@@ -1,10 +1,13 @@
 //! The one owner of the wall clock. Everything else is told what time it is.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+/// How long is slept at most before the clock is looked at again: it may be set, or the machine may have slept.
+const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
 
 /// A moment, in whole seconds since 1970-01-01 UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -31,7 +34,7 @@ impl Timestamp {
 /// Where `now` comes from.
 #[derive(Debug, Clone, Default)]
 pub struct Clock {
-    ahead_seconds: Arc<AtomicU64>,
+    ahead_seconds: Arc<watch::Sender<u64>>,
 }
 
 impl Clock {
@@ -43,12 +46,28 @@ impl Clock {
     /// The time now.
     #[expect(clippy::disallowed_methods, reason = "the one place that reads the wall clock")]
     pub fn now(&self) -> Timestamp {
-        let ahead = Duration::from_secs(self.ahead_seconds.load(Ordering::Relaxed));
+        let ahead = Duration::from_secs(*self.ahead_seconds.borrow());
         Timestamp::of(SystemTime::now()).after(ahead)
     }
 
     /// Moves this clock ahead of the machine's, so that what ages can be seen old without waiting.
     pub fn advance(&self, by: Duration) {
-        self.ahead_seconds.fetch_add(by.as_secs(), Ordering::Relaxed);
+        self.ahead_seconds.send_modify(|ahead| *ahead += by.as_secs());
+    }
+
+    /// Waits until this clock says `moment`.
+    pub async fn until(&self, moment: Timestamp) {
+        let mut moved = self.ahead_seconds.subscribe();
+        loop {
+            let left = moment.since(self.now());
+            if left.is_zero() {
+                return;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(left.min(LONGEST_SLEEP)) => {}
+                // Its sender is this clock, which is there.
+                _ = moved.changed() => {}
+            }
+        }
     }
 }

@@ -33,6 +33,9 @@ pub enum Error {
     /// Offline, and not held.
     #[error("{0}: not held, and this mirror is offline; `larder status` lists all that was asked for and is missing")]
     Offline(String),
+    /// Offline, and it is all about asking upstream.
+    #[error("{0}: this mirror is offline, so no upstream is asked")]
+    Sealed(String),
     /// A bound of our own is reached.
     #[error("{0}; ask again in a moment")]
     Busy(String),
@@ -88,6 +91,7 @@ impl Error {
             Self::Unverified { .. } => Kind::BadUpstream,
             Self::Slow(_) => Kind::Slow,
             Self::Offline(_)
+            | Self::Sealed(_)
             | Self::Busy(_)
             | Self::Spared(_)
             | Self::Interrupted(_)

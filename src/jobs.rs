@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::cdn_loop::CdnLoop;
 use crate::clock::Clock;
 use crate::mirror::Mirror;
 
@@ -18,5 +19,21 @@ pub async fn keep_house(mirror: Arc<Mirror>, clock: Clock) {
         if let Err(error) = mirror.sweep(clock.now()).await {
             tracing::error!(%error, "leftovers could not be swept");
         }
+    }
+}
+
+/// Holds every archive against its digest once in `every`, one after the other and slowly; goes on after a restart
+/// with what is due then. Ends when it is dropped.
+pub async fn scrub(mirror: Arc<Mirror>, clock: Clock, every: Duration) {
+    loop {
+        let call = mirror.call(clock.now(), CdnLoop::default(), true);
+        let next = match mirror.scrub(every, &call).await {
+            Ok(next) => next,
+            Err(error) => {
+                tracing::error!(%error, "the scrub could not read everything that is due; it tries again in an hour");
+                clock.now().after(EVERY)
+            }
+        };
+        clock.until(next).await;
     }
 }

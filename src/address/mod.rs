@@ -3,6 +3,7 @@
 
 mod host;
 mod version;
+mod what;
 
 use std::fmt;
 
@@ -10,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::host::Hostname;
 pub use self::version::Version;
+pub use self::what::{BadWhat, Versions, What};
 
 /// The longest name, version or platform that is taken from anybody, in bytes.
 pub const LONGEST_PART: usize = 128;

@@ -2,8 +2,10 @@
 
 mod check;
 mod client_config;
+mod command;
 mod serve;
 mod status;
+mod verify;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -14,6 +16,7 @@ use secrecy::ExposeSecret;
 
 use crate::app::StartError;
 use crate::config::{Config, Problems, Warning};
+use crate::protocol::admin;
 use crate::store::Store;
 
 /// The exit code of a configuration that is wrong (EX_CONFIG).
@@ -37,6 +40,14 @@ enum Command {
     ClientConfig(client_config::ClientConfig),
     /// What is stored, served and saved
     Status(Common),
+    /// Ask upstream again now, whatever its age: the version list, and the sets that are held
+    Refresh(command::Addresses),
+    /// Forget documents and archives; not what was ever proven
+    Purge(command::Addresses),
+    /// Believe a version that upstream has published anew
+    Accept(command::Addresses),
+    /// Read everything stored again, set aside what is wrong, and fetch it again
+    Verify(Common),
 }
 
 /// What every command takes.
@@ -60,13 +71,19 @@ impl Arguments {
     /// Runs the command.
     pub fn run(self) -> ExitCode {
         let ended = match self.command {
-            Command::Serve(serve) => serve.run(),
+            Command::Serve(serve) => serve.run().map(|()| true),
             Command::Check(common) => return check::run(&common),
-            Command::ClientConfig(client_config) => client_config.run(),
-            Command::Status(common) => status::run(&common),
+            Command::ClientConfig(client_config) => client_config.run().map(|()| true),
+            Command::Status(common) => status::run(&common).map(|()| true),
+            Command::Refresh(addresses) => addresses.run(admin::Command::Refresh),
+            Command::Purge(addresses) => addresses.run(admin::Command::Purge),
+            Command::Accept(addresses) => addresses.run(admin::Command::Accept),
+            Command::Verify(common) => verify::run(&common),
         };
         match ended {
-            Ok(()) => ExitCode::SUCCESS,
+            Ok(true) => ExitCode::SUCCESS,
+            // What was not well has been said.
+            Ok(false) => ExitCode::FAILURE,
             Err(error) => {
                 let refused = matches!(error.downcast_ref(), Some(StartError::Refused(_)));
                 let bad_configuration = refused || error.downcast_ref::<Problems>().is_some();

@@ -4,6 +4,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::address::Hostname;
+
 mod credential;
 mod outside;
 mod problem;
@@ -104,6 +106,12 @@ impl Config {
             held.join(", "),
             reachable.join(", "),
         ))
+    }
+
+    /// The registry of an address that names none.
+    pub fn default_host(&self) -> Hostname {
+        let usual = || Hostname::parse(upstream::TERRAFORM).expect("a public registry's name is a host name");
+        self.server.default_upstream.clone().unwrap_or_else(usual)
     }
 
     fn credential_holders(&self) -> Vec<String> {

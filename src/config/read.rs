@@ -64,6 +64,7 @@ fn read_root(root: &mut Section<'_, '_, '_>, config: &mut Config) {
             path: section.path("path", "/var/lib/larder").unwrap_or(default.path),
             max_size: section.text("max_size", "200GiB", values::capacity).unwrap_or(default.max_size),
             memory: section.text("memory", "64MiB", values::size).unwrap_or(default.memory),
+            scrub: section.text("scrub", "30d", values::interval).unwrap_or(default.scrub),
         }
     });
     config.network = root.part("network", read_network);

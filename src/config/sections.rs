@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use bytesize::ByteSize;
 use ipnet::IpNet;
@@ -92,12 +93,20 @@ pub struct Store {
     pub max_size: ByteSize,
     /// How much rendered answers may take in memory.
     pub memory: ByteSize,
+    /// How often every archive is read and held against its digest; never when absent.
+    pub scrub: Option<Duration>,
 }
 
 impl Store {
     /// The defaults, in this folder.
     pub fn in_folder(path: PathBuf) -> Self {
-        Self { path, max_size: ByteSize::gib(200), memory: ByteSize::mib(64) }
+        Self {
+            path,
+            max_size: ByteSize::gib(200),
+            memory: ByteSize::mib(64),
+            // Disks lose bits over months; a full store is read within hours.
+            scrub: Some(Duration::from_secs(30 * 24 * 3600)),
+        }
     }
 }
 

@@ -70,6 +70,7 @@ fn every_option_is_read() {
         path = "store"
         max_size = "1.5TiB"
         memory = "0B"
+        scrub = "never"
         [network]
         offline = true
         sealed_platforms = ["linux_amd64", "darwin_arm64"]
@@ -101,6 +102,7 @@ fn every_option_is_read() {
     assert_eq!(config.store.path, Path::new("store"));
     assert_eq!(config.store.max_size, ByteSize::gib(1536));
     assert_eq!(config.store.memory, ByteSize::b(0));
+    assert_eq!(config.store.scrub, None);
     assert!(config.network.offline);
     assert_eq!(config.network.sealed_platforms.len(), 2);
     assert_eq!(

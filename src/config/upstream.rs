@@ -12,7 +12,7 @@ use super::credential::{self, CredentialKind};
 use super::section::Section;
 use super::values;
 
-const TERRAFORM: &str = "registry.terraform.io";
+pub(super) const TERRAFORM: &str = "registry.terraform.io";
 const OPENTOFU: &str = "registry.opentofu.org";
 
 /// One registry that larder stands before.

@@ -17,6 +17,9 @@ const LONGEST: Duration = Duration::from_secs(10 * 366 * 24 * 60 * 60);
 /// Every document is answered within this time, so no request can wait longer.
 const LONGEST_PATIENCE: Duration = Duration::from_secs(8);
 
+/// What reads everything that is stored should not do so all the time.
+const SHORTEST_INTERVAL: Duration = Duration::from_secs(3600);
+
 const SHOWN_CHARS: usize = 80;
 
 /// The value as messages show it: in quotes, escaped, shortened; not at all where it may hold a password.
@@ -124,6 +127,18 @@ pub(super) fn patience(value: &str) -> Result<Duration, String> {
         return Err(format!("{} is longer than the 8s in which every document is answered", quoted(value)));
     }
     Ok(span)
+}
+
+/// How often something long is done; `never` is an answer.
+pub(super) fn interval(value: &str) -> Result<Option<Duration>, String> {
+    if value == "never" {
+        return Ok(None);
+    }
+    let span = duration(value)?;
+    if span < SHORTEST_INTERVAL {
+        return Err(format!("{} is less than an hour; \"never\" would leave it out", quoted(value)));
+    }
+    Ok(Some(span))
 }
 
 /// A size with its unit.

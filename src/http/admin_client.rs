@@ -1,17 +1,23 @@
-//! How the commands ask a running larder: one GET at its admin listener, on this machine's own way.
+//! How the commands ask a running larder: one request at its admin listener, on this machine's own way.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{Request, StatusCode, header};
-use http_body_util::{BodyExt, Empty, Limited};
+use bytes::{Bytes, BytesMut};
+use http::{Method, Request, Response, header};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
+use serde::Deserialize;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+/// What only tells something is answered at once.
 const WITHIN: Duration = Duration::from_secs(10);
+/// What asks upstreams takes as long as they do.
+const COMMAND_WITHIN: Duration = Duration::from_secs(3600);
 const LARGEST_ANSWER: usize = 16 << 20;
+const LONGEST_LINE: usize = 1 << 20;
 
 /// Why a running larder gave no answer.
 #[derive(Debug, thiserror::Error)]
@@ -27,18 +33,72 @@ pub enum NoAnswer {
         /// What happened.
         why: String,
     },
+    /// It answered that it will not.
+    #[error("the larder on {address} says: {said}")]
+    Refused {
+        /// Where.
+        address: SocketAddr,
+        /// Its words.
+        said: String,
+    },
 }
 
 /// Asks the admin listener at `address` for `path`.
 pub async fn get(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, NoAnswer> {
+    let asking = async { whole(address, exchange(address, Method::GET, path, token, Bytes::new()).await?).await };
+    within(address, WITHIN, asking).await
+}
+
+/// Tells the admin listener at `address` to do something.
+pub async fn post(address: SocketAddr, path: &str, token: Option<&str>, body: Bytes) -> Result<Bytes, NoAnswer> {
+    let telling = async { whole(address, exchange(address, Method::POST, path, token, body).await?).await };
+    within(address, COMMAND_WITHIN, telling).await
+}
+
+/// Tells it to do something that it reports line by line; `line` is called with each.
+pub async fn post_lines(
+    address: SocketAddr,
+    path: &str,
+    token: Option<&str>,
+    mut line: impl FnMut(&[u8]),
+) -> Result<(), NoAnswer> {
     let failed = |why: String| NoAnswer::Failed { address, why };
-    match timeout(WITHIN, exchange(address, path, token)).await {
+    let telling = exchange(address, Method::POST, path, token, Bytes::from_static(b"{}"));
+    let mut body = within(address, WITHIN, telling).await?.into_body();
+    let mut rest = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|e| failed(format!("it broke off: {e}")))?;
+        let Ok(piece) = frame.into_data() else { continue };
+        rest.extend_from_slice(&piece);
+        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+            line(&rest.split_to(end + 1));
+        }
+        if rest.len() > LONGEST_LINE {
+            return Err(failed("a line of its report has no end".to_owned()));
+        }
+    }
+    Ok(())
+}
+
+async fn within<T>(
+    address: SocketAddr,
+    limit: Duration,
+    asking: impl Future<Output = Result<T, NoAnswer>>,
+) -> Result<T, NoAnswer> {
+    match timeout(limit, asking).await {
         Ok(answer) => answer,
-        Err(_) => Err(failed(format!("nothing within {} s", WITHIN.as_secs()))),
+        Err(_) => Err(NoAnswer::Failed { address, why: format!("nothing within {} s", limit.as_secs()) }),
     }
 }
 
-async fn exchange(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, NoAnswer> {
+/// The response, if it is a good one.
+async fn exchange(
+    address: SocketAddr,
+    method: Method,
+    path: &str,
+    token: Option<&str>,
+    body: Bytes,
+) -> Result<Response<Incoming>, NoAnswer> {
     let failed = |why: &dyn std::fmt::Display| NoAnswer::Failed { address, why: why.to_string() };
     let stream = match TcpStream::connect(address).await {
         Err(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => return Err(NoAnswer::NotRunning(address)),
@@ -47,17 +107,31 @@ async fn exchange(address: SocketAddr, path: &str, token: Option<&str>) -> Resul
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| failed(&e))?;
     tokio::spawn(connection);
-    let mut request = Request::get(path).header(header::HOST, address.to_string());
+    let mut request = Request::builder().method(method).uri(path).header(header::HOST, address.to_string());
+    if !body.is_empty() {
+        request = request.header(header::CONTENT_TYPE, "application/json");
+    }
     if let Some(token) = token {
         request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
     }
-    let request = request.body(Empty::<Bytes>::new()).map_err(|e| failed(&e))?;
+    let request = request.body(Full::new(body)).map_err(|e| failed(&e))?;
     let response = sender.send_request(request).await.map_err(|e| failed(&e))?;
-    let status = response.status();
-    let body = Limited::new(response.into_body(), LARGEST_ANSWER).collect().await.map_err(|e| failed(&e))?.to_bytes();
-    if status == StatusCode::OK {
-        Ok(body)
-    } else {
-        Err(failed(&format!("{status}: {}", String::from_utf8_lossy(&body))))
+    if response.status().is_success() {
+        return Ok(response);
     }
+    let status = response.status();
+    let body = whole(address, response).await?;
+    #[derive(Deserialize)]
+    struct Errors {
+        errors: Vec<String>,
+    }
+    Err(match serde_json::from_slice::<Errors>(&body) {
+        Ok(Errors { errors }) => NoAnswer::Refused { address, said: errors.join("; ") },
+        Err(_) => failed(&format!("{status}: {}", String::from_utf8_lossy(&body))),
+    })
+}
+
+async fn whole(address: SocketAddr, response: Response<Incoming>) -> Result<Bytes, NoAnswer> {
+    let body = Limited::new(response.into_body(), LARGEST_ANSWER).collect().await;
+    body.map(|body| body.to_bytes()).map_err(|e| NoAnswer::Failed { address, why: e.to_string() })
 }

@@ -2,6 +2,7 @@
 //! `respond.rs`; what is answered is for `protocol`.
 
 mod admin;
+mod admin_body;
 pub mod admin_client;
 mod body;
 pub mod clients;

@@ -6,11 +6,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::watch;
 
-use super::checked::Opened;
 use super::fill::{Fill, FillKey};
 use super::follow::{Follow, Progress};
 use super::freshness::Age;
 use super::names::HeldArchive;
+use super::opened::Opened;
 use super::passing::Passing;
 use super::proof_set::{HeldSet, KeptSet, ProofSet, SetFile};
 use super::pull::nobody_may_wait;

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::Mirror;
-use super::checked::unless_damaged;
 use super::fill::Filled;
 use super::names::{HeldArchive, PackageHashesKnown};
+use super::opened::unless_damaged;
 use super::proof_set::{KeptSet, ProofSet};
 use crate::address::Package;
 use crate::clock::Timestamp;

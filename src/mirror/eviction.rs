@@ -52,19 +52,19 @@ impl Round {
     }
 }
 
-struct Named {
-    package: Package,
-    pinned: bool,
+pub(super) struct Named {
+    pub(super) package: Package,
+    pub(super) pinned: bool,
 }
 
 /// Which packages list an archive; and whether every name could be read.
-struct Names {
-    by_digest: HashMap<Digest, Vec<Named>>,
-    all_readable: bool,
+pub(super) struct Names {
+    pub(super) by_digest: HashMap<Digest, Vec<Named>>,
+    pub(super) all_readable: bool,
 }
 
 impl Names {
-    fn of(&self, digest: &Digest) -> &[Named] {
+    pub(super) fn of(&self, digest: &Digest) -> &[Named] {
         self.by_digest.get(digest).map_or(&[], Vec::as_slice)
     }
 }
@@ -230,7 +230,7 @@ impl Mirror {
     fn evict(&self, archive: &IndexedArchive, of: &[Named]) -> Result<Option<u64>, StoreError> {
         let digest = &archive.digest;
         let _lock = self.digest_lock(digest).lock();
-        if self.store.index.archive(digest)?.as_ref() != Some(archive) {
+        if self.store.index.archive(digest)?.is_none_or(|now| now.last_use != archive.last_use) {
             return Ok(None);
         }
         for Named { package, .. } in of {
@@ -257,7 +257,7 @@ impl Mirror {
         Ok(archives.iter().filter(|archive| pinned(&archive.digest)).map(|archive| archive.size_bytes).sum())
     }
 
-    fn names_by_digest(&self) -> Result<Names, StoreError> {
+    pub(super) fn names_by_digest(&self) -> Result<Names, StoreError> {
         let mut names = Names { by_digest: HashMap::new(), all_readable: true };
         for package in self.store.records.all_packages_with_names()? {
             match self.name(&package) {

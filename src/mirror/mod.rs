@@ -3,10 +3,12 @@
 //! A request comes with the time it is; documents age, archives do not. Work that goes upstream runs in
 //! a flight of its own, so whoever asked may leave without ending it for others.
 
+mod accept;
 mod archives;
 mod asking;
 mod attempts;
-mod checked;
+mod check;
+
 mod commit;
 mod discovery;
 mod documents;
@@ -16,17 +18,21 @@ mod fill;
 mod follow;
 mod freshness;
 mod names;
+mod opened;
 mod parts;
 mod passing;
 mod proof_set;
 mod proving;
 mod pull;
+mod purge;
 pub mod record;
+mod refresh;
 mod remembered;
 mod seen;
 mod sets;
 mod single_flight;
 mod tasks;
+mod verify;
 mod versions;
 
 use std::collections::{BTreeSet, HashSet};
@@ -42,11 +48,16 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 
+pub use self::accept::{Accepted, ChangedFile, Ruling};
 pub use self::archives::{Archive, ArchiveRef};
+pub use self::check::{Found, Healed, Wrong};
 pub use self::documents::KeptDocument;
 pub use self::names::{HeldArchive, PackageHashesKnown};
 pub use self::passing::Passing;
 pub use self::proof_set::ProofSet;
+pub use self::purge::Purged;
+pub use self::refresh::{News, Refreshed};
+pub use self::verify::Step;
 
 use self::documents::DocumentFlight;
 use self::fill::FillKey;
@@ -231,6 +242,7 @@ pub struct Mirror {
     record_locks: [Mutex<()>; 64],
     digest_locks: [Mutex<()>; 64],
     evicting: Mutex<()>,
+    verifying: Arc<tokio::sync::Mutex<()>>,
     reserved: Arc<AtomicU64>,
     missing: Mutex<BTreeSet<String>>,
     places: Arc<Semaphore>,
@@ -267,6 +279,7 @@ impl Mirror {
             record_locks: std::array::from_fn(|_| Mutex::default()),
             digest_locks: std::array::from_fn(|_| Mutex::default()),
             evicting: Mutex::default(),
+            verifying: Arc::default(),
             reserved: Arc::default(),
             missing: Mutex::default(),
             places: Arc::new(Semaphore::new(limits.waiting)),

@@ -64,7 +64,8 @@ impl Mirror {
             self.signature(visit, policy, &document, signature_held),
         )?;
         let proven = prove(policy, &sums.0, &signature.0, document).await;
-        let proof = proven.map_err(|verdict| unverified(visit.what, &url, verdict))?;
+        // It may quote what upstream wrote, and that may be the query of a URL.
+        let proof = proven.map_err(|verdict| unverified(visit.what, &url, relayed(&verdict)))?;
         for warning in &proof.warnings {
             tracing::warn!(package = %visit.package, warning, "a proof was accepted with a warning");
         }
@@ -143,8 +144,10 @@ impl Mirror {
                 Ok(())
             }
             History::RepublishedByStranger { file } => {
+                let file = relayed(&file);
                 let verdict = format!(
-                    "its SHA256SUMS give {file} another digest than was proven before, and no key known for this provider vouches for that"
+                    "its SHA256SUMS give {file} another digest than was proven before, and no key known for this provider vouches for that; if its publisher did this, `larder accept {}@{}` takes it",
+                    package.provider, package.version
                 );
                 Err(unverified(&format!("the download document of {package}"), &set.about.url, verdict))
             }
@@ -172,8 +175,6 @@ impl Visit<'_> {
 }
 
 fn unverified(asked: &str, url: &Url, verdict: String) -> Error {
-    // It may quote what upstream wrote, and that may be the query of a URL.
-    let verdict = relayed(&verdict);
     tracing::error!(asked, at = origin(url), verdict, "what upstream sent does not prove");
     Error::Unverified { asked: format!("{asked} from {}", origin(url)), verdict }
 }

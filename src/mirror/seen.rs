@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::Mirror;
+use super::proof_set::ProofSet;
 use crate::address::{Package, ProviderAddress, Version};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
@@ -57,6 +58,26 @@ enum Known {
     Unknown,
 }
 
+/// A file that proven sums give another digest than sums proven before.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChangedFile {
+    /// Its name.
+    pub file: String,
+    /// Every digest that it had before.
+    pub before: Vec<Digest>,
+    /// The one it has now.
+    pub now: Digest,
+}
+
+/// What a proven set changes of what was proven before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Changes {
+    /// The files whose digests are others than before.
+    pub(super) files: Vec<ChangedFile>,
+    /// The keys that were known for the provider.
+    pub(super) keys_before: Vec<String>,
+}
+
 /// Reads what was seen of a provider. A record that is not there may have been damaged and set aside:
 /// then what is still held says what was proven.
 fn read(mirror: &Mirror, address: &ProviderAddress) -> Result<(Seen, Known), StoreError> {
@@ -96,6 +117,16 @@ fn note_sets(mirror: &Mirror, seen: &mut Seen, packages: &[Package]) -> Result<(
 impl Seen {
     fn knows_digests_of(&self, version: &Version) -> bool {
         self.versions.get(version).is_some_and(|seen| !seen.digests.is_empty())
+    }
+
+    /// The files that proven sums give another digest than was proven before.
+    fn changes(&self, version: &Version, sums: &Checksums) -> Vec<ChangedFile> {
+        let Some(before) = self.versions.get(version) else { return Vec::new() };
+        let changed = |(file, now): (&str, Digest)| {
+            let before = before.digests.get(file).filter(|before| !before.contains(&now))?;
+            Some(ChangedFile { file: file.to_owned(), before: before.clone(), now })
+        };
+        sums.iter().filter_map(changed).collect()
     }
 
     /// Notes proven sums; says whether anything about them is new.
@@ -169,11 +200,8 @@ pub(super) fn judge(
         note_sets(mirror, &mut seen, &platforms.into_iter().map(of).collect::<Vec<_>>())?;
     }
     let known_key = fingerprint.is_some_and(|fingerprint| seen.keys.contains_key(fingerprint));
-    let before = seen.versions.get(&package.version);
-    let differs = |(file, digest): &(&str, Digest)| {
-        before.and_then(|before| before.digests.get(*file)).is_some_and(|before| !before.contains(digest))
-    };
-    let history = match sums.iter().find(differs).map(|(file, _)| file.to_owned()) {
+    let changed = seen.changes(&package.version, sums).into_iter().next();
+    let history = match changed.map(|changed| changed.file) {
         None => History::Consistent,
         Some(file) if known_key => History::RepublishedByKnownKey { file },
         Some(file) => return Ok(History::RepublishedByStranger { file }),
@@ -185,4 +213,35 @@ pub(super) fn judge(
         tracing::error!(%package, %error, to_do = error.to_do(), "what was proven could not be noted");
     }
     Ok(history)
+}
+
+/// Notes proven sets whoever vouches for them, because an operator says so: their digests and their keys are known
+/// from now on. Says what each changes of what was proven before the first of them.
+pub(super) fn accept(
+    mirror: &Mirror,
+    address: &ProviderAddress,
+    sets: &[(Package, ProofSet)],
+    now: Timestamp,
+) -> Result<Vec<Changes>, StoreError> {
+    let key = Key::Seen(address.clone());
+    let _lock = mirror.record_lock(&key).lock();
+    // What was proven before must be known: so a store that is gone is an error here.
+    let (mut seen, how) = read_there(mirror, address)?;
+    let keys_before: Vec<String> = seen.keys.keys().cloned().collect();
+    let sums: Vec<_> = sets.iter().map(|(package, set)| (package, set, set.checksums())).collect();
+    let changes = sums.iter().map(|(package, _, sums)| Changes {
+        files: sums.as_ref().map(|sums| seen.changes(&package.version, sums)).unwrap_or_default(),
+        keys_before: keys_before.clone(),
+    });
+    let changes: Vec<Changes> = changes.collect();
+    let mut news = false;
+    for (package, set, sums) in &sums {
+        if let Some(sums) = sums {
+            news |= seen.note(&package.version, sums, set.proof().how.fingerprint(), now);
+        }
+    }
+    if must_be_put(how, news) {
+        put(mirror, &key, &seen)?;
+    }
+    Ok(changes)
 }

@@ -33,6 +33,20 @@ pub(super) enum Anew {
     Whole,
 }
 
+/// Why there is no set.
+pub(super) enum NoSet {
+    /// Upstream says that there is no such package.
+    Absent(Arc<UpstreamError>),
+    /// It could not be had, or does not prove.
+    Failed(Error),
+}
+
+impl From<Error> for NoSet {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
 impl Mirror {
     /// The proof set that answers for a package.
     pub async fn proof_set(self: &Arc<Self>, package: &Package, call: &Call) -> Result<Answer<Arc<ProofSet>>, Error> {
@@ -137,7 +151,7 @@ impl Mirror {
     }
 
     /// Joins the flight for a package's set, or starts it. `seen` is what the caller saw held.
-    fn fly(
+    pub(super) fn fly(
         self: &Arc<Self>,
         package: &Package,
         upstream: Arc<Upstream>,
@@ -177,21 +191,45 @@ impl Mirror {
         if let Anew::IfChanged(errand) = anew {
             self.spend(what, &package.provider.host, errand, REQUESTS, call)?;
         }
-        let (base, grant) = self.providers_service(upstream, Faith::for_what_is_held(before.as_ref()), call).await?;
+        let faith = Faith::for_what_is_held(before.as_ref());
+        let build_on = before.as_deref().filter(|_| anew != Anew::Whole);
+        let retries = if before.is_some() { 0 } else { RETRIES };
+        match self.ask_for_set(what, upstream, package, faith, build_on, retries, call).await {
+            Ok(set) => {
+                self.admit(package, &set, call.now).await?;
+                self.keep_set(package, set, call.now).await
+            }
+            Err(NoSet::Absent(error)) => self.set_is_gone(upstream, package, before, &error, call).await,
+            Err(NoSet::Failed(error)) => Err(error),
+        }
+    }
+
+    /// Fetches a set and proves it; whether it may replace what was proven before is not its question.
+    #[expect(clippy::too_many_arguments, reason = "what is asked for, of whom, and on what it may build")]
+    pub(super) async fn ask_for_set(
+        self: &Arc<Self>,
+        what: &str,
+        upstream: &Upstream,
+        package: &Package,
+        faith: Faith,
+        build_on: Option<&KeptSet>,
+        retries: usize,
+        call: &Call,
+    ) -> Result<ProofSet, NoSet> {
+        let (base, grant) = self.providers_service(upstream, faith, call).await?;
         let (spelled, guessed) = self.spelling(package, call).await;
         let unusable =
             |why: String| UpstreamError { asked: what.to_owned(), at: origin(&base), fault: Fault::Unusable(why) };
-        let asked =
-            download_url(&base, &package.provider, &spelled, &package.platform).map_err(|e| unusable(e.to_string()))?;
-        let retries = if before.is_some() { 0 } else { RETRIES };
+        let asked = download_url(&base, &package.provider, &spelled, &package.platform)
+            .map_err(|e| Error::from(unusable(e.to_string())))?;
         let visit = Visit { what, asked: &asked, upstream, grant: &grant, package, call, retries };
-        let fetched = match self.visit(&visit, before.as_deref().filter(|_| anew != Anew::Whole)).await {
+        let fetched = match self.visit(&visit, build_on).await {
             Err(Error::Upstream(error)) if matches!(error.fault, Fault::Absent(_)) && error.asked == what => {
-                return match guessed {
+                return Err(match guessed {
                     // That there is no version of this spelling says nothing while the list cannot be read.
-                    Some(unread) => Err(unread),
-                    None => self.set_is_gone(upstream, package, before, &error, call).await,
-                };
+                    Some(unread) => NoSet::Failed(unread),
+                    None => NoSet::Absent(error),
+                });
             }
             // The document was asked already, and one of its files would not come: its URLs may be too old.
             Err(Error::Upstream(error)) if error.asked != what && error.fault.may_be_an_expired_url() => {
@@ -199,9 +237,7 @@ impl Mirror {
             }
             fetched => fetched,
         };
-        let set = fetched.map_err(|error| not_of_the_document(error, what))?;
-        self.admit(package, &set, call.now).await?;
-        self.keep_set(package, set, call.now).await
+        fetched.map_err(|error| NoSet::Failed(not_of_the_document(error, what)))
     }
 
     /// The version as the upstream's own list spells it; as clients spell it where the list cannot tell,
@@ -248,7 +284,8 @@ impl Mirror {
         }
     }
 
-    async fn keep_set(self: &Arc<Self>, package: &Package, set: ProofSet, now: Timestamp) -> SetFlight {
+    /// Replaces a package's set; the one before stays as its predecessor.
+    pub(super) async fn keep_set(self: &Arc<Self>, package: &Package, set: ProofSet, now: Timestamp) -> SetFlight {
         let current = Arc::new(set);
         self.change_set(package, move |mirror, held| {
             let predecessor = match held {
@@ -320,6 +357,6 @@ impl Mirror {
 }
 
 /// What is asked for, for people.
-fn what(package: &Package) -> String {
+pub(super) fn what(package: &Package) -> String {
     format!("the download document of {package}")
 }

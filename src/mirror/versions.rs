@@ -9,7 +9,9 @@ use serde_json::value::{RawValue, to_raw_value};
 
 use super::discovery::Faith;
 use super::documents::{DocumentFlight, KeptDocument, Meanwhile};
-use super::{Answer, Call, Mirror, seen, unless_gone};
+use super::freshness::Age;
+use super::single_flight::Awaited;
+use super::{Answer, Call, Errand, Mirror, seen, unless_gone};
 use crate::address::{Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
 use crate::error::Error;
@@ -38,26 +40,38 @@ impl Mirror {
             return Err(Error::NotFound(said));
         }
         let seen = held.as_ref().map(|held| held.age);
-        self.pull(&what, &address.host, call, &rule, held, |errand, call| {
-            let of = (key.clone(), errand);
-            self.documents.share(&self.tasks, of, Err(Error::Interrupted(what.clone())), || {
-                let (mirror, what, call) = (Arc::clone(self), what.clone(), self.inner(call));
-                let address = address.clone();
-                async move {
-                    let work = async {
-                        match mirror.landed_meanwhile(&key, seen, &rule, &call).await? {
-                            Meanwhile::Landed(landed) => Ok(landed),
-                            Meanwhile::Held(before) => {
-                                mirror.spend(&what, &address.host, errand, 1, &call)?;
-                                mirror.fetch_versions(&what, &upstream, &address, before, &call).await
-                            }
+        let fly = |errand, call: &Call| self.fly_for_versions(what.clone(), upstream, address, seen, errand, call);
+        self.pull(&what, &address.host, call, &rule, held, fly).await
+    }
+
+    /// Joins the flight for a version list, or starts it. `seen` is what the caller saw held.
+    pub(super) fn fly_for_versions(
+        self: &Arc<Self>,
+        what: String,
+        upstream: Arc<Upstream>,
+        address: &ProviderAddress,
+        seen: Option<Age>,
+        errand: Errand,
+        call: &Call,
+    ) -> Awaited<DocumentFlight> {
+        let rule = upstream.rule(|fresh| fresh.versions);
+        let key = Key::ProviderVersions(address.clone());
+        let of = (key.clone(), errand);
+        self.documents.share(&self.tasks, of, Err(Error::Interrupted(what.clone())), || {
+            let (mirror, call, address) = (Arc::clone(self), self.inner(call), address.clone());
+            async move {
+                let work = async {
+                    match mirror.landed_meanwhile(&key, seen, &rule, &call).await? {
+                        Meanwhile::Landed(landed) => Ok(landed),
+                        Meanwhile::Held(before) => {
+                            mirror.spend(&what, &address.host, errand, 1, &call)?;
+                            mirror.fetch_versions(&what, &upstream, &address, before, &call).await
                         }
-                    };
-                    mirror.within_limits(&what, &address.host, work).await
-                }
-            })
+                    }
+                };
+                mirror.within_limits(&what, &address.host, work).await
+            }
         })
-        .await
     }
 
     async fn fetch_versions(
@@ -180,6 +194,15 @@ fn entry_of(version: &Version, platforms: &[Platform]) -> Option<Box<RawValue>> 
 }
 
 impl KeptDocument {
+    /// The same list without what it says of a version that upstream has dropped.
+    pub(super) fn without_dropped(&self, version: &Version) -> Self {
+        let mut list = VersionList { versions: Vec::new(), rest: Default::default() };
+        list.add(self.dropped());
+        let left = list.versions.into_iter().filter(|listed| listed.version != *version);
+        let left: Vec<Box<RawValue>> = left.map(|listed| listed.raw).collect();
+        Self { dropped: serde_json::to_vec(&left).map(Bytes::from).unwrap_or_default(), ..self.clone() }
+    }
+
     fn dropped_versions(&self) -> HashSet<Version> {
         let mut list = VersionList { versions: Vec::new(), rest: Default::default() };
         list.add(self.dropped());

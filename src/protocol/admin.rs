@@ -1,11 +1,15 @@
 //! The admin side: probes, who may ask, and what larder says of itself.
 
+pub mod command;
+
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
+
+pub use self::command::Command;
 
 use super::{Content, Reply};
 use crate::mirror::{Mirror, Status};
@@ -35,6 +39,19 @@ pub enum AdminRoute {
     Status,
     /// `/admin/v1/client-config`, with `?mirror` for a network mirror.
     ClientConfig(super::client_config::Way),
+    /// `/admin/v1/refresh`, `purge` and `accept`.
+    Command(Command),
+    /// `/admin/v1/verify`
+    Verify,
+}
+
+/// Whether a route tells something or changes something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Nature {
+    /// GET and HEAD, for whoever may read.
+    Reads,
+    /// POST, always with the token.
+    Changes,
 }
 
 impl AdminRoute {
@@ -48,8 +65,17 @@ impl AdminRoute {
             "/admin/v1/status" => Self::Status,
             "/admin/v1/client-config" if query == Some("mirror") => Self::ClientConfig(Way::NetworkMirror),
             "/admin/v1/client-config" => Self::ClientConfig(Way::HostOverride),
-            _ => return None,
+            "/admin/v1/verify" => Self::Verify,
+            path => Self::Command(Command::ALL.into_iter().find(|command| command.path() == path)?),
         })
+    }
+
+    /// Whether it tells something or changes something.
+    pub fn nature(self) -> Nature {
+        match self {
+            Self::Health | Self::Ready | Self::Metrics | Self::Status | Self::ClientConfig(_) => Nature::Reads,
+            Self::Command(_) | Self::Verify => Nature::Changes,
+        }
     }
 }
 
@@ -81,7 +107,9 @@ pub enum Refusal {
     #[error("on loopback, the Host must be localhost or a loopback address")]
     ForeignHost,
     /// 401.
-    #[error("send the admin token as a bearer token: it is in admin-token in the store folder, unless configured")]
+    #[error(
+        "this needs the admin token as a bearer token: it is in admin-token in the store folder, unless configured"
+    )]
     NoToken,
 }
 
@@ -93,13 +121,26 @@ impl Access {
 
     /// Whether a request that only reads may be answered.
     pub fn may_read(&self, shown: Credentials<'_>) -> Result<(), Refusal> {
+        self.is_no_page(shown)?;
+        if self.listens_on_loopback || self.has_token(shown) { Ok(()) } else { Err(Refusal::NoToken) }
+    }
+
+    /// Whether a request that changes something may be answered: always with the token, because every user and every
+    /// page of this machine reaches its loopback.
+    pub fn may_change(&self, shown: Credentials<'_>) -> Result<(), Refusal> {
+        self.is_no_page(shown)?;
+        if self.has_token(shown) { Ok(()) } else { Err(Refusal::NoToken) }
+    }
+
+    fn is_no_page(&self, shown: Credentials<'_>) -> Result<(), Refusal> {
         if shown.origin.is_some() {
             return Err(Refusal::FromAPage);
         }
-        if !self.listens_on_loopback {
-            return if self.has_token(shown) { Ok(()) } else { Err(Refusal::NoToken) };
+        // Elsewhere larder cannot know its names, and everything needs the token.
+        if self.listens_on_loopback && !shown.host.is_some_and(is_local) {
+            return Err(Refusal::ForeignHost);
         }
-        if shown.host.is_some_and(is_local) { Ok(()) } else { Err(Refusal::ForeignHost) }
+        Ok(())
     }
 
     fn has_token(&self, shown: Credentials<'_>) -> bool {
@@ -159,6 +200,22 @@ mod tests {
         }
         let page = Credentials { origin: Some("null"), ..shown("localhost") };
         assert_eq!(local.may_read(page), Err(Refusal::FromAPage));
+    }
+
+    /// Section 3: requests that change something always need the bearer token.
+    #[test]
+    fn changing_something_needs_the_token_on_loopback_too() {
+        let local = Access::new(SecretString::from("t0ken"), IpAddr::from([127, 0, 0, 1]));
+        let shown = |authorization| Credentials { host: Some("localhost:8081"), authorization, origin: None };
+        assert_eq!(local.may_change(shown(Some("bearer t0ken"))), Ok(()));
+        for wrong in [None, Some("Bearer"), Some("Bearer t0ken2"), Some("Basic t0ken")] {
+            assert_eq!(local.may_change(shown(wrong)), Err(Refusal::NoToken), "{wrong:?}");
+        }
+        let with_token = shown(Some("Bearer t0ken"));
+        let page = Credentials { origin: Some("http://localhost:8081"), ..with_token };
+        assert_eq!(local.may_change(page), Err(Refusal::FromAPage));
+        let rebound = Credentials { host: Some("evil.example"), ..with_token };
+        assert_eq!(local.may_change(rebound), Err(Refusal::ForeignHost));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, IoSliceMut, Read, Seek, SeekFrom};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use bytes::Bytes;
 use futures_util::{Stream, stream};
 use rustix::io::ReadWriteFlags;
 
-use super::StoreError;
 use super::claim::Claim;
 use super::disk::{self, Aside};
 use super::staged::Staged;
+use super::{Reading, StoreError};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash, FastHasher, Hasher};
 use crate::verify::Verified;
@@ -107,6 +107,16 @@ impl Blobs {
         let place = self.aside.take(&self.path(digest))?;
         tracing::error!(digest = %digest, aside = %place.display(), "a damaged archive was set aside");
         Ok(())
+    }
+
+    /// Moves an archive out of the way if it is still the one that was opened; says whether it was.
+    pub fn set_aside_unless_replaced(&self, digest: &Digest, opened: &Blob) -> Result<bool, StoreError> {
+        let Some(there) = self.get(digest)? else { return Ok(false) };
+        if there.identity()? != opened.identity()? {
+            return Ok(false);
+        }
+        self.set_aside(digest)?;
+        Ok(true)
     }
 
     /// Every archive, with its size and last change.
@@ -213,6 +223,17 @@ impl Blob {
         let mut hasher = FastHasher::new();
         self.each_piece(|piece| hasher.update(piece))?;
         Ok(hasher.finish())
+    }
+
+    /// Begins to read the whole of it again, a piece at a time.
+    pub fn read_again(&self) -> Reading {
+        Reading::new(self.reader(), self.path.clone())
+    }
+
+    /// Which file it is: another one under the same name is another.
+    fn identity(&self) -> Result<(u64, u64), StoreError> {
+        let meta = self.bytes.file.metadata().map_err(|e| StoreError::io("look at", &self.path, e))?;
+        Ok((meta.dev(), meta.ino()))
     }
 
     fn each_piece(&self, use_it: impl FnMut(&[u8])) -> Result<(), StoreError> {

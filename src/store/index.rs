@@ -48,11 +48,13 @@ pub struct IndexedArchive {
     pub size_bytes: u64,
     /// When it was kept or used.
     pub last_use: Timestamp,
+    /// When all of it was last held against its digest.
+    pub last_check: Timestamp,
 }
 
 impl IndexedArchive {
     fn new(digest: Digest, entry: &Entry) -> Self {
-        Self { digest, size_bytes: entry.size_bytes, last_use: entry.last_use }
+        Self { digest, size_bytes: entry.size_bytes, last_use: entry.last_use, last_check: entry.last_check }
     }
 }
 
@@ -61,21 +63,28 @@ impl IndexedArchive {
 struct Entry {
     last_use: Timestamp,
     size_bytes: u64,
+    /// Of an archive: when all of it was last held against its digest.
+    last_check: Timestamp,
 }
 
 impl Entry {
-    fn encode(&self) -> [u8; 16] {
-        let mut value = [0; 16];
+    fn encode(&self) -> [u8; 24] {
+        let mut value = [0; 24];
         value[..8].copy_from_slice(&self.last_use.0.to_be_bytes());
-        value[8..].copy_from_slice(&self.size_bytes.to_be_bytes());
+        value[8..16].copy_from_slice(&self.size_bytes.to_be_bytes());
+        value[16..].copy_from_slice(&self.last_check.0.to_be_bytes());
         value
     }
 
     fn decode(value: &[u8]) -> Option<Self> {
-        let (last_use, size_bytes) = value.split_at_checked(8)?;
+        let number = |bytes: &[u8]| Some(u64::from_be_bytes(bytes.try_into().ok()?));
+        let (last_use, rest) = value.split_at_checked(8)?;
+        // An entry from before there was a scrub ends here: it was never checked.
+        let (size_bytes, last_check) = if rest.len() == 8 { (rest, &[0; 8][..]) } else { rest.split_at_checked(8)? };
         Some(Self {
-            last_use: Timestamp(u64::from_be_bytes(last_use.try_into().ok()?)),
-            size_bytes: u64::from_be_bytes(size_bytes.try_into().ok()?),
+            last_use: Timestamp(number(last_use)?),
+            size_bytes: number(size_bytes)?,
+            last_check: Timestamp(number(last_check)?),
         })
     }
 }
@@ -176,18 +185,22 @@ impl Index {
         Ok(())
     }
 
-    /// Makes the index again from the files. Last uses that it still knows are kept.
+    /// Makes the index again from the files. Last uses and checks that it still knows are kept.
     fn rebuild(&self, blobs: &Blobs, records: &Records) -> Result<(), StoreError> {
         let mut found: Vec<(Vec<u8>, Entry)> = Vec::new();
-        for (digest, size_bytes, last_use) in blobs.all()? {
-            found.push((archive_key(&digest), Entry { last_use, size_bytes }));
+        // What was written was hashed then.
+        for (digest, size_bytes, written) in blobs.all()? {
+            found.push((archive_key(&digest), Entry { last_use: written, size_bytes, last_check: written }));
         }
-        for (key, size_bytes, last_use) in records.documents()? {
-            found.push((document_key(&key), Entry { last_use, size_bytes }));
+        for (key, size_bytes, written) in records.documents()? {
+            found.push((document_key(&key), Entry { last_use: written, size_bytes, last_check: Timestamp(0) }));
         }
         for (key, entry) in &mut found {
-            if let Ok(Some(value)) = self.entries.get(key) {
-                entry.last_use = Entry::decode(&value).map_or(entry.last_use, |old| old.last_use.max(entry.last_use));
+            if let Ok(Some(value)) = self.entries.get(key)
+                && let Some(old) = Entry::decode(&value)
+            {
+                entry.last_use = old.last_use.max(entry.last_use);
+                entry.last_check = old.last_check.max(entry.last_check);
             }
         }
         self.entries.clear()?;
@@ -205,9 +218,14 @@ impl Index {
         *self.totals.lock()
     }
 
-    /// Notes an archive that was kept.
+    /// Notes an archive that was kept, which was held against its digest for that.
     pub fn archive_kept(&self, digest: &Digest, size_bytes: u64, now: Timestamp) {
-        self.note(&archive_key(digest), |_| Some(Entry { last_use: now, size_bytes }));
+        self.note(&archive_key(digest), |_| Some(Entry { last_use: now, size_bytes, last_check: now }));
+    }
+
+    /// Notes that all of an archive was held against its digest, if it is still there.
+    pub fn archive_checked(&self, digest: &Digest, now: Timestamp) {
+        self.note(&archive_key(digest), |before| before.map(|before| Entry { last_check: now, ..before }));
     }
 
     /// Notes that an archive was used, if it is still there.
@@ -222,7 +240,7 @@ impl Index {
 
     /// Notes a document that was kept.
     pub fn document_kept(&self, key: &Key, size_bytes: u64, now: Timestamp) {
-        self.note(&document_key(key), |_| Some(Entry { last_use: now, size_bytes }));
+        self.note(&document_key(key), |_| Some(Entry { last_use: now, size_bytes, last_check: Timestamp(0) }));
     }
 
     /// Notes a document that is gone.
@@ -269,8 +287,17 @@ impl Index {
 
     /// Every archive, least recently used first.
     pub fn archives_by_age(&self) -> Result<Vec<IndexedArchive>, StoreError> {
+        self.archives_by(|entry| entry.last_use)
+    }
+
+    /// Every archive, the one first whose last check is longest ago.
+    pub fn archives_by_check(&self) -> Result<Vec<IndexedArchive>, StoreError> {
+        self.archives_by(|entry| entry.last_check)
+    }
+
+    fn archives_by(&self, time: impl Fn(&Entry) -> Timestamp) -> Result<Vec<IndexedArchive>, StoreError> {
         let mut found = self.by_age(ARCHIVE)?;
-        found.sort_by_key(|(_, entry)| entry.last_use);
+        found.sort_by_key(|(_, entry)| time(entry));
         let digest = |key: &[u8]| std::str::from_utf8(key).ok().and_then(|hex| Digest::parse(hex).ok());
         Ok(found.iter().filter_map(|(key, entry)| Some(IndexedArchive::new(digest(key)?, entry))).collect())
     }
@@ -279,6 +306,12 @@ impl Index {
     pub fn archive(&self, digest: &Digest) -> Result<Option<IndexedArchive>, StoreError> {
         let value = self.entries.get(&archive_key(digest))?;
         Ok(value.as_deref().and_then(Entry::decode).map(|entry| IndexedArchive::new(*digest, &entry)))
+    }
+
+    /// How many bytes a document has; nothing where there is none.
+    pub fn document_bytes(&self, key: &Key) -> Result<u64, StoreError> {
+        let value = self.entries.get(&document_key(key))?;
+        Ok(value.as_deref().and_then(Entry::decode).map_or(0, |entry| entry.size_bytes))
     }
 
     /// Every document, least recently used first, with its size.
@@ -336,5 +369,21 @@ fn set_aside(folder: &Path, now: Timestamp) -> Result<PathBuf, StoreError> {
     match fs::rename(folder, &aside) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(StoreError::io("set aside", folder, e)),
         _ => Ok(aside),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Section 5: a newer binary reads older files.
+    #[test]
+    fn an_entry_from_before_there_was_a_scrub_was_never_checked() {
+        let entry = Entry { last_use: Timestamp(7), size_bytes: 9, last_check: Timestamp(8) };
+        assert_eq!(Entry::decode(&entry.encode()), Some(entry.clone()));
+        assert_eq!(Entry::decode(&entry.encode()[..16]), Some(Entry { last_check: Timestamp(0), ..entry.clone() }));
+        for length in [0, 7, 8, 15, 17, 23] {
+            assert_eq!(Entry::decode(&entry.encode()[..length]), None, "{length}");
+        }
     }
 }

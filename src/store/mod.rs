@@ -22,6 +22,7 @@ mod disk;
 mod entries;
 mod index;
 mod key;
+mod reading;
 mod records;
 mod staged;
 
@@ -32,7 +33,8 @@ use std::sync::Arc;
 pub use self::blobs::{Blob, Blobs, FileBytes, READ_AT_ONCE};
 pub use self::index::{Index, IndexedArchive, Totals};
 pub use self::key::Key;
-pub use self::records::{Durability, Records};
+pub use self::reading::Reading;
+pub use self::records::{Durability, Recorded, Records};
 pub use self::staged::{Staged, StagedNote};
 
 use self::claim::Claim;

@@ -28,6 +28,17 @@ struct Frame {
     bytes: usize,
 }
 
+/// What lies where a record should.
+#[derive(Debug)]
+pub enum Recorded {
+    /// The record.
+    Whole(Vec<u8>),
+    /// Nothing.
+    Absent,
+    /// Something that did not match its own checksum, and was set aside.
+    Damaged,
+}
+
 /// The records below a store's root.
 #[derive(Debug)]
 pub struct Records {
@@ -47,23 +58,31 @@ impl Records {
 
     /// Reads a record. One that does not match its own checksum is set aside, said, and absent.
     pub fn get(&self, key: &Key) -> Result<Option<Vec<u8>>, StoreError> {
+        match self.look(key)? {
+            Recorded::Whole(record) => Ok(Some(record)),
+            Recorded::Absent | Recorded::Damaged => Ok(None),
+        }
+    }
+
+    /// Reads a record, and tells one that was set aside just now from one that is not there.
+    pub fn look(&self, key: &Key) -> Result<Recorded, StoreError> {
         let path = self.root.join(key.path());
         let mut file = match self.claim.vouch(disk::read(&path)) {
             Ok(Some(file)) => file,
-            Ok(None) => return Ok(None),
+            Ok(None) => return Ok(Recorded::Absent),
             Err(unreadable) if unreadable.is_damage() => {
                 tracing::error!(error = %unreadable, "a record cannot be read");
                 self.set_aside(key)?;
-                return Ok(None);
+                return Ok(Recorded::Damaged);
             }
             Err(failed) => return Err(failed),
         };
         match whole(&file) {
-            Frameness::Whole { start } => Ok(Some(file.split_off(start))),
+            Frameness::Whole { start } => Ok(Recorded::Whole(file.split_off(start))),
             Frameness::Newer(found) => Err(StoreError::Newer { path, found }),
             Frameness::Damaged => {
                 self.set_aside(key)?;
-                Ok(None)
+                Ok(Recorded::Damaged)
             }
         }
     }
@@ -146,6 +165,15 @@ impl Records {
     /// The packages of every provider that names are recorded of.
     pub fn all_packages_with_names(&self) -> Result<Vec<Package>, StoreError> {
         self.packages_named_below(Path::new("names"))
+    }
+
+    /// The key of everything that is recorded.
+    pub fn all(&self) -> Result<Vec<Key>, StoreError> {
+        let mut keys = Vec::new();
+        for kind in ["names", "documents", "seen"] {
+            keys.extend(self.keys_below(Path::new(kind))?);
+        }
+        Ok(keys)
     }
 
     fn packages_named_below(&self, folder: &Path) -> Result<Vec<Package>, StoreError> {

@@ -4,6 +4,9 @@
 
 mod bounds;
 mod caching;
+mod commands;
+mod commands_accept;
+mod commands_access;
 mod crash;
 mod damage;
 mod discovery;
@@ -28,6 +31,7 @@ mod resume;
 mod secrets;
 mod small_disk;
 mod sparing;
+mod stored_again;
 mod support;
 mod upstream_trouble;
 mod variety;

@@ -14,9 +14,9 @@ use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Provider};
 
 /// A configuration with ports that commands can find, in a home of its own.
-struct Site {
-    home: Folder,
-    text: String,
+pub(crate) struct Site {
+    pub(crate) home: Folder,
+    pub(crate) text: String,
     listen: u16,
 }
 
@@ -26,7 +26,7 @@ fn free_port() -> u16 {
 }
 
 impl Site {
-    fn new(upstream: &FakeUpstream) -> Self {
+    pub(crate) fn new(upstream: &FakeUpstream) -> Self {
         Self::with_admin(upstream, &format!("listen = \"127.0.0.1:{}\"", free_port()))
     }
 
@@ -47,18 +47,18 @@ impl Site {
         file
     }
 
-    fn serve(&self) -> Process {
+    pub(crate) fn serve(&self) -> Process {
         Process::serve(&self.text, self.home.path()).unwrap_or_else(|said| panic!("{said:?}"))
     }
 
-    async fn run(&self, arguments: &[&str]) -> Said {
+    pub(crate) async fn run(&self, arguments: &[&str]) -> Said {
         let file = self.file();
         let arguments = [arguments, &["--config", file.to_str().unwrap()]].concat();
         run(command(self.home.path(), &arguments)).await
     }
 
     /// Runs a command that must succeed, and gives what it printed.
-    async fn out(&self, arguments: &[&str]) -> String {
+    pub(crate) async fn out(&self, arguments: &[&str]) -> String {
         let said = self.run(arguments).await;
         assert_eq!(said.code, Some(0), "{arguments:?}: {said:?}");
         said.out
@@ -69,7 +69,7 @@ impl Site {
     }
 }
 
-fn json(text: &str) -> Value {
+pub(crate) fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"))
 }
 

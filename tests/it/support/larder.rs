@@ -4,11 +4,12 @@ use std::fmt::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use larder::app::{App, Settings};
+use larder::app::{App, Settings, StartError};
 use larder::clock::Clock;
 use larder::config::Config;
+use larder::store::StoreError;
 use larder::upstream::bounds::Bounds;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
@@ -20,6 +21,10 @@ use super::upstream::FakeUpstream;
 
 /// What registry the tests' upstream stands for, unless a test says otherwise.
 pub(crate) const HOST: &str = "registry.terraform.io";
+
+/// A process that another test starts has every open file of this one, until it becomes its own program: so a lock that
+/// was given up may be held for a moment more.
+const LOCK_LINGERS: Duration = Duration::from_secs(3);
 
 /// A store folder; two larders in turn may use the same.
 #[derive(Debug, Clone)]
@@ -184,6 +189,18 @@ impl Larder {
     /// The path of the archive that the download document of acme/NAME names.
     pub(crate) async fn archive_path(&self, name: &str, version: &str) -> String {
         self.document(name, version).await.expect(200).json()["download_url"].as_str().unwrap().to_owned()
+    }
+
+    /// The token of the admin listener.
+    pub(crate) fn token(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("admin-token")).unwrap()
+    }
+
+    /// Tells the admin listener to do something to an address; what it answers.
+    pub(crate) async fn tell(&self, command: &str, what: &str) -> serde_json::Value {
+        let body = serde_json::json!({ "what": [what] }).to_string();
+        let request = client().post(format!("{}/admin/v1/{command}", self.admin())).bearer_auth(self.token());
+        send(request.header("content-type", "application/json").body(body)).await.unwrap().expect(200).json()
     }
 
     /// A figure of the metrics: the sum of all its labelled values.
@@ -369,10 +386,18 @@ impl Builder {
     }
 
     /// Starts it, or says why not.
-    pub(crate) async fn try_start(self) -> Result<Larder, larder::app::StartError> {
+    pub(crate) async fn try_start(self) -> Result<Larder, StartError> {
         let config = self.config();
         let clock = self.settings.clock.clone();
-        let app = App::start(&config, self.settings).await?;
+        let deadline = Instant::now() + LOCK_LINGERS;
+        let app = loop {
+            match App::start(&config, self.settings.clone()).await {
+                Err(StartError::Store(StoreError::Locked(_))) if Instant::now() < deadline => {
+                    tokio::task::yield_now().await;
+                }
+                started => break started?,
+            }
+        };
         let stop = CancellationToken::new();
         let base = app.base().to_owned();
         let (address, admin) = (app.address(), app.admin_address());

@@ -1,0 +1,185 @@
+//! `larder refresh`, `purge` and `accept`: what a running larder is told, or what is done to the store where none runs.
+
+use anyhow::{Context, anyhow};
+use bytes::Bytes;
+use bytesize::ByteSize;
+use clap::Args;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::{Common, admin_token, runtime, say, say_error};
+use crate::app::{self, Settings};
+use crate::cdn_loop::CdnLoop;
+use crate::config::Config;
+use crate::http::admin_client::{self, NoAnswer};
+use crate::mirror::{Accepted, News, Purged, Refreshed, Ruling};
+use crate::protocol::admin::command::{self, Command, Done, Told};
+use crate::store::Store;
+
+/// Addresses, and what every command takes.
+#[derive(Debug, Args)]
+pub(super) struct Addresses {
+    #[command(flatten)]
+    common: Common,
+    /// Each is `[HOST/]NAMESPACE/TYPE[@VERSION]`, such as hashicorp/aws@5.0.0
+    #[arg(required = true, value_name = "ADDRESS")]
+    what: Vec<String>,
+}
+
+impl Addresses {
+    /// Runs the command; says whether all of it could be done.
+    pub(super) fn run(self, command: Command) -> anyhow::Result<bool> {
+        let (config, _) = self.common.load()?;
+        let told = Told { what: self.what };
+        let json = self.common.json;
+        runtime()?.block_on(async {
+            match command {
+                Command::Refresh => shown(refresh(&config, &told).await?, json, of_refreshed),
+                Command::Purge => shown(purge(&config, &told).await?, json, of_purged),
+                Command::Accept => shown(accept(&config, &told).await?, json, of_accepted),
+            }
+        })
+    }
+}
+
+/// How each command is done where no larder runs.
+macro_rules! done_here {
+    ($($command:ident $variant:ident $item:ty),*) => {$(
+        async fn $command(config: &Config, told: &Told) -> anyhow::Result<Done<$item>> {
+            if let Some(done) = by_the_running(config, Command::$variant, told).await? {
+                return Ok(done);
+            }
+            let addresses = told.addresses(&config.default_host()).map_err(|bad| anyhow!(bad.join("; ")))?;
+            let settings = Settings::default();
+            let (mirror, _, _) = app::mirror(config, &settings)?;
+            let call = || mirror.call(settings.clock.now(), CdnLoop::default(), true);
+            let done = command::$command(&mirror, &addresses, call).await;
+            mirror.close().await?;
+            Ok(done)
+        }
+    )*};
+}
+
+done_here!(refresh Refresh Refreshed, purge Purge Purged, accept Accept Accepted);
+
+/// What the running larder did; `None` where none runs.
+async fn by_the_running<T: DeserializeOwned>(
+    config: &Config,
+    command: Command,
+    told: &Told,
+) -> anyhow::Result<Option<Done<T>>> {
+    let body = Bytes::from(serde_json::to_vec(told)?);
+    let token = admin_token(config);
+    match admin_client::post(config.admin.listen, &command.path(), token.as_deref(), body).await {
+        Ok(answer) => Ok(Some(serde_json::from_slice(&answer).context("the running larder is of another version")?)),
+        Err(NoAnswer::NotRunning(_)) => {
+            must_have_a_store(config)?;
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Says that there is nothing to do anything to.
+pub(super) fn must_have_a_store(config: &Config) -> anyhow::Result<()> {
+    if Store::exists(&config.store.path)? {
+        return Ok(());
+    }
+    let path = config.store.path.display();
+    Err(anyhow!("no larder runs here, and there is no store in {path} yet: `larder serve` makes it"))
+}
+
+/// Prints what was done, and says whether all of it could be.
+fn shown<T: Serialize>(done: Done<T>, json: bool, lines_of: impl Fn(&[T]) -> Vec<String>) -> anyhow::Result<bool> {
+    if json {
+        say(&serde_json::to_string(&done)?);
+        return Ok(done.ok);
+    }
+    for line in lines_of(&done.items) {
+        say(&line);
+    }
+    for error in &done.errors {
+        say_error(error);
+    }
+    Ok(done.ok)
+}
+
+fn of_refreshed(items: &[Refreshed]) -> Vec<String> {
+    let width = items.iter().map(|item| item.what.len()).max().unwrap_or_default();
+    let mut lines = Vec::new();
+    for Refreshed { what, news } in items {
+        let said = match news {
+            News::Unchanged => "unchanged",
+            News::New => "new",
+            News::Gone => "gone upstream; what is held is kept",
+            News::Absent { .. } => "not there",
+            News::Failed { .. } => "failed; what is held stays",
+        };
+        lines.push(format!("{what:width$}  {said}"));
+        if let News::Absent { error } | News::Failed { error } = news {
+            lines.push(format!("  {error}"));
+        }
+    }
+    lines
+}
+
+fn of_purged(items: &[Purged]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for Purged { what, archives, archive_bytes, shared, documents, document_bytes, pinned, .. } in items {
+        if *archives == 0 && *documents == 0 && *shared == 0 && pinned.is_empty() {
+            lines.push(format!("{what}: nothing of it was held"));
+            continue;
+        }
+        let archives = counted(*archives, "archive");
+        let documents = counted(*documents, "document");
+        let (archive_bytes, document_bytes) = (ByteSize(*archive_bytes), ByteSize(*document_bytes));
+        lines.push(format!("{what}: removed {archives} ({archive_bytes}) and {documents} ({document_bytes})"));
+        if *shared > 0 {
+            lines.push(format!("  {} stay: another package names the same bytes", counted(*shared, "archive")));
+        }
+        for package in pinned {
+            lines.push(format!("  left alone: {package} is pinned"));
+        }
+    }
+    if items.iter().any(|item| item.seen_is_kept && item.archives + item.documents > 0) {
+        lines.push("what was ever proven is remembered: a version that is published anew is still noticed".to_owned());
+    }
+    lines
+}
+
+fn of_accepted(items: &[Accepted]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for Accepted { what, ruling } in items {
+        match ruling {
+            Ruling::NothingToAccept => lines.push(format!("{what}: nothing to accept")),
+            Ruling::Failed { error } => lines.push(format!("{what}: not accepted: {error}")),
+            Ruling::Accepted { files, keys_before, key } => {
+                lines.push(format!("{what}: accepted"));
+                let known = key.as_ref().is_some_and(|key| keys_before.contains(key));
+                lines.push(match key {
+                    Some(key) if known => format!("  signed by {key}, known before"),
+                    Some(key) => format!("  signed by {key}, new"),
+                    None => "  signed by nobody".to_owned(),
+                });
+                if !known {
+                    let before = if keys_before.is_empty() { "nobody".to_owned() } else { keys_before.join(", ") };
+                    lines.push(format!("  before by {before}"));
+                }
+                for changed in files {
+                    lines.push(format!("  {}", changed.file));
+                    lines.extend(changed.before.iter().map(|digest| format!("    was {digest}")));
+                    lines.push(format!("    is  {}", changed.now));
+                }
+            }
+        }
+    }
+    if items.is_empty() {
+        lines.push("nothing of it is held; name a version to accept one that is not".to_owned());
+    }
+    lines
+}
+
+/// `1 archive`, `2 archives`.
+pub(super) fn counted(number: u64, of: &str) -> String {
+    format!("{number} {of}{}", if number == 1 { "" } else { "s" })
+}

@@ -1,0 +1,141 @@
+//! What only an operator can decide: that a version which somebody unknown has published anew is right.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use futures_util::{StreamExt, stream};
+use serde::{Deserialize, Serialize};
+
+use super::discovery::Faith;
+use super::documents::RETRIES;
+use super::proof_set::ProofSet;
+pub use super::seen::ChangedFile;
+use super::sets::{self, NoSet};
+use super::{Call, Mirror, seen};
+use crate::address::{Package, Platform, Versions, What};
+use crate::error::Error;
+
+/// How many sets are asked for at one time.
+const AT_ONE_TIME: usize = 8;
+
+/// What came of accepting one package.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Accepted {
+    /// The package.
+    pub what: String,
+    /// How it went.
+    #[serde(flatten)]
+    pub ruling: Ruling,
+}
+
+/// How the acceptance of one package went.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "outcome", rename_all = "snake_case")]
+pub enum Ruling {
+    /// What upstream has now is believed from now on.
+    Accepted {
+        /// What it changes.
+        files: Vec<ChangedFile>,
+        /// The fingerprints of the keys that were known for the provider before.
+        keys_before: Vec<String>,
+        /// The fingerprint of the key that vouches now; none where nobody signed.
+        key: Option<String>,
+    },
+    /// Upstream has nothing else than what was proven before.
+    NothingToAccept,
+    /// It could not be had, or does not prove: nothing was accepted.
+    Failed {
+        /// Why.
+        error: String,
+    },
+}
+
+impl Mirror {
+    /// Fetches what upstream has now, proves it as ever, and believes it whatever was proven before. Of a provider
+    /// as a whole, that is every package whose set is held.
+    ///
+    /// # Errors
+    /// [`Error::Sealed`] where nothing may be asked, [`Error::UnknownHost`], and what the version list fails with.
+    pub async fn accept(self: &Arc<Self>, what: &What, call: &Call) -> Result<Vec<Accepted>, Error> {
+        self.must_be_online(&format!("accepting {what}"))?;
+        self.upstream(&what.provider.host)?;
+        // In a task: who asked may leave, and half a decision is none.
+        let (mirror, of, call) = (Arc::clone(self), what.clone(), self.inner(call));
+        let work = self.tasks.spawn(async move { mirror.accept_all(&of, &call).await });
+        match work.await {
+            Ok(Some(accepted)) => accepted,
+            Ok(None) | Err(_) => Err(Error::Interrupted(format!("accepting {what}"))),
+        }
+    }
+
+    async fn accept_all(self: &Arc<Self>, what: &What, call: &Call) -> Result<Vec<Accepted>, Error> {
+        self.forget_absences(what);
+        let packages = self.packages_to_accept(what, call).await?;
+        let fetching = packages.into_iter().map(|package| async move {
+            let fetched = self.current_set(&package, call).await;
+            (package, fetched)
+        });
+        let mut fetching = stream::iter(fetching).buffered(AT_ONE_TIME);
+        let (mut proven, mut accepted) = (Vec::new(), Vec::new());
+        while let Some((package, fetched)) = fetching.next().await {
+            match fetched {
+                Ok(set) => proven.push((package, set)),
+                Err(error) => {
+                    let ruling = Ruling::Failed { error: error.to_string() };
+                    accepted.push(Accepted { what: package.to_string(), ruling });
+                }
+            }
+        }
+        // All are held against what was proven before any of them is noted: the sums of one version list them all.
+        let (provider, now) = (what.provider.clone(), self.inner(call).now);
+        let noting = self.on_disk(move |mirror| {
+            let noted = seen::accept(mirror, &provider, &proven, now)?;
+            Ok(proven.into_iter().zip(noted).collect::<Vec<_>>())
+        });
+        for ((package, set), changes) in noting.await? {
+            let key = set.proof().how.fingerprint().map(str::to_owned);
+            self.keep_set(&package, set, now).await?;
+            let what = package.to_string();
+            let seen::Changes { files, keys_before } = changes;
+            let ruling = if files.is_empty() {
+                Ruling::NothingToAccept
+            } else {
+                tracing::warn!(%package, files = files.len(), key, "accepted by the operator: a version that was published anew");
+                Ruling::Accepted { files, keys_before, key }
+            };
+            accepted.push(Accepted { what, ruling });
+        }
+        accepted.sort_by(|one, other| one.what.cmp(&other.what));
+        Ok(accepted)
+    }
+
+    /// The held packages; of a version of which nothing is held, all that upstream lists.
+    async fn packages_to_accept(self: &Arc<Self>, what: &What, call: &Call) -> Result<Vec<Package>, Error> {
+        let held = self.held_packages(what).await?;
+        let (Versions::Exactly(version), true) = (&what.versions, held.is_empty()) else { return Ok(held) };
+        let list = self.provider_versions(&what.provider, call).await?.value.versions().await;
+        let list = list.map_err(|why| Error::NotFound(format!("the version list of {}: {why}", what.provider)))?;
+        let listed = list.get(version).ok_or_else(|| Error::NotFound(format!("upstream lists no {what}")))?;
+        let platforms: BTreeSet<&Platform> = listed.platforms.iter().collect();
+        let package = |platform: &Platform| Package {
+            provider: what.provider.clone(),
+            version: version.clone(),
+            platform: platform.clone(),
+        };
+        Ok(platforms.into_iter().map(package).collect())
+    }
+
+    /// The set that upstream has now, proven. Nothing of it is built on what is held: it is judged as a whole.
+    async fn current_set(self: &Arc<Self>, package: &Package, call: &Call) -> Result<ProofSet, Error> {
+        let asked = sets::what(package);
+        let upstream = Arc::clone(self.upstream(&package.provider.host)?);
+        let work = async {
+            match self.ask_for_set(&asked, &upstream, package, Faith::InAny, None, RETRIES, call).await {
+                Ok(set) => Ok(set),
+                Err(NoSet::Absent(error)) => Err(Error::NotFound(error.to_string())),
+                Err(NoSet::Failed(error)) => Err(error),
+            }
+        };
+        self.within_limits(&asked, &package.provider.host, work).await
+    }
+}

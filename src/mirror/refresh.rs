@@ -1,0 +1,150 @@
+//! What an operator wants asked again now, whatever its age: a provider's version list, and the sets that are held.
+
+use std::sync::Arc;
+
+use futures_util::{StreamExt, stream};
+use serde::{Deserialize, Serialize};
+
+use super::proof_set::KeptSet;
+use super::pull::Flight;
+use super::sets::Anew;
+use super::{Call, Errand, Mirror};
+use crate::address::{Package, ProviderAddress, What};
+use crate::error::Error;
+use crate::store::Key;
+use crate::upstream::Upstream;
+
+/// How many sets are asked for at one time.
+const AT_ONE_TIME: usize = 8;
+
+/// What came of asking for one thing again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refreshed {
+    /// What was asked for.
+    pub what: String,
+    /// What upstream said.
+    #[serde(flatten)]
+    pub news: News,
+}
+
+/// What upstream said to what was asked again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "outcome", rename_all = "snake_case")]
+pub enum News {
+    /// It is as it is held.
+    Unchanged,
+    /// It was not held, or is another now.
+    New,
+    /// Upstream has deleted it; what is held is kept.
+    Gone,
+    /// Upstream does not have it, and nothing is held.
+    Absent {
+        /// What upstream said.
+        error: String,
+    },
+    /// It could not be asked, or what came does not prove: what is held stays.
+    Failed {
+        /// Why.
+        error: String,
+    },
+}
+
+impl News {
+    /// Tells what came of a flight; `is_as_before` holds what it brought against what was held.
+    fn of<T>(flight: Flight<T>, is_as_before: impl FnOnce(&T) -> bool) -> Self {
+        match flight {
+            Ok(landed) if landed.age.gone => Self::Gone,
+            Ok(landed) if is_as_before(&landed.value) => Self::Unchanged,
+            Ok(_) => Self::New,
+            Err(Error::NotFound(error)) => Self::Absent { error },
+            Err(error) => Self::Failed { error: error.to_string() },
+        }
+    }
+
+    /// Whether upstream could be asked.
+    pub fn is_told(&self) -> bool {
+        !matches!(self, Self::Failed { .. })
+    }
+}
+
+impl Mirror {
+    /// Asks upstream again for the version list and the held sets, however fresh they are; forgets that it said no.
+    ///
+    /// # Errors
+    /// [`Error::Sealed`] where nothing may be asked, and [`Error::UnknownHost`].
+    pub async fn refresh(self: &Arc<Self>, what: &What, call: &Call) -> Result<Vec<Refreshed>, Error> {
+        self.must_be_online(&format!("asking for {what} again"))?;
+        let upstream = Arc::clone(self.upstream(&what.provider.host)?);
+        self.forget_absences(what);
+        let mut refreshed = vec![self.refresh_versions(&upstream, &what.provider, call).await?];
+        let sets = self.held_packages(what).await?;
+        let asking = sets.into_iter().map(|package| self.refresh_set(Arc::clone(&upstream), package, call));
+        let mut asking = stream::iter(asking).buffered(AT_ONE_TIME);
+        while let Some(set) = asking.next().await {
+            refreshed.push(set?);
+        }
+        Ok(refreshed)
+    }
+
+    async fn refresh_versions(
+        self: &Arc<Self>,
+        upstream: &Arc<Upstream>,
+        address: &ProviderAddress,
+        call: &Call,
+    ) -> Result<Refreshed, Error> {
+        let what = format!("the version list of {address}");
+        let before = self.held_document(&Key::ProviderVersions(address.clone())).await?;
+        let seen = before.as_ref().map(|held| held.age);
+        let flight =
+            self.fly_for_versions(what.clone(), Arc::clone(upstream), address, seen, Errand::Fetch, call).await;
+        let news = News::of(flight, |now| {
+            before.is_some_and(|before| before.value.body == now.body && before.value.dropped == now.dropped)
+        });
+        Ok(Refreshed { what, news })
+    }
+
+    async fn refresh_set(
+        self: &Arc<Self>,
+        upstream: Arc<Upstream>,
+        package: Package,
+        call: &Call,
+    ) -> Result<Refreshed, Error> {
+        let before = self.held_set(&package).await?.map(|held| held.kept);
+        let seen = before.as_ref().map(|kept| kept.age);
+        let flight = self.fly(&package, upstream, seen, Anew::IfChanged(Errand::Fetch), call).await;
+        let news = News::of(flight, |now: &Arc<KeptSet>| {
+            before.is_some_and(|before| before.current.names_the_same_files_as(&now.current))
+        });
+        Ok(Refreshed { what: package.to_string(), news })
+    }
+
+    /// The packages that an operator means and whose sets are held.
+    pub(super) async fn held_packages(self: &Arc<Self>, what: &What) -> Result<Vec<Package>, Error> {
+        let what = what.clone();
+        self.on_disk(move |mirror| {
+            let mut packages = mirror.store.records.packages_with_sets(&what.provider)?;
+            packages.retain(|package| what.versions.include(&package.version));
+            packages.sort();
+            Ok(packages)
+        })
+        .await
+    }
+
+    /// Forgets that upstream said no to what an operator means.
+    pub(super) fn forget_absences(&self, what: &What) {
+        let means = |package: &Package| package.provider == what.provider && what.versions.include(&package.version);
+        self.absent.forget(|key| match key {
+            Key::ProofSet(package) => means(package),
+            Key::ProviderVersions(address) => *address == what.provider,
+            Key::Discovery(_) | Key::Name(_) | Key::Seen(_) => false,
+        });
+        self.asked_anew.forget(means);
+    }
+
+    pub(super) fn must_be_online(&self, what: &str) -> Result<(), Error> {
+        match self.link() {
+            super::Link::Online => Ok(()),
+            super::Link::Offline => Err(Error::Sealed(what.to_owned())),
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Everything that is stored, read once and held against its checksums: `verify`, at once and as fast as may be, and
+//! the scrub, one archive after the other over weeks.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+
+use super::check::{Checked, Pace, Wrong};
+use super::{ArchiveRef, Call, Mirror};
+use crate::address::Package;
+use crate::clock::Timestamp;
+use crate::digest::Digest;
+use crate::error::Error;
+use crate::store::{Key, Recorded};
+
+/// How fast `verify` reads: what a disk can spare while it serves.
+const VERIFY_PACE: Pace = Pace::of(64 << 20);
+/// How fast the scrub reads: it has weeks.
+const SCRUB_PACE: Pace = Pace::of(16 << 20);
+/// How many steps may wait for whoever is told of them.
+const STEPS_WAITING: usize = 16;
+
+/// What `verify` tells while it goes on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "step", rename_all = "snake_case")]
+pub enum Step {
+    /// It begins, and there is this much to do.
+    Begun {
+        /// How many names, documents and other records.
+        records: u64,
+        /// How many archives.
+        archives: u64,
+        /// Their bytes.
+        bytes: u64,
+    },
+    /// A record does not match its own checksum, and was set aside.
+    WrongRecord {
+        /// Which.
+        record: String,
+    },
+    /// An archive was not what its digest says.
+    WrongArchive(Wrong),
+    /// Something could not be read at all; the disk may be failing. It was left where it is.
+    Unreadable {
+        /// Which.
+        what: String,
+        /// Why.
+        error: String,
+    },
+    /// So much is done.
+    Checked {
+        /// Archives so far.
+        archives: u64,
+        /// Their bytes.
+        bytes: u64,
+    },
+    /// All is done.
+    Done {
+        /// How many records were read.
+        records: u64,
+        /// How many archives were read.
+        archives: u64,
+        /// Their bytes.
+        bytes: u64,
+        /// How many of them all were wrong or could not be read.
+        wrong: u64,
+    },
+    /// It ended before all was done.
+    Stopped {
+        /// Why.
+        error: String,
+    },
+}
+
+/// One walk over everything that is stored.
+struct Walk {
+    mirror: Arc<Mirror>,
+    call: Call,
+    tell: mpsc::Sender<Step>,
+    wrong: u64,
+}
+
+impl Mirror {
+    /// Reads everything that is stored and holds it against its checksums; tells each step. Ends when nobody listens
+    /// any more.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] while another does.
+    pub fn verify(self: &Arc<Self>, call: &Call) -> Result<mpsc::Receiver<Step>, Error> {
+        let alone = Arc::clone(&self.verifying).try_lock_owned();
+        let alone = alone.map_err(|_| Error::Busy("everything stored is being verified already".to_owned()))?;
+        let (tell, told) = mpsc::channel(STEPS_WAITING);
+        let walk = Walk { mirror: Arc::clone(self), call: self.inner(call), tell: tell.clone(), wrong: 0 };
+        self.tasks.spawn(async move {
+            let ended = tokio::select! {
+                ended = walk.go() => ended,
+                () = tell.closed() => Ok(()),
+            };
+            if let Err(error) = ended {
+                // Nobody may be left to be told.
+                let _ = tell.send(Step::Stopped { error: error.to_string() }).await;
+            }
+            drop(alone);
+        });
+        Ok(told)
+    }
+
+    /// Holds every archive against its digest whose last check is `every` ago, and says when the next is due. Offline,
+    /// too: what is damaged is better known while the cable is still near.
+    ///
+    /// # Errors
+    /// The last of them; what cannot be read keeps nobody from the rest.
+    pub async fn scrub(self: &Arc<Self>, every: Duration, call: &Call) -> Result<Timestamp, Error> {
+        let archives = self.on_disk(|mirror| mirror.store.index.archives_by_check()).await?;
+        let mut pace = SCRUB_PACE;
+        let mut failed = None;
+        let mut next = None;
+        for archive in archives {
+            let due = archive.last_check.after(every);
+            if self.inner(call).now < due {
+                next = Some(due);
+                break;
+            }
+            if let Err(error) = self.check(archive.digest, &mut pace, &self.inner(call)).await {
+                tracing::error!(digest = %archive.digest, %error, "a held archive could not be read again");
+                failed = Some(error);
+            }
+        }
+        match failed {
+            Some(error) => Err(error),
+            // What is taken in from now on is due later than this.
+            None => Ok(next.unwrap_or_else(|| self.inner(call).now.after(every))),
+        }
+    }
+}
+
+impl Walk {
+    async fn go(mut self) -> Result<(), Error> {
+        let look = |mirror: &Mirror| Ok((mirror.store.records.all()?, mirror.store.blobs.all()?));
+        let (keys, blobs) = self.mirror.on_disk(look).await?;
+        let mut archives: BTreeMap<Digest, u64> = blobs.into_iter().map(|(digest, size, _)| (digest, size)).collect();
+        let bytes = archives.values().sum();
+        let records = keys.len() as u64;
+        self.say(Step::Begun { records, archives: archives.len() as u64, bytes }).await;
+        self.records(keys).await;
+        // Only now that damaged names are out of the way: every archive that a name lists is there, or missing.
+        let names = self.mirror.on_disk(Mirror::names_by_digest).await?;
+        for digest in names.by_digest.into_keys() {
+            archives.entry(digest).or_default();
+        }
+        let (archives, bytes) = self.archives(archives).await;
+        let wrong = self.wrong;
+        self.say(Step::Done { records, archives, bytes, wrong }).await;
+        Ok(())
+    }
+
+    async fn records(&mut self, keys: Vec<Key>) {
+        for key in keys {
+            let of = key.clone();
+            let looked = self.mirror.on_disk(move |mirror| {
+                let looked = mirror.store.records.look(&of)?;
+                if matches!(looked, Recorded::Damaged) {
+                    mirror.store.index.document_gone(&of);
+                }
+                Ok(matches!(looked, Recorded::Damaged))
+            });
+            match looked.await {
+                Ok(false) => {}
+                Ok(true) => {
+                    self.wrong(Step::WrongRecord { record: described(&key) }).await;
+                    if let Key::Name(package) = key {
+                        self.name_again(package).await;
+                    }
+                }
+                Err(error) => {
+                    self.wrong(Step::Unreadable { what: described(&key), error: error.to_string() }).await;
+                }
+            }
+        }
+    }
+
+    /// A name that was damaged is written again, where its proof set and its archive are still there.
+    async fn name_again(&self, package: Package) {
+        let call = self.mirror.inner(&self.call);
+        let Ok(Some(held)) = self.mirror.held_set(&package).await else { return };
+        let set = &held.kept.current;
+        if !matches!(self.mirror.holds(set.document.shasum).await, Ok(true)) {
+            return;
+        }
+        let filename = set.document.filename.clone();
+        let wanted = ArchiveRef { package, digest: set.document.shasum.prefix(), filename };
+        if let Err(error) = self.mirror.bring(&wanted, &call).await {
+            tracing::warn!(package = %wanted.package, %error, "a damaged name was not written again; the next request does it");
+        }
+    }
+
+    async fn archives(&mut self, archives: BTreeMap<Digest, u64>) -> (u64, u64) {
+        let mut pace = VERIFY_PACE;
+        let (mut number, mut bytes) = (0, 0);
+        for (digest, size_bytes) in archives {
+            match self.mirror.check(digest, &mut pace, &self.mirror.inner(&self.call)).await {
+                Ok(Checked::Right | Checked::Gone) => {}
+                Ok(Checked::Wrong(wrong)) => self.wrong(Step::WrongArchive(wrong)).await,
+                Err(error) => {
+                    let what = format!("the archive {digest}");
+                    self.wrong(Step::Unreadable { what, error: error.to_string() }).await;
+                }
+            }
+            number += 1;
+            bytes += size_bytes;
+            self.say(Step::Checked { archives: number, bytes }).await;
+        }
+        (number, bytes)
+    }
+
+    async fn wrong(&mut self, step: Step) {
+        self.wrong += 1;
+        self.say(step).await;
+    }
+
+    async fn say(&self, step: Step) {
+        // Where nobody listens any more, the walk is dropped.
+        let _ = self.tell.send(step).await;
+    }
+}
+
+/// A record, for people.
+fn described(key: &Key) -> String {
+    match key {
+        Key::Discovery(host) => format!("the discovery document of {host}"),
+        Key::ProviderVersions(address) => format!("the version list of {address}"),
+        Key::ProofSet(package) => format!("the proof set of {package}"),
+        Key::Name(package) => format!("the name of {package}"),
+        Key::Seen(address) => format!("what was seen of {address}"),
+    }
+}

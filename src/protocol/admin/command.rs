@@ -1,0 +1,192 @@
+//! What an operator tells larder to do: the commands, what they are told as JSON, and what they answer.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::address::{Hostname, What};
+use crate::error::Error;
+use crate::mirror::{Accepted, Call, Mirror, Purged, Refreshed, Ruling};
+
+/// The most addresses in one command.
+const MOST_ADDRESSES: usize = 256;
+
+/// What can be done to what an address names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Command {
+    /// Ask upstream again, now.
+    Refresh,
+    /// Forget.
+    Purge,
+    /// Accept what changed upstream.
+    Accept,
+}
+
+impl Command {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Refresh, Self::Purge, Self::Accept];
+
+    /// What it is called on the command line and in its path.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Refresh => "refresh",
+            Self::Purge => "purge",
+            Self::Accept => "accept",
+        }
+    }
+
+    /// Where it is on the admin listener.
+    pub fn path(self) -> String {
+        format!("/admin/v1/{}", self.word())
+    }
+}
+
+/// What a command is about.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Told {
+    /// The addresses.
+    pub what: Vec<String>,
+}
+
+impl Told {
+    /// Reads the body of a request.
+    ///
+    /// # Errors
+    /// Says what is wrong with it.
+    pub fn read(body: &[u8]) -> Result<Self, String> {
+        let bad = |e| format!("the body is not {{\"what\":[\"NAMESPACE/TYPE@VERSION\"]}}: {e}");
+        let object: Map<String, Value> = serde_json::from_slice(body).map_err(bad)?;
+        serde_json::from_value(Value::Object(object)).map_err(bad)
+    }
+
+    /// The addresses, each once; of those without a host, the host is `default_host`.
+    ///
+    /// # Errors
+    /// Everything that is wrong with any of them: nothing is done then.
+    pub fn addresses(&self, default_host: &Hostname) -> Result<Vec<What>, Vec<String>> {
+        if self.what.is_empty() || self.what.len() > MOST_ADDRESSES {
+            return Err(vec![format!("\"what\" names {} addresses; 1 to {MOST_ADDRESSES} can be", self.what.len())]);
+        }
+        let (mut addresses, mut problems, mut known) = (Vec::new(), Vec::new(), BTreeSet::new());
+        for given in &self.what {
+            match What::parse(given, default_host) {
+                Ok(what) if known.insert(what.to_string()) => addresses.push(what),
+                Ok(_) => {}
+                Err(bad) => problems.push(bad.to_string()),
+            }
+        }
+        if problems.is_empty() { Ok(addresses) } else { Err(problems) }
+    }
+}
+
+/// Reads the body of a request that has nothing to say: empty, or `{}`.
+///
+/// # Errors
+/// Says what is wrong with it.
+pub fn read_nothing(body: &[u8]) -> Result<(), String> {
+    if body.is_empty() {
+        return Ok(());
+    }
+    match serde_json::from_slice::<Map<String, Value>>(body) {
+        Ok(object) if object.is_empty() => Ok(()),
+        Ok(_) => Err("the body is not {}: there is nothing to say here".to_owned()),
+        Err(e) => Err(format!("the body is not {{}}: {e}")),
+    }
+}
+
+/// What a command did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Done<T> {
+    /// Whether all of it could be done.
+    pub ok: bool,
+    /// What came of each thing.
+    pub items: Vec<T>,
+    /// What could not be done at all, and why.
+    pub errors: Vec<String>,
+}
+
+impl<T> Done<T> {
+    fn nothing_yet() -> Self {
+        Self { ok: true, items: Vec::new(), errors: Vec::new() }
+    }
+
+    fn take(&mut self, items: Result<Vec<T>, Error>, is_well: impl Fn(&T) -> bool) {
+        match items {
+            Ok(items) => {
+                self.ok &= items.iter().all(is_well);
+                self.items.extend(items);
+            }
+            Err(error) => {
+                self.ok = false;
+                self.errors.push(error.to_string());
+            }
+        }
+    }
+}
+
+/// Asks upstream again for each.
+pub async fn refresh(mirror: &Arc<Mirror>, addresses: &[What], call: impl Fn() -> Call) -> Done<Refreshed> {
+    let mut done = Done::nothing_yet();
+    for what in addresses {
+        done.take(mirror.refresh(what, &call()).await, |refreshed| refreshed.news.is_told());
+    }
+    done
+}
+
+/// Forgets each.
+pub async fn purge(mirror: &Arc<Mirror>, addresses: &[What], call: impl Fn() -> Call) -> Done<Purged> {
+    let mut done = Done::nothing_yet();
+    for what in addresses {
+        done.take(mirror.purge(what, &call()).await.map(|purged| vec![purged]), |purged| purged.pinned.is_empty());
+    }
+    done
+}
+
+/// Accepts what changed upstream of each.
+pub async fn accept(mirror: &Arc<Mirror>, addresses: &[What], call: impl Fn() -> Call) -> Done<Accepted> {
+    let mut done = Done::nothing_yet();
+    for what in addresses {
+        done.take(mirror.accept(what, &call()).await, |accepted| !matches!(accepted.ruling, Ruling::Failed { .. }));
+    }
+    done
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(body: &str) -> Result<Vec<String>, Vec<String>> {
+        let told = Told::read(body.as_bytes()).map_err(|why| vec![why])?;
+        let addresses = told.addresses(&Hostname::parse("registry.example").unwrap())?;
+        Ok(addresses.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn a_body_names_each_address_once() {
+        let body = r#"{"what":["acme/null@1.2","registry.example/acme/NULL@1.2.0","acme/null"]}"#;
+        assert_eq!(read(body).unwrap(), ["registry.example/acme/null@1.2.0", "registry.example/acme/null"]);
+    }
+
+    #[test]
+    fn a_body_that_is_no_command_is_refused_whole() {
+        for body in [
+            "",
+            "[]",
+            "[[\"a/b\"]]",
+            "{}",
+            "what=acme/null",
+            r#"{"what":"acme/null"}"#,
+            r#"{"what":["a/b"],"all":true}"#,
+        ] {
+            assert!(read(body).unwrap_err()[0].starts_with("the body is not"), "{body}");
+        }
+        let many = vec!["\"a/b\""; 257].join(",");
+        for body in [r#"{"what":[]}"#.to_owned(), format!("{{\"what\":[{many}]}}")] {
+            assert!(read(&body).unwrap_err()[0].contains("1 to 256"), "{body}");
+        }
+        assert_eq!(read(r#"{"what":["acme/null","x","a/b/c"]}"#).unwrap_err().len(), 2);
+    }
+}

@@ -1,0 +1,33 @@
+//! A held archive that is read and hashed a piece at a time, so that whoever does it can pause between.
+
+use std::io::Read;
+use std::path::PathBuf;
+
+use super::{READ_AT_ONCE, StoreError};
+use crate::digest::{Digest, Hasher};
+
+/// How far it is.
+pub struct Reading {
+    from: Box<dyn Read + Send>,
+    path: PathBuf,
+    hasher: Hasher,
+    buffer: Vec<u8>,
+}
+
+impl Reading {
+    pub(super) fn new(from: impl Read + Send + 'static, path: PathBuf) -> Self {
+        Self { from: Box::new(from), path, hasher: Hasher::new(), buffer: vec![0; READ_AT_ONCE] }
+    }
+
+    /// Reads and hashes the next piece, and says how many bytes it has; none at the end.
+    pub fn go_on(&mut self) -> Result<u64, StoreError> {
+        let read = self.from.read(&mut self.buffer).map_err(|e| StoreError::io("read", &self.path, e))?;
+        self.hasher.update(&self.buffer[..read]);
+        Ok(read as u64)
+    }
+
+    /// What was read hashes to this.
+    pub fn digest(self) -> Digest {
+        self.hasher.finish().0
+    }
+}

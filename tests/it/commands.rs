@@ -1,0 +1,308 @@
+//! What only an operator can decide: refresh and purge (section 3), told over HTTP and on the command line.
+
+use larder::address::{Hostname, Name, Package, Platform, ProviderAddress, Version};
+use larder::clock::Timestamp;
+use larder::store::{Durability, Key, Store};
+use serde_json::Value;
+
+use crate::operator::{Site, json};
+use crate::support::http::Answer;
+use crate::support::larder::{Builder, Folder, HOST, Larder};
+use crate::support::upstream::{FakeUpstream, Provider, SigningKey, Target, sha256_hex};
+
+pub(crate) const NULL: &str = "acme/null";
+pub(crate) const NULL_120: &str = "acme/null@1.2.0";
+const NEVER_FRESH: &str =
+    "fresh = { versions = \"0s\", discovery = \"0s\", download = \"0s\", api = \"0s\", not_found = \"0s\" }";
+
+pub(crate) fn edition(edition: u64) -> Provider {
+    Provider::new("acme", "null").edition(edition)
+}
+
+pub(crate) async fn upstream_with(provider: Provider) -> FakeUpstream {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(provider);
+    upstream
+}
+
+pub(crate) fn impatient(upstream: &FakeUpstream) -> Builder {
+    Larder::mirroring(upstream).nothing_stays_fresh()
+}
+
+pub(crate) fn zip(upstream: &FakeUpstream) -> Vec<u8> {
+    upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64")
+}
+
+/// Asks for the document, and then for the archive that it names.
+pub(crate) async fn install(larder: &Larder) -> (Answer, String, Vec<u8>) {
+    let document = larder.document("null", "1.2.0").await.expect(200);
+    let path = document.json()["download_url"].as_str().unwrap().to_owned();
+    let archive = larder.get(&path).await.expect(200).body;
+    (document, path, archive)
+}
+
+/// The outcome of each item.
+pub(crate) fn outcomes(done: &Value) -> Vec<(&str, &str)> {
+    let items = done["items"].as_array().unwrap();
+    items.iter().map(|item| (item["what"].as_str().unwrap(), item["outcome"].as_str().unwrap())).collect()
+}
+
+pub(crate) const LIST: &str = "the version list of registry.terraform.io/acme/null";
+pub(crate) const PACKAGE: &str = "registry.terraform.io/acme/null 1.2.0 for linux_amd64";
+
+#[tokio::test]
+async fn refresh_asks_upstream_however_fresh_everything_is() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    install(&larder).await;
+    upstream.publish(edition(2));
+    upstream.publish(edition(1).version("1.3.0"));
+    upstream.forget_requests();
+    assert_ne!(install(&larder).await.2, zip(&upstream));
+    assert_eq!(upstream.requests().len(), 0);
+
+    let done = larder.tell("refresh", NULL).await;
+    assert_eq!((outcomes(&done), &done["ok"]), (vec![(LIST, "new"), (PACKAGE, "new")], &Value::Bool(true)));
+    assert!(install(&larder).await.2 == zip(&upstream));
+    assert!(larder.versions("null").await.expect(200).text().contains("1.3.0"));
+
+    upstream.forget_requests();
+    let done = larder.tell("refresh", NULL).await;
+    assert_eq!(outcomes(&done), [(LIST, "unchanged"), (PACKAGE, "unchanged")]);
+    assert_eq!((upstream.count_of(Target::Versions), upstream.count_of(Target::Document)), (1, 1));
+    assert_eq!(outcomes(&larder.tell("refresh", "acme/null@9.9.9").await), [(LIST, "unchanged")]);
+}
+
+#[tokio::test]
+async fn refresh_tells_what_is_gone_and_what_failed_and_keeps_both() {
+    let mut upstream = upstream_with(edition(1)).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let (_, _, held) = install(&larder).await;
+    upstream.publish(edition(1).version("1.3.0"));
+    upstream.withdraw("acme", "null", "1.2.0");
+    let done = larder.tell("refresh", NULL).await;
+    assert_eq!(outcomes(&done), [(LIST, "new"), (PACKAGE, "gone")]);
+    assert!(install(&larder).await.2 == held);
+
+    upstream.stop().await;
+    let done = larder.tell("refresh", NULL).await;
+    assert_eq!((outcomes(&done), &done["ok"]), (vec![(LIST, "failed"), (PACKAGE, "failed")], &Value::Bool(false)));
+    assert!(done["items"][0]["error"].as_str().unwrap().contains(&upstream.origin()), "{done}");
+    assert!(install(&larder).await.2 == held);
+}
+
+#[tokio::test]
+async fn refresh_forgets_that_upstream_said_no() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    larder.versions("later").await.expect(404);
+    larder.document_for("null", "1.2.0", "darwin_arm64").await.expect(404);
+    upstream.publish(Provider::new("acme", "later"));
+    upstream.publish(edition(1).platform("linux_amd64").platform("darwin_arm64"));
+    larder.versions("later").await.expect(404);
+    larder.document_for("null", "1.2.0", "darwin_arm64").await.expect(404);
+    assert_eq!(larder.tell("refresh", "acme/later").await["items"][0]["outcome"], "new");
+    larder.tell("refresh", NULL_120).await;
+    larder.versions("later").await.expect(200);
+    larder.document_for("null", "1.2.0", "darwin_arm64").await.expect(200);
+    let absent = larder.tell("refresh", "acme/never").await;
+    assert_eq!((&absent["items"][0]["outcome"], &absent["ok"]), (&"absent".into(), &true.into()));
+}
+
+/// Promise 12: nothing leaves, and it says so.
+#[tokio::test]
+async fn offline_nothing_is_refreshed_or_accepted() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    install(&larder).await;
+    let folder = larder.stop().await;
+    upstream.forget_requests();
+    let larder = Larder::mirroring(&upstream).network("offline = true").on(&folder).start().await;
+    for command in ["refresh", "accept"] {
+        let done = larder.tell(command, NULL_120).await;
+        assert_eq!(done["ok"], false);
+        assert!(done["errors"][0].as_str().unwrap().contains("this mirror is offline"), "{done}");
+    }
+    let unknown = larder.tell("refresh", "elsewhere.example/acme/null").await;
+    assert_eq!(unknown["ok"], false);
+    assert_eq!(upstream.requests().len(), 0);
+}
+
+#[tokio::test]
+async fn purge_forgets_a_version_and_the_next_request_fetches_it_again() {
+    let upstream = upstream_with(edition(1)).await;
+    upstream.publish(edition(5).version("1.3.0"));
+    upstream.publish(Provider::new("acme", "other").edition(7));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let (document, path, held) = install(&larder).await;
+    let kept = [larder.archive_path("null", "1.3.0").await, larder.archive_path("other", "1.2.0").await];
+    for path in &kept {
+        larder.get(path).await.expect(200);
+    }
+    larder.get(&path).await.expect(200);
+    upstream.forget_requests();
+
+    let done = larder.tell("purge", NULL_120).await;
+    let item = &done["items"][0];
+    assert_eq!((&item["archives"], &item["archive_bytes"]), (&1.into(), &held.len().into()), "{done}");
+    assert_eq!((&item["documents"], &item["shared"], &done["ok"]), (&1.into(), &0.into(), &true.into()), "{done}");
+    assert_eq!((larder.folder.blobs().len(), larder.folder.sets().len()), (2, 2));
+    assert_eq!(upstream.requests().len(), 0);
+
+    let (again, _, archive) = install(&larder).await;
+    assert!(again.is("fwd=miss") && again.body == document.body && archive == held);
+    assert_eq!((upstream.count_of(Target::Document), upstream.count_of(Target::Archive)), (1, 1));
+    for path in &kept {
+        assert!(larder.get(path).await.expect(200).is("larder; hit"));
+    }
+    let nothing = larder.tell("purge", "acme/null@7.7.7").await;
+    assert_eq!((&nothing["items"][0]["archives"], &nothing["ok"]), (&0.into(), &true.into()));
+}
+
+/// What was seen is never forgotten: that is how a version that is published anew is noticed.
+#[tokio::test]
+async fn purge_of_a_provider_forgets_all_but_what_was_seen() {
+    let mut upstream = upstream_with(edition(1)).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    install(&larder).await;
+    larder.versions("null").await.expect(200);
+    let done = larder.tell("purge", NULL).await;
+    assert_eq!((&done["items"][0]["documents"], &done["items"][0]["archives"]), (&2.into(), &1.into()), "{done}");
+    assert_eq!(done["items"][0]["seen_is_kept"], true);
+    assert!(
+        larder.folder.blobs().is_empty() && larder.folder.sets().is_empty() && larder.folder.files("names").is_empty()
+    );
+    assert_eq!(larder.folder.files("seen").len(), 1);
+
+    upstream.stop().await;
+    larder.versions("null").await.expect(502);
+    larder.document("null", "1.2.0").await.expect(502);
+    upstream.restart().await;
+    upstream.publish(edition(2).signed_by(&SigningKey::another()));
+    let refused = larder.document("null", "1.2.0").await.expect(502);
+    assert!(refused.text().contains("larder accept registry.terraform.io/acme/null@1.2.0"), "{}", refused.text());
+}
+
+/// Section 5: a blob goes when no name lists it.
+#[tokio::test]
+async fn purge_leaves_bytes_that_another_package_names() {
+    let upstream = upstream_with(edition(1)).await;
+    upstream.publish(Provider::new("other", "null"));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let (_, path, held) = install(&larder).await;
+    let document = larder.get(&format!("/registry/{HOST}/v1/providers/other/null/1.2.0/download/linux/amd64")).await;
+    let other = document.expect(200).json()["download_url"].as_str().unwrap().to_owned();
+    larder.get(&other).await.expect(200);
+    assert_eq!(larder.folder.blobs().len(), 1);
+
+    let done = larder.tell("purge", NULL).await;
+    assert_eq!((&done["items"][0]["archives"], &done["items"][0]["shared"]), (&0.into(), &1.into()), "{done}");
+    upstream.forget_requests();
+    assert!(larder.get(&other).await.expect(200).body == held);
+    assert!(larder.get(&path).await.expect(200).body == held);
+    assert_eq!(upstream.count_of(Target::Archive), 0);
+    larder.tell("purge", NULL).await;
+    let done = larder.tell("purge", "other/null").await;
+    assert_eq!((&done["items"][0]["archives"], larder.folder.blobs().len()), (&1.into(), 0), "{done}");
+}
+
+/// What upstream has dropped was listed because it was held.
+#[tokio::test]
+async fn a_dropped_version_that_is_purged_is_listed_no_more() {
+    let upstream = upstream_with(edition(1)).await;
+    upstream.publish(edition(1).version("1.3.0"));
+    let larder = Larder::mirroring(&upstream).start().await;
+    install(&larder).await;
+    upstream.withdraw("acme", "null", "1.2.0");
+    larder.tell("refresh", NULL).await;
+    assert!(larder.versions("null").await.expect(200).text().contains("1.2.0"));
+    larder.tell("purge", NULL_120).await;
+    let listed = larder.versions("null").await.expect(200);
+    assert!(!listed.text().contains("1.2.0") && listed.text().contains("1.3.0"), "{}", listed.text());
+    larder.document("null", "1.2.0").await.expect(404);
+}
+
+fn package() -> Package {
+    let provider = ProviderAddress {
+        host: Hostname::parse(HOST).unwrap(),
+        namespace: Name::parse("acme").unwrap(),
+        type_: Name::parse("null").unwrap(),
+    };
+    let (version, platform) = (Version::parse("1.2.0").unwrap(), Platform::parse("linux_amd64").unwrap());
+    Package { provider, version, platform }
+}
+
+#[tokio::test]
+async fn purge_leaves_what_is_pinned_and_says_so() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let (_, path, _) = install(&larder).await;
+    let folder = larder.stop().await;
+    let store = Store::open(folder.path(), Timestamp(1)).unwrap();
+    let key = Key::Name(package());
+    let mut name: Value = serde_json::from_slice(&store.records.get(&key).unwrap().unwrap()).unwrap();
+    name["pinned"] = true.into();
+    store.records.put(&key, name.to_string().as_bytes(), Durability::Synced).unwrap();
+    store.close().unwrap();
+    drop(store);
+
+    let larder = Larder::mirroring(&upstream).on(&folder).start().await;
+    for what in [NULL, NULL_120] {
+        let done = larder.tell("purge", what).await;
+        assert_eq!(
+            (&done["items"][0]["pinned"], &done["ok"]),
+            (&serde_json::json!([PACKAGE]), &false.into()),
+            "{done}"
+        );
+        assert_eq!(done["items"][0]["documents"], 0);
+    }
+    assert!(larder.get(&path).await.expect(200).is("larder; hit"));
+}
+
+/// Section 3: commands talk to the running larder; where none runs, they open the store themselves.
+#[tokio::test]
+async fn the_commands_say_what_they_did_whether_larder_runs_or_not() {
+    let upstream = upstream_with(edition(1)).await;
+    let mut site = Site::new(&upstream);
+    site.text.push_str(NEVER_FRESH);
+    let none_yet = site.run(&["purge", NULL]).await;
+    assert_eq!(none_yet.code, Some(1), "{none_yet:?}");
+    assert!(none_yet.err.contains("no larder runs here, and there is no store"), "{none_yet:?}");
+    for running in [true, false] {
+        upstream.publish(edition(1));
+        let larder = site.serve();
+        let path = larder.archive_path("null").await;
+        larder.get(&path).await.expect(200);
+        let larder = if running {
+            Some(larder)
+        } else {
+            assert_eq!(larder.terminate().await, Some(0));
+            None
+        };
+        let said = site.out(&["refresh", NULL]).await;
+        assert_eq!(said, format!("{LIST:53}  unchanged\n{PACKAGE}  unchanged\n"));
+        upstream.publish(edition(2).signed_by(&SigningKey::another()));
+        let refused = site.run(&["refresh", NULL]).await;
+        assert_eq!(refused.code, Some(1), "{refused:?}");
+        assert!(
+            refused.out.contains("failed; what is held stays") && refused.out.contains("larder accept"),
+            "{refused:?}"
+        );
+
+        let said = site.out(&["accept", NULL_120]).await;
+        for part in [PACKAGE, "accepted", "signed by ", ", new", &format!("is  {}", sha256_hex(&zip(&upstream)))] {
+            assert!(said.contains(part), "{part} is not in: {said}");
+        }
+        assert!(site.out(&["accept", NULL_120]).await.contains("nothing to accept"));
+        let said = json(&site.out(&["purge", NULL, "--json"]).await);
+        assert_eq!((&said["ok"], &said["items"][0]["archives"]), (&true.into(), &1.into()), "{said}");
+        let said = site.out(&["purge", NULL]).await;
+        assert!(said.contains("registry.terraform.io/acme/null: nothing of it was held"), "{said}");
+        let refused = site.run(&["purge", "acme/vpc/aws"]).await;
+        assert_eq!(refused.code, Some(1), "{refused:?}");
+        assert!(refused.err.contains("modules are not mirrored yet"), "{refused:?}");
+        drop(larder);
+        let seen: Vec<_> = Folder::files(&site.home, "seen");
+        std::fs::remove_file(&seen[0]).unwrap();
+    }
+}

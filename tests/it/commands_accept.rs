@@ -1,0 +1,104 @@
+//! What only an operator can decide: that a version which somebody unknown has published anew is right (section 4).
+
+use std::time::Duration;
+
+use larder::clock::Clock;
+use serde_json::Value;
+
+use crate::commands::{NULL, NULL_120, PACKAGE, edition, impatient, install, outcomes, upstream_with, zip};
+use crate::support::larder::Larder;
+use crate::support::upstream::{Fault, SigningKey, Target, sha256_hex};
+
+/// The table: a version published anew by a stranger is 502 or the old set until `accept`.
+#[tokio::test]
+async fn accept_lets_in_what_a_stranger_has_published_anew() {
+    let upstream = upstream_with(edition(1)).await;
+    let clock = Clock::default();
+    let larder = impatient(&upstream).clock(&clock).start().await;
+    let (_, old_path, old) = install(&larder).await;
+    let file = "terraform-provider-null_1.2.0_linux_amd64.zip";
+    upstream.publish(edition(2).signed_by(&SigningKey::another()));
+    assert!(install(&larder).await.2 == old);
+
+    let done = larder.tell("accept", NULL_120).await;
+    assert_eq!((outcomes(&done), &done["ok"]), (vec![(PACKAGE, "accepted")], &true.into()), "{done}");
+    let item = &done["items"][0];
+    let changed = serde_json::json!({"file": file, "before": [sha256_hex(&old)], "now": sha256_hex(&zip(&upstream))});
+    assert!(item["files"].as_array().unwrap().contains(&changed), "{item}");
+    let before = item["keys_before"].as_array().unwrap();
+    assert!(before.len() == 1 && !before.contains(&item["key"]), "{item}");
+
+    let (document, _, new) = install(&larder).await;
+    assert!(document.is("fwd=stale; stored") && new == zip(&upstream));
+    clock.advance(Duration::from_secs(23 * 3600));
+    assert!(larder.get(&old_path).await.expect(200).body == old);
+    assert_eq!(outcomes(&larder.tell("accept", NULL_120).await), [(PACKAGE, "nothing_to_accept")]);
+}
+
+/// The key is known from now on: what it publishes anew next is no stranger's.
+#[tokio::test]
+async fn the_key_that_was_accepted_is_known_afterwards() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = impatient(&upstream).start().await;
+    install(&larder).await;
+    let key = SigningKey::another();
+    upstream.publish(edition(2).signed_by(&key));
+    larder.tell("accept", NULL_120).await;
+    upstream.publish(edition(3).signed_by(&key));
+    assert!(install(&larder).await.2 == zip(&upstream));
+    upstream.publish(edition(4).signed_by(&SigningKey::another()));
+    assert!(install(&larder).await.2 != zip(&upstream));
+}
+
+/// The table: 502 where nothing is held; so there is nothing whose platforms could be known but from the list.
+#[tokio::test]
+async fn accept_lets_in_a_version_of_which_nothing_is_held() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    install(&larder).await;
+    larder.tell("purge", NULL).await;
+    upstream.publish(edition(2).platform("linux_amd64").platform("darwin_arm64").signed_by(&SigningKey::another()));
+    larder.document("null", "1.2.0").await.expect(502);
+
+    let nothing = larder.tell("accept", NULL).await;
+    assert_eq!(nothing["items"], Value::Array(vec![]));
+    let done = larder.tell("accept", NULL_120).await;
+    let other = "registry.terraform.io/acme/null 1.2.0 for darwin_arm64";
+    assert_eq!(outcomes(&done), [(other, "accepted"), (PACKAGE, "accepted")], "{done}");
+    upstream.forget_requests();
+    assert!(install(&larder).await.2 == zip(&upstream));
+    assert_eq!(upstream.count_of(Target::Document), 0, "what was accepted was not kept");
+    let unlisted = larder.tell("accept", "acme/null@9.9.9").await;
+    assert!(unlisted["errors"][0].as_str().unwrap().contains("lists no registry.terraform.io/acme/null@9.9.9"));
+}
+
+/// The table: by another key, or unsigned.
+#[tokio::test]
+async fn accept_lets_in_what_nobody_signed_where_that_suffices() {
+    let upstream = upstream_with(edition(1).without_keys()).await;
+    let larder = impatient(&upstream).with("verification = \"signature-if-keys\"").start().await;
+    let (_, _, old) = install(&larder).await;
+    upstream.publish(edition(2).without_keys());
+    assert!(install(&larder).await.2 == old);
+    let done = larder.tell("accept", NULL).await;
+    assert_eq!((outcomes(&done), &done["items"][0]["key"]), (vec![(PACKAGE, "accepted")], &Value::Null));
+    assert!(install(&larder).await.2 == zip(&upstream));
+}
+
+/// Promise 1: what does not prove cannot be accepted.
+#[tokio::test]
+async fn accept_takes_nothing_that_does_not_prove() {
+    for fault in
+        [Fault::SumsChangedAfterSigning, Fault::SignedByAnotherKey, Fault::ArchiveNotInSums, Fault::Status(503)]
+    {
+        let upstream = upstream_with(edition(1)).await;
+        let larder = impatient(&upstream).start().await;
+        let (_, _, old) = install(&larder).await;
+        upstream.publish(edition(2).signed_by(&SigningKey::another()));
+        upstream.fault(Target::Document, fault.clone());
+        let done = larder.tell("accept", NULL_120).await;
+        assert_eq!((outcomes(&done), &done["ok"]), (vec![(PACKAGE, "failed")], &false.into()), "{fault:?}: {done}");
+        upstream.heal();
+        assert!(install(&larder).await.2 == old, "{fault:?}");
+    }
+}

@@ -1,0 +1,154 @@
+//! Who may tell larder to do something: the rules of the admin listener (section 3). A page in a browser on the same
+//! machine must not be able to purge.
+
+use crate::support::http::{Answer, client, get, send};
+use crate::support::larder::Larder;
+use crate::support::upstream::{FakeUpstream, Provider};
+
+const PATHS: [&str; 4] = ["/admin/v1/refresh", "/admin/v1/purge", "/admin/v1/accept", "/admin/v1/verify"];
+const JSON: (&str, &str) = ("content-type", "application/json");
+
+/// A larder that holds an archive, and has told its admin listener nothing yet.
+struct Scene {
+    upstream: FakeUpstream,
+    larder: Larder,
+    path: String,
+    asked: usize,
+}
+
+impl Scene {
+    async fn new() -> Self {
+        let upstream = FakeUpstream::start().await;
+        upstream.publish(Provider::new("acme", "null"));
+        let larder = Larder::mirroring(&upstream).start().await;
+        let path = larder.archive_path("null", "1.2.0").await;
+        larder.get(&path).await.expect(200);
+        larder.versions("null").await.expect(200);
+        let asked = upstream.requests().len();
+        Self { upstream, larder, path, asked }
+    }
+
+    /// What the body of a command says; `verify` has nothing to say.
+    fn body(path: &str) -> &'static str {
+        if path.ends_with("verify") { "{}" } else { r#"{"what":["acme/null"]}"# }
+    }
+
+    async fn post(&self, path: &str, headers: &[(&str, &str)], body: impl Into<reqwest::Body>) -> Answer {
+        let request = client().post(format!("{}{path}", self.larder.admin())).body(body);
+        send(headers.iter().fold(request, |request, (name, value)| request.header(*name, *value))).await.unwrap()
+    }
+
+    /// Nothing was forgotten, nothing asked.
+    async fn is_untouched(&self) {
+        assert_eq!(self.upstream.requests().len(), self.asked);
+        assert!(self.larder.get(&self.path).await.expect(200).is("larder; hit"));
+        assert!(self.larder.document("null", "1.2.0").await.expect(200).is("larder; hit"));
+        assert!(self.larder.versions("null").await.expect(200).is("larder; hit"));
+    }
+}
+
+/// Section 3: requests that change something always need the bearer token, on loopback too.
+#[tokio::test]
+async fn a_command_without_the_token_is_refused() {
+    let scene = Scene::new().await;
+    let token = scene.larder.token();
+    for path in PATHS {
+        scene.post(path, &[JSON], Scene::body(path)).await.expect(401);
+        for wrong in ["Bearer", "Bearer x", &format!("Bearer {}", &token[1..]), &format!("Basic {token}"), &token] {
+            scene.post(path, &[JSON, ("authorization", wrong)], Scene::body(path)).await.expect(401);
+        }
+    }
+    scene.is_untouched().await;
+}
+
+/// Section 3: requests with an `Origin`, or on loopback with a foreign `Host`, are refused, whatever they know.
+#[tokio::test]
+async fn a_page_in_a_browser_cannot_command() {
+    let scene = Scene::new().await;
+    let bearer = format!("Bearer {}", scene.larder.token());
+    let own = scene.larder.admin();
+    let port = own.rsplit_once(':').unwrap().1;
+    let rebound = [format!("evil.example:{port}"), "evil.example".to_owned(), "10.0.0.1".to_owned(), "".to_owned()];
+    for path in PATHS {
+        let known = [JSON, ("authorization", bearer.as_str())];
+        for origin in ["null", "https://evil.example", "http://localhost", &own] {
+            let page = [known[0], known[1], ("origin", origin)];
+            let refused = scene.post(path, &page, Scene::body(path)).await.expect(403);
+            assert!(refused.header("access-control-allow-origin").is_empty());
+        }
+        for host in &rebound {
+            scene.post(path, &[known[0], known[1], ("host", host)], Scene::body(path)).await.expect(403);
+        }
+        // What a browser asks first, before it would send the token.
+        let first = client().request(reqwest::Method::OPTIONS, format!("{own}{path}"));
+        let first = first.header("origin", "https://evil.example").header("access-control-request-method", "POST");
+        let refused = send(first).await.unwrap().expect(403);
+        assert!(
+            refused.headers.keys().all(|name| !name.as_str().starts_with("access-control")),
+            "{:?}",
+            refused.headers
+        );
+    }
+    scene.is_untouched().await;
+}
+
+/// What a form can send without asking first is no command.
+#[tokio::test]
+async fn a_form_is_no_command() {
+    let scene = Scene::new().await;
+    let bearer = format!("Bearer {}", scene.larder.token());
+    let known = ("authorization", bearer.as_str());
+    for path in PATHS {
+        for kind in ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "", "json"] {
+            scene.post(path, &[known, ("content-type", kind)], Scene::body(path)).await.expect(415);
+        }
+        scene.post(path, &[known], Scene::body(path)).await.expect(415);
+        scene.post(path, &[("content-type", "text/plain")], Scene::body(path)).await.expect(401);
+    }
+    scene.is_untouched().await;
+}
+
+#[tokio::test]
+async fn a_command_that_cannot_be_read_is_refused_with_the_reason() {
+    let scene = Scene::new().await;
+    let bearer = format!("Bearer {}", scene.larder.token());
+    let known = [JSON, ("authorization", bearer.as_str())];
+    for path in PATHS {
+        for body in ["nothing", "[]", r#"{"what":["acme/null"],"all":true}"#, r#"{"what":"#] {
+            let refused = scene.post(path, &known, body).await.expect(400).json();
+            assert_eq!(refused["errors"].as_array().unwrap().len(), 1, "{path} {body}");
+        }
+        scene.post(path, &known, " ".repeat((64 << 10) + 1)).await.expect(413);
+    }
+    for (what, reason) in [
+        (r#"["acme/vpc/aws"]"#, "modules are not mirrored yet"),
+        (r#"["acme/null@~> 1.0"]"#, "name one exact version"),
+        (r#"["acme/null","nonsense"]"#, "is no address"),
+        ("[]", "1 to 256"),
+    ] {
+        let refused = scene.post("/admin/v1/purge", &known, format!("{{\"what\":{what}}}")).await.expect(400);
+        assert!(refused.text().contains(reason), "{what}: {}", refused.text());
+    }
+    scene.is_untouched().await;
+}
+
+#[tokio::test]
+async fn commands_are_posts_on_the_admin_listener_and_nowhere_else() {
+    let scene = Scene::new().await;
+    let bearer = format!("Bearer {}", scene.larder.token());
+    let known = [JSON, ("authorization", bearer.as_str())];
+    for path in PATHS {
+        assert_eq!(get(&format!("{}{path}", scene.larder.admin())).await.expect(405).header("allow"), "POST");
+        let put = client().put(format!("{}{path}", scene.larder.admin())).bearer_auth(scene.larder.token());
+        assert_eq!(send(put).await.unwrap().expect(405).header("allow"), "POST");
+        scene.larder.get(path).await.expect(404);
+        let on_main = client().post(format!("{}{path}", scene.larder.base())).bearer_auth(scene.larder.token());
+        send(on_main.header(JSON.0, JSON.1).body(Scene::body(path))).await.unwrap().expect(405);
+    }
+    for path in ["/admin/v1/status", "/metrics", "/healthz"] {
+        let refused = scene.post(path, &known, "{}").await.expect(405);
+        assert_eq!(refused.header("allow"), "GET, HEAD", "{path}");
+    }
+    scene.post("/admin/v1/everything", &known, "{}").await.expect(404);
+    scene.is_untouched().await;
+}

@@ -1,0 +1,238 @@
+//! What is stored, read again: `verify` at once, the scrub over weeks (promise 10). What is wrong is set aside, and
+//! fetched again.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use larder::clock::Clock;
+use serde_json::Value;
+
+use crate::operator::{Site, json};
+use crate::support::http::{Answer, client, send};
+use crate::support::larder::{Folder, Larder};
+use crate::support::scene::{LARGE, SMALL};
+use crate::support::until;
+use crate::support::upstream::{FakeUpstream, Provider, Target};
+
+const NAMES: [(&str, usize); 2] = [("small", SMALL), ("large", LARGE)];
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+async fn upstream_with_both() -> FakeUpstream {
+    let upstream = FakeUpstream::start().await;
+    for (name, size) in NAMES {
+        upstream.publish(Provider::new("acme", name).size(size));
+    }
+    upstream
+}
+
+fn bytes(upstream: &FakeUpstream, name: &str) -> Vec<u8> {
+    upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64")
+}
+
+/// Fetches both archives, and serves each once: from now on neither would be looked at before it is served.
+async fn install(larder: &Larder) -> [String; 2] {
+    let paths = [larder.archive_path("small", "1.2.0").await, larder.archive_path("large", "1.2.0").await];
+    for path in paths.iter().chain(&paths) {
+        larder.get(path).await.expect(200);
+    }
+    paths
+}
+
+/// Turns one bit in the middle of every archive, and leaves the times alone.
+fn damage(folder: &Folder) {
+    for file in folder.blobs() {
+        flip(&file);
+    }
+}
+
+fn flip(file: &Path) {
+    let changed = file.metadata().unwrap().modified().unwrap();
+    let mut content = std::fs::read(file).unwrap();
+    let middle = content.len() / 2;
+    content[middle] ^= 1;
+    std::fs::write(file, content).unwrap();
+    std::fs::File::options().write(true).open(file).unwrap().set_modified(changed).unwrap();
+}
+
+fn is_whole(folder: &Folder, upstream: &FakeUpstream) -> bool {
+    let mut wanted: Vec<_> = NAMES.iter().map(|(name, _)| bytes(upstream, name)).collect();
+    let mut held: Vec<_> = folder.blobs().iter().filter_map(|file| std::fs::read(file).ok()).collect();
+    wanted.sort();
+    held.sort();
+    wanted == held
+}
+
+fn asking(larder: &Larder) -> reqwest::RequestBuilder {
+    let request = client().post(format!("{}/admin/v1/verify", larder.admin())).bearer_auth(larder.token());
+    request.header("content-type", "application/json").body("{}")
+}
+
+/// The steps of an answer but those of progress.
+fn steps(answer: &Answer) -> Vec<Value> {
+    let steps = answer.text().lines().map(json).collect::<Vec<_>>();
+    steps.into_iter().filter(|step| step["step"] != "checked").collect()
+}
+
+async fn verify(larder: &Larder) -> Vec<Value> {
+    let answer = send(asking(larder)).await.unwrap().expect(200);
+    assert_eq!(answer.header("content-type"), "application/x-ndjson");
+    steps(&answer)
+}
+
+/// Promise 10: verify uses SHA-256; what does not match is set aside and fetched again.
+#[tokio::test]
+async fn verify_finds_what_is_damaged_and_fetches_it_again() {
+    let upstream = upstream_with_both().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let paths = install(&larder).await;
+    let well = verify(&larder).await;
+    let all: usize = NAMES.iter().map(|(name, _)| bytes(&upstream, name).len()).sum();
+    assert_eq!((&well[0]["step"], &well[0]["archives"], &well[0]["bytes"]), (&"begun".into(), &2.into(), &all.into()));
+    assert_eq!((&well[1]["step"], &well[1]["wrong"], well.len()), (&"done".into(), &0.into(), 2));
+
+    damage(&larder.folder);
+    upstream.forget_requests();
+    let said = verify(&larder).await;
+    assert_eq!((said.len(), &said[3]["wrong"]), (4, &2.into()), "{said:?}");
+    for step in &said[1..3] {
+        assert_eq!(
+            (&step["step"], &step["found"], &step["healed"]),
+            (&"wrong_archive".into(), &"damaged".into(), &"fetched_again".into())
+        );
+        assert_eq!(step["of"].as_array().unwrap().len(), 1, "{step}");
+    }
+    assert_eq!((upstream.count_of(Target::Archive), larder.folder.files("aside").len()), (2, 2));
+    assert!(is_whole(&larder.folder, &upstream));
+    for (path, (name, _)) in paths.iter().zip(NAMES) {
+        let answer = larder.get(path).await.expect(200);
+        assert!(answer.is("larder; hit") && answer.body == bytes(&upstream, name), "{name}");
+    }
+    assert_eq!(verify(&larder).await.last().unwrap()["wrong"], 0);
+}
+
+/// Promise 10: an archive that a name lists and that is not there, and records that do not match their checksums.
+#[tokio::test]
+async fn verify_finds_what_is_missing_and_records_that_are_damaged() {
+    let upstream = upstream_with_both().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    install(&larder).await;
+    let removed = larder.folder.blobs().remove(0);
+    std::fs::remove_file(removed).unwrap();
+    let names = larder.folder.files("names");
+    let is_complete = |file: &PathBuf| std::fs::read_to_string(file).is_ok_and(|name| name.contains("h1:"));
+    until("the names are written for good", async || names.iter().all(is_complete)).await;
+    flip(&names[0]);
+    flip(&larder.folder.sets()[1]);
+    let said = verify(&larder).await;
+    assert_eq!(said.last().unwrap()["wrong"], 3, "{said:?}");
+    let records: Vec<_> = said.iter().filter_map(|step| step["record"].as_str()).collect();
+    assert!(records.len() == 2 && records.iter().any(|record| record.starts_with("the name of ")), "{records:?}");
+    assert!(said.iter().any(|step| step["found"] == "missing"), "{said:?}");
+    assert!(is_whole(&larder.folder, &upstream));
+    assert_eq!(verify(&larder).await.last().unwrap()["wrong"], 0);
+}
+
+/// Promise 12: offline what is damaged is set aside all the same, and listed as missing.
+#[tokio::test]
+async fn verify_offline_sets_aside_and_lists_what_is_missing() {
+    let upstream = upstream_with_both().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    install(&larder).await;
+    let folder = larder.stop().await;
+    damage(&folder);
+    upstream.forget_requests();
+    let larder = Larder::mirroring(&upstream).network("offline = true").on(&folder).start().await;
+    let said = verify(&larder).await;
+    assert!(said[1..3].iter().all(|step| step["healed"] == "offline"), "{said:?}");
+    let status = crate::support::http::get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
+    assert_eq!((status["missing"].as_array().unwrap().len(), &status["archives"]), (2, &0.into()), "{status}");
+    assert_eq!((upstream.requests().len(), folder.blobs().len(), folder.files("aside").len()), (0, 0, 2));
+}
+
+/// One at a time, and as long as somebody reads what it tells.
+#[tokio::test]
+async fn a_verify_whose_client_leaves_ends() {
+    let upstream = upstream_with_both().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    install(&larder).await;
+    damage(&larder.folder);
+    upstream.forget_requests();
+    let gate = upstream.hold_silent(Target::Archive);
+    let first = asking(&larder).send().await.unwrap();
+    upstream.wait_for(Target::Archive, 1).await;
+    let refused = send(asking(&larder)).await.unwrap().expect(503);
+    assert!(refused.text().contains("verified already"), "{}", refused.text());
+    drop(first);
+    // The fill that it began goes on; the walk does not.
+    until("the next may begin", async || {
+        let next = asking(&larder).send().await.unwrap();
+        next.status() == 200
+    })
+    .await;
+    gate.open();
+    until("the first is whole", async || larder.folder.blobs().len() == 2).await;
+    until("nobody verifies", async || asking(&larder).send().await.unwrap().status() == 200).await;
+}
+
+/// Section 3: progress and the result on the command line, with a running larder and without.
+#[tokio::test]
+async fn the_command_verify_tells_what_was_wrong_and_ends_with_1() {
+    let upstream = upstream_with_both().await;
+    let site = Site::new(&upstream);
+    let none_yet = site.run(&["verify"]).await;
+    assert_eq!(none_yet.code, Some(1), "{none_yet:?}");
+    for running in [true, false] {
+        let larder = site.serve();
+        for (name, _) in NAMES {
+            let path = larder.archive_path(name).await;
+            larder.get(&path).await.expect(200);
+        }
+        let larder = if running {
+            Some(larder)
+        } else {
+            assert_eq!(larder.terminate().await, Some(0));
+            None
+        };
+        let well = site.out(&["verify"]).await;
+        assert!(well.contains("and 2 archives") && well.contains("all is well"), "{well}");
+        damage(&site.home);
+        let said = site.run(&["verify"]).await;
+        assert_eq!(said.code, Some(1), "{said:?}");
+        assert_eq!(said.out.matches("damaged: the archive of registry.terraform.io/acme/").count(), 2, "{said:?}");
+        assert!(said.out.contains("fetched again") && said.out.contains("2 things wrong"), "{said:?}");
+        assert!(said.err.contains("100 %"), "{said:?}");
+        assert!(is_whole(&site.home, &upstream));
+        let lines = site.out(&["verify", "--json"]).await;
+        assert_eq!(json(lines.lines().last().unwrap())["wrong"], 0);
+        drop(larder);
+    }
+}
+
+/// Section 5: the interval scrub, whose due times survive a restart.
+#[tokio::test]
+async fn the_scrub_finds_what_is_damaged_once_its_time_has_come() {
+    let upstream = upstream_with_both().await;
+    let clock = Clock::default();
+    let builder = |folder: &Folder| Larder::mirroring(&upstream).store("scrub = \"30d\"").clock(&clock).on(folder);
+    let larder = builder(&Folder::new()).start().await;
+    let paths = install(&larder).await;
+    let folder = larder.stop().await;
+
+    clock.advance(20 * DAY);
+    let larder = builder(&folder).start().await;
+    for path in &paths {
+        larder.get(path).await.expect(200);
+    }
+    damage(&folder);
+    upstream.forget_requests();
+    clock.advance(11 * DAY);
+    until("both were fetched again", async || is_whole(&folder, &upstream)).await;
+    assert_eq!((upstream.count_of(Target::Archive), folder.files("aside").len()), (2, 2));
+
+    // Fetched a moment ago, they are due in thirty days again.
+    damage(&folder);
+    clock.advance(29 * DAY);
+    assert!(!is_whole(&folder, &upstream));
+    clock.advance(2 * DAY);
+    until("both were fetched once more", async || is_whole(&folder, &upstream)).await;
+}
