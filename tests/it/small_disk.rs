@@ -46,7 +46,7 @@ async fn wait_for_h1(disk: &SmallDisk) {
     eventually("the h1 is computed", text).await;
 }
 
-const READ_ONLY: &str = "mount -o remount,ro \"$V1\"";
+const READ_ONLY: &str = "mount -o remount,bind,ro \"$V1\"";
 const STORED: &str = "larder; fwd=miss; stored";
 const PASSED: &str = "larder; fwd=miss";
 const HIT: &str = "larder; hit";

@@ -83,7 +83,7 @@ impl SmallDisk {
             &id,
             "mount",
             "-o",
-            &format!("remount,{option}"),
+            &format!("remount,bind,{option}"),
             v1,
         ]);
         assert!(command.status().unwrap().success());
