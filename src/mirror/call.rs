@@ -1,0 +1,106 @@
+//! One request on its way: what the rest of the way needs to know of it, and what comes back.
+
+use std::sync::Arc;
+
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
+
+use super::Mirror;
+use crate::cdn_loop::CdnLoop;
+use crate::clock::Timestamp;
+use crate::upstream::ask::Asker;
+use crate::upstream::restraint::Leave;
+
+/// What the rest of a request's way needs to know of it.
+#[derive(Debug, Clone)]
+pub struct Call {
+    /// When it came.
+    pub now: Timestamp,
+    /// Through which proxies it came.
+    pub via: CdnLoop,
+    /// When that was on the clock that waits go by: patience counts from here, over all that is waited for.
+    pub began: Instant,
+    /// By when a document must be answered.
+    pub deadline: Instant,
+    /// Whether the client can take a body whose length is not known (not so before HTTP/1.1).
+    pub takes_unknown_length: bool,
+    /// Who waits for the answer.
+    pub asker: Asker,
+    pub(super) part: Part,
+    pub(super) leave: Leave,
+}
+
+/// What a call is a part of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    /// A request: one of those that wait.
+    Request,
+    /// A flight that others wait for.
+    Flight,
+}
+
+/// What a flight is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Errand {
+    /// Something that is not held: it is always tried.
+    Fetch,
+    /// Something that is held: it is asked about within the upstream's budget.
+    Revalidate,
+}
+
+/// How an answer came about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// From what is held, and fresh.
+    Hit,
+    /// Fetched for this request.
+    Miss,
+    /// Fetched for this request alone, and not kept: the disk would not take it.
+    Passed,
+    /// Held, and confirmed or replaced by upstream for this request.
+    Revalidated,
+    /// Held, past its time, and upstream could not say otherwise.
+    Stale,
+    /// Held, and upstream has deleted it.
+    Gone,
+}
+
+/// A value, how it came about, and until when it may be given out again unasked.
+#[derive(Debug, Clone)]
+pub struct Answer<T> {
+    /// The value.
+    pub value: T,
+    /// How it came about.
+    pub outcome: Outcome,
+    /// Until when it is fresh; already past for what is stale.
+    pub fresh_until: Timestamp,
+}
+
+/// A place among those that wait, for as long as this lives.
+#[derive(Debug)]
+pub(super) struct Place(#[expect(dead_code, reason = "held, and never looked at")] Option<OwnedSemaphorePermit>);
+
+impl Mirror {
+    /// A call that comes now.
+    pub fn call(&self, now: Timestamp, via: CdnLoop, takes_unknown_length: bool) -> Call {
+        let began = Instant::now();
+        let deadline = began + self.limits.answer_within;
+        let (asker, part, leave) = (Asker::Client, Part::Request, Leave::default());
+        Call { now, via, began, deadline, takes_unknown_length, asker, part, leave }
+    }
+
+    /// A call that a flight makes for itself: nobody waits for it, and it ends by its own limits.
+    pub(super) fn inner(&self, call: &Call) -> Call {
+        let began = Instant::now();
+        let now = call.now.after(began.saturating_duration_since(call.began));
+        Call { now, began, deadline: began + self.limits.give_up_after, part: Part::Flight, ..call.clone() }
+    }
+
+    /// A place among those that wait for upstreams; a flight needs none.
+    pub(super) fn place(&self, call: &Call) -> Option<Place> {
+        match call.part {
+            Part::Flight => Some(Place(None)),
+            Part::Request => Arc::clone(&self.places).try_acquire_owned().ok().map(|taken| Place(Some(taken))),
+        }
+    }
+}
