@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use tokio::sync::Semaphore;
 use url::Url;
 
 use super::freshness::{Age, Rule, Verdict, decide};
@@ -28,6 +29,9 @@ pub(super) type DocumentFlight = Flight<Arc<KeptDocument>>;
 
 /// From this many bytes on, a document is read on a thread of its own.
 const LARGE_DOCUMENT: usize = 64 * 1024;
+
+/// How many large documents are read at one time, whoever holds them: each takes several times its size.
+static LARGE_READS: Semaphore = Semaphore::const_new(4);
 
 /// What a flight finds when it begins.
 pub(super) enum Meanwhile {
@@ -112,8 +116,13 @@ impl KeptDocument {
         if self.body.len() < LARGE_DOCUMENT {
             return read(self);
         }
+        let turn = LARGE_READS.acquire().await;
         let kept = Arc::clone(self);
-        let reading = tokio::task::spawn_blocking(move || read(&kept));
+        let reading = tokio::task::spawn_blocking(move || {
+            // It is over when the reading is, and not when nobody waits for that any more.
+            let _turn = turn;
+            read(&kept)
+        });
         reading.await.unwrap_or_else(|_| Err("reading it ended unexpectedly".to_owned()))
     }
 }

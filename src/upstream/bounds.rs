@@ -20,7 +20,12 @@ pub struct Bounds {
 
 impl Default for Bounds {
     fn default() -> Self {
-        let bound = Bound { each: 64, all: 256, wait: Duration::from_secs(3) };
-        Self { documents: bound, archives: bound, bodies_kib: 256 * 1024, budget: Rate { burst: 500, per_second: 20 } }
+        Self {
+            documents: Bound { each: 64, all: 256, wait: Duration::from_secs(3) },
+            // Clients wait longer for an archive than for a document, and one makes way when it has arrived.
+            archives: Bound { each: 64, all: 256, wait: Duration::from_secs(20) },
+            bodies_kib: 256 * 1024,
+            budget: Rate { burst: 500, per_second: 20 },
+        }
     }
 }
