@@ -179,6 +179,7 @@ impl Mirror {
         if self.link() == Link::Offline && !self.holds(digest).await? {
             return Err(self.missing(format!("the archive of {package}")));
         }
+        let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the archive of {package}")))?;
         let key = FillKey { package: package.clone(), digest };
         let progress = self.fills.join(key, |landing| {
             let (tell, progress) = watch::channel(Progress::Asking);
@@ -194,7 +195,6 @@ impl Mirror {
             };
             (progress, go)
         });
-        let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the archive of {package}")))?;
         let (value, outcome) = match self.arrival(package, progress, call).await? {
             Arrival::Kept(archive) => (archive, Outcome::Miss),
             Arrival::Unkept(archive) => {

@@ -32,6 +32,8 @@ impl Mirror {
         let digest = verified.digest();
         let _lock = self.digest_lock(&digest).lock();
         self.store.blobs.publish(verified)?;
+        // Also if no name can be written for it: what eviction does not know of, it cannot evict.
+        self.store.index.archive_kept(&digest, size_bytes, now);
         self.checked.lock().insert(digest);
         self.name_it(package, kept, set, fast, size_bytes, now)
     }

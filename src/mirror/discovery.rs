@@ -5,6 +5,7 @@ use std::sync::Arc;
 use url::Url;
 
 use super::documents::{DocumentFlight, KeptDocument, Meanwhile};
+use super::pull::Landed;
 use super::{Answer, Call, Mirror, Outcome};
 use crate::address::Hostname;
 use crate::clock::Timestamp;
@@ -13,7 +14,7 @@ use crate::store::Key;
 use crate::upstream::ask::Fetched;
 use crate::upstream::discovery::{self, Discovery};
 use crate::upstream::error::{Fault, UpstreamError};
-use crate::upstream::outbound::origin;
+use crate::upstream::outbound::{Link, origin};
 use crate::upstream::{Grant, Upstream};
 
 /// The service that providers come from.
@@ -47,7 +48,11 @@ impl Mirror {
         let what = format!("the discovery document of {host}");
         let rule = upstream.rule(|fresh| fresh.discovery);
         let key = Key::Discovery(host.clone());
-        let held = self.held_document(&key).await?;
+        let asked = discovery_url(&upstream)?;
+        // What another `url` said says nothing of this one: its services would be shown the credential of this one.
+        let is_offline = self.link() == Link::Offline;
+        let is_of_this = move |kept: &KeptDocument| is_offline || kept.about.asked == asked;
+        let held = self.held_document(&key).await?.filter(|held| is_of_this(&held.value));
         let seen = held.as_ref().map(|held| held.age);
         self.pull(&what, host, call, &rule, held, |errand, call| {
             let of = (key.clone(), errand);
@@ -56,6 +61,12 @@ impl Mirror {
                 async move {
                     let work = async {
                         match mirror.landed_meanwhile(&key, seen, &rule, &call).await? {
+                            Meanwhile::Landed(landed) if is_of_this(&landed.value) => Ok(landed),
+                            Meanwhile::Landed(Landed { value: before, .. }) | Meanwhile::Held(Some(before))
+                                if !is_of_this(&before) =>
+                            {
+                                mirror.fetch_discovery(&what, &upstream, None, &call).await
+                            }
                             Meanwhile::Landed(landed) => Ok(landed),
                             Meanwhile::Held(before) => {
                                 mirror.spend(&what, &upstream.settings.host, errand, 1, &call)?;
@@ -111,7 +122,7 @@ impl Mirror {
             at: origin(&settings.url),
             fault: Fault::Unusable(why),
         };
-        let asked = settings.url.join(".well-known/terraform.json").map_err(|e| unusable(e.to_string()))?;
+        let asked = discovery_url(upstream)?;
         let fetched =
             self.ask(what, &asked, upstream, &upstream.grant, before.as_deref(), discovery::LIMIT, call).await;
         let had_service = before.as_ref().is_some_and(|before| before.names_providers());
@@ -139,9 +150,21 @@ impl Mirror {
             (false, true) => {
                 return Err(unusable(format!("its discovery document names no {PROVIDERS} any more")).into());
             }
-            // It is given out, and asked for again the next time.
-            (false, false) => kept.checked_again(Timestamp(0), false),
+            // It is given out, and asked for again the next time, like anything that is not held.
+            (false, false) => {
+                let kept = kept.checked_again(Timestamp(0), false);
+                return Ok(Landed { age: kept.age(), value: Arc::new(kept) });
+            }
         };
         self.keep_document(Key::Discovery(settings.host.clone()), kept).await
     }
+}
+
+/// Where an upstream's discovery document is.
+fn discovery_url(upstream: &Upstream) -> Result<Url, Error> {
+    let settings = &upstream.settings;
+    settings.url.join(".well-known/terraform.json").map_err(|e| {
+        let (asked, at) = (format!("the discovery document of {}", settings.host), origin(&settings.url));
+        UpstreamError { asked, at, fault: Fault::Unusable(e.to_string()) }.into()
+    })
 }

@@ -88,8 +88,7 @@ impl Mirror {
         if bytes > limit {
             return Err(StoreError::NoRoom { needed: bytes, limit, pinned: 0 }.into());
         }
-        let used = self.store.index.totals().bytes().saturating_add(self.reserved.load(Ordering::Relaxed));
-        if used.saturating_add(more) > limit {
+        if self.taken_up().saturating_add(more) > limit {
             let pinned = self.on_disk(|mirror| mirror.pinned_bytes()).await?;
             if bytes.saturating_add(pinned) > limit {
                 return Err(StoreError::NoRoom { needed: bytes, limit, pinned }.into());
@@ -142,14 +141,20 @@ impl Mirror {
     }
 
     fn is_over(&self, limit: u64) -> bool {
-        let used = self.store.index.totals().bytes().saturating_add(self.reserved.load(Ordering::Relaxed));
-        used > limit
+        self.taken_up() > limit
+    }
+
+    /// What is held, and what is promised to fills.
+    fn taken_up(&self) -> u64 {
+        self.store.index.totals().bytes().saturating_add(self.reserved.load(Ordering::Relaxed))
     }
 
     fn evict_to_fit(&self, victims: Victims) -> Result<(), StoreError> {
         // A little more than must be, or every small document would look at all names again.
         let enough = self.limits.store_bytes / 100 * 98;
-        self.evict_archives(|_| !self.is_over(enough))?;
+        // Whatever the totals say afterwards, no more goes than was too much.
+        let too_much = self.taken_up().saturating_sub(enough);
+        self.evict_archives(|freed| freed >= too_much || !self.is_over(enough))?;
         if victims == Victims::Archives || self.link() == Link::Offline {
             return Ok(());
         }
@@ -214,14 +219,14 @@ impl Mirror {
                 gone_upstream.push(archive);
                 continue;
             }
-            round.note(self.evict(&archive, of)?);
+            round.note(unless_full(self.evict(&archive, of))?);
         }
         for archive in gone_upstream {
             if enough(round.freed) {
                 return Ok(round);
             }
             tracing::warn!(digest = %archive.digest, "evicting an archive that upstream has deleted: nobody can bring it back");
-            round.note(self.evict(&archive, names.of(&archive.digest))?);
+            round.note(unless_full(self.evict(&archive, names.of(&archive.digest)))?);
         }
         Ok(round)
     }
@@ -285,5 +290,14 @@ impl Mirror {
             }
         }
         Ok(names)
+    }
+}
+
+/// A name that lists other archives, too, must be written, which a full disk may refuse: that one is passed over until
+/// others have made room.
+fn unless_full(evicted: Result<Option<u64>, StoreError>) -> Result<Option<u64>, StoreError> {
+    match evicted {
+        Err(full) if full.is_full() => Ok(None),
+        evicted => evicted,
     }
 }

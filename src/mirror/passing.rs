@@ -65,7 +65,8 @@ impl Mirror {
 /// One client's archive on its way from upstream.
 pub struct Passing {
     asking: Asking,
-    incoming: Incoming,
+    /// Nothing while it is asked for again: who waits for the right to ask holds none.
+    incoming: Option<Incoming>,
     validators: Validators,
     length: Option<u64>,
     /// How much has arrived, over all connections; and how much had, when the last one began.
@@ -94,7 +95,7 @@ impl Passing {
             validators: incoming.validators.clone(),
             length: incoming.length,
             asking,
-            incoming,
+            incoming: Some(incoming),
             received: 0,
             had: 0,
             hasher: Hasher::new(),
@@ -170,22 +171,24 @@ impl Passing {
     /// What arrives next, over as many connections as it takes; `None` once all is there.
     async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         loop {
-            let Asking { mirror, attempts, .. } = &mut self.asking;
-            let error = match next_piece(mirror, &mut self.incoming, attempts, self.received).await {
+            let Asking { mirror, attempts, what, .. } = &mut self.asking;
+            let incoming = self.incoming.as_mut().ok_or_else(|| Error::Interrupted(what.clone()))?;
+            let error = match next_piece(mirror, incoming, attempts, self.received).await {
                 Ok(Some(piece)) => {
                     self.received += piece.len() as u64;
                     if self.length.is_some_and(|length| self.received > length) {
                         let fault = Fault::Unusable("it sent more than it announced".into());
-                        return Err(self.incoming.failed(fault).into());
+                        return Err(incoming.failed(fault).into());
                     }
                     self.hasher.update(&piece);
                     return Ok(Some(piece));
                 }
                 Ok(None) if self.length.is_none_or(|length| self.received == length) => return Ok(None),
-                Ok(None) => self.incoming.failed(Fault::Unreachable("the body ended early".into())),
+                Ok(None) => incoming.failed(Fault::Unreachable("the body ended early".into())),
                 Err(error) if matches!(error.fault, Fault::Slow(_) | Fault::TooLarge(_)) => return Err(error.into()),
                 Err(error) => error,
             };
+            self.incoming = None;
             self.resume(error).await?;
         }
     }
@@ -213,7 +216,7 @@ impl Passing {
                 }
             };
             self.validators = incoming.validators.clone();
-            (self.length, self.had, self.incoming) = (length, self.received, incoming);
+            (self.length, self.had, self.incoming) = (length, self.received, Some(incoming));
             return Ok(());
         }
     }

@@ -17,9 +17,11 @@ use crate::upstream::breaker::Origin;
 use crate::upstream::error::{Fault, UpstreamError, relayed};
 use crate::upstream::outbound::origin;
 use crate::upstream::providers::DownloadDocument;
+use crate::upstream::room::Room;
 use crate::upstream::{Grant, Upstream};
 use crate::verify::{Policy, Proof, judge};
 
+const LARGEST_DOWNLOAD_DOCUMENT: u64 = 2 << 20;
 const LARGEST_SUMS: u64 = 4 << 20;
 const LARGEST_SIGNATURE: u64 = 64 << 10;
 
@@ -35,18 +37,21 @@ impl Mirror {
     ) -> Result<ProofSet, Error> {
         let held = before.map(|kept| &*kept.current).filter(|held| held.about.asked == *visit.asked);
         let conditions = held.map(|held| &held.about.validators);
-        let fetched =
-            self.outbound.document(visit.ask(visit.what, visit.asked), conditions, self.limits.document_bytes).await?;
+        let limit = self.limits.document_bytes.min(LARGEST_DOWNLOAD_DOCUMENT);
+        let fetched = self.outbound.document(visit.ask(visit.what, visit.asked), conditions, limit).await?;
         let unusable = |at: &Url, why: String| UpstreamError {
             asked: visit.what.to_owned(),
             at: origin(at),
             fault: Fault::Unusable(why),
         };
-        let (body, url, validators, mut origins) = match (fetched, held) {
-            (Fetched::New(Document { body, validators, url, origins, .. }), _) => (body, url, validators, origins),
+        // The room is taken for as long as the body is looked at.
+        let (body, url, validators, mut origins, _room) = match (fetched, held) {
+            (Fetched::New(Document { body, validators, url, origins, room, .. }), _) => {
+                (body, url, validators, origins, room)
+            }
             (Fetched::Unchanged, Some(held)) => {
                 let About { url, validators, origins, .. } = held.about.clone();
-                (held.body.clone(), url, validators, origins)
+                (held.body.clone(), url, validators, origins, Room::default())
             }
             (Fetched::Unchanged, None) => {
                 return Err(unusable(visit.asked, "304 to an unconditional request".into()).into());

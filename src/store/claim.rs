@@ -1,6 +1,7 @@
 //! The lock that makes a store ours, and whether what lies at its path is still the store that was locked.
 
 use std::fs::{File, TryLockError};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -48,7 +49,12 @@ impl Claim {
     /// [`StoreError::Gone`], where the store at the path is not the one that was locked.
     pub(super) fn check(&self) -> Result<(), StoreError> {
         let Lock { root, path, identity, is_gone, .. } = &*self.0;
-        let is_ours = disk::identity_of(path).is_ok_and(|there| there == *identity);
+        let is_ours = match disk::identity_of(path) {
+            Ok(there) => there == *identity,
+            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => false,
+            // That it could not be looked at does not say that it is gone.
+            Err(e) => return Err(StoreError::io("look at", path, e)),
+        };
         if is_gone.swap(!is_ours, Ordering::Relaxed) == is_ours {
             if is_ours {
                 tracing::warn!(store = %root.display(), "the store is back");

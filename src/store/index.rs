@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 use super::entries::Entries;
 use super::{Blobs, FORMAT, Key, Records, StoreError, disk};
@@ -93,7 +93,8 @@ impl Entry {
 /// request, and the index is made again at the next start.
 #[derive(Debug)]
 pub struct Index {
-    entries: Entries,
+    folder: PathBuf,
+    entries: RwLock<Entries>,
     totals: Mutex<Totals>,
     broken: AtomicBool,
     /// One on the disk that this one stands in for; it lies as soon as anything changes.
@@ -126,7 +127,7 @@ impl Index {
             // That the disk cannot be written says nothing against what is held.
             Err(error @ StoreError::Io { .. }) => {
                 tracing::error!(%error, to_do = error.to_do(), "the index cannot be written; it is made in memory");
-                let index = Self::of(Entries::in_memory());
+                let index = Self::of(folder, Entries::in_memory());
                 index.rebuild(blobs, records)?;
                 *index.left_behind.lock() = Some(folder.to_owned());
                 index.leave_behind();
@@ -145,27 +146,33 @@ impl Index {
         }
     }
 
-    fn of(entries: Entries) -> Self {
-        Self { entries, totals: Mutex::default(), broken: AtomicBool::new(false), left_behind: Mutex::default() }
+    fn of(folder: &Path, entries: Entries) -> Self {
+        Self {
+            folder: folder.to_owned(),
+            entries: RwLock::new(entries),
+            totals: Mutex::default(),
+            broken: AtomicBool::new(false),
+            left_behind: Mutex::default(),
+        }
     }
 
     /// Trusts what the last process closed in order, and makes anything else again.
     fn make_usable(&self, blobs: &Blobs, records: &Records) -> Result<(), StoreError> {
-        let mark = self.entries.remove(CLEAN)?;
+        let mark = self.entries.read().remove(CLEAN)?;
         let clean = mark.is_some_and(|format| format == FORMAT.to_be_bytes());
         if !clean || self.count().is_err() {
             self.rebuild(blobs, records)?;
         }
-        self.entries.flush()
+        self.entries.read().flush()
     }
 
     fn over(folder: &Path) -> Result<Self, StoreError> {
-        Ok(Self::of(Entries::on_disk(folder)?))
+        Ok(Self::of(folder, Entries::on_disk(folder)?))
     }
 
     fn count(&self) -> Result<(), StoreError> {
         let mut totals = Totals::default();
-        for (key, value) in self.entries.below(&[])? {
+        for (key, value) in self.entries.read().below(&[])? {
             let Some(entry) = Entry::decode(&value) else {
                 return Err(StoreError::Index("an entry of it is no entry".into()));
             };
@@ -196,16 +203,16 @@ impl Index {
             found.push((document_key(&key), Entry { last_use: written, size_bytes, last_check: Timestamp(0) }));
         }
         for (key, entry) in &mut found {
-            if let Ok(Some(value)) = self.entries.get(key)
+            if let Ok(Some(value)) = self.entries.read().get(key)
                 && let Some(old) = Entry::decode(&value)
             {
                 entry.last_use = old.last_use.max(entry.last_use);
                 entry.last_check = old.last_check.max(entry.last_check);
             }
         }
-        self.entries.clear()?;
+        self.entries.read().clear()?;
         for (key, entry) in &found {
-            self.entries.insert(key, &entry.encode())?;
+            self.entries.read().insert(key, &entry.encode())?;
         }
         if !found.is_empty() {
             tracing::info!(entries = found.len(), "the index was rebuilt from the files");
@@ -252,24 +259,17 @@ impl Index {
     fn note(&self, key: &[u8], change: impl FnOnce(Option<Entry>) -> Option<Entry>) {
         self.leave_behind();
         let mut totals = self.totals.lock();
-        if let Err(error) = self.change(key, change, &mut totals) {
-            tracing::error!(%error, "the index could not be written; it is rebuilt at the next start");
-            self.broken.store(true, Ordering::Relaxed);
-        }
-    }
-
-    fn change(
-        &self,
-        key: &[u8],
-        change: impl FnOnce(Option<Entry>) -> Option<Entry>,
-        totals: &mut Totals,
-    ) -> Result<(), StoreError> {
-        let before = self.entries.get(key)?.as_deref().and_then(Entry::decode);
+        let before = match self.entries.read().get(key) {
+            Ok(before) => before.as_deref().and_then(Entry::decode),
+            Err(error) => return self.is_broken(&error),
+        };
         let after = change(before.clone());
-        match &after {
-            Some(entry) => self.entries.insert(key, &entry.encode())?,
-            None => self.entries.remove(key).map(drop)?,
+        if let Err(error) = self.write(key, after.as_ref())
+            && let Err(error) = self.go_on_in_memory(&error).and_then(|()| self.write(key, after.as_ref()))
+        {
+            return self.is_broken(&error);
         }
+        let totals = &mut *totals;
         let (number, bytes) = match key.first() {
             Some(&ARCHIVE) => (&mut totals.archives, &mut totals.archive_bytes),
             _ => (&mut totals.documents, &mut totals.document_bytes),
@@ -282,7 +282,33 @@ impl Index {
             *number += 1;
             *bytes = bytes.saturating_add(after.size_bytes);
         }
+    }
+
+    fn write(&self, key: &[u8], entry: Option<&Entry>) -> Result<(), StoreError> {
+        let entries = self.entries.read();
+        match entry {
+            Some(entry) => entries.insert(key, &entry.encode()),
+            None => entries.remove(key).map(drop),
+        }
+    }
+
+    /// Once the disk has refused one write of it, sled writes nothing until the next start, and what eviction goes
+    /// by would stand still: so all that it knows is taken over.
+    fn go_on_in_memory(&self, why: &StoreError) -> Result<(), StoreError> {
+        tracing::error!(error = %why, to_do = why.to_do(), "the index cannot be written any more; it goes on in memory, and is rebuilt at the next start");
+        let in_memory = Entries::in_memory();
+        for (key, value) in self.entries.read().below(&[])? {
+            in_memory.insert(&key, &value)?;
+        }
+        *self.entries.write() = in_memory;
+        *self.left_behind.lock() = Some(self.folder.clone());
+        self.leave_behind();
         Ok(())
+    }
+
+    fn is_broken(&self, error: &StoreError) {
+        tracing::error!(%error, "the index could not be written; it is rebuilt at the next start");
+        self.broken.store(true, Ordering::Relaxed);
     }
 
     /// Every archive, least recently used first.
@@ -304,13 +330,13 @@ impl Index {
 
     /// What is noted of one archive.
     pub fn archive(&self, digest: &Digest) -> Result<Option<IndexedArchive>, StoreError> {
-        let value = self.entries.get(&archive_key(digest))?;
+        let value = self.entries.read().get(&archive_key(digest))?;
         Ok(value.as_deref().and_then(Entry::decode).map(|entry| IndexedArchive::new(*digest, &entry)))
     }
 
     /// How many bytes a document has; nothing where there is none.
     pub fn document_bytes(&self, key: &Key) -> Result<u64, StoreError> {
-        let value = self.entries.get(&document_key(key))?;
+        let value = self.entries.read().get(&document_key(key))?;
         Ok(value.as_deref().and_then(Entry::decode).map_or(0, |entry| entry.size_bytes))
     }
 
@@ -324,7 +350,7 @@ impl Index {
 
     fn by_age(&self, kind: u8) -> Result<Vec<(Vec<u8>, Entry)>, StoreError> {
         let mut found = Vec::new();
-        for (key, value) in self.entries.below(&[kind])? {
+        for (key, value) in self.entries.read().below(&[kind])? {
             found.extend(Entry::decode(&value).map(|entry| (key[1..].to_vec(), entry)));
         }
         Ok(found)
@@ -334,8 +360,8 @@ impl Index {
         if self.broken.load(Ordering::Relaxed) {
             return Ok(());
         }
-        self.entries.insert(CLEAN, &FORMAT.to_be_bytes())?;
-        self.entries.flush()
+        self.entries.read().insert(CLEAN, &FORMAT.to_be_bytes())?;
+        self.entries.read().flush()
     }
 }
 

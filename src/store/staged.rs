@@ -33,7 +33,19 @@ pub struct Staged {
     note: Option<StagedNote>,
     hasher: Hasher,
     written: u64,
+    /// How much of the disk was taken for it, in all.
+    taken: u64,
     claim: Claim,
+}
+
+impl Drop for Staged {
+    /// What was taken and is not written is given back: a download that broke off may never go on.
+    fn drop(&mut self) {
+        if self.taken > self.written {
+            // That it could not be is no news to anybody; the sweep removes the file in a day.
+            let _ = self.file.set_len(self.written);
+        }
+    }
 }
 
 impl Staged {
@@ -52,7 +64,7 @@ impl Staged {
             hasher.update(&buffer[..read]);
             written += read as u64;
         }
-        Ok(Staged { file: Arc::new(file), path, note_path, note, hasher, written, claim })
+        Ok(Staged { file: Arc::new(file), path, note_path, note, hasher, written, taken: 0, claim })
     }
 
     /// What the download that left these bytes knew of them.
@@ -69,6 +81,7 @@ impl Staged {
             let _ = self.file.set_len(self.written);
             return Err(StoreError::io("take the room for", &self.path, e.into()));
         }
+        self.taken = self.taken.max(bytes);
         self.claim.check()?;
         let bytes = serde_json::to_vec(&note).map_err(|e| StoreError::io("write", &self.note_path, e.into()))?;
         let beside = self.note_path.with_extension("json.new");

@@ -45,6 +45,8 @@ impl Validators {
 pub enum Asker {
     /// Somebody waits for it.
     Client,
+    /// Somebody waits for it, and has some of it already: it goes first.
+    ClientMidway,
     /// Nobody does.
     Job,
 }

@@ -72,8 +72,8 @@ struct While<T> {
     failures: u32,
     since: Timestamp,
     until: Timestamp,
-    /// The upstream asked for it: an answer does not end it.
-    asked_for: bool,
+    /// Until when the upstream asked for it: an answer does not end that.
+    asked_until: Option<Timestamp>,
     probe: Option<u64>,
     kept: T,
 }
@@ -137,8 +137,9 @@ impl<T> Breaker<T> {
             if left.lasts(now) {
                 // One outage makes many requests fail; only what fails after the while makes the next one longer.
                 if let Some(time) = asked_for {
-                    left.until = left.until.max(now.after(time));
-                    left.asked_for = true;
+                    let asked_until = left.asked_until.max(Some(now.after(time)));
+                    (left.since, left.asked_until) = (now, asked_until);
+                    left.until = left.until.max(asked_until.unwrap_or(left.until));
                 }
                 return Consequence::AsBefore;
             }
@@ -146,7 +147,7 @@ impl<T> Breaker<T> {
             left.failures = if forgotten { 1 } else { left.failures.saturating_add(1) };
             let time = pause(left.failures, jitter).max(asked_for.unwrap_or_default());
             (left.since, left.until) = (now, now.after(time));
-            (left.asked_for, left.probe) = (asked_for.is_some(), None);
+            (left.asked_until, left.probe) = (asked_for.map(|time| now.after(time)), None);
             return Consequence::LeftAloneAgain(time);
         }
         self.make_room(now);
@@ -155,7 +156,7 @@ impl<T> Breaker<T> {
             failures: 1,
             since: now,
             until: now.after(time),
-            asked_for: asked_for.is_some(),
+            asked_until: asked_for.map(|time| now.after(time)),
             probe: None,
             kept: kept(),
         };
@@ -165,8 +166,10 @@ impl<T> Breaker<T> {
 
     /// An origin answered. Says what was kept with it where it is back with that.
     pub(super) fn answered(&mut self, origin: &Origin, now: Timestamp) -> Option<T> {
-        let left = self.left_alone.get(origin)?;
-        if left.asked_for && left.lasts(now) {
+        let left = self.left_alone.get_mut(origin)?;
+        // Of our own while nothing is left; of what it asked for, all.
+        left.until = left.asked_until.unwrap_or(now).min(left.until);
+        if left.asked_until.is_some() && left.lasts(now) {
             return None;
         }
         self.left_alone.remove(origin).map(|left| left.kept)

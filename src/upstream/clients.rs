@@ -41,7 +41,8 @@ impl Pair {
         let identity = HeaderMap::from_iter([(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"))]);
         Ok(Self {
             documents: builder().build()?,
-            files: builder().no_gzip().no_brotli().no_zstd().default_headers(identity).build()?,
+            // A connection for each: over HTTP/2 they would share one, and a client that reads slowly would hold back all.
+            files: builder().http1_only().no_gzip().no_brotli().no_zstd().default_headers(identity).build()?,
         })
     }
 }
@@ -75,8 +76,8 @@ impl Clients {
         };
         Ok(Self {
             named: Pair::new(|| at_their_addresses(client()))?,
-            // The guard sends by the other way what goes by proxy.
-            public: Pair::new(|| client().no_proxy().dns_resolver(Arc::clone(&public_only)))?,
+            // What a proxy resolves goes the other way; only those that are given addresses are met here.
+            public: Pair::new(|| client().dns_resolver(Arc::clone(&public_only)))?,
         })
     }
 

@@ -123,15 +123,16 @@ impl Guard {
             Host::Ipv4(address) => address.into(),
             Host::Ipv6(address) => address.into(),
             Host::Domain(name) if self.allowed.contains(&Private::Name(name.to_owned())) => return Ok(Way::Named),
-            // A proxy resolves names itself.
-            Host::Domain(_) if self.goes_by_proxy(url) => return Ok(Way::Named),
+            Host::Domain(_) if self.is_resolved_by_proxy(url) => return Ok(Way::Named),
             Host::Domain(_) => return Ok(Way::Public),
         };
         judge_address(&self.allowed, &address.to_string(), address).map(|()| Way::Named)
     }
 
-    fn goes_by_proxy(&self, url: &Url) -> bool {
-        url.as_str().parse().is_ok_and(|uri| self.proxies.intercept(&uri).is_some())
+    /// Proxies resolve names themselves, but for `socks4` and `socks5`, which are given addresses.
+    fn is_resolved_by_proxy(&self, url: &Url) -> bool {
+        let proxy = url.as_str().parse().ok().and_then(|uri| self.proxies.intercept(&uri));
+        proxy.is_some_and(|proxy| !matches!(proxy.uri().scheme_str(), Some("socks4" | "socks5")))
     }
 }
 

@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 use url::Url;
 
 use super::Traffic;
-use super::ask::{Ask, Document, Fetched, Incoming, Validators, broken};
+use super::ask::{Ask, Asker, Document, Fetched, Incoming, Validators, broken};
 use super::bounds::Bounds;
 use super::breaker::Origin;
 use super::clients::{Clients, Coding, Unbuildable};
@@ -183,7 +183,9 @@ impl Outbound {
         }
         let asked = Moment::new(ask.now);
         let once = || async {
-            let permit = self.permit(&self.archive_permits, ask, "archives").await?;
+            let midway = from > 0 && ask.asker == Asker::Client;
+            let turn = if midway { Ask { asker: Asker::ClientMidway, ..ask } } else { ask };
+            let permit = self.permit(&self.archive_permits, turn, "archives").await?;
             let mut arrived = self.follow(Coding::Identity, ask, &conditions, asked).await?;
             let mut from = from;
             if arrived.response.status() == http::StatusCode::RANGE_NOT_SATISFIABLE && from > 0 {

@@ -68,12 +68,14 @@ impl Permits {
                 return Some(state.give(upstream, &self.0));
             }
             let (tell, told) = oneshot::channel();
-            let queue = match asker {
-                Asker::Client => &mut state.clients,
-                Asker::Job => &mut state.jobs,
-            };
-            queue.retain(|waiting| !waiting.tell.is_closed());
-            queue.push_back(Waiting { upstream: upstream.clone(), tell });
+            let waiting = Waiting { upstream: upstream.clone(), tell };
+            state.clients.retain(|waiting| !waiting.tell.is_closed());
+            state.jobs.retain(|waiting| !waiting.tell.is_closed());
+            match asker {
+                Asker::ClientMidway => state.clients.push_front(waiting),
+                Asker::Client => state.clients.push_back(waiting),
+                Asker::Job => state.jobs.push_back(waiting),
+            }
             told
         };
         timeout(self.0.bound.wait, told).await.ok()?.ok()

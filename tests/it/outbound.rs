@@ -3,7 +3,7 @@
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::process::Process;
 use crate::support::tls::TestCa;
-use crate::support::upstream::{FakeUpstream, Provider};
+use crate::support::upstream::{FakeUpstream, Provider, Target};
 
 fn provider() -> Provider {
     Provider::new("acme", "null").version("1.2.0").platform("linux_amd64").size(2_000_000)
@@ -30,7 +30,10 @@ async fn a_taken_over_registry_is_reached_at_its_address_by_its_name() {
         .start()
         .await;
     installs(&larder, &upstream).await;
-    let names = upstream.count_where(|request| request.header("host").is_some_and(|host| host.starts_with("127.")));
+    let registry = [Target::Discovery, Target::Versions, Target::Document];
+    let names = upstream.count_where(|request| {
+        registry.contains(&request.target) && request.header("host").is_some_and(|host| host.starts_with("127."))
+    });
     assert_eq!(names, 0, "the registry was asked by its address instead of its name");
 }
 
