@@ -28,6 +28,7 @@ mod outbound;
 mod providers;
 mod real_client;
 mod resume;
+mod seams;
 mod secrets;
 mod small_disk;
 mod sparing;

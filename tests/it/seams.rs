@@ -1,0 +1,169 @@
+//! Where two promises meet: slow readers and shared connections, moved upstreams and credentials, permits and
+//! resumption, a disk that was full and the size limit.
+
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+
+use crate::support::http::{client, receive};
+use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::process::{Process, eventually};
+use crate::support::tls::TestCa;
+use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
+
+const DISCOVERY: &str = "/.well-known/terraform.json";
+
+async fn publishing(sizes: &[(&str, usize)]) -> FakeUpstream {
+    let upstream = FakeUpstream::start().await;
+    for (name, size) in sizes {
+        upstream.publish(Provider::new("acme", name).size(*size));
+    }
+    upstream
+}
+
+/// Promise 4: clients that read nothing of what is passed through hold back nobody, also where the upstream would put
+/// all requests on one connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn slow_readers_of_what_is_passed_through_hold_back_nobody() {
+    let ca = TestCa::new();
+    let upstream = FakeUpstream::builder().tls_with(&ca).http2().start().await;
+    for (name, size) in [("slow", 40_000_000), ("fast", 3_000_000), ("cold", 3_000_000)] {
+        upstream.publish(Provider::new("acme", name).size(size));
+    }
+    let stall = Duration::from_secs(4);
+    let larder = Larder::mirroring(&upstream).trusting(&ca).stall(stall).store("max_size = \"1MiB\"").start().await;
+    let (slow, fast) = (larder.archive_path("slow", "1.2.0").await, larder.archive_path("fast", "1.2.0").await);
+    let mut readers = Vec::new();
+    for _ in 0..6 {
+        let mut stream = TcpStream::connect(larder.address()).await.unwrap();
+        let head = format!("GET {slow} HTTP/1.1\r\nHost: {}\r\n\r\n", larder.address());
+        stream.write_all(head.as_bytes()).await.unwrap();
+        stream.readable().await.unwrap();
+        readers.push(stream);
+    }
+    let got = larder.receive(&fast).await;
+    assert_eq!((got.status, got.is_whole), (200, true));
+    assert!(got.body == upstream.archive_bytes("acme", "fast", "1.2.0", "linux_amd64"));
+    larder.document("cold", "1.2.0").await.expect(200);
+}
+
+/// Promise 8: what the registry's former address said in its discovery leads no credential there.
+#[tokio::test]
+async fn a_moved_upstreams_credential_does_not_go_to_its_former_address() {
+    let former = publishing(&[("null", 20_000), ("random", 20_000)]).await;
+    let now = publishing(&[("null", 20_000), ("random", 20_000)]).await;
+    let at_former = Larder::builder().upstream(HOST, &format!("{}/", former.origin()), "").start().await;
+    at_former.versions("null").await.expect(200);
+    let folder = at_former.stop().await;
+    former.forget_requests();
+    let secret = folder.path().join("secret");
+    std::fs::write(&secret, "s3cret\n").unwrap();
+    let token = format!("token = {{ file = \"{}\" }}", secret.display());
+    let larder = Larder::builder().upstream(HOST, &format!("{}/", now.origin()), &token).on(&folder).start().await;
+    larder.versions("random").await.expect(200);
+    assert_eq!(former.count_where(|_| true), 0);
+    assert_eq!(now.count_where(|asked| asked.header("authorization") == Some("Bearer s3cret")), 2);
+}
+
+/// DESIGN 4: a registry that lacks the service is asked again the next time, whatever it answered meanwhile.
+#[tokio::test]
+async fn a_registry_without_the_service_is_asked_again_the_next_time() {
+    let upstream = publishing(&[("null", 20_000)]).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    upstream.serve_json(DISCOVERY, "{\"modules.v1\":\"/v1/modules/\"}");
+    larder.versions("null").await.expect(502);
+    upstream.fault(Target::Path("terraform.json".into()), Fault::RetryAfter(503, 3600));
+    larder.versions("null").await;
+    upstream.heal();
+    upstream.unserve(DISCOVERY);
+    larder.versions("null").await.expect(200);
+}
+
+/// DESIGN 4: an upstream that asks to be left alone for a second is not left alone for minutes once it answers.
+#[tokio::test]
+async fn a_short_retry_after_does_not_nail_down_a_long_while() {
+    let upstream = publishing(&[("null", 20_000), ("random", 20_000)]).await;
+    let larder = Larder::mirroring(&upstream).with("fresh = { versions = \"0s\", discovery = \"10h\" }").start().await;
+    larder.versions("null").await.expect(200);
+    for fault in (0..8).map(|_| Fault::Status(501)).chain([Fault::RetryAfter(503, 1)]) {
+        upstream.heal();
+        upstream.fault(Target::Versions, fault);
+        larder.clock.advance(Duration::from_secs(400));
+        assert!(larder.versions("null").await.expect(200).is("detail=stale"));
+    }
+    upstream.heal();
+    larder.clock.advance(Duration::from_secs(5));
+    larder.versions("random").await.expect(200);
+    assert!(!larder.versions("null").await.expect(200).is("detail=stale"));
+}
+
+/// Promises 4 and 11: a download that broke is resumed before those who wait for their turn begin.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broken_download_goes_on_while_others_wait_for_their_turn() {
+    let upstream = publishing(&[("null", 3_000_000), ("random", 3_000_000), ("tls", 3_000_000)]).await;
+    let larder = Larder::mirroring(&upstream).bounds(|bounds| bounds.archives.each = 1).start().await;
+    let mut paths = Vec::new();
+    for name in ["null", "random", "tls"] {
+        paths.push(larder.archive_path(name, "1.2.0").await);
+    }
+    upstream.fault_once(Target::Archive.of("null"), Fault::Truncated(2_000_000));
+    let gate = upstream.hold_after(Target::Archive.of("null"), 1_500_000);
+    let asking: Vec<_> =
+        paths.iter().map(|path| tokio::spawn(receive(client().get(format!("{}{path}", larder.base()))))).collect();
+    upstream.wait_for(Target::Archive.of("null"), 1).await;
+    gate.open();
+    for asking in asking {
+        let got = asking.await.unwrap();
+        assert_eq!((got.status, got.is_whole), (200, true));
+    }
+}
+
+/// Promise 11: what is passed through gives its turn back before it asks to resume.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_passed_through_does_not_wait_for_itself() {
+    let upstream = publishing(&[("null", 3_000_000)]).await;
+    let larder = Larder::mirroring(&upstream).bounds(|bounds| bounds.archives.each = 1).store("max_size = \"1MiB\"");
+    let larder = larder.start().await;
+    let path = larder.archive_path("null", "1.2.0").await;
+    upstream.fault(Target::Archive, Fault::Truncated(1_500_000));
+    let got = larder.receive(&path).await;
+    assert!(got.is_whole && got.body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
+}
+
+/// Promise 9: after a disk that took no write for a moment, eviction goes by what is held, and not by what was.
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_full_disk_no_more_is_evicted_than_must_be() {
+    let names: Vec<String> = (0..60).map(|number| format!("p{number}")).collect();
+    let sizes: Vec<(&str, usize)> =
+        names.iter().map(|name| (name.as_str(), 100_000)).chain([("new", 1_500_000)]).collect();
+    let upstream = publishing(&sizes).await;
+    let folder = Folder::new();
+    let builder = || Larder::mirroring(&upstream).on(&folder).store("max_size = \"7MiB\"");
+    let larder = Process::start(&builder(), folder.path());
+    let mut paths = Vec::new();
+    for name in &names {
+        let path = larder.archive_path(name).await;
+        larder.get(&path).await.expect(200);
+        paths.push(path);
+    }
+    let new = larder.archive_path("new").await;
+    assert_eq!(larder.terminate().await, Some(0));
+    let held = folder.blobs().len();
+    assert_eq!(held, 60);
+
+    // Each first use after a start is noted; the disk takes no note.
+    let larder = Process::start(&builder(), folder.path());
+    larder.let_files_grow_to(Some(0));
+    let mut next = paths.iter();
+    eventually("the index was refused a write", async || {
+        larder.get(next.next().expect("another archive to use")).await.expect(200);
+        larder.log().text().contains("the index cannot be written any more").then_some(())
+    })
+    .await;
+    larder.let_files_grow_to(None);
+    larder.get(&new).await.expect(200);
+    let left = folder.blobs().len();
+    assert!((40..60).contains(&left), "{left} of {held} are left");
+    assert!(larder.get(&new).await.expect(200).is("larder; hit"));
+}
