@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::cdn_loop::CdnLoop;
 use crate::clock::Clock;
 use crate::mirror::Mirror;
 
@@ -26,7 +25,7 @@ pub async fn keep_house(mirror: Arc<Mirror>, clock: Clock) {
 /// with what is due then. Ends when it is dropped.
 pub async fn scrub(mirror: Arc<Mirror>, clock: Clock, every: Duration) {
     loop {
-        let call = mirror.call(clock.now(), CdnLoop::default(), true);
+        let call = mirror.job(clock.now());
         let next = match mirror.scrub(every, &call).await {
             Ok(next) => next,
             Err(error) => {

@@ -7,9 +7,8 @@ use clap::Args;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{Common, admin_token, runtime, say, say_error};
+use super::{Common, ask_running, runtime, say, say_error};
 use crate::app::{self, Settings};
-use crate::cdn_loop::CdnLoop;
 use crate::config::Config;
 use crate::http::admin_client::{self, NoAnswer};
 use crate::mirror::{Accepted, News, Purged, Refreshed, Ruling};
@@ -52,7 +51,7 @@ macro_rules! done_here {
             let addresses = told.addresses(&config.default_host()).map_err(|bad| anyhow!(bad.join("; ")))?;
             let settings = Settings::default();
             let (mirror, _, _) = app::mirror(config, &settings)?;
-            let call = || mirror.call(settings.clock.now(), CdnLoop::default(), true);
+            let call = || mirror.job(settings.clock.now());
             let done = command::$command(&mirror, &addresses, call).await;
             mirror.close().await?;
             Ok(done)
@@ -69,8 +68,9 @@ async fn by_the_running<T: DeserializeOwned>(
     told: &Told,
 ) -> anyhow::Result<Option<Done<T>>> {
     let body = Bytes::from(serde_json::to_vec(told)?);
-    let token = admin_token(config);
-    match admin_client::post(config.admin.listen, &command.path(), token.as_deref(), body).await {
+    let path = command.path();
+    let asked = ask_running(config, async |at, token| admin_client::post(at, &path, token, body).await);
+    match asked.await {
         Ok(answer) => Ok(Some(serde_json::from_slice(&answer).context("the running larder is of another version")?)),
         Err(NoAnswer::NotRunning(_)) => {
             must_have_a_store(config)?;

@@ -8,6 +8,7 @@ mod status;
 mod verify;
 
 use std::io::Write;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -16,6 +17,7 @@ use secrecy::ExposeSecret;
 
 use crate::app::StartError;
 use crate::config::{Config, Problems, Warning};
+use crate::http::admin_client::NoAnswer;
 use crate::protocol::admin;
 use crate::store::Store;
 
@@ -122,6 +124,19 @@ fn told(error: &anyhow::Error) -> String {
 
 fn runtime() -> Result<tokio::runtime::Runtime, std::io::Error> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()
+}
+
+/// Asks the running larder, which is shown the token. Where its store is free, whoever listens in its place is
+/// somebody else, and is shown nothing.
+async fn ask_running<T>(
+    config: &Config,
+    ask: impl AsyncFnOnce(SocketAddr, Option<&str>) -> Result<T, NoAnswer>,
+) -> Result<T, NoAnswer> {
+    let address = config.admin.listen;
+    if Store::is_free(&config.store.path) {
+        return Err(NoAnswer::NotRunning(address));
+    }
+    ask(address, admin_token(config).as_deref()).await
 }
 
 /// The token for a running larder: the configured one, else the one it made.

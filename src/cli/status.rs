@@ -4,7 +4,7 @@ use anyhow::{Context, anyhow};
 use bytesize::ByteSize;
 use comfy_table::{Table, presets};
 
-use super::{Common, admin_token, runtime, say};
+use super::{Common, ask_running, runtime, say};
 use crate::app::{self, Settings};
 use crate::http::admin_client::{self, NoAnswer};
 use crate::protocol::admin::Report;
@@ -15,9 +15,9 @@ const SHOWN_MISSING: usize = 20;
 
 pub(super) fn run(common: &Common) -> anyhow::Result<()> {
     let (config, _) = common.load()?;
-    let token = admin_token(&config);
     let report = runtime()?.block_on(async {
-        match admin_client::get(config.admin.listen, "/admin/v1/status", token.as_deref()).await {
+        let asked = ask_running(&config, async |at, token| admin_client::get(at, "/admin/v1/status", token).await);
+        match asked.await {
             Ok(answer) => serde_json::from_slice::<Report>(&answer).context("the running larder is of another version"),
             Err(NoAnswer::NotRunning(_)) if !Store::exists(&config.store.path)? => {
                 let path = config.store.path.display();

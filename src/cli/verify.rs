@@ -6,9 +6,8 @@ use anyhow::Context;
 use bytesize::ByteSize;
 
 use super::command::{counted, must_have_a_store};
-use super::{Common, admin_token, runtime, say, say_error};
+use super::{Common, ask_running, runtime, say, say_error};
 use crate::app::{self, Settings};
-use crate::cdn_loop::CdnLoop;
 use crate::config::Config;
 use crate::http::admin_client::{self, NoAnswer};
 use crate::mirror::{Found, Healed, Step, Wrong};
@@ -25,21 +24,20 @@ pub(super) fn run(common: &Common) -> anyhow::Result<bool> {
 }
 
 async fn walk(config: &Config, report: &mut Report) -> anyhow::Result<()> {
-    let token = admin_token(config);
     let mut unread = None;
-    let reading = admin_client::post_lines(config.admin.listen, "/admin/v1/verify", token.as_deref(), |line| {
-        match serde_json::from_slice(line) {
-            Ok(step) => report.tell(&step),
-            Err(error) => unread = Some(error),
-        }
-    });
+    let told = |line: &[u8]| match serde_json::from_slice(line) {
+        Ok(step) => report.tell(&step),
+        Err(error) => unread = Some(error),
+    };
+    let reading =
+        ask_running(config, async |at, token| admin_client::post_lines(at, "/admin/v1/verify", token, told).await);
     match reading.await {
         Ok(()) => {}
         Err(NoAnswer::NotRunning(_)) => {
             must_have_a_store(config)?;
             let settings = Settings::default();
             let (mirror, _, _) = app::mirror(config, &settings)?;
-            let mut steps = mirror.verify(&mirror.call(settings.clock.now(), CdnLoop::default(), true))?;
+            let mut steps = mirror.verify(&mirror.job(settings.clock.now()))?;
             while let Some(step) = steps.recv().await {
                 report.tell(&step);
             }

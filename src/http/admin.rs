@@ -11,7 +11,6 @@ use super::body::Body;
 use super::listener::Peer;
 use super::{Requests, admin_body, host_of, respond};
 use crate::address::Hostname;
-use crate::cdn_loop::CdnLoop;
 use crate::clock::Clock;
 use crate::mirror::{Call, Mirror};
 use crate::protocol::admin::command::{self, Told};
@@ -122,7 +121,7 @@ impl Admin {
     }
 
     fn call(&self) -> Call {
-        self.mirror.call(self.clock.now(), CdnLoop::default(), true)
+        self.mirror.job(self.clock.now())
     }
 
     fn metrics(&self) -> Response<Body> {

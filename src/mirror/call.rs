@@ -81,6 +81,11 @@ pub struct Answer<T> {
 pub(super) struct Place(#[expect(dead_code, reason = "held, and never looked at")] Option<OwnedSemaphorePermit>);
 
 impl Mirror {
+    /// A call that nobody waits for at a client's side: what an operator or the schedule asks for. Clients go first.
+    pub fn job(&self, now: Timestamp) -> Call {
+        Call { asker: Asker::Job, ..self.call(now, CdnLoop::default(), true) }
+    }
+
     /// A call that comes now.
     pub fn call(&self, now: Timestamp, via: CdnLoop, takes_unknown_length: bool) -> Call {
         let began = Instant::now();

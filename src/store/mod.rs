@@ -163,6 +163,13 @@ impl Store {
         disk::is_folder_there(&folder.join("v1"))
     }
 
+    /// Whether there is a store in `folder` that nobody has open.
+    pub fn is_free(folder: &Path) -> bool {
+        // What cannot be looked at may be anybody's.
+        let lock = disk::open(&folder.join("v1/lock")).ok().flatten();
+        lock.is_some_and(|lock| lock.try_lock_shared().is_ok())
+    }
+
     /// Opens the store in `folder`, making it where it is absent.
     ///
     /// # Errors

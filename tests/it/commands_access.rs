@@ -1,6 +1,7 @@
 //! Who may tell larder to do something: the rules of the admin listener (section 3). A page in a browser on the same
 //! machine must not be able to purge.
 
+use crate::operator::Site;
 use crate::support::http::{Answer, client, get, send};
 use crate::support::larder::Larder;
 use crate::support::upstream::{FakeUpstream, Provider};
@@ -151,4 +152,29 @@ async fn commands_are_posts_on_the_admin_listener_and_nowhere_else() {
     }
     scene.post("/admin/v1/everything", &known, "{}").await.expect(404);
     scene.is_untouched().await;
+}
+
+/// The token is for larder: where its store is free, whoever listens in its place is told nothing, and the commands
+/// do their work themselves.
+#[tokio::test]
+async fn the_token_is_not_shown_to_whoever_listens_in_larders_place() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let impostor = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = impostor.local_addr().unwrap().port();
+    drop(impostor);
+    let site = Site::on(&upstream, port);
+    let larder = site.serve();
+    let path = larder.archive_path("null").await;
+    larder.get(&path).await.expect(200);
+    assert_eq!(larder.terminate().await, Some(0));
+
+    let impostor = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
+    impostor.set_nonblocking(true).unwrap();
+    for arguments in [&["status"][..], &["verify"], &["purge", "acme/null"]] {
+        let said = site.run(arguments).await;
+        assert_eq!(said.code, Some(0), "{arguments:?}: {}{}", said.out, said.err);
+        assert!(impostor.accept().is_err(), "{arguments:?} asked the impostor");
+    }
+    assert!(site.home.blobs().is_empty());
 }

@@ -30,6 +30,11 @@ impl Site {
         Self::with_admin(upstream, &format!("listen = \"127.0.0.1:{}\"", free_port()))
     }
 
+    /// One whose admin listener is to be at this port.
+    pub(crate) fn on(upstream: &FakeUpstream, port: u16) -> Self {
+        Self::with_admin(upstream, &format!("listen = \"127.0.0.1:{port}\""))
+    }
+
     fn with_admin(upstream: &FakeUpstream, admin: &str) -> Self {
         let (home, listen) = (Folder::new(), free_port());
         let store = home.path().display();
