@@ -32,10 +32,13 @@ impl Mirror {
         let digest = verified.digest();
         let _lock = self.digest_lock(&digest).lock();
         self.store.blobs.publish(verified)?;
-        // Also if no name can be written for it: what eviction does not know of, it cannot evict.
-        self.store.index.archive_kept(&digest, size_bytes, now);
         self.checked.lock().insert(digest);
-        self.name_it(package, kept, set, fast, size_bytes, now)
+        let named = self.name_it(package, kept, set, fast, size_bytes, now);
+        if named.is_err() {
+            // It lies there without a name: what eviction does not know of, it cannot evict.
+            self.store.index.archive_kept(&digest, size_bytes, now);
+        }
+        named
     }
 
     /// Takes over an archive whose bytes are held already: under another name, or from before a crash.

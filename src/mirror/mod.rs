@@ -38,10 +38,10 @@ mod tasks;
 mod verify;
 mod versions;
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::BuildHasher;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -115,6 +115,7 @@ pub struct Mirror {
     asked_anew: Remembered<Package, ()>,
     used_lately: Remembered<Digest, ()>,
     checked: Mutex<HashSet<Digest>>,
+    small: Mutex<HashMap<Digest, Weak<[u8]>>>,
     record_locks: [Mutex<()>; 64],
     digest_locks: [Mutex<()>; 64],
     evicting: Mutex<()>,
@@ -152,6 +153,7 @@ impl Mirror {
             asked_anew: Remembered::default(),
             used_lately: Remembered::default(),
             checked: Mutex::default(),
+            small: Mutex::default(),
             record_locks: std::array::from_fn(|_| Mutex::default()),
             digest_locks: std::array::from_fn(|_| Mutex::default()),
             evicting: Mutex::default(),

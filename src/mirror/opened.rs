@@ -1,6 +1,6 @@
 //! Held archives, checked before they are served (promise 10): what is damaged or missing is taken off its name.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 
@@ -11,6 +11,9 @@ use crate::address::Package;
 use crate::digest::FastHash;
 use crate::error::Error;
 use crate::store::{Blob, StoreError};
+
+/// From this many copies of small archives on, those that nobody reads any more are forgotten.
+const MOST_SHARED: usize = 1000;
 
 impl Mirror {
     /// Opens a held archive and checks it (promise 10). One that is gone or damaged is taken off its name, and
@@ -29,10 +32,8 @@ impl Mirror {
         };
         let small = blob.size_bytes() <= SMALL_ARCHIVE_BYTES;
         let archive = if small {
-            let reading = blob.clone();
-            let read = self.on_disk(move |_| unless_damaged(reading.read_all())).await?;
-            let right = read.filter(|bytes| FastHash::of(bytes) == held.fast);
-            right.map(|bytes| Archive::InMemory { bytes: Bytes::from(bytes), digest })
+            let right = self.read_once(&blob, held).await?;
+            right.map(|bytes| Archive::InMemory { bytes: Bytes::from_owner(bytes), digest })
         } else {
             let right = self.check_once(&blob, held).await?;
             right.then_some(Archive::Held { blob, digest })
@@ -43,6 +44,25 @@ impl Mirror {
         };
         self.used(digest, call.now);
         Ok(Opened::Checked(archive))
+    }
+
+    /// Reads and checks a small archive, unless a copy that was is being sent just now: readers share one, however
+    /// slow they are.
+    async fn read_once(self: &Arc<Self>, blob: &Blob, held: &HeldArchive) -> Result<Option<Arc<[u8]>>, Error> {
+        if let Some(shared) = self.small.lock().get(&held.digest).and_then(Weak::upgrade) {
+            return Ok(Some(shared));
+        }
+        let reading = blob.clone();
+        let read = self.on_disk(move |_| unless_damaged(reading.read_all())).await?;
+        let right = read.filter(|bytes| FastHash::of(bytes) == held.fast).map(Arc::<[u8]>::from);
+        if let Some(bytes) = &right {
+            let mut small = self.small.lock();
+            if small.len() >= MOST_SHARED {
+                small.retain(|_, copy| copy.strong_count() > 0);
+            }
+            small.insert(held.digest, Arc::downgrade(bytes));
+        }
+        Ok(right)
     }
 
     /// Checks a large archive before its first answer after a start; the answer is shared.
