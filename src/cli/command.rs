@@ -125,8 +125,9 @@ fn of_refreshed(items: &[Refreshed]) -> Vec<String> {
 
 fn of_purged(items: &[Purged]) -> Vec<String> {
     let mut lines = Vec::new();
-    for Purged { what, archives, archive_bytes, shared, documents, document_bytes, pinned, .. } in items {
-        if *archives == 0 && *documents == 0 && *shared == 0 && pinned.is_empty() {
+    for item in items {
+        let Purged { what, archives, archive_bytes, shared, documents, document_bytes, .. } = item;
+        if *archives == 0 && *documents == 0 && *shared == 0 && item.is_all() {
             lines.push(format!("{what}: nothing of it was held"));
             continue;
         }
@@ -137,9 +138,10 @@ fn of_purged(items: &[Purged]) -> Vec<String> {
         if *shared > 0 {
             lines.push(format!("  {} stay: another package names the same bytes", counted(*shared, "archive")));
         }
-        for package in pinned {
-            lines.push(format!("  left alone: {package} is pinned"));
-        }
+        lines.extend(item.pinned.iter().map(|package| format!("  left alone: {package} is pinned")));
+        lines.extend(item.left.iter().map(|left| format!("  left alone: {left}")));
+        let unreadable = |what| format!("  unreadable: {what}; an archive that only it lists may still be held");
+        lines.extend(item.unreadable.iter().map(unreadable));
     }
     if items.iter().any(|item| item.seen_is_kept && item.archives + item.documents > 0) {
         lines.push("what was ever proven is remembered: a version that is published anew is still noticed".to_owned());

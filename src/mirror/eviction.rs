@@ -2,10 +2,11 @@
 //! offline. What upstream has deleted goes last, because nobody could bring it back.
 
 use std::collections::HashMap;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::Mirror;
+use super::{Mirror, seen};
 use crate::address::Package;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
@@ -57,15 +58,19 @@ pub(super) struct Named {
     pub(super) pinned: bool,
 }
 
-/// Which packages list an archive; and whether every name could be read.
+/// Which packages list an archive; and the first name that could not be read.
 pub(super) struct Names {
     pub(super) by_digest: HashMap<Digest, Vec<Named>>,
-    pub(super) all_readable: bool,
+    pub(super) unreadable: Option<StoreError>,
 }
 
 impl Names {
     pub(super) fn of(&self, digest: &Digest) -> &[Named] {
         self.by_digest.get(digest).map_or(&[], Vec::as_slice)
+    }
+
+    fn cannot_read(&mut self, why: StoreError) {
+        self.unreadable.get_or_insert(why);
     }
 }
 
@@ -131,6 +136,12 @@ impl Mirror {
         Ok(())
     }
 
+    /// Removes a set, once what it proves is sure to be remembered.
+    pub(super) fn remove_set(&self, package: &Package) -> Result<(), StoreError> {
+        seen::note_before_it_goes(self, package)?;
+        self.remove_document(&Key::ProofSet(package.clone()))
+    }
+
     /// Evicts what is too much. That it cannot is no failure of whoever brought the last bytes.
     pub(super) fn keep_to_the_limit(&self) {
         if self.is_over(self.limits.store_bytes)
@@ -164,7 +175,13 @@ impl Mirror {
             if !documents_alone_are_too_much() {
                 return Ok(());
             }
-            self.remove_document(&key)?;
+            let evicted = match &key {
+                Key::ProofSet(package) => self.remove_set(package),
+                key => self.remove_document(key),
+            };
+            if let Err(error) = evicted {
+                tracing::error!(?key, %error, "a document could not be evicted; it stays");
+            }
         }
         Ok(())
     }
@@ -212,7 +229,7 @@ impl Mirror {
                 return Ok(round);
             }
             let of = names.of(&archive.digest);
-            if of.iter().any(|named| named.pinned) || (of.is_empty() && !names.all_readable) {
+            if of.iter().any(|named| named.pinned) || (of.is_empty() && names.unreadable.is_some()) {
                 continue;
             }
             if of.iter().any(|named| self.is_gone_upstream(&named.package)) {
@@ -262,8 +279,15 @@ impl Mirror {
         Ok(archives.iter().filter(|archive| pinned(&archive.digest)).map(|archive| archive.size_bytes).sum())
     }
 
+    /// What to say of a name that was damaged, and whose archive nothing else tells.
+    fn lost(&self, package: &Package) -> StoreError {
+        let path = self.store.root().join(Key::Name(package.clone()).path());
+        let why = "it was damaged, and was set aside just now; no proof set tells which archive it named";
+        StoreError::Io { doing: "read", path, source: Arc::new(io::Error::other(why)) }
+    }
+
     pub(super) fn names_by_digest(&self) -> Result<Names, StoreError> {
-        let mut names = Names { by_digest: HashMap::new(), all_readable: true };
+        let mut names = Names { by_digest: HashMap::new(), unreadable: None };
         for package in self.store.records.all_packages_with_names()? {
             match self.name(&package) {
                 Ok(name) if name.archives.is_empty() && !name.pinned => {
@@ -274,7 +298,8 @@ impl Mirror {
                             let digest = held.kept.current.document.shasum;
                             names.by_digest.entry(digest).or_default().push(Named { package, pinned: false });
                         }
-                        Ok(None) | Err(_) => names.all_readable = false,
+                        Ok(None) => names.cannot_read(self.lost(&package)),
+                        Err(error) => names.cannot_read(error),
                     }
                 }
                 Ok(name) => {
@@ -285,7 +310,7 @@ impl Mirror {
                 }
                 Err(error) => {
                     tracing::error!(%package, %error, "a name cannot be read; nothing unnamed is evicted");
-                    names.all_readable = false;
+                    names.cannot_read(error);
                 }
             }
         }

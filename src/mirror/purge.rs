@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::documents::KeptDocument;
 use super::proof_set::HeldSet;
+use super::seen::{self, Untold};
 use super::{Call, Mirror};
 use crate::address::{Package, Version, Versions, What};
 use crate::clock::Timestamp;
@@ -31,51 +32,93 @@ pub struct Purged {
     pub document_bytes: u64,
     /// Packages that were left alone, because they are pinned.
     pub pinned: Vec<String>,
-    /// Whether what was ever proven is remembered all the same. It always is: so a version that is published anew is
-    /// still noticed.
+    /// Proof sets that could not be read: an archive that only they list may still be held.
+    #[serde(default)]
+    pub unreadable: Vec<String>,
+    /// Packages whose proof sets were left alone, because nothing else tells what they prove; and why.
+    #[serde(default)]
+    pub left: Vec<String>,
+    /// Whether what was ever proven is remembered all the same. It always is, or nothing is removed: so a version
+    /// that is published anew is still noticed.
     pub seen_is_kept: bool,
+}
+
+impl Purged {
+    /// Whether all that was meant is gone.
+    pub fn is_all(&self) -> bool {
+        self.pinned.is_empty() && self.unreadable.is_empty() && self.left.is_empty()
+    }
 }
 
 impl Mirror {
     /// Forgets what an operator means, all but what was seen of it and what is pinned. Of a registry that is no
     /// upstream any more, too. Downloads under way are not stopped: what they bring is kept anew.
+    ///
+    /// # Errors
+    /// Where the disk fails. Nothing was removed if a name cannot be read, or what was proven not be put down.
     pub async fn purge(self: &Arc<Self>, what: &What, call: &Call) -> Result<Purged, Error> {
-        let (of, now) = (what.clone(), call.now);
-        let purged = self.on_disk(move |mirror| mirror.purge_from_disk(&of, now)).await?;
-        self.forget_absences(what);
-        self.changed(&what.provider);
-        tracing::warn!(%what, archives = purged.archives, documents = purged.documents, "purged by the operator");
-        Ok(purged)
+        let (what, now) = (what.clone(), call.now);
+        // All of it where it is not cut short: who asked may leave, and what is gone must be told.
+        self.on_disk(move |mirror| {
+            let mut purged = Purged { what: what.to_string(), seen_is_kept: true, ..Purged::default() };
+            let ended = mirror.purge_from_disk(&what, &mut purged, now);
+            mirror.forget_absences(&what);
+            mirror.changed(&what.provider);
+            let Purged { archives, documents, .. } = purged;
+            match &ended {
+                Ok(()) => tracing::warn!(%what, archives, documents, "purged by the operator"),
+                Err(error) => tracing::error!(%what, archives, documents, %error, "a purge ended early"),
+            }
+            ended.map(|()| purged)
+        })
+        .await
     }
 
-    fn purge_from_disk(&self, what: &What, now: Timestamp) -> Result<Purged, StoreError> {
-        let mut purged = Purged { what: what.to_string(), seen_is_kept: true, ..Purged::default() };
-        let pinned = self.purge_archives(what, &mut purged)?;
+    fn purge_from_disk(&self, what: &What, purged: &mut Purged, now: Timestamp) -> Result<(), StoreError> {
         let of = &what.provider;
+        // Before anything goes: what was proven must be put down, or it all stays.
+        let mut spared = BTreeSet::new();
+        for Untold { package, why } in seen::note_held(self, of)? {
+            if what.versions.include(&package.version) {
+                let left = "its proof set alone tells what was proven, and cannot be read";
+                purged.left.push(format!("{package}: {left}: {why}"));
+                spared.insert(package);
+            }
+        }
+        let pinned = self.purge_archives(what, &spared, purged)?;
+        purged.pinned = pinned.iter().map(ToString::to_string).collect();
+        spared.extend(pinned);
         for package in self.store.records.packages_with_sets(of)? {
-            if what.versions.include(&package.version) && !pinned.contains(&package) {
-                self.purge_document(&Key::ProofSet(package), &mut purged)?;
+            if what.versions.include(&package.version) && !spared.contains(&package) {
+                self.purge_document(&Key::ProofSet(package), purged)?;
             }
         }
         let list = Key::ProviderVersions(of.clone());
         match &what.versions {
-            Versions::All if pinned.is_empty() => self.purge_document(&list, &mut purged)?,
-            Versions::Exactly(version) if pinned.is_empty() => self.unlist_dropped(&list, version, now)?,
-            Versions::All | Versions::Exactly(_) => {}
+            Versions::All if spared.is_empty() => self.purge_document(&list, purged),
+            Versions::Exactly(version) if spared.is_empty() => self.unlist_dropped(&list, version, now),
+            Versions::All | Versions::Exactly(_) => Ok(()),
         }
-        purged.pinned = pinned.iter().map(ToString::to_string).collect();
-        Ok(purged)
     }
 
     /// Removes the names that are meant, and the archives that no other name lists. Says which are pinned.
-    fn purge_archives(&self, what: &What, purged: &mut Purged) -> Result<BTreeSet<Package>, StoreError> {
+    fn purge_archives(
+        &self,
+        what: &What,
+        spared: &BTreeSet<Package>,
+        purged: &mut Purged,
+    ) -> Result<BTreeSet<Package>, StoreError> {
         // Under the locks of all digests nothing is taken in or removed: so one look at the names is enough.
         let _locks: Vec<_> = self.digest_locks.iter().map(|lock| lock.lock()).collect();
         let names = self.names_by_digest()?;
+        if let Some(unreadable) = names.unreadable {
+            // It may list any archive, so none could be removed: and then no name may go.
+            return Err(unreadable);
+        }
         let records = &self.store.records;
         let mut packages: BTreeSet<Package> = records.packages_with_names(&what.provider)?.into_iter().collect();
         packages.extend(records.packages_with_sets(&what.provider)?);
-        packages.retain(|package| what.versions.include(&package.version));
+        packages.retain(|package| what.versions.include(&package.version) && !spared.contains(package));
         let mut digests = BTreeSet::new();
         let mut pinned = BTreeSet::new();
         for package in &packages {
@@ -86,16 +129,21 @@ impl Mirror {
             }
             digests.extend(name.archives.iter().map(|held| held.digest));
             // What a set lists may be held without a name, from before a crash.
-            if let Some(HeldSet { kept, .. }) = self.read_set(package)? {
-                let predecessor = kept.predecessor.as_ref().map(|(set, _)| set);
-                digests.extend(predecessor.into_iter().chain([&kept.current]).map(|set| set.document.shasum));
+            match self.read_set(package) {
+                Ok(Some(HeldSet { kept, .. })) => {
+                    let predecessor = kept.predecessor.as_ref().map(|(set, _)| set);
+                    digests.extend(predecessor.into_iter().chain([&kept.current]).map(|set| set.document.shasum));
+                }
+                Ok(None) => {}
+                Err(StoreError::Gone) => return Err(StoreError::Gone),
+                Err(why) => purged.unreadable.push(format!("the proof set of {package}: {why}")),
             }
             self.change_name(package, |name| name.archives.clear())?;
         }
         let is_meant = |package: &Package| packages.contains(package) && !pinned.contains(package);
         for digest in digests {
             let Some(blob) = self.store.blobs.get(&digest)? else { continue };
-            if !names.all_readable || names.of(&digest).iter().any(|named| !is_meant(&named.package)) {
+            if names.by_digest.get(&digest).is_some_and(|of| of.iter().any(|named| !is_meant(&named.package))) {
                 purged.shared += 1;
                 continue;
             }
@@ -110,12 +158,15 @@ impl Mirror {
 
     /// The list stays. What upstream has dropped was only in it because it was held.
     fn unlist_dropped(&self, list: &Key, version: &Version, now: Timestamp) -> Result<(), StoreError> {
-        match self.store.records.get(list)?.and_then(KeptDocument::read) {
-            Some(kept) if !kept.dropped().is_empty() => {
-                self.write_document(list, &kept.without_dropped(version).write(), now, Durability::Lazy)
-            }
-            _ => Ok(()),
+        let _lock = self.record_lock(list).lock();
+        let Some(kept) = self.store.records.get(list)?.and_then(KeptDocument::read) else { return Ok(()) };
+        if kept.dropped().is_empty() {
+            return Ok(());
         }
+        let record = kept.without_dropped(version).write();
+        let size_bytes = self.store.records.put(list, &record, Durability::Lazy)?;
+        self.store.index.document_kept(list, size_bytes, now);
+        Ok(())
     }
 
     fn purge_document(&self, key: &Key, purged: &mut Purged) -> Result<(), StoreError> {

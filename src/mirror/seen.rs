@@ -89,29 +89,88 @@ fn read(mirror: &Mirror, address: &ProviderAddress) -> Result<(Seen, Known), Sto
 
 fn read_there(mirror: &Mirror, address: &ProviderAddress) -> Result<(Seen, Known), StoreError> {
     let key = Key::Seen(address.clone());
-    if let Some(record) = mirror.store.records.get(&key)? {
-        match serde_json::from_slice(&record) {
-            Ok(seen) => return Ok((seen, Known::Recorded)),
-            Err(_) => mirror.store.records.set_aside(&key)?,
-        }
+    if let Some(seen) = recorded(mirror, &key)? {
+        return Ok((seen, Known::Recorded));
     }
     let mut seen = Seen::default();
-    note_sets(mirror, &mut seen, &mirror.store.records.packages_with_sets(address)?)?;
+    for package in mirror.store.records.packages_with_sets(address)? {
+        note_set(mirror, &mut seen, &package)?;
+    }
     Ok((seen, Known::Rebuilt))
 }
 
-/// Notes what the held sets of these packages prove.
-fn note_sets(mirror: &Mirror, seen: &mut Seen, packages: &[Package]) -> Result<(), StoreError> {
-    for package in packages {
-        let Some(held) = mirror.read_set(package)? else { continue };
-        let predecessor = held.kept.predecessor.as_ref().map(|(set, _)| set);
-        for set in predecessor.into_iter().chain([&held.kept.current]) {
-            if let Some(sums) = set.checksums() {
-                seen.note(&package.version, &sums, set.proof().how.fingerprint(), set.fetched());
-            }
+fn recorded(mirror: &Mirror, key: &Key) -> Result<Option<Seen>, StoreError> {
+    let Some(record) = mirror.store.records.get(key)? else { return Ok(None) };
+    match serde_json::from_slice(&record) {
+        Ok(seen) => Ok(Some(seen)),
+        Err(_) => {
+            mirror.store.records.set_aside(key)?;
+            Ok(None)
         }
     }
-    Ok(())
+}
+
+/// Notes what the held set of a package proves; says whether anything about that is new.
+fn note_set(mirror: &Mirror, seen: &mut Seen, package: &Package) -> Result<bool, StoreError> {
+    let Some(held) = mirror.read_set(package)? else { return Ok(false) };
+    let predecessor = held.kept.predecessor.as_ref().map(|(set, _)| set);
+    let mut news = false;
+    for set in predecessor.into_iter().chain([&held.kept.current]) {
+        if let Some(sums) = set.checksums() {
+            news |= seen.note(&package.version, &sums, set.proof().how.fingerprint(), set.fetched());
+        }
+    }
+    Ok(news)
+}
+
+/// A held set that could not be read, and whose version nothing else tells of: were it removed, a version that is
+/// published anew would pass for the one that it proved.
+#[derive(Debug)]
+pub(super) struct Untold {
+    pub(super) package: Package,
+    pub(super) why: StoreError,
+}
+
+/// Puts down all that the held sets of a provider prove, before any of them may go. The sets it names must stay.
+///
+/// # Errors
+/// What was proven could not be read, or not be put down: then none of them may go.
+pub(super) fn note_held(mirror: &Mirror, address: &ProviderAddress) -> Result<Vec<Untold>, StoreError> {
+    let key = Key::Seen(address.clone());
+    let _lock = mirror.record_lock(&key).lock();
+    let mut seen = recorded(mirror, &key)?.unwrap_or_default();
+    let (mut news, mut unread) = (false, Vec::new());
+    for package in mirror.store.records.packages_with_sets(address)? {
+        match note_set(mirror, &mut seen, &package) {
+            Ok(new) => news |= new,
+            Err(StoreError::Gone) => return Err(StoreError::Gone),
+            Err(why) => unread.push(Untold { package, why }),
+        }
+    }
+    if news {
+        put(mirror, &key, &seen)?;
+    }
+    unread.retain(|untold| !seen.knows_digests_of(&untold.package.version));
+    Ok(unread)
+}
+
+/// Sees to it that what a held set proves is put down, before that set goes.
+///
+/// # Errors
+/// It is not: then the set must stay.
+pub(super) fn note_before_it_goes(mirror: &Mirror, package: &Package) -> Result<(), StoreError> {
+    let key = Key::Seen(package.provider.clone());
+    let seen = {
+        let _lock = mirror.record_lock(&key).lock();
+        recorded(mirror, &key)?
+    };
+    if seen.is_some_and(|seen| seen.knows_digests_of(&package.version)) {
+        return Ok(());
+    }
+    match note_held(mirror, &package.provider)?.into_iter().find(|untold| untold.package == *package) {
+        Some(untold) => Err(untold.why),
+        None => Ok(()),
+    }
 }
 
 impl Seen {
@@ -196,8 +255,9 @@ pub(super) fn judge(
     if how == Known::Recorded && !seen.knows_digests_of(&package.version) {
         // A set may be held whose digests could not be noted, because the disk was full.
         let platforms = mirror.store.records.platforms_with_sets(&package.provider, &package.version)?;
-        let of = |platform| Package { platform, ..package.clone() };
-        note_sets(mirror, &mut seen, &platforms.into_iter().map(of).collect::<Vec<_>>())?;
+        for platform in platforms {
+            note_set(mirror, &mut seen, &Package { platform, ..package.clone() })?;
+        }
     }
     let known_key = fingerprint.is_some_and(|fingerprint| seen.keys.contains_key(fingerprint));
     let changed = seen.changes(&package.version, sums).into_iter().next();

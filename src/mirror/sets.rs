@@ -274,9 +274,10 @@ impl Mirror {
             before => {
                 let key = Key::ProofSet(package.clone());
                 let until = call.now.after(upstream.rule(|fresh| fresh.download).believed());
-                self.absent.put(key.clone(), error.to_string(), until, call.now);
+                self.absent.put(key, error.to_string(), until, call.now);
                 if before.is_some() {
-                    self.on_disk(move |mirror| mirror.remove_document(&key)).await?;
+                    let of = package.clone();
+                    self.on_disk(move |mirror| mirror.remove_set(&of)).await?;
                     self.changed(&package.provider);
                 }
                 Err(Error::NotFound(error.to_string()))

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 use super::check::{Checked, Pace, Wrong};
-use super::{ArchiveRef, Call, Mirror};
-use crate::address::Package;
+use super::{ArchiveRef, Call, Mirror, seen};
+use crate::address::{Package, ProviderAddress};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
@@ -43,7 +43,7 @@ pub enum Step {
     },
     /// An archive was not what its digest says.
     WrongArchive(Wrong),
-    /// Something could not be read at all; the disk may be failing. It was left where it is.
+    /// Something could not be read, set aside or written again; the disk may be failing.
     Unreadable {
         /// Which.
         what: String,
@@ -161,6 +161,7 @@ impl Walk {
         for key in keys {
             let of = key.clone();
             let looked = self.mirror.on_disk(move |mirror| {
+                let _lock = mirror.record_lock(&of).lock();
                 let looked = mirror.store.records.look(&of)?;
                 if matches!(looked, Recorded::Damaged) {
                     mirror.store.index.document_gone(&of);
@@ -171,14 +172,30 @@ impl Walk {
                 Ok(false) => {}
                 Ok(true) => {
                     self.wrong(Step::WrongRecord { record: described(&key) }).await;
-                    if let Key::Name(package) = key {
-                        self.name_again(package).await;
+                    match key {
+                        Key::Name(package) => self.name_again(package).await,
+                        Key::Seen(address) => self.see_again(address).await,
+                        Key::Discovery(_) | Key::ProviderVersions(_) | Key::ProofSet(_) => {}
                     }
                 }
                 Err(error) => {
                     self.wrong(Step::Unreadable { what: described(&key), error: error.to_string() }).await;
                 }
             }
+        }
+    }
+
+    /// What was seen is written again from the sets that are held, before any of them may go.
+    async fn see_again(&mut self, address: ProviderAddress) {
+        let of = address.clone();
+        let noted = self.mirror.on_disk(move |mirror| seen::note_held(mirror, &of)).await;
+        let unread = match noted {
+            Ok(untold) => untold.into_iter().next().map(|untold| untold.why.to_string()),
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(error) = unread {
+            let what = format!("what the held sets of {address} prove");
+            self.wrong(Step::Unreadable { what, error }).await;
         }
     }
 

@@ -28,7 +28,7 @@ impl Key {
     }
 
     /// Where the record lies, below the store's root.
-    pub(super) fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         match self {
             Self::Discovery(host) => Path::new("documents").join(host.as_str()).join("discovery"),
             Self::ProviderVersions(address) => Self::provider("documents", address).join("versions"),

@@ -7,6 +7,7 @@ mod caching;
 mod commands;
 mod commands_accept;
 mod commands_access;
+mod commands_memory;
 mod crash;
 mod damage;
 mod discovery;

@@ -73,7 +73,7 @@ fn steps(answer: &Answer) -> Vec<Value> {
     steps.into_iter().filter(|step| step["step"] != "checked").collect()
 }
 
-async fn verify(larder: &Larder) -> Vec<Value> {
+pub(crate) async fn verify(larder: &Larder) -> Vec<Value> {
     let answer = send(asking(larder)).await.unwrap().expect(200);
     assert_eq!(answer.header("content-type"), "application/x-ndjson");
     steps(&answer)

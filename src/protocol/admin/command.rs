@@ -140,7 +140,7 @@ pub async fn refresh(mirror: &Arc<Mirror>, addresses: &[What], call: impl Fn() -
 pub async fn purge(mirror: &Arc<Mirror>, addresses: &[What], call: impl Fn() -> Call) -> Done<Purged> {
     let mut done = Done::nothing_yet();
     for what in addresses {
-        done.take(mirror.purge(what, &call()).await.map(|purged| vec![purged]), |purged| purged.pinned.is_empty());
+        done.take(mirror.purge(what, &call()).await.map(|purged| vec![purged]), Purged::is_all);
     }
     done
 }

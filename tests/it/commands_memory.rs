@@ -1,0 +1,135 @@
+//! What `purge` must not cost: the memory of what was proven, and the order of what stays (section 5).
+
+use std::path::{Path, PathBuf};
+
+use crate::commands::{NULL, NULL_120, edition, install, upstream_with};
+use crate::support::larder::Larder;
+use crate::support::until;
+use crate::support::upstream::{Provider, SigningKey, Target};
+
+/// Puts a record of a newer larder in place of one: it is there, and cannot be read.
+fn of_a_newer_larder(record: &Path) -> Vec<u8> {
+    let before = std::fs::read(record).unwrap();
+    std::fs::write(record, "{\"format\":99}\n{}").unwrap();
+    before
+}
+
+fn named<'a>(files: &'a [PathBuf], part: &str) -> &'a PathBuf {
+    files.iter().find(|file| file.to_string_lossy().contains(part)).unwrap()
+}
+
+/// The table: a version published anew by a stranger is never served, whatever became of what was seen meanwhile.
+#[tokio::test]
+async fn purge_puts_down_what_the_held_sets_prove_before_they_go() {
+    for lost in ["removed", "damaged"] {
+        let upstream = upstream_with(edition(1)).await;
+        let larder = Larder::mirroring(&upstream).start().await;
+        install(&larder).await;
+        let seen = larder.folder.files("seen").remove(0);
+        match lost {
+            "removed" => std::fs::remove_file(&seen).unwrap(),
+            _ => std::fs::write(&seen, "no record").unwrap(),
+        }
+        let done = larder.tell("purge", NULL).await;
+        assert_eq!((&done["items"][0]["seen_is_kept"], &done["ok"]), (&true.into(), &true.into()), "{lost}: {done}");
+        assert!(larder.folder.sets().is_empty() && larder.folder.blobs().is_empty(), "{lost}");
+        upstream.publish(edition(2).signed_by(&SigningKey::another()));
+        let refused = larder.document("null", "1.2.0").await.expect(502);
+        assert!(refused.text().contains("larder accept"), "{lost}: {}", refused.text());
+    }
+}
+
+/// What cannot be put down keeps everything where it is.
+#[tokio::test]
+async fn purge_removes_nothing_where_what_was_seen_cannot_be_read() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    install(&larder).await;
+    let seen = larder.folder.files("seen").remove(0);
+    let before = of_a_newer_larder(&seen);
+    let done = larder.tell("purge", NULL).await;
+    let error = done["errors"][0].as_str().unwrap();
+    assert!(done["ok"] == false && error.contains(seen.to_str().unwrap()), "{done}");
+    let folder = &larder.folder;
+    assert_eq!((folder.sets().len(), folder.blobs().len(), folder.files("names").len()), (1, 1, 1));
+    std::fs::write(&seen, before).unwrap();
+    assert_eq!(larder.tell("purge", NULL).await["ok"], true);
+    assert!(folder.sets().is_empty());
+}
+
+/// Promise 10: what was seen is written again while the sets that prove it are still there.
+#[tokio::test]
+async fn verify_writes_what_was_seen_again_at_once() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    install(&larder).await;
+    let seen = larder.folder.files("seen").remove(0);
+    std::fs::write(&seen, "no record").unwrap();
+    let said = crate::stored_again::verify(&larder).await;
+    assert_eq!(said[1]["record"], "what was seen of registry.terraform.io/acme/null", "{said:?}");
+    assert_eq!(said.last().unwrap()["wrong"], 1, "{said:?}");
+    assert!(std::fs::read_to_string(&seen).unwrap().contains("terraform-provider-null_1.2.0_linux_amd64.zip"));
+    assert_eq!(crate::stored_again::verify(&larder).await.last().unwrap()["wrong"], 0);
+}
+
+/// Section 5: any archive may be named by what cannot be read; so nothing is changed, and the record is named.
+#[tokio::test]
+async fn purge_changes_nothing_while_a_name_cannot_be_read() {
+    let upstream = upstream_with(edition(1)).await;
+    upstream.publish(Provider::new("acme", "other").edition(7));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let (_, path, _) = install(&larder).await;
+    larder.get(&larder.archive_path("other", "1.2.0").await).await.expect(200);
+    let names = larder.folder.files("names");
+    let is_complete = |file: &PathBuf| std::fs::read_to_string(file).is_ok_and(|name| name.contains("h1:"));
+    until("the names are written for good", async || names.iter().all(is_complete)).await;
+    let other = named(&names, "/other/");
+    let before = of_a_newer_larder(other);
+    let done = larder.tell("purge", NULL).await;
+    let error = done["errors"][0].as_str().unwrap();
+    assert!(done["ok"] == false && error.contains(other.to_str().unwrap()), "{done}");
+    let folder = &larder.folder;
+    assert_eq!((folder.sets().len(), folder.blobs().len(), folder.files("names").len()), (2, 2, 2));
+    upstream.forget_requests();
+    assert!(larder.get(&path).await.expect(200).is("larder; hit"));
+    std::fs::write(other, before).unwrap();
+    assert_eq!(larder.tell("purge", NULL).await["items"][0]["archives"], 1);
+}
+
+/// One set that cannot be read goes like the others, and the answer says so; what is known afterwards is told anew.
+#[tokio::test]
+async fn purge_removes_a_set_that_cannot_be_read_and_says_so() {
+    let upstream = upstream_with(edition(1)).await;
+    upstream.publish(edition(5).version("1.3.0"));
+    let larder = Larder::mirroring(&upstream).start().await;
+    install(&larder).await;
+    larder.document("null", "1.3.0").await.expect(200);
+    let sets = larder.folder.sets();
+    of_a_newer_larder(named(&sets, "1.2.0"));
+    let done = larder.tell("purge", NULL).await;
+    let item = &done["items"][0];
+    assert_eq!((&item["archives"], &item["seen_is_kept"], &done["ok"]), (&1.into(), &true.into(), &false.into()));
+    let unreadable = item["unreadable"].as_array().unwrap();
+    assert!(unreadable.len() == 1 && unreadable[0].as_str().unwrap().contains("1.2.0 for linux_amd64"), "{done}");
+    assert!(larder.folder.sets().is_empty() && larder.folder.blobs().is_empty());
+    upstream.forget_requests();
+    install(&larder).await;
+    assert_eq!((upstream.count_of(Target::Document), upstream.count_of(Target::Archive)), (1, 1));
+}
+
+/// The only witness of what was proven stays, and the answer says so.
+#[tokio::test]
+async fn purge_leaves_a_set_that_cannot_be_read_where_nothing_else_tells_what_it_proves() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    install(&larder).await;
+    let set = larder.folder.sets().remove(0);
+    std::fs::remove_file(larder.folder.files("seen").remove(0)).unwrap();
+    let before = of_a_newer_larder(&set);
+    let done = larder.tell("purge", NULL_120).await;
+    assert!(done["ok"] == false && done["items"][0]["left"].as_array().unwrap().len() == 1, "{done}");
+    assert_eq!((larder.folder.sets().len(), larder.folder.blobs().len()), (1, 1));
+    std::fs::write(&set, before).unwrap();
+    assert_eq!(larder.tell("purge", NULL_120).await["ok"], true);
+    assert!(larder.folder.sets().is_empty() && larder.folder.blobs().is_empty());
+}
