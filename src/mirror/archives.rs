@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::watch;
 
+use super::call::Part;
 use super::fill::{Fill, FillKey};
 use super::follow::{Follow, Progress};
 use super::freshness::Age;
@@ -197,7 +198,9 @@ impl Mirror {
         });
         let (value, outcome) = match self.arrival(package, progress, call).await? {
             Arrival::Kept(archive) => (archive, Outcome::Miss),
-            Arrival::Unkept(archive) => {
+            // Nobody waits for its bytes: it was to be kept.
+            Arrival::Unkept(_, why) | Arrival::NoPlace(why) if call.part == Part::Flight => return Err(why.into()),
+            Arrival::Unkept(archive, _) => {
                 self.counters.passed_through.inc();
                 (archive, Outcome::Passed)
             }
@@ -241,10 +244,10 @@ impl Mirror {
                         }
                     };
                 }
-                Progress::Unkept { size_bytes, .. } => {
+                Progress::Unkept { size_bytes, why, .. } => {
                     let length = Some(size_bytes);
                     let follow = Follow::new(progress, length);
-                    return Ok(Arrival::Unkept(Archive::Arriving { follow, length }));
+                    return Ok(Arrival::Unkept(Archive::Arriving { follow, length }, why));
                 }
                 Progress::NoPlace(why) => return Ok(Arrival::NoPlace(why)),
                 Progress::Failed(error) => return Err(error),
@@ -255,7 +258,8 @@ impl Mirror {
         }
     }
 
-    async fn held(self: &Arc<Self>, wanted: &ArchiveRef) -> Result<Option<HeldArchive>, Error> {
+    /// What a name lists of what a URL of ours names.
+    pub(super) async fn held(self: &Arc<Self>, wanted: &ArchiveRef) -> Result<Option<HeldArchive>, Error> {
         let wanted = wanted.clone();
         self.on_disk(move |mirror| {
             let name = unless_gone(mirror.name(&wanted.package))?;
@@ -286,7 +290,7 @@ enum Arrival {
     /// It is kept, or will be before its last bytes leave.
     Kept(Archive),
     /// It is proven, and could not be kept.
-    Unkept(Archive),
+    Unkept(Archive, StoreError),
     /// The disk would not take it.
     NoPlace(StoreError),
 }

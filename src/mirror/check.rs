@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
@@ -196,13 +195,19 @@ impl Mirror {
     }
 
     /// Sees to it that an archive is held.
+    ///
+    /// # Errors
+    /// Why it is not: it could not be had, or the disk would not keep it.
     pub(super) async fn bring(self: &Arc<Self>, wanted: &ArchiveRef, call: &Call) -> Result<(), Error> {
-        let Archive::Arriving { follow, .. } = self.archive(wanted, call).await?.value else { return Ok(()) };
-        let mut pieces = std::pin::pin!(follow.stream());
-        while let Some(piece) = pieces.next().await {
-            piece.map_err(|error| Error::Interrupted(format!("the archive of {}: {error}", wanted.package)))?;
+        let what = format!("the archive of {}", wanted.package);
+        // A call that nobody waits for: what cannot be kept is not fetched for it.
+        if let Archive::Arriving { follow, .. } = self.archive(wanted, &self.inner(call)).await?.value {
+            follow.until_kept(&what).await?;
         }
-        Ok(())
+        match self.held(wanted).await? {
+            Some(held) if self.holds(held.digest).await? => Ok(()),
+            Some(_) | None => Err(Error::Interrupted(what)),
+        }
     }
 }
 

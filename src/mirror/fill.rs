@@ -69,7 +69,7 @@ impl Fill {
             }
             Ok(Filled::Unkept { bytes, size_bytes, why }) => {
                 self.could_not_be_kept(&why, "an archive is proven and could not be kept; those who wait get it");
-                self.progress.send_replace(Progress::Unkept { bytes, size_bytes });
+                self.progress.send_replace(Progress::Unkept { bytes, size_bytes, why });
                 None
             }
             Err(Error::Store(why)) => {

@@ -24,7 +24,7 @@ pub(super) enum Progress {
     /// Proven and kept.
     Committed { bytes: Option<FileBytes>, held: Box<HeldArchive> },
     /// Proven, but the disk would not keep it: it lives as long as its file is open.
-    Unkept { bytes: FileBytes, size_bytes: u64 },
+    Unkept { bytes: FileBytes, size_bytes: u64, why: StoreError },
     /// The disk would not take it: whoever has nothing of it yet gets it straight from upstream.
     NoPlace(StoreError),
     /// It came to nothing.
@@ -42,6 +42,24 @@ pub struct Follow {
 impl Follow {
     pub(super) fn new(progress: watch::Receiver<Progress>, told: Option<u64>) -> Self {
         Self { progress, told }
+    }
+
+    /// Waits until the archive is kept, and reads nothing of it.
+    ///
+    /// # Errors
+    /// Why it is not: the disk would not keep it, or it did not come.
+    pub(super) async fn until_kept(mut self, what: &str) -> Result<(), Error> {
+        loop {
+            match &*self.progress.borrow_and_update() {
+                Progress::Asking | Progress::Streaming { .. } => {}
+                Progress::Committed { .. } => return Ok(()),
+                Progress::Unkept { why, .. } | Progress::NoPlace(why) => return Err(why.clone().into()),
+                Progress::Failed(error) => return Err(error.clone()),
+            }
+            if self.progress.changed().await.is_err() {
+                return Err(Error::Interrupted(what.to_owned()));
+            }
+        }
     }
 
     /// The bytes, as they arrive. Ends in an error where the fill fails: then the client must not take
@@ -69,7 +87,7 @@ impl Follow {
                         (Some(bytes), written.min(before_the_tail))
                     }
                     Progress::Committed { bytes, held } => (bytes, held.size_bytes),
-                    Progress::Unkept { bytes, size_bytes } => (Some(bytes), size_bytes),
+                    Progress::Unkept { bytes, size_bytes, .. } => (Some(bytes), size_bytes),
                     Progress::NoPlace(_) => {
                         return Err(io::Error::other("the disk would not take it; the next request gets it without"));
                     }

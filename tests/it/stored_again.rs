@@ -149,6 +149,51 @@ async fn verify_offline_sets_aside_and_lists_what_is_missing() {
     assert_eq!((upstream.requests().len(), folder.blobs().len(), folder.files("aside").len()), (0, 0, 2));
 }
 
+/// Promise 10: what the store will not take is held nowhere, so it was not fetched again; and nobody gets it passed
+/// through who did not ask for it.
+#[tokio::test]
+async fn verify_says_what_could_not_be_kept() {
+    let upstream = upstream_with_both().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let path = larder.archive_path("large", "1.2.0").await;
+    larder.get(&path).await.expect(200);
+    let folder = larder.stop().await;
+    damage(&folder);
+    let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").on(&folder).start().await;
+    let said = verify(&larder).await;
+    assert_eq!((&said[1]["found"], &said[1]["healed"]), (&"damaged".into(), &"not_now".into()), "{said:?}");
+    assert!(said[1]["error"].as_str().unwrap().contains("max_size"), "{said:?}");
+    assert_eq!((folder.blobs().len(), larder.metric("larder_passed_through_total").await), (0, 0.0));
+    larder.get(&path).await.expect(200);
+    assert_eq!(larder.metric("larder_passed_through_total").await, 1.0);
+}
+
+/// Promise 10: proven, and lost again because its name could not be written.
+#[tokio::test]
+async fn verify_says_what_was_proven_and_could_not_be_named() {
+    for (name, _) in NAMES {
+        let upstream = upstream_with_both().await;
+        let larder = Larder::mirroring(&upstream).start().await;
+        let path = larder.archive_path(name, "1.2.0").await;
+        larder.get(&path).await.expect(200);
+        let folder = larder.folder.clone();
+        damage(&folder);
+        let gate = upstream.hold_silent(Target::Archive);
+        let verifying = async { verify(&larder).await };
+        let in_the_way = async {
+            upstream.wait_for(Target::Archive, 2).await;
+            let names = folder.path().join("v1/names");
+            std::fs::rename(&names, folder.path().join("away")).unwrap();
+            std::fs::write(&names, "in the way").unwrap();
+            gate.open();
+        };
+        let (said, ()) = tokio::join!(verifying, in_the_way);
+        assert_eq!((&said[1]["healed"], said.len()), (&"not_now".into(), 3), "{name}: {said:?}");
+        assert!(said[1]["error"].as_str().unwrap().contains("the store failed"), "{name}: {said:?}");
+        assert_eq!(larder.metric("larder_passed_through_total").await, 0.0, "{name}");
+    }
+}
+
 /// One at a time, and as long as somebody reads what it tells.
 #[tokio::test]
 async fn a_verify_whose_client_leaves_ends() {
