@@ -76,12 +76,19 @@ impl Mirror {
         self.must_be_online(&format!("asking for {what} again"))?;
         let upstream = Arc::clone(self.upstream(&what.provider.host)?);
         self.forget_absences(what);
-        let mut refreshed = vec![self.refresh_versions(&upstream, &what.provider, call).await?];
+        let list = self.refresh_versions(&upstream, &what.provider, call).await;
+        let list = list.unwrap_or_else(|error| News::Failed { error: error.to_string() });
+        let mut refreshed = vec![Refreshed { what: the_list_of(&what.provider), news: list }];
         let sets = self.held_packages(what).await?;
-        let asking = sets.into_iter().map(|package| self.refresh_set(Arc::clone(&upstream), package, call));
+        let asking = sets.into_iter().map(|package| async {
+            let what = package.to_string();
+            // What is wrong with one keeps nobody from the others.
+            let news = self.refresh_set(Arc::clone(&upstream), package, call).await;
+            Refreshed { what, news: news.unwrap_or_else(|error| News::Failed { error: error.to_string() }) }
+        });
         let mut asking = stream::iter(asking).buffered(AT_ONE_TIME);
         while let Some(set) = asking.next().await {
-            refreshed.push(set?);
+            refreshed.push(set);
         }
         Ok(refreshed)
     }
@@ -91,16 +98,14 @@ impl Mirror {
         upstream: &Arc<Upstream>,
         address: &ProviderAddress,
         call: &Call,
-    ) -> Result<Refreshed, Error> {
-        let what = format!("the version list of {address}");
+    ) -> Result<News, Error> {
+        let what = the_list_of(address);
         let before = self.held_document(&Key::ProviderVersions(address.clone())).await?;
         let seen = before.as_ref().map(|held| held.age);
-        let flight =
-            self.fly_for_versions(what.clone(), Arc::clone(upstream), address, seen, Errand::Fetch, call).await;
-        let news = News::of(flight, |now| {
+        let flight = self.fly_for_versions(what, Arc::clone(upstream), address, seen, Errand::Fetch, call).await;
+        Ok(News::of(flight, |now| {
             before.is_some_and(|before| before.value.body == now.body && before.value.dropped == now.dropped)
-        });
-        Ok(Refreshed { what, news })
+        }))
     }
 
     async fn refresh_set(
@@ -108,14 +113,13 @@ impl Mirror {
         upstream: Arc<Upstream>,
         package: Package,
         call: &Call,
-    ) -> Result<Refreshed, Error> {
+    ) -> Result<News, Error> {
         let before = self.held_set(&package).await?.map(|held| held.kept);
         let seen = before.as_ref().map(|kept| kept.age);
         let flight = self.fly(&package, upstream, seen, Anew::IfChanged(Errand::Fetch), call).await;
-        let news = News::of(flight, |now: &Arc<KeptSet>| {
+        Ok(News::of(flight, |now: &Arc<KeptSet>| {
             before.is_some_and(|before| before.current.names_the_same_files_as(&now.current))
-        });
-        Ok(Refreshed { what: package.to_string(), news })
+        }))
     }
 
     /// The packages that an operator means and whose sets are held.
@@ -147,4 +151,8 @@ impl Mirror {
             super::Link::Offline => Err(Error::Sealed(what.to_owned())),
         }
     }
+}
+
+fn the_list_of(address: &ProviderAddress) -> String {
+    format!("the version list of {address}")
 }

@@ -1,8 +1,8 @@
-//! What `purge` must not cost: the memory of what was proven, and the order of what stays (section 5).
+//! What commands do where a record cannot be read or is lost: `purge` never costs the memory of what was proven.
 
 use std::path::{Path, PathBuf};
 
-use crate::commands::{NULL, NULL_120, edition, install, upstream_with};
+use crate::commands::{LIST, NULL, NULL_120, PACKAGE, edition, install, outcomes, upstream_with};
 use crate::support::larder::Larder;
 use crate::support::until;
 use crate::support::upstream::{Provider, SigningKey, Target};
@@ -132,4 +132,23 @@ async fn purge_leaves_a_set_that_cannot_be_read_where_nothing_else_tells_what_it
     std::fs::write(&set, before).unwrap();
     assert_eq!(larder.tell("purge", NULL_120).await["ok"], true);
     assert!(larder.folder.sets().is_empty() && larder.folder.blobs().is_empty());
+}
+
+/// One set that cannot be read keeps nobody from the others.
+#[tokio::test]
+async fn refresh_goes_on_past_a_set_that_cannot_be_read() {
+    let upstream = upstream_with(edition(1)).await;
+    upstream.publish(edition(5).version("1.3.0"));
+    let larder = Larder::mirroring(&upstream).start().await;
+    install(&larder).await;
+    larder.document("null", "1.3.0").await.expect(200);
+    let sets = larder.folder.sets();
+    let unreadable = named(&sets, "1.2.0");
+    of_a_newer_larder(unreadable);
+    upstream.publish(edition(6).version("1.3.0"));
+    let done = larder.tell("refresh", NULL).await;
+    let other = "registry.terraform.io/acme/null 1.3.0 for linux_amd64";
+    let all = vec![(LIST, "unchanged"), (PACKAGE, "failed"), (other, "new")];
+    assert_eq!((outcomes(&done), &done["ok"]), (all, &false.into()), "{done}");
+    assert!(done["items"][1]["error"].as_str().unwrap().contains(unreadable.to_str().unwrap()), "{done}");
 }
