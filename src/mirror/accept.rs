@@ -12,7 +12,7 @@ use super::proof_set::ProofSet;
 pub use super::seen::ChangedFile;
 use super::sets::{self, NoSet};
 use super::{Call, Mirror, seen};
-use crate::address::{Package, Platform, Versions, What};
+use crate::address::{Package, Platform, Version, Versions, What};
 use crate::error::Error;
 
 /// How many sets are asked for at one time.
@@ -109,20 +109,33 @@ impl Mirror {
         Ok(accepted)
     }
 
-    /// The held packages; of a version of which nothing is held, all that upstream lists.
+    /// The held packages; of one version, those that upstream lists, too.
     async fn packages_to_accept(self: &Arc<Self>, what: &What, call: &Call) -> Result<Vec<Package>, Error> {
         let held = self.held_packages(what).await?;
-        let (Versions::Exactly(version), true) = (&what.versions, held.is_empty()) else { return Ok(held) };
+        let Versions::Exactly(version) = &what.versions else { return Ok(held) };
+        let listed = match self.listed_platforms(what, version, call).await {
+            Ok(platforms) => platforms,
+            Err(error) if held.is_empty() => return Err(error),
+            Err(error) => {
+                tracing::warn!(%what, %error, "the version list cannot be read: what is held alone is accepted anew");
+                return Ok(held);
+            }
+        };
+        let package = |platform| Package { provider: what.provider.clone(), version: version.clone(), platform };
+        let packages: BTreeSet<Package> = listed.into_iter().map(package).chain(held).collect();
+        Ok(packages.into_iter().collect())
+    }
+
+    async fn listed_platforms(
+        self: &Arc<Self>,
+        what: &What,
+        version: &Version,
+        call: &Call,
+    ) -> Result<Vec<Platform>, Error> {
         let list = self.provider_versions(&what.provider, call).await?.value.versions().await;
         let list = list.map_err(|why| Error::NotFound(format!("the version list of {}: {why}", what.provider)))?;
         let listed = list.get(version).ok_or_else(|| Error::NotFound(format!("upstream lists no {what}")))?;
-        let platforms: BTreeSet<&Platform> = listed.platforms.iter().collect();
-        let package = |platform: &Platform| Package {
-            provider: what.provider.clone(),
-            version: version.clone(),
-            platform: platform.clone(),
-        };
-        Ok(platforms.into_iter().map(package).collect())
+        Ok(listed.platforms.clone())
     }
 
     /// The set that upstream has now, proven. Nothing of it is built on what is held: it is judged as a whole.

@@ -72,6 +72,20 @@ async fn accept_lets_in_a_version_of_which_nothing_is_held() {
     assert!(unlisted["errors"][0].as_str().unwrap().contains("lists no registry.terraform.io/acme/null@9.9.9"));
 }
 
+/// What is held may be gone, and what is there now was never held: neither hides the other.
+#[tokio::test]
+async fn accept_of_a_version_asks_for_what_is_held_and_for_what_is_listed() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = impatient(&upstream).start().await;
+    install(&larder).await;
+    upstream.publish(edition(2).platform("darwin_arm64").signed_by(&SigningKey::another()));
+    larder.document_for("null", "1.2.0", "darwin_arm64").await.expect(502);
+    let done = larder.tell("accept", NULL_120).await;
+    let other = "registry.terraform.io/acme/null 1.2.0 for darwin_arm64";
+    assert_eq!(outcomes(&done), [(other, "accepted"), (PACKAGE, "failed")], "{done}");
+    larder.document_for("null", "1.2.0", "darwin_arm64").await.expect(200);
+}
+
 /// The table: by another key, or unsigned.
 #[tokio::test]
 async fn accept_lets_in_what_nobody_signed_where_that_suffices() {
