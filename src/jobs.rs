@@ -7,6 +7,8 @@ use crate::clock::Clock;
 use crate::mirror::Mirror;
 
 const EVERY: Duration = Duration::from_secs(3600);
+/// How long the scrub waits at most before it looks at what is due.
+const LOOKS_AGAIN: Duration = Duration::from_secs(24 * 3600);
 
 /// Completes what an earlier run did not come to, then sweeps leftovers every hour. Ends when it is dropped.
 pub async fn keep_house(mirror: Arc<Mirror>, clock: Clock) {
@@ -33,6 +35,7 @@ pub async fn scrub(mirror: Arc<Mirror>, clock: Clock, every: Duration) {
                 clock.now().after(EVERY)
             }
         };
-        clock.until(next).await;
+        // The clock may be set meanwhile, and then nothing is due when it was.
+        let _ = tokio::time::timeout(LOOKS_AGAIN, clock.until(next)).await;
     }
 }

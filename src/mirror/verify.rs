@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 use super::check::{Checked, Pace, Wrong};
+use super::freshness::CLOCK_SLACK;
 use super::{ArchiveRef, Call, Mirror, seen};
 use crate::address::{Package, ProviderAddress};
 use crate::clock::Timestamp;
@@ -119,10 +120,12 @@ impl Mirror {
         let mut failed = None;
         let mut next = None;
         for archive in archives {
-            let due = archive.last_check.after(every);
-            if self.inner(call).now < due {
-                next = Some(due);
-                break;
+            let (now, due) = (self.inner(call).now, archive.last_check.after(every));
+            // What was checked while the clock was ahead was never checked, for all that is known.
+            let from_the_future = archive.last_check > now.after(CLOCK_SLACK);
+            if now < due && !from_the_future {
+                next = Some(next.map_or(due, |next: Timestamp| next.min(due)));
+                continue;
             }
             if let Err(error) = self.check(archive.digest, &mut pace, &self.inner(call)).await {
                 tracing::error!(digest = %archive.digest, %error, "a held archive could not be read again");

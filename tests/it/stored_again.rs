@@ -281,3 +281,20 @@ async fn the_scrub_finds_what_is_damaged_once_its_time_has_come() {
     clock.advance(2 * DAY);
     until("both were fetched once more", async || is_whole(&folder, &upstream)).await;
 }
+
+/// A clock that was years ahead once must not put off the scrub for years.
+#[tokio::test]
+async fn the_scrub_finds_what_was_checked_in_the_future() {
+    let upstream = upstream_with_both().await;
+    let ahead = Clock::default();
+    ahead.advance(2000 * DAY);
+    let builder = |clock: &Clock| Larder::mirroring(&upstream).store("scrub = \"30d\"").clock(clock);
+    let larder = builder(&ahead).start().await;
+    install(&larder).await;
+    let folder = larder.stop().await;
+    damage(&folder);
+    let larder = builder(&Clock::default()).on(&folder).start().await;
+    until("both were fetched again", async || is_whole(&folder, &upstream)).await;
+    until("both are known to be right now", async || folder.files("aside").len() == 2).await;
+    drop(larder);
+}
