@@ -168,7 +168,7 @@ fn of_accepted(items: &[Accepted]) -> Vec<String> {
                     lines.push(format!("  before by {before}"));
                 }
                 for changed in files {
-                    lines.push(format!("  {}", changed.file));
+                    lines.push(format!("  {}", shown_as_text(&changed.file)));
                     lines.extend(changed.before.iter().map(|digest| format!("    was {digest}")));
                     lines.push(format!("    is  {}", changed.now));
                 }
@@ -181,7 +181,36 @@ fn of_accepted(items: &[Accepted]) -> Vec<String> {
     lines
 }
 
+/// A name of upstream's on one line, and nothing that a terminal would obey.
+fn shown_as_text(name: &str) -> String {
+    name.chars().flat_map(|c| if is_plain(c) { vec![c] } else { c.escape_unicode().collect() }).collect()
+}
+
+/// Whether a character is only shown: controls are not, nor what turns the direction of the text around it.
+fn is_plain(c: char) -> bool {
+    !c.is_control()
+        && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+}
+
 /// `1 archive`, `2 archives`.
 pub(super) fn counted(number: u64, of: &str) -> String {
     format!("{number} {of}{}", if number == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mirror::ChangedFile;
+
+    /// Whoever publishes names the files, and the operator reads them on a terminal.
+    #[test]
+    fn a_name_of_upstreams_is_shown_and_never_obeyed() {
+        let now = crate::digest::Digest::of(b"zip");
+        let file = "a\u{1b}[2Kb\u{202e}\u{9b}é.zip".to_owned();
+        let files = vec![ChangedFile { file, before: vec![], now }];
+        let ruling = Ruling::Accepted { files, keys_before: vec![], key: None };
+        let lines = of_accepted(&[Accepted { what: "acme/null".to_owned(), ruling }]);
+        assert!(lines.contains(&"  a\\u{1b}[2Kb\\u{202e}\\u{9b}é.zip".to_owned()), "{lines:?}");
+        assert!(!lines.concat().contains(|c: char| !is_plain(c)));
+    }
 }
