@@ -5,8 +5,10 @@ use std::sync::Arc;
 use url::Url;
 
 use super::documents::{DocumentFlight, KeptDocument, Meanwhile};
+use super::freshness::Age;
 use super::pull::Landed;
-use super::{Answer, Call, Mirror, Outcome};
+use super::single_flight::Awaited;
+use super::{Answer, Call, Errand, Mirror, Outcome};
 use crate::address::Hostname;
 use crate::clock::Timestamp;
 use crate::error::Error;
@@ -45,40 +47,56 @@ impl Mirror {
     /// The discovery document of an upstream.
     pub async fn discovery(self: &Arc<Self>, host: &Hostname, call: &Call) -> Result<Answer<Arc<KeptDocument>>, Error> {
         let upstream = Arc::clone(self.upstream(host)?);
-        let what = format!("the discovery document of {host}");
         let rule = upstream.rule(|fresh| fresh.discovery);
-        let key = Key::Discovery(host.clone());
         let asked = discovery_url(&upstream)?;
-        // What another `url` said says nothing of this one: its services would be shown the credential of this one.
-        let is_offline = self.link() == Link::Offline;
-        let is_of_this = move |kept: &KeptDocument| is_offline || kept.about.asked == asked;
-        let held = self.held_document(&key).await?.filter(|held| is_of_this(&held.value));
+        let held = self.held_document(&Key::Discovery(host.clone())).await?;
+        let held = held.filter(|held| self.link() == Link::Offline || held.value.about.asked == asked);
         let seen = held.as_ref().map(|held| held.age);
-        self.pull(&what, host, call, &rule, held, |errand, call| {
-            let of = (key.clone(), errand);
-            self.documents.share(&self.tasks, of, Err(Error::Interrupted(what.clone())), || {
-                let (mirror, what, call) = (Arc::clone(self), what.clone(), self.inner(call));
-                async move {
-                    let work = async {
-                        match mirror.landed_meanwhile(&key, seen, &rule, &call).await? {
-                            Meanwhile::Landed(landed) if is_of_this(&landed.value) => Ok(landed),
-                            Meanwhile::Landed(Landed { value: before, .. }) | Meanwhile::Held(Some(before))
-                                if !is_of_this(&before) =>
-                            {
-                                mirror.fetch_discovery(&what, &upstream, None, &call).await
-                            }
-                            Meanwhile::Landed(landed) => Ok(landed),
-                            Meanwhile::Held(before) => {
-                                mirror.spend(&what, &upstream.settings.host, errand, 1, &call)?;
-                                mirror.fetch_discovery(&what, &upstream, before, &call).await
-                            }
+        let fly = |errand, call: &Call| self.fly_for_discovery(upstream, asked, seen, errand, call);
+        self.pull(&what(host), host, call, &rule, held, fly).await
+    }
+
+    /// Asks for the discovery document of an upstream again, however fresh it is.
+    pub(super) async fn refresh_discovery(self: &Arc<Self>, host: &Hostname, call: &Call) -> Result<(), Error> {
+        let upstream = Arc::clone(self.upstream(host)?);
+        let asked = discovery_url(&upstream)?;
+        let seen = self.held_document(&Key::Discovery(host.clone())).await?.map(|held| held.age);
+        self.fly_for_discovery(upstream, asked, seen, Errand::Fetch, call).await.map(drop)
+    }
+
+    /// Joins the flight for a discovery document, or starts it. `seen` is what the caller saw held.
+    fn fly_for_discovery(
+        self: &Arc<Self>,
+        upstream: Arc<Upstream>,
+        asked: Url,
+        seen: Option<Age>,
+        errand: Errand,
+        call: &Call,
+    ) -> Awaited<DocumentFlight> {
+        let host = upstream.settings.host.clone();
+        let (what, key) = (what(&host), Key::Discovery(host.clone()));
+        let rule = upstream.rule(|fresh| fresh.discovery);
+        let of = (key.clone(), errand);
+        self.documents.share(&self.tasks, of, Err(Error::Interrupted(what.clone())), || {
+            let (mirror, call) = (Arc::clone(self), self.inner(call));
+            async move {
+                // What another `url` said says nothing of this one: its services would be shown this one's credential.
+                let is_of_this = |kept: &KeptDocument| kept.about.asked == asked;
+                let work = async {
+                    match mirror.landed_meanwhile(&key, seen, &rule, &call).await? {
+                        Meanwhile::Landed(landed) if is_of_this(&landed.value) => Ok(landed),
+                        Meanwhile::Held(Some(before)) if is_of_this(&before) => {
+                            mirror.spend(&what, &host, errand, 1, &call)?;
+                            mirror.fetch_discovery(&what, &upstream, Some(before), &call).await
                         }
-                    };
-                    mirror.within_limits(&what, &upstream.settings.host, work).await
-                }
-            })
+                        Meanwhile::Landed(_) | Meanwhile::Held(_) => {
+                            mirror.fetch_discovery(&what, &upstream, None, &call).await
+                        }
+                    }
+                };
+                mirror.within_limits(&what, &host, work).await
+            }
         })
-        .await
     }
 
     /// The held discovery of an upstream, without asking anybody.
@@ -164,7 +182,11 @@ impl Mirror {
 fn discovery_url(upstream: &Upstream) -> Result<Url, Error> {
     let settings = &upstream.settings;
     settings.url.join(".well-known/terraform.json").map_err(|e| {
-        let (asked, at) = (format!("the discovery document of {}", settings.host), origin(&settings.url));
+        let (asked, at) = (what(&settings.host), origin(&settings.url));
         UpstreamError { asked, at, fault: Fault::Unusable(e.to_string()) }.into()
     })
+}
+
+fn what(host: &Hostname) -> String {
+    format!("the discovery document of {host}")
 }

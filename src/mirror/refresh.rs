@@ -76,9 +76,15 @@ impl Mirror {
         self.must_be_online(&format!("asking for {what} again"))?;
         let upstream = Arc::clone(self.upstream(&what.provider.host)?);
         self.forget_absences(what);
+        let mut refreshed = Vec::new();
+        // What an operator asks for is asked, also while the origin is left alone; so where to ask is asked first.
+        if let Err(error) = self.refresh_discovery(&what.provider.host, call).await {
+            let of = format!("the discovery document of {}", what.provider.host);
+            refreshed.push(Refreshed { what: of, news: News::Failed { error: error.to_string() } });
+        }
         let list = self.refresh_versions(&upstream, &what.provider, call).await;
         let list = list.unwrap_or_else(|error| News::Failed { error: error.to_string() });
-        let mut refreshed = vec![Refreshed { what: the_list_of(&what.provider), news: list }];
+        refreshed.push(Refreshed { what: the_list_of(&what.provider), news: list });
         let sets = self.held_packages(what).await?;
         let asking = sets.into_iter().map(|package| async {
             let what = package.to_string();

@@ -82,7 +82,10 @@ pub(super) struct Changes {
 /// then what is still held says what was proven.
 fn read(mirror: &Mirror, address: &ProviderAddress) -> Result<(Seen, Known), StoreError> {
     match read_there(mirror, address) {
-        Err(StoreError::Gone) => Ok((Seen::default(), Known::Unknown)),
+        Err(StoreError::Gone) => {
+            tracing::error!(provider = %address, "ALARM: the store is gone, so nobody can tell whether upstream has published anything anew; it is taken as it is");
+            Ok((Seen::default(), Known::Unknown))
+        }
         read => read,
     }
 }

@@ -1,5 +1,7 @@
 //! What only an operator can decide: refresh and purge (section 3), told over HTTP and on the command line.
 
+use std::time::Duration;
+
 use larder::address::{Hostname, Name, Package, Platform, ProviderAddress, Version};
 use larder::clock::Timestamp;
 use larder::store::{Durability, Key, Store};
@@ -8,7 +10,7 @@ use serde_json::Value;
 use crate::operator::{Site, json};
 use crate::support::http::Answer;
 use crate::support::larder::{Builder, Folder, HOST, Larder};
-use crate::support::upstream::{FakeUpstream, Provider, SigningKey, Target, sha256_hex};
+use crate::support::upstream::{FakeUpstream, Fault, Provider, SigningKey, Target, sha256_hex};
 
 pub(crate) const NULL: &str = "acme/null";
 pub(crate) const NULL_120: &str = "acme/null@1.2.0";
@@ -47,6 +49,7 @@ pub(crate) fn outcomes(done: &Value) -> Vec<(&str, &str)> {
     items.iter().map(|item| (item["what"].as_str().unwrap(), item["outcome"].as_str().unwrap())).collect()
 }
 
+const DISCOVERY: &str = "the discovery document of registry.terraform.io";
 pub(crate) const LIST: &str = "the version list of registry.terraform.io/acme/null";
 pub(crate) const PACKAGE: &str = "registry.terraform.io/acme/null 1.2.0 for linux_amd64";
 
@@ -86,9 +89,31 @@ async fn refresh_tells_what_is_gone_and_what_failed_and_keeps_both() {
 
     upstream.stop().await;
     let done = larder.tell("refresh", NULL).await;
-    assert_eq!((outcomes(&done), &done["ok"]), (vec![(LIST, "failed"), (PACKAGE, "failed")], &Value::Bool(false)));
+    let failed = vec![(DISCOVERY, "failed"), (LIST, "failed"), (PACKAGE, "failed")];
+    assert_eq!((outcomes(&done), &done["ok"]), (failed, &Value::Bool(false)));
     assert!(done["items"][0]["error"].as_str().unwrap().contains(&upstream.origin()), "{done}");
     assert!(install(&larder).await.2 == held);
+}
+
+/// What an operator asks for is asked, also of an origin that is left alone, and wherever discovery says it is now.
+#[tokio::test]
+async fn refresh_asks_an_upstream_that_is_left_alone() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    install(&larder).await;
+    larder.versions("null").await.expect(200);
+    larder.clock.advance(Duration::from_secs(7200));
+    upstream.fault(Target::Everything, Fault::RetryAfter(429, 3600));
+    larder.versions("null").await.expect(200);
+    upstream.heal();
+    upstream.publish(edition(1).version("1.3.0"));
+    upstream.forget_requests();
+    assert!(!larder.versions("null").await.expect(200).text().contains("1.3.0"));
+    assert_eq!(upstream.requests().len(), 0, "it was not left alone");
+
+    let done = larder.tell("refresh", NULL).await;
+    assert_eq!(outcomes(&done), [(LIST, "new"), (PACKAGE, "unchanged")]);
+    assert!(larder.versions("null").await.expect(200).text().contains("1.3.0"));
 }
 
 #[tokio::test]
