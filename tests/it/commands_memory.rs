@@ -39,6 +39,45 @@ async fn purge_puts_down_what_the_held_sets_prove_before_they_go() {
     }
 }
 
+/// Section 5: eviction costs the set, and never the memory of what it proved.
+#[tokio::test]
+async fn eviction_puts_down_what_a_set_proves_before_it_goes() {
+    let upstream = upstream_with(edition(1)).await;
+    upstream.publish(Provider::new("acme", "other").edition(7));
+    let larder = Larder::mirroring(&upstream).start().await;
+    install(&larder).await;
+    let folder = larder.stop().await;
+    std::fs::remove_file(folder.files("seen").remove(0)).unwrap();
+    // A document that fills the store, used last; the index is made again from the files.
+    let documents = folder.path().join("v1/documents");
+    let large = documents.join("registry.terraform.io/providers/acme/large/versions");
+    std::fs::create_dir_all(large.parent().unwrap()).unwrap();
+    std::fs::write(&large, vec![b'x'; 2 << 20]).unwrap();
+    let last = std::time::SystemTime::now() + std::time::Duration::from_secs(3600);
+    std::fs::File::options().write(true).open(&large).unwrap().set_modified(last).unwrap();
+    std::fs::remove_dir_all(folder.path().join("v1/index")).unwrap();
+    let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").on(&folder).start().await;
+    larder.document("other", "1.2.0").await.expect(200);
+    assert!(!folder.sets().iter().any(|set| set.to_string_lossy().contains("/null/")), "it was not evicted");
+    upstream.publish(edition(2).signed_by(&SigningKey::another()));
+    larder.document("null", "1.2.0").await.expect(502);
+}
+
+/// Section 4: nor does letting go of what upstream has deleted.
+#[tokio::test]
+async fn what_upstream_deletes_is_put_down_before_it_goes() {
+    let upstream = upstream_with(edition(1)).await;
+    let asked_always = "keep_gone = false\nfresh = { download = \"0s\", not_found = \"0s\" }";
+    let larder = Larder::mirroring(&upstream).with(asked_always).start().await;
+    install(&larder).await;
+    std::fs::remove_file(larder.folder.files("seen").remove(0)).unwrap();
+    upstream.withdraw("acme", "null", "1.2.0");
+    larder.document("null", "1.2.0").await.expect(404);
+    assert!(larder.folder.sets().is_empty());
+    upstream.publish(edition(2).signed_by(&SigningKey::another()));
+    larder.document("null", "1.2.0").await.expect(502);
+}
+
 /// What cannot be put down keeps everything where it is.
 #[tokio::test]
 async fn purge_removes_nothing_where_what_was_seen_cannot_be_read() {
