@@ -18,7 +18,7 @@ use crate::upstream::ask::Incoming;
 use crate::upstream::error::{Fault, UpstreamError};
 
 /// Pieces between the reader and the writer; with those of the connection, all the memory a fill takes.
-const PIECES_WAITING: usize = 16;
+const PIECES_WAITING: usize = 4;
 /// A download without a length takes its room in steps of this.
 const ROOM_STEP_BYTES: u64 = 1 << 20;
 /// What is staged is written back in stretches, so that the sync at the end is short.
