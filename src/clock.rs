@@ -9,6 +9,9 @@ use tokio::sync::watch;
 /// How long is slept at most before the clock is looked at again: it may be set, or the machine may have slept.
 const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
 
+/// A clock that was set back by more than this makes what was measured on it meaningless.
+pub(crate) const CLOCK_SLACK: Duration = Duration::from_secs(60);
+
 /// A moment, in whole seconds since 1970-01-01 UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]

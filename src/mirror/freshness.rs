@@ -2,11 +2,8 @@
 
 use std::time::Duration;
 
-use crate::clock::Timestamp;
+use crate::clock::{CLOCK_SLACK, Timestamp};
 use crate::upstream::outbound::Link;
-
-/// A clock that was set back by more than this makes an age meaningless.
-pub(super) const CLOCK_SLACK: Duration = Duration::from_secs(60);
 
 /// How old a held document is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,8 +5,7 @@ use std::hash::Hash;
 
 use parking_lot::Mutex;
 
-use super::freshness::CLOCK_SLACK;
-use crate::clock::Timestamp;
+use crate::clock::{CLOCK_SLACK, Timestamp};
 
 const MOST: usize = 10_000;
 

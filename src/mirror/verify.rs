@@ -9,10 +9,9 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 use super::check::{Checked, Pace, Wrong};
-use super::freshness::CLOCK_SLACK;
 use super::{ArchiveRef, Call, Mirror, seen};
 use crate::address::{Package, ProviderAddress};
-use crate::clock::Timestamp;
+use crate::clock::{CLOCK_SLACK, Timestamp};
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::store::{Key, Recorded};

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use url::Url;
 
 use super::outbound::origin;
-use crate::clock::Timestamp;
+use crate::clock::{CLOCK_SLACK, Timestamp};
 
 /// The first while; it doubles with every failure after it.
 const FIRST: Duration = Duration::from_secs(5);
@@ -19,8 +19,6 @@ const LONGEST: Duration = Duration::from_secs(300);
 const LONGEST_ASKED_FOR: Duration = Duration::from_secs(3600);
 /// A failure this long after a while was over begins a new count.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(3600);
-/// A clock that was set back by more than this makes what was measured on it meaningless.
-pub(super) const CLOCK_SLACK: Duration = Duration::from_secs(60);
 /// How many origins are kept in mind.
 const MOST_ORIGINS: usize = 1000;
 

@@ -1,9 +1,7 @@
 //! How many requests an upstream is sent for what is held already, and for jobs: so many at once, so many a second.
 //! Pure: it is told what time it is.
 
-use crate::clock::Timestamp;
-
-use super::breaker::CLOCK_SLACK;
+use crate::clock::{CLOCK_SLACK, Timestamp};
 
 /// A rate of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
