@@ -95,8 +95,9 @@ fn shown<T: Serialize>(done: Done<T>, json: bool, lines_of: impl Fn(&[T]) -> Vec
         say(&serde_json::to_string(&done)?);
         return Ok(done.ok);
     }
-    for line in lines_of(&done.items) {
-        say(&line);
+    // Where nothing was done for a reason, the reason is all there is to say.
+    if !done.items.is_empty() || done.errors.is_empty() {
+        lines_of(&done.items).iter().for_each(|line| say(line));
     }
     for error in &done.errors {
         say_error(error);
