@@ -16,6 +16,7 @@ pub mod app;
 pub mod cdn_loop;
 pub mod cli;
 pub mod clock;
+pub mod closure;
 pub mod config;
 pub mod digest;
 pub mod error;

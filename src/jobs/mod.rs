@@ -1,5 +1,7 @@
 //! What is done without being asked: small functions over the mirror, on a schedule.
 
+pub mod report;
+
 use std::sync::Arc;
 use std::time::Duration;
 

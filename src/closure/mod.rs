@@ -1,0 +1,3 @@
+//! What users write in their own files, and what it means for a mirror. The home of HCL.
+
+pub mod hcl;

@@ -1,0 +1,93 @@
+//! What a job tells of itself: the JSON of `/admin/v1/jobs`, written by the running larder and read by the commands.
+
+use serde::{Deserialize, Serialize};
+
+use crate::clock::Timestamp;
+
+/// A job: `GET /admin/v1/jobs/ID`, and the answer to `POST /admin/v1/warm`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Job {
+    /// Its name in `/admin/v1/jobs/ID`.
+    pub id: String,
+    /// How far it is.
+    pub state: JobState,
+    /// When it was taken on, in seconds since 1970.
+    pub started: Timestamp,
+    /// When it ended.
+    pub ended: Option<Timestamp>,
+    /// What it was told, one entry for each address or for each entry of a lock file.
+    pub what: Vec<String>,
+    /// For which platforms, as `OS_ARCH`.
+    pub platforms: Vec<String>,
+    /// Whether what it warms is pinned.
+    pub pin: bool,
+    /// Each archive that it is about. Until the version is chosen, an address stands for those it will name.
+    pub items: Vec<Item>,
+}
+
+/// How far a job is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum JobState {
+    /// It is at it.
+    Running,
+    /// Everything it was about is held.
+    Done,
+    /// It came to its end, and something could not be had.
+    Failed,
+    /// It was told to stop.
+    Cancelled,
+}
+
+/// One archive of a job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Item {
+    /// `HOST/NAMESPACE/TYPE@VERSION`; before the version is chosen, what was told in its place.
+    pub what: String,
+    /// `OS_ARCH`.
+    pub platform: String,
+    /// How far it is.
+    #[serde(flatten)]
+    pub state: ItemState,
+    /// How much of its archive is here, in bytes.
+    pub bytes: u64,
+    /// The size of its archive, in bytes, once it is known.
+    pub size_bytes: Option<u64>,
+}
+
+/// How far an archive of a job is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum ItemState {
+    /// Its turn has not come.
+    Waiting,
+    /// Its documents are asked for.
+    Resolving,
+    /// Its archive is on its way.
+    Fetching,
+    /// It was held already.
+    Held,
+    /// It was fetched, proven and kept.
+    Fetched,
+    /// It could not be had.
+    Failed {
+        /// What was asked, what came back, and what to do.
+        error: String,
+    },
+    /// The job was stopped before its end.
+    Cancelled,
+}
+
+impl JobState {
+    /// Whether nothing more happens.
+    pub fn has_ended(self) -> bool {
+        self != Self::Running
+    }
+}
+
+impl ItemState {
+    /// Whether nothing more happens.
+    pub fn has_ended(&self) -> bool {
+        !matches!(self, Self::Waiting | Self::Resolving | Self::Fetching)
+    }
+}
