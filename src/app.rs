@@ -4,15 +4,15 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::{Registry, Unit};
 use secrecy::SecretString;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::cdn_loop::OwnEntry;
-use crate::clock::Clock;
+use crate::clock::{Clock, Timestamp};
 use crate::config::Config;
 use crate::error::Error;
 use crate::http::clients::Clients;
@@ -20,7 +20,7 @@ use crate::http::listener::{self, serve};
 use crate::http::tls::{Tls, TlsError};
 use crate::http::{Admin, Main, Requests};
 use crate::jobs;
-use crate::mirror::{Counters, Limits, Mirror};
+use crate::mirror::{Counters, Gauges, Limits, Mirror};
 use crate::protocol::Protocols;
 use crate::protocol::admin::Access;
 use crate::protocol::client_config::{self, Way};
@@ -97,14 +97,9 @@ pub fn mirror(config: &Config, settings: &Settings) -> Result<(Arc<Mirror>, Arc<
     let metrics = Metrics::default();
     let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
     let own = OwnEntry::random().map_err(|_| StartError::Random)?;
-    let outbound = Outbound::new(&config.network, &config.upstreams, own, metrics.traffic.clone(), settings.bounds)?;
+    let outbound = Outbound::new(&config.network, &config.upstreams, own, metrics.counters.traffic(), settings.bounds)?;
     let limits = Limits { store_bytes: config.store.max_size.as_u64(), ..settings.limits };
-    let counters = Counters {
-        traffic: metrics.traffic.clone(),
-        fills: metrics.fills.clone(),
-        passed_through: metrics.passed_through.clone(),
-    };
-    let mirror = Mirror::new(Arc::clone(&store), upstreams, outbound, limits, counters);
+    let mirror = Mirror::new(Arc::clone(&store), upstreams, outbound, limits, metrics.counters.clone());
     Ok((mirror, store, metrics))
 }
 
@@ -112,19 +107,19 @@ pub fn mirror(config: &Config, settings: &Settings) -> Result<(Arc<Mirror>, Arc<
 #[derive(Debug, Default)]
 pub struct Metrics {
     requests: Requests,
-    traffic: Traffic,
-    fills: Gauge,
-    passed_through: Counter,
+    counters: Counters,
 }
 
 impl Metrics {
-    fn registry(&self) -> Registry {
+    fn registry(&self, mirror: Arc<Mirror>, started: Timestamp) -> Registry {
         let mut registry = Registry::default();
+        let build = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
+        registry.register("larder_build", "Which larder this is", build);
+        let since = ConstGauge::new(started.0);
+        registry.register_with_unit("larder_start_time", "When this larder started, since 1970", Unit::Seconds, since);
         self.requests.register(&mut registry);
-        self.traffic.register(&mut registry);
-        registry.register("larder_fills_under_way", "Archive downloads under way", self.fills.clone());
-        let passed_through = "Archives given to a client without being kept, because the disk would not take them";
-        registry.register("larder_passed_through", passed_through, self.passed_through.clone());
+        self.counters.register(&mut registry);
+        registry.register_collector(Box::new(Gauges(mirror)));
         registry
     }
 }
@@ -167,6 +162,7 @@ impl App {
             admin: bind("[admin]", config.admin.listen).await?,
         };
         let base = base(config, sockets.main.1);
+        let started = settings.clock.now();
         let door = Door {
             upstreams: config.upstreams.iter().map(|upstream| upstream.host.clone()).collect(),
             default_upstream: config.server.default_upstream.clone(),
@@ -180,7 +176,8 @@ impl App {
         let admin = Arc::new(Admin {
             mirror: Arc::clone(&mirror),
             access: Access::new(token, sockets.admin.1.ip()),
-            registry: metrics.registry(),
+            registry: metrics.registry(Arc::clone(&mirror), started),
+            started,
             requests: metrics.requests.clone(),
             base: base.clone(),
             clock: settings.clock.clone(),

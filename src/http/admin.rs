@@ -9,9 +9,9 @@ use prometheus_client::registry::Registry;
 
 use super::body::Body;
 use super::listener::Peer;
-use super::{Requests, admin_body, host_of, respond};
+use super::{Requests, admin_body, host_of, requests, respond};
 use crate::address::Hostname;
-use crate::clock::Clock;
+use crate::clock::{Clock, Timestamp};
 use crate::mirror::{Call, Mirror};
 use crate::protocol::admin::command::{self, Told};
 use crate::protocol::admin::{Access, AdminRoute, Command, Credentials, Nature, Refusal, Report, SinceStart};
@@ -28,6 +28,8 @@ pub struct Admin {
     pub access: Access,
     /// Everything that is counted.
     pub registry: Registry,
+    /// When it began.
+    pub started: Timestamp,
     /// Requests, for the status.
     pub requests: Requests,
     /// How clients reach the main listener.
@@ -42,6 +44,7 @@ impl Admin {
     /// Answers a request.
     pub async fn handle(self: Arc<Self>, request: Request<Incoming>, _peer: Peer) -> Response<Body> {
         let Some(route) = AdminRoute::parse(request.uri().path(), request.uri().query()) else {
+            self.requests.refused(requests::Refusal::AdminPath);
             return respond::errors(
                 StatusCode::NOT_FOUND,
                 vec![format!("there is nothing at {}", request.uri().path())],
@@ -54,23 +57,32 @@ impl Admin {
             _ => self.access.may_change(shown(&request)),
         };
         if let Err(refusal) = admitted {
+            self.requests.refused(match refusal {
+                Refusal::FromAPage => requests::Refusal::AdminPage,
+                Refusal::ForeignHost => requests::Refusal::AdminHost,
+                Refusal::NoToken => requests::Refusal::AdminToken,
+            });
             let code = if refusal == Refusal::NoToken { StatusCode::UNAUTHORIZED } else { StatusCode::FORBIDDEN };
             return respond::errors(code, vec![refusal.to_string()]);
         }
         match (route.nature(), request.method()) {
             (Nature::Reads, &Method::GET | &Method::HEAD) => self.tell(route).await,
             (Nature::Changes, &Method::POST) => self.change(route, request).await,
-            (nature, _) => wrong_method(nature),
+            (nature, _) => {
+                self.requests.refused(requests::Refusal::Method);
+                wrong_method(nature)
+            }
         }
     }
 
-    async fn tell(&self, route: AdminRoute) -> Response<Body> {
+    async fn tell(self: &Arc<Self>, route: AdminRoute) -> Response<Body> {
         match route {
             AdminRoute::Health => respond::word(StatusCode::OK, "ok"),
             AdminRoute::Ready if self.mirror.is_ready() => respond::word(StatusCode::OK, "ready"),
             AdminRoute::Ready => respond::word(StatusCode::SERVICE_UNAVAILABLE, "the store is not there"),
-            AdminRoute::Metrics => self.metrics(),
-            AdminRoute::Status => respond::json(StatusCode::OK, &self.status()),
+            // Both ask the disk.
+            AdminRoute::Metrics => self.looking(Self::metrics).await,
+            AdminRoute::Status => self.looking(|admin| respond::json(StatusCode::OK, &admin.status())).await,
             AdminRoute::ClientConfig(way) => match client_config::text(&self.mirror, &self.base, way).await {
                 Ok(text) => respond::word(StatusCode::OK, text),
                 Err(error) => respond::errors(StatusCode::INTERNAL_SERVER_ERROR, vec![error.to_string()]),
@@ -124,6 +136,15 @@ impl Admin {
         self.mirror.job(self.clock.now())
     }
 
+    /// Looks at what may block.
+    async fn looking(self: &Arc<Self>, look: impl FnOnce(&Self) -> Response<Body> + Send + 'static) -> Response<Body> {
+        let admin = Arc::clone(self);
+        match tokio::task::spawn_blocking(move || look(&admin)).await {
+            Ok(response) => response,
+            Err(_) => respond::errors(StatusCode::INTERNAL_SERVER_ERROR, vec!["it ended unexpectedly".into()]),
+        }
+    }
+
     fn metrics(&self) -> Response<Body> {
         let mut text = String::new();
         if prometheus_client::encoding::text::encode(&mut text, &self.registry).is_err() {
@@ -136,11 +157,19 @@ impl Admin {
     }
 
     fn status(&self) -> Report {
+        let now = self.clock.now();
+        let (sent_bytes, saved_bytes) = self.requests.sent_bytes();
         let since_start = SinceStart {
+            started: self.started,
+            seconds: now.since(self.started).as_secs(),
             requests: self.requests.by_outcome(),
-            sent_bytes: self.requests.sent_bytes(),
+            refused: self.requests.by_refusal(),
+            waiting_requests: self.mirror.waiting_requests(),
+            sent_bytes,
+            saved_bytes,
             upstream_bytes: self.mirror.upstream_bytes(),
             fills_under_way: self.mirror.fills_under_way(),
+            upstreams: self.mirror.upstream_states(now),
         };
         Report { mirror: self.mirror.status(), since_start: Some(since_start) }
     }

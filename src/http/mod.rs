@@ -6,9 +6,11 @@ mod admin_body;
 pub mod admin_client;
 mod body;
 pub mod clients;
+mod histogram;
 mod idle;
 pub mod listener;
 mod range;
+mod requests;
 pub mod respond;
 pub mod tls;
 
@@ -19,61 +21,20 @@ use std::time::Duration;
 use http::header::{self, HeaderMap};
 use http::{Method, Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::registry::Registry;
 use tokio::time::Instant;
 
 pub use self::admin::Admin;
 pub use self::body::Body;
+pub use self::requests::Requests;
 
 use self::clients::Clients;
 use self::listener::Peer;
+use self::requests::{Content, End, Refusal, Way, way_word};
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Clock;
 use crate::error::Error;
-use crate::mirror::Outcome;
 use crate::protocol::route::Route;
 use crate::protocol::{self, Failure, Protocols};
-
-/// Counters of what was answered.
-#[derive(Debug, Clone, Default)]
-pub struct Requests {
-    ended: Family<Ended, Counter>,
-    sent_bytes: Counter<u64, AtomicU64>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Ended {
-    route: &'static str,
-    outcome: &'static str,
-}
-
-const ROUTES: [&str; 7] = ["discovery", "versions", "download", "mirror-index", "mirror-version", "archive", "none"];
-const OUTCOMES: [&str; 10] =
-    ["hit", "miss", "passed", "revalidated", "stale", "gone", "absent", "refused", "error", "none"];
-
-impl Requests {
-    /// Registers the counters under their names.
-    pub fn register(&self, registry: &mut Registry) {
-        registry.register("larder_requests", "Requests answered, by route and outcome", self.ended.clone());
-        registry.register("larder_sent_bytes", "Body bytes sent to clients", self.sent_bytes.clone());
-    }
-
-    /// Body bytes sent since the start.
-    pub fn sent_bytes(&self) -> u64 {
-        self.sent_bytes.get()
-    }
-
-    /// Requests since the start, by outcome; those that never happened are left out.
-    pub fn by_outcome(&self) -> std::collections::BTreeMap<String, u64> {
-        // Only a look: asking for a label set that never happened must not make it.
-        let ended = |route, outcome| self.ended.get(&Ended { route, outcome }).map_or(0, |count| count.get());
-        let of = |outcome| ROUTES.iter().map(|route| ended(*route, outcome)).sum();
-        OUTCOMES.iter().map(|outcome| ((*outcome).to_owned(), of(*outcome))).filter(|(_, count)| *count > 0).collect()
-    }
-}
 
 /// The main listener's side of the protocols.
 #[derive(Debug)]
@@ -101,7 +62,7 @@ impl Main {
         let began = Instant::now();
         let number = self.number.fetch_add(1, Ordering::Relaxed);
         let head = request.method() == Method::HEAD;
-        let (response, route, outcome) = self.answer(&request, number, peer).await;
+        let (response, route, outcome) = self.answer(&request, number, peer, began).await;
         let status = response.status();
         let line = Line {
             number,
@@ -117,10 +78,9 @@ impl Main {
         let requests = self.requests.clone();
         response.map(|body| {
             body.when_done(move |bytes, broke_off| {
-                let outcome = if broke_off { "error" } else { outcome };
+                let outcome = if broke_off { End::Error } else { outcome };
                 let line = Line { outcome, ..line };
-                requests.ended.get_or_create(&Ended { route, outcome }).inc();
-                requests.sent_bytes.inc_by(bytes);
+                requests.ended(route, outcome, bytes);
                 line.write(bytes);
             })
         })
@@ -131,7 +91,8 @@ impl Main {
         request: &Request<Incoming>,
         number: u64,
         peer: Peer,
-    ) -> (Response<Body>, &'static str, &'static str) {
+        began: Instant,
+    ) -> (Response<Body>, Way, End) {
         let asked = protocol::Request {
             path: request.uri().path(),
             host: host_of(request),
@@ -144,31 +105,53 @@ impl Main {
         if !matches!(route, Ok(Route::Health | Route::Ready))
             && let Err(refusal) = self.clients.admit(peer.address.ip(), request.headers())
         {
-            return (respond::errors(StatusCode::FORBIDDEN, vec![refusal.to_string()]), "none", "refused");
+            self.requests.refused(Refusal::Client);
+            return (respond::errors(StatusCode::FORBIDDEN, vec![refusal.to_string()]), None, End::Refused);
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             let mut response =
                 respond::errors(StatusCode::METHOD_NOT_ALLOWED, vec!["only GET and HEAD are answered here".into()]);
             response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static("GET, HEAD"));
-            return (response, "none", "refused");
+            self.requests.refused(Refusal::Method);
+            return (response, None, End::Refused);
         }
         let route = match route {
             Ok(route) => route,
             Err(no_route) => {
                 let failure = Failure::from(no_route);
                 tracing::debug!(request = number, error = %failure, "no route");
-                return (respond::failure(&failure), "none", outcome_of(&failure));
+                return (respond::failure(&failure), None, self.end_of(&failure));
             }
         };
         match self.protocols.answer(&route, &asked).await {
             Ok(reply) => {
-                let outcome = reply.outcome.map_or("none", word_for);
-                (respond::reply(reply, &route, request), route.kind(), outcome)
+                let (outcome, age) = (reply.outcome.map_or(End::NoOutcome, End::from), reply.age);
+                let content = if age.is_some() { Content::Document } else { Content::Archive };
+                let response = respond::reply(reply, &route, request);
+                if let Some(age) = age {
+                    self.requests.aged(route.kind(), age);
+                }
+                if outcome == End::Hit {
+                    self.requests.hit(content, began.elapsed());
+                }
+                (response, Some(route.kind()), outcome)
             }
             Err(failure) => {
                 tell(number, &failure);
-                (respond::failure(&failure), route.kind(), outcome_of(&failure))
+                (respond::failure(&failure), Some(route.kind()), self.end_of(&failure))
             }
+        }
+    }
+
+    /// How a failure ends a request; counts it where it is a rule of ours.
+    fn end_of(&self, failure: &Failure) -> End {
+        if let Some(refusal) = Refusal::of(failure) {
+            self.requests.refused(refusal);
+        }
+        match respond::failure_status(failure) {
+            StatusCode::NOT_FOUND => End::Absent,
+            StatusCode::BAD_REQUEST | StatusCode::LOOP_DETECTED => End::Refused,
+            _ => End::Error,
         }
     }
 }
@@ -194,25 +177,6 @@ fn without_body(response: Response<Body>) -> Response<Body> {
     Response::from_parts(parts, Body::empty())
 }
 
-fn word_for(outcome: Outcome) -> &'static str {
-    match outcome {
-        Outcome::Hit => "hit",
-        Outcome::Miss => "miss",
-        Outcome::Passed => "passed",
-        Outcome::Revalidated => "revalidated",
-        Outcome::Stale => "stale",
-        Outcome::Gone => "gone",
-    }
-}
-
-fn outcome_of(failure: &Failure) -> &'static str {
-    match respond::failure_status(failure) {
-        StatusCode::NOT_FOUND => "absent",
-        StatusCode::BAD_REQUEST | StatusCode::LOOP_DETECTED => "refused",
-        _ => "error",
-    }
-}
-
 /// A failure is told where it is answered; that something does not exist is no news.
 fn tell(number: u64, failure: &Failure) {
     match failure {
@@ -232,8 +196,8 @@ struct Line {
     path: String,
     peer: Peer,
     status: StatusCode,
-    route: &'static str,
-    outcome: &'static str,
+    route: Way,
+    outcome: End,
     began: Instant,
 }
 
@@ -246,8 +210,8 @@ impl Line {
             request = number,
             client = %peer.address.ip(),
             status = status.as_u16(),
-            route,
-            outcome,
+            route = way_word(route),
+            outcome = outcome.word(),
             bytes,
             ms = took.as_millis() as u64,
             "{method} {path}",

@@ -11,7 +11,7 @@ use super::documents::RETRIES;
 use super::proof_set::ProofSet;
 pub use super::seen::ChangedFile;
 use super::sets::{self, NoSet};
-use super::{Call, Mirror, seen};
+use super::{AlarmKind, Call, Mirror, seen};
 use crate::address::{Package, Platform, Version, Versions, What};
 use crate::error::Error;
 
@@ -95,6 +95,7 @@ impl Mirror {
         for ((package, set), changes) in noting.await? {
             let key = set.proof().how.fingerprint().map(str::to_owned);
             self.keep_set(&package, set, now).await?;
+            self.settled(&package.provider, &package.version, AlarmKind::WaitsForAccept);
             let what = package.to_string();
             let seen::Changes { files, keys_before } = changes;
             let ruling = if files.is_empty() {

@@ -99,7 +99,7 @@ impl Mirror {
         if let Some(held) = self.held(wanted).await?
             && let Opened::Checked(archive) = self.open_held(package, &held, call).await?
         {
-            return Ok(Answer { value: archive, outcome: Outcome::Hit, fresh_until: call.now });
+            return Ok(Answer { value: archive, outcome: Outcome::Hit, fresh_until: call.now, checked: call.now });
         }
         let held = self.held_set(package).await?;
         if let Some(held) = &held
@@ -153,7 +153,7 @@ impl Mirror {
         }
         let in_memory = |bytes: &Bytes, digest| {
             let value = Archive::InMemory { bytes: bytes.clone(), digest };
-            Ok(Answer { value, outcome: Outcome::Hit, fresh_until: call.now })
+            Ok(Answer { value, outcome: Outcome::Hit, fresh_until: call.now, checked: call.now })
         };
         match file {
             SetFile::Sums => in_memory(&set.sums, set.sums_digest()),
@@ -175,7 +175,7 @@ impl Mirror {
         if let Some(held) = self.name_entry(package, digest).await?
             && let Opened::Checked(archive) = self.open_held(package, &held, call).await?
         {
-            return Ok(Answer { value: archive, outcome: Outcome::Hit, fresh_until: call.now });
+            return Ok(Answer { value: archive, outcome: Outcome::Hit, fresh_until: call.now, checked: call.now });
         }
         if self.link() == Link::Offline && !self.holds(digest).await? {
             return Err(self.missing(format!("the archive of {package}")));
@@ -206,7 +206,7 @@ impl Mirror {
             }
             Arrival::NoPlace(why) => (self.pass_through(package, set, why, call).await?, Outcome::Passed),
         };
-        Ok(Answer { value, outcome, fresh_until: call.now })
+        Ok(Answer { value, outcome, fresh_until: call.now, checked: call.now })
     }
 
     /// Waits until there is something to send: proven and kept, or large and under way (promise 3).

@@ -17,6 +17,7 @@ use crate::error::Error;
 use crate::upstream::ask::{Ask, Incoming, Validators};
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::origin;
+use crate::verify::Unproven;
 
 /// The archive of a proven set, as upstream is asked for it.
 pub(super) struct Asking {
@@ -123,6 +124,7 @@ impl Asking {
     /// ask is told.
     pub(super) async fn wrong(&self, actual: Digest) -> Error {
         let expected = self.set.document.shasum;
+        self.mirror.counters.unproven(&self.package.provider.host, Unproven::Bytes { actual, expected }.word());
         if let Err(error) = self.mirror.expire_set(&self.package, expected).await {
             tracing::error!(package = %self.package, %error, "a proof set could not be marked to be asked again");
         }

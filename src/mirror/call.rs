@@ -74,6 +74,8 @@ pub struct Answer<T> {
     pub outcome: Outcome,
     /// Until when it is fresh; already past for what is stale.
     pub fresh_until: Timestamp,
+    /// When upstream last confirmed it. Archives never age: of them, now.
+    pub checked: Timestamp,
 }
 
 /// A place among those that wait, for as long as this lives.
@@ -99,6 +101,11 @@ impl Mirror {
         let began = Instant::now();
         let now = call.now.after(began.saturating_duration_since(call.began));
         Call { now, began, deadline: began + self.limits.give_up_after, part: Part::Flight, ..call.clone() }
+    }
+
+    /// How many requests wait for upstreams now.
+    pub(super) fn waiting(&self) -> usize {
+        self.limits.waiting.saturating_sub(self.places.available_permits())
     }
 
     /// A place among those that wait for upstreams; a flight needs none.

@@ -76,6 +76,16 @@ pub enum Found {
     Missing,
 }
 
+impl Found {
+    /// The word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Damaged => "damaged",
+            Self::Missing => "missing",
+        }
+    }
+}
+
 /// What was done for an archive that was wrong.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "healed", rename_all = "snake_case")]
@@ -111,12 +121,15 @@ impl Mirror {
                 Ok(())
             })
             .await?;
+            self.counters.checked();
             return Ok(Checked::Right);
         }
         let found = if opened.is_some() { Found::Damaged } else { Found::Missing };
         match self.on_disk(move |mirror| mirror.take_off_all_names(digest, opened.as_ref())).await? {
             None => Ok(Checked::Gone),
             Some(names) => {
+                self.counters.checked();
+                self.counters.damaged(found);
                 let of = names.iter().map(|(package, _)| package.to_string()).collect();
                 let healed = self.fetch_again(names, call).await;
                 tracing::error!(%digest, ?found, ?of, ?healed, "a held archive was not what its digest says");

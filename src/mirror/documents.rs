@@ -8,6 +8,7 @@ use serde_json::value::RawValue;
 use tokio::sync::Semaphore;
 use url::Url;
 
+use super::counters::Stored;
 use super::freshness::{Age, Rule, Verdict, decide};
 use super::pull::{AskedAgain, Flight, Landed};
 use super::{Call, Mirror, parts, unless_gone};
@@ -208,8 +209,14 @@ impl Mirror {
         let kept = Arc::new(kept);
         let landed = Landed { age: kept.age(), value: Arc::clone(&kept) };
         let put = self.on_disk(move |mirror| mirror.put_document(&key, &kept.write(), kept.about.checked));
-        if let Err(error) = put.await {
-            tracing::error!(%error, "a document could not be kept");
+        match put.await {
+            Ok(()) => self.was_kept(),
+            Err(error) => {
+                tracing::error!(%error, "a document could not be kept");
+                if let Error::Store(why) = &error {
+                    self.was_not_kept(Stored::Document, why);
+                }
+            }
         }
         Ok(landed)
     }

@@ -6,6 +6,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::counters::{Because, Stored};
 use super::{Mirror, seen};
 use crate::address::Package;
 use crate::clock::Timestamp;
@@ -165,13 +166,13 @@ impl Mirror {
         let enough = self.limits.store_bytes / 100 * 98;
         // Whatever the totals say afterwards, no more goes than was too much.
         let too_much = self.taken_up().saturating_sub(enough);
-        self.evict_archives(|freed| freed >= too_much || !self.is_over(enough))?;
+        self.evict_archives(Because::SizeLimit, |freed| freed >= too_much || !self.is_over(enough))?;
         if victims == Victims::Archives || self.link() == Link::Offline {
             return Ok(());
         }
         // What is promised to fills is no reason to forget documents.
         let documents_alone_are_too_much = || self.store.index.totals().bytes() > enough;
-        for (key, _) in self.store.index.documents_by_age()? {
+        for (key, size_bytes) in self.store.index.documents_by_age()? {
             if !documents_alone_are_too_much() {
                 return Ok(());
             }
@@ -179,8 +180,9 @@ impl Mirror {
                 Key::ProofSet(package) => self.remove_set(package),
                 key => self.remove_document(key),
             };
-            if let Err(error) = evicted {
-                tracing::error!(?key, %error, "a document could not be evicted; it stays");
+            match evicted {
+                Ok(()) => self.counters.evicted(Stored::Document, Because::SizeLimit, size_bytes),
+                Err(error) => tracing::error!(?key, %error, "a document could not be evicted; it stays"),
             }
         }
         Ok(())
@@ -197,18 +199,18 @@ impl Mirror {
             return Err(StoreError::NoRoom { needed: bytes, limit, pinned });
         }
         let missing = bytes.saturating_sub(free);
-        self.evict_archives(|freed| freed >= missing)
+        self.evict_archives(Because::DiskFull, |freed| freed >= missing)
     }
 
     /// Evicts archives, least recently used first, until it is enough.
-    fn evict_archives(&self, enough: impl Fn(u64) -> bool) -> Result<(), StoreError> {
+    fn evict_archives(&self, because: Because, enough: impl Fn(u64) -> bool) -> Result<(), StoreError> {
         if self.link() == Link::Offline {
             return Ok(());
         }
         let _one_by_one = self.evicting.lock();
         let mut freed = 0;
         for _ in 0..ROUNDS {
-            let round = self.evict_round(|of_round| enough(freed + of_round))?;
+            let round = self.evict_round(because, |of_round| enough(freed + of_round))?;
             freed += round.freed;
             if round.passed_over == 0 || enough(freed) {
                 break;
@@ -218,7 +220,7 @@ impl Mirror {
     }
 
     /// Goes once over what is held. What is used meanwhile is passed over.
-    fn evict_round(&self, enough: impl Fn(u64) -> bool) -> Result<Round, StoreError> {
+    fn evict_round(&self, because: Because, enough: impl Fn(u64) -> bool) -> Result<Round, StoreError> {
         // The names after the archives: a name is written before its archive is in the index.
         let archives = self.store.index.archives_by_age()?;
         let names = self.names_by_digest()?;
@@ -236,20 +238,20 @@ impl Mirror {
                 gone_upstream.push(archive);
                 continue;
             }
-            round.note(unless_full(self.evict(&archive, of))?);
+            round.note(unless_full(self.evict(&archive, of, because))?);
         }
         for archive in gone_upstream {
             if enough(round.freed) {
                 return Ok(round);
             }
             tracing::warn!(digest = %archive.digest, "evicting an archive that upstream has deleted: nobody can bring it back");
-            round.note(unless_full(self.evict(&archive, names.of(&archive.digest)))?);
+            round.note(unless_full(self.evict(&archive, names.of(&archive.digest), because))?);
         }
         Ok(round)
     }
 
     /// Evicts one archive, and says how many bytes that freed; unless it was used since the look at the index.
-    fn evict(&self, archive: &IndexedArchive, of: &[Named]) -> Result<Option<u64>, StoreError> {
+    fn evict(&self, archive: &IndexedArchive, of: &[Named], because: Because) -> Result<Option<u64>, StoreError> {
         let digest = &archive.digest;
         let _lock = self.digest_lock(digest).lock();
         if self.store.index.archive(digest)?.is_none_or(|now| now.last_use != archive.last_use) {
@@ -263,6 +265,7 @@ impl Mirror {
         self.store.blobs.remove(digest)?;
         self.store.index.archive_gone(digest);
         self.checked.lock().remove(digest);
+        self.counters.evicted(Stored::Archive, because, archive.size_bytes);
         Ok(Some(archive.size_bytes))
     }
 

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use super::asking::{Asking, announced, contradiction};
 use super::attempts::{Agreed, Before};
+use super::counters::Stored;
 use super::download::{Ended, pump};
 use super::eviction::Reservation;
 use super::follow::Progress;
@@ -63,6 +64,7 @@ impl Fill {
         drop(landing);
         match ended {
             Ok(Filled::Held { bytes, held }) => {
+                self.mirror.was_kept();
                 let digest = held.digest;
                 self.progress.send_replace(Progress::Committed { bytes, held });
                 Some(digest)
@@ -88,6 +90,7 @@ impl Fill {
     fn could_not_be_kept(&self, why: &StoreError, what: &str) {
         let (package, store) = (&self.asking.package, self.mirror.store.root().display());
         tracing::error!(%package, %store, error = %why, to_do = why.to_do(), "{what}");
+        self.mirror.was_not_kept(Stored::Archive, why);
     }
 
     async fn fill(&mut self) -> Result<Filled, Error> {

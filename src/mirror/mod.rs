@@ -4,6 +4,7 @@
 //! a flight of its own, so whoever asked may leave without ending it for others.
 
 mod accept;
+mod alarms;
 mod archives;
 mod asking;
 mod attempts;
@@ -11,6 +12,7 @@ mod call;
 mod check;
 
 mod commit;
+mod counters;
 mod discovery;
 mod documents;
 mod download;
@@ -18,6 +20,7 @@ mod eviction;
 mod fill;
 mod follow;
 mod freshness;
+mod gauges;
 mod limits;
 mod names;
 mod opened;
@@ -45,24 +48,26 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::{Semaphore, watch};
 
 pub use self::accept::{Accepted, ChangedFile, Ruling};
+pub use self::alarms::{Alarm, AlarmKind, Trouble};
 pub use self::archives::{Archive, ArchiveRef};
 pub use self::call::{Answer, Call, Outcome};
 pub use self::check::{Found, Healed, Wrong};
+pub use self::counters::Counters;
 pub use self::documents::KeptDocument;
+pub use self::gauges::Gauges;
 pub use self::limits::Limits;
 pub use self::names::{HeldArchive, PackageHashesKnown};
 pub use self::passing::Passing;
 pub use self::proof_set::ProofSet;
 pub use self::purge::Purged;
 pub use self::refresh::{News, Refreshed};
-pub use self::status::Status;
+pub use self::status::{LeftAlone, Status, StoreState, UpstreamState};
 pub use self::verify::Step;
 
+use self::alarms::Alarms;
 use self::call::Errand;
 use self::documents::DocumentFlight;
 use self::fill::FillKey;
@@ -80,24 +85,13 @@ use crate::error::Error;
 use crate::store::{Key, Store, StoreError};
 pub use crate::upstream::outbound::Link;
 use crate::upstream::outbound::Outbound;
-use crate::upstream::{Traffic, Upstream, Upstreams};
+use crate::upstream::{Upstream, Upstreams};
 
 /// Archives up to this many bytes are proven whole before the status line, and checked on every read.
 pub const SMALL_ARCHIVE_BYTES: u64 = 1 << 20;
 
 /// How many missing things are listed.
 const MOST_MISSING: usize = 1000;
-
-/// What the mirror counts, or tells of what is counted below it.
-#[derive(Debug, Clone, Default)]
-pub struct Counters {
-    /// Requests to and bytes from upstreams.
-    pub traffic: Traffic,
-    /// Archive downloads under way.
-    pub fills: Gauge,
-    /// Archives that were given to a client without being kept.
-    pub passed_through: Counter,
-}
 
 /// The single door to everything that is mirrored.
 #[derive(Debug)]
@@ -122,6 +116,8 @@ pub struct Mirror {
     verifying: Arc<tokio::sync::Mutex<()>>,
     reserved: Arc<AtomicU64>,
     missing: Mutex<BTreeSet<String>>,
+    alarms: Mutex<Alarms>,
+    trouble: Mutex<Option<Trouble>>,
     places: Arc<Semaphore>,
     passing: Arc<Semaphore>,
     lengths: Remembered<FillKey, u64>,
@@ -139,6 +135,7 @@ impl Mirror {
         limits: Limits,
         counters: Counters,
     ) -> Arc<Self> {
+        upstreams.hosts().into_iter().for_each(|host| counters.expect(host));
         Arc::new(Self {
             store,
             upstreams,
@@ -160,6 +157,8 @@ impl Mirror {
             verifying: Arc::default(),
             reserved: Arc::default(),
             missing: Mutex::default(),
+            alarms: Mutex::default(),
+            trouble: Mutex::default(),
             places: Arc::new(Semaphore::new(limits.waiting)),
             passing: Arc::new(Semaphore::new(MOST_PASSING)),
             lengths: Remembered::default(),

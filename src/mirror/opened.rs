@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 use bytes::Bytes;
 
 use super::archives::Archive;
+use super::check::Found;
 use super::names::HeldArchive;
 use super::{Call, Mirror, SMALL_ARCHIVE_BYTES, unless_gone};
 use crate::address::Package;
@@ -27,7 +28,7 @@ impl Mirror {
         let digest = held.digest;
         let Some(blob) = self.on_disk(move |mirror| unless_gone(mirror.store.blobs.get(&digest))).await? else {
             tracing::warn!(%package, %digest, "the archive a name lists is not there; it is fetched again");
-            self.try_to_take_off(package, held, OffBecause::Missing).await;
+            self.try_to_take_off(package, held, Found::Missing).await;
             return Ok(Opened::Missing);
         };
         let small = blob.size_bytes() <= SMALL_ARCHIVE_BYTES;
@@ -39,7 +40,7 @@ impl Mirror {
             right.then_some(Archive::Held { blob, digest })
         };
         let Some(archive) = archive else {
-            self.try_to_take_off(package, held, OffBecause::Damaged).await;
+            self.try_to_take_off(package, held, Found::Damaged).await;
             return Ok(Opened::Damaged);
         };
         self.used(digest, call.now);
@@ -89,31 +90,27 @@ impl Mirror {
     }
 
     /// That it cannot be taken off costs nobody the answer: it is fetched again, or passed through.
-    async fn try_to_take_off(self: &Arc<Self>, package: &Package, held: &HeldArchive, because: OffBecause) {
+    async fn try_to_take_off(self: &Arc<Self>, package: &Package, held: &HeldArchive, because: Found) {
         if let Err(error) = self.take_off(package, held, because).await {
             tracing::error!(%package, digest = %held.digest, %error, "an archive that cannot be served could not be taken off its name");
         }
     }
 
-    async fn take_off(
-        self: &Arc<Self>,
-        package: &Package,
-        held: &HeldArchive,
-        because: OffBecause,
-    ) -> Result<(), Error> {
+    async fn take_off(self: &Arc<Self>, package: &Package, held: &HeldArchive, because: Found) -> Result<(), Error> {
         let (package, digest, fast) = (package.clone(), held.digest, held.fast);
         self.on_disk(move |mirror| {
             let _lock = mirror.digest_lock(&digest).lock();
             // Somebody may have put it right since it was looked at.
             match (because, mirror.store.blobs.get(&digest)?) {
-                (OffBecause::Missing, Some(_)) => return Ok(()),
-                (OffBecause::Damaged, Some(blob)) if unless_damaged(blob.fast_hash())? == Some(fast) => return Ok(()),
-                (OffBecause::Damaged, Some(_)) => mirror.store.blobs.set_aside(&digest)?,
+                (Found::Missing, Some(_)) => return Ok(()),
+                (Found::Damaged, Some(blob)) if unless_damaged(blob.fast_hash())? == Some(fast) => return Ok(()),
+                (Found::Damaged, Some(_)) => mirror.store.blobs.set_aside(&digest)?,
                 (_, None) => {}
             }
             mirror.checked.lock().remove(&digest);
             mirror.change_name(&package, |name| name.archives.retain(|held| held.digest != digest))?;
             mirror.store.index.archive_gone(&digest);
+            mirror.counters.damaged(because);
             mirror.changed(&package.provider);
             Ok(())
         })
@@ -124,13 +121,6 @@ impl Mirror {
 /// What came of opening an archive that a name lists.
 pub(super) enum Opened {
     Checked(Archive),
-    Missing,
-    Damaged,
-}
-
-/// Why an archive is taken off its name.
-#[derive(Debug, Clone, Copy)]
-enum OffBecause {
     Missing,
     Damaged,
 }

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use url::Url;
 
+use super::counters::REPUBLISHED;
 use super::proof_set::{About, KeptSet, ProofSet};
 use super::seen::{self, History};
-use super::{Call, Mirror};
+use super::{AlarmKind, Call, Mirror};
 use crate::address::Package;
 use crate::clock::Timestamp;
 use crate::error::Error;
@@ -70,7 +71,10 @@ impl Mirror {
         )?;
         let proven = prove(policy, &sums.0, &signature.0, document).await;
         // It may quote what upstream wrote, and that may be the query of a URL.
-        let proof = proven.map_err(|verdict| unverified(visit.what, &url, relayed(&verdict)))?;
+        let proof = proven.map_err(|(kind, verdict)| {
+            self.counters.unproven(&visit.package.provider.host, kind);
+            unverified(visit.what, &url, relayed(&verdict))
+        })?;
         for warning in &proof.warnings {
             tracing::warn!(package = %visit.package, warning, "a proof was accepted with a warning");
         }
@@ -142,14 +146,21 @@ impl Mirror {
         let of = package.clone();
         let judged =
             self.on_disk(move |mirror| seen::judge(mirror, &of, &checksums, fingerprint.as_deref(), now)).await?;
+        let Package { provider, version, .. } = package;
         match judged {
-            History::Consistent => Ok(()),
+            History::Consistent => {
+                self.settled(provider, version, AlarmKind::WaitsForAccept);
+                Ok(())
+            }
             History::RepublishedByKnownKey { file } => {
                 tracing::error!(%package, file, "ALARM: upstream has published this version anew, signed by a key known for the provider; the new set is served");
+                self.alarm(provider, version, AlarmKind::Republished, Some(&relayed(&file)), now);
                 Ok(())
             }
             History::RepublishedByStranger { file } => {
                 let file = relayed(&file);
+                self.counters.unproven(&provider.host, REPUBLISHED);
+                self.alarm(provider, version, AlarmKind::WaitsForAccept, Some(&file), now);
                 let verdict = format!(
                     "its SHA256SUMS give {file} another digest than was proven before, and no key known for this provider vouches for that; if its publisher did this, `larder accept {}@{}` takes it",
                     package.provider, package.version
@@ -199,14 +210,19 @@ pub(super) fn not_of_the_document(error: Error, what: &str) -> Error {
     }
 }
 
-/// Judges a set where it may take its time: a registry may list many keys.
-async fn prove(policy: Policy, sums: &Bytes, signature: &Bytes, document: DownloadDocument) -> Result<Proof, String> {
+/// Judges a set where it may take its time: a registry may list many keys. An error with its word for metrics.
+async fn prove(
+    policy: Policy,
+    sums: &Bytes,
+    signature: &Bytes,
+    document: DownloadDocument,
+) -> Result<Proof, (&'static str, String)> {
     let (sums, signature) = (sums.clone(), signature.clone());
     let judging = tokio::task::spawn_blocking(move || {
         judge(policy, &sums, &signature, &document.keys, document.filename.as_str(), &document.shasum)
     });
     match judging.await {
-        Ok(judged) => judged.map(|(proof, _)| proof).map_err(|verdict| verdict.to_string()),
-        Err(_) => Err("judging it ended unexpectedly".to_owned()),
+        Ok(judged) => judged.map(|(proof, _)| proof).map_err(|verdict| (verdict.word(), verdict.to_string())),
+        Err(_) => Err(("signature", "judging it ended unexpectedly".to_owned())),
     }
 }

@@ -47,11 +47,13 @@ impl Mirror {
         let answer = |landed: Landed<T>, outcome| Answer {
             outcome: if landed.age.gone { Outcome::Gone } else { outcome },
             fresh_until: rule.fresh_until(landed.age),
+            checked: landed.age.checked,
             value: landed.value,
         };
         let stale = |held: Landed<T>| Answer {
             outcome: if held.age.gone { Outcome::Gone } else { Outcome::Stale },
             fresh_until: call.now,
+            checked: held.age.checked,
             value: held.value,
         };
         match (verdict, held) {

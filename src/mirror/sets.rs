@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::counters::Stored;
 use super::discovery::Faith;
 use super::documents::RETRIES;
 use super::freshness::{Age, Verdict, decide};
@@ -78,12 +79,14 @@ impl Mirror {
         let answer = self.pull(&what, &package.provider.host, call, &rule, landed, fly).await?;
         Ok(match (answer.outcome, fallback) {
             (Outcome::Stale | Outcome::Gone, Some(predecessor)) => {
-                Answer { value: predecessor, outcome: answer.outcome, fresh_until: call.now }
+                let checked = seen.map_or(answer.checked, |age| age.checked);
+                Answer { value: predecessor, outcome: answer.outcome, fresh_until: call.now, checked }
             }
             (outcome, fallback) => {
                 // As long as only the predecessor's archive is held, every answer asks.
                 let fresh_until = if fallback.is_some() { call.now } else { answer.fresh_until };
-                Answer { value: Arc::clone(&answer.value.current), outcome, fresh_until }
+                let checked = answer.checked;
+                Answer { value: Arc::clone(&answer.value.current), outcome, fresh_until, checked }
             }
         })
     }
@@ -344,8 +347,14 @@ impl Mirror {
                 return Ok(kept);
             }
             match mirror.store.records.put(&key, &kept.write(), Durability::Lazy) {
-                Ok(size_bytes) => mirror.store.index.document_kept(&key, size_bytes, kept.age.checked),
-                Err(error) => tracing::error!(package = %of, %error, "a proof set could not be kept"),
+                Ok(size_bytes) => {
+                    mirror.store.index.document_kept(&key, size_bytes, kept.age.checked);
+                    mirror.was_kept();
+                }
+                Err(error) => {
+                    tracing::error!(package = %of, %error, "a proof set could not be kept");
+                    mirror.was_not_kept(Stored::Document, &error);
+                }
             }
             drop(lock);
             mirror.keep_to_the_limit();

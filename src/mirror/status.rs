@@ -2,9 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Link, Mirror};
+use super::{Alarm, Link, Mirror, Trouble};
 use crate::address::Hostname;
+use crate::clock::Timestamp;
 use crate::store::Totals;
+use crate::upstream::OfUpstream;
 
 /// What a mirror has, and what it stands for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -13,8 +15,16 @@ pub struct Status {
     pub version: String,
     /// The store folder.
     pub store: String,
+    /// How the store is.
+    pub store_state: StoreState,
+    /// Why it would not take what it was last given; none where it did.
+    pub trouble: Option<Trouble>,
     /// The size limit, in bytes.
     pub max_size_bytes: u64,
+    /// What its disk still takes, in bytes; none where that cannot be told.
+    pub free_bytes: Option<u64>,
+    /// The size of its index on disk, in bytes.
+    pub index_bytes: u64,
     /// How many archives are stored.
     pub archives: u64,
     /// Their size, in bytes.
@@ -29,6 +39,63 @@ pub struct Status {
     pub upstreams: Vec<String>,
     /// What was asked for while offline and is not held, since the start; at most a thousand things.
     pub missing: Vec<String>,
+    /// What an operator should look at, since the start; at most a thousand things.
+    pub alarms: Vec<Alarm>,
+}
+
+/// How a store is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StoreState {
+    /// It is there, and takes what it is given.
+    Ready,
+    /// It is there, and would not take what it was last given.
+    NotKeeping,
+    /// Its disk is mounted for reading alone.
+    ReadOnly,
+    /// It was removed or replaced, or its folder cannot be looked at.
+    Gone,
+}
+
+impl StoreState {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Ready, Self::NotKeeping, Self::ReadOnly, Self::Gone];
+
+    /// The word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::NotKeeping => "not-keeping",
+            Self::ReadOnly => "read-only",
+            Self::Gone => "gone",
+        }
+    }
+}
+
+/// An upstream since the start, and now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UpstreamState {
+    /// Its host.
+    pub host: String,
+    /// Requests sent.
+    pub requests: u64,
+    /// Those that brought no answer, or 429 or 5xx.
+    pub failed: u64,
+    /// Body bytes received.
+    pub bytes: u64,
+    /// Requests that larder refused to make.
+    pub refused: u64,
+    /// The origins that are left alone now.
+    pub left_alone: Vec<LeftAlone>,
+}
+
+/// An origin that is left alone after failures.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeftAlone {
+    /// `https://HOST`
+    pub origin: String,
+    /// For how much longer, in seconds.
+    pub seconds: u64,
 }
 
 impl Mirror {
@@ -47,13 +114,49 @@ impl Mirror {
         self.counters.fills.get()
     }
 
-    /// What there is to say of the store and its upstreams.
+    /// Requests that wait for an upstream.
+    pub fn waiting_requests(&self) -> u64 {
+        self.waiting() as u64
+    }
+
+    /// How the store is. Asks the disk.
+    pub fn store_state(&self) -> StoreState {
+        if self.store.check().is_err() {
+            return StoreState::Gone;
+        }
+        match self.store.room() {
+            Ok(room) if room.is_read_only => StoreState::ReadOnly,
+            _ if self.trouble().is_some() => StoreState::NotKeeping,
+            _ => StoreState::Ready,
+        }
+    }
+
+    /// Each upstream, since the start and now.
+    pub fn upstream_states(&self, now: Timestamp) -> Vec<UpstreamState> {
+        let left_alone = self.outbound.left_alone(now);
+        let state = |host: &Hostname| {
+            let OfUpstream { requests, failed, bytes, refused } = self.counters.traffic.of(host);
+            let of_it = left_alone.iter().filter(|(upstream, ..)| upstream == host);
+            let mut left_alone: Vec<LeftAlone> = of_it
+                .map(|(_, origin, until)| LeftAlone { origin: origin.to_string(), seconds: until.since(now).as_secs() })
+                .collect();
+            left_alone.sort_by(|one, other| one.origin.cmp(&other.origin));
+            UpstreamState { host: host.to_string(), requests, failed, bytes, refused, left_alone }
+        };
+        self.hosts().into_iter().map(state).collect()
+    }
+
+    /// What there is to say of the store and its upstreams. Asks the disk.
     pub fn status(&self) -> Status {
         let Totals { archives, archive_bytes, documents, document_bytes } = self.store.index.totals();
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             store: self.store.root().display().to_string(),
+            store_state: self.store_state(),
+            trouble: self.trouble(),
             max_size_bytes: self.limits.store_bytes,
+            free_bytes: self.store.free_bytes().ok(),
+            index_bytes: self.store.index.disk_bytes(),
             archives,
             archive_bytes,
             documents,
@@ -61,6 +164,7 @@ impl Mirror {
             offline: self.link() == Link::Offline,
             upstreams: self.hosts().into_iter().map(ToString::to_string).collect(),
             missing: self.missing.lock().iter().cloned().collect(),
+            alarms: self.alarms(),
         }
     }
 }

@@ -11,7 +11,7 @@ use super::discovery::Faith;
 use super::documents::{DocumentFlight, KeptDocument, Meanwhile};
 use super::freshness::Age;
 use super::single_flight::Awaited;
-use super::{Answer, Call, Errand, Mirror, seen, unless_gone};
+use super::{AlarmKind, Answer, Call, Errand, Mirror, seen, unless_gone};
 use crate::address::{Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
 use crate::error::Error;
@@ -96,7 +96,7 @@ impl Mirror {
             (Ok(Fetched::Unchanged), Some(before)) => {
                 let of_upstream = Arc::new(KeptDocument { dropped: Bytes::new(), ..(*before).clone() });
                 let list = of_upstream.versions().await.map_err(&unusable)?;
-                let dropped = self.dropped_but_held(upstream, address, &list, Some(&before)).await?;
+                let dropped = self.dropped_but_held(upstream, address, &list, Some(&before), call.now).await?;
                 KeptDocument { dropped, ..before.checked_again(call.now, false) }
             }
             (Ok(Fetched::Unchanged), None) => return Err(unusable("304 to an unconditional request".into()).into()),
@@ -104,7 +104,7 @@ impl Mirror {
                 let mut kept = KeptDocument::of(document, asked, call.now);
                 let list = Arc::new(kept.clone()).versions().await;
                 let list = list.map_err(|why| unusable(format!("its version list: {why}")))?;
-                kept.dropped = self.dropped_but_held(upstream, address, &list, before.as_ref()).await?;
+                kept.dropped = self.dropped_but_held(upstream, address, &list, before.as_ref(), call.now).await?;
                 self.note_new_versions(address, &list, call.now).await?;
                 kept
             }
@@ -137,6 +137,7 @@ impl Mirror {
         address: &ProviderAddress,
         list: &VersionList,
         before: Option<&Arc<KeptDocument>>,
+        now: Timestamp,
     ) -> Result<Bytes, Error> {
         if !upstream.settings.keep_gone {
             return Ok(Bytes::new());
@@ -154,10 +155,14 @@ impl Mirror {
             None => None,
         };
         let dropped_before: HashSet<Version> = before.map(|before| before.dropped_versions()).unwrap_or_default();
+        for version in dropped_before.iter().filter(|version| !held.contains_key(version)) {
+            self.settled(address, version, AlarmKind::Dropped);
+        }
         let mut entries = Vec::new();
         for (version, platforms) in held {
             if !dropped_before.contains(&version) {
                 tracing::warn!(provider = %address, %version, "upstream has dropped a version that is held; it stays listed (keep_gone)");
+                self.alarm(address, &version, AlarmKind::Dropped, None, now);
             }
             let as_written = earlier.as_ref().and_then(|list| list.get(&version)).map(|entry| entry.raw.clone());
             entries.extend(as_written.or_else(|| entry_of(&version, &platforms)));

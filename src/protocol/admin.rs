@@ -2,6 +2,7 @@
 
 pub mod command;
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -12,18 +13,19 @@ use subtle::ConstantTimeEq;
 pub use self::command::Command;
 
 use super::{Content, Reply};
-use crate::mirror::{Mirror, Status};
+use crate::clock::Timestamp;
+use crate::mirror::{Mirror, Status, UpstreamState};
 
 /// The answer to `/healthz`: the process runs.
 pub(super) fn health() -> Reply {
-    Reply { content: Content::Word { well: true, text: "ok" }, outcome: None }
+    Reply { content: Content::Word { well: true, text: "ok" }, outcome: None, age: None }
 }
 
 /// The answer to `/readyz`: the store is open, whatever the upstreams do.
 pub(super) fn readiness(mirror: &Arc<Mirror>) -> Reply {
     let well = mirror.is_ready();
     let text = if well { "ready" } else { "the store is not there" };
-    Reply { content: Content::Word { well, text }, outcome: None }
+    Reply { content: Content::Word { well, text }, outcome: None, age: None }
 }
 
 /// What can be asked on the admin listener.
@@ -172,14 +174,26 @@ pub struct Report {
 /// What a running larder has done.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SinceStart {
+    /// When that was, in seconds since 1970.
+    pub started: Timestamp,
+    /// How long ago, in seconds.
+    pub seconds: u64,
     /// Requests by how they ended.
-    pub requests: std::collections::BTreeMap<String, u64>,
+    pub requests: BTreeMap<String, u64>,
+    /// Requests that were not answered, by the rule that says so.
+    pub refused: BTreeMap<String, u64>,
+    /// Requests that wait for an upstream now.
+    pub waiting_requests: u64,
     /// Body bytes sent to clients.
     pub sent_bytes: u64,
+    /// How many of them came out of the store, and nobody was asked for them.
+    pub saved_bytes: u64,
     /// Body bytes received from upstreams.
     pub upstream_bytes: u64,
     /// Downloads under way.
     pub fills_under_way: i64,
+    /// Each upstream.
+    pub upstreams: Vec<UpstreamState>,
 }
 
 #[cfg(test)]

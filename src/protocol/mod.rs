@@ -10,6 +10,7 @@ pub mod rendered;
 pub mod route;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use self::rendered::{Answers, Kept, Rendered};
 use self::route::{Door, Form, Mount, NoRoute, Route};
@@ -43,6 +44,8 @@ pub struct Reply {
     pub content: Content,
     /// How it came about; `None` for what has nothing to do with the mirror.
     pub outcome: Option<Outcome>,
+    /// Of a document: how long ago upstream confirmed it.
+    pub age: Option<Duration>,
 }
 
 /// What goes out.
@@ -97,8 +100,9 @@ impl Protocols {
         self.mirror.refuse_loops(&request.via)?;
         let form = self.mount.form(&request.via);
         let revision = route.provider().map_or(0, |provider| self.mirror.revision(provider));
-        if let Some(rendered) = self.answers.fresh(route, form, revision, request.now) {
-            return Ok(Reply { content: Content::Document(rendered), outcome: Some(Outcome::Hit) });
+        if let Some((rendered, checked)) = self.answers.fresh(route, form, revision, request.now) {
+            let age = Some(request.now.since(checked));
+            return Ok(Reply { content: Content::Document(rendered), outcome: Some(Outcome::Hit), age });
         }
         let call = self.mirror.call(request.now, request.via.clone(), request.takes_unknown_length);
         let links = Links { mount: &self.mount, form };
@@ -114,7 +118,7 @@ impl Protocols {
                 network_mirror::version(&self.mirror, address, version, &call, links).await?
             }
         };
-        let Answer { value, outcome, fresh_until } = document;
+        let Answer { value, outcome, fresh_until, checked } = document;
         let rendered = Arc::new(render(value).await);
         // What is gone upstream says so in every answer, so it is rendered each time. Kept with the revision
         // from before: if anything changed while it was made, the next request makes it again.
@@ -122,10 +126,11 @@ impl Protocols {
             self.answers.keep(
                 route.clone(),
                 form,
-                Kept { rendered: Arc::clone(&rendered), made: request.now, fresh_until, revision },
+                Kept { rendered: Arc::clone(&rendered), made: request.now, checked, fresh_until, revision },
             );
         }
-        Ok(Reply { content: Content::Document(rendered), outcome: Some(outcome) })
+        let age = Some(request.now.since(checked));
+        Ok(Reply { content: Content::Document(rendered), outcome: Some(outcome), age })
     }
 }
 

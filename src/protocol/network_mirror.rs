@@ -48,11 +48,11 @@ pub(super) async fn index(
     address: &ProviderAddress,
     call: &Call,
 ) -> Result<Answer<Vec<u8>>, Error> {
-    let Answer { value, outcome, fresh_until } = mirror.provider_versions(address, call).await?;
+    let Answer { value, outcome, fresh_until, checked } = mirror.provider_versions(address, call).await?;
     let list = value.versions().await.map_err(|why| unreadable(address, why))?;
     let versions = list.versions.iter().map(|listed| (&listed.version, Nothing {})).collect();
     let body = serde_json::to_vec(&Index { versions }).map_err(|e| unreadable(address, e.to_string()))?;
-    Ok(Answer { value: body, outcome, fresh_until })
+    Ok(Answer { value: body, outcome, fresh_until, checked })
 }
 
 /// `VERSION.json`: the archives of a version. A version that is not there has none: with 404 the client
@@ -65,7 +65,7 @@ pub(super) async fn version(
     links: Links<'_>,
 ) -> Result<Answer<Vec<u8>>, Error> {
     let list = mirror.provider_versions(address, call).await?;
-    let mut answer = Answered { outcome: list.outcome, fresh_until: list.fresh_until };
+    let mut answer = Answered { outcome: list.outcome, fresh_until: list.fresh_until, checked: list.checked };
     let listed = list.value.versions().await.map_err(|why| unreadable(address, why))?;
     let mut archives = Archives::default();
     if let Some(listed) = listed.get(version) {
@@ -88,13 +88,15 @@ pub(super) async fn version(
         }
     }
     let body = serde_json::to_vec(&archives).map_err(|e| unreadable(address, e.to_string()))?;
-    Ok(Answer { value: body, outcome: answer.outcome, fresh_until: answer.fresh_until })
+    let Answered { outcome, fresh_until, checked } = answer;
+    Ok(Answer { value: body, outcome, fresh_until, checked })
 }
 
 /// How an answer that is made of several came about: as the least certain of them.
 struct Answered {
     outcome: Outcome,
     fresh_until: Timestamp,
+    checked: Timestamp,
 }
 
 impl Answered {
@@ -110,6 +112,7 @@ impl Answered {
             self.outcome = other.outcome;
         }
         self.fresh_until = self.fresh_until.min(other.fresh_until);
+        self.checked = self.checked.min(other.checked);
     }
 
     /// Something is missing from the answer, so it is not given out for longer than this.

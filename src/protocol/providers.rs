@@ -26,12 +26,12 @@ pub(super) async fn versions(
     address: &ProviderAddress,
     call: &Call,
 ) -> Result<Answer<Vec<u8>>, Error> {
-    let Answer { value, outcome, fresh_until } = mirror.provider_versions(address, call).await?;
+    let Answer { value, outcome, fresh_until, checked } = mirror.provider_versions(address, call).await?;
     let unreadable =
         |why: String| Error::Interrupted(format!("the held version list of {address} cannot be read: {why}"));
     let list = value.versions().await.map_err(unreadable)?;
     let body = list_of(&list).map_err(|e| unreadable(e.to_string()))?;
-    Ok(Answer { value: body, outcome, fresh_until })
+    Ok(Answer { value: body, outcome, fresh_until, checked })
 }
 
 /// A version list as it goes out: every entry and every other member as upstream wrote it.
@@ -47,13 +47,13 @@ pub(super) async fn download(
     call: &Call,
     links: Links<'_>,
 ) -> Result<Answer<Vec<u8>>, Error> {
-    let Answer { value: set, outcome, fresh_until } = mirror.proof_set(package, call).await?;
+    let Answer { value: set, outcome, fresh_until, checked } = mirror.proof_set(package, call).await?;
     let unreadable =
         |why: String| Error::Interrupted(format!("the held download document of {package} cannot be read: {why}"));
     let references = set.references(package).map_err(|e| unreadable(e.to_string()))?;
     let urls = references.map(|reference| links.to(&Route::ProviderFile(reference).path()));
     let body = with_urls(&set.document, urls).map_err(|e| unreadable(e.to_string()))?;
-    Ok(Answer { value: body, outcome, fresh_until })
+    Ok(Answer { value: body, outcome, fresh_until, checked })
 }
 
 /// A download document with other URLs of its archive, its SHA256SUMS and the signature (promise 5).

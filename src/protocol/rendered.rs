@@ -59,6 +59,8 @@ pub struct Kept {
     pub rendered: Arc<Rendered>,
     /// When it was made.
     pub made: Timestamp,
+    /// When upstream had last confirmed what it is made of.
+    pub checked: Timestamp,
     /// Until when it is fresh.
     pub fresh_until: Timestamp,
     /// What the mirror's revision of its provider was when it was rendered.
@@ -77,12 +79,18 @@ impl Answers {
         Self(Cache::builder().max_capacity(bytes).weigher(weigh).build())
     }
 
-    /// The answer to a route, if it is fresh and nothing changed since.
-    pub fn fresh(&self, route: &Route, form: Form, revision: u64, now: Timestamp) -> Option<Arc<Rendered>> {
+    /// The answer to a route, if it is fresh and nothing changed since; and when upstream had confirmed it.
+    pub fn fresh(
+        &self,
+        route: &Route,
+        form: Form,
+        revision: u64,
+        now: Timestamp,
+    ) -> Option<(Arc<Rendered>, Timestamp)> {
         let kept = self.0.get(&(route.clone(), form))?;
         // A clock that was set back would keep it for ever.
         let timely = kept.made <= now && now < kept.fresh_until;
-        (timely && kept.revision == revision).then_some(kept.rendered)
+        (timely && kept.revision == revision).then_some((kept.rendered, kept.checked))
     }
 
     /// Keeps an answer.

@@ -184,15 +184,15 @@ impl Route {
     }
 
     /// What kind of thing it is, for logs and counters.
-    pub fn kind(&self) -> &'static str {
+    pub fn kind(&self) -> RouteKind {
         match self {
-            Self::Discovery(_) => "discovery",
-            Self::ProviderVersions(_) => "versions",
-            Self::ProviderDownload(_) => "download",
-            Self::MirrorIndex(_) => "mirror-index",
-            Self::MirrorVersion(..) => "mirror-version",
-            Self::ProviderFile(_) => "archive",
-            Self::Health | Self::Ready => "health",
+            Self::Discovery(_) => RouteKind::Discovery,
+            Self::ProviderVersions(_) => RouteKind::Versions,
+            Self::ProviderDownload(_) => RouteKind::Download,
+            Self::MirrorIndex(_) => RouteKind::MirrorIndex,
+            Self::MirrorVersion(..) => RouteKind::MirrorVersion,
+            Self::ProviderFile(_) => RouteKind::Archive,
+            Self::Health | Self::Ready => RouteKind::Health,
         }
     }
 
@@ -205,6 +205,55 @@ impl Route {
             Self::ProviderDownload(package) => Some(&package.provider),
             Self::ProviderFile(wanted) => Some(&wanted.package.provider),
             Self::Discovery(_) | Self::Health | Self::Ready => None,
+        }
+    }
+}
+
+/// What kind of thing is asked for, for logs and counters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RouteKind {
+    /// A discovery document.
+    Discovery,
+    /// A version list.
+    Versions,
+    /// A download document.
+    Download,
+    /// `index.json` of a network mirror.
+    MirrorIndex,
+    /// `VERSION.json` of a network mirror.
+    MirrorVersion,
+    /// An archive, or a file beside it.
+    Archive,
+    /// A probe.
+    Health,
+}
+
+impl RouteKind {
+    /// The kinds that are documents, which age.
+    pub const DOCUMENTS: [Self; 5] =
+        [Self::Discovery, Self::Versions, Self::Download, Self::MirrorIndex, Self::MirrorVersion];
+
+    /// All of them, each at its place.
+    pub const ALL: [Self; 7] = [
+        Self::Discovery,
+        Self::Versions,
+        Self::Download,
+        Self::MirrorIndex,
+        Self::MirrorVersion,
+        Self::Archive,
+        Self::Health,
+    ];
+
+    /// The word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Discovery => "discovery",
+            Self::Versions => "versions",
+            Self::Download => "download",
+            Self::MirrorIndex => "mirror-index",
+            Self::MirrorVersion => "mirror-version",
+            Self::Archive => "archive",
+            Self::Health => "health",
         }
     }
 }

@@ -82,6 +82,14 @@ impl Entries {
         }
     }
 
+    /// What they take up on the disk; nothing where that cannot be told.
+    pub(super) fn disk_bytes(&self) -> u64 {
+        match self {
+            Self::OnDisk(db) => db.size_on_disk().unwrap_or_default(),
+            Self::InMemory(_) => 0,
+        }
+    }
+
     pub(super) fn flush(&self) -> Result<(), StoreError> {
         match self {
             Self::OnDisk(db) => db.flush().map(drop).map_err(failed),

@@ -225,6 +225,11 @@ impl Index {
         *self.totals.lock()
     }
 
+    /// What it takes up on the disk, in bytes.
+    pub fn disk_bytes(&self) -> u64 {
+        self.entries.read().disk_bytes()
+    }
+
     /// Notes an archive that was kept, which was held against its digest for that.
     pub fn archive_kept(&self, digest: &Digest, size_bytes: u64, now: Timestamp) {
         self.note(&archive_key(digest), |_| Some(Entry { last_use: now, size_bytes, last_check: now }));

@@ -30,6 +30,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustix::fs::StatVfsMountFlags;
+
 pub use self::blobs::{Blob, Blobs, FileBytes, READ_AT_ONCE};
 pub use self::index::{Index, IndexedArchive, Totals};
 pub use self::key::Key;
@@ -140,6 +142,15 @@ impl StoreError {
     }
 }
 
+/// The disk of a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// How many bytes it still takes.
+    pub free_bytes: u64,
+    /// Whether it is mounted for reading alone.
+    pub is_read_only: bool,
+}
+
 /// One store, and the lock that makes it ours.
 #[derive(Debug)]
 pub struct Store {
@@ -202,9 +213,17 @@ impl Store {
 
     /// How many bytes the disk still takes.
     pub fn free_bytes(&self) -> Result<u64, StoreError> {
+        self.room().map(|room| room.free_bytes)
+    }
+
+    /// The disk, as it is now.
+    pub fn room(&self) -> Result<Room, StoreError> {
         let told = rustix::fs::statvfs(&self.root);
         let told = told.map_err(|e| StoreError::io("ask for the free room at", &self.root, e.into()))?;
-        Ok(told.f_bavail.saturating_mul(told.f_frsize))
+        Ok(Room {
+            free_bytes: told.f_bavail.saturating_mul(told.f_frsize),
+            is_read_only: told.f_flag.contains(StatVfsMountFlags::RDONLY),
+        })
     }
 
     /// The folder everything is in.

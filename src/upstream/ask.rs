@@ -2,10 +2,10 @@
 
 use bytes::Bytes;
 use http::header::{self, HeaderMap};
+use prometheus_client::metrics::counter::Counter;
 use serde::{Deserialize, Serialize};
 use url::Url;
 
-use super::Traffic;
 use super::breaker::Origin;
 use super::error::{Fault, UpstreamError};
 use super::grant::Grant;
@@ -111,8 +111,7 @@ pub struct Incoming {
     pub validators: Validators,
     pub(super) what: String,
     pub(super) at: String,
-    pub(super) upstream: Hostname,
-    pub(super) traffic: Traffic,
+    pub(super) brought: Counter,
     pub(super) _permit: Permit,
 }
 
@@ -121,7 +120,7 @@ impl Incoming {
     pub async fn next(&mut self) -> Result<Option<Bytes>, UpstreamError> {
         match self.response.chunk().await {
             Ok(piece) => {
-                self.traffic.brought(&self.upstream, piece.as_ref().map_or(0, Bytes::len));
+                self.brought.inc_by(piece.as_ref().map_or(0, Bytes::len) as u64);
                 Ok(piece)
             }
             Err(e) => Err(self.failed(broken(&e))),

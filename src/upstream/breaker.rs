@@ -114,6 +114,12 @@ impl<T> Breaker<T> {
         Some(probes.collect())
     }
 
+    /// The origins that are left alone now, until when, and what is kept with each.
+    pub(super) fn left_alone(&self, now: Timestamp) -> impl Iterator<Item = (&Origin, Timestamp, &T)> {
+        let lasting = self.left_alone.iter().filter(move |(_, left)| left.lasts(now));
+        lasting.map(|(origin, left)| (origin, left.until, &left.kept))
+    }
+
     /// Gives a probe back that nothing came of.
     pub(super) fn give_back(&mut self, probe: &Probe) {
         if let Some(left) = self.left_alone.get_mut(&probe.origin).filter(|left| left.probe == Some(probe.number)) {

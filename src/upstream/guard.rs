@@ -58,6 +58,11 @@ fn found(host: &str, address: &IpAddr, class: &Class) -> String {
 }
 
 impl Refusal {
+    /// Every word that there is for one.
+    pub(super) fn words() -> impl Iterator<Item = &'static str> {
+        ["offline", "scheme", "userinfo", "plain-http"].into_iter().chain(Class::ALL.map(Class::word))
+    }
+
     /// One word for it, for metrics.
     pub fn word(&self) -> &'static str {
         match self {

@@ -74,6 +74,7 @@ impl Outbound {
         traffic: Traffic,
         bounds: Bounds,
     ) -> Result<Self, Unbuildable> {
+        upstreams.iter().for_each(|upstream| traffic.expect(&upstream.host));
         let restraint = Restraint::new(bounds.budget, traffic.clone());
         let guard = Guard::new(upstreams, &network.allow_private);
         Ok(Self {
@@ -103,6 +104,11 @@ impl Outbound {
     /// Tells that somebody waited for these origins for as long as `patience`, and waits no more.
     pub fn out_of_patience(&self, upstream: &Hostname, origins: &[Origin], patience: Duration, now: Timestamp) {
         self.restraint.out_of_patience(upstream, origins, patience, now);
+    }
+
+    /// The origins that are left alone now, and until when, by the upstream that led there.
+    pub fn left_alone(&self, now: Timestamp) -> Vec<(Hostname, Origin, Timestamp)> {
+        self.restraint.left_alone(now)
     }
 
     /// Whether anything may go out.
@@ -237,8 +243,7 @@ impl Outbound {
             validators,
             what: ask.what.to_owned(),
             at: origin(url),
-            upstream: ask.upstream.clone(),
-            traffic: self.traffic.clone(),
+            brought: self.traffic.brought_by(ask.upstream),
             _permit: permit,
         })
     }
@@ -355,8 +360,9 @@ impl Outbound {
         if !room.grow_to(response.content_length().unwrap_or_default()) {
             return Err(failure(ask, url, Fault::Crowded(NO_ROOM.to_owned())));
         }
+        let brought = self.traffic.brought_by(ask.upstream);
         while let Some(piece) = response.chunk().await.map_err(|e| failure(ask, url, broken(&e)))? {
-            self.traffic.brought(ask.upstream, piece.len());
+            brought.inc_by(piece.len() as u64);
             if (body.len() + piece.len()) as u64 > limit {
                 return Err(too_large());
             }

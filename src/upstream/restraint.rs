@@ -15,7 +15,7 @@ use url::Url;
 use super::breaker::{Breaker, Consequence, Origin, Probe};
 use super::budget::{Budget, Rate};
 use super::retry_after::retry_after;
-use super::{LeftAlone, Traffic};
+use super::traffic::{LeftAlone, Traffic};
 use crate::address::Hostname;
 use crate::clock::Timestamp;
 
@@ -113,6 +113,13 @@ impl Restraint {
         // As many as there are configured upstreams: nobody else is asked for.
         let budget = state.budgets.entry(upstream.clone()).or_insert_with(|| Budget::full(rate, now));
         budget.spend(requests, rate, now)
+    }
+
+    /// The origins that are left alone now, and until when, by the upstream that led there.
+    pub(super) fn left_alone(&self, now: Timestamp) -> Vec<(Hostname, Origin, Timestamp)> {
+        let state = self.0.state.lock();
+        let left = state.breaker.left_alone(now);
+        left.map(|(origin, until, by)| (by.upstream().clone(), origin.clone(), until)).collect()
     }
 
     /// Somebody's patience ran out: of these origins, those that had half of it to answer a request have failed.

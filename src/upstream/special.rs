@@ -24,6 +24,10 @@ pub enum Class {
 }
 
 impl Class {
+    /// All of them.
+    pub(super) const ALL: [Self; 6] =
+        [Self::Unspecified, Self::Loopback, Self::Private, Self::LinkLocal, Self::Multicast, Self::Reserved];
+
     /// One word for it, for metrics.
     pub fn word(self) -> &'static str {
         match self {

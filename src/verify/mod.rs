@@ -110,6 +110,23 @@ pub enum Unproven {
     },
 }
 
+impl Unproven {
+    /// Every word that there is for one.
+    pub const WORDS: [&str; 6] = ["checksums", "not-listed", "contradiction", "no-keys", "signature", "archive"];
+
+    /// One word for it, for metrics.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Checksums(_) => "checksums",
+            Self::NotListed { .. } => "not-listed",
+            Self::Contradiction { .. } => "contradiction",
+            Self::Signature(SignatureError::NoKeys) => "no-keys",
+            Self::Signature(_) => "signature",
+            Self::Bytes { .. } => "archive",
+        }
+    }
+}
+
 /// Promise 1: judges a proof set. SHA256SUMS must list `filename` with exactly `shasum`, and `keys`, the armoured keys
 /// that the registry lists, must have signed it as far as the policy asks.
 pub fn judge(

@@ -22,6 +22,7 @@ mod http_answers;
 mod keeping;
 mod lifecycle;
 mod many_clients;
+mod metrics;
 mod network_mirror;
 mod no_place;
 mod operator;

@@ -2,6 +2,7 @@
 
 pub(crate) mod http;
 pub(crate) mod larder;
+pub(crate) mod openmetrics;
 pub(crate) mod process;
 pub(crate) mod scene;
 pub(crate) mod small_disk;

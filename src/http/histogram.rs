@@ -1,0 +1,94 @@
+//! A histogram that costs a few atomic additions to fill: no lock, no allocation. For what is counted on the hot path.
+
+use std::array;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::{MetricType, TypedMetric};
+
+/// The most bounds that a scale has.
+const MOST_BOUNDS: usize = 16;
+
+/// What is measured in whole steps, and shown in a base unit.
+#[derive(Debug)]
+pub(super) struct Scale {
+    /// The upper bounds, in steps, the smallest first.
+    pub(super) bounds: &'static [u64],
+    /// How many steps make one unit.
+    pub(super) steps_in_unit: f64,
+}
+
+/// How often something was how large.
+#[derive(Debug, Clone)]
+pub(super) struct Histogram(Arc<Counts>);
+
+#[derive(Debug)]
+struct Counts {
+    scale: &'static Scale,
+    /// One for each bound, and one for what lies above them all.
+    buckets: [AtomicU64; MOST_BOUNDS + 1],
+    sum: AtomicU64,
+}
+
+impl Histogram {
+    pub(super) fn new(scale: &'static Scale) -> Self {
+        Self(Arc::new(Counts { scale, buckets: array::from_fn(|_| AtomicU64::new(0)), sum: AtomicU64::new(0) }))
+    }
+
+    /// Counts one, so many steps large.
+    pub(super) fn observe(&self, steps: u64) {
+        let Counts { scale, buckets, sum } = &*self.0;
+        let at = scale.bounds.iter().position(|bound| steps <= *bound).unwrap_or(scale.bounds.len());
+        if let Some(bucket) = buckets.get(at) {
+            bucket.fetch_add(1, Ordering::Relaxed);
+        }
+        sum.fetch_add(steps, Ordering::Relaxed);
+    }
+}
+
+impl EncodeMetric for Histogram {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let Counts { scale, buckets, sum } = &*self.0;
+        let in_units = |steps: u64| steps as f64 / scale.steps_in_unit;
+        let bounds = scale.bounds.iter().map(|bound| in_units(*bound)).chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> =
+            bounds.zip(buckets).map(|(bound, count)| (bound, count.load(Ordering::Relaxed))).collect();
+        // As the buckets say, whatever is counted meanwhile: the two must not contradict each other.
+        let count = buckets.iter().map(|(_, count)| count).sum();
+        encoder.encode_histogram::<NoLabelSet>(in_units(sum.load(Ordering::Relaxed)), count, &buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        Self::TYPE
+    }
+}
+
+impl TypedMetric for Histogram {
+    const TYPE: MetricType = MetricType::Histogram;
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::encoding::text::encode;
+    use prometheus_client::registry::{Registry, Unit};
+
+    use super::*;
+
+    #[test]
+    fn what_is_observed_stands_in_its_bucket_and_in_all_above() {
+        static SCALE: Scale = Scale { bounds: &[10, 500, 2_000], steps_in_unit: 1000.0 };
+        let histogram = Histogram::new(&SCALE);
+        [0, 10, 11, 2_000, 2_001].into_iter().for_each(|steps| histogram.observe(steps));
+        let (mut registry, mut text) = (Registry::default(), String::new());
+        registry.register_with_unit("x", "X", Unit::Seconds, histogram);
+        encode(&mut text, &registry).unwrap();
+        let samples: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        let bucket = |le: &str, count: u32| format!("x_seconds_bucket{{le=\"{le}\"}} {count}");
+        let buckets = [bucket("0.01", 2), bucket("0.5", 3), bucket("2.0", 4), bucket("+Inf", 5)];
+        assert_eq!(
+            samples,
+            [&["x_seconds_sum 4.022", "x_seconds_count 5"][..], &buckets.each_ref().map(String::as_str)].concat()
+        );
+    }
+}

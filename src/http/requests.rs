@@ -1,0 +1,336 @@
+//! What is counted of requests: how they ended, what went out, how long hits took, how old documents were, and who was
+//! refused. Every label is a word of ours, and every series is there from the start: a request costs a few additions.
+
+use std::array;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::registry::{Registry, Unit};
+
+use super::histogram::{Histogram, Scale};
+use crate::error::Error;
+use crate::mirror::Outcome;
+use crate::protocol::Failure;
+use crate::protocol::route::{NoRoute, RouteKind};
+
+/// Of hits, in nanoseconds: from a few microseconds to where somebody notices.
+static HIT_TIMES: Scale = Scale {
+    bounds: &[
+        10_000,
+        25_000,
+        50_000,
+        100_000,
+        250_000,
+        500_000,
+        1_000_000,
+        5_000_000,
+        25_000_000,
+        100_000_000,
+        500_000_000,
+        2_500_000_000,
+    ],
+    steps_in_unit: 1e9,
+};
+/// Of documents, in seconds: a minute, five, an hour, four, a day, two, a week, thirty days.
+static AGES: Scale =
+    Scale { bounds: &[60, 300, 3_600, 14_400, 86_400, 172_800, 604_800, 2_592_000], steps_in_unit: 1.0 };
+
+/// An enum of a few words, each at its place in `ALL`.
+macro_rules! words {
+    ($(#[$doc:meta])* $name:ident { $($(#[$of:meta])* $variant:ident $word:literal,)* }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub(super) enum $name { $($(#[$of])* $variant,)* }
+
+        impl $name {
+            const ALL: [Self; [$($word),*].len()] = [$(Self::$variant),*];
+
+            /// The word for it, in logs and as a label.
+            pub(super) fn word(self) -> &'static str {
+                match self { $(Self::$variant => $word,)* }
+            }
+        }
+
+        impl EncodeLabelValue for $name {
+            fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
+                self.word().encode(encoder)
+            }
+        }
+    };
+}
+
+words! {
+    /// How a request ended.
+    End {
+        /// From what is held, and fresh.
+        Hit "hit",
+        /// Fetched for it.
+        Miss "miss",
+        /// Fetched for it alone, and not kept.
+        Passed "passed",
+        /// Held, and confirmed or replaced for it.
+        Revalidated "revalidated",
+        /// Held, past its time.
+        Stale "stale",
+        /// Held, and deleted upstream.
+        Gone "gone",
+        /// There is no such thing.
+        Absent "absent",
+        /// Not answered, by a rule of ours.
+        Refused "refused",
+        /// It could not be answered, or broke off.
+        Error "error",
+        /// A probe.
+        NoOutcome "none",
+    }
+}
+
+words! {
+    /// Why a request was not answered, by a rule of ours.
+    Refusal {
+        /// Its sender is not among `clients`.
+        Client "client",
+        /// Neither GET nor HEAD; on the admin listener, not the method of its path.
+        Method "method",
+        /// No name, version or platform can look like that.
+        Malformed "malformed",
+        /// There is nothing at its path, or its host is not configured.
+        NoRoute "no-route",
+        /// It has been here before.
+        Loop "loop",
+        /// A bound of our own was reached.
+        Busy "busy",
+        /// Offline, and not held.
+        Offline "offline",
+        /// On the admin listener: there is nothing at its path.
+        AdminPath "admin-path",
+        /// On the admin listener: it came from a web page.
+        AdminPage "admin-page",
+        /// On the admin listener: its Host is another.
+        AdminHost "admin-host",
+        /// On the admin listener: without the token.
+        AdminToken "admin-token",
+    }
+}
+
+words! {
+    /// Where the bytes of a body came from.
+    Source {
+        /// Out of the store, and nobody was asked for them: what is saved.
+        Store "store",
+        /// Asked of upstream for this request, or confirmed by it.
+        Upstream "upstream",
+        /// Our own words.
+        Larder "larder",
+    }
+}
+
+words! {
+    /// What a hit was.
+    Content {
+        /// A document.
+        Document "document",
+        /// An archive, or a file beside it.
+        Archive "archive",
+    }
+}
+
+impl From<Outcome> for End {
+    fn from(outcome: Outcome) -> Self {
+        match outcome {
+            Outcome::Hit => Self::Hit,
+            Outcome::Miss => Self::Miss,
+            Outcome::Passed => Self::Passed,
+            Outcome::Revalidated => Self::Revalidated,
+            Outcome::Stale => Self::Stale,
+            Outcome::Gone => Self::Gone,
+        }
+    }
+}
+
+impl End {
+    fn source(self) -> Source {
+        match self {
+            Self::Hit | Self::Stale | Self::Gone => Source::Store,
+            Self::Miss | Self::Passed | Self::Revalidated => Source::Upstream,
+            Self::Absent | Self::Refused | Self::Error | Self::NoOutcome => Source::Larder,
+        }
+    }
+}
+
+impl Refusal {
+    /// The rule behind a failure, if it is one of ours.
+    pub(super) fn of(failure: &Failure) -> Option<Self> {
+        Some(match failure {
+            Failure::NoRoute(NoRoute::Malformed(_)) => Self::Malformed,
+            Failure::NoRoute(NoRoute::Unknown(_)) | Failure::Mirror(Error::UnknownHost(_)) => Self::NoRoute,
+            Failure::Mirror(Error::Looped) => Self::Loop,
+            Failure::Mirror(Error::Busy(_)) => Self::Busy,
+            Failure::Mirror(Error::Offline(_) | Error::Sealed(_)) => Self::Offline,
+            Failure::Mirror(_) => return None,
+        })
+    }
+}
+
+/// The kind of a request's route; none where it leads nowhere.
+pub(super) type Way = Option<RouteKind>;
+
+/// The word for a way, in logs and as a label.
+pub(super) fn way_word(way: Way) -> &'static str {
+    way.map_or("none", RouteKind::word)
+}
+
+const WAYS: usize = RouteKind::ALL.len() + 1;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Ended {
+    route: &'static str,
+    outcome: End,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Sent {
+    source: Source,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Because {
+    reason: Refusal,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Of {
+    content: Content,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OnRoute {
+    route: &'static str,
+}
+
+type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
+
+/// Counters of what was answered; all copies count together.
+#[derive(Debug, Clone)]
+pub struct Requests(Arc<Counts>);
+
+/// The families as they are registered, and each of their metrics at its place, so that none is ever looked up.
+#[derive(Debug)]
+struct Counts {
+    ended_family: Family<Ended, Counter>,
+    ended: [[Counter; End::ALL.len()]; WAYS],
+    sent_family: Family<Sent, Counter>,
+    sent: [Counter; Source::ALL.len()],
+    refused_family: Family<Because, Counter>,
+    refused: [Counter; Refusal::ALL.len()],
+    hit_family: Histograms<Of>,
+    hit: [Histogram; Content::ALL.len()],
+    age_family: Histograms<OnRoute>,
+    ages: [Histogram; RouteKind::DOCUMENTS.len()],
+}
+
+impl Default for Requests {
+    fn default() -> Self {
+        let ended_family = Family::<Ended, Counter>::default();
+        let sent_family = Family::<Sent, Counter>::default();
+        let refused_family = Family::<Because, Counter>::default();
+        let hit_family: Histograms<Of> = Family::new_with_constructor(|| Histogram::new(&HIT_TIMES));
+        let age_family: Histograms<OnRoute> = Family::new_with_constructor(|| Histogram::new(&AGES));
+        let ended = |way: usize, end: usize| {
+            let route = way_word(RouteKind::ALL.get(way).copied());
+            ended_family.get_or_create_owned(&Ended { route, outcome: End::ALL[end] })
+        };
+        Self(Arc::new(Counts {
+            ended: array::from_fn(|way| array::from_fn(|end| ended(way, end))),
+            sent: Source::ALL.map(|source| sent_family.get_or_create_owned(&Sent { source })),
+            refused: Refusal::ALL.map(|reason| refused_family.get_or_create_owned(&Because { reason })),
+            hit: Content::ALL.map(|content| hit_family.get_or_create_owned(&Of { content })),
+            ages: RouteKind::DOCUMENTS.map(|kind| age_family.get_or_create_owned(&OnRoute { route: kind.word() })),
+            ended_family,
+            sent_family,
+            refused_family,
+            hit_family,
+            age_family,
+        }))
+    }
+}
+
+impl Requests {
+    /// Registers the counters under their names.
+    pub fn register(&self, registry: &mut Registry) {
+        let Counts { ended_family, sent_family, refused_family, hit_family, age_family, .. } = &*self.0;
+        registry.register("larder_requests", "Requests answered, by route and outcome", ended_family.clone());
+        let help = "Body bytes sent to clients, by where they came from: those out of the store are what is saved";
+        registry.register_with_unit("larder_sent", help, Unit::Bytes, sent_family.clone());
+        let help = "Requests that were not answered, by the rule that says so";
+        registry.register("larder_refusals", help, refused_family.clone());
+        let help = "From the head of a request to the head of its answer, of what was held and fresh";
+        registry.register_with_unit("larder_hit", help, Unit::Seconds, hit_family.clone());
+        let help = "How long ago upstream had confirmed a document when it was served";
+        registry.register_with_unit("larder_document_age", help, Unit::Seconds, age_family.clone());
+    }
+
+    /// A request has ended, and its body is out.
+    pub(super) fn ended(&self, way: Way, end: End, bytes: u64) {
+        let Counts { ended, sent, .. } = &*self.0;
+        ended[way.map_or(WAYS - 1, |kind| kind as usize)][end as usize].inc();
+        sent[end.source() as usize].inc_by(bytes);
+    }
+
+    /// A hit is ready to go out, after so long.
+    pub(super) fn hit(&self, content: Content, took: Duration) {
+        self.0.hit[content as usize].observe(took.as_nanos().try_into().unwrap_or(u64::MAX));
+    }
+
+    /// A document is served that upstream confirmed so long ago.
+    pub(super) fn aged(&self, kind: RouteKind, age: Duration) {
+        if let Some(ages) = self.0.ages.get(kind as usize) {
+            ages.observe(age.as_secs());
+        }
+    }
+
+    /// A request is refused.
+    pub(super) fn refused(&self, why: Refusal) {
+        self.0.refused[why as usize].inc();
+    }
+
+    /// Body bytes sent since the start, and how many of them came out of the store.
+    pub fn sent_bytes(&self) -> (u64, u64) {
+        let sent = self.0.sent.each_ref().map(Counter::get);
+        (sent.iter().sum(), sent[Source::Store as usize])
+    }
+
+    /// Requests since the start, by outcome; those that never happened are left out. Probes are not counted.
+    pub fn by_outcome(&self) -> BTreeMap<String, u64> {
+        let probes = RouteKind::Health as usize;
+        let ways = || self.0.ended.iter().enumerate().filter(|(way, _)| *way != probes);
+        let of = |end: End| ways().map(|(_, ends)| ends[end as usize].get()).sum::<u64>();
+        counted(End::ALL.into_iter().map(|end| (end.word(), of(end))))
+    }
+
+    /// Requests that were not answered since the start, by reason; reasons that never applied are left out.
+    pub fn by_refusal(&self) -> BTreeMap<String, u64> {
+        counted(Refusal::ALL.into_iter().map(|why| (why.word(), self.0.refused[why as usize].get())))
+    }
+}
+
+fn counted(each: impl Iterator<Item = (&'static str, u64)>) -> BTreeMap<String, u64> {
+    each.filter(|(_, count)| *count > 0).map(|(word, count)| (word.to_owned(), count)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_word_stands_at_its_own_place() {
+        assert!(End::ALL.into_iter().enumerate().all(|(at, end)| end as usize == at));
+        assert!(Refusal::ALL.into_iter().enumerate().all(|(at, why)| why as usize == at));
+        assert!(RouteKind::ALL.into_iter().enumerate().all(|(at, kind)| kind as usize == at));
+        assert!(RouteKind::ALL.starts_with(&RouteKind::DOCUMENTS), "or ages would land at another's place");
+    }
+}

@@ -1,0 +1,126 @@
+//! What an operator should look at, and has not yet: kept in mind since the start, so that nobody must find it in a log.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::Mirror;
+use super::counters::Stored;
+use crate::address::{ProviderAddress, Version};
+use crate::clock::Timestamp;
+use crate::store::StoreError;
+
+/// How many alarms are kept in mind.
+const MOST_ALARMS: usize = 1000;
+
+/// Something that an operator should look at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Alarm {
+    /// `HOST/NAMESPACE/TYPE@VERSION`
+    pub what: String,
+    /// What is the matter.
+    pub kind: AlarmKind,
+    /// The file whose digest is another than before; none where it is not about one.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub file: Option<String>,
+    /// When that came out, in seconds since 1970.
+    pub since: Timestamp,
+}
+
+/// What is the matter with a version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AlarmKind {
+    /// Published anew, and no known key vouches for that: not served until it is accepted.
+    WaitsForAccept,
+    /// Published anew, signed by a key known for the provider: the new one is served.
+    Republished,
+    /// Dropped by upstream's list, and still held.
+    Dropped,
+}
+
+impl AlarmKind {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::WaitsForAccept, Self::Republished, Self::Dropped];
+
+    /// The word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::WaitsForAccept => "waits-for-accept",
+            Self::Republished => "republished",
+            Self::Dropped => "dropped",
+        }
+    }
+}
+
+/// The alarms of this run, one for each version: the last.
+#[derive(Debug, Default)]
+pub(super) struct Alarms(BTreeMap<(ProviderAddress, Version), Alarm>);
+
+/// That the store would not take something, the last time that one tried.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Trouble {
+    /// Why.
+    pub why: String,
+    /// What the operator can do about it.
+    pub to_do: String,
+}
+
+impl Mirror {
+    /// Raises an alarm about a version; once, as long as it stays the same.
+    pub(super) fn alarm(
+        &self,
+        address: &ProviderAddress,
+        version: &Version,
+        kind: AlarmKind,
+        file: Option<&str>,
+        now: Timestamp,
+    ) {
+        let key = (address.clone(), version.clone());
+        let mut alarms = self.alarms.lock();
+        let before = alarms.0.get(&key);
+        if before.is_some_and(|before| before.kind == kind && before.file.as_deref() == file) {
+            return;
+        }
+        self.counters.alarm(kind);
+        if before.is_some() || alarms.0.len() < MOST_ALARMS {
+            let what = format!("{address}@{version}");
+            alarms.0.insert(key, Alarm { what, kind, file: file.map(str::to_owned), since: now });
+        }
+    }
+
+    /// What the last alarm about a version was about is over.
+    pub(super) fn settled(&self, address: &ProviderAddress, version: &Version, kind: AlarmKind) {
+        let key = (address.clone(), version.clone());
+        let mut alarms = self.alarms.lock();
+        if alarms.0.get(&key).is_some_and(|alarm| alarm.kind == kind) {
+            alarms.0.remove(&key);
+        }
+    }
+
+    /// The alarms since the start, at most a thousand.
+    pub fn alarms(&self) -> Vec<Alarm> {
+        self.alarms.lock().0.values().cloned().collect()
+    }
+
+    /// How many versions wait for `accept`.
+    pub(super) fn waiting_for_accept(&self) -> usize {
+        self.alarms.lock().0.values().filter(|alarm| alarm.kind == AlarmKind::WaitsForAccept).count()
+    }
+
+    /// The store would not take something.
+    pub(super) fn was_not_kept(&self, kind: Stored, why: &StoreError) {
+        self.counters.not_kept(kind);
+        *self.trouble.lock() = Some(Trouble { why: why.to_string(), to_do: why.to_do().to_owned() });
+    }
+
+    /// The store took something.
+    pub(super) fn was_kept(&self) {
+        *self.trouble.lock() = None;
+    }
+
+    /// Why the store would not take what it was last given.
+    pub fn trouble(&self) -> Option<Trouble> {
+        self.trouble.lock().clone()
+    }
+}

@@ -1,0 +1,176 @@
+//! What the mirror counts, under which names. Every label is a word of ours, or the host of a configured upstream.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+
+use super::alarms::AlarmKind;
+use super::check::Found;
+use crate::address::Hostname;
+use crate::upstream::Traffic;
+use crate::verify;
+
+/// The kind of what proves as such, and is not what was proven before.
+pub(super) const REPUBLISHED: &str = "republished";
+
+/// What the mirror counts, or tells of what is counted below it.
+#[derive(Debug, Clone, Default)]
+pub struct Counters {
+    /// Requests to and bytes from upstreams.
+    pub(super) traffic: Traffic,
+    /// Archive downloads under way.
+    pub(super) fills: Gauge,
+    /// Archives that were given to a client without being kept.
+    pub(super) passed_through: Counter,
+    not_kept: Family<OfKind, Counter>,
+    unproven: Family<Unproven, Counter>,
+    alarms: Family<OfKind, Counter>,
+    evicted: Family<Evicted, Counter>,
+    evicted_bytes: Family<Evicted, Counter>,
+    checked: Counter,
+    damaged: Family<HowFound, Counter>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfKind {
+    kind: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Unproven {
+    host: String,
+    kind: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Evicted {
+    kind: &'static str,
+    reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct HowFound {
+    found: &'static str,
+}
+
+/// The two kinds of what is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stored {
+    /// It never ages.
+    Archive,
+    /// It does: also a proof set.
+    Document,
+}
+
+impl Stored {
+    const ALL: [Self; 2] = [Self::Archive, Self::Document];
+
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Self::Archive => "archive",
+            Self::Document => "document",
+        }
+    }
+}
+
+/// Why something is evicted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Because {
+    /// There is more than the size limit allows.
+    SizeLimit,
+    /// The disk is full.
+    DiskFull,
+}
+
+impl Because {
+    fn word(self) -> &'static str {
+        match self {
+            Self::SizeLimit => "size-limit",
+            Self::DiskFull => "disk-full",
+        }
+    }
+}
+
+impl Counters {
+    /// What is counted of upstreams: all copies count together.
+    pub fn traffic(&self) -> Traffic {
+        self.traffic.clone()
+    }
+
+    /// Registers the counters under their names. What bears no foreign label is seen from the start, at nothing.
+    pub fn register(&self, registry: &mut Registry) {
+        self.traffic.register(registry);
+        registry.register("larder_fills_under_way", "Archive downloads under way", self.fills.clone());
+        let help = "Archives given to a client without being kept, because the disk would not take them";
+        registry.register("larder_passed_through", help, self.passed_through.clone());
+        let help = "What the store would not take, by kind";
+        registry.register("larder_not_kept", help, self.not_kept.clone());
+        let help = "What upstream sent and does not prove, by upstream and kind";
+        registry.register("larder_verification_failures", help, self.unproven.clone());
+        let help = "What an operator should look at: versions that were published anew, or dropped while they are held";
+        registry.register("larder_alarms", help, self.alarms.clone());
+        registry.register("larder_evictions", "What was evicted, by kind and reason", self.evicted.clone());
+        let help = "What was evicted, by kind and reason";
+        registry.register_with_unit("larder_evicted", help, Unit::Bytes, self.evicted_bytes.clone());
+        let help = "Archives that were read again and held against their digests, by the scrub and by verify";
+        registry.register("larder_archives_checked", help, self.checked.clone());
+        let help = "Held archives that were not what their digests say, however that came out";
+        registry.register("larder_archives_damaged", help, self.damaged.clone());
+        for kind in Stored::ALL {
+            self.not_kept.get_or_create_owned(&OfKind { kind: kind.word() });
+        }
+        for kind in AlarmKind::ALL {
+            self.alarms.get_or_create_owned(&OfKind { kind: kind.word() });
+        }
+        for found in [Found::Damaged, Found::Missing] {
+            self.damaged.get_or_create_owned(&HowFound { found: found.word() });
+        }
+        let reasons = [Because::SizeLimit, Because::DiskFull];
+        for (kind, reason) in Stored::ALL.into_iter().flat_map(|kind| reasons.map(|reason| (kind, reason))) {
+            let labels = Evicted { kind: kind.word(), reason: reason.word() };
+            self.evicted.get_or_create_owned(&labels);
+            self.evicted_bytes.get_or_create_owned(&labels);
+        }
+    }
+
+    /// Lets an upstream be seen before anything of it failed: at nothing.
+    pub(super) fn expect(&self, host: &Hostname) {
+        for kind in verify::Unproven::WORDS.into_iter().chain([REPUBLISHED]) {
+            self.unproven.get_or_create_owned(&Unproven { host: host.to_string(), kind });
+        }
+    }
+
+    /// The store would not take something.
+    pub(super) fn not_kept(&self, kind: Stored) {
+        self.not_kept.get_or_create(&OfKind { kind: kind.word() }).inc();
+    }
+
+    /// What an upstream sent does not prove.
+    pub(super) fn unproven(&self, host: &Hostname, kind: &'static str) {
+        self.unproven.get_or_create(&Unproven { host: host.to_string(), kind }).inc();
+    }
+
+    /// Something came up that an operator should look at.
+    pub(super) fn alarm(&self, kind: AlarmKind) {
+        self.alarms.get_or_create(&OfKind { kind: kind.word() }).inc();
+    }
+
+    /// Something was evicted.
+    pub(super) fn evicted(&self, kind: Stored, because: Because, bytes: u64) {
+        let labels = Evicted { kind: kind.word(), reason: because.word() };
+        self.evicted.get_or_create(&labels).inc();
+        self.evicted_bytes.get_or_create(&labels).inc_by(bytes);
+    }
+
+    /// An archive was held against its digest.
+    pub(super) fn checked(&self) {
+        self.checked.inc();
+    }
+
+    /// A held archive was not what its digest says.
+    pub(super) fn damaged(&self, found: Found) {
+        self.damaged.get_or_create(&HowFound { found: found.word() }).inc();
+    }
+}

@@ -1,0 +1,82 @@
+//! What there is to see of the mirror at one moment: read when it is asked for, and noted nowhere.
+
+use std::fmt;
+use std::sync::Arc;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Unit;
+
+use super::counters::Stored;
+use super::status::StoreState;
+use super::{Link, Mirror};
+use crate::store::{Room, Totals};
+
+/// The mirror, as it is when somebody looks. Reads the disk: not for a thread that must not wait.
+#[derive(Debug)]
+pub struct Gauges(pub Arc<Mirror>);
+
+impl Collector for Gauges {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mirror = &*self.0;
+        let mut to = To(&mut encoder);
+        let Totals { archives, archive_bytes, documents, document_bytes } = mirror.store.index.totals();
+        let of = |kind: Stored| [("kind", kind.word())];
+        let counts = [(of(Stored::Archive), archives), (of(Stored::Document), documents)];
+        to.family("larder_store_objects", "What is stored, by kind", None, counts)?;
+        let bytes = [(of(Stored::Archive), archive_bytes), (of(Stored::Document), document_bytes)];
+        to.family("larder_store", "What is stored, by kind", Some(&Unit::Bytes), bytes)?;
+        to.bytes("larder_store_limit", "What may be stored", mirror.limits.store_bytes)?;
+        if let Ok(Room { free_bytes, .. }) = mirror.store.room() {
+            to.bytes("larder_store_free", "What the disk of the store still takes", free_bytes)?;
+        }
+        to.bytes("larder_index", "The index of the store on disk", mirror.store.index.disk_bytes())?;
+        let now = mirror.store_state();
+        let states = StoreState::ALL.map(|state| ([("state", state.word())], u64::from(state == now)));
+        to.family("larder_store_state", "How the store is: 1 for the one state it is in", None, states)?;
+        to.one("larder_offline", "Whether nothing may go out", u64::from(mirror.link() == Link::Offline))?;
+        let missing = mirror.missing.lock().len() as u64;
+        to.one("larder_missing", "What was asked for while offline and is not held, at most 1000", missing)?;
+        let waiting = mirror.waiting_for_accept() as u64;
+        to.one("larder_waiting_for_accept", "Versions that were published anew and wait for accept", waiting)?;
+        to.one("larder_waiting_requests", "Requests that wait for an upstream", mirror.waiting() as u64)
+    }
+}
+
+/// Where the gauges go.
+struct To<'a, 'b>(&'a mut DescriptorEncoder<'b>);
+
+impl To<'_, '_> {
+    fn one(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+        self.begun(name, help, None, |encoder| ConstGauge::new(value).encode(encoder))
+    }
+
+    fn bytes(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+        self.begun(name, help, Some(&Unit::Bytes), |encoder| ConstGauge::new(value).encode(encoder))
+    }
+
+    fn family<const N: usize>(
+        &mut self,
+        name: &str,
+        help: &str,
+        unit: Option<&Unit>,
+        values: [([(&str, &str); 1], u64); N],
+    ) -> fmt::Result {
+        self.begun(name, help, unit, |mut encoder| {
+            values.iter().try_for_each(|(labels, value)| ConstGauge::new(*value).encode(encoder.encode_family(labels)?))
+        })
+    }
+
+    fn begun(
+        &mut self,
+        name: &str,
+        help: &str,
+        unit: Option<&Unit>,
+        values: impl FnOnce(MetricEncoder<'_>) -> fmt::Result,
+    ) -> fmt::Result {
+        // Those that are registered get their full stop by that.
+        values(self.0.encode_descriptor(name, &format!("{help}."), unit, MetricType::Gauge)?)
+    }
+}

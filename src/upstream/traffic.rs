@@ -1,0 +1,193 @@
+//! What is counted of what goes out and what comes in, by the configured upstream that led there: nobody else's words
+//! make a label.
+
+use std::collections::BTreeSet;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+
+use super::guard::Refusal;
+use crate::address::Hostname;
+
+/// Counters of what goes out and what comes in, by configured upstream.
+#[derive(Debug, Clone, Default)]
+pub struct Traffic {
+    requests: Family<Answered, Counter>,
+    bytes: Family<From, Counter>,
+    refusals: Family<Refused, Counter>,
+    left_alone: Family<From, Gauge>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Answered {
+    host: String,
+    status: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Refused {
+    host: String,
+    reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct From {
+    host: String,
+}
+
+/// What was counted of one upstream since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct OfUpstream {
+    /// Requests sent.
+    pub requests: u64,
+    /// Those that brought no answer, or 429 or 5xx.
+    pub failed: u64,
+    /// Body bytes received.
+    pub bytes: u64,
+    /// Requests that larder refused to make.
+    pub refused: u64,
+}
+
+impl Traffic {
+    /// Registers the counters under their names.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "larder_upstream_requests",
+            "Requests sent upstream, by upstream and status; none where no answer came",
+            self.requests.clone(),
+        );
+        registry.register_with_unit(
+            "larder_upstream",
+            "Body bytes received from upstream, by upstream",
+            Unit::Bytes,
+            self.bytes.clone(),
+        );
+        registry.register(
+            "larder_upstream_refusals",
+            "Requests that larder refused to make, by the upstream that led there and reason",
+            self.refusals.clone(),
+        );
+        registry.register(
+            "larder_breaker_open",
+            "Origins that are left alone after failures, by the upstream that led there",
+            self.left_alone.clone(),
+        );
+    }
+
+    /// Lets an upstream be seen before anything was asked of it: at nothing.
+    pub(super) fn expect(&self, upstream: &Hostname) {
+        self.bytes.get_or_create_owned(&from(upstream));
+        self.left_alone.get_or_create_owned(&from(upstream));
+        for reason in Refusal::words() {
+            self.refusals.get_or_create_owned(&Refused { host: upstream.to_string(), reason });
+        }
+    }
+
+    /// Body bytes received since the start, from all upstreams.
+    pub fn bytes(&self, hosts: &[&Hostname]) -> u64 {
+        let of = |host: &&Hostname| self.bytes.get(&from(host)).map_or(0, |bytes| bytes.get());
+        hosts.iter().map(of).sum()
+    }
+
+    /// What was counted of one upstream since the start.
+    pub fn of(&self, host: &Hostname) -> OfUpstream {
+        // Only a look: asking for a label set that never happened must not make it.
+        let asked =
+            |status| self.requests.get(&Answered { host: host.to_string(), status }).map_or(0, |count| count.get());
+        let statuses: BTreeSet<&str> = (0..=600).map(status_word).chain([NO_STATUS]).collect();
+        let is_failure = |status: &&str| *status == NO_STATUS || *status == "429" || status.starts_with('5');
+        let refused =
+            |reason| self.refusals.get(&Refused { host: host.to_string(), reason }).map_or(0, |count| count.get());
+        OfUpstream {
+            requests: statuses.iter().map(|status| asked(status)).sum(),
+            failed: statuses.iter().copied().filter(is_failure).map(asked).sum(),
+            bytes: self.bytes(&[host]),
+            refused: Refusal::words().map(refused).sum(),
+        }
+    }
+
+    /// Counts an origin as left alone for as long as this lives.
+    pub(super) fn left_alone(&self, upstream: &Hostname) -> LeftAlone {
+        let gauge = self.left_alone.get_or_create_owned(&from(upstream));
+        gauge.inc();
+        LeftAlone { gauge, upstream: upstream.clone() }
+    }
+
+    pub(super) fn asked(&self, upstream: &Hostname, status: Option<u16>) {
+        let status = status.map_or(NO_STATUS, status_word);
+        self.requests.get_or_create(&Answered { host: upstream.to_string(), status }).inc();
+    }
+
+    pub(super) fn refused(&self, upstream: &Hostname, refusal: &Refusal) {
+        let labels = Refused { host: upstream.to_string(), reason: refusal.word() };
+        self.refusals.get_or_create(&labels).inc();
+    }
+
+    /// Counts the bytes that an upstream brings; looked up once for each answer.
+    pub(super) fn brought_by(&self, upstream: &Hostname) -> Counter {
+        self.bytes.get_or_create_owned(&from(upstream))
+    }
+}
+
+const NO_STATUS: &str = "none";
+
+fn from(host: &Hostname) -> From {
+    From { host: host.to_string() }
+}
+
+/// A status as a label: an upstream may send any number. Those that tell an operator something each are told apart; of
+/// others, their class is.
+fn status_word(status: u16) -> &'static str {
+    macro_rules! word_of {
+        ($($told:literal)*) => {
+            match status {
+                $($told => stringify!($told),)*
+                100..200 => "1xx",
+                200..300 => "2xx",
+                300..400 => "3xx",
+                400..500 => "4xx",
+                500..600 => "5xx",
+                _ => "other",
+            }
+        };
+    }
+    word_of!(200 206 301 302 303 304 307 308 400 401 403 404 407 408 410 416 429 451 500 502 503 504 507 508)
+}
+
+/// An origin that is left alone, as it is counted.
+#[derive(Debug)]
+pub(super) struct LeftAlone {
+    gauge: Gauge,
+    upstream: Hostname,
+}
+
+impl LeftAlone {
+    /// The upstream that led to it.
+    pub(super) fn upstream(&self) -> &Hostname {
+        &self.upstream
+    }
+}
+
+impl Drop for LeftAlone {
+    fn drop(&mut self) {
+        self.gauge.dec();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_an_upstream_answers_its_status_is_one_of_a_few_words() {
+        let words: BTreeSet<&str> = (0..=u16::MAX).map(status_word).collect();
+        assert_eq!(words.len(), 30, "{words:?}");
+        assert_eq!(
+            [200, 299, 418, 508, 599, 600, 99].map(status_word),
+            ["200", "2xx", "4xx", "508", "5xx", "other", "other"]
+        );
+    }
+}

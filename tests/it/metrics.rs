@@ -1,0 +1,429 @@
+//! What is counted: exactly what happened, under a bounded number of names, in a form that any scraper reads.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::time::Duration;
+
+use futures_util::{StreamExt, stream};
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+
+use crate::support::http::{client, get, send};
+use crate::support::larder::{HOST, Larder};
+use crate::support::openmetrics::{Exposition, read};
+use crate::support::upstream::{FakeUpstream, Fault, Provider, SigningKey, Target};
+
+const DAYS: Duration = Duration::from_secs(3 * 24 * 3600);
+
+async fn scrape(larder: &Larder) -> Exposition {
+    let answer = get(&format!("{}/metrics", larder.admin())).await.expect(200);
+    assert_eq!(answer.header("content-type"), "application/openmetrics-text; version=1.0.0; charset=utf-8");
+    read(&answer.text())
+}
+
+fn edition(edition: u64) -> Provider {
+    Provider::new("acme", "null").edition(edition)
+}
+
+fn counts(expected: &[(&str, f64)]) -> BTreeMap<String, f64> {
+    expected.iter().map(|(series, value)| ((*series).to_owned(), *value)).collect()
+}
+
+fn only(grown: BTreeMap<String, f64>, of: &str) -> BTreeMap<String, f64> {
+    grown.into_iter().filter(|(series, _)| series.split('{').next() == Some(of)).collect()
+}
+
+/// Every route, every way to end, and nothing else.
+#[tokio::test]
+async fn requests_are_counted_by_route_and_by_how_they_ended() {
+    let mut upstream = FakeUpstream::start().await;
+    upstream.publish(edition(1));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let before = scrape(&larder).await;
+    let registry = format!("/registry/{HOST}");
+    let (list, mirror) = (format!("{registry}/v1/providers/acme/null/versions"), format!("/mirror/{HOST}/acme/null"));
+    let discovery = format!("{registry}/.well-known/terraform.json");
+    let archive = larder.archive_path("null", "1.2.0").await;
+    let mut sent = larder.document("null", "1.2.0").await.expect(200).body.len();
+    for (path, status, times) in [
+        (archive.as_str(), 200, 2),
+        (&discovery, 200, 1),
+        (&list, 200, 2),
+        (&format!("{mirror}/index.json"), 200, 1),
+        (&format!("{mirror}/1.2.0.json"), 200, 1),
+        ("/healthz", 200, 3),
+        ("/nowhere", 404, 2),
+        ("/registry/other.example/v1/providers/acme/null/versions", 404, 1),
+        ("/mirror/x/%ff/y/index.json", 400, 1),
+        (&format!("{registry}/v1/providers/acme/absent/versions"), 404, 1),
+    ] {
+        for time in 0..times {
+            let answer = larder.get(path).await.expect(status);
+            // What was held when it was asked for.
+            sent += if answer.is("larder; hit") { answer.body.len() } else { 0 };
+            assert!(time < times);
+        }
+    }
+    send(client().post(format!("{}{list}", larder.base()))).await.unwrap().expect(405);
+    larder.clock.advance(DAYS);
+    larder.get(&list).await.expect(200);
+    upstream.stop().await;
+    larder.clock.advance(DAYS);
+    let stale = larder.get(&list).await.expect(200);
+    assert!(stale.is("detail=stale"), "{stale:?}");
+    sent += stale.body.len();
+    larder.versions("unheard-of").await.expect(502);
+
+    let after = scrape(&larder).await;
+    let grown = after.grown_since(&before);
+    let route =
+        |route: &str, outcome: &str| format!("larder_requests_total{{outcome=\"{outcome}\",route=\"{route}\"}}");
+    let expected = [
+        (route("download", "miss"), 1.0),
+        (route("download", "hit"), 1.0),
+        (route("archive", "miss"), 1.0),
+        (route("archive", "hit"), 1.0),
+        // Fetched on the way to the document.
+        (route("discovery", "hit"), 1.0),
+        (route("versions", "hit"), 2.0),
+        (route("mirror-index", "hit"), 1.0),
+        (route("mirror-version", "hit"), 1.0),
+        (route("health", "none"), 3.0),
+        (route("none", "absent"), 3.0),
+        (route("none", "refused"), 2.0),
+        (route("versions", "absent"), 1.0),
+        (route("versions", "revalidated"), 1.0),
+        (route("versions", "stale"), 1.0),
+        (route("versions", "error"), 1.0),
+    ];
+    assert_eq!(only(grown.clone(), "larder_requests_total"), expected.into_iter().collect());
+    let refusals = counts(&[
+        ("larder_refusals_total{reason=\"method\"}", 1.0),
+        ("larder_refusals_total{reason=\"malformed\"}", 1.0),
+        ("larder_refusals_total{reason=\"no-route\"}", 3.0),
+    ]);
+    assert_eq!(only(grown.clone(), "larder_refusals_total"), refusals);
+    assert_eq!(grown["larder_sent_bytes_total{source=\"store\"}"], sent as f64);
+    let value = |series: &str| after.value(series);
+    assert_eq!(value("larder_hit_seconds_count{content=\"document\"}"), 6.0);
+    assert_eq!(value("larder_hit_seconds_count{content=\"archive\"}"), 1.0);
+    // Three that upstream confirmed just then, and one three days old.
+    let ages = |le: &str| value(&format!("larder_document_age_seconds_bucket{{le=\"{le}\",route=\"versions\"}}"));
+    assert_eq!((ages("60.0"), ages("86400.0"), ages("172800.0"), ages("604800.0")), (3.0, 3.0, 3.0, 4.0));
+}
+
+/// Whoever is turned away is counted, by the rule that says so.
+#[tokio::test]
+async fn whoever_is_turned_away_is_counted_by_the_reason() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(edition(1));
+    let larder = Larder::mirroring(&upstream).network("offline = true").start().await;
+    let before = scrape(&larder).await;
+    larder.versions("null").await.expect(503);
+    let list = format!("/registry/{HOST}/v1/providers/acme/null/versions");
+    let ring = "larder;id=a, larder;id=b, larder;id=c, larder;id=d, larder;id=e";
+    larder.get_with(&list, &[("cdn-loop", ring)]).await.expect(508);
+    let admin = |path: &str| client().get(format!("{}{path}", larder.admin()));
+    send(admin("/nothing")).await.unwrap().expect(404);
+    send(admin("/metrics").header("origin", "null")).await.unwrap().expect(403);
+    send(admin("/metrics").header("host", "evil.example")).await.unwrap().expect(403);
+    send(client().post(format!("{}/admin/v1/verify", larder.admin()))).await.unwrap().expect(401);
+    send(client().delete(format!("{}/metrics", larder.admin())).bearer_auth(larder.token())).await.unwrap().expect(405);
+    let after = scrape(&larder).await;
+    let reason = |reason: &str| format!("larder_refusals_total{{reason=\"{reason}\"}}");
+    let grown = only(after.grown_since(&before), "larder_refusals_total");
+
+    let reasons = ["offline", "loop", "admin-path", "admin-page", "admin-host", "admin-token", "method"];
+    assert_eq!(grown, reasons.into_iter().map(|why| (reason(why), 1.0)).collect());
+    assert_eq!((after.value("larder_offline"), after.value("larder_missing")), (1.0, 1.0));
+
+    let closed = Larder::mirroring(&upstream).server("clients = [\"192.0.2.0/24\"]").start().await;
+    closed.versions("null").await.expect(403);
+    assert_eq!(scrape(&closed).await.value(&reason("client")), 1.0);
+}
+
+/// What an upstream sends that does not prove, by what is wrong with it; and what an operator must decide.
+#[tokio::test]
+async fn what_does_not_prove_is_counted_by_kind_and_what_was_republished_waits() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(edition(1));
+    let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
+    let failures = async |kind: &str| {
+        let series = format!("larder_verification_failures_total{{host=\"{HOST}\",kind=\"{kind}\"}}");
+        scrape(&larder).await.value(&series)
+    };
+    for (fault, target, kind) in [
+        (Fault::SignedByAnotherKey, Target::Signature, "signature"),
+        (Fault::NoKeys, Target::Document, "no-keys"),
+        (Fault::ArchiveNotInSums, Target::Sums, "not-listed"),
+        (Fault::WrongShasum, Target::Document, "contradiction"),
+        (Fault::WrongBytes, Target::Archive, "archive"),
+    ] {
+        assert_eq!(failures(kind).await, 0.0, "{kind}");
+        // Sums that lack the archive are signed as such: else they would only not be those that were signed.
+        upstream.fault(if kind == "not-listed" { Target::Everything } else { target }, fault);
+        if kind == "archive" {
+            let path = larder.archive_path("null", "1.2.0").await;
+            larder.get(&path).await.expect(502);
+        } else {
+            larder.document("null", "1.2.0").await.expect(502);
+        }
+        upstream.heal();
+        assert!(failures(kind).await >= 1.0, "{kind}");
+    }
+    let before = scrape(&larder).await;
+    larder.document("null", "1.2.0").await.expect(200);
+    let stranger = SigningKey::another();
+    upstream.publish(edition(2).signed_by(&stranger));
+    for _ in 0..3 {
+        assert!(larder.document("null", "1.2.0").await.expect(200).is("stale"));
+    }
+    let waiting = scrape(&larder).await;
+    let alarms = |kind: &str| format!("larder_alarms_total{{kind=\"{kind}\"}}");
+    let grown = waiting.grown_since(&before);
+    assert_eq!(only(grown.clone(), "larder_alarms_total"), counts(&[(&alarms("waits-for-accept"), 1.0)]));
+    let republished = format!("larder_verification_failures_total{{host=\"{HOST}\",kind=\"republished\"}}");
+    assert_eq!(grown[&republished], 3.0);
+    assert_eq!(waiting.value("larder_waiting_for_accept"), 1.0);
+
+    larder.tell("accept", "acme/null@1.2.0").await;
+    assert_eq!(scrape(&larder).await.value("larder_waiting_for_accept"), 0.0);
+    upstream.publish(edition(3).signed_by(&stranger));
+    larder.document("null", "1.2.0").await.expect(200);
+    let last = scrape(&larder).await;
+    assert_eq!((last.value(&alarms("republished")), last.value("larder_waiting_for_accept")), (1.0, 0.0));
+}
+
+/// The requests and the bytes that the upstream itself saw, by what it answered.
+#[tokio::test]
+async fn what_goes_upstream_is_counted_as_the_upstream_counts_it() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(edition(1).size(2_000_000));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let path = larder.archive_path("null", "1.2.0").await;
+    larder.get(&path).await.expect(200);
+    larder.versions("absent").await.expect(404);
+    upstream.fault(Target::Versions, Fault::Status(418));
+    larder.versions("teapot").await;
+    upstream.fault(Target::Versions, Fault::Status(500));
+    larder.versions("broken").await.expect(502);
+    upstream.heal();
+    let away = Fault::RedirectTo(302, "http://192.168.7.7/".to_owned());
+    upstream.fault(Target::Versions, away);
+    larder.versions("elsewhere").await.expect(502);
+    let asked = upstream.requests();
+    let all = scrape(&larder).await;
+    let with =
+        |status: &str| all.value(&format!("larder_upstream_requests_total{{host=\"{HOST}\",status=\"{status}\"}}"));
+    for (word, status) in [("200", 200), ("404", 404), ("4xx", 418), ("500", 500), ("302", 302)] {
+        let seen = asked.iter().filter(|request| request.status == Some(status)).count();
+        assert!(seen > 0 && with(word) == seen as f64, "{word}: {seen} and {}", with(word));
+    }
+    let bytes: u64 = asked.iter().map(|request| request.bytes_sent).sum();
+    assert_eq!(all.value(&format!("larder_upstream_bytes_total{{host=\"{HOST}\"}}")), bytes as f64);
+    let refused = format!("larder_upstream_refusals_total{{host=\"{HOST}\",reason=\"plain-http\"}}");
+    assert_eq!(all.value(&refused), 1.0);
+}
+
+/// What is stored, what had to go, and what was found damaged.
+#[tokio::test]
+async fn the_store_is_seen_as_it_is_and_evictions_and_damage_are_counted() {
+    let upstream = FakeUpstream::start().await;
+    for name in ["one", "two", "three", "four"] {
+        upstream.publish(Provider::new("acme", name).size(300_000));
+    }
+    let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
+    let mut paths = Vec::new();
+    for name in ["one", "two", "three", "four"] {
+        paths.push(larder.archive_path(name, "1.2.0").await);
+        larder.get(paths.last().unwrap()).await.expect(200);
+        larder.clock.advance(Duration::from_secs(120));
+    }
+    let all = scrape(&larder).await;
+    let blobs = larder.folder.blobs();
+    let on_disk: u64 = blobs.iter().map(|blob| blob.metadata().unwrap().len()).sum();
+    let one = upstream.archive_bytes("acme", "one", "1.2.0", "linux_amd64").len();
+    let evicted = "{kind=\"archive\",reason=\"size-limit\"}";
+    for (series, value) in [
+        ("larder_store_objects{kind=\"archive\"}", 3.0),
+        ("larder_store_bytes{kind=\"archive\"}", on_disk as f64),
+        ("larder_store_limit_bytes", f64::from(1 << 20)),
+        ("larder_store_state{state=\"ready\"}", 1.0),
+        ("larder_store_state{state=\"gone\"}", 0.0),
+        (&format!("larder_evictions_total{evicted}"), 1.0),
+        (&format!("larder_evicted_bytes_total{evicted}"), one as f64),
+        ("larder_fills_under_way", 0.0),
+        ("larder_waiting_requests", 0.0),
+    ] {
+        assert_eq!(all.value(series), value, "{series}");
+    }
+    assert!(all.value("larder_index_bytes") > 0.0 && all.value("larder_store_free_bytes") > 0.0);
+    let lists = larder.folder.files("documents").iter().map(|file| file.metadata().unwrap().len()).sum::<u64>();
+    assert_eq!(all.value("larder_store_bytes{kind=\"document\"}"), lists as f64);
+
+    let damaged = "larder_archives_damaged_total{found=\"damaged\"}";
+    std::fs::write(&blobs[0], vec![7; one]).unwrap();
+    for path in &paths[1..] {
+        larder.get(path).await.expect(200);
+    }
+    assert_eq!(scrape(&larder).await.value(damaged), 1.0);
+    std::fs::write(&larder.folder.blobs()[0], vec![7; one]).unwrap();
+    let verify = client().post(format!("{}/admin/v1/verify", larder.admin())).bearer_auth(larder.token());
+    send(verify.header("content-type", "application/json").body("{}")).await.unwrap().expect(200);
+    let all = scrape(&larder).await;
+    assert_eq!((all.value(damaged), all.value("larder_archives_checked_total")), (2.0, 3.0));
+
+    let (there, away) = (larder.folder.path().join("v1"), larder.folder.path().join("away"));
+    std::fs::rename(&there, &away).unwrap();
+    let all = scrape(&larder).await;
+    assert_eq!(all.value("larder_store_state{state=\"gone\"}"), 1.0);
+    std::fs::rename(&away, &there).unwrap();
+}
+
+/// Who waits for an upstream is seen while it does.
+#[tokio::test]
+async fn requests_that_wait_and_downloads_under_way_are_seen_while_they_are() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(edition(1).size(2_000_000));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let path = larder.archive_path("null", "1.2.0").await;
+    let gate = upstream.hold_silent(Target::Archive);
+    let seen = async {
+        upstream.wait_for(Target::Archive, 1).await;
+        let all = scrape(&larder).await;
+        gate.open();
+        (all.value("larder_waiting_requests"), all.value("larder_fills_under_way"))
+    };
+    let (answer, seen) = tokio::join!(larder.get(&path), seen);
+    answer.expect(200);
+    assert_eq!(seen, (1.0, 1.0));
+    crate::support::until("it is over", async || {
+        let all = scrape(&larder).await;
+        (all.value("larder_waiting_requests"), all.value("larder_fills_under_way")) == (0.0, 0.0)
+    })
+    .await;
+}
+
+/// A request as somebody might send it who wants to see what breaks.
+fn hostile(random: &mut StdRng, client: &reqwest::Client, larder: &Larder, archive: &str) -> reqwest::RequestBuilder {
+    const PARTS: [&str; 24] = [
+        "registry",
+        "mirror",
+        "archive",
+        "v1",
+        "providers",
+        "modules",
+        "acme",
+        "null",
+        "versions",
+        "download",
+        "linux",
+        "amd64",
+        "1.2.0",
+        ".well-known",
+        "terraform.json",
+        "index.json",
+        "healthz",
+        "..",
+        "%2e%2e",
+        "%00",
+        "~sig",
+        "larder_x{a=\"b\"}",
+        "%ff",
+        "admin",
+    ];
+    let noise = |random: &mut StdRng, most: usize| -> String {
+        let length = random.gen_range(1..=most);
+        (0..length).map(|_| *b"abcXYZ09._~-%\"{}=".choose(random).unwrap() as char).collect()
+    };
+    let parts: Vec<String> = (0..random.gen_range(1..9))
+        .map(|_| match random.gen_range(0..8) {
+            0 => noise(random, 20),
+            1 => HOST.to_owned(),
+            2 => format!("{}.example", noise(random, 8)),
+            _ => (*PARTS.choose(random).unwrap()).to_owned(),
+        })
+        .collect();
+    let path = match random.gen_range(0..8) {
+        0 => format!("/registry/{HOST}/v1/providers/acme/{}/versions", noise(random, 12)),
+        1 => archive.replace("null", &noise(random, 5)),
+        2 => (*["/metrics", "/admin/v1/status", "/admin/v1/purge"].choose(random).unwrap()).to_owned(),
+        _ => format!("/{}", parts.join("/")),
+    };
+    let base = if random.gen_bool(0.2) { larder.admin() } else { larder.base().to_owned() };
+    let methods = ["GET", "GET", "GET", "HEAD", "POST", "DELETE", "PROPFIND", "X"];
+    let method = methods.choose(random).unwrap().parse().unwrap();
+    // A path of such noise may be no URL at all; then the root is asked.
+    let url = reqwest::Url::parse(&format!("{base}{path}?{}", noise(random, 9)));
+    let request = client.request(method, url.unwrap_or_else(|_| base.parse().unwrap()));
+    match random.gen_range(0..7) {
+        0 => request.header("host", noise(random, 9).replace(['%', '"', '{', '}', '='], "x")),
+        1 => request.header("cdn-loop", format!("larder;id={}, x", noise(random, 30).replace('"', "'"))),
+        2 => request.header("x-forwarded-for", noise(random, 9)),
+        3 => request.header("origin", "https://evil.example"),
+        4 => request.header("user-agent", noise(random, 30)).header("authorization", noise(random, 9)),
+        5 => request.header("range", format!("bytes={}", noise(random, 9))),
+        _ => request,
+    }
+}
+
+/// Promise 11: nothing that an outsider sends makes a label.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn five_thousand_hostile_requests_make_not_one_more_series() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(edition(1));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let archive = larder.archive_path("null", "1.2.0").await;
+    larder.get(&archive).await.expect(200);
+    larder.versions("absent").await.expect(404);
+    let names = |all: &Exposition| all.samples.keys().cloned().collect::<BTreeSet<_>>();
+    let before = scrape(&larder).await;
+    let (client, mut random) = (client(), StdRng::seed_from_u64(5));
+    let requests: Vec<_> = (0..5000).map(|_| hostile(&mut random, &client, &larder, &archive)).collect();
+    let mut answers = stream::iter(requests.into_iter().map(send)).buffer_unordered(32);
+    let mut statuses = BTreeMap::<u16, usize>::new();
+    while let Some(answer) = answers.next().await {
+        *statuses.entry(answer.map_or(0, |answer| answer.status)).or_default() += 1;
+    }
+    println!("what 5000 hostile requests got: {statuses:?}");
+    assert!([400, 403, 404, 405].iter().all(|status| statuses.contains_key(status)), "{statuses:?}");
+    let after = scrape(&larder).await;
+    let new: Vec<String> = names(&after).difference(&names(&before)).cloned().collect();
+    assert!(new.is_empty(), "{new:#?}");
+    assert_eq!(after.labels["host"], BTreeSet::from([HOST.to_owned()]));
+    let counted = |all: &Exposition| -> f64 {
+        all.samples.iter().filter(|(name, _)| name.starts_with("larder_requests_total")).map(|(_, value)| value).sum()
+    };
+    assert!(counted(&after) - counted(&before) > 3500.0, "they were not even counted");
+}
+
+/// Every metric is told of in the README, and nothing else is.
+#[tokio::test]
+async fn the_readme_names_exactly_the_metrics_that_there_are() {
+    let upstream = FakeUpstream::start().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    larder.versions("absent").await.expect(404);
+    let all = scrape(&larder).await;
+    let shown: BTreeSet<String> = all
+        .families
+        .iter()
+        .map(|(name, kind)| match kind.as_str() {
+            "counter" => format!("{name}_total"),
+            "info" => format!("{name}_info"),
+            _ => name.clone(),
+        })
+        .collect();
+    let readme = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
+    let words = readme.split(|c: char| !(c.is_ascii_lowercase() || c == '_'));
+    // Of a histogram, queries name its parts.
+    let whole = |word: &str| {
+        ["_bucket", "_count", "_sum"]
+            .iter()
+            .fold(word.to_owned(), |word, part| word.strip_suffix(part).map(str::to_owned).unwrap_or(word))
+    };
+    let told: BTreeSet<String> = words.filter(|word| word.starts_with("larder_")).map(whole).collect();
+    let missing: Vec<_> = shown.difference(&told).collect();
+    let unknown: Vec<_> = told.difference(&shown).collect();
+    assert!(missing.is_empty() && unknown.is_empty(), "not in README.md: {missing:?}; only in README.md: {unknown:?}");
+}

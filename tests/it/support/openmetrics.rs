@@ -1,0 +1,171 @@
+//! A strict reader of OpenMetrics: what is not exactly as the specification has it fails the test.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A name and its labels, sorted: `name{a="1",b="2"}`.
+pub(crate) type Series = String;
+
+/// One exposition.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Exposition {
+    /// The families and their types.
+    pub(crate) families: BTreeMap<String, String>,
+    /// The samples and their values.
+    pub(crate) samples: BTreeMap<Series, f64>,
+    /// Every value of every label but `le`, by name of the label.
+    pub(crate) labels: BTreeMap<String, BTreeSet<String>>,
+}
+
+impl Exposition {
+    /// The value of a series; a test that names one that is not there has failed.
+    pub(crate) fn value(&self, series: &str) -> f64 {
+        let found = self.samples.get(series);
+        *found.unwrap_or_else(|| panic!("{series} is not in {:#?}", self.samples))
+    }
+
+    /// Those counters whose value is not the one before, and by how much they grew.
+    pub(crate) fn grown_since(&self, before: &Self) -> BTreeMap<Series, f64> {
+        let grown = self.samples.iter().map(|(series, value)| {
+            let was = before.samples.get(series).copied().unwrap_or_default();
+            (series.clone(), value - was)
+        });
+        grown.filter(|(series, by)| series.contains("_total") && *by != 0.0).collect()
+    }
+}
+
+/// A family on its way.
+#[derive(Default)]
+struct Family {
+    name: String,
+    kind: Option<String>,
+    help: Option<String>,
+    unit: Option<String>,
+    samples: usize,
+}
+
+impl Family {
+    /// Whether a sample of this name belongs to it.
+    fn takes(&self, sample: &str) -> bool {
+        let Some(suffix) = sample.strip_prefix(self.name.as_str()) else { return false };
+        match self.kind.as_deref() {
+            Some("counter") => suffix == "_total",
+            Some("gauge") => suffix.is_empty(),
+            Some("info") => suffix == "_info",
+            Some("histogram") => ["_bucket", "_sum", "_count"].contains(&suffix),
+            other => panic!("{}: the type {other:?}", self.name),
+        }
+    }
+}
+
+/// Reads an exposition, and panics at whatever is not right about it.
+pub(crate) fn read(text: &str) -> Exposition {
+    let body = text.strip_suffix("# EOF\n").expect("its last line is the end");
+    let (mut all, mut family) = (Exposition::default(), Family::default());
+    for line in body.lines() {
+        assert!(!line.is_empty() && line == line.trim(), "an odd line: {line:?}");
+        match line.strip_prefix("# ") {
+            Some(about) => {
+                let mut words = about.splitn(3, ' ');
+                let (what, name, rest) = (words.next().unwrap(), words.next().unwrap(), words.next().unwrap());
+                if name != family.name {
+                    finish(std::mem::take(&mut family), &mut all);
+                    assert!(!all.families.contains_key(name), "{name} comes twice");
+                    family.name = name.to_owned();
+                }
+                assert_eq!(family.samples, 0, "{name}: {what} after its samples");
+                let slot = match what {
+                    "TYPE" => &mut family.kind,
+                    "HELP" => &mut family.help,
+                    "UNIT" => &mut family.unit,
+                    other => panic!("# {other}"),
+                };
+                assert!(slot.replace(rest.to_owned()).is_none(), "{name}: {what} comes twice");
+            }
+            None => {
+                assert!(!line.starts_with('#'), "{line}");
+                let (name, labels, value) = sample(line);
+                assert!(family.takes(&name), "{name} stands below {}", family.name);
+                family.samples += 1;
+                let value: f64 = value.parse().unwrap_or_else(|e| panic!("{line}: {e}"));
+                assert!(value >= 0.0 && value.is_finite(), "{line}");
+                for (label, value) in labels.iter().filter(|(label, _)| label != "le") {
+                    all.labels.entry(label.clone()).or_default().insert(value.clone());
+                }
+                let before = all.samples.insert(series(&name, &labels), value);
+                assert!(before.is_none(), "{line} comes twice");
+            }
+        }
+    }
+    finish(family, &mut all);
+    histograms_add_up(&all);
+    all
+}
+
+fn finish(family: Family, all: &mut Exposition) {
+    if family.name.is_empty() {
+        return;
+    }
+    let name = family.name;
+    let help = family.help.unwrap_or_else(|| panic!("{name} has no HELP"));
+    assert!(
+        help.ends_with('.') && !help.ends_with("..") && help.chars().next().unwrap().is_uppercase(),
+        "{name}: {help}"
+    );
+    if let Some(unit) = family.unit {
+        assert!(name.ends_with(&format!("_{unit}")), "{name} has the unit {unit}");
+    }
+    assert!(!name.ends_with("_total"), "{name}");
+    assert!(all.families.insert(name, family.kind.expect("a TYPE")).is_none());
+}
+
+fn sample(line: &str) -> (String, Vec<(String, String)>, &str) {
+    let end = line.find(['{', ' ']).unwrap();
+    let name = line[..end].to_owned();
+    assert!(name.chars().all(|c| c.is_ascii_lowercase() || c == '_'), "{name}");
+    let Some(rest) = line[end..].strip_prefix('{') else { return (name, Vec::new(), &line[end + 1..]) };
+    // None of our label values holds a quote, a backslash or a brace: so this is all of the grammar that may occur.
+    let (labels, value) = rest.split_once("} ").unwrap();
+    let pair = |pair: &str| {
+        let (label, value) = pair.split_once('=').unwrap();
+        let value = value.strip_prefix('"').and_then(|value| value.strip_suffix('"')).unwrap();
+        assert!(!value.contains(['"', '\\', '{', '}']), "{line}");
+        (label.to_owned(), value.to_owned())
+    };
+    let mut labels: Vec<(String, String)> = labels.split(',').map(pair).collect();
+    labels.sort();
+    assert!(labels.windows(2).all(|two| two[0].0 != two[1].0), "{line}");
+    (name, labels, value)
+}
+
+fn series(name: &str, labels: &[(String, String)]) -> Series {
+    if labels.is_empty() {
+        return name.to_owned();
+    }
+    let labels: Vec<String> = labels.iter().map(|(label, value)| format!("{label}=\"{value}\"")).collect();
+    format!("{name}{{{}}}", labels.join(","))
+}
+
+/// Buckets grow, the last is of all, and agrees with the count.
+fn histograms_add_up(all: &Exposition) {
+    for (name, _) in all.families.iter().filter(|(_, kind)| *kind == "histogram") {
+        let counts = all.samples.iter().filter(|(series, _)| series.starts_with(&format!("{name}_count")));
+        for (of, count) in counts {
+            let labels = of.split_once('{').map_or("", |(_, labels)| labels.trim_end_matches('}'));
+            let mut buckets: Vec<(f64, f64)> = Vec::new();
+            for (series, value) in
+                all.samples.iter().filter(|(series, _)| series.starts_with(&format!("{name}_bucket")))
+            {
+                let (_, found) = series.split_once('{').unwrap();
+                let pairs: Vec<&str> = found.trim_end_matches('}').split(',').collect();
+                let (le, others): (Vec<&str>, Vec<&str>) = pairs.into_iter().partition(|pair| pair.starts_with("le="));
+                if others.join(",") == labels {
+                    let le = le[0].trim_start_matches("le=").trim_matches('"');
+                    buckets.push((if le == "+Inf" { f64::INFINITY } else { le.parse().unwrap() }, *value));
+                }
+            }
+            buckets.sort_by(|one, other| one.0.total_cmp(&other.0));
+            assert!(buckets.windows(2).all(|two| two[0].1 <= two[1].1), "{name}: {buckets:?}");
+            assert_eq!(buckets.last(), Some(&(f64::INFINITY, *count)), "{of}");
+        }
+    }
+}
