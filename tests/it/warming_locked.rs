@@ -168,7 +168,7 @@ async fn a_warm_up_that_was_killed_is_told_again_and_fetches_nothing_twice_compl
 
     upstream.stop().await;
     let Some(client) = Terraform::find() else { return };
-    let mut workspace = requiring_eight(&client, &lock);
+    let workspace = requiring_eight(&client, &lock);
     workspace.cli_config(&host_override(
         HOST,
         &format!("{}/registry/{HOST}/v1/providers/", larder.base()),
@@ -177,6 +177,52 @@ async fn a_warm_up_that_was_killed_is_told_again_and_fetches_nothing_twice_compl
     workspace.init().await.expect_success();
     workspace.forget_installed();
     workspace.run(&["providers", "lock", "-platform=linux_amd64", "-platform=darwin_arm64"]).await.expect_success();
+}
+
+/// The version that is warmed is the one that the client chooses, so it finds it.
+#[tokio::test]
+async fn the_client_chooses_the_version_that_was_warmed() {
+    let Some(client) = Terraform::find() else { return };
+    let mut upstream = FakeUpstream::start().await;
+    for version in
+        ["0.9.0", "1.0.0", "1.0.1", "1.2.0", "1.2.3", "1.3.0-beta.1", "1.3.0", "2.0.0-rc.1", "2.0.0", "2.1.0-rc.1"]
+    {
+        upstream.publish(Provider::new("acme", "null").version(version).size(100));
+    }
+    let larder = Larder::mirroring(&upstream).start().await;
+    let desk = Desk::of(&larder);
+    let overridden = host_override(HOST, &larder.providers_url(HOST), "http://127.0.0.1:9/v1/modules/");
+    let constraints = [
+        "1.0",
+        "= 1.2.0",
+        "~> 1",
+        "~> 1.0",
+        "~> 1.0.0",
+        "~> 1.2.0-beta.1",
+        "~> 0.9",
+        ">= 1.0, < 1.3",
+        "> 1.0.0, != 2.0.0",
+        "< 2.0.0",
+        "<= 1.2.3",
+        ">= 2.0.0-rc.1",
+        "1.3.0-beta.1",
+        "2.1.0-rc.1, > 1.0.0",
+    ];
+    let mut chosen = Vec::new();
+    for constraint in constraints {
+        let told = json!({ "what": [format!("acme/null@{constraint}")], "platforms": ["linux_amd64"] });
+        let job = desk.warm(&told).await;
+        assert_eq!(job["state"], "done", "{constraint}: {job}");
+        chosen.push(job["items"][0]["what"].as_str().unwrap().rsplit('@').next().unwrap().to_owned());
+    }
+    upstream.stop().await;
+    for (constraint, version) in constraints.iter().zip(chosen) {
+        let mut workspace = client.workspace();
+        workspace.require("acme/null", constraint).cli_config(&overridden);
+        workspace.init().await.expect_success();
+        let lock = workspace.lock_file();
+        assert!(lock.contains(&format!("version     = \"{version}\"")), "{constraint}: {version} was warmed: {lock}");
+    }
 }
 
 /// Done when 4: `curl` is all it takes.
