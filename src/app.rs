@@ -19,7 +19,7 @@ use crate::http::clients::Clients;
 use crate::http::listener::{self, serve};
 use crate::http::tls::{Tls, TlsError};
 use crate::http::{Admin, Main, Requests};
-use crate::jobs;
+use crate::jobs::{self, Jobs};
 use crate::mirror::{Counters, Gauges, Limits, Mirror};
 use crate::protocol::Protocols;
 use crate::protocol::admin::Access;
@@ -128,6 +128,7 @@ impl Metrics {
 #[derive(Debug)]
 pub struct App {
     mirror: Arc<Mirror>,
+    jobs: Arc<Jobs>,
     main: Arc<Main>,
     admin: Arc<Admin>,
     sockets: Sockets,
@@ -173,8 +174,10 @@ impl App {
             Some(token) => token.clone(),
             None => SecretString::from(store.admin_token()?),
         };
+        let jobs = Jobs::new(Arc::clone(&mirror), settings.clock.clone());
         let admin = Arc::new(Admin {
             mirror: Arc::clone(&mirror),
+            jobs: Arc::clone(&jobs),
             access: Access::new(token, sockets.admin.1.ip()),
             registry: metrics.registry(Arc::clone(&mirror), started),
             started,
@@ -187,7 +190,7 @@ impl App {
             Clients { allowed: config.server.clients.clone(), trusted_proxies: config.server.trusted_proxies.clone() };
         let main = Main::new(protocols, metrics.requests, clients, settings.clock);
         let (connections, scrub) = (settings.connections, config.store.scrub);
-        Ok(Self { mirror, main, admin, sockets, tls, connections, base, scrub })
+        Ok(Self { mirror, jobs, main, admin, sockets, tls, connections, base, scrub })
     }
 
     /// Where the main listener is.
@@ -212,7 +215,7 @@ impl App {
 
     /// Serves until `stop`, then lets running downloads finish, and closes the store.
     pub async fn serve(self, stop: CancellationToken) -> Result<(), StoreError> {
-        let Self { mirror, main, admin, sockets, tls, connections, scrub, .. } = self;
+        let Self { mirror, jobs, main, admin, sockets, tls, connections, scrub, .. } = self;
         let keeping = tokio::spawn(jobs::keep_house(Arc::clone(&mirror), main.clock()));
         let scrubbing = scrub.map(|every| tokio::spawn(jobs::scrub(Arc::clone(&mirror), main.clock(), every)));
         let reloading = tls.clone().map(|tls| tokio::spawn(tls.reload_when_changed(stop.clone())));
@@ -222,7 +225,13 @@ impl App {
         tokio::join!(
             serve(sockets.main.0, tls, main_limits, to_main, stop.clone()),
             serve(sockets.admin.0, None, connections, to_admin, stop.clone()),
+            // At once, and not when the last client has gone.
+            async {
+                stop.cancelled().await;
+                jobs.stop().await;
+            },
         );
+        drop(jobs);
         // Until they are gone they hold the mirror, and with it the lock of the store.
         for task in [Some(keeping), scrubbing, reloading].into_iter().flatten() {
             task.abort();

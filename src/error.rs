@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::address::Hostname;
+use crate::clock::Timestamp;
 use crate::store::StoreError;
 use crate::upstream::error::{Fault, UpstreamError};
 
@@ -42,6 +43,19 @@ pub enum Error {
     /// What is held is not asked about just now, to spare the upstream.
     #[error("{0}: its upstream has been asked often enough for now; ask again in a moment")]
     Spared(String),
+    /// It is fetched for a job, and its upstream has asked to be left alone until then.
+    #[error("{what}: its upstream has asked to be left alone for a while (Retry-After)")]
+    HeldBack {
+        /// What was to be fetched.
+        what: String,
+        /// Until when.
+        until: Timestamp,
+    },
+    /// It was had for a job, and is not held.
+    #[error(
+        "{0} is not held, although it was had: the store had no room for it, or made room for something else ([store] max_size), or the disk would not take it"
+    )]
+    NotKept(String),
     /// The request has been here before.
     #[error(
         "the request has been through this larder already, or through more than four: an [[upstream]] leads in a ring"
@@ -94,6 +108,8 @@ impl Error {
             | Self::Sealed(_)
             | Self::Busy(_)
             | Self::Spared(_)
+            | Self::HeldBack { .. }
+            | Self::NotKept(_)
             | Self::Interrupted(_)
             | Self::Store(StoreError::NoRoom { .. } | StoreError::Gone) => Kind::Busy,
             Self::Looped => Kind::Looped,

@@ -1,6 +1,7 @@
 //! What things are called: hosts, providers, versions and platforms, parsed at the door into one key
 //! for every spelling. The leaf that every other room may use; it knows no URL and no file.
 
+mod constraint;
 mod host;
 mod version;
 mod what;
@@ -9,6 +10,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::constraint::Constraint;
 pub use self::host::Hostname;
 pub use self::version::Version;
 pub use self::what::{BadWhat, Versions, What};
@@ -115,6 +117,23 @@ impl Platform {
 impl fmt::Display for Platform {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}_{}", self.os, self.arch)
+    }
+}
+
+impl Platform {
+    /// This machine's own: what a client on it would ask for.
+    pub fn here() -> Self {
+        let os = match std::env::consts::OS {
+            "macos" => "darwin",
+            os => os,
+        };
+        let arch = match std::env::consts::ARCH {
+            "x86_64" => "amd64",
+            "x86" => "386",
+            "aarch64" => "arm64",
+            arch => arch,
+        };
+        Self { os: os.to_owned(), arch: arch.to_owned() }
     }
 }
 

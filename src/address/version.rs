@@ -79,6 +79,21 @@ impl Version {
     pub fn as_str(&self) -> &str {
         &self.normal
     }
+
+    /// Whether it comes before its release: clients take it only where it is named exactly.
+    pub fn is_pre_release(&self) -> bool {
+        !self.pre.is_empty()
+    }
+
+    /// Major, minor and patch.
+    pub(super) fn numbers(&self) -> [u64; 3] {
+        self.numbers
+    }
+
+    /// SemVer precedence: build metadata is nothing to it.
+    pub(super) fn precedence(&self, other: &Self) -> Ordering {
+        self.numbers.cmp(&other.numbers).then_with(|| compare_pre(&self.pre, &other.pre))
+    }
 }
 
 /// SemVer 2.0.0, section 11: a pre-release comes before its release; numbers before words.
@@ -110,11 +125,7 @@ fn compare_pre(a: &str, b: &str) -> Ordering {
 
 impl Ord for Version {
     fn cmp(&self, other: &Self) -> Ordering {
-        self.numbers
-            .cmp(&other.numbers)
-            .then_with(|| compare_pre(&self.pre, &other.pre))
-            .then_with(|| self.build.cmp(&other.build))
-            .then_with(|| self.normal.cmp(&other.normal))
+        self.precedence(other).then_with(|| self.build.cmp(&other.build)).then_with(|| self.normal.cmp(&other.normal))
     }
 }
 

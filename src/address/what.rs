@@ -1,8 +1,8 @@
-//! What an operator names: `[HOST/]NAMESPACE/TYPE[@VERSION]`.
+//! What an operator names: `[HOST/]NAMESPACE/TYPE[@CONSTRAINT]`.
 
 use std::fmt;
 
-use super::{BadAddress, Hostname, Name, ProviderAddress, Version};
+use super::{BadAddress, Constraint, Hostname, Name, ProviderAddress, Version};
 
 /// A provider, and which of its versions are meant.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -20,6 +20,8 @@ pub enum Versions {
     All,
     /// This one.
     Exactly(Version),
+    /// Those that meet these conditions.
+    Matching(Constraint),
 }
 
 /// Text that names nothing an operator could mean.
@@ -27,15 +29,12 @@ pub enum Versions {
 pub enum BadWhat {
     /// It has too few parts, or too many.
     #[error(
-        "{0:?} is no address: write NAMESPACE/TYPE or HOST/NAMESPACE/TYPE, and @VERSION after it where one is meant"
+        "{0:?} is no address: write NAMESPACE/TYPE or HOST/NAMESPACE/TYPE, and @VERSION or @CONSTRAINT after it where not all are meant"
     )]
     Shape(String),
     /// It has the parts of a module.
     #[error("{0:?} is a module, and modules are not mirrored yet (the host of a provider has a dot or a port)")]
     Module(String),
-    /// Its version is a constraint.
-    #[error("{0:?} has a version constraint, which is not understood yet: name one exact version, such as @5.0.0")]
-    Constraint(String),
     /// One of its parts is not what stands there.
     #[error(transparent)]
     Part(#[from] BadAddress),
@@ -47,6 +46,7 @@ impl Versions {
         match self {
             Self::All => true,
             Self::Exactly(exact) => exact == version,
+            Self::Matching(constraint) => constraint.allows(version),
         }
     }
 }
@@ -71,7 +71,8 @@ impl What {
         let versions = match version {
             None => Versions::All,
             Some(version) if version.contains(['~', '>', '<', '=', '!', ',', '*', ' ']) => {
-                return Err(BadWhat::Constraint(shown()));
+                let constraint = Constraint::parse(version)?;
+                constraint.exactly().cloned().map_or(Versions::Matching(constraint), Versions::Exactly)
             }
             Some(version) => Versions::Exactly(Version::parse(version)?),
         };
@@ -84,6 +85,7 @@ impl fmt::Display for What {
         match &self.versions {
             Versions::All => self.provider.fmt(f),
             Versions::Exactly(version) => write!(f, "{}@{version}", self.provider),
+            Versions::Matching(constraint) => write!(f, "{}@{constraint}", self.provider),
         }
     }
 }
@@ -103,6 +105,10 @@ mod tests {
         for (given, meant) in [
             ("acme/null", "registry.example/acme/null"),
             ("Acme/NULL@1.2", "registry.example/acme/null@1.2.0"),
+            ("acme/null@~> 5.0", "registry.example/acme/null@~> 5.0"),
+            ("acme/null@~>5", "registry.example/acme/null@~> 5.0"),
+            ("acme/null@>=5,!=5.1", "registry.example/acme/null@>= 5.0.0, != 5.1.0"),
+            ("acme/null@= 5.0.0", "registry.example/acme/null@5.0.0"),
             ("acme/null@1.2.0-rc.1+b", "registry.example/acme/null@1.2.0-rc.1+b"),
             ("other.example/acme/null", "other.example/acme/null"),
             ("localhost:5000/acme/null@01.2.0", "localhost:5000/acme/null@1.2.0"),
@@ -122,10 +128,9 @@ mod tests {
             ("h.example/a/b/c/d", "is no address"),
             ("acme/vpc/aws", "modules are not mirrored yet"),
             ("other.example/acme/vpc/aws@1.0.0", "modules are not mirrored yet"),
-            ("acme/null@~> 5.0", "name one exact version"),
-            ("acme/null@>=5", "name one exact version"),
-            ("acme/null@= 5.0.0", "name one exact version"),
-            ("acme/null@5.*", "name one exact version"),
+            ("acme/null@=> 5.0", "its operators can be"),
+            ("acme/null@>= 5,", "there is no version"),
+            ("acme/null@5.*", "~> 5.0"),
             ("acme/null@v1.0.0", "\"v\" in front"),
             ("acme/null@", "is not a version"),
             ("acme/../null", "modules are not mirrored yet"),
@@ -140,7 +145,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_read_as_what_it_prints_or_refused(given in "[a-z.:@/~>0-9 -]{0,40}|\\PC{0,40}") {
+        fn any_text_is_read_as_what_it_prints_or_refused(given in "[a-z.:@/~>0-9 -]{0,40}|acme/null@[~=!<>]{0,2} ?[0-9](\\.[0-9]){0,2},?[~=!<>]{0,2} ?[0-9](\\.[0-9]){0,2}|\\PC{0,40}") {
             if let Ok(what) = parse(&given) {
                 prop_assert_eq!(parse(&what.to_string()), Ok(what.clone()));
             }

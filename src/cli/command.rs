@@ -1,4 +1,4 @@
-//! `larder refresh`, `purge` and `accept`: what a running larder is told, or what is done to the store where none runs.
+//! `larder refresh`, `purge`, `accept`, `pin` and `unpin`: what a running larder is told, or what is done to the store where none runs.
 
 use anyhow::{Context, anyhow};
 use bytes::Bytes;
@@ -11,7 +11,7 @@ use super::{Common, ask_running, runtime, say, say_error};
 use crate::app::{self, Settings};
 use crate::config::Config;
 use crate::http::admin_client::{self, NoAnswer};
-use crate::mirror::{Accepted, News, Purged, Refreshed, Ruling};
+use crate::mirror::{Accepted, News, PinOutcome, Pinned, Purged, Refreshed, Ruling};
 use crate::protocol::admin::command::{self, Command, Done, Told};
 use crate::store::Store;
 
@@ -20,7 +20,7 @@ use crate::store::Store;
 pub(super) struct Addresses {
     #[command(flatten)]
     common: Common,
-    /// Each is `[HOST/]NAMESPACE/TYPE[@VERSION]`, such as hashicorp/aws@5.0.0
+    /// Each is `[HOST/]NAMESPACE/TYPE[@VERSION]`, such as hashicorp/aws@5.0.0 or 'hashicorp/aws@~> 5.0'
     #[arg(required = true, value_name = "ADDRESS")]
     what: Vec<String>,
 }
@@ -36,6 +36,8 @@ impl Addresses {
                 Command::Refresh => shown(refresh(&config, &told).await?, json, of_refreshed),
                 Command::Purge => shown(purge(&config, &told).await?, json, of_purged),
                 Command::Accept => shown(accept(&config, &told).await?, json, of_accepted),
+                Command::Pin => shown(pin(&config, &told).await?, json, of_pinned),
+                Command::Unpin => shown(unpin(&config, &told).await?, json, of_pinned),
             }
         })
     }
@@ -59,7 +61,7 @@ macro_rules! done_here {
     )*};
 }
 
-done_here!(refresh Refresh Refreshed, purge Purge Purged, accept Accept Accepted);
+done_here!(refresh Refresh Refreshed, purge Purge Purged, accept Accept Accepted, pin Pin Pinned, unpin Unpin Pinned);
 
 /// What the running larder did; `None` where none runs.
 async fn by_the_running<T: DeserializeOwned>(
@@ -148,6 +150,16 @@ fn of_purged(items: &[Purged]) -> Vec<String> {
         lines.push("what was ever proven is remembered: a version that is published anew is still noticed".to_owned());
     }
     lines
+}
+
+fn of_pinned(items: &[Pinned]) -> Vec<String> {
+    let said = |pinned: &Pinned| match pinned.outcome {
+        PinOutcome::Pinned => "pinned: never evicted, and not purged",
+        PinOutcome::Unpinned => "not pinned any more",
+        PinOutcome::AsBefore => "as it was",
+        PinOutcome::NotHeld => "not held, so there is nothing to pin: `larder warm --pin` fetches it first",
+    };
+    items.iter().map(|pinned| format!("{}: {}", pinned.what, said(pinned))).collect()
 }
 
 fn of_accepted(items: &[Accepted]) -> Vec<String> {

@@ -48,6 +48,10 @@ enum Command {
     Purge(command::Addresses),
     /// Believe a version that upstream has published anew
     Accept(command::Addresses),
+    /// Never evict what is held of these, nor purge it
+    Pin(command::Addresses),
+    /// Evict and purge what is held of these as anything else
+    Unpin(command::Addresses),
     /// Read everything stored again, set aside what is wrong, and fetch it again
     Verify(Common),
 }
@@ -80,6 +84,8 @@ impl Arguments {
             Command::Refresh(addresses) => addresses.run(admin::Command::Refresh),
             Command::Purge(addresses) => addresses.run(admin::Command::Purge),
             Command::Accept(addresses) => addresses.run(admin::Command::Accept),
+            Command::Pin(addresses) => addresses.run(admin::Command::Pin),
+            Command::Unpin(addresses) => addresses.run(admin::Command::Unpin),
             Command::Verify(common) => verify::run(&common),
         };
         match ended {

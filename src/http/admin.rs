@@ -7,13 +7,16 @@ use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use prometheus_client::registry::Registry;
 
+use super::admin_body::ToWarm;
 use super::body::Body;
 use super::listener::Peer;
 use super::{Requests, admin_body, host_of, requests, respond};
 use crate::address::Hostname;
 use crate::clock::{Clock, Timestamp};
-use crate::mirror::{Call, Mirror};
+use crate::jobs::{JobId, Jobs, NotStarted};
+use crate::mirror::{Call, Mirror, Pin};
 use crate::protocol::admin::command::{self, Told};
+use crate::protocol::admin::warm::{self, ToldToPin, ToldToWarm};
 use crate::protocol::admin::{Access, AdminRoute, Command, Credentials, Nature, Refusal, Report, SinceStart};
 use crate::protocol::client_config;
 
@@ -24,6 +27,8 @@ const NDJSON: header::HeaderValue = header::HeaderValue::from_static("applicatio
 pub struct Admin {
     /// The mirror.
     pub mirror: Arc<Mirror>,
+    /// The jobs.
+    pub jobs: Arc<Jobs>,
     /// Who may ask.
     pub access: Access,
     /// Everything that is counted.
@@ -66,8 +71,10 @@ impl Admin {
             return respond::errors(code, vec![refusal.to_string()]);
         }
         match (route.nature(), request.method()) {
-            (Nature::Reads, &Method::GET | &Method::HEAD) => self.tell(route).await,
+            (Nature::Reads | Nature::ReadsAndEnds, &Method::GET | &Method::HEAD) => self.tell(route).await,
+            (Nature::Changes, &Method::POST) if route == AdminRoute::Warm => self.warm(request).await,
             (Nature::Changes, &Method::POST) => self.change(route, request).await,
+            (Nature::ReadsAndEnds, &Method::DELETE) => self.end(route),
             (nature, _) => {
                 self.requests.refused(requests::Refusal::Method);
                 wrong_method(nature)
@@ -87,7 +94,12 @@ impl Admin {
                 Ok(text) => respond::word(StatusCode::OK, text),
                 Err(error) => respond::errors(StatusCode::INTERNAL_SERVER_ERROR, vec![error.to_string()]),
             },
-            AdminRoute::Command(_) | AdminRoute::Verify => wrong_method(route.nature()),
+            AdminRoute::Jobs => respond::json(StatusCode::OK, &serde_json::json!({ "jobs": self.jobs.all() })),
+            AdminRoute::Job(id) => match self.jobs.report(id) {
+                Some(job) => respond::json(StatusCode::OK, &job),
+                None => respond::errors(StatusCode::NOT_FOUND, vec![warm::no_job(id)]),
+            },
+            AdminRoute::Command(_) | AdminRoute::Verify | AdminRoute::Warm => wrong_method(route.nature()),
         }
     }
 
@@ -103,9 +115,65 @@ impl Admin {
         }
     }
 
+    fn end(&self, route: AdminRoute) -> Response<Body> {
+        let AdminRoute::Job(id) = route else { return wrong_method(route.nature()) };
+        match self.jobs.cancel(id) {
+            Some(job) => respond::json(StatusCode::OK, &job),
+            None => respond::errors(StatusCode::NOT_FOUND, vec![warm::no_job(id)]),
+        }
+    }
+
+    async fn warm(&self, request: Request<Incoming>) -> Response<Body> {
+        let query = request.uri().query().map(str::to_owned);
+        let warm_up = match admin_body::to_warm_of(request).await {
+            Ok(ToWarm::Json(_)) if query.is_some() => Err(vec!["the body says it all: there is no query".to_owned()]),
+            Ok(ToWarm::Json(body)) => {
+                ToldToWarm::read(&body).map_err(|why| vec![why]).and_then(|told| told.warm_up(&self.default_host))
+            }
+            Ok(ToWarm::LockFile(file)) => warm::of_lock_file(&file, query.as_deref()),
+            Err(not_taken) => return respond::errors(not_taken.status, vec![not_taken.why]),
+        };
+        match warm_up.map(|warm_up| self.jobs.start(warm_up)) {
+            Ok(Ok((id, job))) => {
+                let mut response = respond::json(StatusCode::ACCEPTED, &job);
+                // Hex digits are always a header's value.
+                if let Ok(place) = header::HeaderValue::try_from(format!("{}/{id}", warm::JOBS)) {
+                    response.headers_mut().insert(header::LOCATION, place);
+                }
+                response
+            }
+            Ok(Err(not_started)) => {
+                let code = match not_started {
+                    NotStarted::TooMany | NotStarted::Stopping => StatusCode::SERVICE_UNAVAILABLE,
+                    NotStarted::Random => StatusCode::INTERNAL_SERVER_ERROR,
+                };
+                respond::errors(code, vec![not_started.to_string()])
+            }
+            Err(problems) => respond::errors(StatusCode::BAD_REQUEST, problems),
+        }
+    }
+
+    /// What a job is about is pinned whole.
+    async fn pin_job(&self, id: JobId, pin: Pin) -> Response<Body> {
+        match self.jobs.packages(id) {
+            Some(packages) => respond::json(StatusCode::OK, &command::pin_packages(&self.mirror, packages, pin).await),
+            None => respond::errors(StatusCode::NOT_FOUND, vec![warm::no_job(id)]),
+        }
+    }
+
     async fn command(&self, command: Command, body: &[u8]) -> Response<Body> {
-        let told = Told::read(body).map_err(|why| vec![why]);
-        let addresses = match told.and_then(|told| told.addresses(&self.default_host)) {
+        let told = match command {
+            Command::Refresh | Command::Purge | Command::Accept => Told::read(body),
+            Command::Pin | Command::Unpin => match ToldToPin::read(body) {
+                Ok(ToldToPin::Job(id)) => {
+                    let pin = if command == Command::Pin { Pin::Set } else { Pin::Lift };
+                    return self.pin_job(id, pin).await;
+                }
+                Ok(ToldToPin::Addresses(told)) => Ok(told),
+                Err(why) => Err(why),
+            },
+        };
+        let addresses = match told.map_err(|why| vec![why]).and_then(|told| told.addresses(&self.default_host)) {
             Ok(addresses) => addresses,
             Err(problems) => return respond::errors(StatusCode::BAD_REQUEST, problems),
         };
@@ -114,6 +182,8 @@ impl Admin {
             Command::Refresh => respond::json(StatusCode::OK, &command::refresh(&self.mirror, &addresses, call).await),
             Command::Purge => respond::json(StatusCode::OK, &command::purge(&self.mirror, &addresses, call).await),
             Command::Accept => respond::json(StatusCode::OK, &command::accept(&self.mirror, &addresses, call).await),
+            Command::Pin => respond::json(StatusCode::OK, &command::pin(&self.mirror, &addresses, call).await),
+            Command::Unpin => respond::json(StatusCode::OK, &command::unpin(&self.mirror, &addresses, call).await),
         }
     }
 
@@ -179,6 +249,7 @@ fn wrong_method(nature: Nature) -> Response<Body> {
     let (said, allowed) = match nature {
         Nature::Reads => ("only GET and HEAD are answered here", "GET, HEAD"),
         Nature::Changes => ("only POST is answered here", "POST"),
+        Nature::ReadsAndEnds => ("only GET, HEAD and DELETE are answered here", "GET, HEAD, DELETE"),
     };
     let mut response = respond::errors(StatusCode::METHOD_NOT_ALLOWED, vec![said.into()]);
     response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static(allowed));

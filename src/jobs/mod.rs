@@ -1,12 +1,17 @@
-//! What is done without being asked: small functions over the mirror, on a schedule.
+//! What is done over the mirror without a client that waits: on a schedule, or because an operator said so.
 
+mod list;
 pub mod report;
+mod warm;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Clock;
 use crate::mirror::Mirror;
+
+pub use self::list::{JobId, Jobs, NotStarted};
+pub use self::warm::WarmUp;
 
 const EVERY: Duration = Duration::from_secs(3600);
 /// How long the scrub waits at most before it looks at what is due.

@@ -25,6 +25,42 @@ pub struct Job {
     pub items: Vec<Item>,
 }
 
+/// A job in a list: `GET /admin/v1/jobs`. Its items are only counted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listed {
+    /// Its name in `/admin/v1/jobs/ID`.
+    pub id: String,
+    /// How far it is.
+    pub state: JobState,
+    /// When it was taken on, in seconds since 1970.
+    pub started: Timestamp,
+    /// When it ended.
+    pub ended: Option<Timestamp>,
+    /// What it was told.
+    pub what: Vec<String>,
+    /// For which platforms, as `OS_ARCH`.
+    pub platforms: Vec<String>,
+    /// Whether what it warms is pinned.
+    pub pin: bool,
+    /// How many archives it is about, by how far they are.
+    pub items: ItemCounts,
+}
+
+/// How many items there are, by how far they are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ItemCounts {
+    /// All of them.
+    pub all: u64,
+    /// Those that were held already.
+    pub held: u64,
+    /// Those that were fetched.
+    pub fetched: u64,
+    /// Those that could not be had.
+    pub failed: u64,
+    /// Those that were cancelled.
+    pub cancelled: u64,
+}
+
 /// How far a job is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -76,6 +112,23 @@ pub enum ItemState {
     },
     /// The job was stopped before its end.
     Cancelled,
+}
+
+impl ItemCounts {
+    /// Counts them.
+    pub fn of(items: &[Item]) -> Self {
+        let mut counts = Self { all: items.len() as u64, ..Self::default() };
+        for item in items {
+            match item.state {
+                ItemState::Waiting | ItemState::Resolving | ItemState::Fetching => {}
+                ItemState::Held => counts.held += 1,
+                ItemState::Fetched => counts.fetched += 1,
+                ItemState::Failed { .. } => counts.failed += 1,
+                ItemState::Cancelled => counts.cancelled += 1,
+            }
+        }
+        counts
+    }
 }
 
 impl JobState {

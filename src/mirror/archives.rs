@@ -181,8 +181,30 @@ impl Mirror {
             return Err(self.missing(format!("the archive of {package}")));
         }
         let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the archive of {package}")))?;
-        let key = FillKey { package: package.clone(), digest };
-        let progress = self.fills.join(key, |landing| {
+        let progress = self.fill_of(package, kept, set, call);
+        let (value, outcome) = match self.arrival(package, progress, call).await? {
+            Arrival::Kept(archive) => (archive, Outcome::Miss),
+            // Nobody waits for its bytes: it was to be kept.
+            Arrival::Unkept(_, why) | Arrival::NoPlace(why) if call.part == Part::Flight => return Err(why.into()),
+            Arrival::Unkept(archive, _) => {
+                self.counters.passed_through.inc();
+                (archive, Outcome::Passed)
+            }
+            Arrival::NoPlace(why) => (self.pass_through(package, set, why, call).await?, Outcome::Passed),
+        };
+        Ok(Answer { value, outcome, fresh_until: call.now, checked: call.now })
+    }
+
+    /// Joins the fill of an archive, or starts it.
+    pub(super) fn fill_of(
+        self: &Arc<Self>,
+        package: &Package,
+        kept: &Arc<KeptSet>,
+        set: &Arc<ProofSet>,
+        call: &Call,
+    ) -> watch::Receiver<Progress> {
+        let key = FillKey { package: package.clone(), digest: set.document.shasum };
+        self.fills.join(key, |landing| {
             let (tell, progress) = watch::channel(Progress::Asking);
             let fill =
                 Fill::new(Arc::clone(self), package.clone(), Arc::clone(kept), Arc::clone(set), self.inner(call), tell);
@@ -195,18 +217,7 @@ impl Mirror {
                 });
             };
             (progress, go)
-        });
-        let (value, outcome) = match self.arrival(package, progress, call).await? {
-            Arrival::Kept(archive) => (archive, Outcome::Miss),
-            // Nobody waits for its bytes: it was to be kept.
-            Arrival::Unkept(_, why) | Arrival::NoPlace(why) if call.part == Part::Flight => return Err(why.into()),
-            Arrival::Unkept(archive, _) => {
-                self.counters.passed_through.inc();
-                (archive, Outcome::Passed)
-            }
-            Arrival::NoPlace(why) => (self.pass_through(package, set, why, call).await?, Outcome::Passed),
-        };
-        Ok(Answer { value, outcome, fresh_until: call.now, checked: call.now })
+        })
     }
 
     /// Waits until there is something to send: proven and kept, or large and under way (promise 3).

@@ -172,9 +172,16 @@ impl Mirror {
         }
         // What is promised to fills is no reason to forget documents.
         let documents_alone_are_too_much = || self.store.index.totals().bytes() > enough;
+        if !documents_alone_are_too_much() {
+            return Ok(());
+        }
+        let pinned = self.documents_of_what_is_pinned()?;
         for (key, size_bytes) in self.store.index.documents_by_age()? {
             if !documents_alone_are_too_much() {
                 return Ok(());
+            }
+            if pinned.contains(&key) {
+                continue;
             }
             let evicted = match &key {
                 Key::ProofSet(package) => self.remove_set(package),

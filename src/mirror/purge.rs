@@ -10,7 +10,7 @@ use super::documents::KeptDocument;
 use super::proof_set::HeldSet;
 use super::seen::{self, Untold};
 use super::{Call, Mirror};
-use crate::address::{Package, Version, Versions, What};
+use crate::address::{Package, Versions, What};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::{Durability, Key, StoreError};
@@ -96,8 +96,8 @@ impl Mirror {
         let list = Key::ProviderVersions(of.clone());
         match &what.versions {
             Versions::All if spared.is_empty() => self.purge_document(&list, purged),
-            Versions::Exactly(version) if spared.is_empty() => self.unlist_dropped(&list, version, now),
-            Versions::All | Versions::Exactly(_) => Ok(()),
+            versions if spared.is_empty() => self.unlist_dropped(&list, versions, now),
+            _ => Ok(()),
         }
     }
 
@@ -157,13 +157,13 @@ impl Mirror {
     }
 
     /// The list stays. What upstream has dropped was only in it because it was held.
-    fn unlist_dropped(&self, list: &Key, version: &Version, now: Timestamp) -> Result<(), StoreError> {
+    fn unlist_dropped(&self, list: &Key, versions: &Versions, now: Timestamp) -> Result<(), StoreError> {
         let _lock = self.record_lock(list).lock();
         let Some(kept) = self.store.records.get(list)?.and_then(KeptDocument::read) else { return Ok(()) };
         if kept.dropped().is_empty() {
             return Ok(());
         }
-        let record = kept.without_dropped(version).write();
+        let record = kept.without_dropped(versions).write();
         let size_bytes = self.store.records.put(list, &record, Durability::Lazy)?;
         self.store.index.document_kept(list, size_bytes, now);
         Ok(())

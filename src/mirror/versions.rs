@@ -12,7 +12,7 @@ use super::documents::{DocumentFlight, KeptDocument, Meanwhile};
 use super::freshness::Age;
 use super::single_flight::Awaited;
 use super::{AlarmKind, Answer, Call, Errand, Mirror, seen, unless_gone};
-use crate::address::{Package, Platform, ProviderAddress, Version};
+use crate::address::{Package, Platform, ProviderAddress, Version, Versions};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::Key;
@@ -199,11 +199,11 @@ fn entry_of(version: &Version, platforms: &[Platform]) -> Option<Box<RawValue>> 
 }
 
 impl KeptDocument {
-    /// The same list without what it says of a version that upstream has dropped.
-    pub(super) fn without_dropped(&self, version: &Version) -> Self {
+    /// The same list without what it says of these versions that upstream has dropped.
+    pub(super) fn without_dropped(&self, versions: &Versions) -> Self {
         let mut list = VersionList { versions: Vec::new(), rest: Default::default() };
         list.add(self.dropped());
-        let left = list.versions.into_iter().filter(|listed| listed.version != *version);
+        let left = list.versions.into_iter().filter(|listed| !versions.include(&listed.version));
         let left: Vec<Box<RawValue>> = left.map(|listed| listed.raw).collect();
         Self { dropped: serde_json::to_vec(&left).map(Bytes::from).unwrap_or_default(), ..self.clone() }
     }

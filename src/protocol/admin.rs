@@ -1,6 +1,7 @@
 //! The admin side: probes, who may ask, and what larder says of itself.
 
 pub mod command;
+pub mod warm;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -14,6 +15,7 @@ pub use self::command::Command;
 
 use super::{Content, Reply};
 use crate::clock::Timestamp;
+use crate::jobs::JobId;
 use crate::mirror::{Mirror, Status, UpstreamState};
 
 /// The answer to `/healthz`: the process runs.
@@ -41,10 +43,16 @@ pub enum AdminRoute {
     Status,
     /// `/admin/v1/client-config`, with `?mirror` for a network mirror.
     ClientConfig(super::client_config::Way),
-    /// `/admin/v1/refresh`, `purge` and `accept`.
+    /// `/admin/v1/refresh`, `purge`, `accept`, `pin` and `unpin`.
     Command(Command),
     /// `/admin/v1/verify`
     Verify,
+    /// `/admin/v1/warm`
+    Warm,
+    /// `/admin/v1/jobs`
+    Jobs,
+    /// `/admin/v1/jobs/ID`
+    Job(JobId),
 }
 
 /// Whether a route tells something or changes something.
@@ -54,6 +62,8 @@ pub enum Nature {
     Reads,
     /// POST, always with the token.
     Changes,
+    /// GET and HEAD, for whoever may read; DELETE, always with the token.
+    ReadsAndEnds,
 }
 
 impl AdminRoute {
@@ -68,17 +78,29 @@ impl AdminRoute {
             "/admin/v1/client-config" if query == Some("mirror") => Self::ClientConfig(Way::NetworkMirror),
             "/admin/v1/client-config" => Self::ClientConfig(Way::HostOverride),
             "/admin/v1/verify" => Self::Verify,
-            path => Self::Command(Command::ALL.into_iter().find(|command| command.path() == path)?),
+            warm::WARM => Self::Warm,
+            warm::JOBS => Self::Jobs,
+            path => match Command::ALL.into_iter().find(|command| command.path() == path) {
+                Some(command) => Self::Command(command),
+                None => Self::Job(job_of(path)?),
+            },
         })
     }
 
     /// Whether it tells something or changes something.
     pub fn nature(self) -> Nature {
         match self {
-            Self::Health | Self::Ready | Self::Metrics | Self::Status | Self::ClientConfig(_) => Nature::Reads,
-            Self::Command(_) | Self::Verify => Nature::Changes,
+            Self::Health | Self::Ready | Self::Metrics | Self::Status | Self::ClientConfig(_) | Self::Jobs => {
+                Nature::Reads
+            }
+            Self::Command(_) | Self::Verify | Self::Warm => Nature::Changes,
+            Self::Job(_) => Nature::ReadsAndEnds,
         }
     }
+}
+
+fn job_of(path: &str) -> Option<JobId> {
+    JobId::parse(path.strip_prefix(warm::JOBS)?.strip_prefix('/')?)
 }
 
 /// Who may ask on the admin listener.

@@ -120,6 +120,12 @@ impl<T> Breaker<T> {
         lasting.map(|(origin, left)| (origin, left.until, &left.kept))
     }
 
+    /// Until when one of these origins has asked to be left alone: that is more than a while of our own choosing.
+    pub(super) fn asked_to_wait(&self, origins: &[Origin], now: Timestamp) -> Option<Timestamp> {
+        let left_alone = origins.iter().filter_map(|origin| self.left_alone.get(origin)).filter(|left| left.lasts(now));
+        left_alone.filter_map(|left| left.asked_until).filter(|until| *until > now).max()
+    }
+
     /// Gives a probe back that nothing came of.
     pub(super) fn give_back(&mut self, probe: &Probe) {
         if let Some(left) = self.left_alone.get_mut(&probe.origin).filter(|left| left.probe == Some(probe.number)) {

@@ -101,6 +101,11 @@ impl Outbound {
         self.restraint.spend(upstream, requests, now)
     }
 
+    /// Until when one of these origins has asked to be left alone, if any has.
+    pub fn asked_to_wait(&self, origins: &[Origin], now: Timestamp) -> Option<Timestamp> {
+        self.restraint.asked_to_wait(origins, now)
+    }
+
     /// Tells that somebody waited for these origins for as long as `patience`, and waits no more.
     pub fn out_of_patience(&self, upstream: &Hostname, origins: &[Origin], patience: Duration, now: Timestamp) {
         self.restraint.out_of_patience(upstream, origins, patience, now);

@@ -106,6 +106,11 @@ impl Restraint {
         Some(Leave(Some(Arc::new(Probes { taken, before: by.clone(), of: self.clone() }))))
     }
 
+    /// Until when one of these origins has asked to be left alone, if any has.
+    pub(super) fn asked_to_wait(&self, origins: &[Origin], now: Timestamp) -> Option<Timestamp> {
+        self.0.state.lock().breaker.asked_to_wait(origins, now)
+    }
+
     /// Takes requests out of an upstream's budget, or nothing where there are not so many left.
     pub(super) fn spend(&self, upstream: &Hostname, requests: u32, now: Timestamp) -> bool {
         let rate = self.0.rate;

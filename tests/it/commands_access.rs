@@ -6,7 +6,14 @@ use crate::support::http::{Answer, client, get, send};
 use crate::support::larder::Larder;
 use crate::support::upstream::{FakeUpstream, Provider};
 
-const PATHS: [&str; 4] = ["/admin/v1/refresh", "/admin/v1/purge", "/admin/v1/accept", "/admin/v1/verify"];
+const PATHS: [&str; 6] = [
+    "/admin/v1/refresh",
+    "/admin/v1/purge",
+    "/admin/v1/accept",
+    "/admin/v1/pin",
+    "/admin/v1/unpin",
+    "/admin/v1/verify",
+];
 const JSON: (&str, &str) = ("content-type", "application/json");
 
 /// A larder that holds an archive, and has told its admin listener nothing yet.
@@ -123,7 +130,7 @@ async fn a_command_that_cannot_be_read_is_refused_with_the_reason() {
     }
     for (what, reason) in [
         (r#"["acme/vpc/aws"]"#, "modules are not mirrored yet"),
-        (r#"["acme/null@~> 1.0"]"#, "name one exact version"),
+        (r#"["acme/null@=> 1.0"]"#, "its operators can be"),
         (r#"["acme/null","nonsense"]"#, "is no address"),
         ("[]", "1 to 256"),
     ] {

@@ -42,3 +42,6 @@ mod verification;
 mod verification_sets;
 mod verification_tail;
 mod verification_transfer;
+mod warming;
+mod warming_locked;
+mod warming_told;

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::address::{Hostname, What};
+use crate::address::{Hostname, Package, What};
 use crate::error::Error;
-use crate::mirror::{Accepted, Call, Mirror, Purged, Refreshed, Ruling};
+use crate::mirror::{Accepted, Call, Mirror, Pin, Pinned, Purged, Refreshed, Ruling};
 
 /// The most addresses in one command.
 const MOST_ADDRESSES: usize = 256;
@@ -22,11 +22,15 @@ pub enum Command {
     Purge,
     /// Accept what changed upstream.
     Accept,
+    /// Never evict.
+    Pin,
+    /// Evict as anything else.
+    Unpin,
 }
 
 impl Command {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Refresh, Self::Purge, Self::Accept];
+    pub const ALL: [Self; 5] = [Self::Refresh, Self::Purge, Self::Accept, Self::Pin, Self::Unpin];
 
     /// What it is called on the command line and in its path.
     pub fn word(self) -> &'static str {
@@ -34,6 +38,8 @@ impl Command {
             Self::Refresh => "refresh",
             Self::Purge => "purge",
             Self::Accept => "accept",
+            Self::Pin => "pin",
+            Self::Unpin => "unpin",
         }
     }
 
@@ -151,6 +157,31 @@ pub async fn accept(mirror: &Arc<Mirror>, addresses: &[What], call: impl Fn() ->
     for what in addresses {
         done.take(mirror.accept(what, &call()).await, |accepted| !matches!(accepted.ruling, Ruling::Failed { .. }));
     }
+    done
+}
+
+/// Pins what is held of each.
+pub async fn pin(mirror: &Arc<Mirror>, addresses: &[What], _call: impl Fn() -> Call) -> Done<Pinned> {
+    pin_or_unpin(mirror, addresses, Pin::Set).await
+}
+
+/// Unpins what is held of each.
+pub async fn unpin(mirror: &Arc<Mirror>, addresses: &[What], _call: impl Fn() -> Call) -> Done<Pinned> {
+    pin_or_unpin(mirror, addresses, Pin::Lift).await
+}
+
+async fn pin_or_unpin(mirror: &Arc<Mirror>, addresses: &[What], pin: Pin) -> Done<Pinned> {
+    let mut done = Done::nothing_yet();
+    for what in addresses {
+        done.take(mirror.pin(what, pin).await, Pinned::is_well);
+    }
+    done
+}
+
+/// Pins or unpins what a job is about.
+pub async fn pin_packages(mirror: &Arc<Mirror>, packages: Vec<Package>, pin: Pin) -> Done<Pinned> {
+    let mut done = Done::nothing_yet();
+    done.take(mirror.pin_packages(packages, pin).await, Pinned::is_well);
     done
 }
 

@@ -22,6 +22,22 @@ const fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
+/// DESIGN 4: what an upstream asks for holds back jobs; a while of our own choosing does not.
+#[test]
+fn only_what_an_upstream_asked_for_is_told_to_jobs() {
+    let (mut breaker, asked, silent) = (Breaker::default(), at("a.example"), at("b.example"));
+    breaker.failed(&silent, None, 0.5, Timestamp(1000), || ());
+    breaker.failed(&asked, Some(seconds(60)), 0.5, Timestamp(1000), || ());
+    let both = [silent, asked];
+    assert_eq!(breaker.asked_to_wait(&both, Timestamp(1001)), Some(Timestamp(1060)));
+    assert_eq!(breaker.asked_to_wait(&both[..1], Timestamp(1001)), None);
+    assert_eq!(breaker.asked_to_wait(&both, Timestamp(1060)), None);
+    // An answer to somebody else does not end it; a clock that was set back does.
+    breaker.answered(&both[1], Timestamp(1010));
+    assert_eq!(breaker.asked_to_wait(&both, Timestamp(1011)), Some(Timestamp(1060)));
+    assert_eq!(breaker.asked_to_wait(&both, Timestamp(100)), None);
+}
+
 /// Plays a story at one origin, in the middle of the jitter: no more and no less.
 fn play(story: &str, happenings: Vec<(u64, Happens)>) {
     let (mut breaker, origin) = (Breaker::default(), at("a.example"));

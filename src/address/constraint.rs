@@ -1,0 +1,269 @@
+//! Version constraints as the clients read them for providers: `>= 1.2, < 2.0`, `~> 5.0`, `!= 5.1.3`. Pure.
+
+use std::fmt;
+
+use super::{BadAddress, Version};
+
+/// The longest constraint that is taken from anybody, in bytes.
+const LONGEST: usize = 512;
+/// The most conditions in one constraint.
+const MOST_CONDITIONS: usize = 16;
+
+/// Conditions that a version must meet, all of them.
+///
+/// A pre-release meets them only where a `=` names it. Build metadata is looked at by `=` and `!=`, and is nothing to
+/// the others.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Constraint(Vec<Condition>);
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Condition {
+    operator: Operator,
+    version: Version,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Operator {
+    Equal,
+    NotEqual,
+    Greater,
+    GreaterOrEqual,
+    Less,
+    LessOrEqual,
+    /// `~> 1.2.3`: the last of three numbers may grow.
+    SamePatchLine,
+    /// `~> 1.2` and `~> 1`: all but the first may grow.
+    SameMajorLine,
+}
+
+impl Constraint {
+    /// Parses conditions between commas. A version without an operator is meant exactly.
+    ///
+    /// # Errors
+    /// [`BadAddress`]: the clients would refuse it too, or it is longer than anybody needs.
+    pub fn parse(given: &str) -> Result<Self, BadAddress> {
+        let bad = |why| BadAddress::new("version constraint", given, why);
+        if given.len() > LONGEST {
+            return Err(bad("it is longer than 512 bytes"));
+        }
+        let conditions: Vec<&str> = given.split(',').collect();
+        if conditions.len() > MOST_CONDITIONS {
+            return Err(bad("it has more than 16 conditions"));
+        }
+        conditions.into_iter().map(|condition| Condition::parse(condition, given)).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// The one version that it names, where it names one and says nothing else.
+    pub fn exactly(&self) -> Option<&Version> {
+        match self.0.as_slice() {
+            [Condition { operator: Operator::Equal, version }] => Some(version),
+            _ => None,
+        }
+    }
+
+    /// Whether a version is one that clients would take.
+    pub fn allows(&self, version: &Version) -> bool {
+        let named = || self.0.iter().any(|one| one.operator == Operator::Equal && one.version == *version);
+        (!version.is_pre_release() || named()) && self.0.iter().all(|condition| condition.allows(version))
+    }
+}
+
+impl Condition {
+    fn parse(given: &str, whole: &str) -> Result<Self, BadAddress> {
+        let bad = |why| BadAddress::new("version constraint", whole, why);
+        let given = given.trim_matches(' ');
+        let end = given.find(|c: char| !"=!<>~".contains(c)).unwrap_or(given.len());
+        let (sign, text) = given.split_at(end);
+        let text = text.trim_start_matches(' ');
+        if text.is_empty() {
+            return Err(bad("there is no version in one of its conditions"));
+        }
+        if text.contains('*') {
+            return Err(bad("leave out the numbers that may be any, as in ~> 5.0, instead of writing *"));
+        }
+        let version = Version::parse(text)?;
+        let operator = match sign {
+            "" | "=" => Operator::Equal,
+            "!=" => Operator::NotEqual,
+            ">" => Operator::Greater,
+            ">=" => Operator::GreaterOrEqual,
+            "<" => Operator::Less,
+            "<=" => Operator::LessOrEqual,
+            "~>" if numbers_in(text) == 3 => Operator::SamePatchLine,
+            "~>" => Operator::SameMajorLine,
+            _ => return Err(bad("its operators can be =, !=, >, >=, <, <= and ~>")),
+        };
+        Ok(Self { operator, version })
+    }
+
+    fn allows(&self, version: &Version) -> bool {
+        let order = version.precedence(&self.version);
+        let same = |numbers: usize| version.numbers()[..numbers] == self.version.numbers()[..numbers];
+        match self.operator {
+            Operator::Equal => *version == self.version,
+            Operator::NotEqual => *version != self.version,
+            Operator::Greater => order.is_gt(),
+            Operator::GreaterOrEqual => order.is_ge(),
+            Operator::Less => order.is_lt(),
+            Operator::LessOrEqual => order.is_le(),
+            Operator::SamePatchLine => order.is_ge() && same(2),
+            Operator::SameMajorLine => order.is_ge() && same(1),
+        }
+    }
+}
+
+/// How many numbers a version is written with.
+fn numbers_in(version: &str) -> usize {
+    version.split(['-', '+']).next().unwrap_or_default().split('.').count()
+}
+
+impl fmt::Display for Constraint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, condition) in self.0.iter().enumerate() {
+            let between = if place == 0 { "" } else { ", " };
+            write!(f, "{between}{condition}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Condition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { operator, version } = self;
+        match operator {
+            Operator::Equal => write!(f, "= {version}"),
+            Operator::NotEqual => write!(f, "!= {version}"),
+            Operator::Greater => write!(f, "> {version}"),
+            Operator::GreaterOrEqual => write!(f, ">= {version}"),
+            Operator::Less => write!(f, "< {version}"),
+            Operator::LessOrEqual => write!(f, "<= {version}"),
+            Operator::SamePatchLine => write!(f, "~> {version}"),
+            Operator::SameMajorLine => match version.as_str().split_once(['-', '+']) {
+                // With what follows, two numbers are all that tells it from the other.
+                Some((core, _)) => write!(f, "~> {}{}", two_of(core), &version.as_str()[core.len()..]),
+                None => write!(f, "~> {}", two_of(version.as_str())),
+            },
+        }
+    }
+}
+
+/// The first two of three numbers.
+fn two_of(core: &str) -> &str {
+    core.rsplit_once('.').map_or(core, |(two, _)| two)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn allowed<'a>(constraint: &str, versions: &[&'a str]) -> Vec<&'a str> {
+        let constraint = Constraint::parse(constraint).unwrap();
+        let allows = |version: &&&str| constraint.allows(&Version::parse(version).unwrap());
+        versions.iter().filter(allows).copied().collect()
+    }
+
+    #[test]
+    fn versions_are_chosen_as_the_clients_choose_them() {
+        const ALL: [&str; 10] =
+            ["0.9.9", "1.0.0-beta.1", "1.0.0", "1.0.1", "1.2.0", "1.2.3", "1.3.0", "2.0.0-rc.1", "2.0.0", "10.0.0"];
+        for (constraint, versions) in [
+            ("1.2", &["1.2.0"][..]),
+            ("= 1.2.0", &["1.2.0"]),
+            ("=1.2.0", &["1.2.0"]),
+            ("!= 1.0.0, < 1.2", &["0.9.9", "1.0.1"]),
+            ("> 1.2.3", &["1.3.0", "2.0.0", "10.0.0"]),
+            (">= 1.2.3,<2", &["1.2.3", "1.3.0"]),
+            ("<= 1.0", &["0.9.9", "1.0.0"]),
+            ("~> 1", &["1.0.0", "1.0.1", "1.2.0", "1.2.3", "1.3.0"]),
+            ("~> 1.2", &["1.2.0", "1.2.3", "1.3.0"]),
+            ("~> 1.2.0", &["1.2.0", "1.2.3"]),
+            ("~> 1.2.1", &["1.2.3"]),
+            ("~> 1.0.0-beta.1", &["1.0.0", "1.0.1"]),
+            ("~> 1.0-beta.1", &["1.0.0", "1.0.1", "1.2.0", "1.2.3", "1.3.0"]),
+            // Named exactly, and by nothing else.
+            ("1.0.0-beta.1", &["1.0.0-beta.1"]),
+            (">= 1.0.0-beta.1, < 1.0.1", &["1.0.0"]),
+            ("= 1.0.0-beta.1, < 2.0.0", &["1.0.0-beta.1"]),
+            ("!= 2.0.0-rc.1, >= 2.0.0-rc.1", &["2.0.0", "10.0.0"]),
+            ("= 1.0.0, = 1.0.1", &[]),
+            ("  >=   1.2.3  ,  <2  ", &["1.2.3", "1.3.0"]),
+        ] {
+            assert_eq!(allowed(constraint, &ALL), versions, "{constraint}");
+        }
+    }
+
+    #[test]
+    fn build_metadata_counts_where_a_version_is_named_and_nowhere_else() {
+        const BUILDS: [&str; 3] = ["1.0.0", "1.0.0+a", "1.0.0+b"];
+        for (constraint, versions) in [
+            ("1.0.0", &["1.0.0"][..]),
+            ("= 1.0.0+a", &["1.0.0+a"]),
+            ("!= 1.0.0", &["1.0.0+a", "1.0.0+b"]),
+            (">= 1.0.0+b", &BUILDS),
+            ("<= 1.0.0", &BUILDS),
+            ("> 1.0.0", &[]),
+            ("~> 1.0+b", &BUILDS),
+        ] {
+            assert_eq!(allowed(constraint, &BUILDS), versions, "{constraint}");
+        }
+    }
+
+    #[test]
+    fn what_no_client_would_take_is_refused() {
+        for (given, reason) in [
+            ("", "no version"),
+            (">=", "no version"),
+            (">= 1.0,", "no version"),
+            (",1.0", "no version"),
+            ("=> 1.0", "its operators can be"),
+            ("== 1.0", "its operators can be"),
+            ("~ 1.0", "its operators can be"),
+            ("^1.0", "is not a version"),
+            ("1.0 2.0", "is not a version"),
+            (">= v1.0", "\"v\" in front"),
+            ("5.*", "~> 5.0"),
+            ("~> 1.2.3.4", "more than three"),
+            (&"1".repeat(513), "longer than"),
+            (&["1"; 17].join(","), "more than 16"),
+        ] {
+            let refused = Constraint::parse(given).unwrap_err().to_string();
+            assert!(refused.contains(reason), "{given}: {refused}");
+        }
+    }
+
+    #[test]
+    fn one_version_and_nothing_else_is_that_version() {
+        let exactly = |given| Constraint::parse(given).unwrap().exactly().map(ToString::to_string);
+        assert_eq!(exactly("= 1.2"), Some("1.2.0".to_owned()));
+        assert_eq!(exactly("1.2.0-rc.1"), Some("1.2.0-rc.1".to_owned()));
+        assert_eq!((exactly(">= 1.2"), exactly("1.2, 1.2")), (None, None));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_as_what_it_prints_or_refused(
+            given in "(([=!<>~]{0,2} ?[0-9](\\.[0-9]){0,3}([+-][a-c0-9.]{1,3}){0,2} ?),?){1,3}|\\PC{0,40}",
+            version in "[0-3](\\.[0-3]){0,2}(-[ab]\\.[0-2])?(\\+[ab])?",
+        ) {
+            if let Ok(constraint) = Constraint::parse(&given) {
+                let printed = Constraint::parse(&constraint.to_string());
+                prop_assert_eq!(printed.as_ref(), Ok(&constraint));
+                let version = Version::parse(&version).unwrap();
+                prop_assert_eq!(printed.unwrap().allows(&version), constraint.allows(&version));
+            }
+        }
+
+        #[test]
+        fn operators_agree_with_each_other(pair in prop::array::uniform2("[0-2]\\.[0-2]\\.[0-2](\\+[ab])?")) {
+            let [limit, version] = pair;
+            let version = Version::parse(&version).unwrap();
+            let allows = |sign: &str| Constraint::parse(&format!("{sign} {limit}")).unwrap().allows(&version);
+            prop_assert_eq!(allows("<"), !allows(">="));
+            prop_assert_eq!(allows(">"), !allows("<="));
+            prop_assert_eq!(allows("="), !allows("!="));
+            prop_assert!(!allows("~>") || allows(">="));
+        }
+    }
+}

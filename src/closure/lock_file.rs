@@ -1,0 +1,318 @@
+//! A `.terraform.lock.hcl`: which version of which provider, and the hashes one of which its archive must have.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use hcl_edit::Span;
+use hcl_edit::expr::Expression;
+use hcl_edit::structure::{Attribute, Block};
+
+use super::hcl::{self, BadHcl};
+use crate::address::{Hostname, Name, ProviderAddress, Version};
+
+/// The most providers in one file.
+const MOST_PROVIDERS: usize = 256;
+/// The most hashes of one provider: those of its platforms, several for each.
+const MOST_HASHES: usize = 1024;
+/// The longest text in it, in bytes.
+const LONGEST_TEXT: usize = 512;
+/// How much of a text that is wrong is shown, in characters.
+const SHOWN: usize = 128;
+
+/// One provider of a lock file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Locked {
+    /// The provider.
+    pub provider: ProviderAddress,
+    /// The version that clients will ask for.
+    pub version: Version,
+    /// The constraints it was chosen by, as they are written there.
+    pub constraints: Option<String>,
+    /// What its archives may have, as they are written there: `h1:…`, `zh:…`. None where the file has none, and then any
+    /// archive does.
+    pub hashes: Vec<String>,
+}
+
+/// Why a lock file cannot be gone by: everything that is wrong with it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadLockFile {
+    /// It is no HCL.
+    #[error("the lock file: {0}")]
+    Hcl(#[from] BadHcl),
+    /// It does not say what a lock file says; each with its line.
+    #[error("the lock file: {}", .0.join("; "))]
+    Wrong(Vec<String>),
+}
+
+impl BadLockFile {
+    /// Each problem by itself.
+    pub fn problems(&self) -> Vec<String> {
+        match self {
+            Self::Hcl(_) => vec![self.to_string()],
+            Self::Wrong(problems) => problems.iter().map(|problem| format!("the lock file: {problem}")).collect(),
+        }
+    }
+}
+
+/// Reads a lock file. Blocks and attributes that nobody knows are passed over: a newer client may write more.
+///
+/// # Errors
+/// Everything that is wrong with it. What a client would refuse is wrong; what it only would have written another way
+/// is not.
+pub fn parse(file: &[u8]) -> Result<Vec<Locked>, BadLockFile> {
+    let body = hcl::parse(file)?;
+    let mut reading = Reading { file, problems: Vec::new() };
+    let mut locked: BTreeMap<ProviderAddress, Locked> = BTreeMap::new();
+    for block in body.blocks().filter(|block| block.has_ident("provider")) {
+        if locked.len() == MOST_PROVIDERS {
+            reading.wrong(block.span(), &format!("there are more than {MOST_PROVIDERS} providers"));
+            break;
+        }
+        let Some(one) = reading.provider(block) else { continue };
+        if locked.contains_key(&one.provider) {
+            reading.wrong(block.span(), &format!("{} stands there twice", one.provider));
+        }
+        locked.insert(one.provider.clone(), one);
+    }
+    if reading.problems.is_empty() {
+        Ok(locked.into_values().collect())
+    } else {
+        Err(BadLockFile::Wrong(reading.problems))
+    }
+}
+
+/// A file on its way to what it means.
+struct Reading<'a> {
+    file: &'a [u8],
+    problems: Vec<String>,
+}
+
+impl Reading<'_> {
+    fn wrong(&mut self, at: Option<Range<usize>>, what: &str) {
+        self.problems.push(match at {
+            Some(at) => format!("line {}: {what}", line_of(self.file, at.start)),
+            None => what.to_owned(),
+        });
+    }
+
+    /// What a part says, or `None` once its problem is noted.
+    fn noted<T>(&mut self, at: Option<Range<usize>>, read: Result<T, String>) -> Option<T> {
+        match read {
+            Ok(read) => Some(read),
+            Err(what) => {
+                self.wrong(at, &what);
+                None
+            }
+        }
+    }
+
+    fn provider(&mut self, block: &Block) -> Option<Locked> {
+        let address = address(block);
+        let provider = self.noted(block.span(), address);
+        let version = self.version(block);
+        let constraints = block.body.get_attribute("constraints");
+        let constraints = match constraints {
+            None => Some(None),
+            Some(attribute) => self.noted(attribute.span(), text(&attribute.value, "constraints")).map(Some),
+        };
+        let hashes = match block.body.get_attribute("hashes") {
+            None => Some(Vec::new()),
+            Some(attribute) => self.hashes(attribute),
+        };
+        Some(Locked { provider: provider?, version: version?, constraints: constraints?, hashes: hashes? })
+    }
+
+    fn version(&mut self, block: &Block) -> Option<Version> {
+        let Some(attribute) = block.body.get_attribute("version") else {
+            self.wrong(block.span(), "a provider has no version");
+            return None;
+        };
+        let read = text(&attribute.value, "version");
+        let read = read.and_then(|version| Version::parse(&version).map_err(|bad| bad.to_string()));
+        self.noted(attribute.span(), read)
+    }
+
+    fn hashes(&mut self, attribute: &Attribute) -> Option<Vec<String>> {
+        let Some(list) = attribute.value.as_array() else {
+            self.wrong(attribute.span(), "hashes is not a list");
+            return None;
+        };
+        if list.len() > MOST_HASHES {
+            self.wrong(attribute.span(), &format!("there are {} hashes; at most {MOST_HASHES} can be", list.len()));
+            return None;
+        }
+        let mut hashes = Vec::with_capacity(list.len());
+        for value in list.iter() {
+            let read = text(value, "a hash").and_then(|hash| match hash.split_once(':') {
+                Some((scheme, rest)) if !scheme.is_empty() && !rest.is_empty() => Ok(hash),
+                _ => Err(format!("{} is no hash: it begins with h1:, zh: or the like", shown(&hash))),
+            });
+            hashes.push(self.noted(value.span().or(attribute.span()), read)?);
+        }
+        Some(hashes)
+    }
+}
+
+/// The address that a provider block is labelled with: always with its host, in a lock file.
+fn address(block: &Block) -> Result<ProviderAddress, String> {
+    let [label] = block.labels.as_slice() else {
+        return Err("a provider has not one label, which is its address".to_owned());
+    };
+    let given = label.as_str();
+    let parts: Vec<&str> = given.split('/').collect();
+    let [host, namespace, type_] = parts.as_slice() else {
+        return Err(format!("{} is not a provider's HOST/NAMESPACE/TYPE", shown(given)));
+    };
+    let address = Hostname::parse(host)
+        .and_then(|host| Ok(ProviderAddress { host, namespace: Name::parse(namespace)?, type_: Name::parse(type_)? }));
+    address.map_err(|bad| bad.to_string())
+}
+
+/// A string without anything to be worked out in it.
+fn text(value: &Expression, of: &str) -> Result<String, String> {
+    let text = value.as_str().ok_or_else(|| format!("{of} is not a plain string"))?;
+    if text.len() > LONGEST_TEXT {
+        return Err(format!("{of} is longer than {LONGEST_TEXT} bytes"));
+    }
+    Ok(text.to_owned())
+}
+
+fn shown(given: &str) -> String {
+    format!("{:?}", given.chars().take(SHOWN).collect::<String>())
+}
+
+fn line_of(file: &[u8], at: usize) -> usize {
+    1 + file.iter().take(at).filter(|byte| **byte == b'\n').count()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const ONE: &str = r#"# This file is maintained automatically by "terraform init".
+# Manual edits may be lost in future updates.
+
+provider "registry.terraform.io/hashicorp/null" {
+  version     = "3.2.2"
+  constraints = "~> 3.0"
+  hashes = [
+    "h1:vWAsYRd7MjYr3adj8BVKRohVfHpWQdvkIwUQ2Jf5FVM=",
+    "zh:3248aae6a2198f3ec8394218d05bd5e42be59f43a3a7c0b71c66ec0df08b69e7",
+  ]
+}
+"#;
+
+    fn problems(file: &str) -> Vec<String> {
+        parse(file.as_bytes()).unwrap_err().problems()
+    }
+
+    #[test]
+    fn a_lock_file_says_which_version_and_which_hashes() {
+        let locked = parse(ONE.as_bytes()).unwrap();
+        let [Locked { provider, version, constraints, hashes }] = &locked[..] else { panic!("{locked:?}") };
+        assert_eq!(provider.to_string(), "registry.terraform.io/hashicorp/null");
+        assert_eq!((version.to_string(), constraints.as_deref()), ("3.2.2".to_owned(), Some("~> 3.0")));
+        assert!(
+            hashes.len() == 2 && hashes[0].starts_with("h1:vWAs") && hashes[1].starts_with("zh:3248"),
+            "{hashes:?}"
+        );
+        assert_eq!(parse(b"# nothing yet\n").unwrap(), []);
+    }
+
+    #[test]
+    fn what_nobody_knows_is_passed_over() {
+        let newer = r#"
+            edition = 2
+            module "x" { version = "1" }
+            provider "r.example/acme/null" {
+              version = "1.2"
+              oracle = { a = 1 }
+              more "x" { y = true }
+            }
+        "#;
+        let locked = parse(newer.as_bytes()).unwrap();
+        assert_eq!((locked.len(), locked[0].version.as_str(), locked[0].hashes.len()), (1, "1.2.0", 0));
+    }
+
+    #[test]
+    fn every_problem_is_named_with_its_line() {
+        let file = r#"provider "r.example/acme/null" {
+  version = 1
+}
+provider "acme/null" {
+  version = "1.0.0"
+}
+provider "r.example/acme/vague" {
+  version = "~> 1.0"
+  hashes  = "h1:x"
+}
+provider "r.example/acme/none" {
+}
+provider "r.example/acme/loose" {
+  version = "1.0.0"
+  hashes  = ["nothing", "h1:${x}"]
+}
+provider "a" "b" { version = "1.0.0" }
+provider "r.example/acme/twice" { version = "1.0.0" }
+provider "r.example/acme/twice" { version = "1.0.0" }
+"#;
+        let problems = problems(file);
+        for (problem, (line, what)) in problems.iter().zip([
+            (2, "version is not a plain string"),
+            (4, "is not a provider's HOST/NAMESPACE/TYPE"),
+            (8, "is not a version"),
+            (9, "hashes is not a list"),
+            (11, "has no version"),
+            (15, "\"nothing\" is no hash"),
+            (17, "not one label"),
+            (19, "r.example/acme/twice stands there twice"),
+        ]) {
+            assert!(
+                problem.starts_with(&format!("the lock file: line {line}: ")) && problem.contains(what),
+                "{problem}"
+            );
+        }
+        assert_eq!(problems.len(), 8, "{problems:?}");
+        assert!(super::tests::problems("provider {")[0].starts_with("the lock file: line 1"));
+    }
+
+    #[test]
+    fn there_is_a_bound_to_all_of_it() {
+        let many: String =
+            (0..257).map(|n| format!("provider \"r.example/acme/p{n}\" {{ version = \"1.0.0\" }}\n")).collect();
+        assert!(problems(&many)[0].contains("line 257: there are more than 256 providers"));
+        let hashes = |hashes: &str| {
+            format!("provider \"r.example/acme/null\" {{\nversion = \"1.0.0\"\nhashes = [{hashes}]\n}}\n")
+        };
+        assert!(problems(&hashes(&"\"h1:x\",".repeat(1025)))[0].contains("there are 1025 hashes"));
+        assert!(problems(&hashes(&format!("\"h1:{}\"", "x".repeat(600))))[0].contains("longer than 512"));
+    }
+
+    proptest! {
+        #[test]
+        fn what_a_client_writes_is_read_as_it_is(
+            providers in prop::collection::btree_map("[a-z]{1,8}", ("[0-9]\\.[0-9]\\.[0-9](-[a-z]{1,4})?", prop::option::of("[~>=]{1,2} [0-9]\\.[0-9]"), prop::collection::vec("(h1|zh|x9):[A-Za-z0-9+/=]{1,60}", 0..6)), 0..6),
+        ) {
+            let mut file = "# This file is maintained automatically.\n".to_owned();
+            for (name, (version, constraints, hashes)) in &providers {
+                let constraints = constraints.iter().map(|text| format!("  constraints = \"{text}\"\n")).collect::<String>();
+                let hashes = hashes.iter().map(|hash| format!("    \"{hash}\",\n")).collect::<String>();
+                file += &format!("\nprovider \"r.example/acme/{name}\" {{\n  version     = \"{version}\"\n{constraints}  hashes = [\n{hashes}  ]\n}}\n");
+            }
+            let locked = parse(file.as_bytes()).unwrap();
+            let read = locked.into_iter().map(|one| (one.provider.type_.to_string(), (one.version.to_string(), one.constraints, one.hashes)));
+            prop_assert_eq!(read.collect::<std::collections::BTreeMap<_, _>>(), providers);
+        }
+
+        #[test]
+        fn any_text_is_read_or_refused_with_a_reason(
+            text in "(provider|version|hashes|constraints|\"r.example/a/b\"|\"1.0\"|[a-z]{1,3}|[\"{}\\[\\]()=\n ,:$.]){0,40}",
+        ) {
+            if let Err(bad) = parse(text.as_bytes()) {
+                prop_assert!(!bad.problems().is_empty());
+            }
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! One warm-up: everything that an `init` will ask for, fetched before anybody does. What is wanted is resolved against
+//! the version list as a client would, each archive ends by itself, and clients go first.
+
+use std::sync::Arc;
+
+use futures_util::future::{BoxFuture, join_all};
+
+use super::list::Under;
+use super::report::ItemState;
+use crate::address::{Package, Platform, ProviderAddress, Version, Versions, What};
+use crate::clock::Clock;
+use crate::closure::lock_file::{self, Locked};
+use crate::digest::Digest;
+use crate::error::Error;
+use crate::mirror::{Came, Mirror, Pin};
+use crate::upstream::providers::VersionList;
+
+/// The most archives that one job is about.
+const MOST_ITEMS: usize = 2048;
+/// The most platforms in one job.
+const MOST_PLATFORMS: usize = 32;
+/// How often an upstream may say "later" to one step before that is a failure.
+const MOST_PUT_OFF: u32 = 10;
+/// How many seconds a step waits that our own bounds have no room for.
+const TRY_AGAIN_AFTER: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// What a warm-up is to fetch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WarmUp {
+    pub(super) wanted: Vec<Wanted>,
+    pub(super) platforms: Vec<Platform>,
+    pub(super) pin: bool,
+}
+
+/// One thing of a warm-up: it names one version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Wanted {
+    pub(super) what: What,
+    /// What a lock file says that its archive has; nothing where no lock file names it.
+    hashes: Vec<String>,
+}
+
+impl WarmUp {
+    /// A warm-up of these; of this machine's platform where none is named.
+    ///
+    /// # Errors
+    /// It is about more than one job may be, or about nothing.
+    pub fn of_addresses(what: Vec<What>, platforms: Vec<Platform>, pin: bool) -> Result<Self, Vec<String>> {
+        let wanted = what.into_iter().map(|what| Wanted { what, hashes: Vec::new() });
+        Self::of(wanted.collect(), platforms, pin)
+    }
+
+    /// A warm-up of what a lock file names.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the file, and as for addresses.
+    pub fn of_lock_file(file: &[u8], platforms: Vec<Platform>, pin: bool) -> Result<Self, Vec<String>> {
+        let locked = lock_file::parse(file).map_err(|bad| bad.problems())?;
+        if locked.is_empty() {
+            return Err(vec!["the lock file names no provider".to_owned()]);
+        }
+        let wanted = locked.into_iter().map(|Locked { provider, version, hashes, .. }| Wanted {
+            what: What { provider, versions: Versions::Exactly(version) },
+            hashes,
+        });
+        Self::of(wanted.collect(), platforms, pin)
+    }
+
+    fn of(wanted: Vec<Wanted>, mut platforms: Vec<Platform>, pin: bool) -> Result<Self, Vec<String>> {
+        if platforms.is_empty() {
+            platforms.push(Platform::here());
+        }
+        platforms.sort();
+        platforms.dedup();
+        let mut problems = Vec::new();
+        if wanted.is_empty() {
+            problems.push("nothing is named that could be warmed".to_owned());
+        }
+        if platforms.len() > MOST_PLATFORMS {
+            problems.push(format!("{} platforms are named; at most {MOST_PLATFORMS} can be", platforms.len()));
+        }
+        let items = wanted.len().saturating_mul(platforms.len());
+        if items > MOST_ITEMS {
+            problems.push(format!("that is about {items} archives; one job can be about {MOST_ITEMS}"));
+        }
+        if problems.is_empty() { Ok(Self { wanted, platforms, pin }) } else { Err(problems) }
+    }
+}
+
+/// Why an archive is not warmed.
+#[derive(Debug, thiserror::Error)]
+enum NotWarm {
+    #[error(transparent)]
+    Mirror(#[from] Error),
+    #[error(
+        "{package}: none of the {locked} hashes in the lock file fits the archive that is proven for it ({proven}), so a client would refuse it: lock it again with `terraform providers lock -platform={}`, or ask why it is another one", .package.platform
+    )]
+    LockedToAnother { package: Package, locked: usize, proven: String },
+}
+
+/// Runs a warm-up to its end, and says of each archive how it went.
+pub(super) async fn run(mirror: &Arc<Mirror>, clock: &Clock, under: &Arc<Under>, warm_up: &WarmUp) {
+    let run = Run { mirror, clock, under, warm_up };
+    join_all(warm_up.wanted.iter().enumerate().map(|(number, wanted)| run.warm(number, wanted))).await;
+    run.look_again().await;
+}
+
+struct Run<'a> {
+    mirror: &'a Arc<Mirror>,
+    clock: &'a Clock,
+    under: &'a Arc<Under>,
+    warm_up: &'a WarmUp,
+}
+
+impl Run<'_> {
+    /// Chooses the version, and warms it for each platform.
+    async fn warm(&self, number: usize, wanted: &Wanted) {
+        let first = number * self.warm_up.platforms.len();
+        let items = first..first + self.warm_up.platforms.len();
+        let version = self.version(wanted, items.clone()).await;
+        let version = match version {
+            Ok(version) => version,
+            Err(error) => return items.for_each(|item| self.failed(item, &error)),
+        };
+        join_all(items.zip(&self.warm_up.platforms).map(|(item, platform)| {
+            let package = Package {
+                provider: wanted.what.provider.clone(),
+                version: version.clone(),
+                platform: platform.clone(),
+            };
+            self.item(item, package, wanted)
+        }))
+        .await;
+    }
+
+    async fn version(&self, wanted: &Wanted, items: std::ops::Range<usize>) -> Result<Version, Error> {
+        let provider = &wanted.what.provider;
+        let each = |state: ItemState| items.clone().for_each(|item| self.under.is_now(item, state.clone()));
+        let list = self.patiently(
+            || {
+                each(ItemState::Resolving);
+                Box::pin(self.mirror.warm_list(provider, self.clock.now()))
+            },
+            || each(ItemState::Waiting),
+        );
+        chosen(&list.await?, provider, &wanted.what.versions)
+    }
+
+    async fn item(&self, item: usize, package: Package, wanted: &Wanted) {
+        self.under.is_about(item, &package);
+        let warmed = self.patiently(
+            || Box::pin(self.package(item, &package, &wanted.hashes)),
+            || self.under.is_now(item, ItemState::Waiting),
+        );
+        match warmed.await {
+            Ok((came, digest, size_bytes)) => self.under.is_held(item, came, digest, size_bytes),
+            Err(error) => self.failed(item, &error),
+        }
+    }
+
+    async fn package(&self, item: usize, package: &Package, locked: &[String]) -> Result<(Came, Digest, u64), NotWarm> {
+        self.under.is_now(item, ItemState::Resolving);
+        let set = self.mirror.warm_set(package, self.clock.now()).await?;
+        let digest = set.document.shasum;
+        // Before anything is fetched for it, where that can be told.
+        let fit = Fit::of(locked, digest);
+        if fit == Fit::None {
+            return Err(locked_to_another(package, locked, digest.zh()));
+        }
+        self.under.is_now(item, ItemState::Fetching);
+        let arriving = |bytes, length| self.under.arriving(item, bytes, length);
+        let (came, held) = self.mirror.warm_archive(package, digest, self.clock.now(), arriving).await?;
+        if fit == Fit::ItsPackageHashTells {
+            let hash = self.mirror.package_hash(package, digest).await?;
+            if !hash.as_ref().is_some_and(|hash| locked.contains(hash)) {
+                return Err(locked_to_another(package, locked, hash.unwrap_or_else(|| digest.zh())));
+            }
+        }
+        if self.warm_up.pin {
+            let pinned = self.mirror.pin_packages(vec![package.clone()], Pin::Set).await?;
+            if !pinned.iter().all(|pinned| pinned.is_well()) {
+                return Err(self.mirror.not_kept(&format!("the archive of {package}")).into());
+            }
+        }
+        self.mirror.settle(package, digest).await?;
+        Ok((came, digest, held.size_bytes))
+    }
+
+    /// Takes a turn for a step, and takes it again later where it is put off.
+    async fn patiently<'b, T, E: AsError>(
+        &self,
+        step: impl Fn() -> BoxFuture<'b, Result<T, E>>,
+        waits: impl Fn(),
+    ) -> Result<T, E> {
+        let mut put_off = 0;
+        loop {
+            // It is never closed.
+            let turn = self.under.turns.acquire().await;
+            let taken = step().await;
+            drop(turn);
+            let until = match taken.as_ref().err().and_then(AsError::as_error) {
+                Some(Error::HeldBack { what, until }) if put_off < MOST_PUT_OFF => {
+                    tracing::info!(
+                        what,
+                        until = until.0,
+                        "a job waits, because its upstream has asked to be left alone"
+                    );
+                    put_off += 1;
+                    *until
+                }
+                Some(Error::Spared(_) | Error::Busy(_)) => self.clock.now().after(TRY_AGAIN_AFTER),
+                Some(_) | None => return taken,
+            };
+            waits();
+            self.clock.until(until).await;
+        }
+    }
+
+    fn failed(&self, item: usize, error: &dyn std::fmt::Display) {
+        self.under.has_failed(item, error.to_string());
+    }
+
+    /// What came first may have been evicted for what came last.
+    async fn look_again(&self) {
+        for (item, package, digest) in self.under.all_held() {
+            match self.mirror.still_holds(&package, digest).await {
+                Ok(true) => {}
+                Ok(false) => self.failed(item, &self.mirror.not_kept(&format!("the archive of {package}"))),
+                Err(error) => self.failed(item, &error),
+            }
+        }
+    }
+}
+
+/// The version that a client would take: the newest that is meant. Only a version that is named exactly may be a
+/// pre-release.
+fn chosen(list: &VersionList, provider: &ProviderAddress, versions: &Versions) -> Result<Version, Error> {
+    let is_meant = |version: &&Version| match versions {
+        Versions::All => !version.is_pre_release(),
+        Versions::Exactly(_) | Versions::Matching(_) => versions.include(version),
+    };
+    let listed = list.versions.iter().map(|listed| &listed.version);
+    listed.filter(is_meant).max().cloned().ok_or_else(|| {
+        let number = list.versions.len();
+        let what = What { provider: provider.clone(), versions: versions.clone() };
+        Error::NotFound(match versions {
+            Versions::All => format!("none of the {number} versions that {provider} lists is a release"),
+            Versions::Exactly(_) => {
+                format!("{what} is none of the {number} versions that are listed, so no client would ask for it")
+            }
+            Versions::Matching(_) => format!("none of the {number} versions that are listed is {what}"),
+        })
+    })
+}
+
+/// How the hashes of a lock file stand to an archive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fit {
+    /// One of them is its own, or there are none to go by.
+    Its,
+    /// Its `h1:` may be among them.
+    ItsPackageHashTells,
+    /// None of them can be.
+    None,
+}
+
+impl Fit {
+    fn of(locked: &[String], digest: Digest) -> Self {
+        let is_package_hash = |hash: &&String| hash.starts_with("h1:");
+        if !locked.iter().any(|hash| hash.starts_with("zh:") || hash.starts_with("h1:"))
+            || locked.contains(&digest.zh())
+        {
+            Self::Its
+        } else if locked.iter().any(|hash| is_package_hash(&hash)) {
+            Self::ItsPackageHashTells
+        } else {
+            Self::None
+        }
+    }
+}
+
+fn locked_to_another(package: &Package, locked: &[String], proven: String) -> NotWarm {
+    NotWarm::LockedToAnother { package: package.clone(), locked: locked.len(), proven }
+}
+
+/// What is wrong, where it is of the mirror.
+trait AsError {
+    fn as_error(&self) -> Option<&Error>;
+}
+
+impl AsError for Error {
+    fn as_error(&self) -> Option<&Error> {
+        Some(self)
+    }
+}
+
+impl AsError for NotWarm {
+    fn as_error(&self) -> Option<&Error> {
+        match self {
+            Self::Mirror(error) => Some(error),
+            Self::LockedToAnother { .. } => None,
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! What an operator wants never evicted, and no more so.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::Mirror;
+use crate::address::{Package, What};
+use crate::error::Error;
+use crate::store::{Key, StoreError};
+
+/// Whether a package is to be pinned or unpinned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pin {
+    /// Eviction and purge leave it alone from now on.
+    Set,
+    /// It is as any other from now on.
+    Lift,
+}
+
+/// What came of pinning or unpinning one package.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pinned {
+    /// The package; what was told where it names nothing that is held.
+    pub what: String,
+    /// How it is now.
+    pub outcome: PinOutcome,
+}
+
+/// How a package is after it was to be pinned or unpinned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PinOutcome {
+    /// It is pinned now.
+    Pinned,
+    /// It is not any more.
+    Unpinned,
+    /// It was so already.
+    AsBefore,
+    /// No archive of it is held: there is nothing to pin, and a pin is not remembered for later.
+    NotHeld,
+}
+
+impl Pinned {
+    /// Whether it is as it was to be.
+    pub fn is_well(&self) -> bool {
+        self.outcome != PinOutcome::NotHeld
+    }
+}
+
+impl Mirror {
+    /// Pins or unpins what is held of what an operator means.
+    ///
+    /// # Errors
+    /// Where the disk fails; some of it may be done then.
+    pub async fn pin(self: &Arc<Self>, what: &What, pin: Pin) -> Result<Vec<Pinned>, Error> {
+        let of = what.clone();
+        let mut pinned = self
+            .on_disk(move |mirror| {
+                let mut packages = mirror.store.records.packages_with_names(&of.provider)?;
+                packages.retain(|package| of.versions.include(&package.version));
+                packages.sort();
+                mirror.pin_each(&packages, pin)
+            })
+            .await?;
+        if pinned.iter().any(Pinned::is_well) {
+            // A name may be left of what is not held.
+            pinned.retain(Pinned::is_well);
+        } else {
+            pinned = vec![Pinned { what: what.to_string(), outcome: PinOutcome::NotHeld }];
+        }
+        Ok(pinned)
+    }
+
+    /// Pins or unpins these packages.
+    ///
+    /// # Errors
+    /// Where the disk fails; some of it may be done then.
+    pub async fn pin_packages(self: &Arc<Self>, packages: Vec<Package>, pin: Pin) -> Result<Vec<Pinned>, Error> {
+        self.on_disk(move |mirror| mirror.pin_each(&packages, pin)).await
+    }
+
+    fn pin_each(&self, packages: &[Package], pin: Pin) -> Result<Vec<Pinned>, StoreError> {
+        // Eviction looks at all names first, and must not act on one that was pinned since.
+        let _nothing_is_evicted = self.evicting.lock();
+        let mut pinned = Vec::with_capacity(packages.len());
+        for package in packages {
+            let is_held = self.is_held(package)?;
+            let mut outcome = PinOutcome::NotHeld;
+            self.change_name(package, |name| {
+                // A pin whose archive was lost can be lifted all the same.
+                if is_held || (name.pinned && pin == Pin::Lift) {
+                    let before = std::mem::replace(&mut name.pinned, pin == Pin::Set);
+                    outcome = match pin {
+                        _ if before == name.pinned => PinOutcome::AsBefore,
+                        Pin::Set => PinOutcome::Pinned,
+                        Pin::Lift => PinOutcome::Unpinned,
+                    };
+                }
+            })?;
+            if matches!(outcome, PinOutcome::Pinned | PinOutcome::Unpinned) {
+                tracing::info!(%package, ?outcome, "told by the operator");
+            }
+            pinned.push(Pinned { what: package.to_string(), outcome });
+        }
+        Ok(pinned)
+    }
+
+    fn is_held(&self, package: &Package) -> Result<bool, StoreError> {
+        for held in &self.name(package)?.archives {
+            if self.store.blobs.holds(&held.digest)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The documents that what is pinned cannot be installed without: they are no more evicted than its archives.
+    pub(super) fn documents_of_what_is_pinned(&self) -> Result<BTreeSet<Key>, StoreError> {
+        let mut keys = BTreeSet::new();
+        for package in self.store.records.all_packages_with_names()? {
+            if self.name(&package)?.pinned {
+                keys.insert(Key::Discovery(package.provider.host.clone()));
+                keys.insert(Key::ProviderVersions(package.provider.clone()));
+                keys.insert(Key::ProofSet(package));
+            }
+        }
+        Ok(keys)
+    }
+}

@@ -1,0 +1,218 @@
+//! What a warm-up asks of the mirror, step by step: the list, the proof set and the archive of a package, held as an
+//! `init` will ask for them, and on the disk before it is told. A request that nobody waits for: it asks no upstream
+//! that wants to be left alone, and no more often than its budget allows.
+
+use std::sync::Arc;
+
+use super::archives::Archive;
+use super::follow::Progress;
+use super::names::{HeldArchive, PackageHashesKnown};
+use super::opened::Opened;
+use super::proof_set::ProofSet;
+use super::pull::AskedAgain;
+use super::{Link, Mirror, sets};
+use crate::address::{Package, ProviderAddress};
+use crate::clock::Timestamp;
+use crate::digest::Digest;
+use crate::error::Error;
+use crate::store::{Key, StoreError};
+use crate::upstream::breaker::Origin;
+use crate::upstream::providers::VersionList;
+
+/// The document, its sums and its signature.
+const REQUESTS_FOR_A_SET: u32 = 3;
+
+/// How an archive came to be held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Came {
+    /// It was held already.
+    Held,
+    /// It was fetched and proven.
+    Fetched,
+}
+
+impl Mirror {
+    /// The version list of a provider, held with the discovery document that leads to it.
+    ///
+    /// # Errors
+    /// Why it cannot be had; [`Error::HeldBack`] and [`Error::Spared`] where it may be asked for later.
+    pub async fn warm_list(self: &Arc<Self>, address: &ProviderAddress, now: Timestamp) -> Result<VersionList, Error> {
+        let (what, host) = (format!("the version list of {address}"), &address.host);
+        let upstream = Arc::clone(self.upstream(host)?);
+        let mut origins = vec![Origin::of(&upstream.settings.url)];
+        let mut missing = 0;
+        for key in [Key::Discovery(host.clone()), Key::ProviderVersions(address.clone())] {
+            match self.held_document(&key).await? {
+                Some(held) => origins.extend(held.value.origins()),
+                None => missing += 1,
+            }
+        }
+        self.may_fetch(&what, address, &origins, missing, now)?;
+        let call = self.inner(&self.job(now));
+        let asked = async {
+            self.discovery(host, &call).await?;
+            self.provider_versions(address, &call).await
+        };
+        let list = asked.await.map_err(|error| self.or_held_back(&what, &origins, error, now))?;
+        let unreadable = |why| Error::Interrupted(format!("the held version list of {address} cannot be read: {why}"));
+        list.value.versions().await.map_err(unreadable)
+    }
+
+    /// The proof set that an `init` would be given for a package.
+    ///
+    /// # Errors
+    /// As for the list.
+    pub async fn warm_set(self: &Arc<Self>, package: &Package, now: Timestamp) -> Result<Arc<ProofSet>, Error> {
+        let what = sets::what(package);
+        let mut origins = Vec::new();
+        if let Some(list) = self.held_document(&Key::ProviderVersions(package.provider.clone())).await? {
+            origins.extend(list.value.origins());
+        }
+        let held = self.held_set(package).await?;
+        let missing = if held.is_some() { 0 } else { REQUESTS_FOR_A_SET };
+        self.may_fetch(&what, &package.provider, &origins, missing, now)?;
+        let set = self.proof_set(package, &self.inner(&self.job(now))).await;
+        Ok(set.map_err(|error| self.or_held_back(&what, &origins, error, now))?.value)
+    }
+
+    /// Sees to it that the archive of a set is held, and tells while it arrives how many bytes of how many are here.
+    /// Follows the fill as it is, and takes no byte of it.
+    ///
+    /// # Errors
+    /// As for the list, and where the disk would not keep it.
+    pub async fn warm_archive(
+        self: &Arc<Self>,
+        package: &Package,
+        digest: Digest,
+        now: Timestamp,
+        tell: impl Fn(u64, Option<u64>) + Send + Sync,
+    ) -> Result<(Came, HeldArchive), Error> {
+        let what = format!("the archive of {package}");
+        let call = self.inner(&self.job(now));
+        if let Some(held) = self.name_entry(package, digest).await?
+            && let Opened::Checked(Archive::Held { .. } | Archive::InMemory { .. }) =
+                self.open_held(package, &held, &call).await?
+        {
+            return Ok((Came::Held, held));
+        }
+        let Some(held) = self.held_set(package).await? else { return Err(self.not_kept(&sets::what(package))) };
+        let kept = Arc::clone(&held.kept);
+        let (set, _) = held.find(&digest.prefix(), now).ok_or_else(|| Error::Interrupted(what.clone()))?;
+        let origin = Origin::of(&set.document.archive_url);
+        if !self.holds(digest).await? {
+            if self.link() == Link::Offline {
+                return Err(self.missing(what));
+            }
+            self.may_fetch(&what, &package.provider, std::slice::from_ref(&origin), 1, now)?;
+        }
+        let mut progress = self.fill_of(package, &kept, &set, &call);
+        loop {
+            // Nothing of it is kept beyond this line: it may hold the file open.
+            let ended = match &*progress.borrow_and_update() {
+                Progress::Asking => None,
+                Progress::Streaming { written, length, .. } => {
+                    tell(*written, *length);
+                    None
+                }
+                // Where nothing arrived, its bytes were held under another name.
+                Progress::Committed { bytes: None, held } => Some(Ok((Came::Held, (**held).clone()))),
+                Progress::Committed { bytes: Some(_), held } => Some(Ok((Came::Fetched, (**held).clone()))),
+                Progress::Unkept { why, .. } | Progress::NoPlace(why) => Some(Err(why.clone().into())),
+                Progress::Failed(error) => Some(Err(error.clone())),
+            };
+            if let Some(ended) = ended {
+                return ended.map_err(|error| self.or_held_back(&what, &[origin], error, now));
+            }
+            if progress.changed().await.is_err() {
+                return Err(Error::Interrupted(what));
+            }
+        }
+    }
+
+    /// The `h1:` that a client computes of a held archive as it arrives; `None` where it cannot be computed.
+    pub async fn package_hash(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<Option<String>, Error> {
+        let known = |held: Option<HeldArchive>| match held.map(|held| held.hashes) {
+            Some(PackageHashesKnown::Known { zip, .. }) => Some(zip),
+            Some(PackageHashesKnown::NotYet | PackageHashesKnown::Impossible { .. }) | None => None,
+        };
+        if let Some(hash) = known(self.name_entry(package, digest).await?) {
+            return Ok(Some(hash));
+        }
+        self.complete_hashes_of(package.clone(), digest).await;
+        Ok(known(self.name_entry(package, digest).await?))
+    }
+
+    /// Makes everything that was warmed for a package survive a power cut: what proves it and leads to it was put
+    /// lazily, and its archive and its name were not.
+    ///
+    /// # Errors
+    /// [`Error::NotKept`] where some of it is not held, so that an `init` would have to ask upstream.
+    pub async fn settle(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<(), Error> {
+        let provider = package.provider.clone();
+        let keys = [
+            (Key::Discovery(provider.host.clone()), format!("the discovery document of {}", provider.host)),
+            (Key::ProviderVersions(provider.clone()), format!("the version list of {provider}")),
+            (Key::ProofSet(package.clone()), sets::what(package)),
+            (Key::Seen(provider.clone()), format!("what was seen of {provider}")),
+        ];
+        let synced = self.on_disk(move |mirror| {
+            for (key, what) in keys {
+                if !mirror.store.records.sync(&key)? {
+                    return Ok(Some(what));
+                }
+            }
+            Ok(None)
+        });
+        match synced.await? {
+            Some(what) => Err(self.not_kept(&what)),
+            None if self.still_holds(package, digest).await? => Ok(()),
+            None => Err(self.not_kept(&format!("the archive of {package}"))),
+        }
+    }
+
+    /// Whether a package can be installed from what is held, with this archive.
+    pub async fn still_holds(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<bool, Error> {
+        let of = package.clone();
+        self.on_disk(move |mirror| {
+            let Some(set) = mirror.read_set(&of)? else { return Ok(false) };
+            let sets = [Some(&set.kept.current), set.fallback.as_ref()];
+            let is_proven = sets.into_iter().flatten().any(|set| set.document.shasum == digest);
+            Ok(is_proven && mirror.name(&of)?.get(&digest).is_some() && mirror.store.blobs.holds(&digest)?)
+        })
+        .await
+    }
+
+    /// What to say of something that is not there although it was had.
+    pub fn not_kept(&self, what: &str) -> Error {
+        match self.store.check() {
+            Err(gone @ StoreError::Gone) => gone.into(),
+            Err(_) | Ok(()) => Error::NotKept(what.to_owned()),
+        }
+    }
+
+    /// Leave for a job to fetch what is not held; `requests` are what that takes.
+    fn may_fetch(
+        &self,
+        what: &str,
+        of: &ProviderAddress,
+        origins: &[Origin],
+        requests: u32,
+        now: Timestamp,
+    ) -> Result<(), Error> {
+        if requests == 0 || self.link() == Link::Offline {
+            return Ok(());
+        }
+        if let Some(until) = self.outbound.asked_to_wait(origins, now) {
+            return Err(Error::HeldBack { what: what.to_owned(), until });
+        }
+        if self.outbound.spend(&of.host, requests, now) { Ok(()) } else { Err(Error::Spared(what.to_owned())) }
+    }
+
+    /// What a fetch failed with, or when to try again where the upstream said so.
+    fn or_held_back(&self, what: &str, origins: &[Origin], error: Error, now: Timestamp) -> Error {
+        match self.outbound.asked_to_wait(origins, now) {
+            Some(until) if matches!(error, Error::Upstream(_)) => Error::HeldBack { what: what.to_owned(), until },
+            Some(_) | None => error,
+        }
+    }
+}

@@ -1,0 +1,386 @@
+//! Warming by list: everything that an `init` will ask for is held before anybody asks, and each archive ends by itself.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::support::http::{Answer, client, send};
+use crate::support::larder::{HOST, Larder};
+use crate::support::process::{Process, eventually};
+use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
+
+pub(crate) const PLATFORMS: [&str; 2] = ["linux_amd64", "darwin_arm64"];
+
+/// Where a larder is told to warm something, in this process or another.
+#[derive(Debug, Clone)]
+pub(crate) struct Desk {
+    admin: String,
+    token: String,
+}
+
+impl Desk {
+    pub(crate) fn of(larder: &Larder) -> Self {
+        Self { admin: larder.admin(), token: larder.token() }
+    }
+
+    pub(crate) fn at(larder: &Process, token: String) -> Self {
+        Self { admin: larder.admin(), token }
+    }
+
+    pub(crate) async fn send(&self, method: &str, path: &str, kind: &str, body: impl Into<reqwest::Body>) -> Answer {
+        let request = client().request(method.parse().unwrap(), format!("{}{path}", self.admin));
+        let request = request.bearer_auth(&self.token).header("content-type", kind).body(body);
+        send(request).await.unwrap()
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> Answer {
+        self.send("POST", path, "application/json", body.to_string()).await
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Answer {
+        send(client().get(format!("{}{path}", self.admin))).await.unwrap()
+    }
+
+    /// Takes a warm-up on, and gives the path of its job.
+    pub(crate) async fn begin(&self, told: &Value) -> String {
+        Self::taken_on(&self.post("/admin/v1/warm", told).await)
+    }
+
+    pub(crate) async fn begin_lock_file(&self, file: &str, query: &str) -> String {
+        let path = format!("/admin/v1/warm?{query}");
+        Self::taken_on(&self.send("POST", &path, "text/plain", file.to_owned()).await)
+    }
+
+    fn taken_on(answer: &Answer) -> String {
+        assert_eq!(answer.status, 202, "{}", answer.text());
+        let path = answer.header("location").to_owned();
+        assert_eq!(path, format!("/admin/v1/jobs/{}", answer.json()["id"].as_str().unwrap()));
+        path
+    }
+
+    pub(crate) async fn job(&self, path: &str) -> Value {
+        self.get(path).await.expect(200).json()
+    }
+
+    /// The job once it is so.
+    pub(crate) async fn once(&self, path: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+        eventually("the job comes so far", async || Some(self.job(path).await).filter(&is_so)).await
+    }
+
+    pub(crate) async fn ended(&self, path: &str) -> Value {
+        self.once(path, |job| job["state"] != "running").await
+    }
+
+    pub(crate) async fn warm(&self, told: &Value) -> Value {
+        let path = self.begin(told).await;
+        self.ended(&path).await
+    }
+}
+
+/// Each item as `TYPE@VERSION PLATFORM STATE`.
+pub(crate) fn items(job: &Value) -> Vec<String> {
+    let word = |item: &Value, key: &str| item[key].as_str().unwrap().to_owned();
+    let short = |item: &Value| word(item, "what").rsplit('/').next().unwrap().to_owned();
+    let items = job["items"].as_array().unwrap().iter();
+    items.map(|item| format!("{} {} {}", short(item), word(item, "platform"), word(item, "state"))).collect()
+}
+
+pub(crate) fn states(job: &Value) -> Vec<&str> {
+    job["items"].as_array().unwrap().iter().map(|item| item["state"].as_str().unwrap()).collect()
+}
+
+pub(crate) fn error(job: &Value, item: usize) -> &str {
+    job["items"][item]["error"].as_str().unwrap_or_else(|| panic!("it did not fail: {job}"))
+}
+
+pub(crate) fn both(provider: Provider) -> Provider {
+    PLATFORMS.iter().fold(provider, |provider, platform| provider.platform(platform))
+}
+
+async fn versions(list: &[&str]) -> FakeUpstream {
+    let upstream = FakeUpstream::start().await;
+    for version in list {
+        upstream.publish(both(Provider::new("acme", "null").version(version)));
+    }
+    upstream
+}
+
+fn told(what: &str) -> Value {
+    json!({ "what": [what], "platforms": ["linux_amd64"] })
+}
+
+/// Everything that a client asks for, by way of an override and of a network mirror.
+async fn everything_is_there(larder: &Larder, name: &str, version: &str) {
+    larder.get(&format!("/registry/{HOST}/.well-known/terraform.json")).await.expect(200);
+    larder.versions(name).await.expect(200);
+    for platform in PLATFORMS {
+        let document = larder.document_for(name, version, platform).await.expect(200).json();
+        for file in ["shasums_url", "shasums_signature_url", "download_url"] {
+            larder.get(document[file].as_str().unwrap()).await.expect(200);
+        }
+    }
+    let listed = larder.get(&format!("/mirror/{HOST}/acme/{name}/index.json")).await.expect(200).json();
+    assert!(listed["versions"][version].is_object(), "{listed}");
+    let archives = larder.get(&format!("/mirror/{HOST}/acme/{name}/{version}.json")).await.expect(200).json();
+    for platform in PLATFORMS {
+        larder.get(archives["archives"][platform]["url"].as_str().unwrap()).await.expect(200);
+    }
+}
+
+#[tokio::test]
+async fn what_is_warmed_is_there_when_the_upstream_is_not() {
+    let mut upstream = versions(&["1.2.0"]).await;
+    upstream.publish(both(Provider::new("acme", "large").size(3_000_000)));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let desk = Desk::of(&larder);
+    let job = desk.warm(&json!({ "what": ["acme/null", "acme/large@~> 1.0"], "platforms": PLATFORMS })).await;
+    assert_eq!(
+        items(&job),
+        [
+            "null@1.2.0 darwin_arm64 fetched",
+            "null@1.2.0 linux_amd64 fetched",
+            "large@1.2.0 darwin_arm64 fetched",
+            "large@1.2.0 linux_amd64 fetched"
+        ],
+    );
+    assert_eq!((&job["state"], &job["what"][1]), (&json!("done"), &json!("registry.terraform.io/acme/large@~> 1.0")));
+    let size = upstream.archive_bytes("acme", "large", "1.2.0", "linux_amd64").len();
+    assert_eq!((&job["items"][3]["bytes"], &job["items"][3]["size_bytes"]), (&json!(size), &json!(size)));
+    assert!(job["ended"].as_u64().unwrap() >= job["started"].as_u64().unwrap());
+    assert_eq!(larder.metric("larder_passed_through_total").await, 0.0);
+
+    upstream.stop().await;
+    let folder = larder.stop().await;
+    let larder = Larder::mirroring(&upstream).nothing_stays_fresh().on(&folder).start().await;
+    everything_is_there(&larder, "null", "1.2.0").await;
+    everything_is_there(&larder, "large", "1.2.0").await;
+    let job = Desk::of(&larder).warm(&json!({ "what": ["acme/null", "acme/large"], "platforms": PLATFORMS })).await;
+    assert_eq!((states(&job), &job["state"]), (vec!["held"; 4], &json!("done")), "{job}");
+}
+
+#[tokio::test]
+async fn a_second_warm_up_fetches_nothing() {
+    let upstream = versions(&["1.2.0"]).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let desk = Desk::of(&larder);
+    let all = json!({ "what": ["acme/null@1.2.0"], "platforms": PLATFORMS });
+    desk.warm(&all).await;
+    upstream.forget_requests();
+    assert_eq!(states(&desk.warm(&all).await), ["held"; 2]);
+    assert_eq!(upstream.requests().len(), 0);
+    // A day later it asks about what is due, and for no archive.
+    larder.clock.advance(Duration::from_secs(25 * 3600));
+    assert_eq!(states(&desk.warm(&all).await), ["held"; 2]);
+    assert_eq!((upstream.count_of(Target::Document), upstream.count_of(Target::Archive)), (2, 0));
+}
+
+#[tokio::test]
+async fn the_newest_version_that_is_meant_is_warmed() {
+    let upstream = versions(&["1.1.0", "1.2.0", "1.3.0-beta.1", "2.0.0", "2.1.0-rc.1"]).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let desk = Desk::of(&larder);
+    for (what, chosen) in [
+        ("acme/null", "2.0.0"),
+        ("acme/null@~> 1.1", "1.2.0"),
+        ("acme/null@< 2, != 1.2.0", "1.1.0"),
+        ("acme/null@1.3.0-beta.1", "1.3.0-beta.1"),
+        ("acme/null@= 2.1.0-rc.1, > 1", "2.1.0-rc.1"),
+        ("acme/null@1.1", "1.1.0"),
+    ] {
+        let job = desk.warm(&told(what)).await;
+        assert_eq!(job["items"][0]["what"], format!("{HOST}/acme/null@{chosen}"), "{what}: {job}");
+        assert_eq!(job["state"], "done", "{job}");
+    }
+    for (what, why) in [
+        ("acme/null@> 2.0.0", "none of the 5 versions that are listed is"),
+        ("acme/null@1.0.0", "no client would ask for it"),
+        ("acme/never", "404"),
+        ("elsewhere.example/acme/null", "is not an upstream of this mirror"),
+    ] {
+        let job = desk.warm(&told(what)).await;
+        assert_eq!(job["state"], "failed", "{job}");
+        assert!(error(&job, 0).contains(why), "{job}");
+    }
+}
+
+#[tokio::test]
+async fn one_that_fails_is_named_and_stops_no_other() {
+    let upstream = versions(&["1.2.0"]).await;
+    for name in ["one", "two", "three"] {
+        upstream.publish(Provider::new("acme", name));
+    }
+    upstream.fault(Target::Archive.of("-two_"), Fault::WrongBytes);
+    upstream.fault(Target::Signature.of("-three_"), Fault::Status(404));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let what = ["acme/two", "acme/null", "acme/three", "acme/one"];
+    let job = Desk::of(&larder).warm(&json!({ "what": what, "platforms": PLATFORMS })).await;
+    assert_eq!(
+        items(&job),
+        [
+            "two@1.2.0 darwin_arm64 failed",
+            "two@1.2.0 linux_amd64 failed",
+            "null@1.2.0 darwin_arm64 fetched",
+            "null@1.2.0 linux_amd64 fetched",
+            "three@1.2.0 darwin_arm64 failed",
+            "three@1.2.0 linux_amd64 failed",
+            "one@1.2.0 darwin_arm64 failed",
+            "one@1.2.0 linux_amd64 fetched",
+        ]
+    );
+    assert_eq!(job["state"], "failed");
+    for (item, why) in [(0, "404"), (1, "its bytes have SHA-256"), (5, "signature"), (6, "404")] {
+        assert!(error(&job, item).contains(why), "{item}: {job}");
+    }
+    assert_eq!(larder.folder.blobs().len(), 3);
+}
+
+#[tokio::test]
+async fn a_job_tells_how_far_each_archive_is_and_fetches_four_at_a_time() {
+    const HALF: usize = 1_500_000;
+    let upstream = FakeUpstream::start().await;
+    let names: Vec<String> = (0..6).map(|number| format!("p{number}")).collect();
+    for name in &names {
+        upstream.publish(Provider::new("acme", name).size(2 * HALF));
+    }
+    let held = upstream.hold_after(Target::Archive, HALF);
+    let larder = Larder::mirroring(&upstream).start().await;
+    let desk = Desk::of(&larder);
+    let what: Vec<String> = names.iter().map(|name| format!("acme/{name}")).collect();
+    let path = desk.begin(&json!({ "what": what, "platforms": ["linux_amd64"] })).await;
+    let size = upstream.archive_bytes("acme", "p0", "1.2.0", "linux_amd64").len();
+    let half_way = |item: &&Value| item["state"] == "fetching" && item["bytes"] == HALF && item["size_bytes"] == size;
+    let four_half_way = |job: &Value| job["items"].as_array().unwrap().iter().filter(half_way).count() == 4;
+    let job = desk.once(&path, four_half_way).await;
+    assert_eq!(
+        (states(&job).iter().filter(|state| **state == "waiting").count(), &job["state"]),
+        (2, &json!("running"))
+    );
+    assert_eq!(upstream.count_of(Target::Archive), 4);
+    let listed = desk.get("/admin/v1/jobs").await.expect(200).json();
+    assert_eq!((&listed["jobs"][0]["id"], &listed["jobs"][0]["items"]["all"]), (&job["id"], &json!(6)), "{listed}");
+
+    held.open();
+    let job = desk.ended(&path).await;
+    assert_eq!((states(&job), &job["state"]), (vec!["fetched"; 6], &json!("done")));
+    let listed = desk.get("/admin/v1/jobs").await.expect(200).json();
+    assert_eq!((&listed["jobs"][0]["state"], &listed["jobs"][0]["items"]["fetched"]), (&json!("done"), &json!(6)));
+}
+
+#[tokio::test]
+async fn a_job_that_is_cancelled_fetches_no_more_and_keeps_what_it_has() {
+    let upstream = FakeUpstream::start().await;
+    for name in ["one", "two", "three", "four", "five", "six"] {
+        upstream.publish(Provider::new("acme", name).size(3_000_000));
+    }
+    let larder = Larder::mirroring(&upstream).start().await;
+    let desk = Desk::of(&larder);
+    desk.warm(&told("acme/one")).await;
+    let held = upstream.hold_after(Target::Archive, 1_000_000);
+    let all = json!({ "what": ["acme/one", "acme/two", "acme/three", "acme/four", "acme/five", "acme/six"], "platforms": ["linux_amd64"] });
+    let path = desk.begin(&all).await;
+    upstream.wait_for(Target::Archive, 5).await;
+    desk.once(&path, |job| job["items"][0]["state"] == "held").await;
+    let ended = desk.send("DELETE", &path, "application/json", "").await.expect(200).json();
+    assert_eq!(ended["state"], "cancelled");
+    assert_eq!(states(&ended), ["held", "cancelled", "cancelled", "cancelled", "cancelled", "cancelled"]);
+    assert!(ended["ended"].is_u64());
+    assert_eq!(desk.job(&path).await, ended);
+    // To stop what has ended changes nothing.
+    assert_eq!(desk.send("DELETE", &path, "application/json", "").await.expect(200).json(), ended);
+
+    held.open();
+    let job = desk.warm(&all).await;
+    assert_eq!(job["state"], "done", "{job}");
+    assert_eq!(upstream.count_of(Target::Archive), 6, "something was fetched twice");
+    assert_eq!(desk.job(&path).await, ended);
+}
+
+/// DESIGN 4: an upstream's Retry-After holds back jobs, and no client.
+#[tokio::test]
+async fn a_job_waits_for_as_long_as_its_upstream_asks() {
+    let upstream = versions(&["1.2.0"]).await;
+    upstream.publish(Provider::new("acme", "other"));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let desk = Desk::of(&larder);
+    upstream.fault_once(Target::Archive, Fault::RetryAfter(429, 600));
+    let path = desk.begin(&told("acme/null")).await;
+    desk.once(&path, |job| job["items"][0]["state"] == "waiting" && upstream.count_of(Target::Archive) >= 1).await;
+    let asked = upstream.requests().len();
+    // Another job waits too; what is held is no matter for it.
+    let other = desk.begin(&told("acme/other")).await;
+    larder.versions("null").await.expect(200);
+    assert_eq!((states(&desk.job(&other).await), upstream.requests().len()), (vec!["waiting"], asked));
+    let document = larder.document("other", "1.2.0").await;
+    assert_eq!(document.status, 200, "a client was held back");
+
+    larder.clock.advance(Duration::from_secs(601));
+    for path in [path, other] {
+        let job = desk.ended(&path).await;
+        assert_eq!(job["state"], "done", "{job}");
+    }
+}
+
+#[tokio::test]
+async fn what_the_store_has_no_room_for_is_not_warm() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "large").size(3_000_000));
+    for name in ["p0", "p1", "p2", "p3", "p4"] {
+        upstream.publish(Provider::new("acme", name).size(300_000));
+    }
+    let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
+    let desk = Desk::of(&larder);
+    let job = desk.warm(&told("acme/large")).await;
+    assert!(error(&job, 0).contains("do not fit: the store may have 1048576"), "{job}");
+    let what = ["acme/p0", "acme/p1", "acme/p2", "acme/p3", "acme/p4"];
+    let job = desk.warm(&json!({ "what": what, "platforms": ["linux_amd64"] })).await;
+    assert_eq!(job["state"], "failed", "{job}");
+    let warm: Vec<usize> = (0..5).filter(|item| job["items"][*item]["state"] == "fetched").collect();
+    assert!((1..=3).contains(&warm.len()), "{job}");
+    let lost = (0..5).find(|item| !warm.contains(item)).unwrap();
+    assert!(error(&job, lost).contains("is not held, although it was had"), "{job}");
+    upstream.forget_requests();
+    for item in warm {
+        let path = larder.archive_path(&format!("p{item}"), "1.2.0").await;
+        assert!(larder.get(&path).await.expect(200).is("larder; hit"));
+    }
+    assert_eq!(upstream.count_of(Target::Archive), 0, "something that was called warm is not held");
+}
+
+/// Promise 12.
+#[tokio::test]
+async fn offline_what_is_held_is_warm_and_nothing_is_asked_for() {
+    let upstream = versions(&["1.1.0", "1.2.0"]).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    Desk::of(&larder).warm(&told("acme/null@1.1.0")).await;
+    let folder = larder.stop().await;
+    upstream.forget_requests();
+    let larder = Larder::mirroring(&upstream).network("offline = true").on(&folder).start().await;
+    let job = Desk::of(&larder)
+        .warm(&json!({ "what": ["acme/null@1.1.0", "acme/null@1.2.0", "acme/other"], "platforms": ["linux_amd64"] }))
+        .await;
+    assert_eq!((states(&job), upstream.requests().len()), (vec!["held", "failed", "failed"], 0), "{job}");
+    assert!(error(&job, 1).contains("this mirror is offline"), "{job}");
+}
+
+/// A client goes before, and joins what a job has begun.
+#[tokio::test]
+async fn a_client_and_a_job_share_one_download() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").size(3_000_000));
+    let held = upstream.hold_after(Target::Archive, 1_000_000);
+    let larder = Larder::mirroring(&upstream).start().await;
+    let desk = Desk::of(&larder);
+    let path = desk.begin(&told("acme/null")).await;
+    upstream.wait_for(Target::Archive, 1).await;
+    let archive = larder.archive_path("null", "1.2.0").await;
+    let url = format!("{}{archive}", larder.base());
+    let mut asking = client().get(&url).send().await.unwrap();
+    let mut body = asking.chunk().await.unwrap().unwrap().to_vec();
+    desk.send("DELETE", &path, "application/json", "").await.expect(200);
+    held.open();
+    while let Some(piece) = asking.chunk().await.unwrap() {
+        body.extend_from_slice(&piece);
+    }
+    assert!(body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
+    assert_eq!(upstream.count_of(Target::Archive), 1);
+}

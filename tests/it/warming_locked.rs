@@ -1,0 +1,316 @@
+//! Warming a lock file: through a kill, through the real client with the upstream gone, and never with an archive that
+//! the client would refuse.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::process::{Process, eventually, run};
+use crate::support::terraform::{Terraform, Workspace, host_override, network_mirror};
+use crate::support::tls::TestCa;
+use crate::support::upstream::{FakeUpstream, Provider, RecordedRequest, Target};
+use crate::warming::{Desk, PLATFORMS, both, error, items, states};
+
+const BOTH: &str = "platform=linux_amd64&platform=darwin_arm64";
+const SIZE: usize = 400_000;
+const HALF: usize = SIZE / 2;
+
+fn eight() -> Vec<String> {
+    (1..=8).map(|number| format!("p{number}")).collect()
+}
+
+async fn upstream_of_eight() -> FakeUpstream {
+    let upstream = FakeUpstream::start().await;
+    for name in eight() {
+        upstream.publish(both(Provider::new("acme", &name).size(SIZE)));
+        upstream.publish(both(Provider::new("acme", &name).version("1.3.0").size(100)));
+    }
+    upstream
+}
+
+fn block(name: &str, hashes: &[String]) -> String {
+    let hashes: String = hashes.iter().map(|hash| format!("    \"{hash}\",\n")).collect();
+    format!(
+        "provider \"{HOST}/acme/{name}\" {{\n  version     = \"1.2.0\"\n  constraints = \"~> 1.2.0\"\n  hashes = [\n{hashes}  ]\n}}\n\n"
+    )
+}
+
+/// Every `zh:` that the proven sums of version 1.2.0 give, as clients record them.
+fn hashes(upstream: &FakeUpstream, name: &str) -> Vec<String> {
+    let sums = String::from_utf8(upstream.sums_bytes("acme", name, "1.2.0")).unwrap();
+    sums.lines().map(|line| format!("zh:{}", line.split(' ').next().unwrap())).collect()
+}
+
+fn lock_file(upstream: &FakeUpstream) -> String {
+    let header = "# This file is maintained automatically by \"terraform init\".\n\n";
+    header.to_owned() + &eight().iter().map(|name| block(name, &hashes(upstream, name))).collect::<String>()
+}
+
+fn requiring_eight(client: &Terraform, lock: &str) -> Workspace {
+    let mut workspace = client.workspace();
+    for name in eight() {
+        workspace.require(&format!("{HOST}/acme/{name}"), "~> 1.2.0");
+    }
+    workspace.file(".terraform.lock.hcl", lock);
+    workspace
+}
+
+fn token(folder: &Folder) -> String {
+    std::fs::read_to_string(folder.path().join("admin-token")).unwrap()
+}
+
+fn archive_requests(upstream: &FakeUpstream) -> Vec<RecordedRequest> {
+    upstream.requests().into_iter().filter(|request| request.target == Target::Archive).collect()
+}
+
+/// Of an archive, how many bytes were sent in all.
+fn sent_of(requests: &[RecordedRequest], path: &str) -> u64 {
+    requests.iter().filter(|request| request.path == path).map(|request| request.bytes_sent).sum()
+}
+
+/// Done when 4: the client's own commands, both ways, with nobody behind larder.
+#[tokio::test]
+async fn a_lock_file_that_was_warmed_is_installed_and_locked_with_the_upstream_stopped() {
+    let Some(client) = Terraform::find() else { return };
+    let mut upstream = upstream_of_eight().await;
+    let lock = lock_file(&upstream);
+    let ca = TestCa::new();
+    let larder = Larder::mirroring(&upstream).nothing_stays_fresh().tls(&ca, &["127.0.0.1"]).start().await;
+    let desk = Desk::of(&larder);
+    let path = desk.begin_lock_file(&lock, BOTH).await;
+    let job = desk.ended(&path).await;
+    assert_eq!((states(&job), &job["state"]), (vec!["fetched"; 16], &json!("done")), "{job}");
+    assert_eq!(upstream.count_of(Target::Archive), 16);
+    upstream.stop().await;
+
+    let overridden = host_override(HOST, &larder.providers_url(HOST), "http://127.0.0.1:9/v1/modules/");
+    let mut workspace = requiring_eight(&client, &lock);
+    workspace.trust(&ca.pem());
+    workspace.cli_config(&overridden);
+    workspace.init().await.expect_success();
+    assert!(workspace.lock_file().contains(&hashes(&upstream, "p8")[0]));
+    let flags: Vec<String> = PLATFORMS.iter().map(|platform| format!("-platform={platform}")).collect();
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    workspace.run(&[&["providers", "lock"], &flags[..]].concat()).await.expect_success();
+    assert_eq!(workspace.lock_file().matches("\"h1:").count(), 16, "{}", workspace.lock_file());
+
+    // Without a lock file the versions are chosen again: the list is held, and ~> 1.2.0 names what was warmed.
+    workspace.forget();
+    workspace.run(&[&["providers", "lock"], &flags[..]].concat()).await.expect_success();
+    workspace.forget();
+    workspace.init().await.expect_success();
+    let mut mirrored = requiring_eight(&client, &lock);
+    mirrored.trust(&ca.pem());
+    mirrored.cli_config(&network_mirror(&format!("{}/mirror/", larder.base())));
+    mirrored.init().await.expect_success();
+}
+
+/// Done when 4: killed in the middle, told the same again.
+#[tokio::test]
+async fn a_warm_up_that_was_killed_is_told_again_and_fetches_nothing_twice_completely() {
+    let mut upstream = upstream_of_eight().await;
+    let lock = lock_file(&upstream);
+    let folder = Folder::new();
+    let builder = || Larder::mirroring(&upstream).nothing_stays_fresh().on(&folder);
+    let gate = |name: &String| upstream.hold_after(Target::Archive.of(&format!("-{name}_")), HALF);
+    let gates: BTreeMap<String, _> = eight().iter().map(|name| (name.clone(), gate(name))).collect();
+    let larder = Process::start(&builder(), folder.path());
+    let desk = Desk::at(&larder, token(&folder));
+    let path = desk.begin_lock_file(&lock, BOTH).await;
+    let half_way = |job: &Value| {
+        let at_half = |item: &&Value| item["state"] == "fetching" && item["bytes"] == HALF;
+        let items = job["items"].as_array().unwrap().iter().filter(at_half);
+        items.map(|item| item["what"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    // The first four come whole; the next four stop in the middle.
+    let first = desk.once(&path, |job| half_way(job).len() == 4).await;
+    for (name, gate) in &gates {
+        if half_way(&first).iter().any(|what| what.contains(&format!("/{name}@"))) {
+            gate.open();
+        }
+    }
+    let fetched = |job: &Value| states(job).iter().filter(|state| **state == "fetched").count();
+    let second = desk.once(&path, |job| half_way(job).len() == 4 && fetched(job) >= 4).await;
+    larder.kill();
+    let whole = folder.blobs().len();
+    assert_eq!(whole, fetched(&second));
+    let before = archive_requests(&upstream).len();
+    assert_eq!(before, whole + 4);
+    gates.values().for_each(|gate| gate.open());
+
+    let larder = Process::start(&builder(), folder.path());
+    let desk = Desk::at(&larder, token(&folder));
+    let gone = desk.get(&path).await.expect(404);
+    assert!(gone.text().contains("forgotten when larder restarts"), "{}", gone.text());
+    let path = desk.begin_lock_file(&lock, BOTH).await;
+    let job = desk.ended(&path).await;
+    assert_eq!((job["state"].as_str(), job["items"].as_array().unwrap().len()), (Some("done"), 16), "{job}");
+    assert_eq!(states(&job).iter().filter(|state| **state == "held").count(), whole, "{job}");
+    assert_eq!((folder.blobs().len(), folder.staged().len()), (16, 0));
+
+    let asked = archive_requests(&upstream);
+    assert_eq!(asked.len() - before, 16 - whole, "what was fetched is fetched again");
+    let resumed = asked[before..].iter().filter(|request| request.header("range") == Some(&format!("bytes={HALF}-")));
+    assert_eq!(resumed.count(), 4);
+    for name in eight() {
+        for platform in PLATFORMS {
+            let file = format!(
+                "/releases/acme/terraform-provider-{name}/1.2.0/terraform-provider-{name}_1.2.0_{platform}.zip"
+            );
+            let size = upstream.archive_bytes("acme", &name, "1.2.0", platform).len() as u64;
+            // A connection that was cut has more given to it than came; and never all of it twice.
+            assert!((size..2 * size).contains(&sent_of(&asked, &file)), "{file}: {} of {size}", sent_of(&asked, &file));
+        }
+    }
+
+    upstream.stop().await;
+    let Some(client) = Terraform::find() else { return };
+    let workspace = requiring_eight(&client, &lock);
+    workspace.cli_config(&host_override(
+        HOST,
+        &format!("{}/registry/{HOST}/v1/providers/", larder.base()),
+        "http://127.0.0.1:9/v1/modules/",
+    ));
+    workspace.init().await.expect_success();
+    workspace.forget_installed();
+    workspace.run(&["providers", "lock", "-platform=linux_amd64", "-platform=darwin_arm64"]).await.expect_success();
+}
+
+/// The version that is warmed is the one that the client chooses, so it finds it.
+#[tokio::test]
+async fn the_client_chooses_the_version_that_was_warmed() {
+    let Some(client) = Terraform::find() else { return };
+    let mut upstream = FakeUpstream::start().await;
+    for version in
+        ["0.9.0", "1.0.0", "1.0.1", "1.2.0", "1.2.3", "1.3.0-beta.1", "1.3.0", "2.0.0-rc.1", "2.0.0", "2.1.0-rc.1"]
+    {
+        upstream.publish(Provider::new("acme", "null").version(version).size(100));
+    }
+    let larder = Larder::mirroring(&upstream).start().await;
+    let desk = Desk::of(&larder);
+    let overridden = host_override(HOST, &larder.providers_url(HOST), "http://127.0.0.1:9/v1/modules/");
+    let constraints = [
+        "1.0",
+        "= 1.2.0",
+        "~> 1",
+        "~> 1.0",
+        "~> 1.0.0",
+        "~> 1.2.0-beta.1",
+        "~> 0.9",
+        ">= 1.0, < 1.3",
+        "> 1.0.0, != 2.0.0",
+        "< 2.0.0",
+        "<= 1.2.3",
+        ">= 2.0.0-rc.1",
+        "1.3.0-beta.1",
+        "2.1.0-rc.1, > 1.0.0",
+    ];
+    let mut chosen = Vec::new();
+    for constraint in constraints {
+        let told = json!({ "what": [format!("acme/null@{constraint}")], "platforms": ["linux_amd64"] });
+        let job = desk.warm(&told).await;
+        assert_eq!(job["state"], "done", "{constraint}: {job}");
+        chosen.push(job["items"][0]["what"].as_str().unwrap().rsplit('@').next().unwrap().to_owned());
+    }
+    upstream.stop().await;
+    for (constraint, version) in constraints.iter().zip(chosen) {
+        let mut workspace = client.workspace();
+        workspace.require("acme/null", constraint).cli_config(&overridden);
+        workspace.init().await.expect_success();
+        let lock = workspace.lock_file();
+        assert!(lock.contains(&format!("version     = \"{version}\"")), "{constraint}: {version} was warmed: {lock}");
+    }
+}
+
+/// Done when 4: `curl` is all it takes.
+#[tokio::test]
+async fn curl_warms_a_lock_file() {
+    let curl = PathBuf::from("/usr/bin/curl");
+    if !curl.is_file() {
+        return;
+    }
+    let upstream = upstream_of_eight().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let file = larder.folder.path().join(".terraform.lock.hcl");
+    std::fs::write(&file, lock_file(&upstream)).unwrap();
+    let curl = |arguments: &[&str]| {
+        let mut command = Command::new("/usr/bin/curl");
+        command.args(["-sS", "-f", "-H", &format!("Authorization: Bearer {}", larder.token())]).args(arguments);
+        run(command)
+    };
+    let url = format!("{}/admin/v1/warm?{BOTH}", larder.admin());
+    let body = format!("@{}", file.display());
+    let said = curl(&["-H", "Content-Type: text/plain", "--data-binary", &body, "-i", &url]).await;
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert!(said.out.starts_with("HTTP/1.1 202"), "{said:?}");
+    let place = said.out.lines().find_map(|line| line.strip_prefix("location: ")).unwrap().to_owned();
+    let at = format!("{}{place}", larder.admin());
+    let done = eventually("the job ends", async || {
+        let said = curl(&[&at]).await;
+        Some(serde_json::from_str::<Value>(&said.out).unwrap()).filter(|job| job["state"] != "running")
+    });
+    let done = done.await;
+    assert_eq!((done["state"].as_str(), states(&done)), (Some("done"), vec!["fetched"; 16]), "{done}");
+}
+
+/// A job must not outlive the shutdown, and what it staged is built on.
+#[tokio::test]
+async fn sigterm_ends_a_warm_up_at_once_and_the_next_resumes_it() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").size(3_000_000));
+    let folder = Folder::new();
+    let builder = || Larder::mirroring(&upstream).on(&folder);
+    let held = upstream.hold_after(Target::Archive, 1_000_000);
+    let larder = Process::start(&builder(), folder.path());
+    let told = json!({ "what": ["acme/null"], "platforms": ["linux_amd64"] });
+    let desk = Desk::at(&larder, token(&folder));
+    let path = desk.begin(&told).await;
+    desk.once(&path, |job| job["items"][0]["bytes"] == 1_000_000).await;
+    let began = tokio::time::Instant::now();
+    assert_eq!(larder.terminate().await, Some(0));
+    assert!(began.elapsed() < std::time::Duration::from_secs(5), "{:?}", began.elapsed());
+    held.open();
+    upstream.forget_requests();
+
+    let larder = Process::start(&builder(), folder.path());
+    let job = Desk::at(&larder, token(&folder)).warm(&told).await;
+    assert_eq!(items(&job), ["null@1.2.0 linux_amd64 fetched"]);
+    assert_eq!(archive_requests(&upstream)[0].header("range"), Some("bytes=1000000-"));
+}
+
+/// What a client would refuse is not warm, however well it is proven.
+#[tokio::test]
+async fn an_archive_that_none_of_the_locked_hashes_fits_fails_its_item() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(both(Provider::new("acme", "null").directory_entries()));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let desk = Desk::of(&larder);
+    let warm = async |hashes: &[&str]| {
+        let hashes: Vec<String> = hashes.iter().map(|hash| (*hash).to_owned()).collect();
+        let path = desk.begin_lock_file(&block("null", &hashes), BOTH).await;
+        desk.ended(&path).await
+    };
+    let other = format!("zh:{}", "0".repeat(64));
+    let job = warm(&[&other]).await;
+    assert_eq!(states(&job), ["failed"; 2]);
+    assert!(error(&job, 0).contains("none of the 1 hashes in the lock file fits"), "{job}");
+    assert!(error(&job, 0).contains("-platform=darwin_arm64"), "{job}");
+    assert_eq!(upstream.count_of(Target::Archive), 0, "it was fetched all the same");
+
+    // Only one platform is locked, by what a client computed of it.
+    let job = warm(&["h1:bm90aGluZw==", &other]).await;
+    assert_eq!((states(&job), larder.folder.blobs().len()), (vec!["failed"; 2], 2), "{job}");
+    let listed = larder.get(&format!("/mirror/{HOST}/acme/null/1.2.0.json")).await.expect(200).json();
+    let hashes = listed["archives"]["linux_amd64"]["hashes"].as_array().unwrap().clone();
+    let h1 = hashes.iter().map(|hash| hash.as_str().unwrap()).find(|hash| hash.starts_with("h1:")).unwrap();
+    let job = warm(&[&other, h1]).await;
+    assert_eq!(items(&job), ["null@1.2.0 darwin_arm64 failed", "null@1.2.0 linux_amd64 held"]);
+    // One is enough, and a lock file without any takes what is proven.
+    let locked = hashes.iter().map(|hash| hash.as_str().unwrap()).find(|hash| hash.starts_with("zh:")).unwrap();
+    assert_eq!(states(&warm(&[&other, locked]).await), ["failed", "held"]);
+    assert_eq!(states(&warm(&[]).await), ["held", "held"]);
+    assert_eq!(states(&warm(&["x9:unheard-of"]).await), ["held", "held"]);
+}

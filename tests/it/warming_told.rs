@@ -1,0 +1,305 @@
+//! What larder can be told of warming and pinning, by whom, and how much of it.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::commands::outcomes;
+use crate::operator::{Site, json as read};
+use crate::support::http::{client, send};
+use crate::support::larder::{HOST, Larder};
+use crate::support::upstream::{FakeUpstream, Provider, Target};
+use crate::warming::{Desk, PLATFORMS, both, error, states};
+
+async fn upstream_with(names: &[&str], size: usize) -> FakeUpstream {
+    let upstream = FakeUpstream::start().await;
+    for name in names {
+        upstream.publish(both(Provider::new("acme", name).size(size)));
+    }
+    upstream
+}
+
+const ONE: &str = "provider \"registry.terraform.io/acme/null\" {\n  version = \"1.2.0\"\n}\n";
+
+/// Section 3: what changes something needs the token; pages and rebound names are refused whatever they know.
+#[tokio::test]
+async fn only_who_has_the_token_and_is_no_page_starts_and_stops_jobs() {
+    let upstream = upstream_with(&["null"], 100).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let held = upstream.hold(Target::Archive);
+    let desk = Desk::of(&larder);
+    let path = desk.begin(&json!({ "what": ["acme/null"] })).await;
+    let bearer = format!("Bearer {}", larder.token());
+    let port = larder.admin().rsplit_once(':').unwrap().1.to_owned();
+    let jobs = desk.get("/admin/v1/jobs").await.expect(200).json();
+    for (method, at, kind, body) in [
+        ("POST", "/admin/v1/warm", "application/json", r#"{"what":["acme/null"]}"#),
+        ("POST", "/admin/v1/warm", "text/plain", ONE),
+        ("DELETE", path.as_str(), "application/json", ""),
+    ] {
+        let ask = |headers: &[(&str, &str)]| {
+            let request = client().request(method.parse().unwrap(), format!("{}{at}", larder.admin()));
+            let request = request.header("content-type", kind).body(body);
+            send(headers.iter().fold(request, |request, (name, value)| request.header(*name, *value)))
+        };
+        ask(&[]).await.unwrap().expect(401);
+        ask(&[("authorization", "Bearer x")]).await.unwrap().expect(401);
+        let known = ("authorization", bearer.as_str());
+        for origin in ["null", "https://evil.example", &larder.admin()] {
+            ask(&[known, ("origin", origin)]).await.unwrap().expect(403);
+        }
+        ask(&[known, ("host", &format!("evil.example:{port}"))]).await.unwrap().expect(403);
+    }
+    for path in ["/admin/v1/jobs", &path] {
+        let page = client().get(format!("{}{path}", larder.admin())).header("origin", "https://evil.example");
+        send(page).await.unwrap().expect(403);
+    }
+    // Nothing was started, and nothing stopped.
+    let now = desk.get("/admin/v1/jobs").await.expect(200).json();
+    assert_eq!(now["jobs"].as_array().unwrap().len(), 1);
+    assert_eq!((&now["jobs"][0]["id"], &now["jobs"][0]["state"]), (&jobs["jobs"][0]["id"], &json!("running")));
+    held.open();
+    assert_eq!(desk.ended(&path).await["state"], "done");
+}
+
+/// This machine's own platform, where none is named.
+#[tokio::test]
+async fn without_a_platform_this_machines_own_is_warmed() {
+    let upstream = upstream_with(&["null"], 100).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let desk = Desk::of(&larder);
+    let here = larder::address::Platform::here().to_string();
+    let job = desk.warm(&json!({ "what": ["acme/null"] })).await;
+    assert_eq!((&job["platforms"], &job["items"][0]["platform"]), (&json!([here]), &json!(here)));
+    let path = desk.begin_lock_file(ONE, "").await;
+    assert_eq!(desk.job(&path).await["platforms"], json!([here]));
+}
+
+#[tokio::test]
+async fn every_problem_of_what_is_told_is_said_and_nothing_begins() {
+    let upstream = upstream_with(&["null"], 100).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let desk = Desk::of(&larder);
+    let problems = |answer: crate::support::http::Answer| answer.expect(400).json()["errors"].clone();
+    let bad = json!({ "what": ["null", "acme/null@=> 1", "acme/vpc/aws"], "platforms": ["linux"], "pin": true });
+    let said = problems(desk.post("/admin/v1/warm", &bad).await);
+    assert_eq!(said.as_array().unwrap().len(), 4, "{said}");
+    for body in [json!({}), json!([]), json!({ "what": "acme/null" }), json!({ "what": ["acme/null"], "force": true })]
+    {
+        let said = problems(desk.post("/admin/v1/warm", &body).await);
+        assert!(said[0].as_str().unwrap().contains("the body is not {\"what\""), "{said}");
+    }
+    let query = desk.post("/admin/v1/warm?pin", &json!({ "what": ["acme/null"] })).await;
+    assert!(problems(query)[0].as_str().unwrap().contains("no query"));
+    let many: Vec<String> = (0..256).map(|number| format!("acme/p{number}")).collect();
+    let platforms: Vec<String> = (0..9).map(|number| format!("linux_a{number}")).collect();
+    let said = problems(desk.post("/admin/v1/warm", &json!({ "what": many, "platforms": platforms })).await);
+    assert!(said[0].as_str().unwrap().contains("about 2304 archives"), "{said}");
+
+    let broken = "provider \"x\" {\n  version = 1\n}\nprovider \"r.example/a/b\" {\n}\n";
+    let sent = desk.send("POST", "/admin/v1/warm?platform=linux&pin=yes&speed=9", "text/plain", broken).await;
+    let said = problems(sent);
+    let said: Vec<&str> = said.as_array().unwrap().iter().map(|problem| problem.as_str().unwrap()).collect();
+    for part in ["\"speed\"", "pin is true or false", "\"linux\"", "line 1:", "line 2:", "line 4:"] {
+        assert!(said.iter().any(|problem| problem.contains(part)), "{part} is not in {said:?}");
+    }
+    let large = "#".repeat((1 << 20) + 1);
+    desk.send("POST", "/admin/v1/warm", "text/plain", large.clone()).await.expect(413);
+    desk.send("POST", "/admin/v1/warm", "application/json", large[..70_000].to_owned()).await.expect(413);
+    // A lock file of many providers is larger than any command.
+    let long = format!("{}{ONE}", "# a comment\n".repeat(10_000));
+    desk.send("POST", "/admin/v1/warm", "text/plain; charset=utf-8", long).await.expect(202);
+    for kind in ["application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "", "text/html"] {
+        desk.send("POST", "/admin/v1/warm", kind, ONE).await.expect(415);
+    }
+    assert_eq!(desk.send("GET", "/admin/v1/warm", "text/plain", "").await.expect(405).header("allow"), "POST");
+    assert_eq!(desk.send("POST", "/admin/v1/jobs", "text/plain", "").await.expect(405).header("allow"), "GET, HEAD");
+    let allowed = desk.send("POST", "/admin/v1/jobs/0011223344556677", "text/plain", "").await.expect(405);
+    assert_eq!(allowed.header("allow"), "GET, HEAD, DELETE");
+    for (path, method) in [("/admin/v1/jobs/0011223344556677", "GET"), ("/admin/v1/jobs/0011223344556677", "DELETE")] {
+        let none = desk.send(method, path, "text/plain", "").await.expect(404);
+        assert!(none.text().contains("there is no job 0011223344556677"), "{}", none.text());
+    }
+    for path in ["/admin/v1/jobs/", "/admin/v1/jobs/x", "/admin/v1/jobs/00112233445566AA"] {
+        desk.get(path).await.expect(404);
+    }
+    assert_eq!(desk.get("/admin/v1/jobs").await.json()["jobs"].as_array().unwrap().len(), 1);
+}
+
+/// Promise 11: so many run, so many are kept in mind.
+#[tokio::test]
+async fn there_is_a_bound_to_the_jobs() {
+    let upstream = upstream_with(&["null"], 100).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let desk = Desk::of(&larder);
+    let held = upstream.hold_silent(Target::Versions);
+    let told = json!({ "what": ["acme/null"], "platforms": ["linux_amd64"] });
+    let mut paths = Vec::new();
+    for _ in 0..8 {
+        paths.push(desk.begin(&told).await);
+    }
+    let refused = desk.post("/admin/v1/warm", &told).await.expect(503);
+    assert!(refused.text().contains("8 jobs run") && refused.header("retry-after").is_empty(), "{}", refused.text());
+    desk.send("DELETE", &paths[7], "text/plain", "").await.expect(200);
+    paths.push(desk.begin(&told).await);
+    held.open();
+    for path in &paths {
+        assert_ne!(desk.ended(path).await["state"], "failed");
+    }
+    for _ in 0..10 {
+        let path = desk.begin(&told).await;
+        desk.ended(&path).await;
+        paths.push(path);
+    }
+    let listed = desk.get("/admin/v1/jobs").await.json();
+    let listed: Vec<&str> = listed["jobs"].as_array().unwrap().iter().map(|job| job["id"].as_str().unwrap()).collect();
+    let newest: Vec<&str> = paths.iter().rev().take(16).map(|path| path.rsplit('/').next().unwrap()).collect();
+    assert_eq!(listed, newest);
+    desk.get(&paths[0]).await.expect(404);
+}
+
+/// The archives of these, by a client's document.
+async fn is_held(larder: &Larder, upstream: &FakeUpstream, name: &str) -> bool {
+    let path = larder.archive_path(name, "1.2.0").await;
+    let before = upstream.count_of(Target::Archive);
+    larder.get(&path).await.expect(200);
+    upstream.count_of(Target::Archive) == before
+}
+
+/// Section 5: pins are never evicted; a whole job can be pinned, when it begins or afterwards.
+#[tokio::test]
+async fn what_a_job_warmed_and_pinned_survives_an_eviction() {
+    for afterwards in [false, true] {
+        let mut upstream = upstream_with(&["one", "two", "three", "four"], 300_000).await;
+        let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
+        let desk = Desk::of(&larder);
+        let told = json!({ "what": ["acme/one", "acme/two"], "platforms": ["linux_amd64"], "pin": !afterwards });
+        let path = desk.begin(&told).await;
+        let job = desk.ended(&path).await;
+        assert_eq!((states(&job), &job["pin"]), (vec!["fetched"; 2], &json!(!afterwards)), "{job}");
+        if afterwards {
+            let done = desk.post("/admin/v1/pin", &json!({ "job": job["id"] })).await.expect(200).json();
+            assert_eq!(outcomes(&done).iter().map(|(_, outcome)| *outcome).collect::<Vec<_>>(), ["pinned"; 2]);
+        }
+        for name in ["three", "four"] {
+            larder.clock.advance(Duration::from_secs(120));
+            let path = larder.archive_path(name, "1.2.0").await;
+            larder.get(&path).await.expect(200);
+        }
+        for (name, held) in [("one", true), ("two", true), ("three", false)] {
+            assert_eq!(is_held(&larder, &upstream, name).await, held, "{name}");
+        }
+        // Not even for something new: it does not fit then.
+        let job = desk.warm(&json!({ "what": ["acme/three", "acme/four"], "platforms": PLATFORMS, "pin": true })).await;
+        assert_eq!(job["state"], "failed", "{job}");
+        for name in ["one", "two"] {
+            assert!(is_held(&larder, &upstream, name).await, "{name}");
+        }
+
+        let done =
+            desk.post("/admin/v1/unpin", &json!({ "what": ["acme/one", "acme/two", "acme/three", "acme/four"] })).await;
+        assert!(done.status == 200, "{}", done.text());
+        larder.clock.advance(Duration::from_secs(120));
+        for (name, platform) in
+            [("three", PLATFORMS[1]), ("four", PLATFORMS[1]), ("three", PLATFORMS[0]), ("four", PLATFORMS[0])]
+        {
+            let document = larder.document_for(name, "1.2.0", platform).await.expect(200).json();
+            larder.get(document["download_url"].as_str().unwrap()).await.expect(200);
+        }
+        assert!(!is_held(&larder, &upstream, "one").await, "it is pinned for ever");
+        upstream.stop().await;
+    }
+}
+
+/// A pinned archive whose documents were evicted could not be installed: they stay too.
+#[tokio::test]
+async fn the_documents_of_what_is_pinned_are_not_evicted() {
+    let mut upstream = upstream_with(&["pinned"], 1_030_000).await;
+    let names: Vec<String> = (0..20).map(|number| format!("p{number}")).collect();
+    for name in &names {
+        upstream.publish(Provider::new("acme", name).size(100).unknown_fields());
+    }
+    let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
+    let desk = Desk::of(&larder);
+    let job = desk.warm(&json!({ "what": ["acme/pinned"], "platforms": ["linux_amd64"], "pin": true })).await;
+    assert_eq!(job["state"], "done", "{job}");
+    for name in &names {
+        larder.clock.advance(Duration::from_secs(120));
+        larder.document(name, "1.2.0").await.expect(200);
+    }
+    assert!(larder.folder.sets().len() < names.len(), "no document was evicted");
+    upstream.stop().await;
+    let path = larder.archive_path("pinned", "1.2.0").await;
+    assert!(larder.get(&path).await.expect(200).is("larder; hit"));
+    larder.versions("pinned").await.expect(200);
+    larder.get(&format!("/registry/{HOST}/.well-known/terraform.json")).await.expect(200);
+}
+
+#[tokio::test]
+async fn what_is_not_held_cannot_be_pinned_and_that_is_said() {
+    let upstream = upstream_with(&["null"], 100).await;
+    upstream.publish(both(Provider::new("acme", "null").version("1.3.0")));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let desk = Desk::of(&larder);
+    let pin = async |what: &str| desk.post("/admin/v1/pin", &json!({ "what": [what] })).await.expect(200).json();
+    let done = pin("acme/null").await;
+    assert_eq!((outcomes(&done), &done["ok"]), (vec![("registry.terraform.io/acme/null", "not_held")], &json!(false)));
+    desk.warm(&json!({ "what": ["acme/null@1.2.0", "acme/null@1.3.0"], "platforms": PLATFORMS })).await;
+    let done = pin("acme/null@< 1.3").await;
+    let [first, second] =
+        ["darwin_arm64", "linux_amd64"].map(|platform| format!("registry.terraform.io/acme/null 1.2.0 for {platform}"));
+    assert_eq!(
+        (outcomes(&done), &done["ok"]),
+        (vec![(first.as_str(), "pinned"), (second.as_str(), "pinned")], &json!(true))
+    );
+    let done = pin("acme/null").await;
+    let said: Vec<&str> = outcomes(&done).iter().map(|(_, outcome)| *outcome).collect();
+    assert_eq!(said, ["as_before", "as_before", "pinned", "pinned"]);
+    let purged = larder.tell("purge", "acme/null").await;
+    assert_eq!((purged["items"][0]["pinned"].as_array().unwrap().len(), &purged["ok"]), (4, &json!(false)));
+    let done = desk.post("/admin/v1/unpin", &json!({ "what": ["acme/null@1.2.0"] })).await.expect(200).json();
+    assert_eq!(outcomes(&done).iter().map(|(_, outcome)| *outcome).collect::<Vec<_>>(), ["unpinned"; 2]);
+    assert_eq!(larder.tell("purge", "acme/null@~> 1.2.0").await["items"][0]["archives"], 2);
+    for body in [json!({}), json!({ "what": ["acme/null"], "job": "0011223344556677" }), json!({ "job": "x" })] {
+        desk.post("/admin/v1/pin", &body).await.expect(400);
+    }
+    desk.post("/admin/v1/unpin", &json!({ "job": "0011223344556677" })).await.expect(404);
+}
+
+/// Section 3: commands talk to the running larder; where none runs, they open the store themselves.
+#[tokio::test]
+async fn pin_and_unpin_on_the_command_line_work_with_a_running_larder_and_without() {
+    let upstream = upstream_with(&["null"], 100).await;
+    let site = Site::new(&upstream);
+    let larder = site.serve();
+    let path = larder.archive_path("null").await;
+    larder.get(&path).await.expect(200);
+    let package = format!("{HOST}/acme/null 1.2.0 for linux_amd64");
+    assert_eq!(
+        site.out(&["pin", "acme/null@~> 1.0"]).await,
+        format!("{package}: pinned: never evicted, and not purged\n")
+    );
+    assert_eq!(larder.terminate().await, Some(0));
+    assert_eq!(site.out(&["pin", "acme/null"]).await, format!("{package}: as it was\n"));
+    let said = site.run(&["pin", "acme/other"]).await;
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.out.contains("acme/other: not held"), "{said:?}");
+    let said = read(&site.out(&["unpin", "acme/null", "--json"]).await);
+    assert_eq!((outcomes(&said), &said["ok"]), (vec![(package.as_str(), "unpinned")], &json!(true)));
+}
+
+/// What does not prove is not pinned, and what was not pinned says why.
+#[tokio::test]
+async fn an_archive_that_was_not_warmed_is_not_pinned_with_its_job() {
+    let upstream = upstream_with(&["null"], 100).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let desk = Desk::of(&larder);
+    let path =
+        desk.begin(&json!({ "what": ["acme/null", "acme/never"], "platforms": ["linux_amd64", "plan9_386"] })).await;
+    let job: Value = desk.ended(&path).await;
+    assert_eq!(states(&job), ["fetched", "failed", "failed", "failed"]);
+    assert!(error(&job, 1).contains("404"), "{job}");
+    let done = desk.post("/admin/v1/pin", &json!({ "job": job["id"] })).await.expect(200).json();
+    let said: Vec<&str> = outcomes(&done).iter().map(|(_, outcome)| *outcome).collect();
+    assert_eq!((said, &done["ok"]), (vec!["pinned", "not_held"], &json!(false)), "{done}");
+}
