@@ -52,7 +52,7 @@ pub enum Ruling {
 
 impl Mirror {
     /// Fetches what upstream has now, proves it as ever, and believes it whatever was proven before. Of a provider
-    /// as a whole, that is every package whose set is held.
+    /// as a whole, and of what meets a constraint, that is every package whose set is held.
     ///
     /// # Errors
     /// [`Error::Sealed`] where nothing may be asked, [`Error::UnknownHost`], and what the version list fails with.

@@ -324,19 +324,20 @@ async fn a_job_waits_for_as_long_as_its_upstream_asks() {
 async fn what_the_store_has_no_room_for_is_not_warm() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "large").size(3_000_000));
-    for name in ["p0", "p1", "p2", "p3", "p4"] {
+    let names: Vec<String> = (0..8).map(|number| format!("p{number}")).collect();
+    for name in &names {
         upstream.publish(Provider::new("acme", name).size(300_000));
     }
     let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
     let desk = Desk::of(&larder);
     let job = desk.warm(&told("acme/large")).await;
     assert!(error(&job, 0).contains("do not fit: the store may have 1048576"), "{job}");
-    let what = ["acme/p0", "acme/p1", "acme/p2", "acme/p3", "acme/p4"];
+    let what: Vec<String> = names.iter().map(|name| format!("acme/{name}")).collect();
     let job = desk.warm(&json!({ "what": what, "platforms": ["linux_amd64"] })).await;
     assert_eq!(job["state"], "failed", "{job}");
-    let warm: Vec<usize> = (0..5).filter(|item| job["items"][*item]["state"] == "fetched").collect();
+    let warm: Vec<usize> = (0..8).filter(|item| job["items"][*item]["state"] == "fetched").collect();
     assert!((1..=3).contains(&warm.len()), "{job}");
-    let lost = (0..5).find(|item| !warm.contains(item)).unwrap();
+    let lost = (0..8).find(|item| !warm.contains(item)).unwrap();
     assert!(error(&job, lost).contains("is not held, although it was had"), "{job}");
     upstream.forget_requests();
     for item in warm {

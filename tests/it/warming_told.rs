@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 use crate::commands::outcomes;
 use crate::operator::{Site, json as read};
 use crate::support::http::{client, send};
-use crate::support::larder::{HOST, Larder};
+use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::process::Process;
 use crate::support::upstream::{FakeUpstream, Provider, Target};
 use crate::warming::{Desk, PLATFORMS, both, error, states};
 
@@ -302,4 +303,20 @@ async fn an_archive_that_was_not_warmed_is_not_pinned_with_its_job() {
     let done = desk.post("/admin/v1/pin", &json!({ "job": job["id"] })).await.expect(200).json();
     let said: Vec<&str> = outcomes(&done).iter().map(|(_, outcome)| *outcome).collect();
     assert_eq!((said, &done["ok"]), (vec!["pinned", "not_held"], &json!(false)), "{done}");
+}
+
+/// Clients get what the disk would not take; a job has nothing of that, and says so.
+#[tokio::test]
+async fn what_the_disk_would_not_take_is_not_warm() {
+    let upstream = upstream_with(&["null"], 3_000_000).await;
+    let folder = Folder::new();
+    let larder = Process::start(&Larder::mirroring(&upstream).on(&folder), folder.path());
+    let desk = Desk::at(&larder, std::fs::read_to_string(folder.path().join("admin-token")).unwrap());
+    let told = json!({ "what": ["acme/null"], "platforms": ["linux_amd64"] });
+    larder.let_files_grow_to(Some(1_000_000));
+    let job = desk.warm(&told).await;
+    assert_eq!((states(&job), folder.blobs().len()), (vec!["failed"], 0), "{job}");
+    assert!(error(&job, 0).contains("the store failed"), "{job}");
+    larder.let_files_grow_to(None);
+    assert_eq!(states(&desk.warm(&told).await), ["fetched"]);
 }
