@@ -7,6 +7,7 @@ use clap::Args;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::text::{counted, shown_as_text};
 use super::{Common, ask_running, runtime, say, say_error};
 use crate::app::{self, Settings};
 use crate::config::Config;
@@ -194,24 +195,9 @@ fn of_accepted(items: &[Accepted]) -> Vec<String> {
     lines
 }
 
-/// A name of upstream's on one line, and nothing that a terminal would obey.
-fn shown_as_text(name: &str) -> String {
-    name.chars().flat_map(|c| if is_plain(c) { vec![c] } else { c.escape_unicode().collect() }).collect()
-}
-
-/// Whether a character is only shown: controls are not, nor what turns the direction of the text around it.
-fn is_plain(c: char) -> bool {
-    !c.is_control()
-        && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
-}
-
-/// `1 archive`, `2 archives`.
-pub(super) fn counted(number: u64, of: &str) -> String {
-    format!("{number} {of}{}", if number == 1 { "" } else { "s" })
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::text::is_plain;
     use super::*;
     use crate::mirror::ChangedFile;
 

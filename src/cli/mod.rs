@@ -5,6 +5,7 @@ mod client_config;
 mod command;
 mod serve;
 mod status;
+mod text;
 mod verify;
 
 use std::io::Write;

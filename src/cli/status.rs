@@ -1,17 +1,21 @@
-//! `larder status`: what is stored and what was done, from the running larder, or from the store alone.
+//! `larder status`: what is stored, what was done, and what somebody should look at; from the running larder, or from
+//! the store alone.
+
+use std::collections::BTreeMap;
 
 use anyhow::{Context, anyhow};
 use bytesize::ByteSize;
-use comfy_table::{Table, presets};
 
+use super::text::{Page, counted, moment, percent, shown_as_text, time, width_of_stdout};
 use super::{Common, ask_running, runtime, say};
 use crate::app::{self, Settings};
 use crate::http::admin_client::{self, NoAnswer};
-use crate::protocol::admin::Report;
+use crate::mirror::{Alarm, AlarmKind, Status, StoreState, Trouble, UpstreamState};
+use crate::protocol::admin::{Report, SinceStart};
 use crate::store::Store;
 
-/// How many missing things the table shows.
-const SHOWN_MISSING: usize = 20;
+/// How many missing things are shown, and how many alarms.
+const SHOWN: usize = 20;
 
 pub(super) fn run(common: &Common) -> anyhow::Result<()> {
     let (config, _) = common.load()?;
@@ -35,44 +39,275 @@ pub(super) fn run(common: &Common) -> anyhow::Result<()> {
     if common.json {
         say(&serde_json::to_string(&report)?);
     } else {
-        say(&table(&report));
+        say(&page(&report, width_of_stdout()));
     }
     Ok(())
 }
 
-fn table(report: &Report) -> String {
-    let size = |bytes: u64| ByteSize(bytes).to_string();
-    let mirror = &report.mirror;
-    let running = if report.since_start.is_some() { "running" } else { "not running" };
-    let mut rows = vec![
-        [
-            "larder".to_owned(),
-            format!("{} ({running}{})", mirror.version, if mirror.offline { ", offline" } else { "" }),
-        ],
-        ["upstreams".to_owned(), mirror.upstreams.join(", ")],
-        ["store".to_owned(), mirror.store.clone()],
-        ["archives".to_owned(), format!("{} ({})", mirror.archives, size(mirror.archive_bytes))],
-        ["documents".to_owned(), format!("{} ({})", mirror.documents, size(mirror.document_bytes))],
-        ["limit".to_owned(), size(mirror.max_size_bytes)],
-    ];
-    if !mirror.missing.is_empty() {
-        let more = mirror.missing.len().saturating_sub(SHOWN_MISSING);
-        let mut shown: Vec<&str> = mirror.missing.iter().take(SHOWN_MISSING).map(String::as_str).collect();
-        let rest = format!("… and {more} more (--json lists them)");
-        shown.extend((more > 0).then_some(rest.as_str()));
-        rows.push(["missing".to_owned(), shown.join("\n")]);
+/// All of it, for a terminal of this width.
+fn page(report: &Report, width: Option<usize>) -> String {
+    let (mirror, since) = (&report.mirror, report.since_start.as_ref());
+    let mut page = Page::of_width(width);
+    let running = match (since, mirror.offline) {
+        (None, _) => "(not running)".to_owned(),
+        (Some(since), offline) => {
+            let offline = if offline { ", offline" } else { "" };
+            format!("(running{offline}) since {}, for {}", moment(since.started), time(since.seconds))
+        }
+    };
+    page.group("larder", &format!("{} {running}", mirror.version));
+    store(&mut page, mirror);
+    if let Some(since) = since {
+        clients(&mut page, since);
+        upstreams(&mut page, &since.upstreams);
+    } else {
+        page.group("upstreams", &mirror.upstreams.join(", "));
     }
-    if let Some(since) = &report.since_start {
-        let requests: Vec<String> =
-            since.requests.iter().map(|(outcome, count)| format!("{count} {outcome}")).collect();
-        let requests = if requests.is_empty() { "none yet".to_owned() } else { requests.join(", ") };
-        rows.push(["requests".to_owned(), requests]);
-        rows.push(["served".to_owned(), size(since.sent_bytes)]);
-        rows.push(["from upstream".to_owned(), size(since.upstream_bytes)]);
-        rows.push(["saved".to_owned(), size(since.sent_bytes.saturating_sub(since.upstream_bytes))]);
-        rows.push(["filling".to_owned(), since.fills_under_way.to_string()]);
+    alarms(&mut page, &mirror.alarms);
+    missing(&mut page, &mirror.missing);
+    page.text()
+}
+
+fn store(page: &mut Page, mirror: &Status) {
+    let state = match mirror.store_state {
+        StoreState::Ready => "ready",
+        StoreState::NotKeeping => "NOT KEEPING: it would not take what it was last given; what is held is served",
+        StoreState::ReadOnly => "READ-ONLY: nothing new is kept; what is held is served",
+        StoreState::Gone => {
+            "GONE: it was removed or replaced, or cannot be looked at; nothing there is read or written until it is back"
+        }
+    };
+    page.group("store", state);
+    if let Some(Trouble { why, to_do }) = &mirror.trouble {
+        page.row("why", &shown_as_text(why));
+        page.row("to do", to_do);
     }
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING).add_rows(rows);
-    table.to_string()
+    page.row("folder", &mirror.store);
+    let held = |number: u64, bytes: u64| format!("{number} ({})", ByteSize(bytes));
+    page.row("archives", &held(mirror.archives, mirror.archive_bytes));
+    page.row("documents", &held(mirror.documents, mirror.document_bytes));
+    let full = percent(mirror.archive_bytes.saturating_add(mirror.document_bytes), mirror.max_size_bytes);
+    let full = full.map(|full| format!(", {full} % of it used")).unwrap_or_default();
+    page.row("limit", &format!("{}{full}", ByteSize(mirror.max_size_bytes)));
+    let free = mirror.free_bytes.map_or_else(|| "cannot be told".to_owned(), |free| ByteSize(free).to_string());
+    page.row("disk free", &free);
+    page.row("index", &ByteSize(mirror.index_bytes).to_string());
+}
+
+fn clients(page: &mut Page, since: &SinceStart) {
+    page.group("clients", "since the start");
+    page.row("requests", &listed(&since.requests, "none yet"));
+    let saved = percent(since.saved_bytes, since.sent_bytes).map(|part| format!(" ({part} %)")).unwrap_or_default();
+    page.row("served", &ByteSize(since.sent_bytes).to_string());
+    page.row(
+        "saved",
+        &format!("{}{saved}, out of the store, and nobody was asked for it", ByteSize(since.saved_bytes)),
+    );
+    page.row("now", &{
+        let filling = u64::try_from(since.fills_under_way).unwrap_or_default();
+        let waiting = counted(since.waiting_requests, "request");
+        format!("{} under way, {waiting} waiting for an upstream", counted(filling, "download"))
+    });
+    page.row("refused", &listed(&since.refused, "nobody"));
+}
+
+/// `12 hit, 3 miss`, the most first.
+fn listed(counts: &BTreeMap<String, u64>, none: &str) -> String {
+    let mut counts: Vec<(&String, &u64)> = counts.iter().collect();
+    counts.sort_by(|one, other| other.1.cmp(one.1));
+    let listed: Vec<String> = counts.into_iter().map(|(word, count)| format!("{count} {word}")).collect();
+    if listed.is_empty() { none.to_owned() } else { listed.join(", ") }
+}
+
+fn upstreams(page: &mut Page, upstreams: &[UpstreamState]) {
+    page.group("upstreams", "since the start");
+    let row = |upstream: &UpstreamState| {
+        let UpstreamState { host, requests, failed, bytes, refused, left_alone } = upstream;
+        let counts = [requests, failed, refused].map(u64::to_string);
+        let [requests, failed, refused] = counts;
+        let left = left_alone.iter().map(|left| format!("{} for {}", left.origin, time(left.seconds)));
+        let state = match left.collect::<Vec<_>>() {
+            left if left.is_empty() => String::new(),
+            left => format!("LEFT ALONE after failures: {}", left.join(", ")),
+        };
+        ([host.clone(), requests, failed, refused, ByteSize(*bytes).to_string()], state)
+    };
+    let rows: Vec<_> = upstreams.iter().map(row).collect();
+    page.columns(["", "requests", "failed", "refused", "received"], &rows);
+}
+
+fn alarms(page: &mut Page, alarms: &[Alarm]) {
+    if alarms.is_empty() {
+        return;
+    }
+    page.group("alarms", &alarms.len().to_string());
+    // What waits for a decision comes first.
+    let (waiting, others): (Vec<&Alarm>, Vec<&Alarm>) =
+        alarms.iter().partition(|alarm| alarm.kind == AlarmKind::WaitsForAccept);
+    for alarm in waiting.iter().chain(&others).take(SHOWN) {
+        let of = alarm.file.as_ref().map(|file| format!(" ({})", shown_as_text(file))).unwrap_or_default();
+        let said = match alarm.kind {
+            AlarmKind::WaitsForAccept => {
+                format!("published anew{of}, and no known key vouches for that: not served. If its publisher did this:")
+            }
+            AlarmKind::Republished => {
+                format!("published anew{of}, signed by a key known for the provider: the new one is served")
+            }
+            AlarmKind::Dropped => "upstream lists it no more; it is held, and stays listed".to_owned(),
+        };
+        page.item(&format!("{}, {}", alarm.what, moment(alarm.since)), Some(&said));
+        if alarm.kind == AlarmKind::WaitsForAccept {
+            page.command(&format!("larder accept {}", alarm.what));
+        }
+    }
+    and_more(page, alarms.len());
+}
+
+fn missing(page: &mut Page, missing: &[String]) {
+    if missing.is_empty() {
+        return;
+    }
+    page.group("missing", &format!("{} asked for while offline and not held", missing.len()));
+    missing.iter().take(SHOWN).for_each(|what| page.item(what, None));
+    and_more(page, missing.len());
+}
+
+fn and_more(page: &mut Page, all: usize) {
+    let more = all.saturating_sub(SHOWN);
+    if more > 0 {
+        page.item(&format!("… and {more} more (--json lists them)"), None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Timestamp;
+    use crate::mirror::LeftAlone;
+
+    /// A larder to which everything has happened that can.
+    fn troubled() -> Report {
+        let upstream = |host: &str, left_alone| UpstreamState {
+            host: host.to_owned(),
+            requests: 123_456,
+            failed: 17,
+            bytes: 98 << 30,
+            refused: 2,
+            left_alone,
+        };
+        let left = LeftAlone { origin: "https://releases.hashicorp.example".to_owned(), seconds: 42 };
+        let alarm = |kind, file: Option<&str>| Alarm {
+            what: "registry.terraform.io/a-namespace-that-is-long/a-provider-with-a-long-name@12.34.56".to_owned(),
+            kind,
+            file: file.map(str::to_owned),
+            since: Timestamp(1_795_293_000),
+        };
+        let trouble = Trouble {
+            why: "could not write /var/lib/larder/v1/staging/record-1: No space left on device (os error 28)"
+                .to_owned(),
+            to_do: "make room on the disk of the store; larder goes on by itself".to_owned(),
+        };
+        let file = "terraform-provider-null_1.2.0\u{1b}[2J_linux_amd64.zip";
+        Report {
+            mirror: Status {
+                version: "0.1.0".to_owned(),
+                store: "/var/lib/larder/v1".to_owned(),
+                store_state: StoreState::NotKeeping,
+                trouble: Some(trouble),
+                max_size_bytes: 200 << 30,
+                free_bytes: Some(4096),
+                index_bytes: 2 << 20,
+                archives: 1234,
+                archive_bytes: 150 << 30,
+                documents: 4321,
+                document_bytes: 100 << 20,
+                offline: true,
+                upstreams: vec!["registry.terraform.io".to_owned()],
+                missing: (0..25)
+                    .map(|n| format!("the archive of registry.terraform.io/hashicorp/aws 5.{n}.0 for linux_amd64"))
+                    .collect(),
+                alarms: vec![
+                    alarm(AlarmKind::Dropped, None),
+                    alarm(AlarmKind::Republished, Some(file)),
+                    alarm(AlarmKind::WaitsForAccept, Some(file)),
+                ],
+            },
+            since_start: Some(SinceStart {
+                started: Timestamp(1_795_293_761),
+                seconds: 259_200,
+                requests: [
+                    ("hit", 99_999),
+                    ("miss", 1),
+                    ("stale", 100),
+                    ("revalidated", 4000),
+                    ("absent", 12),
+                    ("refused", 3),
+                    ("error", 9),
+                    ("gone", 4),
+                    ("passed", 5),
+                ]
+                .map(|(word, count)| (word.to_owned(), count))
+                .into(),
+                refused: [("client", 3), ("no-route", 12)].map(|(word, count)| (word.to_owned(), count)).into(),
+                waiting_requests: 1,
+                sent_bytes: 3 << 40,
+                saved_bytes: 2 << 40,
+                upstream_bytes: 1 << 40,
+                fills_under_way: 2,
+                upstreams: vec![
+                    upstream("registry.opentofu.org", vec![]),
+                    upstream("registry.terraform.io", vec![left]),
+                ],
+            }),
+        }
+    }
+
+    #[test]
+    fn everything_fits_terminals_of_80_and_of_160_columns() {
+        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let endless = page(&troubled(), None);
+        for width in [80, 160] {
+            let shown = page(&troubled(), Some(width));
+            // What is to be pasted is never broken.
+            let lines = shown.lines().filter(|line| !line.starts_with("    larder accept"));
+            let longest = lines.map(|line| line.chars().count()).max().unwrap();
+            assert!(longest <= width, "{longest} of {width}:\n{shown}");
+            assert!(shown.lines().all(|line| line == line.trim_end()));
+            let (mut shown, mut all) = (words(&shown).concat(), words(&endless).concat());
+            assert_eq!(shown.len(), all.len(), "something was left out at {width}");
+            (shown, all) = (shown.replace(' ', ""), all.replace(' ', ""));
+            assert_eq!(shown, all);
+        }
+    }
+
+    #[test]
+    fn what_somebody_should_look_at_is_there_and_what_waits_comes_first() {
+        let shown = page(&troubled(), None);
+        for part in [
+            "0.1.0 (running, offline) since 2026-11-21 20:42:41 UTC, for 3 days",
+            "NOT KEEPING",
+            "No space left on device",
+            "make room on the disk",
+            "99999 hit, 4000 revalidated",
+            "2.0 TiB (66 %)",
+            "12 no-route, 3 client",
+            "LEFT ALONE after failures: https://releases.hashicorp.example for 42 s",
+            "larder accept registry.terraform.io/a-namespace-that-is-long/a-provider-with-a-long-name@12.34.56",
+            "\\u{1b}[2J",
+            "25 asked for while offline",
+            "… and 5 more",
+        ] {
+            assert!(shown.contains(part), "{part} is not in:\n{shown}");
+        }
+        assert!(shown.find("larder accept") < shown.find("the new one is served"));
+        assert!(!shown.contains('\u{1b}'));
+    }
+
+    #[test]
+    fn a_store_alone_tells_what_it_has_and_nothing_of_clients() {
+        let report = Report { since_start: None, ..troubled() };
+        let shown = page(&report, Some(80));
+        assert!(shown.contains("(not running)") && shown.contains("1234 (150.0 GiB)"), "{shown}");
+        assert!(!shown.contains("requests"), "{shown}");
+    }
 }

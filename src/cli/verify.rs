@@ -5,7 +5,8 @@ use std::io::{IsTerminal, Write};
 use anyhow::Context;
 use bytesize::ByteSize;
 
-use super::command::{counted, must_have_a_store};
+use super::command::must_have_a_store;
+use super::text::counted;
 use super::{Common, ask_running, runtime, say, say_error};
 use crate::app::{self, Settings};
 use crate::config::Config;

@@ -11,7 +11,7 @@ use crate::support::http::{client, get, send};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::process::{Process, Said, command, run};
 use crate::support::tls::TestCa;
-use crate::support::upstream::{FakeUpstream, Provider};
+use crate::support::upstream::{FakeUpstream, Provider, SigningKey};
 
 /// A configuration with ports that commands can find, in a home of its own.
 pub(crate) struct Site {
@@ -203,6 +203,40 @@ async fn status_tells_what_is_stored_whether_larder_runs_or_not() {
     }
     assert_eq!(stopped["since_start"], Value::Null);
     assert!(site.out(&["status"]).await.contains("not running"));
+}
+
+/// What somebody should look at is on the first page: a version that waits for a decision, an origin that is left
+/// alone, who was turned away, a store that is gone.
+#[tokio::test]
+async fn status_shows_what_somebody_should_look_at() {
+    let mut upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let mut site = Site::new(&upstream);
+    site.text.push_str("fresh = { versions = \"0s\", discovery = \"0s\", download = \"0s\", not_found = \"0s\" }\n");
+    let larder = site.serve();
+    larder.document("null").await.expect(200);
+    let well = site.out(&["status"]).await;
+    for part in ["store        ready", "refused    nobody"] {
+        assert!(well.contains(part), "{part} is not in: {well}");
+    }
+    assert!(!well.contains("alarms") && !well.contains("LEFT ALONE"), "{well}");
+
+    upstream.publish(Provider::new("acme", "null").edition(2).signed_by(&SigningKey::another()));
+    larder.document("null").await.expect(200);
+    larder.get("/nowhere").await.expect(404);
+    upstream.stop().await;
+    larder.document("null").await.expect(200);
+    let (there, away) = (site.home.path().join("v1"), site.home.path().join("away"));
+    std::fs::rename(&there, &away).unwrap();
+    let shown = site.out(&["status"]).await;
+    let accept = format!("larder accept {HOST}/acme/null@1.2.0");
+    for part in ["store        GONE", &accept, "LEFT ALONE after failures: http://127.0.0.1:", "1 no-route"] {
+        assert!(shown.contains(part), "{part} is not in: {shown}");
+    }
+    let status = json(&site.out(&["status", "--json"]).await);
+    assert_eq!((&status["store_state"], &status["alarms"][0]["kind"]), (&"gone".into(), &"waits-for-accept".into()));
+    assert_eq!(status["since_start"]["upstreams"][0]["left_alone"].as_array().unwrap().len(), 1, "{status}");
+    std::fs::rename(&away, &there).unwrap();
 }
 
 /// Section 3: the commands find the token where it was made, or where it is configured.

@@ -1,0 +1,186 @@
+//! Text for people: aligned, wrapped to the width of their terminal, and nothing in it that a terminal would obey.
+
+use comfy_table::Table;
+use humantime::format_rfc3339_seconds;
+
+use crate::clock::Timestamp;
+
+/// Narrower than this, wrapping helps nobody.
+const LEAST_WIDTH: usize = 40;
+/// Where labels end and what they are of begins.
+const LABEL_WIDTH: usize = 13;
+
+/// How wide the standard output is; none where it is no terminal, and then nothing is wrapped.
+pub(super) fn width_of_stdout() -> Option<usize> {
+    Table::new().width().map(usize::from)
+}
+
+/// Lines, each below the last.
+#[derive(Debug)]
+pub(super) struct Page {
+    width: Option<usize>,
+    lines: Vec<String>,
+}
+
+impl Page {
+    pub(super) fn of_width(width: Option<usize>) -> Self {
+        Self { width: width.map(|width| width.max(LEAST_WIDTH)), lines: Vec::new() }
+    }
+
+    /// Begins a group: its name, and what is said of all of it.
+    pub(super) fn group(&mut self, name: &str, text: &str) {
+        if !self.lines.is_empty() {
+            self.lines.push(String::new());
+        }
+        self.hang(&format!("{name:LABEL_WIDTH$}"), text);
+    }
+
+    /// A label and what it is of.
+    pub(super) fn row(&mut self, label: &str, text: &str) {
+        let width = LABEL_WIDTH - 2;
+        self.hang(&format!("  {label:width$}"), text);
+    }
+
+    /// A line of its own, and what is to say about it below.
+    pub(super) fn item(&mut self, text: &str, about: Option<&str>) {
+        self.hang("  ", text);
+        if let Some(about) = about {
+            self.hang("    ", about);
+        }
+    }
+
+    /// A command to paste: never broken.
+    pub(super) fn command(&mut self, command: &str) {
+        self.lines.push(format!("    {command}"));
+    }
+
+    /// Rows of columns: the first is aligned at its left, the others at their right. The rest of each row follows them,
+    /// or stands below where it would not fit.
+    pub(super) fn columns<const N: usize>(&mut self, head: [&str; N], rows: &[([String; N], String)]) {
+        let widths: [usize; N] = std::array::from_fn(|at| {
+            let cells = rows.iter().map(|(cells, _)| cells[at].chars().count());
+            cells.chain([head[at].len()]).max().unwrap_or_default()
+        });
+        let line = |cells: [&str; N]| {
+            let aligned = cells.iter().zip(widths).enumerate().map(|(at, (cell, width))| match at {
+                0 => format!("{cell:width$}"),
+                _ => format!("{cell:>width$}"),
+            });
+            format!("  {}", aligned.collect::<Vec<_>>().join("  "))
+        };
+        self.lines.push(line(head).trim_end().to_owned());
+        for (cells, rest) in rows {
+            let row = line(cells.each_ref().map(String::as_str));
+            let together = row.chars().count() + 2 + rest.chars().count();
+            if rest.is_empty() || self.width.is_none_or(|width| together <= width) {
+                self.lines.push(format!("{row}  {rest}").trim_end().to_owned());
+            } else {
+                self.lines.push(row);
+                self.hang("    ", rest);
+            }
+        }
+    }
+
+    /// Text whose further lines stand below its first.
+    fn hang(&mut self, before: &str, text: &str) {
+        let margin = before.chars().count();
+        let room = self.width.map_or(usize::MAX, |width| width.saturating_sub(margin));
+        for (at, line) in wrapped(text, room).into_iter().enumerate() {
+            let before = if at == 0 { before.to_owned() } else { " ".repeat(margin) };
+            self.lines.push(format!("{before}{line}").trim_end().to_owned());
+        }
+    }
+
+    pub(super) fn text(self) -> String {
+        self.lines.join("\n")
+    }
+}
+
+/// Breaks a text between words; a word that is longer than a line goes on on the next.
+fn wrapped(text: &str, room: usize) -> Vec<String> {
+    let room = room.max(1);
+    let (mut lines, mut line) = (Vec::new(), String::new());
+    for word in text.split(' ') {
+        let together = line.chars().count() + 1 + word.chars().count();
+        if !line.is_empty() && together > room {
+            lines.push(std::mem::take(&mut line));
+        } else if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(word);
+        while line.chars().count() > room {
+            let cut = line.char_indices().nth(room).map_or(line.len(), |(at, _)| at);
+            let rest = line.split_off(cut);
+            lines.push(std::mem::replace(&mut line, rest));
+        }
+    }
+    lines.push(line);
+    lines
+}
+
+/// A text of somebody else's on one line, and nothing that a terminal would obey.
+pub(super) fn shown_as_text(name: &str) -> String {
+    name.chars().flat_map(|c| if is_plain(c) { vec![c] } else { c.escape_unicode().collect() }).collect()
+}
+
+/// Whether a character is only shown: controls are not, nor what turns the direction of the text around it.
+pub(super) fn is_plain(c: char) -> bool {
+    !c.is_control()
+        && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+}
+
+/// `1 archive`, `2 archives`.
+pub(super) fn counted(number: u64, of: &str) -> String {
+    format!("{number} {of}{}", if number == 1 { "" } else { "s" })
+}
+
+/// A time, in its largest unit.
+pub(super) fn time(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3_600 => format!("{} min", seconds / 60),
+        3_600..86_400 => format!("{} h {} min", seconds / 3_600, seconds % 3_600 / 60),
+        _ => counted(seconds / 86_400, "day"),
+    }
+}
+
+/// A moment, as `2026-11-21 20:42:41 UTC`.
+pub(super) fn moment(at: Timestamp) -> String {
+    let since_1970 = std::time::Duration::from_secs(at.0);
+    // A file may name a year that no calendar has.
+    match std::time::SystemTime::UNIX_EPOCH.checked_add(since_1970).filter(|_| at.0 < 253_402_300_800) {
+        Some(time) => format_rfc3339_seconds(time).to_string().replace('T', " ").replace('Z', " UTC"),
+        None => "a moment that no calendar has".to_owned(),
+    }
+}
+
+/// A part of a whole, in percent; nothing where there is no whole.
+pub(super) fn percent(part: u64, whole: u64) -> Option<u64> {
+    u64::try_from(u128::from(part) * 100 / u128::from(whole.max(1))).ok().filter(|_| whole > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn times_are_told_in_their_largest_unit_and_moments_as_calendars_do() {
+        let told = [0, 59, 60, 3_599, 3_660, 86_399, 86_400, 259_200].map(time);
+        assert_eq!(told, ["0 s", "59 s", "1 min", "59 min", "1 h 1 min", "23 h 59 min", "1 day", "3 days"]);
+        assert_eq!(moment(Timestamp(1_795_293_761)), "2026-11-21 20:42:41 UTC");
+        assert_eq!(moment(Timestamp(u64::MAX)), "a moment that no calendar has");
+        assert_eq!((percent(1, 0), percent(1, 3), percent(u64::MAX, u64::MAX)), (None, Some(33), Some(100)));
+    }
+
+    proptest! {
+        #[test]
+        fn no_line_is_longer_than_there_is_room_and_no_word_is_lost(text in "[a-z]{0,30}( [a-zé]{1,90}){0,12}", room in 1usize..100) {
+            let lines = wrapped(&text, room);
+            prop_assert!(lines.iter().all(|line| line.chars().count() <= room));
+            let letters = |text: &str| text.chars().filter(|c| *c != ' ').collect::<String>();
+            prop_assert_eq!(letters(&lines.concat()), letters(&text));
+        }
+    }
+}
