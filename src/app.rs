@@ -20,7 +20,7 @@ use crate::http::listener::{self, serve};
 use crate::http::tls::{Tls, TlsError};
 use crate::http::{Admin, Main, Requests};
 use crate::jobs;
-use crate::mirror::{Counters, Limits, Mirror};
+use crate::mirror::{Counters, Limits, Mirror, Terms};
 use crate::protocol::Protocols;
 use crate::protocol::admin::Access;
 use crate::protocol::client_config::{self, Way};
@@ -98,13 +98,13 @@ pub fn mirror(config: &Config, settings: &Settings) -> Result<(Arc<Mirror>, Arc<
     let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
     let own = OwnEntry::random().map_err(|_| StartError::Random)?;
     let outbound = Outbound::new(&config.network, &config.upstreams, own, metrics.traffic.clone(), settings.bounds)?;
-    let limits = Limits { store_bytes: config.store.max_size.as_u64(), ..settings.limits };
     let counters = Counters {
         traffic: metrics.traffic.clone(),
         fills: metrics.fills.clone(),
         passed_through: metrics.passed_through.clone(),
     };
-    let mirror = Mirror::new(Arc::clone(&store), upstreams, outbound, limits, counters);
+    let terms = Terms { upstreams, outbound, store_bytes: config.store.max_size.as_u64() };
+    let mirror = Mirror::new(Arc::clone(&store), terms, settings.limits, counters);
     Ok((mirror, store, metrics))
 }
 

@@ -33,13 +33,13 @@ pub struct Status {
 
 impl Mirror {
     /// The configured upstreams' hosts, sorted.
-    pub fn hosts(&self) -> Vec<&Hostname> {
-        self.upstreams.hosts()
+    pub fn hosts(&self) -> Vec<Hostname> {
+        self.terms.load().upstreams.hosts().into_iter().cloned().collect()
     }
 
     /// Body bytes received from all upstreams since the start.
     pub fn upstream_bytes(&self) -> u64 {
-        self.counters.traffic.bytes(&self.hosts())
+        self.counters.traffic.bytes(&self.hosts().iter().collect::<Vec<_>>())
     }
 
     /// Downloads under way.
@@ -53,13 +53,13 @@ impl Mirror {
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             store: self.store.root().display().to_string(),
-            max_size_bytes: self.limits.store_bytes,
+            max_size_bytes: self.store_bytes(),
             archives,
             archive_bytes,
             documents,
             document_bytes,
             offline: self.link() == Link::Offline,
-            upstreams: self.hosts().into_iter().map(ToString::to_string).collect(),
+            upstreams: self.hosts().iter().map(ToString::to_string).collect(),
             missing: self.missing.lock().iter().cloned().collect(),
         }
     }
