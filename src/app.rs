@@ -16,7 +16,7 @@ use crate::clock::Clock;
 use crate::config::Config;
 use crate::error::Error;
 use crate::http::clients::Clients;
-use crate::http::listener::{self, serve};
+use crate::http::listener::{self, Crowded, serve};
 use crate::http::tls::{Tls, TlsError};
 use crate::http::{Admin, Main, Requests};
 use crate::jobs;
@@ -223,8 +223,8 @@ impl App {
         let to_main = move |request, peer| Arc::clone(&main).handle(request, peer);
         let to_admin = move |request, peer| Arc::clone(&admin).handle(request, peer);
         tokio::join!(
-            serve(sockets.main.0, tls, main_limits, to_main, stop.clone()),
-            serve(sockets.admin.0, None, connections, to_admin, stop.clone()),
+            serve(sockets.main.0, tls, main_limits, Crowded::default(), to_main, stop.clone()),
+            serve(sockets.admin.0, None, connections, Crowded::default(), to_admin, stop.clone()),
         );
         // Until they are gone they hold the mirror, and with it the lock of the store.
         for task in [Some(keeping), scrubbing, reloading].into_iter().flatten() {
