@@ -27,7 +27,7 @@ pub struct Admin {
     /// Who may ask.
     pub access: Access,
     /// Everything that is counted.
-    pub registry: Registry,
+    pub registry: Arc<Registry>,
     /// Requests, for the status.
     pub requests: Requests,
     /// How clients reach the main listener.
