@@ -1,9 +1,12 @@
 //! What a service manager is told: a datagram socket plays systemd's part.
 
+use std::io::Write;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::process::Command;
 use std::time::Duration;
+
+use larder::config::Config;
 
 use crate::support::http::get;
 use crate::support::larder::{Folder, Larder};
@@ -171,4 +174,54 @@ async fn a_manager_that_watches_another_process_or_cannot_be_reached_changes_not
     larder.log().line_with("the service manager cannot be told anything").await;
     get(&format!("{}/readyz", larder.base())).await.expect(200);
     assert_eq!(larder.terminate().await, Some(0));
+}
+
+/// systemd itself reads the service file and has nothing to say against it, nor against how little it may do.
+#[tokio::test]
+async fn the_service_file_is_right_and_leaves_larder_next_to_nothing() {
+    if Command::new("systemd-analyze").arg("--version").output().is_err() {
+        let missing = "systemd-analyze is not installed: nobody could look at systemd/larder.service";
+        assert!(std::env::var("LARDER_REQUIRE_SYSTEMD").as_deref() != Ok("1"), "{missing}");
+        // Straight to the terminal: the test runner would swallow what is printed by a test that passes.
+        let _ = writeln!(std::io::stderr(), "\n*** {missing} ***\n");
+        return;
+    }
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/systemd/larder.service");
+    let folder = Folder::new();
+    let copy = folder.path().join("larder.service");
+    let here = std::fs::read_to_string(file).unwrap().replace("/usr/bin/larder", env!("CARGO_BIN_EXE_larder"));
+    std::fs::write(&copy, here).unwrap();
+    let verify = Command::new("systemd-analyze").arg("verify").arg(&copy).output().unwrap();
+    assert!(verify.status.success() && verify.stderr.is_empty(), "{verify:?}");
+    let mut security = Command::new("systemd-analyze");
+    let security = security.args(["security", "--no-pager", "--offline=true", "--threshold=15"]).arg(&copy);
+    let security = security.output().unwrap();
+    assert!(security.status.success(), "{}", String::from_utf8_lossy(&security.stdout));
+}
+
+/// The configuration of the Debian package is the one in the repository, but for where its store is.
+#[tokio::test]
+async fn the_packaged_configuration_is_this_one_with_the_store_of_the_service() {
+    let folder = Folder::new();
+    let repository = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    std::fs::create_dir_all(folder.path().join("systemd")).unwrap();
+    for file in ["mirror.toml", "systemd/package"] {
+        std::fs::copy(repository.join(file), folder.path().join(file)).unwrap();
+    }
+    // In the place of cargo: what it would package is all that counts here.
+    let bin = folder.path().join("bin");
+    std::fs::create_dir(&bin).unwrap();
+    std::os::unix::fs::symlink("/bin/true", bin.join("cargo")).unwrap();
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    let packaging = Command::new(folder.path().join("systemd/package")).env("PATH", path).output().unwrap();
+    assert!(packaging.status.success(), "{packaging:?}");
+
+    let [ours, packaged] = ["mirror.toml", "target/package/mirror.toml"]
+        .map(|file| std::fs::read_to_string(folder.path().join(file)).unwrap());
+    let other: Vec<_> = ours.lines().zip(packaged.lines()).filter(|(ours, packaged)| ours != packaged).collect();
+    assert_eq!((other.len(), ours.lines().count()), (1, packaged.lines().count()), "{other:?}");
+    let nothing_set = |_: &str| None;
+    let (config, warnings) =
+        Config::parse(&packaged, std::path::Path::new("/etc/larder/mirror.toml"), &nothing_set).unwrap();
+    assert_eq!((config.store.path.to_str(), warnings.len()), (Some("/var/lib/larder"), 0));
 }
