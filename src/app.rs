@@ -1,9 +1,12 @@
 //! The only place where the parts are built and joined. Owns the order of start and stop.
 
+mod reload;
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
@@ -11,16 +14,18 @@ use secrecy::SecretString;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+pub use self::reload::{NotReloaded, Reloaded};
 use crate::cdn_loop::OwnEntry;
 use crate::clock::{Clock, Timestamp};
 use crate::config::Config;
 use crate::error::Error;
+use crate::http::alive::{self, Silent};
 use crate::http::clients::Clients;
-use crate::http::listener::{self, serve};
+use crate::http::listener::{self, Crowded, serve};
 use crate::http::tls::{Tls, TlsError};
 use crate::http::{Admin, Main, Requests};
 use crate::jobs::{self, Jobs};
-use crate::mirror::{Counters, Gauges, Limits, Mirror};
+use crate::mirror::{Counters, Gauges, Limits, Mirror, Terms};
 use crate::protocol::Protocols;
 use crate::protocol::admin::Access;
 use crate::protocol::client_config::{self, Way};
@@ -98,8 +103,8 @@ pub fn mirror(config: &Config, settings: &Settings) -> Result<(Arc<Mirror>, Arc<
     let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
     let own = OwnEntry::random().map_err(|_| StartError::Random)?;
     let outbound = Outbound::new(&config.network, &config.upstreams, own, metrics.counters.traffic(), settings.bounds)?;
-    let limits = Limits { store_bytes: config.store.max_size.as_u64(), ..settings.limits };
-    let mirror = Mirror::new(Arc::clone(&store), upstreams, outbound, limits, metrics.counters.clone());
+    let terms = Terms { upstreams, outbound, store_bytes: config.store.max_size.as_u64() };
+    let mirror = Mirror::new(Arc::clone(&store), terms, settings.limits, metrics.counters.clone());
     Ok((mirror, store, metrics))
 }
 
@@ -127,21 +132,43 @@ impl Metrics {
 /// A larder that has its sockets and its store, and is ready to serve.
 #[derive(Debug)]
 pub struct App {
-    mirror: Arc<Mirror>,
-    jobs: Arc<Jobs>,
-    main: Arc<Main>,
-    admin: Arc<Admin>,
-    sockets: Sockets,
-    tls: Option<Arc<Tls>>,
+    running: Arc<Running>,
+    main: TcpListener,
+    admin: TcpListener,
     connections: listener::Limits,
     base: String,
     scrub: Option<Duration>,
 }
 
+/// A larder at work, for whoever stands beside it: a service manager, or a new configuration.
 #[derive(Debug)]
-struct Sockets {
-    main: (TcpListener, SocketAddr),
-    admin: (TcpListener, SocketAddr),
+pub struct Running {
+    parts: Parts,
+    front: ArcSwap<Front>,
+    tls: Option<Arc<Tls>>,
+    crowded: Crowded,
+    config: tokio::sync::Mutex<Config>,
+}
+
+/// What every configuration finds as it is.
+#[derive(Debug)]
+struct Parts {
+    mirror: Arc<Mirror>,
+    jobs: Arc<Jobs>,
+    store: Arc<Store>,
+    started: Timestamp,
+    requests: Requests,
+    registry: Arc<Registry>,
+    clock: Clock,
+    main: SocketAddr,
+    admin: SocketAddr,
+}
+
+/// What answers on both listeners, as one configuration has it. A request is answered by what was there when it came.
+#[derive(Debug)]
+struct Front {
+    main: Arc<Main>,
+    admin: Arc<Admin>,
 }
 
 impl App {
@@ -158,49 +185,35 @@ impl App {
             Some(files) => Some(Arc::new(Tls::load(&files.certificate, &files.key)?)),
             None => None,
         };
-        let sockets = Sockets {
-            main: bind("[server]", config.server.listen).await?,
-            admin: bind("[admin]", config.admin.listen).await?,
-        };
-        let base = base(config, sockets.main.1);
+        let (main, main_at) = bind("[server]", config.server.listen).await?;
+        let (admin, admin_at) = bind("[admin]", config.admin.listen).await?;
         let started = settings.clock.now();
-        let door = Door {
-            upstreams: config.upstreams.iter().map(|upstream| upstream.host.clone()).collect(),
-            default_upstream: config.server.default_upstream.clone(),
-        };
-        let mount = Mount::new(config.server.public_url.as_ref());
-        let protocols = Arc::new(Protocols::new(Arc::clone(&mirror), mount, door, config.store.memory.as_u64()));
-        let token = match &config.admin.token {
-            Some(token) => token.clone(),
-            None => SecretString::from(store.admin_token()?),
-        };
-        let jobs = Jobs::new(Arc::clone(&mirror), settings.clock.clone());
-        let admin = Arc::new(Admin {
-            mirror: Arc::clone(&mirror),
-            jobs: Arc::clone(&jobs),
-            access: Access::new(token, sockets.admin.1.ip()),
-            registry: metrics.registry(Arc::clone(&mirror), started),
+        let parts = Parts {
+            jobs: Jobs::new(Arc::clone(&mirror), settings.clock.clone()),
+            registry: Arc::new(metrics.registry(Arc::clone(&mirror), started)),
             started,
-            requests: metrics.requests.clone(),
-            base: base.clone(),
-            clock: settings.clock.clone(),
-            default_host: config.default_host(),
-        });
-        let clients =
-            Clients { allowed: config.server.clients.clone(), trusted_proxies: config.server.trusted_proxies.clone() };
-        let main = Main::new(protocols, metrics.requests, clients, settings.clock);
-        let (connections, scrub) = (settings.connections, config.store.scrub);
-        Ok(Self { mirror, jobs, main, admin, sockets, tls, connections, base, scrub })
+            mirror,
+            store,
+            requests: metrics.requests,
+            clock: settings.clock,
+            main: main_at,
+            admin: admin_at,
+        };
+        let front = ArcSwap::from_pointee(parts.front(config, None)?);
+        let config_in_force = tokio::sync::Mutex::new(config.clone());
+        let running = Running { parts, front, tls, crowded: Crowded::default(), config: config_in_force };
+        let (connections, scrub, base) = (settings.connections, config.store.scrub, base(config, main_at));
+        Ok(Self { running: Arc::new(running), main, admin, connections, base, scrub })
     }
 
     /// Where the main listener is.
     pub fn address(&self) -> SocketAddr {
-        self.sockets.main.1
+        self.running.parts.main
     }
 
     /// Where the admin listener is.
     pub fn admin_address(&self) -> SocketAddr {
-        self.sockets.admin.1
+        self.running.parts.admin
     }
 
     /// How clients reach the main listener: a URL without a slash at its end.
@@ -208,36 +221,103 @@ impl App {
         &self.base
     }
 
+    /// What can be asked and told while it serves.
+    pub fn running(&self) -> Arc<Running> {
+        Arc::clone(&self.running)
+    }
+
     /// The CLI configuration to paste; asks no upstream.
     pub async fn client_config(&self, way: Way) -> Result<String, Error> {
-        client_config::text(&self.mirror, &self.base, way).await
+        client_config::text(&self.running.parts.mirror, &self.base, way).await
     }
 
     /// Serves until `stop`, then lets running downloads finish, and closes the store.
     pub async fn serve(self, stop: CancellationToken) -> Result<(), StoreError> {
-        let Self { mirror, jobs, main, admin, sockets, tls, connections, scrub, .. } = self;
-        let keeping = tokio::spawn(jobs::keep_house(Arc::clone(&mirror), main.clock()));
-        let scrubbing = scrub.map(|every| tokio::spawn(jobs::scrub(Arc::clone(&mirror), main.clock(), every)));
+        let Self { running, main, admin, connections, scrub, .. } = self;
+        let Parts { mirror, jobs, clock, .. } = &running.parts;
+        let keeping = tokio::spawn(jobs::keep_house(Arc::clone(mirror), clock.clone()));
+        let scrubbing = scrub.map(|every| tokio::spawn(jobs::scrub(Arc::clone(mirror), clock.clone(), every)));
+        let tls = running.tls.clone();
         let reloading = tls.clone().map(|tls| tokio::spawn(tls.reload_when_changed(stop.clone())));
-        let main_limits = connections.clone();
-        let to_main = move |request, peer| Arc::clone(&main).handle(request, peer);
-        let to_admin = move |request, peer| Arc::clone(&admin).handle(request, peer);
+        let (crowded, main_limits) = (running.crowded.clone(), connections.clone());
+        let to_main = {
+            let running = Arc::clone(&running);
+            move |request, peer| Arc::clone(&running.front.load().main).handle(request, peer)
+        };
+        let to_admin = {
+            let running = Arc::clone(&running);
+            move |request, peer| Arc::clone(&running.front.load().admin).handle(request, peer)
+        };
         tokio::join!(
-            serve(sockets.main.0, tls, main_limits, to_main, stop.clone()),
-            serve(sockets.admin.0, None, connections, to_admin, stop.clone()),
+            serve(main, tls, main_limits, crowded, to_main, stop.clone()),
+            serve(admin, None, connections, Crowded::default(), to_admin, stop.clone()),
             // At once, and not when the last client has gone.
             async {
                 stop.cancelled().await;
                 jobs.stop().await;
             },
         );
-        drop(jobs);
         // Until they are gone they hold the mirror, and with it the lock of the store.
         for task in [Some(keeping), scrubbing, reloading].into_iter().flatten() {
             task.abort();
             let _ = task.await;
         }
-        mirror.close().await
+        running.parts.mirror.close().await
+    }
+}
+
+impl Running {
+    /// What it does, in a line.
+    pub async fn at_work(&self) -> String {
+        let config = self.config.lock().await;
+        let hosts: Vec<String> = config.upstreams.iter().map(|upstream| upstream.host.to_string()).collect();
+        let hosts = match hosts.len() {
+            ..=3 => hosts.join(", "),
+            many => format!("{many} registries"),
+        };
+        let link = if config.network.offline { ", offline" } else { "" };
+        format!("{} mirrors {hosts}{link}; store {}", base(&config, self.parts.main), config.store.path.display())
+    }
+
+    /// Whether both listeners answer, asked over their own sockets as anybody would.
+    pub async fn answers(&self) -> Result<(), Silent> {
+        let (main, admin) = (from_this_machine(self.parts.main), from_this_machine(self.parts.admin));
+        alive::listeners_answer(main, admin, &self.crowded).await
+    }
+}
+
+impl Parts {
+    /// What answers as this configuration has it, after what answered before.
+    fn front(&self, config: &Config, before: Option<&Front>) -> Result<Front, StoreError> {
+        let door = Door {
+            upstreams: config.upstreams.iter().map(|upstream| upstream.host.clone()).collect(),
+            default_upstream: config.server.default_upstream.clone(),
+        };
+        let mount = Mount::new(config.server.public_url.as_ref());
+        // Answers that were finished for another configuration go with it.
+        let protocols = Arc::new(Protocols::new(Arc::clone(&self.mirror), mount, door, config.store.memory.as_u64()));
+        let clients =
+            Clients { allowed: config.server.clients.clone(), trusted_proxies: config.server.trusted_proxies.clone() };
+        let main = match before {
+            None => Main::new(protocols, self.requests.clone(), clients, self.clock.clone()),
+            Some(before) => before.main.renewed(protocols, clients),
+        };
+        let token = match &config.admin.token {
+            Some(token) => token.clone(),
+            None => SecretString::from(self.store.admin_token()?),
+        };
+        let admin = Arc::new(Admin {
+            mirror: Arc::clone(&self.mirror),
+            jobs: Arc::clone(&self.jobs),
+            access: Access::new(token, self.admin.ip()),
+            registry: Arc::clone(&self.registry),
+            started: self.started,
+            requests: self.requests.clone(),
+            base: base(config, self.main),
+            clock: self.clock.clone(),
+            default_host: config.default_host(),
+        });
+        Ok(Front { main, admin })
     }
 }
 
@@ -254,11 +334,16 @@ pub fn base(config: &Config, bound: SocketAddr) -> String {
         return url.as_str().trim_end_matches('/').to_owned();
     }
     let scheme = if config.server.tls.is_some() { "https" } else { "http" };
-    // Nobody can connect to "all addresses"; from this machine, loopback is one of them.
-    let ip = match bound.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
-        IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
-        ip => ip,
-    };
-    format!("{scheme}://{}", SocketAddr::new(ip, bound.port()))
+    let at = from_this_machine(bound);
+    format!("{scheme}://{}", SocketAddr::new(at.ip(), at.port()))
+}
+
+/// Nobody can connect to "all addresses"; from this machine, loopback is one of them.
+fn from_this_machine(mut bound: SocketAddr) -> SocketAddr {
+    match bound.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => bound.set_ip(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+        IpAddr::V6(ip) if ip.is_unspecified() => bound.set_ip(IpAddr::V6(Ipv6Addr::LOCALHOST)),
+        IpAddr::V4(_) | IpAddr::V6(_) => {}
+    }
+    bound
 }

@@ -4,6 +4,7 @@ mod check;
 mod client_config;
 mod command;
 mod serve;
+mod service;
 mod status;
 mod text;
 mod verify;

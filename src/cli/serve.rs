@@ -1,16 +1,20 @@
 //! `larder serve`: start, say where it listens and what to paste, run until told to stop.
 
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
 use rustix::process::Signal;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
+use super::service::ServiceManager;
 use super::{Common, runtime, say};
-use crate::app::{App, Settings};
-use crate::config::Config;
+use crate::app::{App, Reloaded, Running, Settings};
+use crate::config::{Config, Problems};
 use crate::protocol::client_config::Way;
 
 #[derive(Debug, Args)]
@@ -24,29 +28,94 @@ pub(super) struct Serve {
 
 impl Serve {
     pub(super) fn run(self) -> anyhow::Result<()> {
-        let (mut config, warnings) = self.common.load()?;
-        config.network.offline |= self.offline;
-        for warning in warnings {
-            tracing::warn!("{warning}");
-        }
+        let config = self.read(self.common.config.as_deref())?;
         let runtime = runtime().context("the runtime would not start")?;
-        let served = runtime.block_on(serve(config, self.common.json));
+        let served = runtime.block_on(self.serve(config));
         // What still reads or hashes a file is not worth waiting for: it is done again after the next start.
         runtime.shutdown_timeout(Duration::from_secs(1));
         served
     }
+
+    /// The configuration, as the command line has it.
+    fn read(&self, file: Option<&Path>) -> Result<Config, Problems> {
+        let (mut config, warnings) = Config::load(file)?;
+        config.network.offline |= self.offline;
+        for warning in warnings {
+            tracing::warn!("{warning}");
+        }
+        Ok(config)
+    }
+
+    async fn serve(self, config: Config) -> anyhow::Result<()> {
+        let stop = CancellationToken::new();
+        let manager = Arc::new(ServiceManager::of_this_process());
+        tokio::spawn(stop_on_signals(stop.clone(), Arc::clone(&manager))?);
+        let hangups = signal(SignalKind::hangup()).context("SIGHUP cannot be caught")?;
+        // A file that may not grow larger is an error for whoever writes it, and not the end of the process.
+        let _too_large = signal(SignalKind::from_raw(Signal::XFSZ.as_raw())).context("SIGXFSZ cannot be caught")?;
+        let app = App::start(&config, Settings::default()).await.context("larder did not start")?;
+        introduce(&app, &config, self.common.json).await?;
+        let beside = Arc::new(Beside { running: app.running(), serve: self, manager, source: config.source });
+        tokio::spawn(Arc::clone(&beside).attend(stop.clone()));
+        tokio::spawn(beside.reload_on(hangups, stop.clone()));
+        app.serve(stop).await.context("the store would not close")?;
+        tracing::info!("stopped");
+        Ok(())
+    }
 }
 
-async fn serve(config: Config, json: bool) -> anyhow::Result<()> {
-    let stop = CancellationToken::new();
-    tokio::spawn(stop_on_signals(stop.clone())?);
-    // A file that may not grow larger is an error for whoever writes it, and not the end of the process.
-    let _too_large = signal(SignalKind::from_raw(Signal::XFSZ.as_raw())).context("SIGXFSZ cannot be caught")?;
-    let app = App::start(&config, Settings::default()).await.context("larder did not start")?;
-    introduce(&app, &config, json).await?;
-    app.serve(stop).await.context("the store would not close")?;
-    tracing::info!("stopped");
-    Ok(())
+/// What stands beside a larder at work.
+struct Beside {
+    running: Arc<Running>,
+    serve: Serve,
+    manager: Arc<ServiceManager>,
+    /// The file that it was started with: one that is gone is no reason to go on with the defaults.
+    source: Option<PathBuf>,
+}
+
+impl Beside {
+    async fn attend(self: Arc<Self>, stop: CancellationToken) {
+        self.manager.attend(&self.running, &stop).await;
+    }
+
+    /// Takes over what the configuration says on each SIGHUP.
+    async fn reload_on(self: Arc<Self>, mut hangups: Signals, stop: CancellationToken) {
+        let had_terminal = std::io::stdin().is_terminal();
+        while let Some(Some(())) = stop.run_until_cancelled(hangups.recv()).await {
+            if had_terminal && !std::io::stdin().is_terminal() {
+                tracing::info!("stopping: the terminal is gone");
+                return stop.cancel();
+            }
+            self.manager.reloading().await;
+            let Some(reloaded) = stop.run_until_cancelled(Arc::clone(&self).reload()).await else { return };
+            let came_of_it = match reloaded {
+                Ok(reloaded) if reloaded.take_a_restart.is_empty() => {
+                    tracing::info!("the configuration was read again and is in force");
+                    String::new()
+                }
+                Ok(Reloaded { take_a_restart }) => {
+                    let options = take_a_restart.join(", ");
+                    tracing::warn!(%options, "the configuration was read again and is in force, but for options that take a restart");
+                    format!("; takes a restart: {options}")
+                }
+                Err(problems) => {
+                    tracing::error!(
+                        "the configuration was read again and not taken over, the one before stays in force: {problems}"
+                    );
+                    "; its configuration has problems, the one before is in force".to_owned()
+                }
+            };
+            self.manager.ready(&format!("{}{came_of_it}", self.running.at_work().await)).await;
+        }
+    }
+
+    async fn reload(self: Arc<Self>) -> Result<Reloaded, String> {
+        let beside = Arc::clone(&self);
+        // The files may lie where reading them takes long.
+        let reading = tokio::task::spawn_blocking(move || beside.serve.read(beside.source.as_deref()));
+        let config = reading.await.map_err(|error| error.to_string())?.map_err(|problems| problems.to_string())?;
+        self.running.reload(config).await.map_err(|problems| problems.to_string())
+    }
 }
 
 async fn introduce(app: &App, config: &Config, json: bool) -> anyhow::Result<()> {
@@ -80,7 +149,7 @@ async fn introduce(app: &App, config: &Config, json: bool) -> anyhow::Result<()>
 }
 
 /// Stops on SIGTERM and on Ctrl-C; running downloads then have their time to finish.
-fn stop_on_signals(stop: CancellationToken) -> anyhow::Result<impl Future<Output = ()>> {
+fn stop_on_signals(stop: CancellationToken, manager: Arc<ServiceManager>) -> anyhow::Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be caught")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be caught")?;
     Ok(async move {
@@ -89,6 +158,7 @@ fn stop_on_signals(stop: CancellationToken) -> anyhow::Result<impl Future<Output
             _ = interrupt.recv() => {}
         }
         tracing::info!("stopping: no new connections; running downloads may finish");
+        manager.stopping().await;
         stop.cancel();
     })
 }

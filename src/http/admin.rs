@@ -32,7 +32,7 @@ pub struct Admin {
     /// Who may ask.
     pub access: Access,
     /// Everything that is counted.
-    pub registry: Registry,
+    pub registry: Arc<Registry>,
     /// When it began.
     pub started: Timestamp,
     /// Requests, for the status.

@@ -1,7 +1,16 @@
 //! The accept loop: TLS, HTTP/1.1 and HTTP/2 on one socket, one task per connection, every wait bounded, and a drain at
 //! the end. What a request means is left to the handler it is given.
 
-use std::{error::Error, io, net::SocketAddr, panic::AssertUnwindSafe, pin::pin, sync::Arc, time::Duration};
+use std::{
+    error::Error,
+    io,
+    net::SocketAddr,
+    panic::AssertUnwindSafe,
+    pin::pin,
+    sync::Arc,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use futures_util::FutureExt;
@@ -79,6 +88,17 @@ impl Default for Limits {
     }
 }
 
+/// Whether a listener has as many connections as it may have, so that new ones wait.
+#[derive(Debug, Clone, Default)]
+pub struct Crowded(Arc<AtomicBool>);
+
+impl Crowded {
+    /// Whether new connections wait for others to end.
+    pub fn is_so(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// Who asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
@@ -94,6 +114,7 @@ pub async fn serve<H, F, B>(
     listener: TcpListener,
     tls: Option<Arc<Tls>>,
     limits: Limits,
+    crowded: Crowded,
     handler: H,
     stop: CancellationToken,
 ) where
@@ -106,7 +127,7 @@ pub async fn serve<H, F, B>(
     let _cut_when_dropped = cut.clone().drop_guard();
     let connections = TaskTracker::new();
     let drain = limits.drain;
-    let mut door = Door::new(listener, limits.connections);
+    let mut door = Door::new(listener, limits.connections, crowded);
     let site = Arc::new(Site { tls, limits, handler, stop: stop.clone() });
 
     while let Some((socket, address, permit)) = stop.run_until_cancelled(door.next()).await {
@@ -136,14 +157,15 @@ pub async fn serve<H, F, B>(
 struct Door {
     listener: TcpListener,
     permits: Arc<Semaphore>,
+    crowded: Crowded,
     said_full: Option<Instant>,
     failures: u32,
 }
 
 impl Door {
-    fn new(listener: TcpListener, connections: usize) -> Self {
+    fn new(listener: TcpListener, connections: usize, crowded: Crowded) -> Self {
         let permits = Arc::new(Semaphore::new(connections.clamp(1, Semaphore::MAX_PERMITS)));
-        Self { listener, permits, said_full: None, failures: 0 }
+        Self { listener, permits, crowded, said_full: None, failures: 0 }
     }
 
     async fn next(&mut self) -> (TcpStream, SocketAddr, OwnedSemaphorePermit) {
@@ -170,12 +192,14 @@ impl Door {
             if let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() {
                 return permit;
             }
+            self.crowded.0.store(true, Ordering::Relaxed);
             if self.said_full.is_none_or(|said| said.elapsed() > Duration::from_secs(10)) {
                 self.said_full = Some(Instant::now());
                 tracing::warn!("all connections are taken, new ones wait until one ends");
             }
             // Fails only once the semaphore is closed, which nobody does.
             if let Ok(permit) = Arc::clone(&self.permits).acquire_owned().await {
+                self.crowded.0.store(false, Ordering::Relaxed);
                 return permit;
             }
         }

@@ -4,6 +4,7 @@
 mod admin;
 mod admin_body;
 pub mod admin_client;
+pub mod alive;
 mod body;
 pub mod clients;
 mod histogram;
@@ -43,13 +44,19 @@ pub struct Main {
     requests: Requests,
     clients: Clients,
     clock: Clock,
-    number: AtomicU64,
+    number: Arc<AtomicU64>,
 }
 
 impl Main {
     /// Joins the parts.
     pub fn new(protocols: Arc<Protocols>, requests: Requests, clients: Clients, clock: Clock) -> Arc<Self> {
-        Arc::new(Self { protocols, requests, clients, clock, number: AtomicU64::new(1) })
+        Arc::new(Self { protocols, requests, clients, clock, number: Arc::new(AtomicU64::new(1)) })
+    }
+
+    /// The same for another configuration: what is counted goes on.
+    pub fn renewed(&self, protocols: Arc<Protocols>, clients: Clients) -> Arc<Self> {
+        let (requests, clock, number) = (self.requests.clone(), self.clock.clone(), Arc::clone(&self.number));
+        Arc::new(Self { protocols, requests, clients, clock, number })
     }
 
     /// The clock it goes by.

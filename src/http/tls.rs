@@ -30,13 +30,36 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// A certificate chain and key that serve new connections, exchangeable while connections run.
 #[derive(Debug)]
 pub struct Tls {
-    certificate: PathBuf,
-    key: PathBuf,
     provider: Arc<CryptoProvider>,
     current: Arc<Current>,
     acceptor: AcceptorConfig,
-    /// What the files looked like when they were last read, whether they were any good or not.
-    read: Mutex<Stamp>,
+    /// The files as they were last read, whether they were any good or not.
+    read: Mutex<Files>,
+}
+
+/// Both files, and what they looked like.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Files {
+    certificate: PathBuf,
+    key: PathBuf,
+    stamp: Stamp,
+}
+
+impl Files {
+    fn seen(certificate: &Path, key: &Path) -> Self {
+        Self { certificate: certificate.to_owned(), key: key.to_owned(), stamp: Stamp::of(certificate, key) }
+    }
+
+    fn seen_again(&self) -> Self {
+        Self::seen(&self.certificate, &self.key)
+    }
+}
+
+/// A pair that is good, and not in use yet.
+#[derive(Debug)]
+pub struct Renewal {
+    pair: CertifiedKey,
+    files: Files,
 }
 
 /// Why a certificate and its key cannot be used: which file, what is wrong, and what a good one looks like.
@@ -95,9 +118,7 @@ impl Tls {
     /// When a file cannot be read, is not what it should be, or the two do not match.
     pub fn load(certificate: &Path, key: &Path) -> Result<Self, TlsError> {
         let provider = Arc::new(aws_lc_rs::default_provider());
-        // Before reading: what is written in between shows as a change.
-        let stamp = Stamp::of(certificate, key);
-        let pair = certified_key(certificate, key, &provider)?;
+        let Renewal { pair, files } = renewal(certificate, key, &provider)?;
         let current = Arc::new(Current(ArcSwap::from_pointee(pair)));
         let mut config = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
@@ -105,14 +126,7 @@ impl Tls {
             .with_no_client_auth()
             .with_cert_resolver(Arc::clone(&current) as Arc<dyn ResolvesServerCert>);
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        Ok(Self {
-            certificate: certificate.to_owned(),
-            key: key.to_owned(),
-            provider,
-            current,
-            acceptor: AcceptorConfig(Arc::new(config)),
-            read: Mutex::new(stamp),
-        })
+        Ok(Self { provider, current, acceptor: AcceptorConfig(Arc::new(config)), read: Mutex::new(files) })
     }
 
     /// Accepts TLS with whatever certificate is current at each handshake, offering HTTP/2 and HTTP/1.1.
@@ -121,14 +135,30 @@ impl Tls {
         TlsAcceptor::from(Arc::clone(&self.acceptor.0))
     }
 
+    /// Reads a pair at once, from these files, and proves it.
+    ///
+    /// # Errors
+    /// As [`Tls::load`].
+    pub fn renewal(&self, certificate: &Path, key: &Path) -> Result<Renewal, TlsError> {
+        renewal(certificate, key, &self.provider)
+    }
+
+    /// Serves new connections with this pair, and looks at its files from now on.
+    pub fn take_over(&self, Renewal { pair, files }: Renewal) {
+        let mut reading = self.read.lock();
+        *reading = files;
+        self.current.0.store(Arc::new(pair));
+    }
+
     /// Looks at the files every second until `stop`, and takes over a new pair once it is whole. A bad one is logged once
     /// and leaves the old pair in use; running connections keep what they began with.
     pub async fn reload_when_changed(self: Arc<Self>, stop: CancellationToken) {
-        let mut before = *self.read.lock();
+        let mut before = self.read.lock().clone();
         while stop.run_until_cancelled(tokio::time::sleep(LOOK_EVERY)).await.is_some() {
             let tls = Arc::clone(&self);
             // Off the runtime's threads: the files may live on a network file system that hangs.
-            match tokio::task::spawn_blocking(move || tls.look(before)).await {
+            let last = before.clone();
+            match tokio::task::spawn_blocking(move || tls.look(&last)).await {
                 Ok(seen) => before = seen,
                 Err(error) => tracing::error!(%error, "looking at the certificate files failed"),
             }
@@ -137,16 +167,23 @@ impl Tls {
 
     /// One look: takes over what has changed since it was last read, and has not since the look `before`. Two files are
     /// seldom replaced in one instant; waiting for them to settle keeps half a renewal out of the log.
-    fn look(&self, before: Stamp) -> Stamp {
-        let seen = Stamp::of(&self.certificate, &self.key);
-        if seen == *self.read.lock() || seen != before {
+    fn look(&self, before: &Files) -> Files {
+        let read = self.read.lock().clone();
+        let seen = read.seen_again();
+        if seen == read || seen != *before {
             return seen;
         }
-        *self.read.lock() = seen;
-        match certified_key(&self.certificate, &self.key, &self.provider) {
+        let pair = certified_key(&seen.certificate, &seen.key, &self.provider);
+        let mut reading = self.read.lock();
+        if *reading != read {
+            // Other files were named meanwhile.
+            return seen;
+        }
+        *reading = seen.clone();
+        match pair {
             Ok(pair) => {
                 self.current.0.store(Arc::new(pair));
-                tracing::info!(certificate = %self.certificate.display(), "new TLS certificate in use");
+                tracing::info!(certificate = %seen.certificate.display(), "new TLS certificate in use");
             }
             Err(error) => tracing::error!(%error, "the TLS files have changed, the old certificate stays in use"),
         }
@@ -171,6 +208,12 @@ impl ResolvesServerCert for Current {
     fn resolve(&self, _client_hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(self.0.load_full())
     }
+}
+
+fn renewal(certificate: &Path, key: &Path, provider: &CryptoProvider) -> Result<Renewal, TlsError> {
+    // Before reading: what is written in between shows as a change.
+    let files = Files::seen(certificate, key);
+    Ok(Renewal { pair: certified_key(certificate, key, provider)?, files })
 }
 
 fn certified_key(certificate: &Path, key: &Path, provider: &CryptoProvider) -> Result<CertifiedKey, TlsError> {

@@ -58,7 +58,7 @@ impl Mirror {
     /// [`Error::Sealed`] where nothing may be asked, [`Error::UnknownHost`], and what the version list fails with.
     pub async fn accept(self: &Arc<Self>, what: &What, call: &Call) -> Result<Vec<Accepted>, Error> {
         self.must_be_online(&format!("accepting {what}"))?;
-        self.upstream(&what.provider.host)?;
+        call.upstream(&what.provider.host)?;
         // In a task: who asked may leave, and half a decision is none.
         let (mirror, of, call) = (Arc::clone(self), what.clone(), self.inner(call));
         let work = self.tasks.spawn(async move { mirror.accept_all(&of, &call).await });
@@ -142,7 +142,7 @@ impl Mirror {
     /// The set that upstream has now, proven. Nothing of it is built on what is held: it is judged as a whole.
     async fn current_set(self: &Arc<Self>, package: &Package, call: &Call) -> Result<ProofSet, Error> {
         let asked = sets::what(package);
-        let upstream = Arc::clone(self.upstream(&package.provider.host)?);
+        let upstream = Arc::clone(call.upstream(&package.provider.host)?);
         let work = async {
             match self.ask_for_set(&asked, &upstream, package, Faith::InAny, None, RETRIES, call).await {
                 Ok(set) => Ok(set),

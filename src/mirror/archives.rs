@@ -95,7 +95,7 @@ impl Mirror {
     /// [`Error::NotFound`] where no kept set or name lists its digest, also after asking upstream anew.
     pub async fn archive(self: &Arc<Self>, wanted: &ArchiveRef, call: &Call) -> Result<Answer<Archive>, Error> {
         let package = &wanted.package;
-        self.upstream(&package.provider.host)?;
+        call.upstream(&package.provider.host)?;
         if let Some(held) = self.held(wanted).await?
             && let Opened::Checked(archive) = self.open_held(package, &held, call).await?
         {
@@ -133,7 +133,7 @@ impl Mirror {
         let asked = tokio::time::timeout_at(call.deadline, self.ask_again(package, seen, call)).await;
         let held = asked.map_err(|_| Error::Slow(format!("the download document of {package}")))??;
         if held.find(&wanted.digest, call.now).is_none() {
-            let rule = self.upstream(&package.provider.host)?.rule(|fresh| fresh.download);
+            let rule = call.upstream(&package.provider.host)?.rule(|fresh| fresh.download);
             self.asked_anew.put(package.clone(), (), call.now.after(rule.believed()), call.now);
         }
         Ok(held)

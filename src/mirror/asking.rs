@@ -73,7 +73,7 @@ impl Asking {
     }
 
     async fn ask_once(&self, from: u64, held: &Validators) -> Result<Incoming, UpstreamError> {
-        let upstream = self.mirror.upstreams.get(&self.package.provider.host);
+        let upstream = self.call.terms.upstreams.get(&self.package.provider.host);
         let grant = match upstream {
             // The service's origin is asked for again: it may have moved since the set was fetched.
             Some(upstream) => {
@@ -95,7 +95,7 @@ impl Asking {
             now: self.mirror.inner(&self.call).now,
         };
         let limit = self.mirror.limits.stall;
-        match timeout(limit, self.mirror.outbound.file(ask, from, held)).await {
+        match timeout(limit, self.call.terms.outbound.file(ask, from, held)).await {
             Ok(answered) => answered,
             Err(_) => Err(self.failed(Fault::Slow(format!("no first byte within {} s", limit.as_secs())))),
         }

@@ -5,9 +5,12 @@ use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
-use super::Mirror;
+use super::{Mirror, Terms};
+use crate::address::Hostname;
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
+use crate::error::Error;
+use crate::upstream::Upstream;
 use crate::upstream::ask::Asker;
 use crate::upstream::restraint::Leave;
 
@@ -26,6 +29,7 @@ pub struct Call {
     pub takes_unknown_length: bool,
     /// Who waits for the answer.
     pub asker: Asker,
+    pub(super) terms: Arc<Terms>,
     pub(super) part: Part,
     pub(super) leave: Leave,
 }
@@ -78,6 +82,13 @@ pub struct Answer<T> {
     pub checked: Timestamp,
 }
 
+impl Call {
+    /// The upstream that `host` names, on the terms of this call.
+    pub(super) fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {
+        self.terms.upstream(host)
+    }
+}
+
 /// A place among those that wait, for as long as this lives.
 #[derive(Debug)]
 pub(super) struct Place(#[expect(dead_code, reason = "held, and never looked at")] Option<OwnedSemaphorePermit>);
@@ -93,7 +104,7 @@ impl Mirror {
         let began = Instant::now();
         let deadline = began + self.limits.answer_within;
         let (asker, part, leave) = (Asker::Client, Part::Request, Leave::default());
-        Call { now, via, began, deadline, takes_unknown_length, asker, part, leave }
+        Call { now, via, began, deadline, takes_unknown_length, asker, terms: self.terms(), part, leave }
     }
 
     /// A call that a flight makes for itself: nobody waits for it, and it ends by its own limits.

@@ -46,7 +46,7 @@ impl KeptDocument {
 impl Mirror {
     /// The discovery document of an upstream.
     pub async fn discovery(self: &Arc<Self>, host: &Hostname, call: &Call) -> Result<Answer<Arc<KeptDocument>>, Error> {
-        let upstream = Arc::clone(self.upstream(host)?);
+        let upstream = Arc::clone(call.upstream(host)?);
         let rule = upstream.rule(|fresh| fresh.discovery);
         let asked = discovery_url(&upstream)?;
         let held = self.held_document(&Key::Discovery(host.clone())).await?;
@@ -58,7 +58,7 @@ impl Mirror {
 
     /// Asks for the discovery document of an upstream again, however fresh it is.
     pub(super) async fn refresh_discovery(self: &Arc<Self>, host: &Hostname, call: &Call) -> Result<(), Error> {
-        let upstream = Arc::clone(self.upstream(host)?);
+        let upstream = Arc::clone(call.upstream(host)?);
         let asked = discovery_url(&upstream)?;
         let seen = self.held_document(&Key::Discovery(host.clone())).await?.map(|held| held.age);
         self.fly_for_discovery(upstream, asked, seen, Errand::Fetch, call).await.map(drop)

@@ -201,7 +201,7 @@ impl Mirror {
         let upstream = &upstream.settings.host;
         let ask = Ask { what, url, upstream, grant, via, retries, asker: *asker, now: *now };
         let held = before.filter(|before| before.about.asked == *url).map(|before| &before.about.validators);
-        self.outbound.document(ask, held, limit).await
+        call.terms.outbound.document(ask, held, limit).await
     }
 
     /// Keeps a document. A disk that cannot be written costs the keeping, not the answer.

@@ -107,7 +107,7 @@ async fn read(
         received += piece.len() as u64;
         if let Some(room) = growing.as_deref_mut() {
             // In steps, or a store that is full would be gone over for every piece.
-            let step = received.next_multiple_of(ROOM_STEP_BYTES).min(mirror.limits.store_bytes).max(received);
+            let step = received.next_multiple_of(ROOM_STEP_BYTES).min(mirror.store_bytes()).max(received);
             mirror.reserve(room, step).await.map_err(NotRead::NoRoom)?;
         }
         if pieces.send(piece).await.is_err() {

@@ -90,7 +90,7 @@ impl Mirror {
         if more == 0 {
             return Ok(());
         }
-        let limit = self.limits.store_bytes;
+        let limit = self.store_bytes();
         if bytes > limit {
             return Err(StoreError::NoRoom { needed: bytes, limit, pinned: 0 }.into());
         }
@@ -145,11 +145,16 @@ impl Mirror {
 
     /// Evicts what is too much. That it cannot is no failure of whoever brought the last bytes.
     pub(super) fn keep_to_the_limit(&self) {
-        if self.is_over(self.limits.store_bytes)
+        if self.is_over(self.store_bytes())
             && let Err(error) = self.evict_to_fit(Victims::ArchivesThenDocuments)
         {
             tracing::error!(%error, "the store is over its size limit, and could not be evicted from");
         }
+    }
+
+    /// What may be stored, in bytes.
+    pub(super) fn store_bytes(&self) -> u64 {
+        self.terms.load().store_bytes
     }
 
     fn is_over(&self, limit: u64) -> bool {
@@ -163,7 +168,7 @@ impl Mirror {
 
     fn evict_to_fit(&self, victims: Victims) -> Result<(), StoreError> {
         // A little more than must be, or every small document would look at all names again.
-        let enough = self.limits.store_bytes / 100 * 98;
+        let enough = self.store_bytes() / 100 * 98;
         // Whatever the totals say afterwards, no more goes than was too much.
         let too_much = self.taken_up().saturating_sub(enough);
         self.evict_archives(Because::SizeLimit, |freed| freed >= too_much || !self.is_over(enough))?;

@@ -15,8 +15,6 @@ pub struct Limits {
     pub document_bytes: u64,
     /// The largest archive, in bytes.
     pub archive_bytes: u64,
-    /// What may be stored, in bytes.
-    pub store_bytes: u64,
     /// How many requests may wait for upstreams at one time.
     pub waiting: usize,
 }
@@ -29,7 +27,6 @@ impl Default for Limits {
             stall: Duration::from_secs(30),
             document_bytes: 16 << 20,
             archive_bytes: 4 << 30,
-            store_bytes: u64::MAX,
             waiting: 10_000,
         }
     }

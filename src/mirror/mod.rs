@@ -39,6 +39,7 @@ mod sets;
 mod single_flight;
 mod status;
 mod tasks;
+mod terms;
 mod verify;
 mod versions;
 mod warm;
@@ -49,6 +50,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 
@@ -68,6 +70,7 @@ pub use self::proof_set::ProofSet;
 pub use self::purge::Purged;
 pub use self::refresh::{News, Refreshed};
 pub use self::status::{LeftAlone, Status, StoreState, UpstreamState};
+pub use self::terms::Terms;
 pub use self::verify::Step;
 pub use self::warm::Came;
 
@@ -82,14 +85,12 @@ use self::sets::{Anew, SetFlight};
 use self::single_flight::{Awaited, Flights};
 use self::tasks::Tasks;
 use crate::address::{Hostname, Package, ProviderAddress};
-use crate::cdn_loop::CdnLoop;
+use crate::cdn_loop::{CdnLoop, OwnEntry};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::store::{Key, Store, StoreError};
 pub use crate::upstream::outbound::Link;
-use crate::upstream::outbound::Outbound;
-use crate::upstream::{Upstream, Upstreams};
 
 /// Archives up to this many bytes are proven whole before the status line, and checked on every read.
 pub const SMALL_ARCHIVE_BYTES: u64 = 1 << 20;
@@ -101,8 +102,8 @@ const MOST_MISSING: usize = 1000;
 #[derive(Debug)]
 pub struct Mirror {
     store: Arc<Store>,
-    upstreams: Upstreams,
-    outbound: Outbound,
+    terms: ArcSwap<Terms>,
+    own: OwnEntry,
     limits: Limits,
     tasks: Tasks,
     documents: Flights<(Key, Errand), Awaited<DocumentFlight>>,
@@ -132,18 +133,12 @@ pub struct Mirror {
 
 impl Mirror {
     /// Joins the parts.
-    pub fn new(
-        store: Arc<Store>,
-        upstreams: Upstreams,
-        outbound: Outbound,
-        limits: Limits,
-        counters: Counters,
-    ) -> Arc<Self> {
-        upstreams.hosts().into_iter().for_each(|host| counters.expect(host));
+    pub fn new(store: Arc<Store>, terms: Terms, limits: Limits, counters: Counters) -> Arc<Self> {
+        terms.upstreams.hosts().into_iter().for_each(|host| counters.expect(host));
         Arc::new(Self {
             store,
-            upstreams,
-            outbound,
+            own: terms.outbound.own_entry().clone(),
+            terms: ArcSwap::from_pointee(terms),
             limits,
             tasks: Tasks::default(),
             documents: Flights::default(),
@@ -177,7 +172,7 @@ impl Mirror {
     /// # Errors
     /// [`Error::Looped`], before any flight could be joined.
     pub fn refuse_loops(&self, via: &CdnLoop) -> Result<(), Error> {
-        if via.is_a_loop(self.outbound.own_entry()) { Err(Error::Looped) } else { Ok(()) }
+        if via.is_a_loop(&self.own) { Err(Error::Looped) } else { Ok(()) }
     }
 
     /// Whether what is asked for can be kept and read.
@@ -208,10 +203,6 @@ impl Mirror {
     /// The lock under which an archive is taken in or removed. Taken before any record's.
     fn digest_lock(&self, digest: &Digest) -> &Mutex<()> {
         &self.digest_locks[self.hasher.hash_one(digest) as usize % self.digest_locks.len()]
-    }
-
-    fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {
-        self.upstreams.get(host).ok_or_else(|| Error::UnknownHost(host.clone()))
     }
 
     /// Runs file work where it may block.
@@ -246,12 +237,13 @@ impl Mirror {
 
     /// For how long a 404 of this upstream is believed.
     pub fn absence_is_believed(&self, host: &Hostname) -> Duration {
-        self.upstreams.get(host).map_or(Duration::ZERO, |upstream| upstream.rule(|fresh| fresh.download).believed())
+        let terms = self.terms.load();
+        terms.upstreams.get(host).map_or(Duration::ZERO, |upstream| upstream.rule(|fresh| fresh.download).believed())
     }
 
     /// Whether anything may go out.
     pub fn link(&self) -> Link {
-        self.outbound.link()
+        self.terms.load().outbound.link()
     }
 
     /// Removes leftovers whose time is over.

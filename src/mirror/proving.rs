@@ -39,7 +39,7 @@ impl Mirror {
         let held = before.map(|kept| &*kept.current).filter(|held| held.about.asked == *visit.asked);
         let conditions = held.map(|held| &held.about.validators);
         let limit = self.limits.document_bytes.min(LARGEST_DOWNLOAD_DOCUMENT);
-        let fetched = self.outbound.document(visit.ask(visit.what, visit.asked), conditions, limit).await?;
+        let fetched = visit.call.terms.outbound.document(visit.ask(visit.what, visit.asked), conditions, limit).await?;
         let unusable = |at: &Url, why: String| UpstreamError {
             asked: visit.what.to_owned(),
             at: origin(at),
@@ -122,8 +122,12 @@ impl Mirror {
         limit: u64,
     ) -> Result<Companion, Error> {
         let what = format!("{name} of {}", visit.package);
-        let fetched =
-            self.outbound.small_file(visit.ask(&what, url), held.map(|(_, validators)| validators), limit).await?;
+        let fetched = visit
+            .call
+            .terms
+            .outbound
+            .small_file(visit.ask(&what, url), held.map(|(_, validators)| validators), limit)
+            .await?;
         match (fetched, held) {
             (Fetched::New(Document { body, validators, origins, .. }), _) => Ok((body, validators, origins)),
             (Fetched::Unchanged, Some((bytes, validators))) => Ok((bytes.clone(), validators.clone(), Vec::new())),

@@ -61,7 +61,7 @@ impl Mirror {
             (Verdict::ServeStale, Some(held)) => Ok(stale(held)),
             (Verdict::Revalidate, Some(held)) => {
                 let origins = held.value.origins();
-                let Some(leave) = self.outbound.leave(&origins, &call.leave, call.now) else {
+                let Some(leave) = call.terms.outbound.leave(&origins, &call.leave, call.now) else {
                     tracing::debug!(what, "its upstream is left alone for a while; what is held is served");
                     return Ok(stale(held));
                 };
@@ -85,7 +85,7 @@ impl Mirror {
                     Err(_) => {
                         tracing::warn!(what, "upstream is slow to revalidate; what is held is served meanwhile");
                         let now = call.now.after(call.began.elapsed());
-                        self.outbound.out_of_patience(host, &origins, rule.patience, now);
+                        call.terms.outbound.out_of_patience(host, &origins, rule.patience, now);
                         Ok(stale(held))
                     }
                 }
@@ -112,7 +112,7 @@ impl Mirror {
     ) -> Result<(), Error> {
         match errand {
             Errand::Fetch => Ok(()),
-            Errand::Revalidate if self.outbound.spend(host, requests, call.now) => Ok(()),
+            Errand::Revalidate if call.terms.outbound.spend(host, requests, call.now) => Ok(()),
             Errand::Revalidate => Err(Error::Spared(what.to_owned())),
         }
     }

@@ -74,7 +74,7 @@ impl Mirror {
     /// [`Error::Sealed`] where nothing may be asked, and [`Error::UnknownHost`].
     pub async fn refresh(self: &Arc<Self>, what: &What, call: &Call) -> Result<Vec<Refreshed>, Error> {
         self.must_be_online(&format!("asking for {what} again"))?;
-        let upstream = Arc::clone(self.upstream(&what.provider.host)?);
+        let upstream = Arc::clone(call.upstream(&what.provider.host)?);
         self.forget_absences(what);
         let mut refreshed = Vec::new();
         // What an operator asks for is asked, also while the origin is left alone; so where to ask is asked first.

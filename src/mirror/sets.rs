@@ -51,7 +51,7 @@ impl From<Error> for NoSet {
 impl Mirror {
     /// The proof set that answers for a package.
     pub async fn proof_set(self: &Arc<Self>, package: &Package, call: &Call) -> Result<Answer<Arc<ProofSet>>, Error> {
-        let upstream = Arc::clone(self.upstream(&package.provider.host)?);
+        let upstream = Arc::clone(call.upstream(&package.provider.host)?);
         let what = what(package);
         let rule = upstream.rule(|fresh| fresh.download);
         let held = self.held_set(package).await?;
@@ -109,14 +109,14 @@ impl Mirror {
         if let Some(said) = self.absent.get(&Key::ProofSet(package.clone()), call.now) {
             return Err(Error::NotFound(said));
         }
-        let upstream = Arc::clone(self.upstream(&package.provider.host)?);
+        let upstream = Arc::clone(call.upstream(&package.provider.host)?);
         let landed = self.fly(package, upstream, seen, Anew::IfChanged(Errand::Fetch), call).await?;
         Ok(HeldSet { kept: landed.value, fallback: None })
     }
 
     /// Asks the whole set anew, as if nothing of it were held: for the URLs in it, which are too old.
     pub(super) async fn ask_anew(self: &Arc<Self>, package: &Package, call: &Call) -> Result<Arc<KeptSet>, Error> {
-        let upstream = Arc::clone(self.upstream(&package.provider.host)?);
+        let upstream = Arc::clone(call.upstream(&package.provider.host)?);
         Ok(self.fly(package, upstream, None, Anew::Whole, call).await?.value)
     }
 

@@ -100,13 +100,13 @@ pub struct LeftAlone {
 
 impl Mirror {
     /// The configured upstreams' hosts, sorted.
-    pub fn hosts(&self) -> Vec<&Hostname> {
-        self.upstreams.hosts()
+    pub fn hosts(&self) -> Vec<Hostname> {
+        self.terms.load().upstreams.hosts().into_iter().cloned().collect()
     }
 
     /// Body bytes received from all upstreams since the start.
     pub fn upstream_bytes(&self) -> u64 {
-        self.counters.traffic.bytes(&self.hosts())
+        self.counters.traffic.bytes(&self.hosts().iter().collect::<Vec<_>>())
     }
 
     /// Downloads under way.
@@ -133,10 +133,10 @@ impl Mirror {
 
     /// Each upstream, since the start and now.
     pub fn upstream_states(&self, now: Timestamp) -> Vec<UpstreamState> {
-        let left_alone = self.outbound.left_alone(now);
-        let state = |host: &Hostname| {
-            let OfUpstream { requests, failed, bytes, refused } = self.counters.traffic.of(host);
-            let of_it = left_alone.iter().filter(|(upstream, ..)| upstream == host);
+        let left_alone = self.terms.load().outbound.left_alone(now);
+        let state = |host: Hostname| {
+            let OfUpstream { requests, failed, bytes, refused } = self.counters.traffic.of(&host);
+            let of_it = left_alone.iter().filter(|(upstream, ..)| *upstream == host);
             let mut left_alone: Vec<LeftAlone> = of_it
                 .map(|(_, origin, until)| LeftAlone { origin: origin.to_string(), seconds: until.since(now).as_secs() })
                 .collect();
@@ -154,7 +154,7 @@ impl Mirror {
             store: self.store.root().display().to_string(),
             store_state: self.store_state(),
             trouble: self.trouble(),
-            max_size_bytes: self.limits.store_bytes,
+            max_size_bytes: self.store_bytes(),
             free_bytes: self.store.free_bytes().ok(),
             index_bytes: self.store.index.disk_bytes(),
             archives,
@@ -162,7 +162,7 @@ impl Mirror {
             documents,
             document_bytes,
             offline: self.link() == Link::Offline,
-            upstreams: self.hosts().into_iter().map(ToString::to_string).collect(),
+            upstreams: self.hosts().iter().map(ToString::to_string).collect(),
             missing: self.missing.lock().iter().cloned().collect(),
             alarms: self.alarms(),
         }

@@ -29,7 +29,7 @@ impl Mirror {
         address: &ProviderAddress,
         call: &Call,
     ) -> Result<Answer<Arc<KeptDocument>>, Error> {
-        let upstream = Arc::clone(self.upstream(&address.host)?);
+        let upstream = Arc::clone(call.upstream(&address.host)?);
         let what = format!("the version list of {address}");
         let rule = upstream.rule(|fresh| fresh.versions);
         let key = Key::ProviderVersions(address.clone());

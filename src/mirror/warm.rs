@@ -10,7 +10,7 @@ use super::names::{HeldArchive, PackageHashesKnown};
 use super::opened::Opened;
 use super::proof_set::ProofSet;
 use super::pull::AskedAgain;
-use super::{Link, Mirror, sets};
+use super::{Call, Link, Mirror, sets};
 use crate::address::{Package, ProviderAddress};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
@@ -38,7 +38,8 @@ impl Mirror {
     /// Why it cannot be had; [`Error::HeldBack`] and [`Error::Spared`] where it may be asked for later.
     pub async fn warm_list(self: &Arc<Self>, address: &ProviderAddress, now: Timestamp) -> Result<VersionList, Error> {
         let (what, host) = (format!("the version list of {address}"), &address.host);
-        let upstream = Arc::clone(self.upstream(host)?);
+        let call = self.inner(&self.job(now));
+        let upstream = call.upstream(host)?;
         let mut origins = vec![Origin::of(&upstream.settings.url)];
         let mut missing = 0;
         for key in [Key::Discovery(host.clone()), Key::ProviderVersions(address.clone())] {
@@ -47,13 +48,12 @@ impl Mirror {
                 None => missing += 1,
             }
         }
-        self.may_fetch(&what, address, &origins, missing, now)?;
-        let call = self.inner(&self.job(now));
+        self.may_fetch(&what, address, &origins, missing, &call)?;
         let asked = async {
             self.discovery(host, &call).await?;
             self.provider_versions(address, &call).await
         };
-        let list = asked.await.map_err(|error| self.or_held_back(&what, &origins, error, now))?;
+        let list = asked.await.map_err(|error| or_held_back(&what, &origins, error, &call))?;
         let unreadable = |why| Error::Interrupted(format!("the held version list of {address} cannot be read: {why}"));
         list.value.versions().await.map_err(unreadable)
     }
@@ -64,15 +64,16 @@ impl Mirror {
     /// As for the list.
     pub async fn warm_set(self: &Arc<Self>, package: &Package, now: Timestamp) -> Result<Arc<ProofSet>, Error> {
         let what = sets::what(package);
+        let call = self.inner(&self.job(now));
         let mut origins = Vec::new();
         if let Some(list) = self.held_document(&Key::ProviderVersions(package.provider.clone())).await? {
             origins.extend(list.value.origins());
         }
         let held = self.held_set(package).await?;
         let missing = if held.is_some() { 0 } else { REQUESTS_FOR_A_SET };
-        self.may_fetch(&what, &package.provider, &origins, missing, now)?;
-        let set = self.proof_set(package, &self.inner(&self.job(now))).await;
-        Ok(set.map_err(|error| self.or_held_back(&what, &origins, error, now))?.value)
+        self.may_fetch(&what, &package.provider, &origins, missing, &call)?;
+        let set = self.proof_set(package, &call).await;
+        Ok(set.map_err(|error| or_held_back(&what, &origins, error, &call))?.value)
     }
 
     /// Sees to it that the archive of a set is held, and tells while it arrives how many bytes of how many are here.
@@ -103,7 +104,7 @@ impl Mirror {
             if self.link() == Link::Offline {
                 return Err(self.missing(what));
             }
-            self.may_fetch(&what, &package.provider, std::slice::from_ref(&origin), 1, now)?;
+            self.may_fetch(&what, &package.provider, std::slice::from_ref(&origin), 1, &call)?;
         }
         let mut progress = self.fill_of(package, &kept, &set, &call);
         loop {
@@ -121,7 +122,7 @@ impl Mirror {
                 Progress::Failed(error) => Some(Err(error.clone())),
             };
             if let Some(ended) = ended {
-                return ended.map_err(|error| self.or_held_back(&what, &[origin], error, now));
+                return ended.map_err(|error| or_held_back(&what, &[origin], error, &call));
             }
             if progress.changed().await.is_err() {
                 return Err(Error::Interrupted(what));
@@ -197,22 +198,23 @@ impl Mirror {
         of: &ProviderAddress,
         origins: &[Origin],
         requests: u32,
-        now: Timestamp,
+        call: &Call,
     ) -> Result<(), Error> {
         if requests == 0 || self.link() == Link::Offline {
             return Ok(());
         }
-        if let Some(until) = self.outbound.asked_to_wait(origins, now) {
+        if let Some(until) = call.terms.outbound.asked_to_wait(origins, call.now) {
             return Err(Error::HeldBack { what: what.to_owned(), until });
         }
-        if self.outbound.spend(&of.host, requests, now) { Ok(()) } else { Err(Error::Spared(what.to_owned())) }
+        let has_room = call.terms.outbound.spend(&of.host, requests, call.now);
+        if has_room { Ok(()) } else { Err(Error::Spared(what.to_owned())) }
     }
+}
 
-    /// What a fetch failed with, or when to try again where the upstream said so.
-    fn or_held_back(&self, what: &str, origins: &[Origin], error: Error, now: Timestamp) -> Error {
-        match self.outbound.asked_to_wait(origins, now) {
-            Some(until) if matches!(error, Error::Upstream(_)) => Error::HeldBack { what: what.to_owned(), until },
-            Some(_) | None => error,
-        }
+/// What a fetch failed with, or when to try again where the upstream said so.
+fn or_held_back(what: &str, origins: &[Origin], error: Error, call: &Call) -> Error {
+    match call.terms.outbound.asked_to_wait(origins, call.now) {
+        Some(until) if matches!(error, Error::Upstream(_)) => Error::HeldBack { what: what.to_owned(), until },
+        Some(_) | None => error,
     }
 }

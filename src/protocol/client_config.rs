@@ -22,9 +22,11 @@ pub enum Way {
 
 /// The text to paste. `base` is how clients reach larder: `http://127.0.0.1:8080`, no slash at its end.
 pub async fn text(mirror: &Arc<Mirror>, base: &str, way: Way) -> Result<String, Error> {
+    let hosts = mirror.hosts();
+    let hosts: Vec<&Hostname> = hosts.iter().collect();
     match way {
-        Way::HostOverride => overrides(&mirror.hosts(), Some(mirror), base).await,
-        Way::NetworkMirror => Ok(network_mirror(&mirror.hosts(), base)),
+        Way::HostOverride => overrides(&hosts, Some(mirror), base).await,
+        Way::NetworkMirror => Ok(network_mirror(&hosts, base)),
     }
 }
 

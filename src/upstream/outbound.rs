@@ -76,17 +76,37 @@ impl Outbound {
     ) -> Result<Self, Unbuildable> {
         upstreams.iter().for_each(|upstream| traffic.expect(&upstream.host));
         let restraint = Restraint::new(bounds.budget, traffic.clone());
-        let guard = Guard::new(upstreams, &network.allow_private);
+        let (clients, guard, link) = ways_out(network, upstreams)?;
         Ok(Self {
-            clients: Clients::new(network, upstreams, &guard)?,
+            clients,
             guard,
-            link: if network.offline { Link::Offline } else { Link::Online },
+            link,
             own,
             traffic,
             restraint,
             document_permits: Permits::new(bounds.documents),
             archive_permits: Permits::new(bounds.archives),
             bodies: Arc::new(Semaphore::new(bounds.bodies_kib as usize)),
+        })
+    }
+
+    /// The connector of another configuration: what is under way, and who is left alone, counts for both.
+    ///
+    /// # Errors
+    /// [`Unbuildable`], as ever.
+    pub fn renewed(&self, network: &config::Network, upstreams: &[config::Upstream]) -> Result<Self, Unbuildable> {
+        let (clients, guard, link) = ways_out(network, upstreams)?;
+        upstreams.iter().for_each(|upstream| self.traffic.expect(&upstream.host));
+        Ok(Self {
+            clients,
+            guard,
+            link,
+            own: self.own.clone(),
+            traffic: self.traffic.clone(),
+            restraint: self.restraint.clone(),
+            document_permits: self.document_permits.clone(),
+            archive_permits: self.archive_permits.clone(),
+            bodies: Arc::clone(&self.bodies),
         })
     }
 
@@ -378,6 +398,13 @@ impl Outbound {
         }
         Ok((body.freeze(), room.taken()))
     }
+}
+
+/// All of it that the configuration decides alone.
+fn ways_out(network: &config::Network, upstreams: &[config::Upstream]) -> Result<(Clients, Guard, Link), Unbuildable> {
+    let guard = Guard::new(upstreams, &network.allow_private);
+    let link = if network.offline { Link::Offline } else { Link::Online };
+    Ok((Clients::new(network, upstreams, &guard)?, guard, link))
 }
 
 #[derive(Deserialize)]

@@ -145,7 +145,7 @@ async fn a_configuration_in_the_working_directory_is_not_read() {
 }
 
 /// The certificate that a new connection is shown.
-async fn shown(address: &str, ca: &TestCa) -> Vec<u8> {
+pub(crate) async fn shown(address: &str, ca: &TestCa) -> Vec<u8> {
     let mut roots = rustls::RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(ca.pem().as_bytes()).unwrap()).unwrap();
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
@@ -157,7 +157,7 @@ async fn shown(address: &str, ca: &TestCa) -> Vec<u8> {
     stream.get_ref().1.peer_certificates().unwrap()[0].to_vec()
 }
 
-fn der(pem: &str) -> Vec<u8> {
+pub(crate) fn der(pem: &str) -> Vec<u8> {
     CertificateDer::from_pem_slice(pem.as_bytes()).unwrap().to_vec()
 }
 

@@ -55,7 +55,7 @@ impl Served {
             let fed = Arc::clone(&fed);
             async move { respond(request.uri().path(), peer, || fed.lock().take().expect("/fed is asked for once")) }
         };
-        let running = tokio::spawn(serve(listener, tls, limits, handler, stop.clone()));
+        let running = tokio::spawn(serve(listener, tls, limits, Crowded::default(), handler, stop.clone()));
         Self { address, stop, running, feed, asked }
     }
 

@@ -29,9 +29,9 @@ fn in_use(tls: &Tls) -> CertificateDer<'static> {
 
 /// The look that notices a change, and the one that finds it settled.
 fn look_until_settled(tls: &Tls) {
-    let before = *tls.read.lock();
-    let seen = tls.look(before);
-    tls.look(seen);
+    let before = tls.read.lock().clone();
+    let seen = tls.look(&before);
+    tls.look(&seen);
 }
 
 #[test]
@@ -70,13 +70,13 @@ fn a_new_pair_is_taken_over_once_it_has_settled() {
     let (old, new) = (pair("old"), pair("new"));
     let (certificate, key) = write(&folder, &old);
     let tls = Tls::load(&certificate, &key).unwrap();
-    let before = *tls.read.lock();
+    let before = tls.read.lock().clone();
     fs::write(&certificate, &new.0).unwrap();
-    let half = tls.look(before);
+    let half = tls.look(&before);
     fs::write(&key, &new.1).unwrap();
-    let whole = tls.look(half);
+    let whole = tls.look(&half);
     assert_eq!(in_use(&tls), der(&old));
-    tls.look(whole);
+    tls.look(&whole);
     assert_eq!(in_use(&tls), der(&new));
 }
 

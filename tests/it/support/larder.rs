@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use larder::app::{App, Settings, StartError};
+use larder::app::{App, NotReloaded, Reloaded, Running, Settings, StartError};
 use larder::clock::Clock;
 use larder::config::Config;
 use larder::store::StoreError;
@@ -91,6 +91,7 @@ pub(crate) struct Larder {
     address: SocketAddr,
     admin: SocketAddr,
     client_config: String,
+    running: Arc<Running>,
     stop: CancellationToken,
     task: Option<JoinHandle<()>>,
 }
@@ -208,6 +209,16 @@ impl Larder {
         let text = get(&format!("{}/metrics", self.admin())).await.expect(200).text();
         let lines = text.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
         lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+    }
+
+    /// Takes over the configuration that another builder describes, as SIGHUP does.
+    pub(crate) async fn reload(&self, builder: Builder) -> Result<Reloaded, NotReloaded> {
+        self.reload_to(builder.on(&self.folder).config()).await
+    }
+
+    /// Takes over this configuration.
+    pub(crate) async fn reload_to(&self, config: Config) -> Result<Reloaded, NotReloaded> {
+        self.running.reload(config).await
     }
 
     /// Stops as SIGTERM does, and waits until the store is closed.
@@ -402,8 +413,9 @@ impl Builder {
         let base = app.base().to_owned();
         let (address, admin) = (app.address(), app.admin_address());
         let client_config = app.client_config(larder::protocol::client_config::Way::HostOverride).await.unwrap();
+        let running = app.running();
         let stopping = stop.clone();
         let task = Some(tokio::spawn(async move { app.serve(stopping).await.unwrap() }));
-        Ok(Larder { folder: self.folder, clock, base, address, admin, client_config, stop, task })
+        Ok(Larder { folder: self.folder, clock, base, address, admin, client_config, running, stop, task })
     }
 }

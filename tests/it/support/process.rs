@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 use tokio::time::{Instant, sleep};
 
 use super::http::{Answer, client, get, send};
@@ -60,6 +60,13 @@ impl Output {
             whole.lines().find(|line| line.contains(part)).map(str::to_owned)
         };
         eventually(&format!("a line with {part:?}"), line).await
+    }
+
+    /// Waits until one more line with this text in it is there than now.
+    pub(crate) async fn line_with_another(&self, part: &str) {
+        let count = || self.text().matches(part).count();
+        let before = count();
+        eventually(&format!("another {part:?}"), async || (count() > before).then_some(())).await;
     }
 }
 
@@ -163,7 +170,8 @@ impl Process {
         Self::spawn(shell)
     }
 
-    fn spawn(mut command: Command) -> Result<Self, Said> {
+    /// The command as it is.
+    pub(crate) fn spawn(mut command: Command) -> Result<Self, Said> {
         let mut child = command.spawn().unwrap();
         let (log, reading) = Output::of(child.stderr.take().unwrap());
         let mut line = String::new();
@@ -244,8 +252,7 @@ impl Process {
     /// Lets none of its files grow beyond this: a disk that is full for every file, on any machine and for any user.
     /// `None` makes room again.
     pub(crate) fn let_files_grow_to(&self, bytes: Option<u64>) {
-        let process = Pid::from_raw(self.child.id().try_into().unwrap());
-        prlimit(process, Resource::Fsize, Rlimit { current: bytes, maximum: None }).unwrap();
+        prlimit(Some(self.pid()), Resource::Fsize, Rlimit { current: bytes, maximum: None }).unwrap();
     }
 
     /// `kill -9`, and waits until it is gone.
@@ -262,8 +269,26 @@ impl Process {
 
     /// SIGTERM alone.
     pub(crate) fn signal(&self) {
-        let status = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap();
-        assert!(status.success());
+        self.send(Signal::TERM);
+    }
+
+    /// SIGHUP: the configuration is read again.
+    pub(crate) fn hang_up(&self) {
+        self.send(Signal::HUP);
+    }
+
+    fn send(&self, signal: Signal) {
+        kill_process(self.pid(), signal).unwrap();
+    }
+
+    /// Lets it open no further file and no further socket. `None` ends that.
+    pub(crate) fn let_open_files_be(&self, most: Option<u64>) {
+        prlimit(Some(self.pid()), Resource::Nofile, Rlimit { current: most.or(Some(1024)), maximum: Some(1024) })
+            .unwrap();
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id().try_into().unwrap()).unwrap()
     }
 
     /// The exit code, once it has ended.

@@ -1,0 +1,105 @@
+//! A running larder and another configuration: what is taken over, as one, and what takes a restart. What is in flight
+//! ends with what it began with.
+
+use std::fmt;
+use std::sync::Arc;
+
+use tokio::task;
+
+use super::{Running, what_would_not_start};
+use crate::config::Config;
+use crate::mirror::Terms;
+use crate::upstream::Upstreams;
+
+/// What came of a reload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reloaded {
+    /// Options that have changed, and that only a restart takes over.
+    pub take_a_restart: Vec<&'static str>,
+}
+
+/// Why a configuration was not taken over: everything that is wrong with it. The one before stays in force.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotReloaded(pub Vec<String>);
+
+impl fmt::Display for NotReloaded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.len() {
+            1 => write!(f, "1 problem")?,
+            count => write!(f, "{count} problems")?,
+        }
+        self.0.iter().try_for_each(|problem| write!(f, "\n{problem}"))
+    }
+}
+
+impl std::error::Error for NotReloaded {}
+
+impl Running {
+    /// Takes over another configuration, all of it that a running larder can, or nothing.
+    ///
+    /// # Errors
+    /// [`NotReloaded`], with everything that is wrong.
+    pub async fn reload(&self, config: Config) -> Result<Reloaded, NotReloaded> {
+        let mut in_force = self.config.lock().await;
+        let named = config.server.tls.clone();
+        let (config, take_a_restart) = with_what_is_fixed(config, &in_force).await?;
+        // Everything that can fail comes first: there is no half of a reload.
+        let failed = |error: &dyn fmt::Display| NotReloaded(vec![error.to_string()]);
+        let renewal = match (&self.tls, named) {
+            (Some(tls), Some(files)) => {
+                let tls = Arc::clone(tls);
+                let reading = task::spawn_blocking(move || tls.renewal(&files.certificate, &files.key));
+                Some(reading.await.map_err(|e| failed(&e))?.map_err(|e| failed(&format!("server.tls: {e}")))?)
+            }
+            _ => None,
+        };
+        let outbound = self.parts.mirror.terms().outbound.renewed(&config.network, &config.upstreams);
+        let terms = Terms {
+            upstreams: Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private),
+            outbound: outbound.map_err(|e| failed(&e))?,
+            store_bytes: config.store.max_size.as_u64(),
+        };
+        let front = self.parts.front(&config, Some(&*self.front.load())).map_err(|e| failed(&e))?;
+
+        if let (Some(tls), Some(renewal)) = (&self.tls, renewal) {
+            tls.take_over(renewal);
+        }
+        self.parts.mirror.renew(terms);
+        // After the terms: who is let in by the new rules is served by them, too.
+        self.front.store(Arc::new(front));
+        *in_force = config;
+        if let Err(error) = self.parts.mirror.make_room().await {
+            tracing::error!(%error, "the store could not be looked at for what has no room any more");
+        }
+        Ok(Reloaded { take_a_restart })
+    }
+}
+
+/// The configuration as it can come into force: what a running larder cannot change stays as it is, and is named where
+/// it would be another.
+async fn with_what_is_fixed(mut config: Config, before: &Config) -> Result<(Config, Vec<&'static str>), NotReloaded> {
+    let file = config.clone();
+    let looking = task::spawn_blocking(move || what_would_not_start(&file));
+    let mut problems = looking.await.unwrap_or_else(|error| vec![error.to_string()]);
+    let mut take_a_restart = Vec::new();
+    let mut keep = |option, is_changed| {
+        if is_changed {
+            take_a_restart.push(option);
+        }
+    };
+    keep("server.listen", config.server.listen != before.server.listen);
+    keep("server.tls", config.server.tls.is_some() != before.server.tls.is_some());
+    keep("admin.listen", config.admin.listen != before.admin.listen);
+    keep("store.path", config.store.path != before.store.path);
+    keep("store.scrub", config.store.scrub != before.store.scrub);
+    config.server.listen = before.server.listen;
+    config.admin.listen = before.admin.listen;
+    config.store.path.clone_from(&before.store.path);
+    config.store.scrub = before.store.scrub;
+    if config.server.tls.is_some() != before.server.tls.is_some() {
+        config.server.tls.clone_from(&before.server.tls);
+    }
+    // Promise 8 is about the listener that is open, whatever the file says of the next one.
+    problems.extend(config.refusal().filter(|refusal| !problems.contains(refusal)));
+    if problems.is_empty() { Ok((config, take_a_restart)) } else { Err(NotReloaded(problems)) }
+}

@@ -1,0 +1,140 @@
+//! Whether the listeners of this very process answer: asked over their own sockets, as anybody would. Says nothing of
+//! upstreams or the store: no restart mends those.
+
+use std::net::SocketAddr;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::admin_client;
+use super::listener::Crowded;
+
+/// No request in any protocol that is spoken here: refused before it reaches a handler, a log or a counter, with TLS
+/// and without.
+const KNOCK: &[u8] = b"larder?\r\n\r\n";
+
+/// A listener that gave no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum Silent {
+    /// The main one.
+    #[error("the main listener on {0} does not answer: {1}")]
+    Main(SocketAddr, std::io::Error),
+    /// The admin one.
+    #[error(transparent)]
+    Admin(#[from] admin_client::NoAnswer),
+}
+
+/// Asks both. Waits for as long as the caller does.
+///
+/// A main listener that has all the connections it may have lets new ones wait: that it is busy is no sign of death, and
+/// its admin listener, which then must answer alone, turns on the same runtime.
+pub async fn listeners_answer(main: SocketAddr, admin: SocketAddr, crowded: &Crowded) -> Result<(), Silent> {
+    admin_client::get(admin, "/healthz", None).await?;
+    if crowded.is_so() {
+        return Ok(());
+    }
+    knock(main).await.map_err(|error| Silent::Main(main, error))
+}
+
+/// Whatever comes back shows that a connection was accepted and is attended to.
+async fn knock(address: SocketAddr) -> std::io::Result<()> {
+    let mut socket = TcpStream::connect(address).await?;
+    socket.write_all(KNOCK).await?;
+    socket.read_u8().await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use http::{Request, Response};
+    use hyper::body::Incoming;
+    use tokio::net::TcpListener;
+    use tokio::time::timeout;
+    use tokio_util::sync::CancellationToken;
+
+    use super::super::listener::{Limits, Peer, serve};
+    use super::super::{Body, respond};
+    use super::*;
+
+    const WITHIN: Duration = Duration::from_secs(20);
+    const LONG: Duration = Duration::from_secs(3600);
+
+    /// A listener that lets this many in.
+    async fn listening(connections: usize, crowded: &Crowded) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let handler = |_: Request<Incoming>, _: Peer| async { healthy() };
+        // Who is in stays in.
+        let limits = Limits { connections, header_time: LONG, idle: LONG, ..Limits::default() };
+        tokio::spawn(serve(listener, None, limits, crowded.clone(), handler, CancellationToken::new()));
+        address
+    }
+
+    fn healthy() -> Response<Body> {
+        respond::word(http::StatusCode::OK, "ok")
+    }
+
+    #[tokio::test]
+    async fn two_listeners_that_answer_are_alive_and_one_that_is_silent_is_not() {
+        let at_ease = Crowded::default();
+        let [main, admin] = [listening(4, &at_ease).await, listening(4, &Crowded::default()).await];
+        timeout(WITHIN, listeners_answer(main, admin, &at_ease)).await.unwrap().unwrap();
+
+        // It is accepted by the system, and by nobody else.
+        let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let silent = silent.local_addr().map(|at| (silent, at)).unwrap();
+        for (main, admin) in [(silent.1, admin), (main, silent.1)] {
+            let asked = timeout(Duration::from_millis(300), listeners_answer(main, admin, &at_ease)).await;
+            assert!(!matches!(asked, Ok(Ok(()))), "{asked:?}");
+        }
+        drop(silent.0);
+        let error = timeout(WITHIN, listeners_answer(silent.1, admin, &at_ease)).await.unwrap().unwrap_err();
+        assert!(error.to_string().contains(&format!("the main listener on {}", silent.1)), "{error}");
+    }
+
+    /// A restart would cut all who are served.
+    #[tokio::test]
+    async fn a_main_listener_that_serves_as_many_as_it_may_is_alive() {
+        let crowded = Crowded::default();
+        let [main, admin] = [listening(1, &crowded).await, listening(4, &Crowded::default()).await];
+        let served = TcpStream::connect(main).await.unwrap();
+        let is_so = async |so: bool| {
+            while crowded.is_so() != so {
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(WITHIN, is_so(true)).await.unwrap();
+        timeout(WITHIN, listeners_answer(main, admin, &crowded)).await.unwrap().unwrap();
+        drop(served);
+        timeout(WITHIN, is_so(false)).await.unwrap();
+        timeout(WITHIN, listeners_answer(main, admin, &crowded)).await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_knock_is_answered_with_tls_and_without() {
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let folder = tempfile::TempDir::new().unwrap();
+        let (certificate, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
+        #[expect(clippy::disallowed_methods, reason = "tests make their own files")]
+        for (path, pem) in [(&certificate, made.cert.pem()), (&key, made.signing_key.serialize_pem())] {
+            std::fs::write(path, pem).unwrap();
+        }
+        let tls = Arc::new(super::super::tls::Tls::load(&certificate, &key).unwrap());
+        for tls in [None, Some(tls)] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap();
+            let handler = |_: Request<Incoming>, _: Peer| async { panic!("it is no request") as Response<Body> };
+            tokio::spawn(serve(
+                listener,
+                tls,
+                Limits::default(),
+                Crowded::default(),
+                handler,
+                CancellationToken::new(),
+            ));
+            timeout(WITHIN, knock(address)).await.unwrap().unwrap();
+        }
+    }
+}

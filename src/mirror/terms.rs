@@ -1,0 +1,52 @@
+//! What the configuration says of upstreams and of room: exchanged as one by a reload. A call keeps the terms that it
+//! began on, and so does what it sets off.
+
+use std::sync::Arc;
+
+use super::{Mirror, StoreError};
+use crate::address::Hostname;
+use crate::error::Error;
+use crate::upstream::outbound::Outbound;
+use crate::upstream::{Upstream, Upstreams};
+
+/// What the configuration says of upstreams and of room.
+#[derive(Debug)]
+pub struct Terms {
+    /// The registries that are mirrored.
+    pub upstreams: Upstreams,
+    /// The way to them.
+    pub outbound: Outbound,
+    /// What may be stored, in bytes.
+    pub store_bytes: u64,
+}
+
+impl Terms {
+    pub(super) fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {
+        self.upstreams.get(host).ok_or_else(|| Error::UnknownHost(host.clone()))
+    }
+}
+
+impl Mirror {
+    /// What holds for whoever comes now.
+    pub fn terms(&self) -> Arc<Terms> {
+        self.terms.load_full()
+    }
+
+    /// Exchanges the terms, for whoever comes from now on.
+    pub fn renew(&self, terms: Terms) {
+        terms.upstreams.hosts().into_iter().for_each(|host| self.counters.expect(host));
+        self.terms.store(Arc::new(terms));
+        // Another place, or another credential, may have what the one before had not.
+        self.absent.forget(|_| true);
+        self.asked_anew.forget(|_| true);
+    }
+
+    /// Evicts what there is no room for any more.
+    pub async fn make_room(self: &Arc<Self>) -> Result<(), Error> {
+        self.on_disk(|mirror| {
+            mirror.keep_to_the_limit();
+            Ok::<_, StoreError>(())
+        })
+        .await
+    }
+}

@@ -1,0 +1,360 @@
+//! A running larder takes over another configuration: upstreams, limits, clients, credentials and certificates, all of
+//! it or nothing. What is in flight ends with what it began with.
+
+use std::time::Duration;
+
+use crate::lifecycle::{der, shown};
+use crate::support::http::{client, get, send};
+use crate::support::larder::{Builder, Folder, HOST, Larder};
+use crate::support::process::{Process, command, eventually};
+use crate::support::tls::TestCa;
+use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
+
+const LARGE: usize = 3_000_000;
+const SECOND: &str = "registry.second.example";
+
+async fn publishing(names: &[&str], size: usize) -> FakeUpstream {
+    let upstream = FakeUpstream::start().await;
+    for name in names {
+        upstream.publish(Provider::new("acme", name).size(size));
+    }
+    upstream
+}
+
+fn and(builder: Builder, second: &FakeUpstream) -> Builder {
+    builder.upstream(SECOND, &format!("{}/", second.origin()), "")
+}
+
+fn list_of_second() -> String {
+    format!("/registry/{SECOND}/v1/providers/acme/random/versions")
+}
+
+#[tokio::test]
+async fn an_upstream_that_is_added_is_mirrored_and_one_that_is_removed_is_404_with_the_reason() {
+    let (first, second) = (publishing(&["null"], 10_000).await, publishing(&["random"], 10_000).await);
+    let larder = Larder::mirroring(&first).start().await;
+    let list = list_of_second();
+    let unknown = larder.get(&list).await.expect(404);
+    assert!(unknown.text().contains(SECOND), "{}", unknown.text());
+
+    larder.reload(and(Larder::mirroring(&first), &second)).await.unwrap();
+    larder.get(&list).await.expect(200);
+    assert!(larder.get(&list).await.expect(200).is("larder; hit"));
+    larder.versions("null").await.expect(200);
+    let config = get(&format!("{}/admin/v1/client-config", larder.admin())).await.expect(200).text();
+    assert!(config.contains(SECOND), "{config}");
+
+    // Its list is finished in memory, fresh, and held: none of that is for anybody any more.
+    larder.reload(Larder::mirroring(&first)).await.unwrap();
+    let removed = larder.get(&list).await.expect(404);
+    assert!(removed.text().contains(SECOND), "{}", removed.text());
+    larder.versions("null").await.expect(200);
+
+    // What was kept of it is there when it comes back.
+    second.forget_requests();
+    larder.reload(and(Larder::mirroring(&first), &second)).await.unwrap();
+    assert!(larder.get(&list).await.expect(200).is("larder; hit"));
+    assert_eq!(second.count_of(Target::Everything), 0);
+}
+
+#[tokio::test]
+async fn a_new_fresh_time_holds_for_what_is_finished_in_memory_too() {
+    let upstream = publishing(&["null"], 10_000).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    for _ in 0..2 {
+        larder.versions("null").await.expect(200);
+    }
+    assert_eq!(upstream.count_of(Target::Versions), 1);
+    larder.reload(Larder::mirroring(&upstream).nothing_stays_fresh()).await.unwrap();
+    assert!(larder.versions("null").await.expect(200).is("fwd=stale"));
+    assert_eq!(upstream.count_of(Target::Versions), 2);
+}
+
+/// Section 5: the size quota. What has no room any more goes at once, and not with the next archive.
+#[tokio::test]
+async fn a_smaller_store_evicts_at_once() {
+    let upstream = publishing(&["one", "two"], 800_000).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    for name in ["one", "two"] {
+        let path = larder.archive_path(name, "1.2.0").await;
+        larder.get(&path).await.expect(200);
+        larder.clock.advance(Duration::from_secs(120));
+    }
+    assert_eq!(larder.folder.blobs().len(), 2);
+    larder.reload(Larder::mirroring(&upstream).store("max_size = \"1MiB\"")).await.unwrap();
+    let left = larder.folder.blobs();
+    assert_eq!(left.len(), 1);
+    assert!(std::fs::read(&left[0]).unwrap() == upstream.archive_bytes("acme", "two", "1.2.0", "linux_amd64"));
+    let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
+    assert_eq!(status["max_size_bytes"], 1 << 20);
+}
+
+/// Promise 8.
+#[tokio::test]
+async fn the_clients_that_may_ask_are_those_of_the_new_configuration() {
+    let upstream = publishing(&["null"], 10_000).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    larder.versions("null").await.expect(200);
+    larder.reload(Larder::mirroring(&upstream).server("clients = [\"10.0.0.0/8\"]")).await.unwrap();
+    larder.versions("null").await.expect(403);
+    let trusting = "clients = [\"10.0.0.0/8\"]\ntrusted_proxies = [\"127.0.0.1\"]";
+    larder.reload(Larder::mirroring(&upstream).server(trusting)).await.unwrap();
+    let list = format!("/registry/{HOST}/v1/providers/acme/null/versions");
+    assert_eq!(larder.get_with(&list, &[("x-forwarded-for", "10.1.2.3")]).await.status, 200);
+    larder.reload(Larder::mirroring(&upstream).server("clients = [\"127.0.0.0/8\"]")).await.unwrap();
+    larder.versions("null").await.expect(200);
+}
+
+#[tokio::test]
+async fn where_clients_find_larder_and_what_its_own_name_stands_for_follow() {
+    let upstream = publishing(&["null"], 10_000).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    assert!(larder.archive_path("null", "1.2.0").await.starts_with("/archive/"));
+    larder.get("/.well-known/terraform.json").await.expect(404);
+    let elsewhere = "public_url = \"https://m.example/base/\"";
+    let own_name = format!("default_upstream = \"{HOST}\"");
+    larder.reload(Larder::mirroring(&upstream).server(elsewhere).server(&own_name)).await.unwrap();
+    assert!(larder.archive_path("null", "1.2.0").await.starts_with("https://m.example/base/archive/"));
+    larder.get("/.well-known/terraform.json").await.expect(200);
+    let config = get(&format!("{}/admin/v1/client-config", larder.admin())).await.expect(200).text();
+    assert!(config.contains("https://m.example/base/registry/"), "{config}");
+}
+
+/// Section 3: what changes something needs the token, and that is the one of the new configuration.
+#[tokio::test]
+async fn a_new_admin_token_takes_the_place_of_the_old_one() {
+    let upstream = publishing(&["null"], 10_000).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let purge = async |token: &str| {
+        let request = client().post(format!("{}/admin/v1/purge", larder.admin())).bearer_auth(token);
+        let request = request.header("content-type", "application/json").body(r#"{"what":["acme/null"]}"#);
+        send(request).await.unwrap().status
+    };
+    let made = larder.token();
+    assert_eq!(purge(&made).await, 200);
+    let file = larder.folder.path().join("other-token");
+    std::fs::write(&file, "other-t0ken").unwrap();
+    let text = Larder::mirroring(&upstream).on(&larder.folder).config_text();
+    let text = text.replace("[admin]\n", &format!("[admin]\ntoken = {{ file = \"{}\" }}\n", file.display()));
+    let config = larder::config::Config::parse(&text, std::path::Path::new("test.toml"), &|_| None).unwrap().0;
+    larder.reload_to(config).await.unwrap();
+    assert_eq!((purge(&made).await, purge("other-t0ken").await), (401, 200));
+}
+
+#[tokio::test]
+async fn a_new_token_is_shown_to_its_upstream_from_then_on() {
+    let upstream = FakeUpstream::builder().token("new-s3cret").start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let folder = Folder::new();
+    let token = folder.path().join("token");
+    std::fs::write(&token, "old-s3cret").unwrap();
+    let with_token = || Larder::mirroring(&upstream).with(&format!("token = {{ file = \"{}\" }}", token.display()));
+    let larder = with_token().start().await;
+    larder.versions("null").await.expect(502);
+    std::fs::write(&token, "new-s3cret").unwrap();
+    larder.versions("null").await.expect(502);
+    larder.reload(with_token()).await.unwrap();
+    larder.versions("null").await.expect(200);
+}
+
+/// Promise 7: what documents may lead to is what the configuration says now.
+#[tokio::test]
+async fn allow_private_opens_and_closes_what_documents_lead_to() {
+    let upstream = FakeUpstream::builder().releases_elsewhere().start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    upstream.publish(Provider::new("acme", "random"));
+    let closed = || Larder::builder().upstream(HOST, &format!("{}/", upstream.origin()), "");
+    let larder = closed().start().await;
+    let refused = larder.document("null", "1.2.0").await.expect(502);
+    assert!(refused.text().contains("allow_private"), "{}", refused.text());
+    larder.reload(closed().allow_private(&upstream.releases_origin())).await.unwrap();
+    larder.document("null", "1.2.0").await.expect(200);
+    larder.reload(closed()).await.unwrap();
+    larder.document("random", "1.2.0").await.expect(502);
+}
+
+/// Promise 12.
+#[tokio::test]
+async fn offline_after_a_reload_nothing_leaves() {
+    let upstream = publishing(&["null", "random"], 10_000).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    larder.versions("null").await.expect(200);
+    larder.reload(Larder::mirroring(&upstream).network("offline = true")).await.unwrap();
+    upstream.forget_requests();
+    larder.clock.advance(Duration::from_secs(3600));
+    assert!(larder.versions("null").await.expect(200).is("detail=stale"));
+    larder.versions("random").await.expect(503);
+    assert_eq!(upstream.count_of(Target::Everything), 0);
+    larder.reload(Larder::mirroring(&upstream)).await.unwrap();
+    larder.versions("random").await.expect(200);
+}
+
+/// An upstream that failed a moment ago is spared by the new configuration, too.
+#[tokio::test]
+async fn who_is_left_alone_stays_so_over_a_reload() {
+    let upstream = publishing(&["null"], 10_000).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    larder.versions("null").await.expect(200);
+    larder.clock.advance(Duration::from_secs(400));
+    upstream.fault(Target::Versions, Fault::Status(500));
+    assert!(larder.versions("null").await.expect(200).is("detail=stale"));
+    upstream.heal();
+    upstream.forget_requests();
+    larder.reload(Larder::mirroring(&upstream).with("patience = \"3s\"")).await.unwrap();
+    assert!(larder.versions("null").await.expect(200).is("detail=stale"));
+    assert_eq!(upstream.count_of(Target::Everything), 0);
+    assert_eq!(larder.metric("larder_breaker_open").await, 1.0);
+}
+
+/// What is in flight ends with what it began with: also where it has to ask again, of an upstream that is gone from
+/// the configuration, at an address that nothing names any more.
+#[tokio::test]
+async fn a_download_that_runs_and_breaks_across_a_reload_arrives_byte_for_byte() {
+    let first = FakeUpstream::builder().releases_elsewhere().start().await;
+    first.publish(Provider::new("acme", "null").size(LARGE));
+    let second = publishing(&["random"], 10_000).await;
+    let larder = Larder::mirroring(&first).start().await;
+    let path = larder.archive_path("null", "1.2.0").await;
+    let gate = first.hold_after(Target::Archive, LARGE / 3);
+    first.fault_once(Target::Archive, Fault::Truncated(LARGE / 2));
+    let asking = tokio::spawn(send(client().get(format!("{}{path}", larder.base()))));
+    first.wait_for(Target::Archive, 1).await;
+
+    let only_second = Larder::builder().upstream(SECOND, &format!("{}/", second.origin()), "");
+    larder.reload(only_second.store("max_size = \"8MiB\"")).await.unwrap();
+    assert!(!asking.is_finished());
+    larder.get(&path).await.expect(404);
+    gate.open();
+    let answer = asking.await.unwrap().unwrap().expect(200);
+    assert!(answer.body == first.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
+    assert_eq!(first.count_of(Target::Archive), 2, "it did not break, or was not resumed");
+    assert_eq!(larder.folder.blobs().len(), 1);
+}
+
+#[tokio::test]
+async fn options_that_take_a_restart_are_named_and_stay_as_they_are() {
+    let upstream = publishing(&["null"], 10_000).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let elsewhere = Folder::new();
+    let ca = TestCa::new();
+    let text = Larder::mirroring(&upstream)
+        .on(&larder.folder)
+        .tls(&ca, &["127.0.0.1"])
+        .server("listen = \"127.0.0.1:1\"")
+        .store("scrub = \"never\"")
+        .with("patience = \"3s\"")
+        .config_text()
+        .replace("[admin]\nlisten = \"127.0.0.1:0\"", "[admin]\nlisten = \"127.0.0.1:2\"")
+        .replace(
+            &format!("path = \"{}\"", larder.folder.path().display()),
+            &format!("path = \"{}\"", elsewhere.path().display()),
+        );
+    let config = larder::config::Config::parse(&text, std::path::Path::new("test.toml"), &|_| None).unwrap().0;
+    let reloaded = larder.reload_to(config).await.unwrap();
+    assert_eq!(reloaded.take_a_restart, ["server.listen", "server.tls", "admin.listen", "store.path", "store.scrub"]);
+    larder.versions("null").await.expect(200);
+    assert!(larder.base().starts_with("http://"), "{}", larder.base());
+    assert!(elsewhere.files("").is_empty());
+    let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
+    assert_eq!(status["store"], format!("{}/v1", larder.folder.path().display()));
+    // As it was is as it is.
+    assert!(larder.reload(Larder::mirroring(&upstream)).await.unwrap().take_a_restart.is_empty());
+}
+
+/// Promise 8: it is about the listener that is open, not about the one that the file would have after a restart.
+#[tokio::test]
+async fn a_credential_is_not_taken_over_while_anybody_may_ask() {
+    let upstream = publishing(&["null"], 10_000).await;
+    let folder = Folder::new();
+    let token = folder.path().join("token");
+    std::fs::write(&token, "s3cret").unwrap();
+    let everywhere = "listen = \"0.0.0.0:0\"";
+    let larder = Larder::mirroring(&upstream).server(everywhere).start().await;
+    let with_token = || Larder::mirroring(&upstream).with(&format!("token = {{ file = \"{}\" }}", token.display()));
+
+    for server in [everywhere, "listen = \"127.0.0.1:0\""] {
+        let refused = larder.reload(with_token().server(server)).await.unwrap_err();
+        assert_eq!(refused.0.len(), 1, "{refused}");
+        assert!(refused.0[0].contains("add to [server] who may ask"), "{refused}");
+        assert!(!refused.to_string().contains("s3cret"), "{refused}");
+    }
+    larder.versions("null").await.expect(200);
+    assert!(upstream.requests().iter().all(|request| !request.headers.contains_key("authorization")));
+    larder.reload(with_token().server(everywhere).server("clients = [\"127.0.0.0/8\"]")).await.unwrap();
+}
+
+/// Section 3: all problems are reported together with the line; the configuration before stays in force.
+#[tokio::test]
+async fn a_wrong_file_changes_nothing_and_is_told_all_its_problems() {
+    let (first, second) = (publishing(&["null"], 10_000).await, publishing(&["random"], 10_000).await);
+    let folder = Folder::new();
+    let file = folder.path().join("mirror.toml");
+    let larder = Process::start(&Larder::mirroring(&first).on(&folder), folder.path());
+    let good = and(Larder::mirroring(&first).on(&folder), &second).config_text();
+    let list = list_of_second();
+
+    std::fs::write(&file, format!("{good}\nfrsh = {{}}\n[[upstream]]\nhost = \"no host\"\n")).unwrap();
+    larder.hang_up();
+    larder.log().line_with("not taken over, the one before stays in force: 2 problems").await;
+    larder.log().line_with("upstream.frsh").await;
+    larder.log().line_with("upstream.host").await;
+    larder.get(&list).await.expect(404);
+
+    std::fs::remove_file(&file).unwrap();
+    larder.hang_up();
+    larder.log().line_with("mirror.toml: the configuration cannot be read").await;
+    larder.get(&format!("/registry/{HOST}/v1/providers/acme/null/versions")).await.expect(200);
+
+    std::fs::write(&file, good).unwrap();
+    larder.hang_up();
+    larder.log().line_with("the configuration was read again and is in force").await;
+    larder.get(&list).await.expect(200);
+    assert_eq!(larder.terminate().await, Some(0));
+}
+
+/// Section 3: `--offline` is the command line's word, and no file takes it back.
+#[tokio::test]
+async fn offline_by_the_command_line_stays_so() {
+    let upstream = publishing(&["null"], 10_000).await;
+    let folder = Folder::new();
+    let file = folder.path().join("mirror.toml");
+    std::fs::write(&file, Larder::mirroring(&upstream).on(&folder).config_text()).unwrap();
+    let mut serve = command(folder.path(), &["serve", "--json", "--offline", "--config"]);
+    serve.arg(&file);
+    let larder = Process::spawn(serve).unwrap_or_else(|said| panic!("{said:?}"));
+    larder.hang_up();
+    larder.log().line_with("is in force").await;
+    larder.get(&format!("/registry/{HOST}/v1/providers/acme/null/versions")).await.expect(503);
+    assert_eq!(upstream.count_of(Target::Everything), 0);
+}
+
+#[tokio::test]
+async fn a_new_certificate_is_in_use_as_soon_as_the_reload_is_over() {
+    let upstream = publishing(&["null"], 10_000).await;
+    let (folder, ca) = (Folder::new(), TestCa::new());
+    let larder = Process::start(&Larder::mirroring(&upstream).on(&folder).tls(&ca, &["127.0.0.1"]), folder.path());
+    let address = larder.base().strip_prefix("https://").unwrap().to_owned();
+    let renewed = ca.issue(&["127.0.0.1"]);
+    let file = folder.path().join("mirror.toml");
+    let before = std::fs::read_to_string(&file).unwrap();
+    let old = der(&std::fs::read_to_string(folder.path().join("cert.pem")).unwrap());
+
+    // Other files, which nobody looks at yet.
+    std::fs::write(&file, before.replace("cert.pem", "cert2.pem").replace("key.pem", "key2.pem")).unwrap();
+    std::fs::write(folder.path().join("cert2.pem"), &renewed.0).unwrap();
+    std::fs::write(folder.path().join("key2.pem"), ca.issue(&["127.0.0.1"]).1).unwrap();
+    larder.hang_up();
+    larder.log().line_with("does not belong to the first certificate").await;
+    assert_eq!(shown(&address, &ca).await, old);
+
+    std::fs::write(folder.path().join("key2.pem"), &renewed.1).unwrap();
+    larder.hang_up();
+    larder.log().line_with("is in force").await;
+    assert_eq!(shown(&address, &ca).await, der(&renewed.0));
+    // From now on these are the files that are looked at.
+    let last = ca.issue(&["127.0.0.1"]);
+    std::fs::write(folder.path().join("cert2.pem"), &last.0).unwrap();
+    std::fs::write(folder.path().join("key2.pem"), &last.1).unwrap();
+    let last = der(&last.0);
+    eventually("the last certificate", async || (shown(&address, &ca).await == last).then_some(())).await;
+}

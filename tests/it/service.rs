@@ -1,0 +1,227 @@
+//! What a service manager is told: a datagram socket plays systemd's part.
+
+use std::io::Write;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::process::Command;
+use std::time::Duration;
+
+use larder::config::Config;
+
+use crate::support::http::get;
+use crate::support::larder::{Folder, Larder};
+use crate::support::process::Process;
+use crate::support::upstream::FakeUpstream;
+
+/// The longest that a message may take before a test has failed.
+const WITHIN: Duration = Duration::from_secs(30);
+
+/// systemd's side of the socket.
+struct Manager(UnixDatagram);
+
+impl Manager {
+    /// One with a file, and how larder is told of it.
+    fn at(folder: &Folder) -> (Self, String) {
+        let path = folder.path().join("notify");
+        (Self::listening(UnixDatagram::bind(&path).unwrap()), path.display().to_string())
+    }
+
+    /// One in the abstract namespace.
+    fn in_the_abstract(name: &str) -> (Self, String) {
+        let address = SocketAddr::from_abstract_name(name).unwrap();
+        (Self::listening(UnixDatagram::bind_addr(&address).unwrap()), format!("@{name}"))
+    }
+
+    fn listening(socket: UnixDatagram) -> Self {
+        socket.set_read_timeout(Some(WITHIN)).unwrap();
+        Self(socket)
+    }
+
+    /// The next message, as lines.
+    fn next(&self) -> Vec<String> {
+        let mut buffer = [0; 4096];
+        let length = self.0.recv(&mut buffer).expect("the service manager was told nothing");
+        String::from_utf8(buffer[..length].to_vec()).unwrap().lines().map(str::to_owned).collect()
+    }
+
+    /// The next message that is no sign of life.
+    fn next_news(&self) -> Vec<String> {
+        loop {
+            let message = self.next();
+            if message != ["WATCHDOG=1"] {
+                return message;
+            }
+        }
+    }
+
+    /// Whatever is waiting to be read.
+    fn waiting(&self) -> Vec<Vec<String>> {
+        self.0.set_nonblocking(true).unwrap();
+        let mut buffer = [0; 4096];
+        let mut messages = Vec::new();
+        while let Ok(length) = self.0.recv(&mut buffer) {
+            let text = String::from_utf8(buffer[..length].to_vec()).unwrap();
+            messages.push(text.lines().map(str::to_owned).collect());
+        }
+        self.0.set_nonblocking(false).unwrap();
+        messages
+    }
+}
+
+fn started(upstream: &FakeUpstream, folder: &Folder, socket: &str, also: impl FnOnce(&mut Command)) -> Process {
+    let config = Larder::mirroring(upstream).on(folder).config_text();
+    let larder = Process::serve_with(&config, folder.path(), |command| {
+        command.env("NOTIFY_SOCKET", socket).env_remove("WATCHDOG_USEC").env_remove("WATCHDOG_PID");
+        also(command);
+    });
+    larder.unwrap_or_else(|said| panic!("{said:?}"))
+}
+
+#[tokio::test]
+async fn the_manager_is_told_when_larder_is_ready_reloads_and_stops() {
+    let upstream = FakeUpstream::start().await;
+    let name = format!("larder-test-{}", std::process::id());
+    let folder = Folder::new();
+    for (manager, socket) in [Manager::at(&folder), Manager::in_the_abstract(&name)] {
+        let folder = Folder::new();
+        let file = folder.path().join("mirror.toml");
+        let larder = started(&upstream, &folder, &socket, |_| {});
+
+        let ready = manager.next();
+        assert_eq!(ready[0], "READY=1", "{ready:?}");
+        let status =
+            format!("STATUS={} mirrors registry.terraform.io; store {}", larder.base(), folder.path().display());
+        assert_eq!(ready[1..], [status.as_str()]);
+        get(&format!("{}/readyz", larder.base())).await.expect(200);
+        get(&format!("{}/readyz", larder.admin())).await.expect(200);
+
+        let good = std::fs::read_to_string(&file).unwrap();
+        for (text, came_of_it) in [
+            (good.clone(), ""),
+            (format!("{good}\nnonsense = 1\n"), "; its configuration has problems, the one before is in force"),
+            (
+                good.replace("127.0.0.1:0", "127.0.0.1:1"),
+                "; its configuration has problems, the one before is in force",
+            ),
+            (good.replacen("127.0.0.1:0", "127.0.0.1:1", 1), "; takes a restart: server.listen"),
+        ] {
+            std::fs::write(&file, text).unwrap();
+            larder.hang_up();
+            let reloading = manager.next();
+            assert_eq!(reloading[0], "RELOADING=1", "{reloading:?}");
+            let since = reloading[1].strip_prefix("MONOTONIC_USEC=").unwrap();
+            assert!(since.parse::<u64>().unwrap() > 0, "{reloading:?}");
+            assert_eq!(manager.next(), ["READY=1".to_owned(), format!("{status}{came_of_it}")]);
+        }
+        larder.signal();
+        assert_eq!(manager.next()[0], "STOPPING=1");
+        assert_eq!(larder.terminate().await, Some(0));
+        assert!(manager.waiting().is_empty(), "nobody asked for signs of life");
+    }
+}
+
+/// A restart mends a larder that does not answer, and neither an upstream nor a store: so only the first goes silent.
+#[tokio::test]
+async fn signs_of_life_come_while_larder_answers_whatever_its_upstreams_and_its_store_do() {
+    let mut upstream = FakeUpstream::start().await;
+    let folder = Folder::new();
+    let (manager, socket) = Manager::at(&folder);
+    let larder = started(&upstream, &folder, &socket, |command| {
+        command.env("WATCHDOG_USEC", "200000");
+    });
+    assert_eq!(manager.next()[0], "READY=1");
+    upstream.stop().await;
+    std::fs::rename(folder.path().join("v1"), folder.path().join("away")).unwrap();
+    get(&format!("{}/readyz", larder.base())).await.expect(503);
+    manager.waiting();
+    for _ in 0..3 {
+        assert_eq!(manager.next(), ["WATCHDOG=1"]);
+    }
+
+    // No descriptor is left to accept a connection with: nobody is answered any more.
+    larder.let_open_files_be(Some(3));
+    // What had begun to ask before may still be answered.
+    for _ in 0..2 {
+        larder.log().line_with_another("larder does not answer itself").await;
+    }
+    manager.waiting();
+    larder.log().line_with_another("larder does not answer itself").await;
+    assert!(manager.waiting().is_empty(), "a sign of life from a larder that answers nobody");
+    larder.let_open_files_be(None);
+    assert_eq!(manager.next(), ["WATCHDOG=1"]);
+    larder.signal();
+    assert_eq!(manager.next_news()[0], "STOPPING=1");
+}
+
+/// They are meant for another process, or for nobody.
+#[tokio::test]
+async fn a_manager_that_watches_another_process_or_cannot_be_reached_changes_nothing() {
+    let upstream = FakeUpstream::start().await;
+    let folder = Folder::new();
+    let (manager, socket) = Manager::at(&folder);
+    let larder = started(&upstream, &folder, &socket, |command| {
+        command.env("WATCHDOG_USEC", "2000").env("WATCHDOG_PID", "1");
+    });
+    assert_eq!(manager.next()[0], "READY=1");
+    larder.hang_up();
+    assert_eq!(manager.next()[0], "RELOADING=1");
+    assert_eq!(manager.next()[0], "READY=1");
+    assert_eq!(larder.terminate().await, Some(0));
+
+    let folder = Folder::new();
+    let nowhere = folder.path().join("nowhere").display().to_string();
+    let larder = started(&upstream, &folder, &nowhere, |_| {});
+    larder.log().line_with("the service manager cannot be told anything").await;
+    get(&format!("{}/readyz", larder.base())).await.expect(200);
+    assert_eq!(larder.terminate().await, Some(0));
+}
+
+/// systemd itself reads the service file and has nothing to say against it, nor against how little it may do.
+#[tokio::test]
+async fn the_service_file_is_right_and_leaves_larder_next_to_nothing() {
+    if Command::new("systemd-analyze").arg("--version").output().is_err() {
+        let missing = "systemd-analyze is not installed: nobody could look at systemd/larder.service";
+        assert!(std::env::var("LARDER_REQUIRE_SYSTEMD").as_deref() != Ok("1"), "{missing}");
+        // Straight to the terminal: the test runner would swallow what is printed by a test that passes.
+        let _ = writeln!(std::io::stderr(), "\n*** {missing} ***\n");
+        return;
+    }
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/systemd/larder.service");
+    let folder = Folder::new();
+    let copy = folder.path().join("larder.service");
+    let here = std::fs::read_to_string(file).unwrap().replace("/usr/bin/larder", env!("CARGO_BIN_EXE_larder"));
+    std::fs::write(&copy, here).unwrap();
+    let verify = Command::new("systemd-analyze").arg("verify").arg(&copy).output().unwrap();
+    assert!(verify.status.success() && verify.stderr.is_empty(), "{verify:?}");
+    let mut security = Command::new("systemd-analyze");
+    let security = security.args(["security", "--no-pager", "--offline=true", "--threshold=15"]).arg(&copy);
+    let security = security.output().unwrap();
+    assert!(security.status.success(), "{}", String::from_utf8_lossy(&security.stdout));
+}
+
+/// The configuration of the Debian package is the one in the repository, but for where its store is.
+#[tokio::test]
+async fn the_packaged_configuration_is_this_one_with_the_store_of_the_service() {
+    let folder = Folder::new();
+    let repository = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    std::fs::create_dir_all(folder.path().join("systemd")).unwrap();
+    for file in ["mirror.toml", "systemd/package"] {
+        std::fs::copy(repository.join(file), folder.path().join(file)).unwrap();
+    }
+    // In the place of cargo: what it would package is all that counts here.
+    let bin = folder.path().join("bin");
+    std::fs::create_dir(&bin).unwrap();
+    std::os::unix::fs::symlink("/bin/true", bin.join("cargo")).unwrap();
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    let packaging = Command::new(folder.path().join("systemd/package")).env("PATH", path).output().unwrap();
+    assert!(packaging.status.success(), "{packaging:?}");
+
+    let [ours, packaged] = ["mirror.toml", "target/package/mirror.toml"]
+        .map(|file| std::fs::read_to_string(folder.path().join(file)).unwrap());
+    let other: Vec<_> = ours.lines().zip(packaged.lines()).filter(|(ours, packaged)| ours != packaged).collect();
+    assert_eq!((other.len(), ours.lines().count()), (1, packaged.lines().count()), "{other:?}");
+    let nothing_set = |_: &str| None;
+    let (config, warnings) =
+        Config::parse(&packaged, std::path::Path::new("/etc/larder/mirror.toml"), &nothing_set).unwrap();
+    assert_eq!((config.store.path.to_str(), warnings.len()), (Some("/var/lib/larder"), 0));
+}
