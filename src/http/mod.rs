@@ -11,6 +11,8 @@ pub mod listener;
 mod range;
 pub mod respond;
 pub mod tls;
+pub mod trust;
+pub mod visit;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
