@@ -50,15 +50,24 @@ pub(super) fn is_folder_there(path: &Path) -> Result<bool, StoreError> {
 
 /// Refuses a store that a newer larder wrote to, before anything in it is read, swept or moved.
 pub(super) fn check_format(path: &Path) -> Result<(), StoreError> {
-    let Some(bytes) = read(path)? else {
-        return write_new(path, &[FORMAT.to_string().as_bytes(), b"\n"], true);
-    };
-    let found = std::str::from_utf8(&bytes).ok().and_then(|text| text.trim().parse().ok());
-    match found {
-        Some(found) if found > FORMAT => Err(StoreError::Newer { path: path.to_owned(), found }),
+    // What cannot be read says nothing; each record has its own format in it.
+    match format_of(path)? {
         Some(_) => Ok(()),
-        // What cannot be read says nothing; each record has its own format in it.
         None => write_new(path, &[FORMAT.to_string().as_bytes(), b"\n"], true),
+    }
+}
+
+/// Whether this larder reads the format that is written at `path`; where none is, it does.
+pub(super) fn is_readable_format(path: &Path) -> Result<(), StoreError> {
+    format_of(path).map(drop)
+}
+
+/// The format that is written at `path`, and is none that only a newer larder reads.
+fn format_of(path: &Path) -> Result<Option<u32>, StoreError> {
+    let bytes = read(path)?.unwrap_or_default();
+    match std::str::from_utf8(&bytes).ok().and_then(|text| text.trim().parse().ok()) {
+        Some(found) if found > FORMAT => Err(StoreError::Newer { path: path.to_owned(), found }),
+        found => Ok(found),
     }
 }
 

@@ -20,6 +20,7 @@ mod blobs;
 mod claim;
 mod disk;
 mod entries;
+mod examine;
 mod index;
 mod key;
 mod reading;
@@ -31,6 +32,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use self::blobs::{Blob, Blobs, FileBytes, READ_AT_ONCE};
+pub use self::examine::{Examined, LockState, Room, TokenFile};
 pub use self::index::{Index, IndexedArchive, Totals};
 pub use self::key::Key;
 pub use self::reading::Reading;
@@ -97,6 +99,11 @@ impl StoreError {
     /// Whether it is this user's share of the disk that is used up.
     pub fn is_over_quota(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::QuotaExceeded)
+    }
+
+    /// Whether it is only this user who may not.
+    pub fn is_denied(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)
     }
 
     /// What the operator can do about it.
