@@ -183,7 +183,7 @@ fn of_accepted(items: &[Accepted]) -> Vec<String> {
 }
 
 /// A name of upstream's on one line, and nothing that a terminal would obey.
-fn shown_as_text(name: &str) -> String {
+pub(super) fn shown_as_text(name: &str) -> String {
     name.chars().flat_map(|c| if is_plain(c) { vec![c] } else { c.escape_unicode().collect() }).collect()
 }
 
