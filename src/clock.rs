@@ -9,6 +9,9 @@ use tokio::sync::watch;
 /// How long is slept at most before the clock is looked at again: it may be set, or the machine may have slept.
 const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
 
+/// The end of the year 9999: dates have four digits.
+const LAST_SECOND: u64 = 253_402_300_799;
+
 /// A clock that was set back by more than this makes what was measured on it meaningless.
 pub(crate) const CLOCK_SLACK: Duration = Duration::from_secs(60);
 
@@ -26,6 +29,16 @@ impl Timestamp {
     /// How long ago `earlier` was; nothing where it lies ahead.
     pub fn since(self, earlier: Timestamp) -> Duration {
         Duration::from_secs(self.0.saturating_sub(earlier.0))
+    }
+
+    /// The day it is in, as `2026-08-01`.
+    pub fn day(self) -> String {
+        self.date_time().chars().take(10).collect()
+    }
+
+    /// The day and the time, as `2026-08-01T12:00:00Z`.
+    pub fn date_time(self) -> String {
+        humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(self.0.min(LAST_SECOND))).to_string()
     }
 
     /// The moment `duration` later, in whole seconds.

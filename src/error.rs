@@ -124,6 +124,8 @@ impl Error {
                 Fault::Denied(_)
                 | Fault::Trouble { .. }
                 | Fault::Unreachable(_)
+                | Fault::NoSuchName(_)
+                | Fault::Untrusted(_)
                 | Fault::Unusable(_)
                 | Fault::TooLarge(_)
                 | Fault::Refused(_) => Kind::BadUpstream,

@@ -19,6 +19,7 @@ pub mod clock;
 pub mod closure;
 pub mod config;
 pub mod digest;
+pub mod doctor;
 pub mod error;
 pub mod http;
 pub mod jobs;

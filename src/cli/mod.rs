@@ -3,6 +3,7 @@
 mod check;
 mod client_config;
 mod command;
+mod doctor;
 mod serve;
 mod service;
 mod status;
@@ -42,6 +43,8 @@ enum Command {
     Check(Common),
     /// Print the CLI configuration to paste
     ClientConfig(client_config::ClientConfig),
+    /// Is it working? The store, disk, clock, each upstream, and whether the clients of this machine come here
+    Doctor(Common),
     /// What is stored, served and saved
     Status(Common),
     /// Ask upstream again now, whatever its age: the version list, and the sets that are held
@@ -82,6 +85,7 @@ impl Arguments {
             Command::Serve(serve) => serve.run().map(|()| true),
             Command::Check(common) => return check::run(&common),
             Command::ClientConfig(client_config) => client_config.run().map(|()| true),
+            Command::Doctor(common) => doctor::run(&common),
             Command::Status(common) => status::run(&common).map(|()| true),
             Command::Refresh(addresses) => addresses.run(admin::Command::Refresh),
             Command::Purge(addresses) => addresses.run(admin::Command::Purge),

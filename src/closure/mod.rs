@@ -1,4 +1,5 @@
 //! What users write in their own files, and what it means for a mirror. The home of HCL.
 
+pub mod cli_config;
 pub mod hcl;
 pub mod lock_file;

@@ -18,6 +18,8 @@ mod tests;
 mod upstream;
 mod values;
 
+pub(crate) use outside::{Unreadable, environment, text};
+
 pub use bytesize::ByteSize;
 pub use credential::{Access, Credential, CredentialKind, SshFiles};
 pub use problem::{Problems, Remark, Warning};

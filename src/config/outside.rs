@@ -1,6 +1,7 @@
 //! What the configuration takes from outside: environment variables, files, and the folders that both lead to.
 //! The only place that reads either.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use thiserror::Error;
 
 /// Why a file could not be read.
 #[derive(Debug, Error)]
-pub(super) enum Unreadable {
+pub(crate) enum Unreadable {
     /// The system said no.
     #[error("{0}")]
     Refused(#[from] io::Error),
@@ -26,7 +27,7 @@ pub(super) enum Unreadable {
 
 impl Unreadable {
     /// Whether there is simply no such file.
-    pub(super) fn is_absent(&self) -> bool {
+    pub(crate) fn is_absent(&self) -> bool {
         matches!(self, Self::Refused(cause)
             if matches!(cause.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory))
     }
@@ -38,8 +39,15 @@ pub(super) fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
+/// The whole environment, as far as it is text.
+pub(crate) fn environment() -> BTreeMap<String, String> {
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect()
+}
+
 /// The text of a file, up to a limit.
-pub(super) fn text(path: &Path, limit_bytes: u64) -> Result<String, Unreadable> {
+pub(crate) fn text(path: &Path, limit_bytes: u64) -> Result<String, Unreadable> {
     let mut bytes = Vec::new();
     open(path)?.take(limit_bytes.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > limit_bytes {

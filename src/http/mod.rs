@@ -14,6 +14,8 @@ mod range;
 mod requests;
 pub mod respond;
 pub mod tls;
+pub mod trust;
+pub mod visit;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -17,6 +17,9 @@ use crate::protocol::{Content, Failure, Reply};
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const FOR_EVER: HeaderValue = HeaderValue::from_static("public, max-age=31536000, immutable");
 const ASK_AGAIN: HeaderValue = HeaderValue::from_static("no-cache");
+/// What larder calls itself in Cache-Status (RFC 9211).
+pub const NAME: &str = "larder";
+
 const CACHE_STATUS: header::HeaderName = header::HeaderName::from_static("cache-status");
 
 /// The response to a reply.
@@ -212,6 +215,8 @@ pub(super) fn errors(code: StatusCode, errors: Vec<String>) -> Response<Body> {
     }
     let mut response = json(code, &Errors { errors });
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    // Whoever asks can tell that it is larder who says so.
+    response.headers_mut().insert(CACHE_STATUS, HeaderValue::from_static(NAME));
     response
 }
 

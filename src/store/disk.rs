@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{FallocateFlags, fallocate, fstatvfs};
+use rustix::fs::{FallocateFlags, StatVfsMountFlags, fallocate, fstatvfs, statvfs};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
@@ -50,15 +50,24 @@ pub(super) fn is_folder_there(path: &Path) -> Result<bool, StoreError> {
 
 /// Refuses a store that a newer larder wrote to, before anything in it is read, swept or moved.
 pub(super) fn check_format(path: &Path) -> Result<(), StoreError> {
-    let Some(bytes) = read(path)? else {
-        return write_new(path, &[FORMAT.to_string().as_bytes(), b"\n"], true);
-    };
-    let found = std::str::from_utf8(&bytes).ok().and_then(|text| text.trim().parse().ok());
-    match found {
-        Some(found) if found > FORMAT => Err(StoreError::Newer { path: path.to_owned(), found }),
+    // What cannot be read says nothing; each record has its own format in it.
+    match format_of(path)? {
         Some(_) => Ok(()),
-        // What cannot be read says nothing; each record has its own format in it.
         None => write_new(path, &[FORMAT.to_string().as_bytes(), b"\n"], true),
+    }
+}
+
+/// Whether this larder reads the format that is written at `path`; where none is, it does.
+pub(super) fn is_readable_format(path: &Path) -> Result<(), StoreError> {
+    format_of(path).map(drop)
+}
+
+/// The format that is written at `path`, and is none that only a newer larder reads.
+fn format_of(path: &Path) -> Result<Option<u32>, StoreError> {
+    let bytes = read(path)?.unwrap_or_default();
+    match std::str::from_utf8(&bytes).ok().and_then(|text| text.trim().parse().ok()) {
+        Some(found) if found > FORMAT => Err(StoreError::Newer { path: path.to_owned(), found }),
+        found => Ok(found),
     }
 }
 
@@ -129,6 +138,30 @@ pub(super) fn take_room(file: &File, written: u64, bytes: u64) -> rustix::io::Re
         }
         taken => taken,
     }
+}
+
+/// The room on a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// What it still takes of this user, in bytes.
+    pub free_bytes: u64,
+    /// What it has in all, in bytes.
+    pub total_bytes: u64,
+    /// How many more files it takes, where it counts them.
+    pub free_files: Option<u64>,
+    /// Whether it is mounted for reading alone.
+    pub is_read_only: bool,
+}
+
+/// The room on the disk that a file or folder is on.
+pub(super) fn room(path: &Path) -> Result<Room, StoreError> {
+    let told = statvfs(path).map_err(|e| StoreError::io("ask for the free room at", path, e.into()))?;
+    Ok(Room {
+        free_bytes: told.f_bavail.saturating_mul(told.f_frsize),
+        total_bytes: told.f_blocks.saturating_mul(told.f_frsize),
+        free_files: (told.f_files > 0).then_some(told.f_favail),
+        is_read_only: told.f_flag.contains(StatVfsMountFlags::RDONLY),
+    })
 }
 
 /// Reads a whole file; `None` where there is none.

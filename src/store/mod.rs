@@ -20,6 +20,7 @@ mod blobs;
 mod claim;
 mod disk;
 mod entries;
+mod examine;
 mod index;
 mod key;
 mod reading;
@@ -30,9 +31,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::StatVfsMountFlags;
-
 pub use self::blobs::{Blob, Blobs, FileBytes, READ_AT_ONCE};
+pub use self::disk::Room;
+pub use self::examine::{Examined, LockState, TokenFile};
 pub use self::index::{Index, IndexedArchive, Totals};
 pub use self::key::Key;
 pub use self::reading::Reading;
@@ -101,6 +102,11 @@ impl StoreError {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::QuotaExceeded)
     }
 
+    /// Whether it is only this user who may not.
+    pub fn is_denied(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)
+    }
+
     /// What the operator can do about it.
     pub fn to_do(&self) -> &'static str {
         use io::ErrorKind::{FileTooLarge, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
@@ -140,15 +146,6 @@ impl StoreError {
     fn io(doing: &'static str, path: &Path, source: io::Error) -> Self {
         Self::Io { doing, path: path.to_owned(), source: Arc::new(source) }
     }
-}
-
-/// The disk of a store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Room {
-    /// How many bytes it still takes.
-    pub free_bytes: u64,
-    /// Whether it is mounted for reading alone.
-    pub is_read_only: bool,
 }
 
 /// One store, and the lock that makes it ours.
@@ -218,12 +215,7 @@ impl Store {
 
     /// The disk, as it is now.
     pub fn room(&self) -> Result<Room, StoreError> {
-        let told = rustix::fs::statvfs(&self.root);
-        let told = told.map_err(|e| StoreError::io("ask for the free room at", &self.root, e.into()))?;
-        Ok(Room {
-            free_bytes: told.f_bavail.saturating_mul(told.f_frsize),
-            is_read_only: told.f_flag.contains(StatVfsMountFlags::RDONLY),
-        })
+        disk::room(&self.root)
     }
 
     /// The folder everything is in.

@@ -85,6 +85,8 @@ pub struct Document {
     pub url: Url,
     /// Whom that took, from the first to the last.
     pub origins: Vec<Origin>,
+    /// The time it was at whoever answered, as it said.
+    pub date: Option<Timestamp>,
     /// What it takes up.
     pub room: Room,
 }
@@ -133,15 +135,24 @@ impl Incoming {
     }
 }
 
+/// How the connector of the HTTP client calls a name that it could not look up; its type is its own.
+const NO_SUCH_NAME: &str = "dns error";
+
 /// What broke, with its causes and without the URL, whose query may be a secret.
 pub(super) fn broken(error: &reqwest::Error) -> Fault {
     let mut causes = Vec::new();
+    let mut unreached: fn(String) -> Fault = Fault::Unreachable;
     let mut next = std::error::Error::source(error);
     while let Some(cause) = next {
         if let Some(refusal) = cause.downcast_ref::<Refusal>() {
             return Fault::Refused(refusal.clone());
         }
         let text = cause.to_string();
+        if is_about_trust(cause) {
+            unreached = Fault::Untrusted;
+        } else if text == NO_SUCH_NAME {
+            unreached = Fault::NoSuchName;
+        }
         if causes.last() != Some(&text) && !text.contains("://") {
             causes.push(text);
         }
@@ -153,6 +164,14 @@ pub(super) fn broken(error: &reqwest::Error) -> Fault {
     } else if error.is_decode() {
         Fault::Unusable(why)
     } else {
-        Fault::Unreachable(why)
+        unreached(why)
+    }
+}
+
+/// Whether it is what TLS says. An I/O error does not give the error that it is made of as its cause.
+fn is_about_trust(cause: &(dyn std::error::Error + 'static)) -> bool {
+    match cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
+        Some(inner) => is_about_trust(inner),
+        None => cause.is::<rustls::Error>(),
     }
 }

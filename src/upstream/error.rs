@@ -53,6 +53,12 @@ pub enum Fault {
     /// No connection, or one that broke.
     #[error("could not be reached: {0}")]
     Unreachable(String),
+    /// Its name leads nowhere.
+    #[error("could not be reached: {0}")]
+    NoSuchName(String),
+    /// It does not prove over TLS that it is who was asked, or speaks no TLS.
+    #[error("could not be reached: {0}")]
+    Untrusted(String),
     /// It took longer than we wait.
     #[error("was too slow: {0}")]
     Slow(String),
@@ -85,7 +91,8 @@ impl Fault {
 
     /// Whether the same request may well succeed in a moment.
     pub fn may_pass(&self) -> bool {
-        matches!(self, Self::Unreachable(_) | Self::Trouble { status: 500 | 502 | 503 | 504, .. })
+        let is_unreached = matches!(self, Self::Unreachable(_) | Self::NoSuchName(_) | Self::Untrusted(_));
+        is_unreached || matches!(self, Self::Trouble { status: 500 | 502 | 503 | 504, .. })
     }
 
     /// Whether a file's URL may just be too old: registries sign the URLs in their documents.

@@ -134,10 +134,15 @@ impl Guard {
         judge_address(&self.allowed, &address.to_string(), address).map(|()| Way::Named)
     }
 
+    /// The proxy that a request to `url` goes through.
+    pub(super) fn proxy_for(&self, url: &Url) -> Option<http::Uri> {
+        let proxy = url.as_str().parse().ok().and_then(|uri| self.proxies.intercept(&uri));
+        proxy.map(|proxy| proxy.uri().clone())
+    }
+
     /// Proxies resolve names themselves, but for `socks4` and `socks5`, which are given addresses.
     fn is_resolved_by_proxy(&self, url: &Url) -> bool {
-        let proxy = url.as_str().parse().ok().and_then(|uri| self.proxies.intercept(&uri));
-        proxy.is_some_and(|proxy| !matches!(proxy.uri().scheme_str(), Some("socks4" | "socks5")))
+        self.proxy_for(url).is_some_and(|proxy| !matches!(proxy.scheme_str(), Some("socks4" | "socks5")))
     }
 }
 

@@ -21,7 +21,7 @@ use super::error::{Fault, UpstreamError, relayed};
 use super::guard::{Guard, Refusal, Way};
 use super::permits::{Permit, Permits};
 use super::restraint::{Leave, Moment, Restraint, Watch};
-use super::retry_after::retry_after;
+use super::retry_after::{date, retry_after};
 use super::room::{Growing, Room};
 use crate::address::Hostname;
 use crate::cdn_loop::OwnEntry;
@@ -141,6 +141,13 @@ impl Outbound {
         self.link
     }
 
+    /// The proxy that a request to `url` goes through, as the environment says; without any user that it names.
+    pub fn proxy_for(&self, url: &Url) -> Option<String> {
+        self.guard
+            .proxy_for(url)
+            .map(|proxy| format!("{}://{}", proxy.scheme_str().unwrap_or("http"), host_and_port(&proxy)))
+    }
+
     /// Our own entry in CDN-Loop.
     pub fn own_entry(&self) -> &OwnEntry {
         &self.own
@@ -189,6 +196,7 @@ impl Outbound {
             let content_type = response.headers().get(header::CONTENT_TYPE);
             let content_type = content_type.and_then(|value| value.to_str().ok()).map(str::to_owned);
             let validators = Validators::of(response.headers());
+            let date = date(response.headers());
             let body = self.body(response, ask, &url, limit).await;
             match (watch, &body) {
                 (Some(watch), Ok(_) | Err(UpstreamError { fault: Fault::TooLarge(_) | Fault::Crowded(_), .. })) => {
@@ -198,7 +206,7 @@ impl Outbound {
                 (None, _) => {}
             }
             let (body, room) = body?;
-            Ok(Fetched::New(Document { body, content_type, validators, url, origins, room }))
+            Ok(Fetched::New(Document { body, content_type, validators, url, origins, date, room }))
         };
         self.patiently(ask, once).await
     }
@@ -420,6 +428,11 @@ fn insert(headers: &mut HeaderMap, name: HeaderName, value: Option<&str>) {
 
 fn failure(ask: Ask<'_>, url: &Url, fault: Fault) -> UpstreamError {
     UpstreamError { asked: ask.what.to_owned(), at: origin(url), fault }
+}
+
+fn host_and_port(uri: &http::Uri) -> String {
+    let port = uri.port().map(|port| format!(":{port}")).unwrap_or_default();
+    format!("{}{port}", uri.host().unwrap_or_default())
 }
 
 /// The part of a URL that may be told to anybody.

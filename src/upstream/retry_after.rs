@@ -2,21 +2,25 @@
 
 use std::time::Duration;
 
-use http::header::{self, HeaderMap, HeaderName};
+use http::header::{self, HeaderMap};
 
 use crate::clock::Timestamp;
 
+/// The time an answer says it is where it came from.
+pub(super) fn date(headers: &HeaderMap) -> Option<Timestamp> {
+    let text = headers.get(header::DATE).and_then(|value| value.to_str().ok())?;
+    httpdate::parse_http_date(text.trim()).ok().map(Timestamp::of)
+}
+
 /// What an answer that came at `now` asks for; seconds, or a date, which counts from the server's own Date.
 pub(super) fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
-    let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
-    let date = |text: &str| httpdate::parse_http_date(text).ok().map(Timestamp::of);
-    let asked = text(header::RETRY_AFTER)?;
+    let asked = headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()).map(str::trim)?;
     if !asked.is_empty() && asked.bytes().all(|byte| byte.is_ascii_digit()) {
         // Too many digits for a number are a long time all the same; whoever obeys has a bound.
         return Some(Duration::from_secs(asked.parse().unwrap_or(u64::MAX)));
     }
-    let until = date(asked)?;
-    Some(until.since(text(header::DATE).and_then(date).unwrap_or(now)))
+    let until = httpdate::parse_http_date(asked).ok().map(Timestamp::of)?;
+    Some(until.since(date(headers).unwrap_or(now)))
 }
 
 #[cfg(test)]

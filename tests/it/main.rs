@@ -11,6 +11,8 @@ mod commands_memory;
 mod crash;
 mod damage;
 mod discovery;
+mod doctor;
+mod doctor_client;
 mod eviction;
 mod faults_archives;
 mod faults_documents;

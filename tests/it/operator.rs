@@ -21,7 +21,7 @@ pub(crate) struct Site {
 }
 
 /// A port that was free a moment ago.
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }
 
@@ -46,7 +46,7 @@ impl Site {
         Self { home, text, listen }
     }
 
-    fn file(&self) -> PathBuf {
+    pub(crate) fn file(&self) -> PathBuf {
         let file = self.home.path().join("mirror.toml");
         std::fs::write(&file, &self.text).unwrap();
         file
@@ -69,7 +69,7 @@ impl Site {
         said.out
     }
 
-    fn base(&self) -> String {
+    pub(crate) fn base(&self) -> String {
         format!("http://127.0.0.1:{}", self.listen)
     }
 }

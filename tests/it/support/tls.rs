@@ -2,6 +2,7 @@
 //! files: whoever needs one (`SSL_CERT_FILE`) writes the PEM text where it likes.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
@@ -28,6 +29,17 @@ impl TestCa {
         Self { pem: certificate.pem(), issuer: Arc::new(Issuer::new(params, key)) }
     }
 
+    /// A certificate for these names that is its own authority, and its private key, both as PEM.
+    pub(crate) fn self_signed(names: &[&str]) -> (String, String) {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let mut params = CertificateParams::new(names).expect("names a certificate can hold");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, "larder test server");
+        let key = KeyPair::generate().expect("a key for the test server");
+        let certificate = params.self_signed(&key).expect("the server signs itself");
+        (certificate.pem(), key.serialize_pem())
+    }
+
     /// The authority's certificate, to be trusted by clients.
     pub(crate) fn pem(&self) -> String {
         self.pem.clone()
@@ -35,9 +47,17 @@ impl TestCa {
 
     /// A server certificate for these names or addresses, and its private key, both as PEM.
     pub(crate) fn issue(&self, names: &[&str]) -> (String, String) {
+        self.issue_until(names, None)
+    }
+
+    /// The same, ending at this time.
+    pub(crate) fn issue_until(&self, names: &[&str], end: Option<SystemTime>) -> (String, String) {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let mut params = CertificateParams::new(names).expect("names a certificate can hold");
         params.distinguished_name.push(DnType::CommonName, "larder test server");
+        if let Some(end) = end {
+            params.not_after = end.into();
+        }
         params.use_authority_key_identifier_extension = true;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];

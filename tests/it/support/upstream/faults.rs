@@ -65,6 +65,8 @@ pub(crate) enum Fault {
     DeepJson,
     /// This content type.
     ContentType(&'static str),
+    /// A `Date` that is off by this many seconds: the clock is wrong, here or there.
+    ClockOff(i64),
     /// No ETag, no Last-Modified.
     NoValidators,
     /// A header of 1 MiB.

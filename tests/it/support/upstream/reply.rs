@@ -205,6 +205,13 @@ impl Reply {
             Fault::ContentType(value) => {
                 self.headers.insert(CONTENT_TYPE, HeaderValue::from_static(value));
             }
+            Fault::ClockOff(seconds) => {
+                let now = std::time::SystemTime::now();
+                let off = Duration::from_secs(seconds.unsigned_abs());
+                let there = if *seconds < 0 { now - off } else { now + off };
+                let date = httpdate::fmt_http_date(there).parse().expect("a date");
+                self.headers.insert(http::header::DATE, date);
+            }
             Fault::HugeHeader => {
                 let value = HeaderValue::from_bytes(&vec![b'a'; 1 << 20]);
                 self.headers.insert("x-huge", value.expect("a header value"));

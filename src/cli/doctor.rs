@@ -1,0 +1,38 @@
+//! `larder doctor`: is it working? One line for each check, and below it what to do where something is wrong.
+
+mod page;
+
+use anyhow::Context;
+use serde_json::json;
+
+use super::{Common, say};
+use crate::doctor::{self, Check, Verdict};
+
+/// Runs every check; says whether nothing is wrong.
+pub(super) fn run(common: &Common) -> anyhow::Result<bool> {
+    // What does not work is told here, and not in log lines beside.
+    tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::default(), || examine(common))
+}
+
+fn examine(common: &Common) -> anyhow::Result<bool> {
+    let page = page::Page::of_the_terminal();
+    let mut checks: Vec<Check> = Vec::new();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.context("the runtime would not start")?;
+    runtime.block_on(doctor::examine(common.load(), |check| {
+        if !common.json {
+            say(&page.check(&check));
+        }
+        checks.push(check);
+    }));
+    // Whoever still waits for a disk or a name service is not waited for.
+    runtime.shutdown_background();
+    let number = |verdict| checks.iter().filter(|check| check.verdict == verdict).count() as u64;
+    let (wrong, warnings) = (number(Verdict::Fail), number(Verdict::Warn));
+    if common.json {
+        say(&json!({ "ok": wrong == 0, "checks": checks }).to_string());
+    } else {
+        say(&page.sum(wrong, warnings));
+    }
+    Ok(wrong == 0)
+}

@@ -1,0 +1,124 @@
+//! How checks look: one column of verdicts, one of names, and text that is wrapped to the width of the terminal.
+
+use std::io::IsTerminal;
+
+use anstyle::{AnsiColor, Style};
+
+use super::super::text::{counted, shown_as_text};
+use crate::config;
+use crate::doctor::{Check, Verdict};
+
+/// Where the text begins: after the verdict and the longest name.
+const TEXT_AT: usize = 28;
+const NAME_AT: usize = 6;
+/// Where what to do begins, after its arrow.
+const FURTHER_LEFT: usize = NAME_AT + 3;
+/// A terminal narrower than this is given lines that it breaks itself.
+const NARROWEST: usize = 50;
+/// Longer lines are hard to read, however wide the terminal is.
+const WIDEST: usize = 120;
+
+/// The page that is written on.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Page {
+    /// How many columns there are; as many as it takes where nobody wraps.
+    width: usize,
+    has_colour: bool,
+}
+
+impl Page {
+    /// Wrapped and coloured on a terminal; as it is anywhere else, and where `NO_COLOR` is set.
+    pub(super) fn of_the_terminal() -> Self {
+        let out = std::io::stdout();
+        if !out.is_terminal() {
+            return Self { width: usize::MAX, has_colour: false };
+        }
+        let columns = rustix::termios::tcgetwinsize(&out).map_or(0, |size| usize::from(size.ws_col));
+        let width = if columns < NARROWEST { usize::MAX } else { columns.min(WIDEST) };
+        let environment = config::environment();
+        let is_set = |name: &str| environment.get(name).is_some_and(|value| !value.is_empty());
+        let is_dumb = environment.get("TERM").is_some_and(|term| term == "dumb");
+        Self { width, has_colour: !is_set("NO_COLOR") && !is_dumb }
+    }
+
+    /// A check, with what to do below it.
+    pub(super) fn check(&self, check: &Check) -> String {
+        let (word, style) = match check.verdict {
+            Verdict::Ok => ("ok  ", Style::new().fg_color(Some(AnsiColor::Green.into()))),
+            Verdict::Warn => ("warn", Style::new().fg_color(Some(AnsiColor::Yellow.into())).bold()),
+            Verdict::Fail => ("FAIL", Style::new().fg_color(Some(AnsiColor::Red.into())).bold()),
+        };
+        let of = check.of.as_ref().map(|of| format!("{of}: ")).unwrap_or_default();
+        let found = self.wrapped(&format!("{of}{}", shown_as_text(&check.found)), TEXT_AT);
+        let name = format!("{:width$}", check.id, width = TEXT_AT - NAME_AT);
+        let mut text = format!("{}  {name}{found}", self.painted(word, style));
+        let indent = " ".repeat(NAME_AT);
+        for to_do in &check.to_do {
+            text += &format!("\n{indent}-> {}", self.wrapped(&shown_as_text(to_do), FURTHER_LEFT));
+        }
+        for line in check.paste.iter().flat_map(|paste| paste.trim_end().lines()) {
+            text += &format!("\n{indent}   {}", shown_as_text(line));
+        }
+        text
+    }
+
+    /// The last line.
+    pub(super) fn sum(&self, wrong: u64, warnings: u64) -> String {
+        let warned = if warnings > 0 { format!(", {}", counted(warnings, "warning")) } else { String::new() };
+        let wrong = match wrong {
+            0 => "nothing is wrong".to_owned(),
+            1 => "1 thing is wrong".to_owned(),
+            number => format!("{number} things are wrong"),
+        };
+        format!("\n{wrong}{warned}")
+    }
+
+    fn painted(&self, word: &str, style: Style) -> String {
+        if self.has_colour { format!("{style}{word}{style:#}") } else { word.to_owned() }
+    }
+
+    /// Text whose first line begins at column `at`, and the others below it. Words longer than a line stay whole, so that
+    /// they can be copied, and begin further left where that is enough.
+    fn wrapped(&self, text: &str, at: usize) -> String {
+        let room = self.width.saturating_sub(at);
+        let mut wrapped = String::new();
+        let mut taken = 0;
+        for word in text.split(' ') {
+            let length = word.chars().count();
+            if wrapped.is_empty() {
+                taken = length;
+            } else if taken + 1 + length <= room {
+                wrapped.push(' ');
+                taken += 1 + length;
+            } else {
+                let begin = if length > room { at.min(FURTHER_LEFT) } else { at };
+                wrapped += &format!("\n{}", " ".repeat(begin));
+                // After a word that began further left, the next one begins a line again.
+                taken = if begin < at { room } else { length };
+            }
+            wrapped.push_str(word);
+        }
+        wrapped
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_wrapped_to_the_terminal_and_words_stay_whole() {
+        let page = Page { width: 40, has_colour: false };
+        let long = "https://mirror.example/registry/registry.terraform.io/v1/providers/";
+        let text = format!("a few words and then {long} and more");
+        let wrapped = page.wrapped(&text, 10);
+        assert!(wrapped.lines().all(|line| line.chars().count() <= 40 || line.contains(long)), "{wrapped}");
+        assert_eq!(wrapped.split_whitespace().collect::<Vec<_>>(), text.split(' ').collect::<Vec<_>>());
+        let below = "\n          ";
+        assert!(
+            wrapped.lines().skip(1).all(|line| line.starts_with(below.trim_start_matches('\n')) || line.contains(long))
+        );
+        assert!(wrapped.contains(&format!("\n         {long}{below}and more")), "{wrapped}");
+        assert_eq!(Page { width: usize::MAX, has_colour: false }.wrapped(&text, 10), text);
+    }
+}

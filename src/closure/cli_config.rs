@@ -1,0 +1,149 @@
+//! A client's CLI configuration, as far as it decides where providers and modules come from (PROTOCOL 1.2, 1.3). What
+//! is secret in it, such as the tokens of `credentials` blocks, is not kept.
+
+mod node;
+pub mod places;
+pub mod reach;
+
+use std::collections::BTreeMap;
+
+use self::node::Node;
+use self::reach::Pattern;
+use super::hcl::BadHcl;
+use crate::address::Hostname;
+
+/// What the files of one client say together.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CliConfig {
+    /// Whose services are not asked for but said: by host, in place of that host's whole list.
+    pub hosts: BTreeMap<Hostname, Services>,
+    /// How providers are installed, in the order they are tried; `None` where nothing says so, which is directly.
+    pub installation: Option<Vec<Method>>,
+    /// The hosts that a token is held for.
+    pub credentials: Vec<Hostname>,
+    /// A folder where packages are shared between configurations, as it is written.
+    pub plugin_cache_dir: Option<String>,
+    /// What the client prints an error about before it goes on without it.
+    pub complaints: Vec<String>,
+}
+
+/// The services of a `host` block, by name.
+pub type Services = BTreeMap<String, Service>;
+
+/// The value of one service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Service {
+    /// A text: a URL, or what should be one.
+    Url(String),
+    /// Anything else, such as the object of `login.v1`.
+    Other,
+}
+
+/// One way that providers are installed, and for which of them it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Method {
+    /// Where they come from.
+    pub source: Source,
+    /// Those it is for; all of them when empty.
+    pub include: Vec<Pattern>,
+    /// Those it is not for.
+    pub exclude: Vec<Pattern>,
+}
+
+/// Where a method installs from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// The registry that the provider's address names.
+    Direct,
+    /// A network mirror.
+    NetworkMirror {
+        /// Its URL, as it is written.
+        url: String,
+    },
+    /// Something else, by its name: a folder, or an OCI registry.
+    Elsewhere(String),
+}
+
+impl CliConfig {
+    /// Reads one file: HCL, or JSON where it begins with a brace.
+    ///
+    /// # Errors
+    /// Says where it does not parse. The client prints an error then, and goes on without the file.
+    pub fn read(file: &[u8]) -> Result<Self, BadHcl> {
+        Ok(Self::of(&Node::read(file)?))
+    }
+
+    /// This one with what a later file says; of two that say the same thing, the later one counts.
+    pub fn merge(mut self, later: Self) -> Self {
+        self.hosts.extend(later.hosts);
+        self.credentials.extend(later.credentials);
+        self.complaints.extend(later.complaints);
+        if self.installation.is_some() && later.installation.is_some() {
+            self.complaints
+                .push("there is more than one provider_installation block: only the first counts".to_owned());
+        }
+        self.installation = self.installation.or(later.installation);
+        self.plugin_cache_dir = self.plugin_cache_dir.or(later.plugin_cache_dir);
+        self
+    }
+
+    fn of(root: &Node) -> Self {
+        let mut config = Self::default();
+        for (name, block) in root.named("host") {
+            match Hostname::parse(name) {
+                Ok(host) => {
+                    config.hosts.entry(host).or_default().extend(services(block));
+                }
+                Err(bad) => config.complaints.push(format!("a host block: {bad}")),
+            }
+        }
+        config.credentials = root.named("credentials").filter_map(|(name, _)| Hostname::parse(name).ok()).collect();
+        config.plugin_cache_dir = root.all("plugin_cache_dir").find_map(Node::text).map(str::to_owned);
+        for block in root.all("provider_installation") {
+            if config.installation.is_some() {
+                let more = "there is more than one provider_installation block: only the first counts";
+                config.complaints.push(more.to_owned());
+                continue;
+            }
+            config.installation = Some(methods(block, &mut config.complaints));
+        }
+        config
+    }
+}
+
+fn services(block: &Node) -> Services {
+    let members = block.all("services").flat_map(Node::members);
+    let service = |value: &Node| value.text().map_or(Service::Other, |url| Service::Url(url.to_owned()));
+    members.map(|(name, value)| (name.to_owned(), service(value))).collect()
+}
+
+fn methods(block: &Node, complaints: &mut Vec<String>) -> Vec<Method> {
+    let mut methods = Vec::new();
+    for (kind, body) in block.members() {
+        for body in body.each() {
+            let text = |name| body.all(name).find_map(Node::text).filter(|text| !text.is_empty()).map(str::to_owned);
+            let source = match kind {
+                "direct" => Source::Direct,
+                "network_mirror" => match text("url") {
+                    Some(url) => Source::NetworkMirror { url },
+                    None => {
+                        complaints.push("a network_mirror block has no url: the client leaves it out".to_owned());
+                        continue;
+                    }
+                },
+                // Named providers come from folders of their developer; nothing else changes.
+                "dev_overrides" => continue,
+                other => Source::Elsewhere(other.to_owned()),
+            };
+            let patterns = |name| {
+                let patterns = body.all(name).filter_map(Node::text).map(Pattern::parse);
+                patterns.collect()
+            };
+            methods.push(Method { source, include: patterns("include"), exclude: patterns("exclude") });
+        }
+    }
+    methods
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,91 @@
+//! Where each client looks for its CLI configuration (PROTOCOL 1.3).
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// The environment variables of a client.
+pub type Environment = BTreeMap<String, String>;
+
+/// A program that asks registries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Client {
+    /// HashiCorp's.
+    Terraform,
+    /// OpenTofu.
+    Tofu,
+}
+
+impl Client {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Terraform, Self::Tofu];
+
+    /// The name of its program.
+    pub fn program(self) -> &'static str {
+        match self {
+            Self::Terraform => "terraform",
+            Self::Tofu => "tofu",
+        }
+    }
+
+    /// The registry of an address that names none.
+    pub fn default_host(self) -> &'static str {
+        match self {
+            Self::Terraform => "registry.terraform.io",
+            Self::Tofu => "registry.opentofu.org",
+        }
+    }
+}
+
+impl fmt::Display for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.program())
+    }
+}
+
+/// Where a client looks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Places {
+    /// The main file, whether it is there or not.
+    pub file: Option<PathBuf>,
+    /// The variable that names it: then nothing else is read, and the file must be there.
+    pub named_by: Option<&'static str>,
+    /// The folder whose `*.tfrc` and `*.tfrc.json` are read too.
+    pub folder: Option<PathBuf>,
+}
+
+impl Places {
+    /// Where `client` looks in this environment; `is_there` looks at the disk.
+    pub fn of(client: Client, environment: &Environment, is_there: &dyn Fn(&Path) -> bool) -> Self {
+        let set = |name: &str| environment.get(name).filter(|value| !value.is_empty());
+        for name in ["TF_CLI_CONFIG_FILE", "TERRAFORM_CONFIG"] {
+            if let Some(file) = set(name) {
+                return Self { file: Some(PathBuf::from(file)), named_by: Some(name), folder: None };
+            }
+        }
+        let Some(home) = set("HOME").map(PathBuf::from) else {
+            return Self { file: None, named_by: None, folder: None };
+        };
+        let (file, folder) = (home.join(".terraformrc"), home.join(".terraform.d"));
+        let (file, folder) = match client {
+            Client::Terraform => (file, folder),
+            Client::Tofu => {
+                let own = home.join(".tofurc");
+                let xdg = set("XDG_CONFIG_HOME").map(|folder| Path::new(folder).join("opentofu"));
+                let file = match &xdg {
+                    _ if is_there(&own) => own,
+                    _ if is_there(&file) => file,
+                    Some(xdg) => xdg.join("tofurc"),
+                    None => own,
+                };
+                (file, xdg.filter(|_| !is_there(&folder)).unwrap_or(folder))
+            }
+        };
+        Self { file: Some(file), named_by: None, folder: Some(folder) }
+    }
+
+    /// Whether a file of the folder is read.
+    pub fn is_read(name: &str) -> bool {
+        name.ends_with(".tfrc") || name.ends_with(".tfrc.json")
+    }
+}

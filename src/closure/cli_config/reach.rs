@@ -1,0 +1,75 @@
+//! Which providers an installation method is for: the patterns of `include` and `exclude`.
+
+use super::Method;
+use crate::address::Hostname;
+
+/// A pattern such as `registry.example/*/*` or `hashicorp/*`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pattern {
+    host: PatternHost,
+    is_whole: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum PatternHost {
+    Any,
+    /// The registry of an address that names none.
+    Default,
+    Named(Hostname),
+    /// None that there could be.
+    Nothing,
+}
+
+/// How many of a registry's providers are meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reach {
+    /// None of them.
+    None,
+    /// Some of them.
+    Some,
+    /// All of them.
+    All,
+}
+
+impl Pattern {
+    /// Reads a pattern; one that is none is for no provider.
+    pub fn parse(text: &str) -> Self {
+        let parts: Vec<&str> = text.split('/').collect();
+        let (host, rest) = match parts.as_slice() {
+            ["*", rest @ ..] if rest.len() == 2 => (PatternHost::Any, rest),
+            [host, rest @ ..] if rest.len() == 2 => {
+                (Hostname::parse(host).map_or(PatternHost::Nothing, PatternHost::Named), rest)
+            }
+            rest if rest.len() == 2 => (PatternHost::Default, rest),
+            _ => (PatternHost::Nothing, parts.as_slice()),
+        };
+        Self { host, is_whole: rest.iter().all(|part| *part == "*") }
+    }
+
+    fn reach(&self, host: &Hostname, default_host: &str) -> Reach {
+        let is_meant = match &self.host {
+            PatternHost::Any => true,
+            PatternHost::Default => host.as_str() == default_host,
+            PatternHost::Named(named) => named == host,
+            PatternHost::Nothing => false,
+        };
+        match (is_meant, self.is_whole) {
+            (false, _) => Reach::None,
+            (true, true) => Reach::All,
+            (true, false) => Reach::Some,
+        }
+    }
+}
+
+impl Method {
+    /// How many providers of `host` this method is for.
+    pub fn reach(&self, host: &Hostname, default_host: &str) -> Reach {
+        let most = |patterns: &[Pattern]| patterns.iter().map(|pattern| pattern.reach(host, default_host)).max();
+        let included = most(&self.include).unwrap_or(Reach::All);
+        match most(&self.exclude).unwrap_or(Reach::None) {
+            Reach::All => Reach::None,
+            Reach::Some => included.min(Reach::Some),
+            Reach::None => included,
+        }
+    }
+}

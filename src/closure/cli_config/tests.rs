@@ -1,0 +1,161 @@
+use std::path::Path;
+
+use proptest::prelude::*;
+
+use super::places::{Client, Environment, Places};
+use super::reach::Reach;
+use super::*;
+
+const PASTED: &str = r#"
+# a comment
+plugin_cache_dir = "$HOME/.cache/plugins"
+host "Registry.Terraform.IO" {
+  services = {
+    "providers.v1" = "http://127.0.0.1:8080/registry/registry.terraform.io/v1/providers/"
+    "modules.v1"   = "https://registry.terraform.io/v1/modules/",
+    "login.v1"     = { client = "x", grant_types = ["authz_code"] }
+  }
+}
+credentials "app.example" {
+  token = "s3cret-s3cret"
+}
+provider_installation {
+  network_mirror {
+    url     = "https://mirror.example/mirror/"
+    include = ["registry.terraform.io/*/*"]
+  }
+  direct {
+    exclude = ["registry.terraform.io/*/*", "*/acme/*"]
+  }
+}
+"#;
+
+fn host(name: &str) -> Hostname {
+    Hostname::parse(name).unwrap()
+}
+
+#[test]
+fn what_decides_where_providers_come_from_is_read() {
+    let config = CliConfig::read(PASTED.as_bytes()).unwrap();
+    let services = &config.hosts[&host("registry.terraform.io")];
+    let names: Vec<&str> = services.keys().map(String::as_str).collect();
+    assert_eq!(names, ["login.v1", "modules.v1", "providers.v1"]);
+    assert_eq!(services["login.v1"], Service::Other);
+    assert_eq!(services["modules.v1"], Service::Url("https://registry.terraform.io/v1/modules/".into()));
+    assert_eq!(config.plugin_cache_dir.as_deref(), Some("$HOME/.cache/plugins"));
+    assert_eq!(config.credentials, [host("app.example")]);
+    let methods = config.installation.as_deref().unwrap();
+    assert_eq!(methods[0].source, Source::NetworkMirror { url: "https://mirror.example/mirror/".into() });
+    let reach = |method: &Method, name| method.reach(&host(name), Client::Terraform.default_host());
+    assert_eq!(reach(&methods[0], "registry.terraform.io"), Reach::All);
+    assert_eq!(reach(&methods[0], "registry.opentofu.org"), Reach::None);
+    assert_eq!(reach(&methods[1], "registry.terraform.io"), Reach::None);
+    assert_eq!(reach(&methods[1], "registry.opentofu.org"), Reach::Some);
+    assert!(!format!("{config:?}").contains("s3cret"), "a token was kept");
+}
+
+/// The JSON form says the same, in either of its two spellings.
+#[test]
+fn json_says_the_same_as_hcl() {
+    let hcl = CliConfig::read(
+        br#"host "a.example" { services = { "providers.v1" = "http://x/" } }
+            provider_installation {
+              direct { include = ["a.example/*/*"] }
+            }"#,
+    );
+    for json in [
+        r#" {"host": {"a.example": {"services": {"providers.v1": "http://x/"}}},
+             "provider_installation": {"direct": {"include": ["a.example/*/*"]}}}"#,
+        r#"{"host": [{"a.example": [{"services": [{"providers.v1": "http://x/"}]}]}],
+            "provider_installation": [{"direct": [{"include": ["a.example/*/*"]}]}]}"#,
+    ] {
+        assert_eq!(CliConfig::read(json.as_bytes()), hcl, "{json}");
+    }
+    assert!(hcl.is_ok());
+}
+
+/// HCL 1, which the clients read, lets `services` be a block.
+#[test]
+fn services_may_be_a_block() {
+    let config = CliConfig::read(b"host \"a.example\" {\n services {\n  modules = \"m\"\n }\n}\n").unwrap();
+    assert_eq!(config.hosts[&host("a.example")]["modules"], Service::Url("m".into()));
+}
+
+#[test]
+fn what_the_client_complains_about_is_told_and_left_out() {
+    let twice = "provider_installation {\n direct {}\n}\n".repeat(2);
+    let config = CliConfig::read(twice.as_bytes()).unwrap();
+    assert_eq!((config.installation.unwrap().len(), config.complaints.len()), (1, 1));
+    let config = CliConfig::read(b"host \"a b\" {}\nprovider_installation {\n network_mirror {}\n}\n").unwrap();
+    assert_eq!((config.installation.unwrap().len(), config.complaints.len()), (0, 2));
+}
+
+#[test]
+fn of_two_files_the_later_one_counts_for_a_host_and_the_first_for_the_installation() {
+    let read = |text: &str| CliConfig::read(text.as_bytes()).unwrap();
+    let first =
+        read("host \"a.example\" {\n services = { \"a.v1\" = \"1\" }\n}\nprovider_installation {\n direct {}\n}\n");
+    let later = read("host \"a.example\" {\n services = { \"b.v1\" = \"2\" }\n}\nprovider_installation {}\n");
+    let both = first.merge(later);
+    assert_eq!(both.hosts[&host("a.example")].keys().collect::<Vec<_>>(), ["b.v1"]);
+    assert_eq!((both.installation.unwrap().len(), both.complaints.len()), (1, 1));
+}
+
+#[test]
+fn each_client_finds_its_files_where_it_looks_for_them() {
+    let environment = |set: &[(&str, &str)]| -> Environment {
+        set.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    };
+    let home = environment(&[("HOME", "/h")]);
+    let xdg = environment(&[("HOME", "/h"), ("XDG_CONFIG_HOME", "/x")]);
+    for (client, set, there, file, folder) in [
+        (Client::Terraform, &xdg, &["/h/.tofurc"][..], "/h/.terraformrc", "/h/.terraform.d"),
+        (Client::Tofu, &home, &[], "/h/.tofurc", "/h/.terraform.d"),
+        (Client::Tofu, &xdg, &[], "/x/opentofu/tofurc", "/x/opentofu"),
+        (Client::Tofu, &xdg, &["/h/.terraformrc"], "/h/.terraformrc", "/x/opentofu"),
+        (Client::Tofu, &xdg, &["/h/.terraformrc", "/h/.tofurc"], "/h/.tofurc", "/x/opentofu"),
+        (Client::Tofu, &xdg, &["/h/.terraform.d"], "/x/opentofu/tofurc", "/h/.terraform.d"),
+    ] {
+        let is_there = |path: &Path| there.iter().any(|there| Path::new(there) == path);
+        let places = Places::of(client, set, &is_there);
+        assert_eq!(
+            (places.file.as_deref(), places.folder.as_deref()),
+            (Some(Path::new(file)), Some(Path::new(folder)))
+        );
+    }
+    let named = environment(&[("HOME", "/h"), ("TF_CLI_CONFIG_FILE", "ci.tfrc")]);
+    let places = Places::of(Client::Tofu, &named, &|_| true);
+    assert_eq!((places.file.as_deref(), places.folder), (Some(Path::new("ci.tfrc")), None));
+}
+
+proptest! {
+    /// Whatever lies there: it is read or refused.
+    #[test]
+    fn any_file_is_read_or_refused(
+        text in "([a-z]{1,3}|host|services|provider_installation|direct|include|[\"{}\\[\\]()=\n ?:!<$%.,-]){0,60}",
+        bytes in prop::collection::vec(any::<u8>(), 0..60),
+    ) {
+        let _ = CliConfig::read(text.as_bytes());
+        let _ = CliConfig::read(format!("{{{text}").as_bytes());
+        let _ = CliConfig::read(&bytes);
+    }
+
+    /// A URL comes out as it was written, in both forms.
+    #[test]
+    fn a_service_is_read_as_it_was_written(url in "[ -~é]{0,40}") {
+        let quoted = serde_json::Value::from(url.as_str()).to_string();
+        let json = format!("{{\"host\": {{\"a.example\": {{\"services\": {{\"providers.v1\": {quoted}}}}}}}}}");
+        let hcl = format!("host \"a.example\" {{\n services = {{ \"providers.v1\" = {quoted} }}\n}}\n");
+        let read = |text: String| CliConfig::read(text.as_bytes()).map(|config| config.hosts[&host("a.example")]["providers.v1"].clone());
+        prop_assert_eq!(read(json).unwrap(), Service::Url(url.clone()));
+        if !url.contains(['$', '%']) {
+            prop_assert_eq!(read(hcl).unwrap(), Service::Url(url));
+        }
+    }
+
+    #[test]
+    fn any_pattern_is_read(text in "[a-z*/.:]{0,20}", name in "[a-z]{1,5}\\.example") {
+        let method = Method { source: Source::Direct, include: vec![Pattern::parse(&text)], exclude: vec![Pattern::parse("*/*/*")] };
+        prop_assert_eq!(method.reach(&host(&name), "registry.terraform.io"), Reach::None);
+    }
+}

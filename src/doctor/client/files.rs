@@ -1,0 +1,132 @@
+//! The files that the clients of this machine read.
+
+use std::path::{Path, PathBuf};
+
+use super::{Check, FILES};
+use crate::closure::cli_config::CliConfig;
+use crate::closure::cli_config::places::{Client, Environment, Places};
+use crate::closure::hcl;
+use crate::config::{Unreadable, text};
+
+/// What one client reads, or both of them alike.
+#[derive(Debug)]
+pub(super) struct Reading {
+    pub(super) clients: Vec<Client>,
+    places: Vec<Places>,
+    files: Vec<PathBuf>,
+    problems: Vec<String>,
+    pub(super) config: CliConfig,
+}
+
+/// Reads for every client there is on the `PATH`, or for both where none is.
+pub(super) fn read_all(environment: &Environment) -> Vec<Reading> {
+    let folders: Vec<PathBuf> =
+        environment.get("PATH").map(|path| std::env::split_paths(path).collect()).unwrap_or_default();
+    let is_installed = |client: &Client| folders.iter().any(|folder| folder.join(client.program()).is_file());
+    let mut clients: Vec<Client> = Client::ALL.into_iter().filter(is_installed).collect();
+    if clients.is_empty() {
+        clients = Client::ALL.to_vec();
+    }
+    let mut readings: Vec<Reading> = Vec::new();
+    for client in clients {
+        let reading = read(client, environment);
+        match readings.iter_mut().find(|before| before.files == reading.files && before.problems == reading.problems) {
+            Some(before) => {
+                before.clients.push(client);
+                before.places.extend(reading.places);
+            }
+            None => readings.push(reading),
+        }
+    }
+    readings
+}
+
+fn read(client: Client, environment: &Environment) -> Reading {
+    let places = Places::of(client, environment, &|path: &Path| path.exists());
+    let mut reading = Reading {
+        clients: vec![client],
+        files: Vec::new(),
+        problems: Vec::new(),
+        config: CliConfig::default(),
+        places: vec![places.clone()],
+    };
+    if let Some(file) = places.file {
+        reading.add(file, places.named_by);
+    }
+    let entries = places.folder.as_deref().and_then(|folder| std::fs::read_dir(folder).ok()).into_iter().flatten();
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let mut names: Vec<String> = names.filter(|name| Places::is_read(name)).collect();
+    names.sort_unstable();
+    for name in names {
+        let folder = places.folder.as_deref().unwrap_or(Path::new(""));
+        reading.add(folder.join(name), None);
+    }
+    reading
+}
+
+impl Reading {
+    fn add(&mut self, file: PathBuf, named_by: Option<&str>) {
+        let shown = file.display().to_string();
+        match text(&file, hcl::LARGEST as u64) {
+            Ok(text) => {
+                match CliConfig::read(text.as_bytes()) {
+                    Ok(config) => {
+                        let before = std::mem::take(&mut self.config);
+                        self.config = before.merge(config);
+                    }
+                    Err(bad) => self.problems.push(format!("{shown} does not parse: {bad}")),
+                }
+                self.files.push(file);
+            }
+            Err(unreadable) => match (named_by, unreadable) {
+                (None, unreadable) if unreadable.is_absent() => {}
+                (Some(variable), unreadable) if unreadable.is_absent() => {
+                    self.problems.push(format!("{variable} names {shown}, and there is no such file"));
+                }
+                (
+                    _,
+                    unreadable @ (Unreadable::Refused(_)
+                    | Unreadable::Folder
+                    | Unreadable::TooLarge(_)
+                    | Unreadable::NotText(_)),
+                ) => {
+                    self.problems.push(format!("{shown} cannot be read: {unreadable}"));
+                }
+            },
+        }
+    }
+
+    /// Whose they are.
+    pub(super) fn clients(&self) -> String {
+        let clients: Vec<&str> = self.clients.iter().map(|client| client.program()).collect();
+        clients.join(" and ")
+    }
+
+    /// Whether no file says anything.
+    pub(super) fn says_nothing(&self) -> bool {
+        self.files.is_empty() && self.problems.is_empty()
+    }
+
+    /// Where it was looked.
+    pub(super) fn looked_for(&self) -> String {
+        let files = self.places.iter().filter_map(|places| places.file.as_ref());
+        let mut looked: Vec<String> = files.map(|file| file.display().to_string()).collect();
+        looked.dedup();
+        if looked.is_empty() { "HOME is not set".to_owned() } else { format!("no {}", looked.join(", no ")) }
+    }
+
+    /// What there is to say of the files themselves.
+    pub(super) fn checks(&self) -> Vec<Check> {
+        let goes_on = "the client only prints an error, goes on without it, and asks registries itself: mend the file";
+        let problems = self.problems.iter().map(|problem| Check::fail(FILES, problem).advise(goes_on));
+        let complaint = |said: &String| {
+            Check::fail(FILES, said).advise("the client prints an error about it, and goes on: mend the file")
+        };
+        let mut checks: Vec<Check> = problems.chain(self.config.complaints.iter().map(complaint)).collect();
+        if checks.is_empty() && !self.files.is_empty() {
+            let files: Vec<String> = self.files.iter().map(|file| file.display().to_string()).collect();
+            checks.push(Check::ok(FILES, files.join(", ")));
+        }
+        checks
+    }
+}

@@ -1,0 +1,121 @@
+//! A `provider_installation` block: whether providers still come here with it (PROTOCOL 3).
+
+use super::files::Reading;
+use super::services::Tried;
+use super::{Check, OVERRIDE, Scene, default_host};
+use crate::address::Hostname;
+use crate::closure::cli_config::Source;
+use crate::closure::cli_config::reach::Reach;
+
+const INSTALLATION: &str = "client.installation";
+
+const BY_DIRECT: &str = "direct lets the client ask the registry itself as well: the versions of both are taken \
+     together, and without the registry all of it fails";
+
+/// By which ways the providers of one registry come to a client.
+pub(super) struct Ways {
+    /// From the registry, or from where its `host` block leads.
+    direct: Reach,
+    /// From a network mirror that is larder.
+    larder: Reach,
+    /// From anywhere else, with the names of the methods.
+    elsewhere: Vec<String>,
+    /// What is wrong with the network mirrors.
+    faults: Vec<Check>,
+}
+
+impl Ways {
+    /// Whether all of them come from where the `host` block leads.
+    pub(super) fn come_by_the_block(&self) -> bool {
+        self.direct == Reach::All || self.larder == Reach::All
+    }
+}
+
+impl Scene<'_> {
+    /// Tries every method that is for providers of `host`.
+    pub(super) async fn ways(&self, reading: &Reading, host: &Hostname) -> Ways {
+        let mut ways = Ways { direct: Reach::None, larder: Reach::None, elsewhere: Vec::new(), faults: Vec::new() };
+        let Some(methods) = &reading.config.installation else {
+            return Ways { direct: Reach::All, ..ways };
+        };
+        for method in methods {
+            let reach = method.reach(host, default_host(reading, host));
+            if reach == Reach::None {
+                continue;
+            }
+            match &method.source {
+                Source::Direct => ways.direct = ways.direct.max(reach),
+                Source::Elsewhere(kind) => ways.elsewhere.push(kind.clone()),
+                Source::NetworkMirror { url } => match self.try_mirror(url, host).await {
+                    Tried::Larder => ways.larder = ways.larder.max(reach),
+                    Tried::Elsewhere(_) => ways.elsewhere.push("another network_mirror".to_owned()),
+                    Tried::Unusable(fault) => ways.faults.push(fault),
+                },
+            }
+        }
+        ways
+    }
+
+    /// What there is to say of them. Nothing where providers come directly, and nothing else is said.
+    pub(super) fn installation(&self, host: &Hostname, has_block: bool, ways: &Ways) -> Vec<Check> {
+        let all = format!("\"{}/*/*\"", host.to_unicode());
+        let check = if has_block { ways.beside_a_block(&all) } else { ways.alone(&all) };
+        ways.faults.iter().cloned().chain(check).collect()
+    }
+}
+
+impl Ways {
+    /// What they mean where a `host` block says who is asked directly.
+    fn beside_a_block(&self, all: &str) -> Option<Check> {
+        match self.larder.max(self.direct) {
+            Reach::None => {
+                let from = if self.elsewhere.is_empty() { "nowhere".to_owned() } else { self.elsewhere() + " only" };
+                let found = format!("providers are installed from {from}: the host block is never asked for them");
+                let advice = format!("add direct {{ include = [{all}] }} to provider_installation, or take that away");
+                Some(Check::fail(INSTALLATION, found).advise(advice))
+            }
+            Reach::Some => Some(some_only(all)),
+            Reach::All => self.also_elsewhere(all),
+        }
+    }
+
+    /// What they mean where no block does, and direct is the registry itself.
+    fn alone(&self, all: &str) -> Option<Check> {
+        match (self.larder, self.direct) {
+            (Reach::All, Reach::Some | Reach::All) | (Reach::Some, Reach::All) => {
+                Some(Check::fail(INSTALLATION, BY_DIRECT).advise(format!("write exclude = [{all}] in direct")))
+            }
+            (Reach::Some, Reach::None | Reach::Some) => Some(some_only(all)),
+            (Reach::All, Reach::None) => Some(self.also_elsewhere(all).unwrap_or_else(|| {
+                let found = "providers come here through the network mirror; modules are asked at the registry itself";
+                Check::ok(OVERRIDE, found)
+            })),
+            (Reach::None, Reach::None) if self.faults.is_empty() => {
+                let from = if self.elsewhere.is_empty() { "nowhere".to_owned() } else { self.elsewhere() };
+                let check = Check::warn(OVERRIDE, format!("providers are installed from {from}, and not from larder"));
+                Some(check.advise("where they shall come from here, see `larder client-config --mirror`"))
+            }
+            (Reach::None, _) => None,
+        }
+    }
+
+    fn also_elsewhere(&self, all: &str) -> Option<Check> {
+        let from = self.elsewhere();
+        let found =
+            format!("providers are installed from {from} as well: what is found there does not come from larder");
+        let check = Check::warn(INSTALLATION, found).advise(format!("write exclude = [{all}] there, or leave it so"));
+        (!from.is_empty()).then_some(check)
+    }
+
+    fn elsewhere(&self) -> String {
+        self.elsewhere.join(" and ")
+    }
+}
+
+fn some_only(all: &str) -> Check {
+    Check::warn(
+        INSTALLATION,
+        "only some of its providers come here, as provider_installation includes or excludes them",
+    )
+    .advise(format!("write {all} where all of them shall come here"))
+}

@@ -1,0 +1,125 @@
+//! Whether the clients of this machine would come here: their own configuration, read as they read it (PROTOCOL 1.1 to
+//! 1.3), and tried as they would try it.
+
+mod files;
+mod installation;
+mod proxies;
+mod services;
+mod surroundings;
+
+use tokio::time::timeout;
+
+use self::files::Reading;
+use super::listener::base;
+use super::running::Running;
+use super::{Check, WITHIN};
+use crate::address::Hostname;
+use crate::closure::cli_config::places::{Client, Environment};
+use crate::config::{Config, Upstream};
+use crate::http::admin_client;
+use crate::http::trust::Trust;
+use crate::protocol::client_config::{Way, text_of_nothing_held};
+
+const FILES: &str = "client.files";
+const OVERRIDE: &str = "client.override";
+
+/// What everything about a client is judged by.
+struct Scene<'a> {
+    config: &'a Config,
+    running: &'a Running,
+    environment: &'a Environment,
+    trust: &'a Trust,
+}
+
+/// Looks at every client of this machine; those that read the same files are looked at once.
+pub(super) async fn look(config: &Config, running: &Running, environment: &Environment, trust: &Trust) -> Vec<Check> {
+    let scene = Scene { config, running, environment, trust };
+    let copy = environment.clone();
+    let reading = tokio::task::spawn_blocking(move || files::read_all(&copy));
+    let Some(readings) = timeout(WITHIN, reading).await.ok().and_then(Result::ok) else {
+        return vec![Check::fail(FILES, "the home folder does not answer")];
+    };
+    let is_one_of_many = readings.len() > 1;
+    let mut checks = Vec::new();
+    for reading in &readings {
+        let mut of_this = scene.of_reading(reading).await;
+        if is_one_of_many {
+            of_this.iter_mut().for_each(|check| check.found = format!("{}: {}", reading.clients(), check.found));
+        }
+        checks.extend(of_this);
+    }
+    checks
+}
+
+impl Scene<'_> {
+    async fn of_reading(&self, reading: &Reading) -> Vec<Check> {
+        let mut checks = reading.checks();
+        if reading.says_nothing() {
+            let lines = self.lines_to_paste().await;
+            let looked = reading.looked_for();
+            checks.push(
+                Check::warn(
+                    FILES,
+                    format!("no CLI configuration ({looked}): every registry is asked itself, and not larder"),
+                )
+                .advise("write these lines there, on every machine where clients shall come here:")
+                .paste(lines),
+            );
+            return checks;
+        }
+        for upstream in &self.config.upstreams {
+            checks.extend(self.of_host(reading, upstream).await);
+        }
+        checks.extend(self.surroundings(reading));
+        checks
+    }
+
+    /// Whether the client comes here for the providers and modules of one registry.
+    async fn of_host(&self, reading: &Reading, upstream: &Upstream) -> Vec<Check> {
+        let host = &upstream.host;
+        let said = reading.config.hosts.get(host);
+        let ways = self.ways(reading, host).await;
+        let mut checks = match said {
+            Some(services) => self.services(services, host, &ways).await,
+            None => Vec::new(),
+        };
+        checks.extend(self.installation(host, said.is_some(), &ways));
+        if checks.is_empty() && said.is_none() {
+            checks.push(self.without_a_word(upstream).await);
+        }
+        checks.into_iter().map(|check| if check.of.is_none() { check.of(host) } else { check }).collect()
+    }
+
+    /// A registry that no file mentions: the client asks it itself, unless its name leads here.
+    async fn without_a_word(&self, upstream: &Upstream) -> Check {
+        let host = &upstream.host;
+        if !upstream.addresses.is_empty() && self.name_leads_here(host).await {
+            return Check::ok(OVERRIDE, "its name leads here");
+        }
+        Check::warn(OVERRIDE, "no host block: the client asks this registry itself, and not larder")
+            .advise("where it shall come here, add the block that `larder client-config` prints")
+    }
+
+    async fn lines_to_paste(&self) -> String {
+        let asked = admin_client::get(self.config.admin.listen, "/admin/v1/client-config", None);
+        if self.running.is_up
+            && let Ok(Ok(lines)) = timeout(WITHIN, asked).await
+        {
+            return String::from_utf8_lossy(&lines).into_owned();
+        }
+        let hosts: Vec<&Hostname> = self.config.upstreams.iter().map(|upstream| &upstream.host).collect();
+        text_of_nothing_held(&hosts, &self.base(), Way::HostOverride).await.unwrap_or_default()
+    }
+
+    /// How clients reach this larder, without a slash at its end.
+    fn base(&self) -> String {
+        base(self.config).map(|url| url.as_str().trim_end_matches('/').to_owned()).unwrap_or_default()
+    }
+}
+
+/// The registry of an address without one, for whoever reads these files.
+fn default_host(reading: &Reading, host: &Hostname) -> &'static str {
+    let of = |client: &Client| client.default_host();
+    let own = reading.clients.iter().map(of).find(|default| *default == host.as_str());
+    own.unwrap_or_else(|| reading.clients.first().map_or("", of))
+}

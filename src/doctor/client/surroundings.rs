@@ -1,0 +1,131 @@
+//! What else decides how a client comes here: proxies, tokens, its patience, its cache (PROTOCOL 1.3, 1.4).
+
+use std::path::Path;
+
+use url::{Host, Url};
+
+use super::files::Reading;
+use super::proxies::proxied_by;
+use super::{Check, Scene};
+use crate::address::Hostname;
+use crate::closure::cli_config::{Service, Source};
+
+/// Larder answers a document within 8 s; the clients wait 10 s unless told otherwise.
+const LEAST_SECONDS: u64 = 10;
+
+const NOT_IN_THE_CLEAR: &str = "give larder a certificate ([server] tls) and write https; or take the token away: \
+     larder passes none on, it has credentials of its own";
+
+impl Scene<'_> {
+    /// Everything there is to say of them; nothing where all is as usual.
+    pub(super) fn surroundings(&self, reading: &Reading) -> Vec<Check> {
+        let checks =
+            [self.proxy(reading), self.credentials(reading), self.patience(), self.cache(reading), self.authorities()];
+        checks.into_iter().flatten().collect()
+    }
+
+    /// Where the client is sent for the configured registries, as far as these are URLs.
+    fn destinations(&self, reading: &Reading) -> Vec<(Hostname, Url)> {
+        let mut found = Vec::new();
+        for upstream in &self.config.upstreams {
+            let services = reading.config.hosts.get(&upstream.host);
+            if let Some(Service::Url(text)) = services.and_then(|services| services.get("providers.v1"))
+                && let Ok(url) = Url::parse(text)
+            {
+                found.push((upstream.host.clone(), url));
+            }
+            for method in reading.config.installation.iter().flatten() {
+                if let Source::NetworkMirror { url } = &method.source
+                    && let Ok(url) = Url::parse(url)
+                {
+                    found.push((upstream.host.clone(), url));
+                }
+            }
+        }
+        found
+    }
+
+    fn proxy(&self, reading: &Reading) -> Option<Check> {
+        let destinations = self.destinations(reading);
+        let found = destinations.iter().find_map(|(_, url)| Some((url, proxied_by(url, self.environment)?)));
+        let (url, variable) = found?;
+        let name = url.host_str().unwrap_or_default();
+        Some(
+            Check::warn(
+                "client.proxy",
+                format!("the client asks for {name} through the proxy of {variable}; the doctor asked directly"),
+            )
+            .advise(format!("add {name} to NO_PROXY, unless only the proxy reaches it")),
+        )
+    }
+
+    fn credentials(&self, reading: &Reading) -> Option<Check> {
+        let holds = |host: &Hostname| {
+            let variable = format!("TF_TOKEN_{}", host.as_str().replace('-', "__").replace(['.', ':'], "_"));
+            reading.config.credentials.contains(host)
+                || self.environment.keys().any(|name| name.eq_ignore_ascii_case(&variable))
+        };
+        let in_the_clear = |url: &Url| url.scheme() == "http" && !is_loopback(url);
+        let destinations = self.destinations(reading);
+        let (host, url) = destinations.iter().find(|(host, url)| in_the_clear(url) && holds(host))?;
+        let at = url.origin().ascii_serialization();
+        Some(
+            Check::warn(
+                "client.credentials",
+                format!("the client holds a token for {host}, and sends it to {at} without TLS"),
+            )
+            .of(host)
+            .advise(NOT_IN_THE_CLEAR),
+        )
+    }
+
+    fn patience(&self) -> Option<Check> {
+        const VARIABLE: &str = "TF_REGISTRY_CLIENT_TIMEOUT";
+        let seconds: u64 = self.environment.get(VARIABLE)?.parse().ok()?;
+        (1..LEAST_SECONDS).contains(&seconds).then(|| {
+            Check::warn(
+                "client.timeout",
+                format!(
+                    "{VARIABLE}={seconds}: the client waits no longer than {seconds} s, and larder answers within 8 s"
+                ),
+            )
+            .advise(format!("take it away, or set it to {LEAST_SECONDS} or more"))
+        })
+    }
+
+    fn cache(&self, reading: &Reading) -> Option<Check> {
+        const CACHE: &str = "client.cache";
+        let home = self.environment.get("HOME").map(String::as_str).unwrap_or_default();
+        let expand = |text: &String| text.replace("${HOME}", home).replace("$HOME", home);
+        let set = self.environment.get("TF_PLUGIN_CACHE_DIR").filter(|folder| !folder.is_empty()).cloned();
+        let folder = set.or_else(|| reading.config.plugin_cache_dir.as_ref().map(expand))?;
+        let is_known = !folder.contains('$') && Path::new(&folder).is_absolute();
+        if is_known && !Path::new(&folder).is_dir() {
+            return Some(
+                Check::warn(CACHE, format!("the plugin cache {folder} is no folder: the client prints an error"))
+                    .advise(format!("mkdir -p {folder}, or take the setting away")),
+            );
+        }
+        Some(Check::ok(CACHE, format!("a plugin cache is used: what is in {folder} and locked is not asked for again")))
+    }
+
+    fn authorities(&self) -> Option<Check> {
+        let file = self.trust.unreadable.as_ref()?;
+        Some(
+            Check::warn(
+                "client.trust",
+                format!("SSL_CERT_FILE names {}, where there are no certificates to read", file.display()),
+            )
+            .advise("name a PEM file that the client may read, or take the variable away"),
+        )
+    }
+}
+
+fn is_loopback(url: &Url) -> bool {
+    match url.host() {
+        Some(Host::Domain(name)) => name == "localhost",
+        Some(Host::Ipv4(ip)) => ip.is_loopback(),
+        Some(Host::Ipv6(ip)) => ip.is_loopback(),
+        None => false,
+    }
+}

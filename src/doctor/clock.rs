@@ -1,0 +1,80 @@
+//! Whether this machine's clock is right: certificates and signatures are judged by it.
+
+use std::time::Duration;
+
+use super::Check;
+use crate::clock::Timestamp;
+
+const WORTH_A_WORD: Duration = Duration::from_secs(5 * 60);
+/// From here on certificates that are good look bad.
+const WRONG: Duration = Duration::from_secs(12 * 3600);
+
+/// What time it is, as somebody else says.
+#[derive(Debug, Clone)]
+pub(super) struct Told {
+    /// Who.
+    pub(super) by: String,
+    /// What.
+    pub(super) at: Timestamp,
+    /// The time here when it came.
+    pub(super) here: Timestamp,
+}
+
+/// Holds the clock against what others say; where they differ, against the one that is nearest.
+pub(super) fn judge(now: Timestamp, told: &[Told]) -> Check {
+    let Some(nearest) = told.iter().min_by_key(|told| told.off()) else {
+        return Check::ok(
+            "clock",
+            format!("nobody told the time to compare with; here it is {} (UTC)", now.date_time()),
+        );
+    };
+    let (off, by) = (nearest.off(), &nearest.by);
+    if off <= WORTH_A_WORD {
+        return Check::ok("clock", format!("within {} s of {by}", off.as_secs().max(1)));
+    }
+    let direction = if nearest.here > nearest.at { "ahead of" } else { "behind" };
+    let rounded = Duration::from_secs(off.as_secs() / 60 * 60);
+    let found = format!("this machine is {} {direction} {by}", humantime::format_duration(rounded));
+    let to_do = "set the clock (timedatectl set-ntp true); certificates and signatures are judged by it";
+    let check = if off < WRONG { Check::warn("clock", found) } else { Check::fail("clock", found) };
+    check.advise(to_do)
+}
+
+impl Told {
+    fn off(&self) -> Duration {
+        self.at.since(self.here).max(self.here.since(self.at))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Verdict;
+    use super::*;
+
+    #[test]
+    fn minutes_are_a_warning_and_a_day_is_wrong_in_either_direction() {
+        let here = Timestamp(1_800_000_000);
+        let told = |seconds: i64| {
+            let at = Timestamp(here.0.saturating_add_signed(seconds));
+            Told { by: "registry.example".to_owned(), at, here }
+        };
+        for (seconds, verdict, said) in [
+            (0, Verdict::Ok, "within 1 s"),
+            (-290, Verdict::Ok, "within 290 s"),
+            (600, Verdict::Warn, "10m behind registry.example"),
+            (-7200, Verdict::Warn, "2h ahead of registry.example"),
+            (86_400, Verdict::Fail, "1day behind registry.example"),
+            (-86_400, Verdict::Fail, "1day ahead of registry.example"),
+        ] {
+            let check = judge(here, &[told(seconds)]);
+            assert_eq!(check.verdict, verdict, "{seconds}: {check:?}");
+            assert!(check.found.contains(said), "{seconds}: {check:?}");
+        }
+        assert_eq!(
+            judge(here, &[told(-86_400), told(3)]).verdict,
+            Verdict::Ok,
+            "one of two upstreams has a wrong clock"
+        );
+        assert_eq!(judge(here, &[]).verdict, Verdict::Ok);
+    }
+}

@@ -1,0 +1,117 @@
+//! The store and the disk it is on.
+
+use bytesize::ByteSize;
+
+use super::{Check, WITHIN};
+use crate::config::Config;
+use crate::store::{Examined, Room, Store, StoreError};
+
+/// With less than this, the next provider may not fit.
+const NEARLY_FULL: u64 = 256 << 20;
+/// What documents, the index and a log or two want of a disk whatever the archives take.
+const LITTLE: u64 = 32 << 20;
+const FEW_FILES: u64 = 1000;
+const NEARLY_FULL_MEANS: &str = "until there is room, larder evicts what was used least lately, and what does not \
+     fit is passed through without being kept";
+
+/// Looks at the store and its disk. `used` is what archives and documents take, where a running larder said so.
+pub(super) async fn look(config: &Config, examined: &Examined, used: Option<u64>) -> Vec<Check> {
+    let mut checks = vec![store(config, examined)];
+    match &examined.room {
+        Ok(room) => {
+            let used = match used {
+                Some(used) => Some(used),
+                None => measured(config).await,
+            };
+            checks.push(disk(room, config.store.max_size.as_u64(), used));
+        }
+        Err(error) => checks.push(Check::fail("disk", error.to_string()).advise(error.to_do())),
+    }
+    checks
+}
+
+async fn measured(config: &Config) -> Option<u64> {
+    let folder = config.store.path.clone();
+    let measuring = tokio::task::spawn_blocking(move || Store::measure(&folder));
+    tokio::time::timeout(WITHIN, measuring).await.ok()?.ok()?.ok()
+}
+
+fn store(config: &Config, examined: &Examined) -> Check {
+    const STORE: &str = "store";
+    let path = config.store.path.display();
+    let failed = |error: &StoreError| {
+        let check = Check::fail(STORE, format!("not writable: {error}")).advise(error.to_do());
+        match examined.foreign_owner {
+            Some(owner) => check.advise(format!("it belongs to user {owner}: run the doctor as that user")),
+            None => check,
+        }
+    };
+    match (&examined.there, &examined.format, &examined.writable) {
+        (Err(error), _, _) => {
+            // Another user's store is closed to this one, as it should be.
+            let check: fn(&'static str, String) -> Check = if error.is_denied() { Check::warn } else { Check::fail };
+            check(STORE, format!("cannot be looked at: {error}"))
+                .advise("run the doctor as larder's user (sudo -u larder larder doctor)")
+        }
+        (_, Err(error), _) => Check::fail(STORE, error.to_string()),
+        (_, _, Err(error)) => failed(error),
+        (Ok(false), Ok(()), Ok(())) => Check::ok(STORE, format!("none in {path} yet: it is made at the first start")),
+        (Ok(true), Ok(()), Ok(())) => match examined.foreign_owner {
+            Some(owner) => Check::warn(STORE, format!("{path} can be written, and belongs to user {owner}"))
+                .advise("what larder's own user may do is only seen by that user: run the doctor as that user"),
+            None => Check::ok(STORE, format!("{path} can be written")),
+        },
+    }
+}
+
+/// Pure: what the room on the disk means for a store that may grow to `max_size`.
+fn disk(room: &Room, max_size: u64, used: Option<u64>) -> Check {
+    const DISK: &str = "disk";
+    let Room { free_bytes, total_bytes, free_files, is_read_only: _ } = *room;
+    let size = |bytes: u64| ByteSize(bytes).to_string();
+    let found = format!("{} free of {}; the store may grow to {}", size(free_bytes), size(total_bytes), size(max_size));
+    if let Some(files) = free_files.filter(|files| *files < FEW_FILES) {
+        return Check::fail(DISK, format!("{files} more files is all that the disk takes (inodes)"))
+            .advise("remove small files from the disk of the store, or give it a file system with more inodes");
+    }
+    let growth = max_size.saturating_sub(used.unwrap_or_default());
+    let lower = format!("make room, or lower [store] max_size to what the disk has beside all else: {}", {
+        size(used.unwrap_or_default().saturating_add(free_bytes))
+    });
+    if free_bytes < LITTLE || (free_bytes < NEARLY_FULL && free_bytes < growth) {
+        return Check::fail(DISK, format!("nearly full: {found}")).advise(NEARLY_FULL_MEANS).advise(lower);
+    }
+    if free_bytes < growth {
+        return Check::warn(DISK, format!("the store may grow beyond its disk: {found}"))
+            .advise("larder would fill the disk before it evicts anything because of its size")
+            .advise(lower);
+    }
+    Check::ok(DISK, found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Verdict;
+    use super::*;
+
+    #[test]
+    fn a_disk_is_judged_by_what_the_store_may_still_grow() {
+        const GIB: u64 = 1 << 30;
+        for (free, max_size, used, files, verdict) in [
+            (100 * GIB, 50 * GIB, Some(0), None, Verdict::Ok),
+            (10 * GIB, 50 * GIB, Some(0), None, Verdict::Warn),
+            (10 * GIB, 50 * GIB, Some(45 * GIB), None, Verdict::Ok),
+            (100 << 20, 50 * GIB, Some(GIB), None, Verdict::Fail),
+            // It is as large as it may be, and evicts by its own limit.
+            (100 << 20, 50 * GIB, Some(50 * GIB), None, Verdict::Ok),
+            (1 << 20, 50 * GIB, Some(50 * GIB), None, Verdict::Fail),
+            (100 * GIB, 50 * GIB, None, Some(10), Verdict::Fail),
+            (100 * GIB, 50 * GIB, None, Some(1_000_000), Verdict::Ok),
+        ] {
+            let room = Room { free_bytes: free, total_bytes: 200 * GIB, free_files: files, is_read_only: false };
+            let check = disk(&room, max_size, used);
+            assert_eq!(check.verdict, verdict, "{free} {used:?} {files:?}: {check:?}");
+            assert_eq!(check.to_do.is_empty(), verdict == Verdict::Ok);
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Whether clients reach the main listener where they are told that it is.
+
+use std::net::IpAddr;
+
+use url::{Host, Url};
+
+use super::recognise::{Met, Who, meet};
+use super::running::Running;
+use super::{Check, Findings, clock};
+use crate::app;
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::http::trust::Trust;
+use crate::http::visit::{BadCertificate, NoVisit};
+use crate::protocol::route::providers_base;
+
+const LISTENER: &str = "listener";
+const CERTIFICATE: &str = "listener.certificate";
+
+/// How clients reach a larder of this configuration: a URL that ends in a slash.
+pub(super) fn base(config: &Config) -> Option<Url> {
+    Url::parse(&format!("{}/", app::base(config, config.server.listen))).ok()
+}
+
+/// Whether a URL leads to the listener of this configuration itself, by another spelling of its address too.
+pub(super) fn is_ours(url: &Url, config: &Config) -> bool {
+    let Some(base) = base(config) else { return false };
+    if url.origin() == base.origin() {
+        return url.path().starts_with(base.path());
+    }
+    let is_this_machine = match url.host() {
+        Some(Host::Domain(name)) => name == "localhost",
+        Some(Host::Ipv4(ip)) => ip.is_loopback() && reaches(config.server.listen.ip()),
+        Some(Host::Ipv6(ip)) => ip.is_loopback() && reaches(config.server.listen.ip()),
+        None => false,
+    };
+    is_this_machine && url.port_or_known_default() == Some(config.server.listen.port())
+}
+
+fn reaches(listening: IpAddr) -> bool {
+    listening.is_loopback() || listening.is_unspecified()
+}
+
+/// Asks there as a client would.
+pub(super) async fn look(config: &Config, running: &Running, trust: &Trust) -> Findings {
+    let (true, Some(base), Some(upstream)) = (running.is_up, base(config), config.upstreams.first()) else {
+        return Findings::default();
+    };
+    let host = &upstream.host;
+    let Ok(asked) = base.join(providers_base(host).trim_start_matches('/')) else { return Findings::default() };
+    let shown = base.as_str().trim_end_matches('/').to_owned();
+    match meet(&asked, host, trust).await {
+        Ok(met) => {
+            let told = met.date.map(|at| clock::Told { by: shown.clone(), at, here: Clock::system().now() });
+            // What this machine says of itself is no second opinion.
+            let told = told.filter(|_| config.server.public_url.is_some());
+            Findings { checks: of_met(&met, &base, &shown), told: told.into_iter().collect() }
+        }
+        Err(error) => of_no_visit(&error, &shown, config).into(),
+    }
+}
+
+fn of_met(met: &Met, base: &Url, shown: &str) -> Vec<Check> {
+    let listener = match &met.who {
+        Who::Larder => Check::ok(LISTENER, format!("larder answers at {shown}")),
+        Who::LarderWithout(_) => Check::fail(LISTENER, format!("the larder at {shown} has another configuration"))
+            .advise("restart it, so that it has this configuration; or make public_url lead to this larder"),
+        Who::LarderThatRefuses(said) => Check::warn(LISTENER, format!("larder answers at {shown}: {said}"))
+            .advise("clients on this machine need its address in [server] clients"),
+        Who::SomebodyElse(status) => Check::fail(LISTENER, format!("somebody else answers at {shown} ({status})"))
+            .advise("make [server] public_url the URL that leads to larder, or what stands there pass all of it on"),
+    };
+    let mut checks = vec![listener];
+    if base.scheme() == "https" {
+        checks.push(match met.ends_soon {
+            Some(day) => Check::warn(CERTIFICATE, format!("the certificate of {shown} ends soon ({})", day.day()))
+                .advise("renew it: larder takes a new one without a restart"),
+            None => Check::ok(
+                CERTIFICATE,
+                format!("the certificate of {shown} is trusted here, and good for two weeks and more"),
+            ),
+        });
+    }
+    checks
+}
+
+fn of_no_visit(error: &NoVisit, shown: &str, config: &Config) -> Vec<Check> {
+    let behind_a_name = config.server.public_url.is_some();
+    let found = format!("{shown}: {error}");
+    match error {
+        NoVisit::Certificate(bad) => {
+            let ok = Check::ok(LISTENER, format!("somebody answers at {shown} over TLS"));
+            vec![ok, Check::fail(CERTIFICATE, found).advise(what_to_do_about(bad))]
+        }
+        _ if behind_a_name => {
+            let to_do = "make [server] public_url the URL that clients reach larder by, or make that URL lead here";
+            vec![Check::fail(LISTENER, found).advise(to_do)]
+        }
+        _ => vec![
+            Check::fail(LISTENER, found).advise("restart larder, so that it has the configuration that was looked at"),
+        ],
+    }
+}
+
+/// What to do about a certificate that clients do not take.
+pub(super) fn what_to_do_about(bad: &BadCertificate) -> &'static str {
+    match bad {
+        BadCertificate::Untrusted => {
+            "make clients trust its authority: add it to this machine's trust (update-ca-certificates), or name its \
+             PEM file in SSL_CERT_FILE; an intermediate certificate that [server] tls lacks looks the same"
+        }
+        BadCertificate::OtherName(_) => {
+            "reach larder by a name that is in its certificate ([server] public_url, and what clients are told), or get \
+             a certificate for this name"
+        }
+        BadCertificate::Expired(_) => "renew it: larder takes a new one without a restart; or set this machine's clock",
+        BadCertificate::NotYet(_) => "set this machine's clock, or wait",
+        BadCertificate::Other(_) => "get another certificate",
+    }
+}

@@ -1,0 +1,124 @@
+//! Is it working? One check per line: the configuration, the running larder, its store, its disk, its clock, its
+//! upstreams, and whether the clients of this machine would come here. Changes nothing and waits for nothing long.
+
+mod check;
+mod client;
+mod clock;
+mod disk;
+mod listener;
+mod recognise;
+mod running;
+mod upstreams;
+
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesOrdered;
+use futures_util::{FutureExt, StreamExt};
+
+pub use self::check::{Check, Verdict};
+
+use crate::app::{self, StartError};
+use crate::cdn_loop::OwnEntry;
+use crate::clock::{Clock, Timestamp};
+use crate::config::{self, Config, Problems, Warning};
+use crate::http::trust::Trust;
+use crate::store::{Examined, Store};
+use crate::upstream::bounds::Bounds;
+use crate::upstream::outbound::Outbound;
+use crate::upstream::{Traffic, Upstreams};
+
+/// The longest that any one question waits for its answer.
+const WITHIN: Duration = Duration::from_secs(6);
+
+/// What came of one group of checks, and the times that others said it is.
+#[derive(Debug, Default)]
+struct Findings {
+    checks: Vec<Check>,
+    told: Vec<clock::Told>,
+}
+
+impl From<Vec<Check>> for Findings {
+    fn from(checks: Vec<Check>) -> Self {
+        Self { checks, told: Vec::new() }
+    }
+}
+
+/// Looks at everything; `tell` is called with each check, in order and as soon as there is one.
+pub async fn examine(loaded: Result<(Config, Vec<Warning>), Problems>, mut tell: impl FnMut(Check)) {
+    let (config, warnings) = match loaded {
+        Ok(loaded) => loaded,
+        Err(problems) => {
+            return check::of_problems(problems.remarks()).into_iter().for_each(tell);
+        }
+    };
+    let of_configuration = check::of_configuration(&config, &warnings, app::what_would_not_start(&config));
+    let can_start = of_configuration.iter().all(|check| check.verdict != Verdict::Fail);
+    of_configuration.into_iter().for_each(&mut tell);
+    let Some(examined) = examined(&config).await else {
+        tell(
+            Check::fail("store", format!("{} does not answer", config.store.path.display()))
+                .advise("look at the disk of the store: whoever looks at it waits and waits"),
+        );
+        return;
+    };
+    let (running, checks) = running::look(&config, &examined).await;
+    checks.into_iter().for_each(&mut tell);
+    disk::look(&config, &examined, running.used_bytes).await.into_iter().for_each(&mut tell);
+
+    let environment = config::environment();
+    let set = |name: &str| environment.get(name).map(String::as_str);
+    let trust = Trust::of_clients(set("SSL_CERT_FILE"), set("SSL_CERT_DIR"));
+    let clock = Clock::system();
+    let mut told = Vec::new();
+    let groups: FuturesOrdered<BoxFuture<'_, Findings>> = [
+        listener::look(&config, &running, &trust).boxed(),
+        of_upstreams(&config, can_start, clock.now()).boxed(),
+        client::look(&config, &running, &environment, &trust).map(Findings::from).boxed(),
+    ]
+    .into_iter()
+    .collect();
+    let mut groups = groups;
+    while let Some(findings) = groups.next().await {
+        findings.checks.into_iter().for_each(&mut tell);
+        told.extend(findings.told);
+    }
+    tell(clock::judge(clock.now(), &told));
+}
+
+/// What the disk says of the store; `None` where it says nothing.
+async fn examined(config: &Config) -> Option<Examined> {
+    let folder = config.store.path.clone();
+    let looking = tokio::task::spawn_blocking(move || Store::examine(&folder));
+    tokio::time::timeout(WITHIN, looking).await.ok()?.ok()
+}
+
+async fn of_upstreams(config: &Config, can_start: bool, now: Timestamp) -> Findings {
+    if config.network.offline {
+        let said = "offline ([network] offline = true): no upstream is asked, by larder or by this";
+        return vec![Check::ok("upstreams", said)].into();
+    }
+    if !can_start {
+        // The way out is built of what does not load.
+        return Findings::default();
+    }
+    let outbound = match outbound(config) {
+        Ok(outbound) => outbound,
+        Err(error) => return vec![Check::fail("upstreams", error.to_string())].into(),
+    };
+    let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
+    let looking = upstreams.hosts().into_iter().filter_map(|host| upstreams.get(host));
+    let looking = looking.map(|upstream| upstreams::look(upstream, &outbound, &config.store.path, now));
+    let mut all = Findings::default();
+    for Findings { checks, told } in futures_util::future::join_all(looking).await {
+        all.checks.extend(checks);
+        all.told.extend(told);
+    }
+    all
+}
+
+/// The one way out, as a larder of this configuration has it, and without a store.
+fn outbound(config: &Config) -> Result<Outbound, StartError> {
+    let own = OwnEntry::random().map_err(|_| StartError::Random)?;
+    Ok(Outbound::new(&config.network, &config.upstreams, own, Traffic::default(), Bounds::default())?)
+}

@@ -1,0 +1,64 @@
+//! Who answers at a URL that should lead to a larder. What is asked for is the base of a service: larder has nothing
+//! there, asks no upstream about it, and says so in its own words.
+
+use http::StatusCode;
+use serde::Deserialize;
+use url::Url;
+
+use super::WITHIN;
+use crate::address::Hostname;
+use crate::clock::Timestamp;
+use crate::error::Error;
+use crate::http::respond;
+use crate::http::trust::Trust;
+use crate::http::visit::{NoVisit, Visited, visit};
+
+/// Who was met.
+#[derive(Debug)]
+pub(super) struct Met {
+    /// Who it is.
+    pub(super) who: Who,
+    /// When its certificate ends, where that is soon.
+    pub(super) ends_soon: Option<Timestamp>,
+    /// The time it is there.
+    pub(super) date: Option<Timestamp>,
+}
+
+/// Who answers somewhere.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Who {
+    /// A larder.
+    Larder,
+    /// A larder that does not mirror this host.
+    LarderWithout(Hostname),
+    /// A larder that does not serve this machine, in its words.
+    LarderThatRefuses(String),
+    /// Somebody else, with this status.
+    SomebodyElse(StatusCode),
+}
+
+/// Asks for a base, and looks at who answers.
+pub(super) async fn meet(base: &Url, host: &Hostname, trust: &Trust) -> Result<Met, NoVisit> {
+    let visited = visit(base, trust, WITHIN).await?;
+    let date = visited.headers.get(http::header::DATE).and_then(|date| date.to_str().ok());
+    let date = date.and_then(|date| httpdate::parse_http_date(date).ok()).map(Timestamp::of);
+    Ok(Met { who: who(&visited, host), ends_soon: visited.ends_soon, date })
+}
+
+fn who(visited: &Visited, host: &Hostname) -> Who {
+    let says = visited.headers.get_all("cache-status").into_iter().filter_map(|value| value.to_str().ok());
+    let mut caches = says.flat_map(|value| value.split(',')).map(|member| member.split(';').next().unwrap_or_default());
+    if !caches.any(|name| name.trim().trim_matches('"') == respond::NAME) {
+        return Who::SomebodyElse(visited.status);
+    }
+    #[derive(Deserialize)]
+    struct Errors {
+        errors: Vec<String>,
+    }
+    let said = serde_json::from_slice::<Errors>(&visited.body).map(|body| body.errors).unwrap_or_default();
+    match visited.status {
+        StatusCode::FORBIDDEN => Who::LarderThatRefuses(said.join("; ")),
+        _ if said.contains(&Error::UnknownHost(host.clone()).to_string()) => Who::LarderWithout(host.clone()),
+        _ => Who::Larder,
+    }
+}

@@ -1,0 +1,158 @@
+//! Whether a larder runs with this configuration, and whether the commands could tell it anything.
+
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use secrecy::{ExposeSecret, SecretString};
+use tokio::time::timeout;
+
+use super::{Check, WITHIN};
+use crate::config::Config;
+use crate::http::admin_client::{self, NoAnswer};
+use crate::protocol::admin::{Command, Refusal, Report};
+use crate::store::{Examined, LockState, Store, TokenFile};
+
+const HELD_BY_ANOTHER: &str = "a larder with another [admin] listen has this store, or a command is at work on it: \
+     give the doctor the --config of the larder that runs";
+
+/// What is known of the larder of this configuration.
+#[derive(Debug, Default)]
+pub(super) struct Running {
+    /// Whether it runs.
+    pub(super) is_up: bool,
+    /// What its archives and documents take, in bytes.
+    pub(super) used_bytes: Option<u64>,
+}
+
+/// Looks for the running larder, and tries the token on it.
+pub(super) async fn look(config: &Config, examined: &Examined) -> (Running, Vec<Check>) {
+    let (running, check) = larder(config, examined).await;
+    let token = token(config, examined, running.is_up).await;
+    (running, vec![check, token])
+}
+
+async fn larder(config: &Config, examined: &Examined) -> (Running, Check) {
+    const RUNNING: &str = "running";
+    let at = config.admin.listen;
+    let store = config.store.path.display();
+    let down = |check| (Running::default(), check);
+    match (get(at, "/healthz", None).await, examined.lock) {
+        (Err(NoAnswer::NotRunning(_)), LockState::Held) => {
+            down(Check::fail(RUNNING, format!("{store} is in use, and nobody listens on {at}")).advise(HELD_BY_ANOTHER))
+        }
+        (Err(NoAnswer::NotRunning(_)), _) => down(
+            Check::fail(RUNNING, format!("no larder runs: nobody listens on {at}"))
+                .advise("start it: larder serve, or systemctl start larder"),
+        ),
+        (Err(error), _) => down(
+            Check::fail(RUNNING, error.to_string())
+                .advise("something else has this port, or larder hangs: see who listens there (ss -ltnp)"),
+        ),
+        // The token is for whoever has the store.
+        (Ok(_), LockState::Free) => down(
+            Check::fail(RUNNING, format!("somebody answers on {at}, and the store in {store} is in use by nobody"))
+                .advise("another larder listens there: give the doctor its --config, or this one another port"),
+        ),
+        (Ok(_), LockState::Held | LockState::Unseen) => up(config, examined, at).await,
+    }
+}
+
+async fn up(config: &Config, examined: &Examined, at: SocketAddr) -> (Running, Check) {
+    const RUNNING: &str = "running";
+    let here = env!("CARGO_PKG_VERSION");
+    let mut running = Running { is_up: true, used_bytes: None };
+    if let Err(error) = get(at, "/readyz", None).await {
+        let check = Check::fail(RUNNING, format!("it runs and is not ready: {error}"));
+        return (running, check.advise("bring the store folder back, or restart larder; its log says more"));
+    }
+    let shown = known_token(config, examined).filter(|_| examined.lock == LockState::Held);
+    let status = get(at, "/admin/v1/status", shown.as_ref().map(ExposeSecret::expose_secret)).await;
+    let report = match status.map(|body| serde_json::from_slice::<Report>(&body)) {
+        Ok(Ok(report)) => report.mirror,
+        Ok(Err(_)) => {
+            let check = Check::warn(RUNNING, format!("it runs on {at}, in another version than the {here} of this"));
+            return (running, check.advise("restart it, so that both are of one version"));
+        }
+        // Whether it takes the token is the next check.
+        Err(_) => return (running, Check::ok(RUNNING, format!("ready; admin listener on {at}"))),
+    };
+    running.used_bytes = Some(report.archive_bytes.saturating_add(report.document_bytes));
+    if report.version != here {
+        let found = format!("larder {} runs, and this is {here}", report.version);
+        return (running, Check::warn(RUNNING, found).advise("restart it, so that both are of one version"));
+    }
+    let offline = if report.offline { ", offline" } else { "" };
+    (running, Check::ok(RUNNING, format!("larder {here}, ready{offline}; admin listener on {at}")))
+}
+
+async fn token(config: &Config, examined: &Examined, is_up: bool) -> Check {
+    const TOKEN: &str = "token";
+    let file = Store::token_file(&config.store.path);
+    let file = file.display();
+    let from = if config.admin.token.is_some() {
+        "[admin] token".to_owned()
+    } else {
+        match &examined.token {
+            TokenFile::Absent if !is_up => {
+                return Check::ok(TOKEN, format!("{file} is made at the first start"));
+            }
+            TokenFile::Absent => {
+                return Check::fail(TOKEN, format!("missing: there is no {file}, where the commands look for it"))
+                    .advise("restart larder: it makes a new one when it starts");
+            }
+            TokenFile::Empty => {
+                return Check::fail(TOKEN, format!("{file} holds no token"))
+                    .advise("remove the file and restart larder: it makes a new one");
+            }
+            TokenFile::Unreadable(error) => {
+                // That this user may not read it is as it should be.
+                let check: fn(&'static str, String) -> Check =
+                    if error.is_denied() { Check::warn } else { Check::fail };
+                return check(TOKEN, error.to_string())
+                    .advise("run the commands as larder's user (sudo -u larder larder …)");
+            }
+            TokenFile::Good { mode, .. } if mode & 0o077 != 0 => {
+                return Check::fail(TOKEN, format!("{file} can be read by others (mode {mode:04o})"))
+                    .advise(format!("chmod 600 {file}; where that is too late, remove it and restart larder"));
+            }
+            TokenFile::Good { .. } => file.to_string(),
+        }
+    };
+    let Some(token) = known_token(config, examined).filter(|_| is_up && examined.lock == LockState::Held) else {
+        return Check::ok(TOKEN, from);
+    };
+    // It names nothing to refresh, so nothing is done; what counts is whether the token got that far.
+    let path = Command::Refresh.path();
+    let asked = admin_client::post(
+        config.admin.listen,
+        &path,
+        Some(token.expose_secret()),
+        Bytes::from_static(b"{\"what\":[]}"),
+    );
+    match timeout(WITHIN, asked).await {
+        Ok(Err(NoAnswer::Refused { said, .. })) if said == Refusal::NoToken.to_string() => {
+            Check::fail(TOKEN, format!("the running larder does not take the token of {from}"))
+                .advise("it was started with another token: restart larder")
+        }
+        Ok(Ok(_) | Err(NoAnswer::Refused { .. })) => {
+            Check::ok(TOKEN, format!("{from}, and the running larder takes it"))
+        }
+        Ok(Err(error)) => Check::fail(TOKEN, error.to_string()),
+        Err(_) => Check::fail(TOKEN, format!("the running larder did not answer within {} s", WITHIN.as_secs())),
+    }
+}
+
+fn known_token(config: &Config, examined: &Examined) -> Option<SecretString> {
+    match (&config.admin.token, &examined.token) {
+        (Some(configured), _) => Some(configured.clone()),
+        (None, TokenFile::Good { token, .. }) => Some(token.clone()),
+        (None, _) => None,
+    }
+}
+
+async fn get(at: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, NoAnswer> {
+    match timeout(WITHIN, admin_client::get(at, path, token)).await {
+        Ok(answer) => answer,
+        Err(_) => Err(NoAnswer::Failed { address: at, why: format!("nothing within {} s", WITHIN.as_secs()) }),
+    }
+}

@@ -1,0 +1,261 @@
+//! Each upstream, step by step and over larder's own way out: its name, the connection, TLS, discovery, one list.
+
+use std::path::Path;
+
+use tokio::time::{Instant, timeout};
+use url::{Host, Url};
+
+use super::{Check, Findings, WITHIN, clock};
+use crate::address::{Hostname, Name, ProviderAddress};
+use crate::cdn_loop::CdnLoop;
+use crate::clock::{Clock, Timestamp};
+use crate::store::Store;
+use crate::upstream::ask::{Ask, Asker, Document, Fetched};
+use crate::upstream::discovery::{self, Discovery};
+use crate::upstream::error::{Fault, UpstreamError};
+use crate::upstream::guard::Refusal;
+use crate::upstream::outbound::{Outbound, origin};
+use crate::upstream::providers::{VersionList, versions_url};
+use crate::upstream::{Grant, Upstream};
+
+const NAME: &str = "upstream.name";
+const CONNECTION: &str = "upstream.connection";
+const TLS: &str = "upstream.tls";
+const DISCOVERY: &str = "upstream.discovery";
+const LIST: &str = "upstream.list";
+const LARGEST_LIST_BYTES: u64 = 16 << 20;
+
+const NO_SUCH_NAME: &str = "spell it right in [[upstream]] host or url, or mend the name service of this machine \
+     (/etc/resolv.conf); where only a proxy knows names, set HTTPS_PROXY for larder";
+const DOWN: &str = "the upstream is down, or something in between refuses: try curl -v from this machine; what \
+     is held is served meanwhile";
+const DROPPED: &str = "a firewall that drops packets looks like this, and an upstream that hangs: try curl -v from \
+     this machine; what is held is served meanwhile";
+const UNTRUSTED: &str = "where its certificate is by an authority of your own, name that authority's PEM file in \
+     [network] ca_file; where it has expired or is not valid yet, look at this machine's clock first";
+const REDIRECTED: &str = "see where the upstream redirects to; [[upstream]] url may name that place itself";
+const NO_DISCOVERY: &str = "see that [[upstream]] url leads to a registry: .well-known/terraform.json must be below it";
+const NO_REGISTRY: &str = "see that [[upstream]] url leads to a registry: its documents must be JSON, and discovery \
+     must name providers.v1; a sign-in page in between looks like this";
+
+/// Registries with a provider that everybody knows.
+const PUBLIC: [&str; 2] = ["registry.terraform.io", "registry.opentofu.org"];
+
+/// Goes as far as it can.
+pub(super) async fn look(upstream: &Upstream, outbound: &Outbound, store: &Path, now: Timestamp) -> Findings {
+    let looking = Looking { upstream, outbound, host: &upstream.settings.host, now };
+    let Ok(url) = upstream.settings.url.join(".well-known/terraform.json") else { return Findings::default() };
+    let began = Instant::now();
+    let asked = looking.ask("its discovery document", &url, &upstream.grant, discovery::LIMIT).await;
+    let (document, mut checks) = match asked {
+        Ok(document) => (document, looking.steps_to(&url)),
+        Err(stopped) => return looking.stopped(&url, &stopped).into(),
+    };
+    let here = Clock::system().now();
+    let told = document.date.map(|at| clock::Told { by: looking.host.to_string(), at, here });
+    let took = began.elapsed().as_millis();
+    match looking.discovered(document, took) {
+        (check, Some((base, grant))) => {
+            checks.push(check);
+            checks.push(looking.list(&base, &grant, store).await);
+        }
+        (check, None) => checks.push(check),
+    }
+    Findings { checks, told: told.into_iter().collect() }
+}
+
+/// Why a document did not come.
+enum Stopped {
+    Failed(UpstreamError),
+    Slow,
+}
+
+struct Looking<'a> {
+    upstream: &'a Upstream,
+    outbound: &'a Outbound,
+    host: &'a Hostname,
+    now: Timestamp,
+}
+
+impl Looking<'_> {
+    async fn ask(&self, what: &str, url: &Url, grant: &Grant, limit: u64) -> Result<Document, Stopped> {
+        let via = CdnLoop::default();
+        let (upstream, now) = (self.host, self.now);
+        let ask = Ask { what, url, upstream, grant, via: &via, retries: 0, asker: Asker::Job, now };
+        match timeout(WITHIN, self.outbound.document(ask, None, limit)).await {
+            Err(_) => Err(Stopped::Slow),
+            Ok(Err(error)) => Err(Stopped::Failed(error)),
+            Ok(Ok(Fetched::New(document))) => Ok(document),
+            Ok(Ok(Fetched::Unchanged)) => Err(Stopped::Failed(UpstreamError {
+                asked: what.to_owned(),
+                at: origin(url),
+                fault: Fault::Unusable("304 to an unconditional request".to_owned()),
+            })),
+        }
+    }
+
+    fn ok(&self, id: &'static str, found: impl Into<String>) -> Check {
+        Check::ok(id, found).of(self.host)
+    }
+
+    fn fail(&self, id: &'static str, found: impl Into<String>) -> Check {
+        Check::fail(id, found).of(self.host)
+    }
+
+    /// The steps on the way to an answer, all of them taken.
+    fn steps_to(&self, url: &Url) -> Vec<Check> {
+        let mut steps = vec![self.name(url), self.ok(CONNECTION, format!("connected to {}", origin(url)))];
+        if url.scheme() == "https" {
+            steps.push(self.ok(TLS, "its certificate is trusted"));
+        }
+        steps
+    }
+
+    fn name(&self, url: &Url) -> Check {
+        let name = url.host_str().unwrap_or_default();
+        if let Some(proxy) = self.outbound.proxy_for(url) {
+            return self.ok(NAME, format!("{name} is left to the proxy {proxy}"));
+        }
+        let addresses = &self.upstream.settings.addresses;
+        if !addresses.is_empty() {
+            let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+            return self.ok(NAME, format!("{name} is not looked up: addresses = {}", addresses.join(", ")));
+        }
+        match url.host() {
+            Some(Host::Domain(_)) | None => self.ok(NAME, format!("{name} is known")),
+            Some(Host::Ipv4(_) | Host::Ipv6(_)) => self.ok(NAME, format!("{name} is an address already")),
+        }
+    }
+
+    /// The steps up to the one that was not taken.
+    fn stopped(&self, url: &Url, stopped: &Stopped) -> Vec<Check> {
+        let (at, slow) = (origin(url), format!("no answer from {} within {} s", origin(url), WITHIN.as_secs()));
+        let error = match stopped {
+            Stopped::Failed(error) => error,
+            Stopped::Slow => return vec![self.name(url), self.fail(CONNECTION, slow).advise(DROPPED)],
+        };
+        let steps = self.steps_to(url);
+        let (taken, check) = match &error.fault {
+            // A redirect led on; this one's own steps were all taken.
+            fault if error.at != at => {
+                let found = format!("a redirect led to {}, which {fault}", error.at);
+                (steps.len(), self.fail(DISCOVERY, found).advise(REDIRECTED))
+            }
+            Fault::NoSuchName(why) => {
+                let why = why.rsplit(": ").next().unwrap_or_default();
+                let name = url.host_str().unwrap_or_default();
+                let whose = if name == self.host.as_str() { "its name".to_owned() } else { format!("the name {name}") };
+                let found = format!("{whose} leads nowhere: {why}");
+                (0, self.fail(NAME, found).advise(NO_SUCH_NAME))
+            }
+            Fault::Unreachable(why) => {
+                let found = format!("{at} cannot be reached: {}", in_short(why));
+                (1, self.fail(CONNECTION, found).advise(self.about_connection(url)))
+            }
+            Fault::Slow(_) => (1, self.fail(CONNECTION, slow).advise(self.about_connection(url))),
+            Fault::Untrusted(why) => {
+                let found = format!("{at} is not trusted: {}", in_short(why));
+                (2, self.fail(TLS, found).advise(UNTRUSTED))
+            }
+            fault => (steps.len(), self.fail(DISCOVERY, format!("{at} {fault}")).advise(about_answer(fault))),
+        };
+        steps.into_iter().take(taken).chain([check]).collect()
+    }
+
+    fn about_connection(&self, url: &Url) -> String {
+        let host = url.host_str().unwrap_or_default();
+        match self.outbound.proxy_for(url) {
+            Some(proxy) => {
+                format!("requests go through the proxy {proxy}: see that it runs, or that NO_PROXY has {host}")
+            }
+            None => DOWN.to_owned(),
+        }
+    }
+
+    /// What the discovery document says, and where providers come from.
+    fn discovered(&self, document: Document, took: u128) -> (Check, Option<(Url, Grant)>) {
+        let bad = |why: String| (self.fail(DISCOVERY, why).advise(NO_REGISTRY), None);
+        if !Discovery::accepts(document.content_type.as_deref()) {
+            let sent = document.content_type.unwrap_or_else(|| "no media type".to_owned());
+            return bad(format!("its discovery document is not JSON: application/json was to come, and {sent} came"));
+        }
+        let discovery = match Discovery::parse(&document.body, document.url.clone()) {
+            Ok(discovery) => discovery,
+            Err(why) => return bad(why),
+        };
+        let is_offered = |name: &&str| discovery.service(name).is_some();
+        let offered: Vec<&str> = ["providers.v1", "modules.v1"].into_iter().filter(is_offered).collect();
+        match discovery.service("providers.v1") {
+            Some(base) => {
+                let grant = self.upstream.grant.clone().and(&base);
+                (self.ok(DISCOVERY, format!("names {}, in {took} ms", offered.join(" and "))), Some((base, grant)))
+            }
+            None if offered.is_empty() => {
+                bad("its discovery document names neither providers.v1 nor modules.v1".to_owned())
+            }
+            None => {
+                let check = Check::warn(DISCOVERY, "names modules.v1, and no providers.v1").of(self.host);
+                (check.advise("no provider can come from it; nothing is to be done where it has none"), None)
+            }
+        }
+    }
+
+    async fn list(&self, base: &Url, grant: &Grant, store: &Path) -> Check {
+        let (folder, host) = (store.to_owned(), self.host.clone());
+        let looking = tokio::task::spawn_blocking(move || Store::a_held_provider(&folder, &host));
+        let held = timeout(WITHIN, looking).await.ok().and_then(Result::ok).flatten();
+        let Some(address) = held.or_else(|| well_known(self.host)) else {
+            return self.ok(LIST, "no list was asked for: nothing of it is held yet that could be");
+        };
+        let what = format!("the version list of {}/{}", address.namespace, address.type_);
+        let Ok(url) = versions_url(base, &address) else { return self.fail(LIST, "providers.v1 is no base of URLs") };
+        let began = Instant::now();
+        match self.ask(&what, &url, grant, LARGEST_LIST_BYTES).await {
+            Ok(document) => match VersionList::parse(&document.body) {
+                Ok(list) => {
+                    let took = began.elapsed().as_millis();
+                    self.ok(LIST, format!("{what} has {} versions, in {took} ms", list.versions.len()))
+                }
+                Err(why) => self.fail(LIST, format!("{what} is none: {why}")).advise(NO_REGISTRY),
+            },
+            Err(Stopped::Slow) => {
+                let found = format!("{what} did not come within {} s", WITHIN.as_secs());
+                self.fail(LIST, found)
+                    .advise("clients wait 10 s for it, and get what is held after the upstream's patience")
+            }
+            // It was there when it was kept, and other lists may well be.
+            Err(Stopped::Failed(UpstreamError { fault: Fault::Absent(status), at, .. })) => {
+                Check::warn(LIST, format!("{at} says that there is no {what} ({status})")).of(self.host).advise(
+                    "it may have been deleted there; else see what providers.v1 of its discovery document leads to",
+                )
+            }
+            Err(Stopped::Failed(error)) => self.fail(LIST, error.to_string()).advise(about_answer(&error.fault)),
+        }
+    }
+}
+
+fn well_known(host: &Hostname) -> Option<ProviderAddress> {
+    let is_public = PUBLIC.contains(&host.as_str());
+    let (namespace, type_) = (Name::parse("hashicorp").ok()?, Name::parse("null").ok()?);
+    is_public.then(|| ProviderAddress { host: host.clone(), namespace, type_ })
+}
+
+/// What broke, without the words of the HTTP client around it.
+fn in_short(why: &str) -> &str {
+    why.strip_prefix("client error (Connect): ").unwrap_or(why)
+}
+
+fn about_answer(fault: &Fault) -> &'static str {
+    match fault {
+        Fault::Absent(_) => NO_DISCOVERY,
+        Fault::Denied(_) => {
+            "give larder the credential that it wants ([[upstream]] token, basic or header), or another one"
+        }
+        Fault::Trouble { .. } => "wait: it is the upstream's own trouble; what is held is served meanwhile",
+        Fault::Looped => "make [[upstream]] url lead to a registry, and not back to a larder",
+        Fault::Refused(Refusal::PlainHttp { .. } | Refusal::Address { .. }) => {
+            "add that line where you trust the place; else see where the upstream leads"
+        }
+        _ => NO_REGISTRY,
+    }
+}

@@ -1,0 +1,66 @@
+//! Whom the clients trust over TLS: the authorities that Go's standard library, which both are made with, finds on this
+//! machine (PROTOCOL 1.3).
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::RootCertStore;
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject;
+
+/// Where Go looks for a file of authorities, the first that is there, and for folders of them, all of them.
+const FILES: [&str; 6] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/pki/tls/cacert.pem",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
+const FOLDERS: [&str; 2] = ["/etc/ssl/certs", "/etc/pki/tls/certs"];
+const LARGEST_FILE_BYTES: u64 = 16 << 20;
+
+/// The authorities that a client trusts.
+#[derive(Debug, Clone)]
+pub struct Trust {
+    pub(super) roots: Arc<RootCertStore>,
+    /// The file that `SSL_CERT_FILE` names and that could not be read.
+    pub unreadable: Option<PathBuf>,
+}
+
+impl Trust {
+    /// What a client finds, given its `SSL_CERT_FILE` and `SSL_CERT_DIR`. Each stands in place of the usual places of
+    /// its kind, and not of the other's.
+    pub fn of_clients(file: Option<&str>, folders: Option<&str>) -> Self {
+        let named = |value: Option<&str>| value.filter(|value| !value.is_empty()).map(str::to_owned);
+        let (file, folders) = (named(file), named(folders));
+        let files = file.clone().map_or_else(|| FILES.map(PathBuf::from).to_vec(), |file| vec![PathBuf::from(file)]);
+        let folders = folders.map_or_else(
+            || FOLDERS.map(PathBuf::from).to_vec(),
+            |folders| folders.split(':').map(PathBuf::from).collect(),
+        );
+        let first = files.iter().find_map(|file| read(file));
+        let unreadable = file.filter(|_| first.is_none()).map(PathBuf::from);
+        let mut certificates: Vec<CertificateDer<'static>> = first.unwrap_or_default();
+        certificates
+            .extend(folders.iter().flat_map(|folder| files_in(folder)).filter_map(|file| read(&file)).flatten());
+        certificates.sort_unstable_by(|one, other| one.as_ref().cmp(other.as_ref()));
+        certificates.dedup();
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(certificates);
+        Self { roots: Arc::new(roots), unreadable }
+    }
+}
+
+fn files_in(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten();
+    entries.filter_map(|entry| entry.ok().map(|entry| entry.path())).collect()
+}
+
+/// The certificates in a file; what else is in it is left out, as Go does. `None` where it cannot be read.
+#[expect(clippy::disallowed_methods, reason = "whom clients trust is read where it is used")]
+fn read(file: &Path) -> Option<Vec<CertificateDer<'static>>> {
+    let is_file = std::fs::metadata(file).is_ok_and(|meta| meta.is_file() && meta.len() <= LARGEST_FILE_BYTES);
+    let pem = if is_file { std::fs::read(file).ok()? } else { return None };
+    Some(CertificateDer::pem_slice_iter(&pem).filter_map(Result::ok).collect())
+}

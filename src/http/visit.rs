@@ -1,0 +1,282 @@
+//! One request as a client of larder would send it: over the same roads, with the same trust, and with the cause kept
+//! where there is no answer. For looking whether clients come here, never for what larder fetches.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{self, HeaderMap};
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::aws_lc_rs;
+use rustls::server::ParsedCertificate;
+use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use rustls_pki_types::{CertificateDer, ServerName, TrustAnchor, UnixTime};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use url::Url;
+
+use super::trust::Trust;
+use crate::clock::Timestamp;
+
+const LARGEST_BODY: usize = 64 << 10;
+/// How long before its end a certificate is worth a word.
+const ENDS_SOON: Duration = Duration::from_secs(14 * 24 * 3600);
+
+/// What a server answered.
+#[derive(Debug)]
+pub struct Visited {
+    /// The status.
+    pub status: StatusCode,
+    /// The headers.
+    pub headers: HeaderMap,
+    /// The beginning of the body.
+    pub body: Bytes,
+    /// When its certificate, or one that vouches for it, ends, where that is within two weeks.
+    pub ends_soon: Option<Timestamp>,
+}
+
+/// Why there was no answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoVisit {
+    /// The name leads nowhere.
+    #[error("the name {name} leads nowhere: {why}")]
+    NoSuchName {
+        /// The name.
+        name: String,
+        /// What the system said.
+        why: String,
+    },
+    /// Nobody listens there.
+    #[error("nobody listens there: {0}")]
+    Unreachable(String),
+    /// The client would not trust whoever listens.
+    #[error(transparent)]
+    Certificate(#[from] BadCertificate),
+    /// It speaks no TLS.
+    #[error("whoever listens there speaks no TLS: {0}")]
+    NoTls(String),
+    /// It speaks no HTTP.
+    #[error("whoever listens there speaks no plain HTTP: {0}")]
+    NoHttp(String),
+    /// Nothing came.
+    #[error("no answer within {} s", .0.as_secs())]
+    Slow(Duration),
+    /// There is no such way to ask.
+    #[error("it is no http or https URL")]
+    NoUrl,
+}
+
+/// What is wrong with a certificate.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadCertificate {
+    /// No authority vouches for it that is trusted here.
+    #[error("its certificate is not trusted here: no authority that this machine trusts has signed it")]
+    Untrusted,
+    /// It is somebody else's.
+    #[error("its certificate is for {}, and not for this name", .0.join(", "))]
+    OtherName(Vec<String>),
+    /// Its time is over.
+    #[error("its certificate has expired{}", day(.0))]
+    Expired(Option<Timestamp>),
+    /// Its time has not come.
+    #[error("its certificate is not valid yet{}", day(.0))]
+    NotYet(Option<Timestamp>),
+    /// Something else.
+    #[error("its certificate is no good: {0}")]
+    Other(String),
+}
+
+fn day(at: &Option<Timestamp>) -> String {
+    at.map_or_else(String::new, |at| format!(" ({})", at.day()))
+}
+
+/// Asks for `url`, directly and within a time.
+///
+/// # Errors
+/// [`NoVisit`], with the cause.
+pub async fn visit(url: &Url, trust: &Trust, within: Duration) -> Result<Visited, NoVisit> {
+    match timeout(within, visited(url, trust)).await {
+        Ok(visited) => visited,
+        Err(_) => Err(NoVisit::Slow(within)),
+    }
+}
+
+async fn visited(url: &Url, trust: &Trust) -> Result<Visited, NoVisit> {
+    let (Some(host), Some(port)) = (url.host_str(), url.port_or_known_default()) else { return Err(NoVisit::NoUrl) };
+    let name = host.trim_start_matches('[').trim_end_matches(']');
+    let found = tokio::net::lookup_host((name, port)).await;
+    let nowhere = |why: String| NoVisit::NoSuchName { name: name.to_owned(), why };
+    let addresses: Vec<SocketAddr> = found.map_err(|e| nowhere(e.to_string()))?.collect();
+    if addresses.is_empty() {
+        return Err(nowhere("it has no address".to_owned()));
+    }
+    let stream = TcpStream::connect(addresses.as_slice()).await.map_err(|e| NoVisit::Unreachable(e.to_string()))?;
+    match url.scheme() {
+        "http" => ask(stream, url, None).await,
+        "https" => {
+            let verifier = Verifier::new(trust)?;
+            let ends = Arc::clone(&verifier.ends_soon);
+            let name = ServerName::try_from(name.to_owned()).map_err(|_| NoVisit::NoUrl)?;
+            let connector = TlsConnector::from(Arc::new(config(verifier)?));
+            let stream = connector.connect(name, stream).await.map_err(|e| of_handshake(&e))?;
+            let ends_soon = *ends.lock();
+            ask(stream, url, ends_soon).await
+        }
+        _ => Err(NoVisit::NoUrl),
+    }
+}
+
+async fn ask(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    url: &Url,
+    ends_soon: Option<Timestamp>,
+) -> Result<Visited, NoVisit> {
+    let failed = |e: hyper::Error| NoVisit::NoHttp(e.to_string());
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(failed)?;
+    let connection = tokio::spawn(connection);
+    let authority = url.authority().rsplit('@').next().unwrap_or_default();
+    let request = Request::get(url.path())
+        .header(header::HOST, authority)
+        .header(header::USER_AGENT, concat!("larder/", env!("CARGO_PKG_VERSION"), " (doctor)"))
+        .body(Empty::<Bytes>::new())
+        .map_err(|_| NoVisit::NoUrl)?;
+    let (parts, body) = sender.send_request(request).await.map_err(failed)?.into_parts();
+    // Its status and headers say enough where the body is long, or breaks off.
+    let body = Limited::new(body, LARGEST_BODY).collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    connection.abort();
+    Ok(Visited { status: parts.status, headers: parts.headers, body, ends_soon })
+}
+
+fn config(verifier: Verifier) -> Result<ClientConfig, NoVisit> {
+    let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|e| BadCertificate::Other(e.to_string()))?;
+    let mut config = builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier)).with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+fn of_handshake(error: &std::io::Error) -> NoVisit {
+    let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>());
+    match tls {
+        Some(Error::InvalidCertificate(bad)) => bad_certificate(bad).into(),
+        Some(tls) => NoVisit::NoTls(tls.to_string()),
+        None => NoVisit::NoTls(error.to_string()),
+    }
+}
+
+fn bad_certificate(bad: &CertificateError) -> BadCertificate {
+    let at = |time: &UnixTime| Some(Timestamp(time.as_secs()));
+    match bad {
+        CertificateError::UnknownIssuer => BadCertificate::Untrusted,
+        CertificateError::Expired => BadCertificate::Expired(None),
+        CertificateError::ExpiredContext { not_after, .. } => BadCertificate::Expired(at(not_after)),
+        CertificateError::NotValidYet => BadCertificate::NotYet(None),
+        CertificateError::NotValidYetContext { not_before, .. } => BadCertificate::NotYet(at(not_before)),
+        CertificateError::NotValidForName => BadCertificate::OtherName(vec!["another name".to_owned()]),
+        CertificateError::NotValidForNameContext { presented, .. } if presented.is_empty() => {
+            BadCertificate::OtherName(vec!["no name at all".to_owned()])
+        }
+        CertificateError::NotValidForNameContext { presented, .. } => BadCertificate::OtherName(presented.clone()),
+        other if is_authority_itself(other) => BadCertificate::Untrusted,
+        other => BadCertificate::Other(other.to_string()),
+    }
+}
+
+/// An authority's certificate as a server's own; the library keeps the type of this one to itself.
+fn is_authority_itself(bad: &CertificateError) -> bool {
+    matches!(bad, CertificateError::Other(other) if format!("{other:?}").contains("CaUsedAsEndEntity"))
+}
+
+/// Verifies as the clients do, and looks two weeks ahead.
+#[derive(Debug)]
+struct Verifier {
+    inner: Arc<WebPkiServerVerifier>,
+    trust: Trust,
+    ends_soon: Arc<Mutex<Option<Timestamp>>>,
+}
+
+impl Verifier {
+    fn new(trust: &Trust) -> Result<Self, NoVisit> {
+        if trust.roots.is_empty() {
+            return Err(BadCertificate::Untrusted.into());
+        }
+        let provider = Arc::new(aws_lc_rs::default_provider());
+        let inner = WebPkiServerVerifier::builder_with_provider(Arc::clone(&trust.roots), provider).build();
+        let inner = inner.map_err(|e| BadCertificate::Other(e.to_string()))?;
+        Ok(Self { inner, trust: trust.clone(), ends_soon: Arc::default() })
+    }
+
+    /// The clients take a server's own certificate that is among those they trust, also where it is an authority's.
+    fn is_trusted_itself(&self, certificate: &CertificateDer<'_>, name: &ServerName<'_>) -> Result<bool, Error> {
+        let is_known = anchor_of(certificate).is_some_and(|own| self.trust.roots.roots.contains(&own));
+        if is_known {
+            let parsed = ParsedCertificate::try_from(certificate)?;
+            rustls::client::verify_server_name(&parsed, name)?;
+        }
+        Ok(is_known)
+    }
+}
+
+/// A certificate as a root is kept: its name and its key.
+fn anchor_of(certificate: &CertificateDer<'_>) -> Option<TrustAnchor<'static>> {
+    let mut alone = RootCertStore::empty();
+    alone.add(certificate.clone().into_owned()).ok()?;
+    alone.roots.pop()
+}
+
+impl ServerCertVerifier for Verifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let at = |time| self.inner.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, time);
+        let verified = match at(now) {
+            Err(Error::InvalidCertificate(bad))
+                if is_authority_itself(&bad) && self.is_trusted_itself(end_entity, server_name)? =>
+            {
+                return Ok(ServerCertVerified::assertion());
+            }
+            verified => verified?,
+        };
+        let ahead = UnixTime::since_unix_epoch(Duration::from_secs(now.as_secs()) + ENDS_SOON);
+        if let Err(Error::InvalidCertificate(CertificateError::ExpiredContext { not_after, .. })) = at(ahead) {
+            *self.ends_soon.lock() = Some(Timestamp(not_after.as_secs()));
+        }
+        Ok(verified)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.inner.verify_tls12_signature(message, certificate, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.inner.verify_tls13_signature(message, certificate, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.inner.supported_verify_schemes()
+    }
+}

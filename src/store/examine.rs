@@ -1,0 +1,163 @@
+//! What can be seen of a store without opening it: for the doctor, while it is nobody's or a running larder's. Changes
+//! nothing: the one file it writes is empty, is removed at once, and would be swept.
+
+use std::fs::TryLockError;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Access, access};
+
+use super::disk::Room;
+use super::{Store, StoreError, disk};
+use crate::address::{Hostname, Name, ProviderAddress};
+
+/// Where a store is, as far as it can be seen.
+#[derive(Debug)]
+pub struct Examined {
+    /// Whether there is one.
+    pub there: Result<bool, StoreError>,
+    /// Who has it open.
+    pub lock: LockState,
+    /// Whether this larder reads its format.
+    pub format: Result<(), StoreError>,
+    /// Whether this user can write to it, or make it where there is none.
+    pub writable: Result<(), StoreError>,
+    /// The user it belongs to, where that is another one than this.
+    pub foreign_owner: Option<u32>,
+    /// The room on its disk.
+    pub room: Result<Room, StoreError>,
+    /// The file of the admin token.
+    pub token: TokenFile,
+}
+
+/// Whether somebody has a store open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LockState {
+    /// Nobody.
+    Free,
+    /// A larder that runs, or a command.
+    Held,
+    /// That cannot be seen by this user.
+    Unseen,
+}
+
+/// The file that the commands find the admin token in.
+#[derive(Debug)]
+pub enum TokenFile {
+    /// There is none.
+    Absent,
+    /// It holds a token.
+    Good {
+        /// The token.
+        token: secrecy::SecretString,
+        /// Who may do what with the file.
+        mode: u32,
+    },
+    /// It holds nothing that could be one.
+    Empty,
+    /// This user may not read it, or the disk failed.
+    Unreadable(StoreError),
+}
+
+impl Store {
+    /// Where the commands find the admin token, given the store folder.
+    pub fn token_file(folder: &Path) -> PathBuf {
+        Self::admin_token_path(folder)
+    }
+
+    /// Looks at the store in `folder` from outside.
+    pub fn examine(folder: &Path) -> Examined {
+        let root = folder.join("v1");
+        let there = disk::is_folder_there(&root);
+        let is_there = matches!(there, Ok(true));
+        let nearest = nearest(&root);
+        let owner = std::fs::metadata(&nearest).ok().map(|meta| meta.uid());
+        let own = rustix::process::geteuid().as_raw();
+        Examined {
+            lock: match there {
+                Ok(true) => lock_state(&root.join("lock")),
+                Ok(false) => LockState::Free,
+                Err(_) => LockState::Unseen,
+            },
+            format: if is_there { disk::is_readable_format(&root.join("format")) } else { Ok(()) },
+            writable: if is_there { writable(&root) } else { makeable(&nearest) },
+            foreign_owner: owner.filter(|owner| is_there && *owner != own),
+            room: disk::room(&nearest),
+            token: token(&Self::admin_token_path(folder)),
+            there,
+        }
+    }
+
+    /// How many bytes archives and documents take, counted file by file.
+    pub fn measure(folder: &Path) -> Result<u64, StoreError> {
+        let mut sum = 0;
+        for kind in ["blobs", "documents"] {
+            sum += disk::files_below(&folder.join("v1").join(kind))?.iter().map(|(_, bytes, _)| bytes).sum::<u64>();
+        }
+        Ok(sum)
+    }
+
+    /// A provider of `host` whose version list is held, if there is one.
+    pub fn a_held_provider(folder: &Path, host: &Hostname) -> Option<ProviderAddress> {
+        let providers = folder.join("v1/documents").join(host.as_str()).join("providers");
+        // What cannot be looked at only means that another one is asked about.
+        let names = |folder: &Path| disk::names_in(folder).unwrap_or_default();
+        for namespace in names(&providers) {
+            for type_ in names(&providers.join(&namespace)) {
+                let (Ok(namespace), Ok(type_)) = (Name::parse(&namespace), Name::parse(&type_)) else { continue };
+                let address = ProviderAddress { host: host.clone(), namespace, type_ };
+                if folder.join("v1").join(super::Key::ProviderVersions(address.clone()).path()).is_file() {
+                    return Some(address);
+                }
+            }
+        }
+        None
+    }
+}
+
+/// The folder itself, or what there is of the way to it.
+fn nearest(folder: &Path) -> PathBuf {
+    let is_there = |path: &&Path| path.symlink_metadata().is_ok();
+    folder.ancestors().find(is_there).unwrap_or(Path::new("/")).to_owned()
+}
+
+fn lock_state(path: &Path) -> LockState {
+    match disk::open(path) {
+        Ok(Some(lock)) => match lock.try_lock_shared() {
+            Ok(()) => LockState::Free,
+            Err(TryLockError::WouldBlock) => LockState::Held,
+            Err(TryLockError::Error(_)) => LockState::Unseen,
+        },
+        Ok(None) => LockState::Free,
+        Err(_) => LockState::Unseen,
+    }
+}
+
+fn writable(root: &Path) -> Result<(), StoreError> {
+    let staging = root.join("staging");
+    let folder = if staging.is_dir() { staging } else { root.to_owned() };
+    let probe = folder.join(format!("doctor-{}", std::process::id()));
+    let written = disk::write_new(&probe, &[b"?"], false);
+    let removed = disk::remove(&probe);
+    written.and(removed)
+}
+
+fn makeable(nearest: &Path) -> Result<(), StoreError> {
+    if !nearest.is_dir() {
+        return Err(StoreError::io("make a folder in", nearest, std::io::ErrorKind::NotADirectory.into()));
+    }
+    access(nearest, Access::WRITE_OK | Access::EXEC_OK)
+        .map_err(|e| StoreError::io("make a folder in", nearest, e.into()))
+}
+
+fn token(path: &Path) -> TokenFile {
+    match disk::read_secret(path) {
+        Ok(Some(token)) => {
+            let mode = std::fs::metadata(path).map_or(0o600, |meta| meta.mode() & 0o777);
+            TokenFile::Good { token: token.into(), mode }
+        }
+        Ok(None) if path.exists() => TokenFile::Empty,
+        Ok(None) => TokenFile::Absent,
+        Err(error) => TokenFile::Unreadable(error),
+    }
+}

@@ -1,0 +1,551 @@
+//! `larder doctor` on larder's own side: the larder that runs, its store, disk, clock, token and upstreams. Each broken
+//! set-up is told apart by the id of the one check that fails, and says what to do.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant, SystemTime};
+
+use serde_json::Value;
+
+use crate::operator::{Site, free_port, json};
+use crate::support::larder::HOST;
+use crate::support::process::{Said, command, run};
+use crate::support::small_disk::SmallDisk;
+use crate::support::terraform::host_override;
+use crate::support::tls::TestCa;
+use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
+
+/// A client's environment, beside its home.
+pub(crate) type Set<'a> = &'a [(&'a str, &'a str)];
+
+/// What nothing of this machine may decide.
+const FOREIGN: [&str; 14] = [
+    "TF_CLI_CONFIG_FILE",
+    "TERRAFORM_CONFIG",
+    "TF_PLUGIN_CACHE_DIR",
+    "TF_REGISTRY_CLIENT_TIMEOUT",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "HTTP_PROXY",
+    "http_proxy",
+    "HTTPS_PROXY",
+    "https_proxy",
+    "NO_PROXY",
+    "no_proxy",
+    "ALL_PROXY",
+    "all_proxy",
+];
+
+/// An upstream that has what the doctor asks a public registry for.
+pub(crate) async fn registry() -> FakeUpstream {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("hashicorp", "null"));
+    upstream
+}
+
+/// A site whose store may grow to no more than any disk has.
+pub(crate) fn site(upstream: &FakeUpstream) -> Site {
+    let mut site = Site::new(upstream);
+    site.text = site.text.replacen("[store]\n", "[store]\nmax_size = \"64MiB\"\n", 1);
+    site
+}
+
+/// Where a site's larder has the providers of HOST.
+pub(crate) fn providers(site: &Site) -> String {
+    format!("{}/registry/{HOST}/v1/providers/", site.base())
+}
+
+/// Lets the client of this site come here.
+pub(crate) fn paste(site: &Site) {
+    let modules = format!("https://{HOST}/v1/modules/");
+    write(site, ".terraformrc", &host_override(HOST, &providers(site), &modules));
+}
+
+/// Writes a file into the home of this site's client.
+pub(crate) fn write(site: &Site, name: &str, text: &str) {
+    let file = site.home.path().join(name);
+    std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+    std::fs::write(file, text).unwrap();
+}
+
+/// Gives a site's larder this certificate and key.
+pub(crate) fn speak_tls(site: &mut Site, certificate: &str, key: &str) {
+    write(site, "cert.pem", certificate);
+    write(site, "key.pem", key);
+    let tls = "[server]\ntls = { certificate = \"cert.pem\", key = \"key.pem\" }\n";
+    site.text = site.text.replacen("[server]\n", tls, 1);
+}
+
+/// What the doctor found.
+#[derive(Debug)]
+pub(crate) struct Found {
+    code: Option<i32>,
+    checks: Vec<Value>,
+}
+
+impl Found {
+    fn said(said: &Said) -> Self {
+        let found = json(&said.out);
+        let code = said.code;
+        assert_eq!(said.err, "", "{found}");
+        assert_eq!(found["ok"], code == Some(0), "{found}");
+        Self { code, checks: found["checks"].as_array().unwrap().clone() }
+    }
+
+    fn ids(&self, verdict: &str) -> Vec<&str> {
+        let of = self.checks.iter().filter(|check| check["verdict"] == verdict);
+        of.map(|check| check["id"].as_str().unwrap()).collect()
+    }
+
+    /// Nothing is wrong, and nothing is worth a warning.
+    pub(crate) fn is_healthy(&self) {
+        assert_eq!((self.code, self.ids("fail"), self.ids("warn")), (Some(0), vec![], vec![]), "{self:#?}");
+    }
+
+    /// These are wrong, and nothing else; the last of them says this, and what to do.
+    pub(crate) fn fails(&self, ids: &[&str], said: &str) {
+        assert_eq!((self.code, self.ids("fail")), (Some(1), ids.to_vec()), "{self:#?}");
+        self.says(ids.last().unwrap(), "fail", said);
+    }
+
+    /// This is worth a warning, and no more.
+    pub(crate) fn warns(&self, id: &str, said: &str) {
+        assert_eq!((self.code, self.ids("fail"), self.ids("warn")), (Some(0), vec![], vec![id]), "{self:#?}");
+        self.says(id, "warn", said);
+    }
+
+    fn says(&self, id: &str, verdict: &str, said: &str) {
+        let is_it = |check: &&Value| check["id"] == id && check["verdict"] == verdict;
+        let check = self.checks.iter().rfind(is_it).unwrap();
+        assert!(check["found"].as_str().unwrap().contains(said), "{said:?} is not in {check:#}");
+        assert!(check["to_do"].as_array().is_some_and(|to_do| !to_do.is_empty()), "{check:#} says nothing to do");
+    }
+
+    /// The ids of what is worth a warning.
+    pub(crate) fn ids_of_warnings(&self) -> Vec<&str> {
+        self.ids("warn")
+    }
+
+    /// What to do about what was found under an id.
+    pub(crate) fn advice(&self, id: &str) -> String {
+        let check = self.checks.iter().find(|check| check["id"] == id).unwrap();
+        check["to_do"].to_string()
+    }
+
+    /// What was found under an id about one of several.
+    pub(crate) fn of(&self, id: &str, of: &str) -> &str {
+        let check = self.checks.iter().find(|check| check["id"] == id && check["of"] == of);
+        check.unwrap_or_else(|| panic!("no {id} of {of} in {self:#?}"))["found"].as_str().unwrap()
+    }
+
+    /// What was found under an id, for one that is there once.
+    pub(crate) fn found(&self, id: &str) -> &str {
+        let mut found = self.checks.iter().filter(|check| check["id"] == id);
+        let check = found.next().unwrap_or_else(|| panic!("no {id} in {self:#?}"));
+        assert!(found.next().is_none(), "{id} is there twice: {self:#?}");
+        check["found"].as_str().unwrap()
+    }
+}
+
+/// The doctor's command, with a client's environment.
+pub(crate) fn doctor(site: &Site, arguments: &[&str], set: Set<'_>) -> Command {
+    let file = site.file();
+    let mut command = command(site.home.path(), &[&["doctor", "--config", file.to_str().unwrap()], arguments].concat());
+    for name in FOREIGN {
+        command.env_remove(name);
+    }
+    // The clients that are there: none, so that both are looked at.
+    command.env("PATH", site.home.path()).envs(set.iter().copied());
+    command
+}
+
+pub(crate) async fn examine(site: &Site, set: Set<'_>) -> Found {
+    Found::said(&run(doctor(site, &["--json"], set)).await)
+}
+
+fn files_below(folder: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() { folders.push(path) } else { found.push(path.display().to_string()) }
+        }
+    }
+    found.sort();
+    found
+}
+
+#[tokio::test]
+async fn a_healthy_set_up_is_all_ok_and_stays_as_it_was() {
+    let upstream = registry().await;
+    let site = site(&upstream);
+    let larder = site.serve();
+    paste(&site);
+    let before = files_below(&site.home.path().join("v1"));
+    let found = examine(&site, &[]).await;
+    found.is_healthy();
+    for id in ["config", "running", "token", "store", "disk", "listener", "client.files", "client.override", "clock"] {
+        found.found(id);
+    }
+    assert!(found.found("upstream.discovery").contains("providers.v1 and modules.v1"), "{found:#?}");
+    assert!(found.found("upstream.list").contains("hashicorp/null has 1 version"), "{found:#?}");
+    assert!(found.found("token").contains("takes it"), "{found:#?}");
+    assert!(found.found("clock").contains(HOST), "{found:#?}");
+    assert_eq!(files_below(&site.home.path().join("v1")), before);
+    assert_eq!((upstream.count_of(Target::Discovery), upstream.count_of(Target::Versions)), (1, 1));
+    assert_eq!(larder.metric("larder_upstream_requests_total").await, 0.0, "larder was made to ask its upstream");
+}
+
+/// Done when 5, as far as a test can tell: each check on its line, the verdicts first, no colours outside a terminal.
+#[tokio::test]
+async fn each_check_is_a_line_and_below_it_what_to_do() {
+    let mut upstream = registry().await;
+    let site = site(&upstream);
+    let _larder = site.serve();
+    paste(&site);
+    let said = run(doctor(&site, &[], &[])).await;
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let (checks, sum) = said.out.trim_end().split_once("\n\n").unwrap();
+    assert!(checks.lines().all(|line| line.starts_with("ok    ")), "{said:?}");
+    assert_eq!(sum, "nothing is wrong");
+    upstream.stop().await;
+    let said = run(doctor(&site, &[], &[])).await;
+    assert_eq!(said.code, Some(1), "{said:?}");
+    let lines: Vec<&str> = said.out.lines().collect();
+    let wrong = lines.iter().position(|line| line.starts_with("FAIL  upstream.connection")).unwrap();
+    assert!(lines[wrong + 1].starts_with("      -> "), "{said:?}");
+    assert!(said.out.ends_with("\n1 thing is wrong\n"), "{said:?}");
+    assert!(!said.out.contains('\u{1b}'), "{said:?}");
+}
+
+#[tokio::test]
+async fn a_configuration_that_does_not_load_is_told_problem_by_problem() {
+    let mut site = Site::new(&registry().await);
+    site.text = "[server]\nlisten = \"8080\"\n[stor]\n".to_owned();
+    let found = examine(&site, &[]).await;
+    found.fails(&["config", "config"], "stor");
+    assert_eq!(found.checks.len(), 2);
+}
+
+/// A larder that does not run is wrong; what can be looked at without it is looked at.
+#[tokio::test]
+async fn without_a_running_larder_the_rest_is_still_looked_at() {
+    let upstream = registry().await;
+    let site = site(&upstream);
+    paste(&site);
+    let found = examine(&site, &[]).await;
+    found.fails(&["running"], "no larder runs");
+    assert!(found.found("upstream.list").contains("hashicorp/null"), "{found:#?}");
+    assert!(found.found("client.override").contains("which does not run"), "{found:#?}");
+    assert!(found.found("store").contains("made at the first start"), "{found:#?}");
+    assert!(!site.home.path().join("v1").exists(), "the doctor made a store");
+}
+
+#[tokio::test]
+async fn a_larder_with_another_configuration_is_told_from_none() {
+    let upstream = registry().await;
+    let mut site = site(&upstream);
+    let _larder = site.serve();
+    paste(&site);
+    let right = site.text.clone();
+    let port = right.split("[admin]\nlisten = \"127.0.0.1:").nth(1).unwrap().split('"').next().unwrap();
+    site.text = right.replace(port, &free_port().to_string());
+    let found = examine(&site, &[]).await;
+    assert_eq!(found.ids("fail"), ["running"]);
+    assert!(found.found("running").contains("is in use, and nobody listens on"), "{found:#?}");
+    // The other way round: its admin listener, and a store that it does not have.
+    site.text = right.replace("path = \"", "path = \"/nowhere");
+    let found = examine(&site, &[]).await;
+    assert!(found.found("running").contains("in use by nobody"), "{found:#?}");
+}
+
+/// Done when 3.
+#[tokio::test]
+async fn an_upstream_that_is_down_is_told_as_refusing() {
+    let mut upstream = registry().await;
+    let site = site(&upstream);
+    let _larder = site.serve();
+    paste(&site);
+    upstream.stop().await;
+    examine(&site, &[]).await.fails(&["upstream.connection"], "Connection refused");
+}
+
+/// Done when 3.
+#[tokio::test]
+async fn an_upstream_whose_name_is_unknown_is_told_by_its_name() {
+    let upstream = registry().await;
+    let mut site = site(&upstream);
+    site.text = site.text.replace(&upstream.origin(), "https://no-such-registry.invalid");
+    let _larder = site.serve();
+    paste(&site);
+    let found = examine(&site, &[]).await;
+    found.fails(&["upstream.name"], "no-such-registry.invalid leads nowhere");
+}
+
+#[tokio::test]
+async fn what_an_upstream_does_instead_of_answering_is_told_apart() {
+    let upstream = registry().await;
+    let site = site(&upstream);
+    let _larder = site.serve();
+    paste(&site);
+    for (target, fault, id, said) in [
+        (Target::Discovery, Fault::Html, "upstream.discovery", "application/json was to come, and text/html"),
+        (Target::Discovery, Fault::InvalidJson, "upstream.discovery", "is no JSON object"),
+        (Target::Discovery, Fault::Status(503), "upstream.discovery", "answered 503"),
+        (Target::Discovery, Fault::Status(404), "upstream.discovery", "does not exist (404)"),
+        (Target::Discovery, Fault::Status(401), "upstream.discovery", "refused larder itself (401)"),
+        (
+            Target::Discovery,
+            Fault::RedirectTo(302, "http://127.0.0.2:9/".into()),
+            "upstream.discovery",
+            "allow_private",
+        ),
+        (Target::Versions, Fault::Html, "upstream.list", "hashicorp/null is none"),
+        (Target::Versions, Fault::Status(500), "upstream.list", "answered 500"),
+    ] {
+        upstream.fault(target, fault);
+        examine(&site, &[]).await.fails(&[id], said);
+        upstream.heal();
+    }
+    upstream.fault(Target::Versions, Fault::Status(404));
+    examine(&site, &[]).await.warns("upstream.list", "(404)");
+}
+
+#[tokio::test]
+async fn an_upstream_with_an_untrusted_certificate_is_told_by_its_tls() {
+    let upstream = FakeUpstream::builder().tls().start().await;
+    upstream.publish(Provider::new("hashicorp", "null"));
+    let mut site = site(&upstream);
+    let larder = site.serve();
+    paste(&site);
+    let found = examine(&site, &[]).await;
+    found.fails(&["upstream.tls"], "is not trusted");
+    assert!(found.found("upstream.connection").contains("connected"), "{found:#?}");
+    larder.kill();
+    write(&site, "ca.pem", &upstream.ca().pem());
+    site.text = format!("{}[network]\nca_file = \"ca.pem\"\n", site.text);
+    let _larder = site.serve();
+    let found = examine(&site, &[]).await;
+    found.is_healthy();
+    assert!(found.found("upstream.tls").contains("trusted"), "{found:#?}");
+}
+
+/// It never hangs: not for an upstream that says nothing, and not for somebody who says nothing at its own port.
+#[tokio::test]
+async fn who_never_answers_is_not_waited_for() {
+    let upstream = registry().await;
+    let site = site(&upstream);
+    paste(&site);
+    let admin = site.text.split("[admin]\nlisten = \"").nth(1).unwrap().split('"').next().unwrap().to_owned();
+    let _silent = std::net::TcpListener::bind(admin).unwrap();
+    upstream.fault(Target::Discovery, Fault::NeverAnswers);
+    let began = Instant::now();
+    let found = examine(&site, &[]).await;
+    found.fails(&["running", "upstream.connection"], "no answer from");
+    assert!(began.elapsed() < Duration::from_secs(25), "{:?}", began.elapsed());
+}
+
+/// Promise 12: what is sealed is not opened by looking at it.
+#[tokio::test]
+async fn offline_no_upstream_is_asked_and_that_is_said() {
+    let upstream = registry().await;
+    let mut site = site(&upstream);
+    site.text = format!("{}[network]\noffline = true\n", site.text);
+    let _larder = site.serve();
+    paste(&site);
+    let found = examine(&site, &[]).await;
+    found.is_healthy();
+    assert!(found.found("upstreams").contains("offline"), "{found:#?}");
+    assert_eq!(upstream.requests().len(), 0);
+}
+
+/// Done when 3.
+#[tokio::test]
+async fn a_clock_that_is_off_by_a_day_is_wrong_and_one_by_minutes_a_warning() {
+    let upstream = registry().await;
+    let site = site(&upstream);
+    let _larder = site.serve();
+    paste(&site);
+    for (seconds, said) in [(86_400, "1day behind"), (-86_400, "1day ahead of")] {
+        upstream.fault(Target::Discovery, Fault::ClockOff(seconds));
+        examine(&site, &[]).await.fails(&["clock"], said);
+        upstream.heal();
+    }
+    upstream.fault(Target::Discovery, Fault::ClockOff(1200));
+    examine(&site, &[]).await.warns("clock", "behind registry.terraform.io");
+}
+
+/// Done when 3.
+#[tokio::test]
+async fn a_token_that_is_missing_is_told_from_one_that_is_not_taken() {
+    let upstream = registry().await;
+    let site = site(&upstream);
+    let _larder = site.serve();
+    paste(&site);
+    let file = site.home.path().join("admin-token");
+    let right = std::fs::read(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    examine(&site, &[]).await.fails(&["token"], "missing");
+    std::fs::write(&file, "0123456789abcdef".repeat(4)).unwrap();
+    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
+    examine(&site, &[]).await.fails(&["token"], "does not take the token");
+    std::fs::write(&file, "").unwrap();
+    examine(&site, &[]).await.fails(&["token"], "holds no token");
+    std::fs::write(&file, right).unwrap();
+    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o644)).unwrap();
+    examine(&site, &[]).await.fails(&["token"], "mode 0644");
+}
+
+/// Done when 3, where any user may write anywhere: there can be no folder below a file.
+#[tokio::test]
+async fn a_store_that_cannot_be_made_is_wrong() {
+    let upstream = registry().await;
+    let mut site = site(&upstream);
+    write(&site, "file", "no folder");
+    let file = site.home.path().join("file").display().to_string();
+    let path = format!("path = \"{}\"", site.home.path().display());
+    site.text = site.text.replace(&path, &format!("path = \"{file}/store\""));
+    paste(&site);
+    examine(&site, &[]).await.fails(&["running", "store"], &file);
+}
+
+/// Runs the doctor where a line of shell has prepared the mounts that it alone sees.
+async fn examine_after(preparation: &str, site: &Site) -> Found {
+    let larder = doctor(site, &["--json"], &[]);
+    let mut shell = Command::new("unshare");
+    shell.args(["-rm", "/bin/sh", "-c", &format!("{preparation} && exec \"$@\""), "sh"]);
+    shell.arg(larder.get_program()).args(larder.get_args());
+    for (name, value) in larder.get_envs().filter(|(name, _)| *name != "PATH") {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    Found::said(&run(shell).await)
+}
+
+/// Done when 3: a disk that cannot be written, seen beside a larder that runs.
+#[tokio::test]
+async fn a_store_that_cannot_be_written_is_wrong() {
+    if !SmallDisk::is_possible() {
+        return;
+    }
+    let upstream = registry().await;
+    let site = site(&upstream);
+    let _larder = site.serve();
+    paste(&site);
+    let v1 = site.home.path().join("v1").display().to_string();
+    let read_only = format!("mount --bind '{v1}' '{v1}' && mount -o remount,bind,ro '{v1}'");
+    let found = examine_after(&read_only, &site).await;
+    found.fails(&["store"], "not writable");
+    assert!(found.found("store").contains("Read-only file system"), "{found:#?}");
+    assert!(found.found("store").contains(&v1), "{found:#?}");
+}
+
+/// Done when 3.
+#[tokio::test]
+async fn a_disk_that_is_nearly_full_is_wrong() {
+    if !SmallDisk::is_possible() {
+        return;
+    }
+    let upstream = registry().await;
+    let site = site(&upstream);
+    paste(&site);
+    let store = site.home.path().join("v1");
+    std::fs::create_dir_all(&store).unwrap();
+    let small = format!("mount -t tmpfs -o size=40m none '{}'", store.display());
+    examine_after(&small, &site).await.fails(&["running", "disk"], "nearly full: 40.0 MiB free of 40.0 MiB");
+}
+
+/// A store that may grow beyond its disk would fill it before anything is evicted.
+#[tokio::test]
+async fn a_limit_that_is_larger_than_the_disk_is_a_warning() {
+    let upstream = registry().await;
+    let mut site = site(&upstream);
+    site.text = site.text.replace("64MiB", "900PiB");
+    let _larder = site.serve();
+    paste(&site);
+    examine(&site, &[]).await.warns("disk", "beyond its disk");
+}
+
+/// What clients are told to come to, asked as they would: its certificate, and whether this machine trusts it.
+#[tokio::test]
+async fn a_listener_whose_certificate_clients_would_not_take_is_wrong() {
+    let upstream = registry().await;
+    let ca = TestCa::new();
+    for (names, trusted, fault) in [
+        (&["127.0.0.1"][..], true, None),
+        (&["127.0.0.1"], false, Some("not trusted here")),
+        (&["mirror.example"], true, Some("is for DnsName(\"mirror.example\"), and not for this name")),
+    ] {
+        let mut site = site(&upstream);
+        let (certificate, key) = ca.issue(names);
+        speak_tls(&mut site, &certificate, &key);
+        write(&site, "ca.pem", &ca.pem());
+        let _larder = site.serve();
+        let file = site.home.path().join("ca.pem");
+        let set = [("SSL_CERT_FILE", file.to_str().unwrap())];
+        let found = examine(&site, if trusted { &set } else { &[] }).await;
+        match fault {
+            None => {
+                found.warns("client.files", "no CLI configuration");
+                assert!(found.found("listener.certificate").contains("trusted here"), "{found:#?}");
+            }
+            Some(said) => found.fails(&["listener.certificate"], said),
+        }
+    }
+}
+
+/// A certificate that ends within two weeks is worth a word, one that has ended is wrong: for the listener, and for the
+/// client that is sent there.
+#[tokio::test]
+async fn a_certificate_is_told_before_and_after_its_end() {
+    let upstream = registry().await;
+    let ca = TestCa::new();
+    let (now, day) = (SystemTime::now(), Duration::from_secs(24 * 3600));
+    for end in [now + 3 * day, now + 30 * day, now - 3 * day] {
+        let mut site = site(&upstream);
+        let (certificate, key) = ca.issue_until(&["127.0.0.1"], Some(end));
+        speak_tls(&mut site, &certificate, &key);
+        write(&site, "ca.pem", &ca.pem());
+        let _larder = site.serve();
+        let providers = providers(&site).replace("http:", "https:");
+        write(&site, ".terraformrc", &host_override(HOST, &providers, &format!("https://{HOST}/v1/modules/")));
+        let file = site.home.path().join("ca.pem");
+        let found = examine(&site, &[("SSL_CERT_FILE", file.to_str().unwrap())]).await;
+        let date = humantime::format_rfc3339_seconds(end).to_string()[..10].to_owned();
+        if end > now + 14 * day {
+            found.is_healthy();
+        } else if end > now {
+            found.warns("listener.certificate", &format!("ends soon ({date})"));
+        } else {
+            let said = format!("its certificate has expired ({date})");
+            found.fails(&["listener.certificate", "client.certificate"], &said);
+        }
+    }
+}
+
+/// Promise 8: nothing secret is printed, whichever file it is in.
+#[tokio::test]
+async fn no_secret_is_printed() {
+    let upstream = FakeUpstream::builder().token("s3cret-of-larder").start().await;
+    let mut site = site(&upstream);
+    write(&site, "upstream-token", "s3cret-of-larder");
+    site.text.push_str("token = { file = \"upstream-token\" }\n");
+    let _larder = site.serve();
+    paste(&site);
+    let credentials = "credentials \"registry.terraform.io\" {\n  token = \"s3cret-of-client\"\n}\n";
+    write(&site, ".terraform.d/a.tfrc", credentials);
+    let made = std::fs::read_to_string(site.home.path().join("admin-token")).unwrap();
+    let set =
+        [("TF_TOKEN_app_terraform_io", "s3cret-of-env"), ("HTTPS_PROXY", "http://me:s3cret-of-proxy@127.0.0.1:9")];
+    for arguments in [&["--json"][..], &[]] {
+        let said = run(doctor(&site, arguments, &set)).await;
+        let text = format!("{}{}", said.out, said.err);
+        assert!(text.contains("client.files"), "{text}");
+        assert!(!text.contains("s3cret") && !text.contains(&made), "{text}");
+    }
+}

@@ -1,0 +1,301 @@
+//! `larder doctor` on the client's side: whether what is in a client's own configuration would really lead here. Where it
+//! is cheap, the real client has the last word.
+
+use crate::doctor::{examine, paste, providers, registry, site, speak_tls, write};
+use crate::operator::{Site, free_port};
+use crate::support::larder::HOST;
+use crate::support::process::Process;
+use crate::support::terraform::{Terraform, host_override, network_mirror};
+use crate::support::tls::TestCa;
+use crate::support::upstream::{FakeUpstream, Provider};
+
+const MODULES: &str = "https://registry.terraform.io/v1/modules/";
+
+/// A running larder, and a home whose client is still to be told of it.
+async fn scene() -> (FakeUpstream, Site, Process) {
+    let upstream = registry().await;
+    let site = site(&upstream);
+    let larder = site.serve();
+    (upstream, site, larder)
+}
+
+/// The same with TLS by this authority, which is in `ca.pem` at home.
+async fn scene_with_tls(ca: &TestCa) -> (FakeUpstream, Site, Process) {
+    let upstream = registry().await;
+    let mut site = site(&upstream);
+    let (certificate, key) = ca.issue(&["127.0.0.1"]);
+    speak_tls(&mut site, &certificate, &key);
+    write(&site, "ca.pem", &ca.pem());
+    let larder = site.serve();
+    (upstream, site, larder)
+}
+
+/// What the client said, without the lines that it breaks it into.
+fn one_line(said: &str) -> String {
+    said.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// No client on this machine is no fault of larder's: a warning, with the lines to write.
+#[tokio::test]
+async fn no_client_configuration_is_a_warning_with_the_lines_to_paste() {
+    let (_upstream, site, _larder) = scene().await;
+    let found = examine(&site, &[]).await;
+    found.warns("client.files", "every registry is asked itself");
+    write(&site, ".tofurc", &site.out(&["client-config"]).await);
+    let found = examine(&site, &[]).await;
+    assert!(found.ids_of_warnings().contains(&"client.files"), "terraform does not read .tofurc: {found:#?}");
+    write(&site, ".terraformrc", &site.out(&["client-config"]).await);
+    std::fs::remove_file(site.home.path().join(".tofurc")).unwrap();
+    examine(&site, &[]).await.is_healthy();
+}
+
+/// Done when 3: nobody listens there, or somebody else does.
+#[tokio::test]
+async fn a_wrong_address_in_the_clients_configuration_is_told() {
+    let (upstream, site, _larder) = scene().await;
+    let wrong = providers(&site).replace(&site.base(), &format!("http://127.0.0.1:{}", free_port()));
+    write(&site, ".terraformrc", &host_override(HOST, &wrong, MODULES));
+    let found = examine(&site, &[]).await;
+    found.fails(&["client.address"], "nobody listens there");
+    assert!(found.advice("client.address").contains(&providers(&site)), "{found:#?}");
+    write(&site, ".terraformrc", &host_override(HOST, &upstream.providers_url(), MODULES));
+    examine(&site, &[]).await.fails(&["client.address"], "somebody else answers (404");
+    let unknown = "http://no-such-larder.invalid/registry/registry.terraform.io/v1/providers/";
+    write(&site, ".terraformrc", &host_override(HOST, unknown, MODULES));
+    examine(&site, &[]).await.fails(&["client.address"], "no-such-larder.invalid leads nowhere");
+}
+
+/// Done when 3, and what the client makes of it: PROTOCOL 1.1.
+#[tokio::test]
+async fn a_missing_slash_is_told_and_the_client_fails_of_it() {
+    let (_upstream, site, larder) = scene().await;
+    let good = host_override(HOST, &providers(&site), MODULES);
+    let bad = host_override(HOST, providers(&site).trim_end_matches('/'), MODULES);
+    write(&site, ".terraformrc", &bad);
+    examine(&site, &[]).await.fails(&["client.slash"], "no slash at its end");
+    write(&site, ".terraformrc", &good);
+    examine(&site, &[]).await.is_healthy();
+
+    let Some(client) = Terraform::find() else { return };
+    let mut workspace = client.workspace();
+    workspace.require(&format!("{HOST}/hashicorp/null"), ">= 1.0.0");
+    workspace.cli_config(&bad);
+    let said = one_line(&workspace.init().await.expect_failure().text);
+    assert!(said.contains("does not have a provider named"), "{said}");
+    workspace.cli_config(&good);
+    workspace.init().await.expect_success();
+    drop(larder);
+}
+
+/// Done when 3, and what the client makes of it: PROTOCOL 1.2.
+#[tokio::test]
+async fn an_override_that_names_only_providers_is_told_and_modules_fail_with_it() {
+    let (_upstream, site, _larder) = scene().await;
+    let only =
+        |name: &str, url: &str| format!("host \"{HOST}\" {{\n  services = {{\n    \"{name}\" = \"{url}\"\n  }}\n}}\n");
+    write(&site, ".terraformrc", &only("providers.v1", &providers(&site)));
+    examine(&site, &[]).await.fails(&["client.services"], "only providers.v1");
+    write(&site, ".terraformrc", &only("modules.v1", MODULES));
+    examine(&site, &[]).await.fails(&["client.services"], "no providers.v1");
+
+    let Some(client) = Terraform::find() else { return };
+    let mut workspace = client.workspace();
+    workspace.file("main.tf", &format!("module \"m\" {{\n  source = \"{HOST}/acme/x/aws\"\n}}\n"));
+    workspace.cli_config(&only("providers.v1", &providers(&site)));
+    let said = one_line(&workspace.init().await.expect_failure().text);
+    assert!(said.contains("does not provide a modules service"), "{said}");
+}
+
+/// Done when 3, and what the client makes of it.
+#[tokio::test]
+async fn a_certificate_that_the_client_does_not_trust_is_told() {
+    let ca = TestCa::new();
+    let (_upstream, site, _larder) = scene_with_tls(&ca).await;
+    let base = site.base().replace("http:", "https:");
+    let config = host_override(HOST, &format!("{base}/registry/{HOST}/v1/providers/"), MODULES);
+    write(&site, ".terraformrc", &config);
+    let file = site.home.path().join("ca.pem");
+    let found = examine(&site, &[]).await;
+    found.fails(&["listener.certificate", "client.certificate"], "no authority that this machine trusts");
+    examine(&site, &[("SSL_CERT_FILE", file.to_str().unwrap())]).await.is_healthy();
+    let folder = site.home.path().join("authorities");
+    write(&site, "authorities/any-name", &ca.pem());
+    examine(&site, &[("SSL_CERT_DIR", folder.to_str().unwrap())]).await.is_healthy();
+
+    let Some(client) = Terraform::find() else { return };
+    let mut workspace = client.workspace();
+    workspace.require(&format!("{HOST}/hashicorp/null"), ">= 1.0.0");
+    workspace.cli_config(&config);
+    let said = workspace.init().await.expect_failure().text;
+    assert!(said.contains("certificate"), "{said}");
+    workspace.trust(&ca.pem());
+    workspace.init().await.expect_success();
+}
+
+/// A server's own certificate that is an authority too, as `openssl req -x509` makes them: the clients take it.
+#[tokio::test]
+async fn a_certificate_that_signed_itself_is_taken_as_the_client_takes_it() {
+    let upstream = registry().await;
+    let mut site = site(&upstream);
+    let (certificate, key) = TestCa::self_signed(&["127.0.0.1"]);
+    speak_tls(&mut site, &certificate, &key);
+    let _larder = site.serve();
+    let base = site.base().replace("http:", "https:");
+    let config = host_override(HOST, &format!("{base}/registry/{HOST}/v1/providers/"), MODULES);
+    write(&site, ".terraformrc", &config);
+    examine(&site, &[]).await.fails(&["listener.certificate", "client.certificate"], "not trusted");
+    let file = site.home.path().join("cert.pem");
+    examine(&site, &[("SSL_CERT_FILE", file.to_str().unwrap())]).await.is_healthy();
+
+    let Some(client) = Terraform::find() else { return };
+    let mut workspace = client.workspace();
+    workspace.require(&format!("{HOST}/hashicorp/null"), ">= 1.0.0").trust(&certificate);
+    workspace.cli_config(&config);
+    workspace.init().await.expect_success();
+}
+
+#[tokio::test]
+async fn http_where_https_is_and_the_other_way_round_are_told() {
+    let (_upstream, site, larder) = scene().await;
+    let https = providers(&site).replace("http:", "https:");
+    write(&site, ".terraformrc", &host_override(HOST, &https, MODULES));
+    examine(&site, &[]).await.fails(&["client.scheme"], "speaks no TLS");
+    drop(larder);
+    let ca = TestCa::new();
+    let (_upstream, site, _larder) = scene_with_tls(&ca).await;
+    let http = format!(
+        "http{}/registry/{HOST}/v1/providers/",
+        site.base().trim_start_matches("https").trim_start_matches("http")
+    );
+    write(&site, ".terraformrc", &host_override(HOST, &http, MODULES));
+    let file = site.home.path().join("ca.pem");
+    let found = examine(&site, &[("SSL_CERT_FILE", file.to_str().unwrap())]).await;
+    found.fails(&["client.scheme"], "speaks no plain HTTP");
+}
+
+#[tokio::test]
+async fn another_registrys_path_and_no_registrys_path_are_told() {
+    let (upstream, mut site, larder) = scene().await;
+    let other = format!("{}/registry/registry.opentofu.org/v1/providers/", site.base());
+    write(&site, ".terraformrc", &host_override(HOST, &other, MODULES));
+    examine(&site, &[]).await.fails(&["client.host"], "does not mirror registry.opentofu.org");
+    let nowhere = format!("{}/providers/", site.base());
+    write(&site, ".terraformrc", &host_override(HOST, &nowhere, MODULES));
+    examine(&site, &[]).await.fails(&["client.path"], "and there to no registry");
+    drop(larder);
+    let second = format!("[[upstream]]\nhost = \"registry.opentofu.org\"\nurl = \"{}/\"\n", upstream.origin());
+    site.text.push_str(&second);
+    let _larder = site.serve();
+    let both = host_override(HOST, &other, MODULES) + &host_override("registry.opentofu.org", &other, MODULES);
+    write(&site, ".terraformrc", &both);
+    examine(&site, &[]).await.fails(&["client.host"], "the same version has other bytes there");
+}
+
+/// PROTOCOL 1.3: a broken configuration only prints errors, and the command goes on.
+#[tokio::test]
+async fn a_file_that_the_client_cannot_read_is_told() {
+    let (_upstream, site, _larder) = scene().await;
+    write(&site, ".terraformrc", "host \"registry.terraform.io\" {\n  services = {\n");
+    let found = examine(&site, &[]).await;
+    found.fails(&["client.files"], ".terraformrc does not parse: line");
+    paste(&site);
+    examine(&site, &[("TF_CLI_CONFIG_FILE", "/nowhere/ci.tfrc")]).await.fails(&["client.files"], "/nowhere/ci.tfrc");
+    let ci = site.home.path().join("ci.tfrc");
+    std::fs::write(&ci, "").unwrap();
+    let found = examine(&site, &[("TF_CLI_CONFIG_FILE", ci.to_str().unwrap())]).await;
+    found.warns("client.override", "no host block");
+}
+
+/// Of the main file and the folder, the client reads both; a block in JSON counts as well.
+#[tokio::test]
+async fn a_block_in_the_folder_of_the_client_counts() {
+    let (_upstream, site, _larder) = scene().await;
+    let json = format!(
+        r#"{{"host": {{"{HOST}": {{"services": {{"providers.v1": "{}", "modules.v1": "{MODULES}"}}}}}}}}"#,
+        providers(&site)
+    );
+    write(&site, ".terraform.d/larder.tfrc.json", &json);
+    write(&site, ".terraformrc", "disable_checkpoint = true\n");
+    examine(&site, &[]).await.is_healthy();
+}
+
+#[tokio::test]
+async fn an_installation_that_goes_around_larder_is_told() {
+    let ca = TestCa::new();
+    let (_upstream, site, _larder) = scene_with_tls(&ca).await;
+    let base = site.base().replace("http:", "https:");
+    let block = host_override(HOST, &format!("{base}/registry/{HOST}/v1/providers/"), MODULES);
+    let file = site.home.path().join("ca.pem");
+    let set = [("SSL_CERT_FILE", file.to_str().unwrap())];
+    let around = "provider_installation {\n  filesystem_mirror {\n    path = \"/opt/providers\"\n  }\n}\n";
+    let elsewhere = format!("provider_installation {{\n  direct {{\n    exclude = [\"{HOST}/*/*\"]\n  }}\n}}\n");
+    let mirror = network_mirror(&format!("{base}/mirror/"));
+    let without_a_slash = network_mirror(&format!("{base}/mirror"));
+    let plain = network_mirror(&format!("{}/mirror/", base.replace("https:", "http:")));
+    let astray = network_mirror(&format!("{base}/registry/{HOST}/"));
+    let and_direct = mirror.replace("  }\n}\n", "  }\n  direct {}\n}\n");
+    let as_printed = site.out(&["client-config", "--mirror"]).await;
+    for (text, id, said) in [
+        (format!("{block}{around}"), "client.installation", "from filesystem_mirror only"),
+        (format!("{block}{elsewhere}"), "client.installation", "installed from nowhere"),
+        (without_a_slash, "client.slash", "no slash at its end"),
+        (plain, "client.scheme", "is not https"),
+        (astray, "client.path", "to no mirror"),
+        (and_direct.clone(), "client.installation", "direct lets the client ask the registry itself"),
+    ] {
+        write(&site, ".terraformrc", &text);
+        examine(&site, &set).await.fails(&[id], said);
+    }
+    for text in [mirror, as_printed, format!("{block}{and_direct}"), block] {
+        write(&site, ".terraformrc", &text);
+        examine(&site, &set).await.is_healthy();
+    }
+}
+
+#[tokio::test]
+async fn what_else_keeps_a_client_from_coming_is_a_warning() {
+    let (_upstream, site, _larder) = scene().await;
+    paste(&site);
+    examine(&site, &[("TF_REGISTRY_CLIENT_TIMEOUT", "3")]).await.warns("client.timeout", "no longer than 3 s");
+    examine(&site, &[("TF_REGISTRY_CLIENT_TIMEOUT", "30")]).await.is_healthy();
+    let missing = site.home.path().join("cache-that-is-not-there");
+    let set = [("TF_PLUGIN_CACHE_DIR", missing.to_str().unwrap())];
+    examine(&site, &set).await.warns("client.cache", "is no folder");
+}
+
+/// Go sends nothing for loopback through a proxy, and everything for other names; and the client's token goes with it.
+#[tokio::test]
+async fn a_proxy_in_between_and_a_token_without_tls_are_warnings() {
+    let (_upstream, site, _larder) = scene().await;
+    let proxy = [("HTTP_PROXY", "http://127.0.0.1:9"), ("NO_PROXY", "127.0.0.1")];
+    let token = [("TF_TOKEN_registry_terraform_io", "s3cret-of-client")];
+    paste(&site);
+    examine(&site, &proxy).await.is_healthy();
+    examine(&site, &token).await.is_healthy();
+    // The same listener by an address that is not of loopback.
+    let elsewhere = providers(&site).replace("127.0.0.1", "0.0.0.0");
+    write(&site, ".terraformrc", &host_override(HOST, &elsewhere, MODULES));
+    examine(&site, &[]).await.is_healthy();
+    examine(&site, &proxy).await.warns("client.proxy", "through the proxy of HTTP_PROXY");
+    examine(&site, &token).await.warns("client.credentials", "without TLS");
+    write(&site, ".terraform.d/credentials.tfrc.json", r#"{"credentials": {"registry.terraform.io": {"token": "x"}}}"#);
+    examine(&site, &[]).await.warns("client.credentials", "holds a token for registry.terraform.io");
+}
+
+/// A registry that is only mirrored, and that no file of the client's mentions.
+#[tokio::test]
+async fn a_registry_without_a_block_is_a_warning() {
+    let (upstream, mut site, larder) = scene().await;
+    upstream.publish(Provider::new("acme", "null"));
+    paste(&site);
+    drop(larder);
+    let second = format!("[[upstream]]\nhost = \"registry.example\"\nurl = \"{}/\"\n", upstream.origin());
+    site.text.push_str(&second);
+    let larder = site.serve();
+    let found = examine(&site, &[]).await;
+    found.warns("client.override", "asks this registry itself");
+    assert!(found.of("upstream.list", "registry.example").contains("nothing of it is held"), "{found:#?}");
+    larder.get("/registry/registry.example/v1/providers/acme/null/versions").await.expect(200);
+    let found = examine(&site, &[]).await;
+    assert!(found.of("upstream.list", "registry.example").contains("acme/null has 1 version"), "{found:#?}");
+}
