@@ -1,5 +1,6 @@
 //! Registry hosts: one key for every spelling.
 
+use std::borrow::Borrow;
 use std::fmt;
 
 use idna::uts46::{AsciiDenyList, DnsLength, Hyphens, Uts46};
@@ -70,6 +71,13 @@ impl Hostname {
 fn in_ascii(name: &str) -> Option<String> {
     let ascii = Uts46::new().to_ascii(name.as_bytes(), AsciiDenyList::STD3, Hyphens::Allow, DnsLength::Verify);
     ascii.ok().map(|ascii| ascii.into_owned())
+}
+
+/// A key is found by its text, where that is in normal form already.
+impl Borrow<str> for Hostname {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
 }
 
 impl fmt::Display for Hostname {

@@ -16,7 +16,6 @@ use http_body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    sync::Notify,
     time::{Instant, Sleep},
 };
 
@@ -33,8 +32,6 @@ const DATA_BYTES: usize = 256;
 #[derive(Debug)]
 pub(super) struct Activity {
     state: Mutex<State>,
-    /// The verdict may be due earlier than it seemed.
-    sooner: Notify,
     idle: Duration,
     head: Duration,
 }
@@ -86,7 +83,7 @@ impl Activity {
             head_since: None,
             moved: now,
         };
-        Arc::new(Self { state: Mutex::new(state), sooner: Notify::new(), idle, head })
+        Arc::new(Self { state: Mutex::new(state), idle, head })
     }
 
     /// HTTP begins: the first request head is being waited for.
@@ -108,18 +105,19 @@ impl Activity {
     }
 
     /// Waits until the connection should end.
+    ///
+    /// It looks often enough that nothing which begins between two looks can be due before the next one: so no request
+    /// and no frame sets a timer.
     pub(super) async fn verdict(&self) -> Verdict {
+        let often = self.head.min(self.idle / 4);
         loop {
+            let now = Instant::now();
             let next = match self.due() {
-                Some((at, verdict)) if at <= Instant::now() => return verdict,
-                Some((at, _)) => at,
-                // Stalls are not announced, as every frame of a download would: look now and then.
-                None => Instant::now() + self.idle / 4,
+                Some((at, verdict)) if at <= now => return verdict,
+                Some((at, _)) => at.min(now + often),
+                None => now + often,
             };
-            tokio::select! {
-                () = tokio::time::sleep_until(next) => {}
-                () = self.sooner.notified() => {}
-            }
+            tokio::time::sleep_until(next).await;
         }
     }
 
@@ -154,7 +152,6 @@ impl Activity {
         }
         if state.protocol == Protocol::Http1 && state.in_flight == 0 && state.head_since.is_none() {
             state.head_since = Some(Instant::now());
-            self.sooner.notify_one();
         }
     }
 
@@ -197,7 +194,6 @@ impl Drop for InFlight {
         state.in_flight -= 1;
         if state.in_flight == 0 {
             state.idle_since = Instant::now();
-            self.activity.sooner.notify_one();
         }
     }
 }
@@ -205,20 +201,20 @@ impl Drop for InFlight {
 /// The body of an answer, whose request is in flight as long as it lives.
 #[derive(Debug)]
 pub(super) struct Counted<B> {
-    body: Pin<Box<B>>,
+    body: B,
     request: InFlight,
 }
 
 impl<B> Counted<B> {
     /// Keeps `request` in flight as long as `body` lives.
     pub(super) fn new(body: B, request: InFlight) -> Self {
-        Self { body: Box::pin(body), request }
+        Self { body, request }
     }
 }
 
 impl<B> Body for Counted<B>
 where
-    B: Body<Data = Bytes>,
+    B: Body<Data = Bytes> + Unpin,
     B::Error: Into<BoxError>,
 {
     type Data = Bytes;
@@ -230,7 +226,7 @@ where
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
         let this = &mut *self;
         this.request.asked_for_more();
-        let frame = match catch_unwind(AssertUnwindSafe(|| this.body.as_mut().poll_frame(cx))) {
+        let frame = match catch_unwind(AssertUnwindSafe(|| Pin::new(&mut this.body).poll_frame(cx))) {
             Ok(polled) => ready!(polled),
             Err(panic) => {
                 tracing::error!(panic = panic_message(&*panic), "the body of an answer panicked");

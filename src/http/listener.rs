@@ -120,7 +120,7 @@ pub async fn serve<H, F, B>(
 ) where
     H: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<B>> + Send + 'static,
-    B: Body<Data = Bytes> + Send + 'static,
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
     let cut = CancellationToken::new();
@@ -132,7 +132,7 @@ pub async fn serve<H, F, B>(
 
     while let Some((socket, address, permit)) = stop.run_until_cancelled(door.next()).await {
         let site = Arc::clone(&site);
-        let cut = cut.clone();
+        let cut = cut.child_token();
         connections.spawn(async move {
             let attended = AssertUnwindSafe(cut.run_until_cancelled(site.attend(socket, address))).catch_unwind();
             if let Err(panic) = attended.await {
@@ -234,17 +234,19 @@ impl<H> Site<H> {
     where
         H: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Response<B>> + Send + 'static,
-        B: Body<Data = Bytes> + Send + 'static,
+        B: Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<BoxError>,
     {
+        // Of its own: to look at one that all share takes a lock that all share.
+        let stop = self.stop.child_token();
         let activity = Activity::new(self.limits.idle, self.limits.header_time);
         let socket = Watched::new(socket, Arc::clone(&activity));
         let Some(tls) = &self.tls else {
             activity.begin(Protocol::Undecided(0));
-            return self.converse(socket, address, self.http(), &activity).await;
+            return self.converse(socket, address, self.http(), &activity, &stop).await;
         };
         let handshake = timeout(self.limits.handshake, tls.acceptor().accept(socket));
-        let stream = match self.stop.run_until_cancelled(handshake).await {
+        let stream = match stop.run_until_cancelled(handshake).await {
             Some(Ok(Ok(stream))) => stream,
             Some(Ok(Err(error))) => return tracing::debug!(%address, %error, "TLS handshake failed"),
             Some(Err(_)) => return tracing::debug!(%address, "TLS handshake took too long"),
@@ -252,10 +254,10 @@ impl<H> Site<H> {
         };
         if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
             activity.begin(Protocol::Http2);
-            self.converse(stream, address, self.http().http2_only(), &activity).await;
+            self.converse(stream, address, self.http().http2_only(), &activity, &stop).await;
         } else {
             activity.begin(Protocol::Http1);
-            self.converse(stream, address, self.http().http1_only(), &activity).await;
+            self.converse(stream, address, self.http().http1_only(), &activity, &stop).await;
         }
     }
 
@@ -265,24 +267,27 @@ impl<H> Site<H> {
         address: SocketAddr,
         http: auto::Builder<Streams>,
         activity: &Arc<Activity>,
+        stop: &CancellationToken,
     ) where
         S: AsyncRead + AsyncWrite + Unpin + 'static,
         H: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Response<B>> + Send + 'static,
-        B: Body<Data = Bytes> + Send + 'static,
+        B: Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<BoxError>,
     {
         let peer = Peer { address, secure: self.tls.is_some() };
         let service = service_fn(|request: Request<Incoming>| {
             let in_flight = activity.request();
             let handler = self.handler.clone();
-            answer(handler, request, peer)
-                .map(|answer| answer.map(|response| response.map(|body| Counted::new(body, in_flight))))
+            // On the heap, or hyper would move it about with all that a request may need.
+            Box::pin(async move {
+                answer(handler, request, peer).await.map(|response| response.map(|body| Counted::new(body, in_flight)))
+            })
         });
         let mut connection = pin!(http.serve_connection(TokioIo::new(stream), service));
         let ending = tokio::select! {
             ended = connection.as_mut() => return log_end(address, ended),
-            () = self.stop.cancelled() => None,
+            () = stop.cancelled() => None,
             verdict = activity.verdict() => Some(verdict),
         };
         tracing::debug!(%address, ?ending, "ending a connection");
@@ -330,10 +335,10 @@ where
     H: Fn(Request<Incoming>, Peer) -> F,
     F: Future<Output = Response<B>>,
 {
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let (method, uri) = (request.method().clone(), request.uri().clone());
     let answer = async move { handler(request, peer).await };
     AssertUnwindSafe(answer).catch_unwind().await.map_err(|panic| {
-        tracing::error!(%method, path, panic = panic_message(&*panic), "a request's handler panicked");
+        tracing::error!(%method, path = uri.path(), panic = panic_message(&*panic), "a request's handler panicked");
         HandlerPanicked
     })
 }

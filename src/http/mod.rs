@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use http::header::{self, HeaderMap};
-use http::{Method, Request, Response, StatusCode, Version};
+use http::{Method, Request, Response, StatusCode, Uri, Version};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
@@ -76,7 +76,7 @@ impl Main {
         let line = Line {
             number,
             method: request.method().clone(),
-            path: request.uri().path().to_owned(),
+            uri: request.uri().clone(),
             peer,
             status,
             route,
@@ -202,7 +202,7 @@ fn tell(number: u64, failure: &Failure) {
 struct Line {
     number: u64,
     method: Method,
-    path: String,
+    uri: Uri,
     peer: Peer,
     status: StatusCode,
     route: Way,
@@ -212,7 +212,7 @@ struct Line {
 
 impl Line {
     fn write(self, bytes: u64) {
-        let Self { number, method, path, peer, status, route, outcome, began } = self;
+        let Self { number, method, uri, peer, status, route, outcome, began } = self;
         let took: Duration = began.elapsed();
         tracing::info!(
             target: "larder::request",
@@ -223,7 +223,8 @@ impl Line {
             outcome = outcome.word(),
             bytes,
             ms = took.as_millis() as u64,
-            "{method} {path}",
+            "{method} {}",
+            uri.path(),
         );
     }
 }

@@ -64,9 +64,9 @@ fn content_type(route: &Route) -> HeaderValue {
 
 fn document(rendered: &Rendered, asked: &HeaderMap) -> Response<Body> {
     let gzip = rendered.gzip.as_ref().filter(|_| accepts_gzip(asked));
-    let tag = format!("\"{}{}\"", rendered.tag, if gzip.is_some() { "-gzip" } else { "" });
-    let either = [format!("\"{}\"", rendered.tag), format!("\"{}-gzip\"", rendered.tag)];
-    let mut response = if matches(asked, header::IF_NONE_MATCH, |given| either.iter().any(|tag| tag == given)) {
+    let either = [&rendered.tag, &rendered.gzip_tag];
+    let tag = if gzip.is_some() { &rendered.gzip_tag } else { &rendered.tag };
+    let mut response = if matches(asked, header::IF_NONE_MATCH, |given| either.iter().any(|tag| *tag == given)) {
         status(StatusCode::NOT_MODIFIED)
     } else {
         let mut response = Response::new(Body::full(gzip.unwrap_or(&rendered.body).clone()));
@@ -77,7 +77,9 @@ fn document(rendered: &Rendered, asked: &HeaderMap) -> Response<Body> {
         response
     };
     let headers = response.headers_mut();
-    insert(headers, header::ETAG, &tag);
+    if let Ok(tag) = HeaderValue::from_maybe_shared(tag.clone()) {
+        headers.insert(header::ETAG, tag);
+    }
     headers.insert(header::CACHE_CONTROL, ASK_AGAIN);
     if rendered.gzip.is_some() {
         headers.insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));

@@ -67,6 +67,10 @@ pub enum Archive {
     },
 }
 
+/// How long a copy in memory of a checked archive is as good as reading and checking it again, unless its provider's
+/// revision changes.
+const COPY_BELIEVED: Duration = Duration::from_secs(60);
+
 /// The name of SHA256SUMS in our URLs.
 const SUMS_NAME: &str = "SHA256SUMS";
 /// The name of its signature in our URLs.
@@ -99,7 +103,8 @@ impl Mirror {
         if let Some(held) = self.held(wanted).await?
             && let Opened::Checked(archive) = self.open_held(package, &held, call).await?
         {
-            return Ok(Answer { value: archive, outcome: Outcome::Hit, fresh_until: call.now, checked: call.now });
+            let fresh_until = call.now.after(COPY_BELIEVED);
+            return Ok(Answer { value: archive, outcome: Outcome::Hit, fresh_until, checked: call.now });
         }
         let held = self.held_set(package).await?;
         if let Some(held) = &held

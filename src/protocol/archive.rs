@@ -2,12 +2,20 @@
 
 use std::sync::Arc;
 
-use super::{Content, Reply};
+use super::rendered::Finished;
 use crate::error::Error;
-use crate::mirror::{ArchiveRef, Call, Mirror};
+use crate::mirror::{Answer, Archive, ArchiveRef, Call, Mirror};
 
-/// The file that a URL of ours names.
-pub(super) async fn file(mirror: &Arc<Mirror>, wanted: &ArchiveRef, call: &Call) -> Result<Reply, Error> {
+/// The file that a URL of ours names; and what of it can be given out again from memory.
+pub(super) async fn file(
+    mirror: &Arc<Mirror>,
+    wanted: &ArchiveRef,
+    call: &Call,
+) -> Result<(Answer<Archive>, Option<Finished>), Error> {
     let answer = mirror.archive(wanted, call).await?;
-    Ok(Reply { content: Content::File(answer.value), outcome: Some(answer.outcome), age: None })
+    let finished = match &answer.value {
+        Archive::InMemory { bytes, digest } => Some(Finished::Archive { bytes: bytes.clone(), digest: *digest }),
+        Archive::Held { .. } | Archive::Arriving { .. } | Archive::Passing { .. } => None,
+    };
+    Ok((answer, finished))
 }

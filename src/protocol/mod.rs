@@ -12,7 +12,7 @@ pub mod route;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::rendered::{Answers, Kept, Rendered};
+use self::rendered::{Answers, Finished, Kept, Rendered};
 use self::route::{Door, Form, Mount, NoRoute, Route};
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
@@ -64,6 +64,15 @@ pub enum Content {
     },
 }
 
+impl From<Finished> for Content {
+    fn from(finished: Finished) -> Self {
+        match finished {
+            Finished::Document(rendered) => Self::Document(rendered),
+            Finished::Archive { bytes, digest } => Self::File(Archive::InMemory { bytes, digest }),
+        }
+    }
+}
+
 /// Why there is no reply.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Failure {
@@ -100,16 +109,30 @@ impl Protocols {
         self.mirror.refuse_loops(&request.via)?;
         let form = self.mount.form(&request.via);
         let revision = route.provider().map_or(0, |provider| self.mirror.revision(provider));
-        if let Some((rendered, checked)) = self.answers.fresh(route, form, revision, request.now) {
-            let age = Some(request.now.since(checked));
-            return Ok(Reply { content: Content::Document(rendered), outcome: Some(Outcome::Hit), age });
+        if let Some((finished, checked)) = self.answers.fresh(route, form, revision, request.now) {
+            let age = matches!(finished, Finished::Document(_)).then(|| request.now.since(checked));
+            return Ok(Reply { content: finished.into(), outcome: Some(Outcome::Hit), age });
         }
+        // On the heap: every hit would carry the room for all that a miss may come to.
+        Box::pin(self.ask(route, request, form, revision)).await
+    }
+
+    /// Answers from the mirror what is not finished in memory.
+    async fn ask(&self, route: &Route, request: &Request<'_>, form: Form, revision: u64) -> Result<Reply, Failure> {
         let call = self.mirror.call(request.now, request.via.clone(), request.takes_unknown_length);
         let links = Links { mount: &self.mount, form };
         let document = match route {
             Route::Health => return Ok(admin::health()),
             Route::Ready => return Ok(admin::readiness(&self.mirror)),
-            Route::ProviderFile(wanted) => return Ok(archive::file(&self.mirror, wanted, &call).await?),
+            Route::ProviderFile(wanted) => {
+                let (Answer { value, outcome, fresh_until, checked }, finished) =
+                    archive::file(&self.mirror, wanted, &call).await?;
+                if let Some(answer) = finished.filter(|_| request.now < fresh_until) {
+                    let kept = Kept { answer, made: request.now, checked, fresh_until, revision };
+                    self.answers.keep(route.clone(), form, kept);
+                }
+                return Ok(Reply { content: Content::File(value), outcome: Some(outcome), age: None });
+            }
             Route::Discovery(host) => discovery::document(&self.mirror, host, &call, links).await?,
             Route::ProviderVersions(address) => providers::versions(&self.mirror, address, &call).await?,
             Route::ProviderDownload(package) => providers::download(&self.mirror, package, &call, links).await?,
@@ -123,11 +146,8 @@ impl Protocols {
         // What is gone upstream says so in every answer, so it is rendered each time. Kept with the revision
         // from before: if anything changed while it was made, the next request makes it again.
         if outcome != Outcome::Gone && request.now < fresh_until {
-            self.answers.keep(
-                route.clone(),
-                form,
-                Kept { rendered: Arc::clone(&rendered), made: request.now, checked, fresh_until, revision },
-            );
+            let answer = Finished::Document(Arc::clone(&rendered));
+            self.answers.keep(route.clone(), form, Kept { answer, made: request.now, checked, fresh_until, revision });
         }
         let age = Some(request.now.since(checked));
         Ok(Reply { content: Content::Document(rendered), outcome: Some(outcome), age })

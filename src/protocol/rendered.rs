@@ -1,5 +1,5 @@
-//! Finished answers in memory: route and form -> bytes, their gzip form, ETag and fresh time. All that a
-//! hot request touches; no JSON, no disk, no lock held across a wait.
+//! Finished answers in memory: route and form -> bytes, their gzip form, ETag and fresh time; and small archives that
+//! were checked. All that a hot request touches; no JSON, no disk, no lock held across a wait.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -7,10 +7,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use moka::Equivalent;
 use moka::sync::Cache;
 
 use super::route::{Form, Route};
 use crate::clock::Timestamp;
+use crate::digest::Digest;
 
 /// Smaller than this, gzip gains nothing.
 const WORTH_GZIP: usize = 512;
@@ -22,8 +24,10 @@ pub struct Rendered {
     pub body: Bytes,
     /// The same in gzip, where that is smaller.
     pub gzip: Option<Bytes>,
-    /// Its entity tag, without quotes; the gzip form's has `-gzip` at its end.
-    pub tag: String,
+    /// Its entity tag, in quotes.
+    pub tag: Bytes,
+    /// That of its gzip form.
+    pub gzip_tag: Bytes,
 }
 
 impl Rendered {
@@ -37,11 +41,12 @@ impl Rendered {
     pub fn plain(body: Vec<u8>) -> Self {
         let mut tag = blake3::hash(&body).to_hex().to_string();
         tag.truncate(32);
-        Self { body: Bytes::from(body), gzip: None, tag }
+        let (tag, gzip_tag) = (format!("\"{tag}\"").into(), format!("\"{tag}-gzip\"").into());
+        Self { body: Bytes::from(body), gzip: None, tag, gzip_tag }
     }
 
     fn weight(&self) -> usize {
-        self.body.len() + self.gzip.as_ref().map_or(0, Bytes::len) + self.tag.len()
+        self.body.len() + self.gzip.as_ref().map_or(0, Bytes::len) + self.tag.len() + self.gzip_tag.len()
     }
 }
 
@@ -52,11 +57,34 @@ fn gzip(body: &[u8]) -> Option<Vec<u8>> {
     encoder.finish().ok()
 }
 
+/// What can be given out as it is.
+#[derive(Debug, Clone)]
+pub enum Finished {
+    /// A document.
+    Document(Arc<Rendered>),
+    /// A small archive that was checked when it was read (promise 10).
+    Archive {
+        /// Its bytes.
+        bytes: Bytes,
+        /// Its SHA-256.
+        digest: Digest,
+    },
+}
+
+impl Finished {
+    fn weight(&self) -> usize {
+        match self {
+            Self::Document(rendered) => rendered.weight(),
+            Self::Archive { bytes, .. } => bytes.len(),
+        }
+    }
+}
+
 /// A finished answer, and how long it may be given out.
 #[derive(Debug, Clone)]
 pub struct Kept {
     /// The answer.
-    pub rendered: Arc<Rendered>,
+    pub answer: Finished,
     /// When it was made.
     pub made: Timestamp,
     /// When upstream had last confirmed what it is made of.
@@ -67,34 +95,48 @@ pub struct Kept {
     pub revision: u64,
 }
 
+/// What an answer is kept under.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Key {
+    route: Route,
+    form: Form,
+}
+
+/// A [`Key`] that is only looked for. It hashes like one, field by field.
+#[derive(Hash)]
+struct Wanted<'a> {
+    route: &'a Route,
+    form: Form,
+}
+
+impl Equivalent<Key> for Wanted<'_> {
+    fn equivalent(&self, key: &Key) -> bool {
+        *self.route == key.route && self.form == key.form
+    }
+}
+
 /// The answers that are kept, up to a number of bytes.
 #[derive(Debug)]
-pub struct Answers(Cache<(Route, Form), Kept>);
+pub struct Answers(Cache<Key, Kept>);
 
 impl Answers {
     /// Makes room for `bytes` of answers.
     pub fn with_room_for(bytes: u64) -> Self {
         // A key and its bookkeeping weigh something too, or small answers would be free.
-        let weigh = |_: &(Route, Form), kept: &Kept| u32::try_from(kept.rendered.weight() + 512).unwrap_or(u32::MAX);
+        let weigh = |_: &Key, kept: &Kept| u32::try_from(kept.answer.weight() + 512).unwrap_or(u32::MAX);
         Self(Cache::builder().max_capacity(bytes).weigher(weigh).build())
     }
 
     /// The answer to a route, if it is fresh and nothing changed since; and when upstream had confirmed it.
-    pub fn fresh(
-        &self,
-        route: &Route,
-        form: Form,
-        revision: u64,
-        now: Timestamp,
-    ) -> Option<(Arc<Rendered>, Timestamp)> {
-        let kept = self.0.get(&(route.clone(), form))?;
+    pub fn fresh(&self, route: &Route, form: Form, revision: u64, now: Timestamp) -> Option<(Finished, Timestamp)> {
+        let kept = self.0.get(&Wanted { route, form })?;
         // A clock that was set back would keep it for ever.
         let timely = kept.made <= now && now < kept.fresh_until;
-        (timely && kept.revision == revision).then_some((kept.rendered, kept.checked))
+        (timely && kept.revision == revision).then_some((kept.answer, kept.checked))
     }
 
     /// Keeps an answer.
     pub fn keep(&self, route: Route, form: Form, kept: Kept) {
-        self.0.insert((route, form), kept);
+        self.0.insert(Key { route, form }, kept);
     }
 }

@@ -1,6 +1,7 @@
 //! Every path of the main listener: parsed from a request line, printed as a URL. The table of contents
 //! of the whole API. Every URL that is printed parses back to the same route.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
@@ -15,6 +16,9 @@ use crate::mirror::ArchiveRef;
 /// version paths of the clients (PROTOCOL 2.2), `:` in hosts with a port.
 const ENCODED: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~').remove(b'+').remove(b':');
+
+/// How many segments the longest path has that leads anywhere.
+const MOST_SEGMENTS: usize = 11;
 
 /// The base of the provider network mirror, for client configurations.
 pub const MIRROR_BASE: &str = "/mirror/";
@@ -83,6 +87,9 @@ impl Door {
 
     /// A host in one of our paths: one that is not configured is told so.
     fn host(&self, segment: &str) -> Result<Hostname, NoRoute> {
+        if let Some(host) = self.upstreams.get(segment) {
+            return Ok(host.clone());
+        }
         let host = Hostname::parse(segment)?;
         if self.upstreams.contains(&host) {
             return Ok(host);
@@ -97,8 +104,9 @@ impl Route {
     /// # Errors
     /// [`NoRoute`], with the reason for the client.
     pub fn parse(path: &str, host: Option<&str>, door: &Door) -> Result<Self, NoRoute> {
-        let segments = segments(path)?;
-        let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
+        let decoded = plain(path)?;
+        let mut segments = Vec::with_capacity(MOST_SEGMENTS);
+        segments.extend(decoded.split('/').skip(1));
         match segments.as_slice() {
             ["healthz"] => Ok(Self::Health),
             ["readyz"] => Ok(Self::Ready),
@@ -271,21 +279,33 @@ fn encoded(segment: &str) -> String {
     utf8_percent_encode(segment, ENCODED).to_string()
 }
 
-fn segments(path: &str) -> Result<Vec<String>, NoRoute> {
+/// A path in plain letters: decoded, and every segment of it one that could be a name.
+fn plain(path: &str) -> Result<Cow<'_, str>, NoRoute> {
     let malformed = |why: &str| NoRoute::Malformed(format!("the path {why}"));
-    let path = path.strip_prefix('/').ok_or_else(|| malformed("must begin with a slash"))?;
-    path.split('/')
-        .map(|segment| {
-            let decoded = percent_decode_str(segment).decode_utf8().map_err(|_| malformed("is not UTF-8"))?;
-            if decoded.len() > LONGEST_PART {
-                return Err(malformed("has a segment of more than 128 bytes"));
+    if !path.starts_with('/') {
+        return Err(malformed("must begin with a slash"));
+    }
+    let is_plain = path.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'%' && byte != b'\\');
+    let mut decoded = if is_plain { Cow::Borrowed(path) } else { Cow::Owned(String::with_capacity(path.len())) };
+    for segment in path.split('/').skip(1) {
+        let segment = match &mut decoded {
+            Cow::Borrowed(_) => Cow::Borrowed(segment),
+            Cow::Owned(whole) => {
+                let segment = percent_decode_str(segment).decode_utf8().map_err(|_| malformed("is not UTF-8"))?;
+                whole.push('/');
+                whole.push_str(&segment);
+                segment
             }
-            if decoded.chars().any(|c| c == '/' || c == '\\' || c.is_control()) || decoded == "." || decoded == ".." {
-                return Err(malformed("has a segment with a slash, a dot name or a control character in it"));
-            }
-            Ok(decoded.into_owned())
-        })
-        .collect()
+        };
+        if segment.len() > LONGEST_PART {
+            return Err(malformed("has a segment of more than 128 bytes"));
+        }
+        let has_odd = || segment.chars().any(|c| c == '/' || c == '\\' || c.is_control());
+        if segment == "." || segment == ".." || (!is_plain && has_odd()) {
+            return Err(malformed("has a segment with a slash, a dot name or a control character in it"));
+        }
+    }
+    Ok(decoded)
 }
 
 fn nothing_at(path: &str) -> NoRoute {

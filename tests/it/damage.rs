@@ -9,6 +9,7 @@ use larder::digest::Digest;
 use larder::store::Store;
 
 use crate::crash::set_aside;
+use crate::stored_again::verify;
 use crate::support::http::get;
 use crate::support::larder::{Builder, Folder, Larder};
 use crate::support::process::Process;
@@ -108,6 +109,44 @@ async fn a_small_archive_that_is_damaged_after_it_was_served_is_not_served_again
     flip(&larder.folder.blobs()[0], 0);
     assert!(larder.get(&path).await.expect(200).body == bytes(&upstream, "small"));
     assert_eq!(larder.folder.files("aside").len(), 1);
+}
+
+/// Promise 10: a memory copy that was checked is as good as the file, for a minute.
+#[tokio::test]
+async fn a_small_archive_that_is_asked_for_again_is_served_from_memory_for_a_minute() {
+    let upstream = upstream_with_both().await;
+    let clock = Clock::system();
+    let larder = Larder::mirroring(&upstream).clock(&clock).start().await;
+    let path = larder.archive_path("small", "1.2.0").await;
+    larder.get(&path).await.expect(200);
+    larder.get(&path).await.expect(200);
+    flip(&larder.folder.blobs()[0], 0);
+    let from_memory = larder.get(&path).await.expect(200);
+    assert!(from_memory.is("larder; hit") && from_memory.body == bytes(&upstream, "small"));
+    assert_eq!(larder.folder.files("aside").len(), 0);
+
+    clock.advance(Duration::from_secs(61));
+    assert!(larder.get(&path).await.expect(200).body == bytes(&upstream, "small"));
+    assert_eq!(larder.folder.files("aside").len(), 1, "it was read again, and found damaged");
+}
+
+/// Promise 10: what is forgotten, or found damaged, is in no memory either.
+#[tokio::test]
+async fn a_small_archive_in_memory_goes_with_its_file() {
+    let mut upstream = upstream_with_both().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let path = larder.archive_path("small", "1.2.0").await;
+    for _ in 0..3 {
+        larder.get(&path).await.expect(200);
+    }
+    flip(&larder.folder.blobs()[0], 0);
+    assert_eq!(verify(&larder).await.last().unwrap()["wrong"], 1);
+    upstream.forget_requests();
+    assert!(larder.get(&path).await.expect(200).body == bytes(&upstream, "small"));
+
+    upstream.stop().await;
+    larder.tell("purge", "acme/small").await;
+    larder.get(&path).await.expect(502);
 }
 
 /// Promise 10: an archive that is shorter, longer or empty is as damaged as one whose bytes flipped.
