@@ -7,6 +7,7 @@ mod serve;
 mod status;
 mod text;
 mod verify;
+mod warm;
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -43,6 +44,8 @@ enum Command {
     ClientConfig(client_config::ClientConfig),
     /// What is stored, served and saved
     Status(Common),
+    /// Fetch what is missing, with progress
+    Warm(warm::Warm),
     /// Ask upstream again now, whatever its age: the version list, and the sets that are held
     Refresh(command::Addresses),
     /// Forget documents and archives; not what was ever proven
@@ -78,6 +81,7 @@ impl Arguments {
             Command::Check(common) => return check::run(&common),
             Command::ClientConfig(client_config) => client_config.run().map(|()| true),
             Command::Status(common) => status::run(&common).map(|()| true),
+            Command::Warm(warm) => warm.run(),
             Command::Refresh(addresses) => addresses.run(admin::Command::Refresh),
             Command::Purge(addresses) => addresses.run(admin::Command::Purge),
             Command::Accept(addresses) => addresses.run(admin::Command::Accept),

@@ -42,3 +42,4 @@ mod verification;
 mod verification_sets;
 mod verification_tail;
 mod verification_transfer;
+mod warm_command;
