@@ -9,6 +9,7 @@ mod service;
 mod status;
 mod text;
 mod verify;
+mod warm;
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -47,6 +48,8 @@ enum Command {
     Doctor(Common),
     /// What is stored, served and saved
     Status(Common),
+    /// Fetch what is missing, with progress
+    Warm(warm::Warm),
     /// Ask upstream again now, whatever its age: the version list, and the sets that are held
     Refresh(command::Addresses),
     /// Forget documents and archives; not what was ever proven
@@ -87,6 +90,7 @@ impl Arguments {
             Command::ClientConfig(client_config) => client_config.run().map(|()| true),
             Command::Doctor(common) => doctor::run(&common),
             Command::Status(common) => status::run(&common).map(|()| true),
+            Command::Warm(warm) => warm.run(),
             Command::Refresh(addresses) => addresses.run(admin::Command::Refresh),
             Command::Purge(addresses) => addresses.run(admin::Command::Purge),
             Command::Accept(addresses) => addresses.run(admin::Command::Accept),

@@ -15,6 +15,11 @@ pub(super) fn width_of_stdout() -> Option<usize> {
     Table::new().width().map(usize::from)
 }
 
+/// How wide the standard error is; none where it is no terminal.
+pub(super) fn width_of_stderr() -> Option<usize> {
+    Table::new().use_stderr().width().map(usize::from)
+}
+
 /// Lines, each below the last.
 #[derive(Debug)]
 pub(super) struct Page {
@@ -82,7 +87,7 @@ impl Page {
     }
 
     /// Text whose further lines stand below its first.
-    fn hang(&mut self, before: &str, text: &str) {
+    pub(super) fn hang(&mut self, before: &str, text: &str) {
         let margin = before.chars().count();
         let room = self.width.map_or(usize::MAX, |width| width.saturating_sub(margin));
         for (at, line) in wrapped(text, room).into_iter().enumerate() {

@@ -43,15 +43,37 @@ pub enum NoAnswer {
     },
 }
 
+/// What a request says besides its path.
+enum Said {
+    Nothing,
+    Json(Bytes),
+    Text(Bytes),
+}
+
 /// Asks the admin listener at `address` for `path`.
 pub async fn get(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, NoAnswer> {
-    let asking = async { whole(address, exchange(address, Method::GET, path, token, Bytes::new()).await?).await };
+    let asking = async { whole(address, exchange(address, Method::GET, path, token, Said::Nothing).await?).await };
     within(address, WITHIN, asking).await
+}
+
+/// Ends what is at `path`.
+pub async fn delete(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, NoAnswer> {
+    let telling = async { whole(address, exchange(address, Method::DELETE, path, token, Said::Nothing).await?).await };
+    within(address, WITHIN, telling).await
 }
 
 /// Tells the admin listener at `address` to do something.
 pub async fn post(address: SocketAddr, path: &str, token: Option<&str>, body: Bytes) -> Result<Bytes, NoAnswer> {
-    let telling = async { whole(address, exchange(address, Method::POST, path, token, body).await?).await };
+    tell(address, path, token, Said::Json(body)).await
+}
+
+/// The same with a text, such as a user's file.
+pub async fn post_text(address: SocketAddr, path: &str, token: Option<&str>, text: Bytes) -> Result<Bytes, NoAnswer> {
+    tell(address, path, token, Said::Text(text)).await
+}
+
+async fn tell(address: SocketAddr, path: &str, token: Option<&str>, said: Said) -> Result<Bytes, NoAnswer> {
+    let telling = async { whole(address, exchange(address, Method::POST, path, token, said).await?).await };
     within(address, COMMAND_WITHIN, telling).await
 }
 
@@ -63,7 +85,7 @@ pub async fn post_lines(
     mut line: impl FnMut(&[u8]),
 ) -> Result<(), NoAnswer> {
     let failed = |why: String| NoAnswer::Failed { address, why };
-    let telling = exchange(address, Method::POST, path, token, Bytes::from_static(b"{}"));
+    let telling = exchange(address, Method::POST, path, token, Said::Json(Bytes::from_static(b"{}")));
     let mut body = within(address, WITHIN, telling).await?.into_body();
     let mut rest = BytesMut::new();
     while let Some(frame) = body.frame().await {
@@ -97,7 +119,7 @@ async fn exchange(
     method: Method,
     path: &str,
     token: Option<&str>,
-    body: Bytes,
+    said: Said,
 ) -> Result<Response<Incoming>, NoAnswer> {
     let failed = |why: &dyn std::fmt::Display| NoAnswer::Failed { address, why: why.to_string() };
     let stream = match TcpStream::connect(address).await {
@@ -108,8 +130,13 @@ async fn exchange(
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| failed(&e))?;
     tokio::spawn(connection);
     let mut request = Request::builder().method(method).uri(path).header(header::HOST, address.to_string());
-    if !body.is_empty() {
-        request = request.header(header::CONTENT_TYPE, "application/json");
+    let (kind, body) = match said {
+        Said::Nothing => (None, Bytes::new()),
+        Said::Json(body) => (Some("application/json"), body),
+        Said::Text(body) => (Some("text/plain; charset=utf-8"), body),
+    };
+    if let Some(kind) = kind {
+        request = request.header(header::CONTENT_TYPE, kind);
     }
     if let Some(token) = token {
         request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));

@@ -46,6 +46,7 @@ mod verification;
 mod verification_sets;
 mod verification_tail;
 mod verification_transfer;
+mod warm_command;
 mod warming;
 mod warming_locked;
 mod warming_told;

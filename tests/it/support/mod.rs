@@ -1,5 +1,6 @@
 //! What the tests stand on: a fake upstream that signs real archives, a larder on port 0, the real client.
 
+pub(crate) mod admin;
 pub(crate) mod http;
 pub(crate) mod larder;
 pub(crate) mod openmetrics;

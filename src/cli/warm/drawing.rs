@@ -1,0 +1,355 @@
+//! How a warm-up looks: from what its jobs tell to lines. No terminal here, and no clock.
+
+use std::collections::{HashSet, VecDeque};
+use std::time::Duration;
+
+use bytesize::ByteSize;
+
+use super::super::text::{Page, counted, shown_as_text, time};
+use crate::jobs::report::{Item, ItemState, Job, JobState};
+
+/// Over how long a speed is measured.
+const SPEED_OVER: Duration = Duration::from_secs(5);
+/// How many archives under way have a bar of their own.
+const MOST_BARS: usize = 8;
+/// Bars are drawn no longer than this: wider ones tell nothing more.
+const LONGEST_BAR: usize = 40;
+/// And no shorter, as long as there is a name that can be shortened.
+const SHORTEST_BAR: usize = 8;
+/// How wide `700.0 KiB of 2.0 GiB` is.
+const BYTES_WIDTH: usize = 20;
+/// How wide `1023.9 MiB/s` is.
+const SPEED_WIDTH: usize = 12;
+/// How wide the words for how an archive ended are.
+const WORD_WIDTH: usize = 9;
+
+/// How fast something comes, from how much there was at which time.
+#[derive(Debug, Default)]
+pub(super) struct Speed(VecDeque<(Duration, u64)>);
+
+impl Speed {
+    pub(super) fn observe(&mut self, at: Duration, bytes: u64) {
+        // What comes to less than before was begun anew, and before its first byte nothing is fast or slow.
+        if bytes == 0 || self.0.back().is_some_and(|(_, before)| *before > bytes) {
+            self.0.clear();
+        }
+        self.0.push_back((at, bytes));
+        while self.0.len() > 2 && self.0.get(1).is_some_and(|(then, _)| at.saturating_sub(*then) >= SPEED_OVER) {
+            self.0.pop_front();
+        }
+    }
+
+    /// Bytes a second; nothing before there is anything to measure.
+    pub(super) fn per_second(&self) -> Option<u64> {
+        let ((then, had), (now, has)) = (self.0.front()?, self.0.back()?);
+        let seconds = now.saturating_sub(*then).as_secs_f64();
+        (seconds >= 0.1).then(|| (has.saturating_sub(*had) as f64 / seconds) as u64)
+    }
+}
+
+/// An archive, as far as it is told apart from others.
+pub(super) type Name = (String, String);
+
+pub(super) fn name_of(item: &Item) -> Name {
+    (item.what.clone(), item.platform.clone())
+}
+
+/// All the archives of some jobs.
+pub(super) fn items(jobs: &[Job]) -> impl Iterator<Item = &Item> {
+    jobs.iter().flat_map(|job| &job.items)
+}
+
+/// The archives under way, each with its bar: as many as there is room for.
+pub(super) fn bars<'a>(jobs: &'a [Job], speed: impl Fn(&Name) -> Option<u64>, width: usize) -> Vec<String> {
+    let under_way = |item: &&'a Item| matches!(item.state, ItemState::Resolving | ItemState::Fetching);
+    let items: Vec<&Item> = items(jobs).filter(under_way).take(MOST_BARS).collect();
+    let room = width.saturating_sub(BYTES_WIDTH + SPEED_WIDTH + 6);
+    // Names come first: whole, else without their hosts, else without their beginnings; the bar has what is left.
+    let longest = |name: fn(&Item) -> String| items.iter().map(|item| name(item).chars().count()).max().unwrap_or(0);
+    let for_names = room.saturating_sub(SHORTEST_BAR + 2);
+    let (name, name_width): (fn(&Item) -> String, usize) = match longest(whole_name) {
+        whole if whole <= for_names => (whole_name, whole),
+        _ => (name_without_host, longest(name_without_host).min(for_names)),
+    };
+    let bar_width = room.saturating_sub(name_width + 2).min(LONGEST_BAR);
+    let line = |item: &Item| {
+        let speed = speed(&name_of(item)).map_or_else(String::new, |speed| format!("{}/s", ByteSize(speed)));
+        let (part, bytes) = match (&item.state, item.size_bytes) {
+            (ItemState::Resolving, _) => (None, "asking".to_owned()),
+            (_, Some(size)) => (Some((item.bytes, size)), of_all(item.bytes, size)),
+            (_, None) => (None, ByteSize(item.bytes).to_string()),
+        };
+        let speed = if part.is_some() || item.bytes > 0 { speed } else { String::new() };
+        let name = without_beginning(name(item), name_width);
+        let bar = bar(part, bar_width);
+        fitting(format!("  {name:name_width$}  {bar}  {bytes:>BYTES_WIDTH$}  {speed:>SPEED_WIDTH$}"), width)
+    };
+    items.iter().map(|item| line(item)).collect()
+}
+
+/// `1.2 of 3.4 MiB`
+fn of_all(bytes: u64, size: u64) -> String {
+    let (has, all) = (ByteSize(bytes).to_string(), ByteSize(size).to_string());
+    match (has.rsplit_once(' '), all.rsplit_once(' ')) {
+        (Some((number, unit)), Some((_, of_all))) if unit == of_all => format!("{number} of {all}"),
+        _ => format!("{has} of {all}"),
+    }
+}
+
+/// `[====>    ]`, empty where nobody knows.
+fn bar(part: Option<(u64, u64)>, width: usize) -> String {
+    let inside = width.saturating_sub(2);
+    let full =
+        part.map_or(0, |(has, all)| (u128::from(has.min(all)) * inside as u128 / u128::from(all.max(1))) as usize);
+    let head = if full > 0 && full < inside { ">" } else { "" };
+    let done = "=".repeat(full.saturating_sub(head.len()));
+    format!("[{:inside$}]", format!("{done}{head}"))
+}
+
+fn whole_name(item: &Item) -> String {
+    format!("{} {}", shown_as_text(&item.what), item.platform)
+}
+
+fn name_without_host(item: &Item) -> String {
+    let whole = whole_name(item);
+    let rest = whole.split_once('/').map(|(_, rest)| rest).filter(|rest| rest.contains('/'));
+    rest.map(str::to_owned).unwrap_or(whole)
+}
+
+/// The end of a name says more than its beginning.
+fn without_beginning(name: String, room: usize) -> String {
+    let length = name.chars().count();
+    if length <= room {
+        return name;
+    }
+    let kept: String = name.chars().skip(length.saturating_sub(room.saturating_sub(1))).collect();
+    fitting(format!("…{kept}"), room)
+}
+
+fn fitting(line: String, width: usize) -> String {
+    line.chars().take(width).collect::<String>().trim_end().to_owned()
+}
+
+/// How far it all is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Total {
+    /// How many archives have come to their end, and how many there are.
+    pub(super) ended: (usize, usize),
+    /// What has been fetched, and what there is to fetch as far as that is known.
+    pub(super) bytes: (u64, Option<u64>),
+    /// Whether that is partly a guess: what is not known yet is taken to be as large as the rest.
+    pub(super) is_guess: bool,
+}
+
+impl Total {
+    pub(super) fn of(jobs: &[Job]) -> Self {
+        let all = items(jobs).count();
+        let ended = items(jobs).filter(|item| item.state.has_ended()).count();
+        let to_fetch = || items(jobs).filter(|item| !is_out(&item.state));
+        let sizes: Vec<u64> = to_fetch().filter_map(|item| item.size_bytes).collect();
+        let known = sizes.iter().fold(0u64, |sum, size| sum.saturating_add(*size));
+        let unknown = (to_fetch().count() - sizes.len()) as u64;
+        let each = known.checked_div(sizes.len() as u64);
+        let size = each.map(|each| known.saturating_add(each.saturating_mul(unknown)));
+        let fetched = to_fetch().fold(0u64, |sum, item| sum.saturating_add(item.bytes));
+        Self { ended: (ended, all), bytes: (fetched, size), is_guess: unknown > 0 }
+    }
+
+    /// The last line of all.
+    pub(super) fn line(&self, speed: Option<u64>, width: usize) -> String {
+        let Self { ended: (ended, all), bytes: (fetched, size), is_guess } = *self;
+        let about = if is_guess { "~" } else { "" };
+        let bytes = size.filter(|size| *size > 0).map_or_else(
+            || ByteSize(fetched).to_string(),
+            |size| format!("{} of {about}{}", ByteSize(fetched), ByteSize(size)),
+        );
+        let speed_said = speed.map_or_else(String::new, |speed| format!("  {}/s", ByteSize(speed)));
+        let left = size.zip(speed).and_then(|(size, speed)| size.saturating_sub(fetched).checked_div(speed));
+        let left =
+            left.filter(|_| ended < all).map_or_else(String::new, |left| format!("  {about}{} left", time(left)));
+        let words = format!("{ended}/{}  {bytes}{speed_said}{left}", counted(all as u64, "archive"));
+        let room = width.saturating_sub(words.chars().count() + 4).min(LONGEST_BAR);
+        let part = size.map_or((ended as u64, all as u64), |size| (fetched, size));
+        let bar = if room < 6 { String::new() } else { format!("{}  ", bar(Some(part), room)) };
+        fitting(format!("  {bar}{words}"), width)
+    }
+}
+
+/// Whether there is, or was, nothing to fetch for it.
+fn is_out(state: &ItemState) -> bool {
+    matches!(state, ItemState::Held | ItemState::Failed { .. } | ItemState::Cancelled)
+}
+
+/// The lines about archives that have come to their end and were not told of before; and that they were told of.
+pub(super) fn newly_ended(jobs: &[Job], told: &mut HashSet<(usize, Name)>, width: Option<usize>) -> Option<String> {
+    let mut page = Page::of_width(width);
+    let before = told.len();
+    for (number, job) in jobs.iter().enumerate() {
+        for item in job.items.iter().filter(|item| item.state.has_ended()) {
+            if told.insert((number, name_of(item))) {
+                ending(&mut page, item);
+            }
+        }
+    }
+    (told.len() > before).then(|| page.text())
+}
+
+fn ending(page: &mut Page, item: &Item) {
+    let size = item.size_bytes.map(|size| format!("  {}", ByteSize(size))).unwrap_or_default();
+    let (word, size, why) = match &item.state {
+        ItemState::Held => ("held", size, None),
+        ItemState::Fetched => ("fetched", size, None),
+        ItemState::Cancelled => ("cancelled", String::new(), None),
+        ItemState::Failed { error } => ("FAILED", String::new(), Some(shown_as_text(error))),
+        ItemState::Waiting | ItemState::Resolving | ItemState::Fetching => return,
+    };
+    page.hang(&format!("{word:WORD_WIDTH$} "), &format!("{}{size}", whole_name(item)));
+    if let Some(why) = why {
+        page.hang(&format!("{:WORD_WIDTH$} ", ""), &why);
+    }
+}
+
+/// What came of it all.
+pub(super) fn summary(jobs: &[Job], took: Duration) -> String {
+    let count = |is: fn(&ItemState) -> bool| items(jobs).filter(|item| is(&item.state)).count();
+    let fetched = count(|state| matches!(state, ItemState::Fetched));
+    let fetched_items = items(jobs).filter(|item| matches!(item.state, ItemState::Fetched));
+    let bytes: u64 = fetched_items.filter_map(|item| item.size_bytes).fold(0, u64::saturating_add);
+    let counts = [
+        (count(|state| matches!(state, ItemState::Held)), "held already"),
+        (fetched, "fetched"),
+        (count(|state| matches!(state, ItemState::Failed { .. })), "failed"),
+        (count(|state| matches!(state, ItemState::Cancelled)), "cancelled"),
+    ];
+    let said: Vec<String> =
+        counts.into_iter().filter(|(number, _)| *number > 0).map(|(number, what)| format!("{number} {what}")).collect();
+    let all = counted(items(jobs).count() as u64, "archive");
+    let said = if said.is_empty() { all } else { format!("{all}: {}", said.join(", ")) };
+    let fetched = if bytes > 0 { format!("; {} in {}", ByteSize(bytes), time(took.as_secs())) } else { String::new() };
+    let pinned = jobs.iter().any(|job| job.pin) && jobs.iter().all(|job| job.state == JobState::Done);
+    format!("{said}{fetched}{}", if pinned { "; pinned" } else { "" })
+}
+
+/// What to say where it was told to stop.
+pub(super) fn what_stays(jobs: &[Job]) -> String {
+    let held = items(jobs).filter(|item| matches!(item.state, ItemState::Held | ItemState::Fetched)).count();
+    format!(
+        "stopped: {}; the same command goes on",
+        if held == 1 {
+            "1 archive is held, and stays".to_owned()
+        } else {
+            format!("{held} archives are held, and stay")
+        }
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Timestamp;
+
+    fn item(what: &str, state: ItemState, bytes: u64, size_bytes: Option<u64>) -> Item {
+        Item { what: what.to_owned(), platform: "linux_amd64".to_owned(), state, bytes, size_bytes }
+    }
+
+    fn job(items: Vec<Item>) -> Job {
+        let state = JobState::Running;
+        let (started, ended, what, platforms) = (Timestamp(0), None, vec![], vec!["linux_amd64".to_owned()]);
+        Job { id: "1".to_owned(), state, started, ended, what, platforms, pin: false, items }
+    }
+
+    const AWS: &str = "registry.terraform.io/hashicorp/aws@5.31.0";
+    const LONG: &str =
+        "registry.corp.example:8443/a-namespace-that-is-long/a-provider-with-a-very-long-name@12.34.56-rc.1";
+    const MIB: u64 = 1 << 20;
+
+    fn busy() -> [Job; 1] {
+        let failed = ItemState::Failed { error: "the archive of x: https://x.example answered 500".to_owned() };
+        [job(vec![
+            item(AWS, ItemState::Fetching, 45 * MIB, Some(120 * MIB)),
+            item(LONG, ItemState::Fetching, 700 * 1024, Some(2048 * MIB)),
+            item("acme/null", ItemState::Resolving, 0, None),
+            item("acme/a@1.0.0", ItemState::Fetching, MIB, None),
+            item("acme/b@1.0.0", ItemState::Waiting, 0, None),
+            item("acme/c@1.0.0", ItemState::Held, 0, Some(MIB)),
+            item("acme/d@1.0.0", failed, 0, Some(MIB)),
+            item("acme/e@1.0.0", ItemState::Fetched, 5 * MIB, Some(5 * MIB)),
+        ])]
+    }
+
+    #[test]
+    fn bars_fit_their_terminal_and_show_the_name_the_size_and_the_speed() {
+        for width in [30, 60, 80, 120, 160, 200] {
+            let lines = bars(&busy(), |_| Some(12 * MIB + 1), width);
+            assert!(lines.iter().all(|line| line.chars().count() <= width), "{width}: {lines:#?}");
+            assert_eq!(lines.len(), 4);
+            let total = Total::of(&busy()).line(Some(24 * MIB), width);
+            assert!(total.chars().count() <= width, "{width}: {total}");
+        }
+        let of = |width| bars(&busy(), |_| Some(12 * MIB + 1), width);
+        assert_eq!(
+            of(80),
+            [
+                "  hashicorp/aws@5.31.0 linux_amd64  [=>    ]     45.0 of 120.0 MiB    12.0 MiB/s",
+                "  …-name@12.34.56-rc.1 linux_amd64  [      ]  700.0 KiB of 2.0 GiB    12.0 MiB/s",
+                "  acme/null linux_amd64             [      ]                asking",
+                "  acme/a@1.0.0 linux_amd64          [      ]               1.0 MiB    12.0 MiB/s",
+            ]
+        );
+        assert!(of(180)[0].starts_with("  registry.terraform.io/hashicorp/aws@5.31.0 linux_amd64 "), "{:#?}", of(180));
+    }
+
+    #[test]
+    fn the_total_counts_what_is_fetched_and_guesses_what_is_not_known() {
+        let total = Total::of(&busy());
+        // Of three sizes that are known, the three that are not are taken to be as large.
+        let known = (120 + 2048 + 5) * MIB;
+        let fetched = (45 + 1 + 5) * MIB + 700 * 1024;
+        assert_eq!(total, Total { ended: (3, 8), bytes: (fetched, Some(known + known / 3 * 3)), is_guess: true });
+        let line = total.line(Some(10 * MIB), 160);
+        assert!(line.ends_with("3/8 archives  51.7 MiB of ~4.2 GiB  10.0 MiB/s  ~7 min left"), "{line}");
+        let done = [job(vec![item(AWS, ItemState::Fetched, MIB, Some(MIB)), item("a", ItemState::Held, 0, None)])];
+        assert_eq!(
+            Total::of(&done).line(Some(MIB), 80),
+            "  [===============================]  2/2 archives  1.0 MiB of 1.0 MiB  1.0 MiB/s"
+        );
+        assert_eq!(Total::of(&[]).line(None, 80).trim(), "[                                      ]  0/0 archives  0 B");
+    }
+
+    #[test]
+    fn a_speed_is_that_of_the_last_seconds() {
+        let mut speed = Speed::default();
+        let at = |tenths: u64| Duration::from_millis(tenths * 100);
+        speed.observe(at(0), 0);
+        assert_eq!(speed.per_second(), None);
+        (1..=100).for_each(|tenth| speed.observe(at(tenth), tenth * 100));
+        assert_eq!(speed.per_second(), Some(1000));
+        (101..=200).for_each(|tenth| speed.observe(at(tenth), 10_000));
+        assert_eq!(speed.per_second(), Some(0), "nothing came for ten seconds");
+        speed.observe(at(201), 50);
+        assert_eq!(speed.per_second(), None, "it was begun anew");
+    }
+
+    #[test]
+    fn what_ended_is_told_once_and_nothing_in_it_is_obeyed() {
+        let mut jobs = busy();
+        jobs[0].items[6].state = ItemState::Failed { error: "sent \u{1b}[2J".to_owned() };
+        let mut told = HashSet::new();
+        let expected = [
+            "held      acme/c@1.0.0 linux_amd64  1.0 MiB",
+            "FAILED    acme/d@1.0.0 linux_amd64",
+            "          sent \\u{1b}[2J",
+            "fetched   acme/e@1.0.0 linux_amd64  5.0 MiB",
+        ];
+        assert_eq!(newly_ended(&jobs, &mut told, None), Some(expected.join("\n")));
+        assert_eq!(newly_ended(&jobs, &mut told, None), None);
+        jobs[0].items[1].state = ItemState::Cancelled;
+        let shown = newly_ended(&jobs, &mut told, Some(80)).unwrap();
+        let lines: Vec<&str> = shown.lines().collect();
+        assert!(lines[0].starts_with("cancelled registry.corp") && lines[1].starts_with("          "), "{lines:?}");
+        assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:?}");
+        let said = summary(&jobs, Duration::from_secs(61));
+        assert_eq!(said, "8 archives: 1 held already, 1 fetched, 1 failed, 1 cancelled; 5.0 MiB in 1 min");
+        assert!(what_stays(&jobs).starts_with("stopped: 2 archives are held"));
+    }
+}

@@ -1,0 +1,149 @@
+//! An admin listener that answers as it is told to, and keeps what it was asked: for commands, without a larder.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+/// What it was asked.
+#[derive(Debug, Clone)]
+pub(crate) struct Asked {
+    pub(crate) method: Method,
+    /// With its query.
+    pub(crate) path: String,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: String,
+}
+
+/// One job, as it goes on: a report for each time that somebody looks, the last for ever.
+#[derive(Debug, Clone)]
+pub(crate) struct Script {
+    reports: Vec<Value>,
+    when_cancelled: Option<Value>,
+    is_cancelled: bool,
+    looks: usize,
+}
+
+impl Script {
+    /// The first is the answer to the order.
+    pub(crate) fn of(reports: Vec<Value>) -> Self {
+        Self { reports, when_cancelled: None, is_cancelled: false, looks: 0 }
+    }
+
+    /// What is told once it was told to stop.
+    pub(crate) fn when_cancelled(mut self, report: Value) -> Self {
+        self.when_cancelled = Some(report);
+        self
+    }
+}
+
+#[derive(Default)]
+struct State {
+    asked: Vec<Asked>,
+    to_start: Vec<Script>,
+    started: Vec<Script>,
+    refusal: Option<(u16, String)>,
+}
+
+/// A listener on a port of 127.0.0.1. Stops when dropped.
+pub(crate) struct FakeAdmin {
+    address: SocketAddr,
+    state: Arc<Mutex<State>>,
+    serving: JoinHandle<()>,
+}
+
+impl FakeAdmin {
+    /// Answers each order with the next of these.
+    pub(crate) async fn start(scripts: Vec<Script>) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let state = Arc::new(Mutex::new(State { to_start: scripts, ..State::default() }));
+        let shared = Arc::clone(&state);
+        let serving = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let state = Arc::clone(&shared);
+                let answer = service_fn(move |request| {
+                    let state = Arc::clone(&state);
+                    async move { Ok::<_, Infallible>(answer(&state, request).await) }
+                });
+                tokio::spawn(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), answer));
+            }
+        });
+        Self { address, state, serving }
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Refuses the orders after those that it has scripts for.
+    pub(crate) fn refuse(&self, status: u16, why: &str) {
+        self.state.lock().refusal = Some((status, why.to_owned()));
+    }
+
+    pub(crate) fn asked(&self) -> Vec<Asked> {
+        self.state.lock().asked.clone()
+    }
+
+    /// How often it was asked by this method.
+    pub(crate) fn count(&self, method: &Method) -> usize {
+        self.state.lock().asked.iter().filter(|asked| asked.method == method).count()
+    }
+}
+
+impl Drop for FakeAdmin {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+async fn answer(state: &Mutex<State>, request: Request<Incoming>) -> Response<Full<Bytes>> {
+    let (head, body) = request.into_parts();
+    let body = body.collect().await.unwrap().to_bytes();
+    let path = head.uri.path_and_query().unwrap().to_string();
+    let mut state = state.lock();
+    let body = String::from_utf8_lossy(&body).into_owned();
+    state.asked.push(Asked { method: head.method.clone(), path: path.clone(), headers: head.headers, body });
+    let id = path.strip_prefix("/admin/v1/jobs/").and_then(|id| id.parse::<usize>().ok());
+    match (head.method, id) {
+        (Method::POST, None) if !state.to_start.is_empty() => {
+            let script = state.to_start.remove(0);
+            let first = script.reports[0].clone();
+            state.started.push(script);
+            told(StatusCode::ACCEPTED, &first)
+        }
+        (Method::POST, None) => {
+            let (status, why) = state.refusal.clone().expect("an order more than there are scripts");
+            told(StatusCode::from_u16(status).unwrap(), &json!({ "errors": [why] }))
+        }
+        (Method::GET, Some(id)) if id < state.started.len() => {
+            let script = &mut state.started[id];
+            script.looks += 1;
+            let at = script.looks.min(script.reports.len() - 1);
+            let report = script.when_cancelled.as_ref().filter(|_| script.is_cancelled);
+            told(StatusCode::OK, report.unwrap_or(&script.reports[at]))
+        }
+        (Method::DELETE, Some(id)) if id < state.started.len() => {
+            let script = &mut state.started[id];
+            script.is_cancelled = true;
+            let report = script.when_cancelled.as_ref().expect("nobody may stop this one");
+            told(StatusCode::OK, report)
+        }
+        (method, _) => told(StatusCode::NOT_FOUND, &json!({ "errors": [format!("no {method} {path}")] })),
+    }
+}
+
+fn told(status: StatusCode, value: &Value) -> Response<Full<Bytes>> {
+    let response = Response::builder().status(status).header("content-type", "application/json");
+    response.body(Full::new(value.to_string().into())).unwrap()
+}

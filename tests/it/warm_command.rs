@@ -1,0 +1,206 @@
+//! `larder warm` on the command line: what it tells the running larder, what it shows of what that tells, how it ends.
+
+use std::process::Command;
+
+use http::Method;
+use serde_json::{Value, json};
+
+use crate::support::admin::{FakeAdmin, Script};
+use crate::support::larder::Folder;
+use crate::support::process::{Said, command, eventually, run};
+
+const AWS: &str = "registry.terraform.io/hashicorp/aws@5.31.0";
+const NULL: &str = "registry.terraform.io/hashicorp/null@3.2.2";
+const LOCK: &str = "provider \"registry.terraform.io/hashicorp/aws\" {\n  version = \"5.31.0\"\n}\n";
+
+fn item(what: &str, state: &str, bytes: u64, size_bytes: Option<u64>) -> Value {
+    json!({ "what": what, "platform": "linux_amd64", "state": state, "bytes": bytes, "size_bytes": size_bytes })
+}
+
+fn failed(what: &str, error: &str) -> Value {
+    let mut item = item(what, "failed", 0, None);
+    item["error"] = error.into();
+    item
+}
+
+/// Jobs of the fake are called by their number.
+fn job(id: usize, state: &str, items: &[Value]) -> Value {
+    let ended = (state != "running").then_some(1_795_293_770);
+    json!({
+        "id": id.to_string(), "state": state, "started": 1_795_293_761, "ended": ended, "what": ["hashicorp/aws"],
+        "platforms": ["linux_amd64"], "pin": false, "items": items,
+    })
+}
+
+/// A configuration whose admin listener is the fake one, and a folder to work in.
+struct Site {
+    home: Folder,
+    admin: FakeAdmin,
+}
+
+impl Site {
+    async fn with(scripts: Vec<Script>) -> Self {
+        let (home, admin) = (Folder::new(), FakeAdmin::start(scripts).await);
+        let token = "token = { file = \"our-token\" }";
+        let text = format!(
+            "[admin]\nlisten = \"{}\"\n{token}\n[store]\npath = \"{}\"\n",
+            admin.address(),
+            home.path().display()
+        );
+        std::fs::write(home.path().join("mirror.toml"), text).unwrap();
+        std::fs::write(home.path().join("our-token"), "0123456789abcdef0123456789abcdef").unwrap();
+        std::fs::write(home.path().join(".terraform.lock.hcl"), LOCK).unwrap();
+        Self { home, admin }
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let arguments = [&["warm"], arguments, &["--config", "mirror.toml"]].concat();
+        let mut command = command(self.home.path(), &arguments);
+        command.current_dir(self.home.path());
+        command
+    }
+
+    async fn run(&self, arguments: &[&str]) -> Said {
+        run(self.command(arguments)).await
+    }
+}
+
+/// Section 3: plain lines where nobody watches: one for each archive when it ends, and a summary.
+#[tokio::test]
+async fn each_archive_has_a_line_when_it_ends_and_then_there_is_a_summary() {
+    let running = |aws: Value, null: Value| job(0, "running", &[aws, null]);
+    let site = Site::with(vec![Script::of(vec![
+        running(item(AWS, "waiting", 0, None), item(NULL, "waiting", 0, None)),
+        running(item(AWS, "fetching", 1 << 20, Some(3 << 20)), item(NULL, "held", 0, Some(4096))),
+        running(item(AWS, "fetching", 2 << 20, Some(3 << 20)), item(NULL, "held", 0, Some(4096))),
+        job(0, "done", &[item(AWS, "fetched", 3 << 20, Some(3 << 20)), item(NULL, "held", 0, Some(4096))]),
+    ])])
+    .await;
+    let arguments =
+        ["hashicorp/aws@~> 5.0", "hashicorp/null", "--platform", "linux_amd64", "--platform", "darwin_arm64"];
+    let said = site.run(&arguments).await;
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let held = format!("held      {NULL} linux_amd64  4.0 KiB\n");
+    let fetched = format!("fetched   {AWS} linux_amd64  3.0 MiB\n");
+    let summary = said.out.strip_prefix(&format!("{held}{fetched}")).unwrap_or_else(|| panic!("{said:?}"));
+    assert!(summary.starts_with("2 archives: 1 held already, 1 fetched; 3.0 MiB in "), "{summary}");
+    assert_eq!(said.err, "");
+
+    let asked = site.admin.asked();
+    assert_eq!((&asked[0].method, asked[0].path.as_str()), (&Method::POST, "/admin/v1/warm"));
+    assert_eq!(asked[0].headers["content-type"], "application/json");
+    assert_eq!(asked[0].headers["authorization"], "Bearer 0123456789abcdef0123456789abcdef");
+    let told = json!({
+        "what": ["hashicorp/aws@~> 5.0", "hashicorp/null"], "platforms": ["linux_amd64", "darwin_arm64"], "pin": false
+    });
+    assert_eq!(serde_json::from_str::<Value>(&asked[0].body).unwrap(), told);
+    let looks = &asked[1..];
+    assert!(looks.iter().all(|look| look.method == Method::GET && look.path == "/admin/v1/jobs/0"), "{looks:?}");
+    assert_eq!(looks.len(), 3, "it looked on after the end");
+}
+
+#[tokio::test]
+async fn a_lock_file_is_sent_as_it_is_and_shown_as_one_with_what_is_named_beside_it() {
+    let done = |id, what| Script::of(vec![job(id, "done", &[item(what, "fetched", 5, Some(5))])]);
+    let site = Site::with(vec![done(0, NULL), done(1, AWS)]).await;
+    let arguments = [".terraform.lock.hcl", "hashicorp/null", "--pin", "--platform", "linux_amd64"];
+    let said = site.run(&arguments).await;
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert!(said.out.contains("2 archives: 2 fetched; 10 B in 0 s"), "{said:?}");
+    let asked = site.admin.asked();
+    assert_eq!(asked.len(), 2);
+    assert_eq!(serde_json::from_str::<Value>(&asked[0].body).unwrap()["pin"], true);
+    assert_eq!(asked[1].path, "/admin/v1/warm?platform=linux_amd64&pin=true");
+    assert!(asked[1].headers["content-type"].to_str().unwrap().starts_with("text/plain"));
+    assert_eq!(asked[1].body, LOCK);
+}
+
+/// Section 3: `--json` prints what the job told last, and nothing else.
+#[tokio::test]
+async fn as_json_the_last_report_of_each_job_is_printed() {
+    let last = job(0, "done", &[item(AWS, "fetched", 5, Some(5))]);
+    let script = Script::of(vec![job(0, "running", &[item(AWS, "resolving", 0, None)]), last.clone()]);
+    let said = Site::with(vec![script]).await.run(&["hashicorp/aws", "--json"]).await;
+    assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{said:?}");
+    assert_eq!(serde_json::from_str::<Value>(&said.out).unwrap(), last);
+}
+
+#[tokio::test]
+async fn one_failing_archive_is_told_with_its_reason_and_is_exit_status_1() {
+    let why =
+        "the archive of registry.terraform.io/hashicorp/aws 5.31.0 for linux_amd64: https://x.example answered 500";
+    let items = [failed(AWS, why), item(NULL, "fetched", 5, Some(5))];
+    let said = Site::with(vec![Script::of(vec![job(0, "failed", &items)])]).await.run(&["hashicorp/aws"]).await;
+    assert_eq!(said.code, Some(1), "{said:?}");
+    for part in [&format!("FAILED    {AWS} linux_amd64\n          {why}\n"), "2 archives: 1 fetched, 1 failed;"] {
+        assert!(said.out.contains(part), "{part} is not in {said:?}");
+    }
+}
+
+/// Ctrl-C ends the job, and says what stays of it.
+#[tokio::test]
+async fn ctrl_c_cancels_the_job_and_says_what_stays() {
+    let fetching = job(0, "running", &[item(NULL, "fetched", 5, Some(5)), item(AWS, "fetching", 1, Some(9))]);
+    let cancelled = job(0, "cancelled", &[item(NULL, "fetched", 5, Some(5)), item(AWS, "cancelled", 1, Some(9))]);
+    let site = Site::with(vec![Script::of(vec![fetching]).when_cancelled(cancelled)]).await;
+    let mut child = site.command(&["hashicorp/aws"]).spawn().unwrap();
+    let id = rustix::process::Pid::from_raw(child.id().try_into().unwrap()).unwrap();
+    eventually("it looks", async || (site.admin.count(&Method::GET) >= 2).then_some(())).await;
+    rustix::process::kill_process(id, rustix::process::Signal::INT).unwrap();
+    let code = eventually("it ends", async || child.try_wait().unwrap()).await.code();
+    let output = child.wait_with_output().unwrap();
+    let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert_eq!(code, Some(1), "{out}{err}");
+    assert_eq!(site.admin.count(&Method::DELETE), 1);
+    assert!(out.contains(&format!("cancelled {AWS} linux_amd64\n")), "{out}");
+    assert!(out.contains("2 archives: 1 fetched, 1 cancelled"), "{out}");
+    assert!(err.contains("stopped: 1 archive is held, and stays"), "{err}");
+}
+
+/// Half of what was asked for is not what was asked for: what was begun is stopped.
+#[tokio::test]
+async fn an_order_that_is_refused_is_told_and_ends_those_before_it() {
+    let running = job(0, "running", &[item(NULL, "fetching", 0, None)]);
+    let stopped = job(0, "cancelled", &[item(NULL, "cancelled", 0, None)]);
+    let site = Site::with(vec![Script::of(vec![running]).when_cancelled(stopped)]).await;
+    site.admin.refuse(400, "line 1, column 9: expected `{`");
+    let said = site.run(&["hashicorp/null", ".terraform.lock.hcl"]).await;
+    assert_eq!((said.code, said.out.as_str()), (Some(1), ""), "{said:?}");
+    assert!(said.err.contains(".terraform.lock.hcl") && said.err.contains("line 1, column 9"), "{said:?}");
+    assert_eq!(site.admin.count(&Method::DELETE), 1);
+}
+
+#[tokio::test]
+async fn what_cannot_be_warmed_is_said_before_anybody_is_asked() {
+    let site = Site::with(Vec::new()).await;
+    for (arguments, said) in [
+        (&["."][..], "is a folder, and configurations are not read yet"),
+        (&["no.hcl"], "no.hcl cannot be read"),
+        (&["hashicorp/aws", "--platform", "linux"], "\"linux\" is not a platform"),
+    ] {
+        let ended = site.run(arguments).await;
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+        assert!(ended.err.contains(said), "{arguments:?}: {ended:?}");
+    }
+    assert_eq!(site.run(&[]).await.code, Some(2));
+    assert!(site.admin.asked().is_empty());
+}
+
+#[tokio::test]
+async fn where_no_larder_runs_it_says_so_and_what_to_do() {
+    let Site { home, admin } = Site::with(Vec::new()).await;
+    drop(admin);
+    let ended = eventually("nobody listens any more", async || {
+        let ended = run(warm_again(&home)).await;
+        ended.err.contains("no larder listens").then_some(ended)
+    })
+    .await;
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.err.contains("start `larder serve` first"), "{ended:?}");
+}
+
+fn warm_again(home: &Folder) -> Command {
+    let mut warm = command(home.path(), &["warm", "hashicorp/aws", "--config", "mirror.toml"]);
+    warm.current_dir(home.path());
+    warm
+}
