@@ -83,7 +83,7 @@ fn a_document(request: &Request<()>, outcome: Outcome) {
 }
 
 fn answered(content: Content, outcome: Outcome, request: &Request<()>) -> (http::response::Parts, Bytes) {
-    let response: Response<Body> = reply(Reply { content, outcome: Some(outcome) }, &Route::Health, request);
+    let response: Response<Body> = reply(Reply { content, outcome: Some(outcome), age: None }, &Route::Health, request);
     let (parts, body) = response.into_parts();
     let announced = http_body::Body::size_hint(&body).exact();
     let body = RUNTIME.block_on(body.collect()).expect("bytes at hand").to_bytes();
