@@ -1,0 +1,58 @@
+//! Figures: samples in alternating rounds, and their medians.
+
+use crate::interrupt;
+
+/// What one server did in one round.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sample {
+    /// Answers, or bytes.
+    pub(crate) amount: f64,
+    pub(crate) seconds: f64,
+    /// What it took of the server's processes.
+    pub(crate) processor_seconds: f64,
+}
+
+/// The median of all rounds of one server.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Figure {
+    /// In a second.
+    pub(crate) rate: f64,
+    /// Seconds of processor time for one.
+    pub(crate) cost: f64,
+}
+
+/// Takes a sample of each in turn, several rounds, the first in a round never the same twice running.
+pub(crate) fn rounds<P, S>(
+    peers: &[P],
+    rounds: usize,
+    mut sample: impl FnMut(&P) -> anyhow::Result<S>,
+) -> anyhow::Result<Vec<Vec<S>>> {
+    let mut samples: Vec<Vec<S>> = peers.iter().map(|_| Vec::new()).collect();
+    for round in 0..rounds {
+        for turn in 0..peers.len() {
+            interrupt::check()?;
+            let which = (round + turn) % peers.len();
+            samples[which].push(sample(&peers[which])?);
+        }
+    }
+    Ok(samples)
+}
+
+/// The figures of a server from its rounds.
+pub(crate) fn figure(samples: &[Sample]) -> Figure {
+    Figure {
+        rate: median(samples.iter().map(|sample| sample.amount / sample.seconds)),
+        cost: median(samples.iter().map(|sample| sample.processor_seconds / sample.amount)),
+    }
+}
+
+/// The one in the middle; of an even number the mean of the two.
+pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    match values.len() {
+        0 => f64::NAN,
+        length if length % 2 == 1 => values[length / 2],
+        length => f64::midpoint(values[length / 2 - 1], values[length / 2]),
+    }
+}
