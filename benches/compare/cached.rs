@@ -6,9 +6,9 @@ use std::time::Duration;
 use crate::Bench;
 use crate::clients::{self, Asking, Counted, wrk};
 use crate::larder::Log;
-use crate::measure::{Figure, figure, rounds};
+use crate::measure::{Sample, median, rounds};
 use crate::peer::{Name, Peer, Subject, Wire};
-use crate::report::{Section, Target};
+use crate::report::{Section, Target, cell};
 use crate::stand::{ARCHIVES, Stand};
 
 /// One thing that is measured.
@@ -46,7 +46,7 @@ fn documents() -> Vec<Row> {
     }
     rows.push(row("download document", Subject::Document, false, 64, &[(Name::Bare, 0.95)]));
     rows.push(row("VERSION.json", Subject::MirrorVersion, false, 64, &[(Name::Bare, 0.95)]));
-    let logged = row("version list, 2 KB gzip, with a log of requests", Subject::List, true, 64, &[]);
+    let logged = row("version list, 2 KB gzip, logs on", Subject::List, true, 64, &[]);
     rows.push(Row { log: Log::On, ..logged });
     rows
 }
@@ -90,7 +90,9 @@ pub(crate) fn sections(bench: &Bench) -> anyhow::Result<Vec<Section>> {
         });
     }
     let mut sections = Vec::new();
-    for (title, rows) in [("Cached documents", documents), ("Cached archives", archives)] {
+    let titles =
+        ["Cached documents: answers a second; CPU: ms for 1,000", "Cached archives: GB a second; CPU: s for a GB"];
+    for (title, rows) in titles.into_iter().zip([documents, archives]) {
         let mut section = Section::new(title, &HEAD);
         for row in rows {
             let stand = &stands[usize::from(row.log == Log::On)];
@@ -98,17 +100,15 @@ pub(crate) fn sections(bench: &Bench) -> anyhow::Result<Vec<Section>> {
             // Bare means: without a log.
             let peers: Vec<&Peer> = peers.filter(|peer| row.log == Log::Off || peer.name != Name::Bare).collect();
             bench.progress(&row.name);
-            let samples = rounds(&peers, bench.rounds(), |peer| measure(bench, &row, peer))?;
-            let figures: Vec<(Name, Figure)> =
-                peers.iter().zip(&samples).map(|(peer, samples)| (peer.name, figure(samples))).collect();
-            add(&mut section, &row, &figures);
+            let samples = rounds(&peers, bench.options.rounds(), |peer| measure(bench, &row, peer))?;
+            add(&mut section, &row, &peers.iter().map(|peer| peer.name).zip(samples).collect::<Vec<_>>());
         }
         sections.extend(Some(section).filter(|section| !section.is_empty()));
     }
     Ok(sections)
 }
 
-fn measure(bench: &Bench, row: &Row, peer: &Peer) -> anyhow::Result<crate::measure::Sample> {
+fn measure(bench: &Bench, row: &Row, peer: &Peer) -> anyhow::Result<Sample> {
     let path = peer.path(row.subject)?;
     let seconds = bench.options.seconds;
     if let (Some(wrk), Counted::Answers) = (&bench.wrk, row.counted) {
@@ -118,28 +118,36 @@ fn measure(bench: &Bench, row: &Row, peer: &Peer) -> anyhow::Result<crate::measu
     clients::sample(peer, asking, row.connections, Duration::from_secs(seconds), row.counted)
 }
 
-const HEAD: [&str; 9] = ["", "larder", "nginx", "bare", "larder/nginx", "larder/bare", "CPU: larder", "nginx", "bare"];
+const HEAD: [&str; 9] = ["", "larder", "nginx", "bare", "larder/nginx", "larder/bare", "CPU larder", "nginx", "bare"];
 
-fn add(section: &mut Section, row: &Row, figures: &[(Name, Figure)]) {
-    let of = |name: Name| figures.iter().find(|(whose, _)| *whose == name).map(|(_, figure)| *figure);
-    let rate = |figure: Figure| match row.counted {
-        Counted::Answers => format!("{:.0} /s", figure.rate),
-        Counted::Bytes => format!("{:.2} GB/s", figure.rate / 1e9),
+fn add(section: &mut Section, row: &Row, samples: &[(Name, Vec<Sample>)]) {
+    let of = |name: Name| samples.iter().find(|(whose, _)| *whose == name).map(|(_, samples)| samples);
+    let rate = |name: Name| {
+        let rate = median(of(name)?.iter().map(Sample::rate));
+        Some(match row.counted {
+            Counted::Answers => format!("{rate:.0}"),
+            Counted::Bytes => format!("{:.2}", rate / 1e9),
+        })
     };
-    let cost = |figure: Figure| match row.counted {
-        Counted::Answers => format!("{:.1} ms/1k", figure.cost * 1e6),
-        Counted::Bytes => format!("{:.2} s/GB", figure.cost * 1e9),
+    let cost = |name: Name| {
+        let cost = median(of(name)?.iter().map(Sample::cost));
+        Some(match row.counted {
+            Counted::Answers => format!("{:.1}", cost * 1e6),
+            Counted::Bytes => format!("{:.2}", cost * 1e9),
+        })
+    };
+    // Of each round, because what else the machine does changes from one to the next.
+    let ratio = |other: Name| {
+        let rounds = of(Name::Larder)?.iter().zip(of(other)?);
+        Some(median(rounds.map(|(larder, other)| larder.rate() / other.rate())))
     };
     let names = [Name::Larder, Name::Nginx, Name::Bare];
-    let ratio = |other: Name| Some(of(Name::Larder)?.rate / of(other)?.rate);
-    let cell = |text: Option<String>| text.unwrap_or_else(|| "-".into());
-    let mut cells: Vec<String> = names.map(|name| cell(of(name).map(rate))).into();
+    let mut cells: Vec<String> = names.map(|name| cell(rate(name))).into();
     cells.extend([Name::Nginx, Name::Bare].map(|other| cell(ratio(other).map(|ratio| format!("{ratio:.2}")))));
-    cells.extend(names.map(|name| cell(of(name).map(cost))));
+    cells.extend(names.map(|name| cell(cost(name))));
     let targets = row.targets.iter().filter_map(|(other, least)| {
         let ratio = ratio(*other)?;
         Some(Target { met: ratio >= *least, text: format!("{least} x {}", other.text()) })
     });
-    let targets = targets.collect();
-    section.add(&row.name, cells, targets);
+    section.add(&row.name, cells, targets.collect());
 }

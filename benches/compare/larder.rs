@@ -5,9 +5,8 @@ use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use tempfile::TempDir;
 
 use crate::process::Running;
@@ -34,9 +33,6 @@ pub(crate) struct Larder {
     pub(crate) home: Home,
     running: Running,
     pub(crate) address: SocketAddr,
-    pub(crate) admin: SocketAddr,
-    /// From its start to the line that says that it listens.
-    pub(crate) started_in: Duration,
 }
 
 impl Home {
@@ -60,23 +56,33 @@ impl Home {
         self.folder.path().join("log")
     }
 
+    /// How many archives are stored.
+    pub(crate) fn archives(&self) -> usize {
+        let mut files = 0;
+        let mut folders = vec![self.folder.path().join("store/v1/blobs")];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+                let path = entry.path();
+                if path.is_dir() { folders.push(path) } else { files += 1 }
+            }
+        }
+        files
+    }
+
     /// Starts it, and waits until it listens.
     pub(crate) fn start(self) -> anyhow::Result<Larder> {
         let config = self.folder.path().join("mirror.toml");
         let mut command = command(self.folder.path(), &["serve", "--json", "--config"]);
         let level = if self.log == Log::On { "info" } else { "warn" };
         command.arg(config).env("LARDER_LOG", level).stderr(File::create(self.log_file())?).stdout(Stdio::piped());
-        let began = Instant::now();
         let mut running = Running::start(&mut command).context("larder does not start")?;
         let out = running.child().stdout.take().context("its output is piped")?;
         let mut line = String::new();
         BufReader::new(out).read_line(&mut line)?;
-        let started_in = began.elapsed();
         let told = || fs::read_to_string(self.log_file()).unwrap_or_default();
         let said: serde_json::Value = serde_json::from_str(&line).with_context(told)?;
-        let address = |key: &str| anyhow::Ok(said[key].as_str().unwrap_or_default().parse::<SocketAddr>()?);
-        let (address, admin) = (address("listen")?, address("admin")?);
-        Ok(Larder { home: self, running, address, admin, started_in })
+        let address = said["listen"].as_str().unwrap_or_default().parse()?;
+        Ok(Larder { home: self, running, address })
     }
 }
 
@@ -90,9 +96,17 @@ impl Larder {
     }
 
     /// A clean stop; what it leaves can be started again.
-    pub(crate) fn stop(self) -> Home {
+    pub(crate) fn stop(self) -> anyhow::Result<Home> {
         let Self { home, mut running, .. } = self;
-        running.end();
+        let ended = running.end();
+        ensure!(ended.is_some_and(|status| status.success()), "larder stopped with {ended:?}");
+        Ok(home)
+    }
+
+    /// The same after a power cut.
+    pub(crate) fn kill(self) -> Home {
+        let Self { home, mut running, .. } = self;
+        running.kill();
         home
     }
 }

@@ -9,20 +9,24 @@ mod bare;
 mod cached;
 mod catalog;
 mod clients;
+mod cold;
+mod init;
 mod interrupt;
 mod larder;
 mod machine;
 mod measure;
+mod memory;
 mod nginx;
 mod peer;
 mod process;
 mod report;
 mod stand;
+mod start_up;
 mod tls;
 mod upstream;
 
 #[path = "../../tests/it/support/mod.rs"]
-#[expect(dead_code, unused_imports, clippy::unwrap_used, reason = "the tests use the rest of it, and may fail")]
+#[expect(dead_code, clippy::unwrap_used, reason = "the tests use the rest of it, and may fail")]
 mod support;
 
 use std::path::PathBuf;
@@ -60,6 +64,12 @@ struct Options {
     test: bool,
 }
 
+impl Options {
+    fn rounds(&self) -> usize {
+        if self.quick { 1 } else { self.rounds.into() }
+    }
+}
+
 /// What all rows share.
 pub(crate) struct Bench {
     options: Options,
@@ -69,6 +79,7 @@ pub(crate) struct Bench {
     client: reqwest::Client,
     nginx: Option<PathBuf>,
     wrk: Option<PathBuf>,
+    terraform: Option<PathBuf>,
     _folder: TempDir,
 }
 
@@ -86,14 +97,11 @@ impl Bench {
             upstream,
             certificate: Certificate::new(folder.path())?,
             client: peer::client()?,
-            nginx: nginx::find(),
-            wrk: clients::wrk::find(),
+            nginx: process::find("nginx"),
+            wrk: process::find("wrk"),
+            terraform: process::find("terraform"),
             _folder: folder,
         })
-    }
-
-    fn rounds(&self) -> usize {
-        if self.options.quick { 1 } else { self.options.rounds.into() }
     }
 
     fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
@@ -129,14 +137,20 @@ fn main() -> anyhow::Result<()> {
     let bench = Bench::new(options)?;
     for (program, found, without) in [
         ("nginx", bench.nginx.is_some(), "without its columns"),
+        ("terraform", bench.terraform.is_some(), "without the rows of init"),
         ("wrk", bench.wrk.is_some(), "documents are asked for by clients of our own, which take more of the machine"),
     ] {
         if !found {
             bench.progress(&format!("{program} is not installed: {without}"));
         }
     }
-    let sections = cached::sections(&bench)?;
-    let circumstances = machine::circumstances(bench.nginx.as_deref(), bench.wrk.as_deref(), None);
+    let mut sections = cached::sections(&bench)?;
+    sections.extend(cold::section(&bench)?);
+    sections.extend(memory::section(&bench)?);
+    sections.extend(start_up::section(&bench)?);
+    sections.extend(init::section(&bench)?);
+    let programs = [&bench.nginx, &bench.terraform, &bench.wrk].into_iter().flatten().map(PathBuf::as_path);
+    let circumstances = machine::circumstances(programs, &bench.options)?;
     report::print(&sections, &circumstances);
     Ok(())
 }

@@ -12,13 +12,16 @@ pub(crate) struct Sample {
     pub(crate) processor_seconds: f64,
 }
 
-/// The median of all rounds of one server.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Figure {
+impl Sample {
     /// In a second.
-    pub(crate) rate: f64,
+    pub(crate) fn rate(&self) -> f64 {
+        self.amount / self.seconds
+    }
+
     /// Seconds of processor time for one.
-    pub(crate) cost: f64,
+    pub(crate) fn cost(&self) -> f64 {
+        self.processor_seconds / self.amount
+    }
 }
 
 /// Takes a sample of each in turn, several rounds, the first in a round never the same twice running.
@@ -36,14 +39,6 @@ pub(crate) fn rounds<P, S>(
         }
     }
     Ok(samples)
-}
-
-/// The figures of a server from its rounds.
-pub(crate) fn figure(samples: &[Sample]) -> Figure {
-    Figure {
-        rate: median(samples.iter().map(|sample| sample.amount / sample.seconds)),
-        cost: median(samples.iter().map(|sample| sample.processor_seconds / sample.amount)),
-    }
 }
 
 /// The one in the middle; of an even number the mean of the two.

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -19,16 +19,9 @@ const START_WITHIN: Duration = Duration::from_secs(10);
 
 /// A running one.
 pub(crate) struct Nginx {
-    _folder: TempDir,
+    folder: TempDir,
     running: Running,
     pub(crate) listening: Listening,
-}
-
-/// The program: on PATH, or where Debian has it.
-pub(crate) fn find() -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]);
-    folders.map(|folder| folder.join("nginx")).find(|file| file.is_file())
 }
 
 impl Nginx {
@@ -46,10 +39,10 @@ impl Nginx {
         let mut command = Command::new(program);
         command.arg("-p").arg(folder.path()).arg("-c").arg(&file).arg("-e").arg(folder.path().join("error.log"));
         let running = Running::start(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()))?;
-        let nginx = Self { _folder: folder, running, listening };
+        let nginx = Self { folder, running, listening };
         nginx
             .listens()
-            .with_context(|| fs::read_to_string(nginx._folder.path().join("error.log")).unwrap_or_default())?;
+            .with_context(|| fs::read_to_string(nginx.folder.path().join("error.log")).unwrap_or_default())?;
         Ok(nginx)
     }
 

@@ -22,7 +22,7 @@ impl Name {
         match self {
             Self::Larder => "larder",
             Self::Nginx => "nginx",
-            Self::Bare => "bare hyper",
+            Self::Bare => "bare",
         }
     }
 }
@@ -82,7 +82,21 @@ pub(crate) struct Peer {
     pub(crate) name: Name,
     pub(crate) listening: Listening,
     pub(crate) paths: HashMap<Subject, String>,
-    pub(crate) processes: Vec<u32>,
+    pub(crate) processes: Processes,
+}
+
+/// Whose processor time and memory is meant.
+#[derive(Clone, Debug)]
+pub(crate) struct Processes {
+    pub(crate) plain: Vec<u32>,
+    pub(crate) tls: Vec<u32>,
+}
+
+impl Processes {
+    /// The same for both.
+    pub(crate) fn both(processes: Vec<u32>) -> Self {
+        Self { plain: processes.clone(), tls: processes }
+    }
 }
 
 impl Peer {
@@ -99,9 +113,14 @@ impl Peer {
         path.map(String::as_str).with_context(|| format!("{} has no {subject:?}", self.name.text()))
     }
 
-    /// The processor time it has taken so far, in seconds.
-    pub(crate) fn processor_seconds(&self) -> f64 {
-        processor_time(&self.processes).as_secs_f64()
+    /// Who answers there.
+    pub(crate) fn processes(&self, wire: Wire) -> &[u32] {
+        if wire.is_tls() { &self.processes.tls } else { &self.processes.plain }
+    }
+
+    /// The processor time they have taken so far, in seconds.
+    pub(crate) fn processor_seconds(&self, wire: Wire) -> f64 {
+        processor_time(self.processes(wire)).as_secs_f64()
     }
 }
 

@@ -1,7 +1,8 @@
 //! Processes that end when nobody needs them any more, and what they take: processor time and memory.
 
 use std::fs;
-use std::process::{Child, Command};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -34,16 +35,25 @@ impl Running {
         [own].into_iter().chain(children.split_whitespace().filter_map(|id| id.parse().ok())).collect()
     }
 
-    /// SIGTERM, and the end of it.
-    pub(crate) fn end(&mut self) {
+    /// SIGTERM, and how it ended; killed if it does not.
+    pub(crate) fn end(&mut self) -> Option<ExitStatus> {
+        if let Ok(Some(ended)) = self.0.try_wait() {
+            return Some(ended);
+        }
         let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
         let deadline = Instant::now() + END_WITHIN;
         while Instant::now() < deadline {
-            if matches!(self.0.try_wait(), Ok(Some(_)) | Err(_)) {
-                return;
+            if let Ok(Some(ended)) = self.0.try_wait() {
+                return Some(ended);
             }
             sleep(Duration::from_millis(5));
         }
+        self.kill();
+        None
+    }
+
+    /// SIGKILL to all of it.
+    pub(crate) fn kill(&mut self) {
         let _ = kill_process_group(Pid::from_child(&self.0), Signal::KILL);
         let _ = self.0.wait();
     }
@@ -53,6 +63,13 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.end();
     }
+}
+
+/// A program on PATH, or where a distribution has servers.
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]);
+    folders.map(|folder| folder.join(program)).find(|file| file.is_file())
 }
 
 /// The processor time these processes have taken, in user and in kernel mode.

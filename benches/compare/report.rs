@@ -17,6 +17,11 @@ impl Target {
     }
 }
 
+/// A figure, or that there is none.
+pub(crate) fn cell(figure: Option<String>) -> String {
+    figure.unwrap_or_else(|| "-".into())
+}
+
 /// One table.
 pub(crate) struct Section {
     title: String,

@@ -5,9 +5,9 @@ use std::collections::{HashMap, HashSet};
 use crate::Bench;
 use crate::bare::Bare;
 use crate::catalog::{self, PLATFORM, Release};
-use crate::larder::{self, Larder, Log};
+use crate::larder::{self, Home, Larder, Log};
 use crate::nginx::Nginx;
-use crate::peer::{Listening, Name, Peer, Subject, archive_path, warm};
+use crate::peer::{Listening, Name, Peer, Processes, Subject, archive_path, warm};
 use crate::upstream::Page;
 
 /// The archives: the name of their provider, what the rows call them, their size.
@@ -22,7 +22,7 @@ type Paths = HashMap<Subject, String>;
 /// The running servers, and how they are asked.
 pub(crate) struct Stand {
     /// One listener of larder's has TLS or not: so there are two.
-    _larders: [Larder; 2],
+    larders: Vec<Larder>,
     _nginx: Option<Nginx>,
     _bare: Bare,
     pub(crate) peers: Vec<Peer>,
@@ -33,31 +33,45 @@ impl Stand {
     pub(crate) fn start(bench: &Bench, subjects: &HashSet<Subject>, log: Log) -> anyhow::Result<Self> {
         publish(bench, subjects)?;
         let Bench { upstream, certificate, .. } = bench;
-        let larders = [Larder::start(upstream, None, log)?, Larder::start(upstream, Some(certificate), log)?];
-        let [plain, tls] = [larders[0].address, larders[1].address];
+        let larders = vec![Larder::start(upstream, None, log)?, Larder::start(upstream, Some(certificate), log)?];
+        let (listening, processes) = larders_at(&larders);
+        let Listening { plain, tls, .. } = listening;
         bench.block_on(larder_paths(bench, &format!("https://{tls}"), subjects))?;
         let paths = bench.block_on(larder_paths(bench, &format!("http://{plain}"), subjects))?;
-        let mut peers = vec![Peer {
-            name: Name::Larder,
-            listening: Listening { plain, plain_http2: plain, tls },
-            paths: paths.clone(),
-            processes: larders.iter().flat_map(Larder::processes).collect(),
-        }];
+        let mut peers = vec![Peer { name: Name::Larder, listening, paths: paths.clone(), processes }];
 
         let nginx = bench.nginx.as_ref();
         let nginx = nginx.map(|program| Nginx::start(program, upstream, certificate, log)).transpose()?;
         if let Some(nginx) = &nginx {
             let base = format!("http://{}", nginx.listening.plain);
             let paths = bench.block_on(upstream_paths(bench, &base, &peers[0], subjects))?;
-            let (listening, processes) = (nginx.listening, nginx.processes());
+            let (listening, processes) = (nginx.listening, Processes::both(nginx.processes()));
             peers.push(Peer { name: Name::Nginx, listening, paths, processes });
         }
 
         let bare = Bare::start(plain, paths.values().cloned().collect(), certificate)?;
-        let (listening, processes) = (bare.listening, bare.processes());
+        let (listening, processes) = (bare.listening, Processes::both(bare.processes()));
         peers.push(Peer { name: Name::Bare, listening, paths, processes });
-        Ok(Self { _larders: larders, _nginx: nginx, _bare: bare, peers })
+        Ok(Self { larders, _nginx: nginx, _bare: bare, peers })
     }
+
+    /// Stops larder, and starts it on its stores again.
+    pub(crate) fn restart_larder(&mut self) -> anyhow::Result<()> {
+        let homes: Vec<Home> = self.larders.drain(..).map(Larder::stop).collect::<Result<_, _>>()?;
+        self.larders = homes.into_iter().map(Home::start).collect::<Result<_, _>>()?;
+        let (listening, processes) = larders_at(&self.larders);
+        for peer in self.peers.iter_mut().filter(|peer| peer.name == Name::Larder) {
+            (peer.listening, peer.processes) = (listening, processes.clone());
+        }
+        Ok(())
+    }
+}
+
+/// Where the two of them are: first the one without TLS.
+fn larders_at(larders: &[Larder]) -> (Listening, Processes) {
+    let [plain, tls] = [&larders[0], &larders[1]];
+    let listening = Listening { plain: plain.address, plain_http2: plain.address, tls: tls.address };
+    (listening, Processes { plain: plain.processes(), tls: tls.processes() })
 }
 
 /// What the registry needs to have for this to be asked.

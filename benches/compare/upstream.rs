@@ -57,6 +57,15 @@ impl Page {
         Self { pace: Some(pace), ..self }
     }
 
+    /// Of its body, as it is and in gzip.
+    pub(crate) fn sizes(&self) -> (usize, usize) {
+        (self.body.len(), self.gzip.as_ref().map_or(0, Bytes::len))
+    }
+
+    pub(crate) fn body(&self) -> &Bytes {
+        &self.body
+    }
+
     pub(crate) fn is_archive(&self) -> bool {
         self.content_type == "application/zip"
     }

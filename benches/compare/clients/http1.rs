@@ -1,11 +1,11 @@
 //! A reader over HTTP/1.1 that does as little as can be done: blocking reads into one buffer, and a count.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
-use rustls::{ClientConnection, StreamOwned};
+use rustls::{ClientConfig, ClientConnection, StreamOwned};
 use rustls_pki_types::ServerName;
 
 use super::Shared;
@@ -15,14 +15,55 @@ const BUFFER_BYTES: usize = 256 * 1024;
 /// Asks until it is over.
 pub(super) fn ask(shared: &Shared) -> anyhow::Result<()> {
     let asking = &shared.asking;
-    let connected = connect(shared);
+    let connection = Connection::new(asking.address, asking.tls.as_ref());
     // Also where it failed: the others wait.
     shared.ready.wait();
-    let mut stream = connected?;
-    let coding = if asking.gzip { "Accept-Encoding: gzip\r\n" } else { "" };
-    let request = format!("GET {} HTTP/1.1\r\nHost: {}\r\n{coding}\r\n", asking.path, asking.address);
-    let mut buffer = vec![0; BUFFER_BYTES];
+    let mut connection = connection?;
+    let request = request(asking.address, &asking.path, asking.gzip);
     while !shared.is_over() {
+        let is_whole = connection.ask(&request, |came| {
+            shared.took(came);
+            !shared.is_over()
+        })?;
+        if !is_whole {
+            break;
+        }
+        shared.answered();
+    }
+    Ok(())
+}
+
+/// The request for a path.
+pub(super) fn request(address: SocketAddr, path: &str, gzip: bool) -> String {
+    let coding = if gzip { "Accept-Encoding: gzip\r\n" } else { "" };
+    format!("GET {path} HTTP/1.1\r\nHost: {address}\r\n{coding}\r\n")
+}
+
+trait Stream: Read + Write {}
+impl<S: Read + Write> Stream for S {}
+
+/// A connection that is kept.
+pub(super) struct Connection {
+    stream: Box<dyn Stream>,
+    buffer: Vec<u8>,
+}
+
+impl Connection {
+    pub(super) fn new(address: SocketAddr, tls: Option<&Arc<ClientConfig>>) -> anyhow::Result<Self> {
+        let mut stream = TcpStream::connect(address)?;
+        stream.set_nodelay(true)?;
+        let buffer = vec![0; BUFFER_BYTES];
+        let Some(tls) = tls else { return Ok(Self { stream: Box::new(stream), buffer }) };
+        let mut tls = ClientConnection::new(Arc::clone(tls), ServerName::from(address.ip()))?;
+        while tls.is_handshaking() {
+            tls.complete_io(&mut stream)?;
+        }
+        Ok(Self { stream: Box::new(StreamOwned::new(tls, stream)), buffer })
+    }
+
+    /// Asks, and tells the size of each piece of the body. Whether all of it came: not where `goes_on` says no.
+    pub(super) fn ask(&mut self, request: &str, mut goes_on: impl FnMut(usize) -> bool) -> anyhow::Result<bool> {
+        let Self { stream, buffer } = self;
         stream.write_all(request.as_bytes())?;
         let mut filled = 0;
         let head = loop {
@@ -38,37 +79,17 @@ pub(super) fn ask(shared: &Shared) -> anyhow::Result<()> {
         let mut left = length(&buffer[..head])?;
         let mut came = filled - head;
         loop {
-            shared.took(came);
+            let goes_on = goes_on(came);
             left = left.checked_sub(came).context("more came than was announced")?;
-            if left == 0 {
-                break;
+            if left == 0 || !goes_on {
+                return Ok(left == 0);
             }
-            if shared.is_over() {
-                return Ok(());
-            }
-            came = stream.read(&mut buffer)?;
+            came = stream.read(buffer)?;
             if came == 0 {
                 bail!("the server closed in the middle of an answer");
             }
         }
-        shared.answered();
     }
-    Ok(())
-}
-
-trait Stream: Read + Write {}
-impl<S: Read + Write> Stream for S {}
-
-fn connect(shared: &Shared) -> anyhow::Result<Box<dyn Stream>> {
-    let asking = &shared.asking;
-    let mut stream = TcpStream::connect(asking.address)?;
-    stream.set_nodelay(true)?;
-    let Some(tls) = &asking.tls else { return Ok(Box::new(stream)) };
-    let mut tls = ClientConnection::new(Arc::clone(tls), ServerName::from(asking.address.ip()))?;
-    while tls.is_handshaking() {
-        tls.complete_io(&mut stream)?;
-    }
-    Ok(Box::new(StreamOwned::new(tls, stream)))
 }
 
 /// The length a head announces.

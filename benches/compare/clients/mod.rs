@@ -2,6 +2,7 @@
 
 mod http1;
 mod http2;
+pub(crate) mod once;
 pub(crate) mod wrk;
 
 use std::net::SocketAddr;
@@ -127,18 +128,19 @@ pub(crate) fn sample(
     span: Duration,
     counted: Counted,
 ) -> anyhow::Result<Sample> {
+    let wire = asking.wire;
     run(asking, connections, |came| {
         let amount = |came: Came| match counted {
             Counted::Bytes => came.bytes,
             Counted::Answers => came.answers,
         };
-        let (began, before, busy) = (Instant::now(), amount(came()), peer.processor_seconds());
+        let (began, before, busy) = (Instant::now(), amount(came()), peer.processor_seconds(wire));
         interrupt::pause(span)?;
         let (took, after) = (began.elapsed(), amount(came()));
         Ok(Sample {
             amount: (after - before) as f64,
             seconds: took.as_secs_f64(),
-            processor_seconds: peer.processor_seconds() - busy,
+            processor_seconds: peer.processor_seconds(wire) - busy,
         })
     })
 }

@@ -1,6 +1,6 @@
 //! wrk, which asks for small things faster than any server here answers them.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, ensure};
@@ -8,12 +8,6 @@ use anyhow::{Context as _, ensure};
 use crate::measure::Sample;
 use crate::peer::{Peer, Wire};
 use crate::process::Running;
-
-/// The program on PATH.
-pub(crate) fn find() -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).map(|folder| folder.join("wrk")).find(|file| file.is_file())
-}
 
 /// Asks a path over this many keep-alive connections from one thread.
 pub(crate) fn sample(
@@ -24,7 +18,7 @@ pub(crate) fn sample(
     connections: usize,
     seconds: u64,
 ) -> anyhow::Result<Sample> {
-    let busy = peer.processor_seconds();
+    let busy = peer.processor_seconds(Wire::Http1);
     let mut command = Command::new(program);
     command.args(["-t1", &format!("-c{connections}"), &format!("-d{seconds}s"), "--timeout", "10s"]);
     if gzip {
@@ -34,7 +28,7 @@ pub(crate) fn sample(
     let mut running = Running::start(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()))?;
     let mut out = running.child().stdout.take().context("its output is piped")?;
     let said = std::io::read_to_string(&mut out)?;
-    let processor_seconds = peer.processor_seconds() - busy;
+    let processor_seconds = peer.processor_seconds(Wire::Http1) - busy;
     ensure!(!said.contains("Non-2xx") && !said.contains("Socket errors"), "{}: {said}", peer.name.text());
     let (requests, rest) = said.split_once(" requests in ").with_context(|| format!("wrk said: {said}"))?;
     let requests = requests.rsplit(char::is_whitespace).next().unwrap_or_default().parse()?;
