@@ -8,8 +8,8 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
-use rand::{RngCore as _, SeedableRng as _};
-use serde_json::json;
+use rand::{Rng as _, RngCore as _, SeedableRng as _};
+use serde_json::{Value, json};
 use zip::CompressionMethod;
 use zip::write::SimpleFileOptions;
 
@@ -32,6 +32,9 @@ const PLATFORMS: [&str; 13] = [
     "windows_386",
     "windows_amd64",
 ];
+
+/// How many versions the long list has.
+const LISTED: usize = 109;
 
 /// The platform that is downloaded.
 pub(crate) const PLATFORM: &str = "linux_amd64";
@@ -116,34 +119,37 @@ pub(crate) fn list_path(name: &str) -> String {
     format!("/v1/providers/acme/{name}/versions")
 }
 
-/// The version list of a provider with these versions, each for these platforms.
-pub(crate) fn list(versions: &[&str], platforms: &[&str]) -> anyhow::Result<Page> {
-    Page::json(versions_json(versions.iter().map(|version| (*version, platforms.to_vec()))))
+/// The version list of a provider that has one version for one platform.
+pub(crate) fn list(version: &str) -> anyhow::Result<Page> {
+    versions([entry(version, &["5.0"], &[PLATFORM])].into())
 }
 
 /// A version list of 32 KB, as the larger providers have it: 1.0.0 first, then versions that are listed only. The
-/// platforms of each stand in an order of their own, as the registry's do.
+/// platforms of each are others, in an order of their own, as the registry's are.
 pub(crate) fn long_list() -> anyhow::Result<Page> {
     let mut rng = StdRng::seed_from_u64(32);
-    let mut versions = vec![("1.0.0".to_owned(), vec![PLATFORM])];
-    for number in 1..74 {
+    let mut entries = vec![entry("1.0.0", &["5.0"], &[PLATFORM])];
+    for number in 1..LISTED {
         let mut platforms = PLATFORMS.to_vec();
         platforms.shuffle(&mut rng);
-        versions.push((format!("0.{}.{}", number / 4, number % 4), platforms));
+        platforms.truncate(rng.gen_range(4..=PLATFORMS.len()));
+        let protocols = [&["5.0"][..], &["4.0", "5.0"], &["5.1"], &["6.0"]][rng.gen_range(0..4)];
+        entries.push(entry(&format!("0.{}.{}", number / 4, number % 4), protocols, &platforms));
     }
-    Page::json(versions_json(versions.iter().map(|(version, platforms)| (version.as_str(), platforms.clone()))))
+    versions(entries)
 }
 
-fn versions_json<'a>(versions: impl Iterator<Item = (&'a str, Vec<&'a str>)>) -> String {
-    let entry = |(version, platforms): (&str, Vec<&str>)| {
-        let platform = |platform: &str| {
-            let (os, arch) = platform.split_once('_').unwrap_or_default();
-            json!({"os": os, "arch": arch})
-        };
-        let platforms: Vec<_> = platforms.into_iter().map(platform).collect();
-        json!({"version": version, "protocols": ["5.0"], "platforms": platforms})
+fn versions(entries: Vec<Value>) -> anyhow::Result<Page> {
+    Page::json(json!({"versions": entries, "warnings": null}).to_string())
+}
+
+fn entry(version: &str, protocols: &[&str], platforms: &[&str]) -> Value {
+    let platform = |platform: &&str| {
+        let (os, arch) = platform.split_once('_').unwrap_or_default();
+        json!({"os": os, "arch": arch})
     };
-    json!({"versions": versions.map(entry).collect::<Vec<_>>(), "warnings": null}).to_string()
+    let platforms: Vec<Value> = platforms.iter().map(platform).collect();
+    json!({"version": version, "protocols": protocols, "platforms": platforms})
 }
 
 /// The discovery document.

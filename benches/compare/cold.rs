@@ -48,8 +48,8 @@ struct Cold<'a> {
 pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     let archive_bytes = if bench.options.quick { 15_000_000 } else { 150_000_000 };
     let size = format!("{} MB", archive_bytes / 1_000_000);
-    let one = format!("cold archive {size}, upstream at 50 MB/s");
-    let many = format!("{CLIENTS} clients on one cold archive {size}");
+    let one = format!("cold {size}, upstream at 50 MB/s");
+    let many = format!("cold {size}, {CLIENTS} clients");
     if !bench.wants(&one) && !bench.wants(&many) {
         return Ok(None);
     }

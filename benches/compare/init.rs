@@ -100,7 +100,7 @@ fn publish(bench: &Bench, names: &[String], bytes: usize) -> anyhow::Result<Temp
             }
             bench.upstream.publish(path, page);
         }
-        bench.upstream.publish(catalog::list_path(name), catalog::list(&[VERSION], &[PLATFORM])?);
+        bench.upstream.publish(catalog::list_path(name), catalog::list(VERSION)?);
     }
     Ok(folder)
 }

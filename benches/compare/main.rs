@@ -41,9 +41,9 @@ use crate::upstream::Upstream;
 
 #[derive(Debug, Parser)]
 struct Options {
-    /// Only rows with one of these in their name, separated by commas
+    /// Only rows with this in their name; may be given more than once
     #[arg(long, value_name = "TEXT")]
-    rows: Option<String>,
+    rows: Vec<String>,
     /// How often everything is measured
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
@@ -115,9 +115,8 @@ impl Bench {
 
     /// Whether a row is to be measured.
     fn wants(&self, row: &str) -> bool {
-        let Some(rows) = &self.options.rows else { return true };
-        let row = row.to_lowercase();
-        rows.to_lowercase().split(',').any(|part| row.contains(part.trim()))
+        let (wanted, row) = (&self.options.rows, row.to_lowercase());
+        wanted.is_empty() || wanted.iter().any(|part| row.contains(&part.to_lowercase()))
     }
 
     #[expect(clippy::print_stderr, reason = "somebody waits")]

@@ -109,9 +109,9 @@ http {{
         keepalive 64;
     }}
     server {{
-        listen {plain};
-        listen {plain_http2} http2;
-        listen {tls} ssl http2;
+        listen {plain} reuseport;
+        listen {plain_http2} http2 reuseport;
+        listen {tls} ssl http2 reuseport;
         ssl_certificate {certificate};
         ssl_certificate_key {key};
         ssl_protocols TLSv1.2 TLSv1.3;
