@@ -100,7 +100,8 @@ pub(crate) fn sections(bench: &Bench) -> anyhow::Result<Vec<Section>> {
             // Bare means: without a log.
             let peers: Vec<&Peer> = peers.filter(|peer| row.log == Log::Off || peer.name != Name::Bare).collect();
             bench.progress(&row.name);
-            let samples = rounds(&peers, bench.options.rounds(), |peer| measure(bench, &row, peer))?;
+            let samples = rounds(&peers, bench.options.rounds(), |peer| measure(bench, &row, peer));
+            let Some(samples) = bench.without(&row.name, samples)? else { continue };
             add(&mut section, &row, &peers.iter().map(|peer| peer.name).zip(samples).collect::<Vec<_>>());
         }
         sections.extend(Some(section).filter(|section| !section.is_empty()));

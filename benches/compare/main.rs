@@ -36,6 +36,7 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 use crate::catalog::Release;
+use crate::report::Section;
 use crate::tls::Certificate;
 use crate::upstream::Upstream;
 
@@ -119,11 +120,23 @@ impl Bench {
         wanted.is_empty() || wanted.iter().any(|part| row.contains(&part.to_lowercase()))
     }
 
+    /// What was measured; nothing where that failed, and the rest goes on. An error once it is interrupted.
+    fn without<T>(&self, what: &str, measured: anyhow::Result<T>) -> anyhow::Result<Option<T>> {
+        interrupt::check()?;
+        if let Err(error) = &measured {
+            self.progress(&format!("{what} could not be measured: {error:#}"));
+        }
+        Ok(measured.ok())
+    }
+
     #[expect(clippy::print_stderr, reason = "somebody waits")]
     fn progress(&self, what: &str) {
         eprintln!("  {what}");
     }
 }
+
+/// A section, where anything of it is wanted.
+type Measure = fn(&Bench) -> anyhow::Result<Option<Section>>;
 
 fn main() -> anyhow::Result<()> {
     let options = Options::parse();
@@ -143,11 +156,16 @@ fn main() -> anyhow::Result<()> {
             bench.progress(&format!("{program} is not installed: {without}"));
         }
     }
-    let mut sections = cached::sections(&bench)?;
-    sections.extend(cold::section(&bench)?);
-    sections.extend(memory::section(&bench)?);
-    sections.extend(start_up::section(&bench)?);
-    sections.extend(init::section(&bench)?);
+    let mut sections = bench.without("what is cached", cached::sections(&bench))?.unwrap_or_default();
+    let others: [(&str, Measure); 4] = [
+        ("what is cold", cold::section),
+        ("memory", memory::section),
+        ("start-up", start_up::section),
+        ("init", init::section),
+    ];
+    for (what, section) in others {
+        sections.extend(bench.without(what, section(&bench))?.flatten());
+    }
     let programs = [&bench.nginx, &bench.terraform, &bench.wrk].into_iter().flatten().map(PathBuf::as_path);
     let circumstances = machine::circumstances(programs, &bench.options)?;
     report::print(&sections, &circumstances);

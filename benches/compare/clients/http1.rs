@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
@@ -11,6 +12,9 @@ use rustls_pki_types::ServerName;
 use super::Shared;
 
 const BUFFER_BYTES: usize = 256 * 1024;
+
+/// A server that sends nothing for so long has failed; a cold archive may wait for all of it.
+const SILENT_AT_MOST: Duration = Duration::from_secs(60);
 
 /// Asks until it is over.
 pub(super) fn ask(shared: &Shared) -> anyhow::Result<()> {
@@ -52,6 +56,7 @@ impl Connection {
     pub(super) fn new(address: SocketAddr, tls: Option<&Arc<ClientConfig>>) -> anyhow::Result<Self> {
         let mut stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(SILENT_AT_MOST))?;
         let buffer = vec![0; BUFFER_BYTES];
         let Some(tls) = tls else { return Ok(Self { stream: Box::new(stream), buffer }) };
         let mut tls = ClientConnection::new(Arc::clone(tls), ServerName::from(address.ip()))?;
