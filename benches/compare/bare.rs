@@ -1,0 +1,157 @@
+//! The least that a server on hyper can do: this program again, in a process of its own, with whole answers in a map. It
+//! takes its answers from larder, headers and all, when it starts.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use bytes::Bytes;
+use http::header::{ACCEPT_ENCODING, CONNECTION, CONTENT_LENGTH, DATE, HeaderMap, TRANSFER_ENCODING};
+use http::{Request, Response, StatusCode};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use serde::{Deserialize, Serialize};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+
+use crate::peer::{self, Listening};
+use crate::process::Running;
+use crate::tls::{self, Certificate};
+use crate::upstream::accepts_gzip;
+
+/// What makes this program a bare server.
+pub(crate) const ARGUMENT: &str = "be-bare";
+
+/// What it is told.
+#[derive(Serialize, Deserialize)]
+struct Told {
+    larder: SocketAddr,
+    paths: Vec<String>,
+    certificate: PathBuf,
+    key: PathBuf,
+}
+
+/// Where it listens.
+#[derive(Serialize, Deserialize)]
+struct Ready {
+    plain: SocketAddr,
+    tls: SocketAddr,
+}
+
+/// A running one.
+pub(crate) struct Bare {
+    running: Running,
+    pub(crate) listening: Listening,
+}
+
+impl Bare {
+    /// Starts it with what larder answers to these paths.
+    pub(crate) fn start(larder: SocketAddr, paths: Vec<String>, certificate: &Certificate) -> anyhow::Result<Self> {
+        let told = Told {
+            larder,
+            paths,
+            certificate: certificate.certificate_file.clone(),
+            key: certificate.key_file.clone(),
+        };
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .arg(format!("--{ARGUMENT}"))
+            .arg(serde_json::to_string(&told)?)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
+        let mut running = Running::start(&mut command)?;
+        let mut line = String::new();
+        BufReader::new(running.child().stdout.take().context("its output is piped")?).read_line(&mut line)?;
+        let Ready { plain, tls } = serde_json::from_str(&line).context("the bare server did not start")?;
+        Ok(Self { running, listening: Listening { plain, plain_http2: plain, tls } })
+    }
+
+    pub(crate) fn processes(&self) -> Vec<u32> {
+        self.running.ids()
+    }
+}
+
+/// Is the bare server until it is ended. The runtime is as larder's.
+pub(crate) fn be(told: &str) -> anyhow::Result<()> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(serve(serde_json::from_str(told)?))
+}
+
+/// By path, plain and gzip.
+type Answers = HashMap<String, [(HeaderMap, Bytes); 2]>;
+
+async fn serve(told: Told) -> anyhow::Result<()> {
+    let client = peer::client()?;
+    let mut answers = Answers::new();
+    for path in told.paths {
+        let plain = fetch(&client, told.larder, &path, "identity").await?;
+        let gzip = fetch(&client, told.larder, &path, "gzip").await?;
+        answers.insert(path, [plain, gzip]);
+    }
+    let answers = Arc::new(answers);
+    let acceptor = TlsAcceptor::from(tls::server(&told.certificate, &told.key)?);
+    let plain = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+    let secure = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+    let ready = Ready { plain: plain.local_addr()?, tls: secure.local_addr()? };
+    writeln!(std::io::stdout(), "{}", serde_json::to_string(&ready)?)?;
+    tokio::join!(accept(plain, None, Arc::clone(&answers)), accept(secure, Some(acceptor), answers));
+    Ok(())
+}
+
+async fn fetch(
+    client: &reqwest::Client,
+    from: SocketAddr,
+    path: &str,
+    coding: &str,
+) -> anyhow::Result<(HeaderMap, Bytes)> {
+    let request = client.get(format!("http://{from}{path}")).header(ACCEPT_ENCODING, coding);
+    let answer = request.send().await?.error_for_status()?;
+    let mut headers = answer.headers().clone();
+    for of_the_connection in [CONNECTION, CONTENT_LENGTH, DATE, TRANSFER_ENCODING] {
+        headers.remove(of_the_connection);
+    }
+    Ok((headers, answer.bytes().await?))
+}
+
+async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, answers: Arc<Answers>) {
+    while let Ok((stream, _)) = listener.accept().await {
+        let (tls, answers) = (tls.clone(), Arc::clone(&answers));
+        tokio::spawn(async move {
+            let _ = stream.set_nodelay(true);
+            converse(stream, tls, &answers).await;
+        });
+    }
+}
+
+async fn converse(stream: TcpStream, tls: Option<TlsAcceptor>, answers: &Answers) {
+    let service = service_fn(|request| std::future::ready(Ok::<_, Infallible>(answer(&request, answers))));
+    let http = auto::Builder::new(TokioExecutor::new());
+    // Who goes away goes away.
+    match tls {
+        None => drop(http.serve_connection(TokioIo::new(stream), service).await),
+        Some(tls) => {
+            if let Ok(stream) = tls.accept(stream).await {
+                drop(http.serve_connection(TokioIo::new(stream), service).await);
+            }
+        }
+    }
+}
+
+fn answer(request: &Request<Incoming>, answers: &Answers) -> Response<Full<Bytes>> {
+    let Some(answer) = answers.get(request.uri().path()) else {
+        let mut nothing = Response::new(Full::default());
+        *nothing.status_mut() = StatusCode::NOT_FOUND;
+        return nothing;
+    };
+    let (headers, body) = &answer[usize::from(accepts_gzip(request.headers()))];
+    let mut response = Response::new(Full::new(body.clone()));
+    *response.headers_mut() = headers.clone();
+    response
+}

@@ -1,0 +1,154 @@
+//! The rows of what is held already: documents in requests, archives in bytes.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use crate::Bench;
+use crate::clients::{self, Asking, Counted, wrk};
+use crate::larder::Log;
+use crate::measure::{Sample, median, rounds};
+use crate::peer::{Name, Peer, Subject, Wire};
+use crate::report::{Section, Target, cell};
+use crate::stand::{ARCHIVES, Stand};
+
+/// One thing that is measured.
+struct Row {
+    name: String,
+    subject: Subject,
+    gzip: bool,
+    wire: Wire,
+    connections: usize,
+    counted: Counted,
+    log: Log,
+    /// At least so many times another's rate.
+    targets: Vec<(Name, f64)>,
+}
+
+fn documents() -> Vec<Row> {
+    let row = |name: &str, subject, gzip, connections, targets: &[(Name, f64)]| Row {
+        name: format!("{name}, {connections} connection{}", if connections == 1 { "" } else { "s" }),
+        subject,
+        gzip,
+        wire: Wire::Http1,
+        connections,
+        counted: Counted::Answers,
+        log: Log::Off,
+        targets: targets.to_vec(),
+    };
+    let mut rows = Vec::new();
+    for connections in [1, 64, 256] {
+        let targets = [(Name::Nginx, 1.0), (Name::Bare, 0.95)];
+        rows.push(row("version list, 2 KB gzip", Subject::List, true, connections, &targets));
+    }
+    for connections in [1, 64, 256] {
+        let targets = [(Name::Nginx, 0.9), (Name::Bare, 0.95)];
+        rows.push(row("version list, 32 KB plain", Subject::List, false, connections, &targets));
+    }
+    rows.push(row("download document", Subject::Document, false, 64, &[(Name::Bare, 0.95)]));
+    rows.push(row("VERSION.json", Subject::MirrorVersion, false, 64, &[(Name::Bare, 0.95)]));
+    let logged = row("version list, 2 KB gzip, logs on", Subject::List, true, 64, &[]);
+    rows.push(Row { log: Log::On, ..logged });
+    rows
+}
+
+fn archives() -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (name, size, bytes) in ARCHIVES {
+        for wire in Wire::ALL {
+            let is_small = bytes < 1_000_000;
+            let least = match (is_small, wire.is_tls()) {
+                (true, _) => 0.9,
+                (false, true) => 1.0,
+                (false, false) => 0.65,
+            };
+            rows.push(Row {
+                name: format!("archive {size}, {}", wire.text()),
+                subject: Subject::Archive(name),
+                gzip: false,
+                wire,
+                connections: if is_small { 16 } else { 4 },
+                counted: Counted::Bytes,
+                log: Log::Off,
+                targets: vec![(Name::Nginx, least)],
+            });
+        }
+    }
+    rows
+}
+
+/// Measures what is wanted of them; a section each.
+pub(crate) fn sections(bench: &Bench) -> anyhow::Result<Vec<Section>> {
+    let wanted = |rows: Vec<Row>| -> Vec<Row> { rows.into_iter().filter(|row| bench.wants(&row.name)).collect() };
+    let (documents, archives) = (wanted(documents()), wanted(archives()));
+    let mut stands = Vec::new();
+    for log in [Log::Off, Log::On] {
+        let rows = documents.iter().chain(&archives).filter(|row| row.log == log);
+        let subjects: HashSet<Subject> = rows.map(|row| row.subject).collect();
+        stands.push(match subjects.is_empty() {
+            true => None,
+            false => Some(Stand::start(bench, &subjects, log)?),
+        });
+    }
+    let mut sections = Vec::new();
+    let titles =
+        ["Cached documents: answers a second; CPU: ms for 1,000", "Cached archives: GB a second; CPU: s for a GB"];
+    for (title, rows) in titles.into_iter().zip([documents, archives]) {
+        let mut section = Section::new(title, &HEAD);
+        for row in rows {
+            let stand = &stands[usize::from(row.log == Log::On)];
+            let peers = stand.iter().flat_map(|stand| &stand.peers);
+            // Bare means: without a log.
+            let peers: Vec<&Peer> = peers.filter(|peer| row.log == Log::Off || peer.name != Name::Bare).collect();
+            bench.progress(&row.name);
+            let samples = rounds(&peers, bench.options.rounds(), |peer| measure(bench, &row, peer));
+            let Some(samples) = bench.without(&row.name, samples)? else { continue };
+            add(&mut section, &row, &peers.iter().map(|peer| peer.name).zip(samples).collect::<Vec<_>>());
+        }
+        sections.extend(Some(section).filter(|section| !section.is_empty()));
+    }
+    Ok(sections)
+}
+
+fn measure(bench: &Bench, row: &Row, peer: &Peer) -> anyhow::Result<Sample> {
+    let path = peer.path(row.subject)?;
+    let seconds = bench.options.seconds;
+    if let (Some(wrk), Counted::Answers) = (&bench.wrk, row.counted) {
+        return wrk::sample(wrk, peer, path, row.gzip, row.connections, seconds);
+    }
+    let asking = Asking::new(peer, row.wire, path, &bench.certificate)?.gzip(row.gzip);
+    clients::sample(peer, asking, row.connections, Duration::from_secs(seconds), row.counted)
+}
+
+const HEAD: [&str; 9] = ["", "larder", "nginx", "bare", "larder/nginx", "larder/bare", "CPU larder", "nginx", "bare"];
+
+fn add(section: &mut Section, row: &Row, samples: &[(Name, Vec<Sample>)]) {
+    let of = |name: Name| samples.iter().find(|(whose, _)| *whose == name).map(|(_, samples)| samples);
+    let rate = |name: Name| {
+        let rate = median(of(name)?.iter().map(Sample::rate));
+        Some(match row.counted {
+            Counted::Answers => format!("{rate:.0}"),
+            Counted::Bytes => format!("{:.2}", rate / 1e9),
+        })
+    };
+    let cost = |name: Name| {
+        let cost = median(of(name)?.iter().map(Sample::cost));
+        Some(match row.counted {
+            Counted::Answers => format!("{:.1}", cost * 1e6),
+            Counted::Bytes => format!("{:.2}", cost * 1e9),
+        })
+    };
+    // Of each round, because what else the machine does changes from one to the next.
+    let ratio = |other: Name| {
+        let rounds = of(Name::Larder)?.iter().zip(of(other)?);
+        Some(median(rounds.map(|(larder, other)| larder.rate() / other.rate())))
+    };
+    let names = [Name::Larder, Name::Nginx, Name::Bare];
+    let mut cells: Vec<String> = names.map(|name| cell(rate(name))).into();
+    cells.extend([Name::Nginx, Name::Bare].map(|other| cell(ratio(other).map(|ratio| format!("{ratio:.2}")))));
+    cells.extend(names.map(|name| cell(cost(name))));
+    let targets = row.targets.iter().filter_map(|(other, least)| {
+        let ratio = ratio(*other)?;
+        Some(Target { met: ratio >= *least, text: format!("{least} x {}", other.text()) })
+    });
+    section.add(&row.name, cells, targets.collect());
+}

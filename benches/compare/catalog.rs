@@ -1,0 +1,165 @@
+//! What the registry has: providers with real zips, sums and signatures, as pages by path.
+
+use std::io::{Cursor, Write as _};
+
+use anyhow::Context as _;
+use bytes::Bytes;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom as _;
+use rand::{Rng as _, RngCore as _, SeedableRng as _};
+use serde_json::{Value, json};
+use zip::CompressionMethod;
+use zip::write::SimpleFileOptions;
+
+use crate::support::upstream::{SigningKey, sha256_hex};
+use crate::upstream::Page;
+
+/// The platforms of a list entry, as the larger providers have them.
+const PLATFORMS: [&str; 13] = [
+    "darwin_amd64",
+    "darwin_arm64",
+    "freebsd_386",
+    "freebsd_amd64",
+    "freebsd_arm",
+    "freebsd_arm64",
+    "linux_386",
+    "linux_amd64",
+    "linux_arm",
+    "linux_arm64",
+    "openbsd_amd64",
+    "windows_386",
+    "windows_amd64",
+];
+
+/// How many versions the long list has.
+const LISTED: usize = 109;
+
+/// The platform that is downloaded.
+pub(crate) const PLATFORM: &str = "linux_amd64";
+
+/// One version of acme/NAME with one archive for each platform.
+pub(crate) struct Release<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) version: &'a str,
+    pub(crate) platforms: &'a [&'a str],
+    pub(crate) archive_bytes: usize,
+}
+
+impl<'a> Release<'a> {
+    /// Version 1.0.0 for one platform.
+    pub(crate) fn of(name: &'a str, archive_bytes: usize) -> Self {
+        Self { name, version: "1.0.0", platforms: &[PLATFORM], archive_bytes }
+    }
+
+    /// Its pages, with their paths, but for the version list. Files are named relative to the registry, so that who
+    /// stands in front of it serves them too.
+    pub(crate) fn pages(&self) -> anyhow::Result<Vec<(String, Page)>> {
+        let Self { name, version, .. } = self;
+        let key = SigningKey::usual();
+        let folder = format!("/releases/acme/{name}/{version}");
+        let sums_name = format!("terraform-provider-{name}_{version}_SHA256SUMS");
+        let mut sums = String::new();
+        let mut pages = Vec::new();
+        for platform in self.platforms {
+            let (os, arch) = platform.split_once('_').context("a platform is written OS_ARCH")?;
+            let filename = format!("terraform-provider-{name}_{version}_{platform}.zip");
+            let zip = self.zip(platform)?;
+            let shasum = sha256_hex(&zip);
+            sums.push_str(&format!("{shasum}  {filename}\n"));
+            let document = json!({
+                "protocols": ["5.0"],
+                "os": os,
+                "arch": arch,
+                "filename": filename,
+                "download_url": format!("{folder}/{filename}"),
+                "shasums_url": format!("{folder}/{sums_name}"),
+                "shasums_signature_url": format!("{folder}/{sums_name}.sig"),
+                "shasum": shasum,
+                "signing_keys": {"gpg_public_keys": [{
+                    "key_id": key.id(),
+                    "ascii_armor": key.armored(),
+                    "trust_signature": "",
+                    "source": "Acme",
+                    "source_url": null,
+                }]},
+            });
+            pages.push((document_path(name, version, platform), Page::json(document.to_string())?));
+            pages.push((format!("{folder}/{filename}"), Page::file("application/zip", zip)));
+        }
+        let signature = key.sign(sums.as_bytes());
+        pages.push((format!("{folder}/{sums_name}"), Page::file("text/plain", sums)));
+        pages.push((format!("{folder}/{sums_name}.sig"), Page::file("application/octet-stream", signature)));
+        Ok(pages)
+    }
+
+    /// Incompressible, and the same for the same description.
+    fn zip(&self, platform: &str) -> anyhow::Result<Vec<u8>> {
+        let mut noise = vec![0; self.archive_bytes];
+        let identity = format!("{}/{}/{platform}", self.name, self.version);
+        let seed = blake3::hash(identity.as_bytes());
+        StdRng::from_seed(*seed.as_bytes()).fill_bytes(&mut noise);
+        let mut zip = zip::ZipWriter::new(Cursor::new(Vec::with_capacity(self.archive_bytes + 4096)));
+        let options = SimpleFileOptions::default().compression_method(CompressionMethod::Stored);
+        zip.start_file(format!("terraform-provider-{}_v{}", self.name, self.version), options.unix_permissions(0o755))?;
+        zip.write_all(b"#!/bin/sh\nexit 1\n")?;
+        zip.write_all(&noise)?;
+        Ok(zip.finish()?.into_inner())
+    }
+}
+
+/// The path of a download document.
+pub(crate) fn document_path(name: &str, version: &str, platform: &str) -> String {
+    format!("/v1/providers/acme/{name}/{version}/download/{}", platform.replace('_', "/"))
+}
+
+/// The path of a version list.
+pub(crate) fn list_path(name: &str) -> String {
+    format!("/v1/providers/acme/{name}/versions")
+}
+
+/// The version list of a provider that has one version for one platform.
+pub(crate) fn list(version: &str) -> anyhow::Result<Page> {
+    versions([entry(version, &["5.0"], &[PLATFORM])].into())
+}
+
+/// A version list of 32 KB, as the larger providers have it: 1.0.0 first, then versions that are listed only. The
+/// platforms of each are others, in an order of their own, as the registry's are.
+pub(crate) fn long_list() -> anyhow::Result<Page> {
+    let mut rng = StdRng::seed_from_u64(32);
+    let mut entries = vec![entry("1.0.0", &["5.0"], &[PLATFORM])];
+    for number in 1..LISTED {
+        let mut platforms = PLATFORMS.to_vec();
+        platforms.shuffle(&mut rng);
+        platforms.truncate(rng.gen_range(4..=PLATFORMS.len()));
+        let protocols = [&["5.0"][..], &["4.0", "5.0"], &["5.1"], &["6.0"]][rng.gen_range(0..4)];
+        entries.push(entry(&format!("0.{}.{}", number / 4, number % 4), protocols, &platforms));
+    }
+    versions(entries)
+}
+
+fn versions(entries: Vec<Value>) -> anyhow::Result<Page> {
+    Page::json(json!({"versions": entries, "warnings": null}).to_string())
+}
+
+fn entry(version: &str, protocols: &[&str], platforms: &[&str]) -> Value {
+    let platform = |platform: &&str| {
+        let (os, arch) = platform.split_once('_').unwrap_or_default();
+        json!({"os": os, "arch": arch})
+    };
+    let platforms: Vec<Value> = platforms.iter().map(platform).collect();
+    json!({"version": version, "protocols": protocols, "platforms": platforms})
+}
+
+/// The discovery document.
+pub(crate) fn discovery() -> anyhow::Result<Page> {
+    Page::json(json!({"providers.v1": "/v1/providers/", "modules.v1": "/v1/modules/"}).to_string())
+}
+
+/// As registries compress on the fly.
+pub(crate) fn gzip(body: &[u8]) -> anyhow::Result<Bytes> {
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::new(6));
+    gzip.write_all(body)?;
+    Ok(gzip.finish()?.into())
+}

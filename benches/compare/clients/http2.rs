@@ -1,0 +1,77 @@
+//! A reader over HTTP/2: hyper's client, one stream at a time, with the windows of Go's client.
+
+use std::sync::Arc;
+
+use anyhow::ensure;
+use bytes::Bytes;
+use http::Request;
+use http::header::ACCEPT_ENCODING;
+use http_body_util::{BodyExt as _, Empty};
+use hyper::client::conn::http2::{Builder, SendRequest};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustls_pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use super::Shared;
+
+/// What Go's client lets a server send ahead.
+const STREAM_WINDOW: u32 = 4 << 20;
+const CONNECTION_WINDOW: u32 = 1 << 30;
+
+/// Asks until it is over.
+pub(super) fn ask(shared: &Shared) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let connected = connect(shared).await;
+        // Also where it failed: the others wait.
+        shared.ready.wait();
+        let mut sender = connected?;
+        let asking = &shared.asking;
+        let scheme = if asking.wire.is_tls() { "https" } else { "http" };
+        while !shared.is_over() {
+            let mut request = Request::get(format!("{scheme}://{}{}", asking.address, asking.path));
+            if asking.gzip {
+                request = request.header(ACCEPT_ENCODING, "gzip");
+            }
+            sender.ready().await?;
+            let answer = sender.send_request(request.body(Empty::new())?).await?;
+            ensure!(answer.status() == 200, "{}", answer.status());
+            let mut body = answer.into_body();
+            while let Some(frame) = body.frame().await {
+                shared.took(frame?.data_ref().map_or(0, Bytes::len));
+                if shared.is_over() {
+                    return Ok(());
+                }
+            }
+            shared.answered();
+        }
+        Ok(())
+    })
+}
+
+async fn connect(shared: &Shared) -> anyhow::Result<SendRequest<Empty<Bytes>>> {
+    let asking = &shared.asking;
+    let stream = TcpStream::connect(asking.address).await?;
+    stream.set_nodelay(true)?;
+    match &asking.tls {
+        None => talk(stream).await,
+        Some(tls) => {
+            let tls = TlsConnector::from(Arc::clone(tls));
+            talk(tls.connect(ServerName::from(asking.address.ip()), stream).await?).await
+        }
+    }
+}
+
+async fn talk(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+) -> anyhow::Result<SendRequest<Empty<Bytes>>> {
+    let (sender, connection) = Builder::new(TokioExecutor::new())
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .handshake(TokioIo::new(stream))
+        .await?;
+    tokio::spawn(async move { drop(connection.await) });
+    Ok(sender)
+}

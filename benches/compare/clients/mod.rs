@@ -1,0 +1,146 @@
+//! Who asks: wrk for documents where it is installed, readers of our own for everything else.
+
+mod http1;
+mod http2;
+pub(crate) mod once;
+pub(crate) mod wrk;
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use rustls::ClientConfig;
+
+use crate::interrupt;
+use crate::measure::Sample;
+use crate::peer::{Peer, Wire};
+use crate::tls::Certificate;
+
+/// What a number of clients ask for, again and again.
+#[derive(Clone, Debug)]
+pub(crate) struct Asking {
+    address: SocketAddr,
+    wire: Wire,
+    path: String,
+    gzip: bool,
+    tls: Option<Arc<ClientConfig>>,
+}
+
+impl Asking {
+    pub(crate) fn new(peer: &Peer, wire: Wire, path: &str, certificate: &Certificate) -> anyhow::Result<Self> {
+        let tls = match wire {
+            Wire::Tls1 => Some(certificate.client(b"http/1.1")?),
+            Wire::Tls2 => Some(certificate.client(b"h2")?),
+            Wire::Http1 | Wire::Http2 => None,
+        };
+        Ok(Self { address: peer.address(wire), wire, path: path.to_owned(), gzip: false, tls })
+    }
+
+    /// Takes gzip.
+    pub(crate) fn gzip(self, gzip: bool) -> Self {
+        Self { gzip, ..self }
+    }
+}
+
+/// What the clients of one measurement share.
+struct Shared {
+    asking: Asking,
+    /// All are connected.
+    ready: Barrier,
+    is_over: AtomicBool,
+    bytes: AtomicU64,
+    answers: AtomicU64,
+}
+
+impl Shared {
+    fn took(&self, bytes: usize) {
+        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    fn answered(&self) {
+        self.answers.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
+    }
+}
+
+/// What came in a span of time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Came {
+    pub(crate) bytes: u64,
+    pub(crate) answers: u64,
+}
+
+/// Lets this many clients ask, each on a thread and a connection of its own; `watch` is called when all are connected,
+/// and ends it by coming back.
+pub(crate) fn run<T>(
+    asking: Asking,
+    connections: usize,
+    watch: impl FnOnce(&dyn Fn() -> Came) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let shared = Arc::new(Shared {
+        asking,
+        ready: Barrier::new(connections + 1),
+        is_over: AtomicBool::new(false),
+        bytes: AtomicU64::new(0),
+        answers: AtomicU64::new(0),
+    });
+    let client = |_| {
+        let shared = Arc::clone(&shared);
+        thread::Builder::new().name("client".into()).spawn(move || match shared.asking.wire {
+            Wire::Http1 | Wire::Tls1 => http1::ask(&shared),
+            Wire::Http2 | Wire::Tls2 => http2::ask(&shared),
+        })
+    };
+    let threads: Vec<_> = (0..connections).map(client).collect::<Result<_, _>>()?;
+    shared.ready.wait();
+    let watched = watch(&|| Came {
+        bytes: shared.bytes.load(Ordering::Relaxed),
+        answers: shared.answers.load(Ordering::Relaxed),
+    });
+    shared.is_over.store(true, Ordering::Relaxed);
+    for thread in threads {
+        match thread.join() {
+            Ok(ended) => ended.with_context(|| format!("{:?}", shared.asking))?,
+            Err(_) => bail!("a client panicked"),
+        }
+    }
+    watched
+}
+
+/// What is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Counted {
+    Bytes,
+    Answers,
+}
+
+/// Lets this many clients ask for so long; what came, and what it took of the server.
+pub(crate) fn sample(
+    peer: &Peer,
+    asking: Asking,
+    connections: usize,
+    span: Duration,
+    counted: Counted,
+) -> anyhow::Result<Sample> {
+    let wire = asking.wire;
+    run(asking, connections, |came| {
+        let amount = |came: Came| match counted {
+            Counted::Bytes => came.bytes,
+            Counted::Answers => came.answers,
+        };
+        let (began, before, busy) = (Instant::now(), amount(came()), peer.processor_seconds(wire));
+        interrupt::pause(span)?;
+        let (took, after) = (began.elapsed(), amount(came()));
+        Ok(Sample {
+            amount: (after - before) as f64,
+            seconds: took.as_secs_f64(),
+            processor_seconds: peer.processor_seconds(wire) - busy,
+        })
+    })
+}

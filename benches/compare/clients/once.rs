@@ -1,0 +1,54 @@
+//! One answer, and when what of it came.
+
+use std::net::SocketAddr;
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+
+use super::http1::{self, Connection};
+
+/// How an answer came, from before the connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Once {
+    /// The first byte of its body.
+    pub(crate) first: Duration,
+    /// The last one.
+    pub(crate) whole: Duration,
+    pub(crate) bytes: usize,
+}
+
+/// Asks once, without TLS, over a connection of its own.
+pub(crate) fn ask(address: SocketAddr, path: &str) -> anyhow::Result<Once> {
+    let began = Instant::now();
+    let mut connection = Connection::new(address, None)?;
+    let mut first = None;
+    let mut bytes = 0;
+    connection.ask(&http1::request(address, path, false), |came| {
+        if came > 0 {
+            first.get_or_insert(began.elapsed());
+        }
+        bytes += came;
+        true
+    })?;
+    let whole = began.elapsed();
+    Ok(Once { first: first.unwrap_or(whole), whole, bytes })
+}
+
+/// So many clients ask at the same moment.
+pub(crate) fn ask_together(address: SocketAddr, path: &str, clients: usize) -> anyhow::Result<Vec<Once>> {
+    let ready = Barrier::new(clients);
+    thread::scope(|scope| {
+        let client = || {
+            ready.wait();
+            ask(address, path)
+        };
+        let threads: Vec<_> = (0..clients).map(|_| scope.spawn(client)).collect();
+        let came = threads.into_iter().map(|thread| match thread.join() {
+            Ok(once) => once,
+            Err(_) => bail!("a client panicked"),
+        });
+        came.collect()
+    })
+}

@@ -1,0 +1,42 @@
+//! wrk, which asks for small things faster than any server here answers them.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, ensure};
+
+use crate::measure::Sample;
+use crate::peer::{Peer, Wire};
+use crate::process::Running;
+
+/// Asks a path over this many keep-alive connections from one thread.
+pub(crate) fn sample(
+    program: &Path,
+    peer: &Peer,
+    path: &str,
+    gzip: bool,
+    connections: usize,
+    seconds: u64,
+) -> anyhow::Result<Sample> {
+    let busy = peer.processor_seconds(Wire::Http1);
+    let mut command = Command::new(program);
+    command.args(["-t1", &format!("-c{connections}"), &format!("-d{seconds}s"), "--timeout", "10s"]);
+    if gzip {
+        command.args(["-H", "Accept-Encoding: gzip"]);
+    }
+    command.arg(format!("http://{}{path}", peer.address(Wire::Http1)));
+    let mut running = Running::start(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()))?;
+    let mut out = running.child().stdout.take().context("its output is piped")?;
+    let said = std::io::read_to_string(&mut out)?;
+    let processor_seconds = peer.processor_seconds(Wire::Http1) - busy;
+    ensure!(!said.contains("Non-2xx") && !said.contains("Socket errors"), "{}: {said}", peer.name.text());
+    let (requests, rest) = said.split_once(" requests in ").with_context(|| format!("wrk said: {said}"))?;
+    let requests = requests.rsplit(char::is_whitespace).next().unwrap_or_default().parse()?;
+    let took = rest.split(',').next().unwrap_or_default();
+    let seconds = match (took.strip_suffix("ms"), took.strip_suffix('m'), took.strip_suffix('s')) {
+        (Some(milliseconds), ..) => milliseconds.parse::<f64>()? / 1000.0,
+        (_, Some(minutes), _) => minutes.parse::<f64>()? * 60.0,
+        (.., seconds) => seconds.unwrap_or_default().parse()?,
+    };
+    Ok(Sample { amount: requests, seconds, processor_seconds })
+}

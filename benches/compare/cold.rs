@@ -1,0 +1,183 @@
+//! The rows of what is not held yet: one client beside a direct download, and a hundred at once.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::ensure;
+
+use crate::Bench;
+use crate::catalog::{self, PLATFORM, Release};
+use crate::clients::once::{self, Once};
+use crate::larder::{self, Larder, Log};
+use crate::measure::{median, rounds};
+use crate::nginx::Nginx;
+use crate::peer::archive_path;
+use crate::report::{Section, Target, cell};
+
+/// The pace of the registry.
+const BYTES_PER_SECOND: u64 = 50_000_000;
+
+/// How much longer than a direct download it may take.
+const WHOLE_AT_MOST: f64 = 1.05;
+
+/// How much later than from the registry its first byte may come, in milliseconds.
+const FIRST_AT_MOST_MS: f64 = 10.0;
+
+const NAME: &str = "cold";
+const CLIENTS: usize = 100;
+
+/// From whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum From {
+    Registry,
+    Larder,
+    Nginx,
+}
+
+/// What serves one cold archive, once.
+struct Cold<'a> {
+    bench: &'a Bench,
+    nginx: Option<&'a Path>,
+    archive_bytes: usize,
+    /// At the registry.
+    path: String,
+}
+
+/// Measures what is wanted of them.
+pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
+    let archive_bytes = if bench.options.quick { 15_000_000 } else { 150_000_000 };
+    let size = format!("{} MB", archive_bytes / 1_000_000);
+    let one = format!("cold {size}, upstream at 50 MB/s");
+    let many = format!("cold {size}, {CLIENTS} clients");
+    if !bench.wants(&one) && !bench.wants(&many) {
+        return Ok(None);
+    }
+    let path = publish(bench, archive_bytes)?;
+    let cold = Cold { bench, nginx: bench.nginx.as_deref(), archive_bytes, path };
+    let mut section = Section::new(
+        "What is not held yet (from the connection on)",
+        &["", "direct", "larder", "nginx", "larder/direct", "larder/nginx"],
+    );
+    let rounds = bench.options.rounds().min(3);
+    if bench.wants(&one) {
+        bench.progress(&one);
+        cold.one(&mut section, &one, rounds)?;
+    }
+    if bench.wants(&many) {
+        bench.progress(&many);
+        cold.many(&mut section, &many, rounds)?;
+    }
+    Ok(Some(section))
+}
+
+/// The archive, as slowly as it is sent; its path.
+fn publish(bench: &Bench, archive_bytes: usize) -> anyhow::Result<String> {
+    let mut archive = String::new();
+    for (path, page) in Release::of(NAME, archive_bytes).pages()? {
+        let page = if page.is_archive() {
+            archive.clone_from(&path);
+            page.paced(BYTES_PER_SECOND)
+        } else {
+            page
+        };
+        bench.upstream.publish(path, page);
+    }
+    Ok(archive)
+}
+
+impl Cold<'_> {
+    fn one(&self, section: &mut Section, name: &str, count: usize) -> anyhow::Result<()> {
+        let from = self.from(&[From::Registry]);
+        let all = rounds(&from, count, |from| {
+            self.serve(*from, |address, path| {
+                let once = once::ask(address, path)?;
+                ensure!(once.bytes >= self.archive_bytes, "{from:?} sent {} bytes", once.bytes);
+                Ok(once)
+            })
+        })?;
+        let of = |wanted: From, value: fn(&Once) -> Duration| {
+            let (_, came) = from.iter().zip(&all).find(|(from, _)| **from == wanted)?;
+            Some(median(came.iter().map(|once| value(once).as_secs_f64())))
+        };
+        let medians =
+            |value: fn(&Once) -> Duration| [From::Registry, From::Larder, From::Nginx].map(|from| of(from, value));
+
+        let [direct, larder, nginx] = medians(|once| once.first);
+        let text = |seconds: Option<f64>| cell(seconds.map(|seconds| format!("{:.1} ms", seconds * 1e3)));
+        let later = |other: Option<f64>| Some((larder? - other?) * 1e3);
+        let told = |other: Option<f64>| cell(later(other).map(|later| format!("{later:+.1} ms")));
+        let met = later(direct).is_some_and(|later| later <= FIRST_AT_MOST_MS);
+        let target = Target { met, text: format!("+{FIRST_AT_MOST_MS} ms") };
+        let cells = vec![text(direct), text(larder), text(nginx), told(direct), told(nginx)];
+        section.add(&format!("{name}: first byte"), cells, vec![target]);
+
+        let [direct, larder, nginx] = medians(|once| once.whole);
+        let text = |seconds: Option<f64>| cell(seconds.map(|seconds| format!("{seconds:.2} s")));
+        let ratio = |other: Option<f64>| Some(larder? / other?);
+        let told = |other: Option<f64>| cell(ratio(other).map(|ratio| format!("{ratio:.2}")));
+        let met = ratio(direct).is_some_and(|ratio| ratio <= WHOLE_AT_MOST);
+        let target = Target { met, text: format!("{WHOLE_AT_MOST} x direct") };
+        let cells = vec![text(direct), text(larder), text(nginx), told(direct), told(nginx)];
+        section.add(&format!("{name}: whole"), cells, vec![target]);
+        Ok(())
+    }
+
+    fn many(&self, section: &mut Section, name: &str, count: usize) -> anyhow::Result<()> {
+        let from = self.from(&[]);
+        let all = rounds(&from, count, |from| {
+            let before = self.bench.upstream.asked(&self.path);
+            let last = self.serve(*from, |address, path| {
+                let all = once::ask_together(address, path, CLIENTS)?;
+                ensure!(all.iter().all(|once| once.bytes >= self.archive_bytes), "{from:?} sent less than all");
+                Ok(all.iter().map(|once| once.whole).max().unwrap_or_default())
+            })?;
+            Ok((self.bench.upstream.asked(&self.path) - before, last.as_secs_f64()))
+        })?;
+        let of = |wanted: From, value: fn(&(u64, f64)) -> f64| {
+            let (_, came) = from.iter().zip(&all).find(|(from, _)| **from == wanted)?;
+            Some(median(came.iter().map(value)))
+        };
+        let most = from.iter().zip(&all).filter(|(from, _)| **from == From::Larder);
+        let most = most.flat_map(|(_, came)| came).map(|(asked, _)| *asked).max();
+        let asked =
+            [From::Larder, From::Nginx].map(|from| cell(of(from, |came| came.0 as f64).map(|n| format!("{n}"))));
+        let [larder, nginx] = asked;
+        let target = Target { met: most == Some(1), text: "1".into() };
+        section.add(
+            &format!("{name}: requests upstream"),
+            vec![cell(None), larder, nginx, cell(None), cell(None)],
+            vec![target],
+        );
+        let [larder, nginx] = [From::Larder, From::Nginx].map(|from| of(from, |came| came.1));
+        let ratio = cell(larder.zip(nginx).map(|(larder, nginx)| format!("{:.2}", larder / nginx)));
+        let [larder, nginx] = [larder, nginx].map(|last| cell(last.map(|last| format!("{last:.2} s"))));
+        section.add(&format!("{name}: until all have it"), vec![cell(None), larder, nginx, cell(None), ratio], vec![]);
+        Ok(())
+    }
+
+    fn from(&self, first: &[From]) -> Vec<From> {
+        first.iter().copied().chain([From::Larder]).chain(self.nginx.map(|_| From::Nginx)).collect()
+    }
+
+    /// With a new server on an empty store, but for the documents that lead to the archive: a client has them then.
+    fn serve<T>(&self, from: From, ask: impl FnOnce(SocketAddr, &str) -> anyhow::Result<T>) -> anyhow::Result<T> {
+        let Bench { upstream, certificate, client, .. } = self.bench;
+        let document = catalog::document_path(NAME, "1.0.0", PLATFORM);
+        match (from, self.nginx) {
+            (From::Larder, _) => {
+                let larder = Larder::start(upstream, None, Log::Off)?;
+                let document = format!("http://{}{}", larder.address, larder::under(&document));
+                let path = self.bench.block_on(archive_path(client, &document))?;
+                ask(larder.address, &path)
+            }
+            (From::Nginx, Some(program)) => {
+                let nginx = Nginx::start(program, upstream, certificate, Log::Off)?;
+                let address = nginx.listening.plain;
+                self.bench.block_on(archive_path(client, &format!("http://{address}{document}")))?;
+                ask(address, &self.path)
+            }
+            _ => ask(upstream.address(), &self.path),
+        }
+    }
+}

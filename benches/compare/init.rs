@@ -1,0 +1,121 @@
+//! A real `terraform init` of twenty providers, from everywhere it can get them.
+
+use std::collections::HashMap;
+use std::fs;
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use anyhow::{Context as _, ensure};
+use tempfile::TempDir;
+
+use crate::Bench;
+use crate::catalog::{self, PLATFORM, Release};
+use crate::larder::{self, Larder, Log};
+use crate::measure::{median, rounds};
+use crate::nginx::Nginx;
+use crate::report::{Section, Target, cell};
+use crate::support::larder::HOST;
+use crate::support::terraform::{Terraform, host_override};
+
+const PROVIDERS: usize = 20;
+const VERSION: &str = "1.0.0";
+
+const WARM_AT_MOST: f64 = 1.05;
+
+/// Where it gets them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum From {
+    Registry,
+    Cold,
+    Warm,
+    Nginx,
+    Folder,
+}
+
+/// Measures what is wanted of it.
+pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
+    let megabytes = if bench.options.quick { 1 } else { 5 };
+    let name = format!("init of {PROVIDERS} providers of {megabytes} MB");
+    if !bench.wants(&name) || bench.terraform.is_none() {
+        return Ok(None);
+    }
+    bench.progress(&name);
+    let names: Vec<String> = (0..PROVIDERS).map(|number| format!("init{number}")).collect();
+    let folder = publish(bench, &names, megabytes * 1_000_000)?;
+    let Bench { upstream, certificate, .. } = bench;
+    let warm = Larder::start(upstream, None, Log::Off)?;
+    let nginx = bench.nginx.as_ref();
+    let nginx = nginx.map(|program| Nginx::start(program, upstream, certificate, Log::Off)).transpose()?;
+    let run = |from: From| {
+        let at = |address: SocketAddr, path: &str| {
+            host_override(HOST, &format!("http://{address}{path}"), "http://127.0.0.1:9/")
+        };
+        match from {
+            From::Registry => init(bench, &names, &at(upstream.address(), "/v1/providers/")),
+            From::Cold => {
+                let larder = Larder::start(upstream, None, Log::Off)?;
+                init(bench, &names, &at(larder.address, &larder::under("/v1/providers/")))
+            }
+            From::Warm => init(bench, &names, &at(warm.address, &larder::under("/v1/providers/"))),
+            From::Nginx => {
+                let nginx = nginx.as_ref().context("nginx is not installed")?;
+                init(bench, &names, &at(nginx.listening.plain, "/v1/providers/"))
+            }
+            From::Folder => {
+                let path = folder.path();
+                let text = format!("provider_installation {{\n  filesystem_mirror {{\n    path = {path:?}\n  }}\n}}\n");
+                init(bench, &names, &text)
+            }
+        }
+    };
+    let mut from = vec![From::Registry, From::Cold, From::Warm, From::Folder];
+    from.extend(nginx.as_ref().map(|_| From::Nginx));
+    for from in from.iter().filter(|from| matches!(from, From::Warm | From::Nginx)) {
+        run(*from)?;
+    }
+    let seconds = rounds(&from, bench.options.rounds(), |from| run(*from))?;
+    let seconds: HashMap<From, f64> = from.into_iter().zip(seconds.into_iter().map(median)).collect();
+    let text = |from: From| cell(seconds.get(&from).map(|seconds| format!("{seconds:.2} s")));
+    let ratio = seconds.get(&From::Nginx).map(|nginx| seconds[&From::Warm] / nginx);
+    let mut cells: Vec<String> = [From::Cold, From::Warm, From::Registry, From::Nginx, From::Folder].map(text).into();
+    cells.push(cell(ratio.map(|ratio| format!("{ratio:.2}"))));
+    let target = ratio.map(|ratio| Target { met: ratio <= WARM_AT_MOST, text: format!("{WARM_AT_MOST} x nginx") });
+    let head = ["", "cold", "warm", "direct", "nginx", "filesystem_mirror", "warm/nginx"];
+    let mut section = Section::new("terraform init (one platform, no lock file)", &head);
+    section.add(&name, cells, target.into_iter().collect());
+    Ok(Some(section))
+}
+
+/// Publishes them; gives a folder with the archives, as `filesystem_mirror` takes them.
+fn publish(bench: &Bench, names: &[String], bytes: usize) -> anyhow::Result<TempDir> {
+    let folder = tempfile::Builder::new().prefix("compare-mirror-").tempdir()?;
+    for name in names {
+        let release = Release { name, version: VERSION, platforms: &[PLATFORM], archive_bytes: bytes };
+        let of_provider = folder.path().join(HOST).join("acme").join(name);
+        fs::create_dir_all(&of_provider)?;
+        for (path, page) in release.pages()? {
+            if page.is_archive() {
+                let filename = path.rsplit('/').next().unwrap_or_default();
+                fs::write(of_provider.join(filename), page.body())?;
+            }
+            bench.upstream.publish(path, page);
+        }
+        bench.upstream.publish(catalog::list_path(name), catalog::list(VERSION)?);
+    }
+    Ok(folder)
+}
+
+/// How long it took, in seconds, in a folder where nothing is installed or locked.
+fn init(bench: &Bench, names: &[String], cli_config: &str) -> anyhow::Result<f64> {
+    let terraform = Terraform::find().context("terraform is not installed")?;
+    let mut workspace = terraform.workspace();
+    for name in names {
+        workspace.require(&format!("acme/{name}"), VERSION);
+    }
+    workspace.cli_config(cli_config);
+    let began = Instant::now();
+    let output = bench.block_on(workspace.init());
+    let took = began.elapsed().as_secs_f64();
+    ensure!(output.status.success(), "terraform failed:\n{}", output.text);
+    Ok(took)
+}

@@ -1,0 +1,122 @@
+//! larder, the release binary: on a store of its own, in front of the registry.
+
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use anyhow::{Context as _, ensure};
+use tempfile::TempDir;
+
+use crate::process::Running;
+use crate::support::larder::HOST;
+use crate::support::process::command;
+use crate::tls::Certificate;
+use crate::upstream::Upstream;
+
+/// Whether each request is logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Log {
+    On,
+    Off,
+}
+
+/// Its folder, with a configuration: what is left where it does not run.
+pub(crate) struct Home {
+    folder: TempDir,
+    log: Log,
+}
+
+/// A running larder.
+pub(crate) struct Larder {
+    pub(crate) home: Home,
+    running: Running,
+    pub(crate) address: SocketAddr,
+}
+
+impl Home {
+    pub(crate) fn new(upstream: &Upstream, tls: Option<&Certificate>, log: Log) -> anyhow::Result<Self> {
+        let folder = tempfile::Builder::new().prefix("compare-larder-").tempdir()?;
+        let tls = tls.map_or(String::new(), |tls| {
+            format!("tls = {{ certificate = {:?}, key = {:?} }}\n", tls.certificate_file, tls.key_file)
+        });
+        let text = format!(
+            "[server]\nlisten = \"127.0.0.1:0\"\n{tls}[admin]\nlisten = \"127.0.0.1:0\"\n\
+             [store]\npath = {:?}\nscrub = \"never\"\n[[upstream]]\nhost = \"{HOST}\"\nurl = \"http://{}/\"\n\
+             fresh = {{ versions = \"1h\", discovery = \"1h\", download = \"24h\" }}\n",
+            folder.path().join("store"),
+            upstream.address(),
+        );
+        fs::write(folder.path().join("mirror.toml"), text)?;
+        Ok(Self { folder, log })
+    }
+
+    fn log_file(&self) -> PathBuf {
+        self.folder.path().join("log")
+    }
+
+    /// How many archives are stored.
+    pub(crate) fn archives(&self) -> usize {
+        let mut files = 0;
+        let mut folders = vec![self.folder.path().join("store/v1/blobs")];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+                let path = entry.path();
+                if path.is_dir() { folders.push(path) } else { files += 1 }
+            }
+        }
+        files
+    }
+
+    /// Starts it, and waits until it listens.
+    pub(crate) fn start(self) -> anyhow::Result<Larder> {
+        let config = self.folder.path().join("mirror.toml");
+        let mut command = command(self.folder.path(), &["serve", "--json", "--config"]);
+        let level = if self.log == Log::On { "info" } else { "warn" };
+        command.arg(config).env("LARDER_LOG", level).stderr(File::create(self.log_file())?).stdout(Stdio::piped());
+        let mut running = Running::start(&mut command).context("larder does not start")?;
+        let out = running.child().stdout.take().context("its output is piped")?;
+        let mut line = String::new();
+        BufReader::new(out).read_line(&mut line)?;
+        let told = || fs::read_to_string(self.log_file()).unwrap_or_default();
+        let said: serde_json::Value = serde_json::from_str(&line).with_context(told)?;
+        let address = said["listen"].as_str().unwrap_or_default().parse()?;
+        Ok(Larder { home: self, running, address })
+    }
+}
+
+impl Larder {
+    pub(crate) fn start(upstream: &Upstream, tls: Option<&Certificate>, log: Log) -> anyhow::Result<Self> {
+        Home::new(upstream, tls, log)?.start()
+    }
+
+    pub(crate) fn processes(&self) -> Vec<u32> {
+        self.running.ids()
+    }
+
+    /// A clean stop; what it leaves can be started again.
+    pub(crate) fn stop(self) -> anyhow::Result<Home> {
+        let Self { home, mut running, .. } = self;
+        let ended = running.end();
+        ensure!(ended.is_some_and(|status| status.success()), "larder stopped with {ended:?}");
+        Ok(home)
+    }
+
+    /// The same after a power cut.
+    pub(crate) fn kill(self) -> Home {
+        let Self { home, mut running, .. } = self;
+        running.kill();
+        home
+    }
+}
+
+/// The path at larder of a path of the registry's protocol.
+pub(crate) fn under(path: &str) -> String {
+    format!("/registry/{HOST}{path}")
+}
+
+/// The path of a `VERSION.json` of the network mirror.
+pub(crate) fn mirror_version(name: &str, version: &str) -> String {
+    format!("/mirror/{HOST}/acme/{name}/{version}.json")
+}

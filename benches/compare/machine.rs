@@ -1,0 +1,49 @@
+//! Where and with what the figures came about.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::SystemTime;
+
+use crate::tls::SUITE;
+use crate::{Options, catalog};
+
+/// Lines for below the tables.
+pub(crate) fn circumstances<'a>(
+    programs: impl Iterator<Item = &'a Path>,
+    options: &Options,
+) -> anyhow::Result<Vec<String>> {
+    let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or("an unknown processor");
+    let cpu = cpu.trim_start_matches(['\t', ' ', ':']);
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let date = httpdate::fmt_http_date(SystemTime::now());
+    let date: Vec<&str> = date.split(' ').skip(1).take(3).collect();
+    let versions: Vec<String> = programs.map(version).collect();
+    let (plain, gzip) = catalog::long_list()?.sizes();
+    Ok(vec![
+        format!("{cpu}, {cores} cores, Linux {}, {}.", kernel.trim(), date.join(" ")),
+        format!("larder {}, {}; {SUITE}.", env!("CARGO_PKG_VERSION"), versions.join(", ")),
+        format!(
+            "Medians of {} rounds in turns of {} s; a ratio is the median of the rounds' ratios. CPU is what the server's \
+             processes take, in user and kernel mode.",
+            options.rounds(),
+            options.seconds
+        ),
+        format!("The version list has {plain} bytes, {gzip} in gzip. Server, clients and registry share the machine."),
+    ])
+}
+
+/// Name and version, as the program tells it.
+fn version(program: &Path) -> String {
+    let name = program.file_name().unwrap_or_default().to_string_lossy();
+    let argument = if name == "terraform" { "version" } else { "-v" };
+    let said = Command::new(program).arg(argument).output();
+    let said = said.map(|said| [said.stdout, said.stderr].concat()).unwrap_or_default();
+    let said = String::from_utf8_lossy(&said).into_owned();
+    let words = said.split(|letter: char| letter.is_whitespace() || letter == '/');
+    let is_version =
+        |word: &&str| word.contains('.') && word.trim_start_matches('v').starts_with(|c: char| c.is_ascii_digit());
+    format!("{name} {}", words.into_iter().find(is_version).unwrap_or("of an unknown version"))
+}

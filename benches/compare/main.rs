@@ -1,0 +1,173 @@
+//! larder beside what people would use instead: nginx with `proxy_cache` and a bare server on hyper, in front of one
+//! registry, on loopback, in turns. Prints medians and ratios. Speed is never an assertion: it ends well also where a
+//! target is missed.
+//!
+//! `cargo bench --bench compare -- --rows archive --rounds 3`
+#![expect(clippy::disallowed_methods, reason = "it stands outside the walls between the rooms")]
+
+mod bare;
+mod cached;
+mod catalog;
+mod clients;
+mod cold;
+mod init;
+mod interrupt;
+mod larder;
+mod machine;
+mod measure;
+mod memory;
+mod nginx;
+mod peer;
+mod process;
+mod report;
+mod stand;
+mod start_up;
+mod tls;
+mod upstream;
+
+#[path = "../../tests/it/support/mod.rs"]
+#[expect(dead_code, clippy::unwrap_used, reason = "the tests use the rest of it, and may fail")]
+mod support;
+
+use std::path::PathBuf;
+
+use clap::Parser;
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+use crate::catalog::Release;
+use crate::report::Section;
+use crate::tls::Certificate;
+use crate::upstream::Upstream;
+
+#[derive(Debug, Parser)]
+struct Options {
+    /// Only rows with this in their name; may be given more than once
+    #[arg(long, value_name = "TEXT")]
+    rows: Vec<String>,
+    /// How often everything is measured
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: u16,
+    /// How long each measurement of something cached lasts
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    seconds: u64,
+    /// One round, and smaller things where that is possible: to see that everything works
+    #[arg(long)]
+    quick: bool,
+    /// What this program is told when it is the bare server
+    #[arg(long = bare::ARGUMENT, hide = true)]
+    be_bare: Option<String>,
+    /// What cargo says when it runs benches; without it nothing happens
+    #[arg(long, hide = true)]
+    bench: bool,
+    /// What cargo says when it tests benches
+    #[arg(long, hide = true)]
+    test: bool,
+}
+
+impl Options {
+    fn rounds(&self) -> usize {
+        if self.quick { 1 } else { self.rounds.into() }
+    }
+}
+
+/// What all rows share.
+pub(crate) struct Bench {
+    options: Options,
+    runtime: Runtime,
+    upstream: Upstream,
+    certificate: Certificate,
+    client: reqwest::Client,
+    nginx: Option<PathBuf>,
+    wrk: Option<PathBuf>,
+    terraform: Option<PathBuf>,
+    _folder: TempDir,
+}
+
+impl Bench {
+    fn new(options: Options) -> anyhow::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let upstream = runtime.block_on(async {
+            interrupt::listen()?;
+            Upstream::start().await
+        })?;
+        let folder = tempfile::Builder::new().prefix("compare-").tempdir()?;
+        Ok(Self {
+            options,
+            runtime,
+            upstream,
+            certificate: Certificate::new(folder.path())?,
+            client: peer::client()?,
+            nginx: process::find("nginx"),
+            wrk: process::find("wrk"),
+            terraform: process::find("terraform"),
+            _folder: folder,
+        })
+    }
+
+    fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        self.runtime.block_on(future)
+    }
+
+    fn publish(&self, release: &Release<'_>) -> anyhow::Result<()> {
+        release.pages()?.into_iter().for_each(|(path, page)| self.upstream.publish(path, page));
+        Ok(())
+    }
+
+    /// Whether a row is to be measured.
+    fn wants(&self, row: &str) -> bool {
+        let (wanted, row) = (&self.options.rows, row.to_lowercase());
+        wanted.is_empty() || wanted.iter().any(|part| row.contains(&part.to_lowercase()))
+    }
+
+    /// What was measured; nothing where that failed, and the rest goes on. An error once it is interrupted.
+    fn without<T>(&self, what: &str, measured: anyhow::Result<T>) -> anyhow::Result<Option<T>> {
+        interrupt::check()?;
+        if let Err(error) = &measured {
+            self.progress(&format!("{what} could not be measured: {error:#}"));
+        }
+        Ok(measured.ok())
+    }
+
+    #[expect(clippy::print_stderr, reason = "somebody waits")]
+    fn progress(&self, what: &str) {
+        eprintln!("  {what}");
+    }
+}
+
+/// A section, where anything of it is wanted.
+type Measure = fn(&Bench) -> anyhow::Result<Option<Section>>;
+
+fn main() -> anyhow::Result<()> {
+    let options = Options::parse();
+    if let Some(told) = &options.be_bare {
+        return bare::be(told);
+    }
+    if !options.bench || options.test {
+        return Ok(());
+    }
+    let bench = Bench::new(options)?;
+    for (program, found, without) in [
+        ("nginx", bench.nginx.is_some(), "without its columns"),
+        ("terraform", bench.terraform.is_some(), "without the rows of init"),
+        ("wrk", bench.wrk.is_some(), "documents are asked for by clients of our own, which take more of the machine"),
+    ] {
+        if !found {
+            bench.progress(&format!("{program} is not installed: {without}"));
+        }
+    }
+    let mut sections = bench.without("what is cached", cached::sections(&bench))?.unwrap_or_default();
+    let others: [(&str, Measure); 4] = [
+        ("what is cold", cold::section),
+        ("memory", memory::section),
+        ("start-up", start_up::section),
+        ("init", init::section),
+    ];
+    for (what, section) in others {
+        sections.extend(bench.without(what, section(&bench))?.flatten());
+    }
+    let programs = [&bench.nginx, &bench.terraform, &bench.wrk].into_iter().flatten().map(PathBuf::as_path);
+    let circumstances = machine::circumstances(programs, &bench.options)?;
+    report::print(&sections, &circumstances);
+    Ok(())
+}

@@ -1,0 +1,53 @@
+//! Figures: samples in alternating rounds, and their medians.
+
+use crate::interrupt;
+
+/// What one server did in one round.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sample {
+    /// Answers, or bytes.
+    pub(crate) amount: f64,
+    pub(crate) seconds: f64,
+    /// What it took of the server's processes.
+    pub(crate) processor_seconds: f64,
+}
+
+impl Sample {
+    /// In a second.
+    pub(crate) fn rate(&self) -> f64 {
+        self.amount / self.seconds
+    }
+
+    /// Seconds of processor time for one.
+    pub(crate) fn cost(&self) -> f64 {
+        self.processor_seconds / self.amount
+    }
+}
+
+/// Takes a sample of each in turn, several rounds, the first in a round never the same twice running.
+pub(crate) fn rounds<P, S>(
+    peers: &[P],
+    rounds: usize,
+    mut sample: impl FnMut(&P) -> anyhow::Result<S>,
+) -> anyhow::Result<Vec<Vec<S>>> {
+    let mut samples: Vec<Vec<S>> = peers.iter().map(|_| Vec::new()).collect();
+    for round in 0..rounds {
+        for turn in 0..peers.len() {
+            interrupt::check()?;
+            let which = (round + turn) % peers.len();
+            samples[which].push(sample(&peers[which])?);
+        }
+    }
+    Ok(samples)
+}
+
+/// The one in the middle; of an even number the mean of the two.
+pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    match values.len() {
+        0 => f64::NAN,
+        length if length % 2 == 1 => values[length / 2],
+        length => f64::midpoint(values[length / 2 - 1], values[length / 2]),
+    }
+}

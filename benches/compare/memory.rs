@@ -1,0 +1,91 @@
+//! What memory a server takes of its own: when it has just started, and while many clients download.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+
+use crate::Bench;
+use crate::clients::{self, Asking};
+use crate::interrupt;
+use crate::larder::Log;
+use crate::nginx::Nginx;
+use crate::peer::{Name, Peer, Subject, Wire};
+use crate::process::own_memory;
+use crate::report::{Section, Target, cell};
+use crate::stand::Stand;
+
+const CLIENTS: usize = 64;
+const ARCHIVE_BYTES: u64 = 150_000_000;
+
+const BEFORE_AT_MOST_MIB: f64 = 32.0;
+const UNDER_LOAD_AT_MOST_MIB: f64 = 96.0;
+
+/// How long it may take until all have theirs.
+const WITHIN: Duration = Duration::from_secs(120);
+
+/// How long a new process has to come to rest.
+const SETTLE: Duration = Duration::from_millis(500);
+
+const EVERY: Duration = Duration::from_millis(10);
+
+/// Measures what is wanted of it.
+pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
+    let before = "memory before the first request";
+    let wires = [Wire::Http1, Wire::Tls1, Wire::Tls2];
+    let under = |wire: Wire| format!("memory, {CLIENTS} clients x 150 MB, {}", wire.text());
+    let wires: Vec<Wire> = wires.into_iter().filter(|wire| bench.wants(&under(*wire))).collect();
+    if wires.is_empty() && !bench.wants(before) {
+        return Ok(None);
+    }
+    let mut section = Section::new("Memory (RssAnon at most, MiB)", &["", "larder", "nginx"]);
+    let subject = Subject::Archive("large");
+    let mut stand = Stand::start(bench, &HashSet::from([subject]), Log::Off)?;
+    if bench.wants(before) {
+        bench.progress(before);
+        stand.restart_larder()?;
+        let nginx = bench.nginx.as_ref();
+        let nginx =
+            nginx.map(|program| Nginx::start(program, &bench.upstream, &bench.certificate, Log::Off)).transpose()?;
+        interrupt::pause(SETTLE)?;
+        let larder = stand.peers.iter().find(|peer| peer.name == Name::Larder);
+        let larder = larder.map(|peer| (peer.name, own_memory(peer.processes(Wire::Http1))));
+        let nginx = nginx.map(|nginx| (Name::Nginx, own_memory(&nginx.processes())));
+        add(&mut section, before, larder.into_iter().chain(nginx).collect(), BEFORE_AT_MOST_MIB);
+    }
+    for wire in wires {
+        bench.progress(&under(wire));
+        // The peak of one must not be the start of another.
+        stand.restart_larder()?;
+        let mut peaks = Vec::new();
+        for peer in stand.peers.iter().filter(|peer| peer.name != Name::Bare) {
+            interrupt::check()?;
+            peaks.push((peer.name, peak(bench, peer, wire, peer.path(subject)?)?));
+        }
+        add(&mut section, &under(wire), peaks, UNDER_LOAD_AT_MOST_MIB);
+    }
+    Ok(Some(section))
+}
+
+fn peak(bench: &Bench, peer: &Peer, wire: Wire, path: &str) -> anyhow::Result<u64> {
+    let asking = Asking::new(peer, wire, path, &bench.certificate)?;
+    let processes = peer.processes(wire);
+    clients::run(asking, CLIENTS, |came| {
+        let began = Instant::now();
+        let mut peak = 0;
+        while came().bytes < CLIENTS as u64 * ARCHIVE_BYTES {
+            ensure!(began.elapsed() < WITHIN, "{CLIENTS} downloads take more than {WITHIN:?}");
+            peak = peak.max(own_memory(processes));
+            interrupt::pause(EVERY)?;
+        }
+        Ok(peak)
+    })
+}
+
+fn add(section: &mut Section, name: &str, bytes: Vec<(Name, u64)>, at_most_mib: f64) {
+    let of =
+        |wanted: Name| bytes.iter().find(|(name, _)| *name == wanted).map(|(_, bytes)| *bytes as f64 / 1_048_576.0);
+    let cells = [Name::Larder, Name::Nginx].map(|name| cell(of(name).map(|mib| format!("{mib:.1}"))));
+    let met = of(Name::Larder).is_some_and(|mib| mib <= at_most_mib);
+    section.add(name, cells.into(), vec![Target { met, text: format!("{at_most_mib} MiB") }]);
+}

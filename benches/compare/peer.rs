@@ -1,0 +1,154 @@
+//! A server under comparison, as the clients see it: where it listens, what it calls the things that all have, and which
+//! processes it is.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+
+use anyhow::{Context as _, ensure};
+use http::header::ACCEPT_ENCODING;
+
+use crate::process::processor_time;
+
+/// Who is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Name {
+    Larder,
+    Nginx,
+    Bare,
+}
+
+impl Name {
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::Larder => "larder",
+            Self::Nginx => "nginx",
+            Self::Bare => "bare",
+        }
+    }
+}
+
+/// What is asked of all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Subject {
+    /// The long version list.
+    List,
+    /// A download document.
+    Document,
+    /// A `VERSION.json` of the network mirror.
+    MirrorVersion,
+    /// The archive of a provider, by its name.
+    Archive(&'static str),
+}
+
+/// How they are spoken to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wire {
+    Http1,
+    /// Prior knowledge, without TLS.
+    Http2,
+    Tls1,
+    Tls2,
+}
+
+impl Wire {
+    pub(crate) const ALL: [Self; 4] = [Self::Http1, Self::Http2, Self::Tls1, Self::Tls2];
+
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::Http1 => "HTTP/1.1",
+            Self::Http2 => "HTTP/2",
+            Self::Tls1 => "TLS, HTTP/1.1",
+            Self::Tls2 => "TLS, HTTP/2",
+        }
+    }
+
+    pub(crate) fn is_tls(self) -> bool {
+        matches!(self, Self::Tls1 | Self::Tls2)
+    }
+}
+
+/// Where one server listens.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Listening {
+    pub(crate) plain: SocketAddr,
+    /// HTTP/2 by prior knowledge.
+    pub(crate) plain_http2: SocketAddr,
+    pub(crate) tls: SocketAddr,
+}
+
+/// One of those compared.
+#[derive(Clone, Debug)]
+pub(crate) struct Peer {
+    pub(crate) name: Name,
+    pub(crate) listening: Listening,
+    pub(crate) paths: HashMap<Subject, String>,
+    pub(crate) processes: Processes,
+}
+
+/// Whose processor time and memory is meant.
+#[derive(Clone, Debug)]
+pub(crate) struct Processes {
+    pub(crate) plain: Vec<u32>,
+    pub(crate) tls: Vec<u32>,
+}
+
+impl Processes {
+    /// The same for both.
+    pub(crate) fn both(processes: Vec<u32>) -> Self {
+        Self { plain: processes.clone(), tls: processes }
+    }
+}
+
+impl Peer {
+    pub(crate) fn address(&self, wire: Wire) -> SocketAddr {
+        match wire {
+            Wire::Http1 => self.listening.plain,
+            Wire::Http2 => self.listening.plain_http2,
+            Wire::Tls1 | Wire::Tls2 => self.listening.tls,
+        }
+    }
+
+    pub(crate) fn path(&self, subject: Subject) -> anyhow::Result<&str> {
+        let path = self.paths.get(&subject);
+        path.map(String::as_str).with_context(|| format!("{} has no {subject:?}", self.name.text()))
+    }
+
+    /// Who answers there.
+    pub(crate) fn processes(&self, wire: Wire) -> &[u32] {
+        if wire.is_tls() { &self.processes.tls } else { &self.processes.plain }
+    }
+
+    /// The processor time they have taken so far, in seconds.
+    pub(crate) fn processor_seconds(&self, wire: Wire) -> f64 {
+        processor_time(self.processes(wire)).as_secs_f64()
+    }
+}
+
+/// A client for everything that is not measured: trusts any certificate, undoes no coding.
+pub(crate) fn client() -> anyhow::Result<reqwest::Client> {
+    let client = reqwest::Client::builder().no_proxy().no_gzip().no_brotli().no_zstd();
+    Ok(client.danger_accept_invalid_certs(true).redirect(reqwest::redirect::Policy::none()).build()?)
+}
+
+/// Asks until it is answered from what is held, as the server's own word has it, in both codings. All that comes after is
+/// a hit.
+pub(crate) async fn warm(client: &reqwest::Client, url: &str) -> anyhow::Result<()> {
+    for coding in ["gzip", "identity"] {
+        let mut said = String::new();
+        for _ in 0..4 {
+            let answer = client.get(url).header(ACCEPT_ENCODING, coding).send().await?.error_for_status()?;
+            let word = ["cache-status", "x-cache"].map(|name| answer.headers().get(name).cloned());
+            said = format!("{word:?}");
+            answer.bytes().await?;
+        }
+        ensure!(said.contains("larder; hit") || said.contains("HIT"), "{url} does not come from what is held: {said}");
+    }
+    Ok(())
+}
+
+/// The path of an archive, as this download document names it.
+pub(crate) async fn archive_path(client: &reqwest::Client, document: &str) -> anyhow::Result<String> {
+    let answer = client.get(document).send().await?.error_for_status()?;
+    let document: serde_json::Value = serde_json::from_slice(&answer.bytes().await?)?;
+    Ok(document["download_url"].as_str().context("a document without download_url")?.to_owned())
+}

@@ -1,0 +1,98 @@
+//! Processes that end when nobody needs them any more, and what they take: processor time and memory.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+/// How long a process may take to end by itself.
+const END_WITHIN: Duration = Duration::from_secs(5);
+
+/// What `/proc` counts processor time in (USER_HZ).
+const TICKS_PER_SECOND: u64 = 100;
+
+/// A process with those it starts itself; ended when dropped, as after a panic or Ctrl-C.
+pub(crate) struct Running(Child);
+
+impl Running {
+    /// Starts it in a process group of its own, so that nobody of it stays behind.
+    pub(crate) fn start(command: &mut Command) -> std::io::Result<Self> {
+        use std::os::unix::process::CommandExt as _;
+        command.process_group(0).spawn().map(Self)
+    }
+
+    pub(crate) fn child(&mut self) -> &mut Child {
+        &mut self.0
+    }
+
+    /// Its id, and those of its children.
+    pub(crate) fn ids(&self) -> Vec<u32> {
+        let own = self.0.id();
+        let children = fs::read_to_string(format!("/proc/{own}/task/{own}/children")).unwrap_or_default();
+        [own].into_iter().chain(children.split_whitespace().filter_map(|id| id.parse().ok())).collect()
+    }
+
+    /// SIGTERM, and how it ended; killed if it does not.
+    pub(crate) fn end(&mut self) -> Option<ExitStatus> {
+        if let Ok(Some(ended)) = self.0.try_wait() {
+            return Some(ended);
+        }
+        let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
+        let deadline = Instant::now() + END_WITHIN;
+        while Instant::now() < deadline {
+            if let Ok(Some(ended)) = self.0.try_wait() {
+                return Some(ended);
+            }
+            sleep(Duration::from_millis(5));
+        }
+        self.kill();
+        None
+    }
+
+    /// SIGKILL to all of it.
+    pub(crate) fn kill(&mut self) {
+        let _ = kill_process_group(Pid::from_child(&self.0), Signal::KILL);
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// A program on PATH, or where a distribution has servers.
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]);
+    folders.map(|folder| folder.join(program)).find(|file| file.is_file())
+}
+
+/// The processor time these processes have taken, in user and in kernel mode.
+pub(crate) fn processor_time(processes: &[u32]) -> Duration {
+    let ticks: u64 = processes
+        .iter()
+        .filter_map(|process| {
+            let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+            // The name, in parentheses, may hold anything.
+            let after_name = stat.rsplit_once(')')?.1;
+            let mut fields = after_name.split_whitespace().skip(11);
+            Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
+        })
+        .sum();
+    Duration::from_millis(ticks * 1000 / TICKS_PER_SECOND)
+}
+
+/// The memory that is these processes' own (`RssAnon`), in bytes.
+pub(crate) fn own_memory(processes: &[u32]) -> u64 {
+    let kib = |process: &u32| {
+        let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+        let field = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
+        field.trim().trim_end_matches(" kB").parse::<u64>().ok()
+    };
+    processes.iter().filter_map(kib).sum::<u64>() * 1024
+}

@@ -1,0 +1,97 @@
+//! What is printed: tables for the terminal, the same as Markdown, and which targets were met.
+#![expect(clippy::print_stdout, reason = "printing is what it is for")]
+
+use comfy_table::{CellAlignment, Table, presets};
+
+/// What larder shall reach in a row.
+#[derive(Clone, Debug)]
+pub(crate) struct Target {
+    pub(crate) met: bool,
+    /// What it is.
+    pub(crate) text: String,
+}
+
+impl Target {
+    fn told(&self) -> String {
+        format!("{} {}", if self.met { "met" } else { "MISSED" }, self.text)
+    }
+}
+
+/// A figure, or that there is none.
+pub(crate) fn cell(figure: Option<String>) -> String {
+    figure.unwrap_or_else(|| "-".into())
+}
+
+/// One table.
+pub(crate) struct Section {
+    title: String,
+    head: Vec<String>,
+    rows: Vec<(String, Vec<String>, Vec<Target>)>,
+}
+
+impl Section {
+    pub(crate) fn new(title: &str, head: &[&str]) -> Self {
+        let head = head.iter().map(|text| (*text).to_owned()).collect();
+        Self { title: title.to_owned(), head, rows: Vec::new() }
+    }
+
+    pub(crate) fn add(&mut self, name: &str, cells: Vec<String>, targets: Vec<Target>) {
+        self.rows.push((name.to_owned(), cells, targets));
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    fn lines(&self) -> impl Iterator<Item = Vec<String>> {
+        let head = self.head.iter().cloned().chain(["target".to_owned()]).collect();
+        let rows = self.rows.iter().map(|(name, cells, targets)| {
+            let told: Vec<String> = targets.iter().map(Target::told).collect();
+            [name.clone()].into_iter().chain(cells.iter().cloned()).chain([told.join(", ")]).collect()
+        });
+        [head].into_iter().chain(rows)
+    }
+
+    fn print(&self) {
+        let mut table = Table::new();
+        table.load_style(presets::UTF8_BORDERS_ONLY);
+        let mut lines = self.lines();
+        table.set_header(lines.next().unwrap_or_default());
+        lines.for_each(|line| {
+            table.add_row(line);
+        });
+        for column in table.column_iter_mut().skip(1).take(self.head.len() - 1) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        println!("\n{}\n{table}", self.title);
+    }
+
+    fn print_markdown(&self) {
+        println!("\n**{}**\n", self.title);
+        for (number, line) in self.lines().enumerate() {
+            println!("| {} |", line.join(" | "));
+            if number == 0 {
+                println!("| --- {}| --- |", "| ---: ".repeat(self.head.len() - 1));
+            }
+        }
+    }
+}
+
+/// Prints everything.
+pub(crate) fn print(sections: &[Section], circumstances: &[String]) {
+    sections.iter().for_each(Section::print);
+    let targets = || {
+        sections
+            .iter()
+            .flat_map(|section| &section.rows)
+            .flat_map(|(name, _, targets)| targets.iter().map(move |target| (name, target)))
+    };
+    println!("\n{} of {} targets met", targets().filter(|(_, target)| target.met).count(), targets().count());
+    for (name, target) in targets().filter(|(_, target)| !target.met) {
+        println!("  missed: {name}: {}", target.text);
+    }
+    println!("\n--- Markdown ---");
+    sections.iter().for_each(Section::print_markdown);
+    println!();
+    circumstances.iter().for_each(|line| println!("{line}"));
+}

@@ -1,0 +1,135 @@
+//! All servers in front of one registry, warm: what the rows of cached things are measured against.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::Bench;
+use crate::bare::Bare;
+use crate::catalog::{self, PLATFORM, Release};
+use crate::larder::{self, Home, Larder, Log};
+use crate::nginx::Nginx;
+use crate::peer::{Listening, Name, Peer, Processes, Subject, archive_path, warm};
+use crate::upstream::Page;
+
+/// The archives: the name of their provider, what the rows call them, their size.
+pub(crate) const ARCHIVES: [(&str, &str, usize); 3] =
+    [("small", "64 KB", 64_000), ("middle", "15 MB", 15_000_000), ("large", "150 MB", 150_000_000)];
+
+/// The provider of all documents that are asked for.
+const DOCUMENTED: &str = "documented";
+
+type Paths = HashMap<Subject, String>;
+
+/// The running servers, and how they are asked.
+pub(crate) struct Stand {
+    /// One listener of larder's has TLS or not: so there are two.
+    larders: Vec<Larder>,
+    _nginx: Option<Nginx>,
+    _bare: Bare,
+    pub(crate) peers: Vec<Peer>,
+}
+
+impl Stand {
+    /// Starts all of them, and warms them for what will be asked.
+    pub(crate) fn start(bench: &Bench, subjects: &HashSet<Subject>, log: Log) -> anyhow::Result<Self> {
+        publish(bench, subjects)?;
+        let Bench { upstream, certificate, .. } = bench;
+        let larders = vec![Larder::start(upstream, None, log)?, Larder::start(upstream, Some(certificate), log)?];
+        let (listening, processes) = larders_at(&larders);
+        let Listening { plain, tls, .. } = listening;
+        bench.block_on(larder_paths(bench, &format!("https://{tls}"), subjects))?;
+        let paths = bench.block_on(larder_paths(bench, &format!("http://{plain}"), subjects))?;
+        let mut peers = vec![Peer { name: Name::Larder, listening, paths: paths.clone(), processes }];
+
+        let nginx = bench.nginx.as_ref();
+        let nginx = nginx.map(|program| Nginx::start(program, upstream, certificate, log)).transpose()?;
+        if let Some(nginx) = &nginx {
+            let base = format!("http://{}", nginx.listening.plain);
+            let paths = bench.block_on(upstream_paths(bench, &base, &peers[0], subjects))?;
+            let (listening, processes) = (nginx.listening, Processes::both(nginx.processes()));
+            peers.push(Peer { name: Name::Nginx, listening, paths, processes });
+        }
+
+        let bare = Bare::start(plain, paths.values().cloned().collect(), certificate)?;
+        let (listening, processes) = (bare.listening, Processes::both(bare.processes()));
+        peers.push(Peer { name: Name::Bare, listening, paths, processes });
+        Ok(Self { larders, _nginx: nginx, _bare: bare, peers })
+    }
+
+    /// Stops larder, and starts it on its stores again.
+    pub(crate) fn restart_larder(&mut self) -> anyhow::Result<()> {
+        let homes: Vec<Home> = self.larders.drain(..).map(Larder::stop).collect::<Result<_, _>>()?;
+        self.larders = homes.into_iter().map(Home::start).collect::<Result<_, _>>()?;
+        let (listening, processes) = larders_at(&self.larders);
+        for peer in self.peers.iter_mut().filter(|peer| peer.name == Name::Larder) {
+            (peer.listening, peer.processes) = (listening, processes.clone());
+        }
+        Ok(())
+    }
+}
+
+/// Where the two of them are: first the one without TLS.
+fn larders_at(larders: &[Larder]) -> (Listening, Processes) {
+    let [plain, tls] = [&larders[0], &larders[1]];
+    let listening = Listening { plain: plain.address, plain_http2: plain.address, tls: tls.address };
+    (listening, Processes { plain: plain.processes(), tls: tls.processes() })
+}
+
+/// What the registry needs to have for this to be asked.
+fn publish(bench: &Bench, subjects: &HashSet<Subject>) -> anyhow::Result<()> {
+    let archives = ARCHIVES.into_iter().filter(|(name, ..)| subjects.contains(&Subject::Archive(name)));
+    for (name, _, bytes) in archives {
+        bench.publish(&Release::of(name, bytes))?;
+    }
+    bench.publish(&Release::of(DOCUMENTED, 4_000))?;
+    bench.upstream.publish(catalog::list_path(DOCUMENTED), catalog::long_list()?);
+    Ok(())
+}
+
+/// What larder calls it all; warms it.
+async fn larder_paths(bench: &Bench, base: &str, subjects: &HashSet<Subject>) -> anyhow::Result<Paths> {
+    let mut paths = Paths::new();
+    for subject in subjects {
+        let path = match subject {
+            Subject::List => larder::under(&catalog::list_path(DOCUMENTED)),
+            Subject::Document => larder::under(&catalog::document_path(DOCUMENTED, "1.0.0", PLATFORM)),
+            Subject::MirrorVersion => larder::mirror_version(DOCUMENTED, "1.0.0"),
+            Subject::Archive(name) => {
+                let document = larder::under(&catalog::document_path(name, "1.0.0", PLATFORM));
+                archive_path(&bench.client, &format!("{base}{document}")).await?
+            }
+        };
+        warm(&bench.client, &format!("{base}{path}")).await?;
+        paths.insert(*subject, path);
+    }
+    Ok(paths)
+}
+
+/// What the registry calls it, and nginx in front of it; warms it.
+async fn upstream_paths(
+    bench: &Bench,
+    base: &str,
+    larder: &Peer,
+    subjects: &HashSet<Subject>,
+) -> anyhow::Result<Paths> {
+    let mut paths = Paths::new();
+    for subject in subjects {
+        let path = match subject {
+            Subject::List => catalog::list_path(DOCUMENTED),
+            Subject::Document => catalog::document_path(DOCUMENTED, "1.0.0", PLATFORM),
+            Subject::MirrorVersion => {
+                // No registry has these: the same answer, then, that larder renders.
+                let path = larder.path(Subject::MirrorVersion)?;
+                let answer = bench.client.get(format!("http://{}{path}", larder.listening.plain)).send().await?;
+                bench.upstream.publish(path.to_owned(), Page::json(answer.text().await?)?);
+                path.to_owned()
+            }
+            Subject::Archive(name) => {
+                let document = catalog::document_path(name, "1.0.0", PLATFORM);
+                archive_path(&bench.client, &format!("{base}{document}")).await?
+            }
+        };
+        warm(&bench.client, &format!("{base}{path}")).await?;
+        paths.insert(*subject, path);
+    }
+    Ok(paths)
+}

@@ -1,0 +1,182 @@
+//! The registry in front of which all stand: answers from memory, gzips documents for who accepts it, counts what it is
+//! asked, and sends what is large no faster than it is told.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream;
+use http::header::{
+    ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, ETAG, HeaderMap, HeaderValue, VARY,
+};
+use http::{Request, Response, StatusCode};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt as _, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use tokio::net::TcpListener;
+use tokio::time::{Instant, sleep_until};
+
+use crate::catalog;
+
+/// How much is sent at a time where the pace is kept.
+const PIECE_BYTES: usize = 64 * 1024;
+
+type Body = UnsyncBoxBody<Bytes, io::Error>;
+
+/// What stands at a path.
+#[derive(Clone)]
+pub(crate) struct Page {
+    content_type: &'static str,
+    body: Bytes,
+    gzip: Option<Bytes>,
+    /// Bytes in a second.
+    pace: Option<u64>,
+}
+
+impl Page {
+    /// A document.
+    pub(crate) fn json(text: String) -> anyhow::Result<Self> {
+        let gzip = Some(catalog::gzip(text.as_bytes())?);
+        Ok(Self { content_type: "application/json", body: text.into(), gzip, pace: None })
+    }
+
+    /// A file.
+    pub(crate) fn file(content_type: &'static str, body: impl Into<Bytes>) -> Self {
+        Self { content_type, body: body.into(), gzip: None, pace: None }
+    }
+
+    /// The same, sent at this many bytes in a second.
+    pub(crate) fn paced(self, pace: u64) -> Self {
+        Self { pace: Some(pace), ..self }
+    }
+
+    /// Of its body, as it is and in gzip.
+    pub(crate) fn sizes(&self) -> (usize, usize) {
+        (self.body.len(), self.gzip.as_ref().map_or(0, Bytes::len))
+    }
+
+    pub(crate) fn body(&self) -> &Bytes {
+        &self.body
+    }
+
+    pub(crate) fn is_archive(&self) -> bool {
+        self.content_type == "application/zip"
+    }
+}
+
+/// A running registry. Stops with the runtime.
+#[derive(Clone)]
+pub(crate) struct Upstream {
+    address: SocketAddr,
+    site: Arc<Mutex<Site>>,
+}
+
+#[derive(Default)]
+struct Site {
+    pages: HashMap<String, Page>,
+    asked: HashMap<String, u64>,
+}
+
+impl Upstream {
+    pub(crate) async fn start() -> anyhow::Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let upstream = Self { address: listener.local_addr()?, site: Arc::default() };
+        upstream.publish("/.well-known/terraform.json".into(), catalog::discovery()?);
+        tokio::spawn(upstream.clone().serve(listener));
+        Ok(upstream)
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub(crate) fn publish(&self, path: String, page: Page) {
+        self.site.lock().pages.insert(path, page);
+    }
+
+    /// How often this path was asked for.
+    pub(crate) fn asked(&self, path: &str) -> u64 {
+        self.site.lock().asked.get(path).copied().unwrap_or(0)
+    }
+
+    async fn serve(self, listener: TcpListener) {
+        while let Ok((stream, _)) = listener.accept().await {
+            let upstream = self.clone();
+            let service = service_fn(move |request| {
+                let answer = upstream.answer(&request);
+                async move { Ok::<_, Infallible>(answer) }
+            });
+            tokio::spawn(async move {
+                let _ = stream.set_nodelay(true);
+                // Who goes away goes away.
+                let _ =
+                    hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+            });
+        }
+    }
+
+    fn answer(&self, request: &Request<Incoming>) -> Response<Body> {
+        let path = request.uri().path();
+        let page = {
+            let mut site = self.site.lock();
+            *site.asked.entry(path.to_owned()).or_default() += 1;
+            site.pages.get(path).cloned()
+        };
+        let Some(page) = page else {
+            let mut nothing = Response::new(whole(Bytes::from_static(b"{\"errors\":[\"Not Found\"]}")));
+            *nothing.status_mut() = StatusCode::NOT_FOUND;
+            return nothing;
+        };
+        let gzip = page.gzip.as_ref().filter(|_| accepts_gzip(request.headers()));
+        let body = gzip.unwrap_or(&page.body).clone();
+        let mut response = Response::new(Body::default());
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(page.content_type));
+        headers.insert(CONTENT_LENGTH, body.len().into());
+        // Unique, which is all that is asked of it.
+        let tag = format!("\"{:x}-{}\"", body.len(), path.len());
+        headers.extend(tag.parse().map(|tag: HeaderValue| (ETAG, tag)));
+        if page.gzip.is_some() {
+            headers.insert(VARY, HeaderValue::from_static("Accept-Encoding"));
+        }
+        if gzip.is_some() {
+            headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+        }
+        *response.body_mut() = match page.pace {
+            Some(pace) => paced(body, pace),
+            None => whole(body),
+        };
+        response
+    }
+}
+
+/// Whether an answer may be gzip.
+pub(crate) fn accepts_gzip(headers: &HeaderMap) -> bool {
+    headers.get(ACCEPT_ENCODING).is_some_and(|value| value.to_str().is_ok_and(|value| value.contains("gzip")))
+}
+
+fn whole(body: Bytes) -> Body {
+    Full::new(body).map_err(|never| match never {}).boxed_unsync()
+}
+
+/// A line of this speed: who reads slowly for a moment may catch up.
+fn paced(body: Bytes, pace: u64) -> Body {
+    let began = Instant::now();
+    let pieces = stream::unfold((body, 0_u64), move |(mut rest, sent)| async move {
+        if rest.is_empty() {
+            return None;
+        }
+        sleep_until(began + Duration::from_secs_f64(sent as f64 / pace as f64)).await;
+        let piece = rest.split_to(rest.len().min(PIECE_BYTES));
+        let sent = sent + piece.len() as u64;
+        Some((Ok(Frame::data(piece)), (rest, sent)))
+    });
+    StreamBody::new(pieces).boxed_unsync()
+}
