@@ -91,7 +91,7 @@ pub struct Store {
     pub path: PathBuf,
     /// How much archives and documents may take together.
     pub max_size: ByteSize,
-    /// How much rendered answers may take in memory.
+    /// How much rendered answers and small archives may take in memory.
     pub memory: ByteSize,
     /// How often every archive is read and held against its digest; never when absent.
     pub scrub: Option<Duration>,

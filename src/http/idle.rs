@@ -201,20 +201,20 @@ impl Drop for InFlight {
 /// The body of an answer, whose request is in flight as long as it lives.
 #[derive(Debug)]
 pub(super) struct Counted<B> {
-    body: B,
+    body: Pin<Box<B>>,
     request: InFlight,
 }
 
 impl<B> Counted<B> {
     /// Keeps `request` in flight as long as `body` lives.
     pub(super) fn new(body: B, request: InFlight) -> Self {
-        Self { body, request }
+        Self { body: Box::pin(body), request }
     }
 }
 
 impl<B> Body for Counted<B>
 where
-    B: Body<Data = Bytes> + Unpin,
+    B: Body<Data = Bytes>,
     B::Error: Into<BoxError>,
 {
     type Data = Bytes;
@@ -226,7 +226,7 @@ where
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
         let this = &mut *self;
         this.request.asked_for_more();
-        let frame = match catch_unwind(AssertUnwindSafe(|| Pin::new(&mut this.body).poll_frame(cx))) {
+        let frame = match catch_unwind(AssertUnwindSafe(|| this.body.as_mut().poll_frame(cx))) {
             Ok(polled) => ready!(polled),
             Err(panic) => {
                 tracing::error!(panic = panic_message(&*panic), "the body of an answer panicked");

@@ -120,7 +120,7 @@ pub async fn serve<H, F, B>(
 ) where
     H: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<B>> + Send + 'static,
-    B: Body<Data = Bytes> + Send + Unpin + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
     let cut = CancellationToken::new();
@@ -132,7 +132,7 @@ pub async fn serve<H, F, B>(
 
     while let Some((socket, address, permit)) = stop.run_until_cancelled(door.next()).await {
         let site = Arc::clone(&site);
-        let cut = cut.child_token();
+        let cut = cut.clone();
         connections.spawn(async move {
             let attended = AssertUnwindSafe(cut.run_until_cancelled(site.attend(socket, address))).catch_unwind();
             if let Err(panic) = attended.await {
@@ -234,19 +234,17 @@ impl<H> Site<H> {
     where
         H: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Response<B>> + Send + 'static,
-        B: Body<Data = Bytes> + Send + Unpin + 'static,
+        B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        // Of its own: to look at one that all share takes a lock that all share.
-        let stop = self.stop.child_token();
         let activity = Activity::new(self.limits.idle, self.limits.header_time);
         let socket = Watched::new(socket, Arc::clone(&activity));
         let Some(tls) = &self.tls else {
             activity.begin(Protocol::Undecided(0));
-            return self.converse(socket, address, self.http(), &activity, &stop).await;
+            return self.converse(socket, address, self.http(), &activity).await;
         };
         let handshake = timeout(self.limits.handshake, tls.acceptor().accept(socket));
-        let stream = match stop.run_until_cancelled(handshake).await {
+        let stream = match self.stop.run_until_cancelled(handshake).await {
             Some(Ok(Ok(stream))) => stream,
             Some(Ok(Err(error))) => return tracing::debug!(%address, %error, "TLS handshake failed"),
             Some(Err(_)) => return tracing::debug!(%address, "TLS handshake took too long"),
@@ -254,10 +252,10 @@ impl<H> Site<H> {
         };
         if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
             activity.begin(Protocol::Http2);
-            self.converse(stream, address, self.http().http2_only(), &activity, &stop).await;
+            self.converse(stream, address, self.http().http2_only(), &activity).await;
         } else {
             activity.begin(Protocol::Http1);
-            self.converse(stream, address, self.http().http1_only(), &activity, &stop).await;
+            self.converse(stream, address, self.http().http1_only(), &activity).await;
         }
     }
 
@@ -267,27 +265,24 @@ impl<H> Site<H> {
         address: SocketAddr,
         http: auto::Builder<Streams>,
         activity: &Arc<Activity>,
-        stop: &CancellationToken,
     ) where
         S: AsyncRead + AsyncWrite + Unpin + 'static,
         H: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Response<B>> + Send + 'static,
-        B: Body<Data = Bytes> + Send + Unpin + 'static,
+        B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
         let peer = Peer { address, secure: self.tls.is_some() };
         let service = service_fn(|request: Request<Incoming>| {
             let in_flight = activity.request();
             let handler = self.handler.clone();
-            // On the heap, or hyper would move it about with all that a request may need.
-            Box::pin(async move {
-                answer(handler, request, peer).await.map(|response| response.map(|body| Counted::new(body, in_flight)))
-            })
+            answer(handler, request, peer)
+                .map(|answer| answer.map(|response| response.map(|body| Counted::new(body, in_flight))))
         });
         let mut connection = pin!(http.serve_connection(TokioIo::new(stream), service));
         let ending = tokio::select! {
             ended = connection.as_mut() => return log_end(address, ended),
-            () = stop.cancelled() => None,
+            () = self.stop.cancelled() => None,
             verdict = activity.verdict() => Some(verdict),
         };
         tracing::debug!(%address, ?ending, "ending a connection");

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
+
 use super::rendered::Finished;
 use crate::error::Error;
 use crate::mirror::{Answer, Archive, ArchiveRef, Call, Mirror};
@@ -14,8 +16,12 @@ pub(super) async fn file(
 ) -> Result<(Answer<Archive>, Option<Finished>), Error> {
     let answer = mirror.archive(wanted, call).await?;
     let finished = match &answer.value {
-        Archive::InMemory { bytes, digest } => Some(Finished::Archive { bytes: bytes.clone(), digest: *digest }),
-        Archive::Held { .. } | Archive::Arriving { .. } | Archive::Passing { .. } => None,
+        // Bytes of its own: those of the mirror are shared by whoever reads at the same time, so they would count as
+        // checked for as long as they were kept here.
+        Archive::InMemory { bytes, digest } if call.now < answer.fresh_until => {
+            Some(Finished::Archive { bytes: Bytes::copy_from_slice(bytes), digest: *digest })
+        }
+        Archive::InMemory { .. } | Archive::Held { .. } | Archive::Arriving { .. } | Archive::Passing { .. } => None,
     };
     Ok((answer, finished))
 }

@@ -127,7 +127,7 @@ impl Protocols {
             Route::ProviderFile(wanted) => {
                 let (Answer { value, outcome, fresh_until, checked }, finished) =
                     archive::file(&self.mirror, wanted, &call).await?;
-                if let Some(answer) = finished.filter(|_| request.now < fresh_until) {
+                if let Some(answer) = finished {
                     let kept = Kept { answer, made: request.now, checked, fresh_until, revision };
                     self.answers.keep(route.clone(), form, kept);
                 }

@@ -18,7 +18,7 @@ const ENCODED: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~').remove(b'+').remove(b':');
 
 /// How many segments the longest path has that leads anywhere.
-const MOST_SEGMENTS: usize = 11;
+const MOST_SEGMENTS: usize = 10;
 
 /// The base of the provider network mirror, for client configurations.
 pub const MIRROR_BASE: &str = "/mirror/";

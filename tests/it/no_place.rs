@@ -2,6 +2,9 @@
 //! written.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use larder::clock::Clock;
 
 use crate::support::http::{Answer, client, get};
 use crate::support::larder::{Folder, Larder};
@@ -282,10 +285,13 @@ async fn offline_a_store_that_is_lost_is_said() {
     let scene = Scene::with(SMALL).await;
     scene.larder.get(&scene.path).await.expect(200);
     let (folder, path) = (scene.larder.stop().await, scene.path);
-    let offline = Larder::mirroring(&scene.upstream).network("offline = true").on(&folder);
+    let clock = Clock::system();
+    let offline = Larder::mirroring(&scene.upstream).network("offline = true").clock(&clock).on(&folder);
     let larder = offline.start().await;
     larder.get(&path).await.expect(200);
     vanish(&folder.path().join("v1"));
+    // What is in memory was checked less than a minute ago.
+    clock.advance(Duration::from_secs(61));
     for path in [path.as_str(), "/registry/registry.terraform.io/v1/providers/acme/null/versions"] {
         let said = larder.get(path).await.expect(503).text();
         assert!(said.contains("the store of this mirror is gone"), "{said}");
