@@ -103,7 +103,7 @@ pub fn mirror(config: &Config, settings: &Settings) -> Result<(Arc<Mirror>, Arc<
     let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
     let own = OwnEntry::random().map_err(|_| StartError::Random)?;
     let outbound = Outbound::new(&config.network, &config.upstreams, own, metrics.counters.traffic(), settings.bounds)?;
-    let terms = Terms { upstreams, outbound, store_bytes: config.store.max_size.as_u64() };
+    let terms = Terms::new(upstreams, outbound, config.store.max_size.as_u64());
     let mirror = Mirror::new(Arc::clone(&store), terms, settings.limits, metrics.counters.clone());
     Ok((mirror, store, metrics))
 }

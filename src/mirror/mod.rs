@@ -84,6 +84,7 @@ use self::remembered::Remembered;
 use self::sets::{Anew, SetFlight};
 use self::single_flight::{Awaited, Flights};
 use self::tasks::Tasks;
+use self::terms::Generation;
 use crate::address::{Hostname, Package, ProviderAddress};
 use crate::cdn_loop::{CdnLoop, OwnEntry};
 use crate::clock::Timestamp;
@@ -106,8 +107,8 @@ pub struct Mirror {
     own: OwnEntry,
     limits: Limits,
     tasks: Tasks,
-    documents: Flights<(Key, Errand), Awaited<DocumentFlight>>,
-    sets: Flights<(Package, Anew), Awaited<SetFlight>>,
+    documents: Flights<(Key, Errand, Generation), Awaited<DocumentFlight>>,
+    sets: Flights<(Package, Anew, Generation), Awaited<SetFlight>>,
     fills: Flights<FillKey, watch::Receiver<Progress>>,
     checks: Flights<Digest, Awaited<Result<bool, Error>>>,
     absent: Remembered<Key, String>,

@@ -164,7 +164,7 @@ impl Mirror {
     ) -> Awaited<SetFlight> {
         let what = what(package);
         // One that builds on what is held may bring back the very URLs that are too old: so they are two.
-        let key = (package.clone(), anew);
+        let key = (package.clone(), anew, call.terms.generation);
         self.sets.share(&self.tasks, key, Err(Error::Interrupted(what.clone())), || {
             let (mirror, package, call) = (Arc::clone(self), package.clone(), self.inner(call));
             async move {

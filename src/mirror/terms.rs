@@ -18,9 +18,20 @@ pub struct Terms {
     pub outbound: Outbound,
     /// What may be stored, in bytes.
     pub store_bytes: u64,
+    pub(super) generation: Generation,
 }
 
+/// Which terms: a part of every flight's key. Whoever joined a flight of other terms would be led by what another
+/// place says, and show it the credential that is for this one (promise 8).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Generation(u64);
+
 impl Terms {
+    /// Terms that nobody goes by yet.
+    pub fn new(upstreams: Upstreams, outbound: Outbound, store_bytes: u64) -> Self {
+        Self { upstreams, outbound, store_bytes, generation: Generation(0) }
+    }
+
     pub(super) fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {
         self.upstreams.get(host).ok_or_else(|| Error::UnknownHost(host.clone()))
     }
@@ -33,7 +44,8 @@ impl Mirror {
     }
 
     /// Exchanges the terms, for whoever comes from now on.
-    pub fn renew(&self, terms: Terms) {
+    pub fn renew(&self, mut terms: Terms) {
+        terms.generation = Generation(self.terms.load().generation.0 + 1);
         terms.upstreams.hosts().into_iter().for_each(|host| self.counters.expect(host));
         self.terms.store(Arc::new(terms));
         // Another place, or another credential, may have what the one before had not.

@@ -56,7 +56,7 @@ impl Mirror {
     ) -> Awaited<DocumentFlight> {
         let rule = upstream.rule(|fresh| fresh.versions);
         let key = Key::ProviderVersions(address.clone());
-        let of = (key.clone(), errand);
+        let of = (key.clone(), errand, call.terms.generation);
         self.documents.share(&self.tasks, of, Err(Error::Interrupted(what.clone())), || {
             let (mirror, call, address) = (Arc::clone(self), self.inner(call), address.clone());
             async move {

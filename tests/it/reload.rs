@@ -157,6 +157,32 @@ async fn a_new_token_is_shown_to_its_upstream_from_then_on() {
     larder.versions("null").await.expect(200);
 }
 
+/// Promise 8: what was on its way from the old place leads nobody back there with the credential of the new one.
+#[tokio::test]
+async fn a_new_credential_never_goes_to_the_place_that_was_asked_before() {
+    let old = publishing(&["null"], 10_000).await;
+    let new = FakeUpstream::builder().token("new-s3cret").start().await;
+    new.publish(Provider::new("acme", "null"));
+    let folder = Folder::new();
+    let token = folder.path().join("token");
+    std::fs::write(&token, "new-s3cret").unwrap();
+    let larder = Larder::mirroring(&old).start().await;
+    let gate = old.hold(Target::Discovery);
+    let list = format!("{}/registry/{HOST}/v1/providers/acme/null/versions", larder.base());
+    let before = tokio::spawn(send(client().get(&list)));
+    old.wait_for(Target::Discovery, 1).await;
+
+    let with_token = Larder::mirroring(&new).with(&format!("token = {{ file = \"{}\" }}", token.display()));
+    larder.reload(with_token).await.unwrap();
+    // Nobody waits for the old one.
+    larder.versions("null").await.expect(200);
+    gate.open();
+    before.await.unwrap().unwrap().expect(200);
+    larder.document("null", "1.2.0").await.expect(200);
+    assert!(old.requests().iter().all(|request| !request.headers.contains_key("authorization")));
+    assert_eq!(new.count_of(Target::Document), 1);
+}
+
 /// Promise 7: what documents may lead to is what the configuration says now.
 #[tokio::test]
 async fn allow_private_opens_and_closes_what_documents_lead_to() {
