@@ -47,6 +47,7 @@ impl Mirror {
     pub fn renew(&self, mut terms: Terms) {
         terms.generation = Generation(self.terms.load().generation.0 + 1);
         terms.upstreams.hosts().into_iter().for_each(|host| self.counters.expect(host));
+        terms.outbound.come_into_force();
         self.terms.store(Arc::new(terms));
         // Another place, or another credential, may have what the one before had not.
         self.absent.forget(|_| true);

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::lifecycle::{der, shown};
-use crate::support::http::{client, get, send};
+use crate::support::http::{client, get, receive, send};
 use crate::support::larder::{Builder, Folder, HOST, Larder};
 use crate::support::process::{Process, command, eventually};
 use crate::support::tls::TestCa;
@@ -213,6 +213,29 @@ async fn offline_after_a_reload_nothing_leaves() {
     assert_eq!(upstream.count_of(Target::Everything), 0);
     larder.reload(Larder::mirroring(&upstream)).await.unwrap();
     larder.versions("random").await.expect(200);
+}
+
+/// Promise 12: also of what was under way before, which goes on with what it began with.
+#[tokio::test]
+async fn offline_after_a_reload_nothing_leaves_of_what_was_under_way_either() {
+    let upstream = publishing(&["null"], LARGE).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let path = larder.archive_path("null", "1.2.0").await;
+    let gate = upstream.hold_after(Target::Archive, LARGE / 3);
+    upstream.fault_once(Target::Archive, Fault::Truncated(LARGE / 2));
+    let asking = tokio::spawn(receive(client().get(format!("{}{path}", larder.base()))));
+    upstream.wait_for(Target::Archive, 1).await;
+    larder.reload(Larder::mirroring(&upstream).network("offline = true")).await.unwrap();
+    upstream.forget_requests();
+    gate.open();
+    let received = asking.await.unwrap();
+    assert!(!received.is_whole);
+    assert_eq!(upstream.count_of(Target::Everything), 0);
+
+    // What arrived of it is built on when the cable is back.
+    larder.reload(Larder::mirroring(&upstream)).await.unwrap();
+    let answer = larder.get(&path).await.expect(200);
+    assert!(answer.body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
 }
 
 /// An upstream that failed a moment ago is spared by the new configuration, too.
