@@ -99,14 +99,14 @@ impl Mirror {
     /// [`Error::NotFound`] where no kept set or name lists its digest, also after asking upstream anew.
     pub async fn archive(self: &Arc<Self>, wanted: &ArchiveRef, call: &Call) -> Result<Answer<Archive>, Error> {
         let package = &wanted.package;
-        call.upstream(&package.provider.host)?;
-        if let Some(held) = self.held(wanted).await?
+        let policy = call.upstream(&package.provider.host)?.settings.verification;
+        if let Some(held) = self.held(wanted).await?.filter(|held| policy.is_met_by(&held.proof.how))
             && let Opened::Checked(archive) = self.open_held(package, &held, call).await?
         {
             let fresh_until = call.now.after(COPY_BELIEVED);
             return Ok(Answer { value: archive, outcome: Outcome::Hit, fresh_until, checked: call.now });
         }
-        let held = self.held_set(package).await?;
+        let held = self.held_set(package, call).await?;
         if let Some(held) = &held
             && let Some((set, file)) = held.find(&wanted.digest, call.now)
         {

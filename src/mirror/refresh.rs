@@ -120,7 +120,7 @@ impl Mirror {
         package: Package,
         call: &Call,
     ) -> Result<News, Error> {
-        let before = self.held_set(&package).await?.map(|held| held.kept);
+        let before = self.held_set(&package, call).await?.map(|held| held.kept);
         let seen = before.as_ref().map(|kept| kept.age);
         let flight = self.fly(&package, upstream, seen, Anew::IfChanged(Errand::Fetch), call).await;
         Ok(News::of(flight, |now: &Arc<KeptSet>| {

@@ -54,7 +54,7 @@ impl Mirror {
         let upstream = Arc::clone(call.upstream(&package.provider.host)?);
         let what = what(package);
         let rule = upstream.rule(|fresh| fresh.download);
-        let held = self.held_set(package).await?;
+        let held = self.held_set(package, call).await?;
         let fallback = held.as_ref().and_then(|held| held.fallback.clone());
         if held.is_none() {
             if let Some(said) = self.absent.get(&Key::ProofSet(package.clone()), call.now) {
@@ -120,12 +120,16 @@ impl Mirror {
         Ok(self.fly(package, upstream, None, Anew::Whole, call).await?.value)
     }
 
-    /// The set that is held, without asking anybody.
-    pub(super) async fn held_set(self: &Arc<Self>, package: &Package) -> Result<Option<HeldSet>, Error> {
+    /// The set that is held, without asking anybody. One that was proven when `verification` asked for less is not
+    /// held for this call (promise 1).
+    pub(super) async fn held_set(self: &Arc<Self>, package: &Package, call: &Call) -> Result<Option<HeldSet>, Error> {
+        let policy = call.upstream(&package.provider.host)?.settings.verification;
         let package = package.clone();
-        self.on_disk(move |mirror| unless_gone(mirror.read_set(&package))).await
+        let held = self.on_disk(move |mirror| unless_gone(mirror.read_set(&package))).await?;
+        Ok(held.and_then(|held| held.meeting(policy)))
     }
 
+    /// The set as it is recorded, whatever it was proven by.
     pub(super) fn read_set(&self, package: &Package) -> Result<Option<HeldSet>, StoreError> {
         let key = Key::ProofSet(package.clone());
         let Some(record) = self.store.records.get(&key)? else { return Ok(None) };
@@ -183,7 +187,7 @@ impl Mirror {
         anew: Anew,
         call: &Call,
     ) -> SetFlight {
-        let before = self.held_set(package).await?.map(|held| held.kept);
+        let before = self.held_set(package, call).await?.map(|held| held.kept);
         if let Some(before) = before.as_ref().filter(|before| anew != Anew::Whole && seen != Some(before.age)) {
             // Another flight landed between the look of who asked and this one.
             let rule = upstream.rule(|fresh| fresh.download);

@@ -69,7 +69,7 @@ impl Mirror {
         if let Some(list) = self.held_document(&Key::ProviderVersions(package.provider.clone())).await? {
             origins.extend(list.value.origins());
         }
-        let held = self.held_set(package).await?;
+        let held = self.held_set(package, &call).await?;
         let missing = if held.is_some() { 0 } else { REQUESTS_FOR_A_SET };
         self.may_fetch(&what, &package.provider, &origins, missing, &call)?;
         let set = self.proof_set(package, &call).await;
@@ -96,7 +96,7 @@ impl Mirror {
         {
             return Ok((Came::Held, held));
         }
-        let Some(held) = self.held_set(package).await? else { return Err(self.not_kept(&sets::what(package))) };
+        let Some(held) = self.held_set(package, &call).await? else { return Err(self.not_kept(&sets::what(package))) };
         let kept = Arc::clone(&held.kept);
         let (set, _) = held.find(&digest.prefix(), now).ok_or_else(|| Error::Interrupted(what.clone()))?;
         let origin = Origin::of(&set.document.archive_url);

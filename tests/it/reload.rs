@@ -199,6 +199,27 @@ async fn allow_private_opens_and_closes_what_documents_lead_to() {
     larder.document("random", "1.2.0").await.expect(502);
 }
 
+/// Promise 1: what is held was proven by what was asked for then, and counts for nothing where more is asked for now.
+#[tokio::test]
+async fn verification_that_asks_for_more_holds_for_what_is_held_too() {
+    let upstream = publishing(&["null"], 10_000).await;
+    upstream.fault(Target::Document, Fault::NoKeys);
+    let larder = Larder::mirroring(&upstream).with("verification = \"checksum\"").start().await;
+    let path = larder.archive_path("null", "1.2.0").await;
+    larder.get(&path).await.expect(200);
+    larder.reload(Larder::mirroring(&upstream).with("verification = \"signature\"")).await.unwrap();
+    for refused in [larder.document("null", "1.2.0").await, larder.get(&path).await] {
+        assert!(refused.expect(502).text().contains("lists no signing key"));
+    }
+
+    // What is proven by a signature now are the bytes that are there.
+    upstream.heal();
+    assert_eq!(larder.archive_path("null", "1.2.0").await, path);
+    let answer = larder.get(&path).await.expect(200);
+    assert!(answer.body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
+    assert_eq!(upstream.count_of(Target::Archive), 1);
+}
+
 /// Promise 12.
 #[tokio::test]
 async fn offline_after_a_reload_nothing_leaves() {
