@@ -62,7 +62,7 @@ impl Mirror {
             }
             if self.link() == Link::Offline && self.is_listed(package).await? {
                 // To a client, 404 says that other platforms may be there; it is missing all the same.
-                let missing = self.missing(what);
+                let missing = self.missing(what).await;
                 return Err(Error::NotFound(missing.to_string()));
             }
         }
