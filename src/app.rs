@@ -3,7 +3,7 @@
 mod reload;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -157,6 +157,8 @@ struct Parts {
     mirror: Arc<Mirror>,
     jobs: Arc<Jobs>,
     store: Arc<Store>,
+    /// The admin token that lies beside the store: read once, for another folder may lie there later.
+    made_token: OnceLock<SecretString>,
     started: Timestamp,
     requests: Requests,
     registry: Arc<Registry>,
@@ -195,6 +197,7 @@ impl App {
             started,
             mirror,
             store,
+            made_token: OnceLock::new(),
             requests: metrics.requests,
             clock: settings.clock,
             main: main_at,
@@ -308,7 +311,7 @@ impl Parts {
         };
         let token = match &config.admin.token {
             Some(token) => token.clone(),
-            None => SecretString::from(self.store.admin_token()?),
+            None => self.made_token()?,
         };
         let admin = Arc::new(Admin {
             mirror: Arc::clone(&self.mirror),
@@ -322,6 +325,14 @@ impl Parts {
             default_host: config.default_host(),
         });
         Ok(Front { main, admin })
+    }
+
+    fn made_token(&self) -> Result<SecretString, StoreError> {
+        if let Some(token) = self.made_token.get() {
+            return Ok(token.clone());
+        }
+        let token = SecretString::from(self.store.admin_token()?);
+        Ok(self.made_token.get_or_init(|| token).clone())
     }
 }
 

@@ -141,6 +141,24 @@ async fn a_new_admin_token_takes_the_place_of_the_old_one() {
     assert_eq!((purge(&made).await, purge("other-t0ken").await), (401, 200));
 }
 
+/// What lies at the path of a store that is gone is somebody else's.
+#[tokio::test]
+async fn a_reload_while_the_store_is_gone_keeps_the_admin_token_and_makes_none() {
+    let upstream = publishing(&["null"], 10_000).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let (token, folder) = (larder.token(), larder.folder.path().to_owned());
+    let away = folder.with_extension("away");
+    std::fs::rename(&folder, &away).unwrap();
+    std::fs::create_dir(&folder).unwrap();
+    larder.reload(Larder::mirroring(&upstream).with("patience = \"3s\"")).await.unwrap();
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+    let refresh = client().post(format!("{}/admin/v1/refresh", larder.admin())).bearer_auth(token);
+    let refresh = refresh.header("content-type", "application/json").body(r#"{"what":["acme/null"]}"#);
+    assert_eq!(send(refresh).await.unwrap().status, 200);
+    std::fs::remove_dir(&folder).unwrap();
+    std::fs::rename(&away, &folder).unwrap();
+}
+
 #[tokio::test]
 async fn a_new_token_is_shown_to_its_upstream_from_then_on() {
     let upstream = FakeUpstream::builder().token("new-s3cret").start().await;
