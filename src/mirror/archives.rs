@@ -128,7 +128,7 @@ impl Mirror {
         call: &Call,
     ) -> Result<HeldSet, Error> {
         let package = &wanted.package;
-        if self.asked_anew.get(package, call.now).is_some() {
+        if call.terms.asked_anew.get(package, call.now).is_some() {
             return Err(no_such_file(wanted));
         }
         if self.link() == Link::Offline {
@@ -139,7 +139,7 @@ impl Mirror {
         let held = asked.map_err(|_| Error::Slow(format!("the download document of {package}")))??;
         if held.find(&wanted.digest, call.now).is_none() {
             let rule = call.upstream(&package.provider.host)?.rule(|fresh| fresh.download);
-            self.asked_anew.put(package.clone(), (), call.now.after(rule.believed()), call.now);
+            call.terms.asked_anew.put(package.clone(), (), call.now.after(rule.believed()), call.now);
         }
         Ok(held)
     }

@@ -143,12 +143,13 @@ impl Mirror {
     /// Forgets that upstream said no to what an operator means.
     pub(super) fn forget_absences(&self, what: &What) {
         let means = |package: &Package| package.provider == what.provider && what.versions.include(&package.version);
-        self.absent.forget(|key| match key {
+        let terms = self.terms();
+        terms.absent.forget(|key| match key {
             Key::ProofSet(package) => means(package),
             Key::ProviderVersions(address) => *address == what.provider,
             Key::Discovery(_) | Key::Name(_) | Key::Seen(_) => false,
         });
-        self.asked_anew.forget(means);
+        terms.asked_anew.forget(means);
     }
 
     pub(super) fn must_be_online(&self, what: &str) -> Result<(), Error> {

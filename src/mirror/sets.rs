@@ -57,7 +57,7 @@ impl Mirror {
         let held = self.held_set(package, call).await?;
         let fallback = held.as_ref().and_then(|held| held.fallback.clone());
         if held.is_none() {
-            if let Some(said) = self.absent.get(&Key::ProofSet(package.clone()), call.now) {
+            if let Some(said) = call.terms.absent.get(&Key::ProofSet(package.clone()), call.now) {
                 return Err(Error::NotFound(said));
             }
             if self.link() == Link::Offline && self.is_listed(package).await? {
@@ -106,7 +106,7 @@ impl Mirror {
         seen: Option<Age>,
         call: &Call,
     ) -> Result<HeldSet, Error> {
-        if let Some(said) = self.absent.get(&Key::ProofSet(package.clone()), call.now) {
+        if let Some(said) = call.terms.absent.get(&Key::ProofSet(package.clone()), call.now) {
             return Err(Error::NotFound(said));
         }
         let upstream = Arc::clone(call.upstream(&package.provider.host)?);
@@ -281,8 +281,8 @@ impl Mirror {
             before => {
                 let key = Key::ProofSet(package.clone());
                 let until = call.now.after(upstream.rule(|fresh| fresh.download).believed());
-                self.absent.put(key, error.to_string(), until, call.now);
-                if before.is_some() {
+                call.terms.absent.put(key, error.to_string(), until, call.now);
+                if before.is_some() && self.is_on_these_terms(call) {
                     let of = package.clone();
                     self.on_disk(move |mirror| mirror.remove_set(&of)).await?;
                     self.changed(&package.provider);

@@ -3,9 +3,11 @@
 
 use std::sync::Arc;
 
-use super::{Mirror, StoreError};
-use crate::address::Hostname;
+use super::remembered::Remembered;
+use super::{Call, Mirror, StoreError};
+use crate::address::{Hostname, Package};
 use crate::error::Error;
+use crate::store::Key;
 use crate::upstream::outbound::Outbound;
 use crate::upstream::{Upstream, Upstreams};
 
@@ -19,6 +21,11 @@ pub struct Terms {
     /// What may be stored, in bytes.
     pub store_bytes: u64,
     pub(super) generation: Generation,
+    /// What upstreams say that they have not. Another place, or another credential, may have it: so what was said on
+    /// other terms says nothing on these.
+    pub(super) absent: Remembered<Key, String>,
+    /// Which sets were asked again in vain, for the same time.
+    pub(super) asked_anew: Remembered<Package, ()>,
 }
 
 /// Which terms: a part of every flight's key. Whoever joined a flight of other terms would be led by what another
@@ -29,7 +36,8 @@ pub(super) struct Generation(u64);
 impl Terms {
     /// Terms that nobody goes by yet.
     pub fn new(upstreams: Upstreams, outbound: Outbound, store_bytes: u64) -> Self {
-        Self { upstreams, outbound, store_bytes, generation: Generation(0) }
+        let (absent, asked_anew) = (Remembered::default(), Remembered::default());
+        Self { upstreams, outbound, store_bytes, generation: Generation(0), absent, asked_anew }
     }
 
     pub(super) fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {
@@ -49,9 +57,11 @@ impl Mirror {
         terms.upstreams.hosts().into_iter().for_each(|host| self.counters.expect(host));
         terms.outbound.come_into_force();
         self.terms.store(Arc::new(terms));
-        // Another place, or another credential, may have what the one before had not.
-        self.absent.forget(|_| true);
-        self.asked_anew.forget(|_| true);
+    }
+
+    /// Whether a call goes by the terms of now: what was said on others removes nothing.
+    pub(super) fn is_on_these_terms(&self, call: &Call) -> bool {
+        self.terms.load().generation == call.terms.generation
     }
 
     /// Evicts what there is no room for any more.

@@ -201,6 +201,20 @@ async fn a_new_credential_never_goes_to_the_place_that_was_asked_before() {
     assert_eq!(new.count_of(Target::Document), 1);
 }
 
+#[tokio::test]
+async fn what_the_place_before_did_not_have_is_asked_of_the_new_one() {
+    let (old, new) = (publishing(&[], 0).await, publishing(&["null"], 10_000).await);
+    let larder = Larder::mirroring(&old).start().await;
+    let gate = old.hold(Target::Everything);
+    let before =
+        tokio::spawn(send(client().get(format!("{}/registry/{HOST}/v1/providers/acme/null/versions", larder.base()))));
+    old.wait_for(Target::Everything, 1).await;
+    larder.reload(Larder::mirroring(&new)).await.unwrap();
+    gate.open();
+    before.await.unwrap().unwrap().expect(404);
+    larder.versions("null").await.expect(200);
+}
+
 /// Promise 7: what documents may lead to is what the configuration says now.
 #[tokio::test]
 async fn allow_private_opens_and_closes_what_documents_lead_to() {
