@@ -3,7 +3,7 @@
 mod reload;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -19,7 +19,7 @@ use crate::cdn_loop::OwnEntry;
 use crate::clock::{Clock, Timestamp};
 use crate::config::Config;
 use crate::error::Error;
-use crate::http::alive::{self, Silent};
+use crate::http::alive::{self, Listening, Silent};
 use crate::http::clients::Clients;
 use crate::http::listener::{self, Crowded, serve};
 use crate::http::tls::{Tls, TlsError};
@@ -103,7 +103,7 @@ pub fn mirror(config: &Config, settings: &Settings) -> Result<(Arc<Mirror>, Arc<
     let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
     let own = OwnEntry::random().map_err(|_| StartError::Random)?;
     let outbound = Outbound::new(&config.network, &config.upstreams, own, metrics.counters.traffic(), settings.bounds)?;
-    let terms = Terms { upstreams, outbound, store_bytes: config.store.max_size.as_u64() };
+    let terms = Terms::new(upstreams, outbound, config.store.max_size.as_u64());
     let mirror = Mirror::new(Arc::clone(&store), terms, settings.limits, metrics.counters.clone());
     Ok((mirror, store, metrics))
 }
@@ -146,7 +146,8 @@ pub struct Running {
     parts: Parts,
     front: ArcSwap<Front>,
     tls: Option<Arc<Tls>>,
-    crowded: Crowded,
+    main_crowded: Crowded,
+    admin_crowded: Crowded,
     config: tokio::sync::Mutex<Config>,
 }
 
@@ -156,6 +157,8 @@ struct Parts {
     mirror: Arc<Mirror>,
     jobs: Arc<Jobs>,
     store: Arc<Store>,
+    /// The admin token that lies beside the store: read once, for another folder may lie there later.
+    made_token: OnceLock<SecretString>,
     started: Timestamp,
     requests: Requests,
     registry: Arc<Registry>,
@@ -194,6 +197,7 @@ impl App {
             started,
             mirror,
             store,
+            made_token: OnceLock::new(),
             requests: metrics.requests,
             clock: settings.clock,
             main: main_at,
@@ -201,7 +205,8 @@ impl App {
         };
         let front = ArcSwap::from_pointee(parts.front(config, None)?);
         let config_in_force = tokio::sync::Mutex::new(config.clone());
-        let running = Running { parts, front, tls, crowded: Crowded::default(), config: config_in_force };
+        let (main_crowded, admin_crowded) = (Crowded::default(), Crowded::default());
+        let running = Running { parts, front, tls, main_crowded, admin_crowded, config: config_in_force };
         let (connections, scrub, base) = (settings.connections, config.store.scrub, base(config, main_at));
         Ok(Self { running: Arc::new(running), main, admin, connections, base, scrub })
     }
@@ -239,7 +244,8 @@ impl App {
         let scrubbing = scrub.map(|every| tokio::spawn(jobs::scrub(Arc::clone(mirror), clock.clone(), every)));
         let tls = running.tls.clone();
         let reloading = tls.clone().map(|tls| tokio::spawn(tls.reload_when_changed(stop.clone())));
-        let (crowded, main_limits) = (running.crowded.clone(), connections.clone());
+        let (main_crowded, admin_crowded) = (running.main_crowded.clone(), running.admin_crowded.clone());
+        let main_limits = connections.clone();
         let to_main = {
             let running = Arc::clone(&running);
             move |request, peer| Arc::clone(&running.front.load().main).handle(request, peer)
@@ -249,8 +255,8 @@ impl App {
             move |request, peer| Arc::clone(&running.front.load().admin).handle(request, peer)
         };
         tokio::join!(
-            serve(main, tls, main_limits, crowded, to_main, stop.clone()),
-            serve(admin, None, connections, Crowded::default(), to_admin, stop.clone()),
+            serve(main, tls, main_limits, main_crowded, to_main, stop.clone()),
+            serve(admin, None, connections, admin_crowded, to_admin, stop.clone()),
             // At once, and not when the last client has gone.
             async {
                 stop.cancelled().await;
@@ -281,8 +287,9 @@ impl Running {
 
     /// Whether both listeners answer, asked over their own sockets as anybody would.
     pub async fn answers(&self) -> Result<(), Silent> {
-        let (main, admin) = (from_this_machine(self.parts.main), from_this_machine(self.parts.admin));
-        alive::listeners_answer(main, admin, &self.crowded).await
+        let main = Listening { at: from_this_machine(self.parts.main), crowded: &self.main_crowded };
+        let admin = Listening { at: from_this_machine(self.parts.admin), crowded: &self.admin_crowded };
+        alive::listeners_answer(main, admin).await
     }
 }
 
@@ -304,7 +311,7 @@ impl Parts {
         };
         let token = match &config.admin.token {
             Some(token) => token.clone(),
-            None => SecretString::from(self.store.admin_token()?),
+            None => self.made_token()?,
         };
         let admin = Arc::new(Admin {
             mirror: Arc::clone(&self.mirror),
@@ -318,6 +325,14 @@ impl Parts {
             default_host: config.default_host(),
         });
         Ok(Front { main, admin })
+    }
+
+    fn made_token(&self) -> Result<SecretString, StoreError> {
+        if let Some(token) = self.made_token.get() {
+            return Ok(token.clone());
+        }
+        let token = SecretString::from(self.store.admin_token()?);
+        Ok(self.made_token.get_or_init(|| token).clone())
     }
 }
 

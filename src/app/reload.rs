@@ -54,11 +54,8 @@ impl Running {
             _ => None,
         };
         let outbound = self.parts.mirror.terms().outbound.renewed(&config.network, &config.upstreams);
-        let terms = Terms {
-            upstreams: Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private),
-            outbound: outbound.map_err(|e| failed(&e))?,
-            store_bytes: config.store.max_size.as_u64(),
-        };
+        let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
+        let terms = Terms::new(upstreams, outbound.map_err(|e| failed(&e))?, config.store.max_size.as_u64());
         let front = self.parts.front(&config, Some(&*self.front.load())).map_err(|e| failed(&e))?;
 
         if let (Some(tls), Some(renewal)) = (&self.tls, renewal) {

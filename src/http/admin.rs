@@ -85,8 +85,10 @@ impl Admin {
     async fn tell(self: &Arc<Self>, route: AdminRoute) -> Response<Body> {
         match route {
             AdminRoute::Health => respond::word(StatusCode::OK, "ok"),
-            AdminRoute::Ready if self.mirror.is_ready() => respond::word(StatusCode::OK, "ready"),
-            AdminRoute::Ready => respond::word(StatusCode::SERVICE_UNAVAILABLE, "the store is not there"),
+            AdminRoute::Ready => match self.mirror.ready().await {
+                Ok(()) => respond::word(StatusCode::OK, "ready"),
+                Err(not_ready) => respond::word(StatusCode::SERVICE_UNAVAILABLE, not_ready.words()),
+            },
             // Both ask the disk.
             AdminRoute::Metrics => self.looking(Self::metrics).await,
             AdminRoute::Status => self.looking(|admin| respond::json(StatusCode::OK, &admin.status())).await,

@@ -24,16 +24,27 @@ pub enum Silent {
     Admin(#[from] admin_client::NoAnswer),
 }
 
+/// A listener of ours.
+#[derive(Debug, Clone, Copy)]
+pub struct Listening<'a> {
+    /// Where.
+    pub at: SocketAddr,
+    /// Whether it lets anybody else in.
+    pub crowded: &'a Crowded,
+}
+
 /// Asks both. Waits for as long as the caller does.
 ///
-/// A main listener that has all the connections it may have lets new ones wait: that it is busy is no sign of death, and
-/// its admin listener, which then must answer alone, turns on the same runtime.
-pub async fn listeners_answer(main: SocketAddr, admin: SocketAddr, crowded: &Crowded) -> Result<(), Silent> {
-    admin_client::get(admin, "/healthz", None).await?;
-    if crowded.is_so() {
+/// A listener that has all the connections it may have lets new ones wait: that it is busy is no sign of death, and who
+/// asks turns on the same runtime.
+pub async fn listeners_answer(main: Listening<'_>, admin: Listening<'_>) -> Result<(), Silent> {
+    if !admin.crowded.is_so() {
+        admin_client::get(admin.at, "/healthz", None).await?;
+    }
+    if main.crowded.is_so() {
         return Ok(());
     }
-    knock(main).await.map_err(|error| Silent::Main(main, error))
+    knock(main.at).await.map_err(|error| Silent::Main(main.at, error))
 }
 
 /// Whatever comes back shows that a connection was accepted and is attended to.
@@ -79,37 +90,44 @@ mod tests {
     #[tokio::test]
     async fn two_listeners_that_answer_are_alive_and_one_that_is_silent_is_not() {
         let at_ease = Crowded::default();
-        let [main, admin] = [listening(4, &at_ease).await, listening(4, &Crowded::default()).await];
-        timeout(WITHIN, listeners_answer(main, admin, &at_ease)).await.unwrap().unwrap();
+        let ask = |main, admin| async move {
+            let crowded = &Crowded::default();
+            listeners_answer(Listening { at: main, crowded }, Listening { at: admin, crowded }).await
+        };
+        let [main, admin] = [listening(4, &at_ease).await, listening(4, &at_ease).await];
+        timeout(WITHIN, ask(main, admin)).await.unwrap().unwrap();
 
         // It is accepted by the system, and by nobody else.
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let silent = silent.local_addr().map(|at| (silent, at)).unwrap();
         for (main, admin) in [(silent.1, admin), (main, silent.1)] {
-            let asked = timeout(Duration::from_millis(300), listeners_answer(main, admin, &at_ease)).await;
+            let asked = timeout(Duration::from_millis(300), ask(main, admin)).await;
             assert!(!matches!(asked, Ok(Ok(()))), "{asked:?}");
         }
         drop(silent.0);
-        let error = timeout(WITHIN, listeners_answer(silent.1, admin, &at_ease)).await.unwrap().unwrap_err();
+        let error = timeout(WITHIN, ask(silent.1, admin)).await.unwrap().unwrap_err();
         assert!(error.to_string().contains(&format!("the main listener on {}", silent.1)), "{error}");
     }
 
     /// A restart would cut all who are served.
     #[tokio::test]
-    async fn a_main_listener_that_serves_as_many_as_it_may_is_alive() {
-        let crowded = Crowded::default();
-        let [main, admin] = [listening(1, &crowded).await, listening(4, &Crowded::default()).await];
-        let served = TcpStream::connect(main).await.unwrap();
+    async fn a_listener_that_serves_as_many_as_it_may_is_alive() {
+        let (crowded, at_ease) = (Crowded::default(), Crowded::default());
+        let [full, other] = [listening(1, &crowded).await, listening(4, &at_ease).await];
+        let [full, other] = [Listening { at: full, crowded: &crowded }, Listening { at: other, crowded: &at_ease }];
         let is_so = async |so: bool| {
             while crowded.is_so() != so {
                 tokio::task::yield_now().await;
             }
         };
-        timeout(WITHIN, is_so(true)).await.unwrap();
-        timeout(WITHIN, listeners_answer(main, admin, &crowded)).await.unwrap().unwrap();
-        drop(served);
-        timeout(WITHIN, is_so(false)).await.unwrap();
-        timeout(WITHIN, listeners_answer(main, admin, &crowded)).await.unwrap().unwrap();
+        for (main, admin) in [(full, other), (other, full)] {
+            let served = TcpStream::connect(full.at).await.unwrap();
+            timeout(WITHIN, is_so(true)).await.unwrap();
+            timeout(WITHIN, listeners_answer(main, admin)).await.unwrap().unwrap();
+            drop(served);
+            timeout(WITHIN, is_so(false)).await.unwrap();
+            timeout(WITHIN, listeners_answer(main, admin)).await.unwrap().unwrap();
+        }
     }
 
     #[tokio::test]

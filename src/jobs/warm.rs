@@ -179,7 +179,7 @@ impl Run<'_> {
         if self.warm_up.pin {
             let pinned = self.mirror.pin_packages(vec![package.clone()], Pin::Set).await?;
             if !pinned.iter().all(|pinned| pinned.is_well()) {
-                return Err(self.mirror.not_kept(&format!("the archive of {package}")).into());
+                return Err(self.mirror.not_kept(&format!("the archive of {package}")).await.into());
             }
         }
         self.mirror.settle(package, digest).await?;
@@ -225,7 +225,7 @@ impl Run<'_> {
         for (item, package, digest) in self.under.all_held() {
             match self.mirror.still_holds(&package, digest).await {
                 Ok(true) => {}
-                Ok(false) => self.failed(item, &self.mirror.not_kept(&format!("the archive of {package}"))),
+                Ok(false) => self.failed(item, &self.mirror.not_kept(&format!("the archive of {package}")).await),
                 Err(error) => self.failed(item, &error),
             }
         }

@@ -99,14 +99,14 @@ impl Mirror {
     /// [`Error::NotFound`] where no kept set or name lists its digest, also after asking upstream anew.
     pub async fn archive(self: &Arc<Self>, wanted: &ArchiveRef, call: &Call) -> Result<Answer<Archive>, Error> {
         let package = &wanted.package;
-        call.upstream(&package.provider.host)?;
-        if let Some(held) = self.held(wanted).await?
+        let policy = call.upstream(&package.provider.host)?.settings.verification;
+        if let Some(held) = self.held(wanted).await?.filter(|held| policy.is_met_by(&held.proof.how))
             && let Opened::Checked(archive) = self.open_held(package, &held, call).await?
         {
             let fresh_until = call.now.after(COPY_BELIEVED);
             return Ok(Answer { value: archive, outcome: Outcome::Hit, fresh_until, checked: call.now });
         }
-        let held = self.held_set(package).await?;
+        let held = self.held_set(package, call).await?;
         if let Some(held) = &held
             && let Some((set, file)) = held.find(&wanted.digest, call.now)
         {
@@ -128,18 +128,18 @@ impl Mirror {
         call: &Call,
     ) -> Result<HeldSet, Error> {
         let package = &wanted.package;
-        if self.asked_anew.get(package, call.now).is_some() {
+        if call.terms.asked_anew.get(package, call.now).is_some() {
             return Err(no_such_file(wanted));
         }
         if self.link() == Link::Offline {
-            return Err(self.missing(format!("{} of {package}", wanted.filename)));
+            return Err(self.missing(format!("{} of {package}", wanted.filename)).await);
         }
         let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the download document of {package}")))?;
         let asked = tokio::time::timeout_at(call.deadline, self.ask_again(package, seen, call)).await;
         let held = asked.map_err(|_| Error::Slow(format!("the download document of {package}")))??;
         if held.find(&wanted.digest, call.now).is_none() {
             let rule = call.upstream(&package.provider.host)?.rule(|fresh| fresh.download);
-            self.asked_anew.put(package.clone(), (), call.now.after(rule.believed()), call.now);
+            call.terms.asked_anew.put(package.clone(), (), call.now.after(rule.believed()), call.now);
         }
         Ok(held)
     }
@@ -183,7 +183,7 @@ impl Mirror {
             return Ok(Answer { value: archive, outcome: Outcome::Hit, fresh_until: call.now, checked: call.now });
         }
         if self.link() == Link::Offline && !self.holds(digest).await? {
-            return Err(self.missing(format!("the archive of {package}")));
+            return Err(self.missing(format!("the archive of {package}")).await);
         }
         let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the archive of {package}")))?;
         let progress = self.fill_of(package, kept, set, call);

@@ -131,7 +131,8 @@ impl Mirror {
                 self.counters.checked();
                 self.counters.damaged(found);
                 let of = names.iter().map(|(package, _)| package.to_string()).collect();
-                let healed = self.fetch_again(names, call).await;
+                // On the terms of now: those that a walk of hours began on may be gone since.
+                let healed = self.fetch_again(names, &self.job(self.inner(call).now)).await;
                 tracing::error!(%digest, ?found, ?of, ?healed, "a held archive was not what its digest says");
                 Ok(Checked::Wrong(Wrong { digest, of, found, healed }))
             }

@@ -76,7 +76,7 @@ impl Mirror {
         let host = upstream.settings.host.clone();
         let (what, key) = (what(&host), Key::Discovery(host.clone()));
         let rule = upstream.rule(|fresh| fresh.discovery);
-        let of = (key.clone(), errand);
+        let of = (key.clone(), errand, call.terms.generation);
         self.documents.share(&self.tasks, of, Err(Error::Interrupted(what.clone())), || {
             let (mirror, call) = (Arc::clone(self), self.inner(call));
             async move {

@@ -158,7 +158,7 @@ impl Mirror {
     ) -> Result<Meanwhile, Error> {
         let held = self.held_document(key).await?;
         if held.is_none()
-            && let Some(said) = self.absent.get(key, call.now)
+            && let Some(said) = call.terms.absent.get(key, call.now)
         {
             return Err(Error::NotFound(said));
         }

@@ -84,6 +84,7 @@ use self::remembered::Remembered;
 use self::sets::{Anew, SetFlight};
 use self::single_flight::{Awaited, Flights};
 use self::tasks::Tasks;
+use self::terms::Generation;
 use crate::address::{Hostname, Package, ProviderAddress};
 use crate::cdn_loop::{CdnLoop, OwnEntry};
 use crate::clock::Timestamp;
@@ -98,6 +99,28 @@ pub const SMALL_ARCHIVE_BYTES: u64 = 1 << 20;
 /// How many missing things are listed.
 const MOST_MISSING: usize = 1000;
 
+/// How long a look at the store may take before larder is called not ready.
+const PROBED_WITHIN: Duration = Duration::from_secs(3);
+
+/// Why nothing can be kept and read now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NotReady {
+    /// The store is gone, or cannot be looked at.
+    NotThere,
+    /// Its disk does not answer.
+    Silent,
+}
+
+impl NotReady {
+    /// In words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::NotThere => "the store is not there",
+            Self::Silent => "the store does not answer",
+        }
+    }
+}
+
 /// The single door to everything that is mirrored.
 #[derive(Debug)]
 pub struct Mirror {
@@ -106,12 +129,11 @@ pub struct Mirror {
     own: OwnEntry,
     limits: Limits,
     tasks: Tasks,
-    documents: Flights<(Key, Errand), Awaited<DocumentFlight>>,
-    sets: Flights<(Package, Anew), Awaited<SetFlight>>,
+    documents: Flights<(Key, Errand, Generation), Awaited<DocumentFlight>>,
+    sets: Flights<(Package, Anew, Generation), Awaited<SetFlight>>,
     fills: Flights<FillKey, watch::Receiver<Progress>>,
     checks: Flights<Digest, Awaited<Result<bool, Error>>>,
-    absent: Remembered<Key, String>,
-    asked_anew: Remembered<Package, ()>,
+    probes: Flights<(), Awaited<Result<(), NotReady>>>,
     used_lately: Remembered<Digest, ()>,
     checked: Mutex<HashSet<Digest>>,
     small: Mutex<HashMap<Digest, Weak<[u8]>>>,
@@ -145,8 +167,7 @@ impl Mirror {
             sets: Flights::default(),
             fills: Flights::default(),
             checks: Flights::default(),
-            absent: Remembered::default(),
-            asked_anew: Remembered::default(),
+            probes: Flights::default(),
             used_lately: Remembered::default(),
             checked: Mutex::default(),
             small: Mutex::default(),
@@ -175,9 +196,20 @@ impl Mirror {
         if via.is_a_loop(&self.own) { Err(Error::Looped) } else { Ok(()) }
     }
 
-    /// Whether what is asked for can be kept and read.
-    pub fn is_ready(&self) -> bool {
-        self.store.check().is_ok()
+    /// Whether what is asked for can be kept and read. A disk that hangs holds back one thread, however many ask.
+    ///
+    /// # Errors
+    /// [`NotReady`], which says why not.
+    pub async fn ready(self: &Arc<Self>) -> Result<(), NotReady> {
+        let probe = self.probes.share(&self.tasks, (), Err(NotReady::NotThere), || {
+            let mirror = Arc::clone(self);
+            async move {
+                let of = Arc::clone(&mirror);
+                let looked = mirror.tasks.spawn_blocking(move || of.store.check()).await;
+                if matches!(looked, Ok(Ok(()))) { Ok(()) } else { Err(NotReady::NotThere) }
+            }
+        });
+        tokio::time::timeout(PROBED_WITHIN, probe).await.unwrap_or(Err(NotReady::Silent))
     }
 
     /// Counts up with every change of what is known about a provider: whoever rendered an answer
@@ -218,10 +250,10 @@ impl Mirror {
     }
 
     /// Lists what would have been fetched, were this mirror not offline (promise 12).
-    fn missing(&self, what: String) -> Error {
-        if let Err(gone) = self.store.check() {
+    async fn missing(self: &Arc<Self>, what: String) -> Error {
+        if let Err(gone) = self.on_disk(|mirror| mirror.store.check()).await {
             // It may well be held there.
-            return gone.into();
+            return gone;
         }
         let mut missing = self.missing.lock();
         if missing.len() < MOST_MISSING {

@@ -16,7 +16,7 @@ use crate::digest::{Digest, DigestPrefix};
 use crate::upstream::ask::Validators;
 use crate::upstream::breaker::Origin;
 use crate::upstream::providers::DownloadDocument;
-use crate::verify::{Checksums, Proof};
+use crate::verify::{Checksums, Policy, Proof};
 
 const PREDECESSOR_ANSWERS_SECONDS: u64 = 24 * 3600;
 
@@ -152,6 +152,22 @@ pub(super) struct HeldSet {
 }
 
 impl HeldSet {
+    /// What of it is proven as far as the policy asks now; nothing, where the set that answers is not.
+    pub(super) fn meeting(self, policy: Policy) -> Option<Self> {
+        let is_met = |set: &Arc<ProofSet>| policy.is_met_by(&set.about.proof.how);
+        if !is_met(&self.kept.current) {
+            return None;
+        }
+        let fallback = self.fallback.filter(is_met);
+        let kept = match &self.kept.predecessor {
+            Some((predecessor, _)) if !is_met(predecessor) => {
+                Arc::new(KeptSet { predecessor: None, ..(*self.kept).clone() })
+            }
+            Some(_) | None => self.kept,
+        };
+        Some(Self { kept, fallback })
+    }
+
     /// The set that has the file a digest names, and which file that is. The predecessor's digests
     /// answer for a day; longer, while only its archive is held.
     pub(super) fn find(&self, prefix: &DigestPrefix, now: Timestamp) -> Option<(Arc<ProofSet>, SetFile)> {

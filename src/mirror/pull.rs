@@ -35,7 +35,7 @@ pub(super) fn nobody_may_wait(what: &str) -> Error {
 impl Mirror {
     /// Answers from `held` or from a flight, as freshness decides.
     pub(super) async fn pull<T: AskedAgain + Clone + Send + Sync + 'static>(
-        &self,
+        self: &Arc<Self>,
         what: &str,
         host: &Hostname,
         call: &Call,
@@ -90,7 +90,7 @@ impl Mirror {
                     }
                 }
             }
-            (Verdict::Refuse, _) => Err(self.missing(what.to_owned())),
+            (Verdict::Refuse, _) => Err(self.missing(what.to_owned()).await),
             (_, None) | (Verdict::Fetch, _) => {
                 let _place = self.place(call).ok_or_else(|| nobody_may_wait(what))?;
                 match timeout_at(call.deadline, flight(Errand::Fetch, call)).await {

@@ -120,7 +120,7 @@ impl Mirror {
         package: Package,
         call: &Call,
     ) -> Result<News, Error> {
-        let before = self.held_set(&package).await?.map(|held| held.kept);
+        let before = self.held_set(&package, call).await?.map(|held| held.kept);
         let seen = before.as_ref().map(|kept| kept.age);
         let flight = self.fly(&package, upstream, seen, Anew::IfChanged(Errand::Fetch), call).await;
         Ok(News::of(flight, |now: &Arc<KeptSet>| {
@@ -143,12 +143,13 @@ impl Mirror {
     /// Forgets that upstream said no to what an operator means.
     pub(super) fn forget_absences(&self, what: &What) {
         let means = |package: &Package| package.provider == what.provider && what.versions.include(&package.version);
-        self.absent.forget(|key| match key {
+        let terms = self.terms();
+        terms.absent.forget(|key| match key {
             Key::ProofSet(package) => means(package),
             Key::ProviderVersions(address) => *address == what.provider,
             Key::Discovery(_) | Key::Name(_) | Key::Seen(_) => false,
         });
-        self.asked_anew.forget(means);
+        terms.asked_anew.forget(means);
     }
 
     pub(super) fn must_be_online(&self, what: &str) -> Result<(), Error> {

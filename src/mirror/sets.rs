@@ -54,15 +54,15 @@ impl Mirror {
         let upstream = Arc::clone(call.upstream(&package.provider.host)?);
         let what = what(package);
         let rule = upstream.rule(|fresh| fresh.download);
-        let held = self.held_set(package).await?;
+        let held = self.held_set(package, call).await?;
         let fallback = held.as_ref().and_then(|held| held.fallback.clone());
         if held.is_none() {
-            if let Some(said) = self.absent.get(&Key::ProofSet(package.clone()), call.now) {
+            if let Some(said) = call.terms.absent.get(&Key::ProofSet(package.clone()), call.now) {
                 return Err(Error::NotFound(said));
             }
             if self.link() == Link::Offline && self.is_listed(package).await? {
                 // To a client, 404 says that other platforms may be there; it is missing all the same.
-                let missing = self.missing(what);
+                let missing = self.missing(what).await;
                 return Err(Error::NotFound(missing.to_string()));
             }
         }
@@ -106,7 +106,7 @@ impl Mirror {
         seen: Option<Age>,
         call: &Call,
     ) -> Result<HeldSet, Error> {
-        if let Some(said) = self.absent.get(&Key::ProofSet(package.clone()), call.now) {
+        if let Some(said) = call.terms.absent.get(&Key::ProofSet(package.clone()), call.now) {
             return Err(Error::NotFound(said));
         }
         let upstream = Arc::clone(call.upstream(&package.provider.host)?);
@@ -120,12 +120,16 @@ impl Mirror {
         Ok(self.fly(package, upstream, None, Anew::Whole, call).await?.value)
     }
 
-    /// The set that is held, without asking anybody.
-    pub(super) async fn held_set(self: &Arc<Self>, package: &Package) -> Result<Option<HeldSet>, Error> {
+    /// The set that is held, without asking anybody. One that was proven when `verification` asked for less is not
+    /// held for this call (promise 1).
+    pub(super) async fn held_set(self: &Arc<Self>, package: &Package, call: &Call) -> Result<Option<HeldSet>, Error> {
+        let policy = call.upstream(&package.provider.host)?.settings.verification;
         let package = package.clone();
-        self.on_disk(move |mirror| unless_gone(mirror.read_set(&package))).await
+        let held = self.on_disk(move |mirror| unless_gone(mirror.read_set(&package))).await?;
+        Ok(held.and_then(|held| held.meeting(policy)))
     }
 
+    /// The set as it is recorded, whatever it was proven by.
     pub(super) fn read_set(&self, package: &Package) -> Result<Option<HeldSet>, StoreError> {
         let key = Key::ProofSet(package.clone());
         let Some(record) = self.store.records.get(&key)? else { return Ok(None) };
@@ -164,7 +168,7 @@ impl Mirror {
     ) -> Awaited<SetFlight> {
         let what = what(package);
         // One that builds on what is held may bring back the very URLs that are too old: so they are two.
-        let key = (package.clone(), anew);
+        let key = (package.clone(), anew, call.terms.generation);
         self.sets.share(&self.tasks, key, Err(Error::Interrupted(what.clone())), || {
             let (mirror, package, call) = (Arc::clone(self), package.clone(), self.inner(call));
             async move {
@@ -183,7 +187,7 @@ impl Mirror {
         anew: Anew,
         call: &Call,
     ) -> SetFlight {
-        let before = self.held_set(package).await?.map(|held| held.kept);
+        let before = self.held_set(package, call).await?.map(|held| held.kept);
         if let Some(before) = before.as_ref().filter(|before| anew != Anew::Whole && seen != Some(before.age)) {
             // Another flight landed between the look of who asked and this one.
             let rule = upstream.rule(|fresh| fresh.download);
@@ -277,8 +281,8 @@ impl Mirror {
             before => {
                 let key = Key::ProofSet(package.clone());
                 let until = call.now.after(upstream.rule(|fresh| fresh.download).believed());
-                self.absent.put(key, error.to_string(), until, call.now);
-                if before.is_some() {
+                call.terms.absent.put(key, error.to_string(), until, call.now);
+                if before.is_some() && self.is_on_these_terms(call) {
                     let of = package.clone();
                     self.on_disk(move |mirror| mirror.remove_set(&of)).await?;
                     self.changed(&package.provider);

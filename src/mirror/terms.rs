@@ -3,9 +3,11 @@
 
 use std::sync::Arc;
 
-use super::{Mirror, StoreError};
-use crate::address::Hostname;
+use super::remembered::Remembered;
+use super::{Call, Mirror, StoreError};
+use crate::address::{Hostname, Package};
 use crate::error::Error;
+use crate::store::Key;
 use crate::upstream::outbound::Outbound;
 use crate::upstream::{Upstream, Upstreams};
 
@@ -18,9 +20,26 @@ pub struct Terms {
     pub outbound: Outbound,
     /// What may be stored, in bytes.
     pub store_bytes: u64,
+    pub(super) generation: Generation,
+    /// What upstreams say that they have not. Another place, or another credential, may have it: so what was said on
+    /// other terms says nothing on these.
+    pub(super) absent: Remembered<Key, String>,
+    /// Which sets were asked again in vain, for the same time.
+    pub(super) asked_anew: Remembered<Package, ()>,
 }
 
+/// Which terms: a part of every flight's key. Whoever joined a flight of other terms would be led by what another
+/// place says, and show it the credential that is for this one (promise 8).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Generation(u64);
+
 impl Terms {
+    /// Terms that nobody goes by yet.
+    pub fn new(upstreams: Upstreams, outbound: Outbound, store_bytes: u64) -> Self {
+        let (absent, asked_anew) = (Remembered::default(), Remembered::default());
+        Self { upstreams, outbound, store_bytes, generation: Generation(0), absent, asked_anew }
+    }
+
     pub(super) fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {
         self.upstreams.get(host).ok_or_else(|| Error::UnknownHost(host.clone()))
     }
@@ -33,12 +52,16 @@ impl Mirror {
     }
 
     /// Exchanges the terms, for whoever comes from now on.
-    pub fn renew(&self, terms: Terms) {
+    pub fn renew(&self, mut terms: Terms) {
+        terms.generation = Generation(self.terms.load().generation.0 + 1);
         terms.upstreams.hosts().into_iter().for_each(|host| self.counters.expect(host));
+        terms.outbound.come_into_force();
         self.terms.store(Arc::new(terms));
-        // Another place, or another credential, may have what the one before had not.
-        self.absent.forget(|_| true);
-        self.asked_anew.forget(|_| true);
+    }
+
+    /// Whether a call goes by the terms of now: what was said on others removes nothing.
+    pub(super) fn is_on_these_terms(&self, call: &Call) -> bool {
+        self.terms.load().generation == call.terms.generation
     }
 
     /// Evicts what there is no room for any more.

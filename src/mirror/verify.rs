@@ -203,8 +203,8 @@ impl Walk {
 
     /// A name that was damaged is written again, where its proof set and its archive are still there.
     async fn name_again(&self, package: Package) {
-        let call = self.mirror.inner(&self.call);
-        let Ok(Some(held)) = self.mirror.held_set(&package).await else { return };
+        let call = self.mirror.inner(&self.mirror.job(self.mirror.inner(&self.call).now));
+        let Ok(Some(held)) = self.mirror.held_set(&package, &call).await else { return };
         let set = &held.kept.current;
         if !matches!(self.mirror.holds(set.document.shasum).await, Ok(true)) {
             return;

@@ -35,7 +35,7 @@ impl Mirror {
         let key = Key::ProviderVersions(address.clone());
         let held = self.held_document(&key).await?;
         if held.is_none()
-            && let Some(said) = self.absent.get(&key, call.now)
+            && let Some(said) = call.terms.absent.get(&key, call.now)
         {
             return Err(Error::NotFound(said));
         }
@@ -56,7 +56,7 @@ impl Mirror {
     ) -> Awaited<DocumentFlight> {
         let rule = upstream.rule(|fresh| fresh.versions);
         let key = Key::ProviderVersions(address.clone());
-        let of = (key.clone(), errand);
+        let of = (key.clone(), errand, call.terms.generation);
         self.documents.share(&self.tasks, of, Err(Error::Interrupted(what.clone())), || {
             let (mirror, call, address) = (Arc::clone(self), self.inner(call), address.clone());
             async move {
@@ -105,7 +105,7 @@ impl Mirror {
                 let list = Arc::new(kept.clone()).versions().await;
                 let list = list.map_err(|why| unusable(format!("its version list: {why}")))?;
                 kept.dropped = self.dropped_but_held(upstream, address, &list, before.as_ref(), call.now).await?;
-                self.note_new_versions(address, &list, call.now).await?;
+                self.note_new_versions(address, &list, call).await?;
                 kept
             }
             (Err(error), Some(before)) if matches!(error.fault, Fault::Absent(_)) && upstream.settings.keep_gone => {
@@ -116,8 +116,8 @@ impl Mirror {
             }
             (Err(error), before) if matches!(error.fault, Fault::Absent(_)) => {
                 let until = call.now.after(upstream.rule(|fresh| fresh.versions).believed());
-                self.absent.put(key.clone(), error.to_string(), until, call.now);
-                if before.is_some() {
+                call.terms.absent.put(key.clone(), error.to_string(), until, call.now);
+                if before.is_some() && self.is_on_these_terms(call) {
                     self.drop_document(key).await?;
                 }
                 return Err(Error::NotFound(error.to_string()));
@@ -175,15 +175,15 @@ impl Mirror {
         self: &Arc<Self>,
         address: &ProviderAddress,
         list: &VersionList,
-        now: Timestamp,
+        call: &Call,
     ) -> Result<(), Error> {
         let versions: Vec<Version> = list.versions.iter().map(|listed| listed.version.clone()).collect();
-        let of = address.clone();
+        let (of, now) = (address.clone(), call.now);
         let noted = self.on_disk(move |mirror| seen::note_versions(mirror, &of, &versions, now)).await;
         if let Err(error) = noted {
             tracing::error!(provider = %address, %error, "could not note when versions were first seen");
         }
-        self.absent.forget(|key| match key {
+        call.terms.absent.forget(|key| match key {
             Key::ProofSet(package) => package.provider == *address && list.get(&package.version).is_some(),
             _ => false,
         });

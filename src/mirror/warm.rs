@@ -69,7 +69,7 @@ impl Mirror {
         if let Some(list) = self.held_document(&Key::ProviderVersions(package.provider.clone())).await? {
             origins.extend(list.value.origins());
         }
-        let held = self.held_set(package).await?;
+        let held = self.held_set(package, &call).await?;
         let missing = if held.is_some() { 0 } else { REQUESTS_FOR_A_SET };
         self.may_fetch(&what, &package.provider, &origins, missing, &call)?;
         let set = self.proof_set(package, &call).await;
@@ -96,13 +96,15 @@ impl Mirror {
         {
             return Ok((Came::Held, held));
         }
-        let Some(held) = self.held_set(package).await? else { return Err(self.not_kept(&sets::what(package))) };
+        let Some(held) = self.held_set(package, &call).await? else {
+            return Err(self.not_kept(&sets::what(package)).await);
+        };
         let kept = Arc::clone(&held.kept);
         let (set, _) = held.find(&digest.prefix(), now).ok_or_else(|| Error::Interrupted(what.clone()))?;
         let origin = Origin::of(&set.document.archive_url);
         if !self.holds(digest).await? {
             if self.link() == Link::Offline {
-                return Err(self.missing(what));
+                return Err(self.missing(what).await);
             }
             self.may_fetch(&what, &package.provider, std::slice::from_ref(&origin), 1, &call)?;
         }
@@ -165,9 +167,9 @@ impl Mirror {
             Ok(None)
         });
         match synced.await? {
-            Some(what) => Err(self.not_kept(&what)),
+            Some(what) => Err(self.not_kept(&what).await),
             None if self.still_holds(package, digest).await? => Ok(()),
-            None => Err(self.not_kept(&format!("the archive of {package}"))),
+            None => Err(self.not_kept(&format!("the archive of {package}")).await),
         }
     }
 
@@ -184,9 +186,9 @@ impl Mirror {
     }
 
     /// What to say of something that is not there although it was had.
-    pub fn not_kept(&self, what: &str) -> Error {
-        match self.store.check() {
-            Err(gone @ StoreError::Gone) => gone.into(),
+    pub async fn not_kept(self: &Arc<Self>, what: &str) -> Error {
+        match self.on_disk(|mirror| mirror.store.check()).await {
+            Err(gone @ Error::Store(StoreError::Gone)) => gone,
             Err(_) | Ok(()) => Error::NotKept(what.to_owned()),
         }
     }

@@ -16,7 +16,7 @@ pub use self::command::Command;
 use super::{Content, Reply};
 use crate::clock::Timestamp;
 use crate::jobs::JobId;
-use crate::mirror::{Mirror, Status, UpstreamState};
+use crate::mirror::{Mirror, NotReady, Status, UpstreamState};
 
 /// The answer to `/healthz`: the process runs.
 pub(super) fn health() -> Reply {
@@ -24,10 +24,10 @@ pub(super) fn health() -> Reply {
 }
 
 /// The answer to `/readyz`: the store is open, whatever the upstreams do.
-pub(super) fn readiness(mirror: &Arc<Mirror>) -> Reply {
-    let well = mirror.is_ready();
-    let text = if well { "ready" } else { "the store is not there" };
-    Reply { content: Content::Word { well, text }, outcome: None, age: None }
+pub(super) async fn readiness(mirror: &Arc<Mirror>) -> Reply {
+    let ready = mirror.ready().await;
+    let text = ready.map_or_else(NotReady::words, |()| "ready");
+    Reply { content: Content::Word { well: ready.is_ok(), text }, outcome: None, age: None }
 }
 
 /// What can be asked on the admin listener.

@@ -123,7 +123,7 @@ impl Protocols {
         let links = Links { mount: &self.mount, form };
         let document = match route {
             Route::Health => return Ok(admin::health()),
-            Route::Ready => return Ok(admin::readiness(&self.mirror)),
+            Route::Ready => return Ok(admin::readiness(&self.mirror).await),
             Route::ProviderFile(wanted) => {
                 let (Answer { value, outcome, fresh_until, checked }, finished) =
                     archive::file(&self.mirror, wanted, &call).await?;

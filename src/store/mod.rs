@@ -232,7 +232,11 @@ impl Store {
     }
 
     /// The bearer token of the admin listener, made at the first start (mode 0600).
+    ///
+    /// # Errors
+    /// [`StoreError::Gone`]: a folder that is not ours gets none.
     pub fn admin_token(&self) -> Result<String, StoreError> {
+        self.claim.check()?;
         let folder = self.root.parent().unwrap_or(&self.root);
         disk::secret(&Self::admin_token_path(folder))
     }

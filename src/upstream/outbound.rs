@@ -2,6 +2,7 @@
 //! few retries, credentials only where they belong, and nothing at all when offline.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable};
@@ -47,7 +48,10 @@ pub enum Link {
 pub struct Outbound {
     clients: Clients,
     guard: Guard,
+    /// What its own configuration says.
     link: Link,
+    /// Whether all are sealed, those of earlier configurations too (promise 12).
+    sealed: Arc<AtomicBool>,
     own: OwnEntry,
     traffic: Traffic,
     restraint: Restraint,
@@ -81,6 +85,7 @@ impl Outbound {
             clients,
             guard,
             link,
+            sealed: Arc::new(AtomicBool::new(link == Link::Offline)),
             own,
             traffic,
             restraint,
@@ -90,7 +95,8 @@ impl Outbound {
         })
     }
 
-    /// The connector of another configuration: what is under way, and who is left alone, counts for both.
+    /// The connector of another configuration: what is under way, and who is left alone, counts for both. Whether
+    /// anything may go out is as before until it [comes into force](Self::come_into_force).
     ///
     /// # Errors
     /// [`Unbuildable`], as ever.
@@ -101,6 +107,7 @@ impl Outbound {
             clients,
             guard,
             link,
+            sealed: Arc::clone(&self.sealed),
             own: self.own.clone(),
             traffic: self.traffic.clone(),
             restraint: self.restraint.clone(),
@@ -108,6 +115,12 @@ impl Outbound {
             archive_permits: self.archive_permits.clone(),
             bodies: Arc::clone(&self.bodies),
         })
+    }
+
+    /// From now on nothing goes out, or all may, as its own configuration has it: also through those of earlier ones,
+    /// which what is under way still asks with.
+    pub fn come_into_force(&self) {
+        self.sealed.store(self.link == Link::Offline, Ordering::SeqCst);
     }
 
     /// Leave to ask these origins about what is held; none while one of them is left alone. `by` is the leave of the
@@ -138,7 +151,7 @@ impl Outbound {
 
     /// Whether anything may go out.
     pub fn link(&self) -> Link {
-        self.link
+        if self.sealed.load(Ordering::SeqCst) { Link::Offline } else { Link::Online }
     }
 
     /// The proxy that a request to `url` goes through, as the environment says; without any user that it names.
@@ -346,7 +359,7 @@ impl Outbound {
     }
 
     fn way(&self, url: &Url, ask: Ask<'_>) -> Result<Way, Refusal> {
-        match self.link {
+        match self.link() {
             Link::Online => self.guard.judge(url, ask.grant),
             Link::Offline => Err(Refusal::Offline),
         }

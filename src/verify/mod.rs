@@ -30,6 +30,17 @@ pub enum Policy {
     Checksum,
 }
 
+impl Policy {
+    /// Whether what was proven once is enough: the policy may ask for more now than it did then.
+    pub fn is_met_by(self, how: &How) -> bool {
+        match self {
+            Self::Checksum => true,
+            Self::SignatureIfKeys => matches!(how, How::Signature { .. } | How::NoKeys),
+            Self::Signature => matches!(how, How::Signature { .. }),
+        }
+    }
+}
+
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
@@ -235,6 +246,18 @@ mod tests {
             let (proof, checksums) = judged.unwrap();
             assert_eq!(proof.how, How::Signature { fingerprint: key.fingerprint() });
             assert_eq!(checksums.iter().count(), 2);
+        }
+    }
+
+    #[test]
+    fn what_was_proven_meets_the_policy_that_it_was_proven_under_and_those_that_ask_for_less() {
+        let signed = How::Signature { fingerprint: "AB".into() };
+        for (policy, met) in [
+            (Policy::Signature, [true, false, false]),
+            (Policy::SignatureIfKeys, [true, true, false]),
+            (Policy::Checksum, [true, true, true]),
+        ] {
+            assert_eq!([&signed, &How::NoKeys, &How::Checksum].map(|how| policy.is_met_by(how)), met, "{policy}");
         }
     }
 

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::lifecycle::{der, shown};
-use crate::support::http::{client, get, send};
+use crate::support::http::{client, get, receive, send};
 use crate::support::larder::{Builder, Folder, HOST, Larder};
 use crate::support::process::{Process, command, eventually};
 use crate::support::tls::TestCa;
@@ -141,6 +141,24 @@ async fn a_new_admin_token_takes_the_place_of_the_old_one() {
     assert_eq!((purge(&made).await, purge("other-t0ken").await), (401, 200));
 }
 
+/// What lies at the path of a store that is gone is somebody else's.
+#[tokio::test]
+async fn a_reload_while_the_store_is_gone_keeps_the_admin_token_and_makes_none() {
+    let upstream = publishing(&["null"], 10_000).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let (token, folder) = (larder.token(), larder.folder.path().to_owned());
+    let away = folder.with_extension("away");
+    std::fs::rename(&folder, &away).unwrap();
+    std::fs::create_dir(&folder).unwrap();
+    larder.reload(Larder::mirroring(&upstream).with("patience = \"3s\"")).await.unwrap();
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+    let refresh = client().post(format!("{}/admin/v1/refresh", larder.admin())).bearer_auth(token);
+    let refresh = refresh.header("content-type", "application/json").body(r#"{"what":["acme/null"]}"#);
+    assert_eq!(send(refresh).await.unwrap().status, 200);
+    std::fs::remove_dir(&folder).unwrap();
+    std::fs::rename(&away, &folder).unwrap();
+}
+
 #[tokio::test]
 async fn a_new_token_is_shown_to_its_upstream_from_then_on() {
     let upstream = FakeUpstream::builder().token("new-s3cret").start().await;
@@ -154,6 +172,46 @@ async fn a_new_token_is_shown_to_its_upstream_from_then_on() {
     std::fs::write(&token, "new-s3cret").unwrap();
     larder.versions("null").await.expect(502);
     larder.reload(with_token()).await.unwrap();
+    larder.versions("null").await.expect(200);
+}
+
+/// Promise 8: what was on its way from the old place leads nobody back there with the credential of the new one.
+#[tokio::test]
+async fn a_new_credential_never_goes_to_the_place_that_was_asked_before() {
+    let old = publishing(&["null"], 10_000).await;
+    let new = FakeUpstream::builder().token("new-s3cret").start().await;
+    new.publish(Provider::new("acme", "null"));
+    let folder = Folder::new();
+    let token = folder.path().join("token");
+    std::fs::write(&token, "new-s3cret").unwrap();
+    let larder = Larder::mirroring(&old).start().await;
+    let gate = old.hold(Target::Discovery);
+    let list = format!("{}/registry/{HOST}/v1/providers/acme/null/versions", larder.base());
+    let before = tokio::spawn(send(client().get(&list)));
+    old.wait_for(Target::Discovery, 1).await;
+
+    let with_token = Larder::mirroring(&new).with(&format!("token = {{ file = \"{}\" }}", token.display()));
+    larder.reload(with_token).await.unwrap();
+    // Nobody waits for the old one.
+    larder.versions("null").await.expect(200);
+    gate.open();
+    before.await.unwrap().unwrap().expect(200);
+    larder.document("null", "1.2.0").await.expect(200);
+    assert!(old.requests().iter().all(|request| !request.headers.contains_key("authorization")));
+    assert_eq!(new.count_of(Target::Document), 1);
+}
+
+#[tokio::test]
+async fn what_the_place_before_did_not_have_is_asked_of_the_new_one() {
+    let (old, new) = (publishing(&[], 0).await, publishing(&["null"], 10_000).await);
+    let larder = Larder::mirroring(&old).start().await;
+    let gate = old.hold(Target::Everything);
+    let before =
+        tokio::spawn(send(client().get(format!("{}/registry/{HOST}/v1/providers/acme/null/versions", larder.base()))));
+    old.wait_for(Target::Everything, 1).await;
+    larder.reload(Larder::mirroring(&new)).await.unwrap();
+    gate.open();
+    before.await.unwrap().unwrap().expect(404);
     larder.versions("null").await.expect(200);
 }
 
@@ -173,6 +231,27 @@ async fn allow_private_opens_and_closes_what_documents_lead_to() {
     larder.document("random", "1.2.0").await.expect(502);
 }
 
+/// Promise 1: what is held was proven by what was asked for then, and counts for nothing where more is asked for now.
+#[tokio::test]
+async fn verification_that_asks_for_more_holds_for_what_is_held_too() {
+    let upstream = publishing(&["null"], 10_000).await;
+    upstream.fault(Target::Document, Fault::NoKeys);
+    let larder = Larder::mirroring(&upstream).with("verification = \"checksum\"").start().await;
+    let path = larder.archive_path("null", "1.2.0").await;
+    larder.get(&path).await.expect(200);
+    larder.reload(Larder::mirroring(&upstream).with("verification = \"signature\"")).await.unwrap();
+    for refused in [larder.document("null", "1.2.0").await, larder.get(&path).await] {
+        assert!(refused.expect(502).text().contains("lists no signing key"));
+    }
+
+    // What is proven by a signature now are the bytes that are there.
+    upstream.heal();
+    assert_eq!(larder.archive_path("null", "1.2.0").await, path);
+    let answer = larder.get(&path).await.expect(200);
+    assert!(answer.body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
+    assert_eq!(upstream.count_of(Target::Archive), 1);
+}
+
 /// Promise 12.
 #[tokio::test]
 async fn offline_after_a_reload_nothing_leaves() {
@@ -187,6 +266,29 @@ async fn offline_after_a_reload_nothing_leaves() {
     assert_eq!(upstream.count_of(Target::Everything), 0);
     larder.reload(Larder::mirroring(&upstream)).await.unwrap();
     larder.versions("random").await.expect(200);
+}
+
+/// Promise 12: also of what was under way before, which goes on with what it began with.
+#[tokio::test]
+async fn offline_after_a_reload_nothing_leaves_of_what_was_under_way_either() {
+    let upstream = publishing(&["null"], LARGE).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let path = larder.archive_path("null", "1.2.0").await;
+    let gate = upstream.hold_after(Target::Archive, LARGE / 3);
+    upstream.fault_once(Target::Archive, Fault::Truncated(LARGE / 2));
+    let asking = tokio::spawn(receive(client().get(format!("{}{path}", larder.base()))));
+    upstream.wait_for(Target::Archive, 1).await;
+    larder.reload(Larder::mirroring(&upstream).network("offline = true")).await.unwrap();
+    upstream.forget_requests();
+    gate.open();
+    let received = asking.await.unwrap();
+    assert!(!received.is_whole);
+    assert_eq!(upstream.count_of(Target::Everything), 0);
+
+    // What arrived of it is built on when the cable is back.
+    larder.reload(Larder::mirroring(&upstream)).await.unwrap();
+    let answer = larder.get(&path).await.expect(200);
+    assert!(answer.body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
 }
 
 /// An upstream that failed a moment ago is spared by the new configuration, too.

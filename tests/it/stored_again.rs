@@ -12,7 +12,7 @@ use crate::support::http::{Answer, client, send};
 use crate::support::larder::{Folder, Larder};
 use crate::support::scene::{LARGE, SMALL};
 use crate::support::until;
-use crate::support::upstream::{FakeUpstream, Provider, Target};
+use crate::support::upstream::{FakeUpstream, Provider, RecordedRequest, Target};
 
 const NAMES: [(&str, usize); 2] = [("small", SMALL), ("large", LARGE)];
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -251,6 +251,33 @@ async fn the_command_verify_tells_what_was_wrong_and_ends_with_1() {
         assert_eq!(json(lines.lines().last().unwrap())["wrong"], 0);
         drop(larder);
     }
+}
+
+/// A walk over a large store takes hours: what it fetches again comes from where the configuration says then.
+#[tokio::test]
+async fn verify_fetches_again_by_the_configuration_of_the_moment() {
+    let upstream = upstream_with_both().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    install(&larder).await;
+    damage(&larder.folder);
+    upstream.forget_requests();
+    let gate = upstream.hold(Target::Archive);
+    let verifying = tokio::spawn(send(asking(&larder)));
+    upstream.wait_for(Target::Archive, 1).await;
+
+    let token = larder.folder.path().join("token");
+    std::fs::write(&token, "s3cret").unwrap();
+    let with_token = Larder::mirroring(&upstream).with(&format!("token = {{ file = \"{}\" }}", token.display()));
+    larder.reload(with_token).await.unwrap();
+    gate.open();
+    let steps = steps(&verifying.await.unwrap().unwrap().expect(200));
+    assert_eq!(steps.last().unwrap()["wrong"], 2, "{steps:?}");
+    assert!(is_whole(&larder.folder, &upstream));
+    let shown = |target| {
+        let with_token = |request: &RecordedRequest| request.header("authorization").is_some();
+        upstream.count_where(|request| request.target == target && with_token(request))
+    };
+    assert_eq!((upstream.count_of(Target::Archive), shown(Target::Archive)), (2, 1));
 }
 
 /// Section 5: the interval scrub, whose due times survive a restart.
