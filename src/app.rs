@@ -203,7 +203,7 @@ impl App {
             main: main_at,
             admin: admin_at,
         };
-        let front = ArcSwap::from_pointee(parts.front(config, None)?);
+        let front = ArcSwap::from_pointee(parts.front(config, parts.mirror.terms(), None)?);
         let config_in_force = tokio::sync::Mutex::new(config.clone());
         let (main_crowded, admin_crowded) = (Crowded::default(), Crowded::default());
         let running = Running { parts, front, tls, main_crowded, admin_crowded, config: config_in_force };
@@ -295,14 +295,15 @@ impl Running {
 
 impl Parts {
     /// What answers as this configuration has it, after what answered before.
-    fn front(&self, config: &Config, before: Option<&Front>) -> Result<Front, StoreError> {
+    fn front(&self, config: &Config, terms: Arc<Terms>, before: Option<&Front>) -> Result<Front, StoreError> {
         let door = Door {
             upstreams: config.upstreams.iter().map(|upstream| upstream.host.clone()).collect(),
             default_upstream: config.server.default_upstream.clone(),
         };
         let mount = Mount::new(config.server.public_url.as_ref());
         // Answers that were finished for another configuration go with it.
-        let protocols = Arc::new(Protocols::new(Arc::clone(&self.mirror), mount, door, config.store.memory.as_u64()));
+        let protocols =
+            Arc::new(Protocols::new(Arc::clone(&self.mirror), terms, mount, door, config.store.memory.as_u64()));
         let clients =
             Clients { allowed: config.server.clients.clone(), trusted_proxies: config.server.trusted_proxies.clone() };
         let main = match before {

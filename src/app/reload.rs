@@ -8,7 +8,6 @@ use tokio::task;
 
 use super::{Running, what_would_not_start};
 use crate::config::Config;
-use crate::mirror::Terms;
 use crate::upstream::Upstreams;
 
 /// What came of a reload.
@@ -53,16 +52,17 @@ impl Running {
             }
             _ => None,
         };
-        let outbound = self.parts.mirror.terms().outbound.renewed(&config.network, &config.upstreams);
+        let before = self.parts.mirror.terms();
+        let outbound = before.outbound.renewed(&config.network, &config.upstreams);
         let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
-        let terms = Terms::new(upstreams, outbound.map_err(|e| failed(&e))?, config.store.max_size.as_u64());
-        let front = self.parts.front(&config, Some(&*self.front.load())).map_err(|e| failed(&e))?;
+        let outbound = outbound.map_err(|e| failed(&e))?;
+        let terms = Arc::new(before.followed_by(upstreams, outbound, config.store.max_size.as_u64()));
+        let front = self.parts.front(&config, Arc::clone(&terms), Some(&*self.front.load())).map_err(|e| failed(&e))?;
 
         if let (Some(tls), Some(renewal)) = (&self.tls, renewal) {
             tls.take_over(renewal);
         }
         self.parts.mirror.renew(terms);
-        // After the terms: who is let in by the new rules is served by them, too.
         self.front.store(Arc::new(front));
         *in_force = config;
         if let Err(error) = self.parts.mirror.make_room().await {

@@ -1,10 +1,10 @@
 //! Whether the listeners of this very process answer: asked over their own sockets, as anybody would. Says nothing of
 //! upstreams or the store: no restart mends those.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UdpSocket};
 
 use super::admin_client;
 use super::listener::Crowded;
@@ -38,13 +38,39 @@ pub struct Listening<'a> {
 /// A listener that has all the connections it may have lets new ones wait: that it is busy is no sign of death, and who
 /// asks turns on the same runtime.
 pub async fn listeners_answer(main: Listening<'_>, admin: Listening<'_>) -> Result<(), Silent> {
-    if !admin.crowded.is_so() {
+    if admin.can_be_asked().await {
         admin_client::get(admin.at, "/healthz", None).await?;
     }
-    if main.crowded.is_so() {
-        return Ok(());
+    if main.can_be_asked().await {
+        knock(main.at).await.map_err(|error| Silent::Main(main.at, error))?;
     }
-    knock(main.at).await.map_err(|error| Silent::Main(main.at, error))
+    Ok(())
+}
+
+impl Listening<'_> {
+    async fn can_be_asked(self) -> bool {
+        !self.crowded.is_so() && is_of_this_machine(self.at).await
+    }
+}
+
+/// Whether the address is this machine's now. One that a standby shares, or that was leased, may be another's: what that
+/// answers, or nobody does, says nothing of this process. Nothing is sent: the system only says which address of its own
+/// it would send from, and that is the very same one if it is here.
+async fn is_of_this_machine(address: SocketAddr) -> bool {
+    if address.ip().is_loopback() {
+        return true;
+    }
+    let anywhere = match address.ip() {
+        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    };
+    // Without a descriptor left nobody is answered either: then it is asked, and found silent.
+    let Ok(socket) = UdpSocket::bind((anywhere, 0)).await else { return true };
+    let from = match socket.connect(address).await {
+        Ok(()) => socket.local_addr(),
+        Err(unreachable) => Err(unreachable),
+    };
+    from.is_ok_and(|from| from.ip() == address.ip())
 }
 
 /// Whatever comes back shows that a connection was accepted and is attended to.
@@ -127,6 +153,16 @@ mod tests {
             drop(served);
             timeout(WITHIN, is_so(false)).await.unwrap();
             timeout(WITHIN, listeners_answer(main, admin)).await.unwrap().unwrap();
+        }
+    }
+
+    /// Addresses for documentation, which nobody has; and nobody answers at them.
+    #[tokio::test]
+    async fn a_listener_whose_address_is_another_machines_is_not_asked() {
+        let crowded = &Crowded::default();
+        for elsewhere in ["203.0.113.1:8080", "[2001:db8::1]:8080"] {
+            let gone = Listening { at: elsewhere.parse().unwrap(), crowded };
+            timeout(WITHIN, listeners_answer(gone, gone)).await.unwrap().unwrap();
         }
     }
 

@@ -96,15 +96,15 @@ pub(super) struct Place(#[expect(dead_code, reason = "held, and never looked at"
 impl Mirror {
     /// A call that nobody waits for at a client's side: what an operator or the schedule asks for. Clients go first.
     pub fn job(&self, now: Timestamp) -> Call {
-        Call { asker: Asker::Job, ..self.call(now, CdnLoop::default(), true) }
+        Call { asker: Asker::Job, ..self.call(now, self.terms(), CdnLoop::default(), true) }
     }
 
-    /// A call that comes now.
-    pub fn call(&self, now: Timestamp, via: CdnLoop, takes_unknown_length: bool) -> Call {
+    /// A call that comes now, on the terms of the configuration that let it in.
+    pub fn call(&self, now: Timestamp, terms: Arc<Terms>, via: CdnLoop, takes_unknown_length: bool) -> Call {
         let began = Instant::now();
         let deadline = began + self.limits.answer_within;
         let (asker, part, leave) = (Asker::Client, Part::Request, Leave::default());
-        Call { now, via, began, deadline, takes_unknown_length, asker, terms: self.terms(), part, leave }
+        Call { now, via, began, deadline, takes_unknown_length, asker, terms, part, leave }
     }
 
     /// A call that a flight makes for itself: nobody waits for it, and it ends by its own limits.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use url::Url;
 
 use super::documents::{DocumentFlight, KeptDocument, Meanwhile};
-use super::freshness::Age;
+use super::freshness::{Age, Rule};
 use super::pull::Landed;
 use super::single_flight::Awaited;
 use super::{Answer, Call, Errand, Mirror, Outcome};
@@ -102,6 +102,21 @@ impl Mirror {
     /// The held discovery of an upstream, without asking anybody.
     pub async fn held_discovery(self: &Arc<Self>, host: &Hostname) -> Result<Option<Arc<KeptDocument>>, Error> {
         Ok(self.held_document(&Key::Discovery(host.clone())).await?.map(|held| held.value))
+    }
+
+    /// The rule for a list or a set that was asked for at `asked`: where providers come from another place since, its
+    /// time is over. As far as the held discovery document tells, which the first that is asked for replaces.
+    pub(super) async fn rule_for_what_is_of(
+        self: &Arc<Self>,
+        asked: &Url,
+        upstream: &Upstream,
+        rule: Rule,
+    ) -> Result<Rule, Error> {
+        let Some(discovery) = self.held_discovery(&upstream.settings.host).await? else { return Ok(rule) };
+        let of_now = discovery.about.asked == discovery_url(upstream)?;
+        let service = discovery.discovery().ok().and_then(|discovery| discovery.service(PROVIDERS));
+        let is_below = |service: Url| service.join(".").is_ok_and(|base| asked.as_str().starts_with(base.as_str()));
+        Ok(if of_now && service.is_none_or(is_below) { rule } else { rule.over() })
     }
 
     /// The base URL of an upstream's `providers.v1`, and who may see its credential there.

@@ -31,6 +31,11 @@ impl Rule {
         age.checked.after(if age.gone { self.believed() } else { self.fresh })
     }
 
+    /// The rule for what is past its time whatever its age.
+    pub(super) fn over(self) -> Self {
+        Self { fresh: Duration::ZERO, ..self }
+    }
+
     /// For how long a 404 is believed.
     pub(super) fn believed(&self) -> Duration {
         self.not_found.min(self.fresh)

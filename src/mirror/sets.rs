@@ -53,8 +53,11 @@ impl Mirror {
     pub async fn proof_set(self: &Arc<Self>, package: &Package, call: &Call) -> Result<Answer<Arc<ProofSet>>, Error> {
         let upstream = Arc::clone(call.upstream(&package.provider.host)?);
         let what = what(package);
-        let rule = upstream.rule(|fresh| fresh.download);
+        let mut rule = upstream.rule(|fresh| fresh.download);
         let held = self.held_set(package, call).await?;
+        if let Some(held) = held.as_ref().filter(|held| !held.kept.age.gone) {
+            rule = self.rule_for_what_is_of(&held.kept.current.about.asked, &upstream, rule).await?;
+        }
         let fallback = held.as_ref().and_then(|held| held.fallback.clone());
         if held.is_none() {
             if let Some(said) = call.terms.absent.get(&Key::ProofSet(package.clone()), call.now) {

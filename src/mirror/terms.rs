@@ -34,10 +34,16 @@ pub struct Terms {
 pub(super) struct Generation(u64);
 
 impl Terms {
-    /// Terms that nobody goes by yet.
+    /// The first terms of a mirror.
     pub fn new(upstreams: Upstreams, outbound: Outbound, store_bytes: u64) -> Self {
         let (absent, asked_anew) = (Remembered::default(), Remembered::default());
         Self { upstreams, outbound, store_bytes, generation: Generation(0), absent, asked_anew }
+    }
+
+    /// The terms that come after these. Nobody goes by them yet.
+    pub fn followed_by(&self, upstreams: Upstreams, outbound: Outbound, store_bytes: u64) -> Self {
+        let generation = Generation(self.generation.0 + 1);
+        Self { generation, ..Self::new(upstreams, outbound, store_bytes) }
     }
 
     pub(super) fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {
@@ -52,11 +58,10 @@ impl Mirror {
     }
 
     /// Exchanges the terms, for whoever comes from now on.
-    pub fn renew(&self, mut terms: Terms) {
-        terms.generation = Generation(self.terms.load().generation.0 + 1);
+    pub fn renew(&self, terms: Arc<Terms>) {
         terms.upstreams.hosts().into_iter().for_each(|host| self.counters.expect(host));
         terms.outbound.come_into_force();
-        self.terms.store(Arc::new(terms));
+        self.terms.store(terms);
     }
 
     /// Whether a call goes by the terms of now: what was said on others removes nothing.

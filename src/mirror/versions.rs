@@ -31,13 +31,16 @@ impl Mirror {
     ) -> Result<Answer<Arc<KeptDocument>>, Error> {
         let upstream = Arc::clone(call.upstream(&address.host)?);
         let what = format!("the version list of {address}");
-        let rule = upstream.rule(|fresh| fresh.versions);
+        let mut rule = upstream.rule(|fresh| fresh.versions);
         let key = Key::ProviderVersions(address.clone());
         let held = self.held_document(&key).await?;
         if held.is_none()
             && let Some(said) = call.terms.absent.get(&key, call.now)
         {
             return Err(Error::NotFound(said));
+        }
+        if let Some(held) = held.as_ref().filter(|held| !held.age.gone) {
+            rule = self.rule_for_what_is_of(&held.value.about.asked, &upstream, rule).await?;
         }
         let seen = held.as_ref().map(|held| held.age);
         let fly = |errand, call: &Call| self.fly_for_versions(what.clone(), upstream, address, seen, errand, call);

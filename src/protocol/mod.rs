@@ -17,7 +17,7 @@ use self::route::{Door, Form, Mount, NoRoute, Route};
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
 use crate::error::Error;
-use crate::mirror::{Answer, Archive, Mirror, Outcome};
+use crate::mirror::{Answer, Archive, Mirror, Outcome, Terms};
 
 /// From this many bytes on, an answer is compressed on a thread of its own.
 const LARGE_BODY: usize = 64 * 1024;
@@ -88,15 +88,17 @@ pub enum Failure {
 #[derive(Debug)]
 pub struct Protocols {
     mirror: Arc<Mirror>,
+    terms: Arc<Terms>,
     mount: Mount,
     door: Door,
     answers: Answers,
 }
 
 impl Protocols {
-    /// Joins the parts. `memory_bytes` is for finished answers.
-    pub fn new(mirror: Arc<Mirror>, mount: Mount, door: Door, memory_bytes: u64) -> Self {
-        Self { mirror, mount, door, answers: Answers::with_room_for(memory_bytes) }
+    /// Joins the parts: on one configuration's terms come those alone whom it lets in. `memory_bytes` is for finished
+    /// answers.
+    pub fn new(mirror: Arc<Mirror>, terms: Arc<Terms>, mount: Mount, door: Door, memory_bytes: u64) -> Self {
+        Self { mirror, terms, mount, door, answers: Answers::with_room_for(memory_bytes) }
     }
 
     /// Parses a request line.
@@ -119,7 +121,8 @@ impl Protocols {
 
     /// Answers from the mirror what is not finished in memory.
     async fn ask(&self, route: &Route, request: &Request<'_>, form: Form, revision: u64) -> Result<Reply, Failure> {
-        let call = self.mirror.call(request.now, request.via.clone(), request.takes_unknown_length);
+        let call =
+            self.mirror.call(request.now, Arc::clone(&self.terms), request.via.clone(), request.takes_unknown_length);
         let links = Links { mount: &self.mount, form };
         let document = match route {
             Route::Health => return Ok(admin::health()),

@@ -215,6 +215,27 @@ async fn what_the_place_before_did_not_have_is_asked_of_the_new_one() {
     larder.versions("null").await.expect(200);
 }
 
+/// What is fresh of the old place may name what nobody gives any more.
+#[tokio::test]
+async fn an_upstream_that_has_moved_is_asked_at_its_new_place_at_once() {
+    let (mut old, new) = (publishing(&["null"], 10_000).await, publishing(&["null"], 10_000).await);
+    let larder = Larder::mirroring(&old).start().await;
+    let path = larder.archive_path("null", "1.2.0").await;
+    old.stop().await;
+    larder.get(&path).await.expect(502);
+
+    larder.reload(Larder::mirroring(&new)).await.unwrap();
+    assert!(larder.versions("null").await.expect(200).is("fwd=stale"));
+    let path = larder.archive_path("null", "1.2.0").await;
+    let answer = larder.get(&path).await.expect(200);
+    assert!(answer.body == new.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
+    // From then on all of it is as fresh as ever.
+    new.forget_requests();
+    assert!(larder.versions("null").await.expect(200).is("larder; hit"));
+    assert!(larder.document("null", "1.2.0").await.expect(200).is("larder; hit"));
+    assert_eq!(new.count_of(Target::Everything), 0);
+}
+
 /// Promise 7: what documents may lead to is what the configuration says now.
 #[tokio::test]
 async fn allow_private_opens_and_closes_what_documents_lead_to() {
