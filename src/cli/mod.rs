@@ -4,6 +4,7 @@ mod check;
 mod client_config;
 mod command;
 mod doctor;
+mod screen;
 mod serve;
 mod service;
 mod status;
@@ -16,9 +17,15 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
+use rustix::process::Signal;
 use secrecy::ExposeSecret;
+use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 
+pub use self::screen::LogOutput;
+
+use self::screen::beside_bars;
 use crate::app::StartError;
 use crate::config::{Config, Problems, Warning};
 use crate::http::admin_client::NoAnswer;
@@ -82,6 +89,15 @@ impl Common {
 }
 
 impl Arguments {
+    /// What is logged where nobody says otherwise: all that a larder does; of a command, what its own words leave out.
+    pub fn log_directives(&self) -> &'static str {
+        match self.command {
+            Command::Serve(_) => "info",
+            Command::Warm(_) => "warn,larder::jobs=error",
+            _ => "warn",
+        }
+    }
+
     /// Runs the command.
     pub fn run(self) -> ExitCode {
         let ended = match self.command {
@@ -114,7 +130,7 @@ impl Arguments {
 
 /// Prints what was asked for, on the standard output. Whoever closed it does not want to know.
 fn say(text: &str) {
-    match writeln!(std::io::stdout(), "{text}") {
+    match beside_bars(|| writeln!(std::io::stdout(), "{text}")) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => say_error(&format!("could not print: {error}")),
         _ => {}
     }
@@ -122,7 +138,7 @@ fn say(text: &str) {
 
 /// Prints what went wrong, on the standard error.
 fn say_error(text: &str) {
-    let _ = writeln!(std::io::stderr(), "larder: {text}");
+    let _ = beside_bars(|| writeln!(std::io::stderr(), "larder: {text}"));
 }
 
 /// An error with its causes, each said once: some already tell what caused them.
@@ -140,6 +156,12 @@ fn told(error: &anyhow::Error) -> String {
 
 fn runtime() -> Result<tokio::runtime::Runtime, std::io::Error> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()
+}
+
+/// For as long as this lives, a file that may not grow larger is an error for whoever writes it, and not the end of the
+/// process.
+fn ignore_file_limits() -> anyhow::Result<Signals> {
+    signal(SignalKind::from_raw(Signal::XFSZ.as_raw())).context("SIGXFSZ cannot be caught")
 }
 
 /// Asks the running larder, which is shown the token. Where its store is free, whoever listens in its place is

@@ -7,12 +7,11 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use rustix::process::Signal;
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use super::service::ServiceManager;
-use super::{Common, runtime, say};
+use super::{Common, ignore_file_limits, runtime, say};
 use crate::app::{App, Reloaded, Running, Settings};
 use crate::config::{Config, Problems};
 use crate::protocol::client_config::Way;
@@ -51,8 +50,7 @@ impl Serve {
         let manager = Arc::new(ServiceManager::of_this_process());
         tokio::spawn(stop_on_signals(stop.clone(), Arc::clone(&manager))?);
         let hangups = signal(SignalKind::hangup()).context("SIGHUP cannot be caught")?;
-        // A file that may not grow larger is an error for whoever writes it, and not the end of the process.
-        let _too_large = signal(SignalKind::from_raw(Signal::XFSZ.as_raw())).context("SIGXFSZ cannot be caught")?;
+        let _too_large = ignore_file_limits()?;
         let app = App::start(&config, Settings::default()).await.context("larder did not start")?;
         introduce(&app, &config, self.common.json).await?;
         let beside = Arc::new(Beside { running: app.running(), serve: self, manager, source: config.source });

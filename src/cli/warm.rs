@@ -1,32 +1,30 @@
-//! `larder warm`: tells the running larder what to fetch, and shows how far it is.
+//! `larder warm`: says what to fetch, to the running larder or to one of its own, and shows how far it is.
 
 mod drawing;
+mod larder;
 
 use std::collections::{HashMap, HashSet};
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow, bail};
-use bytes::Bytes;
+use anyhow::{Context, bail};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
 
 use self::drawing::{Name, Speed, Total, bars, items, name_of, newly_ended, summary, what_stays};
+use self::larder::{ForAll, Larder, Order};
+use super::screen::Bars;
 use super::text::{width_of_stderr, width_of_stdout};
-use super::{Common, admin_token, ask_running, runtime, say, say_error};
+use super::{Common, ignore_file_limits, runtime, say, say_error};
 use crate::address::{Hostname, Platform, What};
 use crate::closure::file;
 use crate::config::Config;
-use crate::http::admin_client::{self, NoAnswer};
+use crate::http::admin_client::NoAnswer;
 use crate::jobs::report::{Job, JobState};
 
 /// How long is waited between two looks at the jobs.
 const LOOKS_EVERY: Duration = Duration::from_millis(200);
-const WARM: &str = "/admin/v1/warm";
-const JOBS: &str = "/admin/v1/jobs";
 
 #[derive(Debug, Args)]
 pub(super) struct Warm {
@@ -43,30 +41,56 @@ pub(super) struct Warm {
     pin: bool,
 }
 
-/// What one job is told.
-#[derive(Debug, PartialEq, Eq)]
-enum Order {
-    /// Addresses with their constraints.
-    Addresses(Vec<String>),
-    /// What a lock file names.
-    LockFile(PathBuf, Bytes),
-}
-
 impl Warm {
     /// Runs it; says whether all of it is held now.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
-        for platform in &self.platforms {
-            Platform::parse(platform)?;
-        }
+        let platforms = self.platforms.iter().map(|platform| Platform::parse(platform)).collect::<Result<_, _>>()?;
         let orders = orders(&self.what, &config.default_host())?;
-        let (for_all, json) = (ForAll { platforms: self.platforms, pin: self.pin }, self.common.json);
-        runtime()?.block_on(async {
-            // Caught from here on, also while nobody waits for it.
-            let mut interrupts = signal(SignalKind::interrupt()).context("Ctrl-C cannot be caught")?;
-            let warming = Warming::begin(&config, &orders, &for_all, &mut interrupts).await?;
-            warming.watch(json, &mut interrupts).await
+        let (for_all, json) = (ForAll { platforms, pin: self.pin }, self.common.json);
+        let runtime = runtime()?;
+        let warmed = runtime.block_on(warm(&config, &orders, &for_all, json));
+        // What still reads or hashes a file for nobody is not worth waiting for.
+        runtime.shutdown_timeout(Duration::from_secs(1));
+        warmed
+    }
+}
+
+async fn warm(config: &Config, orders: &[Order], for_all: &ForAll, json: bool) -> anyhow::Result<bool> {
+    // Caught from here on, also while nobody waits for them.
+    let mut interrupts = Interrupts::catch()?;
+    let _too_large = ignore_file_limits()?;
+    let mut warming = Warming { by: Larder::running(config), jobs: Vec::new(), began: Instant::now() };
+    let warmed = match warming.begin(config, orders, for_all, json, &mut interrupts).await {
+        Ok(()) => warming.watch(json, &mut interrupts).await,
+        Err(error) => Err(error),
+    };
+    let closed = warming.by.close().await;
+    let is_all_held = warmed?;
+    closed?;
+    Ok(is_all_held)
+}
+
+/// Ctrl-C and SIGTERM.
+#[derive(Debug)]
+struct Interrupts {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Interrupts {
+    fn catch() -> anyhow::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt()).context("Ctrl-C cannot be caught")?,
+            terminate: signal(SignalKind::terminate()).context("SIGTERM cannot be caught")?,
         })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
     }
 }
 
@@ -93,104 +117,63 @@ fn orders(what: &[String], default_host: &Hostname) -> anyhow::Result<Vec<Order>
     Ok(orders)
 }
 
-/// What holds for every order.
-#[derive(Debug)]
-struct ForAll {
-    platforms: Vec<String>,
-    pin: bool,
-}
-
-/// Who does it: the running larder.
-#[derive(Debug)]
-struct Running {
-    at: SocketAddr,
-    token: Option<String>,
-}
-
-impl Running {
-    /// Takes an order on.
-    async fn start(&self, order: &Order, for_all: &ForAll) -> Result<Bytes, NoAnswer> {
-        let (at, token) = (self.at, self.token.as_deref());
-        match order {
-            Order::Addresses(what) => {
-                let ForAll { platforms, pin } = for_all;
-                let told = serde_json::json!({ "what": what, "platforms": platforms, "pin": pin }).to_string();
-                admin_client::post(at, WARM, token, told.into()).await
-            }
-            Order::LockFile(_, bytes) => {
-                let mut query = url::form_urlencoded::Serializer::new(String::new());
-                query.extend_pairs(for_all.platforms.iter().map(|platform| ("platform", platform)));
-                if for_all.pin {
-                    query.append_pair("pin", "true");
-                }
-                let query = query.finish();
-                let path = if query.is_empty() { WARM.to_owned() } else { format!("{WARM}?{query}") };
-                admin_client::post_text(at, &path, token, bytes.clone()).await
-            }
-        }
-    }
-
-    /// How far a job is.
-    async fn report(&self, id: &str) -> Result<Bytes, NoAnswer> {
-        admin_client::get(self.at, &format!("{JOBS}/{id}"), self.token.as_deref()).await
-    }
-
-    /// Tells a job to stop.
-    async fn cancel(&self, id: &str) -> Result<Bytes, NoAnswer> {
-        admin_client::delete(self.at, &format!("{JOBS}/{id}"), self.token.as_deref()).await
-    }
-}
-
-fn job(answer: &[u8]) -> anyhow::Result<Job> {
-    serde_json::from_slice(answer).context("the running larder is of another version")
-}
-
 /// The jobs of one command, shown as one.
 #[derive(Debug)]
 struct Warming {
-    by: Running,
+    by: Larder,
     jobs: Vec<Job>,
     began: Instant,
 }
 
 impl Warming {
     async fn begin(
+        &mut self,
         config: &Config,
         orders: &[Order],
         for_all: &ForAll,
-        interrupts: &mut Signal,
-    ) -> anyhow::Result<Self> {
-        let by = Running { at: config.admin.listen, token: admin_token(config) };
-        let mut warming = Self { by, jobs: Vec::new(), began: Instant::now() };
+        json: bool,
+        interrupts: &mut Interrupts,
+    ) -> anyhow::Result<()> {
         for order in orders {
             let started = tokio::select! {
-                started = ask_running(config, async |_, _| warming.by.start(order, for_all).await) => started,
-                _ = interrupts.recv() => {
-                    warming.cancel().await;
-                    bail!("stopped; larder may still be at what it was told last");
+                started = self.start(config, order, for_all, json) => started,
+                () = interrupts.next() => {
+                    self.cancel().await;
+                    return Err(self.by.stopped());
                 }
             };
-            let started = match (started, order) {
-                (Err(NoAnswer::NotRunning(at)), _) => {
-                    Err(anyhow!("no larder listens on {at}: start `larder serve` first, it does the fetching"))
-                }
-                (Err(error), Order::LockFile(path, _)) => Err(error).with_context(|| path.display().to_string()),
-                (started, _) => started.map_err(Into::into),
-            };
-            match started.and_then(|answer| job(&answer)) {
-                Ok(job) => warming.jobs.push(job),
-                Err(error) => {
+            match (started, order) {
+                (Ok(job), _) => self.jobs.push(job),
+                (Err(error), order) => {
                     // Half of what was asked for is not what was asked for.
-                    warming.cancel().await;
-                    return Err(error);
+                    self.cancel().await;
+                    return Err(match order {
+                        Order::LockFile(path, _) => error.context(path.display().to_string()),
+                        Order::Addresses(_) => error,
+                    });
                 }
             }
         }
-        Ok(warming)
+        Ok(())
+    }
+
+    /// Takes an order on. What no larder was told of before, and none runs to be told, is done here.
+    async fn start(&mut self, config: &Config, order: &Order, for_all: &ForAll, json: bool) -> anyhow::Result<Job> {
+        match self.by.start(config, order, for_all).await {
+            Err(error) if self.jobs.is_empty() && matches!(error.downcast_ref(), Some(NoAnswer::NotRunning(_))) => {
+                self.by = Larder::own(config)?;
+                if !json {
+                    let store = config.store.path.display();
+                    say_error(&format!("no larder runs here, so this command itself fetches into the store {store}"));
+                }
+                self.by.start(config, order, for_all).await
+            }
+            started => started,
+        }
     }
 
     /// Shows how far it is until its end; says whether all of it is held then.
-    async fn watch(mut self, json: bool, interrupts: &mut Signal) -> anyhow::Result<bool> {
+    async fn watch(&mut self, json: bool, interrupts: &mut Interrupts) -> anyhow::Result<bool> {
         let mut screen = Screen::new(json);
         let mut is_stopped = false;
         loop {
@@ -200,15 +183,15 @@ impl Warming {
             }
             tokio::select! {
                 () = tokio::time::sleep(LOOKS_EVERY) => self.look().await?,
-                _ = interrupts.recv() => {
+                () = interrupts.next() => {
                     if std::mem::replace(&mut is_stopped, true) {
-                        bail!("stopped watching; larder may still be at it");
+                        return Err(self.by.stopped());
                     }
                     self.cancel().await;
                 }
             }
         }
-        screen.end();
+        drop(screen);
         if json {
             for job in &self.jobs {
                 say(&serde_json::to_string(job)?);
@@ -224,15 +207,7 @@ impl Warming {
 
     async fn look(&mut self) -> anyhow::Result<()> {
         for known in self.jobs.iter_mut().filter(|job| !job.state.has_ended()) {
-            let answer = self.by.report(&known.id).await.map_err(|error| match error {
-                NoAnswer::NotRunning(_) => {
-                    anyhow!(
-                        "larder has stopped; what it fetched is kept, and the same command goes on once it runs again"
-                    )
-                }
-                error => error.into(),
-            })?;
-            *known = job(&answer)?;
+            *known = self.by.report(&known.id).await?;
         }
         Ok(())
     }
@@ -241,7 +216,7 @@ impl Warming {
     async fn cancel(&mut self) {
         for running in self.jobs.iter_mut().filter(|job| !job.state.has_ended()) {
             match self.by.cancel(&running.id).await {
-                Ok(_) => {}
+                Ok(()) => {}
                 Err(error) => say_error(&format!("job {} could not be stopped: {error}", running.id)),
             }
         }
@@ -250,8 +225,7 @@ impl Warming {
 
 /// Where it is shown: bars on a terminal, lines for archives that ended anywhere.
 struct Screen {
-    /// All lines in one, so that they change together.
-    bars: Option<ProgressBar>,
+    bars: Option<Bars>,
     lines: bool,
     told: HashSet<(usize, Name)>,
     speeds: HashMap<Name, Speed>,
@@ -260,23 +234,14 @@ struct Screen {
 
 impl Screen {
     fn new(json: bool) -> Self {
-        let bars = width_of_stderr().map(|_| {
-            // Its lines are made elsewhere, to the width of the terminal.
-            let style = ProgressStyle::with_template("{msg}").unwrap_or_else(|_| ProgressStyle::default_spinner());
-            ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr()).with_style(style)
-        });
+        let bars = width_of_stderr().map(|_| Bars::on_stderr());
         Self { bars, lines: !json, told: HashSet::new(), speeds: HashMap::new(), speed: Speed::default() }
     }
 
     fn show(&mut self, jobs: &[Job], at: Duration) {
         let ended = newly_ended(jobs, &mut self.told, width_of_stdout()).filter(|_| self.lines);
-        let Some(bar) = &self.bars else {
-            ended.iter().for_each(|lines| say(lines));
-            return;
-        };
-        if let Some(lines) = ended {
-            bar.suspend(|| say(&lines));
-        }
+        ended.iter().for_each(|lines| say(lines));
+        let Some(on_screen) = &self.bars else { return };
         let mut speeds = std::mem::take(&mut self.speeds);
         for item in items(jobs).filter(|item| !item.state.has_ended()) {
             let mut speed = speeds.remove(&name_of(item)).unwrap_or_default();
@@ -289,13 +254,7 @@ impl Screen {
         let width = width_of_stderr().unwrap_or(80).saturating_sub(1);
         let mut lines = bars(jobs, |name| self.speeds.get(name).and_then(Speed::per_second), width);
         lines.push(total.line(self.speed.per_second(), width));
-        bar.set_message(lines.join("\n"));
-        bar.tick();
-    }
-
-    /// Takes the bars off the terminal.
-    fn end(&mut self) {
-        self.bars.iter().for_each(ProgressBar::finish_and_clear);
+        on_screen.draw(&lines);
     }
 }
 

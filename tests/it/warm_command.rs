@@ -3,11 +3,15 @@
 use std::process::Command;
 
 use http::Method;
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
+use crate::operator;
 use crate::support::admin::{FakeAdmin, Script};
-use crate::support::larder::Folder;
-use crate::support::process::{Said, command, eventually, run};
+use crate::support::larder::{Folder, HOST};
+use crate::support::process::{Said, command, eventually, run, serving};
+use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
+use crate::warming::{both, items};
 
 const AWS: &str = "registry.terraform.io/hashicorp/aws@5.31.0";
 const NULL: &str = "registry.terraform.io/hashicorp/null@3.2.2";
@@ -186,21 +190,117 @@ async fn what_cannot_be_warmed_is_said_before_anybody_is_asked() {
     assert!(site.admin.asked().is_empty());
 }
 
-#[tokio::test]
-async fn where_no_larder_runs_it_says_so_and_what_to_do() {
-    let Site { home, admin } = Site::with(Vec::new()).await;
-    drop(admin);
-    let ended = eventually("nobody listens any more", async || {
-        let ended = run(warm_again(&home)).await;
-        ended.err.contains("no larder listens").then_some(ended)
-    })
-    .await;
-    assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert!(ended.err.contains("start `larder serve` first"), "{ended:?}");
+/// A configuration without a larder, and the upstream that it is to mirror.
+async fn without_larder() -> (operator::Site, FakeUpstream) {
+    let upstream = FakeUpstream::start().await;
+    for name in ["null", "other"] {
+        upstream.publish(both(Provider::new("acme", name)));
+    }
+    let mut site = operator::Site::new(&upstream);
+    // Not made yet, in a folder that is not made yet either.
+    let home = site.home.path().display().to_string();
+    site.text = site.text.replace(&format!("path = \"{home}\""), &format!("path = \"{home}/a/store\""));
+    (site, upstream)
 }
 
-fn warm_again(home: &Folder) -> Command {
-    let mut warm = command(home.path(), &["warm", "hashicorp/aws", "--config", "mirror.toml"]);
-    warm.current_dir(home.path());
-    warm
+/// Whether a larder serves all of this for linux_amd64, and asks nobody for it.
+async fn is_served(site: &operator::Site, upstream: &FakeUpstream, name: &str) {
+    upstream.forget_requests();
+    let larder = site.serve();
+    larder.get(&format!("/registry/{HOST}/v1/providers/acme/{name}/versions")).await.expect(200);
+    let path = larder.archive_path(name).await;
+    let zip = upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64");
+    assert!(larder.get(&path).await.expect(200).body == zip);
+    assert_eq!(upstream.requests().len(), 0);
+    assert_eq!(larder.terminate().await, Some(0));
+}
+
+/// Section 3: where no larder runs, a command opens the store itself; with warming, a store may begin.
+#[tokio::test]
+async fn where_no_larder_runs_it_fetches_into_a_store_of_its_own_making() {
+    let (site, upstream) = without_larder().await;
+    let lock = site.home.path().join(".terraform.lock.hcl");
+    std::fs::write(&lock, format!("provider \"{HOST}/acme/other\" {{\n  version = \"1.2.0\"\n}}\n")).unwrap();
+    let warm = ["warm", "acme/null@~> 1.0", lock.to_str().unwrap(), "--platform", "linux_amd64"];
+    let said = site.run(&warm).await;
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert!(said.out.contains(&format!("fetched   {HOST}/acme/null@1.2.0 linux_amd64  ")), "{said:?}");
+    assert!(said.out.contains(&format!("fetched   {HOST}/acme/other@1.2.0 linux_amd64  ")), "{said:?}");
+    assert!(said.out.contains("2 archives: 2 fetched; "), "{said:?}");
+    // One line, and nothing of the log.
+    assert!(said.err.starts_with("larder: no larder runs here") && said.err.lines().count() == 1, "{said:?}");
+
+    let asked = upstream.requests().len();
+    let again = site.run(&[&warm[..], &["--json"]].concat()).await;
+    assert_eq!((again.code, again.err.as_str()), (Some(0), ""), "{again:?}");
+    let jobs: Vec<Value> = again.out.lines().map(operator::json).collect();
+    assert_eq!(
+        jobs.iter().flat_map(items).collect::<Vec<_>>(),
+        ["null@1.2.0 linux_amd64 held", "other@1.2.0 linux_amd64 held"]
+    );
+    assert_eq!(upstream.requests().len(), asked);
+
+    is_served(&site, &upstream, "null").await;
+    is_served(&site, &upstream, "other").await;
+}
+
+#[tokio::test]
+async fn where_no_larder_runs_what_fails_is_told_once_and_the_rest_is_kept() {
+    let (site, upstream) = without_larder().await;
+    upstream.fault(Target::Archive.of("other"), Fault::WrongBytes);
+    let said = site.run(&["warm", "acme/null", "acme/other", "--platform", "linux_amd64"]).await;
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.out.contains(&format!("FAILED    {HOST}/acme/other@1.2.0 linux_amd64\n")), "{said:?}");
+    assert!(said.out.contains("2 archives: 1 fetched, 1 failed; "), "{said:?}");
+    assert!(!said.err.contains("could not be warmed"), "{said:?}");
+    is_served(&site, &upstream, "null").await;
+}
+
+/// An order that cannot be read stops those before it, and the store is closed as after any other end.
+#[tokio::test]
+async fn where_no_larder_runs_an_order_that_is_refused_is_told_too() {
+    let (site, upstream) = without_larder().await;
+    let lock = site.home.path().join(".terraform.lock.hcl");
+    std::fs::write(&lock, "provider {").unwrap();
+    let gate = upstream.hold(Target::Archive);
+    let said = site.run(&["warm", "acme/null", lock.to_str().unwrap(), "--platform", "linux_amd64"]).await;
+    assert_eq!((said.code, said.out.as_str()), (Some(1), ""), "{said:?}");
+    assert!(said.err.contains(".terraform.lock.hcl: the lock file: line 1"), "{said:?}");
+    gate.open();
+    assert_eq!(site.run(&["warm", "acme/null", "--platform", "linux_amd64"]).await.code, Some(0));
+}
+
+/// Both stop it, and what was fetched until then stays.
+#[tokio::test]
+async fn where_no_larder_runs_ctrl_c_and_sigterm_end_it_and_what_was_fetched_stays() {
+    for signal in [Signal::INT, Signal::TERM] {
+        let (site, upstream) = without_larder().await;
+        let gate = upstream.hold(Target::Archive.of("other"));
+        let file = site.file();
+        let arguments =
+            ["warm", "acme/null", "acme/other", "--platform", "linux_amd64", "--config", file.to_str().unwrap()];
+        let (mut child, out, err) = serving(command(site.home.path(), &arguments));
+        out.line_with("fetched ").await;
+        upstream.wait_for(Target::Archive.of("other"), 1).await;
+        child.send(signal);
+        let code = child.ended().await;
+        assert_eq!(code, Some(1), "{}{}", out.text(), err.text());
+        out.line_with("2 archives: 1 fetched, 1 cancelled").await;
+        err.line_with("stopped: 1 archive is held, and stays").await;
+        drop(gate);
+        is_served(&site, &upstream, "null").await;
+    }
+}
+
+/// The store of a larder that runs is its own, wherever it listens.
+#[tokio::test]
+async fn a_store_that_is_in_use_is_left_alone() {
+    let (mut site, _upstream) = without_larder().await;
+    let larder = site.serve();
+    site.text =
+        site.text.replace("[admin]\nlisten", &format!("[admin]\nlisten = \"127.0.0.1:{}\" #", operator::free_port()));
+    let said = site.run(&["warm", "acme/null"]).await;
+    assert_eq!((said.code, said.out.as_str()), (Some(1), ""), "{said:?}");
+    assert!(said.err.contains("is in use by another larder"), "{said:?}");
+    assert_eq!(larder.terminate().await, Some(0));
 }

@@ -111,6 +111,18 @@ impl Drop for Killed {
     }
 }
 
+impl Killed {
+    /// Sends it a signal.
+    pub(crate) fn send(&self, signal: Signal) {
+        kill_process(Pid::from_raw(self.0.id().try_into().unwrap()).unwrap(), signal).unwrap();
+    }
+
+    /// The exit code, once it has ended by itself.
+    pub(crate) async fn ended(&mut self) -> Option<i32> {
+        eventually("the process ends", async || self.0.try_wait().unwrap()).await.code()
+    }
+}
+
 /// Starts a command that goes on; gives what it writes to its standard output and its standard error.
 pub(crate) fn serving(mut command: Command) -> (Killed, Output, Output) {
     let mut child = command.spawn().unwrap();
