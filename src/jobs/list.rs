@@ -200,6 +200,7 @@ impl Under {
             state: ItemState::Waiting,
             bytes: 0,
             size_bytes: None,
+            unconfirmed: None,
         };
         let items: Vec<Item> =
             what.iter().flat_map(|what| platforms.iter().map(move |platform| item(what, platform))).collect();
@@ -270,6 +271,14 @@ impl Under {
                 item.state = ItemState::Waiting;
                 about.0 = Some(package.clone());
             }
+        });
+    }
+
+    /// Upstream could not be asked about something that an item is chosen by.
+    pub(super) fn is_unconfirmed(&self, item: usize, why: String) {
+        self.tell_of(item, |item| {
+            tracing::warn!(job = %self.id, what = item.what, platform = item.platform, why, "warmed by what is held");
+            item.unconfirmed.get_or_insert(why);
         });
     }
 

@@ -89,6 +89,9 @@ pub struct Item {
     pub bytes: u64,
     /// The size of its archive, in bytes, once it is known.
     pub size_bytes: Option<u64>,
+    /// Where upstream could not be asked what it has now: that, and since when what is held has not been confirmed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unconfirmed: Option<String>,
 }
 
 /// How far an archive of a job is.

@@ -2,27 +2,31 @@
 //! the version list as a client would, each archive ends by itself, and clients go first.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join_all};
 
 use super::list::Under;
 use super::report::ItemState;
 use crate::address::{Package, Platform, ProviderAddress, Version, Versions, What};
-use crate::clock::Clock;
+use crate::clock::{CLOCK_SLACK, Clock, Timestamp};
 use crate::closure::lock_file::{self, Locked};
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::mirror::{Came, Mirror, Pin};
+use crate::mirror::{Came, Mirror, Pin, Resolved};
 use crate::upstream::providers::VersionList;
 
 /// The most archives that one job is about.
 const MOST_ITEMS: usize = 2048;
 /// The most platforms in one job.
 const MOST_PLATFORMS: usize = 32;
-/// How often an upstream may say "later" to one step before that is a failure.
-const MOST_PUT_OFF: u32 = 10;
+/// For how long upstreams may say "later" to a job, of which nothing comes in meanwhile, before that is a failure.
+const LONGEST_PUT_OFF: Duration = Duration::from_secs(6 * 3600);
+/// How long a step waits at most before it asks again what upstream allows already.
+const LONGEST_OF_OUR_OWN: Duration = Duration::from_secs(30);
 /// How many seconds a step waits that our own bounds have no room for.
-const TRY_AGAIN_AFTER: std::time::Duration = std::time::Duration::from_secs(1);
+const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// What a warm-up is to fetch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,7 +104,7 @@ enum NotWarm {
 
 /// Runs a warm-up to its end, and says of each archive how it went.
 pub(super) async fn run(mirror: &Arc<Mirror>, clock: &Clock, under: &Arc<Under>, warm_up: &WarmUp) {
-    let run = Run { mirror, clock, under, warm_up };
+    let run = Run { mirror, clock, under, warm_up, came_in: AtomicU64::new(clock.now().0) };
     join_all(warm_up.wanted.iter().enumerate().map(|(number, wanted)| run.warm(number, wanted))).await;
     run.look_again().await;
 }
@@ -110,6 +114,8 @@ struct Run<'a> {
     clock: &'a Clock,
     under: &'a Arc<Under>,
     warm_up: &'a WarmUp,
+    /// When something was had last, in seconds since 1970.
+    came_in: AtomicU64,
 }
 
 impl Run<'_> {
@@ -143,7 +149,11 @@ impl Run<'_> {
             },
             || each(ItemState::Waiting),
         );
-        chosen(&list.await?, provider, &wanted.what.versions)
+        let Resolved { value: list, unconfirmed } = list.await?;
+        if let Some(why) = unconfirmed {
+            items.clone().for_each(|item| self.under.is_unconfirmed(item, why.clone()));
+        }
+        chosen(&list, provider, &wanted.what.versions)
     }
 
     async fn item(&self, item: usize, package: Package, wanted: &Wanted) {
@@ -160,7 +170,10 @@ impl Run<'_> {
 
     async fn package(&self, item: usize, package: &Package, locked: &[String]) -> Result<(Came, Digest, u64), NotWarm> {
         self.under.is_now(item, ItemState::Resolving);
-        let set = self.mirror.warm_set(package, self.clock.now()).await?;
+        let Resolved { value: set, unconfirmed } = self.mirror.warm_set(package, self.clock.now()).await?;
+        if let Some(why) = unconfirmed {
+            self.under.is_unconfirmed(item, why);
+        }
         let digest = set.document.shasum;
         // Before anything is fetched for it, where that can be told.
         let fit = Fit::of(locked, digest);
@@ -192,28 +205,48 @@ impl Run<'_> {
         step: impl Fn() -> BoxFuture<'b, Result<T, E>>,
         waits: impl Fn(),
     ) -> Result<T, E> {
-        let mut put_off = 0;
+        let (mut times, mut since): (u32, _) = (0, None);
         loop {
             // It is never closed.
             let turn = self.under.turns.acquire().await;
             let taken = step().await;
             drop(turn);
             let until = match taken.as_ref().err().and_then(AsError::as_error) {
-                Some(Error::HeldBack { what, until }) if put_off < MOST_PUT_OFF => {
-                    tracing::info!(
+                Some(Error::HeldBack { what, until })
+                    if !self.stands_still(*since.get_or_insert_with(|| self.clock.now())) =>
+                {
+                    tracing::debug!(
                         what,
                         until = until.0,
                         "a job waits, because its upstream has asked to be left alone"
                     );
-                    put_off += 1;
-                    *until
+                    times = times.saturating_add(1);
+                    let pause = TRY_AGAIN_AFTER.saturating_mul(times).min(LONGEST_OF_OUR_OWN);
+                    self.clock.now().after(pause).max(*until)
                 }
                 Some(Error::Spared(_) | Error::Busy(_)) => self.clock.now().after(TRY_AGAIN_AFTER),
-                Some(_) | None => return taken,
+                Some(_) => return taken,
+                None => {
+                    self.came_in.store(self.clock.now().0, Ordering::Relaxed);
+                    return taken;
+                }
             };
             waits();
-            self.clock.until(until).await;
+            self.wait_until(until).await;
         }
+    }
+
+    /// Whether nothing has come in for so long that to wait on is no use to a step that has been put off `since` then.
+    fn stands_still(&self, since: Timestamp) -> bool {
+        let came_in = Timestamp(self.came_in.load(Ordering::Relaxed));
+        self.clock.now().since(came_in.max(since)) > LONGEST_PUT_OFF
+    }
+
+    /// Waits, and no longer than was meant where the clock is set back meanwhile.
+    async fn wait_until(&self, until: Timestamp) {
+        let time = until.since(self.clock.now()).saturating_add(CLOCK_SLACK);
+        // Whether it is time is asked again by whoever waited.
+        let _ = tokio::time::timeout(time, self.clock.until(until)).await;
     }
 
     fn failed(&self, item: usize, error: &dyn std::fmt::Display) {

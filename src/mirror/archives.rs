@@ -190,7 +190,7 @@ impl Mirror {
         let (value, outcome) = match self.arrival(package, progress, call).await? {
             Arrival::Kept(archive) => (archive, Outcome::Miss),
             // Nobody waits for its bytes: it was to be kept.
-            Arrival::Unkept(_, why) | Arrival::NoPlace(why) if call.part == Part::Flight => return Err(why.into()),
+            Arrival::Unkept(_, why) | Arrival::NoPlace(why) if call.part != Part::Request => return Err(why.into()),
             Arrival::Unkept(archive, _) => {
                 self.counters.passed_through.inc();
                 (archive, Outcome::Passed)

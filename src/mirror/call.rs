@@ -41,6 +41,8 @@ pub(super) enum Part {
     Request,
     /// A flight that others wait for.
     Flight,
+    /// A step of a job: it waits for as long as the flight that it joins, because nobody waits for it.
+    Step,
 }
 
 /// What a flight is for.
@@ -99,6 +101,11 @@ impl Mirror {
         Call { asker: Asker::Job, ..self.call(now, self.terms(), CdnLoop::default(), true) }
     }
 
+    /// A call for one step of a job, which would rather know what upstream has than what is held.
+    pub(super) fn step(&self, now: Timestamp) -> Call {
+        Call { part: Part::Step, ..self.job(now) }
+    }
+
     /// A call that comes now, on the terms of the configuration that let it in.
     pub fn call(&self, now: Timestamp, terms: Arc<Terms>, via: CdnLoop, takes_unknown_length: bool) -> Call {
         let began = Instant::now();
@@ -119,10 +126,10 @@ impl Mirror {
         self.limits.waiting.saturating_sub(self.places.available_permits())
     }
 
-    /// A place among those that wait for upstreams; a flight needs none.
+    /// A place among those that wait for upstreams; a flight needs none, and neither does a job.
     pub(super) fn place(&self, call: &Call) -> Option<Place> {
         match call.part {
-            Part::Flight => Some(Place(None)),
+            Part::Flight | Part::Step => Some(Place(None)),
             Part::Request => Arc::clone(&self.places).try_acquire_owned().ok().map(|taken| Place(Some(taken))),
         }
     }

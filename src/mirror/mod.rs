@@ -72,7 +72,7 @@ pub use self::refresh::{News, Refreshed};
 pub use self::status::{LeftAlone, Status, StoreState, UpstreamState};
 pub use self::terms::Terms;
 pub use self::verify::Step;
-pub use self::warm::Came;
+pub use self::warm::{Came, Resolved};
 
 use self::alarms::Alarms;
 use self::call::Errand;

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use tokio::time::timeout_at;
+use tokio::time::error::Elapsed;
+use tokio::time::{Instant, timeout_at};
 
+use super::call::Part;
 use super::freshness::{Age, Rule, Verdict, decide};
 use super::single_flight::Awaited;
 use super::{Answer, Call, Errand, Mirror, Outcome};
@@ -30,6 +32,14 @@ pub(super) trait AskedAgain {
 /// The error of a request that finds as many others waiting as may.
 pub(super) fn nobody_may_wait(what: &str) -> Error {
     Error::Busy(format!("{what}: as many requests wait for upstreams as may at one time"))
+}
+
+/// Waits for a flight until a moment; a job waits until it has landed, which it does by its own limits.
+async fn awaited<T: Clone>(call: &Call, until: Instant, flight: Awaited<T>) -> Result<T, Elapsed> {
+    match call.part {
+        Part::Request | Part::Flight => timeout_at(until, flight).await,
+        Part::Step => Ok(flight.await),
+    }
 }
 
 impl Mirror {
@@ -71,9 +81,10 @@ impl Mirror {
                 };
                 let patience = call.deadline.min(call.began + rule.patience);
                 let call = Call { leave, ..call.clone() };
-                match timeout_at(patience, flight(Errand::Revalidate, &call)).await {
+                match awaited(&call, patience, flight(Errand::Revalidate, &call)).await {
                     Ok(Ok(landed)) => Ok(answer(landed, Outcome::Revalidated)),
                     Ok(Err(error @ Error::NotFound(_))) => Err(error),
+                    Ok(Err(error @ Error::Spared(_))) if call.part == Part::Step => Err(error),
                     Ok(Err(error @ Error::Spared(_))) => {
                         tracing::debug!(what, %error, "what is held is served");
                         Ok(stale(held))
@@ -93,7 +104,7 @@ impl Mirror {
             (Verdict::Refuse, _) => Err(self.missing(what.to_owned()).await),
             (_, None) | (Verdict::Fetch, _) => {
                 let _place = self.place(call).ok_or_else(|| nobody_may_wait(what))?;
-                match timeout_at(call.deadline, flight(Errand::Fetch, call)).await {
+                match awaited(call, call.deadline, flight(Errand::Fetch, call)).await {
                     Ok(landed) => Ok(answer(landed?, Outcome::Miss)),
                     Err(_) => Err(Error::Slow(what.to_owned())),
                 }

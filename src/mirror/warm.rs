@@ -4,14 +4,16 @@
 
 use std::sync::Arc;
 
+use url::Url;
+
 use super::archives::Archive;
 use super::follow::Progress;
 use super::names::{HeldArchive, PackageHashesKnown};
 use super::opened::Opened;
 use super::proof_set::ProofSet;
 use super::pull::AskedAgain;
-use super::{Call, Link, Mirror, sets};
-use crate::address::{Package, ProviderAddress};
+use super::{Answer, Call, Link, Mirror, Outcome, sets};
+use crate::address::{Hostname, Package, ProviderAddress};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
@@ -31,14 +33,28 @@ pub enum Came {
     Fetched,
 }
 
+/// A document as an `init` would be given it, and what is to be known of it.
+#[derive(Debug)]
+pub struct Resolved<T> {
+    /// What it says.
+    pub value: T,
+    /// Where upstream could not be asked about it: since when it has been held as it is. `None` where upstream has
+    /// confirmed it.
+    pub unconfirmed: Option<String>,
+}
+
 impl Mirror {
     /// The version list of a provider, held with the discovery document that leads to it.
     ///
     /// # Errors
     /// Why it cannot be had; [`Error::HeldBack`] and [`Error::Spared`] where it may be asked for later.
-    pub async fn warm_list(self: &Arc<Self>, address: &ProviderAddress, now: Timestamp) -> Result<VersionList, Error> {
+    pub async fn warm_list(
+        self: &Arc<Self>,
+        address: &ProviderAddress,
+        now: Timestamp,
+    ) -> Result<Resolved<VersionList>, Error> {
         let (what, host) = (format!("the version list of {address}"), &address.host);
-        let call = self.inner(&self.job(now));
+        let call = self.step(now);
         let upstream = call.upstream(host)?;
         let mut origins = vec![Origin::of(&upstream.settings.url)];
         let mut missing = 0;
@@ -53,18 +69,23 @@ impl Mirror {
             self.discovery(host, &call).await?;
             self.provider_versions(address, &call).await
         };
-        let list = asked.await.map_err(|error| or_held_back(&what, &origins, error, &call))?;
+        let list = asked.await.map_err(|error| or_held_back(&what, host, &origins, error, &call))?;
+        let unconfirmed = self.unconfirmed(&what, host, &origins, &list, &call)?;
         let unreadable = |why| Error::Interrupted(format!("the held version list of {address} cannot be read: {why}"));
-        list.value.versions().await.map_err(unreadable)
+        Ok(Resolved { value: list.value.versions().await.map_err(unreadable)?, unconfirmed })
     }
 
     /// The proof set that an `init` would be given for a package.
     ///
     /// # Errors
     /// As for the list.
-    pub async fn warm_set(self: &Arc<Self>, package: &Package, now: Timestamp) -> Result<Arc<ProofSet>, Error> {
-        let what = sets::what(package);
-        let call = self.inner(&self.job(now));
+    pub async fn warm_set(
+        self: &Arc<Self>,
+        package: &Package,
+        now: Timestamp,
+    ) -> Result<Resolved<Arc<ProofSet>>, Error> {
+        let (what, host) = (sets::what(package), &package.provider.host);
+        let call = self.step(now);
         let mut origins = Vec::new();
         if let Some(list) = self.held_document(&Key::ProviderVersions(package.provider.clone())).await? {
             origins.extend(list.value.origins());
@@ -73,7 +94,9 @@ impl Mirror {
         let missing = if held.is_some() { 0 } else { REQUESTS_FOR_A_SET };
         self.may_fetch(&what, &package.provider, &origins, missing, &call)?;
         let set = self.proof_set(package, &call).await;
-        Ok(set.map_err(|error| or_held_back(&what, &origins, error, &call))?.value)
+        let set = set.map_err(|error| or_held_back(&what, host, &origins, error, &call))?;
+        let unconfirmed = self.unconfirmed(&what, host, &origins, &set, &call)?;
+        Ok(Resolved { value: set.value, unconfirmed })
     }
 
     /// Sees to it that the archive of a set is held, and tells while it arrives how many bytes of how many are here.
@@ -89,7 +112,7 @@ impl Mirror {
         tell: impl Fn(u64, Option<u64>) + Send + Sync,
     ) -> Result<(Came, HeldArchive), Error> {
         let what = format!("the archive of {package}");
-        let call = self.inner(&self.job(now));
+        let call = self.step(now);
         if let Some(held) = self.name_entry(package, digest).await?
             && let Opened::Checked(Archive::Held { .. } | Archive::InMemory { .. }) =
                 self.open_held(package, &held, &call).await?
@@ -124,7 +147,7 @@ impl Mirror {
                 Progress::Failed(error) => Some(Err(error.clone())),
             };
             if let Some(ended) = ended {
-                return ended.map_err(|error| or_held_back(&what, &[origin], error, &call));
+                return ended.map_err(|error| or_held_back(&what, &package.provider.host, &[origin], error, &call));
             }
             if progress.changed().await.is_err() {
                 return Err(Error::Interrupted(what));
@@ -193,6 +216,32 @@ impl Mirror {
         }
     }
 
+    /// What is to be known of an answer that upstream did not confirm.
+    ///
+    /// # Errors
+    /// [`Error::HeldBack`] where upstream has only asked for time: it will be asked then.
+    fn unconfirmed<T>(
+        &self,
+        what: &str,
+        host: &Hostname,
+        origins: &[Origin],
+        answer: &Answer<T>,
+        call: &Call,
+    ) -> Result<Option<String>, Error> {
+        if answer.outcome != Outcome::Stale {
+            return Ok(None);
+        }
+        if self.link() == Link::Online
+            && let Some(until) = call.terms.outbound.asked_to_wait(host, origins, call.now)
+        {
+            return Err(Error::HeldBack { what: what.to_owned(), until });
+        }
+        let since = answer.checked.date_time();
+        Ok(Some(format!(
+            "upstream could not be asked about {what}, and last confirmed it at {since}: there may be a newer one"
+        )))
+    }
+
     /// Leave for a job to fetch what is not held; `requests` are what that takes.
     fn may_fetch(
         &self,
@@ -205,7 +254,7 @@ impl Mirror {
         if requests == 0 || self.link() == Link::Offline {
             return Ok(());
         }
-        if let Some(until) = call.terms.outbound.asked_to_wait(origins, call.now) {
+        if let Some(until) = call.terms.outbound.asked_to_wait(&of.host, origins, call.now) {
             return Err(Error::HeldBack { what: what.to_owned(), until });
         }
         let has_room = call.terms.outbound.spend(&of.host, requests, call.now);
@@ -214,9 +263,13 @@ impl Mirror {
 }
 
 /// What a fetch failed with, or when to try again where the upstream said so.
-fn or_held_back(what: &str, origins: &[Origin], error: Error, call: &Call) -> Error {
-    match call.terms.outbound.asked_to_wait(origins, call.now) {
-        Some(until) if matches!(error, Error::Upstream(_)) => Error::HeldBack { what: what.to_owned(), until },
-        Some(_) | None => error,
+fn or_held_back(what: &str, host: &Hostname, origins: &[Origin], error: Error, call: &Call) -> Error {
+    let Error::Upstream(failed) = &error else { return error };
+    // It may be none that is known of: where a redirect led.
+    let last = Url::parse(&failed.at).ok().map(|at| Origin::of(&at));
+    let origins: Vec<Origin> = origins.iter().cloned().chain(last).collect();
+    match call.terms.outbound.asked_to_wait(host, &origins, call.now) {
+        Some(until) => Error::HeldBack { what: what.to_owned(), until },
+        None => error,
     }
 }

@@ -120,10 +120,11 @@ impl<T> Breaker<T> {
         lasting.map(|(origin, left)| (origin, left.until, &left.kept))
     }
 
-    /// Until when one of these origins has asked to be left alone: that is more than a while of our own choosing.
-    pub(super) fn asked_to_wait(&self, origins: &[Origin], now: Timestamp) -> Option<Timestamp> {
-        let left_alone = origins.iter().filter_map(|origin| self.left_alone.get(origin)).filter(|left| left.lasts(now));
-        left_alone.filter_map(|left| left.asked_until).filter(|until| *until > now).max()
+    /// Until when an origin that is meant has asked to be left alone: that is more than a while of our own choosing.
+    pub(super) fn asked_to_wait(&self, is_meant: impl Fn(&Origin, &T) -> bool, now: Timestamp) -> Option<Timestamp> {
+        let left_alone =
+            self.left_alone.iter().filter(|(origin, left)| left.lasts(now) && is_meant(origin, &left.kept));
+        left_alone.filter_map(|(_, left)| left.asked_until).filter(|until| *until > now).max()
     }
 
     /// Gives a probe back that nothing came of.

@@ -95,6 +95,11 @@ impl Fault {
         is_unreached || matches!(self, Self::Trouble { status: 500 | 502 | 503 | 504, .. })
     }
 
+    /// Whether the upstream said for how long it wants to be left alone.
+    pub fn asks_to_wait(&self) -> bool {
+        matches!(self, Self::Trouble { retry_after: Some(_), .. })
+    }
+
     /// Whether a file's URL may just be too old: registries sign the URLs in their documents.
     pub fn may_be_an_expired_url(&self) -> bool {
         matches!(self, Self::Absent(_) | Self::Denied(401 | 403) | Self::Rejected { status: 400, .. })

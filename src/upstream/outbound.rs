@@ -134,9 +134,9 @@ impl Outbound {
         self.restraint.spend(upstream, requests, now)
     }
 
-    /// Until when one of these origins has asked to be left alone, if any has.
-    pub fn asked_to_wait(&self, origins: &[Origin], now: Timestamp) -> Option<Timestamp> {
-        self.restraint.asked_to_wait(origins, now)
+    /// Until when one of these origins has asked to be left alone, or any other that the upstream led to.
+    pub fn asked_to_wait(&self, upstream: &Hostname, origins: &[Origin], now: Timestamp) -> Option<Timestamp> {
+        self.restraint.asked_to_wait(upstream, origins, now)
     }
 
     /// Tells that somebody waited for these origins for as long as `patience`, and waits no more.
@@ -303,7 +303,9 @@ impl Outbound {
             .with_min_delay(Duration::from_millis(200))
             .with_max_times(ask.retries)
             .with_jitter();
-        once.retry(pauses).when(|error| error.fault.may_pass()).await
+        // A client waits, and a moment may help it; a job has time, and does as it is asked.
+        let may_help = |fault: &Fault| fault.may_pass() && !(ask.asker == Asker::Job && fault.asks_to_wait());
+        once.retry(pauses).when(|error| may_help(&error.fault)).await
     }
 
     /// Waits for the right to ask, and no longer than there is time for.

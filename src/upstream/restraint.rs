@@ -106,9 +106,10 @@ impl Restraint {
         Some(Leave(Some(Arc::new(Probes { taken, before: by.clone(), of: self.clone() }))))
     }
 
-    /// Until when one of these origins has asked to be left alone, if any has.
-    pub(super) fn asked_to_wait(&self, origins: &[Origin], now: Timestamp) -> Option<Timestamp> {
-        self.0.state.lock().breaker.asked_to_wait(origins, now)
+    /// Until when one of these origins has asked to be left alone, or any other that the upstream led to.
+    pub(super) fn asked_to_wait(&self, upstream: &Hostname, origins: &[Origin], now: Timestamp) -> Option<Timestamp> {
+        let is_meant = |origin: &Origin, by: &LeftAlone| by.upstream() == upstream || origins.contains(origin);
+        self.0.state.lock().breaker.asked_to_wait(is_meant, now)
     }
 
     /// Takes requests out of an upstream's budget, or nothing where there are not so many left.

@@ -49,4 +49,5 @@ mod verification_transfer;
 mod warm_command;
 mod warming;
 mod warming_locked;
+mod warming_put_off;
 mod warming_told;

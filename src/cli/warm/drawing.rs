@@ -196,9 +196,10 @@ pub(super) fn newly_ended(jobs: &[Job], told: &mut HashSet<(usize, Name)>, width
 
 fn ending(page: &mut Page, item: &Item) {
     let size = item.size_bytes.map(|size| format!("  {}", ByteSize(size))).unwrap_or_default();
+    let unconfirmed = item.unconfirmed.as_deref().map(shown_as_text);
     let (word, size, why) = match &item.state {
-        ItemState::Held => ("held", size, None),
-        ItemState::Fetched => ("fetched", size, None),
+        ItemState::Held => ("held", size, unconfirmed),
+        ItemState::Fetched => ("fetched", size, unconfirmed),
         ItemState::Cancelled => ("cancelled", String::new(), None),
         ItemState::Failed { error } => ("FAILED", String::new(), Some(shown_as_text(error))),
         ItemState::Waiting | ItemState::Resolving | ItemState::Fetching => return,
@@ -249,7 +250,7 @@ mod tests {
     use crate::clock::Timestamp;
 
     fn item(what: &str, state: ItemState, bytes: u64, size_bytes: Option<u64>) -> Item {
-        Item { what: what.to_owned(), platform: "linux_amd64".to_owned(), state, bytes, size_bytes }
+        Item { what: what.to_owned(), platform: "linux_amd64".to_owned(), state, bytes, size_bytes, unconfirmed: None }
     }
 
     fn job(items: Vec<Item>) -> Job {

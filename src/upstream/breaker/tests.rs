@@ -29,13 +29,13 @@ fn only_what_an_upstream_asked_for_is_told_to_jobs() {
     breaker.failed(&silent, None, 0.5, Timestamp(1000), || ());
     breaker.failed(&asked, Some(seconds(60)), 0.5, Timestamp(1000), || ());
     let both = [silent, asked];
-    assert_eq!(breaker.asked_to_wait(&both, Timestamp(1001)), Some(Timestamp(1060)));
-    assert_eq!(breaker.asked_to_wait(&both[..1], Timestamp(1001)), None);
-    assert_eq!(breaker.asked_to_wait(&both, Timestamp(1060)), None);
+    assert_eq!(breaker.asked_to_wait(|_, ()| true, Timestamp(1001)), Some(Timestamp(1060)));
+    assert_eq!(breaker.asked_to_wait(|origin, ()| *origin == both[0], Timestamp(1001)), None);
+    assert_eq!(breaker.asked_to_wait(|_, ()| true, Timestamp(1060)), None);
     // An answer to somebody else does not end it; a clock that was set back does.
     breaker.answered(&both[1], Timestamp(1010));
-    assert_eq!(breaker.asked_to_wait(&both, Timestamp(1011)), Some(Timestamp(1060)));
-    assert_eq!(breaker.asked_to_wait(&both, Timestamp(100)), None);
+    assert_eq!(breaker.asked_to_wait(|_, ()| true, Timestamp(1011)), Some(Timestamp(1060)));
+    assert_eq!(breaker.asked_to_wait(|_, ()| true, Timestamp(100)), None);
 }
 
 /// Plays a story at one origin, in the middle of the jitter: no more and no less.

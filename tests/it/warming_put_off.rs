@@ -1,0 +1,124 @@
+//! Warming by an upstream that is slow, down, or wants to be left alone: a job waits for what it says now, and says so
+//! where it went by what is held.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::support::larder::Larder;
+use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
+use crate::warming::{Desk, both, error, items, states};
+
+const DAY: Duration = Duration::from_secs(25 * 3600);
+
+fn told() -> Value {
+    json!({ "what": ["acme/null"], "platforms": ["linux_amd64"] })
+}
+
+/// An upstream whose 1.2.0 is warm since yesterday, and that has published 1.3.0 since.
+async fn warm_since_yesterday() -> (FakeUpstream, Larder, Desk) {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(both(Provider::new("acme", "null")));
+    let larder = Larder::mirroring(&upstream).with("patience = \"100ms\"").start().await;
+    let desk = Desk::of(&larder);
+    assert_eq!(items(&desk.warm(&told()).await), ["null@1.2.0 linux_amd64 fetched"]);
+    upstream.publish(both(Provider::new("acme", "null").version("1.3.0")));
+    larder.clock.advance(DAY);
+    upstream.forget_requests();
+    (upstream, larder, desk)
+}
+
+#[tokio::test]
+async fn a_job_has_more_patience_with_a_list_than_a_client() {
+    let (mut upstream, larder, desk) = warm_since_yesterday().await;
+    let held = upstream.hold(Target::Versions);
+    let path = desk.begin(&told()).await;
+    upstream.wait_for(Target::Versions, 1).await;
+    assert!(larder.versions("null").await.expect(200).is("larder; hit; detail=stale"), "the client waited");
+    assert_eq!(desk.job(&path).await["state"], "running", "a stale list was taken for good");
+    held.open();
+    let job = desk.ended(&path).await;
+    assert_eq!(items(&job), ["null@1.3.0 linux_amd64 fetched"], "{job}");
+    assert_eq!(job["items"][0]["unconfirmed"], Value::Null, "{job}");
+    upstream.stop().await;
+    let path = larder.archive_path("null", "1.3.0").await;
+    assert!(larder.get(&path).await.expect(200).is("larder; hit"));
+}
+
+#[tokio::test]
+async fn what_was_chosen_by_a_list_that_nobody_confirmed_says_so() {
+    let (mut upstream, _larder, desk) = warm_since_yesterday().await;
+    upstream.stop().await;
+    let job = desk.warm(&told()).await;
+    assert_eq!(items(&job), ["null@1.2.0 linux_amd64 held"], "{job}");
+    let said = job["items"][0]["unconfirmed"].as_str().unwrap();
+    assert!(said.contains("could not be asked about the version list of registry.terraform.io/acme/null"), "{said}");
+}
+
+#[tokio::test]
+async fn a_list_is_asked_for_later_where_its_upstream_says_so() {
+    let (upstream, larder, desk) = warm_since_yesterday().await;
+    upstream.fault_once(Target::Versions, Fault::RetryAfter(429, 600));
+    let path = desk.begin(&told()).await;
+    upstream.wait_for(Target::Versions, 1).await;
+    let job = desk.once(&path, |job| job["items"][0]["state"] != "resolving").await;
+    assert_eq!(states(&job), ["waiting"], "{job}");
+    larder.clock.advance(Duration::from_secs(601));
+    assert_eq!(items(&desk.ended(&path).await), ["null@1.3.0 linux_amd64 fetched"]);
+}
+
+/// However often: a large job by a rate limiter is told "later" many times.
+#[tokio::test]
+async fn to_be_told_later_many_times_is_no_failure() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let desk = Desk::of(&larder);
+    upstream.fault(Target::Archive, Fault::RetryAfter(429, 60));
+    let path = desk.begin(&told()).await;
+    for times in 1..=15 {
+        upstream.wait_for(Target::Archive, times).await;
+        desk.once(&path, |job| job["items"][0]["state"] != "fetching").await;
+        larder.clock.advance(Duration::from_secs(61));
+    }
+    upstream.heal();
+    larder.clock.advance(Duration::from_secs(61));
+    let job = desk.ended(&path).await;
+    assert_eq!((states(&job), &job["state"]), (vec!["fetched"], &json!("done")), "{job}");
+}
+
+/// But not for ever.
+#[tokio::test]
+async fn a_job_that_nothing_comes_in_for_ends() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let desk = Desk::of(&larder);
+    upstream.fault(Target::Archive, Fault::RetryAfter(429, 60));
+    let path = desk.begin(&told()).await;
+    upstream.wait_for(Target::Archive, 1).await;
+    desk.once(&path, |job| job["items"][0]["state"] == "waiting").await;
+    larder.clock.advance(Duration::from_secs(7 * 3600));
+    let job = desk.ended(&path).await;
+    assert!(error(&job, 0).contains("to be left alone"), "{job}");
+}
+
+/// It is not always the registry itself that says so, nor anybody whom a document names.
+#[tokio::test]
+async fn a_job_waits_for_whom_a_redirect_leads_to() {
+    let elsewhere = FakeUpstream::start().await;
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let larder = Larder::mirroring(&upstream).allow_private(&elsewhere.origin()).start().await;
+    let desk = Desk::of(&larder);
+    upstream.fault(Target::Archive, Fault::RedirectTo(302, format!("{}/x.zip", elsewhere.origin())));
+    elsewhere.fault(Target::Everything, Fault::RetryAfter(503, 600));
+    let path = desk.begin(&told()).await;
+    elsewhere.wait_for(Target::Other, 1).await;
+    let job = desk.once(&path, |job| job["items"][0]["state"] != "fetching").await;
+    assert_eq!(states(&job), ["waiting"], "{job}");
+    assert_eq!(elsewhere.requests().len(), 1, "it was asked again although it wants to be left alone");
+    upstream.heal();
+    larder.clock.advance(Duration::from_secs(601));
+    assert_eq!(states(&desk.ended(&path).await), ["fetched"]);
+}
