@@ -68,6 +68,13 @@ impl Check {
         self
     }
 
+    /// It may be so for the doctor only, and `why`.
+    pub(super) fn no_worse_than_a_warning(mut self, why: &str) -> Self {
+        self.verdict = self.verdict.min(Verdict::Warn);
+        self.found.push_str(why);
+        self
+    }
+
     /// Lines to write, as they are.
     pub(super) fn paste(mut self, lines: impl Into<String>) -> Self {
         self.paste = Some(lines.into());

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use url::{Host, Url};
 
-use super::recognise::{Met, Who, meet};
+use super::recognise::{Met, Service, Who, meet};
 use super::running::Running;
 use super::{Check, Findings, clock};
 use crate::app;
@@ -43,13 +43,13 @@ fn reaches(listening: IpAddr) -> bool {
 
 /// Asks there as a client would.
 pub(super) async fn look(config: &Config, running: &Running, trust: &Trust) -> Findings {
-    let (true, Some(base), Some(upstream)) = (running.is_up, base(config), config.upstreams.first()) else {
+    let (true, Some(base), Some(upstream)) = (running.is_up(), base(config), config.upstreams.first()) else {
         return Findings::default();
     };
     let host = &upstream.host;
     let Ok(asked) = base.join(providers_base(host).trim_start_matches('/')) else { return Findings::default() };
     let shown = base.as_str().trim_end_matches('/').to_owned();
-    match meet(&asked, host, trust).await {
+    match meet(&asked, Service::Providers, host, trust).await {
         Ok(met) => {
             let told = met.date.map(|at| clock::Told { by: shown.clone(), at, here: Clock::system().now() });
             // What this machine says of itself is no second opinion.
@@ -63,6 +63,10 @@ pub(super) async fn look(config: &Config, running: &Running, trust: &Trust) -> F
 fn of_met(met: &Met, base: &Url, shown: &str) -> Vec<Check> {
     let listener = match &met.who {
         Who::Larder => Check::ok(LISTENER, format!("larder answers at {shown}")),
+        Who::LarderElsewhere => {
+            Check::fail(LISTENER, format!("larder answers at {shown}, and has no registry below it"))
+                .advise("make [server] public_url the URL that what stands before larder passes on to it, and no other")
+        }
         Who::LarderWithout(_) => Check::fail(LISTENER, format!("the larder at {shown} has another configuration"))
             .advise("restart it, so that it has this configuration; or make public_url lead to this larder"),
         Who::LarderThatRefuses(said) => Check::warn(LISTENER, format!("larder answers at {shown}: {said}"))

@@ -18,6 +18,7 @@ use futures_util::{FutureExt, StreamExt};
 
 pub use self::check::{Check, Verdict};
 
+use self::running::{Running, State};
 use crate::app::{self, StartError};
 use crate::cdn_loop::OwnEntry;
 use crate::clock::{Clock, Timestamp};
@@ -64,7 +65,9 @@ pub async fn examine(loaded: Result<(Config, Vec<Warning>), Problems>, mut tell:
     };
     let (running, checks) = running::look(&config, &examined).await;
     checks.into_iter().for_each(&mut tell);
-    disk::look(&config, &examined, running.used_bytes).await.into_iter().for_each(&mut tell);
+    if running.state != State::NeverSetUp {
+        disk::look(&config, &examined, running.used_bytes).await.into_iter().for_each(&mut tell);
+    }
 
     let environment = config::environment();
     let set = |name: &str| environment.get(name).map(String::as_str);
@@ -73,7 +76,7 @@ pub async fn examine(loaded: Result<(Config, Vec<Warning>), Problems>, mut tell:
     let mut told = Vec::new();
     let groups: FuturesOrdered<BoxFuture<'_, Findings>> = [
         listener::look(&config, &running, &trust).boxed(),
-        of_upstreams(&config, can_start, clock.now()).boxed(),
+        of_upstreams(&config, &running, can_start, clock.now()).boxed(),
         client::look(&config, &running, &environment, &trust).map(Findings::from).boxed(),
     ]
     .into_iter()
@@ -93,7 +96,10 @@ async fn examined(config: &Config) -> Option<Examined> {
     tokio::time::timeout(WITHIN, looking).await.ok()?.ok()
 }
 
-async fn of_upstreams(config: &Config, can_start: bool, now: Timestamp) -> Findings {
+async fn of_upstreams(config: &Config, running: &Running, can_start: bool, now: Timestamp) -> Findings {
+    if running.state == State::NeverSetUp {
+        return vec![Check::ok("upstreams", "not asked: no larder is set up here that would ask them")].into();
+    }
     if config.network.offline {
         let said = "offline ([network] offline = true): no upstream is asked, by larder or by this";
         return vec![Check::ok("upstreams", said)].into();

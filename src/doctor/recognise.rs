@@ -1,5 +1,6 @@
-//! Who answers at a URL that should lead to a larder. What is asked for is the base of a service: larder has nothing
-//! there, asks no upstream about it, and says so in its own words.
+//! Who answers at a URL that should be the base of a service of larder's. What is asked for there has a name that no
+//! provider can have: larder refuses the name (400) where it serves the service, has nothing there (404) where it does
+//! not, and asks no upstream in either case.
 
 use http::StatusCode;
 use serde::Deserialize;
@@ -24,11 +25,34 @@ pub(super) struct Met {
     pub(super) date: Option<Timestamp>,
 }
 
+/// The service that a URL should be the base of.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Service {
+    /// `providers.v1`
+    Providers,
+    /// `modules.v1`
+    Modules,
+    /// A network mirror.
+    Mirror,
+}
+
+impl Service {
+    fn what_can_not_be(self, host: &Hostname) -> String {
+        match self {
+            Self::Providers => "~/~/versions".to_owned(),
+            Self::Modules => "~/~/~/versions".to_owned(),
+            Self::Mirror => format!("{host}/~/~/index.json"),
+        }
+    }
+}
+
 /// Who answers somewhere.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Who {
-    /// A larder.
+    /// A larder that serves the service there.
     Larder,
+    /// A larder that does not serve it there.
+    LarderElsewhere,
     /// A larder that does not mirror this host.
     LarderWithout(Hostname),
     /// A larder that does not serve this machine, in its words.
@@ -37,9 +61,11 @@ pub(super) enum Who {
     SomebodyElse(StatusCode),
 }
 
-/// Asks for a base, and looks at who answers.
-pub(super) async fn meet(base: &Url, host: &Hostname, trust: &Trust) -> Result<Met, NoVisit> {
-    let visited = visit(base, trust, WITHIN).await?;
+/// Asks below the base of a service, which ends in a slash, and looks at who answers.
+pub(super) async fn meet(base: &Url, service: Service, host: &Hostname, trust: &Trust) -> Result<Met, NoVisit> {
+    let mut asked = base.clone();
+    asked.set_path(&format!("{}{}", base.path(), service.what_can_not_be(host)));
+    let visited = visit(&asked, trust, WITHIN).await?;
     let date = visited.headers.get(http::header::DATE).and_then(|date| date.to_str().ok());
     let date = date.and_then(|date| httpdate::parse_http_date(date).ok()).map(Timestamp::of);
     Ok(Met { who: who(&visited, host), ends_soon: visited.ends_soon, date })
@@ -59,6 +85,7 @@ fn who(visited: &Visited, host: &Hostname) -> Who {
     match visited.status {
         StatusCode::FORBIDDEN => Who::LarderThatRefuses(said.join("; ")),
         _ if said.contains(&Error::UnknownHost(host.clone()).to_string()) => Who::LarderWithout(host.clone()),
+        StatusCode::NOT_FOUND => Who::LarderElsewhere,
         _ => Who::Larder,
     }
 }

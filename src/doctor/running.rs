@@ -15,20 +15,57 @@ use crate::store::{Examined, LockState, Store, TokenFile};
 const HELD_BY_ANOTHER: &str = "a larder with another [admin] listen has this store, or a command is at work on it: \
      give the doctor the --config of the larder that runs";
 
+const NONE_HERE: &str = "where one shall run, start it (larder serve) or give the doctor its --config; where only clients \
+     are, nothing is to be done";
+
+/// Whether a larder of this configuration runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum State {
+    /// It runs.
+    Up,
+    /// It does not.
+    #[default]
+    Down,
+    /// It never did: there is neither a configuration nor a store, and this may be a machine with clients only.
+    NeverSetUp,
+}
+
 /// What is known of the larder of this configuration.
 #[derive(Debug, Default)]
 pub(super) struct Running {
     /// Whether it runs.
-    pub(super) is_up: bool,
+    pub(super) state: State,
     /// What its archives and documents take, in bytes.
     pub(super) used_bytes: Option<u64>,
 }
 
+impl Running {
+    /// Whether it runs.
+    pub(super) fn is_up(&self) -> bool {
+        self.state == State::Up
+    }
+}
+
 /// Looks for the running larder, and tries the token on it.
 pub(super) async fn look(config: &Config, examined: &Examined) -> (Running, Vec<Check>) {
+    if config.source.is_none() && matches!(examined.there, Ok(false)) {
+        return none_here(config.admin.listen).await;
+    }
     let (running, check) = larder(config, examined).await;
-    let token = token(config, examined, running.is_up).await;
+    let token = token(config, examined, running.is_up()).await;
     (running, vec![check, token])
+}
+
+/// Neither a configuration nor a store: what there is to say of a larder is that there is none.
+async fn none_here(at: SocketAddr) -> (Running, Vec<Check>) {
+    let somebody = match get(at, "/healthz", None).await {
+        Err(NoAnswer::NotRunning(_)) => String::new(),
+        Ok(_) | Err(_) => format!("; somebody answers on {at}"),
+    };
+    let found =
+        format!("no larder is set up on this machine: no mirror.toml was found, and there is no store{somebody}");
+    let running = Running { state: State::NeverSetUp, used_bytes: None };
+    (running, vec![Check::warn("running", found).advise(NONE_HERE)])
 }
 
 async fn larder(config: &Config, examined: &Examined) -> (Running, Check) {
@@ -60,7 +97,7 @@ async fn larder(config: &Config, examined: &Examined) -> (Running, Check) {
 async fn up(config: &Config, examined: &Examined, at: SocketAddr) -> (Running, Check) {
     const RUNNING: &str = "running";
     let here = env!("CARGO_PKG_VERSION");
-    let mut running = Running { is_up: true, used_bytes: None };
+    let mut running = Running { state: State::Up, used_bytes: None };
     if let Err(error) = get(at, "/readyz", None).await {
         let check = Check::fail(RUNNING, format!("it runs and is not ready: {error}"));
         return (running, check.advise("bring the store folder back, or restart larder; its log says more"));

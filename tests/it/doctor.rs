@@ -164,6 +164,17 @@ pub(crate) async fn examine(site: &Site, set: Set<'_>) -> Found {
     Found::said(&run(doctor(site, &["--json"], set)).await)
 }
 
+/// The same on a machine where no larder was ever set up, for the one client that is there.
+pub(crate) async fn examine_terraform_alone(home: &Path) -> Found {
+    std::fs::write(home.join("terraform"), "").unwrap();
+    let mut command = command(home, &["doctor", "--json"]);
+    for name in FOREIGN.into_iter().chain(["XDG_CONFIG_HOME", "XDG_CACHE_HOME", "STATE_DIRECTORY"]) {
+        command.env_remove(name);
+    }
+    command.env("PATH", home).env("HOME", home);
+    Found::said(&run(command).await)
+}
+
 fn files_below(folder: &Path) -> Vec<String> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];

@@ -1,9 +1,9 @@
 //! `larder doctor` on the client's side: whether what is in a client's own configuration would really lead here. Where it
 //! is cheap, the real client has the last word.
 
-use crate::doctor::{examine, paste, providers, registry, site, speak_tls, write};
+use crate::doctor::{examine, examine_terraform_alone, paste, providers, registry, site, speak_tls, write};
 use crate::operator::{Site, free_port};
-use crate::support::larder::HOST;
+use crate::support::larder::{Folder, HOST};
 use crate::support::process::Process;
 use crate::support::terraform::{Terraform, host_override, network_mirror};
 use crate::support::tls::TestCa;
@@ -189,6 +189,75 @@ async fn another_registrys_path_and_no_registrys_path_are_told() {
     let both = host_override(HOST, &other, MODULES) + &host_override("registry.opentofu.org", &other, MODULES);
     write(&site, ".terraformrc", &both);
     examine(&site, &[]).await.fails(&["client.host"], "the same version has other bytes there");
+}
+
+/// What ends otherwise than a registry's base is none, and larder itself is asked where it begins.
+#[tokio::test]
+async fn paths_that_only_look_like_a_registrys_are_told() {
+    let (_upstream, mut site, larder) = scene().await;
+    for path in [
+        format!("/registry/{HOST}/"),
+        format!("/registry/{HOST}/providers/"),
+        format!("/registry/{HOST}/v1/modules/"),
+        format!("/registry/{HOST}/v1/providers/hashicorp/"),
+        format!("/mirror/{HOST}/"),
+        format!("/wrong-prefix/registry/{HOST}/v1/providers/"),
+    ] {
+        write(&site, ".terraformrc", &host_override(HOST, &format!("{}{path}", site.base()), MODULES));
+        examine(&site, &[]).await.fails(&["client.path"], "and there to no registry");
+    }
+    drop(larder);
+    let url = format!("{}/registry/", site.base());
+    site.text = site.text.replacen("[server]\n", &format!("[server]\npublic_url = \"{url}\"\n"), 1);
+    let _larder = site.serve();
+    write(&site, ".terraformrc", &host_override(HOST, &providers(&site), MODULES));
+    examine(&site, &[]).await.fails(&["client.path"], "and there to no registry");
+    let below = format!("{url}registry/{HOST}/v1/providers/");
+    write(&site, ".terraformrc", &host_override(HOST, &below, MODULES));
+    examine(&site, &[]).await.is_healthy();
+}
+
+/// Larder is asked whether it serves modules, and does not yet.
+#[tokio::test]
+async fn modules_that_are_asked_of_a_larder_without_them_are_told() {
+    let (_upstream, site, _larder) = scene().await;
+    for modules in [format!("/registry/{HOST}/v1/modules/"), format!("/registry/{HOST}/v1/modules"), "/".to_owned()] {
+        write(&site, ".terraformrc", &host_override(HOST, &providers(&site), &format!("{}{modules}", site.base())));
+        let found = examine(&site, &[]).await;
+        found.fails(&["client.services"], "serves no modules there");
+        assert!(found.advice("client.services").contains(MODULES), "{found:#?}");
+    }
+    let nowhere = format!("http://127.0.0.1:{}/v1/modules/", free_port());
+    write(&site, ".terraformrc", &host_override(HOST, &providers(&site), &nowhere));
+    examine(&site, &[]).await.warns("client.services", "nobody listens there");
+}
+
+/// On a machine without a larder, the client is judged by where it is sent, and told in the words of that place.
+#[tokio::test]
+async fn a_machine_with_clients_only_is_looked_at_for_its_clients() {
+    let (upstream, mut site, larder) = scene().await;
+    drop(larder);
+    site.text.push_str(&format!("[[upstream]]\nhost = \"registry.example\"\nurl = \"{}/\"\n", upstream.origin()));
+    let larder = site.serve();
+    let home = Folder::new();
+    let good = host_override(HOST, &providers(&site), MODULES);
+    let block = |url: &str| host_override("registry.example", url, "https://registry.example/v1/modules/");
+    let other = providers(&site).replace(HOST, "registry.example");
+    let told = async |text: String| {
+        std::fs::write(home.path().join(".terraformrc"), text).unwrap();
+        examine_terraform_alone(home.path()).await
+    };
+    let found = told(good.clone() + &block(&other)).await;
+    found.warns("running", "no larder is set up on this machine");
+    assert!(found.of("client.override", "registry.example").contains("leads here"), "{found:#?}");
+    assert!(found.found("upstreams").contains("not asked"), "{found:#?}");
+    let found = told(good.clone() + &block(&providers(&site))).await;
+    found.fails(&["client.host"], "other bytes");
+    assert!(found.advice("client.host").contains(&other), "{found:#?}");
+    drop(larder);
+    let found = told(good).await;
+    found.fails(&["client.address"], "nobody listens there");
+    assert!(found.advice("client.address").contains(&format!("a larder runs at {}", site.base())), "{found:#?}");
 }
 
 /// PROTOCOL 1.3: a broken configuration only prints errors, and the command goes on.

@@ -1,7 +1,7 @@
 //! A `provider_installation` block: whether providers still come here with it (PROTOCOL 3).
 
 use super::files::Reading;
-use super::services::Tried;
+use super::tried::Tried;
 use super::{Check, OVERRIDE, Scene, default_host};
 use crate::address::Hostname;
 use crate::closure::cli_config::Source;
@@ -71,7 +71,8 @@ impl Ways {
             Reach::None => {
                 let from = if self.elsewhere.is_empty() { "nowhere".to_owned() } else { self.elsewhere() + " only" };
                 let found = format!("providers are installed from {from}: the host block is never asked for them");
-                let advice = format!("add direct {{ include = [{all}] }} to provider_installation, or take that away");
+                let advice =
+                    format!("add the line direct {{ include = [{all}] }} to provider_installation, or take that away");
                 Some(Check::fail(INSTALLATION, found).advise(advice))
             }
             Reach::Some => Some(some_only(all)),

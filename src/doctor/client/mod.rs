@@ -6,16 +6,17 @@ mod installation;
 mod proxies;
 mod services;
 mod surroundings;
+mod tried;
 
 use tokio::time::timeout;
 
 use self::files::Reading;
 use super::listener::base;
-use super::running::Running;
+use super::running::{Running, State};
 use super::{Check, WITHIN};
 use crate::address::Hostname;
 use crate::closure::cli_config::places::{Client, Environment};
-use crate::config::{Config, Upstream};
+use crate::config::Config;
 use crate::http::admin_client;
 use crate::http::trust::Trust;
 use crate::protocol::client_config::{Way, text_of_nothing_held};
@@ -62,21 +63,44 @@ impl Scene<'_> {
                     FILES,
                     format!("no CLI configuration ({looked}): every registry is asked itself, and not larder"),
                 )
-                .advise("write these lines there, on every machine where clients shall come here:")
+                .advise(match self.running.state {
+                    State::NeverSetUp => {
+                        "write these lines there, with your larder's own URL in place of the one of this machine:"
+                    }
+                    State::Up | State::Down => {
+                        "write these lines there, on every machine where clients shall come here:"
+                    }
+                })
                 .paste(lines),
             );
             return checks;
         }
-        for upstream in &self.config.upstreams {
-            checks.extend(self.of_host(reading, upstream).await);
+        for host in self.hosts(reading) {
+            checks.extend(self.of_host(reading, &host).await);
         }
         checks.extend(self.surroundings(reading));
         checks
     }
 
+    /// The registries that matter to a client: those that are mirrored here, or that it asks by itself where no larder
+    /// is; and those whose block leads to a larder, this one or another.
+    fn hosts(&self, reading: &Reading) -> Vec<Hostname> {
+        let mut hosts: Vec<Hostname> = match self.running.state {
+            State::NeverSetUp => {
+                reading.clients.iter().filter_map(|client| Hostname::parse(client.default_host()).ok()).collect()
+            }
+            State::Up | State::Down => self.config.upstreams.iter().map(|upstream| upstream.host.clone()).collect(),
+        };
+        for (host, services) in &reading.config.hosts {
+            if !hosts.contains(host) && self.is_meant_for_larder(services, host) {
+                hosts.push(host.clone());
+            }
+        }
+        hosts
+    }
+
     /// Whether the client comes here for the providers and modules of one registry.
-    async fn of_host(&self, reading: &Reading, upstream: &Upstream) -> Vec<Check> {
-        let host = &upstream.host;
+    async fn of_host(&self, reading: &Reading, host: &Hostname) -> Vec<Check> {
         let said = reading.config.hosts.get(host);
         let ways = self.ways(reading, host).await;
         let mut checks = match said {
@@ -85,15 +109,19 @@ impl Scene<'_> {
         };
         checks.extend(self.installation(host, said.is_some(), &ways));
         if checks.is_empty() && said.is_none() {
-            checks.push(self.without_a_word(upstream).await);
+            checks.push(self.without_a_word(host).await);
         }
         checks.into_iter().map(|check| if check.of.is_none() { check.of(host) } else { check }).collect()
     }
 
     /// A registry that no file mentions: the client asks it itself, unless its name leads here.
-    async fn without_a_word(&self, upstream: &Upstream) -> Check {
-        let host = &upstream.host;
-        if !upstream.addresses.is_empty() && self.name_leads_here(host).await {
+    async fn without_a_word(&self, host: &Hostname) -> Check {
+        let upstream = self.config.upstreams.iter().find(|upstream| upstream.host == *host);
+        let may_lead_here = upstream.is_some_and(|upstream| !upstream.addresses.is_empty());
+        if may_lead_here && self.config.network.offline {
+            return Check::ok(OVERRIDE, "no host block; where its name leads is not asked: [network] offline = true");
+        }
+        if may_lead_here && self.name_leads_here(host).await {
             return Check::ok(OVERRIDE, "its name leads here");
         }
         Check::warn(OVERRIDE, "no host block: the client asks this registry itself, and not larder")
@@ -102,7 +130,7 @@ impl Scene<'_> {
 
     async fn lines_to_paste(&self) -> String {
         let asked = admin_client::get(self.config.admin.listen, "/admin/v1/client-config", None);
-        if self.running.is_up
+        if self.running.is_up()
             && let Ok(Ok(lines)) = timeout(WITHIN, asked).await
         {
             return String::from_utf8_lossy(&lines).into_owned();

@@ -27,18 +27,18 @@ impl Scene<'_> {
     /// Where the client is sent for the configured registries, as far as these are URLs.
     fn destinations(&self, reading: &Reading) -> Vec<(Hostname, Url)> {
         let mut found = Vec::new();
-        for upstream in &self.config.upstreams {
-            let services = reading.config.hosts.get(&upstream.host);
+        for host in self.hosts(reading) {
+            let services = reading.config.hosts.get(&host);
             if let Some(Service::Url(text)) = services.and_then(|services| services.get("providers.v1"))
                 && let Ok(url) = Url::parse(text)
             {
-                found.push((upstream.host.clone(), url));
+                found.push((host.clone(), url));
             }
             for method in reading.config.installation.iter().flatten() {
                 if let Source::NetworkMirror { url } = &method.source
                     && let Ok(url) = Url::parse(url)
                 {
-                    found.push((upstream.host.clone(), url));
+                    found.push((host.clone(), url));
                 }
             }
         }

@@ -1,0 +1,196 @@
+//! One URL of a client's, tried as the client would: whether it is the base of a service of larder's.
+
+use url::Url;
+
+use super::proxies::proxied_by;
+use super::{Check, OVERRIDE, Scene};
+use crate::address::Hostname;
+use crate::doctor::listener::{is_ours, what_to_do_about};
+use crate::doctor::recognise::{Met, Service, Who, meet};
+use crate::doctor::running::State;
+use crate::http::visit::NoVisit;
+use crate::protocol::route::{MIRROR_BASE, providers_base};
+
+pub(super) const ADDRESS: &str = "client.address";
+pub(super) const PATH: &str = "client.path";
+pub(super) const OTHER_HOST: &str = "client.host";
+pub(super) const SLASH: &str = "client.slash";
+const SCHEME: &str = "client.scheme";
+const CERTIFICATE: &str = "client.certificate";
+
+const START: &str = "start it: larder serve, or systemctl start larder";
+
+/// What came of trying a URL of the client's.
+pub(super) enum Tried {
+    /// It is larder's.
+    Larder,
+    /// It is somebody's who is no larder, or nobody's.
+    Elsewhere(Check),
+    /// The client would not get that far.
+    Unusable(Check),
+}
+
+impl Scene<'_> {
+    /// Asks a base of the client's as the client would. `right` is what could stand there instead.
+    pub(super) async fn try_base(
+        &self,
+        url: &Url,
+        (what, service): (&str, Service),
+        right: &str,
+        host: &Hostname,
+    ) -> Tried {
+        let shown = url.origin().ascii_serialization();
+        let is_ours = is_ours(url, self.config);
+        if self.running.state == State::Down && is_ours {
+            let check = Check::warn(OVERRIDE, format!("{what} leads to this larder, which does not run"));
+            return Tried::Unusable(check.advise(START));
+        }
+        if self.may_not_ask(url) {
+            let found = format!("{what} leads to {shown}, which is not asked: [network] offline = true");
+            let check = Check::warn(OVERRIDE, found);
+            return Tried::Unusable(check.advise("where that is this larder, make it [server] public_url"));
+        }
+        let to_do = match self.running.state {
+            State::NeverSetUp if is_ours => START.to_owned(),
+            State::NeverSetUp => {
+                format!("see that a larder runs at {shown}, and that this machine reaches it; or {right}")
+            }
+            State::Up | State::Down => right.to_owned(),
+        };
+        match meet(url, service, host, self.trust).await {
+            Ok(Met { who: Who::Larder, .. }) => Tried::Larder,
+            Ok(Met { who: Who::LarderElsewhere, .. }) => {
+                let found = format!("{what} {shown}{} leads to larder, and there to no registry", url.path());
+                Tried::Unusable(Check::fail(PATH, found).advise(right))
+            }
+            Ok(Met { who: Who::LarderWithout(missing), .. }) => Tried::Unusable(
+                Check::fail(OTHER_HOST, format!("{what} leads to larder at {shown}, which does not mirror {missing}"))
+                    .advise(right)
+                    .advise(format!("or add {missing} to that larder as an [[upstream]]")),
+            ),
+            Ok(Met { who: Who::LarderThatRefuses(said), .. }) => Tried::Unusable(
+                Check::fail(ADDRESS, format!("{what} leads to larder at {shown}, which refuses this machine: {said}"))
+                    .advise("add the address of this machine to [server] clients"),
+            ),
+            Ok(Met { who: Who::SomebodyElse(status), .. }) => {
+                let found = format!("{what} leads to {shown}, where somebody else answers ({status}), and not larder");
+                Tried::Elsewhere(self.beside_a_proxy(url, Check::fail(ADDRESS, found).advise(to_do)))
+            }
+            Err(error) => Tried::Unusable(self.beside_a_proxy(url, fault(&error, what, url, to_do))),
+        }
+    }
+
+    /// Whether a URL is out of bounds for the doctor of a sealed larder.
+    pub(super) fn may_not_ask(&self, url: &Url) -> bool {
+        self.config.network.offline && !is_ours(url, self.config)
+    }
+
+    /// The client would not come directly, as the doctor did: what it meets may be something else.
+    fn beside_a_proxy(&self, url: &Url, check: Check) -> Check {
+        match proxied_by(url, self.environment) {
+            Some(variable) => check.no_worse_than_a_warning(&format!("; the proxy of {variable} may lead elsewhere")),
+            None => check,
+        }
+    }
+
+    /// The URL of a network mirror, which must be https and end in a slash.
+    pub(super) async fn try_mirror(&self, text: &str, host: &Hostname) -> Tried {
+        let unusable = |id, found: String, to_do: String| Tried::Unusable(Check::fail(id, found).advise(to_do));
+        let right = |base: &str| format!("write url = \"{base}{MIRROR_BASE}\" in network_mirror");
+        let Ok(mut url) = Url::parse(text) else {
+            return unusable(ADDRESS, "the url of its network_mirror is none".to_owned(), right(&self.base()));
+        };
+        let right = right(&self.base_beside(&url));
+        // It may name a user and a password.
+        let shown = format!("{}{}", url.origin().ascii_serialization(), url.path());
+        if url.scheme() != "https" {
+            let found = format!(
+                "network_mirror {shown} is not https: the client takes no other, prints an error and goes on without it"
+            );
+            let to_do = "give larder a certificate ([server] tls), or use host blocks, which may be http";
+            return unusable(SCHEME, found, to_do.to_owned());
+        }
+        if !url.path().ends_with('/') {
+            let found = format!("network_mirror {shown} has no slash at its end: the client leaves out its last part");
+            return unusable(SLASH, found, right);
+        }
+        url.set_query(None);
+        let tried = self.try_base(&url, ("network_mirror", Service::Mirror), &right, host).await;
+        match tried {
+            Tried::Unusable(check) if check.id == PATH => {
+                unusable(PATH, format!("network_mirror {shown} leads to larder, and there to no mirror"), right)
+            }
+            tried => tried,
+        }
+    }
+
+    /// Whether a registry's own name leads to a larder from here.
+    pub(super) async fn name_leads_here(&self, host: &Hostname) -> bool {
+        let Ok(url) = Url::parse(&format!("https://{host}/v1/providers/")) else { return false };
+        let met = meet(&url, Service::Providers, host, self.trust).await;
+        met.is_ok_and(|met| met.who == Who::Larder)
+    }
+
+    /// What to write in place of a `providers.v1`.
+    pub(super) fn right_providers(&self, host: &Hostname, in_place_of: &Url) -> String {
+        format!("write \"providers.v1\" = \"{}{}\"", self.base_beside(in_place_of), providers_base(host))
+    }
+
+    /// How this client reaches larder, without a slash at its end: the larder of this machine, or the one that it is
+    /// sent to where there is none.
+    fn base_beside(&self, url: &Url) -> String {
+        if self.running.state != State::NeverSetUp {
+            return self.base();
+        }
+        let path = url.path();
+        let mount = ["/registry/", MIRROR_BASE].iter().filter_map(|known| path.find(known)).min();
+        format!("{}{}", url.origin().ascii_serialization(), mount.and_then(|end| path.get(..end)).unwrap_or_default())
+    }
+}
+
+/// The registry whose base a path of larder's is: `…/registry/HOST/v1/providers/`, or the same with `modules`.
+pub(super) fn host_of_base(url: &Url, service: &str) -> Option<Hostname> {
+    let mut from_the_end = url.path_segments()?.rev();
+    let is_base = ["", service, "v1"].into_iter().all(|part| from_the_end.next() == Some(part));
+    let named = percent_encoding::percent_decode_str(from_the_end.next()?).decode_utf8().ok()?;
+    if !is_base || from_the_end.next() != Some("registry") {
+        return None;
+    }
+    Hostname::parse(&named).ok()
+}
+
+fn fault(error: &NoVisit, what: &str, url: &Url, to_do: String) -> Check {
+    let shown = url.origin().ascii_serialization();
+    let found = format!("{what} leads to {shown}: {error}");
+    match error {
+        NoVisit::Certificate(bad) => Check::fail(CERTIFICATE, found).advise(what_to_do_about(bad)),
+        NoVisit::NoTls(_) => Check::fail(SCHEME, found).advise(format!("it may be plain http there; {to_do}")),
+        NoVisit::NoHttp(_) => Check::fail(SCHEME, found).advise(format!("it may be https there; {to_do}")),
+        NoVisit::NoSuchName { .. } | NoVisit::Unreachable(_) | NoVisit::Slow(_) | NoVisit::NoUrl => {
+            Check::fail(ADDRESS, found).advise(to_do)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_registry_of_a_base_is_the_one_right_before_its_end() {
+        for (path, host) in [
+            ("/registry/a.example/v1/providers/", Some("a.example")),
+            ("/tools/registry/a.example:8443/v1/providers/", Some("a.example:8443")),
+            ("/registry/registry/a.example/v1/providers/", Some("a.example")),
+            ("/registry/a.example/", None),
+            ("/registry/a.example/providers/", None),
+            ("/registry/a.example/v1/modules/", None),
+            ("/registry/a.example/v1/providers", None),
+            ("/registry/a.example/v1/providers/x/", None),
+            ("/v1/providers/", None),
+        ] {
+            let url = Url::parse(&format!("http://127.0.0.1:8080{path}")).unwrap();
+            assert_eq!(host_of_base(&url, "providers"), host.map(|host| Hostname::parse(host).unwrap()), "{path}");
+        }
+    }
+}
