@@ -112,15 +112,18 @@ async fn a_small_archive_that_is_damaged_after_it_was_served_is_not_served_again
     assert_eq!(larder.folder.files("aside").len(), 1);
 }
 
-/// Sees to it that the small archive is in memory.
-async fn in_memory(larder: &Larder) -> String {
-    let path = larder.archive_path("small", "1.2.0").await;
-    larder.get(&path).await.expect(200);
-    // Its h1 is news of the provider, which costs the copy.
+/// A larder that has the small archive in memory, and where.
+async fn in_memory(upstream: &FakeUpstream, clock: &Clock) -> (Larder, String) {
+    let first = Larder::mirroring(upstream).start().await;
+    let path = first.archive_path("small", "1.2.0").await;
+    first.get(&path).await.expect(200);
+    // Its h1 is news of the provider, which would cost the copy.
     let listed = format!("/mirror/{HOST}/acme/small/1.2.0.json");
-    until("the h1 is there", async || larder.get(&listed).await.text().contains("h1:")).await;
+    until("the h1 is there", async || first.get(&listed).await.text().contains("h1:")).await;
+    let folder = first.stop().await;
+    let larder = Larder::mirroring(upstream).clock(clock).on(&folder).start().await;
     larder.get(&path).await.expect(200);
-    path
+    (larder, path)
 }
 
 /// Promise 10: a memory copy that was checked is as good as the file, for a minute.
@@ -128,8 +131,7 @@ async fn in_memory(larder: &Larder) -> String {
 async fn a_small_archive_that_is_asked_for_again_is_served_from_memory_for_a_minute() {
     let upstream = upstream_with_both().await;
     let clock = Clock::system();
-    let larder = Larder::mirroring(&upstream).clock(&clock).start().await;
-    let path = in_memory(&larder).await;
+    let (larder, path) = in_memory(&upstream, &clock).await;
     flip(&larder.folder.blobs()[0], 0);
     let from_memory = larder.get(&path).await.expect(200);
     assert!(from_memory.is("larder; hit") && from_memory.body == bytes(&upstream, "small"));
@@ -144,8 +146,7 @@ async fn a_small_archive_that_is_asked_for_again_is_served_from_memory_for_a_min
 #[tokio::test]
 async fn a_small_archive_in_memory_goes_with_its_file() {
     let mut upstream = upstream_with_both().await;
-    let larder = Larder::mirroring(&upstream).start().await;
-    let path = in_memory(&larder).await;
+    let (larder, path) = in_memory(&upstream, &Clock::system()).await;
     flip(&larder.folder.blobs()[0], 0);
     assert_eq!(verify(&larder).await.last().unwrap()["wrong"], 1);
     upstream.forget_requests();
