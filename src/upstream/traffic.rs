@@ -73,6 +73,9 @@ impl Traffic {
     /// Lets an upstream be seen before anything was asked of it: at nothing.
     pub(super) fn expect(&self, upstream: &Hostname) {
         self.bytes.get_or_create_owned(&from(upstream));
+        for status in status_words() {
+            self.requests.get_or_create_owned(&Answered { host: upstream.to_string(), status });
+        }
         for reason in Refusal::words() {
             self.refusals.get_or_create_owned(&Refused { host: upstream.to_string(), reason });
         }
@@ -89,7 +92,7 @@ impl Traffic {
         // Only a look: asking for a label set that never happened must not make it.
         let asked =
             |status| self.requests.get(&Answered { host: host.to_string(), status }).map_or(0, |count| count.get());
-        let statuses: BTreeSet<&str> = (0..=600).map(status_word).chain([NO_STATUS]).collect();
+        let statuses = status_words();
         let is_failure = |status: &&str| *status == NO_STATUS || *status == "429" || status.starts_with('5');
         let refused =
             |reason| self.refusals.get(&Refused { host: host.to_string(), reason }).map_or(0, |count| count.get());
@@ -118,6 +121,11 @@ impl Traffic {
 }
 
 const NO_STATUS: &str = "none";
+
+/// Every word that a status can be.
+fn status_words() -> BTreeSet<&'static str> {
+    (0..=600).map(status_word).chain([NO_STATUS]).collect()
+}
 
 fn from(host: &Hostname) -> From {
     From { host: host.to_string() }
@@ -148,8 +156,8 @@ mod tests {
 
     #[test]
     fn whatever_an_upstream_answers_its_status_is_one_of_a_few_words() {
-        let words: BTreeSet<&str> = (0..=u16::MAX).map(status_word).collect();
-        assert_eq!(words.len(), 30, "{words:?}");
+        let words: BTreeSet<&str> = (0..=u16::MAX).map(status_word).chain([NO_STATUS]).collect();
+        assert_eq!((words.len(), &words), (31, &status_words()));
         assert_eq!(
             [200, 299, 418, 508, 599, 600, 99].map(status_word),
             ["200", "2xx", "4xx", "508", "5xx", "other", "other"]
