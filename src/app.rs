@@ -116,7 +116,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    fn registry(&self, mirror: Arc<Mirror>, started: Timestamp) -> Registry {
+    fn registry(&self, mirror: Arc<Mirror>, started: Timestamp, clock: Clock) -> Registry {
         let mut registry = Registry::default();
         let build = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("larder_build", "Which larder this is", build);
@@ -124,7 +124,7 @@ impl Metrics {
         registry.register_with_unit("larder_start_time", "When this larder started, since 1970", Unit::Seconds, since);
         self.requests.register(&mut registry);
         self.counters.register(&mut registry);
-        registry.register_collector(Box::new(Gauges(mirror)));
+        registry.register_collector(Box::new(Gauges { mirror, clock }));
         registry
     }
 }
@@ -193,7 +193,7 @@ impl App {
         let started = settings.clock.now();
         let parts = Parts {
             jobs: Jobs::new(Arc::clone(&mirror), settings.clock.clone()),
-            registry: Arc::new(metrics.registry(Arc::clone(&mirror), started)),
+            registry: Arc::new(metrics.registry(Arc::clone(&mirror), started, settings.clock.clone())),
             started,
             mirror,
             store,

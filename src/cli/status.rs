@@ -71,7 +71,9 @@ fn page(report: &Report, width: Option<usize>) -> String {
 fn store(page: &mut Page, mirror: &Status) {
     let state = match mirror.store_state {
         StoreState::Ready => "ready",
-        StoreState::NotKeeping => "NOT KEEPING: it would not take what it was last given; what is held is served",
+        StoreState::NotKeeping => {
+            "NOT KEEPING: it would not take the last archive or document that it was given; what is held is served"
+        }
         StoreState::ReadOnly => "READ-ONLY: nothing new is kept; what is held is served",
         StoreState::Gone => {
             "GONE: it was removed or replaced, or cannot be looked at; nothing there is read or written until it is back"

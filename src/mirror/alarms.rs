@@ -66,6 +66,11 @@ pub struct Trouble {
     pub to_do: String,
 }
 
+/// What the store would not take, the last time that one tried: each kind for itself, or a small document would hide
+/// that no archive finds room.
+#[derive(Debug, Default)]
+pub(super) struct Troubles(BTreeMap<Stored, Trouble>);
+
 impl Mirror {
     /// Raises an alarm about a version; once, as long as it stays the same.
     pub(super) fn alarm(
@@ -111,16 +116,17 @@ impl Mirror {
     /// The store would not take something.
     pub(super) fn was_not_kept(&self, kind: Stored, why: &StoreError) {
         self.counters.not_kept(kind);
-        *self.trouble.lock() = Some(Trouble { why: why.to_string(), to_do: why.to_do().to_owned() });
+        let trouble = Trouble { why: why.to_string(), to_do: why.to_do().to_owned() };
+        self.troubles.lock().0.insert(kind, trouble);
     }
 
     /// The store took something.
-    pub(super) fn was_kept(&self) {
-        *self.trouble.lock() = None;
+    pub(super) fn was_kept(&self, kind: Stored) {
+        self.troubles.lock().0.remove(&kind);
     }
 
-    /// Why the store would not take what it was last given.
+    /// Why the store would not take what it was last given of a kind; of archives, where it is neither.
     pub fn trouble(&self) -> Option<Trouble> {
-        self.trouble.lock().clone()
+        self.troubles.lock().0.values().next().cloned()
     }
 }

@@ -56,7 +56,7 @@ struct HowFound {
 }
 
 /// The two kinds of what is stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Stored {
     /// It never ages.
     Archive,

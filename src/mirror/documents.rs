@@ -210,7 +210,7 @@ impl Mirror {
         let landed = Landed { age: kept.age(), value: Arc::clone(&kept) };
         let put = self.on_disk(move |mirror| mirror.put_document(&key, &kept.write(), kept.about.checked));
         match put.await {
-            Ok(()) => self.was_kept(),
+            Ok(()) => self.was_kept(Stored::Document),
             Err(error) => {
                 tracing::error!(%error, "a document could not be kept");
                 if let Error::Store(why) = &error {

@@ -64,7 +64,7 @@ impl Fill {
         drop(landing);
         match ended {
             Ok(Filled::Held { bytes, held }) => {
-                self.mirror.was_kept();
+                self.mirror.was_kept(Stored::Archive);
                 let digest = held.digest;
                 self.progress.send_replace(Progress::Committed { bytes, held });
                 Some(digest)

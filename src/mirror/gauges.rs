@@ -12,15 +12,21 @@ use prometheus_client::registry::Unit;
 use super::counters::Stored;
 use super::status::StoreState;
 use super::{Link, Mirror};
+use crate::clock::Clock;
 use crate::store::{Room, Totals};
 
 /// The mirror, as it is when somebody looks. Reads the disk: not for a thread that must not wait.
 #[derive(Debug)]
-pub struct Gauges(pub Arc<Mirror>);
+pub struct Gauges {
+    /// What is looked at.
+    pub mirror: Arc<Mirror>,
+    /// When somebody looks.
+    pub clock: Clock,
+}
 
 impl Collector for Gauges {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let mirror = &*self.0;
+        let Self { mirror, clock } = self;
         let mut to = To(&mut encoder);
         let Totals { archives, archive_bytes, documents, document_bytes } = mirror.store.index.totals();
         let of = |kind: Stored| [("kind", kind.word())];
@@ -37,6 +43,10 @@ impl Collector for Gauges {
         let states = StoreState::ALL.map(|state| ([("state", state.word())], u64::from(state == now)));
         to.family("larder_store_state", "How the store is: 1 for the one state it is in", None, states)?;
         to.one("larder_offline", "Whether nothing may go out", u64::from(mirror.link() == Link::Offline))?;
+        let upstreams = mirror.upstream_states(clock.now());
+        let left_alone = upstreams.iter().map(|of| ([("host", of.host.as_str())], of.left_alone.len() as u64));
+        let help = "Origins that are left alone after failures, by the upstream that led there";
+        to.family("larder_breaker_open", help, None, left_alone)?;
         let missing = mirror.missing.lock().len() as u64;
         to.one("larder_missing", "What was asked for while offline and is not held, at most 1000", missing)?;
         let waiting = mirror.waiting_for_accept() as u64;
@@ -57,15 +67,16 @@ impl To<'_, '_> {
         self.begun(name, help, Some(&Unit::Bytes), |encoder| ConstGauge::new(value).encode(encoder))
     }
 
-    fn family<const N: usize>(
+    fn family<'l>(
         &mut self,
         name: &str,
         help: &str,
         unit: Option<&Unit>,
-        values: [([(&str, &str); 1], u64); N],
+        values: impl IntoIterator<Item = ([(&'l str, &'l str); 1], u64)>,
     ) -> fmt::Result {
         self.begun(name, help, unit, |mut encoder| {
-            values.iter().try_for_each(|(labels, value)| ConstGauge::new(*value).encode(encoder.encode_family(labels)?))
+            let mut values = values.into_iter();
+            values.try_for_each(|(labels, value)| ConstGauge::new(value).encode(encoder.encode_family(&labels)?))
         })
     }
 

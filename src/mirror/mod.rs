@@ -74,7 +74,7 @@ pub use self::terms::Terms;
 pub use self::verify::Step;
 pub use self::warm::{Came, Resolved};
 
-use self::alarms::Alarms;
+use self::alarms::{Alarms, Troubles};
 use self::call::Errand;
 use self::documents::DocumentFlight;
 use self::fill::FillKey;
@@ -144,7 +144,7 @@ pub struct Mirror {
     reserved: Arc<AtomicU64>,
     missing: Mutex<BTreeSet<String>>,
     alarms: Mutex<Alarms>,
-    trouble: Mutex<Option<Trouble>>,
+    troubles: Mutex<Troubles>,
     places: Arc<Semaphore>,
     passing: Arc<Semaphore>,
     lengths: Remembered<FillKey, u64>,
@@ -178,7 +178,7 @@ impl Mirror {
             reserved: Arc::default(),
             missing: Mutex::default(),
             alarms: Mutex::default(),
-            trouble: Mutex::default(),
+            troubles: Mutex::default(),
             places: Arc::new(Semaphore::new(limits.waiting)),
             passing: Arc::new(Semaphore::new(MOST_PASSING)),
             lengths: Remembered::default(),

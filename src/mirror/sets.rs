@@ -356,7 +356,7 @@ impl Mirror {
             match mirror.store.records.put(&key, &kept.write(), Durability::Lazy) {
                 Ok(size_bytes) => {
                     mirror.store.index.document_kept(&key, size_bytes, kept.age.checked);
-                    mirror.was_kept();
+                    mirror.was_kept(Stored::Document);
                 }
                 Err(error) => {
                     tracing::error!(package = %of, %error, "a proof set could not be kept");

@@ -17,7 +17,7 @@ pub struct Status {
     pub store: String,
     /// How the store is.
     pub store_state: StoreState,
-    /// Why it would not take what it was last given; none where it did.
+    /// Why it would not take the last archive, or else document, that it was given; none where it took both.
     pub trouble: Option<Trouble>,
     /// The size limit, in bytes.
     pub max_size_bytes: u64,
@@ -49,7 +49,7 @@ pub struct Status {
 pub enum StoreState {
     /// It is there, and takes what it is given.
     Ready,
-    /// It is there, and would not take what it was last given.
+    /// It is there, and would not take the last archive or the last document that it was given.
     NotKeeping,
     /// Its disk is mounted for reading alone.
     ReadOnly,

@@ -79,7 +79,7 @@ impl Outbound {
         bounds: Bounds,
     ) -> Result<Self, Unbuildable> {
         upstreams.iter().for_each(|upstream| traffic.expect(&upstream.host));
-        let restraint = Restraint::new(bounds.budget, traffic.clone());
+        let restraint = Restraint::new(bounds.budget);
         let (clients, guard, link) = ways_out(network, upstreams)?;
         Ok(Self {
             clients,

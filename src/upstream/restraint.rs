@@ -15,7 +15,6 @@ use url::Url;
 use super::breaker::{Breaker, Consequence, Origin, Probe};
 use super::budget::{Budget, Rate};
 use super::retry_after::retry_after;
-use super::traffic::{LeftAlone, Traffic};
 use crate::address::Hostname;
 use crate::clock::Timestamp;
 
@@ -29,14 +28,14 @@ pub(super) struct Restraint(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     rate: Rate,
-    traffic: Traffic,
     jitter: RandomState,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    breaker: Breaker<LeftAlone>,
+    /// With each origin, the upstream that led to it.
+    breaker: Breaker<Hostname>,
     budgets: HashMap<Hostname, Budget>,
     /// Since when requests have been waiting for an answer.
     waiting: HashMap<Origin, HashMap<u64, Instant>>,
@@ -93,8 +92,8 @@ impl Moment {
 }
 
 impl Restraint {
-    pub(super) fn new(rate: Rate, traffic: Traffic) -> Self {
-        Self(Arc::new(Inner { rate, traffic, jitter: RandomState::new(), state: Mutex::default() }))
+    pub(super) fn new(rate: Rate) -> Self {
+        Self(Arc::new(Inner { rate, jitter: RandomState::new(), state: Mutex::default() }))
     }
 
     /// Leave to ask all of these origins about what is held, as a part of what has leave already.
@@ -108,7 +107,7 @@ impl Restraint {
 
     /// Until when one of these origins has asked to be left alone, or any other that the upstream led to.
     pub(super) fn asked_to_wait(&self, upstream: &Hostname, origins: &[Origin], now: Timestamp) -> Option<Timestamp> {
-        let is_meant = |origin: &Origin, by: &LeftAlone| by.upstream() == upstream || origins.contains(origin);
+        let is_meant = |origin: &Origin, by: &Hostname| by == upstream || origins.contains(origin);
         self.0.state.lock().breaker.asked_to_wait(is_meant, now)
     }
 
@@ -125,7 +124,7 @@ impl Restraint {
     pub(super) fn left_alone(&self, now: Timestamp) -> Vec<(Hostname, Origin, Timestamp)> {
         let state = self.0.state.lock();
         let left = state.breaker.left_alone(now);
-        left.map(|(origin, until, by)| (by.upstream().clone(), origin.clone(), until)).collect()
+        left.map(|(origin, until, by)| (by.clone(), origin.clone(), until)).collect()
     }
 
     /// Somebody's patience ran out: of these origins, those that had half of it to answer a request have failed.
@@ -154,7 +153,7 @@ impl Restraint {
 
     fn failed(&self, upstream: &Hostname, origin: &Origin, why: &str, asked_for: Option<Duration>, now: Timestamp) {
         let jitter = (self.0.jitter.hash_one((origin, now)) % 1000) as f64 / 1000.0;
-        let kept = || self.0.traffic.left_alone(upstream);
+        let kept = || upstream.clone();
         let consequence = self.0.state.lock().breaker.failed(origin, asked_for, jitter, now, kept);
         match consequence {
             Consequence::LeftAlone(time) => {

@@ -6,7 +6,6 @@ use std::collections::BTreeSet;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::guard::Refusal;
@@ -18,7 +17,6 @@ pub struct Traffic {
     requests: Family<Answered, Counter>,
     bytes: Family<From, Counter>,
     refusals: Family<Refused, Counter>,
-    left_alone: Family<From, Gauge>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -70,17 +68,14 @@ impl Traffic {
             "Requests that larder refused to make, by the upstream that led there and reason",
             self.refusals.clone(),
         );
-        registry.register(
-            "larder_breaker_open",
-            "Origins that are left alone after failures, by the upstream that led there",
-            self.left_alone.clone(),
-        );
     }
 
     /// Lets an upstream be seen before anything was asked of it: at nothing.
     pub(super) fn expect(&self, upstream: &Hostname) {
         self.bytes.get_or_create_owned(&from(upstream));
-        self.left_alone.get_or_create_owned(&from(upstream));
+        for status in status_words() {
+            self.requests.get_or_create_owned(&Answered { host: upstream.to_string(), status });
+        }
         for reason in Refusal::words() {
             self.refusals.get_or_create_owned(&Refused { host: upstream.to_string(), reason });
         }
@@ -97,7 +92,7 @@ impl Traffic {
         // Only a look: asking for a label set that never happened must not make it.
         let asked =
             |status| self.requests.get(&Answered { host: host.to_string(), status }).map_or(0, |count| count.get());
-        let statuses: BTreeSet<&str> = (0..=600).map(status_word).chain([NO_STATUS]).collect();
+        let statuses = status_words();
         let is_failure = |status: &&str| *status == NO_STATUS || *status == "429" || status.starts_with('5');
         let refused =
             |reason| self.refusals.get(&Refused { host: host.to_string(), reason }).map_or(0, |count| count.get());
@@ -107,13 +102,6 @@ impl Traffic {
             bytes: self.bytes(&[host]),
             refused: Refusal::words().map(refused).sum(),
         }
-    }
-
-    /// Counts an origin as left alone for as long as this lives.
-    pub(super) fn left_alone(&self, upstream: &Hostname) -> LeftAlone {
-        let gauge = self.left_alone.get_or_create_owned(&from(upstream));
-        gauge.inc();
-        LeftAlone { gauge, upstream: upstream.clone() }
     }
 
     pub(super) fn asked(&self, upstream: &Hostname, status: Option<u16>) {
@@ -133,6 +121,11 @@ impl Traffic {
 }
 
 const NO_STATUS: &str = "none";
+
+/// Every word that a status can be.
+fn status_words() -> BTreeSet<&'static str> {
+    (0..=600).map(status_word).chain([NO_STATUS]).collect()
+}
 
 fn from(host: &Hostname) -> From {
     From { host: host.to_string() }
@@ -157,34 +150,14 @@ fn status_word(status: u16) -> &'static str {
     word_of!(200 206 301 302 303 304 307 308 400 401 403 404 407 408 410 416 429 451 500 502 503 504 507 508)
 }
 
-/// An origin that is left alone, as it is counted.
-#[derive(Debug)]
-pub(super) struct LeftAlone {
-    gauge: Gauge,
-    upstream: Hostname,
-}
-
-impl LeftAlone {
-    /// The upstream that led to it.
-    pub(super) fn upstream(&self) -> &Hostname {
-        &self.upstream
-    }
-}
-
-impl Drop for LeftAlone {
-    fn drop(&mut self) {
-        self.gauge.dec();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn whatever_an_upstream_answers_its_status_is_one_of_a_few_words() {
-        let words: BTreeSet<&str> = (0..=u16::MAX).map(status_word).collect();
-        assert_eq!(words.len(), 30, "{words:?}");
+        let words: BTreeSet<&str> = (0..=u16::MAX).map(status_word).chain([NO_STATUS]).collect();
+        assert_eq!((words.len(), &words), (31, &status_words()));
         assert_eq!(
             [200, 299, 418, 508, 599, 600, 99].map(status_word),
             ["200", "2xx", "4xx", "508", "5xx", "other", "other"]

@@ -311,6 +311,25 @@ async fn a_disk_without_a_free_byte_costs_no_document() {
     assert_eq!(larder.terminate().await, Some(0));
 }
 
+/// Whoever looks sees that no archive is kept, also where documents, which are small, find room.
+#[tokio::test]
+async fn a_store_that_keeps_documents_alone_is_not_ready() {
+    let scene = Scene::with(SMALL).await;
+    scene.upstream.publish(Provider::new("acme", "random").size(SMALL));
+    let is = async |state: &str| {
+        let text = get(&format!("{}/metrics", scene.larder.admin())).await.expect(200).text();
+        text.contains(&format!("larder_store_state{{state=\"{state}\"}} 1"))
+    };
+    assert!(is("ready").await);
+    assert!(scene.receive().await.body == scene.zip);
+    assert!(is("not-keeping").await);
+    assert!(scene.larder.document("random").await.expect(200).is("stored"));
+    assert!(is("not-keeping").await);
+    scene.make_room();
+    assert!(scene.receive().await.body == scene.zip);
+    assert!(is("ready").await);
+}
+
 /// Promise 9: what is held is served by a larder that starts while not a byte can be written, also after a kill.
 #[tokio::test]
 async fn a_larder_starts_although_not_a_byte_can_be_written() {

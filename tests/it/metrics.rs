@@ -34,6 +34,20 @@ fn only(grown: BTreeMap<String, f64>, of: &str) -> BTreeMap<String, f64> {
     grown.into_iter().filter(|(series, _)| series.split('{').next() == Some(of)).collect()
 }
 
+/// What is only there once it happened never grows in a query for what grew.
+#[tokio::test]
+async fn what_an_upstream_has_not_answered_yet_is_there_at_nothing() {
+    let upstream = FakeUpstream::start().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let before = scrape(&larder).await;
+    for status in ["200", "404", "429", "500", "502", "5xx", "none"] {
+        assert_eq!(
+            before.value(&format!("larder_upstream_requests_total{{host=\"{HOST}\",status=\"{status}\"}}")),
+            0.0
+        );
+    }
+}
+
 /// Every route, every way to end, and nothing else.
 #[tokio::test]
 async fn requests_are_counted_by_route_and_by_how_they_ended() {

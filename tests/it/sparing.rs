@@ -80,6 +80,24 @@ async fn an_upstream_that_fails_is_left_alone_for_a_growing_while() {
     assert_eq!(larder.metric("larder_breaker_open").await, 0.0);
 }
 
+/// Whoever looks sees who is left alone now, also where nobody has asked since.
+#[tokio::test]
+async fn a_while_that_is_over_is_no_longer_seen_whoever_asks_then() {
+    let upstream = publishing(&["null"]).await;
+    let larder = holding(Larder::mirroring(&upstream), &upstream, &["null"]).await;
+    upstream.fault(Target::Versions, Fault::Status(500));
+    is_stale(&larder, "null").await;
+    assert_eq!(larder.metric("larder_breaker_open").await, 1.0);
+    larder.clock.advance(seconds(7));
+    assert_eq!(larder.metric("larder_breaker_open").await, 0.0);
+    is_stale(&larder, "null").await;
+    assert_eq!(larder.metric("larder_breaker_open").await, 1.0);
+    // Who is not configured any more is not asked, and so never answers.
+    let elsewhere = format!("{}/", upstream.origin());
+    larder.reload(Larder::builder().upstream("r.example", &elsewhere, "")).await.unwrap();
+    assert_eq!(larder.metric("larder_breaker_open").await, 0.0);
+}
+
 /// Section 4: what is not held is always tried, and no failed fill is remembered; one that succeeds brings it back.
 #[tokio::test]
 async fn what_is_not_held_is_tried_however_often_its_upstream_failed() {
