@@ -116,7 +116,7 @@ impl Mirror {
         let of_now = discovery.about.asked == discovery_url(upstream)?;
         let service = discovery.discovery().ok().and_then(|discovery| discovery.service(PROVIDERS));
         let is_below = |service: Url| service.join(".").is_ok_and(|base| asked.as_str().starts_with(base.as_str()));
-        Ok(if of_now && service.is_none_or(is_below) { rule } else { rule.over() })
+        Ok(if of_now && service.is_none_or(is_below) { rule } else { rule.of_another_place() })
     }
 
     /// The base URL of an upstream's `providers.v1`, and who may see its credential there.

@@ -9,7 +9,7 @@ use tokio::sync::Semaphore;
 use url::Url;
 
 use super::counters::Stored;
-use super::freshness::{Age, Rule, Verdict, decide};
+use super::freshness::{Age, Place, Rule, Verdict, decide};
 use super::pull::{AskedAgain, Flight, Landed};
 use super::{Call, Mirror, parts, unless_gone};
 use crate::clock::Timestamp;
@@ -143,7 +143,12 @@ impl AskedAgain for Arc<KeptDocument> {
 impl Upstream {
     pub(super) fn rule(&self, fresh: impl Fn(&crate::config::Fresh) -> std::time::Duration) -> Rule {
         let settings = &self.settings;
-        Rule { fresh: fresh(&settings.fresh), not_found: settings.fresh.not_found, patience: settings.patience }
+        Rule {
+            fresh: fresh(&settings.fresh),
+            not_found: settings.fresh.not_found,
+            patience: settings.patience,
+            place: Place::AsBefore,
+        }
     }
 }
 

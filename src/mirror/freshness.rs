@@ -23,6 +23,17 @@ pub(super) struct Rule {
     pub(super) not_found: Duration,
     /// How long a request waits for a revalidation.
     pub(super) patience: Duration,
+    /// Where it is asked about again.
+    pub(super) place: Place,
+}
+
+/// Where something held is asked about again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// Where it came from.
+    AsBefore,
+    /// Elsewhere: its upstream has moved since.
+    Another,
 }
 
 impl Rule {
@@ -31,9 +42,9 @@ impl Rule {
         age.checked.after(if age.gone { self.believed() } else { self.fresh })
     }
 
-    /// The rule for what is past its time whatever its age.
-    pub(super) fn over(self) -> Self {
-        Self { fresh: Duration::ZERO, ..self }
+    /// The rule for what another place said: it is past its time whatever its age.
+    pub(super) fn of_another_place(self) -> Self {
+        Self { fresh: Duration::ZERO, place: Place::Another, ..self }
     }
 
     /// For how long a 404 is believed.
@@ -77,8 +88,12 @@ pub(super) fn decide(held: Option<Age>, rule: &Rule, link: Link, now: Timestamp)
 mod tests {
     use super::*;
 
-    const RULE: Rule =
-        Rule { fresh: Duration::from_secs(300), not_found: Duration::from_secs(30), patience: Duration::from_secs(2) };
+    const RULE: Rule = Rule {
+        fresh: Duration::from_secs(300),
+        not_found: Duration::from_secs(30),
+        patience: Duration::from_secs(2),
+        place: Place::AsBefore,
+    };
 
     #[test]
     fn the_table_of_decisions_holds() {

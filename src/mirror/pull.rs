@@ -6,7 +6,7 @@ use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout_at};
 
 use super::call::Part;
-use super::freshness::{Age, Rule, Verdict, decide};
+use super::freshness::{Age, Place, Rule, Verdict, decide};
 use super::single_flight::Awaited;
 use super::{Answer, Call, Errand, Mirror, Outcome};
 use crate::address::Hostname;
@@ -70,7 +70,11 @@ impl Mirror {
             (Verdict::Serve, Some(held)) => Ok(answer(held, Outcome::Hit)),
             (Verdict::ServeStale, Some(held)) => Ok(stale(held)),
             (Verdict::Revalidate, Some(held)) => {
-                let origins = held.value.origins();
+                let origins = match rule.place {
+                    Place::AsBefore => held.value.origins(),
+                    // That the old place is left alone says nothing of the new one.
+                    Place::Another => vec![Origin::of(&call.upstream(host)?.settings.url)],
+                };
                 let Some(leave) = call.terms.outbound.leave(&origins, &call.leave, call.now) else {
                     tracing::debug!(what, "its upstream is left alone for a while; what is held is served");
                     return Ok(stale(held));
