@@ -1,6 +1,7 @@
 //! A client's CLI configuration, as far as it decides where providers and modules come from (PROTOCOL 1.2, 1.3). What
 //! is secret in it, such as the tokens of `credentials` blocks, is not kept.
 
+mod hcl1;
 mod node;
 pub mod places;
 pub mod reach;
@@ -65,7 +66,7 @@ pub enum Source {
 }
 
 impl CliConfig {
-    /// Reads one file: HCL, or JSON where it begins with a brace.
+    /// Reads one file: HCL 1, or JSON where it begins with a brace.
     ///
     /// # Errors
     /// Says where it does not parse. The client prints an error then, and goes on without the file.

@@ -22,6 +22,7 @@ use self::running::{Running, State};
 use crate::app::{self, StartError};
 use crate::cdn_loop::OwnEntry;
 use crate::clock::{Clock, Timestamp};
+use crate::closure::cli_config::places::Environment;
 use crate::config::{self, Config, Problems, Warning};
 use crate::http::trust::Trust;
 use crate::store::{Examined, Store};
@@ -70,8 +71,14 @@ pub async fn examine(loaded: Result<(Config, Vec<Warning>), Problems>, mut tell:
     }
 
     let environment = config::environment();
-    let set = |name: &str| environment.get(name).map(String::as_str);
-    let trust = Trust::of_clients(set("SSL_CERT_FILE"), set("SSL_CERT_DIR"));
+    let Some(trust) = trust(&environment).await else {
+        tell(
+            Check::fail("client.trust", "the files of the authorities that clients trust do not answer").advise(
+                "look at the disk of SSL_CERT_FILE, SSL_CERT_DIR and /etc/ssl: whoever reads it waits and waits",
+            ),
+        );
+        return;
+    };
     let clock = Clock::system();
     let mut told = Vec::new();
     let groups: FuturesOrdered<BoxFuture<'_, Findings>> = [
@@ -94,6 +101,13 @@ async fn examined(config: &Config) -> Option<Examined> {
     let folder = config.store.path.clone();
     let looking = tokio::task::spawn_blocking(move || Store::examine(&folder));
     tokio::time::timeout(WITHIN, looking).await.ok()?.ok()
+}
+
+/// Whom the clients trust; `None` where the disk does not say.
+async fn trust(environment: &Environment) -> Option<Trust> {
+    let [file, folders] = ["SSL_CERT_FILE", "SSL_CERT_DIR"].map(|name| environment.get(name).cloned());
+    let reading = tokio::task::spawn_blocking(move || Trust::of_clients(file.as_deref(), folders.as_deref()));
+    tokio::time::timeout(WITHIN, reading).await.ok()?.ok()
 }
 
 async fn of_upstreams(config: &Config, running: &Running, can_start: bool, now: Timestamp) -> Findings {

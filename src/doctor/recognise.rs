@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::http::respond;
 use crate::http::trust::Trust;
 use crate::http::visit::{NoVisit, Visited, visit};
+use crate::upstream::retry_after::date;
 
 /// Who was met.
 #[derive(Debug)]
@@ -66,9 +67,7 @@ pub(super) async fn meet(base: &Url, service: Service, host: &Hostname, trust: &
     let mut asked = base.clone();
     asked.set_path(&format!("{}{}", base.path(), service.what_can_not_be(host)));
     let visited = visit(&asked, trust, WITHIN).await?;
-    let date = visited.headers.get(http::header::DATE).and_then(|date| date.to_str().ok());
-    let date = date.and_then(|date| httpdate::parse_http_date(date).ok()).map(Timestamp::of);
-    Ok(Met { who: who(&visited, host), ends_soon: visited.ends_soon, date })
+    Ok(Met { who: who(&visited, host), ends_soon: visited.ends_soon, date: date(&visited.headers) })
 }
 
 fn who(visited: &Visited, host: &Hostname) -> Who {

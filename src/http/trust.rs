@@ -19,6 +19,8 @@ const FILES: [&str; 6] = [
 ];
 const FOLDERS: [&str; 2] = ["/etc/ssl/certs", "/etc/pki/tls/certs"];
 const LARGEST_FILE_BYTES: u64 = 16 << 20;
+/// A folder of authorities has some hundreds, and a link to each.
+const MOST_FILES: usize = 4096;
 
 /// The authorities that a client trusts.
 #[derive(Debug, Clone)]
@@ -30,7 +32,7 @@ pub struct Trust {
 
 impl Trust {
     /// What a client finds, given its `SSL_CERT_FILE` and `SSL_CERT_DIR`. Each stands in place of the usual places of
-    /// its kind, and not of the other's.
+    /// its kind, and not of the other's. Waits for the disk.
     pub fn of_clients(file: Option<&str>, folders: Option<&str>) -> Self {
         let named = |value: Option<&str>| value.filter(|value| !value.is_empty()).map(str::to_owned);
         let (file, folders) = (named(file), named(folders));
@@ -54,7 +56,7 @@ impl Trust {
 
 fn files_in(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten();
-    entries.filter_map(|entry| entry.ok().map(|entry| entry.path())).collect()
+    entries.take(MOST_FILES).filter_map(|entry| entry.ok().map(|entry| entry.path())).collect()
 }
 
 /// The certificates in a file; what else is in it is left out, as Go does. `None` where it cannot be read.

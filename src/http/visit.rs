@@ -23,10 +23,14 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use url::Url;
 
+mod connect;
+
 use super::trust::Trust;
 use crate::clock::Timestamp;
 
 const LARGEST_BODY: usize = 64 << 10;
+/// As many as the clients follow.
+const MOST_REDIRECTS: usize = 10;
 /// How long before its end a certificate is worth a word.
 const ENDS_SOON: Duration = Duration::from_secs(14 * 24 * 3600);
 
@@ -98,14 +102,30 @@ fn day(at: &Option<Timestamp>) -> String {
     at.map_or_else(String::new, |at| format!(" ({})", at.day()))
 }
 
-/// Asks for `url`, directly and within a time.
+/// Asks for `url`, directly and within a time; redirects are followed, as the clients do.
 ///
 /// # Errors
 /// [`NoVisit`], with the cause.
 pub async fn visit(url: &Url, trust: &Trust, within: Duration) -> Result<Visited, NoVisit> {
-    match timeout(within, visited(url, trust)).await {
+    match timeout(within, followed(url, trust)).await {
         Ok(visited) => visited,
         Err(_) => Err(NoVisit::Slow(within)),
+    }
+}
+
+async fn followed(url: &Url, trust: &Trust) -> Result<Visited, NoVisit> {
+    let mut url = url.clone();
+    let mut followed = 0;
+    loop {
+        let visited = visited(&url, trust).await?;
+        let leads_on = matches!(visited.status.as_u16(), 301 | 302 | 303 | 307 | 308);
+        let location = visited.headers.get(header::LOCATION).and_then(|value| value.to_str().ok());
+        let next = location.filter(|_| leads_on).and_then(|location| url.join(location).ok());
+        match next {
+            Some(next) if followed < MOST_REDIRECTS => url = next,
+            Some(_) | None => return Ok(visited),
+        }
+        followed += 1;
     }
 }
 
@@ -118,7 +138,8 @@ async fn visited(url: &Url, trust: &Trust) -> Result<Visited, NoVisit> {
     if addresses.is_empty() {
         return Err(nowhere("it has no address".to_owned()));
     }
-    let stream = TcpStream::connect(addresses.as_slice()).await.map_err(|e| NoVisit::Unreachable(e.to_string()))?;
+    let connected = connect::first(&addresses, TcpStream::connect::<SocketAddr>).await;
+    let stream = connected.map_err(|e| NoVisit::Unreachable(e.to_string()))?;
     match url.scheme() {
         "http" => ask(stream, url, None).await,
         "https" => {

@@ -220,6 +220,14 @@ pub(super) fn write_new(path: &Path, parts: &[&[u8]], sync: bool) -> Result<(), 
     Ok(())
 }
 
+/// Makes a new file and removes it again: whether a folder can be written. What is there already is left as it is.
+pub(super) fn probe(path: &Path) -> Result<(), StoreError> {
+    let failed = |e| StoreError::io("write", path, e);
+    let mut file = File::create_new(path).map_err(failed)?;
+    let written = file.write_all(b"?").map_err(failed);
+    written.and(remove(path))
+}
+
 /// The names in a folder, sorted; none where there is no folder.
 pub(super) fn names_in(folder: &Path) -> Result<Vec<String>, StoreError> {
     let entries = match fs::read_dir(folder) {

@@ -1,5 +1,5 @@
 //! What can be seen of a store without opening it: for the doctor, while it is nobody's or a running larder's. Changes
-//! nothing: the one file it writes is empty, is removed at once, and would be swept.
+//! nothing: the one file it writes is new, is removed at once, and would be swept.
 
 use std::fs::TryLockError;
 use std::os::unix::fs::MetadataExt;
@@ -136,10 +136,11 @@ fn lock_state(path: &Path) -> LockState {
 fn writable(root: &Path) -> Result<(), StoreError> {
     let staging = root.join("staging");
     let folder = if staging.is_dir() { staging } else { root.to_owned() };
-    let probe = folder.join(format!("doctor-{}", std::process::id()));
-    let written = disk::write_new(&probe, &[b"?"], false);
-    let removed = disk::remove(&probe);
-    written.and(removed)
+    // A name that nothing has had: neither a doctor that was killed, nor somebody who lays links.
+    let mut random = [0u8; 8];
+    // Without random bytes it is still made only where nothing is.
+    let _ = aws_lc_rs::rand::fill(&mut random);
+    disk::probe(&folder.join(format!("doctor-{}", hex::encode(random))))
 }
 
 fn makeable(nearest: &Path) -> Result<(), StoreError> {
@@ -159,5 +160,23 @@ fn token(path: &Path) -> TokenFile {
         Ok(None) if path.exists() => TokenFile::Empty,
         Ok(None) => TokenFile::Absent,
         Err(error) => TokenFile::Unreadable(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Somebody else may lay links in a folder that the doctor, as root, may write.
+    #[test]
+    fn what_is_there_is_not_written_through_and_not_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (victim, link, free) =
+            (folder.path().join("victim"), folder.path().join("link"), folder.path().join("free"));
+        std::fs::write(&victim, "precious").unwrap();
+        std::os::unix::fs::symlink(&victim, &link).unwrap();
+        assert!(disk::probe(&link).is_err() && disk::probe(&victim).is_err());
+        assert_eq!(std::fs::read_to_string(&link).unwrap(), "precious");
+        assert!(disk::probe(&free).is_ok() && !free.exists());
     }
 }

@@ -15,7 +15,7 @@ pub mod outbound;
 pub mod permits;
 pub mod providers;
 pub mod restraint;
-mod retry_after;
+pub mod retry_after;
 pub mod room;
 pub mod special;
 mod traffic;

@@ -1,4 +1,5 @@
-//! Retry-After: for how long a server asks to be left alone (RFC 9110 10.2.3).
+//! What time it is where an answer comes from, and Retry-After: for how long a server asks to be left alone (RFC 9110
+//! 10.2.3).
 
 use std::time::Duration;
 
@@ -6,10 +7,16 @@ use http::header::{self, HeaderMap};
 
 use crate::clock::Timestamp;
 
-/// The time an answer says it is where it came from.
-pub(super) fn date(headers: &HeaderMap) -> Option<Timestamp> {
-    let text = headers.get(header::DATE).and_then(|value| value.to_str().ok())?;
-    httpdate::parse_http_date(text.trim()).ok().map(Timestamp::of)
+/// The largest Age that means anything (RFC 9111 1.2.2).
+const OLDEST: u64 = 1 << 31;
+
+/// The time an answer says it is where it came from. A cache passes on the Date of the origin, with the Age that the
+/// answer has by now.
+pub fn date(headers: &HeaderMap) -> Option<Timestamp> {
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
+    let date = httpdate::parse_http_date(text(header::DATE)?).ok().map(Timestamp::of)?;
+    let age = text(header::AGE).and_then(|age| age.parse().ok()).unwrap_or(0).min(OLDEST);
+    Some(Timestamp(date.0.saturating_add(age)))
 }
 
 /// What an answer that came at `now` asks for; seconds, or a date, which counts from the server's own Date.
@@ -60,6 +67,19 @@ mod tests {
             assert_eq!(asked(value, said), expected, "{value:?}");
         }
         assert_eq!(retry_after(&HeaderMap::new(), NOW), None);
+    }
+
+    /// A shared cache may pass on an answer of yesterday.
+    #[test]
+    fn the_age_of_an_answer_counts_for_its_date() {
+        for (age, expected) in
+            [("", 0), ("86400", 86_400), (" 5 ", 5), ("-5", 0), ("soon", 0), ("99999999999", 1 << 31)]
+        {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::DATE, "Sun, 06 Nov 1994 08:49:37 GMT".parse().unwrap());
+            headers.insert(header::AGE, age.parse().unwrap());
+            assert_eq!(date(&headers), Some(Timestamp(NOW.0 + expected)), "{age:?}");
+        }
     }
 
     proptest! {

@@ -372,6 +372,19 @@ async fn offline_no_upstream_is_asked_and_that_is_said() {
     assert_eq!(upstream.requests().len(), 0);
 }
 
+/// What a client's file names is somebody else's, as long as it is not this larder.
+#[tokio::test]
+async fn offline_nobody_is_asked_for_a_clients_sake() {
+    let upstream = registry().await;
+    let mut site = site(&upstream);
+    site.text = format!("{}[network]\noffline = true\n", site.text);
+    let _larder = site.serve();
+    let (theirs, modules) = (upstream.providers_url(), format!("{}/v1/modules/", upstream.origin()));
+    write(&site, ".terraformrc", &host_override(HOST, &theirs, &modules));
+    examine(&site, &[]).await.warns("client.override", "is not asked: [network] offline");
+    assert_eq!(upstream.requests().len(), 0);
+}
+
 /// Done when 3.
 #[tokio::test]
 async fn a_clock_that_is_off_by_a_day_is_wrong_and_one_by_minutes_a_warning() {

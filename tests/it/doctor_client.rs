@@ -1,6 +1,8 @@
 //! `larder doctor` on the client's side: whether what is in a client's own configuration would really lead here. Where it
 //! is cheap, the real client has the last word.
 
+use std::io::{Read, Write};
+
 use crate::doctor::{examine, examine_terraform_alone, paste, providers, registry, site, speak_tls, write};
 use crate::operator::{Site, free_port};
 use crate::support::larder::{Folder, HOST};
@@ -215,6 +217,36 @@ async fn paths_that_only_look_like_a_registrys_are_told() {
     let below = format!("{url}registry/{HOST}/v1/providers/");
     write(&site, ".terraformrc", &host_override(HOST, &below, MODULES));
     examine(&site, &[]).await.is_healthy();
+}
+
+/// Go follows them, so the client comes here.
+#[tokio::test]
+async fn a_redirect_to_larder_leads_here() {
+    let (_upstream, site, _larder) = scene().await;
+    let to = format!("{}/registry/{HOST}/v1/providers/~/~/versions", site.base());
+    let door = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = door.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let (mut stream, _) = door.accept().unwrap();
+        let _ = stream.read(&mut [0; 4096]);
+        let answer = format!("HTTP/1.1 308 Permanent Redirect\r\nlocation: {to}\r\ncontent-length: 0\r\n\r\n");
+        let _ = stream.write_all(answer.as_bytes());
+    });
+    let theirs = format!("http://{at}/registry/{HOST}/v1/providers/");
+    write(&site, ".terraformrc", &host_override(HOST, &theirs, MODULES));
+    examine(&site, &[]).await.is_healthy();
+}
+
+/// What only the client's proxy reaches is nothing that the doctor could know.
+#[tokio::test]
+async fn a_larder_behind_the_clients_proxy_is_a_warning() {
+    let (_upstream, site, _larder) = scene().await;
+    let theirs = format!("http://mirror.invalid/registry/{HOST}/v1/providers/");
+    write(&site, ".terraformrc", &host_override(HOST, &theirs, MODULES));
+    examine(&site, &[]).await.fails(&["client.address"], "mirror.invalid leads nowhere");
+    let found = examine(&site, &[("HTTP_PROXY", "http://127.0.0.1:9")]).await;
+    assert_eq!(found.ids_of_warnings(), ["client.address", "client.proxy"], "{found:#?}");
+    assert!(found.found("client.address").contains("proxy of HTTP_PROXY may lead elsewhere"), "{found:#?}");
 }
 
 /// Larder is asked whether it serves modules, and does not yet.

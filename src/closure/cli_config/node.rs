@@ -1,11 +1,12 @@
-//! HCL and JSON as one tree: what a block, an object and a list of either say alike.
+//! HCL 1 and JSON as one tree: what a block, an object and a list of either say alike.
 
-use hcl_edit::expr::{Expression, Object, ObjectKey};
-use hcl_edit::structure::{Body, Structure};
-use hcl_edit::template::Element;
 use serde_json::Value;
 
 use super::super::hcl::{self, BadHcl};
+use super::hcl1;
+
+/// More labels than any block of theirs has.
+const MOST_LABELS: usize = 2;
 
 /// A value. Of members, one name may stand more than once, as blocks do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,7 +21,7 @@ impl Node {
     /// Reads a file as the clients do: JSON where its first character is a brace.
     pub(super) fn read(file: &[u8]) -> Result<Self, BadHcl> {
         if file.trim_ascii_start().first() != Some(&b'{') {
-            return Ok(Self::of_body(&hcl::parse(file)?));
+            return hcl1::read(file);
         }
         if file.len() > hcl::LARGEST {
             return Err(BadHcl::TooLarge(file.len()));
@@ -80,44 +81,12 @@ impl Node {
         }
     }
 
-    fn of_body(body: &Body) -> Self {
-        let member = |structure: &Structure| match structure {
-            Structure::Attribute(attribute) => (attribute.key.as_str().to_owned(), Self::of(&attribute.value)),
-            Structure::Block(block) => {
-                let labels = block.labels.iter().rev();
-                let inner = labels.fold(Self::of_body(&block.body), |inner, label| {
-                    Self::Members(vec![(label.as_str().to_owned(), inner)])
-                });
-                (block.ident.as_str().to_owned(), inner)
-            }
-        };
-        Self::Members(body.iter().map(member).collect())
-    }
-
-    fn of(expression: &Expression) -> Self {
-        match expression {
-            Expression::String(text) => Self::Text(text.as_str().to_owned()),
-            Expression::Array(parts) => Self::List(parts.iter().map(Self::of).collect()),
-            Expression::Object(object) => Self::of_object(object),
-            // Nothing is put in place of a variable by these clients: it stays as it is written.
-            Expression::StringTemplate(template) => {
-                let part = |element: &Element| match element {
-                    Element::Literal(text) => text.as_str().to_owned(),
-                    Element::Interpolation(inner) => format!("${{{}}}", inner.expr.to_string().trim()),
-                    Element::Directive(_) => "%{…}".to_owned(),
-                };
-                Self::Text(template.iter().map(part).collect())
-            }
-            _ => Self::Other,
+    /// A block below its labels. One with more of them than any that is known is none.
+    pub(super) fn labelled(labels: &[String], body: Self) -> Self {
+        if labels.len() > MOST_LABELS {
+            return Self::Other;
         }
-    }
-
-    fn of_object(object: &Object) -> Self {
-        let name = |key: &ObjectKey| match key {
-            ObjectKey::Ident(name) => Some(name.as_str().to_owned()),
-            ObjectKey::Expression(key) => key.as_str().map(str::to_owned),
-        };
-        let members = object.iter().filter_map(|(key, value)| Some((name(key)?, Self::of(value.expr()))));
-        Self::Members(members.collect())
+        let below = |inner, label: &String| Self::Members(vec![(label.clone(), inner)]);
+        labels.iter().rev().fold(body, below)
     }
 }

@@ -81,6 +81,52 @@ fn services_may_be_a_block() {
     assert_eq!(config.hosts[&host("a.example")]["modules"], Service::Url("m".into()));
 }
 
+/// Each of these was given to terraform 1.11: it reads the first ones, and refuses the others.
+#[test]
+fn what_the_clients_read_is_read_and_what_they_refuse_is_refused() {
+    let url = Service::Url("http://x/".into());
+    for text in [
+        "host \"a.example\" { services = { providers.v1 = \"http://x/\" } }",
+        "host a.example { services { providers.v1 = \"http://x/\", modules.v1 = \"m\" } }",
+        "host \"a.example\" { services = { \"b\" = 1 \"providers.v1\" = \"http://x/\" } } credentials \"b\" {}",
+        "host \"a.example\" { // one\n services = { /* two */ providers.v1 = \"http://x/\" } } # three",
+        "host \"a.example\" {\r\n services = {\r\n \"login.v1\" = { ports = [,1,, 2,] },\r\n providers.v1 = \"http://x/\"\r\n}\r\n}",
+    ] {
+        let config = CliConfig::read(text.as_bytes()).unwrap_or_else(|bad| panic!("{text}: {bad}"));
+        assert_eq!(config.hosts[&host("a.example")]["providers.v1"], url, "{text}");
+    }
+    for (text, line, column) in [
+        ("host \"a.example\" {\n services = { \"providers.v1\" : \"http://x/\" }\n}", 2, 30),
+        ("host \"a.example\" {\n services = {\n", 3, 1),
+        ("plugin_cache_dir = folder", 1, 20),
+        ("plugin_cache_dir = \"a\nb\"", 1, 20),
+        ("a b = \"x\"", 1, 5),
+        ("a = [1 2]", 1, 8),
+        ("a = -x", 1, 5),
+        ("a = {} , , b = {}", 1, 10),
+        (", a = 1", 1, 1),
+        ("a = \"\\q\"", 1, 5),
+        ("}", 1, 1),
+    ] {
+        let bad = CliConfig::read(text.as_bytes()).unwrap_err();
+        let is_there = matches!(&bad, BadHcl::Syntax { line: l, column: c, .. } if (*l, *c) == (line, column));
+        assert!(is_there, "{text}: {bad}");
+    }
+    let heredoc = CliConfig::read(b"plugin_cache_dir = <<-END\n  /a\n  END\n").unwrap();
+    assert_eq!(heredoc.plugin_cache_dir.as_deref(), Some("/a\n"));
+}
+
+/// A stack that overflows ends the process, also where what was built is thrown away.
+#[test]
+fn nothing_in_a_file_overflows_the_stack() {
+    let labels = format!("host {} {{}}", "a ".repeat(20_000));
+    assert_eq!(CliConfig::read(labels.as_bytes()), Ok(CliConfig::default()));
+    for opened in ["[", "{a=", "a{", "\"${", "a={", "<<"] {
+        assert!(CliConfig::read(format!("a = {}", opened.repeat(20_000)).as_bytes()).is_err(), "{opened}");
+        assert!(CliConfig::read(opened.repeat(20_000).as_bytes()).is_err(), "{opened}");
+    }
+}
+
 #[test]
 fn what_the_client_complains_about_is_told_and_left_out() {
     let twice = "provider_installation {\n direct {}\n}\n".repeat(2);

@@ -1,0 +1,28 @@
+//! The clients' CLI configuration: what is read says the same however often it is read, nothing of it is as large as
+//! more than the file, and what is refused is refused with a place or a reason.
+#![no_main]
+
+use larder::closure::cli_config::{CliConfig, Service};
+use larder::closure::hcl::BadHcl;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|file: &[u8]| match CliConfig::read(file) {
+    Ok(config) => {
+        for services in config.hosts.values() {
+            let urls = services.values().map(|service| match service {
+                Service::Url(url) => url.len(),
+                Service::Other => 0,
+            });
+            assert!(urls.sum::<usize>() <= file.len());
+        }
+        assert_eq!(CliConfig::read(file), Ok(config.clone()));
+        let hosts = config.hosts.clone();
+        assert_eq!(CliConfig::default().merge(config.clone()), config);
+        assert_eq!(config.merge(CliConfig::default()).hosts, hosts);
+    }
+    Err(BadHcl::Syntax { line, column, why }) => {
+        assert!(line <= file.len() + 1 && column <= file.len() + 1 && !why.is_empty());
+    }
+    Err(BadHcl::TooLarge(bytes)) => assert_eq!(bytes, file.len()),
+    Err(BadHcl::NoText) => assert!(std::str::from_utf8(file).is_err()),
+});

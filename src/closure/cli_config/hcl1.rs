@@ -1,0 +1,254 @@
+//! HCL 1, in which the clients still read their CLI configuration, whatever their other files are in. It differs from
+//! HCL 2 both ways: a colon is no `=`, names hold dots, commas and line breaks are free, and no value is an expression.
+
+use std::iter::Peekable;
+use std::str::CharIndices;
+
+use super::super::hcl::{self, BadHcl};
+use super::node::Node;
+
+/// Deeper than anybody writes, and far from the end of the stack.
+const DEEPEST: usize = 32;
+
+/// Reads a whole file.
+///
+/// # Errors
+/// [`BadHcl`], with the place.
+pub(super) fn read(file: &[u8]) -> Result<Node, BadHcl> {
+    if file.len() > hcl::LARGEST {
+        return Err(BadHcl::TooLarge(file.len()));
+    }
+    let text = std::str::from_utf8(file).map_err(|_| BadHcl::NoText)?;
+    let mut reader = Reader { text, rest: text.char_indices().peekable(), begun: 0 };
+    reader.body(None, 0).map_err(|why| reader.here(why))
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Token {
+    Name(String),
+    Text(String),
+    /// A number, or true or false.
+    Scalar,
+    /// One of `= { } [ ] ,`.
+    Mark(char),
+}
+
+struct Reader<'a> {
+    text: &'a str,
+    rest: Peekable<CharIndices<'a>>,
+    /// Where the last token began.
+    begun: usize,
+}
+
+type Read<T> = Result<T, &'static str>;
+
+impl Reader<'_> {
+    fn here(&self, why: &'static str) -> BadHcl {
+        let before = self.text.get(..self.begun).unwrap_or_default();
+        let line = before.bytes().filter(|byte| *byte == b'\n').count() + 1;
+        let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+        BadHcl::Syntax { line, column, why: why.to_owned() }
+    }
+
+    /// Members up to `end`, or to the end of the file.
+    fn body(&mut self, end: Option<char>, depth: usize) -> Read<Node> {
+        if depth > DEEPEST {
+            return Err("this is nested too deeply");
+        }
+        let mut members = Vec::new();
+        let mut may_part = false;
+        loop {
+            let first = match (self.token()?, end) {
+                (None, None) => return Ok(Node::Members(members)),
+                (None, Some(_)) => return Err("the file ends before what is open is closed"),
+                (Some(Token::Mark(mark)), Some(end)) if mark == end => return Ok(Node::Members(members)),
+                (Some(Token::Mark(',')), _) if may_part => {
+                    may_part = false;
+                    continue;
+                }
+                (Some(Token::Name(name) | Token::Text(name)), _) => name,
+                (Some(_), _) => return Err("a name was to come"),
+            };
+            members.push((first, self.after_name(depth)?));
+            may_part = true;
+        }
+    }
+
+    /// What stands after a name: labels and a block, or a value.
+    fn after_name(&mut self, depth: usize) -> Read<Node> {
+        let mut labels = Vec::new();
+        loop {
+            match self.token()? {
+                Some(Token::Name(label) | Token::Text(label)) => labels.push(label),
+                Some(Token::Mark('{')) => {
+                    let body = self.body(Some('}'), depth + 1)?;
+                    return Ok(Node::labelled(&labels, body));
+                }
+                Some(Token::Mark('=')) if labels.is_empty() => {
+                    let token = self.token()?;
+                    return self.value(token, depth);
+                }
+                Some(_) => return Err("after a name, = or { was to come"),
+                None => return Err("the file ends after a name"),
+            }
+        }
+    }
+
+    fn value(&mut self, first: Option<Token>, depth: usize) -> Read<Node> {
+        match first {
+            Some(Token::Text(text)) => Ok(Node::Text(text)),
+            Some(Token::Scalar) => Ok(Node::Other),
+            Some(Token::Mark('{')) => self.body(Some('}'), depth + 1),
+            Some(Token::Mark('[')) if depth < DEEPEST => self.list(depth + 1),
+            Some(Token::Mark('[')) => Err("this is nested too deeply"),
+            Some(Token::Name(_) | Token::Mark(_)) => Err("a value was to come: a text in quotes, a number, a list"),
+            None => Err("the file ends before a value"),
+        }
+    }
+
+    fn list(&mut self, depth: usize) -> Read<Node> {
+        let mut parts = Vec::new();
+        let mut is_parted = true;
+        loop {
+            match self.token()? {
+                Some(Token::Mark(']')) => return Ok(Node::List(parts)),
+                Some(Token::Mark(',')) => is_parted = true,
+                Some(_) if !is_parted => return Err("in a list, a comma was to come"),
+                part => {
+                    parts.push(self.value(part, depth)?);
+                    is_parted = false;
+                }
+            }
+        }
+    }
+
+    fn token(&mut self) -> Read<Option<Token>> {
+        self.skip_to_token()?;
+        let Some((at, first)) = self.rest.next() else {
+            self.begun = self.text.len();
+            return Ok(None);
+        };
+        self.begun = at;
+        Ok(Some(match first {
+            '=' | '{' | '}' | '[' | ']' | ',' => Token::Mark(first),
+            '"' => Token::Text(self.quoted()?),
+            '<' => Token::Text(self.heredoc()?),
+            _ if first.is_alphabetic() || first == '_' => {
+                let name = self.run(at, |next| next.is_alphanumeric() || matches!(next, '_' | '-' | '.'));
+                if matches!(name, "true" | "false") { Token::Scalar } else { Token::Name(name.to_owned()) }
+            }
+            _ if first.is_ascii_digit() || (matches!(first, '-' | '.') && self.is_before_a_digit()) => {
+                self.run(at, |next| next.is_ascii_alphanumeric() || matches!(next, '.' | '+' | '-'));
+                Token::Scalar
+            }
+            _ => return Err("this character has no meaning here"),
+        }))
+    }
+
+    fn is_before_a_digit(&mut self) -> bool {
+        self.rest.peek().is_some_and(|(_, next)| next.is_ascii_digit())
+    }
+
+    fn skip_to_token(&mut self) -> Read<()> {
+        loop {
+            let Some((at, next)) = self.rest.peek().copied() else { return Ok(()) };
+            let ahead = self.text.get(at..).unwrap_or_default();
+            if matches!(next, ' ' | '\t' | '\n' | '\r') {
+                self.rest.next();
+            } else if next == '#' || ahead.starts_with("//") {
+                self.run(at, |next| next != '\n');
+            } else if ahead.starts_with("/*") {
+                self.begun = at;
+                let length = ahead.find("*/").ok_or("this comment has no end")? + 2;
+                self.skip(at + length);
+            } else {
+                return Ok(());
+            }
+        }
+    }
+
+    /// From `from` up to the first character that is none of these.
+    fn run(&mut self, from: usize, is_one: impl Fn(char) -> bool) -> &str {
+        while self.rest.next_if(|(_, next)| is_one(*next)).is_some() {}
+        let end = self.rest.peek().map_or(self.text.len(), |(at, _)| *at);
+        self.text.get(from..end).unwrap_or_default()
+    }
+
+    fn skip(&mut self, to: usize) {
+        while self.rest.next_if(|(at, _)| *at < to).is_some() {}
+    }
+
+    /// The rest of a text in quotes. What stands in `${…}` stays as it is written.
+    fn quoted(&mut self) -> Read<String> {
+        let mut text = String::new();
+        let mut open = 0usize;
+        while let Some((_, next)) = self.rest.next() {
+            match next {
+                '"' if open == 0 => return Ok(text),
+                '\n' if open == 0 => break,
+                '\\' if open == 0 => {
+                    text.push(self.escaped()?);
+                    continue;
+                }
+                '$' if open == 0 && self.rest.next_if(|(_, next)| *next == '{').is_some() => {
+                    open = 1;
+                    text.push_str("${");
+                    continue;
+                }
+                '{' if open > 0 => open += 1,
+                '}' if open > 0 => open -= 1,
+                _ => {}
+            }
+            text.push(next);
+        }
+        Err("this text has no end")
+    }
+
+    fn escaped(&mut self) -> Read<char> {
+        const NONE: &str = "there is no such escape in a text";
+        let Some((at, escape)) = self.rest.next() else { return Err("this text has no end") };
+        let (from, digits, base) = match escape {
+            'a' => return Ok('\u{7}'),
+            'b' => return Ok('\u{8}'),
+            'f' => return Ok('\u{c}'),
+            'n' => return Ok('\n'),
+            'r' => return Ok('\r'),
+            't' => return Ok('\t'),
+            'v' => return Ok('\u{b}'),
+            '\\' | '"' => return Ok(escape),
+            '0'..='7' => (at, 3, 8),
+            'x' => (at + 1, 2, 16),
+            'u' => (at + 1, 4, 16),
+            'U' => (at + 1, 8, 16),
+            _ => return Err(NONE),
+        };
+        let number = self.text.get(from..from + digits).and_then(|digits| u32::from_str_radix(digits, base).ok());
+        self.skip(from + digits);
+        number.and_then(char::from_u32).ok_or(NONE)
+    }
+
+    /// The rest of `<<NAME`, with the lines up to NAME.
+    fn heredoc(&mut self) -> Read<String> {
+        const NONE: &str = "after << the name of its end was to come";
+        self.rest.next_if(|(_, next)| *next == '<').ok_or(NONE)?;
+        let is_indented = self.rest.next_if(|(_, next)| *next == '-').is_some();
+        let from = self.rest.peek().map_or(self.text.len(), |(at, _)| *at);
+        let name = self.run(from, |next| next != '\n').trim_end_matches('\r').to_owned();
+        if name.is_empty() || !name.chars().all(char::is_alphanumeric) {
+            return Err(NONE);
+        }
+        self.rest.next();
+        let mut text = String::new();
+        while let Some((at, _)) = self.rest.peek().copied() {
+            let line = self.run(at, |next| next != '\n').trim_end_matches('\r').to_owned();
+            let trimmed = if is_indented { line.trim_start() } else { &line };
+            if trimmed == name {
+                return Ok(text);
+            }
+            text.push_str(trimmed);
+            text.push('\n');
+            self.rest.next();
+        }
+        Err("this text has no end")
+    }
+}

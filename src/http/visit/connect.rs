@@ -1,0 +1,65 @@
+//! A connection to whichever address of a name answers first. One that swallows packets must not use up the time of the
+//! others: the clients give the next one a try after 300 ms, too.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::time::sleep;
+
+const HEAD_START: Duration = Duration::from_millis(300);
+
+/// Tries one address after the other, each with a head start; gives the first that worked, or why the last did not.
+pub(super) async fn first<T, F: Future<Output = io::Result<T>>>(
+    addresses: &[SocketAddr],
+    connect: impl Fn(SocketAddr) -> F,
+) -> io::Result<T> {
+    let mut waiting = addresses.iter().copied();
+    let mut tried = FuturesUnordered::new();
+    let mut failed = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    tried.extend(waiting.next().map(&connect));
+    loop {
+        tokio::select! {
+            Some(connected) = tried.next() => match connected {
+                Ok(connected) => return Ok(connected),
+                Err(error) => failed = error,
+            },
+            () = sleep(HEAD_START), if waiting.len() > 0 => {}
+            else => return Err(failed),
+        }
+        tried.extend(waiting.next().map(&connect));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use super::*;
+
+    fn addresses(last: &[u8]) -> Vec<SocketAddr> {
+        last.iter().map(|last| SocketAddr::from(([127, 0, 0, *last], 1))).collect()
+    }
+
+    /// 1 answers, 2 refuses, 3 swallows what is sent.
+    async fn connect(address: SocketAddr) -> io::Result<SocketAddr> {
+        match address.to_string().as_str() {
+            "127.0.0.1:1" => Ok(address),
+            "127.0.0.2:1" => Err(io::ErrorKind::ConnectionRefused.into()),
+            _ => pending().await,
+        }
+    }
+
+    #[tokio::test]
+    async fn an_address_that_says_nothing_does_not_keep_the_others_waiting() {
+        for order in [&[1][..], &[3, 1], &[2, 1], &[3, 2, 1], &[3, 3, 3, 1], &[1, 3]] {
+            let connected = first(&addresses(order), connect).await.map_err(|error| error.kind());
+            assert_eq!(connected, Ok(addresses(&[1])[0]), "{order:?}");
+        }
+        let refused = first(&addresses(&[2, 2]), connect).await.map_err(|error| error.kind());
+        assert_eq!(refused, Err(io::ErrorKind::ConnectionRefused));
+        assert!(first(&[], connect).await.is_err());
+    }
+}
