@@ -158,6 +158,7 @@ fn of_pinned(items: &[Pinned]) -> Vec<String> {
         PinOutcome::Pinned => "pinned: never evicted, and not purged",
         PinOutcome::Unpinned => "not pinned any more",
         PinOutcome::AsBefore => "as it was",
+        PinOutcome::WhenItComes => "pinned as soon as its job has fetched it",
         PinOutcome::NotHeld => "not held, so there is nothing to pin: `larder warm --pin` fetches it first",
     };
     items.iter().map(|pinned| format!("{}: {}", pinned.what, said(pinned))).collect()

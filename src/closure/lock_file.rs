@@ -10,6 +10,10 @@ use hcl_edit::structure::{Attribute, Block};
 use super::hcl::{self, BadHcl};
 use crate::address::{Hostname, Name, ProviderAddress, Version};
 
+/// The largest lock file, in bytes: clients write one or two kilobytes for each provider.
+pub const LARGEST: usize = 256 << 10;
+/// After how many problems no more is read.
+const MOST_PROBLEMS: usize = 32;
 /// The most providers in one file.
 const MOST_PROVIDERS: usize = 256;
 /// The most hashes of one provider: those of its platforms, several for each.
@@ -60,12 +64,20 @@ impl BadLockFile {
 /// Everything that is wrong with it. What a client would refuse is wrong; what it only would have written another way
 /// is not.
 pub fn parse(file: &[u8]) -> Result<Vec<Locked>, BadLockFile> {
+    if file.len() > LARGEST {
+        let why = format!("it has {} bytes; at most {} KiB is read", file.len(), LARGEST >> 10);
+        return Err(BadLockFile::Wrong(vec![why]));
+    }
     let body = hcl::parse(file)?;
-    let mut reading = Reading { file, problems: Vec::new() };
+    let mut reading = Reading { lines: Lines::of(file), problems: Vec::new() };
     let mut locked: BTreeMap<ProviderAddress, Locked> = BTreeMap::new();
-    for block in body.blocks().filter(|block| block.has_ident("provider")) {
-        if locked.len() == MOST_PROVIDERS {
+    for (number, block) in body.blocks().filter(|block| block.has_ident("provider")).enumerate() {
+        if number == MOST_PROVIDERS {
             reading.wrong(block.span(), &format!("there are more than {MOST_PROVIDERS} providers"));
+            break;
+        }
+        if reading.problems.len() >= MOST_PROBLEMS {
+            reading.wrong(block.span(), "there may be more that is wrong from here on; it was not read");
             break;
         }
         let Some(one) = reading.provider(block) else { continue };
@@ -82,15 +94,29 @@ pub fn parse(file: &[u8]) -> Result<Vec<Locked>, BadLockFile> {
 }
 
 /// A file on its way to what it means.
-struct Reading<'a> {
-    file: &'a [u8],
+struct Reading {
+    lines: Lines,
     problems: Vec<String>,
 }
 
-impl Reading<'_> {
+/// Where the lines of a file end.
+struct Lines(Vec<usize>);
+
+impl Lines {
+    fn of(file: &[u8]) -> Self {
+        Self(file.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at).collect())
+    }
+
+    /// The number of the line that a byte is in, from 1 on.
+    fn number(&self, at: usize) -> usize {
+        1 + self.0.partition_point(|end| *end < at)
+    }
+}
+
+impl Reading {
     fn wrong(&mut self, at: Option<Range<usize>>, what: &str) {
         self.problems.push(match at {
-            Some(at) => format!("line {}: {what}", line_of(self.file, at.start)),
+            Some(at) => format!("line {}: {what}", self.lines.number(at.start)),
             None => what.to_owned(),
         });
     }
@@ -179,10 +205,6 @@ fn text(value: &Expression, of: &str) -> Result<String, String> {
 
 fn shown(given: &str) -> String {
     format!("{:?}", given.chars().take(SHOWN).collect::<String>())
-}
-
-fn line_of(file: &[u8], at: usize) -> usize {
-    1 + file.iter().take(at).filter(|byte| **byte == b'\n').count()
 }
 
 #[cfg(test)]
@@ -288,6 +310,18 @@ provider "r.example/acme/twice" { version = "1.0.0" }
         };
         assert!(problems(&hashes(&"\"h1:x\",".repeat(1025)))[0].contains("there are 1025 hashes"));
         assert!(problems(&hashes(&format!("\"h1:{}\"", "x".repeat(600))))[0].contains("longer than 512"));
+    }
+
+    #[test]
+    fn no_more_is_read_than_anybody_would_write() {
+        let bad = |number: usize| "provider \"x\" {\n}\n".repeat(number);
+        let said = problems(&bad(1000));
+        assert_eq!(said.len(), MOST_PROBLEMS + 1, "{said:?}");
+        assert!(said[MOST_PROBLEMS].starts_with("the lock file: line 33: there may be more"), "{said:?}");
+        let unfinished = |number: usize| format!("{ONE}{}", "provider \"r.example/a/b\" {\n}\n".repeat(number));
+        assert!(problems(&unfinished(300)).len() <= MOST_PROBLEMS + 2);
+        let why = &problems(&"#".repeat(LARGEST + 1))[0];
+        assert!(why.contains("at most 256 KiB is read"), "{why}");
     }
 
     proptest! {

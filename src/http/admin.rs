@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use http::header;
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use prometheus_client::registry::Registry;
+use tokio::sync::Semaphore;
 
 use super::admin_body::ToWarm;
 use super::body::Body;
@@ -13,7 +15,7 @@ use super::listener::Peer;
 use super::{Requests, admin_body, host_of, requests, respond};
 use crate::address::Hostname;
 use crate::clock::{Clock, Timestamp};
-use crate::jobs::{JobId, Jobs, NotStarted};
+use crate::jobs::{JobId, Jobs, NotStarted, WarmUp};
 use crate::mirror::{Call, Mirror, Pin};
 use crate::protocol::admin::command::{self, Told};
 use crate::protocol::admin::warm::{self, ToldToPin, ToldToWarm};
@@ -132,7 +134,7 @@ impl Admin {
             Ok(ToWarm::Json(body)) => {
                 ToldToWarm::read(&body).map_err(|why| vec![why]).and_then(|told| told.warm_up(&self.default_host))
             }
-            Ok(ToWarm::LockFile(file)) => warm::of_lock_file(&file, query.as_deref()),
+            Ok(ToWarm::LockFile(file)) => read_lock_file(file, query).await,
             Err(not_taken) => return respond::errors(not_taken.status, vec![not_taken.why]),
         };
         match warm_up.map(|warm_up| self.jobs.start(warm_up)) {
@@ -157,8 +159,8 @@ impl Admin {
 
     /// What a job is about is pinned whole.
     async fn pin_job(&self, id: JobId, pin: Pin) -> Response<Body> {
-        match self.jobs.packages(id) {
-            Some(packages) => respond::json(StatusCode::OK, &command::pin_packages(&self.mirror, packages, pin).await),
+        match self.jobs.to_pin(id, pin) {
+            Some(items) => respond::json(StatusCode::OK, &command::pin_job(&self.mirror, items, pin).await),
             None => respond::errors(StatusCode::NOT_FOUND, vec![warm::no_job(id)]),
         }
     }
@@ -245,6 +247,18 @@ impl Admin {
         };
         Report { mirror: self.mirror.status(), since_start: Some(since_start) }
     }
+}
+
+/// Reads a lock file where that holds nobody up, one at a time: to read one that was made for it takes a while.
+async fn read_lock_file(file: Bytes, query: Option<String>) -> Result<WarmUp, Vec<String>> {
+    static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
+    let turn = ONE_AT_A_TIME.acquire().await;
+    let reading = tokio::task::spawn_blocking(move || {
+        // It is over when the reading is, and not when nobody waits for that any more.
+        let _turn = turn;
+        warm::of_lock_file(&file, query.as_deref())
+    });
+    reading.await.unwrap_or_else(|_| Err(vec!["reading the lock file ended unexpectedly".to_owned()]))
 }
 
 fn wrong_method(nature: Nature) -> Response<Body> {

@@ -12,11 +12,11 @@ use hyper::body::Incoming;
 use serde::Serialize;
 use tokio::sync::mpsc::Receiver;
 
-use crate::closure::hcl;
+use crate::closure::lock_file;
 
 const LARGEST: usize = 64 << 10;
 /// A lock file of many providers is larger than any command.
-const LARGEST_LOCK_FILE: usize = hcl::LARGEST;
+const LARGEST_LOCK_FILE: usize = lock_file::LARGEST;
 const WITHIN: Duration = Duration::from_secs(10);
 
 /// A body that is not taken, and with which status.

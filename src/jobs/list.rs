@@ -15,7 +15,7 @@ use super::warm::{self, WarmUp};
 use crate::address::Package;
 use crate::clock::Clock;
 use crate::digest::Digest;
-use crate::mirror::{Came, Mirror};
+use crate::mirror::{Came, Mirror, Pin};
 
 /// How many archives are warmed at one time, in all jobs.
 const AT_ONE_TIME: usize = 4;
@@ -24,7 +24,9 @@ const MOST_RUNNING: usize = 8;
 /// How many jobs are kept in mind, with those that run.
 const MOST_KEPT: usize = 16;
 /// The most that is told of one failure, in characters.
-const LONGEST_ERROR: usize = 2000;
+const LONGEST_ERROR: usize = 400;
+/// What is told of an item whose job died.
+const LOST: &str = "its job ended unexpectedly: larder's log says why; tell it the same again";
 
 /// Every job of this process.
 #[derive(Debug)]
@@ -63,6 +65,17 @@ impl fmt::Display for JobId {
     }
 }
 
+/// An archive that a job is about, as it is pinned with its job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ToPin {
+    /// What it is called where nothing of it is held.
+    pub what: String,
+    /// Once its version is chosen.
+    pub package: Option<Package>,
+    /// Whether its job is still at it, and pins it then.
+    pub is_coming: bool,
+}
+
 /// Why a job was not taken on.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotStarted {
@@ -85,6 +98,29 @@ pub(super) struct Under {
     pub(super) turns: Arc<Semaphore>,
     changes: Arc<watch::Sender<u64>>,
     stop: CancellationToken,
+}
+
+/// How a job came to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// It went through all of it.
+    Reached,
+    /// It was told to stop.
+    Stopped,
+    /// Its task died.
+    Lost,
+}
+
+/// Ends a job that has not ended when this is dropped: else it would run for ever, and keep its place.
+struct Ends {
+    under: Arc<Under>,
+    clock: Clock,
+}
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        self.under.has_come_to_its_end(End::Lost, &self.clock);
+    }
 }
 
 /// What is told of a job, and what each item stands for once that is known.
@@ -133,9 +169,11 @@ impl Jobs {
         tracing::info!(job = %id, what = job.what.len(), items = job.items.len(), pin = job.pin, "a warm-up begins");
         let (mirror, clock) = (Arc::clone(&self.mirror), self.clock.clone());
         self.running.spawn(async move {
-            let work = warm::run(&mirror, &clock, &under, &warm_up);
-            let ended = under.stop.run_until_cancelled(work).await;
-            under.has_come_to_its_end(ended.is_some(), &clock);
+            let ends = Ends { under, clock };
+            let work = warm::run(&mirror, &ends.clock, &ends.under, &warm_up);
+            let ended = ends.under.stop.run_until_cancelled(work).await;
+            let how = if ended.is_some() { End::Reached } else { End::Stopped };
+            ends.under.has_come_to_its_end(how, &ends.clock);
         });
         Ok((id, job))
     }
@@ -156,13 +194,21 @@ impl Jobs {
     pub fn cancel(&self, id: JobId) -> Option<Job> {
         let under = self.find(id)?;
         under.stop.cancel();
-        under.has_come_to_its_end(false, &self.clock);
+        under.has_come_to_its_end(End::Stopped, &self.clock);
         Some(under.job())
     }
 
-    /// The packages that a job is about, as far as their versions were chosen.
-    pub fn packages(&self, id: JobId) -> Option<Vec<Package>> {
-        Some(self.find(id)?.told.lock().about.iter().filter_map(|(package, _)| package.clone()).collect())
+    /// What a job is about, to be pinned or unpinned now. Of a job that runs, what is still to come is from now on, too.
+    pub fn to_pin(&self, id: JobId, pin: Pin) -> Option<Vec<ToPin>> {
+        let under = self.find(id)?;
+        under.tell(|told| told.job.pin = pin == Pin::Set);
+        let told = under.told.lock();
+        let items = told.job.items.iter().zip(&told.about).map(|(item, (package, _))| ToPin {
+            what: format!("{} for {}", item.what, item.platform),
+            package: package.clone(),
+            is_coming: !item.state.has_ended(),
+        });
+        Some(items.collect())
     }
 
     /// Changes with everything that any job tells.
@@ -259,6 +305,11 @@ impl Under {
         });
     }
 
+    /// Whether what is warmed is to be pinned; that can be told while the job runs.
+    pub(super) fn pins(&self) -> bool {
+        self.told.lock().job.pin
+    }
+
     pub(super) fn is_now(&self, item: usize, state: ItemState) {
         self.tell_of(item, |item| item.state = state);
     }
@@ -316,17 +367,20 @@ impl Under {
             .collect()
     }
 
-    fn has_come_to_its_end(&self, by_itself: bool, clock: &Clock) {
+    fn has_come_to_its_end(&self, how: End, clock: &Clock) {
         self.tell(|told| {
             let job = &mut told.job;
             for item in job.items.iter_mut().filter(|item| !item.state.has_ended()) {
-                item.state = ItemState::Cancelled;
+                item.state = match how {
+                    End::Reached | End::Stopped => ItemState::Cancelled,
+                    End::Lost => ItemState::Failed { error: LOST.to_owned() },
+                };
             }
             let is_well = |item: &Item| matches!(item.state, ItemState::Held | ItemState::Fetched);
-            job.state = match by_itself {
-                false => JobState::Cancelled,
-                true if job.items.iter().all(is_well) => JobState::Done,
-                true => JobState::Failed,
+            job.state = match how {
+                End::Stopped => JobState::Cancelled,
+                End::Reached if job.items.iter().all(is_well) => JobState::Done,
+                End::Reached | End::Lost => JobState::Failed,
             };
             job.ended = Some(clock.now());
             tracing::info!(job = job.id, state = ?job.state, "a warm-up ended");

@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::clock::Clock;
 use crate::mirror::Mirror;
 
-pub use self::list::{JobId, Jobs, NotStarted};
+pub use self::list::{JobId, Jobs, NotStarted, ToPin};
 pub use self::warm::WarmUp;
 
 const EVERY: Duration = Duration::from_secs(3600);

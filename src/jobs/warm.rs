@@ -184,12 +184,12 @@ impl Run<'_> {
         let arriving = |bytes, length| self.under.arriving(item, bytes, length);
         let (came, held) = self.mirror.warm_archive(package, digest, self.clock.now(), arriving).await?;
         if fit == Fit::ItsPackageHashTells {
-            let hash = self.mirror.package_hash(package, digest).await?;
-            if !hash.as_ref().is_some_and(|hash| locked.contains(hash)) {
-                return Err(locked_to_another(package, locked, hash.unwrap_or_else(|| digest.zh())));
+            match self.mirror.package_hash(package, digest).await? {
+                Some(hash) if locked.contains(&hash) => {}
+                hash => return Err(locked_to_another(package, locked, hash.unwrap_or_else(|| digest.zh()))),
             }
         }
-        if self.warm_up.pin {
+        if self.under.pins() {
             let pinned = self.mirror.pin_packages(vec![package.clone()], Pin::Set).await?;
             if !pinned.iter().all(|pinned| pinned.is_well()) {
                 return Err(self.mirror.not_kept(&format!("the archive of {package}")).await.into());

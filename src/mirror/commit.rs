@@ -109,7 +109,7 @@ impl Mirror {
         }
     }
 
-    fn compute_hashes(&self, package: &Package, digest: &Digest) -> Result<(), StoreError> {
+    pub(super) fn compute_hashes(&self, package: &Package, digest: &Digest) -> Result<(), StoreError> {
         let Some(blob) = self.store.blobs.get(digest)? else { return Ok(()) };
         let hashes = match package_hashes(blob.reader(), PackageLimits::default()) {
             Ok(hashes) => PackageHashesKnown::Known { zip: hashes.zip, directory: hashes.directory },

@@ -6,6 +6,8 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use parking_lot::MutexGuard;
+
 use super::counters::{Because, Stored};
 use super::{Mirror, seen};
 use crate::address::Package;
@@ -169,9 +171,11 @@ impl Mirror {
     fn evict_to_fit(&self, victims: Victims) -> Result<(), StoreError> {
         // A little more than must be, or every small document would look at all names again.
         let enough = self.store_bytes() / 100 * 98;
+        // Also while documents go: which of them are of what is pinned is looked up once.
+        let one_by_one = self.evicting.lock();
         // Whatever the totals say afterwards, no more goes than was too much.
         let too_much = self.taken_up().saturating_sub(enough);
-        self.evict_archives(Because::SizeLimit, |freed| freed >= too_much || !self.is_over(enough))?;
+        self.evict_archives(&one_by_one, Because::SizeLimit, |freed| freed >= too_much || !self.is_over(enough))?;
         if victims == Victims::Archives || self.link() == Link::Offline {
             return Ok(());
         }
@@ -211,15 +215,19 @@ impl Mirror {
             return Err(StoreError::NoRoom { needed: bytes, limit, pinned });
         }
         let missing = bytes.saturating_sub(free);
-        self.evict_archives(Because::DiskFull, |freed| freed >= missing)
+        self.evict_archives(&self.evicting.lock(), Because::DiskFull, |freed| freed >= missing)
     }
 
-    /// Evicts archives, least recently used first, until it is enough.
-    fn evict_archives(&self, because: Because, enough: impl Fn(u64) -> bool) -> Result<(), StoreError> {
+    /// Evicts archives, least recently used first, until it is enough. Whoever does holds `evicting`.
+    fn evict_archives(
+        &self,
+        _one_by_one: &MutexGuard<'_, ()>,
+        because: Because,
+        enough: impl Fn(u64) -> bool,
+    ) -> Result<(), StoreError> {
         if self.link() == Link::Offline {
             return Ok(());
         }
-        let _one_by_one = self.evicting.lock();
         let mut freed = 0;
         for _ in 0..ROUNDS {
             let round = self.evict_round(because, |of_round| enough(freed + of_round))?;

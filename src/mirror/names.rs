@@ -6,7 +6,7 @@ use super::Mirror;
 use crate::address::{FileName, Package};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix, FastHash};
-use crate::store::{Durability, Key, StoreError};
+use crate::store::{Durability, Key, Recorded, StoreError};
 use crate::verify::Proof;
 
 /// An archive that a name lists: it was proven, and its bytes are (or were) held.
@@ -75,15 +75,19 @@ impl NameRecord {
 impl Mirror {
     pub(super) fn name(&self, package: &Package) -> Result<NameRecord, StoreError> {
         let key = Key::Name(package.clone());
-        let Some(record) = self.store.records.get(&key)? else { return Ok(NameRecord::default()) };
-        match serde_json::from_slice(&record) {
-            Ok(name) => Ok(name),
-            Err(_) => {
-                // Its proof set is still there, and so is its blob: the next request finds both.
+        match self.store.records.look(&key)? {
+            Recorded::Absent => return Ok(NameRecord::default()),
+            Recorded::Whole(record) => {
+                if let Ok(name) = serde_json::from_slice(&record) {
+                    return Ok(name);
+                }
                 self.store.records.set_aside(&key)?;
-                Ok(NameRecord::default())
             }
+            Recorded::Damaged => {}
         }
+        // Its proof set is still there, and so is its blob: the next request finds both. Nothing else tells of a pin.
+        tracing::error!(%package, "a name was damaged, and is set aside; if it was pinned, it is not any more: pin it again");
+        Ok(NameRecord::default())
     }
 
     /// Reads a name, changes it, and puts it back synced; an empty one is removed.

@@ -38,8 +38,20 @@ pub enum PinOutcome {
     Unpinned,
     /// It was so already.
     AsBefore,
+    /// It is when its job has fetched it.
+    WhenItComes,
     /// No archive of it is held: there is nothing to pin, and a pin is not remembered for later.
     NotHeld,
+}
+
+impl Pin {
+    /// How something is that is still on its way.
+    pub fn of_what_comes(self) -> PinOutcome {
+        match self {
+            Self::Set => PinOutcome::WhenItComes,
+            Self::Lift => PinOutcome::Unpinned,
+        }
+    }
 }
 
 impl Pinned {

@@ -76,6 +76,8 @@ impl Mirror {
 
     fn purge_from_disk(&self, what: &What, purged: &mut Purged, now: Timestamp) -> Result<(), StoreError> {
         let of = &what.provider;
+        // Nothing is pinned meanwhile: what looks unpinned here is so until it is gone.
+        let _nothing_is_pinned = self.evicting.lock();
         // Before anything goes: what was proven must be put down, or it all stays.
         let mut spared = BTreeSet::new();
         for Untold { package, why } in seen::note_held(self, of)? {
@@ -89,7 +91,11 @@ impl Mirror {
         purged.pinned = pinned.iter().map(ToString::to_string).collect();
         spared.extend(pinned);
         for package in self.store.records.packages_with_sets(of)? {
-            if what.versions.include(&package.version) && !spared.contains(&package) {
+            if !what.versions.include(&package.version) || spared.contains(&package) {
+                continue;
+            }
+            // A download may have landed since: what it brought is kept anew, and with it what proves it.
+            if self.name(&package)?.archives.is_empty() {
                 self.purge_document(&Key::ProofSet(package), purged)?;
             }
         }

@@ -17,7 +17,7 @@ use crate::address::{Hostname, Package, ProviderAddress};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::store::{Key, StoreError};
+use crate::store::{Key, Recorded, StoreError};
 use crate::upstream::breaker::Origin;
 use crate::upstream::providers::VersionList;
 
@@ -155,17 +155,22 @@ impl Mirror {
         }
     }
 
-    /// The `h1:` that a client computes of a held archive as it arrives; `None` where it cannot be computed.
+    /// The `h1:` that a client computes of a held archive as it arrives; `None` where it is no zip that has one.
+    ///
+    /// # Errors
+    /// The disk failed, or it is not held any more.
     pub async fn package_hash(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<Option<String>, Error> {
-        let known = |held: Option<HeldArchive>| match held.map(|held| held.hashes) {
-            Some(PackageHashesKnown::Known { zip, .. }) => Some(zip),
-            Some(PackageHashesKnown::NotYet | PackageHashesKnown::Impossible { .. }) | None => None,
-        };
-        if let Some(hash) = known(self.name_entry(package, digest).await?) {
-            return Ok(Some(hash));
+        let mut held = self.name_entry(package, digest).await?;
+        if held.as_ref().is_some_and(|held| held.hashes == PackageHashesKnown::NotYet) {
+            let of = package.clone();
+            self.on_disk(move |mirror| mirror.compute_hashes(&of, &digest)).await?;
+            held = self.name_entry(package, digest).await?;
         }
-        self.complete_hashes_of(package.clone(), digest).await;
-        Ok(known(self.name_entry(package, digest).await?))
+        match held.map(|held| held.hashes) {
+            Some(PackageHashesKnown::Known { zip, .. }) => Ok(Some(zip)),
+            Some(PackageHashesKnown::Impossible { .. }) => Ok(None),
+            Some(PackageHashesKnown::NotYet) | None => Err(self.not_kept(&format!("the archive of {package}")).await),
+        }
     }
 
     /// Makes everything that was warmed for a package survive a power cut: what proves it and leads to it was put
@@ -174,13 +179,7 @@ impl Mirror {
     /// # Errors
     /// [`Error::NotKept`] where some of it is not held, so that an `init` would have to ask upstream.
     pub async fn settle(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<(), Error> {
-        let provider = package.provider.clone();
-        let keys = [
-            (Key::Discovery(provider.host.clone()), format!("the discovery document of {}", provider.host)),
-            (Key::ProviderVersions(provider.clone()), format!("the version list of {provider}")),
-            (Key::ProofSet(package.clone()), sets::what(package)),
-            (Key::Seen(provider.clone()), format!("what was seen of {provider}")),
-        ];
+        let keys = leading_to(package);
         let synced = self.on_disk(move |mirror| {
             for (key, what) in keys {
                 if !mirror.store.records.sync(&key)? {
@@ -200,6 +199,11 @@ impl Mirror {
     pub async fn still_holds(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<bool, Error> {
         let of = package.clone();
         self.on_disk(move |mirror| {
+            for (key, _) in leading_to(&of) {
+                if matches!(mirror.store.records.look(&key)?, Recorded::Absent | Recorded::Damaged) {
+                    return Ok(false);
+                }
+            }
             let Some(set) = mirror.read_set(&of)? else { return Ok(false) };
             let sets = [Some(&set.kept.current), set.fallback.as_ref()];
             let is_proven = sets.into_iter().flatten().any(|set| set.document.shasum == digest);
@@ -260,6 +264,17 @@ impl Mirror {
         let has_room = call.terms.outbound.spend(&of.host, requests, call.now);
         if has_room { Ok(()) } else { Err(Error::Spared(what.to_owned())) }
     }
+}
+
+/// What a package cannot be installed without, besides its archive and its name; and what each is called.
+fn leading_to(package: &Package) -> [(Key, String); 4] {
+    let provider = &package.provider;
+    [
+        (Key::Discovery(provider.host.clone()), format!("the discovery document of {}", provider.host)),
+        (Key::ProviderVersions(provider.clone()), format!("the version list of {provider}")),
+        (Key::ProofSet(package.clone()), sets::what(package)),
+        (Key::Seen(provider.clone()), format!("what was seen of {provider}")),
+    ]
 }
 
 /// What a fetch failed with, or when to try again where the upstream said so.

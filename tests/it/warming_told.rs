@@ -108,6 +108,7 @@ async fn every_problem_of_what_is_told_is_said_and_nothing_begins() {
     desk.send("POST", "/admin/v1/warm", "text/plain", large.clone()).await.expect(413);
     desk.send("POST", "/admin/v1/warm", "application/json", large[..70_000].to_owned()).await.expect(413);
     // A lock file of many providers is larger than any command.
+    desk.send("POST", "/admin/v1/warm", "text/plain", large[..(256 << 10) + 1].to_owned()).await.expect(413);
     let long = format!("{}{ONE}", "# a comment\n".repeat(10_000));
     desk.send("POST", "/admin/v1/warm", "text/plain; charset=utf-8", long).await.expect(202);
     for kind in ["application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "", "text/html"] {
@@ -302,7 +303,33 @@ async fn an_archive_that_was_not_warmed_is_not_pinned_with_its_job() {
     assert!(error(&job, 1).contains("404"), "{job}");
     let done = desk.post("/admin/v1/pin", &json!({ "job": job["id"] })).await.expect(200).json();
     let said: Vec<&str> = outcomes(&done).iter().map(|(_, outcome)| *outcome).collect();
-    assert_eq!((said, &done["ok"]), (vec!["pinned", "not_held"], &json!(false)), "{done}");
+    assert_eq!((said, &done["ok"]), (vec!["pinned", "not_held", "not_held", "not_held"], &json!(false)), "{done}");
+    assert_eq!(outcomes(&done)[2].0, format!("{HOST}/acme/never for linux_amd64"));
+}
+
+/// A job is pinned as well while it runs: what is still to come is pinned when it comes.
+#[tokio::test]
+async fn a_job_can_be_pinned_before_it_has_fetched_anything() {
+    let upstream = upstream_with(&["null"], 100).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let desk = Desk::of(&larder);
+    let told = json!({ "what": ["acme/null"], "platforms": PLATFORMS });
+    let held = upstream.hold(Target::Versions);
+    let path = desk.begin(&told).await;
+    let job = json!({ "job": path.rsplit('/').next().unwrap() });
+    let tell = async |command: &str| {
+        let done = desk.post(&format!("/admin/v1/{command}"), &job).await.expect(200).json();
+        let said: Vec<String> = outcomes(&done).iter().map(|(_, outcome)| (*outcome).to_owned()).collect();
+        (said, done["ok"].clone())
+    };
+    assert_eq!(tell("unpin").await, (vec!["unpinned".to_owned(); 2], json!(true)));
+    assert_eq!(tell("pin").await, (vec!["when_it_comes".to_owned(); 2], json!(true)));
+    held.open();
+    let ended = desk.ended(&path).await;
+    assert_eq!((states(&ended), &ended["pin"]), (vec!["fetched"; 2], &json!(true)), "{ended}");
+    assert_eq!(tell("pin").await, (vec!["as_before".to_owned(); 2], json!(true)));
+    let purged = larder.tell("purge", "acme/null").await;
+    assert_eq!(purged["items"][0]["pinned"].as_array().unwrap().len(), 2, "{purged}");
 }
 
 /// Clients get what the disk would not take; a job has nothing of that, and says so.

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::address::{Hostname, Package, What};
+use crate::address::{Hostname, What};
 use crate::error::Error;
-use crate::mirror::{Accepted, Call, Mirror, Pin, Pinned, Purged, Refreshed, Ruling};
+use crate::jobs::ToPin;
+use crate::mirror::{Accepted, Call, Mirror, Pin, PinOutcome, Pinned, Purged, Refreshed, Ruling};
 
 /// The most addresses in one command.
 const MOST_ADDRESSES: usize = 256;
@@ -179,9 +180,22 @@ async fn pin_or_unpin(mirror: &Arc<Mirror>, addresses: &[What], pin: Pin) -> Don
 }
 
 /// Pins or unpins what a job is about.
-pub async fn pin_packages(mirror: &Arc<Mirror>, packages: Vec<Package>, pin: Pin) -> Done<Pinned> {
+pub async fn pin_job(mirror: &Arc<Mirror>, items: Vec<ToPin>, pin: Pin) -> Done<Pinned> {
     let mut done = Done::nothing_yet();
-    done.take(mirror.pin_packages(packages, pin).await, Pinned::is_well);
+    let packages = items.iter().filter_map(|item| item.package.clone()).collect();
+    let known = mirror.pin_packages(packages, pin).await.map(|known| {
+        let mut known = known.into_iter();
+        let of = |item: ToPin| {
+            let not_held = Pinned { what: item.what, outcome: PinOutcome::NotHeld };
+            let now = item.package.and_then(|_| known.next()).unwrap_or(not_held);
+            match (now.is_well(), item.is_coming) {
+                (true, _) | (false, false) => now,
+                (false, true) => Pinned { outcome: pin.of_what_comes(), ..now },
+            }
+        };
+        items.into_iter().map(of).collect()
+    });
+    done.take(known, Pinned::is_well);
     done
 }
 
