@@ -173,10 +173,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (victim, link, free) =
             (folder.path().join("victim"), folder.path().join("link"), folder.path().join("free"));
-        std::fs::write(&victim, "precious").unwrap();
+        disk::write_new(&victim, &[b"precious"], false).unwrap();
         std::os::unix::fs::symlink(&victim, &link).unwrap();
         assert!(disk::probe(&link).is_err() && disk::probe(&victim).is_err());
-        assert_eq!(std::fs::read_to_string(&link).unwrap(), "precious");
+        assert_eq!(disk::read_secret(&link).unwrap().as_deref(), Some("precious"));
         assert!(disk::probe(&free).is_ok() && !free.exists());
     }
 }
