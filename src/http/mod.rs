@@ -71,25 +71,19 @@ impl Main {
         let began = Instant::now();
         let number = self.number.fetch_add(1, Ordering::Relaxed);
         let head = request.method() == Method::HEAD;
-        let (response, route, outcome) = self.answer(&request, number, peer, began).await;
-        let status = response.status();
-        let line = Line {
-            number,
-            method: request.method().clone(),
-            uri: request.uri().clone(),
-            peer,
-            status,
-            route,
-            outcome,
-            began,
-        };
+        let mut waiting = Waiting { main: &self, request: &request, number, peer, began, route: None, is_over: false };
+        let (response, outcome) = self.answer(&request, number, peer, began, &mut waiting.route).await;
+        waiting.is_over = true;
+        let route = waiting.route;
+        let line = waiting.line(Some(response.status()), outcome);
+        drop(waiting);
         let response = if head { without_body(response) } else { response };
         let requests = self.requests.clone();
         response.map(|body| {
             body.when_done(move |bytes, broke_off| {
-                let outcome = if broke_off { End::Error } else { outcome };
-                let line = Line { outcome, ..line };
-                requests.ended(route, outcome, bytes);
+                let end = if broke_off { End::Error } else { outcome };
+                let line = Line { outcome: end, ..line };
+                requests.ended(route, end, outcome.source(), bytes);
                 line.write(bytes);
             })
         })
@@ -101,7 +95,8 @@ impl Main {
         number: u64,
         peer: Peer,
         began: Instant,
-    ) -> (Response<Body>, Way, End) {
+        way: &mut Way,
+    ) -> (Response<Body>, End) {
         let asked = protocol::Request {
             path: request.uri().path(),
             host: host_of(request),
@@ -115,23 +110,24 @@ impl Main {
             && let Err(refusal) = self.clients.admit(peer.address.ip(), request.headers())
         {
             self.requests.refused(Refusal::Client);
-            return (respond::errors(StatusCode::FORBIDDEN, vec![refusal.to_string()]), None, End::Refused);
+            return (respond::errors(StatusCode::FORBIDDEN, vec![refusal.to_string()]), End::Refused);
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             let mut response =
                 respond::errors(StatusCode::METHOD_NOT_ALLOWED, vec!["only GET and HEAD are answered here".into()]);
             response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static("GET, HEAD"));
             self.requests.refused(Refusal::Method);
-            return (response, None, End::Refused);
+            return (response, End::Refused);
         }
         let route = match route {
             Ok(route) => route,
             Err(no_route) => {
                 let failure = Failure::from(no_route);
                 tracing::debug!(request = number, error = %failure, "no route");
-                return (respond::failure(&failure), None, self.end_of(&failure));
+                return (respond::failure(&failure), self.end_of(&failure));
             }
         };
+        *way = Some(route.kind());
         match self.protocols.answer(&route, &asked).await {
             Ok(reply) => {
                 let (outcome, age) = (reply.outcome.map_or(End::NoOutcome, End::from), reply.age);
@@ -143,11 +139,11 @@ impl Main {
                 if outcome == End::Hit {
                     self.requests.hit(content, began.elapsed());
                 }
-                (response, Some(route.kind()), outcome)
+                (response, outcome)
             }
             Err(failure) => {
                 tell(number, &failure);
-                (respond::failure(&failure), Some(route.kind()), self.end_of(&failure))
+                (respond::failure(&failure), self.end_of(&failure))
             }
         }
     }
@@ -199,12 +195,43 @@ fn tell(number: u64, failure: &Failure) {
     }
 }
 
+/// A request that has no answer yet. Dropped before that, its client has gone, and that is told of it.
+struct Waiting<'a> {
+    main: &'a Main,
+    request: &'a Request<Incoming>,
+    number: u64,
+    peer: Peer,
+    began: Instant,
+    route: Way,
+    is_over: bool,
+}
+
+impl Waiting<'_> {
+    fn line(&self, status: Option<StatusCode>, outcome: End) -> Line {
+        let Self { number, peer, began, route, .. } = *self;
+        let (method, uri) = (self.request.method().clone(), self.request.uri().clone());
+        Line { number, method, uri, peer, status, route, outcome, began }
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if self.is_over {
+            return;
+        }
+        // Whoever catches the panic answers.
+        let end = if std::thread::panicking() { End::Error } else { End::Left };
+        self.main.requests.ended(self.route, end, end.source(), 0);
+        self.line(None, end).write(0);
+    }
+}
+
 struct Line {
     number: u64,
     method: Method,
     uri: Uri,
     peer: Peer,
-    status: StatusCode,
+    status: Option<StatusCode>,
     route: Way,
     outcome: End,
     began: Instant,
@@ -218,7 +245,7 @@ impl Line {
             target: "larder::request",
             request = number,
             client = %peer.address.ip(),
-            status = status.as_u16(),
+            status = status.map(|status| status.as_u16()),
             route = way_word(route),
             outcome = outcome.word(),
             bytes,

@@ -84,6 +84,8 @@ words! {
         Refused "refused",
         /// It could not be answered, or broke off.
         Error "error",
+        /// Its client went before there was an answer.
+        Left "left",
         /// A probe.
         NoOutcome "none",
     }
@@ -153,11 +155,12 @@ impl From<Outcome> for End {
 }
 
 impl End {
-    fn source(self) -> Source {
+    /// Where the body of an answer came from that began like this.
+    pub(super) fn source(self) -> Source {
         match self {
             Self::Hit | Self::Stale | Self::Gone => Source::Store,
             Self::Miss | Self::Passed | Self::Revalidated => Source::Upstream,
-            Self::Absent | Self::Refused | Self::Error | Self::NoOutcome => Source::Larder,
+            Self::Absent | Self::Refused | Self::Error | Self::Left | Self::NoOutcome => Source::Larder,
         }
     }
 }
@@ -274,11 +277,11 @@ impl Requests {
         registry.register_with_unit("larder_document_age", help, Unit::Seconds, age_family.clone());
     }
 
-    /// A request has ended, and its body is out.
-    pub(super) fn ended(&self, way: Way, end: End, bytes: u64) {
+    /// A request has ended, and so much of its body is out.
+    pub(super) fn ended(&self, way: Way, end: End, source: Source, bytes: u64) {
         let Counts { ended, sent, .. } = &*self.0;
         ended[way.map_or(WAYS - 1, |kind| kind as usize)][end as usize].inc();
-        sent[end.source() as usize].inc_by(bytes);
+        sent[source as usize].inc_by(bytes);
     }
 
     /// A hit is ready to go out, after so long.

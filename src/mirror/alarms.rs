@@ -10,7 +10,7 @@ use crate::address::{ProviderAddress, Version};
 use crate::clock::Timestamp;
 use crate::store::StoreError;
 
-/// How many alarms are kept in mind.
+/// How many alarms of each kind are kept in mind.
 const MOST_ALARMS: usize = 1000;
 
 /// Something that an operator should look at.
@@ -28,7 +28,7 @@ pub struct Alarm {
 }
 
 /// What is the matter with a version.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AlarmKind {
     /// Published anew, and no known key vouches for that: not served until it is accepted.
@@ -53,9 +53,15 @@ impl AlarmKind {
     }
 }
 
-/// The alarms of this run, one for each version: the last.
+/// The alarms of this run: of each kind, the last for each version.
 #[derive(Debug, Default)]
-pub(super) struct Alarms(BTreeMap<(ProviderAddress, Version), Alarm>);
+pub(super) struct Alarms(BTreeMap<(ProviderAddress, Version, AlarmKind), Alarm>);
+
+impl Alarms {
+    fn of(&self, kind: AlarmKind) -> usize {
+        self.0.values().filter(|alarm| alarm.kind == kind).count()
+    }
+}
 
 /// That the store would not take something, the last time that one tried.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,7 +78,8 @@ pub struct Trouble {
 pub(super) struct Troubles(BTreeMap<Stored, Trouble>);
 
 impl Mirror {
-    /// Raises an alarm about a version; once, as long as it stays the same.
+    /// Raises an alarm about a version; once, as long as it stays the same. What there is no room to keep in mind is not
+    /// counted either: nobody could tell whether it was before.
     pub(super) fn alarm(
         &self,
         address: &ProviderAddress,
@@ -81,36 +88,32 @@ impl Mirror {
         file: Option<&str>,
         now: Timestamp,
     ) {
-        let key = (address.clone(), version.clone());
+        let key = (address.clone(), version.clone(), kind);
         let mut alarms = self.alarms.lock();
         let before = alarms.0.get(&key);
-        if before.is_some_and(|before| before.kind == kind && before.file.as_deref() == file) {
+        if before.is_some_and(|before| before.file.as_deref() == file) {
             return;
         }
-        self.counters.alarm(kind);
-        if before.is_some() || alarms.0.len() < MOST_ALARMS {
+        if before.is_some() || alarms.of(kind) < MOST_ALARMS {
+            self.counters.alarm(kind);
             let what = format!("{address}@{version}");
             alarms.0.insert(key, Alarm { what, kind, file: file.map(str::to_owned), since: now });
         }
     }
 
-    /// What the last alarm about a version was about is over.
+    /// What an alarm about a version was about is over.
     pub(super) fn settled(&self, address: &ProviderAddress, version: &Version, kind: AlarmKind) {
-        let key = (address.clone(), version.clone());
-        let mut alarms = self.alarms.lock();
-        if alarms.0.get(&key).is_some_and(|alarm| alarm.kind == kind) {
-            alarms.0.remove(&key);
-        }
+        self.alarms.lock().0.remove(&(address.clone(), version.clone(), kind));
     }
 
-    /// The alarms since the start, at most a thousand.
+    /// The alarms since the start, at most a thousand of each kind.
     pub fn alarms(&self) -> Vec<Alarm> {
         self.alarms.lock().0.values().cloned().collect()
     }
 
     /// How many versions wait for `accept`.
     pub(super) fn waiting_for_accept(&self) -> usize {
-        self.alarms.lock().0.values().filter(|alarm| alarm.kind == AlarmKind::WaitsForAccept).count()
+        self.alarms.lock().of(AlarmKind::WaitsForAccept)
     }
 
     /// The store would not take something.

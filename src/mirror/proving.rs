@@ -158,6 +158,7 @@ impl Mirror {
             }
             History::RepublishedByKnownKey { file } => {
                 tracing::error!(%package, file, "ALARM: upstream has published this version anew, signed by a key known for the provider; the new set is served");
+                self.settled(provider, version, AlarmKind::WaitsForAccept);
                 self.alarm(provider, version, AlarmKind::Republished, Some(&relayed(&file)), now);
                 Ok(())
             }

@@ -39,7 +39,7 @@ pub struct Status {
     pub upstreams: Vec<String>,
     /// What was asked for while offline and is not held, since the start; at most a thousand things.
     pub missing: Vec<String>,
-    /// What an operator should look at, since the start; at most a thousand things.
+    /// What an operator should look at, since the start; at most a thousand things of each kind.
     pub alarms: Vec<Alarm>,
 }
 
@@ -104,9 +104,9 @@ impl Mirror {
         self.terms.load().upstreams.hosts().into_iter().cloned().collect()
     }
 
-    /// Body bytes received from all upstreams since the start.
+    /// Body bytes received since the start, also from upstreams that are not configured any more.
     pub fn upstream_bytes(&self) -> u64 {
-        self.counters.traffic.bytes(&self.hosts().iter().collect::<Vec<_>>())
+        self.counters.traffic.all_bytes()
     }
 
     /// Downloads under way.

@@ -2,7 +2,9 @@
 //! make a label.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -17,6 +19,8 @@ pub struct Traffic {
     requests: Family<Answered, Counter>,
     bytes: Family<From, Counter>,
     refusals: Family<Refused, Counter>,
+    /// Every upstream since the start: one that is not configured any more has brought what it brought.
+    upstreams: Arc<Mutex<BTreeSet<Hostname>>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -72,6 +76,7 @@ impl Traffic {
 
     /// Lets an upstream be seen before anything was asked of it: at nothing.
     pub(super) fn expect(&self, upstream: &Hostname) {
+        self.upstreams.lock().insert(upstream.clone());
         self.bytes.get_or_create_owned(&from(upstream));
         for status in status_words() {
             self.requests.get_or_create_owned(&Answered { host: upstream.to_string(), status });
@@ -82,9 +87,12 @@ impl Traffic {
     }
 
     /// Body bytes received since the start, from all upstreams.
-    pub fn bytes(&self, hosts: &[&Hostname]) -> u64 {
-        let of = |host: &&Hostname| self.bytes.get(&from(host)).map_or(0, |bytes| bytes.get());
-        hosts.iter().map(of).sum()
+    pub fn all_bytes(&self) -> u64 {
+        self.upstreams.lock().iter().map(|host| self.bytes_of(host)).sum()
+    }
+
+    fn bytes_of(&self, host: &Hostname) -> u64 {
+        self.bytes.get(&from(host)).map_or(0, |bytes| bytes.get())
     }
 
     /// What was counted of one upstream since the start.
@@ -99,7 +107,7 @@ impl Traffic {
         OfUpstream {
             requests: statuses.iter().map(|status| asked(status)).sum(),
             failed: statuses.iter().copied().filter(is_failure).map(asked).sum(),
-            bytes: self.bytes(&[host]),
+            bytes: self.bytes_of(host),
             refused: Refusal::words().map(refused).sum(),
         }
     }

@@ -209,6 +209,78 @@ async fn what_does_not_prove_is_counted_by_kind_and_what_was_republished_waits()
     assert_eq!((last.value(&alarms("republished")), last.value("larder_waiting_for_accept")), (1.0, 0.0));
 }
 
+/// One alarm about a version does not end another: it waits until somebody decides, or it is as before.
+#[tokio::test]
+async fn a_version_that_waits_for_accept_still_waits_when_upstream_drops_it() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(edition(1));
+    upstream.publish(Provider::new("acme", "null").version("1.3.0"));
+    let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
+    larder.versions("null").await.expect(200);
+    let path = larder.archive_path("null", "1.2.0").await;
+    larder.get(&path).await.expect(200);
+    upstream.publish(edition(2).signed_by(&SigningKey::another()));
+    assert!(larder.document("null", "1.2.0").await.expect(200).is("stale"));
+    upstream.withdraw("acme", "null", "1.2.0");
+    larder.versions("null").await.expect(200);
+    let seen = scrape(&larder).await;
+    assert_eq!(seen.value("larder_alarms_total{kind=\"dropped\"}"), 1.0);
+    assert_eq!(seen.value("larder_waiting_for_accept"), 1.0);
+}
+
+/// What an upstream brought stays counted when it is not configured any more.
+#[tokio::test]
+async fn what_was_received_since_the_start_never_shrinks() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(edition(1));
+    let larder = Larder::mirroring(&upstream).start().await;
+    larder.document("null", "1.2.0").await.expect(200);
+    let received = async || {
+        let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
+        status["since_start"]["upstream_bytes"].as_u64().unwrap()
+    };
+    let before = received().await;
+    assert!(before > 0);
+    let other = Larder::builder().upstream("r.example", &format!("{}/", upstream.origin()), "");
+    larder.reload(other).await.unwrap();
+    assert_eq!(received().await, before);
+}
+
+/// Where bytes came from does not change when they break off.
+#[tokio::test]
+async fn the_bytes_of_a_body_that_breaks_off_came_from_where_they_came() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(edition(1).size(3_000_000));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let path = larder.archive_path("null", "1.2.0").await;
+    upstream.fault(Target::Archive, Fault::WrongLastByte);
+    let before = scrape(&larder).await;
+    let received = larder.receive(&path).await;
+    assert!(!received.is_whole && received.body.len() > 1_000_000);
+    let error = "larder_requests_total{outcome=\"error\",route=\"archive\"}";
+    crate::support::until("it is counted", async || scrape(&larder).await.value(error) == 1.0).await;
+    let grown = only(scrape(&larder).await.grown_since(&before), "larder_sent_bytes_total");
+    assert_eq!(grown.keys().collect::<Vec<_>>(), ["larder_sent_bytes_total{source=\"upstream\"}"]);
+}
+
+/// Who leaves before there is an answer is counted, too.
+#[tokio::test]
+async fn a_client_that_leaves_before_its_answer_is_counted() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(edition(1));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let gate = upstream.hold_silent(Target::Versions);
+    let url = format!("{}/registry/{HOST}/v1/providers/acme/null/versions", larder.base());
+    let asking = tokio::spawn(send(client().get(url)));
+    upstream.wait_for(Target::Versions, 1).await;
+    asking.abort();
+    let left = "larder_requests_total{outcome=\"left\",route=\"versions\"}";
+    crate::support::until("it is counted", async || scrape(&larder).await.value(left) == 1.0).await;
+    gate.open();
+    larder.versions("null").await.expect(200);
+    assert_eq!(scrape(&larder).await.value(left), 1.0);
+}
+
 /// The requests and the bytes that the upstream itself saw, by what it answered.
 #[tokio::test]
 async fn what_goes_upstream_is_counted_as_the_upstream_counts_it() {
