@@ -5,7 +5,7 @@
 //! ```text
 //! main -> cli -> app -> http -> protocol -> mirror -> upstream
 //!                  \--> jobs ---------------^  |----> store
-//!                                              '----> verify
+//!                                              '----> verify, pack
 //! ```
 //!
 //! A request becomes a [`protocol::route::Route`], the route an answer of the [`mirror::Mirror`], which
@@ -24,6 +24,7 @@ pub mod error;
 pub mod http;
 pub mod jobs;
 pub mod mirror;
+pub mod pack;
 pub mod protocol;
 pub mod store;
 pub mod upstream;

@@ -3,6 +3,7 @@
 
 mod constraint;
 mod host;
+mod module;
 mod version;
 mod what;
 
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::constraint::Constraint;
 pub use self::host::Hostname;
+pub use self::module::{ModuleAddress, ModuleName, ModulePackage, System};
 pub use self::version::Version;
 pub use self::what::{BadWhat, Versions, What};
 
@@ -206,7 +208,7 @@ macro_rules! written_as_text {
     )*};
 }
 
-written_as_text!(Hostname, Name, Platform, Version, FileName);
+written_as_text!(Hostname, Name, ModuleName, System, Platform, Version, FileName);
 
 #[cfg(test)]
 mod tests {

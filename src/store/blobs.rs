@@ -14,7 +14,7 @@ use rustix::io::ReadWriteFlags;
 use super::claim::Claim;
 use super::disk::{self, Aside};
 use super::staged::Staged;
-use super::{Reading, StoreError};
+use super::{Reading, Scratch, StoreError, scratch};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash, FastHasher, Hasher};
 use crate::verify::Verified;
@@ -44,8 +44,9 @@ impl Blobs {
         self.folder.join(&hex[..2]).join(hex)
     }
 
-    /// Removes records that a crash left half written.
+    /// Removes records that a crash left half written, and what was being unpacked then.
     pub(super) fn sweep_halves(&self) -> Result<(), StoreError> {
+        scratch::sweep(&self.staging)?;
         for name in disk::names_in(&self.staging)?.iter().filter(|name| name.starts_with("record-")) {
             disk::remove(&self.staging.join(name))?;
         }
@@ -66,6 +67,13 @@ impl Blobs {
         self.claim.check()?;
         disk::make_again(&self.staging)?;
         Staged::open(path, note_path, self.claim.clone())
+    }
+
+    /// Room for what is unpacked or fetched on the way to an archive.
+    pub fn scratch(&self) -> Result<Scratch, StoreError> {
+        self.claim.check()?;
+        disk::make_again(&self.staging)?;
+        Scratch::below(&self.staging)
     }
 
     /// Makes a proven archive visible: synced, renamed, its folder synced.

@@ -8,7 +8,8 @@
 //! DIR/v1/names/HOST/…json         address -> current digest and earlier ones
 //! DIR/v1/documents/HOST/…         documents as upstream sent them, and proof sets
 //! DIR/v1/seen/HOST/…json          what was ever proven, one file per provider; never evicted
-//! DIR/v1/staging/…                downloads and records under way; downloads are resumed, swept after a day
+//! DIR/v1/staging/…                downloads and records under way; downloads are resumed, swept after a day;
+//!                                 what a module is unpacked to goes with the process
 //! DIR/v1/aside/…                  what did not match its checksum, kept a week to be looked at
 //! DIR/v1/index/                   last use and sizes; set aside and rebuilt when it will not open
 //! ```
@@ -25,6 +26,7 @@ mod index;
 mod key;
 mod reading;
 mod records;
+mod scratch;
 mod staged;
 
 use std::io;
@@ -38,6 +40,7 @@ pub use self::index::{Index, IndexedArchive, Totals};
 pub use self::key::Key;
 pub use self::reading::Reading;
 pub use self::records::{Durability, Recorded, Records};
+pub use self::scratch::Scratch;
 pub use self::staged::{Staged, StagedNote};
 
 use self::claim::Claim;

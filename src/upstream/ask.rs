@@ -85,6 +85,8 @@ pub struct Document {
     pub url: Url,
     /// Whom that took, from the first to the last.
     pub origins: Vec<Origin>,
+    /// Where it says the thing itself is: `X-Terraform-Get`, with which a body need not come (PROTOCOL 4.3).
+    pub location: Option<String>,
     /// The time it was at whoever answered, as it said.
     pub date: Option<Timestamp>,
     /// What it takes up.

@@ -33,6 +33,7 @@ const MOST_HOPS: usize = 10;
 const LONGEST_ERROR_BODY: u64 = 64 * 1024;
 const NO_ROOM: &str = "as many bytes of documents are in memory as may be at one time";
 const CDN_LOOP: HeaderName = HeaderName::from_static("cdn-loop");
+const X_TERRAFORM_GET: HeaderName = HeaderName::from_static("x-terraform-get");
 
 /// Whether anything may go out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -210,6 +211,8 @@ impl Outbound {
             let content_type = content_type.and_then(|value| value.to_str().ok()).map(str::to_owned);
             let validators = Validators::of(response.headers());
             let date = date(response.headers());
+            let location = response.headers().get(X_TERRAFORM_GET).and_then(|value| value.to_str().ok());
+            let location = location.map(str::to_owned);
             let body = self.body(response, ask, &url, limit).await;
             match (watch, &body) {
                 (Some(watch), Ok(_) | Err(UpstreamError { fault: Fault::TooLarge(_) | Fault::Crowded(_), .. })) => {
@@ -219,7 +222,7 @@ impl Outbound {
                 (None, _) => {}
             }
             let (body, room) = body?;
-            Ok(Fetched::New(Document { body, content_type, validators, url, origins, date, room }))
+            Ok(Fetched::New(Document { body, content_type, validators, url, origins, location, date, room }))
         };
         self.patiently(ask, once).await
     }

@@ -1,0 +1,156 @@
+//! Modules, as registries name them: `HOST/NAMESPACE/NAME/SYSTEM`. Case is kept (PROTOCOL 4.1).
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::{BadAddress, Hostname, LONGEST_PART, Version};
+
+/// A namespace or the name of a module: letters in the case they were given in, digits, `-` and `_`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct ModuleName(String);
+
+impl ModuleName {
+    /// Parses a name; clients send what the user typed.
+    pub fn parse(given: &str) -> Result<Self, BadAddress> {
+        let bad = |why| BadAddress::new("module name", given, why);
+        if given.is_empty() || given.len() > LONGEST_PART {
+            return Err(bad("it has no letters, or more than 128"));
+        }
+        if !given.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_') {
+            return Err(bad("it may hold letters, digits, - and _"));
+        }
+        if !given.starts_with(|c: char| c.is_ascii_alphanumeric()) {
+            return Err(bad("it must begin with a letter or a digit"));
+        }
+        Ok(Self(given.to_owned()))
+    }
+
+    /// The name as it was given.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for ModuleName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The remote system that a module is for: lower-case letters and digits.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct System(String);
+
+impl System {
+    /// Parses a system, which clients send in lower case only (PROTOCOL 4.1).
+    pub fn parse(given: &str) -> Result<Self, BadAddress> {
+        let bad = |why| BadAddress::new("module system", given, why);
+        if given.is_empty() || given.len() > 64 {
+            return Err(bad("it has no letters, or more than 64"));
+        }
+        if !given.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit()) {
+            return Err(bad("it may hold a to z and 0 to 9"));
+        }
+        Ok(Self(given.to_owned()))
+    }
+
+    /// The system as it stands in URLs and file names.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for System {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A module: `HOST/NAMESPACE/NAME/SYSTEM`. Two registries never mix, so the host is always part of it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ModuleAddress {
+    /// The registry.
+    pub host: Hostname,
+    /// Who publishes it.
+    pub namespace: ModuleName,
+    /// What it is called.
+    pub name: ModuleName,
+    /// What it is for.
+    pub system: System,
+}
+
+impl ModuleAddress {
+    /// The same in lower case: one key for every spelling, where the registry takes them for one (`fold_case`).
+    pub fn folded(&self) -> Self {
+        let fold = |name: &ModuleName| ModuleName(name.0.to_ascii_lowercase());
+        Self { namespace: fold(&self.namespace), name: fold(&self.name), ..self.clone() }
+    }
+}
+
+impl fmt::Display for ModuleAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{}/{}", self.host, self.namespace, self.name, self.system)
+    }
+}
+
+/// One version of a module: what one archive is packed of.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ModulePackage {
+    /// The module.
+    pub module: ModuleAddress,
+    /// Its version.
+    pub version: Version,
+}
+
+impl ModulePackage {
+    /// The same with its module in lower case.
+    pub fn folded(&self) -> Self {
+        Self { module: self.module.folded(), version: self.version.clone() }
+    }
+}
+
+impl fmt::Display for ModulePackage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.module, self.version)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_module_keeps_its_case_and_folds_to_one_key() {
+        let module = |namespace: &str, name: &str| ModuleAddress {
+            host: Hostname::parse("registry.example").unwrap(),
+            namespace: ModuleName::parse(namespace).unwrap(),
+            name: ModuleName::parse(name).unwrap(),
+            system: System::parse("aws").unwrap(),
+        };
+        let typed = module("Acme-Corp", "VPC_x");
+        assert_eq!(typed.to_string(), "registry.example/Acme-Corp/VPC_x/aws");
+        assert_ne!(typed, module("acme-corp", "vpc_x"));
+        assert_eq!(typed.folded(), module("acme-corp", "vpc_x"));
+        for bad in ["AWS", "", "a-b", "a_b", "a/b", "é"] {
+            assert!(System::parse(bad).is_err(), "{bad}");
+        }
+        for bad in ["", ".", "..", "a.b", "a/b", "-a", "_a", "é", &"a".repeat(129)] {
+            assert!(ModuleName::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_a_module_name_is_one_segment_as_it_was_given(text in "\\PC{0,20}|[a-zA-Z0-9_.-]{0,140}") {
+            if let Ok(name) = ModuleName::parse(&text) {
+                prop_assert_eq!(name.as_str(), &text);
+                prop_assert!(!text.contains(['/', '.', '\\']) && text.len() <= LONGEST_PART);
+            }
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Paths inside a tree: one that leads out of it cannot be expressed.
+
+use std::fmt;
+
+/// The longest path in a tree, in bytes.
+const LONGEST_PATH: usize = 4096;
+/// The longest name in a path, in bytes: what file systems take.
+const LONGEST_NAME: usize = 255;
+
+/// Where something is in a tree: names joined by `/`, as bytes, because git and archives know no encoding. The root
+/// has none.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct TreePath(Vec<u8>);
+
+/// Bytes that are no path inside a tree.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct BadPath(&'static str);
+
+impl TreePath {
+    /// The tree itself.
+    pub fn root() -> Self {
+        Self::default()
+    }
+
+    /// Parses a path relative to the root: no empty name, no `.` or `..`, no NUL.
+    ///
+    /// # Errors
+    /// [`BadPath`], with the reason; a path that leads out of the tree is one.
+    pub fn parse(given: &[u8]) -> Result<Self, BadPath> {
+        if given.is_empty() {
+            return Ok(Self::root());
+        }
+        if given.len() > LONGEST_PATH {
+            return Err(BadPath("its path is longer than 4096 bytes"));
+        }
+        for name in given.split(|byte| *byte == b'/') {
+            match name {
+                b"" => return Err(BadPath("its path is absolute, or has an empty name in it")),
+                b"." | b".." => return Err(BadPath("its path has a . or .. in it")),
+                name if name.contains(&0) => return Err(BadPath("its path has a NUL in it")),
+                name if name.len() > LONGEST_NAME => return Err(BadPath("its path has a name of more than 255 bytes")),
+                _ => {}
+            }
+        }
+        Ok(Self(given.to_vec()))
+    }
+
+    /// The same path with another below it.
+    ///
+    /// # Errors
+    /// [`BadPath`] where that is too long.
+    pub fn join(&self, below: &Self) -> Result<Self, BadPath> {
+        match (self.0.as_slice(), below.0.as_slice()) {
+            ([], _) => Ok(below.clone()),
+            (_, []) => Ok(self.clone()),
+            (above, below) => Self::parse(&[above, b"/", below].concat()),
+        }
+    }
+
+    /// The folder it is in; none of the root.
+    pub fn parent(&self) -> Option<Self> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let end = self.0.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
+        Some(Self(self.0[..end].to_vec()))
+    }
+
+    /// Its names, from the outermost on; none of the root.
+    pub fn names(&self) -> impl DoubleEndedIterator<Item = &[u8]> {
+        self.0.split(|byte| *byte == b'/').filter(|name| !name.is_empty())
+    }
+
+    /// What is left of it below `above`; `None` where it is not there.
+    pub fn below(&self, above: &Self) -> Option<Self> {
+        if above.0.is_empty() {
+            return Some(self.clone());
+        }
+        match self.0.strip_prefix(above.0.as_slice())? {
+            [] => Some(Self::root()),
+            [b'/', rest @ ..] => Some(Self(rest.to_vec())),
+            _ => None,
+        }
+    }
+
+    /// Whether it is the tree itself.
+    pub fn is_root(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The path as it was given.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Display for TreePath {
+    /// For people: what is not UTF-8, or controls a terminal, is replaced.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = String::from_utf8_lossy(&self.0);
+        let shown: String =
+            text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect();
+        f.write_str(if shown.is_empty() { "." } else { &shown })
+    }
+}
+
+impl fmt::Debug for TreePath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", String::from_utf8_lossy(&self.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_path_that_leads_out_cannot_be_said() {
+        for bad in
+            ["/etc/passwd", "../x", "a/../b", "a//b", "a/", "./a", "a/.", "a\0b", &"a".repeat(256), &"a/".repeat(3000)]
+        {
+            assert!(TreePath::parse(bad.as_bytes()).is_err(), "{bad:?}");
+        }
+        let path = |text: &str| TreePath::parse(text.as_bytes()).unwrap();
+        assert_eq!(path("a/b/c").parent(), Some(path("a/b")));
+        assert_eq!(path("a").parent(), Some(TreePath::root()));
+        assert_eq!(TreePath::root().parent(), None);
+        assert_eq!(path("a/b/c").below(&path("a")), Some(path("b/c")));
+        assert_eq!(path("ab").below(&path("a")), None);
+        assert_eq!(path("a").join(&path("b/c")), Ok(path("a/b/c")));
+        assert_eq!(path("").names().count(), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_path_inside_or_refused(given in prop::collection::vec(prop_oneof![Just(b'/'), Just(b'.'), Just(b'a'), any::<u8>()], 0..40)) {
+            if let Ok(path) = TreePath::parse(&given) {
+                prop_assert_eq!(path.as_bytes(), &given[..]);
+                prop_assert!(path.names().all(|name| name != b".." && name != b"." && !name.contains(&b'/')));
+                prop_assert!(!path.to_string().chars().any(char::is_control));
+                if let Some(parent) = path.parent() {
+                    prop_assert!(path.below(&parent).is_some_and(|name| name.names().count() == 1));
+                }
+            }
+        }
+    }
+}
