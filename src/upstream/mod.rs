@@ -11,6 +11,7 @@ pub mod discovery;
 pub mod error;
 mod grant;
 pub mod guard;
+pub mod modules;
 pub mod outbound;
 pub mod permits;
 pub mod providers;
