@@ -18,6 +18,7 @@ pub mod providers;
 pub mod restraint;
 pub mod retry_after;
 pub mod room;
+pub mod source;
 pub mod special;
 mod traffic;
 
