@@ -13,6 +13,7 @@ pub use super::seen::ChangedFile;
 use super::sets::{self, NoSet};
 use super::{AlarmKind, Call, Mirror, seen};
 use crate::address::{Package, Platform, Version, Versions, What};
+use crate::digest::Digest;
 use crate::error::Error;
 
 /// How many sets are asked for at one time.
@@ -40,6 +41,17 @@ pub enum Ruling {
         keys_before: Vec<String>,
         /// The fingerprint of the key that vouches now; none where nobody signed.
         key: Option<String>,
+    },
+    /// The tree that upstream has now of a version of a module is the right one from now on.
+    AcceptedTree {
+        /// The digest of the tree that was pinned before; none where nothing was.
+        tree_before: Option<Digest>,
+        /// That of the one that is pinned now.
+        tree: Digest,
+        /// The commit that it was before, where it was one.
+        commit_before: Option<String>,
+        /// The commit that it is now, where it is one.
+        commit: Option<String>,
     },
     /// Upstream has nothing else than what was proven before.
     NothingToAccept,

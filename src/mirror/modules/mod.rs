@@ -1,9 +1,13 @@
 //! Modules: their version lists, where each version is, and archives that larder packs itself, because registries
 //! answer with addresses of git repositories that no cache could keep (DESIGN 6).
 
+mod accept;
 mod archive;
+mod download;
+mod fetch;
 mod fill;
 mod location;
+mod look;
 mod seen;
 mod versions;
 

@@ -38,6 +38,12 @@ impl Subdir {
         })
     }
 
+    /// What of it is left in a package whose root is the folder that a pattern means; none where that is all.
+    pub fn in_package(&self) -> Option<&TreePath> {
+        let (Self::Plain(below) | Self::Glob { rest: below, .. }) = self;
+        Some(below).filter(|below| !below.is_root())
+    }
+
     /// The place `below` this one: what an indirection names goes before what was there already.
     ///
     /// # Errors
