@@ -244,8 +244,8 @@ impl<'a> Fetch<'a> {
     pub(super) fn git_failed(&self, error: GitError, at: &Url) -> Error {
         match error {
             GitError::Upstream(error) => error.into(),
-            GitError::Tree(why) => self.refused(&origin(at), why),
-            GitError::Disk(source) => self.refused(&origin(at), TreeError::Spool(source)),
+            GitError::Tree { at, error, .. } => self.refused(&at, error),
+            GitError::Disk { error, .. } => self.refused(&origin(at), TreeError::Spool(error)),
         }
     }
 
