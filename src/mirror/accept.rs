@@ -126,7 +126,7 @@ impl Mirror {
     }
 
     /// The held packages; of one version, those that upstream lists, too.
-    async fn packages_to_accept(self: &Arc<Self>, what: &What, call: &Call) -> Result<Vec<Package>, Error> {
+    async fn packages_to_accept(self: &Arc<Self>, what: &Meant<ProviderAddress>, call: &Call) -> Result<Vec<Package>, Error> {
         let held = self.held_packages(what).await?;
         let Versions::Exactly(version) = &what.versions else { return Ok(held) };
         let listed = match self.listed_platforms(what, version, call).await {
@@ -144,7 +144,7 @@ impl Mirror {
 
     async fn listed_platforms(
         self: &Arc<Self>,
-        what: &What,
+        what: &Meant<ProviderAddress>,
         version: &Version,
         call: &Call,
     ) -> Result<Vec<Platform>, Error> {

@@ -48,7 +48,7 @@ impl Speed {
 }
 
 /// An archive, as far as it is told apart from others.
-pub(super) type Name = (String, String);
+pub(super) type Name = (String, Option<String>);
 
 pub(super) fn name_of(item: &Item) -> Name {
     (item.what.clone(), item.platform.clone())

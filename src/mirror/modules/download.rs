@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 use tokio::time::timeout;
-use url::Url;
 
 use super::super::Mirror;
 use super::super::asking::{announced, contradiction};

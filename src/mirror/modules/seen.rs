@@ -20,7 +20,6 @@ pub(in crate::mirror) struct SeenModule {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) moved: Option<Sighting>,
     /// When upstream had confirmed the location of which what it leads to was last looked at.
-    #[serde(default)]
     pub(super) looked: Timestamp,
 }
 
