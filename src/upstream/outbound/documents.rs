@@ -79,7 +79,7 @@ impl Outbound {
         self.patiently(ask, once).await
     }
 
-    pub(super) async fn successful(
+    pub(in crate::upstream) async fn successful(
         &self,
         response: reqwest::Response,
         ask: Ask<'_>,

@@ -14,9 +14,10 @@ use http::header::{HeaderMap, HeaderName, HeaderValue};
 use tokio::sync::Semaphore;
 use url::Url;
 
+pub(super) use self::hops::Arrived;
 use super::Traffic;
 use super::ask::{Ask, Asker};
-use super::bounds::Bounds;
+use super::bounds::{Bounds, GitLimits};
 use super::breaker::Origin;
 use super::clients::{Clients, Unbuildable};
 use super::error::{Fault, UpstreamError};
@@ -42,18 +43,21 @@ pub enum Link {
 /// The connector.
 #[derive(Debug)]
 pub struct Outbound {
-    clients: Clients,
-    guard: Guard,
+    pub(super) clients: Clients,
+    pub(super) guard: Guard,
     /// What its own configuration says.
     link: Link,
     /// Whether all are sealed, those of earlier configurations too (promise 12).
     sealed: Arc<AtomicBool>,
     own: OwnEntry,
-    traffic: Traffic,
-    restraint: Restraint,
-    document_permits: Permits,
-    archive_permits: Permits,
+    pub(super) traffic: Traffic,
+    pub(super) restraint: Restraint,
+    pub(super) document_permits: Permits,
+    pub(super) archive_permits: Permits,
     bodies: Arc<Semaphore>,
+    /// The jobs of git's code.
+    pub(super) git_permits: Permits,
+    pub(super) git_limits: GitLimits,
 }
 
 impl Outbound {
@@ -79,6 +83,8 @@ impl Outbound {
             document_permits: Permits::new(bounds.documents),
             archive_permits: Permits::new(bounds.archives),
             bodies: Arc::new(Semaphore::new(bounds.bodies_kib as usize)),
+            git_permits: Permits::new(bounds.git_jobs),
+            git_limits: bounds.git,
         })
     }
 
@@ -101,6 +107,8 @@ impl Outbound {
             document_permits: self.document_permits.clone(),
             archive_permits: self.archive_permits.clone(),
             bodies: Arc::clone(&self.bodies),
+            git_permits: self.git_permits.clone(),
+            git_limits: self.git_limits,
         })
     }
 
@@ -153,7 +161,7 @@ impl Outbound {
         &self.own
     }
 
-    async fn patiently<T, F: Future<Output = Result<T, UpstreamError>>>(
+    pub(super) async fn patiently<T, F: Future<Output = Result<T, UpstreamError>>>(
         &self,
         ask: Ask<'_>,
         once: impl FnMut() -> F,
@@ -190,7 +198,8 @@ fn insert(headers: &mut HeaderMap, name: HeaderName, value: Option<&str>) {
     }
 }
 
-fn failure(ask: Ask<'_>, url: &Url, fault: Fault) -> UpstreamError {
+/// The error of a request.
+pub(super) fn failure(ask: Ask<'_>, url: &Url, fault: Fault) -> UpstreamError {
     UpstreamError { asked: ask.what.to_owned(), at: origin(url), fault }
 }
 
