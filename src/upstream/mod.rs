@@ -9,6 +9,7 @@ pub mod clients;
 pub mod content_range;
 pub mod discovery;
 pub mod error;
+pub mod git;
 mod grant;
 pub mod guard;
 pub mod modules;
