@@ -25,6 +25,7 @@ mod keeping;
 mod lifecycle;
 mod many_clients;
 mod metrics;
+mod modules_client;
 mod network_mirror;
 mod no_place;
 mod operator;
