@@ -156,6 +156,52 @@ impl fmt::Display for Package {
     }
 }
 
+/// What an archive is kept as.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Artifact {
+    /// A version of a provider for one platform.
+    Provider(Package),
+    /// A version of a module; its address in the one spelling that is its key.
+    Module(ModulePackage),
+}
+
+impl Artifact {
+    /// The registry it is of.
+    pub fn host(&self) -> &Hostname {
+        match self {
+            Self::Provider(package) => &package.provider.host,
+            Self::Module(package) => &package.module.host,
+        }
+    }
+}
+
+impl fmt::Display for Artifact {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Provider(package) => package.fmt(f),
+            Self::Module(package) => package.fmt(f),
+        }
+    }
+}
+
+impl From<&Package> for Artifact {
+    fn from(package: &Package) -> Self {
+        Self::Provider(package.clone())
+    }
+}
+
+impl From<&ModulePackage> for Artifact {
+    fn from(package: &ModulePackage) -> Self {
+        Self::Module(package.clone())
+    }
+}
+
+impl From<&Artifact> for Artifact {
+    fn from(artifact: &Artifact) -> Self {
+        artifact.clone()
+    }
+}
+
 /// The name of a file that a download document names: one path segment, nothing that a terminal, a
 /// path or a SHA256SUMS line could take for something else.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

@@ -75,6 +75,11 @@ impl Version {
         Ok(Self { numbers, pre, build, normal })
     }
 
+    /// Parses a version as the clients read those of modules: with or without a `v` in front (PROTOCOL 4.2).
+    pub fn parse_lenient(given: &str) -> Result<Self, BadAddress> {
+        Self::parse(given.strip_prefix('v').unwrap_or(given))
+    }
+
     /// The normal form: what clients send, and what stands in our URLs and file names.
     pub fn as_str(&self) -> &str {
         &self.normal

@@ -118,10 +118,6 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>) -> Option<Upstream> {
     let patience = section.text("patience", "2s", values::patience);
     let keep_gone = section.flag("keep_gone");
     let fold_case = section.flag("fold_case");
-    if fold_case.is_some() {
-        section.not_enforced("fold_case");
-    }
-
     let host = host?;
     let mut upstream = match (url, section.has("url")) {
         (Some(url), _) => Upstream::at(host, url),

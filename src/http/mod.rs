@@ -175,7 +175,7 @@ fn via(headers: &HeaderMap) -> CdnLoop {
 fn without_body(response: Response<Body>) -> Response<Body> {
     let (mut parts, body) = response.into_parts();
     if let Some(length) = http_body::Body::size_hint(&body).exact()
-        && parts.status != StatusCode::NOT_MODIFIED
+        && !matches!(parts.status, StatusCode::NOT_MODIFIED | StatusCode::NO_CONTENT)
     {
         parts.headers.insert(header::CONTENT_LENGTH, length.into());
     }

@@ -20,6 +20,7 @@ const ASK_AGAIN: HeaderValue = HeaderValue::from_static("no-cache");
 /// What larder calls itself in Cache-Status (RFC 9211).
 pub const NAME: &str = "larder";
 
+const X_TERRAFORM_GET: header::HeaderName = header::HeaderName::from_static("x-terraform-get");
 const CACHE_STATUS: header::HeaderName = header::HeaderName::from_static("cache-status");
 
 /// The response to a reply.
@@ -30,6 +31,7 @@ pub fn reply<B>(reply: Reply, route: &Route, request: &Request<B>) -> Response<B
     let mut response = match reply.content {
         Content::Document(rendered) => document(&rendered, asked.headers),
         Content::File(archive) => file(archive, content_type(route), asked),
+        Content::Location(location) => no_content(&location),
         Content::Word { well, text } => word(if well { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, text),
     };
     if let Some(outcome) = reply.outcome {
@@ -53,6 +55,7 @@ fn cache_status(outcome: Outcome) -> &'static str {
 fn content_type(route: &Route) -> HeaderValue {
     let name = match route {
         Route::ProviderFile(wanted) => wanted.filename.as_str(),
+        Route::ModuleArchive(_) => return HeaderValue::from_static("application/gzip"),
         _ => "",
     };
     HeaderValue::from_static(match name {
@@ -60,6 +63,21 @@ fn content_type(route: &Route) -> HeaderValue {
         "SHA256SUMS" => "text/plain; charset=utf-8",
         _ => "application/octet-stream",
     })
+}
+
+/// The answer to a module download that every client reads: 204, and the location in a header (PROTOCOL 4.3).
+fn no_content(location: &str) -> Response<Body> {
+    let mut response = status(StatusCode::NO_CONTENT);
+    let headers = response.headers_mut();
+    match HeaderValue::from_str(location) {
+        Ok(location) => headers.insert(X_TERRAFORM_GET, location),
+        Err(_) => {
+            let why = "the location of this module holds what no header can".to_owned();
+            return errors(StatusCode::BAD_GATEWAY, vec![why]);
+        }
+    };
+    headers.insert(header::CACHE_CONTROL, ASK_AGAIN);
+    response
 }
 
 fn document(rendered: &Rendered, asked: &HeaderMap) -> Response<Body> {

@@ -1,12 +1,13 @@
 //! What an operator should look at, and has not yet: kept in mind since the start, so that nobody must find it in a log.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use super::Mirror;
 use super::counters::Stored;
-use crate::address::{ProviderAddress, Version};
+use crate::address::Version;
 use crate::clock::Timestamp;
 use crate::store::StoreError;
 
@@ -16,7 +17,7 @@ const MOST_ALARMS: usize = 1000;
 /// Something that an operator should look at.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Alarm {
-    /// `HOST/NAMESPACE/TYPE@VERSION`
+    /// `HOST/NAMESPACE/TYPE@VERSION`, or `HOST/NAMESPACE/NAME/SYSTEM@VERSION`
     pub what: String,
     /// What is the matter.
     pub kind: AlarmKind,
@@ -55,7 +56,7 @@ impl AlarmKind {
 
 /// The alarms of this run: of each kind, the last for each version.
 #[derive(Debug, Default)]
-pub(super) struct Alarms(BTreeMap<(ProviderAddress, Version, AlarmKind), Alarm>);
+pub(super) struct Alarms(BTreeMap<(String, AlarmKind), Alarm>);
 
 impl Alarms {
     fn of(&self, kind: AlarmKind) -> usize {
@@ -82,13 +83,13 @@ impl Mirror {
     /// counted either: nobody could tell whether it was before.
     pub(super) fn alarm(
         &self,
-        address: &ProviderAddress,
+        address: &impl fmt::Display,
         version: &Version,
         kind: AlarmKind,
         file: Option<&str>,
         now: Timestamp,
     ) {
-        let key = (address.clone(), version.clone(), kind);
+        let key = (format!("{address}@{version}"), kind);
         let mut alarms = self.alarms.lock();
         let before = alarms.0.get(&key);
         if before.is_some_and(|before| before.file.as_deref() == file) {
@@ -96,14 +97,14 @@ impl Mirror {
         }
         if before.is_some() || alarms.of(kind) < MOST_ALARMS {
             self.counters.alarm(kind);
-            let what = format!("{address}@{version}");
+            let what = key.0.clone();
             alarms.0.insert(key, Alarm { what, kind, file: file.map(str::to_owned), since: now });
         }
     }
 
     /// What an alarm about a version was about is over.
-    pub(super) fn settled(&self, address: &ProviderAddress, version: &Version, kind: AlarmKind) {
-        self.alarms.lock().0.remove(&(address.clone(), version.clone(), kind));
+    pub(super) fn settled(&self, address: &impl fmt::Display, version: &Version, kind: AlarmKind) {
+        self.alarms.lock().0.remove(&(format!("{address}@{version}"), kind));
     }
 
     /// The alarms since the start, at most a thousand of each kind.

@@ -15,6 +15,7 @@ use crate::address::Package;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::upstream::ask::{Ask, Incoming, Validators};
+use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::origin;
 use crate::verify::Unproven;
@@ -77,7 +78,11 @@ impl Asking {
         let grant = match upstream {
             // The service's origin is asked for again: it may have moved since the set was fetched.
             Some(upstream) => {
-                match self.mirror.providers_service(upstream, Faith::InAny, &self.mirror.inner(&self.call)).await {
+                match self
+                    .mirror
+                    .service(Service::Providers, upstream, Faith::InAny, &self.mirror.inner(&self.call))
+                    .await
+                {
                     Ok((_, grant)) => grant,
                     Err(_) => upstream.grant.clone(),
                 }

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::names::HeldArchive;
 use super::opened::unless_damaged;
 use super::{Archive, ArchiveRef, Call, Mirror};
-use crate::address::Package;
+use crate::address::Artifact;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::store::{Blob, StoreError};
@@ -130,7 +130,7 @@ impl Mirror {
             Some(names) => {
                 self.counters.checked();
                 self.counters.damaged(found);
-                let of = names.iter().map(|(package, _)| package.to_string()).collect();
+                let of = names.iter().map(|(of, _)| of.to_string()).collect();
                 // On the terms of now: those that a walk of hours began on may be gone since.
                 let healed = self.fetch_again(names, &self.job(self.inner(call).now)).await;
                 tracing::error!(%digest, ?found, ?of, ?healed, "a held archive was not what its digest says");
@@ -171,7 +171,7 @@ impl Mirror {
         &self,
         digest: Digest,
         opened: Option<&Blob>,
-    ) -> Result<Option<Vec<(Package, HeldArchive)>>, StoreError> {
+    ) -> Result<Option<Vec<(Artifact, HeldArchive)>>, StoreError> {
         let _lock = self.digest_lock(&digest).lock();
         match opened {
             Some(opened) if !self.store.blobs.set_aside_unless_replaced(&digest, opened)? => return Ok(None),
@@ -183,22 +183,28 @@ impl Mirror {
         let mut taken_off = Vec::new();
         for named in self.names_by_digest()?.of(&digest) {
             let mut taken = None;
-            self.change_name(&named.package, |name| {
+            self.change_name(&named.of, |name| {
                 taken = name.get(&digest).cloned();
                 name.archives.retain(|held| held.digest != digest);
             })?;
-            self.changed(&named.package.provider);
-            taken_off.extend(taken.map(|held| (named.package.clone(), held)));
+            self.artifact_changed(&named.of);
+            taken_off.extend(taken.map(|held| (named.of.clone(), held)));
         }
         Ok((opened.is_some() || !taken_off.is_empty()).then_some(taken_off))
     }
 
     /// Fetches an archive for everybody who named it, as a request that nobody waits for would.
-    async fn fetch_again(self: &Arc<Self>, names: Vec<(Package, HeldArchive)>, call: &Call) -> Healed {
+    async fn fetch_again(self: &Arc<Self>, names: Vec<(Artifact, HeldArchive)>, call: &Call) -> Healed {
         let mut healed = Healed::NobodyNeedsIt;
-        for (package, held) in names {
-            let wanted = ArchiveRef { package, digest: held.digest.prefix(), filename: held.filename };
-            healed = match self.bring(&wanted, &self.inner(call)).await {
+        for (of, held) in names {
+            let brought = match of {
+                Artifact::Provider(package) => {
+                    let wanted = ArchiveRef { package, digest: held.digest.prefix(), filename: held.filename };
+                    self.bring(&wanted, &self.inner(call)).await
+                }
+                Artifact::Module(package) => self.bring_module(&package, &self.inner(call)).await.map(drop),
+            };
+            healed = match brought {
                 Ok(()) if matches!(healed, Healed::NobodyNeedsIt | Healed::FetchedAgain) => Healed::FetchedAgain,
                 Ok(()) => healed,
                 Err(_) if self.link() == Link::Offline => Healed::Offline,

@@ -7,7 +7,7 @@ use super::fill::Filled;
 use super::names::{HeldArchive, PackageHashesKnown};
 use super::opened::unless_damaged;
 use super::proof_set::{KeptSet, ProofSet};
-use crate::address::Package;
+use crate::address::{Artifact, Package};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash};
 use crate::error::Error;
@@ -131,7 +131,8 @@ impl Mirror {
     pub async fn complete_hashes(self: &Arc<Self>) -> Result<(), Error> {
         let without = self.on_disk(|mirror| {
             let mut without = Vec::new();
-            for package in mirror.store.records.all_packages_with_names()? {
+            for named in mirror.store.records.all_named()? {
+                let Artifact::Provider(package) = named else { continue };
                 let archives = mirror.name(&package)?.archives;
                 let missing = archives.iter().filter(|held| held.hashes == PackageHashesKnown::NotYet);
                 without.extend(missing.map(|held| (package.clone(), held.digest)));

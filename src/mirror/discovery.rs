@@ -1,4 +1,4 @@
-//! Pull-through for discovery documents, and what they say about where providers come from.
+//! Pull-through for discovery documents, and what they say about where providers and modules come from.
 
 use std::sync::Arc;
 
@@ -14,13 +14,10 @@ use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::Key;
 use crate::upstream::ask::Fetched;
-use crate::upstream::discovery::{self, Discovery};
+use crate::upstream::discovery::{self, Discovery, Service};
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::{Link, origin};
 use crate::upstream::{Grant, Upstream};
-
-/// The service that providers come from.
-const PROVIDERS: &str = "providers.v1";
 
 /// Which discovery document a fetch may go by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,8 +35,11 @@ impl Faith {
 }
 
 impl KeptDocument {
-    fn names_providers(&self) -> bool {
-        self.discovery().is_ok_and(|discovery| discovery.service(PROVIDERS).is_some())
+    /// Which of the services that larder asks for it names.
+    fn services(&self) -> Vec<Service> {
+        let discovery = self.discovery().ok();
+        let names = |service: &Service| discovery.as_ref().is_some_and(|named| named.base(*service).is_some());
+        Service::ALL.into_iter().filter(names).collect()
     }
 }
 
@@ -104,31 +104,32 @@ impl Mirror {
         Ok(self.held_document(&Key::Discovery(host.clone())).await?.map(|held| held.value))
     }
 
-    /// The rule for a list or a set that was asked for at `asked`: where providers come from another place since, its
-    /// time is over. As far as the held discovery document tells, which the first that is asked for replaces.
+    /// The rule for what was asked of a service at `asked`: where that is at another place since, its time is over. As far as the held discovery document tells, which the first that is asked for replaces.
     pub(super) async fn rule_for_what_is_of(
         self: &Arc<Self>,
+        service: Service,
         asked: &Url,
         upstream: &Upstream,
         rule: Rule,
     ) -> Result<Rule, Error> {
         let Some(discovery) = self.held_discovery(&upstream.settings.host).await? else { return Ok(rule) };
         let of_now = discovery.about.asked == discovery_url(upstream)?;
-        let service = discovery.discovery().ok().and_then(|discovery| discovery.service(PROVIDERS));
-        let is_below = |service: Url| service.join(".").is_ok_and(|base| asked.as_str().starts_with(base.as_str()));
-        Ok(if of_now && service.is_none_or(is_below) { rule } else { rule.of_another_place() })
+        let base = discovery.discovery().ok().and_then(|discovery| discovery.base(service));
+        let is_below = |base: Url| base.join(".").is_ok_and(|base| asked.as_str().starts_with(base.as_str()));
+        Ok(if of_now && base.is_none_or(is_below) { rule } else { rule.of_another_place() })
     }
 
-    /// The base URL of an upstream's `providers.v1`, and who may see its credential there.
-    pub(super) async fn providers_service(
+    /// The base URL of one of an upstream's services, and who may see its credential there.
+    pub(super) async fn service(
         self: &Arc<Self>,
+        service: Service,
         upstream: &Upstream,
         faith: Faith,
         call: &Call,
     ) -> Result<(Url, Grant), Error> {
         let host = &upstream.settings.host;
         let unusable = |why: &str| UpstreamError {
-            asked: format!("the provider registry of {host}"),
+            asked: format!("{} of {host}", service.key()),
             at: origin(&upstream.settings.url),
             fault: Fault::Unusable(format!("its discovery document {why}")),
         };
@@ -136,8 +137,8 @@ impl Mirror {
         if faith == Faith::InConfirmed && answer.outcome == Outcome::Stale {
             return Err(unusable("could not be confirmed").into());
         }
-        let service = answer.value.discovery().ok().and_then(|discovery| discovery.service(PROVIDERS));
-        let base = service.ok_or_else(|| unusable("names no usable providers.v1"))?;
+        let base = answer.value.discovery().ok().and_then(|discovery| discovery.base(service));
+        let base = base.ok_or_else(|| unusable(&format!("names no usable {}", service.key())))?;
         let grant = upstream.grant.clone().and(&base);
         Ok((base, grant))
     }
@@ -158,7 +159,7 @@ impl Mirror {
         let asked = discovery_url(upstream)?;
         let fetched =
             self.ask(what, &asked, upstream, &upstream.grant, before.as_deref(), discovery::LIMIT, call).await;
-        let had_service = before.as_ref().is_some_and(|before| before.names_providers());
+        let had = before.as_ref().map(|before| before.services()).unwrap_or_default();
         let kept = match (fetched, before) {
             (Ok(Fetched::Unchanged), Some(before)) => before.checked_again(call.now, false),
             (Ok(Fetched::Unchanged), None) => return Err(unusable("304 to an unconditional request".into()).into()),
@@ -178,17 +179,15 @@ impl Mirror {
             }
             (Err(error), _) => return Err(error.into()),
         };
-        let kept = match (kept.names_providers(), had_service) {
-            (true, _) => kept,
-            (false, true) => {
-                return Err(unusable(format!("its discovery document names no {PROVIDERS} any more")).into());
-            }
+        let names = kept.services();
+        if let Some(lost) = had.iter().find(|had| !names.contains(had)) {
+            return Err(unusable(format!("its discovery document names no {} any more", lost.key())).into());
+        }
+        if names.is_empty() {
             // It is given out, and asked for again the next time, like anything that is not held.
-            (false, false) => {
-                let kept = kept.checked_again(Timestamp(0), false);
-                return Ok(Landed { age: kept.age(), value: Arc::new(kept) });
-            }
-        };
+            let kept = kept.checked_again(Timestamp(0), false);
+            return Ok(Landed { age: kept.age(), value: Arc::new(kept) });
+        }
         self.keep_document(Key::Discovery(settings.host.clone()), kept).await
     }
 }

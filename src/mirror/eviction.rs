@@ -10,7 +10,7 @@ use parking_lot::MutexGuard;
 
 use super::counters::{Because, Stored};
 use super::{Mirror, seen};
-use crate::address::Package;
+use crate::address::{Artifact, Package};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
@@ -57,7 +57,7 @@ impl Round {
 }
 
 pub(super) struct Named {
-    pub(super) package: Package,
+    pub(super) of: Artifact,
     pub(super) pinned: bool,
 }
 
@@ -254,7 +254,7 @@ impl Mirror {
             if of.iter().any(|named| named.pinned) || (of.is_empty() && names.unreadable.is_some()) {
                 continue;
             }
-            if of.iter().any(|named| self.is_gone_upstream(&named.package)) {
+            if of.iter().any(|named| self.is_gone_upstream(&named.of)) {
                 gone_upstream.push(archive);
                 continue;
             }
@@ -277,10 +277,10 @@ impl Mirror {
         if self.store.index.archive(digest)?.is_none_or(|now| now.last_use != archive.last_use) {
             return Ok(None);
         }
-        for Named { package, .. } in of {
-            self.change_name(package, |name| name.archives.retain(|held| held.digest != *digest))?;
-            self.changed(&package.provider);
-            tracing::info!(%package, %digest, "evicted an archive");
+        for Named { of, .. } in of {
+            self.change_name(of, |name| name.archives.retain(|held| held.digest != *digest))?;
+            self.artifact_changed(of);
+            tracing::info!(package = %of, %digest, "evicted an archive");
         }
         self.store.blobs.remove(digest)?;
         self.store.index.archive_gone(digest);
@@ -289,9 +289,12 @@ impl Mirror {
         Ok(Some(archive.size_bytes))
     }
 
-    fn is_gone_upstream(&self, package: &Package) -> bool {
+    fn is_gone_upstream(&self, of: &Artifact) -> bool {
         // What cannot be read cannot be known to be gone, and its archive can be fetched again.
-        self.read_set(package).ok().flatten().is_some_and(|held| held.kept.age.gone)
+        match of {
+            Artifact::Provider(package) => self.read_set(package).ok().flatten().is_some_and(|held| held.kept.age.gone),
+            Artifact::Module(package) => self.location_is_gone(package),
+        }
     }
 
     fn pinned_bytes(&self) -> Result<u64, StoreError> {
@@ -303,36 +306,43 @@ impl Mirror {
     }
 
     /// What to say of a name that was damaged, and whose archive nothing else tells.
-    fn lost(&self, package: &Package) -> StoreError {
-        let path = self.store.root().join(Key::Name(package.clone()).path());
-        let why = "it was damaged, and was set aside just now; no proof set tells which archive it named";
+    fn lost(&self, of: &Artifact) -> StoreError {
+        let path = self.store.root().join(Key::Name(of.clone()).path());
+        let why = "it was damaged, and was set aside just now; nothing else tells which archive it named";
         StoreError::Io { doing: "read", path, source: Arc::new(io::Error::other(why)) }
+    }
+
+    /// The archive that the proof set of a package names; a module has none.
+    fn named_by_set(&self, of: &Artifact) -> Result<Option<Digest>, StoreError> {
+        match of {
+            Artifact::Provider(package) => Ok(self.read_set(package)?.map(|held| held.kept.current.document.shasum)),
+            Artifact::Module(_) => Ok(None),
+        }
     }
 
     pub(super) fn names_by_digest(&self) -> Result<Names, StoreError> {
         let mut names = Names { by_digest: HashMap::new(), unreadable: None };
-        for package in self.store.records.all_packages_with_names()? {
-            match self.name(&package) {
+        for of in self.store.records.all_named()? {
+            match self.name(&of) {
                 Ok(name) if name.archives.is_empty() && !name.pinned => {
                     // Damaged, and set aside just now: its proof set says which archive it named.
-                    tracing::warn!(%package, "a name was lost; its archive is taken for the one its proof set names");
-                    match self.read_set(&package) {
-                        Ok(Some(held)) => {
-                            let digest = held.kept.current.document.shasum;
-                            names.by_digest.entry(digest).or_default().push(Named { package, pinned: false });
+                    match self.named_by_set(&of) {
+                        Ok(Some(digest)) => {
+                            tracing::warn!(package = %of, "a name was lost; its archive is taken for the one its proof set names");
+                            names.by_digest.entry(digest).or_default().push(Named { of, pinned: false });
                         }
-                        Ok(None) => names.cannot_read(self.lost(&package)),
+                        Ok(None) => names.cannot_read(self.lost(&of)),
                         Err(error) => names.cannot_read(error),
                     }
                 }
                 Ok(name) => {
                     for held in name.archives {
-                        let named = Named { package: package.clone(), pinned: name.pinned };
+                        let named = Named { of: of.clone(), pinned: name.pinned };
                         names.by_digest.entry(held.digest).or_default().push(named);
                     }
                 }
                 Err(error) => {
-                    tracing::error!(%package, %error, "a name cannot be read; nothing unnamed is evicted");
+                    tracing::error!(package = %of, %error, "a name cannot be read; nothing unnamed is evicted");
                     names.cannot_read(error);
                 }
             }

@@ -10,7 +10,6 @@ mod asking;
 mod attempts;
 mod call;
 mod check;
-
 mod commit;
 mod counters;
 mod discovery;
@@ -22,6 +21,7 @@ mod follow;
 mod freshness;
 mod gauges;
 mod limits;
+mod modules;
 mod names;
 mod opened;
 mod parts;
@@ -45,7 +45,7 @@ mod versions;
 mod warm;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, Hash};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -63,6 +63,7 @@ pub use self::counters::Counters;
 pub use self::documents::KeptDocument;
 pub use self::gauges::Gauges;
 pub use self::limits::Limits;
+pub use self::modules::{ModuleArchiveRef, ModuleLocation};
 pub use self::names::{HeldArchive, PackageHashesKnown};
 pub use self::passing::Passing;
 pub use self::pin::{Pin, PinOutcome, Pinned};
@@ -85,7 +86,7 @@ use self::sets::{Anew, SetFlight};
 use self::single_flight::{Awaited, Flights};
 use self::tasks::Tasks;
 use self::terms::Generation;
-use crate::address::{Hostname, Package, ProviderAddress};
+use crate::address::{Artifact, Hostname, ModuleAddress, Package, ProviderAddress};
 use crate::cdn_loop::{CdnLoop, OwnEntry};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
@@ -218,12 +219,28 @@ impl Mirror {
         self.revision_of(address).load(Ordering::Acquire)
     }
 
+    /// The same of a module, however its name is spelled.
+    pub fn revision_of_module(&self, address: &ModuleAddress) -> u64 {
+        self.revision_of(&address.folded()).load(Ordering::Acquire)
+    }
+
     fn changed(&self, address: &ProviderAddress) {
         self.revision_of(address).fetch_add(1, Ordering::AcqRel);
     }
 
-    fn revision_of(&self, address: &ProviderAddress) -> &AtomicU64 {
-        // The modulus keeps the index inside; two providers that share a counter only render once more.
+    fn module_changed(&self, address: &ModuleAddress) {
+        self.revision_of(&address.folded()).fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn artifact_changed(&self, of: &Artifact) {
+        match of {
+            Artifact::Provider(package) => self.changed(&package.provider),
+            Artifact::Module(package) => self.module_changed(&package.module),
+        }
+    }
+
+    fn revision_of(&self, address: &impl Hash) -> &AtomicU64 {
+        // The modulus keeps the index inside; two that share a counter only render once more.
         &self.revisions[self.hasher.hash_one(address) as usize % self.revisions.len()]
     }
 

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Mirror;
-use crate::address::{FileName, Package};
+use crate::address::{Artifact, FileName};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix, FastHash};
 use crate::store::{Durability, Key, Recorded, StoreError};
@@ -73,8 +73,9 @@ impl NameRecord {
 }
 
 impl Mirror {
-    pub(super) fn name(&self, package: &Package) -> Result<NameRecord, StoreError> {
-        let key = Key::Name(package.clone());
+    pub(super) fn name(&self, of: impl Into<Artifact>) -> Result<NameRecord, StoreError> {
+        let of = of.into();
+        let key = Key::Name(of.clone());
         match self.store.records.look(&key)? {
             Recorded::Absent => return Ok(NameRecord::default()),
             Recorded::Whole(record) => {
@@ -86,19 +87,20 @@ impl Mirror {
             Recorded::Damaged => {}
         }
         // Its proof set is still there, and so is its blob: the next request finds both. Nothing else tells of a pin.
-        tracing::error!(%package, "a name was damaged, and is set aside; if it was pinned, it is not any more: pin it again");
+        tracing::error!(package = %of, "a name was damaged, and is set aside; if it was pinned, it is not any more: pin it again");
         Ok(NameRecord::default())
     }
 
     /// Reads a name, changes it, and puts it back synced; an empty one is removed.
     pub(super) fn change_name(
         &self,
-        package: &Package,
+        of: impl Into<Artifact>,
         change: impl FnOnce(&mut NameRecord),
     ) -> Result<(), StoreError> {
-        let key = Key::Name(package.clone());
+        let of = of.into();
+        let key = Key::Name(of.clone());
         let _lock = self.record_lock(&key).lock();
-        let before = self.name(package)?;
+        let before = self.name(&of)?;
         let mut name = before.clone();
         change(&mut name);
         if name == before {

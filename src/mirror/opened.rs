@@ -8,7 +8,7 @@ use super::archives::Archive;
 use super::check::Found;
 use super::names::HeldArchive;
 use super::{Call, Mirror, SMALL_ARCHIVE_BYTES, unless_gone};
-use crate::address::Package;
+use crate::address::Artifact;
 use crate::digest::FastHash;
 use crate::error::Error;
 use crate::store::{Blob, StoreError};
@@ -21,14 +21,14 @@ impl Mirror {
     /// can be fetched again.
     pub(super) async fn open_held(
         self: &Arc<Self>,
-        package: &Package,
+        of: impl Into<Artifact>,
         held: &HeldArchive,
         call: &Call,
     ) -> Result<Opened, Error> {
-        let digest = held.digest;
+        let (of, digest) = (of.into(), held.digest);
         let Some(blob) = self.on_disk(move |mirror| unless_gone(mirror.store.blobs.get(&digest))).await? else {
-            tracing::warn!(%package, %digest, "the archive a name lists is not there; it is fetched again");
-            self.try_to_take_off(package, held, Found::Missing).await;
+            tracing::warn!(package = %of, %digest, "the archive a name lists is not there; it is fetched again");
+            self.try_to_take_off(&of, held, Found::Missing).await;
             return Ok(Opened::Missing);
         };
         let small = blob.size_bytes() <= SMALL_ARCHIVE_BYTES;
@@ -40,7 +40,7 @@ impl Mirror {
             right.then_some(Archive::Held { blob, digest })
         };
         let Some(archive) = archive else {
-            self.try_to_take_off(package, held, Found::Damaged).await;
+            self.try_to_take_off(&of, held, Found::Damaged).await;
             return Ok(Opened::Damaged);
         };
         self.used(digest, call.now);
@@ -90,14 +90,14 @@ impl Mirror {
     }
 
     /// That it cannot be taken off costs nobody the answer: it is fetched again, or passed through.
-    async fn try_to_take_off(self: &Arc<Self>, package: &Package, held: &HeldArchive, because: Found) {
-        if let Err(error) = self.take_off(package, held, because).await {
-            tracing::error!(%package, digest = %held.digest, %error, "an archive that cannot be served could not be taken off its name");
+    async fn try_to_take_off(self: &Arc<Self>, of: &Artifact, held: &HeldArchive, because: Found) {
+        if let Err(error) = self.take_off(of, held, because).await {
+            tracing::error!(package = %of, digest = %held.digest, %error, "an archive that cannot be served could not be taken off its name");
         }
     }
 
-    async fn take_off(self: &Arc<Self>, package: &Package, held: &HeldArchive, because: Found) -> Result<(), Error> {
-        let (package, digest, fast) = (package.clone(), held.digest, held.fast);
+    async fn take_off(self: &Arc<Self>, of: &Artifact, held: &HeldArchive, because: Found) -> Result<(), Error> {
+        let (of, digest, fast) = (of.clone(), held.digest, held.fast);
         self.on_disk(move |mirror| {
             let _lock = mirror.digest_lock(&digest).lock();
             // Somebody may have put it right since it was looked at.
@@ -108,10 +108,10 @@ impl Mirror {
                 (_, None) => {}
             }
             mirror.checked.lock().remove(&digest);
-            mirror.change_name(&package, |name| name.archives.retain(|held| held.digest != digest))?;
+            mirror.change_name(&of, |name| name.archives.retain(|held| held.digest != digest))?;
             mirror.store.index.archive_gone(&digest);
             mirror.counters.damaged(because);
-            mirror.changed(&package.provider);
+            mirror.artifact_changed(&of);
             Ok(())
         })
         .await

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::Mirror;
-use crate::address::{Package, What};
+use crate::address::{Artifact, Package, What};
 use crate::error::Error;
 use crate::store::{Key, StoreError};
 
@@ -131,11 +131,20 @@ impl Mirror {
     /// The documents that what is pinned cannot be installed without: they are no more evicted than its archives.
     pub(super) fn documents_of_what_is_pinned(&self) -> Result<BTreeSet<Key>, StoreError> {
         let mut keys = BTreeSet::new();
-        for package in self.store.records.all_packages_with_names()? {
-            if self.name(&package)?.pinned {
-                keys.insert(Key::Discovery(package.provider.host.clone()));
-                keys.insert(Key::ProviderVersions(package.provider.clone()));
-                keys.insert(Key::ProofSet(package));
+        for of in self.store.records.all_named()? {
+            if !self.name(&of)?.pinned {
+                continue;
+            }
+            keys.insert(Key::Discovery(of.host().clone()));
+            match of {
+                Artifact::Provider(package) => {
+                    keys.insert(Key::ProviderVersions(package.provider.clone()));
+                    keys.insert(Key::ProofSet(package));
+                }
+                Artifact::Module(package) => {
+                    keys.insert(Key::ModuleVersions(package.module.clone()));
+                    keys.insert(Key::ModuleLocation(package));
+                }
             }
         }
         Ok(keys)

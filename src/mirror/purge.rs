@@ -10,7 +10,7 @@ use super::documents::KeptDocument;
 use super::proof_set::HeldSet;
 use super::seen::{self, Untold};
 use super::{Call, Mirror};
-use crate::address::{Package, Versions, What};
+use crate::address::{Artifact, Package, Versions, What};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::{Durability, Key, StoreError};
@@ -146,10 +146,10 @@ impl Mirror {
             }
             self.change_name(package, |name| name.archives.clear())?;
         }
-        let is_meant = |package: &Package| packages.contains(package) && !pinned.contains(package);
+        let is_meant = |of: &Artifact| matches!(of, Artifact::Provider(package) if packages.contains(package) && !pinned.contains(package));
         for digest in digests {
             let Some(blob) = self.store.blobs.get(&digest)? else { continue };
-            if names.by_digest.get(&digest).is_some_and(|of| of.iter().any(|named| !is_meant(&named.package))) {
+            if names.by_digest.get(&digest).is_some_and(|of| of.iter().any(|named| !is_meant(&named.of))) {
                 purged.shared += 1;
                 continue;
             }

@@ -4,6 +4,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::documents::KeptDocument;
+use super::modules::SeenModule;
 use super::names::NameRecord;
 use super::proof_set::KeptSet;
 use super::seen::Seen;
@@ -13,10 +14,13 @@ use crate::store::Key;
 /// set aside.
 pub fn written_anew(key: &Key, record: Vec<u8>) -> Option<Vec<u8>> {
     match key {
-        Key::Discovery(_) | Key::ProviderVersions(_) => KeptDocument::read(record).map(|kept| kept.write()),
+        Key::Discovery(_) | Key::ProviderVersions(_) | Key::ModuleVersions(_) | Key::ModuleLocation(_) => {
+            KeptDocument::read(record).map(|kept| kept.write())
+        }
         Key::ProofSet(package) => KeptSet::read(record, package).map(|kept| kept.write()),
         Key::Name(_) => as_json::<NameRecord>(&record),
         Key::Seen(_) => as_json::<Seen>(&record),
+        Key::SeenModule(_) => as_json::<SeenModule>(&record),
     }
 }
 
@@ -29,7 +33,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::address::{Hostname, Name, Package, Platform, ProviderAddress, Version};
+    use crate::address::{Artifact, Hostname, Name, Package, Platform, ProviderAddress, Version};
     use crate::digest::Digest;
     use crate::mirror::parts;
 
@@ -51,7 +55,7 @@ mod tests {
             Key::ProviderVersions(provider.clone()),
             Key::Seen(provider),
             Key::ProofSet(package.clone()),
-            Key::Name(package),
+            Key::Name(Artifact::Provider(package)),
         ]
     }
 

@@ -147,7 +147,12 @@ impl Mirror {
         terms.absent.forget(|key| match key {
             Key::ProofSet(package) => means(package),
             Key::ProviderVersions(address) => *address == what.provider,
-            Key::Discovery(_) | Key::Name(_) | Key::Seen(_) => false,
+            Key::Discovery(_)
+            | Key::ModuleVersions(_)
+            | Key::ModuleLocation(_)
+            | Key::SeenModule(_)
+            | Key::Name(_)
+            | Key::Seen(_) => false,
         });
         terms.asked_anew.forget(means);
     }

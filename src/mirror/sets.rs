@@ -17,6 +17,7 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::store::{Durability, Key, StoreError};
 use crate::upstream::Upstream;
+use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::{Link, origin};
 use crate::upstream::providers::download_url;
@@ -56,7 +57,8 @@ impl Mirror {
         let mut rule = upstream.rule(|fresh| fresh.download);
         let held = self.held_set(package, call).await?;
         if let Some(held) = held.as_ref().filter(|held| !held.kept.age.gone) {
-            rule = self.rule_for_what_is_of(&held.kept.current.about.asked, &upstream, rule).await?;
+            rule =
+                self.rule_for_what_is_of(Service::Providers, &held.kept.current.about.asked, &upstream, rule).await?;
         }
         let fallback = held.as_ref().and_then(|held| held.fallback.clone());
         if held.is_none() {
@@ -226,7 +228,7 @@ impl Mirror {
         retries: usize,
         call: &Call,
     ) -> Result<ProofSet, NoSet> {
-        let (base, grant) = self.providers_service(upstream, faith, call).await?;
+        let (base, grant) = self.service(Service::Providers, upstream, faith, call).await?;
         let (spelled, guessed) = self.spelling(package, call).await;
         let unusable =
             |why: String| UpstreamError { asked: what.to_owned(), at: origin(&base), fault: Fault::Unusable(why) };

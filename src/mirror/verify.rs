@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use super::check::{Checked, Pace, Wrong};
 use super::{ArchiveRef, Call, Mirror, seen};
-use crate::address::{Package, ProviderAddress};
+use crate::address::{Artifact, Package, ProviderAddress};
 use crate::clock::{CLOCK_SLACK, Timestamp};
 use crate::digest::Digest;
 use crate::error::Error;
@@ -175,9 +175,15 @@ impl Walk {
                 Ok(true) => {
                     self.wrong(Step::WrongRecord { record: described(&key) }).await;
                     match key {
-                        Key::Name(package) => self.name_again(package).await,
+                        Key::Name(Artifact::Provider(package)) => self.name_again(package).await,
                         Key::Seen(address) => self.see_again(address).await,
-                        Key::Discovery(_) | Key::ProviderVersions(_) | Key::ProofSet(_) => {}
+                        // The next request for it puts down what its location leads to.
+                        Key::Name(Artifact::Module(_)) | Key::SeenModule(_) => {}
+                        Key::Discovery(_)
+                        | Key::ProviderVersions(_)
+                        | Key::ProofSet(_)
+                        | Key::ModuleVersions(_)
+                        | Key::ModuleLocation(_) => {}
                     }
                 }
                 Err(error) => {
@@ -252,7 +258,10 @@ fn described(key: &Key) -> String {
         Key::Discovery(host) => format!("the discovery document of {host}"),
         Key::ProviderVersions(address) => format!("the version list of {address}"),
         Key::ProofSet(package) => format!("the proof set of {package}"),
-        Key::Name(package) => format!("the name of {package}"),
+        Key::ModuleVersions(address) => format!("the version list of {address}"),
+        Key::ModuleLocation(package) => format!("the location of {package}"),
+        Key::Name(of) => format!("the name of {of}"),
         Key::Seen(address) => format!("what was seen of {address}"),
+        Key::SeenModule(package) => format!("what was seen of {package}"),
     }
 }

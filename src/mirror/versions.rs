@@ -18,6 +18,7 @@ use crate::error::Error;
 use crate::store::Key;
 use crate::upstream::Upstream;
 use crate::upstream::ask::Fetched;
+use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::origin;
 use crate::upstream::providers::{VersionList, versions_url};
@@ -40,7 +41,7 @@ impl Mirror {
             return Err(Error::NotFound(said));
         }
         if let Some(held) = held.as_ref().filter(|held| !held.age.gone) {
-            rule = self.rule_for_what_is_of(&held.value.about.asked, &upstream, rule).await?;
+            rule = self.rule_for_what_is_of(Service::Providers, &held.value.about.asked, &upstream, rule).await?;
         }
         let seen = held.as_ref().map(|held| held.age);
         let fly = |errand, call: &Call| self.fly_for_versions(what.clone(), upstream, address, seen, errand, call);
@@ -90,7 +91,8 @@ impl Mirror {
             at: origin(&upstream.settings.url),
             fault: Fault::Unusable(why),
         };
-        let (base, grant) = self.providers_service(upstream, Faith::for_what_is_held(before.as_ref()), call).await?;
+        let (base, grant) =
+            self.service(Service::Providers, upstream, Faith::for_what_is_held(before.as_ref()), call).await?;
         let asked = versions_url(&base, address).map_err(|e| unusable(e.to_string()))?;
         let fetched =
             self.ask(what, &asked, upstream, &grant, before.as_deref(), self.limits.document_bytes, call).await;

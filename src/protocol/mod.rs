@@ -4,6 +4,7 @@ pub mod admin;
 mod archive;
 pub mod client_config;
 pub mod discovery;
+mod modules;
 mod network_mirror;
 pub mod providers;
 pub mod rendered;
@@ -13,11 +14,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::rendered::{Answers, Finished, Kept, Rendered};
-use self::route::{Door, Form, Mount, NoRoute, Route};
+use self::route::{About, Door, Form, Mount, NoRoute, Route};
+use crate::address::ModulePackage;
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
 use crate::error::Error;
-use crate::mirror::{Answer, Archive, Mirror, Outcome, Terms};
+use crate::mirror::{Answer, Archive, Call, Mirror, Outcome, Terms};
 
 /// From this many bytes on, an answer is compressed on a thread of its own.
 const LARGE_BODY: usize = 64 * 1024;
@@ -55,6 +57,8 @@ pub enum Content {
     Document(Arc<Rendered>),
     /// A file that is named by its digest.
     File(Archive),
+    /// Nothing but where a module is: `X-Terraform-Get` (PROTOCOL 4.3).
+    Location(Arc<str>),
     /// A short word for probes.
     Word {
         /// Whether all is well.
@@ -68,6 +72,7 @@ impl From<Finished> for Content {
     fn from(finished: Finished) -> Self {
         match finished {
             Finished::Document(rendered) => Self::Document(rendered),
+            Finished::Location(location) => Self::Location(location),
             Finished::Archive { bytes, digest } => Self::File(Archive::InMemory { bytes, digest }),
         }
     }
@@ -110,13 +115,41 @@ impl Protocols {
     pub async fn answer(&self, route: &Route, request: &Request<'_>) -> Result<Reply, Failure> {
         self.mirror.refuse_loops(&request.via)?;
         let form = self.mount.form(&request.via);
-        let revision = route.provider().map_or(0, |provider| self.mirror.revision(provider));
+        let revision = match route.about() {
+            Some(About::Provider(address)) => self.mirror.revision(address),
+            Some(About::Module(address)) => self.mirror.revision_of_module(address),
+            None => 0,
+        };
         if let Some((finished, checked)) = self.answers.fresh(route, form, revision, request.now) {
-            let age = matches!(finished, Finished::Document(_)).then(|| request.now.since(checked));
+            let age =
+                matches!(finished, Finished::Document(_) | Finished::Location(_)).then(|| request.now.since(checked));
             return Ok(Reply { content: finished.into(), outcome: Some(Outcome::Hit), age });
         }
         // On the heap: every hit would carry the room for all that a miss may come to.
         Box::pin(self.ask(route, request, form, revision)).await
+    }
+
+    /// Where a version of a module is.
+    async fn location(
+        &self,
+        route: &Route,
+        package: &ModulePackage,
+        request: &Request<'_>,
+        links: Links<'_>,
+        revision: u64,
+        call: &Call,
+    ) -> Result<Reply, Failure> {
+        let Answer { value, outcome, fresh_until, checked } =
+            modules::location(&self.mirror, package, call, links).await?;
+        let location: Arc<str> = value.text.into();
+        // What names no digest yet is another answer in a moment.
+        if value.is_lasting && outcome != Outcome::Gone && request.now < fresh_until {
+            let answer = Finished::Location(Arc::clone(&location));
+            let kept = Kept { answer, made: request.now, checked, fresh_until, revision };
+            self.answers.keep(route.clone(), links.form, kept);
+        }
+        let age = Some(request.now.since(checked));
+        Ok(Reply { content: Content::Location(location), outcome: Some(outcome), age })
     }
 
     /// Answers from the mirror what is not finished in memory.
@@ -136,6 +169,14 @@ impl Protocols {
                 }
                 return Ok(Reply { content: Content::File(value), outcome: Some(outcome), age: None });
             }
+            Route::ModuleDownload(package) => {
+                return self.location(route, package, request, links, revision, &call).await;
+            }
+            Route::ModuleArchive(wanted) => {
+                let Answer { value, outcome, .. } = self.mirror.module_archive(wanted, &call).await?;
+                return Ok(Reply { content: Content::File(value), outcome: Some(outcome), age: None });
+            }
+            Route::ModuleVersions(address) => modules::versions(&self.mirror, address, &call).await?,
             Route::Discovery(host) => discovery::document(&self.mirror, host, &call, links).await?,
             Route::ProviderVersions(address) => providers::versions(&self.mirror, address, &call).await?,
             Route::ProviderDownload(package) => providers::download(&self.mirror, package, &call, links).await?,

@@ -62,6 +62,8 @@ fn gzip(body: &[u8]) -> Option<Vec<u8>> {
 pub enum Finished {
     /// A document.
     Document(Arc<Rendered>),
+    /// Where a module is, as it is told.
+    Location(Arc<str>),
     /// A small archive that was checked when it was read (promise 10).
     Archive {
         /// Its bytes.
@@ -75,6 +77,7 @@ impl Finished {
     fn weight(&self) -> usize {
         match self {
             Self::Document(rendered) => rendered.weight(),
+            Self::Location(location) => location.len(),
             Self::Archive { bytes, .. } => bytes.len(),
         }
     }

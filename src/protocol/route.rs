@@ -7,10 +7,13 @@ use std::collections::BTreeSet;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use url::Url;
 
-use crate::address::{FileName, Hostname, LONGEST_PART, Name, Package, Platform, ProviderAddress, Version};
+use crate::address::{
+    FileName, Hostname, LONGEST_PART, ModuleAddress, ModuleName, ModulePackage, Name, Package, Platform,
+    ProviderAddress, System, Version,
+};
 use crate::cdn_loop::CdnLoop;
 use crate::digest::DigestPrefix;
-use crate::mirror::ArchiveRef;
+use crate::mirror::{ArchiveRef, ModuleArchiveRef};
 
 /// What stands in a path segment as it is; everything else is percent-encoded. `+` is literal in the
 /// version paths of the clients (PROTOCOL 2.2), `:` in hosts with a port.
@@ -18,10 +21,13 @@ const ENCODED: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~').remove(b'+').remove(b':');
 
 /// How many segments the longest path has that leads anywhere.
-const MOST_SEGMENTS: usize = 10;
+const MOST_SEGMENTS: usize = 11;
 
 /// The base of the provider network mirror, for client configurations.
 pub const MIRROR_BASE: &str = "/mirror/";
+
+/// What every archive of a module is called.
+const MODULE_ARCHIVE: &str = "module.tar.gz";
 
 /// One thing that can be asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -38,6 +44,12 @@ pub enum Route {
     MirrorVersion(ProviderAddress, Version),
     /// `/archive/HOST/providers/NS/TYPE/VERSION/OS_ARCH/DIGEST/FILENAME`
     ProviderFile(ArchiveRef),
+    /// `/registry/HOST/v1/modules/NS/NAME/SYSTEM/versions`
+    ModuleVersions(ModuleAddress),
+    /// `/registry/HOST/v1/modules/NS/NAME/SYSTEM/VERSION/download`
+    ModuleDownload(ModulePackage),
+    /// `/archive/HOST/modules/NS/NAME/SYSTEM/VERSION/DIGEST/module.tar.gz`, or without the digest
+    ModuleArchive(ModuleArchiveRef),
     /// `/healthz`
     Health,
     /// `/readyz`
@@ -122,6 +134,11 @@ impl Route {
                 Some(host) => Self::providers(host.clone(), rest, path),
                 None => Err(NoRoute::Unknown(format!("{path}: the Host is no upstream of this mirror; ask /registry/HOST{path}"))),
             },
+            ["registry", host, "v1", "modules", rest @ ..] => Self::modules(door.host(host)?, rest, path),
+            ["v1", "modules", rest @ ..] => match door.taken_over(host) {
+                Some(host) => Self::modules(host.clone(), rest, path),
+                None => Err(NoRoute::Unknown(format!("{path}: the Host is no upstream of this mirror; ask /registry/HOST{path}"))),
+            },
             ["mirror", host, namespace, type_, file] => Self::network_mirror(door.host(host)?, namespace, type_, file, path),
             ["archive", reserved, ..] if reserved.starts_with('~') => Err(nothing_at(path)),
             ["archive", host, "providers", namespace, type_, version, platform, digest, filename] => {
@@ -133,6 +150,27 @@ impl Route {
                 let (digest, filename) = (DigestPrefix::parse(digest)?, FileName::parse(filename)?);
                 Ok(Self::ProviderFile(ArchiveRef { package, digest, filename }))
             }
+            ["archive", host, "modules", namespace, name, system, version, rest @ ..] => {
+                let digest = match rest {
+                    [MODULE_ARCHIVE] => None,
+                    [digest, MODULE_ARCHIVE] => Some(DigestPrefix::parse(digest)?),
+                    _ => return Err(nothing_at(path)),
+                };
+                let module = module(door.host(host)?, namespace, name, system)?;
+                let package = ModulePackage { module, version: Version::parse(version)? };
+                Ok(Self::ModuleArchive(ModuleArchiveRef { package, digest }))
+            }
+            _ => Err(nothing_at(path)),
+        }
+    }
+
+    fn modules(host: Hostname, rest: &[&str], path: &str) -> Result<Self, NoRoute> {
+        match rest {
+            [namespace, name, system, "versions"] => Ok(Self::ModuleVersions(module(host, namespace, name, system)?)),
+            [namespace, name, system, version, "download"] => Ok(Self::ModuleDownload(ModulePackage {
+                module: module(host, namespace, name, system)?,
+                version: Version::parse(version)?,
+            })),
             _ => Err(nothing_at(path)),
         }
     }
@@ -186,6 +224,19 @@ impl Route {
                 let (version, filename) = (encoded(version.as_str()), encoded(filename.as_str()));
                 format!("/archive/{host}/providers/{}/{version}/{platform}/{digest}/{filename}", provider(address))
             }
+            Self::ModuleVersions(address) => {
+                format!("{}{}/versions", modules_base(&address.host), below_modules(address))
+            }
+            Self::ModuleDownload(ModulePackage { module, version }) => {
+                let base = modules_base(&module.host);
+                format!("{base}{}/{}/download", below_modules(module), encoded(version.as_str()))
+            }
+            Self::ModuleArchive(ModuleArchiveRef { package: ModulePackage { module, version }, digest }) => {
+                let host = encoded(module.host.as_str());
+                let digest = digest.as_ref().map(|digest| format!("{digest}/")).unwrap_or_default();
+                let version = encoded(version.as_str());
+                format!("/archive/{host}/modules/{}/{version}/{digest}{MODULE_ARCHIVE}", below_modules(module))
+            }
             Self::Health => "/healthz".into(),
             Self::Ready => "/readyz".into(),
         }
@@ -199,22 +250,37 @@ impl Route {
             Self::ProviderDownload(_) => RouteKind::Download,
             Self::MirrorIndex(_) => RouteKind::MirrorIndex,
             Self::MirrorVersion(..) => RouteKind::MirrorVersion,
+            Self::ModuleVersions(_) => RouteKind::ModuleVersions,
+            Self::ModuleDownload(_) => RouteKind::ModuleDownload,
             Self::ProviderFile(_) => RouteKind::Archive,
+            Self::ModuleArchive(_) => RouteKind::ModuleArchive,
             Self::Health | Self::Ready => RouteKind::Health,
         }
     }
 
-    /// The provider it is about, if any.
-    pub fn provider(&self) -> Option<&ProviderAddress> {
+    /// The provider or module it is about, if any.
+    pub fn about(&self) -> Option<About<'_>> {
         match self {
             Self::ProviderVersions(address) | Self::MirrorIndex(address) | Self::MirrorVersion(address, _) => {
-                Some(address)
+                Some(About::Provider(address))
             }
-            Self::ProviderDownload(package) => Some(&package.provider),
-            Self::ProviderFile(wanted) => Some(&wanted.package.provider),
+            Self::ProviderDownload(package) => Some(About::Provider(&package.provider)),
+            Self::ProviderFile(wanted) => Some(About::Provider(&wanted.package.provider)),
+            Self::ModuleVersions(address) => Some(About::Module(address)),
+            Self::ModuleDownload(package) => Some(About::Module(&package.module)),
+            Self::ModuleArchive(wanted) => Some(About::Module(&wanted.package.module)),
             Self::Discovery(_) | Self::Health | Self::Ready => None,
         }
     }
+}
+
+/// What a route is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum About<'a> {
+    /// A provider.
+    Provider(&'a ProviderAddress),
+    /// A module, as the client spells it.
+    Module(&'a ModuleAddress),
 }
 
 /// What kind of thing is asked for, for logs and counters.
@@ -230,25 +296,41 @@ pub enum RouteKind {
     MirrorIndex,
     /// `VERSION.json` of a network mirror.
     MirrorVersion,
-    /// An archive, or a file beside it.
+    /// A module's version list.
+    ModuleVersions,
+    /// Where a version of a module is.
+    ModuleDownload,
+    /// An archive of a provider, or a file beside it.
     Archive,
+    /// An archive of a module.
+    ModuleArchive,
     /// A probe.
     Health,
 }
 
 impl RouteKind {
     /// The kinds that are documents, which age.
-    pub const DOCUMENTS: [Self; 5] =
-        [Self::Discovery, Self::Versions, Self::Download, Self::MirrorIndex, Self::MirrorVersion];
-
-    /// All of them, each at its place.
-    pub const ALL: [Self; 7] = [
+    pub const DOCUMENTS: [Self; 7] = [
         Self::Discovery,
         Self::Versions,
         Self::Download,
         Self::MirrorIndex,
         Self::MirrorVersion,
+        Self::ModuleVersions,
+        Self::ModuleDownload,
+    ];
+
+    /// All of them, each at its place.
+    pub const ALL: [Self; 10] = [
+        Self::Discovery,
+        Self::Versions,
+        Self::Download,
+        Self::MirrorIndex,
+        Self::MirrorVersion,
+        Self::ModuleVersions,
+        Self::ModuleDownload,
         Self::Archive,
+        Self::ModuleArchive,
         Self::Health,
     ];
 
@@ -260,7 +342,10 @@ impl RouteKind {
             Self::Download => "download",
             Self::MirrorIndex => "mirror-index",
             Self::MirrorVersion => "mirror-version",
+            Self::ModuleVersions => "module-versions",
+            Self::ModuleDownload => "module-download",
             Self::Archive => "archive",
+            Self::ModuleArchive => "module-archive",
             Self::Health => "health",
         }
     }
@@ -269,6 +354,21 @@ impl RouteKind {
 /// The base of an upstream's `providers.v1`, for discovery documents and client configurations.
 pub fn providers_base(host: &Hostname) -> String {
     format!("/registry/{}/v1/providers/", encoded(host.as_str()))
+}
+
+/// The base of an upstream's `modules.v1`, for discovery documents and client configurations.
+pub fn modules_base(host: &Hostname) -> String {
+    format!("/registry/{}/v1/modules/", encoded(host.as_str()))
+}
+
+fn below_modules(address: &ModuleAddress) -> String {
+    let ModuleAddress { namespace, name, system, .. } = address;
+    format!("{}/{}/{system}", encoded(namespace.as_str()), encoded(name.as_str()))
+}
+
+fn module(host: Hostname, namespace: &str, name: &str, system: &str) -> Result<ModuleAddress, NoRoute> {
+    let [namespace, name] = [ModuleName::parse(namespace)?, ModuleName::parse(name)?];
+    Ok(ModuleAddress { host, namespace, name, system: System::parse(system)? })
 }
 
 fn provider(host: Hostname, namespace: &str, type_: &str) -> Result<ProviderAddress, NoRoute> {

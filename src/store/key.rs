@@ -2,7 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::address::{Hostname, Name, Package, Platform, ProviderAddress, Version};
+use crate::address::{
+    Artifact, Hostname, ModuleAddress, ModuleName, ModulePackage, Name, Package, Platform, ProviderAddress, System,
+    Version,
+};
 
 /// The key of one record. Its host is always part of it, so two registries never mix.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -13,10 +16,16 @@ pub enum Key {
     ProviderVersions(ProviderAddress),
     /// A download document with its SHA256SUMS and signature, and its predecessor.
     ProofSet(Package),
+    /// A module's version list.
+    ModuleVersions(ModuleAddress),
+    /// Where upstream says that a version of a module is.
+    ModuleLocation(ModulePackage),
     /// Which archives are held for a package.
-    Name(Package),
+    Name(Artifact),
     /// What was ever proven of a provider.
     Seen(ProviderAddress),
+    /// What a version of a module was when it was first seen.
+    SeenModule(ModulePackage),
 }
 
 impl Key {
@@ -24,6 +33,14 @@ impl Key {
     fn provider(kind: &str, address: &ProviderAddress) -> PathBuf {
         let mut path = PathBuf::from(kind);
         path.extend([address.host.as_str(), "providers", address.namespace.as_str(), address.type_.as_str()]);
+        path
+    }
+
+    /// The folders of one module below `kind`.
+    fn module(kind: &str, address: &ModuleAddress) -> PathBuf {
+        let ModuleAddress { host, namespace, name, system } = address;
+        let mut path = PathBuf::from(kind);
+        path.extend([host.as_str(), "modules", namespace.as_str(), name.as_str(), system.as_str()]);
         path
     }
 
@@ -35,9 +52,19 @@ impl Key {
             Self::ProofSet(package) => Self::provider("documents", &package.provider)
                 .join(package.version.as_str())
                 .join(format!("{}.set", package.platform)),
-            Self::Name(package) => Self::provider("names", &package.provider)
+            Self::ModuleVersions(address) => Self::module("documents", address).join("versions"),
+            Self::ModuleLocation(package) => {
+                Self::module("documents", &package.module).join(format!("{}.location", package.version))
+            }
+            Self::Name(Artifact::Provider(package)) => Self::provider("names", &package.provider)
                 .join(package.version.as_str())
                 .join(format!("{}.json", package.platform)),
+            Self::Name(Artifact::Module(package)) => {
+                Self::module("names", &package.module).join(format!("{}.json", package.version))
+            }
+            Self::SeenModule(package) => {
+                Self::module("seen", &package.module).join(format!("{}.json", package.version))
+            }
             Self::Seen(address) => {
                 let mut path = Self::provider("seen", address);
                 path.as_mut_os_string().push(".json");
@@ -54,6 +81,21 @@ impl Key {
     /// The folder of a provider's names.
     pub(super) fn names_of(address: &ProviderAddress) -> PathBuf {
         Self::provider("names", address)
+    }
+
+    /// The folder of a module's documents.
+    pub(super) fn documents_of_module(address: &ModuleAddress) -> PathBuf {
+        Self::module("documents", address)
+    }
+
+    /// The folder of a module's names.
+    pub(super) fn names_of_module(address: &ModuleAddress) -> PathBuf {
+        Self::module("names", address)
+    }
+
+    /// The folder of what was seen of a module.
+    pub(super) fn seen_of_module(address: &ModuleAddress) -> PathBuf {
+        Self::module("seen", address)
     }
 
     /// The folder whose entries are the proof sets of one version.
@@ -78,6 +120,17 @@ impl Key {
                 platform: Platform::parse(platform).ok()?,
             })
         };
+        let module = |host: &str, namespace: &str, name: &str, system: &str| {
+            Some(ModuleAddress {
+                host: Hostname::parse(host).ok()?,
+                namespace: ModuleName::parse(namespace).ok()?,
+                name: ModuleName::parse(name).ok()?,
+                system: System::parse(system).ok()?,
+            })
+        };
+        let of_module = |module: Option<ModuleAddress>, version: Option<&str>| {
+            Some(ModulePackage { module: module?, version: Version::parse(version?).ok()? })
+        };
         let key = match parts.as_slice() {
             ["documents", host, "discovery"] => Self::Discovery(Hostname::parse(host).ok()?),
             ["documents", host, "providers", namespace, type_, "versions"] => {
@@ -86,8 +139,23 @@ impl Key {
             ["documents", host, "providers", namespace, type_, version, file] => {
                 Self::ProofSet(package(provider(host, namespace, type_), version, file.strip_suffix(".set")?)?)
             }
-            ["names", host, "providers", namespace, type_, version, file] => {
-                Self::Name(package(provider(host, namespace, type_), version, file.strip_suffix(".json")?)?)
+            ["names", host, "providers", namespace, type_, version, file] => Self::Name(Artifact::Provider(package(
+                provider(host, namespace, type_),
+                version,
+                file.strip_suffix(".json")?,
+            )?)),
+            ["documents", host, "modules", namespace, name, system, "versions"] => {
+                Self::ModuleVersions(module(host, namespace, name, system)?)
+            }
+            ["documents", host, "modules", namespace, name, system, file] => {
+                Self::ModuleLocation(of_module(module(host, namespace, name, system), file.strip_suffix(".location"))?)
+            }
+            ["names", host, "modules", namespace, name, system, file] => Self::Name(Artifact::Module(of_module(
+                module(host, namespace, name, system),
+                file.strip_suffix(".json"),
+            )?)),
+            ["seen", host, "modules", namespace, name, system, file] => {
+                Self::SeenModule(of_module(module(host, namespace, name, system), file.strip_suffix(".json"))?)
             }
             ["seen", host, "providers", namespace, file] => {
                 Self::Seen(provider(host, namespace, file.strip_suffix(".json")?)?)
@@ -115,12 +183,23 @@ mod tests {
             version: Version::parse("1.0.0-rc.1+b").unwrap(),
             platform: Platform::parse("linux_amd64").unwrap(),
         };
+        let module = ModuleAddress {
+            host: provider.host.clone(),
+            namespace: ModuleName::parse("Acme").unwrap(),
+            name: ModuleName::parse("vpc_x").unwrap(),
+            system: System::parse("aws").unwrap(),
+        };
+        let of_module = ModulePackage { module: module.clone(), version: package.version.clone() };
         for key in [
             Key::Discovery(provider.host.clone()),
             Key::ProviderVersions(provider.clone()),
             Key::ProofSet(package.clone()),
-            Key::Name(package),
+            Key::Name(Artifact::Provider(package)),
             Key::Seen(provider),
+            Key::ModuleVersions(module),
+            Key::ModuleLocation(of_module.clone()),
+            Key::Name(Artifact::Module(of_module.clone())),
+            Key::SeenModule(of_module),
         ] {
             assert_eq!(Key::from_path(&key.path()), Some(key.clone()));
             assert!(key.path().is_relative());

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::claim::Claim;
 use super::disk::{self, Aside};
 use super::{FORMAT, Key, StoreError};
-use crate::address::{Package, Platform, ProviderAddress, Version};
+use crate::address::{Artifact, ModuleAddress, ModulePackage, Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
 
 /// Whether a record must be on the disk before `put` returns.
@@ -159,12 +159,45 @@ impl Records {
 
     /// The packages of a provider that names are recorded of: those whose archives are held.
     pub fn packages_with_names(&self, provider: &ProviderAddress) -> Result<Vec<Package>, StoreError> {
-        self.packages_named_below(&Key::names_of(provider))
+        let named = self.named_below(&Key::names_of(provider))?;
+        let packages = named.into_iter().filter_map(|artifact| match artifact {
+            Artifact::Provider(package) => Some(package),
+            Artifact::Module(_) => None,
+        });
+        Ok(packages.collect())
     }
 
-    /// The packages of every provider that names are recorded of.
-    pub fn all_packages_with_names(&self) -> Result<Vec<Package>, StoreError> {
-        self.packages_named_below(Path::new("names"))
+    /// The versions of a module that names are recorded of: those whose archives are held.
+    pub fn module_packages_with_names(&self, module: &ModuleAddress) -> Result<Vec<ModulePackage>, StoreError> {
+        let named = self.named_below(&Key::names_of_module(module))?;
+        let packages = named.into_iter().filter_map(|artifact| match artifact {
+            Artifact::Module(package) => Some(package),
+            Artifact::Provider(_) => None,
+        });
+        Ok(packages.collect())
+    }
+
+    /// The versions of a module whose locations are recorded.
+    pub fn module_packages_with_locations(&self, module: &ModuleAddress) -> Result<Vec<ModulePackage>, StoreError> {
+        let keys = self.keys_below(&Key::documents_of_module(module))?;
+        Ok(keys
+            .into_iter()
+            .filter_map(|key| if let Key::ModuleLocation(package) = key { Some(package) } else { None })
+            .collect())
+    }
+
+    /// The versions of a module that were ever seen.
+    pub fn module_packages_seen(&self, module: &ModuleAddress) -> Result<Vec<ModulePackage>, StoreError> {
+        let keys = self.keys_below(&Key::seen_of_module(module))?;
+        Ok(keys
+            .into_iter()
+            .filter_map(|key| if let Key::SeenModule(package) = key { Some(package) } else { None })
+            .collect())
+    }
+
+    /// Everything that names are recorded of.
+    pub fn all_named(&self) -> Result<Vec<Artifact>, StoreError> {
+        self.named_below(Path::new("names"))
     }
 
     /// The key of everything that is recorded.
@@ -176,9 +209,9 @@ impl Records {
         Ok(keys)
     }
 
-    fn packages_named_below(&self, folder: &Path) -> Result<Vec<Package>, StoreError> {
+    fn named_below(&self, folder: &Path) -> Result<Vec<Artifact>, StoreError> {
         let keys = self.keys_below(folder)?;
-        Ok(keys.into_iter().filter_map(|key| if let Key::Name(package) = key { Some(package) } else { None }).collect())
+        Ok(keys.into_iter().filter_map(|key| if let Key::Name(named) = key { Some(named) } else { None }).collect())
     }
 
     /// A list of what is there: all of it in our store, or an error. What is not in the list may be removed.

@@ -7,6 +7,28 @@ use super::providers::RawObject;
 /// The largest discovery document the clients take, in bytes.
 pub const LIMIT: u64 = 1 << 20;
 
+/// A service that larder asks an upstream for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Service {
+    /// Where providers come from.
+    Providers,
+    /// Where modules come from.
+    Modules,
+}
+
+impl Service {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Providers, Self::Modules];
+
+    /// Its key in the document.
+    pub fn key(self) -> &'static str {
+        match self {
+            Self::Providers => "providers.v1",
+            Self::Modules => "modules.v1",
+        }
+    }
+}
+
 /// The services an upstream offers.
 #[derive(Debug, Clone)]
 pub struct Discovery {
@@ -31,6 +53,15 @@ impl Discovery {
     pub fn accepts(content_type: Option<&str>) -> bool {
         let essence = content_type.and_then(|value| value.split(';').next()).unwrap_or_default();
         essence.trim().eq_ignore_ascii_case("application/json")
+    }
+
+    /// The base URL of a service that larder asks for. Of modules, clients add a final slash (PROTOCOL 1.1).
+    pub fn base(&self, service: Service) -> Option<Url> {
+        let mut base = self.service(service.key())?;
+        if service == Service::Modules && !base.path().ends_with('/') {
+            base.set_path(&format!("{}/", base.path()));
+        }
+        Some(base)
     }
 
     /// The base URL of a service, read as the clients read it: a string, http or https, no userinfo,

@@ -11,12 +11,14 @@ pub mod discovery;
 pub mod error;
 mod grant;
 pub mod guard;
+pub mod modules;
 pub mod outbound;
 pub mod permits;
 pub mod providers;
 pub mod restraint;
 pub mod retry_after;
 pub mod room;
+pub mod source;
 pub mod special;
 mod traffic;
 

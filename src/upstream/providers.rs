@@ -198,7 +198,7 @@ impl DownloadDocument {
 
 /// The clients read the names of members in any case, and take the last of several: a second spelling of one
 /// that larder reads would be another document to them, and could lead them past larder.
-fn spelled_once(members: &RawObject, known: &[&str]) -> Result<(), String> {
+pub(super) fn spelled_once(members: &RawObject, known: &[&str]) -> Result<(), String> {
     let is_known_but_for_its_case =
         |name: &&String| !known.contains(&name.as_str()) && known.iter().any(|known| folded(known).eq(folded(name)));
     match members.keys().find(is_known_but_for_its_case) {

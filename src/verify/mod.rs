@@ -34,7 +34,7 @@ impl Policy {
     /// Whether what was proven once is enough: the policy may ask for more now than it did then.
     pub fn is_met_by(self, how: &How) -> bool {
         match self {
-            Self::Checksum => true,
+            Self::Checksum => !matches!(how, How::Tree(_)),
             Self::SignatureIfKeys => matches!(how, How::Signature { .. } | How::NoKeys),
             Self::Signature => matches!(how, How::Signature { .. }),
         }
@@ -74,6 +74,25 @@ pub enum How {
     NoKeys,
     /// The policy asks for checksums only.
     Checksum,
+    /// It is packed by larder, of a tree that is the one which was seen first.
+    Tree(PackedTree),
+}
+
+/// What an archive that larder packed is made of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PackedTree {
+    /// The digest of the tree, whoever packs it.
+    pub tree: Digest,
+    /// Which commit it is, where it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
+    /// The version of the packer.
+    pub packer: u32,
+    /// The SHA-256 of the location that led there.
+    pub source: Digest,
+    /// Where in it the module is, `/` between names; none where it is the root.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subdir: Option<String>,
 }
 
 impl How {
@@ -81,7 +100,15 @@ impl How {
     pub fn fingerprint(&self) -> Option<&str> {
         match self {
             Self::Signature { fingerprint } => Some(fingerprint),
-            Self::NoKeys | Self::Checksum => None,
+            Self::NoKeys | Self::Checksum | Self::Tree(_) => None,
+        }
+    }
+
+    /// What larder packed, where it did.
+    pub fn tree(&self) -> Option<&PackedTree> {
+        match self {
+            Self::Tree(packed) => Some(packed),
+            Self::Signature { .. } | Self::NoKeys | Self::Checksum => None,
         }
     }
 }

@@ -1,0 +1,82 @@
+//! `modules.v1`: the version list, and where a version is: an archive here, with a checksum that the client enforces
+//! (PROTOCOL 4).
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use super::Links;
+use super::route::Route;
+use crate::address::{ModuleAddress, ModulePackage};
+use crate::error::Error;
+use crate::mirror::{Answer, Call, Mirror, ModuleLocation};
+use crate::upstream::modules::ModuleVersionList;
+use crate::upstream::providers::RawObject;
+
+#[derive(Serialize)]
+struct List<'a> {
+    modules: [Module<'a>; 1],
+    #[serde(flatten)]
+    rest: &'a RawObject,
+}
+
+#[derive(Serialize)]
+struct Module<'a> {
+    #[serde(flatten)]
+    rest: &'a RawObject,
+    versions: Vec<&'a RawValue>,
+}
+
+/// The version list of a module, without what no client could read.
+pub(super) async fn versions(
+    mirror: &Arc<Mirror>,
+    address: &ModuleAddress,
+    call: &Call,
+) -> Result<Answer<Vec<u8>>, Error> {
+    let Answer { value, outcome, fresh_until, checked } = mirror.module_versions(address, call).await?;
+    let unreadable =
+        |why: String| Error::Interrupted(format!("the held version list of {address} cannot be read: {why}"));
+    let list = value.module_versions().map_err(unreadable)?;
+    let body = list_of(&list).map_err(|e| unreadable(e.to_string()))?;
+    Ok(Answer { value: body, outcome, fresh_until, checked })
+}
+
+/// A version list as it goes out: every entry and every other member as upstream wrote it.
+fn list_of(list: &ModuleVersionList) -> serde_json::Result<Vec<u8>> {
+    let versions = list.versions.iter().map(|listed| &*listed.raw).collect();
+    serde_json::to_vec(&List { modules: [Module { rest: &list.module, versions }], rest: &list.rest })
+}
+
+/// What goes into `X-Terraform-Get`.
+pub(super) struct Told {
+    pub(super) text: String,
+    /// Whether it stays so for as long as nothing changes.
+    pub(super) is_lasting: bool,
+}
+
+/// Where a client gets a version of a module: a path of ours with its subfolder and its checksum, or what upstream
+/// says where larder cannot fetch that.
+pub(super) async fn location(
+    mirror: &Arc<Mirror>,
+    package: &ModulePackage,
+    call: &Call,
+    links: Links<'_>,
+) -> Result<Answer<Told>, Error> {
+    let Answer { value, outcome, fresh_until, checked } = mirror.module_location(package, call).await?;
+    let told = match value {
+        ModuleLocation::Elsewhere(text) => Told { text, is_lasting: true },
+        ModuleLocation::Here { archive, checksum, subdir } => {
+            let mut text = links.to(&Route::ModuleArchive(archive).path());
+            if let Some(subdir) = subdir {
+                text.push_str("//");
+                text.push_str(&subdir);
+            }
+            if let Some(checksum) = checksum {
+                text.push_str(&format!("?checksum=sha256:{checksum}"));
+            }
+            Told { text, is_lasting: checksum.is_some() }
+        }
+    };
+    Ok(Answer { value: told, outcome, fresh_until, checked })
+}

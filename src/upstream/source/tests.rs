@@ -1,0 +1,1 @@
+//! Addresses of every form, and what is refused.
