@@ -9,6 +9,7 @@ use tempfile::TempDir;
 
 use super::git::forge::NAMES;
 use super::git::{Format, Repositories, Repository, Sshd, pack};
+use super::http::{Answer, get};
 use super::larder::{Builder, HOST, Larder};
 use super::terraform::{Terraform, Workspace, host_override};
 use super::tls::TestCa;
@@ -37,8 +38,7 @@ pub(crate) struct Form {
     pub(crate) called: &'static str,
     pub(crate) location: String,
     pub(crate) telling: Telling,
-    /// The folder of the repository whose content the module's own folder must have, and the commit; for forms that
-    /// the client itself does not install.
+    /// The tag of acme/net whose content it must have; for forms that the client itself does not install.
     pub(crate) instead_of_direct: Option<&'static str>,
 }
 
@@ -81,7 +81,13 @@ impl ModuleScene {
 
     /// A larder that may reach the servers of the scene, and nothing else that is private.
     pub(crate) fn larder(&self) -> Builder {
-        let mut larder = Larder::mirroring(&self.registry).trusting(&self.ca).allow_private("127.0.0.1");
+        self.larder_with("")
+    }
+
+    /// The same with more lines about its upstream.
+    pub(crate) fn larder_with(&self, more: &str) -> Builder {
+        let larder = Larder::mirroring(&self.registry).with(more);
+        let mut larder = larder.trusting(&self.ca).allow_private("127.0.0.1");
         let mut credentials = ssh_credential(&format!("127.0.0.1:{}", self.ssh.port()), &self.ssh);
         if let Some((_, ssh)) = &self.forges {
             larder = NAMES.iter().fold(larder, |larder, name| larder.allow_private(name));
@@ -93,12 +99,7 @@ impl ModuleScene {
     /// A folder that calls these modules, for a client that trusts the scene's servers and is let in by them.
     pub(crate) fn calling(&self, client: &Terraform, forms: &[Form]) -> Workspace {
         let mut workspace = client.workspace();
-        let mut text = String::new();
-        for Form { name, called, .. } in forms {
-            let source = format!("acme/{name}/test{called}");
-            writeln!(text, "module \"{name}\" {{\n  source  = \"{source}\"\n  version = \"1.0.0\"\n}}").unwrap();
-        }
-        workspace.file("main.tf", &text);
+        workspace.file("main.tf", &calls(forms));
         self.let_in(&mut workspace);
         workspace
     }
@@ -150,6 +151,16 @@ impl ModuleScene {
             forge.known_hosts().display()
         )
     }
+}
+
+/// A configuration that calls these modules.
+pub(crate) fn calls(forms: &[Form]) -> String {
+    let mut text = String::new();
+    for Form { name, called, .. } in forms {
+        let source = format!("acme/{name}/test{called}");
+        writeln!(text, "module \"{name}\" {{\n  source  = \"{source}\"\n  version = \"1.0.0\"\n}}").unwrap();
+    }
+    text
 }
 
 /// The override through a larder.
@@ -326,4 +337,44 @@ pub(crate) fn same_modules(one: &Workspace, other: &Workspace) -> Vec<String> {
 
 fn within(package: &Path, folder: &Path) -> Option<PathBuf> {
     folder.strip_prefix(package).ok().map(Path::to_owned)
+}
+
+/// Where larder says that a version of a module is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// The path of the archive.
+    pub(crate) path: String,
+    pub(crate) subdir: Option<String>,
+    /// The SHA-256 that the client is to enforce.
+    pub(crate) sha256: Option<String>,
+}
+
+impl Place {
+    /// What a `204` says.
+    pub(crate) fn of(answer: &Answer) -> Self {
+        assert_eq!(answer.status, 204, "{}", answer.text());
+        let text = answer.header("x-terraform-get");
+        let (text, query) = text.split_once('?').map_or((text, None), |(text, query)| (text, Some(query)));
+        let sha256 = query.map(|query| query.strip_prefix("checksum=sha256:").unwrap_or_else(|| panic!("{query}")));
+        let (path, subdir) = text.split_once("//").map_or((text, None), |(path, subdir)| (path, Some(subdir)));
+        Self { path: path.to_owned(), subdir: subdir.map(str::to_owned), sha256: sha256.map(str::to_owned) }
+    }
+}
+
+/// The path at larder that tells where version 1.0.0 of `acme/NAME/test` is.
+pub(crate) fn download_path(name: &str) -> String {
+    format!("/registry/{HOST}/v1/modules/acme/{name}/test/1.0.0/download")
+}
+
+/// Asks a larder where a module is and fetches it from there: the place as it was told at last, and the archive.
+pub(crate) async fn fetch(larder: &str, name: &str) -> (Place, Vec<u8>) {
+    let told = Place::of(&get(&format!("{larder}{}", download_path(name))).await);
+    let archive = get(&format!("{larder}{}", told.path)).await.expect(200).body;
+    // The first answer may have come before the archive was known.
+    let told = match told.sha256 {
+        Some(_) => told,
+        None => Place::of(&get(&format!("{larder}{}", download_path(name))).await),
+    };
+    assert_eq!(told.sha256.as_deref(), Some(sha256_hex(&archive).as_str()), "{told:?}");
+    (told, archive)
 }
