@@ -26,6 +26,7 @@ mod lifecycle;
 mod many_clients;
 mod metrics;
 mod modules_client;
+mod modules_guard;
 mod modules_integrity;
 mod network_mirror;
 mod no_place;

@@ -53,6 +53,12 @@ impl Repositories {
         repository
     }
 
+    /// The commit that a repository's head is at.
+    pub(crate) fn head(&self, name: &str) -> String {
+        let bare = self.root().join(format!("{name}.git"));
+        self.run(Command::new(&self.git).current_dir(bare).args(["rev-parse", "HEAD"]))
+    }
+
     /// What a clone, a checkout and an update of all submodules leave: a folder that is removed with the value.
     pub(crate) async fn checkout(&self, url: &str, reference: &str, environment: &[(&str, &str)]) -> TempDir {
         let folder = tempfile::Builder::new().prefix("larder-checkout-").tempdir().unwrap();
