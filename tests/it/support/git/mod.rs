@@ -12,7 +12,7 @@ mod trees;
 pub(crate) use self::archive::{Format, pack};
 pub(crate) use self::repository::{Repositories, Repository};
 pub(crate) use self::sshd::Sshd;
-pub(crate) use self::trees::{Found, differences, tree};
+pub(crate) use self::trees::differences;
 
 use std::io::Write as _;
 use std::path::PathBuf;
