@@ -63,7 +63,10 @@ impl<R: Read> Bounded<R> {
     /// For a tar: its files, and a few blocks for each entry.
     pub(super) fn for_tar(inner: R, limits: TreeLimits) -> Self {
         let entries = u64::try_from(limits.entries).unwrap_or(u64::MAX);
-        Self { inner: Some(inner), left: limits.bytes.saturating_add(entries.saturating_mul(4096)).saturating_add(1 << 20) }
+        Self {
+            inner: Some(inner),
+            left: limits.bytes.saturating_add(entries.saturating_mul(4096)).saturating_add(1 << 20),
+        }
     }
 }
 

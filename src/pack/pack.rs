@@ -21,6 +21,8 @@ const LEVEL: u32 = 6;
 const COPIED_AT_ONCE: usize = 256 * 1024;
 /// "Unknown", in the header of gzip (RFC 1952).
 const NO_SYSTEM: u8 = 255;
+/// How much the encoder gets at a time, in bytes: what it makes of the same bytes depends on that.
+const PIECE: usize = 64 * 1024;
 const BLOCK: usize = 512;
 
 /// What was packed.
@@ -45,11 +47,16 @@ pub struct Packed {
 /// folder; [`TreeError::TooLarge`] where copies exceed the tree's limits; [`TreeError::Spool`] where reading or writing
 /// fails.
 pub fn pack(tree: &Tree, root: &TreePath, out: &mut dyn Write) -> Result<Packed, TreeError> {
+    pack_through(&mut vec![0; COPIED_AT_ONCE], tree, root, out)
+}
+
+/// The same through a buffer of any size, which makes no difference to the bytes.
+fn pack_through(buffer: &mut [u8], tree: &Tree, root: &TreePath, out: &mut dyn Write) -> Result<Packed, TreeError> {
     let Resolved { nodes, notes } = resolve(tree, root)?;
-    let mut gzip = GzBuilder::new().mtime(0).operating_system(NO_SYSTEM).write(out, Compression::new(LEVEL));
+    let gzip = GzBuilder::new().mtime(0).operating_system(NO_SYSTEM).write(out, Compression::new(LEVEL));
+    let mut gzip = Pieces { inner: gzip, piece: Vec::with_capacity(PIECE) };
     let mut listing = Hasher::new();
     listing.update(b"larder tree 1\n");
-    let mut buffer = vec![0; COPIED_AT_ONCE];
     for (path, node) in &nodes {
         let kind = match node {
             Node::Folder => b"d",
@@ -68,14 +75,14 @@ pub fn pack(tree: &Tree, root: &TreePath, out: &mut dyn Write) -> Result<Packed,
                 write_header(&mut gzip, path.as_bytes(), EntryType::Regular, mode | 0o400, size_bytes)
                     .map_err(TreeError::spool)?;
                 let mut contents = tree.contents(at, size_bytes);
-                let digest = copy(&mut contents, &mut gzip, &mut buffer).map_err(TreeError::spool)?;
+                let digest = copy(&mut contents, &mut gzip, buffer).map_err(TreeError::spool)?;
                 listing.update(digest.as_ref());
                 pad(&mut gzip, size_bytes).map_err(TreeError::spool)?;
             }
         }
     }
-    let ended = gzip.write_all(&[0; 2 * BLOCK]).and_then(|()| gzip.finish()?.flush());
-    ended.map_err(TreeError::spool)?;
+    gzip.write_all(&[0; 2 * BLOCK]).and_then(|()| gzip.flush()).map_err(TreeError::spool)?;
+    gzip.inner.finish().and_then(Write::flush).map_err(TreeError::spool)?;
     Ok(Packed { tree: listing.finish().0, notes })
 }
 
@@ -136,6 +143,29 @@ fn fill(field: &mut [u8], text: &[u8]) {
 fn pad(out: &mut dyn Write, size: u64) -> io::Result<()> {
     let over = usize::try_from(size % BLOCK as u64).unwrap_or(0);
     out.write_all([0; BLOCK].get(over..).filter(|_| over > 0).unwrap_or_default())
+}
+
+/// Passes on pieces of one size, whatever is written; what is left when it is flushed is the last.
+struct Pieces<W> {
+    inner: W,
+    piece: Vec<u8>,
+}
+
+impl<W: Write> Write for Pieces<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let (taken, _) = bytes.split_at(bytes.len().min(PIECE - self.piece.len()));
+        self.piece.extend_from_slice(taken);
+        if self.piece.len() == PIECE {
+            self.flush()?;
+        }
+        Ok(taken.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.write_all(&self.piece)?;
+        self.piece.clear();
+        Ok(())
+    }
 }
 
 /// Copies a file, and hashes it on the way.

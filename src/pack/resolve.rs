@@ -37,7 +37,15 @@ pub(super) fn resolve(tree: &Tree, root: &TreePath) -> Result<Resolved, TreeErro
         Some(_) => return Err(TreeError::refused(root, "it is to be the root of the module, and is no folder")),
         None => return Err(TreeError::refused(root, "it is to be the root of the module, and is not there")),
     }
-    let mut walk = Walk { tree, nodes: BTreeMap::new(), dangling: Vec::new(), bytes: 0, name_bytes: 0, steps: 0, links: Vec::new() };
+    let mut walk = Walk {
+        tree,
+        nodes: BTreeMap::new(),
+        dangling: Vec::new(),
+        bytes: 0,
+        name_bytes: 0,
+        steps: 0,
+        links: Vec::new(),
+    };
     let mut folders = vec![Copied { from: root.clone(), to: TreePath::root(), through: None }];
     while let Some(folder) = folders.pop() {
         walk.copy(&folder, &mut folders)?;

@@ -102,8 +102,10 @@ impl Said {
         let mut rest = records;
         while !rest.is_empty() {
             let digits = rest.iter().position(|byte| *byte == b' ').filter(|at| *at < 10).ok_or_else(malformed)?;
-            let length: usize =
-                rest.get(..digits).and_then(|text| std::str::from_utf8(text).ok()?.parse().ok()).ok_or_else(malformed)?;
+            let length: usize = rest
+                .get(..digits)
+                .and_then(|text| std::str::from_utf8(text).ok()?.parse().ok())
+                .ok_or_else(malformed)?;
             let record = rest.get(digits + 1..length).ok_or_else(malformed)?;
             rest = rest.get(length..).ok_or_else(malformed)?;
             let record = record.strip_suffix(b"\n").ok_or_else(malformed)?;

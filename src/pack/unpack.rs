@@ -21,11 +21,7 @@ pub fn unpack(format: ArchiveFormat, archive: &mut File, tree: &mut Tree) -> Res
 }
 
 /// The same from anything that can be read and sought.
-pub(super) fn unpack_from<R: Read + Seek>(
-    format: ArchiveFormat,
-    archive: R,
-    tree: &mut Tree,
-) -> Result<(), TreeError> {
+pub(super) fn unpack_from<R: Read + Seek>(format: ArchiveFormat, archive: R, tree: &mut Tree) -> Result<(), TreeError> {
     let buffered = BufReader::with_capacity(64 * 1024, archive);
     match format {
         ArchiveFormat::Zip => zip::unpack(buffered, tree)?,

@@ -3,8 +3,8 @@
 use std::cell::Cell;
 use std::io::{self, Read, Seek, SeekFrom};
 
-use ::zip::{ExtraField, System};
 use ::zip::read::{ZipArchive, ZipFile};
+use ::zip::{ExtraField, System};
 
 use super::name::{path_of, refused};
 use super::{Tree, TreeError};

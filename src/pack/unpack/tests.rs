@@ -3,8 +3,8 @@
 use std::io::{Cursor, Write};
 
 use ::tar::{EntryType, Header};
-use proptest::prelude::*;
 use ::zip::write::{SimpleFileOptions, ZipWriter};
+use proptest::prelude::*;
 
 use super::*;
 use crate::pack::{Entry, TreeLimits, TreePath};
@@ -21,7 +21,9 @@ fn unpacked(format: ArchiveFormat, archive: &[u8]) -> Result<Tree, TreeError> {
 }
 
 fn read(tree: &Tree, name: &str) -> String {
-    let Some(Entry::File { at, size_bytes, .. }) = tree.get(&path(name)) else { panic!("{name}: {:?}", tree.get(&path(name))) };
+    let Some(Entry::File { at, size_bytes, .. }) = tree.get(&path(name)) else {
+        panic!("{name}: {:?}", tree.get(&path(name)))
+    };
     let mut text = String::new();
     tree.contents(*at, *size_bytes).read_to_string(&mut text).unwrap();
     text
@@ -60,7 +62,9 @@ impl Made {
     }
 
     fn link(self, kind: EntryType, name: &str, to: &str) -> Self {
-        self.with(kind, name.as_bytes(), b"", |header| header.as_old_mut().linkname[..to.len()].copy_from_slice(to.as_bytes()))
+        self.with(kind, name.as_bytes(), b"", |header| {
+            header.as_old_mut().linkname[..to.len()].copy_from_slice(to.as_bytes())
+        })
     }
 
     fn pax(self, kind: EntryType, records: &[(&str, &str)]) -> Self {
@@ -369,7 +373,9 @@ fn a_zip_is_unpacked_with_the_modes_it_knows() {
     writer.add_directory("repo/empty/", options).unwrap();
     writer.start_file("repo/run.sh", options.unix_permissions(0o4755)).unwrap();
     writer.write_all(b"#!/bin/sh\n").unwrap();
-    writer.start_file("./repo/large", options.large_file(true).compression_method(::zip::CompressionMethod::Stored)).unwrap();
+    writer
+        .start_file("./repo/large", options.large_file(true).compression_method(::zip::CompressionMethod::Stored))
+        .unwrap();
     writer.write_all(b"large").unwrap();
     writer.add_symlink("repo/link", "run.sh", options).unwrap();
     let tree = unpacked(ArchiveFormat::Zip, &writer.finish().unwrap().into_inner()).unwrap();
@@ -378,7 +384,9 @@ fn a_zip_is_unpacked_with_the_modes_it_knows() {
     assert_eq!(read(&tree, "repo/large"), "large");
     assert_eq!(tree.get(&path("repo/link")), Some(&Entry::Link(b"run.sh".to_vec())));
 
-    for (system, attributes, expected) in [(0, 0x20, 0o644), (0, 0o100_755 << 16, 0o644), (3, 0, 0o644), (3, 0o100_600 << 16, 0o600)] {
+    for (system, attributes, expected) in
+        [(0, 0x20, 0o644), (0, 0o100_755 << 16, 0o644), (3, 0, 0o644), (3, 0o100_600 << 16, 0o600)]
+    {
         let tree = unpacked(ArchiveFormat::Zip, &made_by(zip(&[("a", b"x")]), system, attributes)).unwrap();
         assert_eq!(mode(&tree, "a"), expected, "{system} {attributes:o}");
     }

@@ -2,6 +2,8 @@
 
 use url::form_urlencoded;
 
+use super::forced_getter;
+
 /// The parameters that may go to a client: none of them is a secret (DESIGN 6).
 const HARMLESS: [&str; 7] = ["ref", "archive", "checksum", "depth", "version", "tag", "digest"];
 
@@ -29,7 +31,7 @@ impl Unsupported {
             Some(address) => address.split(']').next().unwrap_or_default(),
             None => host.split(':').next().unwrap_or_default(),
         };
-        let is_host = !name.is_empty()
+        let is_host = name.contains(['.', ':'])
             && name.len() <= 253
             && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-:".contains(&byte));
         is_host.then(|| name.to_ascii_lowercase())
@@ -48,7 +50,7 @@ impl Unsupported {
     }
 
     fn authority(&self) -> &str {
-        let after_getter = self.text.rsplit_once("::").map_or(self.text.as_str(), |(_, rest)| rest);
+        let (_, after_getter) = forced_getter(&self.text);
         let after_scheme = after_getter.split_once("://").map_or(after_getter, |(_, rest)| rest);
         after_scheme.split(['/', '?', '#']).next().unwrap_or_default()
     }
