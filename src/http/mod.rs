@@ -99,6 +99,7 @@ impl Main {
     ) -> (Response<Body>, End) {
         let asked = protocol::Request {
             path: request.uri().path(),
+            query: request.uri().query(),
             host: host_of(request),
             via: via(request.headers()),
             now: self.clock.now(),

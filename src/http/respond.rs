@@ -32,6 +32,7 @@ pub fn reply<B>(reply: Reply, route: &Route, request: &Request<B>) -> Response<B
         Content::Document(rendered) => document(&rendered, asked.headers),
         Content::File(archive) => file(archive, content_type(route), asked),
         Content::Location(location) => no_content(&location),
+        Content::Redirect(url) => found(&url),
         Content::Word { well, text } => word(if well { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, text),
     };
     if let Some(outcome) = reply.outcome {
@@ -77,6 +78,14 @@ fn no_content(location: &str) -> Response<Body> {
         }
     };
     headers.insert(header::CACHE_CONTROL, ASK_AGAIN);
+    response
+}
+
+/// The way to the latest version's download (seed 002): for now, so it is asked for again each time.
+fn found(url: &str) -> Response<Body> {
+    let mut response = status(StatusCode::FOUND);
+    insert(response.headers_mut(), header::LOCATION, url);
+    response.headers_mut().insert(header::CACHE_CONTROL, ASK_AGAIN);
     response
 }
 

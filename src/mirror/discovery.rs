@@ -115,7 +115,12 @@ impl Mirror {
         let Some(discovery) = self.held_discovery(&upstream.settings.host).await? else { return Ok(rule) };
         let of_now = discovery.about.asked == discovery_url(upstream)?;
         let base = discovery.discovery().ok().and_then(|discovery| discovery.base(service));
-        let is_below = |base: Url| base.join(".").is_ok_and(|base| asked.as_str().starts_with(base.as_str()));
+        // The list of all is at the base itself, without its slash.
+        let path = format!("{}/", asked.path());
+        let is_below = |base: Url| {
+            let base = base.join(".");
+            base.is_ok_and(|base| base.origin() == asked.origin() && path.starts_with(base.path()))
+        };
         Ok(if of_now && base.is_none_or(is_below) { rule } else { rule.of_another_place() })
     }
 

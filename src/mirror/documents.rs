@@ -111,14 +111,22 @@ impl KeptDocument {
         Discovery::parse(&self.body, self.about.url.clone())
     }
 
-    /// The document as a version list, with what upstream has dropped and larder still holds. A large one is
-    /// read where that holds up nobody else.
+    /// The document as a version list, with what upstream has dropped and larder still holds.
     pub async fn versions(self: &Arc<Self>) -> Result<VersionList, String> {
-        let read = |kept: &Self| {
-            let mut list = VersionList::parse(&kept.body)?;
-            list.add(kept.dropped());
-            Ok(list)
-        };
+        self.read_as(Self::as_versions).await
+    }
+
+    pub(super) fn as_versions(&self) -> Result<VersionList, String> {
+        let mut list = VersionList::parse(&self.body)?;
+        list.add(self.dropped());
+        Ok(list)
+    }
+
+    /// Reads the document. A large one is read where that holds up nobody else.
+    pub(super) async fn read_as<T: Send + 'static>(
+        self: &Arc<Self>,
+        read: impl FnOnce(&Self) -> Result<T, String> + Send + 'static,
+    ) -> Result<T, String> {
         if self.body.len() < LARGE_DOCUMENT {
             return read(self);
         }

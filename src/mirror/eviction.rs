@@ -1,5 +1,5 @@
-//! The size limit: what was used longest ago goes first, archives before documents, and nothing while
-//! offline. What upstream has deleted goes last, because nobody could bring it back.
+//! The size limit: what was used longest ago goes first, archives before documents, pages before other documents, and
+//! nothing while offline. What upstream has deleted goes last, because nobody could bring it back.
 
 use std::collections::HashMap;
 use std::io;
@@ -36,6 +36,9 @@ enum Victims {
     Archives,
     ArchivesThenDocuments,
 }
+
+/// Of a store, one part in this many at most is for pages.
+const PAGES_SHARE: u64 = 8;
 
 /// How often what is held is gone over, when some of it was used meanwhile.
 const ROUNDS: usize = 3;
@@ -113,6 +116,9 @@ impl Mirror {
     /// Puts a document that upstream has, too, notes its size, and keeps to the size limit.
     pub(super) fn put_document(&self, key: &Key, record: &[u8], now: Timestamp) -> Result<(), StoreError> {
         self.write_document(key, record, now, Durability::Lazy)?;
+        if matches!(key, Key::Page(..)) {
+            self.keep_pages_to_their_limit();
+        }
         self.keep_to_the_limit();
         Ok(())
     }
@@ -154,6 +160,34 @@ impl Mirror {
         }
     }
 
+    /// Evicts pages, least recently used first, where there are more than may be: whoever varies a query could fill
+    /// the store with them, and a small store with a few.
+    fn keep_pages_to_their_limit(&self) {
+        let limit = self.limits.page_bytes.min(self.store_bytes() / PAGES_SHARE);
+        if self.store.index.totals().page_bytes <= limit || self.link() == Link::Offline {
+            return;
+        }
+        let _one_by_one = self.evicting.lock();
+        // A little more than must be, or every page would look at all of them again.
+        let enough = limit / 100 * 98;
+        if let Err(error) = self.evict_pages(|| self.store.index.totals().page_bytes <= enough) {
+            tracing::error!(%error, "there are more pages than may be, and they could not be evicted");
+        }
+    }
+
+    fn evict_pages(&self, enough: impl Fn() -> bool) -> Result<(), StoreError> {
+        for (key, size_bytes) in self.store.index.pages_by_age()? {
+            if enough() {
+                break;
+            }
+            match self.remove_document(&key) {
+                Ok(()) => self.counters.evicted(Stored::Document, Because::SizeLimit, size_bytes),
+                Err(error) => tracing::error!(?key, %error, "a page could not be evicted; it stays"),
+            }
+        }
+        Ok(())
+    }
+
     /// What may be stored, in bytes.
     pub(super) fn store_bytes(&self) -> u64 {
         self.terms.load().store_bytes
@@ -181,6 +215,10 @@ impl Mirror {
         }
         // What is promised to fills is no reason to forget documents.
         let documents_alone_are_too_much = || self.store.index.totals().bytes() > enough;
+        if !documents_alone_are_too_much() {
+            return Ok(());
+        }
+        self.evict_pages(|| !documents_alone_are_too_much())?;
         if !documents_alone_are_too_much() {
             return Ok(());
         }

@@ -28,7 +28,7 @@ impl Collector for Gauges {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let Self { mirror, clock } = self;
         let mut to = To(&mut encoder);
-        let Totals { archives, archive_bytes, documents, document_bytes } = mirror.store.index.totals();
+        let Totals { archives, archive_bytes, documents, document_bytes, page_bytes: _ } = mirror.store.index.totals();
         let of = |kind: Stored| [("kind", kind.word())];
         let counts = [(of(Stored::Archive), archives), (of(Stored::Document), documents)];
         to.family("larder_store_objects", "What is stored, by kind", None, counts)?;

@@ -15,6 +15,8 @@ pub struct Limits {
     pub document_bytes: u64,
     /// The largest archive, in bytes.
     pub archive_bytes: u64,
+    /// How many bytes of the store pages of the registry HTTP API may have.
+    pub page_bytes: u64,
     /// How many requests may wait for upstreams at one time.
     pub waiting: usize,
 }
@@ -27,6 +29,7 @@ impl Default for Limits {
             stall: Duration::from_secs(30),
             document_bytes: 16 << 20,
             archive_bytes: 4 << 30,
+            page_bytes: 256 << 20,
             waiting: 10_000,
         }
     }

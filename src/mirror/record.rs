@@ -14,9 +14,11 @@ use crate::store::Key;
 /// set aside.
 pub fn written_anew(key: &Key, record: Vec<u8>) -> Option<Vec<u8>> {
     match key {
-        Key::Discovery(_) | Key::ProviderVersions(_) | Key::ModuleVersions(_) | Key::ModuleLocation(_) => {
-            KeptDocument::read(record).map(|kept| kept.write())
-        }
+        Key::Discovery(_)
+        | Key::ProviderVersions(_)
+        | Key::ModuleVersions(_)
+        | Key::ModuleLocation(_)
+        | Key::Page(..) => KeptDocument::read(record).map(|kept| kept.write()),
         Key::ProofSet(package) => KeptSet::read(record, package).map(|kept| kept.write()),
         Key::Name(_) => as_json::<NameRecord>(&record),
         Key::Seen(_) => as_json::<Seen>(&record),

@@ -161,6 +161,7 @@ impl Mirror {
             Key::Discovery(_)
             | Key::ModuleVersions(_)
             | Key::ModuleLocation(_)
+            | Key::Page(..)
             | Key::SeenModule(_)
             | Key::Name(_)
             | Key::Seen(_) => false,

@@ -148,7 +148,7 @@ impl Mirror {
 
     /// What there is to say of the store and its upstreams. Asks the disk.
     pub fn status(&self) -> Status {
-        let Totals { archives, archive_bytes, documents, document_bytes } = self.store.index.totals();
+        let Totals { archives, archive_bytes, documents, document_bytes, page_bytes: _ } = self.store.index.totals();
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             store: self.store.root().display().to_string(),

@@ -183,7 +183,8 @@ impl Walk {
                         | Key::ProviderVersions(_)
                         | Key::ProofSet(_)
                         | Key::ModuleVersions(_)
-                        | Key::ModuleLocation(_) => {}
+                        | Key::ModuleLocation(_)
+                        | Key::Page(..) => {}
                     }
                 }
                 Err(error) => {
@@ -260,6 +261,7 @@ fn described(key: &Key) -> String {
         Key::ProofSet(package) => format!("the proof set of {package}"),
         Key::ModuleVersions(address) => format!("the version list of {address}"),
         Key::ModuleLocation(package) => format!("the location of {package}"),
+        Key::Page(host, page) => format!("a page of {host} ({page})"),
         Key::Name(of) => format!("the name of {of}"),
         Key::Seen(address) => format!("what was seen of {address}"),
         Key::SeenModule(package) => format!("what was seen of {package}"),

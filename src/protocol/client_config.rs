@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::discovery::services;
-use super::route::{MIRROR_BASE, providers_base};
+use super::route::{MIRROR_BASE, modules_base, providers_base};
 use crate::address::Hostname;
 use crate::error::Error;
 use crate::mirror::Mirror;
@@ -59,9 +59,9 @@ async fn overrides(hosts: &[&Hostname], mirror: Option<&Arc<Mirror>>, base: &str
                 }
             }
             None => {
-                line(&mut text, format_args!("    # its discovery is not held yet; modules.v1 is assumed"));
+                line(&mut text, format_args!("    # its discovery is not held yet; these two are assumed"));
                 line(&mut text, format_args!("    \"providers.v1\" = \"{base}{}\"", providers_base(host)));
-                line(&mut text, format_args!("    \"modules.v1\" = \"https://{host}/v1/modules/\""));
+                line(&mut text, format_args!("    \"modules.v1\" = \"{base}{}\"", modules_base(host)));
             }
         }
         line(&mut text, format_args!("  }}"));

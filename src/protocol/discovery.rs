@@ -7,11 +7,11 @@ use serde_json::value::{RawValue, Value, to_raw_value};
 use url::Url;
 
 use super::Links;
-use super::route::providers_base;
+use super::route::{modules_base, providers_base};
 use crate::address::Hostname;
 use crate::error::Error;
 use crate::mirror::{Answer, Call, Mirror};
-use crate::upstream::discovery::Discovery;
+use crate::upstream::discovery::{Discovery, Service};
 use crate::upstream::providers::RawObject;
 
 /// The members of `login.v1` that are URLs.
@@ -33,7 +33,8 @@ pub(super) async fn document(
 
 /// Every service of a discovery document, as clients of larder must see it.
 pub fn services(discovery: Discovery, host: &Hostname, link: impl Fn(&str) -> String) -> RawObject {
-    let has_providers = discovery.service("providers.v1").is_some();
+    let has = |service: Service| discovery.base(service).is_some();
+    let (has_providers, has_modules) = (has(Service::Providers), has(Service::Modules));
     let Discovery { mut entries, url } = discovery;
     // The clients refuse such a service, and what stands in it is for nobody's eyes.
     entries.retain(|_, value| match serde_json::from_str(value.get()) {
@@ -44,6 +45,7 @@ pub fn services(discovery: Discovery, host: &Hostname, link: impl Fn(&str) -> St
     for (name, value) in &mut entries {
         let rewritten = match name.as_str() {
             "providers.v1" if has_providers => to_raw_value(&link(&providers_base(host))).ok(),
+            "modules.v1" if has_modules => to_raw_value(&link(&modules_base(host))).ok(),
             _ => absolute(value, &url),
         };
         if let Some(rewritten) = rewritten {
@@ -138,8 +140,11 @@ mod tests {
             prop_assert!(urls.into_iter().all(|url| url.username().is_empty() && url.password().is_none()));
             for (name, value) in kept {
                 let (led, leads) = (before.service(name), after.service(name));
-                if name == "providers.v1" && led.is_some() {
-                    prop_assert_eq!(leads.as_ref().map(Url::as_str), Some("http://127.0.0.1:8080/registry/registry.example/v1/providers/"));
+                let served = [("providers.v1", "providers"), ("modules.v1", "modules")];
+                let served = served.into_iter().find(|(service, _)| service == name);
+                if let Some((_, folder)) = served.filter(|_| led.is_some()) {
+                    let ours = format!("http://127.0.0.1:8080/registry/registry.example/v1/{folder}/");
+                    prop_assert_eq!(leads.as_ref().map(Url::as_str), Some(ours.as_str()));
                 } else if led.is_none() || value.starts_with("\"#") || value == "\"\"" {
                     prop_assert!(leads.is_none() || after.entries[name].get() == value);
                 } else {

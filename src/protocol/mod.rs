@@ -6,6 +6,7 @@ pub mod client_config;
 pub mod discovery;
 mod modules;
 mod network_mirror;
+pub mod pages;
 pub mod providers;
 pub mod rendered;
 pub mod route;
@@ -29,6 +30,8 @@ const LARGE_BODY: usize = 64 * 1024;
 pub struct Request<'a> {
     /// The path as it came, percent-encoded.
     pub path: &'a str,
+    /// The query as it came, without its question mark.
+    pub query: Option<&'a str>,
     /// The Host header, or the authority.
     pub host: Option<&'a str>,
     /// Which proxies it came through.
@@ -59,6 +62,8 @@ pub enum Content {
     File(Archive),
     /// Nothing but where a module is: `X-Terraform-Get` (PROTOCOL 4.3).
     Location(Arc<str>),
+    /// Another URL of ours: that of the latest version's download.
+    Redirect(String),
     /// A short word for probes.
     Word {
         /// Whether all is well.
@@ -108,7 +113,7 @@ impl Protocols {
 
     /// Parses a request line.
     pub fn route(&self, request: &Request<'_>) -> Result<Route, NoRoute> {
-        Route::parse(self.mount.below(request.path), request.host, &self.door)
+        Route::parse(self.mount.below(request.path), request.query, request.host, &self.door)
     }
 
     /// Answers a route.
@@ -176,6 +181,13 @@ impl Protocols {
                 let Answer { value, outcome, .. } = self.mirror.module_archive(wanted, &call).await?;
                 return Ok(Reply { content: Content::File(value), outcome: Some(outcome), age: None });
             }
+            Route::ModuleLatest(address) => {
+                let Answer { value, outcome, checked, .. } = self.mirror.latest_of_module(address, &call).await?;
+                let url = links.to(&Route::ModuleDownload(value).path());
+                let age = Some(request.now.since(checked));
+                return Ok(Reply { content: Content::Redirect(url), outcome: Some(outcome), age });
+            }
+            Route::Page(page) => pages::page(&self.mirror, page, &call, links).await?,
             Route::ModuleVersions(address) => modules::versions(&self.mirror, address, &call).await?,
             Route::Discovery(host) => discovery::document(&self.mirror, host, &call, links).await?,
             Route::ProviderVersions(address) => providers::versions(&self.mirror, address, &call).await?,

@@ -37,7 +37,7 @@ pub(super) async fn versions(
     let Answer { value, outcome, fresh_until, checked } = mirror.module_versions(address, call).await?;
     let unreadable =
         |why: String| Error::Interrupted(format!("the held version list of {address} cannot be read: {why}"));
-    let list = value.module_versions().map_err(unreadable)?;
+    let list = value.module_versions().await.map_err(unreadable)?;
     let body = list_of(&list).map_err(|e| unreadable(e.to_string()))?;
     Ok(Answer { value: body, outcome, fresh_until, checked })
 }

@@ -14,6 +14,9 @@ use crate::address::{
 use crate::cdn_loop::CdnLoop;
 use crate::digest::DigestPrefix;
 use crate::mirror::{ArchiveRef, ModuleArchiveRef};
+use crate::upstream::discovery::Service;
+use crate::upstream::page_query::{BadQuery, PageQuery};
+use crate::upstream::pages::{PagePath, PageRef, SpelledVersion};
 
 /// What stands in a path segment as it is; everything else is percent-encoded. `+` is literal in the
 /// version paths of the clients (PROTOCOL 2.2), `:` in hosts with a port.
@@ -50,6 +53,10 @@ pub enum Route {
     ModuleDownload(ModulePackage),
     /// `/archive/HOST/modules/NS/NAME/SYSTEM/VERSION/DIGEST/module.tar.gz`, or without the digest
     ModuleArchive(ModuleArchiveRef),
+    /// `/registry/HOST/v1/modules/NS/NAME/SYSTEM/download`: of the latest version
+    ModuleLatest(ModuleAddress),
+    /// `/registry/HOST/v1/modules…?…` and `/registry/HOST/v1/providers…?…`: lists, searches and details
+    Page(PageRef),
     /// `/healthz`
     Health,
     /// `/readyz`
@@ -69,6 +76,12 @@ pub enum NoRoute {
 
 impl From<crate::address::BadAddress> for NoRoute {
     fn from(bad: crate::address::BadAddress) -> Self {
+        Self::Malformed(bad.to_string())
+    }
+}
+
+impl From<BadQuery> for NoRoute {
+    fn from(bad: BadQuery) -> Self {
         Self::Malformed(bad.to_string())
     }
 }
@@ -111,11 +124,12 @@ impl Door {
 }
 
 impl Route {
-    /// Parses the path of a request, its mount prefix already taken off. `host` is the Host header.
+    /// Parses the path of a request, its mount prefix already taken off, and its query, which only pages have.
+    /// `host` is the Host header.
     ///
     /// # Errors
     /// [`NoRoute`], with the reason for the client.
-    pub fn parse(path: &str, host: Option<&str>, door: &Door) -> Result<Self, NoRoute> {
+    pub fn parse(path: &str, query: Option<&str>, host: Option<&str>, door: &Door) -> Result<Self, NoRoute> {
         let decoded = plain(path)?;
         let mut segments = Vec::with_capacity(MOST_SEGMENTS);
         segments.extend(decoded.split('/').skip(1));
@@ -129,14 +143,14 @@ impl Route {
                 )),
             },
             ["registry", host, ".well-known", "terraform.json"] => Ok(Self::Discovery(door.host(host)?)),
-            ["registry", host, "v1", "providers", rest @ ..] => Self::providers(door.host(host)?, rest, path),
+            ["registry", host, "v1", "providers", rest @ ..] => Self::providers(door.host(host)?, rest, query, path),
             ["v1", "providers", rest @ ..] => match door.taken_over(host) {
-                Some(host) => Self::providers(host.clone(), rest, path),
+                Some(host) => Self::providers(host.clone(), rest, query, path),
                 None => Err(NoRoute::Unknown(format!("{path}: the Host is no upstream of this mirror; ask /registry/HOST{path}"))),
             },
-            ["registry", host, "v1", "modules", rest @ ..] => Self::modules(door.host(host)?, rest, path),
+            ["registry", host, "v1", "modules", rest @ ..] => Self::modules(door.host(host)?, rest, query, path),
             ["v1", "modules", rest @ ..] => match door.taken_over(host) {
-                Some(host) => Self::modules(host.clone(), rest, path),
+                Some(host) => Self::modules(host.clone(), rest, query, path),
                 None => Err(NoRoute::Unknown(format!("{path}: the Host is no upstream of this mirror; ask /registry/HOST{path}"))),
             },
             ["mirror", host, namespace, type_, file] => Self::network_mirror(door.host(host)?, namespace, type_, file, path),
@@ -164,18 +178,36 @@ impl Route {
         }
     }
 
-    fn modules(host: Hostname, rest: &[&str], path: &str) -> Result<Self, NoRoute> {
+    fn modules(host: Hostname, rest: &[&str], query: Option<&str>, path: &str) -> Result<Self, NoRoute> {
         match rest {
             [namespace, name, system, "versions"] => Ok(Self::ModuleVersions(module(host, namespace, name, system)?)),
             [namespace, name, system, version, "download"] => Ok(Self::ModuleDownload(ModulePackage {
                 module: module(host, namespace, name, system)?,
                 version: Version::parse(version)?,
             })),
-            _ => Err(nothing_at(path)),
+            [namespace, name, system, "download"] => Ok(Self::ModuleLatest(module(host, namespace, name, system)?)),
+            _ => {
+                let name = |given: &str| ModuleName::parse(given);
+                let of = match without_last_slash(rest) {
+                    [] => PagePath::Modules,
+                    ["search"] => PagePath::Search,
+                    [namespace] => PagePath::ModulesOf(name(namespace)?),
+                    [namespace, module] => PagePath::ModuleSystems(name(namespace)?, name(module)?),
+                    [namespace, module, system] => {
+                        PagePath::Module(name(namespace)?, name(module)?, System::parse(system)?)
+                    }
+                    [namespace, module, system, version] => {
+                        let version = SpelledVersion::parse(version)?;
+                        PagePath::ModuleVersion(name(namespace)?, name(module)?, System::parse(system)?, version)
+                    }
+                    _ => return Err(nothing_at(path)),
+                };
+                page(host, of, query)
+            }
         }
     }
 
-    fn providers(host: Hostname, rest: &[&str], path: &str) -> Result<Self, NoRoute> {
+    fn providers(host: Hostname, rest: &[&str], query: Option<&str>, path: &str) -> Result<Self, NoRoute> {
         match rest {
             [namespace, type_, "versions"] => Ok(Self::ProviderVersions(provider(host, namespace, type_)?)),
             [namespace, type_, version, "download", os, arch] => Ok(Self::ProviderDownload(Package {
@@ -183,7 +215,19 @@ impl Route {
                 version: Version::parse(version)?,
                 platform: Platform::new(os, arch)?,
             })),
-            _ => Err(nothing_at(path)),
+            _ => {
+                let of = match without_last_slash(rest) {
+                    [] => PagePath::Providers,
+                    [namespace] => PagePath::ProvidersOf(Name::parse(namespace)?),
+                    [namespace, type_] => PagePath::Provider(Name::parse(namespace)?, Name::parse(type_)?),
+                    [namespace, type_, version] => {
+                        let version = SpelledVersion::parse(version)?;
+                        PagePath::ProviderVersion(Name::parse(namespace)?, Name::parse(type_)?, version)
+                    }
+                    _ => return Err(nothing_at(path)),
+                };
+                page(host, of, query)
+            }
         }
     }
 
@@ -196,7 +240,7 @@ impl Route {
         }
     }
 
-    /// The route as a path, from where larder is mounted.
+    /// The route as a path, from where larder is mounted; with its query, where it has one.
     pub fn path(&self) -> String {
         let provider = |address: &ProviderAddress| {
             format!("{}/{}", encoded(address.namespace.as_str()), encoded(address.type_.as_str()))
@@ -237,6 +281,21 @@ impl Route {
                 let version = encoded(version.as_str());
                 format!("/archive/{host}/modules/{}/{version}/{digest}{MODULE_ARCHIVE}", below_modules(module))
             }
+            Self::ModuleLatest(address) => {
+                format!("{}{}/download", modules_base(&address.host), below_modules(address))
+            }
+            Self::Page(PageRef { host, path, query }) => {
+                let base = match path.service() {
+                    Service::Modules => modules_base(host),
+                    Service::Providers => providers_base(host),
+                };
+                let below: Vec<String> = path.segments().into_iter().map(encoded).collect();
+                let path = format!("{base}{}", below.join("/"));
+                let query = query.text();
+                // As the protocol writes it: the list of all is at the base without its slash.
+                let path = path.trim_end_matches('/');
+                if query.is_empty() { path.to_owned() } else { format!("{path}?{query}") }
+            }
             Self::Health => "/healthz".into(),
             Self::Ready => "/readyz".into(),
         }
@@ -251,7 +310,8 @@ impl Route {
             Self::MirrorIndex(_) => RouteKind::MirrorIndex,
             Self::MirrorVersion(..) => RouteKind::MirrorVersion,
             Self::ModuleVersions(_) => RouteKind::ModuleVersions,
-            Self::ModuleDownload(_) => RouteKind::ModuleDownload,
+            Self::ModuleDownload(_) | Self::ModuleLatest(_) => RouteKind::ModuleDownload,
+            Self::Page(_) => RouteKind::Page,
             Self::ProviderFile(_) => RouteKind::Archive,
             Self::ModuleArchive(_) => RouteKind::ModuleArchive,
             Self::Health | Self::Ready => RouteKind::Health,
@@ -266,10 +326,10 @@ impl Route {
             }
             Self::ProviderDownload(package) => Some(About::Provider(&package.provider)),
             Self::ProviderFile(wanted) => Some(About::Provider(&wanted.package.provider)),
-            Self::ModuleVersions(address) => Some(About::Module(address)),
+            Self::ModuleVersions(address) | Self::ModuleLatest(address) => Some(About::Module(address)),
             Self::ModuleDownload(package) => Some(About::Module(&package.module)),
             Self::ModuleArchive(wanted) => Some(About::Module(&wanted.package.module)),
-            Self::Discovery(_) | Self::Health | Self::Ready => None,
+            Self::Discovery(_) | Self::Page(_) | Self::Health | Self::Ready => None,
         }
     }
 }
@@ -300,6 +360,8 @@ pub enum RouteKind {
     ModuleVersions,
     /// Where a version of a module is.
     ModuleDownload,
+    /// A list, a search or details.
+    Page,
     /// An archive of a provider, or a file beside it.
     Archive,
     /// An archive of a module.
@@ -310,7 +372,7 @@ pub enum RouteKind {
 
 impl RouteKind {
     /// The kinds that are documents, which age.
-    pub const DOCUMENTS: [Self; 7] = [
+    pub const DOCUMENTS: [Self; 8] = [
         Self::Discovery,
         Self::Versions,
         Self::Download,
@@ -318,10 +380,11 @@ impl RouteKind {
         Self::MirrorVersion,
         Self::ModuleVersions,
         Self::ModuleDownload,
+        Self::Page,
     ];
 
     /// All of them, each at its place.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Discovery,
         Self::Versions,
         Self::Download,
@@ -329,6 +392,7 @@ impl RouteKind {
         Self::MirrorVersion,
         Self::ModuleVersions,
         Self::ModuleDownload,
+        Self::Page,
         Self::Archive,
         Self::ModuleArchive,
         Self::Health,
@@ -344,6 +408,7 @@ impl RouteKind {
             Self::MirrorVersion => "mirror-version",
             Self::ModuleVersions => "module-versions",
             Self::ModuleDownload => "module-download",
+            Self::Page => "page",
             Self::Archive => "archive",
             Self::ModuleArchive => "module-archive",
             Self::Health => "health",
@@ -359,6 +424,19 @@ pub fn providers_base(host: &Hostname) -> String {
 /// The base of an upstream's `modules.v1`, for discovery documents and client configurations.
 pub fn modules_base(host: &Hostname) -> String {
     format!("/registry/{}/v1/modules/", encoded(host.as_str()))
+}
+
+/// The base of a service, with and without its slash, is the same; and so is each page.
+fn without_last_slash<'a, 'b>(rest: &'a [&'b str]) -> &'a [&'b str] {
+    match rest {
+        [before @ .., ""] => before,
+        rest => rest,
+    }
+}
+
+fn page(host: Hostname, path: PagePath, query: Option<&str>) -> Result<Route, NoRoute> {
+    let query = PageQuery::parse(query.unwrap_or_default(), path.parameters())?;
+    Ok(Route::Page(PageRef { host, path, query }))
 }
 
 fn below_modules(address: &ModuleAddress) -> String {

@@ -18,6 +18,9 @@ use crate::digest::Digest;
 const CLEAN: &[u8] = b"!clean";
 const ARCHIVE: u8 = b'a';
 const DOCUMENT: u8 = b'd';
+const PAGE: u8 = b'p';
+/// A page counts in whole blocks of a disk, or many small ones would cost more than they count for.
+const PAGE_BLOCK: u64 = 4096;
 
 /// What is stored, in numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -26,10 +29,12 @@ pub struct Totals {
     pub archives: u64,
     /// Their bytes.
     pub archive_bytes: u64,
-    /// How many documents and proof sets.
+    /// How many documents and proof sets, pages too.
     pub documents: u64,
     /// Their bytes.
     pub document_bytes: u64,
+    /// Of these, the bytes of pages of the registry HTTP API.
+    pub page_bytes: u64,
 }
 
 impl Totals {
@@ -181,9 +186,12 @@ impl Index {
                     totals.archives += 1;
                     totals.archive_bytes = totals.archive_bytes.saturating_add(entry.size_bytes);
                 }
-                Some(&DOCUMENT) => {
+                Some(kind @ (&DOCUMENT | &PAGE)) => {
                     totals.documents += 1;
                     totals.document_bytes = totals.document_bytes.saturating_add(entry.size_bytes);
+                    if *kind == PAGE {
+                        totals.page_bytes = totals.page_bytes.saturating_add(entry.size_bytes);
+                    }
                 }
                 _ => return Err(StoreError::Index("a key of it is no key".into())),
             }
@@ -200,6 +208,7 @@ impl Index {
             found.push((archive_key(&digest), Entry { last_use: written, size_bytes, last_check: written }));
         }
         for (key, size_bytes, written) in records.documents()? {
+            let size_bytes = counted(&key, size_bytes);
             found.push((document_key(&key), Entry { last_use: written, size_bytes, last_check: Timestamp(0) }));
         }
         for (key, entry) in &mut found {
@@ -252,7 +261,13 @@ impl Index {
 
     /// Notes a document that was kept.
     pub fn document_kept(&self, key: &Key, size_bytes: u64, now: Timestamp) {
+        let size_bytes = counted(key, size_bytes);
         self.note(&document_key(key), |_| Some(Entry { last_use: now, size_bytes, last_check: Timestamp(0) }));
+    }
+
+    /// Notes that a document was used, if it is still there.
+    pub fn document_used(&self, key: &Key, now: Timestamp) {
+        self.note(&document_key(key), |before| before.map(|before| Entry { last_use: now, ..before }));
     }
 
     /// Notes a document that is gone.
@@ -275,6 +290,10 @@ impl Index {
             return self.is_broken(&error);
         }
         let totals = &mut *totals;
+        if key.first() == Some(&PAGE) {
+            let bytes = |entry: &Option<Entry>| entry.as_ref().map_or(0, |entry| entry.size_bytes);
+            totals.page_bytes = totals.page_bytes.saturating_sub(bytes(&before)).saturating_add(bytes(&after));
+        }
         let (number, bytes) = match key.first() {
             Some(&ARCHIVE) => (&mut totals.archives, &mut totals.archive_bytes),
             _ => (&mut totals.documents, &mut totals.document_bytes),
@@ -345,9 +364,18 @@ impl Index {
         Ok(value.as_deref().and_then(Entry::decode).map_or(0, |entry| entry.size_bytes))
     }
 
-    /// Every document, least recently used first, with its size.
+    /// Every document but the pages, least recently used first, with its size.
     pub fn documents_by_age(&self) -> Result<Vec<(Key, u64)>, StoreError> {
-        let mut found = self.by_age(DOCUMENT)?;
+        self.documents_of(DOCUMENT)
+    }
+
+    /// Every page of the registry HTTP API, least recently used first, with its size.
+    pub fn pages_by_age(&self) -> Result<Vec<(Key, u64)>, StoreError> {
+        self.documents_of(PAGE)
+    }
+
+    fn documents_of(&self, kind: u8) -> Result<Vec<(Key, u64)>, StoreError> {
+        let mut found = self.by_age(kind)?;
         found.sort_by_key(|(_, entry)| entry.last_use);
         let key = |key: &[u8]| std::str::from_utf8(key).ok().and_then(|path| Key::from_path(Path::new(path)));
         Ok(found.iter().filter_map(|(path, entry)| Some((key(path)?, entry.size_bytes))).collect())
@@ -375,7 +403,13 @@ fn archive_key(digest: &Digest) -> Vec<u8> {
 }
 
 fn document_key(key: &Key) -> Vec<u8> {
-    [&[DOCUMENT], key.path().as_os_str().as_encoded_bytes()].concat()
+    let kind = if matches!(key, Key::Page(..)) { PAGE } else { DOCUMENT };
+    [&[kind], key.path().as_os_str().as_encoded_bytes()].concat()
+}
+
+/// What a document counts for.
+fn counted(key: &Key, size_bytes: u64) -> u64 {
+    if matches!(key, Key::Page(..)) { size_bytes.next_multiple_of(PAGE_BLOCK) } else { size_bytes }
 }
 
 /// An index that somebody else has open is not damaged, and must not be moved away under them. The store's own lock is

@@ -6,6 +6,7 @@ use crate::address::{
     Artifact, Hostname, ModuleAddress, ModuleName, ModulePackage, Name, Package, Platform, ProviderAddress, System,
     Version,
 };
+use crate::digest::Digest;
 
 /// The key of one record. Its host is always part of it, so two registries never mix.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -20,6 +21,8 @@ pub enum Key {
     ModuleVersions(ModuleAddress),
     /// Where upstream says that a version of a module is.
     ModuleLocation(ModulePackage),
+    /// A page of the registry HTTP API, by the digest of what tells it from every other of its host.
+    Page(Hostname, Digest),
     /// Which archives are held for a package.
     Name(Artifact),
     /// What was ever proven of a provider.
@@ -55,6 +58,12 @@ impl Key {
             Self::ModuleVersions(address) => Self::module("documents", address).join("versions"),
             Self::ModuleLocation(package) => {
                 Self::module("documents", &package.module).join(format!("{}.location", package.version))
+            }
+            Self::Page(host, page) => {
+                let page = page.to_string();
+                let mut path = Path::new("documents").join(host.as_str());
+                path.extend(["pages", page.get(..2).unwrap_or_default(), &page]);
+                path
             }
             Self::Name(Artifact::Provider(package)) => Self::provider("names", &package.provider)
                 .join(package.version.as_str())
@@ -133,6 +142,7 @@ impl Key {
         };
         let key = match parts.as_slice() {
             ["documents", host, "discovery"] => Self::Discovery(Hostname::parse(host).ok()?),
+            ["documents", host, "pages", _, page] => Self::Page(Hostname::parse(host).ok()?, Digest::parse(page).ok()?),
             ["documents", host, "providers", namespace, type_, "versions"] => {
                 Self::ProviderVersions(provider(host, namespace, type_)?)
             }
@@ -190,6 +200,7 @@ mod tests {
             system: System::parse("aws").unwrap(),
         };
         let of_module = ModulePackage { module: module.clone(), version: package.version.clone() };
+        let provider_host = provider.host.clone();
         for key in [
             Key::Discovery(provider.host.clone()),
             Key::ProviderVersions(provider.clone()),
@@ -197,6 +208,7 @@ mod tests {
             Key::Name(Artifact::Provider(package)),
             Key::Seen(provider),
             Key::ModuleVersions(module),
+            Key::Page(provider_host, Digest::of(b"a page")),
             Key::ModuleLocation(of_module.clone()),
             Key::Name(Artifact::Module(of_module.clone())),
             Key::SeenModule(of_module),

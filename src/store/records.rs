@@ -1,5 +1,6 @@
 //! Small records by key: replaced by rename, each with a checksum of its own, never torn.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::claim::Claim;
 use super::disk::{self, Aside};
 use super::{FORMAT, Key, StoreError};
-use crate::address::{Artifact, ModuleAddress, ModulePackage, Package, Platform, ProviderAddress, Version};
+use crate::address::{Artifact, Hostname, ModuleAddress, ModulePackage, Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
 
 /// Whether a record must be on the disk before `put` returns.
@@ -193,6 +194,31 @@ impl Records {
             .into_iter()
             .filter_map(|key| if let Key::SeenModule(package) = key { Some(package) } else { None })
             .collect())
+    }
+
+    /// The modules of a registry of which a version list or the name of an archive is recorded.
+    pub fn modules_of(&self, host: &Hostname) -> Result<BTreeSet<ModuleAddress>, StoreError> {
+        let module = |key| match key {
+            Key::ModuleVersions(module) => Some(module),
+            Key::Name(Artifact::Module(package)) => Some(package.module),
+            _ => None,
+        };
+        Ok(self.recorded_of(host, "modules")?.into_iter().filter_map(module).collect())
+    }
+
+    /// The same of its providers.
+    pub fn providers_of(&self, host: &Hostname) -> Result<BTreeSet<ProviderAddress>, StoreError> {
+        let provider = |key| match key {
+            Key::ProviderVersions(provider) => Some(provider),
+            Key::Name(Artifact::Provider(package)) => Some(package.provider),
+            _ => None,
+        };
+        Ok(self.recorded_of(host, "providers")?.into_iter().filter_map(provider).collect())
+    }
+
+    fn recorded_of(&self, host: &Hostname, service: &str) -> Result<Vec<Key>, StoreError> {
+        let below = |kind: &str| self.keys_below(&Path::new(kind).join(host.as_str()).join(service));
+        Ok([below("documents")?, below("names")?].concat())
     }
 
     /// Everything that names are recorded of.

@@ -14,6 +14,8 @@ mod grant;
 pub mod guard;
 pub mod modules;
 pub mod outbound;
+pub mod page_query;
+pub mod pages;
 pub mod permits;
 pub mod providers;
 pub mod restraint;

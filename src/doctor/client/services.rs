@@ -8,7 +8,8 @@ use super::{Check, OVERRIDE, Scene};
 use crate::address::Hostname;
 use crate::closure::cli_config::{self, Services};
 use crate::doctor::listener::is_ours;
-use crate::doctor::recognise::{Service, Who, meet};
+use crate::doctor::recognise::{Met, Service, Who, meet};
+use crate::protocol::route::modules_base;
 
 const SERVICES: &str = "client.services";
 
@@ -71,7 +72,8 @@ impl Scene<'_> {
         })
     }
 
-    /// Whether modules are there where they are asked for; of the registry itself that is taken for granted.
+    /// Whether modules are there where they are asked for, and of the same registry; of the registry itself that is
+    /// taken for granted.
     async fn modules(&self, url: &Url, providers: Option<&Url>, host: &Hostname) -> Option<Check> {
         if url.host_str() == Some(host.name()) || self.may_not_ask(url) {
             return None;
@@ -79,15 +81,22 @@ impl Scene<'_> {
         // The client adds the slash that is missing.
         let mut base = url.clone();
         base.set_path(&format!("{}/", url.path().trim_end_matches('/')));
-        let named = host_of_base(&base, "modules").unwrap_or_else(|| host.clone());
+        let named = host_of_base(&base, "modules");
         let shown = url.origin().ascii_serialization();
-        match meet(&base, Service::Modules, &named, self.trust).await {
-            Ok(met) => matches!(met.who, Who::LarderElsewhere | Who::LarderWithout(_)).then(|| {
+        let asked_of = named.as_ref().unwrap_or(host);
+        let right = || format!("write \"modules.v1\" = \"{}{}\"", self.base_beside(&base), modules_base(host));
+        match meet(&base, Service::Modules, asked_of, self.trust).await {
+            Ok(Met { who: Who::LarderElsewhere | Who::LarderWithout(_), .. }) => {
                 let found =
                     format!("modules.v1 leads to larder at {shown}, which serves no modules there: all of {host} fail");
-                let own = format!("as `larder client-config` prints it; mostly \"https://{host}/v1/modules/\"");
-                Check::fail(SERVICES, found).advise(format!("write the registry's own URL of modules.v1, {own}"))
-            }),
+                Some(Check::fail(SERVICES, found).advise(right()))
+            }
+            Ok(Met { who: Who::Larder, .. }) => {
+                let other = named.filter(|named| named != host)?;
+                let found = format!("modules.v1 leads to what larder has of {other}: its modules are others");
+                Some(Check::fail(OTHER_HOST, found).advise(right()))
+            }
+            Ok(Met { who: Who::LarderThatRefuses(_) | Who::SomebodyElse(_), .. }) => None,
             // What is said of providers.v1 holds for both.
             Err(_) if providers.is_some_and(|providers| providers.origin() == url.origin()) => None,
             Err(_) if is_ours(url, self.config) => None,

@@ -138,7 +138,7 @@ impl Scene<'_> {
 
     /// How this client reaches larder, without a slash at its end: the larder of this machine, or the one that it is
     /// sent to where there is none.
-    fn base_beside(&self, url: &Url) -> String {
+    pub(super) fn base_beside(&self, url: &Url) -> String {
         if self.running.state != State::NeverSetUp {
             return self.base();
         }

@@ -9,6 +9,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use super::super::discovery::Faith;
 use super::super::documents::{DocumentFlight, KeptDocument, Meanwhile};
 use super::super::freshness::Age;
+use super::super::pages::latest;
 use super::super::single_flight::Awaited;
 use super::super::{AlarmKind, Answer, Call, Errand, Mirror, unless_gone};
 use crate::address::{ModuleAddress, ModulePackage, Version};
@@ -100,14 +101,15 @@ impl Mirror {
         let kept = match (fetched, before) {
             (Ok(Fetched::Unchanged), Some(before)) => {
                 let of_upstream = Arc::new(KeptDocument { dropped: Bytes::new(), ..(*before).clone() });
-                let list = of_upstream.module_versions().map_err(&unusable)?;
+                let list = of_upstream.module_versions().await.map_err(&unusable)?;
                 let dropped = self.dropped_modules(upstream, &module, &list, Some(&before), call).await?;
                 KeptDocument { dropped, ..before.checked_again(call.now, false) }
             }
             (Ok(Fetched::Unchanged), None) => return Err(unusable("304 to an unconditional request".into()).into()),
             (Ok(Fetched::New(document)), before) => {
                 let mut kept = KeptDocument::of(document, asked, call.now);
-                let list = kept.module_versions().map_err(|why| unusable(format!("its version list: {why}")))?;
+                let list = Arc::new(kept.clone()).module_versions().await;
+                let list = list.map_err(|why| unusable(format!("its version list: {why}")))?;
                 kept.dropped = self.dropped_modules(upstream, &module, &list, before.as_ref(), call).await?;
                 call.terms.absent.forget(|key| match key {
                     Key::ModuleLocation(package) => package.module == module && list.get(&package.version).is_some(),
@@ -152,7 +154,10 @@ impl Mirror {
         let of = module.clone();
         let named = self.on_disk(move |mirror| unless_gone(mirror.store.records.module_packages_with_names(&of)));
         let held: BTreeSet<Version> = named.await?.into_iter().map(|package| package.version).collect();
-        let earlier = before.and_then(|before| before.module_versions().ok());
+        let earlier = match before {
+            Some(before) => before.module_versions().await.ok(),
+            None => None,
+        };
         let dropped_before: HashSet<Version> = before.map(|before| before.dropped_modules()).unwrap_or_default();
         for version in dropped_before.iter().filter(|version| !held.contains(version)) {
             self.settled(module, version, AlarmKind::Dropped);
@@ -169,6 +174,23 @@ impl Mirror {
         Ok(serde_json::to_vec::<Vec<Box<RawValue>>>(&entries).map(Bytes::from).unwrap_or_default())
     }
 
+    /// The latest version of a module that its list names: a pre-release only where there is nothing else.
+    pub async fn latest_of_module(
+        self: &Arc<Self>,
+        address: &ModuleAddress,
+        call: &Call,
+    ) -> Result<Answer<ModulePackage>, Error> {
+        let Answer { value, outcome, fresh_until, checked } = self.module_versions(address, call).await?;
+        let unreadable =
+            |why: String| Error::Interrupted(format!("the held version list of {address} cannot be read: {why}"));
+        let list = value.module_versions().await.map_err(unreadable)?;
+        let versions: Vec<Version> = list.versions.into_iter().map(|listed| listed.version).collect();
+        let none = || Error::NotFound(format!("the version list of {address} names no version"));
+        let version = latest(&versions).cloned().ok_or_else(none)?;
+        let value = ModulePackage { module: address.clone(), version };
+        Ok(Answer { value, outcome, fresh_until, checked })
+    }
+
     /// The version as the upstream's own list spells it; as clients spell it where the list cannot tell, and then why
     /// it cannot.
     pub(super) async fn module_spelling(
@@ -179,7 +201,7 @@ impl Mirror {
         let as_clients_do = package.version.to_string();
         match Box::pin(self.module_versions(&package.module, call)).await {
             Ok(list) => {
-                let list = list.value.module_versions().ok();
+                let list = list.value.module_versions().await.ok();
                 let listed = list.and_then(|list| list.get(&package.version).map(|listed| listed.spelled.clone()));
                 (listed.unwrap_or(as_clients_do), None)
             }
@@ -191,7 +213,11 @@ impl Mirror {
 
 impl KeptDocument {
     /// The document as a module's version list, with what upstream has dropped and larder still holds.
-    pub fn module_versions(&self) -> Result<ModuleVersionList, String> {
+    pub async fn module_versions(self: &Arc<Self>) -> Result<ModuleVersionList, String> {
+        self.read_as(Self::as_module_versions).await
+    }
+
+    pub(in crate::mirror) fn as_module_versions(&self) -> Result<ModuleVersionList, String> {
         let mut list = ModuleVersionList::parse(&self.body)?;
         list.add(self.dropped());
         Ok(list)

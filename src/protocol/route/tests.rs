@@ -10,8 +10,13 @@ fn door() -> Door {
     Door { upstreams, default_upstream: None }
 }
 
-fn parse(path: &str) -> Result<Route, NoRoute> {
-    Route::parse(path, None, &door())
+fn parse(asked: &str) -> Result<Route, NoRoute> {
+    parse_at(asked, None)
+}
+
+fn parse_at(asked: &str, host: Option<&str>) -> Result<Route, NoRoute> {
+    let (path, query) = asked.split_once('?').map_or((asked, None), |(path, query)| (path, Some(query)));
+    Route::parse(path, query, host, &door())
 }
 
 #[test]
@@ -45,6 +50,10 @@ fn what_no_name_can_be_is_malformed_and_what_is_not_there_is_unknown() {
         &format!("/mirror/registry.example/acme/{long}/index.json"),
         "/registry/registry.example/v1/providers/acme/null/1.0.0/download/linux/AMD64",
         "/archive/registry.example/providers/acme/null/1.0.0/linux_amd64/xyz/f.zip",
+        "/registry/registry.example/v1/modules?limit=x",
+        "/registry/registry.example/v1/modules/a/b/AWS",
+        "/registry/registry.example/v1/modules/a/b/aws/x",
+        "/registry/registry.example/v1/modules/a.b",
         "no-slash",
     ] {
         assert!(matches!(parse(path), Err(NoRoute::Malformed(_))), "{path}: {:?}", parse(path));
@@ -55,7 +64,9 @@ fn what_no_name_can_be_is_malformed_and_what_is_not_there_is_unknown() {
         "/v2/",
         "/git/x",
         "/archive/~abc/x",
-        "/registry/registry.example/v1/providers/acme",
+        "/registry/registry.example/v1/providers/a/b/1.0.0/c",
+        "/registry/registry.example/v1/modules/a/b/aws/1.0.0/c",
+        "/v1/modules?limit=2",
         "/mirror/registry.example/acme/null/index.html",
         "/v1/providers/acme/null/versions",
         "/.well-known/terraform.json",
@@ -66,19 +77,43 @@ fn what_no_name_can_be_is_malformed_and_what_is_not_there_is_unknown() {
     }
 }
 
+/// Seed 002: base paths with and without a slash, and `search` in the place of a namespace.
+#[test]
+fn pages_have_one_url_however_they_are_asked_for() {
+    let base = "/registry/registry.example/v1";
+    for (given, url) in [
+        ("/modules", "/modules"),
+        ("/modules/", "/modules"),
+        ("/modules?", "/modules"),
+        ("/modules/?offset=0&x=y&limit=2", "/modules?limit=2"),
+        ("/modules/search/?q=a%20b&q=c", "/modules/search?q=a+b"),
+        ("/modules/Search", "/modules/Search"),
+        ("/modules/search/vpc?q=x", "/modules/search/vpc"),
+        ("/modules/A/b/aws/v1.0?limit=1", "/modules/A/b/aws/v1.0"),
+        ("/modules/A/b/aws/download?x", "/modules/A/b/aws/download"),
+        ("/providers?verified=true", "/providers?verified=true"),
+        ("/providers/Acme/null/1.0.0+b/", "/providers/acme/null/1.0.0+b"),
+    ] {
+        let route = parse(&format!("{base}{given}"));
+        assert_eq!(route.map(|route| route.path()), Ok(format!("{base}{url}")), "{given}");
+    }
+    assert!(matches!(parse_at("/v1/modules?limit=2", Some("registry.example")), Ok(Route::Page(_))));
+    assert!(matches!(parse_at("/v1/providers/", Some("registry.example")), Ok(Route::Page(_))));
+}
+
 #[test]
 fn a_taken_over_name_is_its_upstream_whatever_the_port() {
     for host in ["registry.example", "Registry.example:8080", "registry.example:443"] {
-        let route = Route::parse("/.well-known/terraform.json", Some(host), &door());
+        let route = parse_at("/.well-known/terraform.json", Some(host));
         assert_eq!(route, Ok(Route::Discovery(Hostname::parse("registry.example").unwrap())), "{host}");
-        let route = Route::parse("/v1/providers/acme/null/versions", Some(host), &door());
+        let route = parse_at("/v1/providers/acme/null/versions", Some(host));
         assert!(matches!(route, Ok(Route::ProviderVersions(_))), "{host}");
     }
-    let other_port = Route::parse("/.well-known/terraform.json", Some("registry.example:8443"), &door());
+    let other_port = parse_at("/.well-known/terraform.json", Some("registry.example:8443"));
     assert_eq!(other_port, Ok(Route::Discovery(Hostname::parse("registry.example:8443").unwrap())));
     let own = Door { default_upstream: Some(Hostname::parse("registry.example").unwrap()), ..door() };
-    assert!(Route::parse("/.well-known/terraform.json", Some("mirror.corp"), &own).is_ok());
-    assert!(Route::parse("/.well-known/terraform.json", None, &own).is_ok());
+    assert!(Route::parse("/.well-known/terraform.json", None, Some("mirror.corp"), &own).is_ok());
+    assert!(Route::parse("/.well-known/terraform.json", None, None, &own).is_ok());
 }
 
 #[test]
@@ -97,7 +132,7 @@ fn urls_carry_the_public_name_and_requests_parse_with_and_without_its_prefix() {
 
 prop_compose! {
     fn any_route()(
-        which in 0..6usize,
+        which in 0..12usize,
         host in prop::sample::select(vec!["registry.example", "registry.example:8443", "xn--bcher-kva.example"]),
         namespace in "[a-z0-9][a-z0-9_-]{0,20}",
         type_ in "[a-z0-9][a-z0-9_-]{0,20}",
@@ -106,6 +141,7 @@ prop_compose! {
         arch in "[a-z0-9]{1,8}",
         digest in "[0-9a-f]{16}",
         filename in "[^\\s/\\\\\\pC]{1,20}|([%a-z+]|%[2-5][0-9a-f]){1,8}",
+        query in "((limit|offset|q|verified|namespace|provider)=[a-zA-Z0-9%+&é]{0,9}&?){0,4}",
     ) -> Option<Route> {
         let address = ProviderAddress {
             host: Hostname::parse(host).ok()?,
@@ -120,6 +156,24 @@ prop_compose! {
             2 => Route::ProviderDownload(package),
             3 => Route::MirrorIndex(address),
             4 => Route::MirrorVersion(address, version),
+            5..11 => {
+                let name = |name: &str| ModuleName::parse(name).ok();
+                let (namespace, name, system) = (name(&namespace)?, name(&type_)?, System::parse(&os).ok()?);
+                let spelled = SpelledVersion::parse(version.as_str()).ok()?;
+                let host = address.host.clone();
+                let module = ModuleAddress { host: host.clone(), namespace: namespace.clone(), name: name.clone(), system: system.clone() };
+                let path = match which {
+                    5 => PagePath::Modules,
+                    6 => PagePath::Search,
+                    // What is called `search` in the place of a namespace is the search.
+                    7 if namespace.as_str() != "search" => PagePath::ModulesOf(namespace),
+                    8 => PagePath::ModuleVersion(namespace, name, system, spelled),
+                    9 => PagePath::ProviderVersion(address.namespace, address.type_, spelled),
+                    _ => return Some(Route::ModuleLatest(module)),
+                };
+                let query = PageQuery::parse(&query, path.parameters()).ok()?;
+                Route::Page(PageRef { host, path, query })
+            }
             _ => Route::ProviderFile(ArchiveRef {
                 package,
                 digest: DigestPrefix::parse(&digest).ok()?,
@@ -139,6 +193,11 @@ fn any_path() -> impl Strategy<Value = String> {
         "/mirror/bücher.example/A/B/index.json",
         "/mirror/registry.example%3A8443/A/B/C.json",
         "/archive/registry.example/providers/A/B/C/linux_D/0123456789abcdef/D",
+        "/registry/registry.example/v1/modules?limit=A&q=B&offset=C",
+        "/registry/registry.example/v1/modules/A/?q=B&provider=C",
+        "/registry/registry.example/v1/modules/search?q=B&namespace=C&x=D",
+        "/registry/registry.example/v1/modules/A/B/aws/C",
+        "/registry/registry.example/v1/providers/A/B/C/",
     ];
     (prop::sample::select(shapes.to_vec()), prop::array::uniform4(part)).prop_map(|(shape, parts)| {
         let named = ["A", "B", "C", "D"].into_iter().zip(parts);
@@ -160,21 +219,22 @@ proptest! {
         if let Some(route) = route {
             prop_assert_eq!(parse(&route.path()), Ok(route.clone()), "{}", route.path());
             let url = Url::parse("http://127.0.0.1:8080/x").unwrap().join(&route.path()).unwrap();
-            prop_assert_eq!(parse(url.path()), Ok(route));
+            let query = url.query().map(|query| format!("?{query}")).unwrap_or_default();
+            prop_assert_eq!(parse(&format!("{}{query}", url.path())), Ok(route));
         }
     }
 
     /// Law 8, from the other side: whatever parses is one route, however it was spelled.
     #[test]
     fn every_route_that_is_asked_for_prints_as_itself(path in any_path(), host in prop::option::of("(registry\\.example|bücher\\.example)(:[0-9]{1,5})?")) {
-        if let Ok(route) = Route::parse(&path, host.as_deref(), &door()) {
+        if let Ok(route) = parse_at(&path, host.as_deref()) {
             prop_assert_eq!(parse(&route.path()), Ok(route.clone()), "{}", path);
         }
     }
 
     #[test]
     fn no_request_line_panics(path in "\\PC{0,200}", host in proptest::option::of("\\PC{0,40}")) {
-        let _ = Route::parse(&path, host.as_deref(), &door());
-        let _ = Route::parse(&format!("/{path}"), host.as_deref(), &door());
+        let _ = parse_at(&path, host.as_deref());
+        let _ = parse_at(&format!("/{path}"), host.as_deref());
     }
 }

@@ -1,0 +1,196 @@
+//! What a sealed mirror can say of pages that it does not hold: the modules and providers whose version lists or
+//! archives are stored.
+
+use std::sync::Arc;
+
+use super::super::documents::KeptDocument;
+use super::super::{Mirror, unless_gone};
+use crate::address::{ModuleAddress, ProviderAddress, Version};
+use crate::error::Error;
+use crate::store::{Key, StoreError};
+use crate::upstream::page_query::PageQuery;
+use crate::upstream::pages::{PagePath, PageRef};
+
+/// How many entries a page has where its query does not say, and how many it may have.
+const ENTRIES: u32 = 15;
+const MOST_ENTRIES: u32 = 100;
+
+/// A page made of what is stored.
+#[derive(Debug, Clone)]
+pub enum FromStore {
+    /// A list, or what was found.
+    List(StoredList),
+    /// One module or provider.
+    Details(StoredDetails),
+}
+
+/// A part of what is stored of a registry.
+#[derive(Debug, Clone)]
+pub struct StoredList {
+    /// What is on this page.
+    pub entries: Vec<StoredDetails>,
+    /// How many entries there are on all pages.
+    pub total: usize,
+    /// How many come before this page.
+    pub offset: u32,
+    /// How many a page has.
+    pub limit: u32,
+}
+
+/// What is known of a module or a provider.
+#[derive(Debug, Clone)]
+pub struct StoredDetails {
+    /// Which.
+    pub of: StoredThing,
+    /// The version that is meant: the one that was asked for, or the latest.
+    pub version: Version,
+    /// All that are listed, or whose archives are held, in order.
+    pub versions: Vec<Version>,
+}
+
+/// A module or a provider.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum StoredThing {
+    /// A module.
+    Module(ModuleAddress),
+    /// A provider.
+    Provider(ProviderAddress),
+}
+
+impl StoredThing {
+    /// Its names without its registry.
+    pub fn names(&self) -> String {
+        match self {
+            Self::Module(ModuleAddress { namespace, name, system, .. }) => format!("{namespace}/{name}/{system}"),
+            Self::Provider(ProviderAddress { namespace, type_, .. }) => format!("{namespace}/{type_}"),
+        }
+    }
+
+    /// Whether a page that lists it lists this.
+    fn is_on(&self, page: &PageRef) -> bool {
+        let is = |name: &str, wanted: &str| name.eq_ignore_ascii_case(wanted);
+        let (namespace, rest, provider) = match self {
+            Self::Module(module) => (module.namespace.as_str(), module.name.as_str(), module.system.as_str()),
+            Self::Provider(provider) => (provider.namespace.as_str(), provider.type_.as_str(), provider.type_.as_str()),
+        };
+        let is_below = match &page.path {
+            PagePath::ModulesOf(wanted) => is(namespace, wanted.as_str()),
+            PagePath::ProvidersOf(wanted) => is(namespace, wanted.as_str()),
+            PagePath::ModuleSystems(wanted, name) => is(namespace, wanted.as_str()) && is(rest, name.as_str()),
+            _ => true,
+        };
+        let PageQuery { namespace: of, provider: for_, search, is_verified_only, .. } = &page.query;
+        let names = self.names().to_ascii_lowercase();
+        let is_found = |search: &str| search.to_lowercase().split_whitespace().all(|word| names.contains(word));
+        // Which modules their registry has verified is nothing that is stored: it is said of none.
+        is_below
+            && !is_verified_only
+            && of.as_ref().is_none_or(|of| is(namespace, of.as_str()))
+            && for_.as_ref().is_none_or(|for_| is(provider, for_.as_str()))
+            && search.as_deref().is_none_or(is_found)
+    }
+}
+
+/// The latest of some versions: a pre-release only where there is nothing else.
+pub(in crate::mirror) fn latest(versions: &[Version]) -> Option<&Version> {
+    versions.iter().filter(|version| !version.is_pre_release()).max().or_else(|| versions.iter().max())
+}
+
+impl Mirror {
+    /// The page from what is stored; none of what nothing is stored of.
+    ///
+    /// # Errors
+    /// Where the disk fails, or the store is gone: it may well be held there.
+    pub(super) async fn page_from_store(self: &Arc<Self>, page: &PageRef) -> Result<Option<FromStore>, Error> {
+        let page = page.clone();
+        self.on_disk(move |mirror| {
+            let module = |namespace, name, system| {
+                StoredThing::Module(ModuleAddress { host: page.host.clone(), namespace, name, system })
+            };
+            let provider =
+                |namespace, type_| StoredThing::Provider(ProviderAddress { host: page.host.clone(), namespace, type_ });
+            let (of, wanted) = match page.path.clone() {
+                PagePath::Module(namespace, name, system) => (module(namespace, name, system), None),
+                PagePath::ModuleVersion(namespace, name, system, version) => {
+                    (module(namespace, name, system), version.version())
+                }
+                PagePath::Provider(namespace, type_) => (provider(namespace, type_), None),
+                PagePath::ProviderVersion(namespace, type_, version) => (provider(namespace, type_), version.version()),
+                PagePath::Search if page.query.search.is_none() => return Ok(None),
+                PagePath::Modules | PagePath::Search | PagePath::ModulesOf(_) | PagePath::ModuleSystems(..) => {
+                    let modules = mirror.store.records.modules_of(&page.host)?;
+                    return mirror.stored_list(&page, modules.into_iter().map(StoredThing::Module)).map(Some);
+                }
+                PagePath::Providers | PagePath::ProvidersOf(_) => {
+                    let providers = mirror.store.records.providers_of(&page.host)?;
+                    return mirror.stored_list(&page, providers.into_iter().map(StoredThing::Provider)).map(Some);
+                }
+            };
+            let details = mirror.stored_details(of)?;
+            Ok(details.and_then(|details| {
+                let wanted = wanted.unwrap_or_else(|| details.version.clone());
+                let is_known = details.versions.contains(&wanted);
+                is_known.then_some(FromStore::Details(StoredDetails { version: wanted, ..details }))
+            }))
+        })
+        .await
+    }
+
+    fn stored_list(&self, page: &PageRef, stored: impl Iterator<Item = StoredThing>) -> Result<FromStore, StoreError> {
+        let found: Vec<StoredThing> = stored.filter(|thing| thing.is_on(page)).collect();
+        let offset = page.query.offset.unwrap_or_default();
+        let limit = page.query.limit.unwrap_or(ENTRIES).clamp(1, MOST_ENTRIES);
+        let total = found.len();
+        let mut entries = Vec::new();
+        for thing in found.into_iter().skip(offset as usize).take(limit as usize) {
+            entries.extend(self.stored_details(thing)?);
+        }
+        Ok(FromStore::List(StoredList { entries, total, offset, limit }))
+    }
+
+    /// What is stored of a module or a provider, if there is a version of it.
+    fn stored_details(&self, of: StoredThing) -> Result<Option<StoredDetails>, StoreError> {
+        let mut versions: Vec<Version> = match &of {
+            StoredThing::Module(module) => {
+                let module = self.terms.load().key_of(module);
+                let list = self.stored_document(&Key::ModuleVersions(module.clone()))?;
+                let list = list.and_then(|kept| kept.as_module_versions().ok());
+                let listed = list.into_iter().flat_map(|list| list.versions).map(|listed| listed.version);
+                let named = unless_gone(self.store.records.module_packages_with_names(&module))?;
+                listed.chain(named.into_iter().map(|package| package.version)).collect()
+            }
+            StoredThing::Provider(provider) => {
+                let list = self.stored_document(&Key::ProviderVersions(provider.clone()))?;
+                let list = list.and_then(|kept| kept.as_versions().ok());
+                let listed = list.into_iter().flat_map(|list| list.versions).map(|listed| listed.version);
+                let named = unless_gone(self.store.records.packages_with_names(provider))?;
+                listed.chain(named.into_iter().map(|package| package.version)).collect()
+            }
+        };
+        versions.sort();
+        versions.dedup();
+        let latest = latest(&versions).cloned();
+        Ok(latest.map(|version| StoredDetails { of, version, versions }))
+    }
+
+    fn stored_document(&self, key: &Key) -> Result<Option<KeptDocument>, StoreError> {
+        Ok(self.store.records.get(key)?.and_then(KeptDocument::read))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_latest_is_a_release_where_there_is_one() {
+        let versions = |texts: &[&str]| texts.iter().map(|text| Version::parse(text).unwrap()).collect::<Vec<_>>();
+        for (of, newest) in [
+            (&["1.9.0", "1.10.0", "2.0.0-rc.1"][..], Some("1.10.0")),
+            (&["2.0.0-rc.1", "2.0.0-beta"], Some("2.0.0-rc.1")),
+            (&[], None),
+        ] {
+            assert_eq!(latest(&versions(of)).map(Version::as_str), newest);
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! The registry HTTP API: lists, searches and details, as upstream wrote them but for the URLs that lead to other
+//! pages, which lead back here (seed 002). And what a sealed mirror says of what is stored.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+use serde::Serialize;
+use serde_json::value::RawValue;
+use url::Url;
+
+use super::Links;
+use super::route::{Door, Route, modules_base, providers_base};
+use crate::address::{Hostname, ModuleAddress, ProviderAddress, Version};
+use crate::error::Error;
+use crate::mirror::{Answer, Call, FromStore, Mirror, PageFound, StoredDetails, StoredList, StoredThing, UpstreamPage};
+use crate::upstream::discovery::Service;
+use crate::upstream::page_query::PageQuery;
+use crate::upstream::pages::PageRef;
+
+/// How deep members are looked for that are URLs of pages: in `meta`, and in the entries of a list.
+const DEPTH: usize = 4;
+
+/// What a sealed mirror says with everything that it makes of what is stored.
+const FROM_STORE: &str = "this mirror is offline and does not hold this page: the answer is made of what it has stored, and is not all that the registry has";
+const NONE_VERIFIED: &str = "which modules the registry has verified is not known offline";
+
+/// A page of the registry HTTP API.
+pub(super) async fn page(
+    mirror: &Arc<Mirror>,
+    page: &PageRef,
+    call: &Call,
+    links: Links<'_>,
+) -> Result<Answer<Vec<u8>>, Error> {
+    let Answer { value, outcome, fresh_until, checked } = mirror.page(page, call).await?;
+    let unreadable = |why: String| Error::Interrupted(format!("{} cannot be read: {why}", page.what()));
+    let body = match value {
+        PageFound::Upstream(kept) => {
+            let (mount, form, host) = (links.mount.clone(), links.form, page.host.clone());
+            let service = page.path.service();
+            let rewritten = move |found: UpstreamPage| {
+                with_links(&found, service, &host, |path| mount.url(form, path)).map_err(|e| e.to_string())
+            };
+            kept.read_page(page, rewritten).await.map_err(unreadable)?
+        }
+        PageFound::Stored(FromStore::List(list)) => {
+            list_of(&list, page, links).map_err(|e| unreadable(e.to_string()))?
+        }
+        PageFound::Stored(FromStore::Details(details)) => {
+            details_of(&details).map_err(|e| unreadable(e.to_string()))?
+        }
+    };
+    Ok(Answer { value: body, outcome, fresh_until, checked })
+}
+
+/// A page whose URLs of other pages lead back here: members that end in `_url` and lead below a base of its service.
+/// One with more in its query than larder would ask for is made absolute: its upstream knows what it means.
+/// Everything else stays as upstream wrote it, byte for byte.
+pub fn with_links(
+    page: &UpstreamPage,
+    service: Service,
+    host: &Hostname,
+    link: impl Fn(&str) -> String,
+) -> serde_json::Result<Vec<u8>> {
+    let text = std::str::from_utf8(&page.body).map_err(serde::de::Error::custom)?;
+    let whole: &RawValue = serde_json::from_str(text)?;
+    let mut edits = Vec::new();
+    look_for_links(whole, DEPTH, &|reference| led_back(reference, page, service, host, &link), &mut edits);
+    let mut body = String::with_capacity(text.len() + 64 * edits.len());
+    let mut copied = 0;
+    for Edit { of, url } in edits {
+        // What is raw is borrowed from the text, in the order that it stands there.
+        let start = of.get().as_ptr() as usize - text.as_ptr() as usize;
+        body.push_str(text.get(copied..start).unwrap_or_default());
+        body.push_str(&serde_json::to_string(&url)?);
+        copied = start + of.get().len();
+    }
+    body.push_str(text.get(copied..).unwrap_or_default());
+    Ok(body.into_bytes())
+}
+
+/// A string in a page, and what stands there instead.
+struct Edit<'a> {
+    of: &'a RawValue,
+    url: String,
+}
+
+/// Looks for URLs that lead elsewhere now, in the order of the text.
+fn look_for_links<'a>(
+    raw: &'a RawValue,
+    depth: usize,
+    led: &impl Fn(&str) -> Option<String>,
+    edits: &mut Vec<Edit<'a>>,
+) {
+    let text = raw.get();
+    if depth == 0 || !text.contains("_url\"") {
+        return;
+    }
+    if text.starts_with('[') {
+        let entries: Vec<&RawValue> = serde_json::from_str(text).unwrap_or_default();
+        entries.into_iter().for_each(|entry| look_for_links(entry, depth - 1, led, edits));
+        return;
+    }
+    let members: IndexMap<Cow<'a, str>, &RawValue> = serde_json::from_str(text).unwrap_or_default();
+    let mut of_members = Vec::new();
+    for (name, value) in members {
+        match name.ends_with("_url").then(|| serde_json::from_str::<String>(value.get()).ok()).flatten() {
+            Some(url) => of_members.extend(led(&url).map(|url| Edit { of: value, url })),
+            None => look_for_links(value, depth - 1, led, &mut of_members),
+        }
+    }
+    // Of two members with one name the last counts, and stands where the first did in the map.
+    of_members.sort_by_key(|edit| edit.of.get().as_ptr() as usize);
+    edits.append(&mut of_members);
+}
+
+/// Where a URL in a page leads through larder; `None` where it leads to no page.
+fn led_back(
+    reference: &str,
+    page: &UpstreamPage,
+    service: Service,
+    host: &Hostname,
+    link: &impl Fn(&str) -> String,
+) -> Option<String> {
+    if reference.is_empty() {
+        return None;
+    }
+    let url = page.url.join(reference).ok()?;
+    let base = match service {
+        Service::Modules => modules_base(host),
+        Service::Providers => providers_base(host),
+    };
+    let below = page.bases.iter().find_map(|base| below(&url, base))?;
+    let door = Door { upstreams: [host.clone()].into(), default_upstream: None };
+    let route = Route::parse(&format!("{base}{below}"), url.query(), None, &door).ok();
+    let says_all = |route: &Route| match route {
+        Route::Page(page) => PageQuery::says_all_of(url.query().unwrap_or_default(), page.path.parameters()),
+        _ => true,
+    };
+    match route.filter(says_all) {
+        Some(route) => Some(link(&route.path())),
+        None => Some(url.into()),
+    }
+}
+
+/// The path of a URL below a base, whose last slash the list of all may lack.
+fn below<'a>(url: &'a Url, base: &Url) -> Option<&'a str> {
+    if url.origin() != base.origin() {
+        return None;
+    }
+    let (path, base) = (url.path(), base.path());
+    if Some(path) == base.strip_suffix('/') { Some("") } else { path.strip_prefix(base) }
+}
+
+#[derive(Serialize)]
+struct List<'a> {
+    meta: Meta,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    modules: Option<Vec<Entry<'a>>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    providers: Option<Vec<Entry<'a>>>,
+    warnings: Vec<&'static str>,
+}
+
+/// Where a page is in its list, as the protocol says it.
+#[derive(Serialize)]
+struct Meta {
+    limit: u32,
+    current_offset: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next_offset: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next_url: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prev_offset: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prev_url: Option<String>,
+}
+
+/// What is known of a module or a provider without its registry.
+#[derive(Serialize)]
+struct Entry<'a> {
+    id: String,
+    namespace: &'a str,
+    name: &'a str,
+    version: &'a Version,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    provider: Option<&'a str>,
+}
+
+impl<'a> From<&'a StoredDetails> for Entry<'a> {
+    fn from(details: &'a StoredDetails) -> Self {
+        let id = format!("{}/{}", details.of.names(), details.version);
+        let (namespace, name, provider) = match &details.of {
+            StoredThing::Module(ModuleAddress { namespace, name, system, .. }) => {
+                (namespace.as_str(), name.as_str(), Some(system.as_str()))
+            }
+            StoredThing::Provider(ProviderAddress { namespace, type_, .. }) => {
+                (namespace.as_str(), type_.as_str(), None)
+            }
+        };
+        Self { id, namespace, name, version: &details.version, provider }
+    }
+}
+
+#[derive(Serialize)]
+struct Details<'a> {
+    #[serde(flatten)]
+    entry: Entry<'a>,
+    versions: &'a [Version],
+    warnings: [&'static str; 1],
+}
+
+fn details_of(details: &StoredDetails) -> serde_json::Result<Vec<u8>> {
+    serde_json::to_vec(&Details { entry: details.into(), versions: &details.versions, warnings: [FROM_STORE] })
+}
+
+fn list_of(list: &StoredList, page: &PageRef, links: Links<'_>) -> serde_json::Result<Vec<u8>> {
+    let StoredList { entries, total, offset, limit } = list;
+    let next = offset.saturating_add(*limit);
+    let next = Some(next).filter(|next| (*next as usize) < *total);
+    let previous = Some(offset.saturating_sub(*limit)).filter(|_| *offset > 0);
+    let at = |offset: u32| {
+        let page = PageRef { query: page.query.at(offset), ..page.clone() };
+        links.to(&Route::Page(page).path())
+    };
+    let meta = Meta {
+        limit: *limit,
+        current_offset: *offset,
+        next_offset: next,
+        next_url: next.map(at),
+        prev_offset: previous,
+        prev_url: previous.map(at),
+    };
+    let entries = Some(entries.iter().map(Entry::from).collect());
+    let (modules, providers) = match page.path.service() {
+        Service::Modules => (entries, None),
+        Service::Providers => (None, entries),
+    };
+    let unknown = page.query.is_verified_only.then_some(NONE_VERIFIED);
+    serde_json::to_vec(&List { meta, modules, providers, warnings: [FROM_STORE].into_iter().chain(unknown).collect() })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,71 @@
+//! What of a page changes on its way, and what stays.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::upstream::providers::RawObject;
+
+const FROM: &str = "https://registry.example/v1/modules?limit=2";
+
+fn rewritten_of(body: &str) -> String {
+    let page = UpstreamPage {
+        body: body.to_owned().into(),
+        url: Url::parse(FROM).unwrap(),
+        bases: vec![Url::parse("https://registry.example/v1/modules/").unwrap()],
+    };
+    let host = Hostname::parse("registry.example").unwrap();
+    String::from_utf8(with_links(&page, Service::Modules, &host, str::to_owned).unwrap()).unwrap()
+}
+
+#[test]
+fn urls_of_other_pages_lead_back_here_and_every_other_stays() {
+    let ours = "/registry/registry.example/v1/modules";
+    for (given, led) in [
+        ("/v1/modules?limit=2&offset=2", Some(format!("{ours}?limit=2&offset=2"))),
+        ("/v1/modules/?offset=2&limit=2", Some(format!("{ours}?limit=2&offset=2"))),
+        ("?offset=4", Some(format!("{ours}?offset=4"))),
+        ("https://registry.example/v1/modules/search?q=a+b&offset=2", Some(format!("{ours}/search?offset=2&q=a+b"))),
+        ("modules/A/b/aws/1.0.0/download", Some(format!("{ours}/A/b/aws/1.0.0/download"))),
+        ("/v1/modules?cursor=abc", Some("https://registry.example/v1/modules?cursor=abc".to_owned())),
+        ("/v1/modules?offset=x", Some("https://registry.example/v1/modules?offset=x".to_owned())),
+        ("/images/logo.png", None),
+        ("https://elsewhere.example/v1/modules?offset=2", None),
+        ("/v1/modulesque?offset=2", None),
+        ("", None),
+    ] {
+        let body = format!(r#"{{ "meta" : {{"next_url":"{given}","x":1e400}},"modules":[ 1.50 ]}}"#);
+        let expected = match led {
+            Some(led) => body.replace(&format!("\"{given}\""), &format!("\"{led}\"")),
+            None => body.clone(),
+        };
+        assert_eq!(rewritten_of(&body), expected, "{given}");
+    }
+    let in_a_list = r#"{"modules":[{"x": 1e400,"page_url":"/v1/modules/a"},{"source":"/v1/modules/a"}]}"#;
+    let led = in_a_list.replace("\"page_url\":\"/v1/modules/a\"", &format!("\"page_url\":\"{ours}/a\""));
+    assert_eq!(rewritten_of(in_a_list), led);
+    let twice = r#"{"next_url":"/v1/modules/a","x":{"y_url":"/v1/modules/b"},"next_url":"\/v1/modules/c"}"#;
+    let led = twice.replace("/v1/modules/b", &format!("{ours}/b")).replace("\\/v1/modules/c", &format!("{ours}/c"));
+    assert_eq!(rewritten_of(twice), led);
+}
+
+proptest! {
+    #[test]
+    fn foreign_pages_never_panic_and_only_urls_of_pages_change(
+        members in prop::collection::btree_map("[a-z_\\\\\"é]{0,4}(_url)?", "null|1e400|\\[ *\\]|\"\\PC{0,20}\"|\"(https?:)?(//)?[a-z./?&=@:]{0,20}\"", 0..5),
+        body in "\\PC{0,60}",
+    ) {
+        let page = |body: String| UpstreamPage { body: body.into(), url: Url::parse(FROM).unwrap(), bases: vec![Url::parse("https://registry.example/v1/modules/").unwrap()] };
+        let host = Hostname::parse("registry.example").unwrap();
+        let _ = with_links(&page(body), Service::Modules, &host, str::to_owned);
+        let members: Vec<String> = members.iter().map(|(name, value)| format!("\"{name}\":{value}")).collect();
+        let body = format!("{{\"meta\": {{{}}}}}", members.join(" , "));
+        let Ok(before) = serde_json::from_str::<indexmap::IndexMap<String, RawObject>>(&body) else { return Ok(()) };
+        let Ok(sent) = with_links(&page(body.clone()), Service::Modules, &host, str::to_owned) else { return Ok(()) };
+        let after: indexmap::IndexMap<String, RawObject> = serde_json::from_slice(&sent).unwrap();
+        for (name, value) in &before["meta"] {
+            let now = after["meta"][name].get();
+            let is_led = name.ends_with("_url") && (now.contains("/registry/registry.example/v1/") || now.contains("https://registry.example/v1/modules"));
+            prop_assert!(now == value.get() || is_led, "{name}: {} became {now}", value.get());
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! The query of a page of the registry HTTP API: only the parameters that its protocol knows, each with a value that
+//! it can have, in one order. So the number of pages that anybody can ask for has a bound, and each has one spelling.
+
+use url::form_urlencoded::{Serializer, parse};
+
+use crate::address::{BadAddress, ModuleName};
+
+/// The longest search text that is taken from anybody, in characters.
+const LONGEST_SEARCH: usize = 128;
+
+/// A parameter that the protocol knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Parameter {
+    /// How many entries a page may have.
+    Limit,
+    /// Whose.
+    Namespace,
+    /// How many entries come before the page.
+    Offset,
+    /// For which system, or provider.
+    Provider,
+    /// What is searched for.
+    Search,
+    /// Whether only what the registry has verified.
+    Verified,
+}
+
+impl Parameter {
+    const ALL: [Self; 6] = [Self::Limit, Self::Namespace, Self::Offset, Self::Provider, Self::Search, Self::Verified];
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::Limit => "limit",
+            Self::Namespace => "namespace",
+            Self::Offset => "offset",
+            Self::Provider => "provider",
+            Self::Search => "q",
+            Self::Verified => "verified",
+        }
+    }
+
+    fn of(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|parameter| parameter.word() == word)
+    }
+}
+
+/// A value that its parameter cannot have.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadQuery {
+    /// No number.
+    #[error("{0} must be a number, and not larger than {max}", max = u32::MAX)]
+    NoNumber(&'static str),
+    /// No name.
+    #[error(transparent)]
+    NoName(#[from] BadAddress),
+    /// No text to search for.
+    #[error("q must be text of at most {LONGEST_SEARCH} characters, without control characters")]
+    NoSearch,
+}
+
+/// What a page is asked for with.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct PageQuery {
+    /// How many entries it may have.
+    pub limit: Option<u32>,
+    /// Whose.
+    pub namespace: Option<ModuleName>,
+    /// How many entries come before it; none is 0, which the protocol says is the default.
+    pub offset: Option<u32>,
+    /// For which system.
+    pub provider: Option<ModuleName>,
+    /// What is searched for.
+    pub search: Option<Box<str>>,
+    /// Only what the registry has verified: `true` says that, and any other value nothing.
+    pub is_verified_only: bool,
+}
+
+impl PageQuery {
+    /// Reads a query. What `known` does not name is left out, and so is a value that is empty; of a parameter that is
+    /// there more than once, the first counts.
+    ///
+    /// # Errors
+    /// [`BadQuery`] says which value its parameter cannot have.
+    pub fn parse(query: &str, known: &[Parameter]) -> Result<Self, BadQuery> {
+        let mut read = Self::default();
+        let mut seen = Vec::new();
+        for (word, value) in parse(query.as_bytes()) {
+            let Some(parameter) = Parameter::of(&word).filter(|parameter| known.contains(parameter)) else { continue };
+            if value.is_empty() || seen.contains(&parameter) {
+                continue;
+            }
+            seen.push(parameter);
+            match parameter {
+                Parameter::Limit => read.limit = Some(number(parameter, &value)?),
+                Parameter::Offset => read.offset = Some(number(parameter, &value)?).filter(|offset| *offset > 0),
+                Parameter::Namespace => read.namespace = Some(ModuleName::parse(&value)?),
+                Parameter::Provider => read.provider = Some(ModuleName::parse(&value)?),
+                Parameter::Search => read.search = Some(search(&value)?),
+                Parameter::Verified => read.is_verified_only = value == "true",
+            }
+        }
+        Ok(read)
+    }
+
+    /// Whether nothing would be left out of a query but what says nothing: a URL that upstream names with more in it
+    /// is another page than the one that larder would ask for.
+    pub fn says_all_of(query: &str, known: &[Parameter]) -> bool {
+        parse(query.as_bytes()).all(|(word, _)| Parameter::of(&word).is_some_and(|word| known.contains(&word)))
+    }
+
+    /// The query as it stands in a URL; empty where it says nothing.
+    pub fn text(&self) -> String {
+        let mut text = Serializer::new(String::new());
+        let mut add = |parameter: Parameter, value: Option<&str>| {
+            if let Some(value) = value {
+                text.append_pair(parameter.word(), value);
+            }
+        };
+        let number = |number: Option<u32>| number.map(|number| number.to_string());
+        add(Parameter::Limit, number(self.limit).as_deref());
+        add(Parameter::Namespace, self.namespace.as_ref().map(ModuleName::as_str));
+        add(Parameter::Offset, number(self.offset).as_deref());
+        add(Parameter::Provider, self.provider.as_ref().map(ModuleName::as_str));
+        add(Parameter::Search, self.search.as_deref());
+        add(Parameter::Verified, self.is_verified_only.then_some("true"));
+        text.finish()
+    }
+
+    /// The same with another offset: the page before, or the one after.
+    pub fn at(&self, offset: u32) -> Self {
+        Self { offset: Some(offset).filter(|offset| *offset > 0), ..self.clone() }
+    }
+}
+
+fn number(parameter: Parameter, value: &str) -> Result<u32, BadQuery> {
+    let digits = value.bytes().all(|byte| byte.is_ascii_digit());
+    let number = value.parse().ok().filter(|_| digits);
+    number.ok_or(BadQuery::NoNumber(parameter.word()))
+}
+
+fn search(value: &str) -> Result<Box<str>, BadQuery> {
+    let is_text = value.chars().count() <= LONGEST_SEARCH && !value.chars().any(char::is_control);
+    if is_text { Ok(value.into()) } else { Err(BadQuery::NoSearch) }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn read(query: &str) -> Result<String, BadQuery> {
+        PageQuery::parse(query, &Parameter::ALL).map(|read| read.text())
+    }
+
+    #[test]
+    fn a_query_has_one_spelling_and_only_what_the_protocol_knows() {
+        for (given, text) in [
+            ("", ""),
+            ("offset=4&limit=2", "limit=2&offset=4"),
+            ("limit=02&offset=0&limit=9", "limit=2"),
+            ("verified=true&x=1&utm_source=y", "verified=true"),
+            ("verified=false&verified=true", ""),
+            ("verified=1", ""),
+            ("q=a+b%20c%26&provider=AWS", "provider=AWS&q=a+b+c%26"),
+            ("q=&provider=&namespace=", ""),
+            ("Limit=2", ""),
+        ] {
+            assert_eq!(read(given).as_deref(), Ok(text), "{given}");
+        }
+        for bad in ["limit=-1", "limit=x", "limit=4294967296", "offset=%2B1", "provider=a/b", "namespace=..", "q=%00"] {
+            assert!(read(bad).is_err(), "{bad}");
+        }
+        assert!(read(&format!("q={}", "é".repeat(128))).is_ok() && read(&format!("q={}", "é".repeat(129))).is_err());
+        assert_eq!(
+            PageQuery::parse("q=%00&limit=x&offset=1", &[Parameter::Offset]).map(|read| read.text()),
+            Ok("offset=1".into())
+        );
+        assert!(PageQuery::says_all_of("limit=2&verified=false", &Parameter::ALL));
+        assert!(!PageQuery::says_all_of("limit=2&cursor=x", &Parameter::ALL));
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_read_is_bounded_and_reads_back(query in "\\PC{0,60}|((limit|offset|q|verified|namespace|provider|x)=[a-z0-9%+&é]{0,9}&?){0,8}") {
+            if let Ok(read) = PageQuery::parse(&query, &Parameter::ALL) {
+                prop_assert_eq!(PageQuery::parse(&read.text(), &Parameter::ALL), Ok(read.clone()));
+                prop_assert!(PageQuery::says_all_of(&read.text(), &Parameter::ALL));
+                prop_assert!(read.text().is_ascii() && read.text().len() < 2_200);
+            }
+        }
+    }
+}

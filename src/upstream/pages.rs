@@ -1,0 +1,238 @@
+//! The pages of the registry HTTP API: lists, searches and details of modules and providers, as they are asked of an
+//! upstream and of larder.
+
+use url::Url;
+
+use super::discovery::Service;
+use super::page_query::{PageQuery, Parameter};
+use crate::address::{BadAddress, Hostname, ModuleName, Name, System, Version};
+
+/// One page.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct PageRef {
+    /// The registry.
+    pub host: Hostname,
+    /// Which of its pages.
+    pub path: PagePath,
+    /// With which parameters; only what the page knows.
+    pub query: PageQuery,
+}
+
+/// Which page of a registry. Names of modules keep their case.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum PagePath {
+    /// `MODULES`: all modules.
+    Modules,
+    /// `MODULES/search`
+    Search,
+    /// `MODULES/NS`: the modules of a namespace.
+    ModulesOf(ModuleName),
+    /// `MODULES/NS/NAME`: the latest version of a module for each system.
+    ModuleSystems(ModuleName, ModuleName),
+    /// `MODULES/NS/NAME/SYSTEM`: the latest version for one.
+    Module(ModuleName, ModuleName, System),
+    /// `MODULES/NS/NAME/SYSTEM/VERSION`
+    ModuleVersion(ModuleName, ModuleName, System, SpelledVersion),
+    /// `PROVIDERS`: all providers.
+    Providers,
+    /// `PROVIDERS/NS`: those of a namespace.
+    ProvidersOf(Name),
+    /// `PROVIDERS/NS/TYPE`: the latest version.
+    Provider(Name, Name),
+    /// `PROVIDERS/NS/TYPE/VERSION`
+    ProviderVersion(Name, Name, SpelledVersion),
+}
+
+/// A version as whoever asks for it spells it, which is how upstream is asked.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct SpelledVersion(Box<str>);
+
+impl SpelledVersion {
+    /// Takes what reads as a version, with or without a `v` in front.
+    pub fn parse(given: &str) -> Result<Self, BadAddress> {
+        Version::parse_lenient(given).map(|_| Self(given.into()))
+    }
+
+    /// As it was spelled.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The version.
+    pub fn version(&self) -> Option<Version> {
+        Version::parse_lenient(&self.0).ok()
+    }
+}
+
+impl PagePath {
+    /// The service whose page it is.
+    pub fn service(&self) -> Service {
+        match self {
+            Self::Modules
+            | Self::Search
+            | Self::ModulesOf(_)
+            | Self::ModuleSystems(..)
+            | Self::Module(..)
+            | Self::ModuleVersion(..) => Service::Modules,
+            Self::Providers | Self::ProvidersOf(_) | Self::Provider(..) | Self::ProviderVersion(..) => {
+                Service::Providers
+            }
+        }
+    }
+
+    /// The parameters that the page knows.
+    pub fn parameters(&self) -> &'static [Parameter] {
+        use Parameter::{Limit, Namespace, Offset, Provider, Search, Verified};
+        match self {
+            Self::Search => &[Limit, Namespace, Offset, Provider, Search, Verified],
+            Self::Modules | Self::Providers | Self::ModulesOf(_) | Self::ProvidersOf(_) | Self::ModuleSystems(..) => {
+                &[Limit, Namespace, Offset, Provider, Verified]
+            }
+            Self::Module(..) | Self::ModuleVersion(..) | Self::Provider(..) | Self::ProviderVersion(..) => &[],
+        }
+    }
+
+    /// Its names below the base of its service. None of them holds anything that a URL would encode but the `+` of a
+    /// version, which is literal in paths.
+    pub fn segments(&self) -> Vec<&str> {
+        match self {
+            Self::Modules | Self::Providers => Vec::new(),
+            Self::Search => vec!["search"],
+            Self::ModulesOf(namespace) => vec![namespace.as_str()],
+            Self::ModuleSystems(namespace, name) => vec![namespace.as_str(), name.as_str()],
+            Self::Module(namespace, name, system) => vec![namespace.as_str(), name.as_str(), system.as_str()],
+            Self::ModuleVersion(namespace, name, system, version) => {
+                vec![namespace.as_str(), name.as_str(), system.as_str(), version.as_str()]
+            }
+            Self::ProvidersOf(namespace) => vec![namespace.as_str()],
+            Self::Provider(namespace, type_) => vec![namespace.as_str(), type_.as_str()],
+            Self::ProviderVersion(namespace, type_, version) => {
+                vec![namespace.as_str(), type_.as_str(), version.as_str()]
+            }
+        }
+    }
+}
+
+impl PageRef {
+    /// Where the page is below the base of its service. The list of all is at the base itself, without its slash.
+    pub fn url(&self, base: &Url) -> Result<Url, url::ParseError> {
+        let mut url = base.join(&self.path.segments().join("/"))?;
+        if self.path.segments().is_empty() {
+            let path = url.path().trim_end_matches('/').to_owned();
+            url.set_path(&path);
+        }
+        let query = self.query.text();
+        url.set_query(Some(query.as_str()).filter(|query| !query.is_empty()));
+        Ok(url)
+    }
+
+    /// The base of the service that a URL of this page is below, in whatever case it was asked for.
+    pub fn base_of(&self, url: &Url) -> Option<Url> {
+        let mut path = url.path().trim_end_matches('/');
+        for segment in self.path.segments().into_iter().rev() {
+            let (before, last) = path.rsplit_once('/')?;
+            if !last.eq_ignore_ascii_case(segment) {
+                return None;
+            }
+            path = before;
+        }
+        let mut base = url.clone();
+        base.set_path(&format!("{path}/"));
+        base.set_query(None);
+        base.set_fragment(None);
+        Some(base)
+    }
+
+    /// The page in one line, which tells it from every other page of its host.
+    pub fn text(&self) -> String {
+        format!("{}?{}", self.path_text(), self.query.text())
+    }
+
+    /// The same for every case that its path is spelled in.
+    pub fn folded_text(&self) -> String {
+        format!("{}?{}", self.path_text().to_ascii_lowercase(), self.query.text())
+    }
+
+    fn path_text(&self) -> String {
+        let path: String = self.path.segments().into_iter().map(|segment| format!("/{segment}")).collect();
+        format!("{}{path}", self.path.service().key())
+    }
+
+    /// What it is, for people. What is searched for is not told.
+    pub fn what(&self) -> String {
+        let Self { host, path, query: _ } = self;
+        let of = path.segments().join("/");
+        match path {
+            PagePath::Modules => format!("the list of modules of {host}"),
+            PagePath::Providers => format!("the list of providers of {host}"),
+            PagePath::Search => format!("a search for modules of {host}"),
+            PagePath::ModulesOf(_) | PagePath::ModuleSystems(..) => format!("the list of modules of {host}/{of}"),
+            PagePath::ProvidersOf(_) => format!("the list of providers of {host}/{of}"),
+            PagePath::Module(..)
+            | PagePath::ModuleVersion(..)
+            | PagePath::Provider(..)
+            | PagePath::ProviderVersion(..) => format!("the details of {host}/{of}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn page(path: PagePath, query: &str) -> PageRef {
+        let query = PageQuery::parse(query, path.parameters()).unwrap();
+        PageRef { host: Hostname::parse("registry.example").unwrap(), path, query }
+    }
+
+    fn name(name: &str) -> ModuleName {
+        ModuleName::parse(name).unwrap()
+    }
+
+    #[test]
+    fn pages_are_asked_for_where_the_protocol_has_them() {
+        let base = Url::parse("https://registry.example/v1/modules/").unwrap();
+        let version = SpelledVersion::parse("v1.0+b").unwrap();
+        for (page, url) in [
+            (page(PagePath::Modules, "limit=2&q=x"), "https://registry.example/v1/modules?limit=2"),
+            (page(PagePath::Modules, ""), "https://registry.example/v1/modules"),
+            (page(PagePath::Search, "q=a b"), "https://registry.example/v1/modules/search?q=a+b"),
+            (page(PagePath::ModulesOf(name("search")), "q=x"), "https://registry.example/v1/modules/search"),
+            (
+                page(PagePath::ModuleVersion(name("A"), name("b"), System::parse("aws").unwrap(), version), "limit=1"),
+                "https://registry.example/v1/modules/A/b/aws/v1.0+b",
+            ),
+        ] {
+            let asked = page.url(&base).unwrap();
+            assert_eq!(asked.as_str(), url);
+            assert_eq!(page.base_of(&asked), Some(base.clone()), "{url}");
+        }
+        let root = Url::parse("https://registry.example/").unwrap();
+        let asked = page(PagePath::Modules, "limit=2").url(&root).unwrap();
+        assert_eq!(asked.as_str(), "https://registry.example/?limit=2");
+        assert_eq!(page(PagePath::Modules, "").base_of(&asked), Some(root.clone()));
+        assert_eq!(page(PagePath::Search, "").base_of(&asked), None);
+    }
+
+    proptest! {
+        #[test]
+        fn a_page_is_below_the_base_it_is_asked_at(
+            base in "/([a-zA-Z0-9.]{1,5}/){0,3}",
+            parts in prop::array::uniform3("[a-zA-Z0-9][a-zA-Z0-9_-]{0,6}"),
+            which in 0..4usize,
+        ) {
+            let base = Url::parse("https://registry.example").unwrap().join(&base).unwrap();
+            let [a, b, _] = parts.each_ref().map(|part| name(part));
+            let path = match which {
+                0 => PagePath::Modules,
+                1 => PagePath::Search,
+                2 => PagePath::ModulesOf(a),
+                _ => PagePath::ModuleSystems(a, b),
+            };
+            let page = page(path, "limit=3");
+            prop_assert_eq!(page.base_of(&page.url(&base).unwrap()), Some(base));
+        }
+    }
+}
