@@ -25,6 +25,8 @@ mod keeping;
 mod lifecycle;
 mod many_clients;
 mod metrics;
+mod modules_api;
+mod modules_versions;
 mod network_mirror;
 mod no_place;
 mod operator;

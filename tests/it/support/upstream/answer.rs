@@ -9,6 +9,7 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use parking_lot::Mutex;
 
+use super::api::Api;
 use super::documents;
 use super::faults::{Fault, Rules, Target};
 use super::package::{Release, SignedSums};
@@ -49,6 +50,7 @@ pub(super) struct State {
     /// By namespace and type, in the order of publishing.
     pub(super) releases: BTreeMap<(String, String), Vec<Release>>,
     pub(super) pages: BTreeMap<String, Reply>,
+    pub(super) api: Api,
     pub(super) rules: Rules,
     /// Which `?sig=` is good.
     pub(super) signature_number: u64,
@@ -141,7 +143,7 @@ impl Registry {
         };
         match found {
             Some(json) => dated(state, Reply::new(200, "application/json", json)),
-            None => Reply::not_found(),
+            None => state.api.page(path, query).map_or_else(Reply::not_found, |page| dated(state, page)),
         }
     }
 
