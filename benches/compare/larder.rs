@@ -37,19 +37,37 @@ pub(crate) struct Larder {
 
 impl Home {
     pub(crate) fn new(upstream: &Upstream, tls: Option<&Certificate>, log: Log) -> anyhow::Result<Self> {
+        Self::before(&format!("http://{}/", upstream.address()), tls, log)
+    }
+
+    /// The same before any registry.
+    pub(crate) fn before(registry: &str, tls: Option<&Certificate>, log: Log) -> anyhow::Result<Self> {
         let folder = tempfile::Builder::new().prefix("compare-larder-").tempdir()?;
         let tls = tls.map_or(String::new(), |tls| {
             format!("tls = {{ certificate = {:?}, key = {:?} }}\n", tls.certificate_file, tls.key_file)
         });
         let text = format!(
             "[server]\nlisten = \"127.0.0.1:0\"\n{tls}[admin]\nlisten = \"127.0.0.1:0\"\n\
-             [store]\npath = {:?}\nscrub = \"never\"\n[[upstream]]\nhost = \"{HOST}\"\nurl = \"http://{}/\"\n\
+             [store]\npath = {:?}\nscrub = \"never\"\n[[upstream]]\nhost = \"{HOST}\"\nurl = \"{registry}\"\n\
              fresh = {{ versions = \"1h\", discovery = \"1h\", download = \"24h\" }}\n",
             folder.path().join("store"),
-            upstream.address(),
         );
         fs::write(folder.path().join("mirror.toml"), text)?;
         Ok(Self { folder, log })
+    }
+
+    /// Writes a file beside the configuration; its path.
+    pub(crate) fn file(&self, name: &str, text: &str) -> anyhow::Result<PathBuf> {
+        let path = self.folder.path().join(name);
+        fs::write(&path, text)?;
+        Ok(path)
+    }
+
+    /// Adds a `[network]` of these lines.
+    pub(crate) fn network(self, lines: &str) -> anyhow::Result<Self> {
+        let before = fs::read_to_string(self.folder.path().join("mirror.toml"))?;
+        self.file("mirror.toml", &format!("{before}[network]\n{lines}\n"))?;
+        Ok(self)
     }
 
     fn log_file(&self) -> PathBuf {

@@ -16,6 +16,7 @@ mod larder;
 mod machine;
 mod measure;
 mod memory;
+mod modules;
 mod nginx;
 mod peer;
 mod process;
@@ -157,11 +158,12 @@ fn main() -> anyhow::Result<()> {
         }
     }
     let mut sections = bench.without("what is cached", cached::sections(&bench))?.unwrap_or_default();
-    let others: [(&str, Measure); 4] = [
+    let others: [(&str, Measure); 5] = [
         ("what is cold", cold::section),
         ("memory", memory::section),
         ("start-up", start_up::section),
         ("init", init::section),
+        ("init of modules", modules::section),
     ];
     for (what, section) in others {
         sections.extend(bench.without(what, section(&bench))?.flatten());

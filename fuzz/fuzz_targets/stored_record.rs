@@ -2,7 +2,7 @@
 //! The first byte of the input says which kind of record the rest is.
 #![no_main]
 
-use larder::address::{Hostname, Name, Package, Platform, ProviderAddress, Version};
+use larder::address::{Artifact, Hostname, Name, Package, Platform, ProviderAddress, Version};
 use larder::mirror::record::written_anew;
 use larder::store::Key;
 use libfuzzer_sys::fuzz_target;
@@ -23,7 +23,7 @@ fuzz_target!(|input: &[u8]| {
         b'd' => Key::Discovery(provider.host),
         b'v' => Key::ProviderVersions(provider),
         b's' => Key::ProofSet(package),
-        b'n' => Key::Name(package),
+        b'n' => Key::Name(Artifact::Provider(package)),
         _ => Key::Seen(provider),
     };
     let Some(written) = written_anew(&key, record.to_vec()) else { return };

@@ -15,7 +15,7 @@ pub use self::constraint::Constraint;
 pub use self::host::Hostname;
 pub use self::module::{ModuleAddress, ModuleName, ModulePackage, System};
 pub use self::version::Version;
-pub use self::what::{BadWhat, Versions, What};
+pub use self::what::{BadWhat, Meant, Versions, What};
 
 /// The longest name, version or platform that is taken from anybody, in bytes.
 pub const LONGEST_PART: usize = 128;

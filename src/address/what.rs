@@ -1,22 +1,33 @@
-//! What an operator names: `[HOST/]NAMESPACE/TYPE[@CONSTRAINT]`.
+//! What an operator names: `[HOST/]NAMESPACE/TYPE[@CONSTRAINT]`, or `[HOST/]NAMESPACE/NAME/SYSTEM[@CONSTRAINT]`.
 
 use std::fmt;
 
-use super::{BadAddress, Constraint, Hostname, Name, ProviderAddress, Version};
+use super::{
+    BadAddress, Constraint, Hostname, ModuleAddress, ModuleName, Name, ProviderAddress, System, Version,
+};
 
-/// A provider, and which of its versions are meant.
+/// A provider or a module, and which of its versions are meant.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct What {
-    /// The provider.
-    pub provider: ProviderAddress,
+pub enum What {
+    /// A provider.
+    Provider(Meant<ProviderAddress>),
+    /// A module.
+    Module(Meant<ModuleAddress>),
+}
+
+/// Which versions of something are meant.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Meant<A> {
+    /// The provider or the module.
+    pub of: A,
     /// Which of its versions.
     pub versions: Versions,
 }
 
-/// Which versions of a provider are meant.
+/// Which versions are meant.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Versions {
-    /// The provider as a whole.
+    /// The provider or the module as a whole.
     All,
     /// This one.
     Exactly(Version),
@@ -29,12 +40,9 @@ pub enum Versions {
 pub enum BadWhat {
     /// It has too few parts, or too many.
     #[error(
-        "{0:?} is no address: write NAMESPACE/TYPE or HOST/NAMESPACE/TYPE, and @VERSION or @CONSTRAINT after it where not all are meant"
+        "{0:?} is no address: write NAMESPACE/TYPE or NAMESPACE/NAME/SYSTEM, HOST/ before it where it is of another registry (a host has a dot or a port), and @VERSION or @CONSTRAINT after it where not all are meant"
     )]
     Shape(String),
-    /// It has the parts of a module.
-    #[error("{0:?} is a module, and modules are not mirrored yet (the host of a provider has a dot or a port)")]
-    Module(String),
     /// One of its parts is not what stands there.
     #[error(transparent)]
     Part(#[from] BadAddress),
@@ -61,13 +69,10 @@ impl What {
         };
         let parts: Vec<&str> = address.split('/').collect();
         let names_a_host = parts.first().is_some_and(|first| first.contains(['.', ':']));
-        let (host, namespace, type_) = match parts.as_slice() {
-            [namespace, type_] if !names_a_host => (default_host.clone(), namespace, type_),
-            [host, namespace, type_] if names_a_host => (Hostname::parse(host)?, namespace, type_),
-            [_, _, _] | [_, _, _, _] if names_a_host || parts.len() == 3 => return Err(BadWhat::Module(shown())),
-            _ => return Err(BadWhat::Shape(shown())),
+        let (host, parts) = match parts.as_slice() {
+            [host, rest @ ..] if names_a_host => (Hostname::parse(host)?, rest),
+            parts => (default_host.clone(), parts),
         };
-        let provider = ProviderAddress { host, namespace: Name::parse(namespace)?, type_: Name::parse(type_)? };
         let versions = match version {
             None => Versions::All,
             Some(version) if version.contains(['~', '>', '<', '=', '!', ',', '*', ' ']) => {
@@ -76,16 +81,44 @@ impl What {
             }
             Some(version) => Versions::Exactly(Version::parse(version)?),
         };
-        Ok(Self { provider, versions })
+        match parts {
+            [namespace, type_] => {
+                let of = ProviderAddress { host, namespace: Name::parse(namespace)?, type_: Name::parse(type_)? };
+                Ok(Self::Provider(Meant { of, versions }))
+            }
+            [namespace, name, system] => {
+                let [namespace, name] = [ModuleName::parse(namespace)?, ModuleName::parse(name)?];
+                let of = ModuleAddress { host, namespace, name, system: System::parse(system)? };
+                Ok(Self::Module(Meant { of, versions }))
+            }
+            _ => Err(BadWhat::Shape(shown())),
+        }
+    }
+
+    /// The registry it is of.
+    pub fn host(&self) -> &Hostname {
+        match self {
+            Self::Provider(meant) => &meant.of.host,
+            Self::Module(meant) => &meant.of.host,
+        }
     }
 }
 
 impl fmt::Display for What {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Provider(meant) => meant.fmt(f),
+            Self::Module(meant) => meant.fmt(f),
+        }
+    }
+}
+
+impl<A: fmt::Display> fmt::Display for Meant<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.versions {
-            Versions::All => self.provider.fmt(f),
-            Versions::Exactly(version) => write!(f, "{}@{version}", self.provider),
-            Versions::Matching(constraint) => write!(f, "{}@{constraint}", self.provider),
+            Versions::All => self.of.fmt(f),
+            Versions::Exactly(version) => write!(f, "{}@{version}", self.of),
+            Versions::Matching(constraint) => write!(f, "{}@{constraint}", self.of),
         }
     }
 }
@@ -101,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_names_a_provider_and_its_versions() {
+    fn an_address_names_a_provider_or_a_module_and_its_versions() {
         for (given, meant) in [
             ("acme/null", "registry.example/acme/null"),
             ("Acme/NULL@1.2", "registry.example/acme/null@1.2.0"),
@@ -113,27 +146,29 @@ mod tests {
             ("other.example/acme/null", "other.example/acme/null"),
             ("localhost:5000/acme/null@01.2.0", "localhost:5000/acme/null@1.2.0"),
             ("Other.Example:443/acme/null", "other.example/acme/null"),
+            ("Acme/VPC/aws", "registry.example/Acme/VPC/aws"),
+            ("acme/vpc/aws@~>5", "registry.example/acme/vpc/aws@~> 5.0"),
+            ("Other.example/acme/vpc/aws@1.0", "other.example/acme/vpc/aws@1.0.0"),
         ] {
             assert_eq!(parse(given).map(|what| what.to_string()), Ok(meant.to_owned()), "{given}");
         }
     }
 
     #[test]
-    fn what_is_no_provider_is_refused_with_its_reason() {
+    fn what_is_no_address_is_refused_with_its_reason() {
         for (given, reason) in [
             ("", "is no address"),
             ("null", "is no address"),
             ("a/b/c/d", "is no address"),
             ("other.example/null", "is no address"),
             ("h.example/a/b/c/d", "is no address"),
-            ("acme/vpc/aws", "modules are not mirrored yet"),
-            ("other.example/acme/vpc/aws@1.0.0", "modules are not mirrored yet"),
+            ("acme/vpc/AWS", "is not a module system"),
             ("acme/null@=> 5.0", "its operators can be"),
             ("acme/null@>= 5,", "there is no version"),
             ("acme/null@5.*", "~> 5.0"),
             ("acme/null@v1.0.0", "\"v\" in front"),
             ("acme/null@", "is not a version"),
-            ("acme/../null", "modules are not mirrored yet"),
+            ("acme/../null", "is not a module name"),
             ("acme/", "is not a provider name"),
             ("a b/null", "is not a provider name"),
             ("a_b.example/acme/null", "is not a host name"),

@@ -170,6 +170,17 @@ fn of_accepted(items: &[Accepted]) -> Vec<String> {
         match ruling {
             Ruling::NothingToAccept => lines.push(format!("{what}: nothing to accept")),
             Ruling::Failed { error } => lines.push(format!("{what}: not accepted: {error}")),
+            Ruling::AcceptedTree { tree_before, tree, commit_before, commit } => {
+                lines.push(format!("{what}: accepted"));
+                let shown = |commit: &Option<String>| match commit {
+                    Some(commit) => format!(", commit {}", shown_as_text(commit)),
+                    None => String::new(),
+                };
+                if let Some(before) = tree_before {
+                    lines.push(format!("  was tree {before}{}", shown(commit_before)));
+                }
+                lines.push(format!("  is  tree {tree}{}", shown(commit)));
+            }
             Ruling::Accepted { files, keys_before, key } => {
                 lines.push(format!("{what}: accepted"));
                 let known = key.as_ref().is_some_and(|key| keys_before.contains(key));

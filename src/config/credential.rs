@@ -103,9 +103,6 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>) -> (Vec<Hostname>, Option<
     if section.has("ssh") {
         section.at_most_one(&ways);
     }
-    if section.has("ssh") {
-        section.not_enforced("ssh");
-    }
     let upstreams = upstreams.unwrap_or_default();
     let access = http.map(Access::Http).or(ssh.map(Access::Ssh));
     let credential = host.zip(access).map(|(host, access)| Credential { host, upstreams: upstreams.clone(), access });

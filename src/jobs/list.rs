@@ -12,7 +12,7 @@ use tokio_util::task::TaskTracker;
 
 use super::report::{Item, ItemCounts, ItemState, Job, JobState, Listed};
 use super::warm::{self, WarmUp};
-use crate::address::Package;
+use crate::address::Artifact;
 use crate::clock::Clock;
 use crate::digest::Digest;
 use crate::mirror::{Came, Mirror, Pin};
@@ -71,7 +71,7 @@ pub struct ToPin {
     /// What it is called where nothing of it is held.
     pub what: String,
     /// Once its version is chosen.
-    pub package: Option<Package>,
+    pub package: Option<Artifact>,
     /// Whether its job is still at it, and pins it then.
     pub is_coming: bool,
 }
@@ -127,7 +127,7 @@ impl Drop for Ends {
 #[derive(Debug)]
 struct Told {
     job: Job,
-    about: Vec<(Option<Package>, Option<Digest>)>,
+    about: Vec<(Option<Artifact>, Option<Digest>)>,
 }
 
 impl Jobs {
@@ -204,7 +204,7 @@ impl Jobs {
         under.tell(|told| told.job.pin = pin == Pin::Set);
         let told = under.told.lock();
         let items = told.job.items.iter().zip(&told.about).map(|(item, (package, _))| ToPin {
-            what: format!("{} for {}", item.what, item.platform),
+            what: item.called(),
             package: package.clone(),
             is_coming: !item.state.has_ended(),
         });
@@ -239,17 +239,18 @@ impl Under {
     fn new(id: JobId, warm_up: &WarmUp, jobs: &Jobs) -> Self {
         let WarmUp { wanted, platforms, pin } = warm_up;
         let what: Vec<String> = wanted.iter().map(|wanted| wanted.what.to_string()).collect();
+        let items: Vec<Item> = warm_up
+            .items()
+            .map(|(wanted, platform)| Item {
+                what: wanted.what.to_string(),
+                platform: platform.map(ToString::to_string),
+                state: ItemState::Waiting,
+                bytes: 0,
+                size_bytes: None,
+                unconfirmed: None,
+            })
+            .collect();
         let platforms: Vec<String> = platforms.iter().map(ToString::to_string).collect();
-        let item = |what: &String, platform: &String| Item {
-            what: what.clone(),
-            platform: platform.clone(),
-            state: ItemState::Waiting,
-            bytes: 0,
-            size_bytes: None,
-            unconfirmed: None,
-        };
-        let items: Vec<Item> =
-            what.iter().flat_map(|what| platforms.iter().map(move |platform| item(what, platform))).collect();
         let about = vec![(None, None); items.len()];
         let (started, state) = (jobs.clock.now(), JobState::Running);
         let job = Job { id: id.to_string(), state, started, ended: None, what, platforms, pin: *pin, items };
@@ -315,12 +316,15 @@ impl Under {
     }
 
     /// The version of an item was chosen; it waits for its turn again.
-    pub(super) fn is_about(&self, item: usize, package: &Package) {
+    pub(super) fn is_about(&self, item: usize, of: &Artifact) {
         self.tell(|told| {
             if let (Some(item), Some(about)) = (told.job.items.get_mut(item), told.about.get_mut(item)) {
-                item.what = format!("{}@{}", package.provider, package.version);
+                item.what = match of {
+                    Artifact::Provider(package) => format!("{}@{}", package.provider, package.version),
+                    Artifact::Module(package) => package.to_string(),
+                };
                 item.state = ItemState::Waiting;
-                about.0 = Some(package.clone());
+                about.0 = Some(of.clone());
             }
         });
     }
@@ -328,7 +332,7 @@ impl Under {
     /// Upstream could not be asked about something that an item is chosen by.
     pub(super) fn is_unconfirmed(&self, item: usize, why: String) {
         self.tell_of(item, |item| {
-            tracing::warn!(job = %self.id, what = item.what, platform = item.platform, why, "warmed by what is held");
+            tracing::warn!(job = %self.id, what = item.called(), why, "warmed by what is held");
             item.unconfirmed.get_or_insert(why);
         });
     }
@@ -353,13 +357,13 @@ impl Under {
     pub(super) fn has_failed(&self, item: usize, error: String) {
         let error: String = error.chars().take(LONGEST_ERROR).collect();
         self.tell_of(item, |item| {
-            tracing::warn!(job = %self.id, what = item.what, platform = item.platform, error, "could not be warmed");
+            tracing::warn!(job = %self.id, what = item.called(), error, "could not be warmed");
             item.state = ItemState::Failed { error };
         });
     }
 
     /// The items that are held, and what they are.
-    pub(super) fn all_held(&self) -> Vec<(usize, Package, Digest)> {
+    pub(super) fn all_held(&self) -> Vec<(usize, Artifact, Digest)> {
         let told = self.told.lock();
         let held = told.job.items.iter().zip(&told.about).enumerate();
         held.filter(|(_, (item, _))| matches!(item.state, ItemState::Held | ItemState::Fetched))

@@ -78,10 +78,12 @@ pub enum JobState {
 /// One archive of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Item {
-    /// `HOST/NAMESPACE/TYPE@VERSION`; before the version is chosen, what was told in its place.
+    /// `HOST/NAMESPACE/TYPE@VERSION` or `HOST/NAMESPACE/NAME/SYSTEM@VERSION`; before the version is chosen, what was told
+    /// in its place.
     pub what: String,
-    /// `OS_ARCH`.
-    pub platform: String,
+    /// `OS_ARCH`; none of a module, which is the same for all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub platform: Option<String>,
     /// How far it is.
     #[serde(flatten)]
     pub state: ItemState,
@@ -115,6 +117,16 @@ pub enum ItemState {
     },
     /// The job was stopped before its end.
     Cancelled,
+}
+
+impl Item {
+    /// What it is called: with its platform, where it has one.
+    pub fn called(&self) -> String {
+        match &self.platform {
+            Some(platform) => format!("{} for {platform}", self.what),
+            None => self.what.clone(),
+        }
+    }
 }
 
 impl ItemCounts {

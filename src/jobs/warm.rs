@@ -1,6 +1,8 @@
 //! One warm-up: everything that an `init` will ask for, fetched before anybody does. What is wanted is resolved against
 //! the version list as a client would, each archive ends by itself, and clients go first.
 
+use std::fmt::Display;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,13 +11,14 @@ use futures_util::future::{BoxFuture, join_all};
 
 use super::list::Under;
 use super::report::ItemState;
-use crate::address::{Package, Platform, ProviderAddress, Version, Versions, What};
+use crate::address::{
+    Artifact, Meant, ModuleAddress, ModulePackage, Package, Platform, ProviderAddress, Version, Versions, What,
+};
 use crate::clock::{CLOCK_SLACK, Clock, Timestamp};
 use crate::closure::lock_file::{self, Locked};
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::{Came, Mirror, Pin, Resolved};
-use crate::upstream::providers::VersionList;
 
 /// The most archives that one job is about.
 const MOST_ITEMS: usize = 2048;
@@ -64,7 +67,7 @@ impl WarmUp {
             return Err(vec!["the lock file names no provider".to_owned()]);
         }
         let wanted = locked.into_iter().map(|Locked { provider, version, hashes, .. }| Wanted {
-            what: What { provider, versions: Versions::Exactly(version) },
+            what: What::Provider(Meant { of: provider, versions: Versions::Exactly(version) }),
             hashes,
         });
         Self::of(wanted.collect(), platforms, pin)
@@ -83,11 +86,31 @@ impl WarmUp {
         if platforms.len() > MOST_PLATFORMS {
             problems.push(format!("{} platforms are named; at most {MOST_PLATFORMS} can be", platforms.len()));
         }
-        let items = wanted.len().saturating_mul(platforms.len());
+        let warm_up = Self { wanted, platforms, pin };
+        let items = warm_up.wanted.iter().map(|wanted| warm_up.items_of(wanted)).fold(0, usize::saturating_add);
         if items > MOST_ITEMS {
             problems.push(format!("that is about {items} archives; one job can be about {MOST_ITEMS}"));
         }
-        if problems.is_empty() { Ok(Self { wanted, platforms, pin }) } else { Err(problems) }
+        if problems.is_empty() { Ok(warm_up) } else { Err(problems) }
+    }
+
+    /// How many archives one thing is about: a module is the same for every platform.
+    fn items_of(&self, wanted: &Wanted) -> usize {
+        match wanted.what {
+            What::Provider(_) => self.platforms.len(),
+            What::Module(_) => 1,
+        }
+    }
+
+    /// Every archive that it is about: what names it, and for which platform.
+    pub(super) fn items(&self) -> impl Iterator<Item = (&Wanted, Option<&Platform>)> {
+        self.wanted.iter().flat_map(|wanted| {
+            let (platforms, once) = match wanted.what {
+                What::Provider(_) => (self.platforms.as_slice(), None),
+                What::Module(_) => (&[][..], Some((wanted, None))),
+            };
+            platforms.iter().map(move |platform| (wanted, Some(platform))).chain(once)
+        })
     }
 }
 
@@ -105,7 +128,13 @@ enum NotWarm {
 /// Runs a warm-up to its end, and says of each archive how it went.
 pub(super) async fn run(mirror: &Arc<Mirror>, clock: &Clock, under: &Arc<Under>, warm_up: &WarmUp) {
     let run = Run { mirror, clock, under, warm_up, came_in: AtomicU64::new(clock.now().0) };
-    join_all(warm_up.wanted.iter().enumerate().map(|(number, wanted)| run.warm(number, wanted))).await;
+    let mut first = 0;
+    let each = warm_up.wanted.iter().map(|wanted| {
+        let items = first..first + warm_up.items_of(wanted);
+        first = items.end;
+        run.warm(items, wanted)
+    });
+    join_all(each.collect::<Vec<_>>()).await;
     run.look_again().await;
 }
 
@@ -119,33 +148,82 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Chooses the version, and warms it for each platform.
-    async fn warm(&self, number: usize, wanted: &Wanted) {
-        let first = number * self.warm_up.platforms.len();
-        let items = first..first + self.warm_up.platforms.len();
-        let version = self.version(wanted, items.clone()).await;
-        let version = match version {
-            Ok(version) => version,
-            Err(error) => return items.for_each(|item| self.failed(item, &error)),
+    /// Chooses the version, and warms it: of a provider, for each platform.
+    async fn warm(&self, items: Range<usize>, wanted: &Wanted) {
+        let warmed = match &wanted.what {
+            What::Provider(meant) => self.provider(items.clone(), meant, wanted).await,
+            What::Module(meant) => self.module(items.clone(), meant).await,
         };
+        if let Err(error) = warmed {
+            items.for_each(|item| self.failed(item, &error));
+        }
+    }
+
+    async fn provider(
+        &self,
+        items: Range<usize>,
+        meant: &Meant<ProviderAddress>,
+        wanted: &Wanted,
+    ) -> Result<(), Error> {
+        let list = || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_list(&meant.of, self.clock.now())) };
+        let list = self.list(items.clone(), list).await?;
+        let version = chosen(list.versions.iter().map(|listed| &listed.version), meant)?;
         join_all(items.zip(&self.warm_up.platforms).map(|(item, platform)| {
-            let package = Package {
-                provider: wanted.what.provider.clone(),
-                version: version.clone(),
-                platform: platform.clone(),
-            };
+            let package =
+                Package { provider: meant.of.clone(), version: version.clone(), platform: platform.clone() };
             self.item(item, package, wanted)
         }))
         .await;
+        Ok(())
     }
 
-    async fn version(&self, wanted: &Wanted, items: std::ops::Range<usize>) -> Result<Version, Error> {
-        let provider = &wanted.what.provider;
+    async fn module(&self, items: Range<usize>, meant: &Meant<ModuleAddress>) -> Result<(), Error> {
+        let list = || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_module_list(&meant.of, self.clock.now())) };
+        let list = self.list(items.clone(), list).await?;
+        let version = chosen(list.versions.iter().map(|listed| &listed.version), meant)?;
+        let package = ModulePackage { module: meant.of.clone(), version };
+        let item = items.start;
+        self.under.is_about(item, &Artifact::from(&package));
+        let warmed = self.patiently(
+            || Box::pin(self.module_package(item, &package)),
+            || self.under.is_now(item, ItemState::Waiting),
+        );
+        let (came, digest, size_bytes) = warmed.await?;
+        self.under.is_held(item, came, digest, size_bytes);
+        Ok(())
+    }
+
+    async fn module_package(&self, item: usize, package: &ModulePackage) -> Result<(Came, Digest, u64), Error> {
+        self.under.is_now(item, ItemState::Fetching);
+        let Resolved { value: (came, held), unconfirmed } = self.mirror.warm_module(package, self.clock.now()).await?;
+        if let Some(why) = unconfirmed {
+            self.under.is_unconfirmed(item, why);
+        }
+        self.pin_if_told(self.mirror.artifact_of(package)).await?;
+        self.mirror.settle_module(package, held.digest).await?;
+        Ok((came, held.digest, held.size_bytes))
+    }
+
+    async fn pin_if_told(&self, of: Artifact) -> Result<(), Error> {
+        if !self.under.pins() {
+            return Ok(());
+        }
+        let what = format!("the archive of {of}");
+        let pinned = self.mirror.pin_artifacts(vec![of], Pin::Set).await?;
+        if pinned.iter().all(|pinned| pinned.is_well()) { Ok(()) } else { Err(self.mirror.not_kept(&what).await) }
+    }
+
+    /// The version list that a version is chosen from.
+    async fn list<'b, T>(
+        &self,
+        items: Range<usize>,
+        list: impl Fn() -> BoxFuture<'b, Result<Resolved<T>, Error>>,
+    ) -> Result<T, Error> {
         let each = |state: ItemState| items.clone().for_each(|item| self.under.is_now(item, state.clone()));
         let list = self.patiently(
             || {
                 each(ItemState::Resolving);
-                Box::pin(self.mirror.warm_list(provider, self.clock.now()))
+                list()
             },
             || each(ItemState::Waiting),
         );
@@ -153,11 +231,11 @@ impl Run<'_> {
         if let Some(why) = unconfirmed {
             items.clone().for_each(|item| self.under.is_unconfirmed(item, why.clone()));
         }
-        chosen(&list, provider, &wanted.what.versions)
+        Ok(list)
     }
 
     async fn item(&self, item: usize, package: Package, wanted: &Wanted) {
-        self.under.is_about(item, &package);
+        self.under.is_about(item, &Artifact::from(&package));
         let warmed = self.patiently(
             || Box::pin(self.package(item, &package, &wanted.hashes)),
             || self.under.is_now(item, ItemState::Waiting),
@@ -189,12 +267,7 @@ impl Run<'_> {
                 hash => return Err(locked_to_another(package, locked, hash.unwrap_or_else(|| digest.zh()))),
             }
         }
-        if self.under.pins() {
-            let pinned = self.mirror.pin_packages(vec![package.clone()], Pin::Set).await?;
-            if !pinned.iter().all(|pinned| pinned.is_well()) {
-                return Err(self.mirror.not_kept(&format!("the archive of {package}")).await.into());
-            }
-        }
+        self.pin_if_told(Artifact::from(package)).await?;
         self.mirror.settle(package, digest).await?;
         Ok((came, digest, held.size_bytes))
     }
@@ -249,16 +322,20 @@ impl Run<'_> {
         let _ = tokio::time::timeout(time, self.clock.until(until)).await;
     }
 
-    fn failed(&self, item: usize, error: &dyn std::fmt::Display) {
+    fn failed(&self, item: usize, error: &dyn Display) {
         self.under.has_failed(item, error.to_string());
     }
 
     /// What came first may have been evicted for what came last.
     async fn look_again(&self) {
-        for (item, package, digest) in self.under.all_held() {
-            match self.mirror.still_holds(&package, digest).await {
+        for (item, of, digest) in self.under.all_held() {
+            let holds = match &of {
+                Artifact::Provider(package) => self.mirror.still_holds(package, digest).await,
+                Artifact::Module(package) => self.mirror.still_holds_module(package, digest).await,
+            };
+            match holds {
                 Ok(true) => {}
-                Ok(false) => self.failed(item, &self.mirror.not_kept(&format!("the archive of {package}")).await),
+                Ok(false) => self.failed(item, &self.mirror.not_kept(&format!("the archive of {of}")).await),
                 Err(error) => self.failed(item, &error),
             }
         }
@@ -267,17 +344,16 @@ impl Run<'_> {
 
 /// The version that a client would take: the newest that is meant. Only a version that is named exactly may be a
 /// pre-release.
-fn chosen(list: &VersionList, provider: &ProviderAddress, versions: &Versions) -> Result<Version, Error> {
-    let is_meant = |version: &&Version| match versions {
+fn chosen<'a, A: Display>(listed: impl Iterator<Item = &'a Version>, what: &Meant<A>) -> Result<Version, Error> {
+    let is_meant = |version: &&Version| match &what.versions {
         Versions::All => !version.is_pre_release(),
-        Versions::Exactly(_) | Versions::Matching(_) => versions.include(version),
+        versions @ (Versions::Exactly(_) | Versions::Matching(_)) => versions.include(version),
     };
-    let listed = list.versions.iter().map(|listed| &listed.version);
-    listed.filter(is_meant).max().cloned().ok_or_else(|| {
-        let number = list.versions.len();
-        let what = What { provider: provider.clone(), versions: versions.clone() };
-        Error::NotFound(match versions {
-            Versions::All => format!("none of the {number} versions that {provider} lists is a release"),
+    let listed: Vec<&Version> = listed.collect();
+    listed.iter().copied().filter(is_meant).max().cloned().ok_or_else(|| {
+        let number = listed.len();
+        Error::NotFound(match what.versions {
+            Versions::All => format!("none of the {number} versions that {} lists is a release", what.of),
             Versions::Exactly(_) => {
                 format!("{what} is none of the {number} versions that are listed, so no client would ask for it")
             }

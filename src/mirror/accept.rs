@@ -12,7 +12,8 @@ use super::proof_set::ProofSet;
 pub use super::seen::ChangedFile;
 use super::sets::{self, NoSet};
 use super::{AlarmKind, Call, Mirror, seen};
-use crate::address::{Package, Platform, Version, Versions, What};
+use crate::address::{Meant, Package, Platform, ProviderAddress, Version, Versions, What};
+use crate::digest::Digest;
 use crate::error::Error;
 
 /// How many sets are asked for at one time.
@@ -41,6 +42,17 @@ pub enum Ruling {
         /// The fingerprint of the key that vouches now; none where nobody signed.
         key: Option<String>,
     },
+    /// The tree that upstream has now of a version of a module is the right one from now on.
+    AcceptedTree {
+        /// The digest of the tree that was pinned before; none where nothing was.
+        tree_before: Option<Digest>,
+        /// That of the one that is pinned now.
+        tree: Digest,
+        /// The commit that it was before, where it was one.
+        commit_before: Option<String>,
+        /// The commit that it is now, where it is one.
+        commit: Option<String>,
+    },
     /// Upstream has nothing else than what was proven before.
     NothingToAccept,
     /// It could not be had, or does not prove: nothing was accepted.
@@ -58,17 +70,20 @@ impl Mirror {
     /// [`Error::Sealed`] where nothing may be asked, [`Error::UnknownHost`], and what the version list fails with.
     pub async fn accept(self: &Arc<Self>, what: &What, call: &Call) -> Result<Vec<Accepted>, Error> {
         self.must_be_online(&format!("accepting {what}"))?;
-        call.upstream(&what.provider.host)?;
+        call.upstream(what.host())?;
         // In a task: who asked may leave, and half a decision is none.
         let (mirror, of, call) = (Arc::clone(self), what.clone(), self.inner(call));
-        let work = self.tasks.spawn(async move { mirror.accept_all(&of, &call).await });
+        let work = self.tasks.spawn(async move { match &of {
+                What::Provider(meant) => mirror.accept_all(meant, &call).await,
+                What::Module(meant) => mirror.accept_module(&meant.of, &meant.versions, &call).await,
+            } });
         match work.await {
             Ok(Some(accepted)) => accepted,
             Ok(None) | Err(_) => Err(Error::Interrupted(format!("accepting {what}"))),
         }
     }
 
-    async fn accept_all(self: &Arc<Self>, what: &What, call: &Call) -> Result<Vec<Accepted>, Error> {
+    async fn accept_all(self: &Arc<Self>, what: &Meant<ProviderAddress>, call: &Call) -> Result<Vec<Accepted>, Error> {
         self.forget_absences(what);
         let packages = self.packages_to_accept(what, call).await?;
         let fetching = packages.into_iter().map(|package| async move {
@@ -87,7 +102,7 @@ impl Mirror {
             }
         }
         // All are held against what was proven before any of them is noted: the sums of one version list them all.
-        let (provider, now) = (what.provider.clone(), self.inner(call).now);
+        let (provider, now) = (what.of.clone(), self.inner(call).now);
         let noting = self.on_disk(move |mirror| {
             let noted = seen::accept(mirror, &provider, &proven, now)?;
             Ok(proven.into_iter().zip(noted).collect::<Vec<_>>())
@@ -111,7 +126,7 @@ impl Mirror {
     }
 
     /// The held packages; of one version, those that upstream lists, too.
-    async fn packages_to_accept(self: &Arc<Self>, what: &What, call: &Call) -> Result<Vec<Package>, Error> {
+    async fn packages_to_accept(self: &Arc<Self>, what: &Meant<ProviderAddress>, call: &Call) -> Result<Vec<Package>, Error> {
         let held = self.held_packages(what).await?;
         let Versions::Exactly(version) = &what.versions else { return Ok(held) };
         let listed = match self.listed_platforms(what, version, call).await {
@@ -122,19 +137,19 @@ impl Mirror {
                 return Ok(held);
             }
         };
-        let package = |platform| Package { provider: what.provider.clone(), version: version.clone(), platform };
+        let package = |platform| Package { provider: what.of.clone(), version: version.clone(), platform };
         let packages: BTreeSet<Package> = listed.into_iter().map(package).chain(held).collect();
         Ok(packages.into_iter().collect())
     }
 
     async fn listed_platforms(
         self: &Arc<Self>,
-        what: &What,
+        what: &Meant<ProviderAddress>,
         version: &Version,
         call: &Call,
     ) -> Result<Vec<Platform>, Error> {
-        let list = self.provider_versions(&what.provider, call).await?.value.versions().await;
-        let list = list.map_err(|why| Error::NotFound(format!("the version list of {}: {why}", what.provider)))?;
+        let list = self.provider_versions(&what.of, call).await?.value.versions().await;
+        let list = list.map_err(|why| Error::NotFound(format!("the version list of {}: {why}", what.of)))?;
         let listed = list.get(version).ok_or_else(|| Error::NotFound(format!("upstream lists no {what}")))?;
         Ok(listed.platforms.clone())
     }

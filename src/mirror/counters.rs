@@ -15,6 +15,9 @@ use crate::verify;
 /// The kind of what proves as such, and is not what was proven before.
 pub(super) const REPUBLISHED: &str = "republished";
 
+/// The kind of what no archive of a module can be packed of.
+pub(super) const REFUSED_TREE: &str = "tree";
+
 /// What the mirror counts, or tells of what is counted below it.
 #[derive(Debug, Clone, Default)]
 pub struct Counters {
@@ -24,6 +27,8 @@ pub struct Counters {
     pub(super) fills: Gauge,
     /// Archives that were given to a client without being kept.
     pub(super) passed_through: Counter,
+    /// Locations of modules that larder cannot fetch, and that clients were sent to.
+    pub(super) elsewhere: Counter,
     not_kept: Family<OfKind, Counter>,
     unproven: Family<Unproven, Counter>,
     alarms: Family<OfKind, Counter>,
@@ -105,6 +110,8 @@ impl Counters {
         registry.register("larder_fills_under_way", "Archive downloads under way", self.fills.clone());
         let help = "Archives given to a client without being kept, because the disk would not take them";
         registry.register("larder_passed_through", help, self.passed_through.clone());
+        let help = "Locations of modules at sources that larder cannot fetch: the client was sent there";
+        registry.register("larder_modules_elsewhere", help, self.elsewhere.clone());
         let help = "What the store would not take, by kind";
         registry.register("larder_not_kept", help, self.not_kept.clone());
         let help = "What upstream sent and does not prove, by upstream and kind";
@@ -137,7 +144,7 @@ impl Counters {
 
     /// Lets an upstream be seen before anything of it failed: at nothing.
     pub(super) fn expect(&self, host: &Hostname) {
-        for kind in verify::Unproven::WORDS.into_iter().chain([REPUBLISHED]) {
+        for kind in verify::Unproven::WORDS.into_iter().chain([REPUBLISHED, REFUSED_TREE]) {
             self.unproven.get_or_create_owned(&Unproven { host: host.to_string(), kind });
         }
     }

@@ -97,6 +97,11 @@ impl KeptDocument {
         Self { about, ..self.clone() }
     }
 
+    /// Whether another says nothing else.
+    pub(super) fn says_the_same_as(&self, other: &Self) -> bool {
+        self.body == other.body && self.dropped == other.dropped
+    }
+
     pub(super) fn dropped(&self) -> Vec<Box<RawValue>> {
         serde_json::from_slice(&self.dropped).unwrap_or_default()
     }

@@ -162,7 +162,7 @@ impl Fill {
     async fn take_room(
         &self,
         room: &mut Reservation,
-        mut staged: Staged,
+        staged: Staged,
         incoming: &Incoming,
         length: Option<u64>,
     ) -> Result<Staged, Error> {
@@ -171,26 +171,7 @@ impl Fill {
             return Err(incoming.failed(Fault::TooLarge(limit)).into());
         }
         let bytes = length.or_else(|| self.length_of_before()).unwrap_or(0).max(staged.written());
-        let (staged, taken) = match self.mirror.reserve(room, bytes).await {
-            Ok(()) => {
-                let Validators { etag, last_modified } = incoming.validators.clone();
-                let note = StagedNote { etag, last_modified, length };
-                self.mirror
-                    .on_disk(move |mirror| {
-                        let taken = match staged.remember(note.clone(), bytes) {
-                            Err(full) if full.is_full() => {
-                                let missing = bytes.saturating_sub(staged.written());
-                                mirror.make_room_on_disk(missing, &full).and_then(|()| staged.remember(note, bytes))
-                            }
-                            remembered => remembered,
-                        };
-                        Ok((staged, taken))
-                    })
-                    .await?
-            }
-            Err(Error::Store(no_room)) => (staged, Err(no_room)),
-            Err(error) => return Err(error),
-        };
+        let (staged, taken) = self.mirror.take_room(room, staged, incoming, length, bytes).await?;
         match taken {
             Ok(()) => Ok(staged),
             Err(why) => {
@@ -265,6 +246,37 @@ impl Fill {
     }
 }
 
+impl Mirror {
+    /// Makes room for `bytes` in all, and notes what a resumption needs. Says whether there was room.
+    pub(super) async fn take_room(
+        self: &Arc<Self>,
+        room: &mut Reservation,
+        mut staged: Staged,
+        incoming: &Incoming,
+        length: Option<u64>,
+        bytes: u64,
+    ) -> Result<(Staged, Result<(), StoreError>), Error> {
+        match self.reserve(room, bytes).await {
+            Ok(()) => {}
+            Err(Error::Store(no_room)) => return Ok((staged, Err(no_room))),
+            Err(error) => return Err(error),
+        }
+        let Validators { etag, last_modified } = incoming.validators.clone();
+        let note = StagedNote { etag, last_modified, length };
+        self.on_disk(move |mirror| {
+            let taken = match staged.remember(note.clone(), bytes) {
+                Err(full) if full.is_full() => {
+                    let missing = bytes.saturating_sub(staged.written());
+                    mirror.make_room_on_disk(missing, &full).and_then(|()| staged.remember(note, bytes))
+                }
+                remembered => remembered,
+            };
+            Ok((staged, taken))
+        })
+        .await
+    }
+}
+
 /// What a fill came to.
 pub(super) enum Filled {
     /// It is held. Where it arrived just now, the file it arrived in.
@@ -273,21 +285,21 @@ pub(super) enum Filled {
     Unkept { bytes: FileBytes, size_bytes: u64, why: StoreError },
 }
 
-fn is_complete(staged: &Staged) -> bool {
+pub(super) fn is_complete(staged: &Staged) -> bool {
     staged.note().and_then(|note| note.length).is_some_and(|length| length > 0 && staged.written() == length)
 }
 
 /// What a resumption of what is staged may go by.
-fn validators(staged: &Staged) -> Validators {
+pub(super) fn validators(staged: &Staged) -> Validators {
     let note = staged.note().cloned().unwrap_or_default();
     Validators { etag: note.etag, last_modified: note.last_modified }
 }
 
 /// Counts a fill as under way for as long as it lives.
-struct Counted(Gauge);
+pub(super) struct Counted(Gauge);
 
 impl Counted {
-    fn new(gauge: &Gauge) -> Self {
+    pub(super) fn new(gauge: &Gauge) -> Self {
         gauge.inc();
         Self(gauge.clone())
     }

@@ -88,7 +88,7 @@ use self::sets::{Anew, SetFlight};
 use self::single_flight::{Awaited, Flights};
 use self::tasks::Tasks;
 use self::terms::Generation;
-use crate::address::{Artifact, Hostname, ModuleAddress, Package, ProviderAddress};
+use crate::address::{Artifact, Hostname, ModuleAddress, ModulePackage, Package, ProviderAddress};
 use crate::cdn_loop::{CdnLoop, OwnEntry};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
@@ -135,6 +135,7 @@ pub struct Mirror {
     documents: Flights<(Key, Errand, Generation), Awaited<DocumentFlight>>,
     sets: Flights<(Package, Anew, Generation), Awaited<SetFlight>>,
     fills: Flights<FillKey, watch::Receiver<Progress>>,
+    module_fills: Flights<(ModulePackage, Generation), Awaited<Result<HeldArchive, Error>>>,
     checks: Flights<Digest, Awaited<Result<bool, Error>>>,
     probes: Flights<(), Awaited<Result<(), NotReady>>>,
     used_lately: Remembered<Digest, ()>,
@@ -169,6 +170,7 @@ impl Mirror {
             documents: Flights::default(),
             sets: Flights::default(),
             fills: Flights::default(),
+            module_fills: Flights::default(),
             checks: Flights::default(),
             probes: Flights::default(),
             used_lately: Remembered::default(),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::Mirror;
-use crate::address::{Artifact, Package, What};
+use crate::address::{Artifact, What};
 use crate::error::Error;
 use crate::store::{Key, StoreError};
 
@@ -70,10 +70,21 @@ impl Mirror {
         let of = what.clone();
         let mut pinned = self
             .on_disk(move |mirror| {
-                let mut packages = mirror.store.records.packages_with_names(&of.provider)?;
-                packages.retain(|package| of.versions.include(&package.version));
-                packages.sort();
-                mirror.pin_each(&packages, pin)
+                let mut meant: Vec<Artifact> = match &of {
+                    What::Provider(of) => {
+                        let mut packages = mirror.store.records.packages_with_names(&of.of)?;
+                        packages.retain(|package| of.versions.include(&package.version));
+                        packages.iter().map(Artifact::from).collect()
+                    }
+                    What::Module(of) => {
+                        let key = mirror.terms.load().key_of(&of.of);
+                        let mut packages = mirror.store.records.module_packages_with_names(&key)?;
+                        packages.retain(|package| of.versions.include(&package.version));
+                        packages.iter().map(Artifact::from).collect()
+                    }
+                };
+                meant.sort();
+                mirror.pin_each(&meant, pin)
             })
             .await?;
         if pinned.iter().any(Pinned::is_well) {
@@ -89,11 +100,11 @@ impl Mirror {
     ///
     /// # Errors
     /// Where the disk fails; some of it may be done then.
-    pub async fn pin_packages(self: &Arc<Self>, packages: Vec<Package>, pin: Pin) -> Result<Vec<Pinned>, Error> {
+    pub async fn pin_artifacts(self: &Arc<Self>, packages: Vec<Artifact>, pin: Pin) -> Result<Vec<Pinned>, Error> {
         self.on_disk(move |mirror| mirror.pin_each(&packages, pin)).await
     }
 
-    fn pin_each(&self, packages: &[Package], pin: Pin) -> Result<Vec<Pinned>, StoreError> {
+    fn pin_each(&self, packages: &[Artifact], pin: Pin) -> Result<Vec<Pinned>, StoreError> {
         // Eviction looks at all names first, and must not act on one that was pinned since.
         let _nothing_is_evicted = self.evicting.lock();
         let mut pinned = Vec::with_capacity(packages.len());
@@ -119,7 +130,7 @@ impl Mirror {
         Ok(pinned)
     }
 
-    fn is_held(&self, package: &Package) -> Result<bool, StoreError> {
+    fn is_held(&self, package: &Artifact) -> Result<bool, StoreError> {
         for held in &self.name(package)?.archives {
             if self.store.blobs.holds(&held.digest)? {
                 return Ok(true);

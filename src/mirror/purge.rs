@@ -10,7 +10,7 @@ use super::documents::KeptDocument;
 use super::proof_set::HeldSet;
 use super::seen::{self, Untold};
 use super::{Call, Mirror};
-use crate::address::{Artifact, Package, Versions, What};
+use crate::address::{Artifact, Meant, Package, ProviderAddress, Versions, What};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::{Durability, Key, StoreError};
@@ -61,9 +61,15 @@ impl Mirror {
         // All of it where it is not cut short: who asked may leave, and what is gone must be told.
         self.on_disk(move |mirror| {
             let mut purged = Purged { what: what.to_string(), seen_is_kept: true, ..Purged::default() };
-            let ended = mirror.purge_from_disk(&what, &mut purged, now);
-            mirror.forget_absences(&what);
-            mirror.changed(&what.provider);
+            let ended = match &what {
+                What::Provider(meant) => {
+                    let ended = mirror.purge_from_disk(meant, &mut purged, now);
+                    mirror.forget_absences(meant);
+                    mirror.changed(&meant.of);
+                    ended
+                }
+                What::Module(meant) => mirror.purge_module(meant, &mut purged, now),
+            };
             let Purged { archives, documents, .. } = purged;
             match &ended {
                 Ok(()) => tracing::warn!(%what, archives, documents, "purged by the operator"),
@@ -74,8 +80,8 @@ impl Mirror {
         .await
     }
 
-    fn purge_from_disk(&self, what: &What, purged: &mut Purged, now: Timestamp) -> Result<(), StoreError> {
-        let of = &what.provider;
+    fn purge_from_disk(&self, what: &Meant<ProviderAddress>, purged: &mut Purged, now: Timestamp) -> Result<(), StoreError> {
+        let of = &what.of;
         // Nothing is pinned meanwhile: what looks unpinned here is so until it is gone.
         let _nothing_is_pinned = self.evicting.lock();
         // Before anything goes: what was proven must be put down, or it all stays.
@@ -110,7 +116,7 @@ impl Mirror {
     /// Removes the names that are meant, and the archives that no other name lists. Says which are pinned.
     fn purge_archives(
         &self,
-        what: &What,
+        what: &Meant<ProviderAddress>,
         spared: &BTreeSet<Package>,
         purged: &mut Purged,
     ) -> Result<BTreeSet<Package>, StoreError> {
@@ -122,8 +128,8 @@ impl Mirror {
             return Err(unreadable);
         }
         let records = &self.store.records;
-        let mut packages: BTreeSet<Package> = records.packages_with_names(&what.provider)?.into_iter().collect();
-        packages.extend(records.packages_with_sets(&what.provider)?);
+        let mut packages: BTreeSet<Package> = records.packages_with_names(&what.of)?.into_iter().collect();
+        packages.extend(records.packages_with_sets(&what.of)?);
         packages.retain(|package| what.versions.include(&package.version) && !spared.contains(package));
         let mut digests = BTreeSet::new();
         let mut pinned = BTreeSet::new();
@@ -163,7 +169,7 @@ impl Mirror {
     }
 
     /// The list stays. What upstream has dropped was only in it because it was held.
-    fn unlist_dropped(&self, list: &Key, versions: &Versions, now: Timestamp) -> Result<(), StoreError> {
+    pub(super) fn unlist_dropped(&self, list: &Key, versions: &Versions, now: Timestamp) -> Result<(), StoreError> {
         let _lock = self.record_lock(list).lock();
         let Some(kept) = self.store.records.get(list)?.and_then(KeptDocument::read) else { return Ok(()) };
         if kept.dropped().is_empty() {
@@ -175,7 +181,7 @@ impl Mirror {
         Ok(())
     }
 
-    fn purge_document(&self, key: &Key, purged: &mut Purged) -> Result<(), StoreError> {
+    pub(super) fn purge_document(&self, key: &Key, purged: &mut Purged) -> Result<(), StoreError> {
         let size_bytes = self.store.index.document_bytes(key)?;
         self.remove_document(key)?;
         if size_bytes > 0 {

@@ -9,7 +9,7 @@ use super::proof_set::KeptSet;
 use super::pull::Flight;
 use super::sets::Anew;
 use super::{Call, Errand, Mirror};
-use crate::address::{Package, ProviderAddress, What};
+use crate::address::{Meant, Package, ProviderAddress, What};
 use crate::error::Error;
 use crate::store::Key;
 use crate::upstream::Upstream;
@@ -51,7 +51,7 @@ pub enum News {
 
 impl News {
     /// Tells what came of a flight; `is_as_before` holds what it brought against what was held.
-    fn of<T>(flight: Flight<T>, is_as_before: impl FnOnce(&T) -> bool) -> Self {
+    pub(super) fn of<T>(flight: Flight<T>, is_as_before: impl FnOnce(&T) -> bool) -> Self {
         match flight {
             Ok(landed) if landed.age.gone => Self::Gone,
             Ok(landed) if is_as_before(&landed.value) => Self::Unchanged,
@@ -74,17 +74,28 @@ impl Mirror {
     /// [`Error::Sealed`] where nothing may be asked, and [`Error::UnknownHost`].
     pub async fn refresh(self: &Arc<Self>, what: &What, call: &Call) -> Result<Vec<Refreshed>, Error> {
         self.must_be_online(&format!("asking for {what} again"))?;
-        let upstream = Arc::clone(call.upstream(&what.provider.host)?);
+        match what {
+            What::Provider(meant) => self.refresh_provider(meant, call).await,
+            What::Module(meant) => self.refresh_module(meant, call).await,
+        }
+    }
+
+    async fn refresh_provider(
+        self: &Arc<Self>,
+        what: &Meant<ProviderAddress>,
+        call: &Call,
+    ) -> Result<Vec<Refreshed>, Error> {
+        let upstream = Arc::clone(call.upstream(&what.of.host)?);
         self.forget_absences(what);
         let mut refreshed = Vec::new();
         // What an operator asks for is asked, also while the origin is left alone; so where to ask is asked first.
-        if let Err(error) = self.refresh_discovery(&what.provider.host, call).await {
-            let of = format!("the discovery document of {}", what.provider.host);
+        if let Err(error) = self.refresh_discovery(&what.of.host, call).await {
+            let of = format!("the discovery document of {}", what.of.host);
             refreshed.push(Refreshed { what: of, news: News::Failed { error: error.to_string() } });
         }
-        let list = self.refresh_versions(&upstream, &what.provider, call).await;
+        let list = self.refresh_versions(&upstream, &what.of, call).await;
         let list = list.unwrap_or_else(|error| News::Failed { error: error.to_string() });
-        refreshed.push(Refreshed { what: the_list_of(&what.provider), news: list });
+        refreshed.push(Refreshed { what: the_list_of(&what.of), news: list });
         let sets = self.held_packages(what).await?;
         let asking = sets.into_iter().map(|package| async {
             let what = package.to_string();
@@ -129,10 +140,10 @@ impl Mirror {
     }
 
     /// The packages that an operator means and whose sets are held.
-    pub(super) async fn held_packages(self: &Arc<Self>, what: &What) -> Result<Vec<Package>, Error> {
+    pub(super) async fn held_packages(self: &Arc<Self>, what: &Meant<ProviderAddress>) -> Result<Vec<Package>, Error> {
         let what = what.clone();
         self.on_disk(move |mirror| {
-            let mut packages = mirror.store.records.packages_with_sets(&what.provider)?;
+            let mut packages = mirror.store.records.packages_with_sets(&what.of)?;
             packages.retain(|package| what.versions.include(&package.version));
             packages.sort();
             Ok(packages)
@@ -141,12 +152,12 @@ impl Mirror {
     }
 
     /// Forgets that upstream said no to what an operator means.
-    pub(super) fn forget_absences(&self, what: &What) {
-        let means = |package: &Package| package.provider == what.provider && what.versions.include(&package.version);
+    pub(super) fn forget_absences(&self, what: &Meant<ProviderAddress>) {
+        let means = |package: &Package| package.provider == what.of && what.versions.include(&package.version);
         let terms = self.terms();
         terms.absent.forget(|key| match key {
             Key::ProofSet(package) => means(package),
-            Key::ProviderVersions(address) => *address == what.provider,
+            Key::ProviderVersions(address) => *address == what.of,
             Key::Discovery(_)
             | Key::ModuleVersions(_)
             | Key::ModuleLocation(_)

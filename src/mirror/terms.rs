@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use super::remembered::Remembered;
 use super::{Call, Mirror, StoreError};
-use crate::address::{Hostname, Package};
+use crate::address::{Hostname, ModulePackage, Package};
+use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::Key;
 use crate::upstream::outbound::Outbound;
@@ -26,6 +27,10 @@ pub struct Terms {
     pub(super) absent: Remembered<Key, String>,
     /// Which sets were asked again in vain, for the same time.
     pub(super) asked_anew: Remembered<Package, ()>,
+    /// The same of modules' locations.
+    pub(super) asked_anew_of_module: Remembered<ModulePackage, ()>,
+    /// What a location led to was looked at; when upstream had confirmed that location.
+    pub(super) looked_at: Remembered<ModulePackage, Timestamp>,
 }
 
 /// Which terms: a part of every flight's key. Whoever joined a flight of other terms would be led by what another
@@ -36,8 +41,16 @@ pub(super) struct Generation(u64);
 impl Terms {
     /// The first terms of a mirror.
     pub fn new(upstreams: Upstreams, outbound: Outbound, store_bytes: u64) -> Self {
-        let (absent, asked_anew) = (Remembered::default(), Remembered::default());
-        Self { upstreams, outbound, store_bytes, generation: Generation(0), absent, asked_anew }
+        Self {
+            upstreams,
+            outbound,
+            store_bytes,
+            generation: Generation(0),
+            absent: Remembered::default(),
+            asked_anew: Remembered::default(),
+            asked_anew_of_module: Remembered::default(),
+            looked_at: Remembered::default(),
+        }
     }
 
     /// The terms that come after these. Nobody goes by them yet.

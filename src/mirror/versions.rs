@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use serde::Deserialize;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::discovery::Faith;
@@ -206,10 +207,15 @@ fn entry_of(version: &Version, platforms: &[Platform]) -> Option<Box<RawValue>> 
 impl KeptDocument {
     /// The same list without what it says of these versions that upstream has dropped.
     pub(super) fn without_dropped(&self, versions: &Versions) -> Self {
-        let mut list = VersionList { versions: Vec::new(), rest: Default::default() };
-        list.add(self.dropped());
-        let left = list.versions.into_iter().filter(|listed| !versions.include(&listed.version));
-        let left: Vec<Box<RawValue>> = left.map(|listed| listed.raw).collect();
+        #[derive(Deserialize)]
+        struct Entry {
+            version: String,
+        }
+        let is_meant = |raw: &Box<RawValue>| {
+            let entry = serde_json::from_str::<Entry>(raw.get()).ok();
+            entry.and_then(|entry| Version::parse_lenient(&entry.version).ok()).is_some_and(|it| versions.include(&it))
+        };
+        let left: Vec<Box<RawValue>> = self.dropped().into_iter().filter(|raw| !is_meant(raw)).collect();
         Self { dropped: serde_json::to_vec(&left).map(Bytes::from).unwrap_or_default(), ..self.clone() }
     }
 

@@ -64,7 +64,7 @@ impl Mirror {
                 None => missing += 1,
             }
         }
-        self.may_fetch(&what, address, &origins, missing, &call)?;
+        self.may_fetch(&what, host, &origins, missing, &call)?;
         let asked = async {
             self.discovery(host, &call).await?;
             self.provider_versions(address, &call).await
@@ -92,7 +92,7 @@ impl Mirror {
         }
         let held = self.held_set(package, &call).await?;
         let missing = if held.is_some() { 0 } else { REQUESTS_FOR_A_SET };
-        self.may_fetch(&what, &package.provider, &origins, missing, &call)?;
+        self.may_fetch(&what, host, &origins, missing, &call)?;
         let set = self.proof_set(package, &call).await;
         let set = set.map_err(|error| or_held_back(&what, host, &origins, error, &call))?;
         let unconfirmed = self.unconfirmed(&what, host, &origins, &set, &call)?;
@@ -129,7 +129,7 @@ impl Mirror {
             if self.link() == Link::Offline {
                 return Err(self.missing(what).await);
             }
-            self.may_fetch(&what, &package.provider, std::slice::from_ref(&origin), 1, &call)?;
+            self.may_fetch(&what, &package.provider.host, std::slice::from_ref(&origin), 1, &call)?;
         }
         let mut progress = self.fill_of(package, &kept, &set, &call);
         loop {
@@ -224,7 +224,7 @@ impl Mirror {
     ///
     /// # Errors
     /// [`Error::HeldBack`] where upstream has only asked for time: it will be asked then.
-    fn unconfirmed<T>(
+    pub(super) fn unconfirmed<T>(
         &self,
         what: &str,
         host: &Hostname,
@@ -247,10 +247,10 @@ impl Mirror {
     }
 
     /// Leave for a job to fetch what is not held; `requests` are what that takes.
-    fn may_fetch(
+    pub(super) fn may_fetch(
         &self,
         what: &str,
-        of: &ProviderAddress,
+        of: &Hostname,
         origins: &[Origin],
         requests: u32,
         call: &Call,
@@ -258,10 +258,10 @@ impl Mirror {
         if requests == 0 || self.link() == Link::Offline {
             return Ok(());
         }
-        if let Some(until) = call.terms.outbound.asked_to_wait(&of.host, origins, call.now) {
+        if let Some(until) = call.terms.outbound.asked_to_wait(of, origins, call.now) {
             return Err(Error::HeldBack { what: what.to_owned(), until });
         }
-        let has_room = call.terms.outbound.spend(&of.host, requests, call.now);
+        let has_room = call.terms.outbound.spend(of, requests, call.now);
         if has_room { Ok(()) } else { Err(Error::Spared(what.to_owned())) }
     }
 }
@@ -278,7 +278,7 @@ fn leading_to(package: &Package) -> [(Key, String); 4] {
 }
 
 /// What a fetch failed with, or when to try again where the upstream said so.
-fn or_held_back(what: &str, host: &Hostname, origins: &[Origin], error: Error, call: &Call) -> Error {
+pub(super) fn or_held_back(what: &str, host: &Hostname, origins: &[Origin], error: Error, call: &Call) -> Error {
     let Error::Upstream(failed) = &error else { return error };
     // It may be none that is known of: where a redirect led.
     let last = Url::parse(&failed.at).ok().map(|at| Origin::of(&at));

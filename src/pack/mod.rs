@@ -1,8 +1,23 @@
 //! Module packages: archives of every format into trees, and trees into archives that come out the same on any
 //! machine. No network; of the disk only the spool that a tree is given.
 
+mod format;
+mod glob;
+mod members;
+mod name;
+#[expect(clippy::module_inception, reason = "what the folder is for")]
+mod pack;
 mod path;
+mod resolve;
+mod tar;
 mod tree;
+mod unpack;
+mod xz;
+mod zip;
 
+pub use self::format::ArchiveFormat;
+pub use self::glob::wrapper;
+pub use self::pack::{PACKER, Packed, pack};
 pub use self::path::{BadPath, TreePath};
 pub use self::tree::{Entry, Tree, TreeError, TreeLimits};
+pub use self::unpack::unpack;

@@ -1,5 +1,6 @@
 //! Paths inside a tree: one that leads out of it cannot be expressed.
 
+use std::borrow::Borrow;
 use std::fmt;
 
 /// The longest path in a tree, in bytes.
@@ -91,6 +92,12 @@ impl TreePath {
 
     /// The path as it was given.
     pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Borrow<[u8]> for TreePath {
+    fn borrow(&self) -> &[u8] {
         &self.0
     }
 }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
+use std::ops::Bound;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
@@ -11,6 +12,10 @@ use super::path::{BadPath, TreePath};
 
 /// How much is copied at a time, in bytes.
 const COPIED_AT_ONCE: usize = 256 * 1024;
+/// The longest target of a link, in bytes: what Linux takes.
+const LONGEST_TARGET: usize = 4096;
+/// How many bytes its names and targets may have in all: they are kept in memory.
+const MOST_NAME_BYTES: usize = 64 << 20;
 
 /// What a tree may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,7 +78,7 @@ impl TreeError {
         Self::Refused { entry: entry.to_string(), why: why.into() }
     }
 
-    fn spool(error: io::Error) -> Self {
+    pub(super) fn spool(error: io::Error) -> Self {
         Self::Spool(Arc::new(error))
     }
 }
@@ -85,12 +90,13 @@ pub struct Tree {
     spool: File,
     spooled: u64,
     limits: TreeLimits,
+    name_bytes: usize,
 }
 
 impl Tree {
     /// An empty one, whose files go into `spool`: an empty file that nobody else writes to.
     pub fn new(spool: File, limits: TreeLimits) -> Self {
-        Self { entries: BTreeMap::new(), spool, spooled: 0, limits }
+        Self { entries: BTreeMap::new(), spool, spooled: 0, limits, name_bytes: 0 }
     }
 
     /// Adds a folder, and those above it. One that is there already is no news.
@@ -98,25 +104,53 @@ impl Tree {
     /// # Errors
     /// [`TreeError::Refused`] where something else has that name, or a name above it.
     pub fn folder(&mut self, path: &TreePath) -> Result<(), TreeError> {
-        if path.is_root() {
-            return Ok(());
+        self.folder_for(path, path)
+    }
+
+    /// Adds a folder, and those above it, for an entry of that name.
+    fn folder_for(&mut self, path: &TreePath, entry: &TreePath) -> Result<(), TreeError> {
+        let mut missing = Vec::new();
+        let mut next = Some(path.clone());
+        while let Some(folder) = next.filter(|folder| !folder.is_root()) {
+            match self.entries.get(&folder) {
+                Some(Entry::Folder) => break,
+                Some(_) if folder == *entry => {
+                    return Err(TreeError::refused(entry, "something else has the same name"));
+                }
+                Some(_) => {
+                    return Err(TreeError::refused(entry, format!("{folder}, which it is to be in, is no folder")));
+                }
+                None => next = folder.parent(),
+            }
+            missing.push(folder);
         }
-        match self.entries.get(path) {
-            Some(Entry::Folder) => return Ok(()),
-            Some(_) => return Err(TreeError::refused(path, "something else has the same name")),
-            None => {}
+        missing.iter().rev().try_for_each(|folder| self.insert(folder, Entry::Folder))
+    }
+
+    /// Gives a file or a link a second name, as a hard link does. Its bytes are kept once.
+    ///
+    /// # Errors
+    /// [`TreeError::Refused`] where there is no such file or link, or the name is taken.
+    pub fn hard_link(&mut self, path: &TreePath, to: &TreePath) -> Result<(), TreeError> {
+        match self.get(to) {
+            Some(entry @ (Entry::File { .. } | Entry::Link(_))) => {
+                let entry = entry.clone();
+                self.make_way_for(path)?;
+                self.insert(path, entry)
+            }
+            Some(Entry::Folder) => Err(TreeError::refused(path, "it is a hard link to a folder")),
+            None => Err(TreeError::refused(path, "it is a hard link to nothing that came before it")),
         }
-        if let Some(parent) = path.parent() {
-            self.folder(&parent)?;
-        }
-        self.insert(path, Entry::Folder)
     }
 
     /// Adds a link.
     ///
     /// # Errors
-    /// As [`file`](Self::file).
+    /// As [`file`](Self::file); [`TreeError::Refused`] for a target that is longer than any file system takes.
     pub fn link(&mut self, path: &TreePath, to: &[u8]) -> Result<(), TreeError> {
+        if to.len() > LONGEST_TARGET {
+            return Err(TreeError::refused(path, "it is a link that leads too far"));
+        }
         self.make_way_for(path)?;
         self.insert(path, Entry::Link(to.to_vec()))
     }
@@ -160,6 +194,17 @@ impl Tree {
         self.entries.iter()
     }
 
+    /// Everything below a folder, a folder before what is below it.
+    pub fn below(&self, folder: &TreePath) -> impl Iterator<Item = (&TreePath, &Entry)> {
+        // What follows `/` in ASCII ends what begins with it.
+        let (first, end) = match folder.is_root() {
+            true => (Vec::new(), None),
+            false => ([folder.as_bytes(), b"/"].concat(), Some([folder.as_bytes(), b"0"].concat())),
+        };
+        let end = end.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+        self.entries.range::<[u8], _>((Bound::Excluded(first.as_slice()), end))
+    }
+
     /// The bytes of a file that begins at `at` in the spool.
     pub fn contents(&self, at: u64, size_bytes: u64) -> impl Read + '_ {
         Contents { spool: &self.spool, at, end: at.saturating_add(size_bytes).min(self.spooled) }
@@ -180,7 +225,7 @@ impl Tree {
             return Err(TreeError::refused(path, "something else has the same name"));
         }
         match path.parent() {
-            Some(parent) => self.folder(&parent),
+            Some(parent) => self.folder_for(&parent, path),
             None => Ok(()),
         }
     }
@@ -188,6 +233,11 @@ impl Tree {
     fn insert(&mut self, path: &TreePath, entry: Entry) -> Result<(), TreeError> {
         if self.entries.len() >= self.limits.entries {
             return Err(TreeError::TooLarge(format!("{} files, folders and links", self.limits.entries)));
+        }
+        let target = if let Entry::Link(to) = &entry { to.len() } else { 0 };
+        self.name_bytes += path.as_bytes().len() + target;
+        if self.name_bytes > MOST_NAME_BYTES {
+            return Err(TreeError::TooLarge(format!("{MOST_NAME_BYTES} bytes in its names")));
         }
         self.entries.insert(path.clone(), entry);
         Ok(())

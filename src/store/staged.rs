@@ -101,6 +101,19 @@ impl Staged {
         FileBytes::of(&self.file)
     }
 
+    /// The staged bytes as a file to read, from its beginning. Nobody may append meanwhile: they share one place.
+    pub fn file(&self) -> Result<File, StoreError> {
+        let failed = |e| StoreError::io("read", &self.path, e);
+        let mut file = self.file.try_clone().map_err(failed)?;
+        file.rewind().map_err(failed)?;
+        Ok(file)
+    }
+
+    /// That reading it failed.
+    pub fn unreadable(&self, why: std::io::Error) -> StoreError {
+        StoreError::io("read", &self.path, why)
+    }
+
     /// Appends to what is staged.
     pub fn append(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
         let failed = |e| StoreError::io("write", &self.path, e);

@@ -16,6 +16,27 @@ pub struct Bounds {
     pub bodies_kib: u32,
     /// Requests to one upstream about what is held, and for jobs.
     pub budget: Rate,
+    /// Git jobs, each from its first request to the last file of its tree.
+    pub git_jobs: Bound,
+    /// What one of them may take.
+    pub git: GitLimits,
+}
+
+/// What one git job may take.
+#[derive(Debug, Clone, Copy)]
+pub struct GitLimits {
+    /// How long it may be silent.
+    pub idle: Duration,
+    /// How long it may take in all, once it has its turn.
+    pub total: Duration,
+    /// How much may be received for it.
+    pub received_bytes: u64,
+    /// How large one object of it may be: it is in memory as a whole.
+    pub object_bytes: usize,
+    /// How deep submodules may be in submodules.
+    pub submodule_depth: usize,
+    /// How many submodules it may have in all.
+    pub submodules: usize,
 }
 
 impl Default for Bounds {
@@ -26,6 +47,22 @@ impl Default for Bounds {
             archives: Bound { each: 64, all: 256, wait: Duration::from_secs(20) },
             bodies_kib: 256 * 1024,
             budget: Rate { burst: 500, per_second: 20 },
+            // Their turn comes after that of others, each of which may take a while.
+            git_jobs: Bound { each: 2, all: 2, wait: Duration::from_secs(300) },
+            git: GitLimits::default(),
+        }
+    }
+}
+
+impl Default for GitLimits {
+    fn default() -> Self {
+        Self {
+            idle: Duration::from_secs(30),
+            total: Duration::from_secs(30 * 60),
+            received_bytes: 2 << 30,
+            object_bytes: 32 << 20,
+            submodule_depth: 8,
+            submodules: 64,
         }
     }
 }

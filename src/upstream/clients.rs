@@ -1,7 +1,7 @@
 //! The HTTP clients of the one way out: whom they trust, where they find names, and which proxies they use.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,6 +28,7 @@ pub(super) enum Coding {
 pub(super) struct Clients {
     named: Pair,
     public: Pair,
+    resolver: Arc<PublicOnly>,
 }
 
 #[derive(Debug)]
@@ -78,7 +79,14 @@ impl Clients {
             named: Pair::new(|| at_their_addresses(client()))?,
             // What a proxy resolves goes the other way; only those that are given addresses are met here.
             public: Pair::new(|| client().dns_resolver(Arc::clone(&public_only)))?,
+            resolver: public_only,
         })
+    }
+
+    /// Where a name leads that the configuration names: for what is not HTTP, and is told an address.
+    pub(super) async fn addresses_of(&self, named: &str) -> std::io::Result<Vec<IpAddr>> {
+        let addresses = self.resolver.all(named).await?;
+        Ok(addresses.into_iter().map(|address| address.ip()).collect())
     }
 
     /// The client for a request.

@@ -10,7 +10,7 @@ use secrecy::ExposeSecret;
 use url::{Host, Origin, Url};
 
 use crate::address::Hostname;
-use crate::config::{self, Access, Credential, CredentialKind, Private};
+use crate::config::{self, Access, Credential, CredentialKind, Private, SshFiles};
 
 /// The credentials that may be used for what one upstream leads to, and the origins it names (promises 7, 8).
 #[derive(Debug, Clone, Default)]
@@ -19,6 +19,8 @@ pub struct Grant {
     own: Option<Shown>,
     /// Those of the `[[credential]]` sections that list this upstream.
     others: Vec<Shown>,
+    /// The keys of those that are for ssh.
+    ssh: Vec<(Hostname, SshFiles)>,
     permitted: Vec<Origin>,
     named_hosts: Vec<String>,
     services_may_be_plain: bool,
@@ -41,18 +43,24 @@ impl Grant {
             Shown { credential: Arc::new(credential), origins }
         });
         let listing = credentials.iter().filter(|credential| credential.upstreams.contains(&upstream.host));
-        let others: Vec<&Credential> = listing.collect();
-        let permitted = others.iter().filter_map(|credential| https(&credential.host)).collect();
-        let others = others.into_iter().filter_map(|credential| match &credential.access {
+        let listing: Vec<&Credential> = listing.collect();
+        let permitted = listing.iter().filter_map(|credential| https(&credential.host)).collect();
+        let others = listing.iter().filter_map(|credential| match &credential.access {
             Access::Http(kind) => {
                 Some(Shown { credential: Arc::new(kind.clone()), origins: origins_of(&credential.host) })
             }
             Access::Ssh(_) => None,
         });
+        let ssh = listing.iter().filter_map(|credential| match &credential.access {
+            Access::Ssh(files) => Some((credential.host.clone(), files.clone())),
+            Access::Http(_) => None,
+        });
+        let ssh = ssh.collect();
         let own_name = https(&upstream.host).and_then(|origin| host_of(&origin));
         Self {
             own,
             others: others.collect(),
+            ssh,
             permitted,
             named_hosts: own_name.into_iter().chain(host_of(&upstream.url.origin())).collect(),
             services_may_be_plain: upstream.url.scheme() == "http",
@@ -76,6 +84,15 @@ impl Grant {
     /// Whether an origin is named, and so may be private.
     pub(super) fn permits(&self, origin: &Origin) -> bool {
         self.permitted.contains(origin)
+    }
+
+    /// The key for an ssh server, and the host keys to believe. A `[[credential]]` without a port is for those of ssh and
+    /// https, where forges listen too.
+    pub(super) fn ssh_for(&self, host: &str, port: u16) -> Option<&SshFiles> {
+        let is_for = |section: &Hostname| {
+            section.name() == host && section.port().map_or(matches!(port, 22 | 443), |named| named == port)
+        };
+        self.ssh.iter().find(|(section, _)| is_for(section)).map(|(_, files)| files)
     }
 
     /// A text of upstream's, unless it quotes a credential that it may have been shown.

@@ -38,6 +38,16 @@ pub enum Refusal {
         /// The port.
         port: u16,
     },
+    /// An ssh server without a key of ours for it.
+    #[error(
+        "over ssh only those are asked that have a key of their own; to allow it, add [[credential]] with host = \"{host}\", upstreams = [\"{upstream}\"] and ssh = {{ key = \"…\", known_hosts = \"…\" }}"
+    )]
+    NoSshKey {
+        /// The server as `host` of a `[[credential]]` has it.
+        host: String,
+        /// The upstream that led there.
+        upstream: String,
+    },
     /// Not of the public internet.
     #[error(
         "{}, and what no configuration names must be public; to allow it all the same, add \"{host}\" to allow_private in [network]",
@@ -60,7 +70,7 @@ fn found(host: &str, address: &IpAddr, class: &Class) -> String {
 impl Refusal {
     /// Every word that there is for one.
     pub(super) fn words() -> impl Iterator<Item = &'static str> {
-        ["offline", "scheme", "userinfo", "plain-http"].into_iter().chain(Class::ALL.map(Class::word))
+        ["offline", "scheme", "userinfo", "plain-http", "no-ssh-key"].into_iter().chain(Class::ALL.map(Class::word))
     }
 
     /// One word for it, for metrics.
@@ -70,6 +80,7 @@ impl Refusal {
             Self::Scheme => "scheme",
             Self::Userinfo => "userinfo",
             Self::PlainHttp { .. } => "plain-http",
+            Self::NoSshKey { .. } => "no-ssh-key",
             Self::Address { class, .. } => class.word(),
         }
     }
@@ -170,6 +181,14 @@ impl PublicOnly {
     /// this machine, because they lead to larder there.
     pub(super) fn new(guard: &Guard, taken_over: HashMap<String, Vec<SocketAddr>>) -> Self {
         Self { taken_over, allowed: Arc::clone(&guard.allowed) }
+    }
+
+    /// Every address of a name: for what the configuration names, which may be anywhere.
+    pub(super) async fn all(&self, named: &str) -> std::io::Result<Vec<SocketAddr>> {
+        match self.taken_over.get(named) {
+            Some(addresses) => Ok(addresses.clone()),
+            None => Ok(tokio::net::lookup_host((named, 0)).await?.collect()),
+        }
     }
 }
 

@@ -9,6 +9,7 @@ pub mod clients;
 pub mod content_range;
 pub mod discovery;
 pub mod error;
+pub mod git;
 mod grant;
 pub mod guard;
 pub mod modules;
@@ -20,6 +21,7 @@ pub mod providers;
 pub mod restraint;
 pub mod retry_after;
 pub mod room;
+pub mod source;
 pub mod special;
 mod traffic;
 

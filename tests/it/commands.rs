@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use larder::address::{Hostname, Name, Package, Platform, ProviderAddress, Version};
+use larder::address::{Artifact, Hostname, Name, Package, Platform, ProviderAddress, Version};
 use larder::clock::Timestamp;
 use larder::store::{Durability, Key, Store};
 use serde_json::Value;
@@ -264,7 +264,7 @@ async fn purge_leaves_what_is_pinned_and_says_so() {
     let (_, path, _) = install(&larder).await;
     let folder = larder.stop().await;
     let store = Store::open(folder.path(), Timestamp(1)).unwrap();
-    let key = Key::Name(package());
+    let key = Key::Name(Artifact::Provider(package()));
     let mut name: Value = serde_json::from_slice(&store.records.get(&key).unwrap().unwrap()).unwrap();
     name["pinned"] = true.into();
     store.records.put(&key, name.to_string().as_bytes(), Durability::Synced).unwrap();

@@ -48,7 +48,7 @@ impl Speed {
 }
 
 /// An archive, as far as it is told apart from others.
-pub(super) type Name = (String, String);
+pub(super) type Name = (String, Option<String>);
 
 pub(super) fn name_of(item: &Item) -> Name {
     (item.what.clone(), item.platform.clone())
@@ -107,7 +107,7 @@ fn bar(part: Option<(u64, u64)>, width: usize) -> String {
 }
 
 fn whole_name(item: &Item) -> String {
-    format!("{} {}", shown_as_text(&item.what), item.platform)
+    format!("{} {}", shown_as_text(&item.what), item.platform.as_deref().unwrap_or_default()).trim_end().to_owned()
 }
 
 fn name_without_host(item: &Item) -> String {

@@ -1,29 +1,97 @@
-//! Archives of modules.
+//! Archives of modules: held and checked, or packed first.
 
 use std::sync::Arc;
 
-use super::super::{Answer, Archive, Call, Mirror};
+use super::super::opened::Opened;
+use super::super::pull::nobody_may_wait;
+use super::super::{Answer, Archive, Call, Link, Mirror, Outcome, unless_gone};
 use super::ModuleArchiveRef;
-use crate::address::ModulePackage;
+use crate::address::{Artifact, ModulePackage};
+use crate::digest::DigestPrefix;
 use crate::error::Error;
 
 impl Mirror {
-    /// The archive that one of our URLs names.
+    /// The archive that one of our URLs names. One that is not held is fetched and packed, however long that takes:
+    /// clients wait for an archive without a limit (PROTOCOL 2.5).
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where no archive of the version has its digest, also after asking upstream anew.
     pub async fn module_archive(
         self: &Arc<Self>,
         wanted: &ModuleArchiveRef,
         call: &Call,
     ) -> Result<Answer<Archive>, Error> {
-        let _ = (wanted, call);
-        Err(Error::Interrupted("not yet".into()))
+        let package = &wanted.package;
+        call.upstream(&package.module.host)?;
+        let key = call.terms.key_of_package(package);
+        let answer = |value, outcome| Answer { value, outcome, fresh_until: call.now, checked: call.now };
+        if let Some(archive) = self.open_module(&key, wanted.digest.as_ref(), call).await? {
+            return Ok(answer(archive, Outcome::Hit));
+        }
+        if call.terms.asked_anew_of_module.get(&key, call.now).is_some() && self.held_module(&key).await?.is_some() {
+            return Err(no_such_archive(wanted));
+        }
+        if self.link() == Link::Offline {
+            return Err(self.missing(format!("the archive of {package}")).await);
+        }
+        let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the archive of {package}")))?;
+        if self.held_module(&key).await?.is_some() {
+            // Another is held: perhaps it was published anew, and accepted elsewhere.
+            let seen = self.location(package, call).await.ok().map(|answer| answer.value.age());
+            self.ask_location_again(package, seen, call).await?;
+        } else {
+            self.module_fill(package, call).await?;
+        }
+        match self.open_module(&key, wanted.digest.as_ref(), call).await? {
+            Some(archive) => Ok(answer(archive, Outcome::Miss)),
+            None => {
+                let rule = call.upstream(&package.module.host)?.rule(|fresh| fresh.download);
+                call.terms.asked_anew_of_module.put(key, (), call.now.after(rule.believed()), call.now);
+                Err(no_such_archive(wanted))
+            }
+        }
     }
 
+    /// Opens a held archive of a version, and checks it: the one with this digest, or the one that is current.
+    async fn open_module(
+        self: &Arc<Self>,
+        key: &ModulePackage,
+        digest: Option<&DigestPrefix>,
+        call: &Call,
+    ) -> Result<Option<Archive>, Error> {
+        let held = match digest {
+            None => self.held_module(key).await?,
+            Some(prefix) => {
+                let (of, prefix) = (Artifact::Module(key.clone()), prefix.clone());
+                self.on_disk(move |mirror| Ok(unless_gone(mirror.name(&of))?.find(&prefix).cloned())).await?
+            }
+        };
+        let Some(held) = held else { return Ok(None) };
+        match self.open_held(key, &held, call).await? {
+            Opened::Checked(archive) => Ok(Some(archive)),
+            Opened::Missing | Opened::Damaged => Ok(None),
+        }
+    }
+
+    /// Sees to it that an archive of a version is held.
+    ///
+    /// # Errors
+    /// Why it is not.
     pub(in crate::mirror) async fn bring_module(
         self: &Arc<Self>,
         package: &ModulePackage,
         call: &Call,
     ) -> Result<(), Error> {
-        let _ = (package, call);
-        Err(Error::Interrupted("not yet".into()))
+        let key = call.terms.key_of_package(package);
+        match self.held_module(&key).await? {
+            Some(_) => Ok(()),
+            None if self.link() == Link::Offline => Err(self.missing(format!("the archive of {package}")).await),
+            None => self.module_fill(package, call).await.map(drop),
+        }
     }
+}
+
+fn no_such_archive(ModuleArchiveRef { package, digest }: &ModuleArchiveRef) -> Error {
+    let digest = digest.as_ref().map(ToString::to_string).unwrap_or_default();
+    Error::NotFound(format!("{package} has no archive whose SHA-256 begins with {digest}: ask its download again"))
 }

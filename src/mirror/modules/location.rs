@@ -1,25 +1,313 @@
-//! Where a version of a module is.
+//! Where a version of a module is: what upstream says, led back to an archive that larder packs of it.
 
 use std::sync::Arc;
 
-use super::super::{Answer, Call, Mirror};
-use super::ModuleLocation;
-use crate::address::ModulePackage;
+use bytes::Bytes;
+use tokio::time::timeout_at;
+use url::Url;
+
+use super::super::discovery::Faith;
+use super::super::documents::{DocumentFlight, KeptDocument, Meanwhile};
+use super::super::freshness::Age;
+use super::super::names::HeldArchive;
+use super::super::single_flight::Awaited;
+use super::super::{Answer, Call, Errand, Link, Mirror, Outcome};
+use super::{ModuleArchiveRef, ModuleLocation};
+use crate::address::{Artifact, ModulePackage};
+use crate::digest::Digest;
 use crate::error::Error;
+use crate::store::Key;
+use crate::upstream::Upstream;
+use crate::upstream::ask::Fetched;
+use crate::upstream::discovery::Service;
+use crate::upstream::error::{Fault, UpstreamError};
+use crate::upstream::modules::download_url;
+use crate::upstream::outbound::origin;
+use crate::upstream::source::{BadSource, Located, Source, Subdir, Unsupported, location_in_download};
+
+/// What upstream said of where a version is: a source address, and what it is relative to.
+#[derive(Debug, Clone)]
+pub(super) struct Said {
+    pub(super) located: Located,
+    /// The SHA-256 of the address as upstream wrote it; the address itself may hold secrets.
+    pub(super) digest: Digest,
+    pub(super) age: Age,
+}
 
 impl Mirror {
-    /// Where a client gets a version of a module.
+    /// Where a client gets a version of a module. What is not held is fetched, and waited for as long as a client waits
+    /// for a document; what takes longer is told without its digest, and goes on behind.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where upstream has no such version; what the fetch fails with, where it does in time.
     pub async fn module_location(
         self: &Arc<Self>,
         package: &ModulePackage,
         call: &Call,
     ) -> Result<Answer<ModuleLocation>, Error> {
-        let _ = (package, call);
-        Err(Error::Interrupted("not yet".into()))
+        let key = call.terms.key_of_package(package);
+        let answer = match self.location(package, call).await {
+            Ok(answer) => answer,
+            Err(error) => return self.location_without_upstream(package, &key, error, call).await,
+        };
+        let said = Arc::clone(&answer.value).said(package)?;
+        let told = |value| Answer { value, outcome: answer.outcome, fresh_until: answer.fresh_until, checked: answer.checked };
+        if let Source::Unsupported(source) = &said.located.source {
+            return self.elsewhere(package, source).map(told);
+        }
+        if let Some(held) = self.held_module(&key).await? {
+            self.look_again_if_due(package, &key, said, call);
+            return Ok(told(here(package, Some(&held))));
+        }
+        let filled = match timeout_at(call.deadline, self.module_fill(package, call)).await {
+            Ok(filled) => filled.map(|held| here(package, Some(&held)))?,
+            Err(_) => without_digest(package, said.located.subdir.as_ref())?,
+        };
+        Ok(Answer { value: filled, outcome: Outcome::Miss, fresh_until: answer.fresh_until, checked: answer.checked })
     }
 
+    /// Serves what is held where upstream cannot say where it is, or has deleted it (promise 6).
+    async fn location_without_upstream(
+        self: &Arc<Self>,
+        package: &ModulePackage,
+        key: &ModulePackage,
+        error: Error,
+        call: &Call,
+    ) -> Result<Answer<ModuleLocation>, Error> {
+        let keep_gone = call.upstream(&package.module.host)?.settings.keep_gone;
+        let outcome = match &error {
+            Error::NotFound(_) if !keep_gone => return Err(error),
+            Error::NotFound(_) => Outcome::Gone,
+            _ => Outcome::Stale,
+        };
+        let Some(held) = self.held_module(key).await? else { return Err(error) };
+        if self.link() == Link::Online {
+            tracing::warn!(%package, %error, "upstream does not say where it is; what is held is served");
+        }
+        Ok(Answer { value: here(package, Some(&held)), outcome, fresh_until: call.now, checked: held.kept })
+    }
+
+    /// A source that larder cannot fetch: the client may, unless larder is sealed or the address is not for its eyes.
+    fn elsewhere(&self, package: &ModulePackage, source: &Unsupported) -> Result<ModuleLocation, Error> {
+        let host = source.host().unwrap_or_else(|| "somewhere".to_owned());
+        let refused = |why: String| -> Error {
+            let fault = Fault::Unusable(why);
+            UpstreamError { asked: format!("the location of {package}"), at: package.module.host.to_string(), fault }.into()
+        };
+        let what = source.what();
+        if self.link() == Link::Offline {
+            let why = "is a source that larder cannot fetch, and this mirror is offline, so no client is sent there";
+            return Err(refused(format!("{what} at {host} {why}")));
+        }
+        let Some(text) = source.for_client() else {
+            let why = "is a source that larder cannot fetch, and its address may hold secrets, so no client is given it";
+            return Err(refused(format!("{what} at {host} {why}")));
+        };
+        self.counters.elsewhere.inc();
+        tracing::warn!(%package, what, host, "a module is at a source that larder cannot fetch; clients fetch it themselves, and nothing is kept");
+        Ok(ModuleLocation::Elsewhere(text.to_owned()))
+    }
+
+    /// What upstream says of where a version is.
+    pub(super) async fn location(
+        self: &Arc<Self>,
+        package: &ModulePackage,
+        call: &Call,
+    ) -> Result<Answer<Arc<KeptDocument>>, Error> {
+        let upstream = Arc::clone(call.upstream(&package.module.host)?);
+        let mut rule = upstream.rule(|fresh| fresh.download);
+        let key = Key::ModuleLocation(call.terms.key_of_package(package));
+        let held = self.held_document(&key).await?;
+        if held.is_none()
+            && let Some(said) = call.terms.absent.get(&key, call.now)
+        {
+            return Err(Error::NotFound(said));
+        }
+        if let Some(held) = held.as_ref().filter(|held| !held.age.gone) {
+            rule = self.rule_for_what_is_of(Service::Modules, &held.value.about.asked, &upstream, rule).await?;
+        }
+        let seen = held.as_ref().map(|held| held.age);
+        let fly = |errand, call: &Call| self.fly_for_location(upstream, package, seen, errand, call);
+        self.pull(&what(package), &package.module.host, call, &rule, held, fly).await
+    }
+
+    /// Asks upstream where a version is, however fresh what is held; unless another has since the caller saw it.
+    pub(in crate::mirror) async fn ask_location_again(
+        self: &Arc<Self>,
+        package: &ModulePackage,
+        seen: Option<Age>,
+        call: &Call,
+    ) -> DocumentFlight {
+        let upstream = Arc::clone(call.upstream(&package.module.host)?);
+        self.fly_for_location(upstream, package, seen, Errand::Fetch, call).await
+    }
+
+    fn fly_for_location(
+        self: &Arc<Self>,
+        upstream: Arc<Upstream>,
+        package: &ModulePackage,
+        seen: Option<Age>,
+        errand: Errand,
+        call: &Call,
+    ) -> Awaited<DocumentFlight> {
+        let what = what(package);
+        let rule = upstream.rule(|fresh| fresh.download);
+        let key = Key::ModuleLocation(call.terms.key_of_package(package));
+        let of = (key.clone(), errand, call.terms.generation);
+        self.documents.share(&self.tasks, of, Err(Error::Interrupted(what.clone())), || {
+            let (mirror, call, package) = (Arc::clone(self), self.inner(call), package.clone());
+            async move {
+                let host = &package.module.host;
+                let work = async {
+                    match mirror.landed_meanwhile(&key, seen, &rule, &call).await? {
+                        Meanwhile::Landed(landed) => Ok(landed),
+                        Meanwhile::Held(before) => {
+                            mirror.spend(&what, host, errand, 1, &call)?;
+                            mirror.fetch_location(&what, &upstream, &package, before, &call).await
+                        }
+                    }
+                };
+                mirror.within_limits(&what, host, work).await
+            }
+        })
+    }
+
+    async fn fetch_location(
+        self: &Arc<Self>,
+        what: &str,
+        upstream: &Upstream,
+        package: &ModulePackage,
+        before: Option<Arc<KeptDocument>>,
+        call: &Call,
+    ) -> DocumentFlight {
+        let unusable = |why: String| UpstreamError {
+            asked: what.to_owned(),
+            at: origin(&upstream.settings.url),
+            fault: Fault::Unusable(why),
+        };
+        let faith = Faith::for_what_is_held(before.as_ref());
+        let (base, grant) = self.service(Service::Modules, upstream, faith, call).await?;
+        let (spelled, guessed) = self.module_spelling(package, call).await;
+        let asked = download_url(&base, &package.module, &spelled).map_err(|e| unusable(e.to_string()))?;
+        let fetched =
+            self.ask(what, &asked, upstream, &grant, before.as_deref(), self.limits.document_bytes, call).await;
+        let key = Key::ModuleLocation(call.terms.key_of_package(package));
+        let kept = match (fetched, before) {
+            (Ok(Fetched::Unchanged), Some(before)) => before.checked_again(call.now, false),
+            (Ok(Fetched::Unchanged), None) => return Err(unusable("304 to an unconditional request".into()).into()),
+            (Ok(Fetched::New(mut document)), _) => {
+                let location = location_in_download(document.location.as_deref(), &document.body);
+                let location = location.ok_or_else(|| {
+                    unusable("neither X-Terraform-Get nor a location in its JSON says where the module is".into())
+                })?;
+                // Nothing else of the answer means anything to a client.
+                document.body = Bytes::from(location);
+                let kept = Arc::new(KeptDocument::of(document, asked, call.now));
+                Arc::clone(&kept).said(package)?;
+                Arc::unwrap_or_clone(kept)
+            }
+            (Err(error), before) if matches!(error.fault, Fault::Absent(_)) => match (guessed, before) {
+                // That there is no version of this spelling says nothing while the list cannot be read.
+                (Some(unread), None) => return Err(unread),
+                (_, Some(before)) if upstream.settings.keep_gone => {
+                    if !before.about.gone {
+                        tracing::warn!(%package, %error, "upstream has deleted it; what is held is kept (keep_gone)");
+                    }
+                    before.checked_again(call.now, true)
+                }
+                (_, before) => {
+                    let until = call.now.after(upstream.rule(|fresh| fresh.download).believed());
+                    call.terms.absent.put(key.clone(), error.to_string(), until, call.now);
+                    if before.is_some() && self.is_on_these_terms(call) {
+                        self.drop_document(key).await?;
+                        self.module_changed(&package.module);
+                    }
+                    return Err(Error::NotFound(error.to_string()));
+                }
+            },
+            (Err(error), _) => return Err(error.into()),
+        };
+        let landed = self.keep_document(key, kept).await;
+        self.module_changed(&package.module);
+        landed
+    }
+
+    /// Whether upstream has deleted a version, as far as its held location tells.
     pub(in crate::mirror) fn location_is_gone(&self, package: &ModulePackage) -> bool {
-        let _ = package;
-        false
+        // What cannot be read cannot be known to be gone, and its archive can be fetched again.
+        let record = self.store.records.get(&Key::ModuleLocation(package.clone())).ok().flatten();
+        record.and_then(KeptDocument::read).is_some_and(|kept| kept.about.gone)
+    }
+
+    /// The archive of a version that is held now, if one is.
+    pub(in crate::mirror) async fn held_module(
+        self: &Arc<Self>,
+        key: &ModulePackage,
+    ) -> Result<Option<HeldArchive>, Error> {
+        let of = Artifact::Module(key.clone());
+        self.on_disk(move |mirror| {
+            let name = super::super::unless_gone(mirror.name(&of))?;
+            for held in name.archives.into_iter().rev() {
+                if super::super::unless_gone(mirror.store.blobs.holds(&held.digest))? {
+                    return Ok(Some(held));
+                }
+            }
+            Ok(None)
+        })
+        .await
+    }
+}
+
+impl KeptDocument {
+    /// The document as the location of a version.
+    pub(super) fn said(self: Arc<Self>, package: &ModulePackage) -> Result<Said, Error> {
+        let unusable = |why: String| -> Error {
+            UpstreamError { asked: what(package), at: origin(&self.about.asked), fault: Fault::Unusable(why) }.into()
+        };
+        let text = std::str::from_utf8(&self.body).map_err(|_| unusable("a location that is not UTF-8".into()))?;
+        let located = Source::parse(text, &self.about.asked).map_err(|bad: BadSource| unusable(bad.to_string()))?;
+        Ok(Said { located, digest: Digest::of(&self.body), age: self.age() })
+    }
+}
+
+/// Where a client gets what is held.
+fn here(package: &ModulePackage, held: Option<&HeldArchive>) -> ModuleLocation {
+    let digest = held.map(|held| held.digest);
+    ModuleLocation::Here {
+        archive: ModuleArchiveRef { package: package.clone(), digest: digest.map(|digest| digest.prefix()) },
+        checksum: digest,
+        subdir: held.and_then(|held| held.proof.how.tree()).and_then(|packed| packed.subdir.clone()),
+    }
+}
+
+/// Where a client gets what is still on its way.
+fn without_digest(package: &ModulePackage, subdir: Option<&Subdir>) -> Result<ModuleLocation, Error> {
+    let archive = ModuleArchiveRef { package: package.clone(), digest: None };
+    let subdir = subdir.and_then(Subdir::in_package).map(|below| subdir_text(package, below)).transpose()?;
+    Ok(ModuleLocation::Here { archive, checksum: None, subdir })
+}
+
+/// A subfolder as it stands in a location.
+pub(super) fn subdir_text(package: &ModulePackage, subdir: &crate::pack::TreePath) -> Result<String, Error> {
+    let text = std::str::from_utf8(subdir.as_bytes()).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_graphic()));
+    text.map(str::to_owned).ok_or_else(|| {
+        let fault = Fault::Unusable(format!("its //{subdir} has letters that no header can have"));
+        UpstreamError { asked: what(package), at: package.module.host.to_string(), fault }.into()
+    })
+}
+
+/// What is asked for, for people.
+pub(super) fn what(package: &ModulePackage) -> String {
+    format!("the location of {package}")
+}
+
+/// The part of a URL that may be told to anybody, for what is fetched of a source.
+pub(super) fn origin_of(source: &Source) -> String {
+    let of = |url: &Url| origin(url);
+    match source {
+        Source::Git(git) => of(&git.url),
+        Source::Archive(archive) => of(&archive.url),
+        Source::Indirect(url) => of(url),
+        Source::Unsupported(unsupported) => unsupported.host().unwrap_or_default(),
     }
 }

@@ -1,16 +1,22 @@
 //! Modules: their version lists, where each version is, and archives that larder packs itself, because registries
 //! answer with addresses of git repositories that no cache could keep (DESIGN 6).
 
+mod accept;
 mod archive;
+mod download;
+mod fetch;
 mod fill;
 mod location;
+mod look;
+mod purge;
 mod seen;
 mod versions;
+mod warm;
 
 pub(super) use self::seen::SeenModule;
 
-use super::Terms;
-use crate::address::{ModuleAddress, ModulePackage};
+use super::{Mirror, Terms};
+use crate::address::{Artifact, ModuleAddress, ModulePackage};
 use crate::digest::{Digest, DigestPrefix};
 
 /// An archive of a module, as our URLs name it.
@@ -48,5 +54,12 @@ impl Terms {
     /// The same of one of its versions.
     pub(super) fn key_of_package(&self, package: &ModulePackage) -> ModulePackage {
         ModulePackage { module: self.key_of(&package.module), version: package.version.clone() }
+    }
+}
+
+impl Mirror {
+    /// What an archive of a version is kept as, however its module is spelled.
+    pub fn artifact_of(&self, package: &ModulePackage) -> Artifact {
+        Artifact::Module(self.terms().key_of_package(package))
     }
 }

@@ -8,6 +8,7 @@ use crate::address::ModulePackage;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::store::{Durability, Key, Recorded, StoreError};
+use crate::upstream::ask::Validators;
 
 /// What a version of a module was, and what it was found to be since.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,6 +19,8 @@ pub(in crate::mirror) struct SeenModule {
     /// Another tree that upstream has shown since, and that nobody has accepted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) moved: Option<Sighting>,
+    /// When upstream had confirmed the location of which what it leads to was last looked at.
+    pub(super) looked: Timestamp,
 }
 
 /// One look at what a location led to.
@@ -32,7 +35,16 @@ pub(in crate::mirror) struct Sighting {
     pub(super) packer: u32,
     /// The SHA-256 of the location that led there; the location itself may hold secrets.
     pub(super) source: Digest,
+    /// What the server of an archive said of its bytes, for asking whether they changed.
+    #[serde(default)]
+    pub(super) validators: Validators,
     pub(super) at: Timestamp,
+}
+
+impl Sighting {
+    pub(super) fn has_validators(&self) -> bool {
+        self.validators != Validators::default()
+    }
 }
 
 /// How a tree stands to what was seen before.
@@ -77,9 +89,10 @@ fn rebuilt(mirror: &Mirror, package: &ModulePackage) -> Result<Option<SeenModule
             commit: packed.commit.clone(),
             packer: packed.packer,
             source: packed.source,
+            validators: Validators::default(),
             at: kept,
         };
-        SeenModule { first_seen: kept, pinned, moved: None }
+        SeenModule { first_seen: kept, pinned, moved: None, looked: Timestamp(0) }
     }))
 }
 
@@ -97,10 +110,33 @@ fn put(mirror: &Mirror, package: &ModulePackage, seen: &SeenModule) -> Result<()
 pub(super) fn judge(mirror: &Mirror, package: &ModulePackage, sighting: Sighting) -> Result<Judged, StoreError> {
     let _lock = mirror.record_lock(&Key::SeenModule(package.clone())).lock();
     let Some(mut seen) = read(mirror, package)? else {
-        put(mirror, package, &SeenModule { first_seen: sighting.at, pinned: sighting, moved: None })?;
+        let at = sighting.at;
+        put(mirror, package, &SeenModule { first_seen: at, pinned: sighting, moved: None, looked: at })?;
         return Ok(Judged::Consistent);
     };
-    let before = seen.clone();
+    seen.looked = sighting.at;
+    change(mirror, package, seen, sighting)
+}
+
+/// The same for what was only looked at, and of a location that upstream had confirmed at `looked`.
+pub(super) fn looked(
+    mirror: &Mirror,
+    package: &ModulePackage,
+    sighting: Sighting,
+    looked: Timestamp,
+) -> Result<Judged, StoreError> {
+    let _lock = mirror.record_lock(&Key::SeenModule(package.clone())).lock();
+    let Some(mut seen) = read(mirror, package)? else { return Ok(Judged::Consistent) };
+    seen.looked = looked;
+    change(mirror, package, seen, sighting)
+}
+
+fn change(
+    mirror: &Mirror,
+    package: &ModulePackage,
+    mut seen: SeenModule,
+    sighting: Sighting,
+) -> Result<Judged, StoreError> {
     let judged = if seen.pinned.tree == sighting.tree {
         seen.pinned = sighting;
         seen.moved = None;
@@ -110,9 +146,7 @@ pub(super) fn judge(mirror: &Mirror, package: &ModulePackage, sighting: Sighting
         seen.moved = Some(sighting);
         Judged::Moved { pinned }
     };
-    if seen != before {
-        put(mirror, package, &seen)?;
-    }
+    put(mirror, package, &seen)?;
     Ok(judged)
 }
 
@@ -125,6 +159,7 @@ pub(super) fn accept(
     let _lock = mirror.record_lock(&Key::SeenModule(package.clone())).lock();
     let before = read(mirror, package)?;
     let first_seen = before.as_ref().map_or(sighting.at, |seen| seen.first_seen);
-    put(mirror, package, &SeenModule { first_seen, pinned: sighting, moved: None })?;
+    let looked = sighting.at;
+    put(mirror, package, &SeenModule { first_seen, pinned: sighting, moved: None, looked })?;
     Ok(before.map(|seen| seen.pinned))
 }

@@ -183,7 +183,7 @@ async fn pin_or_unpin(mirror: &Arc<Mirror>, addresses: &[What], pin: Pin) -> Don
 pub async fn pin_job(mirror: &Arc<Mirror>, items: Vec<ToPin>, pin: Pin) -> Done<Pinned> {
     let mut done = Done::nothing_yet();
     let packages = items.iter().filter_map(|item| item.package.clone()).collect();
-    let known = mirror.pin_packages(packages, pin).await.map(|known| {
+    let known = mirror.pin_artifacts(packages, pin).await.map(|known| {
         let mut known = known.into_iter();
         let of = |item: ToPin| {
             let not_held = Pinned { what: item.what, outcome: PinOutcome::NotHeld };

@@ -5,13 +5,16 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::header::AUTHORIZATION;
-use http::{Request, Response};
+use http::{HeaderMap, Request, Response};
+use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use parking_lot::Mutex;
 
 use super::api::Api;
 use super::documents;
 use super::faults::{Fault, Rules, Target};
+use super::git::{self, GitHost};
+use super::modules::Modules;
 use super::package::{Release, SignedSums};
 use super::reply::{Reply, ReplyBody};
 use super::requests::{RecordedRequest, Requests};
@@ -49,6 +52,8 @@ pub(super) struct Character {
 pub(super) struct State {
     /// By namespace and type, in the order of publishing.
     pub(super) releases: BTreeMap<(String, String), Vec<Release>>,
+    pub(super) modules: Modules,
+    pub(super) git: Option<GitHost>,
     pub(super) pages: BTreeMap<String, Reply>,
     pub(super) api: Api,
     pub(super) rules: Rules,
@@ -84,26 +89,34 @@ impl Registry {
             status: None,
             bytes_sent: 0,
         });
-        let (reply, in_force) = {
+        let (parts, body) = request.into_parts();
+        let (method, headers) = (parts.method.clone(), parts.headers.clone());
+        let (mut reply, in_force, git) = {
             let mut state = self.state.lock();
-            let in_force = state.rules.take(&target, &path, request.method());
-            let mut reply = match self.is_refused(&target, &request) {
+            let in_force = state.rules.take(&target, &path, &method);
+            let reply = match self.is_refused(&target, &headers) {
                 true => Reply::new(401, "application/json", "{\"errors\":[\"Unauthorized\"]}"),
                 false => self.content(&state, origin, &path, &query, &in_force.anywhere),
             };
-            reply.can_range = target != Target::Discovery && path.starts_with("/releases/");
-            (reply, in_force)
+            (reply, in_force, state.git.clone().filter(|_| target == Target::Git))
         };
-        let reply = reply.finish(&path, &query, request.headers(), &in_force.here);
-        reply.send(request.method(), in_force, arrival, wire).await
+        if let Some(git) = git {
+            // A body that breaks off is git's to complain about.
+            let asked = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+            reply = git.answer(parts, asked).await;
+        }
+        reply.can_range = matches!(target, Target::Sums | Target::Signature | Target::Archive | Target::ModuleArchive);
+        let reply = reply.finish(&path, &query, &headers, &in_force.here);
+        reply.send(&method, in_force, arrival, wire).await
     }
 
-    fn is_refused(&self, target: &Target, request: &Request<Incoming>) -> bool {
-        let is_api = matches!(target, Target::Discovery | Target::Versions | Target::Document);
+    fn is_refused(&self, target: &Target, headers: &HeaderMap) -> bool {
+        use Target::{Discovery, Document, Location, ModuleVersions, Versions};
+        let is_api = matches!(target, Discovery | Versions | Document | ModuleVersions | Location);
         let Some(token) = self.character.token.as_ref().filter(|_| is_api) else {
             return false;
         };
-        request.headers().get(AUTHORIZATION).is_none_or(|sent| *sent != format!("Bearer {token}"))
+        headers.get(AUTHORIZATION).is_none_or(|sent| *sent != format!("Bearer {token}"))
     }
 
     fn content(&self, state: &State, origin: Origin, path: &str, query: &str, faults: &[Fault]) -> Reply {
@@ -122,6 +135,9 @@ impl Registry {
                 return Reply::redirect(status, &location);
             }
             _ if origin == Origin::Releases => None,
+            ["v1", "modules", rest @ ..] => {
+                return state.modules.answer(rest).map_or_else(Reply::not_found, |reply| dated(state, reply));
+            }
             [".well-known", "terraform.json"] => {
                 let prefix = match self.character.has_absolute_services {
                     true => self.character.registry_origin.as_str(),
@@ -225,6 +241,10 @@ fn kind(path: &str) -> Target {
         [".well-known", "terraform.json"] => Target::Discovery,
         ["v1", "providers", _, _, "versions"] => Target::Versions,
         ["v1", "providers", _, _, _, "download", _, _] => Target::Document,
+        ["v1", "modules", _, _, _, "versions"] => Target::ModuleVersions,
+        ["v1", "modules", _, _, _, _, "download"] => Target::Location,
+        ["files", ..] => Target::ModuleArchive,
+        _ if git::is_of_repository(path) => Target::Git,
         ["releases", .., file] if file.ends_with("_SHA256SUMS") => Target::Sums,
         ["releases", .., file] if file.ends_with(".sig") => Target::Signature,
         ["releases", ..] => Target::Archive,

@@ -1,5 +1,6 @@
 //! What a fake upstream is like from its start to its end: TLS, origins, how it names its files.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::super::tls::TestCa;
@@ -18,6 +19,7 @@ pub(crate) struct Builder {
     has_absolute_services: bool,
     file_urls: FileUrls,
     token: Option<String>,
+    address: SocketAddr,
 }
 
 impl Builder {
@@ -31,6 +33,7 @@ impl Builder {
             has_absolute_services: false,
             file_urls: FileUrls::Plain,
             token: None,
+            address: ([127, 0, 0, 1], 0).into(),
         }
     }
 
@@ -93,6 +96,12 @@ impl Builder {
         self
     }
 
+    /// Listens at this address of a namespace of the test's own: forges are only ever asked at 443.
+    pub(crate) fn at(mut self, address: SocketAddr) -> Self {
+        self.address = address;
+        self
+    }
+
     /// Starts to listen.
     pub(crate) async fn start(self) -> FakeUpstream {
         let certified_by = |ca: &TestCa| {
@@ -102,7 +111,7 @@ impl Builder {
         };
         let tls = self.ca.as_ref().map(certified_by);
         let releases_tls = self.releases_ca.as_ref().map(certified_by).or_else(|| tls.clone());
-        let registry_listener = Listener::reserve(tls);
+        let registry_listener = Listener::reserve_at(self.address, tls);
         let releases_listener = self.has_releases_elsewhere.then(|| Listener::reserve(releases_tls));
         let registry = Registry {
             character: Character {

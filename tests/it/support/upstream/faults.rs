@@ -21,6 +21,14 @@ pub(crate) enum Target {
     Signature,
     /// Any zip.
     Archive,
+    /// The version list of any module.
+    ModuleVersions,
+    /// Where any version of a module is.
+    Location,
+    /// What is below `/files/`: archives of modules.
+    ModuleArchive,
+    /// Anything that git asks.
+    Git,
     /// Pages added with `serve`, the hops of redirected file URLs, and what does not exist.
     Other,
     /// Any request whose path contains this text.
@@ -128,6 +136,8 @@ pub(crate) enum Fault {
     NoLength,
     /// No Content-Length, and the connection is closed after this many bytes, without a last chunk.
     NoLengthTruncated(usize),
+    /// The answer begins this much later than it could.
+    Late(Duration),
     /// No answer at all: the connection stays open.
     NeverAnswers,
     /// Nothing more after this many bytes of the body: the connection stays open.

@@ -7,6 +7,8 @@ mod builder;
 mod coded;
 mod documents;
 mod faults;
+mod git;
+mod modules;
 mod package;
 mod reply;
 mod requests;
@@ -27,6 +29,7 @@ use super::tls::TestCa;
 pub(crate) use self::api::Listed;
 pub(crate) use self::builder::Builder;
 pub(crate) use self::faults::{Fault, Target};
+pub(crate) use self::modules::{Module, Telling};
 pub(crate) use self::package::{Provider, sha256_hex};
 pub(crate) use self::reply::Gate;
 pub(crate) use self::requests::RecordedRequest;
@@ -283,6 +286,11 @@ impl FakeUpstream {
     /// How many bytes of bodies were sent.
     pub(crate) fn bytes_sent(&self) -> u64 {
         self.requests().iter().map(|request| request.bytes_sent).sum()
+    }
+
+    /// How many connections were made.
+    pub(crate) fn connections(&self) -> usize {
+        self.listeners().map(Listener::connections).sum()
     }
 
     /// Counts from nothing again.

@@ -264,6 +264,7 @@ impl Reply {
         for fault in &in_force.here {
             match fault {
                 Fault::NeverAnswers => std::future::pending().await,
+                Fault::Late(pause) => tokio::time::sleep(*pause).await,
                 Fault::Truncated(at) => ending = Some((*at, Step::Close)),
                 Fault::Reset(at) => ending = Some((*at, Step::Reset)),
                 Fault::Stalls(at) => ending = Some((*at, Step::Stall)),

@@ -6,7 +6,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use http::{Request, Response};
@@ -47,6 +47,7 @@ pub(super) struct Listener {
     address: SocketAddr,
     tls: Option<TlsAcceptor>,
     is_mute: Arc<AtomicBool>,
+    connections: Arc<AtomicUsize>,
     /// Bound and never listening, so that the port stays ours while stopped, and refuses.
     _reserved: TcpSocket,
     serving: Option<(CancellationToken, JoinHandle<()>)>,
@@ -54,11 +55,16 @@ pub(super) struct Listener {
 
 impl Listener {
     pub(super) fn reserve(tls: Option<Arc<rustls::ServerConfig>>) -> Self {
-        let reserved = bound_socket(([127, 0, 0, 1], 0).into());
+        Self::reserve_at(([127, 0, 0, 1], 0).into(), tls)
+    }
+
+    pub(super) fn reserve_at(address: SocketAddr, tls: Option<Arc<rustls::ServerConfig>>) -> Self {
+        let reserved = bound_socket(address);
         Self {
             address: reserved.local_addr().expect("a bound socket has an address"),
             tls: tls.map(TlsAcceptor::from),
             is_mute: Arc::default(),
+            connections: Arc::default(),
             _reserved: reserved,
             serving: None,
         }
@@ -71,6 +77,11 @@ impl Listener {
     pub(super) fn origin(&self) -> String {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         format!("{scheme}://{}", self.address)
+    }
+
+    /// How many connections were accepted.
+    pub(super) fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
     }
 
     /// Whether new connections get no byte from us.
@@ -88,7 +99,10 @@ impl Listener {
         }
         let listener = bound_socket(self.address).listen(1024).expect("our own port listens");
         let stop = CancellationToken::new();
-        let task = tokio::spawn(accept(listener, self.tls.clone(), Arc::clone(&self.is_mute), handler, stop.clone()));
+        let (tls, is_mute) = (self.tls.clone(), Arc::clone(&self.is_mute));
+        let connections = Arc::clone(&self.connections);
+        let listener = Counted { listener, connections };
+        let task = tokio::spawn(accept(listener, tls, is_mute, handler, stop.clone()));
         self.serving = Some((stop, task));
     }
 
@@ -117,8 +131,22 @@ fn bound_socket(address: SocketAddr) -> TcpSocket {
     socket
 }
 
-async fn accept<H, F>(
+/// What listens, and how often it accepted.
+struct Counted {
     listener: TcpListener,
+    connections: Arc<AtomicUsize>,
+}
+
+impl Counted {
+    async fn accept(&self) -> io::Result<TcpStream> {
+        let (stream, _) = self.listener.accept().await?;
+        self.connections.fetch_add(1, Ordering::Relaxed);
+        Ok(stream)
+    }
+}
+
+async fn accept<H, F>(
+    listener: Counted,
     tls: Option<TlsAcceptor>,
     is_mute: Arc<AtomicBool>,
     handler: H,
@@ -132,7 +160,7 @@ async fn accept<H, F>(
         tokio::select! {
             () = stop.cancelled() => break,
             Some(_) = connections.join_next() => {}
-            Ok((stream, _)) = listener.accept() => match is_mute.load(Ordering::Relaxed) {
+            Ok(stream) = listener.accept() => match is_mute.load(Ordering::Relaxed) {
                 true => drop(connections.spawn(silence(stream))),
                 false => drop(connections.spawn(serve(stream, tls.clone(), handler.clone()))),
             },

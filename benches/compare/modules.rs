@@ -1,0 +1,160 @@
+//! A real `terraform init` of ten modules whose registry names git repositories, 50 ms away for each request: directly,
+//! and through larder.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+
+use crate::Bench;
+use crate::larder::{Home, Larder, Log};
+use crate::measure::{median, rounds};
+use crate::report::{Section, Target as Goal, cell};
+use crate::support::git::Repositories;
+use crate::support::larder::HOST;
+use crate::support::module_scene::through;
+use crate::support::terraform::{Terraform, Workspace, host_override};
+use crate::support::tls::TestCa;
+use crate::support::upstream::{FakeUpstream, Fault, Module, Target};
+
+const MODULES: usize = 10;
+const LATENCY: Duration = Duration::from_millis(50);
+/// As modules of clouds are: some forty files, and a history that a clone takes with it.
+const FILES: usize = 40;
+const COMMITS: usize = 60;
+
+const COLD_AT_MOST: f64 = 1.2;
+const WARM_AT_MOST: f64 = 0.3;
+
+/// Where it gets them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum From {
+    Nowhere,
+    Git,
+    Cold,
+    Warm,
+}
+
+/// The registry and the git server that both ways end at.
+struct Forge {
+    ca: TestCa,
+    registry: FakeUpstream,
+    git: FakeUpstream,
+    _repositories: Repositories,
+}
+
+/// Measures what is wanted of it.
+pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
+    let row = |reference: &str| format!("init of {MODULES} modules by {reference}");
+    let wanted: Vec<&str> = ["tag", "commit"].into_iter().filter(|reference| bench.wants(&row(reference))).collect();
+    if wanted.is_empty() || bench.terraform.is_none() {
+        return Ok(None);
+    }
+    let head = ["", "cold", "warm", "direct", "without modules", "cold/direct", "warm/direct"];
+    let title = format!("terraform init of modules, their git server {} ms away", LATENCY.as_millis());
+    let mut section = Section::new(&title, &head);
+    for reference in wanted {
+        let name = row(reference);
+        bench.progress(&name);
+        let forge = bench.block_on(forge(reference))?;
+        let seconds = measure(bench, &forge)?;
+        let nothing = seconds[&From::Nowhere];
+        let of_direct = |from: From| (seconds[&from] - nothing) / (seconds[&From::Git] - nothing);
+        let mut cells: Vec<String> = [From::Cold, From::Warm, From::Git, From::Nowhere]
+            .map(|from| cell(Some(format!("{:.2} s", seconds[&from]))))
+            .into();
+        let mut goals = Vec::new();
+        for (from, most) in [(From::Cold, COLD_AT_MOST), (From::Warm, WARM_AT_MOST)] {
+            let ratio = of_direct(from);
+            cells.push(format!("{ratio:.2}"));
+            goals.push(Goal { met: ratio <= most, text: format!("{from:?} at most {most} x direct").to_lowercase() });
+        }
+        section.add(&name, cells, goals);
+    }
+    Ok(Some(section))
+}
+
+/// How long each takes, in seconds.
+fn measure(bench: &Bench, forge: &Forge) -> anyhow::Result<HashMap<From, f64>> {
+    let larder = || Larder::before(forge);
+    let warm = larder()?;
+    let base = |larder: &Larder| format!("http://{}", larder.address);
+    let directly = host_override(HOST, &forge.registry.providers_url(), &forge.registry.modules_url());
+    let run = |from: From| match from {
+        From::Nowhere => init(bench, forge, 0, &directly),
+        From::Git => init(bench, forge, MODULES, &directly),
+        From::Warm => init(bench, forge, MODULES, &through(&base(&warm))),
+        From::Cold => {
+            let cold = larder()?;
+            init(bench, forge, MODULES, &through(&base(&cold)))
+        }
+    };
+    run(From::Warm)?;
+    let from = [From::Nowhere, From::Git, From::Cold, From::Warm];
+    let seconds = rounds(&from, bench.options.rounds(), |from| run(*from))?;
+    Ok(from.into_iter().zip(seconds.into_iter().map(median)).collect())
+}
+
+impl Larder {
+    fn before(forge: &Forge) -> anyhow::Result<Self> {
+        let home = Home::before(&format!("{}/", forge.registry.origin()), None, Log::Off)?;
+        let ca = home.file("ca.pem", &forge.ca.pem())?;
+        home.network(&format!("allow_private = [\"127.0.0.1\"]\nca_file = {ca:?}"))?.start()
+    }
+}
+
+/// Ten repositories of one content, each at a path of its own, and a module for each.
+async fn forge(reference: &str) -> anyhow::Result<Forge> {
+    let repositories = Repositories::new().context("git is not installed")?;
+    let first = repositories.repository("acme/m0");
+    for file in 0..FILES {
+        first.file(&format!("files/part{file}.txt"), &lines(file, 200));
+    }
+    for commit in 0..COMMITS {
+        first.file("main.tf", &format!("output \"edition\" {{\n  value = {commit}\n}}\n"));
+        first.file(&format!("files/part{}.txt", commit % FILES), &lines(commit + 1000, 200));
+        first.commit(&format!("edition {commit}"));
+    }
+    first.tag("v1.0.0");
+    let reference = if reference == "tag" { "v1.0.0".to_owned() } else { first.id("HEAD") };
+    let ca = TestCa::new();
+    let registry = FakeUpstream::start().await;
+    let git = FakeUpstream::builder().tls_with(&ca).start().await;
+    git.host_git(&repositories.root());
+    git.fault(Target::Everything, Fault::Late(LATENCY));
+    for number in 0..MODULES {
+        if number > 0 {
+            repositories.copy("acme/m0", &format!("acme/m{number}"));
+        }
+        let location = format!("git::{}/acme/m{number}.git?ref={reference}", git.origin());
+        registry.publish_module(Module::new("acme", &format!("m{number}"), "test").at(&location));
+    }
+    Ok(Forge { ca, registry, git, _repositories: repositories })
+}
+
+/// Text that compresses as text does.
+fn lines(seed: usize, count: usize) -> String {
+    let line = |number: usize| {
+        format!("resource \"acme_thing\" \"n{}\" {{ size = {} }}\n", seed * 7 + number, number * seed % 97)
+    };
+    (0..count).map(line).collect()
+}
+
+/// How long it took, in seconds, in a folder where nothing is installed.
+fn init(bench: &Bench, forge: &Forge, modules: usize, cli_config: &str) -> anyhow::Result<f64> {
+    let terraform = Terraform::find().context("terraform is not installed")?;
+    let mut workspace: Workspace = terraform.workspace();
+    let call =
+        |number| format!("module \"m{number}\" {{\n  source  = \"acme/m{number}/test\"\n  version = \"1.0.0\"\n}}\n");
+    workspace.file("main.tf", &(0..modules).map(call).collect::<String>());
+    workspace.trust(&forge.ca.pem());
+    let authority = workspace.path().join("../ca.pem");
+    workspace.env("GIT_SSL_CAINFO", &authority.to_string_lossy()).env("GIT_CONFIG_NOSYSTEM", "1");
+    workspace.cli_config(cli_config);
+    let began = Instant::now();
+    let output = bench.block_on(workspace.init());
+    let took = began.elapsed().as_secs_f64();
+    ensure!(output.status.success(), "terraform failed:\n{}", output.text);
+    ensure!(forge.git.connections() > 0 || modules == 0, "nobody asked the git server");
+    Ok(took)
+}

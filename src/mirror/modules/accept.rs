@@ -1,0 +1,76 @@
+//! What only an operator can decide: that a version of a module which upstream has moved is right.
+
+use std::sync::Arc;
+
+use super::super::{Accepted, Call, Mirror, Ruling};
+use super::fill::Believing;
+use super::seen;
+use crate::address::{ModuleAddress, ModulePackage, Versions};
+use crate::error::Error;
+
+impl Mirror {
+    /// Fetches what upstream has now of the versions that are meant, and takes it for right. Of a module as a whole,
+    /// and of what meets a constraint, that is every version that was found to have moved.
+    pub(in crate::mirror) async fn accept_module(
+        self: &Arc<Self>,
+        module: &ModuleAddress,
+        versions: &Versions,
+        call: &Call,
+    ) -> Result<Vec<Accepted>, Error> {
+        let of = call.terms.key_of(module);
+        let mut packages = match versions {
+            Versions::Exactly(version) => vec![ModulePackage { module: of, version: version.clone() }],
+            versions => self.moved_modules(of, versions.clone()).await?,
+        };
+        packages.sort();
+        let mut accepted = Vec::new();
+        for key in packages {
+            let package = ModulePackage { module: module.clone(), version: key.version.clone() };
+            let ruling = match self.accept_package(&package, &key, call).await {
+                Ok(ruling) => ruling,
+                Err(error) => Ruling::Failed { error: error.to_string() },
+            };
+            accepted.push(Accepted { what: key.to_string(), ruling });
+        }
+        Ok(accepted)
+    }
+
+    async fn moved_modules(self: &Arc<Self>, of: ModuleAddress, versions: Versions) -> Result<Vec<ModulePackage>, Error> {
+        self.on_disk(move |mirror| {
+            let mut moved = Vec::new();
+            for package in mirror.store.records.module_packages_seen(&of)? {
+                let has_moved = seen::read(mirror, &package)?.is_some_and(|seen| seen.moved.is_some());
+                if versions.include(&package.version) && has_moved {
+                    moved.push(package);
+                }
+            }
+            Ok(moved)
+        })
+        .await
+    }
+
+    async fn accept_package(
+        self: &Arc<Self>,
+        package: &ModulePackage,
+        key: &ModulePackage,
+        call: &Call,
+    ) -> Result<Ruling, Error> {
+        // What upstream says now, and not what it said when it was asked last.
+        let age = self.location(package, call).await?.value.age();
+        self.ask_location_again(package, Some(age), call).await?;
+        let of = key.clone();
+        let before = self.on_disk(move |mirror| seen::read(mirror, &of)).await?.map(|seen| seen.pinned);
+        let held = self.fill_module(package, key, Believing::WhatIsThereNow, call).await?;
+        let Some(now) = held.proof.how.tree() else { return Err(Error::Interrupted(format!("accepting {package}"))) };
+        if before.as_ref().is_some_and(|before| before.tree == now.tree) {
+            return Ok(Ruling::NothingToAccept);
+        }
+        tracing::warn!(%package, tree = %now.tree, commit = now.commit, "told by the operator: another tree is the right one from now on");
+        Ok(Ruling::AcceptedTree {
+            tree_before: before.as_ref().map(|before| before.tree),
+            tree: now.tree,
+            commit_before: before.and_then(|before| before.commit),
+            commit: now.commit.clone(),
+        })
+    }
+}

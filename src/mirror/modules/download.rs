@@ -1,0 +1,125 @@
+//! An archive of upstream's on its way to being unpacked: staged, and resumed where it broke, also after a restart.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use super::super::Mirror;
+use super::super::asking::{announced, contradiction};
+use super::super::attempts::{Agreed, Attempts, Before, Next};
+use super::super::download::{Ended, pump};
+use super::super::eviction::Reservation;
+use super::super::fill::{is_complete, validators};
+use super::super::follow::Progress;
+use crate::digest::FastHash;
+use crate::error::Error;
+use crate::store::Staged;
+use crate::upstream::ask::{Ask, Incoming, Validators};
+use crate::upstream::error::{Fault, UpstreamError};
+use crate::upstream::outbound::{Outbound, origin};
+
+/// The download of one archive.
+pub(super) struct Download<'a> {
+    mirror: &'a Arc<Mirror>,
+    outbound: &'a Outbound,
+    ask: Ask<'a>,
+    room: &'a mut Reservation,
+    attempts: Attempts,
+}
+
+impl<'a> Download<'a> {
+    pub(super) fn new(
+        mirror: &'a Arc<Mirror>,
+        outbound: &'a Outbound,
+        ask: Ask<'a>,
+        room: &'a mut Reservation,
+    ) -> Self {
+        Self { mirror, outbound, ask, room, attempts: Attempts::new(mirror.limits.stall) }
+    }
+
+    /// Downloads until all is staged. `of` is what it is for: a stage belongs to one package and one URL.
+    pub(super) async fn run(mut self, of: &str) -> Result<(Staged, Validators), Error> {
+        let name = FastHash::of(format!("{of} {}", self.ask.url).as_bytes()).to_string();
+        let name = format!("module~{}", &name[..32]);
+        let mut staged = self.stage(&name).await?;
+        if !may_be_resumed(&staged) {
+            staged = self.start_over(staged, &name).await?;
+        }
+        while !is_complete(&staged) {
+            let had = staged.written();
+            let incoming = self.incoming(had, &validators(&staged)).await?;
+            let before = Before { bytes: had, length: staged.note().and_then(|note| note.length) };
+            let length = match self.attempts.agreed(before, announced(&incoming)) {
+                Agreed::Length(length) => length,
+                Agreed::StartOver => {
+                    staged = self.start_over(staged, &name).await?;
+                    if incoming.from > 0 {
+                        continue;
+                    }
+                    incoming.length
+                }
+                // Nobody was told a length.
+                Agreed::Never { told, now } => return Err(contradiction(&incoming, told, now)),
+            };
+            let limit = self.mirror.limits.archive_bytes;
+            if length.is_some_and(|length| length > limit) {
+                return Err(incoming.failed(Fault::TooLarge(limit)).into());
+            }
+            let bytes = length.unwrap_or(0).max(staged.written());
+            let (taken_for, taken) = self.mirror.take_room(self.room, staged, &incoming, length, bytes).await?;
+            staged = taken_for;
+            taken?;
+            let (nobody, _) = watch::channel(Progress::Asking);
+            let pumped = pump(self.mirror, staged, incoming, length, &mut self.attempts, self.room, &nobody).await;
+            staged = pumped.0.ok_or_else(|| Error::Interrupted(self.ask.what.to_owned()))?;
+            match pumped.1 {
+                Ended::Whole => break,
+                Ended::Differs(error) | Ended::Failed(error) => {
+                    self.mirror.on_disk(move |_| staged.discard()).await?;
+                    return Err(error);
+                }
+                Ended::Broken(error) => match self.attempts.broke(staged.written().saturating_sub(had)) {
+                    Next::AskAfter(pause) => {
+                        tracing::warn!(of, %error, at_byte = staged.written(), "a download broke; it is resumed");
+                        tokio::time::sleep(pause).await;
+                        if !may_be_resumed(&staged) {
+                            staged = self.start_over(staged, &name).await?;
+                        }
+                    }
+                    Next::TooSlow | Next::AskTheDocumentAnew | Next::GiveUp => return Err(error.into()),
+                },
+            }
+        }
+        let validators = validators(&staged);
+        Ok((staged, validators))
+    }
+
+    async fn incoming(&self, from: u64, held: &Validators) -> Result<Incoming, Error> {
+        let limit = self.mirror.limits.stall;
+        match timeout(limit, self.outbound.file(self.ask, from, held)).await {
+            Ok(answered) => Ok(answered?),
+            Err(_) => {
+                let fault = Fault::Slow(format!("no first byte within {} s", limit.as_secs()));
+                Err(UpstreamError { asked: self.ask.what.to_owned(), at: origin(self.ask.url), fault }.into())
+            }
+        }
+    }
+
+    async fn stage(&self, name: &str) -> Result<Staged, Error> {
+        let name = name.to_owned();
+        self.mirror.on_disk(move |mirror| mirror.store.blobs.stage(&name)).await
+    }
+
+    async fn start_over(&self, staged: Staged, name: &str) -> Result<Staged, Error> {
+        self.mirror.on_disk(move |_| staged.discard()).await?;
+        self.stage(name).await
+    }
+}
+
+/// Whether what is staged can be built on: nothing proves these bytes in the end, so a server must be able to say that
+/// they are still the same.
+fn may_be_resumed(staged: &Staged) -> bool {
+    let Validators { etag, last_modified } = validators(staged);
+    staged.written() == 0 || last_modified.is_some() || etag.is_some_and(|etag| !etag.starts_with("W/"))
+}

@@ -1,0 +1,304 @@
+//! From a source address to a tree: git, archives, and pages that name another source.
+
+use std::io::Seek;
+use std::sync::Arc;
+
+use super::super::call::Call;
+use super::super::counters::REFUSED_TREE;
+use super::super::documents::RETRIES;
+use super::super::eviction::Reservation;
+use super::super::{Mirror, discovery::Faith};
+use super::download::Download;
+use super::location::{Said, subdir_text, what};
+use url::Url;
+
+use crate::address::ModulePackage;
+use crate::error::Error;
+use crate::pack::{Tree, TreeError, TreeLimits, TreePath, unpack, wrapper};
+use crate::store::{Scratch, StoreError};
+use crate::upstream::ask::{Ask, Fetched, Validators};
+use crate::upstream::discovery::Service;
+use crate::upstream::error::{Fault, UpstreamError};
+use crate::upstream::git::{GitAsk, GitError};
+use crate::upstream::outbound::origin;
+use crate::upstream::source::{ArchiveSource, Checksum, Expected, GitSource, Located, Source, Subdir, location_in_page};
+use crate::upstream::{Grant, Upstream};
+
+/// How many pages may lead from one to the next (PROTOCOL 4.4).
+const MOST_PAGES: usize = 10;
+/// The largest page that is read for the source that it names, in bytes.
+const LARGEST_PAGE: u64 = 1 << 20;
+/// The largest list of checksums, in bytes.
+const LARGEST_LIST: u64 = 1 << 20;
+
+/// The tree of a package, and where in it the module is.
+pub(super) struct FetchedTree {
+    pub(super) tree: Tree,
+    /// What becomes the root of the archive.
+    pub(super) root: TreePath,
+    /// Where below that root the module is.
+    pub(super) subdir: Option<String>,
+    pub(super) commit: Option<String>,
+    /// What an archive's server said of its bytes.
+    pub(super) validators: Validators,
+    /// The origin that it came from.
+    pub(super) origin: String,
+    /// Goes last: the tree's files lie there.
+    pub(super) _scratch: Arc<Scratch>,
+}
+
+/// Why there is no tree.
+pub(super) enum NoTree {
+    /// The location may be too old: registries sign URLs, and what lies behind one may have been replaced.
+    MayBeTooOld(Error),
+    /// It cannot be had.
+    Failed(Error),
+}
+
+impl NoTree {
+    pub(super) fn error(self) -> Error {
+        match self {
+            Self::MayBeTooOld(error) | Self::Failed(error) => error,
+        }
+    }
+}
+
+impl<E: Into<Error>> From<E> for NoTree {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+/// The work of one fetch.
+pub(super) struct Fetch<'a> {
+    pub(super) mirror: &'a Arc<Mirror>,
+    pub(super) package: &'a ModulePackage,
+    pub(super) upstream: Arc<Upstream>,
+    pub(super) grant: Grant,
+    pub(super) call: &'a Call,
+    pub(super) room: &'a mut Reservation,
+}
+
+impl<'a> Fetch<'a> {
+    pub(super) async fn new(
+        mirror: &'a Arc<Mirror>,
+        package: &'a ModulePackage,
+        call: &'a Call,
+        room: &'a mut Reservation,
+    ) -> Result<Self, Error> {
+        let upstream = Arc::clone(call.upstream(&package.module.host)?);
+        // The service's origin is asked for again: it may have moved since the location was fetched.
+        let grant = match mirror.service(Service::Modules, &upstream, Faith::InAny, &mirror.inner(call)).await {
+            Ok((_, grant)) => grant,
+            Err(_) => upstream.grant.clone(),
+        };
+        Ok(Self { mirror, package, upstream, grant, call, room })
+    }
+
+    /// Fetches what a location leads to.
+    pub(super) async fn tree(mut self, said: &Said) -> Result<FetchedTree, NoTree> {
+        let Located { mut source, mut subdir } = said.located.clone();
+        for _ in 0..=MOST_PAGES {
+            match source {
+                Source::Git(_) | Source::Archive(_) => return self.fetched(&source, subdir).await,
+                Source::Unsupported(unsupported) => {
+                    let host = unsupported.host().unwrap_or_else(|| "somewhere".to_owned());
+                    let why = format!("names {} at {host}, which larder cannot fetch", unsupported.what());
+                    return Err(self.failed(host, Fault::Unusable(why)).into());
+                }
+                Source::Indirect(page) => {
+                    let inner = self.page(&page).await?;
+                    subdir = match (inner.subdir, subdir) {
+                        (Some(outer), Some(below)) => {
+                            Some(outer.then(&below).map_err(|bad| self.failed(origin(&page), Fault::Unusable(bad.to_string())))?)
+                        }
+                        (outer, below) => outer.or(below),
+                    };
+                    source = inner.source;
+                }
+            }
+        }
+        let why = format!("more than {MOST_PAGES} pages lead from one to the next");
+        Err(self.failed(self.package.module.host.to_string(), Fault::Unusable(why)).into())
+    }
+
+    /// Asks a page for the source that it names.
+    async fn page(&self, page: &Url) -> Result<Located, NoTree> {
+        let asked = self.call.terms.outbound.document(self.ask(page, &self.what()), None, LARGEST_PAGE).await;
+        let Fetched::New(document) = asked.map_err(too_old_or_failed)? else {
+            return Err(self.failed(origin(page), Fault::Unusable("304 to an unconditional request".into())).into());
+        };
+        let unusable = |why: String| self.failed(origin(page), Fault::Unusable(why));
+        let named = location_in_page(document.location.as_deref(), &document.body).ok_or_else(|| {
+            unusable("neither X-Terraform-Get nor a terraform-get tag in its page names a source".into())
+        })?;
+        Ok(Source::parse(&named, page).map_err(|bad| unusable(bad.to_string()))?)
+    }
+
+    async fn fetched(&mut self, source: &Source, subdir: Option<Subdir>) -> Result<FetchedTree, NoTree> {
+        let (scratch, spool) = self
+            .mirror
+            .on_disk(|mirror| {
+                let scratch = mirror.store.blobs.scratch()?;
+                let spool = scratch.file()?;
+                Ok((Arc::new(scratch), spool))
+            })
+            .await?;
+        let limits = TreeLimits { bytes: self.mirror.limits.archive_bytes, ..TreeLimits::default() };
+        let tree = Tree::new(spool, limits);
+        let (tree, commit, validators, at) = match source {
+            Source::Git(git) => {
+                let what = self.what();
+                let ask = git_ask(self.ask(&git.url, &what), git);
+                let fetched = self.call.terms.outbound.git(ask, scratch.path(), tree).await;
+                let fetched = fetched.map_err(|error| self.git_failed(error, &git.url))?;
+                for note in fetched.notes {
+                    tracing::warn!(package = %self.package, note, "a module's repository has something that clients should know of");
+                }
+                (fetched.tree, Some(fetched.commit), Validators::default(), origin(&git.url))
+            }
+            Source::Archive(archive) => {
+                let (tree, validators) = self.archive(archive, tree).await?;
+                (tree, None, validators, origin(&archive.url))
+            }
+            Source::Indirect(_) | Source::Unsupported(_) => return Err(Error::Interrupted(self.what()).into()),
+        };
+        let root = match &subdir {
+            Some(Subdir::Glob { wrapper: pattern, .. }) => wrapper(&tree, pattern).map_err(|why| self.refused(&at, why))?,
+            Some(Subdir::Plain(_)) | None => TreePath::root(),
+        };
+        let subdir = subdir.as_ref().and_then(Subdir::in_package);
+        let subdir = subdir.map(|below| subdir_text(self.package, below)).transpose()?;
+        Ok(FetchedTree { tree, root, subdir, commit, validators, origin: at, _scratch: scratch })
+    }
+
+    /// Downloads an archive, holds it against the checksum that its address names, and unpacks it.
+    async fn archive(&mut self, source: &ArchiveSource, tree: Tree) -> Result<(Tree, Validators), NoTree> {
+        let what = self.what();
+        let expected = match &source.checksum {
+            None => None,
+            Some(Expected::Is(checksum)) => Some(checksum.clone()),
+            Some(Expected::Listed(list)) => Some(self.listed(list, &source.url).await?),
+        };
+        let (of, outbound) = (self.package.to_string(), &self.call.terms.outbound);
+        let ask = ask_for(self.mirror, &self.upstream, &self.grant, self.call, &source.url, &what);
+        let downloaded = Download::new(self.mirror, outbound, ask, self.room).run(&of).await;
+        let (staged, validators) = downloaded.map_err(|error| match error {
+            Error::Upstream(error) => too_old_or_failed((*error).clone()),
+            error => error.into(),
+        })?;
+        let (format, at) = (source.format, origin(&source.url));
+        let unpacked = self
+            .mirror
+            .on_disk(move |_| {
+                let mut tree = tree;
+                let mut file = staged.file()?;
+                let unpacked = match expected.map(|expected| (Checksum::of(expected.kind(), &mut file), expected)) {
+                    Some((Ok(actual), expected)) if actual != expected => Err(Differs::Checksum { expected, actual }),
+                    Some((Err(error), _)) => return Err(staged.unreadable(error)),
+                    Some((Ok(_), _)) | None => {
+                        file.rewind().map_err(|error| staged.unreadable(error))?;
+                        unpack(format, &mut file, &mut tree).map(|()| tree).map_err(Differs::Tree)
+                    }
+                };
+                // What did not do is not built on.
+                staged.discard()?;
+                Ok(unpacked)
+            })
+            .await?;
+        match unpacked {
+            Ok(tree) => Ok((tree, validators)),
+            Err(Differs::Tree(why)) => Err(self.refused(&at, why).into()),
+            Err(Differs::Checksum { expected, actual }) => {
+                let verdict = format!("its bytes have {actual}, and its address says {expected}");
+                Err(NoTree::MayBeTooOld(Error::Unverified { asked: format!("{what} from {at}"), verdict }))
+            }
+        }
+    }
+
+    /// The checksum that a list names for an archive.
+    async fn listed(&self, list: &Url, archive: &Url) -> Result<Checksum, NoTree> {
+        let what = format!("the list of checksums for {}", self.what());
+        let asked = self.call.terms.outbound.small_file(self.ask(list, &what), None, LARGEST_LIST).await;
+        let found = match asked.map_err(too_old_or_failed)? {
+            Fetched::New(document) => Checksum::in_list(&document.body, list, archive),
+            Fetched::Unchanged => None,
+        };
+        let unlisted = || self.failed(origin(list), Fault::Unusable("its list of checksums has none for the archive".into()));
+        Ok(found.ok_or_else(unlisted)?)
+    }
+
+    pub(super) fn ask<'b>(&'b self, url: &'b Url, what: &'b str) -> Ask<'b> {
+        ask_for(self.mirror, &self.upstream, &self.grant, self.call, url, what)
+    }
+
+    pub(super) fn what(&self) -> String {
+        format!("the package of {}", self.package)
+    }
+
+    fn failed(&self, at: String, fault: Fault) -> Error {
+        UpstreamError { asked: what(self.package), at, fault }.into()
+    }
+
+    /// What git came to.
+    pub(super) fn git_failed(&self, error: GitError, at: &Url) -> Error {
+        match error {
+            GitError::Upstream(error) => error.into(),
+            GitError::Tree { at, error, .. } => self.refused(&at, error),
+            GitError::Disk { error, .. } => self.refused(&origin(at), TreeError::Spool(error)),
+        }
+    }
+
+    /// What cannot be a tree; unless it is our own disk that would not have it.
+    fn refused(&self, at: &str, why: TreeError) -> Error {
+        match why {
+            TreeError::Spool(source) => {
+                let path = self.mirror.store.root().join("staging");
+                StoreError::Io { doing: "unpack a module in", path, source }.into()
+            }
+            why => {
+                self.mirror.counters.unproven(&self.package.module.host, REFUSED_TREE);
+                let asked = format!("{} from {at}", self.what());
+                Error::Unverified { asked, verdict: why.to_string() }
+            }
+        }
+    }
+}
+
+/// What is asked of a repository for the same as `ask`.
+pub(super) fn git_ask<'a>(ask: Ask<'a>, source: &'a GitSource) -> GitAsk<'a> {
+    let Ask { what, upstream, grant, via, retries, asker, now, .. } = ask;
+    GitAsk { what, source, upstream, grant, via, retries, asker, now }
+}
+
+fn ask_for<'a>(
+    mirror: &Arc<Mirror>,
+    upstream: &'a Upstream,
+    grant: &'a Grant,
+    call: &'a Call,
+    url: &'a Url,
+    what: &'a str,
+) -> Ask<'a> {
+    let Call { via, asker, .. } = call;
+    let now = mirror.inner(call).now;
+    Ask { what, url, upstream: &upstream.settings.host, grant, via, retries: RETRIES, asker: *asker, now }
+}
+
+enum Differs {
+    Checksum { expected: Checksum, actual: Checksum },
+    Tree(TreeError),
+}
+
+/// What a server says to a file that a location names is upstream's trouble: the client asked for something that
+/// exists.
+fn too_old_or_failed(error: UpstreamError) -> NoTree {
+    let may_be_too_old = error.fault.may_be_an_expired_url();
+    let fault = match error.fault {
+        Fault::Absent(status) | Fault::Rejected { status, .. } => {
+            Fault::Unusable(format!("{status} for what the location of a module names"))
+        }
+        fault => fault,
+    };
+    let error = Error::from(UpstreamError { fault, ..error });
+    if may_be_too_old { NoTree::MayBeTooOld(error) } else { NoTree::Failed(error) }
+}

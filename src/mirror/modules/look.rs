@@ -1,0 +1,123 @@
+//! Whether a version is still what it was: looked at when upstream has confirmed its location, behind whoever asked for
+//! that. A tag that was moved is an alarm; what is held goes on being served (DESIGN 6).
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::super::{AlarmKind, Call, Link, Mirror};
+use super::fetch::{Fetch, NoTree, git_ask};
+use super::location::Said;
+use super::seen::{self, Judged, SeenModule, Sighting};
+use crate::address::ModulePackage;
+use crate::error::Error;
+use crate::pack::{PACKER, pack};
+use crate::upstream::ask::{Asker, Fetched};
+use crate::upstream::error::Fault;
+use crate::upstream::source::Source;
+
+/// After a look that came to nothing, the next waits for this long.
+const LOOKED_AT_MOST_EVERY: Duration = Duration::from_secs(300);
+
+impl Mirror {
+    /// Sets off a look at what a location leads to now, unless there was one since upstream confirmed it.
+    pub(super) fn look_again_if_due(
+        self: &Arc<Self>,
+        package: &ModulePackage,
+        key: &ModulePackage,
+        said: Said,
+        call: &Call,
+    ) {
+        if self.link() == Link::Offline || call.terms.looked_at.get(key, call.now).is_some_and(|at| at >= said.age.checked)
+        {
+            return;
+        }
+        let until = call.now.after(LOOKED_AT_MOST_EVERY);
+        call.terms.looked_at.put(key.clone(), said.age.checked, until, call.now);
+        let (mirror, package, key) = (Arc::clone(self), package.clone(), key.clone());
+        // Clients go first: nobody waits for this.
+        let call = Call { asker: Asker::Job, ..self.inner(call) };
+        self.tasks.spawn(async move {
+            if let Err(error) = mirror.look_again(&package, &key, &said, &call).await {
+                tracing::warn!(%package, %error, "could not look whether a version of a module is still what it was; what is held is served");
+            }
+        });
+    }
+
+    /// Looks, and puts down what is seen.
+    pub(super) async fn look_again(
+        self: &Arc<Self>,
+        package: &ModulePackage,
+        key: &ModulePackage,
+        said: &Said,
+        call: &Call,
+    ) -> Result<(), Error> {
+        let of = key.clone();
+        let Some(seen) = self.on_disk(move |mirror| seen::read(mirror, &of)).await? else { return Ok(()) };
+        if let Some(moved) = &seen.moved {
+            // Alarms do not outlive the process, and this one is not over.
+            self.alarm(&key.module, &key.version, AlarmKind::WaitsForAccept, Some(&moved.tree.to_string()), moved.at);
+        }
+        if seen.looked >= said.age.checked {
+            return Ok(());
+        }
+        let sighting = match self.glimpse(package, said, &seen, call).await? {
+            Some(known) => known,
+            None => self.sighting(package, said, call).await?,
+        };
+        let (of, looked) = (key.clone(), said.age.checked);
+        let now = sighting.clone();
+        let judged = self.on_disk(move |mirror| seen::looked(mirror, &of, now, looked)).await?;
+        match judged {
+            Judged::Consistent => self.settled(&key.module, &key.version, AlarmKind::WaitsForAccept),
+            Judged::Moved { pinned } => drop(self.moved(package, key, &sighting, pinned)),
+        }
+        Ok(())
+    }
+
+    /// What can be told without fetching anything: that it is what was seen before.
+    async fn glimpse(
+        self: &Arc<Self>,
+        package: &ModulePackage,
+        said: &Said,
+        seen: &SeenModule,
+        call: &Call,
+    ) -> Result<Option<Sighting>, Error> {
+        let mut room = self.reservation();
+        let fetch = Fetch::new(self, package, call, &mut room).await?;
+        let what = fetch.what();
+        let known = || [Some(&seen.pinned), seen.moved.as_ref()].into_iter().flatten();
+        match &said.located.source {
+            Source::Git(git) => {
+                let commit = call.terms.outbound.git_commit(git_ask(fetch.ask(&git.url, &what), git)).await;
+                let commit = commit.map_err(|error| fetch.git_failed(error, &git.url))?;
+                Ok(known().find(|sighting| commit.is_some() && sighting.commit == commit).cloned())
+            }
+            Source::Archive(archive) => {
+                let of_this = |sighting: &&Sighting| sighting.source == said.digest && sighting.has_validators();
+                let Some(before) = known().find(of_this) else { return Ok(None) };
+                // Of anything but a 304, one byte is too much.
+                match call.terms.outbound.small_file(fetch.ask(&archive.url, &what), Some(&before.validators), 1).await {
+                    Ok(Fetched::Unchanged) => Ok(Some(before.clone())),
+                    Ok(Fetched::New(_)) => Ok(None),
+                    Err(error) if matches!(error.fault, Fault::TooLarge(_)) => Ok(None),
+                    Err(error) => Err(error.into()),
+                }
+            }
+            Source::Indirect(_) | Source::Unsupported(_) => Ok(None),
+        }
+    }
+
+    /// Fetches what is there now, for its digest alone.
+    async fn sighting(self: &Arc<Self>, package: &ModulePackage, said: &Said, call: &Call) -> Result<Sighting, Error> {
+        let mut room = self.reservation();
+        let fetched = Fetch::new(self, package, call, &mut room).await?.tree(said).await.map_err(NoTree::error)?;
+        self.reserve(&mut room, fetched.tree.bytes()).await?;
+        let (commit, validators, at, origin) =
+            (fetched.commit.clone(), fetched.validators.clone(), call.now, fetched.origin.clone());
+        let packed = self.on_disk(move |_| Ok(pack(&fetched.tree, &fetched.root, &mut io::sink()))).await?;
+        let asked = || format!("the package of {package} from {origin}");
+        let packed = packed.map_err(|why| Error::Unverified { asked: asked(), verdict: why.to_string() })?;
+        Ok(Sighting { tree: packed.tree, commit, packer: PACKER, source: said.digest, validators, at })
+    }
+}

@@ -1,0 +1,148 @@
+//! What an operator wants of a module: forgotten, or asked for again.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::super::purge::Purged;
+use super::super::refresh::{News, Refreshed};
+use super::super::{Call, Errand, Mirror};
+use crate::address::{Artifact, Meant, ModuleAddress, ModulePackage, Versions};
+use crate::clock::Timestamp;
+use crate::error::Error;
+use crate::store::{Key, StoreError};
+
+impl Mirror {
+    /// Forgets the archives, names and locations that are meant; not what was seen, and not what is pinned.
+    pub(in crate::mirror) fn purge_module(
+        &self,
+        what: &Meant<ModuleAddress>,
+        purged: &mut Purged,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        let module = self.terms.load().key_of(&what.of);
+        // Nothing is pinned meanwhile: what looks unpinned here is so until it is gone.
+        let _nothing_is_pinned = self.evicting.lock();
+        let pinned = self.purge_module_archives(&module, &what.versions, purged)?;
+        purged.pinned = pinned.iter().map(ToString::to_string).collect();
+        for package in self.store.records.module_packages_with_locations(&module)? {
+            if what.versions.include(&package.version) && !pinned.contains(&package) {
+                self.purge_document(&Key::ModuleLocation(package), purged)?;
+            }
+        }
+        let list = Key::ModuleVersions(module.clone());
+        let ended = match &what.versions {
+            Versions::All if pinned.is_empty() => self.purge_document(&list, purged),
+            versions if pinned.is_empty() => self.unlist_dropped(&list, versions, now),
+            _ => Ok(()),
+        };
+        self.forget_absences_of_module(&module, &what.versions);
+        self.module_changed(&module);
+        ended
+    }
+
+    fn purge_module_archives(
+        &self,
+        module: &ModuleAddress,
+        versions: &Versions,
+        purged: &mut Purged,
+    ) -> Result<BTreeSet<ModulePackage>, StoreError> {
+        // Under the locks of all digests nothing is taken in or removed: so one look at the names is enough.
+        let _locks: Vec<_> = self.digest_locks.iter().map(|lock| lock.lock()).collect();
+        let names = self.names_by_digest()?;
+        if let Some(unreadable) = names.unreadable {
+            // It may list any archive, so none could be removed: and then no name may go.
+            return Err(unreadable);
+        }
+        let (mut pinned, mut cleared, mut digests) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        for package in self.store.records.module_packages_with_names(module)? {
+            if !versions.include(&package.version) {
+                continue;
+            }
+            let name = self.name(&package)?;
+            if name.pinned {
+                pinned.insert(package);
+                continue;
+            }
+            digests.extend(name.archives.iter().map(|held| held.digest));
+            self.change_name(&package, |name| name.archives.clear())?;
+            cleared.insert(Artifact::Module(package));
+        }
+        for digest in digests {
+            let Some(blob) = self.store.blobs.get(&digest)? else { continue };
+            if names.of(&digest).iter().any(|named| !cleared.contains(&named.of)) {
+                purged.shared += 1;
+                continue;
+            }
+            self.store.blobs.remove(&digest)?;
+            self.store.index.archive_gone(&digest);
+            self.checked.lock().remove(&digest);
+            purged.archives += 1;
+            purged.archive_bytes += blob.size_bytes();
+        }
+        Ok(pinned)
+    }
+
+    /// Forgets that upstream said no to what an operator means, and that it was looked at lately.
+    fn forget_absences_of_module(&self, module: &ModuleAddress, versions: &Versions) {
+        let means = |package: &ModulePackage| package.module == *module && versions.include(&package.version);
+        let terms = self.terms();
+        terms.absent.forget(|key| match key {
+            Key::ModuleVersions(address) => address == module,
+            Key::ModuleLocation(package) => means(package),
+            _ => false,
+        });
+        terms.asked_anew_of_module.forget(means);
+        terms.looked_at.forget(means);
+    }
+
+    /// Asks upstream again for the version list and the locations that are held, and looks whether what they lead to is
+    /// still what it was.
+    pub(in crate::mirror) async fn refresh_module(
+        self: &Arc<Self>,
+        what: &Meant<ModuleAddress>,
+        call: &Call,
+    ) -> Result<Vec<Refreshed>, Error> {
+        let upstream = Arc::clone(call.upstream(&what.of.host)?);
+        let key = call.terms.key_of(&what.of);
+        self.forget_absences_of_module(&key, &what.versions);
+        let failed = |error: Error| News::Failed { error: error.to_string() };
+        let mut refreshed = Vec::new();
+        if let Err(error) = self.refresh_discovery(&what.of.host, call).await {
+            let of = format!("the discovery document of {}", what.of.host);
+            refreshed.push(Refreshed { what: of, news: failed(error) });
+        }
+        let list = format!("the version list of {}", what.of);
+        let before = self.held_document(&Key::ModuleVersions(key.clone())).await?;
+        let seen = before.as_ref().map(|held| held.age);
+        let flight = self.fly_for_module_versions(list.clone(), upstream, &what.of, seen, Errand::Fetch, call).await;
+        let news = News::of(flight, |now| before.is_some_and(|before| before.value.says_the_same_as(now)));
+        refreshed.push(Refreshed { what: list, news });
+        let (of, versions) = (key.clone(), what.versions.clone());
+        let held = self.on_disk(move |mirror| mirror.store.records.module_packages_with_locations(&of)).await?;
+        for key in held.into_iter().filter(|package| versions.include(&package.version)) {
+            let package = ModulePackage { module: what.of.clone(), version: key.version.clone() };
+            let news = self.refresh_location(&package, &key, call).await.unwrap_or_else(failed);
+            refreshed.push(Refreshed { what: key.to_string(), news });
+        }
+        Ok(refreshed)
+    }
+
+    async fn refresh_location(
+        self: &Arc<Self>,
+        package: &ModulePackage,
+        key: &ModulePackage,
+        call: &Call,
+    ) -> Result<News, Error> {
+        let before = self.held_document(&Key::ModuleLocation(key.clone())).await?;
+        let seen = before.as_ref().map(|held| held.age);
+        let flight = self.ask_location_again(package, seen, call).await;
+        if let Ok(landed) = &flight
+            && !landed.age.gone
+            && self.held_module(key).await?.is_some()
+        {
+            let said = Arc::clone(&landed.value).said(package)?;
+            self.look_again(package, key, &said, call).await?;
+        }
+        Ok(News::of(flight, |now| before.is_some_and(|before| before.value.says_the_same_as(now))))
+    }
+}

@@ -1,0 +1,80 @@
+//! Which kinds of archives there are, and by which names the clients tell them apart.
+
+/// What a package arrives as: what go-getter unpacks (PROTOCOL 4.4). Plain tar and zstd are none of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ArchiveFormat {
+    /// A zip.
+    Zip,
+    /// A tar under gzip.
+    TarGz,
+    /// A tar under bzip2.
+    TarBz2,
+    /// A tar under xz.
+    TarXz,
+    /// One file under gzip.
+    Gz,
+    /// One file under bzip2.
+    Bz2,
+    /// One file under xz.
+    Xz,
+}
+
+/// The suffixes without their dot, which are the values of `?archive=` as well. `tbz2` is Terraform's alone.
+const SUFFIXES: [(&str, ArchiveFormat); 11] = [
+    ("zip", ArchiveFormat::Zip),
+    ("tar.gz", ArchiveFormat::TarGz),
+    ("tgz", ArchiveFormat::TarGz),
+    ("tar.bz2", ArchiveFormat::TarBz2),
+    ("tar.tbz2", ArchiveFormat::TarBz2),
+    ("tbz2", ArchiveFormat::TarBz2),
+    ("tar.xz", ArchiveFormat::TarXz),
+    ("txz", ArchiveFormat::TarXz),
+    ("bz2", ArchiveFormat::Bz2),
+    ("gz", ArchiveFormat::Gz),
+    ("xz", ArchiveFormat::Xz),
+];
+
+impl ArchiveFormat {
+    /// The format that `?archive=` names.
+    pub fn named(name: &str) -> Option<Self> {
+        SUFFIXES.iter().find(|(suffix, _)| *suffix == name).map(|(_, format)| *format)
+    }
+
+    /// The format that a path ends in; of several suffixes the longest counts.
+    pub fn of_path(path: &[u8]) -> Option<Self> {
+        let ends = |suffix: &str| path.strip_suffix(suffix.as_bytes()).is_some_and(|rest| rest.ends_with(b"."));
+        let found = SUFFIXES.iter().filter(|(suffix, _)| ends(suffix));
+        found.max_by_key(|(suffix, _)| suffix.len()).map(|(_, format)| *format)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_suffix_says_what_a_path_leads_to() {
+        for (path, format) in [
+            ("/m.zip", Some(ArchiveFormat::Zip)),
+            ("/m.tar.gz", Some(ArchiveFormat::TarGz)),
+            ("/m.tgz", Some(ArchiveFormat::TarGz)),
+            ("/m.gz", Some(ArchiveFormat::Gz)),
+            ("/m.tar.bz2", Some(ArchiveFormat::TarBz2)),
+            ("/m.tar.tbz2", Some(ArchiveFormat::TarBz2)),
+            ("/m.tbz2", Some(ArchiveFormat::TarBz2)),
+            ("/m.bz2", Some(ArchiveFormat::Bz2)),
+            ("/m.tar.xz", Some(ArchiveFormat::TarXz)),
+            ("/m.txz", Some(ArchiveFormat::TarXz)),
+            ("/m.xz", Some(ArchiveFormat::Xz)),
+            ("/m.tar", None),
+            ("/m.tar.zst", None),
+            ("/mzip", None),
+            ("/m.ZIP", None),
+            ("/m.zip/", None),
+        ] {
+            assert_eq!(ArchiveFormat::of_path(path.as_bytes()), format, "{path}");
+        }
+        assert_eq!(ArchiveFormat::named("tgz"), Some(ArchiveFormat::TarGz));
+        assert_eq!(ArchiveFormat::named("tar"), None);
+    }
+}

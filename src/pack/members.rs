@@ -1,0 +1,96 @@
+//! What archives are compressed with: gzip and bzip2, of which several may stand one after the other, and the bound on
+//! what comes out.
+
+use std::io::{self, BufRead, Read};
+
+use ::bzip2::bufread::BzDecoder;
+use flate2::bufread::GzDecoder;
+
+use super::TreeLimits;
+
+/// How many compressed streams may stand one after the other: each costs its setting up, also one of nothing.
+const MOST_MEMBERS: u32 = 1_000_000;
+
+/// Compressed streams, one after the other, as one.
+pub(super) struct Members<R, D> {
+    decoder: Option<D>,
+    open: fn(R) -> D,
+    close: fn(D) -> R,
+    first_byte: u8,
+    count: u32,
+}
+
+/// What gzip made. Bytes after it that are no gzip are left alone, as gunzip does.
+pub(super) fn gzip<R: BufRead>(from: R) -> Members<R, GzDecoder<R>> {
+    let (open, close) = (GzDecoder::new, GzDecoder::into_inner);
+    Members { decoder: Some(open(from)), open, close, first_byte: 0x1f, count: 1 }
+}
+
+/// What bzip2 made.
+pub(super) fn bzip2<R: BufRead>(from: R) -> Members<R, BzDecoder<R>> {
+    let (open, close) = (BzDecoder::new, BzDecoder::into_inner);
+    Members { decoder: Some(open(from)), open, close, first_byte: b'B', count: 1 }
+}
+
+impl<R: BufRead, D: Read> Read for Members<R, D> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let Some(decoder) = self.decoder.as_mut() else { return Ok(0) };
+            let read = decoder.read(buffer)?;
+            if read > 0 || buffer.is_empty() {
+                return Ok(read);
+            }
+            let Some(mut rest) = self.decoder.take().map(self.close) else { return Ok(0) };
+            if rest.fill_buf()?.first() != Some(&self.first_byte) {
+                return Ok(0);
+            }
+            self.count += 1;
+            if self.count > MOST_MEMBERS {
+                return Err(io::Error::other("it is made of too many compressed streams"));
+            }
+            self.decoder = Some((self.open)(rest));
+        }
+    }
+}
+
+/// A reader that fails once more came out than any tree within the limits needs, and goes on failing.
+pub(super) struct Bounded<R> {
+    inner: Option<R>,
+    left: u64,
+}
+
+impl<R: Read> Bounded<R> {
+    /// For a tar: its files, and a few blocks for each entry.
+    pub(super) fn for_tar(inner: R, limits: TreeLimits) -> Self {
+        let entries = u64::try_from(limits.entries).unwrap_or(u64::MAX);
+        Self {
+            inner: Some(inner),
+            left: limits.bytes.saturating_add(entries.saturating_mul(4096)).saturating_add(1 << 20),
+        }
+    }
+}
+
+impl<R: Read> Read for Bounded<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let Some(inner) = self.inner.as_mut() else { return Err(io::Error::other("it is damaged")) };
+        let read = match inner.read(buffer) {
+            Ok(read) => read,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => return Err(e),
+            Err(e) => {
+                // Decoders are not made to be asked again after they failed.
+                self.inner = None;
+                return Err(e);
+            }
+        };
+        match self.left.checked_sub(read as u64) {
+            Some(left) => {
+                self.left = left;
+                Ok(read)
+            }
+            None => {
+                self.inner = None;
+                Err(io::Error::other("more comes out of it than a module may have"))
+            }
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! Trees that are packed, unpacked again, and compared; and what links lead to.
+
+use std::os::unix::ffi::OsStrExt;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::pack::unpack::unpack_from;
+use crate::pack::{ArchiveFormat, Entry, TreeLimits};
+
+enum Item<'a> {
+    File(&'a str, u32, &'a str),
+    Folder(&'a str),
+    Link(&'a str, &'a str),
+}
+use Item::{File, Folder, Link};
+
+const LIMITS: TreeLimits = TreeLimits { entries: 1000, bytes: 1 << 20 };
+
+fn path(text: &str) -> TreePath {
+    TreePath::parse(text.as_bytes()).unwrap()
+}
+
+fn empty() -> Tree {
+    Tree::new(tempfile::tempfile().unwrap(), LIMITS)
+}
+
+fn tree_of(items: &[Item<'_>]) -> Tree {
+    let mut tree = empty();
+    for item in items {
+        match item {
+            File(name, mode, content) => drop(tree.file(&path(name), *mode, &mut content.as_bytes()).unwrap()),
+            Folder(name) => tree.folder(&path(name)).unwrap(),
+            Link(name, target) => tree.link(&path(name), target.as_bytes()).unwrap(),
+        }
+    }
+    tree
+}
+
+fn packed(tree: &Tree, root: &str) -> Result<(Vec<u8>, Packed), TreeError> {
+    let mut bytes = Vec::new();
+    pack(tree, &path(root), &mut bytes).map(|packed| (bytes, packed))
+}
+
+fn unpacked(archive: &[u8]) -> Tree {
+    let mut tree = empty();
+    unpack_from(ArchiveFormat::TarGz, io::Cursor::new(archive), &mut tree).unwrap();
+    tree
+}
+
+fn content(tree: &Tree, entry: &Entry) -> Option<(u32, Vec<u8>)> {
+    let Entry::File { mode, at, size_bytes } = entry else { return None };
+    let mut bytes = Vec::new();
+    tree.contents(*at, *size_bytes).read_to_end(&mut bytes).unwrap();
+    Some((*mode, bytes))
+}
+
+/// What is in a tree, one line each.
+fn listing(tree: &Tree) -> Vec<String> {
+    let line = |(path, entry): (&TreePath, &Entry)| match entry {
+        Entry::Folder => format!("{path}/"),
+        Entry::Link(target) => format!("{path} -> {}", String::from_utf8_lossy(target)),
+        file => {
+            let (mode, bytes) = content(tree, file).unwrap();
+            format!("{path} {mode:o} {}", String::from_utf8_lossy(&bytes))
+        }
+    };
+    tree.entries().map(line).collect()
+}
+
+fn listed(items: &[Item<'_>], root: &str) -> Vec<String> {
+    listing(&unpacked(&packed(&tree_of(items), root).unwrap().0))
+}
+
+fn refusal(items: &[Item<'_>]) -> String {
+    packed(&tree_of(items), "").unwrap_err().to_string()
+}
+
+fn sample() -> Tree {
+    // Enough, and of a kind, that an encoder has choices.
+    let text: String =
+        (0_u32..4000).map(|n| format!("{n} = {}\n", &Digest::of(&(n % 700).to_le_bytes()).to_string()[..20])).collect();
+    tree_of(&[
+        File("large.tf", 0o644, &text),
+        File("main.tf", 0o644, "module \"a\" { source = \"./modules/a\" }\n"),
+        File("modules/a/main.tf", 0o644, &"# a\n".repeat(1000)),
+        File("scripts/run.sh", 0o755, "#!/bin/sh\n"),
+        Folder("empty"),
+        Link("LICENSE", "scripts/../main.tf"),
+        Link("copy", "modules"),
+        File(&format!("{}/{}/x", "d".repeat(90), "e".repeat(90)), 0o600, "long"),
+        File(&format!("{}/{}", "f".repeat(200), "g".repeat(200)), 0o644, "longer"),
+    ])
+}
+
+/// The bytes of an archive are a promise: whoever changes them changes `PACKER`, and then this.
+#[test]
+fn a_fixed_tree_has_a_fixed_archive_and_a_fixed_digest() {
+    let (bytes, packed) = packed(&sample(), "").unwrap();
+    assert_eq!(PACKER, 1);
+    assert_eq!(packed.tree.to_string(), "6be995a793ccedf29601f0a39177c94f833e64ae0ea50e2756854a8f890e08d0");
+    assert_eq!(Digest::of(&bytes).to_string(), "05d91e594ed492e2c273bef3841056d371130b91c18862e1445b3fbf40112c0c");
+}
+
+#[test]
+fn the_size_of_a_read_makes_no_difference_to_the_bytes() {
+    let expected = packed(&sample(), "").unwrap();
+    for size in [1, 7, 511, 32 * 1024] {
+        let mut bytes = Vec::new();
+        let packed = pack_through(&mut vec![0; size], &sample(), &TreePath::root(), &mut bytes).unwrap();
+        assert!((bytes, packed) == expected, "{size}");
+    }
+}
+
+#[test]
+fn headers_hold_nothing_of_this_machine_and_entries_are_sorted() {
+    let (bytes, _) = packed(&sample(), "").unwrap();
+    // No flags, no time, no extra flags, no system.
+    assert_eq!(bytes[..10], [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255]);
+    let mut archive = ::tar::Archive::new(flate2::read::GzDecoder::new(&bytes[..]));
+    let mut names = Vec::new();
+    for entry in archive.entries().unwrap() {
+        let entry = entry.unwrap();
+        let header = entry.header();
+        assert_eq!((header.uid().unwrap(), header.gid().unwrap(), header.mtime().unwrap()), (0, 0, 0));
+        assert_eq!((header.username_bytes(), header.groupname_bytes()), (Some(&b""[..]), Some(&b""[..])));
+        names.push(entry.path().unwrap().as_os_str().as_bytes().to_vec());
+    }
+    assert!(names.contains(&[&[b'f'; 200][..], b"/", &[b'g'; 200]].concat()));
+    let mut sorted: Vec<_> = names.iter().map(|name| name.strip_suffix(b"/").unwrap_or(name)).collect();
+    sorted.sort_unstable();
+    assert!(names.iter().map(|name| name.strip_suffix(b"/").unwrap_or(name)).eq(sorted));
+}
+
+#[test]
+fn modes_stay_and_owners_can_always_read() {
+    let items = [File("a", 0o755, ""), File("b", 0o4640, ""), File("c", 0o000, ""), Folder("d")];
+    assert_eq!(listed(&items, ""), ["a 755 ", "b 640 ", "c 400 ", "d/"]);
+}
+
+#[test]
+fn the_digest_of_a_tree_is_the_one_made_by_hand() {
+    let tree = tree_of(&[File("b", 0o755, "two"), File("a/x", 0o600, "one")]);
+    let mut by_hand = b"larder tree 1\nda\0fa/x\0".to_vec();
+    by_hand.extend(Digest::of(b"one").as_bytes());
+    by_hand.extend(b"xb\0");
+    by_hand.extend(Digest::of(b"two").as_bytes());
+    assert_eq!(packed(&tree, "").unwrap().1.tree, Digest::of(&by_hand));
+}
+
+#[test]
+fn the_digest_of_a_tree_tells_what_a_client_would_notice_and_nothing_else() {
+    let digest = |items: &[Item<'_>]| packed(&tree_of(items), "").unwrap().1.tree;
+    let one = digest(&[File("a", 0o644, "x"), Folder("d")]);
+    for same in [
+        &[Folder("d"), File("a", 0o644, "x")][..],
+        &[File("a", 0o600, "x"), Folder("d")],
+        &[File("a", 0o644, "x"), Folder("d"), Link("gone", "nowhere")],
+    ] {
+        assert_eq!(digest(same), one);
+    }
+    for other in [
+        &[File("a", 0o755, "x"), Folder("d")][..],
+        &[File("a", 0o644, "y"), Folder("d")],
+        &[File("b", 0o644, "x"), Folder("d")],
+        &[File("a", 0o644, "x")],
+        &[File("a", 0o644, "x"), File("d", 0o644, "")],
+    ] {
+        assert_ne!(digest(other), one);
+    }
+    let linked = digest(&[File("m/x", 0o644, "1"), Link("n", "m")]);
+    assert_eq!(linked, digest(&[File("m/x", 0o644, "1"), File("n/x", 0o644, "1")]));
+}
+
+#[test]
+fn links_become_copies_of_what_they_lead_to() {
+    let items = [
+        File("top/real", 0o755, "1"),
+        File("top/m/x", 0o644, "2"),
+        Link("top/one", "real"),
+        Link("top/m/up", "../one"),
+        Link("top/folder", "./m/"),
+        Link("top/through", "folder/../folder/x"),
+        Link("top/outside", "../other/y"),
+        File("other/y", 0o644, "3"),
+    ];
+    let expected = [
+        "folder/",
+        "folder/up 755 1",
+        "folder/x 644 2",
+        "m/",
+        "m/up 755 1",
+        "m/x 644 2",
+        "one 755 1",
+        "outside 644 3",
+        "real 755 1",
+        "through 644 2",
+    ];
+    assert_eq!(listed(&items, "top"), expected);
+}
+
+#[test]
+fn a_link_in_a_copied_folder_leads_to_where_it_did_before() {
+    let items = [File("a/x", 0o644, "1"), Link("a/y", "x"), Link("b", "a"), Link("c", "b/y"), Link("d/e", "../b")];
+    let expected = [
+        "a/",
+        "a/x 644 1",
+        "a/y 644 1",
+        "b/",
+        "b/x 644 1",
+        "b/y 644 1",
+        "c 644 1",
+        "d/",
+        "d/e/",
+        "d/e/x 644 1",
+        "d/e/y 644 1",
+    ];
+    assert_eq!(listed(&items, ""), expected);
+}
+
+#[test]
+fn a_link_out_of_the_package_is_refused_by_name() {
+    for (link, target) in
+        [("l", "/etc/passwd"), ("l", ".."), ("d/l", "../../x"), ("d/l", "nothing/../../../x"), ("l", "d/../../x")]
+    {
+        let refused = refusal(&[File("d/x", 0o644, ""), Link(link, target)]);
+        assert!(refused.contains(&format!("its entry {link:?} is refused: it is a link")), "{target}: {refused}");
+    }
+    // Through another link: the tree is one file system.
+    let refused = refusal(&[Folder("a/b"), Link("s", "a/b"), Link("l", "s/../../../x")]);
+    assert!(refused.contains("\"l\""), "{refused}");
+}
+
+#[test]
+fn a_dangling_link_is_dropped_and_noted() {
+    let tree = tree_of(&[File("a", 0o644, ""), Link("d/l", "../nothing"), Link("m", "a/below-a-file")]);
+    let (bytes, packed) = packed(&tree, "").unwrap();
+    assert_eq!(listing(&unpacked(&bytes)), ["a 644 ", "d/"]);
+    let note = |link| format!("the link {link} leads nowhere, and is left out");
+    assert_eq!(packed.notes, [note("d/l"), note("m")]);
+
+    let names: Vec<String> = (0..30).map(|n| format!("l{n:02}")).collect();
+    let many: Vec<_> = names.iter().map(|name| Link(name, "nothing")).chain([File("a", 0o644, "")]).collect();
+    let notes = super::pack(&tree_of(&many), &TreePath::root(), &mut io::sink()).unwrap().notes;
+    assert_eq!((notes.len(), notes[20].as_str()), (21, "10 more links lead nowhere, and are left out"));
+}
+
+#[test]
+fn links_into_themselves_are_refused() {
+    for items in [
+        &[Link("a", "a")][..],
+        &[Link("a", "b"), Link("b", "a")],
+        &[Folder("a"), Link("a/l", ".")],
+        &[Folder("a"), Link("a/l", "../a")],
+        &[Folder("a/b"), Link("a/b/l", "../..")],
+        &[Folder("a"), Folder("b"), Link("a/l", "../b"), Link("b/l", "../a")],
+    ] {
+        let refused = refusal(items);
+        assert!(refused.contains("is refused: it is a link"), "{refused}");
+    }
+}
+
+#[test]
+fn copies_count_towards_the_limits_of_the_tree() {
+    // Each folder holds two links to the next: 2^20 folders.
+    let folders: Vec<String> = (0..20).map(|n| format!("f{n:02}")).collect();
+    let names: Vec<(String, String, String)> = folders
+        .windows(2)
+        .map(|pair| (format!("{}/a", pair[0]), format!("{}/b", pair[0]), format!("../{}", pair[1])))
+        .collect();
+    let items: Vec<_> = names.iter().flat_map(|(a, b, to)| [Link(a, to), Link(b, to)]).chain([Folder("f19")]).collect();
+    assert!(matches!(packed(&tree_of(&items), ""), Err(TreeError::TooLarge(_))));
+
+    let large = "x".repeat(1000);
+    let names: Vec<String> = (0..900).map(|n| format!("l{n}")).collect();
+    let links = || names.iter().map(|name| Link(name, "large"));
+    assert!(packed(&tree_of(&links().chain([File("large", 0o644, &large)]).collect::<Vec<_>>()), "").is_ok());
+    let larger = "x".repeat(2000);
+    let items: Vec<_> = links().chain([File("large", 0o644, &larger)]).collect();
+    assert!(matches!(packed(&tree_of(&items), ""), Err(TreeError::TooLarge(_))));
+}
+
+#[test]
+fn the_git_folder_of_the_root_is_left_out_and_no_other() {
+    let items = [
+        File("top/.git/HEAD", 0o644, ""),
+        File("top/a/.git/HEAD", 0o644, ""),
+        File(".git", 0o644, ""),
+        Link("top/b", "a"),
+    ];
+    assert_eq!(listed(&items, "top"), ["a/", "a/.git/", "a/.git/HEAD 644 ", "b/", "b/.git/", "b/.git/HEAD 644 "]);
+}
+
+#[test]
+fn the_root_must_be_a_folder_that_is_there() {
+    let tree = tree_of(&[File("a", 0o644, "")]);
+    for root in ["a", "b"] {
+        assert!(matches!(packed(&tree, root), Err(TreeError::Refused { .. })), "{root}");
+    }
+}
+
+#[test]
+fn names_that_are_no_text_stay_as_they_are() {
+    let mut tree = empty();
+    let name = TreePath::parse(&[&b"caf\xe9/"[..], &[0xff; 120]].concat()).unwrap();
+    tree.file(&name, 0o644, &mut &b"1"[..]).unwrap();
+    assert!(unpacked(&packed(&tree, "").unwrap().0).get(&name).is_some());
+}
+
+#[derive(Debug, Clone)]
+enum Made {
+    File(Vec<String>, bool, Vec<u8>),
+    Folder(Vec<String>),
+    Link(Vec<String>, String),
+}
+
+fn made() -> impl Strategy<Value = Made> {
+    let name = || prop_oneof![4 => "[a-c]{1,2}", 1 => "[a-z]{60,120}", 1 => "\\PC{1,8}".prop_map(|name| name.replace(['/', '.', '\0'], "_"))];
+    let names = move || prop::collection::vec(name(), 1..4);
+    prop_oneof![
+        3 => (names(), any::<bool>(), prop::collection::vec(any::<u8>(), 0..1200)).prop_map(|(n, x, c)| Made::File(n, x, c)),
+        1 => names().prop_map(Made::Folder),
+        1 => (names(), "(\\.\\./|[a-c]/){0,3}[a-c]{1,2}").prop_map(|(n, to)| Made::Link(n, to)),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn a_tree_comes_out_of_its_archive_as_it_went_in(items in prop::collection::vec(made(), 1..12)) {
+        let mut tree = empty();
+        let mut has_links = false;
+        for item in &items {
+            // Names that clash are refused by the tree, and not there.
+            let _ = match item {
+                Made::File(names, is_executable, bytes) => {
+                    tree.file(&path(&names.join("/")), if *is_executable { 0o755 } else { 0o644 }, &mut bytes.as_slice()).map(drop)
+                }
+                Made::Folder(names) => tree.folder(&path(&names.join("/"))),
+                Made::Link(names, to) => tree.link(&path(&names.join("/")), to.as_bytes()).map(|()| has_links = true),
+            };
+        }
+        let Ok((bytes, first)) = packed(&tree, "") else {
+            prop_assert!(has_links);
+            return Ok(());
+        };
+        let (again, second) = packed(&tree, "").unwrap();
+        prop_assert_eq!((&bytes, &first), (&again, &second));
+
+        let mut back = empty();
+        match unpack_from(ArchiveFormat::TarGz, io::Cursor::new(&bytes), &mut back) {
+            Ok(()) => {}
+            Err(TreeError::Refused { why, .. }) if why.contains("case alone") => return Ok(()),
+            Err(TreeError::Unreadable(why)) if why.contains("no file") => return Ok(()),
+            Err(e) => return Err(TestCaseError::fail(e.to_string())),
+        }
+        prop_assert!(back.entries().all(|(_, entry)| !matches!(entry, Entry::Link(_))));
+        for (path, entry) in tree.entries().filter(|(_, entry)| !matches!(entry, Entry::Link(_))) {
+            let other = back.get(path).expect("what went in");
+            prop_assert_eq!(content(&tree, entry), content(&back, other));
+        }
+        prop_assert!(has_links || tree.entries().count() == back.entries().count());
+        let (repacked, third) = packed(&back, "").unwrap();
+        prop_assert_eq!((repacked, third.tree), (bytes, first.tree));
+    }
+}

@@ -1,0 +1,212 @@
+//! What is below a folder of a tree once its links are followed: folders and files alone.
+
+use std::collections::BTreeMap;
+
+use super::{Entry, Tree, TreeError, TreePath};
+
+/// How many links a way through the tree may lead through, as Linux has it.
+const MOST_LINKS: usize = 40;
+/// How many names may be looked up for all links together.
+const MOST_STEPS: u32 = 20_000_000;
+/// How many notes are made; more are counted.
+const MOST_NOTES: usize = 20;
+/// How many bytes the names may have in all.
+const MOST_NAME_BYTES: usize = 64 << 20;
+
+/// What stands at a path once links are followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Node {
+    Folder,
+    File { mode: u32, at: u64, size_bytes: u64 },
+}
+
+/// The resolved tree, by paths relative to its root, and what was left out of it.
+pub(super) struct Resolved {
+    pub(super) nodes: BTreeMap<TreePath, Node>,
+    pub(super) notes: Vec<String>,
+}
+
+/// Follows every link below `root`, through the whole tree. The root's own `.git` is left out.
+///
+/// # Errors
+/// [`TreeError::Refused`] for a link that leads out of the tree, or into itself; [`TreeError::TooLarge`] where the
+/// copies exceed the tree's limits.
+pub(super) fn resolve(tree: &Tree, root: &TreePath) -> Result<Resolved, TreeError> {
+    match tree.get(root) {
+        Some(Entry::Folder) => {}
+        Some(_) => return Err(TreeError::refused(root, "it is to be the root of the module, and is no folder")),
+        None => return Err(TreeError::refused(root, "it is to be the root of the module, and is not there")),
+    }
+    let mut walk = Walk {
+        tree,
+        nodes: BTreeMap::new(),
+        dangling: Vec::new(),
+        bytes: 0,
+        name_bytes: 0,
+        steps: 0,
+        links: Vec::new(),
+    };
+    let mut folders = vec![Copied { from: root.clone(), to: TreePath::root(), through: None }];
+    while let Some(folder) = folders.pop() {
+        walk.copy(&folder, &mut folders)?;
+    }
+    Ok(Resolved { notes: walk.notes(), nodes: walk.nodes })
+}
+
+/// A folder that is to be copied: where it is, where it goes, and the last link on the way to it.
+struct Copied {
+    from: TreePath,
+    to: TreePath,
+    through: Option<usize>,
+}
+
+struct Walk<'t> {
+    tree: &'t Tree,
+    nodes: BTreeMap<TreePath, Node>,
+    dangling: Vec<String>,
+    bytes: u64,
+    name_bytes: usize,
+    steps: u32,
+    /// Links that led to folders: where they are, and the one before each on its way.
+    links: Vec<(&'t TreePath, Option<usize>)>,
+}
+
+/// Where a link ends.
+enum End {
+    Folder(TreePath),
+    File(Node),
+    Nowhere,
+}
+
+impl<'t> Walk<'t> {
+    fn copy(&mut self, folder: &Copied, more: &mut Vec<Copied>) -> Result<(), TreeError> {
+        for (path, entry) in self.tree.below(&folder.from) {
+            let Some(below) = path.below(&folder.from) else { continue };
+            let to = folder.to.join(&below).map_err(|bad| TreeError::refused(path, bad.to_string()))?;
+            if to.names().next() == Some(b".git") {
+                continue;
+            }
+            match entry {
+                Entry::Folder => self.put(to, Node::Folder)?,
+                Entry::File { mode, at, size_bytes } => {
+                    self.put(to, Node::File { mode: *mode, at: *at, size_bytes: *size_bytes })?;
+                }
+                Entry::Link(target) => match self.follow(path, target)? {
+                    End::File(file) => self.put(to, file)?,
+                    End::Folder(from) => {
+                        let link = self.enter(path, &from, folder.through)?;
+                        self.put(to.clone(), Node::Folder)?;
+                        more.push(Copied { from, to, through: Some(link) });
+                    }
+                    End::Nowhere => self.dangling.push(path.to_string()),
+                },
+            }
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, to: TreePath, node: Node) -> Result<(), TreeError> {
+        let limits = self.tree.limits();
+        if let Node::File { size_bytes, .. } = node {
+            self.bytes = self.bytes.saturating_add(size_bytes);
+        }
+        self.name_bytes = self.name_bytes.saturating_add(to.as_bytes().len());
+        self.nodes.insert(to, node);
+        if self.nodes.len() > limits.entries {
+            return Err(TreeError::TooLarge(format!("{} files and folders, links followed", limits.entries)));
+        }
+        if self.bytes > limits.bytes {
+            return Err(TreeError::TooLarge(format!("{} bytes in its files, links followed", limits.bytes)));
+        }
+        if self.name_bytes > MOST_NAME_BYTES {
+            return Err(TreeError::TooLarge(format!("{MOST_NAME_BYTES} bytes in its names, links followed")));
+        }
+        Ok(())
+    }
+
+    /// Remembers a link that leads to a folder. That folder would never end if the link itself, or one that led to
+    /// where it is, were in it.
+    fn enter(&mut self, link: &'t TreePath, to: &TreePath, through: Option<usize>) -> Result<usize, TreeError> {
+        let mut next = Some((link, through));
+        while let Some((on_the_way, before)) = next {
+            if on_the_way.below(to).is_some() {
+                return Err(TreeError::refused(link, "it is a link to a folder that it is in itself"));
+            }
+            next = before.and_then(|before| self.links.get(before).copied());
+        }
+        self.links.push((link, through));
+        Ok(self.links.len() - 1)
+    }
+
+    /// Where a link leads, as the kernel would find it in a tree that is a whole file system.
+    fn follow(&mut self, link: &TreePath, target: &[u8]) -> Result<End, TreeError> {
+        let refused = |why: &str| Err(TreeError::refused(link, why));
+        let mut at = link.parent().unwrap_or_default();
+        // Names still to go, the next one last.
+        let mut names: Vec<&[u8]> = Vec::new();
+        let mut targets = 0;
+        let mut target = target;
+        loop {
+            if target.starts_with(b"/") {
+                return refused("it is a link to an absolute path");
+            }
+            targets += 1;
+            if targets > MOST_LINKS {
+                return refused("it is a link that leads to itself, or through too many others");
+            }
+            names.extend(target.rsplit(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b".")));
+            let next = loop {
+                let Some(name) = names.pop() else { return Ok(End::Folder(at)) };
+                self.steps += 1;
+                if self.steps > MOST_STEPS {
+                    return Err(TreeError::TooLarge(format!("{MOST_STEPS} names on the ways of its links")));
+                }
+                if name == b".." {
+                    match at.parent() {
+                        Some(parent) => at = parent,
+                        None => return refused("it is a link that leads out of the package"),
+                    }
+                    continue;
+                }
+                let Ok(path) = TreePath::parse(name).and_then(|name| at.join(&name)) else { return Ok(End::Nowhere) };
+                match self.tree.get(&path) {
+                    Some(Entry::Folder) => at = path,
+                    Some(Entry::File { mode, at, size_bytes }) if names.is_empty() => {
+                        return Ok(End::File(Node::File { mode: *mode, at: *at, size_bytes: *size_bytes }));
+                    }
+                    Some(Entry::File { .. }) | None => return nowhere(link, &at, &names),
+                    Some(Entry::Link(target)) => break target.as_slice(),
+                }
+            };
+            target = next;
+        }
+    }
+
+    fn notes(&mut self) -> Vec<String> {
+        self.dangling.sort();
+        let more = self.dangling.len().saturating_sub(MOST_NOTES);
+        let mut notes: Vec<String> = self
+            .dangling
+            .drain(..)
+            .take(MOST_NOTES)
+            .map(|link| format!("the link {link} leads nowhere, and is left out"))
+            .collect();
+        if more > 0 {
+            notes.push(format!("{more} more links lead nowhere, and are left out"));
+        }
+        notes
+    }
+}
+
+/// What is left of a way through what is not there must not lead out of the package either.
+fn nowhere(link: &TreePath, at: &TreePath, names: &[&[u8]]) -> Result<End, TreeError> {
+    let mut depth = at.names().count() + 1;
+    for name in names.iter().rev() {
+        match *name {
+            b".." if depth == 0 => return Err(TreeError::refused(link, "it is a link that leads out of the package")),
+            b".." => depth -= 1,
+            _ => depth += 1,
+        }
+    }
+    Ok(End::Nowhere)
+}

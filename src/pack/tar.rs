@@ -1,0 +1,144 @@
+//! Tar archives into trees. The extensions are read here, within bounds: the tar crate would take any length into memory.
+
+use std::io::{self, Read};
+
+use ::tar::{Archive, Entry, EntryType};
+
+use super::name::{path_of, refused};
+use super::{Tree, TreeError};
+
+/// The longest extension header that is read, in bytes.
+const LONGEST_EXTENSION: u64 = 1 << 20;
+
+/// What extension headers say about the entry after them.
+#[derive(Default)]
+struct Said {
+    path: Option<Vec<u8>>,
+    link: Option<Vec<u8>>,
+    size: Option<u64>,
+    is_sparse: bool,
+}
+
+/// Unpacks a tar as go-getter does: `..` is refused, global headers are skipped, one without any file is an error.
+pub(super) fn unpack(from: &mut dyn Read, tree: &mut Tree) -> Result<(), TreeError> {
+    let mut archive = Archive::new(&mut *from);
+    let mut has_any = false;
+    let mut said = Said::default();
+    let mut left = tree.limits().entries;
+    for entry in archive.entries().map_err(unreadable)?.raw(true) {
+        let mut entry = entry.map_err(unreadable)?;
+        match entry.header().entry_type() {
+            EntryType::XGlobalHeader => {}
+            EntryType::XHeader => said.pax(&extension(&mut entry)?)?,
+            EntryType::GNULongName => said.path = Some(until_nul(extension(&mut entry)?)),
+            EntryType::GNULongLink => said.link = Some(until_nul(extension(&mut entry)?)),
+            _ => {
+                // Folders that come again are no news to the tree.
+                left = left.checked_sub(1).ok_or_else(|| {
+                    TreeError::TooLarge(format!("{} files, folders and links", tree.limits().entries))
+                })?;
+                has_any |= add(&mut entry, std::mem::take(&mut said), tree)?;
+            }
+        }
+    }
+    drop(archive);
+    // To the end, where the checksums are.
+    io::copy(from, &mut io::sink()).map_err(unreadable)?;
+    if !has_any {
+        return Err(TreeError::Unreadable("there is no file in it".to_owned()));
+    }
+    Ok(())
+}
+
+/// Adds an entry, and says whether it is more than a folder.
+fn add<R: Read>(entry: &mut Entry<'_, R>, said: Said, tree: &mut Tree) -> Result<bool, TreeError> {
+    let name = said.path.unwrap_or_else(|| entry.header().path_bytes().into_owned());
+    let refuse = |why: &str| Err(refused(&name, why));
+    if said.is_sparse {
+        return refuse("it is a sparse file");
+    }
+    if said.size.is_some_and(|size| size != entry.size()) {
+        return refuse("it has two sizes");
+    }
+    let target = || said.link.clone().or_else(|| entry.header().link_name_bytes().map(|name| name.into_owned()));
+    let path = path_of(&name)?;
+    let mode = entry.header().mode().map_err(|e| refused(&name, format!("its mode cannot be read: {e}")))?;
+    match entry.header().entry_type() {
+        EntryType::Directory => tree.folder(&path).map(|()| false),
+        EntryType::Regular | EntryType::Continuous if name.ends_with(b"/") || path.is_root() => {
+            if entry.size() > 0 {
+                return refuse("it has a folder's name, yet it has content");
+            }
+            tree.folder(&path).map(|()| false)
+        }
+        EntryType::Regular | EntryType::Continuous => {
+            let size = entry.size();
+            // The crate takes the end of the archive for the end of the file.
+            if tree.file(&path, mode, entry)? != size {
+                return Err(TreeError::Unreadable(format!("it ends within its entry {path}")));
+            }
+            Ok(true)
+        }
+        EntryType::Symlink => {
+            let Some(target) = target() else { return refuse("it is a link to nowhere") };
+            tree.link(&path, &target).map(|()| true)
+        }
+        EntryType::Link => {
+            let Some(target) = target() else { return refuse("it is a link to nowhere") };
+            let target = path_of(&target).map_err(|_| refused(&name, "it is a hard link out of the archive"))?;
+            tree.hard_link(&path, &target).map(|()| true)
+        }
+        EntryType::Char | EntryType::Block => refuse("it is a device"),
+        EntryType::Fifo => refuse("it is a pipe"),
+        EntryType::GNUSparse => refuse("it is a sparse file"),
+        _ => refuse("it is of a kind that no module has"),
+    }
+}
+
+impl Said {
+    /// Takes the records of a pax header: `LENGTH KEY=VALUE\n`, one after the other.
+    fn pax(&mut self, records: &[u8]) -> Result<(), TreeError> {
+        let malformed = || TreeError::Unreadable("one of its pax headers is malformed".to_owned());
+        let mut rest = records;
+        while !rest.is_empty() {
+            let digits = rest.iter().position(|byte| *byte == b' ').filter(|at| *at < 10).ok_or_else(malformed)?;
+            let length: usize = rest
+                .get(..digits)
+                .and_then(|text| std::str::from_utf8(text).ok()?.parse().ok())
+                .ok_or_else(malformed)?;
+            let record = rest.get(digits + 1..length).ok_or_else(malformed)?;
+            rest = rest.get(length..).ok_or_else(malformed)?;
+            let record = record.strip_suffix(b"\n").ok_or_else(malformed)?;
+            let equals = record.iter().position(|byte| *byte == b'=').ok_or_else(malformed)?;
+            let (key, value) = (record.get(..equals).unwrap_or_default(), record.get(equals + 1..).unwrap_or_default());
+            match key {
+                b"path" => self.path = Some(value.to_vec()),
+                b"linkpath" => self.link = Some(value.to_vec()),
+                b"size" => {
+                    let size = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
+                    self.size = Some(size.ok_or_else(malformed)?);
+                }
+                key => self.is_sparse |= key.starts_with(b"GNU.sparse."),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn extension<R: Read>(entry: &mut Entry<'_, R>) -> Result<Vec<u8>, TreeError> {
+    if entry.size() > LONGEST_EXTENSION {
+        return Err(TreeError::TooLarge(format!("{LONGEST_EXTENSION} bytes in one extension header")));
+    }
+    let mut bytes = Vec::new();
+    entry.take(LONGEST_EXTENSION).read_to_end(&mut bytes).map_err(unreadable)?;
+    Ok(bytes)
+}
+
+fn until_nul(mut bytes: Vec<u8>) -> Vec<u8> {
+    bytes.truncate(bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len()));
+    bytes
+}
+
+fn unreadable(error: io::Error) -> TreeError {
+    TreeError::Unreadable(error.to_string())
+}

@@ -1,0 +1,482 @@
+//! Archives of every format, and hostile ones: one test for each way to do harm.
+
+use std::io::{Cursor, Write};
+
+use ::tar::{EntryType, Header};
+use ::zip::write::{SimpleFileOptions, ZipWriter};
+use proptest::prelude::*;
+
+use super::*;
+use crate::pack::{Entry, TreeLimits, TreePath};
+
+const LIMITS: TreeLimits = TreeLimits { entries: 100, bytes: 100_000 };
+
+fn path(text: &str) -> TreePath {
+    TreePath::parse(text.as_bytes()).unwrap()
+}
+
+fn unpacked(format: ArchiveFormat, archive: &[u8]) -> Result<Tree, TreeError> {
+    let mut tree = Tree::new(tempfile::tempfile().unwrap(), LIMITS);
+    unpack_from(format, Cursor::new(archive), &mut tree).map(|()| tree)
+}
+
+fn read(tree: &Tree, name: &str) -> String {
+    let Some(Entry::File { at, size_bytes, .. }) = tree.get(&path(name)) else {
+        panic!("{name}: {:?}", tree.get(&path(name)))
+    };
+    let mut text = String::new();
+    tree.contents(*at, *size_bytes).read_to_string(&mut text).unwrap();
+    text
+}
+
+fn mode(tree: &Tree, name: &str) -> u32 {
+    let Some(Entry::File { mode, .. }) = tree.get(&path(name)) else { panic!("{name}") };
+    *mode
+}
+
+/// A tar, made entry by entry.
+#[derive(Default)]
+struct Made(Vec<u8>);
+
+impl Made {
+    fn with(mut self, kind: EntryType, name: &[u8], content: &[u8], change: impl FnOnce(&mut Header)) -> Self {
+        let mut header = Header::new_gnu();
+        header.as_old_mut().name[..name.len()].copy_from_slice(name);
+        header.set_mode(0o644);
+        header.set_size(content.len() as u64);
+        header.set_entry_type(kind);
+        change(&mut header);
+        header.set_cksum();
+        self.0.extend(header.as_bytes());
+        self.0.extend(content);
+        self.0.resize(self.0.len().next_multiple_of(512), 0);
+        self
+    }
+
+    fn file(self, name: &str, content: &str) -> Self {
+        self.with(EntryType::Regular, name.as_bytes(), content.as_bytes(), |_| {})
+    }
+
+    fn of(self, kind: EntryType, name: &str) -> Self {
+        self.with(kind, name.as_bytes(), b"", |_| {})
+    }
+
+    fn link(self, kind: EntryType, name: &str, to: &str) -> Self {
+        self.with(kind, name.as_bytes(), b"", |header| {
+            header.as_old_mut().linkname[..to.len()].copy_from_slice(to.as_bytes())
+        })
+    }
+
+    fn pax(self, kind: EntryType, records: &[(&str, &str)]) -> Self {
+        let record = |(key, value): &(&str, &str)| {
+            let rest = format!(" {key}={value}\n");
+            let length = (1..).map(|digits| rest.len() + digits).find(|n| n.to_string().len() + rest.len() == *n);
+            format!("{}{rest}", length.unwrap())
+        };
+        let text: String = records.iter().map(record).collect();
+        self.with(kind, b"pax_header", text.as_bytes(), |_| {})
+    }
+
+    fn tar(mut self) -> Vec<u8> {
+        self.0.resize(self.0.len() + 1024, 0);
+        self.0
+    }
+
+    fn gz(self) -> Vec<u8> {
+        gz(&self.tar())
+    }
+}
+
+fn gz(bytes: &[u8]) -> Vec<u8> {
+    let mut to = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    to.write_all(bytes).unwrap();
+    to.finish().unwrap()
+}
+
+fn bz2(bytes: &[u8]) -> Vec<u8> {
+    let mut to = ::bzip2::write::BzEncoder::new(Vec::new(), ::bzip2::Compression::best());
+    to.write_all(bytes).unwrap();
+    to.finish().unwrap()
+}
+
+fn xz(bytes: &[u8], check: lzma_rust2::CheckType, block: Option<u64>) -> Vec<u8> {
+    let mut options = lzma_rust2::XzOptions::with_preset(1);
+    options.set_check_sum_type(check);
+    options.set_block_size(block.and_then(std::num::NonZeroU64::new));
+    let mut to = lzma_rust2::XzWriter::new(Vec::new(), options).unwrap();
+    to.write_all(bytes).unwrap();
+    to.finish().unwrap()
+}
+
+fn sample() -> Made {
+    Made::default()
+        .pax(EntryType::XGlobalHeader, &[("comment", "0123abc")])
+        .of(EntryType::Directory, "./")
+        .of(EntryType::Directory, "./repo/")
+        .with(EntryType::Regular, b"./repo/run.sh", b"#!/bin/sh\n", |header| header.set_mode(0o106_755))
+        .file("repo/modules/x/main.tf", "# x\n")
+        .link(EntryType::Symlink, "repo/link", "../outside")
+        .link(EntryType::Link, "repo/hard", "repo/run.sh")
+}
+
+fn is_sample(tree: &Tree) {
+    let names: Vec<_> = tree.entries().map(|(path, _)| path.to_string()).collect();
+    let expected =
+        ["repo", "repo/hard", "repo/link", "repo/modules", "repo/modules/x", "repo/modules/x/main.tf", "repo/run.sh"];
+    assert_eq!(names, expected);
+    assert_eq!(read(tree, "repo/hard"), "#!/bin/sh\n");
+    assert_eq!(mode(tree, "repo/run.sh"), 0o755);
+    assert_eq!(tree.get(&path("repo/link")), Some(&Entry::Link(b"../outside".to_vec())));
+}
+
+#[test]
+fn a_tar_is_unpacked_whatever_it_is_compressed_with() {
+    let tar = sample().tar();
+    is_sample(&unpacked(ArchiveFormat::TarGz, &gz(&tar)).unwrap());
+    is_sample(&unpacked(ArchiveFormat::TarBz2, &bz2(&tar)).unwrap());
+    for check in [
+        lzma_rust2::CheckType::None,
+        lzma_rust2::CheckType::Crc32,
+        lzma_rust2::CheckType::Crc64,
+        lzma_rust2::CheckType::Sha256,
+    ] {
+        is_sample(&unpacked(ArchiveFormat::TarXz, &xz(&tar, check, None)).unwrap());
+        is_sample(&unpacked(ArchiveFormat::TarXz, &xz(&tar, check, Some(1000))).unwrap());
+    }
+}
+
+#[test]
+fn several_streams_one_after_the_other_are_one() {
+    let tar = sample().tar();
+    let (one, two) = tar.split_at(700);
+    is_sample(&unpacked(ArchiveFormat::TarGz, &[gz(one), gz(b""), gz(two)].concat()).unwrap());
+    is_sample(&unpacked(ArchiveFormat::TarBz2, &[bz2(one), bz2(b""), bz2(two)].concat()).unwrap());
+    let check = lzma_rust2::CheckType::Crc64;
+    let streams = [xz(one, check, None), vec![0; 8], xz(two, check, None), vec![0; 4]].concat();
+    is_sample(&unpacked(ArchiveFormat::TarXz, &streams).unwrap());
+}
+
+#[test]
+fn a_truncated_archive_is_refused_at_every_length() {
+    let tar = sample().tar();
+    let check = lzma_rust2::CheckType::Crc32;
+    for (format, bytes) in [
+        (ArchiveFormat::TarGz, gz(&tar)),
+        (ArchiveFormat::TarBz2, bz2(&tar)),
+        (ArchiveFormat::TarXz, xz(&tar, check, Some(1000))),
+        (ArchiveFormat::Zip, zip(&[("a/b", b"content")])),
+    ] {
+        assert!(unpacked(format, &bytes).is_ok());
+        for length in 0..bytes.len() {
+            assert!(unpacked(format, &bytes[..length]).is_err(), "{format:?} {length}");
+        }
+    }
+}
+
+#[test]
+fn damage_is_found_by_the_checksums() {
+    let tar = sample().tar();
+    for (format, bytes) in [
+        (ArchiveFormat::TarGz, gz(&tar)),
+        (ArchiveFormat::TarBz2, bz2(&tar)),
+        (ArchiveFormat::TarXz, xz(&tar, lzma_rust2::CheckType::Crc64, None)),
+    ] {
+        let mut refused = 0;
+        for at in 12..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 0x10;
+            // A few bits mean nothing: the length of a code that is not used.
+            match unpacked(format, &damaged) {
+                Ok(tree) => is_sample(&tree),
+                Err(_) => refused += 1,
+            }
+        }
+        assert!(refused * 10 > (bytes.len() - 12) * 9, "{format:?} {refused}");
+    }
+}
+
+#[test]
+fn a_tar_may_lack_its_end_but_no_part_of_a_file() {
+    let tar = Made::default().file("a", "one").0;
+    assert!(unpacked(ArchiveFormat::TarGz, &gz(&tar)).is_ok());
+    let long = "x".repeat(600);
+    let tar = Made::default().file("a", &long).0;
+    for length in [512, 513, 1111] {
+        assert!(unpacked(ArchiveFormat::TarGz, &gz(&tar[..length])).is_err(), "{length}");
+    }
+}
+
+#[test]
+fn long_names_are_read_in_both_ways() {
+    let long = format!("{}/{}", "d".repeat(150), "f".repeat(150));
+    let gnu = Made::default()
+        .with(EntryType::GNULongName, b"././@LongLink", format!("{long}\0").as_bytes(), |_| {})
+        .file("short", "1");
+    assert_eq!(read(&unpacked(ArchiveFormat::TarGz, &gnu.gz()).unwrap(), &long), "1");
+    let pax = Made::default()
+        .pax(EntryType::XHeader, &[("path", &long), ("mtime", "1.5"), ("size", "1")])
+        .file("short", "1")
+        .file("other", "2");
+    let tree = unpacked(ArchiveFormat::TarGz, &pax.gz()).unwrap();
+    assert_eq!((read(&tree, &long).as_str(), read(&tree, "other").as_str()), ("1", "2"));
+    let target = "t/".repeat(100);
+    for made in [
+        Made::default().with(EntryType::GNULongLink, b"././@LongLink", format!("{target}\0").as_bytes(), |_| {}),
+        Made::default().pax(EntryType::XHeader, &[("linkpath", &target)]),
+    ] {
+        let tree = unpacked(ArchiveFormat::TarGz, &made.link(EntryType::Symlink, "l", "short").gz()).unwrap();
+        assert_eq!(tree.get(&path("l")), Some(&Entry::Link(target.clone().into_bytes())));
+    }
+}
+
+#[test]
+fn hostile_tars_are_refused_by_the_name_of_their_entry() {
+    let wide = "y".repeat(300);
+    for (made, name, why) in [
+        (Made::default().file("../escape", "x"), "../escape", "leads upwards"),
+        (Made::default().file("a/../../escape", "x"), "a/../../escape", "leads upwards"),
+        (Made::default().file("/etc/cron.d/x", "x"), "/etc/cron.d/x", "absolute"),
+        (Made::default().pax(EntryType::XHeader, &[("path", "../pax")]).file("x", "x"), "../pax", "leads upwards"),
+        (Made::default().pax(EntryType::XHeader, &[("path", &wide)]).file("x", "x"), "yyy", "255 bytes"),
+        (Made::default().of(EntryType::Char, "dev"), "dev", "device"),
+        (Made::default().of(EntryType::Block, "dev"), "dev", "device"),
+        (Made::default().of(EntryType::Fifo, "pipe"), "pipe", "pipe"),
+        (Made::default().of(EntryType::new(b'V'), "label"), "label", "no module has"),
+        (Made::default().of(EntryType::GNUSparse, "holes"), "holes", "sparse"),
+        (Made::default().pax(EntryType::XHeader, &[("GNU.sparse.major", "1")]).file("holes", "x"), "holes", "sparse"),
+        (Made::default().pax(EntryType::XHeader, &[("size", "2")]).file("a", "x"), "a", "two sizes"),
+        (Made::default().file("a", "1").file("a", "2"), "a", "same name"),
+        (Made::default().file("a", "1").file("./a", "2"), "a", "same name"),
+        (Made::default().file("a", "1").file("a/b", "2"), "a/b", "is no folder"),
+        (Made::default().of(EntryType::Directory, "a/").file("a", "2"), "a", "same name"),
+        (Made::default().file("Main.tf", "1").file("main.tf", "2"), "main.tf", "case alone"),
+        (Made::default().file("A/x", "1").file("a/y", "2"), "a", "case alone"),
+        (Made::default().file("\u{c4}", "1").file("\u{e4}", "2"), "\u{e4}", "case alone"),
+        (Made::default().link(EntryType::Link, "h", "/etc/passwd"), "h", "out of the archive"),
+        (Made::default().link(EntryType::Link, "h", "../x"), "h", "out of the archive"),
+        (Made::default().link(EntryType::Link, "h", "later").file("later", "x"), "h", "nothing that came before"),
+        (Made::default().of(EntryType::Directory, "d/").link(EntryType::Link, "h", "d"), "h", "to a folder"),
+        (Made::default().of(EntryType::Symlink, "l"), "l", "to nowhere"),
+        // What was unpacked through a link would be elsewhere.
+        (Made::default().link(EntryType::Symlink, "l", "/etc").file("l/x", "x"), "l/x", "is no folder"),
+        (Made::default().file("d/", "content"), "d/", "folder's name"),
+    ] {
+        let refused = unpacked(ArchiveFormat::TarGz, &made.gz()).unwrap_err();
+        let TreeError::Refused { entry, why: said } = &refused else { panic!("{name}: {refused:?}") };
+        assert!(entry.starts_with(name) && said.contains(why), "{name}: {refused}");
+    }
+}
+
+#[test]
+fn a_tar_without_a_file_is_an_error() {
+    for made in [Made::default(), Made::default().of(EntryType::Directory, "d/")] {
+        assert!(matches!(unpacked(ArchiveFormat::TarGz, &made.gz()), Err(TreeError::Unreadable(_))));
+    }
+}
+
+#[test]
+fn bombs_are_bounded_by_what_comes_out() {
+    let zeros = "\0".repeat(100_001);
+    let refused = |made: Made| unpacked(ArchiveFormat::TarGz, &made.gz()).unwrap_err();
+    assert!(matches!(refused(Made::default().file("zeros", &zeros)), TreeError::TooLarge(_)));
+    let many = (0..101).fold(Made::default(), |made, n| made.file(&format!("f{n}"), ""));
+    assert!(matches!(refused(many), TreeError::TooLarge(_)));
+    let same = (0..101).fold(Made::default(), |made, _| made.of(EntryType::Directory, "d/"));
+    assert!(matches!(refused(same), TreeError::TooLarge(_)));
+    let deep = Made::default().pax(EntryType::XHeader, &[("path", &"d/".repeat(1000))]).file("x", "");
+    assert!(matches!(refused(deep), TreeError::TooLarge(_)));
+    // In what belongs to no file: an extension, a skipped header, what comes after the end.
+    let extension = Made::default().with(EntryType::GNULongName, b"L", &[b'x'; (1 << 20) + 1], |_| {}).file("x", "");
+    assert!(matches!(refused(extension), TreeError::TooLarge(_)));
+    let skipped = Made::default().with(EntryType::XGlobalHeader, b"g", &vec![b'x'; 3 << 20], |_| {}).file("x", "");
+    assert!(matches!(refused(skipped), TreeError::Unreadable(_)));
+    let mut after = Made::default().file("x", "").tar();
+    after.resize(3 << 20, 0);
+    assert!(matches!(unpacked(ArchiveFormat::TarGz, &gz(&after)), Err(TreeError::Unreadable(_))));
+    assert!(matches!(
+        unpacked(ArchiveFormat::TarBz2, &bz2(&after)).and(unpacked(ArchiveFormat::TarBz2, &gz(&after))),
+        Err(TreeError::Unreadable(_))
+    ));
+    let size_of_all = Made::default().with(EntryType::Regular, b"x", b"x", |header| header.set_size(u64::MAX / 2));
+    assert!(unpacked(ArchiveFormat::TarGz, &size_of_all.gz()).is_err());
+    let target = "t".repeat(5000);
+    let far = Made::default().pax(EntryType::XHeader, &[("linkpath", &target)]).link(EntryType::Symlink, "l", "");
+    assert!(matches!(refused(far), TreeError::Refused { .. }));
+}
+
+#[test]
+fn an_xz_that_asks_for_much_memory_is_refused() {
+    let stream = xz(&sample().tar(), lzma_rust2::CheckType::Crc32, None);
+    // The first block's header: its size, its flags, the filter, the size of its property, the property.
+    let header_size = (usize::from(stream[12]) + 1) * 4;
+    let at = 12 + stream[12..12 + header_size].windows(2).position(|two| two == [0x21, 1]).unwrap() + 2;
+    let with_dictionary = |encoded: u8| {
+        let mut asking = stream.clone();
+        asking[at] = encoded;
+        let mut crc = flate2::Crc::new();
+        crc.update(&asking[12..12 + header_size - 4]);
+        asking[12 + header_size - 4..12 + header_size].copy_from_slice(&crc.sum().to_le_bytes());
+        unpacked(ArchiveFormat::TarXz, &asking)
+    };
+    is_sample(&with_dictionary(28).unwrap());
+    for encoded in [29, 30, 40] {
+        assert!(with_dictionary(encoded).unwrap_err().to_string().contains("more memory"), "{encoded}");
+    }
+    assert!(with_dictionary(41).is_err());
+}
+
+#[test]
+fn blocks_of_an_xz_that_only_ask_for_memory_come_to_an_end() {
+    // 64 MiB each, 60 times a few bytes.
+    let mut options = lzma_rust2::XzOptions::with_preset(1);
+    options.lzma_options.dict_size = 64 << 20;
+    let stream = |bytes: &[u8]| {
+        let mut to = lzma_rust2::XzWriter::new(Vec::new(), options.clone()).unwrap();
+        to.write_all(bytes).unwrap();
+        to.finish().unwrap()
+    };
+    let tar = sample().tar();
+    let streams: Vec<u8> = tar.chunks(50).take(60).flat_map(stream).collect();
+    let refused = unpacked(ArchiveFormat::TarXz, &streams).unwrap_err();
+    assert!(refused.to_string().contains("next to nothing"), "{refused}");
+}
+
+#[test]
+fn one_compressed_file_is_no_module() {
+    for format in [ArchiveFormat::Gz, ArchiveFormat::Bz2, ArchiveFormat::Xz] {
+        assert!(matches!(unpacked(format, &gz(b"x")), Err(TreeError::Unreadable(_))));
+    }
+}
+
+fn zip(files: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut writer = ZipWriter::new(Cursor::new(Vec::new()));
+    for (name, content) in files {
+        writer.start_file(*name, SimpleFileOptions::default()).unwrap();
+        writer.write_all(content).unwrap();
+    }
+    writer.finish().unwrap().into_inner()
+}
+
+/// Sets fields of each directory entry: who made it, and its attributes.
+fn made_by(mut zip: Vec<u8>, system: u8, attributes: u32) -> Vec<u8> {
+    for at in (0..zip.len()).filter(|at| zip[*at..].starts_with(b"PK\x01\x02")).collect::<Vec<_>>() {
+        zip[at + 5] = system;
+        zip[at + 38..at + 42].copy_from_slice(&attributes.to_le_bytes());
+    }
+    zip
+}
+
+#[test]
+fn a_zip_is_unpacked_with_the_modes_it_knows() {
+    let options = SimpleFileOptions::default();
+    let mut writer = ZipWriter::new(Cursor::new(Vec::new()));
+    writer.add_directory("repo/empty/", options).unwrap();
+    writer.start_file("repo/run.sh", options.unix_permissions(0o4755)).unwrap();
+    writer.write_all(b"#!/bin/sh\n").unwrap();
+    writer
+        .start_file("./repo/large", options.large_file(true).compression_method(::zip::CompressionMethod::Stored))
+        .unwrap();
+    writer.write_all(b"large").unwrap();
+    writer.add_symlink("repo/link", "run.sh", options).unwrap();
+    let tree = unpacked(ArchiveFormat::Zip, &writer.finish().unwrap().into_inner()).unwrap();
+    assert_eq!(tree.get(&path("repo/empty")), Some(&Entry::Folder));
+    assert_eq!((mode(&tree, "repo/run.sh"), mode(&tree, "repo/large")), (0o755, 0o644));
+    assert_eq!(read(&tree, "repo/large"), "large");
+    assert_eq!(tree.get(&path("repo/link")), Some(&Entry::Link(b"run.sh".to_vec())));
+
+    for (system, attributes, expected) in
+        [(0, 0x20, 0o644), (0, 0o100_755 << 16, 0o644), (3, 0, 0o644), (3, 0o100_600 << 16, 0o600)]
+    {
+        let tree = unpacked(ArchiveFormat::Zip, &made_by(zip(&[("a", b"x")]), system, attributes)).unwrap();
+        assert_eq!(mode(&tree, "a"), expected, "{system} {attributes:o}");
+    }
+}
+
+#[test]
+fn hostile_zips_are_refused_by_the_name_of_their_entry() {
+    let device = made_by(zip(&[("dev", b"")]), 3, 0o020_644 << 16);
+    let mut encrypted = zip(&[("secret", b"content")]);
+    let directory = encrypted.windows(4).position(|four| four == b"PK\x01\x02").unwrap();
+    encrypted[directory + 8] |= 1;
+    for (bytes, name, why) in [
+        (zip(&[("../escape", b"x")]), "../escape", "leads upwards"),
+        (zip(&[("/absolute", b"x")]), "/absolute", "absolute"),
+        (zip(&[("a/b", b"1"), ("a//b", b"2")]), "a/b", "same name"),
+        (zip(&[("A", b"1"), ("a", b"2")]), "a", "case alone"),
+        (zip(&[("a", b"1"), ("a/b", b"2")]), "a/b", "is no folder"),
+        (device, "dev", "device"),
+        (encrypted, "secret", "cannot be unpacked"),
+    ] {
+        let refused = unpacked(ArchiveFormat::Zip, &bytes).unwrap_err();
+        let TreeError::Refused { entry, why: said } = &refused else { panic!("{name}: {refused:?}") };
+        assert!(entry == name && said.contains(why), "{name}: {refused}");
+    }
+}
+
+#[test]
+fn a_zip_that_lies_about_sizes_or_names_is_refused() {
+    let mut twice = zip(&[("aaaa", b"1"), ("bbbb", b"2")]);
+    for at in (0..twice.len() - 4).filter(|at| twice[*at..].starts_with(b"bbbb")).collect::<Vec<_>>() {
+        twice[at..at + 4].copy_from_slice(b"aaaa");
+    }
+    assert!(unpacked(ArchiveFormat::Zip, &twice).is_err());
+
+    let mut lying = zip(&[("a", b"content content content")]);
+    let directory = lying.windows(4).position(|four| four == b"PK\x01\x02").unwrap();
+    lying[directory + 24] = 6;
+    assert!(unpacked(ArchiveFormat::Zip, &lying).is_err());
+
+    assert!(matches!(unpacked(ArchiveFormat::Zip, &zip(&[])), Err(TreeError::Unreadable(_))));
+    assert!(matches!(unpacked(ArchiveFormat::Zip, &zip(&[("bomb", &[0; 100_001])])), Err(TreeError::TooLarge(_))));
+    let names: Vec<String> = (0..101).map(|n| n.to_string()).collect();
+    let many: Vec<(&str, &[u8])> = names.iter().map(|name| (name.as_str(), &b""[..])).collect();
+    assert!(matches!(unpacked(ArchiveFormat::Zip, &zip(&many)), Err(TreeError::TooLarge(_))));
+}
+
+#[test]
+fn entries_of_a_zip_that_share_their_bytes_are_refused() {
+    let noise: Vec<u8> = (0_u32..1000).flat_map(|n| *crate::digest::Digest::of(&n.to_le_bytes()).as_bytes()).collect();
+    let mut zip = zip(&[("aaaa", &noise), ("bbbb", b"")]);
+    let places: Vec<_> = (0..zip.len()).filter(|at| zip[*at..].starts_with(b"PK\x01\x02")).collect();
+    for field in [10..12, 16..28, 42..46] {
+        let copied = zip[places[0] + field.start..places[0] + field.end].to_vec();
+        zip[places[1] + field.start..places[1] + field.end].copy_from_slice(&copied);
+    }
+    let refused = unpacked(ArchiveFormat::Zip, &zip).unwrap_err().to_string();
+    assert!(refused.contains("shares its bytes"), "{refused}");
+}
+
+#[test]
+fn a_file_is_read_from_its_beginning() {
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&sample().gz()).unwrap();
+    let mut tree = Tree::new(tempfile::tempfile().unwrap(), LIMITS);
+    unpack(ArchiveFormat::TarGz, &mut file, &mut tree).unwrap();
+    is_sample(&tree);
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_an_archive_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
+        for format in [ArchiveFormat::Zip, ArchiveFormat::TarGz, ArchiveFormat::TarBz2, ArchiveFormat::TarXz] {
+            prop_assert!(unpacked(format, &bytes).is_err());
+        }
+        let _ = unpacked(ArchiveFormat::TarGz, &gz(&bytes));
+    }
+
+    #[test]
+    fn an_archive_with_changed_bytes_is_unpacked_or_refused(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
+        let tar = sample().tar();
+        let change = |bytes: &[u8]| {
+            let mut changed = bytes.to_vec();
+            for (at, to) in &changes {
+                changed[at.index(bytes.len())] = *to;
+            }
+            changed
+        };
+        let _ = unpacked(ArchiveFormat::TarGz, &gz(&change(&tar)));
+        let _ = unpacked(ArchiveFormat::TarXz, &change(&xz(&tar, lzma_rust2::CheckType::None, Some(1000))));
+        let _ = unpacked(ArchiveFormat::TarBz2, &change(&bz2(&tar)));
+        let _ = unpacked(ArchiveFormat::Zip, &change(&zip(&[("a/b", b"content"), ("c", &[7; 500])])));
+    }
+}

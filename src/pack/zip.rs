@@ -1,0 +1,113 @@
+//! Zips into trees: what the directory of the zip names, as go-getter reads it.
+
+use std::cell::Cell;
+use std::io::{self, Read, Seek, SeekFrom};
+
+use ::zip::read::{ZipArchive, ZipFile};
+use ::zip::{ExtraField, System};
+
+use super::name::{path_of, refused};
+use super::{Tree, TreeError};
+
+/// The most that is read to find out what a zip holds, however many entries it claims.
+const MOST_DIRECTORY_BYTES: u64 = 32 << 20;
+/// How much of a link's target is read, in bytes: more than any may have.
+const TARGET_READ: u64 = 8192;
+/// What an entry is, in the mode that Unix gives it.
+const KIND: u32 = 0o170_000;
+
+/// Unpacks a zip. No declared size is believed.
+pub(super) fn unpack<R: Read + Seek>(mut from: R, tree: &mut Tree) -> Result<(), TreeError> {
+    let whole = from.seek(SeekFrom::End(0)).map_err(|e| unreadable(&e))?;
+    let budget = Cell::new(MOST_DIRECTORY_BYTES);
+    let mut archive = ZipArchive::new(Metered { inner: from, budget: &budget }).map_err(|e| unreadable(&e))?;
+    if archive.is_empty() {
+        return Err(TreeError::Unreadable("there is no file in it".to_owned()));
+    }
+    if archive.len() > tree.limits().entries {
+        return Err(TreeError::TooLarge(format!("{} files, folders and links", tree.limits().entries)));
+    }
+    if archive.has_duplicate_names() {
+        return Err(TreeError::Unreadable("two of its entries have one name".to_owned()));
+    }
+    budget.set(u64::MAX);
+
+    let directory = archive.metadata();
+    let mut packed = 0_u64;
+    for index in 0..archive.len() {
+        let name = || directory.entry(index).map(|entry| entry.name_raw().to_vec()).unwrap_or_default();
+        let entry = archive.by_index(index).map_err(|e| refused(&name(), format!("it cannot be unpacked: {e}")))?;
+        // Honest entries share no bytes. This bounds the work, also for streams that unpack to nothing.
+        packed = packed.saturating_add(entry.compressed_size());
+        if packed > whole {
+            return Err(refused(&name(), "it shares its bytes with other entries"));
+        }
+        add(entry, tree)?;
+    }
+    Ok(())
+}
+
+fn add<R: Read>(mut entry: ZipFile<'_, R>, tree: &mut Tree) -> Result<(), TreeError> {
+    let name = entry.name_raw().to_vec();
+    // Go ignores this field, the zip crate takes the name from it.
+    if entry.extra_data_fields().any(|field| matches!(field, ExtraField::UnicodePath(_))) {
+        return Err(refused(&name, "it has two names"));
+    }
+    let path = path_of(&name)?;
+    let said = unix_mode(&entry);
+    let mode = said.map_or(0o644, |mode| mode & 0o777);
+    match said.map(|mode| mode & KIND) {
+        _ if name.ends_with(b"/") || path.is_root() => {
+            if entry.size() > 0 {
+                return Err(refused(&name, "it has a folder's name, yet it has content"));
+            }
+            tree.folder(&path)
+        }
+        Some(0o040_000) => tree.folder(&path),
+        Some(0o120_000) => {
+            let mut target = Vec::new();
+            let read = (&mut entry).take(TARGET_READ).read_to_end(&mut target);
+            read.map_err(|e| refused(&name, format!("it cannot be unpacked: {e}")))?;
+            tree.link(&path, &target)
+        }
+        None | Some(0 | 0o100_000) => {
+            let size = entry.size();
+            if tree.file(&path, mode, &mut entry)? != size {
+                return Err(refused(&name, "its size is not what the zip says"));
+            }
+            Ok(())
+        }
+        Some(_) => Err(refused(&name, "it is a device, or a pipe")),
+    }
+}
+
+/// The mode, where whoever made the zip knew modes.
+fn unix_mode<R: Read>(entry: &ZipFile<'_, R>) -> Option<u32> {
+    let knows_modes = matches!(entry.system(), System::Unix | System::OsDarwin);
+    Some(entry.external_attributes() >> 16).filter(|mode| knows_modes && *mode != 0)
+}
+
+fn unreadable(error: &dyn std::error::Error) -> TreeError {
+    TreeError::Unreadable(error.to_string())
+}
+
+/// A reader that stops when its budget is used up: the directory of a hostile zip can be as large as the zip.
+struct Metered<'b, R> {
+    inner: R,
+    budget: &'b Cell<u64>,
+}
+
+impl<R: Read> Read for Metered<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let length = self.inner.read(buffer)?;
+        let left = self.budget.get().checked_sub(length as u64);
+        self.budget.set(left.ok_or_else(|| io::Error::other("its directory is too large"))?);
+        Ok(length)
+    }
+}
+
+impl<R: Seek> Seek for Metered<'_, R> {
+    fn seek(&mut self, position: SeekFrom) -> io::Result<u64> {
+        self.inner.seek(position)
+    }
+}

@@ -1,0 +1,126 @@
+//! What `.gitattributes` say of a file, and what a checkout makes of its bytes therefore.
+
+use gix_attributes::StateRef;
+use gix_attributes::search::{MetadataCollection, Outcome};
+use gix_filter::eol::{self, AttributesDigest};
+use gix_hash::ObjectId;
+use gix_object::bstr::{BStr, BString, ByteSlice as _};
+use gix_worktree::stack::State;
+use gix_worktree::stack::state::Attributes as Rules;
+use gix_worktree::stack::state::attributes::Source;
+
+use super::encoding::{Encoded, encoded};
+use super::ident;
+
+/// In the order in which they are looked up.
+const NAMES: [&str; 5] = ["crlf", "text", "eol", "ident", "working-tree-encoding"];
+
+/// The attributes of one commit's files.
+pub(super) struct Attributes {
+    stack: gix_worktree::Stack,
+    found: Outcome,
+}
+
+/// What a checkout does with the bytes of one file.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Treatment {
+    lines: Option<AttributesDigest>,
+    ident: bool,
+    encoding: Option<BString>,
+}
+
+/// The bytes of a file, as they lie in a working tree.
+#[derive(Debug)]
+pub(super) struct Treated {
+    /// The bytes, unless they are those of the repository.
+    pub(super) bytes: Option<Vec<u8>>,
+    /// The encoding that they should have, and have not, because larder does not know it.
+    pub(super) unknown_encoding: Option<String>,
+}
+
+impl Attributes {
+    /// The attributes that these files set; each with its path, sorted.
+    pub(super) fn new(files: Vec<(BString, ObjectId)>) -> std::io::Result<Self> {
+        let mut names = MetadataCollection::default();
+        let globals =
+            gix_attributes::Search::new_globals(Vec::<std::path::PathBuf>::new(), &mut Vec::new(), &mut names)?;
+        let rules = Rules::new(globals, None, Source::IdMapping, names);
+        let case = gix_worktree::glob::pattern::Case::Sensitive;
+        // Nothing is read below this: the rules come from the repository's objects.
+        let stack = gix_worktree::Stack::new("/", State::AttributesStack(rules), case, Vec::new(), files);
+        let found = stack.selected_attribute_matches(NAMES);
+        Ok(Self { stack, found })
+    }
+
+    /// What is to be done with the file at `path`.
+    pub(super) fn of(&mut self, path: &BStr, objects: &dyn gix_object::Find) -> std::io::Result<Treatment> {
+        let place = self.stack.at_entry(path, Some(gix_index::entry::Mode::FILE), objects)?;
+        if !place.matching_attributes(&mut self.found) {
+            return Ok(Treatment::default());
+        }
+        let mut states = self.found.iter_selected().map(|found| found.assignment.state);
+        let mut next = || states.next().unwrap_or(StateRef::Unspecified);
+        let (crlf, text, eol, ident, encoding) = (next(), next(), next(), next(), next());
+        let encoding = match encoding {
+            StateRef::Value(name) => Some(name.as_bstr().to_owned()),
+            StateRef::Set | StateRef::Unset | StateRef::Unspecified => None,
+        };
+        Ok(Treatment { lines: lines(text, crlf, eol), ident: ident == StateRef::Set, encoding })
+    }
+}
+
+/// How a file is treated as text, by `text`, its old name `crlf`, and `eol`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Text {
+    Unsaid,
+    Yes,
+    /// With line feeds, whatever the platform's are.
+    WithLf,
+    No,
+    Auto,
+}
+
+fn lines(text: StateRef<'_>, crlf: StateRef<'_>, eol: StateRef<'_>) -> Option<AttributesDigest> {
+    let read = |state: StateRef<'_>| match state {
+        StateRef::Set => Text::Yes,
+        StateRef::Unset => Text::No,
+        StateRef::Value(value) if value.as_bstr() == "input" => Text::WithLf,
+        StateRef::Value(value) if value.as_bstr() == "auto" => Text::Auto,
+        StateRef::Value(_) | StateRef::Unspecified => Text::Unsaid,
+    };
+    let text = match read(text) {
+        Text::Unsaid => read(crlf),
+        said => said,
+    };
+    // Nothing else changes bytes where the platform's line ends are line feeds.
+    let wants_crlf = matches!(eol, StateRef::Value(value) if value.as_bstr() == "crlf");
+    match text {
+        Text::No => None,
+        Text::Auto if wants_crlf => Some(AttributesDigest::TextAutoCrlf),
+        Text::Unsaid | Text::Yes | Text::WithLf if wants_crlf => Some(AttributesDigest::TextCrlf),
+        Text::Unsaid | Text::Yes | Text::WithLf | Text::Auto => None,
+    }
+}
+
+impl Treatment {
+    /// Does it to the bytes of the object `id`: keywords, then line ends, then the encoding, as git does.
+    pub(super) fn applied(&self, bytes: &[u8], id: &ObjectId) -> Treated {
+        let mut now: Option<Vec<u8>> = if self.ident { ident::expanded(bytes, id) } else { None };
+        if let Some(lines) = self.lines {
+            let mut written = Vec::new();
+            let source = now.as_deref().unwrap_or(bytes);
+            if matches!(eol::convert_to_worktree(source, lines, &mut written, Default::default()), Ok(true)) {
+                now = Some(written);
+            }
+        }
+        let mut unknown_encoding = None;
+        if let Some(name) = &self.encoding {
+            match encoded(now.as_deref().unwrap_or(bytes), name) {
+                Encoded::Same => {}
+                Encoded::Now(written) => now = Some(written),
+                Encoded::Unknown => unknown_encoding = Some(name.to_str_lossy().into_owned()),
+            }
+        }
+        Treated { bytes: now, unknown_encoding }
+    }
+}

@@ -1,0 +1,124 @@
+//! What git's code orders, carried out: each request by way of the guard, with the credentials that are for it, counted
+//! and bounded like any other.
+
+use bytes::Bytes;
+use http::{HeaderMap, header};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::GitAsk;
+use super::wire::{Head, Order, Piece, Request};
+use crate::upstream::ask::broken;
+use crate::upstream::clients::Coding;
+use crate::upstream::error::{Fault, UpstreamError};
+use crate::upstream::outbound::{Arrived, Outbound, failure, origin};
+use crate::upstream::restraint::{Moment, Watch};
+
+/// What one job has received so far, of what it may receive.
+pub(super) struct Received {
+    pub(super) bytes: u64,
+    pub(super) limit: u64,
+}
+
+impl Received {
+    /// Counts some more.
+    ///
+    /// # Errors
+    /// Past the limit.
+    pub(super) fn some(&mut self, piece: &Bytes) -> Result<(), Fault> {
+        self.bytes += piece.len() as u64;
+        if self.bytes > self.limit { Err(Fault::TooLarge(self.limit)) } else { Ok(()) }
+    }
+}
+
+impl Outbound {
+    /// Carries out orders until there are no more. The first that fails ends the job.
+    pub(super) async fn carry(&self, ask: GitAsk<'_>, mut orders: mpsc::Receiver<Order>) -> Result<(), UpstreamError> {
+        let mut received = Received { bytes: 0, limit: self.git_limits.received_bytes };
+        while let Some(order) = orders.recv().await {
+            match order {
+                Order::Request(request) => self.carry_request(ask, request, &mut received).await?,
+                Order::Ssh { repository, said, input, awaited } => {
+                    self.carry_ssh(ask, &repository, said, input, &awaited, &mut received).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn carry_request(
+        &self,
+        ask: GitAsk<'_>,
+        request: Request,
+        received: &mut Received,
+    ) -> Result<(), UpstreamError> {
+        let Request { url, headers, post, head, body } = request;
+        let idle = self.git_limits.idle;
+        let slow = || Fault::Slow(format!("no byte within {} s", idle.as_secs()));
+        let answer = timeout(idle, self.git_answer(ask, &url, &headers, post)).await;
+        let answer = answer.map_err(|_| ask.failed(origin(&url), slow()))?;
+        let Arrived { mut response, url, watch, .. } = answer.map_err(of_a_repository)?;
+        // Its bytes have their own time, and are bounded here.
+        watch.into_iter().for_each(Watch::answered);
+        let content_type = response.headers().get(header::CONTENT_TYPE);
+        let content_type = content_type.map(|value| value.as_bytes().to_vec()).unwrap_or_default();
+        if head.send(Head { url: url.clone(), content_type }).is_err() {
+            return Ok(());
+        }
+        let failed = |fault| ask.failed(origin(&url), fault);
+        let brought = self.traffic.brought_by(ask.upstream);
+        loop {
+            let piece = timeout(idle, response.chunk()).await.map_err(|_| failed(slow()))?;
+            let piece: Piece = piece.map_err(|e| failed(broken(&e)))?;
+            let is_the_end = piece.is_none();
+            if let Some(piece) = &piece {
+                brought.inc_by(piece.len() as u64);
+                received.some(piece).map_err(failed)?;
+            }
+            // Nobody reads on: what there is to read next, if anything, is ordered next.
+            if body.send(piece).await.is_err() || is_the_end {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The beginning of a successful answer. What is asked for follows redirects; what is posted does not: it is not
+    /// sent twice.
+    async fn git_answer(
+        &self,
+        ask: GitAsk<'_>,
+        url: &url::Url,
+        headers: &HeaderMap,
+        post: Option<Bytes>,
+    ) -> Result<Arrived, UpstreamError> {
+        let ask = ask.at(url);
+        let asked = Moment::new(ask.now);
+        let Some(post) = post else {
+            let once = || async {
+                let arrived = self.follow(Coding::Identity, ask, headers, asked).await?;
+                let response = self.successful(arrived.response, ask, &arrived.url, asked).await?;
+                Ok(Arrived { response, ..arrived })
+            };
+            return self.patiently(ask, once).await;
+        };
+        let build = |request: reqwest::RequestBuilder| request.headers(headers.clone()).body(post);
+        let (response, watch) = self.hop(Coding::Identity, http::Method::POST, ask, url, build, asked).await?;
+        if response.status().is_redirection() {
+            let why = "a redirect of a request that is not sent twice".to_owned();
+            return Err(failure(ask, url, Fault::Unusable(why)));
+        }
+        let response = self.successful(response, ask, url, asked).await?;
+        Ok(Arrived { response, url: url.clone(), origins: Vec::new(), watch })
+    }
+}
+
+/// A registry named this repository: that it does not exist is a fault of theirs, and no answer to whoever asked.
+fn of_a_repository(error: UpstreamError) -> UpstreamError {
+    let fault = match error.fault {
+        Fault::Absent(status) => {
+            Fault::Unusable(format!("status {status}: there is no such repository, or it is not shown to larder"))
+        }
+        fault => fault,
+    };
+    UpstreamError { fault, ..error }
+}

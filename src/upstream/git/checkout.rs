@@ -1,0 +1,225 @@
+//! A commit's tree, laid out as a checkout lays it out on Linux, in a tree that lies on no disk.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use gix_hash::ObjectId;
+use gix_object::bstr::BString;
+use gix_object::tree::EntryKind;
+use gix_object::{Find, FindExt, FindHeader, Kind};
+use gix_worktree::validate::path::component;
+
+use super::attributes::Attributes;
+use super::error::Trouble;
+use super::fetch::Objects;
+use crate::pack::{Tree, TreeError, TreePath};
+
+/// What a link may lead to, in bytes: what a file system takes.
+const LONGEST_LINK: usize = 4095;
+/// Pointers of Git LFS are smaller than this, and begin so.
+const LARGEST_POINTER: usize = 1024;
+const POINTER: &[u8] = b"version https://git-lfs.github.com/spec/v1\n";
+/// Names that git accepts on Linux: `aux` is one, `.git` in no spelling is.
+const NAMES: component::Options = component::Options { protect_windows: false, protect_hfs: false, protect_ntfs: true };
+
+/// One repository's commit being laid out.
+pub(super) struct Checkout<'a> {
+    pub(super) objects: &'a Objects,
+    /// The repository's origin.
+    pub(super) at: &'a str,
+    /// The folder it is laid out in.
+    pub(super) below: &'a TreePath,
+    pub(super) largest_object: usize,
+    pub(super) stop: &'a AtomicBool,
+}
+
+/// What is left to do, and to say.
+#[derive(Debug, Default)]
+pub(super) struct LaidOut {
+    /// The submodules: where, relative to the repository, and which commit.
+    pub(super) submodules: Vec<(BString, ObjectId)>,
+    /// What `.gitmodules` says.
+    pub(super) modules: Option<Vec<u8>>,
+    /// The pointers of Git LFS.
+    pub(super) pointers: Vec<String>,
+    /// The files whose encoding is not known, with it.
+    pub(super) unknown_encodings: Vec<String>,
+}
+
+struct File {
+    /// Relative to the repository.
+    path: BString,
+    id: ObjectId,
+    kind: EntryKind,
+}
+
+impl Checkout<'_> {
+    /// Peels tags off: the commit that is meant, and its tree.
+    pub(super) fn commit(&self, named: ObjectId) -> Result<(ObjectId, ObjectId), Trouble> {
+        const MOST_TAGS: usize = 16;
+        let mut id = named;
+        let mut buffer = Vec::new();
+        for _ in 0..MOST_TAGS {
+            let object = self.objects.find(&id, &mut buffer).map_err(|e| self.trouble(&e))?;
+            let broken = |e: gix_error::Error| self.trouble(&e);
+            match object.kind {
+                Kind::Commit => {
+                    let mut commit = gix_object::CommitRefIter::from_bytes(object.data, gix_hash::Kind::Sha1);
+                    return Ok((id, commit.tree_id().map_err(|e| broken(e.into()))?));
+                }
+                Kind::Tag => {
+                    let tag = gix_object::TagRefIter::from_bytes(object.data, gix_hash::Kind::Sha1);
+                    id = tag.target_id().map_err(|e| broken(e.into()))?;
+                }
+                Kind::Tree | Kind::Blob => break,
+            }
+        }
+        Err(Trouble::unusable(self.at, "a reference that leads to no commit"))
+    }
+
+    /// Lays out the tree called `root`.
+    pub(super) fn lay_out(&self, root: ObjectId, tree: &mut Tree) -> Result<LaidOut, Trouble> {
+        let files = self.files(root, tree.limits().entries)?;
+        self.measure(&files, tree)?;
+        let rules = files.iter().filter(|file| file.is_called(b".gitattributes") && file.is_regular());
+        let mut rules: Vec<_> = rules.map(|file| (file.path.clone(), file.id)).collect();
+        rules.sort();
+        let mut attributes = Attributes::new(rules).map_err(|e| self.broken(&e))?;
+        let mut laid_out = LaidOut::default();
+        let mut buffer = Vec::new();
+        for file in files {
+            self.may_go_on()?;
+            let relative =
+                TreePath::parse(&file.path).map_err(|bad| self.refused(TreeError::bad_path(&file.path, &bad)))?;
+            let path = self.below.join(&relative);
+            let path = path.map_err(|bad| self.refused(TreeError::bad_path(&file.path, &bad)))?;
+            match file.kind {
+                EntryKind::Commit => {
+                    tree.folder(&path).map_err(|e| self.refused(e))?;
+                    laid_out.submodules.push((file.path, file.id));
+                }
+                EntryKind::Link => {
+                    let to = self.blob(&file.id, &mut buffer)?;
+                    if to.is_empty() || to.len() > LONGEST_LINK || to.contains(&0) {
+                        return Err(self.refused(TreeError::refused(&path, "it is a link that no disk takes")));
+                    }
+                    tree.link(&path, to).map_err(|e| self.refused(e))?;
+                }
+                EntryKind::Blob | EntryKind::BlobExecutable | EntryKind::Tree => {
+                    let bytes = self.blob(&file.id, &mut buffer)?;
+                    if file.path == ".gitmodules" {
+                        laid_out.modules = Some(bytes.to_vec());
+                    }
+                    if bytes.len() < LARGEST_POINTER && bytes.starts_with(POINTER) {
+                        laid_out.pointers.push(path.to_string());
+                    }
+                    let treatment = attributes.of(file.path.as_ref(), self.objects).map_err(|e| self.broken(&e))?;
+                    let treated = treatment.applied(bytes, &file.id);
+                    if let Some(encoding) = treated.unknown_encoding {
+                        laid_out.unknown_encodings.push(format!("{path} ({encoding})"));
+                    }
+                    let mode = if file.kind == EntryKind::BlobExecutable { 0o755 } else { 0o644 };
+                    let mut bytes = treated.bytes.as_deref().unwrap_or(bytes);
+                    tree.file(&path, mode, &mut bytes).map_err(|e| self.refused(e))?;
+                }
+            }
+        }
+        Ok(laid_out)
+    }
+
+    /// Everything but folders, which are there for what is in them. Trees count too: they may be there many times.
+    fn files(&self, root: ObjectId, most: usize) -> Result<Vec<File>, Trouble> {
+        let mut files = Vec::new();
+        let mut trees = vec![(BString::default(), root)];
+        let mut seen = 0;
+        let mut buffer = Vec::new();
+        while let Some((above, id)) = trees.pop() {
+            self.may_go_on()?;
+            for entry in self.objects.find_tree_iter(&id, &mut buffer).map_err(|e| self.trouble(&e))? {
+                let entry = entry.map_err(|_| Trouble::unusable(self.at, "a tree that cannot be read"))?;
+                seen += 1;
+                if seen > most {
+                    return Err(self.refused(TreeError::TooLarge(format!("{most} files, folders and links"))));
+                }
+                let path = if above.is_empty() { entry.filename.into() } else { joined(&above, entry.filename) };
+                let kind = entry.mode.kind();
+                let mode = (kind == EntryKind::Link).then_some(component::Mode::Symlink);
+                if let Err(why) = gix_worktree::validate::path::component(entry.filename, mode, NAMES) {
+                    return Err(
+                        self.refused(TreeError::refused(shown(&path), format!("git lets nothing be called so: {why}")))
+                    );
+                }
+                if let Err(bad) = TreePath::parse(&path) {
+                    return Err(self.refused(TreeError::bad_path(&path, &bad)));
+                }
+                match kind {
+                    EntryKind::Tree => trees.push((path, entry.oid.to_owned())),
+                    kind => files.push(File { path, id: entry.oid.to_owned(), kind }),
+                }
+            }
+        }
+        files.sort_by(|one, other| one.path.cmp(&other.path));
+        Ok(files)
+    }
+
+    /// Sums up what the files say of themselves, before a byte of them is written.
+    fn measure(&self, files: &[File], tree: &Tree) -> Result<(), Trouble> {
+        let most = tree.limits().bytes;
+        let mut sum = tree.bytes();
+        for file in files.iter().filter(|file| file.kind != EntryKind::Commit) {
+            let header = FindHeader::try_header(self.objects, &file.id).map_err(|e| self.trouble(&e))?;
+            let header = header.ok_or_else(|| Trouble::unusable(self.at, "a pack without all of its files"))?;
+            if header.size > self.largest_object as u64 {
+                let why = format!("it has more than {} bytes", self.largest_object);
+                return Err(self.refused(TreeError::refused(shown(&file.path), why)));
+            }
+            sum = sum.saturating_add(header.size);
+            if sum > most {
+                return Err(self.refused(TreeError::TooLarge(format!("{most} bytes in its files"))));
+            }
+        }
+        Ok(())
+    }
+
+    fn blob<'b>(&self, id: &ObjectId, buffer: &'b mut Vec<u8>) -> Result<&'b [u8], Trouble> {
+        let found = self.objects.try_find(id, buffer).map_err(|e| self.trouble(&e))?;
+        match found {
+            Some(object) if object.kind == Kind::Blob => Ok(object.data),
+            Some(_) | None => Err(Trouble::unusable(self.at, "a pack without all of its files")),
+        }
+    }
+
+    fn may_go_on(&self) -> Result<(), Trouble> {
+        if self.stop.load(Ordering::Relaxed) { Err(Trouble::Broken) } else { Ok(()) }
+    }
+
+    fn trouble(&self, error: &gix_error::Error) -> Trouble {
+        Trouble::of(self.at, self.largest_object, error)
+    }
+
+    fn broken(&self, error: &std::io::Error) -> Trouble {
+        Trouble::unusable(self.at, format!(".gitattributes that cannot be read: {error}"))
+    }
+
+    fn refused(&self, error: TreeError) -> Trouble {
+        Trouble::tree(self.at, error)
+    }
+}
+
+impl File {
+    fn is_called(&self, name: &[u8]) -> bool {
+        self.path.rsplit(|byte| *byte == b'/').next() == Some(name)
+    }
+
+    fn is_regular(&self) -> bool {
+        matches!(self.kind, EntryKind::Blob | EntryKind::BlobExecutable)
+    }
+}
+
+fn joined(above: &[u8], name: &[u8]) -> BString {
+    [above, b"/", name].concat().into()
+}
+
+fn shown(path: &[u8]) -> String {
+    let text = String::from_utf8_lossy(path);
+    text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).take(256).collect()
+}

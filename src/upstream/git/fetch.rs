@@ -1,0 +1,235 @@
+//! One conversation with a repository: what it offers, and packs of it.
+
+use std::io;
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use gix_hash::ObjectId;
+use gix_object::bstr::BString;
+use gix_protocol::fetch::negotiate::{Action, Round, one_round};
+use gix_protocol::fetch::{Arguments, Context, Negotiate, Options, Response, Shallow, Tags};
+use gix_protocol::handshake::Ref;
+use gix_protocol::ls_refs::RefPrefixes;
+use gix_protocol::{Handshake, LsRefsCommand};
+use gix_transport::client::blocking_io::Transport;
+use gix_transport::client::blocking_io::http::connect_http;
+use gix_transport::client::git::ConnectMode;
+use gix_transport::client::git::blocking_io::Connection;
+use gix_transport::{Protocol, Service};
+use gix_utils::progress::Discard;
+
+use super::error::Trouble;
+use super::http::Carrier;
+use super::refs::Offered;
+use super::repository::Repository;
+use super::wire::Wire;
+
+/// How we call ourselves among git's.
+const AGENT: &str = concat!("git/larder-", env!("CARGO_PKG_VERSION"));
+
+/// The objects of one pack.
+pub(super) type Objects = gix_odb::Handle;
+
+/// What of the wanted is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Extent {
+    /// The commit alone, with its tree.
+    OneCommit,
+    /// The commits behind it too, without their trees.
+    CommitsAlone,
+    /// Everything behind it.
+    Everything,
+}
+
+/// A conversation under way.
+pub(super) struct Conversation {
+    transport: Box<dyn Transport>,
+    handshake: Handshake,
+    /// The repository's origin.
+    pub(super) at: String,
+    largest_object: usize,
+}
+
+impl Conversation {
+    /// Greets a repository.
+    pub(super) fn open(wire: &Wire, repository: &Repository, largest_object: usize) -> Result<Self, Trouble> {
+        let at = repository.origin();
+        let mut transport: Box<dyn Transport> = match repository {
+            Repository::Http(url) => {
+                let url = url.as_str().trim_end_matches('/');
+                let url = gix_url::parse(url).map_err(|e| Trouble::of(&at, largest_object, &e))?;
+                Box::new(connect_http(Carrier::new(wire.clone()), url, Protocol::V2, false))
+            }
+            Repository::Ssh(ssh) => {
+                let (said, input) = wire.connect(ssh.clone()).map_err(|_| Trouble::Broken)?;
+                let path = ssh.path.as_str();
+                let none = None::<(&str, _)>;
+                Box::new(Connection::new(said, input, Protocol::V2, path, none, ConnectMode::Process, false))
+            }
+        };
+        let handshake =
+            gix_protocol::handshake(&mut transport, Service::UploadPack, |_| Ok(None), Vec::new(), &mut Discard);
+        let handshake = handshake.map_err(|e| Trouble::of(&at, largest_object, &e))?;
+        let format = handshake.capabilities.capability("object-format");
+        if format.and_then(|format| format.value().map(|value| value != "sha1")).unwrap_or_default() {
+            return Err(Trouble::unusable(&at, "a repository whose objects have no SHA-1, which larder cannot read"));
+        }
+        Ok(Self { transport, handshake, at, largest_object })
+    }
+
+    fn trouble(&self, error: &gix_error::Error) -> Trouble {
+        Trouble::of(&self.at, self.largest_object, error)
+    }
+
+    /// The names it offers that begin with one of these; older servers offer all of theirs.
+    pub(super) fn offered(&mut self, prefixes: &[String]) -> Result<Vec<Offered>, Trouble> {
+        let refs = match &self.handshake.refs {
+            Some(refs) => refs.clone(),
+            None => {
+                let mut asked = RefPrefixes::new();
+                asked.extend(prefixes.iter().map(|prefix| BString::from(prefix.as_str())));
+                let agent = ("agent", Some(AGENT.into()));
+                let list = LsRefsCommand::new(Some(asked), &self.handshake.capabilities, agent);
+                let listed = list.invoke_blocking(&mut self.transport, &mut Discard, false);
+                listed.map_err(|e| self.trouble(&e))?
+            }
+        };
+        Ok(refs.into_iter().filter_map(offered).collect())
+    }
+
+    /// Whether ids can be asked for that no name offers.
+    pub(super) fn serves_any_id(&self) -> bool {
+        self.handshake.server_protocol_version == Protocol::V2
+    }
+
+    /// Whether commits can be sent without their trees.
+    pub(super) fn can_leave_out_trees(&self) -> bool {
+        let fetch = self.handshake.capabilities.capability("fetch");
+        self.serves_any_id() && fetch.and_then(|fetch| fetch.supports("filter")).unwrap_or_default()
+    }
+
+    /// Fetches a pack into `folder`, which is made.
+    pub(super) fn pack(
+        &mut self,
+        wanted: &[ObjectId],
+        extent: Extent,
+        folder: &Path,
+        stop: &AtomicBool,
+    ) -> Result<Objects, Trouble> {
+        let packs = folder.join("pack");
+        std::fs::create_dir(folder).and_then(|()| std::fs::create_dir(&packs)).map_err(Trouble::Disk)?;
+        let shallow = match extent {
+            Extent::OneCommit => Shallow::DepthAtRemote(NonZeroU32::MIN),
+            Extent::CommitsAlone | Extent::Everything => Shallow::NoChange,
+        };
+        // Commits are small; of a long history there are many, each with a place in one table.
+        let largest = match extent {
+            Extent::OneCommit => self.largest_object,
+            Extent::CommitsAlone | Extent::Everything => self.largest_object.max(256 << 20),
+        };
+        let keep = |pack: &mut dyn io::BufRead,
+                    progress: &mut dyn gix_utils::progress::DynNestedProgress,
+                    stop: &AtomicBool| {
+            let options = gix_pack::bundle::write::Options {
+                thread_limit: Some(1),
+                alloc_limit_bytes: Some(largest),
+                ..Default::default()
+            };
+            let none = None::<Objects>;
+            let sha1 = gix_hash::Kind::Sha1;
+            gix_pack::Bundle::write_to_directory(pack, Some(&packs), progress, stop, none, sha1, options).map(|_| true)
+        };
+        let context = Context {
+            handshake: &mut self.handshake,
+            transport: &mut self.transport,
+            user_agent: ("agent", Some(AGENT.into())),
+            trace_packetlines: false,
+        };
+        let options = Options {
+            shallow_file: folder.join("shallow"),
+            shallow: &shallow,
+            tags: Tags::None,
+            reject_shallow_remote: false,
+        };
+        let mut wants = Wants { wanted, extent };
+        let fetched = gix_protocol::fetch(&mut wants, keep, Discard, stop, context, options);
+        match fetched {
+            Ok(Some(_)) => objects(folder, largest).map_err(Trouble::Disk),
+            Ok(None) => Err(Trouble::unusable(&self.at, "nothing where a pack was asked for")),
+            Err(error) => Err(refused_id(&error).map_or_else(
+                || self.trouble(&error),
+                |()| Trouble::unusable(&self.at, "an answer that it has no such commit, or does not hand it out"),
+            )),
+        }
+    }
+}
+
+/// Opens what was fetched.
+fn objects(folder: &Path, largest: usize) -> io::Result<Objects> {
+    let options = gix_odb::store::init::Options {
+        use_multi_pack_index: false,
+        alloc_limit_bytes: Some(largest),
+        current_dir: Some(PathBuf::from("/")),
+        ..Default::default()
+    };
+    gix_odb::at_opts(folder, gix_hash::Kind::Sha1, None, options)
+}
+
+/// Whether a server refused an id: what it says then, gix takes for a part of the answer.
+fn refused_id(error: &gix_error::Error) -> Option<()> {
+    let is_said = |error: &(dyn std::error::Error + 'static)| {
+        let text = error.to_string();
+        text.contains("not our ref") || text.contains("no such remote ref")
+    };
+    error.iter_errors().any(is_said).then_some(())
+}
+
+fn offered(found: Ref) -> Option<Offered> {
+    Some(match found {
+        Ref::Peeled { full_ref_name, tag, object } => {
+            Offered { name: full_ref_name.into(), id: tag, peeled: object, stands_for: None }
+        }
+        Ref::Direct { full_ref_name, object } => {
+            Offered { name: full_ref_name.into(), id: object, peeled: object, stands_for: None }
+        }
+        Ref::Symbolic { full_ref_name, target, tag, object } => Offered {
+            name: full_ref_name.into(),
+            id: tag.unwrap_or(object),
+            peeled: object,
+            stands_for: Some(target.into()),
+        },
+        Ref::Unborn { .. } => return None,
+    })
+}
+
+/// What is asked for: we have nothing.
+struct Wants<'a> {
+    wanted: &'a [ObjectId],
+    extent: Extent,
+}
+
+impl Negotiate for Wants<'_> {
+    fn mark_complete_and_common_ref(&mut self) -> gix_error::Result<Action> {
+        Ok(Action::MustNegotiate { remote_ref_target_known: Vec::new() })
+    }
+
+    fn add_wants(&mut self, arguments: &mut Arguments, _known: &[bool]) -> bool {
+        self.wanted.iter().for_each(|id| arguments.want(id));
+        if self.extent == Extent::CommitsAlone {
+            arguments.filter("tree:0");
+        }
+        !self.wanted.is_empty()
+    }
+
+    fn one_round(
+        &mut self,
+        _state: &mut one_round::State,
+        _arguments: &mut Arguments,
+        _previous: Option<&Response>,
+    ) -> gix_error::Result<(Round, bool)> {
+        let round =
+            Round { haves_sent: 0, in_vain: 0, haves_to_send: 0, previous_response_had_at_least_one_in_common: false };
+        Ok((round, true))
+    }
+}

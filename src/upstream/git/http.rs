@@ -1,0 +1,224 @@
+//! The HTTP that git's own code asks for, by way of the connector.
+
+use std::cell::RefCell;
+use std::io::{self, BufRead, Cursor, Read, Write};
+use std::rc::Rc;
+
+use bytes::Bytes;
+use gix_transport::client::blocking_io::http::{GetResponse, Http, PostBodyDataKind, PostResponse};
+use http::{HeaderMap, HeaderName, HeaderValue};
+use url::Url;
+
+use super::wire::{Head, Pieces, Wire};
+
+/// What both requests of git's have in common.
+pub(super) struct Carrier {
+    wire: Wire,
+    /// The repository, where it has moved to.
+    moved: Option<String>,
+}
+
+impl Carrier {
+    pub(super) fn new(wire: Wire) -> Self {
+        Self { wire, moved: None }
+    }
+}
+
+impl Http for Carrier {
+    type Headers = Headers;
+    type ResponseBody = Body;
+    type PostBody = Posted;
+
+    fn get(
+        &mut self,
+        url: &str,
+        base_url: &str,
+        headers: impl IntoIterator<Item = impl AsRef<str>>,
+    ) -> gix_error::Result<GetResponse<Headers, Body>> {
+        let asked = parsed(url)?;
+        let (head, pieces) = self.wire.ask(asked.clone(), header_map(headers), None).map_err(failed)?;
+        if head.url != asked {
+            let tail = url.strip_prefix(base_url).unwrap_or_default();
+            let base = head.url.as_str().strip_suffix(tail).filter(|_| !tail.is_empty());
+            let base = base.ok_or_else(|| failed(io::Error::other("a redirect to what is no git repository")))?;
+            self.moved = Some(base.to_owned());
+        }
+        let exchange = Rc::new(RefCell::new(Exchange::Answered(pieces)));
+        Ok(GetResponse { headers: Headers::of(&head), body: Body::of(exchange) })
+    }
+
+    fn post(
+        &mut self,
+        url: &str,
+        _base_url: &str,
+        headers: impl IntoIterator<Item = impl AsRef<str>>,
+        _body: PostBodyDataKind,
+    ) -> gix_error::Result<PostResponse<Headers, Body, Posted>> {
+        let exchange = Exchange::Collecting {
+            wire: self.wire.clone(),
+            url: parsed(url)?,
+            headers: header_map(headers),
+            body: Vec::new(),
+        };
+        let exchange = Rc::new(RefCell::new(exchange));
+        Ok(PostResponse {
+            post_body: Posted(Rc::clone(&exchange)),
+            headers: Headers { lines: None, exchange: Some(Rc::clone(&exchange)) },
+            body: Body::of(exchange),
+        })
+    }
+
+    fn configure(&mut self, _config: &dyn std::any::Any) -> gix_error::Result {
+        Ok(())
+    }
+
+    fn redirected_base_url(&self) -> Option<String> {
+        self.moved.clone()
+    }
+}
+
+/// A request and its answer, one after the other.
+enum Exchange {
+    /// What is to be posted is not all there.
+    Collecting { wire: Wire, url: Url, headers: HeaderMap, body: Vec<u8> },
+    /// The answer arrives.
+    Answered(Pieces),
+    /// It failed, or its answer is read elsewhere.
+    Over,
+}
+
+impl Exchange {
+    /// Sends what was collected, if that was not done.
+    fn send(&mut self) -> io::Result<Option<Head>> {
+        match std::mem::replace(self, Self::Over) {
+            Self::Collecting { wire, url, headers, body } => {
+                let (head, pieces) = wire.ask(url, headers, Some(Bytes::from(body)))?;
+                *self = Self::Answered(pieces);
+                Ok(Some(head))
+            }
+            other => {
+                *self = other;
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// What is posted, until somebody looks at the answer.
+pub(super) struct Posted(Rc<RefCell<Exchange>>);
+
+impl Write for Posted {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match &mut *self.0.borrow_mut() {
+            Exchange::Collecting { body, .. } => body.extend_from_slice(bytes),
+            Exchange::Answered(_) | Exchange::Over => return Err(io::Error::other("the request was sent already")),
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The headers of an answer, as lines.
+pub(super) struct Headers {
+    lines: Option<Cursor<Vec<u8>>>,
+    exchange: Option<Rc<RefCell<Exchange>>>,
+}
+
+impl Headers {
+    fn of(head: &Head) -> Self {
+        Self { lines: Some(lines(head)), exchange: None }
+    }
+
+    fn lines(&mut self) -> io::Result<&mut Cursor<Vec<u8>>> {
+        if let Some(exchange) = self.exchange.take() {
+            self.lines = exchange.borrow_mut().send()?.as_ref().map(lines);
+        }
+        Ok(self.lines.get_or_insert_default())
+    }
+}
+
+impl Read for Headers {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.lines()?.read(buffer)
+    }
+}
+
+impl BufRead for Headers {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        self.lines()?.fill_buf()
+    }
+
+    fn consume(&mut self, read: usize) {
+        if let Some(lines) = &mut self.lines {
+            lines.consume(read);
+        }
+    }
+}
+
+/// The body of an answer.
+pub(super) struct Body {
+    exchange: Rc<RefCell<Exchange>>,
+    pieces: Option<Pieces>,
+}
+
+impl Body {
+    fn of(exchange: Rc<RefCell<Exchange>>) -> Self {
+        Self { exchange, pieces: None }
+    }
+
+    fn pieces(&mut self) -> io::Result<&mut Pieces> {
+        if self.pieces.is_none() {
+            let mut exchange = self.exchange.borrow_mut();
+            exchange.send()?;
+            match std::mem::replace(&mut *exchange, Exchange::Over) {
+                Exchange::Answered(pieces) => self.pieces = Some(pieces),
+                Exchange::Collecting { .. } | Exchange::Over => {}
+            }
+        }
+        self.pieces.as_mut().ok_or_else(|| io::Error::other("the request failed"))
+    }
+}
+
+impl Read for Body {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.pieces()?.read(buffer)
+    }
+}
+
+impl BufRead for Body {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        self.pieces()?.fill_buf()
+    }
+
+    fn consume(&mut self, read: usize) {
+        if let Some(pieces) = &mut self.pieces {
+            pieces.consume(read);
+        }
+    }
+}
+
+fn lines(head: &Head) -> Cursor<Vec<u8>> {
+    Cursor::new([b"Content-Type: ", &head.content_type[..], b"\n"].concat())
+}
+
+fn parsed(url: &str) -> gix_error::Result<Url> {
+    Url::parse(url).map_err(|_| failed(io::Error::other("a URL that is none")))
+}
+
+fn failed(error: io::Error) -> gix_error::Error {
+    gix_error::Error::from_error(error)
+}
+
+fn header_map(lines: impl IntoIterator<Item = impl AsRef<str>>) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    for line in lines {
+        let Some((name, value)) = line.as_ref().split_once(':') else { continue };
+        if let (Ok(name), Ok(value)) = (HeaderName::try_from(name.trim()), HeaderValue::try_from(value.trim())) {
+            headers.insert(name, value);
+        }
+    }
+    headers
+}

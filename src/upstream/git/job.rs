@@ -1,0 +1,260 @@
+//! One job from its first word to its tree: which commit, its pack, its files, and the same for each submodule.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use gix_hash::ObjectId;
+use gix_object::{FindHeader, Kind};
+
+use super::checkout::{Checkout, LaidOut};
+use super::error::Trouble;
+use super::fetch::{Conversation, Extent, Objects};
+use super::refs::{Chosen, Offered, Reference};
+use super::repository::Repository;
+use super::submodules::{Submodule, Submodules};
+use super::wire::Wire;
+use super::{GitSource, GitTree};
+use crate::pack::{Tree, TreeError, TreePath};
+use crate::upstream::bounds::GitLimits;
+
+/// What is to be fetched, and within which limits.
+pub(super) struct Job {
+    repository: Repository,
+    reference: Option<String>,
+    has_depth: bool,
+    scratch: PathBuf,
+    limits: GitLimits,
+}
+
+/// A job under way.
+struct Work<'a> {
+    wire: Wire,
+    stop: &'a AtomicBool,
+    scratch: PathBuf,
+    limits: GitLimits,
+    /// How many packs there were so far; each has a folder.
+    packs: usize,
+    submodules: usize,
+    tree: Tree,
+    pointers: Vec<String>,
+    unknown_encodings: Vec<String>,
+}
+
+impl Job {
+    pub(super) fn new(source: &GitSource, repository: Repository, scratch: &Path, limits: GitLimits) -> Self {
+        Self {
+            repository,
+            reference: source.reference.clone(),
+            // go-getter takes a depth of 0 for none.
+            has_depth: source.depth.is_some_and(|depth| depth > 0),
+            scratch: scratch.to_owned(),
+            limits,
+        }
+    }
+
+    fn reference(&self) -> Result<Reference, Trouble> {
+        let reference = Reference::parse(self.reference.as_deref(), self.has_depth);
+        reference.map_err(|bad| {
+            let why = format!(
+                "a source whose reference {:?} is not fetched: {bad}",
+                self.reference.as_deref().unwrap_or_default()
+            );
+            Trouble::unusable(&self.repository.origin(), why)
+        })
+    }
+
+    fn nothing(&self) -> Trouble {
+        let why = match &self.reference {
+            Some(reference) if !reference.is_empty() => {
+                format!("a repository without a branch, a tag or a commit that is called {reference:?}")
+            }
+            _ => "a repository without a commit".to_owned(),
+        };
+        Trouble::unusable(&self.repository.origin(), why)
+    }
+
+    /// Which commit is meant now, as far as names tell.
+    pub(super) fn look(&self, wire: Wire) -> Result<Option<String>, Trouble> {
+        let reference = self.reference()?;
+        let mut conversation = Conversation::open(&wire, &self.repository, self.limits.object_bytes)?;
+        let offered = conversation.offered(&reference.prefixes())?;
+        match reference.choose(&offered) {
+            Chosen::Offered(offered) => Ok(Some(offered.peeled.to_string())),
+            Chosen::Id(id) => Ok(Some(id.to_string())),
+            Chosen::Short(_) => Ok(None),
+            Chosen::Nothing => Err(self.nothing()),
+        }
+    }
+
+    /// Fetches it, and lays it out.
+    pub(super) fn fetch(&self, wire: Wire, stop: &AtomicBool, tree: Tree) -> Result<GitTree, Trouble> {
+        let reference = self.reference()?;
+        let mut conversation = Conversation::open(&wire, &self.repository, self.limits.object_bytes)?;
+        let offered = conversation.offered(&reference.prefixes())?;
+        let mut work = Work {
+            wire,
+            stop,
+            scratch: self.scratch.clone(),
+            limits: self.limits,
+            packs: 0,
+            submodules: 0,
+            tree,
+            pointers: Vec::new(),
+            unknown_encodings: Vec::new(),
+        };
+        let (objects, named) = match reference.choose(&offered) {
+            Chosen::Offered(found) => (work.pack(&mut conversation, &[found.id], Extent::OneCommit)?, found.id),
+            Chosen::Id(id) => {
+                let (history, extent) = work.history(&mut conversation, &offered)?.ok_or_else(|| self.nothing())?;
+                if !is_commit(&history, &id) {
+                    let why = format!("a repository in which no branch and no tag leads to the commit {id}");
+                    return Err(Trouble::unusable(&conversation.at, why));
+                }
+                work.out_of(&mut conversation, history, extent, id)?
+            }
+            Chosen::Short(short) => {
+                let (history, extent) = work.history(&mut conversation, &offered)?.ok_or_else(|| self.nothing())?;
+                let mut all = commits_called(&history, &short);
+                match (all.pop(), all.is_empty()) {
+                    (Some(id), true) => work.out_of(&mut conversation, history, extent, id)?,
+                    (Some(_), false) => {
+                        let why = format!("a repository with several commits whose ids begin with {short}");
+                        return Err(Trouble::unusable(&conversation.at, why));
+                    }
+                    (None, _) => return Err(self.nothing()),
+                }
+            }
+            Chosen::Nothing => return Err(self.nothing()),
+        };
+        drop(conversation);
+        let commit = work.lay_out(&self.repository, &objects, named, &TreePath::root(), 0)?;
+        Ok(GitTree { commit: commit.to_string(), notes: work.notes(), tree: work.tree })
+    }
+}
+
+impl Work<'_> {
+    fn pack(
+        &mut self,
+        conversation: &mut Conversation,
+        wanted: &[ObjectId],
+        extent: Extent,
+    ) -> Result<Objects, Trouble> {
+        self.packs += 1;
+        conversation.pack(wanted, extent, &self.scratch.join(format!("pack-{}", self.packs)), self.stop)
+    }
+
+    /// All commits that heads and tags lead to; with their trees, where the server cannot leave those out.
+    fn history(
+        &mut self,
+        conversation: &mut Conversation,
+        offered: &[Offered],
+    ) -> Result<Option<(Objects, Extent)>, Trouble> {
+        let is_tip =
+            |name: &[u8]| name == b"HEAD" || name.starts_with(b"refs/heads/") || name.starts_with(b"refs/tags/");
+        let mut tips: Vec<_> = offered.iter().filter(|one| is_tip(&one.name)).map(|one| one.id).collect();
+        tips.sort();
+        tips.dedup();
+        if tips.is_empty() {
+            return Ok(None);
+        }
+        let extent = if conversation.can_leave_out_trees() { Extent::CommitsAlone } else { Extent::Everything };
+        Ok(Some((self.pack(conversation, &tips, extent)?, extent)))
+    }
+
+    /// The commit `id` with its tree, which is in a history that has all, or is fetched.
+    fn out_of(
+        &mut self,
+        conversation: &mut Conversation,
+        history: Objects,
+        extent: Extent,
+        id: ObjectId,
+    ) -> Result<(Objects, ObjectId), Trouble> {
+        if extent == Extent::Everything {
+            return Ok((history, id));
+        }
+        Ok((self.pack(conversation, &[id], Extent::OneCommit)?, id))
+    }
+
+    fn lay_out(
+        &mut self,
+        repository: &Repository,
+        objects: &Objects,
+        named: ObjectId,
+        below: &TreePath,
+        depth: usize,
+    ) -> Result<ObjectId, Trouble> {
+        let at = repository.origin();
+        let largest_object = self.limits.object_bytes;
+        let checkout = Checkout { objects, at: &at, below, largest_object, stop: self.stop };
+        let (commit, root) = checkout.commit(named)?;
+        let LaidOut { submodules, modules, pointers, unknown_encodings } = checkout.lay_out(root, &mut self.tree)?;
+        self.pointers.extend(pointers);
+        self.unknown_encodings.extend(unknown_encodings);
+        let refused = |error| Trouble::tree(&at, error);
+        let known = Submodules::parse(modules.as_deref()).map_err(refused)?;
+        for (path, id) in submodules {
+            let Submodule::From(from) = known.at(path.as_ref(), repository).map_err(refused)? else { continue };
+            if depth >= self.limits.submodule_depth {
+                let most = self.limits.submodule_depth;
+                return Err(refused(TreeError::TooLarge(format!("{most} submodules one in the other"))));
+            }
+            self.submodules += 1;
+            if self.submodules > self.limits.submodules {
+                return Err(refused(TreeError::TooLarge(format!("{} submodules", self.limits.submodules))));
+            }
+            let inside = TreePath::parse(&path).and_then(|path| below.join(&path));
+            let inside = inside.map_err(|bad| refused(TreeError::bad_path(&path, &bad)))?;
+            let objects = self.submodule(&from, id)?;
+            self.lay_out(&from, &objects, id, &inside, depth + 1)?;
+        }
+        Ok(commit)
+    }
+
+    /// The commit of a submodule. It is named by the tree around it: whether a name leads to it does not matter.
+    fn submodule(&mut self, from: &Repository, id: ObjectId) -> Result<Objects, Trouble> {
+        let mut conversation = Conversation::open(&self.wire, from, self.limits.object_bytes)?;
+        if conversation.serves_any_id() {
+            return self.pack(&mut conversation, &[id], Extent::OneCommit);
+        }
+        let offered = conversation.offered(&["HEAD".into(), "refs/heads/".into(), "refs/tags/".into()])?;
+        if offered.iter().any(|one| one.id == id) {
+            return self.pack(&mut conversation, &[id], Extent::OneCommit);
+        }
+        let absent = || Trouble::unusable(&from.origin(), format!("a submodule without the commit {id}"));
+        let (objects, _) = self.history(&mut conversation, &offered)?.ok_or_else(absent)?;
+        if is_commit(&objects, &id) { Ok(objects) } else { Err(absent()) }
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        if !self.pointers.is_empty() {
+            notes.push(format!("pointers of Git LFS stay pointers: {}", a_few(&self.pointers)));
+        }
+        if !self.unknown_encodings.is_empty() {
+            let files = a_few(&self.unknown_encodings);
+            notes.push(format!("files whose working-tree-encoding is not known stay in UTF-8: {files}"));
+        }
+        notes
+    }
+}
+
+fn is_commit(objects: &Objects, id: &ObjectId) -> bool {
+    let header = FindHeader::try_header(objects, id);
+    matches!(header, Ok(Some(header)) if matches!(header.kind, Kind::Commit | Kind::Tag))
+}
+
+/// The commits and tags whose ids begin so.
+fn commits_called(objects: &Objects, short: &str) -> Vec<ObjectId> {
+    let Ok(prefix) = gix_hash::Prefix::from_hex(short) else { return Vec::new() };
+    let mut found = std::collections::HashSet::new();
+    if objects.lookup_prefix(prefix, Some(&mut found)).is_err() {
+        return Vec::new();
+    }
+    found.into_iter().filter(|id| is_commit(objects, id)).collect()
+}
+
+fn a_few(all: &[String]) -> String {
+    const FEW: usize = 3;
+    let shown = all.iter().take(FEW).map(String::as_str).collect::<Vec<_>>().join(", ");
+    if all.len() > FEW { format!("{shown} and {} more", all.len() - FEW) } else { shown }
+}

@@ -1,0 +1,258 @@
+//! What a `ref` means: what `git checkout REF` makes of it in a fresh clone, which is what go-getter runs; with
+//! `depth` what `git clone --branch REF` makes of it.
+
+use gix_hash::ObjectId;
+
+/// The shortest part of an id that git takes for one.
+const SHORTEST_ID: usize = 4;
+const WHOLE_ID: usize = 40;
+
+/// A reference as it was asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Reference {
+    /// None, or `HEAD`.
+    Head,
+    /// A whole object id.
+    Id(ObjectId),
+    /// A name, as `git checkout` reads it: also the beginning of an id.
+    Name(String),
+    /// A branch or a tag, as `git clone --branch` reads it.
+    Branch(String),
+}
+
+/// A reference that names nothing that could be fetched.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct BadReference(&'static str);
+
+/// One name that a repository offers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Offered {
+    /// The whole name: `HEAD`, `refs/heads/main`.
+    pub(super) name: Vec<u8>,
+    /// What it names; of an annotated tag, the tag.
+    pub(super) id: ObjectId,
+    /// What that comes to: of an annotated tag, what was tagged.
+    pub(super) peeled: ObjectId,
+    /// The name that it stands for, where it is symbolic.
+    pub(super) stands_for: Option<Vec<u8>>,
+}
+
+/// What a reference comes to among what is offered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Chosen {
+    /// Something that is offered under a name.
+    Offered(Offered),
+    /// An id that is offered under no name: whether it may be had is to be seen.
+    Id(ObjectId),
+    /// Perhaps the beginning of an id, in lower case.
+    Short(String),
+    /// Nothing.
+    Nothing,
+}
+
+impl Reference {
+    /// Reads what a source address says.
+    ///
+    /// # Errors
+    /// [`BadReference`] for what no ref can be called, and for git's notations for what is near a commit.
+    pub(super) fn parse(given: Option<&str>, has_depth: bool) -> Result<Self, BadReference> {
+        let given = match given {
+            None | Some("") => return Ok(Self::Head),
+            Some(given) => given,
+        };
+        if given.starts_with('-') {
+            return Err(BadReference("a reference must not begin with a dash"));
+        }
+        if given.len() > 1024 {
+            return Err(BadReference("a reference of more than 1024 bytes"));
+        }
+        let has = |part: &str| given.contains(part);
+        if given.chars().any(|c| c.is_control() || " ~^:?*[\\".contains(c)) || has("..") || has("@{") {
+            return Err(BadReference("larder follows names and ids of commits only, without ^, ~, .. or @{ in them"));
+        }
+        if has_depth {
+            return Ok(Self::Branch(given.to_owned()));
+        }
+        if given == "HEAD" {
+            return Ok(Self::Head);
+        }
+        if given.len() == WHOLE_ID && is_hex(given) {
+            let id = ObjectId::from_hex(given.to_ascii_lowercase().as_bytes());
+            return id.map(Self::Id).map_err(|_| BadReference("no id of a commit"));
+        }
+        Ok(Self::Name(given.to_owned()))
+    }
+
+    /// The beginnings of the names that are to be asked for.
+    pub(super) fn prefixes(&self) -> Vec<String> {
+        let mut prefixes = vec!["HEAD".to_owned()];
+        match self {
+            Self::Head => {}
+            Self::Id(_) => prefixes.extend(["refs/heads/".to_owned(), "refs/tags/".to_owned()]),
+            Self::Name(name) if short_id(name).is_some() => {
+                prefixes.extend(["refs/heads/".to_owned(), "refs/tags/".to_owned()]);
+            }
+            Self::Name(name) => {
+                prefixes.extend(self.candidates(name, None).map(|name| String::from_utf8_lossy(&name).into_owned()));
+            }
+            Self::Branch(name) => prefixes.extend([format!("refs/heads/{name}"), format!("refs/tags/{name}")]),
+        }
+        prefixes
+    }
+
+    /// What it comes to.
+    pub(super) fn choose(&self, offered: &[Offered]) -> Chosen {
+        let named = |name: &[u8]| offered.iter().find(|offered| offered.name == name).cloned();
+        let found = match self {
+            Self::Head => named(b"HEAD"),
+            Self::Id(id) => {
+                let tip = offered.iter().find(|offered| offered.id == *id || offered.peeled == *id);
+                let tip = tip.map(|tip| Offered { id: *id, ..tip.clone() });
+                return tip.map_or(Chosen::Id(*id), Chosen::Offered);
+            }
+            Self::Branch(name) => {
+                named(format!("refs/heads/{name}").as_bytes()).or_else(|| named(format!("refs/tags/{name}").as_bytes()))
+            }
+            Self::Name(name) => {
+                let default = named(b"HEAD").and_then(|head| head.stands_for);
+                let mut candidates = self.candidates(name, default.as_deref());
+                let found = candidates.find_map(|name| named(&name));
+                match (found, short_id(name)) {
+                    (None, Some(short)) => return Chosen::Short(short),
+                    (found, _) => found,
+                }
+            }
+        };
+        found.map_or(Chosen::Nothing, Chosen::Offered)
+    }
+
+    /// The names at the server that `git checkout NAME` means in a clone, the first of them that exists. A clone has one
+    /// branch of its own, the server's default, which goes before a tag of its name; the others are `origin/…` there.
+    fn candidates<'a>(&self, name: &'a str, default: Option<&[u8]>) -> impl Iterator<Item = Vec<u8>> + use<'a> {
+        let branch = |name: &str| format!("refs/heads/{name}").into_bytes();
+        let own = default.is_none_or(|default| default == branch(name)).then(|| branch(name));
+        // Without the default, as when prefixes are made, every branch might be it.
+        let full = name.strip_prefix("refs/").unwrap_or(name);
+        let by_its_kind = match full.split_once('/') {
+            Some(("tags", _)) => Some(format!("refs/{full}").into_bytes()),
+            Some(("heads", of)) if default.is_none_or(|default| default == branch(of)) => Some(branch(of)),
+            _ => None,
+        };
+        let remote = full.strip_prefix("remotes/").unwrap_or(full);
+        let remote = match remote {
+            "origin" | "origin/HEAD" => Some(b"HEAD".to_vec()),
+            _ => remote.strip_prefix("origin/").map(branch),
+        };
+        let tag = format!("refs/tags/{name}").into_bytes();
+        let own_by_name = own.filter(|_| default.is_some());
+        own_by_name.into_iter().chain(by_its_kind).chain([tag]).chain(remote).chain([branch(name)])
+    }
+}
+
+/// The beginning of an id that a name may be, in lower case.
+fn short_id(name: &str) -> Option<String> {
+    let fits = (SHORTEST_ID..WHOLE_ID).contains(&name.len()) && is_hex(name);
+    fits.then(|| name.to_ascii_lowercase())
+}
+
+fn is_hex(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn id(digit: u8) -> ObjectId {
+        ObjectId::from_hex(&[digit; 40]).unwrap()
+    }
+
+    fn offered() -> Vec<Offered> {
+        let one = |name: &str, digit: u8| Offered {
+            name: name.as_bytes().to_vec(),
+            id: id(digit),
+            peeled: id(digit),
+            stands_for: (name == "HEAD").then(|| b"refs/heads/main".to_vec()),
+        };
+        let mut all = vec![
+            one("HEAD", b'1'),
+            one("refs/heads/main", b'1'),
+            one("refs/heads/both", b'2'),
+            one("refs/heads/abcd", b'3'),
+            one("refs/tags/both", b'4'),
+            one("refs/tags/main", b'5'),
+            one("refs/tags/v1", b'6'),
+        ];
+        all.push(Offered { peeled: id(b'8'), ..one("refs/tags/annotated", b'7') });
+        all
+    }
+
+    fn chosen(text: Option<&str>, depth: bool) -> Option<String> {
+        match Reference::parse(text, depth).unwrap().choose(&offered()) {
+            Chosen::Offered(offered) => Some(String::from_utf8(offered.name).unwrap()),
+            Chosen::Id(id) => Some(format!("id {}", &id.to_string()[..4])),
+            Chosen::Short(short) => Some(format!("short {short}")),
+            Chosen::Nothing => None,
+        }
+    }
+
+    /// As `git checkout` did in clones of such a repository (git 2.47).
+    #[test]
+    fn a_reference_means_what_a_checkout_in_a_clone_makes_of_it() {
+        for (reference, name) in [
+            ("HEAD", "HEAD"),
+            ("main", "refs/heads/main"),
+            ("both", "refs/tags/both"),
+            ("abcd", "refs/heads/abcd"),
+            ("tags/both", "refs/tags/both"),
+            ("refs/tags/both", "refs/tags/both"),
+            ("heads/main", "refs/heads/main"),
+            ("refs/heads/main", "refs/heads/main"),
+            ("origin/both", "refs/heads/both"),
+            ("refs/remotes/origin/both", "refs/heads/both"),
+            ("remotes/origin/abcd", "refs/heads/abcd"),
+            ("origin", "HEAD"),
+            ("origin/HEAD", "HEAD"),
+            ("annotated", "refs/tags/annotated"),
+            ("ABCDEF", "short abcdef"),
+            (&"9".repeat(40), "id 9999"),
+            (&"6".repeat(40), "refs/tags/v1"),
+        ] {
+            assert_eq!(chosen(Some(reference), false).as_deref(), Some(name), "{reference}");
+        }
+        for nothing in ["heads/both", "refs/heads/both", "v2", "v", "origin/v1"] {
+            assert_eq!(chosen(Some(nothing), false), None, "{nothing}");
+        }
+        assert_eq!(chosen(None, false).as_deref(), Some("HEAD"));
+    }
+
+    #[test]
+    fn with_a_depth_a_branch_goes_before_a_tag_and_an_id_is_nothing() {
+        assert_eq!(chosen(None, true).as_deref(), Some("HEAD"));
+        assert_eq!(chosen(Some("both"), true).as_deref(), Some("refs/heads/both"));
+        assert_eq!(chosen(Some("v1"), true).as_deref(), Some("refs/tags/v1"));
+        for nothing in ["HEAD", "tags/v1", "refs/heads/main", "abcdef", &"1".repeat(40)] {
+            assert_eq!(chosen(Some(nothing), true), None, "{nothing}");
+        }
+    }
+
+    #[test]
+    fn what_no_ref_can_be_called_is_refused() {
+        for bad in ["--upload-pack=x", "HEAD~1", "v1^{}", "a b", "a..b", "main@{1}", "a:b", "x\n"] {
+            assert!(Reference::parse(Some(bad), false).is_err(), "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_a_reference_is_what_it_comes_to_was_asked_for(text in "(refs/|tags/|heads/|origin/|remotes/)?[a-f0-9v/]{0,8}|main|both|\\PC{0,20}", depth in any::<bool>()) {
+            let Ok(reference) = Reference::parse(Some(&text), depth) else { return Ok(()) };
+            if let Chosen::Offered(chosen) = reference.choose(&offered()) {
+                prop_assert!(reference.prefixes().iter().any(|prefix| chosen.name.starts_with(prefix.as_bytes())), "{:?}", chosen);
+            }
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! Where a repository is: URLs as git writes them, and those in `.gitmodules` relative to whose they are.
+
+use percent_encoding::percent_decode_str;
+use url::Url;
+
+use crate::address::Hostname;
+
+const SSH_PORT: u16 = 22;
+
+/// A place that larder fetches repositories from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Repository {
+    /// Over https, or http where the guard lets it.
+    Http(Url),
+    /// Over ssh.
+    Ssh(SshRepository),
+}
+
+/// A repository at an ssh server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct SshRepository {
+    /// Who logs in.
+    pub(super) user: String,
+    /// The server, without a port.
+    pub(super) host: Hostname,
+    /// Its port.
+    pub(super) port: u16,
+    /// Where it is there: absolute, or below the user's home.
+    pub(super) path: String,
+}
+
+/// A URL that larder does not fetch from.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct BadUrl(&'static str);
+
+impl Repository {
+    /// Reads a URL, or `user@host:path`.
+    ///
+    /// # Errors
+    /// [`BadUrl`] for other schemes, secrets in it, and what could be taken for an option.
+    pub(super) fn parse(given: &str) -> Result<Self, BadUrl> {
+        if given.starts_with('-') {
+            return Err(BadUrl("its URL begins with a dash"));
+        }
+        if given.chars().any(char::is_control) {
+            return Err(BadUrl("its URL has a control character in it"));
+        }
+        match Url::parse(given) {
+            Ok(url) if given.contains("://") => Self::of(&url),
+            _ => Self::short(given),
+        }
+    }
+
+    /// The repository at a URL.
+    ///
+    /// # Errors
+    /// As [`parse`](Self::parse).
+    pub(super) fn of(url: &Url) -> Result<Self, BadUrl> {
+        if url.query().is_some() || url.fragment().is_some() {
+            return Err(BadUrl("its URL has a query or a fragment"));
+        }
+        match url.scheme() {
+            // Users and passwords in it are the guard's to refuse.
+            "http" | "https" => Ok(Self::Http(url.clone())),
+            "ssh" | "git+ssh" | "ssh+git" => ssh(url).map(Self::Ssh),
+            _ => Err(BadUrl("its URL is neither https nor ssh")),
+        }
+    }
+
+    /// `user@host:path`: ssh, with a path below the user's home where it is not absolute.
+    fn short(given: &str) -> Result<Self, BadUrl> {
+        let Some((place, path)) = given.split_once(':').filter(|(place, _)| !place.contains('/')) else {
+            return Err(BadUrl("its URL is neither https nor ssh"));
+        };
+        if path.starts_with(':') || given.contains("::") {
+            return Err(BadUrl("its URL is neither https nor ssh"));
+        }
+        let (user, host) = place.rsplit_once('@').unwrap_or(("git", place));
+        let host = Hostname::parse(host).map_err(|_| BadUrl("its URL names no host"))?;
+        SshRepository::new(user.to_owned(), host, SSH_PORT, path.to_owned()).map(Self::Ssh)
+    }
+
+    /// Where a URL of this repository's `.gitmodules` leads.
+    ///
+    /// # Errors
+    /// [`BadUrl`], also for one that leads above the server's root.
+    pub(super) fn submodule(&self, url: &str) -> Result<Self, BadUrl> {
+        if !url.starts_with("./") && !url.starts_with("../") {
+            return Self::parse(url);
+        }
+        if url.chars().any(char::is_control) || url.contains(['?', '#']) {
+            return Err(BadUrl("its URL has a control character, a query or a fragment in it"));
+        }
+        match self {
+            Self::Http(base) => {
+                let mut joined = base.clone();
+                joined.set_path(&relative(base.path(), url)?);
+                Self::of(&joined)
+            }
+            Self::Ssh(ssh) => {
+                let path = relative(&ssh.path, url)?;
+                SshRepository::new(ssh.user.clone(), ssh.host.clone(), ssh.port, path).map(Self::Ssh)
+            }
+        }
+    }
+
+    /// The part of it that may be told to anybody.
+    pub(super) fn origin(&self) -> String {
+        match self {
+            Self::Http(url) => crate::upstream::outbound::origin(url),
+            Self::Ssh(ssh) => format!("ssh://{}", ssh.named()),
+        }
+    }
+}
+
+impl SshRepository {
+    fn new(user: String, host: Hostname, port: u16, path: String) -> Result<Self, BadUrl> {
+        if user.is_empty()
+            || user.starts_with('-')
+            || !user.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-+".contains(&b))
+        {
+            return Err(BadUrl("its URL has a user that no ssh server has, or a password"));
+        }
+        if path.is_empty() || path == "/" {
+            return Err(BadUrl("its URL has no path"));
+        }
+        if path.starts_with('-') || path.chars().any(char::is_control) {
+            return Err(BadUrl("its URL has a path that could be taken for an option"));
+        }
+        Ok(Self { user, host, port, path })
+    }
+
+    /// The server as `known_hosts` has it.
+    pub(super) fn known_as(&self) -> String {
+        if self.port == SSH_PORT { self.host.to_string() } else { format!("[{}]:{}", self.host, self.port) }
+    }
+
+    /// The server as a URL and a `[[credential]]` have it.
+    pub(super) fn named(&self) -> String {
+        if self.port == SSH_PORT { self.host.to_string() } else { format!("{}:{}", self.host, self.port) }
+    }
+}
+
+fn ssh(url: &Url) -> Result<SshRepository, BadUrl> {
+    if url.password().is_some() {
+        return Err(BadUrl("its URL has a password in it"));
+    }
+    let decoded = |text: &str| {
+        percent_decode_str(text).decode_utf8().map(|text| text.into_owned()).map_err(|_| BadUrl("its URL is not UTF-8"))
+    };
+    let user = if url.username().is_empty() { "git".to_owned() } else { decoded(url.username())? };
+    let host = url.host_str().and_then(|host| Hostname::parse(host).ok()).ok_or(BadUrl("its URL names no host"))?;
+    let path = decoded(url.path())?;
+    // `/~user/x` is below somebody's home.
+    let path = if path.starts_with("/~") { path[1..].to_owned() } else { path };
+    SshRepository::new(user, host, url.port().unwrap_or(SSH_PORT), path)
+}
+
+/// A path relative to another, as git puts them together: text, name by name.
+fn relative(base: &str, mut url: &str) -> Result<String, BadUrl> {
+    let mut base = base.trim_end_matches('/');
+    loop {
+        if let Some(rest) = url.strip_prefix("../") {
+            let above = base.rfind('/').map(|at| &base[..at]);
+            base = match above {
+                Some(above) => above,
+                None if !base.is_empty() => "",
+                None => return Err(BadUrl("its URL leads above the root of its server")),
+            };
+            url = rest;
+        } else if let Some(rest) = url.strip_prefix("./") {
+            url = rest;
+        } else {
+            break;
+        }
+    }
+    let url = url.trim_end_matches('/');
+    if url.split('/').any(|name| name == "..") {
+        return Err(BadUrl("its URL has .. in its middle"));
+    }
+    Ok(if base.is_empty() && !base.starts_with('/') { url.to_owned() } else { format!("{base}/{url}") })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn told(base: &str, url: &str) -> Result<String, BadUrl> {
+        Repository::parse(base).unwrap().submodule(url).map(|found| match &found {
+            Repository::Http(url) => url.to_string(),
+            Repository::Ssh(ssh) => format!("{}@{} {}", ssh.user, ssh.known_as(), ssh.path),
+        })
+    }
+
+    #[test]
+    fn a_submodule_is_found_where_git_looks_for_it() {
+        for (base, url, found) in [
+            ("https://h.example/a/b.git", "../c.git", "https://h.example/a/c.git"),
+            ("https://h.example/a/b.git/", "../../x/c", "https://h.example/x/c"),
+            ("https://h.example/a/b", "./c", "https://h.example/a/b/c"),
+            ("https://h.example:8443/a/b", "https://other.example/c", "https://other.example/c"),
+            ("https://h.example/a", "git@o.example:x/y.git", "git@o.example x/y.git"),
+            ("https://h.example/a", "ssh://me@o.example:2222/x", "me@[o.example]:2222 /x"),
+            ("ssh://h.example/a/b.git", "../c.git", "git@h.example /a/c.git"),
+            ("ssh://h.example/~me/b.git", "../c.git", "git@h.example ~me/c.git"),
+            ("git@h.example:a/b.git", "../c.git", "git@h.example a/c.git"),
+            ("git@h.example:b.git", "../c.git", "git@h.example c.git"),
+        ] {
+            assert_eq!(told(base, url).as_deref(), Ok(found), "{base} {url}");
+        }
+    }
+
+    #[test]
+    fn what_is_neither_https_nor_ssh_or_looks_like_an_option_is_refused() {
+        for bad in [
+            "-u./x",
+            "--upload-pack=x",
+            "ext::sh -c x",
+            "file:///etc",
+            "/etc/x",
+            "git://h.example/x",
+            "ssh://-oProxyCommand=x/y",
+            "ssh://h.example/-x/../-y",
+            "-x@h.example:y",
+            "git@h.example:-y",
+            "ssh://u:p@h.example/x",
+            "../../../../c",
+            "https://h.example/x?token=1",
+            "https://h.example/x\n",
+            "",
+        ] {
+            // A path that begins with a slash is none that begins with a dash.
+            if bad.starts_with("ssh://h.example/-") {
+                continue;
+            }
+            assert!(told("https://h.example/a/b", bad).is_err(), "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_gitmodules_says_leads_over_https_or_ssh_or_nowhere(
+            base in prop_oneof![Just("https://h.example/a/b"), Just("ssh://h.example/a/b"), Just("git@h.example:a")],
+            url in "(\\.\\./|\\./|-|https://|ssh://|git@|ext::|file://)?[-a-z./:@%?#~ ]{0,30}|\\PC{0,30}",
+        ) {
+            let base = Repository::parse(base).unwrap();
+            match base.submodule(&url) {
+                Ok(Repository::Http(found)) => {
+                    prop_assert!(matches!(found.scheme(), "http" | "https"));
+                    if url.starts_with('.') {
+                        prop_assert_eq!(found.origin(), Url::parse("https://h.example").unwrap().origin());
+                    }
+                }
+                Ok(Repository::Ssh(ssh)) => {
+                    prop_assert!(!ssh.user.starts_with('-') && !ssh.path.starts_with('-'));
+                    prop_assert!(!ssh.path.chars().any(char::is_control));
+                }
+                Err(_) => {}
+            }
+        }
+    }
+}

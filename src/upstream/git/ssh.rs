@@ -1,0 +1,350 @@
+//! Git over ssh, by a spawned `ssh` that knows nothing but what it is told: the address that was found here, the key and
+//! the host keys of a `[[credential]]`. It resolves no name, reads no configuration of anybody's, and asks nobody.
+
+use std::ffi::OsString;
+use std::net::IpAddr;
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::GitAsk;
+use super::carry::Received;
+use super::repository::SshRepository;
+use super::wire::Piece;
+use crate::config::SshFiles;
+use crate::upstream::error::{Fault, UpstreamError, relayed};
+use crate::upstream::guard::Refusal;
+use crate::upstream::outbound::{Link, Outbound};
+
+/// How much of what `ssh` complains about is looked at.
+const LONGEST_COMPLAINT: usize = 4096;
+const PIECE: usize = 64 * 1024;
+/// How long `ssh` has to end once it has closed its output.
+const END_WITHIN: Duration = Duration::from_secs(5);
+/// What `ssh` exits with where the trouble is its own, and not the server's command's.
+const OWN_TROUBLE: i32 = 255;
+
+impl Outbound {
+    /// Connects to one server, and passes on what both sides say until one of them has said all.
+    pub(super) async fn carry_ssh(
+        &self,
+        ask: GitAsk<'_>,
+        repository: &SshRepository,
+        said: mpsc::Sender<Piece>,
+        mut input: mpsc::Receiver<Bytes>,
+        awaited: &AtomicBool,
+        received: &mut Received,
+    ) -> Result<(), UpstreamError> {
+        let failed = |fault| ask.failed(format!("ssh://{}", repository.named()), fault);
+        let files = self.ssh_allowed(&ask, repository).map_err(|refusal| {
+            self.traffic.refused(ask.upstream, &refusal);
+            failed(Fault::Refused(refusal))
+        })?;
+        let mut last = Fault::NoSuchName(format!("{} has no address", repository.host));
+        for address in self.ssh_addresses(repository).await.map_err(failed)? {
+            let mut running = Running::spawn(repository, address, files).map_err(failed)?;
+            let first = running.say(awaited, self.git_limits.idle).await;
+            self.traffic.asked(ask.upstream, None);
+            match first {
+                Ok(Some(first)) => {
+                    let carried = self.converse(ask, running, first, said, &mut input, awaited, received).await;
+                    return carried.map_err(failed);
+                }
+                Ok(None) => last = running.ended_without_a_word(files).await,
+                Err(fault) => return Err(failed(fault)),
+            }
+            // Another address helps only where this one could not be reached.
+            if !matches!(last, Fault::Unreachable(_)) {
+                break;
+            }
+        }
+        Err(failed(last))
+    }
+
+    /// Promise 8: over ssh nobody is asked but whom a `[[credential]]` for this upstream names.
+    fn ssh_allowed<'a>(&self, ask: &GitAsk<'a>, repository: &SshRepository) -> Result<&'a SshFiles, Refusal> {
+        if self.link() == Link::Offline {
+            return Err(Refusal::Offline);
+        }
+        ask.grant
+            .ssh_for(repository.host.as_str(), repository.port)
+            .ok_or_else(|| Refusal::NoSshKey { host: repository.named(), upstream: ask.upstream.to_string() })
+    }
+
+    async fn ssh_addresses(&self, repository: &SshRepository) -> Result<Vec<IpAddr>, Fault> {
+        let name = repository.host.as_str();
+        if let Ok(address) = name.parse() {
+            return Ok(vec![address]);
+        }
+        let found = timeout(self.git_limits.idle, self.clients.addresses_of(name)).await;
+        match found {
+            Ok(Ok(addresses)) => Ok(addresses),
+            Ok(Err(error)) => Err(Fault::NoSuchName(format!("{name}: {error}"))),
+            Err(_) => Err(Fault::Slow(format!("its name {name} could not be looked up in time"))),
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "both ends of a conversation, and its bounds")]
+    async fn converse(
+        &self,
+        ask: GitAsk<'_>,
+        mut running: Running,
+        first: Bytes,
+        said: mpsc::Sender<Piece>,
+        input: &mut mpsc::Receiver<Bytes>,
+        awaited: &AtomicBool,
+        received: &mut Received,
+    ) -> Result<(), Fault> {
+        let brought = self.traffic.brought_by(ask.upstream);
+        let mut stdin = running.stdin.take();
+        let telling = async {
+            while let Some(bytes) = input.recv().await {
+                let Some(open) = &mut stdin else { continue };
+                if open.write_all(&bytes).await.is_err() || open.flush().await.is_err() {
+                    // What it says, or how it ends, tells why.
+                    stdin = None;
+                }
+            }
+            stdin = None;
+            std::future::pending::<()>().await;
+        };
+        let listening = async {
+            let mut piece = Some(first);
+            while let Some(bytes) = piece.take() {
+                brought.inc_by(bytes.len() as u64);
+                received.some(&bytes)?;
+                if said.send(Some(bytes)).await.is_err() {
+                    return Ok(());
+                }
+                piece = tokio::select! {
+                    piece = running.say(awaited, self.git_limits.idle) => piece?,
+                    () = said.closed() => return Ok(()),
+                };
+            }
+            running.ended().await?;
+            let _ = said.send(None).await;
+            Ok(())
+        };
+        tokio::select! {
+            listened = listening => listened,
+            () = telling => Ok(()),
+        }
+    }
+}
+
+/// One `ssh`, in a process group of its own, which is killed with this.
+struct Running {
+    child: Child,
+    group: Option<Pid>,
+    stdin: Option<ChildStdin>,
+    stdout: ChildStdout,
+    complaint: Option<JoinHandle<String>>,
+}
+
+impl Running {
+    fn spawn(repository: &SshRepository, address: IpAddr, files: &SshFiles) -> Result<Self, Fault> {
+        let mut command = Command::new("ssh");
+        command.args(arguments(repository, address, files)).env_clear().env("GIT_PROTOCOL", "version=2");
+        if let Some(path) = path_of_programs() {
+            command.env("PATH", path);
+        }
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0).kill_on_drop(true);
+        let mut child = command.spawn().map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => {
+                Fault::Unreachable("there is no ssh on the machine of larder; install openssh-client there".to_owned())
+            }
+            _ => Fault::Unreachable(format!("ssh could not be started: {error}")),
+        })?;
+        let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        let piped = child.stdin.take().zip(child.stdout.take()).zip(child.stderr.take());
+        let ((stdin, stdout), stderr) =
+            piped.ok_or_else(|| Fault::Unreachable("ssh was started without pipes".to_owned()))?;
+        let complaint = Some(tokio::spawn(complaint(stderr)));
+        Ok(Self { child, group, stdin: Some(stdin), stdout, complaint })
+    }
+
+    /// What it says next; nothing once it has said all. That it is silent counts while somebody waits for it.
+    async fn say(&mut self, awaited: &AtomicBool, idle: Duration) -> Result<Option<Bytes>, Fault> {
+        let mut piece = BytesMut::with_capacity(PIECE);
+        loop {
+            match timeout(idle, self.stdout.read_buf(&mut piece)).await {
+                Ok(Ok(0)) => return Ok(None),
+                Ok(Ok(_)) => return Ok(Some(piece.freeze())),
+                Ok(Err(error)) => return Err(Fault::Unreachable(error.to_string())),
+                Err(_) if awaited.load(Ordering::Acquire) => {
+                    return Err(Fault::Slow(format!("no byte within {} s", idle.as_secs())));
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Its end, which is a good one or not.
+    async fn ended(&mut self) -> Result<(), Fault> {
+        match self.status().await {
+            Some(0) => Ok(()),
+            _ => Err(Fault::Unreachable(format!("the connection broke off: {}", self.complained().await))),
+        }
+    }
+
+    async fn ended_without_a_word(mut self, files: &SshFiles) -> Fault {
+        let status = self.status().await;
+        let said = self.complained().await;
+        let names_of_files = [(&files.key, "(the key)"), (&files.known_hosts, "(known_hosts)")];
+        let said = names_of_files.iter().fold(said, |said, (path, name)| said.replace(&*path.to_string_lossy(), name));
+        if status != Some(OWN_TROUBLE) {
+            return Fault::Unusable(format!("no repository: {said}"));
+        }
+        let is_about_trust = ["Host key verification failed", "Permission denied", "UNPROTECTED PRIVATE KEY"];
+        if is_about_trust.iter().any(|text| said.contains(text)) {
+            return Fault::Untrusted(format!("ssh said: {said}"));
+        }
+        Fault::Unreachable(format!("ssh said: {said}"))
+    }
+
+    async fn status(&mut self) -> Option<i32> {
+        let status = timeout(END_WITHIN, self.child.wait()).await.ok()?.ok()?;
+        // It was waited for: its number may be somebody else's from now on.
+        self.group = None;
+        status.code()
+    }
+
+    async fn complained(&mut self) -> String {
+        let Some(mut complaint) = self.complaint.take() else { return String::new() };
+        match timeout(END_WITHIN, &mut complaint).await {
+            Ok(said) => said.unwrap_or_default(),
+            Err(_) => {
+                complaint.abort();
+                String::new()
+            }
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(group) = self.group {
+            // It may have ended just now, which is as well.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+        if let Some(complaint) = &self.complaint {
+            complaint.abort();
+        }
+    }
+}
+
+/// What it complains about, as one line that may be told. All of it is read, so that it never waits for that.
+async fn complaint(mut stderr: impl AsyncRead + Unpin) -> String {
+    let mut kept = Vec::new();
+    let mut buffer = vec![0; LONGEST_COMPLAINT];
+    while let Ok(read @ 1..) = stderr.read(&mut buffer).await {
+        let room = LONGEST_COMPLAINT - kept.len();
+        kept.extend_from_slice(&buffer[..read.min(room)]);
+    }
+    relayed(&String::from_utf8_lossy(&kept))
+}
+
+fn arguments(repository: &SshRepository, address: IpAddr, files: &SshFiles) -> Vec<OsString> {
+    let options = [
+        "BatchMode=yes".to_owned(),
+        "StrictHostKeyChecking=yes".to_owned(),
+        "GlobalKnownHostsFile=/dev/null".to_owned(),
+        "UpdateHostKeys=no".to_owned(),
+        "VerifyHostKeyDNS=no".to_owned(),
+        "CheckHostIP=no".to_owned(),
+        "CanonicalizeHostname=no".to_owned(),
+        "IdentitiesOnly=yes".to_owned(),
+        "IdentityAgent=none".to_owned(),
+        "PreferredAuthentications=publickey".to_owned(),
+        "ClearAllForwardings=yes".to_owned(),
+        "PermitLocalCommand=no".to_owned(),
+        "ProxyCommand=none".to_owned(),
+        "ProxyJump=none".to_owned(),
+        "ControlMaster=no".to_owned(),
+        "ControlPath=none".to_owned(),
+        "ConnectTimeout=10".to_owned(),
+        "ServerAliveInterval=15".to_owned(),
+        "SendEnv=GIT_PROTOCOL".to_owned(),
+        "LogLevel=ERROR".to_owned(),
+        format!("HostKeyAlias={}", repository.known_as()),
+        format!("HostName={address}"),
+    ];
+    let mut arguments: Vec<OsString> = ["-F", "/dev/null", "-T", "-x", "-a"].map(OsString::from).into();
+    for option in options {
+        arguments.extend(["-o".into(), option.into()]);
+    }
+    let mut known_hosts = OsString::from("UserKnownHostsFile=\"");
+    known_hosts.push(without_tokens(&files.known_hosts));
+    known_hosts.push("\"");
+    arguments.extend(["-o".into(), known_hosts, "-i".into(), without_tokens(&files.key)]);
+    arguments.extend(["-p".into(), repository.port.to_string().into(), "-l".into(), repository.user.clone().into()]);
+    let command = format!("git-upload-pack {}", quoted(&repository.path));
+    arguments.extend(["--".into(), repository.host.as_str().into(), command.into()]);
+    arguments
+}
+
+/// A path in which `ssh` replaces nothing.
+fn without_tokens(path: &Path) -> OsString {
+    path.to_string_lossy().replace('%', "%%").into()
+}
+
+/// A word for the shell at the other side, which may be any.
+fn quoted(text: &str) -> String {
+    let inside: String = text
+        .chars()
+        .map(|c| match c {
+            '\'' => r"'\''".to_owned(),
+            '!' => r"'\!'".to_owned(),
+            c => c.to_string(),
+        })
+        .collect();
+    format!("'{inside}'")
+}
+
+#[expect(clippy::disallowed_methods, reason = "where programs are is no matter of the configuration")]
+fn path_of_programs() -> Option<OsString> {
+    std::env::var_os("PATH")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::address::Hostname;
+
+    #[test]
+    fn a_path_is_one_word_at_the_other_side_whatever_is_in_it() {
+        assert_eq!(quoted("/a b"), "'/a b'");
+        assert_eq!(quoted("/a'; rm -rf '/"), r"'/a'\''; rm -rf '\''/'");
+        assert_eq!(quoted("a!b"), r"'a'\!'b'");
+    }
+
+    #[test]
+    fn ssh_is_told_an_address_and_resolves_nothing() {
+        let repository = SshRepository {
+            user: "git".into(),
+            host: Hostname::parse("git.corp.example").unwrap(),
+            port: 2222,
+            path: "/x y".into(),
+        };
+        let files = SshFiles { key: "/k%h".into(), known_hosts: "/known hosts".into() };
+        let told = arguments(&repository, "192.0.2.7".parse().unwrap(), &files);
+        for expected in [
+            "HostName=192.0.2.7",
+            "HostKeyAlias=[git.corp.example]:2222",
+            "UserKnownHostsFile=\"/known hosts\"",
+            "/k%%h",
+            "git-upload-pack '/x y'",
+        ] {
+            assert!(told.iter().any(|told| told == expected), "{expected}: {told:?}");
+        }
+    }
+}

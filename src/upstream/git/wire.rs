@@ -1,0 +1,152 @@
+//! Between git's own code, which blocks, and the connector, which does not: what is to be sent goes as an order to the
+//! future that waits for the job, and what comes back comes piece by piece. So nothing leaves but through the connector,
+//! and nobody blocks on a socket: where that future is dropped, whoever waits here is told at once.
+
+use std::io::{self, BufRead, Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::{Buf, Bytes};
+use http::HeaderMap;
+use tokio::sync::{mpsc, oneshot};
+use url::Url;
+
+use super::repository::SshRepository;
+
+/// How many pieces may wait to be read.
+const WAITING_PIECES: usize = 8;
+
+/// Some bytes, or the clean end of them. An end without that word is none.
+pub(super) type Piece = Option<Bytes>;
+
+/// What the connector is to do.
+pub(super) enum Order {
+    /// A request, and its answer.
+    Request(Request),
+    /// A connection to an ssh server.
+    Ssh {
+        /// The repository there.
+        repository: SshRepository,
+        /// What it says.
+        said: mpsc::Sender<Piece>,
+        /// What is said to it.
+        input: mpsc::Receiver<Bytes>,
+        /// Whether somebody waits for what it says.
+        awaited: Arc<AtomicBool>,
+    },
+}
+
+/// A request of git's.
+pub(super) struct Request {
+    pub(super) url: Url,
+    pub(super) headers: HeaderMap,
+    /// Where this is there, it is posted.
+    pub(super) post: Option<Bytes>,
+    pub(super) head: oneshot::Sender<Head>,
+    pub(super) body: mpsc::Sender<Piece>,
+}
+
+/// The beginning of an answer.
+pub(super) struct Head {
+    /// Who answered, after redirects.
+    pub(super) url: Url,
+    /// What the answer is.
+    pub(super) content_type: Vec<u8>,
+}
+
+/// The end of this wire at which git's code is.
+#[derive(Debug, Clone)]
+pub(super) struct Wire(mpsc::Sender<Order>);
+
+impl Wire {
+    /// A wire, and what comes over it.
+    pub(super) fn new() -> (Self, mpsc::Receiver<Order>) {
+        let (orders, taken) = mpsc::channel(1);
+        (Self(orders), taken)
+    }
+
+    /// Sends a request, and waits for the beginning of its answer.
+    pub(super) fn ask(&self, url: Url, headers: HeaderMap, post: Option<Bytes>) -> io::Result<(Head, Pieces)> {
+        let (head, told) = oneshot::channel();
+        let (body, pieces) = mpsc::channel(WAITING_PIECES);
+        let request = Request { url, headers, post, head, body };
+        self.0.blocking_send(Order::Request(request)).map_err(|_| broken())?;
+        let head = told.blocking_recv().map_err(|_| broken())?;
+        Ok((head, Pieces::new(pieces, Arc::default())))
+    }
+
+    /// Connects to an ssh server.
+    pub(super) fn connect(&self, repository: SshRepository) -> io::Result<(Pieces, Input)> {
+        let (said, pieces) = mpsc::channel(WAITING_PIECES);
+        let (input, to_say) = mpsc::channel(WAITING_PIECES);
+        let awaited = Arc::new(AtomicBool::new(false));
+        let order = Order::Ssh { repository, said, input: to_say, awaited: Arc::clone(&awaited) };
+        self.0.blocking_send(order).map_err(|_| broken())?;
+        Ok((Pieces::new(pieces, awaited), Input(input)))
+    }
+}
+
+/// Why there is nothing to read: the connector knows more.
+#[derive(Debug, thiserror::Error)]
+#[error("the connection broke off")]
+pub(super) struct Broken;
+
+fn broken() -> io::Error {
+    io::Error::other(Broken)
+}
+
+/// What comes back, to be read.
+pub(super) struct Pieces {
+    pieces: mpsc::Receiver<Piece>,
+    current: Bytes,
+    has_ended: bool,
+    awaited: Arc<AtomicBool>,
+}
+
+impl Pieces {
+    fn new(pieces: mpsc::Receiver<Piece>, awaited: Arc<AtomicBool>) -> Self {
+        Self { pieces, current: Bytes::new(), has_ended: false, awaited }
+    }
+}
+
+impl BufRead for Pieces {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        while self.current.is_empty() && !self.has_ended {
+            self.awaited.store(true, Ordering::Release);
+            let piece = self.pieces.blocking_recv();
+            self.awaited.store(false, Ordering::Release);
+            match piece {
+                Some(Some(piece)) => self.current = piece,
+                Some(None) => self.has_ended = true,
+                None => return Err(broken()),
+            }
+        }
+        Ok(&self.current)
+    }
+
+    fn consume(&mut self, read: usize) {
+        self.current.advance(read.min(self.current.len()));
+    }
+}
+
+impl Read for Pieces {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.fill_buf()?.read(buffer)?;
+        self.consume(read);
+        Ok(read)
+    }
+}
+
+/// What is said to an ssh server.
+pub(super) struct Input(mpsc::Sender<Bytes>);
+
+impl Write for Input {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.blocking_send(Bytes::copy_from_slice(bytes)).map_err(|_| broken())?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,136 @@
+//! Documents: what is read whole into memory, within bounds.
+
+use bytes::{Bytes, BytesMut};
+use http::header::{self, HeaderMap, HeaderName};
+use serde::Deserialize;
+use url::Url;
+
+use super::hops::Arrived;
+use super::{Outbound, failure, insert};
+use crate::upstream::ask::{Ask, Document, Fetched, Validators, broken};
+use crate::upstream::clients::Coding;
+use crate::upstream::error::{Fault, UpstreamError, relayed};
+use crate::upstream::restraint::Moment;
+use crate::upstream::retry_after::{date, retry_after};
+use crate::upstream::room::{Growing, Room};
+
+const LONGEST_ERROR_BODY: u64 = 64 * 1024;
+const NO_ROOM: &str = "as many bytes of documents are in memory as may be at one time";
+const X_TERRAFORM_GET: HeaderName = HeaderName::from_static("x-terraform-get");
+
+impl Outbound {
+    /// Asks for a document of at most `limit` bytes; conditionally, where `held` says what we have.
+    pub async fn document(
+        &self,
+        ask: Ask<'_>,
+        held: Option<&Validators>,
+        limit: u64,
+    ) -> Result<Fetched, UpstreamError> {
+        self.whole(Coding::Any, ask, held, limit).await
+    }
+
+    /// The same for a file whose exact bytes count: without content codings.
+    pub async fn small_file(
+        &self,
+        ask: Ask<'_>,
+        held: Option<&Validators>,
+        limit: u64,
+    ) -> Result<Fetched, UpstreamError> {
+        self.whole(Coding::Identity, ask, held, limit).await
+    }
+
+    async fn whole(
+        &self,
+        coding: Coding,
+        ask: Ask<'_>,
+        held: Option<&Validators>,
+        limit: u64,
+    ) -> Result<Fetched, UpstreamError> {
+        let mut conditions = HeaderMap::new();
+        if let Some(held) = held {
+            insert(&mut conditions, header::IF_NONE_MATCH, held.etag.as_deref());
+            insert(&mut conditions, header::IF_MODIFIED_SINCE, held.last_modified.as_deref());
+        }
+        let asked = Moment::new(ask.now);
+        let once = || async {
+            let _permit = self.permit(&self.document_permits, ask, "documents").await?;
+            let Arrived { response, url, origins, watch } = self.follow(coding, ask, &conditions, asked).await?;
+            if response.status() == http::StatusCode::NOT_MODIFIED && !conditions.is_empty() {
+                return Ok(Fetched::Unchanged);
+            }
+            let response = self.successful(response, ask, &url, asked).await?;
+            let content_type = response.headers().get(header::CONTENT_TYPE);
+            let content_type = content_type.and_then(|value| value.to_str().ok()).map(str::to_owned);
+            let validators = Validators::of(response.headers());
+            let date = date(response.headers());
+            let location = response.headers().get(X_TERRAFORM_GET).and_then(|value| value.to_str().ok());
+            let location = location.map(str::to_owned);
+            let body = self.body(response, ask, &url, limit).await;
+            match (watch, &body) {
+                (Some(watch), Ok(_) | Err(UpstreamError { fault: Fault::TooLarge(_) | Fault::Crowded(_), .. })) => {
+                    watch.answered();
+                }
+                (Some(watch), Err(broken)) => watch.failed(&broken.fault.to_string()),
+                (None, _) => {}
+            }
+            let (body, room) = body?;
+            Ok(Fetched::New(Document { body, content_type, validators, url, origins, location, date, room }))
+        };
+        self.patiently(ask, once).await
+    }
+
+    pub(in crate::upstream) async fn successful(
+        &self,
+        response: reqwest::Response,
+        ask: Ask<'_>,
+        url: &Url,
+        asked: Moment,
+    ) -> Result<reqwest::Response, UpstreamError> {
+        let status = response.status();
+        if status.is_success() {
+            return Ok(response);
+        }
+        let retry_after = retry_after(response.headers(), asked.now());
+        // The errors are an extra; that they could not be read is not the failure to tell.
+        let (body, _room) = self.body(response, ask, url, LONGEST_ERROR_BODY).await.unwrap_or_default();
+        let errors = serde_json::from_slice::<Errors>(&body).map(|body| body.errors).unwrap_or_default();
+        let errors = errors.iter().take(8).map(|text| relayed(ask.grant.unless_quoted_in(text))).collect();
+        let fault = Fault::of_status(status.as_u16(), retry_after, errors);
+        Err(failure(ask, url, fault))
+    }
+
+    async fn body(
+        &self,
+        mut response: reqwest::Response,
+        ask: Ask<'_>,
+        url: &Url,
+        limit: u64,
+    ) -> Result<(Bytes, Room), UpstreamError> {
+        let too_large = || failure(ask, url, Fault::TooLarge(limit));
+        if response.content_length().is_some_and(|length| length > limit) {
+            return Err(too_large());
+        }
+        let mut body = BytesMut::new();
+        let mut room = Growing::new(&self.bodies);
+        if !room.grow_to(response.content_length().unwrap_or_default()) {
+            return Err(failure(ask, url, Fault::Crowded(NO_ROOM.to_owned())));
+        }
+        let brought = self.traffic.brought_by(ask.upstream);
+        while let Some(piece) = response.chunk().await.map_err(|e| failure(ask, url, broken(&e)))? {
+            brought.inc_by(piece.len() as u64);
+            if (body.len() + piece.len()) as u64 > limit {
+                return Err(too_large());
+            }
+            if !room.grow_to((body.len() + piece.len()) as u64) {
+                return Err(failure(ask, url, Fault::Crowded(NO_ROOM.to_owned())));
+            }
+            body.extend_from_slice(&piece);
+        }
+        Ok((body.freeze(), room.taken()))
+    }
+}
+
+#[derive(Deserialize)]
+struct Errors {
+    errors: Vec<String>,
+}

@@ -1,0 +1,84 @@
+//! Files: what is passed on as it arrives, and resumed where it broke off.
+
+use http::header::{self, HeaderMap};
+use url::Url;
+
+use super::{Outbound, failure, insert, origin};
+use crate::upstream::ask::{Ask, Asker, Incoming, Validators};
+use crate::upstream::clients::Coding;
+use crate::upstream::content_range::content_range;
+use crate::upstream::error::{Fault, UpstreamError};
+use crate::upstream::permits::Permit;
+use crate::upstream::restraint::{Moment, Watch};
+
+impl Outbound {
+    /// Asks for a file, from byte `from` on where `note` says what is there already.
+    ///
+    /// The server may start over all the same: [`Incoming::from`] tells.
+    pub async fn file(&self, ask: Ask<'_>, from: u64, held: &Validators) -> Result<Incoming, UpstreamError> {
+        let mut conditions = HeaderMap::new();
+        if from > 0 {
+            insert(&mut conditions, header::RANGE, Some(&format!("bytes={from}-")));
+            insert(&mut conditions, header::IF_RANGE, held.for_range());
+        }
+        let asked = Moment::new(ask.now);
+        let once = || async {
+            let midway = from > 0 && ask.asker == Asker::Client;
+            let turn = if midway { Ask { asker: Asker::ClientMidway, ..ask } } else { ask };
+            let permit = self.permit(&self.archive_permits, turn, "archives").await?;
+            let mut arrived = self.follow(Coding::Identity, ask, &conditions, asked).await?;
+            let mut from = from;
+            if arrived.response.status() == http::StatusCode::RANGE_NOT_SATISFIABLE && from > 0 {
+                arrived = self.follow(Coding::Identity, ask, &HeaderMap::new(), asked).await?;
+                from = 0;
+            }
+            // Its bytes have their own time, and are asked for again where they break off.
+            arrived.watch.into_iter().for_each(Watch::answered);
+            let response = self.successful(arrived.response, ask, &arrived.url, asked).await?;
+            self.incoming(response, ask, &arrived.url, from, permit)
+        };
+        self.patiently(ask, once).await
+    }
+
+    fn incoming(
+        &self,
+        response: reqwest::Response,
+        ask: Ask<'_>,
+        url: &Url,
+        asked_from: u64,
+        permit: Permit,
+    ) -> Result<Incoming, UpstreamError> {
+        let failed = |why: &str| failure(ask, url, Fault::Unusable(why.to_owned()));
+        let announced = response.headers().get(header::CONTENT_LENGTH).map(|value| {
+            value
+                .to_str()
+                .ok()
+                .and_then(|text| text.parse::<u64>().ok())
+                .ok_or_else(|| failed("a Content-Length that is no number"))
+        });
+        let announced = announced.transpose()?;
+        let (from, length) = match response.status().as_u16() {
+            206 => {
+                let range = response.headers().get(header::CONTENT_RANGE).and_then(|value| value.to_str().ok());
+                let (start, total) =
+                    range.and_then(content_range).ok_or_else(|| failed("a 206 without a usable Content-Range"))?;
+                if start != asked_from {
+                    return Err(failed("another range than the one asked for"));
+                }
+                (start, total.or(announced.and_then(|rest| start.checked_add(rest))))
+            }
+            _ => (0, announced),
+        };
+        let validators = Validators::of(response.headers());
+        Ok(Incoming {
+            response,
+            from,
+            length,
+            validators,
+            what: ask.what.to_owned(),
+            at: origin(url),
+            brought: self.traffic.brought_by(ask.upstream),
+            _permit: permit,
+        })
+    }
+}

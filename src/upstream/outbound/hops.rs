@@ -1,0 +1,96 @@
+//! One request and its redirects: every hop is judged, counted and watched here.
+
+use http::Method;
+use http::header::{self, HeaderMap};
+use reqwest::RequestBuilder;
+use url::Url;
+
+use super::{CDN_LOOP, Link, Outbound, failure};
+use crate::upstream::ask::{Ask, broken};
+use crate::upstream::breaker::Origin;
+use crate::upstream::clients::Coding;
+use crate::upstream::error::{Fault, UpstreamError};
+use crate::upstream::guard::{Refusal, Way};
+use crate::upstream::restraint::{Moment, Watch};
+
+const MOST_HOPS: usize = 10;
+
+/// An answer whose body is still to come, after redirects.
+pub(in crate::upstream) struct Arrived {
+    pub(in crate::upstream) response: reqwest::Response,
+    pub(in crate::upstream) url: Url,
+    pub(in crate::upstream) origins: Vec<Origin>,
+    /// Unless its status was a failure.
+    pub(in crate::upstream) watch: Option<Watch>,
+}
+
+impl Outbound {
+    /// One request and its redirects. Every hop passes here, and is judged here.
+    pub(in crate::upstream) async fn follow(
+        &self,
+        coding: Coding,
+        ask: Ask<'_>,
+        conditions: &HeaderMap,
+        asked: Moment,
+    ) -> Result<Arrived, UpstreamError> {
+        let mut url = ask.url.clone();
+        let mut origins = Vec::new();
+        for _ in 0..=MOST_HOPS {
+            origins.push(Origin::of(&url));
+            let build = |request: RequestBuilder| request.headers(conditions.clone());
+            let (response, watch) = self.hop(coding, Method::GET, ask, &url, build, asked).await?;
+            if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
+                return Ok(Arrived { response, url, origins, watch });
+            }
+            let location = response.headers().get(header::LOCATION).and_then(|value| value.to_str().ok());
+            let next = location.and_then(|location| url.join(location).ok());
+            url = next.ok_or_else(|| failure(ask, &url, Fault::Unusable("a redirect to nowhere".into())))?;
+        }
+        Err(failure(ask, &url, Fault::Unusable(format!("more than {MOST_HOPS} redirects"))))
+    }
+
+    /// One request to one origin, with whatever credential is for it. A redirect is an answer.
+    pub(in crate::upstream) async fn hop(
+        &self,
+        coding: Coding,
+        method: Method,
+        ask: Ask<'_>,
+        url: &Url,
+        build: impl FnOnce(RequestBuilder) -> RequestBuilder,
+        asked: Moment,
+    ) -> Result<(reqwest::Response, Option<Watch>), UpstreamError> {
+        let client = match self.way(url, ask) {
+            Ok(way) => self.clients.of(way, coding),
+            Err(refusal) => return Err(self.refused(ask, url, refusal)),
+        };
+        let mut request = build(client.request(method, url.clone())).header(CDN_LOOP, ask.via.with(&self.own));
+        if let Some((name, value)) = ask.grant.header_for(url) {
+            request = request.header(name, value);
+        }
+        let watch = self.restraint.watch(ask.upstream, url, asked);
+        let response = match request.send().await.map_err(|e| broken(&e)) {
+            Ok(response) => response,
+            Err(Fault::Refused(refusal)) => return Err(self.refused(ask, url, refusal)),
+            Err(fault) => {
+                self.traffic.asked(ask.upstream, None);
+                watch.failed(&fault.to_string());
+                return Err(failure(ask, url, fault));
+            }
+        };
+        self.traffic.asked(ask.upstream, Some(response.status().as_u16()));
+        let watch = watch.saw(response.status(), response.headers());
+        Ok((response, watch))
+    }
+
+    fn way(&self, url: &Url, ask: Ask<'_>) -> Result<Way, Refusal> {
+        match self.link() {
+            Link::Online => self.guard.judge(url, ask.grant),
+            Link::Offline => Err(Refusal::Offline),
+        }
+    }
+
+    pub(in crate::upstream) fn refused(&self, ask: Ask<'_>, url: &Url, refusal: Refusal) -> UpstreamError {
+        self.traffic.refused(ask.upstream, &refusal);
+        failure(ask, url, Fault::Refused(refusal))
+    }
+}

@@ -1,0 +1,183 @@
+//! Module source addresses, as the clients and their go-getter read them (PROTOCOL 4.3, 4.4): what an upstream says
+//! about where a module is, and what is to be fetched for it. Nothing here asks anybody.
+
+mod archive;
+mod checksum;
+mod git;
+mod indirection;
+mod query;
+mod short;
+mod subdir;
+#[cfg(test)]
+mod tests;
+mod unsupported;
+
+use url::Url;
+
+pub use self::archive::ArchiveSource;
+pub use self::checksum::{BadChecksum, Checksum, ChecksumKind, Expected};
+pub use self::git::GitSource;
+pub use self::indirection::{location_in_download, location_in_page};
+pub use self::subdir::Subdir;
+pub use self::unsupported::Unsupported;
+
+/// The longest source address that is read, in bytes.
+const LONGEST: usize = 8 * 1024;
+
+/// Where a module is: its package, and where in that.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Located {
+    /// The package.
+    pub source: Source,
+    /// The module inside it, where that is not the root.
+    pub subdir: Option<Subdir>,
+}
+
+/// What to fetch for a package.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// One commit of a git repository.
+    Git(GitSource),
+    /// An archive over http or https.
+    Archive(ArchiveSource),
+    /// A page that names the source: it is to be asked as it stands here, `terraform-get=1` included. Its answer is
+    /// parsed with this URL as base.
+    Indirect(Url),
+    /// What only the client itself can fetch.
+    Unsupported(Unsupported),
+}
+
+/// A source address that no client could follow, or that larder must not. Names its host at most: there may be
+/// secrets in the rest.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the source address{} {why}", host.as_ref().map_or_else(String::new, |host| format!(" at {host}")))]
+pub struct BadSource {
+    /// The host it names, where it names one.
+    pub host: Option<String>,
+    /// What is wrong with it.
+    pub why: &'static str,
+}
+
+impl BadSource {
+    fn new(why: &'static str) -> Self {
+        Self { host: None, why }
+    }
+
+    fn at(url: &Url, why: &'static str) -> Self {
+        Self { host: url.host_str().map(str::to_owned), why }
+    }
+}
+
+impl Source {
+    /// Parses what an upstream gave as the location of a module; `base` is the URL that was asked for it, which `/…`,
+    /// `./…` and `../…` are relative to. Addresses with userinfo are refused (promise 7), `ssh://git@…` aside.
+    ///
+    /// # Errors
+    /// [`BadSource`] where nobody could fetch it, or larder must not.
+    pub fn parse(text: &str, base: &Url) -> Result<Located, BadSource> {
+        let given = text.trim_matches(|c: char| c.is_ascii_whitespace());
+        if given.len() > LONGEST {
+            return Err(BadSource::new("is longer than 8 KiB"));
+        }
+        if given.is_empty() || given.chars().any(char::is_control) {
+            return Err(BadSource::new("is empty, or has control characters in it"));
+        }
+        let is_relative = ["/", "./", "../"].iter().any(|start| given.starts_with(start));
+        let absolute = match is_relative {
+            true => base.join(given).map_err(|_| BadSource::at(base, "is relative, and leads nowhere"))?.into(),
+            false => given.to_owned(),
+        };
+
+        let (package, below) = subdir::split(&absolute);
+        let mut found = package_of(&package, &absolute)?;
+        if let Some(below) = Subdir::parse(&below)? {
+            found.subdir = Some(match found.subdir {
+                Some(outer) => outer.then(&below)?,
+                None => below,
+            });
+        }
+        Ok(found)
+    }
+}
+
+/// What a package's address is, without the `//subdir` that it was given with; short forms may bring their own.
+fn package_of(package: &str, whole: &str) -> Result<Located, BadSource> {
+    let (forced, rest) = forced_getter(package);
+    let unsupported = |what| Source::Unsupported(Unsupported::new(what, whole));
+    if !has_scheme(rest) {
+        let Some((getter, full)) = short::expand(rest)? else {
+            let what = forced.map_or_else(|| short::what_it_may_be(rest), scheme_name);
+            return Ok(Located { source: unsupported(what), subdir: None });
+        };
+        let (package, below) = subdir::split(&full);
+        let source = of_url(forced.unwrap_or(getter), parse_url(&package)?, whole)?;
+        return Ok(Located { source, subdir: Subdir::parse(&below)? });
+    }
+    let url = match rest.split_once(':') {
+        Some((scheme, _)) if !is_known(scheme) => {
+            let what = scheme_name(forced.unwrap_or(scheme));
+            return Ok(Located { source: unsupported(what), subdir: None });
+        }
+        _ => parse_url(rest)?,
+    };
+    let scheme = url.scheme().to_owned();
+    Ok(Located { source: of_url(forced.unwrap_or(&scheme), url, whole)?, subdir: None })
+}
+
+/// What a getter makes of a URL.
+fn of_url(getter: &str, url: Url, whole: &str) -> Result<Source, BadSource> {
+    let unsupported = |what| Ok(Source::Unsupported(Unsupported::new(what, whole)));
+    match (getter, url.scheme()) {
+        ("git", "http" | "https" | "ssh") => GitSource::parse(url).map(Source::Git),
+        ("git", _) => unsupported("git over something else than https or ssh"),
+        ("http" | "https", "http" | "https") => archive::parse(url),
+        (other, _) => unsupported(scheme_name(other)),
+    }
+}
+
+/// `git::rest`: the getter that is asked for by name, and what it gets.
+fn forced_getter(text: &str) -> (Option<&str>, &str) {
+    match text.split_once("::") {
+        Some((name, rest))
+            if !name.is_empty() && !rest.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric()) =>
+        {
+            (Some(name), rest)
+        }
+        _ => (None, text),
+    }
+}
+
+/// Whether Go would take it for a URL with a scheme.
+fn has_scheme(text: &str) -> bool {
+    text.split_once(':').is_some_and(|(scheme, _)| {
+        scheme.starts_with(|c: char| c.is_ascii_alphabetic())
+            && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
+    })
+}
+
+/// Whether URLs of this scheme are looked into.
+fn is_known(scheme: &str) -> bool {
+    ["http", "https", "ssh"].iter().any(|known| scheme.eq_ignore_ascii_case(known))
+}
+
+fn parse_url(text: &str) -> Result<Url, BadSource> {
+    let url = Url::parse(text).map_err(|_| BadSource::new("is no URL that can be read"))?;
+    if !url.has_host() {
+        return Err(BadSource::new("names no host"));
+    }
+    Ok(url)
+}
+
+/// What a getter, or a scheme, is for people.
+fn scheme_name(scheme: &str) -> &'static str {
+    match scheme.to_ascii_lowercase().as_str() {
+        "s3" => "an Amazon S3 bucket",
+        "gcs" => "a Google Cloud Storage bucket",
+        "hg" => "a Mercurial repository",
+        "oci" => "an OCI registry",
+        "file" => "a path on the client's own machine",
+        "git" => "git over something else than https or ssh",
+        "ssh" => "ssh without git::",
+        _ => "a kind of source that it does not know",
+    }
+}

@@ -1,0 +1,49 @@
+//! http and https sources: archives, and pages that name the source.
+
+use percent_encoding::percent_decode_str;
+use url::Url;
+
+use super::checksum::Expected;
+use super::{BadSource, Source, query};
+use crate::pack::ArchiveFormat;
+
+/// An archive to download.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ArchiveSource {
+    /// Where, without what is for go-getter alone.
+    pub url: Url,
+    /// What it is.
+    pub format: ArchiveFormat,
+    /// What its bytes must be, where the address says so.
+    pub checksum: Option<Expected>,
+}
+
+/// What Go's `strconv.ParseBool` takes for false.
+const FALSE: [&str; 6] = ["0", "f", "F", "false", "FALSE", "False"];
+
+/// An archive where `?archive=` or the suffix of the path says so; the content is never looked at (PROTOCOL 4.4).
+pub(super) fn parse(mut url: Url) -> Result<Source, BadSource> {
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err(BadSource::at(&url, "holds a user or a password"));
+    }
+    url.set_fragment(None);
+    let taken = query::take(&mut url, &["archive", "checksum"]);
+    let format = match taken.first("archive").filter(|value| !value.is_empty()) {
+        Some(value) if FALSE.contains(&value.as_str()) => None,
+        Some(value) => ArchiveFormat::named(&value),
+        None => ArchiveFormat::of_path(&percent_decode_str(url.path()).collect::<Vec<u8>>()),
+    };
+    let checksum = taken.first("checksum").filter(|value| !value.is_empty());
+    match (format, checksum) {
+        (Some(format), None) => Ok(Source::Archive(ArchiveSource { url, format, checksum: None })),
+        (Some(format), Some(checksum)) => {
+            let expected = Expected::parse(&checksum).map_err(|bad| BadSource::at(&url, bad.0))?;
+            Ok(Source::Archive(ArchiveSource { url, format, checksum: Some(expected) }))
+        }
+        (None, Some(_)) => Err(BadSource::at(&url, "has a checksum for what is no archive")),
+        (None, None) => {
+            url.query_pairs_mut().append_pair("terraform-get", "1");
+            Ok(Source::Indirect(url))
+        }
+    }
+}

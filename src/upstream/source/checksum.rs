@@ -1,0 +1,245 @@
+//! `?checksum=`: what the bytes of an archive must be, as the address says it (PROTOCOL 4.4).
+
+use std::fmt;
+use std::io::{self, Read};
+
+use aws_lc_rs::digest::{Algorithm, Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256, SHA512};
+use md5::{Digest as _, Md5};
+use url::Url;
+
+/// Why a checksum cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct BadChecksum(pub(super) &'static str);
+
+/// What an address expects.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Expected {
+    /// This checksum.
+    Is(Checksum),
+    /// The one that this list has for it: see [`Checksum::in_list`].
+    Listed(Url),
+}
+
+impl Expected {
+    /// Parses the value of the parameter.
+    pub(super) fn parse(text: &str) -> Result<Self, BadChecksum> {
+        match text.split_once(':') {
+            None => Checksum::of_length(text).map(Self::Is),
+            Some(("file", list)) => {
+                let url = Url::parse(list).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
+                let url = url.filter(|url| url.username().is_empty() && url.password().is_none());
+                url.map(Self::Listed).ok_or(BadChecksum("has a list of checksums that cannot be fetched"))
+            }
+            Some((kind, hex)) => Checksum::parse(kind, hex).map(Self::Is),
+        }
+    }
+}
+
+/// Which kind of checksum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ChecksumKind {
+    /// MD5. It finds damage and no attacker, as SHA-1: it is checked because upstream asks for it.
+    Md5,
+    /// SHA-1.
+    Sha1,
+    /// SHA-256.
+    Sha256,
+    /// SHA-512.
+    Sha512,
+}
+
+/// A checksum.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Checksum {
+    kind: ChecksumKind,
+    value: Vec<u8>,
+}
+
+impl Checksum {
+    /// The checksum of this kind of what is read.
+    ///
+    /// # Errors
+    /// What the reader fails with.
+    pub fn of(kind: ChecksumKind, from: &mut dyn Read) -> io::Result<Self> {
+        let mut hashing = match kind {
+            ChecksumKind::Md5 => Hashing::Md5(Md5::new()),
+            ChecksumKind::Sha1 => Hashing::other(&SHA1_FOR_LEGACY_USE_ONLY),
+            ChecksumKind::Sha256 => Hashing::other(&SHA256),
+            ChecksumKind::Sha512 => Hashing::other(&SHA512),
+        };
+        let mut buffer = vec![0; 64 * 1024];
+        loop {
+            let read = match from.read(&mut buffer) {
+                Ok(0) => return Ok(Self { kind, value: hashing.finish() }),
+                Ok(read) => read,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) => return Err(e),
+            };
+            hashing.update(buffer.get(..read).unwrap_or_default());
+        }
+    }
+
+    /// Its kind.
+    pub fn kind(&self) -> ChecksumKind {
+        self.kind
+    }
+
+    /// What a list of checksums has for an archive, in GNU's form or BSD's; a list of one bare checksum means any.
+    pub fn in_list(list: &[u8], at: &Url, archive: &Url) -> Option<Self> {
+        let file = archive.path().rsplit('/').next().unwrap_or_default();
+        let folder = at.path().rsplit_once('/').map_or("", |(folder, _)| folder);
+        let relative = archive.path().strip_prefix(folder).map_or(file, |path| path.trim_start_matches('/'));
+        let is_meant = |name: &str| {
+            let name = name.strip_prefix(['*', '?']).unwrap_or(name);
+            let name = name.strip_prefix("./").unwrap_or(name);
+            name == file || name == relative
+        };
+        let text = String::from_utf8_lossy(list);
+        text.lines().find_map(|line| {
+            let words: Vec<&str> = line.split_whitespace().take(5).collect();
+            match words.as_slice() {
+                [kind, name, _, hex] => {
+                    let name = name.strip_prefix('(').and_then(|name| name.strip_suffix(')'))?;
+                    Self::parse(kind, hex).ok().filter(|_| is_meant(name))
+                }
+                [hex, name] => Self::of_length(hex).ok().filter(|_| is_meant(name)),
+                [hex, ..] => Self::of_length(hex).ok(),
+                [] => None,
+            }
+        })
+    }
+
+    fn parse(kind: &str, text: &str) -> Result<Self, BadChecksum> {
+        let kind = match kind.to_ascii_lowercase().as_str() {
+            "md5" => ChecksumKind::Md5,
+            "sha1" => ChecksumKind::Sha1,
+            "sha256" => ChecksumKind::Sha256,
+            "sha512" => ChecksumKind::Sha512,
+            _ => return Err(BadChecksum("has a checksum of a kind that nobody checks")),
+        };
+        match Self::of_length(text) {
+            Ok(checksum) if checksum.kind == kind => Ok(checksum),
+            _ => Err(BadChecksum("has a checksum that is not of its length, or not in hex")),
+        }
+    }
+
+    fn of_length(text: &str) -> Result<Self, BadChecksum> {
+        let value = hex::decode(text).map_err(|_| BadChecksum("has a checksum that is not in hex"))?;
+        let kind = match value.len() {
+            16 => ChecksumKind::Md5,
+            20 => ChecksumKind::Sha1,
+            32 => ChecksumKind::Sha256,
+            64 => ChecksumKind::Sha512,
+            _ => return Err(BadChecksum("has a checksum of no known length")),
+        };
+        Ok(Self { kind, value })
+    }
+}
+
+impl fmt::Display for Checksum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.kind {
+            ChecksumKind::Md5 => "md5",
+            ChecksumKind::Sha1 => "sha1",
+            ChecksumKind::Sha256 => "sha256",
+            ChecksumKind::Sha512 => "sha512",
+        };
+        write!(f, "{kind}:{}", hex::encode(&self.value))
+    }
+}
+
+impl fmt::Debug for Checksum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[expect(clippy::large_enum_variant, reason = "one for each archive that is checked")]
+enum Hashing {
+    Md5(Md5),
+    Other(Context),
+}
+
+impl Hashing {
+    fn other(algorithm: &'static Algorithm) -> Self {
+        Self::Other(Context::new(algorithm))
+    }
+
+    fn update(&mut self, bytes: &[u8]) {
+        match self {
+            Self::Md5(md5) => md5.update(bytes),
+            Self::Other(context) => context.update(bytes),
+        }
+    }
+
+    fn finish(self) -> Vec<u8> {
+        match self {
+            Self::Md5(md5) => md5.finalize().to_vec(),
+            Self::Other(context) => context.finish().as_ref().to_vec(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is(text: &str) -> Checksum {
+        match Expected::parse(text).unwrap() {
+            Expected::Is(checksum) => checksum,
+            Expected::Listed(url) => panic!("{url}"),
+        }
+    }
+
+    #[test]
+    fn known_checksums_come_out() {
+        for (kind, text) in [
+            (ChecksumKind::Md5, "md5:900150983cd24fb0d6963f7d28e17f72"),
+            (ChecksumKind::Sha1, "SHA1:A9993E364706816ABA3E25717850C26C9CD0D89D"),
+            (ChecksumKind::Sha256, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"),
+            (
+                ChecksumKind::Sha512,
+                "sha512:ddaf35a193617abacc417349ae20413112e6fa4e89a97ea20a9eeee64b55d39a2192992a274fc1a836ba3c23a3feebbd454d4423643ce80e2a9ac94fa54ca49f",
+            ),
+        ] {
+            assert_eq!(Checksum::of(kind, &mut &b"abc"[..]).unwrap(), is(text));
+            assert_ne!(Checksum::of(kind, &mut &b"abd"[..]).unwrap(), is(text));
+        }
+    }
+
+    #[test]
+    fn what_nobody_can_check_is_refused() {
+        for bad in [
+            "",
+            "sha256:",
+            "sha256:00",
+            "xyz",
+            "crc32:00000000",
+            "sha1:900150983cd24fb0d6963f7d28e17f72",
+            "file:/x",
+            "file:https://u@h/x",
+            "file:s3::https://h/x",
+        ] {
+            assert!(Expected::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_list_is_read_in_either_form_and_for_the_right_file() {
+        let list = Url::parse("https://h.example/releases/SUMS").unwrap();
+        let archive = Url::parse("https://h.example/releases/1/m.zip").unwrap();
+        let wanted = is("900150983cd24fb0d6963f7d28e17f72");
+        for (text, found) in [
+            ("d41d8cd98f00b204e9800998ecf8427e  other.zip\n900150983cd24fb0d6963f7d28e17f72 *m.zip\n", true),
+            ("900150983cd24fb0d6963f7d28e17f72  ./1/m.zip", true),
+            ("MD5 (m.zip) = 900150983cd24fb0d6963f7d28e17f72\n", true),
+            ("900150983cd24fb0d6963f7d28e17f72\n", true),
+            ("900150983cd24fb0d6963f7d28e17f72  2/m.zip", false),
+            ("SHA1 (m.zip) = 900150983cd24fb0d6963f7d28e17f72\n", false),
+            ("", false),
+        ] {
+            assert_eq!(Checksum::in_list(text.as_bytes(), &list, &archive) == Some(wanted.clone()), found, "{text}");
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! `git::` sources.
+
+use url::Url;
+
+use super::BadSource;
+use super::query;
+
+/// One commit of a repository, as an address names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GitSource {
+    /// The repository: https, http or ssh, without what is for go-getter alone. No userinfo, but for the user of ssh.
+    pub url: Url,
+    /// `ref`: a branch, a tag, a commit. What upstream's HEAD is without one.
+    pub reference: Option<String>,
+    /// `depth`: clients then take a branch before a tag of one name, and no commit ids.
+    pub depth: Option<u32>,
+}
+
+impl GitSource {
+    /// Takes the parameters off the URL that go-getter takes off it; others stay. An `sshkey` is dropped: which key is
+    /// used is for whoever runs larder to say.
+    pub(super) fn parse(mut url: Url) -> Result<Self, BadSource> {
+        if url.password().is_some() || (url.scheme() != "ssh" && !url.username().is_empty()) {
+            return Err(BadSource::at(&url, "holds a user or a password"));
+        }
+        let taken = query::take(&mut url, &["ref", "depth", "sshkey", "archive", "checksum"]);
+        if ["archive", "checksum"].iter().any(|key| taken.first(key).is_some_and(|value| !value.is_empty())) {
+            return Err(BadSource::at(&url, "wants an archive or a checksum of a git repository"));
+        }
+        url.set_fragment(None);
+        let depth = taken.first("depth").and_then(|depth| depth.parse::<i64>().ok()).filter(|depth| *depth > 0);
+        Ok(Self {
+            reference: taken.first("ref").filter(|reference| !reference.is_empty()),
+            depth: depth.map(|depth| u32::try_from(depth).unwrap_or(u32::MAX)),
+            url,
+        })
+    }
+}

@@ -1,0 +1,198 @@
+//! How an answer names a source: a header, JSON, or a tag in a page (PROTOCOL 4.3, 4.4).
+
+use serde::Deserialize;
+
+/// How much of a page is looked at, in bytes: the tag stands in its head.
+const LONGEST_PAGE: usize = 256 * 1024;
+/// The longest value that is taken from it, in bytes.
+const LONGEST_VALUE: usize = 16 * 1024;
+
+#[derive(Deserialize)]
+struct Download {
+    location: Option<String>,
+}
+
+/// Where a `download` answer says that a module is: its header, else the `location` of its JSON, as OpenTofu reads it.
+pub fn location_in_download(header: Option<&str>, body: &[u8]) -> Option<String> {
+    let said = |text: &str| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
+    let in_body = || serde_json::from_slice::<Download>(body).ok()?.location;
+    header.and_then(said).or_else(|| said(&in_body()?))
+}
+
+/// Where a page that was asked with `terraform-get=1` says that a module is: its header, else the first
+/// `<meta name="terraform-get" content="…">` in its head.
+pub fn location_in_page(header: Option<&str>, body: &[u8]) -> Option<String> {
+    let said = |text: &str| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
+    header.and_then(said).or_else(|| {
+        let page = String::from_utf8_lossy(body.get(..LONGEST_PAGE).unwrap_or(body));
+        in_head(&page).and_then(|text| said(&text))
+    })
+}
+
+/// Reads tags one after the other, without a look at how they nest.
+fn in_head(page: &str) -> Option<String> {
+    let mut rest = page;
+    while let Some((_, after)) = rest.split_once('<') {
+        if let Some(comment) = after.strip_prefix("!--") {
+            rest = comment.split_once("-->")?.1;
+            continue;
+        }
+        let tag = Tag::read(after)?;
+        rest = tag.after;
+        match tag.name.to_ascii_lowercase().as_str() {
+            "body" | "/head" => return None,
+            "meta" if tag.attribute("name").is_some_and(|name| name == "terraform-get") => {
+                if let Some(content) = tag.attribute("content").filter(|content| !content.is_empty()) {
+                    return (content.len() <= LONGEST_VALUE).then(|| unescaped(content));
+                }
+            }
+            // What looks like a tag in a script is none.
+            raw @ ("script" | "style" | "title") => {
+                let end = format!("</{raw}");
+                let at = (0..rest.len()).find(|at| {
+                    rest.as_bytes()
+                        .get(*at..*at + end.len())
+                        .is_some_and(|text| text.eq_ignore_ascii_case(end.as_bytes()))
+                })?;
+                rest = rest.get(at..)?;
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+struct Tag<'a> {
+    name: &'a str,
+    attributes: Vec<(&'a str, &'a str)>,
+    after: &'a str,
+}
+
+impl<'a> Tag<'a> {
+    /// Reads what stands after a `<`, up to its `>`, which may stand in a quoted value as well.
+    fn read(text: &'a str) -> Option<Self> {
+        let end = text.find(|c: char| c.is_ascii_whitespace() || c == '>').unwrap_or(text.len());
+        let (name, mut rest) = text.split_at(end);
+        let mut attributes = Vec::new();
+        loop {
+            rest = rest.trim_start_matches(|c: char| c.is_ascii_whitespace() || c == '/');
+            if let Some(after) = rest.strip_prefix('>') {
+                return Some(Self { name: name.trim_end_matches('/'), attributes, after });
+            }
+            let end = rest.find(|c: char| c.is_ascii_whitespace() || c == '=' || c == '>')?;
+            let (key, after) = rest.split_at(end);
+            let after = after.trim_start();
+            let Some(value) = after.strip_prefix('=') else {
+                attributes.push((key, ""));
+                // Something must be read each time.
+                rest = after;
+                continue;
+            };
+            let value = value.trim_start();
+            let (value, after) = match value.chars().next()? {
+                quote @ ('"' | '\'') => value.get(1..)?.split_once(quote)?,
+                _ => value.split_at(value.find(|c: char| c.is_ascii_whitespace() || c == '>')?),
+            };
+            attributes.push((key, value));
+            rest = after;
+        }
+    }
+
+    fn attribute(&self, key: &str) -> Option<&'a str> {
+        self.attributes.iter().find(|(found, _)| found.eq_ignore_ascii_case(key)).map(|(_, value)| *value)
+    }
+}
+
+/// The five entities of XML, and characters by number.
+fn unescaped(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('&') {
+        plain.push_str(before);
+        let character = after.split_once(';').and_then(|(name, after)| Some((character(name)?, after)));
+        match character {
+            Some((character, after)) => {
+                plain.push(character);
+                rest = after;
+            }
+            None => {
+                plain.push('&');
+                rest = after;
+            }
+        }
+    }
+    plain + rest
+}
+
+fn character(name: &str) -> Option<char> {
+    match name {
+        "amp" => Some('&'),
+        "lt" => Some('<'),
+        "gt" => Some('>'),
+        "quot" => Some('"'),
+        "apos" => Some('\''),
+        _ => {
+            let number = name.strip_prefix('#')?;
+            let code = match number.strip_prefix(['x', 'X']) {
+                Some(hex) => u32::from_str_radix(hex, 16).ok(),
+                None => number.parse().ok(),
+            };
+            code.and_then(char::from_u32)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn in_page(page: &str) -> Option<String> {
+        location_in_page(None, page.as_bytes())
+    }
+
+    #[test]
+    fn a_header_goes_first_then_json_or_a_tag() {
+        let page = br#"<meta name="terraform-get" content="b">"#;
+        assert_eq!(location_in_page(Some("a"), page), Some("a".to_owned()));
+        assert_eq!(location_in_page(Some(" "), page), Some("b".to_owned()));
+        assert_eq!(location_in_download(Some("a"), br#"{"location":"b"}"#), Some("a".to_owned()));
+        assert_eq!(location_in_download(None, br#"{"location":"b","other":1}"#), Some("b".to_owned()));
+        for nothing in ["", "{}", "[]", r#"{"location":""}"#, r#"{"location":1}"#] {
+            assert_eq!(location_in_download(None, nothing.as_bytes()), None, "{nothing}");
+        }
+    }
+
+    #[test]
+    fn a_tag_is_found_in_the_head_of_a_page_and_nowhere_else() {
+        let found = Some("https://h/m.zip?a=1&b=2//x".to_owned());
+        for page in [
+            r#"<meta name="terraform-get" content="https://h/m.zip?a=1&amp;b=2//x">"#,
+            r#"<!DOCTYPE html><html><head><title>a <meta> b</title><META CONTENT='https://h/m.zip?a=1&#38;b=2//x' NAME="terraform-get"/></head>"#,
+            r#"<?xml version="1.0"?><head><meta name="other" content="no"/><meta name="terraform-get"/><meta name = "terraform-get" content = "https://h/m.zip?a=1&b=2//x" /></head><body>"#,
+            r#"<head><!-- <meta name="terraform-get" content="no"> --><script>if (a<b) "<body>"</script><meta charset=utf-8><meta name=terraform-get content=https://h/m.zip?a=1&#x26;b=2//x ></head>"#,
+        ] {
+            assert_eq!(in_page(page), found, "{page}");
+        }
+        for page in [
+            "",
+            "<",
+            "<meta",
+            r#"<meta name="terraform-get" content=""#,
+            r#"<head></head><meta name="terraform-get" content="no">"#,
+            r#"<body><meta name="terraform-get" content="no">"#,
+            r#"<meta name="Terraform-Get" content="no">"#,
+            r#"<p title='<meta name="terraform-get" content="no">'>"#,
+        ] {
+            assert_eq!(in_page(page), None, "{page}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_page_is_read_to_its_end(page in "(<|>|meta|name|content|=|\"|'|/|body|!--|-->|script|terraform-get|&|#x26;|;| |\\PC){0,40}") {
+            let _ = (in_page(&page), location_in_download(None, page.as_bytes()));
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! `//SUBDIR`: where in a package a module is.
+
+use super::BadSource;
+use crate::pack::TreePath;
+
+/// What makes a name a pattern to Go's `filepath.Glob`. A `?` begins the query, and never gets here.
+const GLOB: [char; 3] = ['*', '[', '\\'];
+
+/// Where in a package a module is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Subdir {
+    /// In a folder of this name.
+    Plain(TreePath),
+    /// Below the one folder that a pattern means. Clients do not expand patterns for modules of registries (PROTOCOL
+    /// 4.4), so that folder is to become the root of what they get.
+    Glob {
+        /// The pattern, up to its last name that is one.
+        wrapper: String,
+        /// What is below that folder.
+        rest: TreePath,
+    },
+}
+
+impl Subdir {
+    /// Parses what stands after the `//`. Nothing at all, and `.`, are the root.
+    pub(super) fn parse(text: &str) -> Result<Option<Self>, BadSource> {
+        let names: Vec<&str> = text.split('/').filter(|name| !name.is_empty() && *name != ".").collect();
+        if names.contains(&"..") {
+            return Err(BadSource::new("has a .. in its //subdir"));
+        }
+        let patterns = names.iter().rposition(|name| name.contains(GLOB)).map_or(0, |last| last + 1);
+        let (wrapper, rest) = names.split_at(patterns);
+        let rest = path(rest.join("/").as_bytes())?;
+        Ok(match wrapper {
+            [] if rest.is_root() => None,
+            [] => Some(Self::Plain(rest)),
+            wrapper => Some(Self::Glob { wrapper: wrapper.join("/"), rest }),
+        })
+    }
+
+    /// What of it is left in a package whose root is the folder that a pattern means; none where that is all.
+    pub fn in_package(&self) -> Option<&TreePath> {
+        let (Self::Plain(below) | Self::Glob { rest: below, .. }) = self;
+        Some(below).filter(|below| !below.is_root())
+    }
+
+    /// The place `below` this one: what an indirection names goes before what was there already.
+    ///
+    /// # Errors
+    /// [`BadSource`] where that is too long.
+    pub fn then(&self, below: &Self) -> Result<Self, BadSource> {
+        let joined = |above: &TreePath, below: &TreePath| above.join(below).map_err(|_| too_long());
+        let pattern =
+            |above: String, below: &str| if above.is_empty() { below.to_owned() } else { above + "/" + below };
+        Ok(match (self, below) {
+            (Self::Plain(above), Self::Plain(below)) => Self::Plain(joined(above, below)?),
+            (Self::Glob { wrapper, rest }, Self::Plain(below)) => {
+                Self::Glob { wrapper: wrapper.clone(), rest: joined(rest, below)? }
+            }
+            (above, Self::Glob { wrapper, rest }) => {
+                Self::Glob { wrapper: pattern(above.to_string(), wrapper), rest: rest.clone() }
+            }
+        })
+    }
+}
+
+impl std::fmt::Display for Subdir {
+    /// As an address has it, without the slashes before it.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Plain(path) => path.fmt(f),
+            Self::Glob { wrapper, rest } if rest.is_root() => f.write_str(wrapper),
+            Self::Glob { wrapper, rest } => write!(f, "{wrapper}/{rest}"),
+        }
+    }
+}
+
+/// Splits an address into its package, query included, and its subdir, as go-getter does.
+pub(super) fn split(text: &str) -> (String, String) {
+    let (path, query) = text.split_at(text.find('?').unwrap_or(text.len()));
+    let after_scheme = path.find("://").map_or(0, |at| at + 3);
+    match path[after_scheme..].find("//") {
+        Some(at) => {
+            let at = after_scheme + at;
+            (format!("{}{query}", &path[..at]), path[at + 2..].to_owned())
+        }
+        None => (text.to_owned(), String::new()),
+    }
+}
+
+fn path(text: &[u8]) -> Result<TreePath, BadSource> {
+    TreePath::parse(text).map_err(|_| BadSource::new("has a //subdir that no folder can have"))
+}
+
+fn too_long() -> BadSource {
+    BadSource::new("has a //subdir that is too long")
+}

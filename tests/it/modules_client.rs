@@ -1,0 +1,89 @@
+//! The acceptance of modules: the real `terraform` installs every form that larder can fetch, the same as without
+//! larder, and again when everything upstream is gone.
+
+use crate::support::git::{differences, forge};
+use crate::support::module_scene::{Form, ModuleScene, calls, every_form, installed, same_modules, through};
+use crate::support::terraform::{Terraform, Workspace};
+
+/// The forms that the client installs without larder too.
+fn direct_forms(forms: &[Form]) -> Vec<Form> {
+    forms.iter().filter(|form| form.instead_of_direct.is_none()).cloned().collect()
+}
+
+/// What is wrong with the forms that the client cannot install itself: they are what the repository holds.
+async fn unlike_the_repository(scene: &ModuleScene, workspace: &Workspace, forms: &[Form]) -> Vec<String> {
+    let mut told = Vec::new();
+    for form in forms {
+        let Some(reference) = form.instead_of_direct else { continue };
+        let truth = scene.checkout(&format!("{}/acme/net.git", scene.git.origin()), reference).await;
+        let (_, folder) = installed(workspace).into_iter().find(|(key, _)| *key == form.name).unwrap();
+        told.extend(differences(truth.path(), &folder).into_iter().map(|line| format!("{}: {line}", form.name)));
+    }
+    told
+}
+
+/// What the tests here stand on: without larder, all of it installs.
+#[tokio::test]
+async fn the_scene_is_one_that_the_client_installs_from_directly() {
+    let Some(client) = Terraform::find() else { return };
+    let Some(scene) = ModuleScene::start(None).await else { return };
+    let forms = direct_forms(&every_form(&scene).await);
+    let direct = scene.calling(&client, &forms);
+    direct.cli_config(&scene.direct());
+    direct.init().await.expect_success();
+    assert!(installed(&direct).len() >= forms.len(), "{:?}", installed(&direct));
+}
+
+/// Done when 1, in a namespace where the names of public forges lead to the test's own servers.
+#[tokio::test]
+async fn every_form_of_a_module_installs_through_larder_as_it_does_directly_and_again_without_any_upstream() {
+    let Some(client) = Terraform::find() else { return };
+    let name = "every_form_of_a_module_installs_through_larder_as_it_does_directly_and_again_without_any_upstream";
+    let Some(address) = forge::within(&format!("modules_client::{name}")).await else { return };
+    let Some(scene) = ModuleScene::start(Some(address)).await else { return };
+    installs_the_same_and_again(client, scene).await;
+}
+
+/// The same without the forges, wherever there is git and sshd.
+#[tokio::test]
+async fn modules_install_through_larder_as_they_do_directly_and_again_without_any_upstream() {
+    let Some(client) = Terraform::find() else { return };
+    let Some(scene) = ModuleScene::start(None).await else { return };
+    installs_the_same_and_again(client, scene).await;
+}
+
+async fn installs_the_same_and_again(client: Terraform, mut scene: ModuleScene) {
+    let forms = every_form(&scene).await;
+    let direct_forms = direct_forms(&forms);
+    let direct = scene.calling(&client, &direct_forms);
+    direct.cli_config(&scene.direct());
+    direct.init().await.expect_success();
+
+    let larder = scene.larder().start().await;
+    // It has no way to any server but larder: no key, no authority.
+    let calling = |forms: &[Form], larder: &str| {
+        let mut workspace = client.workspace();
+        workspace.file("main.tf", &calls(forms)).cli_config(&through(larder));
+        workspace
+    };
+    let cold = calling(&direct_forms, larder.base());
+    cold.init().await.expect_success();
+    assert_eq!(same_modules(&direct, &cold), Vec::<String>::new());
+    let rest: Vec<Form> = forms.iter().filter(|form| form.instead_of_direct.is_some()).cloned().collect();
+    let not_direct = calling(&rest, larder.base());
+    not_direct.init().await.expect_success();
+    assert_eq!(unlike_the_repository(&scene, &not_direct, &rest).await, Vec::<String>::new());
+
+    scene.stop().await;
+    let warm = calling(&direct_forms, larder.base());
+    warm.init().await.expect_success();
+    assert_eq!(same_modules(&direct, &warm), Vec::<String>::new());
+
+    let folder = larder.stop().await;
+    let larder = scene.larder().on(&folder).start().await;
+    let restarted = calling(&forms, larder.base());
+    restarted.init().await.expect_success();
+    // `direct` lacks the few that it cannot have.
+    let all = same_modules(&direct, &restarted);
+    assert_eq!(all, [format!("{} modules / {}", installed(&direct).len(), installed(&restarted).len())]);
+}

@@ -1,0 +1,164 @@
+//! Promise 7 for modules: whatever a repository, a page or a redirect names is judged as the location itself is, over
+//! https and over ssh. The scene's servers are named in the configuration; nothing else of this machine is.
+
+use crate::support::git::{Repository, Sshd};
+use crate::support::http::Answer;
+use crate::support::larder::{HOST, Larder};
+use crate::support::module_scene::{Form, ModuleScene, download_path, fetch};
+use crate::support::upstream::{FakeUpstream, Fault, Target, Telling};
+
+/// A scene, and servers of the same kind that no configuration names.
+struct Guarded {
+    scene: ModuleScene,
+    private: FakeUpstream,
+    private_ssh: Sshd,
+    larder: Larder,
+}
+
+impl Guarded {
+    /// The scene's git server is `localhost` here, and its ssh server has a `[[credential]]`.
+    async fn start() -> Option<Self> {
+        let scene = ModuleScene::start(None).await?;
+        let private = FakeUpstream::builder().tls_with(&scene.ca).start().await;
+        private.host_git(&scene.repositories.root());
+        let private_ssh = Sshd::start(&scene.repositories.root()).await?;
+        let larder = Larder::mirroring(&scene.registry).trusting(&scene.ca).allow_private("localhost");
+        let credential = format!(
+            "[[credential]]\nhost = \"127.0.0.1:{}\"\nupstreams = [\"{HOST}\"]\nssh = {{ key = {:?}, known_hosts = {:?} }}",
+            scene.ssh.port(),
+            scene.ssh.key(),
+            scene.ssh.known_hosts()
+        );
+        let larder = larder.with(&credential).start().await;
+        Some(Self { scene, private, private_ssh, larder })
+    }
+
+    /// The scene's git server by the name that is allowed.
+    fn allowed(&self, repository: &str) -> String {
+        format!("https://localhost:{}/{repository}.git", self.scene.git.port())
+    }
+
+    /// A repository, at v1.0.0.
+    fn repository(&self, name: &str, fill: impl FnOnce(&Repository)) {
+        let repository = self.scene.repositories.repository(name);
+        repository.file("main.tf", "");
+        fill(&repository);
+        repository.commit("one");
+        repository.tag("v1.0.0");
+    }
+
+    /// Asks for a module that is here.
+    async fn ask(&self, name: &str, location: &str) -> Answer {
+        self.scene.publish(&Form {
+            name: name.to_owned(),
+            called: "",
+            location: location.to_owned(),
+            telling: Telling::NoContent,
+            instead_of_direct: None,
+        });
+        self.larder.get(&download_path(name)).await
+    }
+
+    /// It was refused for where it leads, and nobody went there.
+    fn is_refused(&self, answer: Answer, reason: &str) {
+        let said = answer.expect(502).text();
+        assert!(said.contains(reason), "{said}");
+        assert_eq!((self.private.connections(), self.private_ssh.asked()), (0, vec![]), "{said}");
+        assert!(self.larder.folder.blobs().is_empty());
+    }
+}
+
+/// What the refusals below stand on: what is named is fetched, over both.
+#[tokio::test]
+async fn what_the_configuration_names_is_fetched_over_https_and_ssh() {
+    let Some(guarded) = Guarded::start().await else { return };
+    guarded.repository("acme/plain", |_| {});
+    let over_https = format!("git::{}?ref=v1.0.0", guarded.allowed("acme/plain"));
+    guarded.ask("https", &over_https).await.expect(204);
+    guarded.ask("ssh", &format!("git::{}?ref=v1.0.0", guarded.scene.ssh.url("acme/plain"))).await.expect(204);
+    assert!(fetch(guarded.larder.base(), "https").await.1 == fetch(guarded.larder.base(), "ssh").await.1);
+}
+
+/// Done when 6.
+#[tokio::test]
+async fn a_location_a_submodule_and_a_redirect_to_a_private_address_are_refused() {
+    let Some(guarded) = Guarded::start().await else { return };
+    let private = format!("{}/acme/deep.git", guarded.private.origin());
+    guarded.is_refused(guarded.ask("direct", &format!("git::{private}?ref=main")).await, "allow_private");
+
+    let commit = guarded.scene.repositories.head("acme/deep");
+    guarded.repository("acme/outer", |outer| {
+        outer.submodule("private", &private, &commit);
+    });
+    let over_https = format!("git::{}?ref=v1.0.0", guarded.allowed("acme/outer"));
+    guarded.is_refused(guarded.ask("submodule", &over_https).await, "allow_private");
+    let over_ssh = format!("git::{}?ref=v1.0.0", guarded.scene.ssh.url("acme/outer"));
+    guarded.is_refused(guarded.ask("submodule-of-ssh", &over_ssh).await, "allow_private");
+
+    guarded.repository("acme/moved", |_| {});
+    let elsewhere = format!("{}/acme/moved.git/info/refs?service=git-upload-pack", guarded.private.origin());
+    guarded.scene.git.fault(Target::Path("/acme/moved.git/".into()), Fault::RedirectTo(302, elsewhere));
+    let redirected = format!("git::{}?ref=v1.0.0", guarded.allowed("acme/moved"));
+    guarded.is_refused(guarded.ask("redirect", &redirected).await, "allow_private");
+}
+
+/// A key is shown to the hosts of its `[[credential]]` and to no other; nor is anything asked there without one.
+#[tokio::test]
+async fn an_ssh_host_that_no_credential_names_is_refused() {
+    let Some(guarded) = Guarded::start().await else { return };
+    let private = guarded.private_ssh.url("acme/deep");
+    guarded.is_refused(guarded.ask("direct", &format!("git::{private}?ref=main")).await, "[[credential]]");
+
+    let commit = guarded.scene.repositories.head("acme/deep");
+    guarded.repository("acme/outer", |outer| {
+        outer.submodule("private", &private, &commit);
+    });
+    let over_https = format!("git::{}?ref=v1.0.0", guarded.allowed("acme/outer"));
+    guarded.is_refused(guarded.ask("submodule", &over_https).await, "[[credential]]");
+    let over_ssh = format!("git::{}?ref=v1.0.0", guarded.scene.ssh.url("acme/outer"));
+    guarded.is_refused(guarded.ask("submodule-of-ssh", &over_ssh).await, "[[credential]]");
+}
+
+/// The one redirect that git itself follows is followed, where it may lead: of the first request, and the rest goes there.
+#[tokio::test]
+async fn a_redirect_of_the_first_request_to_an_allowed_place_is_followed() {
+    let Some(guarded) = Guarded::start().await else { return };
+    guarded.repository("acme/new-name", |_| {});
+    let elsewhere = format!("{}/info/refs?service=git-upload-pack", guarded.allowed("acme/new-name"));
+    guarded.scene.git.fault(Target::Path("/acme/old-name.git/info/refs".into()), Fault::RedirectTo(301, elsewhere));
+    let location = format!("git::{}?ref=v1.0.0", guarded.allowed("acme/old-name"));
+    guarded.ask("renamed", &location).await.expect(204);
+    assert_eq!(guarded.scene.git.git_fetches("acme/new-name"), 1);
+}
+
+/// Files, and links to them, are all that a submodule may be: these are addresses that a shell would have run.
+#[tokio::test]
+async fn a_submodule_at_anything_but_https_and_ssh_is_refused() {
+    let Some(guarded) = Guarded::start().await else { return };
+    let commit = guarded.scene.repositories.head("acme/deep");
+    let root = guarded.scene.repositories.root();
+    let local = format!("file://{}/acme/deep.git", root.display());
+    for (number, url) in ["ext::sh -c true", "-oProxyCommand=true", local.as_str(), "git://127.0.0.1/acme/deep.git"]
+        .into_iter()
+        .enumerate()
+    {
+        let name = format!("acme/hostile{number}");
+        guarded.repository(&name, |outer| {
+            outer.submodule("inner", url, &commit);
+        });
+        let answer = guarded.ask(&format!("hostile{number}"), &format!("git::{}", guarded.allowed(&name))).await;
+        guarded.is_refused(answer, "");
+    }
+}
+
+/// Forges serve the commits of forks and of deleted branches to whoever knows their ids; a clone and a checkout do not.
+#[tokio::test]
+async fn a_commit_that_no_head_and_no_tag_reaches_is_refused() {
+    let Some(guarded) = Guarded::start().await else { return };
+    let repository = guarded.scene.repositories.repository("acme/forked");
+    repository.file("main.tf", "").commit("one");
+    let commit = repository.branch("fork").file("evil.tf", "").commit("evil");
+    repository.switch("main").delete_branch("fork");
+    let location = format!("git::{}?ref={commit}", guarded.allowed("acme/forked"));
+    guarded.is_refused(guarded.ask("fork", &location).await, &commit[..7]);
+}

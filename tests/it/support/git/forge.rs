@@ -1,0 +1,49 @@
+//! A place where names of public forges lead to a server of the test's own: the test runs itself once more, as root, in
+//! a mount namespace with another `/etc/hosts`, and may listen at 443 and 22 of a loopback address that nobody uses.
+
+use std::fs;
+use std::net::Ipv4Addr;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// Names that lead to the test's own address there.
+pub(crate) const NAMES: [&str; 4] = ["github.com", "bitbucket.org", "api.bitbucket.org", "git.acme.test"];
+
+const ADDRESS: &str = "LARDER_TEST_FORGES_AT";
+const TIME_LIMIT: Duration = Duration::from_secs(300);
+
+/// Where the forges are, when this process is within. Without: runs the test of this name within, to its end, and gives
+/// nothing; where that cannot be, that is said, and nothing is run.
+pub(crate) async fn within(test: &str) -> Option<Ipv4Addr> {
+    if let Ok(address) = std::env::var(ADDRESS) {
+        return Some(address.parse().expect("an address"));
+    }
+    if !rustix::process::geteuid().is_root() {
+        super::cannot("only root can give the names of public forges an address of its own");
+        return None;
+    }
+    let unshare = super::find("unshare")?;
+    // Of this process alone among all that run now: other tests of this kind may run beside it.
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let address = Ipv4Addr::new(127, 77, high, low.clamp(1, 254));
+    let folder = tempfile::tempdir().unwrap();
+    let hosts = folder.path().join("hosts");
+    let lines = NAMES.iter().map(|name| format!("{address} {name}\n"));
+    fs::write(&hosts, format!("127.0.0.1 localhost\n{}", lines.collect::<String>())).unwrap();
+    let mut command = Command::new(unshare);
+    command.args(["--mount", "--propagation", "private", "--kill-child", "--fork", "sh", "-c"]);
+    command.arg("mount --bind \"$1\" /etc/hosts || exit 9; shift; exec \"$@\"").arg("sh").arg(&hosts);
+    command.arg(std::env::current_exe().unwrap()).args(["--exact", test, "--nocapture"]);
+    command.env(ADDRESS, address.to_string()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let ended = tokio::task::spawn_blocking(move || command.output().unwrap());
+    let ended = tokio::time::timeout(TIME_LIMIT, ended).await;
+    let output = ended.unwrap_or_else(|_| panic!("{test} took more than {TIME_LIMIT:?} in its namespace")).unwrap();
+    let (status, said) = (output.status, [output.stdout, output.stderr].concat());
+    let said = String::from_utf8_lossy(&said);
+    if status.code() == Some(9) || said.contains("unshare failed") {
+        super::cannot(&format!("no mount namespace: {said}"));
+        return None;
+    }
+    assert!(status.success() && said.contains("1 passed"), "{test}, within a namespace: {status}\n{said}");
+    None
+}

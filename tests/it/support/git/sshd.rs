@@ -1,0 +1,196 @@
+//! A real `sshd` on a port of 127.0.0.1, with throwaway keys, run as the user that runs the tests. All it lets anyone do
+//! is `git-upload-pack` on one folder; it can be told to say nothing, or to break off.
+
+use std::fs;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// A running server, ended when dropped.
+pub(crate) struct Sshd {
+    folder: TempDir,
+    program: PathBuf,
+    address: SocketAddr,
+    user: String,
+    child: Option<Child>,
+}
+
+impl Sshd {
+    /// Serves a folder of repositories; none where it cannot, which is said.
+    pub(crate) async fn start(root: &Path) -> Option<Self> {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        Self::start_at(root, free).await
+    }
+
+    /// The same at this address: 22 in a namespace of the test's own.
+    pub(crate) async fn start_at(root: &Path, address: SocketAddr) -> Option<Self> {
+        let program = super::find("sshd")?;
+        let keygen = super::find("ssh-keygen")?;
+        let git = super::find("git")?;
+        let folder = tempfile::Builder::new().prefix("larder-sshd-").tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        for name in ["host", "user"] {
+            let file = at(name);
+            let made =
+                Command::new(&keygen).args(["-q", "-t", "ed25519", "-N", "", "-C", name, "-f"]).arg(file).status();
+            assert!(made.unwrap().success());
+        }
+        fs::copy(at("user.pub"), at("authorized_keys")).unwrap();
+        let known = known_hosts_line(address, &fs::read_to_string(at("host.pub")).unwrap());
+        fs::write(at("known_hosts"), known).unwrap();
+        let script = at("command");
+        fs::write(&script, command(&git, root, folder.path())).unwrap();
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::write(at("sshd_config"), configuration(folder.path(), address)).unwrap();
+        if rustix::process::geteuid().is_root() {
+            // Where sshd parts with its rights; a package's service makes it otherwise.
+            fs::create_dir_all("/run/sshd").unwrap();
+        }
+        let user = Command::new("id").arg("-un").output().unwrap().stdout;
+        let user = String::from_utf8(user).unwrap().trim().to_owned();
+        let mut sshd = Self { folder, program, address, user, child: None };
+        sshd.restart().await.map_err(|why| super::cannot(&why)).ok()?;
+        Some(sshd)
+    }
+
+    /// Listens again, at the same port.
+    pub(crate) async fn restart(&mut self) -> Result<(), String> {
+        let log = self.folder.path().join("log");
+        let mut command = Command::new(&self.program);
+        command.args(["-D", "-f"]).arg(self.folder.path().join("sshd_config")).arg("-E").arg(&log);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let child = self.child.insert(child.map_err(|e| format!("sshd does not start: {e}"))?);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while TcpStream::connect(self.address).is_err() {
+            let ended = child.try_wait().unwrap();
+            if ended.is_some() || Instant::now() > deadline {
+                let log = fs::read_to_string(&log).unwrap_or_default();
+                return Err(format!("sshd does not listen at {} ({ended:?}): {log}", self.address));
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        Ok(())
+    }
+
+    /// `ssh://USER@127.0.0.1:PORT/acme/net.git`.
+    pub(crate) fn url(&self, repository: &str) -> String {
+        format!("ssh://{}@{}/{repository}.git", self.user, self.address)
+    }
+
+    /// Who is let in.
+    pub(crate) fn user(&self) -> &str {
+        &self.user
+    }
+
+    /// The port.
+    pub(crate) fn port(&self) -> u16 {
+        self.address.port()
+    }
+
+    /// The key that is let in.
+    pub(crate) fn key(&self) -> PathBuf {
+        self.folder.path().join("user")
+    }
+
+    /// The file of host keys by which this server is known.
+    pub(crate) fn known_hosts(&self) -> PathBuf {
+        self.folder.path().join("known_hosts")
+    }
+
+    /// The server is known by this name too.
+    pub(crate) fn known_as(&self, name: &str) {
+        let key = fs::read_to_string(self.folder.path().join("host.pub")).unwrap();
+        let before = fs::read_to_string(self.known_hosts()).unwrap();
+        fs::write(self.known_hosts(), format!("{before}{name} {key}")).unwrap();
+    }
+
+    /// `GIT_SSH_COMMAND` of a client that is let in, with nothing of the user's own.
+    pub(crate) fn client_command(&self) -> String {
+        format!(
+            "ssh -F /dev/null -i {} -o UserKnownHostsFile={} -o GlobalKnownHostsFile=/dev/null \
+             -o IdentitiesOnly=yes -o BatchMode=yes -o StrictHostKeyChecking=yes",
+            self.key().display(),
+            self.known_hosts().display()
+        )
+    }
+
+    /// What clients asked it to run, in order.
+    pub(crate) fn asked(&self) -> Vec<String> {
+        let asked = fs::read_to_string(self.folder.path().join("asked")).unwrap_or_default();
+        asked.lines().map(str::to_owned).collect()
+    }
+
+    /// Clients are let in, and then nothing comes.
+    pub(crate) fn hang(&self) {
+        fs::write(self.folder.path().join("hang"), "").unwrap();
+    }
+
+    /// Clients get this many bytes, and then the connection ends.
+    pub(crate) fn break_off(&self, after: usize) {
+        fs::write(self.folder.path().join("break"), after.to_string()).unwrap();
+    }
+
+    /// No fault from now on.
+    pub(crate) fn heal(&self) {
+        for fault in ["hang", "break"] {
+            let _ = fs::remove_file(self.folder.path().join(fault));
+        }
+    }
+
+    /// Listens no more; sessions that are open end with their clients.
+    pub(crate) fn stop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Drop for Sshd {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn known_hosts_line(address: SocketAddr, key: &str) -> String {
+    match address.port() {
+        22 => format!("{} {key}", address.ip()),
+        port => format!("[{}]:{port} {key}", address.ip()),
+    }
+}
+
+fn configuration(folder: &Path, address: SocketAddr) -> String {
+    let folder = folder.display();
+    format!(
+        "Port {}\nListenAddress {}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized_keys\n\
+         ForceCommand {folder}/command\nPidFile none\nStrictModes no\nUsePAM no\nUseDNS no\nPermitRootLogin yes\n\
+         PubkeyAuthentication yes\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nPrintMotd no\n\
+         AcceptEnv GIT_PROTOCOL\nX11Forwarding no\nMaxStartups 100:30:200\n",
+        address.port(),
+        address.ip(),
+    )
+}
+
+/// What every client gets instead of a shell.
+fn command(git: &Path, root: &Path, folder: &Path) -> String {
+    let (git, root, folder) = (git.display(), root.display(), folder.display());
+    format!(
+        "#!/bin/sh\n\
+         printf '%s\\n' \"$SSH_ORIGINAL_COMMAND\" >> {folder}/asked\n\
+         [ -e {folder}/hang ] && exec sleep 600\n\
+         case $SSH_ORIGINAL_COMMAND in\n\
+         \"git-upload-pack '\"*\"'\" | \"git upload-pack '\"*\"'\") ;;\n\
+         *) echo 'only git-upload-pack' >&2; exit 1 ;;\n\
+         esac\n\
+         path=${{SSH_ORIGINAL_COMMAND#*\\'}}; path=${{path%\\'}}\n\
+         export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1\n\
+         if [ -e {folder}/break ]; then\n\
+         {git} upload-pack \"{root}/${{path#/}}\" | head -c \"$(cat {folder}/break)\"; exit 1\n\
+         fi\n\
+         exec {git} upload-pack \"{root}/${{path#/}}\"\n"
+    )
+}

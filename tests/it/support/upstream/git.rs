@@ -1,0 +1,127 @@
+//! A git server in the fake upstream: what is asked below a repository (`/acme/net.git/…`) goes to the real
+//! `git http-backend` as CGI, and its answer leaves as every other does, by the same faults and gates.
+
+use std::io::{Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use flate2::read::GzDecoder;
+use http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE};
+use http::request::Parts;
+use parking_lot::Mutex;
+
+use super::FakeUpstream;
+use super::reply::Reply;
+
+/// A folder of bare repositories, and who may see them.
+#[derive(Clone, Debug)]
+pub(super) struct GitHost {
+    root: PathBuf,
+    authorization: Option<String>,
+    /// The repositories that a pack was asked of, once for each time.
+    fetched: Arc<Mutex<Vec<String>>>,
+}
+
+/// Whether a path is one of a repository's.
+pub(super) fn is_of_repository(path: &str) -> bool {
+    path.contains(".git/")
+}
+
+impl GitHost {
+    /// What a repository answers. Ends when the backend does.
+    pub(super) async fn answer(self, parts: Parts, body: Bytes) -> Reply {
+        let shown = parts.headers.get(AUTHORIZATION).map(|shown| shown.as_bytes().to_vec());
+        if self.authorization.as_ref().is_some_and(|wanted| shown.as_deref() != Some(wanted.as_bytes())) {
+            return Reply::new(401, "text/plain", "who are you?\n").with_header("www-authenticate", "Basic realm=git");
+        }
+        if asks_for_a_pack(&parts, &body) {
+            let path = parts.uri.path();
+            let repository = path.trim_start_matches('/').split_once(".git/").map_or(path, |(name, _)| name);
+            self.fetched.lock().push(repository.to_owned());
+        }
+        let answered = tokio::task::spawn_blocking(move || self.backend(&parts, &body)).await;
+        answered.expect("the backend's thread does not panic")
+    }
+
+    fn backend(&self, parts: &Parts, body: &Bytes) -> Reply {
+        let header = |name: &str| parts.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let mut command = Command::new("git");
+        command
+            .arg("http-backend")
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .env("HOME", &self.root)
+            .env("GIT_CONFIG_NOSYSTEM", "1")
+            .env("GIT_PROJECT_ROOT", &self.root)
+            .env("GIT_HTTP_EXPORT_ALL", "1")
+            .env("REQUEST_METHOD", parts.method.as_str())
+            .env("PATH_INFO", parts.uri.path())
+            .env("QUERY_STRING", parts.uri.query().unwrap_or_default())
+            .env("CONTENT_TYPE", header(CONTENT_TYPE.as_str()))
+            .env("CONTENT_LENGTH", body.len().to_string())
+            .env("HTTP_CONTENT_ENCODING", header(CONTENT_ENCODING.as_str()))
+            .env("GIT_PROTOCOL", header("git-protocol"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
+        let mut child = command.spawn().expect("git is installed");
+        let (mut into, mut from) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
+        let mut said = Vec::new();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                // A backend that refuses does not read its input to the end.
+                let _ = into.write_all(body);
+            });
+            from.read_to_end(&mut said).expect("what the backend says");
+        });
+        child.wait().expect("the backend can be waited for");
+        parse(said)
+    }
+}
+
+/// Of the two commands that are POSTed, the one that brings objects.
+fn asks_for_a_pack(parts: &Parts, body: &Bytes) -> bool {
+    let mut asked = Vec::new();
+    let is_read = match parts.headers.get(CONTENT_ENCODING) {
+        Some(_) => GzDecoder::new(&body[..]).read_to_end(&mut asked),
+        None => (&body[..]).read_to_end(&mut asked),
+    };
+    let has = |word: &[u8]| asked.windows(word.len()).any(|part| part == word);
+    is_read.is_ok() && parts.uri.path().ends_with("/git-upload-pack") && has(b"want ")
+}
+
+/// A CGI answer: header lines, an empty line, the body.
+fn parse(said: Vec<u8>) -> Reply {
+    let said = Bytes::from(said);
+    let end = said.windows(4).position(|four| four == b"\r\n\r\n").unwrap_or(said.len());
+    let head = String::from_utf8_lossy(&said[..end]).into_owned();
+    let lines = || head.lines().filter_map(|line| line.split_once(": "));
+    let status = lines().find(|(name, _)| *name == "Status").and_then(|(_, value)| value.get(..3)?.parse().ok());
+    let empty = Reply::new(status.unwrap_or(200), "text/plain", said.slice((end + 4).min(said.len())..));
+    lines().filter(|(name, _)| *name != "Status").fold(empty, |reply, (name, value)| reply.with_header(name, value))
+}
+
+/// Its repositories.
+impl FakeUpstream {
+    /// Serves the bare repositories of a folder from now on: `acme/net.git` in it as `/acme/net.git`.
+    pub(crate) fn host_git(&self, root: &Path) {
+        let host = GitHost { root: root.to_owned(), authorization: None, fetched: Arc::default() };
+        self.change(|state| state.git = Some(host));
+    }
+
+    /// Repositories are 401 without exactly this `Authorization`.
+    pub(crate) fn demand_of_git(&self, authorization: &str) {
+        self.change(|state| {
+            let host = state.git.as_mut().expect("repositories are hosted");
+            host.authorization = Some(authorization.to_owned());
+        });
+    }
+
+    /// How often a pack of this repository (`acme/net`) was asked for.
+    pub(crate) fn git_fetches(&self, repository: &str) -> usize {
+        let host = self.registry.state.lock().git.clone();
+        host.map_or(0, |host| host.fetched.lock().iter().filter(|fetched| *fetched == repository).count())
+    }
+}
