@@ -25,6 +25,8 @@ mod keeping;
 mod lifecycle;
 mod many_clients;
 mod metrics;
+mod modules_api;
+mod modules_versions;
 mod modules_client;
 mod modules_guard;
 mod modules_integrity;
