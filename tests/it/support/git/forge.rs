@@ -1,5 +1,5 @@
 //! A place where names of public forges lead to a server of the test's own: the test runs itself once more, as root, in
-//! a mount namespace with another `/etc/hosts`, and may listen at 443 and 22 of a loopback address that nobody uses.
+//! a mount namespace with another `/etc/hosts` and a user git, and may listen at 443 and 22 of a loopback address that nobody uses.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -30,9 +30,15 @@ pub(crate) async fn within(test: &str) -> Option<Ipv4Addr> {
     let hosts = folder.path().join("hosts");
     let lines = NAMES.iter().map(|name| format!("{address} {name}\n"));
     fs::write(&hosts, format!("127.0.0.1 localhost\n{}", lines.collect::<String>())).unwrap();
+    // Terraform takes the scp-like form of an ssh address with the user git alone.
+    let users = folder.path().join("passwd");
+    let all = fs::read_to_string("/etc/passwd").unwrap();
+    let all = all.lines().filter(|line| !line.starts_with("git:")).map(|line| format!("{line}\n"));
+    fs::write(&users, format!("{}git:x:0:0::/:/bin/sh\n", all.collect::<String>())).unwrap();
     let mut command = Command::new(unshare);
     command.args(["--mount", "--propagation", "private", "--kill-child", "--fork", "sh", "-c"]);
-    command.arg("mount --bind \"$1\" /etc/hosts || exit 9; shift; exec \"$@\"").arg("sh").arg(&hosts);
+    let script = "mount --bind \"$1\" /etc/hosts && mount --bind \"$2\" /etc/passwd || exit 9; shift 2; exec \"$@\"";
+    command.arg(script).arg("sh").arg(&hosts).arg(&users);
     command.arg(std::env::current_exe().unwrap()).args(["--exact", test, "--nocapture"]);
     command.env(ADDRESS, address.to_string()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let ended = tokio::task::spawn_blocking(move || command.output().unwrap());
