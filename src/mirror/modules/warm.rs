@@ -47,7 +47,7 @@ impl Mirror {
         let list = asked.await.map_err(|error| or_held_back(&what, host, &origins, error, &call))?;
         let unconfirmed = self.unconfirmed(&what, host, &origins, &list, &call)?;
         let unreadable = |why| Error::Interrupted(format!("the held version list of {address} cannot be read: {why}"));
-        Ok(Resolved { value: list.value.module_versions().map_err(unreadable)?, unconfirmed })
+        Ok(Resolved { value: list.value.module_versions().await.map_err(unreadable)?, unconfirmed })
     }
 
     /// Sees to it that the location and the archive of a version are held.
