@@ -267,6 +267,9 @@ async fn modules_that_are_asked_of_larder_at_another_place_are_told() {
         found.fails(&["client.services"], "serves no modules there");
         assert!(found.advice("client.services").contains(&format!("{}{right}", site.base())), "{found:#?}");
     }
+    let nowhere = format!("http://127.0.0.1:{}/v1/modules/", free_port());
+    write(&site, ".terraformrc", &host_override(HOST, &providers(&site), &nowhere));
+    examine(&site, &[]).await.warns("client.services", "nobody listens there");
     drop(larder);
     site.text.push_str(&format!("[[upstream]]\nhost = \"registry.example\"\nurl = \"{}/\"\n", upstream.origin()));
     let _larder = site.serve();
@@ -274,9 +277,6 @@ async fn modules_that_are_asked_of_larder_at_another_place_are_told() {
     let found = examine(&site, &[]).await;
     found.fails(&["client.host"], "its modules are others");
     assert!(found.advice("client.host").contains(&format!("{}{right}", site.base())), "{found:#?}");
-    let nowhere = format!("http://127.0.0.1:{}/v1/modules/", free_port());
-    write(&site, ".terraformrc", &host_override(HOST, &providers(&site), &nowhere));
-    examine(&site, &[]).await.warns("client.services", "nobody listens there");
 }
 
 /// On a machine without a larder, the client is judged by where it is sent, and told in the words of that place.

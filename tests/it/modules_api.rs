@@ -140,7 +140,7 @@ async fn only_the_urls_of_further_pages_change() {
         .replace("\"/v1/modules?limit=2&offset=0\"", &format!("\"/registry/{HOST}/v1/modules?limit=2\""));
     assert_ne!(expected, direct);
     assert_eq!(through, expected);
-    assert!(through.contains("1.50E+2") && through.contains("1e400") && through.contains("/images/logo.png"));
+    assert!(through.contains("1.50E+2") && through.contains("1.10e+300") && through.contains("/images/logo.png"));
 }
 
 /// Done when 4: pages through to the end, forwards and back, and never past larder; with a public URL too.
@@ -347,7 +347,7 @@ async fn a_search_without_words_is_what_upstream_says_of_it() {
 async fn varied_queries_leave_no_more_pages_than_may_be() {
     let upstream = listing().await;
     let folder = {
-        let larder = Larder::mirroring(&upstream).page_bytes(64 * 1024).start().await;
+        let larder = Larder::mirroring(&upstream).page_bytes(64 * 1024).store("memory = \"0B\"").start().await;
         let lines = series(&larder).await;
         larder.get(&ours("/modules/search?q=kept&limit=1")).await.expect(200);
         for number in 0..120 {

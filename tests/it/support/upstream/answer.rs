@@ -136,7 +136,8 @@ impl Registry {
             }
             _ if origin == Origin::Releases => None,
             ["v1", "modules", rest @ ..] => {
-                return state.modules.answer(rest).map_or_else(Reply::not_found, |reply| dated(state, reply));
+                let found = state.modules.answer(rest).or_else(|| state.api.page(path, query));
+                return found.map_or_else(Reply::not_found, |reply| dated(state, reply));
             }
             [".well-known", "terraform.json"] => {
                 let prefix = match self.character.has_absolute_services {

@@ -41,7 +41,7 @@ impl Listed {
         let system = self.names.get(2).map_or(String::new(), |system| format!("\"provider\":{},", json!(system)));
         format!(
             "{{\"id\":{},\"owner\":\"\", \"namespace\":{},\"name\":{},{system}\"version\":{},\"downloads\" : 1.50E+2,\
-             \"x-huge\":1e400,\"source\":\"/v1/modules/is-no-page\",\"logo_url\":\"/images/logo.png\",\"verified\":{}}}",
+             \"x-huge\":1.10e+300,\"source\":\"/v1/modules/is-no-page\",\"logo_url\":\"/images/logo.png\",\"verified\":{}}}",
             json!(id),
             json!(self.names[0]),
             json!(self.names[1]),
@@ -64,7 +64,7 @@ impl Listed {
         let entries: Vec<String> = self
             .versions
             .iter()
-            .map(|version| format!("{{\"version\":{}, \"root\":{{\"x\":1e400}}}}", json!(version)))
+            .map(|version| format!("{{\"version\":{}, \"root\":{{\"x\":1.10e+300}}}}", json!(version)))
             .collect();
         format!(
             "{{\"x-first\":[ 1.00 ],\"modules\":[{{\"source\":{},\"versions\":[{}]}}]}}",
