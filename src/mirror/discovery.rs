@@ -193,7 +193,8 @@ impl Mirror {
             (Err(error), _) => return Err(error.into()),
         };
         let names = kept.services();
-        if let Some(lost) = had.iter().find(|had| !names.contains(had)) {
+        // One that names the other service is the registry's word; one that names neither is no registry's.
+        if let Some(lost) = had.first().filter(|_| names.is_empty()) {
             return Err(unusable(format!("its discovery document names no {} any more", lost.key())).into());
         }
         if names.is_empty() {
