@@ -65,6 +65,8 @@ async fn attributes_are_applied_as_git_applies_them() {
         ("notutf8", b"\xff\xfe\n"),
         ("id", b"a $Id$ b\n$Id: old $\n$Id: two words $ $Id$\n$Id:$\n$Id: a\nb$ $Id$\n$$Id$"),
         ("idend", b"$Id: no end\n"),
+        ("idcut", b"x $Id"),
+        ("idfar", b"$Id:a b $ $Id: a b $Id$ $I$Id$ $Id\0$Id$ $Id: \0 x$ $Id: x\t\0$ $Id: x\tyy $ $Id: \r$"),
         ("idodd", b"$Id$Id$ $Id: $ $Id:  $ $Idx$ $Id:x$ $Id: x$ $Id:x $"),
     ];
     let attributes = [
@@ -89,6 +91,11 @@ async fn attributes_are_applied_as_git_applies_them() {
         "binary eol=crlf",
         "binary text eol=crlf",
         "ident",
+        "ident text=auto",
+        "ident text=auto eol=lf",
+        "ident !text",
+        "ident -text",
+        "ident text",
         "-ident",
         "ident eol=crlf",
         "ident text=auto eol=crlf",
@@ -108,8 +115,6 @@ async fn attributes_are_applied_as_git_applies_them() {
         "working-tree-encoding=SHIFT_JIS",
         "working-tree-encoding=UTF-16LE eol=crlf ident",
         "working-tree-encoding=no-such",
-        "working-tree-encoding",
-        "-working-tree-encoding",
         "lines ident",
         "export-ignore export-subst diff=x",
     ];
