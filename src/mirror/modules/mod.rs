@@ -29,6 +29,7 @@ pub struct ModuleArchiveRef {
 }
 
 /// Where a client gets a version of a module.
+#[expect(clippy::large_enum_variant, reason = "it is looked at where it arrives, and kept nowhere")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModuleLocation {
     /// Here.

@@ -64,7 +64,7 @@ impl Checkout<'_> {
             match object.kind {
                 Kind::Commit => {
                     let mut commit = gix_object::CommitRefIter::from_bytes(object.data, gix_hash::Kind::Sha1);
-                    return Ok((id, commit.tree_id().map_err(|e| broken(e.into()))?));
+                    return Ok((id, commit.tree_id().map_err(broken)?));
                 }
                 Kind::Tag => {
                     let tag = gix_object::TagRefIter::from_bytes(object.data, gix_hash::Kind::Sha1);
