@@ -153,8 +153,11 @@ fn hashed(repository: &Path, bytes: &[u8]) -> String {
     String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap().trim().to_owned()
 }
 
-/// A tree with one entry, of any name and mode.
-fn crafted(repository: &Path, entries: &[(&str, &str, &[u8])]) -> String {
+/// A mode, a name and what it has.
+type Crafted<'a> = (&'a str, &'a str, &'a [u8]);
+
+/// A tree of any entries, at the branch `crafted`.
+fn crafted(repository: &Path, entries: &[Crafted<'_>]) {
     let mut bytes = Vec::new();
     for (mode, name, content) in entries {
         let id = if *mode == "160000" { "1".repeat(40) } else { hashed(repository, content) };
@@ -166,7 +169,6 @@ fn crafted(repository: &Path, entries: &[(&str, &str, &[u8])]) -> String {
     let tree = git(repository, &["hash-object", "-w", "--literally", "-t", "tree", ".git/crafted"]);
     let commit = git(repository, &["commit-tree", "-m", "x", &tree]);
     git(repository, &["update-ref", "refs/heads/crafted", &commit]);
-    tree
 }
 
 #[tokio::test]
@@ -175,7 +177,7 @@ async fn what_git_lets_nothing_be_called_is_refused_with_its_name() {
     let repository = forge.repository("r");
     commit(&repository);
     let setting = Setting::at(&forge.url("r"));
-    let cases: &[(&str, &[(&str, &str, &[u8])])] = &[
+    let cases: &[(&str, &[Crafted<'_>])] = &[
         (".git", &[("100644", ".git", b"x")]),
         (".GiT", &[("100644", ".GiT", b"x")]),
         ("git~1", &[("100644", "git~1", b"x")]),

@@ -1,5 +1,7 @@
 //! Against real repositories, made and served by git itself, and compared with what git makes of them.
 
+#![expect(clippy::disallowed_methods, reason = "repositories are made on a disk, away from the store")]
+
 mod bounds;
 mod checkouts;
 mod names;
