@@ -2,9 +2,7 @@
 
 use std::fmt;
 
-use super::{
-    BadAddress, Constraint, Hostname, ModuleAddress, ModuleName, Name, ProviderAddress, System, Version,
-};
+use super::{BadAddress, Constraint, Hostname, ModuleAddress, ModuleName, Name, ProviderAddress, System, Version};
 
 /// A provider or a module, and which of its versions are meant.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

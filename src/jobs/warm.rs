@@ -169,8 +169,7 @@ impl Run<'_> {
         let list = self.list(items.clone(), list).await?;
         let version = chosen(list.versions.iter().map(|listed| &listed.version), meant)?;
         join_all(items.zip(&self.warm_up.platforms).map(|(item, platform)| {
-            let package =
-                Package { provider: meant.of.clone(), version: version.clone(), platform: platform.clone() };
+            let package = Package { provider: meant.of.clone(), version: version.clone(), platform: platform.clone() };
             self.item(item, package, wanted)
         }))
         .await;

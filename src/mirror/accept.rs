@@ -73,10 +73,12 @@ impl Mirror {
         call.upstream(what.host())?;
         // In a task: who asked may leave, and half a decision is none.
         let (mirror, of, call) = (Arc::clone(self), what.clone(), self.inner(call));
-        let work = self.tasks.spawn(async move { match &of {
+        let work = self.tasks.spawn(async move {
+            match &of {
                 What::Provider(meant) => mirror.accept_all(meant, &call).await,
                 What::Module(meant) => mirror.accept_module(&meant.of, &meant.versions, &call).await,
-            } });
+            }
+        });
         match work.await {
             Ok(Some(accepted)) => accepted,
             Ok(None) | Err(_) => Err(Error::Interrupted(format!("accepting {what}"))),
@@ -126,7 +128,11 @@ impl Mirror {
     }
 
     /// The held packages; of one version, those that upstream lists, too.
-    async fn packages_to_accept(self: &Arc<Self>, what: &Meant<ProviderAddress>, call: &Call) -> Result<Vec<Package>, Error> {
+    async fn packages_to_accept(
+        self: &Arc<Self>,
+        what: &Meant<ProviderAddress>,
+        call: &Call,
+    ) -> Result<Vec<Package>, Error> {
         let held = self.held_packages(what).await?;
         let Versions::Exactly(version) = &what.versions else { return Ok(held) };
         let listed = match self.listed_platforms(what, version, call).await {

@@ -80,7 +80,12 @@ impl Mirror {
         .await
     }
 
-    fn purge_from_disk(&self, what: &Meant<ProviderAddress>, purged: &mut Purged, now: Timestamp) -> Result<(), StoreError> {
+    fn purge_from_disk(
+        &self,
+        what: &Meant<ProviderAddress>,
+        purged: &mut Purged,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
         let of = &what.of;
         // Nothing is pinned meanwhile: what looks unpinned here is so until it is gone.
         let _nothing_is_pinned = self.evicting.lock();

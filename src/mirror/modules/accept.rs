@@ -35,7 +35,11 @@ impl Mirror {
         Ok(accepted)
     }
 
-    async fn moved_modules(self: &Arc<Self>, of: ModuleAddress, versions: Versions) -> Result<Vec<ModulePackage>, Error> {
+    async fn moved_modules(
+        self: &Arc<Self>,
+        of: ModuleAddress,
+        versions: Versions,
+    ) -> Result<Vec<ModulePackage>, Error> {
         self.on_disk(move |mirror| {
             let mut moved = Vec::new();
             for package in mirror.store.records.module_packages_seen(&of)? {

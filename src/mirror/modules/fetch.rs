@@ -21,7 +21,9 @@ use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::git::{GitAsk, GitError};
 use crate::upstream::outbound::origin;
-use crate::upstream::source::{ArchiveSource, Checksum, Expected, GitSource, Located, Source, Subdir, location_in_page};
+use crate::upstream::source::{
+    ArchiveSource, Checksum, Expected, GitSource, Located, Source, Subdir, location_in_page,
+};
 use crate::upstream::{Grant, Upstream};
 
 /// How many pages may lead from one to the next (PROTOCOL 4.4).
@@ -109,9 +111,11 @@ impl<'a> Fetch<'a> {
                 Source::Indirect(page) => {
                     let inner = self.page(&page).await?;
                     subdir = match (inner.subdir, subdir) {
-                        (Some(outer), Some(below)) => {
-                            Some(outer.then(&below).map_err(|bad| self.failed(origin(&page), Fault::Unusable(bad.to_string())))?)
-                        }
+                        (Some(outer), Some(below)) => Some(
+                            outer
+                                .then(&below)
+                                .map_err(|bad| self.failed(origin(&page), Fault::Unusable(bad.to_string())))?,
+                        ),
                         (outer, below) => outer.or(below),
                     };
                     source = inner.source;
@@ -164,7 +168,9 @@ impl<'a> Fetch<'a> {
             Source::Indirect(_) | Source::Unsupported(_) => return Err(Error::Interrupted(self.what()).into()),
         };
         let root = match &subdir {
-            Some(Subdir::Glob { wrapper: pattern, .. }) => wrapper(&tree, pattern).map_err(|why| self.refused(&at, why))?,
+            Some(Subdir::Glob { wrapper: pattern, .. }) => {
+                wrapper(&tree, pattern).map_err(|why| self.refused(&at, why))?
+            }
             Some(Subdir::Plain(_)) | None => TreePath::root(),
         };
         let subdir = subdir.as_ref().and_then(Subdir::in_package);
@@ -224,7 +230,8 @@ impl<'a> Fetch<'a> {
             Fetched::New(document) => Checksum::in_list(&document.body, list, archive),
             Fetched::Unchanged => None,
         };
-        let unlisted = || self.failed(origin(list), Fault::Unusable("its list of checksums has none for the archive".into()));
+        let unlisted =
+            || self.failed(origin(list), Fault::Unusable("its list of checksums has none for the archive".into()));
         Ok(found.ok_or_else(unlisted)?)
     }
 

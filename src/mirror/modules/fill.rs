@@ -87,11 +87,7 @@ impl Mirror {
     }
 
     /// Fetches a version and packs it into a stage. A location that may be too old is asked for anew, once.
-    pub(super) async fn packed(
-        self: &Arc<Self>,
-        package: &ModulePackage,
-        call: &Call,
-    ) -> Result<PackedArchive, Error> {
+    pub(super) async fn packed(self: &Arc<Self>, package: &ModulePackage, call: &Call) -> Result<PackedArchive, Error> {
         // For it alone: what it takes up while it is unpacked is given back when it is packed.
         let mut room = self.reservation();
         let said = self.location(package, call).await?.value.said(package)?;
@@ -215,7 +211,11 @@ fn pack_into_stage(
         Ok(packed) => packed,
         Err(TreeError::Spool(source)) => {
             staged.discard()?;
-            return Err(StoreError::Io { doing: "pack a module in", path: mirror.store.root().join("staging"), source });
+            return Err(StoreError::Io {
+                doing: "pack a module in",
+                path: mirror.store.root().join("staging"),
+                source,
+            });
         }
         Err(why) => {
             staged.discard()?;

@@ -51,7 +51,8 @@ impl Mirror {
             Err(error) => return self.location_without_upstream(package, &key, error, call).await,
         };
         let said = Arc::clone(&answer.value).said(package)?;
-        let told = |value| Answer { value, outcome: answer.outcome, fresh_until: answer.fresh_until, checked: answer.checked };
+        let told =
+            |value| Answer { value, outcome: answer.outcome, fresh_until: answer.fresh_until, checked: answer.checked };
         if let Source::Unsupported(source) = &said.located.source {
             return self.elsewhere(package, source).map(told);
         }
@@ -92,7 +93,8 @@ impl Mirror {
         let host = source.host().unwrap_or_else(|| "somewhere".to_owned());
         let refused = |why: String| -> Error {
             let fault = Fault::Unusable(why);
-            UpstreamError { asked: format!("the location of {package}"), at: package.module.host.to_string(), fault }.into()
+            UpstreamError { asked: format!("the location of {package}"), at: package.module.host.to_string(), fault }
+                .into()
         };
         let what = source.what();
         if self.link() == Link::Offline {
@@ -100,7 +102,8 @@ impl Mirror {
             return Err(refused(format!("{what} at {host} {why}")));
         }
         let Some(text) = source.for_client() else {
-            let why = "is a source that larder cannot fetch, and its address may hold secrets, so no client is given it";
+            let why =
+                "is a source that larder cannot fetch, and its address may hold secrets, so no client is given it";
             return Err(refused(format!("{what} at {host} {why}")));
         };
         self.counters.elsewhere.inc();
@@ -289,7 +292,8 @@ fn without_digest(package: &ModulePackage, subdir: Option<&Subdir>) -> Result<Mo
 
 /// A subfolder as it stands in a location.
 pub(super) fn subdir_text(package: &ModulePackage, subdir: &crate::pack::TreePath) -> Result<String, Error> {
-    let text = std::str::from_utf8(subdir.as_bytes()).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_graphic()));
+    let text =
+        std::str::from_utf8(subdir.as_bytes()).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_graphic()));
     text.map(str::to_owned).ok_or_else(|| {
         let fault = Fault::Unusable(format!("its //{subdir} has letters that no header can have"));
         UpstreamError { asked: what(package), at: package.module.host.to_string(), fault }.into()

@@ -28,7 +28,8 @@ impl Mirror {
         said: Said,
         call: &Call,
     ) {
-        if self.link() == Link::Offline || call.terms.looked_at.get(key, call.now).is_some_and(|at| at >= said.age.checked)
+        if self.link() == Link::Offline
+            || call.terms.looked_at.get(key, call.now).is_some_and(|at| at >= said.age.checked)
         {
             return;
         }
@@ -97,7 +98,8 @@ impl Mirror {
                 let of_this = |sighting: &&Sighting| sighting.source == said.digest && sighting.has_validators();
                 let Some(before) = known().find(of_this) else { return Ok(None) };
                 // Of anything but a 304, one byte is too much.
-                match call.terms.outbound.small_file(fetch.ask(&archive.url, &what), Some(&before.validators), 1).await {
+                match call.terms.outbound.small_file(fetch.ask(&archive.url, &what), Some(&before.validators), 1).await
+                {
                     Ok(Fetched::Unchanged) => Ok(Some(before.clone())),
                     Ok(Fetched::New(_)) => Ok(None),
                     Err(error) if matches!(error.fault, Fault::TooLarge(_)) => Ok(None),
