@@ -13,6 +13,8 @@ mod seen;
 mod versions;
 mod warm;
 
+pub(super) use self::download::StageNames;
+pub(super) use self::fetch::MOST_UNPACKING;
 pub(super) use self::seen::SeenModule;
 
 use super::{Mirror, Terms};
