@@ -31,6 +31,8 @@ pub struct Terms {
     pub(super) asked_anew_of_module: Remembered<ModulePackage, ()>,
     /// What a location led to was looked at; when upstream had confirmed that location.
     pub(super) looked_at: Remembered<ModulePackage, Timestamp>,
+    /// Where in its package a module is that a page led to, while the package is on its way.
+    pub(super) led_to: Remembered<ModulePackage, Option<String>>,
 }
 
 /// Which terms: a part of every flight's key. Whoever joined a flight of other terms would be led by what another
@@ -50,6 +52,7 @@ impl Terms {
             asked_anew: Remembered::default(),
             asked_anew_of_module: Remembered::default(),
             looked_at: Remembered::default(),
+            led_to: Remembered::default(),
         }
     }
 

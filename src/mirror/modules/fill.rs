@@ -22,6 +22,9 @@ use crate::pack::{PACKER, Packed, TreeError, pack};
 use crate::store::{Staged, StoreError};
 use crate::verify::{How, PackedTree, Proof, Verified};
 
+/// How much is evicted first where the disk is full in the middle of a fill, in bytes.
+const ROOM_AT_FIRST: u64 = 64 << 20;
+
 /// What every archive of a module is called.
 const ARCHIVE: &str = "module.tar.gz";
 
@@ -77,6 +80,31 @@ impl Mirror {
         call: &Call,
     ) -> Result<HeldArchive, Error> {
         let _under_way = Counted::new(&self.counters.fills);
+        let mut room = ROOM_AT_FIRST;
+        loop {
+            match self.fill_once(package, key, believing, call).await {
+                Err(Error::Store(full)) if full.is_full() => {
+                    // How much it takes is not known before: so more and more goes, until it fits or nothing is left.
+                    let (bytes, why) = (room, full.clone());
+                    let made = self.on_disk(move |mirror| mirror.make_some_room(bytes, &why)).await;
+                    if let Err(Error::Store(why)) = &made {
+                        self.was_not_kept(Stored::Archive, why);
+                    }
+                    made?;
+                    room = room.saturating_mul(8);
+                }
+                filled => return filled,
+            }
+        }
+    }
+
+    async fn fill_once(
+        self: &Arc<Self>,
+        package: &ModulePackage,
+        key: &ModulePackage,
+        believing: Believing,
+        call: &Call,
+    ) -> Result<HeldArchive, Error> {
         let packed = self.packed(package, call).await?;
         let (package, key, now) = (package.clone(), key.clone(), self.inner(call).now);
         let filled = self.on_disk(move |mirror| mirror.commit_module(&package, &key, packed, believing, now)).await?;

@@ -10,10 +10,11 @@ use super::super::discovery::Faith;
 use super::super::documents::{DocumentFlight, KeptDocument, Meanwhile};
 use super::super::freshness::Age;
 use super::super::names::HeldArchive;
+use super::super::pull::nobody_may_wait;
 use super::super::single_flight::Awaited;
 use super::super::{Answer, Call, Errand, Link, Mirror, Outcome};
-use super::{ModuleArchiveRef, ModuleLocation};
-use crate::address::{Artifact, ModulePackage};
+use super::{ModuleArchiveRef, ModuleLocation, seen};
+use crate::address::ModulePackage;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::store::Key;
@@ -53,16 +54,35 @@ impl Mirror {
         let said = Arc::clone(&answer.value).said(package)?;
         let told =
             |value| Answer { value, outcome: answer.outcome, fresh_until: answer.fresh_until, checked: answer.checked };
-        if let Source::Unsupported(source) = &said.located.source {
-            return self.elsewhere(package, source).map(told);
+        let held = self.held_module(&key).await?;
+        match (&said.located.source, held) {
+            // That upstream has moved it to where larder cannot follow hides nothing of what is held.
+            (Source::Unsupported(source), Some(held)) => {
+                let what = source.what();
+                tracing::warn!(%package, what, "a module has moved to a source that larder cannot fetch; what is held is served");
+                return Ok(told(here(package, Some(&held))));
+            }
+            (Source::Unsupported(source), None) => return self.elsewhere(package, source).map(told),
+            (_, Some(held)) => {
+                self.look_again_if_due(package, &key, said, call);
+                return Ok(told(here(package, Some(&held))));
+            }
+            (_, None) if self.link() == Link::Offline => {
+                return Err(self.missing(format!("the archive of {package}")).await);
+            }
+            (_, None) => {}
         }
-        if let Some(held) = self.held_module(&key).await? {
-            self.look_again_if_due(package, &key, said, call);
-            return Ok(told(here(package, Some(&held))));
-        }
+        let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the archive of {package}")))?;
         let filled = match timeout_at(call.deadline, self.module_fill(package, call)).await {
             Ok(filled) => filled.map(|held| here(package, Some(&held)))?,
-            Err(_) => without_digest(package, said.located.subdir.as_ref())?,
+            Err(_) => match said.located.source {
+                // Only what the page names tells which folder of the archive is the module.
+                Source::Indirect(_) => match call.terms.led_to.get(&key, call.now) {
+                    Some(subdir) => without_digest(package, subdir),
+                    None => return Err(Error::Slow(what(package))),
+                },
+                _ => without_digest(package, told_subdir(package, said.located.subdir.as_ref())?),
+            },
         };
         Ok(Answer { value: filled, outcome: Outcome::Miss, fresh_until: answer.fresh_until, checked: answer.checked })
     }
@@ -242,15 +262,25 @@ impl Mirror {
         record.and_then(KeptDocument::read).is_some_and(|kept| kept.about.gone)
     }
 
-    /// The archive of a version that is held now, if one is.
+    /// The archive of a version that is held now, if one is: of the tree that is pinned, and not of one that an operator
+    /// has accepted another for.
     pub(in crate::mirror) async fn held_module(
         self: &Arc<Self>,
         key: &ModulePackage,
     ) -> Result<Option<HeldArchive>, Error> {
-        let of = Artifact::Module(key.clone());
+        let of = key.clone();
         self.on_disk(move |mirror| {
             let name = super::super::unless_gone(mirror.name(&of))?;
-            for held in name.archives.into_iter().rev() {
+            if name.archives.is_empty() {
+                return Ok(None);
+            }
+            // A record that cannot be read now hides nothing that is held.
+            let pinned = seen::read(mirror, &of).ok().flatten().map(|seen| seen.pinned.tree);
+            let is_right = |held: &HeldArchive| match (pinned, held.proof.how.tree()) {
+                (Some(pinned), Some(packed)) => packed.tree == pinned,
+                _ => true,
+            };
+            for held in name.archives.into_iter().rev().filter(is_right) {
                 if super::super::unless_gone(mirror.store.blobs.holds(&held.digest))? {
                     return Ok(Some(held));
                 }
@@ -284,14 +314,17 @@ fn here(package: &ModulePackage, held: Option<&HeldArchive>) -> ModuleLocation {
 }
 
 /// Where a client gets what is still on its way.
-fn without_digest(package: &ModulePackage, subdir: Option<&Subdir>) -> Result<ModuleLocation, Error> {
+fn without_digest(package: &ModulePackage, subdir: Option<String>) -> ModuleLocation {
     let archive = ModuleArchiveRef { package: package.clone(), digest: None };
-    let subdir = subdir.and_then(Subdir::in_package).map(|below| subdir_text(package, below)).transpose()?;
-    Ok(ModuleLocation::Here { archive, checksum: None, subdir })
+    ModuleLocation::Here { archive, checksum: None, subdir }
 }
 
-/// A subfolder as it stands in a location.
-pub(super) fn subdir_text(package: &ModulePackage, subdir: &crate::pack::TreePath) -> Result<String, Error> {
+/// Where in an archive of ours the module is, as it stands in a location.
+pub(super) fn told_subdir(package: &ModulePackage, subdir: Option<&Subdir>) -> Result<Option<String>, Error> {
+    subdir.and_then(Subdir::in_package).map(|below| subdir_text(package, below)).transpose()
+}
+
+fn subdir_text(package: &ModulePackage, subdir: &crate::pack::TreePath) -> Result<String, Error> {
     let text =
         std::str::from_utf8(subdir.as_bytes()).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_graphic()));
     text.map(str::to_owned).ok_or_else(|| {

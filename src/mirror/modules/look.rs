@@ -19,6 +19,15 @@ use crate::upstream::source::Source;
 /// After a look that came to nothing, the next waits for this long.
 const LOOKED_AT_MOST_EVERY: Duration = Duration::from_secs(300);
 
+/// When a look is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Looking {
+    /// Where there was none since upstream confirmed the location.
+    IfDue,
+    /// An operator asks for it.
+    Anyway,
+}
+
 impl Mirror {
     /// Sets off a look at what a location leads to now, unless there was one since upstream confirmed it.
     pub(super) fn look_again_if_due(
@@ -39,7 +48,7 @@ impl Mirror {
         // Clients go first: nobody waits for this.
         let call = Call { asker: Asker::Job, ..self.inner(call) };
         self.tasks.spawn(async move {
-            if let Err(error) = mirror.look_again(&package, &key, &said, &call).await {
+            if let Err(error) = mirror.look_again(&package, &key, &said, Looking::IfDue, &call).await {
                 tracing::warn!(%package, %error, "could not look whether a version of a module is still what it was; what is held is served");
             }
         });
@@ -51,6 +60,7 @@ impl Mirror {
         package: &ModulePackage,
         key: &ModulePackage,
         said: &Said,
+        looking: Looking,
         call: &Call,
     ) -> Result<(), Error> {
         let of = key.clone();
@@ -59,7 +69,7 @@ impl Mirror {
             // Alarms do not outlive the process, and this one is not over.
             self.alarm(&key.module, &key.version, AlarmKind::WaitsForAccept, Some(&moved.tree.to_string()), moved.at);
         }
-        if seen.looked >= said.age.checked {
+        if looking == Looking::IfDue && seen.looked >= said.age.checked {
             return Ok(());
         }
         let sighting = match self.glimpse(package, said, &seen, call).await? {

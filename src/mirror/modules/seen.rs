@@ -61,8 +61,11 @@ pub(super) enum Judged {
 
 /// What was seen of a version.
 ///
+/// A record that was damaged is set aside, and made anew of what the name of a held archive tells: else whoever asks
+/// next would take another tree for the first.
+///
 /// # Errors
-/// A record that was damaged is set aside, and an error: nobody may take what comes next for the first.
+/// Where it cannot be read now, or made anew.
 pub(super) fn read(mirror: &Mirror, package: &ModulePackage) -> Result<Option<SeenModule>, StoreError> {
     let key = Key::SeenModule(package.clone());
     match mirror.store.records.look(&key)? {
@@ -83,7 +86,7 @@ fn rebuilt(mirror: &Mirror, package: &ModulePackage) -> Result<Option<SeenModule
     let name = mirror.name(package)?;
     let held = name.archives.iter().rev().find_map(|held| held.proof.how.tree().zip(Some(held.kept)));
     tracing::error!(%package, rebuilt = held.is_some(), "ALARM: what was seen of a version of a module was damaged; without an archive of it, what comes next is taken as it is");
-    Ok(held.map(|(packed, kept)| {
+    let seen = held.map(|(packed, kept)| {
         let pinned = Sighting {
             tree: packed.tree,
             commit: packed.commit.clone(),
@@ -93,7 +96,11 @@ fn rebuilt(mirror: &Mirror, package: &ModulePackage) -> Result<Option<SeenModule
             at: kept,
         };
         SeenModule { first_seen: kept, pinned, moved: None, looked: Timestamp(0) }
-    }))
+    });
+    if let Some(seen) = &seen {
+        put(mirror, package, seen)?;
+    }
+    Ok(seen)
 }
 
 fn put(mirror: &Mirror, package: &ModulePackage, seen: &SeenModule) -> Result<(), StoreError> {
