@@ -256,6 +256,21 @@ impl Mirror {
         self.evict_archives(&self.evicting.lock(), Because::DiskFull, |freed| freed >= missing)
     }
 
+    /// Makes room on a disk that is full where nobody knows how much it takes: this much, or all there is.
+    ///
+    /// # Errors
+    /// [`StoreError::NoRoom`] where nothing is left that could go.
+    pub(super) fn make_some_room(&self, bytes: u64, full: &StoreError) -> Result<(), StoreError> {
+        tracing::warn!(error = %full, "the disk is full in the middle of a fill; it is evicted from");
+        let before = self.store.index.totals().archive_bytes;
+        self.evict_archives(&self.evicting.lock(), Because::DiskFull, |freed| freed >= bytes)?;
+        if self.store.index.totals().archive_bytes < before {
+            return Ok(());
+        }
+        let free = self.store.free_bytes()?;
+        Err(StoreError::NoRoom { needed: free.saturating_add(1), limit: free, pinned: self.pinned_bytes()? })
+    }
+
     /// Evicts archives, least recently used first, until it is enough. Whoever does holds `evicting`.
     fn evict_archives(
         &self,

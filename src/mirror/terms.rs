@@ -28,6 +28,8 @@ pub struct Terms {
     pub(super) asked_anew: Remembered<Package, ()>,
     /// The same of modules' locations.
     pub(super) asked_anew_of_module: Remembered<ModulePackage, ()>,
+    /// Where in what a page named the module is, while the archive is on its way.
+    pub(super) led_to: Remembered<ModulePackage, Option<String>>,
     /// What a location led to was looked at a moment ago.
     pub(super) looked_at: Remembered<ModulePackage, ()>,
 }
@@ -48,6 +50,7 @@ impl Terms {
             absent: Remembered::default(),
             asked_anew: Remembered::default(),
             asked_anew_of_module: Remembered::default(),
+            led_to: Remembered::default(),
             looked_at: Remembered::default(),
         }
     }

@@ -1,7 +1,8 @@
 //! Zips into trees: what the directory of the zip names, as go-getter reads it.
 
 use std::cell::Cell;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::collections::HashSet;
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
 
 use ::zip::read::{ZipArchive, ZipFile};
 use ::zip::{ExtraField, System};
@@ -28,7 +29,9 @@ pub(super) fn unpack<R: Read + Seek>(mut from: R, tree: &mut Tree) -> Result<(),
         return Err(TreeError::TooLarge(format!("{} files, folders and links", tree.limits().entries)));
     }
     if archive.has_duplicate_names() {
-        return Err(TreeError::Unreadable("two of its entries have one name".to_owned()));
+        let start = archive.central_directory_start();
+        let twice = name_had_twice(archive.into_inner(), start).unwrap_or_default();
+        return Err(refused(&twice, "two of its entries have this name"));
     }
     budget.set(u64::MAX);
 
@@ -45,6 +48,29 @@ pub(super) fn unpack<R: Read + Seek>(mut from: R, tree: &mut Tree) -> Result<(),
         add(entry, tree)?;
     }
     Ok(())
+}
+
+/// The first name in the directory of a zip that was there before. The zip crate tells only that there is one.
+fn name_had_twice<R: Read + Seek>(mut from: R, start: u64) -> Option<Vec<u8>> {
+    from.seek(SeekFrom::Start(start)).ok()?;
+    let mut from = BufReader::new(from);
+    let mut seen = HashSet::new();
+    loop {
+        // APPNOTE 4.3.12: 46 bytes, the lengths of name, extra field and comment among them, then these.
+        let mut head = [0; 46];
+        from.read_exact(&mut head).ok()?;
+        if !head.starts_with(b"PK\x01\x02") {
+            return None;
+        }
+        let length = |at: usize| usize::from(u16::from_le_bytes([head[at], head[at + 1]]));
+        let mut name = vec![0; length(28)];
+        from.read_exact(&mut name).ok()?;
+        let rest = (length(30) + length(32)) as u64;
+        io::copy(&mut (&mut from).take(rest), &mut io::sink()).ok()?;
+        if !seen.insert(name.clone()) {
+            return Some(name);
+        }
+    }
 }
 
 fn add<R: Read>(mut entry: ZipFile<'_, R>, tree: &mut Tree) -> Result<(), TreeError> {

@@ -157,9 +157,9 @@ async fn offline_what_is_held_is_served_however_old_and_what_is_not_is_named() {
 async fn an_evicted_module_comes_back_with_the_same_digest_and_a_pinned_one_stays() {
     let shelf = Shelf::start().await;
     for (seed, name) in ["one", "two", "three"].into_iter().enumerate() {
-        shelf.put(name, &tar_gz(&[("noise", &noise(seed as u32, 400_000))]));
+        shelf.put(name, &tar_gz(&[("noise", &noise(seed as u32, 450_000))]));
     }
-    let larder = shelf.larder().store("max_size = \"1000KiB\"").start().await;
+    let larder = shelf.larder().store("max_size = \"1MiB\"").start().await;
     let (first, archive) = fetch(larder.base(), "one").await;
     larder.tell("pin", "acme/one/test@1.0.0").await;
     let (second, _) = fetch(larder.base(), "two").await;
@@ -230,6 +230,7 @@ async fn a_damaged_module_archive_is_set_aside_and_fetched_again() {
             let larder = shelf.larder_on(&folder).start().await;
             if found_by_verify {
                 let request = client().post(format!("{}/admin/v1/verify", larder.admin())).bearer_auth(larder.token());
+                let request = request.header("content-type", "application/json").body("{}");
                 let said = send(request).await.unwrap().expect(200).text();
                 assert!(said.contains("acme/one/test@1.0.0"), "{said}");
                 assert!(folder.blobs().is_empty());

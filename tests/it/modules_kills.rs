@@ -1,1 +1,130 @@
-//! x
+//! What `kill -9` and a full disk leave of modules, and how it goes on.
+
+use crate::support::http::{client, get, send};
+use crate::support::larder::{Builder, Folder};
+use crate::support::module_scene::{download_path, fetch};
+use crate::support::process::{Process, eventually};
+use crate::support::shelf::{Shelf, noise, tar_gz, unpacked};
+use crate::support::small_disk::SmallDisk;
+use crate::support::upstream::{Fault, Target};
+
+const LARGE: usize = 3_000_000;
+const HALF: usize = LARGE / 2;
+
+async fn large() -> (Shelf, Folder) {
+    let shelf = Shelf::start().await;
+    shelf.put("one", &tar_gz(&[("noise", &noise(1, LARGE))]));
+    (shelf, Folder::new())
+}
+
+fn builder(shelf: &Shelf, folder: &Folder) -> Builder {
+    shelf.larder_on(folder)
+}
+
+fn start(shelf: &Shelf, folder: &Folder) -> Process {
+    Process::start(&builder(shelf, folder), folder.path())
+}
+
+/// Promise 4: resumed also after a restart, where the server gave a validator; else begun again.
+#[tokio::test]
+async fn a_download_of_a_module_is_resumed_after_a_kill() {
+    for has_validators in [true, false] {
+        let (shelf, folder) = large().await;
+        if !has_validators {
+            shelf.archives.fault(Target::ModuleArchive, Fault::NoValidators);
+        }
+        let held = shelf.archives.hold_after(Target::ModuleArchive, HALF);
+        let larder = start(&shelf, &folder);
+        let asking = tokio::spawn(send(client().get(format!("{}{}", larder.base(), download_path("one")))));
+        eventually("half of it is staged", async || {
+            let staged = folder.files("staging").into_iter().find(|file| file.extension().is_some_and(|e| e == "part"));
+            (staged?.metadata().ok()?.len() == HALF as u64).then_some(())
+        })
+        .await;
+        larder.kill();
+        assert!(asking.await.unwrap().is_err());
+        assert!(folder.blobs().is_empty() && folder.files("seen").is_empty());
+        held.open();
+        shelf.archives.forget_requests();
+        let larder = start(&shelf, &folder);
+        let (_, archive) = fetch(larder.base(), "one").await;
+        assert!(unpacked(&archive)["noise"] == noise(1, LARGE));
+        let asked = shelf.archives.requests();
+        let range = format!("bytes={HALF}-");
+        assert_eq!(asked[0].header("range"), has_validators.then_some(range.as_str()));
+        assert_eq!((asked.len(), folder.files("staging").len()), (1, 0));
+    }
+}
+
+/// Promise 9: seen, then the blob, then its name: whatever of that is there after a kill, the next request has all.
+#[tokio::test]
+async fn what_a_kill_leaves_between_two_steps_of_a_commit_is_completed() {
+    let (shelf, folder) = large().await;
+    let larder = start(&shelf, &folder);
+    let (place, archive) = fetch(larder.base(), "one").await;
+    larder.kill();
+    for lost in [&["names"][..], &["names", "blobs"], &["names", "blobs", "seen"], &["seen"], &["blobs"]] {
+        for file in lost.iter().flat_map(|what| folder.files(what)) {
+            std::fs::remove_file(file).unwrap();
+        }
+        let larder = start(&shelf, &folder);
+        assert!(fetch(larder.base(), "one").await == (place.clone(), archive.clone()), "{lost:?}");
+        assert_eq!((folder.blobs().len(), folder.files("names").len()), (1, 1), "{lost:?}");
+        let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
+        assert_eq!((&status["archives"], &status["alarms"]), (&1.into(), &serde_json::json!([])), "{lost:?}");
+        larder.kill();
+    }
+}
+
+/// Promise 9: an archive that was told with its digest is there after a kill.
+#[tokio::test]
+async fn a_module_that_was_told_survives_a_kill_at_once() {
+    let (mut shelf, folder) = large().await;
+    let larder = start(&shelf, &folder);
+    let told = larder.get(&download_path("one")).await.expect(204);
+    assert!(told.header("x-terraform-get").contains("checksum"));
+    larder.kill();
+    shelf.stop().await;
+    let larder = start(&shelf, &folder);
+    let (_, archive) = fetch(larder.base(), "one").await;
+    assert!(unpacked(&archive)["noise"] == noise(1, LARGE));
+}
+
+/// A full disk evicts first; what still does not fit is an honest error, and no half of it stays.
+#[tokio::test]
+async fn a_full_disk_evicts_for_a_module_or_says_so() {
+    if !SmallDisk::is_possible() {
+        return;
+    }
+    let (shelf, folder) = large().await;
+    shelf.put("two", &tar_gz(&[("noise", &noise(2, LARGE))]));
+    let disk = SmallDisk::start(&builder(&shelf, &folder), &folder, 20 << 20, "true").unwrap();
+    let larder = &disk.larder;
+    fetch(larder.base(), "one").await;
+    // Room for what is downloaded, not for its tree and its archive beside that.
+    disk.leave_free(7_000_000);
+    fetch(larder.base(), "two").await;
+    assert_eq!(larder.metric("larder_evicted_total").await, 1.0);
+    disk.leave_free(100_000);
+    larder.get(&download_path("two")).await.expect(204);
+    for _ in 0..2 {
+        let said = larder.get(&download_path("one")).await.expect(503).text();
+        assert!(said.contains("do not fit"), "{said}");
+        let staged = std::fs::read_dir(disk.store().join("staging")).unwrap().count();
+        assert_eq!(staged, 0);
+    }
+    disk.make_room();
+    let (_, archive) = fetch(larder.base(), "one").await;
+    assert!(unpacked(&archive)["noise"] == noise(1, LARGE));
+}
+
+/// Nothing that could never fit is laid out on the disk.
+#[tokio::test]
+async fn a_module_that_is_larger_than_the_store_is_refused_and_said_so() {
+    let shelf = Shelf::start().await;
+    shelf.put("one", &tar_gz(&[("zeros", &vec![0; 5_000_000])]));
+    let larder = shelf.larder().store("max_size = \"1MiB\"").start().await;
+    let said = larder.get(&download_path("one")).await.expect(503).text();
+    assert!(said.contains("do not fit") && said.contains("max_size"), "{said}");
+    assert!(larder.folder.files("staging").is_empty() && larder.folder.blobs().is_empty());
+}

@@ -1,1 +1,207 @@
-//! x
+//! What an operator tells larder about modules: warm, pin, purge, refresh, accept, verify; and what it tells back.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::operator::Site;
+use crate::support::http::get;
+use crate::support::larder::{HOST, Larder};
+use crate::support::module_scene::{download_path, fetch};
+use crate::support::shelf::{Shelf, tar_gz, unpacked};
+use crate::support::upstream::{Module, Provider, Target};
+use crate::warming::{Desk, error, states};
+
+const ONE: &str = "acme/one/test@1.0.0";
+
+async fn status(larder: &Larder) -> Value {
+    get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json()
+}
+
+fn what(name: &str) -> String {
+    format!("{HOST}/acme/{name}/test@1.0.0")
+}
+
+fn moved(shelf: &Shelf) {
+    shelf.put("one", &tar_gz(&[("main.tf", b"# moved\n")]));
+}
+
+/// Everything that an `init` asks for is there afterwards, and warming again fetches nothing.
+#[tokio::test]
+async fn what_was_warmed_is_there_with_upstream_gone() {
+    let mut shelf = Shelf::of_one().await;
+    for version in ["1.1.0", "1.2.0", "2.0.0"] {
+        shelf.registry.publish_module(Module::new("acme", "one", "test").version(version).at(&shelf.url("one.tar.gz")));
+    }
+    shelf.publish("sub", &format!("{}//modules/x?archive=tar.gz", shelf.url("one.tar.gz")));
+    shelf.registry.publish(Provider::new("acme", "null"));
+    let larder = shelf.larder().start().await;
+    let desk = Desk::of(&larder);
+    let told = json!({
+        "what": ["acme/one/test@~> 1.0", "acme/sub/test", "acme/null"], "platforms": ["linux_amd64"], "pin": true
+    });
+    let job = desk.warm(&told).await;
+    assert_eq!((states(&job), &job["state"]), (vec!["fetched"; 3], &"done".into()), "{job}");
+    assert_eq!(job["items"][0]["what"], format!("{HOST}/acme/one/test@1.2.0"));
+    assert!(job["items"][0].get("platform").is_none_or(Value::is_null), "{job}");
+    assert_eq!(job["items"][2]["platform"], "linux_amd64");
+    let asked = (shelf.registry.requests().len(), shelf.archives.requests().len());
+    let again = desk.warm(&told).await;
+    assert_eq!(states(&again), ["held"; 3], "{again}");
+    assert_eq!((shelf.registry.requests().len(), shelf.archives.requests().len()), asked);
+
+    shelf.stop().await;
+    larder.get(&format!("/registry/{HOST}/.well-known/terraform.json")).await.expect(200);
+    for name in ["one", "sub"] {
+        larder.get(&format!("/registry/{HOST}/v1/modules/acme/{name}/test/versions")).await.expect(200);
+    }
+    let (place, _) = fetch(larder.base(), "sub").await;
+    assert_eq!(place.subdir.as_deref(), Some("modules/x"));
+    let path = download_path("one").replace("1.0.0", "1.2.0");
+    assert!(larder.get(&path).await.expect(204).header("x-terraform-get").contains("checksum=sha256:"));
+    // It is pinned, so it cannot be purged.
+    let purged = larder.tell("purge", "acme/one/test@1.2.0").await;
+    assert_eq!(purged["items"][0]["pinned"], json!([format!("{HOST}/acme/one/test@1.2.0")]), "{purged}");
+    larder.tell("unpin", "acme/one/test@1.2.0").await;
+    larder.tell("purge", "acme/one/test@1.2.0").await;
+    larder.get(&path).await.expect(502);
+}
+
+/// Each thing ends by itself: what cannot be had says why, and hinders nothing.
+#[tokio::test]
+async fn what_cannot_be_warmed_says_why() {
+    let shelf = Shelf::of_one().await;
+    shelf.publish("bucket", "s3::https://s3.amazonaws.com/acme/net.zip");
+    shelf.publish("broken", &shelf.url("absent.tar.gz"));
+    let larder = shelf.larder().start().await;
+    let things = ["acme/bucket/test", "acme/broken/test", "acme/absent/test", "acme/one/test@> 9", "acme/one/test"];
+    let job = Desk::of(&larder).warm(&json!({ "what": things, "platforms": ["linux_amd64"] })).await;
+    assert_eq!(states(&job), ["failed", "failed", "failed", "failed", "fetched"], "{job}");
+    for (item, words) in ["S3", "404", "acme/absent/test", "> 9"].into_iter().enumerate() {
+        assert!(error(&job, item).contains(words), "{item}: {job}");
+    }
+}
+
+/// `refresh` finds that a version was published anew, `accept` takes it; what is held is served until then.
+#[tokio::test]
+async fn refresh_finds_a_module_that_was_published_anew_and_accept_takes_it() {
+    let shelf = Shelf::of_one().await;
+    let larder = shelf.larder().start().await;
+    let (place, archive) = fetch(larder.base(), "one").await;
+    let same = larder.tell("refresh", "acme/one/test").await;
+    assert_eq!(same["ok"], true, "{same}");
+    assert_eq!(status(&larder).await["alarms"], json!([]));
+    moved(&shelf);
+    larder.tell("refresh", "acme/one/test").await;
+    let alarms = status(&larder).await["alarms"].clone();
+    assert_eq!((&alarms[0]["what"], &alarms[0]["kind"]), (&what("one").into(), &"waits-for-accept".into()), "{alarms}");
+    assert!(larder.metric("larder_verification_failures_total").await >= 1.0);
+    assert!(fetch(larder.base(), "one").await == (place.clone(), archive.clone()));
+
+    let done = larder.tell("accept", "acme/one/test").await;
+    let item = &done["items"][0];
+    assert_eq!((&item["what"], &item["outcome"]), (&what("one").into(), &"accepted_tree".into()), "{done}");
+    assert!(item["tree_before"].is_string() && item["tree"].is_string() && item["tree"] != item["tree_before"]);
+    let (now, new) = fetch(larder.base(), "one").await;
+    assert_eq!(unpacked(&new)["main.tf"], b"# moved\n");
+    assert_eq!(status(&larder).await["alarms"], json!([]));
+    assert!(larder.get(&place.path).await.expect(200).body == archive, "whoever was told of the old one gets it");
+    let nothing = larder.tell("accept", ONE).await;
+    assert_eq!(nothing["items"][0]["outcome"], "nothing_to_accept", "{nothing}");
+
+    // Where the accepted one is lost, the old one does not take its place.
+    let blob = larder.folder.blobs().into_iter().find(|path| path.ends_with(now.sha256.clone().unwrap()));
+    std::fs::remove_file(blob.unwrap()).unwrap();
+    shelf.archives.forget_requests();
+    assert!(fetch(larder.base(), "one").await == (now, new));
+    assert_eq!(shelf.archives.count_of(Target::ModuleArchive), 1);
+}
+
+/// A version that is fetched by an operator and by a client at one time is not mixed up in one file.
+#[tokio::test]
+async fn two_fetches_of_one_archive_at_one_time_do_not_meet() {
+    let shelf = Shelf::of_one().await;
+    let larder = shelf.larder().start().await;
+    fetch(larder.base(), "one").await;
+    let noise = crate::support::shelf::noise(7, 500_000);
+    shelf.put("one", &tar_gz(&[("noise", &noise)]));
+    larder.tell("purge", ONE).await;
+    let held = shelf.archives.hold_after(Target::ModuleArchive, 100_000);
+    let accept = larder.tell("accept", ONE);
+    let ask = async {
+        shelf.archives.wait_for(Target::ModuleArchive, 2).await;
+        let path = download_path("one");
+        let asking = larder.get(&path);
+        let open = async {
+            shelf.archives.wait_for(Target::ModuleArchive, 3).await;
+            held.open();
+        };
+        tokio::join!(asking, open).0
+    };
+    let (accepted, _) = tokio::join!(accept, ask);
+    assert_eq!(accepted["items"][0]["outcome"], "accepted_tree", "{accepted}");
+    assert!(unpacked(&fetch(larder.base(), "one").await.1)["noise"] == noise);
+    assert!(larder.folder.files("staging").is_empty());
+}
+
+/// The commands, as people read them.
+#[tokio::test]
+async fn the_commands_print_modules_for_people_and_for_machines() {
+    let shelf = Shelf::of_one().await;
+    shelf.publish("bucket", "s3::https://s3.amazonaws.com/acme/net.zip");
+    let mut site = Site::new(&shelf.registry);
+    let ca = site.home.path().join("ca.pem");
+    std::fs::write(&ca, shelf.ca.pem()).unwrap();
+    let network = format!("[network]\nca_file = \"{}\"\nallow_private = [\"127.0.0.1\"]\n[[upstream]]", ca.display());
+    site.text = site.text.replace("[[upstream]]", &network);
+    let larder = site.serve();
+    let warmed = site.out(&["warm", "acme/one/test@1.0.0"]).await;
+    println!("{warmed}");
+    let line = format!("fetched   {HOST}/acme/one/test@1.0.0  ");
+    assert!(warmed.starts_with(&line), "{warmed}");
+    assert!(warmed.contains("1 archive: 1 fetched"), "{warmed}");
+    println!("{}", site.out(&["pin", "acme/one/test@1.0.0"]).await);
+    let status = site.out(&["status"]).await;
+    println!("{status}");
+    println!("{}", site.out(&["unpin", "acme/one/test@1.0.0"]).await);
+    moved(&shelf);
+    println!("{}", site.out(&["refresh", "acme/one/test"]).await);
+    let status = site.out(&["status"]).await;
+    println!("{status}");
+    assert!(status.contains("acme/one/test@1.0.0") && status.contains("accept"), "{status}");
+    let accepted = site.out(&["accept", "acme/one/test"]).await;
+    println!("{accepted}");
+    assert!(accepted.contains("acme/one/test@1.0.0") && accepted.contains("tree"), "{accepted}");
+    println!("{}", site.out(&["purge", "acme/one/test"]).await);
+    println!("{}", site.out(&["verify"]).await);
+    let failed = site.run(&["warm", "acme/bucket/test"]).await;
+    println!("{failed:?}");
+    assert_eq!(failed.code, Some(1));
+    drop(larder);
+}
+
+/// What was looked at goes into the figures.
+#[tokio::test]
+async fn the_figures_tell_of_modules() {
+    let shelf = Shelf::of_one().await;
+    shelf.publish("bucket", "s3::https://s3.amazonaws.com/acme/net.zip");
+    shelf.put("bad", b"no archive");
+    let larder = shelf.larder().nothing_stays_fresh().start().await;
+    fetch(larder.base(), "one").await;
+    larder.get(&download_path("bucket")).await.expect(204);
+    larder.get(&download_path("bad")).await.expect(502);
+    moved(&shelf);
+    larder.tell("purge", ONE).await;
+    larder.clock.advance(Duration::from_secs(1));
+    larder.get(&download_path("one")).await.expect(502);
+    let text = get(&format!("{}/metrics", larder.admin())).await.expect(200).text();
+    let line = |start: &str, part: &str| {
+        let found = text.lines().find(|line| line.starts_with(start) && line.contains(part));
+        found.unwrap_or_else(|| panic!("no {start} {part}")).rsplit(' ').next().unwrap().to_owned()
+    };
+    assert_eq!(line("larder_modules_elsewhere_total", ""), "1");
+    assert_eq!(line("larder_verification_failures_total", "\"tree\""), "1");
+    assert_eq!(line("larder_verification_failures_total", "\"republished\""), "1");
+    let alarms: Vec<_> = text.lines().filter(|line| line.starts_with("larder_alarms")).collect();
+    assert!(alarms.iter().any(|line| line.ends_with(" 1")), "{alarms:?}");
+}

@@ -14,7 +14,7 @@ use super::super::documents::RETRIES;
 use super::super::eviction::Reservation;
 use super::super::{Mirror, discovery::Faith};
 use super::download::{Download, Downloaded};
-use super::location::{Said, subdir_text, what};
+use super::location::{Said, told_subdir, what};
 use crate::address::ModulePackage;
 use crate::error::Error;
 use crate::pack::{Tree, TreeError, TreeLimits, TreePath, unpack, wrapper};
@@ -33,6 +33,8 @@ use crate::upstream::{Grant, Upstream};
 const MOST_PAGES: usize = 10;
 /// How many archives are unpacked and packed at one time: it takes processors, and names are in memory.
 pub(in crate::mirror) const MOST_UNPACKING: usize = 2;
+/// For how long the folder that a page named is told, while the archive is on its way.
+const LED_THERE_FOR: Duration = Duration::from_secs(3600);
 /// How long an archive that is here waits for its turn.
 const LONGEST_WAIT_FOR_A_TURN: Duration = Duration::from_secs(300);
 /// The largest page that is read for the source that it names, in bytes.
@@ -136,11 +138,22 @@ impl<'a> Fetch<'a> {
                         (outer, below) => outer.or(below),
                     };
                     source = inner.source;
+                    if let Source::Git(_) | Source::Archive(_) = source {
+                        self.note_where_it_led(subdir.as_ref())?;
+                    }
                 }
             }
         }
         let why = format!("more than {MOST_PAGES} pages lead from one to the next");
         Err(self.failed(self.package.module.host.to_string(), Fault::Unusable(why)).into())
+    }
+
+    /// So that whoever cannot wait for the archive can be told where in it the module is.
+    fn note_where_it_led(&self, subdir: Option<&Subdir>) -> Result<(), Error> {
+        let Call { terms, now, .. } = self.call;
+        let (key, subdir) = (terms.key_of_package(self.package), told_subdir(self.package, subdir)?);
+        terms.led_to.put(key, subdir, now.after(LED_THERE_FOR), *now);
+        Ok(())
     }
 
     /// Asks a page for the source that it names.
@@ -165,7 +178,7 @@ impl<'a> Fetch<'a> {
                 Ok((Arc::new(scratch), spool))
             })
             .await?;
-        let limits = TreeLimits { bytes: self.mirror.limits.archive_bytes, ..TreeLimits::default() };
+        let limits = TreeLimits { bytes: self.most_tree_bytes(), ..TreeLimits::default() };
         let tree = Tree::new(spool, limits);
         let (tree, turn, commit, validators, at) = match source {
             Source::Git(git) => {
@@ -190,8 +203,7 @@ impl<'a> Fetch<'a> {
             }
             Some(Subdir::Plain(_)) | None => TreePath::root(),
         };
-        let subdir = subdir.as_ref().and_then(Subdir::in_package);
-        let subdir = subdir.map(|below| subdir_text(self.package, below)).transpose()?;
+        let subdir = told_subdir(self.package, subdir.as_ref())?;
         Ok(FetchedTree { tree, root, subdir, commit, validators, origin: at, _turn: turn, _scratch: scratch })
     }
 
@@ -286,12 +298,21 @@ impl<'a> Fetch<'a> {
         }
     }
 
+    /// What never fits into the store is not laid out beside it.
+    fn most_tree_bytes(&self) -> u64 {
+        self.mirror.limits.archive_bytes.min(self.mirror.store_bytes())
+    }
+
     /// What cannot be a tree; unless it is our own disk that would not have it.
     fn refused(&self, at: &str, why: TreeError) -> Error {
         match why {
             TreeError::Spool(source) => {
                 let path = self.mirror.store.root().join("staging");
                 StoreError::Io { doing: "unpack a module in", path, source }.into()
+            }
+            TreeError::TooLarge(_) if self.most_tree_bytes() < self.mirror.limits.archive_bytes => {
+                let limit = self.mirror.store_bytes();
+                StoreError::NoRoom { needed: limit + 1, limit, pinned: 0 }.into()
             }
             why => {
                 self.mirror.counters.unproven(&self.package.module.host, REFUSED_TREE);

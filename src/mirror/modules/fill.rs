@@ -25,8 +25,8 @@ use crate::verify::{How, PackedTree, Proof, Verified};
 /// What every archive of a module is called.
 const ARCHIVE: &str = "module.tar.gz";
 
-/// What room is made for on a full disk, one after the other: how large a tree will be is not known before it is there.
-const MADE_ROOM_FOR: [u64; 2] = [256 << 20, 2 << 30];
+/// How much is evicted first where the disk is full in the middle of a fill, in bytes.
+const ROOM_AT_FIRST: u64 = 64 << 20;
 
 /// What a fetched tree is held against.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,18 +79,20 @@ impl Mirror {
         call: &Call,
     ) -> Result<HeldArchive, Error> {
         let _under_way = Counted::new(&self.counters.fills);
-        let mut filled = self.try_to_fill_module(package, key, believing, call).await;
-        for bytes in MADE_ROOM_FOR {
-            let Err(Error::Store(full)) = &filled else { break };
-            if !full.is_full() {
-                break;
+        let mut room = ROOM_AT_FIRST;
+        let filled = loop {
+            match self.try_to_fill_module(package, key, believing, call).await {
+                Err(Error::Store(full)) if full.is_full() => {
+                    // How much it takes is not known before: so more and more goes, until it fits or nothing is left.
+                    let bytes = room;
+                    if let Err(why) = self.on_disk(move |mirror| mirror.make_some_room(bytes, &full)).await {
+                        break Err(why);
+                    }
+                    room = room.saturating_mul(8);
+                }
+                filled => break filled,
             }
-            let full = full.clone();
-            if self.on_disk(move |mirror| mirror.make_room_on_disk(bytes, &full)).await.is_err() {
-                break;
-            }
-            filled = self.try_to_fill_module(package, key, believing, call).await;
-        }
+        };
         match &filled {
             Ok(_) => self.was_kept(Stored::Archive),
             Err(Error::Store(why)) => self.was_not_kept(Stored::Archive, why),

@@ -78,11 +78,15 @@ impl Mirror {
         let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the archive of {package}")))?;
         let filled = match timeout_at(call.deadline, self.module_fill(package, call)).await {
             Ok(filled) => filled.map(|held| here(package, Some(&held)))?,
-            // Which folder is meant is not known before its page is read: without it, a client would take the root.
+            // Only what the page names tells which folder of the archive is the module: without it, a client would take
+            // the root.
             Err(_) if matches!(said.located.source, Source::Indirect(_)) => {
-                return Err(Error::Slow(format!("the archive of {package}")));
+                match call.terms.led_to.get(&key, call.now) {
+                    Some(subdir) => without_digest(package, subdir),
+                    None => return Err(Error::Slow(format!("the archive of {package}"))),
+                }
             }
-            Err(_) => without_digest(package, said.located.subdir.as_ref())?,
+            Err(_) => without_digest(package, told_subdir(package, said.located.subdir.as_ref())?),
         };
         Ok(Answer { value: filled, outcome: Outcome::Miss, fresh_until: answer.fresh_until, checked: answer.checked })
     }
@@ -300,11 +304,12 @@ impl Mirror {
             if name.archives.is_empty() {
                 return Ok(None);
             }
-            let seen = unless_gone(seen::known(mirror, &of))?;
+            // A record that cannot be read, or be put down again, now hides nothing that is held.
+            let seen = seen::known(mirror, &of).ok().flatten();
             for held in name.archives.into_iter().rev() {
                 let is_pinned = match (&seen, held.proof.how.tree()) {
                     (Some(seen), Some(packed)) => seen.pinned.is_packed_as(packed),
-                    (None, _) | (_, None) => false,
+                    (None, _) | (_, None) => true,
                 };
                 if is_pinned && unless_gone(mirror.store.blobs.holds(&held.digest))? {
                     return Ok(Some(held));
@@ -339,14 +344,17 @@ fn here(package: &ModulePackage, held: Option<&HeldArchive>) -> ModuleLocation {
 }
 
 /// Where a client gets what is still on its way.
-fn without_digest(package: &ModulePackage, subdir: Option<&Subdir>) -> Result<ModuleLocation, Error> {
+fn without_digest(package: &ModulePackage, subdir: Option<String>) -> ModuleLocation {
     let archive = ModuleArchiveRef { package: package.clone(), digest: None };
-    let subdir = subdir.and_then(Subdir::in_package).map(|below| subdir_text(package, below)).transpose()?;
-    Ok(ModuleLocation::Here { archive, checksum: None, subdir })
+    ModuleLocation::Here { archive, checksum: None, subdir }
 }
 
-/// A subfolder as it stands in a location.
-pub(super) fn subdir_text(package: &ModulePackage, subdir: &crate::pack::TreePath) -> Result<String, Error> {
+/// Where in an archive of ours the module is, as it stands in a location.
+pub(super) fn told_subdir(package: &ModulePackage, subdir: Option<&Subdir>) -> Result<Option<String>, Error> {
+    subdir.and_then(Subdir::in_package).map(|below| subdir_text(package, below)).transpose()
+}
+
+fn subdir_text(package: &ModulePackage, subdir: &crate::pack::TreePath) -> Result<String, Error> {
     let text =
         std::str::from_utf8(subdir.as_bytes()).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_graphic()));
     text.map(str::to_owned).ok_or_else(|| {

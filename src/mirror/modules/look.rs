@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::super::{AlarmKind, Call, Link, Mirror};
 use super::fetch::{Fetch, NoTree, git_ask};
-use super::location::{Said, subdir_text};
+use super::location::{Said, told_subdir};
 use super::seen::{self, Judged, SeenModule, Sighting};
 use crate::address::ModulePackage;
 use crate::clock::CLOCK_SLACK;
@@ -15,10 +15,19 @@ use crate::error::Error;
 use crate::pack::{PACKER, pack};
 use crate::upstream::ask::{Asker, Fetched};
 use crate::upstream::error::Fault;
-use crate::upstream::source::{Source, Subdir};
+use crate::upstream::source::Source;
 
 /// After a look that came to nothing, the next waits for this long.
 const LOOKED_AT_MOST_EVERY: Duration = Duration::from_secs(300);
+
+/// When a look is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Looking {
+    /// Where there was none since upstream confirmed the location.
+    IfDue,
+    /// An operator asks for it.
+    Anyway,
+}
 
 impl Mirror {
     /// Sets off a look at what a location leads to now, unless there was one since upstream confirmed it.
@@ -43,7 +52,7 @@ impl Mirror {
             // Clients go first.
             let call = Call { asker: Asker::Job, ..self.inner(call) };
             async move {
-                if let Err(error) = mirror.look_again(&package, &key, &said, &call).await {
+                if let Err(error) = mirror.look_again(&package, &key, &said, Looking::IfDue, &call).await {
                     tracing::warn!(%package, %error, "could not look whether a version of a module is still what it was; what is held is served");
                 }
             }
@@ -56,6 +65,7 @@ impl Mirror {
         package: &ModulePackage,
         key: &ModulePackage,
         said: &Said,
+        looking: Looking,
         call: &Call,
     ) -> Result<(), Error> {
         let of = key.clone();
@@ -65,7 +75,7 @@ impl Mirror {
             self.alarm(&key.module, &key.version, AlarmKind::WaitsForAccept, Some(&moved.tree.to_string()), moved.at);
         }
         // What was looked at while the clock was ahead was never looked at, for all that is known.
-        if seen.looked >= said.age.checked && seen.looked <= call.now.after(CLOCK_SLACK) {
+        if looking == Looking::IfDue && seen.looked >= said.age.checked && seen.looked <= call.now.after(CLOCK_SLACK) {
             return Ok(());
         }
         let sighting = match self.glimpse(package, said, &seen, call).await? {
@@ -93,8 +103,7 @@ impl Mirror {
         let mut room = self.reservation();
         let fetch = Fetch::new(self, package, call, &mut room).await?;
         let what = fetch.what();
-        let subdir = said.located.subdir.as_ref().and_then(Subdir::in_package);
-        let subdir = subdir.map(|below| subdir_text(package, below)).transpose()?;
+        let subdir = told_subdir(package, said.located.subdir.as_ref())?;
         let known = || [Some(&seen.pinned), seen.moved.as_ref()].into_iter().flatten();
         match &said.located.source {
             Source::Git(git) => {

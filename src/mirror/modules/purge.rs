@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::super::purge::Purged;
 use super::super::refresh::{News, Refreshed};
 use super::super::{Call, Errand, Mirror};
+use super::look::Looking;
 use crate::address::{Artifact, Meant, ModuleAddress, ModulePackage, Versions};
 use crate::clock::Timestamp;
 use crate::error::Error;
@@ -153,7 +154,7 @@ impl Mirror {
             && self.held_module(key).await?.is_some()
         {
             let said = Arc::clone(&landed.value).said(package)?;
-            self.look_again(package, key, &said, call).await?;
+            self.look_again(package, key, &said, Looking::Anyway, call).await?;
         }
         Ok(News::of(flight, |now| before.is_some_and(|before| before.value.says_the_same_as(now))))
     }
