@@ -224,6 +224,7 @@ impl Mirror {
             (Err(error), _) => return Err(error.into()),
         };
         let names = kept.services();
+        // One that names the other service is the registry's word; one that names neither is no registry's.
         if names.is_empty() && had_services {
             return Err(unusable("its discovery document names no service any more that larder asks for".into()).into());
         }

@@ -82,6 +82,7 @@ use self::call::Errand;
 use self::documents::DocumentFlight;
 use self::fill::FillKey;
 use self::follow::Progress;
+use self::modules::{MOST_UNPACKING, StageNames};
 use self::passing::MOST_PASSING;
 use self::remembered::Remembered;
 use self::sets::{Anew, SetFlight};
@@ -151,6 +152,8 @@ pub struct Mirror {
     troubles: Mutex<Troubles>,
     places: Arc<Semaphore>,
     passing: Arc<Semaphore>,
+    unpacking: Arc<Semaphore>,
+    stage_names: StageNames,
     lengths: Remembered<FillKey, u64>,
     revisions: [AtomicU64; 256],
     hasher: std::hash::RandomState,
@@ -186,6 +189,8 @@ impl Mirror {
             troubles: Mutex::default(),
             places: Arc::new(Semaphore::new(limits.waiting)),
             passing: Arc::new(Semaphore::new(MOST_PASSING)),
+            unpacking: Arc::new(Semaphore::new(MOST_UNPACKING)),
+            stage_names: StageNames::default(),
             lengths: Remembered::default(),
             revisions: std::array::from_fn(|_| AtomicU64::new(0)),
             hasher: std::hash::RandomState::new(),

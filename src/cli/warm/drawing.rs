@@ -250,7 +250,14 @@ mod tests {
     use crate::clock::Timestamp;
 
     fn item(what: &str, state: ItemState, bytes: u64, size_bytes: Option<u64>) -> Item {
-        Item { what: what.to_owned(), platform: Some("linux_amd64".to_owned()), state, bytes, size_bytes, unconfirmed: None }
+        Item {
+            what: what.to_owned(),
+            platform: Some("linux_amd64".to_owned()),
+            state,
+            bytes,
+            size_bytes,
+            unconfirmed: None,
+        }
     }
 
     fn job(items: Vec<Item>) -> Job {

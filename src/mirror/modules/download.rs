@@ -1,7 +1,9 @@
 //! An archive of upstream's on its way to being unpacked: staged, and resumed where it broke, also after a restart.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -18,6 +20,48 @@ use crate::store::Staged;
 use crate::upstream::ask::{Ask, Incoming, Validators};
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::{Outbound, origin};
+
+/// The names of stages that are being downloaded to, or unpacked from: two that append to one file would mix what they
+/// bring.
+#[derive(Debug, Clone, Default)]
+pub(in crate::mirror) struct StageNames(Arc<Mutex<HashSet<String>>>);
+
+/// A name that nobody else has for as long as this lives.
+pub(super) struct StageName {
+    name: String,
+    of: StageNames,
+}
+
+impl StageNames {
+    /// The name, or one beside it where another fetch of the same has it: an operator may accept what a client waits
+    /// for.
+    fn take(&self, name: &str) -> StageName {
+        let mut taken = self.0.lock();
+        let mut mine = name.to_owned();
+        for number in 1_u64.. {
+            if taken.insert(mine.clone()) {
+                break;
+            }
+            mine = format!("{name}~{number}");
+        }
+        StageName { name: mine, of: self.clone() }
+    }
+}
+
+impl Drop for StageName {
+    fn drop(&mut self) {
+        self.of.0.lock().remove(&self.name);
+    }
+}
+
+/// An archive that is here.
+pub(super) struct Downloaded {
+    pub(super) staged: Staged,
+    /// What its server said of its bytes.
+    pub(super) validators: Validators,
+    /// Goes when nobody reads the stage any more.
+    pub(super) name: StageName,
+}
 
 /// The download of one archive.
 pub(super) struct Download<'a> {
@@ -39,12 +83,13 @@ impl<'a> Download<'a> {
     }
 
     /// Downloads until all is staged. `of` is what it is for: a stage belongs to one package and one URL.
-    pub(super) async fn run(mut self, of: &str) -> Result<(Staged, Validators), Error> {
+    pub(super) async fn run(mut self, of: &str) -> Result<Downloaded, Error> {
         let name = FastHash::of(format!("{of} {}", self.ask.url).as_bytes()).to_string();
-        let name = format!("module~{}", &name[..32]);
-        let mut staged = self.stage(&name).await?;
+        let mine = self.mirror.stage_names.take(&format!("module~{}", &name[..32]));
+        let name = mine.name.as_str();
+        let mut staged = self.stage(name).await?;
         if !may_be_resumed(&staged) {
-            staged = self.start_over(staged, &name).await?;
+            staged = self.start_over(staged, name).await?;
         }
         while !is_complete(&staged) {
             let had = staged.written();
@@ -53,7 +98,7 @@ impl<'a> Download<'a> {
             let length = match self.attempts.agreed(before, announced(&incoming)) {
                 Agreed::Length(length) => length,
                 Agreed::StartOver => {
-                    staged = self.start_over(staged, &name).await?;
+                    staged = self.start_over(staged, name).await?;
                     if incoming.from > 0 {
                         continue;
                     }
@@ -84,7 +129,7 @@ impl<'a> Download<'a> {
                         tracing::warn!(of, %error, at_byte = staged.written(), "a download broke; it is resumed");
                         tokio::time::sleep(pause).await;
                         if !may_be_resumed(&staged) {
-                            staged = self.start_over(staged, &name).await?;
+                            staged = self.start_over(staged, name).await?;
                         }
                     }
                     Next::TooSlow | Next::AskTheDocumentAnew | Next::GiveUp => return Err(error.into()),
@@ -92,7 +137,7 @@ impl<'a> Download<'a> {
             }
         }
         let validators = validators(&staged);
-        Ok((staged, validators))
+        Ok(Downloaded { staged, validators, name: mine })
     }
 
     async fn incoming(&self, from: u64, held: &Validators) -> Result<Incoming, Error> {

@@ -2,16 +2,19 @@
 
 use std::io::Seek;
 use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::timeout;
+use url::Url;
 
 use super::super::call::Call;
 use super::super::counters::REFUSED_TREE;
 use super::super::documents::RETRIES;
 use super::super::eviction::Reservation;
 use super::super::{Mirror, discovery::Faith};
-use super::download::Download;
+use super::download::{Download, Downloaded};
 use super::location::{Said, subdir_text, what};
-use url::Url;
-
 use crate::address::ModulePackage;
 use crate::error::Error;
 use crate::pack::{Tree, TreeError, TreeLimits, TreePath, unpack, wrapper};
@@ -19,7 +22,7 @@ use crate::store::{Scratch, StoreError};
 use crate::upstream::ask::{Ask, Fetched, Validators};
 use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
-use crate::upstream::git::{GitAsk, GitError};
+use crate::upstream::git::{self, GitAsk, GitError};
 use crate::upstream::outbound::origin;
 use crate::upstream::source::{
     ArchiveSource, Checksum, Expected, GitSource, Located, Source, Subdir, location_in_page,
@@ -28,6 +31,10 @@ use crate::upstream::{Grant, Upstream};
 
 /// How many pages may lead from one to the next (PROTOCOL 4.4).
 const MOST_PAGES: usize = 10;
+/// How many archives are unpacked and packed at one time: it takes processors, and names are in memory.
+pub(in crate::mirror) const MOST_UNPACKING: usize = 2;
+/// How long an archive that is here waits for its turn.
+const LONGEST_WAIT_FOR_A_TURN: Duration = Duration::from_secs(300);
 /// The largest page that is read for the source that it names, in bytes.
 const LARGEST_PAGE: u64 = 1 << 20;
 /// The largest list of checksums, in bytes.
@@ -45,8 +52,18 @@ pub(super) struct FetchedTree {
     pub(super) validators: Validators,
     /// The origin that it came from.
     pub(super) origin: String,
+    _turn: Turn,
     /// Goes last: the tree's files lie there.
     pub(super) _scratch: Arc<Scratch>,
+}
+
+/// The right to have a tree in memory, until it is packed: however many modules are cold, few are worked on at one time.
+/// Nothing waits for one while it has another, or any permit.
+enum Turn {
+    /// The place among the git jobs goes with the tree of the job.
+    Git(#[expect(dead_code, reason = "held, and never looked at")] Option<git::Turn>),
+    /// Of an archive that is here.
+    Unpacking(#[expect(dead_code, reason = "held, and never looked at")] OwnedSemaphorePermit),
 }
 
 /// Why there is no tree.
@@ -150,7 +167,7 @@ impl<'a> Fetch<'a> {
             .await?;
         let limits = TreeLimits { bytes: self.mirror.limits.archive_bytes, ..TreeLimits::default() };
         let tree = Tree::new(spool, limits);
-        let (tree, commit, validators, at) = match source {
+        let (tree, turn, commit, validators, at) = match source {
             Source::Git(git) => {
                 let what = self.what();
                 let ask = git_ask(self.ask(&git.url, &what), git);
@@ -159,11 +176,11 @@ impl<'a> Fetch<'a> {
                 for note in fetched.notes {
                     tracing::warn!(package = %self.package, note, "a module's repository has something that clients should know of");
                 }
-                (fetched.tree, Some(fetched.commit), Validators::default(), origin(&git.url))
+                (fetched.tree, Turn::Git(fetched.turn), Some(fetched.commit), Validators::default(), origin(&git.url))
             }
             Source::Archive(archive) => {
-                let (tree, validators) = self.archive(archive, tree).await?;
-                (tree, None, validators, origin(&archive.url))
+                let (tree, turn, validators) = self.archive(archive, tree).await?;
+                (tree, turn, None, validators, origin(&archive.url))
             }
             Source::Indirect(_) | Source::Unsupported(_) => return Err(Error::Interrupted(self.what()).into()),
         };
@@ -175,11 +192,11 @@ impl<'a> Fetch<'a> {
         };
         let subdir = subdir.as_ref().and_then(Subdir::in_package);
         let subdir = subdir.map(|below| subdir_text(self.package, below)).transpose()?;
-        Ok(FetchedTree { tree, root, subdir, commit, validators, origin: at, _scratch: scratch })
+        Ok(FetchedTree { tree, root, subdir, commit, validators, origin: at, _turn: turn, _scratch: scratch })
     }
 
     /// Downloads an archive, holds it against the checksum that its address names, and unpacks it.
-    async fn archive(&mut self, source: &ArchiveSource, tree: Tree) -> Result<(Tree, Validators), NoTree> {
+    async fn archive(&mut self, source: &ArchiveSource, tree: Tree) -> Result<(Tree, Turn, Validators), NoTree> {
         let what = self.what();
         let expected = match &source.checksum {
             None => None,
@@ -189,15 +206,16 @@ impl<'a> Fetch<'a> {
         let (of, outbound) = (self.package.to_string(), &self.call.terms.outbound);
         let ask = ask_for(self.mirror, &self.upstream, &self.grant, self.call, &source.url, &what);
         let downloaded = Download::new(self.mirror, outbound, ask, self.room).run(&of).await;
-        let (staged, validators) = downloaded.map_err(|error| match error {
+        let Downloaded { staged, validators, name } = downloaded.map_err(|error| match error {
             Error::Upstream(error) => too_old_or_failed((*error).clone()),
             error => error.into(),
         })?;
+        let turn = self.turn_to_unpack().await?;
         let (format, at) = (source.format, origin(&source.url));
         let unpacked = self
             .mirror
             .on_disk(move |_| {
-                let mut tree = tree;
+                let (mut tree, _name) = (tree, name);
                 let mut file = staged.file()?;
                 let unpacked = match expected.map(|expected| (Checksum::of(expected.kind(), &mut file), expected)) {
                     Some((Ok(actual), expected)) if actual != expected => Err(Differs::Checksum { expected, actual }),
@@ -213,11 +231,23 @@ impl<'a> Fetch<'a> {
             })
             .await?;
         match unpacked {
-            Ok(tree) => Ok((tree, validators)),
+            Ok(tree) => Ok((tree, turn, validators)),
             Err(Differs::Tree(why)) => Err(self.refused(&at, why).into()),
             Err(Differs::Checksum { expected, actual }) => {
                 let verdict = format!("its bytes have {actual}, and its address says {expected}");
                 Err(NoTree::MayBeTooOld(Error::Unverified { asked: format!("{what} from {at}"), verdict }))
+            }
+        }
+    }
+
+    /// Waits for the right to unpack what was downloaded; nothing is held meanwhile but its stage.
+    async fn turn_to_unpack(&self) -> Result<Turn, Error> {
+        let turn = Arc::clone(&self.mirror.unpacking).acquire_owned();
+        match timeout(LONGEST_WAIT_FOR_A_TURN, turn).await {
+            Ok(Ok(turn)) => Ok(Turn::Unpacking(turn)),
+            Ok(Err(_)) => Err(Error::Interrupted(self.what())),
+            Err(_) => {
+                Err(Error::Busy(format!("{}: as many archives are being unpacked as may be at one time", self.what())))
             }
         }
     }

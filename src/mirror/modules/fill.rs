@@ -160,7 +160,7 @@ impl Mirror {
             let _lock = self.digest_lock(&digest).lock();
             self.store.blobs.publish(verified)?;
             self.checked.lock().insert(digest);
-            let named = self.change_name(&Artifact::Module(key.clone()), |name| {
+            let named = self.change_name(Artifact::Module(key.clone()), |name| {
                 name.archives.retain(|before| before.digest != digest);
                 name.archives.push(held.clone());
             });

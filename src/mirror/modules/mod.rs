@@ -13,6 +13,8 @@ mod seen;
 mod versions;
 mod warm;
 
+pub(super) use self::download::StageNames;
+pub(super) use self::fetch::MOST_UNPACKING;
 pub(super) use self::seen::SeenModule;
 
 use super::{Mirror, Terms};
@@ -29,6 +31,7 @@ pub struct ModuleArchiveRef {
 }
 
 /// Where a client gets a version of a module.
+#[expect(clippy::large_enum_variant, reason = "it is looked at where it arrives, and kept nowhere")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModuleLocation {
     /// Here.

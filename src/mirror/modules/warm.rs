@@ -111,11 +111,7 @@ impl Mirror {
     }
 
     /// Whether a version can be installed from what is held, with this archive.
-    pub async fn still_holds_module(
-        self: &Arc<Self>,
-        package: &ModulePackage,
-        digest: Digest,
-    ) -> Result<bool, Error> {
+    pub async fn still_holds_module(self: &Arc<Self>, package: &ModulePackage, digest: Digest) -> Result<bool, Error> {
         let key = self.terms().key_of_package(package);
         self.on_disk(move |mirror| {
             for (of, _) in leading_to(&key) {

@@ -128,7 +128,7 @@ impl Job {
         };
         drop(conversation);
         let commit = work.lay_out(&self.repository, &objects, named, &TreePath::root(), 0)?;
-        Ok(GitTree { commit: commit.to_string(), notes: work.notes(), tree: work.tree })
+        Ok(GitTree { commit: commit.to_string(), notes: work.notes(), tree: work.tree, turn: None })
     }
 }
 

@@ -74,7 +74,14 @@ pub struct GitTree {
     pub commit: String,
     /// What a reader of the log should know: pointers of Git LFS that stay pointers, and the like.
     pub notes: Vec<String>,
+    /// The place among the jobs: whoever holds on to it while the tree is packed has no more trees in memory than there
+    /// may be jobs.
+    pub turn: Option<Turn>,
 }
+
+/// A place among the git jobs, for as long as it lives.
+#[derive(Debug)]
+pub struct Turn(#[expect(dead_code, reason = "held, and never looked at")] Permit);
 
 impl<'a> GitAsk<'a> {
     /// The request of it that goes to `url`.
@@ -104,11 +111,11 @@ impl Outbound {
     /// are told apart from it.
     pub async fn git(&self, ask: GitAsk<'_>, scratch: &Path, tree: Tree) -> Result<GitTree, GitError> {
         let repository = ask.repository()?;
-        let turn = self.git_turn(&ask, &repository).await?;
+        let (turn, archive) = self.git_turn(&ask, &repository).await?;
         let job = Job::new(ask.source, repository, scratch, self.git_limits);
         self.carried(ask, move |wire, stop| {
-            let _turn = turn;
-            job.fetch(wire, stop, tree)
+            let _archive = archive;
+            job.fetch(wire, stop, tree).map(|fetched| GitTree { turn: Some(Turn(turn)), ..fetched })
         })
         .await
     }

@@ -8,6 +8,7 @@ pub(crate) mod module_scene;
 pub(crate) mod openmetrics;
 pub(crate) mod process;
 pub(crate) mod scene;
+pub(crate) mod shelf;
 pub(crate) mod small_disk;
 pub(crate) mod terraform;
 pub(crate) mod tls;

@@ -120,3 +120,14 @@ async fn submodules_are_so_many_and_so_deep() {
     // 30 folders, the file of each and of the one around them, and .gitmodules but for the innermost 16.
     assert_eq!(listed(&setting.fetch(&forge.source("r", "main")).await.unwrap().tree).len(), 30 + 31 + 15);
 }
+
+#[tokio::test]
+async fn a_disk_that_fails_is_no_trouble_of_upstreams() {
+    let forge = Forge::new();
+    commit(&forge.repository("r"));
+    let setting = Setting::at(&forge.url("r"));
+    let tree = Tree::new(tempfile::tempfile().unwrap(), setting.limits);
+    let (upstream, source) = (setting.granted(), forge.source("r", "main"));
+    let failed = setting.outbound().git(ask(&source, &upstream), Path::new("/no/such/folder"), tree).await.unwrap_err();
+    assert!(matches!(failed, GitError::Disk { .. }), "{failed}");
+}

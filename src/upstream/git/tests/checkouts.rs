@@ -65,6 +65,8 @@ async fn attributes_are_applied_as_git_applies_them() {
         ("notutf8", b"\xff\xfe\n"),
         ("id", b"a $Id$ b\n$Id: old $\n$Id: two words $ $Id$\n$Id:$\n$Id: a\nb$ $Id$\n$$Id$"),
         ("idend", b"$Id: no end\n"),
+        ("idcut", b"x $Id"),
+        ("idfar", b"$Id:a b $ $Id: a b $Id$ $I$Id$ $Id\0$Id$ $Id: \0 x$ $Id: x\t\0$ $Id: x\tyy $ $Id: \r$"),
         ("idodd", b"$Id$Id$ $Id: $ $Id:  $ $Idx$ $Id:x$ $Id: x$ $Id:x $"),
     ];
     let attributes = [
@@ -89,6 +91,11 @@ async fn attributes_are_applied_as_git_applies_them() {
         "binary eol=crlf",
         "binary text eol=crlf",
         "ident",
+        "ident text=auto",
+        "ident text=auto eol=lf",
+        "ident !text",
+        "ident -text",
+        "ident text",
         "-ident",
         "ident eol=crlf",
         "ident text=auto eol=crlf",
@@ -108,8 +115,6 @@ async fn attributes_are_applied_as_git_applies_them() {
         "working-tree-encoding=SHIFT_JIS",
         "working-tree-encoding=UTF-16LE eol=crlf ident",
         "working-tree-encoding=no-such",
-        "working-tree-encoding",
-        "-working-tree-encoding",
         "lines ident",
         "export-ignore export-subst diff=x",
     ];
@@ -148,8 +153,11 @@ fn hashed(repository: &Path, bytes: &[u8]) -> String {
     String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap().trim().to_owned()
 }
 
-/// A tree with one entry, of any name and mode.
-fn crafted(repository: &Path, entries: &[(&str, &str, &[u8])]) -> String {
+/// A mode, a name and what it has.
+type Crafted<'a> = (&'a str, &'a str, &'a [u8]);
+
+/// A tree of any entries, at the branch `crafted`.
+fn crafted(repository: &Path, entries: &[Crafted<'_>]) {
     let mut bytes = Vec::new();
     for (mode, name, content) in entries {
         let id = if *mode == "160000" { "1".repeat(40) } else { hashed(repository, content) };
@@ -161,7 +169,6 @@ fn crafted(repository: &Path, entries: &[(&str, &str, &[u8])]) -> String {
     let tree = git(repository, &["hash-object", "-w", "--literally", "-t", "tree", ".git/crafted"]);
     let commit = git(repository, &["commit-tree", "-m", "x", &tree]);
     git(repository, &["update-ref", "refs/heads/crafted", &commit]);
-    tree
 }
 
 #[tokio::test]
@@ -170,7 +177,7 @@ async fn what_git_lets_nothing_be_called_is_refused_with_its_name() {
     let repository = forge.repository("r");
     commit(&repository);
     let setting = Setting::at(&forge.url("r"));
-    let cases: &[(&str, &[(&str, &str, &[u8])])] = &[
+    let cases: &[(&str, &[Crafted<'_>])] = &[
         (".git", &[("100644", ".git", b"x")]),
         (".GiT", &[("100644", ".GiT", b"x")]),
         ("git~1", &[("100644", "git~1", b"x")]),

@@ -1,5 +1,7 @@
 //! Against real repositories, made and served by git itself, and compared with what git makes of them.
 
+#![expect(clippy::disallowed_methods, reason = "repositories are made on a disk, away from the store")]
+
 mod bounds;
 mod checkouts;
 mod names;
@@ -228,7 +230,12 @@ fn on_disk(folder: &Path) -> Listing {
 /// What a clone leaves that checks out `reference`, with submodules: or that it fails.
 fn cloned(url: &Url, reference: &str) -> Option<Listing> {
     let folder = tempfile::tempdir().unwrap();
-    let run = |arguments: &[&str]| git_command(folder.path()).args(arguments).output().unwrap().status.success();
+    let run = |arguments: &[&str]| {
+        let output = git_command(folder.path()).args(arguments).output().unwrap();
+        // Shown where the test fails.
+        println!("{}", String::from_utf8_lossy(&output.stderr));
+        output.status.success()
+    };
     assert!(run(&["clone", "-q", url.as_str(), "."]), "no clone of {url}");
     if !reference.is_empty() && !run(&["checkout", "-q", reference]) {
         return None;
@@ -242,7 +249,10 @@ fn assert_same(ours: &Listing, theirs: &Listing) {
     for (path, thing) in theirs {
         let name = String::from_utf8_lossy(path);
         let found = ours.get(path);
-        let short = |thing: &Thing| format!("{thing:?}").chars().take(300).collect::<String>();
+        let short = |thing: &Thing| match thing {
+            Thing::File(mode, bytes) => format!("{mode:o} {}", bytes.escape_ascii()).chars().take(900).collect(),
+            other => format!("{other:?}"),
+        };
         assert!(found == Some(thing), "{name}: {:?} instead of {}", found.map(short), short(thing));
     }
     for path in ours.keys() {

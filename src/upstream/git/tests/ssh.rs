@@ -158,3 +158,17 @@ async fn a_silent_ssh_server_is_given_up_and_leaves_no_process() {
     let _ = stream.read_to_end(&mut greeting);
     assert!(greeting.starts_with(b"SSH-2.0"));
 }
+
+#[test]
+fn a_key_is_for_the_ports_of_its_host_that_it_names() {
+    let files = SshFiles { key: "/k".into(), known_hosts: "/h".into() };
+    for (named, is_for) in [("git.example", [true, true, false]), ("git.example:2222", [false, false, true])] {
+        let mut setting = Setting::at(&Url::parse("https://registry.example/").unwrap());
+        let host = Hostname::parse(named).unwrap();
+        let access = Access::Ssh(files.clone());
+        setting.credentials = vec![Credential { host, upstreams: vec![super::host()], access }];
+        let grant = setting.granted().grant.clone();
+        assert_eq!([22, 443, 2222].map(|port| grant.ssh_for("git.example", port).is_some()), is_for, "{named}");
+        assert!(grant.ssh_for("other.example", 22).is_none());
+    }
+}

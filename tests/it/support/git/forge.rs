@@ -12,17 +12,26 @@ pub(crate) const NAMES: [&str; 4] = ["github.com", "bitbucket.org", "api.bitbuck
 const ADDRESS: &str = "LARDER_TEST_FORGES_AT";
 const TIME_LIMIT: Duration = Duration::from_secs(300);
 
-/// Where the forges are, when this process is within. Without: runs the test of this name within, to its end, and gives
-/// nothing; where that cannot be, that is said, and nothing is run.
-pub(crate) async fn within(test: &str) -> Option<Ipv4Addr> {
+/// Whether a test is within.
+pub(crate) enum Forges {
+    /// It is, and the names lead to this address.
+    Here(Ipv4Addr),
+    /// It was: it ran within, to its end, and succeeded.
+    Done,
+    /// It cannot be, which was said.
+    Nowhere,
+}
+
+/// Runs the test of this name, which asks, within; or says to the one that is within where the forges are.
+pub(crate) async fn forges(test: &str) -> Forges {
     if let Ok(address) = std::env::var(ADDRESS) {
-        return Some(address.parse().expect("an address"));
+        return Forges::Here(address.parse().expect("an address"));
     }
     if !rustix::process::geteuid().is_root() {
         super::cannot("only root can give the names of public forges an address of its own");
-        return None;
+        return Forges::Nowhere;
     }
-    let unshare = super::find("unshare")?;
+    let Some(unshare) = super::find("unshare") else { return Forges::Nowhere };
     // Of this process alone among all that run now: other tests of this kind may run beside it.
     let [.., high, low] = std::process::id().to_be_bytes();
     let address = Ipv4Addr::new(127, 77, high, low.clamp(1, 254));
@@ -48,8 +57,8 @@ pub(crate) async fn within(test: &str) -> Option<Ipv4Addr> {
     let said = String::from_utf8_lossy(&said);
     if status.code() == Some(9) || said.contains("unshare failed") {
         super::cannot(&format!("no mount namespace: {said}"));
-        return None;
+        return Forges::Nowhere;
     }
     assert!(status.success() && said.contains("1 passed"), "{test}, within a namespace: {status}\n{said}");
-    None
+    Forges::Done
 }

@@ -1,0 +1,106 @@
+//! Modules at sources that larder cannot fetch: clients are sent there as upstream says, unless that could give away a
+//! secret or lead out of a sealed network.
+
+use crate::support::larder::{Folder, HOST};
+use crate::support::module_scene::{Place, download_path, fetch};
+use crate::support::process::Process;
+use crate::support::shelf::Shelf;
+use crate::support::upstream::{Module, Telling};
+
+const PASSED: [&str; 7] = [
+    "s3::https://s3-eu-west-1.amazonaws.com/acme-modules/net.zip",
+    "s3::https://s3.amazonaws.com/acme/net.zip//modules/x?version=3",
+    "gcs::https://www.googleapis.com/storage/v1/acme/net.zip?archive=zip",
+    "hg::https://hg.acme.example/net?ref=v1.0.0",
+    "hg::http://hg.acme.example/net",
+    "oci://ghcr.io/acme/net?tag=1.0.0",
+    "oci://ghcr.io/acme/net?digest=sha256:0123456789abcdef",
+];
+
+const KEPT_BACK: [(&str, &str, &str); 5] = [
+    (
+        "s3::https://s3.amazonaws.com/b/n.zip?aws_access_key_id=AKIA&aws_access_key_secret=S3CRET",
+        "S3CRET",
+        "s3.amazonaws.com",
+    ),
+    ("hg::https://larder:S3CRET@hg.acme.example/net", "S3CRET", "hg.acme.example"),
+    ("gcs::https://www.googleapis.com/storage/v1/b/n.zip?token=S3CRET", "S3CRET", "www.googleapis.com"),
+    ("oci://ghcr.io/acme/net?tag=1.0.0&auth=S3CRET", "S3CRET", "ghcr.io"),
+    ("s3::https://S3CRET@s3.amazonaws.com/b/n.zip", "S3CRET", "s3.amazonaws.com"),
+];
+
+/// What larder cannot fetch is told as upstream wrote it, however it told; counted, and said in the log.
+#[tokio::test]
+async fn a_source_that_larder_cannot_fetch_is_passed_on_byte_for_byte() {
+    let shelf = Shelf::start().await;
+    let folder = Folder::new();
+    let larder = Process::start(&shelf.larder_on(&folder), folder.path());
+    for (number, location) in PASSED.into_iter().enumerate() {
+        for (telling, name) in [(Telling::NoContent, "header"), (Telling::Json, "json")] {
+            let name = format!("{name}{number}");
+            shelf.registry.publish_module(Module::new("acme", &name, "test").at(location).told(telling));
+            for _ in 0..2 {
+                let told = larder.get(&download_path(&name)).await.expect(204);
+                assert_eq!((told.header("x-terraform-get"), told.body.len()), (location, 0));
+            }
+        }
+    }
+    assert!(larder.metric("larder_modules_elsewhere_total").await >= 14.0);
+    let line = larder.log().line_with("cannot fetch").await;
+    assert!(line.contains("acme/header0/test@1.0.0") && line.contains("amazonaws.com"), "{line}");
+    assert!(!larder.log().text().contains("acme-modules"), "paths are nobody's business");
+    assert!(folder.blobs().is_empty());
+    let archive = format!("/archive/{HOST}/modules/acme/header0/test/1.0.0/module.tar.gz");
+    let said = larder.get(&archive).await.expect(502).text();
+    assert!(said.contains("amazonaws.com") && said.contains("cannot fetch"), "{said}");
+}
+
+/// Promise 8: what may be a secret is not handed out, and not said anywhere.
+#[tokio::test]
+async fn a_source_whose_address_may_hold_a_secret_is_told_to_nobody() {
+    let shelf = Shelf::start().await;
+    let folder = Folder::new();
+    let larder = Process::start(&shelf.larder_on(&folder), folder.path());
+    for (number, (location, secret, host)) in KEPT_BACK.into_iter().enumerate() {
+        let name = format!("n{number}");
+        shelf.publish(&name, location);
+        let answer = larder.get(&download_path(&name)).await.expect(502);
+        let said = format!("{:?} {}", answer.headers, answer.text());
+        assert!(said.contains(host) && !said.contains(secret), "{said}");
+    }
+    assert_eq!(larder.metric("larder_modules_elsewhere_total").await, 0.0);
+    let log = larder.log().text();
+    assert!(!log.contains("S3CRET"), "{log}");
+}
+
+/// Promise 12: a sealed client is not sent out.
+#[tokio::test]
+async fn a_sealed_larder_sends_nobody_out() {
+    let shelf = Shelf::start().await;
+    shelf.publish("one", PASSED[0]);
+    let larder = shelf.larder().start().await;
+    larder.get(&download_path("one")).await.expect(204);
+    let folder = larder.stop().await;
+    let larder = shelf.larder_on(&folder).network("offline = true").start().await;
+    let answer = larder.get(&download_path("one")).await.expect(502);
+    assert_eq!(answer.header("x-terraform-get"), "");
+    let said = answer.text();
+    assert!(said.contains("s3-eu-west-1.amazonaws.com") && said.contains("offline"), "{said}");
+}
+
+/// Promise 6: a version that has moved to where larder cannot follow does not hide what is held of it.
+#[tokio::test]
+async fn what_is_held_is_served_though_upstream_has_moved_it_elsewhere() {
+    let shelf = Shelf::of_one().await;
+    let larder = shelf.larder().nothing_stays_fresh().start().await;
+    let (place, archive) = fetch(larder.base(), "one").await;
+    for location in [PASSED[0], KEPT_BACK[0].0] {
+        shelf.publish("one", location);
+        let told = larder.get(&download_path("one")).await.expect(204);
+        assert!(Place::of(&told) == place, "{}", told.header("x-terraform-get"));
+        assert!(larder.get(&place.path).await.expect(200).body == archive);
+    }
+    let folder = larder.stop().await;
+    let larder = shelf.larder_on(&folder).network("offline = true").start().await;
+    assert!(fetch(larder.base(), "one").await == (place, archive));
+}

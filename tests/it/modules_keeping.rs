@@ -1,0 +1,293 @@
+//! What stays of modules: upstream down or gone, sealed, restarted, evicted, damaged; and two registries side by side.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::support::http::{client, get, send};
+use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::module_scene::{Place, download_path, fetch};
+use crate::support::shelf::{Shelf, noise, tar_gz, unpacked};
+use crate::support::upstream::{FakeUpstream, Fault, Module, Target};
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+async fn status(larder: &Larder) -> Value {
+    get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json()
+}
+
+fn list_path(name: &str) -> String {
+    format!("/registry/{HOST}/v1/modules/acme/{name}/test/versions")
+}
+
+/// Promise 6: the registry down, the archive host down, both; before and after a restart.
+#[tokio::test]
+async fn a_module_that_is_held_is_served_while_everything_upstream_is_down() {
+    let mut shelf = Shelf::of_one().await;
+    let larder = shelf.larder().nothing_stays_fresh().start().await;
+    let list = larder.get(&list_path("one")).await.expect(200).body;
+    let (place, archive) = fetch(larder.base(), "one").await;
+    shelf.archives.stop().await;
+    assert!(fetch(larder.base(), "one").await == (place.clone(), archive.clone()));
+    shelf.registry.stop().await;
+    let told = larder.get(&download_path("one")).await.expect(204);
+    assert!(told.is("detail=stale"), "{}", told.header("cache-status"));
+    let folder = larder.stop().await;
+    let larder = shelf.larder_on(&folder).nothing_stays_fresh().start().await;
+    assert!(fetch(larder.base(), "one").await == (place, archive));
+    assert!(larder.get(&list_path("one")).await.expect(200).body == list);
+}
+
+/// Section 4: trouble is never disguised, and nothing of it is remembered.
+#[tokio::test]
+async fn a_cold_module_fails_with_its_cause_and_heals_at_once() {
+    let mut shelf = Shelf::of_one().await;
+    let larder = shelf.larder().start().await;
+    let path = download_path("one");
+    for (fault, status, words) in [
+        (Fault::Status(500), 502, "500"),
+        (Fault::Status(503), 503, "503"),
+        (Fault::Status(401), 502, "401"),
+        (Fault::Status(403), 502, "403"),
+        (Fault::Html, 502, "neither X-Terraform-Get"),
+    ] {
+        // A page has no header: this one also says nothing in its body.
+        if matches!(fault, Fault::Html) {
+            shelf.registry.serve_json("/v1/modules/acme/one/test/1.0.0/download", "{}");
+        } else {
+            shelf.registry.fault(Target::Location, fault.clone());
+        }
+        let said = larder.get(&path).await.expect(status).text();
+        assert!(said.contains(words) && said.contains("acme/one/test"), "{fault:?}: {said}");
+        shelf.registry.heal();
+        shelf.registry.unserve("/v1/modules/acme/one/test/1.0.0/download");
+    }
+    shelf.archives.stop().await;
+    let said = larder.get(&path).await.expect(502).text();
+    assert!(said.contains(&shelf.archives.origin()), "{said}");
+    shelf.archives.restart().await;
+    fetch(larder.base(), "one").await;
+    assert_eq!((larder.folder.blobs().len(), larder.folder.staged().len()), (1, 0));
+}
+
+/// Section 4: 404 and 410.
+#[tokio::test]
+async fn a_module_that_upstream_deleted_stays_where_gone_things_are_kept() {
+    for status in [404, 410] {
+        let shelf = Shelf::of_one().await;
+        let larder = shelf.larder().nothing_stays_fresh().start().await;
+        let (place, archive) = fetch(larder.base(), "one").await;
+        shelf.registry.fault(Target::Location, Fault::Status(status));
+        shelf.registry.fault(Target::ModuleVersions, Fault::Status(status));
+        let told = larder.get(&download_path("one")).await.expect(204);
+        assert!(told.is("detail=gone"), "{}", told.header("cache-status"));
+        assert!(Place::of(&told) == place);
+        assert!(larder.get(&list_path("one")).await.expect(200).is("detail=gone"));
+        assert!(larder.get(&place.path).await.expect(200).body == archive);
+
+        let other = shelf.larder().with("keep_gone = false").nothing_stays_fresh().start().await;
+        other.get(&download_path("one")).await.expect(404);
+        shelf.registry.heal();
+        fetch(other.base(), "one").await;
+        shelf.registry.fault(Target::Location, Fault::Status(status));
+        other.get(&download_path("one")).await.expect(404);
+    }
+}
+
+/// Section 4: a held version that a list has dropped stays listed, with an alarm.
+#[tokio::test]
+async fn a_version_of_a_module_that_upstream_dropped_stays_listed() {
+    let shelf = Shelf::of_one().await;
+    shelf.registry.publish_module(Module::new("acme", "one", "test").version("2.0.0").at(&shelf.url("one.tar.gz")));
+    let larder = shelf.larder().nothing_stays_fresh().start().await;
+    let (place, _) = fetch(larder.base(), "one").await;
+    shelf.registry.withdraw_module("acme", "one", "test", "1.0.0");
+    let list = larder.get(&list_path("one")).await.expect(200).json();
+    let listed: Vec<_> = list["modules"][0]["versions"].as_array().unwrap().iter().map(|v| &v["version"]).collect();
+    assert_eq!(listed, ["2.0.0", "1.0.0"]);
+    let told = larder.get(&download_path("one")).await.expect(204);
+    assert!(told.is("detail=gone") && Place::of(&told) == place);
+    assert_eq!(status(&larder).await["alarms"][0]["kind"], "dropped");
+}
+
+/// Promise 12.
+#[tokio::test]
+async fn offline_what_is_held_is_served_however_old_and_what_is_not_is_named() {
+    let shelf = Shelf::of_one().await;
+    shelf.put("two", &tar_gz(&[("main.tf", b"# two\n")]));
+    let larder = shelf.larder().start().await;
+    let (place, archive) = fetch(larder.base(), "one").await;
+    let (other, _) = fetch(larder.base(), "two").await;
+    larder.tell("purge", "acme/two/test@1.0.0").await;
+    // Where it is is known, and it is not held.
+    shelf.archives.fault(Target::ModuleArchive, Fault::Status(500));
+    larder.get(&download_path("two")).await.expect(502);
+    shelf.archives.heal();
+    let folder = larder.stop().await;
+    shelf.registry.forget_requests();
+    shelf.archives.forget_requests();
+    let larder = shelf.larder_on(&folder).network("offline = true").start().await;
+    for says in ["larder; hit", "larder; hit; detail=stale"] {
+        let told = larder.get(&download_path("one")).await.expect(204);
+        assert_eq!(told.header("cache-status"), says);
+        assert!(Place::of(&told) == place);
+        assert!(larder.get(&place.path).await.expect(200).body == archive);
+        larder.clock.advance(DAY * 400);
+    }
+    let plain = format!("/archive/{HOST}/modules/acme/two/test/1.0.0/module.tar.gz");
+    for path in [download_path("two"), other.path.clone(), plain, download_path("absent"), list_path("absent")] {
+        let said = larder.get(&path).await.expect(503).text();
+        assert!(said.contains("offline") && said.contains("larder status"), "{path}: {said}");
+    }
+    let missing = status(&larder).await["missing"].clone();
+    assert_eq!(
+        missing,
+        serde_json::json!([
+            format!("the archive of {HOST}/acme/two/test@1.0.0"),
+            format!("the location of {HOST}/acme/absent/test@1.0.0"),
+            format!("the version list of {HOST}/acme/absent/test"),
+        ])
+    );
+    assert_eq!((shelf.registry.connections(), shelf.archives.requests().len()), (shelf.registry.connections(), 0));
+    assert_eq!(shelf.registry.requests().len(), 0);
+}
+
+/// What is evicted comes back as it was; what is pinned never goes.
+#[tokio::test]
+async fn an_evicted_module_comes_back_with_the_same_digest_and_a_pinned_one_stays() {
+    let shelf = Shelf::start().await;
+    for (seed, name) in ["one", "two", "three"].into_iter().enumerate() {
+        shelf.put(name, &tar_gz(&[("noise", &noise(seed as u32, 400_000))]));
+    }
+    let larder = shelf.larder().store("max_size = \"1000KiB\"").start().await;
+    let (first, archive) = fetch(larder.base(), "one").await;
+    larder.tell("pin", "acme/one/test@1.0.0").await;
+    let (second, _) = fetch(larder.base(), "two").await;
+    fetch(larder.base(), "three").await;
+    assert_eq!(larder.folder.blobs().len(), 2, "two had to go");
+    assert!(larder.get(&first.path).await.expect(200).body == archive);
+    let told = Place::of(&larder.get(&download_path("one")).await);
+    assert!(told == first, "{told:?}");
+    larder.tell("unpin", "acme/one/test@1.0.0").await;
+    let (again, _) = fetch(larder.base(), "two").await;
+    assert!(again == second, "{again:?}");
+    assert_eq!(larder.metric("larder_evicted_total").await, 2.0);
+}
+
+/// Promise 13.
+#[tokio::test]
+async fn the_same_module_of_two_registries_never_mixes() {
+    let (here, there) = (Shelf::of_one().await, FakeUpstream::start().await);
+    let url = here.file("other.tar.gz", &tar_gz(&[("main.tf", b"# the other one\n")]));
+    there.publish_module(Module::new("acme", "one", "test").at(&url));
+    let larder = here.larder().upstream("registry.opentofu.org", &format!("{}/", there.origin()), "").start().await;
+    let (place, archive) = fetch(larder.base(), "one").await;
+    let path = download_path("one").replace(HOST, "registry.opentofu.org");
+    let other_place = Place::of(&larder.get(&path).await);
+    let other = larder.get(&other_place.path).await.expect(200).body;
+    assert_eq!(unpacked(&archive)["main.tf"], b"# one\n");
+    assert_eq!(unpacked(&other)["main.tf"], b"# the other one\n");
+    larder.get(&place.path.replace(HOST, "registry.opentofu.org")).await.expect(404);
+    larder.tell("purge", "registry.opentofu.org/acme/one/test").await;
+    assert!(Place::of(&larder.get(&download_path("one")).await) == place);
+}
+
+/// Where names are one in any case, they are one archive; elsewhere they are two.
+#[tokio::test]
+async fn a_module_in_another_case_is_the_same_where_its_registry_says_so() {
+    for (folds, fetches) in [(true, 1), (false, 2)] {
+        let shelf = Shelf::of_one().await;
+        shelf.registry.publish_module(Module::new("Acme", "One", "test").at(&shelf.url("one.tar.gz")));
+        let larder = shelf.larder().with(&format!("fold_case = {folds}")).start().await;
+        let (place, archive) = fetch(larder.base(), "one").await;
+        let path = format!("/registry/{HOST}/v1/modules/Acme/One/test/1.0.0/download");
+        let other = Place::of(&larder.get(&path).await);
+        assert_eq!(other.sha256, place.sha256);
+        assert!(larder.get(&other.path).await.expect(200).body == archive);
+        assert_eq!(shelf.archives.count_of(Target::ModuleArchive), fetches, "fold_case = {folds}");
+        assert_eq!(larder.folder.files("names").len(), fetches);
+    }
+}
+
+fn flip(path: &std::path::Path) {
+    let mut bytes = std::fs::read(path).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(path, bytes).unwrap();
+}
+
+/// Promise 10: whatever its size, and whether the damage is found by a request or by `verify`.
+#[tokio::test]
+async fn a_damaged_module_archive_is_set_aside_and_fetched_again() {
+    for size in [1000, 2_000_000] {
+        for found_by_verify in [true, false] {
+            let shelf = Shelf::start().await;
+            shelf.put("one", &tar_gz(&[("noise", &noise(1, size))]));
+            let larder = shelf.larder().start().await;
+            let (place, archive) = fetch(larder.base(), "one").await;
+            let folder = larder.stop().await;
+            flip(&folder.blobs()[0]);
+            let larder = shelf.larder_on(&folder).start().await;
+            if found_by_verify {
+                let request = client().post(format!("{}/admin/v1/verify", larder.admin())).bearer_auth(larder.token());
+                let said = send(request).await.unwrap().expect(200).text();
+                assert!(said.contains("acme/one/test@1.0.0"), "{said}");
+                assert!(folder.blobs().is_empty());
+            }
+            let again = larder.get(&place.path).await.expect(200);
+            assert!(again.body == archive, "{size} {found_by_verify}");
+            assert_eq!(folder.files("aside").len(), 1);
+            assert_eq!(shelf.archives.count_of(Target::ModuleArchive), 2);
+            assert!(Place::of(&larder.get(&download_path("one")).await) == place);
+        }
+    }
+}
+
+/// Promise 10: a name or a sighting that was damaged costs a fetch at most, and never the pin of the first tree.
+#[tokio::test]
+async fn a_damaged_name_or_sighting_heals_and_what_was_seen_first_stays_right() {
+    for what in ["names", "seen"] {
+        let shelf = Shelf::of_one().await;
+        let folder = Folder::new();
+        let larder = shelf.larder_on(&folder).nothing_stays_fresh().start().await;
+        let (place, archive) = fetch(larder.base(), "one").await;
+        larder.stop().await;
+        flip(&folder.files(what)[0]);
+        let larder = shelf.larder_on(&folder).nothing_stays_fresh().start().await;
+        assert!(fetch(larder.base(), "one").await == (place.clone(), archive.clone()), "{what}");
+        // And the one that is there now is held against it.
+        shelf.put("one", &tar_gz(&[("main.tf", b"# moved\n")]));
+        larder.tell("refresh", "acme/one/test").await;
+        assert_eq!(status(&larder).await["alarms"][0]["kind"], "waits-for-accept", "{what}");
+        assert!(fetch(larder.base(), "one").await == (place, archive), "{what}");
+    }
+}
+
+/// Ranges and conditions, as for any archive that is held; and the location has no body to be long.
+#[tokio::test]
+async fn a_held_module_archive_answers_ranges_conditions_and_heads() {
+    let shelf = Shelf::of_one().await;
+    let larder = shelf.larder().start().await;
+    let (place, archive) = fetch(larder.base(), "one").await;
+    let plain = format!("/archive/{HOST}/modules/acme/one/test/1.0.0/module.tar.gz");
+    for path in [&place.path, &plain] {
+        let whole = larder.get(path).await.expect(200);
+        assert_eq!(whole.header("content-length"), archive.len().to_string());
+        assert_eq!(whole.header("accept-ranges"), "bytes");
+        assert_eq!(whole.header("cache-control").contains("immutable"), path == &place.path, "{path}");
+        let head = larder.head(path).await.expect(200);
+        assert_eq!((head.header("content-length"), head.body.len()), (whole.header("content-length"), 0));
+        let part = larder.get_with(path, &[("range", "bytes=10-19")]).await.expect(206);
+        assert!(part.body == archive[10..20]);
+        let etag = whole.header("etag");
+        larder.get_with(path, &[("if-none-match", etag)]).await.expect(304);
+        let changed = larder.get_with(path, &[("range", "bytes=10-19"), ("if-range", "\"another\"")]).await.expect(200);
+        assert!(changed.body == archive);
+        larder.get_with(path, &[("range", "bytes=999999999-")]).await.expect(416);
+    }
+    for answer in [larder.get(&download_path("one")).await, larder.head(&download_path("one")).await] {
+        assert_eq!((answer.status, answer.header("content-length"), answer.body.len()), (204, "", 0));
+        assert!(answer.header("x-terraform-get").contains("?checksum=sha256:"));
+        assert_eq!(answer.header("transfer-encoding"), "");
+    }
+}

@@ -1,0 +1,117 @@
+//! A registry whose modules are archives, and the host that serves them: what a scene of the module tests takes that
+//! needs no git.
+
+use std::collections::BTreeMap;
+use std::io::{Read as _, Write as _};
+
+use super::larder::{Builder, Larder};
+use super::tls::TestCa;
+use super::upstream::{FakeUpstream, Module};
+
+/// A registry over http, and an archive host over https.
+pub(crate) struct Shelf {
+    pub(crate) ca: TestCa,
+    pub(crate) registry: FakeUpstream,
+    pub(crate) archives: FakeUpstream,
+}
+
+impl Shelf {
+    pub(crate) async fn start() -> Self {
+        Self::with_registry(FakeUpstream::start().await).await
+    }
+
+    pub(crate) async fn with_registry(registry: FakeUpstream) -> Self {
+        let ca = TestCa::new();
+        let archives = FakeUpstream::builder().tls_with(&ca).start().await;
+        Self { ca, registry, archives }
+    }
+
+    /// acme/one/test 1.0.0, small.
+    pub(crate) async fn of_one() -> Self {
+        let shelf = Self::start().await;
+        shelf.put("one", &tar_gz(&[("main.tf", b"# one\n"), ("modules/x/main.tf", b"# x\n")]));
+        shelf
+    }
+
+    /// Puts this archive at the host, and publishes acme/NAME/test 1.0.0 there.
+    pub(crate) fn put(&self, name: &str, archive: &[u8]) {
+        let url = self.file(&format!("{name}.tar.gz"), archive);
+        self.publish(name, &url);
+    }
+
+    /// Publishes acme/NAME/test 1.0.0 at this location.
+    pub(crate) fn publish(&self, name: &str, location: &str) {
+        self.registry.publish_module(Module::new("acme", name, "test").at(location));
+    }
+
+    /// A file at the archive host, and its URL.
+    pub(crate) fn file(&self, name: &str, bytes: &[u8]) -> String {
+        self.archives.serve_file(&format!("/files/{name}"), "application/octet-stream", bytes.to_vec());
+        self.url(name)
+    }
+
+    /// The URL of a file at the archive host.
+    pub(crate) fn url(&self, name: &str) -> String {
+        format!("{}/files/{name}", self.archives.origin())
+    }
+
+    /// A larder that may reach both.
+    pub(crate) fn larder(&self) -> Builder {
+        Larder::mirroring(&self.registry).trusting(&self.ca).allow_private("127.0.0.1")
+    }
+
+    /// The same, on a store that was there before.
+    pub(crate) fn larder_on(&self, folder: &super::larder::Folder) -> Builder {
+        Larder::mirroring(&self.registry).on(folder).trusting(&self.ca).allow_private("127.0.0.1")
+    }
+
+    /// Nobody is there any more.
+    pub(crate) async fn stop(&mut self) {
+        self.registry.stop().await;
+        self.archives.stop().await;
+    }
+}
+
+/// A tar.gz of these files.
+pub(crate) fn tar_gz(files: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut tar = tar::Builder::new(Vec::new());
+    for (path, bytes) in files {
+        let mut header = tar::Header::new_ustar();
+        header.set_size(bytes.len() as u64);
+        header.set_mode(0o644);
+        tar.append_data(&mut header, path, *bytes).unwrap();
+    }
+    gz(&tar.into_inner().unwrap())
+}
+
+/// Compressed.
+pub(crate) fn gz(bytes: &[u8]) -> Vec<u8> {
+    let mut out = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    out.write_all(bytes).unwrap();
+    out.finish().unwrap()
+}
+
+/// The files of a tar.gz.
+pub(crate) fn unpacked(archive: &[u8]) -> BTreeMap<String, Vec<u8>> {
+    let mut tar = tar::Archive::new(flate2::read::GzDecoder::new(archive));
+    let entries = tar.entries().unwrap().map(|entry| {
+        let mut entry = entry.unwrap();
+        let path = entry.path().unwrap().to_string_lossy().into_owned();
+        let mut bytes = Vec::new();
+        entry.read_to_end(&mut bytes).unwrap();
+        (path, bytes)
+    });
+    entries.filter(|(path, _)| !path.ends_with('/')).collect()
+}
+
+/// The same on any machine, and does not compress.
+pub(crate) fn noise(seed: u32, bytes: usize) -> Vec<u8> {
+    let mut state = u64::from(seed) + 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()[3]
+    };
+    (0..bytes).map(|_| next()).collect()
+}
