@@ -36,8 +36,13 @@ fuzz_target!(|body: &[u8]| {
             assert!(matches!(url.scheme(), "http" | "https") && url.username().is_empty(), "{url}");
             assert!(url.password().is_none() && url.fragment().is_none(), "{url}");
         }
-        if name == "providers.v1" && before.is_some() {
-            let ours = OURS.join("/registry/registry.example/v1/providers/").ok();
+        let folder = match name.as_str() {
+            "providers.v1" => Some("providers"),
+            "modules.v1" => Some("modules"),
+            _ => None,
+        };
+        if let Some(folder) = folder.filter(|_| before.is_some()) {
+            let ours = OURS.join(&format!("/registry/registry.example/v1/{folder}/")).ok();
             assert_eq!(read.service(name), ours);
             continue;
         }

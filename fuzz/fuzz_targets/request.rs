@@ -22,8 +22,8 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::Runtime;
 
-const ANSWERS: [&str; 14] =
-    ["200", "304", "400", "403", "404", "405", "411", "413", "414", "416", "431", "501", "503", "508"];
+const ANSWERS: [&str; 15] =
+    ["200", "302", "304", "400", "403", "404", "405", "411", "413", "414", "416", "431", "501", "503", "508"];
 
 static RUNTIME: LazyLock<Runtime> =
     LazyLock::new(|| tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime"));

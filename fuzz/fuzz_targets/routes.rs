@@ -1,12 +1,12 @@
 //! Request lines: what is a route prints as a URL that is the same route (law 8), with and without a mount.
-//! The first line of the input is the Host, the rest the path.
+//! The first line of the input is the Host, the rest the path and the query.
 #![no_main]
 
 use std::sync::LazyLock;
 
 use larder::address::Hostname;
 use larder::cdn_loop::CdnLoop;
-use larder::protocol::route::{Door, Form, Mount, Route};
+use larder::protocol::route::{About, Door, Form, Mount, Route};
 use libfuzzer_sys::fuzz_target;
 use url::Url;
 
@@ -18,24 +18,39 @@ static DOOR: LazyLock<Door> = LazyLock::new(|| {
 static MOUNT: LazyLock<Mount> = LazyLock::new(|| Mount::new(Url::parse("https://mirror.example/tf/").ok().as_ref()));
 
 fuzz_target!(|text: &str| {
-    let (host, path) = text.split_once('\n').map_or((None, text), |(host, path)| (Some(host), path));
+    let (host, asked) = text.split_once('\n').map_or((None, text), |(host, asked)| (Some(host), asked));
+    let (path, query) = taken_apart(asked);
     let below = MOUNT.below(path);
     assert!(path.ends_with(below));
-    match Route::parse(below, host, &DOOR) {
+    match Route::parse(below, query, host, &DOOR) {
         Ok(route) => {
             let printed = route.path();
             assert!(printed.starts_with('/') && printed.is_ascii() && !printed.contains("//"), "{printed}");
-            assert!(printed.len() < 9 * 3 * 130, "{printed}");
-            assert_eq!(Route::parse(&printed, None, &DOOR), Ok(route.clone()), "{printed}");
+            let (printed_path, printed_query) = taken_apart(&printed);
+            // Only what the protocol knows, of a bounded length each.
+            assert!(printed_query.is_none_or(|query| query.len() < 2_200 && matches!(route, Route::Page(_))), "{printed}");
+            assert!(printed_path.len() < 9 * 3 * 130, "{printed}");
+            assert_eq!(Route::parse(printed_path, printed_query, None, &DOOR), Ok(route.clone()), "{printed}");
             for form in [Form::PathAbsolute, Form::Public, MOUNT.form(&CdnLoop::default())] {
                 let url = MOUNT.url(form, &printed);
                 let url = Url::parse("https://mirror.example/x").and_then(|base| base.join(&url)).expect(&url);
                 assert_eq!(url.host_str(), Some("mirror.example"));
-                assert!(url.query().is_none() && url.fragment().is_none(), "{url}");
-                assert_eq!(Route::parse(MOUNT.below(url.path()), None, &DOOR), Ok(route.clone()), "{url}");
+                assert!(url.query() == printed_query && url.fragment().is_none(), "{url}");
+                assert_eq!(Route::parse(MOUNT.below(url.path()), url.query(), None, &DOOR), Ok(route.clone()), "{url}");
             }
-            assert!(route.provider().is_none_or(|provider| DOOR.upstreams.contains(&provider.host)));
+            let host = match &route {
+                Route::Page(page) => Some(&page.host),
+                route => route.about().map(|about| match about {
+                    About::Provider(address) => &address.host,
+                    About::Module(address) => &address.host,
+                }),
+            };
+            assert!(host.is_none_or(|host| DOOR.upstreams.contains(host)));
         }
         Err(refused) => assert!(refused.to_string().len() < 2 * text.len() + 4_000),
     }
 });
+
+fn taken_apart(asked: &str) -> (&str, Option<&str>) {
+    asked.split_once('?').map_or((asked, None), |(path, query)| (path, Some(query)))
+}

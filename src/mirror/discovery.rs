@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use url::Url;
 
 use super::documents::{DocumentFlight, KeptDocument, Meanwhile};
@@ -17,6 +18,7 @@ use crate::upstream::ask::Fetched;
 use crate::upstream::discovery::{self, Discovery, Service};
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::{Link, origin};
+use crate::upstream::providers::RawObject;
 use crate::upstream::{Grant, Upstream};
 
 /// Which discovery document a fetch may go by.
@@ -40,6 +42,33 @@ impl KeptDocument {
         let discovery = self.discovery().ok();
         let names = |service: &Service| discovery.as_ref().is_some_and(|named| named.base(*service).is_some());
         Service::ALL.into_iter().filter(names).collect()
+    }
+
+    /// The document as discovery, with the services that upstream has dropped from it: what is held of them is served
+    /// all the same, so clients must find them here.
+    pub fn discovery_for_clients(&self) -> Result<Discovery, String> {
+        let mut discovery = self.discovery()?;
+        for (name, entry) in self.dropped_services() {
+            discovery.entries.insert(name, entry);
+        }
+        Ok(discovery)
+    }
+
+    fn dropped_services(&self) -> RawObject {
+        serde_json::from_slice(&self.dropped).unwrap_or_default()
+    }
+
+    /// The entries of services that this document names, or whose entries it carries on, and `now` does not name.
+    fn dropped_in(&self, now: &Self) -> Bytes {
+        let names = now.services();
+        let before = self.discovery_for_clients();
+        let mut dropped = RawObject::new();
+        for service in Service::ALL.into_iter().filter(|service| !names.contains(service)) {
+            let entry = before.as_ref().ok().filter(|before| before.base(service).is_some());
+            let entry = entry.and_then(|before| before.entries.get(service.key()));
+            dropped.extend(entry.map(|entry| (service.key().to_owned(), entry.clone())));
+        }
+        if dropped.is_empty() { Bytes::new() } else { serde_json::to_vec(&dropped).unwrap_or_default().into() }
     }
 }
 
@@ -172,11 +201,11 @@ impl Mirror {
         let asked = discovery_url(upstream)?;
         let fetched =
             self.ask(what, &asked, upstream, &upstream.grant, before.as_deref(), discovery::LIMIT, call).await;
-        let had = before.as_ref().map(|before| before.services()).unwrap_or_default();
+        let had_services = before.as_ref().is_some_and(|before| !before.services().is_empty());
         let kept = match (fetched, before) {
             (Ok(Fetched::Unchanged), Some(before)) => before.checked_again(call.now, false),
             (Ok(Fetched::Unchanged), None) => return Err(unusable("304 to an unconditional request".into()).into()),
-            (Ok(Fetched::New(document)), _) => {
+            (Ok(Fetched::New(document)), before) => {
                 if !Discovery::accepts(document.content_type.as_deref()) {
                     let sent = document.content_type.unwrap_or_else(|| "no media type".into());
                     return Err(
@@ -184,7 +213,9 @@ impl Mirror {
                     );
                 }
                 Discovery::parse(&document.body, document.url.clone()).map_err(unusable)?;
-                KeptDocument::of(document, asked, call.now)
+                let kept = KeptDocument::of(document, asked, call.now);
+                let dropped = before.filter(|_| settings.keep_gone).map(|before| before.dropped_in(&kept));
+                KeptDocument { dropped: dropped.unwrap_or_default(), ..kept }
             }
             // A registry without discovery is no registry: that is never "the provider does not exist".
             (Err(UpstreamError { fault: Fault::Absent(status), .. }), _) => {
@@ -194,8 +225,8 @@ impl Mirror {
         };
         let names = kept.services();
         // One that names the other service is the registry's word; one that names neither is no registry's.
-        if let Some(lost) = had.first().filter(|_| names.is_empty()) {
-            return Err(unusable(format!("its discovery document names no {} any more", lost.key())).into());
+        if names.is_empty() && had_services {
+            return Err(unusable("its discovery document names no service any more that larder asks for".into()).into());
         }
         if names.is_empty() {
             // It is given out, and asked for again the next time, like anything that is not held.

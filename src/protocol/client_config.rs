@@ -45,7 +45,7 @@ async fn overrides(hosts: &[&Hostname], mirror: Option<&Arc<Mirror>>, base: &str
             Some(mirror) => mirror.held_discovery(host).await?,
             None => None,
         };
-        let discovery = held.and_then(|held| held.discovery().ok());
+        let discovery = held.and_then(|held| held.discovery_for_clients().ok());
         let known = discovery.map(|discovery| services(discovery, host, |path| format!("{base}{path}")));
         line(&mut text, format_args!("host \"{}\" {{", host.to_unicode()));
         line(&mut text, format_args!("  services = {{"));

@@ -43,12 +43,11 @@ pub(super) async fn page(
             };
             kept.read_page(page, rewritten).await.map_err(unreadable)?
         }
-        PageFound::Stored(FromStore::List(list)) => {
-            list_of(&list, page, links).map_err(|e| unreadable(e.to_string()))?
+        PageFound::Stored(found) => match *found {
+            FromStore::List(list) => list_of(&list, page, links),
+            FromStore::Details(details) => details_of(&details),
         }
-        PageFound::Stored(FromStore::Details(details)) => {
-            details_of(&details).map_err(|e| unreadable(e.to_string()))?
-        }
+        .map_err(|e| unreadable(e.to_string()))?,
     };
     Ok(Answer { value: body, outcome, fresh_until, checked })
 }

@@ -288,6 +288,31 @@ async fn a_registry_without_providers_is_502_with_the_cause_and_asked_again_next
     }
 }
 
+/// Promise 6, of each service by itself: what one is dropped from says nothing of the other, and what is held is found.
+#[tokio::test]
+async fn a_service_that_discovery_drops_is_still_found_here_and_the_other_goes_on() {
+    let upstream = FakeUpstream::start().await;
+    publish_null(&upstream);
+    let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
+    let held = larder.versions("null").await.expect(200);
+    for (document, detail) in [
+        (r#"{"modules.v1":"/v1/modules/"}"#, "detail=stale"),
+        (r#"{"modules.v1":"/v1/modules/","x.v1":"/x/"}"#, "detail=stale"),
+        (r#"{"providers.v1":null}"#, "detail=stale"),
+        (r#"{"providers.v1":"/v1/providers/"}"#, "fwd=stale; stored"),
+    ] {
+        upstream.serve_json(WELL_KNOWN, document);
+        let services = larder.get(&discovery_of(HOST)).await.expect(200).json();
+        assert_eq!(services["providers.v1"], providers_of(HOST), "{document}");
+        assert_eq!(services["modules.v1"], modules_of(HOST), "{document}");
+        let again = larder.versions("null").await.expect(200);
+        assert_eq!(again.body, held.body);
+        assert!(again.is(detail), "{document}: {}", again.header("cache-status"));
+    }
+    let modules = larder.get(&format!("{}acme/none/aws/versions", modules_of(HOST))).await;
+    assert_eq!(modules.status, 502, "its upstream names no modules.v1 any more: {}", modules.text());
+}
+
 /// Promise 6: what is held is served while discovery is in trouble.
 #[tokio::test]
 async fn a_held_document_is_served_stale_while_the_upstreams_is_unusable() {

@@ -32,7 +32,7 @@ pub enum PageFound {
     /// What upstream says, or said.
     Upstream(Arc<KeptDocument>),
     /// What is stored, because nobody can be asked.
-    Stored(FromStore),
+    Stored(Box<FromStore>),
 }
 
 /// A page as upstream sent it.
@@ -84,7 +84,7 @@ impl Mirror {
             if self.link() == Link::Offline
                 && let Some(found) = self.page_from_store(page).await?
             {
-                let (value, checked) = (PageFound::Stored(found), call.now);
+                let (value, checked) = (PageFound::Stored(Box::new(found)), call.now);
                 return Ok(Answer { value, outcome: Outcome::Stale, fresh_until: call.now, checked });
             }
             if let Some(said) = call.terms.absent.get(&key, call.now) {
