@@ -20,18 +20,22 @@ pub(super) enum Node {
     File { mode: u32, at: u64, size_bytes: u64 },
 }
 
-/// The resolved tree, by paths relative to its root, and what was left out of it.
-pub(super) struct Resolved {
+/// What is below a folder of a tree with its links followed, ready to be packed.
+#[derive(Debug)]
+pub struct Resolved<'t> {
+    pub(super) tree: &'t Tree,
+    /// By paths relative to the root.
     pub(super) nodes: BTreeMap<TreePath, Node>,
+    /// What was left out.
     pub(super) notes: Vec<String>,
 }
 
 /// Follows every link below `root`, through the whole tree. The root's own `.git` is left out.
 ///
 /// # Errors
-/// [`TreeError::Refused`] for a link that leads out of the tree, or into itself; [`TreeError::TooLarge`] where the
-/// copies exceed the tree's limits.
-pub(super) fn resolve(tree: &Tree, root: &TreePath) -> Result<Resolved, TreeError> {
+/// [`TreeError::Refused`] for a link out of the tree, into itself or to an absolute path, and for a root that is no
+/// folder; [`TreeError::TooLarge`] where the copies exceed the tree's limits.
+pub fn resolve<'t>(tree: &'t Tree, root: &TreePath) -> Result<Resolved<'t>, TreeError> {
     match tree.get(root) {
         Some(Entry::Folder) => {}
         Some(_) => return Err(TreeError::refused(root, "it is to be the root of the module, and is no folder")),
@@ -50,7 +54,7 @@ pub(super) fn resolve(tree: &Tree, root: &TreePath) -> Result<Resolved, TreeErro
     while let Some(folder) = folders.pop() {
         walk.copy(&folder, &mut folders)?;
     }
-    Ok(Resolved { notes: walk.notes(), nodes: walk.nodes })
+    Ok(Resolved { tree, notes: walk.notes(), nodes: walk.nodes })
 }
 
 /// A folder that is to be copied: where it is, where it goes, and the last link on the way to it.

@@ -107,8 +107,38 @@ fn the_size_of_a_read_makes_no_difference_to_the_bytes() {
     let expected = packed(&sample(), "").unwrap();
     for size in [1, 7, 511, 32 * 1024] {
         let mut bytes = Vec::new();
-        let packed = pack_through(&mut vec![0; size], &sample(), &TreePath::root(), &mut bytes).unwrap();
+        let packed =
+            resolve(&sample(), &TreePath::root()).unwrap().write_through(&mut vec![0; size], &mut bytes).unwrap();
         assert!((bytes, packed) == expected, "{size}");
+    }
+}
+
+#[test]
+fn what_an_archive_may_take_is_known_before_it_is_written() {
+    // Nothing that could be packed to less, in names and contents.
+    let random = |n: u32, length: usize| -> Vec<u8> {
+        (0_u32..)
+            .flat_map(|i| Digest::of(&[n.to_le_bytes(), i.to_le_bytes()].concat()).as_bytes().to_vec())
+            .take(length)
+            .collect()
+    };
+    for (name, size) in [(4, 0), (4, 1), (99, 1), (200, 1), (200, 3000)] {
+        let mut tree = empty();
+        for n in 0..100 {
+            let name: Vec<u8> =
+                random(n, name).iter().map(|byte| if matches!(byte, 0 | b'/' | b'.') { b'x' } else { *byte }).collect();
+            tree.file(&TreePath::parse(&name).unwrap(), 0o644, &mut random(n + 1000, size).as_slice()).unwrap();
+        }
+        let resolved = resolve(&tree, &TreePath::root()).unwrap();
+        let mut bytes = Vec::new();
+        resolved.write(&mut bytes).unwrap();
+        let least = 100 * (size as u64 + 1024);
+        assert!(
+            resolved.bytes() >= bytes.len() as u64 && resolved.bytes() >= least,
+            "{} for {}",
+            resolved.bytes(),
+            bytes.len()
+        );
     }
 }
 
