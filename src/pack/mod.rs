@@ -19,5 +19,6 @@ pub use self::format::ArchiveFormat;
 pub use self::glob::wrapper;
 pub use self::pack::{PACKER, Packed, pack};
 pub use self::path::{BadPath, TreePath};
+pub use self::resolve::{Resolved, resolve};
 pub use self::tree::{Entry, Tree, TreeError, TreeLimits};
 pub use self::unpack::unpack;

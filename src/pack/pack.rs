@@ -24,6 +24,8 @@ const NO_SYSTEM: u8 = 255;
 /// How much the encoder gets at a time, in bytes: what it makes of the same bytes depends on that.
 const PIECE: usize = 64 * 1024;
 const BLOCK: usize = 512;
+/// From how many bytes on a name may need a place of its own.
+const SHORT_NAME: u64 = 100;
 
 /// What was packed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,52 +40,70 @@ pub struct Packed {
     pub notes: Vec<String>,
 }
 
-/// Writes what is below `root` as `tar.gz`: links followed to copies, through the whole tree; sorted; no owners, no
-/// times. Files keep their permission bits, and are readable for their owner at least; folders have 0755. The root's
-/// `.git` is left out. Memory is taken for names alone.
+/// Writes what is below `root` as `tar.gz`, as [`Resolved::write`] does.
 ///
 /// # Errors
-/// [`TreeError::Refused`] for a link out of the tree, into itself or to an absolute path, and for a root that is no
-/// folder; [`TreeError::TooLarge`] where copies exceed the tree's limits; [`TreeError::Spool`] where reading or writing
-/// fails.
+/// Those of [`resolve`], and of [`Resolved::write`].
 pub fn pack(tree: &Tree, root: &TreePath, out: &mut dyn Write) -> Result<Packed, TreeError> {
-    pack_through(&mut vec![0; COPIED_AT_ONCE], tree, root, out)
+    resolve(tree, root)?.write(out)
 }
 
-/// The same through a buffer of any size, which makes no difference to the bytes.
-fn pack_through(buffer: &mut [u8], tree: &Tree, root: &TreePath, out: &mut dyn Write) -> Result<Packed, TreeError> {
-    let Resolved { nodes, notes } = resolve(tree, root)?;
-    let gzip = GzBuilder::new().mtime(0).operating_system(NO_SYSTEM).write(out, Compression::new(LEVEL));
-    let mut gzip = Pieces { inner: gzip, piece: Vec::with_capacity(PIECE) };
-    let mut listing = Hasher::new();
-    listing.update(b"larder tree 1\n");
-    for (path, node) in &nodes {
-        let kind = match node {
-            Node::Folder => b"d",
-            Node::File { mode, .. } if mode & 0o100 == 0 => b"f",
-            Node::File { .. } => b"x",
+impl Resolved<'_> {
+    /// How many bytes the archive may take, before it is written: what is in its files, and 1 KiB for each entry, or
+    /// what a long name takes. Most are packed to less.
+    pub fn bytes(&self) -> u64 {
+        let entry = |(path, node): (&TreePath, &Node)| {
+            let content = if let Node::File { size_bytes, .. } = node { *size_bytes } else { 0 };
+            let name = path.as_bytes().len() as u64;
+            let for_name = if name < SHORT_NAME { 0 } else { 1024 + name };
+            content.saturating_add(1024 + for_name)
         };
-        listing.update(kind);
-        listing.update(path.as_bytes());
-        listing.update(b"\0");
-        match *node {
-            Node::Folder => {
-                let name = [path.as_bytes(), b"/"].concat();
-                write_header(&mut gzip, &name, EntryType::Directory, 0o755, 0).map_err(TreeError::spool)?;
-            }
-            Node::File { mode, at, size_bytes } => {
-                write_header(&mut gzip, path.as_bytes(), EntryType::Regular, mode | 0o400, size_bytes)
-                    .map_err(TreeError::spool)?;
-                let mut contents = tree.contents(at, size_bytes);
-                let digest = copy(&mut contents, &mut gzip, buffer).map_err(TreeError::spool)?;
-                listing.update(digest.as_ref());
-                pad(&mut gzip, size_bytes).map_err(TreeError::spool)?;
+        self.nodes.iter().map(entry).fold(2 * BLOCK as u64, u64::saturating_add)
+    }
+
+    /// Writes it as `tar.gz`: links followed to copies; sorted; no owners, no times. Files keep their permission bits,
+    /// and are readable for their owner at least; folders have 0755. Memory is taken for names alone.
+    ///
+    /// # Errors
+    /// [`TreeError::Spool`] where reading or writing fails.
+    pub fn write(&self, out: &mut dyn Write) -> Result<Packed, TreeError> {
+        self.write_through(&mut vec![0; COPIED_AT_ONCE], out)
+    }
+
+    /// The same through a buffer of any size, which makes no difference to the bytes.
+    fn write_through(&self, buffer: &mut [u8], out: &mut dyn Write) -> Result<Packed, TreeError> {
+        let gzip = GzBuilder::new().mtime(0).operating_system(NO_SYSTEM).write(out, Compression::new(LEVEL));
+        let mut gzip = Pieces { inner: gzip, piece: Vec::with_capacity(PIECE) };
+        let mut listing = Hasher::new();
+        listing.update(b"larder tree 1\n");
+        for (path, node) in &self.nodes {
+            let kind = match node {
+                Node::Folder => b"d",
+                Node::File { mode, .. } if mode & 0o100 == 0 => b"f",
+                Node::File { .. } => b"x",
+            };
+            listing.update(kind);
+            listing.update(path.as_bytes());
+            listing.update(b"\0");
+            match *node {
+                Node::Folder => {
+                    let name = [path.as_bytes(), b"/"].concat();
+                    write_header(&mut gzip, &name, EntryType::Directory, 0o755, 0).map_err(TreeError::spool)?;
+                }
+                Node::File { mode, at, size_bytes } => {
+                    write_header(&mut gzip, path.as_bytes(), EntryType::Regular, mode | 0o400, size_bytes)
+                        .map_err(TreeError::spool)?;
+                    let mut contents = self.tree.contents(at, size_bytes);
+                    let digest = copy(&mut contents, &mut gzip, buffer).map_err(TreeError::spool)?;
+                    listing.update(digest.as_ref());
+                    pad(&mut gzip, size_bytes).map_err(TreeError::spool)?;
+                }
             }
         }
+        gzip.write_all(&[0; 2 * BLOCK]).and_then(|()| gzip.flush()).map_err(TreeError::spool)?;
+        gzip.inner.finish().and_then(Write::flush).map_err(TreeError::spool)?;
+        Ok(Packed { tree: listing.finish().0, notes: self.notes.clone() })
     }
-    gzip.write_all(&[0; 2 * BLOCK]).and_then(|()| gzip.flush()).map_err(TreeError::spool)?;
-    gzip.inner.finish().and_then(Write::flush).map_err(TreeError::spool)?;
-    Ok(Packed { tree: listing.finish().0, notes })
 }
 
 /// Writes the header of an entry. A name that ustar has no room for goes before it as GNU tar does it: unlike pax, that

@@ -1,14 +1,16 @@
 //! What is below a folder of a tree once its links are followed: folders and files alone.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Entry, Tree, TreeError, TreePath};
 
 /// How many links a way through the tree may lead through, as Linux has it.
 const MOST_LINKS: usize = 40;
-/// How many names may be looked up for all links together.
-const MOST_STEPS: u32 = 20_000_000;
-/// How many notes are made; more are counted.
+/// How much work it may be, in bytes of the names that are looked at: a few seconds' worth.
+const MOST_WORK: u64 = 1 << 30;
+/// What looking at a name costs however short it is, as bytes of it.
+const EACH_LOOK: u64 = 128;
+/// How many notes are made for one reason; more are counted.
 const MOST_NOTES: usize = 20;
 /// How many bytes the names may have in all.
 const MOST_NAME_BYTES: usize = 64 << 20;
@@ -20,18 +22,22 @@ pub(super) enum Node {
     File { mode: u32, at: u64, size_bytes: u64 },
 }
 
-/// The resolved tree, by paths relative to its root, and what was left out of it.
-pub(super) struct Resolved {
+/// What is below a folder of a tree with its links followed, ready to be packed.
+#[derive(Debug)]
+pub struct Resolved<'t> {
+    pub(super) tree: &'t Tree,
+    /// By paths relative to the root.
     pub(super) nodes: BTreeMap<TreePath, Node>,
+    /// What was left out.
     pub(super) notes: Vec<String>,
 }
 
 /// Follows every link below `root`, through the whole tree. The root's own `.git` is left out.
 ///
 /// # Errors
-/// [`TreeError::Refused`] for a link that leads out of the tree, or into itself; [`TreeError::TooLarge`] where the
-/// copies exceed the tree's limits.
-pub(super) fn resolve(tree: &Tree, root: &TreePath) -> Result<Resolved, TreeError> {
+/// [`TreeError::Refused`] for a link out of the tree, to an absolute path or round in a circle, and for a root that is
+/// no folder; [`TreeError::TooLarge`] where the copies exceed the tree's limits, or following is too much work.
+pub fn resolve<'t>(tree: &'t Tree, root: &TreePath) -> Result<Resolved<'t>, TreeError> {
     match tree.get(root) {
         Some(Entry::Folder) => {}
         Some(_) => return Err(TreeError::refused(root, "it is to be the root of the module, and is no folder")),
@@ -40,17 +46,18 @@ pub(super) fn resolve(tree: &Tree, root: &TreePath) -> Result<Resolved, TreeErro
     let mut walk = Walk {
         tree,
         nodes: BTreeMap::new(),
-        dangling: Vec::new(),
+        dangling: BTreeSet::new(),
+        endless: BTreeSet::new(),
         bytes: 0,
         name_bytes: 0,
-        steps: 0,
+        work: 0,
         links: Vec::new(),
     };
     let mut folders = vec![Copied { from: root.clone(), to: TreePath::root(), through: None }];
     while let Some(folder) = folders.pop() {
         walk.copy(&folder, &mut folders)?;
     }
-    Ok(Resolved { notes: walk.notes(), nodes: walk.nodes })
+    Ok(Resolved { tree, notes: walk.notes(), nodes: walk.nodes })
 }
 
 /// A folder that is to be copied: where it is, where it goes, and the last link on the way to it.
@@ -63,10 +70,13 @@ struct Copied {
 struct Walk<'t> {
     tree: &'t Tree,
     nodes: BTreeMap<TreePath, Node>,
-    dangling: Vec<String>,
+    /// Links that lead nowhere. However often a folder is copied, each is in the tree once.
+    dangling: BTreeSet<&'t TreePath>,
+    /// Links to folders that they are in.
+    endless: BTreeSet<&'t TreePath>,
     bytes: u64,
     name_bytes: usize,
-    steps: u32,
+    work: u64,
     /// Links that led to folders: where they are, and the one before each on its way.
     links: Vec<(&'t TreePath, Option<usize>)>,
 }
@@ -81,6 +91,8 @@ enum End {
 impl<'t> Walk<'t> {
     fn copy(&mut self, folder: &Copied, more: &mut Vec<Copied>) -> Result<(), TreeError> {
         for (path, entry) in self.tree.below(&folder.from) {
+            // Also of what is left out: a folder of nothing else can be copied as often as there are links to it.
+            self.spend(path.as_bytes().len() + folder.to.as_bytes().len())?;
             let Some(below) = path.below(&folder.from) else { continue };
             let to = folder.to.join(&below).map_err(|bad| TreeError::refused(path, bad.to_string()))?;
             if to.names().next() == Some(b".git") {
@@ -93,12 +105,16 @@ impl<'t> Walk<'t> {
                 }
                 Entry::Link(target) => match self.follow(path, target)? {
                     End::File(file) => self.put(to, file)?,
-                    End::Folder(from) => {
-                        let link = self.enter(path, &from, folder.through)?;
-                        self.put(to.clone(), Node::Folder)?;
-                        more.push(Copied { from, to, through: Some(link) });
-                    }
-                    End::Nowhere => self.dangling.push(path.to_string()),
+                    End::Folder(from) => match self.enter(path, &from, folder.through)? {
+                        Some(link) => {
+                            // It waits to be copied, and may be named by many.
+                            self.name_bytes = self.name_bytes.saturating_add(from.as_bytes().len());
+                            self.put(to.clone(), Node::Folder)?;
+                            more.push(Copied { from, to, through: Some(link) });
+                        }
+                        None => drop(self.endless.insert(path)),
+                    },
+                    End::Nowhere => drop(self.dangling.insert(path)),
                 },
             }
         }
@@ -124,18 +140,27 @@ impl<'t> Walk<'t> {
         Ok(())
     }
 
-    /// Remembers a link that leads to a folder. That folder would never end if the link itself, or one that led to
-    /// where it is, were in it.
-    fn enter(&mut self, link: &'t TreePath, to: &TreePath, through: Option<usize>) -> Result<usize, TreeError> {
+    fn spend(&mut self, name_bytes: usize) -> Result<(), TreeError> {
+        self.work = self.work.saturating_add(EACH_LOOK + name_bytes as u64);
+        if self.work > MOST_WORK {
+            return Err(TreeError::TooLarge("can be looked up to follow its links".to_owned()));
+        }
+        Ok(())
+    }
+
+    /// Remembers a link that leads to a folder; `None` for one whose folder would never end, because the link itself,
+    /// or one that led to where it is, is in it.
+    fn enter(&mut self, link: &'t TreePath, to: &TreePath, through: Option<usize>) -> Result<Option<usize>, TreeError> {
         let mut next = Some((link, through));
         while let Some((on_the_way, before)) = next {
+            self.spend(to.as_bytes().len())?;
             if on_the_way.below(to).is_some() {
-                return Err(TreeError::refused(link, "it is a link to a folder that it is in itself"));
+                return Ok(None);
             }
             next = before.and_then(|before| self.links.get(before).copied());
         }
         self.links.push((link, through));
-        Ok(self.links.len() - 1)
+        Ok(Some(self.links.len() - 1))
     }
 
     /// Where a link leads, as the kernel would find it in a tree that is a whole file system.
@@ -154,13 +179,11 @@ impl<'t> Walk<'t> {
             if targets > MOST_LINKS {
                 return refused("it is a link that leads to itself, or through too many others");
             }
+            self.spend(target.len())?;
             names.extend(target.rsplit(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b".")));
             let next = loop {
                 let Some(name) = names.pop() else { return Ok(End::Folder(at)) };
-                self.steps += 1;
-                if self.steps > MOST_STEPS {
-                    return Err(TreeError::TooLarge(format!("{MOST_STEPS} names on the ways of its links")));
-                }
+                self.spend(at.as_bytes().len() + name.len())?;
                 if name == b".." {
                     match at.parent() {
                         Some(parent) => at = parent,
@@ -182,20 +205,26 @@ impl<'t> Walk<'t> {
         }
     }
 
-    fn notes(&mut self) -> Vec<String> {
-        self.dangling.sort();
-        let more = self.dangling.len().saturating_sub(MOST_NOTES);
-        let mut notes: Vec<String> = self
-            .dangling
-            .drain(..)
-            .take(MOST_NOTES)
-            .map(|link| format!("the link {link} leads nowhere, and is left out"))
-            .collect();
-        if more > 0 {
-            notes.push(format!("{more} more links lead nowhere, and are left out"));
-        }
+    fn notes(&self) -> Vec<String> {
+        let mut notes = noted(&self.dangling, "leads nowhere", "lead nowhere");
+        notes.extend(noted(
+            &self.endless,
+            "leads to a folder that it is in itself",
+            "lead to folders that they are in",
+        ));
         notes
     }
+}
+
+/// What is said of links that are left out for one reason.
+fn noted(links: &BTreeSet<&TreePath>, one: &str, many: &str) -> Vec<String> {
+    let note = |link: &&TreePath| format!("the link {link} {one}, and is left out");
+    let mut notes: Vec<String> = links.iter().take(MOST_NOTES).map(note).collect();
+    let more = links.len().saturating_sub(MOST_NOTES);
+    if more > 0 {
+        notes.push(format!("{more} more links {many}, and are left out"));
+    }
+    notes
 }
 
 /// What is left of a way through what is not there must not lead out of the package either.

@@ -107,8 +107,38 @@ fn the_size_of_a_read_makes_no_difference_to_the_bytes() {
     let expected = packed(&sample(), "").unwrap();
     for size in [1, 7, 511, 32 * 1024] {
         let mut bytes = Vec::new();
-        let packed = pack_through(&mut vec![0; size], &sample(), &TreePath::root(), &mut bytes).unwrap();
+        let packed =
+            resolve(&sample(), &TreePath::root()).unwrap().write_through(&mut vec![0; size], &mut bytes).unwrap();
         assert!((bytes, packed) == expected, "{size}");
+    }
+}
+
+#[test]
+fn what_an_archive_may_take_is_known_before_it_is_written() {
+    // Nothing that could be packed to less, in names and contents.
+    let random = |n: u32, length: usize| -> Vec<u8> {
+        (0_u32..)
+            .flat_map(|i| Digest::of(&[n.to_le_bytes(), i.to_le_bytes()].concat()).as_bytes().to_vec())
+            .take(length)
+            .collect()
+    };
+    for (name, size) in [(4, 0), (4, 1), (99, 1), (200, 1), (200, 3000)] {
+        let mut tree = empty();
+        for n in 0..100 {
+            let name: Vec<u8> =
+                random(n, name).iter().map(|byte| if matches!(byte, 0 | b'/' | b'.') { b'x' } else { *byte }).collect();
+            tree.file(&TreePath::parse(&name).unwrap(), 0o644, &mut random(n + 1000, size).as_slice()).unwrap();
+        }
+        let resolved = resolve(&tree, &TreePath::root()).unwrap();
+        let mut bytes = Vec::new();
+        resolved.write(&mut bytes).unwrap();
+        let least = 100 * (size as u64 + 1024);
+        assert!(
+            resolved.bytes() >= bytes.len() as u64 && resolved.bytes() >= least,
+            "{} for {}",
+            resolved.bytes(),
+            bytes.len()
+        );
     }
 }
 
@@ -246,18 +276,45 @@ fn a_dangling_link_is_dropped_and_noted() {
 }
 
 #[test]
-fn links_into_themselves_are_refused() {
-    for items in [
-        &[Link("a", "a")][..],
-        &[Link("a", "b"), Link("b", "a")],
-        &[Folder("a"), Link("a/l", ".")],
-        &[Folder("a"), Link("a/l", "../a")],
-        &[Folder("a/b"), Link("a/b/l", "../..")],
-        &[Folder("a"), Folder("b"), Link("a/l", "../b"), Link("b/l", "../a")],
-    ] {
+fn links_that_go_round_are_refused() {
+    for items in [&[Link("a", "a")][..], &[Link("a", "b"), Link("b", "a")]] {
         let refused = refusal(items);
         assert!(refused.contains("is refused: it is a link"), "{refused}");
     }
+}
+
+#[test]
+fn a_link_to_a_folder_that_it_is_in_is_dropped_and_noted() {
+    for (items, left, of) in [
+        (&[File("a/x", 0o644, ""), Link("a/l", ".")][..], &["a/", "a/x 644 "][..], &["a/l"][..]),
+        (&[File("a/x", 0o644, ""), Link("a/l", "../a")], &["a/", "a/x 644 "], &["a/l"]),
+        (&[File("a/b/x", 0o644, ""), Link("a/b/l", "../..")], &["a/", "a/b/", "a/b/x 644 "], &["a/b/l"]),
+        (
+            &[File("a/x", 0o644, ""), File("b/y", 0o644, ""), Link("a/l", "../b"), Link("b/l", "../a")],
+            &["a/", "a/l/", "a/l/y 644 ", "a/x 644 ", "b/", "b/l/", "b/l/x 644 ", "b/y 644 "],
+            &["a/l", "b/l"],
+        ),
+    ] {
+        let (bytes, packed) = packed(&tree_of(items), "").unwrap();
+        assert_eq!(listing(&unpacked(&bytes)), left);
+        let note = |link| format!("the link {link} leads to a folder that it is in itself, and is left out");
+        assert_eq!(packed.notes, of.iter().map(note).collect::<Vec<_>>());
+    }
+}
+
+/// Nothing of it comes into the archive, so no limit of what does would end it.
+#[test]
+fn links_to_a_farm_of_dangling_links_come_to_an_end() {
+    let mut tree = Tree::new(tempfile::tempfile().unwrap(), TreeLimits::default());
+    let farm = vec!["f".repeat(240); 16].join("/");
+    for n in 0..1000 {
+        tree.link(&path(&format!("{farm}/{n}")), b"nothing").unwrap();
+    }
+    tree.link(&path("farm"), farm.as_bytes()).unwrap();
+    for n in 0..19_000 {
+        tree.link(&path(&format!("l{n}")), b"farm").unwrap();
+    }
+    assert!(matches!(resolve(&tree, &TreePath::root()), Err(TreeError::TooLarge(_))));
 }
 
 #[test]
