@@ -133,7 +133,8 @@ impl Mirror {
         Ok(self.held_document(&Key::Discovery(host.clone())).await?.map(|held| held.value))
     }
 
-    /// The rule for what was asked of a service at `asked`: where that is at another place since, its time is over. As far as the held discovery document tells, which the first that is asked for replaces.
+    /// The rule for what was asked of a service at `asked`: where that is at another place since, its time is over. As
+    /// far as the held discovery document tells, which the first that is asked for replaces.
     pub(super) async fn rule_for_what_is_of(
         self: &Arc<Self>,
         service: Service,

@@ -18,7 +18,7 @@ use crate::address::{Artifact, FileName, ModulePackage};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::pack::{PACKER, Packed, TreeError, pack};
+use crate::pack::{PACKER, Packed, TreeError, pack, resolve};
 use crate::store::{Staged, StoreError};
 use crate::verify::{How, PackedTree, Proof, Verified};
 
@@ -129,7 +129,16 @@ impl Mirror {
             fetched => (fetched.map_err(NoTree::error)?, said),
         };
         let (fetched, said) = fetched;
-        self.reserve(&mut room, fetched.tree.bytes()).await?;
+        // What the archive may take: links become copies.
+        let (fetched, resolved) = self
+            .on_disk(move |_| {
+                let bytes = resolve(&fetched.tree, &fetched.root).map(|resolved| resolved.bytes());
+                Ok((fetched, bytes))
+            })
+            .await?;
+        if let Ok(bytes) = resolved {
+            self.reserve(&mut room, fetched.tree.bytes().saturating_add(bytes)).await?;
+        }
         // A stage of its own: one that an operator accepts may be packed beside one that a client asked for.
         static PACKED: AtomicU64 = AtomicU64::new(0);
         let name = format!("packed~{}", PACKED.fetch_add(1, Ordering::Relaxed));
