@@ -137,7 +137,7 @@ impl Mirror {
             })
             .await?;
         if let Ok(bytes) = resolved {
-            self.reserve(&mut room, fetched.tree.bytes().saturating_add(bytes)).await?;
+            self.reserve(&mut room, bytes).await?;
         }
         // A stage of its own: one that an operator accepts may be packed beside one that a client asked for.
         static PACKED: AtomicU64 = AtomicU64::new(0);
@@ -194,11 +194,7 @@ impl Mirror {
             self.store.blobs.publish(verified)?;
             self.checked.lock().insert(digest);
             let named = self.change_name(Artifact::Module(key.clone()), |name| {
-                // What an operator has replaced must not come back when this one is gone.
-                let replaces = |before: &HeldArchive| {
-                    believing == Believing::WhatIsThereNow && before.proof.how.tree().map(|of| of.tree) != Some(tree)
-                };
-                name.archives.retain(|before| before.digest != digest && !replaces(before));
+                name.archives.retain(|before| before.digest != digest);
                 name.archives.push(held.clone());
             });
             // Where it lies there without a name: what eviction does not know of, it cannot evict.
