@@ -33,6 +33,10 @@ pub struct GitLimits {
     pub received_bytes: u64,
     /// How large one object of it may be: it is in memory as a whole.
     pub object_bytes: usize,
+    /// How much the objects may come to that are made one out of the other: they may be in memory all at one time.
+    pub chain_bytes: u64,
+    /// How long git's code may go on once it was told to stop; then nobody waits for it any more.
+    pub ending: Duration,
     /// How deep submodules may be in submodules.
     pub submodule_depth: usize,
     /// How many submodules it may have in all.
@@ -61,6 +65,8 @@ impl Default for GitLimits {
             total: Duration::from_secs(30 * 60),
             received_bytes: 2 << 30,
             object_bytes: 32 << 20,
+            chain_bytes: 256 << 20,
+            ending: Duration::from_secs(10),
             submodule_depth: 8,
             submodules: 64,
         }

@@ -15,6 +15,24 @@ use super::ident;
 /// In the order in which they are looked up.
 const NAMES: [&str; 5] = ["crlf", "text", "eol", "ident", "working-tree-encoding"];
 
+/// Matching takes twice the time with every `**`, on each file: nobody needs more of them in a pattern, or more stars.
+const MOST_DOUBLE_STARS: usize = 4;
+const MOST_STARS: usize = 32;
+
+/// The first pattern in a `.gitattributes` that is not matched with anything, because that could take for ever.
+pub(super) fn costly(rules: &[u8]) -> Option<String> {
+    let patterns = gix_attributes::parse(rules).filter_map(|line| match line {
+        Ok((gix_attributes::parse::Kind::Pattern(pattern), ..)) => Some(pattern.text),
+        Ok((gix_attributes::parse::Kind::Macro(_), ..)) | Err(_) => None,
+    });
+    let mut costly = patterns.filter(|pattern| {
+        let double = pattern.split(|byte| *byte != b'*').filter(|stars| stars.len() > 1).count();
+        let stars = pattern.iter().filter(|byte| **byte == b'*').count();
+        double > MOST_DOUBLE_STARS || stars > MOST_STARS
+    });
+    costly.next().map(|pattern| pattern.to_str_lossy().chars().take(100).collect())
+}
+
 /// The attributes of one commit's files.
 pub(super) struct Attributes {
     stack: gix_worktree::Stack,

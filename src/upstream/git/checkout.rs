@@ -8,13 +8,17 @@ use gix_object::tree::EntryKind;
 use gix_object::{Find, FindExt, FindHeader, Kind};
 use gix_worktree::validate::path::component;
 
-use super::attributes::Attributes;
+use super::attributes::{Attributes, costly};
 use super::error::Trouble;
 use super::fetch::Objects;
 use crate::pack::{Tree, TreeError, TreePath};
 
 /// What a link may lead to, in bytes: what a file system takes.
 const LONGEST_LINK: usize = 4095;
+/// How large a `.gitattributes` or a `.gitmodules` may be, and all of the first together: what is made of them in memory
+/// is many times that.
+const LARGEST_RULES: u64 = 256 << 10;
+const MOST_RULES: u64 = 2 << 20;
 /// Pointers of Git LFS are smaller than this, and begin so.
 const LARGEST_POINTER: usize = 1024;
 const POINTER: &[u8] = b"version https://git-lfs.github.com/spec/v1\n";
@@ -80,12 +84,10 @@ impl Checkout<'_> {
     pub(super) fn lay_out(&self, root: ObjectId, tree: &mut Tree) -> Result<LaidOut, Trouble> {
         let files = self.files(root, tree.limits().entries)?;
         self.measure(&files, tree)?;
-        let rules = files.iter().filter(|file| file.is_called(b".gitattributes") && file.is_regular());
-        let mut rules: Vec<_> = rules.map(|file| (file.path.clone(), file.id)).collect();
-        rules.sort();
+        let mut buffer = Vec::new();
+        let rules = self.rules(&files, &mut buffer)?;
         let mut attributes = Attributes::new(rules).map_err(|e| self.broken(&e))?;
         let mut laid_out = LaidOut::default();
-        let mut buffer = Vec::new();
         for file in files {
             self.may_go_on()?;
             let relative =
@@ -165,12 +167,22 @@ impl Checkout<'_> {
     fn measure(&self, files: &[File], tree: &Tree) -> Result<(), Trouble> {
         let most = tree.limits().bytes;
         let mut sum = tree.bytes();
+        let mut rules: u64 = 0;
         for file in files.iter().filter(|file| file.kind != EntryKind::Commit) {
+            self.may_go_on()?;
             let header = FindHeader::try_header(self.objects, &file.id).map_err(|e| self.trouble(&e))?;
             let header = header.ok_or_else(|| Trouble::unusable(self.at, "a pack without all of its files"))?;
-            if header.size > self.largest_object as u64 {
-                let why = format!("it has more than {} bytes", self.largest_object);
+            let largest = if file.is_read_by_git() { LARGEST_RULES } else { self.largest_object as u64 };
+            if header.size > largest {
+                let why = format!("it has more than {largest} bytes");
                 return Err(self.refused(TreeError::refused(shown(&file.path), why)));
+            }
+            if file.is_rules() {
+                rules += header.size;
+            }
+            if rules > MOST_RULES {
+                let why = format!("{MOST_RULES} bytes in its .gitattributes");
+                return Err(self.refused(TreeError::TooLarge(why)));
             }
             sum = sum.saturating_add(header.size);
             if sum > most {
@@ -178,6 +190,21 @@ impl Checkout<'_> {
             }
         }
         Ok(())
+    }
+
+    /// The `.gitattributes`, sorted, once none of them has anything in it that takes for ever.
+    fn rules(&self, files: &[File], buffer: &mut Vec<u8>) -> Result<Vec<(BString, ObjectId)>, Trouble> {
+        let mut rules = Vec::new();
+        for file in files.iter().filter(|file| file.is_rules()) {
+            self.may_go_on()?;
+            if let Some(pattern) = costly(self.blob(&file.id, buffer)?) {
+                let why = format!("its pattern {pattern:?} has more stars in it than larder follows");
+                return Err(self.refused(TreeError::refused(shown(&file.path), why)));
+            }
+            rules.push((file.path.clone(), file.id));
+        }
+        rules.sort();
+        Ok(rules)
     }
 
     fn blob<'b>(&self, id: &ObjectId, buffer: &'b mut Vec<u8>) -> Result<&'b [u8], Trouble> {
@@ -188,7 +215,8 @@ impl Checkout<'_> {
         }
     }
 
-    fn may_go_on(&self) -> Result<(), Trouble> {
+    /// Whether somebody still waits for this.
+    pub(super) fn may_go_on(&self) -> Result<(), Trouble> {
         if self.stop.load(Ordering::Relaxed) { Err(Trouble::Broken) } else { Ok(()) }
     }
 
@@ -208,6 +236,15 @@ impl Checkout<'_> {
 impl File {
     fn is_called(&self, name: &[u8]) -> bool {
         self.path.rsplit(|byte| *byte == b'/').next() == Some(name)
+    }
+
+    fn is_rules(&self) -> bool {
+        self.is_called(b".gitattributes") && self.is_regular()
+    }
+
+    /// Whether what is in it is for git, which makes much of it.
+    fn is_read_by_git(&self) -> bool {
+        self.is_rules() || self.path == ".gitmodules"
     }
 
     fn is_regular(&self) -> bool {

@@ -193,6 +193,8 @@ impl Work<'_> {
         let refused = |error| Trouble::tree(&at, error);
         let known = Submodules::parse(modules.as_deref()).map_err(refused)?;
         for (path, id) in submodules {
+            // Each is looked up among all of them.
+            checkout.may_go_on()?;
             let Submodule::From(from) = known.at(path.as_ref(), repository).map_err(refused)? else { continue };
             if depth >= self.limits.submodule_depth {
                 let most = self.limits.submodule_depth;

@@ -148,7 +148,7 @@ impl Outbound {
         let stop = Stop(Arc::default());
         let stopped = Arc::clone(&stop.0);
         let (wire, orders) = Wire::new();
-        let worker = tokio::task::spawn_blocking(move || work(wire, &stopped));
+        let mut worker = tokio::task::spawn_blocking(move || work(wire, &stopped));
         let limit = self.git_limits.total;
         let carried = timeout(limit, self.carry(ask, orders)).await;
         let at = || super::outbound::origin(&ask.source.url);
@@ -163,12 +163,21 @@ impl Outbound {
         if broken.is_some() {
             stop.now();
         }
-        // It ends by itself: it computes, and asks after `stop`, or waits for what does not come any more.
-        let worked = worker.await;
+        // It ends by itself: it computes, and asks after `stop`, or waits for what does not come any more. Where it does
+        // not, that is a fault of ours: its place stays with it, and nobody waits for it.
+        let worked = timeout(self.git_limits.ending, &mut worker).await;
+        if worked.is_err() {
+            stop.now();
+            tracing::error!(asked = ask.what, at = at(), "git's code does not end, and keeps its place until it does");
+        }
         match (broken, worked) {
             (Some(error), _) => Err(error.into()),
-            (None, Ok(worked)) => worked.map_err(|trouble| trouble.told(&ask)),
             (None, Err(_)) => {
+                let why = format!("what it sent was not read {} s after its end", self.git_limits.ending.as_secs());
+                Err(ask.failed(at(), Fault::Slow(why)).into())
+            }
+            (None, Ok(Ok(worked))) => worked.map_err(|trouble| trouble.told(&ask)),
+            (None, Ok(Err(_))) => {
                 Err(ask.failed(at(), Fault::Unusable("something that breaks what reads it".into())).into())
             }
         }

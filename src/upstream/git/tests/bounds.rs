@@ -131,3 +131,68 @@ async fn a_disk_that_fails_is_no_trouble_of_upstreams() {
     let failed = setting.outbound().git(ask(&source, &upstream), Path::new("/no/such/folder"), tree).await.unwrap_err();
     assert!(matches!(failed, GitError::Disk { .. }), "{failed}");
 }
+
+/// A pattern of many `**` is matched in more steps than there is time.
+#[tokio::test]
+async fn attributes_that_take_for_ever_or_are_without_measure_are_refused() {
+    let forge = Forge::new();
+    let r = forge.repository("r");
+    let deep = format!("{}b", "a/".repeat(60));
+    write(&r, &deep, "x");
+    let setting = Setting::at(&forge.url("r"));
+    let stars = "**/a/".repeat(40);
+    let quoted = format!("\"{}\"", stars.replace('*', "\\052"));
+    for (rules, said) in [
+        (format!("{stars} text\n"), "more stars"),
+        (format!("# fine\n{quoted} text\n"), "more stars"),
+        (format!("{}x text\n", "*a".repeat(40)), "more stars"),
+        ("x text\n".repeat(40_000), "262144 bytes"),
+    ] {
+        for place in [".gitattributes", "a/a/.gitattributes"] {
+            write(&r, place, &rules);
+            commit(&r);
+            let refused = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
+            assert!(matches!(refused, GitError::Tree { .. }), "{refused}");
+            assert!(refused.to_string().contains(said) && refused.to_string().contains(place), "{refused}");
+            fs::remove_file(r.join(place)).unwrap();
+        }
+    }
+    for number in 0..10 {
+        write(&r, &format!("{number}/.gitattributes"), "x text\n".repeat(35_000));
+    }
+    commit(&r);
+    let refused = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
+    assert!(refused.to_string().contains("2097152 bytes in its .gitattributes"), "{refused}");
+    (0..10).for_each(|number| fs::remove_dir_all(r.join(number.to_string())).unwrap());
+    write(&r, ".gitmodules", "# x\n".repeat(70_000));
+    commit(&r);
+    let refused = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
+    assert!(refused.to_string().contains("262144 bytes"), "{refused}");
+    fs::remove_file(r.join(".gitmodules")).unwrap();
+    write(&r, ".gitattributes", "# ****************************************\n**/a/**/a/**/b eol=crlf\n*.tf text\n");
+    commit(&r);
+    assert!(setting.fetch(&forge.source("r", "main")).await.is_ok());
+}
+
+/// Whatever git's code does, whoever asked has an answer.
+#[tokio::test]
+async fn nobody_waits_for_what_does_not_end() {
+    let forge = Forge::new();
+    let mut setting = Setting::at(&forge.url("r"));
+    setting.bounds.git.total = Duration::from_millis(50);
+    setting.bounds.git.ending = Duration::from_millis(50);
+    let (outbound, upstream, source) = (setting.outbound(), setting.granted(), forge.source("r", "main"));
+    let (end, ending) = std::sync::mpsc::channel::<()>();
+    let (told, ended) = std::sync::mpsc::channel();
+    let endless = move |wire: crate::upstream::git::wire::Wire, stop: &std::sync::atomic::AtomicBool| {
+        let _ = ending.recv();
+        told.send(stop.load(std::sync::atomic::Ordering::Relaxed)).unwrap();
+        drop(wire);
+        Ok(())
+    };
+    let failed = outbound.carried(ask(&source, &upstream), endless).await.unwrap_err();
+    assert!(failed.to_string().contains("too slow"), "{failed}");
+    assert!(ended.try_recv().is_err(), "it had ended");
+    drop(end);
+    assert!(ended.recv().unwrap(), "it was told to stop");
+}
