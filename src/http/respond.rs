@@ -30,7 +30,7 @@ pub fn reply<B>(reply: Reply, route: &Route, request: &Request<B>) -> Response<B
     let asked = Asked { headers: request.headers(), has_parts, is_get: request.method() == Method::GET };
     let mut response = match reply.content {
         Content::Document(rendered) => document(&rendered, asked.headers),
-        Content::File(archive) => file(archive, content_type(route), asked),
+        Content::File(archive) => file(archive, (content_type(route), lasting(route)), asked),
         Content::Location(location) => no_content(&location),
         Content::Redirect(url) => found(&url),
         Content::Word { well, text } => word(if well { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, text),
@@ -64,6 +64,14 @@ fn content_type(route: &Route) -> HeaderValue {
         "SHA256SUMS" => "text/plain; charset=utf-8",
         _ => "application/octet-stream",
     })
+}
+
+/// For how long an answer may be kept without asking again. A URL that names no digest is of whatever is current.
+fn lasting(route: &Route) -> HeaderValue {
+    match route {
+        Route::ModuleArchive(wanted) if wanted.digest.is_none() => ASK_AGAIN,
+        _ => FOR_EVER,
+    }
 }
 
 /// The answer to a module download that every client reads: 204, and the location in a header (PROTOCOL 4.3).
@@ -122,7 +130,7 @@ struct Asked<'a> {
     is_get: bool,
 }
 
-fn file(archive: Archive, content_type: HeaderValue, asked: Asked<'_>) -> Response<Body> {
+fn file(archive: Archive, (content_type, lasting): (HeaderValue, HeaderValue), asked: Asked<'_>) -> Response<Body> {
     let mut response = match archive {
         // Not proven yet: no range, no tag, nothing that lets a part of it look like the whole.
         Archive::Arriving { follow, length } => Response::new(Body::stream(follow.stream(), length)),
@@ -142,7 +150,7 @@ fn file(archive: Archive, content_type: HeaderValue, asked: Asked<'_>) -> Respon
         }
     };
     let headers = response.headers_mut();
-    headers.entry(header::CACHE_CONTROL).or_insert(FOR_EVER);
+    headers.entry(header::CACHE_CONTROL).or_insert(lasting);
     if !headers.contains_key(header::CONTENT_TYPE) {
         headers.insert(header::CONTENT_TYPE, content_type);
     }
