@@ -138,6 +138,12 @@ fn upstreams(page: &mut Page, upstreams: &[UpstreamState]) {
     page.columns(["", "requests", "failed", "refused", "received"], &rows);
 }
 
+/// Nobody signs modules: what there is to say of one is another thing.
+fn is_of_module(alarm: &Alarm) -> bool {
+    // HOST/NAMESPACE/NAME/SYSTEM, where a provider has HOST/NAMESPACE/TYPE.
+    alarm.what.split(['@', ' ']).next().is_some_and(|address| address.matches('/').count() == 3)
+}
+
 fn alarms(page: &mut Page, alarms: &[Alarm]) {
     if alarms.is_empty() {
         return;
@@ -149,6 +155,9 @@ fn alarms(page: &mut Page, alarms: &[Alarm]) {
     for alarm in waiting.iter().chain(&others).take(SHOWN) {
         let of = alarm.file.as_ref().map(|file| format!(" ({})", shown_as_text(file))).unwrap_or_default();
         let said = match alarm.kind {
+            AlarmKind::WaitsForAccept if is_of_module(alarm) => format!(
+                "published anew{of}: what was seen first is served while it is held, this is not. If its publisher did this:"
+            ),
             AlarmKind::WaitsForAccept => {
                 format!("published anew{of}, and no known key vouches for that: not served. If its publisher did this:")
             }

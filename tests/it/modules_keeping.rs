@@ -171,7 +171,7 @@ async fn an_evicted_module_comes_back_with_the_same_digest_and_a_pinned_one_stay
     larder.tell("unpin", "acme/one/test@1.0.0").await;
     let (again, _) = fetch(larder.base(), "two").await;
     assert!(again == second, "{again:?}");
-    assert_eq!(larder.metric("larder_evicted_total").await, 2.0);
+    assert_eq!(larder.metric("larder_evictions_total").await, 2.0);
 }
 
 /// Promise 13.
@@ -233,7 +233,6 @@ async fn a_damaged_module_archive_is_set_aside_and_fetched_again() {
                 let request = request.header("content-type", "application/json").body("{}");
                 let said = send(request).await.unwrap().expect(200).text();
                 assert!(said.contains("acme/one/test@1.0.0"), "{said}");
-                assert!(folder.blobs().is_empty());
             }
             let again = larder.get(&place.path).await.expect(200);
             assert!(again.body == archive, "{size} {found_by_verify}");

@@ -125,7 +125,8 @@ impl<'a> Fetch<'a> {
                 Source::Unsupported(unsupported) => {
                     let host = unsupported.host().unwrap_or_else(|| "somewhere".to_owned());
                     let why = format!("names {} at {host}, which larder cannot fetch", unsupported.what());
-                    return Err(self.failed(host, Fault::Unusable(why)).into());
+                    let by = self.package.module.host.to_string();
+                    return Err(self.failed(by, Fault::Unusable(why)).into());
                 }
                 Source::Indirect(page) => {
                     let inner = self.page(&page).await?;

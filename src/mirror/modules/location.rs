@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use tokio::time::timeout_at;
-use url::Url;
 
 use super::super::discovery::Faith;
 use super::super::documents::{DocumentFlight, KeptDocument, Meanwhile};
@@ -366,15 +365,4 @@ fn subdir_text(package: &ModulePackage, subdir: &crate::pack::TreePath) -> Resul
 /// What is asked for, for people.
 pub(super) fn what(package: &ModulePackage) -> String {
     format!("the location of {package}")
-}
-
-/// The part of a URL that may be told to anybody, for what is fetched of a source.
-pub(super) fn origin_of(source: &Source) -> String {
-    let of = |url: &Url| origin(url);
-    match source {
-        Source::Git(git) => of(&git.url),
-        Source::Archive(archive) => of(&archive.url),
-        Source::Indirect(url) => of(url),
-        Source::Unsupported(unsupported) => unsupported.host().unwrap_or_default(),
-    }
 }

@@ -7,7 +7,7 @@ use super::super::names::HeldArchive;
 use super::super::pull::AskedAgain;
 use super::super::warm::or_held_back;
 use super::super::{Came, Link, Mirror, Resolved};
-use super::location::{origin_of, what};
+use super::location::what;
 use crate::address::{ModuleAddress, ModulePackage};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
@@ -72,12 +72,13 @@ impl Mirror {
         let location = location.map_err(|error| or_held_back(&asked, host, &origins, error, &call))?;
         let unconfirmed = self.unconfirmed(&asked, host, &origins, &location, &call)?;
         let said = Arc::clone(&location.value).said(package)?;
-        if let Source::Unsupported(source) = &said.located.source {
-            let fault = Fault::Unusable(format!("names {}, which larder cannot fetch: clients must", source.what()));
-            return Err(UpstreamError { asked, at: origin_of(&said.located.source), fault }.into());
-        }
         if let Some(held) = self.held_module(&key).await? {
             return Ok(Resolved { value: (Came::Held, held), unconfirmed });
+        }
+        if let Source::Unsupported(source) = &said.located.source {
+            let (what, at) = (source.what(), source.host().unwrap_or_else(|| "somewhere".to_owned()));
+            let fault = Fault::Unusable(format!("names {what} at {at}, which larder cannot fetch: clients must"));
+            return Err(UpstreamError { asked, at: host.to_string(), fault }.into());
         }
         let archive = format!("the archive of {package}");
         if self.link() == Link::Offline {
