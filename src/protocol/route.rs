@@ -1,17 +1,20 @@
 //! Every path of the main listener: parsed from a request line, printed as a URL. The table of contents
 //! of the whole API. Every URL that is printed parses back to the same route.
 
+mod kind;
+mod mount;
+
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
-use url::Url;
 
+pub use self::kind::RouteKind;
+pub use self::mount::{Form, Mount};
 use crate::address::{
     FileName, Hostname, LONGEST_PART, ModuleAddress, ModuleName, ModulePackage, Name, Package, Platform,
     ProviderAddress, System, Version,
 };
-use crate::cdn_loop::CdnLoop;
 use crate::digest::DigestPrefix;
 use crate::mirror::{ArchiveRef, ModuleArchiveRef};
 use crate::upstream::discovery::Service;
@@ -343,79 +346,6 @@ pub enum About<'a> {
     Module(&'a ModuleAddress),
 }
 
-/// What kind of thing is asked for, for logs and counters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum RouteKind {
-    /// A discovery document.
-    Discovery,
-    /// A version list.
-    Versions,
-    /// A download document.
-    Download,
-    /// `index.json` of a network mirror.
-    MirrorIndex,
-    /// `VERSION.json` of a network mirror.
-    MirrorVersion,
-    /// A module's version list.
-    ModuleVersions,
-    /// Where a version of a module is.
-    ModuleDownload,
-    /// A list, a search or details.
-    Page,
-    /// An archive of a provider, or a file beside it.
-    Archive,
-    /// An archive of a module.
-    ModuleArchive,
-    /// A probe.
-    Health,
-}
-
-impl RouteKind {
-    /// The kinds that are documents, which age.
-    pub const DOCUMENTS: [Self; 8] = [
-        Self::Discovery,
-        Self::Versions,
-        Self::Download,
-        Self::MirrorIndex,
-        Self::MirrorVersion,
-        Self::ModuleVersions,
-        Self::ModuleDownload,
-        Self::Page,
-    ];
-
-    /// All of them, each at its place.
-    pub const ALL: [Self; 11] = [
-        Self::Discovery,
-        Self::Versions,
-        Self::Download,
-        Self::MirrorIndex,
-        Self::MirrorVersion,
-        Self::ModuleVersions,
-        Self::ModuleDownload,
-        Self::Page,
-        Self::Archive,
-        Self::ModuleArchive,
-        Self::Health,
-    ];
-
-    /// The word for it.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Discovery => "discovery",
-            Self::Versions => "versions",
-            Self::Download => "download",
-            Self::MirrorIndex => "mirror-index",
-            Self::MirrorVersion => "mirror-version",
-            Self::ModuleVersions => "module-versions",
-            Self::ModuleDownload => "module-download",
-            Self::Page => "page",
-            Self::Archive => "archive",
-            Self::ModuleArchive => "module-archive",
-            Self::Health => "health",
-        }
-    }
-}
-
 /// The base of an upstream's `providers.v1`, for discovery documents and client configurations.
 pub fn providers_base(host: &Hostname) -> String {
     format!("/registry/{}/v1/providers/", encoded(host.as_str()))
@@ -488,52 +418,6 @@ fn plain(path: &str) -> Result<Cow<'_, str>, NoRoute> {
 
 fn nothing_at(path: &str) -> NoRoute {
     NoRoute::Unknown(format!("there is nothing at {path}"))
-}
-
-/// How URLs are written in an answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Form {
-    /// From the root of whatever host the client used: `/archive/…`.
-    PathAbsolute,
-    /// With `public_url` in front.
-    Public,
-}
-
-/// Where larder is mounted: `public_url`, taken apart.
-#[derive(Debug, Clone, Default)]
-pub struct Mount {
-    origin: Option<String>,
-    prefix: String,
-}
-
-impl Mount {
-    /// Takes `public_url` apart; without one, larder is at the root of whatever host it is asked at.
-    pub fn new(public_url: Option<&Url>) -> Self {
-        public_url.map_or_else(Self::default, |url| Self {
-            origin: Some(url.origin().ascii_serialization()),
-            prefix: url.path().trim_end_matches('/').to_owned(),
-        })
-    }
-
-    /// The form of the URLs in the answer to a request that came through `via`. Another larder in front
-    /// of this one resolves paths against where it asked, and must not be led to our public name.
-    pub fn form(&self, via: &CdnLoop) -> Form {
-        if self.origin.is_some() && !via.names_a_larder() { Form::Public } else { Form::PathAbsolute }
-    }
-
-    /// A path of ours as it is written in an answer.
-    pub fn url(&self, form: Form, path: &str) -> String {
-        let origin = self.origin.as_deref().filter(|_| form == Form::Public).unwrap_or_default();
-        format!("{origin}{}{path}", self.prefix)
-    }
-
-    /// The path below the mount. Requests come with the prefix, or without where a proxy took it off.
-    pub fn below<'a>(&self, path: &'a str) -> &'a str {
-        match path.strip_prefix(&self.prefix) {
-            Some(below) if below.starts_with('/') => below,
-            _ => path,
-        }
-    }
 }
 
 #[cfg(test)]

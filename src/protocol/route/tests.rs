@@ -1,8 +1,10 @@
 //! Every spelling, every refusal, and the round trip.
 
 use proptest::prelude::*;
+use url::Url;
 
 use super::*;
+use crate::cdn_loop::CdnLoop;
 
 fn door() -> Door {
     let hosts = ["registry.example", "registry.example:8443", "xn--bcher-kva.example"];

@@ -1,0 +1,74 @@
+//! Kinds of routes, for logs and counters.
+
+/// What kind of thing is asked for, for logs and counters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RouteKind {
+    /// A discovery document.
+    Discovery,
+    /// A version list.
+    Versions,
+    /// A download document.
+    Download,
+    /// `index.json` of a network mirror.
+    MirrorIndex,
+    /// `VERSION.json` of a network mirror.
+    MirrorVersion,
+    /// A module's version list.
+    ModuleVersions,
+    /// Where a version of a module is.
+    ModuleDownload,
+    /// A list, a search or details.
+    Page,
+    /// An archive of a provider, or a file beside it.
+    Archive,
+    /// An archive of a module.
+    ModuleArchive,
+    /// A probe.
+    Health,
+}
+
+impl RouteKind {
+    /// The kinds that are documents, which age.
+    pub const DOCUMENTS: [Self; 8] = [
+        Self::Discovery,
+        Self::Versions,
+        Self::Download,
+        Self::MirrorIndex,
+        Self::MirrorVersion,
+        Self::ModuleVersions,
+        Self::ModuleDownload,
+        Self::Page,
+    ];
+
+    /// All of them, each at its place.
+    pub const ALL: [Self; 11] = [
+        Self::Discovery,
+        Self::Versions,
+        Self::Download,
+        Self::MirrorIndex,
+        Self::MirrorVersion,
+        Self::ModuleVersions,
+        Self::ModuleDownload,
+        Self::Page,
+        Self::Archive,
+        Self::ModuleArchive,
+        Self::Health,
+    ];
+
+    /// The word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Discovery => "discovery",
+            Self::Versions => "versions",
+            Self::Download => "download",
+            Self::MirrorIndex => "mirror-index",
+            Self::MirrorVersion => "mirror-version",
+            Self::ModuleVersions => "module-versions",
+            Self::ModuleDownload => "module-download",
+            Self::Page => "page",
+            Self::Archive => "archive",
+            Self::ModuleArchive => "module-archive",
+            Self::Health => "health",
+        }
+    }
+}
