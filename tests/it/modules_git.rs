@@ -7,6 +7,9 @@ use crate::support::larder::HOST;
 use crate::support::module_scene::{Form, ModuleScene, Place, download_path, fetch};
 use crate::support::upstream::{Fault, Target, Telling};
 
+/// How long these servers may be silent: more than it takes a busy machine to begin a session.
+const SILENCE: Duration = Duration::from_secs(2);
+
 /// A scene whose module `acme/one` is here.
 fn publish(scene: &ModuleScene, location: String) {
     scene.publish(&Form {
@@ -23,7 +26,7 @@ fn publish(scene: &ModuleScene, location: String) {
 async fn an_ssh_server_that_falls_silent_or_breaks_off_is_given_up_and_asked_again() {
     let Some(scene) = ModuleScene::start(None).await else { return };
     publish(&scene, format!("git::{}?ref=v1.0.0", scene.ssh.url("acme/net")));
-    let larder = scene.larder().bounds(|bounds| bounds.git.idle = Duration::from_millis(500)).start().await;
+    let larder = scene.larder().bounds(|bounds| bounds.git.idle = SILENCE).start().await;
     scene.ssh.hang();
     let answer = larder.get(&download_path("one")).await;
     assert!(matches!(answer.status, 502 | 504), "{}", answer.text());
@@ -43,7 +46,7 @@ async fn an_ssh_server_that_falls_silent_or_breaks_off_is_given_up_and_asked_aga
 async fn a_git_server_that_breaks_off_falls_silent_or_answers_nonsense_is_given_up_and_asked_again() {
     let Some(scene) = ModuleScene::start(None).await else { return };
     publish(&scene, scene.over_https("?ref=v1.0.0"));
-    let larder = scene.larder().bounds(|bounds| bounds.git.idle = Duration::from_millis(500)).start().await;
+    let larder = scene.larder().bounds(|bounds| bounds.git.idle = SILENCE).start().await;
     for path in ["/info/refs", "/git-upload-pack"] {
         for fault in [
             Fault::Truncated(40),
