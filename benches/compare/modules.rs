@@ -107,7 +107,7 @@ impl Larder {
     }
 }
 
-/// Ten repositories of one content, each at a path of its own, and a module for each.
+/// One repository at ten paths, and a module for each.
 async fn forge(reference: &str) -> anyhow::Result<Forge> {
     let repositories = Repositories::new().context("git is not installed")?;
     let first = repositories.repository("acme/m0");
@@ -128,7 +128,7 @@ async fn forge(reference: &str) -> anyhow::Result<Forge> {
     git.fault(Target::Everything, Fault::Late(LATENCY));
     for number in 0..MODULES {
         if number > 0 {
-            repositories.copy("acme/m0", &format!("acme/m{number}"));
+            repositories.alias("acme/m0", &format!("acme/m{number}"));
         }
         let location = format!("git::{}/acme/m{number}.git?ref={reference}", git.origin());
         registry.publish_module(Module::new("acme", &format!("m{number}"), "test").at(&location));

@@ -29,6 +29,7 @@ mod modules_api;
 mod modules_client;
 mod modules_elsewhere;
 mod modules_faults;
+mod modules_git;
 mod modules_guard;
 mod modules_hostile;
 mod modules_integrity;

@@ -58,14 +58,6 @@ impl Repositories {
         symlink(self.root().join(format!("{of}.git")), self.root().join(format!("{path}.git"))).unwrap();
     }
 
-    /// Another of the same content and history.
-    pub(crate) fn copy(&self, from: &str, to: &str) {
-        let path = |name: &str| self.root().join(format!("{name}.git"));
-        let (from, to) = (path(from), path(to));
-        self.run(Command::new(&self.git).args(["clone", "--quiet", "--bare"]).arg(from).arg(&to));
-        self.run(Command::new(&self.git).current_dir(to).args(["config", "uploadpack.allowFilter", "true"]));
-    }
-
     /// The commit that a repository's head is at.
     pub(crate) fn head(&self, name: &str) -> String {
         let bare = self.root().join(format!("{name}.git"));

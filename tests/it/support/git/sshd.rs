@@ -81,11 +81,6 @@ impl Sshd {
         format!("ssh://{}@{}/{repository}.git", self.user, self.address)
     }
 
-    /// Who is let in.
-    pub(crate) fn user(&self) -> &str {
-        &self.user
-    }
-
     /// The port.
     pub(crate) fn port(&self) -> u16 {
         self.address.port()
