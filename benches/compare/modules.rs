@@ -58,10 +58,14 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
         bench.progress(&name);
         let forge = bench.block_on(forge(reference))?;
         let seconds = measure(bench, &forge)?;
-        let nothing = seconds[&From::Nowhere];
-        let of_direct = |from: From| (seconds[&from] - nothing) / (seconds[&From::Git] - nothing);
+        let of = |from: From| seconds[&from].iter().copied();
+        // Of each round by itself, what its `init` without modules took taken away.
+        let of_direct = |from: From| {
+            let rounds = of(from).zip(of(From::Git)).zip(of(From::Nowhere));
+            median(rounds.map(|((took, direct), nothing)| (took - nothing) / (direct - nothing)))
+        };
         let mut cells: Vec<String> = [From::Cold, From::Warm, From::Git, From::Nowhere]
-            .map(|from| cell(Some(format!("{:.2} s", seconds[&from]))))
+            .map(|from| cell(Some(format!("{:.2} s", median(of(from))))))
             .into();
         let mut goals = Vec::new();
         for (from, most) in [(From::Cold, COLD_AT_MOST), (From::Warm, WARM_AT_MOST)] {
@@ -74,8 +78,8 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     Ok(Some(section))
 }
 
-/// How long each takes, in seconds.
-fn measure(bench: &Bench, forge: &Forge) -> anyhow::Result<HashMap<From, f64>> {
+/// How long each takes in each round, in seconds.
+fn measure(bench: &Bench, forge: &Forge) -> anyhow::Result<HashMap<From, Vec<f64>>> {
     let larder = || Larder::before(forge);
     let warm = larder()?;
     let base = |larder: &Larder| format!("http://{}", larder.address);
@@ -92,7 +96,7 @@ fn measure(bench: &Bench, forge: &Forge) -> anyhow::Result<HashMap<From, f64>> {
     run(From::Warm)?;
     let from = [From::Nowhere, From::Git, From::Cold, From::Warm];
     let seconds = rounds(&from, bench.options.rounds(), |from| run(*from))?;
-    Ok(from.into_iter().zip(seconds.into_iter().map(median)).collect())
+    Ok(from.into_iter().zip(seconds).collect())
 }
 
 impl Larder {

@@ -181,6 +181,11 @@ fn of_accepted(items: &[Accepted]) -> Vec<String> {
                 }
                 lines.push(format!("  is  tree {tree}{}", shown(commit)));
             }
+            Ruling::AcceptedElsewhere { tree_before, source } => {
+                lines.push(format!("{what}: accepted"));
+                lines.push(format!("  was tree {tree_before}"));
+                lines.push(format!("  is  {source}: clients fetch it themselves, and nothing is checked"));
+            }
             Ruling::Accepted { files, keys_before, key } => {
                 lines.push(format!("{what}: accepted"));
                 let known = key.as_ref().is_some_and(|key| keys_before.contains(key));

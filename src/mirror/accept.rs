@@ -53,6 +53,13 @@ pub enum Ruling {
         /// The commit that it is now, where it is one.
         commit: Option<String>,
     },
+    /// A version of a module is at a source that larder cannot fetch: clients are sent there, and nothing is checked.
+    AcceptedElsewhere {
+        /// The digest of the tree that was pinned before.
+        tree_before: Digest,
+        /// What it is, for people.
+        source: String,
+    },
     /// Upstream has nothing else than what was proven before.
     NothingToAccept,
     /// It could not be had, or does not prove: nothing was accepted.

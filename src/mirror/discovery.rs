@@ -142,7 +142,15 @@ impl Mirror {
         if faith == Faith::InConfirmed && answer.outcome == Outcome::Stale {
             return Err(unusable("could not be confirmed").into());
         }
-        let base = answer.value.discovery().ok().and_then(|discovery| discovery.base(service));
+        let base_in = |kept: &KeptDocument| kept.discovery().ok().and_then(|discovery| discovery.base(service));
+        let mut base = base_in(&answer.value);
+        if base.is_none() && answer.outcome == Outcome::Hit {
+            // That it lacks the service is not remembered, although it may be held for another that it names.
+            let (asked, seen) = (discovery_url(upstream)?, Some(answer.value.age()));
+            let again = call.upstream(host).map(Arc::clone)?;
+            let landed = Box::pin(self.fly_for_discovery(again, asked, seen, Errand::Fetch, call)).await?;
+            base = base_in(&landed.value);
+        }
         let base = base.ok_or_else(|| unusable(&format!("names no usable {}", service.key())))?;
         let grant = upstream.grant.clone().and(&base);
         Ok((base, grant))
@@ -185,7 +193,8 @@ impl Mirror {
             (Err(error), _) => return Err(error.into()),
         };
         let names = kept.services();
-        if let Some(lost) = had.iter().find(|had| !names.contains(had)) {
+        // One that names the other service is the registry's word; one that names neither is no registry's.
+        if let Some(lost) = had.first().filter(|_| names.is_empty()) {
             return Err(unusable(format!("its discovery document names no {} any more", lost.key())).into());
         }
         if names.is_empty() {

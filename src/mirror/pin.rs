@@ -77,8 +77,10 @@ impl Mirror {
                         packages.iter().map(Artifact::from).collect()
                     }
                     What::Module(of) => {
-                        let key = mirror.terms.load().key_of(&of.of);
-                        let mut packages = mirror.store.records.module_packages_with_names(&key)?;
+                        let mut packages = Vec::new();
+                        for key in mirror.terms().keys_of(&of.of) {
+                            packages.extend(mirror.store.records.module_packages_with_names(&key)?);
+                        }
                         packages.retain(|package| of.versions.include(&package.version));
                         packages.iter().map(Artifact::from).collect()
                     }

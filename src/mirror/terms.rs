@@ -6,7 +6,6 @@ use std::sync::Arc;
 use super::remembered::Remembered;
 use super::{Call, Mirror, StoreError};
 use crate::address::{Hostname, ModulePackage, Package};
-use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::Key;
 use crate::upstream::outbound::Outbound;
@@ -29,10 +28,10 @@ pub struct Terms {
     pub(super) asked_anew: Remembered<Package, ()>,
     /// The same of modules' locations.
     pub(super) asked_anew_of_module: Remembered<ModulePackage, ()>,
-    /// What a location led to was looked at; when upstream had confirmed that location.
-    pub(super) looked_at: Remembered<ModulePackage, Timestamp>,
     /// Where in its package a module is that a page led to, while the package is on its way.
     pub(super) led_to: Remembered<ModulePackage, Option<String>>,
+    /// What a location led to was looked at a moment ago.
+    pub(super) looked_at: Remembered<ModulePackage, ()>,
 }
 
 /// Which terms: a part of every flight's key. Whoever joined a flight of other terms would be led by what another

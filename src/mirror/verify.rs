@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 use super::check::{Checked, Pace, Wrong};
+use super::modules::seen_again;
 use super::{ArchiveRef, Call, Mirror, seen};
-use crate::address::{Artifact, Package, ProviderAddress};
+use crate::address::{Artifact, ModulePackage, Package, ProviderAddress};
 use crate::clock::{CLOCK_SLACK, Timestamp};
 use crate::digest::Digest;
 use crate::error::Error;
@@ -177,8 +178,9 @@ impl Walk {
                     match key {
                         Key::Name(Artifact::Provider(package)) => self.name_again(package).await,
                         Key::Seen(address) => self.see_again(address).await,
-                        // The next request for it puts down what its location leads to.
-                        Key::Name(Artifact::Module(_)) | Key::SeenModule(_) => {}
+                        Key::SeenModule(package) => self.see_module_again(package).await,
+                        // The next request for it packs it again.
+                        Key::Name(Artifact::Module(_)) => {}
                         Key::Discovery(_)
                         | Key::ProviderVersions(_)
                         | Key::ProofSet(_)
@@ -206,6 +208,18 @@ impl Walk {
             let what = format!("what the held sets of {address} prove");
             self.wrong(Step::Unreadable { what, error }).await;
         }
+    }
+
+    /// What was seen of a version of a module is written again from its name, before that may go.
+    async fn see_module_again(&mut self, package: ModulePackage) {
+        let of = package.clone();
+        let noted = self.mirror.on_disk(move |mirror| seen_again(mirror, &of)).await;
+        let unknown = match noted {
+            Ok(true) => return,
+            Ok(false) => "no archive of it is held that would tell: what comes next is taken as it is".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        self.wrong(Step::Unreadable { what: format!("what {package} was at first sight"), error: unknown }).await;
     }
 
     /// A name that was damaged is written again, where its proof set and its archive are still there.

@@ -211,7 +211,7 @@ impl KeptDocument {
         struct Entry {
             version: String,
         }
-        let is_meant = |raw: &Box<RawValue>| {
+        let is_meant = |raw: &RawValue| {
             let entry = serde_json::from_str::<Entry>(raw.get()).ok();
             entry.and_then(|entry| Version::parse_lenient(&entry.version).ok()).is_some_and(|it| versions.include(&it))
         };

@@ -41,7 +41,6 @@ pub(super) fn unpack(from: &mut dyn Read, tree: &mut Tree) -> Result<(), TreeErr
             }
         }
     }
-    drop(archive);
     // To the end, where the checksums are.
     io::copy(from, &mut io::sink()).map_err(unreadable)?;
     if !has_any {

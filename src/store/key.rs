@@ -102,6 +102,11 @@ impl Key {
         Self::module("names", address)
     }
 
+    /// The folder of what was seen of a registry's modules.
+    pub(super) fn seen_of_modules(host: &Hostname) -> PathBuf {
+        Path::new("seen").join(host.as_str()).join("modules")
+    }
+
     /// The folder of what was seen of a module.
     pub(super) fn seen_of_module(address: &ModuleAddress) -> PathBuf {
         Self::module("seen", address)

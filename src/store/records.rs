@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 use super::claim::Claim;
 use super::disk::{self, Aside};
 use super::{FORMAT, Key, StoreError};
-use crate::address::{Artifact, Hostname, ModuleAddress, ModulePackage, Package, Platform, ProviderAddress, Version};
+use crate::address::{
+    Artifact, Hostname, ModuleAddress, ModuleName, ModulePackage, Package, Platform, ProviderAddress, Version,
+};
 use crate::clock::Timestamp;
 
 /// Whether a record must be on the disk before `put` returns.
@@ -219,6 +221,28 @@ impl Records {
     fn recorded_of(&self, host: &Hostname, service: &str) -> Result<Vec<Key>, StoreError> {
         let below = |kind: &str| self.keys_below(&Path::new(kind).join(host.as_str()).join(service));
         Ok([below("documents")?, below("names")?].concat())
+    }
+
+    /// The other spellings of a module in which this version of it was seen: those that are the same in lower case.
+    pub fn spellings_seen(&self, package: &ModulePackage) -> Result<Vec<ModulePackage>, StoreError> {
+        let (wanted, of_host) = (package.folded(), Key::seen_of_modules(&package.module.host));
+        let names = |folder: &Path| self.listed(|| disk::names_in(&self.root.join(folder)));
+        let mut found = Vec::new();
+        for namespace in names(&of_host)? {
+            if !namespace.eq_ignore_ascii_case(wanted.module.namespace.as_str()) {
+                continue;
+            }
+            for name in names(&of_host.join(&namespace))? {
+                let spelled = ModuleName::parse(&namespace).ok().zip(ModuleName::parse(&name).ok());
+                let Some((namespace, name)) = spelled else { continue };
+                let module = ModuleAddress { namespace, name, ..package.module.clone() };
+                let sibling = ModulePackage { module, version: package.version.clone() };
+                if sibling != *package && sibling.folded() == wanted {
+                    found.push(sibling);
+                }
+            }
+        }
+        Ok(found)
     }
 
     /// Everything that names are recorded of.

@@ -129,7 +129,7 @@ async fn a_command_that_cannot_be_read_is_refused_with_the_reason() {
         scene.post(path, &known, " ".repeat((64 << 10) + 1)).await.expect(413);
     }
     for (what, reason) in [
-        (r#"["acme/vpc/aws"]"#, "modules are not mirrored yet"),
+        (r#"["acme/vpc/AWS"]"#, "is not a module system"),
         (r#"["acme/null@=> 1.0"]"#, "its operators can be"),
         (r#"["acme/null","nonsense"]"#, "is no address"),
         ("[]", "1 to 256"),

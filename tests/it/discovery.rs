@@ -19,6 +19,10 @@ fn providers_of(host: &str) -> String {
     format!("/registry/{host}/v1/providers/")
 }
 
+fn modules_of(host: &str) -> String {
+    format!("/registry/{host}/v1/modules/")
+}
+
 fn publish_null(upstream: &FakeUpstream) {
     upstream.publish(Provider::new("acme", "null"));
 }
@@ -55,7 +59,8 @@ async fn each_upstream_has_a_rewritten_document_of_its_own() {
         assert!(is_json(&answer), "{:?}", answer.headers);
         let services = answer.json();
         assert_eq!(services["providers.v1"], providers_of(host));
-        assert_eq!(services["modules.v1"], format!("{}/v1/modules/", upstream.origin()));
+        assert_eq!(services["modules.v1"], modules_of(host));
+        assert_eq!(services["login.v1"]["token"], format!("{}/oauth/token", upstream.origin()));
         assert_eq!(upstream.count_of(Target::Everything), 1);
     }
 }
@@ -122,12 +127,13 @@ async fn every_other_service_is_made_absolute_and_what_nobody_knows_survives() {
     let text = larder.get(&discovery_of(HOST)).await.expect(200).text();
     let origin = upstream.origin();
     let expected = format!(
-        "{{\"x-first\":1e400,\"providers.v1\":\"{providers}\",\"modules.v1\":\"{origin}/v1/modules/\",\
+        "{{\"x-first\":1e400,\"providers.v1\":\"{providers}\",\"modules.v1\":\"{modules}\",\
          \"tfe.v2\":\"{origin}/.well-known/api/v2/?a=b\",\"state.v2\":\"https://state.example/s/\",\"x-null\":null,\
          \"x-list\":[ 1.00, \"/a\" ],\"login.v1\":{{\"client\":\"terraform-cli\",\"x-odd\":1.50E+0,\
          \"authz\":\"{origin}/oauth/authorization?x=1\",\"token\":\"{origin}/.well-known/token\",\
          \"ports\":[10000, 10010],\"x-deep\":{{\"authz\" : \"/stays\"}}}}}}",
         providers = providers_of(HOST),
+        modules = modules_of(HOST),
     );
     assert_eq!(text, expected);
 }
@@ -162,7 +168,7 @@ async fn the_services_of_a_redirected_document_resolve_against_where_it_is() {
     assert_eq!(answer.header("location"), "");
     let services = answer.json();
     assert_eq!(services["providers.v1"], providers_of(HOST));
-    assert_eq!(services["modules.v1"], format!("{elsewhere}/m/"));
+    assert_eq!(services["modules.v1"], modules_of(HOST));
     assert_eq!(services["login.v1"]["authz"], format!("{elsewhere}/deep/a"));
     assert_eq!(larder.versions("null").await.expect(200).json()["versions"][0]["version"], "7.0.0");
 }

@@ -249,19 +249,34 @@ async fn a_larder_behind_the_clients_proxy_is_a_warning() {
     assert!(found.found("client.address").contains("proxy of HTTP_PROXY may lead elsewhere"), "{found:#?}");
 }
 
-/// Larder is asked whether it serves modules, and does not yet.
+/// Larder is asked whether it serves modules where the client asks for them, with and without the slash at the end.
 #[tokio::test]
-async fn modules_that_are_asked_of_a_larder_without_them_are_told() {
-    let (_upstream, site, _larder) = scene().await;
-    for modules in [format!("/registry/{HOST}/v1/modules/"), format!("/registry/{HOST}/v1/modules"), "/".to_owned()] {
-        write(&site, ".terraformrc", &host_override(HOST, &providers(&site), &format!("{}{modules}", site.base())));
+async fn modules_that_are_asked_of_larder_at_another_place_are_told() {
+    let (upstream, mut site, larder) = scene().await;
+    let at = |site: &Site, path: &str| {
+        write(site, ".terraformrc", &host_override(HOST, &providers(site), &format!("{}{path}", site.base())));
+    };
+    let right = format!("/registry/{HOST}/v1/modules/");
+    for path in [right.as_str(), right.trim_end_matches('/')] {
+        at(&site, path);
+        examine(&site, &[]).await.is_healthy();
+    }
+    for path in ["/", &right.replace("modules", "providers"), &right.replace(HOST, "registry.example")] {
+        at(&site, path);
         let found = examine(&site, &[]).await;
         found.fails(&["client.services"], "serves no modules there");
-        assert!(found.advice("client.services").contains(MODULES), "{found:#?}");
+        assert!(found.advice("client.services").contains(&format!("{}{right}", site.base())), "{found:#?}");
     }
     let nowhere = format!("http://127.0.0.1:{}/v1/modules/", free_port());
     write(&site, ".terraformrc", &host_override(HOST, &providers(&site), &nowhere));
     examine(&site, &[]).await.warns("client.services", "nobody listens there");
+    drop(larder);
+    site.text.push_str(&format!("[[upstream]]\nhost = \"registry.example\"\nurl = \"{}/\"\n", upstream.origin()));
+    let _larder = site.serve();
+    at(&site, &right.replace(HOST, "registry.example"));
+    let found = examine(&site, &[]).await;
+    found.fails(&["client.host"], "its modules are others");
+    assert!(found.advice("client.host").contains(&format!("{}{right}", site.base())), "{found:#?}");
 }
 
 /// On a machine without a larder, the client is judged by where it is sent, and told in the words of that place.

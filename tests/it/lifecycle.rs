@@ -113,13 +113,10 @@ async fn serve_without_a_configuration_says_where_it_listens_and_what_to_paste()
     let (child, out, _) = serving(command(home.path(), &["serve"]));
     let listens = out.line_with(" listens on http://127.0.0.1:").await;
     let base = listens.split(" on ").nth(1).unwrap().to_owned();
-    for (host, modules) in [
-        ("registry.opentofu.org", "https://registry.opentofu.org/v1/modules/"),
-        ("registry.terraform.io", "https://registry.terraform.io/v1/modules/"),
-    ] {
+    for host in ["registry.opentofu.org", "registry.terraform.io"] {
         out.line_with(&format!("host \"{host}\" {{")).await;
         out.line_with(&format!("\"providers.v1\" = \"{base}/registry/{host}/v1/providers/\"")).await;
-        out.line_with(&format!("\"modules.v1\" = \"{modules}\"")).await;
+        out.line_with(&format!("\"modules.v1\" = \"{base}/registry/{host}/v1/modules/\"")).await;
     }
     out.line_with(&format!("store    {}", home.path().join("cache/larder").display())).await;
     out.line_with(&config.join("mirror.toml").display().to_string()).await;

@@ -1,7 +1,8 @@
 //! The acceptance of modules: the real `terraform` installs every form that larder can fetch, the same as without
 //! larder, and again when everything upstream is gone.
 
-use crate::support::git::{differences, forge};
+use crate::support::git::differences;
+use crate::support::git::forge::{self, Forges};
 use crate::support::module_scene::{Form, ModuleScene, calls, every_form, installed, same_modules, through};
 use crate::support::terraform::{Terraform, Workspace};
 
@@ -34,25 +35,18 @@ async fn the_scene_is_one_that_the_client_installs_from_directly() {
     assert!(installed(&direct).len() >= forms.len(), "{:?}", installed(&direct));
 }
 
-/// Done when 1, in a namespace where the names of public forges lead to the test's own servers.
+/// Done when 1, in a namespace where the names of public forges lead to the test's own servers; without those names where
+/// there can be no such namespace.
 #[tokio::test]
-async fn every_form_of_a_module_installs_through_larder_as_it_does_directly_and_again_without_any_upstream() {
+async fn every_form_of_a_module_installs_as_it_does_directly_and_again_without_any_upstream() {
+    let name = "every_form_of_a_module_installs_as_it_does_directly_and_again_without_any_upstream";
     let Some(client) = Terraform::find() else { return };
-    let name = "every_form_of_a_module_installs_through_larder_as_it_does_directly_and_again_without_any_upstream";
-    let Some(address) = forge::within(&format!("modules_client::{name}")).await else { return };
-    let Some(scene) = ModuleScene::start(Some(address)).await else { return };
-    installs_the_same_and_again(client, scene).await;
-}
-
-/// The same without the forges, wherever there is git and sshd.
-#[tokio::test]
-async fn modules_install_through_larder_as_they_do_directly_and_again_without_any_upstream() {
-    let Some(client) = Terraform::find() else { return };
-    let Some(scene) = ModuleScene::start(None).await else { return };
-    installs_the_same_and_again(client, scene).await;
-}
-
-async fn installs_the_same_and_again(client: Terraform, mut scene: ModuleScene) {
+    let forges = match forge::forges(&format!("modules_client::{name}")).await {
+        Forges::Here(address) => Some(address),
+        Forges::Nowhere => None,
+        Forges::Done => return,
+    };
+    let Some(mut scene) = ModuleScene::start(forges).await else { return };
     let forms = every_form(&scene).await;
     let direct_forms = direct_forms(&forms);
     let direct = scene.calling(&client, &direct_forms);

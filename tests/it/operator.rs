@@ -134,7 +134,8 @@ async fn client_config_is_the_same_whether_larder_runs_or_not() {
     let larder = site.serve();
     assert_eq!(site.out(&["client-config"]).await, before);
     let providers = format!("\"providers.v1\" = \"{}/registry/{HOST}/v1/providers/\"", site.base());
-    assert!(before.contains(&providers), "{before}");
+    let modules = format!("\"modules.v1\" = \"{}/registry/{HOST}/v1/modules/\"", site.base());
+    assert!(before.contains(&providers) && before.contains(&modules), "{before}");
     assert!(before.contains("discovery is not held yet"), "{before}");
     assert!(!before.contains("login.v1"), "{before}");
     assert_eq!(upstream.requests().len(), 0, "printing a configuration asked an upstream");
@@ -144,7 +145,7 @@ async fn client_config_is_the_same_whether_larder_runs_or_not() {
     for service in ["providers.v1", "modules.v1", "login.v1"] {
         assert!(running.contains(&format!("\"{service}\" = ")), "{service} is not in: {running}");
     }
-    assert!(running.contains(&providers), "{running}");
+    assert!(running.contains(&providers) && running.contains(&modules), "{running}");
     assert!(running.contains(&format!("\"authz\" = \"{}/oauth/authorization\"", upstream.origin())), "{running}");
     assert!(!running.contains("has not been asked"), "{running}");
     assert_eq!(json(&site.out(&["client-config", "--json"]).await)["client_config"], running);

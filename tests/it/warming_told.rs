@@ -82,7 +82,7 @@ async fn every_problem_of_what_is_told_is_said_and_nothing_begins() {
     let larder = Larder::mirroring(&upstream).start().await;
     let desk = Desk::of(&larder);
     let problems = |answer: crate::support::http::Answer| answer.expect(400).json()["errors"].clone();
-    let bad = json!({ "what": ["null", "acme/null@=> 1", "acme/vpc/aws"], "platforms": ["linux"], "pin": true });
+    let bad = json!({ "what": ["null", "acme/null@=> 1", "acme/vpc/AWS"], "platforms": ["linux"], "pin": true });
     let said = problems(desk.post("/admin/v1/warm", &bad).await);
     assert_eq!(said.as_array().unwrap().len(), 4, "{said}");
     for body in [json!({}), json!([]), json!({ "what": "acme/null" }), json!({ "what": ["acme/null"], "force": true })]

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use super::super::{Accepted, Call, Mirror, Ruling};
+use super::super::{Accepted, AlarmKind, Call, Mirror, Ruling};
 use super::fill::Believing;
 use super::seen;
 use crate::address::{ModuleAddress, ModulePackage, Versions};
 use crate::error::Error;
+use crate::upstream::source::Source;
 
 impl Mirror {
     /// Fetches what upstream has now of the versions that are meant, and takes it for right. Of a module as a whole,
@@ -43,7 +44,7 @@ impl Mirror {
         self.on_disk(move |mirror| {
             let mut moved = Vec::new();
             for package in mirror.store.records.module_packages_seen(&of)? {
-                let has_moved = seen::read(mirror, &package)?.is_some_and(|seen| seen.moved.is_some());
+                let has_moved = seen::known(mirror, &package)?.is_some_and(|seen| seen.moved.is_some());
                 if versions.include(&package.version) && has_moved {
                     moved.push(package);
                 }
@@ -61,12 +62,24 @@ impl Mirror {
     ) -> Result<Ruling, Error> {
         // What upstream says now, and not what it said when it was asked last.
         let age = self.location(package, call).await?.value.age();
-        self.ask_location_again(package, Some(age), call).await?;
+        let said = self.ask_location_again(package, Some(age), call).await?.value.said(package)?;
         let of = key.clone();
-        let before = self.on_disk(move |mirror| seen::read(mirror, &of)).await?.map(|seen| seen.pinned);
+        let before = self.on_disk(move |mirror| seen::known(mirror, &of)).await?.map(|seen| seen.pinned);
+        if let (Source::Unsupported(source), Some(before)) = (&said.located.source, &before) {
+            let (of, tree_before, what) = (key.clone(), before.tree, source.what());
+            self.on_disk(move |mirror| {
+                seen::forget(mirror, &of)?;
+                mirror.change_name(&of, |name| name.archives.clear())
+            })
+            .await?;
+            self.module_changed(&key.module);
+            self.settled(&key.module, &key.version, AlarmKind::WaitsForAccept);
+            tracing::warn!(%package, what, "told by the operator: clients fetch it themselves from now on");
+            return Ok(Ruling::AcceptedElsewhere { tree_before, source: what.to_owned() });
+        }
         let held = self.fill_module(package, key, Believing::WhatIsThereNow, call).await?;
         let Some(now) = held.proof.how.tree() else { return Err(Error::Interrupted(format!("accepting {package}"))) };
-        if before.as_ref().is_some_and(|before| before.tree == now.tree) {
+        if before.as_ref().is_some_and(|before| before.is_packed_as(now)) {
             return Ok(Ruling::NothingToAccept);
         }
         tracing::warn!(%package, tree = %now.tree, commit = now.commit, "told by the operator: another tree is the right one from now on");

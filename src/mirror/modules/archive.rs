@@ -62,7 +62,7 @@ impl Mirror {
         let held = match digest {
             None => self.held_module(key).await?,
             Some(prefix) => {
-                let (of, prefix) = (Artifact::Module(key.clone()), prefix.clone());
+                let (of, prefix) = (Artifact::Module(key.clone()), *prefix);
                 self.on_disk(move |mirror| Ok(unless_gone(mirror.name(&of))?.find(&prefix).cloned())).await?
             }
         };

@@ -41,7 +41,6 @@ pub(super) enum Believing {
 pub(super) struct PackedArchive {
     staged: Staged,
     sighting: Sighting,
-    subdir: Option<String>,
     origin: String,
 }
 
@@ -82,7 +81,7 @@ impl Mirror {
         let _under_way = Counted::new(&self.counters.fills);
         let mut room = ROOM_AT_FIRST;
         loop {
-            match self.fill_once(package, key, believing, call).await {
+            match self.try_to_fill_module(package, key, believing, call).await {
                 Err(Error::Store(full)) if full.is_full() => {
                     // How much it takes is not known before: so more and more goes, until it fits or nothing is left.
                     let (bytes, why) = (room, full.clone());
@@ -93,12 +92,19 @@ impl Mirror {
                     made?;
                     room = room.saturating_mul(8);
                 }
-                filled => return filled,
+                filled => {
+                    match &filled {
+                        Ok(_) => self.was_kept(Stored::Archive),
+                        Err(Error::Store(why)) => self.was_not_kept(Stored::Archive, why),
+                        Err(_) => {}
+                    }
+                    return filled;
+                }
             }
         }
     }
 
-    async fn fill_once(
+    async fn try_to_fill_module(
         self: &Arc<Self>,
         package: &ModulePackage,
         key: &ModulePackage,
@@ -107,11 +113,8 @@ impl Mirror {
     ) -> Result<HeldArchive, Error> {
         let packed = self.packed(package, call).await?;
         let (package, key, now) = (package.clone(), key.clone(), self.inner(call).now);
-        let filled = self.on_disk(move |mirror| mirror.commit_module(&package, &key, packed, believing, now)).await?;
-        if filled.is_ok() {
-            self.was_kept(Stored::Archive);
-        }
-        filled
+        let filled = self.on_disk(move |mirror| mirror.commit_module(&package, &key, packed, believing, now)).await;
+        filled.and_then(|filled| filled)
     }
 
     /// Fetches a version and packs it into a stage. A location that may be too old is asked for anew, once.
@@ -134,11 +137,7 @@ impl Mirror {
         static PACKED: AtomicU64 = AtomicU64::new(0);
         let name = format!("packed~{}", PACKED.fetch_add(1, Ordering::Relaxed));
         let (of, now) = (package.clone(), self.inner(call).now);
-        let packed = self.on_disk(move |mirror| pack_into_stage(mirror, &of, &name, fetched, &said, now)).await?;
-        if let Err(Error::Store(why)) = &packed {
-            self.was_not_kept(Stored::Archive, why);
-        }
-        packed
+        self.on_disk(move |mirror| pack_into_stage(mirror, &of, &name, fetched, &said, now)).await?
     }
 
     pub(super) async fn location_asked_anew(
@@ -160,7 +159,7 @@ impl Mirror {
         believing: Believing,
         now: Timestamp,
     ) -> Result<Result<HeldArchive, Error>, StoreError> {
-        let PackedArchive { staged, sighting, subdir, origin } = packed;
+        let PackedArchive { staged, sighting, origin } = packed;
         match believing {
             Believing::WhatWasSeen => {
                 if let Judged::Moved { pinned } = seen::judge(self, key, sighting.clone())? {
@@ -178,7 +177,7 @@ impl Mirror {
         let Ok(verified) = Verified::by_digest(staged, digest, digest) else {
             return Ok(Err(Error::Interrupted(format!("the archive of {package}"))));
         };
-        let Sighting { tree, commit, packer, source, .. } = sighting;
+        let Sighting { tree, commit, packer, source, subdir, .. } = sighting;
         let how = How::Tree(PackedTree { tree, commit, packer, source, subdir });
         let proof = Proof { how, warnings: Vec::new() };
         let filename = FileName::parse(ARCHIVE).map_err(|e| StoreError::Index(e.to_string()))?;
@@ -188,8 +187,12 @@ impl Mirror {
             let _lock = self.digest_lock(&digest).lock();
             self.store.blobs.publish(verified)?;
             self.checked.lock().insert(digest);
-            let named = self.change_name(&Artifact::Module(key.clone()), |name| {
-                name.archives.retain(|before| before.digest != digest);
+            let named = self.change_name(Artifact::Module(key.clone()), |name| {
+                // What an operator has replaced must not come back when this one is gone.
+                let replaces = |before: &HeldArchive| {
+                    believing == Believing::WhatIsThereNow && before.proof.how.tree().map(|of| of.tree) != Some(tree)
+                };
+                name.archives.retain(|before| before.digest != digest && !replaces(before));
                 name.archives.push(held.clone());
             });
             // Where it lies there without a name: what eviction does not know of, it cannot evict.
@@ -211,7 +214,8 @@ impl Mirror {
         Error::Unverified {
             asked: format!("the archive of {package}"),
             verdict: format!(
-                "its tree has digest {tree}, and the one that was seen first has {pinned}: upstream has moved it; `larder accept {key}` takes the new one"
+                "its tree has digest {tree}, and the one that was seen first has {pinned}{}: upstream has moved it; `larder accept {key}` takes the new one",
+                if *tree == pinned { ", where the module was in another folder" } else { "" }
             ),
         }
     }
@@ -260,10 +264,11 @@ fn pack_into_stage(
         commit: fetched.commit,
         packer: PACKER,
         source: said.digest,
+        subdir: fetched.subdir.clone(),
         validators: fetched.validators,
         at: now,
     };
-    Ok(Ok(PackedArchive { staged, sighting, subdir: fetched.subdir, origin: fetched.origin }))
+    Ok(Ok(PackedArchive { staged, sighting, origin: fetched.origin }))
 }
 
 /// A stage that is written to.

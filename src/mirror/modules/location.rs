@@ -9,9 +9,10 @@ use super::super::discovery::Faith;
 use super::super::documents::{DocumentFlight, KeptDocument, Meanwhile};
 use super::super::freshness::Age;
 use super::super::names::HeldArchive;
-use super::super::pull::nobody_may_wait;
+use super::super::pull::{Landed, nobody_may_wait};
 use super::super::single_flight::Awaited;
-use super::super::{Answer, Call, Errand, Link, Mirror, Outcome};
+use super::super::{AlarmKind, Answer, Call, Errand, Link, Mirror, Outcome, unless_gone};
+use super::versions::Spelling;
 use super::{ModuleArchiveRef, ModuleLocation, seen};
 use crate::address::ModulePackage;
 use crate::digest::Digest;
@@ -54,36 +55,61 @@ impl Mirror {
         let told =
             |value| Answer { value, outcome: answer.outcome, fresh_until: answer.fresh_until, checked: answer.checked };
         let held = self.held_module(&key).await?;
-        match (&said.located.source, held) {
-            // That upstream has moved it to where larder cannot follow hides nothing of what is held.
-            (Source::Unsupported(source), Some(held)) => {
-                let what = source.what();
-                tracing::warn!(%package, what, "a module has moved to a source that larder cannot fetch; what is held is served");
-                return Ok(told(here(package, Some(&held))));
-            }
-            (Source::Unsupported(source), None) => return self.elsewhere(package, source).map(told),
-            (_, Some(held)) => {
-                self.look_again_if_due(package, &key, said, call);
-                return Ok(told(here(package, Some(&held))));
-            }
-            (_, None) if self.link() == Link::Offline => {
-                return Err(self.missing(format!("the archive of {package}")).await);
-            }
-            (_, None) => {}
+        if let Source::Unsupported(source) = &said.located.source {
+            return match held {
+                Some(held) => {
+                    self.moved_elsewhere(package, &key, source, call).await?;
+                    Ok(told(here(package, Some(&held))))
+                }
+                None => match self.moved_elsewhere(package, &key, source, call).await? {
+                    Some(moved) => Err(moved),
+                    None => self.elsewhere(package, source).map(told),
+                },
+            };
+        }
+        if let Some(held) = held {
+            self.look_again_if_due(package, &key, said, call);
+            return Ok(told(here(package, Some(&held))));
+        }
+        if self.link() == Link::Offline {
+            return Err(self.missing(format!("the archive of {package}")).await);
         }
         let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the archive of {package}")))?;
         let filled = match timeout_at(call.deadline, self.module_fill(package, call)).await {
             Ok(filled) => filled.map(|held| here(package, Some(&held)))?,
             Err(_) => match said.located.source {
-                // Only what the page names tells which folder of the archive is the module.
+                // Only what the page names tells which folder is meant: without it, a client would take the root.
                 Source::Indirect(_) => match call.terms.led_to.get(&key, call.now) {
                     Some(subdir) => without_digest(package, subdir),
-                    None => return Err(Error::Slow(what(package))),
+                    None => return Err(Error::Slow(format!("the archive of {package}"))),
                 },
                 _ => without_digest(package, told_subdir(package, said.located.subdir.as_ref())?),
             },
         };
         Ok(Answer { value: filled, outcome: Outcome::Miss, fresh_until: answer.fresh_until, checked: answer.checked })
+    }
+
+    /// What was seen as a tree before must not become something that nobody checks: an alarm, and the error for whoever
+    /// finds nothing held. `None` where it was never seen.
+    async fn moved_elsewhere(
+        self: &Arc<Self>,
+        package: &ModulePackage,
+        key: &ModulePackage,
+        source: &Unsupported,
+        call: &Call,
+    ) -> Result<Option<Error>, Error> {
+        let of = key.clone();
+        let Some(seen) = self.on_disk(move |mirror| unless_gone(seen::known(mirror, &of))).await? else {
+            return Ok(None);
+        };
+        let (what, host) = (source.what(), source.host().unwrap_or_else(|| "somewhere".to_owned()));
+        tracing::error!(%package, what, host, pinned = %seen.pinned.tree, "ALARM: upstream has moved a version of a module to a source that larder cannot fetch; it is not served from there until it is accepted");
+        self.alarm(&key.module, &key.version, AlarmKind::WaitsForAccept, Some(what), call.now);
+        let verdict = format!(
+            "upstream has moved it to {what} at {host}, which larder cannot fetch, and the tree that was seen first has digest {}: `larder accept {key}` lets clients go there",
+            seen.pinned.tree
+        );
+        Ok(Some(Error::Unverified { asked: format!("the location of {package}"), verdict }))
     }
 
     /// Serves what is held where upstream cannot say where it is, or has deleted it (promise 6).
@@ -209,7 +235,7 @@ impl Mirror {
         };
         let faith = Faith::for_what_is_held(before.as_ref());
         let (base, grant) = self.service(Service::Modules, upstream, faith, call).await?;
-        let (spelled, guessed) = self.module_spelling(package, call).await;
+        let Spelling { spelled, listed } = self.module_spelling(package, call).await;
         let asked = download_url(&base, &package.module, &spelled).map_err(|e| unusable(e.to_string()))?;
         let fetched =
             self.ask(what, &asked, upstream, &grant, before.as_deref(), self.limits.document_bytes, call).await;
@@ -228,9 +254,9 @@ impl Mirror {
                 Arc::clone(&kept).said(package)?;
                 Arc::unwrap_or_clone(kept)
             }
-            (Err(error), before) if matches!(error.fault, Fault::Absent(_)) => match (guessed, before) {
+            (Err(error), before) if matches!(error.fault, Fault::Absent(_)) => match (&listed, before) {
                 // That there is no version of this spelling says nothing while the list cannot be read.
-                (Some(unread), None) => return Err(unread),
+                (Err(unread), _) => return Err(unread.clone()),
                 (_, Some(before)) if upstream.settings.keep_gone => {
                     if !before.about.gone {
                         tracing::warn!(%package, %error, "upstream has deleted it; what is held is kept (keep_gone)");
@@ -249,6 +275,10 @@ impl Mirror {
             },
             (Err(error), _) => return Err(error.into()),
         };
+        if matches!(listed, Ok(false)) {
+            // A registry that answers for any version would have anybody fill the store with their locations.
+            return Ok(Landed { age: kept.age(), value: Arc::new(kept) });
+        }
         let landed = self.keep_document(key, kept).await;
         self.module_changed(&package.module);
         landed
@@ -261,26 +291,24 @@ impl Mirror {
         record.and_then(KeptDocument::read).is_some_and(|kept| kept.about.gone)
     }
 
-    /// The archive of a version that is held now, if one is: of the tree that is pinned, and not of one that an operator
-    /// has accepted another for.
+    /// The archive of a version that is held now, if one is: of the tree that is pinned, and of no other.
     pub(in crate::mirror) async fn held_module(
         self: &Arc<Self>,
         key: &ModulePackage,
     ) -> Result<Option<HeldArchive>, Error> {
         let of = key.clone();
         self.on_disk(move |mirror| {
-            let name = super::super::unless_gone(mirror.name(&of))?;
+            let name = unless_gone(mirror.name(&of))?;
             if name.archives.is_empty() {
                 return Ok(None);
             }
-            // A record that cannot be read now hides nothing that is held.
-            let pinned = seen::read(mirror, &of).ok().flatten().map(|seen| seen.pinned.tree);
-            let is_right = |held: &HeldArchive| match (pinned, held.proof.how.tree()) {
-                (Some(pinned), Some(packed)) => packed.tree == pinned,
-                _ => true,
-            };
-            for held in name.archives.into_iter().rev().filter(is_right) {
-                if super::super::unless_gone(mirror.store.blobs.holds(&held.digest))? {
+            let seen = unless_gone(seen::known(mirror, &of))?;
+            for held in name.archives.into_iter().rev() {
+                let is_pinned = match (&seen, held.proof.how.tree()) {
+                    (Some(seen), Some(packed)) => seen.pinned.is_packed_as(packed),
+                    (None, _) | (_, None) => false,
+                };
+                if is_pinned && unless_gone(mirror.store.blobs.holds(&held.digest))? {
                     return Ok(Some(held));
                 }
             }
@@ -323,7 +351,8 @@ pub(super) fn told_subdir(package: &ModulePackage, subdir: Option<&Subdir>) -> R
     subdir.and_then(Subdir::in_package).map(|below| subdir_text(package, below)).transpose()
 }
 
-fn subdir_text(package: &ModulePackage, subdir: &crate::pack::TreePath) -> Result<String, Error> {
+/// A subfolder as it stands in a location.
+pub(super) fn subdir_text(package: &ModulePackage, subdir: &crate::pack::TreePath) -> Result<String, Error> {
     let text =
         std::str::from_utf8(subdir.as_bytes()).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_graphic()));
     text.map(str::to_owned).ok_or_else(|| {

@@ -7,14 +7,15 @@ use std::time::Duration;
 
 use super::super::{AlarmKind, Call, Link, Mirror};
 use super::fetch::{Fetch, NoTree, git_ask};
-use super::location::Said;
+use super::location::{Said, subdir_text};
 use super::seen::{self, Judged, SeenModule, Sighting};
 use crate::address::ModulePackage;
+use crate::clock::CLOCK_SLACK;
 use crate::error::Error;
 use crate::pack::{PACKER, pack};
 use crate::upstream::ask::{Asker, Fetched};
 use crate::upstream::error::Fault;
-use crate::upstream::source::Source;
+use crate::upstream::source::{Source, Subdir};
 
 /// After a look that came to nothing, the next waits for this long.
 const LOOKED_AT_MOST_EVERY: Duration = Duration::from_secs(300);
@@ -37,21 +38,25 @@ impl Mirror {
         said: Said,
         call: &Call,
     ) {
-        if self.link() == Link::Offline
-            || call.terms.looked_at.get(key, call.now).is_some_and(|at| at >= said.age.checked)
-        {
+        // Upstream has no such version any more: where it was says nothing.
+        if self.link() == Link::Offline || said.age.gone || call.terms.looked_at.get(key, call.now).is_some() {
             return;
         }
-        let until = call.now.after(LOOKED_AT_MOST_EVERY);
-        call.terms.looked_at.put(key.clone(), said.age.checked, until, call.now);
-        let (mirror, package, key) = (Arc::clone(self), package.clone(), key.clone());
-        // Clients go first: nobody waits for this.
-        let call = Call { asker: Asker::Job, ..self.inner(call) };
-        self.tasks.spawn(async move {
-            if let Err(error) = mirror.look_again(&package, &key, &said, Looking::IfDue, &call).await {
-                tracing::warn!(%package, %error, "could not look whether a version of a module is still what it was; what is held is served");
+        let fresh = call.terms.upstreams.get(&key.module.host).map_or(Duration::ZERO, |of| of.settings.fresh.download);
+        let until = call.now.after(LOOKED_AT_MOST_EVERY.min(fresh));
+        call.terms.looked_at.put(key.clone(), (), until, call.now);
+        let of = (key.clone(), call.terms.generation);
+        // One at a time, and nobody waits for it.
+        drop(self.looks.share(&self.tasks, of, (), || {
+            let (mirror, package, key) = (Arc::clone(self), package.clone(), key.clone());
+            // Clients go first.
+            let call = Call { asker: Asker::Job, ..self.inner(call) };
+            async move {
+                if let Err(error) = mirror.look_again(&package, &key, &said, Looking::IfDue, &call).await {
+                    tracing::warn!(%package, %error, "could not look whether a version of a module is still what it was; what is held is served");
+                }
             }
-        });
+        }));
     }
 
     /// Looks, and puts down what is seen.
@@ -64,12 +69,13 @@ impl Mirror {
         call: &Call,
     ) -> Result<(), Error> {
         let of = key.clone();
-        let Some(seen) = self.on_disk(move |mirror| seen::read(mirror, &of)).await? else { return Ok(()) };
+        let Some(seen) = self.on_disk(move |mirror| seen::known(mirror, &of)).await? else { return Ok(()) };
         if let Some(moved) = &seen.moved {
             // Alarms do not outlive the process, and this one is not over.
             self.alarm(&key.module, &key.version, AlarmKind::WaitsForAccept, Some(&moved.tree.to_string()), moved.at);
         }
-        if looking == Looking::IfDue && seen.looked >= said.age.checked {
+        // What was looked at while the clock was ahead was never looked at, for all that is known.
+        if looking == Looking::IfDue && seen.looked >= said.age.checked && seen.looked <= call.now.after(CLOCK_SLACK) {
             return Ok(());
         }
         let sighting = match self.glimpse(package, said, &seen, call).await? {
@@ -97,12 +103,15 @@ impl Mirror {
         let mut room = self.reservation();
         let fetch = Fetch::new(self, package, call, &mut room).await?;
         let what = fetch.what();
+        let subdir = said.located.subdir.as_ref().and_then(Subdir::in_package);
+        let subdir = subdir.map(|below| subdir_text(package, below)).transpose()?;
         let known = || [Some(&seen.pinned), seen.moved.as_ref()].into_iter().flatten();
         match &said.located.source {
             Source::Git(git) => {
                 let commit = call.terms.outbound.git_commit(git_ask(fetch.ask(&git.url, &what), git)).await;
                 let commit = commit.map_err(|error| fetch.git_failed(error, &git.url))?;
-                Ok(known().find(|sighting| commit.is_some() && sighting.commit == commit).cloned())
+                let is_it = |sighting: &&Sighting| sighting.commit == commit && sighting.subdir == subdir;
+                Ok(known().find(is_it).filter(|_| commit.is_some()).cloned())
             }
             Source::Archive(archive) => {
                 let of_this = |sighting: &&Sighting| sighting.source == said.digest && sighting.has_validators();
@@ -127,9 +136,10 @@ impl Mirror {
         self.reserve(&mut room, fetched.tree.bytes()).await?;
         let (commit, validators, at, origin) =
             (fetched.commit.clone(), fetched.validators.clone(), call.now, fetched.origin.clone());
+        let subdir = fetched.subdir.clone();
         let packed = self.on_disk(move |_| Ok(pack(&fetched.tree, &fetched.root, &mut io::sink()))).await?;
         let asked = || format!("the package of {package} from {origin}");
         let packed = packed.map_err(|why| Error::Unverified { asked: asked(), verdict: why.to_string() })?;
-        Ok(Sighting { tree: packed.tree, commit, packer: PACKER, source: said.digest, validators, at })
+        Ok(Sighting { tree: packed.tree, commit, packer: PACKER, source: said.digest, subdir, validators, at })
     }
 }

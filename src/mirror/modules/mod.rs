@@ -20,6 +20,7 @@ pub(super) use self::seen::SeenModule;
 use super::{Mirror, Terms};
 use crate::address::{Artifact, ModuleAddress, ModulePackage};
 use crate::digest::{Digest, DigestPrefix};
+use crate::store::StoreError;
 
 /// An archive of a module, as our URLs name it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -31,6 +32,7 @@ pub struct ModuleArchiveRef {
 }
 
 /// Where a client gets a version of a module.
+#[expect(clippy::large_enum_variant, reason = "it is looked at where it arrives, and kept nowhere")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModuleLocation {
     /// Here.
@@ -46,7 +48,23 @@ pub enum ModuleLocation {
     Elsewhere(String),
 }
 
+/// Sees to it that what a version was at first sight is put down, where anything tells that; says whether it is.
+pub(super) fn seen_again(mirror: &Mirror, package: &ModulePackage) -> Result<bool, StoreError> {
+    Ok(seen::known(mirror, package)?.is_some())
+}
+
 impl Terms {
+    /// Every spelling under which something of a module may be stored: `fold_case` may have been another.
+    pub(super) fn keys_of(&self, address: &ModuleAddress) -> Vec<ModuleAddress> {
+        let mut keys = vec![self.key_of(address)];
+        for other in [address.clone(), address.folded()] {
+            if !keys.contains(&other) {
+                keys.push(other);
+            }
+        }
+        keys
+    }
+
     /// The one spelling of a module that is its key.
     pub(super) fn key_of(&self, address: &ModuleAddress) -> ModuleAddress {
         let folds = self.upstreams.get(&address.host).is_some_and(|upstream| upstream.settings.fold_case);

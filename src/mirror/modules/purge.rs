@@ -20,12 +20,24 @@ impl Mirror {
         purged: &mut Purged,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        let module = self.terms.load().key_of(&what.of);
         // Nothing is pinned meanwhile: what looks unpinned here is so until it is gone.
         let _nothing_is_pinned = self.evicting.lock();
-        let pinned = self.purge_module_archives(&module, &what.versions, purged)?;
-        purged.pinned = pinned.iter().map(ToString::to_string).collect();
-        for package in self.store.records.module_packages_with_locations(&module)? {
+        for module in self.terms().keys_of(&what.of) {
+            self.purge_spelling(&module, what, purged, now)?;
+        }
+        Ok(())
+    }
+
+    fn purge_spelling(
+        &self,
+        module: &ModuleAddress,
+        what: &Meant<ModuleAddress>,
+        purged: &mut Purged,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        let pinned = self.purge_module_archives(module, &what.versions, purged)?;
+        purged.pinned.extend(pinned.iter().map(ToString::to_string));
+        for package in self.store.records.module_packages_with_locations(module)? {
             if what.versions.include(&package.version) && !pinned.contains(&package) {
                 self.purge_document(&Key::ModuleLocation(package), purged)?;
             }
@@ -36,8 +48,8 @@ impl Mirror {
             versions if pinned.is_empty() => self.unlist_dropped(&list, versions, now),
             _ => Ok(()),
         };
-        self.forget_absences_of_module(&module, &what.versions);
-        self.module_changed(&module);
+        self.forget_absences_of_module(module, &what.versions);
+        self.module_changed(module);
         ended
     }
 

@@ -9,6 +9,7 @@ use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::store::{Durability, Key, Recorded, StoreError};
 use crate::upstream::ask::Validators;
+use crate::verify::PackedTree;
 
 /// What a version of a module was, and what it was found to be since.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,6 +36,9 @@ pub(in crate::mirror) struct Sighting {
     pub(super) packer: u32,
     /// The SHA-256 of the location that led there; the location itself may hold secrets.
     pub(super) source: Digest,
+    /// Where in it the module is: another folder of the same tree is another module.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) subdir: Option<String>,
     /// What the server of an archive said of its bytes, for asking whether they changed.
     #[serde(default)]
     pub(super) validators: Validators,
@@ -44,6 +48,16 @@ pub(in crate::mirror) struct Sighting {
 impl Sighting {
     pub(super) fn has_validators(&self) -> bool {
         self.validators != Validators::default()
+    }
+
+    /// Whether it is the same module, whoever packs it.
+    fn is_what(&self, other: &Self) -> bool {
+        self.tree == other.tree && self.subdir == other.subdir
+    }
+
+    /// Whether an archive is packed of it.
+    pub(super) fn is_packed_as(&self, packed: &PackedTree) -> bool {
+        self.tree == packed.tree && self.subdir == packed.subdir
     }
 }
 
@@ -61,46 +75,72 @@ pub(super) enum Judged {
 
 /// What was seen of a version.
 ///
-/// A record that was damaged is set aside, and made anew of what the name of a held archive tells: else whoever asks
-/// next would take another tree for the first.
-///
 /// # Errors
-/// Where it cannot be read now, or made anew.
-pub(super) fn read(mirror: &Mirror, package: &ModulePackage) -> Result<Option<SeenModule>, StoreError> {
+/// Where the disk fails: nobody may take what comes next for the first then.
+pub(super) fn known(mirror: &Mirror, package: &ModulePackage) -> Result<Option<SeenModule>, StoreError> {
+    let _lock = mirror.record_lock(&Key::SeenModule(package.clone())).lock();
+    read(mirror, package)
+}
+
+/// The same, for whoever has its lock. A record that is not there may have been damaged, or be of another spelling from
+/// before `fold_case` was changed: what is still known is put down again.
+fn read(mirror: &Mirror, package: &ModulePackage) -> Result<Option<SeenModule>, StoreError> {
+    if let Some(seen) = recorded(mirror, package)? {
+        return Ok(Some(seen));
+    }
+    for sibling in mirror.store.records.spellings_seen(package)? {
+        if let Some(seen) = recorded(mirror, &sibling)? {
+            tracing::info!(%package, as = %sibling, "a version of a module was seen in another spelling, and is held against that");
+            put(mirror, package, &seen)?;
+            return Ok(Some(seen));
+        }
+    }
+    let rebuilt = by_name(mirror, package)?;
+    if let Some(seen) = &rebuilt {
+        tracing::error!(%package, "what was seen of a version of a module was lost; it is put down again as its archive tells");
+        put(mirror, package, seen)?;
+    }
+    Ok(rebuilt)
+}
+
+fn recorded(mirror: &Mirror, package: &ModulePackage) -> Result<Option<SeenModule>, StoreError> {
     let key = Key::SeenModule(package.clone());
+    let damaged = || {
+        tracing::error!(%package, "ALARM: what was seen of a version of a module was damaged; unless an archive of it is held, what comes next is taken as it is");
+    };
     match mirror.store.records.look(&key)? {
         Recorded::Absent => Ok(None),
+        Recorded::Damaged => {
+            damaged();
+            Ok(None)
+        }
         Recorded::Whole(record) => match serde_json::from_slice(&record) {
             Ok(seen) => Ok(Some(seen)),
             Err(_) => {
                 mirror.store.records.set_aside(&key)?;
-                Ok(rebuilt(mirror, package)?)
+                damaged();
+                Ok(None)
             }
         },
-        Recorded::Damaged => rebuilt(mirror, package),
     }
 }
 
-/// What the name of a held archive tells, where the record itself is lost.
-fn rebuilt(mirror: &Mirror, package: &ModulePackage) -> Result<Option<SeenModule>, StoreError> {
+/// What the name of a held archive tells.
+fn by_name(mirror: &Mirror, package: &ModulePackage) -> Result<Option<SeenModule>, StoreError> {
     let name = mirror.name(package)?;
     let held = name.archives.iter().rev().find_map(|held| held.proof.how.tree().zip(Some(held.kept)));
-    tracing::error!(%package, rebuilt = held.is_some(), "ALARM: what was seen of a version of a module was damaged; without an archive of it, what comes next is taken as it is");
-    let seen = held.map(|(packed, kept)| {
+    Ok(held.map(|(packed, kept)| {
         let pinned = Sighting {
             tree: packed.tree,
             commit: packed.commit.clone(),
             packer: packed.packer,
             source: packed.source,
+            subdir: packed.subdir.clone(),
             validators: Validators::default(),
             at: kept,
         };
         SeenModule { first_seen: kept, pinned, moved: None, looked: Timestamp(0) }
-    });
-    if let Some(seen) = &seen {
-        put(mirror, package, seen)?;
-    }
-    Ok(seen)
+    }))
 }
 
 fn put(mirror: &Mirror, package: &ModulePackage, seen: &SeenModule) -> Result<(), StoreError> {
@@ -144,7 +184,7 @@ fn change(
     mut seen: SeenModule,
     sighting: Sighting,
 ) -> Result<Judged, StoreError> {
-    let judged = if seen.pinned.tree == sighting.tree {
+    let judged = if seen.pinned.is_what(&sighting) {
         seen.pinned = sighting;
         seen.moved = None;
         Judged::Consistent
@@ -169,4 +209,11 @@ pub(super) fn accept(
     let looked = sighting.at;
     put(mirror, package, &SeenModule { first_seen, pinned: sighting, moved: None, looked })?;
     Ok(before.map(|seen| seen.pinned))
+}
+
+/// Forgets what was seen of a version, because an operator accepts that larder cannot fetch it any more.
+pub(super) fn forget(mirror: &Mirror, package: &ModulePackage) -> Result<(), StoreError> {
+    let key = Key::SeenModule(package.clone());
+    let _lock = mirror.record_lock(&key).lock();
+    mirror.store.records.remove(&key)
 }

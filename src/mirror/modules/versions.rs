@@ -191,24 +191,26 @@ impl Mirror {
         Ok(Answer { value, outcome, fresh_until, checked })
     }
 
-    /// The version as the upstream's own list spells it; as clients spell it where the list cannot tell, and then why
-    /// it cannot.
-    pub(super) async fn module_spelling(
-        self: &Arc<Self>,
-        package: &ModulePackage,
-        call: &Call,
-    ) -> (String, Option<Error>) {
+    /// The version as the upstream's own list spells it; as clients spell it where the list cannot tell.
+    pub(super) async fn module_spelling(self: &Arc<Self>, package: &ModulePackage, call: &Call) -> Spelling {
         let as_clients_do = package.version.to_string();
-        match Box::pin(self.module_versions(&package.module, call)).await {
-            Ok(list) => {
-                let list = list.value.module_versions().await.ok();
-                let listed = list.and_then(|list| list.get(&package.version).map(|listed| listed.spelled.clone()));
-                (listed.unwrap_or(as_clients_do), None)
-            }
-            Err(Error::NotFound(_)) => (as_clients_do, None),
-            Err(error) => (as_clients_do, Some(error)),
+        let list = match Box::pin(self.module_versions(&package.module, call)).await {
+            Ok(list) => list.value.module_versions().await.ok(),
+            Err(Error::NotFound(_)) => None,
+            Err(error) => return Spelling { spelled: as_clients_do, listed: Err(error) },
+        };
+        match list.as_ref().and_then(|list| list.get(&package.version)) {
+            Some(listed) => Spelling { spelled: listed.spelled.clone(), listed: Ok(true) },
+            None => Spelling { spelled: as_clients_do, listed: Ok(false) },
         }
     }
+}
+
+/// How upstream wants to be asked for a version.
+pub(super) struct Spelling {
+    pub(super) spelled: String,
+    /// Whether its list names it; why that cannot be told, where it cannot.
+    pub(super) listed: Result<bool, Error>,
 }
 
 impl KeptDocument {

@@ -26,6 +26,7 @@ use crate::upstream::pages::PageRef;
 use crate::upstream::providers::RawObject;
 
 /// What there is to show.
+#[expect(clippy::large_enum_variant, reason = "it is looked at where it arrives, and kept nowhere")]
 #[derive(Debug, Clone)]
 pub enum PageFound {
     /// What upstream says, or said.

@@ -196,6 +196,23 @@ fn damage_is_found_by_the_checksums() {
 }
 
 #[test]
+fn the_checksum_of_an_xz_is_held_against_what_came_out() {
+    let tar = sample().tar();
+    let mut crc = flate2::Crc::new();
+    crc.update(&tar);
+    for (check, sum) in [
+        (lzma_rust2::CheckType::Crc32, crc.sum().to_le_bytes().to_vec()),
+        (lzma_rust2::CheckType::Sha256, crate::digest::Digest::of(&tar).as_bytes().to_vec()),
+    ] {
+        let mut stream = xz(&tar, check, None);
+        let at = stream.windows(sum.len()).position(|window| window == sum).unwrap();
+        stream[at] ^= 1;
+        let refused = unpacked(ArchiveFormat::TarXz, &stream).unwrap_err().to_string();
+        assert!(refused.contains("a checksum of its xz is wrong"), "{refused}");
+    }
+}
+
+#[test]
 fn a_tar_may_lack_its_end_but_no_part_of_a_file() {
     let tar = Made::default().file("a", "one").0;
     assert!(unpacked(ArchiveFormat::TarGz, &gz(&tar)).is_ok());

@@ -232,6 +232,6 @@ mod tests {
         for body in [r#"{"what":[]}"#.to_owned(), format!("{{\"what\":[{many}]}}")] {
             assert!(read(&body).unwrap_err()[0].contains("1 to 256"), "{body}");
         }
-        assert_eq!(read(r#"{"what":["acme/null","x","a/b/c"]}"#).unwrap_err().len(), 2);
+        assert_eq!(read(r#"{"what":["acme/null","x","a/b/c/d"]}"#).unwrap_err().len(), 2);
     }
 }

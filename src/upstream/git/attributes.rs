@@ -25,7 +25,7 @@ pub(super) struct Attributes {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Treatment {
     lines: Option<AttributesDigest>,
-    ident: bool,
+    ident: Option<ident::Way>,
     encoding: Option<BString>,
 }
 
@@ -65,7 +65,10 @@ impl Attributes {
             StateRef::Value(name) => Some(name.as_bstr().to_owned()),
             StateRef::Set | StateRef::Unset | StateRef::Unspecified => None,
         };
-        Ok(Treatment { lines: lines(text, crlf, eol), ident: ident == StateRef::Set, encoding })
+        let text = Text::of(text, crlf);
+        let is_whole = encoding.is_some() || (text == Text::Auto && !is(eol, "lf"));
+        let way = if is_whole { ident::Way::Whole } else { ident::Way::PieceByPiece };
+        Ok(Treatment { lines: text.lines(eol), ident: (ident == StateRef::Set).then_some(way), encoding })
     }
 }
 
@@ -80,32 +83,39 @@ enum Text {
     Auto,
 }
 
-fn lines(text: StateRef<'_>, crlf: StateRef<'_>, eol: StateRef<'_>) -> Option<AttributesDigest> {
-    let read = |state: StateRef<'_>| match state {
-        StateRef::Set => Text::Yes,
-        StateRef::Unset => Text::No,
-        StateRef::Value(value) if value.as_bstr() == "input" => Text::WithLf,
-        StateRef::Value(value) if value.as_bstr() == "auto" => Text::Auto,
-        StateRef::Value(_) | StateRef::Unspecified => Text::Unsaid,
-    };
-    let text = match read(text) {
-        Text::Unsaid => read(crlf),
-        said => said,
-    };
-    // Nothing else changes bytes where the platform's line ends are line feeds.
-    let wants_crlf = matches!(eol, StateRef::Value(value) if value.as_bstr() == "crlf");
-    match text {
-        Text::No => None,
-        Text::Auto if wants_crlf => Some(AttributesDigest::TextAutoCrlf),
-        Text::Unsaid | Text::Yes | Text::WithLf if wants_crlf => Some(AttributesDigest::TextCrlf),
-        Text::Unsaid | Text::Yes | Text::WithLf | Text::Auto => None,
+impl Text {
+    fn of(text: StateRef<'_>, crlf: StateRef<'_>) -> Self {
+        let read = |state: StateRef<'_>| match state {
+            StateRef::Set => Self::Yes,
+            StateRef::Unset => Self::No,
+            StateRef::Value(value) if value.as_bstr() == "input" => Self::WithLf,
+            StateRef::Value(value) if value.as_bstr() == "auto" => Self::Auto,
+            StateRef::Value(_) | StateRef::Unspecified => Self::Unsaid,
+        };
+        match read(text) {
+            Self::Unsaid => read(crlf),
+            said => said,
+        }
     }
+
+    /// The line ends that are to be written. Nothing but `eol=crlf` changes any where the platform's are line feeds.
+    fn lines(self, eol: StateRef<'_>) -> Option<AttributesDigest> {
+        match self {
+            Self::Auto if is(eol, "crlf") => Some(AttributesDigest::TextAutoCrlf),
+            Self::Unsaid | Self::Yes | Self::WithLf if is(eol, "crlf") => Some(AttributesDigest::TextCrlf),
+            Self::No | Self::Unsaid | Self::Yes | Self::WithLf | Self::Auto => None,
+        }
+    }
+}
+
+fn is(state: StateRef<'_>, value: &str) -> bool {
+    matches!(state, StateRef::Value(found) if found.as_bstr() == value)
 }
 
 impl Treatment {
     /// Does it to the bytes of the object `id`: keywords, then line ends, then the encoding, as git does.
     pub(super) fn applied(&self, bytes: &[u8], id: &ObjectId) -> Treated {
-        let mut now: Option<Vec<u8>> = if self.ident { ident::expanded(bytes, id) } else { None };
+        let mut now: Option<Vec<u8>> = self.ident.and_then(|way| ident::expanded(bytes, id, way));
         if let Some(lines) = self.lines {
             let mut written = Vec::new();
             let source = now.as_deref().unwrap_or(bytes);

@@ -60,15 +60,15 @@ impl Checkout<'_> {
         let mut buffer = Vec::new();
         for _ in 0..MOST_TAGS {
             let object = self.objects.find(&id, &mut buffer).map_err(|e| self.trouble(&e))?;
-            let broken = |e: gix_error::Error| self.trouble(&e);
+            let broken = |e| self.trouble(&e);
             match object.kind {
                 Kind::Commit => {
                     let mut commit = gix_object::CommitRefIter::from_bytes(object.data, gix_hash::Kind::Sha1);
-                    return Ok((id, commit.tree_id().map_err(|e| broken(e.into()))?));
+                    return Ok((id, commit.tree_id().map_err(broken)?));
                 }
                 Kind::Tag => {
                     let tag = gix_object::TagRefIter::from_bytes(object.data, gix_hash::Kind::Sha1);
-                    id = tag.target_id().map_err(|e| broken(e.into()))?;
+                    id = tag.target_id().map_err(broken)?;
                 }
                 Kind::Tree | Kind::Blob => break,
             }

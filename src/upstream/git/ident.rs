@@ -1,9 +1,65 @@
-//! The attribute `ident`: `$Id$` becomes `$Id: ` and the name of the file's own bytes, as git's checkout writes it.
+//! The attribute `ident`: `$Id$` becomes `$Id: ` and the name of the file's own bytes, as git's checkout writes it. It does
+//! so in two ways that differ in odd cases: most files are passed through piece by piece, without ever going back; those
+//! that must be seen whole first (`text=auto`, another encoding) are searched.
 
 use gix_hash::ObjectId;
 
+/// How a file is gone through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Byte by byte.
+    PieceByPiece,
+    /// As a whole.
+    Whole,
+}
+
 /// Writes it wherever `bytes`, whose name is `id`, ask for it; `None` where they do not.
-pub(super) fn expanded(bytes: &[u8], id: &ObjectId) -> Option<Vec<u8>> {
+pub(super) fn expanded(bytes: &[u8], id: &ObjectId, way: Way) -> Option<Vec<u8>> {
+    match way {
+        Way::Whole => searched(bytes, id),
+        Way::PieceByPiece => passed_through(bytes, id),
+    }
+}
+
+const BEGINNING: &[u8] = b"$Id";
+
+/// What is not a keyword is behind us with the byte that shows it, be that the dollar sign of the next.
+fn passed_through(bytes: &[u8], id: &ObjectId) -> Option<Vec<u8>> {
+    let mut written = Vec::new();
+    let mut rest = bytes;
+    let mut has_any = false;
+    while !rest.is_empty() {
+        let same = rest.iter().zip(BEGINNING).take_while(|(one, other)| one == other).count();
+        let beginning = rest.strip_prefix(BEGINNING);
+        let (passed, is_keyword) = match beginning {
+            Some([b'$', ..]) => (BEGINNING.len() + 1, true),
+            Some([b':', value @ ..]) => match value.iter().position(|byte| matches!(byte, b'$' | b'\n')) {
+                Some(end) => (BEGINNING.len() + 1 + end + 1, value[end] == b'$' && !is_foreign(&value[..end])),
+                None => (rest.len(), false),
+            },
+            // A NUL there is taken for one more byte of the beginning.
+            Some([0, _, ..]) => (BEGINNING.len() + 2, false),
+            _ => ((same + 1).min(rest.len()), false),
+        };
+        if is_keyword {
+            written.extend_from_slice(format!("$Id: {id} $").as_bytes());
+            has_any = true;
+        } else {
+            written.extend_from_slice(&rest[..passed]);
+        }
+        rest = &rest[passed..];
+    }
+    has_any.then_some(written)
+}
+
+/// Whether a value has the look of another system's: blanks within.
+fn is_foreign(value: &[u8]) -> bool {
+    let Some(value) = value.strip_prefix(b" ") else { return false };
+    let looked_at = value.iter().position(|byte| *byte == 0).unwrap_or(value.len());
+    (0..looked_at).any(|at| matches!(value[at], b' ' | b'\t' | b'\r') && at + 1 < value.len())
+}
+
+fn searched(bytes: &[u8], id: &ObjectId) -> Option<Vec<u8>> {
     let mut written = Vec::new();
     let mut rest = bytes;
     let mut has_any = false;
@@ -44,6 +100,8 @@ fn keyword(after: &[u8]) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     /// What git 2.47 makes of the same bytes is compared in `tests`; this is the rule in short.
@@ -51,18 +109,39 @@ mod tests {
     fn only_what_git_takes_for_a_keyword_is_written_anew() {
         let id = ObjectId::from_hex(&[b'a'; 40]).unwrap();
         let now = format!("$Id: {id} $");
-        for (before, after) in [
-            ("$Id$", Some(now.clone())),
-            ("x $Id: old $ y", Some(format!("x {now} y"))),
-            ("$Id:$", Some(now.clone())),
-            ("$Id: a b $", None),
-            ("$Id: two\nlines $", None),
-            ("$Id", None),
-            ("$Idx$", None),
-            ("$$Id$", Some(format!("${now}"))),
-            ("nothing", None),
+        for (before, whole, passing) in [
+            ("$Id$", Some(now.clone()), Some(now.clone())),
+            ("x $Id: old $ y", Some(format!("x {now} y")), Some(format!("x {now} y"))),
+            ("$Id:$", Some(now.clone()), Some(now.clone())),
+            ("$Id: a b $", None, None),
+            ("$Id:a b $", None, Some(now.clone())),
+            ("$Id: two\nlines $", None, None),
+            ("$Id", None, None),
+            ("$Idx$", None, None),
+            ("$$Id$", Some(format!("${now}")), None),
+            ("$Id: a b $Id$", Some(format!("$Id: a b {now}")), None),
+            ("nothing", None, None),
         ] {
-            assert_eq!(expanded(before.as_bytes(), &id), after.map(String::into_bytes), "{before}");
+            let told = |way| expanded(before.as_bytes(), &id, way).map(|bytes| String::from_utf8(bytes).unwrap());
+            assert_eq!(told(Way::Whole), whole, "{before}");
+            assert_eq!(told(Way::PieceByPiece), passing, "{before}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_but_keywords_is_changed(bytes in "[$Id: x\n\0]{0,30}") {
+            let id = ObjectId::from_hex(&[b'a'; 40]).unwrap();
+            for way in [Way::Whole, Way::PieceByPiece] {
+                if let Some(now) = expanded(bytes.as_bytes(), &id, way) {
+                    let now = String::from_utf8(now).unwrap();
+                    let keyword = format!("$Id: {id} $");
+                    prop_assert!(now.contains(&keyword));
+                    // What was written is written again, and stays.
+                    let again = expanded(now.as_bytes(), &id, way).unwrap();
+                    prop_assert_eq!(again, now.into_bytes());
+                }
+            }
         }
     }
 }

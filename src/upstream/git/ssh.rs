@@ -53,15 +53,15 @@ impl Outbound {
         for address in self.ssh_addresses(repository).await.map_err(failed)? {
             let mut running = Running::spawn(repository, address, files).map_err(failed)?;
             let first = running.say(awaited, self.git_limits.idle).await;
-            self.traffic.asked(ask.upstream, None);
             match first {
                 Ok(Some(first)) => {
                     let carried = self.converse(ask, running, first, said, &mut input, awaited, received).await;
                     return carried.map_err(failed);
                 }
                 Ok(None) => last = running.ended_without_a_word(files).await,
-                Err(fault) => return Err(failed(fault)),
+                Err(fault) => last = fault,
             }
+            self.traffic.asked(ask.upstream, None);
             // Another address helps only where this one could not be reached.
             if !matches!(last, Fault::Unreachable(_)) {
                 break;

@@ -155,7 +155,7 @@ impl fmt::Debug for Checksum {
     }
 }
 
-#[expect(clippy::large_enum_variant, reason = "one for each archive that is checked")]
+/// What is summed up so far.
 enum Hashing {
     Md5(Md5),
     Other(Context),

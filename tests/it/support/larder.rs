@@ -357,6 +357,12 @@ impl Builder {
         self
     }
 
+    /// Keeps this many bytes of pages of the registry HTTP API.
+    pub(crate) fn page_bytes(mut self, limit: u64) -> Self {
+        self.settings.limits.page_bytes = limit;
+        self
+    }
+
     /// Lets this many requests wait for upstreams.
     pub(crate) fn waiting(mut self, most: usize) -> Self {
         self.settings.limits.waiting = most;

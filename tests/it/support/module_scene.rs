@@ -27,6 +27,7 @@ pub(crate) struct ModuleScene {
     pub(crate) repositories: Repositories,
     /// acme/net: tags v1.0.0 and (annotated) v1.1.0, branches main and stable, `both` as a branch and a tag.
     pub(crate) net: Repository,
+    folder: TempDir,
 }
 
 /// One module: what is published, and how a configuration calls it.
@@ -65,7 +66,9 @@ impl ModuleScene {
         };
         let net = everything(&repositories, &git.origin());
         let archives = FakeUpstream::builder().tls_with(&ca).start().await;
-        Some(Self { ca, registry: FakeUpstream::start().await, archives, git, ssh, forges, repositories, net })
+        let registry = FakeUpstream::start().await;
+        let folder = tempfile::tempdir().unwrap();
+        Some(Self { ca, registry, archives, git, ssh, forges, repositories, net, folder })
     }
 
     /// `git::https://…/acme/net.git` and this.
@@ -86,8 +89,10 @@ impl ModuleScene {
 
     /// The same with more lines about its upstream.
     pub(crate) fn larder_with(&self, more: &str) -> Builder {
-        let larder = Larder::mirroring(&self.registry).with(more);
-        let mut larder = larder.trusting(&self.ca).allow_private("127.0.0.1");
+        let authority = self.folder.path().join("ca.pem");
+        std::fs::write(&authority, self.ca.pem()).unwrap();
+        let larder = Larder::mirroring(&self.registry).with(more).allow_private("127.0.0.1");
+        let mut larder = larder.network(&format!("ca_file = {authority:?}"));
         let mut credentials = ssh_credential(&format!("127.0.0.1:{}", self.ssh.port()), &self.ssh);
         if let Some((_, ssh)) = &self.forges {
             larder = NAMES.iter().fold(larder, |larder, name| larder.allow_private(name));
@@ -244,23 +249,29 @@ pub(crate) async fn every_form(scene: &ModuleScene) -> Vec<Form> {
         });
         forms.len() - 1
     };
+    // Each from an address of its own: of a package that it has already, a client makes copies without hidden files.
+    let own = |name: &str, rest: &str| {
+        scene.repositories.alias("acme/net", &format!("acme/net-{name}"));
+        format!("git::{}/acme/net-{name}.git{rest}", scene.git.origin())
+    };
     let commit = scene.net.id("v1.1.0^{commit}");
-    add("tag", scene.over_https("?ref=v1.0.0"));
-    add("annotated", scene.over_https("?ref=v1.1.0"));
-    add("branch", scene.over_https("?ref=stable"));
-    add("commit", scene.over_https(&format!("?ref={commit}")));
-    add("short", scene.over_https(&format!("?ref={}", &commit[..9])));
-    add("head", scene.over_https(""));
-    add("depth", scene.over_https("?ref=v1.0.0&depth=1"));
-    add("both", scene.over_https("?ref=both"));
-    add("both-depth", scene.over_https("?ref=both&depth=1"));
-    add("subdir", scene.over_https("//modules/x?ref=v1.0.0"));
-    let user_subdir = add("user-subdir", scene.over_https("?ref=v1.0.0"));
-    let joined = add("joined", scene.over_https("//modules?ref=v1.1.0"));
+    add("tag", own("tag", "?ref=v1.0.0"));
+    add("annotated", own("annotated", "?ref=v1.1.0"));
+    add("branch", own("branch", "?ref=stable"));
+    add("commit", own("commit", &format!("?ref={commit}")));
+    add("short", own("short", &format!("?ref={}", &commit[..9])));
+    add("head", own("head", ""));
+    add("depth", own("depth", "?ref=v1.0.0&depth=1"));
+    add("both", own("both", "?ref=both"));
+    add("both-depth", own("both-depth", "?ref=both&depth=1"));
+    add("subdir", own("subdir", "//modules/x?ref=v1.0.0"));
+    let user_subdir = add("user-subdir", own("user-subdir", "?ref=v1.0.0"));
+    let joined = add("joined", own("joined", "//modules?ref=v1.1.0"));
     add("ssh", format!("git::{}?ref=v1.0.0", scene.ssh.url("acme/net")));
-    if let Some((_, ssh)) = &scene.forges {
-        add("scp", format!("{}@git.acme.test:acme/net.git?ref=v1.0.0", ssh.user()));
-        add("scp-forced", format!("git::{}@git.acme.test:acme/net.git//modules/x?ref=v1.1.0", ssh.user()));
+    if scene.forges.is_some() {
+        // With any other user, Terraform takes it for no address at all.
+        add("scp", "git@git.acme.test:acme/net.git?ref=v1.0.0".to_owned());
+        add("scp-forced", "git::git@git.acme.test:acme/net.git//modules/x?ref=v1.1.0".to_owned());
         add("github", "github.com/acme/net?ref=v1.0.0".to_owned());
         add("github-subdir", "github.com/acme/net//modules/x?ref=v1.1.0".to_owned());
         add("bitbucket", "bitbucket.org/acme/net?ref=v1.0.0".to_owned());
@@ -288,10 +299,13 @@ pub(crate) async fn every_form(scene: &ModuleScene) -> Vec<Form> {
     let bytes = packed(Format::Zip, "");
     let digest = sha256_hex(&bytes);
     add("checksum", format!("{}?checksum=sha256:{digest}", file("checked.zip", bytes)));
-    scene.registry.serve_file("/files/relative.tar.gz", "application/gzip", packed(Format::TarGz, ""));
-    add("rooted", "/files/relative.tar.gz".to_owned());
+    for name in ["rooted", "relative"] {
+        let bytes = packed(Format::TarGz, "");
+        scene.registry.serve_file(&format!("/files/{name}.tar.gz"), "application/gzip", bytes);
+    }
+    add("rooted", "/files/rooted.tar.gz".to_owned());
     add("relative", "../../../../../../files/relative.tar.gz//modules/x".to_owned());
-    scene.archives.serve_terraform_get("/pages/header", &scene.over_https("?ref=v1.1.0"));
+    scene.archives.serve_terraform_get("/pages/header", &own("header-page", "?ref=v1.1.0"));
     add("header-page", format!("{origin}/pages/header"));
     let led_to = format!("{}?archive=tar.gz", file("led-to", packed(Format::TarGz, "")));
     scene.archives.serve_meta_tag("/pages/meta", &led_to);
@@ -299,8 +313,8 @@ pub(crate) async fn every_form(scene: &ModuleScene) -> Vec<Form> {
     let wrapped = file("wrapped", packed(Format::TarGz, "acme-net-0123abc"));
     add("wrapped", format!("{wrapped}//acme-net-0123abc/modules/x?archive=tar.gz"));
     let glob = add("glob", format!("{wrapped}//*?archive=tar.gz"));
-    let json = add("json", scene.over_https("?ref=v1.0.0"));
-    let both = add("header-and-json", scene.over_https("?ref=v1.1.0"));
+    let json = add("json", own("json", "?ref=v1.0.0"));
+    let both = add("header-and-json", own("header-and-json", "?ref=v1.1.0"));
     forms[user_subdir].called = "//modules/x";
     forms[joined].called = "//x";
     forms[glob].instead_of_direct = Some("v1.0.0");

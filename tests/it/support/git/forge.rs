@@ -1,5 +1,5 @@
 //! A place where names of public forges lead to a server of the test's own: the test runs itself once more, as root, in
-//! a mount namespace with another `/etc/hosts`, and may listen at 443 and 22 of a loopback address that nobody uses.
+//! a mount namespace with another `/etc/hosts` and a user git, and may listen at 443 and 22 of a loopback address that nobody uses.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -12,17 +12,26 @@ pub(crate) const NAMES: [&str; 4] = ["github.com", "bitbucket.org", "api.bitbuck
 const ADDRESS: &str = "LARDER_TEST_FORGES_AT";
 const TIME_LIMIT: Duration = Duration::from_secs(300);
 
-/// Where the forges are, when this process is within. Without: runs the test of this name within, to its end, and gives
-/// nothing; where that cannot be, that is said, and nothing is run.
-pub(crate) async fn within(test: &str) -> Option<Ipv4Addr> {
+/// Whether a test is within.
+pub(crate) enum Forges {
+    /// It is, and the names lead to this address.
+    Here(Ipv4Addr),
+    /// It was: it ran within, to its end, and succeeded.
+    Done,
+    /// It cannot be, which was said.
+    Nowhere,
+}
+
+/// Runs the test of this name, which asks, within; or says to the one that is within where the forges are.
+pub(crate) async fn forges(test: &str) -> Forges {
     if let Ok(address) = std::env::var(ADDRESS) {
-        return Some(address.parse().expect("an address"));
+        return Forges::Here(address.parse().expect("an address"));
     }
     if !rustix::process::geteuid().is_root() {
         super::cannot("only root can give the names of public forges an address of its own");
-        return None;
+        return Forges::Nowhere;
     }
-    let unshare = super::find("unshare")?;
+    let Some(unshare) = super::find("unshare") else { return Forges::Nowhere };
     // Of this process alone among all that run now: other tests of this kind may run beside it.
     let [.., high, low] = std::process::id().to_be_bytes();
     let address = Ipv4Addr::new(127, 77, high, low.clamp(1, 254));
@@ -30,9 +39,15 @@ pub(crate) async fn within(test: &str) -> Option<Ipv4Addr> {
     let hosts = folder.path().join("hosts");
     let lines = NAMES.iter().map(|name| format!("{address} {name}\n"));
     fs::write(&hosts, format!("127.0.0.1 localhost\n{}", lines.collect::<String>())).unwrap();
+    // Terraform takes the scp-like form of an ssh address with the user git alone.
+    let users = folder.path().join("passwd");
+    let all = fs::read_to_string("/etc/passwd").unwrap();
+    let all = all.lines().filter(|line| !line.starts_with("git:")).map(|line| format!("{line}\n"));
+    fs::write(&users, format!("{}git:x:0:0::/:/bin/sh\n", all.collect::<String>())).unwrap();
     let mut command = Command::new(unshare);
     command.args(["--mount", "--propagation", "private", "--kill-child", "--fork", "sh", "-c"]);
-    command.arg("mount --bind \"$1\" /etc/hosts || exit 9; shift; exec \"$@\"").arg("sh").arg(&hosts);
+    let script = "mount --bind \"$1\" /etc/hosts && mount --bind \"$2\" /etc/passwd || exit 9; shift 2; exec \"$@\"";
+    command.arg(script).arg("sh").arg(&hosts).arg(&users);
     command.arg(std::env::current_exe().unwrap()).args(["--exact", test, "--nocapture"]);
     command.env(ADDRESS, address.to_string()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let ended = tokio::task::spawn_blocking(move || command.output().unwrap());
@@ -42,8 +57,8 @@ pub(crate) async fn within(test: &str) -> Option<Ipv4Addr> {
     let said = String::from_utf8_lossy(&said);
     if status.code() == Some(9) || said.contains("unshare failed") {
         super::cannot(&format!("no mount namespace: {said}"));
-        return None;
+        return Forges::Nowhere;
     }
     assert!(status.success() && said.contains("1 passed"), "{test}, within a namespace: {status}\n{said}");
-    None
+    Forges::Done
 }

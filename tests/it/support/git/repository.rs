@@ -53,6 +53,11 @@ impl Repositories {
         repository
     }
 
+    /// One more path of a repository.
+    pub(crate) fn alias(&self, of: &str, path: &str) {
+        symlink(self.root().join(format!("{of}.git")), self.root().join(format!("{path}.git"))).unwrap();
+    }
+
     /// Another of the same content and history.
     pub(crate) fn copy(&self, from: &str, to: &str) {
         let path = |name: &str| self.root().join(format!("{name}.git"));

@@ -10,6 +10,7 @@ use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use parking_lot::Mutex;
 
+use super::api::Api;
 use super::documents;
 use super::faults::{Fault, Rules, Target};
 use super::git::{self, GitHost};
@@ -54,6 +55,7 @@ pub(super) struct State {
     pub(super) modules: Modules,
     pub(super) git: Option<GitHost>,
     pub(super) pages: BTreeMap<String, Reply>,
+    pub(super) api: Api,
     pub(super) rules: Rules,
     /// Which `?sig=` is good.
     pub(super) signature_number: u64,
@@ -134,7 +136,8 @@ impl Registry {
             }
             _ if origin == Origin::Releases => None,
             ["v1", "modules", rest @ ..] => {
-                return state.modules.answer(rest).map_or_else(Reply::not_found, |reply| dated(state, reply));
+                let found = state.modules.answer(rest).or_else(|| state.api.page(path, query));
+                return found.map_or_else(Reply::not_found, |reply| dated(state, reply));
             }
             [".well-known", "terraform.json"] => {
                 let prefix = match self.character.has_absolute_services {
@@ -157,7 +160,7 @@ impl Registry {
         };
         match found {
             Some(json) => dated(state, Reply::new(200, "application/json", json)),
-            None => Reply::not_found(),
+            None => state.api.page(path, query).map_or_else(Reply::not_found, |page| dated(state, page)),
         }
     }
 

@@ -2,6 +2,7 @@
 //! 127.0.0.1. It counts what it is asked, waits at gates, and goes wrong by one word. Stops when dropped.
 
 mod answer;
+mod api;
 mod builder;
 mod coded;
 mod documents;
@@ -25,6 +26,7 @@ use self::reply::Reply;
 use self::wire::Listener;
 use super::tls::TestCa;
 
+pub(crate) use self::api::Listed;
 pub(crate) use self::builder::Builder;
 pub(crate) use self::faults::{Fault, Target};
 pub(crate) use self::modules::{Module, Telling};
@@ -183,6 +185,13 @@ impl FakeUpstream {
     pub(crate) fn serve_json(&self, path: &str, json: &str) {
         let page = Response::builder().header("content-type", "application/json");
         self.serve(path, page.body(json.to_owned()).expect("a page"));
+    }
+
+    /// Lists these in its HTTP API, in place of those before, and their versions.
+    pub(crate) fn list(&self, modules: &[Listed], providers: &[Listed]) {
+        self.change(|state| {
+            (state.api.modules, state.api.providers) = (modules.to_vec(), providers.to_vec());
+        });
     }
 
     /// Every signed file URL given out so far is 403 from now on.

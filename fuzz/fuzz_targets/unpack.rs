@@ -1,0 +1,76 @@
+//! Archives: the first byte says of which format. What is unpacked is within its limits, and what is packed of it
+//! unpacks to the same again.
+#![no_main]
+
+use std::io::{Seek, Write};
+
+use larder::pack::{ArchiveFormat, Entry, Tree, TreeError, TreeLimits, TreePath, pack, unpack};
+use libfuzzer_sys::fuzz_target;
+
+const LIMITS: TreeLimits = TreeLimits { entries: 64, bytes: 256 * 1024 };
+const FORMATS: [ArchiveFormat; 4] =
+    [ArchiveFormat::Zip, ArchiveFormat::TarGz, ArchiveFormat::TarBz2, ArchiveFormat::TarXz];
+
+fuzz_target!(|bytes: &[u8]| {
+    let Some((format, archive)) = bytes.split_first() else { return };
+    // The last kind is a tar that need not be compressed, so that what is in it is easily found.
+    let (format, archive) = match FORMATS.get(usize::from(*format)) {
+        Some(format) => (*format, archive.to_vec()),
+        None => (ArchiveFormat::TarGz, gzip(archive)),
+    };
+    let tree = match unpacked(format, &archive) {
+        Ok(tree) => tree,
+        Err(error) => return assert!(error.to_string().len() < 2_000),
+    };
+    assert!(tree.entries().count() <= LIMITS.entries && tree.bytes() <= LIMITS.bytes);
+    for (path, _) in tree.entries() {
+        assert!(!path.is_root() && path.names().all(|name| name != b".." && name != b"." && !name.contains(&0)));
+    }
+    let mut first = Vec::new();
+    let Ok(packed) = pack(&tree, &TreePath::root(), &mut first) else { return };
+    let mut second = Vec::new();
+    let again = pack(&tree, &TreePath::root(), &mut second).expect("what was packed before");
+    assert!(first == second && packed == again);
+    let back = match unpacked(ArchiveFormat::TarGz, &first) {
+        Ok(back) => back,
+        // Links alone, which led nowhere; or copies that clash where links did not.
+        Err(TreeError::Unreadable(_) | TreeError::Refused { .. }) => return,
+        Err(error) => panic!("{error}"),
+    };
+    assert!(back.entries().all(|(_, entry)| !matches!(entry, Entry::Link(_))));
+    let mut third = Vec::new();
+    let repacked = pack(&back, &TreePath::root(), &mut third).expect("what was packed before");
+    assert!(third == first && repacked.tree == packed.tree);
+});
+
+fn unpacked(format: ArchiveFormat, bytes: &[u8]) -> Result<Tree, TreeError> {
+    let mut archive = tempfile::tempfile().expect("a file");
+    archive.write_all(bytes).and_then(|()| archive.rewind()).expect("room for it");
+    let mut tree = Tree::new(tempfile::tempfile().expect("a file"), LIMITS);
+    unpack(format, &mut archive, &mut tree).map(|()| tree)
+}
+
+/// Stored, in the form of gzip (RFC 1952, RFC 1951 3.2.4).
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut archive = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
+    let mut pieces = bytes.chunks(0xffff).peekable();
+    if pieces.peek().is_none() {
+        archive.extend([1, 0, 0, 0xff, 0xff]);
+    }
+    while let Some(piece) = pieces.next() {
+        let length = piece.len() as u16;
+        archive.push(u8::from(pieces.peek().is_none()));
+        archive.extend(length.to_le_bytes());
+        archive.extend((!length).to_le_bytes());
+        archive.extend(piece);
+    }
+    archive.extend(crc32(bytes).to_le_bytes());
+    archive.extend((bytes.len() as u32).to_le_bytes());
+    archive
+}
+
+fn crc32(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(!0, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| if crc & 1 == 1 { (crc >> 1) ^ 0xedb8_8320 } else { crc >> 1 })
+    })
+}

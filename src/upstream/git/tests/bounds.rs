@@ -1,0 +1,133 @@
+//! Promise 11: everything has a limit, and an error that says which.
+
+use std::time::Duration;
+
+use super::server::Instead;
+use super::*;
+use crate::upstream::error::Fault;
+
+async fn fault(setting: &Setting, source: &GitSource) -> Fault {
+    match setting.fetch(source).await.unwrap_err() {
+        GitError::Upstream(error) => error.fault,
+        other => panic!("{other}"),
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_falls_silent_is_given_up() {
+    let forge = Forge::new();
+    let r = forge.repository("r");
+    commit(&r);
+    let mut setting = Setting::at(&forge.url("r"));
+    setting.bounds.git.idle = Duration::from_millis(100);
+    for silent in ["GET", "POST"] {
+        forge.server.on(move |asked| if asked.method == silent { Instead::Silence } else { Instead::Nothing });
+        assert!(matches!(fault(&setting, &forge.source("r", "main")).await, Fault::Slow(_)));
+    }
+    let begun = "HTTP/1.1 200 OK\r\nContent-Type: application/x-git-upload-pack-advertisement\r\nContent-Length: 90\r\n\r\n001e#";
+    let mut setting = Setting::at(&forge.url("r"));
+    setting.bounds.git.total = Duration::from_millis(100);
+    forge.server.on(|_| Instead::Silence);
+    assert!(matches!(fault(&setting, &forge.source("r", "main")).await, Fault::Slow(_)));
+    forge.server.on(move |_| Instead::Say(begun.to_owned()));
+    let broken = fault(&setting, &forge.source("r", "main")).await;
+    assert!(matches!(broken, Fault::Unreachable(_) | Fault::Unusable(_)), "{broken:?}");
+}
+
+#[tokio::test]
+async fn a_bomb_of_zeros_is_refused_before_it_is_unpacked() {
+    let forge = Forge::new();
+    let r = forge.repository("r");
+    write(&r, "bomb", vec![0; 64 << 20]);
+    commit(&r);
+    let mut setting = Setting::at(&forge.url("r"));
+    setting.bounds.git.object_bytes = 1 << 20;
+    let refused = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
+    assert!(matches!(&refused, GitError::Tree { error: crate::pack::TreeError::TooLarge(_), .. }), "{refused}");
+    assert!(refused.to_string().contains("1048576 bytes in one object"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_tree_has_its_limits_before_a_byte_is_written() {
+    let forge = Forge::new();
+    let r = forge.repository("r");
+    for number in 0..50 {
+        write(&r, &format!("d{}/{number}", number % 5), vec![b'x'; 1000]);
+    }
+    commit(&r);
+    let mut setting = Setting::at(&forge.url("r"));
+    for (limits, said) in [
+        (TreeLimits { entries: 40, bytes: 1 << 30 }, "40 files, folders and links"),
+        (TreeLimits { entries: 1000, bytes: 40_000 }, "40000 bytes in its files"),
+    ] {
+        setting.limits = limits;
+        let refused = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
+        assert!(refused.to_string().contains(said), "{refused}");
+    }
+    setting.limits = TreeLimits::default();
+    setting.bounds.git.received_bytes = 500;
+    assert_eq!(fault(&setting, &forge.source("r", "main")).await, Fault::TooLarge(500));
+}
+
+/// Folders in folders, each twice the same: few objects, and more paths than anybody has.
+#[tokio::test]
+async fn a_tree_of_a_few_objects_and_endless_paths_is_refused() {
+    let forge = Forge::new();
+    let r = forge.repository("r");
+    commit(&r);
+    let mut tree = git(&r, &["hash-object", "-w", "-t", "tree", "/dev/null"]);
+    for _ in 0..30 {
+        let two = format!("040000 tree {tree}\ta\n040000 tree {tree}\tb\n");
+        write(&r, ".git/two", two);
+        let input = fs::File::open(r.join(".git/two")).unwrap();
+        let made = git_command(&r).args(["mktree"]).stdin(input).output().unwrap();
+        tree = String::from_utf8(made.stdout).unwrap().trim().to_owned();
+    }
+    let commit = git(&r, &["commit-tree", "-m", "x", &tree]);
+    git(&r, &["branch", "endless", &commit]);
+    let refused = Setting::at(&forge.url("r")).fetch(&forge.source("r", "endless")).await.unwrap_err();
+    assert!(refused.to_string().contains("100000 files, folders and links"), "{refused}");
+}
+
+#[tokio::test]
+async fn submodules_are_so_many_and_so_deep() {
+    let forge = Forge::new();
+    let r = forge.repository("r");
+    write(&r, "f", "x");
+    let id = commit(&r);
+    // A submodule of itself, twice: a commit cannot hold its own id, but that of the one before it.
+    let modules: String =
+        ["a", "b"].iter().map(|name| format!("[submodule \"{name}\"]\n\tpath = {name}\n\turl = ./\n")).collect();
+    let mut last = id;
+    for _ in 0..4 {
+        write(&r, ".gitmodules", &modules);
+        git(&r, &["add", ".gitmodules"]);
+        for name in ["a", "b"] {
+            git(&r, &["update-index", "--add", "--cacheinfo", &format!("160000,{last},{name}")]);
+        }
+        git(&r, &["commit", "-q", "-m", "x"]);
+        last = git(&r, &["rev-parse", "HEAD"]);
+    }
+    let mut setting = Setting::at(&forge.url("r"));
+    setting.bounds.git.submodule_depth = 3;
+    let refused = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
+    assert!(refused.to_string().contains("3 submodules one in the other"), "{refused}");
+    setting.bounds.git.submodule_depth = 8;
+    setting.bounds.git.submodules = 20;
+    let refused = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
+    assert!(refused.to_string().contains("20 submodules"), "{refused}");
+    setting.bounds.git.submodules = 30;
+    // 30 folders, the file of each and of the one around them, and .gitmodules but for the innermost 16.
+    assert_eq!(listed(&setting.fetch(&forge.source("r", "main")).await.unwrap().tree).len(), 30 + 31 + 15);
+}
+
+#[tokio::test]
+async fn a_disk_that_fails_is_no_trouble_of_upstreams() {
+    let forge = Forge::new();
+    commit(&forge.repository("r"));
+    let setting = Setting::at(&forge.url("r"));
+    let tree = Tree::new(tempfile::tempfile().unwrap(), setting.limits);
+    let (upstream, source) = (setting.granted(), forge.source("r", "main"));
+    let failed = setting.outbound().git(ask(&source, &upstream), Path::new("/no/such/folder"), tree).await.unwrap_err();
+    assert!(matches!(failed, GitError::Disk { .. }), "{failed}");
+}

@@ -1,0 +1,223 @@
+//! The tree is what `git clone`, `git checkout` and `git submodule update --init --recursive` leave.
+
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+use super::*;
+
+#[tokio::test]
+async fn the_tree_is_what_a_clone_with_submodules_leaves() {
+    let forge = Forge::new();
+    let inner = forge.repository("deep/inner");
+    write(&inner, "inner.tf", "inner\n");
+    write(&inner, ".gitattributes", "*.tf eol=crlf\n");
+    commit(&inner);
+    let middle = forge.repository("deep/middle");
+    write(&middle, "middle.tf", "middle\n");
+    git(&middle, &["submodule", "--quiet", "add", "../../inner/.git", "vendor/inner"]);
+    commit(&middle);
+    let outer = forge.repository("outer");
+    write(&outer, "main.tf", "main\n");
+    write(&outer, "modules/a/main.tf", "a\n");
+    write(&outer, "bin/run", "#!/bin/sh\n");
+    fs::set_permissions(outer.join("bin/run"), fs::Permissions::from_mode(0o755)).unwrap();
+    write(&outer, ".gitattributes", "docs export-ignore\n*.id ident\nversion export-subst\n*.bat text eol=crlf\n");
+    write(&outer, "docs/readme", "kept\n");
+    write(&outer, "version", "$Format:%H$\n");
+    write(&outer, "a.id", "x $Id$ y\n");
+    write(&outer, "a.bat", "one\ntwo\n");
+    write(&outer, "Case", "1");
+    write(&outer, "case", "2");
+    write(&outer, "aux", "a name that Windows has not");
+    write(&outer, "big.bin", "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n");
+    symlink("modules/a", outer.join("linked")).unwrap();
+    symlink("../../../etc/passwd", outer.join("modules/out")).unwrap();
+    git(&outer, &["submodule", "--quiet", "add", "../../deep/middle/.git", "modules/middle"]);
+    git(&outer, &["config", "-f", ".gitmodules", "submodule.modules/middle.branch", "main"]);
+    let id = commit(&outer);
+
+    let setting = Setting::at(&forge.url("outer"));
+    let fetched = setting.fetch(&forge.source("outer", "main")).await.unwrap();
+    assert_eq!(fetched.commit, id);
+    assert_eq!(fetched.notes, ["pointers of Git LFS stay pointers: big.bin"]);
+    let ours = listed(&fetched.tree);
+    assert_same(&ours, &cloned(&forge.url("outer"), "main").unwrap());
+    assert_eq!(ours[&b"modules/middle/vendor/inner/inner.tf"[..]], Thing::File(0o644, b"inner\r\n".to_vec()));
+    assert_eq!(ours[&b"linked"[..]], Thing::Link(b"modules/a".to_vec()));
+}
+
+/// Every kind of content under every kind of attribute, against git.
+#[tokio::test]
+async fn attributes_are_applied_as_git_applies_them() {
+    let forge = Forge::new();
+    let repository = forge.repository("r");
+    let contents: &[(&str, &[u8])] = &[
+        ("lf", b"one\ntwo\n"),
+        ("crlf", b"one\r\ntwo\r\n"),
+        ("mixed", b"one\r\ntwo\nthree\n"),
+        ("cr", b"one\rtwo\n"),
+        ("none", b"one"),
+        ("empty", b""),
+        ("nul", b"one\0\ntwo\n"),
+        ("binary", b"\x01\x02\x03\x04\n\x05\n"),
+        ("eof", b"one\ntwo\n\x1a"),
+        ("utf8", "zw\u{f6}lf \u{20ac}\nend\n".as_bytes()),
+        ("latin", "zw\u{f6}lf\n".as_bytes()),
+        ("notutf8", b"\xff\xfe\n"),
+        ("id", b"a $Id$ b\n$Id: old $\n$Id: two words $ $Id$\n$Id:$\n$Id: a\nb$ $Id$\n$$Id$"),
+        ("idend", b"$Id: no end\n"),
+        ("idcut", b"x $Id"),
+        ("idfar", b"$Id:a b $ $Id: a b $Id$ $I$Id$ $Id\0$Id$ $Id: \0 x$ $Id: x\t\0$ $Id: x\tyy $ $Id: \r$"),
+        ("idodd", b"$Id$Id$ $Id: $ $Id:  $ $Idx$ $Id:x$ $Id: x$ $Id:x $"),
+    ];
+    let attributes = [
+        "text",
+        "-text",
+        "!text",
+        "text=auto",
+        "text=auto eol=crlf",
+        "text=auto eol=lf",
+        "text eol=crlf",
+        "-text eol=crlf",
+        "eol=crlf",
+        "eol=lf",
+        "eol=CRLF",
+        "crlf",
+        "-crlf",
+        "crlf=input",
+        "crlf=auto eol=crlf",
+        "text=input eol=crlf",
+        "text=other crlf=auto eol=crlf",
+        "binary",
+        "binary eol=crlf",
+        "binary text eol=crlf",
+        "ident",
+        "ident text=auto",
+        "ident text=auto eol=lf",
+        "ident !text",
+        "ident -text",
+        "ident text",
+        "-ident",
+        "ident eol=crlf",
+        "ident text=auto eol=crlf",
+        "filter=absent",
+        "working-tree-encoding=UTF-16",
+        "working-tree-encoding=UTF-16LE",
+        "working-tree-encoding=utf-16be",
+        "working-tree-encoding=UTF-16LE-BOM",
+        "working-tree-encoding=UTF-16BE-BOM",
+        "working-tree-encoding=UTF-32",
+        "working-tree-encoding=UTF-32BE",
+        "working-tree-encoding=UTF-8",
+        "working-tree-encoding=ISO-8859-1",
+        "working-tree-encoding=ISO-8859-15",
+        "working-tree-encoding=windows-1252",
+        "working-tree-encoding=US-ASCII",
+        "working-tree-encoding=SHIFT_JIS",
+        "working-tree-encoding=UTF-16LE eol=crlf ident",
+        "working-tree-encoding=no-such",
+        "lines ident",
+        "export-ignore export-subst diff=x",
+    ];
+    let mut rules = String::from("[attr]lines text eol=crlf\n* text=auto\n");
+    let objects: Vec<_> = contents.iter().map(|(name, bytes)| (name, hashed(&repository, bytes))).collect();
+    let mut index = String::new();
+    for (number, attribute) in attributes.iter().enumerate() {
+        rules.push_str(&format!("d{number:02}/* {attribute}\n"));
+        let below = hashed(&repository, format!("* !text\n[lu]* {attribute}\n").as_bytes());
+        index.push_str(&format!("100644 {below}\tbelow/d{number:02}/.gitattributes\n"));
+        for (name, object) in &objects {
+            index.push_str(&format!("100644 {object}\td{number:02}/{name}\n"));
+            index.push_str(&format!("100644 {object}\tbelow/d{number:02}/{name}\n"));
+        }
+    }
+    index.push_str(&format!("100644 {}\t.gitattributes\n", hashed(&repository, rules.as_bytes())));
+    // Past git's own conversion on the way in: it is the way out that counts.
+    write(&repository, ".git/entries", index);
+    let entries = fs::File::open(repository.join(".git/entries")).unwrap();
+    assert!(git_command(&repository).args(["update-index", "--index-info"]).stdin(entries).status().unwrap().success());
+    git(&repository, &["commit", "-q", "-m", "x"]);
+
+    let fetched = Setting::at(&forge.url("r")).fetch(&forge.source("r", "")).await.unwrap();
+    assert_eq!(fetched.notes.len(), 1, "{:?}", fetched.notes);
+    assert!(fetched.notes[0].contains("(no-such)"), "{:?}", fetched.notes);
+    assert_same(&listed(&fetched.tree), &cloned(&forge.url("r"), "").unwrap());
+}
+
+/// An object of exactly these bytes.
+fn hashed(repository: &Path, bytes: &[u8]) -> String {
+    use std::io::Write as _;
+    let mut command = git_command(repository);
+    command.args(["hash-object", "-w", "--stdin", "--no-filters"]);
+    let mut child = command.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(bytes).unwrap();
+    String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap().trim().to_owned()
+}
+
+/// A mode, a name and what it has.
+type Crafted<'a> = (&'a str, &'a str, &'a [u8]);
+
+/// A tree of any entries, at the branch `crafted`.
+fn crafted(repository: &Path, entries: &[Crafted<'_>]) {
+    let mut bytes = Vec::new();
+    for (mode, name, content) in entries {
+        let id = if *mode == "160000" { "1".repeat(40) } else { hashed(repository, content) };
+        bytes.extend_from_slice(format!("{mode} {name}\0").as_bytes());
+        bytes.extend_from_slice(&hex::decode(id).unwrap());
+    }
+    let path = repository.join(".git/crafted");
+    fs::write(&path, bytes).unwrap();
+    let tree = git(repository, &["hash-object", "-w", "--literally", "-t", "tree", ".git/crafted"]);
+    let commit = git(repository, &["commit-tree", "-m", "x", &tree]);
+    git(repository, &["update-ref", "refs/heads/crafted", &commit]);
+}
+
+#[tokio::test]
+async fn what_git_lets_nothing_be_called_is_refused_with_its_name() {
+    let forge = Forge::new();
+    let repository = forge.repository("r");
+    commit(&repository);
+    let setting = Setting::at(&forge.url("r"));
+    let cases: &[(&str, &[Crafted<'_>])] = &[
+        (".git", &[("100644", ".git", b"x")]),
+        (".GiT", &[("100644", ".GiT", b"x")]),
+        ("git~1", &[("100644", "git~1", b"x")]),
+        ("..", &[("100644", "..", b"x")]),
+        ("a/b", &[("100644", "a/b", b"x")]),
+        (".gitmodules", &[("120000", ".gitmodules", b"x")]),
+        ("a", &[("100644", "a", b"x"), ("100644", "a", b"y")]),
+        ("link", &[("120000", "link", b"a\0b")]),
+        ("link", &[("120000", "link", b"")]),
+    ];
+    for (name, entries) in cases {
+        crafted(&repository, entries);
+        let refused = setting.fetch(&forge.source("r", "crafted")).await.unwrap_err();
+        assert!(matches!(refused, GitError::Tree { .. }), "{name}: {refused}");
+        assert!(refused.to_string().contains(name), "{name}: {refused}");
+    }
+}
+
+#[tokio::test]
+async fn submodules_are_asked_only_over_https_and_ssh_and_without_an_entry_they_stay_empty() {
+    let forge = Forge::new();
+    let repository = forge.repository("r");
+    commit(&repository);
+    let setting = Setting::at(&forge.url("r"));
+    crafted(&repository, &[("160000", "gone", b"")]);
+    let fetched = setting.fetch(&forge.source("r", "crafted")).await.unwrap();
+    assert_eq!(listed(&fetched.tree), Listing::from([(b"gone".to_vec(), Thing::Folder)]));
+    for (url, said) in [
+        ("-u./x", "dash"),
+        ("ext::sh -c x", "neither https nor ssh"),
+        ("file:///etc", "neither https nor ssh"),
+        ("https://127.0.0.1/x", "allow_private"),
+        ("https://169.254.169.254/x", "allow_private"),
+        ("http://public.example/x", "http://public.example:80"),
+        ("ssh://git@git.example/x", "[[credential]]"),
+        ("git@git.example:x", "host = \"git.example\""),
+    ] {
+        let modules = format!("[submodule \"s\"]\n\tpath = s\n\turl = {url}\n");
+        crafted(&repository, &[("100644", ".gitmodules", modules.as_bytes()), ("160000", "s", b"")]);
+        let refused = setting.fetch(&forge.source("r", "crafted")).await.unwrap_err().to_string();
+        assert!(refused.contains(said), "{url}: {refused}");
+    }
+}

@@ -1,0 +1,261 @@
+//! Against real repositories, made and served by git itself, and compared with what git makes of them.
+
+#![expect(clippy::disallowed_methods, reason = "repositories are made on a disk, away from the store")]
+
+mod bounds;
+mod checkouts;
+mod names;
+mod server;
+mod ssh;
+mod ways;
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::io::Read as _;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+use url::Url;
+
+use self::server::Server;
+use super::{GitAsk, GitError, GitSource, GitTree};
+use crate::address::Hostname;
+use crate::cdn_loop::{CdnLoop, OwnEntry};
+use crate::clock::Timestamp;
+use crate::config::{self, Credential, Network, Private};
+use crate::pack::{Entry, Tree, TreeLimits};
+use crate::upstream::ask::Asker;
+use crate::upstream::bounds::Bounds;
+use crate::upstream::outbound::Outbound;
+use crate::upstream::{Traffic, Upstream, Upstreams};
+
+/// Runs git, away from whatever configuration there is, and answers what it says.
+fn git(folder: &Path, arguments: &[&str]) -> String {
+    let output = git_command(folder).args(arguments).output().unwrap();
+    assert!(output.status.success(), "git {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+fn git_command(folder: &Path) -> Command {
+    let mut command = Command::new("git");
+    command.current_dir(folder).env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_NOSYSTEM", "1");
+    for role in ["AUTHOR", "COMMITTER"] {
+        command.env(format!("GIT_{role}_NAME"), "t").env(format!("GIT_{role}_EMAIL"), "t@example.com");
+    }
+    for (key, value) in [("protocol.file.allow", "always"), ("core.autocrlf", "false")] {
+        command.args(["-c", &format!("{key}={value}")]);
+    }
+    command
+}
+
+/// A folder of repositories, each with a working tree, and the server of them.
+struct Forge {
+    folder: TempDir,
+    server: Server,
+}
+
+impl Forge {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let server = Server::start(folder.path());
+        Self { folder, server }
+    }
+
+    /// A new repository on the branch `main`.
+    fn repository(&self, name: &str) -> PathBuf {
+        let path = self.folder.path().join(name);
+        fs::create_dir_all(&path).unwrap();
+        git(&path, &["init", "-q", "-b", "main"]);
+        // What relative URLs of submodules are relative to.
+        git(&path, &["remote", "add", "origin", &path.join(".git").to_string_lossy()]);
+        path
+    }
+
+    fn url(&self, name: &str) -> Url {
+        Url::parse(&format!("http://127.0.0.1:{}/{name}/.git", self.server.port)).unwrap()
+    }
+
+    fn source(&self, name: &str, reference: &str) -> GitSource {
+        GitSource { url: self.url(name), reference: Some(reference.to_owned()), depth: None }
+    }
+}
+
+fn write(folder: &Path, name: &str, bytes: impl AsRef<[u8]>) {
+    let path = folder.join(name);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, bytes).unwrap();
+}
+
+/// Commits all there is.
+fn commit(folder: &Path) -> String {
+    git(folder, &["add", "-A"]);
+    git(folder, &["commit", "-q", "--allow-empty", "-m", "x"]);
+    git(folder, &["rev-parse", "HEAD"])
+}
+
+/// Whom the tests ask, and with what: `registry.example` stands at the first of the URLs, and leads everywhere.
+struct Setting {
+    registry: Url,
+    allow_private: Vec<Private>,
+    credentials: Vec<Credential>,
+    bounds: Bounds,
+    network: Network,
+    limits: TreeLimits,
+}
+
+impl Setting {
+    fn at(registry: &Url) -> Self {
+        let network = config::Config::default().network;
+        let limits = TreeLimits::default();
+        Self {
+            registry: registry.clone(),
+            allow_private: Vec::new(),
+            credentials: Vec::new(),
+            bounds: Bounds::default(),
+            network,
+            limits,
+        }
+    }
+
+    fn outbound(&self) -> Outbound {
+        let upstreams = [self.upstream()];
+        let mut network = self.network.clone();
+        network.allow_private.clone_from(&self.allow_private);
+        let own = OwnEntry::random().unwrap();
+        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+        Outbound::new(&network, &upstreams, own, Traffic::default(), self.bounds).unwrap()
+    }
+
+    fn upstream(&self) -> config::Upstream {
+        let mut origin = self.registry.clone();
+        origin.set_path("/");
+        config::Upstream::at(host(), origin)
+    }
+
+    fn granted(&self) -> std::sync::Arc<Upstream> {
+        let upstreams = Upstreams::new(&[self.upstream()], &self.credentials, &self.allow_private);
+        std::sync::Arc::clone(upstreams.get(&host()).unwrap())
+    }
+
+    async fn fetch(&self, source: &GitSource) -> Result<GitTree, GitError> {
+        self.fetch_with(&self.outbound(), source).await
+    }
+
+    async fn fetch_with(&self, outbound: &Outbound, source: &GitSource) -> Result<GitTree, GitError> {
+        let scratch = tempfile::tempdir().unwrap();
+        let tree = Tree::new(tempfile::tempfile().unwrap(), self.limits);
+        let upstream = self.granted();
+        outbound.git(ask(source, &upstream), scratch.path(), tree).await
+    }
+
+    async fn look(&self, source: &GitSource) -> Result<Option<String>, GitError> {
+        let upstream = self.granted();
+        self.outbound().git_commit(ask(source, &upstream)).await
+    }
+}
+
+fn host() -> Hostname {
+    Hostname::parse("registry.example").unwrap()
+}
+
+fn ask<'a>(source: &'a GitSource, upstream: &'a Upstream) -> GitAsk<'a> {
+    static VIA: std::sync::LazyLock<CdnLoop> = std::sync::LazyLock::new(CdnLoop::default);
+    GitAsk {
+        what: "the module",
+        source,
+        upstream: &upstream.settings.host,
+        grant: &upstream.grant,
+        via: &VIA,
+        retries: 0,
+        asker: Asker::Client,
+        now: Timestamp(1_700_000_000),
+    }
+}
+
+/// What something in a tree is: its mode and bytes, or where it leads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Thing {
+    Folder,
+    File(u32, Vec<u8>),
+    Link(Vec<u8>),
+}
+
+type Listing = BTreeMap<Vec<u8>, Thing>;
+
+fn listed(tree: &Tree) -> Listing {
+    let thing = |entry: &Entry| match entry {
+        Entry::Folder => Thing::Folder,
+        Entry::Link(to) => Thing::Link(to.clone()),
+        Entry::File { mode, at, size_bytes } => {
+            let mut bytes = Vec::new();
+            tree.contents(*at, *size_bytes).read_to_end(&mut bytes).unwrap();
+            Thing::File(*mode, bytes)
+        }
+    };
+    tree.entries().map(|(path, entry)| (path.as_bytes().to_vec(), thing(entry))).collect()
+}
+
+/// What a checkout of git's left, but for `.git`.
+fn on_disk(folder: &Path) -> Listing {
+    let mut found = Listing::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(next) = folders.pop() {
+        for entry in fs::read_dir(next).unwrap() {
+            let path = entry.unwrap().path();
+            if path.file_name() == Some(OsStr::new(".git")) {
+                continue;
+            }
+            let kind = fs::symlink_metadata(&path).unwrap();
+            let name = path.strip_prefix(folder).unwrap().as_os_str().as_bytes().to_vec();
+            let thing = if kind.is_symlink() {
+                Thing::Link(fs::read_link(&path).unwrap().as_os_str().as_bytes().to_vec())
+            } else if kind.is_dir() {
+                folders.push(path);
+                Thing::Folder
+            } else {
+                // Git leaves the rest to the umask.
+                let mode = if kind.permissions().mode() & 0o100 == 0 { 0o644 } else { 0o755 };
+                Thing::File(mode, fs::read(&path).unwrap())
+            };
+            found.insert(name, thing);
+        }
+    }
+    found
+}
+
+/// What a clone leaves that checks out `reference`, with submodules: or that it fails.
+fn cloned(url: &Url, reference: &str) -> Option<Listing> {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |arguments: &[&str]| {
+        let output = git_command(folder.path()).args(arguments).output().unwrap();
+        // Shown where the test fails.
+        println!("{}", String::from_utf8_lossy(&output.stderr));
+        output.status.success()
+    };
+    assert!(run(&["clone", "-q", url.as_str(), "."]), "no clone of {url}");
+    if !reference.is_empty() && !run(&["checkout", "-q", reference]) {
+        return None;
+    }
+    assert!(run(&["submodule", "-q", "update", "--init", "--recursive"]), "no submodules of {url}");
+    Some(on_disk(folder.path()))
+}
+
+/// They are compared entry by entry, so that a failure can be read.
+fn assert_same(ours: &Listing, theirs: &Listing) {
+    for (path, thing) in theirs {
+        let name = String::from_utf8_lossy(path);
+        let found = ours.get(path);
+        let short = |thing: &Thing| match thing {
+            Thing::File(mode, bytes) => format!("{mode:o} {}", bytes.escape_ascii()).chars().take(900).collect(),
+            other => format!("{other:?}"),
+        };
+        assert!(found == Some(thing), "{name}: {:?} instead of {}", found.map(short), short(thing));
+    }
+    for path in ours.keys() {
+        assert!(theirs.contains_key(path), "{} is too much", String::from_utf8_lossy(path));
+    }
+}

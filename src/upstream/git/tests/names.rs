@@ -1,0 +1,111 @@
+//! Which commit a reference means.
+
+use super::server::{Instead, settings};
+use super::*;
+
+/// A repository with a branch and a tag of one name, and more; and the ids of its commits by name.
+fn tangled(forge: &Forge) -> BTreeMap<&'static str, String> {
+    let r = forge.repository("r");
+    let mut ids = BTreeMap::new();
+    let mut next = |name: &'static str, arguments: &[&str]| {
+        if !arguments.is_empty() {
+            git(&r, arguments);
+        }
+        write(&r, "content", name);
+        ids.insert(name, commit(&r));
+    };
+    next("first", &[]);
+    next("tagged", &[]);
+    git(&r, &["tag", "both"]);
+    git(&r, &["tag", "main"]);
+    git(&r, &["tag", "-a", "-m", "x", "annotated"]);
+    git(&r, &["tag", "-a", "-m", "x", "twice", "annotated"]);
+    next("both", &["checkout", "-q", "-b", "both"]);
+    next("prefix", &["checkout", "-q", "-b", "v1.0"]);
+    git(&r, &["tag", "v1.0.0-rc", "both~1"]);
+    next("lost", &["checkout", "-q", "--detach"]);
+    git(&r, &["checkout", "-q", "main", "--"]);
+    next("main", &["checkout", "-q", "-B", "main", "refs/heads/main"]);
+    ids
+}
+
+fn content(fetched: &GitTree) -> String {
+    let Thing::File(_, bytes) = &listed(&fetched.tree)[&b"content"[..]] else { panic!() };
+    String::from_utf8(bytes.clone()).unwrap()
+}
+
+#[tokio::test]
+async fn a_reference_is_what_a_clone_and_checkout_makes_of_it() {
+    let forge = Forge::new();
+    let ids = tangled(&forge);
+    // Long servers leave out trees, others do not, and old ones know neither that nor most ids.
+    for (filter, old) in [("true", false), ("false", false), ("false", true)] {
+        fs::write(settings(forge.folder.path()), format!("[uploadpack]\n\tallowFilter = {filter}\n")).unwrap();
+        forge.server.on(move |_| if old { Instead::AsOld } else { Instead::Nothing });
+        let setting = Setting::at(&forge.url("r"));
+        let first = &ids["first"];
+        let short = first[..10].to_owned();
+        for reference in
+            ["", "HEAD", "main", "both", "annotated", "twice", "v1.0", "tags/both", "origin/both", first, &short]
+        {
+            let theirs = cloned(&forge.url("r"), reference).unwrap();
+            let fetched = setting.fetch(&forge.source("r", reference)).await;
+            let fetched = fetched.unwrap_or_else(|e| panic!("{reference} ({filter}, {old}): {e}"));
+            assert_same(&listed(&fetched.tree), &theirs);
+            assert_eq!(fetched.commit, ids[content(&fetched).as_str()], "{reference}");
+            let looked = setting.look(&forge.source("r", reference)).await.unwrap();
+            let told = if reference == short { None } else { Some(fetched.commit.clone()) };
+            assert_eq!(looked, told, "{reference}");
+        }
+        for nothing in ["absent", "v1", "heads/both", "0000", "both~1"] {
+            let refused = setting.fetch(&forge.source("r", nothing)).await.unwrap_err();
+            assert!(refused.to_string().contains(nothing), "{nothing}: {refused}");
+            assert!(setting.look(&forge.source("r", nothing)).await.is_err() || nothing == "0000", "{nothing}");
+        }
+        // Promise of the issue: forges hand out what no branch leads to, a checkout in a clone does not.
+        for lost in [&ids["lost"], &"1".repeat(40)] {
+            assert_eq!(cloned(&forge.url("r"), lost), None);
+            let refused = setting.fetch(&forge.source("r", lost)).await.unwrap_err();
+            assert!(refused.to_string().contains("no branch and no tag leads to"), "{refused}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn with_a_depth_a_branch_wins_and_ids_are_nothing() {
+    let forge = Forge::new();
+    let ids = tangled(&forge);
+    let setting = Setting::at(&forge.url("r"));
+    let deep = |reference: &str, depth| GitSource { depth: Some(depth), ..forge.source("r", reference) };
+    for (reference, found) in [("both", "both"), ("main", "main"), ("annotated", "tagged"), ("", "main")] {
+        let fetched = setting.fetch(&deep(reference, 1)).await.unwrap();
+        assert_eq!((content(&fetched).as_str(), &fetched.commit), (found, &ids[found]), "{reference}");
+    }
+    assert!(setting.fetch(&deep(&ids["first"], 1)).await.is_err());
+    assert_eq!(content(&setting.fetch(&deep("both", 0)).await.unwrap()), "tagged");
+}
+
+#[tokio::test]
+async fn a_tag_that_moved_names_another_commit() {
+    let forge = Forge::new();
+    let ids = tangled(&forge);
+    let setting = Setting::at(&forge.url("r"));
+    let source = forge.source("r", "annotated");
+    assert_eq!(setting.look(&source).await.unwrap().as_ref(), Some(&ids["tagged"]));
+    git(&forge.folder.path().join("r"), &["tag", "-f", "-a", "-m", "y", "annotated", &ids["both"]]);
+    assert_eq!(setting.look(&source).await.unwrap().as_ref(), Some(&ids["both"]));
+    assert_eq!(setting.fetch(&source).await.unwrap().commit, ids["both"]);
+}
+
+#[tokio::test]
+async fn a_repository_that_is_absent_or_empty_is_upstreams_trouble() {
+    let forge = Forge::new();
+    forge.repository("empty");
+    let setting = Setting::at(&forge.url("empty"));
+    for (name, said) in [("absent", "no such repository"), ("empty", "without a commit")] {
+        let error = setting.fetch(&forge.source(name, "")).await.unwrap_err();
+        let GitError::Upstream(error) = error else { panic!("{error}") };
+        assert!(matches!(error.fault, crate::upstream::error::Fault::Unusable(_)), "{error}");
+        assert!(error.to_string().contains(said), "{error}");
+    }
+}

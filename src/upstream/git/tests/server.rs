@@ -1,0 +1,145 @@
+//! A server of repositories: `git http-backend` behind a socket on loopback, with faults.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use percent_encoding::percent_decode_str;
+
+/// A request as it came.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Asked {
+    pub(super) method: String,
+    /// The path and the query.
+    pub(super) target: String,
+    pub(super) headers: Vec<(String, String)>,
+}
+
+impl Asked {
+    pub(super) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
+    }
+}
+
+/// What is done to a request instead of answering it, or before.
+#[derive(Clone)]
+pub(super) enum Instead {
+    /// It is answered.
+    Nothing,
+    /// It is answered with this: all of a response.
+    Say(String),
+    /// It is answered as an old server would, which knows the first version of the protocol only.
+    AsOld,
+    /// The connection stays silent until the other side closes it.
+    Silence,
+}
+
+type Fault = Box<dyn Fn(&Asked) -> Instead + Send>;
+
+pub(super) struct Server {
+    pub(super) port: u16,
+    asked: Arc<Mutex<Vec<Asked>>>,
+    fault: Arc<Mutex<Fault>>,
+}
+
+impl Server {
+    pub(super) fn start(root: &Path) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let fault: Arc<Mutex<Fault>> = Arc::new(Mutex::new(Box::new(|_| Instead::Nothing)));
+        let (root, log, faults) = (root.to_owned(), Arc::clone(&asked), Arc::clone(&fault));
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (root, log, faults) = (root.clone(), Arc::clone(&log), Arc::clone(&faults));
+                std::thread::spawn(move || serve(stream.unwrap(), &root, &log, &faults));
+            }
+        });
+        Self { port, asked, fault }
+    }
+
+    pub(super) fn on(&self, fault: impl Fn(&Asked) -> Instead + Send + 'static) {
+        *self.fault.lock() = Box::new(fault);
+    }
+
+    pub(super) fn asked(&self) -> Vec<Asked> {
+        self.asked.lock().clone()
+    }
+}
+
+fn serve(stream: TcpStream, root: &Path, log: &Mutex<Vec<Asked>>, faults: &Mutex<Fault>) {
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    let mut writer = stream;
+    let Some((asked, body)) = read(&mut reader) else { return };
+    log.lock().push(asked.clone());
+    let instead = (faults.lock())(&asked);
+    let _ = match instead {
+        Instead::Nothing => answer(&mut writer, root, &asked, &body, true),
+        Instead::AsOld => answer(&mut writer, root, &asked, &body, false),
+        Instead::Say(said) => writer.write_all(said.as_bytes()),
+        Instead::Silence => std::io::copy(&mut reader, &mut std::io::sink()).map(drop),
+    };
+}
+
+fn read(reader: &mut impl BufRead) -> Option<(Asked, Vec<u8>)> {
+    let mut line = String::new();
+    reader.read_line(&mut line).ok()?;
+    let mut words = line.split_whitespace();
+    let mut asked = Asked { method: words.next()?.to_owned(), target: words.next()?.to_owned(), headers: Vec::new() };
+    loop {
+        line.clear();
+        reader.read_line(&mut line).ok()?;
+        let Some((name, value)) = line.trim_end().split_once(':') else { break };
+        asked.headers.push((name.to_ascii_lowercase(), value.trim().to_owned()));
+    }
+    let length = asked.header("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).ok()?;
+    Some((asked, body))
+}
+
+fn answer(writer: &mut TcpStream, root: &Path, asked: &Asked, body: &[u8], is_new: bool) -> std::io::Result<()> {
+    let (path, query) = asked.target.split_once('?').unwrap_or((&asked.target, ""));
+    let path = percent_decode_str(path).decode_utf8_lossy().into_owned();
+    let mut command = Command::new("git");
+    command.arg("http-backend").env("GIT_CONFIG_NOSYSTEM", "1").env("GIT_CONFIG_GLOBAL", root.join("gitconfig"));
+    command.env("GIT_PROJECT_ROOT", root).env("GIT_HTTP_EXPORT_ALL", "1").env("PATH_INFO", path);
+    command.env("QUERY_STRING", query).env("REQUEST_METHOD", &asked.method);
+    command.env("CONTENT_TYPE", asked.header("content-type").unwrap_or_default());
+    command.env("CONTENT_LENGTH", body.len().to_string());
+    if let Some(protocol) = asked.header("git-protocol").filter(|_| is_new) {
+        command.env("GIT_PROTOCOL", protocol);
+    }
+    if let Some(coding) = asked.header("content-encoding") {
+        command.env("HTTP_CONTENT_ENCODING", coding);
+    }
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    let mut stdin = child.stdin.take().unwrap();
+    let body = body.to_vec();
+    let feeding = std::thread::spawn(move || stdin.write_all(&body));
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let (mut status, mut headers, mut line) = ("200 OK".to_owned(), String::new(), String::new());
+    loop {
+        line.clear();
+        stdout.read_line(&mut line)?;
+        match line.trim_end().split_once(": ") {
+            Some(("Status", found)) => status = found.to_owned(),
+            Some(_) => headers.push_str(&line),
+            None => break,
+        }
+    }
+    write!(writer, "HTTP/1.1 {status}\r\nConnection: close\r\n{headers}\r\n")?;
+    let copied = std::io::copy(&mut stdout, writer);
+    drop(stdout);
+    let _ = feeding.join();
+    child.wait()?;
+    copied.map(drop)
+}
+
+/// Where the server's own settings of git go.
+pub(super) fn settings(root: &Path) -> PathBuf {
+    root.join("gitconfig")
+}

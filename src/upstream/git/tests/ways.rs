@@ -1,0 +1,161 @@
+//! Nothing leaves but through the connector, and on every hop as it lets it.
+
+use std::sync::Arc;
+
+use secrecy::SecretString;
+
+use super::server::Instead;
+use super::*;
+use crate::config::{Access, CredentialKind};
+use crate::upstream::error::Fault;
+
+fn simple(forge: &Forge) -> PathBuf {
+    let r = forge.repository("r");
+    write(&r, "main.tf", "x\n");
+    commit(&r);
+    r
+}
+
+fn redirect(to: impl std::fmt::Display) -> Instead {
+    Instead::Say(format!("HTTP/1.1 302 Found\r\nConnection: close\r\nContent-Length: 0\r\nLocation: {to}\r\n\r\n"))
+}
+
+#[tokio::test]
+async fn a_repository_that_has_moved_is_fetched_at_its_new_place() {
+    let forge = Forge::new();
+    simple(&forge);
+    let port = forge.server.port;
+    forge.server.on(move |asked| match asked.target.strip_prefix("/old/") {
+        Some(rest) => redirect(format!("http://127.0.0.1:{port}/r/{rest}")),
+        None => Instead::Nothing,
+    });
+    let setting = Setting::at(&forge.url("r"));
+    let fetched = setting.fetch(&forge.source("old", "main")).await.unwrap();
+    assert!(listed(&fetched.tree).contains_key(&b"main.tf"[..]));
+    let asked = forge.server.asked();
+    let posts: Vec<_> =
+        asked.iter().filter(|asked| asked.method == "POST").map(|asked| asked.target.as_str()).collect();
+    assert_eq!(posts, ["/r/.git/git-upload-pack"; 2]);
+    assert!(asked.iter().all(|asked| asked.header("cdn-loop").is_some_and(|list| list.contains("larder;id="))));
+}
+
+/// Promise 7, on every hop.
+#[tokio::test]
+async fn a_redirect_to_where_larder_does_not_go_is_refused() {
+    let forge = Forge::new();
+    simple(&forge);
+    let setting = Setting::at(&forge.url("r"));
+    let other = Forge::new();
+    let places = ["https://127.0.0.1:1/".to_owned(), "https://10.1.2.3/".to_owned(), other.url("r").to_string()];
+    for (place, line) in places.into_iter().zip(["\"127.0.0.1\"", "\"10.1.2.3\"", "\"http://127.0.0.1:"]) {
+        forge.server.on(move |asked| redirect(format!("{place}{}", asked.target)));
+        let refused = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
+        let GitError::Upstream(error) = &refused else { panic!("{refused}") };
+        assert!(matches!(error.fault, Fault::Refused(_)), "{error}");
+        assert!(error.to_string().contains(line), "{error}");
+    }
+    assert_eq!(other.server.asked().len(), 0);
+}
+
+#[tokio::test]
+async fn a_redirect_of_what_was_posted_is_not_followed() {
+    let forge = Forge::new();
+    simple(&forge);
+    forge
+        .server
+        .on(|asked| if asked.method == "POST" { redirect("/r/.git/git-upload-pack") } else { Instead::Nothing });
+    let refused = Setting::at(&forge.url("r")).fetch(&forge.source("r", "main")).await.unwrap_err();
+    assert!(refused.to_string().contains("not sent twice"), "{refused}");
+    assert_eq!(forge.server.asked().len(), 2);
+}
+
+/// Promise 8: a credential goes to the host it is for, and on no hop to another.
+#[tokio::test]
+async fn a_credential_is_shown_to_its_host_alone() {
+    let (private, public) = (Forge::new(), Forge::new());
+    simple(&private);
+    simple(&public);
+    let token = SecretString::from("s3cret");
+    let host = Hostname::parse(&format!("127.0.0.1:{}", private.server.port)).unwrap();
+    let access = Access::Http(CredentialKind::Bearer(token));
+    let credential = Credential { host, upstreams: vec![super::host()], access };
+    let mut setting = Setting::at(&public.url("r"));
+    setting.credentials = vec![credential];
+    let port = private.server.port;
+    setting.allow_private = vec![Private::PlainHttp { host: "127.0.0.1".into(), port }];
+    setting.fetch(&private.source("r", "main")).await.unwrap();
+    let shown =
+        |forge: &Forge| forge.server.asked().iter().filter(|asked| asked.header("authorization").is_some()).count();
+    assert_eq!(shown(&private), private.server.asked().len());
+    let elsewhere = public.url("r");
+    private.server.on(move |asked| {
+        let tail = asked.target.split_once("/.git").map(|(_, tail)| tail.to_owned()).unwrap();
+        redirect(format!("{elsewhere}{tail}"))
+    });
+    setting.fetch(&private.source("r", "main")).await.unwrap();
+    assert_eq!((shown(&public), public.server.asked().len()), (0, 3));
+    // Another upstream's modules do not fetch with it.
+    setting.credentials[0].upstreams = vec![Hostname::parse("other.example").unwrap()];
+    private.server.on(|_| Instead::Nothing);
+    let before = shown(&private);
+    setting.fetch(&private.source("r", "main")).await.unwrap();
+    assert_eq!(shown(&private), before);
+}
+
+#[tokio::test]
+async fn what_a_forge_refuses_is_told_as_such() {
+    let forge = Forge::new();
+    let setting = Setting::at(&forge.url("r"));
+    for (answer, said) in
+        [("401 Unauthorized", "refused larder itself"), ("500 Oops", "answered 500"), ("200 OK", "unusable")]
+    {
+        forge.server.on(move |_| {
+            Instead::Say(format!("HTTP/1.1 {answer}\r\nConnection: close\r\nContent-Length: 2\r\n\r\nno"))
+        });
+        let error = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
+        assert!(error.to_string().contains(said), "{answer}: {error}");
+        assert!(matches!(error, GitError::Upstream(_)), "{answer}: {error}");
+    }
+}
+
+/// Promise 12: sealed means sealed.
+#[tokio::test]
+async fn offline_nothing_is_asked_and_no_ssh_started() {
+    let forge = Forge::new();
+    simple(&forge);
+    let mut setting = Setting::at(&forge.url("r"));
+    setting.network.offline = true;
+    for url in [forge.url("r"), Url::parse("ssh://git@127.0.0.1/x").unwrap()] {
+        let source = GitSource { url, reference: None, depth: None };
+        let error = setting.fetch(&source).await.unwrap_err();
+        assert!(error.to_string().contains("larder is offline"), "{error}");
+    }
+    assert_eq!(forge.server.asked().len(), 0);
+}
+
+/// Whoever waits may leave: the job ends, and its place is free.
+#[tokio::test]
+async fn a_job_that_nobody_waits_for_ends_and_frees_its_place() {
+    let forge = Forge::new();
+    simple(&forge);
+    let mut setting = Setting::at(&forge.url("r"));
+    setting.bounds.git_jobs.each = 1;
+    setting.bounds.git_jobs.all = 1;
+    let outbound = Arc::new(setting.outbound());
+    let (told, heard) = std::sync::mpsc::channel();
+    forge.server.on(move |_| {
+        let _ = told.send(());
+        Instead::Silence
+    });
+    let source = forge.source("r", "main");
+    let waiting = {
+        let (outbound, source) = (Arc::clone(&outbound), source.clone());
+        let setting = Setting { bounds: setting.bounds, ..Setting::at(&forge.url("r")) };
+        tokio::spawn(async move { setting.fetch_with(&outbound, &source).await.map(|fetched| fetched.commit) })
+    };
+    tokio::task::spawn_blocking(move || heard.recv().unwrap()).await.unwrap();
+    waiting.abort();
+    assert!(waiting.await.unwrap_err().is_cancelled());
+    forge.server.on(|_| Instead::Nothing);
+    setting.fetch_with(&outbound, &source).await.unwrap();
+}

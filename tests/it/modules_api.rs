@@ -1,0 +1,480 @@
+//! The registry HTTP API through larder: every endpoint as it is directly, pages to the end, upstream's trouble, a bound
+//! on what varied queries may cost, and what a sealed mirror makes of what it has.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::support::http::{Answer, get};
+use crate::support::larder::{HOST, Larder};
+use crate::support::upstream::{FakeUpstream, Fault, Listed, Target};
+
+/// Where the API is through larder.
+fn ours(path: &str) -> String {
+    format!("/registry/{HOST}/v1{path}")
+}
+
+/// How many lines the metrics have.
+async fn series(larder: &Larder) -> usize {
+    get(&format!("{}/metrics", larder.admin())).await.expect(200).text().lines().count()
+}
+
+fn modules() -> Vec<Listed> {
+    vec![
+        Listed::new("Acme-Corp/vpc/aws", &["0.9.0", "1.0.0", "1.1.0"]).verified(),
+        Listed::new("Acme-Corp/vpc/google", &["2.0.0"]),
+        Listed::new("Acme-Corp/network/azurerm", &["0.1.0"]),
+        Listed::new("zoitech/network/aws", &["v0.0.3", "v0.1"]).verified(),
+        Listed::new("zoitech/bucket/aws", &["3.2.1"]),
+    ]
+}
+
+async fn listing() -> FakeUpstream {
+    let upstream = FakeUpstream::start().await;
+    let providers = [
+        Listed::new("acme/null", &["1.0.0", "1.2.0"]),
+        Listed::new("acme/other", &["2.0.0"]),
+        Listed::new("zoitech/x", &["1.0.0"]),
+    ];
+    upstream.list(&modules(), &providers);
+    upstream
+}
+
+/// Every endpoint that answers with a document.
+const ENDPOINTS: [&str; 24] = [
+    "/modules",
+    "/modules/",
+    "/modules?limit=2",
+    "/modules/?limit=2&offset=2",
+    "/modules?verified=true",
+    "/modules?provider=aws&limit=1",
+    "/modules/Acme-Corp",
+    "/modules/Acme-Corp?limit=1&offset=1",
+    "/modules/Acme-Corp/",
+    "/modules/search?q=network",
+    "/modules/search?q=network&limit=1",
+    "/modules/search?q=vpc&provider=google&namespace=Acme-Corp",
+    "/modules/search?q=nothing-has-this-name",
+    "/modules/Acme-Corp/vpc",
+    "/modules/Acme-Corp/vpc?limit=1",
+    "/modules/Acme-Corp/vpc/aws",
+    "/modules/Acme-Corp/vpc/aws/1.0.0",
+    "/modules/zoitech/network/aws/v0.1",
+    "/modules/zoitech/network/aws/versions",
+    "/providers",
+    "/providers?limit=1&offset=1",
+    "/providers/acme?limit=1",
+    "/providers/acme/null",
+    "/providers/acme/null/1.0.0",
+];
+
+/// What a page says, with its URLs as they would be upstream's own.
+fn as_upstream_has_it(answer: &Answer) -> Value {
+    let text = answer.text().replace(&format!("/registry/{HOST}/v1/"), "/v1/");
+    serde_json::from_str(&text).unwrap()
+}
+
+/// Where the one or the other leads, whatever the order of its query: that is for whoever writes it.
+fn sorted_query(url: &str) -> String {
+    let (path, query) = url.split_once('?').unwrap_or((url, ""));
+    let mut pairs: Vec<&str> = query.split('&').filter(|pair| *pair != "offset=0").collect();
+    pairs.sort_unstable();
+    format!("{path}?{}", pairs.join("&"))
+}
+
+fn with_sorted_urls(mut page: Value) -> Value {
+    for name in ["next_url", "prev_url"] {
+        if let Some(url) = page.pointer_mut(&format!("/meta/{name}")) {
+            *url = sorted_query(url.as_str().unwrap()).into();
+        }
+    }
+    page
+}
+
+/// Done when 4: every endpoint answers through larder as it does directly, URLs aside, and once seen with the upstream
+/// stopped too.
+#[tokio::test]
+async fn every_endpoint_answers_as_it_does_directly_and_once_seen_without_its_upstream() {
+    let mut upstream = listing().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let mut seen = Vec::new();
+    for path in ENDPOINTS {
+        let direct = get(&format!("{}/v1{path}", upstream.origin())).await.expect(200);
+        // What larder asks is what it was asked, so both answers are compared after one spelling of the URLs in them.
+        let through = larder.get(&ours(path)).await.expect(200);
+        let is_a_list_of_versions = path.ends_with("/versions");
+        let [direct_json, through_json] =
+            [&direct, &through].map(|answer| with_sorted_urls(as_upstream_has_it(answer)));
+        if is_a_list_of_versions {
+            assert_eq!(through_json["modules"][0]["versions"], direct_json["modules"][0]["versions"], "{path}");
+        }
+        assert_eq!(through_json, direct_json, "{path}");
+        assert_eq!(through.header("content-type"), "application/json");
+        if !through.text().contains("next_url\":") && !through.text().contains("prev_url\":") && !is_a_list_of_versions
+        {
+            assert_eq!(through.text(), direct.text(), "{path}: it was changed where nothing in it leads to a page");
+        }
+        seen.push(through);
+    }
+    upstream.stop().await;
+    for after in [Duration::ZERO, Duration::from_secs(24 * 3600)] {
+        larder.clock.advance(after);
+        for (path, before) in ENDPOINTS.iter().zip(&seen) {
+            let again = larder.get(&ours(path)).await.expect(200);
+            assert_eq!(again.text(), before.text(), "{path}");
+            let is_late = !after.is_zero();
+            assert_eq!(again.is("detail=stale"), is_late, "{path}: {:?}", again.headers);
+        }
+    }
+}
+
+/// Law 8, promise 5: of a page only its URLs change, and numbers, spaces and what nobody knows stay as they are.
+#[tokio::test]
+async fn only_the_urls_of_further_pages_change() {
+    let upstream = listing().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let direct = get(&format!("{}/v1/modules?limit=2&offset=2", upstream.origin())).await.expect(200).text();
+    let through = larder.get(&ours("/modules?limit=2&offset=2")).await.expect(200).text();
+    let expected = direct
+        .replace("\"/v1/modules?limit=2&offset=4\"", &format!("\"/registry/{HOST}/v1/modules?limit=2&offset=4\""))
+        .replace("\"/v1/modules?limit=2&offset=0\"", &format!("\"/registry/{HOST}/v1/modules?limit=2\""));
+    assert_ne!(expected, direct);
+    assert_eq!(through, expected);
+    assert!(through.contains("1.50E+2") && through.contains("1.10e+300") && through.contains("/images/logo.png"));
+}
+
+/// Done when 4: pages through to the end, forwards and back, and never past larder; with a public URL too.
+#[tokio::test]
+async fn a_list_is_paged_through_to_its_end_and_back() {
+    for server in ["", "public_url = \"http://mirror.example/tf/\""] {
+        let upstream = listing().await;
+        let larder = Larder::mirroring(&upstream).server(server).start().await;
+        for (start, expected) in
+            [("/modules?limit=2", 5), ("/modules/search?limit=1&q=aws", 3), ("/providers?limit=1", 3)]
+        {
+            let mut found = Vec::new();
+            let mut next = format!("http://{}{}", larder.address(), ours(start));
+            let last = loop {
+                let page = get(&next).await.expect(200).json();
+                let kind = if start.starts_with("/providers") { "providers" } else { "modules" };
+                found.extend(
+                    page[kind].as_array().unwrap().iter().map(|entry| entry["id"].as_str().unwrap().to_owned()),
+                );
+                let Some(url) = page["meta"]["next_url"].as_str() else { break next };
+                let front = if server.is_empty() { "" } else { "http://mirror.example" };
+                let path = url.strip_prefix(front).unwrap_or_else(|| panic!("{url} does not lead to larder"));
+                next = format!("http://{}{path}", larder.address());
+            };
+            assert_eq!(found.len(), expected, "{start}: {found:?}");
+            let mut unique = found.clone();
+            unique.dedup();
+            assert_eq!(unique, found);
+            let page = get(&last).await.expect(200).json();
+            let back = page["meta"]["prev_url"].as_str().unwrap();
+            assert!(back.contains(&ours(start.split('?').next().unwrap())), "{back}");
+        }
+    }
+}
+
+/// Where upstream's next page has more in its query than the protocol, larder would ask for another: it is upstream's.
+#[tokio::test]
+async fn a_next_page_that_larder_could_not_ask_for_stays_its_upstreams() {
+    let upstream = listing().await;
+    upstream.serve_json("/v1/modules", r#"{"meta":{"next_url":"/v1/modules?cursor=abc"},"modules":[]}"#);
+    let larder = Larder::mirroring(&upstream).start().await;
+    let page = larder.get(&ours("/modules")).await.expect(200).json();
+    assert_eq!(page["meta"]["next_url"], format!("{}/v1/modules?cursor=abc", upstream.origin()));
+}
+
+/// Seed 002: the latest version's download is a 302, to a URL of ours.
+#[tokio::test]
+async fn the_latest_versions_download_is_a_redirect_to_our_own_url_of_it() {
+    let mut upstream = listing().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let latest = |answer: &Answer| answer.header("location").to_owned();
+    let path = ours("/modules/Acme-Corp/vpc/aws/download");
+    let found = larder.get(&path).await.expect(302);
+    assert_eq!(latest(&found), ours("/modules/Acme-Corp/vpc/aws/1.1.0/download"));
+    assert_eq!((found.body.len(), found.header("content-length")), (0, "0"));
+    upstream.stop().await;
+    larder.clock.advance(Duration::from_secs(24 * 3600));
+    let stale = larder.get(&path).await.expect(302);
+    assert_eq!(latest(&stale), latest(&found));
+    assert!(stale.is("detail=stale"), "{:?}", stale.headers);
+
+    let fresh = listing().await;
+    let public = Larder::mirroring(&fresh).server("public_url = \"https://mirror.example/tf/\"").start().await;
+    let found = get(&format!("http://{}{path}", public.address())).await.expect(302);
+    assert_eq!(
+        latest(&found),
+        format!("https://mirror.example/tf{}", ours("/modules/Acme-Corp/vpc/aws/1.1.0/download"))
+    );
+    assert_eq!(
+        get(&format!("http://{}{}", public.address(), ours("/modules/acme/none/aws/download"))).await.status,
+        404
+    );
+}
+
+/// Section 3: tools that skip discovery, under a name that was taken over.
+#[tokio::test]
+async fn a_taken_over_name_has_the_api_at_the_registrys_own_paths() {
+    let upstream = listing().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    for path in ["/v1/modules?limit=2", "/v1/modules/?limit=2", "/v1/modules/search?q=vpc", "/v1/providers?limit=2"] {
+        let here = larder.get_with(path, &[("host", HOST)]).await.expect(200);
+        let there = larder.get(&format!("/registry/{HOST}{path}")).await.expect(200);
+        assert_eq!(here.text(), there.text(), "{path}");
+        assert_eq!(larder.get(path).await.status, 404, "{path}");
+    }
+}
+
+/// Freshness: a minute, then revalidated in line; the same page however it is asked for.
+#[tokio::test]
+async fn a_page_is_fresh_for_a_minute_and_is_one_page_in_every_spelling() {
+    let upstream = listing().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let spellings = [
+        "/modules/search?q=vpc&limit=2",
+        "/modules/search/?limit=02&q=vpc&offset=0&utm_source=x",
+        "/modules/search?limit=2&q=vpc&verified=no&q=y",
+    ];
+    for path in spellings {
+        larder.get(&ours(path)).await.expect(200);
+    }
+    assert_eq!(upstream.count("/v1/modules/search"), 1);
+    assert_eq!(upstream.requests().last().unwrap().query, "limit=2&q=vpc");
+    larder.clock.advance(Duration::from_secs(59));
+    assert_eq!(larder.get(&ours(spellings[0])).await.expect(200).header("cache-status"), "larder; hit");
+    larder.clock.advance(Duration::from_secs(1));
+    upstream.list(&modules()[1..], &[]);
+    let again = larder.get(&ours(spellings[0])).await.expect(200);
+    assert_eq!(again.header("cache-status"), "larder; fwd=stale; stored");
+    assert_eq!(again.json()["modules"].as_array().unwrap().len(), 1);
+    assert_eq!(upstream.count("/v1/modules/search"), 2);
+    larder.clock.advance(Duration::from_secs(60));
+    larder.get(&ours(spellings[0])).await.expect(200);
+    let asked = upstream.requests().into_iter().rfind(|request| request.path == "/v1/modules/search").unwrap();
+    assert_eq!(asked.status, Some(304));
+}
+
+/// The base of a service, asked without its slash, is where it was: it does not count as another place.
+#[tokio::test]
+async fn the_list_of_all_stays_fresh_too() {
+    let upstream = listing().await;
+    let larder = Larder::mirroring(&upstream).store("memory = \"0B\"").start().await;
+    for _ in 0..3 {
+        larder.get(&ours("/modules?limit=2")).await.expect(200);
+    }
+    assert_eq!(upstream.count("/v1/modules"), 1);
+}
+
+/// `fold_case`: details are one page for every spelling of a name, or two.
+#[tokio::test]
+async fn spellings_of_a_name_are_one_page_only_where_the_registry_says_so() {
+    for (folds, requests) in [(true, 1), (false, 2)] {
+        let upstream = listing().await;
+        let larder = Larder::mirroring(&upstream).with(&format!("fold_case = {folds}")).start().await;
+        for names in ["ACME-corp/VPC", "Acme-Corp/vpc"] {
+            let details = larder.get(&ours(&format!("/modules/{names}/aws"))).await.expect(200).json();
+            assert_eq!(details["id"], "Acme-Corp/vpc/aws/1.1.0");
+        }
+        let asked = upstream.count_where(|request| request.path.ends_with("/aws"));
+        assert_eq!(asked, requests, "fold_case = {folds}");
+        assert_eq!(upstream.count("/v1/modules/ACME-corp/VPC/aws"), 1, "the first spelling is what upstream is asked");
+    }
+}
+
+/// The table of section 4, where nothing is held and where something is.
+#[tokio::test]
+async fn upstreams_trouble_is_told_by_the_table() {
+    let path = ours("/modules/search?q=vpc");
+    for (fault, status, says) in [
+        (Fault::Status(404), 404, "does not exist"),
+        (Fault::Status(401), 502, "credential"),
+        (Fault::Status(403), 502, "credential"),
+        (Fault::StatusBody(422, "{\"errors\":[\"no such filter\"]}"), 422, "no such filter"),
+        (Fault::Status(429), 503, "429"),
+        (Fault::Status(500), 502, "500"),
+        (Fault::Html, 502, "no JSON object"),
+        (Fault::InvalidJson, 502, "no JSON object"),
+        (Fault::HugeJson, 502, "more than"),
+        (Fault::Status(508), 508, "508"),
+    ] {
+        let upstream = listing().await;
+        let larder = Larder::mirroring(&upstream).start().await;
+        let pages = Target::Path("/v1/modules".to_owned());
+        upstream.fault(pages.clone(), fault.clone());
+        let answer = larder.get(&path).await;
+        assert_eq!(answer.status, status, "{fault:?}: {}", answer.text());
+        let errors = answer.json()["errors"].clone();
+        let said = errors[0].as_str().unwrap();
+        assert!(said.contains(says) && !said.contains("vpc"), "{fault:?}: {said}");
+
+        // Nothing of it is remembered but a 404, and that for half a minute.
+        upstream.heal();
+        larder.clock.advance(Duration::from_secs(if status == 404 { 30 } else { 0 }));
+        let held = larder.get(&path).await.expect(200);
+        larder.clock.advance(Duration::from_secs(61));
+        upstream.fault(pages, fault.clone());
+        let stale = larder.get(&path).await.expect(200);
+        assert_eq!(stale.body, held.body, "{fault:?}");
+        let detail = if status == 404 { "detail=gone" } else { "detail=stale" };
+        assert!(stale.is(detail), "{fault:?}: {:?}", stale.headers);
+    }
+}
+
+/// Section 4: a search without `q` is upstream's own 4xx, and not remembered; what no parameter can be is ours.
+#[tokio::test]
+async fn a_search_without_words_is_what_upstream_says_of_it() {
+    let upstream = listing().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    for asked in 1..=2 {
+        let refused = larder.get(&ours("/modules/search")).await.expect(400);
+        assert!(refused.text().contains("search query is required"), "{}", refused.text());
+        assert_eq!(upstream.count("/v1/modules/search"), asked);
+    }
+    upstream.forget_requests();
+    for bad in ["?limit=x", "?offset=-1", "?provider=a%2Fb", "/search?q=%00", &format!("/search?q={}", "x".repeat(129))]
+    {
+        let refused = larder.get(&ours(&format!("/modules{bad}"))).await.expect(400);
+        assert!(!refused.json()["errors"].as_array().unwrap().is_empty());
+    }
+    assert_eq!(upstream.count_of(Target::Everything), 0);
+}
+
+/// An outsider who varies queries: neither the store nor the metrics nor memory grow with them.
+#[tokio::test]
+async fn varied_queries_leave_no_more_pages_than_may_be() {
+    let upstream = listing().await;
+    let folder = {
+        let larder = Larder::mirroring(&upstream).page_bytes(64 * 1024).store("memory = \"0B\"").start().await;
+        let lines = series(&larder).await;
+        larder.get(&ours("/modules/search?q=kept&limit=1")).await.expect(200);
+        for number in 0..120 {
+            larder.get(&ours(&format!("/modules/search?q=query{number}&x{number}=y"))).await.expect(200);
+            larder.clock.advance(Duration::from_secs(1));
+            if number % 5 == 0 {
+                // What is used stays.
+                larder.get(&ours("/modules/search?q=kept&limit=1")).await.expect(200);
+            }
+        }
+        let pages = larder.folder.files(&format!("documents/{HOST}/pages"));
+        assert!((10..=16).contains(&pages.len()), "{} pages of 4 KiB are kept", pages.len());
+        assert!(larder.metric("larder_evictions_total").await >= 100.0);
+        assert_eq!(series(&larder).await, lines, "the metrics grew");
+        upstream.forget_requests();
+        larder.get(&ours("/modules/search?q=query119")).await.expect(200);
+        larder.get(&ours("/modules/search?q=kept&limit=1")).await.expect(200);
+        let fetched = upstream.requests().iter().filter(|request| request.status == Some(200)).count();
+        assert_eq!(fetched, 0, "the last used pages are held");
+        larder.get(&ours("/modules/search?q=query0")).await.expect(200);
+        assert_eq!(upstream.requests().iter().filter(|request| request.status == Some(200)).count(), 1);
+        larder.stop().await
+    };
+    // The count survives a restart, and so does one without its index.
+    std::fs::remove_dir_all(folder.path().join("v1/index")).unwrap();
+    let larder = Larder::mirroring(&upstream).page_bytes(32 * 1024).on(&folder).start().await;
+    larder.get(&ours("/modules/search?q=one-more")).await.expect(200);
+    assert!(larder.folder.files(&format!("documents/{HOST}/pages")).len() <= 8);
+}
+
+/// Section 5: pages never cost a small store its archives.
+#[tokio::test]
+async fn pages_have_an_eighth_of_a_small_store() {
+    let upstream = listing().await;
+    upstream.publish(crate::support::upstream::Provider::new("acme", "big").size(700_000));
+    let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
+    let archive = larder.archive_path("big", "1.2.0").await;
+    larder.get(&archive).await.expect(200);
+    for number in 0..120 {
+        larder.get(&ours(&format!("/modules/search?q=query{number}"))).await.expect(200);
+    }
+    assert!(larder.folder.files(&format!("documents/{HOST}/pages")).len() <= 32);
+    assert_eq!(larder.folder.blobs().len(), 1, "an archive went for pages");
+    assert_eq!(larder.versions("big").await.expect(200).header("cache-status"), "larder; hit");
+}
+
+/// Promise 12: offline a held page answers; a list or search that is not held answers from what is stored, and says so.
+#[tokio::test]
+async fn a_sealed_mirror_answers_from_what_it_has_and_says_so() {
+    let upstream = listing().await;
+    let larder = Larder::mirroring(&upstream).with("fold_case = false").start().await;
+    let held = larder.get(&ours("/modules?limit=2")).await.expect(200);
+    for names in ["Acme-Corp/vpc/aws", "Acme-Corp/vpc/google", "zoitech/network/aws"] {
+        larder.get(&ours(&format!("/modules/{names}/versions"))).await.expect(200);
+    }
+    upstream.publish(crate::support::upstream::Provider::new("acme", "null"));
+    larder.versions("null").await.expect(200);
+    let folder = larder.stop().await;
+    upstream.forget_requests();
+
+    let sealed = Larder::mirroring(&upstream).with("fold_case = false").network("offline = true").on(&folder);
+    let larder = sealed.start().await;
+    larder.clock.advance(Duration::from_secs(3600));
+    let page = larder.get(&ours("/modules?limit=2")).await.expect(200);
+    assert_eq!((page.body == held.body, page.is("detail=stale")), (true, true));
+
+    let ids = |page: &Value, of: &str| -> Vec<String> {
+        page[of].as_array().unwrap().iter().map(|entry| entry["id"].as_str().unwrap().to_owned()).collect()
+    };
+    let all = ["Acme-Corp/vpc/aws/1.1.0", "Acme-Corp/vpc/google/2.0.0", "zoitech/network/aws/0.1.0"];
+    for (path, expected) in [
+        ("/modules", &all[..]),
+        ("/modules/acme-corp", &all[..2]),
+        ("/modules/Acme-Corp/vpc", &all[..2]),
+        ("/modules?provider=aws", &[all[0], all[2]]),
+        ("/modules/search?q=VPC", &all[..2]),
+        ("/modules/search?q=network+aws", &all[2..]),
+        ("/modules/search?q=net&namespace=Acme-Corp", &[]),
+        ("/modules/nobody", &[]),
+        ("/modules?verified=true", &[]),
+        ("/modules/search?q=a&offset=1&limit=1", &all[1..2]),
+    ] {
+        let answer = larder.get(&ours(path)).await.expect(200);
+        let page = answer.json();
+        assert_eq!(ids(&page, "modules"), expected, "{path}");
+        assert!(page["warnings"][0].as_str().unwrap().contains("offline"), "{path}: {page}");
+        assert!(answer.is("detail=stale"), "{path}: {:?}", answer.headers);
+    }
+    let meta = larder.get(&ours("/modules/search?q=a&offset=1&limit=1")).await.expect(200).json()["meta"].clone();
+    let expected = serde_json::json!({
+        "limit": 1, "current_offset": 1,
+        "next_offset": 2, "next_url": ours("/modules/search?limit=1&offset=2&q=a"),
+        "prev_offset": 0, "prev_url": ours("/modules/search?limit=1&q=a"),
+    });
+    assert_eq!(meta, expected);
+    let providers = larder.get(&ours("/providers")).await.expect(200).json();
+    assert_eq!(ids(&providers, "providers"), ["acme/null/1.2.0"]);
+
+    let details = larder.get(&ours("/modules/Acme-Corp/vpc/aws")).await.expect(200).json();
+    assert_eq!((&details["version"], &details["provider"]), (&"1.1.0".into(), &"aws".into()));
+    assert_eq!(details["versions"], serde_json::json!(["0.9.0", "1.0.0", "1.1.0"]));
+    assert!(details["warnings"][0].as_str().unwrap().contains("offline"));
+    let one = larder.get(&ours("/modules/Acme-Corp/vpc/aws/1.0.0")).await.expect(200).json();
+    assert_eq!(one["id"], "Acme-Corp/vpc/aws/1.0.0");
+    let latest = larder.get(&ours("/modules/zoitech/network/aws/download")).await.expect(302);
+    assert_eq!(latest.header("location"), ours("/modules/zoitech/network/aws/0.1.0/download"));
+    for unknown in ["/modules/Acme-Corp/vpc/aws/7.0.0", "/modules/zoitech/bucket/aws", "/providers/acme/other"] {
+        let refused = larder.get(&ours(unknown)).await.expect(503);
+        assert!(refused.text().contains("offline"), "{}", refused.text());
+    }
+    assert_eq!(upstream.count_of(Target::Everything), 0);
+    // Back online, upstream has the word again.
+    let folder = larder.stop().await;
+    let larder = Larder::mirroring(&upstream).with("fold_case = false").on(&folder).start().await;
+    let page = larder.get(&ours("/modules/search?q=VPC")).await.expect(200).json();
+    assert!(page.get("warnings").is_none(), "{page}");
+}
+
+/// Section 9's larder behind a larder: pages are led back at each.
+#[tokio::test]
+async fn pages_come_through_two_larders() {
+    let upstream = listing().await;
+    let near = Larder::mirroring(&upstream).start().await;
+    let base = format!("{}/registry/{HOST}/", near.base());
+    let far = Larder::builder().upstream("registry.other.example", &base, "").start().await;
+    let page = far.get("/registry/registry.other.example/v1/modules?limit=2").await.expect(200).json();
+    let next = page["meta"]["next_url"].as_str().unwrap();
+    assert_eq!(next, "/registry/registry.other.example/v1/modules?limit=2&offset=2");
+    assert_eq!(far.get(next).await.expect(200).json()["meta"]["current_offset"], 2);
+}

@@ -1,0 +1,174 @@
+//! Version lists of modules through larder: what clients can read of them, in which spelling upstream is asked, and how
+//! they age.
+
+use std::time::Duration;
+
+use crate::support::larder::{HOST, Larder};
+use crate::support::upstream::{FakeUpstream, Fault, Listed, Target};
+
+const VPC: &str = "/v1/modules/Acme/vpc/aws/versions";
+const MINUTES: Duration = Duration::from_secs(300);
+
+fn ours(names: &str) -> String {
+    format!("/registry/{HOST}/v1/modules/{names}/versions")
+}
+
+async fn listing(versions: &[&str]) -> FakeUpstream {
+    let upstream = FakeUpstream::start().await;
+    upstream.list(&[Listed::new("Acme/vpc/aws", versions)], &[]);
+    upstream
+}
+
+fn lists() -> Target {
+    Target::Path("/versions".to_owned())
+}
+
+/// PROTOCOL 4.2: what no client could read is left out, and everything else stays as upstream wrote it.
+#[tokio::test]
+async fn versions_that_no_client_reads_are_left_out_and_unknown_fields_survive() {
+    let upstream = listing(&["1.0.0"]).await;
+    let list = r#"{"x":1e400, "modules":[{"source":"a","versions":[{"version":"v1.0", "root":{"x":1.50}},{"version":"1.0.0"},{"version":"one"},7,{"version":"2.0.0-rc.1"}],"y":[ ]},{"source":"b","versions":[{"version":"9.0.0"}]}]}"#;
+    upstream.serve_json(VPC, list);
+    let larder = Larder::mirroring(&upstream).start().await;
+    let text = larder.get(&ours("Acme/vpc/aws")).await.expect(200).text();
+    let expected = r#"{"modules":[{"source":"a","y":[ ],"versions":[{"version":"v1.0", "root":{"x":1.50}},{"version":"2.0.0-rc.1"}]}],"x":1e400}"#;
+    assert_eq!(text, expected);
+    for broken in ["{}", r#"{"modules":[]}"#, r#"{"modules":[{"versions":[{"version":"one"}]}]}"#, "[]", "nothing"] {
+        upstream.serve_json(VPC, broken);
+        let cold = Larder::mirroring(&upstream).start().await;
+        assert!(cold.get(&ours("Acme/vpc/aws")).await.expect(502).text().contains("unusable"), "{broken}");
+        larder.clock.advance(MINUTES);
+        assert_eq!(larder.get(&ours("Acme/vpc/aws")).await.expect(200).text(), expected, "{broken}");
+    }
+}
+
+/// PROTOCOL 4.1: names are asked for as they were typed, and are one list only where the registry takes them for one.
+#[tokio::test]
+async fn spellings_of_a_name_are_one_list_only_where_fold_case_says_so() {
+    for (folds, asked) in [(true, vec!["ACME/Vpc"]), (false, vec!["ACME/Vpc", "Acme/vpc"])] {
+        let upstream = listing(&["1.0.0"]).await;
+        let larder = Larder::mirroring(&upstream).with(&format!("fold_case = {folds}")).start().await;
+        for names in ["ACME/Vpc", "Acme/vpc", "ACME/Vpc"] {
+            larder.get(&ours(&format!("{names}/aws"))).await.expect(200);
+        }
+        let seen: Vec<String> = upstream
+            .requests()
+            .into_iter()
+            .map(|request| request.path)
+            .filter(|path| path.ends_with("/versions"))
+            .collect();
+        let expected: Vec<String> = asked.iter().map(|names| format!("/v1/modules/{names}/aws/versions")).collect();
+        assert_eq!(seen, expected, "fold_case = {folds}");
+    }
+}
+
+/// Section 4: a new version shows up once the fresh time is over, by a conditional request.
+#[tokio::test]
+async fn a_list_is_fresh_for_five_minutes_and_is_asked_about_then() {
+    let upstream = listing(&["1.0.0"]).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let first = larder.get(&ours("Acme/vpc/aws")).await.expect(200);
+    assert_eq!(first.header("cache-status"), "larder; fwd=miss; stored");
+    larder.clock.advance(MINUTES - Duration::from_secs(1));
+    assert_eq!(larder.get(&ours("Acme/vpc/aws")).await.expect(200).header("cache-status"), "larder; hit");
+    larder.clock.advance(Duration::from_secs(1));
+    let again = larder.get(&ours("Acme/vpc/aws")).await.expect(200);
+    assert_eq!((again.header("cache-status"), &again.body), ("larder; fwd=stale; stored", &first.body));
+    assert_eq!(upstream.requests().last().unwrap().status, Some(304));
+    upstream.list(&[Listed::new("Acme/vpc/aws", &["1.0.0", "1.1.0"])], &[]);
+    larder.clock.advance(MINUTES);
+    let new = larder.get(&ours("Acme/vpc/aws")).await.expect(200).json();
+    assert_eq!(new["modules"][0]["versions"][1]["version"], "1.1.0");
+}
+
+/// Promise 6: what is held is served while upstream is in trouble, gone or sealed off; what is not is told.
+#[tokio::test]
+async fn a_held_list_outlives_its_upstreams_trouble() {
+    for (fault, status) in
+        [(Fault::Status(404), 404), (Fault::Status(500), 502), (Fault::Html, 502), (Fault::Status(401), 502)]
+    {
+        let upstream = listing(&["1.0.0"]).await;
+        let larder = Larder::mirroring(&upstream).start().await;
+        upstream.fault(lists(), fault.clone());
+        assert_eq!(larder.get(&ours("Acme/vpc/aws")).await.status, status, "{fault:?}");
+        upstream.heal();
+        larder.clock.advance(Duration::from_secs(30));
+        let held = larder.get(&ours("Acme/vpc/aws")).await.expect(200);
+        larder.clock.advance(MINUTES);
+        upstream.fault(lists(), fault.clone());
+        let served = larder.get(&ours("Acme/vpc/aws")).await.expect(200);
+        assert_eq!(served.body, held.body);
+        assert!(
+            served.is(if status == 404 { "detail=gone" } else { "detail=stale" }),
+            "{fault:?}: {:?}",
+            served.headers
+        );
+        let folder = larder.stop().await;
+        let sealed = Larder::mirroring(&upstream).network("offline = true").on(&folder).start().await;
+        assert_eq!(sealed.get(&ours("Acme/vpc/aws")).await.expect(200).body, held.body);
+        assert!(sealed.get(&ours("Acme/other/aws")).await.expect(503).text().contains("offline"));
+    }
+}
+
+/// A 404 is remembered for half a minute, and `keep_gone = false` lets go of what upstream has deleted.
+#[tokio::test]
+async fn a_module_that_is_not_there_is_404_and_asked_for_again_after_a_while() {
+    let upstream = listing(&["1.0.0"]).await;
+    let larder = Larder::mirroring(&upstream).with("keep_gone = false").start().await;
+    for _ in 0..2 {
+        larder.get(&ours("Acme/none/aws")).await.expect(404);
+    }
+    assert_eq!(upstream.count("/v1/modules/Acme/none/aws/versions"), 1);
+    larder.clock.advance(Duration::from_secs(30));
+    larder.get(&ours("Acme/none/aws")).await.expect(404);
+    assert_eq!(upstream.count("/v1/modules/Acme/none/aws/versions"), 2);
+    larder.get(&ours("Acme/vpc/aws")).await.expect(200);
+    upstream.list(&[Listed::new("Acme/other/aws", &["1.0.0"])], &[]);
+    larder.clock.advance(MINUTES);
+    larder.get(&ours("Acme/vpc/aws")).await.expect(404);
+}
+
+/// Promise 4: one request upstream, however many ask, in whatever spelling.
+#[tokio::test]
+async fn many_who_ask_for_a_cold_list_cause_one_request() {
+    let upstream = listing(&["1.0.0"]).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let gate = upstream.hold_silent(lists());
+    let asking = futures_util::future::join_all((0..20).map(|number| {
+        let names = if number % 2 == 0 { "Acme/vpc/aws" } else { "acme/VPC/aws" };
+        let path = ours(names);
+        let larder = &larder;
+        async move { larder.get(&path).await.expect(200) }
+    }));
+    let opening = async {
+        upstream.wait_for(lists(), 1).await;
+        gate.open();
+    };
+    let (answers, ()) = tokio::join!(asking, opening);
+    assert!(answers.iter().all(|answer| answer.body == answers[0].body));
+    assert_eq!(upstream.count_of(lists()), 1);
+}
+
+/// A list of thousands of versions is read where that holds up nobody, and says the same.
+#[tokio::test]
+async fn a_large_list_arrives_whole() {
+    let versions: Vec<String> = (0..5000).map(|number| format!("1.{number}.0")).collect();
+    let upstream = listing(&versions.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let list = larder.get(&ours("Acme/vpc/aws")).await.expect(200).json();
+    assert_eq!(list["modules"][0]["versions"].as_array().unwrap().len(), 5000);
+}
+
+/// A registry that offers modules alone is a registry.
+#[tokio::test]
+async fn a_registry_of_modules_alone_works() {
+    let upstream = listing(&["1.0.0"]).await;
+    upstream.serve_json("/.well-known/terraform.json", r#"{"modules.v1":"/v1/modules"}"#);
+    let larder = Larder::mirroring(&upstream).start().await;
+    let services = larder.get(&format!("/registry/{HOST}/.well-known/terraform.json")).await.expect(200).json();
+    assert_eq!(services, serde_json::json!({ "modules.v1": format!("/registry/{HOST}/v1/modules/") }));
+    larder.get(&ours("Acme/vpc/aws")).await.expect(200);
+    larder.get(&format!("/registry/{HOST}/v1/modules")).await.expect(200);
+    let refused = larder.get(&format!("/registry/{HOST}/v1/providers")).await.expect(502);
+    assert!(refused.text().contains("providers.v1"), "{}", refused.text());
+}
