@@ -114,7 +114,13 @@ impl<'a> Download<'a> {
             let bytes = length.unwrap_or(0).max(staged.written());
             let (taken_for, taken) = self.mirror.take_room(self.room, staged, &incoming, length, bytes).await?;
             staged = taken_for;
-            taken?;
+            if let Err(why) = taken {
+                // What an earlier run left can be built on when there is room again; an empty stage cannot.
+                if staged.written() == 0 {
+                    self.mirror.on_disk(move |_| staged.discard()).await?;
+                }
+                return Err(why.into());
+            }
             let (nobody, _) = watch::channel(Progress::Asking);
             let pumped = pump(self.mirror, staged, incoming, length, &mut self.attempts, self.room, &nobody).await;
             staged = pumped.0.ok_or_else(|| Error::Interrupted(self.ask.what.to_owned()))?;

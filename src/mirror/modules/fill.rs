@@ -194,7 +194,11 @@ impl Mirror {
             self.store.blobs.publish(verified)?;
             self.checked.lock().insert(digest);
             let named = self.change_name(Artifact::Module(key.clone()), |name| {
-                name.archives.retain(|before| before.digest != digest);
+                // What an operator has replaced must not come back when this one is gone.
+                let replaces = |before: &HeldArchive| {
+                    believing == Believing::WhatIsThereNow && before.proof.how.tree().map(|of| of.tree) != Some(tree)
+                };
+                name.archives.retain(|before| before.digest != digest && !replaces(before));
                 name.archives.push(held.clone());
             });
             // Where it lies there without a name: what eviction does not know of, it cannot evict.

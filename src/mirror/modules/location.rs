@@ -353,7 +353,8 @@ pub(super) fn told_subdir(package: &ModulePackage, subdir: Option<&Subdir>) -> R
     subdir.and_then(Subdir::in_package).map(|below| subdir_text(package, below)).transpose()
 }
 
-fn subdir_text(package: &ModulePackage, subdir: &crate::pack::TreePath) -> Result<String, Error> {
+/// A subfolder as it stands in a location.
+pub(super) fn subdir_text(package: &ModulePackage, subdir: &crate::pack::TreePath) -> Result<String, Error> {
     let text =
         std::str::from_utf8(subdir.as_bytes()).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_graphic()));
     text.map(str::to_owned).ok_or_else(|| {
