@@ -63,6 +63,14 @@ impl Job {
         })
     }
 
+    /// The commit, where its id is all that is said of it.
+    pub(super) fn whole_id(&self) -> Option<String> {
+        match self.reference() {
+            Ok(Reference::Id(id)) => Some(id.to_string()),
+            Ok(_) | Err(_) => None,
+        }
+    }
+
     fn nothing(&self) -> Trouble {
         let why = match &self.reference {
             Some(reference) if !reference.is_empty() => {
@@ -76,7 +84,7 @@ impl Job {
     /// Which commit is meant now, as far as names tell.
     pub(super) fn look(&self, wire: Wire) -> Result<Option<String>, Trouble> {
         let reference = self.reference()?;
-        let mut conversation = Conversation::open(&wire, &self.repository, self.limits.object_bytes)?;
+        let mut conversation = Conversation::open(&wire, &self.repository, self.limits)?;
         let offered = conversation.offered(&reference.prefixes())?;
         match reference.choose(&offered) {
             Chosen::Offered(offered) => Ok(Some(offered.peeled.to_string())),
@@ -89,7 +97,7 @@ impl Job {
     /// Fetches it, and lays it out.
     pub(super) fn fetch(&self, wire: Wire, stop: &AtomicBool, tree: Tree) -> Result<GitTree, Trouble> {
         let reference = self.reference()?;
-        let mut conversation = Conversation::open(&wire, &self.repository, self.limits.object_bytes)?;
+        let mut conversation = Conversation::open(&wire, &self.repository, self.limits)?;
         let offered = conversation.offered(&reference.prefixes())?;
         let mut work = Work {
             wire,
@@ -214,7 +222,7 @@ impl Work<'_> {
 
     /// The commit of a submodule. It is named by the tree around it: whether a name leads to it does not matter.
     fn submodule(&mut self, from: &Repository, id: ObjectId) -> Result<Objects, Trouble> {
-        let mut conversation = Conversation::open(&self.wire, from, self.limits.object_bytes)?;
+        let mut conversation = Conversation::open(&self.wire, from, self.limits)?;
         if conversation.serves_any_id() {
             return self.pack(&mut conversation, &[id], Extent::OneCommit);
         }
