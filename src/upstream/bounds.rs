@@ -18,6 +18,8 @@ pub struct Bounds {
     pub budget: Rate,
     /// Git jobs, each from its first request to the last file of its tree.
     pub git_jobs: Bound,
+    /// Jobs that only ask which commit a name has.
+    pub git_looks: Bound,
     /// What one of them may take.
     pub git: GitLimits,
 }
@@ -29,6 +31,14 @@ pub struct GitLimits {
     pub idle: Duration,
     /// How long it may take in all, once it has its turn.
     pub total: Duration,
+    /// How long one may take in all that only asks for names.
+    pub look: Duration,
+    /// How long it may come slowly, in all, before there is a pack.
+    pub preparing: Duration,
+    /// How much may be said in one conversation before there is a pack: names, most of all, which are in memory.
+    pub talk_bytes: u64,
+    /// How many names a repository may have.
+    pub names: usize,
     /// How much may be received for it.
     pub received_bytes: u64,
     /// How large one object of it may be: it is in memory as a whole.
@@ -53,6 +63,7 @@ impl Default for Bounds {
             budget: Rate { burst: 500, per_second: 20 },
             // Their turn comes after that of others, each of which may take a while.
             git_jobs: Bound { each: 2, all: 2, wait: Duration::from_secs(300) },
+            git_looks: Bound { each: 4, all: 4, wait: Duration::from_secs(15) },
             git: GitLimits::default(),
         }
     }
@@ -63,6 +74,10 @@ impl Default for GitLimits {
         Self {
             idle: Duration::from_secs(30),
             total: Duration::from_secs(30 * 60),
+            look: Duration::from_secs(15),
+            preparing: Duration::from_secs(300),
+            talk_bytes: 32 << 20,
+            names: 500_000,
             received_bytes: 2 << 30,
             object_bytes: 32 << 20,
             chain_bytes: 256 << 20,

@@ -68,7 +68,10 @@ impl Outbound {
         let failed = |fault| ask.failed(origin(&url), fault);
         let brought = self.traffic.brought_by(ask.upstream);
         loop {
-            let piece = timeout(idle, response.chunk()).await.map_err(|_| failed(slow()))?;
+            let piece = tokio::select! {
+                piece = timeout(idle, response.chunk()) => piece.map_err(|_| failed(slow()))?,
+                () = body.closed() => return Ok(()),
+            };
             let piece: Piece = piece.map_err(|e| failed(broken(&e)))?;
             let is_the_end = piece.is_none();
             if let Some(piece) = &piece {
@@ -118,6 +121,9 @@ fn of_a_repository(error: UpstreamError) -> UpstreamError {
         Fault::Absent(status) => {
             Fault::Unusable(format!("status {status}: there is no such repository, or it is not shown to larder"))
         }
+        Fault::Rejected { status, .. } => Fault::Unusable(format!(
+            "status {status} where a repository was asked for: it takes larder's request for none"
+        )),
         fault => fault,
     };
     UpstreamError { fault, ..error }

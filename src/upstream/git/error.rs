@@ -46,6 +46,18 @@ pub(super) enum Trouble {
         /// What it is.
         why: String,
     },
+    /// It was too slow, or said too much.
+    Fault {
+        /// Its origin.
+        at: String,
+        /// What it did.
+        fault: Fault,
+    },
+    /// It has no such commit, or does not hand it out.
+    NoSuchId {
+        /// Its origin.
+        at: String,
+    },
     /// Its tree is refused.
     Tree {
         /// The repository's origin.
@@ -70,13 +82,8 @@ impl Trouble {
     pub(super) fn of(at: &str, largest_object: usize, error: &gix_error::Error) -> Self {
         let mut said: Vec<String> = Vec::new();
         for cause in error.iter_errors() {
-            if let Some(io) = cause.downcast_ref::<io::Error>() {
-                if io.get_ref().is_some_and(|inner| inner.is::<Broken>()) {
-                    return Self::Broken;
-                }
-                if let Some(code) = io.raw_os_error() {
-                    return Self::Disk(io::Error::from_raw_os_error(code));
-                }
+            if let Some(trouble) = cause.downcast_ref::<io::Error>().and_then(|io| Self::of_io(at, io)) {
+                return trouble;
             }
             let text = cause.to_string();
             if !said.iter().any(|before| before.contains(&text)) {
@@ -89,10 +96,41 @@ impl Trouble {
         Self::unusable(at, said.join(": "))
     }
 
+    /// What there is in an error of a reader or a writer: one of ours, or the system's, perhaps in others.
+    fn of_io(at: &str, error: &io::Error) -> Option<Self> {
+        if let Some(code) = error.raw_os_error() {
+            return Some(Self::Disk(io::Error::from_raw_os_error(code)));
+        }
+        let inner = error.get_ref()?;
+        if inner.is::<Broken>() {
+            return Some(Self::Broken);
+        }
+        if let Some(fault) = inner.downcast_ref::<Fault>() {
+            return Some(Self::Fault { at: at.to_owned(), fault: fault.clone() });
+        }
+        if let Some(error) = inner.downcast_ref::<TreeError>() {
+            return Some(Self::tree(at, error.clone()));
+        }
+        let inside = inner.downcast_ref::<io::Error>().and_then(|inner| Self::of_io(at, inner));
+        let is_full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+        inside.or_else(|| is_full.then(|| Self::Disk(error.kind().into())))
+    }
+
+    /// As whoever asked is told it. What a server says may quote what it was shown.
     pub(super) fn told(self, ask: &GitAsk<'_>) -> GitError {
+        let told = |text: String| ask.grant.unless_quoted_in(&text).to_owned();
         match self {
             Self::Broken => ask.failed(String::new(), Fault::Unreachable("the job was stopped".into())).into(),
-            Self::Unusable { at, why } => ask.failed(at, Fault::Unusable(why)).into(),
+            Self::Unusable { at, why } => ask.failed(at, Fault::Unusable(told(why))).into(),
+            Self::Fault { at, fault } => ask.failed(at, fault).into(),
+            Self::NoSuchId { at } => {
+                let why = "an answer that it has no such commit, or does not hand it out".to_owned();
+                ask.failed(at, Fault::Unusable(why)).into()
+            }
+            Self::Tree { at, error: TreeError::Refused { entry, why } } => {
+                let error = TreeError::Refused { entry: told(entry), why: told(why) };
+                GitError::Tree { asked: ask.what.to_owned(), at, error }
+            }
             Self::Tree { error: TreeError::Spool(error), .. } => GitError::Disk { asked: ask.what.to_owned(), error },
             Self::Tree { at, error } => GitError::Tree { asked: ask.what.to_owned(), at, error },
             Self::Disk(error) => GitError::Disk { asked: ask.what.to_owned(), error: Arc::new(error) },

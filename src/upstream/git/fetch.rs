@@ -3,6 +3,7 @@
 use std::io;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use gix_hash::ObjectId;
@@ -19,11 +20,16 @@ use gix_transport::client::git::blocking_io::Connection;
 use gix_transport::{Protocol, Service};
 use gix_utils::progress::Discard;
 
+use super::chains::Most;
 use super::error::Trouble;
 use super::http::Carrier;
+use super::pace::Pace;
 use super::refs::Offered;
 use super::repository::Repository;
+use super::watched::Watched;
 use super::wire::Wire;
+use crate::pack::TreeError;
+use crate::upstream::bounds::GitLimits;
 
 /// How we call ourselves among git's.
 const AGENT: &str = concat!("git/larder-", env!("CARGO_PKG_VERSION"));
@@ -48,13 +54,19 @@ pub(super) struct Conversation {
     handshake: Handshake,
     /// The repository's origin.
     pub(super) at: String,
-    largest_object: usize,
+    limits: GitLimits,
+    pace: Arc<Pace>,
 }
+
+/// In a history there may be larger files than are wanted, and many objects, each with a place in one table.
+const LARGEST_OF_A_HISTORY: usize = 256 << 20;
 
 impl Conversation {
     /// Greets a repository.
-    pub(super) fn open(wire: &Wire, repository: &Repository, largest_object: usize) -> Result<Self, Trouble> {
+    pub(super) fn open(wire: &Wire, repository: &Repository, limits: GitLimits) -> Result<Self, Trouble> {
         let at = repository.origin();
+        let largest_object = limits.object_bytes;
+        wire.pace.talk();
         let mut transport: Box<dyn Transport> = match repository {
             Repository::Http(url) => {
                 let url = url.as_str().trim_end_matches('/');
@@ -75,14 +87,15 @@ impl Conversation {
         if format.and_then(|format| format.value().map(|value| value != "sha1")).unwrap_or_default() {
             return Err(Trouble::unusable(&at, "a repository whose objects have no SHA-1, which larder cannot read"));
         }
-        Ok(Self { transport, handshake, at, largest_object })
+        Ok(Self { transport, handshake, at, limits, pace: Arc::clone(&wire.pace) })
     }
 
     fn trouble(&self, error: &gix_error::Error) -> Trouble {
-        Trouble::of(&self.at, self.largest_object, error)
+        Trouble::of(&self.at, self.limits.object_bytes, error)
     }
 
-    /// The names it offers that begin with one of these; older servers offer all of theirs.
+    /// The names it offers that begin with one of these; older servers offer all of theirs. Nobody has so many that they
+    /// may not be in memory.
     pub(super) fn offered(&mut self, prefixes: &[String]) -> Result<Vec<Offered>, Trouble> {
         let refs = match &self.handshake.refs {
             Some(refs) => refs.clone(),
@@ -95,6 +108,9 @@ impl Conversation {
                 listed.map_err(|e| self.trouble(&e))?
             }
         };
+        if refs.len() > self.limits.names {
+            return Err(Trouble::tree(&self.at, TreeError::TooLarge(format!("{} names", self.limits.names))));
+        }
         Ok(refs.into_iter().filter_map(offered).collect())
     }
 
@@ -123,11 +139,17 @@ impl Conversation {
             Extent::OneCommit => Shallow::DepthAtRemote(NonZeroU32::MIN),
             Extent::CommitsAlone | Extent::Everything => Shallow::NoChange,
         };
-        // Commits are small; of a long history there are many, each with a place in one table.
+        let (object, chain) = (self.limits.object_bytes, self.limits.chain_bytes);
         let largest = match extent {
-            Extent::OneCommit => self.largest_object,
-            Extent::CommitsAlone | Extent::Everything => self.largest_object.max(256 << 20),
+            Extent::OneCommit => object,
+            Extent::CommitsAlone | Extent::Everything => object.max(LARGEST_OF_A_HISTORY),
         };
+        let most = match extent {
+            Extent::OneCommit => Most::of_one_commit(object, chain),
+            Extent::CommitsAlone | Extent::Everything => Most::of_a_history(object, largest, chain),
+        };
+        let pace = Arc::clone(&self.pace);
+        pace.talk();
         let keep = |pack: &mut dyn io::BufRead,
                     progress: &mut dyn gix_utils::progress::DynNestedProgress,
                     stop: &AtomicBool| {
@@ -137,8 +159,10 @@ impl Conversation {
                 ..Default::default()
             };
             let none = None::<Objects>;
+            let mut pack = Watched::new(pack, most, || pace.pack());
             let sha1 = gix_hash::Kind::Sha1;
-            gix_pack::Bundle::write_to_directory(pack, Some(&packs), progress, stop, none, sha1, options).map(|_| true)
+            gix_pack::Bundle::write_to_directory(&mut pack, Some(&packs), progress, stop, none, sha1, options)
+                .map(|_| true)
         };
         let context = Context {
             handshake: &mut self.handshake,
@@ -157,10 +181,10 @@ impl Conversation {
         match fetched {
             Ok(Some(_)) => objects(folder, largest).map_err(Trouble::Disk),
             Ok(None) => Err(Trouble::unusable(&self.at, "nothing where a pack was asked for")),
-            Err(error) => Err(refused_id(&error).map_or_else(
-                || self.trouble(&error),
-                |()| Trouble::unusable(&self.at, "an answer that it has no such commit, or does not hand it out"),
-            )),
+            Err(error) => {
+                Err(refused_id(&error)
+                    .map_or_else(|| self.trouble(&error), |()| Trouble::NoSuchId { at: self.at.clone() }))
+            }
         }
     }
 }

@@ -63,6 +63,14 @@ impl Job {
         })
     }
 
+    /// The commit, where its id is all that is said of it.
+    pub(super) fn whole_id(&self) -> Option<String> {
+        match self.reference() {
+            Ok(Reference::Id(id)) => Some(id.to_string()),
+            Ok(_) | Err(_) => None,
+        }
+    }
+
     fn nothing(&self) -> Trouble {
         let why = match &self.reference {
             Some(reference) if !reference.is_empty() => {
@@ -76,7 +84,7 @@ impl Job {
     /// Which commit is meant now, as far as names tell.
     pub(super) fn look(&self, wire: Wire) -> Result<Option<String>, Trouble> {
         let reference = self.reference()?;
-        let mut conversation = Conversation::open(&wire, &self.repository, self.limits.object_bytes)?;
+        let mut conversation = Conversation::open(&wire, &self.repository, self.limits)?;
         let offered = conversation.offered(&reference.prefixes())?;
         match reference.choose(&offered) {
             Chosen::Offered(offered) => Ok(Some(offered.peeled.to_string())),
@@ -89,7 +97,7 @@ impl Job {
     /// Fetches it, and lays it out.
     pub(super) fn fetch(&self, wire: Wire, stop: &AtomicBool, tree: Tree) -> Result<GitTree, Trouble> {
         let reference = self.reference()?;
-        let mut conversation = Conversation::open(&wire, &self.repository, self.limits.object_bytes)?;
+        let mut conversation = Conversation::open(&wire, &self.repository, self.limits)?;
         let offered = conversation.offered(&reference.prefixes())?;
         let mut work = Work {
             wire,
@@ -102,33 +110,43 @@ impl Job {
             pointers: Vec::new(),
             unknown_encodings: Vec::new(),
         };
-        let (objects, named) = match reference.choose(&offered) {
-            Chosen::Offered(found) => (work.pack(&mut conversation, &[found.id], Extent::OneCommit)?, found.id),
+        let (objects, named) = self.objects(&mut work, conversation, reference.choose(&offered), &offered)?;
+        let commit = work.lay_out(&self.repository, &objects, named, &TreePath::root(), 0)?;
+        Ok(GitTree { commit: commit.to_string(), notes: work.notes(), tree: work.tree, turn: None })
+    }
+
+    /// The objects of what was chosen, and which of them it is.
+    fn objects(
+        &self,
+        work: &mut Work<'_>,
+        mut conversation: Conversation,
+        chosen: Chosen,
+        offered: &[Offered],
+    ) -> Result<(Objects, ObjectId), Trouble> {
+        match chosen {
+            Chosen::Offered(found) => Ok((work.pack(&mut conversation, &[found.id], Extent::OneCommit)?, found.id)),
             Chosen::Id(id) => {
-                let (history, extent) = work.history(&mut conversation, &offered)?.ok_or_else(|| self.nothing())?;
+                let (history, extent) = work.history(&mut conversation, offered)?.ok_or_else(|| self.nothing())?;
                 if !is_commit(&history, &id) {
                     let why = format!("a repository in which no branch and no tag leads to the commit {id}");
                     return Err(Trouble::unusable(&conversation.at, why));
                 }
-                work.out_of(&mut conversation, history, extent, id)?
+                work.out_of(&self.repository, conversation, history, extent, id)
             }
             Chosen::Short(short) => {
-                let (history, extent) = work.history(&mut conversation, &offered)?.ok_or_else(|| self.nothing())?;
+                let (history, extent) = work.history(&mut conversation, offered)?.ok_or_else(|| self.nothing())?;
                 let mut all = commits_called(&history, &short);
                 match (all.pop(), all.is_empty()) {
-                    (Some(id), true) => work.out_of(&mut conversation, history, extent, id)?,
+                    (Some(id), true) => work.out_of(&self.repository, conversation, history, extent, id),
                     (Some(_), false) => {
                         let why = format!("a repository with several commits whose ids begin with {short}");
-                        return Err(Trouble::unusable(&conversation.at, why));
+                        Err(Trouble::unusable(&conversation.at, why))
                     }
-                    (None, _) => return Err(self.nothing()),
+                    (None, _) => Err(self.nothing()),
                 }
             }
-            Chosen::Nothing => return Err(self.nothing()),
-        };
-        drop(conversation);
-        let commit = work.lay_out(&self.repository, &objects, named, &TreePath::root(), 0)?;
-        Ok(GitTree { commit: commit.to_string(), notes: work.notes(), tree: work.tree, turn: None })
+            Chosen::Nothing => Err(self.nothing()),
+        }
     }
 }
 
@@ -149,22 +167,29 @@ impl Work<'_> {
         conversation: &mut Conversation,
         offered: &[Offered],
     ) -> Result<Option<(Objects, Extent)>, Trouble> {
+        let extent = if conversation.can_leave_out_trees() { Extent::CommitsAlone } else { Extent::Everything };
+        Ok(self.tips(conversation, offered, extent)?.map(|history| (history, extent)))
+    }
+
+    fn tips(
+        &mut self,
+        conversation: &mut Conversation,
+        offered: &[Offered],
+        extent: Extent,
+    ) -> Result<Option<Objects>, Trouble> {
         let is_tip =
             |name: &[u8]| name == b"HEAD" || name.starts_with(b"refs/heads/") || name.starts_with(b"refs/tags/");
         let mut tips: Vec<_> = offered.iter().filter(|one| is_tip(&one.name)).map(|one| one.id).collect();
         tips.sort();
         tips.dedup();
-        if tips.is_empty() {
-            return Ok(None);
-        }
-        let extent = if conversation.can_leave_out_trees() { Extent::CommitsAlone } else { Extent::Everything };
-        Ok(Some((self.pack(conversation, &tips, extent)?, extent)))
+        if tips.is_empty() { Ok(None) } else { self.pack(conversation, &tips, extent).map(Some) }
     }
 
     /// The commit `id` with its tree, which is in a history that has all, or is fetched.
     fn out_of(
         &mut self,
-        conversation: &mut Conversation,
+        repository: &Repository,
+        mut conversation: Conversation,
         history: Objects,
         extent: Extent,
         id: ObjectId,
@@ -172,7 +197,32 @@ impl Work<'_> {
         if extent == Extent::Everything {
             return Ok((history, id));
         }
-        Ok((self.pack(conversation, &[id], Extent::OneCommit)?, id))
+        let fetched = self.pack(&mut conversation, &[id], Extent::OneCommit);
+        drop(conversation);
+        Ok((self.unless_refused(repository, id, fetched)?, id))
+    }
+
+    /// What was fetched; of a server that hands out nothing but what has a name, everything, where the commit is in that.
+    fn unless_refused(
+        &mut self,
+        repository: &Repository,
+        id: ObjectId,
+        fetched: Result<Objects, Trouble>,
+    ) -> Result<Objects, Trouble> {
+        match fetched {
+            Err(Trouble::NoSuchId { .. }) => self.everything(repository, id),
+            fetched => fetched,
+        }
+    }
+
+    /// Everything that heads and tags lead to, in a conversation of its own, where the commit `id` is in that.
+    fn everything(&mut self, repository: &Repository, id: ObjectId) -> Result<Objects, Trouble> {
+        let mut conversation = Conversation::open(&self.wire, repository, self.limits)?;
+        let offered = conversation.offered(&["HEAD".into(), "refs/heads/".into(), "refs/tags/".into()])?;
+        let all = self.tips(&mut conversation, &offered, Extent::Everything)?;
+        all.filter(|objects| is_commit(objects, &id)).ok_or_else(|| {
+            Trouble::unusable(&repository.origin(), format!("a repository that does not hand out the commit {id}"))
+        })
     }
 
     fn lay_out(
@@ -214,17 +264,17 @@ impl Work<'_> {
 
     /// The commit of a submodule. It is named by the tree around it: whether a name leads to it does not matter.
     fn submodule(&mut self, from: &Repository, id: ObjectId) -> Result<Objects, Trouble> {
-        let mut conversation = Conversation::open(&self.wire, from, self.limits.object_bytes)?;
-        if conversation.serves_any_id() {
-            return self.pack(&mut conversation, &[id], Extent::OneCommit);
+        let mut conversation = Conversation::open(&self.wire, from, self.limits)?;
+        if !conversation.serves_any_id() {
+            let offered = conversation.offered(&["HEAD".into(), "refs/heads/".into(), "refs/tags/".into()])?;
+            if !offered.iter().any(|one| one.id == id) {
+                drop(conversation);
+                return self.everything(from, id);
+            }
         }
-        let offered = conversation.offered(&["HEAD".into(), "refs/heads/".into(), "refs/tags/".into()])?;
-        if offered.iter().any(|one| one.id == id) {
-            return self.pack(&mut conversation, &[id], Extent::OneCommit);
-        }
-        let absent = || Trouble::unusable(&from.origin(), format!("a submodule without the commit {id}"));
-        let (objects, _) = self.history(&mut conversation, &offered)?.ok_or_else(absent)?;
-        if is_commit(&objects, &id) { Ok(objects) } else { Err(absent()) }
+        let fetched = self.pack(&mut conversation, &[id], Extent::OneCommit);
+        drop(conversation);
+        self.unless_refused(from, id, fetched)
     }
 
     fn notes(&self) -> Vec<String> {

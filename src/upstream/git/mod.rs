@@ -3,6 +3,7 @@
 
 mod attributes;
 mod carry;
+mod chains;
 mod checkout;
 mod encoding;
 mod error;
@@ -10,17 +11,20 @@ mod fetch;
 mod http;
 mod ident;
 mod job;
+mod pace;
 mod refs;
 mod repository;
 mod ssh;
 mod submodules;
 #[cfg(test)]
 mod tests;
+mod watched;
 mod wire;
 
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use tokio::time::timeout;
 use url::Url;
@@ -113,26 +117,33 @@ impl Outbound {
         let repository = ask.repository()?;
         let (turn, archive) = self.git_turn(&ask, &repository).await?;
         let job = Job::new(ask.source, repository, scratch, self.git_limits);
-        self.carried(ask, move |wire, stop| {
+        let fetched = self.carried(ask, self.git_limits.total, move |wire, stop| {
             let _archive = archive;
             job.fetch(wire, stop, tree).map(|fetched| GitTree { turn: Some(Turn(turn)), ..fetched })
-        })
-        .await
+        });
+        let fetched = fetched.await?;
+        let notes = fetched.notes.iter().map(|note| ask.grant.unless_quoted_in(note).to_owned()).collect();
+        Ok(GitTree { notes, ..fetched })
     }
 
     /// The commit that a source names now; asks for the names of the repository and for nothing else. `None` where that
-    /// does not tell: a part of an id can be looked up among fetched commits only.
+    /// does not tell: a part of an id can be looked up among fetched commits only. A whole id is what it names, and nobody
+    /// is asked about it.
     ///
     /// # Errors
     /// As [`git`](Self::git).
     pub async fn git_commit(&self, ask: GitAsk<'_>) -> Result<Option<String>, GitError> {
         let repository = ask.repository()?;
         let at = repository.origin();
-        let permit = self.document_permits.take(ask.upstream, ask.asker).await;
-        let crowded = || Fault::Crowded("as many documents are being fetched as may be at one time".to_owned());
-        let permit = permit.ok_or_else(|| ask.failed(at, crowded()))?;
         let job = Job::new(ask.source, repository, Path::new(""), self.git_limits);
-        self.carried(ask, move |wire, _stop| {
+        if let Some(id) = job.whole_id() {
+            return Ok(Some(id));
+        }
+        let permit = self.look_permits.take(ask.upstream, ask.asker).await;
+        let crowded =
+            || Fault::Crowded("as many git repositories are being looked at as may be at one time".to_owned());
+        let permit = permit.ok_or_else(|| ask.failed(at, crowded()))?;
+        self.carried(ask, self.git_limits.look, move |wire, _stop| {
             let _permit = permit;
             job.look(wire)
         })
@@ -143,13 +154,13 @@ impl Outbound {
     async fn carried<T: Send + 'static>(
         &self,
         ask: GitAsk<'_>,
+        limit: Duration,
         work: impl FnOnce(Wire, &AtomicBool) -> Result<T, Trouble> + Send + 'static,
     ) -> Result<T, GitError> {
         let stop = Stop(Arc::default());
         let stopped = Arc::clone(&stop.0);
-        let (wire, orders) = Wire::new();
+        let (wire, orders) = Wire::new(self.git_limits);
         let mut worker = tokio::task::spawn_blocking(move || work(wire, &stopped));
-        let limit = self.git_limits.total;
         let carried = timeout(limit, self.carry(ask, orders)).await;
         let at = || super::outbound::origin(&ask.source.url);
         let broken = match carried {

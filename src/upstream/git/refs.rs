@@ -18,6 +18,8 @@ pub(super) enum Reference {
     Name(String),
     /// A branch or a tag, as `git clone --branch` reads it.
     Branch(String),
+    /// None, with a depth: go-getter asks for the branch that `HEAD` is, and takes `master` where it is none.
+    DefaultBranch,
 }
 
 /// A reference that names nothing that could be fetched.
@@ -58,6 +60,7 @@ impl Reference {
     /// [`BadReference`] for what no ref can be called, and for git's notations for what is near a commit.
     pub(super) fn parse(given: Option<&str>, has_depth: bool) -> Result<Self, BadReference> {
         let given = match given {
+            None | Some("") if has_depth => return Ok(Self::DefaultBranch),
             None | Some("") => return Ok(Self::Head),
             Some(given) => given,
         };
@@ -94,9 +97,12 @@ impl Reference {
                 prefixes.extend(["refs/heads/".to_owned(), "refs/tags/".to_owned()]);
             }
             Self::Name(name) => {
-                prefixes.extend(self.candidates(name, None).map(|name| String::from_utf8_lossy(&name).into_owned()));
+                // Every branch might be the clone's own.
+                let candidates = candidates(name, |_| true);
+                prefixes.extend(candidates.map(|name| String::from_utf8_lossy(&name).into_owned()));
             }
             Self::Branch(name) => prefixes.extend([format!("refs/heads/{name}"), format!("refs/tags/{name}")]),
+            Self::DefaultBranch => prefixes.extend(["refs/heads/master".to_owned(), "refs/tags/master".to_owned()]),
         }
         prefixes
     }
@@ -106,6 +112,10 @@ impl Reference {
         let named = |name: &[u8]| offered.iter().find(|offered| offered.name == name).cloned();
         let found = match self {
             Self::Head => named(b"HEAD"),
+            Self::DefaultBranch => match named(b"HEAD") {
+                Some(head) if head.stands_for.is_some() => Some(head),
+                Some(_) | None => named(b"refs/heads/master").or_else(|| named(b"refs/tags/master")),
+            },
             Self::Id(id) => {
                 let tip = offered.iter().find(|offered| offered.id == *id || offered.peeled == *id);
                 let tip = tip.map(|tip| Offered { id: *id, ..tip.clone() });
@@ -116,8 +126,8 @@ impl Reference {
             }
             Self::Name(name) => {
                 let default = named(b"HEAD").and_then(|head| head.stands_for);
-                let mut candidates = self.candidates(name, default.as_deref());
-                let found = candidates.find_map(|name| named(&name));
+                let is_own = |branch: &[u8]| default.as_deref() == Some(branch);
+                let found = candidates(name, is_own).find_map(|name| named(&name));
                 match (found, short_id(name)) {
                     (None, Some(short)) => return Chosen::Short(short),
                     (found, _) => found,
@@ -126,28 +136,33 @@ impl Reference {
         };
         found.map_or(Chosen::Nothing, Chosen::Offered)
     }
+}
 
-    /// The names at the server that `git checkout NAME` means in a clone, the first of them that exists. A clone has one
-    /// branch of its own, the server's default, which goes before a tag of its name; the others are `origin/…` there.
-    fn candidates<'a>(&self, name: &'a str, default: Option<&[u8]>) -> impl Iterator<Item = Vec<u8>> + use<'a> {
-        let branch = |name: &str| format!("refs/heads/{name}").into_bytes();
-        let own = default.is_none_or(|default| default == branch(name)).then(|| branch(name));
-        // Without the default, as when prefixes are made, every branch might be it.
-        let full = name.strip_prefix("refs/").unwrap_or(name);
-        let by_its_kind = match full.split_once('/') {
-            Some(("tags", _)) => Some(format!("refs/{full}").into_bytes()),
-            Some(("heads", of)) if default.is_none_or(|default| default == branch(of)) => Some(branch(of)),
-            _ => None,
-        };
-        let remote = full.strip_prefix("remotes/").unwrap_or(full);
-        let remote = match remote {
-            "origin" | "origin/HEAD" => Some(b"HEAD".to_vec()),
-            _ => remote.strip_prefix("origin/").map(branch),
-        };
-        let tag = format!("refs/tags/{name}").into_bytes();
-        let own_by_name = own.filter(|_| default.is_some());
-        own_by_name.into_iter().chain(by_its_kind).chain([tag]).chain(remote).chain([branch(name)])
-    }
+/// The names at the server that `git checkout NAME` means in a clone, the first of them that exists. A clone has at most
+/// one branch of its own, the server's default, which goes before a tag of its name; the others are `origin/…` there.
+fn candidates(name: &str, is_own: impl Fn(&[u8]) -> bool) -> impl Iterator<Item = Vec<u8>> {
+    let branch = |name: &str| format!("refs/heads/{name}").into_bytes();
+    let own = |name: &str| Some(branch(name)).filter(|branch| is_own(branch));
+    let full = name.strip_prefix("refs/").unwrap_or(name);
+    let by_its_kind = match full.split_once('/') {
+        Some(("tags", _)) => Some(format!("refs/{full}").into_bytes()),
+        Some(("heads", of)) => own(of),
+        _ => None,
+    };
+    let remote = full.strip_prefix("remotes/").unwrap_or(full);
+    let remote = match remote {
+        "origin" | "origin/HEAD" => Some(b"HEAD".to_vec()),
+        _ => remote.strip_prefix("origin/").map(branch),
+    };
+    let tag = format!("refs/tags/{name}").into_bytes();
+    own(name)
+        .into_iter()
+        .chain(by_its_kind)
+        .chain([tag])
+        .chain(remote)
+        .chain([branch(name)])
+        .collect::<Vec<_>>()
+        .into_iter()
 }
 
 /// The beginning of an id that a name may be, in lower case.

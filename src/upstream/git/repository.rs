@@ -159,6 +159,7 @@ fn ssh(url: &Url) -> Result<SshRepository, BadUrl> {
 
 /// A path relative to another, as git puts them together: text, name by name.
 fn relative(base: &str, mut url: &str) -> Result<String, BadUrl> {
+    let is_absolute = base.starts_with('/');
     let mut base = base.trim_end_matches('/');
     loop {
         if let Some(rest) = url.strip_prefix("../") {
@@ -179,7 +180,7 @@ fn relative(base: &str, mut url: &str) -> Result<String, BadUrl> {
     if url.split('/').any(|name| name == "..") {
         return Err(BadUrl("its URL has .. in its middle"));
     }
-    Ok(if base.is_empty() && !base.starts_with('/') { url.to_owned() } else { format!("{base}/{url}") })
+    Ok(if base.is_empty() && !is_absolute { url.to_owned() } else { format!("{base}/{url}") })
 }
 
 #[cfg(test)]
@@ -208,6 +209,9 @@ mod tests {
             ("ssh://h.example/~me/b.git", "../c.git", "git@h.example ~me/c.git"),
             ("git@h.example:a/b.git", "../c.git", "git@h.example a/c.git"),
             ("git@h.example:b.git", "../c.git", "git@h.example c.git"),
+            ("git@h.example:/b.git", "../c.git", "git@h.example /c.git"),
+            ("ssh://h.example/b.git", "../c.git", "git@h.example /c.git"),
+            ("https://h.example/b.git", "../c.git", "https://h.example/c.git"),
         ] {
             assert_eq!(told(base, url).as_deref(), Ok(found), "{base} {url}");
         }

@@ -5,13 +5,16 @@
 use std::io::{self, BufRead, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use bytes::{Buf, Bytes};
 use http::HeaderMap;
 use tokio::sync::{mpsc, oneshot};
 use url::Url;
 
+use super::pace::Pace;
 use super::repository::SshRepository;
+use crate::upstream::bounds::GitLimits;
 
 /// How many pieces may wait to be read.
 const WAITING_PIECES: usize = 8;
@@ -56,13 +59,16 @@ pub(super) struct Head {
 
 /// The end of this wire at which git's code is.
 #[derive(Debug, Clone)]
-pub(super) struct Wire(mpsc::Sender<Order>);
+pub(super) struct Wire {
+    orders: mpsc::Sender<Order>,
+    pub(super) pace: Arc<Pace>,
+}
 
 impl Wire {
     /// A wire, and what comes over it.
-    pub(super) fn new() -> (Self, mpsc::Receiver<Order>) {
+    pub(super) fn new(limits: GitLimits) -> (Self, mpsc::Receiver<Order>) {
         let (orders, taken) = mpsc::channel(1);
-        (Self(orders), taken)
+        (Self { orders, pace: Arc::new(Pace::new(limits)) }, taken)
     }
 
     /// Sends a request, and waits for the beginning of its answer.
@@ -70,9 +76,9 @@ impl Wire {
         let (head, told) = oneshot::channel();
         let (body, pieces) = mpsc::channel(WAITING_PIECES);
         let request = Request { url, headers, post, head, body };
-        self.0.blocking_send(Order::Request(request)).map_err(|_| broken())?;
+        self.orders.blocking_send(Order::Request(request)).map_err(|_| broken())?;
         let head = told.blocking_recv().map_err(|_| broken())?;
-        Ok((head, Pieces::new(pieces, Arc::default())))
+        Ok((head, Pieces::new(pieces, Arc::default(), Arc::clone(&self.pace))))
     }
 
     /// Connects to an ssh server.
@@ -81,8 +87,8 @@ impl Wire {
         let (input, to_say) = mpsc::channel(WAITING_PIECES);
         let awaited = Arc::new(AtomicBool::new(false));
         let order = Order::Ssh { repository, said, input: to_say, awaited: Arc::clone(&awaited) };
-        self.0.blocking_send(order).map_err(|_| broken())?;
-        Ok((Pieces::new(pieces, awaited), Input(input)))
+        self.orders.blocking_send(order).map_err(|_| broken())?;
+        Ok((Pieces::new(pieces, awaited, Arc::clone(&self.pace)), Input(input)))
     }
 }
 
@@ -101,11 +107,12 @@ pub(super) struct Pieces {
     current: Bytes,
     has_ended: bool,
     awaited: Arc<AtomicBool>,
+    pace: Arc<Pace>,
 }
 
 impl Pieces {
-    fn new(pieces: mpsc::Receiver<Piece>, awaited: Arc<AtomicBool>) -> Self {
-        Self { pieces, current: Bytes::new(), has_ended: false, awaited }
+    fn new(pieces: mpsc::Receiver<Piece>, awaited: Arc<AtomicBool>, pace: Arc<Pace>) -> Self {
+        Self { pieces, current: Bytes::new(), has_ended: false, awaited, pace }
     }
 }
 
@@ -113,10 +120,14 @@ impl BufRead for Pieces {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         while self.current.is_empty() && !self.has_ended {
             self.awaited.store(true, Ordering::Release);
+            let since = Instant::now();
             let piece = self.pieces.blocking_recv();
             self.awaited.store(false, Ordering::Release);
             match piece {
-                Some(Some(piece)) => self.current = piece,
+                Some(Some(piece)) => {
+                    self.pace.came(piece.len(), since.elapsed()).map_err(io::Error::other)?;
+                    self.current = piece;
+                }
                 Some(None) => self.has_ended = true,
                 None => return Err(broken()),
             }

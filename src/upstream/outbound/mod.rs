@@ -57,6 +57,8 @@ pub struct Outbound {
     bodies: Arc<Semaphore>,
     /// The jobs of git's code.
     pub(super) git_permits: Permits,
+    /// Those that only ask for names.
+    pub(super) look_permits: Permits,
     pub(super) git_limits: GitLimits,
 }
 
@@ -84,6 +86,7 @@ impl Outbound {
             archive_permits: Permits::new(bounds.archives),
             bodies: Arc::new(Semaphore::new(bounds.bodies_kib as usize)),
             git_permits: Permits::new(bounds.git_jobs),
+            look_permits: Permits::new(bounds.git_looks),
             git_limits: bounds.git,
         })
     }
@@ -108,6 +111,7 @@ impl Outbound {
             archive_permits: self.archive_permits.clone(),
             bodies: Arc::clone(&self.bodies),
             git_permits: self.git_permits.clone(),
+            look_permits: self.look_permits.clone(),
             git_limits: self.git_limits,
         })
     }

@@ -190,7 +190,7 @@ async fn nobody_waits_for_what_does_not_end() {
         drop(wire);
         Ok(())
     };
-    let failed = outbound.carried(ask(&source, &upstream), endless).await.unwrap_err();
+    let failed = outbound.carried(ask(&source, &upstream), setting.bounds.git.total, endless).await.unwrap_err();
     assert!(failed.to_string().contains("too slow"), "{failed}");
     assert!(ended.try_recv().is_err(), "it had ended");
     drop(end);

@@ -16,6 +16,7 @@ pub(super) struct Asked {
     /// The path and the query.
     pub(super) target: String,
     pub(super) headers: Vec<(String, String)>,
+    pub(super) body: Vec<u8>,
 }
 
 impl Asked {
@@ -35,6 +36,10 @@ pub(super) enum Instead {
     AsOld,
     /// The connection stays silent until the other side closes it.
     Silence,
+    /// This is said, and then nothing.
+    Begin(Vec<u8>),
+    /// It is answered with one byte at a time, so many milliseconds apart, after the first of so many.
+    Drip(usize, u64),
 }
 
 type Fault = Box<dyn Fn(&Asked) -> Instead + Send>;
@@ -73,22 +78,29 @@ impl Server {
 fn serve(stream: TcpStream, root: &Path, log: &Mutex<Vec<Asked>>, faults: &Mutex<Fault>) {
     let mut reader = BufReader::new(stream.try_clone().unwrap());
     let mut writer = stream;
-    let Some((asked, body)) = read(&mut reader) else { return };
+    let Some(asked) = read(&mut reader) else { return };
     log.lock().push(asked.clone());
     let instead = (faults.lock())(&asked);
     let _ = match instead {
-        Instead::Nothing => answer(&mut writer, root, &asked, &body, true),
-        Instead::AsOld => answer(&mut writer, root, &asked, &body, false),
+        Instead::Nothing => answer(&mut writer, root, &asked, true),
+        Instead::AsOld => answer(&mut writer, root, &asked, false),
         Instead::Say(said) => writer.write_all(said.as_bytes()),
+        Instead::Begin(said) => {
+            writer.write_all(&said).and_then(|()| std::io::copy(&mut reader, &mut std::io::sink()).map(drop))
+        }
+        Instead::Drip(first, apart) => {
+            let mut dripping = Dripping { writer, first, apart: std::time::Duration::from_millis(apart) };
+            answer(&mut dripping, root, &asked, true)
+        }
         Instead::Silence => std::io::copy(&mut reader, &mut std::io::sink()).map(drop),
     };
 }
 
-fn read(reader: &mut impl BufRead) -> Option<(Asked, Vec<u8>)> {
+fn read(reader: &mut impl BufRead) -> Option<Asked> {
     let mut line = String::new();
     reader.read_line(&mut line).ok()?;
     let mut words = line.split_whitespace();
-    let mut asked = Asked { method: words.next()?.to_owned(), target: words.next()?.to_owned(), headers: Vec::new() };
+    let mut asked = Asked { method: words.next()?.to_owned(), target: words.next()?.to_owned(), ..Asked::default() };
     loop {
         line.clear();
         reader.read_line(&mut line).ok()?;
@@ -98,10 +110,35 @@ fn read(reader: &mut impl BufRead) -> Option<(Asked, Vec<u8>)> {
     let length = asked.header("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
     let mut body = vec![0; length];
     reader.read_exact(&mut body).ok()?;
-    Some((asked, body))
+    asked.body = body;
+    Some(asked)
 }
 
-fn answer(writer: &mut TcpStream, root: &Path, asked: &Asked, body: &[u8], is_new: bool) -> std::io::Result<()> {
+/// A connection to somebody far away.
+struct Dripping {
+    writer: TcpStream,
+    first: usize,
+    apart: std::time::Duration,
+}
+
+impl Write for Dripping {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.first > 0 {
+            let written = self.writer.write(&bytes[..bytes.len().min(self.first)])?;
+            self.first -= written;
+            return Ok(written);
+        }
+        // What is tested is that somebody waits.
+        std::thread::sleep(self.apart);
+        self.writer.write(&bytes[..bytes.len().min(1)])
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.writer.flush()
+    }
+}
+
+fn answer(writer: &mut impl Write, root: &Path, asked: &Asked, is_new: bool) -> std::io::Result<()> {
     let (path, query) = asked.target.split_once('?').unwrap_or((&asked.target, ""));
     let path = percent_decode_str(path).decode_utf8_lossy().into_owned();
     let mut command = Command::new("git");
@@ -109,7 +146,7 @@ fn answer(writer: &mut TcpStream, root: &Path, asked: &Asked, body: &[u8], is_ne
     command.env("GIT_PROJECT_ROOT", root).env("GIT_HTTP_EXPORT_ALL", "1").env("PATH_INFO", path);
     command.env("QUERY_STRING", query).env("REQUEST_METHOD", &asked.method);
     command.env("CONTENT_TYPE", asked.header("content-type").unwrap_or_default());
-    command.env("CONTENT_LENGTH", body.len().to_string());
+    command.env("CONTENT_LENGTH", asked.body.len().to_string());
     if let Some(protocol) = asked.header("git-protocol").filter(|_| is_new) {
         command.env("GIT_PROTOCOL", protocol);
     }
@@ -118,7 +155,7 @@ fn answer(writer: &mut TcpStream, root: &Path, asked: &Asked, body: &[u8], is_ne
     }
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
     let mut stdin = child.stdin.take().unwrap();
-    let body = body.to_vec();
+    let body = asked.body.clone();
     let feeding = std::thread::spawn(move || stdin.write_all(&body));
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
     let (mut status, mut headers, mut line) = ("200 OK".to_owned(), String::new(), String::new());

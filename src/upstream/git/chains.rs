@@ -1,0 +1,167 @@
+//! What the objects of a pack are made of, and how much of that has to be in memory at one time: an object may be packed
+//! as what makes it differ from another, and that one too.
+
+use std::collections::{HashMap, HashSet};
+
+/// How deep such a chain may be; git makes none deeper than 4,095.
+const DEEPEST: u32 = 4096;
+/// Where the whole history is fetched, chains are as long as it: all of one may come to so many times as much as is held.
+const OF_A_HISTORY: u64 = 16;
+
+/// How large an object and a chain may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Most {
+    /// A file.
+    pub(super) blob: u64,
+    /// A folder, a commit, a tag.
+    pub(super) other: u64,
+    /// Of a chain, what is in memory together.
+    pub(super) held: u64,
+    /// All of a chain: so much is made for each object at its end.
+    pub(super) chain: u64,
+}
+
+impl Most {
+    /// Of the files of one commit.
+    pub(super) fn of_one_commit(object: usize, chain: u64) -> Self {
+        Self { blob: object as u64, other: object as u64, held: chain, chain }
+    }
+
+    /// Of a history, in which there may be larger files than those that are wanted.
+    pub(super) fn of_a_history(object: usize, blob: usize, chain: u64) -> Self {
+        let all = chain.saturating_mul(OF_A_HISTORY);
+        Self { blob: blob as u64, other: object as u64, held: chain, chain: all }
+    }
+}
+
+/// What an entry is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Base {
+    /// Of nothing else.
+    Nothing {
+        /// Whether it is a file.
+        is_blob: bool,
+    },
+    /// Of that entry, which is before it.
+    Before(u32),
+    /// Of the object with that id, wherever it is.
+    Named([u8; 20]),
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    /// How large what it is made of says it is, where that is known by its id.
+    of_base: u64,
+    /// Where in the pack it is.
+    at: u64,
+    size: u64,
+    base: Base,
+    is_blob: bool,
+    children: u32,
+}
+
+/// All entries of a pack, in its order.
+#[derive(Debug)]
+pub(super) struct Chains {
+    most: Most,
+    entries: Vec<Entry>,
+}
+
+/// What a chain comes to at one entry.
+#[derive(Debug, Clone, Copy, Default)]
+struct Link {
+    depth: u32,
+    sum: u64,
+    held: u64,
+    /// The entry that the chain begins at.
+    root: usize,
+}
+
+impl Chains {
+    pub(super) fn new(most: Most) -> Self {
+        Self { most, entries: Vec::new() }
+    }
+
+    /// The entry at this place in the pack.
+    pub(super) fn at(&self, at: u64) -> Option<u32> {
+        let found = self.entries.binary_search_by_key(&at, |entry| entry.at).ok()?;
+        u32::try_from(found).ok()
+    }
+
+    /// Adds the next entry. What it is made of has `of_base` bytes.
+    ///
+    /// # Errors
+    /// What there is more of than may be.
+    pub(super) fn add(&mut self, at: u64, base: Base, of_base: u64, size: u64) -> Result<(), String> {
+        let is_blob = match base {
+            Base::Nothing { is_blob } => is_blob,
+            Base::Before(base) => self.entries.get(base as usize).is_some_and(|base| base.is_blob),
+            Base::Named(_) => true,
+        };
+        let largest = if is_blob { self.most.blob } else { self.most.other };
+        if size.max(of_base) > largest {
+            return Err(format!("{largest} bytes in one object"));
+        }
+        if let Base::Before(base) = base
+            && let Some(base) = self.entries.get_mut(base as usize)
+        {
+            base.children += 1;
+        }
+        self.entries.push(Entry { of_base, at, size, base, is_blob, children: 0 });
+        Ok(())
+    }
+
+    /// Judges them, once all are there. An object stays in memory while a second one waits to be made of it.
+    ///
+    /// # Errors
+    /// What there is more of than may be.
+    pub(super) fn judge(&self) -> Result<(), String> {
+        let mut links: Vec<Link> = Vec::with_capacity(self.entries.len());
+        let mut most = Link::default();
+        // Which entry has which id is known only when all are made: those that name one may be one chain.
+        let mut named: HashMap<usize, Link> = HashMap::new();
+        let mut names = HashSet::new();
+        let mut of_names: u64 = 0;
+        for (index, entry) in self.entries.iter().enumerate() {
+            if let Base::Named(id) = entry.base
+                && names.insert(id)
+            {
+                of_names = of_names.saturating_add(entry.of_base);
+            }
+            let link = match entry.base {
+                Base::Nothing { .. } | Base::Named(_) => Link { depth: 0, sum: entry.size, held: 0, root: index },
+                Base::Before(base) => {
+                    let (of, base) = links.get(base as usize).zip(self.entries.get(base as usize)).ok_or("itself")?;
+                    let held = if base.children > 1 { base.size } else { 0 };
+                    Link {
+                        depth: of.depth + 1,
+                        sum: of.sum.saturating_add(entry.size),
+                        held: of.held.saturating_add(held),
+                        root: of.root,
+                    }
+                }
+            };
+            if link.depth > DEEPEST {
+                return Err(format!("{DEEPEST} objects one made out of the other"));
+            }
+            let is_named = matches!(self.entries.get(link.root), Some(Entry { base: Base::Named(_), .. }));
+            let of = if is_named { named.entry(link.root).or_default() } else { &mut most };
+            of.sum = of.sum.max(link.sum);
+            of.held = of.held.max(link.held);
+            links.push(link);
+        }
+        for link in named.values() {
+            most.sum = most.sum.saturating_add(link.sum);
+            most.held = most.held.saturating_add(link.held);
+        }
+        most.held = most.held.saturating_add(of_names);
+        let Most { held, chain, .. } = self.most;
+        if most.held > held {
+            return Err(format!("{held} bytes in objects of which others are made"));
+        }
+        if most.sum > chain {
+            return Err(format!("{chain} bytes in objects one made out of the other"));
+        }
+        Ok(())
+    }
+}

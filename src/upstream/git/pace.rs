@@ -1,0 +1,130 @@
+//! How fast a repository has to answer, and how much it may say before it comes to the pack.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::upstream::bounds::GitLimits;
+use crate::upstream::error::Fault;
+
+/// As for archives: whoever sends less while somebody waits for it holds up others.
+const LEAST_BYTES_PER_SECOND: f64 = 1024.0;
+
+/// What one job has waited for so far, and how much came.
+#[derive(Debug)]
+pub(super) struct Pace {
+    limits: GitLimits,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    stage: Stage,
+    /// What came since the last reckoning, and how long that was waited for.
+    came: u64,
+    waited: Duration,
+    /// How long it was slow while no pack came: servers have to find out what is in one.
+    prepared: Duration,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Stage {
+    /// All but the pack: greetings and names, of which so many bytes came. It is in memory.
+    Talk(u64),
+    Pack,
+}
+
+impl Default for Stage {
+    fn default() -> Self {
+        Self::Talk(0)
+    }
+}
+
+impl Pace {
+    pub(super) fn new(limits: GitLimits) -> Self {
+        Self { limits, state: Mutex::default() }
+    }
+
+    /// Another conversation, or another answer in it, begins.
+    pub(super) fn talk(&self) {
+        self.state.lock().stage = Stage::Talk(0);
+    }
+
+    /// From now on what comes is a pack.
+    pub(super) fn pack(&self) {
+        let mut state = self.state.lock();
+        *state = State { stage: Stage::Pack, prepared: state.prepared, ..State::default() };
+    }
+
+    /// Counts what came after somebody waited for so long.
+    ///
+    /// # Errors
+    /// [`Fault::TooLarge`] for too much talk, [`Fault::Slow`] where it came too slowly.
+    pub(super) fn came(&self, bytes: usize, waited: Duration) -> Result<(), Fault> {
+        let mut state = self.state.lock();
+        if let Stage::Talk(said) = &mut state.stage {
+            *said += bytes as u64;
+            if *said > self.limits.talk_bytes {
+                return Err(Fault::TooLarge(self.limits.talk_bytes));
+            }
+        }
+        state.came += bytes as u64;
+        state.waited += waited;
+        if state.waited < self.limits.idle {
+            return Ok(());
+        }
+        let (came, waited) = (std::mem::take(&mut state.came), std::mem::take(&mut state.waited));
+        if came as f64 >= LEAST_BYTES_PER_SECOND * waited.as_secs_f64() {
+            return Ok(());
+        }
+        if let Stage::Talk(_) = state.stage {
+            state.prepared += waited;
+            if state.prepared <= self.limits.preparing {
+                return Ok(());
+            }
+        }
+        Err(Fault::Slow(format!("less than 1 KiB/s over {} s", waited.as_secs())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pace() -> Pace {
+        Pace::new(GitLimits { talk_bytes: 100_000, ..GitLimits::default() })
+    }
+
+    const WAITED: Duration = Duration::from_secs(29);
+
+    #[test]
+    fn a_pack_that_drips_is_given_up_and_one_that_comes_is_not() {
+        let pace = pace();
+        pace.pack();
+        assert_eq!(pace.came(1, WAITED), Ok(()));
+        assert!(matches!(pace.came(1, WAITED), Err(Fault::Slow(_))));
+        for _ in 0..100 {
+            assert_eq!(pace.came(30 << 10, WAITED), Ok(()));
+        }
+    }
+
+    #[test]
+    fn a_server_may_prepare_a_pack_for_a_while_and_not_for_ever() {
+        let pace = pace();
+        let quiet = (1..).find(|_| pace.came(5, Duration::from_secs(5)).is_err()).unwrap();
+        assert_eq!(quiet * 5, 330, "s; it has 300");
+        pace.talk();
+        assert!((0..6).any(|_| pace.came(5, Duration::from_secs(5)).is_err()), "another answer gives it no more time");
+    }
+
+    #[test]
+    fn what_is_said_before_a_pack_is_bounded_and_what_is_in_it_is_not() {
+        let pace = pace();
+        assert_eq!(pace.came(60_000, Duration::ZERO), Ok(()));
+        assert_eq!(pace.came(60_000, Duration::ZERO), Err(Fault::TooLarge(100_000)));
+        pace.pack();
+        assert_eq!(pace.came(1 << 30, Duration::ZERO), Ok(()));
+        pace.talk();
+        assert_eq!(pace.came(60_000, Duration::ZERO), Ok(()));
+    }
+}

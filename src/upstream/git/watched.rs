@@ -1,0 +1,276 @@
+//! A pack, looked at while it arrives: gix has each object as a whole in memory, with those that it is made of, so what
+//! the pack says of their sizes is held against the limits before gix has all of it.
+
+use std::io::{self, BufRead, Read};
+
+use flate2::{Decompress, FlushDecompress, Status};
+
+use super::chains::{Base, Chains, Most};
+use crate::pack::TreeError;
+use crate::upstream::error::Fault;
+
+/// `PACK`, a version, and how many objects there are.
+const HEADER: usize = 12;
+/// Both sizes that a delta begins with are in these.
+const SIZES: usize = 20;
+const ID: usize = 20;
+/// What a packed object may have on top of what comes out of it.
+const SLACK: u64 = 64 << 10;
+
+/// A pack on its way to gix.
+pub(super) struct Watched<R, B> {
+    pack: R,
+    /// Called with the first byte.
+    begun: Option<B>,
+    /// How much of what waits to be read was looked at.
+    examined: usize,
+    entries: Entries,
+}
+
+impl<R: BufRead, B: FnOnce()> Watched<R, B> {
+    pub(super) fn new(pack: R, most: Most, begun: B) -> Self {
+        Self { pack, begun: Some(begun), examined: 0, entries: Entries::new(most) }
+    }
+}
+
+impl<R: BufRead, B: FnOnce()> BufRead for Watched<R, B> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        let waiting = self.pack.fill_buf()?;
+        if let Some(begun) = self.begun.take_if(|_| !waiting.is_empty()) {
+            begun();
+        }
+        self.entries.examine(waiting.get(self.examined..).unwrap_or_default())?;
+        self.examined = waiting.len();
+        Ok(waiting)
+    }
+
+    fn consume(&mut self, read: usize) {
+        self.examined = self.examined.saturating_sub(read);
+        self.pack.consume(read);
+    }
+}
+
+impl<R: BufRead, B: FnOnce()> Read for Watched<R, B> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.fill_buf()?.read(buffer)?;
+        self.consume(read);
+        Ok(read)
+    }
+}
+
+/// What a pack consists of.
+struct Entries {
+    part: Part,
+    /// Where the next byte is, and where the current entry begins.
+    at: u64,
+    begins: u64,
+    left: u32,
+    most: Most,
+    chains: Chains,
+    inflate: Decompress,
+    room: Box<[u8]>,
+}
+
+/// Where in it the next byte is.
+enum Part {
+    Header(Vec<u8>),
+    Kind,
+    Size {
+        kind: u8,
+        size: u64,
+        shift: u32,
+    },
+    Distance {
+        size: u64,
+        distance: u64,
+        is_first: bool,
+    },
+    Id {
+        size: u64,
+        id: Vec<u8>,
+    },
+    Body(Body),
+    /// Past the last entry.
+    End,
+}
+
+/// An entry being unpacked, which is thrown away but for the sizes that a delta begins with.
+struct Body {
+    base: Base,
+    /// What it says that it has.
+    size: u64,
+    packed: u64,
+    unpacked: u64,
+    sizes: Vec<u8>,
+}
+
+impl Entries {
+    fn new(most: Most) -> Self {
+        Self {
+            part: Part::Header(Vec::with_capacity(HEADER)),
+            at: 0,
+            begins: 0,
+            left: 0,
+            most,
+            chains: Chains::new(most),
+            inflate: Decompress::new(true),
+            room: vec![0; 32 << 10].into(),
+        }
+    }
+
+    fn examine(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while let Some(&first) = bytes.first() {
+            let taken = match self.part {
+                Part::End => return Ok(()),
+                Part::Body(_) => self.unpack(bytes)?,
+                _ => {
+                    self.byte(first)?;
+                    1
+                }
+            };
+            self.at += taken as u64;
+            bytes = bytes.get(taken..).unwrap_or_default();
+        }
+        Ok(())
+    }
+
+    fn byte(&mut self, byte: u8) -> io::Result<()> {
+        let more = byte & 0x80 != 0;
+        let low = u64::from(byte & 0x7f);
+        let part = match std::mem::replace(&mut self.part, Part::End) {
+            Part::Header(mut header) => {
+                header.push(byte);
+                if header.len() < HEADER {
+                    Part::Header(header)
+                } else {
+                    let count = header.last_chunk().copied().unwrap_or_default();
+                    self.left = u32::from_be_bytes(count);
+                    if self.left == 0 { Part::End } else { Part::Kind }
+                }
+            }
+            Part::Kind => {
+                self.begins = self.at;
+                let (kind, size) = ((byte >> 4) & 7, u64::from(byte & 0xf));
+                if more { Part::Size { kind, size, shift: 4 } } else { self.sized(kind, size)? }
+            }
+            Part::Size { kind, size, shift } => {
+                // More is more than any limit.
+                let size = if shift > 50 { u64::MAX } else { size | low << shift };
+                if more && size < u64::MAX {
+                    Part::Size { kind, size, shift: shift + 7 }
+                } else {
+                    self.sized(kind, size)?
+                }
+            }
+            Part::Distance { size, distance, is_first } => {
+                let before = if is_first { Some(0) } else { distance.checked_add(1) };
+                let distance = before.and_then(|before| before.checked_mul(128)).ok_or_else(broken)? | low;
+                if more {
+                    Part::Distance { size, distance, is_first: false }
+                } else {
+                    let base =
+                        self.begins.checked_sub(distance).and_then(|at| self.chains.at(at)).ok_or_else(broken)?;
+                    Part::Body(Body::new(Base::Before(base), size))
+                }
+            }
+            Part::Id { size, mut id } => {
+                id.push(byte);
+                match <[u8; ID]>::try_from(&id[..]) {
+                    Ok(id) => Part::Body(Body::new(Base::Named(id), size)),
+                    Err(_) => Part::Id { size, id },
+                }
+            }
+            other @ (Part::Body(_) | Part::End) => other,
+        };
+        self.part = part;
+        Ok(())
+    }
+
+    fn sized(&mut self, kind: u8, size: u64) -> io::Result<Part> {
+        let largest = if kind == 3 || kind > 4 { self.most.blob } else { self.most.other };
+        if size > largest {
+            return Err(too_large(format!("{largest} bytes in one object")));
+        }
+        self.inflate.reset(true);
+        match kind {
+            1 | 2 | 4 => Ok(Part::Body(Body::new(Base::Nothing { is_blob: false }, size))),
+            3 => Ok(Part::Body(Body::new(Base::Nothing { is_blob: true }, size))),
+            6 => Ok(Part::Distance { size, distance: 0, is_first: true }),
+            7 => Ok(Part::Id { size, id: Vec::with_capacity(ID) }),
+            _ => Err(broken()),
+        }
+    }
+
+    /// Unpacks some of an entry, and says how many bytes of it that were.
+    fn unpack(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let Part::Body(body) = &mut self.part else { return Ok(0) };
+        let (packed, unpacked) = (self.inflate.total_in(), self.inflate.total_out());
+        let status = self.inflate.decompress(bytes, &mut self.room, FlushDecompress::None).map_err(|_| broken())?;
+        let packed = self.inflate.total_in() - packed;
+        let unpacked = self.inflate.total_out() - unpacked;
+        let taken = usize::try_from(packed).map_err(|_| broken())?;
+        body.packed += packed;
+        body.unpacked += unpacked;
+        let missing = SIZES - body.sizes.len();
+        let new = usize::try_from(unpacked).map_err(|_| broken())?.min(missing);
+        body.sizes.extend_from_slice(&self.room[..new]);
+        let is_more_than_it_said = body.unpacked > body.size || body.packed > body.size + body.size / 8 + SLACK;
+        if is_more_than_it_said || (status != Status::StreamEnd && packed == 0 && unpacked == 0) {
+            return Err(broken());
+        }
+        if status == Status::StreamEnd {
+            self.over()?;
+        }
+        Ok(taken)
+    }
+
+    /// An entry is at its end.
+    fn over(&mut self) -> io::Result<()> {
+        let Part::Body(body) = std::mem::replace(&mut self.part, Part::Kind) else { return Ok(()) };
+        if body.unpacked != body.size {
+            return Err(broken());
+        }
+        let (of_base, size) = match body.base {
+            Base::Nothing { .. } => (0, body.size),
+            Base::Before(_) | Base::Named(_) => both_sizes(&body.sizes).ok_or_else(broken)?,
+        };
+        self.chains.add(self.begins, body.base, of_base, size).map_err(too_large)?;
+        self.left -= 1;
+        if self.left == 0 {
+            self.part = Part::End;
+            self.chains.judge().map_err(too_large)?;
+        }
+        Ok(())
+    }
+}
+
+impl Body {
+    fn new(base: Base, size: u64) -> Self {
+        Self { base, size, packed: 0, unpacked: 0, sizes: Vec::with_capacity(SIZES) }
+    }
+}
+
+/// The sizes that a delta begins with: that of what it is made of, and that of what it makes.
+fn both_sizes(delta: &[u8]) -> Option<(u64, u64)> {
+    let mut bytes = delta.iter();
+    let mut size = || {
+        let mut size = 0;
+        for shift in (0..57).step_by(7) {
+            let byte = bytes.next()?;
+            size |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Some(size);
+            }
+        }
+        None
+    };
+    Some((size()?, size()?))
+}
+
+fn broken() -> io::Error {
+    io::Error::other(Fault::Unusable("a pack that cannot be read".to_owned()))
+}
+
+fn too_large(what: String) -> io::Error {
+    io::Error::other(TreeError::TooLarge(what))
+}
