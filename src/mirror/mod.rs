@@ -66,7 +66,7 @@ pub use self::gauges::Gauges;
 pub use self::limits::Limits;
 pub use self::modules::{ModuleArchiveRef, ModuleLocation};
 pub use self::names::{HeldArchive, PackageHashesKnown};
-pub use self::pages::{FromStore, PageFound, StoredDetails, StoredList, StoredThing, UpstreamPage};
+pub use self::pages::{FromStore, PageFound, StoredDetails, StoredEntry, StoredList, StoredThing, UpstreamPage};
 pub use self::passing::Passing;
 pub use self::pin::{Pin, PinOutcome, Pinned};
 pub use self::proof_set::ProofSet;
@@ -96,6 +96,7 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::store::{Key, Store, StoreError};
 pub use crate::upstream::outbound::Link;
+use crate::upstream::pages::PageRef;
 
 /// Archives up to this many bytes are proven whole before the status line, and checked on every read.
 pub const SMALL_ARCHIVE_BYTES: u64 = 1 << 20;
@@ -134,6 +135,7 @@ pub struct Mirror {
     limits: Limits,
     tasks: Tasks,
     documents: Flights<(Key, Errand, Generation), Awaited<DocumentFlight>>,
+    stored_pages: Flights<PageRef, Awaited<Result<Option<FromStore>, Error>>>,
     sets: Flights<(Package, Anew, Generation), Awaited<SetFlight>>,
     fills: Flights<FillKey, watch::Receiver<Progress>>,
     module_fills: Flights<(ModulePackage, Generation), Awaited<Result<HeldArchive, Error>>>,
@@ -172,6 +174,7 @@ impl Mirror {
             limits,
             tasks: Tasks::default(),
             documents: Flights::default(),
+            stored_pages: Flights::default(),
             sets: Flights::default(),
             fills: Flights::default(),
             module_fills: Flights::default(),

@@ -10,6 +10,7 @@ use super::route::{MIRROR_BASE, modules_base, providers_base};
 use crate::address::Hostname;
 use crate::error::Error;
 use crate::mirror::Mirror;
+use crate::upstream::providers::RawObject;
 
 /// Which way a client shall come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,27 +48,35 @@ async fn overrides(hosts: &[&Hostname], mirror: Option<&Arc<Mirror>>, base: &str
         };
         let discovery = held.and_then(|held| held.discovery_for_clients().ok());
         let known = discovery.map(|discovery| services(discovery, host, |path| format!("{base}{path}")));
-        line(&mut text, format_args!("host \"{}\" {{", host.to_unicode()));
-        line(&mut text, format_args!("  services = {{"));
-        match known {
-            Some(services) => {
-                for (name, value) in &services {
-                    // A number that no client could hold is no service of theirs.
-                    if let Ok(value) = serde_json::from_str::<Value>(value.get()) {
-                        line(&mut text, format_args!("    {} = {}", Value::from(name.as_str()), hcl(&value, "    ")));
-                    }
-                }
-            }
-            None => {
-                line(&mut text, format_args!("    # its discovery is not held yet; these two are assumed"));
-                line(&mut text, format_args!("    \"providers.v1\" = \"{base}{}\"", providers_base(host)));
-                line(&mut text, format_args!("    \"modules.v1\" = \"{base}{}\"", modules_base(host)));
-            }
-        }
-        line(&mut text, format_args!("  }}"));
-        line(&mut text, format_args!("}}"));
+        text.push_str(&host_block(host, known.as_ref(), base));
     }
     Ok(text)
+}
+
+/// The block of one host, whose services stand for all that its discovery names.
+fn host_block(host: &Hostname, known: Option<&RawObject>, base: &str) -> String {
+    let mut text = String::new();
+    line(&mut text, format_args!("host \"{}\" {{", host.to_unicode()));
+    line(&mut text, format_args!("  services = {{"));
+    match known {
+        Some(services) => {
+            for (name, value) in services {
+                // A number that no client could hold is no service of theirs.
+                let value = serde_json::from_str::<Value>(value.get()).ok();
+                if let Some(value) = value.and_then(|value| hcl(&value, "    ")) {
+                    line(&mut text, format_args!("    {} = {value}", quoted(name)));
+                }
+            }
+        }
+        None => {
+            line(&mut text, format_args!("    # its discovery is not held yet; these two are assumed"));
+            line(&mut text, format_args!("    \"providers.v1\" = \"{base}{}\"", providers_base(host)));
+            line(&mut text, format_args!("    \"modules.v1\" = \"{base}{}\"", modules_base(host)));
+        }
+    }
+    line(&mut text, format_args!("  }}"));
+    line(&mut text, format_args!("}}"));
+    text
 }
 
 fn network_mirror(hosts: &[&Hostname], base: &str) -> String {
@@ -99,18 +108,77 @@ fn line(text: &mut String, line: std::fmt::Arguments<'_>) {
     let _ = writeln!(text, "{line}");
 }
 
-/// A value in HCL. JSON strings are HCL strings but for its templates, which are escaped by doubling.
-fn hcl(value: &Value, indent: &str) -> String {
+/// A value in HCL 1, in which the clients read this file. It has no null: that is left out, or the client would leave out
+/// the whole file; and so is a number that it could not hold.
+fn hcl(value: &Value, indent: &str) -> Option<String> {
     match value {
-        Value::String(text) => Value::from(text.replace("${", "$${").replace("%{", "%%{")).to_string(),
-        Value::Array(all) => format!("[{}]", all.iter().map(|value| hcl(value, indent)).collect::<Vec<_>>().join(", ")),
+        Value::Null => None,
+        Value::Bool(_) => Some(value.to_string()),
+        Value::Number(number) => (number.is_i64() || number.is_f64()).then(|| number.to_string()),
+        Value::String(text) => Some(quoted(text)),
+        Value::Array(all) => {
+            Some(format!("[{}]", all.iter().filter_map(|value| hcl(value, indent)).collect::<Vec<_>>().join(", ")))
+        }
         Value::Object(members) => {
             let inner = format!("{indent}  ");
             let members = members
                 .iter()
-                .map(|(name, value)| format!("{inner}{} = {}\n", Value::from(name.as_str()), hcl(value, &inner)));
-            format!("{{\n{}{indent}}}", members.collect::<String>())
+                .filter_map(|(name, value)| Some(format!("{inner}{} = {}\n", quoted(name), hcl(value, &inner)?)));
+            Some(format!("{{\n{}{indent}}}", members.collect::<String>()))
         }
-        other => other.to_string(),
+    }
+}
+
+/// A text in HCL 1. What stands in `${…}` is not read there as text is, and doubling the `$` is no escape: so it is
+/// written by its number, like all that is not plain.
+fn quoted(text: &str) -> String {
+    let mut quoted = String::from('"');
+    let mut rest = text.chars().peekable();
+    while let Some(next) = rest.next() {
+        match next {
+            '"' | '\\' => quoted.extend(['\\', next]),
+            '$' if rest.peek() == Some(&'{') => quoted.push_str("\\u0024"),
+            ' '..='~' => quoted.push(next),
+            // Writing to a String does not fail.
+            other => drop(write!(quoted, "\\U{:08x}", u32::from(other))),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::closure::cli_config::{CliConfig, Service};
+
+    fn read_back(services: &str) -> Vec<(String, Option<String>)> {
+        let host = Hostname::parse("registry.example").unwrap();
+        let services: RawObject = serde_json::from_str(services).unwrap();
+        let text = host_block(&host, Some(&services), "http://127.0.0.1:8080");
+        let read = CliConfig::read(text.as_bytes()).unwrap_or_else(|e| panic!("{e}: {text}"));
+        let url = |service: &Service| if let Service::Url(url) = service { Some(url.clone()) } else { None };
+        read.hosts[&host].iter().map(|(name, service)| (name.clone(), url(service))).collect()
+    }
+
+    /// What the client cannot read costs it the whole file.
+    #[test]
+    fn what_hcl_1_has_no_word_for_is_left_out() {
+        let read = read_back(
+            r#"{"a.v1":null,"b.v1":"https://b.example/${x}","c.v1":{"d":null,"e":[1,null,{"f":true}]},"g.v1":18446744073709551615}"#,
+        );
+        assert_eq!(read, [("b.v1".to_owned(), Some("https://b.example/${x}".to_owned())), ("c.v1".to_owned(), None)]);
+    }
+
+    proptest! {
+        #[test]
+        fn services_are_read_as_they_were_written(
+            services in prop::collection::btree_map("[a-z]{1,5}\\.v1|\\PC{1,5}", "\\PC{0,20}|([a\"\\\\${}%n\t\n\u{7f}\u{e123}é]){0,9}", 0..4),
+        ) {
+            let expected: Vec<_> = services.clone().into_iter().map(|(name, url)| (name, Some(url))).collect();
+            prop_assert_eq!(read_back(&serde_json::to_string(&services).unwrap()), expected);
+        }
     }
 }

@@ -13,9 +13,10 @@ use super::Links;
 use super::route::{Door, Route, modules_base, providers_base};
 use crate::address::{Hostname, ModuleAddress, ProviderAddress, Version};
 use crate::error::Error;
-use crate::mirror::{Answer, Call, FromStore, Mirror, PageFound, StoredDetails, StoredList, StoredThing, UpstreamPage};
+use crate::mirror::{
+    Answer, Call, FromStore, Mirror, PageFound, StoredDetails, StoredEntry, StoredList, StoredThing, UpstreamPage,
+};
 use crate::upstream::discovery::Service;
-use crate::upstream::page_query::PageQuery;
 use crate::upstream::pages::PageRef;
 
 /// How deep members are looked for that are URLs of pages: in `meta`, and in the entries of a list.
@@ -23,6 +24,8 @@ const DEPTH: usize = 4;
 
 /// What a sealed mirror says with everything that it makes of what is stored.
 const FROM_STORE: &str = "this mirror is offline and does not hold this page: the answer is made of what it has stored, and is not all that the registry has";
+const ONLY_HELD_ARE_SERVED: &str =
+    "of the versions that \"versions\" lists, only those that \"held\" lists can be downloaded while it is offline";
 const NONE_VERIFIED: &str = "which modules the registry has verified is not known offline";
 
 /// A page of the registry HTTP API.
@@ -53,8 +56,9 @@ pub(super) async fn page(
 }
 
 /// A page whose URLs of other pages lead back here: members that end in `_url` and lead below a base of its service.
-/// One with more in its query than larder would ask for is made absolute: its upstream knows what it means.
-/// Everything else stays as upstream wrote it, byte for byte.
+/// Where larder could not ask for what they lead to, and for a further page that is not below it, null stands instead:
+/// it would lead past larder, perhaps to where only larder comes. Everything else stays as upstream wrote it, byte for
+/// byte.
 pub fn with_links(
     page: &UpstreamPage,
     service: Service,
@@ -64,14 +68,24 @@ pub fn with_links(
     let text = std::str::from_utf8(&page.body).map_err(serde::de::Error::custom)?;
     let whole: &RawValue = serde_json::from_str(text)?;
     let mut edits = Vec::new();
-    look_for_links(whole, DEPTH, &|reference| led_back(reference, page, service, host, &link), &mut edits);
+    let led = |name: &str, reference: &str| {
+        let led = led_back(name, reference, page, service, host, &link);
+        if led == Some(Led::Nowhere) {
+            tracing::debug!(registry = %host, member = name, "a page leads to one that cannot be asked for here; it is left out");
+        }
+        led
+    };
+    look_for_links(whole, DEPTH, &led, &mut edits);
     let mut body = String::with_capacity(text.len() + 64 * edits.len());
     let mut copied = 0;
-    for Edit { of, url } in edits {
+    for Edit { of, led } in edits {
         // What is raw is borrowed from the text, in the order that it stands there.
         let start = of.get().as_ptr() as usize - text.as_ptr() as usize;
         body.push_str(text.get(copied..start).unwrap_or_default());
-        body.push_str(&serde_json::to_string(&url)?);
+        match led {
+            Led::Back(url) => body.push_str(&serde_json::to_string(&url)?),
+            Led::Nowhere => body.push_str("null"),
+        }
         copied = start + of.get().len();
     }
     body.push_str(text.get(copied..).unwrap_or_default());
@@ -81,14 +95,23 @@ pub fn with_links(
 /// A string in a page, and what stands there instead.
 struct Edit<'a> {
     of: &'a RawValue,
-    url: String,
+    led: Led,
+}
+
+/// Where a URL leads instead.
+#[derive(Debug, PartialEq, Eq)]
+enum Led {
+    /// To larder.
+    Back(String),
+    /// Larder has nothing like it.
+    Nowhere,
 }
 
 /// Looks for URLs that lead elsewhere now, in the order of the text.
 fn look_for_links<'a>(
     raw: &'a RawValue,
     depth: usize,
-    led: &impl Fn(&str) -> Option<String>,
+    led: &impl Fn(&str, &str) -> Option<Led>,
     edits: &mut Vec<Edit<'a>>,
 ) {
     let text = raw.get();
@@ -104,7 +127,7 @@ fn look_for_links<'a>(
     let mut of_members = Vec::new();
     for (name, value) in members {
         match name.ends_with("_url").then(|| serde_json::from_str::<String>(value.get()).ok()).flatten() {
-            Some(url) => of_members.extend(led(&url).map(|url| Edit { of: value, url })),
+            Some(url) => of_members.extend(led(&name, &url).map(|led| Edit { of: value, led })),
             None => look_for_links(value, depth - 1, led, &mut of_members),
         }
     }
@@ -113,33 +136,31 @@ fn look_for_links<'a>(
     edits.append(&mut of_members);
 }
 
+/// Members that lead to the rest of a list.
+const FURTHER: [&str; 2] = ["next_url", "prev_url"];
+
 /// Where a URL in a page leads through larder; `None` where it leads to no page.
 fn led_back(
+    name: &str,
     reference: &str,
     page: &UpstreamPage,
     service: Service,
     host: &Hostname,
     link: &impl Fn(&str) -> String,
-) -> Option<String> {
+) -> Option<Led> {
     if reference.is_empty() {
         return None;
     }
-    let url = page.url.join(reference).ok()?;
+    let elsewhere = || FURTHER.contains(&name).then_some(Led::Nowhere);
+    let Ok(url) = page.url.join(reference) else { return elsewhere() };
     let base = match service {
         Service::Modules => modules_base(host),
         Service::Providers => providers_base(host),
     };
-    let below = page.bases.iter().find_map(|base| below(&url, base))?;
+    let Some(below) = page.bases.iter().find_map(|base| below(&url, base)) else { return elsewhere() };
     let door = Door { upstreams: [host.clone()].into(), default_upstream: None };
     let route = Route::parse(&format!("{base}{below}"), url.query(), None, &door).ok();
-    let says_all = |route: &Route| match route {
-        Route::Page(page) => PageQuery::says_all_of(url.query().unwrap_or_default(), page.path.parameters()),
-        _ => true,
-    };
-    match route.filter(says_all) {
-        Some(route) => Some(link(&route.path())),
-        None => Some(url.into()),
-    }
+    Some(route.map_or(Led::Nowhere, |route| Led::Back(link(&route.path()))))
 }
 
 /// The path of a URL below a base, whose last slash the list of all may lack.
@@ -187,10 +208,10 @@ struct Entry<'a> {
     provider: Option<&'a str>,
 }
 
-impl<'a> From<&'a StoredDetails> for Entry<'a> {
-    fn from(details: &'a StoredDetails) -> Self {
-        let id = format!("{}/{}", details.of.names(), details.version);
-        let (namespace, name, provider) = match &details.of {
+impl<'a> From<&'a StoredEntry> for Entry<'a> {
+    fn from(entry: &'a StoredEntry) -> Self {
+        let id = format!("{}/{}", entry.of.names(), entry.version);
+        let (namespace, name, provider) = match &entry.of {
             StoredThing::Module(ModuleAddress { namespace, name, system, .. }) => {
                 (namespace.as_str(), name.as_str(), Some(system.as_str()))
             }
@@ -198,7 +219,7 @@ impl<'a> From<&'a StoredDetails> for Entry<'a> {
                 (namespace.as_str(), type_.as_str(), None)
             }
         };
-        Self { id, namespace, name, version: &details.version, provider }
+        Self { id, namespace, name, version: &entry.version, provider }
     }
 }
 
@@ -207,11 +228,14 @@ struct Details<'a> {
     #[serde(flatten)]
     entry: Entry<'a>,
     versions: &'a [Version],
-    warnings: [&'static str; 1],
+    held: &'a [Version],
+    warnings: [&'static str; 2],
 }
 
 fn details_of(details: &StoredDetails) -> serde_json::Result<Vec<u8>> {
-    serde_json::to_vec(&Details { entry: details.into(), versions: &details.versions, warnings: [FROM_STORE] })
+    let StoredDetails { entry, versions, held } = details;
+    let warnings = [FROM_STORE, ONLY_HELD_ARE_SERVED];
+    serde_json::to_vec(&Details { entry: entry.into(), versions, held, warnings })
 }
 
 fn list_of(list: &StoredList, page: &PageRef, links: Links<'_>) -> serde_json::Result<Vec<u8>> {

@@ -19,8 +19,8 @@ const CLEAN: &[u8] = b"!clean";
 const ARCHIVE: u8 = b'a';
 const DOCUMENT: u8 = b'd';
 const PAGE: u8 = b'p';
-/// A page counts in whole blocks of a disk, or many small ones would cost more than they count for.
-const PAGE_BLOCK: u64 = 4096;
+/// Pages and locations count in whole blocks of a disk, or many small ones would cost more than they count for.
+const BLOCK: u64 = 4096;
 
 /// What is stored, in numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -409,7 +409,12 @@ fn document_key(key: &Key) -> Vec<u8> {
 
 /// What a document counts for.
 fn counted(key: &Key, size_bytes: u64) -> u64 {
-    if matches!(key, Key::Page(..)) { size_bytes.next_multiple_of(PAGE_BLOCK) } else { size_bytes }
+    match key {
+        Key::Page(..) | Key::ModuleLocation(_) | Key::ModuleVersions(_) => {
+            size_bytes.checked_next_multiple_of(BLOCK).unwrap_or(size_bytes)
+        }
+        _ => size_bytes,
+    }
 }
 
 /// An index that somebody else has open is not damaged, and must not be moved away under them. The store's own lock is

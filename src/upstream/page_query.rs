@@ -8,6 +8,11 @@ use crate::address::{BadAddress, ModuleName};
 /// The longest search text that is taken from anybody, in characters.
 const LONGEST_SEARCH: usize = 128;
 
+/// How the parameters begin that say where a link was found, and that no registry reads.
+const OF_A_LINK: &str = "utm_";
+/// How much is repeated of a parameter that is unknown, in characters.
+const LONGEST_SHOWN: usize = 64;
+
 /// A parameter that the protocol knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Parameter {
@@ -47,8 +52,11 @@ impl Parameter {
 /// A value that its parameter cannot have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadQuery {
+    /// A parameter that the page does not have.
+    #[error("there is no parameter {0:?} here")]
+    Unknown(String),
     /// No number.
-    #[error("{0} must be a number, and not larger than {max}", max = u32::MAX)]
+    #[error("{0} must be a number")]
     NoNumber(&'static str),
     /// No name.
     #[error(transparent)]
@@ -76,16 +84,20 @@ pub struct PageQuery {
 }
 
 impl PageQuery {
-    /// Reads a query. What `known` does not name is left out, and so is a value that is empty; of a parameter that is
-    /// there more than once, the first counts.
+    /// Reads a query. What a link was followed with (`utm_…`) is left out, and so is a value that is empty; of a
+    /// parameter that is there more than once, the first counts. A number that is too large is the largest.
     ///
     /// # Errors
-    /// [`BadQuery`] says which value its parameter cannot have.
+    /// [`BadQuery`] says which parameter `known` does not name, or which value its parameter cannot have.
     pub fn parse(query: &str, known: &[Parameter]) -> Result<Self, BadQuery> {
         let mut read = Self::default();
         let mut seen = Vec::new();
         for (word, value) in parse(query.as_bytes()) {
-            let Some(parameter) = Parameter::of(&word).filter(|parameter| known.contains(parameter)) else { continue };
+            if word.starts_with(OF_A_LINK) {
+                continue;
+            }
+            let known = Parameter::of(&word).filter(|parameter| known.contains(parameter));
+            let parameter = known.ok_or_else(|| BadQuery::Unknown(word.chars().take(LONGEST_SHOWN).collect()))?;
             if value.is_empty() || seen.contains(&parameter) {
                 continue;
             }
@@ -100,12 +112,6 @@ impl PageQuery {
             }
         }
         Ok(read)
-    }
-
-    /// Whether nothing would be left out of a query but what says nothing: a URL that upstream names with more in it
-    /// is another page than the one that larder would ask for.
-    pub fn says_all_of(query: &str, known: &[Parameter]) -> bool {
-        parse(query.as_bytes()).all(|(word, _)| Parameter::of(&word).is_some_and(|word| known.contains(&word)))
     }
 
     /// The query as it stands in a URL; empty where it says nothing.
@@ -133,9 +139,11 @@ impl PageQuery {
 }
 
 fn number(parameter: Parameter, value: &str) -> Result<u32, BadQuery> {
-    let digits = value.bytes().all(|byte| byte.is_ascii_digit());
-    let number = value.parse().ok().filter(|_| digits);
-    number.ok_or(BadQuery::NoNumber(parameter.word()))
+    if !value.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(BadQuery::NoNumber(parameter.word()));
+    }
+    // Of digits alone there is nothing else that could be wrong.
+    Ok(value.parse().unwrap_or(u32::MAX))
 }
 
 fn search(value: &str) -> Result<Box<str>, BadQuery> {
@@ -159,33 +167,35 @@ mod tests {
             ("", ""),
             ("offset=4&limit=2", "limit=2&offset=4"),
             ("limit=02&offset=0&limit=9", "limit=2"),
-            ("verified=true&x=1&utm_source=y", "verified=true"),
+            ("verified=true&utm_source=y&utm_=z", "verified=true"),
+            ("limit=4294967296&offset=99999999999999999999999999", "limit=4294967295&offset=4294967295"),
             ("verified=false&verified=true", ""),
             ("verified=1", ""),
             ("q=a+b%20c%26&provider=AWS", "provider=AWS&q=a+b+c%26"),
             ("q=&provider=&namespace=", ""),
-            ("Limit=2", ""),
         ] {
             assert_eq!(read(given).as_deref(), Ok(text), "{given}");
         }
-        for bad in ["limit=-1", "limit=x", "limit=4294967296", "offset=%2B1", "provider=a/b", "namespace=..", "q=%00"] {
+        for bad in ["limit=-1", "limit=x", "offset=%2B1", "provider=a/b", "namespace=..", "q=%00"] {
             assert!(read(bad).is_err(), "{bad}");
         }
         assert!(read(&format!("q={}", "é".repeat(128))).is_ok() && read(&format!("q={}", "é".repeat(129))).is_err());
         assert_eq!(
-            PageQuery::parse("q=%00&limit=x&offset=1", &[Parameter::Offset]).map(|read| read.text()),
+            PageQuery::parse("utm_x=%00&offset=1", &[Parameter::Offset]).map(|read| read.text()),
             Ok("offset=1".into())
         );
-        assert!(PageQuery::says_all_of("limit=2&verified=false", &Parameter::ALL));
-        assert!(!PageQuery::says_all_of("limit=2&cursor=x", &Parameter::ALL));
+        for (given, unknown) in [("limit=2&cursor=x", "cursor"), ("Limit=2", "Limit"), ("x", "x"), ("=x", "")] {
+            assert_eq!(read(given), Err(BadQuery::Unknown(unknown.to_owned())));
+        }
+        let of_another_page = PageQuery::parse("q=x", &[Parameter::Offset]);
+        assert_eq!(of_another_page.unwrap_err().to_string(), "there is no parameter \"q\" here");
     }
 
     proptest! {
         #[test]
-        fn whatever_is_read_is_bounded_and_reads_back(query in "\\PC{0,60}|((limit|offset|q|verified|namespace|provider|x)=[a-z0-9%+&é]{0,9}&?){0,8}") {
+        fn whatever_is_read_is_bounded_and_reads_back(query in "\\PC{0,60}|((limit|offset|q|verified|namespace|provider|utm_x)=[a-z0-9%+&é]{0,9}&?){0,8}") {
             if let Ok(read) = PageQuery::parse(&query, &Parameter::ALL) {
                 prop_assert_eq!(PageQuery::parse(&read.text(), &Parameter::ALL), Ok(read.clone()));
-                prop_assert!(PageQuery::says_all_of(&read.text(), &Parameter::ALL));
                 prop_assert!(read.text().is_ascii() && read.text().len() < 2_200);
             }
         }

@@ -196,12 +196,12 @@ mod tests {
         let base = Url::parse("https://registry.example/v1/modules/").unwrap();
         let version = SpelledVersion::parse("v1.0+b").unwrap();
         for (page, url) in [
-            (page(PagePath::Modules, "limit=2&q=x"), "https://registry.example/v1/modules?limit=2"),
+            (page(PagePath::Modules, "limit=2&utm_x=x"), "https://registry.example/v1/modules?limit=2"),
             (page(PagePath::Modules, ""), "https://registry.example/v1/modules"),
             (page(PagePath::Search, "q=a b"), "https://registry.example/v1/modules/search?q=a+b"),
-            (page(PagePath::ModulesOf(name("search")), "q=x"), "https://registry.example/v1/modules/search"),
+            (page(PagePath::ModulesOf(name("search")), ""), "https://registry.example/v1/modules/search"),
             (
-                page(PagePath::ModuleVersion(name("A"), name("b"), System::parse("aws").unwrap(), version), "limit=1"),
+                page(PagePath::ModuleVersion(name("A"), name("b"), System::parse("aws").unwrap(), version), "utm_x=1"),
                 "https://registry.example/v1/modules/A/b/aws/v1.0+b",
             ),
         ] {

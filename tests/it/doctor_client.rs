@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 
 use crate::doctor::{examine, examine_terraform_alone, paste, providers, registry, site, speak_tls, write};
 use crate::operator::{Site, free_port};
+use crate::support::http::get;
 use crate::support::larder::{Folder, HOST};
 use crate::support::process::Process;
 use crate::support::terraform::{Terraform, host_override, network_mirror};
@@ -106,6 +107,36 @@ async fn an_override_that_names_only_providers_is_told_and_modules_fail_with_it(
     workspace.cli_config(&only("providers.v1", &providers(&site)));
     let said = one_line(&workspace.init().await.expect_failure().text);
     assert!(said.contains("does not provide a modules service"), "{said}");
+}
+
+/// What `client-config` prints is healthy and readable, also where a registry offers one service, and nulls beside it.
+#[tokio::test]
+async fn a_registry_that_offers_one_service_needs_no_other_in_its_block() {
+    for (offers, other) in [("modules.v1", "providers.v1"), ("providers.v1", "modules.v1")] {
+        let (upstream, site, _larder) = scene().await;
+        let folder = offers.trim_end_matches(".v1");
+        let discovery = format!(
+            r#"{{"{offers}":"/v1/{folder}/","{other}":null,"login.v1":{{"client":"c","scopes":null}},"x.v1":"/${{x"}}"#
+        );
+        upstream.serve_json("/.well-known/terraform.json", &discovery);
+        get(&format!("{}/registry/{HOST}/.well-known/terraform.json", site.base())).await.expect(200);
+        let printed = site.out(&["client-config"]).await;
+        assert!(printed.contains(offers) && !printed.contains(other) && !printed.contains("null"), "{printed}");
+        write(&site, ".terraformrc", &printed);
+        examine(&site, &[]).await.is_healthy();
+        let left_out: String =
+            printed.lines().filter(|line| !line.contains(offers)).map(|line| format!("{line}\n")).collect();
+        write(&site, ".terraformrc", &left_out);
+        examine(&site, &[]).await.fails(&["client.services"], "neither providers.v1 nor modules.v1");
+
+        let Some(client) = Terraform::find() else { return };
+        let mut workspace = client.workspace();
+        workspace.file("main.tf", &format!("module \"m\" {{\n  source = \"{HOST}/acme/x/aws\"\n}}\n"));
+        workspace.cli_config(&printed);
+        let said = one_line(&workspace.init().await.expect_failure().text);
+        let says = if offers == "modules.v1" { "acme/x/aws" } else { "does not provide a modules service" };
+        assert!(said.contains(says) && !said.contains("onfiguration file"), "{said}");
+    }
 }
 
 /// Done when 3, and what the client makes of it.

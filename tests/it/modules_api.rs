@@ -176,14 +176,15 @@ async fn a_list_is_paged_through_to_its_end_and_back() {
     }
 }
 
-/// Where upstream's next page has more in its query than the protocol, larder would ask for another: it is upstream's.
+/// Where upstream's next page has more in its query than the protocol, larder would ask for another; and who followed
+/// it to upstream would go past larder, perhaps to where only larder comes.
 #[tokio::test]
-async fn a_next_page_that_larder_could_not_ask_for_stays_its_upstreams() {
+async fn a_next_page_that_larder_could_not_ask_for_is_left_out() {
     let upstream = listing().await;
     upstream.serve_json("/v1/modules", r#"{"meta":{"next_url":"/v1/modules?cursor=abc"},"modules":[]}"#);
     let larder = Larder::mirroring(&upstream).start().await;
     let page = larder.get(&ours("/modules")).await.expect(200).json();
-    assert_eq!(page["meta"]["next_url"], format!("{}/v1/modules?cursor=abc", upstream.origin()));
+    assert_eq!(page, serde_json::json!({"meta": {"next_url": null}, "modules": []}));
 }
 
 /// Seed 002: the latest version's download is a 302, to a URL of ours.
@@ -334,12 +335,20 @@ async fn a_search_without_words_is_what_upstream_says_of_it() {
         assert_eq!(upstream.count("/v1/modules/search"), asked);
     }
     upstream.forget_requests();
-    for bad in ["?limit=x", "?offset=-1", "?provider=a%2Fb", "/search?q=%00", &format!("/search?q={}", "x".repeat(129))]
-    {
+    for (bad, says) in [
+        ("?limit=x", "limit"),
+        ("?offset=-1", "offset"),
+        ("?provider=a%2Fb", "a/b"),
+        ("?sort=name", "\"sort\""),
+        ("?q=x", "\"q\""),
+        ("/search?q=%00", "q must"),
+        (&format!("/search?q={}", "x".repeat(129)), "q must"),
+    ] {
         let refused = larder.get(&ours(&format!("/modules{bad}"))).await.expect(400);
-        assert!(!refused.json()["errors"].as_array().unwrap().is_empty());
+        assert!(refused.json()["errors"][0].as_str().unwrap().contains(says), "{}", refused.text());
     }
     assert_eq!(upstream.count_of(Target::Everything), 0);
+    larder.get(&ours("/modules?limit=99999999999")).await.expect(200);
 }
 
 /// An outsider who varies queries: neither the store nor the metrics nor memory grow with them.
@@ -351,7 +360,7 @@ async fn varied_queries_leave_no_more_pages_than_may_be() {
         let lines = series(&larder).await;
         larder.get(&ours("/modules/search?q=kept&limit=1")).await.expect(200);
         for number in 0..120 {
-            larder.get(&ours(&format!("/modules/search?q=query{number}&x{number}=y"))).await.expect(200);
+            larder.get(&ours(&format!("/modules/search?q=query{number}&utm_{number}=y"))).await.expect(200);
             larder.clock.advance(Duration::from_secs(1));
             if number % 5 == 0 {
                 // What is used stays.
@@ -405,6 +414,7 @@ async fn a_sealed_mirror_answers_from_what_it_has_and_says_so() {
     }
     upstream.publish(crate::support::upstream::Provider::new("acme", "null"));
     larder.versions("null").await.expect(200);
+    larder.get(&larder.archive_path("null", "1.2.0").await).await.expect(200);
     let folder = larder.stop().await;
     upstream.forget_requests();
 
@@ -449,7 +459,11 @@ async fn a_sealed_mirror_answers_from_what_it_has_and_says_so() {
     let details = larder.get(&ours("/modules/Acme-Corp/vpc/aws")).await.expect(200).json();
     assert_eq!((&details["version"], &details["provider"]), (&"1.1.0".into(), &"aws".into()));
     assert_eq!(details["versions"], serde_json::json!(["0.9.0", "1.0.0", "1.1.0"]));
+    assert_eq!(details["held"], serde_json::json!([]), "its list is held, and no archive");
     assert!(details["warnings"][0].as_str().unwrap().contains("offline"));
+    assert!(details["warnings"][1].as_str().unwrap().contains("\"held\""));
+    let provider = larder.get(&ours("/providers/acme/null")).await.expect(200).json();
+    assert_eq!((&provider["held"], &provider["versions"]), (&serde_json::json!(["1.2.0"]), &provider["held"]));
     let one = larder.get(&ours("/modules/Acme-Corp/vpc/aws/1.0.0")).await.expect(200).json();
     assert_eq!(one["id"], "Acme-Corp/vpc/aws/1.0.0");
     let latest = larder.get(&ours("/modules/zoitech/network/aws/download")).await.expect(302);

@@ -1,5 +1,6 @@
 //! A `host` block: whether what it names instead of a registry's own services is this larder (PROTOCOL 1.1, 1.2).
 
+use http::StatusCode;
 use url::Url;
 
 use super::installation::Ways;
@@ -7,27 +8,51 @@ use super::tried::{OTHER_HOST, PATH, SLASH, Tried, host_of_base};
 use super::{Check, OVERRIDE, Scene};
 use crate::address::Hostname;
 use crate::closure::cli_config::{self, Services};
+use crate::doctor::WITHIN;
 use crate::doctor::listener::is_ours;
 use crate::doctor::recognise::{Met, Service, Who, meet};
-use crate::protocol::route::modules_base;
+use crate::http::visit::visit;
+use crate::protocol::route::{Route, modules_base};
+use crate::upstream::providers::RawObject;
 
 const SERVICES: &str = "client.services";
 
 const NO_SLASH: &str =
     "providers.v1 has no slash at its end: the client leaves out its last part, and finds no provider";
 
+/// Which services a registry has that larder serves.
+#[derive(Debug, Clone, Copy)]
+struct Offers {
+    providers: bool,
+    modules: bool,
+}
+
+impl Offers {
+    const BOTH: Self = Self { providers: true, modules: true };
+}
+
 impl Scene<'_> {
     /// Everything about one block.
     pub(super) async fn services(&self, services: &Services, host: &Hostname, ways: &Ways) -> Vec<Check> {
         let mut checks = Vec::new();
         let (providers, modules) = (url_of(services, "providers.v1", host), url_of(services, "modules.v1", host));
-        let missing = match (&providers, &modules) {
-            (Some(_), Some(_)) => None,
-            (Some(_), None) => Some(("only providers.v1", "modules.v1", "modules")),
-            (None, Some(_)) => Some(("no providers.v1", "providers.v1", "providers")),
-            (None, None) => Some(("neither providers.v1 nor modules.v1", "both", "everything")),
+        // A registry may offer one of them only.
+        let offers = match (&providers, &modules) {
+            (Some(_), Some(_)) => Offers::BOTH,
+            (named, None) | (None, named) => self.offers(named.as_ref(), host).await.unwrap_or(Offers::BOTH),
         };
-        if let Some((named, add, fails)) = missing {
+        let missing = match (providers.is_none() && offers.providers, modules.is_none() && offers.modules) {
+            (false, false) => None,
+            (false, true) => Some(("modules.v1", "modules")),
+            (true, false) => Some(("providers.v1", "providers")),
+            (true, true) => Some(("both", "everything")),
+        };
+        let named = match (&providers, &modules) {
+            (Some(_), _) => "only providers.v1",
+            (None, Some(_)) => "no providers.v1",
+            (None, None) => "neither providers.v1 nor modules.v1",
+        };
+        if let Some((add, fails)) = missing {
             checks.push(
                 Check::fail(
                     SERVICES,
@@ -39,7 +64,12 @@ impl Scene<'_> {
         if let Some(modules) = &modules {
             checks.extend(self.modules(modules, providers.as_ref(), host).await);
         }
-        let Some(mut url) = providers else { return checks };
+        let Some(mut url) = providers else {
+            if let Some(modules) = modules.filter(|_| checks.is_empty()) {
+                checks.push(self.modules_alone(modules, host).await);
+            }
+            return checks;
+        };
         if !url.path().ends_with('/') {
             let shown = url.to_string();
             checks.push(Check::fail(SLASH, NO_SLASH).advise(format!("write \"providers.v1\" = \"{shown}/\"")));
@@ -62,6 +92,31 @@ impl Scene<'_> {
             Tried::Elsewhere(fault) | Tried::Unusable(fault) => checks.push(fault),
         }
         checks
+    }
+
+    /// What larder says that a registry offers; `None` where it cannot be asked, or does not know.
+    async fn offers(&self, named: Option<&Url>, host: &Hostname) -> Option<Offers> {
+        let base = named.map_or_else(|| self.base(), |url| self.base_beside(url));
+        let asked = Url::parse(&format!("{base}{}", Route::Discovery(host.clone()).path())).ok()?;
+        if self.may_not_ask(&asked) {
+            return None;
+        }
+        let said = visit(&asked, self.trust, WITHIN).await.ok().filter(|said| said.status == StatusCode::OK)?;
+        let services: RawObject = serde_json::from_slice(&said.body).ok()?;
+        let has = |name: &str| services.get(name).is_some_and(|url| serde_json::from_str::<String>(url.get()).is_ok());
+        Some(Offers { providers: has("providers.v1"), modules: has("modules.v1") })
+    }
+
+    /// Whether a block that names modules alone, of a registry that offers nothing else, leads here.
+    async fn modules_alone(&self, mut url: Url, host: &Hostname) -> Check {
+        // The client adds the slash that is missing.
+        url.set_path(&format!("{}/", url.path().trim_end_matches('/')));
+        let named = host_of_base(&url, "modules").unwrap_or_else(|| host.clone());
+        let right = format!("write \"modules.v1\" = \"{}{}\"", self.base_beside(&url), modules_base(host));
+        match self.try_base(&url, ("modules.v1", Service::Modules), &right, &named).await {
+            Tried::Larder => Check::ok(OVERRIDE, "its host block leads here; the registry offers modules alone"),
+            Tried::Elsewhere(fault) | Tried::Unusable(fault) => fault,
+        }
     }
 
     /// Whether a block is meant to lead to a larder, by its looks.

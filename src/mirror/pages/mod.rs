@@ -4,12 +4,13 @@
 mod stored;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use url::Url;
 
 pub(super) use self::stored::latest;
-pub use self::stored::{FromStore, StoredDetails, StoredList, StoredThing};
+pub use self::stored::{FromStore, StoredDetails, StoredEntry, StoredList, StoredThing};
 use super::discovery::Faith;
 use super::documents::{DocumentFlight, KeptDocument, Meanwhile};
 use super::freshness::Age;
@@ -24,6 +25,9 @@ use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::{Link, origin};
 use crate::upstream::pages::PageRef;
 use crate::upstream::providers::RawObject;
+
+/// For how long a page that is made of what is stored is given out again as it is.
+const STORED_IS_FRESH: Duration = Duration::from_secs(5);
 
 /// What there is to show.
 #[derive(Debug, Clone)]
@@ -81,10 +85,11 @@ impl Mirror {
         let held = self.held_document(&key).await?;
         if held.is_none() {
             if self.link() == Link::Offline
-                && let Some(found) = self.page_from_store(page).await?
+                && let Some(found) = self.page_from_store(page, call).await?
             {
                 let (value, checked) = (PageFound::Stored(Box::new(found)), call.now);
-                return Ok(Answer { value, outcome: Outcome::Stale, fresh_until: call.now, checked });
+                let fresh_until = call.now.after(STORED_IS_FRESH);
+                return Ok(Answer { value, outcome: Outcome::Stale, fresh_until, checked });
             }
             if let Some(said) = call.terms.absent.get(&key, call.now) {
                 return Err(Error::NotFound(said));

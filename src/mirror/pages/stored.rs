@@ -3,9 +3,13 @@
 
 use std::sync::Arc;
 
+use tokio::sync::Semaphore;
+use tokio::time::timeout_at;
+
 use super::super::documents::KeptDocument;
-use super::super::{Mirror, unless_gone};
-use crate::address::{ModuleAddress, ProviderAddress, Version};
+use super::super::pull::nobody_may_wait;
+use super::super::{Call, Mirror, unless_gone};
+use crate::address::{Artifact, ModuleAddress, ProviderAddress, Version};
 use crate::error::Error;
 use crate::store::{Key, StoreError};
 use crate::upstream::page_query::PageQuery;
@@ -14,6 +18,9 @@ use crate::upstream::pages::{PagePath, PageRef};
 /// How many entries a page has where its query does not say, and how many it may have.
 const ENTRIES: u32 = 15;
 const MOST_ENTRIES: u32 = 100;
+
+/// Each page walks all that is stored of its registry and reads what it shows of it: one after the other is enough.
+static TURN: Semaphore = Semaphore::const_new(1);
 
 /// A page made of what is stored.
 #[derive(Debug, Clone)]
@@ -28,7 +35,7 @@ pub enum FromStore {
 #[derive(Debug, Clone)]
 pub struct StoredList {
     /// What is on this page.
-    pub entries: Vec<StoredDetails>,
+    pub entries: Vec<StoredEntry>,
     /// How many entries there are on all pages.
     pub total: usize,
     /// How many come before this page.
@@ -37,15 +44,24 @@ pub struct StoredList {
     pub limit: u32,
 }
 
-/// What is known of a module or a provider.
+/// What a list shows of a module or a provider.
 #[derive(Debug, Clone)]
-pub struct StoredDetails {
+pub struct StoredEntry {
     /// Which.
     pub of: StoredThing,
     /// The version that is meant: the one that was asked for, or the latest.
     pub version: Version,
+}
+
+/// What is known of a module or a provider.
+#[derive(Debug, Clone)]
+pub struct StoredDetails {
+    /// Which.
+    pub entry: StoredEntry,
     /// All that are listed, or whose archives are held, in order.
     pub versions: Vec<Version>,
+    /// Those that an archive is held of: of the others there is no more than the list.
+    pub held: Vec<Version>,
 }
 
 /// A module or a provider.
@@ -96,14 +112,45 @@ pub(in crate::mirror) fn latest(versions: &[Version]) -> Option<&Version> {
     versions.iter().filter(|version| !version.is_pre_release()).max().or_else(|| versions.iter().max())
 }
 
+fn version_of(of: Artifact) -> Version {
+    match of {
+        Artifact::Module(package) => package.version,
+        Artifact::Provider(package) => package.version,
+    }
+}
+
 impl Mirror {
-    /// The page from what is stored; none of what nothing is stored of.
+    /// The page from what is stored; none of what nothing is stored of. All who ask for one page share one look.
     ///
     /// # Errors
-    /// Where the disk fails, or the store is gone: it may well be held there.
-    pub(super) async fn page_from_store(self: &Arc<Self>, page: &PageRef) -> Result<Option<FromStore>, Error> {
-        let page = page.clone();
+    /// Where the disk fails, or the store is gone: it may well be held there. [`Error::Busy`] where as many wait as
+    /// may, [`Error::Slow`] where others take too long.
+    pub(super) async fn page_from_store(
+        self: &Arc<Self>,
+        page: &PageRef,
+        call: &Call,
+    ) -> Result<Option<FromStore>, Error> {
+        let what = page.what();
+        let _place = self.place(call).ok_or_else(|| nobody_may_wait(&what))?;
+        let lost = Err(Error::Interrupted(what.clone()));
+        let look = self.stored_pages.share(&self.tasks, page.clone(), lost, || {
+            let (mirror, page) = (Arc::clone(self), page.clone());
+            async move {
+                let turn = TURN.acquire().await;
+                mirror.look_into_store(page, turn).await
+            }
+        });
+        timeout_at(call.deadline, look).await.unwrap_or(Err(Error::Slow(what)))
+    }
+
+    /// Holds its turn until the disk has answered, also where nobody waits for that any more.
+    async fn look_into_store<T: Send + 'static>(
+        self: &Arc<Self>,
+        page: PageRef,
+        turn: T,
+    ) -> Result<Option<FromStore>, Error> {
         self.on_disk(move |mirror| {
+            let _turn = turn;
             let module = |namespace, name, system| {
                 StoredThing::Module(ModuleAddress { host: page.host.clone(), namespace, name, system })
             };
@@ -128,9 +175,10 @@ impl Mirror {
             };
             let details = mirror.stored_details(of)?;
             Ok(details.and_then(|details| {
-                let wanted = wanted.unwrap_or_else(|| details.version.clone());
-                let is_known = details.versions.contains(&wanted);
-                is_known.then_some(FromStore::Details(StoredDetails { version: wanted, ..details }))
+                let StoredEntry { of, version } = details.entry;
+                let version = wanted.unwrap_or(version);
+                let is_known = details.versions.contains(&version);
+                is_known.then_some(FromStore::Details(StoredDetails { entry: StoredEntry { of, version }, ..details }))
             }))
         })
         .await
@@ -143,34 +191,55 @@ impl Mirror {
         let total = found.len();
         let mut entries = Vec::new();
         for thing in found.into_iter().skip(offset as usize).take(limit as usize) {
-            entries.extend(self.stored_details(thing)?);
+            entries.extend(self.stored_entry(thing)?);
         }
         Ok(FromStore::List(StoredList { entries, total, offset, limit }))
     }
 
+    /// What a list shows of a module or a provider, if there is a version of it.
+    fn stored_entry(&self, of: StoredThing) -> Result<Option<StoredEntry>, StoreError> {
+        let (versions, _) = self.stored_versions(&of)?;
+        Ok(latest(&versions).cloned().map(|version| StoredEntry { of, version }))
+    }
+
     /// What is stored of a module or a provider, if there is a version of it.
     fn stored_details(&self, of: StoredThing) -> Result<Option<StoredDetails>, StoreError> {
-        let mut versions: Vec<Version> = match &of {
+        let (versions, named) = self.stored_versions(&of)?;
+        let mut held = Vec::new();
+        for of in named {
+            if !unless_gone(self.name(&of))?.archives.is_empty() {
+                held.push(version_of(of));
+            }
+        }
+        held.sort();
+        held.dedup();
+        let latest = latest(&versions).cloned();
+        Ok(latest.map(|version| StoredDetails { entry: StoredEntry { of, version }, versions, held }))
+    }
+
+    /// All versions that are listed or have a name, in order, and what has one.
+    fn stored_versions(&self, of: &StoredThing) -> Result<(Vec<Version>, Vec<Artifact>), StoreError> {
+        let (mut versions, named): (Vec<Version>, Vec<Artifact>) = match of {
             StoredThing::Module(module) => {
                 let module = self.terms.load().key_of(module);
                 let list = self.stored_document(&Key::ModuleVersions(module.clone()))?;
                 let list = list.and_then(|kept| kept.as_module_versions().ok());
                 let listed = list.into_iter().flat_map(|list| list.versions).map(|listed| listed.version);
                 let named = unless_gone(self.store.records.module_packages_with_names(&module))?;
-                listed.chain(named.into_iter().map(|package| package.version)).collect()
+                (listed.collect(), named.into_iter().map(Artifact::Module).collect())
             }
             StoredThing::Provider(provider) => {
                 let list = self.stored_document(&Key::ProviderVersions(provider.clone()))?;
                 let list = list.and_then(|kept| kept.as_versions().ok());
                 let listed = list.into_iter().flat_map(|list| list.versions).map(|listed| listed.version);
                 let named = unless_gone(self.store.records.packages_with_names(provider))?;
-                listed.chain(named.into_iter().map(|package| package.version)).collect()
+                (listed.collect(), named.into_iter().map(Artifact::Provider).collect())
             }
         };
+        versions.extend(named.iter().cloned().map(version_of));
         versions.sort();
         versions.dedup();
-        let latest = latest(&versions).cloned();
-        Ok(latest.map(|version| StoredDetails { of, version, versions }))
+        Ok((versions, named))
     }
 
     fn stored_document(&self, key: &Key) -> Result<Option<KeptDocument>, StoreError> {

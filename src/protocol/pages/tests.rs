@@ -26,11 +26,7 @@ fn urls_of_other_pages_lead_back_here_and_every_other_stays() {
         ("?offset=4", Some(format!("{ours}?offset=4"))),
         ("https://registry.example/v1/modules/search?q=a+b&offset=2", Some(format!("{ours}/search?offset=2&q=a+b"))),
         ("modules/A/b/aws/1.0.0/download", Some(format!("{ours}/A/b/aws/1.0.0/download"))),
-        ("/v1/modules?cursor=abc", Some("https://registry.example/v1/modules?cursor=abc".to_owned())),
-        ("/v1/modules?offset=x", Some("https://registry.example/v1/modules?offset=x".to_owned())),
-        ("/images/logo.png", None),
-        ("https://elsewhere.example/v1/modules?offset=2", None),
-        ("/v1/modulesque?offset=2", None),
+        ("/v1/modules?offset=2&utm_source=x", Some(format!("{ours}?offset=2"))),
         ("", None),
     ] {
         let body = format!(r#"{{ "meta" : {{"next_url":"{given}","x":1e400}},"modules":[ 1.50 ]}}"#);
@@ -40,6 +36,24 @@ fn urls_of_other_pages_lead_back_here_and_every_other_stays() {
         };
         assert_eq!(rewritten_of(&body), expected, "{given}");
     }
+    // Nobody is led past larder, and of an address where only larder comes nobody learns.
+    for further in [
+        "/v1/modules?cursor=abc",
+        "/v1/modules?offset=x",
+        "http://10.0.0.1/v1/modules?token=secret",
+        "https://elsewhere.example/v1/modules?offset=2",
+        "/v1/modulesque?offset=2",
+        "https://[",
+    ] {
+        for name in ["next_url", "prev_url"] {
+            let body = format!(r#"{{ "meta" : {{"{name}":"{further}","next_offset":2}},"modules":[ 1.50 ]}}"#);
+            assert_eq!(rewritten_of(&body), body.replace(&format!("\"{further}\""), "null"), "{further}");
+        }
+    }
+    let below = r#"{"page_url":"/v1/modules?cursor=abc"}"#;
+    assert_eq!(rewritten_of(below), r#"{"page_url":null}"#);
+    let other = r#"{"logo_url":"/images/logo.png","page_url":"https://elsewhere.example/v1/modules?offset=2"}"#;
+    assert_eq!(rewritten_of(other), other);
     let in_a_list = r#"{"modules":[{"x": 1e400,"page_url":"/v1/modules/a"},{"source":"/v1/modules/a"}]}"#;
     let led = in_a_list.replace("\"page_url\":\"/v1/modules/a\"", &format!("\"page_url\":\"{ours}/a\""));
     assert_eq!(rewritten_of(in_a_list), led);
@@ -64,7 +78,7 @@ proptest! {
         let after: indexmap::IndexMap<String, RawObject> = serde_json::from_slice(&sent).unwrap();
         for (name, value) in &before["meta"] {
             let now = after["meta"][name].get();
-            let is_led = name.ends_with("_url") && (now.contains("/registry/registry.example/v1/") || now.contains("https://registry.example/v1/modules"));
+            let is_led = name.ends_with("_url") && (now.contains("/registry/registry.example/v1/") || now == "null");
             prop_assert!(now == value.get() || is_led, "{name}: {} became {now}", value.get());
         }
     }

@@ -87,7 +87,7 @@ fn pages_have_one_url_however_they_are_asked_for() {
         ("/modules", "/modules"),
         ("/modules/", "/modules"),
         ("/modules?", "/modules"),
-        ("/modules/?offset=0&x=y&limit=2", "/modules?limit=2"),
+        ("/modules/?offset=0&utm_x=y&limit=2", "/modules?limit=2"),
         ("/modules/search/?q=a%20b&q=c", "/modules/search?q=a+b"),
         ("/modules/Search", "/modules/Search"),
         ("/modules/search/vpc?q=x", "/modules/search/vpc"),
