@@ -134,6 +134,8 @@ async fn two_fetches_of_one_archive_at_one_time_do_not_meet() {
         let asking = larder.get(&path);
         let open = async {
             shelf.archives.wait_for(Target::ModuleArchive, 3).await;
+            let staged = larder.folder.files("staging").into_iter();
+            assert_eq!(staged.filter(|file| file.extension().is_some_and(|kind| kind == "part")).count(), 2);
             held.open();
         };
         tokio::join!(asking, open).0
