@@ -56,14 +56,14 @@ pub struct GitLimits {
 impl Default for Bounds {
     fn default() -> Self {
         Self {
-            documents: Bound { each: 64, all: 256, wait: Duration::from_secs(3) },
+            documents: Bound { each: 64, all: 256, wait: Duration::from_secs(3), queue: 4096 },
             // Clients wait longer for an archive than for a document, and one makes way when it has arrived.
-            archives: Bound { each: 64, all: 256, wait: Duration::from_secs(20) },
+            archives: Bound { each: 64, all: 256, wait: Duration::from_secs(20), queue: 4096 },
             bodies_kib: 256 * 1024,
             budget: Rate { burst: 500, per_second: 20 },
             // Their turn comes after that of others, each of which may take a while.
-            git_jobs: Bound { each: 2, all: 2, wait: Duration::from_secs(300) },
-            git_looks: Bound { each: 4, all: 4, wait: Duration::from_secs(15) },
+            git_jobs: Bound { each: 2, all: 2, wait: Duration::from_secs(300), queue: 64 },
+            git_looks: Bound { each: 4, all: 4, wait: Duration::from_secs(15), queue: 64 },
             git: GitLimits::default(),
         }
     }

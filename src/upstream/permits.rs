@@ -21,6 +21,8 @@ pub struct Bound {
     pub all: usize,
     /// How long one may wait for its turn.
     pub wait: Duration,
+    /// How many may wait for one upstream's turn; the next is turned away at once.
+    pub queue: usize,
 }
 
 /// Who has a permit and who waits for one.
@@ -44,6 +46,7 @@ struct State {
 #[derive(Debug)]
 struct Waiting {
     upstream: Hostname,
+    asker: Asker,
     tell: oneshot::Sender<Permit>,
 }
 
@@ -74,9 +77,13 @@ impl Permits {
                 return Some(state.give(upstream, &self.0));
             }
             let (tell, told) = oneshot::channel();
-            let waiting = Waiting { upstream: upstream.clone(), tell };
+            let waiting = Waiting { upstream: upstream.clone(), asker, tell };
             state.clients.retain(|waiting| !waiting.tell.is_closed());
             state.jobs.retain(|waiting| !waiting.tell.is_closed());
+            let queued = state.clients.iter().chain(&state.jobs).filter(|waiting| waiting.upstream == *upstream);
+            if queued.count() >= self.0.bound.queue {
+                return None;
+            }
             match asker {
                 Asker::ClientMidway => state.clients.push_front(waiting),
                 Asker::Client => state.clients.push_back(waiting),
@@ -109,10 +116,17 @@ impl State {
         }
     }
 
-    /// The first that waits for what there is room for.
+    /// The first that waits for what there is room for, of the upstream that has least: one that leads to slow places
+    /// does not keep all of them while others wait. Who is midway has waited already.
     fn next(&mut self, bound: Bound) -> Option<Waiting> {
         let first = |state: &Self, queue: &VecDeque<Waiting>| {
-            queue.iter().position(|waiting| !waiting.tell.is_closed() && state.has_room(&waiting.upstream, bound))
+            let waits = |waiting: &Waiting| !waiting.tell.is_closed() && state.has_room(&waiting.upstream, bound);
+            let waiting = queue.iter().enumerate().filter(|(_, waiting)| waits(waiting));
+            let least = |waiting: &Waiting| match waiting.asker {
+                Asker::ClientMidway => 0,
+                Asker::Client | Asker::Job => state.taken.get(&waiting.upstream).copied().unwrap_or_default() + 1,
+            };
+            waiting.min_by_key(|(_, waiting)| least(waiting)).map(|(at, _)| at)
         };
         match first(self, &self.clients) {
             Some(at) => self.clients.remove(at),
@@ -144,7 +158,7 @@ mod tests {
 
     use super::*;
 
-    const BOUND: Bound = Bound { each: 2, all: 3, wait: Duration::from_millis(20) };
+    const BOUND: Bound = Bound { each: 2, all: 3, wait: Duration::from_millis(20), queue: 10 };
 
     fn host(name: &str) -> Hostname {
         Hostname::parse(name).unwrap()
@@ -180,7 +194,7 @@ mod tests {
     /// Promise 11: clients go before jobs.
     #[tokio::test]
     async fn what_comes_free_goes_to_clients_before_jobs_in_the_order_they_came() {
-        let permits = Permits::new(Bound { each: 1, all: 1, wait: Duration::from_secs(60) });
+        let permits = Permits::new(Bound { each: 1, all: 1, wait: Duration::from_secs(60), ..BOUND });
         let mut held = Some(taken(&permits, "a.example").await);
         let mut waiting = Vec::new();
         for (name, asker) in [("a", Asker::Job), ("b", Asker::Client), ("a", Asker::Client)] {
@@ -195,6 +209,23 @@ mod tests {
             assert!(done[next], "{next}: {done:?}");
             held = waiting.remove(next).await.unwrap();
         }
+    }
+
+    /// Promise 11: an upstream whose modules come from slow places does not hold up those of others.
+    #[tokio::test]
+    async fn what_comes_free_goes_to_the_upstream_that_has_least_and_queues_are_so_long() {
+        let permits = Permits::new(Bound { each: 2, all: 2, wait: Duration::from_secs(60), queue: 2 });
+        let (first, _second) = (taken(&permits, "a.example").await, taken(&permits, "a.example").await);
+        let mut waiting = Vec::new();
+        for name in ["a.example", "a.example", "b.example"] {
+            waiting.push(asking(&permits, name, Asker::Client));
+            settle().await;
+        }
+        assert!(permits.take(&host("a.example"), Asker::Client).await.is_none(), "a third in the queue");
+        drop(first);
+        settle().await;
+        let done: Vec<bool> = waiting.iter().map(JoinHandle::is_finished).collect();
+        assert_eq!(done, [false, false, true]);
     }
 
     #[tokio::test]

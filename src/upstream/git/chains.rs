@@ -165,3 +165,56 @@ impl Chains {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const ROOT: Base = Base::Nothing { is_blob: true };
+
+    fn judged(most: Most, entries: &[(Base, u64)]) -> Result<(), String> {
+        let mut chains = Chains::new(most);
+        for (number, (base, size)) in entries.iter().enumerate() {
+            chains.add(number as u64 * 10, *base, *size, *size)?;
+        }
+        chains.judge()
+    }
+
+    fn chain(length: u32, size: u64, with_siblings: bool) -> Vec<(Base, u64)> {
+        let mut entries = vec![(ROOT, size)];
+        let mut last = 0;
+        for _ in 1..length {
+            entries.push((Base::Before(last), size));
+            if with_siblings {
+                entries.push((Base::Before(last), size));
+            }
+            last = entries.len() as u32 - 1;
+        }
+        entries
+    }
+
+    #[test]
+    fn a_chain_is_so_deep_and_comes_to_so_much() {
+        let one = Most::of_one_commit(32 << 20, 256 << 20);
+        let all = Most::of_a_history(32 << 20, 256 << 20, 256 << 20);
+        for (entries, in_one, in_all) in [
+            (chain(8, 32 * MIB, true), true, true),
+            (chain(1000, 32 * MIB, true), false, false),
+            (chain(100, 32 * MIB, false), false, true),
+            (chain(200, 32 * MIB, false), false, false),
+            (chain(50, 10 * MIB, true), false, false),
+            (chain(4097, 1, true), true, true),
+            (chain(4098, 1, true), false, false),
+            (vec![(ROOT, 33 * MIB)], false, true),
+            (vec![(Base::Nothing { is_blob: false }, 33 * MIB)], false, false),
+            (vec![(ROOT, 32 * MIB); 100], true, true),
+            ((0..7).map(|n| (Base::Named([n; 20]), 16 * MIB)).collect(), true, true),
+            ((0..100).map(|n| (Base::Named([n; 20]), 16 * MIB)).collect(), false, false),
+        ] {
+            let first = &entries[..entries.len().min(3)];
+            assert_eq!(judged(one, &entries).is_ok(), in_one, "{first:?}");
+            assert_eq!(judged(all, &entries).is_ok(), in_all, "of a history: {first:?}");
+        }
+    }
+}

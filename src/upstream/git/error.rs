@@ -101,7 +101,9 @@ impl Trouble {
         if let Some(code) = error.raw_os_error() {
             return Some(Self::Disk(io::Error::from_raw_os_error(code)));
         }
-        let inner = error.get_ref()?;
+        let is_full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+        let full = is_full.then(|| Self::Disk(error.kind().into()));
+        let Some(inner) = error.get_ref() else { return full };
         if inner.is::<Broken>() {
             return Some(Self::Broken);
         }
@@ -112,8 +114,7 @@ impl Trouble {
             return Some(Self::tree(at, error.clone()));
         }
         let inside = inner.downcast_ref::<io::Error>().and_then(|inner| Self::of_io(at, inner));
-        let is_full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
-        inside.or_else(|| is_full.then(|| Self::Disk(error.kind().into())))
+        inside.or(full)
     }
 
     /// As whoever asked is told it. What a server says may quote what it was shown.
@@ -135,5 +136,31 @@ impl Trouble {
             Self::Tree { at, error } => GitError::Tree { asked: ask.what.to_owned(), at, error },
             Self::Disk(error) => GitError::Disk { asked: ask.what.to_owned(), error: Arc::new(error) },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever sees a full disk makes room and tries again: its kind has to arrive.
+    #[test]
+    fn a_disk_that_is_full_is_told_as_such_however_deep_that_lies() {
+        let full = || io::Error::from_raw_os_error(28);
+        for error in [
+            full(),
+            io::Error::other(full()),
+            io::Error::other(io::Error::new(io::ErrorKind::InvalidInput, full())),
+            io::ErrorKind::StorageFull.into(),
+        ] {
+            let shown = error.to_string();
+            let error = gix_error::Error::from_error(error);
+            match Trouble::of("https://h.example", 1, &error) {
+                Trouble::Disk(error) => assert_eq!(error.kind(), io::ErrorKind::StorageFull),
+                other => panic!("{shown}: {other:?}"),
+            }
+        }
+        let ours = gix_error::Error::from_error(io::Error::other(io::Error::other(Fault::TooLarge(7))));
+        assert!(matches!(Trouble::of("", 1, &ours), Trouble::Fault { fault: Fault::TooLarge(7), .. }));
     }
 }

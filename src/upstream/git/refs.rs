@@ -244,6 +244,27 @@ mod tests {
         assert_eq!(chosen(None, false).as_deref(), Some("HEAD"));
     }
 
+    /// As `git checkout` did in a clone of such a repository, which has no branch of its own; and go-getter with a depth.
+    #[test]
+    fn where_head_is_no_branch_a_clone_has_none_of_its_own() {
+        let mut detached = offered();
+        detached[0].stands_for = None;
+        let chosen = |text, depth| match Reference::parse(text, depth).unwrap().choose(&detached) {
+            Chosen::Offered(offered) => Some(String::from_utf8(offered.name).unwrap()),
+            _ => None,
+        };
+        assert_eq!(chosen(Some("main"), false).as_deref(), Some("refs/tags/main"));
+        assert_eq!(chosen(Some("abcd"), false).as_deref(), Some("refs/heads/abcd"));
+        assert_eq!(chosen(None, false).as_deref(), Some("HEAD"));
+        for nothing in ["heads/main", "refs/heads/main", "heads/both"] {
+            assert_eq!(chosen(Some(nothing), false), None, "{nothing}");
+        }
+        assert_eq!(chosen(None, true), None);
+        detached[1].name = b"refs/heads/master".to_vec();
+        let found = Reference::parse(None, true).unwrap().choose(&detached);
+        assert!(matches!(found, Chosen::Offered(found) if found.name == b"refs/heads/master"));
+    }
+
     #[test]
     fn with_a_depth_a_branch_goes_before_a_tag_and_an_id_is_nothing() {
         assert_eq!(chosen(None, true).as_deref(), Some("HEAD"));

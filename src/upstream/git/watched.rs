@@ -274,3 +274,113 @@ fn broken() -> io::Error {
 fn too_large(what: String) -> io::Error {
     io::Error::other(TreeError::TooLarge(what))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use flate2::Compression;
+    use flate2::write::ZlibEncoder;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MOST: Most = Most { blob: 10_000, other: 5_000, held: 30_000, chain: 30_000 };
+
+    fn packed(bytes: &[u8]) -> Vec<u8> {
+        let mut encoder = ZlibEncoder::new(Vec::new(), Compression::fast());
+        encoder.write_all(bytes).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    fn varint(mut size: u64) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        while size > 0x7f {
+            bytes.push(size as u8 | 0x80);
+            size >>= 7;
+        }
+        bytes.push(size as u8);
+        bytes
+    }
+
+    fn entry(kind: u8, size: usize, base: &[u8], bytes: &[u8]) -> Vec<u8> {
+        let first = (kind << 4) | (size & 0xf) as u8;
+        let head = if size > 0xf { [vec![first | 0x80], varint(size as u64 >> 4)].concat() } else { vec![first] };
+        [head, base.to_vec(), packed(bytes)].concat()
+    }
+
+    fn pack(entries: &[Vec<u8>]) -> Vec<u8> {
+        let count = (entries.len() as u32).to_be_bytes();
+        [b"PACK\0\0\0\x02", &count[..], &entries.concat(), &[7; 20]].concat()
+    }
+
+    /// A file, a commit, what differs from the first by an offset, and what differs from something by its id.
+    fn whole(of_delta: u64) -> Vec<Vec<u8>> {
+        let file = entry(3, 3000, &[], &[b'x'; 3000]);
+        let commit = entry(1, 5, &[], b"tree ");
+        let delta = [varint(3000), varint(of_delta), vec![0x90, 10]].concat();
+        // Both before it, in two bytes of git's.
+        let distance = (file.len() + commit.len()) as u64;
+        let distance = if distance < 128 {
+            vec![distance as u8]
+        } else {
+            vec![(distance / 128 - 1) as u8 | 0x80, (distance % 128) as u8]
+        };
+        let by_offset = entry(6, delta.len(), &distance, &delta);
+        vec![file, commit, by_offset, entry(7, delta.len(), &[9; 20], &delta)]
+    }
+
+    fn examined(bytes: &[u8], at_once: usize) -> io::Result<Entries> {
+        let mut entries = Entries::new(MOST);
+        bytes.chunks(at_once.max(1)).try_for_each(|piece| entries.examine(piece))?;
+        Ok(entries)
+    }
+
+    #[test]
+    fn what_a_pack_says_of_its_sizes_is_held_against_the_limits() {
+        for (entries, said) in [
+            (whole(4000), None),
+            (whole(10_001), Some("10000 bytes in one object")),
+            (vec![entry(3, 10_001, &[], &[0; 10_001])], Some("10000 bytes in one object")),
+            (vec![entry(2, 5_001, &[], &[0; 5_001])], Some("5000 bytes in one object")),
+            (vec![entry(3, 100, &[], &[0; 101])], Some("cannot be read")),
+            (vec![entry(3, 102, &[], &[0; 101])], Some("cannot be read")),
+            (vec![entry(5, 1, &[], b"x")], Some("cannot be read")),
+            (vec![entry(6, 4, &[100], b"\x01\x01\x90\x01")], Some("cannot be read")),
+            (vec![entry(7, 1, &[1; 20], b"\x81")], Some("cannot be read")),
+        ] {
+            for at_once in [1, 7, 100_000] {
+                match (examined(&pack(&entries), at_once), said) {
+                    (Ok(entries), None) => assert!(matches!(entries.part, Part::End)),
+                    (Err(error), Some(said)) => assert!(error.to_string().contains(said), "{error}"),
+                    (_, said) => panic!("{said:?} {at_once}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_pack_that_is_read_is_the_pack_that_came_and_its_beginning_is_told() {
+        let bytes = pack(&whole(4000));
+        let begun = std::cell::Cell::new(0);
+        let pieces = io::BufReader::with_capacity(13, &bytes[..]);
+        let mut watched = Watched::new(pieces, MOST, || begun.set(begun.get() + 1));
+        let mut read = Vec::new();
+        watched.read_to_end(&mut read).unwrap();
+        assert_eq!((&read, begun.get()), (&bytes, 1));
+        assert!(matches!(watched.entries.part, Part::End));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_pack_or_refused(at in 0_usize..200, byte in any::<u8>(), at_once in 1_usize..50, tail in prop::collection::vec(any::<u8>(), 0..200)) {
+            let mut bytes = pack(&whole(4000));
+            let place = at % bytes.len();
+            bytes[place] = byte;
+            let _ = examined(&bytes, at_once);
+            bytes.truncate(at);
+            bytes.extend(tail);
+            let _ = examined(&bytes, at_once);
+        }
+    }
+}

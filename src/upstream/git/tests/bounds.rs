@@ -196,3 +196,95 @@ async fn nobody_waits_for_what_does_not_end() {
     drop(end);
     assert!(ended.recv().unwrap(), "it was told to stop");
 }
+
+#[tokio::test]
+async fn a_server_that_drips_is_given_up() {
+    let forge = Forge::new();
+    let r = forge.repository("r");
+    let random: Vec<u8> = (0..60_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    write(&r, "f", random);
+    commit(&r);
+    let mut setting = Setting::at(&forge.url("r"));
+    setting.bounds.git.idle = Duration::from_millis(200);
+    setting.bounds.git.preparing = Duration::from_millis(500);
+    // Before the pack, and in it.
+    for (method, first) in [("GET", 260), ("POST", 20_000)] {
+        forge.server.on(move |asked| {
+            let is_fetch = asked.body.windows(4).any(|part| part == b"want");
+            let drips = asked.method == method && (method == "GET" || is_fetch);
+            if drips { Instead::Drip(first, 20) } else { Instead::Nothing }
+        });
+        let slow = fault(&setting, &forge.source("r", "main")).await;
+        assert!(matches!(&slow, Fault::Slow(why) if why.contains("1 KiB/s")), "{method}: {slow:?}");
+    }
+    setting.fetch(&forge.source("r", "main")).await.unwrap_err();
+    forge.server.on(|_| Instead::Nothing);
+    setting.fetch(&forge.source("r", "main")).await.unwrap();
+}
+
+#[tokio::test]
+async fn names_are_so_many_and_what_is_said_is_so_long() {
+    let forge = Forge::new();
+    let r = forge.repository("r");
+    commit(&r);
+    for number in 0..20 {
+        git(&r, &["tag", &format!("v{number}")]);
+    }
+    let id = git(&r, &["rev-parse", "HEAD"]);
+    for old in [false, true] {
+        forge.server.on(move |_| if old { Instead::AsOld } else { Instead::Nothing });
+        let mut setting = Setting::at(&forge.url("r"));
+        setting.bounds.git.names = 20;
+        let source = forge.source("r", &id[..8]);
+        for refused in [setting.look(&source).await.map(drop), setting.fetch(&source).await.map(drop)] {
+            let refused = refused.unwrap_err();
+            assert!(refused.to_string().contains("20 names"), "{refused}");
+        }
+        setting.bounds.git.names = 22;
+        setting.fetch(&source).await.unwrap();
+        setting.bounds.git.talk_bytes = 500;
+        assert_eq!(fault(&setting, &source).await, Fault::TooLarge(500));
+    }
+}
+
+#[tokio::test]
+async fn a_look_has_its_own_bounds_and_none_is_needed_for_an_id() {
+    let forge = Forge::new();
+    let mut setting = Setting::at(&forge.url("r"));
+    setting.bounds.git.look = Duration::from_millis(100);
+    setting.bounds.documents.all = 0;
+    forge.server.on(|_| Instead::Silence);
+    let failed = setting.look(&forge.source("r", "main")).await.unwrap_err();
+    assert!(matches!(&failed, GitError::Upstream(error) if matches!(error.fault, Fault::Slow(_))), "{failed}");
+    let asked = forge.server.asked().len();
+    let id = "0123456789ABCDEF0123456789abcdef01234567";
+    assert_eq!(setting.look(&forge.source("r", id)).await.unwrap(), Some(id.to_ascii_lowercase()));
+    assert_eq!(forge.server.asked().len(), asked);
+    setting.bounds.git_looks.all = 0;
+    setting.bounds.git_looks.wait = Duration::from_millis(10);
+    let failed = setting.look(&forge.source("r", "main")).await.unwrap_err();
+    assert!(failed.to_string().contains("as may be at one time"), "{failed}");
+}
+
+/// Objects made one out of the other may all be in memory at one time.
+#[tokio::test]
+async fn a_pack_whose_objects_need_more_memory_than_there_is_is_refused() {
+    let forge = Forge::new();
+    let r = forge.repository("r");
+    let line = |n: u32| format!("{:08x}{:08x}\n", n.wrapping_mul(2_654_435_761), n.wrapping_mul(40_503));
+    // Each has the most in common with the one before it.
+    for number in 0..40 {
+        let lines = number * 100..number * 100 + 3000 - number;
+        write(&r, &format!("f{number:02}"), lines.map(line).collect::<String>());
+    }
+    commit(&r);
+    git(&r, &["repack", "-q", "-a", "-d", "-f", "--depth=40", "--window=10"]);
+    let mut setting = Setting::at(&forge.url("r"));
+    setting.bounds.git.chain_bytes = 200_000;
+    let refused = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
+    assert!(matches!(&refused, GitError::Tree { error: crate::pack::TreeError::TooLarge(_), .. }), "{refused}");
+    assert!(refused.to_string().contains("200000 bytes in objects"), "{refused}");
+    setting.bounds.git.chain_bytes = 4_000_000;
+    let fetched = setting.fetch(&forge.source("r", "main")).await.unwrap();
+    assert_eq!(listed(&fetched.tree).len(), 40);
+}

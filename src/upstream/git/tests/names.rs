@@ -71,6 +71,36 @@ async fn a_reference_is_what_a_clone_and_checkout_makes_of_it() {
     }
 }
 
+/// Gerrit is such a server, of the second version of the protocol too.
+#[tokio::test]
+async fn what_a_server_does_not_hand_out_by_its_id_is_looked_for_in_all_it_has() {
+    let forge = Forge::new();
+    let (r, outer) = (forge.repository("r"), forge.repository("outer"));
+    write(&r, "content", "first");
+    let first = commit(&r);
+    write(&r, "content", "second");
+    commit(&r);
+    write(&outer, ".gitmodules", "[submodule \"s\"]\n\tpath = s\n\turl = ../../r/.git\n");
+    git(&outer, &["add", ".gitmodules"]);
+    git(&outer, &["update-index", "--add", "--cacheinfo", &format!("160000,{first},s")]);
+    git(&outer, &["commit", "-q", "-m", "x"]);
+    fs::write(settings(forge.folder.path()), "[uploadpack]\n\tallowFilter = true\n").unwrap();
+    let want = format!("want {first}");
+    forge.server.on(move |asked| {
+        let is_refused = asked.body.windows(want.len()).any(|part| part == want.as_bytes());
+        let line = format!("ERR upload-pack: not our ref {}", &want[5..]);
+        let line = format!("{:04x}{line}", line.len() + 4);
+        let head = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: application/x-git-upload-pack-result\r\n\r\n";
+        if is_refused { Instead::Say(format!("{head}{line}")) } else { Instead::Nothing }
+    });
+    let setting = Setting::at(&forge.url("r"));
+    let fetched = setting.fetch(&forge.source("r", &first)).await.unwrap();
+    assert_eq!((content(&fetched).as_str(), &fetched.commit), ("first", &first));
+    let fetched = setting.fetch(&forge.source("outer", "")).await.unwrap();
+    assert_eq!(listed(&fetched.tree)[&b"s/content"[..]], Thing::File(0o644, b"first".to_vec()));
+    assert!(forge.server.asked().len() > 6, "it was refused nothing");
+}
+
 #[tokio::test]
 async fn with_a_depth_a_branch_wins_and_ids_are_nothing() {
     let forge = Forge::new();

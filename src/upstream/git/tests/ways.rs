@@ -106,9 +106,15 @@ async fn a_credential_is_shown_to_its_host_alone() {
 async fn what_a_forge_refuses_is_told_as_such() {
     let forge = Forge::new();
     let setting = Setting::at(&forge.url("r"));
-    for (answer, said) in
-        [("401 Unauthorized", "refused larder itself"), ("500 Oops", "answered 500"), ("200 OK", "unusable")]
-    {
+    for (answer, said) in [
+        ("401 Unauthorized", "refused larder itself"),
+        ("500 Oops", "answered 500"),
+        ("200 OK", "unusable"),
+        ("400 Bad Request", "unusable: status 400"),
+        ("405 Method Not Allowed", "unusable: status 405"),
+        ("409 Conflict", "unusable: status 409"),
+        ("422 Unprocessable Content", "unusable: status 422"),
+    ] {
         forge.server.on(move |_| {
             Instead::Say(format!("HTTP/1.1 {answer}\r\nConnection: close\r\nContent-Length: 2\r\n\r\nno"))
         });
@@ -158,4 +164,26 @@ async fn a_job_that_nobody_waits_for_ends_and_frees_its_place() {
     assert!(waiting.await.unwrap_err().is_cancelled());
     forge.server.on(|_| Instead::Nothing);
     setting.fetch_with(&outbound, &source).await.unwrap();
+}
+
+/// Promise 8: nobody is told a secret because a server says it.
+#[tokio::test]
+async fn what_quotes_a_credential_is_not_told() {
+    let forge = Forge::new();
+    simple(&forge);
+    let host = Hostname::parse(&format!("127.0.0.1:{}", forge.server.port)).unwrap();
+    let access = Access::Http(CredentialKind::Bearer(SecretString::from("s3cret")));
+    let mut setting = Setting::at(&forge.url("r"));
+    setting.credentials = vec![Credential { host, upstreams: vec![super::host()], access }];
+    for said in ["ERR who is s3cret", "ERR who is there"] {
+        let line = format!("{:04x}{said}", said.len() + 4);
+        let head =
+            "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: application/x-git-upload-pack-advertisement\r\n\r\n";
+        let answer = format!("{head}001e# service=git-upload-pack\n0000{line}");
+        forge.server.on(move |_| Instead::Say(answer.clone()));
+        let error = setting.fetch(&forge.source("r", "main")).await.unwrap_err().to_string();
+        assert!(!error.contains("s3cret"), "{error}");
+        assert_eq!(error.contains("not shown"), said.contains("s3cret"), "{error}");
+        assert_eq!(error.contains("who is there"), said.contains("there"), "{error}");
+    }
 }
