@@ -9,10 +9,19 @@ use super::{Tree, TreeError};
 
 /// The longest extension header that is read, in bytes.
 const LONGEST_EXTENSION: u64 = 1 << 20;
+const BLOCK: u64 = 512;
 
-/// What extension headers say about the entry after them.
+/// What extension headers say about the entry after them. What GNU tar says of names counts before what pax does.
 #[derive(Default)]
 struct Said {
+    pax: Pax,
+    gnu_path: Option<Vec<u8>>,
+    gnu_link: Option<Vec<u8>>,
+}
+
+/// What the last pax header says.
+#[derive(Default)]
+struct Pax {
     path: Option<Vec<u8>>,
     link: Option<Vec<u8>>,
     size: Option<u64>,
@@ -29,9 +38,9 @@ pub(super) fn unpack(from: &mut dyn Read, tree: &mut Tree) -> Result<(), TreeErr
         let mut entry = entry.map_err(unreadable)?;
         match entry.header().entry_type() {
             EntryType::XGlobalHeader => {}
-            EntryType::XHeader => said.pax(&extension(&mut entry)?)?,
-            EntryType::GNULongName => said.path = Some(until_nul(extension(&mut entry)?)),
-            EntryType::GNULongLink => said.link = Some(until_nul(extension(&mut entry)?)),
+            EntryType::XHeader => said.pax = Pax::parse(&extension(&mut entry)?)?,
+            EntryType::GNULongName => said.gnu_path = until_nul(extension(&mut entry)?),
+            EntryType::GNULongLink => said.gnu_link = until_nul(extension(&mut entry)?),
             _ => {
                 // Folders that come again are no news to the tree.
                 left = left.checked_sub(1).ok_or_else(|| {
@@ -40,6 +49,12 @@ pub(super) fn unpack(from: &mut dyn Read, tree: &mut Tree) -> Result<(), TreeErr
                 has_any |= add(&mut entry, std::mem::take(&mut said), tree)?;
             }
         }
+    }
+    // The end is two blocks of zeros, or the end of what there is. Go reads what follows one as broken.
+    let mut block = Vec::new();
+    from.take(BLOCK).read_to_end(&mut block).map_err(unreadable)?;
+    if !matches!(block.len() as u64, 0 | BLOCK) || block.iter().any(|byte| *byte != 0) {
+        return Err(TreeError::Unreadable("its end is followed by more".to_owned()));
     }
     // To the end, where the checksums are.
     io::copy(from, &mut io::sink()).map_err(unreadable)?;
@@ -51,15 +66,17 @@ pub(super) fn unpack(from: &mut dyn Read, tree: &mut Tree) -> Result<(), TreeErr
 
 /// Adds an entry, and says whether it is more than a folder.
 fn add<R: Read>(entry: &mut Entry<'_, R>, said: Said, tree: &mut Tree) -> Result<bool, TreeError> {
-    let name = said.path.unwrap_or_else(|| entry.header().path_bytes().into_owned());
+    let Said { pax, gnu_path, gnu_link } = said;
+    let name = gnu_path.or(pax.path).unwrap_or_else(|| entry.header().path_bytes().into_owned());
     let refuse = |why: &str| Err(refused(&name, why));
-    if said.is_sparse {
+    if pax.is_sparse {
         return refuse("it is a sparse file");
     }
-    if said.size.is_some_and(|size| size != entry.size()) {
+    if pax.size.is_some_and(|size| size != entry.size()) {
         return refuse("it has two sizes");
     }
-    let target = || said.link.clone().or_else(|| entry.header().link_name_bytes().map(|name| name.into_owned()));
+    let said_link = gnu_link.or(pax.link);
+    let target = || said_link.clone().or_else(|| entry.header().link_name_bytes().map(|name| name.into_owned()));
     let path = path_of(&name)?;
     let mode = entry.header().mode().map_err(|e| refused(&name, format!("its mode cannot be read: {e}")))?;
     match entry.header().entry_type() {
@@ -94,9 +111,11 @@ fn add<R: Read>(entry: &mut Entry<'_, R>, said: Said, tree: &mut Tree) -> Result
     }
 }
 
-impl Said {
-    /// Takes the records of a pax header: `LENGTH KEY=VALUE\n`, one after the other.
-    fn pax(&mut self, records: &[u8]) -> Result<(), TreeError> {
+impl Pax {
+    /// Takes the records of a pax header: `LENGTH KEY=VALUE\n`, one after the other. The last of a key counts, and one
+    /// without a value says nothing.
+    fn parse(records: &[u8]) -> Result<Self, TreeError> {
+        let mut said = Self::default();
         let malformed = || TreeError::Unreadable("one of its pax headers is malformed".to_owned());
         let mut rest = records;
         while !rest.is_empty() {
@@ -111,16 +130,17 @@ impl Said {
             let equals = record.iter().position(|byte| *byte == b'=').ok_or_else(malformed)?;
             let (key, value) = (record.get(..equals).unwrap_or_default(), record.get(equals + 1..).unwrap_or_default());
             match key {
-                b"path" => self.path = Some(value.to_vec()),
-                b"linkpath" => self.link = Some(value.to_vec()),
+                b"path" => said.path = Some(value.to_vec()).filter(|path| !path.is_empty()),
+                b"linkpath" => said.link = Some(value.to_vec()).filter(|link| !link.is_empty()),
+                b"size" if value.is_empty() => said.size = None,
                 b"size" => {
                     let size = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
-                    self.size = Some(size.ok_or_else(malformed)?);
+                    said.size = Some(size.ok_or_else(malformed)?);
                 }
-                key => self.is_sparse |= key.starts_with(b"GNU.sparse."),
+                key => said.is_sparse |= key.starts_with(b"GNU.sparse."),
             }
         }
-        Ok(())
+        Ok(said)
     }
 }
 
@@ -133,9 +153,10 @@ fn extension<R: Read>(entry: &mut Entry<'_, R>) -> Result<Vec<u8>, TreeError> {
     Ok(bytes)
 }
 
-fn until_nul(mut bytes: Vec<u8>) -> Vec<u8> {
+/// A name up to its zero byte; an empty one says nothing.
+fn until_nul(mut bytes: Vec<u8>) -> Option<Vec<u8>> {
     bytes.truncate(bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len()));
-    bytes
+    Some(bytes).filter(|bytes| !bytes.is_empty())
 }
 
 fn unreadable(error: io::Error) -> TreeError {

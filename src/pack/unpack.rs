@@ -36,12 +36,15 @@ pub(super) fn unpack_from<R: Read + Seek>(format: ArchiveFormat, archive: R, tre
     no_clash(tree)
 }
 
-/// Names that differ in case alone are one on some clients' machines.
+/// Names that differ in case alone, or in how their letters are composed, are one on some clients' machines.
 fn no_clash(tree: &Tree) -> Result<(), TreeError> {
     let mut seen = HashMap::new();
     for (path, _) in tree.entries() {
         if let Some(other) = seen.insert(folded(path), path) {
-            return Err(TreeError::refused(path, format!("its name and that of {other} differ in case alone")));
+            return Err(TreeError::refused(
+                path,
+                format!("its name and that of {other} differ in case alone, or in how letters are composed"),
+            ));
         }
     }
     Ok(())

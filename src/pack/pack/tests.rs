@@ -406,7 +406,7 @@ proptest! {
         let mut back = empty();
         match unpack_from(ArchiveFormat::TarGz, io::Cursor::new(&bytes), &mut back) {
             Ok(()) => {}
-            Err(TreeError::Refused { why, .. }) if why.contains("case alone") => return Ok(()),
+            Err(TreeError::Refused { why, .. }) if why.contains("case alone") || why.contains("on Windows") => return Ok(()),
             Err(TreeError::Unreadable(why)) if why.contains("no file") => return Ok(()),
             Err(e) => return Err(TestCaseError::fail(e.to_string())),
         }

@@ -223,6 +223,48 @@ fn a_tar_may_lack_its_end_but_no_part_of_a_file() {
     }
 }
 
+/// Go reads what follows a single block of zeros as broken, and the clients are written in it.
+#[test]
+fn a_tar_ends_where_go_ends_it() {
+    let one = || Made::default().file("a", "one").0;
+    let with = |more: &[&[u8]]| unpacked(ArchiveFormat::TarGz, &gz(&[one(), more.concat()].concat()));
+    let (zeros, other) = (&[0; 512][..], &Made::default().file("b", "two").0[..]);
+    for whole in [&[][..], &[zeros], &[zeros, zeros], &[zeros, zeros, other], &[zeros, zeros, b"rest"]] {
+        let tree = with(whole).unwrap();
+        assert_eq!(tree.entries().count(), 1);
+    }
+    for broken in [&[zeros, other][..], &[zeros, b"rest"], &[zeros, &zeros[1..]]] {
+        assert!(matches!(with(broken), Err(TreeError::Unreadable(why)) if why.contains("its end is followed")));
+    }
+}
+
+#[test]
+fn what_extension_headers_say_counts_as_it_does_for_go() {
+    let gnu = |made: Made, kind, name: &[u8]| made.with(kind, b"././@LongLink", &[name, b"\0"].concat(), |_| {});
+    let of_gnu = |made| gnu(made, EntryType::GNULongName, b"gnu");
+    let of_pax = |made: Made| made.pax(EntryType::XHeader, &[("path", "pax")]);
+    let nothing = [("path", ""), ("linkpath", ""), ("size", "")];
+    for (made, name) in [
+        (of_gnu(of_pax(Made::default())), "gnu"),
+        (of_pax(of_gnu(Made::default())), "gnu"),
+        (of_pax(gnu(Made::default(), EntryType::GNULongName, b"")), "pax"),
+        (Made::default().pax(EntryType::XHeader, &nothing), "short"),
+        (Made::default().pax(EntryType::XHeader, &[("path", "pax"), ("path", "")]), "short"),
+        (of_pax(Made::default()).pax(EntryType::XHeader, &[("mtime", "1")]), "short"),
+    ] {
+        let tree = unpacked(ArchiveFormat::TarGz, &made.file("short", "1").gz()).unwrap();
+        assert_eq!(read(&tree, name), "1");
+    }
+    let linked = |made: Made| {
+        let tree = unpacked(ArchiveFormat::TarGz, &made.link(EntryType::Symlink, "l", "short").gz()).unwrap();
+        tree.get(&path("l")).cloned()
+    };
+    let to = |target: &str| Some(Entry::Link(target.as_bytes().to_vec()));
+    assert_eq!(linked(Made::default().pax(EntryType::XHeader, &nothing)), to("short"));
+    let both = gnu(Made::default(), EntryType::GNULongLink, b"gnu").pax(EntryType::XHeader, &[("linkpath", "pax")]);
+    assert_eq!(linked(both), to("gnu"));
+}
+
 #[test]
 fn long_names_are_read_in_both_ways() {
     let long = format!("{}/{}", "d".repeat(150), "f".repeat(150));
@@ -269,6 +311,14 @@ fn hostile_tars_are_refused_by_the_name_of_their_entry() {
         (Made::default().file("Main.tf", "1").file("main.tf", "2"), "main.tf", "case alone"),
         (Made::default().file("A/x", "1").file("a/y", "2"), "a", "case alone"),
         (Made::default().file("\u{c4}", "1").file("\u{e4}", "2"), "\u{e4}", "case alone"),
+        (Made::default().file("e\u{301}", "1").file("\u{e9}", "2"), "\u{e9}", "letters are composed"),
+        (Made::default().file("E\u{301}", "1").file("\u{e9}", "2"), "\u{e9}", "letters are composed"),
+        (Made::default().file("a\\..\\..\\escape", "x"), "a\\..", "upwards on Windows"),
+        (Made::default().file("a/..\\escape", "x"), "a/..", "upwards on Windows"),
+        (Made::default().file("C:escape", "x"), "C:escape", "absolute on Windows"),
+        (Made::default().file("./c:/escape", "x"), "./c:/", "absolute on Windows"),
+        (Made::default().file("\\escape", "x"), "\\escape", "absolute on Windows"),
+        (Made::default().file("\\\\host\\share", "x"), "\\\\host", "absolute on Windows"),
         (Made::default().link(EntryType::Link, "h", "/etc/passwd"), "h", "out of the archive"),
         (Made::default().link(EntryType::Link, "h", "../x"), "h", "out of the archive"),
         (Made::default().link(EntryType::Link, "h", "later").file("later", "x"), "h", "nothing that came before"),
