@@ -194,11 +194,8 @@ impl Mirror {
             self.store.blobs.publish(verified)?;
             self.checked.lock().insert(digest);
             let named = self.change_name(Artifact::Module(key.clone()), |name| {
-                // What an operator has replaced must not come back when this one is gone.
-                let replaces = |before: &HeldArchive| {
-                    believing == Believing::WhatIsThereNow && before.proof.how.tree().map(|of| of.tree) != Some(tree)
-                };
-                name.archives.retain(|before| before.digest != digest && !replaces(before));
+                // One that an operator has replaced stays for whoever was told its digest; it is current no more.
+                name.archives.retain(|before| before.digest != digest);
                 name.archives.push(held.clone());
             });
             // Where it lies there without a name: what eviction does not know of, it cannot evict.
