@@ -62,7 +62,7 @@ impl Default for Bounds {
             bodies_kib: 256 * 1024,
             budget: Rate { burst: 500, per_second: 20 },
             // Their turn comes after that of others, each of which may take a while.
-            git_jobs: Bound { each: 2, all: 2, wait: Duration::from_secs(300), queue: 64 },
+            git_jobs: Bound { each: 2, all: 2, wait: Duration::from_secs(300), queue: 256 },
             git_looks: Bound { each: 4, all: 4, wait: Duration::from_secs(15), queue: 64 },
             git: GitLimits::default(),
         }

@@ -36,8 +36,6 @@ pub(super) enum Instead {
     AsOld,
     /// The connection stays silent until the other side closes it.
     Silence,
-    /// This is said, and then nothing.
-    Begin(Vec<u8>),
     /// It is answered with one byte at a time, so many milliseconds apart, after the first of so many.
     Drip(usize, u64),
 }
@@ -85,9 +83,6 @@ fn serve(stream: TcpStream, root: &Path, log: &Mutex<Vec<Asked>>, faults: &Mutex
         Instead::Nothing => answer(&mut writer, root, &asked, true),
         Instead::AsOld => answer(&mut writer, root, &asked, false),
         Instead::Say(said) => writer.write_all(said.as_bytes()),
-        Instead::Begin(said) => {
-            writer.write_all(&said).and_then(|()| std::io::copy(&mut reader, &mut std::io::sink()).map(drop))
-        }
         Instead::Drip(first, apart) => {
             let mut dripping = Dripping { writer, first, apart: std::time::Duration::from_millis(apart) };
             answer(&mut dripping, root, &asked, true)
