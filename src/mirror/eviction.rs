@@ -253,33 +253,39 @@ impl Mirror {
             return Err(StoreError::NoRoom { needed: bytes, limit, pinned });
         }
         let missing = bytes.saturating_sub(free);
-        self.evict_archives(&self.evicting.lock(), Because::DiskFull, |freed| freed >= missing)
+        self.evict_archives(&self.evicting.lock(), Because::DiskFull, |freed| freed >= missing).map(drop)
     }
 
-    /// Makes room on a disk that is full where nobody knows how much it takes: this much, or all there is.
+    /// Makes room on a disk that is full where nobody knows how much it takes: this much is free then.
     ///
     /// # Errors
-    /// [`StoreError::NoRoom`] where nothing is left that could go.
+    /// [`StoreError::NoRoom`] where nothing is left that could go; `full` itself where it is no room that is missing.
     pub(super) fn make_some_room(&self, bytes: u64, full: &StoreError) -> Result<(), StoreError> {
-        tracing::warn!(error = %full, "the disk is full in the middle of a fill; it is evicted from");
-        let before = self.store.index.totals().archive_bytes;
-        self.evict_archives(&self.evicting.lock(), Because::DiskFull, |freed| freed >= bytes)?;
-        if self.store.index.totals().archive_bytes < before {
+        if full.is_too_large() {
+            return Err(full.clone());
+        }
+        let free = if full.is_over_quota() { 0 } else { self.store.free_bytes()? };
+        let missing = bytes.saturating_sub(free);
+        if missing == 0 {
             return Ok(());
         }
-        let free = self.store.free_bytes()?;
-        Err(StoreError::NoRoom { needed: free.saturating_add(1), limit: free, pinned: self.pinned_bytes()? })
+        tracing::warn!(error = %full, "the disk is full in the middle of a fill; it is evicted from");
+        match self.evict_archives(&self.evicting.lock(), Because::DiskFull, |freed| freed >= missing)? {
+            0 => Err(StoreError::NoRoom { needed: free.saturating_add(1), limit: free, pinned: self.pinned_bytes()? }),
+            _ => Ok(()),
+        }
     }
 
-    /// Evicts archives, least recently used first, until it is enough. Whoever does holds `evicting`.
+    /// Evicts archives, least recently used first, until it is enough, and says how many bytes that freed. Whoever does
+    /// holds `evicting`.
     fn evict_archives(
         &self,
         _one_by_one: &MutexGuard<'_, ()>,
         because: Because,
         enough: impl Fn(u64) -> bool,
-    ) -> Result<(), StoreError> {
+    ) -> Result<u64, StoreError> {
         if self.link() == Link::Offline {
-            return Ok(());
+            return Ok(0);
         }
         let mut freed = 0;
         for _ in 0..ROUNDS {
@@ -289,7 +295,7 @@ impl Mirror {
                 break;
             }
         }
-        Ok(())
+        Ok(freed)
     }
 
     /// Goes once over what is held. What is used meanwhile is passed over.

@@ -100,6 +100,11 @@ impl StoreError {
         matches!(self, Self::Io { source, .. } if full.contains(&source.kind()))
     }
 
+    /// Whether a file may not be that large here, however much room there is.
+    pub fn is_too_large(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::FileTooLarge)
+    }
+
     /// Whether it is this user's share of the disk that is used up.
     pub fn is_over_quota(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::QuotaExceeded)

@@ -62,12 +62,6 @@ impl Permits {
         Self(Arc::new(Inner { bound, state: Mutex::default() }))
     }
 
-    /// Takes a permit where one is free.
-    pub(super) fn at_once(&self, upstream: &Hostname) -> Option<Permit> {
-        let mut state = self.0.state.lock();
-        state.has_room(upstream, self.0.bound).then(|| state.give(upstream, &self.0))
-    }
-
     /// Takes a permit, or waits for one; `None` where none came in time.
     pub(super) async fn take(&self, upstream: &Hostname, asker: Asker) -> Option<Permit> {
         let told = {

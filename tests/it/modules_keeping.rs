@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Folder, HOST, Larder};
@@ -190,6 +190,39 @@ async fn the_same_module_of_two_registries_never_mixes() {
     larder.get(&place.path.replace(HOST, "registry.opentofu.org")).await.expect(404);
     larder.tell("purge", "registry.opentofu.org/acme/one/test").await;
     assert!(Place::of(&larder.get(&download_path("one")).await) == place);
+}
+
+/// Where two spellings are two modules, what one was at first sight says nothing of the other.
+#[tokio::test]
+async fn two_modules_that_differ_in_case_alone_are_each_pinned_for_themselves() {
+    let shelf = Shelf::of_one().await;
+    let other = shelf.file("other.tar.gz", &tar_gz(&[("main.tf", b"# the other one\n")]));
+    shelf.registry.publish_module(Module::new("Acme", "one", "test").at(&other));
+    let larder = shelf.larder().with("fold_case = false").start().await;
+    let (_, archive) = fetch(larder.base(), "one").await;
+    assert_eq!(unpacked(&archive)["main.tf"], b"# one\n");
+    let path = download_path("one").replace("/acme/", "/Acme/");
+    let place = Place::of(&larder.get(&path).await);
+    assert_eq!(unpacked(&larder.get(&place.path).await.expect(200).body)["main.tf"], b"# the other one\n");
+    assert_eq!(status(&larder).await["alarms"], json!([]));
+}
+
+/// What was seen first is seen first, also where `fold_case` is changed: nobody gets a moved version by a switch.
+#[tokio::test]
+async fn a_switch_of_fold_case_forgets_nothing_that_was_seen() {
+    for (before, after) in [(false, true), (true, false)] {
+        let shelf = Shelf::of_one().await;
+        let at = shelf.url("one.tar.gz");
+        shelf.registry.publish_module(Module::new("Acme", "One", "test").at(&at));
+        let path = format!("/registry/{HOST}/v1/modules/Acme/One/test/1.0.0/download");
+        let larder = shelf.larder().with(&format!("fold_case = {before}")).start().await;
+        larder.get(&path).await.expect(204);
+        let folder = larder.stop().await;
+        shelf.file("one.tar.gz", &tar_gz(&[("main.tf", b"# moved\n")]));
+        let larder = shelf.larder_on(&folder).with(&format!("fold_case = {after}")).start().await;
+        let refused = larder.get(&path).await.expect(502).text();
+        assert!(refused.contains("larder accept"), "{after}: {refused}");
+    }
 }
 
 /// Where names are one in any case, they are one archive; elsewhere they are two.

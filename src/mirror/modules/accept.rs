@@ -44,7 +44,7 @@ impl Mirror {
         self.on_disk(move |mirror| {
             let mut moved = Vec::new();
             for package in mirror.store.records.module_packages_seen(&of)? {
-                let has_moved = seen::known(mirror, &package)?.is_some_and(|seen| seen.moved.is_some());
+                let has_moved = seen::known(mirror, &package)?.is_some_and(|seen| seen.has_moved());
                 if versions.include(&package.version) && has_moved {
                     moved.push(package);
                 }
@@ -68,8 +68,8 @@ impl Mirror {
         if let (Source::Unsupported(source), Some(before)) = (&said.located.source, &before) {
             let (of, tree_before, what) = (key.clone(), before.tree, source.what());
             self.on_disk(move |mirror| {
-                seen::forget(mirror, &of)?;
-                mirror.change_name(&of, |name| name.archives.clear())
+                mirror.change_name(&of, |name| name.archives.clear())?;
+                seen::forget(mirror, &of)
             })
             .await?;
             self.module_changed(&key.module);

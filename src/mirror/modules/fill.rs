@@ -27,6 +27,8 @@ const ARCHIVE: &str = "module.tar.gz";
 
 /// How much is evicted first where the disk is full in the middle of a fill, in bytes.
 const ROOM_AT_FIRST: u64 = 64 << 20;
+/// The most that is evicted for one module: the largest tree that may be.
+const MOST_ROOM: u64 = 4 << 30;
 
 /// What a fetched tree is held against.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,8 +84,8 @@ impl Mirror {
         let mut room = ROOM_AT_FIRST;
         let filled = loop {
             match self.try_to_fill_module(package, key, believing, call).await {
-                Err(Error::Store(full)) if full.is_full() => {
-                    // How much it takes is not known before: so more and more goes, until it fits or nothing is left.
+                Err(Error::Store(full)) if full.is_full() && room <= MOST_ROOM => {
+                    // How much it takes is not known before: so more and more goes, until it fits or that is no use.
                     let bytes = room;
                     if let Err(why) = self.on_disk(move |mirror| mirror.make_some_room(bytes, &full)).await {
                         break Err(why);

@@ -58,7 +58,9 @@ impl Mirror {
         if let Source::Unsupported(source) = &said.located.source {
             return match held {
                 Some(held) => {
-                    self.moved_elsewhere(package, &key, source, call).await?;
+                    if let Err(error) = self.moved_elsewhere(package, &key, source, call).await {
+                        tracing::error!(%package, %error, "it could not be noted that a module has moved; what is held is served");
+                    }
                     Ok(told(here(package, Some(&held))))
                 }
                 None => match self.moved_elsewhere(package, &key, source, call).await? {
@@ -99,10 +101,9 @@ impl Mirror {
         source: &Unsupported,
         call: &Call,
     ) -> Result<Option<Error>, Error> {
-        let of = key.clone();
-        let Some(seen) = self.on_disk(move |mirror| unless_gone(seen::known(mirror, &of))).await? else {
-            return Ok(None);
-        };
+        let (of, what) = (key.clone(), source.what());
+        let seen = self.on_disk(move |mirror| unless_gone(seen::moved_elsewhere(mirror, &of, what))).await?;
+        let Some(seen) = seen else { return Ok(None) };
         let (what, host) = (source.what(), source.host().unwrap_or_else(|| "somewhere".to_owned()));
         tracing::error!(%package, what, host, pinned = %seen.pinned.tree, "ALARM: upstream has moved a version of a module to a source that larder cannot fetch; it is not served from there until it is accepted");
         self.alarm(&key.module, &key.version, AlarmKind::WaitsForAccept, Some(what), call.now);

@@ -22,6 +22,12 @@ pub(in crate::mirror) struct SeenModule {
     pub(super) moved: Option<Sighting>,
     /// When upstream had confirmed the location of which what it leads to was last looked at.
     pub(super) looked: Timestamp,
+    /// Whether all spellings of the module were one when it was put down (`fold_case`).
+    #[serde(default)]
+    pub(super) folded: bool,
+    /// The kind of source that upstream has moved it to since, where larder cannot fetch that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) elsewhere: Option<String>,
 }
 
 /// One look at what a location led to.
@@ -61,6 +67,17 @@ impl Sighting {
     }
 }
 
+impl SeenModule {
+    fn of(first_seen: Timestamp, pinned: Sighting, looked: Timestamp) -> Self {
+        Self { first_seen, pinned, moved: None, looked, folded: false, elsewhere: None }
+    }
+
+    /// Whether upstream has something else now, and nobody has accepted that.
+    pub(super) fn has_moved(&self) -> bool {
+        self.moved.is_some() || self.elsewhere.is_some()
+    }
+}
+
 /// How a tree stands to what was seen before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Judged {
@@ -88,19 +105,37 @@ fn read(mirror: &Mirror, package: &ModulePackage) -> Result<Option<SeenModule>, 
     if let Some(seen) = recorded(mirror, package)? {
         return Ok(Some(seen));
     }
-    for sibling in mirror.store.records.spellings_seen(package)? {
-        if let Some(seen) = recorded(mirror, &sibling)? {
-            tracing::info!(%package, as = %sibling, "a version of a module was seen in another spelling, and is held against that");
-            put(mirror, package, &seen)?;
-            return Ok(Some(seen));
-        }
-    }
-    let rebuilt = by_name(mirror, package)?;
-    if let Some(seen) = &rebuilt {
+    // The name first: it tells what an operator has accepted since, too.
+    if let Some(seen) = by_name(mirror, package)? {
         tracing::error!(%package, "what was seen of a version of a module was lost; it is put down again as its archive tells");
-        put(mirror, package, seen)?;
+        put(mirror, package, &seen)?;
+        return Ok(Some(seen));
     }
-    Ok(rebuilt)
+    if folds(mirror, package) {
+        for sibling in mirror.store.records.spellings_seen(package)? {
+            if let Some(seen) = recorded(mirror, &sibling)? {
+                tracing::info!(%package, as = %sibling, "a version of a module was seen in another spelling, and is held against that");
+                put(mirror, package, &seen)?;
+                return Ok(Some(seen));
+            }
+        }
+        return Ok(None);
+    }
+    // Two spellings are two modules, unless they were one when this was put down.
+    let one = package.folded();
+    match if one == *package { None } else { recorded(mirror, &one)? } {
+        Some(seen) if seen.folded => {
+            put(mirror, package, &seen)?;
+            Ok(Some(seen))
+        }
+        Some(_) | None => Ok(None),
+    }
+}
+
+/// Whether all spellings of a module are one now.
+fn folds(mirror: &Mirror, package: &ModulePackage) -> bool {
+    let terms = mirror.terms();
+    terms.upstreams.get(&package.module.host).is_some_and(|upstream| upstream.settings.fold_case)
 }
 
 fn recorded(mirror: &Mirror, package: &ModulePackage) -> Result<Option<SeenModule>, StoreError> {
@@ -139,12 +174,13 @@ fn by_name(mirror: &Mirror, package: &ModulePackage) -> Result<Option<SeenModule
             validators: Validators::default(),
             at: kept,
         };
-        SeenModule { first_seen: kept, pinned, moved: None, looked: Timestamp(0) }
+        SeenModule::of(kept, pinned, Timestamp(0))
     }))
 }
 
 fn put(mirror: &Mirror, package: &ModulePackage, seen: &SeenModule) -> Result<(), StoreError> {
-    let record = serde_json::to_vec(seen)
+    let seen = SeenModule { folded: folds(mirror, package), ..seen.clone() };
+    let record = serde_json::to_vec(&seen)
         .map_err(|e| StoreError::Index(format!("what was seen of a module cannot be written: {e}")))?;
     mirror.store.records.put(&Key::SeenModule(package.clone()), &record, Durability::Synced).map(drop)
 }
@@ -158,7 +194,7 @@ pub(super) fn judge(mirror: &Mirror, package: &ModulePackage, sighting: Sighting
     let _lock = mirror.record_lock(&Key::SeenModule(package.clone())).lock();
     let Some(mut seen) = read(mirror, package)? else {
         let at = sighting.at;
-        put(mirror, package, &SeenModule { first_seen: at, pinned: sighting, moved: None, looked: at })?;
+        put(mirror, package, &SeenModule::of(at, sighting, at))?;
         return Ok(Judged::Consistent);
     };
     seen.looked = sighting.at;
@@ -184,6 +220,7 @@ fn change(
     mut seen: SeenModule,
     sighting: Sighting,
 ) -> Result<Judged, StoreError> {
+    seen.elsewhere = None;
     let judged = if seen.pinned.is_what(&sighting) {
         seen.pinned = sighting;
         seen.moved = None;
@@ -207,13 +244,33 @@ pub(super) fn accept(
     let before = read(mirror, package)?;
     let first_seen = before.as_ref().map_or(sighting.at, |seen| seen.first_seen);
     let looked = sighting.at;
-    put(mirror, package, &SeenModule { first_seen, pinned: sighting, moved: None, looked })?;
+    put(mirror, package, &SeenModule::of(first_seen, sighting, looked))?;
     Ok(before.map(|seen| seen.pinned))
 }
 
-/// Forgets what was seen of a version, because an operator accepts that larder cannot fetch it any more.
+/// Forgets what was seen of a version, because an operator accepts that larder cannot fetch it any more. Its name is to
+/// be empty by then, or that would tell it again.
 pub(super) fn forget(mirror: &Mirror, package: &ModulePackage) -> Result<(), StoreError> {
-    let key = Key::SeenModule(package.clone());
-    let _lock = mirror.record_lock(&key).lock();
-    mirror.store.records.remove(&key)
+    let spellings = if folds(mirror, package) { mirror.store.records.spellings_seen(package)? } else { Vec::new() };
+    for spelling in spellings.into_iter().chain([package.clone()]) {
+        let key = Key::SeenModule(spelling);
+        let _lock = mirror.record_lock(&key).lock();
+        mirror.store.records.remove(&key)?;
+    }
+    Ok(())
+}
+
+/// Notes that upstream has moved a version to where larder cannot follow. `None` where it was never seen.
+pub(super) fn moved_elsewhere(
+    mirror: &Mirror,
+    package: &ModulePackage,
+    what: &str,
+) -> Result<Option<SeenModule>, StoreError> {
+    let _lock = mirror.record_lock(&Key::SeenModule(package.clone())).lock();
+    let Some(mut seen) = read(mirror, package)? else { return Ok(None) };
+    if seen.elsewhere.as_deref() != Some(what) {
+        seen.elsewhere = Some(what.to_owned());
+        put(mirror, package, &seen)?;
+    }
+    Ok(Some(seen))
 }

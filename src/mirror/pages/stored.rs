@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use tokio::sync::Semaphore;
-use tokio::time::timeout_at;
+use tokio::time::{timeout, timeout_at};
 
 use super::super::documents::KeptDocument;
 use super::super::pull::nobody_may_wait;
@@ -136,8 +136,11 @@ impl Mirror {
         let look = self.stored_pages.share(&self.tasks, page.clone(), lost, || {
             let (mirror, page) = (Arc::clone(self), page.clone());
             async move {
-                let turn = TURN.acquire().await;
-                mirror.look_into_store(page, turn).await
+                // Whoever asked waits no longer: a queue of looks that nobody waits for must not grow.
+                match timeout(mirror.limits.give_up_after, TURN.acquire()).await {
+                    Ok(turn) => mirror.look_into_store(page, turn).await,
+                    Err(_) => Err(nobody_may_wait(&page.what())),
+                }
             }
         });
         timeout_at(call.deadline, look).await.unwrap_or(Err(Error::Slow(what)))

@@ -45,9 +45,6 @@ use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
 use crate::pack::Tree;
 
-/// How often a place among the jobs is tried for.
-const MOST_TURNS: usize = 3;
-
 /// One repository to be asked, and for whom. The same as [`Ask`] for what is not one request.
 #[derive(Debug, Clone, Copy)]
 pub struct GitAsk<'a> {
@@ -115,10 +112,9 @@ impl Outbound {
     /// are told apart from it.
     pub async fn git(&self, ask: GitAsk<'_>, scratch: &Path, tree: Tree) -> Result<GitTree, GitError> {
         let repository = ask.repository()?;
-        let (turn, archive) = self.git_turn(&ask, &repository).await?;
+        let turn = self.git_turn(&ask, &repository).await?;
         let job = Job::new(ask.source, repository, scratch, self.git_limits);
         let fetched = self.carried(ask, self.git_limits.total, move |wire, stop| {
-            let _archive = archive;
             job.fetch(wire, stop, tree).map(|fetched| GitTree { turn: Some(Turn(turn)), ..fetched })
         });
         let fetched = fetched.await?;
@@ -194,26 +190,11 @@ impl Outbound {
         }
     }
 
-    /// A place among the jobs, and an archive's permit. Nobody has one of them while waiting for the other.
-    async fn git_turn(&self, ask: &GitAsk<'_>, repository: &Repository) -> Result<(Permit, Permit), GitError> {
-        let crowded = |of: &str| {
-            let why = format!("as many {of} are being fetched as may be at one time");
-            GitError::from(ask.failed(repository.origin(), Fault::Crowded(why)))
-        };
-        for _ in 0..MOST_TURNS {
-            let job = self.git_permits.take(ask.upstream, ask.asker).await;
-            let job = job.ok_or_else(|| crowded("git repositories"))?;
-            if let Some(archive) = self.archive_permits.at_once(ask.upstream) {
-                return Ok((job, archive));
-            }
-            drop(job);
-            let archive = self.archive_permits.take(ask.upstream, ask.asker).await;
-            let archive = archive.ok_or_else(|| crowded("archives"))?;
-            if let Some(job) = self.git_permits.at_once(ask.upstream) {
-                return Ok((job, archive));
-            }
-        }
-        Err(crowded("git repositories"))
+    /// A place among the jobs. They are so few that they need no archive's permit beside it.
+    async fn git_turn(&self, ask: &GitAsk<'_>, repository: &Repository) -> Result<Permit, GitError> {
+        let crowded = || Fault::Crowded("as many git repositories are being fetched as may be at one time".to_owned());
+        let place = self.git_permits.take(ask.upstream, ask.asker).await;
+        place.ok_or_else(|| ask.failed(repository.origin(), crowded()).into())
     }
 }
 

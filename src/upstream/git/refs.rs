@@ -118,8 +118,8 @@ impl Reference {
             },
             Self::Id(id) => {
                 let tip = offered.iter().find(|offered| offered.id == *id || offered.peeled == *id);
-                let tip = tip.map(|tip| Offered { id: *id, ..tip.clone() });
-                return tip.map_or(Chosen::Id(*id), Chosen::Offered);
+                // By its own id, which old servers hand out, also where that is of an annotated tag of the commit.
+                return tip.cloned().map_or(Chosen::Id(*id), Chosen::Offered);
             }
             Self::Branch(name) => {
                 named(format!("refs/heads/{name}").as_bytes()).or_else(|| named(format!("refs/tags/{name}").as_bytes()))

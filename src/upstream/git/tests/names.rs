@@ -23,7 +23,10 @@ fn tangled(forge: &Forge) -> BTreeMap<&'static str, String> {
     next("both", &["checkout", "-q", "-b", "both"]);
     next("prefix", &["checkout", "-q", "-b", "v1.0"]);
     git(&r, &["tag", "v1.0.0-rc", "both~1"]);
-    next("lost", &["checkout", "-q", "--detach"]);
+    // A commit that a tag of its own leads to, and nothing else.
+    next("noted", &["checkout", "-q", "--detach"]);
+    git(&r, &["tag", "-a", "-m", "x", "note"]);
+    next("lost", &["checkout", "-q", "--detach", "HEAD~1"]);
     git(&r, &["checkout", "-q", "main", "--"]);
     next("main", &["checkout", "-q", "-B", "main", "refs/heads/main"]);
     ids
@@ -45,9 +48,21 @@ async fn a_reference_is_what_a_clone_and_checkout_makes_of_it() {
         let setting = Setting::at(&forge.url("r"));
         let first = &ids["first"];
         let short = first[..10].to_owned();
-        for reference in
-            ["", "HEAD", "main", "both", "annotated", "twice", "v1.0", "tags/both", "origin/both", first, &short]
-        {
+        for reference in [
+            "",
+            "HEAD",
+            "main",
+            "both",
+            "annotated",
+            "twice",
+            "v1.0",
+            "tags/both",
+            "origin/both",
+            "note",
+            first,
+            &ids["noted"],
+            &short,
+        ] {
             let theirs = cloned(&forge.url("r"), reference).unwrap();
             let fetched = setting.fetch(&forge.source("r", reference)).await;
             let fetched = fetched.unwrap_or_else(|e| panic!("{reference} ({filter}, {old}): {e}"));
