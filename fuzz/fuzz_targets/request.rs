@@ -40,7 +40,8 @@ static LARDER: LazyLock<(Arc<Main>, TempDir)> = LazyLock::new(|| {
     let (mirror, _, _) = mirror(&config, &Settings::default()).expect("a mirror");
     let hosts = config.upstreams.iter().map(|upstream| upstream.host.clone());
     let door = Door { upstreams: hosts.collect(), default_upstream: config.server.default_upstream.clone() };
-    let protocols = Protocols::new(mirror, Mount::new(None), door, 1 << 20);
+    let terms = mirror.terms();
+    let protocols = Protocols::new(mirror, terms, Mount::new(None), door, 1 << 20);
     let clients = Clients { allowed: config.server.clients, trusted_proxies: config.server.trusted_proxies };
     (Main::new(Arc::new(protocols), Requests::default(), clients, Clock::system()), folder)
 });
