@@ -24,8 +24,8 @@ use crate::http::clients::Clients;
 use crate::http::listener::{self, Crowded, serve};
 use crate::http::tls::{Tls, TlsError};
 use crate::http::{Admin, Main, Requests};
-use crate::jobs::{self, Jobs};
-use crate::mirror::{Counters, Gauges, Limits, Mirror, Terms};
+use crate::jobs::{self, Jobs, Recurring};
+use crate::mirror::{Counters, Gauges, Limits, Mirror, SealedFor, Terms};
 use crate::protocol::Protocols;
 use crate::protocol::admin::Access;
 use crate::protocol::client_config::{self, Way};
@@ -103,7 +103,8 @@ pub fn mirror(config: &Config, settings: &Settings) -> Result<(Arc<Mirror>, Arc<
     let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
     let own = OwnEntry::random().map_err(|_| StartError::Random)?;
     let outbound = Outbound::new(&config.network, &config.upstreams, own, metrics.counters.traffic(), settings.bounds)?;
-    let terms = Terms::new(upstreams, outbound, config.store.max_size.as_u64());
+    let sealed_for = SealedFor::from(config.network.sealed_platforms.as_slice());
+    let terms = Terms::new(upstreams, outbound, config.store.max_size.as_u64(), sealed_for);
     let mirror = Mirror::new(Arc::clone(&store), terms, settings.limits, metrics.counters.clone());
     Ok((mirror, store, metrics))
 }
@@ -156,6 +157,7 @@ pub struct Running {
 struct Parts {
     mirror: Arc<Mirror>,
     jobs: Arc<Jobs>,
+    recurring: Arc<Recurring>,
     store: Arc<Store>,
     /// The admin token that lies beside the store: read once, for another folder may lie there later.
     made_token: OnceLock<SecretString>,
@@ -191,8 +193,10 @@ impl App {
         let (main, main_at) = bind("[server]", config.server.listen).await?;
         let (admin, admin_at) = bind("[admin]", config.admin.listen).await?;
         let started = settings.clock.now();
+        let jobs = Jobs::of_store(Arc::clone(&mirror), settings.clock.clone(), Arc::clone(&store)).await;
         let parts = Parts {
-            jobs: Jobs::new(Arc::clone(&mirror), settings.clock.clone()),
+            recurring: Recurring::new(Arc::clone(&jobs), settings.clock.clone(), config).await,
+            jobs,
             registry: Arc::new(metrics.registry(Arc::clone(&mirror), started, settings.clock.clone())),
             started,
             mirror,
@@ -240,7 +244,9 @@ impl App {
     pub async fn serve(self, stop: CancellationToken) -> Result<(), StoreError> {
         let Self { running, main, admin, connections, scrub, .. } = self;
         let Parts { mirror, jobs, clock, .. } = &running.parts;
+        jobs.go_on();
         let keeping = tokio::spawn(jobs::keep_house(Arc::clone(mirror), clock.clone()));
+        let recurring = tokio::spawn(Arc::clone(&running.parts.recurring).run());
         let scrubbing = scrub.map(|every| tokio::spawn(jobs::scrub(Arc::clone(mirror), clock.clone(), every)));
         let tls = running.tls.clone();
         let reloading = tls.clone().map(|tls| tokio::spawn(tls.reload_when_changed(stop.clone())));
@@ -264,7 +270,7 @@ impl App {
             },
         );
         // Until they are gone they hold the mirror, and with it the lock of the store.
-        for task in [Some(keeping), scrubbing, reloading].into_iter().flatten() {
+        for task in [Some(keeping), Some(recurring), scrubbing, reloading].into_iter().flatten() {
             task.abort();
             let _ = task.await;
         }
@@ -317,6 +323,7 @@ impl Parts {
         let admin = Arc::new(Admin {
             mirror: Arc::clone(&self.mirror),
             jobs: Arc::clone(&self.jobs),
+            recurring: Arc::clone(&self.recurring),
             access: Access::new(token, self.admin.ip()),
             registry: Arc::clone(&self.registry),
             started: self.started,
@@ -324,6 +331,7 @@ impl Parts {
             base: base(config, self.main),
             clock: self.clock.clone(),
             default_host: config.default_host(),
+            bundles: config.bundle.clone(),
         });
         Ok(Front { main, admin })
     }

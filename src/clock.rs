@@ -71,11 +71,24 @@ impl Clock {
         self.ahead_seconds.send_modify(|ahead| *ahead += by.as_secs());
     }
 
+    /// Sets this clock back, as an operator may set the machine's.
+    #[cfg(test)]
+    pub(crate) fn set_back(&self, by: Duration) {
+        self.ahead_seconds.send_modify(|ahead| *ahead -= by.as_secs());
+    }
+
     /// Waits until this clock says `moment`.
     pub async fn until(&self, moment: Timestamp) {
+        self.until_due(|_| moment).await;
+    }
+
+    /// Waits until this clock says what `due` makes of what it says now. That is asked anew each time it is looked at, at
+    /// least once an hour: where the clock is set back meanwhile, something else may be due.
+    pub(crate) async fn until_due(&self, mut due: impl FnMut(Timestamp) -> Timestamp) {
         let mut moved = self.ahead_seconds.subscribe();
         loop {
-            let left = moment.since(self.now());
+            let now = self.now();
+            let left = due(now).since(now);
             if left.is_zero() {
                 return;
             }

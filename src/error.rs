@@ -32,7 +32,7 @@ pub enum Error {
     #[error("{0}: upstream is too slow; larder goes on fetching it, ask again in a moment")]
     Slow(String),
     /// Offline, and not held.
-    #[error("{0}: not held, and this mirror is offline; `larder status` lists all that was asked for and is missing")]
+    #[error("{0}: not held, and this mirror is offline; `larder missing` lists all that was asked for and is not held")]
     Offline(String),
     /// Offline, and it is all about asking upstream.
     #[error("{0}: this mirror is offline, so no upstream is asked")]
@@ -56,6 +56,14 @@ pub enum Error {
         "{0} is not held, although it was had: the store had no room for it, or made room for something else ([store] max_size), or the disk would not take it"
     )]
     NotKept(String),
+    /// It is held and proven, and is not what it should be.
+    #[error("{what} cannot be read: {why}")]
+    Unreadable {
+        /// What.
+        what: String,
+        /// What is wrong with it.
+        why: String,
+    },
     /// The request has been here before.
     #[error(
         "the request has been through this larder already, or through more than four: an [[upstream]] leads in a ring"
@@ -102,7 +110,7 @@ impl Error {
     pub fn kind(&self) -> Kind {
         match self {
             Self::UnknownHost(_) | Self::NotFound(_) => Kind::NotFound,
-            Self::Unverified { .. } => Kind::BadUpstream,
+            Self::Unverified { .. } | Self::Unreadable { .. } => Kind::BadUpstream,
             Self::Slow(_) => Kind::Slow,
             Self::Offline(_)
             | Self::Sealed(_)

@@ -13,6 +13,7 @@
 
 pub mod address;
 pub mod app;
+pub mod bundle;
 pub mod cdn_loop;
 pub mod cli;
 pub mod clock;
@@ -21,6 +22,7 @@ pub mod config;
 pub mod digest;
 pub mod doctor;
 pub mod error;
+pub mod filesystem_mirror;
 pub mod http;
 pub mod jobs;
 pub mod mirror;

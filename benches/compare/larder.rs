@@ -33,6 +33,7 @@ pub(crate) struct Larder {
     pub(crate) home: Home,
     running: Running,
     pub(crate) address: SocketAddr,
+    pub(crate) admin: SocketAddr,
 }
 
 impl Home {
@@ -70,6 +71,11 @@ impl Home {
         Ok(self)
     }
 
+    /// What changes something on the admin listener is sent with.
+    pub(crate) fn token(&self) -> anyhow::Result<String> {
+        Ok(fs::read_to_string(self.folder.path().join("store/admin-token"))?)
+    }
+
     fn log_file(&self) -> PathBuf {
         self.folder.path().join("log")
     }
@@ -99,8 +105,8 @@ impl Home {
         BufReader::new(out).read_line(&mut line)?;
         let told = || fs::read_to_string(self.log_file()).unwrap_or_default();
         let said: serde_json::Value = serde_json::from_str(&line).with_context(told)?;
-        let address = said["listen"].as_str().unwrap_or_default().parse()?;
-        Ok(Larder { home: self, running, address })
+        let [address, admin] = ["listen", "admin"].map(|key| said[key].as_str().unwrap_or_default().parse());
+        Ok(Larder { home: self, running, address: address?, admin: admin? })
     }
 }
 

@@ -25,6 +25,7 @@ mod stand;
 mod start_up;
 mod tls;
 mod upstream;
+mod warm;
 
 #[path = "../../tests/it/support/mod.rs"]
 #[expect(dead_code, clippy::unwrap_used, reason = "the tests use the rest of it, and may fail")]
@@ -158,12 +159,13 @@ fn main() -> anyhow::Result<()> {
         }
     }
     let mut sections = bench.without("what is cached", cached::sections(&bench))?.unwrap_or_default();
-    let others: [(&str, Measure); 5] = [
+    let others: [(&str, Measure); 6] = [
         ("what is cold", cold::section),
         ("memory", memory::section),
         ("start-up", start_up::section),
         ("init", init::section),
         ("init of modules", modules::section),
+        ("warm-up", warm::section),
     ];
     for (what, section) in others {
         sections.extend(bench.without(what, section(&bench))?.flatten());

@@ -21,7 +21,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::catalog;
 
@@ -82,6 +82,7 @@ pub(crate) struct Upstream {
 struct Site {
     pages: HashMap<String, Page>,
     asked: HashMap<String, u64>,
+    latency: Duration,
 }
 
 impl Upstream {
@@ -106,12 +107,22 @@ impl Upstream {
         self.site.lock().asked.get(path).copied().unwrap_or(0)
     }
 
+    /// Lets each answer begin so much later from now on.
+    pub(crate) fn answer_after(&self, latency: Duration) {
+        self.site.lock().latency = latency;
+    }
+
     async fn serve(self, listener: TcpListener) {
         while let Ok((stream, _)) = listener.accept().await {
             let upstream = self.clone();
             let service = service_fn(move |request| {
-                let answer = upstream.answer(&request);
-                async move { Ok::<_, Infallible>(answer) }
+                let (answer, latency) = (upstream.answer(&request), upstream.site.lock().latency);
+                async move {
+                    if !latency.is_zero() {
+                        sleep(latency).await;
+                    }
+                    Ok::<_, Infallible>(answer)
+                }
             });
             tokio::spawn(async move {
                 let _ = stream.set_nodelay(true);

@@ -4,7 +4,6 @@
 use std::sync::LazyLock;
 
 use larder::address::Platform;
-use larder::protocol::providers::with_urls;
 use larder::upstream::providers::DownloadDocument;
 use libfuzzer_sys::fuzz_target;
 use url::Url;
@@ -21,7 +20,7 @@ fuzz_target!(|body: &[u8]| {
         assert!(matches!(url.scheme(), "http" | "https") && url.has_host(), "{url}");
     }
     let urls = ["/archive/a", "/archive/b", "/archive/c"].map(str::to_owned);
-    let sent = with_urls(&document, urls.clone()).expect("what was JSON stays JSON");
+    let sent = document.with_urls(urls.clone()).expect("what was JSON stays JSON");
     let base = Url::parse("https://mirror.example/").expect("a URL");
     let read = DownloadDocument::parse(&sent, &base, &PLATFORM).expect("what goes out is a download document");
 

@@ -24,6 +24,7 @@ fuzz_target!(|input: &[u8]| {
         b'v' => Key::ProviderVersions(provider),
         b's' => Key::ProofSet(package),
         b'n' => Key::Name(Artifact::Provider(package)),
+        b'm' => Key::Missing,
         _ => Key::Seen(provider),
     };
     let Some(written) = written_anew(&key, record.to_vec()) else { return };

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use super::{BadAddress, Version};
 
 /// The longest constraint that is taken from anybody, in bytes.
@@ -13,7 +15,8 @@ const MOST_CONDITIONS: usize = 16;
 ///
 /// A pre-release meets them only where a `=` names it. Build metadata is looked at by `=` and `!=`, and is nothing to
 /// the others.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct Constraint(Vec<Condition>);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -53,12 +56,37 @@ impl Constraint {
         conditions.into_iter().map(|condition| Condition::parse(condition, given)).collect::<Result<_, _>>().map(Self)
     }
 
+    /// Every condition of all of these. None of them, and every release meets it. A pre-release meets it where a `=` of any
+    /// of them names it, and the conditions of the others allow it.
+    pub fn all<'a>(of: impl IntoIterator<Item = &'a Self>) -> Self {
+        Self(of.into_iter().flat_map(|one| one.0.iter().cloned()).collect())
+    }
+
     /// The one version that it names, where it names one and says nothing else.
     pub fn exactly(&self) -> Option<&Version> {
         match self.0.as_slice() {
             [Condition { operator: Operator::Equal, version }] => Some(version),
             _ => None,
         }
+    }
+
+    /// The form in which clients write it into a lock file: each condition once, by their versions, `=` left out.
+    pub fn as_locked(&self) -> String {
+        let mut conditions: Vec<&Condition> = self.0.iter().collect();
+        let place = |one: &Condition| match one.operator {
+            Operator::Greater => 0,
+            Operator::GreaterOrEqual => 1,
+            Operator::Equal => 2,
+            Operator::SamePatchLine => 3,
+            Operator::SameMajorLine => 4,
+            Operator::LessOrEqual => 5,
+            Operator::Less => 6,
+            Operator::NotEqual => 7,
+        };
+        conditions.sort_by(|a, b| a.version.cmp(&b.version).then(place(a).cmp(&place(b))));
+        conditions.dedup();
+        let each = conditions.into_iter().map(ToString::to_string);
+        each.map(|one| one.trim_start_matches("= ").to_owned()).collect::<Vec<_>>().join(", ")
     }
 
     /// Whether a version is one that clients would take.
@@ -74,7 +102,10 @@ impl Condition {
         let given = given.trim_matches(' ');
         let end = given.find(|c: char| !"=!<>~".contains(c)).unwrap_or(given.len());
         let (sign, text) = given.split_at(end);
-        let text = text.trim_start_matches(' ');
+        let text = text.strip_prefix(' ').unwrap_or(text);
+        if text.starts_with(' ') {
+            return Err(bad("clients take one space at most between an operator and its version"));
+        }
         if text.is_empty() {
             return Err(bad("there is no version in one of its conditions"));
         }
@@ -188,7 +219,7 @@ mod tests {
             ("= 1.0.0-beta.1, < 2.0.0", &["1.0.0-beta.1"]),
             ("!= 2.0.0-rc.1, >= 2.0.0-rc.1", &["2.0.0", "10.0.0"]),
             ("= 1.0.0, = 1.0.1", &[]),
-            ("  >=   1.2.3  ,  <2  ", &["1.2.3", "1.3.0"]),
+            ("  >= 1.2.3  ,  <2  ", &["1.2.3", "1.3.0"]),
         ] {
             assert_eq!(allowed(constraint, &ALL), versions, "{constraint}");
         }
@@ -210,6 +241,25 @@ mod tests {
         }
     }
 
+    /// What Terraform 1.11.4 wants to be written in a lock file.
+    #[test]
+    fn clients_write_it_into_a_lock_file_in_one_form() {
+        for (given, locked) in [
+            (
+                "3.0.0, < 3.0.0, <= 3.0.0, != 3.0.0, ~> 3.0, ~> 3.0.0, > 3.0.0, >= 3.0.0, < 2, >= 3.0.1, ~> 3.1",
+                "< 2.0.0, > 3.0.0, >= 3.0.0, 3.0.0, ~> 3.0.0, ~> 3.0, <= 3.0.0, < 3.0.0, != 3.0.0, >= 3.0.1, ~> 3.1",
+            ),
+            (
+                "~> 3.0.0-beta, >= 3.0.0, 3.0.0-beta, >= 3.0.0+b, >= 3.0.0+a",
+                "3.0.0-beta, ~> 3.0.0-beta, >= 3.0.0, >= 3.0.0+a, >= 3.0.0+b",
+            ),
+            ("~> 3, ~> 3.0", "~> 3.0"),
+            ("= 3.2.2", "3.2.2"),
+        ] {
+            assert_eq!(Constraint::parse(given).unwrap().as_locked(), locked);
+        }
+    }
+
     #[test]
     fn what_no_client_would_take_is_refused() {
         for (given, reason) in [
@@ -224,6 +274,8 @@ mod tests {
             ("1.0 2.0", "is not a version"),
             (">= v1.0", "\"v\" in front"),
             ("5.*", "~> 5.0"),
+            (">=  1.0", "one space"),
+            (">= 1.0, ~>   1.2", "one space"),
             ("~> 1.2.3.4", "more than three"),
             (&"1".repeat(513), "longer than"),
             (&["1"; 17].join(","), "more than 16"),
@@ -239,6 +291,20 @@ mod tests {
         assert_eq!(exactly("= 1.2"), Some("1.2.0".to_owned()));
         assert_eq!(exactly("1.2.0-rc.1"), Some("1.2.0-rc.1".to_owned()));
         assert_eq!((exactly(">= 1.2"), exactly("1.2, 1.2")), (None, None));
+    }
+
+    /// Seen with Terraform 1.11, a module asking for `>= 1.0` and its caller for the pre-release.
+    #[test]
+    fn several_constraints_are_met_where_each_is() {
+        let all = |given: &[&str]| {
+            let each: Vec<Constraint> = given.iter().map(|given| Constraint::parse(given).unwrap()).collect();
+            Constraint::all(&each)
+        };
+        let allows = |given: &[&str], version| all(given).allows(&Version::parse(version).unwrap());
+        assert!(allows(&["~> 1.0", "!= 1.2.0"], "1.1.0") && !allows(&["~> 1.0", "!= 1.2.0"], "1.2.0"));
+        assert!(allows(&[">= 1.0", "2.0.0-rc.1"], "2.0.0-rc.1"));
+        assert!(!allows(&[">= 1.0", "2.0.0-rc.1"], "2.0.0") && !allows(&["< 2.0.0-rc", "2.0.0-rc.1"], "2.0.0-rc.1"));
+        assert!(allows(&[], "1.0.0") && !allows(&[], "1.0.0-rc.1"));
     }
 
     proptest! {

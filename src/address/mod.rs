@@ -4,6 +4,7 @@
 mod constraint;
 mod host;
 mod module;
+mod module_constraint;
 mod version;
 mod what;
 
@@ -14,6 +15,7 @@ use serde::{Deserialize, Serialize};
 pub use self::constraint::Constraint;
 pub use self::host::Hostname;
 pub use self::module::{ModuleAddress, ModuleName, ModulePackage, System};
+pub use self::module_constraint::ModuleConstraint;
 pub use self::version::Version;
 pub use self::what::{BadWhat, Meant, Versions, What};
 
@@ -36,6 +38,21 @@ impl BadAddress {
     }
 }
 
+/// A name of up to 128 letters, digits, `-` and `_`, as it was given.
+fn checked_name<'a>(kind: &'static str, given: &'a str) -> Result<&'a str, BadAddress> {
+    let bad = |why| BadAddress::new(kind, given, why);
+    if given.is_empty() || given.len() > LONGEST_PART {
+        return Err(bad("it has no letters, or more than 128"));
+    }
+    if !given.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_') {
+        return Err(bad("it may hold letters, digits, - and _"));
+    }
+    if !given.starts_with(|c: char| c.is_ascii_alphanumeric()) {
+        return Err(bad("it must begin with a letter or a digit"));
+    }
+    Ok(given)
+}
+
 /// A namespace or a provider type: lower-case letters, digits, `-` and `_`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -44,17 +61,7 @@ pub struct Name(String);
 impl Name {
     /// Parses a name in any case; clients send lower case (PROTOCOL 2.1).
     pub fn parse(given: &str) -> Result<Self, BadAddress> {
-        let bad = |why| BadAddress::new("provider name", given, why);
-        if given.is_empty() || given.len() > LONGEST_PART {
-            return Err(bad("it has no letters, or more than 128"));
-        }
-        if !given.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_') {
-            return Err(bad("it may hold letters, digits, - and _"));
-        }
-        if !given.starts_with(|c: char| c.is_ascii_alphanumeric()) {
-            return Err(bad("it must begin with a letter or a digit"));
-        }
-        Ok(Self(given.to_ascii_lowercase()))
+        Ok(Self(checked_name("provider name", given)?.to_ascii_lowercase()))
     }
 
     /// The name as it stands in URLs and file names.
@@ -157,7 +164,8 @@ impl fmt::Display for Package {
 }
 
 /// What an archive is kept as.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Artifact {
     /// A version of a provider for one platform.
     Provider(Package),
@@ -254,7 +262,7 @@ macro_rules! written_as_text {
     )*};
 }
 
-written_as_text!(Hostname, Name, ModuleName, System, Platform, Version, FileName);
+written_as_text!(Hostname, Name, ModuleName, System, Platform, Version, Constraint, ModuleConstraint, FileName);
 
 #[cfg(test)]
 mod tests {

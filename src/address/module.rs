@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{BadAddress, Hostname, LONGEST_PART, Version};
+use super::{BadAddress, Hostname, Version, checked_name};
 
 /// A namespace or the name of a module: letters in the case they were given in, digits, `-` and `_`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -14,17 +14,7 @@ pub struct ModuleName(String);
 impl ModuleName {
     /// Parses a name; clients send what the user typed.
     pub fn parse(given: &str) -> Result<Self, BadAddress> {
-        let bad = |why| BadAddress::new("module name", given, why);
-        if given.is_empty() || given.len() > LONGEST_PART {
-            return Err(bad("it has no letters, or more than 128"));
-        }
-        if !given.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_') {
-            return Err(bad("it may hold letters, digits, - and _"));
-        }
-        if !given.starts_with(|c: char| c.is_ascii_alphanumeric()) {
-            return Err(bad("it must begin with a letter or a digit"));
-        }
-        Ok(Self(given.to_owned()))
+        Ok(Self(checked_name("module name", given)?.to_owned()))
     }
 
     /// The name as it was given.
@@ -122,6 +112,7 @@ impl fmt::Display for ModulePackage {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::LONGEST_PART;
     use super::*;
 
     #[test]

@@ -90,6 +90,11 @@ impl Version {
         !self.pre.is_empty()
     }
 
+    /// What stands after the first `-`; empty where it is a release.
+    pub(super) fn pre(&self) -> &str {
+        &self.pre
+    }
+
     /// Major, minor and patch.
     pub(super) fn numbers(&self) -> [u64; 3] {
         self.numbers
@@ -102,7 +107,7 @@ impl Version {
 }
 
 /// SemVer 2.0.0, section 11: a pre-release comes before its release; numbers before words.
-fn compare_pre(a: &str, b: &str) -> Ordering {
+pub(super) fn compare_pre(a: &str, b: &str) -> Ordering {
     match (a.is_empty(), b.is_empty()) {
         (true, true) => return Ordering::Equal,
         (true, false) => return Ordering::Greater,

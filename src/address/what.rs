@@ -2,10 +2,16 @@
 
 use std::fmt;
 
-use super::{BadAddress, Constraint, Hostname, ModuleAddress, ModuleName, Name, ProviderAddress, System, Version};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    BadAddress, Constraint, Hostname, ModuleAddress, ModuleConstraint, ModuleName, Name, ProviderAddress, System,
+    Version,
+};
 
 /// A provider or a module, and which of its versions are meant.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum What {
     /// A provider.
     Provider(Meant<ProviderAddress>),
@@ -14,7 +20,7 @@ pub enum What {
 }
 
 /// Which versions of something are meant.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Meant<A> {
     /// The provider or the module.
     pub of: A,
@@ -23,14 +29,17 @@ pub struct Meant<A> {
 }
 
 /// Which versions are meant.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Versions {
     /// The provider or the module as a whole.
     All,
     /// This one.
     Exactly(Version),
-    /// Those that meet these conditions.
+    /// Those of a provider that meet these conditions.
     Matching(Constraint),
+    /// Those of a module that meet these conditions, which clients read by other rules.
+    MatchingModule(ModuleConstraint),
 }
 
 /// Text that names nothing an operator could mean.
@@ -53,6 +62,73 @@ impl Versions {
             Self::All => true,
             Self::Exactly(exact) => exact == version,
             Self::Matching(constraint) => constraint.allows(version),
+            Self::MatchingModule(constraint) => constraint.allows(version),
+        }
+    }
+
+    /// What stands after the `@` of a provider's address.
+    fn of_provider(given: &str) -> Result<Self, BadAddress> {
+        if !given.contains(['~', '>', '<', '=', '!', ',', '*', ' ']) {
+            return Ok(Self::Exactly(Version::parse(given)?));
+        }
+        let constraint = Constraint::parse(given)?;
+        Ok(constraint.exactly().cloned().map_or(Self::Matching(constraint), Self::Exactly))
+    }
+
+    /// The same of a module's.
+    fn of_module(given: &str) -> Result<Self, BadAddress> {
+        let given = given.trim();
+        if let Ok(version) = Version::parse(given.strip_prefix('=').map_or(given, str::trim_start))
+            && (given == version.as_str() || !version.as_str().contains(['-', '+']))
+        {
+            return Ok(Self::Exactly(version));
+        }
+        ModuleConstraint::parse(given).map(Self::MatchingModule)
+    }
+}
+
+impl Meant<ProviderAddress> {
+    /// The version that a client would take of those that are listed: the newest that is meant. Only a version that is
+    /// named exactly may be a pre-release.
+    ///
+    /// # Errors
+    /// Why it would take none.
+    pub fn choose<'a>(&self, listed: &[&'a Version]) -> Result<&'a Version, String> {
+        let is_meant = |version: &&Version| match &self.versions {
+            Versions::All => !version.is_pre_release(),
+            versions => versions.include(version),
+        };
+        listed.iter().copied().filter(is_meant).max().ok_or_else(|| self.none_of(listed.len()))
+    }
+}
+
+impl Meant<ModuleAddress> {
+    /// The version that a client would take of those that are listed, as for a provider; of two that only differ in
+    /// build metadata, the first.
+    ///
+    /// # Errors
+    /// Why it would take none.
+    pub fn choose<'a>(&self, listed: &[&'a Version]) -> Result<&'a Version, String> {
+        let mut each = listed.iter().copied();
+        let chosen = match &self.versions {
+            Versions::All => ModuleConstraint::default().newest(each),
+            Versions::MatchingModule(constraint) => constraint.newest(each),
+            versions @ (Versions::Exactly(_) | Versions::Matching(_)) => each.find(|version| versions.include(version)),
+        };
+        chosen.ok_or_else(|| self.none_of(listed.len()))
+    }
+}
+
+impl<A: fmt::Display> Meant<A> {
+    fn none_of(&self, number: usize) -> String {
+        match &self.versions {
+            Versions::All => format!("none of the {number} versions that {} lists is a release", self.of),
+            Versions::Exactly(_) => {
+                format!("{self} is none of the {number} versions that are listed, so no client would ask for it")
+            }
+            Versions::Matching(_) | Versions::MatchingModule(_) => {
+                format!("none of the {number} versions that are listed is {self}")
+            }
         }
     }
 }
@@ -71,23 +147,16 @@ impl What {
             [host, rest @ ..] if names_a_host => (Hostname::parse(host)?, rest),
             parts => (default_host.clone(), parts),
         };
-        let versions = match version {
-            None => Versions::All,
-            Some(version) if version.contains(['~', '>', '<', '=', '!', ',', '*', ' ']) => {
-                let constraint = Constraint::parse(version)?;
-                constraint.exactly().cloned().map_or(Versions::Matching(constraint), Versions::Exactly)
-            }
-            Some(version) => Versions::Exactly(Version::parse(version)?),
-        };
+        let versions = |read: fn(&str) -> Result<Versions, BadAddress>| version.map_or(Ok(Versions::All), read);
         match parts {
             [namespace, type_] => {
                 let of = ProviderAddress { host, namespace: Name::parse(namespace)?, type_: Name::parse(type_)? };
-                Ok(Self::Provider(Meant { of, versions }))
+                Ok(Self::Provider(Meant { of, versions: versions(Versions::of_provider)? }))
             }
             [namespace, name, system] => {
                 let [namespace, name] = [ModuleName::parse(namespace)?, ModuleName::parse(name)?];
                 let of = ModuleAddress { host, namespace, name, system: System::parse(system)? };
-                Ok(Self::Module(Meant { of, versions }))
+                Ok(Self::Module(Meant { of, versions: versions(Versions::of_module)? }))
             }
             _ => Err(BadWhat::Shape(shown())),
         }
@@ -117,6 +186,7 @@ impl<A: fmt::Display> fmt::Display for Meant<A> {
             Versions::All => self.of.fmt(f),
             Versions::Exactly(version) => write!(f, "{}@{version}", self.of),
             Versions::Matching(constraint) => write!(f, "{}@{constraint}", self.of),
+            Versions::MatchingModule(constraint) => write!(f, "{}@{constraint}", self.of),
         }
     }
 }
@@ -145,7 +215,11 @@ mod tests {
             ("localhost:5000/acme/null@01.2.0", "localhost:5000/acme/null@1.2.0"),
             ("Other.Example:443/acme/null", "other.example/acme/null"),
             ("Acme/VPC/aws", "registry.example/Acme/VPC/aws"),
-            ("acme/vpc/aws@~>5", "registry.example/acme/vpc/aws@~> 5.0"),
+            ("acme/vpc/aws@~>5", "registry.example/acme/vpc/aws@~>5"),
+            ("acme/vpc/aws@ = 5.0 ", "registry.example/acme/vpc/aws@5.0.0"),
+            ("acme/vpc/aws@1.0.0-rc.1", "registry.example/acme/vpc/aws@1.0.0-rc.1"),
+            ("acme/vpc/aws@= 1.0.0-rc.1", "registry.example/acme/vpc/aws@= 1.0.0-rc.1"),
+            ("acme/vpc/aws@v1.0", "registry.example/acme/vpc/aws@v1.0"),
             ("Other.example/acme/vpc/aws@1.0", "other.example/acme/vpc/aws@1.0.0"),
         ] {
             assert_eq!(parse(given).map(|what| what.to_string()), Ok(meant.to_owned()), "{given}");
@@ -162,6 +236,7 @@ mod tests {
             ("h.example/a/b/c/d", "is no address"),
             ("acme/vpc/AWS", "is not a module system"),
             ("acme/null@=> 5.0", "its operators can be"),
+            ("acme/vpc/aws@=> 5.0", "of a module"),
             ("acme/null@>= 5,", "there is no version"),
             ("acme/null@5.*", "~> 5.0"),
             ("acme/null@v1.0.0", "\"v\" in front"),
@@ -176,9 +251,33 @@ mod tests {
         }
     }
 
+    /// Seen with Terraform 1.11.4, for a provider and for a module.
+    #[test]
+    fn the_conditions_of_a_module_are_not_those_of_a_provider() {
+        let listed = ["1.0.0", "5.4.0", "6.1.0", "7.0.0-rc.1"].map(|version| Version::parse(version).unwrap());
+        let listed: Vec<&Version> = listed.iter().collect();
+        let chosen = |given: &str| match parse(given).unwrap() {
+            What::Provider(meant) => meant.choose(&listed).map(Version::to_string),
+            What::Module(meant) => meant.choose(&listed).map(Version::to_string),
+        };
+        assert_eq!(chosen("acme/test@~> 5").unwrap(), "5.4.0");
+        for (given, version) in [
+            ("acme/two/test@~> 5", "6.1.0"),
+            ("acme/two/test@~> 5.0", "5.4.0"),
+            ("acme/two/test@v1.0.0", "1.0.0"),
+            ("acme/two/test@7.0.0-rc.1", "7.0.0-rc.1"),
+            ("acme/two/test", "6.1.0"),
+        ] {
+            assert_eq!(chosen(given).unwrap(), version, "{given}");
+        }
+        for given in ["acme/test@> 7", "acme/two/test@> 7", "acme/two/test@= 7.0.0-rc.1", "acme/two/test@2.0.0"] {
+            assert!(chosen(given).unwrap_err().contains("none of the 4 versions"), "{given}");
+        }
+    }
+
     proptest! {
         #[test]
-        fn any_text_is_read_as_what_it_prints_or_refused(given in "[a-z.:@/~>0-9 -]{0,40}|acme/null@[~=!<>]{0,2} ?[0-9](\\.[0-9]){0,2},?[~=!<>]{0,2} ?[0-9](\\.[0-9]){0,2}|\\PC{0,40}") {
+        fn any_text_is_read_as_what_it_prints_or_refused(given in "[a-z.:@/~>0-9 -]{0,40}|acme/(null|vpc/aws)@ ?[~=!<>]{0,2} ?[0-9](\\.[0-9]){0,2},?[~=!<>]{0,2} ?[0-9](\\.[0-9]){0,2}|\\PC{0,40}") {
             if let Ok(what) = parse(&given) {
                 prop_assert_eq!(parse(&what.to_string()), Ok(what.clone()));
             }

@@ -8,6 +8,7 @@ use tokio::task;
 
 use super::{Running, what_would_not_start};
 use crate::config::Config;
+use crate::mirror::SealedFor;
 use crate::upstream::Upstreams;
 
 /// What came of a reload.
@@ -56,7 +57,9 @@ impl Running {
         let outbound = before.outbound.renewed(&config.network, &config.upstreams);
         let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
         let outbound = outbound.map_err(|e| failed(&e))?;
-        let terms = Arc::new(before.followed_by(upstreams, outbound, config.store.max_size.as_u64()));
+        let sealed_for = SealedFor::from(config.network.sealed_platforms.as_slice());
+        let terms = before.followed_by(upstreams, outbound, config.store.max_size.as_u64(), sealed_for);
+        let terms = Arc::new(terms);
         let front = self.parts.front(&config, Arc::clone(&terms), Some(&*self.front.load())).map_err(|e| failed(&e))?;
 
         if let (Some(tls), Some(renewal)) = (&self.tls, renewal) {
@@ -64,6 +67,7 @@ impl Running {
         }
         self.parts.mirror.renew(terms);
         self.front.store(Arc::new(front));
+        self.parts.recurring.renew(&config);
         *in_force = config;
         if let Err(error) = self.parts.mirror.make_room().await {
             tracing::error!(%error, "the store could not be looked at for what has no room any more");

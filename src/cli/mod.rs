@@ -1,9 +1,16 @@
 //! The command line: one file per command. What people see, on a terminal or as JSON.
 
+mod bundle;
 mod check;
 mod client_config;
 mod command;
 mod doctor;
+mod export;
+mod import;
+mod inventory;
+mod missing;
+mod order;
+mod plan;
 mod screen;
 mod serve;
 mod service;
@@ -55,8 +62,20 @@ enum Command {
     Doctor(Common),
     /// What is stored, served and saved
     Status(Common),
+    /// Will init work with the cable pulled? What is held, what is needed, and what cannot be had
+    Plan(plan::PlanCommand),
+    /// What was asked for while offline and is not held: with --json, as plan, warm and bundle create take it
+    Missing(missing::MissingCommand),
     /// Fetch what is missing, with progress
     Warm(warm::Warm),
+    /// Write a tree that filesystem_mirror and a plain web server use
+    Export(export::Export),
+    /// Take in a tree of `terraform providers mirror`, or one that `larder export` made
+    Import(import::Import),
+    /// Carry what is held across a gap
+    Bundle(bundle::Bundle),
+    /// What is held, for the next `bundle create --since`
+    Inventory(Common),
     /// Ask upstream again now, whatever its age: the version list, and the sets that are held
     Refresh(command::Addresses),
     /// Forget documents and archives; not what was ever proven
@@ -93,7 +112,10 @@ impl Arguments {
     pub fn log_directives(&self) -> &'static str {
         match self.command {
             Command::Serve(_) => "info",
-            Command::Warm(_) => "warn,larder::jobs=error",
+            Command::Warm(_) | Command::Export(_) => "warn,larder::jobs=error",
+            // It tells of each archive itself.
+            Command::Import(_) => "warn,larder::mirror::trees=error",
+            Command::Bundle(_) => "warn,larder::jobs=error,larder::mirror::carry=off",
             _ => "warn",
         }
     }
@@ -106,7 +128,13 @@ impl Arguments {
             Command::ClientConfig(client_config) => client_config.run().map(|()| true),
             Command::Doctor(common) => doctor::run(&common),
             Command::Status(common) => status::run(&common).map(|()| true),
+            Command::Plan(plan) => plan.run(),
+            Command::Missing(missing) => missing.run().map(|()| true),
             Command::Warm(warm) => warm.run(),
+            Command::Export(export) => export.run(),
+            Command::Import(import) => import.run(),
+            Command::Bundle(bundle) => bundle.run(),
+            Command::Inventory(common) => inventory::run(&common).map(|()| true),
             Command::Refresh(addresses) => addresses.run(admin::Command::Refresh),
             Command::Purge(addresses) => addresses.run(admin::Command::Purge),
             Command::Accept(addresses) => addresses.run(admin::Command::Accept),

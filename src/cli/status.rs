@@ -10,6 +10,8 @@ use super::text::{Page, counted, moment, percent, shown_as_text, time, width_of_
 use super::{Common, ask_running, runtime, say};
 use crate::app::{self, Settings};
 use crate::http::admin_client::{self, NoAnswer};
+use crate::jobs::report::JobState;
+use crate::jobs::{LastRun, Recurring, RecurringState};
 use crate::mirror::{Alarm, AlarmKind, Status, StoreState, Trouble, UpstreamState};
 use crate::protocol::admin::{Report, SinceStart};
 use crate::store::Store;
@@ -28,8 +30,10 @@ pub(super) fn run(common: &Common) -> anyhow::Result<()> {
                 Err(anyhow!("no larder runs here, and there is no store in {path} yet: `larder serve` makes it"))
             }
             Err(NoAnswer::NotRunning(_)) => {
-                let (mirror, _, _) = app::mirror(&config, &Settings::default())?;
-                let report = Report { mirror: mirror.status(), since_start: None };
+                let settings = Settings::default();
+                let (mirror, store, _) = app::mirror(&config, &settings)?;
+                let warm_ups = Recurring::at_rest(store, &settings.clock, &config).await;
+                let report = Report { mirror: mirror.status(), since_start: None, warm_ups };
                 mirror.close().await?;
                 Ok(report)
             }
@@ -63,7 +67,9 @@ fn page(report: &Report, width: Option<usize>) -> String {
     } else {
         page.group("upstreams", &mirror.upstreams.join(", "));
     }
+    warm_ups(&mut page, &report.warm_ups);
     alarms(&mut page, &mirror.alarms);
+    imported(&mut page, &mirror.imported);
     missing(&mut page, &mirror.missing);
     page.text()
 }
@@ -138,6 +144,42 @@ fn upstreams(page: &mut Page, upstreams: &[UpstreamState]) {
     page.columns(["", "requests", "failed", "refused", "received"], &rows);
 }
 
+fn warm_ups(page: &mut Page, warm_ups: &[RecurringState]) {
+    if warm_ups.is_empty() {
+        return;
+    }
+    page.group("warm-ups", "each runs again and again ([[warm]])");
+    for warm_up in warm_ups.iter().take(SHOWN) {
+        let RecurringState { what, every_seconds, running, last, next } = warm_up;
+        let now = match (running, next) {
+            (Some(job), _) => format!("; runs now (job {job})"),
+            (None, Some(next)) => format!("; due {}", moment(*next)),
+            (None, None) => String::new(),
+        };
+        let last = match last {
+            None => "did not run yet".to_owned(),
+            Some(last) => last_run(last),
+        };
+        let what: Vec<String> = what.iter().map(|what| shown_as_text(what)).collect();
+        page.item(&what.join(", "), Some(&format!("every {}: {last}{now}", time(*every_seconds))));
+    }
+    and_more(page, warm_ups.len());
+}
+
+fn last_run(last: &LastRun) -> String {
+    let LastRun { ended, state, items, error, failures, .. } = last;
+    let how = match (state, error) {
+        (_, Some(why)) => format!("COULD NOT BEGIN: {}", shown_as_text(why)),
+        (JobState::Failed, None) => format!("FAILED for {} of {}", items.failed, counted(items.all, "archive")),
+        (JobState::Cancelled, None) => "was cancelled".to_owned(),
+        (JobState::Done | JobState::Running, None) => {
+            format!("{} held, {} of them new", counted(items.held + items.fetched, "archive"), items.fetched)
+        }
+    };
+    let again = if *failures > 1 { format!(", {failures} times in a row") } else { String::new() };
+    format!("{how}{again}, {}", moment(*ended))
+}
+
 /// Nobody signs modules: what there is to say of one is another thing.
 fn is_of_module(alarm: &Alarm) -> bool {
     // HOST/NAMESPACE/NAME/SYSTEM, where a provider has HOST/NAMESPACE/TYPE.
@@ -165,6 +207,9 @@ fn alarms(page: &mut Page, alarms: &[Alarm]) {
                 format!("published anew{of}, signed by a key known for the provider: the new one is served")
             }
             AlarmKind::Dropped => "upstream lists it no more; it is held, and stays listed".to_owned(),
+            AlarmKind::ImportedDiffers => {
+                format!("what was imported of it{of} is not what upstream has: that is served from now on")
+            }
         };
         page.item(&format!("{}, {}", alarm.what, moment(alarm.since)), Some(&said));
         if alarm.kind == AlarmKind::WaitsForAccept {
@@ -174,6 +219,16 @@ fn alarms(page: &mut Page, alarms: &[Alarm]) {
     and_more(page, alarms.len());
 }
 
+fn imported(page: &mut Page, imported: &[String]) {
+    if imported.is_empty() {
+        return;
+    }
+    let archives = counted(imported.len() as u64, "archive");
+    page.group("imported", &format!("{archives} without signatures: only this mirror's operator vouches for them"));
+    imported.iter().take(SHOWN).for_each(|what| page.item(what, None));
+    and_more(page, imported.len());
+}
+
 fn missing(page: &mut Page, missing: &[String]) {
     if missing.is_empty() {
         return;
@@ -181,6 +236,7 @@ fn missing(page: &mut Page, missing: &[String]) {
     page.group("missing", &format!("{} asked for while offline and not held", missing.len()));
     missing.iter().take(SHOWN).for_each(|what| page.item(what, None));
     and_more(page, missing.len());
+    page.item("`larder missing --json` prints it as an order for a larder that can fetch it", None);
 }
 
 fn and_more(page: &mut Page, all: usize) {
@@ -194,7 +250,23 @@ fn and_more(page: &mut Page, all: usize) {
 mod tests {
     use super::*;
     use crate::clock::Timestamp;
+    use crate::jobs::report::ItemCounts;
     use crate::mirror::LeftAlone;
+
+    fn warm_up(last: Option<LastRun>, running: Option<&str>) -> RecurringState {
+        let what = vec![
+            "hashicorp/aws@~> 5.0".to_owned(),
+            "/etc/larder/configurations/a-folder-with-a-long-name/production".to_owned(),
+        ];
+        let next = running.is_none().then_some(Timestamp(1_795_300_000));
+        RecurringState { what, every_seconds: 86_400, running: running.map(str::to_owned), last, next }
+    }
+
+    fn ran(state: JobState, error: Option<&str>, failures: u32) -> LastRun {
+        let items = ItemCounts { all: 30, held: 20, fetched: 5, failed: 5, cancelled: 0 };
+        let error = error.map(str::to_owned);
+        LastRun { ended: Timestamp(1_795_293_000), state, job: Some("00".repeat(8)), items, error, failures }
+    }
 
     /// A larder to which everything has happened that can.
     fn troubled() -> Report {
@@ -232,6 +304,7 @@ mod tests {
                 archive_bytes: 150 << 30,
                 documents: 4321,
                 document_bytes: 100 << 20,
+                imported: vec!["registry.terraform.io/acme/null 1.2.0 for linux_amd64".to_owned()],
                 offline: true,
                 upstreams: vec!["registry.terraform.io".to_owned()],
                 missing: (0..25)
@@ -270,6 +343,12 @@ mod tests {
                     upstream("registry.terraform.io", vec![left]),
                 ],
             }),
+            warm_ups: vec![
+                warm_up(None, Some("0123456789abcdef")),
+                warm_up(Some(ran(JobState::Done, None, 0)), None),
+                warm_up(Some(ran(JobState::Failed, None, 3)), None),
+                warm_up(Some(ran(JobState::Failed, Some("there is no folder \u{1b}[2J"), 1)), None),
+            ],
         }
     }
 
@@ -305,7 +384,12 @@ mod tests {
             "LEFT ALONE after failures: https://releases.hashicorp.example for 42 s",
             "larder accept registry.terraform.io/a-namespace-that-is-long/a-provider-with-a-long-name@12.34.56",
             "\\u{1b}[2J",
+            "1 archive without signatures",
             "25 asked for while offline",
+            "every 1 day: did not run yet; runs now (job 0123456789abcdef)",
+            "25 archives held, 5 of them new, 2026-11-21",
+            "FAILED for 5 of 30 archives, 3 times in a row",
+            "COULD NOT BEGIN: there is no folder \\u{1b}[2J",
             "… and 5 more",
         ] {
             assert!(shown.contains(part), "{part} is not in:\n{shown}");

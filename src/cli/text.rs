@@ -54,6 +54,19 @@ impl Page {
         }
     }
 
+    /// What else is to say about the item above.
+    pub(super) fn about(&mut self, about: &str) {
+        if !about.is_empty() {
+            self.hang("    ", about);
+        }
+    }
+
+    /// A line below everything else, after a gap.
+    pub(super) fn last(&mut self, text: &str) {
+        self.lines.push(String::new());
+        self.hang("", text);
+    }
+
     /// A command to paste: never broken.
     pub(super) fn command(&mut self, command: &str) {
         self.lines.push(format!("    {command}"));

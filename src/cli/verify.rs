@@ -89,6 +89,10 @@ impl Report {
             Step::WrongRecord { record } => say(&format!("damaged: {record}; set aside")),
             Step::WrongArchive(wrong) => say(&told(wrong)),
             Step::Unreadable { what, error } => say(&format!("unreadable: {what}: {error}")),
+            Step::Imported { archives } => {
+                let archives = counted(*archives, "archive");
+                say(&format!("{archives} as imported, without signatures: only their digests could be verified"));
+            }
             Step::Done { wrong, .. } => say(&match wrong {
                 0 => "all is well".to_owned(),
                 wrong => format!("{} wrong", counted(*wrong, "thing")),
@@ -134,7 +138,7 @@ fn told(wrong: &Wrong) -> String {
     let healed = match healed {
         Healed::FetchedAgain => "fetched again".to_owned(),
         Healed::NobodyNeedsIt => "nobody needs it".to_owned(),
-        Healed::Offline => "offline, so it is not fetched again; `larder status` lists it as missing".to_owned(),
+        Healed::Offline => "offline, so it is not fetched again; `larder missing` lists it".to_owned(),
         Healed::NotNow { error } => format!("not fetched again yet: {error}"),
     };
     format!("{found}: the archive of {of} (SHA-256 {digest}); {healed}")

@@ -1,26 +1,68 @@
 //! A user's file, read within bounds.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
 use super::hcl::LARGEST;
 
+/// The most names in a folder that are looked at.
+const MOST_ENTRIES: usize = 100_000;
+
 /// Reads a file of at most [`LARGEST`] bytes.
 ///
 /// # Errors
 /// What the system says, and where it is larger or no file.
-#[expect(clippy::disallowed_methods, reason = "a user's own files are no part of the store")]
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    read_up_to(path, LARGEST)
+}
+
+/// Reads a file of at most `largest` bytes.
+///
+/// # Errors
+/// As for [`read`].
+#[expect(clippy::disallowed_methods, reason = "a user's own files are no part of the store")]
+pub fn read_up_to(path: &Path, largest: usize) -> io::Result<Vec<u8>> {
+    // A pipe that nobody writes to would not even open.
+    if !path.metadata()?.is_file() {
+        return Err(io::Error::other("it is no file"));
+    }
     let file = File::open(path)?;
     // A pipe would never end, and a device may not either.
     if !file.metadata()?.is_file() {
         return Err(io::Error::other("it is no file"));
     }
     let mut bytes = Vec::new();
-    file.take(LARGEST as u64 + 1).read_to_end(&mut bytes)?;
-    if bytes.len() > LARGEST {
-        return Err(io::Error::other(format!("it has more than {} KiB", LARGEST >> 10)));
+    file.take(largest as u64 + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > largest {
+        return Err(io::Error::other(format!("it has more than {} KiB", largest >> 10)));
     }
     Ok(bytes)
+}
+
+/// What a name in a folder stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Entry {
+    /// A folder.
+    Folder,
+    /// A file, a link, or whatever else.
+    Other,
+}
+
+/// The names in a folder; those that are no UTF-8 are left out, because no client reads such a file.
+///
+/// # Errors
+/// What the system says, and where there are more than anybody keeps in one.
+pub(super) fn entries(folder: &Path) -> io::Result<BTreeMap<String, Entry>> {
+    let mut names = BTreeMap::new();
+    for (number, entry) in folder.read_dir()?.enumerate() {
+        if number == MOST_ENTRIES {
+            return Err(io::Error::other(format!("there are more than {MOST_ENTRIES} files in it")));
+        }
+        let entry = entry?;
+        let kind = if entry.file_type()?.is_dir() { Entry::Folder } else { Entry::Other };
+        names.extend(entry.file_name().into_string().ok().map(|name| (name, kind)));
+    }
+    Ok(names)
 }

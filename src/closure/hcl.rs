@@ -26,6 +26,31 @@ pub enum BadHcl {
     },
 }
 
+/// Where the lines of a file end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Lines(Vec<usize>);
+
+impl Lines {
+    pub(super) fn of(file: &[u8]) -> Self {
+        Self(file.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at).collect())
+    }
+
+    /// The number of the line that a byte is in, from 1 on.
+    pub(super) fn number(&self, at: usize) -> usize {
+        1 + self.0.partition_point(|end| *end < at)
+    }
+}
+
+impl BadHcl {
+    /// The line it is about; the first where it is about all of them.
+    pub(super) fn line(&self) -> usize {
+        match self {
+            Self::Syntax { line, .. } => *line,
+            Self::TooLarge(_) | Self::NoText => 1,
+        }
+    }
+}
+
 /// Parses a file. The parser refuses what is nested deeper than 64 levels.
 ///
 /// # Errors

@@ -5,10 +5,12 @@ use std::ops::Range;
 
 use hcl_edit::Span;
 use hcl_edit::expr::Expression;
-use hcl_edit::structure::{Attribute, Block};
+use hcl_edit::structure::{Attribute, Block, Body};
+use serde::{Deserialize, Serialize};
 
-use super::hcl::{self, BadHcl};
-use crate::address::{Hostname, Name, ProviderAddress, Version};
+use super::configuration;
+use super::hcl::{self, BadHcl, Lines};
+use crate::address::{Constraint, Hostname, Name, ProviderAddress, Version};
 
 /// The largest lock file, in bytes: clients write one or two kilobytes for each provider.
 pub const LARGEST: usize = 256 << 10;
@@ -20,11 +22,13 @@ const MOST_PROVIDERS: usize = 256;
 const MOST_HASHES: usize = 1024;
 /// The longest text in it, in bytes.
 const LONGEST_TEXT: usize = 512;
+/// Where what is part of the client is said to be.
+const BUILT_IN: (&str, &str) = ("terraform.io", "builtin");
 /// How much of a text that is wrong is shown, in characters.
 const SHOWN: usize = 128;
 
 /// One provider of a lock file.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Locked {
     /// The provider.
     pub provider: ProviderAddress,
@@ -58,11 +62,11 @@ impl BadLockFile {
     }
 }
 
-/// Reads a lock file. Blocks and attributes that nobody knows are passed over: a newer client may write more.
+/// Reads a lock file.
 ///
 /// # Errors
-/// Everything that is wrong with it. What a client would refuse is wrong; what it only would have written another way
-/// is not.
+/// Everything that is wrong with it: what a client would refuse. That is also whatever it does not know, and what is
+/// not written in the one form that clients write (seen with Terraform 1.11.4).
 pub fn parse(file: &[u8]) -> Result<Vec<Locked>, BadLockFile> {
     if file.len() > LARGEST {
         let why = format!("it has {} bytes; at most {} KiB is read", file.len(), LARGEST >> 10);
@@ -70,6 +74,7 @@ pub fn parse(file: &[u8]) -> Result<Vec<Locked>, BadLockFile> {
     }
     let body = hcl::parse(file)?;
     let mut reading = Reading { lines: Lines::of(file), problems: Vec::new() };
+    reading.only(&body, None, &[], &["provider", "module"]);
     let mut locked: BTreeMap<ProviderAddress, Locked> = BTreeMap::new();
     for (number, block) in body.blocks().filter(|block| block.has_ident("provider")).enumerate() {
         if number == MOST_PROVIDERS {
@@ -99,20 +104,6 @@ struct Reading {
     problems: Vec<String>,
 }
 
-/// Where the lines of a file end.
-struct Lines(Vec<usize>);
-
-impl Lines {
-    fn of(file: &[u8]) -> Self {
-        Self(file.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at).collect())
-    }
-
-    /// The number of the line that a byte is in, from 1 on.
-    fn number(&self, at: usize) -> usize {
-        1 + self.0.partition_point(|end| *end < at)
-    }
-}
-
 impl Reading {
     fn wrong(&mut self, at: Option<Range<usize>>, what: &str) {
         self.problems.push(match at {
@@ -132,14 +123,29 @@ impl Reading {
         }
     }
 
+    /// Notes what clients do not know of attributes and blocks.
+    fn only(&mut self, body: &Body, at: Option<Range<usize>>, attributes: &[&str], blocks: &[&str]) {
+        let other_attribute = body.attributes().find(|attribute| !attributes.contains(&attribute.key.as_str()));
+        let other_block = body.blocks().find(|block| !blocks.contains(&block.ident.as_str()));
+        if let Some(other) = other_attribute {
+            self.wrong(other.span().or(at.clone()), &format!("clients know no argument {}", shown(other.key.as_str())));
+        }
+        if let Some(other) = other_block {
+            self.wrong(other.span().or(at), &format!("clients know no block {}", shown(other.ident.as_str())));
+        }
+    }
+
     fn provider(&mut self, block: &Block) -> Option<Locked> {
+        self.only(&block.body, block.span(), &["version", "constraints", "hashes"], &[]);
         let address = address(block);
         let provider = self.noted(block.span(), address);
         let version = self.version(block);
         let constraints = block.body.get_attribute("constraints");
         let constraints = match constraints {
             None => Some(None),
-            Some(attribute) => self.noted(attribute.span(), text(&attribute.value, "constraints")).map(Some),
+            Some(attribute) => {
+                self.noted(attribute.span(), text(&attribute.value, "constraints").and_then(constraints_of)).map(Some)
+            }
         };
         let hashes = match block.body.get_attribute("hashes") {
             None => Some(Vec::new()),
@@ -154,7 +160,11 @@ impl Reading {
             return None;
         };
         let read = text(&attribute.value, "version");
-        let read = read.and_then(|version| Version::parse(&version).map_err(|bad| bad.to_string()));
+        let read = read.and_then(|given| match Version::parse(&given) {
+            Ok(version) if version.as_str() == given => Ok(version),
+            Ok(version) => Err(format!("clients refuse the version {} unless it is written {version}", shown(&given))),
+            Err(bad) => Err(bad.to_string()),
+        });
         self.noted(attribute.span(), read)
     }
 
@@ -189,9 +199,33 @@ fn address(block: &Block) -> Result<ProviderAddress, String> {
     let [host, namespace, type_] = parts.as_slice() else {
         return Err(format!("{} is not a provider's HOST/NAMESPACE/TYPE", shown(given)));
     };
+    if (*host, *namespace) == BUILT_IN {
+        return Err(format!("{} is part of the client, and clients refuse a lock file with it", shown(given)));
+    }
+    configuration::checked(namespace)?;
+    configuration::checked(type_)?;
     let address = Hostname::parse(host)
         .and_then(|host| Ok(ProviderAddress { host, namespace: Name::parse(namespace)?, type_: Name::parse(type_)? }));
-    address.map_err(|bad| bad.to_string())
+    let address = address.map_err(|bad| bad.to_string())?;
+    let form = address.to_string();
+    // A host in other letters than those of ASCII is written in its own.
+    if given.is_ascii() && form != given && !form.contains("xn--") {
+        return Err(format!("clients refuse {} unless it is written {form}", shown(given)));
+    }
+    Ok(address)
+}
+
+/// Constraints as clients write them; there may be none.
+fn constraints_of(given: String) -> Result<String, String> {
+    if given.is_empty() {
+        return Ok(given);
+    }
+    let each: Result<Vec<Constraint>, _> = given.split(',').map(Constraint::parse).collect();
+    let form = Constraint::all(&each.map_err(|bad| bad.to_string())?).as_locked();
+    if form != given {
+        return Err(format!("clients refuse the constraints {} unless they are written {form:?}", shown(&given)));
+    }
+    Ok(given)
 }
 
 /// A string without anything to be worked out in it.
@@ -244,18 +278,37 @@ provider "registry.terraform.io/hashicorp/null" {
     }
 
     #[test]
-    fn what_nobody_knows_is_passed_over() {
-        let newer = r#"
-            edition = 2
-            module "x" { version = "1" }
-            provider "r.example/acme/null" {
-              version = "1.2"
-              oracle = { a = 1 }
-              more "x" { y = true }
-            }
-        "#;
-        let locked = parse(newer.as_bytes()).unwrap();
-        assert_eq!((locked.len(), locked[0].version.as_str(), locked[0].hashes.len()), (1, "1.2.0", 0));
+    fn what_clients_refuse_is_refused() {
+        let provider = |address: &str, says: &str| format!("provider \"{address}\" {{\n{says}\n}}\n");
+        let says = |says: &str| provider("r.example/acme/null", says);
+        let constraints = |given: &str| says(&format!("version = \"1.2.0\"\nconstraints = \"{given}\""));
+        let version = "version = \"1.2.0\"";
+        for (file, why) in [
+            (format!("edition = 2\n{}", says(version)), "no argument \"edition\""),
+            (format!("more \"x\" {{\n}}\n{}", says(version)), "no block \"more\""),
+            (says(&format!("{version}\noracle = 1")), "no argument \"oracle\""),
+            (says(&format!("{version}\nmore \"x\" {{\n}}")), "no block \"more\""),
+            (says("version = \"1.2\""), "unless it is written 1.2.0"),
+            (constraints("~>   1.0"), "one space"),
+            (constraints("~> 1"), "unless they are written \"~> 1.0\""),
+            (constraints("< 2.0.0, >= 1.0.0"), "unless they are written \">= 1.0.0, < 2.0.0\""),
+            (constraints("= 1.2.0"), "unless they are written \"1.2.0\""),
+            (provider("r.example/Acme/null", version), "unless it is written r.example/acme/null"),
+            (provider("R.example/acme/null", version), "unless it is written r.example/acme/null"),
+            (provider("r.example:443/acme/null", version), "unless it is written r.example/acme/null"),
+            (provider("r.example/my_acme/null", version), "is no name of a provider"),
+            (provider("terraform.io/builtin/terraform", version), "part of the client"),
+        ] {
+            let said = problems(&file);
+            assert!(said.len() == 1 && said[0].contains(why), "{file}{said:?}");
+        }
+        // What is said of modules, no client reads yet.
+        let fine = format!(
+            "module \"x\" {{\n  version = \"1\"\n}}\n{}{}",
+            constraints(""),
+            provider("r.example/a/b", version)
+        );
+        assert_eq!(parse(fine.as_bytes()).unwrap().len(), 2);
     }
 
     #[test]
@@ -327,7 +380,7 @@ provider "r.example/acme/twice" { version = "1.0.0" }
     proptest! {
         #[test]
         fn what_a_client_writes_is_read_as_it_is(
-            providers in prop::collection::btree_map("[a-z]{1,8}", ("[0-9]\\.[0-9]\\.[0-9](-[a-z]{1,4})?", prop::option::of("[~>=]{1,2} [0-9]\\.[0-9]"), prop::collection::vec("(h1|zh|x9):[A-Za-z0-9+/=]{1,60}", 0..6)), 0..6),
+            providers in prop::collection::btree_map("[a-z]{1,8}", ("[0-9]\\.[0-9]\\.[0-9](-[a-z]{1,4})?", prop::option::of("~> [0-9]\\.[0-9]|(>=|<|!=) [0-9]\\.[0-9]\\.[0-9]"), prop::collection::vec("(h1|zh|x9):[A-Za-z0-9+/=]{1,60}", 0..6)), 0..6),
         ) {
             let mut file = "# This file is maintained automatically.\n".to_owned();
             for (name, (version, constraints, hashes)) in &providers {

@@ -1,6 +1,24 @@
 //! What users write in their own files, and what it means for a mirror. The home of HCL.
 
 pub mod cli_config;
+mod collect;
+mod configuration;
 pub mod file;
+mod files;
 pub mod hcl;
 pub mod lock_file;
+mod named;
+mod order;
+mod path;
+mod registries;
+mod resolve;
+mod result;
+mod unpacked;
+
+pub use self::collect::{Collected, NotCollected, collect};
+pub use self::files::{BadFiles, Contents, Files, MOST_BYTES, Unreadable};
+pub use self::named::Named;
+pub use self::order::{Client, Configurations, Given, MOST_PLATFORMS, Order};
+pub use self::registries::{ModuleFiles, Registries};
+pub use self::resolve::resolve;
+pub use self::result::{Cannot, Closure, Wanted};

@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::address::Hostname;
+use crate::bundle::Keys;
 
 mod credential;
 mod outside;
@@ -17,6 +18,7 @@ mod sections;
 mod tests;
 mod upstream;
 mod values;
+mod warm;
 
 pub(crate) use outside::{Unreadable, environment, text};
 
@@ -25,6 +27,7 @@ pub use credential::{Access, Credential, CredentialKind, SshFiles};
 pub use problem::{Problems, Remark, Warning};
 pub use sections::{Admin, Network, Private, Server, Store, TlsFiles};
 pub use upstream::{Fresh, Upstream};
+pub use warm::{Warm, WarmWhat};
 
 /// A `mirror.toml` larger than this is not read.
 const LIMIT_BYTES: u64 = 1024 * 1024;
@@ -46,6 +49,10 @@ pub struct Config {
     pub upstreams: Vec<Upstream>,
     /// Secrets for hosts that are no registries.
     pub credentials: Vec<Credential>,
+    /// What bundles are signed with, and whose are taken.
+    pub bundle: Keys,
+    /// What is warmed again and again.
+    pub warm: Vec<Warm>,
 }
 
 impl Default for Config {
@@ -135,6 +142,8 @@ impl Config {
             network: Network::default(),
             upstreams: Upstream::public_registries(),
             credentials: Vec::new(),
+            bundle: Keys::default(),
+            warm: Vec::new(),
         }
     }
 }

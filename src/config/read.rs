@@ -5,14 +5,16 @@ use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use secrecy::ExposeSecret;
 use toml::de::DeTable;
 
 use crate::address::Hostname;
+use crate::bundle::{Keys, PublicKey, SigningKey};
 
 use super::problem::{Remark, Warning};
 use super::reading::Reading;
 use super::section::Section;
-use super::{Admin, Config, Network, Server, Store, TlsFiles, Upstream, credential, upstream, values};
+use super::{Admin, Config, Network, Server, Store, TlsFiles, Upstream, credential, upstream, values, warm};
 
 /// What came of reading one file. The configuration counts only when there are no problems.
 pub(super) struct Outcome {
@@ -68,8 +70,11 @@ fn read_root(root: &mut Section<'_, '_, '_>, config: &mut Config) {
         }
     });
     config.network = root.part("network", read_network);
+    config.bundle = root.part("bundle", read_bundle);
     let upstreams = root.tables("upstream", |section| (section.line_of("host"), upstream::read(section)));
     let credentials = root.tables("credential", |section| (section.line_of("upstreams"), credential::read(section)));
+
+    config.warm = root.tables("warm", warm::read).unwrap_or_default().into_iter().flatten().collect();
 
     check_listeners(root, config);
     let all_known = upstreams.iter().flatten().all(|(_, upstream)| upstream.is_some());
@@ -117,18 +122,24 @@ fn read_admin(section: &mut Section<'_, '_, '_>) -> Admin {
 }
 
 fn read_network(section: &mut Section<'_, '_, '_>) -> Network {
-    let network = Network {
+    Network {
         offline: section.flag("offline").unwrap_or(false),
         sealed_platforms: section.list("sealed_platforms", r#"["linux_amd64"]"#, values::platform).unwrap_or_default(),
         ca_file: section.file("ca_file", "corporate-ca.pem"),
         allow_private: section
             .list("allow_private", r#"["10.0.0.0/8", "artifacts.corp.example"]"#, values::private)
             .unwrap_or_default(),
-    };
-    if !network.sealed_platforms.is_empty() {
-        section.not_enforced("sealed_platforms");
     }
-    network
+}
+
+fn read_bundle(section: &mut Section<'_, '_, '_>) -> Keys {
+    let secret = section.secret("signing_key", r#"{ file = "bundle.key" }"#);
+    let signing = secret.and_then(|text| {
+        let key = SigningKey::parse(text.expose_secret());
+        key.map_err(|bad| section.problem("signing_key", bad.to_string())).ok()
+    });
+    let key = |text: &str| PublicKey::parse(text).map_err(|bad| bad.to_string());
+    Keys { signing, trusted: section.list("trusted_keys", r#"["ed25519:…"]"#, key).unwrap_or_default() }
 }
 
 fn check_listeners(root: &mut Section<'_, '_, '_>, config: &Config) {

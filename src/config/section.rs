@@ -22,6 +22,18 @@ pub(super) struct Section<'r, 'a, 't> {
     known: Vec<&'static str>,
 }
 
+/// What is where a text leads as a path.
+pub(super) enum Place {
+    /// It cannot be a path.
+    None,
+    /// Nothing, as far as is known now.
+    Empty(PathBuf),
+    /// A file or a folder.
+    There(PathBuf),
+    /// Something that is not ours to read.
+    Unreadable(PathBuf, outside::Unreadable),
+}
+
 impl<'r, 'a, 't> Section<'r, 'a, 't> {
     /// Read the whole file as one table; keys that `read` did not ask for are problems afterwards.
     pub(super) fn root<T>(
@@ -139,6 +151,32 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         })
     }
 
+    /// An array of strings, each of which `parse` makes a value of, given what is where it leads as a path.
+    pub(super) fn paths_or<T>(
+        &mut self,
+        key: &'static str,
+        example: &str,
+        parse: impl Fn(&str, Place) -> Result<T, String>,
+    ) -> Option<Vec<T>> {
+        let folder = self.reading.folder;
+        self.list(key, example, |value| {
+            let path = folder.join(value);
+            let place = match outside::check(&path) {
+                _ if value.is_empty() || value.contains('\0') => Place::None,
+                Ok(()) | Err(outside::Unreadable::Folder) => Place::There(path),
+                Err(cause) if cause.is_absent() => Place::Empty(path),
+                Err(cause) => Place::Unreadable(path, cause),
+            };
+            parse(value, place)
+        })
+    }
+
+    /// Whether the key is there and is a list of nothing.
+    pub(super) fn is_empty_list(&self, key: &str) -> bool {
+        let value = self.table.and_then(|table| table.get(key));
+        value.is_some_and(|value| matches!(value.get_ref(), DeValue::Array(items) if items.is_empty()))
+    }
+
     /// The path of a file that another part will read; it must be there.
     pub(super) fn file(&mut self, key: &'static str, example: &str) -> Option<PathBuf> {
         let path = self.path(key, example)?;
@@ -179,6 +217,13 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         self.problem_at(line, key, text);
     }
 
+    /// Record what must be said of a key and does not stop larder from starting.
+    pub(super) fn warning(&mut self, key: &str, text: String) {
+        let line = self.line_of(key);
+        let remark = self.reading.remark(Some(line), self.path_of(key), text);
+        self.reading.warnings.push(Warning(remark));
+    }
+
     /// Record a problem with a key on a line known from before.
     pub(super) fn problem_at(&mut self, line: usize, key: &str, text: String) {
         let remark = self.reading.remark(Some(line), self.path_of(key), text);
@@ -192,13 +237,6 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         let offset = below.and_then(|table| table.get_key_value(key)).map(|(key, _)| key.span().start);
         let line = self.reading.line(offset.unwrap_or(self.offset));
         self.problem_at(line, &format!("{part}.{key}"), text);
-    }
-
-    /// Warn that a key, or the section as a whole where the key is empty, has no effect yet.
-    pub(super) fn not_enforced(&mut self, key: &str) {
-        let text = "accepted, but not enforced by this version of larder".to_owned();
-        let remark = self.reading.remark(Some(self.line_of(key)), self.path_of(key), text);
-        self.reading.warnings.push(Warning(remark));
     }
 
     fn within<T>(

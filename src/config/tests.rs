@@ -166,17 +166,6 @@ fn files_are_relative_to_the_folder_of_the_configuration_and_a_secrets_final_new
     assert!(warnings.is_empty(), "{warnings:?}");
 }
 
-#[test]
-fn what_is_not_enforced_yet_is_accepted_with_a_warning() {
-    let text = "[server]\nclients = ['10.0.0.0/8']\nopen = true\ntrusted_proxies = ['10.0.0.5']\n[network]\n\
-                sealed_platforms = ['linux_amd64']\nallow_private = ['10.0.0.0/8']\n[[upstream]]\nhost = 'r.example'\n\
-                fold_case = false\n";
-    let (_, warnings) = parse(text).unwrap();
-    let lines: Vec<_> = warnings.iter().map(ToString::to_string).collect();
-    let said = |line, key| format!("mirror.toml:{line}: {key}: accepted, but not enforced by this version of larder");
-    assert_eq!(lines, [said(6, "network.sealed_platforms")]);
-}
-
 /// Promise 8: secrets stay home.
 #[test]
 fn debug_output_and_messages_hold_no_secret() {

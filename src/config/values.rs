@@ -20,6 +20,9 @@ const LONGEST_PATIENCE: Duration = Duration::from_secs(8);
 /// What reads everything that is stored should not do so all the time.
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(3600);
 
+/// What asks upstreams again and again should not do so all the time.
+const SHORTEST_RECURRENCE: Duration = Duration::from_secs(5 * 60);
+
 const SHOWN_CHARS: usize = 80;
 
 /// The value as messages show it: in quotes, escaped, shortened; not at all where it may hold a password.
@@ -139,6 +142,15 @@ pub(super) fn interval(value: &str) -> Result<Option<Duration>, String> {
         return Err(format!("{} is less than an hour; \"never\" would leave it out", quoted(value)));
     }
     Ok(Some(span))
+}
+
+/// How long after its end something that asks upstreams is done again.
+pub(super) fn recurrence(value: &str) -> Result<Duration, String> {
+    let span = duration(value)?;
+    if span < SHORTEST_RECURRENCE {
+        return Err(format!("{} is less than the 5m that upstreams are spared at least", quoted(value)));
+    }
+    Ok(span)
 }
 
 /// A size with its unit.

@@ -1,23 +1,32 @@
 //! How the commands ask a running larder: one request at its admin listener, on this machine's own way.
 
+use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::{Method, Request, Response, header};
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use tokio::net::TcpStream;
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
+
+use super::body::Body;
+use super::pipe::pipe;
 
 /// What only tells something is answered at once.
 const WITHIN: Duration = Duration::from_secs(10);
 /// What asks upstreams takes as long as they do.
 const COMMAND_WITHIN: Duration = Duration::from_secs(3600);
 const LARGEST_ANSWER: usize = 16 << 20;
-const LONGEST_LINE: usize = 1 << 20;
+const LARGEST_OF_ALL: usize = 64 << 20;
+/// The longest line: the receipt of a bundle, which has a word on each thing in it.
+const LONGEST_LINE: usize = 64 << 20;
+/// For how long nothing may come of an answer that is on its way.
+const SILENT_FOR: Duration = Duration::from_secs(300);
 
 /// Why a running larder gave no answer.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +50,9 @@ pub enum NoAnswer {
         /// Its words.
         said: String,
     },
+    /// What was to be sent could not be read, or what came could not be written.
+    #[error("{0}")]
+    Here(io::Error),
 }
 
 /// What a request says besides its path.
@@ -48,12 +60,23 @@ enum Said {
     Nothing,
     Json(Bytes),
     Text(Bytes),
+    /// As it comes, and of this kind.
+    Stream(&'static str, Body),
 }
 
 /// Asks the admin listener at `address` for `path`.
 pub async fn get(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, NoAnswer> {
     let asking = async { whole(address, exchange(address, Method::GET, path, token, Said::Nothing).await?).await };
     within(address, WITHIN, asking).await
+}
+
+/// The same for what is larger than other answers, and takes its time.
+pub async fn get_large(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, NoAnswer> {
+    let asking = async {
+        let response = exchange(address, Method::GET, path, token, Said::Nothing).await?;
+        whole_of(address, response, LARGEST_OF_ALL).await
+    };
+    within(address, COMMAND_WITHIN, asking).await
 }
 
 /// Ends what is at `path`.
@@ -82,18 +105,113 @@ pub async fn post_lines(
     address: SocketAddr,
     path: &str,
     token: Option<&str>,
-    mut line: impl FnMut(&[u8]),
+    line: impl FnMut(&[u8]),
 ) -> Result<(), NoAnswer> {
-    let failed = |why: String| NoAnswer::Failed { address, why };
     let telling = exchange(address, Method::POST, path, token, Said::Json(Bytes::from_static(b"{}")));
-    let mut body = within(address, WITHIN, telling).await?.into_body();
+    lines(address, within(address, WITHIN, telling).await?.into_body(), line).await
+}
+
+/// Sends what `source` gives, however much that is; `line` is called with each line of the answer. What comes back of
+/// it goes on being read while it is sent.
+///
+/// # Errors
+/// [`NoAnswer::Here`] where `source` fails: whoever listens takes what was sent for broken off then.
+pub async fn upload(
+    address: SocketAddr,
+    path: &str,
+    token: Option<&str>,
+    kind: &'static str,
+    mut source: impl Read + Send + 'static,
+    line: impl FnMut(&[u8]),
+) -> Result<(), NoAnswer> {
+    // Nothing is read for nobody.
+    let stream = connect(address).await?;
+    let (entry, exit) = pipe();
+    let reading = spawn_blocking(move || {
+        let mut writer = entry.writer();
+        match io::copy(&mut source, &mut writer) {
+            Ok(_) => writer.end(Ok(())),
+            // Whoever listens has heard enough.
+            Err(e) if e.kind() == io::ErrorKind::BrokenPipe => {}
+            Err(e) => {
+                let kind = e.kind();
+                writer.end(Err(io::Error::from(kind)));
+                return Err(NoAnswer::Here(e));
+            }
+        }
+        Ok(())
+    });
+    let said = Said::Stream(kind, Body::stream(exit.stream(), None));
+    let answered = match exchange_over(stream, address, Method::POST, path, token, said).await {
+        Ok(response) => lines(address, response.into_body(), line).await,
+        Err(error) => Err(error),
+    };
+    match answered {
+        // A source that failed is why there is no answer.
+        Err(failed @ NoAnswer::Failed { .. }) => Err(reading.await.ok().and_then(Result::err).unwrap_or(failed)),
+        answered => answered,
+    }
+}
+
+/// Tells it something as JSON, and writes what it answers as it comes. Says how many bytes that were, and gives the
+/// writer back.
+///
+/// # Errors
+/// [`NoAnswer::Failed`] where the answer broke off: what was written is not all then. [`NoAnswer::Here`] where `to`
+/// fails.
+pub async fn download<W: Write + Send + 'static>(
+    address: SocketAddr,
+    path: &str,
+    token: Option<&str>,
+    body: Bytes,
+    mut to: W,
+) -> Result<(u64, W), NoAnswer> {
+    let failed = |why: String| NoAnswer::Failed { address, why };
+    let response = within(address, COMMAND_WITHIN, exchange(address, Method::POST, path, token, Said::Json(body)));
+    let mut body = response.await?.into_body();
+    let (entry, mut exit) = pipe();
+    let writing = spawn_blocking(move || {
+        let written = io::copy(&mut exit, &mut to)?;
+        to.flush().map(|()| (written, to))
+    });
+    let arrived = loop {
+        match timeout(SILENT_FOR, body.frame()).await {
+            Err(_) => break Err(format!("nothing more within {} s", SILENT_FOR.as_secs())),
+            Ok(None) => break Ok(()),
+            Ok(Some(Err(e))) => break Err(format!("it broke off: {e}")),
+            Ok(Some(Ok(frame))) => {
+                let piece = frame.into_data().unwrap_or_default();
+                if !entry.put(piece).await {
+                    break Ok(());
+                }
+            }
+        }
+    };
+    match &arrived {
+        Ok(()) => entry.end().await,
+        Err(why) => entry.broken(io::Error::other(why.clone())).await,
+    }
+    let written = writing.await.unwrap_or_else(|e| Err(io::Error::other(e)));
+    match (arrived, written) {
+        (Err(why), _) => Err(failed(why)),
+        (Ok(()), Ok(written)) => Ok(written),
+        (Ok(()), Err(e)) => Err(NoAnswer::Here(e)),
+    }
+}
+
+/// Calls `line` with each line of a body.
+async fn lines(address: SocketAddr, mut body: Incoming, mut line: impl FnMut(&[u8])) -> Result<(), NoAnswer> {
+    let failed = |why: String| NoAnswer::Failed { address, why };
     let mut rest = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|e| failed(format!("it broke off: {e}")))?;
         let Ok(piece) = frame.into_data() else { continue };
+        // What was there before has no end in it.
+        let mut looked_at = rest.len();
         rest.extend_from_slice(&piece);
-        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
-            line(&rest.split_to(end + 1));
+        while let Some(end) = rest.iter().skip(looked_at).position(|byte| *byte == b'\n') {
+            line(&rest.split_to(looked_at + end + 1));
+            looked_at = 0;
         }
         if rest.len() > LONGEST_LINE {
             return Err(failed("a line of its report has no end".to_owned()));
@@ -121,19 +239,34 @@ async fn exchange(
     token: Option<&str>,
     said: Said,
 ) -> Result<Response<Incoming>, NoAnswer> {
+    exchange_over(connect(address).await?, address, method, path, token, said).await
+}
+
+async fn connect(address: SocketAddr) -> Result<TcpStream, NoAnswer> {
+    TcpStream::connect(address).await.map_err(|e| match e.kind() {
+        io::ErrorKind::ConnectionRefused => NoAnswer::NotRunning(address),
+        _ => NoAnswer::Failed { address, why: e.to_string() },
+    })
+}
+
+async fn exchange_over(
+    stream: TcpStream,
+    address: SocketAddr,
+    method: Method,
+    path: &str,
+    token: Option<&str>,
+    said: Said,
+) -> Result<Response<Incoming>, NoAnswer> {
     let failed = |why: &dyn std::fmt::Display| NoAnswer::Failed { address, why: why.to_string() };
-    let stream = match TcpStream::connect(address).await {
-        Err(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => return Err(NoAnswer::NotRunning(address)),
-        stream => stream.map_err(|e| failed(&e))?,
-    };
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| failed(&e))?;
     tokio::spawn(connection);
     let mut request = Request::builder().method(method).uri(path).header(header::HOST, address.to_string());
     let (kind, body) = match said {
-        Said::Nothing => (None, Bytes::new()),
-        Said::Json(body) => (Some("application/json"), body),
-        Said::Text(body) => (Some("text/plain; charset=utf-8"), body),
+        Said::Nothing => (None, Body::empty()),
+        Said::Json(body) => (Some("application/json"), Body::full(body)),
+        Said::Text(body) => (Some("text/plain; charset=utf-8"), Body::full(body)),
+        Said::Stream(kind, body) => (Some(kind), body),
     };
     if let Some(kind) = kind {
         request = request.header(header::CONTENT_TYPE, kind);
@@ -141,7 +274,7 @@ async fn exchange(
     if let Some(token) = token {
         request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
     }
-    let request = request.body(Full::new(body)).map_err(|e| failed(&e))?;
+    let request = request.body(body).map_err(|e| failed(&e))?;
     let response = sender.send_request(request).await.map_err(|e| failed(&e))?;
     if response.status().is_success() {
         return Ok(response);
@@ -159,6 +292,10 @@ async fn exchange(
 }
 
 async fn whole(address: SocketAddr, response: Response<Incoming>) -> Result<Bytes, NoAnswer> {
-    let body = Limited::new(response.into_body(), LARGEST_ANSWER).collect().await;
+    whole_of(address, response, LARGEST_ANSWER).await
+}
+
+async fn whole_of(address: SocketAddr, response: Response<Incoming>, largest: usize) -> Result<Bytes, NoAnswer> {
+    let body = Limited::new(response.into_body(), largest).collect().await;
     body.map(|body| body.to_bytes()).map_err(|e| NoAnswer::Failed { address, why: e.to_string() })
 }

@@ -2,7 +2,7 @@
 //! `respond.rs`; what is answered is for `protocol`.
 
 mod admin;
-mod admin_body;
+
 pub mod admin_client;
 pub mod alive;
 mod body;
@@ -10,6 +10,7 @@ pub mod clients;
 mod histogram;
 mod idle;
 pub mod listener;
+mod pipe;
 mod range;
 mod requests;
 pub mod respond;

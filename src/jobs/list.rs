@@ -1,68 +1,50 @@
-//! The jobs that run and the last that ended: started, told of, stopped. They live as long as the process; what they
-//! fetched is in the store, so a job that a restart ended is simply told again.
+//! The jobs that run and the last that ended: started, told of, stopped. In a larder that serves they survive a restart:
+//! what had ended is listed as it ended, and what had not goes on. The job of a command is the command's alone: nobody
+//! fetches behind the back of whoever stopped it, and the same command again finds what it had fetched.
 
 use std::collections::VecDeque;
-use std::fmt;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use futures_util::FutureExt;
 use parking_lot::Mutex;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use super::report::{Item, ItemCounts, ItemState, Job, JobState, Listed};
-use super::warm::{self, WarmUp};
+use super::id::JobId;
+use super::news::News;
+use super::patience::Turns;
+use super::record::JobRecords;
+use super::report::{Job, JobState, Listed};
+use super::under::{Beginning, End, Home, Under};
+use super::warm::WarmUp;
+use super::warming;
 use crate::address::Artifact;
 use crate::clock::Clock;
 use crate::digest::Digest;
-use crate::mirror::{Came, Mirror, Pin};
+use crate::mirror::{Link, Mirror, Pin};
+use crate::store::Store;
 
-/// How many archives are warmed at one time, in all jobs.
-const AT_ONE_TIME: usize = 4;
 /// How many jobs may run.
 const MOST_RUNNING: usize = 8;
+/// How many may run for a run of a recurring job to begin: the last place is for whoever asks.
+const MOST_RUNNING_TO_RECUR: usize = MOST_RUNNING - 1;
 /// How many jobs are kept in mind, with those that run.
 const MOST_KEPT: usize = 16;
-/// The most that is told of one failure, in characters.
-const LONGEST_ERROR: usize = 400;
-/// What is told of an item whose job died.
-const LOST: &str = "its job ended unexpectedly: larder's log says why; tell it the same again";
 
-/// Every job of this process.
+/// Every job of this larder.
 #[derive(Debug)]
 pub struct Jobs {
     mirror: Arc<Mirror>,
-    clock: Clock,
+    home: Home,
     kept: Mutex<VecDeque<Arc<Under>>>,
-    turns: Arc<Semaphore>,
-    changes: Arc<watch::Sender<u64>>,
-    stop: CancellationToken,
+    /// The place of the next.
+    places: AtomicU64,
+    turns: Arc<Turns>,
     running: TaskTracker,
-}
-
-/// The name of a job: sixteen hex digits that nobody can guess.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct JobId([u8; 8]);
-
-impl JobId {
-    /// Parses what it prints.
-    pub fn parse(given: &str) -> Option<Self> {
-        let mut id = [0; 8];
-        hex::decode_to_slice(given, &mut id).ok()?;
-        Some(Self(id)).filter(|id| id.to_string() == given)
-    }
-
-    fn random() -> Option<Self> {
-        let mut id = [0; 8];
-        aws_lc_rs::rand::fill(&mut id).ok()?;
-        Some(Self(id))
-    }
-}
-
-impl fmt::Display for JobId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&hex::encode(self.0))
-    }
 }
 
 /// An archive that a job is about, as it is pinned with its job.
@@ -90,92 +72,155 @@ pub enum NotStarted {
     Random,
 }
 
-/// One job, while it runs and after.
-#[derive(Debug)]
-pub(super) struct Under {
-    id: JobId,
-    told: Mutex<Told>,
-    pub(super) turns: Arc<Semaphore>,
-    changes: Arc<watch::Sender<u64>>,
-    stop: CancellationToken,
-}
-
-/// How a job came to its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
-    /// It went through all of it.
-    Reached,
-    /// It was told to stop.
-    Stopped,
-    /// Its task died.
-    Lost,
-}
-
-/// Ends a job that has not ended when this is dropped: else it would run for ever, and keep its place.
-struct Ends {
-    under: Arc<Under>,
-    clock: Clock,
-}
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        self.under.has_come_to_its_end(End::Lost, &self.clock);
-    }
-}
-
-/// What is told of a job, and what each item stands for once that is known.
-#[derive(Debug)]
-struct Told {
-    job: Job,
-    about: Vec<(Option<Artifact>, Option<Digest>)>,
-}
-
 impl Jobs {
-    /// No job yet.
+    /// The jobs of one command: none yet, and none that outlives it.
     pub fn new(mirror: Arc<Mirror>, clock: Clock) -> Arc<Self> {
+        Self::over(mirror, clock, None)
+    }
+
+    /// The jobs of a larder that serves, those of earlier runs with them. What had not ended goes on once it is told to.
+    pub async fn of_store(mirror: Arc<Mirror>, clock: Clock, store: Arc<Store>) -> Arc<Self> {
+        let records = JobRecords::of(store);
+        let mut written = records.all().await;
+        written.sort_by_key(|(_, written)| written.beginning.place);
+        let jobs = Self::over(mirror, clock, Some(records));
+        let places = written.iter().map(|(_, written)| written.beginning.place.saturating_add(1));
+        jobs.places.store(places.max().unwrap_or(0), Ordering::Relaxed);
+        let kept = written.into_iter().map(|(id, mut written)| {
+            Arc::new(match (written.job.state, written.warm_up.take()) {
+                (JobState::Running, Some(mut warm_up)) => {
+                    warm_up.pin = written.job.pin;
+                    Under::new(id, Arc::new(warm_up), written.beginning, &jobs.home)
+                }
+                (JobState::Running, None) => {
+                    written.job.state = JobState::Failed;
+                    Under::ended(id, written, &jobs.home)
+                }
+                _ => Under::ended(id, written, &jobs.home),
+            })
+        });
+        jobs.kept.lock().extend(kept);
+        jobs
+    }
+
+    fn over(mirror: Arc<Mirror>, clock: Clock, records: Option<JobRecords>) -> Arc<Self> {
         Arc::new(Self {
             mirror,
-            clock,
+            home: Home { records, clock, stops: CancellationToken::new(), one_ended: Arc::new(Notify::new()) },
             kept: Mutex::default(),
-            turns: Arc::new(Semaphore::new(AT_ONE_TIME)),
-            changes: Arc::new(watch::Sender::new(0)),
-            stop: CancellationToken::new(),
+            places: AtomicU64::new(0),
+            turns: Arc::default(),
             running: TaskTracker::new(),
         })
     }
 
-    /// Takes a warm-up on, and says how it looks at its beginning.
+    /// Lets those go on that a restart has interrupted. Recurring ones do not run while larder is offline: there, what had
+    /// begun of them is forgotten, and begins anew once it is due.
+    pub fn go_on(&self) {
+        let mut kept = self.kept.lock();
+        if self.mirror.link() == Link::Offline {
+            let is_no_more = |under: &Arc<Under>| under.beginning.recurs.is_some() && !under.has_ended();
+            let forgotten = kept.iter().filter(|under| is_no_more(under)).map(|under| under.id).collect();
+            kept.retain(|under| !is_no_more(under));
+            if let Some(records) = self.home.records.clone() {
+                self.running.spawn(async move { records.forget(forgotten).await });
+            }
+        }
+        let interrupted: Vec<_> = kept.iter().filter_map(|under| Some((Arc::clone(under), under.to_do()?))).collect();
+        drop(kept);
+        for (under, warm_up) in interrupted {
+            tracing::info!(job = %under.id, "a warm-up goes on that a restart had interrupted");
+            self.running.spawn(self.work(under, warm_up));
+        }
+    }
+
+    /// Takes a warm-up on, and says how it looks at its beginning. It is written down then.
     ///
     /// # Errors
     /// [`NotStarted`].
-    pub fn start(&self, warm_up: WarmUp) -> Result<(JobId, Job), NotStarted> {
-        let id = JobId::random().ok_or(NotStarted::Random)?;
-        let under = Arc::new(Under::new(id, &warm_up, self));
-        let job = under.job();
-        {
-            let mut kept = self.kept.lock();
-            if self.stop.is_cancelled() {
-                return Err(NotStarted::Stopping);
+    pub async fn start(&self, warm_up: WarmUp) -> Result<(JobId, Job), NotStarted> {
+        let under = self.begin(warm_up, None).await?;
+        Ok((under.id, under.job()))
+    }
+
+    /// Waits until a run of a recurring job may begin.
+    pub(super) async fn until_one_may_recur(&self) {
+        loop {
+            // From before the look: what ends after it is told.
+            let one_ended = self.home.one_ended.notified();
+            if running(&self.kept.lock()) < MOST_RUNNING_TO_RECUR {
+                return;
             }
-            if kept.iter().filter(|under| !under.has_ended()).count() >= MOST_RUNNING {
-                return Err(NotStarted::TooMany);
-            }
-            while kept.len() >= MOST_KEPT {
-                let Some(oldest) = kept.iter().position(|under| under.has_ended()) else { break };
-                kept.remove(oldest);
-            }
-            kept.push_back(Arc::clone(&under));
+            one_ended.await;
         }
-        tracing::info!(job = %id, what = job.what.len(), items = job.items.len(), pin = job.pin, "a warm-up begins");
-        let (mirror, clock) = (Arc::clone(&self.mirror), self.clock.clone());
+    }
+
+    /// Takes on a run of a recurring job. The run before it is forgotten.
+    pub(super) async fn begin(&self, warm_up: WarmUp, recurs: Option<String>) -> Result<Arc<Under>, NotStarted> {
+        let id = JobId::random().ok_or(NotStarted::Random)?;
+        let warm_up = Arc::new(warm_up);
+        let (started, place) = (self.home.clock.now(), self.places.fetch_add(1, Ordering::Relaxed));
+        let beginning = Beginning { started, place, recurs };
+        let under = Arc::new(Under::new(id, Arc::clone(&warm_up), beginning, &self.home));
+        let (forgotten, runs) = self.put_on_list(&under)?;
+        let (tell, written) = oneshot::channel();
+        let (to_write, records, work) =
+            (Arc::clone(&under), self.home.records.clone(), self.work(Arc::clone(&under), warm_up));
+        // By itself: whoever asked may leave meanwhile.
         self.running.spawn(async move {
-            let ends = Ends { under, clock };
-            let work = warm::run(&mirror, &ends.clock, &ends.under, &warm_up);
-            let ended = ends.under.stop.run_until_cancelled(work).await;
-            let how = if ended.is_some() { End::Reached } else { End::Stopped };
-            ends.under.has_come_to_its_end(how, &ends.clock);
+            if let Some(records) = records.filter(|_| !forgotten.is_empty()) {
+                records.forget(forgotten).await;
+            }
+            to_write.write().await;
+            let _ = tell.send(());
+            work.await;
+            drop(runs);
         });
-        Ok((id, job))
+        // It ends early only where larder does.
+        let _ = written.await;
+        Ok(under)
+    }
+
+    /// Puts a job on the list, and has a stop wait for it; says which are off the list.
+    fn put_on_list(&self, under: &Arc<Under>) -> Result<(Vec<JobId>, TaskTrackerToken), NotStarted> {
+        let mut kept = self.kept.lock();
+        if self.home.stops.is_cancelled() {
+            return Err(NotStarted::Stopping);
+        }
+        let recurs = &under.beginning.recurs;
+        let most = if recurs.is_some() { MOST_RUNNING_TO_RECUR } else { MOST_RUNNING };
+        if running(&kept) >= most {
+            return Err(NotStarted::TooMany);
+        }
+        let mut forgotten = Vec::new();
+        let is_run_before = |other: &Arc<Under>| recurs.is_some() && other.beginning.recurs == *recurs;
+        while let Some(before) = kept.iter().position(|other| is_run_before(other) && other.has_ended()) {
+            forgotten.extend(kept.remove(before).map(|under| under.id));
+        }
+        while kept.len() >= MOST_KEPT {
+            let Some(oldest) = kept.iter().position(|under| under.has_ended()) else { break };
+            forgotten.extend(kept.remove(oldest).map(|under| under.id));
+        }
+        kept.push_back(Arc::clone(under));
+        Ok((forgotten, self.running.token()))
+    }
+
+    /// All that one job does.
+    fn work(&self, under: Arc<Under>, warm_up: Arc<WarmUp>) -> impl Future<Output = ()> + Send + 'static {
+        let (mirror, clock, turns) = (Arc::clone(&self.mirror), self.home.clock.clone(), Arc::clone(&self.turns));
+        async move {
+            let job = &under;
+            tracing::info!(job = %job.id, items = job.len(), pin = job.pins(), "a warm-up begins");
+            let work = warming::run(&mirror, &clock, &turns, job, &warm_up);
+            let how = match AssertUnwindSafe(job.stop.run_until_cancelled(work)).catch_unwind().await {
+                Ok(Some(())) => End::Reached,
+                // It goes on when larder is back.
+                Ok(None) if job.is_interrupted() => return,
+                Ok(None) => End::Stopped,
+                Err(_) => End::Lost,
+            };
+            job.end(how).await;
+        }
     }
 
     /// Every job that is kept in mind, the newest first; without its items.
@@ -188,46 +233,58 @@ impl Jobs {
         Some(self.find(id)?.job())
     }
 
+    /// What is held of what a job is about; `None` as for the report.
+    pub fn held(&self, id: JobId) -> Option<Vec<(Artifact, Digest)>> {
+        let held = self.find(id)?.all_held();
+        Some(held.into_iter().map(|(_, of, digest)| (of, digest)).collect())
+    }
+
+    /// What is new of one job from now on; `None` as for the report.
+    pub fn news(&self, id: JobId) -> Option<News> {
+        Some(News::of(self.find(id)?))
+    }
+
     /// Stops a job, unless it has ended. Says how it looks then.
     ///
     /// What it fetched stays. A download that is under way goes on behind, as for any other who leaves.
-    pub fn cancel(&self, id: JobId) -> Option<Job> {
+    pub async fn cancel(&self, id: JobId) -> Option<Job> {
         let under = self.find(id)?;
         under.stop.cancel();
-        under.has_come_to_its_end(End::Stopped, &self.clock);
+        under.end(End::Stopped).await;
         Some(under.job())
     }
 
     /// What a job is about, to be pinned or unpinned now. Of a job that runs, what is still to come is from now on, too.
-    pub fn to_pin(&self, id: JobId, pin: Pin) -> Option<Vec<ToPin>> {
-        let under = self.find(id)?;
-        under.tell(|told| told.job.pin = pin == Pin::Set);
-        let told = under.told.lock();
-        let items = told.job.items.iter().zip(&told.about).map(|(item, (package, _))| ToPin {
-            what: item.called(),
-            package: package.clone(),
-            is_coming: !item.state.has_ended(),
-        });
-        Some(items.collect())
+    pub async fn to_pin(&self, id: JobId, pin: Pin) -> Option<Vec<ToPin>> {
+        Some(self.find(id)?.to_pin(pin).await)
     }
 
-    /// Changes with everything that any job tells.
-    pub fn changed(&self) -> watch::Receiver<u64> {
-        self.changes.subscribe()
-    }
-
-    /// Stops all of them, and takes on no more.
+    /// Stops all of them, and takes on no more. A larder's own go on after its next start.
     pub async fn stop(&self) {
-        let all: Vec<_> = {
-            let kept = self.kept.lock();
-            self.stop.cancel();
-            kept.iter().cloned().collect()
-        };
-        for under in all {
-            under.stop.cancel();
+        {
+            // Whoever is on the list by now is waited for.
+            let _kept = self.kept.lock();
+            self.home.stops.cancel();
         }
         self.running.close();
         self.running.wait().await;
+    }
+
+    /// The run of a recurring job that is not over.
+    pub(super) fn run_of(&self, recurs: &str) -> Option<Arc<Under>> {
+        let kept = self.kept.lock();
+        kept.iter().rev().find(|under| under.beginning.recurs.as_deref() == Some(recurs) && !under.has_ended()).cloned()
+    }
+
+    /// How the run of a recurring job ended that is over, where it is kept in mind.
+    pub(super) fn ended_run_of(&self, recurs: &str) -> Option<Listed> {
+        let kept = self.kept.lock();
+        let ended = |under: &&Arc<Under>| under.beginning.recurs.as_deref() == Some(recurs) && under.has_ended();
+        kept.iter().rev().find(ended).map(|under| under.listed())
+    }
+
+    pub(super) fn records(&self) -> Option<&JobRecords> {
+        self.home.records.as_ref()
     }
 
     fn find(&self, id: JobId) -> Option<Arc<Under>> {
@@ -235,159 +292,6 @@ impl Jobs {
     }
 }
 
-impl Under {
-    fn new(id: JobId, warm_up: &WarmUp, jobs: &Jobs) -> Self {
-        let WarmUp { wanted, platforms, pin } = warm_up;
-        let what: Vec<String> = wanted.iter().map(|wanted| wanted.what.to_string()).collect();
-        let items: Vec<Item> = warm_up
-            .items()
-            .map(|(wanted, platform)| Item {
-                what: wanted.what.to_string(),
-                platform: platform.map(ToString::to_string),
-                state: ItemState::Waiting,
-                bytes: 0,
-                size_bytes: None,
-                unconfirmed: None,
-            })
-            .collect();
-        let platforms: Vec<String> = platforms.iter().map(ToString::to_string).collect();
-        let about = vec![(None, None); items.len()];
-        let (started, state) = (jobs.clock.now(), JobState::Running);
-        let job = Job { id: id.to_string(), state, started, ended: None, what, platforms, pin: *pin, items };
-        Self {
-            id,
-            told: Mutex::new(Told { job, about }),
-            turns: Arc::clone(&jobs.turns),
-            changes: Arc::clone(&jobs.changes),
-            stop: jobs.stop.child_token(),
-        }
-    }
-
-    fn job(&self) -> Job {
-        self.told.lock().job.clone()
-    }
-
-    fn has_ended(&self) -> bool {
-        self.told.lock().job.state.has_ended()
-    }
-
-    fn listed(&self) -> Listed {
-        let told = self.told.lock();
-        let Job { id, state, started, ended, what, platforms, pin, items } = &told.job;
-        Listed {
-            id: id.clone(),
-            state: *state,
-            started: *started,
-            ended: *ended,
-            what: what.clone(),
-            platforms: platforms.clone(),
-            pin: *pin,
-            items: ItemCounts::of(items),
-        }
-    }
-
-    /// Changes what is told, unless the job has ended: then nothing is news any more.
-    fn tell(&self, change: impl FnOnce(&mut Told)) {
-        {
-            let mut told = self.told.lock();
-            if told.job.state.has_ended() {
-                return;
-            }
-            change(&mut told);
-        }
-        self.changes.send_modify(|changes| *changes = changes.wrapping_add(1));
-    }
-
-    fn tell_of(&self, item: usize, change: impl FnOnce(&mut Item)) {
-        self.tell(|told| {
-            if let Some(item) = told.job.items.get_mut(item) {
-                change(item);
-            }
-        });
-    }
-
-    /// Whether what is warmed is to be pinned; that can be told while the job runs.
-    pub(super) fn pins(&self) -> bool {
-        self.told.lock().job.pin
-    }
-
-    pub(super) fn is_now(&self, item: usize, state: ItemState) {
-        self.tell_of(item, |item| item.state = state);
-    }
-
-    /// The version of an item was chosen; it waits for its turn again.
-    pub(super) fn is_about(&self, item: usize, of: &Artifact) {
-        self.tell(|told| {
-            if let (Some(item), Some(about)) = (told.job.items.get_mut(item), told.about.get_mut(item)) {
-                item.what = match of {
-                    Artifact::Provider(package) => format!("{}@{}", package.provider, package.version),
-                    Artifact::Module(package) => package.to_string(),
-                };
-                item.state = ItemState::Waiting;
-                about.0 = Some(of.clone());
-            }
-        });
-    }
-
-    /// Upstream could not be asked about something that an item is chosen by.
-    pub(super) fn is_unconfirmed(&self, item: usize, why: String) {
-        self.tell_of(item, |item| {
-            tracing::warn!(job = %self.id, what = item.called(), why, "warmed by what is held");
-            item.unconfirmed.get_or_insert(why);
-        });
-    }
-
-    pub(super) fn arriving(&self, item: usize, bytes: u64, length: Option<u64>) {
-        self.tell_of(item, |item| (item.bytes, item.size_bytes) = (bytes, length.or(item.size_bytes)));
-    }
-
-    pub(super) fn is_held(&self, item: usize, came: Came, digest: Digest, size_bytes: u64) {
-        let state = match came {
-            Came::Held => ItemState::Held,
-            Came::Fetched => ItemState::Fetched,
-        };
-        self.tell(|told| {
-            if let (Some(item), Some(about)) = (told.job.items.get_mut(item), told.about.get_mut(item)) {
-                (item.state, item.bytes, item.size_bytes) = (state, size_bytes, Some(size_bytes));
-                about.1 = Some(digest);
-            }
-        });
-    }
-
-    pub(super) fn has_failed(&self, item: usize, error: String) {
-        let error: String = error.chars().take(LONGEST_ERROR).collect();
-        self.tell_of(item, |item| {
-            tracing::warn!(job = %self.id, what = item.called(), error, "could not be warmed");
-            item.state = ItemState::Failed { error };
-        });
-    }
-
-    /// The items that are held, and what they are.
-    pub(super) fn all_held(&self) -> Vec<(usize, Artifact, Digest)> {
-        let told = self.told.lock();
-        let held = told.job.items.iter().zip(&told.about).enumerate();
-        held.filter(|(_, (item, _))| matches!(item.state, ItemState::Held | ItemState::Fetched))
-            .filter_map(|(number, (_, (package, digest)))| Some((number, package.clone()?, (*digest)?)))
-            .collect()
-    }
-
-    fn has_come_to_its_end(&self, how: End, clock: &Clock) {
-        self.tell(|told| {
-            let job = &mut told.job;
-            for item in job.items.iter_mut().filter(|item| !item.state.has_ended()) {
-                item.state = match how {
-                    End::Reached | End::Stopped => ItemState::Cancelled,
-                    End::Lost => ItemState::Failed { error: LOST.to_owned() },
-                };
-            }
-            let is_well = |item: &Item| matches!(item.state, ItemState::Held | ItemState::Fetched);
-            job.state = match how {
-                End::Stopped => JobState::Cancelled,
-                End::Reached if job.items.iter().all(is_well) => JobState::Done,
-                End::Reached | End::Lost => JobState::Failed,
-            };
-            job.ended = Some(clock.now());
-            tracing::info!(job = job.id, state = ?job.state, "a warm-up ended");
-        });
-    }
+fn running(kept: &VecDeque<Arc<Under>>) -> usize {
+    kept.iter().filter(|under| !under.has_ended()).count()
 }

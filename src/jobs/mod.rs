@@ -1,8 +1,19 @@
 //! What is done over the mirror without a client that waits: on a schedule, or because an operator said so.
 
+mod id;
 mod list;
+mod locked;
+mod news;
+mod patience;
+mod plan;
+mod record;
+mod recurring;
+mod registries;
 pub mod report;
+mod resolving;
+mod under;
 mod warm;
+mod warming;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +21,11 @@ use std::time::Duration;
 use crate::clock::Clock;
 use crate::mirror::Mirror;
 
-pub use self::list::{JobId, Jobs, NotStarted, ToPin};
+pub use self::id::JobId;
+pub use self::list::{Jobs, NotStarted, ToPin};
+pub use self::news::{Event, News, NumberedItem};
+pub use self::plan::{NotPlanned, Plan, PlanState, Planned, Sums, plan};
+pub use self::recurring::{LastRun, Recurring, RecurringState};
 pub use self::warm::WarmUp;
 
 const EVERY: Duration = Duration::from_secs(3600);

@@ -15,12 +15,18 @@ pub struct Job {
     pub started: Timestamp,
     /// When it ended.
     pub ended: Option<Timestamp>,
-    /// What it was told, one entry for each address or for each entry of a lock file.
+    /// What it was told, one entry for each address, for each entry of a lock file, and for each folder.
     pub what: Vec<String>,
     /// For which platforms, as `OS_ARCH`.
     pub platforms: Vec<String>,
     /// Whether what it warms is pinned.
     pub pin: bool,
+    /// Whether it still finds out what its configurations need: items are added while it does.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub resolving: bool,
+    /// What upstream could not be asked about while it found that out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unconfirmed: Vec<String>,
     /// Each archive that it is about. Until the version is chosen, an address stands for those it will name.
     pub items: Vec<Item>,
 }
@@ -42,6 +48,9 @@ pub struct Listed {
     pub platforms: Vec<String>,
     /// Whether what it warms is pinned.
     pub pin: bool,
+    /// Whether it still finds out what its configurations need.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub resolving: bool,
     /// How many archives it is about, by how far they are.
     pub items: ItemCounts,
 }

@@ -38,11 +38,13 @@ pub enum AlarmKind {
     Republished,
     /// Dropped by upstream's list, and still held.
     Dropped,
+    /// Imported without signatures, and upstream has other bytes: those are served now.
+    ImportedDiffers,
 }
 
 impl AlarmKind {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::WaitsForAccept, Self::Republished, Self::Dropped];
+    pub const ALL: [Self; 4] = [Self::WaitsForAccept, Self::Republished, Self::Dropped, Self::ImportedDiffers];
 
     /// The word for it.
     pub fn word(self) -> &'static str {
@@ -50,6 +52,7 @@ impl AlarmKind {
             Self::WaitsForAccept => "waits-for-accept",
             Self::Republished => "republished",
             Self::Dropped => "dropped",
+            Self::ImportedDiffers => "imported-differs",
         }
     }
 }

@@ -14,6 +14,7 @@ use super::{Call, Mirror};
 use crate::address::Package;
 use crate::digest::Digest;
 use crate::error::Error;
+use crate::upstream::Grant;
 use crate::upstream::ask::{Ask, Incoming, Validators};
 use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
@@ -74,35 +75,50 @@ impl Asking {
     }
 
     async fn ask_once(&self, from: u64, held: &Validators) -> Result<Incoming, UpstreamError> {
-        let upstream = self.call.terms.upstreams.get(&self.package.provider.host);
-        let grant = match upstream {
-            // The service's origin is asked for again: it may have moved since the set was fetched.
-            Some(upstream) => {
-                match self
-                    .mirror
-                    .service(Service::Providers, upstream, Faith::InAny, &self.mirror.inner(&self.call))
-                    .await
-                {
-                    Ok((_, grant)) => grant,
-                    Err(_) => upstream.grant.clone(),
-                }
+        let grant = self.grant().await;
+        let limit = self.mirror.limits.stall;
+        match timeout(limit, self.call.terms.outbound.file(self.of(&grant), from, held)).await {
+            Ok(answered) => answered,
+            Err(_) => Err(self.failed(Fault::Slow(format!("no first byte within {} s", limit.as_secs())))),
+        }
+    }
+
+    /// How long upstream says that the archive is, in bytes; nothing of it is fetched. `None` where it does not say.
+    pub(super) async fn announced_length(&self) -> Option<u64> {
+        let grant = self.grant().await;
+        let asking = self.call.terms.outbound.announced_length(self.of(&grant));
+        match timeout(self.mirror.limits.answer_within, asking).await.ok()? {
+            Ok(length) => length,
+            Err(error) => {
+                tracing::debug!(package = %self.package, %error, "upstream does not say how large an archive is");
+                None
             }
-            None => Default::default(),
+        }
+    }
+
+    /// What the origins of the upstream may be shown. The service's is asked for again: it may have moved since the set
+    /// was fetched.
+    async fn grant(&self) -> Grant {
+        let Some(upstream) = self.call.terms.upstreams.get(&self.package.provider.host) else {
+            return Grant::default();
         };
-        let ask = Ask {
+        let call = self.mirror.inner(&self.call);
+        match self.mirror.service(Service::Providers, upstream, Faith::InAny, &call).await {
+            Ok((_, grant)) => grant,
+            Err(_) => upstream.grant.clone(),
+        }
+    }
+
+    fn of<'b>(&'b self, grant: &'b Grant) -> Ask<'b> {
+        Ask {
             what: &self.what,
             url: &self.url,
             upstream: &self.package.provider.host,
-            grant: &grant,
+            grant,
             via: &self.call.via,
             retries: RETRIES,
             asker: self.call.asker,
             now: self.mirror.inner(&self.call).now,
-        };
-        let limit = self.mirror.limits.stall;
-        match timeout(limit, self.call.terms.outbound.file(ask, from, held)).await {
-            Ok(answered) => answered,
-            Err(_) => Err(self.failed(Fault::Slow(format!("no first byte within {} s", limit.as_secs())))),
         }
     }
 

@@ -43,6 +43,17 @@ pub(super) enum Part {
     Flight,
     /// A step of a job: it waits for as long as the flight that it joins, because nobody waits for it.
     Step,
+    /// A step of a plan: the same, but what an upstream that asked for time said before is good enough for it.
+    Look,
+}
+
+/// Whether somebody waits to be told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Haste {
+    /// A job has time: where upstream asked to be left alone, it is asked later.
+    None,
+    /// A plan is to tell what is so now: where upstream asked to be left alone, by what is held.
+    ToTell,
 }
 
 /// What a flight is for.
@@ -71,6 +82,16 @@ pub enum Outcome {
     Gone,
 }
 
+impl Outcome {
+    /// How an answer that came about so came about where it is given out again.
+    pub(crate) fn again(self) -> Self {
+        match self {
+            Self::Hit | Self::Miss | Self::Passed | Self::Revalidated => Self::Hit,
+            Self::Stale | Self::Gone => self,
+        }
+    }
+}
+
 /// A value, how it came about, and until when it may be given out again unasked.
 #[derive(Debug, Clone)]
 pub struct Answer<T> {
@@ -84,7 +105,20 @@ pub struct Answer<T> {
     pub checked: Timestamp,
 }
 
+impl<T> Answer<T> {
+    /// The same about another value.
+    pub(super) fn map<U>(self, other: impl FnOnce(T) -> U) -> Answer<U> {
+        let Self { value, outcome, fresh_until, checked } = self;
+        Answer { value: other(value), outcome, fresh_until, checked }
+    }
+}
+
 impl Call {
+    /// Whether it is a step of a job or of a plan.
+    pub(super) fn is_a_step(&self) -> bool {
+        matches!(self.part, Part::Step | Part::Look)
+    }
+
     /// The upstream that `host` names, on the terms of this call.
     pub(super) fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {
         self.terms.upstream(host)
@@ -104,6 +138,15 @@ impl Mirror {
     /// A call for one step of a job, which would rather know what upstream has than what is held.
     pub(super) fn step(&self, now: Timestamp) -> Call {
         Call { part: Part::Step, ..self.job(now) }
+    }
+
+    /// The same for somebody who has this much time.
+    pub(super) fn step_in(&self, haste: Haste, now: Timestamp) -> Call {
+        let part = match haste {
+            Haste::None => Part::Step,
+            Haste::ToTell => Part::Look,
+        };
+        Call { part, ..self.job(now) }
     }
 
     /// A call that comes now, on the terms of the configuration that let it in.
@@ -129,7 +172,7 @@ impl Mirror {
     /// A place among those that wait for upstreams; a flight needs none, and neither does a job.
     pub(super) fn place(&self, call: &Call) -> Option<Place> {
         match call.part {
-            Part::Flight | Part::Step => Some(Place(None)),
+            Part::Flight | Part::Step | Part::Look => Some(Place(None)),
             Part::Request => Arc::clone(&self.places).try_acquire_owned().ok().map(|taken| Place(Some(taken))),
         }
     }

@@ -68,7 +68,7 @@ impl Mirror {
         .await
     }
 
-    fn name_it(
+    pub(super) fn name_it(
         &self,
         package: &Package,
         kept: &KeptSet,

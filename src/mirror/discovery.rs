@@ -82,7 +82,8 @@ impl Mirror {
         let held = held.filter(|held| self.link() == Link::Offline || held.value.about.asked == asked);
         let seen = held.as_ref().map(|held| held.age);
         let fly = |errand, call: &Call| self.fly_for_discovery(upstream, asked, seen, errand, call);
-        self.pull(&what(host), host, call, &rule, held, fly).await
+        let pulled = self.pull(&what(host), host, call, &rule, held, fly).await;
+        pulled.inspect_err(|error| self.note_words_if_refused(error))
     }
 
     /// Asks for the discovery document of an upstream again, however fresh it is.
@@ -174,15 +175,21 @@ impl Mirror {
         }
         let base_in = |kept: &KeptDocument| kept.discovery().ok().and_then(|discovery| discovery.base(service));
         let mut base = base_in(&answer.value);
+        let mut is_carried = answer.value.about.carried;
         if base.is_none() && answer.outcome == Outcome::Hit {
             // That it lacks the service is not remembered, although it may be held for another that it names.
             let (asked, seen) = (discovery_url(upstream)?, Some(answer.value.age()));
             let again = call.upstream(host).map(Arc::clone)?;
             let landed = Box::pin(self.fly_for_discovery(again, asked, seen, Errand::Fetch, call)).await?;
             base = base_in(&landed.value);
+            is_carried = landed.value.about.carried;
         }
         let base = base.ok_or_else(|| unusable(&format!("names no usable {}", service.key())))?;
-        let grant = upstream.grant.clone().and(&base);
+        let grant = match is_carried {
+            // It was not this upstream that named the origin.
+            true => upstream.grant.clone(),
+            false => upstream.grant.clone().and(&base),
+        };
         Ok((base, grant))
     }
 

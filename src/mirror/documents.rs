@@ -69,6 +69,9 @@ pub(super) struct About {
     pub(super) checked: Timestamp,
     #[serde(default)]
     pub(super) gone: bool,
+    /// Whether it was carried here, and no upstream has confirmed it since: no origin that it names is shown a credential.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) carried: bool,
 }
 
 impl KeptDocument {
@@ -88,7 +91,7 @@ impl KeptDocument {
 
     pub(super) fn of(document: Document, asked: Url, now: Timestamp) -> Self {
         let Document { body, validators, url, origins, room, .. } = document;
-        let about = About { asked, url, origins, validators, fetched: now, checked: now, gone: false };
+        let about = About { asked, url, origins, validators, fetched: now, checked: now, gone: false, carried: false };
         Self { about, body, dropped: Bytes::new(), _room: room }
     }
 

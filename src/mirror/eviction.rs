@@ -197,8 +197,13 @@ impl Mirror {
         self.taken_up() > limit
     }
 
+    /// Whether so many more bytes fit without anything being evicted.
+    pub(super) fn has_room_for(&self, bytes: u64) -> bool {
+        self.taken_up().saturating_add(bytes) <= self.store_bytes()
+    }
+
     /// What is held, and what is promised to fills.
-    fn taken_up(&self) -> u64 {
+    pub(super) fn taken_up(&self) -> u64 {
         self.store.index.totals().bytes().saturating_add(self.reserved.load(Ordering::Relaxed))
     }
 
@@ -356,7 +361,7 @@ impl Mirror {
         }
     }
 
-    fn pinned_bytes(&self) -> Result<u64, StoreError> {
+    pub(super) fn pinned_bytes(&self) -> Result<u64, StoreError> {
         let names = self.names_by_digest()?;
         let pinned =
             |digest: &Digest| names.by_digest.get(digest).is_some_and(|of| of.iter().any(|named| named.pinned));

@@ -47,8 +47,8 @@ impl Collector for Gauges {
         let left_alone = upstreams.iter().map(|of| ([("host", of.host.as_str())], of.left_alone.len() as u64));
         let help = "Origins that are left alone after failures, by the upstream that led there";
         to.family("larder_breaker_open", help, None, left_alone)?;
-        let missing = mirror.missing.lock().len() as u64;
-        to.one("larder_missing", "What was asked for while offline and is not held, at most 1000", missing)?;
+        let missing = mirror.missing_in_words().len() as u64;
+        to.one("larder_missing", "What was asked for while offline and is not held, at most 1100", missing)?;
         let waiting = mirror.waiting_for_accept() as u64;
         to.one("larder_waiting_for_accept", "Versions that were published anew and wait for accept", waiting)?;
         to.one("larder_waiting_requests", "Requests that wait for an upstream", mirror.waiting() as u64)

@@ -9,6 +9,7 @@ mod archives;
 mod asking;
 mod attempts;
 mod call;
+mod carry;
 mod check;
 mod commit;
 mod counters;
@@ -35,17 +36,20 @@ mod purge;
 pub mod record;
 mod refresh;
 mod remembered;
+mod sealed;
 mod seen;
 mod sets;
 mod single_flight;
 mod status;
 mod tasks;
 mod terms;
+mod trees;
 mod verify;
 mod versions;
+mod wanted;
 mod warm;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, Hash};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -58,7 +62,8 @@ use tokio::sync::{Semaphore, watch};
 pub use self::accept::{Accepted, ChangedFile, Ruling};
 pub use self::alarms::{Alarm, AlarmKind, Trouble};
 pub use self::archives::{Archive, ArchiveRef};
-pub use self::call::{Answer, Call, Outcome};
+pub use self::call::{Answer, Call, Haste, Outcome};
+pub use self::carry::{Gathered, NotApplied, NotGathered, TakingIn};
 pub use self::check::{Found, Healed, Wrong};
 pub use self::counters::Counters;
 pub use self::documents::KeptDocument;
@@ -72,8 +77,10 @@ pub use self::pin::{Pin, PinOutcome, Pinned};
 pub use self::proof_set::ProofSet;
 pub use self::purge::Purged;
 pub use self::refresh::{News, Refreshed};
+pub use self::sealed::{Missing, SealedFor};
 pub use self::status::{LeftAlone, Status, StoreState, UpstreamState};
 pub use self::terms::Terms;
+pub use self::trees::{Export, ImportCounts, ImportStep, ImportedFile, Judged, NotExported, ProvenBy, Unsigned};
 pub use self::verify::Step;
 pub use self::warm::{Came, Resolved};
 
@@ -85,6 +92,7 @@ use self::follow::Progress;
 use self::modules::{MOST_UNPACKING, StageNames};
 use self::passing::MOST_PASSING;
 use self::remembered::Remembered;
+use self::sealed::Sealed;
 use self::sets::{Anew, SetFlight};
 use self::single_flight::{Awaited, Flights};
 use self::tasks::Tasks;
@@ -100,9 +108,6 @@ use crate::upstream::pages::PageRef;
 
 /// Archives up to this many bytes are proven whole before the status line, and checked on every read.
 pub const SMALL_ARCHIVE_BYTES: u64 = 1 << 20;
-
-/// How many missing things are listed.
-const MOST_MISSING: usize = 1000;
 
 /// How long a look at the store may take before larder is called not ready.
 const PROBED_WITHIN: Duration = Duration::from_secs(3);
@@ -149,8 +154,12 @@ pub struct Mirror {
     digest_locks: [Mutex<()>; 64],
     evicting: Mutex<()>,
     verifying: Arc<tokio::sync::Mutex<()>>,
+    importing: Arc<tokio::sync::Mutex<()>>,
+    imported: Mutex<Option<Vec<String>>>,
+    /// Held by whoever takes in what was carried here: one at a time.
+    taking_in: tokio::sync::Mutex<()>,
     reserved: Arc<AtomicU64>,
-    missing: Mutex<BTreeSet<String>>,
+    sealed: Sealed,
     alarms: Mutex<Alarms>,
     troubles: Mutex<Troubles>,
     places: Arc<Semaphore>,
@@ -167,6 +176,7 @@ impl Mirror {
     /// Joins the parts.
     pub fn new(store: Arc<Store>, terms: Terms, limits: Limits, counters: Counters) -> Arc<Self> {
         terms.upstreams.hosts().into_iter().for_each(|host| counters.expect(host));
+        let sealed = Sealed::over(&store);
         Arc::new(Self {
             store,
             own: terms.outbound.own_entry().clone(),
@@ -188,8 +198,11 @@ impl Mirror {
             digest_locks: std::array::from_fn(|_| Mutex::default()),
             evicting: Mutex::default(),
             verifying: Arc::default(),
+            importing: Arc::default(),
+            imported: Mutex::default(),
+            taking_in: tokio::sync::Mutex::default(),
             reserved: Arc::default(),
-            missing: Mutex::default(),
+            sealed,
             alarms: Mutex::default(),
             troubles: Mutex::default(),
             places: Arc::new(Semaphore::new(limits.waiting)),
@@ -280,19 +293,6 @@ impl Mirror {
         }
     }
 
-    /// Lists what would have been fetched, were this mirror not offline (promise 12).
-    async fn missing(self: &Arc<Self>, what: String) -> Error {
-        if let Err(gone) = self.on_disk(|mirror| mirror.store.check()).await {
-            // It may well be held there.
-            return gone;
-        }
-        let mut missing = self.missing.lock();
-        if missing.len() < MOST_MISSING {
-            missing.insert(what.clone());
-        }
-        Error::Offline(what)
-    }
-
     /// Whether an archive is held.
     pub async fn holds(self: &Arc<Self>, digest: Digest) -> Result<bool, Error> {
         self.on_disk(move |mirror| unless_gone(mirror.store.blobs.holds(&digest))).await
@@ -316,7 +316,11 @@ impl Mirror {
 
     /// Stops the work under way, which is resumed after the next start, and closes the store.
     pub async fn close(&self) -> Result<(), StoreError> {
-        if !self.tasks.stop().await {
+        let stopped = self.tasks.stop().await;
+        if let Err(error) = self.save_missing() {
+            tracing::warn!(%error, "what is missing while sealed could not be written down");
+        }
+        if !stopped {
             // The index may miss what is still being committed: without the mark, it is rebuilt.
             tracing::warn!("some work did not stop in time; the index is rebuilt at the next start");
             return Ok(());

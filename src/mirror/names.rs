@@ -7,7 +7,7 @@ use crate::address::{Artifact, FileName};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix, FastHash};
 use crate::store::{Durability, Key, Recorded, StoreError};
-use crate::verify::Proof;
+use crate::verify::{How, Proof};
 
 /// An archive that a name lists: it was proven, and its bytes are (or were) held.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,6 +67,11 @@ impl NameRecord {
         self.archives.iter().find(|held| held.digest == *digest)
     }
 
+    /// Whether any of its archives was imported without signatures.
+    pub(super) fn is_imported(&self) -> bool {
+        self.archives.iter().any(|held| held.proof.how == How::Imported)
+    }
+
     pub(super) fn find(&self, prefix: &DigestPrefix) -> Option<&HeldArchive> {
         self.archives.iter().find(|held| prefix.matches(&held.digest))
     }
@@ -107,10 +112,15 @@ impl Mirror {
             return Ok(());
         }
         if name.archives.is_empty() && !name.pinned {
-            return self.store.records.remove(&key);
+            self.store.records.remove(&key)?;
+        } else {
+            let record =
+                serde_json::to_vec(&name).map_err(|e| StoreError::Index(format!("a name cannot be written: {e}")))?;
+            self.store.records.put(&key, &record, Durability::Synced)?;
         }
-        let record =
-            serde_json::to_vec(&name).map_err(|e| StoreError::Index(format!("a name cannot be written: {e}")))?;
-        self.store.records.put(&key, &record, Durability::Synced).map(|_| ())
+        if name.is_imported() || before.is_imported() {
+            *self.imported.lock() = None;
+        }
+        Ok(())
     }
 }

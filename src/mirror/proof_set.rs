@@ -168,6 +168,11 @@ impl HeldSet {
         Some(Self { kept, fallback })
     }
 
+    /// The set that answers while nobody can be asked.
+    pub(super) fn answering(&self) -> &Arc<ProofSet> {
+        self.fallback.as_ref().unwrap_or(&self.kept.current)
+    }
+
     /// The set that has the file a digest names, and which file that is. The predecessor's digests
     /// answer for a day; longer, while only its archive is held.
     pub(super) fn find(&self, prefix: &DigestPrefix, now: Timestamp) -> Option<(Arc<ProofSet>, SetFile)> {

@@ -7,12 +7,14 @@ use tokio::time::{Instant, timeout_at};
 
 use super::call::Part;
 use super::freshness::{Age, Place, Rule, Verdict, decide};
+use super::sealed::STORED_IS_FRESH;
 use super::single_flight::Awaited;
 use super::{Answer, Call, Errand, Mirror, Outcome};
 use crate::address::Hostname;
 use crate::error::Error;
 use crate::upstream::breaker::Origin;
 use crate::upstream::error::{Fault, UpstreamError};
+use crate::upstream::restraint::Spends;
 
 /// What a flight brought back.
 #[derive(Debug, Clone)]
@@ -38,12 +40,12 @@ pub(super) fn nobody_may_wait(what: &str) -> Error {
 async fn awaited<T: Clone>(call: &Call, until: Instant, flight: Awaited<T>) -> Result<T, Elapsed> {
     match call.part {
         Part::Request | Part::Flight => timeout_at(until, flight).await,
-        Part::Step => Ok(flight.await),
+        Part::Step | Part::Look => Ok(flight.await),
     }
 }
 
 impl Mirror {
-    /// Answers from `held` or from a flight, as freshness decides.
+    /// Answers from `held` or from a flight, as freshness decides. What is refused while sealed is for the caller to note.
     pub(super) async fn pull<T: AskedAgain + Clone + Send + Sync + 'static>(
         self: &Arc<Self>,
         what: &str,
@@ -68,7 +70,10 @@ impl Mirror {
         };
         match (verdict, held) {
             (Verdict::Serve, Some(held)) => Ok(answer(held, Outcome::Hit)),
-            (Verdict::ServeStale, Some(held)) => Ok(stale(held)),
+            // Nobody can be asked: for a moment it need not even be looked for.
+            (Verdict::ServeStale, Some(held)) => {
+                Ok(Answer { fresh_until: call.now.after(STORED_IS_FRESH), ..stale(held) })
+            }
             (Verdict::Revalidate, Some(held)) => {
                 let origins = match rule.place {
                     Place::AsBefore => held.value.origins(),
@@ -105,7 +110,7 @@ impl Mirror {
                     }
                 }
             }
-            (Verdict::Refuse, _) => Err(self.missing(what.to_owned()).await),
+            (Verdict::Refuse, _) => Err(self.not_held(what.to_owned()).await),
             (_, None) | (Verdict::Fetch, _) => {
                 let _place = self.place(call).ok_or_else(|| nobody_may_wait(what))?;
                 match awaited(call, call.deadline, flight(Errand::Fetch, call)).await {
@@ -127,7 +132,7 @@ impl Mirror {
     ) -> Result<(), Error> {
         match errand {
             Errand::Fetch => Ok(()),
-            Errand::Revalidate if call.terms.outbound.spend(host, requests, call.now) => Ok(()),
+            Errand::Revalidate if call.terms.outbound.spend(host, Spends::Revalidation, requests, call.now) => Ok(()),
             Errand::Revalidate => Err(Error::Spared(what.to_owned())),
         }
     }

@@ -7,6 +7,7 @@ use super::documents::KeptDocument;
 use super::modules::SeenModule;
 use super::names::NameRecord;
 use super::proof_set::KeptSet;
+use super::sealed::Wants;
 use super::seen::Seen;
 use crate::store::Key;
 
@@ -23,6 +24,9 @@ pub fn written_anew(key: &Key, record: Vec<u8>) -> Option<Vec<u8>> {
         Key::Name(_) => as_json::<NameRecord>(&record),
         Key::Seen(_) => as_json::<Seen>(&record),
         Key::SeenModule(_) => as_json::<SeenModule>(&record),
+        // No business of a mirror's: whoever runs jobs reads them.
+        Key::Job(_) | Key::RecurringJobs => as_json::<serde_json::Value>(&record),
+        Key::Missing => Wants::read(&record).map(|wants| wants.write()),
     }
 }
 

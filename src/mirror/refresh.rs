@@ -93,7 +93,7 @@ impl Mirror {
             let of = format!("the discovery document of {}", what.of.host);
             refreshed.push(Refreshed { what: of, news: News::Failed { error: error.to_string() } });
         }
-        let list = self.refresh_versions(&upstream, &what.of, call).await;
+        let list = self.refresh_versions(&what.of, call).await;
         let list = list.unwrap_or_else(|error| News::Failed { error: error.to_string() });
         refreshed.push(Refreshed { what: the_list_of(&what.of), news: list });
         let sets = self.held_packages(what).await?;
@@ -110,19 +110,11 @@ impl Mirror {
         Ok(refreshed)
     }
 
-    async fn refresh_versions(
-        self: &Arc<Self>,
-        upstream: &Arc<Upstream>,
-        address: &ProviderAddress,
-        call: &Call,
-    ) -> Result<News, Error> {
-        let what = the_list_of(address);
+    async fn refresh_versions(self: &Arc<Self>, address: &ProviderAddress, call: &Call) -> Result<News, Error> {
         let before = self.held_document(&Key::ProviderVersions(address.clone())).await?;
         let seen = before.as_ref().map(|held| held.age);
-        let flight = self.fly_for_versions(what, Arc::clone(upstream), address, seen, Errand::Fetch, call).await;
-        Ok(News::of(flight, |now| {
-            before.is_some_and(|before| before.value.body == now.body && before.value.dropped == now.dropped)
-        }))
+        let flight = self.ask_versions_again(address, seen, call).await;
+        Ok(News::of(flight, |now| before.is_some_and(|before| before.value.says_the_same_as(now))))
     }
 
     async fn refresh_set(
@@ -164,7 +156,10 @@ impl Mirror {
             | Key::Page(..)
             | Key::SeenModule(_)
             | Key::Name(_)
-            | Key::Seen(_) => false,
+            | Key::Seen(_)
+            | Key::Job(_)
+            | Key::RecurringJobs
+            | Key::Missing => false,
         });
         terms.asked_anew.forget(means);
     }

@@ -11,7 +11,7 @@ use crate::address::{Package, ProviderAddress, Version};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::store::{Durability, Key, StoreError};
-use crate::verify::Checksums;
+use crate::verify::{Checksums, How};
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Seen {
@@ -118,7 +118,9 @@ fn note_set(mirror: &Mirror, seen: &mut Seen, package: &Package) -> Result<bool,
     let Some(held) = mirror.read_set(package)? else { return Ok(false) };
     let predecessor = held.kept.predecessor.as_ref().map(|(set, _)| set);
     let mut news = false;
-    for set in predecessor.into_iter().chain([&held.kept.current]) {
+    // What was imported without signatures proves nothing.
+    let sets = predecessor.into_iter().chain([&held.kept.current]).filter(|set| set.proof().how != How::Imported);
+    for set in sets {
         if let Some(sums) = set.checksums() {
             news |= seen.note(&package.version, &sums, set.proof().how.fingerprint(), set.fetched());
         }
@@ -155,6 +157,30 @@ pub(super) fn note_held(mirror: &Mirror, address: &ProviderAddress) -> Result<Ve
     }
     unread.retain(|untold| !seen.knows_digests_of(&untold.package.version));
     Ok(unread)
+}
+
+/// What proven sums of a package's version ever gave its archive; nothing where none speak of it. Whether a key is known
+/// for the provider is told by the second.
+pub(super) fn digests_of(
+    mirror: &Mirror,
+    package: &Package,
+    file: &str,
+    key: Option<&str>,
+) -> Result<(Vec<Digest>, bool), StoreError> {
+    let of = Key::Seen(package.provider.clone());
+    let _lock = mirror.record_lock(&of).lock();
+    let (seen, _) = read_there(mirror, &package.provider)?;
+    let digests = seen.versions.get(&package.version).and_then(|version| version.digests.get(file));
+    let is_known = key.is_some_and(|key| seen.keys.contains_key(key));
+    Ok((digests.cloned().unwrap_or_default(), is_known))
+}
+
+/// Whether keys are known for a provider, and this is none of them.
+pub(super) fn is_stranger(mirror: &Mirror, provider: &ProviderAddress, key: Option<&str>) -> Result<bool, StoreError> {
+    let of = Key::Seen(provider.clone());
+    let _lock = mirror.record_lock(&of).lock();
+    let (seen, _) = read_there(mirror, provider)?;
+    Ok(!seen.keys.is_empty() && !key.is_some_and(|key| seen.keys.contains_key(key)))
 }
 
 /// Sees to it that what a held set proves is put down, before that set goes.

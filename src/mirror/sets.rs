@@ -21,6 +21,7 @@ use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::{Link, origin};
 use crate::upstream::providers::download_url;
+use crate::verify::How;
 
 /// The document, its sums and its signature.
 const REQUESTS: u32 = 3;
@@ -61,14 +62,18 @@ impl Mirror {
                 self.rule_for_what_is_of(Service::Providers, &held.kept.current.about.asked, &upstream, rule).await?;
         }
         let fallback = held.as_ref().and_then(|held| held.fallback.clone());
-        if held.is_none() {
-            if let Some(said) = call.terms.absent.get(&Key::ProofSet(package.clone()), call.now) {
-                return Err(Error::NotFound(said));
-            }
-            if self.link() == Link::Offline && self.is_listed(package).await? {
-                // To a client, 404 says that other platforms may be there; it is missing all the same.
-                let missing = self.missing(what).await;
-                return Err(Error::NotFound(missing.to_string()));
+        if held.is_none()
+            && let Some(said) = call.terms.absent.get(&Key::ProofSet(package.clone()), call.now)
+        {
+            return Err(Error::NotFound(said));
+        }
+        if self.link() == Link::Offline {
+            let has_archive = match &held {
+                Some(held) => self.holds(held.answering().document.shasum).await?,
+                None => false,
+            };
+            if !has_archive {
+                return Err(self.lacks_package(package, what, call).await);
             }
         }
         let seen = held.as_ref().map(|held| held.kept.age);
@@ -81,7 +86,8 @@ impl Mirror {
             Landed { age, value: held.kept }
         });
         let fly = |errand, call: &Call| self.fly(package, upstream, seen, Anew::IfChanged(errand), call);
-        let answer = self.pull(&what, &package.provider.host, call, &rule, landed, fly).await?;
+        let answer = self.pull(&what, &package.provider.host, call, &rule, landed, fly).await;
+        let answer = answer.inspect_err(|error| self.note_if_refused(error, call.now, || package.into()))?;
         Ok(match (answer.outcome, fallback) {
             (Outcome::Stale | Outcome::Gone, Some(predecessor)) => {
                 let checked = seen.map_or(answer.checked, |age| age.checked);
@@ -96,8 +102,23 @@ impl Mirror {
         })
     }
 
-    /// Whether the held version list names a package's version.
-    async fn is_listed(self: &Arc<Self>, package: &Package) -> Result<bool, Error> {
+    /// The error for a package that is not held while sealed.
+    async fn lacks_package(self: &Arc<Self>, package: &Package, what: String, call: &Call) -> Error {
+        let missing = self.lacks(package, what, call.now).await;
+        match (&missing, self.is_known(package).await) {
+            // To a client, 404 says that other platforms may be there; it is missing all the same.
+            (Error::Offline(_), Ok(true)) if !call.is_a_step() => Error::NotFound(missing.to_string()),
+            (_, Err(error)) => error,
+            _ => missing,
+        }
+    }
+
+    /// Whether a package's version is known: by the held version list, or by what is held of it for other platforms.
+    async fn is_known(self: &Arc<Self>, package: &Package) -> Result<bool, Error> {
+        let Package { provider, version, .. } = package;
+        if !self.platforms_with_sets(provider, version).await?.is_empty() {
+            return Ok(true);
+        }
         let list = self.held_document(&Key::ProviderVersions(package.provider.clone())).await?;
         let Some(held) = list else { return Ok(false) };
         let list = held.value.versions().await.ok();
@@ -297,12 +318,25 @@ impl Mirror {
         }
     }
 
-    /// Replaces a package's set; the one before stays as its predecessor.
+    /// Replaces a package's set; the one before stays as its predecessor, unless nothing proves it.
     pub(super) async fn keep_set(self: &Arc<Self>, package: &Package, set: ProofSet, now: Timestamp) -> SetFlight {
+        self.keep_set_as_of(package, set, now, now).await
+    }
+
+    /// The same of a set that upstream confirmed at another time.
+    pub(super) async fn keep_set_as_of(
+        self: &Arc<Self>,
+        package: &Package,
+        set: ProofSet,
+        checked: Timestamp,
+        now: Timestamp,
+    ) -> SetFlight {
+        self.takes_over(package, &set, now).await?;
         let current = Arc::new(set);
         self.change_set(package, move |mirror, held| {
             let predecessor = match held {
                 None => None,
+                Some(held) if held.current.proof().how == How::Imported => None,
                 Some(held) if current.names_the_same_files_as(&held.current) => held.predecessor,
                 // While only the archive of the one before the last is held, that one stays the way back.
                 Some(held) => match mirror.only_predecessor_is_held(&held)? {
@@ -310,7 +344,7 @@ impl Mirror {
                     None => Some((held.current, now)),
                 },
             };
-            Ok(KeptSet { predecessor, current, age: Age { checked: now, gone: false } })
+            Ok(KeptSet { predecessor, current, age: Age { checked, gone: false } })
         })
         .await
     }
@@ -338,7 +372,7 @@ impl Mirror {
 
     /// Replaces a package's set by what `change` makes of the one that is held. That it cannot be kept
     /// costs the keeping, not the answer.
-    async fn change_set(
+    pub(super) async fn change_set(
         self: &Arc<Self>,
         package: &Package,
         change: impl FnOnce(&Self, Option<KeptSet>) -> Result<KeptSet, StoreError> + Send + 'static,

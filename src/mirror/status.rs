@@ -33,11 +33,15 @@ pub struct Status {
     pub documents: u64,
     /// Their size, in bytes.
     pub document_bytes: u64,
+    /// What was imported without signatures, and nothing else vouches for; at most a thousand packages.
+    #[serde(default)]
+    pub imported: Vec<String>,
     /// Whether nothing may go out.
     pub offline: bool,
     /// The configured upstreams.
     pub upstreams: Vec<String>,
-    /// What was asked for while offline and is not held, since the start; at most a thousand things.
+    /// What was asked for while offline and is not held, also before the start: at most a thousand things, and since
+    /// the start a hundred that are no artifacts.
     pub missing: Vec<String>,
     /// What an operator should look at, since the start; at most a thousand things of each kind.
     pub alarms: Vec<Alarm>,
@@ -161,9 +165,10 @@ impl Mirror {
             archive_bytes,
             documents,
             document_bytes,
+            imported: self.imported(),
             offline: self.link() == Link::Offline,
             upstreams: self.hosts().iter().map(ToString::to_string).collect(),
-            missing: self.missing.lock().iter().cloned().collect(),
+            missing: self.missing_in_words(),
             alarms: self.alarms(),
         }
     }

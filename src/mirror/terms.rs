@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::remembered::Remembered;
+use super::sealed::SealedFor;
 use super::{Call, Mirror, StoreError};
 use crate::address::{Hostname, ModulePackage, Package};
 use crate::error::Error;
@@ -20,6 +21,8 @@ pub struct Terms {
     pub outbound: Outbound,
     /// What may be stored, in bytes.
     pub store_bytes: u64,
+    /// What a version must be held for to be listed while sealed.
+    pub sealed_for: SealedFor,
     pub(super) generation: Generation,
     /// What upstreams say that they have not. Another place, or another credential, may have it: so what was said on
     /// other terms says nothing on these.
@@ -36,16 +39,17 @@ pub struct Terms {
 
 /// Which terms: a part of every flight's key. Whoever joined a flight of other terms would be led by what another
 /// place says, and show it the credential that is for this one (promise 8).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(super) struct Generation(u64);
 
 impl Terms {
     /// The first terms of a mirror.
-    pub fn new(upstreams: Upstreams, outbound: Outbound, store_bytes: u64) -> Self {
+    pub fn new(upstreams: Upstreams, outbound: Outbound, store_bytes: u64, sealed_for: SealedFor) -> Self {
         Self {
             upstreams,
             outbound,
             store_bytes,
+            sealed_for,
             generation: Generation(0),
             absent: Remembered::default(),
             asked_anew: Remembered::default(),
@@ -56,9 +60,15 @@ impl Terms {
     }
 
     /// The terms that come after these. Nobody goes by them yet.
-    pub fn followed_by(&self, upstreams: Upstreams, outbound: Outbound, store_bytes: u64) -> Self {
+    pub fn followed_by(
+        &self,
+        upstreams: Upstreams,
+        outbound: Outbound,
+        store_bytes: u64,
+        sealed_for: SealedFor,
+    ) -> Self {
         let generation = Generation(self.generation.0 + 1);
-        Self { generation, ..Self::new(upstreams, outbound, store_bytes) }
+        Self { generation, ..Self::new(upstreams, outbound, store_bytes, sealed_for) }
     }
 
     pub(super) fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {

@@ -51,6 +51,12 @@ pub enum Step {
         /// Why.
         error: String,
     },
+    /// So many archives were imported without signatures: that they are as they were imported is all that can be
+    /// verified of them.
+    Imported {
+        /// How many.
+        archives: u64,
+    },
     /// So much is done.
     Checked {
         /// Archives so far.
@@ -155,6 +161,10 @@ impl Walk {
             archives.entry(digest).or_default();
         }
         let (archives, bytes) = self.archives(archives).await;
+        let imported = self.mirror.on_disk(|mirror| Ok(mirror.imported().len() as u64)).await?;
+        if imported > 0 {
+            self.say(Step::Imported { archives: imported }).await;
+        }
         let wrong = self.wrong;
         self.say(Step::Done { records, archives, bytes, wrong }).await;
         Ok(())
@@ -181,6 +191,10 @@ impl Walk {
                         Key::SeenModule(package) => self.see_module_again(package).await,
                         // The next request for it packs it again.
                         Key::Name(Artifact::Module(_)) => {}
+                        // Whoever runs it writes it again; of one that has ended, what it fetched is held.
+                        Key::Job(_) | Key::RecurringJobs => {}
+                        // What this run was asked for is in memory, and is written again.
+                        Key::Missing => self.mirror.missing_must_be_saved(),
                         Key::Discovery(_)
                         | Key::ProviderVersions(_)
                         | Key::ProofSet(_)
@@ -279,5 +293,8 @@ fn described(key: &Key) -> String {
         Key::Name(of) => format!("the name of {of}"),
         Key::Seen(address) => format!("what was seen of {address}"),
         Key::SeenModule(package) => format!("what was seen of {package}"),
+        Key::Job(number) => format!("the job {}", hex::encode(number)),
+        Key::RecurringJobs => "when each recurring warm-up ran last".to_owned(),
+        Key::Missing => "what is missing while sealed".to_owned(),
     }
 }

@@ -9,19 +9,19 @@ use serde::Deserialize;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::discovery::Faith;
-use super::documents::{DocumentFlight, KeptDocument, Meanwhile};
+use super::documents::{DocumentFlight, KeptDocument};
 use super::freshness::Age;
 use super::single_flight::Awaited;
+use super::wanted::WantedDocument;
 use super::{AlarmKind, Answer, Call, Errand, Mirror, seen, unless_gone};
-use crate::address::{Package, Platform, ProviderAddress, Version, Versions};
+use crate::address::{Platform, ProviderAddress, Version, Versions};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::Key;
 use crate::upstream::Upstream;
 use crate::upstream::ask::Fetched;
 use crate::upstream::discovery::Service;
-use crate::upstream::error::{Fault, UpstreamError};
-use crate::upstream::outbound::origin;
+use crate::upstream::error::Fault;
 use crate::upstream::providers::{VersionList, versions_url};
 
 impl Mirror {
@@ -31,73 +31,52 @@ impl Mirror {
         address: &ProviderAddress,
         call: &Call,
     ) -> Result<Answer<Arc<KeptDocument>>, Error> {
-        let upstream = Arc::clone(call.upstream(&address.host)?);
-        let what = format!("the version list of {address}");
-        let mut rule = upstream.rule(|fresh| fresh.versions);
-        let key = Key::ProviderVersions(address.clone());
-        let held = self.held_document(&key).await?;
-        if held.is_none()
-            && let Some(said) = call.terms.absent.get(&key, call.now)
-        {
-            return Err(Error::NotFound(said));
-        }
-        if let Some(held) = held.as_ref().filter(|held| !held.age.gone) {
-            rule = self.rule_for_what_is_of(Service::Providers, &held.value.about.asked, &upstream, rule).await?;
-        }
+        let wanted = list_wanted(address, call)?;
+        let (held, rule) = self.held_or_absent(&wanted, call).await?;
         let seen = held.as_ref().map(|held| held.age);
-        let fly = |errand, call: &Call| self.fly_for_versions(what.clone(), upstream, address, seen, errand, call);
-        self.pull(&what, &address.host, call, &rule, held, fly).await
+        let fly = |errand, call: &Call| self.fly_for_versions(&wanted, address, seen, errand, call);
+        let pulled = self.pull(&wanted.what, &address.host, call, &rule, held, fly).await;
+        pulled.inspect_err(|error| self.note_if_refused(error, call.now, || address.into()))
     }
 
-    /// Joins the flight for a version list, or starts it. `seen` is what the caller saw held.
-    pub(super) fn fly_for_versions(
+    /// Asks upstream for a version list, however fresh what is held, unless another has since the caller saw it.
+    pub(super) async fn ask_versions_again(
         self: &Arc<Self>,
-        what: String,
-        upstream: Arc<Upstream>,
+        address: &ProviderAddress,
+        seen: Option<Age>,
+        call: &Call,
+    ) -> DocumentFlight {
+        self.fly_for_versions(&list_wanted(address, call)?, address, seen, Errand::Fetch, call).await
+    }
+
+    fn fly_for_versions(
+        self: &Arc<Self>,
+        wanted: &WantedDocument,
         address: &ProviderAddress,
         seen: Option<Age>,
         errand: Errand,
         call: &Call,
     ) -> Awaited<DocumentFlight> {
-        let rule = upstream.rule(|fresh| fresh.versions);
-        let key = Key::ProviderVersions(address.clone());
-        let of = (key.clone(), errand, call.terms.generation);
-        self.documents.share(&self.tasks, of, Err(Error::Interrupted(what.clone())), || {
-            let (mirror, call, address) = (Arc::clone(self), self.inner(call), address.clone());
-            async move {
-                let work = async {
-                    match mirror.landed_meanwhile(&key, seen, &rule, &call).await? {
-                        Meanwhile::Landed(landed) => Ok(landed),
-                        Meanwhile::Held(before) => {
-                            mirror.spend(&what, &address.host, errand, 1, &call)?;
-                            mirror.fetch_versions(&what, &upstream, &address, before, &call).await
-                        }
-                    }
-                };
-                mirror.within_limits(&what, &address.host, work).await
-            }
+        let (of, address) = (wanted.clone(), address.clone());
+        self.fly_for_document(wanted, seen, errand, call, |mirror, before, call| async move {
+            mirror.fetch_versions(&of, &address, before, &call).await
         })
     }
 
     async fn fetch_versions(
         self: &Arc<Self>,
-        what: &str,
-        upstream: &Upstream,
+        wanted: &WantedDocument,
         address: &ProviderAddress,
         before: Option<Arc<KeptDocument>>,
         call: &Call,
     ) -> DocumentFlight {
-        let unusable = |why: String| UpstreamError {
-            asked: what.to_owned(),
-            at: origin(&upstream.settings.url),
-            fault: Fault::Unusable(why),
-        };
+        let (what, upstream) = (&wanted.what, &*wanted.upstream);
+        let unusable = |why: String| wanted.unusable(why);
         let (base, grant) =
             self.service(Service::Providers, upstream, Faith::for_what_is_held(before.as_ref()), call).await?;
         let asked = versions_url(&base, address).map_err(|e| unusable(e.to_string()))?;
         let fetched =
             self.ask(what, &asked, upstream, &grant, before.as_deref(), self.limits.document_bytes, call).await;
-        let key = Key::ProviderVersions(address.clone());
         let kept = match (fetched, before) {
             (Ok(Fetched::Unchanged), Some(before)) => {
                 let of_upstream = Arc::new(KeptDocument { dropped: Bytes::new(), ..(*before).clone() });
@@ -114,30 +93,19 @@ impl Mirror {
                 self.note_new_versions(address, &list, call).await?;
                 kept
             }
-            (Err(error), Some(before)) if matches!(error.fault, Fault::Absent(_)) && upstream.settings.keep_gone => {
-                if !before.about.gone {
-                    tracing::warn!(provider = %address, %error, "upstream has deleted the provider; what is held is kept (keep_gone)");
-                }
-                before.checked_again(call.now, true)
-            }
             (Err(error), before) if matches!(error.fault, Fault::Absent(_)) => {
-                let until = call.now.after(upstream.rule(|fresh| fresh.versions).believed());
-                call.terms.absent.put(key.clone(), error.to_string(), until, call.now);
-                if before.is_some() && self.is_on_these_terms(call) {
-                    self.drop_document(key).await?;
-                }
-                return Err(Error::NotFound(error.to_string()));
+                self.kept_though_gone(wanted, before, &error, call).await?
             }
             (Err(error), _) => return Err(error.into()),
         };
-        let landed = self.keep_document(key, kept).await;
+        let landed = self.keep_document(wanted.key.clone(), kept).await;
         self.changed(address);
         landed
     }
 
     /// The entries of versions that upstream has dropped and whose archives are held: as upstream wrote
     /// them, or made anew where nobody remembers that.
-    async fn dropped_but_held(
+    pub(super) async fn dropped_but_held(
         self: &Arc<Self>,
         upstream: &Upstream,
         address: &ProviderAddress,
@@ -151,10 +119,12 @@ impl Mirror {
         let of = address.clone();
         let named = self.on_disk(move |mirror| unless_gone(mirror.store.records.packages_with_names(&of))).await?;
         let mut held: BTreeMap<Version, Vec<Platform>> = BTreeMap::new();
-        for Package { version, platform, .. } in named {
-            if list.get(&version).is_none() {
-                held.entry(version).or_default().push(platform);
+        let mut imported = HashSet::new();
+        for package in named.into_iter().filter(|package| list.get(&package.version).is_none()) {
+            if self.was_imported(&package).await? {
+                imported.insert(package.version.clone());
             }
+            held.entry(package.version).or_default().push(package.platform);
         }
         let earlier = match before {
             Some(before) => before.versions().await.ok(),
@@ -166,12 +136,13 @@ impl Mirror {
         }
         let mut entries = Vec::new();
         for (version, platforms) in held {
-            if !dropped_before.contains(&version) {
+            // What was imported without signatures need never have been listed.
+            if !dropped_before.contains(&version) && !imported.contains(&version) {
                 tracing::warn!(provider = %address, %version, "upstream has dropped a version that is held; it stays listed (keep_gone)");
                 self.alarm(address, &version, AlarmKind::Dropped, None, now);
             }
             let as_written = earlier.as_ref().and_then(|list| list.get(&version)).map(|entry| entry.raw.clone());
-            entries.extend(as_written.or_else(|| entry_of(&version, &platforms)));
+            entries.extend(as_written.or_else(|| entry_of(&version, platforms.iter())));
         }
         Ok(serde_json::to_vec(&entries).map(Bytes::from).unwrap_or_default())
     }
@@ -197,10 +168,18 @@ impl Mirror {
     }
 }
 
+/// The version list of a provider.
+fn list_wanted(address: &ProviderAddress, call: &Call) -> Result<WantedDocument, Error> {
+    let upstream = Arc::clone(call.upstream(&address.host)?);
+    let rule = upstream.rule(|fresh| fresh.versions);
+    let (what, key) = (format!("the version list of {address}"), Key::ProviderVersions(address.clone()));
+    Ok(WantedDocument { what, key, upstream, service: Service::Providers, rule })
+}
+
 /// The entry of a version in a list, as a registry would write it.
-fn entry_of(version: &Version, platforms: &[Platform]) -> Option<Box<RawValue>> {
+pub(super) fn entry_of<'a>(version: &Version, platforms: impl Iterator<Item = &'a Platform>) -> Option<Box<RawValue>> {
     let platforms: Vec<_> =
-        platforms.iter().map(|Platform { os, arch }| serde_json::json!({"os": os, "arch": arch})).collect();
+        platforms.map(|Platform { os, arch }| serde_json::json!({"os": os, "arch": arch})).collect();
     to_raw_value(&serde_json::json!({"version": version, "platforms": platforms})).ok()
 }
 

@@ -7,19 +7,22 @@ use std::sync::Arc;
 use url::Url;
 
 use super::archives::Archive;
+use super::asking::Asking;
+use super::call::Part;
 use super::follow::Progress;
 use super::names::{HeldArchive, PackageHashesKnown};
 use super::opened::Opened;
 use super::proof_set::ProofSet;
 use super::pull::AskedAgain;
-use super::{Answer, Call, Link, Mirror, Outcome, sets};
-use crate::address::{Hostname, Package, ProviderAddress};
+use super::{Answer, Call, Haste, Link, Mirror, Outcome, sets};
+use crate::address::{Artifact, Hostname, Package, ProviderAddress};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::store::{Key, Recorded, StoreError};
 use crate::upstream::breaker::Origin;
 use crate::upstream::providers::VersionList;
+use crate::upstream::restraint::Spends;
 
 /// The document, its sums and its signature.
 const REQUESTS_FOR_A_SET: u32 = 3;
@@ -44,17 +47,19 @@ pub struct Resolved<T> {
 }
 
 impl Mirror {
-    /// The version list of a provider, held with the discovery document that leads to it.
+    /// The version list of a provider, held with the discovery document that leads to it; while sealed, what clients are
+    /// shown of it.
     ///
     /// # Errors
     /// Why it cannot be had; [`Error::HeldBack`] and [`Error::Spared`] where it may be asked for later.
     pub async fn warm_list(
         self: &Arc<Self>,
         address: &ProviderAddress,
+        haste: Haste,
         now: Timestamp,
     ) -> Result<Resolved<VersionList>, Error> {
         let (what, host) = (format!("the version list of {address}"), &address.host);
-        let call = self.step(now);
+        let call = self.step_in(haste, now);
         let upstream = call.upstream(host)?;
         let mut origins = vec![Origin::of(&upstream.settings.url)];
         let mut missing = 0;
@@ -66,13 +71,14 @@ impl Mirror {
         }
         self.may_fetch(&what, host, &origins, missing, &call)?;
         let asked = async {
-            self.discovery(host, &call).await?;
-            self.provider_versions(address, &call).await
+            if self.link() == Link::Online {
+                self.discovery(host, &call).await?;
+            }
+            self.shown_versions(address, &call).await
         };
         let list = asked.await.map_err(|error| or_held_back(&what, host, &origins, error, &call))?;
         let unconfirmed = self.unconfirmed(&what, host, &origins, &list, &call)?;
-        let unreadable = |why| Error::Interrupted(format!("the held version list of {address} cannot be read: {why}"));
-        Ok(Resolved { value: list.value.versions().await.map_err(unreadable)?, unconfirmed })
+        Ok(Resolved { value: list.value, unconfirmed })
     }
 
     /// The proof set that an `init` would be given for a package.
@@ -82,10 +88,11 @@ impl Mirror {
     pub async fn warm_set(
         self: &Arc<Self>,
         package: &Package,
+        haste: Haste,
         now: Timestamp,
     ) -> Result<Resolved<Arc<ProofSet>>, Error> {
         let (what, host) = (sets::what(package), &package.provider.host);
-        let call = self.step(now);
+        let call = self.step_in(haste, now);
         let mut origins = Vec::new();
         if let Some(list) = self.held_document(&Key::ProviderVersions(package.provider.clone())).await? {
             origins.extend(list.value.origins());
@@ -97,6 +104,26 @@ impl Mirror {
         let set = set.map_err(|error| or_held_back(&what, host, &origins, error, &call))?;
         let unconfirmed = self.unconfirmed(&what, host, &origins, &set, &call)?;
         Ok(Resolved { value: set.value, unconfirmed })
+    }
+
+    /// How large the archive of a set is, as far as its document or its server tells without sending it.
+    pub async fn announced_size(
+        self: &Arc<Self>,
+        package: &Package,
+        set: &Arc<ProofSet>,
+        now: Timestamp,
+    ) -> Option<u64> {
+        if let Some(size_bytes) = set.document.announced_size(&package.platform) {
+            return Some(size_bytes);
+        }
+        let call = self.step(now);
+        let origin = Origin::of(&set.document.archive_url);
+        if self.link() == Link::Offline
+            || self.may_fetch("the size of an archive", &package.provider.host, &[origin], 1, &call).is_err()
+        {
+            return None;
+        }
+        Asking::new(Arc::clone(self), package.clone(), Arc::clone(set), call).announced_length().await
     }
 
     /// Sees to it that the archive of a set is held, and tells while it arrives how many bytes of how many are here.
@@ -127,7 +154,7 @@ impl Mirror {
         let origin = Origin::of(&set.document.archive_url);
         if !self.holds(digest).await? {
             if self.link() == Link::Offline {
-                return Err(self.missing(what).await);
+                return Err(self.lacks(package, what, now).await);
             }
             self.may_fetch(&what, &package.provider.host, std::slice::from_ref(&origin), 1, &call)?;
         }
@@ -179,7 +206,7 @@ impl Mirror {
     /// # Errors
     /// [`Error::NotKept`] where some of it is not held, so that an `init` would have to ask upstream.
     pub async fn settle(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<(), Error> {
-        let keys = leading_to(package);
+        let keys = leading_to(package, self.link());
         let synced = self.on_disk(move |mirror| {
             for (key, what) in keys {
                 if !mirror.store.records.sync(&key)? {
@@ -195,11 +222,25 @@ impl Mirror {
         }
     }
 
+    /// Whether a held archive is what was proven: looked at as before an answer, so a damaged one is set aside.
+    pub async fn is_sound(
+        self: &Arc<Self>,
+        of: impl Into<Artifact>,
+        held: &HeldArchive,
+        now: Timestamp,
+    ) -> Result<bool, Error> {
+        // A name keeps what is not there just now.
+        if !self.holds(held.digest).await? {
+            return Ok(false);
+        }
+        Ok(matches!(self.open_held(of, held, &self.job(now)).await?, Opened::Checked(_)))
+    }
+
     /// Whether a package can be installed from what is held, with this archive.
     pub async fn still_holds(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<bool, Error> {
         let of = package.clone();
         self.on_disk(move |mirror| {
-            for (key, _) in leading_to(&of) {
+            for (key, _) in leading_to(&of, mirror.link()) {
                 if matches!(mirror.store.records.look(&key)?, Recorded::Absent | Recorded::Damaged) {
                     return Ok(false);
                 }
@@ -236,14 +277,16 @@ impl Mirror {
             return Ok(None);
         }
         if self.link() == Link::Online
+            && call.part != Part::Look
             && let Some(until) = call.terms.outbound.asked_to_wait(host, origins, call.now)
         {
             return Err(Error::HeldBack { what: what.to_owned(), until });
         }
-        let since = answer.checked.date_time();
-        Ok(Some(format!(
-            "upstream could not be asked about {what}, and last confirmed it at {since}: there may be a newer one"
-        )))
+        let since = match answer.checked {
+            Timestamp(0) => String::new(),
+            checked => format!(", and last confirmed it at {}", checked.date_time()),
+        };
+        Ok(Some(format!("upstream could not be asked about {what}{since}: there may be a newer one")))
     }
 
     /// Leave for a job to fetch what is not held; `requests` are what that takes.
@@ -261,20 +304,24 @@ impl Mirror {
         if let Some(until) = call.terms.outbound.asked_to_wait(of, origins, call.now) {
             return Err(Error::HeldBack { what: what.to_owned(), until });
         }
-        let has_room = call.terms.outbound.spend(of, requests, call.now);
+        let has_room = call.terms.outbound.spend(of, Spends::Job, requests, call.now);
         if has_room { Ok(()) } else { Err(Error::Spared(what.to_owned())) }
     }
 }
 
-/// What a package cannot be installed without, besides its archive and its name; and what each is called.
-fn leading_to(package: &Package) -> [(Key, String); 4] {
+/// What a package cannot be installed without, besides its archive and its name; and what each is called. A sealed
+/// mirror makes its lists of what it holds, and asks for nothing by a discovery document.
+fn leading_to(package: &Package, link: Link) -> Vec<(Key, String)> {
     let provider = &package.provider;
-    [
-        (Key::Discovery(provider.host.clone()), format!("the discovery document of {}", provider.host)),
-        (Key::ProviderVersions(provider.clone()), format!("the version list of {provider}")),
+    let mut keys = vec![
         (Key::ProofSet(package.clone()), sets::what(package)),
         (Key::Seen(provider.clone()), format!("what was seen of {provider}")),
-    ]
+    ];
+    if link == Link::Online {
+        keys.push((Key::Discovery(provider.host.clone()), format!("the discovery document of {}", provider.host)));
+        keys.push((Key::ProviderVersions(provider.clone()), format!("the version list of {provider}")));
+    }
+    keys
 }
 
 /// What a fetch failed with, or when to try again where the upstream said so.

@@ -21,4 +21,4 @@ pub use self::pack::{PACKER, Packed, pack};
 pub use self::path::{BadPath, TreePath};
 pub use self::resolve::{Resolved, resolve};
 pub use self::tree::{Entry, Tree, TreeError, TreeLimits};
-pub use self::unpack::unpack;
+pub use self::unpack::{unpack, unpack_from};

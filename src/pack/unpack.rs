@@ -21,7 +21,10 @@ pub fn unpack(format: ArchiveFormat, archive: &mut File, tree: &mut Tree) -> Res
 }
 
 /// The same from anything that can be read and sought.
-pub(super) fn unpack_from<R: Read + Seek>(format: ArchiveFormat, archive: R, tree: &mut Tree) -> Result<(), TreeError> {
+///
+/// # Errors
+/// As for [`unpack()`].
+pub fn unpack_from<R: Read + Seek>(format: ArchiveFormat, archive: R, tree: &mut Tree) -> Result<(), TreeError> {
     let buffered = BufReader::with_capacity(64 * 1024, archive);
     match format {
         ArchiveFormat::Zip => zip::unpack(buffered, tree)?,

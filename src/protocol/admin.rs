@@ -1,6 +1,11 @@
 //! The admin side: probes, who may ask, and what larder says of itself.
 
+pub mod bundle;
 pub mod command;
+pub mod missing;
+pub mod order;
+pub mod order_query;
+pub mod trees;
 pub mod warm;
 
 use std::collections::BTreeMap;
@@ -15,7 +20,7 @@ pub use self::command::Command;
 
 use super::{Content, Reply};
 use crate::clock::Timestamp;
-use crate::jobs::JobId;
+use crate::jobs::{JobId, RecurringState};
 use crate::mirror::{Mirror, NotReady, Status, UpstreamState};
 
 /// The answer to `/healthz`: the process runs.
@@ -47,12 +52,28 @@ pub enum AdminRoute {
     Command(Command),
     /// `/admin/v1/verify`
     Verify,
+    /// `/admin/v1/plan`
+    Plan,
+    /// `/admin/v1/missing`
+    Missing,
     /// `/admin/v1/warm`
     Warm,
+    /// `/admin/v1/export`
+    Export,
+    /// `/admin/v1/import`, with `?unsigned` for what nothing proves.
+    Import,
+    /// `/admin/v1/bundle`
+    Bundle,
+    /// `/admin/v1/bundle/apply`, with how in its query.
+    ApplyBundle,
+    /// `/admin/v1/inventory`
+    Inventory,
     /// `/admin/v1/jobs`
     Jobs,
     /// `/admin/v1/jobs/ID`
     Job(JobId),
+    /// `/admin/v1/jobs/ID/events`
+    JobEvents(JobId),
 }
 
 /// Whether a route tells something or changes something.
@@ -78,11 +99,18 @@ impl AdminRoute {
             "/admin/v1/client-config" if query == Some("mirror") => Self::ClientConfig(Way::NetworkMirror),
             "/admin/v1/client-config" => Self::ClientConfig(Way::HostOverride),
             "/admin/v1/verify" => Self::Verify,
+            order::PLAN => Self::Plan,
+            missing::MISSING => Self::Missing,
             warm::WARM => Self::Warm,
+            trees::EXPORT => Self::Export,
+            trees::IMPORT => Self::Import,
+            bundle::BUNDLE => Self::Bundle,
+            bundle::APPLY => Self::ApplyBundle,
+            bundle::INVENTORY => Self::Inventory,
             warm::JOBS => Self::Jobs,
             path => match Command::ALL.into_iter().find(|command| command.path() == path) {
                 Some(command) => Self::Command(command),
-                None => Self::Job(job_of(path)?),
+                None => job_of(path)?,
             },
         })
     }
@@ -90,17 +118,33 @@ impl AdminRoute {
     /// Whether it tells something or changes something.
     pub fn nature(self) -> Nature {
         match self {
-            Self::Health | Self::Ready | Self::Metrics | Self::Status | Self::ClientConfig(_) | Self::Jobs => {
-                Nature::Reads
-            }
-            Self::Command(_) | Self::Verify | Self::Warm => Nature::Changes,
-            Self::Job(_) => Nature::ReadsAndEnds,
+            Self::Health
+            | Self::Ready
+            | Self::Metrics
+            | Self::Status
+            | Self::ClientConfig(_)
+            | Self::Inventory
+            | Self::Jobs
+            | Self::JobEvents(_) => Nature::Reads,
+            Self::Command(_)
+            | Self::Verify
+            | Self::Plan
+            | Self::Warm
+            | Self::Export
+            | Self::Import
+            | Self::Bundle
+            | Self::ApplyBundle => Nature::Changes,
+            Self::Missing | Self::Job(_) => Nature::ReadsAndEnds,
         }
     }
 }
 
-fn job_of(path: &str) -> Option<JobId> {
-    JobId::parse(path.strip_prefix(warm::JOBS)?.strip_prefix('/')?)
+fn job_of(path: &str) -> Option<AdminRoute> {
+    let path = path.strip_prefix(warm::JOBS)?.strip_prefix('/')?;
+    Some(match path.strip_suffix("/events") {
+        Some(id) => AdminRoute::JobEvents(JobId::parse(id)?),
+        None => AdminRoute::Job(JobId::parse(path)?),
+    })
 }
 
 /// Who may ask on the admin listener.
@@ -191,6 +235,9 @@ pub struct Report {
     pub mirror: Status,
     /// What was done since the start; absent where no larder runs.
     pub since_start: Option<SinceStart>,
+    /// The warm-ups that run again and again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warm_ups: Vec<RecurringState>,
 }
 
 /// What a running larder has done.

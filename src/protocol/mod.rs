@@ -125,10 +125,10 @@ impl Protocols {
             Some(About::Module(address)) => self.mirror.revision_of_module(address),
             None => 0,
         };
-        if let Some((finished, checked)) = self.answers.fresh(route, form, revision, request.now) {
+        if let Some(Kept { answer, checked, outcome, .. }) = self.answers.fresh(route, form, revision, request.now) {
             let age =
-                matches!(finished, Finished::Document(_) | Finished::Location(_)).then(|| request.now.since(checked));
-            return Ok(Reply { content: finished.into(), outcome: Some(Outcome::Hit), age });
+                matches!(answer, Finished::Document(_) | Finished::Location(_)).then(|| request.now.since(checked));
+            return Ok(Reply { content: answer.into(), outcome: Some(outcome), age });
         }
         // On the heap: every hit would carry the room for all that a miss may come to.
         Box::pin(self.ask(route, request, form, revision)).await
@@ -148,9 +148,10 @@ impl Protocols {
             modules::location(&self.mirror, package, call, links).await?;
         let location: Arc<str> = value.text.into();
         // What names no digest yet is another answer in a moment.
-        if value.is_lasting && outcome != Outcome::Gone && request.now < fresh_until {
+        if value.is_lasting && request.now < fresh_until {
             let answer = Finished::Location(Arc::clone(&location));
-            let kept = Kept { answer, made: request.now, checked, fresh_until, revision };
+            let outcome = outcome.again();
+            let kept = Kept { answer, made: request.now, checked, fresh_until, revision, outcome };
             self.answers.keep(route.clone(), links.form, kept);
         }
         let age = Some(request.now.since(checked));
@@ -169,7 +170,8 @@ impl Protocols {
                 let (Answer { value, outcome, fresh_until, checked }, finished) =
                     archive::file(&self.mirror, wanted, &call).await?;
                 if let Some(answer) = finished {
-                    let kept = Kept { answer, made: request.now, checked, fresh_until, revision };
+                    let outcome = outcome.again();
+                    let kept = Kept { answer, made: request.now, checked, fresh_until, revision, outcome };
                     self.answers.keep(route.clone(), form, kept);
                 }
                 return Ok(Reply { content: Content::File(value), outcome: Some(outcome), age: None });
@@ -199,11 +201,12 @@ impl Protocols {
         };
         let Answer { value, outcome, fresh_until, checked } = document;
         let rendered = Arc::new(render(value).await);
-        // What is gone upstream says so in every answer, so it is rendered each time. Kept with the revision
-        // from before: if anything changed while it was made, the next request makes it again.
-        if outcome != Outcome::Gone && request.now < fresh_until {
+        // Kept with the revision from before: if anything changed while it was made, the next request makes it again.
+        if request.now < fresh_until {
             let answer = Finished::Document(Arc::clone(&rendered));
-            self.answers.keep(route.clone(), form, Kept { answer, made: request.now, checked, fresh_until, revision });
+            let outcome = outcome.again();
+            let kept = Kept { answer, made: request.now, checked, fresh_until, revision, outcome };
+            self.answers.keep(route.clone(), form, kept);
         }
         let age = Some(request.now.since(checked));
         Ok(Reply { content: Content::Document(rendered), outcome: Some(outcome), age })

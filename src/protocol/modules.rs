@@ -34,11 +34,9 @@ pub(super) async fn versions(
     address: &ModuleAddress,
     call: &Call,
 ) -> Result<Answer<Vec<u8>>, Error> {
-    let Answer { value, outcome, fresh_until, checked } = mirror.module_versions(address, call).await?;
-    let unreadable =
-        |why: String| Error::Interrupted(format!("the held version list of {address} cannot be read: {why}"));
-    let list = value.module_versions().await.map_err(unreadable)?;
-    let body = list_of(&list).map_err(|e| unreadable(e.to_string()))?;
+    let Answer { value: list, outcome, fresh_until, checked } = mirror.shown_module_versions(address, call).await?;
+    let unwritable = |e| Error::Interrupted(format!("the version list of {address} cannot be written: {e}"));
+    let body = list_of(&list).map_err(unwritable)?;
     Ok(Answer { value: body, outcome, fresh_until, checked })
 }
 

@@ -48,8 +48,7 @@ pub(super) async fn index(
     address: &ProviderAddress,
     call: &Call,
 ) -> Result<Answer<Vec<u8>>, Error> {
-    let Answer { value, outcome, fresh_until, checked } = mirror.provider_versions(address, call).await?;
-    let list = value.versions().await.map_err(|why| unreadable(address, why))?;
+    let Answer { value: list, outcome, fresh_until, checked } = mirror.shown_versions(address, call).await?;
     let versions = list.versions.iter().map(|listed| (&listed.version, Nothing {})).collect();
     let body = serde_json::to_vec(&Index { versions }).map_err(|e| unreadable(address, e.to_string()))?;
     Ok(Answer { value: body, outcome, fresh_until, checked })
@@ -64,32 +63,66 @@ pub(super) async fn version(
     call: &Call,
     links: Links<'_>,
 ) -> Result<Answer<Vec<u8>>, Error> {
-    let list = mirror.provider_versions(address, call).await?;
-    let mut answer = Answered { outcome: list.outcome, fresh_until: list.fresh_until, checked: list.checked };
-    let listed = list.value.versions().await.map_err(|why| unreadable(address, why))?;
+    let (named, answer) = match mirror.link() {
+        Link::Online => of_upstream(mirror, address, version, call).await?,
+        Link::Offline => of_what_is_held(mirror, address, version, call).await?,
+    };
     let mut archives = Archives::default();
-    if let Some(listed) = listed.get(version) {
-        let sets = Sets::of(mirror, address, listed, call, &mut answer).await?;
-        for (platform, archive) in sets.archives(mirror, call, &mut answer).await? {
-            let package = Package { provider: address.clone(), version: version.clone(), platform };
-            let held = mirror.name_entry(&package, archive.digest).await?;
-            if mirror.link() == Link::Offline && !mirror.holds(archive.digest).await? {
-                continue;
-            }
-            let mut hashes = vec![archive.digest.zh()];
-            if let Some(PackageHashesKnown::Known { zip, .. }) = held.map(|held| held.hashes) {
-                hashes.push(zip);
-            }
-            let key = package.platform.to_string();
-            let reference = ArchiveRef { package, digest: archive.digest.prefix(), filename: archive.filename };
-            archives
-                .archives
-                .insert(key, ArchiveEntry { url: links.to(&Route::ProviderFile(reference).path()), hashes });
+    for (platform, archive) in named {
+        let package = Package { provider: address.clone(), version: version.clone(), platform };
+        let held = mirror.name_entry(&package, archive.digest).await?;
+        let mut hashes = vec![archive.digest.zh()];
+        if let Some(PackageHashesKnown::Known { zip, .. }) = held.map(|held| held.hashes) {
+            hashes.push(zip);
         }
+        let key = package.platform.to_string();
+        let reference = ArchiveRef { package, digest: archive.digest.prefix(), filename: archive.filename };
+        archives.archives.insert(key, ArchiveEntry { url: links.to(&Route::ProviderFile(reference).path()), hashes });
     }
     let body = serde_json::to_vec(&archives).map_err(|e| unreadable(address, e.to_string()))?;
     let Answered { outcome, fresh_until, checked } = answer;
     Ok(Answer { value: body, outcome, fresh_until, checked })
+}
+
+/// The archives of a version that upstream lists.
+async fn of_upstream(
+    mirror: &Arc<Mirror>,
+    address: &ProviderAddress,
+    version: &Version,
+    call: &Call,
+) -> Result<(NamedArchives, Answered), Error> {
+    let list = mirror.provider_versions(address, call).await?;
+    let mut answer = Answered::of(&list);
+    let listed = list.value.versions().await.map_err(|why| unreadable(address, why))?;
+    let Some(listed) = listed.get(version) else { return Ok((NamedArchives::new(), answer)) };
+    let sets = Sets::of(mirror, address, listed, call, &mut answer).await?;
+    let archives = sets.archives(mirror, call, &mut answer).await?;
+    Ok((archives, answer))
+}
+
+/// The archives of a version while sealed: of the platforms whose own set and archive are held.
+async fn of_what_is_held(
+    mirror: &Arc<Mirror>,
+    address: &ProviderAddress,
+    version: &Version,
+    call: &Call,
+) -> Result<(NamedArchives, Answered), Error> {
+    let held = mirror.held_platforms(address, version, call).await?;
+    let mut answer = Answered::of(&held);
+    let mut archives = NamedArchives::new();
+    for platform in held.value {
+        let package = Package { provider: address.clone(), version: version.clone(), platform };
+        match mirror.proof_set(&package, call).await {
+            Ok(set) => {
+                answer.and(&set);
+                archives.insert(package.platform, of_set(&set.value));
+            }
+            // It went just now; others are no worse for it.
+            Err(Error::NotFound(_) | Error::Offline(_)) => answer.believe_for(Duration::ZERO, call),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok((archives, answer))
 }
 
 /// How an answer that is made of several came about: as the least certain of them.
@@ -100,6 +133,10 @@ struct Answered {
 }
 
 impl Answered {
+    fn of<T>(answer: &Answer<T>) -> Self {
+        Self { outcome: answer.outcome, fresh_until: answer.fresh_until, checked: answer.checked }
+    }
+
     fn and<T>(&mut self, other: &Answer<T>) {
         let weight = |outcome| match outcome {
             Outcome::Hit => 0,
@@ -125,6 +162,8 @@ struct NamedArchive {
     digest: Digest,
     filename: FileName,
 }
+
+type NamedArchives = BTreeMap<Platform, NamedArchive>;
 
 /// The proof sets that are known of one version.
 struct Sets<'a> {
@@ -183,9 +222,6 @@ impl<'a> Sets<'a> {
         answer: &mut Answered,
         package: impl Fn(Platform) -> Package,
     ) -> Result<(), Error> {
-        if mirror.link() == Link::Offline {
-            return Ok(());
-        }
         let common: Vec<Platform> =
             COMMON_PLATFORMS.iter().filter_map(|platform| Platform::parse(platform).ok()).collect();
         let listed = &self.listed.platforms;
@@ -211,14 +247,9 @@ impl<'a> Sets<'a> {
 
     /// The archive of every platform: from its own set, else from the newest proven sums, else from a
     /// document of its own where its file name does not follow the convention.
-    async fn archives(
-        &self,
-        mirror: &Arc<Mirror>,
-        call: &Call,
-        answer: &mut Answered,
-    ) -> Result<BTreeMap<Platform, NamedArchive>, Error> {
+    async fn archives(&self, mirror: &Arc<Mirror>, call: &Call, answer: &mut Answered) -> Result<NamedArchives, Error> {
         let by_convention = self.by_convention();
-        let mut archives = BTreeMap::new();
+        let mut archives = NamedArchives::new();
         let mut unknown = Vec::new();
         let listed = self.listed.platforms.iter().chain(self.own.keys());
         let all: std::collections::BTreeSet<&Platform> = if self.listed.platforms.is_empty() {
@@ -231,7 +262,7 @@ impl<'a> Sets<'a> {
                 archives.insert(platform.clone(), of_set(set));
             } else if let Some((digest, filename)) = by_convention.get(platform) {
                 archives.insert(platform.clone(), NamedArchive { digest: *digest, filename: filename.clone() });
-            } else if mirror.link() == Link::Online {
+            } else {
                 unknown.push(platform.clone());
             }
         }

@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use indexmap::IndexMap;
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -14,7 +15,7 @@ use super::route::{Door, Route, modules_base, providers_base};
 use crate::address::{Hostname, ModuleAddress, ProviderAddress, Version};
 use crate::error::Error;
 use crate::mirror::{
-    Answer, Call, FromStore, Mirror, PageFound, StoredDetails, StoredEntry, StoredList, StoredThing, UpstreamPage,
+    Answer, Call, FromStore, Link, Mirror, PageFound, StoredDetails, StoredEntry, StoredList, StoredThing, UpstreamPage,
 };
 use crate::upstream::discovery::Service;
 use crate::upstream::pages::PageRef;
@@ -24,8 +25,7 @@ const DEPTH: usize = 4;
 
 /// What a sealed mirror says with everything that it makes of what is stored.
 const FROM_STORE: &str = "this mirror is offline and does not hold this page: the answer is made of what it has stored, and is not all that the registry has";
-const ONLY_HELD_ARE_SERVED: &str =
-    "of the versions that \"versions\" lists, only those that \"held\" lists can be downloaded while it is offline";
+const ONLY_HELD_ARE_LISTED: &str = "\"versions\" lists those that can be downloaded while it is offline, and no others";
 const NONE_VERIFIED: &str = "which modules the registry has verified is not known offline";
 
 /// A page of the registry HTTP API.
@@ -41,7 +41,15 @@ pub(super) async fn page(
         PageFound::Upstream(kept) => {
             let (mount, form, host) = (links.mount.clone(), links.form, page.host.clone());
             let service = page.path.service();
+            let installable = match mirror.link() {
+                Link::Online => None,
+                Link::Offline => mirror.versions_for_page(page).await?,
+            };
             let rewritten = move |found: UpstreamPage| {
+                let found = match &installable {
+                    Some(versions) => UpstreamPage { body: only_these(&found.body, versions)?, ..found },
+                    None => found,
+                };
                 with_links(&found, service, &host, |path| mount.url(form, path)).map_err(|e| e.to_string())
             };
             kept.read_page(page, rewritten).await.map_err(unreadable)?
@@ -53,6 +61,26 @@ pub(super) async fn page(
         .map_err(|e| unreadable(e.to_string()))?,
     };
     Ok(Answer { value: body, outcome, fresh_until, checked })
+}
+
+/// A details page whose `versions` are these alone, of those that upstream wrote there. Everything else stays as it
+/// wrote it, byte for byte.
+///
+/// # Errors
+/// Says why the page is none.
+pub fn only_these(page: &Bytes, versions: &[Version]) -> Result<Bytes, String> {
+    let text = std::str::from_utf8(page).map_err(|e| e.to_string())?;
+    let members: IndexMap<Cow<'_, str>, &RawValue> = serde_json::from_str(text).map_err(|e| e.to_string())?;
+    let Some(listed) = members.get("versions") else { return Ok(page.clone()) };
+    // What is no list of texts says nothing that a client could choose by.
+    let Ok(entries) = serde_json::from_str::<Vec<String>>(listed.get()) else { return Ok(page.clone()) };
+    let is_among = |entry: &String| Version::parse_lenient(entry).is_ok_and(|version| versions.contains(&version));
+    let left: Vec<&String> = entries.iter().filter(|entry| is_among(entry)).collect();
+    let left = serde_json::to_string(&left).map_err(|e| e.to_string())?;
+    // What is raw is borrowed from the text.
+    let start = listed.get().as_ptr() as usize - text.as_ptr() as usize;
+    let (before, after) = (text.get(..start), text.get(start + listed.get().len()..));
+    Ok([before.unwrap_or_default(), &left, after.unwrap_or_default()].concat().into())
 }
 
 /// A page whose URLs of other pages lead back here: members that end in `_url` and lead below a base of its service.
@@ -228,14 +256,13 @@ struct Details<'a> {
     #[serde(flatten)]
     entry: Entry<'a>,
     versions: &'a [Version],
-    held: &'a [Version],
     warnings: [&'static str; 2],
 }
 
 fn details_of(details: &StoredDetails) -> serde_json::Result<Vec<u8>> {
-    let StoredDetails { entry, versions, held } = details;
-    let warnings = [FROM_STORE, ONLY_HELD_ARE_SERVED];
-    serde_json::to_vec(&Details { entry: entry.into(), versions, held, warnings })
+    let StoredDetails { entry, versions } = details;
+    let warnings = [FROM_STORE, ONLY_HELD_ARE_LISTED];
+    serde_json::to_vec(&Details { entry: entry.into(), versions, warnings })
 }
 
 fn list_of(list: &StoredList, page: &PageRef, links: Links<'_>) -> serde_json::Result<Vec<u8>> {

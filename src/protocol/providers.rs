@@ -4,14 +4,14 @@
 use std::sync::Arc;
 
 use serde::Serialize;
-use serde_json::value::{RawValue, to_raw_value};
+use serde_json::value::RawValue;
 
 use super::Links;
 use super::route::Route;
 use crate::address::{Package, ProviderAddress};
 use crate::error::Error;
 use crate::mirror::{Answer, Call, Mirror};
-use crate::upstream::providers::{DownloadDocument, RawObject, VersionList};
+use crate::upstream::providers::{RawObject, VersionList};
 
 #[derive(Serialize)]
 struct List<'a> {
@@ -26,11 +26,9 @@ pub(super) async fn versions(
     address: &ProviderAddress,
     call: &Call,
 ) -> Result<Answer<Vec<u8>>, Error> {
-    let Answer { value, outcome, fresh_until, checked } = mirror.provider_versions(address, call).await?;
-    let unreadable =
-        |why: String| Error::Interrupted(format!("the held version list of {address} cannot be read: {why}"));
-    let list = value.versions().await.map_err(unreadable)?;
-    let body = list_of(&list).map_err(|e| unreadable(e.to_string()))?;
+    let Answer { value: list, outcome, fresh_until, checked } = mirror.shown_versions(address, call).await?;
+    let unwritable = |e| Error::Interrupted(format!("the version list of {address} cannot be written: {e}"));
+    let body = list_of(&list).map_err(unwritable)?;
     Ok(Answer { value: body, outcome, fresh_until, checked })
 }
 
@@ -52,24 +50,8 @@ pub(super) async fn download(
         |why: String| Error::Interrupted(format!("the held download document of {package} cannot be read: {why}"));
     let references = set.references(package).map_err(|e| unreadable(e.to_string()))?;
     let urls = references.map(|reference| links.to(&Route::ProviderFile(reference).path()));
-    let body = with_urls(&set.document, urls).map_err(|e| unreadable(e.to_string()))?;
+    let body = set.document.with_urls(urls).map_err(|e| unreadable(e.to_string()))?;
     Ok(Answer { value: body, outcome, fresh_until, checked })
-}
-
-/// A download document with other URLs of its archive, its SHA256SUMS and the signature (promise 5).
-pub fn with_urls(document: &DownloadDocument, urls: [String; 3]) -> serde_json::Result<Vec<u8>> {
-    let mut fields = document.fields.clone();
-    let names = ["download_url", "shasums_url", "shasums_signature_url"];
-    for (name, url) in names.into_iter().zip(urls) {
-        if name == "shasums_signature_url" && document.signature_url.is_none() {
-            // A document that names no signature goes out without one, too.
-            continue;
-        }
-        if let Some(field) = fields.get_mut(name) {
-            *field = to_raw_value(&url)?;
-        }
-    }
-    serde_json::to_vec(&fields)
 }
 
 #[cfg(test)]
@@ -79,6 +61,7 @@ mod tests {
 
     use super::*;
     use crate::address::Platform;
+    use crate::upstream::providers::DownloadDocument;
 
     const NAMES: [&str; 3] = ["download_url", "shasums_url", "shasums_signature_url"];
 
@@ -102,7 +85,7 @@ mod tests {
             members.extend(signature.map(|signature| format!(r#""shasums_signature_url":"{signature}""#)));
             let body = format!("{{{}}}", members.join(", "));
             if let Ok(before) = read(body.as_bytes(), "https://registry.example/v1/x") {
-                let sent = with_urls(&before, ["/a", "/b", "/c"].map(str::to_owned)).unwrap();
+                let sent = before.with_urls(["/a", "/b", "/c"].map(str::to_owned)).unwrap();
                 let after = read(&sent, "https://mirror.example/").unwrap();
                 prop_assert_eq!((after.archive_url.as_str(), after.sums_url.as_str()), ("https://mirror.example/a", "https://mirror.example/b"));
                 prop_assert_eq!(after.signature_url.map(String::from), before.signature_url.map(|_| "https://mirror.example/c".to_owned()));

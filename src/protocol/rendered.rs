@@ -13,6 +13,7 @@ use moka::sync::Cache;
 use super::route::{Form, Route};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
+use crate::mirror::Outcome;
 
 /// Smaller than this, gzip gains nothing.
 const WORTH_GZIP: usize = 512;
@@ -96,6 +97,8 @@ pub struct Kept {
     pub fresh_until: Timestamp,
     /// What the mirror's revision of its provider was when it was rendered.
     pub revision: u64,
+    /// How it came about, for whoever it is given to again.
+    pub outcome: Outcome,
 }
 
 /// What an answer is kept under.
@@ -130,12 +133,12 @@ impl Answers {
         Self(Cache::builder().max_capacity(bytes).weigher(weigh).build())
     }
 
-    /// The answer to a route, if it is fresh and nothing changed since; and when upstream had confirmed it.
-    pub fn fresh(&self, route: &Route, form: Form, revision: u64, now: Timestamp) -> Option<(Finished, Timestamp)> {
+    /// The answer to a route, if it is fresh and nothing changed since.
+    pub fn fresh(&self, route: &Route, form: Form, revision: u64, now: Timestamp) -> Option<Kept> {
         let kept = self.0.get(&Wanted { route, form })?;
         // A clock that was set back would keep it for ever.
         let timely = kept.made <= now && now < kept.fresh_until;
-        (timely && kept.revision == revision).then_some((kept.answer, kept.checked))
+        (timely && kept.revision == revision).then_some(kept)
     }
 
     /// Keeps an answer.

@@ -8,7 +8,7 @@ use crate::address::{
 };
 use crate::digest::Digest;
 
-/// The key of one record. Its host is always part of it, so two registries never mix.
+/// The key of one record. Where it is of a registry, its host is part of it, so two registries never mix.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Key {
     /// An upstream's discovery document.
@@ -29,7 +29,18 @@ pub enum Key {
     Seen(ProviderAddress),
     /// What a version of a module was when it was first seen.
     SeenModule(ModulePackage),
+    /// A job, by its number: what it was told, and how it ended.
+    Job([u8; 8]),
+    /// When each recurring job ran last.
+    RecurringJobs,
+    /// What was asked for while sealed and is not held: of every registry, each thing with its host.
+    Missing,
 }
+
+/// The file of [`Key::RecurringJobs`]; no job is called so.
+const RECURRING: &str = "recurring.json";
+/// The file of [`Key::Missing`].
+const MISSING: &str = "missing.json";
 
 impl Key {
     /// The folders of one provider below `kind`.
@@ -79,6 +90,9 @@ impl Key {
                 path.as_mut_os_string().push(".json");
                 path
             }
+            Self::Job(number) => Path::new("jobs").join(format!("{}.json", hex::encode(number))),
+            Self::RecurringJobs => Path::new("jobs").join(RECURRING),
+            Self::Missing => PathBuf::from(MISSING),
         }
     }
 
@@ -175,6 +189,13 @@ impl Key {
             ["seen", host, "providers", namespace, file] => {
                 Self::Seen(provider(host, namespace, file.strip_suffix(".json")?)?)
             }
+            ["jobs", RECURRING] => Self::RecurringJobs,
+            ["jobs", file] => {
+                let mut number = [0; 8];
+                hex::decode_to_slice(file.strip_suffix(".json")?, &mut number).ok()?;
+                Self::Job(number)
+            }
+            [MISSING] => Self::Missing,
             _ => return None,
         };
         // A file that another spelling of the name would lie in is not ours.
@@ -217,11 +238,18 @@ mod tests {
             Key::ModuleLocation(of_module.clone()),
             Key::Name(Artifact::Module(of_module.clone())),
             Key::SeenModule(of_module),
+            Key::Job([0, 1, 2, 3, 4, 5, 6, 255]),
+            Key::RecurringJobs,
+            Key::Missing,
         ] {
             assert_eq!(Key::from_path(&key.path()), Some(key.clone()));
             assert!(key.path().is_relative());
         }
         assert_eq!(Key::from_path(Path::new("documents/REGISTRY.example/discovery")), None);
         assert_eq!(Key::from_path(Path::new("documents/../discovery")), None);
+        for other in ["jobs/00010203040506FF.json", "jobs/0001.json", "jobs/00010203040506ff", "jobs/x/recurring.json"]
+        {
+            assert_eq!(Key::from_path(Path::new(other)), None, "{other}");
+        }
     }
 }

@@ -8,8 +8,11 @@
 //! DIR/v1/names/HOST/…json         address -> current digest and earlier ones
 //! DIR/v1/documents/HOST/…         documents as upstream sent them, and proof sets
 //! DIR/v1/seen/HOST/…json          what was ever proven, one file per provider; never evicted
+//! DIR/v1/jobs/ID.json             what a job was told, and how it ended; goes on after a restart where it had not
+//! DIR/v1/missing.json             what was asked for while sealed and is not held: a few hundred addresses
 //! DIR/v1/staging/…                downloads and records under way; downloads are resumed, swept after a day;
 //!                                 what a module is unpacked to goes with the process
+//! DIR/v1/receipts/…json           what bundles brought, and what became of each thing; for people
 //! DIR/v1/aside/…                  what did not match its checksum, kept a week to be looked at
 //! DIR/v1/index/                   last use and sizes; set aside and rebuilt when it will not open
 //! ```
@@ -25,6 +28,7 @@ mod examine;
 mod index;
 mod key;
 mod reading;
+mod receipts;
 mod records;
 mod scratch;
 mod staged;
@@ -166,7 +170,7 @@ pub struct Store {
     aside: disk::Aside,
     /// Archives by digest.
     pub blobs: Blobs,
-    /// Names, documents and what was seen, by key.
+    /// Names, documents, what was seen, and jobs, by key.
     pub records: Records,
 }
 

@@ -14,6 +14,9 @@ use crate::address::{
 };
 use crate::clock::Timestamp;
 
+/// The folders of records.
+const KINDS: [&str; 4] = ["names", "documents", "seen", "jobs"];
+
 /// Whether a record must be on the disk before `put` returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
@@ -53,7 +56,7 @@ pub struct Records {
 
 impl Records {
     pub(super) fn open(root: &Path, staging: &Path, aside: Aside, claim: Claim) -> Result<Self, StoreError> {
-        for kind in ["names", "documents", "seen"] {
+        for kind in KINDS {
             disk::make_folder(&root.join(kind))?;
         }
         Ok(Self { root: root.to_owned(), staging: staging.to_owned(), aside, claim })
@@ -250,11 +253,20 @@ impl Records {
         self.named_below(Path::new("names"))
     }
 
+    /// The numbers of the jobs that are recorded.
+    pub fn jobs(&self) -> Result<Vec<[u8; 8]>, StoreError> {
+        let keys = self.keys_below(Path::new("jobs"))?;
+        Ok(keys.into_iter().filter_map(|key| if let Key::Job(number) = key { Some(number) } else { None }).collect())
+    }
+
     /// The key of everything that is recorded.
     pub fn all(&self) -> Result<Vec<Key>, StoreError> {
         let mut keys = Vec::new();
-        for kind in ["names", "documents", "seen"] {
+        for kind in KINDS {
             keys.extend(self.keys_below(Path::new(kind))?);
+        }
+        if self.listed(|| disk::is_there(&self.root.join(Key::Missing.path())))? {
+            keys.push(Key::Missing);
         }
         Ok(keys)
     }

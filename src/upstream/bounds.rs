@@ -14,8 +14,11 @@ pub struct Bounds {
     pub archives: Bound,
     /// The bodies of documents in memory, in KiB.
     pub bodies_kib: u32,
-    /// Requests to one upstream about what is held, and for jobs.
+    /// Requests to one upstream about what is held.
     pub budget: Rate,
+    /// Requests to one upstream for what jobs fetch. Few of them are under way at one time, and a `Retry-After` holds
+    /// them all back: this only bounds how many there are in all.
+    pub jobs: Rate,
     /// Git jobs, each from its first request to the last file of its tree.
     pub git_jobs: Bound,
     /// Jobs that only ask which commit a name has.
@@ -61,6 +64,7 @@ impl Default for Bounds {
             archives: Bound { each: 64, all: 256, wait: Duration::from_secs(20), queue: 4096 },
             bodies_kib: 256 * 1024,
             budget: Rate { burst: 500, per_second: 20 },
+            jobs: Rate { burst: 10_000, per_second: 50 },
             // Their turn comes after that of others, each of which may take a while.
             git_jobs: Bound { each: 2, all: 2, wait: Duration::from_secs(300), queue: 256 },
             git_looks: Bound { each: 4, all: 4, wait: Duration::from_secs(15), queue: 64 },

@@ -1,9 +1,11 @@
 //! What an upstream's `providers.v1` says (PROTOCOL 2), as types. Foreign JSON is kept as it was
 //! written, so that unknown fields survive.
 
+use std::collections::HashMap;
+
 use indexmap::IndexMap;
 use serde::Deserialize;
-use serde_json::value::RawValue;
+use serde_json::value::{RawValue, to_raw_value};
 use url::Url;
 
 use crate::address::{FileName, Platform, ProviderAddress, Version};
@@ -193,6 +195,38 @@ impl DownloadDocument {
             keys: keys.into_iter().map(|key| key.ascii_armor).filter(|armor| !armor.is_empty()).collect(),
             fields: members,
         })
+    }
+
+    /// The document with other URLs of its archive, its SHA256SUMS and the signature (promise 5).
+    ///
+    /// # Errors
+    /// None that text could cause.
+    pub fn with_urls(&self, urls: [String; 3]) -> serde_json::Result<Vec<u8>> {
+        let mut fields = self.fields.clone();
+        let names = ["download_url", "shasums_url", "shasums_signature_url"];
+        for (name, url) in names.into_iter().zip(urls) {
+            if name == "shasums_signature_url" && self.signature_url.is_none() {
+                // A document that names no signature goes out without one, too.
+                continue;
+            }
+            if let Some(field) = fields.get_mut(name) {
+                *field = to_raw_value(&url)?;
+            }
+        }
+        serde_json::to_vec(&fields)
+    }
+}
+
+impl DownloadDocument {
+    /// The size of the archive, in bytes, where the document gives it (PROTOCOL 6.1).
+    pub fn announced_size(&self, platform: &Platform) -> Option<u64> {
+        #[derive(Deserialize)]
+        struct Sized {
+            package_size: u64,
+        }
+        let packages: HashMap<String, &RawValue> = serde_json::from_str(self.fields.get("packages")?.get()).ok()?;
+        let Sized { package_size } = serde_json::from_str(packages.get(&platform.to_string())?.get()).ok()?;
+        Some(package_size)
     }
 }
 

@@ -27,7 +27,7 @@ pub(super) struct Restraint(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    rate: Rate,
+    rates: Rates,
     jitter: RandomState,
     state: Mutex<State>,
 }
@@ -36,10 +36,26 @@ struct Inner {
 struct State {
     /// With each origin, the upstream that led to it.
     breaker: Breaker<Hostname>,
-    budgets: HashMap<Hostname, Budget>,
+    budgets: HashMap<(Hostname, Spends), Budget>,
     /// Since when requests have been waiting for an answer.
     waiting: HashMap<Origin, HashMap<u64, Instant>>,
     number: u64,
+}
+
+/// What requests are taken out of a budget for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Spends {
+    /// To ask about what is held.
+    Revalidation,
+    /// To fetch what is not, for a job.
+    Job,
+}
+
+/// How many requests an upstream is sent for each.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rates {
+    pub(super) revalidations: Rate,
+    pub(super) jobs: Rate,
 }
 
 /// Leave to ask about what is held, and the probes of origins that were left alone until now. They go back when the
@@ -92,8 +108,8 @@ impl Moment {
 }
 
 impl Restraint {
-    pub(super) fn new(rate: Rate) -> Self {
-        Self(Arc::new(Inner { rate, jitter: RandomState::new(), state: Mutex::default() }))
+    pub(super) fn new(rates: Rates) -> Self {
+        Self(Arc::new(Inner { rates, jitter: RandomState::new(), state: Mutex::default() }))
     }
 
     /// Leave to ask all of these origins about what is held, as a part of what has leave already.
@@ -112,11 +128,14 @@ impl Restraint {
     }
 
     /// Takes requests out of an upstream's budget, or nothing where there are not so many left.
-    pub(super) fn spend(&self, upstream: &Hostname, requests: u32, now: Timestamp) -> bool {
-        let rate = self.0.rate;
+    pub(super) fn spend(&self, upstream: &Hostname, on: Spends, requests: u32, now: Timestamp) -> bool {
+        let rate = match on {
+            Spends::Revalidation => self.0.rates.revalidations,
+            Spends::Job => self.0.rates.jobs,
+        };
         let mut state = self.0.state.lock();
         // As many as there are configured upstreams: nobody else is asked for.
-        let budget = state.budgets.entry(upstream.clone()).or_insert_with(|| Budget::full(rate, now));
+        let budget = state.budgets.entry((upstream.clone(), on)).or_insert_with(|| Budget::full(rate, now));
         budget.spend(requests, rate, now)
     }
 

@@ -34,6 +34,8 @@ impl Policy {
     /// Whether what was proven once is enough: the policy may ask for more now than it did then.
     pub fn is_met_by(self, how: &How) -> bool {
         match self {
+            // Its operator vouched for it, whatever is asked of upstreams.
+            _ if *how == How::Imported => true,
             Self::Checksum => !matches!(how, How::Tree(_)),
             Self::SignatureIfKeys => matches!(how, How::Signature { .. } | How::NoKeys),
             Self::Signature => matches!(how, How::Signature { .. }),
@@ -74,6 +76,8 @@ pub enum How {
     NoKeys,
     /// The policy asks for checksums only.
     Checksum,
+    /// Nobody signed it: it was imported, and the operator of this mirror vouches for it.
+    Imported,
     /// It is packed by larder, of a tree that is the one which was seen first.
     Tree(PackedTree),
 }
@@ -100,7 +104,7 @@ impl How {
     pub fn fingerprint(&self) -> Option<&str> {
         match self {
             Self::Signature { fingerprint } => Some(fingerprint),
-            Self::NoKeys | Self::Checksum | Self::Tree(_) => None,
+            Self::NoKeys | Self::Checksum | Self::Imported | Self::Tree(_) => None,
         }
     }
 
@@ -108,7 +112,7 @@ impl How {
     pub fn tree(&self) -> Option<&PackedTree> {
         match self {
             Self::Tree(packed) => Some(packed),
-            Self::Signature { .. } | Self::NoKeys | Self::Checksum => None,
+            Self::Signature { .. } | Self::NoKeys | Self::Checksum | Self::Imported => None,
         }
     }
 }
@@ -212,6 +216,11 @@ impl<T> Verified<T> {
         self.digest
     }
 
+    /// The value, for whoever only looks.
+    pub fn value(&self) -> &T {
+        &self.value
+    }
+
     /// The value itself; the proof ends here.
     pub fn into_inner(self) -> T {
         self.value
@@ -285,6 +294,7 @@ mod tests {
             (Policy::Checksum, [true, true, true]),
         ] {
             assert_eq!([&signed, &How::NoKeys, &How::Checksum].map(|how| policy.is_met_by(how)), met, "{policy}");
+            assert!(policy.is_met_by(&How::Imported), "{policy}: what the operator vouched for");
         }
     }
 

@@ -173,10 +173,9 @@ async fn offline_serves_what_is_held_and_asks_nobody() {
     assert_eq!(
         missing,
         [
-            "a.zip of registry.terraform.io/acme/absent 1.0.0 for linux_amd64",
-            "the download document of registry.terraform.io/acme/absent 1.0.0 for linux_amd64",
-            "the download document of registry.terraform.io/acme/null 1.2.0 for darwin_arm64",
-            "the version list of registry.terraform.io/acme/absent",
+            "registry.terraform.io/acme/absent",
+            "registry.terraform.io/acme/absent@1.0.0 for linux_amd64",
+            "registry.terraform.io/acme/null@1.2.0 for darwin_arm64",
         ]
     );
     assert_eq!(upstream.count_of(Target::Everything), 0);

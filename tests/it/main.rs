@@ -2,8 +2,14 @@
 #![expect(clippy::disallowed_methods, reason = "the tests stand outside the walls between the rooms")]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod air_gap;
 mod bounds;
+mod bundle;
+mod bundle_damage;
+mod bundle_parts;
+mod bundle_refusals;
 mod caching;
+mod closure_client;
 mod commands;
 mod commands_accept;
 mod commands_access;
@@ -21,6 +27,10 @@ mod faults_requests;
 mod full_disk;
 mod guard;
 mod http_answers;
+mod jobs_configurations;
+mod jobs_events;
+mod jobs_recurring;
+mod jobs_restart;
 mod keeping;
 mod lifecycle;
 mod many_clients;
@@ -46,6 +56,10 @@ mod providers;
 mod real_client;
 mod reload;
 mod resume;
+mod sealed;
+mod sealed_client;
+mod sealed_missing;
+mod sealed_sockets;
 mod seams;
 mod secrets;
 mod service;
@@ -53,6 +67,9 @@ mod small_disk;
 mod sparing;
 mod stored_again;
 mod support;
+mod trees_export;
+mod trees_hostile;
+mod trees_import;
 mod upstream_trouble;
 mod variety;
 mod verification;

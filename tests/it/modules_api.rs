@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::support::http::{Answer, get};
 use crate::support::larder::{HOST, Larder};
+use crate::support::shelf::tar_gz;
 use crate::support::upstream::{FakeUpstream, Fault, Listed, Target};
 
 /// Where the API is through larder.
@@ -412,6 +413,18 @@ async fn a_sealed_mirror_answers_from_what_it_has_and_says_so() {
     for names in ["Acme-Corp/vpc/aws", "Acme-Corp/vpc/google", "zoitech/network/aws"] {
         larder.get(&ours(&format!("/modules/{names}/versions"))).await.expect(200);
     }
+    // Of one there is the list alone: none of its versions could be installed.
+    larder.get(&ours("/modules/zoitech/bucket/aws/versions")).await.expect(200);
+    upstream.serve_file("/files/m.tar.gz", "application/gzip", tar_gz(&[("main.tf", b"# m\n")]));
+    for (names, spelled, version) in [
+        ("Acme-Corp/vpc/aws", "1.0.0", "1.0.0"),
+        ("Acme-Corp/vpc/aws", "1.1.0", "1.1.0"),
+        ("Acme-Corp/vpc/google", "2.0.0", "2.0.0"),
+        ("zoitech/network/aws", "v0.1", "0.1.0"),
+    ] {
+        upstream.serve_json(&format!("/v1/modules/{names}/{spelled}/download"), r#"{"location":"/files/m.tar.gz"}"#);
+        larder.get(&ours(&format!("/modules/{names}/{version}/download"))).await.expect(204);
+    }
     upstream.publish(crate::support::upstream::Provider::new("acme", "null"));
     larder.versions("null").await.expect(200);
     larder.get(&larder.archive_path("null", "1.2.0").await).await.expect(200);
@@ -458,17 +471,21 @@ async fn a_sealed_mirror_answers_from_what_it_has_and_says_so() {
 
     let details = larder.get(&ours("/modules/Acme-Corp/vpc/aws")).await.expect(200).json();
     assert_eq!((&details["version"], &details["provider"]), (&"1.1.0".into(), &"aws".into()));
-    assert_eq!(details["versions"], serde_json::json!(["0.9.0", "1.0.0", "1.1.0"]));
-    assert_eq!(details["held"], serde_json::json!([]), "its list is held, and no archive");
+    assert_eq!(details["versions"], serde_json::json!(["1.0.0", "1.1.0"]), "of 0.9.0 there is no archive");
     assert!(details["warnings"][0].as_str().unwrap().contains("offline"));
-    assert!(details["warnings"][1].as_str().unwrap().contains("\"held\""));
+    assert!(details["warnings"][1].as_str().unwrap().contains("\"versions\""));
     let provider = larder.get(&ours("/providers/acme/null")).await.expect(200).json();
-    assert_eq!((&provider["held"], &provider["versions"]), (&serde_json::json!(["1.2.0"]), &provider["held"]));
+    assert_eq!(provider["versions"], serde_json::json!(["1.2.0"]));
     let one = larder.get(&ours("/modules/Acme-Corp/vpc/aws/1.0.0")).await.expect(200).json();
     assert_eq!(one["id"], "Acme-Corp/vpc/aws/1.0.0");
     let latest = larder.get(&ours("/modules/zoitech/network/aws/download")).await.expect(302);
     assert_eq!(latest.header("location"), ours("/modules/zoitech/network/aws/0.1.0/download"));
-    for unknown in ["/modules/Acme-Corp/vpc/aws/7.0.0", "/modules/zoitech/bucket/aws", "/providers/acme/other"] {
+    for unknown in [
+        "/modules/Acme-Corp/vpc/aws/0.9.0",
+        "/modules/Acme-Corp/vpc/aws/7.0.0",
+        "/modules/zoitech/bucket/aws",
+        "/providers/acme/other",
+    ] {
         let refused = larder.get(&ours(unknown)).await.expect(503);
         assert!(refused.text().contains("offline"), "{}", refused.text());
     }

@@ -279,6 +279,7 @@ async fn offline_after_a_reload_nothing_leaves() {
     let upstream = publishing(&["null", "random"], 10_000).await;
     let larder = Larder::mirroring(&upstream).start().await;
     larder.versions("null").await.expect(200);
+    larder.get(&larder.archive_path("null", "1.2.0").await).await.expect(200);
     larder.reload(Larder::mirroring(&upstream).network("offline = true")).await.unwrap();
     upstream.forget_requests();
     larder.clock.advance(Duration::from_secs(3600));

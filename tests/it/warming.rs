@@ -336,7 +336,8 @@ async fn what_the_store_has_no_room_for_is_not_warm() {
     let job = desk.warm(&json!({ "what": what, "platforms": ["linux_amd64"] })).await;
     assert_eq!(job["state"], "failed", "{job}");
     let warm: Vec<usize> = (0..8).filter(|item| job["items"][*item]["state"] == "fetched").collect();
-    assert!((1..=3).contains(&warm.len()), "{job}");
+    // As many as fit at the end; each may have made room for the one before.
+    assert!(warm.len() <= 3, "{job}");
     let lost = (0..8).find(|item| !warm.contains(item)).unwrap();
     assert!(error(&job, lost).contains("is not held, although it was had"), "{job}");
     upstream.forget_requests();
@@ -360,7 +361,9 @@ async fn offline_what_is_held_is_warm_and_nothing_is_asked_for() {
         .warm(&json!({ "what": ["acme/null@1.1.0", "acme/null@1.2.0", "acme/other"], "platforms": ["linux_amd64"] }))
         .await;
     assert_eq!((states(&job), upstream.requests().len()), (vec!["held", "failed", "failed"], 0), "{job}");
-    assert!(error(&job, 1).contains("this mirror is offline"), "{job}");
+    // Of the versions, clients are shown those that are held.
+    assert!(error(&job, 1).contains("1.2.0 is none of the 1 versions that are listed"), "{job}");
+    assert!(error(&job, 2).contains("this mirror is offline"), "{job}");
 }
 
 /// A client goes before, and joins what a job has begun.

@@ -3,9 +3,11 @@
 
 use std::time::Duration;
 
+use larder::upstream::budget::Rate;
 use serde_json::{Value, json};
 
 use crate::support::larder::Larder;
+use crate::support::process::eventually;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 use crate::warming::{Desk, both, error, items, states};
 
@@ -121,4 +123,21 @@ async fn a_job_waits_for_whom_a_redirect_leads_to() {
     upstream.heal();
     larder.clock.advance(Duration::from_secs(601));
     assert_eq!(states(&desk.ended(&path).await), ["fetched"]);
+}
+
+#[tokio::test]
+async fn a_bound_of_our_own_that_never_has_room_is_a_failure_in_the_end() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let builder = Larder::mirroring(&upstream);
+    let larder = builder.bounds(|bounds| bounds.jobs = Rate { burst: 0, per_second: 0 }).start().await;
+    let desk = Desk::of(&larder);
+    let path = desk.begin(&told()).await;
+    let job = eventually("it gives up", async || {
+        larder.clock.advance(Duration::from_secs(7 * 3600));
+        Some(desk.job(&path).await).filter(|job| job["state"] != "running")
+    })
+    .await;
+    assert_eq!(job["state"], "failed", "{job}");
+    assert!(error(&job, 0).contains("has been asked often enough for now"), "{job}");
 }

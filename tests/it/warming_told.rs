@@ -85,17 +85,35 @@ async fn every_problem_of_what_is_told_is_said_and_nothing_begins() {
     let bad = json!({ "what": ["null", "acme/null@=> 1", "acme/vpc/AWS"], "platforms": ["linux"], "pin": true });
     let said = problems(desk.post("/admin/v1/warm", &bad).await);
     assert_eq!(said.as_array().unwrap().len(), 4, "{said}");
-    for body in [json!({}), json!([]), json!({ "what": "acme/null" }), json!({ "what": ["acme/null"], "force": true })]
-    {
+    for body in [json!([]), json!({ "what": "acme/null" }), json!({ "what": ["acme/null"], "force": true })] {
         let said = problems(desk.post("/admin/v1/warm", &body).await);
         assert!(said[0].as_str().unwrap().contains("the body is not {\"what\""), "{said}");
     }
+    for (body, why) in [
+        (json!({}), "nothing is named"),
+        (json!({ "what": [{ "address": "acme/null", "platform": "linux_amd64" }] }), "the body is not"),
+        (json!({ "what": [{ "address": "acme/null", "platforms": ["linux"] }] }), "\"linux\" is not a platform"),
+        (
+            json!({ "lock_files": [{ "name": "a/.terraform.lock.hcl", "text": "provider {" }] }),
+            "a/.terraform.lock.hcl: ",
+        ),
+        (json!({ "lock_files": [{ "name": "empty", "text": "" }] }), "empty: the lock file names no provider"),
+        (json!({ "files": { "../main.tf": "" } }), "is no path of a file in a folder"),
+        (json!({ "files": { "main.tf": "" }, "roots": ["prod"] }), "there is no file that a client reads in \"prod\""),
+        (json!({ "files": { "readme.md": "" } }), "there is no file that a client reads"),
+        (json!({ "files": { "main.tf": "" }, "client": "pulumi" }), "the body is not"),
+    ] {
+        for path in ["/admin/v1/warm", "/admin/v1/plan"] {
+            let said = problems(desk.post(path, &body).await);
+            assert!(said[0].as_str().unwrap().contains(why), "{body}: {said}");
+        }
+    }
     let query = desk.post("/admin/v1/warm?pin", &json!({ "what": ["acme/null"] })).await;
     assert!(problems(query)[0].as_str().unwrap().contains("no query"));
-    let many: Vec<String> = (0..256).map(|number| format!("acme/p{number}")).collect();
+    let many: Vec<String> = (0..1024).map(|number| format!("acme/p{number}")).collect();
     let platforms: Vec<String> = (0..9).map(|number| format!("linux_a{number}")).collect();
     let said = problems(desk.post("/admin/v1/warm", &json!({ "what": many, "platforms": platforms })).await);
-    assert!(said[0].as_str().unwrap().contains("about 2304 archives"), "{said}");
+    assert!(said[0].as_str().unwrap().contains("about 9216 archives"), "{said}");
 
     let broken = "provider \"x\" {\n  version = 1\n}\nprovider \"r.example/a/b\" {\n}\n";
     let sent = desk.send("POST", "/admin/v1/warm?platform=linux&pin=yes&speed=9", "text/plain", broken).await;
@@ -106,7 +124,18 @@ async fn every_problem_of_what_is_told_is_said_and_nothing_begins() {
     }
     let large = "#".repeat((1 << 20) + 1);
     desk.send("POST", "/admin/v1/warm", "text/plain", large.clone()).await.expect(413);
-    desk.send("POST", "/admin/v1/warm", "application/json", large[..70_000].to_owned()).await.expect(413);
+    desk.send("POST", "/admin/v1/warm", "application/json", large[..70_000].to_owned()).await.expect(400);
+    desk.send("POST", "/admin/v1/warm", "application/json", large.repeat(25)).await.expect(413);
+    desk.send("POST", "/admin/v1/warm", "application/x-tar", large.repeat(33)).await.expect(413);
+    for (tar, query, why) in [
+        (&large[..], "", "it is no tar of files"),
+        ("", "", "the tar holds no file that a client reads"),
+        ("", "?platform=linux_amd64&root=prod", "the tar holds no file that a client reads"),
+    ] {
+        let sent = desk.send("POST", &format!("/admin/v1/warm{query}"), "application/x-tar", tar.to_owned()).await;
+        let said = problems(sent);
+        assert!(said[0].as_str().unwrap().contains(why), "{said}");
+    }
     // A lock file of many providers is larger than any command.
     desk.send("POST", "/admin/v1/warm", "text/plain", large[..(256 << 10) + 1].to_owned()).await.expect(413);
     let long = format!("{}{ONE}", "# a comment\n".repeat(10_000));
@@ -122,6 +151,13 @@ async fn every_problem_of_what_is_told_is_said_and_nothing_begins() {
         let none = desk.send(method, path, "text/plain", "").await.expect(404);
         assert!(none.text().contains("there is no job 0011223344556677"), "{}", none.text());
     }
+    let events = "/admin/v1/jobs/0011223344556677/events";
+    assert_eq!(desk.send("POST", events, "text/plain", "").await.expect(405).header("allow"), "GET, HEAD");
+    assert_eq!(desk.send("DELETE", events, "text/plain", "").await.expect(405).header("allow"), "GET, HEAD");
+    for path in ["/admin/v1/jobs/x/events", "/admin/v1/jobs/0011223344556677/events/", "/admin/v1/jobs//events"] {
+        desk.get(path).await.expect(404);
+    }
+    desk.get(events).await.expect(404);
     for path in ["/admin/v1/jobs/", "/admin/v1/jobs/x", "/admin/v1/jobs/00112233445566AA"] {
         desk.get(path).await.expect(404);
     }

@@ -54,15 +54,10 @@ pub(super) fn name_of(item: &Item) -> Name {
     (item.what.clone(), item.platform.clone())
 }
 
-/// All the archives of some jobs.
-pub(super) fn items(jobs: &[Job]) -> impl Iterator<Item = &Item> {
-    jobs.iter().flat_map(|job| &job.items)
-}
-
 /// The archives under way, each with its bar: as many as there is room for.
-pub(super) fn bars<'a>(jobs: &'a [Job], speed: impl Fn(&Name) -> Option<u64>, width: usize) -> Vec<String> {
+pub(super) fn bars<'a>(job: &'a Job, speed: impl Fn(&Name) -> Option<u64>, width: usize) -> Vec<String> {
     let under_way = |item: &&'a Item| matches!(item.state, ItemState::Resolving | ItemState::Fetching);
-    let items: Vec<&Item> = items(jobs).filter(under_way).take(MOST_BARS).collect();
+    let items: Vec<&Item> = job.items.iter().filter(under_way).take(MOST_BARS).collect();
     let room = width.saturating_sub(BYTES_WIDTH + SPEED_WIDTH + 6);
     // Names come first: whole, else without their hosts, else without their beginnings; the bar has what is left.
     let longest = |name: fn(&Item) -> String| items.iter().map(|item| name(item).chars().count()).max().unwrap_or(0);
@@ -77,6 +72,7 @@ pub(super) fn bars<'a>(jobs: &'a [Job], speed: impl Fn(&Name) -> Option<u64>, wi
         let (part, bytes) = match (&item.state, item.size_bytes) {
             (ItemState::Resolving, _) => (None, "asking".to_owned()),
             (_, Some(size)) => (Some((item.bytes, size)), of_all(item.bytes, size)),
+            (_, None) if item.bytes == 0 => (None, "fetching".to_owned()),
             (_, None) => (None, ByteSize(item.bytes).to_string()),
         };
         let speed = if part.is_some() || item.bytes > 0 { speed } else { String::new() };
@@ -139,25 +135,28 @@ pub(super) struct Total {
     pub(super) bytes: (u64, Option<u64>),
     /// Whether that is partly a guess: what is not known yet is taken to be as large as the rest.
     pub(super) is_guess: bool,
+    /// Whether there are more to come.
+    pub(super) is_growing: bool,
 }
 
 impl Total {
-    pub(super) fn of(jobs: &[Job]) -> Self {
-        let all = items(jobs).count();
-        let ended = items(jobs).filter(|item| item.state.has_ended()).count();
-        let to_fetch = || items(jobs).filter(|item| !is_out(&item.state));
+    pub(super) fn of(job: &Job) -> Self {
+        let all = job.items.len();
+        let ended = job.items.iter().filter(|item| item.state.has_ended()).count();
+        let to_fetch = || job.items.iter().filter(|item| !is_out(&item.state));
         let sizes: Vec<u64> = to_fetch().filter_map(|item| item.size_bytes).collect();
         let known = sizes.iter().fold(0u64, |sum, size| sum.saturating_add(*size));
         let unknown = (to_fetch().count() - sizes.len()) as u64;
         let each = known.checked_div(sizes.len() as u64);
         let size = each.map(|each| known.saturating_add(each.saturating_mul(unknown)));
         let fetched = to_fetch().fold(0u64, |sum, item| sum.saturating_add(item.bytes));
-        Self { ended: (ended, all), bytes: (fetched, size), is_guess: unknown > 0 }
+        let is_growing = job.resolving;
+        Self { ended: (ended, all), bytes: (fetched, size), is_guess: unknown > 0 || is_growing, is_growing }
     }
 
     /// The last line of all.
     pub(super) fn line(&self, speed: Option<u64>, width: usize) -> String {
-        let Self { ended: (ended, all), bytes: (fetched, size), is_guess } = *self;
+        let Self { ended: (ended, all), bytes: (fetched, size), is_guess, is_growing } = *self;
         let about = if is_guess { "~" } else { "" };
         let bytes = size.filter(|size| *size > 0).map_or_else(
             || ByteSize(fetched).to_string(),
@@ -165,9 +164,11 @@ impl Total {
         );
         let speed_said = speed.map_or_else(String::new, |speed| format!("  {}/s", ByteSize(speed)));
         let left = size.zip(speed).and_then(|(size, speed)| size.saturating_sub(fetched).checked_div(speed));
-        let left =
-            left.filter(|_| ended < all).map_or_else(String::new, |left| format!("  {about}{} left", time(left)));
-        let words = format!("{ended}/{}  {bytes}{speed_said}{left}", counted(all as u64, "archive"));
+        let left = left
+            .filter(|_| ended < all && !is_growing)
+            .map_or_else(String::new, |left| format!("  {about}{} left", time(left)));
+        let so_far = if is_growing { " so far" } else { "" };
+        let words = format!("{ended}/{}{so_far}  {bytes}{speed_said}{left}", counted(all as u64, "archive"));
         let room = width.saturating_sub(words.chars().count() + 4).min(LONGEST_BAR);
         let part = size.map_or((ended as u64, all as u64), |size| (fetched, size));
         let bar = if room < 6 { String::new() } else { format!("{}  ", bar(Some(part), room)) };
@@ -181,14 +182,12 @@ fn is_out(state: &ItemState) -> bool {
 }
 
 /// The lines about archives that have come to their end and were not told of before; and that they were told of.
-pub(super) fn newly_ended(jobs: &[Job], told: &mut HashSet<(usize, Name)>, width: Option<usize>) -> Option<String> {
+pub(super) fn newly_ended(job: &Job, told: &mut HashSet<usize>, width: Option<usize>) -> Option<String> {
     let mut page = Page::of_width(width);
     let before = told.len();
-    for (number, job) in jobs.iter().enumerate() {
-        for item in job.items.iter().filter(|item| item.state.has_ended()) {
-            if told.insert((number, name_of(item))) {
-                ending(&mut page, item);
-            }
+    for (number, item) in job.items.iter().enumerate().filter(|(_, item)| item.state.has_ended()) {
+        if told.insert(number) {
+            ending(&mut page, item);
         }
     }
     (told.len() > before).then(|| page.text())
@@ -211,10 +210,10 @@ fn ending(page: &mut Page, item: &Item) {
 }
 
 /// What came of it all.
-pub(super) fn summary(jobs: &[Job], took: Duration) -> String {
-    let count = |is: fn(&ItemState) -> bool| items(jobs).filter(|item| is(&item.state)).count();
+pub(super) fn summary(job: &Job, took: Duration) -> String {
+    let count = |is: fn(&ItemState) -> bool| job.items.iter().filter(|item| is(&item.state)).count();
     let fetched = count(|state| matches!(state, ItemState::Fetched));
-    let fetched_items = items(jobs).filter(|item| matches!(item.state, ItemState::Fetched));
+    let fetched_items = job.items.iter().filter(|item| matches!(item.state, ItemState::Fetched));
     let bytes: u64 = fetched_items.filter_map(|item| item.size_bytes).fold(0, u64::saturating_add);
     let counts = [
         (count(|state| matches!(state, ItemState::Held)), "held already"),
@@ -224,16 +223,23 @@ pub(super) fn summary(jobs: &[Job], took: Duration) -> String {
     ];
     let said: Vec<String> =
         counts.into_iter().filter(|(number, _)| *number > 0).map(|(number, what)| format!("{number} {what}")).collect();
-    let all = counted(items(jobs).count() as u64, "archive");
+    let all = counted(job.items.len() as u64, "archive");
     let said = if said.is_empty() { all } else { format!("{all}: {}", said.join(", ")) };
     let fetched = if bytes > 0 { format!("; {} in {}", ByteSize(bytes), time(took.as_secs())) } else { String::new() };
-    let pinned = jobs.iter().any(|job| job.pin) && jobs.iter().all(|job| job.state == JobState::Done);
+    let pinned = job.pin && job.state == JobState::Done;
     format!("{said}{fetched}{}", if pinned { "; pinned" } else { "" })
 }
 
+/// What is to be known of how it was found out what configurations need.
+pub(super) fn notes(job: &Job, width: Option<usize>) -> Option<String> {
+    let mut page = Page::of_width(width);
+    job.unconfirmed.iter().for_each(|why| page.hang("note: ", &shown_as_text(why)));
+    (!job.unconfirmed.is_empty()).then(|| page.text())
+}
+
 /// What to say where it was told to stop.
-pub(super) fn what_stays(jobs: &[Job]) -> String {
-    let held = items(jobs).filter(|item| matches!(item.state, ItemState::Held | ItemState::Fetched)).count();
+pub(super) fn what_stays(job: &Job) -> String {
+    let held = job.items.iter().filter(|item| matches!(item.state, ItemState::Held | ItemState::Fetched)).count();
     format!(
         "stopped: {}; the same command goes on",
         if held == 1 {
@@ -263,7 +269,18 @@ mod tests {
     fn job(items: Vec<Item>) -> Job {
         let state = JobState::Running;
         let (started, ended, what, platforms) = (Timestamp(0), None, vec![], vec!["linux_amd64".to_owned()]);
-        Job { id: "1".to_owned(), state, started, ended, what, platforms, pin: false, items }
+        Job {
+            id: "1".to_owned(),
+            state,
+            started,
+            ended,
+            what,
+            platforms,
+            pin: false,
+            resolving: false,
+            unconfirmed: vec![],
+            items,
+        }
     }
 
     const AWS: &str = "registry.terraform.io/hashicorp/aws@5.31.0";
@@ -271,9 +288,9 @@ mod tests {
         "registry.corp.example:8443/a-namespace-that-is-long/a-provider-with-a-very-long-name@12.34.56-rc.1";
     const MIB: u64 = 1 << 20;
 
-    fn busy() -> [Job; 1] {
+    fn busy() -> Job {
         let failed = ItemState::Failed { error: "the archive of x: https://x.example answered 500".to_owned() };
-        [job(vec![
+        job(vec![
             item(AWS, ItemState::Fetching, 45 * MIB, Some(120 * MIB)),
             item(LONG, ItemState::Fetching, 700 * 1024, Some(2048 * MIB)),
             item("acme/null", ItemState::Resolving, 0, None),
@@ -282,7 +299,7 @@ mod tests {
             item("acme/c@1.0.0", ItemState::Held, 0, Some(MIB)),
             item("acme/d@1.0.0", failed, 0, Some(MIB)),
             item("acme/e@1.0.0", ItemState::Fetched, 5 * MIB, Some(5 * MIB)),
-        ])]
+        ])
     }
 
     #[test]
@@ -313,15 +330,35 @@ mod tests {
         // Of three sizes that are known, the three that are not are taken to be as large.
         let known = (120 + 2048 + 5) * MIB;
         let fetched = (45 + 1 + 5) * MIB + 700 * 1024;
-        assert_eq!(total, Total { ended: (3, 8), bytes: (fetched, Some(known + known / 3 * 3)), is_guess: true });
+        assert_eq!(
+            total,
+            Total { ended: (3, 8), bytes: (fetched, Some(known + known / 3 * 3)), is_guess: true, is_growing: false }
+        );
         let line = total.line(Some(10 * MIB), 160);
         assert!(line.ends_with("3/8 archives  51.7 MiB of ~4.2 GiB  10.0 MiB/s  ~7 min left"), "{line}");
-        let done = [job(vec![item(AWS, ItemState::Fetched, MIB, Some(MIB)), item("a", ItemState::Held, 0, None)])];
+        let done = job(vec![item(AWS, ItemState::Fetched, MIB, Some(MIB)), item("a", ItemState::Held, 0, None)]);
         assert_eq!(
             Total::of(&done).line(Some(MIB), 80),
             "  [===============================]  2/2 archives  1.0 MiB of 1.0 MiB  1.0 MiB/s"
         );
-        assert_eq!(Total::of(&[]).line(None, 80).trim(), "[                                      ]  0/0 archives  0 B");
+        assert_eq!(
+            Total::of(&job(vec![])).line(None, 80).trim(),
+            "[                                      ]  0/0 archives  0 B"
+        );
+    }
+
+    #[test]
+    fn a_job_that_still_finds_out_what_it_needs_says_so() {
+        let mut job = busy();
+        (job.resolving, job.unconfirmed) = (true, vec!["the version list of a/b\u{1b}[2J".to_owned()]);
+        let line = Total::of(&job).line(Some(10 * MIB), 120);
+        assert!(line.contains("3/8 archives so far  51.7 MiB of ~4.2 GiB") && !line.contains("left"), "{line}");
+        assert_eq!(notes(&job, None), Some("note: the version list of a/b\\u{1b}[2J".to_owned()));
+        let mut module = item("r.example/acme/net/test@1.0.0", ItemState::Fetching, 0, None);
+        module.platform = None;
+        job.items = vec![module];
+        let bars = bars(&job, |_| None, 80);
+        assert!(bars[0].starts_with("  r.example/acme/net/test@1.0.0  [") && bars[0].ends_with("fetching"), "{bars:?}");
     }
 
     #[test]
@@ -340,8 +377,8 @@ mod tests {
 
     #[test]
     fn what_ended_is_told_once_and_nothing_in_it_is_obeyed() {
-        let mut jobs = busy();
-        jobs[0].items[6].state = ItemState::Failed { error: "sent \u{1b}[2J".to_owned() };
+        let mut job = busy();
+        job.items[6].state = ItemState::Failed { error: "sent \u{1b}[2J".to_owned() };
         let mut told = HashSet::new();
         let expected = [
             "held      acme/c@1.0.0 linux_amd64  1.0 MiB",
@@ -349,15 +386,15 @@ mod tests {
             "          sent \\u{1b}[2J",
             "fetched   acme/e@1.0.0 linux_amd64  5.0 MiB",
         ];
-        assert_eq!(newly_ended(&jobs, &mut told, None), Some(expected.join("\n")));
-        assert_eq!(newly_ended(&jobs, &mut told, None), None);
-        jobs[0].items[1].state = ItemState::Cancelled;
-        let shown = newly_ended(&jobs, &mut told, Some(80)).unwrap();
+        assert_eq!(newly_ended(&job, &mut told, None), Some(expected.join("\n")));
+        assert_eq!(newly_ended(&job, &mut told, None), None);
+        job.items[1].state = ItemState::Cancelled;
+        let shown = newly_ended(&job, &mut told, Some(80)).unwrap();
         let lines: Vec<&str> = shown.lines().collect();
         assert!(lines[0].starts_with("cancelled registry.corp") && lines[1].starts_with("          "), "{lines:?}");
         assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:?}");
-        let said = summary(&jobs, Duration::from_secs(61));
+        let said = summary(&job, Duration::from_secs(61));
         assert_eq!(said, "8 archives: 1 held already, 1 fetched, 1 failed, 1 cancelled; 5.0 MiB in 1 min");
-        assert!(what_stays(&jobs).starts_with("stopped: 2 archives are held"));
+        assert!(what_stays(&job).starts_with("stopped: 2 archives are held"));
     }
 }

@@ -54,6 +54,8 @@ fn the_sample_file_shows_every_option_there_is() {
     {
         std::fs::write(folder.path().join(name), "x").unwrap();
     }
+    let key = crate::bundle::SigningKey::generate().unwrap().text();
+    std::fs::write(folder.path().join("bundle.key"), key.expose_secret()).unwrap();
     let text = uncommented();
     let outcome = read::read(&text, &folder.path().join("mirror.toml"), &env);
     assert!(outcome.problems.is_empty(), "{}", Problems::new(outcome.problems));

@@ -23,7 +23,7 @@ use crate::store::{Staged, StoreError};
 use crate::verify::{How, PackedTree, Proof, Verified};
 
 /// What every archive of a module is called.
-const ARCHIVE: &str = "module.tar.gz";
+pub(super) const ARCHIVE: &str = "module.tar.gz";
 
 /// How much is evicted first where the disk is full in the middle of a fill, in bytes.
 const ROOM_AT_FIRST: u64 = 64 << 20;

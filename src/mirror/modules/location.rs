@@ -6,19 +6,20 @@ use bytes::Bytes;
 use tokio::time::timeout_at;
 
 use super::super::discovery::Faith;
-use super::super::documents::{DocumentFlight, KeptDocument, Meanwhile};
+use super::super::documents::{DocumentFlight, KeptDocument};
 use super::super::freshness::Age;
 use super::super::names::HeldArchive;
 use super::super::pull::{Landed, nobody_may_wait};
+use super::super::sealed::STORED_IS_FRESH;
 use super::super::single_flight::Awaited;
+use super::super::wanted::WantedDocument;
 use super::super::{AlarmKind, Answer, Call, Errand, Link, Mirror, Outcome, unless_gone};
 use super::versions::Spelling;
 use super::{ModuleArchiveRef, ModuleLocation, seen};
 use crate::address::ModulePackage;
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::store::Key;
-use crate::upstream::Upstream;
+use crate::store::{Key, StoreError};
 use crate::upstream::ask::Fetched;
 use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
@@ -47,6 +48,19 @@ impl Mirror {
         call: &Call,
     ) -> Result<Answer<ModuleLocation>, Error> {
         let key = call.terms.key_of_package(package);
+        if self.link() == Link::Offline
+            && self.held_document(&Key::ModuleLocation(key.clone())).await?.is_none()
+            && let Some(held) = self.held_module(&key).await?
+        {
+            // It was brought without a word of where it is upstream.
+            let fresh_until = call.now.after(STORED_IS_FRESH);
+            return Ok(Answer {
+                value: here(package, Some(&held)),
+                outcome: Outcome::Stale,
+                fresh_until,
+                checked: held.kept,
+            });
+        }
         let answer = match self.location(package, call).await {
             Ok(answer) => answer,
             Err(error) => return self.location_without_upstream(package, &key, error, call).await,
@@ -74,7 +88,7 @@ impl Mirror {
             return Ok(told(here(package, Some(&held))));
         }
         if self.link() == Link::Offline {
-            return Err(self.missing(format!("the archive of {package}")).await);
+            return Err(self.lacks(&key, format!("the archive of {package}"), call.now).await);
         }
         let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the archive of {package}")))?;
         let filled = match timeout_at(call.deadline, self.module_fill(package, call)).await {
@@ -164,21 +178,13 @@ impl Mirror {
         package: &ModulePackage,
         call: &Call,
     ) -> Result<Answer<Arc<KeptDocument>>, Error> {
-        let upstream = Arc::clone(call.upstream(&package.module.host)?);
-        let mut rule = upstream.rule(|fresh| fresh.download);
-        let key = Key::ModuleLocation(call.terms.key_of_package(package));
-        let held = self.held_document(&key).await?;
-        if held.is_none()
-            && let Some(said) = call.terms.absent.get(&key, call.now)
-        {
-            return Err(Error::NotFound(said));
-        }
-        if let Some(held) = held.as_ref().filter(|held| !held.age.gone) {
-            rule = self.rule_for_what_is_of(Service::Modules, &held.value.about.asked, &upstream, rule).await?;
-        }
+        let wanted = location_wanted(package, call)?;
+        let (held, rule) = self.held_or_absent(&wanted, call).await?;
         let seen = held.as_ref().map(|held| held.age);
-        let fly = |errand, call: &Call| self.fly_for_location(upstream, package, seen, errand, call);
-        self.pull(&what(package), &package.module.host, call, &rule, held, fly).await
+        let fly = |errand, call: &Call| self.fly_for_location(&wanted, package, seen, errand, call);
+        let pulled = self.pull(&wanted.what, &package.module.host, call, &rule, held, fly).await;
+        pulled
+            .inspect_err(|error| self.note_if_refused(error, call.now, || (&call.terms.key_of_package(package)).into()))
     }
 
     /// Asks upstream where a version is, however fresh what is held; unless another has since the caller saw it.
@@ -188,60 +194,38 @@ impl Mirror {
         seen: Option<Age>,
         call: &Call,
     ) -> DocumentFlight {
-        let upstream = Arc::clone(call.upstream(&package.module.host)?);
-        self.fly_for_location(upstream, package, seen, Errand::Fetch, call).await
+        self.fly_for_location(&location_wanted(package, call)?, package, seen, Errand::Fetch, call).await
     }
 
     fn fly_for_location(
         self: &Arc<Self>,
-        upstream: Arc<Upstream>,
+        wanted: &WantedDocument,
         package: &ModulePackage,
         seen: Option<Age>,
         errand: Errand,
         call: &Call,
     ) -> Awaited<DocumentFlight> {
-        let what = what(package);
-        let rule = upstream.rule(|fresh| fresh.download);
-        let key = Key::ModuleLocation(call.terms.key_of_package(package));
-        let of = (key.clone(), errand, call.terms.generation);
-        self.documents.share(&self.tasks, of, Err(Error::Interrupted(what.clone())), || {
-            let (mirror, call, package) = (Arc::clone(self), self.inner(call), package.clone());
-            async move {
-                let host = &package.module.host;
-                let work = async {
-                    match mirror.landed_meanwhile(&key, seen, &rule, &call).await? {
-                        Meanwhile::Landed(landed) => Ok(landed),
-                        Meanwhile::Held(before) => {
-                            mirror.spend(&what, host, errand, 1, &call)?;
-                            mirror.fetch_location(&what, &upstream, &package, before, &call).await
-                        }
-                    }
-                };
-                mirror.within_limits(&what, host, work).await
-            }
+        let (of, package) = (wanted.clone(), package.clone());
+        self.fly_for_document(wanted, seen, errand, call, |mirror, before, call| async move {
+            mirror.fetch_location(&of, &package, before, &call).await
         })
     }
 
     async fn fetch_location(
         self: &Arc<Self>,
-        what: &str,
-        upstream: &Upstream,
+        wanted: &WantedDocument,
         package: &ModulePackage,
         before: Option<Arc<KeptDocument>>,
         call: &Call,
     ) -> DocumentFlight {
-        let unusable = |why: String| UpstreamError {
-            asked: what.to_owned(),
-            at: origin(&upstream.settings.url),
-            fault: Fault::Unusable(why),
-        };
+        let (what, upstream) = (&wanted.what, &*wanted.upstream);
+        let unusable = |why: String| wanted.unusable(why);
         let faith = Faith::for_what_is_held(before.as_ref());
         let (base, grant) = self.service(Service::Modules, upstream, faith, call).await?;
         let Spelling { spelled, listed } = self.module_spelling(package, call).await;
         let asked = download_url(&base, &package.module, &spelled).map_err(|e| unusable(e.to_string()))?;
         let fetched =
             self.ask(what, &asked, upstream, &grant, before.as_deref(), self.limits.document_bytes, call).await;
-        let key = Key::ModuleLocation(call.terms.key_of_package(package));
         let kept = match (fetched, before) {
             (Ok(Fetched::Unchanged), Some(before)) => before.checked_again(call.now, false),
             (Ok(Fetched::Unchanged), None) => return Err(unusable("304 to an unconditional request".into()).into()),
@@ -256,23 +240,12 @@ impl Mirror {
                 Arc::clone(&kept).said(package)?;
                 Arc::unwrap_or_clone(kept)
             }
-            (Err(error), before) if matches!(error.fault, Fault::Absent(_)) => match (&listed, before) {
+            (Err(error), before) if matches!(error.fault, Fault::Absent(_)) => match &listed {
                 // That there is no version of this spelling says nothing while the list cannot be read.
-                (Err(unread), _) => return Err(unread.clone()),
-                (_, Some(before)) if upstream.settings.keep_gone => {
-                    if !before.about.gone {
-                        tracing::warn!(%package, %error, "upstream has deleted it; what is held is kept (keep_gone)");
-                    }
-                    before.checked_again(call.now, true)
-                }
-                (_, before) => {
-                    let until = call.now.after(upstream.rule(|fresh| fresh.download).believed());
-                    call.terms.absent.put(key.clone(), error.to_string(), until, call.now);
-                    if before.is_some() && self.is_on_these_terms(call) {
-                        self.drop_document(key).await?;
-                        self.module_changed(&package.module);
-                    }
-                    return Err(Error::NotFound(error.to_string()));
+                Err(unread) => return Err(unread.clone()),
+                Ok(_) => {
+                    let kept = self.kept_though_gone(wanted, before, &error, call).await;
+                    kept.inspect_err(|_| self.module_changed(&package.module))?
                 }
             },
             (Err(error), _) => return Err(error.into()),
@@ -281,7 +254,7 @@ impl Mirror {
             // A registry that answers for any version would have anybody fill the store with their locations.
             return Ok(Landed { age: kept.age(), value: Arc::new(kept) });
         }
-        let landed = self.keep_document(key, kept).await;
+        let landed = self.keep_document(wanted.key.clone(), kept).await;
         self.module_changed(&package.module);
         landed
     }
@@ -299,25 +272,27 @@ impl Mirror {
         key: &ModulePackage,
     ) -> Result<Option<HeldArchive>, Error> {
         let of = key.clone();
-        self.on_disk(move |mirror| {
-            let name = unless_gone(mirror.name(&of))?;
-            if name.archives.is_empty() {
-                return Ok(None);
+        self.on_disk(move |mirror| mirror.module_now(&of)).await
+    }
+
+    /// The same; asks the disk.
+    pub(in crate::mirror) fn module_now(&self, key: &ModulePackage) -> Result<Option<HeldArchive>, StoreError> {
+        let name = unless_gone(self.name(key))?;
+        if name.archives.is_empty() {
+            return Ok(None);
+        }
+        // A record that cannot be read, or be put down again, now hides nothing that is held.
+        let seen = seen::known(self, key).ok().flatten();
+        for held in name.archives.into_iter().rev() {
+            let is_pinned = match (&seen, held.proof.how.tree()) {
+                (Some(seen), Some(packed)) => seen.pinned.is_packed_as(packed),
+                (None, _) | (_, None) => true,
+            };
+            if is_pinned && unless_gone(self.store.blobs.holds(&held.digest))? {
+                return Ok(Some(held));
             }
-            // A record that cannot be read, or be put down again, now hides nothing that is held.
-            let seen = seen::known(mirror, &of).ok().flatten();
-            for held in name.archives.into_iter().rev() {
-                let is_pinned = match (&seen, held.proof.how.tree()) {
-                    (Some(seen), Some(packed)) => seen.pinned.is_packed_as(packed),
-                    (None, _) | (_, None) => true,
-                };
-                if is_pinned && unless_gone(mirror.store.blobs.holds(&held.digest))? {
-                    return Ok(Some(held));
-                }
-            }
-            Ok(None)
-        })
-        .await
+        }
+        Ok(None)
     }
 }
 
@@ -362,6 +337,14 @@ pub(super) fn subdir_text(package: &ModulePackage, subdir: &crate::pack::TreePat
         let fault = Fault::Unusable(format!("its //{subdir} has letters that no header can have"));
         UpstreamError { asked: what(package), at: package.module.host.to_string(), fault }.into()
     })
+}
+
+/// The location of a version: asked for in one spelling, and kept for all that are one with it.
+fn location_wanted(package: &ModulePackage, call: &Call) -> Result<WantedDocument, Error> {
+    let upstream = Arc::clone(call.upstream(&package.module.host)?);
+    let rule = upstream.rule(|fresh| fresh.download);
+    let (what, key) = (what(package), Key::ModuleLocation(call.terms.key_of_package(package)));
+    Ok(WantedDocument { what, key, upstream, service: Service::Modules, rule })
 }
 
 /// What is asked for, for people.

@@ -3,6 +3,7 @@
 
 mod accept;
 mod archive;
+mod carried;
 mod download;
 mod fetch;
 mod fill;
@@ -13,6 +14,7 @@ mod seen;
 mod versions;
 mod warm;
 
+pub(super) use self::carried::CarriedModule;
 pub(super) use self::download::StageNames;
 pub(super) use self::fetch::MOST_UNPACKING;
 pub(super) use self::seen::SeenModule;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::super::purge::Purged;
 use super::super::refresh::{News, Refreshed};
-use super::super::{Call, Errand, Mirror};
+use super::super::{Call, Mirror};
 use super::look::Looking;
 use crate::address::{Artifact, Meant, ModuleAddress, ModulePackage, Versions};
 use crate::clock::Timestamp;
@@ -115,7 +115,7 @@ impl Mirror {
         what: &Meant<ModuleAddress>,
         call: &Call,
     ) -> Result<Vec<Refreshed>, Error> {
-        let upstream = Arc::clone(call.upstream(&what.of.host)?);
+        let _upstream = Arc::clone(call.upstream(&what.of.host)?);
         let key = call.terms.key_of(&what.of);
         self.forget_absences_of_module(&key, &what.versions);
         let failed = |error: Error| News::Failed { error: error.to_string() };
@@ -127,7 +127,7 @@ impl Mirror {
         let list = format!("the version list of {}", what.of);
         let before = self.held_document(&Key::ModuleVersions(key.clone())).await?;
         let seen = before.as_ref().map(|held| held.age);
-        let flight = self.fly_for_module_versions(list.clone(), upstream, &what.of, seen, Errand::Fetch, call).await;
+        let flight = self.ask_module_versions_again(&what.of, seen, call).await;
         let news = News::of(flight, |now| before.is_some_and(|before| before.value.says_the_same_as(now)));
         refreshed.push(Refreshed { what: list, news });
         let (of, versions) = (key.clone(), what.versions.clone());

@@ -7,10 +7,11 @@ use bytes::Bytes;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::super::discovery::Faith;
-use super::super::documents::{DocumentFlight, KeptDocument, Meanwhile};
+use super::super::documents::{DocumentFlight, KeptDocument};
 use super::super::freshness::Age;
 use super::super::pages::latest;
 use super::super::single_flight::Awaited;
+use super::super::wanted::WantedDocument;
 use super::super::{AlarmKind, Answer, Call, Errand, Mirror, unless_gone};
 use crate::address::{ModuleAddress, ModulePackage, Version};
 use crate::error::Error;
@@ -18,9 +19,8 @@ use crate::store::Key;
 use crate::upstream::Upstream;
 use crate::upstream::ask::Fetched;
 use crate::upstream::discovery::Service;
-use crate::upstream::error::{Fault, UpstreamError};
+use crate::upstream::error::Fault;
 use crate::upstream::modules::{ModuleVersionList, versions_url};
-use crate::upstream::outbound::origin;
 
 impl Mirror {
     /// The version list of a module. `address` is as the client spells it, and upstream is asked for that.
@@ -29,75 +29,53 @@ impl Mirror {
         address: &ModuleAddress,
         call: &Call,
     ) -> Result<Answer<Arc<KeptDocument>>, Error> {
-        let upstream = Arc::clone(call.upstream(&address.host)?);
-        let what = format!("the version list of {address}");
-        let mut rule = upstream.rule(|fresh| fresh.versions);
-        let key = Key::ModuleVersions(call.terms.key_of(address));
-        let held = self.held_document(&key).await?;
-        if held.is_none()
-            && let Some(said) = call.terms.absent.get(&key, call.now)
-        {
-            return Err(Error::NotFound(said));
-        }
-        if let Some(held) = held.as_ref().filter(|held| !held.age.gone) {
-            rule = self.rule_for_what_is_of(Service::Modules, &held.value.about.asked, &upstream, rule).await?;
-        }
+        let wanted = list_wanted(address, call)?;
+        let (held, rule) = self.held_or_absent(&wanted, call).await?;
         let seen = held.as_ref().map(|held| held.age);
-        let fly =
-            |errand, call: &Call| self.fly_for_module_versions(what.clone(), upstream, address, seen, errand, call);
-        self.pull(&what, &address.host, call, &rule, held, fly).await
+        let fly = |errand, call: &Call| self.fly_for_module_versions(&wanted, address, seen, errand, call);
+        let pulled = self.pull(&wanted.what, &address.host, call, &rule, held, fly).await;
+        pulled.inspect_err(|error| self.note_if_refused(error, call.now, || (&call.terms.key_of(address)).into()))
     }
 
-    /// Joins the flight for a version list, or starts it. `seen` is what the caller saw held.
-    pub(in crate::mirror) fn fly_for_module_versions(
+    /// Asks upstream for a version list, however fresh what is held, unless another has since the caller saw it.
+    pub(super) async fn ask_module_versions_again(
         self: &Arc<Self>,
-        what: String,
-        upstream: Arc<Upstream>,
+        address: &ModuleAddress,
+        seen: Option<Age>,
+        call: &Call,
+    ) -> DocumentFlight {
+        self.fly_for_module_versions(&list_wanted(address, call)?, address, seen, Errand::Fetch, call).await
+    }
+
+    fn fly_for_module_versions(
+        self: &Arc<Self>,
+        wanted: &WantedDocument,
         address: &ModuleAddress,
         seen: Option<Age>,
         errand: Errand,
         call: &Call,
     ) -> Awaited<DocumentFlight> {
-        let rule = upstream.rule(|fresh| fresh.versions);
-        let key = Key::ModuleVersions(call.terms.key_of(address));
-        let of = (key.clone(), errand, call.terms.generation);
-        self.documents.share(&self.tasks, of, Err(Error::Interrupted(what.clone())), || {
-            let (mirror, call, address) = (Arc::clone(self), self.inner(call), address.clone());
-            async move {
-                let work = async {
-                    match mirror.landed_meanwhile(&key, seen, &rule, &call).await? {
-                        Meanwhile::Landed(landed) => Ok(landed),
-                        Meanwhile::Held(before) => {
-                            mirror.spend(&what, &address.host, errand, 1, &call)?;
-                            mirror.fetch_module_versions(&what, &upstream, &address, before, &call).await
-                        }
-                    }
-                };
-                mirror.within_limits(&what, &address.host, work).await
-            }
+        let (of, address) = (wanted.clone(), address.clone());
+        self.fly_for_document(wanted, seen, errand, call, |mirror, before, call| async move {
+            mirror.fetch_module_versions(&of, &address, before, &call).await
         })
     }
 
     async fn fetch_module_versions(
         self: &Arc<Self>,
-        what: &str,
-        upstream: &Upstream,
+        wanted: &WantedDocument,
         address: &ModuleAddress,
         before: Option<Arc<KeptDocument>>,
         call: &Call,
     ) -> DocumentFlight {
-        let unusable = |why: String| UpstreamError {
-            asked: what.to_owned(),
-            at: origin(&upstream.settings.url),
-            fault: Fault::Unusable(why),
-        };
+        let (what, upstream) = (&wanted.what, &*wanted.upstream);
+        let unusable = |why: String| wanted.unusable(why);
         let faith = Faith::for_what_is_held(before.as_ref());
         let (base, grant) = self.service(Service::Modules, upstream, faith, call).await?;
         let asked = versions_url(&base, address).map_err(|e| unusable(e.to_string()))?;
         let fetched =
             self.ask(what, &asked, upstream, &grant, before.as_deref(), self.limits.document_bytes, call).await;
         let module = call.terms.key_of(address);
-        let key = Key::ModuleVersions(module.clone());
         let kept = match (fetched, before) {
             (Ok(Fetched::Unchanged), Some(before)) => {
                 let of_upstream = Arc::new(KeptDocument { dropped: Bytes::new(), ..(*before).clone() });
@@ -117,23 +95,12 @@ impl Mirror {
                 });
                 kept
             }
-            (Err(error), Some(before)) if matches!(error.fault, Fault::Absent(_)) && upstream.settings.keep_gone => {
-                if !before.about.gone {
-                    tracing::warn!(module = %address, %error, "upstream has deleted the module; what is held is kept (keep_gone)");
-                }
-                before.checked_again(call.now, true)
-            }
             (Err(error), before) if matches!(error.fault, Fault::Absent(_)) => {
-                let until = call.now.after(upstream.rule(|fresh| fresh.versions).believed());
-                call.terms.absent.put(key.clone(), error.to_string(), until, call.now);
-                if before.is_some() && self.is_on_these_terms(call) {
-                    self.drop_document(key).await?;
-                }
-                return Err(Error::NotFound(error.to_string()));
+                self.kept_though_gone(wanted, before, &error, call).await?
             }
             (Err(error), _) => return Err(error.into()),
         };
-        let landed = self.keep_document(key, kept).await;
+        let landed = self.keep_document(wanted.key.clone(), kept).await;
         self.module_changed(&module);
         landed
     }
@@ -180,11 +147,8 @@ impl Mirror {
         address: &ModuleAddress,
         call: &Call,
     ) -> Result<Answer<ModulePackage>, Error> {
-        let Answer { value, outcome, fresh_until, checked } = self.module_versions(address, call).await?;
-        let unreadable =
-            |why: String| Error::Interrupted(format!("the held version list of {address} cannot be read: {why}"));
-        let list = value.module_versions().await.map_err(unreadable)?;
-        let versions: Vec<Version> = list.versions.into_iter().map(|listed| listed.version).collect();
+        let Answer { value, outcome, fresh_until, checked } = self.shown_module_versions(address, call).await?;
+        let versions: Vec<Version> = value.versions.into_iter().map(|listed| listed.version).collect();
         let none = || Error::NotFound(format!("the version list of {address} names no version"));
         let version = latest(&versions).cloned().ok_or_else(none)?;
         let value = ModulePackage { module: address.clone(), version };
@@ -211,6 +175,14 @@ pub(super) struct Spelling {
     pub(super) spelled: String,
     /// Whether its list names it; why that cannot be told, where it cannot.
     pub(super) listed: Result<bool, Error>,
+}
+
+/// The version list of a module: of one spelling, and kept for all that are one with it.
+fn list_wanted(address: &ModuleAddress, call: &Call) -> Result<WantedDocument, Error> {
+    let upstream = Arc::clone(call.upstream(&address.host)?);
+    let rule = upstream.rule(|fresh| fresh.versions);
+    let (what, key) = (format!("the version list of {address}"), Key::ModuleVersions(call.terms.key_of(address)));
+    Ok(WantedDocument { what, key, upstream, service: Service::Modules, rule })
 }
 
 impl KeptDocument {

@@ -4,7 +4,6 @@
 mod stored;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use url::Url;
@@ -12,22 +11,18 @@ use url::Url;
 pub(super) use self::stored::latest;
 pub use self::stored::{FromStore, StoredDetails, StoredEntry, StoredList, StoredThing};
 use super::discovery::Faith;
-use super::documents::{DocumentFlight, KeptDocument, Meanwhile};
-use super::freshness::Age;
-use super::single_flight::Awaited;
-use super::{Answer, Call, Errand, Mirror, Outcome, Terms};
+use super::documents::{DocumentFlight, KeptDocument};
+use super::sealed::STORED_IS_FRESH;
+use super::wanted::WantedDocument;
+use super::{Answer, Call, Mirror, Outcome, Terms};
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::store::Key;
-use crate::upstream::Upstream;
 use crate::upstream::ask::Fetched;
-use crate::upstream::error::{Fault, UpstreamError};
-use crate::upstream::outbound::{Link, origin};
+use crate::upstream::error::Fault;
+use crate::upstream::outbound::Link;
 use crate::upstream::pages::PageRef;
 use crate::upstream::providers::RawObject;
-
-/// For how long a page that is made of what is stored is given out again as it is.
-const STORED_IS_FRESH: Duration = Duration::from_secs(5);
 
 /// What there is to show.
 #[derive(Debug, Clone)]
@@ -79,31 +74,30 @@ impl Mirror {
     /// A page of the registry HTTP API.
     pub async fn page(self: &Arc<Self>, page: &PageRef, call: &Call) -> Result<Answer<PageFound>, Error> {
         let upstream = Arc::clone(call.upstream(&page.host)?);
-        let what = page.what();
-        let mut rule = upstream.rule(|fresh| fresh.api);
-        let key = call.terms.key_of_page(page);
-        let held = self.held_document(&key).await?;
-        if held.is_none() {
-            if self.link() == Link::Offline
-                && let Some(found) = self.page_from_store(page, call).await?
-            {
-                let (value, checked) = (PageFound::Stored(Box::new(found)), call.now);
-                let fresh_until = call.now.after(STORED_IS_FRESH);
-                return Ok(Answer { value, outcome: Outcome::Stale, fresh_until, checked });
-            }
-            if let Some(said) = call.terms.absent.get(&key, call.now) {
-                return Err(Error::NotFound(said));
-            }
+        let rule = upstream.rule(|fresh| fresh.api);
+        let (what, key, service) = (page.what(), call.terms.key_of_page(page), page.path.service());
+        let wanted = WantedDocument { what, key, upstream, service, rule };
+        if self.link() == Link::Offline
+            && self.held_document(&wanted.key).await?.is_none()
+            && let Some(found) = self.page_from_store(page, call).await?
+        {
+            let (value, checked) = (PageFound::Stored(Box::new(found)), call.now);
+            let fresh_until = call.now.after(STORED_IS_FRESH);
+            return Ok(Answer { value, outcome: Outcome::Stale, fresh_until, checked });
         }
-        if let Some(held) = held.as_ref().filter(|held| !held.age.gone) {
-            rule = self.rule_for_what_is_of(page.path.service(), &held.value.about.asked, &upstream, rule).await?;
-        }
+        let (held, rule) = self.held_or_absent(&wanted, call).await?;
         let seen = held.as_ref().map(|held| held.age);
-        let fly = |errand, call: &Call| self.fly_for_page(what.clone(), upstream, page, seen, errand, call);
+        let fly = |errand, call: &Call| {
+            let (of, page) = (wanted.clone(), page.clone());
+            self.fly_for_document(&wanted, seen, errand, call, |mirror, before, call| async move {
+                mirror.fetch_page(&of, &page, before, &call).await
+            })
+        };
+        let pulled = self.pull(&wanted.what, &page.host, call, &rule, held, fly).await;
         let Answer { value, outcome, fresh_until, checked } =
-            self.pull(&what, &page.host, call, &rule, held, fly).await?;
+            pulled.inspect_err(|error| self.note_words_if_refused(error))?;
         if matches!(outcome, Outcome::Hit | Outcome::Stale | Outcome::Gone) {
-            let now = call.now;
+            let (key, now) = (wanted.key, call.now);
             self.on_disk(move |mirror| {
                 mirror.store.index.document_used(&key, now);
                 Ok(())
@@ -113,55 +107,20 @@ impl Mirror {
         Ok(Answer { value: PageFound::Upstream(value), outcome, fresh_until, checked })
     }
 
-    /// Joins the flight for a page, or starts it. `seen` is what the caller saw held.
-    fn fly_for_page(
-        self: &Arc<Self>,
-        what: String,
-        upstream: Arc<Upstream>,
-        page: &PageRef,
-        seen: Option<Age>,
-        errand: Errand,
-        call: &Call,
-    ) -> Awaited<DocumentFlight> {
-        let rule = upstream.rule(|fresh| fresh.api);
-        let key = call.terms.key_of_page(page);
-        let of = (key.clone(), errand, call.terms.generation);
-        self.documents.share(&self.tasks, of, Err(Error::Interrupted(what.clone())), || {
-            let (mirror, call, page) = (Arc::clone(self), self.inner(call), page.clone());
-            async move {
-                let work = async {
-                    match mirror.landed_meanwhile(&key, seen, &rule, &call).await? {
-                        Meanwhile::Landed(landed) => Ok(landed),
-                        Meanwhile::Held(before) => {
-                            mirror.spend(&what, &page.host, errand, 1, &call)?;
-                            mirror.fetch_page(&what, &upstream, &page, before, &call).await
-                        }
-                    }
-                };
-                mirror.within_limits(&what, &page.host, work).await
-            }
-        })
-    }
-
     async fn fetch_page(
         self: &Arc<Self>,
-        what: &str,
-        upstream: &Upstream,
+        wanted: &WantedDocument,
         page: &PageRef,
         before: Option<Arc<KeptDocument>>,
         call: &Call,
     ) -> DocumentFlight {
-        let unusable = |why: String| UpstreamError {
-            asked: what.to_owned(),
-            at: origin(&upstream.settings.url),
-            fault: Fault::Unusable(why),
-        };
+        let (what, upstream) = (&wanted.what, &*wanted.upstream);
+        let unusable = |why: String| wanted.unusable(why);
         let faith = Faith::for_what_is_held(before.as_ref());
         let (base, grant) = self.service(page.path.service(), upstream, faith, call).await?;
         let asked = page.url(&base).map_err(|e| unusable(e.to_string()))?;
         let fetched =
             self.ask(what, &asked, upstream, &grant, before.as_deref(), self.limits.document_bytes, call).await;
-        let key = call.terms.key_of_page(page);
         let kept = match (fetched, before) {
             (Ok(Fetched::Unchanged), Some(before)) => before.checked_again(call.now, false),
             (Ok(Fetched::Unchanged), None) => return Err(unusable("304 to an unconditional request".into()).into()),
@@ -170,20 +129,12 @@ impl Mirror {
                 Arc::new(kept.clone()).read_as(is_page).await.map_err(&unusable)?;
                 kept
             }
-            (Err(error), Some(before)) if matches!(error.fault, Fault::Absent(_)) && upstream.settings.keep_gone => {
-                before.checked_again(call.now, true)
-            }
             (Err(error), before) if matches!(error.fault, Fault::Absent(_)) => {
-                let until = call.now.after(upstream.rule(|fresh| fresh.api).believed());
-                call.terms.absent.put(key.clone(), error.to_string(), until, call.now);
-                if before.is_some() && self.is_on_these_terms(call) {
-                    self.drop_document(key).await?;
-                }
-                return Err(Error::NotFound(error.to_string()));
+                self.kept_though_gone(wanted, before, &error, call).await?
             }
             (Err(error), _) => return Err(error.into()),
         };
-        self.keep_document(key, kept).await
+        self.keep_document(wanted.key.clone(), kept).await
     }
 }
 

@@ -1,17 +1,16 @@
-//! What a sealed mirror can say of pages that it does not hold: the modules and providers whose version lists or
-//! archives are stored.
+//! What a sealed mirror can say of pages that it does not hold: the modules and providers of which versions can be
+//! installed from what is stored.
 
 use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 use tokio::time::{timeout, timeout_at};
 
-use super::super::documents::KeptDocument;
 use super::super::pull::nobody_may_wait;
 use super::super::{Call, Mirror, unless_gone};
-use crate::address::{Artifact, ModuleAddress, ProviderAddress, Version};
+use crate::address::{ModuleAddress, ProviderAddress, Version};
 use crate::error::Error;
-use crate::store::{Key, StoreError};
+use crate::store::StoreError;
 use crate::upstream::page_query::PageQuery;
 use crate::upstream::pages::{PagePath, PageRef};
 
@@ -58,10 +57,8 @@ pub struct StoredEntry {
 pub struct StoredDetails {
     /// Which.
     pub entry: StoredEntry,
-    /// All that are listed, or whose archives are held, in order.
+    /// Those that can be installed from what is held, in order.
     pub versions: Vec<Version>,
-    /// Those that an archive is held of: of the others there is no more than the list.
-    pub held: Vec<Version>,
 }
 
 /// A module or a provider.
@@ -112,13 +109,6 @@ pub(in crate::mirror) fn latest(versions: &[Version]) -> Option<&Version> {
     versions.iter().filter(|version| !version.is_pre_release()).max().or_else(|| versions.iter().max())
 }
 
-fn version_of(of: Artifact) -> Version {
-    match of {
-        Artifact::Module(package) => package.version,
-        Artifact::Provider(package) => package.version,
-    }
-}
-
 impl Mirror {
     /// The page from what is stored; none of what nothing is stored of. All who ask for one page share one look.
     ///
@@ -154,27 +144,18 @@ impl Mirror {
     ) -> Result<Option<FromStore>, Error> {
         self.on_disk(move |mirror| {
             let _turn = turn;
-            let module = |namespace, name, system| {
-                StoredThing::Module(ModuleAddress { host: page.host.clone(), namespace, name, system })
-            };
-            let provider =
-                |namespace, type_| StoredThing::Provider(ProviderAddress { host: page.host.clone(), namespace, type_ });
-            let (of, wanted) = match page.path.clone() {
-                PagePath::Module(namespace, name, system) => (module(namespace, name, system), None),
-                PagePath::ModuleVersion(namespace, name, system, version) => {
-                    (module(namespace, name, system), version.version())
-                }
-                PagePath::Provider(namespace, type_) => (provider(namespace, type_), None),
-                PagePath::ProviderVersion(namespace, type_, version) => (provider(namespace, type_), version.version()),
-                PagePath::Search if page.query.search.is_none() => return Ok(None),
-                PagePath::Modules | PagePath::Search | PagePath::ModulesOf(_) | PagePath::ModuleSystems(..) => {
-                    let modules = mirror.store.records.modules_of(&page.host)?;
-                    return mirror.stored_list(&page, modules.into_iter().map(StoredThing::Module)).map(Some);
-                }
-                PagePath::Providers | PagePath::ProvidersOf(_) => {
-                    let providers = mirror.store.records.providers_of(&page.host)?;
-                    return mirror.stored_list(&page, providers.into_iter().map(StoredThing::Provider)).map(Some);
-                }
+            let Some((of, wanted)) = details_on(&page) else {
+                return match page.path {
+                    PagePath::Search if page.query.search.is_none() => Ok(None),
+                    PagePath::Providers | PagePath::ProvidersOf(_) => {
+                        let providers = mirror.store.records.providers_of(&page.host)?;
+                        mirror.stored_list(&page, providers.into_iter().map(StoredThing::Provider)).map(Some)
+                    }
+                    _ => {
+                        let modules = mirror.store.records.modules_of(&page.host)?;
+                        mirror.stored_list(&page, modules.into_iter().map(StoredThing::Module)).map(Some)
+                    }
+                };
             };
             let details = mirror.stored_details(of)?;
             Ok(details.and_then(|details| {
@@ -188,7 +169,12 @@ impl Mirror {
     }
 
     fn stored_list(&self, page: &PageRef, stored: impl Iterator<Item = StoredThing>) -> Result<FromStore, StoreError> {
-        let found: Vec<StoredThing> = stored.filter(|thing| thing.is_on(page)).collect();
+        let mut found = Vec::new();
+        for thing in stored.filter(|thing| thing.is_on(page)) {
+            if self.has_names(&thing)? {
+                found.push(thing);
+            }
+        }
         let offset = page.query.offset.unwrap_or_default();
         let limit = page.query.limit.unwrap_or(ENTRIES).clamp(1, MOST_ENTRIES);
         let total = found.len();
@@ -201,52 +187,72 @@ impl Mirror {
 
     /// What a list shows of a module or a provider, if there is a version of it.
     fn stored_entry(&self, of: StoredThing) -> Result<Option<StoredEntry>, StoreError> {
-        let (versions, _) = self.stored_versions(&of)?;
+        let versions = self.stored_versions(&of)?;
         Ok(latest(&versions).cloned().map(|version| StoredEntry { of, version }))
     }
 
     /// What is stored of a module or a provider, if there is a version of it.
     fn stored_details(&self, of: StoredThing) -> Result<Option<StoredDetails>, StoreError> {
-        let (versions, named) = self.stored_versions(&of)?;
-        let mut held = Vec::new();
-        for of in named {
-            if !unless_gone(self.name(&of))?.archives.is_empty() {
-                held.push(version_of(of));
-            }
-        }
-        held.sort();
-        held.dedup();
+        let versions = self.stored_versions(&of)?;
         let latest = latest(&versions).cloned();
-        Ok(latest.map(|version| StoredDetails { entry: StoredEntry { of, version }, versions, held }))
+        Ok(latest.map(|version| StoredDetails { entry: StoredEntry { of, version }, versions }))
     }
 
-    /// All versions that are listed or have a name, in order, and what has one.
-    fn stored_versions(&self, of: &StoredThing) -> Result<(Vec<Version>, Vec<Artifact>), StoreError> {
-        let (mut versions, named): (Vec<Version>, Vec<Artifact>) = match of {
+    /// Whether archives of it have names: the rest is only looked at for what is shown.
+    fn has_names(&self, of: &StoredThing) -> Result<bool, StoreError> {
+        let records = &self.store.records;
+        Ok(match of {
             StoredThing::Module(module) => {
                 let module = self.terms.load().key_of(module);
-                let list = self.stored_document(&Key::ModuleVersions(module.clone()))?;
-                let list = list.and_then(|kept| kept.as_module_versions().ok());
-                let listed = list.into_iter().flat_map(|list| list.versions).map(|listed| listed.version);
-                let named = unless_gone(self.store.records.module_packages_with_names(&module))?;
-                (listed.collect(), named.into_iter().map(Artifact::Module).collect())
+                !unless_gone(records.module_packages_with_names(&module))?.is_empty()
             }
-            StoredThing::Provider(provider) => {
-                let list = self.stored_document(&Key::ProviderVersions(provider.clone()))?;
-                let list = list.and_then(|kept| kept.as_versions().ok());
-                let listed = list.into_iter().flat_map(|list| list.versions).map(|listed| listed.version);
-                let named = unless_gone(self.store.records.packages_with_names(provider))?;
-                (listed.collect(), named.into_iter().map(Artifact::Provider).collect())
-            }
-        };
-        versions.extend(named.iter().cloned().map(version_of));
-        versions.sort();
-        versions.dedup();
-        Ok((versions, named))
+            StoredThing::Provider(provider) => !unless_gone(records.packages_with_names(provider))?.is_empty(),
+        })
     }
 
-    fn stored_document(&self, key: &Key) -> Result<Option<KeptDocument>, StoreError> {
-        Ok(self.store.records.get(key)?.and_then(KeptDocument::read))
+    /// All versions that can be installed from what is held, in order.
+    fn stored_versions(&self, of: &StoredThing) -> Result<Vec<Version>, StoreError> {
+        let terms = self.terms.load_full();
+        match of {
+            StoredThing::Module(module) => Ok(self.look_at_module(&terms.key_of(module))?.into_iter().collect()),
+            StoredThing::Provider(provider) => {
+                let Some(upstream) = terms.upstreams.get(&provider.host) else { return Ok(Vec::new()) };
+                let held = self.look_at_provider(provider, upstream.settings.verification)?;
+                Ok(terms.sealed_for.shown(&held).map(|(version, _)| version.clone()).collect())
+            }
+        }
+    }
+
+    /// The versions that a details page names while sealed: of its module or provider, those that can be installed from
+    /// what is held. None for a page that is no such.
+    ///
+    /// # Errors
+    /// Where the disk fails.
+    pub async fn versions_for_page(self: &Arc<Self>, page: &PageRef) -> Result<Option<Vec<Version>>, Error> {
+        let Some((of, _)) = details_on(page) else { return Ok(None) };
+        self.on_disk(move |mirror| mirror.stored_versions(&of)).await.map(Some)
+    }
+}
+
+/// What a page tells the details of, and of which version of it where it says one.
+fn details_on(page: &PageRef) -> Option<(StoredThing, Option<Version>)> {
+    let host = &page.host;
+    let module =
+        |namespace, name, system| StoredThing::Module(ModuleAddress { host: host.clone(), namespace, name, system });
+    let provider = |namespace, type_| StoredThing::Provider(ProviderAddress { host: host.clone(), namespace, type_ });
+    match page.path.clone() {
+        PagePath::Module(namespace, name, system) => Some((module(namespace, name, system), None)),
+        PagePath::ModuleVersion(namespace, name, system, version) => {
+            Some((module(namespace, name, system), version.version()))
+        }
+        PagePath::Provider(namespace, type_) => Some((provider(namespace, type_), None)),
+        PagePath::ProviderVersion(namespace, type_, version) => Some((provider(namespace, type_), version.version())),
+        PagePath::Modules
+        | PagePath::Search
+        | PagePath::ModulesOf(_)
+        | PagePath::ModuleSystems(..)
+        | PagePath::Providers
+        | PagePath::ProvidersOf(_) => None,
     }
 }
 

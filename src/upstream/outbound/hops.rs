@@ -33,12 +33,24 @@ impl Outbound {
         conditions: &HeaderMap,
         asked: Moment,
     ) -> Result<Arrived, UpstreamError> {
+        self.follow_by(Method::GET, coding, ask, conditions, asked).await
+    }
+
+    /// The same by another method that changes nothing.
+    pub(in crate::upstream) async fn follow_by(
+        &self,
+        method: Method,
+        coding: Coding,
+        ask: Ask<'_>,
+        conditions: &HeaderMap,
+        asked: Moment,
+    ) -> Result<Arrived, UpstreamError> {
         let mut url = ask.url.clone();
         let mut origins = Vec::new();
         for _ in 0..=MOST_HOPS {
             origins.push(Origin::of(&url));
             let build = |request: RequestBuilder| request.headers(conditions.clone());
-            let (response, watch) = self.hop(coding, Method::GET, ask, &url, build, asked).await?;
+            let (response, watch) = self.hop(coding, method.clone(), ask, &url, build, asked).await?;
             if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
                 return Ok(Arrived { response, url, origins, watch });
             }

@@ -23,7 +23,7 @@ use super::clients::{Clients, Unbuildable};
 use super::error::{Fault, UpstreamError};
 use super::guard::Guard;
 use super::permits::{Permit, Permits};
-use super::restraint::{Leave, Restraint};
+use super::restraint::{Leave, Rates, Restraint, Spends};
 use crate::address::Hostname;
 use crate::cdn_loop::OwnEntry;
 use crate::clock::Timestamp;
@@ -72,7 +72,7 @@ impl Outbound {
         bounds: Bounds,
     ) -> Result<Self, Unbuildable> {
         upstreams.iter().for_each(|upstream| traffic.expect(&upstream.host));
-        let restraint = Restraint::new(bounds.budget);
+        let restraint = Restraint::new(Rates { revalidations: bounds.budget, jobs: bounds.jobs });
         let (clients, guard, link) = ways_out(network, upstreams)?;
         Ok(Self {
             clients,
@@ -128,9 +128,9 @@ impl Outbound {
         self.restraint.leave(origins, by, now)
     }
 
-    /// Takes requests about what is held out of an upstream's budget; says whether there were so many left.
-    pub fn spend(&self, upstream: &Hostname, requests: u32, now: Timestamp) -> bool {
-        self.restraint.spend(upstream, requests, now)
+    /// Takes requests out of an upstream's budget; says whether there were so many left.
+    pub fn spend(&self, upstream: &Hostname, on: Spends, requests: u32, now: Timestamp) -> bool {
+        self.restraint.spend(upstream, on, requests, now)
     }
 
     /// Until when one of these origins has asked to be left alone, or any other that the upstream led to.

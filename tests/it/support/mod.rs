@@ -1,10 +1,14 @@
 //! What the tests stand on: a fake upstream that signs real archives, a larder on port 0, the real client.
 
 pub(crate) mod admin;
+pub(crate) mod configurations;
+pub(crate) mod estate;
+pub(crate) mod gap;
 pub(crate) mod git;
 pub(crate) mod http;
 pub(crate) mod larder;
 pub(crate) mod module_scene;
+pub(crate) mod nginx;
 pub(crate) mod openmetrics;
 pub(crate) mod process;
 pub(crate) mod scene;

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 use tokio::time::{Instant, sleep};
 
 use super::http::{Answer, client, get, send};
-use super::larder::{Builder, HOST};
+use super::larder::{Builder, HOST, LOCK_LINGERS};
 
 /// The longest that anything may take before a test has failed.
 const WITHIN: Duration = Duration::from_secs(30);
@@ -141,7 +141,14 @@ pub(crate) struct Process {
 impl Process {
     /// Starts the binary with the configuration that a builder describes, and waits until it listens.
     pub(crate) fn start(builder: &Builder, folder: &Path) -> Self {
-        Self::try_start(builder, folder).unwrap_or_else(|said| panic!("larder did not start: {said}"))
+        let deadline = Instant::now() + LOCK_LINGERS;
+        loop {
+            match Self::try_start(builder, folder) {
+                Ok(process) => return process,
+                Err(said) if said.contains("in use by another larder") && Instant::now() < deadline => {}
+                Err(said) => panic!("larder did not start: {said}"),
+            }
+        }
     }
 
     /// The same; what it said where it ended instead.

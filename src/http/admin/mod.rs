@@ -1,24 +1,31 @@
 //! The admin listener's side: probes for all, the rest for who may ask.
 
+mod bodies;
+mod bundle;
+mod events;
+mod order;
+mod trees;
+
 use std::sync::Arc;
 
-use bytes::Bytes;
 use http::header;
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use prometheus_client::registry::Registry;
-use tokio::sync::Semaphore;
 
-use super::admin_body::ToWarm;
+use self::order::HandedOver;
 use super::body::Body;
 use super::listener::Peer;
-use super::{Requests, admin_body, host_of, requests, respond};
+use super::{Requests, host_of, requests, respond};
 use crate::address::Hostname;
+use crate::bundle::Keys;
 use crate::clock::{Clock, Timestamp};
-use crate::jobs::{JobId, Jobs, NotStarted, WarmUp};
+use crate::jobs::{self, JobId, Jobs, NotPlanned, NotStarted, Recurring, WarmUp};
 use crate::mirror::{Call, Mirror, Pin};
 use crate::protocol::admin::command::{self, Told};
-use crate::protocol::admin::warm::{self, ToldToPin, ToldToWarm};
+use crate::protocol::admin::missing;
+use crate::protocol::admin::order::ToldOrder;
+use crate::protocol::admin::warm::{self, ToldToPin};
 use crate::protocol::admin::{Access, AdminRoute, Command, Credentials, Nature, Refusal, Report, SinceStart};
 use crate::protocol::client_config;
 
@@ -31,6 +38,8 @@ pub struct Admin {
     pub mirror: Arc<Mirror>,
     /// The jobs.
     pub jobs: Arc<Jobs>,
+    /// The warm-ups that run again and again.
+    pub recurring: Arc<Recurring>,
     /// Who may ask.
     pub access: Access,
     /// Everything that is counted.
@@ -45,6 +54,8 @@ pub struct Admin {
     pub clock: Clock,
     /// The registry of an address that names none.
     pub default_host: Hostname,
+    /// What bundles are signed with, and whose are taken.
+    pub bundles: Keys,
 }
 
 impl Admin {
@@ -73,10 +84,18 @@ impl Admin {
             return respond::errors(code, vec![refusal.to_string()]);
         }
         match (route.nature(), request.method()) {
-            (Nature::Reads | Nature::ReadsAndEnds, &Method::GET | &Method::HEAD) => self.tell(route).await,
+            (Nature::Reads | Nature::ReadsAndEnds, &Method::GET | &Method::HEAD) => {
+                self.tell(route, request.method()).await
+            }
             (Nature::Changes, &Method::POST) if route == AdminRoute::Warm => self.warm(request).await,
+            (Nature::Changes, &Method::POST) if route == AdminRoute::Plan => self.plan(request).await,
+            (Nature::Changes, &Method::POST) if route == AdminRoute::Export => self.export(request).await,
+            (Nature::Changes, &Method::POST) if route == AdminRoute::Import => self.import(request),
+            (Nature::Changes, &Method::POST) if route == AdminRoute::Bundle => self.bundle(request).await,
+            (Nature::Changes, &Method::POST) if route == AdminRoute::ApplyBundle => self.apply(request).await,
             (Nature::Changes, &Method::POST) => self.change(route, request).await,
-            (Nature::ReadsAndEnds, &Method::DELETE) => self.end(route),
+            (Nature::ReadsAndEnds, &Method::DELETE) if route == AdminRoute::Missing => self.forget_missing().await,
+            (Nature::ReadsAndEnds, &Method::DELETE) => self.end(route).await,
             (nature, _) => {
                 self.requests.refused(requests::Refusal::Method);
                 wrong_method(nature)
@@ -84,7 +103,7 @@ impl Admin {
         }
     }
 
-    async fn tell(self: &Arc<Self>, route: AdminRoute) -> Response<Body> {
+    async fn tell(self: &Arc<Self>, route: AdminRoute, method: &Method) -> Response<Body> {
         match route {
             AdminRoute::Health => respond::word(StatusCode::OK, "ok"),
             AdminRoute::Ready => match self.mirror.ready().await {
@@ -98,17 +117,36 @@ impl Admin {
                 Ok(text) => respond::word(StatusCode::OK, text),
                 Err(error) => respond::errors(StatusCode::INTERNAL_SERVER_ERROR, vec![error.to_string()]),
             },
+            AdminRoute::Missing => match self.mirror.missing().await {
+                Ok(missing) => {
+                    let order = missing::order_of(&missing, &self.mirror.sealed_platforms());
+                    respond::json(StatusCode::OK, &order)
+                }
+                Err(error) => respond::failure(&error.into()),
+            },
             AdminRoute::Jobs => respond::json(StatusCode::OK, &serde_json::json!({ "jobs": self.jobs.all() })),
             AdminRoute::Job(id) => match self.jobs.report(id) {
                 Some(job) => respond::json(StatusCode::OK, &job),
                 None => respond::errors(StatusCode::NOT_FOUND, vec![warm::no_job(id)]),
             },
-            AdminRoute::Command(_) | AdminRoute::Verify | AdminRoute::Warm => wrong_method(route.nature()),
+            AdminRoute::JobEvents(id) => match self.jobs.news(id) {
+                Some(news) => events::answer(news, method),
+                None => respond::errors(StatusCode::NOT_FOUND, vec![warm::no_job(id)]),
+            },
+            AdminRoute::Inventory => self.inventory().await,
+            AdminRoute::Command(_)
+            | AdminRoute::Verify
+            | AdminRoute::Plan
+            | AdminRoute::Warm
+            | AdminRoute::Export
+            | AdminRoute::Import
+            | AdminRoute::Bundle
+            | AdminRoute::ApplyBundle => wrong_method(route.nature()),
         }
     }
 
     async fn change(&self, route: AdminRoute, request: Request<Incoming>) -> Response<Body> {
-        let body = match admin_body::json_of(request).await {
+        let body = match bodies::json_of(request).await {
             Ok(body) => body,
             Err(not_taken) => return respond::errors(not_taken.status, vec![not_taken.why]),
         };
@@ -119,26 +157,32 @@ impl Admin {
         }
     }
 
-    fn end(&self, route: AdminRoute) -> Response<Body> {
+    async fn forget_missing(&self) -> Response<Body> {
+        match self.mirror.forget_missing().await {
+            Ok(()) => respond::json(StatusCode::OK, &ToldOrder::default()),
+            Err(error) => respond::failure(&error.into()),
+        }
+    }
+
+    async fn end(&self, route: AdminRoute) -> Response<Body> {
         let AdminRoute::Job(id) = route else { return wrong_method(route.nature()) };
-        match self.jobs.cancel(id) {
+        match self.jobs.cancel(id).await {
             Some(job) => respond::json(StatusCode::OK, &job),
             None => respond::errors(StatusCode::NOT_FOUND, vec![warm::no_job(id)]),
         }
     }
 
     async fn warm(&self, request: Request<Incoming>) -> Response<Body> {
-        let query = request.uri().query().map(str::to_owned);
-        let warm_up = match admin_body::to_warm_of(request).await {
-            Ok(ToWarm::Json(_)) if query.is_some() => Err(vec!["the body says it all: there is no query".to_owned()]),
-            Ok(ToWarm::Json(body)) => {
-                ToldToWarm::read(&body).map_err(|why| vec![why]).and_then(|told| told.warm_up(&self.default_host))
-            }
-            Ok(ToWarm::LockFile(file)) => read_lock_file(file, query).await,
-            Err(not_taken) => return respond::errors(not_taken.status, vec![not_taken.why]),
+        let warm_up = match order::read(request, &self.default_host).await {
+            Ok(HandedOver { order, pin }) => WarmUp::of_order(order, pin),
+            Err(refused) => return refused,
         };
-        match warm_up.map(|warm_up| self.jobs.start(warm_up)) {
-            Ok(Ok((id, job))) => {
+        let warm_up = match warm_up {
+            Ok(warm_up) => warm_up,
+            Err(problems) => return respond::errors(StatusCode::BAD_REQUEST, problems),
+        };
+        match self.jobs.start(warm_up).await {
+            Ok((id, job)) => {
                 let mut response = respond::json(StatusCode::ACCEPTED, &job);
                 // Hex digits are always a header's value.
                 if let Ok(place) = header::HeaderValue::try_from(format!("{}/{id}", warm::JOBS)) {
@@ -146,20 +190,34 @@ impl Admin {
                 }
                 response
             }
-            Ok(Err(not_started)) => {
+            Err(not_started) => {
                 let code = match not_started {
                     NotStarted::TooMany | NotStarted::Stopping => StatusCode::SERVICE_UNAVAILABLE,
                     NotStarted::Random => StatusCode::INTERNAL_SERVER_ERROR,
                 };
                 respond::errors(code, vec![not_started.to_string()])
             }
-            Err(problems) => respond::errors(StatusCode::BAD_REQUEST, problems),
+        }
+    }
+
+    async fn plan(&self, request: Request<Incoming>) -> Response<Body> {
+        match order::read(request, &self.default_host).await {
+            Ok(HandedOver { order, .. }) => match jobs::plan(&self.mirror, &self.clock, &order).await {
+                Ok(plan) => respond::json(StatusCode::OK, &plan),
+                Err(busy @ NotPlanned::Busy) => {
+                    respond::errors(StatusCode::SERVICE_UNAVAILABLE, vec![busy.to_string()])
+                }
+                Err(too_many @ NotPlanned::TooMany(_)) => {
+                    respond::errors(StatusCode::BAD_REQUEST, vec![too_many.to_string()])
+                }
+            },
+            Err(refused) => refused,
         }
     }
 
     /// What a job is about is pinned whole.
     async fn pin_job(&self, id: JobId, pin: Pin) -> Response<Body> {
-        match self.jobs.to_pin(id, pin) {
+        match self.jobs.to_pin(id, pin).await {
             Some(items) => respond::json(StatusCode::OK, &command::pin_job(&self.mirror, items, pin).await),
             None => respond::errors(StatusCode::NOT_FOUND, vec![warm::no_job(id)]),
         }
@@ -198,7 +256,7 @@ impl Admin {
         }
         match self.mirror.verify(&self.call()) {
             Ok(steps) => {
-                let mut response = Response::new(Body::stream(admin_body::lines(steps), None));
+                let mut response = Response::new(Body::stream(bodies::lines(steps), None));
                 response.headers_mut().insert(header::CONTENT_TYPE, NDJSON);
                 response
             }
@@ -245,20 +303,8 @@ impl Admin {
             fills_under_way: self.mirror.fills_under_way(),
             upstreams: self.mirror.upstream_states(now),
         };
-        Report { mirror: self.mirror.status(), since_start: Some(since_start) }
+        Report { mirror: self.mirror.status(), since_start: Some(since_start), warm_ups: self.recurring.told() }
     }
-}
-
-/// Reads a lock file where that holds nobody up, one at a time: to read one that was made for it takes a while.
-async fn read_lock_file(file: Bytes, query: Option<String>) -> Result<WarmUp, Vec<String>> {
-    static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
-    let turn = ONE_AT_A_TIME.acquire().await;
-    let reading = tokio::task::spawn_blocking(move || {
-        // It is over when the reading is, and not when nobody waits for that any more.
-        let _turn = turn;
-        warm::of_lock_file(&file, query.as_deref())
-    });
-    reading.await.unwrap_or_else(|_| Err(vec!["reading the lock file ended unexpectedly".to_owned()]))
 }
 
 fn wrong_method(nature: Nature) -> Response<Body> {

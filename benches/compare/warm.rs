@@ -1,0 +1,139 @@
+//! A warm-up of many small providers, each with its documents and its proof, beside a plain downloader of the same files
+//! that syncs each of them.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use futures_util::{TryStreamExt as _, stream};
+use serde_json::{Value, json};
+
+use crate::Bench;
+use crate::catalog::{self, PLATFORM, Release};
+use crate::interrupt;
+use crate::larder::{Larder, Log};
+use crate::measure::{median, rounds};
+use crate::report::{Section, Target, cell};
+
+/// How long the registry takes to answer a request.
+const LATENCY: Duration = Duration::from_millis(20);
+/// How many providers the downloader has under way.
+const AT_ONE_TIME: usize = 16;
+/// What part of the downloader's throughput a warm-up is to have.
+const AT_LEAST: f64 = 0.7;
+/// The sizes of archives, in turn.
+const SIZES: [usize; 5] = [20_000, 40_000, 60_000, 80_000, 100_000];
+
+/// Who fetches it all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    Downloader,
+    Larder,
+}
+
+/// Measures what is wanted of it.
+pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
+    let count = if bench.options.quick { 100 } else { 1000 };
+    let name = format!("warm {count} small items");
+    if !bench.wants(&name) {
+        return Ok(None);
+    }
+    bench.progress(&name);
+    let names: Vec<String> = (0..count).map(|number| format!("warm{number}")).collect();
+    for (name, size) in names.iter().zip(SIZES.iter().cycle()) {
+        bench.upstream.publish(catalog::list_path(name), catalog::list("1.0.0")?);
+        bench.publish(&Release::of(name, *size))?;
+    }
+    bench.upstream.answer_after(LATENCY);
+    let seconds = rounds(&[By::Downloader, By::Larder], bench.options.rounds().min(3), |by| match by {
+        By::Downloader => bench.block_on(download(bench, &names)),
+        By::Larder => warm(bench, &names),
+    });
+    bench.upstream.answer_after(Duration::ZERO);
+    let seconds = seconds?;
+    let [direct, larder] = [0, 1].map(|by: usize| median(seconds.get(by).into_iter().flatten().copied()));
+    let title = format!(
+        "Warm-up, the registry {} ms away for each request (the downloader has {AT_ONE_TIME} under way, and syncs each file)",
+        LATENCY.as_millis()
+    );
+    let mut section = Section::new(&title, &["", "downloader", "larder", "larder's throughput"]);
+    let ratio = direct / larder;
+    let told = |seconds: f64| cell(Some(format!("{seconds:.2} s ({:.0}/s)", count as f64 / seconds)));
+    let target = Target { met: ratio >= AT_LEAST, text: format!("{AT_LEAST} x downloader") };
+    section.add(&name, vec![told(direct), told(larder), format!("{ratio:.2}")], vec![target]);
+    Ok(Some(section))
+}
+
+/// How long a larder takes with an empty store, in seconds: from the order to the end of its job.
+fn warm(bench: &Bench, names: &[String]) -> anyhow::Result<f64> {
+    let larder = Larder::start(&bench.upstream, None, Log::Off)?;
+    let what: Vec<String> = names.iter().map(|name| format!("acme/{name}")).collect();
+    let order = json!({ "what": what, "platforms": [PLATFORM] }).to_string();
+    let admin = format!("http://{}/admin/v1", larder.admin);
+    let token = larder.home.token()?;
+    let took = bench.block_on(async {
+        let began = Instant::now();
+        let told = bench.client.post(format!("{admin}/warm")).bearer_auth(token.trim()).body(order);
+        let job = told.header("content-type", "application/json").send().await?.error_for_status()?.text().await?;
+        let job: Value = serde_json::from_str(&job)?;
+        let id = job["id"].as_str().context("a job has a name")?;
+        let end = end_of(bench, &format!("{admin}/jobs/{id}/events")).await?;
+        ensure!(end["state"] == "done", "the job ended as {end}");
+        Ok(began.elapsed().as_secs_f64())
+    })?;
+    ensure!(larder.home.archives() == names.len(), "{} archives are held", larder.home.archives());
+    larder.stop()?;
+    Ok(took)
+}
+
+/// The last event of a job.
+async fn end_of(bench: &Bench, events: &str) -> anyhow::Result<Value> {
+    let mut answer = bench.client.get(events).send().await?.error_for_status()?;
+    let mut text = Vec::new();
+    while let Some(piece) = answer.chunk().await? {
+        interrupt::check()?;
+        text.extend_from_slice(&piece);
+        // Only the last is of interest.
+        let keep = text.len().saturating_sub(64 << 10);
+        text.drain(..keep);
+    }
+    let text = String::from_utf8_lossy(&text);
+    let Some((_, end)) = text.rsplit_once("event: end\ndata: ") else { bail!("the events of the job broke off") };
+    Ok(serde_json::from_str(end.trim())?)
+}
+
+/// The same files by a plain downloader, in seconds: one provider after the other in each of its lanes.
+async fn download(bench: &Bench, names: &[String]) -> anyhow::Result<f64> {
+    let folder = tempfile::Builder::new().prefix("compare-downloads-").tempdir()?;
+    let began = Instant::now();
+    stream::iter(names.iter().map(anyhow::Ok))
+        .try_for_each_concurrent(AT_ONE_TIME, async |name| {
+            interrupt::check()?;
+            let fetch = async |path: &str, file: String| {
+                let url = format!("http://{}{path}", bench.upstream.address());
+                let bytes = bench.client.get(url).send().await?.error_for_status()?.bytes().await?;
+                let at = folder.path().join(file);
+                let kept = bytes.clone();
+                tokio::task::spawn_blocking(move || keep(&at, &kept)).await??;
+                anyhow::Ok(bytes)
+            };
+            fetch(&catalog::list_path(name), format!("{name}.versions")).await?;
+            let document = fetch(&catalog::document_path(name, "1.0.0", PLATFORM), format!("{name}.json")).await?;
+            let document: Value = serde_json::from_slice(&document)?;
+            for (key, ending) in [("shasums_url", "sums"), ("shasums_signature_url", "sig"), ("download_url", "zip")] {
+                fetch(document[key].as_str().context("a document names its files")?, format!("{name}.{ending}"))
+                    .await?;
+            }
+            Ok(())
+        })
+        .await?;
+    Ok(began.elapsed().as_secs_f64())
+}
+
+fn keep(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    let mut file = File::create(path)?;
+    file.write_all(bytes)?;
+    Ok(file.sync_all()?)
+}

@@ -1,0 +1,57 @@
+//! Configurations: whatever a file says, finding out what it comes to has an end, names a place for what is wrong, and asks
+//! only for what has the shape of an address.
+#![no_main]
+
+use larder::address::{ModuleAddress, ModulePackage, Platform, ProviderAddress, Version};
+use larder::closure::{Configurations, Files, Given, ModuleFiles, Order, Registries, resolve};
+use libfuzzer_sys::fuzz_target;
+
+const NAMES: [&str; 8] = [
+    "main.tf",
+    "main.tf.json",
+    "main.tofu",
+    "main.tofu.json",
+    "main_override.tf",
+    "main.tftest.hcl",
+    "main.tftest.json",
+    ".terraform.lock.hcl",
+];
+
+/// Registries that have one version of everything, and the same file in each module.
+struct Same(Files);
+
+impl Registries for Same {
+    type Error = String;
+
+    async fn provider_versions(&self, _: &ProviderAddress) -> Result<Vec<Version>, String> {
+        Version::parse("1.0.0").map(|version| vec![version]).map_err(|bad| bad.to_string())
+    }
+
+    async fn module_versions(&self, _: &ModuleAddress) -> Result<Vec<Version>, String> {
+        Version::parse("1.0.0").map(|version| vec![version]).map_err(|bad| bad.to_string())
+    }
+
+    async fn module_files(&self, _: &ModulePackage) -> Result<ModuleFiles, String> {
+        Ok(ModuleFiles { files: self.0.clone(), subdir: String::new() })
+    }
+}
+
+fuzz_target!(|input: &[u8]| {
+    let Some((which, text)) = input.split_first() else { return };
+    let name = NAMES[usize::from(*which) % NAMES.len()];
+    let mut files = Files::default();
+    if files.insert(name, text).is_err() {
+        return;
+    }
+    // Beside a file that is well, whatever this one says.
+    files.insert("well.tf", b"resource \"well_x\" \"y\" {}\n").expect("it is a file");
+    let configurations = Configurations::new(files.clone(), vec![String::new()], None).expect("the top has files");
+    let platform = Platform::parse("linux_amd64").expect("it is a platform");
+    let order = Order::new(vec![Given::Configurations(configurations)], vec![platform]).expect("it is an order");
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    let closure = runtime.block_on(resolve(&order, &Same(files)));
+    assert!(closure.cannot.iter().all(|cannot| !cannot.why.is_empty() && !cannot.what.contains(char::is_control)));
+    let is_well = |of: &str| of.contains("/hashicorp/well ");
+    let is_there = closure.wanted.iter().any(|wanted| is_well(&wanted.of.to_string()));
+    assert!(is_there || closure.cannot.iter().any(|cannot| cannot.what.contains("well")) || text.windows(4).any(|part| part == b"well"));
+});

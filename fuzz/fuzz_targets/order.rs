@@ -1,0 +1,30 @@
+//! Orders as they are handed over: a query before the first line break, JSON behind it. What is read is within its bounds,
+//! what is refused is refused with a reason, and what is written down of it is read as the same.
+#![no_main]
+
+use larder::address::Hostname;
+use larder::closure::MOST_PLATFORMS;
+use larder::jobs::WarmUp;
+use larder::protocol::admin::order::ToldOrder;
+use larder::protocol::admin::order_query::OrderQuery;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|input: &[u8]| {
+    let host = Hostname::parse("registry.example").expect("a host");
+    let end = input.iter().position(|byte| *byte == b'\n').unwrap_or(input.len());
+    let query = String::from_utf8_lossy(&input[..end]);
+    for OrderQuery { told, problems } in [OrderQuery::of_tar(Some(&query)), OrderQuery::of_lock_file(Some(&query))] {
+        assert!(told.what.is_empty() && told.files.is_empty() && told.lock_files.is_empty());
+        assert!(problems.iter().all(|problem| problem.starts_with("the query: ") && problem.len() < 1_000));
+    }
+    let Ok(told) = ToldOrder::read(input.get(end + 1..).unwrap_or_default()) else { return };
+    match told.order(&host) {
+        Ok(order) => {
+            assert!(!order.given.is_empty() && (1..=MOST_PLATFORMS).contains(&order.platforms.len()));
+            let Ok(warm_up) = WarmUp::of_order(order, told.pin) else { return };
+            let written = serde_json::to_vec(&warm_up).expect("plain data");
+            assert!(serde_json::from_slice::<WarmUp>(&written).expect("what was written") == warm_up);
+        }
+        Err(problems) => assert!(!problems.is_empty() && problems.iter().all(|problem| !problem.is_empty())),
+    }
+});

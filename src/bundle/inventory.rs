@@ -1,0 +1,213 @@
+//! What a store holds, small enough to be carried out by hand: for the next bundle, which then leaves out what is there.
+
+use std::collections::{BTreeMap, HashSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::address::Artifact;
+use crate::clock::Timestamp;
+use crate::digest::{Digest, DigestPrefix};
+
+const FORMAT: u32 = 1;
+/// The largest that is read, in bytes: some half a million archives.
+const LARGEST: usize = 64 << 20;
+
+type ByVersion = BTreeMap<String, String>;
+
+/// What a store holds. Of each archive the first 16 hex digits of its SHA-256, and those of what proves it or leads to
+/// it: some 60 bytes an archive as JSON, where a provider has a few versions for two platforms each.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Inventory {
+    #[serde(rename = "larder_inventory")]
+    format: u32,
+    /// When it was made, in seconds since 1970.
+    pub made: Timestamp,
+    /// By provider, version and platform: `ARCHIVE.SET`
+    #[serde(default)]
+    providers: BTreeMap<String, BTreeMap<String, ByVersion>>,
+    /// By module and version: `ARCHIVE.LOCATION`
+    #[serde(default)]
+    modules: BTreeMap<String, ByVersion>,
+}
+
+/// Why something is no inventory.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadInventory {
+    /// It is larger than any.
+    #[error("it is larger than {} MiB", LARGEST >> 20)]
+    TooLarge,
+    /// It cannot be read.
+    #[error("it is no inventory, which `larder inventory` prints: {0}")]
+    Unreadable(String),
+    /// A newer larder wrote it.
+    #[error("it has format {0}, and this larder reads {FORMAT}")]
+    Newer(u32),
+}
+
+impl Inventory {
+    /// An empty one.
+    pub fn new(made: Timestamp) -> Self {
+        Self { format: FORMAT, made, providers: BTreeMap::new(), modules: BTreeMap::new() }
+    }
+
+    /// Reads one.
+    ///
+    /// # Errors
+    /// [`BadInventory`].
+    pub fn read(bytes: &[u8]) -> Result<Self, BadInventory> {
+        if bytes.len() > LARGEST {
+            return Err(BadInventory::TooLarge);
+        }
+        let inventory: Self = serde_json::from_slice(bytes).map_err(|e| BadInventory::Unreadable(e.to_string()))?;
+        inventory.check()?;
+        Ok(inventory)
+    }
+
+    /// Whether this larder reads it, where it came with something else.
+    ///
+    /// # Errors
+    /// [`BadInventory::Newer`].
+    pub fn check(&self) -> Result<(), BadInventory> {
+        if self.format > FORMAT { Err(BadInventory::Newer(self.format)) } else { Ok(()) }
+    }
+
+    /// As it is read: JSON on one line.
+    pub fn write(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("names and digests always serialise")
+    }
+
+    /// The digest that a delta to it names.
+    pub fn digest(&self) -> Digest {
+        Digest::of(&self.write())
+    }
+
+    /// How many archives it names.
+    pub fn len(&self) -> usize {
+        let providers = self.providers.values().flat_map(|versions| versions.values().map(BTreeMap::len));
+        providers.chain(self.modules.values().map(BTreeMap::len)).sum()
+    }
+
+    /// Whether it names none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Adds an archive, and the digest of what proves it or leads to it.
+    pub fn add(&mut self, of: &Artifact, archive: Digest, proof: Digest) {
+        let item = item(archive, proof);
+        match of {
+            Artifact::Provider(package) => {
+                let versions = self.providers.entry(package.provider.to_string()).or_default();
+                let platforms = versions.entry(package.version.to_string()).or_default();
+                platforms.insert(package.platform.to_string(), item);
+            }
+            Artifact::Module(package) => {
+                let versions = self.modules.entry(package.module.to_string()).or_default();
+                versions.insert(package.version.to_string(), item);
+            }
+        }
+    }
+
+    /// Whether it names an archive together with what proves it or leads to it.
+    pub fn has(&self, of: &Artifact, archive: Digest, proof: Digest) -> bool {
+        let found = match of {
+            Artifact::Provider(package) => {
+                let versions = self.providers.get(&package.provider.to_string());
+                let platforms = versions.and_then(|versions| versions.get(package.version.as_str()));
+                platforms.and_then(|platforms| platforms.get(&package.platform.to_string()))
+            }
+            Artifact::Module(package) => {
+                let versions = self.modules.get(&package.module.to_string());
+                versions.and_then(|versions| versions.get(package.version.as_str()))
+            }
+        };
+        found.is_some_and(|found| *found == item(archive, proof))
+    }
+
+    /// Every archive that it names.
+    pub fn archives(&self) -> HashSet<DigestPrefix> {
+        let of_providers = self.providers.values().flat_map(BTreeMap::values).flat_map(BTreeMap::values);
+        let items = of_providers.chain(self.modules.values().flat_map(BTreeMap::values));
+        items.filter_map(|item| DigestPrefix::parse(item.split_once('.')?.0).ok()).collect()
+    }
+}
+
+fn item(archive: Digest, proof: Digest) -> String {
+    format!("{}.{}", archive.prefix(), proof.prefix())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::address::{Hostname, ModuleAddress, ModuleName, ModulePackage, Package, Platform};
+    use crate::address::{Name, ProviderAddress, System, Version};
+
+    fn provider(type_: &str, version: &str, platform: &str) -> Artifact {
+        let host = Hostname::parse("registry.terraform.io").unwrap();
+        let [namespace, type_] = ["hashicorp", type_].map(|name| Name::parse(name).unwrap());
+        let provider = ProviderAddress { host, namespace, type_ };
+        let (version, platform) = (Version::parse(version).unwrap(), Platform::parse(platform).unwrap());
+        Artifact::Provider(Package { provider, version, platform })
+    }
+
+    fn module(name: &str) -> Artifact {
+        let host = Hostname::parse("registry.terraform.io").unwrap();
+        let [namespace, name] = ["acme", name].map(|name| ModuleName::parse(name).unwrap());
+        let module = ModuleAddress { host, namespace, name, system: System::parse("aws").unwrap() };
+        Artifact::Module(ModulePackage { module, version: Version::parse("1.0.0").unwrap() })
+    }
+
+    #[test]
+    fn it_has_what_was_added_with_the_same_proof_and_nothing_else() {
+        let (a, b) = (Digest::of(b"a"), Digest::of(b"b"));
+        let mut inventory = Inventory::new(Timestamp(7));
+        for of in [provider("aws", "1.0.0", "linux_amd64"), module("vpc")] {
+            inventory.add(&of, a, b);
+        }
+        let inventory = Inventory::read(&inventory.write()).unwrap();
+        assert_eq!((inventory.len(), inventory.archives().len()), (2, 1));
+        for of in [provider("aws", "1.0.0", "linux_amd64"), module("vpc")] {
+            assert!(inventory.has(&of, a, b) && !inventory.has(&of, a, a) && !inventory.has(&of, b, b));
+        }
+        assert!(!inventory.has(&provider("aws", "1.0.0", "linux_arm64"), a, b));
+        assert!(!inventory.has(&module("dns"), a, b));
+    }
+
+    /// It goes through a gap, perhaps by hand: ten thousand archives stay near one megabyte.
+    #[test]
+    fn ten_thousand_archives_take_less_than_a_megabyte() {
+        let mut inventory = Inventory::new(Timestamp(1_795_293_761));
+        for number in 0..5_000 {
+            for platform in ["linux_amd64", "darwin_arm64"] {
+                let of = provider(&format!("provider-{}", number / 10), &format!("5.{}.0", number % 10), platform);
+                let digest = |salt: &str| Digest::of(format!("{salt}{number}{platform}").as_bytes());
+                inventory.add(&of, digest("a"), digest("s"));
+            }
+        }
+        assert_eq!(inventory.len(), 10_000);
+        let bytes = inventory.write().len();
+        assert!(bytes < 1_000_000, "{bytes}");
+    }
+
+    #[test]
+    fn what_is_no_inventory_is_refused_with_the_reason() {
+        assert!(matches!(Inventory::read(b"[]"), Err(BadInventory::Unreadable(_))));
+        assert_eq!(Inventory::read(br#"{"larder_inventory":2,"made":1}"#), Err(BadInventory::Newer(2)));
+        assert!(matches!(
+            Inventory::read(br#"{"larder_inventory":1,"made":1,"x":1}"#),
+            Err(BadInventory::Unreadable(_))
+        ));
+    }
+
+    proptest! {
+        #[test]
+        fn foreign_bytes_never_panic(text in "\\PC{0,200}", item in "[0-9a-f.]{0,40}") {
+            let _ = Inventory::read(text.as_bytes());
+            let written = format!(r#"{{"larder_inventory":1,"made":1,"modules":{{"x":{{"1.0.0":"{item}"}}}}}}"#);
+            prop_assert!(Inventory::read(written.as_bytes()).unwrap().archives().len() <= 1);
+        }
+    }
+}

@@ -1,0 +1,111 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn said() -> Said {
+    let asked = Url::parse("https://registry.example/v1/providers/acme/null/1.0.0/download/linux/amd64").unwrap();
+    Said { url: asked.clone(), asked, fetched: Timestamp(1), checked: Timestamp(2), gone: false }
+}
+
+fn file(content: &str) -> File {
+    File { sha256: Digest::of(content.as_bytes()), bytes: content.len() as u64 }
+}
+
+fn archive(content: &str, left_out: bool) -> Archive {
+    let File { sha256, bytes } = file(content);
+    Archive { sha256, bytes, left_out }
+}
+
+fn discovery() -> Entry {
+    let document = Document { said: said(), document: file("{}"), dropped: Some(file("[]")) };
+    Entry::Discovery { host: Hostname::parse("registry.example:8443").unwrap(), document }
+}
+
+fn provider(platform: &str, left_out: bool) -> Entry {
+    let json = serde_json::json!({
+        "provider": "registry.example/acme/null", "version": "1.0.0", "platform": platform, "signed_by": "AB",
+        "said": said(), "document": file(platform), "sums": file("sums"), "signature": file("signature"),
+        "archive": archive(&format!("zip of {platform}"), left_out),
+    });
+    Entry::Provider(Box::new(serde_json::from_value(json).unwrap()))
+}
+
+fn module() -> Entry {
+    let json = serde_json::json!({
+        "module": "registry.example/Acme/vpc/aws", "version": "1.2.0", "commit": "c0ffee", "tree": Digest::of(b"tree"),
+        "packer": 1, "subdir": "modules/x", "source": Digest::of(b"source"), "origin": "https://git.example",
+        "first_seen": 3, "said": said(), "location": file("git::https://git.example/x"), "archive": archive("tgz", false),
+    });
+    Entry::Module(Box::new(serde_json::from_value(json).unwrap()))
+}
+
+fn manifest(entries: Vec<Entry>) -> Manifest {
+    Manifest::new(Timestamp(1_795_293_761), Some(Digest::of(b"inventory")), entries)
+}
+
+#[test]
+fn it_is_read_as_it_was_written_and_each_thing_has_a_line() {
+    let manifest = manifest(vec![discovery(), provider("linux_amd64", false), module()]);
+    let written = manifest.write();
+    assert_eq!(Manifest::read(&written).unwrap(), manifest);
+    let text = String::from_utf8(written).unwrap();
+    let lines: Vec<&str> = text.lines().filter(|line| line.contains(r#""kind""#)).collect();
+    assert_eq!(lines.len(), 3);
+    assert!(lines[1].contains(r#""kind":"provider","provider":"registry.example/acme/null","version":"1.0.0","#));
+    assert!(lines[2].contains(r#""module":"registry.example/Acme/vpc/aws","version":"1.2.0","commit":"c0ffee","#));
+}
+
+#[test]
+fn each_file_is_carried_once_and_an_archive_comes_last() {
+    let manifest = manifest(vec![provider("linux_amd64", false), provider("linux_arm64", true)]);
+    let files: Vec<_> = manifest.files().map(|(entry, file)| (entry, file.role)).collect();
+    let first = [Role::Document, Role::Sums, Role::Signature, Role::Archive].map(|role| (0, role));
+    assert_eq!(files, [&first[..], &[(1, Role::Document)]].concat());
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_the_name_of_the_thing() {
+    let refused = |entries: Vec<Entry>| Manifest::read(&manifest(entries).write()).unwrap_err().to_string();
+    assert!(refused(vec![module(), module()]).contains("registry.example/Acme/vpc/aws@1.2.0 is in it twice"));
+    let with = |change: &dyn Fn(&mut ProviderEntry)| {
+        let Entry::Provider(mut entry) = provider("linux_amd64", false) else { unreachable!() };
+        change(&mut entry);
+        refused(vec![Entry::Provider(entry)])
+    };
+    assert!(
+        with(&|entry| entry.sums.bytes = LARGEST_SUMS + 1).contains("acme/null 1.0.0 for linux_amd64: its SHA256SUMS")
+    );
+    assert!(with(&|entry| entry.archive.sha256 = entry.sums.sha256).contains("has two sizes"));
+    assert!(with(&|entry| entry.archive.bytes = u64::MAX).contains("larger than any disk"));
+    assert!(with(&|entry| entry.signed_by = Some("A\u{1b}[2J".into())).contains("characters"));
+    assert!(with(&|entry| entry.said.url.set_query(Some("token=x"))).contains("without a query"));
+    assert!(with(&|entry| entry.said.asked = Url::parse("file:///etc").unwrap()).contains("no http(s) URL"));
+}
+
+#[test]
+fn a_newer_one_is_said_to_be_newer() {
+    let written = String::from_utf8(manifest(vec![]).write()).unwrap();
+    let newer = written.replace(r#""format":1"#, r#""format":2,"more":{}"#);
+    assert_eq!(Manifest::read(newer.as_bytes()), Err(BadManifest::Newer(2)));
+}
+
+proptest! {
+    /// Nobody needs to have signed it: a byte that was altered on the way is found.
+    #[test]
+    fn no_byte_of_it_may_be_another(at in any::<prop::sample::Index>(), flip in 1u8..) {
+        let mut written = manifest(vec![discovery(), provider("linux_amd64", true), module()]).write();
+        let at = at.index(written.len());
+        written[at] ^= flip;
+        prop_assert!(Manifest::read(&written).is_err());
+        written[at] ^= flip;
+        prop_assert!(Manifest::read(&written[..at]).is_err());
+        written.insert(at, flip);
+        prop_assert!(Manifest::read(&written).is_err());
+    }
+
+    #[test]
+    fn foreign_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), text in "\\PC{0,200}") {
+        let _ = Manifest::read(&bytes);
+        let _ = Manifest::read(format!(r#"{{"format":1,"larder":"x","created":1,"entries":[{text}],"digest":""}}"#).as_bytes());
+    }
+}

@@ -1,0 +1,30 @@
+//! Bundles: what a store gives of itself to be carried across a gap, as one stream of bytes. A plain tar, so that
+//! anybody can look into it, of which every byte counts:
+//!
+//! ```text
+//! larder-bundle.json      the manifest: what is in it, with digests, sizes, addresses, keys, commits, tree digests
+//! larder-bundle.sig       an Ed25519 signature over the manifest's bytes, where a key is configured
+//! sha256/HEX              each file once, in the manifest's order: an entry's small files, then its archive
+//! ```
+//!
+//! Pure over readers and writers: where the bytes come from and go, and what a store makes of them, is for others.
+
+mod inventory;
+mod manifest;
+mod open;
+mod parts;
+mod receipt;
+mod signing;
+mod tar;
+mod write;
+
+pub use self::inventory::{BadInventory, Inventory};
+pub use self::manifest::{
+    Archive, BadManifest, Document, Entry, File, FileRef, LARGEST_MANIFEST, Manifest, ModuleEntry, ProviderEntry, Role,
+    Said,
+};
+pub use self::open::{BadBundle, Content, Opened};
+pub use self::parts::{BadParts, LEAST_PART, Part, PartList, PartsReader, PartsWriter};
+pub use self::receipt::{Outcome, Receipt, Step, Told};
+pub use self::signing::{BadKey, KeyId, Keys, PublicKey, Signature, SigningKey, Standing, Trust};
+pub use self::write::Writer;

@@ -1,0 +1,159 @@
+//! A bundle that is read, as a stream: its manifest first, then file by file in the manifest's order. Every byte of it
+//! is held against what the manifest says; who vouches for the manifest is [`super::Trust`]'s question.
+
+use std::io::{self, Read};
+use std::sync::Arc;
+
+use super::manifest::LARGEST_MANIFEST;
+use super::tar::{BadTar, TarReader};
+use super::{BadManifest, FileRef, Manifest, Signature, Standing, Trust};
+use crate::digest::{Digest, Hasher};
+
+/// The name of the manifest.
+pub(super) const MANIFEST: &str = "larder-bundle.json";
+/// The name of its signature.
+pub(super) const SIGNATURE: &str = "larder-bundle.sig";
+/// The largest signature, in bytes.
+const LARGEST_SIGNATURE: u64 = 4 << 10;
+/// How much is read at a time, in bytes.
+const READ_AT_ONCE: usize = 256 * 1024;
+
+/// Why a bundle is not read any further.
+#[derive(Debug, thiserror::Error)]
+pub enum BadBundle {
+    /// Its bytes end too early.
+    #[error("the bundle ends too early: it is truncated, or was not written to its end")]
+    Truncated,
+    /// They could not be read.
+    #[error("the bundle cannot be read: {0}")]
+    Unreadable(#[source] io::Error),
+    /// It is no bundle.
+    #[error("it is no bundle: it does not begin with {MANIFEST}")]
+    NoBundle,
+    /// Something in it is not as larder writes it.
+    #[error("the bundle was altered: {0}")]
+    Altered(String),
+    /// Its manifest is refused.
+    #[error(transparent)]
+    Manifest(#[from] BadManifest),
+    /// Nobody who is trusted vouches for it.
+    #[error("the bundle is refused: {0}")]
+    Untrusted(String),
+}
+
+impl From<BadTar> for BadBundle {
+    fn from(bad: BadTar) -> Self {
+        match bad {
+            BadTar::Truncated => Self::Truncated,
+            BadTar::Unreadable(e) => Self::Unreadable(e),
+            BadTar::Differs(why) => Self::Altered(why),
+        }
+    }
+}
+
+/// How the bytes of a file stand to what the manifest says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Content {
+    /// They are what it says.
+    Right,
+    /// They have another digest.
+    Wrong {
+        /// Which.
+        now: Digest,
+    },
+}
+
+/// A bundle whose manifest was read and is trusted; its files are next.
+#[derive(Debug)]
+pub struct Opened<R> {
+    tar: TarReader<R>,
+    buffer: Vec<u8>,
+    /// What is in it.
+    pub manifest: Arc<Manifest>,
+    /// The SHA-256 of the manifest's bytes.
+    pub digest: Digest,
+    /// Who vouches for it.
+    pub standing: Standing,
+}
+
+impl<R: Read> Opened<R> {
+    /// Reads the manifest and the signature.
+    ///
+    /// # Errors
+    /// [`BadBundle`].
+    pub fn open(from: R, trust: &Trust) -> Result<Self, BadBundle> {
+        let (mut tar, mut buffer) = (TarReader::new(from), vec![0; READ_AT_ONCE]);
+        let manifest = whole(&mut tar, &mut buffer, MANIFEST, LARGEST_MANIFEST)?.ok_or(BadBundle::NoBundle)?;
+        let signature = match whole(&mut tar, &mut buffer, SIGNATURE, LARGEST_SIGNATURE)? {
+            None => None,
+            Some(bytes) => {
+                let why = || BadBundle::Altered(format!("{SIGNATURE} is not as larder writes it"));
+                Some(Signature::read(&bytes).ok_or_else(why)?)
+            }
+        };
+        let standing = trust.judge(&manifest, signature.as_ref()).map_err(BadBundle::Untrusted)?;
+        let digest = Digest::of(&manifest);
+        let manifest = Arc::new(Manifest::read(&manifest)?);
+        Ok(Self { tar, buffer, manifest, digest, standing })
+    }
+
+    /// Reads the next of [`Manifest::files`]; `take` gets its bytes. They are proven only once this says so.
+    ///
+    /// # Errors
+    /// [`BadBundle`] where nothing after it can be read, and those of `take`.
+    pub fn file<E: From<BadBundle>>(
+        &mut self,
+        file: &FileRef,
+        mut take: impl FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<Content, E> {
+        let name = file.name();
+        self.tar.must_be(&name, file.file.bytes).map_err(BadBundle::from)?;
+        let mut hasher = Hasher::new();
+        let piece = |piece: &[u8]| {
+            hasher.update(piece);
+            take(piece).map_err(Ended::Take)
+        };
+        let read = self.tar.content(&name, file.file.bytes, &mut self.buffer, piece);
+        read.map_err(|ended| match ended {
+            Ended::Take(e) => e,
+            Ended::Tar(bad) => BadBundle::from(bad).into(),
+        })?;
+        let (now, _) = hasher.finish();
+        Ok(if now == file.file.sha256 { Content::Right } else { Content::Wrong { now } })
+    }
+
+    /// Reads the end: nothing follows the last file.
+    ///
+    /// # Errors
+    /// [`BadBundle`].
+    pub fn end(&mut self) -> Result<(), BadBundle> {
+        Ok(self.tar.end()?)
+    }
+}
+
+/// Why a file was not read to its end.
+enum Ended<E> {
+    Take(E),
+    Tar(BadTar),
+}
+
+impl<E> From<BadTar> for Ended<E> {
+    fn from(bad: BadTar) -> Self {
+        Self::Tar(bad)
+    }
+}
+
+fn whole<R: Read>(
+    tar: &mut TarReader<R>,
+    buffer: &mut [u8],
+    name: &str,
+    largest: u64,
+) -> Result<Option<Vec<u8>>, BadTar> {
+    let Some(size) = tar.is_next(name, largest)? else { return Ok(None) };
+    let mut bytes = Vec::new();
+    tar.content(name, size, buffer, |piece| {
+        bytes.extend_from_slice(piece);
+        Ok::<_, BadTar>(())
+    })?;
+    Ok(Some(bytes))
+}

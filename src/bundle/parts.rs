@@ -1,0 +1,304 @@
+//! A bundle in parts of one size: for disks that take no larger files, or are smaller than it. A list says how many there
+//! are, how large, and which digest each has; made again after an interruption, what is there already stays.
+
+use std::io::{self, Read, Seek, SeekFrom, Write};
+
+use serde::{Deserialize, Serialize};
+
+use crate::clock::Timestamp;
+use crate::digest::{Digest, Hasher};
+
+const FORMAT: u32 = 1;
+/// The most parts.
+const MOST_PARTS: usize = 99_999;
+/// The smallest part but the last, in bytes.
+pub const LEAST_PART: u64 = 1 << 20;
+/// The largest list, in bytes.
+const LARGEST_LIST: usize = 32 << 20;
+
+/// What `larder-bundle.parts.json` says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PartList {
+    format: u32,
+    /// When the bundle was made, in seconds since 1970: made again with the same, its bytes are the same.
+    pub created: Timestamp,
+    /// The size of every part but the last, in bytes.
+    pub part_bytes: u64,
+    /// Whether all parts are there.
+    pub complete: bool,
+    /// Each part, in order.
+    pub parts: Vec<Part>,
+}
+
+/// One part.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Part {
+    /// The name of its file.
+    pub name: String,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// The SHA-256 of its bytes.
+    pub sha256: Digest,
+}
+
+/// What is wrong with a list of parts, or with a part.
+#[derive(Debug, thiserror::Error)]
+pub enum BadParts {
+    /// The list is none.
+    #[error("larder-bundle.parts.json cannot be read: {0}")]
+    Unreadable(String),
+    /// It was not written to its end.
+    #[error("larder-bundle.parts.json says that not all parts are there: run the same `larder bundle create` again")]
+    Incomplete,
+    /// The parts that are not there, or have another size.
+    #[error("{0}")]
+    Missing(String),
+}
+
+impl PartList {
+    /// The name of its file.
+    pub const NAME: &'static str = "larder-bundle.parts.json";
+
+    /// The list before there are parts.
+    pub fn begun(created: Timestamp, part_bytes: u64) -> Self {
+        Self { format: FORMAT, created, part_bytes: part_bytes.max(LEAST_PART), complete: false, parts: Vec::new() }
+    }
+
+    /// The name of the file of a part, which count from one.
+    pub fn part_name(number: usize) -> String {
+        format!("part-{number:05}")
+    }
+
+    /// Reads a list.
+    ///
+    /// # Errors
+    /// [`BadParts::Unreadable`].
+    pub fn read(bytes: &[u8]) -> Result<Self, BadParts> {
+        let bad = |why: String| Err(BadParts::Unreadable(why));
+        if bytes.len() > LARGEST_LIST {
+            return bad(format!("it is larger than {} MiB", LARGEST_LIST >> 20));
+        }
+        let list: Self = serde_json::from_slice(bytes).map_err(|e| BadParts::Unreadable(e.to_string()))?;
+        if list.format != FORMAT {
+            return bad(format!("it has format {}, and this larder reads {FORMAT}", list.format));
+        }
+        if list.parts.len() > MOST_PARTS || list.part_bytes < LEAST_PART {
+            return bad("there are more parts than may be, or they are smaller".to_owned());
+        }
+        let last = list.parts.len();
+        for (number, part) in (1..).zip(&list.parts) {
+            // So that no name leads out of the folder.
+            if part.name != Self::part_name(number) {
+                return bad(format!("part {number} is not called {}", Self::part_name(number)));
+            }
+            let is_full = part.bytes == list.part_bytes || (number == last && part.bytes <= list.part_bytes);
+            if !is_full || part.bytes == 0 {
+                return bad(format!("{} has a size that no part has", part.name));
+            }
+        }
+        Ok(list)
+    }
+
+    /// As it is read.
+    pub fn write(&self) -> Vec<u8> {
+        let mut written = serde_json::to_vec_pretty(self).expect("names and numbers always serialise");
+        written.push(b'\n');
+        written
+    }
+
+    /// Whether all of it is there, as far as names and sizes tell; `size_of` says how large a file is.
+    ///
+    /// # Errors
+    /// [`BadParts`], which names every part that is missing or has another size.
+    pub fn is_all_there(&self, size_of: impl Fn(&str) -> io::Result<Option<u64>>) -> Result<(), BadParts> {
+        if !self.complete {
+            return Err(BadParts::Incomplete);
+        }
+        let mut wrong = Vec::new();
+        for Part { name, bytes, .. } in &self.parts {
+            match size_of(name) {
+                Ok(Some(found)) if found == *bytes => {}
+                Ok(Some(found)) => wrong.push(format!("{name} has {found} bytes, and should have {bytes}")),
+                Ok(None) => wrong.push(format!("{name} is missing")),
+                Err(e) => wrong.push(format!("{name} cannot be looked at: {e}")),
+            }
+        }
+        if wrong.is_empty() { Ok(()) } else { Err(BadParts::Missing(wrong.join("; "))) }
+    }
+
+    /// How many bytes all parts have.
+    pub fn bytes(&self) -> u64 {
+        self.parts.iter().fold(0, |sum, part| sum.saturating_add(part.bytes))
+    }
+}
+
+/// Reads parts as one stream, and holds each against its digest at its end. `open` opens one by its name.
+pub struct PartsReader<O, R> {
+    open: O,
+    parts: std::vec::IntoIter<Part>,
+    now: Option<(Part, R, Hasher, u64)>,
+}
+
+impl<R: Read, O: FnMut(&str) -> io::Result<R>> PartsReader<O, R> {
+    /// Reads the parts of a list.
+    pub fn new(list: PartList, open: O) -> Self {
+        Self { open, parts: list.parts.into_iter(), now: None }
+    }
+}
+
+impl<R: Read, O: FnMut(&str) -> io::Result<R>> Read for PartsReader<O, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let (part, from, hasher, left) = match &mut self.now {
+                Some(now) => now,
+                None => {
+                    let Some(part) = self.parts.next() else { return Ok(0) };
+                    let failed =
+                        |e: io::Error| io::Error::new(e.kind(), format!("{} cannot be opened: {e}", part.name));
+                    let from = (self.open)(&part.name).map_err(failed)?;
+                    let left = part.bytes;
+                    self.now.insert((part, from, Hasher::new(), left))
+                }
+            };
+            let some = usize::try_from(*left).unwrap_or(usize::MAX).min(buffer.len());
+            let room = buffer.get_mut(..some).unwrap_or_default();
+            if room.is_empty() && *left > 0 {
+                return Ok(0);
+            }
+            if *left == 0 {
+                let (now, _) = std::mem::take(hasher).finish();
+                if now != part.sha256 {
+                    let why =
+                        format!("{} is not what it was: its SHA-256 is {now}, and was {}", part.name, part.sha256);
+                    return Err(io::Error::other(why));
+                }
+                self.now = None;
+                continue;
+            }
+            let read = from.read(room)?;
+            if read == 0 {
+                return Err(io::Error::other(format!("{} ends too early", part.name)));
+            }
+            hasher.update(room.get(..read).unwrap_or_default());
+            *left -= read as u64;
+            return Ok(read);
+        }
+    }
+}
+
+/// Writes one stream in parts. What is there already is compared, and only what differs is written. `open` opens a part
+/// by its name for reading and writing, and makes it where it is absent; `keep` cuts it to its size and makes it survive
+/// a power cut.
+pub struct PartsWriter<O, K, F> {
+    open: O,
+    keep: K,
+    list: PartList,
+    now: Option<Open<F>>,
+    reused: u64,
+}
+
+/// A part that is written.
+struct Open<F> {
+    name: String,
+    file: F,
+    hasher: Hasher,
+    bytes: u64,
+    /// Whether all of it up to here was there already.
+    agrees: bool,
+}
+
+impl<F, O, K> PartsWriter<O, K, F>
+where
+    F: Read + Write + Seek,
+    O: FnMut(&str) -> io::Result<F>,
+    K: FnMut(F, u64) -> io::Result<()>,
+{
+    /// Writes the parts of a list that was begun.
+    pub fn new(list: PartList, open: O, keep: K) -> Self {
+        Self { open, keep, list: PartList { parts: Vec::new(), complete: false, ..list }, now: None, reused: 0 }
+    }
+
+    /// That was all: the list of the parts, and how many bytes were there already.
+    ///
+    /// # Errors
+    /// Those of the files.
+    pub fn end(mut self) -> io::Result<(PartList, u64)> {
+        self.end_part()?;
+        self.list.complete = true;
+        Ok((self.list, self.reused))
+    }
+
+    fn end_part(&mut self) -> io::Result<()> {
+        let Some(Open { name, file, hasher, bytes, .. }) = self.now.take() else { return Ok(()) };
+        (self.keep)(file, bytes).map_err(|e| io::Error::new(e.kind(), format!("{name}: {e}")))?;
+        let (sha256, _) = hasher.finish();
+        self.list.parts.push(Part { name, bytes, sha256 });
+        Ok(())
+    }
+
+    fn part(&mut self) -> io::Result<&mut Open<F>> {
+        if self.now.as_ref().is_some_and(|now| now.bytes >= self.list.part_bytes) {
+            self.end_part()?;
+        }
+        match &mut self.now {
+            Some(_) => {}
+            now @ None => {
+                let number = self.list.parts.len() + 1;
+                if number > MOST_PARTS {
+                    return Err(io::Error::other(format!(
+                        "there would be more than {MOST_PARTS} parts: make them larger"
+                    )));
+                }
+                let name = PartList::part_name(number);
+                let file = (self.open)(&name).map_err(|e| io::Error::new(e.kind(), format!("{name}: {e}")))?;
+                *now = Some(Open { name, file, hasher: Hasher::new(), bytes: 0, agrees: true });
+            }
+        }
+        self.now.as_mut().ok_or_else(|| io::Error::other("no part is open"))
+    }
+}
+
+impl<F, O, K> Write for PartsWriter<O, K, F>
+where
+    F: Read + Write + Seek,
+    O: FnMut(&str) -> io::Result<F>,
+    K: FnMut(F, u64) -> io::Result<()>,
+{
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.is_empty() {
+            return Ok(0);
+        }
+        let part_bytes = self.list.part_bytes;
+        let part = self.part()?;
+        let room = usize::try_from(part_bytes - part.bytes).unwrap_or(usize::MAX);
+        let some = bytes.get(..room.min(bytes.len())).unwrap_or_default();
+        let mut reused = 0;
+        if part.agrees {
+            let mut there = Vec::with_capacity(some.len());
+            (&mut part.file).take(some.len() as u64).read_to_end(&mut there)?;
+            part.agrees = there == some;
+            if part.agrees {
+                reused = some.len() as u64;
+            } else {
+                part.file.seek(SeekFrom::Start(part.bytes))?;
+            }
+        }
+        if !part.agrees {
+            part.file.write_all(some)?;
+        }
+        part.hasher.update(some);
+        part.bytes += some.len() as u64;
+        self.reused += reused;
+        Ok(some.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "parts/tests.rs"]
+mod tests;

@@ -1,0 +1,111 @@
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::io::Cursor;
+use std::rc::Rc;
+
+use proptest::prelude::*;
+
+use super::*;
+
+type Folder = Rc<RefCell<BTreeMap<String, Vec<u8>>>>;
+
+/// Writes `bytes` in parts into a folder that may have parts of before; says how many bytes were there.
+fn write(folder: &Folder, bytes: &[u8], pieces: usize) -> (PartList, u64) {
+    let name = Rc::new(RefCell::new(String::new()));
+    let (opened, now) = (Rc::clone(folder), Rc::clone(&name));
+    let open = move |part: &str| {
+        *now.borrow_mut() = part.to_owned();
+        Ok(Cursor::new(opened.borrow().get(part).cloned().unwrap_or_default()))
+    };
+    let kept = Rc::clone(folder);
+    let keep = move |file: Cursor<Vec<u8>>, bytes: u64| {
+        let mut content = file.into_inner();
+        content.truncate(bytes as usize);
+        kept.borrow_mut().insert(name.borrow().clone(), content);
+        Ok(())
+    };
+    let mut writer = PartsWriter::new(PartList::begun(Timestamp(1), LEAST_PART), open, keep);
+    for piece in bytes.chunks(pieces) {
+        writer.write_all(piece).unwrap();
+    }
+    writer.end().unwrap()
+}
+
+fn read(folder: &Folder, list: &PartList) -> io::Result<Vec<u8>> {
+    let open = |name: &str| folder.borrow().get(name).cloned().map(Cursor::new).ok_or(io::ErrorKind::NotFound.into());
+    let mut all = Vec::new();
+    PartsReader::new(list.clone(), open).read_to_end(&mut all)?;
+    Ok(all)
+}
+
+fn bytes(length: usize) -> Vec<u8> {
+    (0..length).map(|at| (at * 7 % 253) as u8).collect()
+}
+
+fn sizes(folder: &Folder) -> impl Fn(&str) -> io::Result<Option<u64>> {
+    |name| Ok(folder.borrow().get(name).map(|bytes| bytes.len() as u64))
+}
+
+#[test]
+fn parts_come_together_as_they_were_and_one_that_is_wrong_is_named() {
+    let (folder, all) = (Folder::default(), bytes(2 * LEAST_PART as usize + 5));
+    let (list, reused) = write(&folder, &all, 70_000);
+    assert_eq!((list.parts.len(), reused, list.bytes()), (3, 0, all.len() as u64));
+    let list = PartList::read(&list.write()).unwrap();
+    assert!(list.is_all_there(sizes(&folder)).is_ok());
+    assert_eq!(read(&folder, &list).unwrap(), all);
+    folder.borrow_mut().get_mut("part-00002").unwrap()[9] ^= 1;
+    assert!(read(&folder, &list).unwrap_err().to_string().starts_with("part-00002 is not what it was"));
+    folder.borrow_mut().get_mut("part-00003").unwrap().pop();
+    folder.borrow_mut().remove("part-00001");
+    let missing = list.is_all_there(sizes(&folder)).unwrap_err().to_string();
+    assert_eq!(missing, "part-00001 is missing; part-00003 has 4 bytes, and should have 5");
+}
+
+#[test]
+fn what_an_interruption_left_is_kept_and_the_rest_is_written() {
+    let (folder, all) = (Folder::default(), bytes(3 * LEAST_PART as usize));
+    write(&folder, &all, 70_000);
+    folder.borrow_mut().get_mut("part-00002").unwrap().truncate(100_000);
+    folder.borrow_mut().remove("part-00003");
+    let (list, reused) = write(&folder, &all, 50_000);
+    // What is compared is a piece at a time: the last one that is there whole ends here.
+    assert_eq!(reused, 22 * 50_000);
+    assert_eq!(read(&folder, &list).unwrap(), all);
+}
+
+#[test]
+fn a_list_that_leads_elsewhere_is_refused() {
+    let (folder, all) = (Folder::default(), bytes(LEAST_PART as usize + 5));
+    let (list, _) = write(&folder, &all, 70_000);
+    let refused = |change: &dyn Fn(&mut PartList)| {
+        let mut list = list.clone();
+        change(&mut list);
+        PartList::read(&list.write()).unwrap_err().to_string()
+    };
+    assert!(refused(&|list| list.parts[0].name = "../part-00001".to_owned()).contains("is not called part-00001"));
+    assert!(refused(&|list| list.parts[0].bytes = 1).contains("a size that no part has"));
+    assert!(refused(&|list| list.part_bytes = 1).contains("smaller"));
+    assert!(PartList::read(b"{}").is_err());
+    let unfinished = PartList { complete: false, ..list };
+    assert!(matches!(unfinished.is_all_there(sizes(&folder)), Err(BadParts::Incomplete)));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(16))]
+    #[test]
+    fn whatever_lies_there_the_parts_are_right_in_the_end(
+        length in 1usize..(3 << 20),
+        before in 0usize..(3 << 20),
+        differs_at in any::<prop::sample::Index>(),
+        pieces in 1000usize..300_000,
+    ) {
+        let (folder, all) = (Folder::default(), bytes(length));
+        let mut other = bytes(before.max(1));
+        let at = differs_at.index(other.len());
+        other[at] ^= 0xff;
+        write(&folder, &other, pieces);
+        let (list, _) = write(&folder, &all, pieces);
+        prop_assert_eq!(read(&folder, &list).unwrap(), all);
+    }
+}

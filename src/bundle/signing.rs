@@ -1,0 +1,292 @@
+//! Who made a bundle: an Ed25519 signature over the bytes of its manifest, and whom one trusts.
+
+use std::fmt;
+
+use aws_lc_rs::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use secrecy::{ExposeSecret, SecretBox, SecretString};
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Digest;
+
+const PUBLIC: &str = "ed25519:";
+const PRIVATE: &str = "ed25519-private:";
+const KEY_BYTES: usize = 32;
+
+/// Text that is no key.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadKey {
+    /// It is no private key. It is not shown.
+    #[error("it is no private key of a bundle: `larder bundle keygen` makes one, which begins with {PRIVATE}")]
+    Private,
+    /// A private key stands where a public one should.
+    #[error("it is a private key, and should be in a file of its own: `larder bundle keygen` printed the public one")]
+    PrivateForPublic,
+    /// It is no public key.
+    #[error("it is no public key of a bundle: `larder bundle keygen` prints one, which begins with {PUBLIC}")]
+    Public,
+    /// No key can be made without them.
+    #[error("the system gives no random bytes")]
+    Random,
+}
+
+/// The key that signs bundles. Shown to nobody.
+pub struct SigningKey {
+    seed: SecretBox<[u8; KEY_BYTES]>,
+    pair: Ed25519KeyPair,
+}
+
+impl SigningKey {
+    /// A new one.
+    ///
+    /// # Errors
+    /// [`BadKey::Random`].
+    pub fn generate() -> Result<Self, BadKey> {
+        let mut seed = [0; KEY_BYTES];
+        aws_lc_rs::rand::fill(&mut seed).map_err(|_| BadKey::Random)?;
+        Self::of(seed)
+    }
+
+    /// Reads what [`SigningKey::text`] wrote.
+    ///
+    /// # Errors
+    /// [`BadKey::Private`], which does not show what was given.
+    pub fn parse(text: &str) -> Result<Self, BadKey> {
+        let bytes = text.trim().strip_prefix(PRIVATE).and_then(key_bytes).ok_or(BadKey::Private)?;
+        Self::of(bytes)
+    }
+
+    /// The key as a file has it.
+    pub fn text(&self) -> SecretString {
+        SecretString::from(format!("{PRIVATE}{}\n", STANDARD.encode(self.seed.expose_secret())))
+    }
+
+    /// The key that others trust.
+    pub fn public(&self) -> PublicKey {
+        let mut bytes = [0; KEY_BYTES];
+        for (to, from) in bytes.iter_mut().zip(self.pair.public_key().as_ref()) {
+            *to = *from;
+        }
+        PublicKey(bytes)
+    }
+
+    /// Signs the bytes of a manifest.
+    pub fn sign(&self, manifest: &[u8]) -> Signature {
+        Signature { key: self.public().id(), signature: STANDARD.encode(self.pair.sign(manifest)) }
+    }
+
+    fn of(seed: [u8; KEY_BYTES]) -> Result<Self, BadKey> {
+        let pair = Ed25519KeyPair::from_seed_unchecked(&seed).map_err(|_| BadKey::Private)?;
+        Ok(Self { seed: SecretBox::new(Box::new(seed)), pair })
+    }
+}
+
+impl fmt::Debug for SigningKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("SigningKey").field(&self.public()).finish()
+    }
+}
+
+impl Clone for SigningKey {
+    fn clone(&self) -> Self {
+        let seed = *self.seed.expose_secret();
+        Self::of(seed).expect("a seed that made a key makes it again")
+    }
+}
+
+/// A key that signatures are held against. Written `ed25519:` and base64.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PublicKey([u8; KEY_BYTES]);
+
+impl PublicKey {
+    /// Reads what it prints.
+    ///
+    /// # Errors
+    /// [`BadKey`]; a private key in its place is said to be one, and not shown.
+    pub fn parse(text: &str) -> Result<Self, BadKey> {
+        if text.starts_with(PRIVATE) {
+            return Err(BadKey::PrivateForPublic);
+        }
+        text.strip_prefix(PUBLIC).and_then(key_bytes).map(Self).ok_or(BadKey::Public)
+    }
+
+    /// Its short name, as it stands in signatures.
+    pub fn id(&self) -> KeyId {
+        KeyId(Digest::of(&self.0).prefix().to_string())
+    }
+}
+
+impl fmt::Display for PublicKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{PUBLIC}{}", STANDARD.encode(self.0))
+    }
+}
+
+/// The name of a key: the first 16 hex digits of the SHA-256 of its bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct KeyId(String);
+
+impl fmt::Display for KeyId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl TryFrom<String> for KeyId {
+    type Error = crate::digest::BadDigest;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        crate::digest::DigestPrefix::parse(&text).map(|_| Self(text))
+    }
+}
+
+impl From<KeyId> for String {
+    fn from(id: KeyId) -> Self {
+        id.0
+    }
+}
+
+/// What is in `larder-bundle.sig`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Signature {
+    /// Whose it is.
+    pub key: KeyId,
+    signature: String,
+}
+
+impl Signature {
+    /// Reads what [`Signature::write`] wrote, and nothing else.
+    pub fn read(bytes: &[u8]) -> Option<Self> {
+        let signature: Self = serde_json::from_slice(bytes).ok()?;
+        (signature.write() == bytes).then_some(signature)
+    }
+
+    /// As it stands in a bundle.
+    pub fn write(&self) -> Vec<u8> {
+        let mut written = serde_json::to_vec(self).unwrap_or_default();
+        written.push(b'\n');
+        written
+    }
+
+    fn is_of(&self, key: &PublicKey, manifest: &[u8]) -> bool {
+        let signature = STANDARD.decode(&self.signature);
+        signature.is_ok_and(|signature| UnparsedPublicKey::new(&ED25519, key.0).verify(manifest, &signature).is_ok())
+    }
+}
+
+/// Whose bundles are taken.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Trust {
+    /// The keys that are trusted.
+    pub keys: Vec<PublicKey>,
+    /// Whether one that none of these signed is taken all the same, because an operator says so.
+    pub unsigned: bool,
+}
+
+/// What bundles are signed with here, and whose are taken.
+#[derive(Debug, Clone, Default)]
+pub struct Keys {
+    /// The key that signs, where there is one.
+    pub signing: Option<SigningKey>,
+    /// The keys that are trusted.
+    pub trusted: Vec<PublicKey>,
+}
+
+/// Who vouches for a bundle.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Standing {
+    /// A trusted key signed it.
+    SignedBy(KeyId),
+    /// A key that is not known here says that it did, which cannot be checked.
+    ByAStranger(KeyId),
+    /// Nobody.
+    Unsigned,
+}
+
+impl Trust {
+    /// Judges the signature of a manifest.
+    ///
+    /// # Errors
+    /// Why the bundle is not taken. A signature by a trusted key that does not hold is refused whatever the operator says.
+    pub fn judge(&self, manifest: &[u8], signature: Option<&Signature>) -> Result<Standing, String> {
+        let Some(signature) = signature else {
+            return if self.unsigned {
+                Ok(Standing::Unsigned)
+            } else {
+                Err("it is not signed: make it where [bundle] signing_key is set, or apply it with --unsigned"
+                    .to_owned())
+            };
+        };
+        let id = &signature.key;
+        match self.keys.iter().find(|key| key.id() == *id) {
+            Some(key) if signature.is_of(key, manifest) => Ok(Standing::SignedBy(id.clone())),
+            Some(_) => Err(format!("its manifest is not what key {id} signed: it was altered on the way")),
+            None if self.unsigned => Ok(Standing::ByAStranger(id.clone())),
+            None => Err(format!(
+                "it is signed by key {id}, which is none of [bundle] trusted_keys: add that key, or apply it with --unsigned"
+            )),
+        }
+    }
+}
+
+/// The bytes of a key in base64, as this would write it.
+fn key_bytes(text: &str) -> Option<[u8; KEY_BYTES]> {
+    let bytes: [u8; KEY_BYTES] = STANDARD.decode(text).ok()?.try_into().ok()?;
+    (STANDARD.encode(bytes) == text).then_some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trusting(keys: &[&SigningKey], unsigned: bool) -> Trust {
+        Trust { keys: keys.iter().map(|key| key.public()).collect(), unsigned }
+    }
+
+    #[test]
+    fn a_key_comes_back_from_its_file_and_is_shown_nowhere() {
+        let key = SigningKey::generate().unwrap();
+        let again = SigningKey::parse(key.text().expose_secret()).unwrap();
+        assert_eq!(again.public(), key.public());
+        assert_eq!(PublicKey::parse(&key.public().to_string()), Ok(key.public()));
+        let secret = key.text().expose_secret().trim().replace(PRIVATE, "");
+        assert!(!format!("{key:?}").contains(&secret));
+        assert_eq!(PublicKey::parse(key.text().expose_secret()), Err(BadKey::PrivateForPublic));
+        for bad in ["", "ed25519:", "ed25519:AAAA", "AAAA", "ed25519-private:", "ed25519-private:AAAA"] {
+            assert!(SigningKey::parse(bad).is_err() && PublicKey::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_bundle_is_taken_from_a_trusted_key_alone_unless_the_operator_says_so() {
+        let (ours, foreign) = (SigningKey::generate().unwrap(), SigningKey::generate().unwrap());
+        let manifest = b"{}";
+        let (signed, strange) = (ours.sign(manifest), foreign.sign(manifest));
+        let (strict, lenient) = (trusting(&[&ours], false), trusting(&[&ours], true));
+        assert_eq!(strict.judge(manifest, Some(&signed)), Ok(Standing::SignedBy(ours.public().id())));
+        assert!(strict.judge(manifest, None).unwrap_err().contains("--unsigned"));
+        assert!(strict.judge(manifest, Some(&strange)).unwrap_err().contains(&foreign.public().id().to_string()));
+        assert_eq!(lenient.judge(manifest, None), Ok(Standing::Unsigned));
+        assert_eq!(lenient.judge(manifest, Some(&strange)), Ok(Standing::ByAStranger(foreign.public().id())));
+        for trust in [strict, lenient] {
+            assert!(trust.judge(b"{ }", Some(&signed)).unwrap_err().contains("altered"));
+            let pretended = Signature { key: ours.public().id(), ..strange.clone() };
+            assert!(trust.judge(manifest, Some(&pretended)).unwrap_err().contains("altered"));
+        }
+    }
+
+    #[test]
+    fn a_signature_is_written_in_one_way() {
+        let written = SigningKey::generate().unwrap().sign(b"{}").write();
+        assert!(Signature::read(&written).is_some());
+        for at in 0..written.len() {
+            let mut other = written.clone();
+            other[at] ^= 1;
+            assert!(Signature::read(&other).is_none_or(|read| read.write() == other));
+        }
+        assert!(Signature::read(&[&written[..], b" "].concat()).is_none());
+    }
+}

@@ -1,0 +1,313 @@
+//! A tar of plain files, written in one way alone and read back strictly: a header is what this file would write for the
+//! name and the size, byte for byte, or it is refused. So nothing in it is said twice, and nothing is left unsaid.
+
+use std::io::{self, Read, Write};
+
+/// The size of everything in a tar, in bytes.
+const BLOCK: usize = 512;
+/// From this size on the octal digits do not suffice, and the size is written in base 256, as GNU tar has it.
+const MOST_IN_OCTAL: u64 = 8 << 30;
+
+type Block = [u8; BLOCK];
+
+/// Why a tar is refused.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum BadTar {
+    /// It ends too early.
+    #[error("it ends too early: it is truncated, or was not written to its end")]
+    Truncated,
+    /// It could not be read.
+    #[error("it cannot be read: {0}")]
+    Unreadable(#[source] io::Error),
+    /// There is something else than what must be there.
+    #[error("{0}")]
+    Differs(String),
+}
+
+/// The header of a plain file: readable for all, of nobody and of no time.
+fn header(name: &str, size: u64) -> Block {
+    let mut header = [0; BLOCK];
+    let mut put = |at: usize, bytes: &[u8]| {
+        for (to, from) in header.iter_mut().skip(at).zip(bytes) {
+            *to = *from;
+        }
+    };
+    put(0, name.as_bytes());
+    put(100, b"0000644\0");
+    put(108, b"0000000\0");
+    put(116, b"0000000\0");
+    if size < MOST_IN_OCTAL {
+        put(124, format!("{size:011o}\0").as_bytes());
+    } else {
+        put(124, &[0x80, 0, 0, 0]);
+        put(128, &size.to_be_bytes());
+    }
+    put(136, b"00000000000\0");
+    put(148, b"        ");
+    put(156, b"0");
+    put(257, b"ustar\x0000");
+    put(329, b"0000000\0");
+    put(337, b"0000000\0");
+    let sum: u64 = header.iter().map(|byte| u64::from(*byte)).sum();
+    for (to, from) in header.iter_mut().skip(148).zip(format!("{sum:06o}\0 ").bytes()) {
+        *to = from;
+    }
+    header
+}
+
+/// The size that a header names; whether the header is a good one is not asked.
+fn size_in(header: &Block) -> Option<u64> {
+    let field = header.get(124..136)?;
+    match field.first()? {
+        0x80 => Some(u64::from_be_bytes(field.get(4..)?.try_into().ok()?)),
+        _ => u64::from_str_radix(std::str::from_utf8(field.get(..11)?).ok()?, 8).ok(),
+    }
+}
+
+/// How many zeros follow a file of a size.
+fn padding(size: u64) -> usize {
+    // What is left of a block is smaller than one.
+    (BLOCK - (size % BLOCK as u64) as usize) % BLOCK
+}
+
+/// How many bytes a file takes in a tar, with its header.
+pub(super) fn bytes_of(size: u64) -> u64 {
+    size.saturating_add(padding(size) as u64).saturating_add(BLOCK as u64)
+}
+
+/// How many bytes end a tar.
+pub(super) const END_BYTES: u64 = 2 * BLOCK as u64;
+
+/// Writes files one after the other.
+#[derive(Debug)]
+pub(super) struct TarWriter<W> {
+    out: W,
+}
+
+impl<W: Write> TarWriter<W> {
+    pub(super) fn new(out: W) -> Self {
+        Self { out }
+    }
+
+    /// Writes a file of exactly `size` bytes; `give` is called until it gives none.
+    ///
+    /// # Errors
+    /// Those of `give` and of the writer; and where there were more bytes or fewer.
+    pub(super) fn file(
+        &mut self,
+        name: &str,
+        size: u64,
+        mut give: impl FnMut(&mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        self.out.write_all(&header(name, size))?;
+        let mut left = size;
+        let out = &mut self.out;
+        give(&mut |bytes| {
+            left = left.checked_sub(bytes.len() as u64).ok_or_else(|| io::Error::other("it has become larger"))?;
+            out.write_all(bytes)
+        })?;
+        if left > 0 {
+            return Err(io::Error::other("it has become smaller"));
+        }
+        self.out.write_all([0; BLOCK].get(..padding(size)).unwrap_or_default())
+    }
+
+    /// Writes the end, and gives back what was written to.
+    pub(super) fn end(mut self) -> io::Result<W> {
+        self.out.write_all(&[0; 2 * BLOCK])?;
+        self.out.flush()?;
+        Ok(self.out)
+    }
+}
+
+/// Reads files one after the other, each by the name that it must have.
+#[derive(Debug)]
+pub(super) struct TarReader<R> {
+    from: R,
+    /// A header that was looked at, and belongs to what comes next.
+    seen: Option<Block>,
+}
+
+impl<R: Read> TarReader<R> {
+    pub(super) fn new(from: R) -> Self {
+        Self { from, seen: None }
+    }
+
+    /// Whether a file of this name is next, of at most `largest` bytes; how many it has.
+    ///
+    /// # Errors
+    /// Where its header is not as it should be.
+    pub(super) fn is_next(&mut self, name: &str, largest: u64) -> Result<Option<u64>, BadTar> {
+        let next = self.block()?;
+        if next.get(..name.len()) != Some(name.as_bytes()) || next.get(name.len()) != Some(&0) {
+            self.seen = Some(next);
+            return Ok(None);
+        }
+        let size = size_in(&next).filter(|size| header(name, *size) == next);
+        match size {
+            Some(size) if size <= largest => Ok(Some(size)),
+            Some(size) => Err(BadTar::Differs(format!("{name} has {size} bytes, and may have {largest}"))),
+            None => Err(BadTar::Differs(format!("the tar header of {name} is not as larder writes it"))),
+        }
+    }
+
+    /// Reads the header of a file, which must be this one.
+    pub(super) fn must_be(&mut self, name: &str, size: u64) -> Result<(), BadTar> {
+        if self.block()? == header(name, size) {
+            return Ok(());
+        }
+        Err(BadTar::Differs(format!("the tar header of {name} is not as larder writes it for {size} bytes")))
+    }
+
+    /// Reads what is in a file of this size, a piece at a time, and the zeros after it.
+    pub(super) fn content<E: From<BadTar>>(
+        &mut self,
+        name: &str,
+        size: u64,
+        buffer: &mut [u8],
+        mut take: impl FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut left = size;
+        while left > 0 {
+            let some = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
+            let Some(piece) = buffer.get_mut(..some).filter(|piece| !piece.is_empty()) else {
+                return Err(BadTar::Differs("there is no room to read into".to_owned()).into());
+            };
+            self.exactly(piece)?;
+            take(piece)?;
+            left -= some as u64;
+        }
+        let mut zeros = [0; BLOCK];
+        let zeros = zeros.get_mut(..padding(size)).unwrap_or_default();
+        self.exactly(zeros)?;
+        if zeros.iter().any(|byte| *byte != 0) {
+            return Err(BadTar::Differs(format!("what fills the last block of {name} is not zero")).into());
+        }
+        Ok(())
+    }
+
+    /// Reads the end: two blocks of zeros, and nothing after them.
+    pub(super) fn end(&mut self) -> Result<(), BadTar> {
+        for _ in 0..2 {
+            if self.block()? != [0; BLOCK] {
+                return Err(BadTar::Differs("the tar does not end where its manifest does".to_owned()));
+            }
+        }
+        let mut more = [0];
+        loop {
+            match self.from.read(&mut more) {
+                Ok(0) => return Ok(()),
+                Ok(_) => return Err(BadTar::Differs("something follows the end of the tar".to_owned())),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(BadTar::Unreadable(e)),
+            }
+        }
+    }
+
+    fn block(&mut self) -> Result<Block, BadTar> {
+        if let Some(seen) = self.seen.take() {
+            return Ok(seen);
+        }
+        let mut block = [0; BLOCK];
+        self.exactly(&mut block)?;
+        Ok(block)
+    }
+
+    fn exactly(&mut self, buffer: &mut [u8]) -> Result<(), BadTar> {
+        self.from.read_exact(buffer).map_err(|e| match e.kind() {
+            io::ErrorKind::UnexpectedEof => BadTar::Truncated,
+            _ => BadTar::Unreadable(e),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn written(files: &[(String, Vec<u8>)]) -> Vec<u8> {
+        let mut tar = TarWriter::new(Vec::new());
+        for (name, bytes) in files {
+            tar.file(name, bytes.len() as u64, |out| out(bytes)).unwrap();
+        }
+        tar.end().unwrap()
+    }
+
+    fn read(tar: &[u8], files: &[(String, Vec<u8>)]) -> Result<Vec<Vec<u8>>, BadTar> {
+        let mut tar = TarReader::new(tar);
+        let mut found = Vec::new();
+        for (name, bytes) in files {
+            let size = bytes.len() as u64;
+            tar.must_be(name, size)?;
+            let mut content = Vec::new();
+            tar.content(name, size, &mut [0; 100], |piece| {
+                content.extend_from_slice(piece);
+                Ok::<_, BadTar>(())
+            })?;
+            found.push(content);
+        }
+        tar.end()?;
+        Ok(found)
+    }
+
+    /// Anybody can look into it: the tar crate reads the same names, sizes and contents.
+    #[test]
+    fn other_programs_read_it() {
+        let files = [("larder-bundle.json".to_owned(), b"{}".to_vec()), ("sha256/ab".to_owned(), vec![7; 1024])];
+        let tar = written(&files);
+        let mut archive = ::tar::Archive::new(&tar[..]);
+        let mut found = Vec::new();
+        for entry in archive.entries().unwrap() {
+            let mut entry = entry.unwrap();
+            let name = entry.path().unwrap().display().to_string();
+            let mut bytes = Vec::new();
+            entry.read_to_end(&mut bytes).unwrap();
+            found.push((name, bytes));
+        }
+        assert_eq!(found, files);
+    }
+
+    /// 8 GiB and more do not fit into eleven octal digits.
+    #[test]
+    fn sizes_of_any_length_are_written_as_others_read_them() {
+        for size in [0, 1, 512, MOST_IN_OCTAL - 1, MOST_IN_OCTAL, 1 << 40, u64::MAX] {
+            let header = header("sha256/ab", size);
+            assert_eq!(size_in(&header), Some(size));
+            let told = ::tar::Header::from_byte_slice(&header);
+            assert_eq!(told.entry_size().unwrap(), size);
+            assert!(told.as_ustar().is_some());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_byte_of_it_may_be_another(
+            sizes in prop::collection::vec(0usize..1100, 0..4),
+            at in any::<prop::sample::Index>(),
+            flip in 1u8..,
+        ) {
+            let files: Vec<_> =
+                sizes.iter().enumerate().map(|(n, size)| (format!("sha256/{n}"), vec![n as u8; *size])).collect();
+            let mut tar = written(&files);
+            let contents: Vec<Vec<u8>> = files.iter().map(|(_, bytes)| bytes.clone()).collect();
+            prop_assert_eq!(read(&tar, &files).unwrap(), contents.clone());
+            let at = at.index(tar.len());
+            tar[at] ^= flip;
+            // What is in the files is held against its digest elsewhere.
+            prop_assert!(read(&tar, &files).map_or(true, |found| found != contents));
+            tar[at] ^= flip;
+            prop_assert!(matches!(read(&tar[..at], &files), Err(BadTar::Truncated)));
+            tar.push(flip);
+            prop_assert!(read(&tar, &files).is_err());
+        }
+
+        #[test]
+        fn foreign_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..1600)) {
+            let mut tar = TarReader::new(&bytes[..]);
+            let _ = tar.is_next("larder-bundle.json", 100);
+            let _ = tar.end();
+        }
+    }
+}

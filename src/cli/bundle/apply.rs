@@ -1,0 +1,209 @@
+//! `larder bundle apply`: gives a bundle to the running larder, or takes it into the store where none runs; says what
+//! became of each thing in it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use bytesize::ByteSize;
+use clap::Args;
+
+use super::super::text::{Page, counted, shown_as_text, width_of_stdout};
+use super::super::{Common, ask_running, ignore_file_limits, runtime, say, say_error};
+use super::files::Source;
+use super::progress::{Bytes, Drawing};
+use crate::app::{self, Settings};
+use crate::bundle::{Outcome, Receipt, Step, Told};
+use crate::config::Config;
+use crate::http::admin_client::{self, NoAnswer};
+use crate::protocol::admin::bundle::{APPLY, TAR, query_of, taking_in};
+
+#[derive(Debug, Args)]
+pub(super) struct Apply {
+    #[command(flatten)]
+    common: Common,
+    /// The file of the bundle, or the folder of its parts
+    #[arg(value_name = "IN")]
+    from: PathBuf,
+    /// Take it although none of the configured `trusted_keys` signed it; what publishers signed is checked all the same
+    #[arg(long)]
+    unsigned: bool,
+    /// Believe what it brings of this version although it was published anew; may be given several times
+    #[arg(long, value_name = "ADDRESS@VERSION")]
+    accept: Vec<String>,
+}
+
+impl Apply {
+    /// Runs it; says whether nothing was refused.
+    pub(super) fn run(self) -> anyhow::Result<bool> {
+        let (config, _) = self.common.load()?;
+        let source = Source::at(&self.from)?;
+        let runtime = runtime()?;
+        let applied = runtime.block_on(self.apply(&config, &source));
+        runtime.shutdown_timeout(Duration::from_secs(1));
+        applied
+    }
+
+    async fn apply(&self, config: &Config, source: &Source) -> anyhow::Result<bool> {
+        let _too_large = ignore_file_limits()?;
+        let bytes = Bytes::default();
+        let drawing = Drawing::begin("applying", &bytes, Some(source.bytes()?));
+        let mut report = Report { json: self.common.json, bytes, receipt: None };
+        let applied = self.applied(config, source, &mut report).await;
+        drawing.end().await;
+        applied?;
+        report.ended()
+    }
+
+    async fn applied(&self, config: &Config, source: &Source, report: &mut Report) -> anyhow::Result<()> {
+        let query = query_of(self.unsigned, &self.accept);
+        let (path, from, mut unread) = (format!("{APPLY}{query}"), source.open()?, None);
+        let told = |line: &[u8]| match serde_json::from_slice(line) {
+            Ok(step) => report.tell(step),
+            Err(error) => unread = Some(error),
+        };
+        let asking =
+            ask_running(config, async |at, token| admin_client::upload(at, &path, token, TAR, from, told).await);
+        match asking.await {
+            Ok(()) => {}
+            Err(NoAnswer::NotRunning(_)) => return self.applied_here(config, source, &query, report).await,
+            Err(error) => return Err(error.into()),
+        }
+        unread.map_or(Ok(()), |error| Err(error).context("the running larder is of another version"))
+    }
+
+    async fn applied_here(
+        &self,
+        config: &Config,
+        source: &Source,
+        query: &str,
+        report: &mut Report,
+    ) -> anyhow::Result<()> {
+        let taking = taking_in(query.strip_prefix('?'), &config.bundle.trusted, &config.default_host());
+        let taking = taking.map_err(|problems| anyhow!(problems.join("; ")))?;
+        let settings = Settings::default();
+        // With a bundle a store may begin.
+        let (mirror, _, _) = app::mirror(config, &settings)?;
+        let (mut steps, applied) = mirror.applying(source.open()?, taking, settings.clock);
+        while let Some(step) = steps.recv().await {
+            report.tell(step);
+        }
+        let applied = applied.await.context("it ended unexpectedly")?;
+        mirror.close().await.context("the store would not close")?;
+        applied?;
+        Ok(())
+    }
+}
+
+/// What is told, to whom.
+struct Report {
+    json: bool,
+    bytes: Bytes,
+    receipt: Option<Receipt>,
+}
+
+impl Report {
+    fn tell(&mut self, step: Step) {
+        if self.json {
+            match serde_json::to_string(&step) {
+                Ok(line) => say(&line),
+                Err(error) => say_error(&error.to_string()),
+            }
+        }
+        match step {
+            Step::Begun { entries, bytes } if !self.json => {
+                say(&format!("applying {} ({})", counted(entries, "thing"), ByteSize(bytes)));
+            }
+            Step::Begun { .. } => {}
+            Step::Read { bytes } => self.bytes.set(bytes),
+            Step::Entry(told) if !self.json => say(&line(&told, width_of_stdout())),
+            Step::Entry(_) => {}
+            Step::Done { receipt } => self.receipt = Some(receipt),
+        }
+    }
+
+    fn ended(self) -> anyhow::Result<bool> {
+        let receipt = self.receipt.ok_or_else(|| {
+            anyhow!("larder stopped before the bundle was applied; what came in stays: apply it again for the rest")
+        })?;
+        if !self.json {
+            say(&summary(&receipt, width_of_stdout()));
+        }
+        if let Some(ended) = &receipt.ended {
+            say_error(&shown_as_text(ended));
+        }
+        Ok(receipt.ok)
+    }
+}
+
+/// What became of one thing, for a terminal of this width.
+fn line(told: &Told, width: Option<usize>) -> String {
+    let mut page = Page::of_width(width);
+    let what = shown_as_text(&told.what);
+    match &told.outcome {
+        Outcome::Applied => page.hang("  applied  ", &what),
+        Outcome::Held => page.hang("  held     ", &what),
+        Outcome::NotReached => page.hang("  missed   ", &what),
+        Outcome::Refused { why } => {
+            page.hang("  REFUSED  ", &what);
+            page.hang("           ", &shown_as_text(why));
+        }
+    }
+    page.text()
+}
+
+/// What became of all of it.
+fn summary(receipt: &Receipt, width: Option<usize>) -> String {
+    let [applied, held, refused, not_reached] = receipt.counts();
+    let mut page = Page::of_width(width);
+    let mut told = vec![format!("{applied} applied"), format!("{held} held already")];
+    told.extend((refused > 0).then(|| format!("{refused} refused")));
+    told.extend((not_reached > 0).then(|| format!("{not_reached} not reached")));
+    page.hang("", &told.join(", "));
+    let by = match (&receipt.signed_by, receipt.trusted) {
+        (Some(key), true) => format!("signed by key {key}, which is trusted here"),
+        (Some(key), false) => format!("said to be signed by key {key}, which is not known here"),
+        (None, _) => "signed by nobody".to_owned(),
+    };
+    page.hang("bundle   ", &format!("{by}; made by larder {}", shown_as_text(&receipt.larder)));
+    if let Some(kept) = &receipt.kept {
+        page.hang("receipt  ", "in the store:");
+        page.command(kept);
+    }
+    page.text()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Timestamp;
+    use crate::digest::Digest;
+
+    #[test]
+    fn what_became_of_things_fits_the_terminal_and_shows_what_somebody_else_wrote() {
+        let what = "registry.terraform.io/hashicorp/a-provider-with-quite-a-long-name 1.2.0 for linux_amd64".to_owned();
+        let why = "its archive was altered \u{1b}[2J".to_owned();
+        let told = Told { what, outcome: Outcome::Refused { why } };
+        let lines = line(&told, Some(80));
+        assert!(lines.lines().all(|line| line.chars().count() <= 80), "{lines}");
+        assert!(lines.starts_with("  REFUSED  registry.terraform.io/hashicorp/a-provider-with-quite-a-long-name\n"));
+        assert!(lines.ends_with("\n           its archive was altered \\u{1b}[2J"), "{lines}");
+        let kept = format!("/srv/{}/receipts/one.json", "x".repeat(90));
+        let receipt = Receipt {
+            manifest: Digest::of(b"{}"),
+            larder: "0.1.0".to_owned(),
+            created: Timestamp(1),
+            signed_by: Some("4c43fd2652085edb".to_owned()),
+            trusted: true,
+            applied: Timestamp(2),
+            ok: false,
+            ended: None,
+            entries: vec![told],
+            kept: Some(kept.clone()),
+        };
+        let told = summary(&receipt, Some(80));
+        assert!(told.starts_with("0 applied, 0 held already, 1 refused\n"), "{told}");
+        // A path is never broken: somebody will paste it.
+        assert!(told.ends_with(&format!("\n    {kept}")), "{told}");
+    }
+}

@@ -1,0 +1,207 @@
+//! `larder bundle create`: warms what is meant, then writes what is held of it.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail};
+use bytes::Bytes as Body;
+use bytesize::ByteSize;
+use clap::Args;
+
+use super::super::order::Also;
+use super::super::text::{counted, shown_as_text};
+use super::super::warm::{Larder, Shown, warm_then};
+use super::super::{Common, runtime, say, say_error};
+use super::files::{self, Source, Target, Written};
+use super::progress::{Bytes, Drawing};
+use crate::bundle::{Entry, Inventory, LEAST_PART, Manifest, Opened, Standing, Trust};
+use crate::clock::{Clock, Timestamp};
+use crate::config::Config;
+use crate::http::admin_client;
+use crate::jobs::JobId;
+use crate::jobs::report::{Job, JobState};
+use crate::protocol::admin::bundle::{BUNDLE, ToldBundle};
+
+#[derive(Debug, Args)]
+pub(super) struct Create {
+    #[command(flatten)]
+    common: Common,
+    /// The file of the bundle; with --part-size, a folder for its parts
+    #[arg(value_name = "OUT")]
+    out: PathBuf,
+    /// An address with its constraint, a .terraform.lock.hcl, a folder in which init is run, a .tar of such folders, or a
+    /// .json of what `larder missing` printed
+    #[arg(long = "for", value_name = "WHAT", required = true, num_args = 1..)]
+    what: Vec<String>,
+    #[command(flatten)]
+    also: Also,
+    /// Leave out what this inventory names, which `larder inventory` printed where the bundle goes
+    #[arg(long, value_name = "INVENTORY")]
+    since: Option<PathBuf>,
+    /// Write parts of this size, such as 2GiB; run again after an interruption, what is there already stays
+    #[arg(long, value_name = "SIZE", value_parser = part_size)]
+    part_size: Option<ByteSize>,
+    /// Where something cannot be had, write a bundle of the rest
+    #[arg(long)]
+    partial: bool,
+}
+
+fn part_size(given: &str) -> Result<ByteSize, String> {
+    let size = ByteSize::from_str(given).map_err(|_| format!("{given:?} is no size: write 2GiB, 650MiB, …"))?;
+    if size.as_u64() < LEAST_PART {
+        return Err(format!("a part has {} at least", ByteSize(LEAST_PART)));
+    }
+    Ok(size)
+}
+
+impl Create {
+    /// Runs it; says whether all of it is in the bundle.
+    pub(super) fn run(self) -> anyhow::Result<bool> {
+        let (config, _) = self.common.load()?;
+        let told = self.also.told(&self.what, &config.default_host())?;
+        let since = self.since.as_deref().map(|path| {
+            let inventory = Inventory::read(&files::read(path)?);
+            inventory.map_err(|bad| anyhow!("{}: {bad}", path.display()))
+        });
+        let since = since.transpose()?;
+        let runtime = runtime()?;
+        let shown = if self.common.json { Shown::Nothing } else { Shown::Lines };
+        let written = runtime
+            .block_on(warm_then(&config, &told, shown, async |by, job| self.write(&config, by, job, since).await));
+        runtime.shutdown_timeout(Duration::from_secs(1));
+        written
+    }
+
+    async fn write(&self, config: &Config, by: &Larder, job: &Job, since: Option<Inventory>) -> anyhow::Result<bool> {
+        if job.state != JobState::Done && !self.partial {
+            bail!("not all of it is held, so no bundle is written; --partial writes one of the rest");
+        }
+        let (target, created) = match self.part_size {
+            None => (Target::file(&self.out)?, Clock::system().now()),
+            Some(size) => Target::parts(&self.out, size.as_u64(), Clock::system().now())?,
+        };
+        let (bytes, is_delta) = (Bytes::default(), since.is_some());
+        let sizes = job.items.iter().filter_map(|item| item.size_bytes);
+        // A little more, with its documents.
+        let all = if is_delta { None } else { Some(sizes.fold(0, u64::saturating_add)) };
+        let drawing = Drawing::begin("writing", &bytes, all);
+        let counting = Counting { target, bytes };
+        let told = ToldBundle { job: job.id.clone(), since, partial: self.partial, created: Some(created) };
+        let written = write(config, by, told, created, counting).await;
+        drawing.end().await;
+        let written = written?.target.end()?;
+        self.tell(&written)?;
+        Ok(job.state == JobState::Done)
+    }
+
+    /// Reads its manifest again, from where it was written to, and says what is in it.
+    fn tell(&self, written: &Written) -> anyhow::Result<()> {
+        let Written { source, reused } = written;
+        let trust = Trust { keys: Vec::new(), unsigned: true };
+        let opened = Opened::open(source.open()?, &trust).context("what was written cannot be read")?;
+        let (manifest, bytes) = (&opened.manifest, source.bytes()?);
+        let key = match &opened.standing {
+            Standing::SignedBy(key) | Standing::ByAStranger(key) => Some(key),
+            Standing::Unsigned => None,
+        };
+        let Counts { archives, left_out } = Counts::of(manifest);
+        let parts = if let Source::Parts(_, list) = source { Some(list.parts.len()) } else { None };
+        if self.common.json {
+            let told = serde_json::json!({
+                "out": self.out.display().to_string(), "bytes": bytes, "manifest": opened.digest,
+                "entries": manifest.entries.len(), "archives": archives, "archives_left_out": left_out,
+                "since": manifest.since, "signed_by": key, "created": manifest.created, "parts": parts,
+                "bytes_there_already": reused,
+            });
+            say(&told.to_string());
+            return Ok(());
+        }
+        let (out, size) = (shown_as_text(&self.out.display().to_string()), ByteSize(bytes));
+        let parts = parts.map_or_else(String::new, |parts| format!(" in {}", counted(parts as u64, "part")));
+        say(&format!("wrote {out}: {size}{parts}, {}", counted(archives, "archive")));
+        if *reused > 0 {
+            say(&format!("  {} of it were there already", ByteSize(*reused)));
+        }
+        if manifest.since.is_some() {
+            say(&match (archives, left_out) {
+                (0, 0) => "  a delta: the inventory names all of it".to_owned(),
+                (_, 0) => "  a delta: what the inventory names is left out".to_owned(),
+                (_, many) => format!(
+                    "  a delta: what the inventory names is left out, and {} with new documents",
+                    counted(many, "archive")
+                ),
+            });
+        }
+        match key {
+            Some(key) => say(&format!("  signed by key {key}")),
+            None => say_error(
+                "it is not signed: `larder bundle keygen` makes a key; without one it is applied with --unsigned",
+            ),
+        }
+        Ok(())
+    }
+}
+
+/// Has the bundle written by whoever warmed it.
+async fn write(
+    config: &Config,
+    by: &Larder,
+    told: ToldBundle,
+    created: Timestamp,
+    to: Counting,
+) -> anyhow::Result<Counting> {
+    match by {
+        Larder::Running { at, token } => {
+            let body = Body::from(serde_json::to_vec(&told)?);
+            let (_, to) = admin_client::download(*at, BUNDLE, token.as_deref(), body, to).await?;
+            Ok(to)
+        }
+        Larder::Own { mirror, jobs, .. } => {
+            let held = JobId::parse(&told.job).and_then(|id| jobs.held(id)).context("its job is forgotten")?;
+            let (mirror, key) = (Arc::clone(mirror), config.bundle.signing.clone());
+            let writing = tokio::task::spawn_blocking(move || {
+                let gathered = mirror.gather(held, told.since.as_ref(), told.partial, created)?;
+                for missing in &gathered.missing {
+                    say_error(&format!("without it: {missing}"));
+                }
+                Ok(mirror.give(&gathered, key.as_ref(), to)?)
+            });
+            writing.await.context("it ended unexpectedly")?
+        }
+    }
+}
+
+/// What of a bundle is told.
+struct Counts {
+    archives: u64,
+    left_out: u64,
+}
+
+impl Counts {
+    fn of(manifest: &Manifest) -> Self {
+        let archives = || manifest.entries.iter().filter_map(Entry::archive);
+        let carried = archives().filter(|archive| !archive.left_out).count() as u64;
+        Self { archives: carried, left_out: archives().count() as u64 - carried }
+    }
+}
+
+/// Counts what goes into a target.
+struct Counting {
+    target: Target,
+    bytes: Bytes,
+}
+
+impl Write for Counting {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.target.write(bytes)?;
+        self.bytes.add(written as u64);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.target.flush()
+    }
+}

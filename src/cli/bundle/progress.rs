@@ -1,0 +1,121 @@
+//! How far a bundle is: a bar on a terminal, and nothing elsewhere, where each thing has its line.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use bytesize::ByteSize;
+use tokio::task::JoinHandle;
+
+use super::super::screen::Bars;
+use super::super::text::width_of_stderr;
+
+/// How often it is drawn anew.
+const DRAWN_EVERY: Duration = Duration::from_millis(200);
+/// The bar is drawn no longer than this.
+const LONGEST_BAR: usize = 40;
+/// And no shorter.
+const SHORTEST_BAR: usize = 10;
+
+/// How many bytes have gone by.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Bytes(Arc<AtomicU64>);
+
+impl Bytes {
+    pub(super) fn add(&self, bytes: u64) {
+        self.0.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn set(&self, bytes: u64) {
+        self.0.store(bytes, Ordering::Relaxed);
+    }
+
+    fn now(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Draws until it is dropped.
+#[derive(Debug)]
+pub(super) struct Drawing(Option<JoinHandle<()>>);
+
+impl Drawing {
+    /// Begins to draw, where the standard error is a terminal. `all` is how many bytes there will be, as far as that is
+    /// known.
+    pub(super) fn begin(doing: &'static str, bytes: &Bytes, all: Option<u64>) -> Self {
+        if width_of_stderr().is_none() {
+            return Self(None);
+        }
+        let bytes = bytes.clone();
+        Self(Some(tokio::spawn(async move {
+            let (bars, began) = (Bars::on_stderr(), Instant::now());
+            loop {
+                // In the last column, some terminals break the line.
+                let width = width_of_stderr().unwrap_or(80).saturating_sub(1);
+                bars.draw(&[line(doing, bytes.now(), all, began.elapsed(), width)]);
+                tokio::time::sleep(DRAWN_EVERY).await;
+            }
+        })))
+    }
+
+    /// Takes it off the terminal.
+    pub(super) async fn end(mut self) {
+        if let Some(drawing) = self.0.take() {
+            drawing.abort();
+            // It has the terminal until it is gone.
+            let _ = drawing.await;
+        }
+    }
+}
+
+impl Drop for Drawing {
+    fn drop(&mut self) {
+        if let Some(drawing) = &self.0 {
+            drawing.abort();
+        }
+    }
+}
+
+/// `writing  [=====>      ]  12.0 of 40.1 MiB  8.0 MiB/s`
+fn line(doing: &str, bytes: u64, all: Option<u64>, since: Duration, width: usize) -> String {
+    let speed = match since.as_secs_f64() {
+        seconds if seconds >= 0.5 => format!("  {}/s", ByteSize((bytes as f64 / seconds) as u64)),
+        _ => String::new(),
+    };
+    let told = match all.filter(|all| *all > 0) {
+        Some(all) => format!("{} of {}{speed}", ByteSize(bytes.min(all)), ByteSize(all)),
+        None => format!("{}{speed}", ByteSize(bytes)),
+    };
+    let room = width.saturating_sub(doing.chars().count() + told.chars().count() + 4);
+    let line = match all.filter(|all| *all > 0 && room >= SHORTEST_BAR) {
+        Some(all) => {
+            let inside = room.min(LONGEST_BAR) - 2;
+            let full = (u128::from(bytes.min(all)) * inside as u128 / u128::from(all)) as usize;
+            let head = if full > 0 && full < inside { ">" } else { "" };
+            let done = "=".repeat(full - head.len());
+            format!("{doing}  [{:inside$}]  {told}", format!("{done}{head}"))
+        }
+        None => format!("{doing}  {told}"),
+    };
+    line.chars().take(width).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_fits_the_terminal_and_says_how_far_it_is() {
+        let second = Duration::from_secs(1);
+        assert_eq!(
+            line("applying", 20 << 20, Some(40 << 20), second, 79),
+            "applying  [===============>                 ]  20.0 MiB of 40.0 MiB  20.0 MiB/s"
+        );
+        assert_eq!(line("writing", 1024, None, second, 79), "writing  1.0 KiB  1.0 KiB/s");
+        for width in [10, 20, 40, 79, 159] {
+            for bytes in [0, 1, 5 << 20, u64::MAX] {
+                assert!(line("applying", bytes, Some(10 << 20), second, width).chars().count() <= width);
+            }
+        }
+    }
+}

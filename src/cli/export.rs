@@ -1,0 +1,171 @@
+//! `larder export`: what an order comes to, warmed first, as a tree that `filesystem_mirror` and a plain web server use.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context;
+use bytes::Bytes;
+use bytesize::ByteSize;
+use clap::Args;
+use serde::Serialize;
+use tokio::task::spawn_blocking;
+
+use super::order::Also;
+use super::text::{Page, counted, shown_as_text, width_of_stdout};
+use super::warm::{Larder, Shown, warm_then};
+use super::{Common, runtime, say, say_error};
+use crate::address::{Artifact, Package, Platform, Version};
+use crate::filesystem_mirror::folder::Folder;
+use crate::filesystem_mirror::layout;
+use crate::filesystem_mirror::receive::{self, Received};
+use crate::http::admin_client::{self, NoAnswer};
+use crate::jobs::JobId;
+use crate::jobs::report::{Item, Job, JobState};
+use crate::protocol::admin::trees::{EXPORT, ToldToExport};
+
+#[derive(Debug, Args)]
+pub(super) struct Export {
+    #[command(flatten)]
+    common: Common,
+    /// The folder of the tree; one that is there is added to
+    #[arg(value_name = "DIR")]
+    tree: PathBuf,
+    /// An address with its constraint, a .terraform.lock.hcl, a folder in which init is run, a .tar of such folders, or a
+    /// .json of what `larder missing` printed
+    #[arg(long = "for", required = true, num_args = 1.., value_name = "WHAT")]
+    what: Vec<String>,
+    #[command(flatten)]
+    also: Also,
+    /// Export what could be had, too, where not all could
+    #[arg(long)]
+    partial: bool,
+}
+
+impl Export {
+    /// Runs it; says whether all of it is in the tree now.
+    pub(super) fn run(self) -> anyhow::Result<bool> {
+        let (config, _) = self.common.load()?;
+        let told = self.also.told(&self.what, &config.default_host())?;
+        // Before anything is fetched for it.
+        let folder = Arc::new(Folder::make(&self.tree)?);
+        let runtime = runtime()?;
+        let shown = if self.common.json { Shown::Nothing } else { Shown::Lines };
+        let partial = self.partial;
+        let exported = runtime.block_on(warm_then(&config, &told, shown, async |by, job| {
+            let is_all = job.state == JobState::Done;
+            let exported = if is_all || partial { Some(export(by, job, partial, &folder).await?) } else { None };
+            Ok((exported, is_all))
+        }));
+        runtime.shutdown_timeout(std::time::Duration::from_secs(1));
+        let (exported, is_all) = exported?;
+        let Some(exported) = exported else {
+            say_error("nothing was exported, because not all of it could be had; --partial exports what could");
+            return Ok(false);
+        };
+        if self.common.json {
+            say(&serde_json::to_string(&exported)?);
+        } else {
+            say(&page(&exported, &folder, width_of_stdout()));
+        }
+        Ok(is_all)
+    }
+}
+
+/// What was exported.
+#[derive(Debug, Serialize)]
+struct Exported {
+    #[serde(flatten)]
+    received: Received,
+    /// Modules in the order: no client reads them from a tree.
+    modules: Vec<String>,
+}
+
+async fn export(by: &Larder, job: &Job, partial: bool, folder: &Arc<Folder>) -> anyhow::Result<Exported> {
+    let packages: Vec<Package> = job.items.iter().filter_map(package).collect();
+    let modules = job.items.iter().filter(|item| item.platform.is_none()).map(|item| item.what.clone()).collect();
+    let of = Arc::clone(folder);
+    let have = spawn_blocking(move || receive::there(&of, &packages)).await??.into_iter().collect();
+    let (tar, out) = io::pipe()?;
+    let of = Arc::clone(folder);
+    let receiving = spawn_blocking(move || receive::receive(tar, &of));
+    let sent = match by {
+        Larder::Running { at, token } => {
+            let told = ToldToExport { job: job.id.clone(), partial, have };
+            let body = Bytes::from(serde_json::to_vec(&told)?);
+            let sent = admin_client::download(*at, EXPORT, token.as_deref(), body, out).await;
+            sent.map(drop).map_err(|error| match error {
+                // Who received it says why.
+                NoAnswer::Here(error) => anyhow::Error::from(error),
+                error => error.into(),
+            })
+        }
+        Larder::Own { mirror, jobs, .. } => {
+            let held = JobId::parse(&job.id).and_then(|id| jobs.held(id)).context("the job is forgotten")?;
+            let packages = held.into_iter().filter_map(|(of, digest)| match of {
+                Artifact::Provider(package) => Some((package, digest)),
+                Artifact::Module(_) => None,
+            });
+            let call = mirror.job(job.started);
+            let export = mirror.export(packages.collect(), &have, &call).await?;
+            if let Some(missing) = export.missing.first().filter(|_| !partial) {
+                anyhow::bail!("{}: {}", missing.package, missing.why);
+            }
+            let mirror = Arc::clone(mirror);
+            spawn_blocking(move || export.write(&mirror, out)).await?.map_err(anyhow::Error::from)
+        }
+    };
+    let received = receiving.await?;
+    match (sent, received) {
+        (Ok(()), Ok(received)) => Ok(Exported { received, modules }),
+        // A tar that broke off has no end: why it did is the news then.
+        (Err(sent), Err(received)) if received.kind() == io::ErrorKind::UnexpectedEof => Err(sent),
+        (_, Err(received)) => {
+            Err(anyhow::Error::from(received).context("the tree is not whole; the same command goes on"))
+        }
+        (Err(sent), Ok(_)) => Err(sent),
+    }
+}
+
+/// What an item of a job is about, where that is a provider.
+fn package(item: &Item) -> Option<Package> {
+    let (address, version) = item.what.rsplit_once('@')?;
+    let mut parts = address.split('/');
+    let provider = layout::provider(parts.next()?, parts.next()?, parts.next()?).ok()?;
+    let platform = Platform::parse(item.platform.as_ref()?).ok()?;
+    Some(Package { provider, version: Version::parse(version).ok()?, platform })
+}
+
+fn page(exported: &Exported, folder: &Folder, width: Option<usize>) -> String {
+    let Exported { received, modules } = exported;
+    let mut page = Page::of_width(width);
+    let written = format!("{} written, {}", counted(received.written, "archive"), ByteSize(received.written_bytes));
+    let place = shown_as_text(&folder.place().display().to_string());
+    page.group("exported", &format!("{written}; {} there already; into {place}", received.there));
+    if received.unsigned > 0 {
+        let archives = counted(received.unsigned, "archive");
+        page.group(
+            "unsigned",
+            &format!("{archives}, imported without signatures: nothing lies beside them that proves them"),
+        );
+    }
+    if !received.with_port.is_empty() {
+        let hosts: Vec<&str> = received.with_port.iter().map(|host| host.as_str()).collect();
+        page.group(
+            "ports",
+            &format!("{}: clients can use them in a filesystem_mirror, but in no network_mirror", hosts.join(", ")),
+        );
+    }
+    if !modules.is_empty() {
+        let number = counted(modules.len() as u64, "module");
+        page.group(
+            "modules",
+            &format!("{number} left out: no client reads modules from such a tree; `larder bundle` carries them"),
+        );
+    }
+    if !received.notes.is_empty() {
+        page.group("notes", "on what was there before");
+        received.notes.iter().for_each(|note| page.item(&shown_as_text(note), None));
+    }
+    page.text()
+}

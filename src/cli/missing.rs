@@ -1,0 +1,141 @@
+//! `larder missing`: what was asked for while offline and is not held; from the running larder, or from the store alone.
+
+use anyhow::Context;
+use clap::Args;
+
+use super::command::must_have_a_store;
+use super::text::{Page, counted, width_of_stdout};
+use super::{Common, ask_running, runtime, say};
+use crate::app::{self, Settings};
+use crate::config::Config;
+use crate::http::admin_client::{self, NoAnswer};
+use crate::protocol::admin::missing::{MISSING, order_of};
+use crate::protocol::admin::order::{AddressFor, ToldAddress, ToldOrder};
+
+/// What every command takes, and whether to forget.
+#[derive(Debug, Args)]
+pub(super) struct MissingCommand {
+    #[command(flatten)]
+    common: Common,
+    /// Forget all of it, instead of printing it
+    #[arg(long)]
+    forget: bool,
+}
+
+impl MissingCommand {
+    /// Runs the command.
+    pub(super) fn run(self) -> anyhow::Result<()> {
+        let (config, _) = self.common.load()?;
+        let order =
+            runtime()?.block_on(async { if self.forget { forget(&config).await } else { told(&config).await } })?;
+        match (self.common.json, self.forget) {
+            (true, _) => say(&serde_json::to_string(&order)?),
+            (false, true) => say("forgotten: what is asked for from now on is noted anew"),
+            (false, false) => say(&page(&order, width_of_stdout())),
+        }
+        Ok(())
+    }
+}
+
+async fn told(config: &Config) -> anyhow::Result<ToldOrder> {
+    let asked = ask_running(config, async |at, token| admin_client::get(at, MISSING, token).await);
+    match asked.await {
+        Ok(answer) => {
+            ToldOrder::read(&answer).map_err(anyhow::Error::msg).context("the running larder is of another version")
+        }
+        Err(NoAnswer::NotRunning(_)) => {
+            must_have_a_store(config)?;
+            let (mirror, _, _) = app::mirror(config, &Settings::default())?;
+            let order = order_of(&mirror.missing().await?, &mirror.sealed_platforms());
+            mirror.close().await?;
+            Ok(order)
+        }
+        Err(error) => Err(error).context("the running larder did not say what is missing"),
+    }
+}
+
+async fn forget(config: &Config) -> anyhow::Result<ToldOrder> {
+    let asked = ask_running(config, async |at, token| admin_client::delete(at, MISSING, token).await);
+    match asked.await {
+        Ok(_) => Ok(ToldOrder::default()),
+        Err(NoAnswer::NotRunning(_)) => {
+            must_have_a_store(config)?;
+            let (mirror, _, _) = app::mirror(config, &Settings::default())?;
+            mirror.forget_missing().await?;
+            mirror.close().await?;
+            Ok(ToldOrder::default())
+        }
+        Err(error) => Err(error).context("the running larder did not forget what is missing"),
+    }
+}
+
+/// All of it, for a terminal of this width: each provider and module once, with its versions and their platforms.
+fn page(order: &ToldOrder, width: Option<usize>) -> String {
+    let mut page = Page::of_width(width);
+    if order.what.is_empty() {
+        page.group("missing", "nothing: all that was asked for while offline is held");
+        return page.text();
+    }
+    let number = counted(order.what.len() as u64, "thing");
+    page.group("missing", &format!("{number} asked for while offline and not held"));
+    let mut last = "";
+    for told in &order.what {
+        let (whole, platforms) = match told {
+            ToldAddress::Text(address) => (address, &[][..]),
+            ToldAddress::For(AddressFor { address, platforms }) => (address, platforms.as_slice()),
+        };
+        let (address, version) =
+            whole.split_once('@').map_or((whole.as_str(), None), |(of, version)| (of, Some(version)));
+        if address != last {
+            page.item(address, None);
+            last = address;
+        }
+        let platforms = if platforms.is_empty() { String::new() } else { format!("  {}", platforms.join(", ")) };
+        page.hang("    ", &format!("{}{platforms}", version.unwrap_or("any version")));
+    }
+    page.group("to do", "where upstreams can be reached, fetch it and bring it here:");
+    for command in ["larder missing --json > missing.json", "larder bundle create missing.bundle --for missing.json"] {
+        page.command(command);
+    }
+    page.text()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn order() -> ToldOrder {
+        let told = |address: &str, platforms: &[&str]| {
+            let platforms = platforms.iter().map(|name| (*name).to_owned()).collect();
+            ToldAddress::For(AddressFor { address: address.to_owned(), platforms })
+        };
+        let what = vec![
+            told("registry.terraform.io/a-namespace-that-is-long/a-provider-with-a-long-name", &[]),
+            told(
+                "registry.terraform.io/a-namespace-that-is-long/a-provider-with-a-long-name@12.34.56",
+                &["darwin_amd64", "darwin_arm64", "linux_amd64", "linux_arm64", "windows_amd64"],
+            ),
+            told("registry.terraform.io/acme/vpc/aws@5.1.0", &[]),
+        ];
+        ToldOrder { what, ..ToldOrder::default() }
+    }
+
+    #[test]
+    fn it_is_grouped_and_fits_terminals_of_80_and_of_160_columns() {
+        let shown = page(&order(), None);
+        for part in [
+            "3 things",
+            "    any version",
+            "    12.34.56  darwin_amd64, ",
+            "  registry.terraform.io/acme/vpc/aws\n    5.1.0",
+        ] {
+            assert!(shown.contains(part), "{part} is not in:\n{shown}");
+        }
+        assert_eq!(shown.matches("a-provider-with-a-long-name").count(), 1, "{shown}");
+        for width in [80, 160] {
+            let shown = page(&order(), Some(width));
+            assert!(shown.lines().all(|line| line.chars().count() <= width), "{shown}");
+        }
+        assert!(page(&ToldOrder::default(), Some(80)).contains("nothing"));
+    }
+}

@@ -1,0 +1,65 @@
+//! `larder plan`: will `init` work with the cable pulled? What is held, what is needed, what cannot be had.
+
+mod page;
+
+use anyhow::{Context, anyhow};
+use bytes::Bytes;
+use clap::Args;
+
+use super::command::must_have_a_store;
+use super::order::OrderArgs;
+use super::text::width_of_stdout;
+use super::{Common, ask_running, runtime, say, say_error};
+use crate::app::{self, Settings};
+use crate::config::Config;
+use crate::http::admin_client::{self, NoAnswer};
+use crate::jobs::{self, Plan};
+use crate::protocol::admin::order::{PLAN, ToldOrder};
+
+#[derive(Debug, Args)]
+pub(super) struct PlanCommand {
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    order: OrderArgs,
+    /// Name what is held, too, and who wants each
+    #[arg(long, short)]
+    verbose: bool,
+}
+
+impl PlanCommand {
+    /// Runs it; says whether everything is held.
+    pub(super) fn run(self) -> anyhow::Result<bool> {
+        let (config, _) = self.common.load()?;
+        let told = self.order.told(&config.default_host())?;
+        let runtime = runtime()?;
+        let plan = runtime.block_on(planned(&config, &told))?;
+        runtime.shutdown_timeout(std::time::Duration::from_secs(1));
+        if self.common.json {
+            say(&serde_json::to_string(&plan)?);
+        } else {
+            say(&page::text(&plan, self.verbose, width_of_stdout()));
+        }
+        Ok(plan.ready)
+    }
+}
+
+async fn planned(config: &Config, told: &ToldOrder) -> anyhow::Result<Plan> {
+    let body = Bytes::from(serde_json::to_vec(told)?);
+    let asked = ask_running(config, async |at, token| admin_client::post(at, PLAN, token, body).await);
+    match asked.await {
+        Ok(answer) => Ok(serde_json::from_slice(&answer).context("the running larder is of another version")?),
+        Err(NoAnswer::NotRunning(_)) => {
+            must_have_a_store(config)?;
+            let order = told.order(&config.default_host()).map_err(|bad| anyhow!(bad.join("; ")))?;
+            let settings = Settings::default();
+            let (mirror, _, _) = app::mirror(config, &settings)?;
+            let plan = jobs::plan(&mirror, &settings.clock, &order).await;
+            if let Err(error) = mirror.close().await {
+                say_error(&format!("the store would not close: {error}"));
+            }
+            Ok(plan?)
+        }
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,165 @@
+//! How a plan looks: what is needed and what cannot be had, line by line; of what is held, how much there is; and the
+//! verdict last, where the eye ends.
+
+use bytesize::ByteSize;
+
+use super::super::text::{Page, counted, shown_as_text};
+use crate::jobs::{Plan, PlanState, Planned};
+
+/// How many places are named of one thing.
+const MOST_PLACES: usize = 3;
+
+/// The text.
+pub(super) fn text(plan: &Plan, verbose: bool, width: Option<usize>) -> String {
+    let mut page = Page::of_width(width);
+    let of = |is_it: fn(&PlanState) -> bool| plan.items.iter().filter(|item| is_it(&item.state)).collect::<Vec<_>>();
+    let held = of(|state| matches!(state, PlanState::Have { .. }));
+    let needed = of(|state| matches!(state, PlanState::Need { .. }));
+    let impossible = of(|state| matches!(state, PlanState::Cannot { .. }));
+    let sums = &plan.sums;
+    page.group("have", &format!("{}, {}", counted(sums.have, "archive"), ByteSize(sums.have_bytes)));
+    if verbose {
+        rows(&mut page, &held, verbose);
+    }
+    page.group("need", &format!("{}, {}", counted(sums.need, "archive"), needed_bytes(plan)));
+    rows(&mut page, &needed, verbose);
+    page.group("cannot", &counted(sums.cannot, "thing"));
+    for item in impossible {
+        let why = if let PlanState::Cannot { why } = &item.state { why.as_str() } else { "" };
+        page.item(&called(item), Some(&shown_as_text(why)));
+        page.about(&places(&item.by, verbose));
+    }
+    if !plan.unconfirmed.is_empty() {
+        page.group("unconfirmed", "what upstream could not be asked about just now");
+        plan.unconfirmed.iter().for_each(|what| page.item(&shown_as_text(what), None));
+    }
+    page.last(verdict(plan));
+    page.text()
+}
+
+fn needed_bytes(plan: &Plan) -> String {
+    let sums = &plan.sums;
+    match (sums.need_bytes, sums.need_unknown) {
+        (bytes, 0) => ByteSize(bytes).to_string(),
+        (0, _) => "of unknown size".to_owned(),
+        (bytes, unknown) => format!("{} and {unknown} of unknown size", ByteSize(bytes)),
+    }
+}
+
+fn rows(page: &mut Page, items: &[&Planned], verbose: bool) {
+    let row = |item: &&Planned| {
+        let size_bytes = match item.state {
+            PlanState::Have { size_bytes } => Some(size_bytes),
+            PlanState::Need { size_bytes, .. } => size_bytes,
+            PlanState::Cannot { .. } => None,
+        };
+        let size = size_bytes.map_or_else(|| "?".to_owned(), |size_bytes| ByteSize(size_bytes).to_string());
+        let mut rest = if verbose { places(&item.by, verbose) } else { String::new() };
+        if let PlanState::Need { note: Some(note), .. } = &item.state {
+            rest = if rest.is_empty() { note.clone() } else { format!("{rest}; {note}") };
+        }
+        let name = match &item.platform {
+            Some(platform) => format!("{} {platform}", shown_as_text(&item.what)),
+            None => shown_as_text(&item.what),
+        };
+        ([name, size], rest)
+    };
+    let rows: Vec<_> = items.iter().map(row).collect();
+    if !rows.is_empty() {
+        page.columns(["", "size"], &rows);
+    }
+}
+
+fn called(item: &Planned) -> String {
+    match &item.platform {
+        Some(platform) => format!("{} for {platform}", shown_as_text(&item.what)),
+        None => shown_as_text(&item.what).to_string(),
+    }
+}
+
+/// Who wants it: the first few, unless all are asked for.
+fn places(by: &[String], all: bool) -> String {
+    let shown = if all { by.len() } else { MOST_PLACES };
+    let mut text = by.iter().take(shown).map(|place| shown_as_text(place).to_string()).collect::<Vec<_>>().join(", ");
+    if by.len() > shown {
+        text += &format!(" and {} more", by.len() - shown);
+    }
+    if text.is_empty() { text } else { format!("wanted by {text}") }
+}
+
+fn verdict(plan: &Plan) -> &'static str {
+    match (plan.ready, plan.sums.cannot, plan.offline) {
+        (true, ..) if plan.unconfirmed.is_empty() => "init will work with the cable pulled",
+        (true, ..) => "init will work with the cable pulled, with what upstream listed when it was last asked",
+        (false, 0, false) => {
+            "init will not work with the cable pulled: `larder warm` with the same words fetches what is needed"
+        }
+        (false, 0, true) => {
+            "init will not work: what is needed must be brought (`larder missing` lists it, `larder bundle` carries it)"
+        }
+        (false, ..) => "init will not work with the cable pulled, also after `larder warm`: see what cannot be had",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::jobs::Sums;
+
+    fn item(what: &str, platform: Option<&str>, state: PlanState) -> Planned {
+        let by = vec!["envs/prod/main.tf:12".to_owned(), "envs/dev/main.tf:3".to_owned()];
+        Planned { what: what.to_owned(), platform: platform.map(str::to_owned), state, by }
+    }
+
+    fn plan() -> Plan {
+        let why = "git::https://git.corp.example/net.git is no registry's: the client fetches it itself, so it is not there without the network";
+        let items = vec![
+            item(
+                "registry.terraform.io/hashicorp/aws@5.31.0",
+                Some("linux_amd64"),
+                PlanState::Have { size_bytes: 104_857_600 },
+            ),
+            item(
+                "registry.terraform.io/hashicorp/random@3.6.0",
+                Some("linux_amd64"),
+                PlanState::Need { size_bytes: Some(4_700_000), note: None },
+            ),
+            item(
+                "registry.terraform.io/terraform-aws-modules/vpc/aws@5.1.2",
+                None,
+                PlanState::Need {
+                    size_bytes: None,
+                    note: Some("this mirror is offline: it must be brought".to_owned()),
+                },
+            ),
+            item("git::https://git.corp.example/net.git", None, PlanState::Cannot { why: why.to_owned() }),
+        ];
+        let sums =
+            Sums { have: 1, have_bytes: 104_857_600, need: 2, need_bytes: 4_700_000, need_unknown: 1, cannot: 1 };
+        Plan { ready: false, offline: false, sums, items, unconfirmed: Vec::new() }
+    }
+
+    #[test]
+    fn a_plan_fits_the_terminal_and_ends_with_the_verdict() {
+        for width in [80, 160] {
+            for verbose in [false, true] {
+                let text = text(&plan(), verbose, Some(width));
+                assert!(text.lines().all(|line| line.chars().count() <= width), "{text}");
+                assert!(text.lines().last().unwrap().contains("see what cannot be had") || width == 80, "{text}");
+                assert_eq!(text.contains("hashicorp/aws@5.31.0"), verbose, "{text}");
+                assert!(text.contains("wanted by envs/prod/main.tf:12"), "{text}");
+            }
+        }
+        let ready = Plan { ready: true, sums: Sums { have: 1, ..Sums::default() }, items: Vec::new(), ..plan() };
+        assert!(text(&ready, false, Some(80)).ends_with("init will work with the cable pulled"));
+    }
+
+    #[test]
+    fn what_others_named_is_shown_and_never_obeyed() {
+        let mut plan = plan();
+        plan.items[3].what = "a\u{1b}[2K\u{202e}".to_owned();
+        plan.items[3].by = vec!["\u{9b}main.tf:1".to_owned()];
+        let text = text(&plan, true, None);
+        assert!(!text.contains(|c: char| c != '\n' && !super::super::super::text::is_plain(c)), "{text:?}");
+    }
+}

@@ -1,0 +1,405 @@
+//! Users' directories, read from the disk: what a client would read of them, and of the local modules that they call,
+//! wherever these are.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io;
+use std::path::{Component, Path, PathBuf};
+
+use super::configuration::{self, Source, Standing, is_configuration};
+use super::file::{self, Entry};
+use super::order::Client;
+use super::resolve::uncalled;
+use super::{BadFiles, Files};
+
+/// The most folders that are read.
+const MOST_FOLDERS: usize = 4096;
+/// How deep folders with a configuration are looked for below one that has none.
+const DEEPEST: usize = 16;
+/// Where tests lie, below a root.
+const TESTS: &str = "tests";
+
+/// What a client would read of directories.
+#[derive(Debug)]
+pub struct Collected {
+    /// Their files, and those of the local modules that they call, by paths below the folder that all of them are in;
+    /// below the working directory, if it has them all: then a path is what people would write there.
+    pub files: Files,
+    /// The folders that `init` is run in, below that folder: the directories that were named. Of one that has no
+    /// configuration itself, those below it that have one and that no other calls.
+    pub roots: Vec<String>,
+}
+
+/// Why directories are not read.
+#[derive(Debug, thiserror::Error)]
+pub enum NotCollected {
+    /// The system does not let us.
+    #[error("{path}: {error}")]
+    Unreadable {
+        /// Which file or folder.
+        path: PathBuf,
+        /// What it says.
+        error: io::Error,
+    },
+    /// One of the files is none that is taken.
+    #[error("{folder}: {bad}")]
+    Bad {
+        /// In which folder.
+        folder: PathBuf,
+        /// Why.
+        bad: BadFiles,
+    },
+    /// A client would find nothing to read.
+    #[error(
+        "{0}: there is no configuration in it, nor in a folder below it: no .tf, .tofu, .tf.json or .tofu.json file"
+    )]
+    Nothing(PathBuf),
+    /// There is no end to it.
+    #[error("{0}: there are more than {MOST_FOLDERS} folders in it, or called from there: name fewer")]
+    TooMany(PathBuf),
+}
+
+/// Reads directories. A path is followed as the client follows it: `..` of what is written, then links.
+///
+/// # Errors
+/// [`NotCollected`]. A local module that is not there is no error here: whoever resolves its call says so.
+pub fn collect(folders: &[PathBuf]) -> Result<Collected, NotCollected> {
+    let mut collecting = Collecting::default();
+    let (mut roots, mut searched) = (BTreeSet::new(), BTreeSet::new());
+    for given in folders {
+        let folder = given.canonicalize().map_err(|error| unreadable(given, error))?;
+        if has_configuration(&names_in(&folder)?) {
+            roots.insert(folder);
+            continue;
+        }
+        let below = search(given, &folder)?;
+        if below.is_empty() {
+            return Err(NotCollected::Nothing(given.clone()));
+        }
+        searched.extend(below);
+    }
+    let started = roots.iter().chain(&searched);
+    started.for_each(|folder| collecting.next(folder.clone(), folder.clone(), Standing::Root));
+    collecting.whole()?;
+    collecting.below_one_folder(&roots, &searched)
+}
+
+/// The folders with a configuration below one that has none.
+fn search(given: &Path, top: &Path) -> Result<BTreeSet<PathBuf>, NotCollected> {
+    let mut found = BTreeSet::new();
+    let mut level = vec![top.to_owned()];
+    let mut looked_at = 0;
+    for _ in 0..DEEPEST {
+        let mut next = Vec::new();
+        for folder in std::mem::take(&mut level) {
+            looked_at += 1;
+            if looked_at > MOST_FOLDERS {
+                return Err(NotCollected::TooMany(given.to_owned()));
+            }
+            let names = names_in(&folder)?;
+            if has_configuration(&names) {
+                found.insert(folder.clone());
+            }
+            // What is hidden is what tools keep. A link may lead anywhere.
+            let folders = names.iter().filter(|(name, entry)| **entry == Entry::Folder && !name.starts_with('.'));
+            next.extend(folders.map(|(name, _)| folder.join(name)));
+        }
+        level = next;
+    }
+    Ok(found)
+}
+
+/// Folders on their way into [`Files`].
+#[derive(Default)]
+struct Collecting {
+    /// What was read, by the path it has for those who call it.
+    read: BTreeMap<PathBuf, BTreeMap<String, Vec<u8>>>,
+    /// What is to be read: by that path, where it really is, and as what.
+    waiting: VecDeque<(PathBuf, PathBuf, Standing)>,
+}
+
+impl Collecting {
+    fn next(&mut self, path: PathBuf, real: PathBuf, standing: Standing) {
+        self.waiting.push_back((path, real, standing));
+    }
+
+    fn whole(&mut self) -> Result<(), NotCollected> {
+        while let Some((path, real, standing)) = self.waiting.pop_front() {
+            if self.read.contains_key(&path) {
+                continue;
+            }
+            if self.read.len() >= MOST_FOLDERS {
+                return Err(NotCollected::TooMany(path));
+            }
+            self.folder(path, &real, standing)?;
+        }
+        Ok(())
+    }
+
+    fn folder(&mut self, path: PathBuf, real: &Path, standing: Standing) -> Result<(), NotCollected> {
+        // Where there is none, the call of it cannot be resolved, and that is said there.
+        let Ok(real) = real.canonicalize() else {
+            self.read.insert(path, BTreeMap::new());
+            return Ok(());
+        };
+        if !real.is_dir() {
+            self.read.insert(path, BTreeMap::new());
+            return Ok(());
+        }
+        let contents = read_all(&real)?;
+        let mut files = in_memory(&real, "", &contents)?;
+        if standing == Standing::Root {
+            let (path, real) = (path.join(TESTS), real.join(TESTS));
+            if real.is_dir() {
+                let tests = read_all(&real)?;
+                files = tests.iter().try_fold(files, |files, (name, bytes)| and(files, &real, TESTS, name, bytes))?;
+                self.read.insert(path, tests);
+            }
+        }
+        for to in local_calls(&files, standing) {
+            self.next(from(&path, &to), real.join(&to), Standing::Called);
+        }
+        self.read.insert(path, contents);
+        Ok(())
+    }
+
+    /// All of it, by paths below one folder.
+    fn below_one_folder(
+        self,
+        roots: &BTreeSet<PathBuf>,
+        searched: &BTreeSet<PathBuf>,
+    ) -> Result<Collected, NotCollected> {
+        let mut top = self.read.keys().cloned().reduce(|a, b| common(&a, &b)).unwrap_or_default();
+        if let Ok(here) = std::env::current_dir().and_then(|here| here.canonicalize())
+            && top.starts_with(&here)
+        {
+            top = here;
+        }
+        let mut files = Files::default();
+        for (path, contents) in &self.read {
+            let folder = below(path, &top)?;
+            for (name, bytes) in contents {
+                files = and(files, path, &folder, name, bytes)?;
+            }
+        }
+        let named = |folders: &BTreeSet<PathBuf>| {
+            folders.iter().map(|folder| below(folder, &top)).collect::<Result<BTreeSet<String>, _>>()
+        };
+        let (mut roots, searched) = (named(roots)?, named(searched)?);
+        if !searched.is_empty() {
+            roots.extend(uncalled(&files).into_iter().filter(|folder| searched.contains(folder)));
+        }
+        Ok(Collected { files, roots: roots.into_iter().collect() })
+    }
+}
+
+/// The local modules that a folder calls, to either client.
+fn local_calls(files: &Files, standing: Standing) -> BTreeSet<String> {
+    let of = |client| configuration::read(files, "", standing, client, "").calls;
+    let calls = of(Client::Terraform).into_iter().chain(of(Client::Opentofu));
+    calls
+        .filter_map(|call| match call.source {
+            Source::Local(to) => Some(to),
+            Source::Registry { .. } => None,
+        })
+        .collect()
+}
+
+/// The folder that a path leads to from another, as it is written.
+fn from(folder: &Path, to: &str) -> PathBuf {
+    let mut path = folder.to_owned();
+    for segment in to.split('/') {
+        match segment {
+            "" | "." => {}
+            ".." => {
+                path.pop();
+            }
+            segment => path.push(segment),
+        }
+    }
+    path
+}
+
+/// The folder that both are in.
+fn common(a: &Path, b: &Path) -> PathBuf {
+    a.components().zip(b.components()).take_while(|(a, b)| a == b).map(|(component, _)| component).collect()
+}
+
+/// A path below another one, as [`Files`] has it.
+fn below(path: &Path, top: &Path) -> Result<String, NotCollected> {
+    let rest = path.strip_prefix(top).unwrap_or(path).components();
+    let segments = rest.filter_map(|component| match component {
+        Component::Normal(segment) => Some(segment.to_str()),
+        Component::Prefix(_) | Component::RootDir | Component::CurDir | Component::ParentDir => None,
+    });
+    let segments: Option<Vec<&str>> = segments.collect();
+    let bad = || NotCollected::Bad {
+        folder: path.to_owned(),
+        bad: BadFiles::Path(path.to_string_lossy().chars().take(128).collect()),
+    };
+    segments.map(|segments| segments.join("/")).ok_or_else(bad)
+}
+
+fn in_memory(folder: &Path, shown: &str, contents: &BTreeMap<String, Vec<u8>>) -> Result<Files, NotCollected> {
+    contents.iter().try_fold(Files::default(), |files, (name, bytes)| and(files, folder, shown, name, bytes))
+}
+
+fn and(mut files: Files, folder: &Path, below: &str, name: &str, bytes: &[u8]) -> Result<Files, NotCollected> {
+    let path = if below.is_empty() { name.to_owned() } else { format!("{below}/{name}") };
+    match files.insert(&path, bytes) {
+        Ok(()) => Ok(files),
+        Err(bad) => Err(NotCollected::Bad { folder: folder.to_owned(), bad }),
+    }
+}
+
+/// The files of a folder that a client reads.
+fn read_all(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>, NotCollected> {
+    let names = names_in(folder)?.into_iter();
+    let read = names.filter(|(name, entry)| *entry != Entry::Folder && Files::are_read(name)).map(|(name, _)| {
+        let path = folder.join(&name);
+        // A folder that is called like a file is none to the clients either.
+        match path.is_dir() {
+            true => Ok(None),
+            false => file::read(&path).map(|bytes| Some((name, bytes))).map_err(|error| unreadable(&path, error)),
+        }
+    });
+    read.filter_map(Result::transpose).collect()
+}
+
+fn has_configuration(names: &BTreeMap<String, Entry>) -> bool {
+    names.iter().any(|(name, entry)| *entry != Entry::Folder && Files::are_read(name) && is_configuration(name))
+}
+
+fn names_in(folder: &Path) -> Result<BTreeMap<String, Entry>, NotCollected> {
+    file::entries(folder).map_err(|error| unreadable(folder, error))
+}
+
+fn unreadable(path: &Path, error: io::Error) -> NotCollected {
+    NotCollected::Unreadable { path: path.to_owned(), error }
+}
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "a user's own files are no part of the store")]
+mod tests {
+    use std::fs;
+
+    use tempfile::TempDir;
+
+    use super::super::Unreadable;
+    use super::*;
+
+    fn folder(files: &[(&str, &str)]) -> TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = folder.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        folder
+    }
+
+    fn collected(top: &TempDir, folders: &[&str]) -> Collected {
+        collect(&folders.iter().map(|folder| top.path().join(folder)).collect::<Vec<_>>()).unwrap()
+    }
+
+    fn paths(files: &Files) -> Vec<String> {
+        BTreeMap::from(files.clone()).into_keys().collect()
+    }
+
+    fn calls(source: &str) -> String {
+        format!("module \"m\" {{\n  source = \"{source}\"\n}}\n")
+    }
+
+    #[test]
+    fn what_a_client_reads_of_directories_is_read_with_the_modules_they_call() {
+        let top = folder(&[
+            ("envs/prod/main.tf", &calls("../../modules/x")),
+            ("envs/prod/.terraform.lock.hcl", ""),
+            ("envs/prod/README.md", ""),
+            ("envs/prod/.hidden.tf", ""),
+            ("envs/prod/old.tf~", ""),
+            ("envs/prod/.terraform/modules/m/main.tf", ""),
+            ("envs/prod/unused/main.tf", ""),
+            ("envs/prod/tests/a.tftest.hcl", "run \"r\" {\n  module {\n    source = \"./tests/setup\"\n  }\n}\n"),
+            ("envs/prod/tests/setup/main.tf", ""),
+            ("envs/dev/main.tofu", &calls("./only-here")),
+            ("envs/dev/only-here/main.tf", &calls("../../../modules/gone")),
+            ("envs/other/main.tf", ""),
+            ("modules/x/main.tf", &calls("../y")),
+            ("modules/x/x.tftest.hcl", ""),
+            ("modules/y/main.tf.json", "{}"),
+        ]);
+        let Collected { files, roots } = collected(&top, &["envs/prod", "envs/dev/../dev/"]);
+        assert_eq!(roots, ["envs/dev", "envs/prod"]);
+        assert_eq!(
+            paths(&files),
+            [
+                "envs/dev/main.tofu",
+                "envs/dev/only-here/main.tf",
+                "envs/prod/.terraform.lock.hcl",
+                "envs/prod/main.tf",
+                "envs/prod/tests/a.tftest.hcl",
+                "envs/prod/tests/setup/main.tf",
+                "modules/x/main.tf",
+                "modules/x/x.tftest.hcl",
+                "modules/y/main.tf.json",
+            ]
+        );
+        let Collected { files, roots } = collected(&top, &["envs/other"]);
+        assert_eq!((paths(&files), roots), (vec!["main.tf".to_owned()], vec![String::new()]));
+    }
+
+    #[test]
+    fn below_a_folder_without_a_configuration_its_roots_are_looked_for() {
+        let top = folder(&[
+            ("a/main.tf", &calls("../shared")),
+            ("a/tests/main.tf", ""),
+            ("b/c/main.tf", ""),
+            ("shared/main.tf", ""),
+            (".git/main.tf", ""),
+            ("a/.terraform/main.tf", ""),
+        ]);
+        assert_eq!(collected(&top, &[""]).roots, ["a", "a/tests", "b/c"]);
+        let nothing = folder(&[("x.txt", "")]);
+        assert!(matches!(collect(&[nothing.path().to_owned()]), Err(NotCollected::Nothing(_))));
+        assert!(matches!(collect(&[nothing.path().join("none")]), Err(NotCollected::Unreadable { .. })));
+    }
+
+    #[test]
+    fn links_are_followed_as_the_client_follows_them() {
+        let top =
+            folder(&[("real/x/main.tf", &calls("../y")), ("real/y/main.tf", ""), ("root/main.tf", &calls("./link"))]);
+        std::os::unix::fs::symlink("../real/x", top.path().join("root/link")).unwrap();
+        std::os::unix::fs::symlink("root", top.path().join("linked")).unwrap();
+        let Collected { files, roots } = collected(&top, &["linked"]);
+        assert_eq!(roots, [""]);
+        // What the linked folder calls is beside where it really is.
+        assert_eq!(paths(&files), ["link/main.tf", "main.tf", "y/main.tf"]);
+        // Round and round: the folders have no end, and so they are refused.
+        let round = folder(&[("main.tf", &calls("./again"))]);
+        std::os::unix::fs::symlink(".", round.path().join("again")).unwrap();
+        assert!(matches!(
+            collect(&[round.path().to_owned()]),
+            Err(NotCollected::TooMany(_) | NotCollected::Bad { .. })
+        ));
+    }
+
+    #[test]
+    fn what_is_no_file_or_no_text_is_refused_with_its_name() {
+        let top = folder(&[("main.tf", "")]);
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            top.path().join("pipe.tf"),
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+            0,
+        )
+        .unwrap();
+        let refused = collect(&[top.path().to_owned()]).unwrap_err().to_string();
+        assert!(refused.contains("pipe.tf") && refused.contains("no file"), "{refused}");
+        fs::remove_file(top.path().join("pipe.tf")).unwrap();
+        fs::create_dir(top.path().join("folder.tf")).unwrap();
+        assert_eq!(paths(&collected(&top, &[""]).files), ["main.tf"]);
+        fs::write(top.path().join("bytes.tf"), [0xff, 0xfe]).unwrap();
+        assert_eq!(collected(&top, &[""]).files.get("bytes.tf"), Some(Err(Unreadable::NoText)));
+    }
+}

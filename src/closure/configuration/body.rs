@@ -1,0 +1,187 @@
+//! HCL and JSON as one: blocks with labels, attributes with values, and the lines they stand in.
+
+use hcl_edit::Span;
+use hcl_edit::expr::{Expression, ObjectKey};
+use hcl_edit::structure;
+
+use super::super::hcl::{self, BadHcl, Lines};
+use super::constant::{self, Constant};
+use super::json::{self, Json};
+
+/// A file that parses.
+pub(super) enum Parsed<'a> {
+    Hcl { body: Box<structure::Body>, lines: Lines },
+    Json { text: &'a str, lines: Lines },
+}
+
+/// What stands between the braces of a block, or in a file.
+#[derive(Clone, Copy)]
+pub(super) enum Body<'a> {
+    Hcl {
+        body: &'a structure::Body,
+        lines: &'a Lines,
+    },
+    Json(Json<'a>),
+    /// A file that was found to be none after all.
+    Nothing,
+}
+
+/// A block.
+pub(super) struct Block<'a> {
+    pub(super) labels: Vec<String>,
+    pub(super) body: Body<'a>,
+    pub(super) line: usize,
+}
+
+/// An attribute, or a member of an object.
+pub(super) struct Attribute<'a> {
+    pub(super) value: Value<'a>,
+    pub(super) line: usize,
+}
+
+/// A value.
+#[derive(Clone, Copy)]
+pub(super) enum Value<'a> {
+    Hcl { expression: &'a Expression, lines: &'a Lines, line: usize },
+    Json(Json<'a>),
+}
+
+impl<'a> Parsed<'a> {
+    /// Reads a file; the end of its name says which syntax it has.
+    pub(super) fn read(name: &str, text: &'a str) -> Result<Self, BadHcl> {
+        let lines = Lines::of(text.as_bytes());
+        if name.ends_with(".json") {
+            json::check(text)?;
+            return Ok(Self::Json { text, lines });
+        }
+        // Clients pass it over where an editor has left it, but not in JSON.
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+        let lines = Lines::of(text.as_bytes());
+        Ok(Self::Hcl { body: Box::new(hcl::parse(text.as_bytes())?), lines })
+    }
+
+    pub(super) fn body(&self) -> Body<'_> {
+        match self {
+            Self::Hcl { body, lines } => Body::Hcl { body, lines },
+            Self::Json { text, lines } => Json::read(text, lines).map_or(Body::Nothing, Body::Json),
+        }
+    }
+}
+
+impl<'a> Body<'a> {
+    /// The blocks of a kind that have this many labels at least, in their order.
+    pub(super) fn blocks(self, kind: &str, labels: usize) -> Vec<Block<'a>> {
+        match self {
+            Self::Hcl { body, lines } => {
+                let found = body.blocks().filter(|block| block.has_ident(kind) && block.labels.len() >= labels);
+                found
+                    .map(|block| Block {
+                        labels: block.labels.iter().map(|label| label.as_str().to_owned()).collect(),
+                        body: Body::Hcl { body: &block.body, lines },
+                        line: lines.number(block.span().map_or(0, |span| span.start)),
+                    })
+                    .collect()
+            }
+            Self::Json(json) => {
+                let found = json.members().into_iter().filter(|(name, _)| name == kind);
+                found.flat_map(|(_, value)| below_labels(value, Vec::new(), labels)).collect()
+            }
+            Self::Nothing => Vec::new(),
+        }
+    }
+
+    /// An attribute.
+    pub(super) fn attribute(self, name: &str) -> Option<Attribute<'a>> {
+        self.attributes().into_iter().find(|(own, _)| own == name).map(|(_, attribute)| attribute)
+    }
+
+    /// All attributes.
+    pub(super) fn attributes(self) -> Vec<(String, Attribute<'a>)> {
+        match self {
+            Self::Hcl { body, lines } => body
+                .attributes()
+                .map(|attribute| {
+                    let line = lines.number(attribute.span().map_or(0, |span| span.start));
+                    let value = Value::Hcl { expression: &attribute.value, lines, line };
+                    (attribute.key.as_str().to_owned(), Attribute { value, line })
+                })
+                .collect(),
+            Self::Json(json) => members(json),
+            Self::Nothing => Vec::new(),
+        }
+    }
+}
+
+impl<'a> Value<'a> {
+    /// What it comes to.
+    pub(super) fn constant(self) -> Constant {
+        match self {
+            Self::Hcl { expression, .. } => constant::of(expression),
+            Self::Json(json) if json.is_null() => Constant::Null,
+            // In JSON, a text is taken as it is.
+            Self::Json(json) => json.text().map_or(Constant::Composed, Constant::Text),
+        }
+    }
+
+    /// What it comes to, where nothing but a text will do: not even a number or null.
+    pub(super) fn plain_text(self) -> Constant {
+        let is_other = match self {
+            Self::Hcl { expression, .. } => constant::is_other_than_text(expression),
+            Self::Json(json) => !json.is_text(),
+        };
+        if is_other { Constant::Composed } else { self.constant() }
+    }
+
+    /// The names of a reference; empty where it is none.
+    pub(super) fn reference(self) -> Vec<String> {
+        match self {
+            Self::Hcl { expression, .. } => constant::reference(expression),
+            Self::Json(json) => json.text().map(|text| constant::reference_in(&text)).unwrap_or_default(),
+        }
+    }
+
+    /// The members of an object, where it is one.
+    pub(super) fn members(self) -> Option<Vec<(String, Attribute<'a>)>> {
+        match self {
+            Self::Hcl { expression: Expression::Parenthesis(inner), lines, line } => {
+                Self::Hcl { expression: inner.inner(), lines, line }.members()
+            }
+            Self::Hcl { expression: Expression::Object(object), lines, line } => {
+                let member = |(key, value): (&'a ObjectKey, &'a hcl_edit::expr::ObjectValue)| {
+                    let name = match key {
+                        ObjectKey::Ident(name) => name.as_str().to_owned(),
+                        ObjectKey::Expression(Expression::Variable(name)) => name.as_str().to_owned(),
+                        ObjectKey::Expression(other) => match constant::of(other) {
+                            Constant::Text(name) => name,
+                            Constant::Null | Constant::Composed | Constant::Computed => return None,
+                        },
+                    };
+                    let line = value.expr().span().map_or(line, |span| lines.number(span.start));
+                    Some((name, Attribute { value: Self::Hcl { expression: value.expr(), lines, line }, line }))
+                };
+                Some(object.iter().filter_map(member).collect())
+            }
+            Self::Hcl { .. } => None,
+            Self::Json(json) => json.is_object().then(|| members(json)),
+        }
+    }
+}
+
+/// The members of an object but for comments.
+fn members(json: Json<'_>) -> Vec<(String, Attribute<'_>)> {
+    let members = json.members().into_iter().filter(|(name, _)| name != "//");
+    members.map(|(name, value)| (name, Attribute { value: Value::Json(value), line: value.line() })).collect()
+}
+
+/// The blocks that a value is, below its labels.
+fn below_labels(value: Json<'_>, labels: Vec<String>, missing: usize) -> Vec<Block<'_>> {
+    if missing > 0 {
+        let below = value.members().into_iter().flat_map(|(label, value)| {
+            let labels = labels.iter().cloned().chain([label]).collect();
+            below_labels(value, labels, missing - 1)
+        });
+        return below.collect();
+    }
+    let bodies = value.each().into_iter().filter(Json::is_object);
+    bodies.map(|body| Block { labels: labels.clone(), body: Body::Json(body), line: body.line() }).collect()
+}

@@ -1,0 +1,112 @@
+//! What one folder of a configuration says about modules and providers, as the clients read it: its files and those that
+//! override them, in both syntaxes. What is wrong in one place never hides what another says.
+
+mod body;
+mod constant;
+mod declared;
+mod json;
+mod module;
+mod provider;
+mod source;
+#[cfg(test)]
+mod tests;
+mod which;
+
+use std::fmt;
+
+pub(super) use self::provider::checked;
+pub(super) use self::source::{Source, shown};
+pub(super) use self::which::{is_configuration, is_for_opentofu_only};
+use super::Files;
+use super::order::Client;
+use crate::address::{Constraint, ModuleConstraint, ProviderAddress};
+
+/// What a folder says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Module {
+    /// The modules it calls.
+    pub(super) calls: Vec<Call>,
+    /// The providers it needs: one entry for each place that says something about one.
+    pub(super) needs: Vec<Need>,
+    /// What is wrong with it, or could not be read.
+    pub(super) problems: Vec<Problem>,
+}
+
+/// One call of a module.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Call {
+    /// Where from.
+    pub(super) source: Source,
+    /// Which versions; only of a registry's.
+    pub(super) versions: ModuleConstraint,
+    /// Where it stands.
+    pub(super) at: Place,
+}
+
+/// That a provider is needed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Need {
+    /// Which.
+    pub(super) provider: ProviderAddress,
+    /// Which of its versions, where that is said.
+    pub(super) versions: Option<Constraint>,
+    /// Where it stands.
+    pub(super) at: Place,
+}
+
+/// Something that a client would refuse, or that cannot be told from here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Problem {
+    /// What it is about: a source as it is written, a file.
+    pub(super) what: String,
+    /// What is wrong, and what to do.
+    pub(super) why: String,
+    /// Where it stands.
+    pub(super) at: Place,
+}
+
+/// A line of a file, counted from 1.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    /// Its path, with the module that it is in where it is no file of the user's.
+    pub(super) file: String,
+    /// Its line.
+    pub(super) line: usize,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.file, self.line)
+    }
+}
+
+/// What a folder is to the client that reads it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Standing {
+    /// The one that `init` is run in: its tests are read too.
+    Root,
+    /// A module that is called.
+    Called,
+}
+
+/// Reads a folder. `within` names the package that the files are of, for people; it is empty for a user's own.
+pub(super) fn read(files: &Files, folder: &str, standing: Standing, client: Client, within: &str) -> Module {
+    let read = which::in_folder(files, folder, standing, client);
+    let mut declared = declared::Declared::default();
+    for file in read {
+        let shown = format!("{within}{}", file.path);
+        let parsed = file
+            .text
+            .map_err(|why| (why.to_string(), 1))
+            .and_then(|text| body::Parsed::read(&file.path, text).map_err(|bad| (bad.to_string(), bad.line())));
+        match parsed {
+            Ok(parsed) => declared.add(&parsed.body(), file.kind, &shown),
+            Err((why, line)) => declared.problem(Problem {
+                what: shown.clone(),
+                why: format!("{why}: larder does not read it"),
+                at: Place { file: shown, line },
+            }),
+        }
+    }
+    module::of(declared, client)
+}

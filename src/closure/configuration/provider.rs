@@ -1,0 +1,107 @@
+//! Providers as configurations name them.
+
+use super::super::order::Client;
+use crate::address::{Hostname, Name, ProviderAddress};
+
+/// What is named.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Named {
+    /// A provider that a registry has.
+    Provider(ProviderAddress),
+    /// The one that is part of the client.
+    BuiltIn,
+}
+
+/// The namespace of what is named by its type alone.
+const DEFAULT_NAMESPACE: &str = "hashicorp";
+/// Where the built-in one is said to be.
+const BUILT_IN: (&str, &str, &str) = ("terraform.io", "builtin", "terraform");
+
+/// The registry of an address without a host.
+pub(in super::super) fn default_host(client: Client) -> &'static str {
+    match client {
+        Client::Terraform => "registry.terraform.io",
+        Client::Opentofu => "registry.opentofu.org",
+    }
+}
+
+/// The provider that `source` names: `[HOST/]NAMESPACE/TYPE`, or a type alone.
+///
+/// # Errors
+/// Why clients refuse it.
+pub(super) fn of_source(given: &str, client: Client) -> Result<Named, String> {
+    let parts: Vec<&str> = given.split('/').collect();
+    let (host, namespace, type_) = match parts.as_slice() {
+        [type_] => (default_host(client), DEFAULT_NAMESPACE, *type_),
+        [namespace, type_] => (default_host(client), *namespace, *type_),
+        [host, namespace, type_] => (*host, *namespace, *type_),
+        _ => return Err("a provider's source is [HOST/]NAMESPACE/TYPE".to_owned()),
+    };
+    if type_.starts_with("terraform-") {
+        return Err(format!(
+            "a provider's type does not begin with \"terraform-\": it is {:?}",
+            type_.trim_start_matches("terraform-provider-")
+        ));
+    }
+    for part in [namespace, type_] {
+        checked(part)?;
+    }
+    let address = |host: &str| {
+        Ok(ProviderAddress {
+            host: Hostname::parse(host)?,
+            namespace: Name::parse(namespace)?,
+            type_: Name::parse(type_)?,
+        })
+    };
+    let address = address(host).map_err(|bad: crate::address::BadAddress| bad.to_string())?;
+    let is = (address.host.as_str(), address.namespace.as_str(), address.type_.as_str());
+    match is {
+        is if is == BUILT_IN => Ok(Named::BuiltIn),
+        (host, namespace, type_) if (host, namespace) == (BUILT_IN.0, BUILT_IN.1) => {
+            Err(format!("no client has a built-in provider named {type_:?}"))
+        }
+        _ => Ok(Named::Provider(address)),
+    }
+}
+
+/// The provider that a local name stands for where nothing says so.
+///
+/// # Errors
+/// Why clients refuse it.
+pub(super) fn of_local_name(name: &str, client: Client) -> Result<Named, String> {
+    match name {
+        "terraform" => Ok(Named::BuiltIn),
+        // No name of a provider has any: it would be read as something else.
+        name if name.contains('/') => Err(format!("{name:?} is no name of a provider")),
+        name => of_source(name, client),
+    }
+}
+
+/// Checks a namespace, a type or a local name for what clients accept in none of them.
+///
+/// # Errors
+/// Why clients refuse it.
+pub(in super::super) fn checked(part: &str) -> Result<(), String> {
+    if part.contains('_') || part.contains("--") || part.starts_with('-') || part.ends_with('-') {
+        return Err(format!(
+            "{part:?} is no name of a provider: it may hold letters, digits, and single - between them"
+        ));
+    }
+    Ok(())
+}
+
+/// Checks a local name as it is written in `required_providers` and in `provider` blocks.
+///
+/// # Errors
+/// Why clients refuse it.
+pub(super) fn checked_local_name(name: &str) -> Result<(), String> {
+    if name.chars().any(char::is_uppercase) {
+        return Err(format!("clients take {name:?} in lower case only"));
+    }
+    checked(name)
+}
+
+/// The local name that the type of a resource implies: what stands before its first underscore.
+pub(super) fn implied_by(resource_type: &str) -> &str {
+    resource_type.split('_').next().unwrap_or(resource_type)
+}

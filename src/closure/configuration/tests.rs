@@ -1,0 +1,608 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn files(files: &[(&str, &str)]) -> Files {
+    let mut all = Files::default();
+    files.iter().for_each(|(path, text)| all.insert(path, text.as_bytes()).unwrap());
+    all
+}
+
+fn terraform(given: &[(&str, &str)]) -> Module {
+    read(&files(given), "", Standing::Root, Client::Terraform, "")
+}
+
+fn opentofu(given: &[(&str, &str)]) -> Module {
+    read(&files(given), "", Standing::Root, Client::Opentofu, "")
+}
+
+/// `ADDRESS CONSTRAINT` of everything that is needed, once and sorted.
+fn needs(module: &Module) -> Vec<String> {
+    let need = |need: &Need| match &need.versions {
+        Some(versions) => format!("{} {versions}", need.provider),
+        None => need.provider.to_string(),
+    };
+    let mut needs: Vec<String> = module.needs.iter().map(need).collect();
+    needs.sort();
+    needs.dedup();
+    needs.iter().map(|need| need.trim_start_matches("registry.terraform.io/").to_owned()).collect()
+}
+
+fn calls(module: &Module) -> Vec<String> {
+    let call = |call: &Call| match &call.source {
+        Source::Local(path) => path.clone(),
+        Source::Registry { module, subdir } => format!("{module} {subdir} {}", call.versions).trim_end().to_owned(),
+    };
+    module.calls.iter().map(call).collect()
+}
+
+fn problems(module: &Module) -> Vec<String> {
+    module.problems.iter().map(|Problem { what, why, at }| format!("{at}: {what}: {why}")).collect()
+}
+
+/// All of them are wrong with `module` in this order, each with these words.
+#[track_caller]
+fn wrong(module: &Module, expected: &[&str]) {
+    let said = problems(module);
+    assert_eq!(said.len(), expected.len(), "{said:#?}");
+    for (said, expected) in said.iter().zip(expected) {
+        assert!(expected.split(" … ").all(|part| said.contains(part)), "{said:?} lacks {expected:?}");
+    }
+}
+
+/// Each line was seen with Terraform 1.11.4.
+#[test]
+fn every_way_to_need_a_provider_is_known() {
+    let module = terraform(&[(
+        "main.tf",
+        r#"
+terraform {
+  required_providers {
+    a    = { source = "x/a", version = ">= 1.0" }
+    b    = "~> 1.2"
+    c    = { configuration_aliases = [c.x] }
+    d    = { "source" = "Other.Example/X/D" }
+    tf   = { source = "terraform.io/builtin/terraform" }
+    same = {
+      version = "< 2"
+      source  = "X/A"
+    }
+  }
+  provider_meta "meta" {}
+}
+resource "r_x" "y" { count = 0 }
+data "d_x" "y" {}
+ephemeral "e_x" "y" {}
+resource "noscore" "y" {}
+resource "a_x" "y" {}
+resource "q_x" "y" { provider = "quoted.foo" }
+resource "p_x" "y" { provider = named.foo }
+resource "terraform_data" "x" {}
+data "terraform_remote_state" "x" { backend = "local" }
+provider "pb" { version = "1.0.0" }
+provider "pb" { alias = "two" }
+import {
+  to = i1_x.y
+  id = "x"
+}
+import {
+  to       = i2_x.y["k"]
+  id       = "x"
+  provider = ip.foo
+}
+import {
+  to = r_x.y
+  id = "z"
+}
+import {
+  to = module.m.i3_x.y
+  id = "z"
+}
+removed { from = removed_x.y }
+moved {
+  from = moved_x.y
+  to   = moved_too_x.y
+}
+check "c" {
+  data "cd_x" "y" {}
+}
+"#,
+    )]);
+    assert_eq!(problems(&module), Vec::<String>::new());
+    assert_eq!(
+        needs(&module),
+        [
+            "other.example/x/d",
+            "hashicorp/b ~> 1.2",
+            "hashicorp/c",
+            "hashicorp/cd",
+            "hashicorp/e",
+            "hashicorp/i1",
+            "hashicorp/ip",
+            "hashicorp/named",
+            "hashicorp/noscore",
+            "hashicorp/pb",
+            "hashicorp/pb = 1.0.0",
+            "hashicorp/quoted",
+            "hashicorp/r",
+            "x/a",
+            "x/a < 2.0.0",
+            "x/a >= 1.0.0",
+        ]
+    );
+}
+
+#[test]
+fn what_has_no_host_is_of_the_clients_own_registry() {
+    let given = [("main.tf", "resource \"r_x\" \"y\" {}\nmodule \"m\" {\n  source = \"a/b/c\"\n}\n")];
+    let (terraform, opentofu) = (terraform(&given), opentofu(&given));
+    assert_eq!(terraform.needs[0].provider.to_string(), "registry.terraform.io/hashicorp/r");
+    assert_eq!(opentofu.needs[0].provider.to_string(), "registry.opentofu.org/hashicorp/r");
+    assert_eq!(
+        (calls(&terraform), calls(&opentofu)),
+        (vec!["registry.terraform.io/a/b/c".to_owned()], vec!["registry.opentofu.org/a/b/c".to_owned()])
+    );
+}
+
+#[test]
+fn json_says_the_same() {
+    let module = terraform(&[(
+        "main.tf.json",
+        r#"{
+  "//": "a comment",
+  "terraform": [{"required_providers": [{"a": {"source": "x/a", "version": "1.0.0"}, "b": "~> 1.2"}]}],
+  "resource": {"r_x": {"y": {"provider": "pp.foo"}, "z": [{}]}},
+  "data": [{"d_x": {"y": {}}}],
+  "module": [{"m": {"source": "./m"}}, {"n": [{"source": "a/b/c//x", "version": "1"}]}, {"o": {"source": "a/b/d", "version": null}}],
+  "provider": [{"pa": {}}, {"pb": [{"alias": "x"}]}],
+  "import": [{"to": "ij_x.y", "id": "x"}, {"to": "${r_x.y}", "id": "x"}],
+  "check": {"c": {"data": {"cj_x": {"y": {}}}}},
+  "ephemeral": {"e_x": {"y": {}}}
+}"#,
+    )]);
+    assert_eq!(
+        needs(&module),
+        [
+            "hashicorp/b ~> 1.2",
+            "hashicorp/cj",
+            "hashicorp/d",
+            "hashicorp/e",
+            "hashicorp/ij",
+            "hashicorp/pa",
+            "hashicorp/pb",
+            "hashicorp/pp",
+            "hashicorp/r",
+            "x/a = 1.0.0"
+        ]
+    );
+    let host = "registry.terraform.io";
+    assert_eq!(calls(&module), ["./m", &format!("{host}/a/b/c x 1"), &format!("{host}/a/b/d")]);
+    assert_eq!(problems(&module), Vec::<String>::new());
+    // With a version beside it, even with none in it, a source has to be the address of a registry.
+    let module = terraform(&[("a.tf.json", r#"{"module": {"m": {"source": "./m", "version": null}}}"#)]);
+    wrong(&module, &["a.tf.json:1: ./m: a path has no version"]);
+}
+
+/// Done as the clients do, file by file in the order of their names.
+#[test]
+fn override_files_change_what_others_declare() {
+    let module = terraform(&[
+        (
+            "a.tf",
+            r#"
+terraform {
+  required_providers {
+    a = { source = "x/a", version = "1.0.0" }
+    b = { source = "x/b", version = "1.2.0" }
+  }
+}
+module "version" {
+  source  = "acme/net/test"
+  version = "1.0.0"
+}
+module "source" {
+  source  = "acme/net/test"
+  version = "1.0.0"
+}
+module "registry" { source = "./l" }
+provider "p" { version = "1.0.0" }
+resource "q_x" "y" { provider = first }
+"#,
+        ),
+        (
+            "b_override.tf",
+            r#"
+terraform {
+  required_providers {
+    b = { source = "y/b" }
+    c = { source = "x/c" }
+  }
+}
+module "version" { version = "1.2.0" }
+module "source" { source = "acme/other/test" }
+module "registry" {
+  source  = "acme/third/test"
+  version = "2.0.0"
+}
+provider "p" { version = "1.2.0" }
+provider "new" {}
+resource "q_x" "y" { provider = second }
+"#,
+        ),
+        ("override.tf", "terraform {\n  required_providers {\n    c = { source = \"z/c\" }\n  }\n}\n"),
+    ]);
+    assert_eq!(problems(&module), Vec::<String>::new());
+    assert_eq!(
+        needs(&module),
+        ["hashicorp/new", "hashicorp/p = 1.2.0", "hashicorp/second", "x/a = 1.0.0", "y/b", "z/c"]
+    );
+    let host = "registry.terraform.io";
+    assert_eq!(
+        calls(&module),
+        [
+            format!("{host}/acme/third/test  2.0.0"),
+            format!("{host}/acme/other/test  1.0.0"),
+            format!("{host}/acme/net/test  1.2.0")
+        ]
+    );
+}
+
+#[test]
+fn what_clients_refuse_is_named_with_its_line_and_the_rest_is_read() {
+    let module = terraform(&[
+        ("a.tf", "terraform {\n  required_providers {\n    a = { source = \"x/a\" }\n  }\n}\n"),
+        ("b.tf", "terraform {\n  required_providers {\n    b = { source = \"x/b\" }\n  }\n}\n"),
+        ("broken.tf", "resource \"x_y\" {\n"),
+        (
+            "main.tf",
+            r#"module "local" {
+  source  = "./m"
+  version = "1.0"
+}
+module "git" {
+  source = "git::https://user:secret@git.example/x.git//sub?ref=v1&token=secret"
+}
+module "computed" {
+  source = "./${var.x}"
+}
+module "none" {}
+module "bare" { source = "modules/x" }
+module "bad" {
+  source  = "a/b/c"
+  version = "=> 1"
+}
+module "function" {
+  source  = "a/b/c"
+  version = file("v")
+}
+terraform {
+  required_version = ">= 99"
+}
+provider "v" { version = "v1.0.0" }
+resource "Ü_x" "y" {}
+module "good" { source = "a/b/c" }
+module "good" { source = "a/b/d" }
+"#,
+        ),
+        ("x_override.tf", "module \"unknown\" { source = \"a/b/e\" }\n"),
+    ]);
+    wrong(
+        &module,
+        &[
+            "b.tf:2: required_providers … there is one at a.tf:2",
+            "broken.tf:1: broken.tf: … larder does not read it",
+            "main.tf:2: ./m: a path has no version",
+            "main.tf:6: git::https://git.example/x.git//sub?ref=v1: it bypasses registries",
+            "main.tf:9: module \"computed\": … Terraform takes nothing else",
+            "main.tf:11: module \"none\": it has no source",
+            "main.tf:12: modules/x: … write \"./modules/x\"",
+            "main.tf:15: a/b/c: … between commas",
+            "main.tf:19: a/b/c: its version is not a plain string",
+            "main.tf:24: provider \"v\" … \"v\" in front",
+            "main.tf:25: provider \"Ü\" … is not a provider name",
+            "main.tf:27: module \"good\" … main.tf:26",
+            "x_override.tf:1: module \"unknown\" … cannot add",
+        ],
+    );
+    assert_eq!(calls(&module), ["registry.terraform.io/a/b/d", "registry.terraform.io/a/b/e"]);
+    assert_eq!(needs(&module), ["x/a", "x/b"]);
+    assert!(!format!("{module:?}").contains("secret"));
+    wrong(
+        &opentofu(&[("main.tf", "module \"m\" {\n  source = var.x\n}\n")]),
+        &["main.tf:2: module \"m\": its source depends on other values. OpenTofu may work it out"],
+    );
+}
+
+#[test]
+fn what_clients_are_lenient_in_is_read() {
+    let bom = "\u{feff}terraform {\r\n  required_providers {\r\n    a = { source = \"x/a\", version : \">= 1\" }\r\n  }\r\n}\r\n";
+    let module = terraform(&[
+        ("bom.tf", bom),
+        ("comments.tf", "# nothing\n/* here\n*/ // at all"),
+        ("empty.tf", ""),
+        (
+            "main.tf",
+            r#"
+module "a" { source = "${"./a"}" }
+module "b" { source = ("./b") }
+module "c" { source = true ? "./c" : "./n" }
+module "d" { source = "./${"d"}" }
+module "e" {
+  source  = "a/b/c"
+  version = 1.2
+}
+module "f" {
+  source  = "a/b/c"
+  version = <<EOT
+1.3.0
+EOT
+}
+module "g" { source = ".\\g" }
+locals {
+  text = <<-EOT
+    %{ for x in [1, 2] ~}
+    ${x} %{ if x == 1 }one%{ else }more%{ endif }
+    %{ endfor ~}
+    source = "not/a/module"
+  EOT
+  splat  = var.list[*].name
+  legacy = var.list.*.name
+  index  = var.list.0.name
+  object = { (var.key) = 1, "quoted" : 2, plain = { for k, v in var.map : k => v... if v != null } }
+  call   = merge(var.a, var.b...)
+  sum    = 1 + 2 * -3 % 4 >= 5 && !false || true ? "a" : "b"
+  scoped = provider::time::rfc3339_parse("x")
+}
+"#,
+        ),
+    ]);
+    assert_eq!(problems(&module), Vec::<String>::new());
+    let host = "registry.terraform.io";
+    assert_eq!(
+        calls(&module),
+        ["./a", "./b", "./c", "./d", &format!("{host}/a/b/c  1.2"), &format!("{host}/a/b/c  1.3.0"), "./g"]
+    );
+    assert_eq!(needs(&module), ["x/a >= 1.0.0"]);
+}
+
+/// Terraform 1.11 reads all of it.
+#[test]
+fn syntax_of_every_kind_is_read() {
+    let module = terraform(&[(
+        "main.tf",
+        r##"
+variable "nested" {
+  type = list(object({ a = optional(string, "x"), b = map(any), }))
+  default = [
+    { a = "1", b = {} }, # a comment
+    /* another */ { a = "2", b = { "k-1" = 1e5, k_2 = -0.5 } },
+  ]
+  validation {
+    condition = (
+      length(var.nested) > 0
+      && !(contains(["a", "b"], "c"))
+    )
+    error_message = "It is \"quoted\", $${escaped} and %%{escaped}, \u00e9 and \\."
+  }
+}
+locals {
+  quoted   = "${lookup({ a = "b" }, "a", "${"c"}")}-${join(",", [for n in var.nested : upper(n["a"]) if n.a != ""])}"
+  chained  = true ? "b" : false ? "d" : "e"
+  full     = var.nested[*].b["k"][0]
+  call     = format(<<-EOT
+    one ${"two"}
+    EOT
+    , "x")
+  grouped  = { for k, v in { a = 1 } : v => k... }
+  ünïcode  = 1 + 2 - 3 * 4 / 5 % 6
+  dash-ed  = var.nested == null || 1 <= 2
+  text     = <<EOT
+line with "quotes", ${trimspace(<<IN
+inner
+IN
+)} and ~ ${~ "x" ~}
+EOT
+}
+resource a_thing unquoted { count = 1 }
+dynamic_like "x" "y" "z" {}
+resource "b_thing" "x" {
+  dynamic "block" {
+    for_each = toset([])
+    content { value = block.value }
+  }
+  lifecycle { ignore_changes = [tags["x"], all] }
+}
+"##,
+    )]);
+    assert_eq!((problems(&module), needs(&module)), (vec![], vec!["hashicorp/a".to_owned(), "hashicorp/b".to_owned()]));
+}
+
+#[test]
+fn a_tofu_file_takes_the_place_of_the_one_beside_it_for_opentofu_only() {
+    let given = [
+        ("a.tf", "resource \"a_x\" \"y\" {}"),
+        ("a.tofu", "resource \"b_x\" \"y\" {}"),
+        ("a.tf.json", "{\"resource\": {\"c_x\": {\"y\": {}}}}"),
+        ("b.tofu.json", "{\"resource\": {\"d_x\": {\"y\": {}}}}"),
+    ];
+    assert_eq!(needs(&terraform(&given)), ["hashicorp/a", "hashicorp/c"]);
+    let of = "registry.opentofu.org/hashicorp";
+    assert_eq!(needs(&opentofu(&given)), [format!("{of}/b"), format!("{of}/c"), format!("{of}/d")]);
+}
+
+/// Terraform 1.11 installs the modules of test runs, and no provider that only a test configures; OpenTofu both.
+#[test]
+fn tests_of_a_root_are_read_as_init_reads_them() {
+    let test = r#"
+provider "p" {}
+mock_provider "mocked" {}
+run "setup" {
+  module { source = "./tests/setup" }
+}
+run "q" {
+  module {
+    source  = "acme/net/test"
+    version = "1.0.0"
+  }
+}
+"#;
+    let given = [
+        ("main.tf", ""),
+        ("a.tftest.hcl", test),
+        ("tests/b.tftest.json", r#"{"run": {"x": {"module": {"source": "./b"}}}}"#),
+    ];
+    let module = terraform(&given);
+    assert_eq!(calls(&module), ["./tests/setup", "registry.terraform.io/acme/net/test  1.0.0", "./b"]);
+    assert_eq!(needs(&module), Vec::<String>::new());
+    assert_eq!(needs(&opentofu(&given)), ["registry.opentofu.org/hashicorp/p"]);
+    let called = read(&files(&given), "", Standing::Called, Client::Terraform, "");
+    assert_eq!(called, Module::default());
+}
+
+#[test]
+fn sources_are_read_as_the_clients_read_them() {
+    let parse = |given: &str| Source::parse(given, false, Client::Terraform);
+    for (given, read) in [
+        ("a/b/c//modules/x", "registry.terraform.io/a/b/c modules/x"),
+        ("a/b/c//./modules/x/", "registry.terraform.io/a/b/c modules/x"),
+        ("a/b/c///modules/../modules/x", "registry.terraform.io/a/b/c modules/x"),
+        ("a/b/c//", "registry.terraform.io/a/b/c "),
+        ("REGISTRY.terraform.io:443/A/b_c/d1", "registry.terraform.io/A/b_c/d1 "),
+        ("127.0.0.1:8443/a/b/c", "127.0.0.1:8443/a/b/c "),
+        ("gitlab.com/a/b/c", "gitlab.com/a/b/c "),
+        ("bücher.example/a/b/c", "xn--bcher-kva.example/a/b/c "),
+    ] {
+        let Ok(Source::Registry { module, subdir }) = parse(given) else { panic!("{given}: {:?}", parse(given)) };
+        assert_eq!(format!("{module} {subdir}"), read, "{given}");
+    }
+    for given in ["./m/", "../m//x", "./"] {
+        assert_eq!(parse(given), Ok(Source::Local(given.to_owned())));
+    }
+    for given in [
+        "",
+        ".",
+        "m",
+        "/m",
+        "a/b",
+        "a/b/C",
+        "a/b_/c",
+        "a/b/c/d",
+        "localhost/a/b/c",
+        "github.com/a/b/c",
+        "a/b/c?ref=1",
+        "github.com/a/b",
+        "xn--bcher-kva.example/a/b/c",
+        " a/b/c",
+        "a/b/c//../x",
+        "git@github.com:a/b.git",
+        "https://x.example/a.zip",
+        "s3::https://x.example/a",
+        "file://m",
+    ] {
+        assert!(parse(given).is_err(), "{given}");
+    }
+    assert!(Source::parse("https://x.example/a.zip", true, Client::Terraform).unwrap_err().contains("with a version"));
+}
+
+#[test]
+fn what_is_shown_of_a_source_holds_no_secret() {
+    for (given, shown) in [
+        ("git::https://u:p@git.example/a.git//b?ref=v1&sshkey=secret", "git::https://git.example/a.git//b?ref=v1"),
+        ("https://token@x.example/a.zip?X-Sig=secret", "https://x.example/a.zip"),
+        ("git::ssh://git@git.example/a", "git::ssh://git@git.example/a"),
+        ("git::ssh://git:secret@git.example/a", "git::ssh://git.example/a"),
+        ("git@github.com:a/b.git", "git@github.com:a/b.git"),
+        ("u:secret@github.com/a", "github.com/a"),
+        ("a\u{1b}[31m/b", "a\u{fffd}[31m/b"),
+        ("git::https://user:pa/secret@host.example/x.git", "git::https://host.example/x.git"),
+        ("https://user:p?secret@host.example/x.zip", "https://…"),
+        ("https://user:p#secret@host.example/x.zip", "https://…"),
+        ("https://h.example/x.zip?token=a@secret", "https://…"),
+        ("https://h.example/x.zip#token=secret", "https://h.example/x.zip"),
+        ("secret@github.com/a/b", "github.com/a/b"),
+        ("git::ssh://secret@host.example/x", "git::ssh://host.example/x"),
+        ("hg::ssh://secret@host.example/x", "hg::ssh://host.example/x"),
+        ("user:pa/secret@host.example/x", "host.example/x"),
+        ("acme/vpc/aws@1.0", "acme/vpc/aws@1.0"),
+    ] {
+        assert_eq!(source::shown(given), shown, "{given}");
+    }
+    for given in
+        ["git::https://u:secret@h.example/../../../x", "secret@h.example/a/b/c", "https://h.example/a?x=secret"]
+    {
+        for has_version in [true, false] {
+            let refused = Source::parse(given, has_version, Client::Terraform).unwrap_err();
+            assert!(!refused.contains("secret"), "{refused}");
+        }
+    }
+}
+
+#[test]
+fn a_path_of_one_machine_is_none_of_what_was_handed_over() {
+    for given in ["/opt/modules/x", "file:///opt/modules/x", "git::file:///opt/x.git"] {
+        let refused = Source::parse(given, false, Client::Terraform).unwrap_err();
+        assert!(refused.contains("path of one machine"), "{refused}");
+    }
+}
+
+/// Terraform 1.11.4 refuses each.
+#[test]
+fn what_clients_refuse_of_required_providers_is_wrong() {
+    for (entry, why) in [
+        ("a = { source = \"x/a\", version = 1.2 }", "version is not a plain string"),
+        ("a = { source = \"x/a\", version = null }", "version is not a plain string"),
+        ("a = { source = null }", "source is not a plain string"),
+        ("a = { source = \"x/a\", foo = \"x\" }", "refuse \"foo\""),
+        ("D = { source = \"x/a\" }", "lower case"),
+        ("my_a = { source = \"x/a\" }", "no name of a provider"),
+        ("my--a = { source = \"x/a\" }", "no name of a provider"),
+        ("a = { source = \"my_x/a\" }", "no name of a provider"),
+        ("a = { source = \"x/a\", version = \">=  1.0\" }", "one space"),
+    ] {
+        let text = format!("terraform {{\n  required_providers {{\n    {entry}\n  }}\n}}\n");
+        wrong(&terraform(&[("main.tf", &text)]), &[&format!("main.tf:3: … {why}")]);
+    }
+    let json = r#"{"terraform": {"required_providers": {"a": {"source": "x/a", "version": 1.2}}}}"#;
+    wrong(&terraform(&[("main.tf.json", json)]), &["version is not a plain string"]);
+    wrong(&terraform(&[("main.tf.json", &format!("\u{feff}{json}"))]), &["no JSON"]);
+    assert_eq!(problems(&terraform(&[("main.tf", "\u{feff}locals {}\n")])), [""; 0]);
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_a_problem_of_its_folder_only() {
+    let mut all = files(&[("main.tf", "resource \"r_x\" \"y\" {}\n"), ("b/main.tf", "")]);
+    all.insert("b/odd.tf", &[0xff]).unwrap();
+    all.insert("b/large.tf", &vec![b'#'; (1 << 20) + 1]).unwrap();
+    let at = |folder| read(&all, folder, Standing::Root, Client::Terraform, "");
+    assert_eq!((problems(&at("")), needs(&at(""))), (vec![], vec!["hashicorp/r".to_owned()]));
+    wrong(&at("b"), &["b/large.tf:1: … more than 1 MiB", "b/odd.tf:1: … no UTF-8"]);
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_read_without_end_or_panic(
+        name in "(main|a_override|override)\\.(tf|tf\\.json|tofu|tofu\\.json|tftest\\.hcl)",
+        text in "\\PC{0,80}|(module|provider|required_providers|terraform|resource|import|\"[a-z./$%{}]{0,6}\"|source|version|=|[{}\\[\\]()\n ,:?]){0,60}",
+    ) {
+        let given = files(&[(&name, &text), ("b.tf", "module \"b\" {\n  source = \"./b\"\n}\n")]);
+        for client in [Client::Terraform, Client::Opentofu] {
+            let module = read(&given, "", Standing::Root, client, "");
+            // What one file says, nothing in another hides.
+            prop_assert!(calls(&module).contains(&"./b".to_owned()) || text.contains("module"));
+        }
+    }
+
+    #[test]
+    fn any_json_is_read_without_end_or_panic(
+        text in "(\\{|\\}|\\[|\\]|\"module\":|\"terraform\":|\"required_providers\":|\"m\":|\"source\":|\"[a-z./]{0,6}\"|null|1|,){0,40}",
+    ) {
+        let given = files(&[("main.tf.json", &text)]);
+        read(&given, "", Standing::Root, Client::Terraform, "");
+    }
+
+    #[test]
+    fn any_source_is_read_or_refused(given in "\\PC{0,60}|[a-z./:?@=-]{0,40}", has_version: bool) {
+        let _ = Source::parse(&given, has_version, Client::Opentofu);
+        prop_assert!(!source::shown(&given).contains(char::is_control));
+    }
+}

@@ -1,0 +1,80 @@
+//! Which files of a folder a client reads, and in what order.
+
+use super::super::order::Client;
+use super::super::{Files, Unreadable};
+use super::Standing;
+
+/// A file that is read.
+pub(super) struct Read<'a> {
+    /// Its path.
+    pub(super) path: String,
+    /// What it says.
+    pub(super) text: Result<&'a str, Unreadable>,
+    /// What it is to the others.
+    pub(super) kind: Kind,
+}
+
+/// What a file is to the others of its folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    /// Declares things.
+    Primary,
+    /// Changes what others declare; read after all of them.
+    Override,
+    /// Tests the configuration.
+    Test,
+}
+
+/// How the names of configuration files end; those of OpenTofu first, which take the place of the others.
+const CONFIGURATION: [(&str, &str); 2] = [(".tofu", ".tf"), (".tofu.json", ".tf.json")];
+/// The same of test files.
+const TESTS: [(&str, &str); 2] = [(".tofutest.hcl", ".tftest.hcl"), (".tofutest.json", ".tftest.json")];
+/// The folder below a root that tests are looked for in, besides the root itself.
+pub(super) const TEST_FOLDER: &str = "tests";
+
+/// Whether a file of that name is configuration to any client: no test, and no lock file.
+pub(in super::super) fn is_configuration(name: &str) -> bool {
+    CONFIGURATION.iter().any(|(tofu, terraform)| name.ends_with(tofu) || name.ends_with(terraform))
+}
+
+/// Whether a file of that name is one that only OpenTofu reads.
+pub(in super::super) fn is_for_opentofu_only(name: &str) -> bool {
+    CONFIGURATION.iter().any(|(tofu, _)| name.ends_with(tofu))
+}
+
+/// The files of a folder that are read, in the order that they are.
+pub(super) fn in_folder<'a>(files: &'a Files, folder: &str, standing: Standing, client: Client) -> Vec<Read<'a>> {
+    let mut read = Vec::new();
+    add(&mut read, files, folder, &CONFIGURATION, client);
+    if standing == Standing::Root {
+        add(&mut read, files, folder, &TESTS, client);
+        add(&mut read, files, &below(folder, TEST_FOLDER), &TESTS, client);
+    }
+    read.sort_by(|a, b| (a.kind, &a.path).cmp(&(b.kind, &b.path)));
+    read
+}
+
+fn add<'a>(read: &mut Vec<Read<'a>>, files: &'a Files, folder: &str, endings: &[(&str, &str)], client: Client) {
+    for (name, text) in files.in_folder(folder) {
+        let takes = |(tofu, terraform): &(&str, &str)| {
+            if let Some(stem) = name.strip_suffix(tofu) {
+                return (client == Client::Opentofu).then(|| stem.to_owned());
+            }
+            let stem = name.strip_suffix(terraform)?;
+            let other = below(folder, &format!("{stem}{tofu}"));
+            let is_replaced = client == Client::Opentofu && files.get(&other).is_some();
+            (!is_replaced).then(|| stem.to_owned())
+        };
+        let Some(stem) = endings.iter().find_map(takes) else { continue };
+        let kind = match () {
+            () if endings == TESTS => Kind::Test,
+            () if stem == "override" || stem.ends_with("_override") => Kind::Override,
+            () => Kind::Primary,
+        };
+        read.push(Read { path: below(folder, name), text, kind });
+    }
+}
+
+fn below(folder: &str, name: &str) -> String {
+    if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") }
+}

@@ -1,0 +1,273 @@
+//! Users' files in memory, within bounds: what a client reads of a folder, whoever sent it.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::ops::Bound;
+
+use serde::{Deserialize, Serialize};
+
+use super::hcl;
+use super::unpacked::Unpacked;
+
+/// The most files of one order.
+const MOST_FILES: usize = 10_000;
+/// The most bytes they may have in all, their names included.
+pub const MOST_BYTES: usize = 16 << 20;
+/// The longest path, in bytes.
+const LONGEST_PATH: usize = 1024;
+/// What a client keeps beside a configuration, by its name.
+const LOCK_FILE: &str = ".terraform.lock.hcl";
+/// Where a client keeps what is nobody else's affair.
+const PRIVATE: &str = ".terraform";
+/// The most entries of a tar that are looked at.
+pub(super) const MOST_ENTRIES: usize = 100_000;
+/// How the names of the files end that a client reads.
+const ENDINGS: [&str; 8] =
+    [".tf", ".tf.json", ".tofu", ".tofu.json", ".tftest.hcl", ".tftest.json", ".tofutest.hcl", ".tofutest.json"];
+
+/// Files by their paths: segments between `/`, none of them empty, `.` or `..`. Only those that a client reads, and
+/// links in their stead.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "BTreeMap<String, Contents>", into = "BTreeMap<String, Contents>")]
+pub struct Files {
+    by_path: BTreeMap<String, Contents>,
+    bytes: usize,
+}
+
+/// What a file says. As JSON: a string, or `{"unreadable": "no_text"}`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Contents {
+    /// This.
+    Text(String),
+    /// Nobody knows. It is wrong with whatever reads it, and with nothing else.
+    Unreadable {
+        /// Why.
+        unreadable: Unreadable,
+    },
+}
+
+/// Why a file that is there cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[serde(rename_all = "snake_case")]
+pub enum Unreadable {
+    /// A file is no text.
+    #[error("it is no UTF-8 text")]
+    NoText,
+    /// One is larger than clients' files are.
+    #[error("it has more than 1 MiB")]
+    TooLarge,
+    /// A link leads out of the tar, or to a folder, or to nothing.
+    #[error("it is a link, and what it leads to is no file in the tar: make the tar with `tar -h --hard-dereference`")]
+    Link,
+    /// Something that an archive keeps in a way of its own.
+    #[error("it is no plain file in the tar: make the tar without --sparse, of files and folders")]
+    NoFile,
+}
+
+/// Why files are not taken.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadFiles {
+    /// A path is none.
+    #[error(
+        "{0:?} is no path of a file in a folder: write segments between /, without . and .. and without control characters"
+    )]
+    Path(String),
+    /// It is more than one order may be about.
+    #[error("these are more than {MOST_FILES} files or 16 MiB: name fewer folders")]
+    TooMany,
+    /// What should be a tar is none.
+    #[error("it is no tar of files: {0}")]
+    NoTar(String),
+}
+
+impl Files {
+    /// Whether a client reads a file of that name, without its folders.
+    pub fn are_read(name: &str) -> bool {
+        // What an editor leaves beside a file is none (PROTOCOL has no word; the clients pass it over).
+        let is_left_over =
+            name.starts_with('.') || name.ends_with('~') || (name.starts_with('#') && name.ends_with('#'));
+        name == LOCK_FILE || (!is_left_over && ENDINGS.iter().any(|ending| name.ends_with(ending)))
+    }
+
+    /// Whether a client reads a file at that path: what it keeps in `.terraform` is its own affair.
+    fn is_read_at(path: &str) -> bool {
+        let (folders, name) = path.rsplit_once('/').unwrap_or(("", path));
+        Self::are_read(name) && !folders.split('/').any(|folder| folder == PRIVATE)
+    }
+
+    /// Adds a file, or replaces it. One that no client reads is left out; one that is no text, or too large, is kept as
+    /// [`Unreadable`].
+    ///
+    /// # Errors
+    /// [`BadFiles`]; nothing was added then.
+    pub fn insert(&mut self, path: &str, contents: &[u8]) -> Result<(), BadFiles> {
+        Self::checked(path)?;
+        if !Self::is_read_at(path) {
+            return Ok(());
+        }
+        self.put(
+            path,
+            match std::str::from_utf8(contents) {
+                _ if contents.len() > hcl::LARGEST => Contents::Unreadable { unreadable: Unreadable::TooLarge },
+                Ok(text) => Contents::Text(text.to_owned()),
+                Err(_) => Contents::Unreadable { unreadable: Unreadable::NoText },
+            },
+        )
+    }
+
+    fn checked(path: &str) -> Result<(), BadFiles> {
+        let shown = || path.chars().take(128).collect::<String>();
+        let is_segment = |segment: &str| !segment.is_empty() && segment != "." && segment != "..";
+        if path.len() > LONGEST_PATH || !path.split('/').all(is_segment) || path.contains(char::is_control) {
+            return Err(BadFiles::Path(shown()));
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, path: &str, contents: Contents) -> Result<(), BadFiles> {
+        let before = self.by_path.get(path).map(|before| path.len() + before.text().map_or(0, str::len));
+        let bytes = self.bytes + path.len() + contents.text().map_or(0, str::len) - before.unwrap_or(0);
+        if bytes > MOST_BYTES || (before.is_none() && self.by_path.len() >= MOST_FILES) {
+            return Err(BadFiles::TooMany);
+        }
+        self.bytes = bytes;
+        self.by_path.insert(path.to_owned(), contents);
+        Ok(())
+    }
+
+    /// Those of a user's own tar that a client reads, as unpacking it would leave them. A link to a file in the tar is
+    /// that file; any other is kept as [`Unreadable`].
+    ///
+    /// # Errors
+    /// [`BadFiles`].
+    pub fn from_users_tar(tar: &[u8]) -> Result<Self, BadFiles> {
+        let mut files = Self::default();
+        let unpacked = Unpacked::read(tar)?;
+        for path in unpacked.paths() {
+            match unpacked.at(path) {
+                Ok(contents) => files.insert(path, contents)?,
+                // A folder may stand behind any link, whatever it is called.
+                Err(unreadable @ Unreadable::Link) if !path.split('/').any(|folder| folder == PRIVATE) => {
+                    Self::checked(path)?;
+                    files.put(path, Contents::Unreadable { unreadable })?;
+                }
+                Err(unreadable) if Self::is_read_at(path) => {
+                    Self::checked(path)?;
+                    files.put(path, Contents::Unreadable { unreadable })?;
+                }
+                Err(_) => {}
+            }
+        }
+        Ok(files)
+    }
+
+    /// Those of a module's tar that a client reads. What is no file is passed over, as clients make an empty file of a
+    /// link in a module; and so is a leading `./`.
+    ///
+    /// # Errors
+    /// [`BadFiles`].
+    pub fn from_tar(tar: impl Read) -> Result<Self, BadFiles> {
+        let bad = |e: std::io::Error| BadFiles::NoTar(e.to_string());
+        let mut files = Self::default();
+        let mut archive = tar::Archive::new(tar);
+        for (number, entry) in archive.entries().map_err(bad)?.enumerate() {
+            if number == MOST_ENTRIES {
+                return Err(BadFiles::TooMany);
+            }
+            let entry = entry.map_err(bad)?;
+            if !entry.header().entry_type().is_file() {
+                continue;
+            }
+            let path = entry.path_bytes().into_owned();
+            let Ok(path) = String::from_utf8(path) else { continue };
+            let path = path.strip_prefix("./").unwrap_or(&path).to_owned();
+            if !Self::is_read_at(&path) {
+                continue;
+            }
+            let mut contents = Vec::new();
+            entry.take(hcl::LARGEST as u64 + 1).read_to_end(&mut contents).map_err(bad)?;
+            files.insert(&path, &contents)?;
+        }
+        Ok(files)
+    }
+
+    /// What a file says, if there is one.
+    pub fn get(&self, path: &str) -> Option<Result<&str, Unreadable>> {
+        self.by_path.get(path).map(Contents::text)
+    }
+
+    /// What stands in the way of a folder: a link in its place, or in that of one above it.
+    pub fn in_the_way_of(&self, folder: &str) -> Option<(&str, Unreadable)> {
+        let ends = folder.match_indices('/').map(|(end, _)| end).chain([folder.len()]);
+        ends.filter_map(|end| self.by_path.get_key_value(&folder[..end]))
+            .find_map(|(path, contents)| Some((path.as_str(), contents.text().err()?)))
+    }
+
+    /// The files in a folder, by their names; not those in folders below it. `""` is the top.
+    pub fn in_folder(&self, folder: &str) -> Vec<(&str, Result<&str, Unreadable>)> {
+        let first = if folder.is_empty() { String::new() } else { format!("{folder}/") };
+        let from = self.by_path.range::<str, _>((Bound::Included(first.as_str()), Bound::Unbounded));
+        let below = from.map_while(|(path, text)| Some((path.strip_prefix(&first)?, text.text())));
+        below.filter(|(name, _)| !name.contains('/')).collect()
+    }
+
+    /// Whether anything is in a folder, or in one below it. The top is always there.
+    pub fn has_folder(&self, folder: &str) -> bool {
+        let first = format!("{folder}/");
+        let mut from = self.by_path.range::<str, _>((Bound::Included(first.as_str()), Bound::Unbounded));
+        folder.is_empty() || from.next().is_some_and(|(path, _)| path.starts_with(&first))
+    }
+
+    /// How many bytes they have, with their names.
+    pub fn size_bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Every folder that has files, each once.
+    pub fn folders(&self) -> Vec<&str> {
+        let mut folders: Vec<&str> =
+            self.by_path.keys().map(|path| path.rsplit_once('/').map_or("", |(folder, _)| folder)).collect();
+        folders.sort_unstable();
+        folders.dedup();
+        folders
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.by_path.is_empty()
+    }
+}
+
+impl Contents {
+    fn text(&self) -> Result<&str, Unreadable> {
+        match self {
+            Self::Text(text) => Ok(text),
+            Self::Unreadable { unreadable } => Err(*unreadable),
+        }
+    }
+}
+
+impl TryFrom<BTreeMap<String, Contents>> for Files {
+    type Error = BadFiles;
+
+    fn try_from(given: BTreeMap<String, Contents>) -> Result<Self, BadFiles> {
+        let mut files = Self::default();
+        for (path, contents) in given {
+            match contents {
+                Contents::Text(text) => files.insert(&path, text.as_bytes())?,
+                unreadable @ Contents::Unreadable { .. } => {
+                    Self::checked(&path)?;
+                    files.put(&path, unreadable)?;
+                }
+            }
+        }
+        Ok(files)
+    }
+}
+
+impl From<Files> for BTreeMap<String, Contents> {
+    fn from(files: Files) -> Self {
+        files.by_path
+    }
+}

@@ -1,0 +1,105 @@
+//! What users hand larder: addresses with constraints, lock files, and the files of their configurations. What an
+//! `init` would need for it is found out by whoever resolves it.
+
+use serde::{Deserialize, Serialize};
+
+use super::Files;
+use super::lock_file::Locked;
+use crate::address::{Platform, What};
+
+/// The most platforms of one order.
+pub const MOST_PLATFORMS: usize = 32;
+
+/// Everything that one command or one request is about.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Order {
+    /// The things.
+    pub given: Vec<Given>,
+    /// For which platforms; never none, and each once.
+    pub platforms: Vec<Platform>,
+}
+
+/// One thing that was handed over.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Given {
+    /// A provider or a module, and which of its versions.
+    Address {
+        /// Which.
+        what: What,
+        /// For which platforms; those of the order where none is named.
+        #[serde(default)]
+        platforms: Vec<Platform>,
+    },
+    /// A `.terraform.lock.hcl`.
+    LockFile {
+        /// What it is called, for people.
+        name: String,
+        /// What it says.
+        locked: Vec<Locked>,
+    },
+    /// Root directories, with the local modules that they call.
+    Configurations(Configurations),
+}
+
+/// Users' own directories.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Configurations {
+    /// Their files, and those of the local modules that they call.
+    pub files: Files,
+    /// The folders in which `init` is run; `""` is the top.
+    pub roots: Vec<String>,
+    /// Whose rules count; of each root by itself where nobody says so.
+    #[serde(default)]
+    pub client: Option<Client>,
+}
+
+/// A client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Client {
+    /// HashiCorp's.
+    Terraform,
+    /// OpenTofu.
+    Opentofu,
+}
+
+impl Order {
+    /// An order for these platforms; for this machine's where none is named.
+    ///
+    /// # Errors
+    /// It is about nothing, or for more platforms than one may be.
+    pub fn new(given: Vec<Given>, mut platforms: Vec<Platform>) -> Result<Self, Vec<String>> {
+        if platforms.is_empty() {
+            platforms.push(Platform::here());
+        }
+        platforms.sort();
+        platforms.dedup();
+        let mut problems = Vec::new();
+        if given.is_empty() {
+            problems.push("nothing is named".to_owned());
+        }
+        if platforms.len() > MOST_PLATFORMS {
+            problems.push(format!("{} platforms are named; at most {MOST_PLATFORMS} can be", platforms.len()));
+        }
+        if problems.is_empty() { Ok(Self { given, platforms }) } else { Err(problems) }
+    }
+}
+
+impl Configurations {
+    /// Configurations with these roots; where none is named, every folder that has a configuration and that no other
+    /// calls as a local module.
+    ///
+    /// # Errors
+    /// There are no files, or a root has none.
+    pub fn new(files: Files, roots: Vec<String>, client: Option<Client>) -> Result<Self, String> {
+        if files.is_empty() {
+            return Err("there is no file that a client reads: .tf, .tofu, .tf.json or .tofu.json".to_owned());
+        }
+        let folders = files.folders();
+        if let Some(none) = roots.iter().find(|root| !folders.contains(&root.as_str())) {
+            return Err(format!("there is no file that a client reads in {none:?}"));
+        }
+        Ok(Self { files, roots, client })
+    }
+}

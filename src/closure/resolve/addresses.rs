@@ -1,0 +1,79 @@
+//! Addresses and lock files, as they were handed over.
+
+use futures_util::future::join_all;
+
+use super::super::Registries;
+use super::super::lock_file::Locked;
+use super::asking::Asking;
+use super::found::Found;
+use crate::address::{Artifact, Meant, ModulePackage, Package, Platform, ProviderAddress, Version, Versions, What};
+
+/// What an address means: its own archive, and nothing that it calls.
+pub(super) async fn of_address(
+    asking: &Asking<'_, impl Registries>,
+    what: &What,
+    platforms: &[Platform],
+    found: &mut Found,
+) {
+    let by = what.to_string();
+    let chosen = match what {
+        What::Provider(meant) => asking
+            .provider_versions(&meant.of)
+            .await
+            .and_then(|listed| chosen(&listed, |listed| meant.choose(listed)))
+            .map(|version| {
+                want_provider(found, &meant.of, &version, platforms, &[], [by.clone()]);
+            }),
+        What::Module(meant) => asking
+            .module_versions(&meant.of)
+            .await
+            .and_then(|listed| chosen(&listed, |listed| meant.choose(listed)))
+            .map(|version| {
+                let package = ModulePackage { module: meant.of.clone(), version };
+                found.want(Artifact::Module(package), &[], [by.clone()]);
+            }),
+    };
+    if let Err(why) = chosen {
+        found.cannot(&by, why, [by.clone()]);
+    }
+}
+
+/// What a lock file names.
+pub(super) async fn of_lock_file(
+    asking: &Asking<'_, impl Registries>,
+    name: &str,
+    locked: &[Locked],
+    platforms: &[Platform],
+    found: &mut Found,
+) {
+    let each = join_all(locked.iter().map(|one| asking.provider_versions(&one.provider)).collect::<Vec<_>>()).await;
+    for (Locked { provider, version, hashes, .. }, listed) in locked.iter().zip(each) {
+        let meant = Meant { of: provider.clone(), versions: Versions::Exactly(version.clone()) };
+        match listed.and_then(|listed| chosen(&listed, |listed| meant.choose(listed))) {
+            Ok(version) => want_provider(found, provider, &version, platforms, hashes, [name.to_owned()]),
+            Err(why) => found.cannot(meant.to_string(), why, [name.to_owned()]),
+        }
+    }
+}
+
+/// A version of a provider is wanted, for each platform.
+pub(super) fn want_provider(
+    found: &mut Found,
+    provider: &ProviderAddress,
+    version: &Version,
+    platforms: &[Platform],
+    hashes: &[String],
+    by: impl IntoIterator<Item = String> + Clone,
+) {
+    for platform in platforms {
+        let package = Package { provider: provider.clone(), version: version.clone(), platform: platform.clone() };
+        found.want(Artifact::Provider(package), hashes, by.clone());
+    }
+}
+
+fn chosen(
+    listed: &[Version],
+    choose: impl for<'a> FnOnce(&[&'a Version]) -> Result<&'a Version, String>,
+) -> Result<Version, String> {
+    choose(&listed.iter().collect::<Vec<_>>()).cloned()
+}

@@ -1,0 +1,142 @@
+//! Registries, asked once for each thing by everybody who needs it, and a few things at a time.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use tokio::sync::{OnceCell, Semaphore};
+
+use super::super::configuration::{self, Module, Standing};
+use super::super::order::Client;
+use super::super::{ModuleFiles, Registries};
+use crate::address::{ModuleAddress, ModulePackage, ProviderAddress, Version};
+
+/// How many questions are open at a time.
+const AT_ONCE: usize = 16;
+/// The most lists of versions that one order may ask for.
+const MOST_LISTS: usize = 8192;
+/// The most modules of registries that one order may come to.
+const MOST_MODULES: usize = 1024;
+/// The most bytes that the files of them may have in all, for as long as it takes.
+const MOST_BYTES: usize = 64 << 20;
+
+/// An answer, or why there is none.
+pub(super) type Answer<T> = Result<Arc<T>, String>;
+/// Answers by what they are about, each found out once.
+pub(super) type Answers<K, T> = Mutex<HashMap<K, Arc<OnceCell<Answer<T>>>>>;
+
+/// Registries that are asked on behalf of one order.
+pub(super) struct Asking<'a, R> {
+    registries: &'a R,
+    turns: Semaphore,
+    provider_versions: Answers<ProviderAddress, Vec<Version>>,
+    module_versions: Answers<ModuleAddress, Vec<Version>>,
+    module_files: Answers<ModulePackage, ModuleFiles>,
+    modules: Answers<(ModulePackage, String, Client), Module>,
+    /// How many lists were asked for.
+    lists: AtomicUsize,
+    /// How many modules were asked for, and how many bytes they have.
+    number: AtomicUsize,
+    bytes: AtomicUsize,
+}
+
+impl<'a, R: Registries> Asking<'a, R> {
+    pub(super) fn new(registries: &'a R) -> Self {
+        Self {
+            registries,
+            turns: Semaphore::new(AT_ONCE),
+            provider_versions: Answers::default(),
+            module_versions: Answers::default(),
+            module_files: Answers::default(),
+            modules: Answers::default(),
+            lists: AtomicUsize::new(0),
+            number: AtomicUsize::new(0),
+            bytes: AtomicUsize::new(0),
+        }
+    }
+
+    /// The versions of a provider that clients are told of.
+    pub(super) async fn provider_versions(&self, of: &ProviderAddress) -> Answer<Vec<Version>> {
+        let ask = async || {
+            self.one_more_list()?;
+            self.registries.provider_versions(of).await.map_err(|why| why.to_string())
+        };
+        self.once(&self.provider_versions, of, ask).await
+    }
+
+    /// The same of a module.
+    pub(super) async fn module_versions(&self, of: &ModuleAddress) -> Answer<Vec<Version>> {
+        let ask = async || {
+            self.one_more_list()?;
+            self.registries.module_versions(of).await.map_err(|why| why.to_string())
+        };
+        self.once(&self.module_versions, of, ask).await
+    }
+
+    /// The files of a module.
+    pub(super) async fn module_files(&self, of: &ModulePackage) -> Answer<ModuleFiles> {
+        let ask = async || {
+            if self.number.fetch_add(1, Ordering::Relaxed) >= MOST_MODULES {
+                return Err(format!("more than {MOST_MODULES} modules are called in all: name fewer folders"));
+            }
+            let files = self.registries.module_files(of).await.map_err(|why| why.to_string())?;
+            let bytes = files.files.size_bytes();
+            if self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > MOST_BYTES {
+                return Err(format!(
+                    "the modules that are called have more than {} MiB of configuration: name fewer folders",
+                    MOST_BYTES >> 20
+                ));
+            }
+            Ok(files)
+        };
+        self.once(&self.module_files, of, ask).await
+    }
+
+    /// What a folder of a module says.
+    pub(super) async fn module(&self, of: &ModulePackage, folder: &str, client: Client) -> Answer<Module> {
+        let cell = cell(&self.modules, &(of.clone(), folder.to_owned(), client));
+        let read = async || {
+            let files = self.module_files(of).await?;
+            // A long file takes a moment: others go on in between.
+            tokio::task::yield_now().await;
+            let within = format!("{of}//");
+            Ok(Arc::new(configuration::read(&files.files, folder, Standing::Called, client, &within)))
+        };
+        cell.get_or_init(read).await.clone()
+    }
+
+    fn one_more_list(&self) -> Result<(), String> {
+        match self.lists.fetch_add(1, Ordering::Relaxed) {
+            MOST_LISTS.. => {
+                Err(format!("more than {MOST_LISTS} providers and modules are named in all: name fewer folders"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn once<K: Hash + Eq + Clone, T>(
+        &self,
+        answers: &Answers<K, T>,
+        of: &K,
+        ask: impl AsyncFnOnce() -> Result<T, String>,
+    ) -> Answer<T> {
+        let cell = cell(answers, of);
+        let ask = async || {
+            // It is never closed.
+            let _turn = self.turns.acquire().await;
+            ask().await.map(Arc::new)
+        };
+        cell.get_or_init(ask).await.clone()
+    }
+}
+
+/// The place of one answer.
+pub(super) fn cell<K: Hash + Eq + Clone, T>(answers: &Answers<K, T>, of: &K) -> Arc<OnceCell<Answer<T>>> {
+    let mut answers = answers.lock();
+    match answers.get(of) {
+        Some(cell) => Arc::clone(cell),
+        None => Arc::clone(answers.entry(of.clone()).or_default()),
+    }
+}

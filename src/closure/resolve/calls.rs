@@ -1,0 +1,122 @@
+//! Where a call leads: to another folder of the same files, or into a module of a registry.
+
+use super::super::configuration::{self, Call, Source};
+use super::super::order::Client;
+use super::super::{Files, Registries, path};
+use super::asking::Asking;
+use crate::address::{ModuleAddress, ModuleConstraint, ModulePackage};
+
+/// A folder that is read.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Spot {
+    /// The module it is of; none for a user's own files.
+    pub(super) package: Option<ModulePackage>,
+    /// Its path there.
+    pub(super) folder: String,
+}
+
+/// Where a call leads.
+pub(super) struct Led {
+    /// To this folder, if there is one.
+    pub(super) to: Result<Spot, Refused>,
+    /// Through this module of a registry, which is wanted whatever is in it.
+    pub(super) through: Option<ModulePackage>,
+}
+
+/// Something that cannot be had.
+pub(super) struct Refused {
+    /// What.
+    pub(super) what: String,
+    /// Why.
+    pub(super) why: String,
+}
+
+/// Follows a call that stands in the folder at `from`.
+pub(super) async fn follow(
+    asking: &Asking<'_, impl Registries>,
+    files: &Files,
+    from: &Spot,
+    call: &Call,
+    client: Client,
+) -> Led {
+    match &call.source {
+        Source::Local(to) => Led { to: local(asking, files, from, to).await, through: None },
+        Source::Registry { module, subdir } => match choose(asking, module, &call.versions).await {
+            Ok(package) => Led { to: within(asking, &package, subdir, client).await, through: Some(package) },
+            Err(why) => Led { to: Err(Refused { what: called(module, &call.versions), why }), through: None },
+        },
+    }
+}
+
+async fn local(asking: &Asking<'_, impl Registries>, files: &Files, from: &Spot, to: &str) -> Result<Spot, Refused> {
+    let refused = |why: String| Refused { what: configuration::shown(to), why };
+    let Some(folder) = path::join(&from.folder, to) else {
+        return Err(refused(match &from.package {
+            Some(package) => {
+                format!("it leads out of {package}, and clients refuse that: its publisher has to change it")
+            }
+            None => "it leads out of the files that were handed over: hand over a folder that has both".to_owned(),
+        }));
+    };
+    let has_folder = match &from.package {
+        // What calls it was read from them, so they are there.
+        Some(package) => asking.module_files(package).await.is_ok_and(|files| files.files.has_folder(&folder)),
+        None => files.has_folder(&folder),
+    };
+    if let (None, Some((path, why))) = (&from.package, files.in_the_way_of(&folder)) {
+        return Err(refused(format!("{path}: {why}")));
+    }
+    if !has_folder {
+        return Err(refused(match &from.package {
+            Some(package) => format!("{package} has no file that a client reads in {folder:?}"),
+            None => format!(
+                "{folder:?} is not there, or has no configuration: hand that folder over too, or correct the path"
+            ),
+        }));
+    }
+    Ok(Spot { package: from.package.clone(), folder })
+}
+
+/// The newest version that a call allows.
+async fn choose(
+    asking: &Asking<'_, impl Registries>,
+    module: &ModuleAddress,
+    versions: &ModuleConstraint,
+) -> Result<ModulePackage, String> {
+    let listed = asking.module_versions(module).await?;
+    match versions.newest(listed.iter()) {
+        Some(version) => Ok(ModulePackage { module: module.clone(), version: version.clone() }),
+        None => Err(no_version(versions, listed.len())),
+    }
+}
+
+fn no_version(versions: &ModuleConstraint, number: usize) -> String {
+    if *versions == ModuleConstraint::default() {
+        return format!("none of the {number} versions that are listed is a release");
+    }
+    format!(
+        "none of the {number} versions that are listed is what {versions:?} asks for: change the constraint",
+        versions = versions.to_string()
+    )
+}
+
+async fn within(
+    asking: &Asking<'_, impl Registries>,
+    package: &ModulePackage,
+    subdir: &str,
+    client: Client,
+) -> Result<Spot, Refused> {
+    let refused = |why| Refused { what: package.to_string(), why };
+    let unread = |why| format!("what it calls and needs is not known, because its files could not be read: {why}");
+    let files = asking.module_files(package).await.map_err(|why| refused(unread(why)))?;
+    let folder = path::join(&files.subdir, subdir);
+    let folder = folder.filter(|folder| files.files.has_folder(folder));
+    let folder = folder.ok_or_else(|| refused(format!("it has no file that a client reads in {subdir:?}")))?;
+    let spot = Spot { package: Some(package.clone()), folder };
+    asking.module(package, &spot.folder, client).await.map(|_| spot).map_err(|why| refused(unread(why)))
+}
+
+/// A module, and which of its versions are asked for.
+fn called(module: &ModuleAddress, versions: &ModuleConstraint) -> String {
+    if *versions == ModuleConstraint::default() { module.to_string() } else { format!("{module}@{versions}") }
+}

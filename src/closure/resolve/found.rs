@@ -1,0 +1,89 @@
+//! What is found out, merged by what it is about.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::super::{Cannot, Closure, Wanted};
+use crate::address::Artifact;
+
+/// The most names of whoever wants one thing.
+const MOST_BY: usize = 16;
+
+/// The most things that are said to be impossible.
+const MOST_CANNOT: usize = 4096;
+
+/// What was found out.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    wanted: BTreeMap<Artifact, Terms>,
+    cannot: BTreeMap<(String, String), BTreeSet<String>>,
+}
+
+#[derive(Debug, Default)]
+struct Terms {
+    hashes: BTreeSet<Vec<String>>,
+    by: BTreeSet<String>,
+}
+
+impl Found {
+    /// Something is wanted, by these; with hashes, if a lock file lists any.
+    pub(super) fn want(&mut self, of: Artifact, hashes: &[String], by: impl IntoIterator<Item = String>) {
+        let terms = self.wanted.entry(of).or_default();
+        if !hashes.is_empty() {
+            let mut hashes = hashes.to_vec();
+            hashes.sort();
+            hashes.dedup();
+            terms.hashes.insert(hashes);
+        }
+        terms.by.extend(by);
+    }
+
+    /// Something cannot be had.
+    pub(super) fn cannot(
+        &mut self,
+        what: impl Into<String>,
+        why: impl Into<String>,
+        by: impl IntoIterator<Item = String>,
+    ) {
+        let of = (what.into(), why.into());
+        if self.cannot.len() < MOST_CANNOT || self.cannot.contains_key(&of) {
+            self.cannot.entry(of).or_default().extend(by);
+        }
+    }
+
+    /// This and more.
+    pub(super) fn and(mut self, other: Self) -> Self {
+        for (of, terms) in other.wanted {
+            let own = self.wanted.entry(of).or_default();
+            own.hashes.extend(terms.hashes);
+            own.by.extend(terms.by);
+        }
+        other.cannot.into_iter().for_each(|((what, why), by)| self.cannot(what, why, by));
+        self
+    }
+
+    /// All of it.
+    pub(super) fn closure(self) -> Closure {
+        let wanted = self.wanted.into_iter().map(|(of, terms)| Wanted {
+            of,
+            hashes: terms.hashes.into_iter().collect(),
+            by: named(terms.by),
+        });
+        let there_may_be_more = (self.cannot.len() >= MOST_CANNOT).then(|| Cannot {
+            what: "the rest".to_owned(),
+            why: format!("{MOST_CANNOT} things cannot be had, and more were not looked at: begin with these"),
+            by: Vec::new(),
+        });
+        let cannot = self.cannot.into_iter().map(|((what, why), by)| Cannot { what, why, by: named(by) });
+        Closure { wanted: wanted.collect(), cannot: cannot.chain(there_may_be_more).collect() }
+    }
+}
+
+/// A few names, and how many more there are.
+pub(super) fn named(by: BTreeSet<String>) -> Vec<String> {
+    let more = by.len().saturating_sub(MOST_BY);
+    let mut named: Vec<String> = by.into_iter().take(MOST_BY).collect();
+    if more > 0 {
+        named.push(format!("and {more} more"));
+    }
+    named
+}

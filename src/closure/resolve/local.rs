@@ -1,0 +1,73 @@
+//! A user's own folders, read once each for all roots that have them in common, and beside whatever else is done.
+
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
+
+use super::super::configuration::{self, Module, Place, Problem, Standing};
+use super::super::order::Client;
+use super::super::{Configurations, Files};
+use super::asking::{Answers, cell};
+use super::found::Found;
+use super::roots::{self, Root};
+
+/// How many folders are read at a time.
+const AT_ONCE: usize = 2;
+/// Why there is nothing where reading panicked.
+const ENDED: &str = "reading it ended unexpectedly";
+
+/// A user's own folders.
+pub(super) struct Local {
+    configurations: Arc<Configurations>,
+    turns: Semaphore,
+    modules: Answers<(String, Standing, Client), Module>,
+}
+
+impl Local {
+    pub(super) fn new(configurations: &Configurations) -> Self {
+        let configurations = Arc::new(configurations.clone());
+        Self { configurations, turns: Semaphore::new(AT_ONCE), modules: Answers::default() }
+    }
+
+    /// All of their files.
+    pub(super) fn files(&self) -> &Files {
+        &self.configurations.files
+    }
+
+    /// The folders that `init` is run in.
+    pub(super) async fn roots(&self, found: &mut Found) -> Vec<Root> {
+        let configurations = Arc::clone(&self.configurations);
+        let reading = tokio::task::spawn_blocking(move || {
+            let mut found = Found::default();
+            (roots::of(&configurations, &mut found), found)
+        });
+        match reading.await {
+            Ok((roots, more)) => {
+                *found = std::mem::take(found).and(more);
+                roots
+            }
+            Err(_) => {
+                found.cannot("the configuration", ENDED, []);
+                Vec::new()
+            }
+        }
+    }
+
+    /// What a folder says.
+    pub(super) async fn module(&self, folder: &str, standing: Standing, client: Client) -> Arc<Module> {
+        let of = (folder.to_owned(), standing, client);
+        let cell = cell(&self.modules, &of);
+        let read = async || {
+            // It is never closed.
+            let _turn = self.turns.acquire().await;
+            let configurations = Arc::clone(&self.configurations);
+            let read = move || configuration::read(&configurations.files, &of.0, of.1, of.2, "");
+            tokio::task::spawn_blocking(read).await.map(Arc::new).map_err(|_| ENDED.to_owned())
+        };
+        cell.get_or_init(read).await.clone().unwrap_or_else(|why| {
+            let at = Place { file: folder.to_owned(), line: 1 };
+            let problem = Problem { what: folder.to_owned(), why, at };
+            Arc::new(Module { problems: vec![problem], ..Module::default() })
+        })
+    }
+}

@@ -1,0 +1,134 @@
+//! Which version of each provider all the modules of one root agree on.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures_util::future::join_all;
+
+use super::super::configuration::Need;
+use super::super::lock_file::{self, Locked};
+use super::super::order::Client;
+use super::super::{Files, Registries};
+use super::addresses::want_provider;
+use super::asking::Asking;
+use super::found::Found;
+use super::roots::{LOCK_FILE, Root};
+use crate::address::{Constraint, Hostname, Platform, ProviderAddress, Version};
+
+/// The most places that are named where constraints are at odds.
+const MOST_PLACES: usize = 32;
+/// The most providers of one root.
+const MOST_PROVIDERS: usize = 4096;
+/// The registries and the namespace in which the providers of the one client are those of the other.
+const PREDECESSOR: (&str, &str) = ("registry.terraform.io", "hashicorp");
+const SUCCESSOR: &str = "registry.opentofu.org";
+
+/// Chooses each provider that is needed: the locked version where there is one, else the newest.
+pub(super) async fn choose(
+    asking: &Asking<'_, impl Registries>,
+    files: &Files,
+    root: &Root,
+    needs: &[Need],
+    platforms: &[Platform],
+    found: &mut Found,
+) {
+    let mut by_provider: BTreeMap<&ProviderAddress, Vec<&Need>> = BTreeMap::new();
+    for need in needs {
+        by_provider.entry(&need.provider).or_default().push(need);
+    }
+    let locked = locked(files, root, found);
+    if by_provider.len() > MOST_PROVIDERS {
+        let why = format!("{} providers are needed, and {MOST_PROVIDERS} can be looked at", by_provider.len());
+        let name = if root.folder.is_empty() { "the configuration" } else { &root.folder };
+        found.cannot(name, why, []);
+    }
+    let by_provider: BTreeMap<_, _> = by_provider.into_iter().take(MOST_PROVIDERS).collect();
+    let lists = by_provider.keys().map(|provider| asking.provider_versions(provider));
+    let lists = join_all(lists.collect::<Vec<_>>()).await;
+    for ((provider, needs), listed) in by_provider.into_iter().zip(lists) {
+        let locked = locked.get(provider);
+        let by: BTreeSet<String> = needs.iter().map(|need| need.at.to_string()).collect();
+        let chosen = listed.and_then(|listed| version_of(&listed, &needs, locked));
+        match chosen {
+            Ok(version) => {
+                let hashes = locked.map(|locked| locked.hashes.as_slice()).unwrap_or_default();
+                want_provider(found, provider, &version, platforms, hashes, by);
+            }
+            Err(why) => found.cannot(provider.to_string(), why, by),
+        }
+    }
+}
+
+fn version_of(listed: &[Version], needs: &[&Need], locked: Option<&Locked>) -> Result<Version, String> {
+    let constraint = Constraint::all(needs.iter().filter_map(|need| need.versions.as_ref()));
+    let Some(Locked { version, .. }) = locked else {
+        let newest = listed.iter().filter(|version| constraint.allows(version)).max();
+        return newest.cloned().ok_or_else(|| match said(needs).as_str() {
+            "" => format!("none of the {} versions that are listed is a release", listed.len()),
+            said => format!("none of the {} versions that are listed is all of: {said}", listed.len()),
+        });
+    };
+    if !constraint.allows(version) {
+        return Err(format!(
+            "the lock file has {version}, which is not all of: {}. Run `terraform init -upgrade` (or `tofu init -upgrade`) to lock another",
+            said(needs)
+        ));
+    }
+    if !listed.contains(version) {
+        return Err(format!(
+            "the lock file has {version}, which is none of the {} versions that are listed: clients refuse to go on until it is, or until another is locked with `init -upgrade`",
+            listed.len()
+        ));
+    }
+    Ok(version.clone())
+}
+
+/// Each constraint with its place.
+fn said(needs: &[&Need]) -> String {
+    let said = |need: &&Need| need.versions.as_ref().map(|versions| format!("{versions} ({})", need.at));
+    let said: BTreeSet<String> = needs.iter().filter_map(said).collect();
+    let more = said.len().saturating_sub(MOST_PLACES);
+    let mut said: Vec<String> = said.into_iter().take(MOST_PLACES).collect();
+    if more > 0 {
+        said.push(format!("and {more} more"));
+    }
+    said.join("; ")
+}
+
+/// What the lock file of a root says.
+fn locked(files: &Files, root: &Root, found: &mut Found) -> BTreeMap<ProviderAddress, Locked> {
+    let path = if root.folder.is_empty() { LOCK_FILE.to_owned() } else { format!("{}/{LOCK_FILE}", root.folder) };
+    let text = match files.get(&path) {
+        None => return BTreeMap::new(),
+        Some(Ok(text)) => text,
+        Some(Err(why)) => {
+            found.cannot(&path, format!("{why}: larder does not read it"), [path.clone()]);
+            return BTreeMap::new();
+        }
+    };
+    let locked = match lock_file::parse(text.as_bytes()) {
+        Ok(locked) => locked,
+        Err(bad) => {
+            bad.problems().into_iter().for_each(|problem| found.cannot(&path, problem, [path.clone()]));
+            return BTreeMap::new();
+        }
+    };
+    let mut by_provider: BTreeMap<ProviderAddress, Locked> =
+        locked.into_iter().map(|one| (one.provider.clone(), one)).collect();
+    if root.client == Client::Opentofu {
+        // It takes over the versions that Terraform locked, and none of the hashes: its archives are its own.
+        let taken_over: Vec<Locked> = by_provider.values().filter_map(taken_over).collect();
+        for one in taken_over {
+            by_provider.entry(one.provider.clone()).or_insert(one);
+        }
+    }
+    by_provider
+}
+
+fn taken_over(locked: &Locked) -> Option<Locked> {
+    let is = (locked.provider.host.as_str(), locked.provider.namespace.as_str());
+    if is != PREDECESSOR {
+        return None;
+    }
+    let provider = ProviderAddress { host: Hostname::parse(SUCCESSOR).ok()?, ..locked.provider.clone() };
+    Some(Locked { provider, hashes: Vec::new(), ..locked.clone() })
+}

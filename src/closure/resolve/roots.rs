@@ -1,0 +1,74 @@
+//! The folders that `init` is run in, and which client runs it there.
+
+use std::collections::BTreeSet;
+
+use super::super::configuration::{self, Source, Standing, is_configuration, is_for_opentofu_only};
+use super::super::order::Client;
+use super::super::{Configurations, Files, Unreadable, lock_file, path};
+use super::found::Found;
+
+/// The most roots of one order.
+const MOST_ROOTS: usize = 512;
+/// What a lock file names that OpenTofu has written.
+const OPENTOFU: &str = "registry.opentofu.org";
+/// What clients keep beside a configuration.
+pub(super) const LOCK_FILE: &str = ".terraform.lock.hcl";
+
+/// A folder that `init` is run in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Root {
+    /// Its path.
+    pub(super) folder: String,
+    /// Who runs it.
+    pub(super) client: Client,
+}
+
+/// The roots that are named; where none is, the folders with a configuration that no other calls.
+pub(super) fn of(configurations: &Configurations, found: &mut Found) -> Vec<Root> {
+    let Configurations { files, roots, client } = configurations;
+    let folders: BTreeSet<String> = match roots.as_slice() {
+        [] => uncalled(files).into_iter().collect(),
+        named => named.iter().cloned().collect(),
+    };
+    let root = |folder: String| Root { client: client.unwrap_or_else(|| client_of(files, &folder)), folder };
+    let mut roots: Vec<Root> = folders.into_iter().map(root).collect();
+    if roots.is_empty() {
+        let why = "each of the folders is called as a module by another: name those that init is run in";
+        found.cannot("the configuration", why, []);
+    }
+    if roots.len() > MOST_ROOTS {
+        let why = format!(
+            "there are {} folders that init would be run in, and {MOST_ROOTS} can be looked at at once: name fewer",
+            roots.len()
+        );
+        found.cannot("the configuration", why, []);
+        roots.truncate(MOST_ROOTS);
+    }
+    roots
+}
+
+/// The folders with a configuration that no other calls; the tests of one are read for what they call.
+pub(in super::super) fn uncalled(files: &Files) -> Vec<String> {
+    let has_configuration = |folder: &str| files.in_folder(folder).iter().any(|(name, _)| is_configuration(name));
+    let folders: Vec<&str> = files.folders().into_iter().filter(|folder| has_configuration(folder)).collect();
+    let mut called = BTreeSet::new();
+    for folder in &folders {
+        let module = configuration::read(files, folder, Standing::Root, client_of(files, folder), "");
+        for call in module.calls {
+            let Source::Local(to) = call.source else { continue };
+            called.extend(path::join(folder, &to).filter(|to| to != folder));
+        }
+    }
+    let uncalled = folders.into_iter().filter(|folder| !called.contains(*folder));
+    uncalled.map(str::to_owned).collect()
+}
+
+/// OpenTofu, where only it reads one of the files, or has written the lock file; else Terraform.
+fn client_of(files: &Files, folder: &str) -> Client {
+    let is_opentofus = |(name, text): &(&str, Result<&str, Unreadable>)| match *name {
+        LOCK_FILE => lock_file::parse(text.unwrap_or_default().as_bytes())
+            .is_ok_and(|locked| locked.iter().any(|one| one.provider.host.as_str() == OPENTOFU)),
+        name => is_for_opentofu_only(name),
+    };
+    if files.in_folder(folder).iter().any(is_opentofus) { Client::Opentofu } else { Client::Terraform }
+}

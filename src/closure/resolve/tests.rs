@@ -1,0 +1,433 @@
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use proptest::prelude::*;
+
+use super::*;
+use crate::address::{Artifact, Hostname, ModuleAddress, ModulePackage, Platform, ProviderAddress, Version, What};
+use crate::closure::{Cannot, Client, Configurations, Files, ModuleFiles, lock_file};
+
+/// Registries that know what they are told, and count what they are asked.
+#[derive(Default)]
+struct Known {
+    providers: BTreeMap<String, Vec<&'static str>>,
+    modules: BTreeMap<String, BTreeMap<&'static str, ModuleFiles>>,
+    asked: Mutex<BTreeMap<String, usize>>,
+    open: AtomicUsize,
+    most_open: AtomicUsize,
+}
+
+impl Known {
+    /// `namespace/type`, of both public registries.
+    fn provider(mut self, name: &str, versions: &[&'static str]) -> Self {
+        for host in ["registry.terraform.io", "registry.opentofu.org"] {
+            self.providers.insert(format!("{host}/{name}"), versions.to_vec());
+        }
+        self
+    }
+
+    /// `acme/NAME/test` of registry.terraform.io.
+    fn module(mut self, name: &str, version: &'static str, files: &[(&str, &str)]) -> Self {
+        let found = ModuleFiles { files: in_memory(files), subdir: String::new() };
+        self.modules.entry(format!("registry.terraform.io/acme/{name}/test")).or_default().insert(version, found);
+        self
+    }
+
+    async fn ask<T>(&self, what: String, answer: Option<T>) -> Result<T, String> {
+        let open = self.open.fetch_add(1, Ordering::Relaxed) + 1;
+        self.most_open.fetch_max(open, Ordering::Relaxed);
+        tokio::task::yield_now().await;
+        self.open.fetch_sub(1, Ordering::Relaxed);
+        *self.asked.lock().entry(what.clone()).or_default() += 1;
+        answer.ok_or_else(|| format!("the registry does not have {what}"))
+    }
+}
+
+impl Registries for Known {
+    type Error = String;
+
+    async fn provider_versions(&self, of: &ProviderAddress) -> Result<Vec<Version>, String> {
+        let versions = self.providers.get(&of.to_string()).map(|versions| parsed(versions.iter()));
+        self.ask(of.to_string(), versions).await
+    }
+
+    async fn module_versions(&self, of: &ModuleAddress) -> Result<Vec<Version>, String> {
+        let versions = self.modules.get(&of.to_string()).map(|versions| parsed(versions.keys()));
+        self.ask(of.to_string(), versions).await
+    }
+
+    async fn module_files(&self, of: &ModulePackage) -> Result<ModuleFiles, String> {
+        let files = self.modules.get(&of.module.to_string()).and_then(|all| all.get(of.version.as_str()).cloned());
+        self.ask(of.to_string(), files).await
+    }
+}
+
+fn parsed<'a>(versions: impl Iterator<Item = &'a &'static str>) -> Vec<Version> {
+    versions.map(|version| Version::parse(version).unwrap()).collect()
+}
+
+fn in_memory(given: &[(&str, &str)]) -> Files {
+    let mut files = Files::default();
+    given.iter().for_each(|(path, text)| files.insert(path, text.as_bytes()).unwrap());
+    files
+}
+
+fn order(given: Given) -> Order {
+    Order::new(vec![given], vec![Platform::parse("linux_amd64").unwrap()]).unwrap()
+}
+
+fn configurations(given: &[(&str, &str)], roots: &[&str], client: Option<Client>) -> Order {
+    let roots = roots.iter().map(|root| (*root).to_owned()).collect();
+    order(Given::Configurations(Configurations::new(in_memory(given), roots, client).unwrap()))
+}
+
+fn run(order: &Order, registries: &Known) -> Closure {
+    // What is asked for runs on any thread.
+    fn on_any_thread<T: Send>(future: T) -> T {
+        future
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(on_any_thread(resolve(order, registries)))
+}
+
+/// `ADDRESS@VERSION` of what is wanted, without the host of Terraform's registry.
+fn wanted(closure: &Closure) -> Vec<String> {
+    let name = |of: &Artifact| match of {
+        Artifact::Provider(package) => format!("{}@{}", package.provider, package.version),
+        Artifact::Module(package) => package.to_string(),
+    };
+    let mut all: Vec<String> = closure
+        .wanted
+        .iter()
+        .map(|one| name(&one.of).trim_start_matches("registry.terraform.io/").to_owned())
+        .collect();
+    all.dedup();
+    all
+}
+
+fn cannot(closure: &Closure) -> Vec<String> {
+    let said = |Cannot { what, why, by }: &Cannot| format!("{what}: {why} [{}]", by.join(", "));
+    closure.cannot.iter().map(said).collect()
+}
+
+#[track_caller]
+fn is(closure: &Closure, want: &[&str], refused: &[&str]) {
+    assert_eq!(wanted(closure), want, "{:#?}", cannot(closure));
+    let said = cannot(closure);
+    assert_eq!(said.len(), refused.len(), "{said:#?}");
+    for (said, refused) in said.iter().zip(refused) {
+        assert!(refused.split(" … ").all(|part| said.contains(part)), "{said:?} lacks {refused:?}");
+    }
+}
+
+const NEEDS_A: &str =
+    "terraform {\n  required_providers {\n    a = { source = \"x/a\", version = \"~> 1.0\" }\n  }\n}\n";
+
+fn calls(name: &str, source: &str) -> String {
+    format!("module \"{name}\" {{\n  source = \"{source}\"\n}}\n")
+}
+
+#[test]
+fn modules_are_followed_through_packages_and_paths_and_all_that_they_need_is_agreed_on() {
+    let registries = Known::default()
+        .provider("x/a", &["1.0.0", "1.2.0", "1.3.0", "2.0.0"])
+        .provider("hashicorp/deep", &["0.1.0", "0.2.0-rc.1"])
+        .module("net", "1.0.0", &[("main.tf", "")])
+        .module(
+            "net",
+            "1.1.0",
+            &[
+                ("main.tf", NEEDS_A),
+                ("modules/x/main.tf", &(calls("y", "../y") + &calls("deep", "acme/deep/test//sub"))),
+                ("modules/y/main.tf", &NEEDS_A.replace("~> 1.0", "!= 1.3.0")),
+            ],
+        )
+        .module("deep", "3.0.0", &[("sub/main.tf", "resource \"deep_x\" \"y\" {}\n"), ("other/main.tf", "broken {")]);
+    let main = calls("local", "./modules/local") + &calls("again", "acme/net/test");
+    let local = "module \"net\" {\n  source  = \"acme/net/test//modules/x\"\n  version = \"~> 1.1\"\n}\n";
+    let closure =
+        run(&configurations(&[("main.tf", &main), ("modules/local/main.tf", local)], &[""], None), &registries);
+    is(&closure, &["hashicorp/deep@0.1.0", "x/a@1.2.0", "acme/deep/test@3.0.0", "acme/net/test@1.1.0"], &[]);
+    assert_eq!(closure.wanted[3].by, ["main.tf:5", "modules/local/main.tf:2"]);
+    assert_eq!(
+        closure.wanted[1].by,
+        [
+            "registry.terraform.io/acme/net/test@1.1.0//main.tf:3",
+            "registry.terraform.io/acme/net/test@1.1.0//modules/y/main.tf:3"
+        ]
+    );
+    assert!(registries.asked.lock().values().all(|times| *times == 1), "{:?}", registries.asked.lock());
+}
+
+#[test]
+fn the_folder_of_a_call_is_below_the_one_that_the_registry_names() {
+    let mut registries = Known::default().provider("hashicorp/r", &["1.0.0"]).module(
+        "net",
+        "1.0.0",
+        &[("top/sub/main.tf", &calls("up", "../../other")), ("other/main.tf", "resource \"r_x\" \"y\" {}\n")],
+    );
+    registries.modules.values_mut().flat_map(BTreeMap::values_mut).for_each(|files| files.subdir = "top".to_owned());
+    let main = calls("a", "acme/net/test//sub") + &calls("b", "acme/net/test//other");
+    let closure = run(&configurations(&[("main.tf", &main)], &[], None), &registries);
+    is(
+        &closure,
+        &["hashicorp/r@1.0.0", "acme/net/test@1.0.0"],
+        &["acme/net/test@1.0.0: it has no file that a client reads in \"other\" [main.tf:5]"],
+    );
+}
+
+#[test]
+fn each_root_chooses_for_itself() {
+    let registries = Known::default().provider("x/a", &["1.0.0", "2.0.0"]);
+    let files = [("dev/main.tf", &*NEEDS_A.replace("~> 1.0", ">= 1.0")), ("prod/main.tf", NEEDS_A)];
+    let closure = run(&configurations(&files, &["prod", "dev"], None), &registries);
+    is(&closure, &["x/a@1.0.0", "x/a@2.0.0"], &[]);
+    assert_eq!(
+        (&*closure.wanted[0].by, &*closure.wanted[1].by),
+        (&["prod/main.tf:3".to_owned()][..], &["dev/main.tf:3".to_owned()][..])
+    );
+    is(&run(&configurations(&files, &["prod"], None), &registries), &["x/a@1.0.0"], &[]);
+}
+
+#[test]
+fn where_no_root_is_named_they_are_the_folders_that_no_other_calls() {
+    let registries = ["a", "b", "c", "d", "e", "f", "t"]
+        .iter()
+        .fold(Known::default(), |known, name| known.provider(&format!("hashicorp/{name}"), &["1.0.0"]));
+    let uses = |name: &str| format!("resource \"{name}_x\" \"y\" {{}}\n");
+    let files = [
+        ("one/main.tf", uses("a") + &calls("m", "../shared/m")),
+        ("one/tests/x.tftest.hcl", "run \"x\" {\n  module {\n    source = \"./tests/setup\"\n  }\n}\n".to_owned()),
+        ("one/tests/setup/main.tf", uses("t")),
+        ("shared/tests/main.tf", uses("f")),
+        ("shared/m/main.tf", uses("b")),
+        ("two/main.tofu", uses("c")),
+        ("three/main.tf", uses("d")),
+        (
+            "three/.terraform.lock.hcl",
+            "provider \"registry.opentofu.org/x/y\" {\n  version = \"1.0.0\"\n}\n".to_owned(),
+        ),
+        ("one/.terraform/modules/x/main.tf", uses("installed")),
+        ("itself/main.tf", uses("e") + &calls("round", "./")),
+    ];
+    let files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (*path, text.as_str())).collect();
+    let closure = run(&configurations(&files, &[], None), &registries);
+    let tofu = "registry.opentofu.org/hashicorp";
+    is(
+        &closure,
+        &[
+            &format!("{tofu}/c@1.0.0"),
+            &format!("{tofu}/d@1.0.0"),
+            "hashicorp/a@1.0.0",
+            "hashicorp/b@1.0.0",
+            "hashicorp/e@1.0.0",
+            "hashicorp/f@1.0.0",
+            "hashicorp/t@1.0.0",
+        ],
+        &["the module called at itself/main.tf:3: it leads back"],
+    );
+    let round = [("a/main.tf", &*calls("b", "../b")), ("b/main.tf", &*calls("a", "../a"))];
+    is(
+        &run(&configurations(&round, &[], None), &registries),
+        &[],
+        &["each of the folders is called as a module by another"],
+    );
+}
+
+#[test]
+fn cycles_and_endless_chains_come_to_an_end() {
+    let registries = Known::default().module("a", "1.0.0", &[("main.tf", &calls("b", "acme/b/test"))]).module(
+        "b",
+        "1.0.0",
+        &[("main.tf", &calls("a", "acme/a/test"))],
+    );
+    let closure = run(&configurations(&[("main.tf", &calls("a", "acme/a/test"))], &[], None), &registries);
+    is(&closure, &["acme/a/test@1.0.0", "acme/b/test@1.0.0"], &["acme/b/test@1.0.0//main.tf:2: it leads back"]);
+    // A folder that two call is no cycle.
+    let shared = [
+        ("main.tf", &*(calls("a", "./a") + &calls("b", "./b"))),
+        ("a/main.tf", &*calls("b", "../b")),
+        ("b/main.tf", ""),
+    ];
+    is(&run(&configurations(&shared, &[""], None), &registries), &[], &[]);
+    let mut chain: Vec<(String, String)> =
+        (0..80).map(|n| (format!("m{n}/main.tf"), calls("next", &format!("../m{}", n + 1)))).collect();
+    chain.push(("m80/main.tf".to_owned(), String::new()));
+    let chain: Vec<(&str, &str)> = chain.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
+    is(
+        &run(&configurations(&chain, &["m0"], None), &registries),
+        &[],
+        &["m0: modules call each other more than 64 deep"],
+    );
+}
+
+#[test]
+fn what_cannot_be_had_is_named_and_hides_nothing_else() {
+    let registries = Known::default()
+        .provider("x/a", &["1.0.0", "2.0.0"])
+        .provider("x/pre", &["1.0.0-rc.1"])
+        .provider("hashicorp/fine", &["1.0.0"])
+        .module("net", "1.0.0", &[("main.tf", &calls("out", "../../x")), ("README.tf", "")]);
+    let main = calls("net", "acme/net/test")
+        + &calls("gone", "acme/gone/test")
+        + "module \"old\" {\n  source  = \"acme/net/test\"\n  version = \"< 1\"\n}\n"
+        + &calls("git", "git::https://user:secret@git.example/x")
+        + &calls("missing", "./missing")
+        + &calls("above", "../above")
+        + &calls("b", "./b")
+        + "resource \"fine_x\" \"y\" {}\nresource \"unknown_x\" \"y\" {}\n"
+        + NEEDS_A
+        + "provider \"pre\" {}\n";
+    let main = main.replace("  }\n}\nprovider", "    pre = { source = \"x/pre\" }\n  }\n}\nprovider");
+    let files = [("main.tf", main.as_str()), ("b/main.tf", &*NEEDS_A.replace("~> 1.0", ">= 2")), ("broken.tf", "x {")];
+    is(
+        &run(&configurations(&files, &[""], None), &registries),
+        &["hashicorp/fine@1.0.0", "acme/net/test@1.0.0"],
+        &[
+            "../../x: it leads out of registry.terraform.io/acme/net/test@1.0.0 … [registry.terraform.io/acme/net/test@1.0.0//main.tf:2]",
+            "../above: it leads out of the files that were handed over … [main.tf:",
+            "./missing: \"missing\" is not there, or has no configuration … [main.tf:",
+            "broken.tf: … [broken.tf:1]",
+            "git::https://git.example/x: it bypasses registries … [main.tf:",
+            "registry.terraform.io/acme/gone/test: the registry does not have … [main.tf:5]",
+            "registry.terraform.io/acme/net/test@< 1: none of the 1 versions that are listed is what \"< 1\" asks for … [main.tf:8]",
+            "registry.terraform.io/hashicorp/unknown: the registry does not have",
+            "registry.terraform.io/x/a: none of the 2 versions that are listed is all of: >= 2.0.0 (b/main.tf:3); ~> 1.0 (main.tf:",
+            "registry.terraform.io/x/pre: none of the 1 versions that are listed is a release",
+        ],
+    );
+}
+
+#[test]
+fn a_module_that_cannot_be_read_is_wanted_still() {
+    let mut registries = Known::default().module("net", "1.0.0", &[]);
+    registries.modules.values_mut().for_each(|versions| {
+        versions.insert("2.0.0", ModuleFiles::default());
+    });
+    let closure = run(&configurations(&[("main.tf", &calls("net", "acme/net/test//x"))], &[], None), &registries);
+    is(&closure, &["acme/net/test@2.0.0"], &["it has no file that a client reads in \"x\""]);
+}
+
+const LOCKED: &str =
+    "provider \"registry.terraform.io/x/a\" {\n  version = \"1.1.0\"\n  hashes = [\"zh:one\", \"h1:two\"]\n}\n";
+
+/// As Terraform 1.11 goes by a lock file.
+#[test]
+fn the_lock_file_of_a_root_comes_first() {
+    let registries = Known::default().provider("x/a", &["1.0.0", "1.1.0", "1.2.0", "2.0.0"]);
+    let locked = |lock: &str, needs: &str| {
+        run(&configurations(&[(".terraform.lock.hcl", lock), ("main.tf", needs)], &[], None), &registries)
+    };
+    let closure = locked(LOCKED, NEEDS_A);
+    is(&closure, &["x/a@1.1.0"], &[]);
+    assert_eq!(closure.wanted[0].hashes, [["h1:two".to_owned(), "zh:one".to_owned()]]);
+    is(
+        &locked(LOCKED, &NEEDS_A.replace("~> 1.0", ">= 2")),
+        &[],
+        &["x/a: the lock file has 1.1.0, which is not all of: >= 2.0.0 (main.tf:3). Run `terraform init -upgrade`"],
+    );
+    is(
+        &locked(&LOCKED.replace("1.1.0", "1.1.9"), NEEDS_A),
+        &[],
+        &["x/a: the lock file has 1.1.9, which is none of the 4 versions"],
+    );
+    is(
+        &locked("provider \"x\" {\n}\n", NEEDS_A),
+        &["x/a@1.2.0"],
+        &[
+            ".terraform.lock.hcl: the lock file: line 1: \"x\" is not",
+            ".terraform.lock.hcl: the lock file: line 1: a provider has no version",
+        ],
+    );
+}
+
+#[test]
+fn an_archive_has_to_fit_every_lock_file_that_names_it() {
+    let registries = Known::default().provider("x/a", &["1.1.0"]);
+    let bare = "provider \"registry.terraform.io/x/a\" {\n  version = \"1.1.0\"\n}\n";
+    let other = LOCKED.replace("zh:one", "zh:other");
+    let files: Vec<(String, &str)> = [LOCKED, bare, &other, LOCKED]
+        .iter()
+        .enumerate()
+        .flat_map(|(n, lock)| [(format!("r{n}/.terraform.lock.hcl"), *lock), (format!("r{n}/main.tf"), NEEDS_A)])
+        .collect();
+    let files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (path.as_str(), *text)).collect();
+    let closure = run(&configurations(&files, &[], None), &registries);
+    is(&closure, &["x/a@1.1.0"], &[]);
+    assert_eq!(closure.wanted[0].hashes, [["h1:two", "zh:one"], ["h1:two", "zh:other"]]);
+}
+
+#[test]
+fn opentofu_takes_over_the_versions_that_terraform_locked() {
+    let lock = "provider \"registry.terraform.io/hashicorp/a\" {\n  version = \"1.0.0\"\n  hashes = [\"zh:x\"]\n}\n";
+    let registries = Known::default().provider("hashicorp/a", &["1.0.0", "2.0.0"]);
+    let files = [(".terraform.lock.hcl", lock), ("main.tf", "resource \"a_x\" \"y\" {}\n")];
+    let closure = run(&configurations(&files, &[], Some(Client::Opentofu)), &registries);
+    is(&closure, &["registry.opentofu.org/hashicorp/a@1.0.0"], &[]);
+    assert_eq!(closure.wanted[0].hashes, Vec::<Vec<String>>::new());
+    is(&run(&configurations(&files, &[], None), &registries), &["hashicorp/a@1.0.0"], &[]);
+}
+
+#[test]
+fn addresses_and_lock_files_mean_their_own_archives() {
+    let registries = Known::default().provider("x/a", &["1.0.0", "1.1.0", "2.0.0-rc.1"]).module(
+        "net",
+        "1.0.0",
+        &[("main.tf", "resource \"r_x\" \"y\" {}\n")],
+    );
+    let host = Hostname::parse("registry.terraform.io").unwrap();
+    let address = |given: &str, platforms: &[&str]| {
+        let platforms = platforms.iter().map(|platform| Platform::parse(platform).unwrap()).collect();
+        order(Given::Address { what: What::parse(given, &host).unwrap(), platforms })
+    };
+    is(&run(&address("x/a", &[]), &registries), &["x/a@1.1.0"], &[]);
+    is(&run(&address("x/a@2.0.0-rc.1", &[]), &registries), &["x/a@2.0.0-rc.1"], &[]);
+    is(&run(&address("x/a@~> 1.0.0", &[]), &registries), &["x/a@1.0.0"], &[]);
+    is(&run(&address("acme/net/test", &[]), &registries), &["acme/net/test@1.0.0"], &[]);
+    is(&run(&address("x/a@3.0.0", &[]), &registries), &[], &["x/a@3.0.0: … is none of the 3 versions that are listed"]);
+    is(&run(&address("x/b", &[]), &registries), &[], &["x/b: the registry does not have"]);
+    let closure = run(&address("x/a", &["darwin_arm64", "windows_amd64"]), &registries);
+    let of: Vec<String> = closure.wanted.iter().map(|one| one.of.to_string()).collect();
+    assert_eq!(
+        of,
+        ["registry.terraform.io/x/a 1.1.0 for darwin_arm64", "registry.terraform.io/x/a 1.1.0 for windows_amd64"]
+    );
+    let lock_file = |text: &str| {
+        order(Given::LockFile { name: "l".to_owned(), locked: lock_file::parse(text.as_bytes()).unwrap() })
+    };
+    let closure = run(&lock_file(LOCKED), &registries);
+    is(&closure, &["x/a@1.1.0"], &[]);
+    assert_eq!((closure.wanted[0].hashes.len(), &*closure.wanted[0].by), (1, &["l".to_owned()][..]));
+    is(
+        &run(&lock_file(&LOCKED.replace("1.1.0", "9.0.0")), &registries),
+        &[],
+        &["x/a@9.0.0: … is none of the 3 versions"],
+    );
+}
+
+#[test]
+fn a_few_things_are_asked_for_at_a_time() {
+    let names: Vec<String> = (0..100).map(|n| format!("p{n}")).collect();
+    let registries =
+        names.iter().fold(Known::default(), |known, name| known.provider(&format!("hashicorp/{name}"), &["1.0.0"]));
+    let main: String = names.iter().map(|name| format!("resource \"{name}_x\" \"y\" {{}}\n")).collect();
+    let closure = run(&configurations(&[("main.tf", &main)], &[], None), &registries);
+    assert_eq!((closure.wanted.len(), registries.most_open.load(Ordering::Relaxed)), (100, 16));
+}
+
+proptest! {
+    #[test]
+    fn no_files_are_without_end_or_panic(
+        files in prop::collection::btree_map(
+            "(a/|b/|a/b/|tests/)?(main\\.tf|x_override\\.tf|main\\.tofu|x\\.tftest\\.hcl|main\\.tf\\.json|\\.terraform\\.lock\\.hcl)",
+            "(module \"[ab]\" \\{\n  source = \"(\\./|\\.\\./|\\./a|\\.\\./b|acme/net/test|acme/net/test//x)\"\n\\}\n|resource \"a_x\" \"y\" \\{\\}\n|\\}|\\{){0,4}",
+            1..8,
+        ),
+    ) {
+        let registries = Known::default().module("net", "1.0.0", &[("main.tf", "module \"x\" {\n  source = \"./x\"\n}\n"), ("x/main.tf", "module \"x\" {\n  source = \"../\"\n}\n")]);
+        let files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
+        let closure = run(&configurations(&files, &[], None), &registries);
+        prop_assert!(closure.wanted.iter().all(|wanted| matches!(wanted.of, Artifact::Module(_))));
+    }
+}

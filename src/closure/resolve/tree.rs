@@ -1,0 +1,164 @@
+//! All that one root calls, however deep, and what all of it together needs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+
+use super::super::Registries;
+use super::super::configuration::{Call, Module, Need, Standing};
+use super::asking::Asking;
+use super::calls::{self, Led, Refused, Spot};
+use super::found::Found;
+use super::local::Local;
+use super::providers;
+use super::roots::Root;
+use crate::address::{Artifact, Platform};
+
+/// How deep modules may call each other.
+const DEEPEST: usize = 64;
+/// The most folders of one root.
+const MOST_FOLDERS: usize = 4096;
+/// The most calls of one level that are followed.
+const MOST_CALLS: usize = 8192;
+
+/// Finds out what `init` in a root would ask for.
+pub(super) async fn of_root(
+    asking: &Asking<'_, impl Registries>,
+    local: &Local,
+    root: &Root,
+    platforms: &[Platform],
+    found: &mut Found,
+) {
+    let mut walk = Walk { asking, local, root, found, seen: BTreeMap::new(), needs: Vec::new() };
+    walk.whole().await;
+    let needs = std::mem::take(&mut walk.needs);
+    providers::choose(asking, local.files(), root, &needs, platforms, found).await;
+}
+
+struct Walk<'a, R> {
+    asking: &'a Asking<'a, R>,
+    local: &'a Local,
+    root: &'a Root,
+    found: &'a mut Found,
+    /// What each folder calls.
+    seen: BTreeMap<Spot, BTreeMap<Spot, String>>,
+    needs: Vec<Need>,
+}
+
+impl<R: Registries> Walk<'_, R> {
+    /// Reads folders level by level, each once.
+    async fn whole(&mut self) {
+        let top = Spot { package: None, folder: self.root.folder.clone() };
+        let mut level = BTreeSet::from([top.clone()]);
+        for _ in 0..DEEPEST {
+            if level.is_empty() || self.seen.len() + level.len() > MOST_FOLDERS {
+                break;
+            }
+            level = self.next_level(level, &top).await;
+        }
+        if !level.is_empty() {
+            let why =
+                format!("modules call each other more than {DEEPEST} deep, or are more than {MOST_FOLDERS} folders");
+            self.found.cannot(self.name(), why, []);
+        }
+        self.refuse_cycles(&top);
+    }
+
+    async fn next_level(&mut self, level: BTreeSet<Spot>, top: &Spot) -> BTreeSet<Spot> {
+        let (asking, local, client) = (self.asking, self.local, self.root.client);
+        let files = local.files();
+        let read = level.iter().map(|spot| async move {
+            match &spot.package {
+                Some(package) => asking.module(package, &spot.folder, client).await,
+                None => {
+                    let standing = if spot == top { Standing::Root } else { Standing::Called };
+                    Ok(local.module(&spot.folder, standing, client).await)
+                }
+            }
+        });
+        let modules: Vec<Result<Arc<Module>, String>> = join_all(read.collect::<Vec<_>>()).await;
+        // Whatever cannot be read is known already: it was read to follow the call that leads here.
+        let modules: Vec<(&Spot, Arc<Module>)> =
+            level.iter().zip(modules).filter_map(|(spot, module)| Some((spot, module.ok()?))).collect();
+        let mut calls: Vec<(&Spot, &Call)> = Vec::new();
+        for (spot, module) in &modules {
+            calls.extend(module.calls.iter().map(|call| (*spot, call)));
+        }
+        if calls.len() > MOST_CALLS {
+            let why = format!("there are more than {MOST_CALLS} calls of modules in it: the others were not looked at");
+            self.found.cannot(self.name(), why, []);
+            calls.truncate(MOST_CALLS);
+        }
+        let mut follow = Vec::with_capacity(calls.len());
+        for (spot, call) in calls {
+            follow.push(async move { (spot, call, calls::follow(asking, files, spot, call, client).await) });
+        }
+        let led = join_all(follow).await;
+        for (spot, module) in &modules {
+            self.seen.entry((*spot).clone()).or_default();
+            self.needs.extend(module.needs.iter().cloned());
+            for problem in &module.problems {
+                self.found.cannot(&problem.what, &problem.why, [problem.at.to_string()]);
+            }
+        }
+        let mut next = BTreeSet::new();
+        for (spot, call, led) in led {
+            self.led(spot, call, led, &mut next);
+        }
+        next
+    }
+
+    fn led(&mut self, from: &Spot, call: &Call, Led { to, through }: Led, next: &mut BTreeSet<Spot>) {
+        let by = call.at.to_string();
+        if let Some(package) = through {
+            self.found.want(Artifact::Module(package), &[], [by.clone()]);
+        }
+        match to {
+            Ok(to) => {
+                if !self.seen.contains_key(&to) {
+                    next.insert(to.clone());
+                }
+                self.seen.entry(from.clone()).or_default().entry(to).or_insert(by);
+            }
+            Err(Refused { what, why }) => self.found.cannot(what, why, [by]),
+        }
+    }
+
+    /// Clients follow calls round and round until their paths are too long.
+    fn refuse_cycles(&mut self, top: &Spot) {
+        let (mut done, mut above) = (BTreeSet::new(), BTreeSet::from([top]));
+        let mut path: Vec<(&Spot, Vec<(&Spot, &String)>)> = vec![(top, self.called_by(top))];
+        let mut round = Vec::new();
+        while let Some((spot, rest)) = path.last_mut() {
+            let Some((to, by)) = rest.pop() else {
+                done.insert(*spot);
+                above.remove(*spot);
+                path.pop();
+                continue;
+            };
+            if above.contains(to) {
+                round.push(by.clone());
+            } else if !done.contains(to) {
+                let calls = self.called_by(to);
+                above.insert(to);
+                path.push((to, calls));
+            }
+        }
+        for by in round {
+            let why = "it leads back to a folder that it is called by: no client comes to an end with it";
+            self.found.cannot(format!("the module called at {by}"), why, [by]);
+        }
+    }
+
+    fn called_by(&self, spot: &Spot) -> Vec<(&Spot, &String)> {
+        self.seen.get(spot).into_iter().flatten().collect()
+    }
+
+    fn name(&self) -> String {
+        match self.root.folder.as_str() {
+            "" => "the configuration".to_owned(),
+            folder => folder.to_owned(),
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! The bodies of the admin listener: what is told to it, within bounds, and what it tells step by step.
+
+use std::io;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt, stream};
+use http::header::{self, HeaderMap};
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use serde::Serialize;
+use tokio::sync::mpsc::Receiver;
+
+use super::super::pipe::{PipeExit, pipe};
+use crate::closure::{self, lock_file};
+
+const LARGEST: usize = 64 << 10;
+/// A lock file of many providers is larger than any command.
+const LARGEST_LOCK_FILE: usize = lock_file::LARGEST;
+/// As many bytes of files as one order may have, with the escapes of JSON.
+const LARGEST_ORDER: usize = closure::MOST_BYTES / 2 * 3;
+/// The same with what a tar has between them, and files that no client reads.
+const LARGEST_TAR: usize = 2 * closure::MOST_BYTES;
+const WITHIN: Duration = Duration::from_secs(10);
+/// What is large takes a while.
+const ORDER_WITHIN: Duration = Duration::from_secs(60);
+/// For how long nothing may come of a body that may be of any size.
+const SILENT_FOR: Duration = Duration::from_secs(60);
+/// For how long the rest of such a body is thrown away, so that whoever sends it finds the answer.
+const THROWN_AWAY_FOR: Duration = Duration::from_secs(30);
+
+/// A body that is not taken, and with which status.
+pub(super) struct NotTaken {
+    pub(super) status: StatusCode,
+    pub(super) why: String,
+}
+
+/// Reads a JSON body. Only one that says it is JSON: a page in a browser can send any other to any address, without
+/// asking first.
+pub(super) async fn json_of(request: Request<Incoming>) -> Result<Bytes, NotTaken> {
+    large_json_of(request, LARGEST).await
+}
+
+/// The same of at most so many bytes.
+pub(super) async fn large_json_of(request: Request<Incoming>, largest: usize) -> Result<Bytes, NotTaken> {
+    if !says(request.headers(), "application/json") {
+        return Err(unsupported("send the body as Content-Type: application/json"));
+    }
+    whole(request, largest, if largest > LARGEST { ORDER_WITHIN } else { WITHIN }).await
+}
+
+/// What is to be planned or warmed.
+pub(super) enum OrderBody {
+    /// All of it.
+    Json(Bytes),
+    /// A lock file.
+    LockFile(Bytes),
+    /// Configurations.
+    Tar(Bytes),
+}
+
+/// Reads what is to be planned or warmed. A page can send a text, too: the token is what keeps it out.
+pub(super) async fn order_of(request: Request<Incoming>) -> Result<OrderBody, NotTaken> {
+    if says(request.headers(), "application/json") {
+        return whole(request, LARGEST_ORDER, ORDER_WITHIN).await.map(OrderBody::Json);
+    }
+    if says(request.headers(), "text/plain") {
+        return whole(request, LARGEST_LOCK_FILE, WITHIN).await.map(OrderBody::LockFile);
+    }
+    if says(request.headers(), "application/x-tar") {
+        return whole(request, LARGEST_TAR, ORDER_WITHIN).await.map(OrderBody::Tar);
+    }
+    Err(unsupported(
+        "send an order as Content-Type: application/json, a .terraform.lock.hcl as text/plain, or a tar of configurations as application/x-tar",
+    ))
+}
+
+/// A body of any size that is of this kind, to be read where that may block, as it comes. Once nobody reads it any more,
+/// its rest is thrown away for a while.
+pub(super) fn reader_of(request: Request<Incoming>, kind: &str) -> Result<PipeExit, NotTaken> {
+    if !says(request.headers(), kind) {
+        return Err(unsupported(&format!("send the body as Content-Type: {kind}")));
+    }
+    let (entry, exit) = pipe();
+    let mut body = request.into_body();
+    tokio::spawn(async move {
+        loop {
+            match tokio::time::timeout(SILENT_FOR, body.frame()).await {
+                Ok(None) => return entry.end().await,
+                Ok(Some(Ok(frame))) => {
+                    if !entry.put(frame.into_data().unwrap_or_default()).await {
+                        break;
+                    }
+                }
+                Ok(Some(Err(e))) => return entry.broken(io::Error::other(format!("the body broke off: {e}"))).await,
+                Err(_) => {
+                    let why = format!("nothing came of the body for {} s", SILENT_FOR.as_secs());
+                    return entry.broken(io::Error::new(io::ErrorKind::TimedOut, why)).await;
+                }
+            }
+        }
+        let rest = async { while let Some(Ok(_)) = body.frame().await {} };
+        let _ = tokio::time::timeout(THROWN_AWAY_FOR, rest).await;
+    });
+    Ok(exit)
+}
+
+fn unsupported(why: &str) -> NotTaken {
+    NotTaken { status: StatusCode::UNSUPPORTED_MEDIA_TYPE, why: why.to_owned() }
+}
+
+async fn whole(request: Request<Incoming>, largest: usize, within: Duration) -> Result<Bytes, NotTaken> {
+    let not_taken = |status, why: &str| NotTaken { status, why: why.to_owned() };
+    match tokio::time::timeout(within, Limited::new(request.into_body(), largest).collect()).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            let why = format!("the body is larger than {} KiB", largest >> 10);
+            Err(not_taken(StatusCode::PAYLOAD_TOO_LARGE, &why))
+        }
+        Ok(Err(error)) => Err(not_taken(StatusCode::BAD_REQUEST, &format!("the body broke off: {error}"))),
+        Err(_) => {
+            let why = format!("the body did not come within {} s", within.as_secs());
+            Err(not_taken(StatusCode::REQUEST_TIMEOUT, &why))
+        }
+    }
+}
+
+fn says(headers: &HeaderMap, wanted: &str) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+    kind.is_some_and(|kind| kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case(wanted))
+}
+
+/// One line of JSON for each step, as it comes.
+pub(super) fn lines<T: Serialize + Send + 'static>(steps: Receiver<T>) -> impl Stream<Item = io::Result<Bytes>> + Send {
+    let steps = stream::unfold(steps, |mut steps| async { steps.recv().await.map(|step| (step, steps)) });
+    steps.map(|step| line(&step))
+}
+
+/// One line of JSON.
+pub(super) fn line<T: Serialize>(step: &T) -> io::Result<Bytes> {
+    let mut line = serde_json::to_vec(step)?;
+    line.push(b'\n');
+    Ok(Bytes::from(line))
+}

@@ -1,0 +1,130 @@
+//! Bundles over the admin listener: one goes out as it is written, one comes in as it is read.
+
+use std::sync::Arc;
+
+use futures_util::{StreamExt, stream};
+use http::{Request, Response, StatusCode, header};
+use hyper::body::Incoming;
+
+use super::super::body::Body;
+use super::super::pipe::pipe;
+use super::super::respond;
+use super::{Admin, NDJSON, bodies};
+use crate::bundle::Writer;
+use crate::jobs::JobId;
+use crate::jobs::report::JobState;
+use crate::mirror::{Gathered, NotApplied, NotGathered};
+use crate::protocol::admin::bundle::{TAR, ToldBundle, taking_in};
+use crate::protocol::admin::warm::no_job;
+use crate::store::StoreError;
+
+/// The largest body that asks for a bundle: an inventory is in it.
+const LARGEST: usize = 64 << 20;
+
+impl Admin {
+    /// What a job warmed, as a bundle.
+    pub(super) async fn bundle(self: &Arc<Self>, request: Request<Incoming>) -> Response<Body> {
+        let body = match bodies::large_json_of(request, LARGEST).await {
+            Ok(body) => body,
+            Err(not_taken) => return respond::errors(not_taken.status, vec![not_taken.why]),
+        };
+        let (told, id) = match ToldBundle::read(&body) {
+            Ok(told) => told,
+            Err(why) => return respond::errors(StatusCode::BAD_REQUEST, vec![why]),
+        };
+        match self.gathered(id, told).await {
+            Ok(gathered) => self.give(gathered),
+            Err((status, problems)) => respond::errors(status, problems),
+        }
+    }
+
+    async fn gathered(&self, id: JobId, told: ToldBundle) -> Result<Gathered, (StatusCode, Vec<String>)> {
+        let conflict = |why: String| (StatusCode::CONFLICT, vec![why]);
+        let (job, held) =
+            self.jobs.report(id).zip(self.jobs.held(id)).ok_or_else(|| (StatusCode::NOT_FOUND, vec![no_job(id)]))?;
+        match job.state {
+            JobState::Done => {}
+            JobState::Running => return Err(conflict(format!("job {id} runs still: ask again when it has ended"))),
+            _ if told.partial => {}
+            _ => {
+                let why = "look at it, or say \"partial\":true for a bundle of the rest";
+                return Err(conflict(format!("not all that job {id} is about is held: {why}")));
+            }
+        }
+        let (mirror, created) = (Arc::clone(&self.mirror), told.created.unwrap_or_else(|| self.clock.now()));
+        let gathering =
+            tokio::task::spawn_blocking(move || mirror.gather(held, told.since.as_ref(), told.partial, created));
+        match gathering.await {
+            Ok(Ok(gathered)) => Ok(gathered),
+            Ok(Err(NotGathered::Missing(missing))) => Err((StatusCode::CONFLICT, missing)),
+            Ok(Err(NotGathered::Mirror(error))) => Err((StatusCode::SERVICE_UNAVAILABLE, vec![error.to_string()])),
+            Err(_) => Err((StatusCode::INTERNAL_SERVER_ERROR, vec!["it ended unexpectedly".to_owned()])),
+        }
+    }
+
+    fn give(&self, gathered: Gathered) -> Response<Body> {
+        for missing in &gathered.missing {
+            tracing::warn!(missing, "a bundle is made without it");
+        }
+        let (entry, exit) = pipe();
+        let (mirror, key) = (Arc::clone(&self.mirror), self.bundles.signing.clone());
+        let length = Writer::<Vec<u8>>::bytes_of(&gathered.manifest, key.as_ref());
+        tokio::task::spawn_blocking(move || {
+            let mut writer = entry.writer();
+            let given = mirror.give(&gathered, key.as_ref(), &mut writer).map(drop);
+            if let Err(error) = &given {
+                tracing::error!(%error, "a bundle was not written to its end");
+            }
+            writer.end(given);
+        });
+        let mut response = Response::new(Body::stream(exit.stream(), Some(length)));
+        response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(TAR));
+        response
+    }
+
+    /// Takes a bundle in, and tells each thing as it comes to its end.
+    pub(super) async fn apply(self: &Arc<Self>, request: Request<Incoming>) -> Response<Body> {
+        let taking = match taking_in(request.uri().query(), &self.bundles.trusted, &self.default_host) {
+            Ok(taking) => taking,
+            Err(problems) => return respond::errors(StatusCode::BAD_REQUEST, problems),
+        };
+        let reader = match bodies::reader_of(request, TAR) {
+            Ok(reader) => reader,
+            Err(not_taken) => return respond::errors(not_taken.status, vec![not_taken.why]),
+        };
+        let (mut steps, applied) = self.mirror.applying(reader, taking, self.clock.clone());
+        // What is refused before it begins has a status of its own.
+        let Some(first) = steps.recv().await else {
+            return match applied.await {
+                Ok(Err(not_applied)) => respond::errors(status_of(&not_applied), vec![not_applied.to_string()]),
+                Ok(Ok(_)) | Err(_) => {
+                    respond::errors(StatusCode::INTERNAL_SERVER_ERROR, vec!["it ended unexpectedly".to_owned()])
+                }
+            };
+        };
+        let first = stream::once(async move { bodies::line(&first) });
+        let mut response = Response::new(Body::stream(first.chain(bodies::lines(steps)), None));
+        response.headers_mut().insert(header::CONTENT_TYPE, NDJSON);
+        response
+    }
+
+    /// What is held, for the next delta.
+    pub(super) async fn inventory(self: &Arc<Self>) -> Response<Body> {
+        self.looking(|admin| match admin.mirror.inventory(admin.clock.now()) {
+            Ok(inventory) => respond::json(StatusCode::OK, &inventory),
+            Err(error) => respond::failure(&error.into()),
+        })
+        .await
+    }
+}
+
+fn status_of(not_applied: &NotApplied) -> StatusCode {
+    match not_applied {
+        NotApplied::Busy => StatusCode::SERVICE_UNAVAILABLE,
+        NotApplied::Bundle(_) => StatusCode::BAD_REQUEST,
+        NotApplied::UnknownHosts(_) => StatusCode::CONFLICT,
+        NotApplied::NoRoom { .. } => StatusCode::INSUFFICIENT_STORAGE,
+        NotApplied::Store(StoreError::Gone) => StatusCode::SERVICE_UNAVAILABLE,
+        NotApplied::Store(_) | NotApplied::Mirror(_) => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}

@@ -1,0 +1,87 @@
+//! What is new of a job, as server-sent events (WHATWG HTML 9.2): `job`, then each `item` that changes, then `end`.
+
+use std::io;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{Stream, stream};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
+use http::{Method, Response};
+use serde::Serialize;
+
+use super::super::body::Body;
+use crate::jobs::{Event, News};
+
+/// After how much silence a line is sent that says nothing: what stands between would end the connection.
+const HEARTBEAT: Duration = Duration::from_secs(15);
+
+/// The answer to one who follows a job.
+pub(super) fn answer(news: News, method: &Method) -> Response<Body> {
+    let body = if *method == Method::HEAD { Body::empty() } else { Body::stream(pieces(news), None) };
+    let mut response = Response::new(body);
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+/// Nothing is gathered for a reader before he has taken what was gathered last.
+fn pieces(news: News) -> impl Stream<Item = io::Result<Bytes>> + Send {
+    stream::unfold(news, |mut news| async move {
+        let piece = piece(news.next(), HEARTBEAT).await?;
+        Some((piece, news))
+    })
+}
+
+/// What is sent next; nothing where that is all.
+async fn piece(next: impl Future<Output = Option<Vec<Event>>>, patience: Duration) -> Option<io::Result<Bytes>> {
+    match tokio::time::timeout(patience, next).await {
+        Ok(events) => Some(written(&events?).map_err(io::Error::from)),
+        Err(_) => Some(Ok(Bytes::from_static(b":\n\n"))),
+    }
+}
+
+fn written(events: &[Event]) -> serde_json::Result<Bytes> {
+    let mut text = Vec::new();
+    for event in events {
+        match event {
+            Event::Job(job) => write(&mut text, "job", job)?,
+            Event::Item(item) => write(&mut text, "item", item)?,
+            Event::End(listed) => write(&mut text, "end", listed)?,
+        }
+    }
+    Ok(text.into())
+}
+
+/// JSON of ours has no line breaks, so it is one line of data.
+fn write(text: &mut Vec<u8>, name: &str, data: &impl Serialize) -> serde_json::Result<()> {
+    text.extend_from_slice(format!("event: {name}\ndata: ").as_bytes());
+    serde_json::to_writer(&mut *text, data)?;
+    text.extend_from_slice(b"\n\n");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::jobs::NumberedItem;
+    use crate::jobs::report::{Item, ItemState};
+
+    #[tokio::test]
+    async fn silence_is_broken_by_a_line_that_says_nothing() {
+        let never = std::future::pending();
+        let piece = piece(never, Duration::from_millis(1)).await.unwrap().unwrap();
+        assert_eq!(piece, ":\n\n");
+    }
+
+    #[test]
+    fn whatever_an_item_says_is_one_line_of_data() {
+        let state = ItemState::Failed { error: "it said\nevent: end\r\ndata: {}\u{2028}".to_owned() };
+        let item = Item { what: "a".into(), platform: None, state, bytes: 0, size_bytes: None, unconfirmed: None };
+        let text = written(&[Event::Item(NumberedItem { number: 7, item })]).unwrap();
+        let text = std::str::from_utf8(&text).unwrap();
+        let [name, data, "", ""] = text.split('\n').collect::<Vec<_>>()[..] else { panic!("{text:?}") };
+        assert_eq!(name, "event: item");
+        assert!(data.starts_with(r#"data: {"number":7,"what":"a","state":"failed""#), "{data}");
+        assert!(!data.contains('\r'));
+    }
+}

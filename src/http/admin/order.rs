@@ -1,0 +1,92 @@
+//! What somebody hands over to be planned, warmed or built on: one body in three forms. JSON that says it all; for curl, a
+//! lock file, or a tar of configurations, and a query that says the rest.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{Request, StatusCode};
+use hyper::body::Incoming;
+use tokio::sync::Semaphore;
+
+use super::super::body::Body;
+use super::super::respond;
+use super::bodies::{self, NotTaken, OrderBody};
+use crate::address::Hostname;
+use crate::closure::{Files, Order};
+use crate::protocol::admin::order::{NamedText, ToldOrder};
+use crate::protocol::admin::order_query::OrderQuery;
+
+/// How many such bodies are in memory at one time; others wait.
+static BODIES: Semaphore = Semaphore::const_new(4);
+/// What takes a while to read does not take more than one thread.
+static READINGS: Semaphore = Semaphore::const_new(1);
+
+/// What was handed over.
+pub(super) struct HandedOver {
+    pub(super) order: Order,
+    /// Whether what is warmed is to be pinned.
+    pub(super) pin: bool,
+}
+
+/// Reads an order.
+///
+/// # Errors
+/// The answer that says everything that is wrong with it.
+pub(super) async fn read(
+    request: Request<Incoming>,
+    default_host: &Hostname,
+) -> Result<HandedOver, http::Response<Body>> {
+    let query = request.uri().query().map(str::to_owned);
+    // It is never closed.
+    let place = BODIES.acquire().await;
+    let refused = |NotTaken { status, why }| respond::errors(status, vec![why]);
+    let body = bodies::order_of(request).await.map_err(refused)?;
+    let turn = READINGS.acquire().await;
+    let host = Arc::new(default_host.clone());
+    let reading = tokio::task::spawn_blocking(move || {
+        // They are over when the reading is, and not when nobody waits for that any more.
+        let _held = (place, turn);
+        handed_over(body, query.as_deref(), &host)
+    });
+    let read = reading.await.unwrap_or_else(|_| Err(vec!["reading the order ended unexpectedly".to_owned()]));
+    read.map_err(|problems| respond::errors(StatusCode::BAD_REQUEST, problems))
+}
+
+fn handed_over(body: OrderBody, query: Option<&str>, default_host: &Hostname) -> Result<HandedOver, Vec<String>> {
+    let (told, mut problems) = match body {
+        OrderBody::Json(_) if query.is_some() => {
+            return Err(vec!["the body says it all: there is no query".to_owned()]);
+        }
+        OrderBody::Json(body) => (ToldOrder::read(&body).map_err(|why| vec![why])?, Vec::new()),
+        OrderBody::LockFile(body) => {
+            let query = OrderQuery::of_lock_file(query);
+            let (told, problems) = (query.told, query.problems);
+            (ToldOrder { lock_files: vec![lock_file(&body)?], ..told }, problems)
+        }
+        OrderBody::Tar(body) => {
+            let query = OrderQuery::of_tar(query);
+            let (told, problems) = (query.told, query.problems);
+            let files = Files::from_users_tar(&body).map_err(|bad| vec![bad.to_string()])?;
+            if files.is_empty() {
+                return Err(vec![
+                    "the tar holds no file that a client reads: .tf, .tofu, .tf.json, .tofu.json".to_owned(),
+                ]);
+            }
+            (ToldOrder { files: files.into(), ..told }, problems)
+        }
+    };
+    match told.order(default_host) {
+        Ok(order) if problems.is_empty() => Ok(HandedOver { order, pin: told.pin }),
+        order => {
+            problems.extend(order.err().unwrap_or_default());
+            Err(problems)
+        }
+    }
+}
+
+fn lock_file(body: &Bytes) -> Result<NamedText, Vec<String>> {
+    match std::str::from_utf8(body) {
+        Ok(text) => Ok(NamedText { name: ".terraform.lock.hcl".to_owned(), text: text.to_owned() }),
+        Err(_) => Err(vec!["the body is no UTF-8 text, so it is no lock file".to_owned()]),
+    }
+}

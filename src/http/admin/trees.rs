@@ -1,0 +1,114 @@
+//! Trees of `providers mirror` over the admin listener: one goes out as a tar, one comes in as a tar.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use http::{Request, Response, StatusCode, header};
+use hyper::body::Incoming;
+
+use super::super::body::Body;
+use super::super::pipe::pipe;
+use super::super::respond;
+use super::{Admin, NDJSON, bodies};
+use crate::address::{Artifact, Package};
+use crate::digest::Digest;
+use crate::jobs::JobId;
+use crate::jobs::report::JobState;
+use crate::mirror::Export;
+use crate::protocol::admin::trees::{ToldToExport, unsigned_of};
+use crate::protocol::admin::warm::no_job;
+
+const TAR: header::HeaderValue = header::HeaderValue::from_static("application/x-tar");
+/// The largest body that asks for a tree: it may name the archives that are there already.
+const LARGEST: usize = 4 << 20;
+
+impl Admin {
+    /// What a job warmed, as a tree.
+    pub(super) async fn export(self: &Arc<Self>, request: Request<Incoming>) -> Response<Body> {
+        let body = match bodies::large_json_of(request, LARGEST).await {
+            Ok(body) => body,
+            Err(not_taken) => return respond::errors(not_taken.status, vec![not_taken.why]),
+        };
+        let (told, id) = match ToldToExport::read(&body) {
+            Ok(told) => told,
+            Err(why) => return respond::errors(StatusCode::BAD_REQUEST, vec![why]),
+        };
+        match self.tree_of(id, told.partial, &told.have).await {
+            Ok(export) => self.send(export),
+            Err((status, problems)) => respond::errors(status, problems),
+        }
+    }
+
+    async fn tree_of(
+        &self,
+        id: JobId,
+        partial: bool,
+        have: &HashSet<Digest>,
+    ) -> Result<Export, (StatusCode, Vec<String>)> {
+        let no_job = || (StatusCode::NOT_FOUND, vec![no_job(id)]);
+        let conflict = |why: String| Err((StatusCode::CONFLICT, vec![why]));
+        let (job, held) = self.jobs.report(id).zip(self.jobs.held(id)).ok_or_else(no_job)?;
+        match job.state {
+            JobState::Done => {}
+            JobState::Running => return conflict(format!("job {id} runs still: ask again when it has ended")),
+            _ if partial => {}
+            _ => {
+                return conflict(format!(
+                    "not all that job {id} is about is held: look at it, or say \"partial\":true for a tree of the rest"
+                ));
+            }
+        }
+        let export = self.mirror.export(providers(held), have, &self.call()).await;
+        let export = export.map_err(|error| (StatusCode::SERVICE_UNAVAILABLE, vec![error.to_string()]))?;
+        if partial || export.missing.is_empty() {
+            return Ok(export);
+        }
+        let missing = export.missing.iter().map(|missing| format!("{}: {}", missing.package, missing.why));
+        Err((StatusCode::CONFLICT, missing.collect()))
+    }
+
+    fn send(&self, export: Export) -> Response<Body> {
+        let (entry, exit) = pipe();
+        let mirror = Arc::clone(&self.mirror);
+        tokio::task::spawn_blocking(move || {
+            let mut writer = entry.writer();
+            let written = export.write(&mirror, &mut writer);
+            if let Err(error) = &written {
+                tracing::error!(%error, "a tree broke off on its way out");
+            }
+            writer.end(written);
+        });
+        let mut response = Response::new(Body::stream(exit.stream(), None));
+        response.headers_mut().insert(header::CONTENT_TYPE, TAR);
+        response
+    }
+
+    /// Takes a tree in. Goes on as long as somebody reads the answer.
+    pub(super) fn import(&self, request: Request<Incoming>) -> Response<Body> {
+        let unsigned = match unsigned_of(request.uri().query()) {
+            Ok(unsigned) => unsigned,
+            Err(why) => return respond::errors(StatusCode::BAD_REQUEST, vec![why]),
+        };
+        let tar = match bodies::reader_of(request, "application/x-tar") {
+            Ok(tar) => tar,
+            Err(not_taken) => return respond::errors(not_taken.status, vec![not_taken.why]),
+        };
+        match self.mirror.import(tar, unsigned, &self.call()) {
+            Ok(steps) => {
+                let mut response = Response::new(Body::stream(bodies::lines(steps), None));
+                response.headers_mut().insert(header::CONTENT_TYPE, NDJSON);
+                response
+            }
+            Err(error) => respond::failure(&error.into()),
+        }
+    }
+}
+
+/// The packages among what was warmed: no client reads modules from a tree.
+fn providers(held: Vec<(Artifact, Digest)>) -> Vec<(Package, Digest)> {
+    let package = |(of, digest)| match of {
+        Artifact::Provider(package) => Some((package, digest)),
+        Artifact::Module(_) => None,
+    };
+    held.into_iter().filter_map(package).collect()
+}

@@ -1,0 +1,184 @@
+//! Bytes between work that may block and a task that may not: bounded, so that the faster of the two waits for the
+//! other, and with an end that is told, so that nobody takes what broke off for complete.
+
+use std::io::{self, Read, Write};
+
+use bytes::{Buf, Bytes, BytesMut};
+use futures_util::{Stream, stream};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+
+/// How many pieces may be under way.
+const PIECES: usize = 4;
+/// How large a piece is that work of ours makes, in bytes.
+const PIECE_BYTES: usize = 256 * 1024;
+
+/// What goes through: bytes, the end, or why there is no end.
+#[derive(Debug)]
+enum Piece {
+    Bytes(Bytes),
+    End,
+    Broken(io::Error),
+}
+
+/// A pipe.
+pub(super) fn pipe() -> (PipeEntry, PipeExit) {
+    let (to, from) = channel(PIECES);
+    (PipeEntry(to), PipeExit { from, piece: Bytes::new(), ended: false })
+}
+
+/// Where bytes go in, for a task. Dropped without an end, it is broken.
+#[derive(Debug)]
+pub(super) struct PipeEntry(Sender<Piece>);
+
+impl PipeEntry {
+    /// Puts bytes in, and waits for room; says whether anybody is still there to take them.
+    pub(super) async fn put(&self, bytes: Bytes) -> bool {
+        self.0.send(Piece::Bytes(bytes)).await.is_ok()
+    }
+
+    /// That was all.
+    pub(super) async fn end(self) {
+        // Whoever has gone does not want to know.
+        let _ = self.0.send(Piece::End).await;
+    }
+
+    /// There is no more, and that was not all.
+    pub(super) async fn broken(self, why: io::Error) {
+        let _ = self.0.send(Piece::Broken(why)).await;
+    }
+
+    /// The same for work that may block. Must not be used in a task.
+    pub(super) fn writer(self) -> PipeWriter {
+        PipeWriter { to: self, piece: BytesMut::new() }
+    }
+}
+
+/// Where bytes are written to.
+#[derive(Debug)]
+pub(super) struct PipeWriter {
+    to: PipeEntry,
+    piece: BytesMut,
+}
+
+impl PipeWriter {
+    /// Says how it ended: that this was all, or why not.
+    pub(super) fn end(mut self, ended: io::Result<()>) {
+        let ended = ended.and_then(|()| self.flush());
+        // Whoever has gone does not want to know.
+        let _ = self.to.0.blocking_send(ended.map_or_else(Piece::Broken, |()| Piece::End));
+    }
+
+    fn send(&mut self) -> io::Result<()> {
+        let piece = self.piece.split().freeze();
+        let sent = self.to.0.blocking_send(Piece::Bytes(piece));
+        sent.map_err(|_| io::Error::new(io::ErrorKind::BrokenPipe, "nobody takes it any more"))
+    }
+}
+
+impl Write for PipeWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.piece.reserve(PIECE_BYTES.saturating_sub(self.piece.len()));
+        let some = bytes.len().min(PIECE_BYTES - self.piece.len());
+        self.piece.extend_from_slice(&bytes[..some]);
+        if self.piece.len() >= PIECE_BYTES {
+            self.send()?;
+        }
+        Ok(some)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.piece.is_empty() { Ok(()) } else { self.send() }
+    }
+}
+
+/// Where bytes come out: to be read where that may block, or as a stream.
+#[derive(Debug)]
+pub(super) struct PipeExit {
+    from: Receiver<Piece>,
+    piece: Bytes,
+    ended: bool,
+}
+
+impl PipeExit {
+    /// The bytes as a stream, which ends in an error where they broke off.
+    pub(super) fn stream(self) -> impl Stream<Item = io::Result<Bytes>> + Send {
+        stream::try_unfold(self, |mut exit| async move {
+            let piece = exit.from.recv().await;
+            Ok(exit.taken(piece)?.map(|bytes| (bytes, exit)))
+        })
+    }
+
+    fn taken(&mut self, piece: Option<Piece>) -> io::Result<Option<Bytes>> {
+        match piece {
+            Some(Piece::Bytes(bytes)) => Ok(Some(bytes)),
+            Some(Piece::End) => {
+                self.ended = true;
+                Ok(None)
+            }
+            Some(Piece::Broken(why)) => Err(why),
+            None => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it broke off")),
+        }
+    }
+}
+
+/// Blocks: not for a task.
+impl Read for PipeExit {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.piece.is_empty() && !self.ended {
+            let piece = self.from.blocking_recv();
+            self.piece = self.taken(piece)?.unwrap_or_default();
+        }
+        let some = buffer.len().min(self.piece.len());
+        self.piece.copy_to_slice(&mut buffer[..some]);
+        Ok(some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::StreamExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_written_comes_out_and_so_does_its_end() {
+        let (entry, exit) = pipe();
+        let written: Vec<u8> = (0..3 * PIECE_BYTES + 7).map(|at| (at % 251) as u8).collect();
+        let bytes = written.clone();
+        let writing = tokio::task::spawn_blocking(move || {
+            let mut writer = entry.writer();
+            let done = writer.write_all(&bytes);
+            writer.end(done);
+        });
+        let pieces: Vec<_> = exit.stream().map(|piece| piece.unwrap()).collect().await;
+        writing.await.unwrap();
+        assert_eq!(pieces.concat(), written);
+        assert!(pieces.len() <= 4, "{}", pieces.len());
+    }
+
+    #[tokio::test]
+    async fn what_broke_off_is_never_complete() {
+        for why in [None, Some(io::Error::other("the disk failed"))] {
+            let (entry, mut exit) = pipe();
+            let said = why.as_ref().map_or("it broke off".to_owned(), ToString::to_string);
+            assert!(entry.put(Bytes::from_static(b"half")).await);
+            match why {
+                None => drop(entry),
+                Some(why) => entry.broken(why).await,
+            }
+            let reading = tokio::task::spawn_blocking(move || {
+                let mut read = Vec::new();
+                (exit.read_to_end(&mut read).unwrap_err().to_string(), read)
+            });
+            assert_eq!(reading.await.unwrap(), (said, b"half".to_vec()));
+        }
+    }
+
+    #[tokio::test]
+    async fn whoever_writes_learns_that_nobody_reads() {
+        let (entry, exit) = pipe();
+        drop(exit);
+        let writing = tokio::task::spawn_blocking(move || entry.writer().write_all(&vec![0; 2 * PIECE_BYTES]));
+        assert_eq!(writing.await.unwrap().unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+    }
+}

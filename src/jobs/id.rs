@@ -1,0 +1,36 @@
+//! What jobs are called.
+
+use std::fmt;
+
+/// The name of a job: sixteen hex digits that nobody can guess.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct JobId([u8; 8]);
+
+impl JobId {
+    /// Parses what it prints.
+    pub fn parse(given: &str) -> Option<Self> {
+        let mut id = [0; 8];
+        hex::decode_to_slice(given, &mut id).ok()?;
+        Some(Self(id)).filter(|id| id.to_string() == given)
+    }
+
+    pub(super) fn random() -> Option<Self> {
+        let mut id = [0; 8];
+        aws_lc_rs::rand::fill(&mut id).ok()?;
+        Some(Self(id))
+    }
+
+    pub(super) fn of_number(number: [u8; 8]) -> Self {
+        Self(number)
+    }
+
+    pub(super) fn number(self) -> [u8; 8] {
+        self.0
+    }
+}
+
+impl fmt::Display for JobId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&hex::encode(self.0))
+    }
+}

@@ -1,0 +1,76 @@
+//! Whether an archive is one that a lock file lets a client install.
+
+use super::patience::AsError;
+use crate::address::Package;
+use crate::digest::Digest;
+use crate::error::Error;
+
+/// Why an archive is not warmed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NotWarm {
+    #[error(transparent)]
+    Mirror(#[from] Error),
+    #[error(
+        "{package}: none of the {locked} hashes in the lock file fits the archive that is proven for it ({proven}), so a client would refuse it: lock it again with `terraform providers lock -platform={}`, or ask why it is another one", .package.platform
+    )]
+    LockedToAnother { package: Package, locked: usize, proven: String },
+}
+
+/// How the hashes of a lock file stand to an archive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fit {
+    /// One of them is its own, or there are none to go by.
+    Its,
+    /// Its `h1:` may be among them.
+    ItsPackageHashTells,
+    /// None of them can be.
+    None,
+}
+
+impl Fit {
+    /// Of the hashes that a lock file lists, to the archive with this digest.
+    pub(super) fn of(locked: &[String], digest: Digest) -> Self {
+        let is_package_hash = |hash: &&String| hash.starts_with("h1:");
+        if !locked.iter().any(|hash| hash.starts_with("zh:") || hash.starts_with("h1:"))
+            || locked.contains(&digest.zh())
+        {
+            Self::Its
+        } else if locked.iter().any(|hash| is_package_hash(&hash)) {
+            Self::ItsPackageHashTells
+        } else {
+            Self::None
+        }
+    }
+
+    /// Of what several lock files list: an archive has to fit all of them.
+    pub(super) fn of_all(lists: &[Vec<String>], digest: Digest) -> Self {
+        let each = || lists.iter().map(|locked| Self::of(locked, digest));
+        if each().any(|fit| fit == Self::None) {
+            Self::None
+        } else if each().any(|fit| fit == Self::ItsPackageHashTells) {
+            Self::ItsPackageHashTells
+        } else {
+            Self::Its
+        }
+    }
+}
+
+/// Whether each list that leaves it to the package hash has this one.
+pub(super) fn all_have(lists: &[Vec<String>], digest: Digest, hash: &String) -> bool {
+    lists.iter().all(|locked| Fit::of(locked, digest) == Fit::Its || locked.contains(hash))
+}
+
+impl NotWarm {
+    pub(super) fn locked_to_another(package: &Package, locked: &[String], proven: String) -> Self {
+        Self::LockedToAnother { package: package.clone(), locked: locked.len(), proven }
+    }
+}
+
+impl AsError for NotWarm {
+    fn as_error(&self) -> Option<&Error> {
+        match self {
+            Self::Mirror(error) => Some(error),
+            Self::LockedToAnother { .. } => None,
+        }
+    }
+}

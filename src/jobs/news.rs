@@ -1,0 +1,102 @@
+//! What is new of a job, for whoever follows it: as much as has changed since he looked last, and never more than the
+//! job has. A slow one gets the newest state, and holds nobody up.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::report::{Item, Job, Listed};
+use super::under::Under;
+
+/// How long is gathered at least before it is told: an archive that arrives changes with each piece.
+const GATHERED_FOR: Duration = Duration::from_millis(100);
+
+/// Something that is new of a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// All of it: at first, and where anything but its items has changed.
+    Job(Box<Job>),
+    /// One item as it is now.
+    Item(NumberedItem),
+    /// It has ended; its items are only counted. The last of all.
+    End(Box<Listed>),
+}
+
+/// An item, and where it is in its job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NumberedItem {
+    /// Its place in `items`, from 0.
+    pub number: usize,
+    /// How it is now.
+    #[serde(flatten)]
+    pub item: Item,
+}
+
+/// What is new of one job, for one who follows it.
+#[derive(Debug)]
+pub struct News {
+    under: Arc<Under>,
+    changes: watch::Receiver<u64>,
+    /// The revision that was told of last; none before the first.
+    told: Option<u64>,
+    is_over: bool,
+    not_before: Instant,
+}
+
+impl News {
+    pub(super) fn of(under: Arc<Under>) -> Self {
+        let changes = under.changes();
+        Self { under, changes, told: None, is_over: false, not_before: Instant::now() }
+    }
+
+    /// What is new, once something is; nothing after the end, and where larder stops before that. To wait for it no
+    /// longer loses nothing.
+    pub async fn next(&mut self) -> Option<Vec<Event>> {
+        loop {
+            if self.is_over {
+                return None;
+            }
+            tokio::time::sleep_until(self.not_before).await;
+            self.changes.borrow_and_update();
+            let events = self.gather();
+            if !events.is_empty() {
+                self.not_before = Instant::now() + GATHERED_FOR;
+                return Some(events);
+            }
+            tokio::select! {
+                // Its sender is the job, which is there.
+                _ = self.changes.changed() => {}
+                // It goes on when larder is back.
+                () = self.under.larder_stops() => self.is_over = true,
+            }
+        }
+    }
+
+    fn gather(&mut self) -> Vec<Event> {
+        let before = self.told;
+        let (events, revision, is_over) = self.under.look(|told| {
+            let mut events = Vec::new();
+            match before {
+                Some(before) if told.head <= before => {
+                    let items = told.job().items.iter().zip(&told.items).enumerate();
+                    let changed = items.filter(|(_, (_, changed))| **changed > before);
+                    events.extend(
+                        changed.map(|(number, (item, _))| Event::Item(NumberedItem { number, item: item.clone() })),
+                    );
+                }
+                _ => events.push(Event::Job(Box::new(told.job().clone()))),
+            }
+            let is_over = told.job().state.has_ended();
+            if is_over {
+                events.push(Event::End(Box::new(told.listed())));
+            }
+            (events, told.revision, is_over)
+        });
+        self.told = Some(revision);
+        self.is_over = is_over;
+        events
+    }
+}

@@ -1,0 +1,267 @@
+//! Will `init` work with the cable pulled? Everything that an order comes to, held against the store: what is there, what
+//! is to be fetched, and what cannot be had. No archive of a provider is fetched for it; modules are, because nothing
+//! else tells what they call.
+
+use std::sync::Arc;
+
+use futures_util::future::{BoxFuture, join_all};
+use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
+
+use super::locked::{Fit, NotWarm, all_have};
+use super::patience::{Patience, Turns};
+use super::registries::{Asked, Learned};
+use super::warm::MOST_ITEMS;
+use crate::address::{Artifact, ModulePackage, Package};
+use crate::clock::Clock;
+use crate::closure::{self, Cannot, Closure, Order, Wanted};
+use crate::error::Error;
+use crate::mirror::{HeldArchive, Mirror, Resolved};
+
+/// How many upstreams are asked something at one time, for one plan.
+const TURNS: usize = 8;
+/// What is said of what a sealed mirror does not hold.
+const TO_BE_BROUGHT: &str = "this mirror is offline: it must be brought";
+/// How many plans are made at one time: each may hold as many files as an order has.
+static PLANS: Semaphore = Semaphore::const_new(4);
+
+/// What an order comes to: the answer to `POST /admin/v1/plan`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Whether everything is held.
+    pub ready: bool,
+    /// Whether this larder is sealed: then what is needed must be brought.
+    pub offline: bool,
+    /// How much there is of each.
+    pub sums: Sums,
+    /// Each archive, and each thing that cannot be had.
+    pub items: Vec<Planned>,
+    /// What upstream could not be asked about: an `init` with the cable in place may choose otherwise.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unconfirmed: Vec<String>,
+}
+
+/// How much there is of each.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sums {
+    /// How many archives are held.
+    pub have: u64,
+    /// Their bytes.
+    pub have_bytes: u64,
+    /// How many are to be fetched.
+    pub need: u64,
+    /// Their bytes, as far as they are known.
+    pub need_bytes: u64,
+    /// Of how many of these the size is not known.
+    pub need_unknown: u64,
+    /// How many things cannot be had.
+    pub cannot: u64,
+}
+
+/// One line of a plan.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Planned {
+    /// `HOST/NAMESPACE/TYPE@VERSION` or `HOST/NAMESPACE/NAME/SYSTEM@VERSION`; of what cannot be had, whatever it is.
+    pub what: String,
+    /// `OS_ARCH`; none of a module, which is the same for all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub platform: Option<String>,
+    /// Whether it is there.
+    #[serde(flatten)]
+    pub state: PlanState,
+    /// Who wants it: an address, a lock file, or a file with its line.
+    pub by: Vec<String>,
+}
+
+/// Whether something is there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum PlanState {
+    /// It is held, with all that leads to it.
+    Have {
+        /// The size of its archive, in bytes.
+        size_bytes: u64,
+    },
+    /// It can be fetched, and is not held.
+    Need {
+        /// The size of its archive, in bytes, where it is known.
+        size_bytes: Option<u64>,
+        /// What is to be known of it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        note: Option<String>,
+    },
+    /// It cannot be had.
+    Cannot {
+        /// What was asked, what came back, and what to do.
+        why: String,
+    },
+}
+
+/// Why a plan is not made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NotPlanned {
+    /// As many are made as may be.
+    #[error("as many plans are made as may be at one time: ask again in a moment")]
+    Busy,
+    /// It is about more than one may be.
+    #[error("that is about {0} archives; one plan can be about {MOST_ITEMS}: name fewer folders or platforms")]
+    TooMany(usize),
+}
+
+/// Finds out what an order comes to, and what of it is held.
+///
+/// # Errors
+/// [`NotPlanned`]; whatever cannot be had is a line of the plan.
+pub async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<Plan, NotPlanned> {
+    let _turn = PLANS.try_acquire().map_err(|_| NotPlanned::Busy)?;
+    let turns = Turns::of(TURNS);
+    let patience = Patience::of_a_plan(&turns, clock);
+    let asked = Asked::new(mirror, clock, &patience);
+    let Closure { wanted, cannot } = closure::resolve(order, &asked).await;
+    if wanted.len() + cannot.len() > MOST_ITEMS {
+        return Err(NotPlanned::TooMany(wanted.len() + cannot.len()));
+    }
+    let learned = asked.learned();
+    let planning = Planning { mirror, clock, patience: &patience, learned: &learned };
+    let looked = join_all(wanted.iter().map(|wanted| planning.look_at(wanted)).collect::<Vec<_>>()).await;
+    let (mut items, notes): (Vec<Planned>, Vec<Option<String>>) = looked.into_iter().unzip();
+    items.extend(cannot.into_iter().map(|cannot| learned.line_of(cannot)));
+    let mut unconfirmed: Vec<String> = learned.unconfirmed.iter().cloned().chain(notes.into_iter().flatten()).collect();
+    unconfirmed.sort();
+    unconfirmed.dedup();
+    let sums = Sums::of(&items);
+    let offline = mirror.link() == crate::mirror::Link::Offline;
+    Ok(Plan { ready: sums.need == 0 && sums.cannot == 0, offline, sums, items, unconfirmed })
+}
+
+impl Sums {
+    fn of(items: &[Planned]) -> Self {
+        let mut sums = Self::default();
+        for item in items {
+            match item.state {
+                PlanState::Have { size_bytes } => {
+                    sums.have += 1;
+                    sums.have_bytes += size_bytes;
+                }
+                PlanState::Need { size_bytes, .. } => {
+                    sums.need += 1;
+                    sums.need_bytes += size_bytes.unwrap_or(0);
+                    sums.need_unknown += u64::from(size_bytes.is_none());
+                }
+                PlanState::Cannot { .. } => sums.cannot += 1,
+            }
+        }
+        sums
+    }
+}
+
+impl Learned {
+    /// The line of something that could not be found out: while sealed, of what nothing is held can be brought.
+    fn line_of(&self, Cannot { what, why, by }: Cannot) -> Planned {
+        let address = what.split('@').next().unwrap_or_default();
+        let state = match self.not_held.contains(address) || self.not_held.contains(&what) {
+            true => PlanState::Need { size_bytes: None, note: Some(TO_BE_BROUGHT.to_owned()) },
+            false => PlanState::Cannot { why },
+        };
+        Planned { what, platform: None, state, by }
+    }
+}
+
+struct Planning<'a> {
+    mirror: &'a Arc<Mirror>,
+    clock: &'a Clock,
+    patience: &'a Patience<'a>,
+    learned: &'a Learned,
+}
+
+impl Planning<'_> {
+    /// Looks whether an archive is held. Says, too, what upstream did not confirm of it.
+    async fn look_at(&self, wanted: &Wanted) -> (Planned, Option<String>) {
+        let (what, platform) = match &wanted.of {
+            Artifact::Provider(package) => {
+                (format!("{}@{}", package.provider, package.version), Some(package.platform.to_string()))
+            }
+            Artifact::Module(package) => (package.to_string(), None),
+        };
+        let looked = match &wanted.of {
+            Artifact::Provider(package) => self.provider(package, &wanted.hashes).await,
+            Artifact::Module(package) => self.module(package).await.map_err(NotWarm::Mirror),
+        };
+        let (state, unconfirmed) = looked.unwrap_or_else(|error| (self.state_of(&error), None));
+        (Planned { what, platform, state, by: wanted.by.clone() }, unconfirmed)
+    }
+
+    async fn provider(
+        &self,
+        package: &Package,
+        locked: &[Vec<String>],
+    ) -> Result<(PlanState, Option<String>), NotWarm> {
+        let set =
+            || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_set(package, self.patience.haste(), self.clock.now())) };
+        let Resolved { value: set, unconfirmed } = self.patience.take(set, || {}).await?;
+        let digest = set.document.shasum;
+        let fit = Fit::of_all(locked, digest);
+        if fit == Fit::None {
+            return Err(NotWarm::locked_to_another(package, &locked.concat(), digest.zh()));
+        }
+        let held = match self.mirror.still_holds(package, digest).await? {
+            true => self.mirror.name_entry(package, digest).await?,
+            false => None,
+        };
+        let Some(held) = self.sound(package.into(), held).await? else {
+            let size = || -> BoxFuture<'_, Result<_, Error>> {
+                Box::pin(async { Ok(self.mirror.announced_size(package, &set, self.clock.now()).await) })
+            };
+            let size_bytes = self.patience.take(size, || {}).await?;
+            return Ok((PlanState::Need { size_bytes, note: None }, unconfirmed));
+        };
+        if fit == Fit::ItsPackageHashTells {
+            match self.mirror.package_hash(package, digest).await? {
+                Some(hash) if all_have(locked, digest, &hash) => {}
+                hash => {
+                    let proven = hash.unwrap_or_else(|| digest.zh());
+                    return Err(NotWarm::locked_to_another(package, &locked.concat(), proven));
+                }
+            }
+        }
+        Ok((PlanState::Have { size_bytes: held.size_bytes }, unconfirmed))
+    }
+
+    /// What is held of something, where its archive is what was proven.
+    async fn sound(&self, of: Artifact, held: Option<HeldArchive>) -> Result<Option<HeldArchive>, Error> {
+        let Some(held) = held else { return Ok(None) };
+        Ok(self.mirror.is_sound(of, &held, self.clock.now()).await?.then_some(held))
+    }
+
+    /// What had to be read of a module to find out what it calls is held by now: only that says it was not before.
+    async fn module(&self, package: &ModulePackage) -> Result<(PlanState, Option<String>), Error> {
+        let look = || -> BoxFuture<'_, _> {
+            Box::pin(self.mirror.module_as_held(package, self.patience.haste(), self.clock.now()))
+        };
+        let Resolved { value: held, unconfirmed } = self.patience.take(look, || {}).await?;
+        let held = match held {
+            Some(held) if self.mirror.still_holds_module(package, held.digest).await? => Some(held),
+            Some(_) | None => None,
+        };
+        let held = self.sound(self.mirror.artifact_of(package), held).await?;
+        let state = match held.map(|held| held.size_bytes) {
+            Some(size_bytes) if self.learned.fetched.contains(package) => {
+                let note = Some("it was fetched to see what it calls, and is held from now on".to_owned());
+                PlanState::Need { size_bytes: Some(size_bytes), note }
+            }
+            Some(size_bytes) => PlanState::Have { size_bytes },
+            None => PlanState::Need { size_bytes: None, note: None },
+        };
+        Ok((state, unconfirmed))
+    }
+
+    /// What is not held and could be brought is needed; the rest cannot be had.
+    fn state_of(&self, error: &NotWarm) -> PlanState {
+        match error {
+            NotWarm::Mirror(Error::Offline(_)) => {
+                PlanState::Need { size_bytes: None, note: Some(TO_BE_BROUGHT.to_owned()) }
+            }
+            error => PlanState::Cannot { why: error.to_string() },
+        }
+    }
+}

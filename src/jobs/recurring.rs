@@ -1,0 +1,222 @@
+//! Warm-ups that run again and again, as `[[warm]]` says: at the start, unless they ran lately, and then once in each
+//! interval. One that failed is tried again sooner, and less and less often.
+
+mod last;
+mod order;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::task::{AbortHandle, JoinSet};
+
+pub use self::last::{LastRun, RecurringState};
+
+use self::last::{LastRuns, with_jitter};
+use super::list::{Jobs, NotStarted};
+use super::record::JobRecords;
+use super::report::Listed;
+use super::under::Under;
+use super::warm::WarmUp;
+use crate::address::Hostname;
+use crate::clock::Clock;
+use crate::config::{Config, Warm};
+use crate::store::Store;
+
+/// After how long something is tried again at the earliest.
+pub(super) const TRIES_AGAIN_AFTER: Duration = Duration::from_secs(5 * 60);
+
+/// The recurring warm-ups of one larder.
+#[derive(Debug)]
+pub struct Recurring {
+    jobs: Arc<Jobs>,
+    clock: Clock,
+    in_force: watch::Sender<Arc<InForce>>,
+    last: Mutex<LastRuns>,
+    /// Held while they are written down.
+    writing: tokio::sync::Mutex<()>,
+    /// Held by the one that waits for a place among the jobs, and begins.
+    beginning: tokio::sync::Mutex<()>,
+}
+
+/// What the configuration in force says of them.
+#[derive(Debug, PartialEq, Eq)]
+struct InForce {
+    entries: Vec<Warm>,
+    default_host: Hostname,
+    offline: bool,
+}
+
+impl InForce {
+    fn of(config: &Config) -> Arc<Self> {
+        let (entries, default_host) = (config.warm.clone(), config.default_host());
+        Arc::new(Self { entries, default_host, offline: config.network.offline })
+    }
+}
+
+impl Recurring {
+    /// Those of a configuration, with what is written down of their runs.
+    pub async fn new(jobs: Arc<Jobs>, clock: Clock, config: &Config) -> Arc<Self> {
+        let last = match jobs.records() {
+            Some(records) => records.recurring().await,
+            None => LastRuns::default(),
+        };
+        let in_force = watch::Sender::new(InForce::of(config));
+        let [writing, beginning] = <[tokio::sync::Mutex<()>; 2]>::default();
+        Arc::new(Self { jobs, clock, in_force, last: Mutex::new(last), writing, beginning })
+    }
+
+    /// Those of a configuration whose larder does not run, by what is written down in its store.
+    pub async fn at_rest(store: Arc<Store>, clock: &Clock, config: &Config) -> Vec<RecurringState> {
+        let last: LastRuns = JobRecords::of(store).recurring().await;
+        let told = |entry| RecurringState::of(entry, last.get(&last::key(entry)), None, false, clock.now());
+        config.warm.iter().map(told).collect()
+    }
+
+    /// Takes over what another configuration says. A run that is under way ends as it began.
+    pub fn renew(&self, config: &Config) {
+        self.in_force.send_replace(InForce::of(config));
+    }
+
+    /// Each of them, and how it ran last.
+    pub fn told(&self) -> Vec<RecurringState> {
+        let in_force = self.in_force.borrow().clone();
+        in_force.entries.iter().for_each(|entry| self.catch_up(&last::key(entry)));
+        let last = self.last.lock();
+        let told = in_force.entries.iter().map(|entry| {
+            let key = last::key(entry);
+            let run = self.jobs.run_of(&key).map(|run| run.id.to_string());
+            RecurringState::of(entry, last.get(&key), run, !in_force.offline, self.clock.now())
+        });
+        told.collect()
+    }
+
+    /// Runs them, each by itself. Ends when it is dropped; nothing runs while larder is offline.
+    pub async fn run(self: Arc<Self>) {
+        let mut in_force = self.in_force.subscribe();
+        let mut tasks = JoinSet::new();
+        let mut at_work: HashMap<String, (Warm, Hostname, AbortHandle)> = HashMap::new();
+        loop {
+            let now = in_force.borrow_and_update().clone();
+            let wanted: HashMap<String, &Warm> = match now.offline {
+                true => HashMap::new(),
+                false => now.entries.iter().map(|entry| (last::key(entry), entry)).collect(),
+            };
+            at_work.retain(|key, (entry, host, task)| {
+                let stays = wanted.get(key).is_some_and(|wanted| *wanted == entry) && *host == now.default_host;
+                if !stays {
+                    task.abort();
+                }
+                stays
+            });
+            for (key, entry) in wanted {
+                let (entry, host) = (entry.clone(), now.default_host.clone());
+                at_work.entry(key.clone()).or_insert_with(|| {
+                    let task = Arc::clone(&self).keep_current(key, entry.clone(), host.clone());
+                    (entry, host, tasks.spawn(task))
+                });
+            }
+            while tasks.try_join_next().is_some() {}
+            // Its sender is here.
+            if in_force.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn keep_current(self: Arc<Self>, key: String, entry: Warm, default_host: Hostname) {
+        loop {
+            self.catch_up(&key);
+            // After a restart, it goes on by itself.
+            let run = match self.jobs.run_of(&key) {
+                Some(run) => Ok(run),
+                None => {
+                    self.until_due(&key, entry.every).await;
+                    self.begin(&key, &entry, &default_host).await
+                }
+            };
+            let ended = match run {
+                Ok(run) => Ok(run.wait().await),
+                Err(NotBegun::Stopping) => return,
+                Err(NotBegun::Why(why)) => Err(why),
+            };
+            self.has_run(&key, ended).await;
+        }
+    }
+
+    /// Notes a run that has ended meanwhile, where a reload or a restart came between.
+    fn catch_up(&self, key: &str) {
+        if let Some(run) = self.jobs.ended_run_of(key) {
+            self.last.lock().catch_up(key, run, self.clock.now());
+        }
+    }
+
+    async fn until_due(&self, key: &str, every: Duration) {
+        let due = |now| self.last.lock().due(key, every, now);
+        let now = self.clock.now();
+        let Some(first) = due(now) else { return };
+        let jitter = with_jitter(first, now).since(first);
+        self.clock.until_due(|now| due(now).map_or(now, |due| due.after(jitter))).await;
+    }
+
+    /// Begins a run once there is a place for it.
+    async fn begin(&self, key: &str, entry: &Warm, default_host: &Hostname) -> Result<Arc<Under>, NotBegun> {
+        let _one_after_the_other = self.beginning.lock().await;
+        loop {
+            self.jobs.until_one_may_recur().await;
+            match self.try_to_begin(key, entry, default_host).await {
+                // Somebody else had it by then.
+                None => {}
+                Some(begun) => return begun,
+            }
+        }
+    }
+
+    /// Begins a run, unless there is no place for it.
+    async fn try_to_begin(
+        &self,
+        key: &str,
+        entry: &Warm,
+        default_host: &Hostname,
+    ) -> Option<Result<Arc<Under>, NotBegun>> {
+        let (reading, host, pin) = (entry.clone(), default_host.clone(), entry.pin);
+        let read = tokio::task::spawn_blocking(move || order::read(&reading, &host)).await;
+        let order = read.unwrap_or_else(|error| Err(vec![error.to_string()]));
+        let warm_up = order.and_then(|order| WarmUp::of_order(order, pin));
+        let warm_up = match warm_up {
+            Ok(warm_up) => warm_up,
+            Err(problems) => return Some(Err(NotBegun::Why(problems.join("; ")))),
+        };
+        match self.jobs.begin(warm_up, Some(key.to_owned())).await {
+            Ok(run) => Some(Ok(run)),
+            Err(NotStarted::TooMany) => None,
+            Err(NotStarted::Stopping) => Some(Err(NotBegun::Stopping)),
+            Err(why @ NotStarted::Random) => Some(Err(NotBegun::Why(why.to_string()))),
+        }
+    }
+
+    async fn has_run(&self, key: &str, ended: Result<Listed, String>) {
+        if let Err(why) = &ended {
+            tracing::error!(why, "a recurring warm-up could not begin; it is tried again");
+        }
+        let _one_after_the_other = self.writing.lock().await;
+        let written = {
+            let in_force = self.in_force.borrow().clone();
+            let mut last = self.last.lock();
+            last.put(key, ended, self.clock.now());
+            last.keep_only(in_force.entries.iter().map(last::key));
+            last.clone()
+        };
+        if let Some(records) = self.jobs.records() {
+            records.write_recurring(written).await;
+        }
+    }
+}
+
+/// Why a run did not begin.
+enum NotBegun {
+    Stopping,
+    Why(String),
+}

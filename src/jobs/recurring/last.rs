@@ -1,0 +1,259 @@
+//! When recurring warm-ups ran last, and when each is due again. Pure: it is told what time it is.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::TRIES_AGAIN_AFTER;
+use crate::clock::Timestamp;
+use crate::config::{Warm, WarmWhat};
+use crate::jobs::report::{ItemCounts, JobState, Listed};
+
+/// What part of a pause is added to it at most, so that several larders do not ask at the same time for ever.
+const JITTER: u32 = 20;
+/// After this many failures in a row, the pause between two of them grows no more.
+const MOST_DOUBLINGS: u32 = 16;
+
+/// The last run of a recurring warm-up.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastRun {
+    /// When it ended, in seconds since 1970.
+    pub ended: Timestamp,
+    /// How.
+    pub state: JobState,
+    /// Its job; none where it could not begin.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job: Option<String>,
+    /// How many archives it was about, by how far they are.
+    pub items: ItemCounts,
+    /// Why it could not begin.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// How many runs in a row have failed.
+    pub failures: u32,
+}
+
+/// A recurring warm-up, as `GET /admin/v1/status` tells it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecurringState {
+    /// What it is about, as it is configured.
+    pub what: Vec<String>,
+    /// How long after its end it runs again, in seconds.
+    pub every_seconds: u64,
+    /// The job of its run that is under way.
+    pub running: Option<String>,
+    /// How it ran last; none before it did.
+    pub last: Option<LastRun>,
+    /// When it is due, in seconds since 1970; none while it runs, and where larder is offline or does not run.
+    pub next: Option<Timestamp>,
+}
+
+impl RecurringState {
+    pub(super) fn of(
+        entry: &Warm,
+        last: Option<&LastRun>,
+        running: Option<String>,
+        runs_again: bool,
+        now: Timestamp,
+    ) -> Self {
+        let next = (runs_again && running.is_none()).then(|| last.map_or(now, |last| last.due(entry.every, now)));
+        let named = |what: &WarmWhat| match what {
+            WarmWhat::Address(address) => address.clone(),
+            WarmWhat::Path(path) => path.display().to_string(),
+        };
+        let what = entry.what.iter().map(named).collect();
+        Self { what, every_seconds: entry.every.as_secs(), running, last: last.cloned(), next }
+    }
+}
+
+impl LastRun {
+    /// When the next is due.
+    pub(super) fn due(&self, every: Duration, now: Timestamp) -> Timestamp {
+        let pause = match self.failures.checked_sub(1) {
+            None => every,
+            Some(doublings) => {
+                let grown = TRIES_AGAIN_AFTER.saturating_mul(1 << doublings.min(MOST_DOUBLINGS));
+                grown.min(every.max(TRIES_AGAIN_AFTER))
+            }
+        };
+        // A clock that was set back meanwhile makes no longer pause of it.
+        self.ended.min(now).after(pause)
+    }
+}
+
+/// The last runs of all of them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(super) struct LastRuns(BTreeMap<String, LastRun>);
+
+impl LastRuns {
+    pub(super) fn get(&self, key: &str) -> Option<&LastRun> {
+        self.0.get(key)
+    }
+
+    /// When one is due again; none where it never ran.
+    ///
+    /// A run whose end lies ahead, because the clock was set back, counts as ended now: whoever asks again and again
+    /// would else be told a later moment each time.
+    pub(super) fn due(&mut self, key: &str, every: Duration, now: Timestamp) -> Option<Timestamp> {
+        let last = self.0.get_mut(key)?;
+        last.ended = last.ended.min(now);
+        Some(last.due(every, now))
+    }
+
+    /// Notes a run that ended and that nobody waited for, unless something later is noted.
+    pub(super) fn catch_up(&mut self, key: &str, run: Listed, now: Timestamp) {
+        if self.0.get(key).is_none_or(|last| run.ended > Some(last.ended)) {
+            self.put(key, Ok(run), now);
+        }
+    }
+
+    /// Notes a run that has ended, or why it could not begin. One run counts once, however often it is noted.
+    pub(super) fn put(&mut self, key: &str, ended: Result<Listed, String>, now: Timestamp) {
+        let before = self.0.get(key);
+        if let (Some(last), Ok(run)) = (before, &ended)
+            && last.job.as_ref() == Some(&run.id)
+        {
+            return;
+        }
+        let failed = before.map_or(0, |last| last.failures).saturating_add(1);
+        let last = match ended {
+            Ok(Listed { id, state, ended, items, .. }) => LastRun {
+                ended: ended.unwrap_or(now),
+                state,
+                job: Some(id),
+                items,
+                error: None,
+                failures: if state == JobState::Failed { failed } else { 0 },
+            },
+            Err(error) => LastRun {
+                ended: now,
+                state: JobState::Failed,
+                job: None,
+                items: ItemCounts::default(),
+                error: Some(error),
+                failures: failed,
+            },
+        };
+        self.0.insert(key.to_owned(), last);
+    }
+
+    /// Forgets all others.
+    pub(super) fn keep_only(&mut self, keys: impl Iterator<Item = String>) {
+        let keys: BTreeSet<String> = keys.collect();
+        self.0.retain(|key, _| keys.contains(key));
+    }
+}
+
+/// What tells one recurring warm-up from another; how often it runs does not.
+pub(super) fn key(entry: &Warm) -> String {
+    let Warm { what, platforms, every: _, pin, client } = entry;
+    let named = what.iter().map(|what| match what {
+        WarmWhat::Address(address) => format!("a{address}"),
+        WarmWhat::Path(path) => format!("p{}", path.display()),
+    });
+    let named: Vec<String> = named.collect();
+    let platforms: Vec<String> = platforms.iter().map(ToString::to_string).collect();
+    let text = format!("{named:?}{platforms:?}{pin}{client:?}");
+    blake3::hash(text.as_bytes()).to_hex().chars().take(16).collect()
+}
+
+/// A little later than it is due, where that lies ahead.
+pub(super) fn with_jitter(due: Timestamp, now: Timestamp) -> Timestamp {
+    let mut random = [0u8; 4];
+    // Without random bytes there is no jitter.
+    let _ = aws_lc_rs::rand::fill(&mut random);
+    let part = f64::from(u32::from_le_bytes(random)) / f64::from(u32::MAX);
+    due.after((due.since(now) / JITTER).mul_f64(part))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Clock;
+
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+
+    fn listed(state: JobState) -> Listed {
+        Listed {
+            id: "1".to_owned(),
+            state,
+            started: Timestamp(900),
+            ended: Some(Timestamp(1000)),
+            what: vec![],
+            platforms: vec![],
+            pin: false,
+            resolving: false,
+            items: ItemCounts::default(),
+        }
+    }
+
+    #[test]
+    fn one_that_failed_is_tried_again_after_a_growing_while_and_never_less_often_than_planned() {
+        let mut runs = LastRuns::default();
+        let pauses: Vec<u64> = (0..12)
+            .map(|number| {
+                runs.put("a", Ok(Listed { id: number.to_string(), ..listed(JobState::Failed) }), Timestamp(1000));
+                runs.get("a").unwrap().due(DAY, Timestamp(1000)).0 - 1000
+            })
+            .collect();
+        assert_eq!(pauses[..4], [300, 600, 1200, 2400]);
+        assert_eq!(pauses[11], DAY.as_secs());
+        runs.put("a", Ok(Listed { id: "done".to_owned(), ..listed(JobState::Done) }), Timestamp(1000));
+        assert_eq!(runs.get("a").unwrap().due(DAY, Timestamp(5000)).0, 1000 + DAY.as_secs());
+        runs.put("a", Err("no such folder".to_owned()), Timestamp(2000));
+        assert_eq!(runs.get("a").unwrap().due(DAY, Timestamp(2000)).0, 2300);
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_makes_the_pause_no_longer() {
+        let mut runs = LastRuns::default();
+        runs.put("a", Ok(listed(JobState::Done)), Timestamp(1000));
+        assert_eq!(runs.get("a").unwrap().due(DAY, Timestamp(10)).0, 10 + DAY.as_secs());
+    }
+
+    #[tokio::test]
+    async fn a_clock_that_is_set_back_while_one_waits_makes_it_wait_no_longer() {
+        let clock = Clock::system();
+        let year = 365 * DAY;
+        clock.advance(year);
+        let ended = clock.now();
+        let mut runs = LastRuns::default();
+        runs.put("a", Ok(Listed { ended: Some(ended), ..listed(JobState::Done) }), ended);
+        let waiting = clock.until_due(|now| runs.due("a", DAY, now).unwrap());
+        let then = async {
+            tokio::task::yield_now().await;
+            clock.set_back(year);
+            tokio::task::yield_now().await;
+            clock.advance(DAY + Duration::from_secs(1));
+        };
+        let both = async { tokio::join!(waiting, then) };
+        tokio::time::timeout(Duration::from_secs(20), both).await.expect("it waits for a year");
+        assert!(clock.now() < ended);
+    }
+
+    #[test]
+    fn a_run_that_nobody_waited_for_is_noted_once_and_only_where_nothing_came_later() {
+        let mut runs = LastRuns::default();
+        let run =
+            |id: &str, ended| Listed { id: id.to_owned(), ended: Some(Timestamp(ended)), ..listed(JobState::Failed) };
+        runs.catch_up("a", run("1", 1000), Timestamp(1500));
+        runs.put("a", Ok(run("1", 1000)), Timestamp(1600));
+        assert_eq!((runs.get("a").unwrap().failures, runs.get("a").unwrap().ended), (1, Timestamp(1000)));
+        runs.put("a", Err("no such folder".to_owned()), Timestamp(2000));
+        runs.catch_up("a", run("1", 1000), Timestamp(2500));
+        assert_eq!((runs.get("a").unwrap().failures, runs.get("a").unwrap().job.as_deref()), (2, None));
+        runs.catch_up("a", run("2", 3000), Timestamp(3500));
+        assert_eq!((runs.get("a").unwrap().failures, runs.get("a").unwrap().job.as_deref()), (3, Some("2")));
+    }
+
+    #[test]
+    fn jitter_is_little_and_never_before_it_is_due() {
+        for _ in 0..100 {
+            let due = with_jitter(Timestamp(1000 + DAY.as_secs()), Timestamp(1000));
+            assert!((DAY.as_secs()..=DAY.as_secs() * 21 / 20).contains(&(due.0 - 1000)), "{due:?}");
+            assert_eq!(with_jitter(Timestamp(5), Timestamp(1000)), Timestamp(5));
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! What a recurring warm-up is about now: its files are read anew for each run.
+
+use std::path::{Path, PathBuf};
+
+use crate::address::{Hostname, What};
+use crate::closure::{self, Configurations, Files, Given, Named, Order, file, lock_file};
+use crate::config::{Warm, WarmWhat};
+
+/// Reads the order.
+///
+/// # Errors
+/// Everything that is wrong with what it names.
+pub(super) fn read(entry: &Warm, default_host: &Hostname) -> Result<Order, Vec<String>> {
+    let (mut given, mut folders, mut problems) = (Vec::new(), Vec::new(), Vec::new());
+    for what in &entry.what {
+        let one = match what {
+            WarmWhat::Address(address) => match What::parse(address, default_host) {
+                Ok(what) => Ok(Given::Address { what, platforms: Vec::new() }),
+                Err(bad) => Err(vec![bad.to_string()]),
+            },
+            WarmWhat::Path(path) => match Named::of_path(path) {
+                Some(Named::Folder) => {
+                    folders.push(path.clone());
+                    continue;
+                }
+                Some(Named::Tar) => tar(path, entry),
+                _ => locked(path),
+            },
+        };
+        match one {
+            Ok(one) => given.push(one),
+            Err(more) => problems.extend(more),
+        }
+    }
+    if !folders.is_empty() {
+        match collected(&folders, entry) {
+            Ok(configurations) => given.push(configurations),
+            Err(why) => problems.push(why),
+        }
+    }
+    if problems.is_empty() { Order::new(given, entry.platforms.clone()) } else { Err(problems) }
+}
+
+fn locked(path: &Path) -> Result<Given, Vec<String>> {
+    let name = path.display().to_string();
+    let text = file::read(path).map_err(|error| vec![format!("{name} cannot be read: {error}")])?;
+    let wrong = |problem: String| format!("{name}: {problem}");
+    let locked = lock_file::parse(&text).map_err(|bad| bad.problems().into_iter().map(wrong).collect::<Vec<_>>())?;
+    Ok(Given::LockFile { name, locked })
+}
+
+fn tar(path: &Path, entry: &Warm) -> Result<Given, Vec<String>> {
+    let name = path.display();
+    let bytes = file::read_up_to(path, 4 * closure::MOST_BYTES);
+    let bytes = bytes.map_err(|error| vec![format!("{name} cannot be read: {error}")])?;
+    let files = Files::from_users_tar(&bytes).map_err(|bad| vec![format!("{name}: {bad}")])?;
+    let configurations = Configurations::new(files, Vec::new(), entry.client);
+    Ok(Given::Configurations(configurations.map_err(|why| vec![format!("{name}: {why}")])?))
+}
+
+fn collected(folders: &[PathBuf], entry: &Warm) -> Result<Given, String> {
+    let collected = closure::collect(folders).map_err(|bad| bad.to_string())?;
+    Ok(Given::Configurations(Configurations::new(collected.files, collected.roots, entry.client)?))
+}

@@ -1,0 +1,104 @@
+//! What finding out what an `init` needs asks of registries, answered by the mirror: lists as clients are told them, and
+//! the files of modules, which are fetched and kept where they are not held.
+
+use std::collections::BTreeSet;
+use std::fmt::Display;
+use std::io::Read;
+use std::sync::Arc;
+
+use flate2::read::GzDecoder;
+use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
+
+use super::patience::Patience;
+use crate::address::{ModuleAddress, ModulePackage, ProviderAddress, Version};
+use crate::clock::Clock;
+use crate::closure::{Files, ModuleFiles, Registries};
+use crate::error::Error;
+use crate::mirror::{Archive, Came, Mirror, ModuleArchiveRef, Resolved};
+
+/// A mirror that is asked on behalf of one job or plan.
+pub(super) struct Asked<'a> {
+    mirror: &'a Arc<Mirror>,
+    clock: &'a Clock,
+    patience: &'a Patience<'a>,
+    learned: Mutex<Learned>,
+}
+
+/// What came of asking, besides the answers.
+#[derive(Debug, Default)]
+pub(super) struct Learned {
+    /// The modules that were not held, and are now.
+    pub(super) fetched: BTreeSet<ModulePackage>,
+    /// Of what nothing is held, and upstream may not be asked: providers and modules, as they are printed.
+    pub(super) not_held: BTreeSet<String>,
+    /// What upstream did not confirm, in words.
+    pub(super) unconfirmed: BTreeSet<String>,
+}
+
+impl<'a> Asked<'a> {
+    pub(super) fn new(mirror: &'a Arc<Mirror>, clock: &'a Clock, patience: &'a Patience<'a>) -> Self {
+        Self { mirror, clock, patience, learned: Mutex::default() }
+    }
+
+    /// What came of it.
+    pub(super) fn learned(self) -> Learned {
+        self.learned.into_inner()
+    }
+
+    fn told<T>(&self, of: &impl Display, answer: Result<Resolved<T>, Error>) -> Result<T, Error> {
+        let mut learned = self.learned.lock();
+        if let Err(Error::Offline(_)) = &answer {
+            learned.not_held.insert(of.to_string());
+        }
+        let Resolved { value, unconfirmed } = answer?;
+        learned.unconfirmed.extend(unconfirmed);
+        Ok(value)
+    }
+}
+
+impl Registries for Asked<'_> {
+    type Error = Error;
+
+    async fn provider_versions(&self, of: &ProviderAddress) -> Result<Vec<Version>, Error> {
+        let list =
+            || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_list(of, self.patience.haste(), self.clock.now())) };
+        let list = self.told(of, self.patience.take(list, || {}).await)?;
+        Ok(list.versions.into_iter().map(|listed| listed.version).collect())
+    }
+
+    async fn module_versions(&self, of: &ModuleAddress) -> Result<Vec<Version>, Error> {
+        let list = || -> BoxFuture<'_, _> {
+            Box::pin(self.mirror.warm_module_list(of, self.patience.haste(), self.clock.now()))
+        };
+        let list = self.told(of, self.patience.take(list, || {}).await)?;
+        Ok(list.versions.into_iter().map(|listed| listed.version).collect())
+    }
+
+    async fn module_files(&self, of: &ModulePackage) -> Result<ModuleFiles, Error> {
+        let fetch =
+            || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_module(of, self.patience.haste(), self.clock.now())) };
+        let (came, held) = self.told(of, self.patience.take(fetch, || {}).await)?;
+        if came == Came::Fetched {
+            self.learned.lock().fetched.insert(of.clone());
+        }
+        let subdir = held.proof.how.tree().and_then(|packed| packed.subdir.clone()).unwrap_or_default();
+        let wanted = ModuleArchiveRef { package: of.clone(), digest: Some(held.digest.prefix()) };
+        let files = match self.mirror.module_archive(&wanted, &self.mirror.job(self.clock.now())).await?.value {
+            Archive::InMemory { bytes, .. } => files_of(of, std::io::Cursor::new(bytes)).await?,
+            Archive::Held { blob, .. } => files_of(of, blob.reader()).await?,
+            Archive::Arriving { .. } | Archive::Passing { .. } => {
+                return Err(self.mirror.not_kept(&format!("the archive of {of}")).await);
+            }
+        };
+        Ok(ModuleFiles { files, subdir })
+    }
+}
+
+/// The files of a packed module that a client reads.
+async fn files_of(of: &ModulePackage, archive: impl Read + Send + 'static) -> Result<Files, Error> {
+    let interrupted = || Error::Interrupted(format!("reading the archive of {of}"));
+    let reading = tokio::task::spawn_blocking(move || Files::from_tar(GzDecoder::new(archive)));
+    let read = reading.await.map_err(|_| interrupted())?;
+    read.map_err(|bad| Error::Unreadable { what: format!("the archive of {of}"), why: bad.to_string() })
+}

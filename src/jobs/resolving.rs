@@ -1,0 +1,206 @@
+//! What configurations need, found out by the job that warms it: each module is fetched to see what it calls, so it is
+//! an item as soon as it is known; the rest follows once all of it is known.
+
+use std::collections::BTreeMap;
+
+use futures_util::future::{join, join_all};
+use parking_lot::Mutex;
+
+use super::registries::Asked;
+use super::report::{Item, ItemState};
+use super::under::{About, named, shortened, waiting};
+use super::warm::MOST_ITEMS;
+use super::warming::Run;
+use crate::address::{Artifact, ModuleAddress, ModulePackage, Package, ProviderAddress, Version};
+use crate::closure::{self, Cannot, Closure, ModuleFiles, Order, Registries, Wanted};
+use crate::error::Error;
+
+/// How many places are named that want the same.
+const MOST_PLACES: usize = 3;
+
+/// The packages of one provider: the number of each item, and what its archive may have.
+type OfProvider = Vec<(usize, Package, Vec<Vec<String>>)>;
+
+impl Run<'_> {
+    /// Finds out what configurations need, and warms it.
+    pub(super) async fn configurations(&self, order: &Order) {
+        let asked = Asked::new(self.mirror, self.clock, &self.patience);
+        let telling = Telling { run: self, asked: &asked, modules: Mutex::default() };
+        let closure = closure::resolve(order, &telling).await;
+        let modules = telling.modules.into_inner();
+        self.under.is_resolved(asked.learned().unconfirmed.into_iter().collect());
+        let (providers, more_modules) = self.items_of(closure, &modules);
+        let providers = providers.into_iter().map(|(of, packages)| async move { self.packages(&of, packages).await });
+        let more_modules = more_modules.into_iter().map(|(item, package)| async move {
+            if let Err(error) = self.module_item(item, &package).await {
+                self.failed(item, &error);
+            }
+        });
+        join(join_all(providers.collect::<Vec<_>>()), join_all(more_modules.collect::<Vec<_>>())).await;
+    }
+
+    /// Makes items of what is needed and is none yet.
+    fn items_of(
+        &self,
+        Closure { wanted, cannot }: Closure,
+        known: &BTreeMap<ModulePackage, Known>,
+    ) -> (BTreeMap<ProviderAddress, OfProvider>, Vec<(usize, ModulePackage)>) {
+        let (mut providers, mut modules) = (BTreeMap::<_, OfProvider>::new(), Vec::new());
+        let room = MOST_ITEMS.saturating_sub(self.under.len());
+        if new_ones(&wanted, &cannot, known) > room {
+            let error =
+                format!("they need more archives than the {MOST_ITEMS} that one job can be about: name fewer folders");
+            self.under.add(vec![failed("the configurations".to_owned(), error)]);
+            return (providers, modules);
+        }
+        for Cannot { what, why, by } in cannot {
+            let error = told_with_places(&why, &by);
+            // That a module cannot be had was told of its item first, without who wants it.
+            match told_of(&why, known) {
+                Some(known) => self.under.has_failed(known.item, &error),
+                None => drop(self.under.add(vec![failed(what, error)])),
+            }
+        }
+        for wanted in wanted {
+            match wanted.of {
+                Artifact::Provider(package) => {
+                    let item = self.add(&Artifact::from(&package));
+                    providers.entry(package.provider.clone()).or_default().push((item, package, wanted.hashes));
+                }
+                Artifact::Module(package) => {
+                    if !known.contains_key(&package) {
+                        modules.push((self.add(&Artifact::from(&package)), package));
+                    }
+                }
+            }
+        }
+        (providers, modules)
+    }
+
+    fn add(&self, of: &Artifact) -> usize {
+        let (what, platform) = named(of);
+        let about = About { of: Some(of.clone()), digest: None };
+        self.under.add(vec![(waiting(what, platform), about)]).start
+    }
+}
+
+/// A module that was fetched to see what it calls.
+struct Known {
+    item: usize,
+    /// Why it could not be had.
+    failed: Option<String>,
+}
+
+/// Whom finding out asks: the mirror, by way of the items of the job.
+struct Telling<'a, 'b> {
+    run: &'a Run<'b>,
+    asked: &'a Asked<'a>,
+    modules: Mutex<BTreeMap<ModulePackage, Known>>,
+}
+
+impl Telling<'_, '_> {
+    /// The item of a module, where it is new.
+    fn item_of(&self, of: &ModulePackage) -> Option<usize> {
+        let mut modules = self.modules.lock();
+        if modules.contains_key(of) || self.run.under.len() >= MOST_ITEMS {
+            return None;
+        }
+        let item = self.run.add(&Artifact::from(of));
+        modules.insert(of.clone(), Known { item, failed: None });
+        Some(item)
+    }
+}
+
+impl Registries for Telling<'_, '_> {
+    type Error = Error;
+
+    async fn provider_versions(&self, of: &ProviderAddress) -> Result<Vec<Version>, Error> {
+        self.asked.provider_versions(of).await
+    }
+
+    async fn module_versions(&self, of: &ModuleAddress) -> Result<Vec<Version>, Error> {
+        self.asked.module_versions(of).await
+    }
+
+    async fn module_files(&self, of: &ModulePackage) -> Result<ModuleFiles, Error> {
+        if let Some(item) = self.item_of(of) {
+            // Its list leads there, whatever named the version.
+            let warmed = match self.asked.module_versions(&of.module).await {
+                Ok(_) => self.run.module_item(item, of).await,
+                Err(error) => Err(error),
+            };
+            if let Err(error) = warmed {
+                self.run.failed(item, &error);
+                if let Some(known) = self.modules.lock().get_mut(of) {
+                    known.failed = Some(error.to_string());
+                }
+                return Err(error);
+            }
+        }
+        self.asked.module_files(of).await
+    }
+}
+
+fn failed(what: String, error: String) -> (Item, About) {
+    let error = shortened(&error);
+    tracing::warn!(what, error, "could not be warmed");
+    (Item { state: ItemState::Failed { error }, ..waiting(what, None) }, About::default())
+}
+
+/// An error after the places that want what it is about.
+fn told_with_places(why: &str, by: &[String]) -> String {
+    let places = by.iter().take(MOST_PLACES).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let more = by.len().saturating_sub(MOST_PLACES);
+    match (by.len(), more) {
+        (0, _) => why.to_owned(),
+        (_, 0) => format!("{places}: {why}"),
+        (_, more) => format!("{places} and {more} more: {why}"),
+    }
+}
+
+/// The item of a module that was told first why it cannot be had.
+fn told_of<'a>(why: &str, known: &'a BTreeMap<ModulePackage, Known>) -> Option<&'a Known> {
+    known.values().find(|known| known.failed.as_ref().is_some_and(|error| why.contains(error)))
+}
+
+/// How many items there will be that are none yet.
+fn new_ones(wanted: &[Wanted], cannot: &[Cannot], known: &BTreeMap<ModulePackage, Known>) -> usize {
+    let is_new = |of: &Artifact| match of {
+        Artifact::Provider(_) => true,
+        Artifact::Module(package) => !known.contains_key(package),
+    };
+    let wanted = wanted.iter().filter(|wanted| is_new(&wanted.of)).count();
+    wanted.saturating_add(cannot.iter().filter(|cannot| told_of(&cannot.why, known).is_none()).count())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::address::{Hostname, ModuleName, System};
+
+    fn module(name: &str) -> ModulePackage {
+        let host = Hostname::parse("registry.example").unwrap();
+        let [namespace, name] = ["acme", name].map(|name| ModuleName::parse(name).unwrap());
+        let module = ModuleAddress { host, namespace, name, system: System::parse("aws").unwrap() };
+        ModulePackage { module, version: Version::parse("1.0.0").unwrap() }
+    }
+
+    #[test]
+    fn a_module_that_is_an_item_already_is_not_counted_again() {
+        let known = BTreeMap::from([
+            (module("vpc"), Known { item: 0, failed: None }),
+            (module("gone"), Known { item: 1, failed: Some("it is gone".to_owned()) }),
+        ]);
+        let wanted = ["vpc", "other"].map(|name| Wanted {
+            of: Artifact::from(&module(name)),
+            by: Vec::new(),
+            hashes: Vec::new(),
+        });
+        let cannot = ["acme/gone: it is gone", "something else"].map(|why| Cannot {
+            what: "something".to_owned(),
+            why: why.to_owned(),
+            by: Vec::new(),
+        });
+        assert_eq!(new_ones(&wanted, &cannot, &known), 2);
+    }
+}

@@ -1,0 +1,431 @@
+//! One job, while it runs and after: what is told of it, and how its work changes that.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::id::JobId;
+use super::list::ToPin;
+use super::record::{JobRecords, Written};
+use super::report::{Item, ItemCounts, ItemState, Job, JobState, Listed};
+use super::warm::WarmUp;
+use crate::address::{Artifact, Platform};
+use crate::clock::{Clock, Timestamp};
+use crate::digest::Digest;
+use crate::mirror::{Came, Pin};
+
+/// The most that is told of one failure, in characters.
+const LONGEST_ERROR: usize = 400;
+/// What is told of an item whose job died.
+const LOST: &str = "its job ended unexpectedly: larder's log says why; tell it the same again";
+
+/// One job.
+#[derive(Debug)]
+pub(super) struct Under {
+    pub(super) id: JobId,
+    pub(super) beginning: Beginning,
+    home: Home,
+    /// It was told to stop, or larder was.
+    pub(super) stop: CancellationToken,
+    told: Mutex<Told>,
+    changes: watch::Sender<u64>,
+    /// Held by whoever ends it.
+    ending: tokio::sync::Mutex<()>,
+}
+
+/// How a job came about; a restart changes nothing of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Beginning {
+    pub(super) started: Timestamp,
+    /// Its place among the others: who was taken on later has a higher one.
+    pub(super) place: u64,
+    /// The recurring job that it is a run of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) recurs: Option<String>,
+}
+
+/// What all jobs of a larder have in common.
+#[derive(Debug, Clone)]
+pub(super) struct Home {
+    /// Where they are written down; nowhere, where they are a command's.
+    pub(super) records: Option<JobRecords>,
+    pub(super) clock: Clock,
+    /// Larder was told to stop.
+    pub(super) stops: CancellationToken,
+    /// Tells whoever waits for a place of every job that ends.
+    pub(super) one_ended: Arc<Notify>,
+}
+
+/// What an item stands for, once that is known.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct About {
+    /// Once its version is chosen.
+    pub(super) of: Option<Artifact>,
+    /// Once its archive is held.
+    pub(super) digest: Option<Digest>,
+}
+
+/// How a job came to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// It went through all of it.
+    Reached,
+    /// It was told to stop.
+    Stopped,
+    /// Its task died.
+    Lost,
+}
+
+/// What is told of a job, and when each part of it changed last.
+#[derive(Debug)]
+pub(super) struct Told {
+    job: Job,
+    about: Vec<About>,
+    /// What it goes on with after a restart; none once it has ended.
+    warm_up: Option<Arc<WarmUp>>,
+    /// It is being written down as it is, and ends then; or that was so before a restart.
+    is_ending: bool,
+    /// Counts up with every change.
+    pub(super) revision: u64,
+    /// When anything but an item changed last.
+    pub(super) head: u64,
+    /// When each item changed last.
+    pub(super) items: Vec<u64>,
+}
+
+impl Told {
+    pub(super) fn job(&self) -> &Job {
+        &self.job
+    }
+
+    pub(super) fn listed(&self) -> Listed {
+        let Job { id, state, started, ended, what, platforms, pin, resolving, unconfirmed: _, items } = &self.job;
+        Listed {
+            id: id.clone(),
+            state: *state,
+            started: *started,
+            ended: *ended,
+            what: what.clone(),
+            platforms: platforms.clone(),
+            pin: *pin,
+            resolving: *resolving,
+            items: ItemCounts::of(items),
+        }
+    }
+
+    fn item(&mut self, number: usize) -> Option<(&mut Item, &mut About)> {
+        *self.items.get_mut(number)? = self.revision;
+        Some((self.job.items.get_mut(number)?, self.about.get_mut(number)?))
+    }
+
+    fn head(&mut self) -> &mut Job {
+        self.head = self.revision;
+        &mut self.job
+    }
+
+    fn end(&mut self, how: End, now: Timestamp) {
+        let unended: Vec<usize> =
+            (0..).zip(&self.job.items).filter(|(_, item)| !item.state.has_ended()).map(|(number, _)| number).collect();
+        for number in unended {
+            let Some((item, _)) = self.item(number) else { continue };
+            item.state = match how {
+                End::Reached | End::Stopped => ItemState::Cancelled,
+                End::Lost => ItemState::Failed { error: LOST.to_owned() },
+            };
+        }
+        let is_well = |item: &Item| matches!(item.state, ItemState::Held | ItemState::Fetched);
+        self.job.state = match how {
+            End::Stopped => JobState::Cancelled,
+            End::Reached if self.job.items.iter().all(is_well) => JobState::Done,
+            End::Reached | End::Lost => JobState::Failed,
+        };
+        self.job.resolving = false;
+        self.job.ended = Some(now);
+        self.warm_up = None;
+    }
+}
+
+impl Under {
+    /// A job that begins, or goes on.
+    pub(super) fn new(id: JobId, warm_up: Arc<WarmUp>, beginning: Beginning, home: &Home) -> Self {
+        let items = warm_up.items();
+        let job = Job {
+            id: id.to_string(),
+            state: JobState::Running,
+            started: beginning.started,
+            ended: None,
+            what: warm_up.names(),
+            platforms: warm_up.platforms.iter().map(ToString::to_string).collect(),
+            pin: warm_up.pin,
+            resolving: warm_up.configurations.is_some(),
+            unconfirmed: Vec::new(),
+            items,
+        };
+        let about = vec![About::default(); job.items.len()];
+        Self::told_as(id, beginning, home, job, about, Some(warm_up))
+    }
+
+    /// A job that ended before a restart.
+    pub(super) fn ended(id: JobId, written: Written, home: &Home) -> Self {
+        let Written { job, mut about, beginning, .. } = written;
+        about.resize(job.items.len(), About::default());
+        Self::told_as(id, beginning, home, job, about, None)
+    }
+
+    fn told_as(
+        id: JobId,
+        beginning: Beginning,
+        home: &Home,
+        job: Job,
+        about: Vec<About>,
+        warm_up: Option<Arc<WarmUp>>,
+    ) -> Self {
+        let items = vec![0; job.items.len()];
+        let is_ending = warm_up.is_none();
+        let told = Told { job, about, warm_up, is_ending, revision: 0, head: 0, items };
+        let (told, changes, ending) = (Mutex::new(told), watch::Sender::new(0), tokio::sync::Mutex::default());
+        let (home, stop) = (home.clone(), home.stops.child_token());
+        Self { id, beginning, home, stop, told, changes, ending }
+    }
+
+    pub(super) fn job(&self) -> Job {
+        self.told.lock().job.clone()
+    }
+
+    /// What it has to do after a restart; nothing once it has ended.
+    pub(super) fn to_do(&self) -> Option<Arc<WarmUp>> {
+        self.told.lock().warm_up.clone()
+    }
+
+    /// Whether larder was told to stop, and not this job: then it goes on when larder is back.
+    pub(super) fn is_interrupted(&self) -> bool {
+        self.home.stops.is_cancelled() && !self.told.lock().is_ending
+    }
+
+    /// Waits until larder is told to stop.
+    pub(super) async fn larder_stops(&self) {
+        self.home.stops.cancelled().await;
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.told.lock().job.state.has_ended()
+    }
+
+    pub(super) fn listed(&self) -> Listed {
+        self.told.lock().listed()
+    }
+
+    /// Looks at what is told, while nothing changes.
+    pub(super) fn look<T>(&self, look: impl FnOnce(&Told) -> T) -> T {
+        look(&self.told.lock())
+    }
+
+    /// Changes with everything that is told.
+    pub(super) fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// Waits for its end; says how it ended.
+    pub(super) async fn wait(&self) -> Listed {
+        let mut changes = self.changes();
+        loop {
+            changes.borrow_and_update();
+            let listed = self.listed();
+            // Its sender is this job, which is there.
+            if listed.state.has_ended() || changes.changed().await.is_err() {
+                return listed;
+            }
+        }
+    }
+
+    /// Changes what is told, unless the job has ended: then nothing is news any more.
+    fn tell<T>(&self, change: impl FnOnce(&mut Told) -> T) -> Option<T> {
+        let changed = {
+            let mut told = self.told.lock();
+            if told.is_ending {
+                return None;
+            }
+            told.revision += 1;
+            change(&mut told)
+        };
+        self.changes.send_modify(|changes| *changes = changes.wrapping_add(1));
+        Some(changed)
+    }
+
+    fn tell_of(&self, item: usize, change: impl FnOnce(&mut Item, &mut About)) {
+        self.tell(|told| {
+            if let Some((item, about)) = told.item(item) {
+                change(item, about);
+            }
+        });
+    }
+
+    /// Whether what is warmed is to be pinned; that can be told while the job runs.
+    pub(super) fn pins(&self) -> bool {
+        self.told.lock().job.pin
+    }
+
+    /// What it is about, to be pinned or unpinned now; what is still to come is from now on, too.
+    pub(super) async fn to_pin(&self, pin: Pin) -> Vec<ToPin> {
+        self.tell(|told| told.head().pin = pin == Pin::Set);
+        self.write().await;
+        let told = self.told.lock();
+        let items = told.job.items.iter().zip(&told.about).map(|(item, about)| ToPin {
+            what: item.called(),
+            package: about.of.clone(),
+            is_coming: !item.state.has_ended(),
+        });
+        items.collect()
+    }
+
+    /// Adds items that wait for their turn: their numbers.
+    pub(super) fn add(&self, items: Vec<(Item, About)>) -> Range<usize> {
+        let added = self.tell(|told| {
+            let first = told.job.items.len();
+            for (item, about) in items {
+                told.job.items.push(item);
+                told.about.push(about);
+                told.items.push(told.revision);
+            }
+            first..told.job.items.len()
+        });
+        // Of a job that has ended nothing changes any more, and no item has this number.
+        added.unwrap_or(usize::MAX..usize::MAX)
+    }
+
+    /// How many items there are.
+    pub(super) fn len(&self) -> usize {
+        self.told.lock().job.items.len()
+    }
+
+    /// All that its configurations need is known, by lists of which these are unconfirmed.
+    pub(super) fn is_resolved(&self, unconfirmed: Vec<String>) {
+        self.tell(|told| {
+            let job = told.head();
+            (job.resolving, job.unconfirmed) = (false, unconfirmed);
+        });
+    }
+
+    pub(super) fn is_now(&self, item: usize, state: ItemState) {
+        self.tell_of(item, |item, _| item.state = state);
+    }
+
+    /// The version of an item was chosen; it waits for its turn again.
+    pub(super) fn is_about(&self, item: usize, of: &Artifact) {
+        self.tell_of(item, |item, about| {
+            item.what = named(of).0;
+            item.state = ItemState::Waiting;
+            about.of = Some(of.clone());
+        });
+    }
+
+    /// Upstream could not be asked about something that an item is chosen by.
+    pub(super) fn is_unconfirmed(&self, item: usize, why: String) {
+        self.tell_of(item, |item, _| {
+            tracing::warn!(job = %self.id, what = item.called(), why, "warmed by what is held");
+            item.unconfirmed.get_or_insert(why);
+        });
+    }
+
+    pub(super) fn arriving(&self, item: usize, bytes: u64, length: Option<u64>) {
+        self.tell_of(item, |item, _| (item.bytes, item.size_bytes) = (bytes, length.or(item.size_bytes)));
+    }
+
+    pub(super) fn is_held(&self, item: usize, came: Came, digest: Digest, size_bytes: u64) {
+        let state = match came {
+            Came::Held => ItemState::Held,
+            Came::Fetched => ItemState::Fetched,
+        };
+        self.tell_of(item, |item, about| {
+            (item.state, item.bytes, item.size_bytes) = (state, size_bytes, Some(size_bytes));
+            about.digest = Some(digest);
+        });
+    }
+
+    pub(super) fn has_failed(&self, item: usize, error: &str) {
+        let error = shortened(error);
+        self.tell_of(item, |item, _| {
+            tracing::warn!(job = %self.id, what = item.called(), error, "could not be warmed");
+            item.state = ItemState::Failed { error };
+        });
+    }
+
+    /// The items that are held, and what they are.
+    pub(super) fn all_held(&self) -> Vec<(usize, Artifact, Digest)> {
+        let told = self.told.lock();
+        let held = told.job.items.iter().zip(&told.about).enumerate();
+        held.filter(|(_, (item, _))| matches!(item.state, ItemState::Held | ItemState::Fetched))
+            .filter_map(|(number, (_, about))| Some((number, about.of.clone()?, about.digest?)))
+            .collect()
+    }
+
+    /// Writes it down as it is, unless it has ended: that was written then.
+    pub(super) async fn write(&self) {
+        let Some(records) = &self.home.records else { return };
+        let _nobody_ends_it = self.ending.lock().await;
+        let written = {
+            let told = self.told.lock();
+            let Some(warm_up) = told.warm_up.clone() else { return };
+            let job = Job { items: Vec::new(), ..told.job.clone() };
+            Written { job, beginning: self.beginning.clone(), about: Vec::new(), warm_up: Some(warm_up) }
+        };
+        records.write(self.id, written).await;
+    }
+
+    /// Ends it, unless it has ended. That is written down before it is told.
+    pub(super) async fn end(&self, how: End) {
+        let _nobody_else = self.ending.lock().await;
+        let written = {
+            let mut told = self.told.lock();
+            if told.job.state.has_ended() {
+                return;
+            }
+            // Whoever is still at it changes nothing any more.
+            told.is_ending = true;
+            let mut ended = Told {
+                job: told.job.clone(),
+                about: told.about.clone(),
+                items: told.items.clone(),
+                warm_up: None,
+                ..*told
+            };
+            ended.end(how, self.home.clock.now());
+            Written { job: ended.job, beginning: self.beginning.clone(), about: ended.about, warm_up: None }
+        };
+        let (state, ended) = (written.job.state, written.job.ended);
+        if let Some(records) = &self.home.records {
+            records.write_end(self.id, written).await;
+        }
+        {
+            let mut told = self.told.lock();
+            told.revision += 1;
+            told.end(how, ended.unwrap_or(Timestamp(0)));
+        }
+        self.changes.send_modify(|changes| *changes = changes.wrapping_add(1));
+        self.home.one_ended.notify_waiters();
+        tracing::info!(job = %self.id, ?state, "a warm-up ended");
+    }
+}
+
+/// An item that waits for its turn.
+pub(super) fn waiting(what: String, platform: Option<&Platform>) -> Item {
+    let platform = platform.map(ToString::to_string);
+    Item { what, platform, state: ItemState::Waiting, bytes: 0, size_bytes: None, unconfirmed: None }
+}
+
+/// What an item is called that stands for this, and its platform.
+pub(super) fn named(of: &Artifact) -> (String, Option<&Platform>) {
+    match of {
+        Artifact::Provider(package) => (format!("{}@{}", package.provider, package.version), Some(&package.platform)),
+        Artifact::Module(package) => (package.to_string(), None),
+    }
+}
+
+/// As much of an error as is told.
+pub(super) fn shortened(error: &str) -> String {
+    error.chars().take(LONGEST_ERROR).collect()
+}

@@ -1,0 +1,258 @@
+//! One warm-up at work: everything that an `init` will ask for, fetched before anybody does. What is wanted is resolved
+//! against the version list as a client would, each archive ends by itself, and clients go first.
+
+use std::fmt::Display;
+use std::ops::Range;
+use std::sync::Arc;
+
+use futures_util::future::{BoxFuture, join, join_all};
+use futures_util::{StreamExt, stream};
+use parking_lot::Mutex;
+
+use super::locked::{Fit, NotWarm, all_have};
+use super::patience::{Patience, Turn, Turns};
+use super::report::ItemState;
+use super::under::Under;
+use super::warm::{Wanted, WarmUp};
+use crate::address::{Artifact, Meant, ModuleAddress, ModulePackage, Package, ProviderAddress, Version, What};
+use crate::clock::Clock;
+use crate::digest::Digest;
+use crate::error::Error;
+use crate::mirror::{Came, Haste, Mirror, Pin, Resolved, SMALL_ARCHIVE_BYTES};
+
+/// How many archives are looked at side by side, once all of it is there.
+const LOOKS_AT_ONCE: usize = 8;
+
+/// Runs a warm-up to its end, and says of each archive how it went.
+pub(super) async fn run(mirror: &Arc<Mirror>, clock: &Clock, turns: &Turns, under: &Arc<Under>, warm_up: &WarmUp) {
+    let run = Run { mirror, clock, under, patience: Patience::new(turns, clock) };
+    let mut first = 0;
+    let each = warm_up.wanted.iter().map(|wanted| {
+        let items = first..first + wanted.len();
+        first = items.end;
+        run.warm(items, wanted)
+    });
+    let each = join_all(each.collect::<Vec<_>>());
+    let found = async {
+        if let Some(order) = &warm_up.configurations {
+            run.configurations(order).await;
+        }
+    };
+    join(each, found).await;
+    run.look_again().await;
+}
+
+/// A warm-up, while it runs.
+pub(super) struct Run<'a> {
+    pub(super) mirror: &'a Arc<Mirror>,
+    pub(super) clock: &'a Clock,
+    pub(super) under: &'a Arc<Under>,
+    pub(super) patience: Patience<'a>,
+}
+
+impl Run<'_> {
+    /// Chooses the version, and warms it: of a provider, for each platform.
+    async fn warm(&self, items: Range<usize>, wanted: &Wanted) {
+        let warmed = match &wanted.what {
+            What::Provider(meant) => self.provider(items.clone(), meant, wanted).await,
+            What::Module(meant) => self.module(items.clone(), meant).await,
+        };
+        if let Err(error) = warmed {
+            items.for_each(|item| self.failed(item, &error));
+        }
+    }
+
+    async fn provider(
+        &self,
+        items: Range<usize>,
+        meant: &Meant<ProviderAddress>,
+        wanted: &Wanted,
+    ) -> Result<(), Error> {
+        let list = || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_list(&meant.of, Haste::None, self.clock.now())) };
+        let list = self.list(items.clone().collect(), list).await?;
+        let listed: Vec<&Version> = list.versions.iter().map(|listed| &listed.version).collect();
+        let version = meant.choose(&listed).map_err(Error::NotFound)?.clone();
+        join_all(items.zip(&wanted.platforms).map(|(item, platform)| {
+            let package = Package { provider: meant.of.clone(), version: version.clone(), platform: platform.clone() };
+            self.item(item, package, &wanted.locked)
+        }))
+        .await;
+        Ok(())
+    }
+
+    async fn module(&self, items: Range<usize>, meant: &Meant<ModuleAddress>) -> Result<(), Error> {
+        let list =
+            || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_module_list(&meant.of, Haste::None, self.clock.now())) };
+        let list = self.list(items.clone().collect(), list).await?;
+        let listed: Vec<&Version> = list.versions.iter().map(|listed| &listed.version).collect();
+        let version = meant.choose(&listed).map_err(Error::NotFound)?.clone();
+        self.module_item(items.start, &ModulePackage { module: meant.of.clone(), version }).await
+    }
+
+    /// Warms what a configuration needs of one provider: its list leads there, whatever named the versions.
+    pub(super) async fn packages(&self, of: &ProviderAddress, wanted: Vec<(usize, Package, Vec<Vec<String>>)>) {
+        let list = || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_list(of, Haste::None, self.clock.now())) };
+        if let Err(error) = self.list(wanted.iter().map(|(item, ..)| *item).collect(), list).await {
+            wanted.iter().for_each(|(item, ..)| self.failed(*item, &error));
+            return;
+        }
+        join_all(wanted.iter().map(|(item, package, locked)| self.item(*item, package.clone(), locked))).await;
+    }
+
+    /// Warms a version of a module.
+    ///
+    /// # Errors
+    /// Why it cannot be had; its item waits then.
+    pub(super) async fn module_item(&self, item: usize, package: &ModulePackage) -> Result<(), Error> {
+        self.under.is_about(item, &Artifact::from(package));
+        let waits = || self.under.is_now(item, ItemState::Waiting);
+        let warmed = self.patience.take_archive(|_| Box::pin(self.module_package(item, package)), waits);
+        let (came, digest, size_bytes) = warmed.await?;
+        self.under.is_held(item, came, digest, size_bytes);
+        Ok(())
+    }
+
+    async fn module_package(&self, item: usize, package: &ModulePackage) -> Result<(Came, Digest, u64), Error> {
+        self.under.is_now(item, ItemState::Fetching);
+        let Resolved { value: (came, held), unconfirmed } =
+            self.mirror.warm_module(package, Haste::None, self.clock.now()).await?;
+        if let Some(why) = unconfirmed {
+            self.under.is_unconfirmed(item, why);
+        }
+        self.pin_if_told(self.mirror.artifact_of(package)).await?;
+        self.mirror.settle_module(package, held.digest).await?;
+        Ok((came, held.digest, held.size_bytes))
+    }
+
+    async fn pin_if_told(&self, of: Artifact) -> Result<(), Error> {
+        if !self.under.pins() {
+            return Ok(());
+        }
+        let what = format!("the archive of {of}");
+        let pinned = self.mirror.pin_artifacts(vec![of], Pin::Set).await?;
+        if pinned.iter().all(|pinned| pinned.is_well()) { Ok(()) } else { Err(self.mirror.not_kept(&what).await) }
+    }
+
+    /// The version list that the versions of these items are chosen from.
+    pub(super) async fn list<'b, T>(
+        &self,
+        items: Vec<usize>,
+        list: impl Fn() -> BoxFuture<'b, Result<Resolved<T>, Error>>,
+    ) -> Result<T, Error> {
+        let each = |state: ItemState| items.iter().for_each(|item| self.under.is_now(*item, state.clone()));
+        let list = self.patience.take(
+            || {
+                each(ItemState::Resolving);
+                list()
+            },
+            || each(ItemState::Waiting),
+        );
+        let Resolved { value: list, unconfirmed } = list.await?;
+        if let Some(why) = unconfirmed {
+            items.iter().for_each(|item| self.under.is_unconfirmed(*item, why.clone()));
+        }
+        Ok(list)
+    }
+
+    async fn item(&self, item: usize, package: Package, locked: &[Vec<String>]) {
+        match self.package(item, &package, locked).await {
+            Ok((came, digest, size_bytes)) => self.under.is_held(item, came, digest, size_bytes),
+            Err(error) => self.failed(item, &error),
+        }
+    }
+
+    async fn package(
+        &self,
+        item: usize,
+        package: &Package,
+        locked: &[Vec<String>],
+    ) -> Result<(Came, Digest, u64), NotWarm> {
+        self.under.is_about(item, &Artifact::from(package));
+        let waits = || self.under.is_now(item, ItemState::Waiting);
+        let set = self.patience.take(|| Box::pin(self.set(item, package, locked)), waits).await?;
+        waits();
+        let known = Mutex::new(Some(set));
+        let fetch = |turn| -> BoxFuture<'_, _> {
+            let known = known.lock().take();
+            Box::pin(async move {
+                let digest = match known {
+                    Some(digest) => digest,
+                    // It was put off: there may be another by now.
+                    None => self.set(item, package, locked).await?,
+                };
+                self.archive(item, package, digest, turn).await
+            })
+        };
+        let (came, digest, size_bytes) = self.patience.take_archive(fetch, waits).await?;
+        self.patience.take(|| Box::pin(self.complete(package, digest, locked)), || {}).await?;
+        Ok((came, digest, size_bytes))
+    }
+
+    /// The digest of the archive that an `init` would be given.
+    async fn set(&self, item: usize, package: &Package, locked: &[Vec<String>]) -> Result<Digest, NotWarm> {
+        self.under.is_now(item, ItemState::Resolving);
+        let Resolved { value: set, unconfirmed } = self.mirror.warm_set(package, Haste::None, self.clock.now()).await?;
+        if let Some(why) = unconfirmed {
+            self.under.is_unconfirmed(item, why);
+        }
+        let digest = set.document.shasum;
+        // Before anything is fetched for it, where that can be told.
+        match Fit::of_all(locked, digest) {
+            Fit::None => Err(NotWarm::locked_to_another(package, &locked.concat(), digest.zh())),
+            Fit::Its | Fit::ItsPackageHashTells => Ok(digest),
+        }
+    }
+
+    async fn archive(
+        &self,
+        item: usize,
+        package: &Package,
+        digest: Digest,
+        turn: Arc<Turn<'_>>,
+    ) -> Result<(Came, Digest, u64), NotWarm> {
+        self.under.is_now(item, ItemState::Fetching);
+        let arriving = |bytes, length: Option<u64>| {
+            if length.is_some_and(|length| length <= SMALL_ARCHIVE_BYTES) {
+                turn.is_of_a_small_one();
+            }
+            self.under.arriving(item, bytes, length);
+        };
+        let (came, held) = self.mirror.warm_archive(package, digest, self.clock.now(), arriving).await?;
+        Ok((came, digest, held.size_bytes))
+    }
+
+    /// What is left to do once its archive is held.
+    async fn complete(&self, package: &Package, digest: Digest, locked: &[Vec<String>]) -> Result<(), NotWarm> {
+        if Fit::of_all(locked, digest) == Fit::ItsPackageHashTells {
+            match self.mirror.package_hash(package, digest).await? {
+                Some(hash) if all_have(locked, digest, &hash) => {}
+                hash => {
+                    let proven = hash.unwrap_or_else(|| digest.zh());
+                    return Err(NotWarm::locked_to_another(package, &locked.concat(), proven));
+                }
+            }
+        }
+        self.pin_if_told(Artifact::from(package)).await?;
+        Ok(self.mirror.settle(package, digest).await?)
+    }
+
+    pub(super) fn failed(&self, item: usize, error: &dyn Display) {
+        self.under.has_failed(item, &error.to_string());
+    }
+
+    /// What came first may have been evicted for what came last.
+    async fn look_again(&self) {
+        let look = async |(item, of, digest)| {
+            let holds = match &of {
+                Artifact::Provider(package) => self.mirror.still_holds(package, digest).await,
+                Artifact::Module(package) => self.mirror.still_holds_module(package, digest).await,
+            };
+            match holds {
+                Ok(true) => {}
+                Ok(false) => self.failed(item, &self.mirror.not_kept(&format!("the archive of {of}")).await),
+                Err(error) => self.failed(item, &error),
+            }
+        };
+        stream::iter(self.under.all_held()).for_each_concurrent(LOOKS_AT_ONCE, look).await;
+    }
+}

@@ -1,0 +1,89 @@
+//! Whether all of a bundle would fit, before any of it is taken in: offline nothing is evicted for it (DESIGN 5).
+
+use std::collections::HashSet;
+
+use super::super::{Link, Mirror};
+use super::take::NotApplied;
+use crate::address::Artifact;
+use crate::bundle::{Entry, FileRef, Manifest, Role};
+use crate::store::Key;
+
+/// What a file takes on a disk besides its bytes, at most: the rest of its last block, its name, its record.
+const BESIDE: u64 = 8 << 10;
+
+impl Mirror {
+    /// Refuses what would not fit, and what is of no upstream here.
+    ///
+    /// # Errors
+    /// [`NotApplied`], and nothing was changed.
+    pub(super) fn takes(&self, manifest: &Manifest) -> Result<(), NotApplied> {
+        let terms = self.terms();
+        let foreign: Vec<String> = {
+            let mut hosts: Vec<_> = manifest.entries.iter().map(Entry::host).collect();
+            hosts.sort();
+            hosts.dedup();
+            hosts.into_iter().filter(|host| terms.upstreams.get(host).is_none()).map(ToString::to_string).collect()
+        };
+        if !foreign.is_empty() {
+            return Err(NotApplied::UnknownHosts(foreign.join(", ")));
+        }
+        let (mut seen, mut needed, mut on_disk) = (HashSet::new(), 0u64, 0u64);
+        for entry in &manifest.entries {
+            if self.is_there(entry)? {
+                continue;
+            }
+            for FileRef { role, file, left_out } in entry.files() {
+                let largest = self.limits.archive_bytes;
+                if role == Role::Archive && file.bytes > largest {
+                    return Err(NotApplied::NoRoom {
+                        needed: file.bytes,
+                        room: largest,
+                        why: "no archive may be larger",
+                    });
+                }
+                let is_held = role == Role::Archive && self.store.blobs.holds(&file.sha256)?;
+                if !left_out && !is_held && seen.insert(file.sha256) {
+                    needed = needed.saturating_add(file.bytes);
+                    on_disk = on_disk.saturating_add(file.bytes).saturating_add(BESIDE);
+                }
+            }
+        }
+        let (stays, why) = match self.link() {
+            Link::Offline => (self.taken_up(), "[store] max_size is reached, and offline nothing is evicted"),
+            Link::Online => (self.pinned_bytes()?, "[store] max_size is reached by what is pinned"),
+        };
+        let room = self.store_bytes().saturating_sub(stays);
+        if needed > room {
+            return Err(NotApplied::NoRoom { needed, room, why });
+        }
+        let evictable = match self.link() {
+            Link::Offline => 0,
+            Link::Online => self.store.index.totals().archive_bytes.saturating_sub(stays),
+        };
+        let room = self.store.free_bytes()?.saturating_add(evictable);
+        if on_disk > room {
+            return Err(NotApplied::NoRoom { needed: on_disk, room, why: "the disk of the store has no more" });
+        }
+        Ok(())
+    }
+
+    /// Whether something takes no room, because it is held, or goes in place of what is.
+    fn is_there(&self, entry: &Entry) -> Result<bool, NotApplied> {
+        let (of, archive) = match entry {
+            Entry::Discovery { host, .. } => return self.is_recorded(&Key::Discovery(host.clone())),
+            Entry::ProviderVersions { provider, .. } => {
+                return self.is_recorded(&Key::ProviderVersions(provider.clone()));
+            }
+            Entry::ModuleVersions { module, .. } => {
+                return self.is_recorded(&Key::ModuleVersions(self.terms().key_of(module)));
+            }
+            Entry::Provider(entry) => (Artifact::Provider(entry.package()), entry.archive),
+            Entry::Module(entry) => (self.artifact_of(&entry.package()), entry.archive),
+        };
+        Ok(self.name(of)?.get(&archive.sha256).is_some() && self.store.blobs.holds(&archive.sha256)?)
+    }
+
+    fn is_recorded(&self, key: &Key) -> Result<bool, NotApplied> {
+        Ok(self.store.records.get(key)?.is_some())
+    }
+}

@@ -1,0 +1,335 @@
+//! What a store gives into a bundle: the archives that it is told, what proves each, and the documents that lead there.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::FileExt;
+
+use url::Url;
+
+use super::super::documents::KeptDocument;
+use super::super::proof_set::{KeptSet, ProofSet};
+use super::super::{Mirror, sets};
+use crate::address::{Artifact, ModulePackage, Package};
+use crate::bundle::{
+    Archive, Document, Entry, File, Inventory, Manifest, ModuleEntry, ProviderEntry, Role, Said, SigningKey, Writer,
+};
+use crate::clock::Timestamp;
+use crate::digest::{Digest, DigestPrefix};
+use crate::error::Error;
+use crate::store::{Key, Scratch, StoreError};
+use crate::verify::How;
+
+/// Why there is no bundle of what is wanted.
+#[derive(Debug, thiserror::Error)]
+pub enum NotGathered {
+    /// Some of it cannot be given.
+    #[error("{}", .0.join("; "))]
+    Missing(Vec<String>),
+    /// The disk failed.
+    #[error(transparent)]
+    Mirror(#[from] Error),
+}
+
+impl From<StoreError> for NotGathered {
+    fn from(error: StoreError) -> Self {
+        Self::Mirror(error.into())
+    }
+}
+
+/// What a bundle will hold: its manifest, and the small files as they were when it was made.
+#[derive(Debug)]
+pub struct Gathered {
+    /// What will be in it.
+    pub manifest: Manifest,
+    /// What is wanted and cannot be given, each with the reason.
+    pub missing: Vec<String>,
+    small: Small,
+}
+
+/// Small files by their digests, one after the other in a file without a name: a list may be replaced, and a set evicted,
+/// before it is its turn.
+#[derive(Debug)]
+struct Small {
+    places: HashMap<Digest, (u64, u64)>,
+    file: fs::File,
+    written: u64,
+    _scratch: Scratch,
+}
+
+impl Small {
+    fn put(&mut self, bytes: &[u8]) -> io::Result<File> {
+        let (sha256, size) = (Digest::of(bytes), bytes.len() as u64);
+        if let std::collections::hash_map::Entry::Vacant(place) = self.places.entry(sha256) {
+            self.file.write_all_at(bytes, self.written)?;
+            place.insert((self.written, size));
+            self.written += size;
+        }
+        Ok(File { sha256, bytes: size })
+    }
+
+    fn get(&self, digest: &Digest) -> io::Result<Vec<u8>> {
+        let missing = || io::Error::other(format!("the file {digest} was not gathered"));
+        let (at, size) = *self.places.get(digest).ok_or_else(missing)?;
+        let mut bytes = vec![0; usize::try_from(size).map_err(io::Error::other)?];
+        self.file.read_exact_at(&mut bytes, at)?;
+        Ok(bytes)
+    }
+}
+
+/// What a delta may leave out.
+struct Known<'a> {
+    inventory: Option<&'a Inventory>,
+    archives: HashSet<DigestPrefix>,
+}
+
+impl Known<'_> {
+    fn has(&self, of: &Artifact, archive: Digest, proof: Digest) -> bool {
+        self.inventory.is_some_and(|inventory| inventory.has(of, archive, proof))
+    }
+
+    fn archive(&self, sha256: Digest, bytes: u64) -> Archive {
+        Archive { sha256, bytes, left_out: self.archives.contains(&sha256.prefix()) }
+    }
+}
+
+impl Mirror {
+    /// Gathers what an `init` asks for where these archives are all that is wanted. Where there is an inventory, what
+    /// that names is left out. Sorted: the same store gives the same.
+    ///
+    /// # Errors
+    /// [`NotGathered::Missing`] where something of it cannot be given, unless that may be left out.
+    pub fn gather(
+        &self,
+        wanted: impl IntoIterator<Item = (Artifact, Digest)>,
+        since: Option<&Inventory>,
+        may_be_partial: bool,
+        created: Timestamp,
+    ) -> Result<Gathered, NotGathered> {
+        let scratch = self.store.blobs.scratch()?;
+        let mut small = Small { places: HashMap::new(), file: scratch.file()?, written: 0, _scratch: scratch };
+        let archives = since.map(Inventory::archives).unwrap_or_default();
+        let known = Known { inventory: since, archives };
+        let (mut entries, mut missing, mut keys) = (Vec::new(), Vec::new(), BTreeSet::new());
+        // A module is kept under one spelling of its name.
+        let key_of = |of| if let Artifact::Module(package) = &of { self.artifact_of(package) } else { of };
+        let wanted: BTreeMap<Artifact, Digest> = wanted.into_iter().map(|(of, digest)| (key_of(of), digest)).collect();
+        for (of, digest) in &wanted {
+            let entry = match of {
+                Artifact::Provider(package) => self.provider_entry(package, *digest, &known, &mut small),
+                Artifact::Module(package) => self.module_entry(package, *digest, &known, &mut small),
+            };
+            match entry {
+                Ok(None) => {}
+                Ok(Some(entry)) => {
+                    keys.insert(Key::Discovery(of.host().clone()));
+                    keys.insert(match of {
+                        Artifact::Provider(package) => Key::ProviderVersions(package.provider.clone()),
+                        Artifact::Module(package) => Key::ModuleVersions(package.module.clone()),
+                    });
+                    entries.push(entry);
+                }
+                Err(NotGathered::Missing(why)) => missing.extend(why),
+                Err(failed) => return Err(failed),
+            }
+        }
+        let mut all = Vec::new();
+        for key in keys {
+            match self.document_entry(&key, &mut small) {
+                Ok(entry) => all.extend(entry),
+                Err(NotGathered::Missing(why)) => missing.extend(why),
+                Err(failed) => return Err(failed),
+            }
+        }
+        all.append(&mut entries);
+        if !missing.is_empty() && !may_be_partial {
+            return Err(NotGathered::Missing(missing));
+        }
+        Ok(Gathered { manifest: Manifest::new(created, since.map(Inventory::digest), all), missing, small })
+    }
+
+    /// Writes what was gathered as a bundle.
+    ///
+    /// # Errors
+    /// Those of the writer; and where an archive was evicted meanwhile, or its bytes are not what they were.
+    pub fn give<W: Write>(&self, gathered: &Gathered, key: Option<&SigningKey>, out: W) -> io::Result<W> {
+        let Gathered { manifest, small, .. } = gathered;
+        let mut writer = Writer::begin(out, manifest, key)?;
+        for (number, file) in manifest.files() {
+            let of = || manifest.entries.get(number).map(Entry::called).unwrap_or_default();
+            if file.role != Role::Archive {
+                writer.file(&file, small.get(&file.file.sha256)?.as_slice())?;
+                continue;
+            }
+            let evicted = || {
+                io::Error::other(format!(
+                    "the archive of {} was evicted while the bundle was written: raise [store] max_size, or pin it",
+                    of()
+                ))
+            };
+            let blob = self.store.blobs.get(&file.file.sha256).map_err(io::Error::other)?.ok_or_else(evicted)?;
+            let told = |e: io::Error| io::Error::new(e.kind(), format!("the archive of {}: {e}", of()));
+            writer.file(&file, blob.reader().take(blob.size_bytes())).map_err(told)?;
+        }
+        writer.end()
+    }
+
+    /// Everything that is held and can be installed, as an inventory.
+    ///
+    /// # Errors
+    /// Where the disk fails.
+    pub fn inventory(&self, now: Timestamp) -> Result<Inventory, Error> {
+        let mut inventory = Inventory::new(now);
+        for named in self.store.records.all_named()? {
+            match &named {
+                Artifact::Provider(package) => {
+                    let Some(held) = self.read_set(package)? else { continue };
+                    let sets = [Some(&held.kept.current), held.fallback.as_ref()];
+                    let name = self.name(package)?;
+                    let held = sets.into_iter().flatten().find(|set| name.get(&set.document.shasum).is_some());
+                    let Some(set) = held.filter(|set| self.is_blob_held(&set.document.shasum)) else { continue };
+                    inventory.add(&named, set.document.shasum, proof_of(set));
+                }
+                Artifact::Module(package) => {
+                    let Some(carried) = self.carried_module(package, None)? else { continue };
+                    let record = self.store.records.get(&Key::ModuleLocation(package.clone()))?;
+                    let Some(location) = record.and_then(KeptDocument::read) else { continue };
+                    inventory.add(&named, carried.held.digest, Digest::of(&location.body));
+                }
+            }
+        }
+        Ok(inventory)
+    }
+
+    fn is_blob_held(&self, digest: &Digest) -> bool {
+        self.store.blobs.holds(digest).unwrap_or(false)
+    }
+
+    fn provider_entry(
+        &self,
+        package: &Package,
+        digest: Digest,
+        known: &Known<'_>,
+        small: &mut Small,
+    ) -> Result<Option<Entry>, NotGathered> {
+        let held = self.read_set(package)?;
+        let kept = held.as_ref().map(|held| &*held.kept);
+        let Some((set, kept)) = kept.and_then(|kept| Some((set_of(kept, digest)?, kept))) else {
+            return Err(not_held(&sets::what(package)));
+        };
+        if set.proof().how == How::Imported {
+            let why = "was imported without signatures, so nobody could check it there: `larder import` it there";
+            return Err(NotGathered::Missing(vec![format!("{package} {why}")]));
+        }
+        let Some(blob) = self.store.blobs.get(&digest)? else {
+            return Err(not_held(&format!("the archive of {package}")));
+        };
+        if known.has(&Artifact::from(package), digest, proof_of(set)) {
+            return Ok(None);
+        }
+        let Package { provider, version, platform } = package.clone();
+        let signature = if set.signature.is_empty() { None } else { Some(small.put(&set.signature).map_err(spool)?) };
+        let about = &set.about;
+        Ok(Some(Entry::Provider(Box::new(ProviderEntry {
+            provider,
+            version,
+            platform,
+            signed_by: set.proof().how.fingerprint().map(str::to_owned),
+            said: Said {
+                asked: without_query(&about.asked),
+                url: without_query(&about.url),
+                fetched: about.fetched,
+                checked: kept.age.checked.max(about.fetched),
+                gone: kept.age.gone,
+            },
+            document: small.put(&set.body).map_err(spool)?,
+            sums: small.put(&set.sums).map_err(spool)?,
+            signature,
+            archive: known.archive(digest, blob.size_bytes()),
+        }))))
+    }
+
+    fn module_entry(
+        &self,
+        package: &ModulePackage,
+        digest: Digest,
+        known: &Known<'_>,
+        small: &mut Small,
+    ) -> Result<Option<Entry>, NotGathered> {
+        let not_kept = |what: &str| not_held(&format!("{what} of {package}"));
+        let carried = self.carried_module(package, Some(digest))?.ok_or_else(|| not_kept("the archive"))?;
+        let record = self.store.records.get(&Key::ModuleLocation(package.clone()))?;
+        let kept = record.and_then(KeptDocument::read).ok_or_else(|| not_kept("the location"))?;
+        if known.has(&Artifact::from(package), digest, Digest::of(&kept.body)) {
+            return Ok(None);
+        }
+        let ModulePackage { module, version } = package.clone();
+        Ok(Some(Entry::Module(Box::new(ModuleEntry {
+            module,
+            version,
+            commit: carried.packed.commit,
+            tree: carried.packed.tree,
+            packer: carried.packed.packer,
+            subdir: carried.packed.subdir,
+            source: carried.packed.source,
+            origin: carried.held.origin,
+            first_seen: carried.first_seen,
+            said: said_of(&kept),
+            location: small.put(&kept.body).map_err(spool)?,
+            archive: known.archive(digest, carried.size_bytes),
+        }))))
+    }
+
+    fn document_entry(&self, key: &Key, small: &mut Small) -> Result<Option<Entry>, NotGathered> {
+        let what = match key {
+            Key::Discovery(host) => format!("the discovery document of {host}"),
+            Key::ProviderVersions(provider) => format!("the version list of {provider}"),
+            Key::ModuleVersions(module) => format!("the version list of {module}"),
+            _ => return Ok(None),
+        };
+        let kept = self.store.records.get(key)?.and_then(KeptDocument::read).ok_or_else(|| not_held(&what))?;
+        let dropped = if kept.dropped.is_empty() { None } else { Some(small.put(&kept.dropped).map_err(spool)?) };
+        let document = Document { said: said_of(&kept), document: small.put(&kept.body).map_err(spool)?, dropped };
+        Ok(match key.clone() {
+            Key::Discovery(host) => Some(Entry::Discovery { host, document }),
+            Key::ProviderVersions(provider) => Some(Entry::ProviderVersions { provider, document }),
+            Key::ModuleVersions(module) => Some(Entry::ModuleVersions { module, document }),
+            _ => None,
+        })
+    }
+}
+
+fn not_held(what: &str) -> NotGathered {
+    NotGathered::Missing(vec![format!("{what} is not held")])
+}
+
+/// The one of a kept set and its predecessor that has this archive.
+fn set_of(kept: &KeptSet, digest: Digest) -> Option<&ProofSet> {
+    let predecessor = kept.predecessor.as_ref().map(|(set, _)| &**set);
+    [Some(&*kept.current), predecessor].into_iter().flatten().find(|set| set.document.shasum == digest)
+}
+
+/// What tells one proof set from another: the SHA-256 over the digests of its three files.
+fn proof_of(set: &ProofSet) -> Digest {
+    let digests = [Digest::of(&set.body), set.sums_digest(), set.signature_digest()];
+    Digest::of(&digests.map(|digest| *digest.as_bytes()).concat())
+}
+
+fn said_of(kept: &KeptDocument) -> Said {
+    let about = &kept.about;
+    let (asked, url) = (without_query(&about.asked), without_query(&about.url));
+    Said { asked, url, fetched: about.fetched, checked: about.checked, gone: about.gone }
+}
+
+/// A URL as it may be shown to anybody: what is in its query may be a secret.
+fn without_query(url: &Url) -> Url {
+    let mut url = url.clone();
+    url.set_query(None);
+    url.set_fragment(None);
+    url
+}
+
+fn spool(e: io::Error) -> Error {
+    let place = std::path::PathBuf::from("staging");
+    Error::Store(StoreError::Io { doing: "gather a bundle in", path: place, source: std::sync::Arc::new(e) })
+}

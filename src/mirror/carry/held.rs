@@ -1,0 +1,34 @@
+//! What a bundle brings that is held already, or of which something newer is.
+
+use super::super::documents::KeptDocument;
+use super::super::proof_set::ProofSet;
+use super::super::{Mirror, unless_gone};
+use crate::address::Package;
+use crate::bundle::Said;
+use crate::digest::Digest;
+use crate::store::{Key, StoreError};
+
+impl Mirror {
+    /// Whether a set that can be installed is held which is this one, or is newer.
+    pub(super) fn holds_as_new(&self, package: &Package, set: &ProofSet, said: &Said) -> Result<bool, StoreError> {
+        let Some(held) = self.read_set(package)? else { return Ok(false) };
+        let current = &held.kept.current;
+        let is_it = current.names_the_same_files_as(set) && current.body == set.body;
+        let is_newer = held.kept.age.checked > said.checked;
+        Ok((is_it || is_newer) && self.is_named(package, current.document.shasum)?)
+    }
+
+    /// Whether an archive is held under this name.
+    fn is_named(&self, package: &Package, digest: Digest) -> Result<bool, StoreError> {
+        Ok(self.name(package)?.get(&digest).is_some() && unless_gone(self.store.blobs.holds(&digest))?)
+    }
+
+    /// The document that is held, where it says the same as this one or is newer.
+    pub(in crate::mirror) fn held_as_new(&self, key: &Key, now: &KeptDocument) -> Result<bool, StoreError> {
+        let Some(held) = self.store.records.get(key)?.and_then(KeptDocument::read) else { return Ok(false) };
+        Ok(held.about.checked > now.about.checked
+            || (held.says_the_same_as(now)
+                && held.about.checked == now.about.checked
+                && held.about.gone == now.about.gone))
+    }
+}

@@ -1,0 +1,353 @@
+//! A bundle on its way into the store: refused whole before anything is changed, or taken in thing by thing, each proven
+//! first, and told of. What it holds in memory is the manifest, and the small files of one thing.
+
+use std::collections::{HashMap, HashSet};
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use super::super::Mirror;
+use super::intake::{Incoming, Judged, SmallFiles};
+use crate::address::What;
+use crate::bundle::{BadBundle, Content, Entry, FileRef, Manifest, Opened, Outcome, Receipt, Role, Step, Told, Trust};
+use crate::clock::Clock;
+use crate::digest::Digest;
+use crate::error::Error;
+use crate::store::{Scratch, StoreError};
+
+/// How many bytes are read between two tellings of how far it is.
+const TOLD_EACH: u64 = 8 << 20;
+/// How many steps may wait for whoever is told of them.
+const STEPS_WAITING: usize = 16;
+/// The most that is told of one refusal, in characters.
+const LONGEST_WHY: usize = 600;
+
+/// Why nothing of a bundle was taken.
+#[derive(Debug, thiserror::Error)]
+pub enum NotApplied {
+    /// One at a time.
+    #[error("another bundle is being applied: wait for its end")]
+    Busy,
+    /// It cannot be read, or nobody who is trusted vouches for it.
+    #[error(transparent)]
+    Bundle(#[from] BadBundle),
+    /// It is of registries that are none here.
+    #[error(
+        "the bundle is of {0}, which is no upstream of this mirror: add it as an [[upstream]], and apply the bundle again"
+    )]
+    UnknownHosts(String),
+    /// There is no room for all of it.
+    #[error("the bundle needs {needed} bytes more, and there is room for {room}: {why}")]
+    NoRoom {
+        /// How many bytes it needs.
+        needed: u64,
+        /// How many there are.
+        room: u64,
+        /// What sets that bound.
+        why: &'static str,
+    },
+    /// The disk failed.
+    #[error("the store failed: {0}")]
+    Store(#[from] StoreError),
+    /// What is pinned could not be told.
+    #[error(transparent)]
+    Mirror(#[from] Error),
+}
+
+/// How a bundle is to be taken in.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TakingIn {
+    /// Whose bundles are taken.
+    pub trust: Trust,
+    /// What is believed although it was published anew, because an operator says so.
+    pub accept: Vec<What>,
+}
+
+impl Mirror {
+    /// Applies a bundle where that may block, and tells each step. Whoever waits for none hears how it ended all the
+    /// same; a close waits for it.
+    pub fn applying(
+        self: &Arc<Self>,
+        bundle: impl Read + Send + 'static,
+        how: TakingIn,
+        clock: Clock,
+    ) -> (mpsc::Receiver<Step>, JoinHandle<Result<Receipt, NotApplied>>) {
+        let (tell, told) = mpsc::channel(STEPS_WAITING);
+        let mirror = Arc::clone(self);
+        let applying = self.tasks.spawn_blocking(move || {
+            mirror.apply(bundle, &how, &clock, &mut |step| {
+                // What came in is kept, whether or not anybody still listens.
+                let _ = tell.blocking_send(step);
+            })
+        });
+        (told, applying)
+    }
+
+    /// Applies a bundle as it is read. Blocks. What came in is on the disk before the receipt is told; a bundle that was
+    /// interrupted is applied again, and what is held by then is passed over.
+    ///
+    /// # Errors
+    /// [`NotApplied`]: nothing was changed. What is refused later is in the receipt.
+    pub fn apply(
+        self: &Arc<Self>,
+        bundle: impl Read,
+        how: &TakingIn,
+        clock: &Clock,
+        tell: &mut dyn FnMut(Step),
+    ) -> Result<Receipt, NotApplied> {
+        let _alone = self.taking_in.try_lock().map_err(|_| NotApplied::Busy)?;
+        self.store.check()?;
+        let opened = Opened::open(bundle, &how.trust)?;
+        let manifest = Arc::clone(&opened.manifest);
+        self.takes(&manifest)?;
+        let bytes = manifest.files().fold(0, |sum, (_, file)| file.file.bytes.saturating_add(sum));
+        tell(Step::Begun { entries: manifest.entries.len() as u64, bytes });
+        let (digest, standing) = (opened.digest, opened.standing.clone());
+        tracing::info!(manifest = %digest, entries = manifest.entries.len(), bytes, ?standing, "a bundle is applied");
+        let mut taking =
+            Taking { mirror: self, how, clock, shared: Shared::of(self, &manifest)?, opened, read: Counted::default() };
+        let (entries, ended) = taking.all(&manifest, tell);
+        let is_well = |told: &Told| matches!(told.outcome, Outcome::Applied | Outcome::Held);
+        let (signed_by, trusted) = Receipt::of_standing(&standing);
+        let mut receipt = Receipt {
+            manifest: digest,
+            larder: manifest.larder.clone(),
+            created: manifest.created,
+            signed_by,
+            trusted,
+            applied: clock.now(),
+            ok: ended.is_none() && entries.iter().all(is_well),
+            ended,
+            entries,
+            kept: None,
+        };
+        let [applied, held, refused, not_reached] = receipt.counts();
+        tracing::info!(manifest = %digest, applied, held, refused, not_reached, ok = receipt.ok, "a bundle was applied");
+        let written = serde_json::to_vec(&receipt).map_err(|e| StoreError::Index(e.to_string()));
+        match written.and_then(|written| self.store.keep_receipt(receipt.applied, &digest, &written)) {
+            Ok(path) => receipt.kept = Some(path.display().to_string()),
+            Err(error) => {
+                tracing::error!(%error, to_do = error.to_do(), "the receipt of a bundle could not be written");
+                receipt.ok = false;
+                receipt.ended.get_or_insert_with(|| format!("the receipt could not be written: {error}"));
+            }
+        }
+        let mirror = Arc::clone(self);
+        self.tasks.spawn(async move {
+            if let Err(error) = mirror.complete_hashes().await {
+                tracing::error!(%error, "the h1 hashes of what a bundle brought could not be computed");
+            }
+        });
+        tell(Step::Done { receipt: receipt.clone() });
+        Ok(receipt)
+    }
+}
+
+/// How many bytes of the files are read, and how many of these were told.
+#[derive(Debug, Default)]
+struct Counted {
+    bytes: u64,
+    told: u64,
+}
+
+/// A bundle that is being taken in.
+struct Taking<'a, R> {
+    mirror: &'a Arc<Mirror>,
+    how: &'a TakingIn,
+    clock: &'a Clock,
+    shared: Shared,
+    opened: Opened<R>,
+    read: Counted,
+}
+
+impl<R: Read> Taking<'_, R> {
+    /// Takes in thing after thing. Says what became of each, and why it ended before the end, where it did.
+    fn all(&mut self, manifest: &Manifest, tell: &mut dyn FnMut(Step)) -> (Vec<Told>, Option<String>) {
+        let mut carried = manifest.files().peekable();
+        let (mut all, mut ended) = (Vec::new(), None);
+        for (number, entry) in manifest.entries.iter().enumerate() {
+            let what = entry.called();
+            if ended.is_some() {
+                all.push(Told { what, outcome: Outcome::NotReached });
+                continue;
+            }
+            let mut files = HashSet::new();
+            while let Some((_, file)) = carried.next_if(|(of, _)| *of == number) {
+                files.insert(file.role);
+            }
+            let outcome = match self.one(entry, &files, tell) {
+                Ok(outcome) => outcome,
+                Err(bad) => {
+                    let why = bad.to_string();
+                    ended = Some(format!("{what}: {why}"));
+                    Outcome::Refused { why }
+                }
+            };
+            if let Outcome::Refused { why } = &outcome {
+                tracing::error!(what, why, "something in a bundle is refused");
+            }
+            let told = Told { what, outcome };
+            tell(Step::Entry(told.clone()));
+            all.push(told);
+        }
+        if ended.is_none() {
+            ended = self.end();
+        }
+        (all, ended)
+    }
+
+    fn end(&mut self) -> Option<String> {
+        self.opened.end().err().map(|bad| bad.to_string())
+    }
+
+    /// Takes in one thing, whose files of these roles are next. They are read to their end whatever becomes of it.
+    ///
+    /// # Errors
+    /// Where nothing after it can be read.
+    fn one(
+        &mut self,
+        entry: &Entry,
+        carried: &HashSet<Role>,
+        tell: &mut dyn FnMut(Step),
+    ) -> Result<Outcome, BadBundle> {
+        let mut small = SmallFiles::default();
+        let mut flaw: Option<String> = None;
+        let mut archive = None;
+        for file in entry.files() {
+            match file.role {
+                Role::Archive => archive = Some(file),
+                _ if carried.contains(&file.role) => {
+                    let mut bytes = Vec::new();
+                    let content = self.read(&file, tell, |piece| bytes.extend_from_slice(piece))?;
+                    flaw = flaw.or_else(|| flaw_of(&file, content));
+                    if content == Content::Right {
+                        flaw = flaw.or_else(|| self.shared.keep(&file, &bytes).err());
+                        small.0.insert(file.role, bytes.into());
+                    }
+                }
+                _ => match self.shared.get(&file) {
+                    Ok(bytes) => drop(small.0.insert(file.role, bytes.into())),
+                    Err(why) => flaw = flaw.or(Some(why)),
+                },
+            }
+        }
+        let now = self.clock.now();
+        let judged = match flaw {
+            Some(why) => Err(why),
+            None => self.mirror.judge_carried(entry, &small, &self.how.accept, &self.opened.standing, now),
+        };
+        let Some(archive) = archive else {
+            return Ok(outcome(judged.and_then(|judged| judged.taken(self.mirror, now))));
+        };
+        if !carried.contains(&Role::Archive) {
+            let taken = judged.and_then(|judged| judged.with_what_is_stored(self.mirror, now));
+            return Ok(outcome(taken));
+        }
+        let mut incoming = judged.and_then(|judged| judged.incoming(self.mirror, &archive.file));
+        let content = self.read(&archive, tell, |piece| {
+            // What is refused, or held, is only read.
+            let Ok(Incoming::Staged(staged)) = &mut incoming else { return };
+            if let Err(why) = staged.append(piece)
+                && let Ok(Incoming::Staged(staged)) = std::mem::replace(&mut incoming, Err(why))
+            {
+                staged.discard();
+            }
+        })?;
+        if let Some(why) = flaw_of(&archive, content) {
+            if let Ok(Incoming::Staged(staged)) = incoming {
+                staged.discard();
+            }
+            return Ok(outcome(Err(why)));
+        }
+        Ok(outcome(incoming.and_then(|incoming| incoming.taken(self.mirror, now))))
+    }
+
+    fn read(
+        &mut self,
+        file: &FileRef,
+        tell: &mut dyn FnMut(Step),
+        mut take: impl FnMut(&[u8]),
+    ) -> Result<Content, BadBundle> {
+        let read = &mut self.read;
+        self.opened.file(file, |piece| {
+            take(piece);
+            read.bytes = read.bytes.saturating_add(piece.len() as u64);
+            if read.bytes - read.told >= TOLD_EACH {
+                read.told = read.bytes;
+                tell(Step::Read { bytes: read.bytes });
+            }
+            Ok::<_, BadBundle>(())
+        })
+    }
+}
+
+/// The name of the file is its digest, so what is wrong with it can only be its bytes.
+fn flaw_of(file: &FileRef, content: Content) -> Option<String> {
+    match content {
+        Content::Right => None,
+        Content::Wrong { now } => {
+            Some(format!("its {} was altered: its SHA-256 is {now}, and should be {}", file.role, file.file.sha256))
+        }
+    }
+}
+
+fn outcome(taken: Result<Outcome, String>) -> Outcome {
+    taken.unwrap_or_else(|why| Outcome::Refused { why: why.chars().take(LONGEST_WHY).collect() })
+}
+
+/// Small files that more than one thing has, such as the SHA256SUMS of a version: they come with the first of them.
+struct Shared {
+    /// How many things have each.
+    wanted: HashMap<Digest, u32>,
+    places: HashMap<Digest, (u64, u64)>,
+    file: std::fs::File,
+    written: u64,
+    _scratch: Scratch,
+}
+
+impl Shared {
+    fn of(mirror: &Mirror, manifest: &Manifest) -> Result<Self, StoreError> {
+        let mut wanted = HashMap::new();
+        for file in manifest.entries.iter().flat_map(Entry::files).filter(|file| file.role != Role::Archive) {
+            *wanted.entry(file.file.sha256).or_insert(0u32) += 1;
+        }
+        wanted.retain(|_, times| *times > 1);
+        let scratch = mirror.store.blobs.scratch()?;
+        Ok(Self { wanted, places: HashMap::new(), file: scratch.file()?, written: 0, _scratch: scratch })
+    }
+
+    fn keep(&mut self, file: &FileRef, bytes: &[u8]) -> Result<(), String> {
+        if !self.wanted.contains_key(&file.file.sha256) {
+            return Ok(());
+        }
+        let written = self.file.write_all_at(bytes, self.written);
+        written.map_err(|e| format!("its {} could not be kept for what comes later: {e}", file.role))?;
+        self.places.insert(file.file.sha256, (self.written, bytes.len() as u64));
+        self.written += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn get(&self, file: &FileRef) -> Result<Vec<u8>, String> {
+        let FileRef { role, file, .. } = file;
+        let missing = || format!("its {role} came with something before it, and was refused there");
+        let (at, size) = *self.places.get(&file.sha256).ok_or_else(missing)?;
+        let mut bytes = vec![0; usize::try_from(size).unwrap_or(usize::MAX)];
+        let read = self.file.read_exact_at(&mut bytes, at);
+        read.map_err(|e| format!("its {role} cannot be read again: {e}"))?;
+        Ok(bytes)
+    }
+}
+
+impl Judged {
+    /// Takes in what needs no archive.
+    fn taken(self, mirror: &Mirror, now: crate::clock::Timestamp) -> Result<Outcome, String> {
+        match self {
+            Self::Held => Ok(Outcome::Held),
+            Self::Document(document) => document.taken(mirror),
+            Self::Provider(_) | Self::Module(_) => self.with_what_is_stored(mirror, now),
+        }
+    }
+}

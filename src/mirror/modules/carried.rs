@@ -1,0 +1,236 @@
+//! A version of a module that goes into a bundle, or comes out of one. Its tree is unpacked and digested anew, and held
+//! against what was seen of the version before, as if its repository had been asked.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use super::super::carry::Source;
+use super::super::documents::KeptDocument;
+use super::super::names::{HeldArchive, PackageHashesKnown};
+use super::super::{AlarmKind, Mirror, unless_gone};
+use super::location::told_subdir;
+use super::seen::{self, Judged, Sighting};
+use crate::address::{Artifact, FileName, ModulePackage, What};
+use crate::bundle::{ModuleEntry, Outcome};
+use crate::clock::Timestamp;
+use crate::digest::{Digest, FastHash, Hasher};
+use crate::pack::{ArchiveFormat, Entry, PACKER, Packed, Tree, TreeLimits, TreePath, pack, unpack_from};
+use crate::store::{Durability, Key, StoreError};
+use crate::upstream::ask::Validators;
+use crate::verify::{How, PackedTree, Proof};
+
+/// A version that is held, and can be given.
+pub(in crate::mirror) struct HeldModule {
+    pub(in crate::mirror) held: HeldArchive,
+    pub(in crate::mirror) packed: PackedTree,
+    pub(in crate::mirror) size_bytes: u64,
+    pub(in crate::mirror) first_seen: Timestamp,
+}
+
+/// A version of a bundle whose location was read; its archive is next.
+pub(in crate::mirror) struct CarriedModule {
+    package: ModulePackage,
+    /// What it is kept as.
+    key: ModulePackage,
+    location: KeptDocument,
+    archive: Digest,
+    origin: String,
+    sighting: Sighting,
+    /// Whether an operator says that it is right, whatever was seen before.
+    is_accepted: bool,
+}
+
+impl Mirror {
+    /// What is held of a version: this archive, or the one that is current; of the tree that is pinned, and of no other.
+    pub(in crate::mirror) fn carried_module(
+        &self,
+        package: &ModulePackage,
+        digest: Option<Digest>,
+    ) -> Result<Option<HeldModule>, StoreError> {
+        let seen = seen::known(self, package)?;
+        for held in self.name(package)?.archives.into_iter().rev() {
+            let Some(packed) = held.proof.how.tree().cloned() else { continue };
+            let is_it = digest.is_none_or(|digest| digest == held.digest);
+            let is_pinned = seen.as_ref().is_none_or(|seen| seen.pinned.is_packed_as(&packed));
+            if !is_it || !is_pinned {
+                continue;
+            }
+            if let Some(blob) = self.store.blobs.get(&held.digest)? {
+                let first_seen = seen.as_ref().map_or(held.kept, |seen| seen.first_seen);
+                return Ok(Some(HeldModule { held, packed, size_bytes: blob.size_bytes(), first_seen }));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl CarriedModule {
+    /// Judges a version by its location; none where it is held already.
+    ///
+    /// # Errors
+    /// Why it is refused.
+    pub(in crate::mirror) fn judge(
+        mirror: &Mirror,
+        entry: &ModuleEntry,
+        location: KeptDocument,
+        accept: &[What],
+        now: Timestamp,
+    ) -> Result<Option<Self>, String> {
+        let package = entry.package();
+        let key = mirror.terms().key_of_package(&package);
+        let said = Arc::new(location.clone()).said(&package).map_err(|e| e.to_string())?;
+        if let Some(subdir) = &entry.subdir {
+            // It goes into a header, as a part of a location.
+            let is_one = subdir.bytes().all(|byte| byte.is_ascii_graphic()) && !subdir.contains(['?', '#']);
+            TreePath::parse(subdir.as_bytes())
+                .ok()
+                .filter(|path| is_one && !path.is_root())
+                .ok_or("its subdir is no path")?;
+        }
+        drop(told_subdir(&package, said.located.subdir.as_ref()).map_err(|e| e.to_string())?);
+        let is_held = || -> Result<bool, StoreError> {
+            let is_there = unless_gone(mirror.store.blobs.holds(&entry.archive.sha256))?
+                && mirror.name(&key)?.get(&entry.archive.sha256).is_some();
+            let is_located = mirror.held_as_new(&Key::ModuleLocation(key.clone()), &location)?;
+            let is_pinned = seen::known(mirror, &key)?.is_some_and(|seen| seen.pinned.tree == entry.tree);
+            Ok(is_there && is_located && is_pinned)
+        };
+        if is_held().map_err(failed)? {
+            return Ok(None);
+        }
+        let sighting = Sighting {
+            tree: entry.tree,
+            commit: entry.commit.clone(),
+            packer: entry.packer,
+            source: entry.source,
+            subdir: entry.subdir.clone(),
+            validators: Validators::default(),
+            at: entry.first_seen.min(now),
+        };
+        let (archive, origin) = (entry.archive.sha256, entry.origin.clone());
+        let is_accepted = accept.iter().any(|what| match what {
+            What::Module(meant) => {
+                mirror.terms().key_of(&meant.of) == key.module && meant.versions.include(&key.version)
+            }
+            What::Provider(_) => false,
+        });
+        Ok(Some(Self { package, key, location, archive, origin, sighting, is_accepted }))
+    }
+
+    /// The archive that it needs.
+    pub(in crate::mirror) fn digest(&self) -> Digest {
+        self.archive
+    }
+
+    /// Takes it in with its archive: what was seen, the archive, its location, its name.
+    ///
+    /// # Errors
+    /// Why it is refused.
+    pub(in crate::mirror) fn taken(
+        self,
+        mirror: &Mirror,
+        source: Source,
+        fast: FastHash,
+        size_bytes: u64,
+        now: Timestamp,
+    ) -> Result<Outcome, String> {
+        if let Err(why) = self.has_its_tree(mirror, &source) {
+            return Err(source.refused(why));
+        }
+        let Self { package, key, location, archive: digest, origin, sighting, is_accepted } = self;
+        let judged = if is_accepted {
+            seen::accept(mirror, &key, sighting.clone()).map(|_| Judged::Consistent)
+        } else {
+            seen::judge(mirror, &key, sighting.clone())
+        };
+        match judged.map_err(failed) {
+            Ok(Judged::Consistent) => {}
+            Ok(Judged::Moved { pinned }) => {
+                return Err(source.refused(mirror.moved(&package, &key, &sighting, pinned).to_string()));
+            }
+            Err(why) => return Err(source.refused(why)),
+        }
+        mirror.settled(&key.module, &key.version, AlarmKind::WaitsForAccept);
+        let Sighting { tree, commit, packer, source: from, subdir, .. } = sighting;
+        let how = How::Tree(PackedTree { tree, commit, packer, source: from, subdir });
+        let proof = Proof { how, warnings: Vec::new() };
+        let filename = FileName::parse(super::fill::ARCHIVE).map_err(|e| e.to_string())?;
+        let hashes = PackageHashesKnown::NotYet;
+        let held = HeldArchive { digest, fast, filename, size_bytes, hashes, proof, origin, kept: now };
+        let commit = || {
+            let _lock = mirror.digest_lock(&digest).lock();
+            if let Source::Staged(verified) = source {
+                mirror.store.blobs.publish(*verified)?;
+                mirror.checked.lock().insert(digest);
+                // Where it lies there without a name: what eviction does not know of, it cannot evict.
+                mirror.store.index.archive_kept(&digest, size_bytes, now);
+            }
+            let at = Key::ModuleLocation(key.clone());
+            if !mirror.held_as_new(&at, &location)? {
+                mirror.write_document(&at, &location.write(), location.about.checked, Durability::Synced)?;
+            }
+            mirror.change_name(Artifact::Module(key.clone()), |name| {
+                name.archives.retain(|before| before.digest != digest);
+                name.archives.push(held.clone());
+            })
+        };
+        commit().map_err(failed)?;
+        mirror.terms().absent.forget(|absent| *absent == Key::ModuleLocation(key.clone()));
+        mirror.module_changed(&key.module);
+        mirror.keep_to_the_limit();
+        Ok(Outcome::Applied)
+    }
+
+    /// Whether its archive is one that larder packs, of the tree that the manifest names.
+    fn has_its_tree(&self, mirror: &Mirror, source: &Source) -> Result<(), String> {
+        let scratch = mirror.store.blobs.scratch().map_err(failed)?;
+        let mut tree = Tree::new(scratch.file().map_err(failed)?, TreeLimits::default());
+        let unpacked = match source {
+            Source::Staged(staged) => {
+                staged.value().file().map_err(failed).map(|file| unpack_from(FORMAT, file, &mut tree))?
+            }
+            Source::Held(blob) => unpack_from(FORMAT, blob.reader(), &mut tree),
+        };
+        unpacked.map_err(|e| format!("its archive is no module: {e}"))?;
+        let mut packed_anew = Digesting(Hasher::new());
+        let packed = pack(&tree, &TreePath::root(), &mut packed_anew);
+        let Packed { tree: found, .. } = packed.map_err(|e| format!("its archive is no module: {e}"))?;
+        if found != self.sighting.tree {
+            return Err(format!("its tree has digest {found}, and its manifest names {}", self.sighting.tree));
+        }
+        let (anew, _) = packed_anew.0.finish();
+        // Clients read it with another reader than ours: only what our packer writes is the same to all.
+        if self.sighting.packer != PACKER || anew != self.archive {
+            return Err(
+                "its archive has something in it that larder does not pack, or another packer made it".to_owned()
+            );
+        }
+        let subdir = self.sighting.subdir.as_deref().unwrap_or_default();
+        let below = TreePath::parse(subdir.as_bytes()).map_err(|bad| bad.to_string())?;
+        if !below.is_root() && tree.get(&below) != Some(&Entry::Folder) {
+            return Err(format!("its archive has no folder {subdir}"));
+        }
+        Ok(())
+    }
+}
+
+/// What every archive of a module is.
+const FORMAT: ArchiveFormat = ArchiveFormat::TarGz;
+
+/// Takes bytes for their digest alone.
+struct Digesting(Hasher);
+
+impl Write for Digesting {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn failed(error: StoreError) -> String {
+    format!("the store failed: {error}; {}", error.to_do())
+}

@@ -1,0 +1,86 @@
+//! What can be installed from what is held: found out from the files, whenever a list is made.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::super::{Call, Mirror, unless_gone};
+use crate::address::{ModuleAddress, Package, Platform, ProviderAddress, Version};
+use crate::error::Error;
+use crate::store::StoreError;
+use crate::verify::Policy;
+
+/// The versions of a provider of which a set and its archive are held, and for which platforms.
+pub(in crate::mirror) type HeldVersions = BTreeMap<Version, BTreeSet<Platform>>;
+
+impl Mirror {
+    /// What is held of a provider. All who ask while nothing changes share one look.
+    pub(in crate::mirror) async fn held_of_provider(
+        self: &Arc<Self>,
+        address: &ProviderAddress,
+        call: &Call,
+    ) -> Result<Arc<HeldVersions>, Error> {
+        let policy = call.upstream(&address.host)?.settings.verification;
+        let lost = Err(Error::Interrupted(format!("what is held of {address}")));
+        let key = (address.clone(), self.revision(address), call.terms.generation);
+        let look = self.sealed.providers.share(&self.tasks, key, lost, || {
+            let (mirror, of) = (Arc::clone(self), address.clone());
+            async move { mirror.on_disk(move |mirror| mirror.look_at_provider(&of, policy).map(Arc::new)).await }
+        });
+        look.await
+    }
+
+    /// The versions of a module whose archives are held. `key` is its one spelling.
+    pub(in crate::mirror) async fn held_of_module(
+        self: &Arc<Self>,
+        key: &ModuleAddress,
+    ) -> Result<Arc<BTreeSet<Version>>, Error> {
+        let lost = Err(Error::Interrupted(format!("what is held of {key}")));
+        let look = self.sealed.modules.share(&self.tasks, (key.clone(), self.revision_of_module(key)), lost, || {
+            let (mirror, of) = (Arc::clone(self), key.clone());
+            async move { mirror.on_disk(move |mirror| mirror.look_at_module(&of).map(Arc::new)).await }
+        });
+        look.await
+    }
+
+    pub(in crate::mirror) fn look_at_provider(
+        &self,
+        address: &ProviderAddress,
+        policy: Policy,
+    ) -> Result<HeldVersions, StoreError> {
+        let mut held = HeldVersions::new();
+        for package in unless_gone(self.store.records.packages_with_sets(address))? {
+            if said_of_others(&package, self.holds_package(&package, policy))? {
+                held.entry(package.version).or_default().insert(package.platform);
+            }
+        }
+        Ok(held)
+    }
+
+    pub(in crate::mirror) fn look_at_module(&self, key: &ModuleAddress) -> Result<BTreeSet<Version>, StoreError> {
+        let mut held = BTreeSet::new();
+        for package in unless_gone(self.store.records.module_packages_with_names(key))? {
+            if said_of_others(&package, self.module_now(&package).map(|held| held.is_some()))? {
+                held.insert(package.version);
+            }
+        }
+        Ok(held)
+    }
+
+    /// Whether a package can be installed from what is held: the set that answers for it, and that set's archive.
+    pub(in crate::mirror) fn holds_package(&self, package: &Package, policy: Policy) -> Result<bool, StoreError> {
+        let Some(held) = self.read_set(package)?.and_then(|held| held.meeting(policy)) else { return Ok(false) };
+        self.store.blobs.holds(&held.answering().document.shasum)
+    }
+}
+
+/// What is wrong with one thing hides no other; a store that is gone hides all.
+fn said_of_others(of: &impl std::fmt::Display, looked: Result<bool, StoreError>) -> Result<bool, StoreError> {
+    match looked {
+        Err(StoreError::Gone) => Err(StoreError::Gone),
+        Err(error) => {
+            tracing::error!(%of, %error, "what is held of it cannot be read; it is not listed while sealed");
+            Ok(false)
+        }
+        looked => looked,
+    }
+}

@@ -1,0 +1,155 @@
+//! The lists that clients are shown: upstream's own, and while sealed only what of them can be installed, with what is
+//! held besides.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use serde_json::json;
+use serde_json::value::{RawValue, to_raw_value};
+
+use super::super::documents::KeptDocument;
+use super::super::versions::entry_of;
+use super::super::{Answer, Call, Link, Mirror, Outcome};
+use super::{STORED_IS_FRESH, SealedFor};
+use crate::address::{ModuleAddress, Platform, ProviderAddress, Version};
+use crate::error::Error;
+use crate::store::Key;
+use crate::upstream::modules::ModuleVersionList;
+use crate::upstream::providers::VersionList;
+
+impl Mirror {
+    /// The version list of a provider as clients are shown it: while sealed, only versions whose set and archive are
+    /// held, for any platform or for all of `sealed_platforms`; also those that the kept list does not name.
+    ///
+    /// # Errors
+    /// [`Error::Offline`] where it would be empty: clients take an empty list for "no such provider" (PROTOCOL 2.2).
+    pub async fn shown_versions(
+        self: &Arc<Self>,
+        address: &ProviderAddress,
+        call: &Call,
+    ) -> Result<Answer<VersionList>, Error> {
+        if self.link() == Link::Online {
+            let kept = self.provider_versions(address, call).await?;
+            let list = kept.value.versions().await.map_err(|why| unreadable(address, why))?;
+            return Ok(kept.map(|_| list));
+        }
+        let held = self.held_of_provider(address, call).await?;
+        let shown: BTreeMap<&Version, &BTreeSet<Platform>> = call.terms.sealed_for.shown(&held).collect();
+        if shown.is_empty() {
+            return Err(self.lacks(address, nothing_of(address, &call.terms.sealed_for), call.now).await);
+        }
+        let kept = match self.held_document(&Key::ProviderVersions(address.clone())).await? {
+            Some(_) => Some(self.provider_versions(address, call).await?),
+            None => None,
+        };
+        let list = match &kept {
+            Some(kept) => said_if_unreadable(address, kept.value.versions().await),
+            None => None,
+        };
+        let mut list = list.unwrap_or_else(|| VersionList { versions: Vec::new(), rest: Default::default() });
+        list.versions.retain(|listed| shown.contains_key(&listed.version));
+        // What is listed already stays as upstream wrote it.
+        let entry = |(version, for_): (&&Version, &&BTreeSet<Platform>)| entry_of(version, for_.iter());
+        list.add(shown.iter().filter_map(entry).collect());
+        Ok(of_what_is_stored(kept, list, call))
+    }
+
+    /// The same of a module: while sealed, only versions whose archives are held.
+    ///
+    /// # Errors
+    /// As for a provider.
+    pub async fn shown_module_versions(
+        self: &Arc<Self>,
+        address: &ModuleAddress,
+        call: &Call,
+    ) -> Result<Answer<ModuleVersionList>, Error> {
+        if self.link() == Link::Online {
+            let kept = self.module_versions(address, call).await?;
+            let list = kept.value.module_versions().await.map_err(|why| unreadable(address, why))?;
+            return Ok(kept.map(|_| list));
+        }
+        call.upstream(&address.host)?;
+        let key = call.terms.key_of(address);
+        let held = self.held_of_module(&key).await?;
+        if held.is_empty() {
+            return Err(self.lacks(&key, format!("any version of {address}"), call.now).await);
+        }
+        let kept = match self.held_document(&Key::ModuleVersions(key)).await? {
+            Some(_) => Some(self.module_versions(address, call).await?),
+            None => None,
+        };
+        let list = match &kept {
+            Some(kept) => said_if_unreadable(address, kept.value.module_versions().await),
+            None => None,
+        };
+        let mut list = list.unwrap_or_else(|| ModuleVersionList {
+            versions: Vec::new(),
+            module: Default::default(),
+            rest: Default::default(),
+        });
+        list.versions.retain(|listed| held.contains(&listed.version));
+        let entry = |version: &Version| -> Option<Box<RawValue>> { to_raw_value(&json!({ "version": version })).ok() };
+        list.add(held.iter().filter_map(entry).collect());
+        Ok(of_what_is_stored(kept, list, call))
+    }
+
+    /// The platforms that a version is held for, sealed or not; what of the provider is not held at all is an error, and
+    /// what is not held of the version is noted.
+    ///
+    /// # Errors
+    /// [`Error::Offline`] where neither a list nor any version of the provider is held.
+    pub async fn held_platforms(
+        self: &Arc<Self>,
+        address: &ProviderAddress,
+        version: &Version,
+        call: &Call,
+    ) -> Result<Answer<BTreeSet<Platform>>, Error> {
+        let held = self.held_of_provider(address, call).await?;
+        let kept = match self.held_document(&Key::ProviderVersions(address.clone())).await? {
+            Some(_) => Some(self.provider_versions(address, call).await?),
+            None if held.is_empty() => {
+                return Err(self.lacks(address, format!("the version list of {address}"), call.now).await);
+            }
+            None => None,
+        };
+        let platforms = held.get(version).cloned().unwrap_or_default();
+        if platforms.is_empty() {
+            self.note_missing((address, version), call.now);
+        }
+        Ok(of_what_is_stored(kept, platforms, call))
+    }
+}
+
+/// An answer made of what is stored. It is kept for a moment where its parts would be asked about again: nobody can be.
+fn of_what_is_stored<T>(kept: Option<Answer<Arc<KeptDocument>>>, value: T, call: &Call) -> Answer<T> {
+    let moment = call.now.after(STORED_IS_FRESH);
+    match kept {
+        Some(kept) => {
+            let fresh_until = if kept.outcome == Outcome::Hit { kept.fresh_until.min(moment) } else { moment };
+            Answer { value, outcome: kept.outcome, fresh_until, checked: kept.checked }
+        }
+        None => Answer { value, outcome: Outcome::Stale, fresh_until: moment, checked: call.now },
+    }
+}
+
+/// Of what nothing can be listed, in words.
+fn nothing_of(address: &ProviderAddress, sealed_for: &SealedFor) -> String {
+    let named: Vec<String> = sealed_for.platforms().map(ToString::to_string).collect();
+    match named.as_slice() {
+        [] => format!("any version of {address}"),
+        [one] => format!("any version of {address} for {one}"),
+        all => format!("any version of {address} for all of {}", all.join(", ")),
+    }
+}
+
+/// A kept list that cannot be read hides nothing that is held.
+fn said_if_unreadable<T>(address: &impl std::fmt::Display, read: Result<T, String>) -> Option<T> {
+    read.inspect_err(|why| {
+        tracing::error!(of = %address, why, "a held version list cannot be read; what is held is listed without it");
+    })
+    .ok()
+}
+
+fn unreadable(address: &impl std::fmt::Display, why: String) -> Error {
+    Error::Interrupted(format!("the held version list of {address} cannot be read: {why}"))
+}

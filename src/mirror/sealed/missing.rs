@@ -1,0 +1,334 @@
+//! What was asked for while sealed, and is not held: within bounds, and as the record that survives a restart.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::super::terms::Generation;
+use crate::address::{Hostname, ModuleAddress, ModulePackage, Package, Platform, ProviderAddress, Version};
+use crate::clock::Timestamp;
+
+/// How many things are noted: an order of all of them is one that a warm-up takes.
+const MOST: usize = 1000;
+/// How many of one provider or module, so that asking for versions nobody has pushes nothing else out.
+const MOST_OF_ONE: usize = 100;
+/// How many things that are no artifacts are told, in words.
+const MOST_WORDS: usize = 100;
+
+/// What would have been fetched, had the mirror not been sealed.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Missing {
+    /// Of a provider.
+    Provider {
+        /// Which.
+        of: ProviderAddress,
+        /// Its version; any, where only its list was asked for.
+        version: Option<Version>,
+        /// For which platform, where that was said.
+        platform: Option<Platform>,
+    },
+    /// Of a module.
+    Module {
+        /// Which, in the one spelling that is its key.
+        of: ModuleAddress,
+        /// Its version; any, where only its list was asked for.
+        version: Option<Version>,
+    },
+}
+
+impl Missing {
+    /// The registry it is of.
+    pub fn host(&self) -> &Hostname {
+        match self {
+            Self::Provider { of, .. } => &of.host,
+            Self::Module { of, .. } => &of.host,
+        }
+    }
+
+    fn is_of_the_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Provider { of, .. }, Self::Provider { of: other, .. }) => of == other,
+            (Self::Module { of, .. }, Self::Module { of: other, .. }) => of == other,
+            (Self::Provider { .. }, Self::Module { .. }) | (Self::Module { .. }, Self::Provider { .. }) => false,
+        }
+    }
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Provider { of, version, platform } => {
+                write!(f, "{of}")?;
+                version.iter().try_for_each(|version| write!(f, "@{version}"))?;
+                platform.iter().try_for_each(|platform| write!(f, " for {platform}"))
+            }
+            Self::Module { of, version } => {
+                write!(f, "{of}")?;
+                version.iter().try_for_each(|version| write!(f, "@{version}"))
+            }
+        }
+    }
+}
+
+impl From<&ProviderAddress> for Missing {
+    fn from(of: &ProviderAddress) -> Self {
+        Self::Provider { of: of.clone(), version: None, platform: None }
+    }
+}
+
+impl From<(&ProviderAddress, &Version)> for Missing {
+    fn from((of, version): (&ProviderAddress, &Version)) -> Self {
+        Self::Provider { of: of.clone(), version: Some(version.clone()), platform: None }
+    }
+}
+
+impl From<&Package> for Missing {
+    fn from(package: &Package) -> Self {
+        let Package { provider, version, platform } = package.clone();
+        Self::Provider { of: provider, version: Some(version), platform: Some(platform) }
+    }
+}
+
+impl From<&ModuleAddress> for Missing {
+    fn from(of: &ModuleAddress) -> Self {
+        Self::Module { of: of.clone(), version: None }
+    }
+}
+
+impl From<&ModulePackage> for Missing {
+    fn from(package: &ModulePackage) -> Self {
+        let ModulePackage { module, version } = package.clone();
+        Self::Module { of: module, version: Some(version) }
+    }
+}
+
+/// When something was last found not to be held: the revision of its provider or module, and by which terms.
+pub(super) type Found = (u64, Generation);
+
+/// How often something was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Asked {
+    times: u64,
+    last: Timestamp,
+    /// When it was last found not to be held, since it was asked for; nobody looked where there is none.
+    pub(super) found: Option<Found>,
+}
+
+/// Everything that was asked for and is not held.
+#[derive(Debug, Default)]
+pub(in crate::mirror) struct Wants {
+    things: BTreeMap<Missing, Asked>,
+    words: BTreeSet<String>,
+    /// Whether there is something that its record does not say.
+    is_changed: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Record {
+    things: Vec<Line>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Line {
+    what: Missing,
+    times: u64,
+    last: Timestamp,
+}
+
+impl Wants {
+    /// Reads the record of an earlier run; none where it is no record of ours. No more is taken of it than there may be.
+    pub(in crate::mirror) fn read(record: &[u8]) -> Option<Self> {
+        let Record { things } = serde_json::from_slice(record).ok()?;
+        let mut wants = Self::default();
+        for Line { what, times, last } in things {
+            wants.make_room_for(&what);
+            wants.things.insert(what, Asked { times, last, found: None });
+        }
+        Some(wants)
+    }
+
+    /// The record of it. What has only words is for this run.
+    pub(in crate::mirror) fn write(&self) -> Vec<u8> {
+        let line =
+            |(what, asked): (&Missing, &Asked)| Line { what: what.clone(), times: asked.times, last: asked.last };
+        // Names, numbers and texts always serialise.
+        serde_json::to_vec(&Record { things: self.things.iter().map(line).collect() }).unwrap_or_default()
+    }
+
+    /// Notes that something was asked for. Where there is no room, what was asked for least often goes, and of that what
+    /// was last asked for longest ago.
+    pub(super) fn note(&mut self, missing: Missing, now: Timestamp) {
+        if let Some(asked) = self.things.get_mut(&missing) {
+            // How often is not worth a write.
+            *asked = Asked { times: asked.times.saturating_add(1), last: now, found: None };
+            return;
+        }
+        self.is_changed = true;
+        self.make_room_for(&missing);
+        self.things.insert(missing, Asked { times: 1, last: now, found: None });
+    }
+
+    /// Notes what is no artifact.
+    pub(super) fn note_words(&mut self, words: &str) {
+        if self.words.len() < MOST_WORDS {
+            self.words.insert(words.to_owned());
+        }
+    }
+
+    fn make_room_for(&mut self, missing: &Missing) {
+        if self.things.contains_key(missing) {
+            return;
+        }
+        let of_the_same = self.things.keys().filter(|other| other.is_of_the_same(missing)).count();
+        let may_go: &dyn Fn(&Missing) -> bool = match () {
+            () if of_the_same >= MOST_OF_ONE => &|other| other.is_of_the_same(missing),
+            () if self.things.len() >= MOST => &|_| true,
+            () => return,
+        };
+        let candidates = self.things.iter().filter(|(other, _)| may_go(other));
+        let least = candidates.min_by_key(|(_, asked)| (asked.times, asked.last)).map(|(other, _)| other.clone());
+        if let Some(least) = least {
+            self.things.remove(&least);
+        }
+    }
+
+    pub(super) fn things(&self) -> impl Iterator<Item = (&Missing, &Asked)> {
+        self.things.iter()
+    }
+
+    /// What is no artifact, in words.
+    pub(super) fn words(&self) -> impl Iterator<Item = &String> {
+        self.words.iter()
+    }
+
+    /// Something was found to be held, or not. Says nothing of what was asked for again since.
+    pub(super) fn look(&mut self, missing: &Missing, seen: Asked, is_held: bool, found: Found) {
+        let Some(asked) = self.things.get_mut(missing).filter(|asked| **asked == seen) else { return };
+        if is_held {
+            self.things.remove(missing);
+            self.is_changed = true;
+        } else {
+            asked.found = Some(found);
+        }
+    }
+
+    pub(super) fn forget(&mut self) {
+        *self = Self { is_changed: true, ..Self::default() };
+    }
+
+    /// Says whether there is something to save, which whoever asks does now.
+    pub(super) fn take_changed(&mut self) -> bool {
+        std::mem::take(&mut self.is_changed)
+    }
+
+    /// What was to be saved was not.
+    pub(super) fn must_be_saved(&mut self) {
+        self.is_changed = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::address::Name;
+
+    fn provider(type_: &str) -> ProviderAddress {
+        let host = Hostname::parse("registry.example").unwrap();
+        ProviderAddress { host, namespace: Name::parse("acme").unwrap(), type_: Name::parse(type_).unwrap() }
+    }
+
+    fn version(of: &ProviderAddress, number: usize) -> Missing {
+        (of, &Version::parse(&format!("1.{number}.0")).unwrap()).into()
+    }
+
+    fn told(wants: &Wants) -> Vec<String> {
+        wants.things().map(|(missing, _)| missing.to_string()).collect()
+    }
+
+    #[test]
+    fn versions_that_nobody_has_push_out_nothing_of_other_providers() {
+        let mut wants = Wants::default();
+        let (real, other) = (provider("real"), provider("other"));
+        wants.note((&other).into(), Timestamp(1));
+        wants.note(version(&real, 0), Timestamp(1));
+        wants.note(version(&real, 0), Timestamp(2));
+        for number in 1..5000 {
+            wants.note(version(&real, number), Timestamp(3));
+        }
+        let told = told(&wants);
+        assert_eq!(told.len(), MOST_OF_ONE + 1);
+        // What was asked for twice stays, and so does what is of another.
+        assert!(told.contains(&"registry.example/acme/real@1.0.0".to_owned()), "{told:?}");
+        assert!(told.contains(&"registry.example/acme/other".to_owned()), "{told:?}");
+    }
+
+    #[test]
+    fn of_more_than_there_may_be_what_is_asked_for_most_and_last_stays() {
+        let mut wants = Wants::default();
+        let often = Missing::from(&provider("often"));
+        wants.note(often.clone(), Timestamp(1));
+        wants.note(often, Timestamp(1));
+        for number in 0..3 * MOST as u64 {
+            wants.note((&provider(&format!("p{number}"))).into(), Timestamp(2 + number));
+            wants.note_words(&format!("page {number}"));
+        }
+        let (told, words) = (told(&wants), wants.words().count());
+        assert_eq!((told.len(), words), (MOST, MOST_WORDS));
+        let last = format!("registry.example/acme/p{}", 3 * MOST - 1);
+        assert!(told.contains(&"registry.example/acme/often".to_owned()) && told.contains(&last));
+        assert!(!told.contains(&"registry.example/acme/p0".to_owned()));
+        assert!(wants.write().len() < 300 * MOST);
+    }
+
+    #[test]
+    fn what_is_held_goes_unless_it_was_asked_for_again_meanwhile() {
+        let mut wants = Wants::default();
+        let missing = Missing::from(&provider("null"));
+        wants.note(missing.clone(), Timestamp(1));
+        let seen = *wants.things().next().unwrap().1;
+        wants.note(missing.clone(), Timestamp(2));
+        let found = (7, Generation::default());
+        wants.look(&missing, seen, true, found);
+        assert_eq!(told(&wants).len(), 1);
+        let seen = *wants.things().next().unwrap().1;
+        wants.look(&missing, seen, false, found);
+        assert_eq!(wants.things().next().unwrap().1.found, Some(found));
+        let seen = *wants.things().next().unwrap().1;
+        wants.look(&missing, seen, true, found);
+        assert!(told(&wants).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_noted_is_within_bounds_and_comes_back_from_its_record(
+            noted in prop::collection::vec((0..30_u8, prop::option::of(0..200_usize), prop::bool::ANY, 0..5_u64), 0..400),
+        ) {
+            let mut wants = Wants::default();
+            for (type_, number, has_platform, now) in noted {
+                let of = provider(&format!("p{type_}"));
+                let missing = match number.map(|number| version(&of, number)) {
+                    Some(Missing::Provider { of, version, .. }) if has_platform => {
+                        Missing::Provider { of, version, platform: Some(Platform::parse("linux_amd64").unwrap()) }
+                    }
+                    Some(missing) => missing,
+                    None => (&of).into(),
+                };
+                wants.note(missing, Timestamp(now));
+            }
+            prop_assert!(wants.things.len() <= MOST);
+            let record = wants.write();
+            let again = Wants::read(&record).unwrap();
+            prop_assert_eq!(&again.things.keys().collect::<Vec<_>>(), &wants.things.keys().collect::<Vec<_>>());
+            prop_assert_eq!(again.write(), record);
+        }
+
+        #[test]
+        fn what_is_no_record_is_none_and_never_a_panic(record in prop::collection::vec(any::<u8>(), 0..200)) {
+            prop_assert!(Wants::read(&record).is_none());
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! What a sealed mirror was asked for and does not hold: noted as it is asked for, written down a moment later, told
+//! as long as it is not held.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::super::{Mirror, Terms};
+use super::missing::{Asked, Missing, Wants};
+use crate::address::{ModulePackage, Package, Platform};
+use crate::clock::Timestamp;
+use crate::error::Error;
+use crate::store::{Durability, Key, Recorded, Store, StoreError};
+
+/// How long after something was noted all of it is written down: a kill in between costs what was noted since.
+const SAVED_AFTER: Duration = Duration::from_secs(1);
+
+/// What an earlier run was asked for. What cannot be read is said, and nothing.
+pub(super) fn wants_in(store: &Store) -> Wants {
+    let read = store.records.look(&Key::Missing).and_then(|found| match found {
+        Recorded::Whole(record) => match Wants::read(&record) {
+            Some(wants) => Ok(wants),
+            None => store.records.set_aside(&Key::Missing).map(|()| Wants::default()),
+        },
+        Recorded::Absent | Recorded::Damaged => Ok(Wants::default()),
+    });
+    read.unwrap_or_else(|error| {
+        tracing::error!(%error, "what an earlier run was asked for while sealed cannot be read; it is noted anew");
+        Wants::default()
+    })
+}
+
+impl Mirror {
+    /// The error for what is not held while sealed; it is noted as missing (promise 12).
+    pub(in crate::mirror) async fn lacks(
+        self: &Arc<Self>,
+        missing: impl Into<Missing>,
+        what: String,
+        now: Timestamp,
+    ) -> Error {
+        let error = self.not_held(what).await;
+        self.note_if_refused(&error, now, || missing.into());
+        error
+    }
+
+    /// The error for what is not held while sealed. Where the store is gone, it may well be held there.
+    pub(in crate::mirror) async fn not_held(self: &Arc<Self>, what: String) -> Error {
+        match self.on_disk(|mirror| mirror.store.check()).await {
+            Ok(()) => Error::Offline(what),
+            Err(gone) => gone,
+        }
+    }
+
+    /// Notes what was asked for, where it was refused because the mirror is sealed.
+    pub(in crate::mirror) fn note_if_refused(
+        self: &Arc<Self>,
+        error: &Error,
+        now: Timestamp,
+        missing: impl FnOnce() -> Missing,
+    ) {
+        if let Error::Offline(_) = error {
+            self.note_missing(missing(), now);
+        }
+    }
+
+    /// The same of what is no artifact: it is told in words, as long as this run lasts.
+    pub(in crate::mirror) fn note_words_if_refused(&self, error: &Error) {
+        if let Error::Offline(what) = error {
+            self.sealed.wants.lock().note_words(what);
+        }
+    }
+
+    /// Notes that something was asked for which is not held.
+    pub(in crate::mirror) fn note_missing(self: &Arc<Self>, missing: impl Into<Missing>, now: Timestamp) {
+        self.sealed.wants.lock().note(missing.into(), now);
+        if self.sealed.will_be_saved.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        // Nothing holds the mirror, and with it the lock of the store, for this.
+        let mirror = Arc::downgrade(self);
+        self.tasks.spawn(async move {
+            tokio::time::sleep(SAVED_AFTER).await;
+            let Some(mirror) = mirror.upgrade() else { return };
+            mirror.sealed.will_be_saved.store(false, Ordering::Release);
+            if let Err(error) = mirror.on_disk(Self::save_missing).await {
+                tracing::error!(%error, "what is missing while sealed could not be written down; it is tried again with what is noted next");
+            }
+        });
+    }
+
+    /// Writes down what is missing, where anything changed since it was written last.
+    pub(in crate::mirror) fn save_missing(&self) -> Result<(), StoreError> {
+        let _lock = self.record_lock(&Key::Missing).lock();
+        let record = {
+            let mut wants = self.sealed.wants.lock();
+            if !wants.take_changed() {
+                return Ok(());
+            }
+            wants.write()
+        };
+        let put = self.store.records.put(&Key::Missing, &record, Durability::Lazy);
+        put.map(drop).inspect_err(|_| self.sealed.wants.lock().must_be_saved())
+    }
+
+    /// What lay on the disk of it is lost.
+    pub(in crate::mirror) fn missing_must_be_saved(&self) {
+        self.sealed.wants.lock().must_be_saved();
+    }
+
+    /// What was asked for while sealed, and is not held; of registries that are mirrored.
+    ///
+    /// # Errors
+    /// Where the work on it was interrupted.
+    pub async fn missing(self: &Arc<Self>) -> Result<Vec<Missing>, Error> {
+        self.on_disk(|mirror| Ok(mirror.missing_now())).await
+    }
+
+    /// The platforms for which what names none is meant (`[network] sealed_platforms`); none where nobody says.
+    pub fn sealed_platforms(&self) -> Vec<Platform> {
+        self.terms.load().sealed_for.platforms().cloned().collect()
+    }
+
+    /// Forgets what was asked for while sealed.
+    ///
+    /// # Errors
+    /// The disk would not take it.
+    pub async fn forget_missing(self: &Arc<Self>) -> Result<(), Error> {
+        self.on_disk(|mirror| {
+            mirror.sealed.wants.lock().forget();
+            mirror.save_missing()
+        })
+        .await
+    }
+
+    /// The same; asks the disk about what may have changed since somebody looked. What came to be held is forgotten.
+    pub(in crate::mirror) fn missing_now(&self) -> Vec<Missing> {
+        let terms = self.terms.load_full();
+        let noted: Vec<(Missing, Asked)> =
+            self.sealed.wants.lock().things().map(|(missing, asked)| (missing.clone(), *asked)).collect();
+        let mut missing = Vec::new();
+        for (thing, asked) in noted {
+            if terms.upstreams.get(thing.host()).is_none() {
+                continue;
+            }
+            let revision = match &thing {
+                Missing::Provider { of, .. } => self.revision(of),
+                Missing::Module { of, .. } => self.revision_of_module(of),
+            };
+            let found = (revision, terms.generation);
+            if asked.found == Some(found) {
+                missing.push(thing);
+                continue;
+            }
+            match self.came_to_be_held(&thing, &terms) {
+                Ok(is_held) => {
+                    self.sealed.wants.lock().look(&thing, asked, is_held, found);
+                    if !is_held {
+                        missing.push(thing);
+                    }
+                }
+                // That it cannot be looked at does not say that it is held.
+                Err(error) => {
+                    tracing::debug!(what = %thing, %error, "it cannot be told whether it is held by now");
+                    missing.push(thing);
+                }
+            }
+        }
+        missing
+    }
+
+    /// The same in words, with what is no artifact.
+    pub(in crate::mirror) fn missing_in_words(&self) -> Vec<String> {
+        let mut words: Vec<String> = self.missing_now().iter().map(ToString::to_string).collect();
+        words.extend(self.sealed.wants.lock().words().cloned());
+        words
+    }
+
+    fn came_to_be_held(&self, missing: &Missing, terms: &Terms) -> Result<bool, StoreError> {
+        match missing {
+            Missing::Provider { of, version, platform } => {
+                let Some(upstream) = terms.upstreams.get(&of.host) else { return Ok(false) };
+                let policy = upstream.settings.verification;
+                let Some(version) = version else {
+                    let held = self.look_at_provider(of, policy)?;
+                    return Ok(held.values().any(|for_| terms.sealed_for.shows(for_)));
+                };
+                let platforms = match platform {
+                    Some(platform) => vec![platform.clone()],
+                    None => self.store.records.platforms_with_sets(of, version)?,
+                };
+                for platform in platforms {
+                    let package = Package { provider: of.clone(), version: version.clone(), platform };
+                    if self.holds_package(&package, policy)? {
+                        return Ok(true);
+                    }
+                }
+                Ok(false)
+            }
+            Missing::Module { of, version } => {
+                let key = terms.key_of(of);
+                match version {
+                    None => Ok(!self.look_at_module(&key)?.is_empty()),
+                    Some(version) => {
+                        let package = ModulePackage { module: key, version: version.clone() };
+                        Ok(self.module_now(&package)?.is_some())
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! What lies beside the archives of a provider in a tree: index files, sums, signatures, download documents. Kept in
+//! memory while the archives of that provider come, and no longer.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read};
+
+use bytes::Bytes;
+use url::Url;
+
+use super::super::proof_set::{About, ProofSet};
+use crate::address::{Package, Platform, ProviderAddress, Version};
+use crate::clock::Timestamp;
+use crate::filesystem_mirror::carried::Contents;
+use crate::filesystem_mirror::index::{self, VersionIndex};
+use crate::filesystem_mirror::{Covers, Member, TreePath};
+use crate::upstream::Upstream;
+use crate::upstream::ask::Validators;
+use crate::upstream::error::relayed;
+use crate::upstream::providers::{DownloadDocument, download_url};
+use crate::verify::{Checksums, Policy, Proof, checksums, judge};
+
+const LARGEST_DOCUMENT: usize = 2 << 20;
+const LARGEST_SIGNATURE: usize = 64 << 10;
+/// How much is kept in mind of one provider, in bytes.
+const MOST_BYTES: usize = 64 << 20;
+
+/// The small files of one provider.
+#[derive(Debug, Default)]
+pub(super) struct Beside {
+    of: Option<ProviderAddress>,
+    files: BTreeMap<Member, Bytes>,
+    bytes: usize,
+}
+
+/// What the tree itself has to say for an archive.
+pub(super) enum Witness {
+    /// It lies there without a set.
+    None,
+    /// There is one, and it does not prove.
+    Bad(String),
+    /// A proof set.
+    Proven(Box<ProofSet>),
+}
+
+impl Beside {
+    /// Goes on to another provider, if it is one.
+    pub(super) fn at(&mut self, provider: &ProviderAddress) {
+        if self.of.as_ref() != Some(provider) {
+            *self = Self { of: Some(provider.clone()), ..Self::default() };
+        }
+    }
+
+    /// Takes a file that is no archive.
+    ///
+    /// # Errors
+    /// The tar broke off. Inside: why it is not taken.
+    pub(super) fn take<R: Read>(
+        &mut self,
+        path: TreePath,
+        contents: &mut Contents<'_, R>,
+    ) -> io::Result<Result<(), String>> {
+        self.at(&path.provider);
+        let most = match &path.member {
+            // Every folder has one, and nothing in it is news.
+            Member::Index | Member::Archive(..) => return Ok(Ok(())),
+            Member::VersionIndex(_) => index::LARGEST,
+            Member::Sums(_) => checksums::MAX_BYTES,
+            Member::Signature(_) => LARGEST_SIGNATURE,
+            Member::Document(..) => LARGEST_DOCUMENT,
+        };
+        let Some(bytes) = contents.small(most)? else {
+            return Ok(Err(format!("it has {} bytes; at most {most} are read", contents.size_bytes())));
+        };
+        if self.bytes + bytes.len() > MOST_BYTES {
+            return Ok(Err(format!(
+                "what lies in its folder beside the archives has more than {} MiB",
+                MOST_BYTES >> 20
+            )));
+        }
+        self.bytes += bytes.len();
+        self.files.insert(path.member, bytes.into());
+        Ok(Ok(()))
+    }
+
+    /// What `VERSION.json` says.
+    pub(super) fn version_index(&self, version: &Version) -> Option<Result<VersionIndex, String>> {
+        self.files.get(&Member::VersionIndex(version.clone())).map(|bytes| VersionIndex::parse(bytes))
+    }
+
+    /// The SHA-256 that unsigned sums beside it give an archive: they cannot prove it, but they can contradict it.
+    pub(super) fn listed(&self, package: &Package, name: &str) -> Option<crate::digest::Digest> {
+        covering(&package.version, &package.platform)
+            .into_iter()
+            .filter_map(|covers| Checksums::parse(self.files.get(&Member::Sums(covers))?).ok())
+            .find_map(|sums| sums.get(name))
+    }
+
+    /// The proof set of a package that lies there, if a key signed it: whatever `verification` lets suffice where an
+    /// upstream says it, sums that come with what they are sums of prove nothing. The key comes from the tree, too:
+    /// whether it is known is another question.
+    pub(super) fn witness(&self, package: &Package, upstream: &Upstream, now: Timestamp) -> Witness {
+        let Package { version, platform, .. } = package;
+        let Some(body) = self.files.get(&Member::Document(version.clone(), platform.clone())) else {
+            return Witness::None;
+        };
+        let url = stand_in(package, upstream);
+        let document = match DownloadDocument::parse(body, &url, platform) {
+            Ok(document) if document.keys.is_empty() => return Witness::None,
+            Ok(document) => document,
+            Err(why) => return Witness::Bad(relayed(&why)),
+        };
+        let mut bad = None;
+        for covers in covering(version, platform) {
+            let Some(sums) = self.files.get(&Member::Sums(covers.clone())) else { continue };
+            let signature = self.files.get(&Member::Signature(covers)).cloned().unwrap_or_default();
+            let (filename, shasum) = (document.filename.as_str(), &document.shasum);
+            let judged = judge(Policy::Signature, sums, &signature, &document.keys, filename, shasum);
+            let judged = judged.map_err(|verdict| relayed(&verdict.to_string()));
+            let set = judged.and_then(|(proof, _)| {
+                set_of(package, url.clone(), proof, now, [body.clone(), sums.clone(), signature])
+            });
+            match set {
+                Ok(set) => return Witness::Proven(Box::new(set)),
+                Err(why) => bad = Some(why),
+            }
+        }
+        bad.map_or(Witness::None, Witness::Bad)
+    }
+}
+
+/// Its own sums first.
+fn covering(version: &Version, platform: &Platform) -> [Covers; 2] {
+    [Covers::Package(version.clone(), platform.clone()), Covers::Version(version.clone())]
+}
+
+/// A proof set of these bytes that no upstream sent.
+pub(super) fn set_of(
+    package: &Package,
+    url: Url,
+    proof: Proof,
+    now: Timestamp,
+    [body, sums, signature]: [Bytes; 3],
+) -> Result<ProofSet, String> {
+    let about = About {
+        asked: url.clone(),
+        url,
+        origins: Vec::new(),
+        validators: Validators::default(),
+        sums_validators: Validators::default(),
+        signature_validators: Validators::default(),
+        fetched: now,
+        proof,
+    };
+    ProofSet::new(about, body, sums, signature, package).map_err(|why| relayed(&why))
+}
+
+/// Where upstream would have the document, as far as that can be told without asking: what the document names by
+/// relative URLs is looked for there, should its archive ever be needed again.
+pub(super) fn stand_in(package: &Package, upstream: &Upstream) -> Url {
+    let base = upstream.settings.url.join("v1/providers/").unwrap_or_else(|_| upstream.settings.url.clone());
+    let asked = download_url(&base, &package.provider, package.version.as_str(), &package.platform);
+    asked.unwrap_or(base)
+}

@@ -1,0 +1,185 @@
+//! A tree out of the store: as a tar in the order of its names, so that it can be imported as it is. Everything is
+//! looked up before the first byte leaves; each archive is checked once more as it does.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::super::archives::Archive;
+use super::super::opened::Opened;
+use super::super::proof_set::ProofSet;
+use super::super::{Call, Mirror};
+use crate::address::{Package, ProviderAddress, Version};
+use crate::digest::Digest;
+use crate::error::Error;
+use crate::filesystem_mirror::carried::Writing;
+use crate::filesystem_mirror::index::{Hashes, Index, VersionIndex, written};
+use crate::filesystem_mirror::{Covers, Member, TreePath};
+use crate::verify::How;
+
+/// A package that is not held as it would have to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotExported {
+    /// Which.
+    pub package: Package,
+    /// Why not.
+    pub why: String,
+}
+
+/// A tree that is about to leave.
+#[derive(Debug)]
+pub struct Export {
+    files: Vec<(TreePath, File)>,
+    call: Call,
+    /// What could not be found as it should be.
+    pub missing: Vec<NotExported>,
+}
+
+#[derive(Debug)]
+enum File {
+    Small(Bytes),
+    Archive(Box<Package>, Digest),
+}
+
+impl Mirror {
+    /// Looks up what a tree of these packages is made of. Of what is in `have`, the archives are left out; everything
+    /// else speaks of them all the same.
+    ///
+    /// # Errors
+    /// The store failed.
+    pub async fn export(
+        self: &Arc<Self>,
+        packages: Vec<(Package, Digest)>,
+        have: &HashSet<Digest>,
+        call: &Call,
+    ) -> Result<Export, Error> {
+        let mut export = Export { files: Vec::new(), call: call.clone(), missing: Vec::new() };
+        let mut indexes: BTreeMap<ProviderAddress, BTreeMap<Version, VersionIndex>> = BTreeMap::new();
+        let mut sums: BTreeMap<(ProviderAddress, Version), Digest> = BTreeMap::new();
+        let packages: BTreeSet<_> = packages.into_iter().collect();
+        for (package, digest) in packages {
+            let found = match self.to_export(&package, digest, call).await {
+                Ok(found) => found,
+                Err(Error::Store(error)) => return Err(error.into()),
+                Err(error) => {
+                    export.missing.push(NotExported { package, why: error.to_string() });
+                    continue;
+                }
+            };
+            let (set, hashes) = found;
+            let archive = TreePath::archive(&package);
+            let Package { provider, version, platform } = &package;
+            let versions = indexes.entry(provider.clone()).or_default();
+            versions.entry(version.clone()).or_default().add(&archive.file_name(), platform, &hashes);
+            if set.proof().how != How::Imported {
+                // The first sums of a version are everybody's; who has others has them for itself.
+                let first = *sums.entry((provider.clone(), version.clone())).or_insert(set.sums_digest());
+                let covers = if first == set.sums_digest() {
+                    Covers::Version(version.clone())
+                } else {
+                    Covers::Package(version.clone(), platform.clone())
+                };
+                export.prove(&archive, &package, &set, covers)?;
+            }
+            if !have.contains(&digest) {
+                export.files.push((archive, File::Archive(Box::new(package), digest)));
+            }
+        }
+        for (provider, versions) in indexes {
+            let unwritable = |e| Error::Interrupted(format!("the index of {provider}: {e}"));
+            let of = |member| TreePath { provider: provider.clone(), member };
+            let index = written(&Index::of(versions.keys())).map_err(unwritable)?;
+            export.files.push((of(Member::Index), File::Small(index.into())));
+            for (version, index) in &versions {
+                let index = written(index).map_err(unwritable)?;
+                export.files.push((of(Member::VersionIndex(version.clone())), File::Small(index.into())));
+            }
+        }
+        export.files.sort_by_cached_key(|(path, _)| path.to_string());
+        export.files.dedup_by(|one, other| one.0 == other.0);
+        Ok(export)
+    }
+
+    async fn to_export(
+        self: &Arc<Self>,
+        package: &Package,
+        digest: Digest,
+        call: &Call,
+    ) -> Result<(Arc<ProofSet>, Hashes), Error> {
+        let no_set = || Error::NotKept(format!("a proof set that has the archive of {package}"));
+        let held = self.held_set(package, call).await?.ok_or_else(no_set)?;
+        let predecessor = held.kept.predecessor.as_ref().map(|(set, _)| set);
+        let mut sets = [Some(&held.kept.current), held.fallback.as_ref(), predecessor].into_iter().flatten();
+        let set = sets.find(|set| set.document.shasum == digest).ok_or_else(no_set)?;
+        if self.name_entry(package, digest).await?.is_none() || !self.holds(digest).await? {
+            return Err(Error::NotKept(format!("the archive of {package}")));
+        }
+        let h1 = self.package_hash(package, digest).await?;
+        Ok((Arc::clone(set), Hashes { digest, h1 }))
+    }
+}
+
+impl Export {
+    /// Puts what proves an archive beside it: sums and signature byte for byte, and the document, whose three URLs name
+    /// what lies beside it.
+    fn prove(&mut self, archive: &TreePath, package: &Package, set: &ProofSet, covers: Covers) -> Result<(), Error> {
+        let Package { version, platform, .. } = package;
+        let sums = archive.beside(Member::Sums(covers.clone()));
+        let signature = archive.beside(Member::Signature(covers));
+        let urls = [archive.file_name(), sums.file_name(), signature.file_name()];
+        let document = set.document.with_urls(urls);
+        let document = document.map_err(|e| Error::Interrupted(format!("the download document of {package}: {e}")))?;
+        let place = archive.beside(Member::Document(version.clone(), platform.clone()));
+        self.files.push((place, File::Small(document.into())));
+        self.files.push((sums, File::Small(set.sums.clone())));
+        if !set.signature.is_empty() {
+            self.files.push((signature, File::Small(set.signature.clone())));
+        }
+        Ok(())
+    }
+
+    /// Writes the tree as a tar. Blocks; must run on a thread that may, of a runtime.
+    ///
+    /// # Errors
+    /// Nobody takes it any more, or an archive is damaged or gone: the tar has no end then.
+    pub fn write(self, mirror: &Arc<Mirror>, out: impl Write) -> io::Result<()> {
+        let runtime = tokio::runtime::Handle::current();
+        let mut tar = Writing::to(out);
+        for (path, file) in self.files {
+            let path = path.to_string();
+            match file {
+                File::Small(bytes) => tar.add(&path, bytes.len() as u64, &bytes[..])?,
+                File::Archive(package, digest) => {
+                    let opened = runtime.block_on(open(mirror, &package, digest, &self.call));
+                    match opened.map_err(io::Error::other)? {
+                        Archive::InMemory { bytes, .. } => tar.add(&path, bytes.len() as u64, &bytes[..])?,
+                        Archive::Held { blob, .. } => {
+                            let reader = io::BufReader::with_capacity(crate::store::READ_AT_ONCE, blob.reader());
+                            tar.add(&path, blob.size_bytes(), reader)?;
+                        }
+                        Archive::Arriving { .. } | Archive::Passing { .. } => {
+                            return Err(io::Error::other(format!("the archive of {package} is not held any more")));
+                        }
+                    }
+                }
+            }
+        }
+        tar.end()?.flush()
+    }
+
+    /// How many archives will leave.
+    pub fn archives(&self) -> usize {
+        self.files.iter().filter(|(_, file)| matches!(file, File::Archive(..))).count()
+    }
+}
+
+async fn open(mirror: &Arc<Mirror>, package: &Package, digest: Digest, call: &Call) -> Result<Archive, Error> {
+    let gone = || Error::NotKept(format!("the archive of {package}"));
+    let held = mirror.name_entry(package, digest).await?.ok_or_else(gone)?;
+    match mirror.open_held(package, &held, call).await? {
+        Opened::Checked(archive) => Ok(archive),
+        Opened::Missing | Opened::Damaged => Err(gone()),
+    }
+}

@@ -1,0 +1,244 @@
+//! What was imported without signatures: the sets that larder makes of it, how they are kept, and how they end as soon
+//! as upstream has something to say. Such a set never stands above one that is proven.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde_json::json;
+
+use super::super::documents::{About as ListAbout, KeptDocument};
+use super::super::freshness::Age;
+use super::super::names::HeldArchive;
+use super::super::proof_set::{KeptSet, ProofSet};
+use super::super::{AlarmKind, Call, Mirror, unless_gone};
+use super::beside::{set_of, stand_in};
+use crate::address::{Artifact, Package, Platform, ProviderAddress, Version};
+use crate::clock::Timestamp;
+use crate::digest::Digest;
+use crate::error::Error;
+use crate::filesystem_mirror::TreePath;
+use crate::store::{Key, StoreError};
+use crate::upstream::Upstream;
+use crate::upstream::ask::Validators;
+use crate::upstream::providers::versions_url;
+use crate::upstream::room::Room;
+use crate::verify::{How, Proof};
+
+/// What stands where the signature would: OpenTofu asks for one also where there is no key to check it by.
+const NO_SIGNATURE: &[u8] = b"There is no signature: the operator of this mirror imported it.\n";
+/// How many are listed.
+const MOST_LISTED: usize = 1000;
+
+/// The set of an archive that nobody signed: a document without keys, and sums of these.
+pub(super) fn unsigned_set(
+    package: &Package,
+    digest: Digest,
+    sums: Bytes,
+    upstream: &Upstream,
+    now: Timestamp,
+) -> Result<ProofSet, String> {
+    let filename = TreePath::archive(package).file_name();
+    let Platform { os, arch } = &package.platform;
+    let body = json!({
+        "os": os,
+        "arch": arch,
+        "filename": filename,
+        "download_url": filename,
+        "shasums_url": "SHA256SUMS",
+        "shasums_signature_url": "SHA256SUMS.sig",
+        "shasum": digest,
+        "signing_keys": { "gpg_public_keys": [] },
+    });
+    let proof = Proof { how: How::Imported, warnings: Vec::new() };
+    let url = stand_in(package, upstream);
+    set_of(package, url, proof, now, [body.to_string().into(), sums, Bytes::from_static(NO_SIGNATURE)])
+}
+
+/// A SHA256SUMS of these.
+pub(super) fn sums_of<'a>(archives: impl IntoIterator<Item = (&'a Package, Digest)>) -> Bytes {
+    let mut lines: Vec<String> = archives
+        .into_iter()
+        .map(|(package, digest)| format!("{digest}  {}\n", TreePath::archive(package).file_name()))
+        .collect();
+    lines.sort_by(|one, other| one[64..].cmp(&other[64..]));
+    lines.concat().into()
+}
+
+impl Mirror {
+    /// Keeps a set that nobody signed, unless a proven one is held by now: that is what comes back then.
+    pub(super) async fn keep_unsigned(
+        self: &Arc<Self>,
+        package: &Package,
+        set: ProofSet,
+        call: &Call,
+    ) -> Result<Arc<KeptSet>, Error> {
+        let policy = call.upstream(&package.provider.host)?.settings.verification;
+        let current = Arc::new(set);
+        let landed = self.change_set(package, move |_, held| {
+            let is_proven = |held: &KeptSet| {
+                let how = &held.current.proof().how;
+                *how != How::Imported && policy.is_met_by(how)
+            };
+            Ok(match held.filter(is_proven) {
+                Some(proven) => proven,
+                // Upstream is asked about it at once, wherever it can be; and it is evicted last.
+                None => KeptSet { current, predecessor: None, age: Age { checked: Timestamp(0), gone: true } },
+            })
+        });
+        Ok(landed.await?.value)
+    }
+
+    /// A set that upstream vouches for is about to replace one that nobody signed, if such a one is held.
+    pub(in super::super) async fn takes_over(
+        self: &Arc<Self>,
+        package: &Package,
+        set: &ProofSet,
+        now: Timestamp,
+    ) -> Result<(), Error> {
+        let of = package.clone();
+        let held = self.on_disk(move |mirror| unless_gone(mirror.read_set(&of))).await?;
+        let imported = held.map(|held| held.kept).filter(|kept| kept.current.proof().how == How::Imported);
+        let Some(imported) = imported else { return Ok(()) };
+        let Package { provider, version, .. } = package;
+        let (digest, proof) = (set.document.shasum, set.proof().clone());
+        if imported.current.document.shasum != digest {
+            let file = imported.current.document.filename.as_str();
+            tracing::error!(%package, imported = %imported.current.document.shasum, upstream = %digest, "ALARM: what was imported without signatures is not what upstream has; upstream's is served from now on");
+            self.alarm(provider, version, AlarmKind::ImportedDiffers, Some(file), now);
+            return Ok(());
+        }
+        tracing::info!(%package, "what was imported without signatures is proven now: it is what upstream has");
+        let (of, filename) = (package.clone(), set.document.filename.clone());
+        self.on_disk(move |mirror| {
+            mirror.change_name(&of, |name| {
+                if let Some(held) = name.archives.iter_mut().find(|held| held.digest == digest) {
+                    (held.proof, held.filename) = (proof, filename);
+                }
+            })
+        })
+        .await
+    }
+
+    /// Gives every unsigned set of a version the sums of all of them, so that each speaks for every platform.
+    pub(super) async fn complete_sums(
+        self: &Arc<Self>,
+        provider: &ProviderAddress,
+        version: &Version,
+        call: &Call,
+    ) -> Result<(), Error> {
+        let upstream = Arc::clone(call.upstream(&provider.host)?);
+        let mut unsigned = Vec::new();
+        for platform in self.platforms_with_sets(provider, version).await? {
+            let package = Package { provider: provider.clone(), version: version.clone(), platform };
+            let Some(held) = self.held_set(&package, call).await? else { continue };
+            if held.kept.current.proof().how == How::Imported {
+                unsigned.push((package, held.kept));
+            }
+        }
+        let sums = sums_of(unsigned.iter().map(|(package, kept)| (package, kept.current.document.shasum)));
+        for (package, kept) in &unsigned {
+            if kept.current.sums != sums {
+                let digest = kept.current.document.shasum;
+                let set = unsigned_set(package, digest, sums.clone(), &upstream, call.now);
+                let set = set.map_err(|why| Error::Interrupted(format!("the set of {package}: {why}")))?;
+                self.keep_unsigned(package, set, call).await?;
+            }
+            let key = Key::ProofSet(package.clone());
+            self.on_disk(move |mirror| mirror.store.records.sync(&key)).await?;
+        }
+        Ok(())
+    }
+
+    /// Lists what is held of a provider that upstream does not list: a list that is held gets the entries, and where
+    /// none is, there is one from now on.
+    pub(super) async fn list_imported(self: &Arc<Self>, provider: &ProviderAddress, call: &Call) -> Result<(), Error> {
+        let upstream = Arc::clone(call.upstream(&provider.host)?);
+        let key = Key::ProviderVersions(provider.clone());
+        let unreadable = |why| Error::Interrupted(format!("the held version list of {provider}: {why}"));
+        let before = match self.held_document(&key).await? {
+            Some(held) => held.value,
+            None => {
+                let base = upstream.settings.url.join("v1/providers/");
+                let asked = base.and_then(|base| versions_url(&base, provider));
+                let asked = asked.unwrap_or_else(|_| upstream.settings.url.clone());
+                let about = ListAbout {
+                    url: asked.clone(),
+                    asked,
+                    origins: Vec::new(),
+                    validators: Validators::default(),
+                    fetched: call.now,
+                    checked: Timestamp(0),
+                    gone: true,
+                    carried: false,
+                };
+                let body = Bytes::from_static(br#"{"versions":[]}"#);
+                Arc::new(KeptDocument { about, body, dropped: Bytes::new(), _room: Room::default() })
+            }
+        };
+        let of_upstream = Arc::new(KeptDocument { dropped: Bytes::new(), ..(*before).clone() });
+        let list = of_upstream.versions().await.map_err(unreadable)?;
+        let dropped = self.dropped_but_held(&upstream, provider, &list, Some(&before), call.now).await?;
+        self.keep_document(key.clone(), KeptDocument { dropped, ..(*before).clone() }).await?;
+        self.on_disk(move |mirror| mirror.store.records.sync(&key)).await?;
+        self.changed(provider);
+        Ok(())
+    }
+
+    /// Whether a package is held that was imported without signatures.
+    pub(in super::super) async fn was_imported(self: &Arc<Self>, package: &Package) -> Result<bool, Error> {
+        let of = package.clone();
+        self.on_disk(move |mirror| Ok(unless_gone(mirror.name(&of))?.is_imported())).await
+    }
+
+    /// What was imported without signatures and nothing else vouches for, at most a thousand packages. Asks the disk,
+    /// once after each change.
+    pub fn imported(&self) -> Vec<String> {
+        if let Some(known) = &*self.imported.lock() {
+            return known.clone();
+        }
+        match self.all_imported() {
+            Ok(imported) => {
+                *self.imported.lock() = Some(imported.clone());
+                imported
+            }
+            Err(error) => {
+                tracing::warn!(%error, "what was imported without signatures cannot be told");
+                Vec::new()
+            }
+        }
+    }
+
+    fn all_imported(&self) -> Result<Vec<String>, StoreError> {
+        let mut imported = Vec::new();
+        for named in self.store.records.all_named()? {
+            if let Artifact::Provider(package) = named
+                && self.name(&package)?.is_imported()
+            {
+                imported.push(package.to_string());
+            }
+        }
+        imported.sort();
+        imported.truncate(MOST_LISTED);
+        Ok(imported)
+    }
+
+    /// Writes down of a held archive what is known of it besides.
+    pub(super) fn amend(
+        &self,
+        package: &Package,
+        digest: Digest,
+        amend: impl FnOnce(&mut HeldArchive),
+    ) -> Result<(), StoreError> {
+        self.change_name(package, |name| {
+            if let Some(held) = name.archives.iter_mut().find(|held| held.digest == digest) {
+                amend(held);
+            }
+        })
+    }
+
+    /// Makes what leads to a provider survive a power cut, as far as it is held.
+    pub(super) async fn sync_what_leads_to(self: &Arc<Self>, provider: &ProviderAddress) -> Result<(), Error> {
+        let keys = [Key::Discovery(provider.host.clone()), Key::ProviderVersions(provider.clone())];
+        self.on_disk(move |mirror| keys.iter().try_for_each(|key| mirror.store.records.sync(key).map(drop))).await
+    }
+}

@@ -1,0 +1,186 @@
+//! Whether anything proves an archive of a tree: what is held, what upstream says, what lies beside it; in this order,
+//! because whoever made the tree made what lies beside it, too.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::super::proof_set::{HeldSet, KeptSet, ProofSet};
+use super::super::{Call, Link, Mirror, seen};
+use super::beside::{Beside, Witness};
+use super::{ProvenBy, Unsigned};
+use crate::address::Package;
+use crate::clock::Timestamp;
+use crate::digest::Digest;
+use crate::error::Error;
+use crate::filesystem_mirror::TreePath;
+use crate::upstream::Upstream;
+use crate::upstream::breaker::Origin;
+use crate::verify::How;
+
+/// The document, its sums and its signature.
+const REQUESTS: u32 = 3;
+/// How long an upstream's budget is waited for before it is looked at again.
+const BUDGET_AGAIN: Duration = Duration::from_millis(500);
+/// For how long an upstream that has asked for time is waited for.
+const LONGEST_WAIT: Duration = Duration::from_secs(120);
+
+/// What is said of a key that only the tree speaks for.
+const NEW_KEY: &str = "signed by a key that came with the tree and was never seen for this provider";
+
+/// What is to be said for an archive.
+pub(super) enum Said {
+    /// A set proves it.
+    Proven { by: ProvenBy, kept: Arc<KeptSet>, set: Arc<ProofSet>, notes: Vec<String> },
+    /// Nothing does, and this is why not.
+    Nothing(String),
+    /// It is another than is proven, or what should prove it does not.
+    Against(String),
+}
+
+impl Mirror {
+    /// Looks for what proves an archive of a tree.
+    ///
+    /// # Errors
+    /// The store failed.
+    pub(super) async fn said_for(
+        self: &Arc<Self>,
+        package: &Package,
+        digest: Digest,
+        beside: &Beside,
+        unsigned: Unsigned,
+        call: &Call,
+    ) -> Result<Said, Error> {
+        let upstream = Arc::clone(call.upstream(&package.provider.host)?);
+        let held = self.held_set(package, call).await?.filter(|held| is_proven(&held.kept.current));
+        if let Some(proven) = held.as_ref().and_then(|held| of_kept(held, digest, ProvenBy::HeldSet)) {
+            return Ok(proven);
+        }
+        let mut nothing = "this mirror is offline, so upstream cannot be asked".to_owned();
+        if self.link() == Link::Online {
+            match self.set_of_upstream(package, call).await {
+                Ok(Some(held)) => {
+                    return Ok(of_kept(&held, digest, ProvenBy::Upstream)
+                        .unwrap_or_else(|| against(digest, &held, "upstream's")));
+                }
+                Ok(None) => nothing = format!("{} does not know it", package.provider.host),
+                Err(Error::Store(error)) => return Err(error.into()),
+                Err(error @ Error::Unverified { .. }) => return Ok(Said::Against(error.to_string())),
+                Err(error) => {
+                    // That it cannot be told now is no leave to take it on anybody's word.
+                    return Ok(match self.by_the_tree(package, digest, beside, &upstream, unsigned, call).await? {
+                        Said::Nothing(_) => Said::Against(format!(
+                            "upstream could not be asked: {error}; try again, or import it into a mirror that is offline"
+                        )),
+                        said => said,
+                    });
+                }
+            }
+        } else if let Some(held) = held {
+            return Ok(against(digest, &held, "the held"));
+        }
+        Ok(match self.by_the_tree(package, digest, beside, &upstream, unsigned, call).await? {
+            Said::Nothing(besides) => Said::Nothing(format!("{nothing}, and {besides}")),
+            said => said,
+        })
+    }
+
+    /// The proven set that upstream gives; nothing where it knows no such package.
+    async fn set_of_upstream(self: &Arc<Self>, package: &Package, call: &Call) -> Result<Option<HeldSet>, Error> {
+        let (host, what) = (&package.provider.host, super::super::sets::what(package));
+        let origins = [Origin::of(&call.upstream(host)?.settings.url)];
+        let mut waited = Duration::ZERO;
+        let now = loop {
+            let now = call.now.after(call.began.elapsed());
+            match self.may_fetch(&what, host, &origins, REQUESTS, call) {
+                Ok(()) => break now,
+                Err(error @ (Error::Spared(_) | Error::HeldBack { .. })) if waited >= LONGEST_WAIT => {
+                    return Err(error);
+                }
+                Err(Error::Spared(_) | Error::HeldBack { .. }) => {}
+                Err(error) => return Err(error),
+            }
+            tokio::time::sleep(BUDGET_AGAIN).await;
+            waited += BUDGET_AGAIN;
+        };
+        let call = self.step(now);
+        match self.proof_set(package, &call).await {
+            Ok(_) => Ok(self.held_set(package, &call).await?.filter(|held| is_proven(&held.kept.current))),
+            Err(Error::NotFound(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What the tree itself, and what was ever proven of the version, have to say.
+    async fn by_the_tree(
+        self: &Arc<Self>,
+        package: &Package,
+        digest: Digest,
+        beside: &Beside,
+        upstream: &Upstream,
+        unsigned: Unsigned,
+        call: &Call,
+    ) -> Result<Said, Error> {
+        let name = TreePath::archive(package).file_name();
+        let set = match beside.witness(package, upstream, call.now) {
+            Witness::Proven(set) => set,
+            Witness::Bad(why) => return Ok(Said::Against(format!("what lies beside it does not prove: {why}"))),
+            Witness::None => {
+                let (of, file) = (package.clone(), name.clone());
+                let (proven, _) = self.on_disk(move |mirror| seen::digests_of(mirror, &of, &file, None)).await?;
+                if !proven.is_empty() && !proven.contains(&digest) {
+                    return Ok(Said::Against(format!(
+                        "its SHA-256 is {digest}, and proven sums of this version gave it {}",
+                        proven[0]
+                    )));
+                }
+                return Ok(match beside.listed(package, &name) {
+                    Some(listed) if listed != digest => {
+                        Said::Against(format!("its SHA-256 is {digest}, and the SHA256SUMS beside it says {listed}"))
+                    }
+                    _ => Said::Nothing("no signed proof set lies beside it".to_owned()),
+                });
+            }
+        };
+        if set.document.shasum != digest {
+            let proven = set.document.shasum;
+            return Ok(Said::Against(format!("its SHA-256 is {digest}, and the signed one beside it is {proven}")));
+        }
+        let key = set.proof().how.fingerprint().map(str::to_owned);
+        let mut notes = set.proof().warnings.clone();
+        // Whoever made the tree may have made the key, too: a key proves where it was seen before, or where the operator
+        // vouches for it.
+        let Some(key) = key else { return Ok(Said::Nothing("nobody signed what lies beside it".to_owned())) };
+        let (of, known) = (package.clone(), key.clone());
+        let (_, is_known) = self.on_disk(move |mirror| seen::digests_of(mirror, &of, &name, Some(&known))).await?;
+        match unsigned {
+            _ if is_known => {}
+            Unsigned::Refused => return Ok(Said::Nothing(format!("it is {NEW_KEY}: {key}"))),
+            Unsigned::Taken => notes.push(format!("{NEW_KEY}: {key}")),
+        }
+        match self.admit(package, &set, call.now).await {
+            Ok(()) => {}
+            Err(error @ Error::Unverified { .. }) => return Ok(Said::Against(error.to_string())),
+            Err(error) => return Err(error),
+        }
+        // It was not upstream that said so: it is asked at the first chance.
+        let kept = self.keep_set_as_of(package, *set, Timestamp(0), call.now).await?.value;
+        let set = Arc::clone(&kept.current);
+        Ok(Said::Proven { by: ProvenBy::Tree, kept, set, notes })
+    }
+}
+
+fn is_proven(set: &ProofSet) -> bool {
+    set.proof().how != How::Imported
+}
+
+/// The set that has this archive.
+fn of_kept(held: &HeldSet, digest: Digest, by: ProvenBy) -> Option<Said> {
+    let sets = [Some(&held.kept.current), held.fallback.as_ref()];
+    let set = sets.into_iter().flatten().find(|set| set.document.shasum == digest)?;
+    Some(Said::Proven { by, kept: Arc::clone(&held.kept), set: Arc::clone(set), notes: Vec::new() })
+}
+
+fn against(digest: Digest, held: &HeldSet, whose: &str) -> Said {
+    let proven = held.kept.current.document.shasum;
+    Said::Against(format!("its SHA-256 is {digest}, and {whose} proof set says {proven}"))
+}

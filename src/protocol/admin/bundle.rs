@@ -1,0 +1,125 @@
+//! Bundles over the admin listener: what asks for one, and what goes with one that is applied.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::address::{Hostname, What};
+use crate::bundle::{Inventory, PublicKey, Trust};
+use crate::clock::Timestamp;
+use crate::jobs::JobId;
+use crate::mirror::TakingIn;
+
+/// Where one is made.
+pub const BUNDLE: &str = "/admin/v1/bundle";
+/// Where one is applied.
+pub const APPLY: &str = "/admin/v1/bundle/apply";
+/// Where it is told what is held.
+pub const INVENTORY: &str = "/admin/v1/inventory";
+/// The kind of a bundle.
+pub const TAR: &str = "application/x-tar";
+/// The most versions that may be accepted with one bundle.
+const MOST_ACCEPTED: usize = 256;
+
+/// The body that asks for a bundle.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ToldBundle {
+    /// Of what this job warmed.
+    pub job: String,
+    /// Without what this names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<Inventory>,
+    /// Whether one of what there is will do, where not all that the job is about is held.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub partial: bool,
+    /// When it was made, in seconds since 1970, where it is made again: then its bytes are the same. Now, otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created: Option<Timestamp>,
+}
+
+impl ToldBundle {
+    /// Reads the body of a request.
+    ///
+    /// # Errors
+    /// Says what is wrong with it.
+    pub fn read(body: &[u8]) -> Result<(Self, JobId), String> {
+        let shape = r#"{"job":"ID","since":INVENTORY,"partial":false}"#;
+        let bad = |e| format!("the body is not {shape}: {e}");
+        let object: Map<String, Value> = serde_json::from_slice(body).map_err(bad)?;
+        let told: Self = serde_json::from_value(Value::Object(object)).map_err(bad)?;
+        if let Some(inventory) = &told.since {
+            inventory.check().map_err(|bad| format!("\"since\": {bad}"))?;
+        }
+        let id = JobId::parse(&told.job).ok_or_else(|| format!("{:?} is no name of a job", told.job))?;
+        Ok((told, id))
+    }
+}
+
+/// Reads how a bundle is to be applied, from a query: `unsigned`, and `accept=ADDRESS@VERSION` for each version that the
+/// operator believes although it was published anew.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub fn taking_in(query: Option<&str>, keys: &[PublicKey], default_host: &Hostname) -> Result<TakingIn, Vec<String>> {
+    let mut taking = TakingIn { trust: Trust { keys: keys.to_vec(), unsigned: false }, accept: Vec::new() };
+    let mut problems = Vec::new();
+    for (name, value) in url::form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
+        match &*name {
+            "unsigned" if matches!(&*value, "" | "true") => taking.trust.unsigned = true,
+            "accept" if taking.accept.len() >= MOST_ACCEPTED => {
+                problems.push(format!("at most {MOST_ACCEPTED} versions can be accepted with one bundle"));
+            }
+            "accept" => match What::parse(&value, default_host) {
+                Ok(what) => taking.accept.push(what),
+                Err(bad) => problems.push(bad.to_string()),
+            },
+            _ => problems.push(format!("there is no {name:?} here: write ?unsigned or ?accept=ADDRESS@VERSION")),
+        }
+    }
+    if problems.is_empty() { Ok(taking) } else { Err(problems) }
+}
+
+/// The query that says the same.
+pub fn query_of(unsigned: bool, accept: &[String]) -> String {
+    let mut query = url::form_urlencoded::Serializer::new(String::new());
+    if unsigned {
+        query.append_pair("unsigned", "true");
+    }
+    query.extend_pairs(accept.iter().map(|what| ("accept", what)));
+    let query = query.finish();
+    if query.is_empty() { query } else { format!("?{query}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_that_asks_for_no_bundle_is_refused_with_the_reason() {
+        for (body, why) in [
+            ("[]", "the body is not"),
+            ("{}", "missing field `job`"),
+            (r#"{"job":"x"}"#, "no name of a job"),
+            (r#"{"job":"0011223344556677","all":1}"#, "unknown field"),
+            (r#"{"job":"0011223344556677","since":{"larder_inventory":2,"made":1}}"#, "has format 2"),
+        ] {
+            let said = ToldBundle::read(body.as_bytes()).unwrap_err();
+            assert!(said.contains(why), "{body}: {said}");
+        }
+        assert!(ToldBundle::read(br#"{"job":"0011223344556677","since":null,"partial":true}"#).is_ok());
+    }
+
+    #[test]
+    fn what_the_command_says_is_what_the_listener_reads() {
+        let host = Hostname::parse("registry.example").unwrap();
+        let accept = ["acme/null@1.0.0".to_owned(), "acme/vpc/aws@1.0.0".to_owned()];
+        let query = query_of(true, &accept);
+        let taking = taking_in(query.strip_prefix('?'), &[], &host).unwrap();
+        assert!(taking.trust.unsigned);
+        assert_eq!(taking.accept.len(), 2);
+        assert_eq!((query_of(false, &[]), taking_in(None, &[], &host).unwrap().trust.unsigned), (String::new(), false));
+        for bad in ["unsigned=maybe", "accept=x", "signed"] {
+            assert_eq!(taking_in(Some(bad), &[], &host).unwrap_err().len(), 1, "{bad}");
+        }
+    }
+}

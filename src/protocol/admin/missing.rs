@@ -1,0 +1,74 @@
+//! What a sealed larder was asked for and does not hold, as an order: fed unchanged to plans, warm-ups and bundles of a
+//! larder that can fetch it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::order::{AddressFor, ToldAddress, ToldOrder};
+use crate::address::Platform;
+use crate::mirror::Missing;
+
+/// Where it is told, and forgotten.
+pub const MISSING: &str = "/admin/v1/missing";
+
+/// The order for what is missing: each version of a provider once, with its platforms. What names no platform is meant
+/// for `sealed`, and for those of whoever fetches it where there are none.
+pub fn order_of(missing: &[Missing], sealed: &[Platform]) -> ToldOrder {
+    let mut things: BTreeMap<String, BTreeSet<&Platform>> = BTreeMap::new();
+    for thing in missing {
+        match thing {
+            Missing::Provider { of, version, platform } => {
+                let address = match version {
+                    Some(version) => format!("{of}@{version}"),
+                    None => of.to_string(),
+                };
+                let platforms = things.entry(address).or_default();
+                match platform {
+                    Some(platform) => drop(platforms.insert(platform)),
+                    None => platforms.extend(sealed),
+                }
+            }
+            Missing::Module { .. } => drop(things.entry(thing.to_string()).or_default()),
+        }
+    }
+    let told = |(address, platforms): (String, BTreeSet<&Platform>)| {
+        ToldAddress::For(AddressFor { address, platforms: platforms.into_iter().map(ToString::to_string).collect() })
+    };
+    ToldOrder { what: things.into_iter().map(told).collect(), ..ToldOrder::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::address::{Hostname, Name, ProviderAddress, Version};
+    use crate::closure::Given;
+
+    #[test]
+    fn what_is_missing_is_an_order_that_is_taken_as_it_is() {
+        let of = ProviderAddress {
+            host: Hostname::parse("registry.example:8443").unwrap(),
+            namespace: Name::parse("acme").unwrap(),
+            type_: Name::parse("null").unwrap(),
+        };
+        let [linux, darwin] = ["linux_amd64", "darwin_arm64"].map(|name| Platform::parse(name).unwrap());
+        let version = Some(Version::parse("1.0.0-rc.1+b").unwrap());
+        let missing = [
+            Missing::from(&of),
+            Missing::Provider { of: of.clone(), version: version.clone(), platform: None },
+            Missing::Provider { of: of.clone(), version: version.clone(), platform: Some(linux.clone()) },
+            Missing::Provider { of: of.clone(), version, platform: Some(darwin.clone()) },
+        ];
+        let text = |order: &ToldOrder| serde_json::to_string(order).unwrap();
+        assert_eq!(
+            text(&order_of(&missing, &[])),
+            r#"{"what":[{"address":"registry.example:8443/acme/null"},{"address":"registry.example:8443/acme/null@1.0.0-rc.1+b","platforms":["darwin_arm64","linux_amd64"]}]}"#
+        );
+        let for_linux = text(&order_of(&missing, std::slice::from_ref(&linux)));
+        assert!(for_linux.contains(r#"acme/null","platforms":["linux_amd64"]}"#), "{for_linux}");
+        let order = ToldOrder::read(for_linux.as_bytes()).unwrap().order(&Hostname::parse("other.example").unwrap());
+        let given = order.unwrap().given;
+        assert!(
+            matches!(&given[0], Given::Address { what, platforms } if what.host() == &of.host && platforms == &[linux])
+        );
+        assert_eq!(text(&order_of(&[], &[])), "{}");
+    }
+}

@@ -1,0 +1,196 @@
+//! What an operator hands over, as JSON: the one body that plans, warm-ups and everything that builds on them take.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::address::{Hostname, Platform, What};
+use crate::closure::{Client, Configurations, Contents, Files, Given, Order, lock_file};
+
+/// Where a plan is asked for.
+pub const PLAN: &str = "/admin/v1/plan";
+/// The most addresses in one order.
+const MOST_ADDRESSES: usize = 4096;
+/// The shape of a body, for whoever sent another.
+const SHAPE: &str = r#"{"what":["NAMESPACE/TYPE@CONSTRAINT"],"platforms":["OS_ARCH"]}"#;
+
+/// The body. Everything in it may be left out, but not all of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ToldOrder {
+    /// Addresses with constraints.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub what: Vec<ToldAddress>,
+    /// Lock files.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub lock_files: Vec<NamedText>,
+    /// The files of configurations, by their paths.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub files: BTreeMap<String, Contents>,
+    /// The folders of these in which `init` is run; where none is named, those that no other calls.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub roots: Vec<String>,
+    /// Whose rules count for them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client: Option<Client>,
+    /// For which platforms; this machine's, where none is named.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub platforms: Vec<String>,
+    /// Whether to pin what is warmed. Nothing to a plan.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub pin: bool,
+}
+
+/// An address, with the platforms it is meant for where they are not those of all.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum ToldAddress {
+    /// For the platforms of the order.
+    Text(String),
+    /// For its own.
+    For(AddressFor),
+}
+
+/// An address and its platforms.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AddressFor {
+    /// The address.
+    pub address: String,
+    /// As `OS_ARCH`; those of the order where there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub platforms: Vec<String>,
+}
+
+/// A file of a user.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NamedText {
+    /// What it is called, for people.
+    pub name: String,
+    /// What it says.
+    pub text: String,
+}
+
+impl ToldOrder {
+    /// Reads the body of a request.
+    ///
+    /// # Errors
+    /// Says what is wrong with it.
+    pub fn read(body: &[u8]) -> Result<Self, String> {
+        let bad = |e| format!("the body is not {SHAPE}: {e}");
+        // An object, and nothing that merely could be read as one.
+        let object: Map<String, Value> = serde_json::from_slice(body).map_err(bad)?;
+        serde_json::from_value(Value::Object(object)).map_err(bad)
+    }
+
+    /// Takes over what another names.
+    ///
+    /// # Errors
+    /// Both have files, each speaks for another client, or the other names roots without files.
+    pub fn add(&mut self, more: Self) -> Result<(), String> {
+        let Self { what, lock_files, files, roots, client, platforms, pin } = more;
+        if let (Some(ours), Some(theirs)) = (self.client, client)
+            && ours != theirs
+        {
+            return Err("it is for another client than the rest".to_owned());
+        }
+        if files.is_empty() && !roots.is_empty() {
+            return Err("it names \"roots\" and has no \"files\" that they are folders of".to_owned());
+        }
+        if !files.is_empty() {
+            self.add_files(files, roots)?;
+        }
+        self.what.extend(what);
+        self.lock_files.extend(lock_files);
+        self.platforms.extend(platforms);
+        self.client = self.client.or(client);
+        self.pin |= pin;
+        Ok(())
+    }
+
+    /// Takes over the files of configurations, with the folders in which `init` is run.
+    ///
+    /// # Errors
+    /// There are files already: paths of both could mean the same.
+    pub fn add_files(&mut self, files: BTreeMap<String, Contents>, roots: Vec<String>) -> Result<(), String> {
+        if !self.files.is_empty() {
+            return Err(
+                "folders, a tar and a .json with files cannot be named together: ask for one of them at a time"
+                    .to_owned(),
+            );
+        }
+        (self.files, self.roots) = (files, roots);
+        Ok(())
+    }
+
+    /// The order that is meant; of addresses without a host, the host is `default_host`.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn order(&self, default_host: &Hostname) -> Result<Order, Vec<String>> {
+        let (mut given, mut problems) = (Vec::new(), Vec::new());
+        if self.what.len() > MOST_ADDRESSES {
+            problems.push(format!("\"what\" names {} addresses; at most {MOST_ADDRESSES} can be", self.what.len()));
+        }
+        for told in self.what.iter().take(MOST_ADDRESSES) {
+            let (address, platforms) = match told {
+                ToldAddress::Text(address) => (address, &[][..]),
+                ToldAddress::For(AddressFor { address, platforms }) => (address, platforms.as_slice()),
+            };
+            let what = What::parse(address, default_host).map_err(|bad| problems.push(bad.to_string()));
+            let platforms = platforms_of(platforms, &mut problems);
+            if let Ok(what) = what {
+                let address = Given::Address { what, platforms };
+                if !given.contains(&address) {
+                    given.push(address);
+                }
+            }
+        }
+        for NamedText { name, text } in &self.lock_files {
+            match lock_file::parse(text.as_bytes()) {
+                Ok(locked) if locked.is_empty() => problems.push(format!("{name}: the lock file names no provider")),
+                Ok(locked) => given.push(Given::LockFile { name: name.clone(), locked }),
+                Err(bad) => problems.extend(bad.problems().into_iter().map(|problem| format!("{name}: {problem}"))),
+            }
+        }
+        match Files::try_from(self.files.clone()) {
+            Ok(files) if files.is_empty() && self.roots.is_empty() && self.files.is_empty() => {}
+            Ok(files) => match Configurations::new(files, self.roots.clone(), self.client) {
+                Ok(configurations) => given.push(Given::Configurations(configurations)),
+                Err(why) => problems.push(why),
+            },
+            Err(bad) => problems.push(bad.to_string()),
+        }
+        let platforms = platforms_of(&self.platforms, &mut problems);
+        match Order::new(given, platforms) {
+            Ok(order) if problems.is_empty() => Ok(order),
+            // That nothing is left is no news where everything was wrong.
+            Ok(_) => Err(problems),
+            Err(_) if !problems.is_empty() => Err(problems),
+            Err(more) => Err(more),
+        }
+    }
+}
+
+fn platforms_of(told: &[String], problems: &mut Vec<String>) -> Vec<Platform> {
+    let read =
+        told.iter().filter_map(|given| Platform::parse(given).map_err(|bad| problems.push(bad.to_string())).ok());
+    read.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn roots_without_files_are_refused_where_orders_are_joined() {
+        let read = |body: &str| ToldOrder::read(body.as_bytes()).unwrap();
+        let mut told = ToldOrder::default();
+        assert!(told.add(read(r#"{"roots": ["prod"]}"#)).unwrap_err().contains("\"roots\""));
+        assert_eq!(told, ToldOrder::default());
+        told.add(read(r#"{"files": {"prod/main.tf": ""}, "roots": ["prod"]}"#)).unwrap();
+        assert_eq!(told.roots, ["prod"]);
+    }
+}

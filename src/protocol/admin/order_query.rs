@@ -1,0 +1,129 @@
+//! What the query of a request says of an order whose body is a user's own file: `platform=OS_ARCH` (repeated), `pin`,
+//! and of a tar `root=FOLDER` (repeated) and `client=terraform|opentofu`.
+
+use url::form_urlencoded;
+
+use super::order::ToldOrder;
+use crate::closure::Client;
+
+/// The longest root that is taken, in bytes.
+const LONGEST_ROOT: usize = 1024;
+/// The most roots and platforms of one query.
+const MOST_NAMED: usize = 1024;
+
+/// A query, read.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct OrderQuery {
+    /// What it says; the body says the rest.
+    pub told: ToldOrder,
+    /// Everything that is wrong with it.
+    pub problems: Vec<String>,
+}
+
+/// What the body is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Of {
+    LockFile,
+    Tar,
+}
+
+impl OrderQuery {
+    /// The query beside a lock file.
+    pub fn of_lock_file(query: Option<&str>) -> Self {
+        Self::read(query, Of::LockFile)
+    }
+
+    /// The query beside a tar of configurations.
+    pub fn of_tar(query: Option<&str>) -> Self {
+        Self::read(query, Of::Tar)
+    }
+
+    fn read(query: Option<&str>, of: Of) -> Self {
+        let (mut told, mut problems) = (ToldOrder::default(), Vec::new());
+        for (number, (key, value)) in form_urlencoded::parse(query.unwrap_or_default().as_bytes()).enumerate() {
+            if number == MOST_NAMED {
+                problems.push(format!("the query: it says more than {MOST_NAMED} things"));
+                break;
+            }
+            match (&*key, &*value, of) {
+                ("platform", platform, _) => told.platforms.push(platform.to_owned()),
+                ("pin", "" | "true", _) => told.pin = true,
+                ("pin", "false", _) => told.pin = false,
+                ("pin", other, _) => {
+                    problems.push(format!("the query: pin is true or false, and not {:?}", short(other)));
+                }
+                ("root", root, Of::Tar) if root.len() <= LONGEST_ROOT => told.roots.push(folder(root)),
+                ("root", root, Of::Tar) => {
+                    problems.push(format!("the query: {:?}… is too long for a folder of a tar", short(root)));
+                }
+                ("client", "terraform", Of::Tar) => told.client = Some(Client::Terraform),
+                ("client", "opentofu", Of::Tar) => told.client = Some(Client::Opentofu),
+                ("client", other, Of::Tar) => {
+                    problems.push(format!("the query: client is terraform or opentofu, and not {:?}", short(other)));
+                }
+                (other, _, of) => {
+                    let known = match of {
+                        Of::LockFile => "platform and pin",
+                        Of::Tar => "platform, root, client and pin",
+                    };
+                    problems.push(format!("the query: there is no {:?}; {known} can be", short(other)));
+                }
+            }
+        }
+        Self { told, problems }
+    }
+}
+
+/// A folder as paths in a tar begin: without `./` before it and `/` after it; `.` is the top.
+fn folder(given: &str) -> String {
+    let inner = given.trim_end_matches('/');
+    let inner = inner.strip_prefix("./").unwrap_or(inner);
+    if inner == "." { String::new() } else { inner.to_owned() }
+}
+
+fn short(given: &str) -> String {
+    given.chars().take(64).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_query_says_for_what_and_where() {
+        let query = "root=prod&root=./stage/&root=.&platform=linux_amd64&platform=darwin_arm64&client=opentofu&pin";
+        let OrderQuery { told, problems } = OrderQuery::of_tar(Some(query));
+        assert_eq!(problems, [""; 0]);
+        assert_eq!(
+            (told.roots, told.platforms),
+            (
+                vec!["prod".to_owned(), "stage".to_owned(), String::new()],
+                vec!["linux_amd64".to_owned(), "darwin_arm64".to_owned()]
+            )
+        );
+        assert_eq!((told.client, told.pin), (Some(Client::Opentofu), true));
+        assert_eq!(OrderQuery::of_lock_file(None), OrderQuery::default());
+    }
+
+    #[test]
+    fn everything_that_is_wrong_with_it_is_said() {
+        let query = "pin=yes&plattform=linux_amd64&root=prod&client=terraform";
+        assert_eq!(OrderQuery::of_lock_file(Some(query)).problems.len(), 4);
+        let long = format!("root={}&client=tofu", "x".repeat(2000));
+        assert_eq!(OrderQuery::of_tar(Some(&long)).problems.len(), 2);
+        let many = "root=a&".repeat(5000);
+        assert!(OrderQuery::of_tar(Some(&many)).told.roots.len() <= MOST_NAMED);
+    }
+
+    proptest! {
+        #[test]
+        fn any_query_is_read_or_refused_in_few_words(query in "([a-z]{1,8}(=[^&]{0,40})?&){0,12}|\\PC{0,200}") {
+            for OrderQuery { told, problems } in [OrderQuery::of_tar(Some(&query)), OrderQuery::of_lock_file(Some(&query))] {
+                prop_assert!(problems.iter().all(|problem| problem.len() < 1000));
+                prop_assert!(told.what.is_empty() && told.files.is_empty() && told.lock_files.is_empty());
+            }
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! What is told to `POST /admin/v1/export` and `/admin/v1/import`.
+
+use std::collections::HashSet;
+
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Digest;
+use crate::jobs::JobId;
+use crate::mirror::Unsigned;
+
+/// Where a tree is asked for.
+pub const EXPORT: &str = "/admin/v1/export";
+/// Where a tree is handed over.
+pub const IMPORT: &str = "/admin/v1/import";
+/// The shape of a body, for whoever sent another.
+const SHAPE: &str = r#"{"job":"ID","partial":false}"#;
+
+/// Which tree is asked for.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ToldToExport {
+    /// The job that warmed what is to be in it.
+    pub job: String,
+    /// Whether what the job could not have may be missing.
+    #[serde(default)]
+    pub partial: bool,
+    /// The SHA-256 of archives that are there already: they are left out.
+    #[serde(default, skip_serializing_if = "HashSet::is_empty")]
+    pub have: HashSet<Digest>,
+}
+
+impl ToldToExport {
+    /// Reads a body.
+    ///
+    /// # Errors
+    /// Says what is wrong with it.
+    pub fn read(body: &[u8]) -> Result<(Self, JobId), String> {
+        let told: Self = serde_json::from_slice(body).map_err(|e| format!("send {SHAPE}: {e}"))?;
+        let id = JobId::parse(&told.job).ok_or_else(|| format!("{:?} is no name of a job: send {SHAPE}", told.job))?;
+        Ok((told, id))
+    }
+}
+
+/// Where a tree is handed over whose unsigned archives are taken or not.
+pub fn import_path(unsigned: Unsigned) -> String {
+    match unsigned {
+        Unsigned::Refused => IMPORT.to_owned(),
+        Unsigned::Taken => format!("{IMPORT}?unsigned"),
+    }
+}
+
+/// Whether unsigned archives are taken, as the query says.
+///
+/// # Errors
+/// It says something else.
+pub fn unsigned_of(query: Option<&str>) -> Result<Unsigned, String> {
+    match query {
+        None | Some("") => Ok(Unsigned::Refused),
+        Some("unsigned" | "unsigned=" | "unsigned=true") => Ok(Unsigned::Taken),
+        Some(_) => Err("the query may say unsigned, and nothing else".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_told_is_read_back_and_nothing_else_is_taken() {
+        let told = ToldToExport { job: "0123456789abcdef".into(), partial: true, have: [Digest::of(b"zip")].into() };
+        let (read, id) = ToldToExport::read(&serde_json::to_vec(&told).unwrap()).unwrap();
+        assert_eq!((read, id.to_string()), (told.clone(), told.job));
+        for body in ["", "{}", r#"{"job":"x"}"#, r#"{"job":"0123456789abcdef","all":true}"#] {
+            assert!(ToldToExport::read(body.as_bytes()).unwrap_err().contains("send {"), "{body}");
+        }
+        for unsigned in [Unsigned::Refused, Unsigned::Taken] {
+            let path = import_path(unsigned);
+            assert_eq!(unsigned_of(path.split_once('?').map(|(_, query)| query)), Ok(unsigned));
+        }
+        assert!(unsigned_of(Some("unsigned=false")).is_err());
+    }
+}

@@ -1,0 +1,36 @@
+//! What was carried into the store, and what became of it: one file each time, written once and never read here.
+
+use std::path::PathBuf;
+
+use super::{Store, StoreError, disk};
+use crate::clock::Timestamp;
+use crate::digest::Digest;
+
+/// How many may be of one moment and one manifest.
+const MOST_ALIKE: u32 = 1000;
+
+impl Store {
+    /// Keeps a receipt, and makes it survive a power cut. Says where it lies.
+    ///
+    /// # Errors
+    /// Where the disk fails.
+    pub fn keep_receipt(&self, at: Timestamp, manifest: &Digest, receipt: &[u8]) -> Result<PathBuf, StoreError> {
+        self.check()?;
+        let folder = self.root.join("receipts");
+        disk::make_again(&folder)?;
+        let name = format!("{}-{}", at.date_time().replace(':', "-"), manifest.prefix());
+        let mut path = folder.join(format!("{name}.json"));
+        for number in 2..MOST_ALIKE {
+            if !disk::is_there(&path)? {
+                break;
+            }
+            path = folder.join(format!("{name}-{number}.json"));
+        }
+        let beside = path.with_extension("json.new");
+        disk::write_new(&beside, &[receipt, b"\n"], true)?;
+        disk::rename(&beside, &path)?;
+        disk::sync_folder_of(&path)?;
+        disk::sync_folder_of(&folder)?;
+        Ok(path)
+    }
+}

@@ -1,0 +1,123 @@
+//! Across the gap, from users' own files: warmed for their folders, told before the cable is pulled, and then everything
+//! installs without any upstream.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use crate::support::estate::{Estate, PLATFORMS, ROOTS};
+use crate::support::http::{client, send};
+use crate::support::larder::{Folder, Larder};
+use crate::support::module_scene::through;
+use crate::support::process::{Process, Said, command, run};
+use crate::support::terraform::Terraform;
+
+/// `larder COMMAND prod dev` for both platforms, as somebody runs it beside the folders.
+async fn larder(command_name: &str, estate: &Estate, folder: &Folder, more: &[&str]) -> Said {
+    let config = folder.path().join("beside.toml");
+    let config = config.to_string_lossy();
+    let platforms = PLATFORMS.map(|platform| format!("--platform={platform}"));
+    let arguments = [&[command_name, "prod", "dev", &platforms[0], &platforms[1], "--config", &*config], more].concat();
+    let mut command = command(folder.path(), &arguments);
+    command.current_dir(estate.folder());
+    run(command).await
+}
+
+/// The configuration by which commands find a larder that took any port.
+fn write_beside(folder: &Folder, running: &Process) {
+    let text = format!(
+        "[admin]\nlisten = \"{}\"\n[store]\npath = {:?}\n",
+        running.admin().trim_start_matches("http://"),
+        folder.path()
+    );
+    std::fs::write(folder.path().join("beside.toml"), text).unwrap();
+}
+
+/// What a plan says of each thing that is not `have`: its name, with its platform.
+fn lacking(plan: &Value) -> BTreeSet<String> {
+    let items = plan["items"].as_array().unwrap().iter();
+    items.filter(|item| item["state"] != "have").map(called).collect()
+}
+
+fn called(item: &Value) -> String {
+    format!("{} {}", item["what"].as_str().unwrap(), item["platform"].as_str().unwrap_or(""))
+}
+
+/// The same plan, asked of the running larder over HTTP with a tar of the folders.
+async fn plan_of_tar(estate: &Estate, larder: &Process, token: &str) -> Value {
+    let mut tar = tar::Builder::new(Vec::new());
+    for folder in ["prod", "dev", "common"] {
+        tar.append_dir_all(folder, estate.folder().join(folder)).unwrap();
+    }
+    let query = "root=prod&root=dev&platform=linux_amd64&platform=darwin_arm64";
+    let request = client().post(format!("{}/admin/v1/plan?{query}", larder.admin())).bearer_auth(token);
+    let request = request.header("content-type", "application/x-tar").body(tar.into_inner().unwrap());
+    send(request).await.unwrap().expect(200).json()
+}
+
+/// Done when 1.
+#[tokio::test]
+async fn what_was_warmed_for_folders_installs_in_each_of_them_with_the_cable_pulled_and_plan_said_so() {
+    let Some(client) = Terraform::find() else { return };
+    let mut estate = Estate::new(&client).await;
+    let folder = Folder::new();
+    let running = Process::start(&Larder::mirroring(&estate.upstream).on(&folder), folder.path());
+    write_beside(&folder, &running);
+    estate.workspace.cli_config(&through(running.base()));
+
+    let before = larder("plan", &estate, &folder, &["--json"]).await;
+    assert_eq!(before.code, Some(1), "{before:?}");
+    let before: Value = serde_json::from_str(&before.out).unwrap_or_else(|_| panic!("{before:?}"));
+    assert_eq!((before["ready"].clone(), before["sums"]["have"].clone()), (json!(false), json!(0)), "{before:#}");
+
+    let warmed = larder("warm", &estate, &folder, &[]).await;
+    assert_eq!(warmed.code, Some(0), "{warmed:?}");
+    estate.upstream.stop().await;
+
+    let plan = larder("plan", &estate, &folder, &["--json"]).await;
+    assert_eq!(plan.code, Some(0), "{plan:?}");
+    let plan: Value = serde_json::from_str(&plan.out).unwrap();
+    let wanted: BTreeSet<String> = plan["items"].as_array().unwrap().iter().map(called).collect();
+    assert_eq!(wanted, before["items"].as_array().unwrap().iter().map(called).collect());
+    let modules = wanted.iter().filter(|what| what.contains("/test@")).count();
+    assert_eq!(modules, 10, "{wanted:#?}");
+    for root in ROOTS {
+        estate.init(root).await.expect_success();
+        for provider in estate.locked(root) {
+            assert!(PLATFORMS.iter().all(|platform| wanted.contains(&format!("{provider} {platform}"))), "{provider}");
+        }
+        estate.lock(root).await.expect_success();
+    }
+    assert!(estate.locked("prod").iter().any(|locked| locked.ends_with("acme/state@1.0.0")));
+    assert!(estate.locked("dev").iter().any(|locked| locked.ends_with("acme/state@2.1.0-rc.1")));
+    let providers: BTreeSet<&str> =
+        wanted.iter().filter(|what| !what.contains("/test@")).map(|what| what.split('@').next().unwrap()).collect();
+    assert!(providers.len() >= 8, "{providers:?}");
+
+    // Whatever is taken away, the plan misses it, and names it.
+    let token = std::fs::read_to_string(folder.path().join("admin-token")).unwrap();
+    let aside = folder.path().join("taken-away");
+    let mut named = BTreeSet::new();
+    for blob in folder.blobs() {
+        std::fs::rename(&blob, &aside).unwrap();
+        let plan = plan_of_tar(&estate, &running, &token).await;
+        std::fs::rename(&aside, &blob).unwrap();
+        assert_eq!(plan["ready"], false, "{plan:#}");
+        let lacking = lacking(&plan);
+        assert!(!lacking.is_empty() && lacking.is_subset(&wanted), "{lacking:?}");
+        named.extend(lacking);
+    }
+    assert_eq!(named, wanted);
+    // Of what leads to them, every sixth: each costs the retries at an upstream that is gone.
+    for record in [folder.files("names"), folder.files("documents")].concat().into_iter().step_by(6) {
+        std::fs::rename(&record, &aside).unwrap();
+        let plan = plan_of_tar(&estate, &running, &token).await;
+        std::fs::rename(&aside, &record).unwrap();
+        assert_eq!(plan["ready"], false, "{}: {plan:#}", record.display());
+    }
+    assert_eq!(plan_of_tar(&estate, &running, &token).await["ready"], true);
+    let taken = &folder.blobs()[0];
+    std::fs::remove_file(taken).unwrap();
+    let plan = larder("plan", &estate, &folder, &[]).await;
+    assert!(plan.code == Some(1) && plan.out.contains("init will not work"), "{plan:?}");
+}

@@ -1,0 +1,137 @@
+//! Bundles in parts, and their keys, as the commands make and take them.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::support::gap::{BundleKey, Sealed, settled_contents};
+use crate::support::larder::{Folder, Larder};
+use crate::support::process::{Said, command, run};
+use crate::support::upstream::{FakeUpstream, Provider};
+
+/// A store with some megabytes in it, and a key that signs.
+struct Site {
+    folder: Folder,
+    key: BundleKey,
+    _upstream: FakeUpstream,
+}
+
+impl Site {
+    async fn new() -> Self {
+        let (upstream, key, folder) = (FakeUpstream::start().await, BundleKey::new(), Folder::new());
+        for name in ["one", "two", "three"] {
+            upstream.publish(Provider::new("acme", name).size(1_500_000));
+        }
+        let config = key.signs(Larder::mirroring(&upstream)).on(&folder).config_text();
+        std::fs::write(folder.path().join("mirror.toml"), config).unwrap();
+        Self { folder, key, _upstream: upstream }
+    }
+
+    async fn create(&self, out: &Path, more: &[&str]) -> Said {
+        let config = self.folder.path().join("mirror.toml");
+        let arguments = ["bundle", "create", out.to_str().unwrap(), "--for", "acme/one", "acme/two", "acme/three"];
+        let platform = ["--platform", "linux_amd64", "--json", "--config", config.to_str().unwrap()];
+        run(command(self.folder.path(), &[&arguments[..], &platform, more].concat())).await
+    }
+
+    /// Applies what lies there to a new store; what was said, and what the store has then.
+    async fn apply(&self, from: &Path) -> (Said, std::collections::BTreeMap<String, Vec<u8>>) {
+        let there = Folder::new();
+        let config = there.path().join("mirror.toml");
+        std::fs::write(&config, self.key.sealed().on(&there).config_text()).unwrap();
+        let arguments = ["bundle", "apply", from.to_str().unwrap(), "--config", config.to_str().unwrap()];
+        let said = run(command(there.path(), &arguments)).await;
+        (said, settled_contents(self.key.sealed(), &there).await)
+    }
+}
+
+fn said_json(said: &Said) -> Value {
+    assert_eq!(said.code, Some(0), "{said:?}");
+    serde_json::from_str(said.out.lines().last().unwrap()).unwrap()
+}
+
+#[tokio::test]
+async fn parts_are_applied_as_one_and_a_part_that_is_missing_or_wrong_is_named() {
+    let (site, work) = (Site::new().await, tempfile::tempdir().unwrap());
+    let (whole, parts) = (work.path().join("gap.tar"), work.path().join("parts"));
+    said_json(&site.create(&whole, &[]).await);
+    let told = said_json(&site.create(&parts, &["--part-size", "2MiB"]).await);
+    assert_eq!(told["parts"], 3, "{told}");
+    let sizes: Vec<u64> =
+        (1..=3).map(|number| std::fs::metadata(parts.join(format!("part-0000{number}"))).unwrap().len()).collect();
+    assert_eq!(sizes[..2], [2 << 20, 2 << 20]);
+    let (said, of_parts) = site.apply(&parts).await;
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert!(site.apply(&whole).await.1 == of_parts);
+
+    let second = parts.join("part-00002");
+    let bytes = std::fs::read(&second).unwrap();
+    let mut altered = bytes.clone();
+    altered[1_000_000] ^= 1;
+    std::fs::write(&second, &altered).unwrap();
+    let (said, _) = site.apply(&parts).await;
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.err.contains("part-00002 is not what it was"), "{said:?}");
+    std::fs::remove_file(&second).unwrap();
+    let (said, kept) = site.apply(&parts).await;
+    assert_eq!(said.code, Some(1));
+    assert!(said.err.contains("part-00002 is missing") && kept.is_empty(), "{said:?}");
+    let (said, _) = site.apply(work.path()).await;
+    assert!(said.err.contains("a folder without larder-bundle.parts.json"), "{said:?}");
+}
+
+/// Run again after an interruption, what is there stays, and the rest is written.
+#[tokio::test]
+async fn what_an_interrupted_run_wrote_of_the_parts_is_used_by_the_next() {
+    let (site, work) = (Site::new().await, tempfile::tempdir().unwrap());
+    let parts = work.path().join("parts");
+    said_json(&site.create(&parts, &["--part-size", "1MiB"]).await);
+    let first = |name: &str| std::fs::read(parts.join(name)).unwrap();
+    let before: Vec<Vec<u8>> = (1..=4).map(|number| first(&format!("part-0000{number}"))).collect();
+    // As an interruption leaves it: no word that it is complete, one part half written, the last ones absent.
+    let list = parts.join("larder-bundle.parts.json");
+    let mut told: Value = serde_json::from_slice(&std::fs::read(&list).unwrap()).unwrap();
+    (told["complete"], told["parts"]) = (false.into(), serde_json::json!([]));
+    std::fs::write(&list, told.to_string()).unwrap();
+    std::fs::write(parts.join("part-00003"), &before[2][..600_000]).unwrap();
+    std::fs::remove_file(parts.join("part-00004")).unwrap();
+    let (said, _) = site.apply(&parts).await;
+    assert!(said.err.contains("not all parts are there"), "{said:?}");
+    let told = said_json(&site.create(&parts, &["--part-size", "1MiB"]).await);
+    assert!(told["bytes_there_already"].as_u64().unwrap() >= (2 << 20) + 600_000, "{told}");
+    let after: Vec<Vec<u8>> = (1..=4).map(|number| first(&format!("part-0000{number}"))).collect();
+    assert!(before == after);
+    assert_eq!(site.apply(&parts).await.0.code, Some(0));
+    let again = site.create(&parts, &["--part-size", "1MiB"]).await;
+    assert!(again.code == Some(1) && again.err.contains("there is a bundle in"), "{again:?}");
+}
+
+#[tokio::test]
+async fn a_key_is_made_once_for_its_owner_alone_and_signs_what_its_other_half_trusts() {
+    let folder = Folder::new();
+    let file = folder.path().join("bundle.key");
+    let make = async || run(command(folder.path(), &["bundle", "keygen", file.to_str().unwrap(), "--json"])).await;
+    let told = said_json(&make().await);
+    assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    let secret = std::fs::read_to_string(&file).unwrap();
+    let key = larder::bundle::SigningKey::parse(&secret).unwrap();
+    assert_eq!(told["public_key"], key.public().to_string());
+    assert!(!told.to_string().contains(secret.trim()));
+    let again = make().await;
+    assert!(again.code == Some(1) && std::fs::read_to_string(&file).unwrap() == secret, "{again:?}");
+}
+
+/// Nothing half written stands under the name of a bundle.
+#[tokio::test]
+async fn a_bundle_that_cannot_be_made_leaves_no_file_of_its_name() {
+    let (site, work) = (Site::new().await, tempfile::tempdir().unwrap());
+    let out = work.path().join("gap.tar");
+    let said = site.create(&out, &["--for", "acme/nobody"]).await;
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.err.contains("--partial") && !out.exists(), "{said:?}");
+    let said = site.create(&out, &["--partial", "--for", "acme/nobody"]).await;
+    assert!(said.code == Some(1) && out.exists(), "{said:?}");
+    let there = Sealed::new(site.key.sealed());
+    assert!(there.apply(std::fs::read(&out).unwrap(), &site.key.trust()).await.unwrap().ok);
+}

@@ -1,0 +1,386 @@
+//! Bundles that are not taken: nobody who is trusted made them, what is in them does not prove, or there is no place.
+
+use larder::bundle::{Entry, Inventory, Manifest, SigningKey, Writer};
+use serde_json::{Value, json};
+
+use crate::bundle_damage::publish_module;
+use crate::support::gap::{BundleKey, Sealed, bundle, contents, outcomes, refusal, sealed, warmed};
+use crate::support::git::{Format, pack};
+use crate::support::http::{client, get, send};
+use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::process::{Process, command, run};
+use crate::support::upstream::{FakeUpstream, Module, Provider, SigningKey as PublisherKey};
+
+/// A bundle of acme/null 1.2.0 for linux_amd64.
+async fn of_null(key: &BundleKey, provider: Provider) -> Vec<u8> {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(provider);
+    bundle(&upstream, key, &["acme/null"], &["linux_amd64"]).await
+}
+
+fn null() -> Provider {
+    Provider::new("acme", "null")
+}
+
+const NULL: &str = "registry.terraform.io/acme/null 1.2.0 for linux_amd64";
+
+/// The manifest of a bundle, and every file in it by its name.
+fn opened(bundle: &[u8]) -> (Manifest, Vec<(String, Vec<u8>)>) {
+    let mut archive = tar::Archive::new(bundle);
+    let mut files = Vec::new();
+    for entry in archive.entries().unwrap() {
+        let mut entry = entry.unwrap();
+        let mut bytes = Vec::new();
+        std::io::Read::read_to_end(&mut entry, &mut bytes).unwrap();
+        files.push((entry.path().unwrap().display().to_string(), bytes));
+    }
+    (Manifest::read(&files[0].1).unwrap(), files)
+}
+
+/// The same files under a manifest that somebody has changed, and who can make one that hangs together.
+fn tampered(bundle: &[u8], key: Option<&SigningKey>, change: impl Fn(&mut Entry)) -> Vec<u8> {
+    let (manifest, files) = opened(bundle);
+    let mut entries = manifest.entries;
+    entries.iter_mut().for_each(change);
+    let manifest = Manifest::new(manifest.created, None, entries);
+    let mut writer = Writer::begin(Vec::new(), &manifest, key).unwrap();
+    for (_, file) in manifest.files() {
+        let name = format!("sha256/{}", file.file.sha256);
+        let bytes = &files.iter().find(|(found, _)| *found == name).unwrap().1;
+        writer.file(&file, &bytes[..]).unwrap();
+    }
+    writer.end().unwrap()
+}
+
+#[tokio::test]
+async fn what_nobody_trusted_has_signed_is_refused_before_anything_is_changed() {
+    let (key, foreign) = (BundleKey::new(), BundleKey::new());
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(null());
+    let signed = bundle(&upstream, &foreign, &["acme/null"], &["linux_amd64"]).await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let job = warmed(&larder, &["acme/null"], &["linux_amd64"]).await;
+    let unsigned = crate::support::gap::bundle_of(&larder, &job, None).await;
+    let there = Sealed::new(key.sealed());
+    for (bytes, why) in [(&signed, "none of [bundle] trusted_keys"), (&unsigned, "it is not signed")] {
+        let said = there.apply(bytes.clone(), &key.trust()).await.unwrap_err().to_string();
+        assert!(said.contains(why) && said.contains("--unsigned"), "{said}");
+        assert!(contents(&there.folder).is_empty() && there.folder.files("receipts").is_empty());
+    }
+    let mut lenient = key.trust();
+    lenient.trust.unsigned = true;
+    for bytes in [signed, unsigned] {
+        let receipt = there.apply(bytes, &lenient).await.unwrap();
+        assert!(receipt.ok && !receipt.trusted, "{receipt:#?}");
+    }
+}
+
+/// Who says `--unsigned` trusts nobody but the publishers: their signatures are checked as ever.
+#[tokio::test]
+async fn a_manifest_that_lies_is_found_out_by_what_is_in_the_bundle() {
+    let key = BundleKey::new();
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(null().platform("linux_amd64").platform("darwin_arm64"));
+    publish_module(&upstream);
+    let bytes = bundle(&upstream, &key, &["acme/null", "acme/net/test"], &["linux_amd64"]).await;
+    let mut lenient = key.trust();
+    lenient.trust.unsigned = true;
+    type Lie = (&'static str, fn(&mut Entry), &'static str);
+    let lies: [Lie; 6] = [
+        (
+            "another platform",
+            |entry| {
+                if let Entry::Provider(entry) = entry {
+                    entry.platform = larder::address::Platform::parse("darwin_arm64").unwrap();
+                }
+            },
+            "download document",
+        ),
+        (
+            "another version",
+            |entry| {
+                if let Entry::Provider(entry) = entry {
+                    entry.version = larder::address::Version::parse("9.9.9").unwrap();
+                }
+            },
+            "is not where that of",
+        ),
+        (
+            "another signer",
+            |entry| {
+                if let Entry::Provider(entry) = entry {
+                    entry.signed_by = Some("F00D".to_owned());
+                }
+            },
+            "key F00D signed it",
+        ),
+        (
+            "another tree",
+            |entry| {
+                if let Entry::Module(entry) = entry {
+                    entry.tree = larder::digest::Digest::of(b"another");
+                }
+            },
+            "its tree has digest",
+        ),
+        (
+            "a folder that is not there",
+            |entry| {
+                if let Entry::Module(entry) = entry {
+                    entry.subdir = Some("not/there".to_owned());
+                }
+            },
+            "has no folder not/there",
+        ),
+        (
+            "a folder outside",
+            |entry| {
+                if let Entry::Module(entry) = entry {
+                    entry.subdir = Some("../..".to_owned());
+                }
+            },
+            "its subdir is no path",
+        ),
+    ];
+    for (lie, change, why) in lies {
+        let there = Sealed::new(key.sealed());
+        let receipt = there.apply(tampered(&bytes, None, change), &lenient).await.unwrap();
+        assert!(!receipt.ok);
+        let (_, said) = refusal(&receipt);
+        assert!(said.contains(why), "{lie}: {said}");
+        // What was refused left nothing behind that a client could be given.
+        let kept = contents(&there.folder);
+        assert_eq!(kept.keys().filter(|name| name.starts_with("names/")).count(), 1, "{lie}: {:?}", kept.keys());
+        // A key that is trusted makes nothing true.
+        let signed = tampered(&bytes, Some(&key.key), change);
+        let receipt = Sealed::new(key.sealed()).apply(signed, &key.trust()).await.unwrap();
+        assert!(refusal(&receipt).1.contains(why), "{lie}");
+    }
+}
+
+/// Promise 1: the bundle's own signature does not stand for the publisher's.
+#[tokio::test]
+async fn what_its_publisher_did_not_sign_is_refused_however_well_the_bundle_is_signed() {
+    let key = BundleKey::new();
+    let provider = null().signed_by(&PublisherKey::another());
+    let provider = provider.listed_keys(&[PublisherKey::another()]);
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(provider);
+    let lax = key.signs(Larder::mirroring(&upstream).with("verification = \"checksum\"")).start().await;
+    let job = warmed(&lax, &["acme/null"], &["linux_amd64"]).await;
+    let bytes = crate::support::gap::bundle_of(&lax, &job, None).await;
+    let there = Sealed::new(key.sealed());
+    let receipt = there.apply(bytes.clone(), &key.trust()).await.unwrap();
+    let (what, why) = refusal(&receipt);
+    assert_eq!(what, NULL);
+    assert!(why.contains("it does not prove"), "{why}");
+    assert!(there.folder.blobs().is_empty() && there.folder.staged().is_empty());
+    let lax = Sealed::new(key.is_trusted_by(sealed().with("verification = \"checksum\"")));
+    assert!(lax.apply(bytes, &key.trust()).await.unwrap().ok);
+}
+
+/// The same verdicts as for what an upstream sends: a stranger's new edition waits, with an alarm, until it is accepted.
+#[tokio::test]
+async fn a_version_that_a_stranger_published_anew_is_refused_until_it_is_accepted() {
+    let key = BundleKey::new();
+    let first = of_null(&key, null()).await;
+    let stranger = of_null(&key, null().edition(2).signed_by(&PublisherKey::another())).await;
+    let there = Sealed::new(key.sealed());
+    assert!(there.apply(first, &key.trust()).await.unwrap().ok);
+    let before = there.folder.blobs();
+    let receipt = there.apply(stranger.clone(), &key.trust()).await.unwrap();
+    let (what, why) = refusal(&receipt);
+    assert_eq!(what, NULL);
+    assert!(why.contains("published anew") && why.contains(&format!("--accept {HOST}/acme/null@1.2.0")), "{why}");
+    assert_eq!(there.folder.blobs(), before);
+    let alarms = there.mirror.alarms();
+    assert_eq!(alarms.len(), 1, "{alarms:?}");
+    let mut accepting = key.trust();
+    let host = larder::address::Hostname::parse(HOST).unwrap();
+    accepting.accept = vec![larder::address::What::parse("acme/null@1.2.0", &host).unwrap()];
+    let receipt = there.apply(stranger, &accepting).await.unwrap();
+    assert!(receipt.ok, "{receipt:#?}");
+    assert_eq!((there.folder.blobs().len(), there.mirror.alarms().len()), (2, 0));
+}
+
+/// A version that was never seen has no digests to differ from: only its key tells that a stranger made it.
+#[tokio::test]
+async fn a_key_that_nobody_knows_is_believed_only_of_a_bundle_that_somebody_trusted_has_signed() {
+    let (key, foreign) = (BundleKey::new(), BundleKey::new());
+    let next = || null().version("1.3.0").signed_by(&PublisherKey::another());
+    let there = Sealed::new(key.sealed());
+    assert!(there.apply(of_null(&key, null()).await, &key.trust()).await.unwrap().ok);
+    let before = there.folder.blobs();
+    let mut lenient = key.trust();
+    lenient.trust.unsigned = true;
+    for _ in 0..2 {
+        // Nothing of a refused one is remembered: it is as strange the second time.
+        let receipt = there.apply(of_null(&foreign, next()).await, &lenient).await.unwrap();
+        let (what, why) = refusal(&receipt);
+        assert_eq!(what, NULL.replace("1.2.0", "1.3.0"));
+        assert!(why.contains("none of the keys known for this provider"), "{why}");
+        assert_eq!(there.folder.blobs(), before);
+    }
+    assert!(there.apply(of_null(&key, next()).await, &key.trust()).await.unwrap().ok);
+}
+
+/// Clients read archives with a reader of their own: what another packer made may be another tree to them.
+#[tokio::test]
+async fn a_module_that_says_it_was_packed_by_another_packer_is_refused() {
+    let (key, upstream) = (BundleKey::new(), FakeUpstream::start().await);
+    publish_module(&upstream);
+    let made = bundle(&upstream, &key, &["acme/net/test"], &[]).await;
+    let other = tampered(&made, Some(&key.key), |entry| {
+        if let Entry::Module(module) = entry {
+            module.packer += 1;
+        }
+    });
+    let there = Sealed::new(key.sealed());
+    let receipt = there.apply(other, &key.trust()).await.unwrap();
+    let (_, why) = refusal(&receipt);
+    assert!(why.contains("another packer made it"), "{why}");
+    assert!(there.folder.blobs().is_empty());
+    assert!(there.apply(made, &key.trust()).await.unwrap().ok);
+}
+
+#[tokio::test]
+async fn a_new_edition_by_the_same_publisher_is_taken_with_an_alarm() {
+    let key = BundleKey::new();
+    let (first, second) = (of_null(&key, null()).await, of_null(&key, null().edition(2)).await);
+    let there = Sealed::new(key.sealed());
+    assert!(there.apply(first, &key.trust()).await.unwrap().ok);
+    assert!(there.apply(second, &key.trust()).await.unwrap().ok);
+    let alarms = serde_json::to_value(there.mirror.alarms()).unwrap();
+    assert_eq!(alarms[0]["kind"], "republished");
+}
+
+#[tokio::test]
+async fn a_module_whose_tree_is_another_than_the_one_seen_first_is_refused() {
+    let key = BundleKey::new();
+    let of = async |text: &str| {
+        let (upstream, folder) = (FakeUpstream::start().await, tempfile::tempdir().unwrap());
+        std::fs::write(folder.path().join("main.tf"), text).unwrap();
+        upstream.serve_file("/files/net.tar.gz", "application/gzip", pack(Format::TarGz, folder.path(), ""));
+        upstream.publish_module(Module::new("acme", "net", "test").at("/files/net.tar.gz"));
+        bundle(&upstream, &key, &["acme/net/test"], &[]).await
+    };
+    let (first, moved) = (of("output \"a\" {\n  value = 1\n}\n").await, of("output \"b\" {\n  value = 2\n}\n").await);
+    let there = Sealed::new(key.sealed());
+    assert!(there.apply(first, &key.trust()).await.unwrap().ok);
+    let before = contents(&there.folder);
+    let receipt = there.apply(moved.clone(), &key.trust()).await.unwrap();
+    let (what, why) = refusal(&receipt);
+    assert!(what.starts_with(&format!("{HOST}/acme/net/test@")), "{what}");
+    assert!(why.contains("the one that was seen first"), "{why}");
+    assert_eq!(there.mirror.alarms().len(), 1);
+    let after = contents(&there.folder);
+    let served = |name: &&String| name.starts_with("blobs/") || name.starts_with("names/");
+    assert!(before.keys().filter(served).eq(after.keys().filter(served)));
+    let mut accepting = key.trust();
+    let host = larder::address::Hostname::parse(HOST).unwrap();
+    accepting.accept = vec![larder::address::What::parse("acme/net/test", &host).unwrap()];
+    assert!(there.apply(moved, &accepting).await.unwrap().ok);
+}
+
+/// DESIGN 5: offline nothing is evicted, and an apply that does not fit is refused before it starts.
+#[tokio::test]
+async fn what_does_not_fit_is_refused_before_anything_of_it_is_taken() {
+    let key = BundleKey::new();
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(null().size(200_000));
+    upstream.publish(Provider::new("acme", "large").size(2_000_000));
+    let small = bundle(&upstream, &key, &["acme/null"], &["linux_amd64"]).await;
+    let both = bundle(&upstream, &key, &["acme/null", "acme/large"], &["linux_amd64"]).await;
+    let there = Sealed::new(key.is_trusted_by(sealed().store("max_size = \"1MiB\"")));
+    assert!(there.apply(small, &key.trust()).await.unwrap().ok);
+    let before = contents(&there.folder);
+    let said = there.apply(both.clone(), &key.trust()).await.unwrap_err().to_string();
+    assert!(said.contains("offline nothing is evicted"), "{said}");
+    assert!(contents(&there.folder) == before && there.folder.staged().is_empty());
+    let roomy = Sealed::new(key.is_trusted_by(sealed().store("max_size = \"4MiB\"")));
+    assert!(roomy.apply(both, &key.trust()).await.unwrap().ok);
+}
+
+#[tokio::test]
+async fn what_is_of_a_registry_that_is_none_here_is_refused_with_its_name() {
+    let key = BundleKey::new();
+    let bytes = of_null(&key, null()).await;
+    let elsewhere = Larder::builder().upstream("registry.example", "http://127.0.0.1:9/", "").network("offline = true");
+    let there = Sealed::new(key.is_trusted_by(elsewhere));
+    let said = there.apply(bytes, &key.trust()).await.unwrap_err().to_string();
+    assert!(said.contains(&format!("the bundle is of {HOST}")) && said.contains("[[upstream]]"), "{said}");
+    assert!(contents(&there.folder).is_empty());
+}
+
+/// Over HTTP each of these has a status, and nothing was taken; one at a time.
+#[tokio::test]
+async fn the_admin_listener_refuses_before_it_takes_anything() {
+    let key = BundleKey::new();
+    let bytes = of_null(&key, null().size(2_000_000)).await;
+    let folder = Folder::new();
+    let store = "max_size = \"1MiB\"";
+    let tight = Process::start(&key.is_trusted_by(sealed().store(store)).on(&folder), folder.path());
+    let token = std::fs::read_to_string(folder.path().join("admin-token")).unwrap();
+    let apply = async |body: Vec<u8>| {
+        let request = client().post(format!("{}/admin/v1/bundle/apply", tight.admin())).bearer_auth(&token);
+        send(request.header("content-type", "application/x-tar").body(body)).await.unwrap()
+    };
+    let said = apply(bytes.clone()).await.expect(507).json();
+    assert!(said["errors"][0].as_str().unwrap().contains("there is room for"), "{said}");
+    let unsigned = tampered(&bytes, None, |_| {});
+    let said = apply(unsigned).await.expect(400).json();
+    assert!(said["errors"][0].as_str().unwrap().contains("not signed"), "{said}");
+    assert!(contents(&folder).is_empty());
+    let inventory = get(&format!("{}/admin/v1/inventory", tight.admin())).await.expect(200);
+    assert!(Inventory::read(&inventory.body).unwrap().is_empty());
+}
+
+/// The commands say the same, and end with 1.
+#[tokio::test]
+async fn a_command_says_why_a_bundle_is_refused() {
+    let key = BundleKey::new();
+    let bytes = of_null(&key, null()).await;
+    let folder = Folder::new();
+    let (config, file) = (folder.path().join("mirror.toml"), folder.path().join("gap.tar"));
+    std::fs::write(&config, sealed().on(&folder).config_text()).unwrap();
+    std::fs::write(&file, &bytes).unwrap();
+    let apply = async |more: &[&str]| {
+        let arguments = ["bundle", "apply", file.to_str().unwrap(), "--config", config.to_str().unwrap()];
+        run(command(folder.path(), &[&arguments[..], more].concat())).await
+    };
+    let said = apply(&[]).await;
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.err.contains("none of [bundle] trusted_keys"), "{said:?}");
+    let said = apply(&["--unsigned"]).await;
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert!(said.out.contains("which is not known here"), "{said:?}");
+    let mut altered = bytes.clone();
+    let at = altered.len() - 1024 - 700;
+    altered[at] ^= 1;
+    std::fs::write(&file, &altered).unwrap();
+    let said = apply(&["--unsigned", "--json"]).await;
+    assert_eq!(said.code, Some(1), "{said:?}");
+    let last: Value = serde_json::from_str(said.out.lines().last().unwrap()).unwrap();
+    assert_eq!((last["step"].clone(), last["receipt"]["ok"].clone()), (json!("done"), json!(false)));
+}
+
+/// What is wrong with one thing is no reason to leave out the rest.
+#[tokio::test]
+async fn what_is_refused_keeps_nothing_else_out() {
+    let key = BundleKey::new();
+    let upstream = FakeUpstream::start().await;
+    for name in ["one", "two", "three"] {
+        upstream.publish(Provider::new("acme", name));
+    }
+    let mut bytes = bundle(&upstream, &key, &["acme/one", "acme/two", "acme/three"], &["linux_amd64"]).await;
+    let zip = upstream.archive_bytes("acme", "three", "1.2.0", "linux_amd64");
+    let at = bytes.windows(zip.len()).position(|window| window == zip).unwrap();
+    bytes[at + 99] ^= 0x20;
+    let there = Sealed::new(key.sealed());
+    let receipt = there.apply(bytes, &key.trust()).await.unwrap();
+    let (what, why) = refusal(&receipt);
+    assert_eq!(what, format!("{HOST}/acme/three 1.2.0 for linux_amd64"));
+    assert!(why.contains("its archive was altered"), "{why}");
+    let applied = outcomes(&receipt).into_iter().filter(|(_, word)| word == "applied").count();
+    assert_eq!((applied, there.folder.blobs().len()), (receipt.entries.len() - 1, 2));
+}

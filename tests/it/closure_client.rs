@@ -1,0 +1,120 @@
+//! What a plan names is what the real client chooses: for dozens of configurations, the providers of the lock file that
+//! `terraform init` writes, and the modules that it installs, are those of the plan, and no others.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use crate::support::configurations::{Configuration, publish};
+use crate::support::http::{client, send};
+use crate::support::larder::Larder;
+use crate::support::module_scene::through;
+use crate::support::terraform::{Terraform, Workspace};
+use crate::support::upstream::FakeUpstream;
+
+/// How many configurations there are.
+const CONFIGURATIONS: u64 = 90;
+
+/// What a client chose, or what a plan names: `ADDRESS@VERSION`.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Chosen {
+    providers: BTreeSet<String>,
+    modules: BTreeSet<String>,
+}
+
+/// What `init` left in a folder.
+fn installed(workspace: &Workspace, root: &str) -> Chosen {
+    let read = |path: &str| std::fs::read_to_string(workspace.path().join(root).join(path)).unwrap_or_default();
+    let mut chosen = Chosen::default();
+    let mut address = String::new();
+    for line in read(".terraform.lock.hcl").lines() {
+        if let Some(label) = line.strip_prefix("provider \"") {
+            address = label.trim_end_matches("\" {").to_owned();
+        } else if let Some(version) = line.trim().strip_prefix("version") {
+            chosen.providers.insert(format!("{address}@{}", version.trim_matches([' ', '=', '"'])));
+        }
+    }
+    let modules: Value = serde_json::from_str(&read(".terraform/modules/modules.json")).unwrap_or_default();
+    for module in modules["Modules"].as_array().into_iter().flatten() {
+        if let Some(version) = module["Version"].as_str() {
+            let source = module["Source"].as_str().unwrap().split("//").next().unwrap().to_owned();
+            chosen.modules.insert(format!("{source}@{version}"));
+        }
+    }
+    chosen
+}
+
+/// What a plan for these folders names, and what it says that cannot be had.
+async fn planned(larder: &Larder, configuration: &Configuration, roots: &[&str]) -> (Chosen, Vec<String>) {
+    let body = json!({ "files": configuration.files, "roots": roots });
+    let request = client().post(format!("{}/admin/v1/plan", larder.admin())).bearer_auth(larder.token());
+    let request = request.header("content-type", "application/json").body(body.to_string());
+    let plan = send(request).await.unwrap().expect(200).json();
+    let (mut chosen, mut cannot) = (Chosen::default(), Vec::new());
+    for item in plan["items"].as_array().unwrap() {
+        let what = item["what"].as_str().unwrap().to_owned();
+        match (item["state"].as_str().unwrap(), item["platform"].as_str()) {
+            ("cannot", _) => cannot.push(item.to_string()),
+            (_, Some(_)) => drop(chosen.providers.insert(what)),
+            (_, None) => drop(chosen.modules.insert(what)),
+        }
+    }
+    (chosen, cannot)
+}
+
+/// Whether the client could install each root; and what a plan says otherwise than it did.
+async fn compare(client: &Terraform, larder: &Larder, number: u64) -> (Vec<bool>, Vec<String>) {
+    let configuration = Configuration::of(number);
+    let workspace = client.workspace();
+    workspace.cli_config(&through(larder.base()));
+    for (path, text) in &configuration.files {
+        let path = workspace.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+    let mut all = Chosen::default();
+    let (mut went_well, mut otherwise) = (Vec::new(), Vec::new());
+    for root in &configuration.roots {
+        let (plan, cannot) = planned(larder, &configuration, &[root]).await;
+        let init = workspace.run(&[&format!("-chdir={root}"), "init", "-no-color", "-input=false"]).await;
+        let chosen = installed(&workspace, root);
+        if init.status.success() != cannot.is_empty() || (init.status.success() && plan != chosen) {
+            let files = &configuration.files;
+            otherwise.push(format!(
+                "configuration {number}, {root}: {files:#?}\n{}\nchosen: {chosen:#?}\nplanned: {plan:#?}\n{cannot:#?}",
+                init.text
+            ));
+        }
+        all.providers.extend(plan.providers);
+        all.modules.extend(plan.modules);
+        went_well.push(init.status.success());
+    }
+    // Without a word about roots, they are found: the plan is that of all of them together.
+    let (together, _) = planned(larder, &configuration, &[]).await;
+    if together != all {
+        otherwise.push(format!("configuration {number}: {:#?}\n{together:#?}\n{all:#?}", configuration.files));
+    }
+    (went_well, otherwise)
+}
+
+/// Done when 7.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_plan_names_exactly_what_the_real_client_chooses() {
+    let Some(client) = Terraform::find() else { return };
+    let upstream = FakeUpstream::start().await;
+    publish(&upstream);
+    let larder = Larder::mirroring(&upstream).start().await;
+    let larder = &larder;
+    let (mut went_well, mut otherwise) = (Vec::new(), Vec::new());
+    for numbers in (0..CONFIGURATIONS).collect::<Vec<_>>().chunks(3) {
+        let each = numbers.iter().map(|number| compare(&client, larder, *number));
+        for (well, other) in futures_util::future::join_all(each).await {
+            went_well.extend(well);
+            otherwise.extend(other);
+        }
+    }
+    assert!(otherwise.is_empty(), "{} of {}:\n{}", otherwise.len(), went_well.len(), otherwise.join("\n\n"));
+    // Both ways to end are seen often enough to mean something.
+    let successes = went_well.iter().filter(|well| **well).count();
+    assert!(successes >= 30 && went_well.len() - successes >= 8, "{successes} of {}", went_well.len());
+}

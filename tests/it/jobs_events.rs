@@ -1,0 +1,161 @@
+//! Following a job: all of it first, then each item that changes, then its end; and nobody who follows holds it up.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use reqwest::Response;
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use crate::support::http::{client, send};
+use crate::support::larder::Larder;
+use crate::support::process::eventually;
+use crate::support::upstream::{FakeUpstream, Provider, Target};
+use crate::warming::{Desk, states};
+
+const HALF: usize = 1_500_000;
+
+/// The events of a job, as they come.
+struct Following {
+    response: Response,
+    text: String,
+}
+
+impl Following {
+    async fn of(larder: &Larder, path: &str) -> Self {
+        let response = client().get(format!("{}{path}/events", larder.admin())).send().await.unwrap();
+        assert_eq!(response.status(), 200);
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        Self { response, text: String::new() }
+    }
+
+    /// The next event and its data; nothing once the stream has ended.
+    async fn next(&mut self) -> Option<(String, Value)> {
+        loop {
+            if let Some((event, rest)) = self.text.split_once("\n\n") {
+                let (event, rest) = (event.to_owned(), rest.to_owned());
+                self.text = rest;
+                let Some((name, data)) = event.split_once('\n') else { continue };
+                let data = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
+                return Some((name.strip_prefix("event: ").unwrap().to_owned(), data));
+            }
+            let piece = timeout(Duration::from_secs(30), self.response.chunk()).await.expect("an event").unwrap()?;
+            self.text.push_str(std::str::from_utf8(&piece).unwrap());
+        }
+    }
+}
+
+async fn upstream_of(names: &[&str]) -> FakeUpstream {
+    let upstream = FakeUpstream::start().await;
+    names.iter().for_each(|name| upstream.publish(Provider::new("acme", name).size(2 * HALF)));
+    upstream
+}
+
+fn told(names: &[&str]) -> Value {
+    let what: Vec<String> = names.iter().map(|name| format!("acme/{name}")).collect();
+    json!({ "what": what, "platforms": ["linux_amd64"] })
+}
+
+#[tokio::test]
+async fn whoever_follows_a_job_is_told_all_of_it_then_what_changes_then_its_end() {
+    let upstream = upstream_of(&["one", "two", "three"]).await;
+    let gate = upstream.hold_after(Target::Archive.of("-two_"), HALF);
+    let larder = Larder::mirroring(&upstream).start().await;
+    let desk = Desk::of(&larder);
+    let path = desk.begin(&told(&["one", "two", "three", "never"])).await;
+    let mut following = Following::of(&larder, &path).await;
+    let (name, mut job) = following.next().await.unwrap();
+    assert_eq!((name.as_str(), &job["id"], states(&job).len()), ("job", &json!(path.rsplit('/').next().unwrap()), 4));
+    let mut seen_half = false;
+    let end = loop {
+        let (name, data) = following.next().await.expect("an end");
+        match name.as_str() {
+            "item" => {
+                seen_half |= data["number"] == 1 && data["state"] == "fetching" && data["bytes"] == HALF;
+                let mut item = data.clone();
+                let number = item.as_object_mut().unwrap().remove("number").unwrap().as_u64().unwrap() as usize;
+                job["items"][number] = item;
+            }
+            "job" => job = data,
+            "end" => break data,
+            other => panic!("{other}: {data}"),
+        }
+        if seen_half {
+            gate.open();
+        }
+    };
+    assert!(seen_half, "the progress of an archive was not told");
+    assert_eq!(following.next().await, None, "something follows the end");
+    let last = desk.job(&path).await;
+    assert_eq!(job["items"], last["items"], "what was told does not come to what is");
+    assert_eq!((&end["state"], &end["ended"], &end["items"]["fetched"]), (&json!("failed"), &last["ended"], &json!(3)));
+
+    // Of one that has ended, all at once; and to who only asks for the head, that.
+    let mut later = Following::of(&larder, &path).await;
+    assert_eq!(later.next().await.unwrap(), ("job".to_owned(), last));
+    assert_eq!(later.next().await.unwrap(), ("end".to_owned(), end));
+    assert_eq!(later.next().await, None);
+    let head = send(client().head(format!("{}{path}/events", larder.admin()))).await.unwrap().expect(200);
+    assert_eq!((head.header("content-type"), head.body.len()), ("text/event-stream", 0));
+}
+
+/// Promise 11: what one reader has not taken yet is bounded by the job, however long it runs.
+#[tokio::test]
+async fn many_may_follow_and_one_that_reads_nothing_holds_up_nobody() {
+    let upstream = upstream_of(&["one", "two"]).await;
+    let gate = upstream.hold_after(Target::Archive, HALF);
+    let larder = Larder::mirroring(&upstream).start().await;
+    let desk = Desk::of(&larder);
+    let path = desk.begin(&told(&["one", "two"])).await;
+    let idle = Following::of(&larder, &path).await;
+    let mut followers = Vec::new();
+    for _ in 0..20 {
+        followers.push(Following::of(&larder, &path).await);
+    }
+    gate.open();
+    assert_eq!(desk.ended(&path).await["state"], "done");
+    for mut follower in followers {
+        let mut items = BTreeMap::new();
+        let end = loop {
+            match follower.next().await.expect("an end") {
+                (name, data) if name == "item" => drop(items.insert(data["number"].as_u64(), data)),
+                (name, data) if name == "end" => break data,
+                _ => {}
+            }
+        };
+        assert_eq!(end["items"]["fetched"], 2);
+        assert!(items.values().all(|item| item["state"] == "fetched"), "{items:?}");
+    }
+    drop(idle);
+}
+
+#[tokio::test]
+async fn a_job_that_is_cancelled_tells_its_end_and_a_larder_that_stops_ends_the_stream_at_once() {
+    let upstream = upstream_of(&["one", "two"]).await;
+    let _gate = upstream.hold_after(Target::Archive, HALF);
+    let larder = Larder::mirroring(&upstream).start().await;
+    let desk = Desk::of(&larder);
+    let path = desk.begin(&told(&["one"])).await;
+    let mut following = Following::of(&larder, &path).await;
+    upstream.wait_for(Target::Archive, 1).await;
+    desk.send("DELETE", &path, "application/json", "").await.expect(200);
+    let end = loop {
+        match following.next().await.expect("an end") {
+            (name, data) if name == "end" => break data,
+            _ => {}
+        }
+    };
+    assert_eq!((&end["state"], &end["items"]["cancelled"]), (&json!("cancelled"), &json!(1)));
+
+    let path = desk.begin(&told(&["two"])).await;
+    let mut following = Following::of(&larder, &path).await;
+    assert_eq!(following.next().await.unwrap().0, "job");
+    let folder = timeout(Duration::from_secs(10), larder.stop()).await.expect("a reader holds up the stop");
+    let rest = async || following.next().await.is_none().then_some(());
+    eventually("the stream ends", rest).await;
+
+    // It goes on where it was, for whoever follows it then.
+    let larder = Larder::mirroring(&upstream).on(&folder).start().await;
+    let mut following = Following::of(&larder, &path).await;
+    assert_eq!(following.next().await.unwrap().1["state"], "running");
+}

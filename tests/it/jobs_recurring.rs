@@ -1,0 +1,278 @@
+//! Warm-ups that run again and again: at the start unless they ran lately, then in their interval, sooner after a
+//! failure; and what a reload makes of them.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::support::http::get;
+use crate::support::larder::{Builder, Folder, HOST, Larder};
+use crate::support::process::{Process, eventually, run};
+use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
+use crate::warming::{Desk, both, items};
+use crate::{operator, support::process::command};
+
+const HOUR: Duration = Duration::from_secs(3600);
+const MINUTE: Duration = Duration::from_secs(60);
+
+async fn upstream() -> FakeUpstream {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(both(Provider::new("acme", "null")));
+    upstream
+}
+
+fn recurring(builder: Builder, what: &str) -> Builder {
+    builder.with(&format!("[[warm]]\nwhat = {what}\nplatforms = [\"linux_amd64\"]\nevery = \"1d\""))
+}
+
+/// The jobs, the newest first.
+async fn jobs(larder: &Larder) -> Vec<Value> {
+    let listed = get(&format!("{}/admin/v1/jobs", larder.admin())).await.expect(200).json();
+    listed["jobs"].as_array().unwrap().clone()
+}
+
+/// What the status tells of the first of them.
+async fn told(larder: &Larder) -> Value {
+    get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json()["warm_ups"][0].clone()
+}
+
+/// How the first of them ran last, once that was at another time, or in another way, than this.
+async fn ran(larder: &Larder, before: &Value) -> Value {
+    eventually("it has run", async || {
+        let told = told(larder).await;
+        Some(told["last"].clone()).filter(|last| !last.is_null() && last != before && told["running"].is_null())
+    })
+    .await
+}
+
+async fn job_of(larder: &Larder, last: &Value) -> Value {
+    Desk::of(larder).job(&format!("/admin/v1/jobs/{}", last["job"].as_str().unwrap())).await
+}
+
+#[tokio::test]
+async fn it_runs_at_the_start_and_again_in_its_interval_and_a_restart_does_not_repeat_it() {
+    let upstream = upstream().await;
+    let larder = recurring(Larder::mirroring(&upstream), "[\"acme/null@~> 1.0\"]").start().await;
+    let first = ran(&larder, &Value::Null).await;
+    assert_eq!((&first["state"], &first["items"]["fetched"]), (&"done".into(), &1.into()), "{first}");
+    assert_eq!(items(&job_of(&larder, &first).await), ["null@1.2.0 linux_amd64 fetched"]);
+    let clock = larder.clock.clone();
+    let folder = larder.stop().await;
+
+    upstream.publish(both(Provider::new("acme", "null").version("1.3.0")));
+    upstream.forget_requests();
+    clock.advance(10 * HOUR);
+    let again = || recurring(Larder::mirroring(&upstream), "[\"acme/null@~> 1.0\"]").on(&folder).clock(&clock);
+    let larder = again().start().await;
+    let told_now = told(&larder).await;
+    assert_eq!((&told_now["last"], &told_now["running"]), (&first, &Value::Null));
+    assert_eq!(told_now["next"].as_u64(), Some(first["ended"].as_u64().unwrap() + 24 * 3600));
+    assert_eq!((jobs(&larder).await.len(), upstream.requests().len()), (1, 0), "it ran although it had");
+
+    // With as much jitter as there can be.
+    clock.advance(16 * HOUR);
+    let second = ran(&larder, &first).await;
+    assert_eq!(items(&job_of(&larder, &second).await), ["null@1.3.0 linux_amd64 fetched"]);
+    // Of each, only the last run is kept in mind.
+    assert_eq!(jobs(&larder).await.len(), 1);
+    let folder = larder.stop().await;
+    // What was due meanwhile runs at the start.
+    clock.advance(30 * HOUR);
+    let larder = again().on(&folder).start().await;
+    assert_eq!(ran(&larder, &second).await["items"]["held"], 1);
+}
+
+#[tokio::test]
+async fn one_that_failed_is_tried_again_less_and_less_often() {
+    let upstream = upstream().await;
+    upstream.fault(Target::Versions, Fault::Status(404));
+    let builder = recurring(Larder::mirroring(&upstream).with("fresh = { not_found = \"0s\" }"), "[\"acme/null\"]");
+    let larder = builder.start().await;
+    let first = ran(&larder, &Value::Null).await;
+    assert_eq!((&first["state"], &first["failures"]), (&"failed".into(), &1.into()), "{first}");
+    let next = |told: &Value| told["next"].as_u64().unwrap() - told["last"]["ended"].as_u64().unwrap();
+    assert_eq!(next(&told(&larder).await), 300);
+    larder.clock.advance(6 * MINUTE);
+    let second = ran(&larder, &first).await;
+    assert_eq!((&second["failures"], next(&told(&larder).await)), (&2.into(), 600));
+    upstream.heal();
+    larder.clock.advance(11 * MINUTE);
+    let third = ran(&larder, &second).await;
+    assert_eq!((&third["state"], &third["failures"]), (&"done".into(), &0.into()));
+    assert_eq!(next(&told(&larder).await), 24 * 3600);
+}
+
+/// Files are read anew for each run, and what is wrong with them then is told.
+#[tokio::test]
+async fn a_lock_file_is_read_anew_each_time() {
+    let upstream = upstream().await;
+    upstream.publish(both(Provider::new("acme", "null").version("1.3.0")));
+    let folder = Folder::new();
+    let lock = folder.path().join("prod.lock.hcl");
+    let write = |version: &str| {
+        let text = format!("provider \"{HOST}/acme/null\" {{\n  version = \"{version}\"\n}}\n");
+        std::fs::write(&lock, text).unwrap();
+    };
+    write("1.2.0");
+    let larder = recurring(Larder::mirroring(&upstream), &format!("[{lock:?}]")).start().await;
+    let first = ran(&larder, &Value::Null).await;
+    assert_eq!(items(&job_of(&larder, &first).await), ["null@1.2.0 linux_amd64 fetched"]);
+    write("1.3.0");
+    larder.clock.advance(26 * HOUR);
+    let second = ran(&larder, &first).await;
+    assert_eq!(items(&job_of(&larder, &second).await), ["null@1.3.0 linux_amd64 fetched"]);
+    std::fs::remove_file(&lock).unwrap();
+    larder.clock.advance(26 * HOUR);
+    let third = ran(&larder, &second).await;
+    assert!(third["error"].as_str().unwrap().contains("prod.lock.hcl cannot be read"), "{third}");
+    assert_eq!((&third["job"], &third["failures"]), (&Value::Null, &1.into()));
+}
+
+#[tokio::test]
+async fn a_reload_takes_them_over_and_offline_none_runs() {
+    let upstream = upstream().await;
+    upstream.publish(both(Provider::new("acme", "other")));
+    let offline = recurring(Larder::mirroring(&upstream).network("offline = true"), "[\"acme/null\"]");
+    let larder = offline.start().await;
+    assert_eq!(told(&larder).await["next"], Value::Null);
+    larder.reload(recurring(Larder::mirroring(&upstream), "[\"acme/null\"]")).await.unwrap();
+    let first = ran(&larder, &Value::Null).await;
+    assert_eq!((&first["state"], jobs(&larder).await.len()), (&"done".into(), 1));
+    larder.reload(recurring(Larder::mirroring(&upstream), "[\"acme/other\"]")).await.unwrap();
+    let other = ran(&larder, &Value::Null).await;
+    assert_eq!(items(&job_of(&larder, &other).await), ["other@1.2.0 linux_amd64 fetched"]);
+    larder.reload(Larder::mirroring(&upstream)).await.unwrap();
+    assert_eq!(told(&larder).await, Value::Null);
+    larder.clock.advance(26 * HOUR);
+    // Somebody else's job shows that nothing else came before it.
+    Desk::of(&larder).warm(&serde_json::json!({ "what": ["acme/null"] })).await;
+    assert_eq!(jobs(&larder).await.len(), 3);
+}
+
+#[tokio::test]
+async fn more_of_them_than_may_run_wait_and_leave_a_place_to_whoever_asks() {
+    let upstream = FakeUpstream::start().await;
+    let names: Vec<String> = (0..12).map(|number| format!("p{number}")).collect();
+    names.iter().for_each(|name| upstream.publish(Provider::new("acme", name).size(100_000)));
+    let gate = upstream.hold_after(Target::Archive, 1000);
+    let builder = names
+        .iter()
+        .fold(Larder::mirroring(&upstream), |builder, name| recurring(builder, &format!("[\"acme/{name}\"]")));
+    let larder = builder.start().await;
+    let running = async || jobs(&larder).await.iter().filter(|job| job["state"] == "running").count();
+    eventually("all places but one are taken", async || (running().await == 7).then_some(())).await;
+    let desk = Desk::of(&larder);
+    desk.begin(&serde_json::json!({ "what": ["acme/p0"], "platforms": ["linux_amd64"] })).await;
+    assert_eq!(running().await, 8);
+    gate.open();
+    let all = eventually("each has run", async || {
+        let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
+        let all: Vec<Value> = status["warm_ups"].as_array().unwrap().iter().map(|one| one["last"].clone()).collect();
+        all.iter().all(|last| !last.is_null()).then_some(all)
+    })
+    .await;
+    assert_eq!(all.len(), 12);
+    assert!(all.iter().all(|last| last["state"] == "done" && last["failures"] == 0), "{all:?}");
+}
+
+#[tokio::test]
+async fn a_run_that_ends_after_a_reload_that_took_larder_offline_is_noted_and_not_repeated() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").size(100_000));
+    let gate = upstream.hold_after(Target::Archive, 1000);
+    let builder = || recurring(Larder::mirroring(&upstream), "[\"acme/null\"]");
+    let larder = builder().start().await;
+    upstream.wait_for(Target::Archive, 1).await;
+    let run = told(&larder).await["running"].clone();
+    assert!(run.is_string(), "{run}");
+    larder.reload(builder().network("offline = true")).await.unwrap();
+    gate.open();
+    let last = ran(&larder, &Value::Null).await;
+    assert_eq!((&last["job"], told(&larder).await["next"].is_null()), (&run, true), "{last}");
+    larder.reload(builder()).await.unwrap();
+    let now = told(&larder).await;
+    assert_eq!((&now["last"], &now["running"]), (&last, &Value::Null));
+    assert!(now["next"].as_u64() > last["ended"].as_u64(), "{now}");
+}
+
+/// Nothing recurs offline: neither does what a restart has interrupted, and nobody is told that it is missing.
+#[tokio::test]
+async fn a_run_that_a_restart_interrupted_does_not_go_on_offline_and_begins_anew_later() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").size(100_000));
+    let gate = upstream.hold_after(Target::Archive, 1000);
+    let folder = Folder::new();
+    let builder = || recurring(Larder::mirroring(&upstream), "[\"acme/null\"]").on(&folder);
+    let larder = Process::start(&builder(), folder.path());
+    upstream.wait_for(Target::Archive, 1).await;
+    larder.kill();
+    gate.open();
+    upstream.forget_requests();
+    let status = async |larder: &Process| get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
+    let larder = Process::start(&builder().network("offline = true"), folder.path());
+    let now = status(&larder).await;
+    let one = &now["warm_ups"][0];
+    assert_eq!((&one["running"], &one["last"], &one["next"]), (&Value::Null, &Value::Null, &Value::Null), "{now}");
+    assert!(!now["missing"].to_string().contains("acme/null"), "{now}");
+    assert_eq!(larder.terminate().await, Some(0));
+    assert_eq!((upstream.requests().len(), folder.files("jobs").len()), (0, 0));
+    let larder = Process::start(&builder(), folder.path());
+    let last = eventually("it has run", async || {
+        Some(status(&larder).await["warm_ups"][0]["last"].clone()).filter(|last| !last.is_null())
+    })
+    .await;
+    assert_eq!(last["state"], "done");
+    assert_eq!(larder.terminate().await, Some(0));
+}
+
+/// A share that is mounted late keeps no client waiting.
+#[tokio::test]
+async fn what_is_written_as_a_path_may_be_missing_and_is_looked_for_each_time() {
+    let upstream = upstream().await;
+    let mut site = operator::Site::new(&upstream);
+    site.text += "[[warm]]\nwhat = [\"./gone\", \"no.lock.hcl\"]\nplatforms = [\"linux_amd64\"]\n";
+    let said = site.run(&["check"]).await;
+    assert_eq!(said.code, Some(0), "{said:?}");
+    for part in ["warm.what", "no file and no folder \"./gone\"", "\"no.lock.hcl\"", "looked for again"] {
+        assert!(said.err.contains(part), "{part} is not in {}", said.err);
+    }
+    let larder = site.serve();
+    let last = eventually("it has tried", async || {
+        let status = get(&format!("{}/admin/v1/status", larder.admin())).await.json();
+        Some(status["warm_ups"][0]["last"].clone()).filter(|last| !last.is_null())
+    })
+    .await;
+    for part in ["gone cannot be read", "no.lock.hcl cannot be read"] {
+        assert!(last["error"].as_str().unwrap().contains(part), "{last}");
+    }
+    assert_eq!(larder.terminate().await, Some(0));
+}
+
+/// Section 3: `check` reports every problem, and `status` tells where no larder runs, too.
+#[tokio::test]
+async fn check_says_what_is_wrong_with_them_and_status_tells_of_them_without_a_larder() {
+    let upstream = upstream().await;
+    let mut site = operator::Site::new(&upstream);
+    let good = site.text.clone();
+    site.text = format!(
+        "{good}[[warm]]\nwhat = [\"acme/null@=> 1\", \"~/gone\"]\nplatforms = [\"linux\"]\nevery = \"1m\"\nclient = \"tofu\"\n[[warm]]\npin = true\n"
+    );
+    let said = site.run(&["check"]).await;
+    assert_eq!(said.code, Some(78), "{said:?}");
+    for part in ["=> 1", "no shell puts your home folder", "\"linux\"", "the 5m", "\"tofu\"", "missing"] {
+        assert!(said.err.contains(part), "{part} is not in {}", said.err);
+    }
+    site.text = format!("{good}[[warm]]\nwhat = [\"acme/null\"]\nplatforms = [\"linux_amd64\"]\n");
+    assert_eq!(site.run(&["check"]).await.code, Some(0));
+    let larder = site.serve();
+    let last = eventually("it has run", async || {
+        let status = get(&format!("{}/admin/v1/status", larder.admin())).await.json();
+        Some(status["warm_ups"][0]["last"].clone()).filter(|last| !last.is_null())
+    });
+    assert_eq!(last.await["state"], "done");
+    assert_eq!(larder.terminate().await, Some(0));
+    let file = site.file();
+    let status = ["status", "--config", file.to_str().unwrap()];
+    let said = run(command(site.home.path(), &status)).await;
+    assert!(said.out.contains("every 1 day: 1 archive held, 1 of them new"), "{said:?}");
+}

@@ -1,0 +1,308 @@
+//! Jobs and restarts: one that had not ended goes on under its name and fetches nothing twice; one that had is listed as
+//! it ended.
+
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+use crate::operator::Site;
+use crate::support::http::get;
+use crate::support::larder::{Builder, Folder, Larder};
+use crate::support::process::{Process, command, eventually, serving};
+use crate::support::upstream::{FakeUpstream, Fault, Provider, RecordedRequest, Target};
+use crate::warming::{Desk, error, states};
+
+const HALF: usize = 1_500_000;
+
+fn token(folder: &Folder) -> String {
+    std::fs::read_to_string(folder.path().join("admin-token")).unwrap()
+}
+
+fn start(builder: &Builder, folder: &Folder) -> (Process, Desk) {
+    let larder = Process::start(builder, folder.path());
+    let desk = Desk::at(&larder, token(folder));
+    (larder, desk)
+}
+
+fn told(names: &[String]) -> Value {
+    let what: Vec<String> = names.iter().map(|name| format!("acme/{name}")).collect();
+    json!({ "what": what, "platforms": ["linux_amd64"] })
+}
+
+fn names(first: usize, last: usize) -> Vec<String> {
+    (first..last).map(|number| format!("p{number}")).collect()
+}
+
+fn archive_requests(upstream: &FakeUpstream) -> Vec<RecordedRequest> {
+    upstream.requests().into_iter().filter(|request| request.target == Target::Archive).collect()
+}
+
+fn records(folder: &Folder) -> Vec<PathBuf> {
+    folder.files("jobs")
+}
+
+async fn listed(desk: &Desk) -> Value {
+    desk.get("/admin/v1/jobs").await.expect(200).json()["jobs"].clone()
+}
+
+/// *Done when* 4.
+#[tokio::test]
+async fn a_job_of_thirty_items_that_is_killed_in_the_middle_finishes_and_fetches_nothing_twice() {
+    let upstream = FakeUpstream::start().await;
+    let (small, large) = (names(0, 22), names(22, 30));
+    small.iter().for_each(|name| upstream.publish(Provider::new("acme", name).size(60_000)));
+    large.iter().for_each(|name| upstream.publish(Provider::new("acme", name).size(2 * HALF)));
+    let all = [large.clone(), small.clone()].concat();
+    let folder = Folder::new();
+    let builder = || Larder::mirroring(&upstream).nothing_stays_fresh().on(&folder);
+    let gates: Vec<_> =
+        large.iter().map(|name| upstream.hold_after(Target::Archive.of(&format!("-{name}_")), HALF)).collect();
+
+    let (larder, desk) = start(&builder(), &folder);
+    let path = desk.begin(&told(&all)).await;
+    let half_way = |job: &Value| {
+        let items = job["items"].as_array().unwrap().iter();
+        items.filter(|item| item["state"] == "fetching" && item["bytes"] == HALF).count()
+    };
+    // Some have come whole, and then all of its turns are taken by those that stop in the middle.
+    gates[..3].iter().for_each(|gate| gate.open());
+    let fetched = |job: &Value| states(job).iter().filter(|state| **state == "fetched").count();
+    let before = desk.once(&path, |job| half_way(job) == 4 && fetched(job) >= 3).await;
+    larder.kill();
+    let whole = folder.blobs().len();
+    assert!(whole >= fetched(&before) && whole < 30, "{whole}: {before}");
+    let (requests_before, staged) = (archive_requests(&upstream), folder.staged().len());
+    gates.iter().for_each(|gate| gate.open());
+
+    let (larder, desk) = start(&builder(), &folder);
+    let job = desk.ended(&path).await;
+    assert_eq!(
+        (&job["state"], &job["id"], &job["started"]),
+        (&json!("done"), &before["id"], &before["started"]),
+        "{job}"
+    );
+    assert_eq!(states(&job).iter().filter(|state| **state == "held").count(), whole, "{job}");
+    assert_eq!((states(&job).len(), folder.blobs().len(), folder.staged().len()), (30, 30, 0));
+    assert_eq!(listed(&desk).await.as_array().unwrap().len(), 1);
+
+    let asked = archive_requests(&upstream);
+    assert!(staged >= 4, "{staged}");
+    assert_eq!(asked.len() - requests_before.len(), 30 - whole, "what was fetched is fetched again");
+    for name in &all {
+        let size = upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64").len() as u64;
+        let of_it = asked.iter().filter(|request| request.path.contains(&format!("-{name}_")));
+        let sent: u64 = of_it.map(|request| request.bytes_sent).sum();
+        // A connection that was cut has more given to it than came; and never all of it twice.
+        assert!((size..2 * size).contains(&sent), "{name}: {sent} of {size}");
+    }
+    let resumed = asked[requests_before.len()..].iter().filter(|request| request.header("range").is_some());
+    assert!(resumed.count() >= 4);
+    assert_eq!(larder.terminate().await, Some(0));
+}
+
+#[tokio::test]
+async fn jobs_that_ended_are_listed_as_they_ended_and_stay_so() {
+    let upstream = FakeUpstream::start().await;
+    for name in ["good", "bad", "slow"] {
+        upstream.publish(Provider::new("acme", name).size(2 * HALF));
+    }
+    upstream.fault(Target::Archive.of("bad"), Fault::WrongBytes);
+    let gate = upstream.hold_after(Target::Archive.of("slow"), HALF);
+    let folder = Folder::new();
+    let builder = || Larder::mirroring(&upstream).on(&folder);
+    let (larder, desk) = start(&builder(), &folder);
+    let mut jobs = Vec::new();
+    for name in ["good", "bad"] {
+        let path = desk.begin(&told(&[name.to_owned()])).await;
+        jobs.push((desk.ended(&path).await, path));
+    }
+    let path = desk.begin(&told(&["slow".to_owned()])).await;
+    upstream.wait_for(Target::Archive.of("slow"), 1).await;
+    let cancelled = desk.send("DELETE", &path, "application/json", "").await.expect(200).json();
+    larder.kill();
+    jobs.push((cancelled, path));
+    let ended: Vec<&str> = jobs.iter().map(|(job, _)| job["state"].as_str().unwrap()).collect();
+    assert_eq!(ended, ["done", "failed", "cancelled"]);
+    gate.open();
+    upstream.forget_requests();
+
+    let (larder, desk) = start(&builder(), &folder);
+    for (job, path) in &jobs {
+        assert_eq!(desk.job(path).await, *job);
+    }
+    let newest_first: Vec<Value> = jobs.iter().rev().map(|(job, _)| job["id"].clone()).collect();
+    let again: Vec<Value> = listed(&desk).await.as_array().unwrap().iter().map(|job| job["id"].clone()).collect();
+    assert_eq!(again, newest_first);
+    // What a job warmed can still be pinned as a whole.
+    let done = desk.post("/admin/v1/pin", &json!({ "job": jobs[0].0["id"] })).await.expect(200).json();
+    assert_eq!(done["items"][0]["outcome"], "pinned", "{done}");
+    assert_eq!(desk.job(&jobs[0].1).await, jobs[0].0, "what is told of a job that ended has changed");
+    assert_eq!(upstream.requests().len(), 0, "something that had ended goes on");
+    assert_eq!(larder.terminate().await, Some(0));
+}
+
+/// What was written of it before says that it runs, and somebody has stopped it.
+#[tokio::test]
+async fn a_job_whose_end_the_disk_did_not_take_does_not_go_on() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "slow").size(2 * HALF));
+    let gate = upstream.hold_after(Target::Archive, HALF);
+    let folder = Folder::new();
+    let builder = || Larder::mirroring(&upstream).on(&folder);
+    let (larder, desk) = start(&builder(), &folder);
+    let path = desk.begin(&told(&["slow".to_owned()])).await;
+    upstream.wait_for(Target::Archive, 1).await;
+    assert_eq!(records(&folder).len(), 1);
+    // Records are made here, so none can be; what is there can be removed.
+    let staging = folder.path().join("v1/staging");
+    std::fs::rename(&staging, folder.path().join("v1/elsewhere")).unwrap();
+    std::fs::write(&staging, "").unwrap();
+    let cancelled = desk.send("DELETE", &path, "application/json", "").await.expect(200).json();
+    assert_eq!(cancelled["state"], "cancelled");
+    assert_eq!(records(&folder).len(), 0);
+    let said = "how a job ended could not be written down";
+    eventually("it is said", async || larder.log().text().contains(said).then_some(())).await;
+    larder.kill();
+    std::fs::remove_file(&staging).unwrap();
+    std::fs::rename(folder.path().join("v1/elsewhere"), &staging).unwrap();
+    gate.open();
+    upstream.forget_requests();
+
+    let (larder, desk) = start(&builder(), &folder);
+    assert_eq!((listed(&desk).await, upstream.requests().len()), (json!([]), 0), "it goes on");
+    assert_eq!(larder.terminate().await, Some(0));
+}
+
+/// What was told of it while it ran is part of what goes on.
+#[tokio::test]
+async fn a_job_that_was_pinned_while_it_ran_pins_after_a_restart() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").size(2 * HALF));
+    let gate = upstream.hold_after(Target::Archive, HALF);
+    let folder = Folder::new();
+    let builder = || Larder::mirroring(&upstream).on(&folder);
+    let (larder, desk) = start(&builder(), &folder);
+    let path = desk.begin(&told(&["null".to_owned()])).await;
+    upstream.wait_for(Target::Archive, 1).await;
+    let id = path.rsplit('/').next().unwrap();
+    desk.post("/admin/v1/pin", &json!({ "job": id })).await.expect(200);
+    larder.kill();
+    gate.open();
+    let (larder, desk) = start(&builder(), &folder);
+    let job = desk.ended(&path).await;
+    assert_eq!((&job["state"], &job["pin"]), (&json!("done"), &json!(true)), "{job}");
+    let done = desk.post("/admin/v1/pin", &json!({ "what": ["acme/null"] })).await.expect(200).json();
+    assert_eq!(done["items"][0]["outcome"], "as_before", "{done}");
+    assert_eq!(larder.terminate().await, Some(0));
+}
+
+/// Law 6: a broken record is logged and set aside.
+#[tokio::test]
+async fn a_record_that_cannot_be_read_is_set_aside_and_said_and_the_others_are_there() {
+    let upstream = FakeUpstream::start().await;
+    ["one", "two", "three"].iter().for_each(|name| upstream.publish(Provider::new("acme", name)));
+    let folder = Folder::new();
+    let builder = || Larder::mirroring(&upstream).on(&folder);
+    let (larder, desk) = start(&builder(), &folder);
+    let mut paths = Vec::new();
+    for name in ["one", "two", "three"] {
+        let path = desk.begin(&told(&[name.to_owned()])).await;
+        desk.ended(&path).await;
+        paths.push(path);
+    }
+    assert_eq!(larder.terminate().await, Some(0));
+    let file = |path: &str| folder.path().join(format!("v1/jobs/{}.json", path.rsplit('/').next().unwrap()));
+    let mut torn = std::fs::read(file(&paths[0])).unwrap();
+    let middle = torn.len() / 2;
+    torn[middle] ^= 1;
+    std::fs::write(file(&paths[0]), &torn).unwrap();
+    // Whole, and no job all the same.
+    let other = b"{\"job\":17}";
+    let frame = json!({ "format": 1, "blake3": blake3::hash(other).to_hex().to_string(), "bytes": other.len() });
+    std::fs::write(file(&paths[1]), [frame.to_string().as_bytes(), b"\n", other].concat()).unwrap();
+
+    let (larder, desk) = start(&builder(), &folder);
+    for path in &paths[..2] {
+        desk.get(path).await.expect(404);
+    }
+    assert_eq!(desk.job(&paths[2]).await["state"], "done");
+    assert_eq!((folder.files("aside").len(), records(&folder).len()), (2, 1));
+    let said = larder.log().text();
+    assert_eq!(said.matches("a damaged record was set aside").count(), 2, "{said}");
+    assert_eq!(larder.terminate().await, Some(0));
+}
+
+#[tokio::test]
+async fn as_many_are_written_down_as_are_kept_in_mind() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let folder = Folder::new();
+    let larder = Larder::mirroring(&upstream).on(&folder).start().await;
+    let desk = Desk::of(&larder);
+    for _ in 0..20 {
+        desk.warm(&told(&["null".to_owned()])).await;
+    }
+    assert_eq!(listed(&desk).await.as_array().unwrap().len(), 16);
+    eventually("the oldest are forgotten", async || (records(&folder).len() == 16).then_some(())).await;
+    let kept = listed(&desk).await;
+    larder.stop().await;
+    let larder = Larder::mirroring(&upstream).on(&folder).start().await;
+    assert_eq!(listed(&Desk::of(&larder)).await, kept);
+}
+
+/// Promise 12: nothing leaves, and what would have been fetched is listed.
+#[tokio::test]
+async fn a_job_that_goes_on_in_a_sealed_larder_fails_and_says_what_is_missing() {
+    let upstream = FakeUpstream::start().await;
+    ["held", "slow"].iter().for_each(|name| upstream.publish(Provider::new("acme", name).size(2 * HALF)));
+    let gate = upstream.hold_after(Target::Archive.of("slow"), HALF);
+    let folder = Folder::new();
+    let (larder, desk) = start(&Larder::mirroring(&upstream).on(&folder), &folder);
+    let path = desk.begin(&told(&["held".to_owned(), "slow".to_owned()])).await;
+    desk.once(&path, |job| states(job)[0] == "fetched" && job["items"][1]["bytes"] == HALF).await;
+    larder.kill();
+    gate.open();
+    upstream.forget_requests();
+    let (larder, desk) = start(&Larder::mirroring(&upstream).network("offline = true").on(&folder), &folder);
+    let job = desk.ended(&path).await;
+    assert_eq!((states(&job), &job["state"]), (vec!["held", "failed"], &json!("failed")), "{job}");
+    assert!(error(&job, 1).contains("offline"), "{job}");
+    let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
+    assert!(status["missing"].to_string().contains("acme/slow"), "{status}");
+    assert_eq!(upstream.requests().len(), 0);
+    assert_eq!(larder.terminate().await, Some(0));
+}
+
+/// The job of a command is the command's alone: no larder that starts later fetches behind the back of whoever stopped it.
+#[tokio::test]
+async fn the_job_of_a_command_goes_on_with_the_same_command_and_not_by_itself() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").size(2 * HALF));
+    let gate = upstream.hold_after(Target::Archive, HALF);
+    let site = Site::new(&upstream);
+    let file = site.file();
+    let warm = ["warm", "acme/null", "--platform", "linux_amd64"];
+    let (child, _, _) =
+        serving(command(site.home.path(), &[&warm[..], &["--config", file.to_str().unwrap()]].concat()));
+    upstream.wait_for(Target::Archive, 1).await;
+    let staged = async || {
+        let bytes = site.home.staged().iter().map(|path| path.metadata().map_or(0, |found| found.len())).max();
+        bytes.filter(|bytes| *bytes >= HALF as u64)
+    };
+    eventually("half of it is there", staged).await;
+    // As a power cut would: when it is dropped, it is killed.
+    drop(child);
+    gate.open();
+    upstream.forget_requests();
+
+    let larder = site.serve();
+    let desk = Desk::at(&larder, token(&site.home));
+    assert_eq!(listed(&desk).await, json!([]));
+    assert_eq!(larder.terminate().await, Some(0));
+    assert_eq!((upstream.requests().len(), site.home.blobs().len()), (0, 0));
+
+    let said = site.run(&warm).await;
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let asked = archive_requests(&upstream);
+    assert_eq!((asked.len(), asked[0].header("range")), (1, Some(format!("bytes={HALF}-").as_str())));
+}

@@ -1,0 +1,333 @@
+//! Sealed, lists name only what can be installed from what is held (promise 12), whichever protocol asks, and however
+//! what is held came there or went.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::support::http::{Answer, get};
+use crate::support::larder::{Builder, Folder, HOST, Larder};
+use crate::support::module_scene::fetch;
+use crate::support::process::{Process, command};
+use crate::support::shelf::{Shelf, tar_gz};
+use crate::support::upstream::{FakeUpstream, Module, Provider, Target};
+
+/// acme/null 1.0.0 to 1.3.0 for two platforms.
+pub(crate) async fn upstream_of_four() -> FakeUpstream {
+    let upstream = FakeUpstream::start().await;
+    for version in ["1.0.0", "1.1.0", "1.2.0", "1.3.0"] {
+        let provider = Provider::new("acme", "null").version(version);
+        upstream.publish(provider.platform("linux_amd64").platform("darwin_arm64"));
+    }
+    upstream
+}
+
+/// Has the archive of a package fetched.
+pub(crate) async fn hold(larder: &Larder, version: &str, platform: &str) -> String {
+    let document = larder.document_for("null", version, platform).await.expect(200).json();
+    let path = document["download_url"].as_str().unwrap().to_owned();
+    larder.get(&path).await.expect(200);
+    path
+}
+
+/// A store with 1.0.0 for both platforms, 1.1.0 for linux_amd64, 1.2.0 for darwin_arm64, of 1.3.0 a set; and the list.
+async fn filled(upstream: &FakeUpstream) -> Folder {
+    let larder = Larder::mirroring(upstream).start().await;
+    for (version, platform) in
+        [("1.0.0", "linux_amd64"), ("1.0.0", "darwin_arm64"), ("1.1.0", "linux_amd64"), ("1.2.0", "darwin_arm64")]
+    {
+        hold(&larder, version, platform).await;
+    }
+    larder.document("null", "1.3.0").await.expect(200);
+    larder.versions("null").await.expect(200);
+    larder.stop().await
+}
+
+fn sealed(upstream: &FakeUpstream, folder: &Folder) -> Builder {
+    Larder::mirroring(upstream).network("offline = true").on(folder)
+}
+
+fn versions_in(list: &Answer) -> Vec<String> {
+    let list = list.json()["versions"].clone();
+    list.as_array().unwrap().iter().map(|entry| entry["version"].as_str().unwrap().to_owned()).collect()
+}
+
+async fn index(larder: &Larder) -> Vec<String> {
+    let index = larder.get(&format!("/mirror/{HOST}/acme/null/index.json")).await.expect(200).json();
+    index["versions"].as_object().unwrap().keys().cloned().collect()
+}
+
+async fn archives(larder: &Larder, version: &str) -> Vec<String> {
+    let page = larder.get(&format!("/mirror/{HOST}/acme/null/{version}.json")).await.expect(200).json();
+    page["archives"].as_object().unwrap().keys().cloned().collect()
+}
+
+/// What both protocols list.
+async fn listed(larder: &Larder) -> Vec<String> {
+    let listed = versions_in(&larder.versions("null").await.expect(200));
+    assert_eq!(index(larder).await, listed);
+    listed
+}
+
+async fn module_list(larder: &Larder, name: &str) -> Answer {
+    larder.get(&format!("/registry/{HOST}/v1/modules/acme/{name}/test/versions")).await
+}
+
+fn module_versions(list: &Answer) -> Vec<String> {
+    let listed = list.json()["modules"][0]["versions"].clone();
+    listed.as_array().unwrap().iter().map(|entry| entry["version"].as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn a_list_names_what_is_held_for_any_platform_and_is_otherwise_as_upstream_wrote_it() {
+    let upstream = upstream_of_four().await;
+    let folder = filled(&upstream).await;
+    upstream.forget_requests();
+    let larder = sealed(&upstream, &folder).start().await;
+    assert_eq!(listed(&larder).await, ["1.0.0", "1.1.0", "1.2.0"]);
+    let entries = larder.versions("null").await.json()["versions"].clone();
+    let direct = get(&format!("{}acme/null/versions", upstream.providers_url())).await.json()["versions"].clone();
+    assert_eq!(entries.as_array().unwrap()[..], direct.as_array().unwrap()[..3]);
+    upstream.forget_requests();
+    for (version, platforms) in [
+        ("1.0.0", &["darwin_arm64", "linux_amd64"][..]),
+        ("1.1.0", &["linux_amd64"]),
+        ("1.2.0", &["darwin_arm64"]),
+        // A set is no archive.
+        ("1.3.0", &[]),
+    ] {
+        assert_eq!(archives(&larder, version).await, platforms, "{version}");
+    }
+    // Nothing of what is stored went: back online, all is listed.
+    larder.reload(Larder::mirroring(&upstream)).await.unwrap();
+    assert_eq!(listed(&larder).await.len(), 4);
+    assert_eq!(upstream.count_of(Target::Versions), 0, "it was asked for again, and is fresh");
+    larder.reload(Larder::mirroring(&upstream).network("offline = true")).await.unwrap();
+    assert_eq!(listed(&larder).await.len(), 3);
+    assert_eq!(upstream.count_of(Target::Everything), 0);
+}
+
+#[tokio::test]
+async fn with_sealed_platforms_a_list_names_what_is_held_for_all_of_them() {
+    let upstream = upstream_of_four().await;
+    let folder = filled(&upstream).await;
+    let with = |platforms: &str| sealed(&upstream, &folder).network(&format!("sealed_platforms = {platforms}"));
+    let larder = with("[\"linux_amd64\"]").start().await;
+    assert_eq!(listed(&larder).await, ["1.0.0", "1.1.0"]);
+    // A version that is not listed is served all the same to whoever knows it.
+    assert_eq!(archives(&larder, "1.2.0").await, ["darwin_arm64"]);
+    // And a reload says otherwise at once.
+    let both = Larder::mirroring(&upstream).network("offline = true");
+    larder.reload(both.network("sealed_platforms = [\"linux_amd64\", \"darwin_arm64\"]")).await.unwrap();
+    assert_eq!(listed(&larder).await, ["1.0.0"]);
+    let none = Larder::mirroring(&upstream).network("offline = true");
+    larder.reload(none.network("sealed_platforms = [\"windows_amd64\"]")).await.unwrap();
+    for path in
+        [format!("/registry/{HOST}/v1/providers/acme/null/versions"), format!("/mirror/{HOST}/acme/null/index.json")]
+    {
+        let said = larder.get(&path).await.expect(503).text();
+        assert!(said.contains("any version of registry.terraform.io/acme/null for windows_amd64: not held"), "{said}");
+        assert!(said.contains("this mirror is offline; `larder missing` lists"), "{said}");
+    }
+}
+
+/// An empty list is "no such provider" to a client; and what is asked of it is missing.
+#[tokio::test]
+async fn a_provider_whose_list_alone_is_held_is_refused_with_the_reason() {
+    let upstream = upstream_of_four().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    larder.versions("null").await.expect(200);
+    let folder = larder.stop().await;
+    let larder = sealed(&upstream, &folder).start().await;
+    larder.versions("null").await.expect(503);
+    larder.get(&format!("/mirror/{HOST}/acme/null/index.json")).await.expect(503);
+    assert_eq!(archives(&larder, "1.0.0").await, Vec::<String>::new());
+    larder.document("null", "1.0.0").await.expect(404);
+    larder.document("null", "7.0.0").await.expect(503);
+    larder.get(&format!("/mirror/{HOST}/acme/other/1.0.0.json")).await.expect(503);
+}
+
+/// A set without its archive leads nowhere: 404 says that there may be other platforms.
+#[tokio::test]
+async fn a_platform_whose_set_alone_is_held_is_404_and_missing() {
+    let upstream = upstream_of_four().await;
+    let folder = filled(&upstream).await;
+    let larder = sealed(&upstream, &folder).start().await;
+    let said = larder.document("null", "1.3.0").await.expect(404).text();
+    assert!(said.contains("offline"), "{said}");
+    let missing = get(&format!("{}/admin/v1/missing", larder.admin())).await.expect(200).json();
+    let address = format!("{HOST}/acme/null@1.3.0");
+    assert_eq!(missing, json!({ "what": [{ "address": address, "platforms": ["linux_amd64"] }] }));
+}
+
+/// The list may be older than what is held, or not there at all: it was brought.
+#[tokio::test]
+async fn what_is_held_is_listed_although_no_list_names_it() {
+    let upstream = upstream_of_four().await;
+    let folder = filled(&upstream).await;
+    let list = folder.path().join(format!("v1/documents/{HOST}/providers/acme/null/versions"));
+    let discovery = folder.path().join(format!("v1/documents/{HOST}/discovery"));
+    for path in [&list, &discovery] {
+        std::fs::remove_file(path).unwrap();
+    }
+    let larder = sealed(&upstream, &folder).start().await;
+    assert_eq!(listed(&larder).await, ["1.0.0", "1.1.0", "1.2.0"]);
+    let entry = larder.versions("null").await.json()["versions"][0].clone();
+    let platforms = json!([{ "os": "darwin", "arch": "arm64" }, { "os": "linux", "arch": "amd64" }]);
+    assert_eq!(entry, json!({ "version": "1.0.0", "platforms": platforms }));
+    assert_eq!(archives(&larder, "1.1.0").await, ["linux_amd64"]);
+    larder.document("null", "1.1.0").await.expect(200);
+    let folder = larder.stop().await;
+
+    // One that names less than is held, and one that cannot be read.
+    std::fs::write(&list, "damaged").unwrap();
+    let larder = sealed(&upstream, &folder).start().await;
+    assert_eq!(listed(&larder).await, ["1.0.0", "1.1.0", "1.2.0"]);
+    let folder = larder.stop().await;
+    upstream.withdraw("acme", "null", "1.1.0");
+    let online = Larder::mirroring(&upstream).with("keep_gone = false").on(&folder).start().await;
+    assert_eq!(listed(&online).await, ["1.0.0", "1.2.0", "1.3.0"]);
+    let folder = online.stop().await;
+    let larder = sealed(&upstream, &folder).start().await;
+    let mut listed = versions_in(&larder.versions("null").await.expect(200));
+    listed.sort();
+    assert_eq!(listed, ["1.0.0", "1.1.0", "1.2.0"]);
+}
+
+/// No answer that was finished before outlives what it says.
+#[tokio::test]
+async fn a_list_follows_what_comes_and_goes() {
+    let upstream = upstream_of_four().await;
+    let folder = filled(&upstream).await;
+    let larder = sealed(&upstream, &folder).start().await;
+    assert_eq!(listed(&larder).await, ["1.0.0", "1.1.0", "1.2.0"]);
+    larder.tell("purge", "acme/null@1.2.0").await;
+    assert_eq!(listed(&larder).await, ["1.0.0", "1.1.0"]);
+    assert_eq!(archives(&larder, "1.2.0").await, Vec::<String>::new());
+    // Damage that is found when it is asked for, and by whoever verifies.
+    let path = larder.archive_path("null", "1.1.0").await;
+    let digest = crate::support::upstream::sha256_hex(&larder.get(&path).await.expect(200).body);
+    std::fs::write(larder.folder.path().join(format!("v1/blobs/sha256/{}/{digest}", &digest[..2])), "damaged").unwrap();
+    larder.clock.advance(Duration::from_secs(61));
+    larder.get(&path).await.expect(503);
+    assert_eq!(listed(&larder).await, ["1.0.0"]);
+
+    // Back at the cable, for a moment.
+    larder.reload(Larder::mirroring(&upstream)).await.unwrap();
+    hold(&larder, "1.3.0", "linux_amd64").await;
+    larder.reload(Larder::mirroring(&upstream).network("offline = true")).await.unwrap();
+    assert_eq!(listed(&larder).await, ["1.0.0", "1.3.0"]);
+}
+
+/// Promise 1: what was proven when less was asked is not held now, and not listed.
+#[tokio::test]
+async fn what_does_not_meet_the_verification_is_not_listed() {
+    let upstream = upstream_of_four().await;
+    let unsigned = Provider::new("acme", "null").version("1.4.0").without_keys();
+    upstream.publish(unsigned.platform("linux_amd64"));
+    let larder = Larder::mirroring(&upstream).with("verification = \"checksum\"").start().await;
+    hold(&larder, "1.4.0", "linux_amd64").await;
+    let folder = larder.stop().await;
+    let larder = sealed(&upstream, &folder).with("verification = \"checksum\"").start().await;
+    assert_eq!(listed(&larder).await, ["1.4.0"]);
+    let folder = larder.stop().await;
+    let larder = sealed(&upstream, &folder).start().await;
+    larder.versions("null").await.expect(503);
+}
+
+/// A hit stays a lookup: while nothing changes, nobody looks at the disk for a while.
+#[tokio::test]
+async fn an_answer_is_given_again_as_it_was_and_says_how_old_it_is() {
+    let upstream = upstream_of_four().await;
+    let folder = filled(&upstream).await;
+    let larder = sealed(&upstream, &folder).start().await;
+    larder.clock.advance(Duration::from_secs(3600));
+    let list = larder.versions("null").await.expect(200);
+    assert!(list.is("detail=stale"), "{}", list.header("cache-status"));
+    let name = folder.path().join(format!("v1/documents/{HOST}/providers/acme/null/1.1.0/linux_amd64.set"));
+    let set = std::fs::read(&name).unwrap();
+    std::fs::remove_file(&name).unwrap();
+    let again = larder.versions("null").await.expect(200);
+    assert!(again.body == list.body && again.is("detail=stale"), "{}", again.header("cache-status"));
+    larder.clock.advance(Duration::from_secs(5));
+    assert_eq!(listed(&larder).await, ["1.0.0", "1.2.0"]);
+    std::fs::write(&name, set).unwrap();
+    larder.clock.advance(Duration::from_secs(5));
+    assert_eq!(listed(&larder).await, ["1.0.0", "1.1.0", "1.2.0"]);
+}
+
+#[tokio::test]
+async fn of_a_module_what_is_held_is_listed_and_the_latest_of_it_is_the_latest() {
+    let shelf = Shelf::start().await;
+    for version in ["1.0.0", "v1.1", "2.0.0"] {
+        let url = shelf.file(&format!("{version}.tar.gz"), &tar_gz(&[("main.tf", version.as_bytes())]));
+        shelf.registry.publish_module(Module::new("acme", "one", "test").version(version).at(&url));
+        shelf.registry.publish_module(Module::new("acme", "two", "test").version(version).at(&url));
+    }
+    let larder = shelf.larder().start().await;
+    module_list(&larder, "two").await.expect(200);
+    let (place, archive) = fetch(larder.base(), "one").await;
+    let download = |version: &str| format!("/registry/{HOST}/v1/modules/acme/one/test/{version}/download");
+    let told = larder.get(&download("1.1.0")).await.expect(204);
+    larder.get(told.header("x-terraform-get").split('?').next().unwrap()).await.expect(200);
+    assert_eq!(module_versions(&module_list(&larder, "one").await.expect(200)).len(), 3);
+    let folder = larder.stop().await;
+
+    let larder = shelf.larder_on(&folder).network("offline = true").start().await;
+    // In upstream's own spelling.
+    let mut listed = module_versions(&module_list(&larder, "one").await.expect(200));
+    listed.sort();
+    assert_eq!(listed, ["1.0.0", "v1.1"]);
+    let latest = larder.get(&format!("/registry/{HOST}/v1/modules/acme/one/test/download")).await.expect(302);
+    assert_eq!(latest.header("location"), download("1.1.0"));
+    let said = module_list(&larder, "two").await.expect(503).text();
+    assert!(said.contains(&format!("any version of {HOST}/acme/two/test: not held")), "{said}");
+    larder.tell("purge", "acme/one/test@1.1.0").await;
+    assert_eq!(module_versions(&module_list(&larder, "one").await.expect(200)), ["1.0.0"]);
+
+    // It was brought without its list and without a word of where it is.
+    let folder = larder.stop().await;
+    std::fs::remove_dir_all(folder.path().join("v1/documents")).unwrap();
+    let larder = shelf.larder_on(&folder).network("offline = true").start().await;
+    assert_eq!(module_versions(&module_list(&larder, "one").await.expect(200)), ["1.0.0"]);
+    assert!(fetch(larder.base(), "one").await == (place, archive));
+    let missing = get(&format!("{}/admin/v1/missing", larder.admin())).await.expect(200).json();
+    // What an earlier larder was asked for, and nothing of this one.
+    let what: Vec<&Value> = missing["what"].as_array().unwrap().iter().map(|of| &of["address"]).collect();
+    assert_eq!(what, [&json!(format!("{HOST}/acme/two/test"))]);
+}
+
+/// A details page that is held names what can be installed, and is otherwise as upstream wrote it.
+#[tokio::test]
+async fn a_details_page_names_what_is_held() {
+    let upstream = upstream_of_four().await;
+    let page = "{ \"id\":\"acme/null/1.3.0\",  \"versions\": [\"1.0.0\",\"v1.1.0\", \"1.3.0\"], \"tag\":\"v1\" }";
+    upstream.serve_json("/v1/providers/acme/null", page);
+    let path = format!("/registry/{HOST}/v1/providers/acme/null");
+    let larder = Larder::mirroring(&upstream).start().await;
+    assert_eq!(larder.get(&path).await.expect(200).text(), page);
+    let folder = larder.stop().await;
+    let folder = {
+        let larder = Larder::mirroring(&upstream).on(&folder).start().await;
+        hold(&larder, "1.0.0", "linux_amd64").await;
+        hold(&larder, "1.1.0", "linux_amd64").await;
+        larder.stop().await
+    };
+    let larder = sealed(&upstream, &folder).start().await;
+    let shown = "{ \"id\":\"acme/null/1.3.0\",  \"versions\": [\"1.0.0\",\"v1.1.0\"], \"tag\":\"v1\" }";
+    assert_eq!(larder.get(&path).await.expect(200).text(), shown);
+}
+
+/// `--offline` is the same as the option.
+#[tokio::test]
+async fn serve_offline_lists_what_is_held_too() {
+    let upstream = upstream_of_four().await;
+    let folder = filled(&upstream).await;
+    let file = folder.path().join("mirror.toml");
+    std::fs::write(&file, Larder::mirroring(&upstream).on(&folder).config_text()).unwrap();
+    let mut serve = command(folder.path(), &["serve", "--json", "--offline", "--config"]);
+    serve.arg(&file);
+    let larder = Process::spawn(serve).unwrap_or_else(|said| panic!("{said:?}"));
+    let list = larder.get(&format!("/registry/{HOST}/v1/providers/acme/null/versions")).await.expect(200);
+    assert_eq!(versions_in(&list), ["1.0.0", "1.1.0", "1.2.0"]);
+}

@@ -1,0 +1,141 @@
+//! The real client before a sealed larder: constraints come to what is held, and what is not says so.
+
+use crate::sealed::{hold, upstream_of_four};
+use crate::support::larder::{HOST, Larder};
+use crate::support::module_scene::through;
+use crate::support::shelf::{Shelf, tar_gz};
+use crate::support::terraform::{Terraform, Workspace, network_mirror};
+use crate::support::tls::TestCa;
+use crate::support::upstream::{FakeUpstream, Module};
+
+/// What the client said, however it broke its lines.
+fn in_one_line(said: &str) -> String {
+    said.split_whitespace().filter(|word| *word != "│").collect::<Vec<_>>().join(" ")
+}
+
+fn chosen(workspace: &Workspace) -> String {
+    let lock = workspace.lock_file();
+    let line = lock.lines().find(|line| line.trim_start().starts_with("version")).unwrap_or_else(|| panic!("{lock}"));
+    line.split('"').nth(1).unwrap().to_owned()
+}
+
+fn requiring(client: &Terraform, constraint: &str) -> Workspace {
+    let mut workspace = client.workspace();
+    workspace.require("acme/null", constraint);
+    workspace
+}
+
+/// Of acme/null, 1.0.0 to 1.3.0: 1.1.0 for the client's platform, 1.2.0 for another alone, and of 1.3.0 the list.
+async fn filled(upstream: &FakeUpstream) -> crate::support::larder::Folder {
+    let larder = Larder::mirroring(upstream).start().await;
+    hold(&larder, "1.0.0", "linux_amd64").await;
+    hold(&larder, "1.1.0", "linux_amd64").await;
+    hold(&larder, "1.2.0", "darwin_arm64").await;
+    larder.versions("null").await.expect(200);
+    larder.stop().await
+}
+
+/// Done when 3: `~>` comes to the newest that is held, the lock file of the same is taken, by both protocols.
+#[tokio::test]
+async fn a_constraint_comes_to_the_newest_that_is_held() {
+    let Some(client) = Terraform::find() else { return };
+    let mut upstream = upstream_of_four().await;
+    let folder = filled(&upstream).await;
+    upstream.stop().await;
+    let ca = TestCa::new();
+    let sealed = |platforms: &str| {
+        let larder = Larder::mirroring(&upstream).network("offline = true").on(&folder);
+        larder.network(&format!("sealed_platforms = {platforms}")).tls(&ca, &["127.0.0.1"])
+    };
+    let larder = sealed("[\"linux_amd64\"]").start().await;
+    let mut locked = None;
+    for config in [through(larder.base()), network_mirror(&format!("{}/mirror/", larder.base()))] {
+        let mut workspace = requiring(&client, "~> 1.0");
+        workspace.trust(&ca.pem());
+        workspace.cli_config(&config);
+        workspace.init().await.expect_success();
+        assert_eq!(chosen(&workspace), "1.1.0", "{config}");
+        workspace.forget_installed();
+        workspace.init().await.expect_success();
+        locked.get_or_insert(workspace.lock_file());
+    }
+    // The lock file that the registry protocol made is taken by the network mirror.
+    let mut workspace = requiring(&client, "~> 1.0");
+    workspace.trust(&ca.pem());
+    workspace.cli_config(&network_mirror(&format!("{}/mirror/", larder.base())));
+    workspace.file(".terraform.lock.hcl", &locked.unwrap());
+    workspace.init().await.expect_success();
+    assert_eq!(chosen(&workspace), "1.1.0");
+    larder.stop().await;
+
+    // Without platforms, the newest for any is listed; the client that it is not for is told so.
+    let larder = sealed("[]").start().await;
+    for config in [through(larder.base()), network_mirror(&format!("{}/mirror/", larder.base()))] {
+        let mut workspace = requiring(&client, "~> 1.0");
+        workspace.trust(&ca.pem());
+        workspace.cli_config(&config);
+        let said = in_one_line(&workspace.init().await.expect_failure().text);
+        assert!(said.contains("v1.2.0 does not have a package available for your current platform"), "{said}");
+    }
+}
+
+/// What a person reads who asks for what is not held.
+#[tokio::test]
+async fn what_is_not_held_is_refused_in_words_that_do_not_mislead() {
+    let Some(client) = Terraform::find() else { return };
+    let mut upstream = upstream_of_four().await;
+    let folder = filled(&upstream).await;
+    upstream.stop().await;
+    let ca = TestCa::new();
+    let sealed = Larder::mirroring(&upstream).network("offline = true").on(&folder);
+    let larder = sealed.tls(&ca, &["127.0.0.1"]).start().await;
+    let overridden = through(larder.base());
+    let mirror = network_mirror(&format!("{}/mirror/", larder.base()));
+    for (source, constraint, config, words) in [
+        ("acme/null", "~> 2.0", &overridden, "no available releases match the given constraints ~> 2.0"),
+        ("acme/null", "1.3.0", &overridden, "no available releases match the given constraints 1.3.0"),
+        ("acme/null", "1.3.0", &mirror, "no available releases match the given constraints 1.3.0"),
+        ("acme/absent", "1.0.0", &overridden, "503 Service Unavailable"),
+        ("acme/absent", "1.0.0", &mirror, "503 Service Unavailable"),
+    ] {
+        let mut workspace = client.workspace();
+        workspace.require(source, constraint).trust(&ca.pem());
+        workspace.cli_config(config);
+        let said = workspace.init().await.expect_failure().text;
+        let said = in_one_line(&said);
+        assert!(said.contains(words), "{source} {constraint}: {said}");
+        assert!(!said.contains("does not have a provider named") && !said.contains("was not found"), "{said}");
+    }
+}
+
+/// The same of modules.
+#[tokio::test]
+async fn a_constraint_on_a_module_comes_to_the_newest_that_is_held() {
+    let Some(client) = Terraform::find() else { return };
+    let mut shelf = Shelf::start().await;
+    for version in ["1.0.0", "1.1.0", "1.2.0"] {
+        let url =
+            shelf.file(&format!("{version}.tar.gz"), &tar_gz(&[("main.tf", format!("# {version}\n").as_bytes())]));
+        shelf.registry.publish_module(Module::new("acme", "one", "test").version(version).at(&url));
+    }
+    let larder = shelf.larder().start().await;
+    for version in ["1.0.0", "1.1.0"] {
+        let path = format!("/registry/{HOST}/v1/modules/acme/one/test/{version}/download");
+        larder.get(&path).await.expect(204);
+    }
+    let folder = larder.stop().await;
+    shelf.stop().await;
+    let larder = shelf.larder_on(&folder).network("offline = true").start().await;
+    let calling = |constraint: &str| {
+        let mut workspace = client.workspace();
+        let call = format!("module \"one\" {{\n  source  = \"acme/one/test\"\n  version = \"{constraint}\"\n}}\n");
+        workspace.file("main.tf", &call).cli_config(&through(larder.base()));
+        workspace
+    };
+    let workspace = calling("~> 1.0");
+    workspace.init().await.expect_success();
+    let main = std::fs::read_to_string(workspace.path().join(".terraform/modules/one/main.tf")).unwrap();
+    assert_eq!(main, "# 1.1.0\n");
+    let said = calling("1.2.0").init().await.expect_failure().text;
+    assert!(said.contains("There is no available version of module"), "{said}");
+}

@@ -1,0 +1,311 @@
+//! Promise 12, at the level of sockets: what a sealed larder asks the system for while everything is asked of it. By
+//! `strace`, and not by trust; a name lookup counts.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::json;
+
+use crate::sealed::{hold, upstream_of_four};
+use crate::support::git::find;
+use crate::support::http::{client, send};
+use crate::support::larder::{Builder, Folder, HOST, Larder};
+use crate::support::module_scene::{fetch, through};
+use crate::support::process::{Process, Said, command, eventually, run};
+use crate::support::shelf::{Shelf, tar_gz};
+use crate::support::terraform::Terraform;
+use crate::support::upstream::Provider;
+
+/// The calls that make a socket or send something, what a name lookup reads, and other programs.
+const CALLS: &str = "trace=socket,connect,sendto,sendmsg,sendmmsg,openat,execve";
+/// What glibc reads to look up a name.
+const OF_LOOKUPS: [&str; 5] =
+    ["/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf"];
+
+/// A program, watched. The process is the program's own.
+fn watched(strace: &Path, trace: &Path, program: &Command) -> Command {
+    let mut watched = Command::new(strace);
+    watched.args(["-D", "-f", "-q", "-s", "256", "-e", CALLS, "-o"]).arg(trace);
+    watched.arg(program.get_program()).args(program.get_args());
+    for (name, value) in program.get_envs() {
+        match value {
+            Some(value) => watched.env(name, value),
+            None => watched.env_remove(name),
+        };
+    }
+    watched.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::piped());
+    watched.stderr(std::process::Stdio::piped());
+    watched
+}
+
+/// What a program did besides listening and answering.
+#[derive(Debug, Default)]
+struct Went {
+    /// Connections to addresses of the internet, loopback too, and what was sent there without one.
+    out: Vec<String>,
+    /// What looks like the lookup of a name.
+    lookups: Vec<String>,
+    /// Sockets of the internet, listeners too.
+    sockets: usize,
+    /// Other programs.
+    programs: Vec<String>,
+}
+
+impl Went {
+    async fn of(trace: &Path) -> Self {
+        // The process is gone; whoever watched it may still be writing.
+        let whole = async || {
+            let text = std::fs::read_to_string(trace).unwrap_or_default();
+            // The first line is of the program's first thread.
+            let ended = format!("{} +++ ", text.split(' ').next()?);
+            text.lines().any(|line| line.starts_with(&ended)).then_some(text)
+        };
+        let text = eventually("the trace is whole", whole).await;
+        let mut went = Self::default();
+        for line in text.lines() {
+            let call = line.split_once(' ').map_or(line, |(_, call)| call.trim_start());
+            let is = |name: &str| call.starts_with(&format!("{name}("));
+            let internet = call.contains("AF_INET");
+            if ["connect", "sendto", "sendmsg", "sendmmsg"].into_iter().any(is) && internet {
+                went.out.push(call.to_owned());
+            }
+            let asks_for_names = is("connect") && ["nscd", "resolve"].iter().any(|service| call.contains(service));
+            let reads_names = is("openat") && OF_LOOKUPS.iter().any(|file| call.contains(&format!("\"{file}\"")));
+            if asks_for_names || reads_names || (is("socket") && call.contains("AF_NETLINK")) {
+                went.lookups.push(call.to_owned());
+            }
+            went.sockets += usize::from(is("socket") && internet);
+            if is("execve") {
+                went.programs.push(call.to_owned());
+            }
+        }
+        went
+    }
+}
+
+/// A registry by a name that must be looked up, and modules in every kind of place that is not held.
+struct Scene {
+    shelf: Shelf,
+    folder: Folder,
+    key: PathBuf,
+}
+
+impl Scene {
+    async fn new() -> Self {
+        let shelf = Shelf::with_registry(upstream_of_four().await).await;
+        shelf.registry.publish(Provider::new("acme", "other").platform("linux_amd64"));
+        shelf.put("one", &tar_gz(&[("main.tf", b"# one\n")]));
+        // Nobody listens there: what is known of these is their place.
+        shelf.publish("git", "git::https://localhost:9/acme/net.git?ref=v1.0.0");
+        shelf.publish("ssh", "git::ssh://git@localhost:9/acme/net.git?ref=v1.0.0");
+        shelf.publish("zip", "https://localhost:9/net.zip");
+        let folder = Folder::new();
+        let key = folder.path().join("id_ed25519");
+        std::fs::write(&key, "no key\n").unwrap();
+        let scene = Self { shelf, folder, key };
+        let larder = scene.larder("").start().await;
+        hold(&larder, "1.0.0", "linux_amd64").await;
+        larder.versions("null").await.expect(200);
+        larder.document("null", "1.1.0").await.expect(200);
+        fetch(larder.base(), "one").await;
+        for name in ["git", "ssh", "zip"] {
+            larder.get(&download(name)).await.expect(502);
+        }
+        larder.get(&format!("/registry/{HOST}/v1/modules/acme/git/test/versions")).await.expect(200);
+        larder.stop().await;
+        scene
+    }
+
+    fn larder(&self, network: &str) -> Builder {
+        let url = format!("http://localhost:{}/", self.shelf.registry.port());
+        let key = &self.key;
+        let credential = format!(
+            "[[credential]]\nhost = \"localhost:9\"\nupstreams = [\"{HOST}\"]\nssh = {{ key = {key:?}, known_hosts = {key:?} }}"
+        );
+        let larder = Larder::builder().upstream(HOST, &url, "").on(&self.folder);
+        let larder = larder.trusting(&self.shelf.ca).allow_private("127.0.0.1").allow_private("localhost");
+        let larder = larder.allow_private(&self.shelf.registry.origin());
+        let larder = larder.network(network).with(&credential);
+        if network.is_empty() {
+            return larder;
+        }
+        // Nobody answers for this name, and nobody must be asked who does.
+        larder.upstream("registry.sealed.invalid", "https://registry.sealed.invalid/", "")
+    }
+
+    fn config(&self, network: &str) -> PathBuf {
+        let file = self.folder.path().join("mirror.toml");
+        std::fs::write(&file, self.larder(network).config_text()).unwrap();
+        file
+    }
+}
+
+fn download(name: &str) -> String {
+    format!("/registry/{HOST}/v1/modules/acme/{name}/test/1.0.0/download")
+}
+
+/// Everything that can be asked of a larder, of what is held and of what is not.
+async fn exercise(larder: &Process, terraform: &Terraform, token: &str) {
+    let mut held = terraform.workspace();
+    held.require("acme/null", "1.0.0");
+    held.file("modules.tf", "module \"one\" {\n  source  = \"acme/one/test\"\n  version = \"1.0.0\"\n}\n");
+    held.cli_config(&through(larder.base()));
+    held.init().await.expect_success();
+    for (provider, module) in [("acme/absent", "git"), ("acme/null", "ssh")] {
+        let mut lacking = terraform.workspace();
+        lacking.require(provider, "1.1.0");
+        let call = format!("module \"m\" {{\n  source  = \"acme/{module}/test\"\n  version = \"1.0.0\"\n}}\n");
+        lacking.file("modules.tf", &call).cli_config(&through(larder.base()));
+        lacking.init().await.expect_failure();
+    }
+    let registry = |rest: &str| format!("/registry/{HOST}/v1/{rest}");
+    for path in [
+        "/.well-known/terraform.json".to_owned(),
+        format!("/registry/{HOST}/.well-known/terraform.json"),
+        "/registry/registry.sealed.invalid/.well-known/terraform.json".to_owned(),
+        "/registry/registry.sealed.invalid/v1/providers/acme/null/versions".to_owned(),
+        "/registry/registry.sealed.invalid/v1/modules/acme/one/test/versions".to_owned(),
+        registry("providers/acme/null/1.0.0/download/darwin/arm64"),
+        registry("providers/acme/other/1.2.0/download/linux/amd64"),
+        registry("providers/acme/other"),
+        registry("providers"),
+        registry("modules"),
+        registry("modules/search?q=one"),
+        registry("modules/acme/one/test"),
+        registry("modules/acme/one/test/download"),
+        registry("modules/acme/nobody/test/versions"),
+        download("git"),
+        download("ssh"),
+        download("zip"),
+        download("nobody"),
+        format!("/archive/{HOST}/modules/acme/git/test/1.0.0/module.tar.gz"),
+        format!("/archive/{HOST}/modules/acme/ssh/test/1.0.0/module.tar.gz"),
+        format!("/archive/{HOST}/modules/acme/one/test/1.0.0/0123456789abcdef/module.tar.gz"),
+        format!("/archive/{HOST}/providers/acme/null/1.1.0/linux_amd64/0123456789abcdef/a.zip"),
+        format!("/mirror/{HOST}/acme/null/index.json"),
+        format!("/mirror/{HOST}/acme/null/1.0.0.json"),
+        format!("/mirror/{HOST}/acme/null/1.3.0.json"),
+        format!("/mirror/{HOST}/acme/nobody/index.json"),
+        "/readyz".to_owned(),
+    ] {
+        larder.get(&path).await;
+    }
+    let told = |what: &[&str]| json!({ "what": what }).to_string();
+    let everything = ["acme/null", "acme/other", "acme/one/test", "acme/git/test", "acme/ssh/test", "acme/nobody"];
+    for (path, body) in [
+        ("refresh", told(&everything)),
+        ("plan", told(&everything)),
+        ("warm", told(&everything)),
+        ("accept", told(&["acme/null", "acme/git/test"])),
+        ("pin", told(&["acme/null@1.0.0"])),
+        ("unpin", told(&["acme/null@1.0.0"])),
+        ("purge", told(&["acme/nobody"])),
+        ("verify", "{}".to_owned()),
+    ] {
+        let request = client_request(larder, "POST", path, token).header("content-type", "application/json");
+        send(request.body(body)).await.unwrap();
+    }
+    let jobs = async || {
+        let jobs = send(client_request(larder, "GET", "jobs", token)).await.unwrap().text();
+        (!jobs.contains("\"running\"")).then_some(())
+    };
+    eventually("the jobs end", jobs).await;
+    for path in ["status", "missing", "client-config"] {
+        send(client_request(larder, "GET", path, token)).await.unwrap().expect(200);
+    }
+    send(client().get(format!("{}/metrics", larder.admin()))).await.unwrap().expect(200);
+    larder.hang_up();
+    larder.log().line_with("is in force").await;
+    larder.get(&registry("providers/acme/nobody/versions")).await;
+}
+
+fn client_request(larder: &Process, method: &str, path: &str, token: &str) -> reqwest::RequestBuilder {
+    let url = format!("{}/admin/v1/{path}", larder.admin());
+    client().request(method.parse().unwrap(), url).bearer_auth(token)
+}
+
+fn started(command: Command) -> Process {
+    Process::spawn(command).unwrap_or_else(|Said { err, .. }| panic!("larder did not start: {err}"))
+}
+
+/// Done when 3. The same larder at the cable shows that the test would see it.
+#[tokio::test]
+async fn a_sealed_larder_makes_no_connection_and_looks_up_no_name() {
+    let Some(client) = Terraform::find() else { return };
+    let Some(strace) = find("strace") else { return };
+    let scene = Scene::new().await;
+    let trace = scene.folder.path().join("trace");
+    let token = std::fs::read_to_string(scene.folder.path().join("admin-token")).unwrap();
+
+    let config = scene.config("# sealed by the command line");
+    let mut sealed = command(scene.folder.path(), &["serve", "--json", "--offline", "--config"]);
+    // Nor is a proxy asked, or looked up.
+    let proxy = "http://proxy.sealed.invalid:3128";
+    sealed.arg(&config).env("HTTP_PROXY", proxy).env("HTTPS_PROXY", proxy).env("http_proxy", proxy);
+    let larder = started(watched(&strace, &trace, &sealed));
+    exercise(&larder, &client, &token).await;
+    assert_eq!(larder.terminate().await, Some(0));
+    let went = Went::of(&trace).await;
+    assert!(went.out.is_empty() && went.lookups.is_empty(), "{went:#?}");
+    // Its two listeners, and itself.
+    assert_eq!((went.sockets, went.programs.len()), (2, 1), "{went:#?}");
+
+    // The commands that open the store themselves.
+    let config = scene.config("offline = true");
+    for words in [
+        &["verify"][..],
+        &["refresh", "acme/null"],
+        &["accept", "acme/git/test"],
+        &["warm", "acme/null", "acme/ssh/test"],
+        &["missing"],
+        &["status"],
+        &["check"],
+    ] {
+        let mut alone = command(scene.folder.path(), words);
+        alone.arg("--config").arg(&config);
+        run(watched(&strace, &trace, &alone)).await;
+        let went = Went::of(&trace).await;
+        assert!(went.out.is_empty() && went.lookups.is_empty(), "{words:?}: {went:#?}");
+        assert_eq!((went.sockets, went.programs.len()), (0, 1), "{words:?}: {went:#?}");
+    }
+
+    let config = scene.config("");
+    let mut online = command(scene.folder.path(), &["serve", "--json", "--config"]);
+    online.arg(&config);
+    let larder = started(watched(&strace, &trace, &online));
+    exercise(&larder, &client, &token).await;
+    assert_eq!(larder.terminate().await, Some(0));
+    let went = Went::of(&trace).await;
+    assert!(!went.out.is_empty() && !went.lookups.is_empty(), "{went:#?}");
+    assert!(went.sockets > 2 && went.programs.iter().any(|program| program.contains("/ssh\"")), "{went:#?}");
+}
+
+/// The doctor of a sealed larder asks this larder, and nobody else.
+#[tokio::test]
+async fn the_doctor_of_a_sealed_larder_asks_nobody_else() {
+    let Some(strace) = find("strace") else { return };
+    let scene = Scene::new().await;
+    let trace = scene.folder.path().join("trace");
+    let config = scene.config("offline = true");
+    let larder = started({
+        let mut serve = command(scene.folder.path(), &["serve", "--json", "--config"]);
+        serve.arg(&config);
+        serve
+    });
+    // Where it really listens.
+    let text = std::fs::read_to_string(&config).unwrap();
+    let (main, admin) = (larder.said()["base"].as_str().unwrap(), larder.said()["admin"].as_str().unwrap());
+    let main = main.trim_start_matches("http://");
+    let text = text.replacen("127.0.0.1:0", main, 1).replacen("127.0.0.1:0", admin, 1);
+    std::fs::write(&config, text).unwrap();
+    let mut doctor = command(scene.folder.path(), &["doctor", "--config"]);
+    doctor.arg(&config);
+    let said = run(watched(&strace, &trace, &doctor)).await;
+    assert!(said.out.contains("offline"), "{said:?}");
+    let went = Went::of(&trace).await;
+    let ports = [main, admin].map(|address| format!("htons({})", address.rsplit(':').next().unwrap()));
+    let elsewhere: Vec<&String> =
+        went.out.iter().filter(|call| !ports.iter().any(|port| call.contains(port))).collect();
+    assert!(elsewhere.is_empty() && went.lookups.is_empty(), "{went:#?}\n{}", said.out);
+    assert!(!went.out.is_empty(), "it asks the larder that runs: {}", said.out);
+}

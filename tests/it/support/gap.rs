@@ -1,0 +1,180 @@
+//! Two larders with a gap between them: one that has upstreams and makes bundles, one that is offline and applies them.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use larder::app::{self, Settings};
+use larder::bundle::{Receipt, SigningKey, Step, Trust};
+use larder::clock::Clock;
+use larder::mirror::{Mirror, NotApplied, TakingIn};
+use secrecy::ExposeSecret;
+use serde_json::{Value, json};
+
+use super::http::{client, send};
+use super::larder::{Builder, Folder, HOST, Larder};
+use super::process::eventually;
+use super::upstream::FakeUpstream;
+
+/// The key that bundles are signed with, as both sides have it in their configurations.
+pub(crate) struct BundleKey {
+    pub(crate) key: SigningKey,
+    file: tempfile::NamedTempFile,
+}
+
+impl BundleKey {
+    pub(crate) fn new() -> Self {
+        let (key, file) = (SigningKey::generate().unwrap(), tempfile::NamedTempFile::new().unwrap());
+        std::fs::write(file.path(), key.text().expose_secret()).unwrap();
+        Self { key, file }
+    }
+
+    /// A larder that signs with it.
+    pub(crate) fn signs(&self, larder: Builder) -> Builder {
+        larder.with(&format!("[bundle]\nsigning_key = {{ file = {:?} }}", self.file.path()))
+    }
+
+    /// A larder that trusts it.
+    pub(crate) fn is_trusted_by(&self, larder: Builder) -> Builder {
+        larder.with(&format!("[bundle]\ntrusted_keys = [\"{}\"]", self.key.public()))
+    }
+
+    /// An offline larder of the usual registry that trusts it. There is nobody at its upstream.
+    pub(crate) fn sealed(&self) -> Builder {
+        self.is_trusted_by(sealed())
+    }
+
+    pub(crate) fn trust(&self) -> TakingIn {
+        TakingIn { trust: Trust { keys: vec![self.key.public()], unsigned: false }, accept: Vec::new() }
+    }
+}
+
+/// An offline larder of the usual registry.
+pub(crate) fn sealed() -> Builder {
+    Larder::builder().upstream(HOST, "http://127.0.0.1:9/", "").network("offline = true")
+}
+
+/// Warms these, and gives the id of the job once it is done.
+pub(crate) async fn warmed(larder: &Larder, what: &[&str], platforms: &[&str]) -> String {
+    let order = json!({ "what": what, "platforms": platforms }).to_string();
+    let request = client().post(format!("{}/admin/v1/warm", larder.admin())).bearer_auth(larder.token());
+    let job = send(request.header("content-type", "application/json").body(order)).await.unwrap().expect(202).json();
+    let id = job["id"].as_str().unwrap().to_owned();
+    let place = format!("{}/admin/v1/jobs/{id}", larder.admin());
+    let ended = eventually("the job ends", async || {
+        let job = super::http::get(&place).await.expect(200).json();
+        (job["state"] != "running").then_some(job)
+    });
+    let ended = ended.await;
+    assert_eq!(ended["state"], "done", "{ended:#}");
+    id
+}
+
+/// The bundle of what a job warmed.
+pub(crate) async fn bundle_of(larder: &Larder, job: &str, since: Option<Value>) -> Vec<u8> {
+    let body = json!({ "job": job, "since": since, "created": 1_795_293_761 }).to_string();
+    let request = client().post(format!("{}/admin/v1/bundle", larder.admin())).bearer_auth(larder.token());
+    let answer = send(request.header("content-type", "application/json").body(body)).await.unwrap().expect(200);
+    assert_eq!(answer.headers["content-type"], "application/x-tar");
+    answer.body
+}
+
+/// Warms these and gives a bundle of them.
+pub(crate) async fn bundle(upstream: &FakeUpstream, key: &BundleKey, what: &[&str], platforms: &[&str]) -> Vec<u8> {
+    let larder = key.signs(Larder::mirroring(upstream)).start().await;
+    let job = warmed(&larder, what, platforms).await;
+    bundle_of(&larder, &job, None).await
+}
+
+/// A store of a sealed larder that does not run.
+pub(crate) struct Sealed {
+    pub(crate) folder: Folder,
+    pub(crate) mirror: Arc<Mirror>,
+}
+
+impl Sealed {
+    pub(crate) fn open(builder: Builder, folder: &Folder) -> Self {
+        let config = builder.on(folder).config();
+        let (mirror, _, _) = app::mirror(&config, &Settings::default()).unwrap();
+        Self { folder: folder.clone(), mirror }
+    }
+
+    /// A new one.
+    pub(crate) fn new(builder: Builder) -> Self {
+        Self::open(builder, &Folder::new())
+    }
+
+    /// Applies these bytes.
+    pub(crate) async fn apply(&self, bundle: Vec<u8>, how: &TakingIn) -> Result<Receipt, NotApplied> {
+        self.apply_telling(bundle, how, |_| {}).await
+    }
+
+    /// The same, and tells each step.
+    pub(crate) async fn apply_telling(
+        &self,
+        bundle: Vec<u8>,
+        how: &TakingIn,
+        mut tell: impl FnMut(Step) + Send + 'static,
+    ) -> Result<Receipt, NotApplied> {
+        let (mirror, how, clock) = (Arc::clone(&self.mirror), how.clone(), Clock::system());
+        // Across the gap it is later.
+        clock.advance(Duration::from_secs(3600));
+        let applying = tokio::task::spawn_blocking(move || mirror.apply(&bundle[..], &how, &clock, &mut tell));
+        let applied = applying.await.unwrap();
+        // So that stores can be compared: it is done behind whoever applied.
+        self.mirror.complete_hashes().await.unwrap();
+        applied
+    }
+
+    pub(crate) async fn close(self) -> Folder {
+        self.mirror.close().await.unwrap();
+        self.folder
+    }
+}
+
+/// The same of a store that nobody has open, once everything that is computed behind others is.
+pub(crate) async fn settled_contents(builder: Builder, folder: &Folder) -> BTreeMap<String, Vec<u8>> {
+    let there = Sealed::open(builder, folder);
+    there.mirror.complete_hashes().await.unwrap();
+    contents(&there.close().await)
+}
+
+/// Everything in a store that a client could be given: each file below its folder, and what is in it. Times at which
+/// something was kept are left out.
+pub(crate) fn contents(folder: &Folder) -> BTreeMap<String, Vec<u8>> {
+    let root = folder.path().join("v1");
+    let files = ["blobs", "names", "documents", "seen"].into_iter().flat_map(|kind| folder.files(kind));
+    files.map(|path| (name_below(&root, &path), without_times(std::fs::read(&path).unwrap()))).collect()
+}
+
+fn name_below(root: &Path, path: &Path) -> String {
+    path.strip_prefix(root).unwrap().display().to_string()
+}
+
+/// A record without its checksum, and without the times in it: seconds since 1970, which have ten digits.
+fn without_times(file: Vec<u8>) -> Vec<u8> {
+    let text = String::from_utf8_lossy(&file).into_owned();
+    let Some((_, record)) = text.split_once('\n').filter(|(frame, _)| frame.contains("\"blake3\"")) else {
+        return file;
+    };
+    let (head, rest) = record.split_once('\n').unwrap_or((record, ""));
+    let is_time = |part: &&str| part.len() >= 10 && part.as_bytes()[..10].iter().all(u8::is_ascii_digit);
+    let parts = head.split(':').map(|part| if is_time(&part) { &part[10..] } else { part });
+    format!("{}\n{rest}", parts.collect::<Vec<_>>().join(":")).into_bytes()
+}
+
+/// What became of each thing: its name, and one word.
+pub(crate) fn outcomes(receipt: &Receipt) -> Vec<(String, String)> {
+    let word = |value: Value| value["outcome"].as_str().unwrap().to_owned();
+    receipt.entries.iter().map(|told| (told.what.clone(), word(serde_json::to_value(told).unwrap()))).collect()
+}
+
+/// The only refusal of a receipt: the thing, and why.
+pub(crate) fn refusal(receipt: &Receipt) -> (String, String) {
+    let told = serde_json::to_value(receipt).unwrap();
+    let refused: Vec<&Value> =
+        told["entries"].as_array().unwrap().iter().filter(|told| told["outcome"] == "refused").collect();
+    let [refused] = refused[..] else { panic!("{told:#}") };
+    (refused["what"].as_str().unwrap().to_owned(), refused["why"].as_str().unwrap().to_owned())
+}

@@ -1,0 +1,84 @@
+//! A plain web server over a folder: the real nginx, over TLS, with nothing that knows of registries.
+
+use std::io::Write as _;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use tempfile::TempDir;
+
+use super::process::eventually;
+use super::tls::TestCa;
+
+/// A running one. Killed when dropped.
+pub(crate) struct Nginx {
+    child: Child,
+    address: SocketAddr,
+    _folder: TempDir,
+}
+
+impl Nginx {
+    /// Where nginx is. Where it is absent this says so, and panics when `LARDER_REQUIRE_CLIENT=1`.
+    pub(crate) fn find() -> Option<PathBuf> {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let folders =
+            std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin"), PathBuf::from("/usr/local/sbin")]);
+        let found = folders.map(|folder| folder.join("nginx")).find(|file| file.is_file());
+        if found.is_none() {
+            let missing = "nginx is not installed: tests with a plain web server were not run";
+            assert!(std::env::var("LARDER_REQUIRE_CLIENT").as_deref() != Ok("1"), "{missing}");
+            // Straight to the terminal: the test runner would swallow what is printed by a test that passes.
+            let _ = writeln!(std::io::stderr(), "\n*** {missing} ***\n");
+        }
+        found
+    }
+
+    /// Serves what is in `root` as it is, by a certificate for 127.0.0.1.
+    pub(crate) async fn serving(program: &Path, root: &Path, ca: &TestCa) -> Self {
+        let folder = tempfile::Builder::new().prefix("larder-nginx-").tempdir().unwrap();
+        let place = folder.path();
+        let (certificate, key) = ca.issue(&["127.0.0.1"]);
+        std::fs::write(place.join("cert.pem"), certificate).unwrap();
+        std::fs::write(place.join("key.pem"), key).unwrap();
+        // nginx takes no port 0: this one was free a moment ago.
+        let address = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap();
+        let (shown, root) = (place.display(), root.display());
+        let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+            .map(|name| format!("    {name}_temp_path {shown}/{name};\n"))
+            .concat();
+        let user = if rustix::process::getuid().is_root() { "user root;\n" } else { "" };
+        let config = format!(
+            "daemon off;\n{user}pid {shown}/nginx.pid;\nevents {{}}\nhttp {{\n{temporary}    access_log off;\n    \
+             default_type application/octet-stream;\n    types {{ application/json json; application/zip zip; }}\n    \
+             server {{\n        listen {address} ssl;\n        ssl_certificate {shown}/cert.pem;\n        \
+             ssl_certificate_key {shown}/key.pem;\n        root {root};\n    }}\n}}\n"
+        );
+        std::fs::write(place.join("nginx.conf"), config).unwrap();
+        let mut command = Command::new(program);
+        command.arg("-p").arg(place).arg("-c").arg(place.join("nginx.conf")).arg("-e").arg(place.join("error.log"));
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let mut nginx = Self { child, address, _folder: folder };
+        eventually("nginx listens", async || {
+            let ended = nginx.child.try_wait().unwrap();
+            assert!(ended.is_none(), "{}", std::fs::read_to_string(nginx._folder.path().join("error.log")).unwrap());
+            TcpStream::connect(address).ok()
+        })
+        .await;
+        nginx
+    }
+
+    /// `https://127.0.0.1:PORT`
+    pub(crate) fn origin(&self) -> String {
+        format!("https://{}", self.address)
+    }
+}
+
+impl Drop for Nginx {
+    fn drop(&mut self) {
+        // The master ends its workers when it is told to, not when it is killed.
+        if let Some(process) = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw) {
+            let _ = rustix::process::kill_process(process, rustix::process::Signal::TERM);
+        }
+        let _ = self.child.wait();
+    }
+}

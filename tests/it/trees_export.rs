@@ -1,0 +1,178 @@
+//! `larder export`: a tree that `filesystem_mirror` reads and that a plain web server serves as a `network_mirror`, with
+//! what proves each archive beside it.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::operator::Site;
+use crate::support::larder::HOST;
+use crate::support::nginx::Nginx;
+use crate::support::terraform::{Terraform, Workspace, network_mirror};
+use crate::support::tls::TestCa;
+use crate::support::upstream::{FakeUpstream, Module, Provider, Target, sha256_hex};
+use crate::warming::both;
+
+/// acme/null 1.2.0 and 1.3.0, acme/random 3.0.1 whose zips have entries for folders; for two platforms.
+pub(crate) async fn upstream() -> FakeUpstream {
+    let upstream = FakeUpstream::start().await;
+    for version in ["1.2.0", "1.3.0"] {
+        upstream.publish(both(Provider::new("acme", "null").version(version).size(200_000)));
+    }
+    upstream.publish(both(Provider::new("acme", "random").version("3.0.1").directory_entries().size(50_000)));
+    upstream
+}
+
+/// A site whose larder runs nowhere, and a folder for a tree.
+pub(crate) fn site(upstream: &FakeUpstream) -> (Site, PathBuf) {
+    let site = Site::new(upstream);
+    let tree = site.home.path().join("tree");
+    (site, tree)
+}
+
+/// Exports both providers for both platforms.
+pub(crate) async fn export(site: &Site, tree: &Path) -> String {
+    let what = ["export", tree.to_str().unwrap(), "--for", "acme/null@1.2.0", "acme/random"];
+    site.out(&[&what[..], &["--platform", "linux_amd64", "--platform", "darwin_arm64"]].concat()).await
+}
+
+pub(crate) fn requiring(client: &Terraform) -> Workspace {
+    let mut workspace = client.workspace();
+    workspace.require("acme/null", "~> 1.2.0").require("acme/random", ">= 3.0.0");
+    workspace
+}
+
+pub(crate) fn folder_of(tree: &Path, name: &str) -> PathBuf {
+    tree.join(format!("{HOST}/acme/{name}"))
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = entries.collect();
+    names.sort();
+    names
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+fn filesystem_mirror(tree: &Path) -> String {
+    format!("provider_installation {{\n  filesystem_mirror {{\n    path = \"{}\"\n  }}\n}}\n", tree.display())
+}
+
+/// Done when 5.
+#[tokio::test]
+async fn an_exported_tree_works_as_a_filesystem_mirror_and_under_nginx_as_a_network_mirror() {
+    let (Some(client), Some(program)) = (Terraform::find(), Nginx::find()) else { return };
+    let upstream = upstream().await;
+    let (site, tree) = site(&upstream);
+    export(&site, &tree).await;
+
+    let from_folder = requiring(&client);
+    from_folder.cli_config(&filesystem_mirror(&tree));
+    from_folder.init().await.expect_success();
+    let lock = from_folder.lock_file();
+    assert!(lock.contains("version     = \"1.2.0\"") && lock.contains("version     = \"3.0.1\""), "{lock}");
+
+    let ca = TestCa::new();
+    let nginx = Nginx::serving(&program, &tree, &ca).await;
+    let mut from_nginx = requiring(&client);
+    from_nginx.trust(&ca.pem()).cli_config(&network_mirror(&format!("{}/", nginx.origin())));
+    let said = from_nginx.init().await.expect_success();
+    assert!(said.text.contains("verified checksum"), "{}", said.text);
+    assert_eq!(from_nginx.lock_file(), lock);
+    // And again by that lock file alone, for the zip with entries for folders, too.
+    from_nginx
+        .run(&["providers", "lock", "-net-mirror", &format!("{}/", nginx.origin()), "-platform=darwin_arm64"])
+        .await
+        .expect_success();
+}
+
+#[tokio::test]
+async fn what_proves_each_archive_lies_beside_it_byte_for_byte() {
+    let upstream = upstream().await;
+    let (site, tree) = site(&upstream);
+    let said = export(&site, &tree).await;
+    assert!(said.contains("4 archives written"), "{said}");
+    let null = folder_of(&tree, "null");
+    assert_eq!(
+        names(&null),
+        [
+            "1.2.0.json",
+            "index.json",
+            "terraform-provider-null_1.2.0_SHA256SUMS",
+            "terraform-provider-null_1.2.0_SHA256SUMS.sig",
+            "terraform-provider-null_1.2.0_darwin_arm64.json",
+            "terraform-provider-null_1.2.0_darwin_arm64.zip",
+            "terraform-provider-null_1.2.0_linux_amd64.json",
+            "terraform-provider-null_1.2.0_linux_amd64.zip",
+        ]
+    );
+    let read = |name: &str| std::fs::read(null.join(name)).unwrap();
+    assert_eq!(read("terraform-provider-null_1.2.0_SHA256SUMS"), upstream.sums_bytes("acme", "null", "1.2.0"));
+    assert_eq!(read("terraform-provider-null_1.2.0_SHA256SUMS.sig"), upstream.signature_bytes("acme", "null", "1.2.0"));
+    let zip = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
+    assert_eq!(read("terraform-provider-null_1.2.0_linux_amd64.zip"), zip);
+    let document = json(&null.join("terraform-provider-null_1.2.0_linux_amd64.json"));
+    assert_eq!(document["download_url"], "terraform-provider-null_1.2.0_linux_amd64.zip");
+    assert_eq!(document["shasums_signature_url"], "terraform-provider-null_1.2.0_SHA256SUMS.sig");
+    let key = document["signing_keys"]["gpg_public_keys"][0]["ascii_armor"].as_str().unwrap();
+    assert!(key.contains("BEGIN PGP PUBLIC KEY BLOCK"));
+    let listed = &json(&null.join("1.2.0.json"))["archives"]["linux_amd64"];
+    assert_eq!(listed["url"], "terraform-provider-null_1.2.0_linux_amd64.zip");
+    assert_eq!(listed["hashes"][0], format!("zh:{}", sha256_hex(&zip)));
+    assert!(listed["hashes"][1].as_str().unwrap().starts_with("h1:"));
+    assert_eq!(json(&null.join("index.json")), serde_json::json!({ "versions": { "1.2.0": {} } }));
+}
+
+#[tokio::test]
+async fn a_tree_is_added_to_and_what_is_there_is_neither_fetched_nor_written_again() {
+    let upstream = upstream().await;
+    let (site, tree) = site(&upstream);
+    export(&site, &tree).await;
+    let zip = folder_of(&tree, "null").join("terraform-provider-null_1.2.0_linux_amd64.zip");
+    let before = std::fs::metadata(&zip).unwrap();
+    // What an interrupted run left, and a zip of somebody else's.
+    let leftover = folder_of(&tree, "null").join(".larder-terraform-provider-null_1.2.0_linux_amd64.zip");
+    std::fs::write(&leftover, b"half").unwrap();
+    let other = folder_of(&tree, "null").join("terraform-provider-null_1.3.0_linux_amd64.zip");
+    std::fs::write(&other, upstream.archive_bytes("acme", "null", "1.3.0", "linux_amd64")).unwrap();
+    upstream.forget_requests();
+
+    let larder = site.serve();
+    let said = export(&site, &tree).await;
+    assert!(said.contains("0 archives written") && said.contains("4 there already"), "{said}");
+    assert_eq!(upstream.count_of(Target::Archive), 0);
+    let after = std::fs::metadata(&zip).unwrap();
+    assert_eq!(before.modified().unwrap(), after.modified().unwrap());
+    assert!(!leftover.exists());
+    let index = json(&folder_of(&tree, "null").join("index.json"));
+    assert_eq!(index, serde_json::json!({ "versions": { "1.2.0": {}, "1.3.0": {} } }));
+    let listed = json(&folder_of(&tree, "null").join("1.3.0.json"));
+    assert!(listed["archives"]["linux_amd64"]["hashes"][1].as_str().unwrap().starts_with("h1:"), "{listed}");
+
+    // One that was damaged is written anew.
+    std::fs::write(&zip, b"damaged").unwrap();
+    let said = export(&site, &tree).await;
+    assert!(said.contains("1 archive written") && said.contains("3 there already"), "{said}");
+    assert_eq!(std::fs::read(&zip).unwrap(), upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
+    drop(larder);
+}
+
+#[tokio::test]
+async fn modules_are_left_out_and_said_so_and_half_an_order_is_no_tree_unless_asked_for() {
+    let upstream = upstream().await;
+    upstream.publish_module(Module::new("acme", "one", "test").at("https://127.0.0.1:9/gone.tar.gz"));
+    let (site, tree) = site(&upstream);
+    let place = tree.to_str().unwrap();
+    let what = ["export", place, "--platform", "linux_amd64", "--for", "acme/null@1.2.0", "acme/one/test"];
+    let said = site.run(&what).await;
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.err.contains("nothing was exported"), "{said:?}");
+    assert!(names(&tree).is_empty());
+    let said = site.run(&[&what[..], &["--partial"]].concat()).await;
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.out.contains("1 module left out: no client reads modules"), "{said:?}");
+    assert!(folder_of(&tree, "null").join("index.json").exists());
+}

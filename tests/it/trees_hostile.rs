@@ -1,0 +1,214 @@
+//! Trees that are damaged, or made to harm: what is wrong stays out by name, and the rest comes in.
+
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::operator::Site;
+use crate::support::http::{client, send};
+use crate::support::larder::HOST;
+use crate::support::upstream::FakeUpstream;
+use crate::trees_export::{export, folder_of, site, upstream};
+
+const LINUX: &str = "terraform-provider-null_1.2.0_linux_amd64.zip";
+const DARWIN: &str = "terraform-provider-null_1.2.0_darwin_arm64.zip";
+
+fn sealed(upstream: &FakeUpstream) -> Site {
+    let mut site = Site::new(upstream);
+    site.text.push_str("[network]\noffline = true\n");
+    site
+}
+
+/// Every refused file with its reason.
+async fn refused(site: &Site, tree: &Path, more: &[&str]) -> Vec<(String, String)> {
+    let said = site.run(&[&["import", tree.to_str().unwrap(), "--json"], more].concat()).await;
+    let steps: Vec<Value> = said.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(steps.last().unwrap()["step"], "done", "{said:?}");
+    let text = |step: &Value, key: &str| step[key].as_str().unwrap_or_default().to_owned();
+    let refused: Vec<_> = steps.iter().filter(|step| step["state"] == "refused").collect();
+    assert_eq!(said.code, Some(i32::from(!refused.is_empty())), "{said:?}");
+    let name = |step: &Value| text(step, "file").rsplit('/').next().unwrap().to_owned();
+    refused.into_iter().map(|step| (name(step), text(step, "why"))).collect()
+}
+
+fn remove_proof(folder: &Path) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        if name.contains("SHA256SUMS") || (name.starts_with("terraform-provider") && name.ends_with(".json")) {
+            std::fs::remove_file(path).unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_tampered_archive_is_refused_by_name_whatever_proves_the_rest() {
+    let upstream = upstream().await;
+    let (outside, tree) = site(&upstream);
+    export(&outside, &tree).await;
+    let zip = folder_of(&tree, "null").join(LINUX);
+    let mut bytes = std::fs::read(&zip).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&zip, bytes).unwrap();
+
+    // By what lies beside it; by what VERSION.json says, where nothing else does; by upstream.
+    let offline = sealed(&upstream);
+    let told = refused(&offline, &tree, &["--unsigned"]).await;
+    assert!(told.len() == 1 && told[0].0 == LINUX && told[0].1.contains("the signed one beside it"), "{told:?}");
+    assert_eq!(offline.home.blobs().len(), 3);
+    let online = Site::new(&upstream);
+    let told = refused(&online, &tree, &["--unsigned"]).await;
+    assert!(told.len() == 1 && told[0].0 == LINUX && told[0].1.contains("upstream's proof set says"), "{told:?}");
+    remove_proof(&folder_of(&tree, "null"));
+    let alone = sealed(&upstream);
+    let told = refused(&alone, &tree, &["--unsigned"]).await;
+    assert!(
+        told.len() == 1 && told[0].0 == LINUX && told[0].1.contains("1.2.0.json beside it lists other"),
+        "{told:?}"
+    );
+    // What was proven of the version once is not forgotten.
+    let told = refused(&offline, &tree, &["--unsigned"]).await;
+    assert!(told.len() == 1 && told[0].1.contains("proven sums of this version gave it"), "{told:?}");
+}
+
+#[tokio::test]
+async fn links_pipes_wrong_names_and_what_is_no_zip_stay_out_and_nothing_outside_is_read() {
+    let upstream = upstream().await;
+    let (outside, tree) = site(&upstream);
+    export(&outside, &tree).await;
+    let null = folder_of(&tree, "null");
+    remove_proof(&null);
+    for name in ["1.2.0.json", "index.json"] {
+        std::fs::remove_file(null.join(name)).unwrap();
+    }
+    let secret = outside.home.path().join("secret.zip");
+    std::fs::rename(null.join(DARWIN), &secret).unwrap();
+    symlink(&secret, null.join(DARWIN)).unwrap();
+    symlink(outside.home.path(), tree.join("linked.example")).unwrap();
+    std::fs::write(null.join("terraform-provider-null_1.4.0_linux_amd64.zip"), b"no zip at all").unwrap();
+    std::fs::write(null.join("terraform-provider-other_1.2.0_linux_amd64.zip"), b"x").unwrap();
+    std::fs::copy(null.join(LINUX), null.join("terraform-provider-null_1.5.0_linux_amd64.zip")).unwrap();
+    std::fs::copy(null.join(LINUX), null.join("Terraform-Provider-Null_1.5.0_LINUX_AMD64.zip")).unwrap();
+    std::fs::create_dir_all(null.join("1.6.0/linux_amd64")).unwrap();
+    std::fs::write(null.join("1.6.0/linux_amd64/terraform-provider-null_v1.6.0"), b"#!/bin/sh\n").unwrap();
+    std::fs::write(null.join("README.md"), b"nobody's business").unwrap();
+
+    let offline = sealed(&upstream);
+    let mut told = refused(&offline, &tree, &["--unsigned"]).await;
+    told.sort();
+    let names: Vec<&str> = told.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(
+        names,
+        [
+            "Terraform-Provider-Null_1.5.0_LINUX_AMD64.zip",
+            "linked.example",
+            "linux_amd64",
+            DARWIN,
+            "terraform-provider-null_1.4.0_linux_amd64.zip",
+            "terraform-provider-null_1.5.0_linux_amd64.zip",
+            "terraform-provider-other_1.2.0_linux_amd64.zip",
+        ],
+        "{told:?}"
+    );
+    for (name, why) in [(1, "link"), (2, "unpacked"), (3, "link"), (4, "no readable zip"), (5, "2 files are the same")]
+    {
+        assert!(told[name].1.contains(why), "{told:?}");
+    }
+    // acme/random for two platforms, and what was left of acme/null.
+    assert_eq!(offline.home.blobs().len(), 3);
+}
+
+#[tokio::test]
+async fn a_tar_that_is_posted_is_read_as_strictly() {
+    let upstream = upstream().await;
+    let site = Site::new(&upstream);
+    let larder = site.serve();
+    let token = std::fs::read_to_string(site.home.path().join("admin-token")).unwrap();
+    let url = format!("{}/admin/v1/import", larder.admin());
+    let post = async |url: &str, kind: &str, tar: Vec<u8>| {
+        let request = client().post(url).bearer_auth(&token).header("content-type", kind);
+        send(request.body(tar)).await.unwrap()
+    };
+    let mut tar = tar::Builder::new(Vec::new());
+    let mut add = |path: &str, kind: tar::EntryType, bytes: &[u8]| {
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(kind);
+        header.set_size(bytes.len() as u64);
+        header.as_gnu_mut().unwrap().name[..path.len()].copy_from_slice(path.as_bytes());
+        header.set_cksum();
+        tar.append(&header, bytes).unwrap();
+    };
+    let zip = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
+    add("../../etc/cron.d/x", tar::EntryType::Regular, b"x");
+    add(&format!("{HOST}/acme/null/link.zip"), tar::EntryType::Symlink, b"");
+    add(&format!("./{HOST}/acme/null/{LINUX}"), tar::EntryType::Regular, &zip);
+    add(&format!("{HOST}/acme/null/Terraform-Provider-Null_1.2.0_linux_amd64.zip"), tar::EntryType::Regular, b"other");
+    add(&format!("elsewhere.example/acme/null/{LINUX}"), tar::EntryType::Regular, &zip);
+    let tar = tar.into_inner().unwrap();
+
+    let answer = post(&url, "application/x-tar", tar.clone()).await.expect(200).text();
+    let steps: Vec<Value> = answer.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let states: Vec<&str> = steps.iter().map(|step| step["state"].as_str().unwrap_or("-")).collect();
+    assert_eq!(states, ["refused", "refused", "proven", "refused", "refused", "-"], "{answer}");
+    assert!(steps[3]["why"].as_str().unwrap().contains("another file of the tree is the same package"), "{answer}");
+    assert!(steps[4]["why"].as_str().unwrap().contains("is not an upstream of this mirror"), "{answer}");
+    assert_eq!(steps[5]["step"], "done");
+
+    // Cut short: what came whole stays, and it is said.
+    let answer = post(&url, "application/x-tar", tar[..tar.len() / 2].to_vec()).await.expect(200).text();
+    assert!(answer.contains("\"stopped\""), "{answer}");
+    post(&url, "application/json", tar.clone()).await.expect(415);
+    post(&format!("{url}?everything"), "application/x-tar", tar.clone()).await.expect(400);
+    let request = client().post(&url).header("content-type", "application/x-tar").body(tar);
+    send(request).await.unwrap().expect(401);
+}
+
+/// The other way round: what asks for a tree.
+#[tokio::test]
+async fn a_tree_is_only_sent_of_a_job_that_has_all_of_it() {
+    let upstream = upstream().await;
+    let site = Site::new(&upstream);
+    let larder = site.serve();
+    let token = std::fs::read_to_string(site.home.path().join("admin-token")).unwrap();
+    let post = async |path: &str, body: &str| {
+        let request = client().post(format!("{}/admin/v1/{path}", larder.admin())).bearer_auth(&token);
+        send(request.header("content-type", "application/json").body(body.to_owned())).await.unwrap()
+    };
+    post("export", "{}").await.expect(400);
+    post("export", r#"{"job":"0123456789abcdef"}"#).await.expect(404);
+    let job = post("warm", r#"{"what":["acme/null@1.2.0","acme/none"],"platforms":["linux_amd64"]}"#).await.expect(202);
+    let id = job.json()["id"].as_str().unwrap().to_owned();
+    crate::support::process::eventually("the job ends", async || {
+        let request = client().get(format!("{}/admin/v1/jobs/{id}", larder.admin()));
+        (send(request).await.unwrap().json()["state"] != "running").then_some(())
+    })
+    .await;
+    let refused = post("export", &format!(r#"{{"job":"{id}"}}"#)).await.expect(409).text();
+    assert!(refused.contains("not all that job"), "{refused}");
+    let tar = post("export", &format!(r#"{{"job":"{id}","partial":true}}"#)).await.expect(200);
+    let mut archive = tar::Archive::new(&tar.body[..]);
+    let paths: Vec<String> =
+        archive.entries().unwrap().map(|entry| entry.unwrap().path().unwrap().display().to_string()).collect();
+    assert!(paths.is_sorted() && paths.contains(&format!("{HOST}/acme/null/{LINUX}")), "{paths:?}");
+    // What is there already is left out of it.
+    let digest = crate::support::upstream::sha256_hex(&upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
+    let told = format!(r#"{{"job":"{id}","partial":true,"have":["{digest}"]}}"#);
+    assert!(post("export", &told).await.expect(200).body.len() < 100_000);
+}
+
+/// What a tree says of itself proves nothing unless a key signed it, whatever suffices where an upstream says it.
+#[tokio::test]
+async fn sums_that_nobody_signed_prove_nothing_even_where_checksums_suffice() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(crate::support::upstream::Provider::new("acme", "null").without_keys());
+    let (mut outside, tree) = site(&upstream);
+    outside.text.push_str("verification = \"checksum\"\n");
+    outside.out(&["export", tree.to_str().unwrap(), "--platform", "linux_amd64", "--for", "acme/null"]).await;
+    let mut offline = Site::new(&upstream);
+    offline.text.push_str("verification = \"checksum\"\n[network]\noffline = true\n");
+    let told = refused(&offline, &tree, &[]).await;
+    assert!(told.len() == 1 && told[0].1.contains("no signed proof set lies beside it"), "{told:?}");
+    assert!(refused(&offline, &tree, &["--unsigned"]).await.is_empty());
+}

@@ -1,0 +1,253 @@
+//! `larder import`: trees of the real `terraform providers mirror` and our own, held against whatever proves them.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::operator::Site;
+use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::process::{Process, command, eventually, serving};
+use crate::support::terraform::{Terraform, host_override, network_mirror};
+use crate::support::tls::TestCa;
+use crate::support::upstream::{FakeUpstream, Provider, Target};
+use crate::trees_export::{export, folder_of, requiring, site, upstream};
+
+/// A site that asks nobody.
+fn sealed(upstream: &FakeUpstream) -> Site {
+    let mut site = Site::new(upstream);
+    site.text.push_str("[network]\noffline = true\n");
+    site
+}
+
+/// A tree that the real client makes, through a larder.
+async fn tree_of_terraform(client: &Terraform, upstream: &FakeUpstream, folder: &Path) -> PathBuf {
+    let larder = Larder::mirroring(upstream).start().await;
+    let workspace = requiring(client);
+    workspace.cli_config(&host_override(HOST, &larder.providers_url(HOST), "http://127.0.0.1:9/v1/modules/"));
+    let tree = folder.join("tree");
+    let platforms = ["-platform=linux_amd64", "-platform=darwin_arm64"];
+    let arguments = [&["providers", "mirror"], &platforms[..], &[tree.to_str().unwrap()]].concat();
+    workspace.run(&arguments).await.expect_success();
+    tree
+}
+
+/// The lock file of an `init` at the upstream itself.
+async fn lock_of_upstream(client: &Terraform, upstream: &FakeUpstream) -> String {
+    let direct = requiring(client);
+    direct.cli_config(&host_override(HOST, &upstream.providers_url(), &upstream.modules_url()));
+    direct.init().await.expect_success();
+    direct.lock_file()
+}
+
+/// What each file came to, as `FILE STATE`.
+fn states(out: &str) -> Vec<String> {
+    let steps = out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let files = steps.filter(|step| step["step"] == "file");
+    let mut states: Vec<String> = files
+        .map(|step| {
+            let name = step["file"].as_str().unwrap().rsplit('/').next().unwrap().to_owned();
+            format!("{name} {}", step["state"].as_str().unwrap())
+        })
+        .collect();
+    states.sort();
+    states
+}
+
+fn archives(folder: &Folder) -> usize {
+    folder.blobs().len()
+}
+
+/// Done when 5: what the layout cannot carry is said, and the rest works.
+#[tokio::test]
+async fn a_tree_of_terraforms_imports_unsigned_into_a_sealed_mirror_and_serves_as_far_as_it_can() {
+    let Some(client) = Terraform::find() else { return };
+    let mut upstream = upstream().await;
+    let home = Folder::new();
+    let tree = tree_of_terraform(&client, &upstream, home.path()).await;
+    upstream.stop().await;
+    let site = sealed(&upstream);
+    let place = tree.to_str().unwrap();
+
+    let refused = site.run(&["import", place]).await;
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    assert!(refused.out.contains("nothing proves it: this mirror is offline"), "{refused:?}");
+    assert!(refused.out.contains("--unsigned takes it on your word"), "{refused:?}");
+    assert_eq!(archives(&site.home), 0);
+
+    let said = site.out(&["import", place, "--unsigned"]).await;
+    assert!(said.contains("4 archives: you alone vouch for them"), "{said}");
+    assert!(said.contains("authentication signature from unknown issuer"), "{said}");
+    assert!(site.out(&["status"]).await.contains("4 archives without signatures"));
+    assert!(site.out(&["verify"]).await.contains("4 archives as imported"));
+    // And it is as good as anything held: to a plan, and to an export, which says what it lacks.
+    site.out(&["plan", "acme/null@1.2.0", "acme/random", "--platform", "linux_amd64"]).await;
+    let out = home.path().join("again");
+    let said = site.out(&["export", out.to_str().unwrap(), "--for", "acme/null", "--platform", "linux_amd64"]).await;
+    assert!(said.contains("nothing lies beside them that proves them"), "{said}");
+    let again = site.out(&["import", place, "--unsigned", "--json"]).await;
+    assert!(states(&again).iter().all(|state| state.ends_with(" held")), "{again}");
+
+    let ca = TestCa::new();
+    let larder = Larder::mirroring(&upstream).on(&site.home).network("offline = true");
+    let larder = larder.tls(&ca, &["127.0.0.1"]).start().await;
+    let mut by_mirror = requiring(&client);
+    by_mirror.trust(&ca.pem()).cli_config(&network_mirror(&format!("{}/mirror/", larder.base())));
+    let said = by_mirror.init().await.expect_success();
+    assert!(said.text.contains("verified checksum"), "{}", said.text);
+    assert_eq!(by_mirror.lock_file().matches("\"h1:").count(), 2);
+
+    // What the import says of the registry protocol is what the client says.
+    let mut by_registry = requiring(&client);
+    by_registry.trust(&ca.pem());
+    by_registry.cli_config(&host_override(HOST, &larder.providers_url(HOST), "https://127.0.0.1:9/v1/modules/"));
+    let said = by_registry.init().await.expect_failure();
+    let words: Vec<&str> = said.text.split_whitespace().collect();
+    assert!(words.join(" ").contains("authentication signature from unknown issuer"), "{}", said.text);
+    larder.stop().await;
+    let larder = Larder::mirroring(&upstream).on(&site.home).network("offline = true").start().await;
+    let document = larder.document("null", "1.2.0").await.expect(200).json();
+    let sums = larder.get(document["shasums_url"].as_str().unwrap()).await.expect(200).text();
+    assert_eq!(sums.lines().count(), 2, "both platforms: {sums}");
+    larder.get(document["shasums_signature_url"].as_str().unwrap()).await.expect(200);
+}
+
+/// Only documents are fetched; what comes of it is like any download.
+#[tokio::test]
+async fn a_connected_mirror_proves_a_tree_with_upstreams_documents_alone() {
+    let Some(client) = Terraform::find() else { return };
+    let mut upstream = upstream().await;
+    let expected = lock_of_upstream(&client, &upstream).await;
+    let home = Folder::new();
+    let tree = tree_of_terraform(&client, &upstream, home.path()).await;
+    let site = Site::new(&upstream);
+    let running = site.serve();
+    upstream.forget_requests();
+
+    let said = site.out(&["import", tree.to_str().unwrap()]).await;
+    assert!(said.contains("4 archives") && said.contains("by upstream's documents"), "{said}");
+    assert_eq!(upstream.count_of(Target::Archive), 0, "an archive was fetched");
+    assert_eq!(archives(&site.home), 4);
+    running.terminate().await;
+
+    upstream.stop().await;
+    let ca = TestCa::new();
+    let larder = Larder::mirroring(&upstream).on(&site.home).network("offline = true");
+    let larder = larder.tls(&ca, &["127.0.0.1"]).start().await;
+    let mut by_registry = requiring(&client);
+    by_registry.trust(&ca.pem());
+    by_registry.cli_config(&host_override(HOST, &larder.providers_url(HOST), "https://127.0.0.1:9/v1/modules/"));
+    by_registry.init().await.expect_success();
+    assert_eq!(by_registry.lock_file(), expected, "a complete lock file");
+    let mut by_mirror = requiring(&client);
+    by_mirror.trust(&ca.pem()).cli_config(&network_mirror(&format!("{}/mirror/", larder.base())));
+    by_mirror.init().await.expect_success();
+}
+
+/// Promise 1: whoever made a tree may have made the key that signs what lies in it.
+#[tokio::test]
+async fn our_own_export_proves_itself_by_a_key_that_is_known_or_that_the_operator_vouches_for() {
+    let Some(client) = Terraform::find() else { return };
+    let mut upstream = upstream().await;
+    let expected = lock_of_upstream(&client, &upstream).await;
+    let (outside, tree) = site(&upstream);
+    export(&outside, &tree).await;
+    upstream.stop().await;
+
+    let site = sealed(&upstream);
+    let refused = site.run(&["import", tree.to_str().unwrap()]).await;
+    assert_eq!((refused.code, archives(&site.home)), (Some(1), 0), "{refused:?}");
+    assert!(refused.out.contains("signed by a key that came with the tree and was never seen"), "{refused:?}");
+    let said = site.out(&["import", tree.to_str().unwrap(), "--unsigned", "--json"]).await;
+    assert!(states(&said).iter().all(|state| state.ends_with(" proven")), "{said}");
+    assert!(said.contains("signed by a key that came with the tree and was never seen"), "{said}");
+    let larder = Larder::mirroring(&upstream).on(&site.home).network("offline = true").start().await;
+    let by_registry = requiring(&client);
+    by_registry.cli_config(&host_override(HOST, &larder.providers_url(HOST), "http://127.0.0.1:9/v1/modules/"));
+    by_registry.init().await.expect_success();
+    assert_eq!(by_registry.lock_file(), expected);
+    let document = larder.document_for("random", "3.0.1", "darwin_arm64").await.expect(200).json();
+    let signature = larder.get(document["shasums_signature_url"].as_str().unwrap()).await.expect(200);
+    assert_eq!(signature.body, upstream.signature_bytes("acme", "random", "3.0.1"));
+    let zip = larder.get(document["download_url"].as_str().unwrap()).await.expect(200);
+    assert_eq!(zip.body, upstream.archive_bytes("acme", "random", "3.0.1", "darwin_arm64"));
+    larder.stop().await;
+    // What is proven once is known by its key the next time.
+    let said = site.out(&["import", tree.to_str().unwrap()]).await;
+    assert!(said.contains("4 archives already") && !said.contains("never seen"), "{said}");
+}
+
+/// What upstream does not know is like what nobody can be asked about.
+#[tokio::test]
+async fn what_upstream_does_not_know_is_taken_on_the_operators_word_and_listed() {
+    let upstream = upstream().await;
+    let (outside, tree) = site(&upstream);
+    export(&outside, &tree).await;
+    let other = FakeUpstream::start().await;
+    let site = Site::new(&other);
+    for name in ["null", "random"] {
+        for entry in std::fs::read_dir(folder_of(&tree, name)).unwrap() {
+            let path = entry.unwrap().path();
+            let is_proof = path.to_string_lossy().contains("SHA256SUMS");
+            if is_proof {
+                std::fs::remove_file(path).unwrap();
+            }
+        }
+    }
+    let refused = site.run(&["import", tree.to_str().unwrap()]).await;
+    assert!(refused.code == Some(1) && refused.out.contains("registry.terraform.io does not know it"), "{refused:?}");
+    site.out(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
+    let larder = Larder::mirroring(&other).nothing_stays_fresh().on(&site.home).start().await;
+    let listed = larder.get(&format!("/mirror/{HOST}/acme/null/index.json")).await.expect(200).json();
+    assert_eq!(listed, serde_json::json!({ "versions": { "1.2.0": {} } }));
+    let archives = larder.get(&format!("/mirror/{HOST}/acme/null/1.2.0.json")).await.expect(200).json();
+    assert_eq!(archives["archives"].as_object().unwrap().len(), 2, "{archives}");
+
+    // As soon as upstream has it, that counts: the same bytes are proven then.
+    other.publish(crate::warming::both(Provider::new("acme", "null").version("1.2.0").size(200_000)));
+    let document = larder.document("null", "1.2.0").await.expect(200).json();
+    assert!(document["signing_keys"]["gpg_public_keys"][0].is_object(), "{document}");
+    other.forget_requests();
+    let zip = larder.get(document["download_url"].as_str().unwrap()).await.expect(200);
+    assert_eq!(zip.body, other.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
+    assert_eq!(other.count_of(Target::Archive), 0, "it was held all the time");
+    // Other bytes are an alarm, and no silent change.
+    other.publish(crate::warming::both(Provider::new("acme", "random").version("3.0.1").edition(2)));
+    let document = larder.document("random", "3.0.1").await.expect(200).json();
+    let zip = larder.get(document["download_url"].as_str().unwrap()).await.expect(200);
+    assert_eq!(zip.body, other.archive_bytes("acme", "random", "3.0.1", "linux_amd64"));
+    let status = crate::support::http::get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
+    assert_eq!(status["alarms"][0]["kind"], "imported-differs", "{status}");
+}
+
+#[tokio::test]
+async fn a_kill_in_the_middle_leaves_nothing_torn_and_the_same_command_goes_on() {
+    let upstream = FakeUpstream::start().await;
+    for name in ["one", "two", "three", "four", "five", "six"] {
+        upstream.publish(Provider::new("acme", name).size(3_000_000));
+    }
+    let (outside, tree) = site(&upstream);
+    let names = ["acme/one", "acme/two", "acme/three", "acme/four", "acme/five", "acme/six"];
+    let what = [&["export", tree.to_str().unwrap(), "--platform", "linux_amd64", "--for"], &names[..]].concat();
+    outside.out(&what).await;
+    let site = sealed(&upstream);
+    let file = site.file();
+    let import = ["import", tree.to_str().unwrap(), "--unsigned", "--json", "--config", file.to_str().unwrap()];
+    for acknowledged in [1, 3] {
+        let (killed, out, _) = serving(command(site.home.path(), &import));
+        eventually("so many are told of", async || {
+            (out.text().matches("\"file\"").count() >= acknowledged).then_some(())
+        })
+        .await;
+        drop(killed);
+        let told = states(&out.text()[..out.text().rfind('\n').map_or(0, |end| end + 1)]);
+        let taken = told.iter().filter(|state| !state.ends_with(" refused")).count();
+        assert!(archives(&site.home) >= taken, "what was told of is held");
+        let verified = site.out(&["verify"]).await;
+        assert!(verified.contains("all is well"), "{verified}");
+    }
+    site.out(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
+    assert_eq!(archives(&site.home), 6);
+    assert!(site.home.staged().is_empty(), "{:?}", site.home.staged());
+    let larder = Process::serve(&site.text, site.home.path()).unwrap_or_else(|said| panic!("{said:?}"));
+    larder.get(&larder.archive_path("six").await).await.expect(200);
+}
