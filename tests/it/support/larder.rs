@@ -386,8 +386,19 @@ impl Builder {
             self.store,
             self.allow_private,
             self.network,
-            self.upstreams
+            self.patient_upstreams()
         )
+    }
+
+    /// The `[[upstream]]` sections, each with as much patience as may be unless it was given some: no machine is so busy
+    /// that a test sees what is held instead of what it asked for.
+    fn patient_upstreams(&self) -> String {
+        let patient = |section: &str| match section {
+            "" => String::new(),
+            given if given.contains("patience") => format!("[[upstream]]{given}"),
+            silent => format!("[[upstream]]\npatience = \"8s\"{silent}"),
+        };
+        self.upstreams.split("[[upstream]]").map(patient).collect()
     }
 
     /// The configuration, checked.
