@@ -2,6 +2,7 @@
 //! installs without any upstream.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use serde_json::{Value, json};
 
@@ -41,6 +42,15 @@ fn lacking(plan: &Value) -> BTreeSet<String> {
 
 fn called(item: &Value) -> String {
     format!("{} {}", item["what"].as_str().unwrap(), item["platform"].as_str().unwrap_or(""))
+}
+
+/// Whether a record, by its path, is one of those that lead to what a plan calls `what`.
+fn leads_to(record: &Path, what: &str) -> bool {
+    let (name, platform) = what.rsplit_once(' ').unwrap();
+    let (host, name) = name.split('@').next().unwrap().split_once('/').unwrap();
+    let record = record.to_string_lossy();
+    let mut folders = ["providers", "modules"].iter().map(|kind| format!("/{host}/{kind}/{name}/"));
+    folders.any(|folder| record.contains(&folder)) && record.contains(platform)
 }
 
 /// The same plan, asked of the running larder over HTTP with a tar of the folders.
@@ -108,14 +118,33 @@ async fn what_was_warmed_for_folders_installs_in_each_of_them_with_the_cable_pul
         named.extend(lacking);
     }
     assert_eq!(named, wanted);
-    // Of what leads to them, every sixth: each costs the retries at an upstream that is gone.
-    for record in [folder.files("names"), folder.files("documents")].concat().into_iter().step_by(6) {
+    assert_eq!(running.terminate().await, Some(0));
+
+    // So too with the names and the sets that lead to archives, where nobody would be asked for them again.
+    let sealed = || Larder::mirroring(&estate.upstream).network("offline = true").on(&folder);
+    let running = Process::start(&sealed(), folder.path());
+    let (sets, others): (Vec<_>, Vec<_>) =
+        folder.files("documents").into_iter().partition(|path| path.extension().is_some_and(|ending| ending == "set"));
+    for record in folder.files("names").into_iter().chain(sets) {
         std::fs::rename(&record, &aside).unwrap();
         let plan = plan_of_tar(&estate, &running, &token).await;
         std::fs::rename(&aside, &record).unwrap();
+        let lacking = lacking(&plan);
         assert_eq!(plan["ready"], false, "{}: {plan:#}", record.display());
+        assert!(!lacking.is_empty() && lacking.iter().all(|what| leads_to(&record, what)), "{lacking:?}");
     }
+    assert_eq!(running.terminate().await, Some(0));
+
+    // A sealed larder makes lists, locations and discovery of what it holds: the plan needs none of them, and is right.
+    assert!(others.len() > 20, "{others:?}");
+    others.iter().for_each(|record| std::fs::remove_file(record).unwrap());
+    let running = Process::start(&sealed(), folder.path());
+    write_beside(&folder, &running);
+    estate.workspace.cli_config(&through(running.base()));
     assert_eq!(plan_of_tar(&estate, &running, &token).await["ready"], true);
+    for root in ROOTS {
+        estate.init(root).await.expect_success();
+    }
     let taken = &folder.blobs()[0];
     std::fs::remove_file(taken).unwrap();
     let plan = larder("plan", &estate, &folder, &[]).await;

@@ -269,7 +269,7 @@ async fn sigterm_ends_a_warm_up_at_once_and_the_next_start_resumes_it() {
     desk.once(&path, |job| job["items"][0]["bytes"] == 1_000_000).await;
     let began = tokio::time::Instant::now();
     assert_eq!(larder.terminate().await, Some(0));
-    assert!(began.elapsed() < std::time::Duration::from_secs(5), "{:?}", began.elapsed());
+    assert!(began.elapsed() < std::time::Duration::from_secs(20), "{:?}", began.elapsed());
     held.open();
     upstream.forget_requests();
 
