@@ -25,7 +25,7 @@ const OF_LOOKUPS: [&str; 5] =
 /// A program, watched. The process is the program's own.
 fn watched(strace: &Path, trace: &Path, program: &Command) -> Command {
     let mut watched = Command::new(strace);
-    watched.args(["-D", "-f", "-q", "-s", "256", "-e", CALLS, "-o"]).arg(trace);
+    watched.args(["--seccomp-bpf", "-D", "-f", "-q", "-s", "256", "-e", CALLS, "-o"]).arg(trace);
     watched.arg(program.get_program()).args(program.get_args());
     for (name, value) in program.get_envs() {
         match value {
