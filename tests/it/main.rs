@@ -6,6 +6,7 @@ mod air_gap;
 mod bounds;
 mod bundle;
 mod bundle_damage;
+mod bundle_online;
 mod bundle_parts;
 mod bundle_refusals;
 mod caching;

@@ -5,8 +5,10 @@ mod fit;
 mod give;
 mod held;
 mod intake;
+mod staying;
 mod take;
 
 pub use self::give::{Gathered, NotGathered};
 pub(super) use self::intake::Source;
+pub(super) use self::staying::Staying;
 pub use self::take::{NotApplied, TakingIn};

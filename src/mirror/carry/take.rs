@@ -102,6 +102,7 @@ impl Mirror {
         self.store.check()?;
         let opened = Opened::open(bundle, &how.trust)?;
         let manifest = Arc::clone(&opened.manifest);
+        let _stays = self.keep_what_is_in(&manifest);
         self.takes(&manifest)?;
         let bytes = manifest.files().fold(0, |sum, (_, file)| file.file.bytes.saturating_add(sum));
         tell(Step::Begun { entries: manifest.entries.len() as u64, bytes });

@@ -12,7 +12,7 @@ use larder::mirror::{Mirror, NotApplied, TakingIn};
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
 
-use super::http::{client, send};
+use super::http::{Answer, client, send};
 use super::larder::{Builder, Folder, HOST, Larder};
 use super::process::eventually;
 use super::upstream::FakeUpstream;
@@ -78,6 +78,21 @@ pub(crate) async fn bundle_of(larder: &Larder, job: &str, since: Option<Value>) 
     let answer = send(request.header("content-type", "application/json").body(body)).await.unwrap().expect(200);
     assert_eq!(answer.headers["content-type"], "application/x-tar");
     answer.body
+}
+
+/// What a running larder answers to a bundle.
+pub(crate) async fn given(larder: &Larder, bundle: Vec<u8>) -> Answer {
+    let request = client().post(format!("{}/admin/v1/bundle/apply", larder.admin())).bearer_auth(larder.token());
+    send(request.header("content-type", "application/x-tar").body(bundle)).await.unwrap()
+}
+
+/// The receipt of a bundle that a running larder takes.
+pub(crate) async fn applied_by(larder: &Larder, bundle: Vec<u8>) -> Receipt {
+    let said = given(larder, bundle).await.expect(200).text();
+    match serde_json::from_str(said.lines().last().unwrap()).unwrap() {
+        Step::Done { receipt } => receipt,
+        step => panic!("{step:?}"),
+    }
 }
 
 /// Warms these and gives a bundle of them.

@@ -1,0 +1,68 @@
+//! Bundles that a larder takes which has upstreams of its own: what clients ask for goes on beside them.
+
+use std::time::Duration;
+
+use crate::support::gap::{BundleKey, applied_by, bundle, given, outcomes};
+use crate::support::larder::{HOST, Larder};
+use crate::support::upstream::{FakeUpstream, Provider};
+
+/// acme/NAME of a third of a megabyte each.
+async fn publishing(names: &[&str]) -> FakeUpstream {
+    let upstream = FakeUpstream::start().await;
+    for name in names {
+        upstream.publish(Provider::new("acme", name).size(300_000));
+    }
+    upstream
+}
+
+/// Fetches an archive by its document, and says where it was.
+async fn install(larder: &Larder, name: &str) -> String {
+    let path = larder.archive_path(name, "1.2.0").await;
+    larder.get(&path).await.expect(200);
+    larder.clock.advance(Duration::from_secs(120));
+    path
+}
+
+/// What was held already is told so, and must be there when the apply has ended.
+#[tokio::test]
+async fn what_a_bundle_names_and_is_held_is_not_evicted_for_the_rest_of_it() {
+    let (upstream, key) = (publishing(&["one", "other", "two", "three", "four"]).await, BundleKey::new());
+    let bytes = bundle(&upstream, &key, &["acme/one", "acme/other"], &["linux_amd64"]).await;
+    let larder = key.is_trusted_by(Larder::mirroring(&upstream)).store("max_size = \"1MiB\"").start().await;
+    let one = install(&larder, "one").await;
+    for name in ["two", "three"] {
+        install(&larder, name).await;
+    }
+    let receipt = applied_by(&larder, bytes).await;
+    assert!(receipt.ok, "{receipt:#?}");
+    let told = outcomes(&receipt);
+    let of = |name: &str| format!("{HOST}/acme/{name} 1.2.0 for linux_amd64");
+    assert!(told.contains(&(of("one"), "held".to_owned())) && told.contains(&(of("other"), "applied".to_owned())));
+    assert!(larder.get(&one).await.expect(200).is("larder; hit"), "it was evicted");
+    let other = larder.archive_path("other", "1.2.0").await;
+    assert!(larder.get(&other).await.expect(200).is("larder; hit"));
+    assert_eq!(larder.folder.blobs().len(), 3);
+    // Once it is over, it is as any other.
+    larder.clock.advance(Duration::from_secs(120));
+    for name in ["two", "three", "four"] {
+        install(&larder, name).await;
+    }
+    assert!(larder.get(&one).await.expect(200).is("fwd=miss"), "it stays for good");
+}
+
+/// So what of it is held counts where there must be room for the rest.
+#[tokio::test]
+async fn a_bundle_that_fits_only_in_place_of_what_it_names_itself_is_refused_at_once() {
+    let (upstream, key) = (publishing(&["one"]).await, BundleKey::new());
+    upstream.publish(Provider::new("acme", "large").size(800_000));
+    let both = bundle(&upstream, &key, &["acme/one", "acme/large"], &["linux_amd64"]).await;
+    let large = bundle(&upstream, &key, &["acme/large"], &["linux_amd64"]).await;
+    let larder = key.is_trusted_by(Larder::mirroring(&upstream)).store("max_size = \"1MiB\"").start().await;
+    let one = install(&larder, "one").await;
+    let said = given(&larder, both).await.expect(507).text();
+    assert!(said.contains("what of the bundle is held already"), "{said}");
+    assert!(larder.get(&one).await.expect(200).is("larder; hit"));
+    // Alone it goes in, in place of what it does not name.
+    assert!(applied_by(&larder, large).await.ok);
+    assert_eq!(larder.folder.blobs().len(), 1);
+}
