@@ -1,10 +1,11 @@
 //! Bundles that a larder takes which has upstreams of its own: what clients ask for goes on beside them.
 
+use std::io::Write;
 use std::time::Duration;
 
-use crate::support::gap::{BundleKey, applied_by, bundle, given, outcomes};
+use crate::support::gap::{BundleKey, applied_by, bundle, bundle_of, given, outcomes, warmed};
 use crate::support::larder::{HOST, Larder};
-use crate::support::upstream::{FakeUpstream, Provider};
+use crate::support::upstream::{FakeUpstream, Provider, Target};
 
 /// acme/NAME of a third of a megabyte each.
 async fn publishing(names: &[&str]) -> FakeUpstream {
@@ -65,4 +66,41 @@ async fn a_bundle_that_fits_only_in_place_of_what_it_names_itself_is_refused_at_
     // Alone it goes in, in place of what it does not name.
     assert!(applied_by(&larder, large).await.ok);
     assert_eq!(larder.folder.blobs().len(), 1);
+}
+
+/// Promise 8: whoever made the bundle named that origin, and no upstream did until it says the same.
+#[tokio::test]
+async fn an_origin_that_only_a_bundle_names_is_shown_no_credential() {
+    let (registry, services, key) = (FakeUpstream::start().await, FakeUpstream::start().await, BundleKey::new());
+    for name in ["null", "other", "third"] {
+        services.publish(Provider::new("acme", name));
+    }
+    let discovery = format!("{{\"providers.v1\":\"{}\"}}", services.providers_url());
+    registry.serve_json("/.well-known/terraform.json", &discovery);
+    let mirroring = || Larder::mirroring(&registry).allow_private(&services.origin());
+    let making = key.signs(mirroring()).start().await;
+    let job = warmed(&making, &["acme/null"], &["linux_amd64"]).await;
+    let bytes = bundle_of(&making, &job, None).await;
+
+    let mut token = tempfile::NamedTempFile::new().unwrap();
+    token.write_all(b"of-this-larder-alone").unwrap();
+    let with_token = mirroring().with(&format!("token = {{ file = {:?} }}", token.path()));
+    let larder = key.is_trusted_by(with_token).start().await;
+    assert!(applied_by(&larder, bytes).await.ok);
+    let shown = || {
+        let asked = services.requests().into_iter().filter(|asked| asked.target == Target::Versions);
+        asked.map(|asked| asked.header("authorization").map(str::to_owned)).collect::<Vec<_>>()
+    };
+    services.forget_requests();
+    registry.forget_requests();
+    larder.versions("other").await.expect(200);
+    assert_eq!(shown(), [None]);
+    assert_eq!(registry.count_of(Target::Discovery), 0, "it was not the bundle's document that led there");
+
+    // The upstream says the same: now it is its word.
+    larder.clock.advance(Duration::from_secs(2 * 3600));
+    services.forget_requests();
+    larder.versions("third").await.expect(200);
+    assert_eq!(registry.count_of(Target::Discovery), 1);
+    assert_eq!(shown(), [Some("Bearer of-this-larder-alone".to_owned())]);
 }
