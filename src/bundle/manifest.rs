@@ -239,7 +239,7 @@ pub struct FileRef {
 
 impl FileRef {
     /// Its name in the tar.
-    pub(super) fn name(&self) -> String {
+    pub fn name(&self) -> String {
         format!("sha256/{}", self.file.sha256)
     }
 }

@@ -281,11 +281,26 @@ impl Judged {
         Ok(Incoming::Staged(Box::new(Arriving { of, staged, file: *file })))
     }
 
-    /// Takes in what has its archive in the store, under another name or since before a crash.
-    pub(super) fn with_what_is_stored(self, mirror: &Mirror, now: Timestamp) -> Result<Outcome, String> {
+    /// Takes in what needs no archive.
+    pub(super) fn without_archive(self, mirror: &Mirror) -> Result<Outcome, String> {
+        match self {
+            Self::Held => Ok(Outcome::Held),
+            Self::Document(document) => document.taken(mirror),
+            Self::Provider(_) | Self::Module(_) => Err("its manifest names no archive of it".to_owned()),
+        }
+    }
+
+    /// Takes in what has its archive in the store, under another name or since before a crash; `missing` says why it
+    /// should be there.
+    pub(super) fn with_what_is_stored(
+        self,
+        mirror: &Mirror,
+        missing: impl FnOnce() -> String,
+        now: Timestamp,
+    ) -> Result<Outcome, String> {
         let (of, digest) = match self {
             Self::Held => return Ok(Outcome::Held),
-            Self::Document(document) => return document.taken(mirror),
+            Self::Document(_) => return Err("it has an archive, and is a document".to_owned()),
             Self::Provider(set) => {
                 let digest = set.set.document.shasum;
                 (For::Provider(set), digest)
@@ -296,9 +311,7 @@ impl Judged {
             }
         };
         let Some(blob) = mirror.store.blobs.get(&digest).map_err(store_failed)? else {
-            return Err(format!(
-                "its archive (SHA-256 {digest}) is not in the store, and did not come with it: it was refused with what it came with, or the bundle is a delta to an inventory of another store"
-            ));
+            return Err(missing());
         };
         let (actual, fast) = blob.hashes().map_err(store_failed)?;
         if actual != digest {

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::super::Mirror;
-use super::intake::{Incoming, Judged, SmallFiles};
+use super::intake::{Incoming, SmallFiles};
 use crate::address::What;
 use crate::bundle::{BadBundle, Content, Entry, FileRef, Manifest, Opened, Outcome, Receipt, Role, Step, Told, Trust};
 use crate::clock::Clock;
@@ -181,8 +181,7 @@ impl<R: Read> Taking<'_, R> {
             }
             let outcome = match self.one(entry, &files, tell) {
                 Ok(outcome) => outcome,
-                Err(bad) => {
-                    let why = bad.to_string();
+                Err(BrokeOff(why)) => {
                     ended = Some(format!("{what}: {why}"));
                     Outcome::Refused { why }
                 }
@@ -208,12 +207,7 @@ impl<R: Read> Taking<'_, R> {
     ///
     /// # Errors
     /// Where nothing after it can be read.
-    fn one(
-        &mut self,
-        entry: &Entry,
-        carried: &HashSet<Role>,
-        tell: &mut dyn FnMut(Step),
-    ) -> Result<Outcome, BadBundle> {
+    fn one(&mut self, entry: &Entry, carried: &HashSet<Role>, tell: &mut dyn FnMut(Step)) -> Result<Outcome, BrokeOff> {
         let mut small = SmallFiles::default();
         let mut flaw: Option<String> = None;
         let mut archive = None;
@@ -222,7 +216,8 @@ impl<R: Read> Taking<'_, R> {
                 Role::Archive => archive = Some(file),
                 _ if carried.contains(&file.role) => {
                     let mut bytes = Vec::new();
-                    let content = self.read(&file, tell, |piece| bytes.extend_from_slice(piece))?;
+                    let content = self.read(&file, tell, |piece| bytes.extend_from_slice(piece));
+                    let content = content.map_err(|broke| broke.after(flaw.as_ref()))?;
                     flaw = flaw.or_else(|| flaw_of(&file, content));
                     if content == Content::Right {
                         flaw = flaw.or_else(|| self.shared.keep(&file, &bytes).err());
@@ -241,10 +236,18 @@ impl<R: Read> Taking<'_, R> {
             None => self.mirror.judge_carried(entry, &small, &self.how.accept, &self.opened.standing, now),
         };
         let Some(archive) = archive else {
-            return Ok(outcome(judged.and_then(|judged| judged.taken(self.mirror, now))));
+            return Ok(outcome(judged.and_then(|judged| judged.without_archive(self.mirror))));
         };
         if !carried.contains(&Role::Archive) {
-            let taken = judged.and_then(|judged| judged.with_what_is_stored(self.mirror, now));
+            let missing = || match archive.left_out {
+                true => format!(
+                    "its {} ({}) is not in the store, and was left out: the bundle is a delta to an inventory of another store",
+                    archive.role,
+                    archive.name()
+                ),
+                false => self.shared.refused_with(&archive),
+            };
+            let taken = judged.and_then(|judged| judged.with_what_is_stored(self.mirror, missing, now));
             return Ok(outcome(taken));
         }
         let mut incoming = judged.and_then(|judged| judged.incoming(self.mirror, &archive.file));
@@ -256,7 +259,8 @@ impl<R: Read> Taking<'_, R> {
             {
                 staged.discard();
             }
-        })?;
+        });
+        let content = content.map_err(|broke| broke.after(incoming.as_ref().err()))?;
         if let Some(why) = flaw_of(&archive, content) {
             if let Ok(Incoming::Staged(staged)) = incoming {
                 staged.discard();
@@ -271,9 +275,9 @@ impl<R: Read> Taking<'_, R> {
         file: &FileRef,
         tell: &mut dyn FnMut(Step),
         mut take: impl FnMut(&[u8]),
-    ) -> Result<Content, BadBundle> {
+    ) -> Result<Content, BrokeOff> {
         let read = &mut self.read;
-        self.opened.file(file, |piece| {
+        let content = self.opened.file(file, |piece| {
             take(piece);
             read.bytes = read.bytes.saturating_add(piece.len() as u64);
             if read.bytes - read.told >= TOLD_EACH {
@@ -281,7 +285,21 @@ impl<R: Read> Taking<'_, R> {
                 tell(Step::Read { bytes: read.bytes });
             }
             Ok::<_, BadBundle>(())
-        })
+        });
+        content.map_err(|bad| BrokeOff(format!("its {} ({}) could not be read: {bad}", file.role, file.name())))
+    }
+}
+
+/// Why nothing after a file of a bundle can be read: which file, and what is wrong there.
+struct BrokeOff(String);
+
+impl BrokeOff {
+    /// The same, where something before it was wrong already.
+    fn after(self, flaw: Option<&String>) -> Self {
+        match flaw {
+            Some(flaw) => Self(format!("{flaw}; {}", self.0)),
+            None => self,
+        }
     }
 }
 
@@ -301,8 +319,8 @@ fn outcome(taken: Result<Outcome, String>) -> Outcome {
 
 /// Small files that more than one thing has, such as the SHA256SUMS of a version: they come with the first of them.
 struct Shared {
-    /// How many things have each.
-    wanted: HashMap<Digest, u32>,
+    /// Those that more than one thing has, and what the first of these is called.
+    wanted: HashMap<Digest, String>,
     places: HashMap<Digest, (u64, u64)>,
     file: std::fs::File,
     written: u64,
@@ -311,11 +329,20 @@ struct Shared {
 
 impl Shared {
     fn of(mirror: &Mirror, manifest: &Manifest) -> Result<Self, StoreError> {
+        let mut first: HashMap<Digest, &Entry> = HashMap::new();
         let mut wanted = HashMap::new();
-        for file in manifest.entries.iter().flat_map(Entry::files).filter(|file| file.role != Role::Archive) {
-            *wanted.entry(file.file.sha256).or_insert(0u32) += 1;
+        for entry in &manifest.entries {
+            for file in entry.files() {
+                match first.get(&file.file.sha256) {
+                    None => {
+                        first.insert(file.file.sha256, entry);
+                    }
+                    Some(first) => {
+                        wanted.entry(file.file.sha256).or_insert_with(|| first.called());
+                    }
+                }
+            }
         }
-        wanted.retain(|_, times| *times > 1);
         let scratch = mirror.store.blobs.scratch()?;
         Ok(Self { wanted, places: HashMap::new(), file: scratch.file()?, written: 0, _scratch: scratch })
     }
@@ -331,24 +358,21 @@ impl Shared {
         Ok(())
     }
 
-    fn get(&self, file: &FileRef) -> Result<Vec<u8>, String> {
-        let FileRef { role, file, .. } = file;
-        let missing = || format!("its {role} came with something before it, and was refused there");
-        let (at, size) = *self.places.get(&file.sha256).ok_or_else(missing)?;
+    /// That a file came with another thing, and was refused there.
+    fn refused_with(&self, file: &FileRef) -> String {
+        let FileRef { role, .. } = file;
+        match self.wanted.get(&file.file.sha256) {
+            Some(first) => format!("its {role} ({}) came with {first}, and was refused there", file.name()),
+            None => format!("its {role} ({}) did not come with it", file.name()),
+        }
+    }
+
+    fn get(&self, shared: &FileRef) -> Result<Vec<u8>, String> {
+        let FileRef { role, file, .. } = shared;
+        let (at, size) = *self.places.get(&file.sha256).ok_or_else(|| self.refused_with(shared))?;
         let mut bytes = vec![0; usize::try_from(size).unwrap_or(usize::MAX)];
         let read = self.file.read_exact_at(&mut bytes, at);
         read.map_err(|e| format!("its {role} cannot be read again: {e}"))?;
         Ok(bytes)
-    }
-}
-
-impl Judged {
-    /// Takes in what needs no archive.
-    fn taken(self, mirror: &Mirror, now: crate::clock::Timestamp) -> Result<Outcome, String> {
-        match self {
-            Self::Held => Ok(Outcome::Held),
-            Self::Document(document) => document.taken(mirror),
-            Self::Provider(_) | Self::Module(_) => self.with_what_is_stored(mirror, now),
-        }
     }
 }

@@ -1,6 +1,7 @@
 //! Two larders with a gap between them: one that has upstreams and makes bundles, one that is offline and applies them.
 
 use std::collections::BTreeMap;
+use std::io::{Cursor, Read};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -122,20 +123,29 @@ impl Sealed {
 
     /// Applies these bytes.
     pub(crate) async fn apply(&self, bundle: Vec<u8>, how: &TakingIn) -> Result<Receipt, NotApplied> {
+        self.apply_from(Cursor::new(bundle), how).await
+    }
+
+    /// The same as they are read.
+    pub(crate) async fn apply_from(
+        &self,
+        bundle: impl Read + Send + 'static,
+        how: &TakingIn,
+    ) -> Result<Receipt, NotApplied> {
         self.apply_telling(bundle, how, |_| {}).await
     }
 
     /// The same, and tells each step.
     pub(crate) async fn apply_telling(
         &self,
-        bundle: Vec<u8>,
+        bundle: impl Read + Send + 'static,
         how: &TakingIn,
         mut tell: impl FnMut(Step) + Send + 'static,
     ) -> Result<Receipt, NotApplied> {
         let (mirror, how, clock) = (Arc::clone(&self.mirror), how.clone(), Clock::system());
         // Across the gap it is later.
         clock.advance(Duration::from_secs(3600));
-        let applying = tokio::task::spawn_blocking(move || mirror.apply(&bundle[..], &how, &clock, &mut tell));
+        let applying = tokio::task::spawn_blocking(move || mirror.apply(bundle, &how, &clock, &mut tell));
         let applied = applying.await.unwrap();
         // So that stores can be compared: it is done behind whoever applied.
         self.mirror.complete_hashes().await.unwrap();
