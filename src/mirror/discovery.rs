@@ -58,6 +58,16 @@ impl KeptDocument {
         serde_json::from_slice(&self.dropped).unwrap_or_default()
     }
 
+    /// The same document with the services that another names, or carries on, and it does not name.
+    pub(super) fn with_services_of(self, before: &Self) -> Self {
+        let mut dropped: RawObject = serde_json::from_slice(&before.dropped_in(&self)).unwrap_or_default();
+        dropped.extend(self.dropped_services());
+        if dropped.is_empty() {
+            return self;
+        }
+        Self { dropped: serde_json::to_vec(&dropped).unwrap_or_default().into(), ..self }
+    }
+
     /// The entries of services that this document names, or whose entries it carries on, and `now` does not name.
     fn dropped_in(&self, now: &Self) -> Bytes {
         let names = now.services();

@@ -113,17 +113,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// Puts a document that upstream has, too, notes its size, and keeps to the size limit.
-    pub(super) fn put_document(&self, key: &Key, record: &[u8], now: Timestamp) -> Result<(), StoreError> {
-        self.write_document(key, record, now, Durability::Lazy)?;
-        if matches!(key, Key::Page(..)) {
-            self.keep_pages_to_their_limit();
-        }
-        self.keep_to_the_limit();
-        Ok(())
-    }
-
-    /// Puts a document and notes its size.
+    /// Puts a document whatever is held, and notes its size.
     pub(super) fn write_document(
         &self,
         key: &Key,
@@ -162,7 +152,7 @@ impl Mirror {
 
     /// Evicts pages, least recently used first, where there are more than may be: whoever varies a query could fill
     /// the store with them, and a small store with a few.
-    fn keep_pages_to_their_limit(&self) {
+    pub(super) fn keep_pages_to_their_limit(&self) {
         let limit = self.limits.page_bytes.min(self.store_bytes() / PAGES_SHARE);
         if self.store.index.totals().page_bytes <= limit || self.link() == Link::Offline {
             return;

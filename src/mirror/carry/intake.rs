@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::super::documents::{self, KeptDocument};
+use super::super::documents::{self, KeptDocument, Placed};
 use super::super::freshness::Age;
 use super::super::modules::CarriedModule;
 use super::super::proof_set::{About, KeptSet, ProofSet};
@@ -121,28 +121,34 @@ impl Mirror {
                 let services =
                     kept.discovery_for_clients().map_err(|why| format!("its document cannot be read: {why}"))?;
                 drop::<Discovery>(services);
-                self.judged_document(Key::Discovery(host.clone()), kept, Vec::new())
+                self.judged_document(Key::Discovery(host.clone()), kept, Vec::new(), now)
             }
             Entry::ProviderVersions { provider, document } => {
                 let kept = document_of(document, small, now)?;
                 let list: VersionList =
                     kept.as_versions().map_err(|why| format!("its document cannot be read: {why}"))?;
                 let versions = list.versions.into_iter().map(|listed| listed.version).collect();
-                self.judged_document(Key::ProviderVersions(provider.clone()), kept, versions)
+                self.judged_document(Key::ProviderVersions(provider.clone()), kept, versions, now)
             }
             Entry::ModuleVersions { module, document } => {
                 let kept = document_of(document, small, now)?;
                 let list = kept.as_module_versions().map_err(|why| format!("its document cannot be read: {why}"))?;
                 drop::<ModuleVersionList>(list);
-                self.judged_document(Key::ModuleVersions(self.terms().key_of(module)), kept, Vec::new())
+                self.judged_document(Key::ModuleVersions(self.terms().key_of(module)), kept, Vec::new(), now)
             }
             Entry::Provider(entry) => self.judge_set(entry, small, accept, standing, now),
             Entry::Module(entry) => self.judge_module(entry, small, accept, now),
         }
     }
 
-    fn judged_document(&self, key: Key, kept: KeptDocument, versions: Vec<Version>) -> Result<Judged, String> {
-        if self.held_as_new(&key, &kept).map_err(store_failed)? {
+    fn judged_document(
+        &self,
+        key: Key,
+        kept: KeptDocument,
+        versions: Vec<Version>,
+        now: Timestamp,
+    ) -> Result<Judged, String> {
+        if self.held_as_new(&key, &kept, now).map_err(store_failed)? {
             return Ok(Judged::Held);
         }
         Ok(Judged::Document(Box::new(CarriedDocument { key, kept, versions })))
@@ -199,10 +205,10 @@ impl Mirror {
             proof,
         };
         let set = ProofSet::new(about, body, sums, signature, &package).map_err(unreadable)?;
-        if self.holds_as_new(&package, &set, said).map_err(store_failed)? {
+        let age = Age { checked: said.checked.min(now), gone: said.gone };
+        if self.holds_as_new(&package, &set, age, now).map_err(store_failed)? {
             return Ok(Judged::Held);
         }
-        let age = Age { checked: said.checked.min(now), gone: said.gone };
         let is_accepted = accept.iter().any(|what| match what {
             What::Provider(meant) => meant.of == package.provider && meant.versions.include(&package.version),
             What::Module(_) => false,
@@ -226,14 +232,17 @@ impl Mirror {
 }
 
 impl CarriedDocument {
-    /// Puts it in place of the one that is held.
-    pub(super) fn taken(self, mirror: &Mirror) -> Result<Outcome, String> {
+    /// Puts it in place of the one that is held, unless something newer came to be held since it was judged.
+    pub(super) fn taken(self, mirror: &Mirror, now: Timestamp) -> Result<Outcome, String> {
         let Self { key, kept, versions } = self;
-        let checked = kept.about.checked;
         if let Key::ProviderVersions(address) = &key {
-            seen::note_versions(mirror, address, &versions, checked).map_err(store_failed)?;
+            seen::note_versions(mirror, address, &versions, kept.about.checked).map_err(store_failed)?;
         }
-        mirror.write_document(&key, &kept.write(), checked, Durability::Synced).map_err(store_failed)?;
+        let made = |held: Option<&KeptDocument>, coming| mirror.with_what_is_held(&key, held, coming);
+        let placed = mirror.place_document(&key, kept, now, Durability::Synced, made).map_err(store_failed)?;
+        if matches!(placed, Placed::Outlasted(_)) {
+            return Ok(Outcome::Held);
+        }
         let terms = mirror.terms();
         terms.absent.forget(|absent| {
             *absent == key
@@ -282,10 +291,10 @@ impl Judged {
     }
 
     /// Takes in what needs no archive.
-    pub(super) fn without_archive(self, mirror: &Mirror) -> Result<Outcome, String> {
+    pub(super) fn without_archive(self, mirror: &Mirror, now: Timestamp) -> Result<Outcome, String> {
         match self {
             Self::Held => Ok(Outcome::Held),
-            Self::Document(document) => document.taken(mirror),
+            Self::Document(document) => document.taken(mirror, now),
             Self::Provider(_) | Self::Module(_) => Err("its manifest names no archive of it".to_owned()),
         }
     }
@@ -400,14 +409,15 @@ impl CarriedSet {
                 // Where it lies there without a name: what eviction does not know of, it cannot evict.
                 mirror.store.index.archive_kept(&digest, size_bytes, now);
             }
-            let kept = mirror.put_carried_set(&package, &set, age, now)?;
-            mirror.name_it(&package, &kept, &set, fast, size_bytes, now)
+            let Some(kept) = mirror.put_carried_set(&package, &set, age, now)? else { return Ok(Outcome::Held) };
+            mirror.name_it(&package, &kept, &set, fast, size_bytes, now)?;
+            Ok(Outcome::Applied)
         };
-        committed().map_err(store_failed)?;
+        let outcome = committed().map_err(store_failed)?;
         mirror.terms().absent.forget(|key| *key == Key::ProofSet(package.clone()));
         mirror.changed(&package.provider);
         mirror.keep_to_the_limit();
-        Ok(Outcome::Applied)
+        Ok(outcome)
     }
 
     /// Holds it against what was proven before: the same verdicts as for what an upstream sends.
@@ -448,16 +458,20 @@ impl CarriedSet {
 }
 
 impl Mirror {
-    /// Puts a set in place of the one that is held, which becomes its predecessor; synced.
+    /// Puts a set in place of the one that is held, which becomes its predecessor; synced. None where something newer
+    /// came to be held since it was judged.
     fn put_carried_set(
         &self,
         package: &Package,
         set: &Arc<ProofSet>,
         age: Age,
         now: Timestamp,
-    ) -> Result<KeptSet, StoreError> {
+    ) -> Result<Option<KeptSet>, StoreError> {
         let key = Key::ProofSet(package.clone());
         let _lock = self.record_lock(&key).lock();
+        if self.holds_as_new(package, set, age, now)? {
+            return Ok(None);
+        }
         let held = self.read_set(package)?.map(|held| Arc::unwrap_or_clone(held.kept));
         let predecessor = match held {
             None => None,
@@ -479,7 +493,7 @@ impl Mirror {
         let kept = KeptSet { predecessor, current: Arc::clone(set), age };
         let size_bytes = self.store.records.put(&key, &kept.write(), Durability::Synced)?;
         self.store.index.document_kept(&key, size_bytes, now);
-        Ok(kept)
+        Ok(Some(kept))
     }
 }
 

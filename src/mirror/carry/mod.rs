@@ -5,6 +5,7 @@ mod fit;
 mod give;
 mod held;
 mod intake;
+mod listed;
 mod staying;
 mod take;
 

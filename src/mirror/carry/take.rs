@@ -110,7 +110,11 @@ impl Mirror {
         tracing::info!(manifest = %digest, entries = manifest.entries.len(), bytes, ?standing, "a bundle is applied");
         let mut taking =
             Taking { mirror: self, how, clock, shared: Shared::of(self, &manifest)?, opened, read: Counted::default() };
-        let (entries, ended) = taking.all(&manifest, tell);
+        let (entries, mut ended) = taking.all(&manifest, tell);
+        if let Err(error) = self.list_what_came(&manifest) {
+            let why = || format!("what came could not all be listed: {error}; {}", error.to_do());
+            ended.get_or_insert_with(why);
+        }
         let is_well = |told: &Told| matches!(told.outcome, Outcome::Applied | Outcome::Held);
         let (signed_by, trusted) = Receipt::of_standing(&standing);
         let mut receipt = Receipt {
@@ -236,7 +240,7 @@ impl<R: Read> Taking<'_, R> {
             None => self.mirror.judge_carried(entry, &small, &self.how.accept, &self.opened.standing, now),
         };
         let Some(archive) = archive else {
-            return Ok(outcome(judged.and_then(|judged| judged.without_archive(self.mirror))));
+            return Ok(outcome(judged.and_then(|judged| judged.without_archive(self.mirror, now))));
         };
         if !carried.contains(&Role::Archive) {
             let missing = || match archive.left_out {

@@ -91,7 +91,7 @@ impl CarriedModule {
         let is_held = || -> Result<bool, StoreError> {
             let is_there = unless_gone(mirror.store.blobs.holds(&entry.archive.sha256))?
                 && mirror.name(&key)?.get(&entry.archive.sha256).is_some();
-            let is_located = mirror.held_as_new(&Key::ModuleLocation(key.clone()), &location)?;
+            let is_located = mirror.held_as_new(&Key::ModuleLocation(key.clone()), &location, now)?;
             let is_pinned = seen::known(mirror, &key)?.is_some_and(|seen| seen.pinned.tree == entry.tree);
             Ok(is_there && is_located && is_pinned)
         };
@@ -166,9 +166,7 @@ impl CarriedModule {
                 mirror.store.index.archive_kept(&digest, size_bytes, now);
             }
             let at = Key::ModuleLocation(key.clone());
-            if !mirror.held_as_new(&at, &location)? {
-                mirror.write_document(&at, &location.write(), location.about.checked, Durability::Synced)?;
-            }
+            mirror.place_document(&at, location, now, Durability::Synced, |_, coming| Ok(coming))?;
             mirror.change_name(Artifact::Module(key.clone()), |name| {
                 name.archives.retain(|before| before.digest != digest);
                 name.archives.push(held.clone());
