@@ -8,7 +8,7 @@ use larder::mirror::NotApplied;
 use rand::{Rng, SeedableRng};
 use rustix::process::Signal;
 
-use crate::support::gap::{BundleKey, Sealed, bundle, contents, outcomes, settled_contents};
+use crate::support::gap::{BundleKey, Giving, Sealed, bundle, contents, outcomes, settled_contents};
 use crate::support::larder::Folder;
 use crate::support::process::{Process, command, eventually, run, serving};
 use crate::support::upstream::{FakeUpstream, Module, Provider};
@@ -157,6 +157,7 @@ async fn a_truncated_bundle_leaves_what_came_whole_and_says_where_it_ended() {
         let applied = there.apply(whole[..cut].to_vec(), &key.trust()).await;
         let said = told(&applied);
         assert!(said.contains("truncated"), "{cut}: {said}");
+        assert!(there.folder.staged().is_empty(), "{cut}");
         let Ok(receipt) = applied else {
             assert!(contents(&there.folder).is_empty(), "{cut}");
             continue;
@@ -268,22 +269,15 @@ async fn a_running_larder_that_is_killed_in_the_middle_takes_the_rest_the_next_t
     for part in 1..8 {
         let folder = Folder::new();
         let running = Process::start(&key.sealed().on(&folder), folder.path());
-        let token = std::fs::read_to_string(folder.path().join("admin-token")).unwrap();
-        let (sent, body) = tokio::sync::mpsc::channel::<Result<Vec<u8>, std::io::Error>>(1);
-        let stream =
-            futures_util::stream::unfold(body, |mut body| async { body.recv().await.map(|piece| (piece, body)) });
-        let place = format!("{}/admin/v1/bundle/apply", running.admin());
-        let request = reqwest::Client::new().post(place).bearer_auth(token).header("content-type", "application/x-tar");
-        let request = tokio::spawn(request.body(reqwest::Body::wrap_stream(stream)).send());
+        let giving = Giving::to(&running, &folder);
         let some = whole.len() * part / 8;
-        sent.send(Ok(whole[..some].to_vec())).await.unwrap();
+        giving.more(&whole[..some]).await;
         // It has taken in what it was sent as far as it can, and waits for more; or is about to.
         if part % 2 == 0 {
             eventually("something came in", async || (!folder.files("documents").is_empty()).then_some(())).await;
         }
         running.kill();
-        drop(sent);
-        let _ = request.await;
+        giving.breaks_off().await;
         let there = Sealed::open(key.sealed(), &folder);
         let receipt = there.apply(whole.clone(), &key.trust()).await.unwrap();
         assert!(receipt.ok, "{receipt:#?}");

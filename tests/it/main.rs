@@ -9,6 +9,7 @@ mod bundle_damage;
 mod bundle_online;
 mod bundle_parts;
 mod bundle_refusals;
+mod bundle_room;
 mod caching;
 mod closure_client;
 mod commands;

@@ -277,14 +277,19 @@ impl Judged {
             mirror.store.blobs.stage(&name)?.discard()?;
             let mut staged = mirror.store.blobs.stage(&name)?;
             let note = StagedNote { length: Some(file.bytes), ..StagedNote::default() };
-            match staged.remember(note.clone(), file.bytes) {
+            let remembered = match staged.remember(note.clone(), file.bytes) {
                 Err(full) if full.is_full() => {
-                    mirror.make_room_on_disk(file.bytes, &full)?;
-                    staged.remember(note, file.bytes)?;
+                    mirror.make_room_on_disk(file.bytes, &full).and_then(|()| staged.remember(note, file.bytes))
                 }
-                remembered => remembered?,
+                remembered => remembered,
+            };
+            match remembered {
+                Ok(()) => Ok(staged),
+                Err(error) => {
+                    staged.discard()?;
+                    Err(error)
+                }
             }
-            Ok(staged)
         };
         let staged = staged().map_err(store_failed)?;
         Ok(Incoming::Staged(Box::new(Arriving { of, staged, file: *file })))

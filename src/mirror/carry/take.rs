@@ -264,11 +264,12 @@ impl<R: Read> Taking<'_, R> {
                 staged.discard();
             }
         });
-        let content = content.map_err(|broke| broke.after(incoming.as_ref().err()))?;
-        if let Some(why) = flaw_of(&archive, content) {
-            if let Ok(Incoming::Staged(staged)) = incoming {
-                staged.discard();
-            }
+        let content = content.map_err(|broke| broke.after(incoming.as_ref().err()));
+        let is_right = content.as_ref().is_ok_and(|content| *content == Content::Right);
+        if !is_right && let Ok(Incoming::Staged(staged)) = std::mem::replace(&mut incoming, Ok(Incoming::Held)) {
+            staged.discard();
+        }
+        if let Some(why) = flaw_of(&archive, content?) {
             return Ok(outcome(Err(why)));
         }
         Ok(outcome(incoming.and_then(|incoming| incoming.taken(self.mirror, now))))
