@@ -1,22 +1,22 @@
 //! A bundle on its way into the store: refused whole before anything is changed, or taken in thing by thing, each proven
 //! first, and told of. What it holds in memory is the manifest, and the small files of one thing.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::io::Read;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::super::Mirror;
-use super::intake::{Incoming, SmallFiles};
+use super::archives::Incoming;
+use super::intake::{Judged, Judging, SmallFiles};
+use super::shared::Shared;
 use crate::address::What;
 use crate::bundle::{BadBundle, Content, Entry, FileRef, Manifest, Opened, Outcome, Receipt, Role, Step, Told, Trust};
 use crate::clock::Clock;
-use crate::digest::Digest;
 use crate::error::Error;
-use crate::store::{Scratch, StoreError};
+use crate::store::StoreError;
 
 /// How many bytes are read between two tellings of how far it is.
 const TOLD_EACH: u64 = 8 << 20;
@@ -237,7 +237,10 @@ impl<R: Read> Taking<'_, R> {
         let now = self.clock.now();
         let judged = match flaw {
             Some(why) => Err(why),
-            None => self.mirror.judge_carried(entry, &small, &self.how.accept, &self.opened.standing, now),
+            None => {
+                let judging = Judging { accept: &self.how.accept, standing: &self.opened.standing, now };
+                Judged::of(self.mirror, entry, &small, &judging)
+            }
         };
         let Some(archive) = archive else {
             return Ok(outcome(judged.and_then(|judged| judged.without_archive(self.mirror, now))));
@@ -320,64 +323,4 @@ fn flaw_of(file: &FileRef, content: Content) -> Option<String> {
 
 fn outcome(taken: Result<Outcome, String>) -> Outcome {
     taken.unwrap_or_else(|why| Outcome::Refused { why: why.chars().take(LONGEST_WHY).collect() })
-}
-
-/// Small files that more than one thing has, such as the SHA256SUMS of a version: they come with the first of them.
-struct Shared {
-    /// Those that more than one thing has, and what the first of these is called.
-    wanted: HashMap<Digest, String>,
-    places: HashMap<Digest, (u64, u64)>,
-    file: std::fs::File,
-    written: u64,
-    _scratch: Scratch,
-}
-
-impl Shared {
-    fn of(mirror: &Mirror, manifest: &Manifest) -> Result<Self, StoreError> {
-        let mut first: HashMap<Digest, &Entry> = HashMap::new();
-        let mut wanted = HashMap::new();
-        for entry in &manifest.entries {
-            for file in entry.files() {
-                match first.get(&file.file.sha256) {
-                    None => {
-                        first.insert(file.file.sha256, entry);
-                    }
-                    Some(first) => {
-                        wanted.entry(file.file.sha256).or_insert_with(|| first.called());
-                    }
-                }
-            }
-        }
-        let scratch = mirror.store.blobs.scratch()?;
-        Ok(Self { wanted, places: HashMap::new(), file: scratch.file()?, written: 0, _scratch: scratch })
-    }
-
-    fn keep(&mut self, file: &FileRef, bytes: &[u8]) -> Result<(), String> {
-        if !self.wanted.contains_key(&file.file.sha256) {
-            return Ok(());
-        }
-        let written = self.file.write_all_at(bytes, self.written);
-        written.map_err(|e| format!("its {} could not be kept for what comes later: {e}", file.role))?;
-        self.places.insert(file.file.sha256, (self.written, bytes.len() as u64));
-        self.written += bytes.len() as u64;
-        Ok(())
-    }
-
-    /// That a file came with another thing, and was refused there.
-    fn refused_with(&self, file: &FileRef) -> String {
-        let FileRef { role, .. } = file;
-        match self.wanted.get(&file.file.sha256) {
-            Some(first) => format!("its {role} ({}) came with {first}, and was refused there", file.name()),
-            None => format!("its {role} ({}) did not come with it", file.name()),
-        }
-    }
-
-    fn get(&self, shared: &FileRef) -> Result<Vec<u8>, String> {
-        let FileRef { role, file, .. } = shared;
-        let (at, size) = *self.places.get(&file.sha256).ok_or_else(|| self.refused_with(shared))?;
-        let mut bytes = vec![0; usize::try_from(size).unwrap_or(usize::MAX)];
-        let read = self.file.read_exact_at(&mut bytes, at);
-        read.map_err(|e| format!("its {role} cannot be read again: {e}"))?;
-        Ok(bytes)
-    }
 }
