@@ -149,7 +149,8 @@ async fn a_list_that_a_bundle_brings_hides_nothing_that_is_held() {
     for told in ["applied", "held"] {
         let receipt = applied_by(&larder, bytes.clone()).await;
         assert!(receipt.ok, "{receipt:#?}");
-        assert!(outcomes(&receipt).iter().all(|(_, outcome)| outcome == told), "{receipt:#?}");
+        // The discovery document is the upstream's own.
+        assert!(outcomes(&receipt)[1..].iter().all(|(_, outcome)| outcome == told), "{receipt:#?}");
         let listed = larder.versions("null").await.expect(200).text();
         assert!(listed.contains("\"1.2.0\""), "{listed}");
         assert_eq!(entry(listed).await, before);
@@ -212,4 +213,21 @@ async fn what_was_on_its_way_replaces_nothing_newer_that_a_bundle_brought() {
     let listed = larder.versions("null").await.expect(200).text();
     assert!(listed.contains("\"1.3.0\""), "{listed}");
     assert_eq!(upstream.count_of(Target::Versions), 1);
+}
+
+/// What another `url` said is never used for this one (a larder behind a larder), so it replaces nothing.
+#[tokio::test]
+async fn a_discovery_document_of_another_place_hides_none_that_the_upstream_sent() {
+    let (mut upstream, elsewhere, key) = (FakeUpstream::start().await, FakeUpstream::start().await, BundleKey::new());
+    elsewhere.publish(null("1.2.0"));
+    let bytes = made_later(&elsewhere, &key, &["acme/null"]).await;
+    let larder = key.is_trusted_by(Larder::mirroring(&upstream)).start().await;
+    let discovery = format!("/registry/{HOST}/.well-known/terraform.json");
+    larder.get(&discovery).await.expect(200);
+    upstream.stop().await;
+    larder.clock.advance(Duration::from_secs(60));
+    let receipt = applied_by(&larder, bytes).await;
+    assert!(receipt.ok, "{receipt:#?}");
+    assert_eq!(outcomes(&receipt)[0], (format!("the discovery document of {HOST}"), "held".to_owned()));
+    larder.get(&discovery).await.expect(200);
 }

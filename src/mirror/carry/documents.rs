@@ -41,7 +41,9 @@ impl CarriedDocument {
             _ => kept.discovery_for_clients().map(|_| Vec::new()),
         };
         let versions = versions.map_err(|why| format!("its document cannot be read: {why}"))?;
-        if mirror.held_as_new(&key, &kept, now).map_err(store_failed)? {
+        let is_held = mirror.held_as_new(&key, &kept, now).map_err(store_failed)?
+            || mirror.holds_discovery_of_its_own(&key, &kept).map_err(store_failed)?;
+        if is_held {
             return Ok(None);
         }
         Ok(Some(Self { key, kept, versions }))
