@@ -13,7 +13,7 @@ use super::{Answer, Call, Errand, Mirror, Outcome};
 use crate::address::Hostname;
 use crate::clock::Timestamp;
 use crate::error::Error;
-use crate::store::Key;
+use crate::store::{Key, StoreError};
 use crate::upstream::ask::Fetched;
 use crate::upstream::discovery::{self, Discovery, Service};
 use crate::upstream::error::{Fault, UpstreamError};
@@ -56,6 +56,16 @@ impl KeptDocument {
 
     fn dropped_services(&self) -> RawObject {
         serde_json::from_slice(&self.dropped).unwrap_or_default()
+    }
+
+    /// The same document with the services that another names, or carries on, and it does not name.
+    pub(super) fn with_services_of(self, before: &Self) -> Self {
+        let mut dropped: RawObject = serde_json::from_slice(&before.dropped_in(&self)).unwrap_or_default();
+        dropped.extend(self.dropped_services());
+        if dropped.is_empty() {
+            return self;
+        }
+        Self { dropped: serde_json::to_vec(&dropped).unwrap_or_default().into(), ..self }
     }
 
     /// The entries of services that this document names, or whose entries it carries on, and `now` does not name.
@@ -153,6 +163,17 @@ impl Mirror {
             base.is_ok_and(|base| base.origin() == asked.origin() && path.starts_with(base.path()))
         };
         Ok(if of_now && base.is_none_or(is_below) { rule } else { rule.of_another_place() })
+    }
+
+    /// Whether a discovery document is held that is of where this upstream is asked, and the one that comes is not: that
+    /// would not be used while anybody can be asked, and would hide this one.
+    pub(super) fn holds_discovery_of_its_own(&self, key: &Key, coming: &KeptDocument) -> Result<bool, StoreError> {
+        let terms = self.terms();
+        let Key::Discovery(host) = key else { return Ok(false) };
+        let asked = terms.upstreams.get(host).and_then(|upstream| discovery_url(upstream).ok());
+        let held = self.store.records.get(key)?.and_then(KeptDocument::read);
+        let is_of_it = |kept: &KeptDocument| asked.as_ref() == Some(&kept.about.asked);
+        Ok(self.link() == Link::Online && held.as_ref().is_some_and(is_of_it) && !is_of_it(coming))
     }
 
     /// The base URL of one of an upstream's services, and who may see its credential there.

@@ -14,7 +14,7 @@ use super::pull::{AskedAgain, Flight, Landed};
 use super::{Call, Mirror, parts, unless_gone};
 use crate::clock::Timestamp;
 use crate::error::Error;
-use crate::store::Key;
+use crate::store::{Durability, Key, StoreError};
 use crate::upstream::ask::{Ask, Document, Fetched, Validators};
 use crate::upstream::breaker::Origin;
 use crate::upstream::discovery::Discovery;
@@ -40,6 +40,14 @@ pub(super) enum Meanwhile {
     Landed(Landed<Arc<KeptDocument>>),
     /// What it may build on.
     Held(Option<Arc<KeptDocument>>),
+}
+
+/// What is held once a document came to take the place of another.
+pub(super) enum Placed {
+    /// It.
+    Put(KeptDocument),
+    /// The one before, which is newer.
+    Outlasted(KeptDocument),
 }
 
 /// A document as it is held: upstream's bytes, and what is known of them.
@@ -225,21 +233,53 @@ impl Mirror {
         call.terms.outbound.document(ask, held, limit).await
     }
 
-    /// Keeps a document. A disk that cannot be written costs the keeping, not the answer.
+    /// Keeps a document that upstream has, too, and keeps to the size limit. What came to be held meanwhile and is newer
+    /// stays, and has landed. A disk that cannot be written costs the keeping, not the answer.
     pub(super) async fn keep_document(self: &Arc<Self>, key: Key, kept: KeptDocument) -> DocumentFlight {
-        let kept = Arc::new(kept);
-        let landed = Landed { age: kept.age(), value: Arc::clone(&kept) };
-        let put = self.on_disk(move |mirror| mirror.put_document(&key, &kept.write(), kept.about.checked));
-        match put.await {
-            Ok(()) => self.was_kept(Stored::Document),
+        let coming = kept.clone();
+        let put = self.on_disk(move |mirror| {
+            let now = coming.about.checked;
+            let placed = mirror.place_document(&key, coming, now, Durability::Lazy, |_, coming| Ok(coming))?;
+            if matches!(key, Key::Page(..)) {
+                mirror.keep_pages_to_their_limit();
+            }
+            mirror.keep_to_the_limit();
+            Ok(placed)
+        });
+        let kept = match put.await {
+            Ok(Placed::Put(kept) | Placed::Outlasted(kept)) => {
+                self.was_kept(Stored::Document);
+                kept
+            }
             Err(error) => {
                 tracing::error!(%error, "a document could not be kept");
                 if let Error::Store(why) = &error {
                     self.was_not_kept(Stored::Document, why);
                 }
+                kept
             }
+        };
+        Ok(Landed { age: kept.age(), value: Arc::new(kept) })
+    }
+
+    /// Puts a document in place of the one that is held, as `made` of both; unless what is held outlasts it.
+    pub(super) fn place_document(
+        &self,
+        key: &Key,
+        coming: KeptDocument,
+        now: Timestamp,
+        durability: Durability,
+        made: impl FnOnce(Option<&KeptDocument>, KeptDocument) -> Result<KeptDocument, StoreError>,
+    ) -> Result<Placed, StoreError> {
+        let _lock = self.record_lock(key).lock();
+        let held = unless_gone(self.store.records.get(key))?.and_then(KeptDocument::read);
+        if let Some(held) = held.as_ref().filter(|held| held.age().outlasts(coming.age(), now)) {
+            return Ok(Placed::Outlasted(held.clone()));
         }
-        Ok(landed)
+        let made = made(held.as_ref(), coming)?;
+        let size_bytes = self.store.records.put(key, &made.write(), durability)?;
+        self.store.index.document_kept(key, size_bytes, made.about.checked);
+        Ok(Placed::Put(made))
     }
 
     pub(super) async fn drop_document(self: &Arc<Self>, key: Key) -> Result<(), Error> {

@@ -97,12 +97,12 @@ impl Mirror {
         }
         let limit = self.store_bytes();
         if bytes > limit {
-            return Err(StoreError::NoRoom { needed: bytes, limit, pinned: 0 }.into());
+            return Err(StoreError::NoRoom { needed: bytes, limit, stays: 0 }.into());
         }
         if self.taken_up().saturating_add(more) > limit {
-            let pinned = self.on_disk(|mirror| mirror.pinned_bytes()).await?;
-            if bytes.saturating_add(pinned) > limit {
-                return Err(StoreError::NoRoom { needed: bytes, limit, pinned }.into());
+            let stays = self.on_disk(|mirror| mirror.staying_bytes()).await?;
+            if bytes.saturating_add(stays) > limit {
+                return Err(StoreError::NoRoom { needed: bytes, limit, stays }.into());
             }
         }
         self.reserved.fetch_add(more, Ordering::Relaxed);
@@ -113,17 +113,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// Puts a document that upstream has, too, notes its size, and keeps to the size limit.
-    pub(super) fn put_document(&self, key: &Key, record: &[u8], now: Timestamp) -> Result<(), StoreError> {
-        self.write_document(key, record, now, Durability::Lazy)?;
-        if matches!(key, Key::Page(..)) {
-            self.keep_pages_to_their_limit();
-        }
-        self.keep_to_the_limit();
-        Ok(())
-    }
-
-    /// Puts a document and notes its size.
+    /// Puts a document whatever is held, and notes its size.
     pub(super) fn write_document(
         &self,
         key: &Key,
@@ -162,7 +152,7 @@ impl Mirror {
 
     /// Evicts pages, least recently used first, where there are more than may be: whoever varies a query could fill
     /// the store with them, and a small store with a few.
-    fn keep_pages_to_their_limit(&self) {
+    pub(super) fn keep_pages_to_their_limit(&self) {
         let limit = self.limits.page_bytes.min(self.store_bytes() / PAGES_SHARE);
         if self.store.index.totals().page_bytes <= limit || self.link() == Link::Offline {
             return;
@@ -232,7 +222,7 @@ impl Mirror {
             if !documents_alone_are_too_much() {
                 return Ok(());
             }
-            if pinned.contains(&key) {
+            if pinned.contains(&key) || self.staying.has_document(&key) {
                 continue;
             }
             let evicted = match &key {
@@ -252,10 +242,10 @@ impl Mirror {
     pub(super) fn make_room_on_disk(&self, bytes: u64, full: &StoreError) -> Result<(), StoreError> {
         // What the disk has free says nothing of this user's share of it.
         let free = if full.is_over_quota() { 0 } else { self.store.free_bytes()? };
-        let (held, pinned) = (self.store.index.totals().archive_bytes, self.pinned_bytes()?);
+        let (held, stays) = (self.store.index.totals().archive_bytes, self.staying_bytes()?);
         let limit = free.saturating_add(held);
-        if bytes.saturating_add(pinned) > limit {
-            return Err(StoreError::NoRoom { needed: bytes, limit, pinned });
+        if bytes.saturating_add(stays) > limit {
+            return Err(StoreError::NoRoom { needed: bytes, limit, stays });
         }
         let missing = bytes.saturating_sub(free);
         self.evict_archives(&self.evicting.lock(), Because::DiskFull, |freed| freed >= missing).map(drop)
@@ -276,7 +266,7 @@ impl Mirror {
         }
         tracing::warn!(error = %full, "the disk is full in the middle of a fill; it is evicted from");
         match self.evict_archives(&self.evicting.lock(), Because::DiskFull, |freed| freed >= missing)? {
-            0 => Err(StoreError::NoRoom { needed: free.saturating_add(1), limit: free, pinned: self.pinned_bytes()? }),
+            0 => Err(StoreError::NoRoom { needed: free.saturating_add(1), limit: free, stays: self.staying_bytes()? }),
             _ => Ok(()),
         }
     }
@@ -315,7 +305,7 @@ impl Mirror {
                 return Ok(round);
             }
             let of = names.of(&archive.digest);
-            if of.iter().any(|named| named.pinned) || (of.is_empty() && names.unreadable.is_some()) {
+            if self.stays(&archive.digest, of) || (of.is_empty() && names.unreadable.is_some()) {
                 continue;
             }
             if of.iter().any(|named| self.is_gone_upstream(&named.of)) {
@@ -361,12 +351,17 @@ impl Mirror {
         }
     }
 
-    pub(super) fn pinned_bytes(&self) -> Result<u64, StoreError> {
+    /// Whether an archive is never evicted: it is pinned, or of the bundle that is being applied.
+    fn stays(&self, digest: &Digest, of: &[Named]) -> bool {
+        of.iter().any(|named| named.pinned) || self.staying.has_archive(digest)
+    }
+
+    /// How many bytes of archives are never evicted, as things stand.
+    pub(super) fn staying_bytes(&self) -> Result<u64, StoreError> {
         let names = self.names_by_digest()?;
-        let pinned =
-            |digest: &Digest| names.by_digest.get(digest).is_some_and(|of| of.iter().any(|named| named.pinned));
         let archives = self.store.index.archives_by_age()?;
-        Ok(archives.iter().filter(|archive| pinned(&archive.digest)).map(|archive| archive.size_bytes).sum())
+        let staying = archives.iter().filter(|archive| self.stays(&archive.digest, names.of(&archive.digest)));
+        Ok(staying.map(|archive| archive.size_bytes).sum())
     }
 
     /// What to say of a name that was damaged, and whose archive nothing else tells.

@@ -14,6 +14,14 @@ pub(super) struct Age {
     pub(super) gone: bool,
 }
 
+impl Age {
+    /// Whether what is held with this age stays where something of another comes to take its place: it was confirmed
+    /// later, and not at a time that has not come.
+    pub(super) fn outlasts(self, coming: Self, now: Timestamp) -> bool {
+        self.checked > coming.checked && self.checked <= now.after(CLOCK_SLACK)
+    }
+}
+
 /// How long documents of a kind stay fresh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Rule {
@@ -112,6 +120,20 @@ mod tests {
             ("the clock went back a lot", held(9000, false), Link::Online, 1000, Verdict::Revalidate),
         ] {
             assert_eq!(decide(held, &RULE, link, Timestamp(now)), verdict, "{case}");
+        }
+    }
+
+    #[test]
+    fn what_was_confirmed_later_stays_unless_a_wrong_clock_said_so() {
+        let age = |checked| Age { checked: Timestamp(checked), gone: false };
+        for (case, held, coming, now, stays) in [
+            ("older", 900, 1000, 1000, false),
+            ("just as old", 1000, 1000, 1000, false),
+            ("newer", 1000, 900, 1000, true),
+            ("confirmed while the other was on its way", 1010, 1000, 1000, true),
+            ("from a time that has not come", 9000, 1000, 1000, false),
+        ] {
+            assert_eq!(age(held).outlasts(age(coming), Timestamp(now)), stays, "{case}");
         }
     }
 

@@ -86,6 +86,7 @@ pub use self::warm::{Came, Resolved};
 
 use self::alarms::{Alarms, Troubles};
 use self::call::Errand;
+use self::carry::Staying;
 use self::documents::DocumentFlight;
 use self::fill::FillKey;
 use self::follow::Progress;
@@ -158,6 +159,7 @@ pub struct Mirror {
     imported: Mutex<Option<Vec<String>>>,
     /// Held by whoever takes in what was carried here: one at a time.
     taking_in: tokio::sync::Mutex<()>,
+    staying: Staying,
     reserved: Arc<AtomicU64>,
     sealed: Sealed,
     alarms: Mutex<Alarms>,
@@ -201,6 +203,7 @@ impl Mirror {
             importing: Arc::default(),
             imported: Mutex::default(),
             taking_in: tokio::sync::Mutex::default(),
+            staying: Staying::default(),
             reserved: Arc::default(),
             sealed,
             alarms: Mutex::default(),

@@ -370,8 +370,8 @@ impl Mirror {
         Ok(())
     }
 
-    /// Replaces a package's set by what `change` makes of the one that is held. That it cannot be kept
-    /// costs the keeping, not the answer.
+    /// Replaces a package's set by what `change` makes of the one that is held; one that outlasts it stays. That it cannot
+    /// be kept costs the keeping, not the answer.
     pub(super) async fn change_set(
         self: &Arc<Self>,
         package: &Package,
@@ -384,7 +384,11 @@ impl Mirror {
             let read = mirror.read_set(&of);
             let is_gone = matches!(read, Err(StoreError::Gone));
             let held = unless_gone(read)?.map(|held| Arc::unwrap_or_clone(held.kept));
+            let before = held.clone();
             let kept = change(mirror, held)?;
+            if let Some(before) = before.filter(|before| before.age.outlasts(kept.age, kept.age.checked)) {
+                return Ok(before);
+            }
             if is_gone {
                 // Never over a set that was not read: it may be back by now.
                 return Ok(kept);

@@ -22,7 +22,7 @@ use crate::upstream::Upstream;
 use crate::upstream::ask::Fetched;
 use crate::upstream::discovery::Service;
 use crate::upstream::error::Fault;
-use crate::upstream::providers::{VersionList, versions_url};
+use crate::upstream::providers::{ListedVersion, VersionList, versions_url};
 
 impl Mirror {
     /// The version list of a provider.
@@ -130,7 +130,10 @@ impl Mirror {
             Some(before) => before.versions().await.ok(),
             None => None,
         };
-        let dropped_before: HashSet<Version> = before.map(|before| before.dropped_versions()).unwrap_or_default();
+        // What a bundle's list did not name is no word of upstream's yet.
+        let said_before = before.filter(|before| !before.about.carried);
+        let dropped_before = said_before.map(|before| before.dropped_versions()).unwrap_or_default();
+        let dropped_before: HashSet<Version> = dropped_before.into_iter().map(|listed| listed.version).collect();
         for version in dropped_before.iter().filter(|version| !held.contains_key(version)) {
             self.settled(address, version, AlarmKind::Dropped);
         }
@@ -198,9 +201,10 @@ impl KeptDocument {
         Self { dropped: serde_json::to_vec(&left).map(Bytes::from).unwrap_or_default(), ..self.clone() }
     }
 
-    fn dropped_versions(&self) -> HashSet<Version> {
+    /// What upstream has dropped from it.
+    pub(super) fn dropped_versions(&self) -> Vec<ListedVersion> {
         let mut list = VersionList { versions: Vec::new(), rest: Default::default() };
         list.add(self.dropped());
-        list.versions.into_iter().map(|listed| listed.version).collect()
+        list.versions
     }
 }

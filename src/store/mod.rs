@@ -85,7 +85,7 @@ pub enum StoreError {
     Index(String),
     /// It is larger than the whole store may be.
     #[error(
-        "{needed} bytes do not fit: the store may have {limit}, of which {pinned} are pinned ([store] max_size, or the disk)"
+        "{needed} bytes do not fit: the store may have {limit}, of which {stays} must stay, because it is pinned or of a bundle that is being applied ([store] max_size, or the disk)"
     )]
     NoRoom {
         /// How many bytes are needed.
@@ -93,7 +93,7 @@ pub enum StoreError {
         /// How many there could be: the size limit, or what the disk has.
         limit: u64,
         /// How much of it cannot be evicted.
-        pinned: u64,
+        stays: u64,
     },
 }
 

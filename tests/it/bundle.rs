@@ -15,7 +15,7 @@ use crate::support::terraform::Terraform;
 use crate::support::upstream::{FakeUpstream, Provider, Telling};
 
 /// `larder ARGUMENTS` beside the folders of an estate, for the larder whose folder this is.
-async fn larder_in(work: &Path, folder: &Folder, arguments: &[&str]) -> Said {
+pub(crate) async fn larder_in(work: &Path, folder: &Folder, arguments: &[&str]) -> Said {
     let config = folder.path().join("mirror.toml");
     let arguments = [arguments, &["--config", config.to_str().unwrap()]].concat();
     let mut command = command(folder.path(), &arguments);
@@ -24,7 +24,7 @@ async fn larder_in(work: &Path, folder: &Folder, arguments: &[&str]) -> Said {
 }
 
 /// So that commands find the larder that runs, which was told to listen anywhere.
-fn write_beside(folder: &Folder, running: &Process) {
+pub(crate) fn write_beside(folder: &Folder, running: &Process) {
     let (admin, store) = (running.said()["admin"].as_str().unwrap(), folder.path());
     let text = format!("[admin]\nlisten = \"{admin}\"\n[store]\npath = {store:?}\n");
     std::fs::write(folder.path().join("mirror.toml"), text).unwrap();

@@ -1,11 +1,14 @@
 //! Bundles that were damaged on the way: each byte of one counts, each place to break off is survived.
 
-use larder::bundle::{Outcome, Receipt, Step};
+use std::io::{Cursor, Read, Write};
+
+use larder::bundle::{Manifest, Outcome, PartList, PartsReader, PartsWriter, Receipt, Step, Told};
+use larder::clock::Timestamp;
 use larder::mirror::NotApplied;
 use rand::{Rng, SeedableRng};
 use rustix::process::Signal;
 
-use crate::support::gap::{BundleKey, Sealed, bundle, contents, outcomes, settled_contents};
+use crate::support::gap::{BundleKey, Giving, Sealed, bundle, contents, outcomes, settled_contents};
 use crate::support::larder::Folder;
 use crate::support::process::{Process, command, eventually, run, serving};
 use crate::support::upstream::{FakeUpstream, Module, Provider};
@@ -31,15 +34,55 @@ pub(crate) fn publish_module(upstream: &FakeUpstream) {
     upstream.publish_module(Module::new("acme", "net", "test").at("/files/net.tar.gz"));
 }
 
-/// Where each file of a tar is: its name, where its header begins, and where the next one does.
-fn places(tar: &[u8]) -> Vec<(String, usize, usize)> {
-    let mut archive = tar::Archive::new(tar);
-    let entries = archive.entries().unwrap().map(|entry| {
-        let entry = entry.unwrap();
-        let (at, size) = (entry.raw_header_position() as usize, entry.size() as usize);
-        (entry.path().unwrap().display().to_string(), at, at + 512 + size.div_ceil(512) * 512)
-    });
-    entries.collect()
+/// A file of a bundle: its name, where its header begins, where the next one does, and what it is.
+struct Place {
+    name: String,
+    from: usize,
+    to: usize,
+    /// What it comes with, and what it is to that; none for the manifest and its signature.
+    of: Option<(String, String)>,
+}
+
+impl Place {
+    /// Whether this is what somebody is told who must find what was damaged: the thing, and the file of it.
+    fn is_named_by(&self, told: &Told) -> bool {
+        let Outcome::Refused { why } = &told.outcome else { return false };
+        let (what, role) = self.of.as_ref().unwrap();
+        told.what == *what
+            && why.starts_with(&format!("its {role} "))
+            && why.contains(self.name.strip_prefix("sha256/").unwrap())
+    }
+}
+
+/// Where each file of a bundle is.
+fn places(bundle: &[u8]) -> Vec<Place> {
+    let (mut archive, mut manifest) = (tar::Archive::new(bundle), Vec::new());
+    let mut places = Vec::new();
+    for entry in archive.entries().unwrap() {
+        let mut entry = entry.unwrap();
+        let (from, size) = (entry.raw_header_position() as usize, entry.size() as usize);
+        let name = entry.path().unwrap().display().to_string();
+        if name == "larder-bundle.json" {
+            entry.read_to_end(&mut manifest).unwrap();
+        }
+        places.push(Place { name, from, to: from + 512 + size.div_ceil(512) * 512, of: None });
+    }
+    let manifest = Manifest::read(&manifest).unwrap();
+    for (number, file) in manifest.files() {
+        let place = places.iter_mut().find(|place| place.name == file.name()).unwrap();
+        place.of = Some((manifest.entries[number].called(), file.role.to_string()));
+    }
+    places
+}
+
+fn place_of(places: &[Place], at: usize) -> Option<&Place> {
+    places.iter().find(|place| (place.from..place.to).contains(&at))
+}
+
+/// The first thing that was refused.
+fn first_refused(receipt: &Receipt) -> &Told {
+    let is_refused = |told: &&Told| matches!(told.outcome, Outcome::Refused { .. });
+    receipt.entries.iter().find(is_refused).unwrap_or_else(|| panic!("{receipt:#?}"))
 }
 
 /// What somebody is told of a bundle that was not taken whole.
@@ -69,18 +112,14 @@ async fn each_of_200_flipped_bytes_is_refused_with_the_name_of_what_it_is_in() {
         let applied = there.apply(bytes, &how).await;
         let said = told(&applied);
         assert!(!applied.as_ref().is_ok_and(|receipt| receipt.ok), "byte {at}: {said}");
-        match places.iter().find(|(_, from, to)| (*from..*to).contains(&at)) {
+        match place_of(&places, at) {
             // The manifest speaks for all, so nothing was changed.
-            Some((name, _, _)) if name.starts_with("larder-bundle") => {
+            Some(Place { name, of: None, .. }) => {
                 assert!(applied.is_err(), "byte {at} of {name}: {said}");
                 assert!(contents(&there.folder).is_empty());
             }
-            Some((name, _, _)) => {
-                let receipt = applied.unwrap();
-                let refused: Vec<_> =
-                    receipt.entries.iter().filter(|told| matches!(told.outcome, Outcome::Refused { .. })).collect();
-                assert!(!refused.is_empty(), "byte {at} of {name}: {said}");
-                assert!(said.contains(name.trim_start_matches("sha256/")), "byte {at} of {name}: {said}");
+            Some(place) => {
+                assert!(place.is_named_by(first_refused(&applied.unwrap())), "byte {at} of {:?}: {said}", place.of);
             }
             // After the last file: all of it is there, and that something is wrong is said.
             None => assert!(said.contains("does not end where its manifest does"), "byte {at}: {said}"),
@@ -100,8 +139,9 @@ async fn each_of_200_flipped_bytes_is_refused_with_the_name_of_what_it_is_in() {
 
 /// The same bundle as somebody makes it who has no key.
 fn without_signature(signed: &[u8]) -> Vec<u8> {
-    let (_, from, to) = places(signed).into_iter().find(|(name, _, _)| name == "larder-bundle.sig").unwrap();
-    [&signed[..from], &signed[to..]].concat()
+    let places = places(signed);
+    let signature = places.iter().find(|place| place.name == "larder-bundle.sig").unwrap();
+    [&signed[..signature.from], &signed[signature.to..]].concat()
 }
 
 #[tokio::test]
@@ -110,18 +150,26 @@ async fn a_truncated_bundle_leaves_what_came_whole_and_says_where_it_ended() {
     let whole = some_of_everything(&key).await;
     let places = places(&whole);
     let mut cuts: Vec<usize> =
-        places.iter().flat_map(|(_, from, to)| [*from, from + 100, from + 512, to - 1]).collect();
+        places.iter().flat_map(|Place { from, to, .. }| [*from, from + 100, from + 512, to - 1]).collect();
     cuts.extend([0, 1, whole.len() - 1024, whole.len() - 512, whole.len() - 1]);
     for cut in cuts {
         let there = Sealed::new(key.sealed());
         let applied = there.apply(whole[..cut].to_vec(), &key.trust()).await;
         let said = told(&applied);
         assert!(said.contains("truncated"), "{cut}: {said}");
+        assert!(there.folder.staged().is_empty(), "{cut}");
         let Ok(receipt) = applied else {
             assert!(contents(&there.folder).is_empty(), "{cut}");
             continue;
         };
         assert!(!receipt.ok);
+        // Whatever ends in the middle of something ends in this.
+        if let Some(place) = place_of(&places, cut) {
+            let (what, role) = place.of.as_ref().unwrap();
+            let ended = receipt.ended.as_deref().unwrap();
+            assert!(ended.starts_with(&format!("{what}: its {role} ")), "{cut}: {ended}");
+            assert!(place.is_named_by(first_refused(&receipt)), "{cut}: {receipt:#?}");
+        }
         let words: Vec<String> = outcomes(&receipt).into_iter().map(|(_, word)| word).collect();
         let applied = words.iter().take_while(|word| *word == "applied").count();
         let rest: Vec<&str> = words[applied..].iter().map(String::as_str).collect();
@@ -134,6 +182,70 @@ async fn a_truncated_bundle_leaves_what_came_whole_and_says_where_it_ended() {
         assert!(again.ok, "{again:#?}");
         let held = outcomes(&again).into_iter().filter(|(_, word)| word == "held").count();
         assert_eq!(held, applied, "{cut}: {again:#?}");
+    }
+}
+
+/// A bundle in parts of a mebibyte, in memory.
+struct Parts {
+    list: PartList,
+    parts: Vec<Vec<u8>>,
+}
+
+impl Parts {
+    fn of(bundle: &[u8]) -> Self {
+        let list = PartList::begun(Timestamp(1), PART as u64);
+        let mut writer = PartsWriter::new(list, |_: &str| Ok(Cursor::new(Vec::new())), |_, _| Ok(()));
+        writer.write_all(bundle).unwrap();
+        Self { list: writer.end().unwrap().0, parts: bundle.chunks(PART).map(<[u8]>::to_vec).collect() }
+    }
+
+    fn read(&self) -> impl Read + Send + use<> {
+        let (names, parts) = (self.list.parts.clone(), self.parts.clone());
+        PartsReader::new(self.list.clone(), move |name: &str| {
+            Ok(Cursor::new(parts[names.iter().position(|part| part.name == name).unwrap()].clone()))
+        })
+    }
+}
+
+const PART: usize = 1 << 20;
+
+/// The parts have digests of their own. The thing is named all the same, and the part beside it.
+#[tokio::test]
+async fn what_was_damaged_in_one_of_several_parts_is_named_as_in_a_whole_bundle() {
+    let (upstream, key) = (FakeUpstream::start().await, BundleKey::new());
+    for name in ["one", "three", "two"] {
+        upstream.publish(Provider::new("acme", name).size(900_000));
+    }
+    let whole = bundle(&upstream, &key, &["acme/one", "acme/two", "acme/three"], &["linux_amd64"]).await;
+    let places = places(&whole);
+    let applied = async |parts: &Parts| Sealed::new(key.sealed()).apply_from(parts.read(), &key.trust()).await;
+    assert!(applied(&Parts::of(&whole)).await.unwrap().ok);
+    let mut random = rand::rngs::StdRng::seed_from_u64(8);
+    let mut at: Vec<usize> = (0..FLIPS / 5).map(|_| random.gen_range(0..whole.len())).collect();
+    // Of each file, whatever its size.
+    at.extend(places.iter().map(|place| place.from + 512));
+    for at in at {
+        let mut parts = Parts::of(&whole);
+        let part = PartList::part_name(at / PART + 1);
+        parts.parts[at / PART][at % PART] ^= random.gen_range(1..=u8::MAX);
+        let flipped = applied(&parts).await;
+        let said = told(&flipped);
+        parts.parts[at / PART].truncate(at % PART);
+        let truncated = applied(&parts).await;
+        match place_of(&places, at) {
+            Some(Place { of: None, .. }) => assert!(flipped.is_err() && truncated.is_err(), "byte {at}: {said}"),
+            Some(place) => {
+                let (flipped, truncated) = (flipped.unwrap(), truncated.unwrap());
+                assert!(place.is_named_by(first_refused(&flipped)), "byte {at} of {:?}: {said}", place.of);
+                let ended = flipped.ended.unwrap();
+                let is_found = ended.contains(&format!("{part} is not what it was")) || ended.contains("was altered");
+                assert!(is_found, "byte {at}: {ended}");
+                assert!(place.is_named_by(first_refused(&truncated)), "byte {at}: {truncated:#?}");
+                let ended = truncated.ended.unwrap();
+                assert!(ended.contains(&format!("{part} ends too early")), "byte {at}: {ended}");
+            }
+            None => assert!(said.contains("does not end where its manifest does"), "byte {at}: {said}"),
+        }
     }
 }
 
@@ -157,22 +269,15 @@ async fn a_running_larder_that_is_killed_in_the_middle_takes_the_rest_the_next_t
     for part in 1..8 {
         let folder = Folder::new();
         let running = Process::start(&key.sealed().on(&folder), folder.path());
-        let token = std::fs::read_to_string(folder.path().join("admin-token")).unwrap();
-        let (sent, body) = tokio::sync::mpsc::channel::<Result<Vec<u8>, std::io::Error>>(1);
-        let stream =
-            futures_util::stream::unfold(body, |mut body| async { body.recv().await.map(|piece| (piece, body)) });
-        let place = format!("{}/admin/v1/bundle/apply", running.admin());
-        let request = reqwest::Client::new().post(place).bearer_auth(token).header("content-type", "application/x-tar");
-        let request = tokio::spawn(request.body(reqwest::Body::wrap_stream(stream)).send());
+        let giving = Giving::to(&running, &folder);
         let some = whole.len() * part / 8;
-        sent.send(Ok(whole[..some].to_vec())).await.unwrap();
+        giving.more(&whole[..some]).await;
         // It has taken in what it was sent as far as it can, and waits for more; or is about to.
         if part % 2 == 0 {
             eventually("something came in", async || (!folder.files("documents").is_empty()).then_some(())).await;
         }
         running.kill();
-        drop(sent);
-        let _ = request.await;
+        giving.breaks_off().await;
         let there = Sealed::open(key.sealed(), &folder);
         let receipt = there.apply(whole.clone(), &key.trust()).await.unwrap();
         assert!(receipt.ok, "{receipt:#?}");
@@ -217,7 +322,8 @@ async fn what_becomes_of_each_thing_is_told_as_it_goes_on() {
     let whole = some_of_everything(&key).await;
     let there = Sealed::new(key.sealed());
     let (tell, told) = std::sync::mpsc::channel();
-    let receipt = there.apply_telling(whole, &key.trust(), move |step| tell.send(step).unwrap()).await.unwrap();
+    let receipt =
+        there.apply_telling(Cursor::new(whole), &key.trust(), move |step| tell.send(step).unwrap()).await.unwrap();
     let steps: Vec<Step> = told.into_iter().filter(|step| !matches!(step, Step::Read { .. })).collect();
     assert!(matches!(steps.first(), Some(Step::Begun { entries, .. }) if *entries == receipt.entries.len() as u64));
     assert!(matches!(steps.last(), Some(Step::Done { receipt: told }) if *told == receipt));

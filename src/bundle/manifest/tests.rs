@@ -1,5 +1,6 @@
 use proptest::prelude::*;
 
+use super::reading::LARGEST_SUMS;
 use super::*;
 
 fn said() -> Said {

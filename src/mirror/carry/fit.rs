@@ -6,7 +6,6 @@ use super::super::{Link, Mirror};
 use super::take::NotApplied;
 use crate::address::Artifact;
 use crate::bundle::{Entry, FileRef, Manifest, Role};
-use crate::store::Key;
 
 /// What a file takes on a disk besides its bytes, at most: the rest of its last block, its name, its record.
 const BESIDE: u64 = 8 << 10;
@@ -50,7 +49,10 @@ impl Mirror {
         }
         let (stays, why) = match self.link() {
             Link::Offline => (self.taken_up(), "[store] max_size is reached, and offline nothing is evicted"),
-            Link::Online => (self.pinned_bytes()?, "[store] max_size is reached by what is pinned"),
+            Link::Online => (
+                self.staying_bytes()?,
+                "[store] max_size leaves no more beside what is pinned, and what of the bundle is held already",
+            ),
         };
         let room = self.store_bytes().saturating_sub(stays);
         if needed > room {
@@ -70,20 +72,12 @@ impl Mirror {
     /// Whether something takes no room, because it is held, or goes in place of what is.
     fn is_there(&self, entry: &Entry) -> Result<bool, NotApplied> {
         let (of, archive) = match entry {
-            Entry::Discovery { host, .. } => return self.is_recorded(&Key::Discovery(host.clone())),
-            Entry::ProviderVersions { provider, .. } => {
-                return self.is_recorded(&Key::ProviderVersions(provider.clone()));
-            }
-            Entry::ModuleVersions { module, .. } => {
-                return self.is_recorded(&Key::ModuleVersions(self.terms().key_of(module)));
+            Entry::Discovery { .. } | Entry::ProviderVersions { .. } | Entry::ModuleVersions { .. } => {
+                return Ok(self.store.records.get(&self.key_of_carried(entry))?.is_some());
             }
             Entry::Provider(entry) => (Artifact::Provider(entry.package()), entry.archive),
             Entry::Module(entry) => (self.artifact_of(&entry.package()), entry.archive),
         };
         Ok(self.name(of)?.get(&archive.sha256).is_some() && self.store.blobs.holds(&archive.sha256)?)
-    }
-
-    fn is_recorded(&self, key: &Key) -> Result<bool, NotApplied> {
-        Ok(self.store.records.get(key)?.is_some())
     }
 }

@@ -1,22 +1,22 @@
 //! A bundle on its way into the store: refused whole before anything is changed, or taken in thing by thing, each proven
 //! first, and told of. What it holds in memory is the manifest, and the small files of one thing.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::io::Read;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::super::Mirror;
-use super::intake::{Incoming, Judged, SmallFiles};
+use super::archives::Incoming;
+use super::intake::{Judged, Judging, SmallFiles};
+use super::shared::Shared;
 use crate::address::What;
 use crate::bundle::{BadBundle, Content, Entry, FileRef, Manifest, Opened, Outcome, Receipt, Role, Step, Told, Trust};
 use crate::clock::Clock;
-use crate::digest::Digest;
 use crate::error::Error;
-use crate::store::{Scratch, StoreError};
+use crate::store::StoreError;
 
 /// How many bytes are read between two tellings of how far it is.
 const TOLD_EACH: u64 = 8 << 20;
@@ -102,6 +102,7 @@ impl Mirror {
         self.store.check()?;
         let opened = Opened::open(bundle, &how.trust)?;
         let manifest = Arc::clone(&opened.manifest);
+        let _stays = self.keep_what_is_in(&manifest);
         self.takes(&manifest)?;
         let bytes = manifest.files().fold(0, |sum, (_, file)| file.file.bytes.saturating_add(sum));
         tell(Step::Begun { entries: manifest.entries.len() as u64, bytes });
@@ -109,7 +110,11 @@ impl Mirror {
         tracing::info!(manifest = %digest, entries = manifest.entries.len(), bytes, ?standing, "a bundle is applied");
         let mut taking =
             Taking { mirror: self, how, clock, shared: Shared::of(self, &manifest)?, opened, read: Counted::default() };
-        let (entries, ended) = taking.all(&manifest, tell);
+        let (entries, mut ended) = taking.all(&manifest, tell);
+        if let Err(error) = self.list_what_came(&manifest) {
+            let why = || format!("what came could not all be listed: {error}; {}", error.to_do());
+            ended.get_or_insert_with(why);
+        }
         let is_well = |told: &Told| matches!(told.outcome, Outcome::Applied | Outcome::Held);
         let (signed_by, trusted) = Receipt::of_standing(&standing);
         let mut receipt = Receipt {
@@ -180,8 +185,7 @@ impl<R: Read> Taking<'_, R> {
             }
             let outcome = match self.one(entry, &files, tell) {
                 Ok(outcome) => outcome,
-                Err(bad) => {
-                    let why = bad.to_string();
+                Err(BrokeOff(why)) => {
                     ended = Some(format!("{what}: {why}"));
                     Outcome::Refused { why }
                 }
@@ -207,12 +211,7 @@ impl<R: Read> Taking<'_, R> {
     ///
     /// # Errors
     /// Where nothing after it can be read.
-    fn one(
-        &mut self,
-        entry: &Entry,
-        carried: &HashSet<Role>,
-        tell: &mut dyn FnMut(Step),
-    ) -> Result<Outcome, BadBundle> {
+    fn one(&mut self, entry: &Entry, carried: &HashSet<Role>, tell: &mut dyn FnMut(Step)) -> Result<Outcome, BrokeOff> {
         let mut small = SmallFiles::default();
         let mut flaw: Option<String> = None;
         let mut archive = None;
@@ -221,7 +220,8 @@ impl<R: Read> Taking<'_, R> {
                 Role::Archive => archive = Some(file),
                 _ if carried.contains(&file.role) => {
                     let mut bytes = Vec::new();
-                    let content = self.read(&file, tell, |piece| bytes.extend_from_slice(piece))?;
+                    let content = self.read(&file, tell, |piece| bytes.extend_from_slice(piece));
+                    let content = content.map_err(|broke| broke.after(flaw.as_ref()))?;
                     flaw = flaw.or_else(|| flaw_of(&file, content));
                     if content == Content::Right {
                         flaw = flaw.or_else(|| self.shared.keep(&file, &bytes).err());
@@ -237,13 +237,24 @@ impl<R: Read> Taking<'_, R> {
         let now = self.clock.now();
         let judged = match flaw {
             Some(why) => Err(why),
-            None => self.mirror.judge_carried(entry, &small, &self.how.accept, &self.opened.standing, now),
+            None => {
+                let judging = Judging { accept: &self.how.accept, standing: &self.opened.standing, now };
+                Judged::of(self.mirror, entry, &small, &judging)
+            }
         };
         let Some(archive) = archive else {
-            return Ok(outcome(judged.and_then(|judged| judged.taken(self.mirror, now))));
+            return Ok(outcome(judged.and_then(|judged| judged.without_archive(self.mirror, now))));
         };
         if !carried.contains(&Role::Archive) {
-            let taken = judged.and_then(|judged| judged.with_what_is_stored(self.mirror, now));
+            let missing = || match archive.left_out {
+                true => format!(
+                    "its {} ({}) is not in the store, and was left out: the bundle is a delta to an inventory of another store",
+                    archive.role,
+                    archive.name()
+                ),
+                false => self.shared.refused_with(&archive),
+            };
+            let taken = judged.and_then(|judged| judged.with_what_is_stored(self.mirror, missing, now));
             return Ok(outcome(taken));
         }
         let mut incoming = judged.and_then(|judged| judged.incoming(self.mirror, &archive.file));
@@ -255,11 +266,13 @@ impl<R: Read> Taking<'_, R> {
             {
                 staged.discard();
             }
-        })?;
-        if let Some(why) = flaw_of(&archive, content) {
-            if let Ok(Incoming::Staged(staged)) = incoming {
-                staged.discard();
-            }
+        });
+        let content = content.map_err(|broke| broke.after(incoming.as_ref().err()));
+        let is_right = content.as_ref().is_ok_and(|content| *content == Content::Right);
+        if !is_right && let Ok(Incoming::Staged(staged)) = std::mem::replace(&mut incoming, Ok(Incoming::Held)) {
+            staged.discard();
+        }
+        if let Some(why) = flaw_of(&archive, content?) {
             return Ok(outcome(Err(why)));
         }
         Ok(outcome(incoming.and_then(|incoming| incoming.taken(self.mirror, now))))
@@ -270,9 +283,9 @@ impl<R: Read> Taking<'_, R> {
         file: &FileRef,
         tell: &mut dyn FnMut(Step),
         mut take: impl FnMut(&[u8]),
-    ) -> Result<Content, BadBundle> {
+    ) -> Result<Content, BrokeOff> {
         let read = &mut self.read;
-        self.opened.file(file, |piece| {
+        let content = self.opened.file(file, |piece| {
             take(piece);
             read.bytes = read.bytes.saturating_add(piece.len() as u64);
             if read.bytes - read.told >= TOLD_EACH {
@@ -280,7 +293,21 @@ impl<R: Read> Taking<'_, R> {
                 tell(Step::Read { bytes: read.bytes });
             }
             Ok::<_, BadBundle>(())
-        })
+        });
+        content.map_err(|bad| BrokeOff(format!("its {} ({}) could not be read: {bad}", file.role, file.name())))
+    }
+}
+
+/// Why nothing after a file of a bundle can be read: which file, and what is wrong there.
+struct BrokeOff(String);
+
+impl BrokeOff {
+    /// The same, where something before it was wrong already.
+    fn after(self, flaw: Option<&String>) -> Self {
+        match flaw {
+            Some(flaw) => Self(format!("{flaw}; {}", self.0)),
+            None => self,
+        }
     }
 }
 
@@ -296,58 +323,4 @@ fn flaw_of(file: &FileRef, content: Content) -> Option<String> {
 
 fn outcome(taken: Result<Outcome, String>) -> Outcome {
     taken.unwrap_or_else(|why| Outcome::Refused { why: why.chars().take(LONGEST_WHY).collect() })
-}
-
-/// Small files that more than one thing has, such as the SHA256SUMS of a version: they come with the first of them.
-struct Shared {
-    /// How many things have each.
-    wanted: HashMap<Digest, u32>,
-    places: HashMap<Digest, (u64, u64)>,
-    file: std::fs::File,
-    written: u64,
-    _scratch: Scratch,
-}
-
-impl Shared {
-    fn of(mirror: &Mirror, manifest: &Manifest) -> Result<Self, StoreError> {
-        let mut wanted = HashMap::new();
-        for file in manifest.entries.iter().flat_map(Entry::files).filter(|file| file.role != Role::Archive) {
-            *wanted.entry(file.file.sha256).or_insert(0u32) += 1;
-        }
-        wanted.retain(|_, times| *times > 1);
-        let scratch = mirror.store.blobs.scratch()?;
-        Ok(Self { wanted, places: HashMap::new(), file: scratch.file()?, written: 0, _scratch: scratch })
-    }
-
-    fn keep(&mut self, file: &FileRef, bytes: &[u8]) -> Result<(), String> {
-        if !self.wanted.contains_key(&file.file.sha256) {
-            return Ok(());
-        }
-        let written = self.file.write_all_at(bytes, self.written);
-        written.map_err(|e| format!("its {} could not be kept for what comes later: {e}", file.role))?;
-        self.places.insert(file.file.sha256, (self.written, bytes.len() as u64));
-        self.written += bytes.len() as u64;
-        Ok(())
-    }
-
-    fn get(&self, file: &FileRef) -> Result<Vec<u8>, String> {
-        let FileRef { role, file, .. } = file;
-        let missing = || format!("its {role} came with something before it, and was refused there");
-        let (at, size) = *self.places.get(&file.sha256).ok_or_else(missing)?;
-        let mut bytes = vec![0; usize::try_from(size).unwrap_or(usize::MAX)];
-        let read = self.file.read_exact_at(&mut bytes, at);
-        read.map_err(|e| format!("its {role} cannot be read again: {e}"))?;
-        Ok(bytes)
-    }
-}
-
-impl Judged {
-    /// Takes in what needs no archive.
-    fn taken(self, mirror: &Mirror, now: crate::clock::Timestamp) -> Result<Outcome, String> {
-        match self {
-            Self::Held => Ok(Outcome::Held),
-            Self::Document(document) => document.taken(mirror),
-            Self::Provider(_) | Self::Module(_) => self.with_what_is_stored(mirror, now),
-        }
-    }
 }

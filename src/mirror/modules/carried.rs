@@ -4,16 +4,16 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use super::super::carry::Source;
+use super::super::carry::{Arrived, Judging, Source, store_failed};
 use super::super::documents::KeptDocument;
 use super::super::names::{HeldArchive, PackageHashesKnown};
 use super::super::{AlarmKind, Mirror, unless_gone};
 use super::location::told_subdir;
 use super::seen::{self, Judged, Sighting};
-use crate::address::{Artifact, FileName, ModulePackage, What};
+use crate::address::{Artifact, FileName, ModulePackage};
 use crate::bundle::{ModuleEntry, Outcome};
 use crate::clock::Timestamp;
-use crate::digest::{Digest, FastHash, Hasher};
+use crate::digest::{Digest, Hasher};
 use crate::pack::{ArchiveFormat, Entry, PACKER, Packed, Tree, TreeLimits, TreePath, pack, unpack_from};
 use crate::store::{Durability, Key, StoreError};
 use crate::upstream::ask::Validators;
@@ -73,10 +73,9 @@ impl CarriedModule {
         mirror: &Mirror,
         entry: &ModuleEntry,
         location: KeptDocument,
-        accept: &[What],
-        now: Timestamp,
+        judging: &Judging<'_>,
     ) -> Result<Option<Self>, String> {
-        let package = entry.package();
+        let (package, now) = (entry.package(), judging.now);
         let key = mirror.terms().key_of_package(&package);
         let said = Arc::new(location.clone()).said(&package).map_err(|e| e.to_string())?;
         if let Some(subdir) = &entry.subdir {
@@ -91,11 +90,11 @@ impl CarriedModule {
         let is_held = || -> Result<bool, StoreError> {
             let is_there = unless_gone(mirror.store.blobs.holds(&entry.archive.sha256))?
                 && mirror.name(&key)?.get(&entry.archive.sha256).is_some();
-            let is_located = mirror.held_as_new(&Key::ModuleLocation(key.clone()), &location)?;
+            let is_located = mirror.held_as_new(&Key::ModuleLocation(key.clone()), &location, now)?;
             let is_pinned = seen::known(mirror, &key)?.is_some_and(|seen| seen.pinned.tree == entry.tree);
             Ok(is_there && is_located && is_pinned)
         };
-        if is_held().map_err(failed)? {
+        if is_held().map_err(store_failed)? {
             return Ok(None);
         }
         let sighting = Sighting {
@@ -108,12 +107,7 @@ impl CarriedModule {
             at: entry.first_seen.min(now),
         };
         let (archive, origin) = (entry.archive.sha256, entry.origin.clone());
-        let is_accepted = accept.iter().any(|what| match what {
-            What::Module(meant) => {
-                mirror.terms().key_of(&meant.of) == key.module && meant.versions.include(&key.version)
-            }
-            What::Provider(_) => false,
-        });
+        let is_accepted = judging.is_accepted(mirror, &Artifact::Module(key.clone()));
         Ok(Some(Self { package, key, location, archive, origin, sighting, is_accepted }))
     }
 
@@ -126,29 +120,23 @@ impl CarriedModule {
     ///
     /// # Errors
     /// Why it is refused.
-    pub(in crate::mirror) fn taken(
-        self,
-        mirror: &Mirror,
-        source: Source,
-        fast: FastHash,
-        size_bytes: u64,
-        now: Timestamp,
-    ) -> Result<Outcome, String> {
-        if let Err(why) = self.has_its_tree(mirror, &source) {
-            return Err(source.refused(why));
+    pub(in crate::mirror) fn taken(self, mirror: &Mirror, arrived: Arrived, now: Timestamp) -> Result<Outcome, String> {
+        if let Err(why) = self.has_its_tree(mirror, &arrived.source) {
+            return Err(arrived.refused(why));
         }
+        let Arrived { fast, size_bytes, .. } = arrived;
         let Self { package, key, location, archive: digest, origin, sighting, is_accepted } = self;
         let judged = if is_accepted {
             seen::accept(mirror, &key, sighting.clone()).map(|_| Judged::Consistent)
         } else {
             seen::judge(mirror, &key, sighting.clone())
         };
-        match judged.map_err(failed) {
+        match judged.map_err(store_failed) {
             Ok(Judged::Consistent) => {}
             Ok(Judged::Moved { pinned }) => {
-                return Err(source.refused(mirror.moved(&package, &key, &sighting, pinned).to_string()));
+                return Err(arrived.refused(mirror.moved(&package, &key, &sighting, pinned).to_string()));
             }
-            Err(why) => return Err(source.refused(why)),
+            Err(why) => return Err(arrived.refused(why)),
         }
         mirror.settled(&key.module, &key.version, AlarmKind::WaitsForAccept);
         let Sighting { tree, commit, packer, source: from, subdir, .. } = sighting;
@@ -159,22 +147,15 @@ impl CarriedModule {
         let held = HeldArchive { digest, fast, filename, size_bytes, hashes, proof, origin, kept: now };
         let commit = || {
             let _lock = mirror.digest_lock(&digest).lock();
-            if let Source::Staged(verified) = source {
-                mirror.store.blobs.publish(*verified)?;
-                mirror.checked.lock().insert(digest);
-                // Where it lies there without a name: what eviction does not know of, it cannot evict.
-                mirror.store.index.archive_kept(&digest, size_bytes, now);
-            }
+            arrived.publish(mirror, digest, now)?;
             let at = Key::ModuleLocation(key.clone());
-            if !mirror.held_as_new(&at, &location)? {
-                mirror.write_document(&at, &location.write(), location.about.checked, Durability::Synced)?;
-            }
+            mirror.place_document(&at, location, now, Durability::Synced, |_, coming| Ok(coming))?;
             mirror.change_name(Artifact::Module(key.clone()), |name| {
                 name.archives.retain(|before| before.digest != digest);
                 name.archives.push(held.clone());
             })
         };
-        commit().map_err(failed)?;
+        commit().map_err(store_failed)?;
         mirror.terms().absent.forget(|absent| *absent == Key::ModuleLocation(key.clone()));
         mirror.module_changed(&key.module);
         mirror.keep_to_the_limit();
@@ -183,11 +164,11 @@ impl CarriedModule {
 
     /// Whether its archive is one that larder packs, of the tree that the manifest names.
     fn has_its_tree(&self, mirror: &Mirror, source: &Source) -> Result<(), String> {
-        let scratch = mirror.store.blobs.scratch().map_err(failed)?;
-        let mut tree = Tree::new(scratch.file().map_err(failed)?, TreeLimits::default());
+        let scratch = mirror.store.blobs.scratch().map_err(store_failed)?;
+        let mut tree = Tree::new(scratch.file().map_err(store_failed)?, TreeLimits::default());
         let unpacked = match source {
             Source::Staged(staged) => {
-                staged.value().file().map_err(failed).map(|file| unpack_from(FORMAT, file, &mut tree))?
+                staged.value().file().map_err(store_failed).map(|file| unpack_from(FORMAT, file, &mut tree))?
             }
             Source::Held(blob) => unpack_from(FORMAT, blob.reader(), &mut tree),
         };
@@ -229,8 +210,4 @@ impl Write for Digesting {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
-}
-
-fn failed(error: StoreError) -> String {
-    format!("the store failed: {error}; {}", error.to_do())
 }

@@ -313,7 +313,7 @@ impl<'a> Fetch<'a> {
             }
             TreeError::TooLarge(_) if self.most_tree_bytes() < self.mirror.limits.archive_bytes => {
                 let limit = self.mirror.store_bytes();
-                StoreError::NoRoom { needed: limit + 1, limit, pinned: 0 }.into()
+                StoreError::NoRoom { needed: limit + 1, limit, stays: 0 }.into()
             }
             why => {
                 self.mirror.counters.unproven(&self.package.module.host, REFUSED_TREE);

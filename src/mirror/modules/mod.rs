@@ -18,6 +18,7 @@ pub(super) use self::carried::CarriedModule;
 pub(super) use self::download::StageNames;
 pub(super) use self::fetch::MOST_UNPACKING;
 pub(super) use self::seen::SeenModule;
+pub(super) use self::versions::entry_of_module;
 
 use super::{Mirror, Terms};
 use crate::address::{Artifact, ModuleAddress, ModulePackage};

@@ -20,7 +20,7 @@ use crate::upstream::Upstream;
 use crate::upstream::ask::Fetched;
 use crate::upstream::discovery::Service;
 use crate::upstream::error::Fault;
-use crate::upstream::modules::{ModuleVersionList, versions_url};
+use crate::upstream::modules::{ListedModuleVersion, ModuleVersionList, versions_url};
 
 impl Mirror {
     /// The version list of a module. `address` is as the client spells it, and upstream is asked for that.
@@ -125,7 +125,10 @@ impl Mirror {
             Some(before) => before.module_versions().await.ok(),
             None => None,
         };
-        let dropped_before: HashSet<Version> = before.map(|before| before.dropped_modules()).unwrap_or_default();
+        // What a bundle's list did not name is no word of upstream's yet.
+        let said_before = before.filter(|before| !before.about.carried);
+        let dropped_before = said_before.map(|before| before.dropped_module_versions()).unwrap_or_default();
+        let dropped_before: HashSet<Version> = dropped_before.into_iter().map(|listed| listed.version).collect();
         for version in dropped_before.iter().filter(|version| !held.contains(version)) {
             self.settled(module, version, AlarmKind::Dropped);
         }
@@ -136,7 +139,7 @@ impl Mirror {
                 self.alarm(module, &version, AlarmKind::Dropped, None, call.now);
             }
             let as_written = earlier.as_ref().and_then(|list| list.get(&version)).map(|listed| listed.raw.clone());
-            entries.extend(as_written.or_else(|| to_raw_value(&serde_json::json!({ "version": version })).ok()));
+            entries.extend(as_written.or_else(|| entry_of_module(&version)));
         }
         Ok(serde_json::to_vec::<Vec<Box<RawValue>>>(&entries).map(Bytes::from).unwrap_or_default())
     }
@@ -185,6 +188,11 @@ fn list_wanted(address: &ModuleAddress, call: &Call) -> Result<WantedDocument, E
     Ok(WantedDocument { what, key, upstream, service: Service::Modules, rule })
 }
 
+/// The entry of a version in a list, as a registry would write it.
+pub(in crate::mirror) fn entry_of_module(version: &Version) -> Option<Box<RawValue>> {
+    to_raw_value(&serde_json::json!({ "version": version })).ok()
+}
+
 impl KeptDocument {
     /// The document as a module's version list, with what upstream has dropped and larder still holds.
     pub async fn module_versions(self: &Arc<Self>) -> Result<ModuleVersionList, String> {
@@ -197,9 +205,10 @@ impl KeptDocument {
         Ok(list)
     }
 
-    fn dropped_modules(&self) -> HashSet<Version> {
+    /// What upstream has dropped from it.
+    pub(in crate::mirror) fn dropped_module_versions(&self) -> Vec<ListedModuleVersion> {
         let mut list = ModuleVersionList { versions: Vec::new(), module: Default::default(), rest: Default::default() };
         list.add(self.dropped());
-        list.versions.into_iter().map(|listed| listed.version).collect()
+        list.versions
     }
 }

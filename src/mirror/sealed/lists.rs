@@ -4,10 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use serde_json::json;
-use serde_json::value::{RawValue, to_raw_value};
-
 use super::super::documents::KeptDocument;
+use super::super::modules::entry_of_module;
 use super::super::versions::entry_of;
 use super::super::{Answer, Call, Link, Mirror, Outcome};
 use super::{STORED_IS_FRESH, SealedFor};
@@ -88,8 +86,7 @@ impl Mirror {
             rest: Default::default(),
         });
         list.versions.retain(|listed| held.contains(&listed.version));
-        let entry = |version: &Version| -> Option<Box<RawValue>> { to_raw_value(&json!({ "version": version })).ok() };
-        list.add(held.iter().filter_map(entry).collect());
+        list.add(held.iter().filter_map(entry_of_module).collect());
         Ok(of_what_is_stored(kept, list, call))
     }
 

@@ -190,12 +190,12 @@ impl Import {
         let mirror = &self.mirror;
         let limit = mirror.limits.archive_bytes;
         if size_bytes > limit {
-            return Err(StoreError::NoRoom { needed: size_bytes, limit, pinned: 0 }.into());
+            return Err(StoreError::NoRoom { needed: size_bytes, limit, stays: 0 }.into());
         }
         // Nothing is evicted then, so nothing may come for which something would have to be.
         if mirror.link() == Link::Offline && !mirror.has_room_for(size_bytes) {
-            let (limit, pinned) = (mirror.store_bytes(), mirror.store.index.totals().bytes());
-            return Err(StoreError::NoRoom { needed: size_bytes, limit, pinned }.into());
+            let (limit, stays) = (mirror.store_bytes(), mirror.store.index.totals().bytes());
+            return Err(StoreError::NoRoom { needed: size_bytes, limit, stays }.into());
         }
         let mut room = mirror.reservation();
         self.runtime.block_on(mirror.reserve(&mut room, size_bytes))?;

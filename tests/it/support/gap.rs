@@ -1,20 +1,24 @@
 //! Two larders with a gap between them: one that has upstreams and makes bundles, one that is offline and applies them.
 
 use std::collections::BTreeMap;
+use std::io::{self, Cursor, Read};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::stream;
 use larder::app::{self, Settings};
 use larder::bundle::{Receipt, SigningKey, Step, Trust};
 use larder::clock::Clock;
 use larder::mirror::{Mirror, NotApplied, TakingIn};
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 
-use super::http::{client, send};
+use super::http::{Answer, client, send};
 use super::larder::{Builder, Folder, HOST, Larder};
-use super::process::eventually;
+use super::process::{Process, eventually};
 use super::upstream::FakeUpstream;
 
 /// The key that bundles are signed with, as both sides have it in their configurations.
@@ -80,6 +84,60 @@ pub(crate) async fn bundle_of(larder: &Larder, job: &str, since: Option<Value>) 
     answer.body
 }
 
+/// What a running larder answers to a bundle.
+pub(crate) async fn given(larder: &Larder, bundle: Vec<u8>) -> Answer {
+    let request = client().post(format!("{}/admin/v1/bundle/apply", larder.admin())).bearer_auth(larder.token());
+    send(request.header("content-type", "application/x-tar").body(bundle)).await.unwrap()
+}
+
+/// A bundle on its way to a running larder, a piece at a time.
+pub(crate) struct Giving {
+    sent: mpsc::Sender<Result<Vec<u8>, io::Error>>,
+    answer: JoinHandle<Result<Answer, reqwest::Error>>,
+}
+
+impl Giving {
+    /// Nothing is sent yet.
+    pub(crate) fn to(running: &Process, folder: &Folder) -> Self {
+        let token = std::fs::read_to_string(folder.path().join("admin-token")).unwrap();
+        let (sent, body) = mpsc::channel(1);
+        let stream = stream::unfold(body, |mut body| async { body.recv().await.map(|piece| (piece, body)) });
+        let request = client().post(format!("{}/admin/v1/bundle/apply", running.admin())).bearer_auth(token);
+        let request = request.header("content-type", "application/x-tar").body(reqwest::Body::wrap_stream(stream));
+        Self { sent, answer: tokio::spawn(send(request)) }
+    }
+
+    /// Sends some of it.
+    pub(crate) async fn more(&self, bytes: &[u8]) {
+        self.sent.send(Ok(bytes.to_vec())).await.unwrap();
+    }
+
+    /// That was all.
+    pub(crate) async fn ends(self) -> Answer {
+        drop(self.sent);
+        self.answer.await.unwrap().unwrap()
+    }
+
+    /// Nobody is there any more.
+    pub(crate) async fn breaks_off(self) {
+        drop(self.sent);
+        let _ = self.answer.await;
+    }
+}
+
+/// The receipt in what a running larder answered.
+pub(crate) fn receipt_in(answer: &Answer) -> Receipt {
+    match serde_json::from_str(answer.text().lines().last().unwrap()).unwrap() {
+        Step::Done { receipt } => receipt,
+        step => panic!("{step:?}"),
+    }
+}
+
+/// The receipt of a bundle that a running larder takes.
+pub(crate) async fn applied_by(larder: &Larder, bundle: Vec<u8>) -> Receipt {
+    receipt_in(&given(larder, bundle).await.expect(200))
+}
+
 /// Warms these and gives a bundle of them.
 pub(crate) async fn bundle(upstream: &FakeUpstream, key: &BundleKey, what: &[&str], platforms: &[&str]) -> Vec<u8> {
     let larder = key.signs(Larder::mirroring(upstream)).start().await;
@@ -107,20 +165,29 @@ impl Sealed {
 
     /// Applies these bytes.
     pub(crate) async fn apply(&self, bundle: Vec<u8>, how: &TakingIn) -> Result<Receipt, NotApplied> {
+        self.apply_from(Cursor::new(bundle), how).await
+    }
+
+    /// The same as they are read.
+    pub(crate) async fn apply_from(
+        &self,
+        bundle: impl Read + Send + 'static,
+        how: &TakingIn,
+    ) -> Result<Receipt, NotApplied> {
         self.apply_telling(bundle, how, |_| {}).await
     }
 
     /// The same, and tells each step.
     pub(crate) async fn apply_telling(
         &self,
-        bundle: Vec<u8>,
+        bundle: impl Read + Send + 'static,
         how: &TakingIn,
         mut tell: impl FnMut(Step) + Send + 'static,
     ) -> Result<Receipt, NotApplied> {
         let (mirror, how, clock) = (Arc::clone(&self.mirror), how.clone(), Clock::system());
         // Across the gap it is later.
         clock.advance(Duration::from_secs(3600));
-        let applying = tokio::task::spawn_blocking(move || mirror.apply(&bundle[..], &how, &clock, &mut tell));
+        let applying = tokio::task::spawn_blocking(move || mirror.apply(bundle, &how, &clock, &mut tell));
         let applied = applying.await.unwrap();
         // So that stores can be compared: it is done behind whoever applied.
         self.mirror.complete_hashes().await.unwrap();

@@ -1,0 +1,138 @@
+//! A manifest from somewhere else: read only as larder writes it, and only within limits.
+
+use std::collections::{HashMap, HashSet};
+
+use serde::Deserialize;
+use url::Url;
+
+use super::super::tar;
+use super::{Entry, FORMAT, FileRef, Manifest, Role};
+
+/// The largest manifest, in bytes.
+pub const LARGEST_MANIFEST: u64 = 64 << 20;
+/// The most things in one bundle.
+const MOST_ENTRIES: usize = 100_000;
+/// The largest document of each kind, in bytes: what is taken from upstreams is no larger.
+const LARGEST_DOCUMENT: u64 = 16 << 20;
+const LARGEST_DOWNLOAD_DOCUMENT: u64 = 2 << 20;
+pub(super) const LARGEST_SUMS: u64 = 4 << 20;
+const LARGEST_SIGNATURE: u64 = 64 << 10;
+/// The largest location of a module, in bytes.
+const LARGEST_LOCATION: u64 = 64 << 10;
+/// The longest text that is no address, in bytes.
+const LONGEST_TEXT: usize = 4096;
+
+/// Why a manifest is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadManifest {
+    /// A newer larder wrote it.
+    #[error("it has format {0}, and this larder reads {FORMAT}: apply it with the larder that made it, or a newer one")]
+    Newer(u64),
+    /// It is none.
+    #[error("its manifest cannot be read: {0}")]
+    Unreadable(String),
+    /// It is not what larder wrote.
+    #[error("its manifest is not as larder wrote it: a byte of it is another")]
+    Altered,
+    /// It says what cannot be.
+    #[error("its manifest is refused: {0}")]
+    Refused(String),
+}
+
+impl Manifest {
+    /// Reads what [`Manifest::write`] wrote, and nothing else.
+    ///
+    /// # Errors
+    /// [`BadManifest`].
+    pub fn read(bytes: &[u8]) -> Result<Self, BadManifest> {
+        #[derive(Deserialize)]
+        struct Format {
+            format: u64,
+        }
+        let unreadable = |e: serde_json::Error| BadManifest::Unreadable(e.to_string());
+        let Format { format } = serde_json::from_slice(bytes).map_err(unreadable)?;
+        if format > u64::from(FORMAT) {
+            return Err(BadManifest::Newer(format));
+        }
+        let manifest: Self = serde_json::from_slice(bytes).map_err(unreadable)?;
+        if manifest.digest != manifest.own_digest() || manifest.write() != bytes {
+            return Err(BadManifest::Altered);
+        }
+        manifest.check()?;
+        Ok(manifest)
+    }
+
+    /// Whether it is one that would be read back.
+    ///
+    /// # Errors
+    /// [`BadManifest::Refused`].
+    pub(in super::super) fn check(&self) -> Result<(), BadManifest> {
+        let refused = |why: String| Err(BadManifest::Refused(why));
+        if self.entries.len() > MOST_ENTRIES {
+            return refused(format!("it names {} things, and may name {MOST_ENTRIES}", self.entries.len()));
+        }
+        if self.larder.len() > LONGEST_TEXT {
+            return refused("the version of the larder that made it has no end".to_owned());
+        }
+        let (mut sizes, mut named) = (HashMap::new(), HashSet::new());
+        let mut bytes: u64 = 0;
+        for entry in &self.entries {
+            let called = entry.called();
+            if !named.insert(called.clone()) {
+                return refused(format!("{called} is in it twice"));
+            }
+            entry.check().map_err(|why| BadManifest::Refused(format!("{called}: {why}")))?;
+            for FileRef { role, file, .. } in entry.files() {
+                if *sizes.entry(file.sha256).or_insert(file.bytes) != file.bytes {
+                    return refused(format!("{called}: its {role} has two sizes"));
+                }
+                bytes = match bytes.checked_add(tar::bytes_of(file.bytes)) {
+                    Some(bytes) => bytes,
+                    None => return refused("it is larger than any disk".to_owned()),
+                };
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Entry {
+    fn check(&self) -> Result<(), String> {
+        let is_list = !matches!(self, Self::Provider(_));
+        for FileRef { role, file, .. } in self.files() {
+            let largest = match role {
+                Role::Document if is_list => LARGEST_DOCUMENT,
+                Role::Document => LARGEST_DOWNLOAD_DOCUMENT,
+                Role::Dropped => LARGEST_DOCUMENT,
+                Role::Sums => LARGEST_SUMS,
+                Role::Signature => LARGEST_SIGNATURE,
+                Role::Location => LARGEST_LOCATION,
+                // How large one may be is for the store that takes it.
+                Role::Archive => u64::MAX,
+            };
+            if file.bytes > largest {
+                return Err(format!("its {role} has {} bytes, and may have {largest}", file.bytes));
+            }
+        }
+        let (texts, said) = match self {
+            Self::Provider(entry) => (vec![entry.signed_by.as_deref()], &entry.said),
+            Self::Module(entry) => {
+                (vec![entry.commit.as_deref(), entry.subdir.as_deref(), Some(&entry.origin)], &entry.said)
+            }
+            Self::Discovery { document, .. }
+            | Self::ProviderVersions { document, .. }
+            | Self::ModuleVersions { document, .. } => (vec![], &document.said),
+        };
+        let texts = texts.into_iter().flatten().chain([said.asked.as_str(), said.url.as_str()]);
+        for text in texts {
+            if text.len() > LONGEST_TEXT || text.contains(char::is_control) {
+                return Err("what is said of it is longer than may be, or has characters that nothing has".to_owned());
+            }
+        }
+        let is_plain = |url: &Url| matches!(url.scheme(), "http" | "https") && url.query().is_none();
+        if !is_plain(&said.asked) || !is_plain(&said.url) {
+            return Err("it came from what is no http(s) URL without a query".to_owned());
+        }
+        Ok(())
+    }
+}

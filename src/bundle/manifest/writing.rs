@@ -1,0 +1,36 @@
+//! The one way in which a manifest is written: JSON, an entry a line, and a digest of all that.
+
+use serde::Serialize;
+
+use super::Manifest;
+use crate::digest::Digest;
+
+impl Manifest {
+    /// As it stands in a bundle: JSON, an entry a line.
+    pub fn write(&self) -> Vec<u8> {
+        self.written(&self.digest.to_string())
+    }
+
+    fn written(&self, digest: &str) -> Vec<u8> {
+        let Self { format, created, larder, since, .. } = self;
+        let larder = json(larder);
+        let since = since.map_or_else(String::new, |since| format!(",\n \"since\":\"{since}\""));
+        let head = format!("{{\"format\":{format},\n \"larder\":{larder},\n \"created\":{}{since},\n", created.0);
+        let mut written = head.into_bytes();
+        written.extend_from_slice(b" \"entries\":[");
+        for (number, entry) in self.entries.iter().enumerate() {
+            written.extend_from_slice(if number == 0 { b"\n  " } else { b",\n  " });
+            written.extend_from_slice(json(entry).as_bytes());
+        }
+        written.extend_from_slice(format!("],\n \"digest\":\"{digest}\"}}\n").as_bytes());
+        written
+    }
+
+    pub(super) fn own_digest(&self) -> Digest {
+        Digest::of(&self.written(&"0".repeat(64)))
+    }
+}
+
+fn json<T: Serialize>(value: &T) -> String {
+    serde_json::to_string(value).expect("names and numbers always serialise")
+}

@@ -1,0 +1,183 @@
+//! The archive of a thing of a bundle: staged while it is read, or in the store already, then taken in with what it is of.
+
+use std::sync::Arc;
+
+use super::super::Mirror;
+use super::super::modules::CarriedModule;
+use super::intake::{Judged, store_failed};
+use super::sets::CarriedSet;
+use crate::bundle::{File, Outcome};
+use crate::clock::Timestamp;
+use crate::digest::{Digest, FastHash};
+use crate::store::{Blob, Staged, StagedNote, StoreError};
+use crate::verify::Verified;
+
+/// What is to have an archive.
+enum For {
+    Provider(Box<CarriedSet>),
+    Module(Box<CarriedModule>),
+}
+
+/// An archive that is read.
+pub(super) enum Incoming {
+    /// What it is for is held already.
+    Held,
+    /// Its bytes go into a stage.
+    Staged(Box<Arriving>),
+}
+
+/// An archive that arrives.
+pub(super) struct Arriving {
+    of: For,
+    staged: Staged,
+    file: File,
+}
+
+/// Where the bytes of an archive are.
+pub(in crate::mirror) enum Source {
+    /// In a stage, and proven.
+    Staged(Box<Verified<Staged>>),
+    /// In the store, under its digest.
+    Held(Blob),
+}
+
+/// An archive whose bytes are all there.
+pub(in crate::mirror) struct Arrived {
+    pub(in crate::mirror) source: Source,
+    pub(in crate::mirror) fast: FastHash,
+    pub(in crate::mirror) size_bytes: u64,
+}
+
+impl Judged {
+    /// Gets ready for the archive, which is next.
+    pub(super) fn incoming(self, mirror: &Arc<Mirror>, file: &File) -> Result<Incoming, String> {
+        let of = match self {
+            Self::Held => return Ok(Incoming::Held),
+            Self::Document(_) => return Err("it has an archive, and is a document".to_owned()),
+            Self::Provider(set) => For::Provider(set),
+            Self::Module(module) => For::Module(module),
+        };
+        let name = format!("carried~{}", file.sha256);
+        let staged = || {
+            // What an earlier run left of it is read anew in a moment.
+            mirror.store.blobs.stage(&name)?.discard()?;
+            let mut staged = mirror.store.blobs.stage(&name)?;
+            let note = StagedNote { length: Some(file.bytes), ..StagedNote::default() };
+            let remembered = match staged.remember(note.clone(), file.bytes) {
+                Err(full) if full.is_full() => {
+                    mirror.make_room_on_disk(file.bytes, &full).and_then(|()| staged.remember(note, file.bytes))
+                }
+                remembered => remembered,
+            };
+            match remembered {
+                Ok(()) => Ok(staged),
+                Err(error) => {
+                    staged.discard()?;
+                    Err(error)
+                }
+            }
+        };
+        let staged = staged().map_err(store_failed)?;
+        Ok(Incoming::Staged(Box::new(Arriving { of, staged, file: *file })))
+    }
+
+    /// Takes in what needs no archive.
+    pub(super) fn without_archive(self, mirror: &Mirror, now: Timestamp) -> Result<Outcome, String> {
+        match self {
+            Self::Held => Ok(Outcome::Held),
+            Self::Document(document) => document.taken(mirror, now),
+            Self::Provider(_) | Self::Module(_) => Err("its manifest names no archive of it".to_owned()),
+        }
+    }
+
+    /// Takes in what has its archive in the store, under another name or since before a crash; `missing` says why it
+    /// should be there.
+    pub(super) fn with_what_is_stored(
+        self,
+        mirror: &Mirror,
+        missing: impl FnOnce() -> String,
+        now: Timestamp,
+    ) -> Result<Outcome, String> {
+        let (of, digest) = match self {
+            Self::Held => return Ok(Outcome::Held),
+            Self::Document(_) => return Err("it has an archive, and is a document".to_owned()),
+            Self::Provider(set) => {
+                let digest = set.digest();
+                (For::Provider(set), digest)
+            }
+            Self::Module(module) => {
+                let digest = module.digest();
+                (For::Module(module), digest)
+            }
+        };
+        let Some(blob) = mirror.store.blobs.get(&digest).map_err(store_failed)? else {
+            return Err(missing());
+        };
+        let (actual, fast) = blob.hashes().map_err(store_failed)?;
+        if actual != digest {
+            return Err(format!(
+                "its archive is held, and damaged: its SHA-256 is {actual}, and should be {digest}; `larder verify` sets it aside"
+            ));
+        }
+        let size_bytes = blob.size_bytes();
+        of.taken(mirror, Arrived { source: Source::Held(blob), fast, size_bytes }, now)
+    }
+}
+
+impl Arriving {
+    /// Takes the next bytes.
+    pub(super) fn append(&mut self, piece: &[u8]) -> Result<(), String> {
+        self.staged.append(piece).map_err(store_failed)
+    }
+
+    /// Throws away what arrived.
+    pub(super) fn discard(self) {
+        if let Err(error) = self.staged.discard() {
+            tracing::warn!(%error, "what was staged of a bundle could not be removed; it is swept in a day");
+        }
+    }
+}
+
+impl Incoming {
+    /// Takes it in, now that all of it has arrived.
+    pub(super) fn taken(self, mirror: &Mirror, now: Timestamp) -> Result<Outcome, String> {
+        let Self::Staged(arriving) = self else { return Ok(Outcome::Held) };
+        let Arriving { of, staged, file } = *arriving;
+        let (actual, fast) = staged.hashes();
+        let size_bytes = staged.written();
+        let verified = Verified::by_digest(staged, actual, file.sha256).map_err(|verdict| verdict.to_string())?;
+        of.taken(mirror, Arrived { source: Source::Staged(Box::new(verified)), fast, size_bytes }, now)
+    }
+}
+
+impl For {
+    fn taken(self, mirror: &Mirror, arrived: Arrived, now: Timestamp) -> Result<Outcome, String> {
+        match self {
+            Self::Provider(set) => set.taken(mirror, arrived, now),
+            Self::Module(module) => module.taken(mirror, arrived, now),
+        }
+    }
+}
+
+impl Arrived {
+    /// Throws away what is staged, and tells why.
+    pub(in crate::mirror) fn refused(self, why: String) -> String {
+        if let Source::Staged(staged) = self.source
+            && let Err(error) = staged.into_inner().discard()
+        {
+            tracing::warn!(%error, "what was staged of a bundle could not be removed; it is swept in a day");
+        }
+        why
+    }
+
+    /// Makes it visible, where it is not yet. Whoever does holds the lock of its digest.
+    pub(in crate::mirror) fn publish(self, mirror: &Mirror, digest: Digest, now: Timestamp) -> Result<(), StoreError> {
+        if let Source::Staged(verified) = self.source {
+            mirror.store.blobs.publish(*verified)?;
+            mirror.checked.lock().insert(digest);
+            // Where it lies there without a name: what eviction does not know of, it cannot evict.
+            mirror.store.index.archive_kept(&digest, self.size_bytes, now);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,104 @@
+//! A document of a bundle: read before it is kept, and put in place of the one that is held unless that is newer.
+
+use bytes::Bytes;
+
+use super::super::documents::{About, KeptDocument, Placed};
+use super::super::{Mirror, seen};
+use super::intake::{SmallFiles, store_failed};
+use crate::address::Version;
+use crate::bundle::{Document, Entry, Outcome, Role, Said};
+use crate::clock::Timestamp;
+use crate::store::{Durability, Key};
+use crate::upstream::ask::Validators;
+use crate::upstream::room::Room;
+
+/// A document of a bundle that can be read.
+pub(super) struct CarriedDocument {
+    key: Key,
+    kept: KeptDocument,
+    /// The versions of a provider that it lists.
+    versions: Vec<Version>,
+}
+
+impl CarriedDocument {
+    /// Judges the document of a thing that is one; none where it is held already, or something newer is.
+    ///
+    /// # Errors
+    /// Why it is refused.
+    pub(super) fn judge(
+        mirror: &Mirror,
+        entry: &Entry,
+        document: &Document,
+        small: &SmallFiles,
+        now: Timestamp,
+    ) -> Result<Option<Self>, String> {
+        let (key, kept) = (mirror.key_of_carried(entry), document_of(document, small, now)?);
+        let versions = match &key {
+            Key::ProviderVersions(_) => {
+                kept.as_versions().map(|list| list.versions.into_iter().map(|listed| listed.version).collect())
+            }
+            Key::ModuleVersions(_) => kept.as_module_versions().map(|_| Vec::new()),
+            _ => kept.discovery_for_clients().map(|_| Vec::new()),
+        };
+        let versions = versions.map_err(|why| format!("its document cannot be read: {why}"))?;
+        let is_held = mirror.held_as_new(&key, &kept, now).map_err(store_failed)?
+            || mirror.holds_discovery_of_its_own(&key, &kept).map_err(store_failed)?;
+        if is_held {
+            return Ok(None);
+        }
+        Ok(Some(Self { key, kept, versions }))
+    }
+
+    /// Puts it in place of the one that is held, unless something newer came to be held since it was judged.
+    pub(super) fn taken(self, mirror: &Mirror, now: Timestamp) -> Result<Outcome, String> {
+        let Self { key, kept, versions } = self;
+        if let Key::ProviderVersions(address) = &key {
+            seen::note_versions(mirror, address, &versions, kept.about.checked).map_err(store_failed)?;
+        }
+        let made = |held: Option<&KeptDocument>, coming| mirror.with_what_is_held(&key, held, coming);
+        let placed = mirror.place_document(&key, kept, now, Durability::Synced, made).map_err(store_failed)?;
+        if matches!(placed, Placed::Outlasted(_)) {
+            return Ok(Outcome::Held);
+        }
+        let terms = mirror.terms();
+        terms.absent.forget(|absent| {
+            *absent == key
+                || match (absent, &key) {
+                    (Key::ProofSet(package), Key::ProviderVersions(address)) => package.provider == *address,
+                    (Key::ModuleLocation(package), Key::ModuleVersions(address)) => package.module == *address,
+                    _ => false,
+                }
+        });
+        match &key {
+            Key::ProviderVersions(address) => mirror.changed(address),
+            Key::ModuleVersions(address) => mirror.module_changed(address),
+            _ => {}
+        }
+        mirror.keep_to_the_limit();
+        Ok(Outcome::Applied)
+    }
+}
+
+fn document_of(document: &Document, small: &SmallFiles, now: Timestamp) -> Result<KeptDocument, String> {
+    let kept = kept_of(&document.said, small.get(Role::Document)?, small.get_or_empty(Role::Dropped), now);
+    if !kept.dropped.is_empty() && serde_json::from_slice::<serde::de::IgnoredAny>(&kept.dropped).is_err() {
+        return Err("its list of what was dropped is no JSON".to_owned());
+    }
+    Ok(kept)
+}
+
+/// A document as it is kept, of what a manifest says of it.
+pub(super) fn kept_of(said: &Said, body: Bytes, dropped: Bytes, now: Timestamp) -> KeptDocument {
+    let about = About {
+        asked: said.asked.clone(),
+        url: said.url.clone(),
+        origins: Vec::new(),
+        validators: Validators::default(),
+        // Nothing is from a time that has not come.
+        fetched: said.fetched.min(now),
+        checked: said.checked.min(now),
+        gone: said.gone,
+        carried: true,
+    };
+    KeptDocument { about, body, dropped, _room: Room::default() }
+}

@@ -1,0 +1,136 @@
+//! What is held stays listed, whatever lists a bundle brings and whatever it brings beside them: as where an upstream
+//! has dropped it (`keep_gone`).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+use serde_json::value::RawValue;
+
+use super::super::Mirror;
+use super::super::documents::KeptDocument;
+use super::super::modules::entry_of_module;
+use super::super::versions::entry_of;
+use crate::address::{ModuleAddress, Platform, ProviderAddress, Version};
+use crate::bundle::{Entry, Manifest};
+use crate::store::{Durability, Key, StoreError};
+
+/// Entries of a version list, each as it is written.
+type Entries = BTreeMap<Version, Box<RawValue>>;
+
+impl Mirror {
+    /// A document that comes in place of one that is held, with what of that it must not hide: versions whose archives
+    /// are held, and services.
+    pub(super) fn with_what_is_held(
+        &self,
+        key: &Key,
+        held: Option<&KeptDocument>,
+        coming: KeptDocument,
+    ) -> Result<KeptDocument, StoreError> {
+        let keeps_gone = |host| {
+            let terms = self.terms();
+            terms.upstreams.get(host).is_some_and(|upstream| upstream.settings.keep_gone)
+        };
+        let dropped = match key {
+            Key::Discovery(host) if keeps_gone(host) => {
+                return Ok(match held {
+                    Some(held) => coming.with_services_of(held),
+                    None => coming,
+                });
+            }
+            Key::ProviderVersions(address) if keeps_gone(&address.host) => {
+                self.provider_entries(address, held, &coming)?
+            }
+            Key::ModuleVersions(address) if keeps_gone(&address.host) => self.module_entries(address, held, &coming)?,
+            _ => None,
+        };
+        Ok(match dropped {
+            Some(dropped) => {
+                let dropped: Vec<Box<RawValue>> = dropped.into_values().collect();
+                KeptDocument { dropped: serde_json::to_vec(&dropped).map(Bytes::from).unwrap_or_default(), ..coming }
+            }
+            None => coming,
+        })
+    }
+
+    /// What a list must have besides what upstream wrote; none where it has all of that.
+    fn provider_entries(
+        &self,
+        address: &ProviderAddress,
+        held: Option<&KeptDocument>,
+        coming: &KeptDocument,
+    ) -> Result<Option<Entries>, StoreError> {
+        let Ok(list) = coming.as_versions() else { return Ok(None) };
+        let mut unlisted: BTreeMap<Version, BTreeSet<Platform>> = BTreeMap::new();
+        for package in self.store.records.packages_with_names(address)? {
+            if list.get(&package.version).is_none() {
+                unlisted.entry(package.version).or_default().insert(package.platform);
+            }
+        }
+        if unlisted.is_empty() {
+            return Ok(None);
+        }
+        let before = held.and_then(|held| held.as_versions().ok());
+        let as_written = |version: &Version| Some(before.as_ref()?.get(version)?.raw.clone());
+        let entries = unlisted.iter().filter_map(|(version, platforms)| {
+            let entry = as_written(version).or_else(|| entry_of(version, platforms.iter()))?;
+            Some((version.clone(), entry))
+        });
+        let dropped = coming.dropped_versions().into_iter().map(|listed| (listed.version, listed.raw));
+        Ok(Some(dropped.chain(entries).collect()))
+    }
+
+    fn module_entries(
+        &self,
+        address: &ModuleAddress,
+        held: Option<&KeptDocument>,
+        coming: &KeptDocument,
+    ) -> Result<Option<Entries>, StoreError> {
+        let Ok(list) = coming.as_module_versions() else { return Ok(None) };
+        let named = self.store.records.module_packages_with_names(address)?.into_iter();
+        let unlisted: BTreeSet<Version> =
+            named.map(|package| package.version).filter(|version| list.get(version).is_none()).collect();
+        if unlisted.is_empty() {
+            return Ok(None);
+        }
+        let before = held.and_then(|held| held.as_module_versions().ok());
+        let as_written = |version: &Version| Some(before.as_ref()?.get(version)?.raw.clone());
+        let entries = unlisted.iter().filter_map(|version| {
+            let entry = as_written(version).or_else(|| entry_of_module(version))?;
+            Some((version.clone(), entry))
+        });
+        let dropped = coming.dropped_module_versions().into_iter().map(|listed| (listed.version, listed.raw));
+        Ok(Some(dropped.chain(entries).collect()))
+    }
+
+    /// Lists what a bundle has brought and no list that is held names: the lists may be newer than the bundle.
+    ///
+    /// # Errors
+    /// Where the disk fails: some of it may be listed then.
+    pub(super) fn list_what_came(&self, manifest: &Manifest) -> Result<(), StoreError> {
+        let lists: BTreeSet<Key> = manifest
+            .entries
+            .iter()
+            .filter_map(|entry| match entry {
+                Entry::Provider(entry) => Some(Key::ProviderVersions(entry.provider.clone())),
+                Entry::Module(entry) => Some(Key::ModuleVersions(self.terms().key_of(&entry.module))),
+                Entry::Discovery { .. } | Entry::ProviderVersions { .. } | Entry::ModuleVersions { .. } => None,
+            })
+            .collect();
+        for key in lists {
+            let _lock = self.record_lock(&key).lock();
+            let Some(held) = self.store.records.get(&key)?.and_then(KeptDocument::read) else { continue };
+            let listing = self.with_what_is_held(&key, Some(&held), held.clone())?;
+            if listing.says_the_same_as(&held) {
+                continue;
+            }
+            let size_bytes = self.store.records.put(&key, &listing.write(), Durability::Synced)?;
+            self.store.index.document_kept(&key, size_bytes, listing.about.checked);
+            match &key {
+                Key::ProviderVersions(address) => self.changed(address),
+                Key::ModuleVersions(address) => self.module_changed(address),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,214 @@
+//! A proof set of a bundle: proven anew, held against what was proven before, and taken in with its archive.
+
+use std::sync::Arc;
+
+use super::super::freshness::Age;
+use super::super::proof_set::{About, KeptSet, ProofSet};
+use super::super::seen::{self, History};
+use super::super::{AlarmKind, Mirror, counters::REPUBLISHED, unless_gone};
+use super::archives::Arrived;
+use super::intake::{Judging, SmallFiles, store_failed};
+use crate::address::{Artifact, Package, Version};
+use crate::bundle::{Outcome, ProviderEntry, Role, Said, Standing};
+use crate::clock::Timestamp;
+use crate::digest::Digest;
+use crate::store::{Durability, Key, StoreError};
+use crate::upstream::ask::Validators;
+use crate::upstream::error::relayed;
+use crate::upstream::providers::DownloadDocument;
+use crate::verify::{How, judge};
+
+/// A proof set of a bundle.
+pub(super) struct CarriedSet {
+    package: Package,
+    set: Arc<ProofSet>,
+    age: Age,
+    /// Whether an operator says that it is right, whatever was proven before.
+    is_accepted: bool,
+    /// Whether a key that the operator trusts signed the bundle.
+    is_vouched_for: bool,
+}
+
+impl CarriedSet {
+    /// Judges a set by its files; none where it is held already, or something newer is.
+    ///
+    /// # Errors
+    /// Why it is refused.
+    pub(super) fn judge(
+        mirror: &Mirror,
+        entry: &ProviderEntry,
+        small: &SmallFiles,
+        judging: &Judging<'_>,
+    ) -> Result<Option<Self>, String> {
+        let (package, said, now) = (entry.package(), &entry.said, judging.now);
+        let terms = mirror.terms();
+        let policy = terms.upstream(&package.provider.host).map_err(|e| e.to_string())?.settings.verification;
+        let [body, sums] = [small.get(Role::Document)?, small.get(Role::Sums)?];
+        let signature = small.get_or_empty(Role::Signature);
+        let unreadable = |why: String| format!("its download document cannot be read: {why}");
+        let document = DownloadDocument::parse(&body, &said.url, &package.platform).map_err(unreadable)?;
+        if document.shasum != entry.archive.sha256 {
+            let (named, carried) = (document.shasum, entry.archive.sha256);
+            return Err(format!(
+                "its download document names an archive with SHA-256 {named}, and the bundle has {carried}"
+            ));
+        }
+        if !is_of(said, &package) {
+            return Err(format!(
+                "its download document came from {}, which is not where that of {package} is",
+                said.asked
+            ));
+        }
+        let filename = document.filename.as_str();
+        let judged = judge(policy, &sums, &signature, &document.keys, filename, &document.shasum);
+        let (proof, _) = judged.map_err(|verdict| {
+            mirror.counters.unproven(&package.provider.host, verdict.word());
+            format!("it does not prove: {}", relayed(&verdict.to_string()))
+        })?;
+        let signer = proof.how.fingerprint();
+        if let (Some(told), Some(signer)) = (entry.signed_by.as_deref(), signer)
+            && told != signer
+        {
+            return Err(format!("its manifest says that key {told} signed it, and key {signer} did"));
+        }
+        let fetched = said.fetched.min(now);
+        let about = About {
+            asked: said.asked.clone(),
+            url: said.url.clone(),
+            origins: Vec::new(),
+            validators: Validators::default(),
+            sums_validators: Validators::default(),
+            signature_validators: Validators::default(),
+            fetched,
+            proof,
+        };
+        let set = ProofSet::new(about, body, sums, signature, &package).map_err(unreadable)?;
+        let age = Age { checked: said.checked.min(now), gone: said.gone };
+        if mirror.holds_as_new(&package, &set, age, now).map_err(store_failed)? {
+            return Ok(None);
+        }
+        let is_accepted = judging.is_accepted(mirror, &Artifact::from(&package));
+        let is_vouched_for = matches!(judging.standing, Standing::SignedBy(_));
+        Ok(Some(Self { package, set: Arc::new(set), age, is_accepted, is_vouched_for }))
+    }
+
+    /// The archive that it needs.
+    pub(super) fn digest(&self) -> Digest {
+        self.set.document.shasum
+    }
+
+    /// Takes it in with its archive.
+    ///
+    /// # Errors
+    /// Why it is refused.
+    pub(super) fn taken(self, mirror: &Mirror, arrived: Arrived, now: Timestamp) -> Result<Outcome, String> {
+        if let Err(why) = self.admitted(mirror, now) {
+            return Err(arrived.refused(why));
+        }
+        let digest = self.digest();
+        let Self { package, set, age, .. } = self;
+        let Arrived { fast, size_bytes, .. } = arrived;
+        let committed = || {
+            let _lock = mirror.digest_lock(&digest).lock();
+            arrived.publish(mirror, digest, now)?;
+            let Some(kept) = mirror.put_carried_set(&package, &set, age, now)? else { return Ok(Outcome::Held) };
+            mirror.name_it(&package, &kept, &set, fast, size_bytes, now)?;
+            Ok(Outcome::Applied)
+        };
+        let outcome = committed().map_err(store_failed)?;
+        mirror.terms().absent.forget(|key| *key == Key::ProofSet(package.clone()));
+        mirror.changed(&package.provider);
+        mirror.keep_to_the_limit();
+        Ok(outcome)
+    }
+
+    /// Holds it against what was proven before: the same verdicts as for what an upstream sends.
+    fn admitted(&self, mirror: &Mirror, now: Timestamp) -> Result<(), String> {
+        let Some(sums) = self.set.checksums() else { return Err("its SHA256SUMS cannot be read".to_owned()) };
+        let fingerprint = self.set.proof().how.fingerprint();
+        let Package { provider, version, .. } = &self.package;
+        if self.is_accepted {
+            let accepted = [(self.package.clone(), (*self.set).clone())];
+            seen::accept(mirror, provider, &accepted, now).map_err(store_failed)?;
+            mirror.settled(provider, version, AlarmKind::WaitsForAccept);
+            return Ok(());
+        }
+        if !self.is_vouched_for && seen::is_stranger(mirror, provider, fingerprint).map_err(store_failed)? {
+            mirror.alarm(provider, version, AlarmKind::WaitsForAccept, None, now);
+            let signer = fingerprint.map_or_else(|| "nobody".to_owned(), |key| format!("key {key}"));
+            return Err(format!(
+                "{signer} signed it, which is none of the keys known for this provider, and no key that you trust signed the bundle; --accept {provider}@{version} believes it"
+            ));
+        }
+        match seen::judge(mirror, &self.package, &sums, fingerprint, now).map_err(store_failed)? {
+            History::Consistent => Ok(()),
+            History::RepublishedByKnownKey { file } => {
+                tracing::error!(package = %self.package, file, "ALARM: a bundle brings a version that was published anew, signed by a key known for the provider; the new set is served");
+                mirror.alarm(provider, version, AlarmKind::Republished, Some(&relayed(&file)), now);
+                Ok(())
+            }
+            History::RepublishedByStranger { file } => {
+                let file = relayed(&file);
+                mirror.counters.unproven(&provider.host, REPUBLISHED);
+                mirror.alarm(provider, version, AlarmKind::WaitsForAccept, Some(&file), now);
+                Err(format!(
+                    "it was published anew: its SHA256SUMS give {file} another digest than was proven before, and no key known for this provider vouches for that; if its publisher did this, apply it with --accept {provider}@{version}"
+                ))
+            }
+        }
+    }
+}
+
+impl Mirror {
+    /// Puts a set in place of the one that is held, which becomes its predecessor; synced. None where something newer
+    /// came to be held since it was judged.
+    fn put_carried_set(
+        &self,
+        package: &Package,
+        set: &Arc<ProofSet>,
+        age: Age,
+        now: Timestamp,
+    ) -> Result<Option<KeptSet>, StoreError> {
+        let key = Key::ProofSet(package.clone());
+        let _lock = self.record_lock(&key).lock();
+        if self.holds_as_new(package, set, age, now)? {
+            return Ok(None);
+        }
+        let held = self.read_set(package)?.map(|held| Arc::unwrap_or_clone(held.kept));
+        let predecessor = match held {
+            None => None,
+            // Nothing proves it, so nobody is led back to it.
+            Some(held) if held.current.proof().how == How::Imported => {
+                let file = held.current.document.filename.as_str();
+                if held.current.document.shasum != set.document.shasum {
+                    tracing::error!(%package, "ALARM: what was imported without signatures is not what a bundle proves; the bundle's is served from now on");
+                    self.alarm(&package.provider, &package.version, AlarmKind::ImportedDiffers, Some(file), now);
+                }
+                None
+            }
+            Some(held) if set.names_the_same_files_as(&held.current) => held.predecessor,
+            Some(held) if unless_gone(self.store.blobs.holds(&held.current.document.shasum))? => {
+                Some((held.current, now))
+            }
+            Some(held) => held.predecessor,
+        };
+        let kept = KeptSet { predecessor, current: Arc::clone(set), age };
+        let size_bytes = self.store.records.put(&key, &kept.write(), Durability::Synced)?;
+        self.store.index.document_kept(&key, size_bytes, now);
+        Ok(Some(kept))
+    }
+}
+
+/// Whether a URL is one that the download document of a package is asked for at (PROTOCOL 2.1).
+fn is_of(said: &Said, package: &Package) -> bool {
+    let Some(segments) = said.asked.path_segments() else { return false };
+    let segments: Vec<&str> = segments.collect();
+    let Some([namespace, type_, version, "download", os, arch]) = segments.last_chunk::<6>() else { return false };
+    let Package { provider, version: wanted, platform } = package;
+    // Its upstream may spell it in another way.
+    let spelled = percent_encoding::percent_decode_str(version).decode_utf8_lossy();
+    namespace.eq_ignore_ascii_case(provider.namespace.as_str())
+        && type_.eq_ignore_ascii_case(provider.type_.as_str())
+        && Version::parse_lenient(&spelled).is_ok_and(|version| version == *wanted)
+        && (*os, *arch) == (platform.os.as_str(), platform.arch.as_str())
+}

@@ -1,0 +1,69 @@
+//! What more than one thing of a bundle has: it comes with the first of them, and is kept for the others.
+
+use std::collections::HashMap;
+use std::os::unix::fs::FileExt;
+
+use super::super::Mirror;
+use crate::bundle::{Entry, FileRef, Manifest};
+use crate::digest::Digest;
+use crate::store::{Scratch, StoreError};
+
+/// Small files that more than one thing has, such as the SHA256SUMS of a version: they come with the first of them.
+pub(super) struct Shared {
+    /// Those that more than one thing has, and what the first of these is called.
+    wanted: HashMap<Digest, String>,
+    places: HashMap<Digest, (u64, u64)>,
+    file: std::fs::File,
+    written: u64,
+    _scratch: Scratch,
+}
+
+impl Shared {
+    pub(super) fn of(mirror: &Mirror, manifest: &Manifest) -> Result<Self, StoreError> {
+        let mut first: HashMap<Digest, &Entry> = HashMap::new();
+        let mut wanted = HashMap::new();
+        for entry in &manifest.entries {
+            for file in entry.files() {
+                match first.get(&file.file.sha256) {
+                    None => {
+                        first.insert(file.file.sha256, entry);
+                    }
+                    Some(first) => {
+                        wanted.entry(file.file.sha256).or_insert_with(|| first.called());
+                    }
+                }
+            }
+        }
+        let scratch = mirror.store.blobs.scratch()?;
+        Ok(Self { wanted, places: HashMap::new(), file: scratch.file()?, written: 0, _scratch: scratch })
+    }
+
+    pub(super) fn keep(&mut self, file: &FileRef, bytes: &[u8]) -> Result<(), String> {
+        if !self.wanted.contains_key(&file.file.sha256) {
+            return Ok(());
+        }
+        let written = self.file.write_all_at(bytes, self.written);
+        written.map_err(|e| format!("its {} could not be kept for what comes later: {e}", file.role))?;
+        self.places.insert(file.file.sha256, (self.written, bytes.len() as u64));
+        self.written += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// That a file came with another thing, and was refused there.
+    pub(super) fn refused_with(&self, file: &FileRef) -> String {
+        let FileRef { role, .. } = file;
+        match self.wanted.get(&file.file.sha256) {
+            Some(first) => format!("its {role} ({}) came with {first}, and was refused there", file.name()),
+            None => format!("its {role} ({}) did not come with it", file.name()),
+        }
+    }
+
+    pub(super) fn get(&self, shared: &FileRef) -> Result<Vec<u8>, String> {
+        let FileRef { role, file, .. } = shared;
+        let (at, size) = *self.places.get(&file.sha256).ok_or_else(|| self.refused_with(shared))?;
+        let mut bytes = vec![0; usize::try_from(size).unwrap_or(usize::MAX)];
+        let read = self.file.read_exact_at(&mut bytes, at);
+        read.map_err(|e| format!("its {role} cannot be read again: {e}"))?;
+        Ok(bytes)
+    }
+}

@@ -1,0 +1,65 @@
+//! What a bundle names stays while it is applied: neither what was held of it before nor what has just come goes for the
+//! rest of it, or for what clients ask for meanwhile.
+
+use std::collections::HashSet;
+
+use parking_lot::Mutex;
+
+use super::super::Mirror;
+use crate::bundle::{Entry, Manifest};
+use crate::digest::Digest;
+use crate::store::Key;
+
+/// What the bundle that is being applied names; nothing where none is.
+#[derive(Debug, Default)]
+pub(in crate::mirror) struct Staying(Mutex<Named>);
+
+#[derive(Debug, Default)]
+struct Named {
+    archives: HashSet<Digest>,
+    documents: HashSet<Key>,
+}
+
+/// As long as this is there, what a bundle names stays.
+pub(super) struct Stays<'a>(&'a Staying);
+
+impl Drop for Stays<'_> {
+    fn drop(&mut self) {
+        *self.0.0.lock() = Named::default();
+    }
+}
+
+impl Staying {
+    pub(in crate::mirror) fn has_archive(&self, digest: &Digest) -> bool {
+        self.0.lock().archives.contains(digest)
+    }
+
+    pub(in crate::mirror) fn has_document(&self, key: &Key) -> bool {
+        self.0.lock().documents.contains(key)
+    }
+}
+
+impl Mirror {
+    /// Keeps what a bundle names from eviction.
+    pub(super) fn keep_what_is_in(&self, manifest: &Manifest) -> Stays<'_> {
+        let named = Named {
+            archives: manifest.entries.iter().filter_map(Entry::archive).map(|archive| archive.sha256).collect(),
+            documents: manifest.entries.iter().map(|entry| self.key_of_carried(entry)).collect(),
+        };
+        // Eviction looks at all names first, and must not act on what is named since.
+        let _nothing_is_evicted = self.evicting.lock();
+        *self.staying.0.lock() = named;
+        Stays(&self.staying)
+    }
+
+    /// The document that a thing of a bundle is kept as, or by.
+    pub(super) fn key_of_carried(&self, entry: &Entry) -> Key {
+        match entry {
+            Entry::Discovery { host, .. } => Key::Discovery(host.clone()),
+            Entry::ProviderVersions { provider, .. } => Key::ProviderVersions(provider.clone()),
+            Entry::ModuleVersions { module, .. } => Key::ModuleVersions(self.terms().key_of(module)),
+            Entry::Provider(entry) => Key::ProofSet(entry.package()),
+            Entry::Module(entry) => Key::ModuleLocation(self.terms().key_of_package(&entry.package())),
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! Bundles that a larder takes which has upstreams of its own: what clients ask for goes on beside them.
+
+use std::io::Write;
+use std::time::Duration;
+
+use larder::clock::Clock;
+
+use crate::bundle_damage::publish_module;
+use crate::support::gap::{BundleKey, applied_by, bundle, bundle_of, given, outcomes, warmed};
+use crate::support::larder::{HOST, Larder};
+use crate::support::upstream::{FakeUpstream, Module, Provider, Target};
+
+/// acme/NAME of a third of a megabyte each.
+async fn publishing(names: &[&str]) -> FakeUpstream {
+    let upstream = FakeUpstream::start().await;
+    for name in names {
+        upstream.publish(Provider::new("acme", name).size(300_000));
+    }
+    upstream
+}
+
+/// Fetches an archive by its document, and says where it was.
+async fn install(larder: &Larder, name: &str) -> String {
+    let path = larder.archive_path(name, "1.2.0").await;
+    larder.get(&path).await.expect(200);
+    larder.clock.advance(Duration::from_secs(120));
+    path
+}
+
+/// What was held already is told so, and must be there when the apply has ended.
+#[tokio::test]
+async fn what_a_bundle_names_and_is_held_is_not_evicted_for_the_rest_of_it() {
+    let (upstream, key) = (publishing(&["one", "other", "two", "three", "four"]).await, BundleKey::new());
+    let bytes = bundle(&upstream, &key, &["acme/one", "acme/other"], &["linux_amd64"]).await;
+    let larder = key.is_trusted_by(Larder::mirroring(&upstream)).store("max_size = \"1MiB\"").start().await;
+    let one = install(&larder, "one").await;
+    for name in ["two", "three"] {
+        install(&larder, name).await;
+    }
+    let receipt = applied_by(&larder, bytes).await;
+    assert!(receipt.ok, "{receipt:#?}");
+    let told = outcomes(&receipt);
+    let of = |name: &str| format!("{HOST}/acme/{name} 1.2.0 for linux_amd64");
+    assert!(told.contains(&(of("one"), "held".to_owned())) && told.contains(&(of("other"), "applied".to_owned())));
+    assert!(larder.get(&one).await.expect(200).is("larder; hit"), "it was evicted");
+    let other = larder.archive_path("other", "1.2.0").await;
+    assert!(larder.get(&other).await.expect(200).is("larder; hit"));
+    assert_eq!(larder.folder.blobs().len(), 3);
+    // Once it is over, it is as any other.
+    larder.clock.advance(Duration::from_secs(120));
+    for name in ["two", "three", "four"] {
+        install(&larder, name).await;
+    }
+    assert!(larder.get(&one).await.expect(200).is("fwd=miss"), "it stays for good");
+}
+
+/// So what of it is held counts where there must be room for the rest.
+#[tokio::test]
+async fn a_bundle_that_fits_only_in_place_of_what_it_names_itself_is_refused_at_once() {
+    let (upstream, key) = (publishing(&["one"]).await, BundleKey::new());
+    upstream.publish(Provider::new("acme", "large").size(800_000));
+    let both = bundle(&upstream, &key, &["acme/one", "acme/large"], &["linux_amd64"]).await;
+    let large = bundle(&upstream, &key, &["acme/large"], &["linux_amd64"]).await;
+    let larder = key.is_trusted_by(Larder::mirroring(&upstream)).store("max_size = \"1MiB\"").start().await;
+    let one = install(&larder, "one").await;
+    let said = given(&larder, both).await.expect(507).text();
+    assert!(said.contains("what of the bundle is held already"), "{said}");
+    assert!(larder.get(&one).await.expect(200).is("larder; hit"));
+    // Alone it goes in, in place of what it does not name.
+    assert!(applied_by(&larder, large).await.ok);
+    assert_eq!(larder.folder.blobs().len(), 1);
+}
+
+/// Promise 8: whoever made the bundle named that origin, and no upstream did until it says the same.
+#[tokio::test]
+async fn an_origin_that_only_a_bundle_names_is_shown_no_credential() {
+    let (registry, services, key) = (FakeUpstream::start().await, FakeUpstream::start().await, BundleKey::new());
+    for name in ["null", "other", "third"] {
+        services.publish(Provider::new("acme", name));
+    }
+    let discovery = format!("{{\"providers.v1\":\"{}\"}}", services.providers_url());
+    registry.serve_json("/.well-known/terraform.json", &discovery);
+    let mirroring = || Larder::mirroring(&registry).allow_private(&services.origin());
+    let making = key.signs(mirroring()).start().await;
+    let job = warmed(&making, &["acme/null"], &["linux_amd64"]).await;
+    let bytes = bundle_of(&making, &job, None).await;
+
+    let mut token = tempfile::NamedTempFile::new().unwrap();
+    token.write_all(b"of-this-larder-alone").unwrap();
+    let with_token = mirroring().with(&format!("token = {{ file = {:?} }}", token.path()));
+    let larder = key.is_trusted_by(with_token).start().await;
+    assert!(applied_by(&larder, bytes).await.ok);
+    let shown = || {
+        let asked = services.requests().into_iter().filter(|asked| asked.target == Target::Versions);
+        asked.map(|asked| asked.header("authorization").map(str::to_owned)).collect::<Vec<_>>()
+    };
+    services.forget_requests();
+    registry.forget_requests();
+    larder.versions("other").await.expect(200);
+    assert_eq!(shown(), [None]);
+    assert_eq!(registry.count_of(Target::Discovery), 0, "it was not the bundle's document that led there");
+
+    // The upstream says the same: now it is its word.
+    larder.clock.advance(Duration::from_secs(2 * 3600));
+    services.forget_requests();
+    larder.versions("third").await.expect(200);
+    assert_eq!(registry.count_of(Target::Discovery), 1);
+    assert_eq!(shown(), [Some("Bearer of-this-larder-alone".to_owned())]);
+}
+
+/// A larder whose clock is half a minute ahead, so that what it was told is newer; what it makes of that.
+async fn made_later(upstream: &FakeUpstream, key: &BundleKey, what: &[&str]) -> Vec<u8> {
+    let clock = Clock::system();
+    clock.advance(Duration::from_secs(30));
+    let making = key.signs(Larder::mirroring(upstream)).clock(&clock).start().await;
+    let job = warmed(&making, what, &["linux_amd64"]).await;
+    bundle_of(&making, &job, None).await
+}
+
+fn null(version: &str) -> Provider {
+    Provider::new("acme", "null").version(version)
+}
+
+fn net(upstream: &FakeUpstream, version: &str) {
+    publish_module(upstream);
+    upstream.publish_module(Module::new("acme", "net", "test").version(version).at("/files/net.tar.gz"));
+}
+
+/// Section 4: what is held stays listed, whoever's list comes; each entry as its upstream wrote it.
+#[tokio::test]
+async fn a_list_that_a_bundle_brings_hides_nothing_that_is_held() {
+    let (mut upstream, elsewhere, key) = (FakeUpstream::start().await, FakeUpstream::start().await, BundleKey::new());
+    for version in ["1.2.0", "1.3.0"] {
+        upstream.publish(null(version).protocols(&["5.7"]));
+    }
+    elsewhere.publish(null("1.2.0"));
+    net(&upstream, "2.0.0");
+    publish_module(&elsewhere);
+    let bytes = made_later(&elsewhere, &key, &["acme/null", "acme/net/test"]).await;
+    let larder = key.is_trusted_by(Larder::mirroring(&upstream)).start().await;
+    warmed(&larder, &["acme/null@1.3.0", "acme/net/test@2.0.0"], &["linux_amd64"]).await;
+    let entry = async |text: String| {
+        let list: serde_json::Value = serde_json::from_str(&text).unwrap();
+        list["versions"].as_array().unwrap().iter().find(|entry| entry["version"] == "1.3.0").cloned()
+    };
+    let before = entry(larder.versions("null").await.expect(200).text()).await;
+    upstream.stop().await;
+    larder.clock.advance(Duration::from_secs(60));
+    for told in ["applied", "held"] {
+        let receipt = applied_by(&larder, bytes.clone()).await;
+        assert!(receipt.ok, "{receipt:#?}");
+        // The discovery document is the upstream's own.
+        assert!(outcomes(&receipt)[1..].iter().all(|(_, outcome)| outcome == told), "{receipt:#?}");
+        let listed = larder.versions("null").await.expect(200).text();
+        assert!(listed.contains("\"1.2.0\""), "{listed}");
+        assert_eq!(entry(listed).await, before);
+        let listed = larder.get(&format!("/registry/{HOST}/v1/modules/acme/net/test/versions")).await.expect(200);
+        assert!(listed.text().contains("\"2.0.0\"") && listed.text().contains("\"1.0.0\""), "{}", listed.text());
+    }
+}
+
+/// The list that is held may be newer than the bundle, and name no more what that brings.
+#[tokio::test]
+async fn what_a_bundle_brings_is_listed_although_the_list_that_is_held_is_newer() {
+    let (mut upstream, key) = (FakeUpstream::start().await, BundleKey::new());
+    upstream.publish(null("1.2.0"));
+    net(&upstream, "2.0.0");
+    let bytes = bundle(&upstream, &key, &["acme/null", "acme/net/test"], &["linux_amd64"]).await;
+    let zip = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
+    upstream.publish(null("1.3.0"));
+    upstream.withdraw("acme", "null", "1.2.0");
+    upstream.withdraw_module("acme", "net", "test", "2.0.0");
+    let larder = key.is_trusted_by(Larder::mirroring(&upstream)).start().await;
+    larder.clock.advance(Duration::from_secs(60));
+    let modules = format!("/registry/{HOST}/v1/modules/acme/net/test/versions");
+    larder.versions("null").await.expect(200);
+    larder.get(&modules).await.expect(200);
+    upstream.stop().await;
+    let receipt = applied_by(&larder, bytes).await;
+    assert!(receipt.ok, "{receipt:#?}");
+    let list = (format!("the version list of {HOST}/acme/null"), "held".to_owned());
+    assert!(outcomes(&receipt).contains(&list), "{receipt:#?}");
+    let listed = larder.versions("null").await.expect(200).text();
+    assert!(listed.contains("\"1.2.0\"") && listed.contains("\"1.3.0\""), "{listed}");
+    let listed = larder.get(&modules).await.expect(200).text();
+    assert!(listed.contains("\"2.0.0\"") && listed.contains("\"1.0.0\""), "{listed}");
+    let path = larder.archive_path("null", "1.2.0").await;
+    assert!(larder.get(&path).await.expect(200).body == zip);
+}
+
+/// What was asked before the bundle came is older than what that brought, whenever it arrives.
+#[tokio::test]
+async fn what_was_on_its_way_replaces_nothing_newer_that_a_bundle_brought() {
+    let (upstream, key) = (FakeUpstream::start().await, BundleKey::new());
+    upstream.publish(null("1.2.0"));
+    upstream.publish(null("1.3.0"));
+    let bytes = made_later(&upstream, &key, &["acme/null@1.2.0"]).await;
+    upstream.withdraw("acme", "null", "1.3.0");
+    let long = Duration::from_secs(600);
+    let larder = key.is_trusted_by(Larder::mirroring(&upstream)).answer_within(long).give_up_after(long).start().await;
+    upstream.forget_requests();
+    let gate = upstream.hold(Target::Versions);
+    let asking = async { larder.versions("null").await.expect(200).text() };
+    let meanwhile = async {
+        upstream.wait_for(Target::Versions, 1).await;
+        larder.clock.advance(Duration::from_secs(60));
+        let receipt = applied_by(&larder, bytes).await;
+        assert!(receipt.ok, "{receipt:#?}");
+        gate.open();
+    };
+    let (asked, ()) = tokio::join!(asking, meanwhile);
+    assert!(asked.contains("\"1.3.0\""), "{asked}");
+    let listed = larder.versions("null").await.expect(200).text();
+    assert!(listed.contains("\"1.3.0\""), "{listed}");
+    assert_eq!(upstream.count_of(Target::Versions), 1);
+}
+
+/// What another `url` said is never used for this one (a larder behind a larder), so it replaces nothing.
+#[tokio::test]
+async fn a_discovery_document_of_another_place_hides_none_that_the_upstream_sent() {
+    let (mut upstream, elsewhere, key) = (FakeUpstream::start().await, FakeUpstream::start().await, BundleKey::new());
+    elsewhere.publish(null("1.2.0"));
+    let bytes = made_later(&elsewhere, &key, &["acme/null"]).await;
+    let larder = key.is_trusted_by(Larder::mirroring(&upstream)).start().await;
+    let discovery = format!("/registry/{HOST}/.well-known/terraform.json");
+    larder.get(&discovery).await.expect(200);
+    upstream.stop().await;
+    larder.clock.advance(Duration::from_secs(60));
+    let receipt = applied_by(&larder, bytes).await;
+    assert!(receipt.ok, "{receipt:#?}");
+    assert_eq!(outcomes(&receipt)[0], (format!("the discovery document of {HOST}"), "held".to_owned()));
+    larder.get(&discovery).await.expect(200);
+}

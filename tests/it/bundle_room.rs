@@ -1,0 +1,153 @@
+//! What bundles take of a disk and of memory: a full disk tears nothing, and memory does not grow with what is in them.
+
+use larder::bundle::{Outcome, Receipt};
+use serde_json::Value;
+
+use crate::bundle::{larder_in, write_beside};
+use crate::support::gap::{BundleKey, Giving, Sealed, bundle, receipt_in, settled_contents};
+use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::process::{Process, eventually};
+use crate::support::small_disk::SmallDisk;
+use crate::support::upstream::{FakeUpstream, Provider};
+
+const SIZE: usize = 1_500_000;
+const NAMES: [&str; 3] = ["one", "three", "two"];
+
+/// A bundle of three archives of a megabyte and a half.
+async fn of_three(key: &BundleKey) -> Vec<u8> {
+    let upstream = FakeUpstream::start().await;
+    for name in NAMES {
+        upstream.publish(Provider::new("acme", name).size(SIZE));
+    }
+    bundle(&upstream, key, &NAMES.map(|name| ["acme/", name].concat()).each_ref().map(|name| &**name), &["linux_amd64"])
+        .await
+}
+
+fn refusals(receipt: &Receipt) -> Vec<(&str, &str)> {
+    let refused = receipt.entries.iter().filter_map(|told| match &told.outcome {
+        Outcome::Refused { why } => Some((told.what.as_str(), why.as_str())),
+        _ => None,
+    });
+    refused.collect()
+}
+
+fn named(name: &str) -> String {
+    format!("{HOST}/acme/{name} 1.2.0 for linux_amd64")
+}
+
+/// All of it, given at once.
+async fn given(larder: &Process, folder: &Folder, bytes: &[u8]) -> Receipt {
+    let giving = Giving::to(larder, folder);
+    giving.more(bytes).await;
+    receipt_in(&giving.ends().await.expect(200))
+}
+
+/// Promise 9, on any machine: what a disk does not take is refused with the reason; the rest goes in, and the next apply
+/// brings what is missing.
+#[tokio::test]
+async fn what_a_disk_does_not_take_of_a_bundle_is_refused_with_the_reason_and_comes_with_the_next_apply() {
+    let key = BundleKey::new();
+    let bytes = of_three(&key).await;
+    let folder = Folder::new();
+    let larder = Process::start(&key.sealed().on(&folder), folder.path());
+    larder.let_files_grow_to(Some(SIZE as u64 / 2));
+    let receipt = given(&larder, &folder, &bytes).await;
+    let refused = refusals(&receipt);
+    assert_eq!(refused.iter().map(|(what, _)| *what).collect::<Vec<_>>(), NAMES.map(named), "{receipt:#?}");
+    assert!(refused.iter().all(|(_, why)| why.contains("LimitFSIZE=")), "{receipt:#?}");
+    assert!(!receipt.ok && folder.blobs().is_empty() && folder.staged().is_empty());
+    larder.let_files_grow_to(None);
+    let receipt = given(&larder, &folder, &bytes).await;
+    assert!(receipt.ok, "{receipt:#?}");
+    assert_eq!(larder.terminate().await, Some(0));
+    is_whole(&key, &folder, bytes).await;
+}
+
+/// It is as if it had been applied at once.
+async fn is_whole(key: &BundleKey, folder: &Folder, bytes: Vec<u8>) {
+    let clean = Sealed::new(key.sealed());
+    assert!(clean.apply(bytes, &key.trust()).await.unwrap().ok);
+    let clean = settled_contents(key.sealed(), &clean.close().await).await;
+    assert!(settled_contents(key.sealed(), folder).await == clean);
+}
+
+const DISK: usize = 10 << 20;
+
+/// Promise 9, to the last byte of a real one, in the middle of an apply.
+#[tokio::test]
+async fn a_disk_that_fills_while_a_bundle_is_applied_tears_nothing_and_says_so() {
+    if !SmallDisk::is_possible() {
+        return;
+    }
+    let key = BundleKey::new();
+    let bytes = of_three(&key).await;
+    let folder = Folder::new();
+    let disk = SmallDisk::start(&key.sealed().on(&folder), &folder, DISK, "true").unwrap();
+    let blobs = disk.store().join("blobs/sha256");
+    let held = || std::fs::read_dir(&blobs).map_or(0, Iterator::count);
+
+    let giving = Giving::to(&disk.larder, &folder);
+    giving.more(&bytes[..SIZE + SIZE / 2]).await;
+    eventually("the first is there", async || (held() == 1).then_some(())).await;
+    disk.leave_free(0);
+    giving.more(&bytes[SIZE + SIZE / 2..]).await;
+    let receipt = receipt_in(&giving.ends().await.expect(200));
+    let refused = refusals(&receipt);
+    assert!(!receipt.ok, "{receipt:#?}");
+    assert!(refused.iter().any(|(what, _)| *what == named("two")), "{receipt:#?}");
+    assert!(refused.iter().all(|(_, why)| why.contains("make room on the disk of the store")), "{receipt:#?}");
+    // What is there is served, and is whole.
+    let path = disk.larder.archive_path("one").await;
+    assert!(disk.larder.get(&path).await.expect(200).body.len() >= SIZE);
+
+    // There is no room for the rest, and that is said before any of it is taken.
+    let giving = Giving::to(&disk.larder, &folder);
+    giving.more(&bytes).await;
+    let said = giving.ends().await.expect(507).text();
+    assert!(said.contains("the disk of the store has no more"), "{said}");
+
+    disk.make_room();
+    let receipt = given(&disk.larder, &folder, &bytes).await;
+    assert!(receipt.ok, "{receipt:#?}");
+    assert_eq!(held(), NAMES.len());
+    for name in NAMES {
+        let path = disk.larder.archive_path(name).await;
+        assert!(disk.larder.get(&path).await.expect(200).body.len() >= SIZE);
+    }
+}
+
+/// Promise 11: an archive goes into a bundle and out of it a piece at a time.
+#[tokio::test]
+async fn memory_does_not_grow_with_the_archives_of_a_bundle() {
+    const BYTES: usize = 100_000_000;
+    const MOST: u64 = 48 << 20;
+    let (upstream, key) = (FakeUpstream::start().await, BundleKey::new());
+    upstream.publish(Provider::new("acme", "small").size(SIZE));
+    upstream.publish(Provider::new("acme", "large").size(BYTES));
+    let (here, there, work) = (Folder::new(), Folder::new(), tempfile::tempdir().unwrap());
+    let making = Process::start(&key.signs(Larder::mirroring(&upstream)).on(&here), here.path());
+    write_beside(&here, &making);
+    let receiving = Process::start(&key.sealed().on(&there), there.path());
+    write_beside(&there, &receiving);
+    let mut before = (0, 0);
+    for name in ["small", "large"] {
+        let (out, what) = (format!("{name}.tar"), format!("acme/{name}"));
+        let create = ["bundle", "create", &out, "--for", &what, "--platform", "linux_amd64"];
+        let said = larder_in(work.path(), &here, &create).await;
+        assert_eq!(said.code, Some(0), "{said:?}");
+        let said = larder_in(work.path(), &there, &["bundle", "apply", &out, "--json"]).await;
+        assert_eq!(said.code, Some(0), "{said:?}");
+        let last: Value = serde_json::from_str(said.out.lines().last().unwrap()).unwrap();
+        assert_eq!(last["receipt"]["ok"], true, "{last:#}");
+        if name == "small" {
+            before = (making.most_resident_bytes(), receiving.most_resident_bytes());
+        }
+    }
+    let made = making.most_resident_bytes() - before.0;
+    let received = receiving.most_resident_bytes() - before.1;
+    assert!(made < MOST && received < MOST, "{made} bytes of memory for the making, {received} for the taking in");
+    let path = receiving.archive_path("large").await;
+    assert!(
+        receiving.get(&path).await.expect(200).body == upstream.archive_bytes("acme", "large", "1.2.0", "linux_amd64")
+    );
+}
