@@ -70,7 +70,7 @@ pub use self::documents::KeptDocument;
 pub use self::gauges::Gauges;
 pub use self::limits::Limits;
 pub use self::modules::{ModuleArchiveRef, ModuleLocation};
-pub use self::names::{HeldArchive, PackageHashesKnown};
+pub use self::names::{HeldArchive, PackageHashesKnown, Zip};
 pub use self::pages::{FromStore, PageFound, StoredDetails, StoredEntry, StoredList, StoredThing, UpstreamPage};
 pub use self::passing::Passing;
 pub use self::pin::{Pin, PinOutcome, Pinned};

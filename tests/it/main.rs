@@ -70,6 +70,8 @@ mod support;
 mod trees_export;
 mod trees_hostile;
 mod trees_import;
+mod trees_unpacked;
+mod trees_verdicts;
 mod upstream_trouble;
 mod variety;
 mod verification;

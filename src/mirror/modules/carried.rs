@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::super::carry::Source;
 use super::super::documents::KeptDocument;
-use super::super::names::{HeldArchive, PackageHashesKnown};
+use super::super::names::{HeldArchive, PackageHashesKnown, Zip};
 use super::super::{AlarmKind, Mirror, unless_gone};
 use super::location::told_subdir;
 use super::seen::{self, Judged, Sighting};
@@ -156,7 +156,8 @@ impl CarriedModule {
         let proof = Proof { how, warnings: Vec::new() };
         let filename = FileName::parse(super::fill::ARCHIVE).map_err(|e| e.to_string())?;
         let hashes = PackageHashesKnown::NotYet;
-        let held = HeldArchive { digest, fast, filename, size_bytes, hashes, proof, origin, kept: now };
+        let held =
+            HeldArchive { digest, fast, filename, size_bytes, hashes, proof, zip: Zip::Published, origin, kept: now };
         let commit = || {
             let _lock = mirror.digest_lock(&digest).lock();
             if let Source::Staged(verified) = source {

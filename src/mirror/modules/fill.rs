@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::super::counters::{REFUSED_TREE, REPUBLISHED, Stored};
 use super::super::fill::Counted;
 use super::super::freshness::Age;
-use super::super::names::{HeldArchive, PackageHashesKnown};
+use super::super::names::{HeldArchive, PackageHashesKnown, Zip};
 use super::super::single_flight::Awaited;
 use super::super::{AlarmKind, Call, Mirror};
 use super::fetch::{Fetch, FetchedTree, NoTree};
@@ -190,7 +190,8 @@ impl Mirror {
         let proof = Proof { how, warnings: Vec::new() };
         let filename = FileName::parse(ARCHIVE).map_err(|e| StoreError::Index(e.to_string()))?;
         let hashes = PackageHashesKnown::NotYet;
-        let held = HeldArchive { digest, fast, filename, size_bytes, hashes, proof, origin, kept: now };
+        let held =
+            HeldArchive { digest, fast, filename, size_bytes, hashes, proof, zip: Zip::Published, origin, kept: now };
         {
             let _lock = self.digest_lock(&digest).lock();
             self.store.blobs.publish(verified)?;
