@@ -197,6 +197,9 @@ fn alarms(page: &mut Page, alarms: &[Alarm]) {
     for alarm in waiting.iter().chain(&others).take(SHOWN) {
         let of = alarm.file.as_ref().map(|file| format!(" ({})", shown_as_text(file))).unwrap_or_default();
         let said = match alarm.kind {
+            AlarmKind::WaitsForAccept if is_of_module(alarm) && alarm.file.is_none() => {
+                "what was seen of it first is damaged, and no archive tells what that was: not served. If its publisher vouches for what is there now:".to_owned()
+            }
             AlarmKind::WaitsForAccept if is_of_module(alarm) => format!(
                 "published anew{of}: what was seen first is served while it is held, this is not. If its publisher did this:"
             ),

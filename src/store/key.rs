@@ -96,6 +96,12 @@ impl Key {
         }
     }
 
+    /// Whether that there was such a record tells something, though nobody can read it: then it stays where it is until
+    /// another is put in its place, or what it was about would pass for new.
+    pub(super) fn tells_though_damaged(&self) -> bool {
+        matches!(self, Self::SeenModule(_))
+    }
+
     /// The folder of a provider's documents.
     pub(super) fn documents_of(address: &ProviderAddress) -> PathBuf {
         Self::provider("documents", address)

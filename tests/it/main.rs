@@ -47,6 +47,7 @@ mod modules_keeping;
 mod modules_kills;
 mod modules_operator;
 mod modules_secrets;
+mod modules_seen;
 mod modules_versions;
 mod network_mirror;
 mod no_place;

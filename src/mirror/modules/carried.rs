@@ -47,7 +47,7 @@ impl Mirror {
         package: &ModulePackage,
         digest: Option<Digest>,
     ) -> Result<Option<HeldModule>, StoreError> {
-        let seen = seen::known(self, package)?;
+        let seen = seen::known(self, package)?.seen();
         for held in self.name(package)?.archives.into_iter().rev() {
             let Some(packed) = held.proof.how.tree().cloned() else { continue };
             let is_it = digest.is_none_or(|digest| digest == held.digest);
@@ -92,7 +92,7 @@ impl CarriedModule {
             let is_there = unless_gone(mirror.store.blobs.holds(&entry.archive.sha256))?
                 && mirror.name(&key)?.get(&entry.archive.sha256).is_some();
             let is_located = mirror.held_as_new(&Key::ModuleLocation(key.clone()), &location)?;
-            let is_pinned = seen::known(mirror, &key)?.is_some_and(|seen| seen.pinned.tree == entry.tree);
+            let is_pinned = seen::known(mirror, &key)?.seen().is_some_and(|seen| seen.pinned.tree == entry.tree);
             Ok(is_there && is_located && is_pinned)
         };
         if is_held().map_err(failed)? {
@@ -143,12 +143,12 @@ impl CarriedModule {
         } else {
             seen::judge(mirror, &key, sighting.clone())
         };
-        match judged.map_err(failed) {
-            Ok(Judged::Consistent) => {}
-            Ok(Judged::Moved { pinned }) => {
-                return Err(source.refused(mirror.moved(&package, &key, &sighting, pinned).to_string()));
-            }
-            Err(why) => return Err(source.refused(why)),
+        let is_right = match judged {
+            Ok(judged) => mirror.must_be_what_was_seen(&package, &key, &sighting, judged).map_err(|e| e.to_string()),
+            Err(why) => Err(failed(why)),
+        };
+        if let Err(why) = is_right {
+            return Err(source.refused(why));
         }
         mirror.settled(&key.module, &key.version, AlarmKind::WaitsForAccept);
         let Sighting { tree, commit, packer, source: from, subdir, .. } = sighting;

@@ -14,8 +14,9 @@ use super::super::sealed::STORED_IS_FRESH;
 use super::super::single_flight::Awaited;
 use super::super::wanted::WantedDocument;
 use super::super::{AlarmKind, Answer, Call, Errand, Link, Mirror, Outcome, unless_gone};
+use super::seen::{self, Recalled};
 use super::versions::Spelling;
-use super::{ModuleArchiveRef, ModuleLocation, seen};
+use super::{ModuleArchiveRef, ModuleLocation};
 use crate::address::ModulePackage;
 use crate::digest::Digest;
 use crate::error::Error;
@@ -116,14 +117,16 @@ impl Mirror {
         call: &Call,
     ) -> Result<Option<Error>, Error> {
         let (of, what) = (key.clone(), source.what());
-        let seen = self.on_disk(move |mirror| unless_gone(seen::moved_elsewhere(mirror, &of, what))).await?;
-        let Some(seen) = seen else { return Ok(None) };
+        let before = match self.on_disk(move |mirror| unless_gone(seen::moved_elsewhere(mirror, &of, what))).await? {
+            Recalled::Never => return Ok(None),
+            Recalled::Seen(seen) => format!("the tree that was seen first has digest {}", seen.pinned.tree),
+            Recalled::Lost => "the record of the tree that was seen first is damaged".to_owned(),
+        };
         let (what, host) = (source.what(), source.host().unwrap_or_else(|| "somewhere".to_owned()));
-        tracing::error!(%package, what, host, pinned = %seen.pinned.tree, "ALARM: upstream has moved a version of a module to a source that larder cannot fetch; it is not served from there until it is accepted");
+        tracing::error!(%package, what, host, before, "ALARM: upstream has moved a version of a module to a source that larder cannot fetch; it is not served from there until it is accepted");
         self.alarm(&key.module, &key.version, AlarmKind::WaitsForAccept, Some(what), call.now);
         let verdict = format!(
-            "upstream has moved it to {what} at {host}, which larder cannot fetch, and the tree that was seen first has digest {}: `larder accept {key}` lets clients go there",
-            seen.pinned.tree
+            "upstream has moved it to {what} at {host}, which larder cannot fetch, and {before}: `larder accept {key}` lets clients go there"
         );
         Ok(Some(Error::Unverified { asked: format!("the location of {package}"), verdict }))
     }
@@ -282,7 +285,7 @@ impl Mirror {
             return Ok(None);
         }
         // A record that cannot be read, or be put down again, now hides nothing that is held.
-        let seen = seen::known(self, key).ok().flatten();
+        let seen = seen::known(self, key).ok().and_then(Recalled::seen);
         for held in name.archives.into_iter().rev() {
             let is_pinned = match (&seen, held.proof.how.tree()) {
                 (Some(seen), Some(packed)) => seen.pinned.is_packed_as(packed),
