@@ -259,6 +259,15 @@ impl Mirror {
         self.revision_of(&address.folded()).fetch_add(1, Ordering::AcqRel);
     }
 
+    /// Grows with each purge of pages of a registry.
+    pub fn revision_of_pages(&self, host: &Hostname) -> u64 {
+        self.revision_of(host).load(Ordering::Acquire)
+    }
+
+    fn pages_changed(&self, host: &Hostname) {
+        self.revision_of(host).fetch_add(1, Ordering::AcqRel);
+    }
+
     fn artifact_changed(&self, of: &Artifact) {
         match of {
             Artifact::Provider(package) => self.changed(&package.provider),

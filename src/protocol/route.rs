@@ -321,7 +321,7 @@ impl Route {
         }
     }
 
-    /// The provider or module it is about, if any.
+    /// What it is about, where a change of that makes it another answer.
     pub fn about(&self) -> Option<About<'_>> {
         match self {
             Self::ProviderVersions(address) | Self::MirrorIndex(address) | Self::MirrorVersion(address, _) => {
@@ -332,7 +332,8 @@ impl Route {
             Self::ModuleVersions(address) | Self::ModuleLatest(address) => Some(About::Module(address)),
             Self::ModuleDownload(package) => Some(About::Module(&package.module)),
             Self::ModuleArchive(wanted) => Some(About::Module(&wanted.package.module)),
-            Self::Discovery(_) | Self::Page(_) | Self::Health | Self::Ready => None,
+            Self::Page(page) => Some(About::Pages(&page.host)),
+            Self::Discovery(_) | Self::Health | Self::Ready => None,
         }
     }
 }
@@ -344,6 +345,8 @@ pub enum About<'a> {
     Provider(&'a ProviderAddress),
     /// A module, as the client spells it.
     Module(&'a ModuleAddress),
+    /// The pages of a registry.
+    Pages(&'a Hostname),
 }
 
 /// The base of an upstream's `providers.v1`, for discovery documents and client configurations.

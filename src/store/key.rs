@@ -72,8 +72,8 @@ impl Key {
             }
             Self::Page(host, page) => {
                 let page = page.to_string();
-                let mut path = Path::new("documents").join(host.as_str());
-                path.extend(["pages", page.get(..2).unwrap_or_default(), &page]);
+                let mut path = Self::pages_of(host);
+                path.extend([page.get(..2).unwrap_or_default(), &page]);
                 path
             }
             Self::Name(Artifact::Provider(package)) => Self::provider("names", &package.provider)
@@ -105,6 +105,11 @@ impl Key {
     /// The folder of a provider's documents.
     pub(super) fn documents_of(address: &ProviderAddress) -> PathBuf {
         Self::provider("documents", address)
+    }
+
+    /// The folder of a registry's pages.
+    pub(super) fn pages_of(host: &Hostname) -> PathBuf {
+        Path::new("documents").join(host.as_str()).join("pages")
     }
 
     /// The folder of a provider's names.

@@ -251,6 +251,11 @@ impl Records {
         Ok(found)
     }
 
+    /// The pages of a registry that are recorded.
+    pub fn pages_of(&self, host: &Hostname) -> Result<Vec<Key>, StoreError> {
+        self.keys_below(&Key::pages_of(host))
+    }
+
     /// Everything that names are recorded of.
     pub fn all_named(&self) -> Result<Vec<Artifact>, StoreError> {
         self.named_below(Path::new("names"))
