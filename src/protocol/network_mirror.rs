@@ -141,7 +141,7 @@ impl Answered {
         let weight = |outcome| match outcome {
             Outcome::Hit => 0,
             Outcome::Revalidated => 1,
-            Outcome::Miss | Outcome::Passed => 2,
+            Outcome::Miss | Outcome::Coming | Outcome::Passed => 2,
             Outcome::Gone => 3,
             Outcome::Stale => 4,
         };

@@ -92,19 +92,19 @@ impl Mirror {
             return Err(self.lacks(&key, format!("the archive of {package}"), call.now).await);
         }
         let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the archive of {package}")))?;
-        let filled = match timeout_at(call.deadline, self.module_fill(package, call)).await {
-            Ok(filled) => filled.map(|held| here(package, Some(&held)))?,
+        let (value, outcome) = match timeout_at(call.deadline, self.module_fill(package, call)).await {
+            Ok(filled) => (filled.map(|held| here(package, Some(&held)))?, Outcome::Miss),
             // Only what the page names tells which folder of the archive is the module: without it, a client would take
             // the root.
             Err(_) if matches!(said.located.source, Source::Indirect(_)) => {
                 match call.terms.led_to.get(&key, call.now) {
-                    Some(subdir) => without_digest(package, subdir),
+                    Some(subdir) => (without_digest(package, subdir), Outcome::Coming),
                     None => return Err(Error::Slow(format!("the archive of {package}"))),
                 }
             }
-            Err(_) => without_digest(package, told_subdir(package, said.located.subdir.as_ref())?),
+            Err(_) => (without_digest(package, told_subdir(package, said.located.subdir.as_ref())?), Outcome::Coming),
         };
-        Ok(Answer { value: filled, outcome: Outcome::Miss, fresh_until: answer.fresh_until, checked: answer.checked })
+        Ok(Answer { value, outcome, fresh_until: answer.fresh_until, checked: answer.checked })
     }
 
     /// What was seen as a tree before must not become something that nobody checks: an alarm, and the error for whoever
