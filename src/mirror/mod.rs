@@ -24,6 +24,7 @@ mod gauges;
 mod limits;
 mod modules;
 mod names;
+mod names_by_digest;
 mod opened;
 mod pages;
 mod parts;
