@@ -7,6 +7,7 @@ mod carried;
 mod download;
 mod fetch;
 mod fill;
+mod held;
 mod location;
 mod look;
 mod purge;
