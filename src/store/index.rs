@@ -1,10 +1,8 @@
 //! Last use and sizes: what eviction needs fast. Made again from the files whenever it lies.
-#![expect(clippy::disallowed_methods, reason = "the store owns the files; an index that will not open is moved aside")]
 
 mod entry;
+mod folder;
 
-use std::fs::{self, TryLockError};
-use std::io;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -14,8 +12,9 @@ use parking_lot::{Mutex, RwLock};
 
 pub use self::entry::IndexedArchive;
 use self::entry::{ARCHIVE, DOCUMENT, Entry, PAGE, archive_key, counted, document_key};
+use self::folder::{refuse_if_locked, set_aside};
 use super::entries::Entries;
-use super::{Blobs, FORMAT, Key, Records, StoreError, disk};
+use super::{Blobs, FORMAT, Key, Records, StoreError};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 
@@ -343,30 +342,5 @@ impl Index {
         }
         self.entries.read().insert(CLEAN, &FORMAT.to_be_bytes())?;
         self.entries.read().flush()
-    }
-}
-
-/// An index that somebody else has open is not damaged, and must not be moved away under them. The store's own lock is
-/// no proof that nobody has: it may have been removed, or not be kept by the file system.
-fn refuse_if_locked(folder: &Path) -> Result<(), StoreError> {
-    // What cannot be opened is no lock; sled says what is wrong with it.
-    let file = disk::open(&folder.join("db")).ok().flatten();
-    match file.map(|file| file.try_lock()) {
-        Some(Err(TryLockError::WouldBlock)) => Err(StoreError::Locked(folder.to_owned())),
-        _ => Ok(()),
-    }
-}
-
-/// Moves a damaged index out of the way. Of those that were moved before, none is worth keeping.
-fn set_aside(folder: &Path, now: Timestamp) -> Result<PathBuf, StoreError> {
-    let (parent, prefix) = (folder.parent().unwrap_or(folder), "index.broken-");
-    for name in disk::names_in(parent)?.iter().filter(|name| name.starts_with(prefix)) {
-        let before = parent.join(name);
-        fs::remove_dir_all(&before).map_err(|e| StoreError::io("remove", &before, e))?;
-    }
-    let aside = parent.join(format!("{prefix}{}", now.0));
-    match fs::rename(folder, &aside) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(StoreError::io("set aside", folder, e)),
-        _ => Ok(aside),
     }
 }
