@@ -14,7 +14,7 @@ use super::pull::{AskedAgain, Flight, Landed};
 use super::{Call, Mirror, parts, unless_gone};
 use crate::clock::Timestamp;
 use crate::error::Error;
-use crate::store::Key;
+use crate::store::{Durability, Key, StoreError};
 use crate::upstream::ask::{Ask, Document, Fetched, Validators};
 use crate::upstream::breaker::Origin;
 use crate::upstream::discovery::Discovery;
@@ -240,6 +240,28 @@ impl Mirror {
             }
         }
         Ok(landed)
+    }
+
+    /// Puts a document and notes its size.
+    pub(super) fn write_document(
+        &self,
+        key: &Key,
+        record: &[u8],
+        now: Timestamp,
+        durability: Durability,
+    ) -> Result<(), StoreError> {
+        let _lock = self.record_lock(key).lock();
+        let size_bytes = self.store.records.put(key, record, durability)?;
+        self.store.index.document_kept(key, size_bytes, now);
+        Ok(())
+    }
+
+    /// Removes a document.
+    pub(super) fn remove_document(&self, key: &Key) -> Result<(), StoreError> {
+        let _lock = self.record_lock(key).lock();
+        self.store.records.remove(key)?;
+        self.store.index.document_gone(key);
+        Ok(())
     }
 
     pub(super) async fn drop_document(self: &Arc<Self>, key: Key) -> Result<(), Error> {

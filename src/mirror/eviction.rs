@@ -101,28 +101,6 @@ impl Mirror {
         Ok(())
     }
 
-    /// Puts a document and notes its size.
-    pub(super) fn write_document(
-        &self,
-        key: &Key,
-        record: &[u8],
-        now: Timestamp,
-        durability: Durability,
-    ) -> Result<(), StoreError> {
-        let _lock = self.record_lock(key).lock();
-        let size_bytes = self.store.records.put(key, record, durability)?;
-        self.store.index.document_kept(key, size_bytes, now);
-        Ok(())
-    }
-
-    /// Removes a document.
-    pub(super) fn remove_document(&self, key: &Key) -> Result<(), StoreError> {
-        let _lock = self.record_lock(key).lock();
-        self.store.records.remove(key)?;
-        self.store.index.document_gone(key);
-        Ok(())
-    }
-
     /// Removes a set, once what it proves is sure to be remembered.
     pub(super) fn remove_set(&self, package: &Package) -> Result<(), StoreError> {
         seen::note_before_it_goes(self, package)?;
