@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::MutexGuard;
 
 use super::counters::{Because, Stored};
+use super::modules::note_before_it_goes;
 use super::names_by_digest::Named;
 use super::{Mirror, seen};
 use crate::address::{Artifact, Package};
@@ -298,6 +299,9 @@ impl Mirror {
             return Ok(None);
         }
         for Named { of, .. } in of {
+            if let Artifact::Module(package) = of {
+                note_before_it_goes(self, package)?;
+            }
             self.change_name(of, |name| name.archives.retain(|held| held.digest != *digest))?;
             self.artifact_changed(of);
             tracing::info!(package = %of, %digest, "evicted an archive");

@@ -7,7 +7,7 @@ use crate::stored_again::verify;
 use crate::support::http::get;
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::module_scene::{Place, download_path, fetch};
-use crate::support::shelf::{Shelf, tar_gz, unpacked};
+use crate::support::shelf::{Shelf, noise, tar_gz, unpacked};
 
 const ONE: &str = "acme/one/test@1.0.0";
 
@@ -70,6 +70,32 @@ async fn a_module_whose_first_sight_was_damaged_is_refused_until_it_is_accepted(
         assert_eq!(unpacked(&archive)["main.tf"], b"# moved\n");
         assert_eq!(alarms(&larder).await, json!([]));
         assert_eq!(accepted(&larder, ONE).await["outcome"], "nothing_to_accept");
+    }
+}
+
+/// What an archive tells is put down before it goes: whether an operator purges it, or it is evicted.
+#[tokio::test]
+async fn what_a_module_was_is_put_down_before_its_archive_goes() {
+    for is_purged in [true, false] {
+        let shelf = Shelf::start().await;
+        for (seed, name) in ["one", "two", "three"].into_iter().enumerate() {
+            shelf.put(name, &tar_gz(&[("noise", &noise(seed as u32, 450_000))]));
+        }
+        let larder = shelf.larder().store("max_size = \"1MiB\"").start().await;
+        let (first, _) = fetch(larder.base(), "one").await;
+        std::fs::write(&larder.folder.files("seen")[0], "gone").unwrap();
+        if is_purged {
+            larder.tell("purge", ONE).await;
+        } else {
+            fetch(larder.base(), "two").await;
+            fetch(larder.base(), "three").await;
+            assert_eq!(larder.metric("larder_evictions_total").await, 1.0);
+        }
+        assert!(Place::of(&larder.get(&download_path("one")).await) == first, "purged: {is_purged}");
+        larder.tell("purge", ONE).await;
+        moved(&shelf);
+        let refused = larder.get(&download_path("one")).await.expect(502).text();
+        assert!(refused.contains("upstream has moved it"), "{refused}");
     }
 }
 

@@ -63,6 +63,14 @@ pub(super) fn seen_again(mirror: &Mirror, package: &ModulePackage, now: Timestam
     Ok(!is_lost)
 }
 
+/// Sees to it that what a version was at first sight is put down, before its archive goes, which may be all that tells.
+///
+/// # Errors
+/// It could not be: then the archive must stay.
+pub(super) fn note_before_it_goes(mirror: &Mirror, package: &ModulePackage) -> Result<(), StoreError> {
+    seen::known(mirror, package).map(drop)
+}
+
 impl Terms {
     /// Every spelling under which something of a module may be stored: `fold_case` may have been another.
     pub(super) fn keys_of(&self, address: &ModuleAddress) -> Vec<ModuleAddress> {
