@@ -207,8 +207,7 @@ impl Mirror {
     /// Makes room for `bytes` on a disk that is full, whatever the size limit says; evicts nothing for what
     /// would not fit all the same.
     pub(super) fn make_room_on_disk(&self, bytes: u64, full: &StoreError) -> Result<(), StoreError> {
-        // What the disk has free says nothing of this user's share of it.
-        let free = if full.is_over_quota() { 0 } else { self.store.free_bytes()? };
+        let free = self.free_on_disk(bytes, full)?;
         let (held, pinned) = (self.store.index.totals().archive_bytes, self.pinned_bytes()?);
         let limit = free.saturating_add(held);
         if bytes.saturating_add(pinned) > limit {
@@ -216,6 +215,16 @@ impl Mirror {
         }
         let missing = bytes.saturating_sub(free);
         self.evict_archives(&self.evicting.lock(), Because::DiskFull, |freed| freed >= missing).map(drop)
+    }
+
+    /// What a disk that is full still takes. Where that is too little, what was set aside goes first.
+    fn free_on_disk(&self, needed: u64, full: &StoreError) -> Result<u64, StoreError> {
+        // What the disk has free says nothing of this user's share of it.
+        let free = || if full.is_over_quota() { Ok(0) } else { self.store.free_bytes() };
+        if free()? < needed {
+            self.store.drop_what_was_set_aside()?;
+        }
+        free()
     }
 
     /// Makes room on a disk that is full where nobody knows how much it takes: this much is free then.
@@ -226,7 +235,7 @@ impl Mirror {
         if full.is_too_large() {
             return Err(full.clone());
         }
-        let free = if full.is_over_quota() { 0 } else { self.store.free_bytes()? };
+        let free = self.free_on_disk(bytes, full)?;
         let missing = bytes.saturating_sub(free);
         if missing == 0 {
             return Ok(());
