@@ -1,8 +1,10 @@
 //! The only place where the parts are built and joined. Owns the order of start and stop.
 
+mod base;
 mod reload;
+mod start_error;
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -14,7 +16,11 @@ use secrecy::SecretString;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+pub use self::base::base;
 pub use self::reload::{NotReloaded, Reloaded};
+pub use self::start_error::StartError;
+
+use self::base::from_this_machine;
 use crate::cdn_loop::OwnEntry;
 use crate::clock::{Clock, Timestamp};
 use crate::config::Config;
@@ -22,7 +28,7 @@ use crate::error::Error;
 use crate::http::alive::{self, Listening, Silent};
 use crate::http::clients::Clients;
 use crate::http::listener::{self, Crowded, serve};
-use crate::http::tls::{Tls, TlsError};
+use crate::http::tls::Tls;
 use crate::http::{Admin, Main, Requests};
 use crate::jobs::{self, Jobs, Recurring};
 use crate::mirror::{Counters, Gauges, Limits, Mirror, SealedFor, Terms};
@@ -32,39 +38,8 @@ use crate::protocol::client_config::{self, Way};
 use crate::protocol::route::{Door, Mount};
 use crate::store::{Store, StoreError};
 use crate::upstream::bounds::Bounds;
-use crate::upstream::clients::Unbuildable;
 use crate::upstream::outbound::Outbound;
 use crate::upstream::{Traffic, Upstreams};
-
-/// Why larder did not start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// It would hand out what its credentials open.
-    #[error("{0}")]
-    Refused(String),
-    /// The store would not open.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// The way out could not be built.
-    #[error(transparent)]
-    Outbound(#[from] Unbuildable),
-    /// The certificate would not load.
-    #[error("[server] tls: {0}")]
-    Tls(#[from] TlsError),
-    /// A socket would not open.
-    #[error("{section} listen = \"{address}\": {source}")]
-    Listen {
-        /// Which listener.
-        section: &'static str,
-        /// Where.
-        address: SocketAddr,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// The system gave no random bytes.
-    #[error("the system gives no random bytes")]
-    Random,
-}
 
 /// What a start may differ in besides its configuration.
 #[derive(Debug, Clone, Default)]
@@ -350,24 +325,4 @@ async fn bind(section: &'static str, address: SocketAddr) -> Result<(TcpListener
     let listener = TcpListener::bind(address).await.map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
     Ok((listener, bound))
-}
-
-/// How clients reach a larder of this configuration: a URL without a slash at its end.
-pub fn base(config: &Config, bound: SocketAddr) -> String {
-    if let Some(url) = &config.server.public_url {
-        return url.as_str().trim_end_matches('/').to_owned();
-    }
-    let scheme = if config.server.tls.is_some() { "https" } else { "http" };
-    let at = from_this_machine(bound);
-    format!("{scheme}://{}", SocketAddr::new(at.ip(), at.port()))
-}
-
-/// Nobody can connect to "all addresses"; from this machine, loopback is one of them.
-fn from_this_machine(mut bound: SocketAddr) -> SocketAddr {
-    match bound.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => bound.set_ip(IpAddr::V4(Ipv4Addr::LOCALHOST)),
-        IpAddr::V6(ip) if ip.is_unspecified() => bound.set_ip(IpAddr::V6(Ipv6Addr::LOCALHOST)),
-        IpAddr::V4(_) | IpAddr::V6(_) => {}
-    }
-    bound
 }

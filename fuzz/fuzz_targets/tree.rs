@@ -14,7 +14,7 @@ fuzz_target!(|tar: &[u8]| {
     if let Ok(text) = std::str::from_utf8(tar) {
         is_sound(text);
     }
-    let _ = Tar::new(tar).each(|entry| {
+    let _ = Tar::new(tar).each::<std::io::Error>(|entry| {
         match entry {
             Carried::File { path, meaning, mut contents } => {
                 assert_eq!(TreePath::parse(&path), Ok(meaning));

@@ -4,7 +4,6 @@ mod apply;
 mod create;
 mod files;
 mod keygen;
-mod progress;
 
 use clap::{Args, Subcommand};
 

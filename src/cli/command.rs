@@ -183,7 +183,7 @@ fn of_accepted(items: &[Accepted]) -> Vec<String> {
             }
             Ruling::AcceptedElsewhere { tree_before, source } => {
                 lines.push(format!("{what}: accepted"));
-                lines.push(format!("  was tree {tree_before}"));
+                lines.extend(tree_before.map(|before| format!("  was tree {before}")));
                 lines.push(format!("  is  {source}: clients fetch it themselves, and nothing is checked"));
             }
             Ruling::Accepted { files, keys_before, key } => {

@@ -1,21 +1,24 @@
 //! `larder export`: what an order comes to, warmed first, as a tree that `filesystem_mirror` and a plain web server use.
 
+use std::collections::HashSet;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context;
-use bytes::Bytes;
+use bytes::Bytes as Body;
 use bytesize::ByteSize;
 use clap::Args;
 use serde::Serialize;
 use tokio::task::spawn_blocking;
 
 use super::order::Also;
+use super::progress::{Bytes, Counting, Drawing};
 use super::text::{Page, counted, shown_as_text, width_of_stdout};
 use super::warm::{Larder, Shown, warm_then};
 use super::{Common, runtime, say, say_error};
 use crate::address::{Artifact, Package, Platform, Version};
+use crate::digest::Digest;
 use crate::filesystem_mirror::folder::Folder;
 use crate::filesystem_mirror::layout;
 use crate::filesystem_mirror::receive::{self, Received};
@@ -85,14 +88,18 @@ async fn export(by: &Larder, job: &Job, partial: bool, folder: &Arc<Folder>) -> 
     let packages: Vec<Package> = job.items.iter().filter_map(package).collect();
     let modules = job.items.iter().filter(|item| item.platform.is_none()).map(|item| item.what.clone()).collect();
     let of = Arc::clone(folder);
-    let have = spawn_blocking(move || receive::there(&of, &packages)).await??.into_iter().collect();
+    let have: HashSet<Digest> = spawn_blocking(move || receive::there(&of, &packages)).await??.into_iter().collect();
     let (tar, out) = io::pipe()?;
-    let of = Arc::clone(folder);
+    let bytes = Bytes::default();
+    // What is there already is not sent, and how much that is, is not told.
+    let all = job.items.iter().filter(|item| item.platform.is_some()).map(|item| item.size_bytes).sum::<Option<u64>>();
+    let drawing = Drawing::begin("exporting", &bytes, all.filter(|_| have.is_empty()));
+    let (of, tar) = (Arc::clone(folder), Counting { inner: tar, bytes });
     let receiving = spawn_blocking(move || receive::receive(tar, &of));
     let sent = match by {
         Larder::Running { at, token } => {
             let told = ToldToExport { job: job.id.clone(), partial, have };
-            let body = Bytes::from(serde_json::to_vec(&told)?);
+            let body = Body::from(serde_json::to_vec(&told)?);
             let sent = admin_client::download(*at, EXPORT, token.as_deref(), body, out).await;
             sent.map(drop).map_err(|error| match error {
                 // Who received it says why.
@@ -115,7 +122,9 @@ async fn export(by: &Larder, job: &Job, partial: bool, folder: &Arc<Folder>) -> 
             spawn_blocking(move || export.write(&mirror, out)).await?.map_err(anyhow::Error::from)
         }
     };
-    let received = receiving.await?;
+    let received = receiving.await;
+    drawing.end().await;
+    let received = received?;
     match (sent, received) {
         (Ok(()), Ok(received)) => Ok(Exported { received, modules }),
         // A tar that broke off has no end: why it did is the news then.

@@ -1,12 +1,14 @@
-//! `larder import`: a tree of `terraform providers mirror` into the store, with a word for each archive.
+//! `larder import`: a tree of `terraform providers mirror` into the store, with a line for each package.
 
-use std::io::{self, PipeWriter};
+use std::io::{self, PipeWriter, Read};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use anyhow::Context;
 use bytesize::ByteSize;
 use clap::Args;
 
+use super::progress::{Bytes, Counting, Drawing};
 use super::text::{Page, counted, shown_as_text, width_of_stdout};
 use super::{Common, ask_running, ignore_file_limits, runtime, say, say_error};
 use crate::app::{self, Settings};
@@ -21,7 +23,8 @@ use crate::protocol::admin::trees::import_path;
 pub(super) struct Import {
     #[command(flatten)]
     common: Common,
-    /// A tree that `terraform providers mirror` or `larder export` made
+    /// A tree that `terraform providers mirror` or `larder export` made; packages may lie in it unpacked, as in
+    /// `.terraform/providers`
     #[arg(value_name = "DIR")]
     tree: PathBuf,
     /// Take archives that nothing proves, and keys that came with the tree and were never seen: you vouch for them
@@ -39,15 +42,21 @@ impl Import {
         for (file, why) in &sorted.refused {
             report.tell(ImportStep::File(refused_here(file, why)));
         }
-        if sorted.archives == 0 && sorted.refused.is_empty() {
+        if sorted.packages == 0 && sorted.refused.is_empty() {
             anyhow::bail!(
-                "there is no archive in {}: it should be at HOST/NAMESPACE/TYPE/terraform-provider-TYPE_VERSION_OS_ARCH.zip",
+                "there is no archive in {}: it should be at HOST/NAMESPACE/TYPE/terraform-provider-TYPE_VERSION_OS_ARCH.zip, or unpacked below HOST/NAMESPACE/TYPE/VERSION/OS_ARCH",
                 self.tree.display()
             );
         }
+        let tree = Tree { folder, sorted: Arc::new(sorted), sent: Bytes::default() };
         let unsigned = if self.unsigned { Unsigned::Taken } else { Unsigned::Refused };
         let runtime = runtime()?;
-        let imported = runtime.block_on(import(&config, folder, Arc::new(sorted), unsigned, &mut report));
+        let imported = runtime.block_on(async {
+            let drawing = Drawing::begin("importing", &tree.sent, Some(tree.sorted.bytes));
+            let imported = import(&config, &tree, unsigned, &mut report).await;
+            drawing.end().await;
+            imported
+        });
         runtime.shutdown_timeout(std::time::Duration::from_secs(1));
         imported?;
         Ok(report.ended())
@@ -59,22 +68,15 @@ fn refused_here(file: &str, why: &str) -> ImportedFile {
     ImportedFile { file: file.to_owned(), what: None, platform: None, size_bytes: 0, judged, notes: Vec::new() }
 }
 
-async fn import(
-    config: &Config,
-    folder: Arc<Folder>,
-    sorted: Arc<Sorted>,
-    unsigned: Unsigned,
-    report: &mut Report,
-) -> anyhow::Result<()> {
+async fn import(config: &Config, tree: &Tree, unsigned: Unsigned, report: &mut Report) -> anyhow::Result<()> {
     let _too_large = ignore_file_limits()?;
-    let mut unread = None;
+    let (mut unread, sent) = (None, tree.send()?);
     let told = |line: &[u8]| match serde_json::from_slice(line) {
         Ok(step) => report.tell(step),
         Err(error) => unread = Some(error),
     };
-    let tree = sent(Arc::clone(&folder), Arc::clone(&sorted))?;
     let asking = ask_running(config, async |at, token| {
-        admin_client::upload(at, &import_path(unsigned), token, "application/x-tar", tree, told).await
+        admin_client::upload(at, &import_path(unsigned), token, "application/x-tar", sent, told).await
     });
     match asking.await {
         Ok(()) => {}
@@ -82,7 +84,7 @@ async fn import(
             let settings = Settings::default();
             // With importing a store may begin.
             let (mirror, _, _) = app::mirror(config, &settings)?;
-            let mut steps = mirror.import(sent(folder, sorted)?, unsigned, &mirror.job(settings.clock.now()))?;
+            let mut steps = mirror.import(tree.send()?, unsigned, &mirror.job(settings.clock.now()))?;
             while let Some(step) = steps.recv().await {
                 report.tell(step);
             }
@@ -90,29 +92,39 @@ async fn import(
         }
         Err(error) => return Err(error.into()),
     }
-    match unread {
-        Some(error) => Err(anyhow::Error::from(error).context("the running larder is of another version")),
-        None => Ok(()),
-    }
+    unread.map_or(Ok(()), |error| Err(error).context("the running larder is of another version"))
 }
 
-/// The tree as it is sent.
-fn sent(folder: Arc<Folder>, sorted: Arc<Sorted>) -> io::Result<impl io::Read + Send + 'static> {
-    let (reader, writer): (_, PipeWriter) = io::pipe()?;
-    // A tar without an end is what a failure is to whoever reads; the reason is told here.
-    std::thread::Builder::new().name("tree".into()).spawn(move || match send::send(&folder, &sorted, writer) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => say_error(&error.to_string()),
-        _ => {}
-    })?;
-    Ok(reader)
+/// A tree that is sent, and how many bytes of it were.
+struct Tree {
+    folder: Arc<Folder>,
+    sorted: Arc<Sorted>,
+    sent: Bytes,
+}
+
+impl Tree {
+    /// The tree as it is sent, from its beginning.
+    fn send(&self) -> io::Result<impl Read + Send + use<>> {
+        let (reader, writer): (_, PipeWriter) = io::pipe()?;
+        let (folder, sorted) = (Arc::clone(&self.folder), Arc::clone(&self.sorted));
+        self.sent.set(0);
+        let writer = Counting { inner: writer, bytes: self.sent.clone() };
+        // A tar without an end is what a failure is to whoever reads; the reason is told here.
+        std::thread::Builder::new().name("tree".into()).spawn(move || match send::send(&folder, &sorted, writer) {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => say_error(&error.to_string()),
+            _ => {}
+        })?;
+        Ok(reader)
+    }
 }
 
 /// What is told of an import, to whom.
 #[derive(Default)]
 struct Report {
     json: bool,
-    files: Vec<ImportedFile>,
     counts: ImportCounts,
+    /// Whether a key was taken that only the tree speaks for.
+    took_a_key: bool,
     ending: Option<ImportStep>,
 }
 
@@ -132,7 +144,10 @@ impl Report {
         match step {
             ImportStep::File(file) => {
                 self.counts.count(&file.judged);
-                self.files.push(file);
+                self.took_a_key |= file.judged == Judged::Proven { by: ProvenBy::Tree } && !file.notes.is_empty();
+                if !self.json {
+                    say(&line(&file, width_of_stdout()));
+                }
             }
             ending => self.ending = Some(ending),
         }
@@ -141,11 +156,13 @@ impl Report {
     /// Prints what came of it, and says whether nothing was refused.
     fn ended(self) -> bool {
         if !self.json {
-            say(&page(&self.files, self.counts, width_of_stdout()));
+            let gap = if self.counts == ImportCounts::default() { "" } else { "\n" };
+            say(&format!("{gap}{}", summary(self.counts, self.took_a_key, width_of_stdout())));
         }
         match &self.ending {
             Some(ImportStep::Done(_)) => self.counts.refused == 0,
             Some(ImportStep::Stopped { error }) => {
+                let error = shown_as_text(error);
                 say_error(&format!(
                     "importing ended early: {error}; what was imported stays, and the same command goes on"
                 ));
@@ -159,49 +176,64 @@ impl Report {
     }
 }
 
-/// What came of each file, what is refused last.
-fn page(files: &[ImportedFile], counts: ImportCounts, width: Option<usize>) -> String {
+/// What came of one file.
+fn line(file: &ImportedFile, width: Option<usize>) -> String {
     let mut page = Page::of_width(width);
-    let of = |is_it: fn(&Judged) -> bool| files.iter().filter(move |file| is_it(&file.judged));
-    let ImportCounts { proven, unsigned, held, refused } = counts;
+    let called = match (&file.what, &file.platform) {
+        (Some(what), Some(platform)) => shown_as_text(&format!("{what} for {platform}")),
+        _ => shown_as_text(&file.file),
+    };
+    let with_size = format!("{called}, {}", ByteSize(file.size_bytes));
+    match &file.judged {
+        Judged::Proven { by } => {
+            let by = match by {
+                ProvenBy::HeldSet => "by the set that was held",
+                ProvenBy::Upstream => "by upstream's documents",
+                ProvenBy::Tree => "by what lies beside it",
+            };
+            page.hang("  proven    ", &format!("{with_size}, {by}"));
+        }
+        Judged::Unsigned => page.hang("  unsigned  ", &with_size),
+        Judged::PackedAnew => page.hang("  unsigned  ", &format!("{with_size}, packed anew")),
+        Judged::Held => page.hang("  held      ", &called),
+        Judged::Refused { why } => {
+            page.hang("  REFUSED   ", &shown_as_text(&file.file));
+            page.hang("            ", &shown_as_text(why));
+        }
+    }
+    file.notes.iter().for_each(|note| page.hang("            ", &shown_as_text(note)));
+    page.text()
+}
+
+/// What came of all of it.
+fn summary(counts: ImportCounts, took_a_key: bool, width: Option<usize>) -> String {
+    let mut page = Page::of_width(width);
+    let ImportCounts { proven, unsigned, packed_anew, held, refused } = counts;
     if proven > 0 {
         page.group("proven", &counted(proven, "archive"));
-        for file in of(|judged| matches!(judged, Judged::Proven { .. })) {
-            let by = match &file.judged {
-                Judged::Proven { by: ProvenBy::HeldSet } => "by the set that was held",
-                Judged::Proven { by: ProvenBy::Upstream } => "by upstream's documents",
-                _ => "by what lies beside it",
-            };
-            page.item(&format!("{}, {}, {by}", called(file), ByteSize(file.size_bytes)), None);
-            notes(&mut page, file);
-        }
-        if files.iter().any(|file| file.judged == Judged::Proven { by: ProvenBy::Tree } && !file.notes.is_empty()) {
+        if took_a_key {
             page.item(KEYS_OF_THE_TREE, None);
         }
     }
     if unsigned > 0 {
         page.group("unsigned", &format!("{}: you alone vouch for them", counted(unsigned, "archive")));
-        for file in of(|judged| *judged == Judged::Unsigned) {
-            page.item(&format!("{}, {}", called(file), ByteSize(file.size_bytes)), None);
-            notes(&mut page, file);
-        }
         page.item(NO_SIGNATURES, None);
+    }
+    if packed_anew > 0 {
+        let packages = counted(packed_anew, "unpacked package");
+        page.group("packed anew", &format!("{packages}: you alone vouch for them"));
+        page.item(PACKED_ANEW, None);
+        if unsigned == 0 {
+            page.item(NO_SIGNATURES, None);
+        }
     }
     if held > 0 {
         page.group("held", &format!("{} already", counted(held, "archive")));
-        of(|judged| *judged == Judged::Held).filter(|file| !file.notes.is_empty()).for_each(|file| {
-            page.item(&called(file), None);
-            notes(&mut page, file);
-        });
     }
     if refused > 0 {
         page.group("refused", &counted(refused, "file"));
-        for file in of(|judged| matches!(judged, Judged::Refused { .. })) {
-            let why = if let Judged::Refused { why } = &file.judged { why.as_str() } else { "" };
-            page.item(&shown_as_text(&file.file), Some(&shown_as_text(why)));
-        }
     }
-    if files.is_empty() {
+    if counts == ImportCounts::default() {
         page.group("imported", "nothing");
     }
     page.text()
@@ -213,13 +245,38 @@ const KEYS_OF_THE_TREE: &str = "Whoever made the tree chose these keys: compare 
 /// What clients make of archives that nobody signed.
 const NO_SIGNATURES: &str = "No signatures: they are served as a network mirror. By the registry protocol (a host override) Terraform refuses them (\"authentication signature from unknown issuer\"), and so does OpenTofu, but for providers of registry.opentofu.org.";
 
-fn called(file: &ImportedFile) -> String {
-    match (&file.what, &file.platform) {
-        (Some(what), Some(platform)) => shown_as_text(&format!("{what} for {platform}")),
-        _ => shown_as_text(&file.file),
-    }
-}
+/// What is lost of a package that was unpacked.
+const PACKED_ANEW: &str = "larder made the zip: it has the publisher's h1, which lock files record and clients check, but neither its signature nor its zh. A lock file with zh lines alone refuses it.";
 
-fn notes(page: &mut Page, file: &ImportedFile) {
-    file.notes.iter().for_each(|note| page.item(&shown_as_text(note), None));
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_came_of_a_tree_fits_the_terminal_and_says_what_has_no_signature() {
+        let of = |judged, notes| ImportedFile {
+            file: "registry.terraform.io/hashicorp/a-provider-with-quite-a-long-name/1.2.0/linux_amd64".to_owned(),
+            what: Some("registry.terraform.io/hashicorp/a-provider-with-quite-a-long-name@1.2.0".to_owned()),
+            platform: Some("linux_amd64".to_owned()),
+            size_bytes: 12 << 20,
+            judged,
+            notes,
+        };
+        let packed = line(&of(Judged::PackedAnew, Vec::new()), Some(80));
+        assert!(packed.starts_with("  unsigned  registry.terraform.io/hashicorp/"), "{packed}");
+        assert!(packed.ends_with("12.0 MiB, packed anew"), "{packed}");
+        let refused = line(&of(Judged::Refused { why: "it is a link \u{1b}[2J".to_owned() }, Vec::new()), Some(80));
+        assert!(refused.ends_with("\n            it is a link \\u{1b}[2J"), "{refused}");
+        let counts = ImportCounts { proven: 1, unsigned: 0, packed_anew: 2, held: 3, refused: 1 };
+        let said = summary(counts, false, Some(80));
+        for text in [&packed, &refused, &said] {
+            assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        }
+        let words = said.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(
+            words.contains("packed anew 2 unpacked packages: you alone vouch for them larder made the zip"),
+            "{words}"
+        );
+        assert!(words.contains("neither its signature nor its zh") && words.contains("No signatures:"), "{words}");
+    }
 }

@@ -11,6 +11,7 @@ mod inventory;
 mod missing;
 mod order;
 mod plan;
+mod progress;
 mod screen;
 mod serve;
 mod service;

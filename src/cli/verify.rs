@@ -86,7 +86,7 @@ impl Report {
                 say(&format!("verifying {} and {archives} ({bytes})", counted(*records, "record")));
             }
             Step::Checked { archives, bytes } => self.progress(*archives, *bytes),
-            Step::WrongRecord { record } => say(&format!("damaged: {record}; set aside")),
+            Step::WrongRecord { record } => say(&format!("damaged: {record}")),
             Step::WrongArchive(wrong) => say(&told(wrong)),
             Step::Unreadable { what, error } => say(&format!("unreadable: {what}: {error}")),
             Step::Imported { archives } => {

@@ -79,6 +79,14 @@ impl VersionIndex {
         listed.hashes.iter().find_map(|hash| Digest::parse(hash.strip_prefix("zh:")?).ok())
     }
 
+    /// Whether it says nothing against a package with this `h1:`, of whatever zip: the `zh:` that it lists are of one zip
+    /// alone.
+    pub fn takes_h1(&self, platform: &Platform, h1: &str) -> bool {
+        let Some(listed) = self.archives.get(&platform.to_string()) else { return true };
+        let mut known = listed.hashes.iter().filter(|hash| hash.starts_with("h1:")).peekable();
+        known.peek().is_none() || known.any(|hash| hash == h1)
+    }
+
     /// Whether a client that goes by it would take an archive with these hashes. What it does not list, and what it
     /// lists without a hash that larder knows, it says nothing of.
     pub fn takes(&self, platform: &Platform, hashes: &Hashes) -> bool {
@@ -122,6 +130,7 @@ mod tests {
         assert!(read.takes(&platform, &Hashes { digest: Digest::of(b"other"), ..hashes.clone() }));
         assert!(!read.takes(&platform, &Hashes { digest: Digest::of(b"other"), h1: Some("h1:x".to_owned()) }));
         assert!(VersionIndex::default().takes(&platform, &hashes));
+        assert!(read.takes_h1(&platform, "h1:abc") && !read.takes_h1(&platform, "h1:x"));
         assert_eq!(written(&Index::of([&version])).unwrap(), b"{\n  \"versions\": {\n    \"1.2.0\": {}\n  }\n}\n");
     }
 

@@ -25,5 +25,30 @@ pub mod index;
 pub mod layout;
 pub mod receive;
 pub mod send;
+pub mod written;
 
 pub use self::layout::{BadPath, Covers, Meaning, Member, TreePath};
+
+/// Whether a file is there to be executed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Nobody executes it.
+    Plain,
+    /// Its owner does, at least.
+    Executable,
+}
+
+impl Mode {
+    /// That of a file with these permission bits.
+    pub fn of(bits: u32) -> Self {
+        if bits & 0o111 == 0 { Self::Plain } else { Self::Executable }
+    }
+
+    /// The permission bits of such a file in anything that larder writes.
+    pub fn bits(self) -> u32 {
+        match self {
+            Self::Plain => 0o644,
+            Self::Executable => 0o755,
+        }
+    }
+}

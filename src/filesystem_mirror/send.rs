@@ -1,22 +1,40 @@
 //! A tree of this machine on its way to a larder: what in it is sent, in which order, and what is not even sent.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 
-use super::carried::Writing;
 use super::folder::{BadFolder, Folder, Found, FoundKind};
-use super::{Meaning, Member, TreePath};
-use crate::address::Package;
+use super::layout::{package_around, unpacked_place};
+use super::written::Writing;
+use super::{Meaning, Member, Mode, TreePath};
 
 /// What of a tree is sent.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Sorted {
-    /// The files, in the order in which they are sent: in each folder, what lies beside archives comes before them.
-    pub files: Vec<String>,
-    /// How many of them are archives.
-    pub archives: usize,
+    /// The files, in the order in which they are sent: of each provider what lies beside archives first, then the
+    /// archives, then what is unpacked, one package after the other.
+    pub files: Vec<Outgoing>,
+    /// How many packages that is: archives, and unpacked ones.
+    pub packages: usize,
+    /// How many bytes it is in all.
+    pub bytes: u64,
     /// What stays, and why.
     pub refused: Vec<(String, String)>,
+}
+
+/// A file that is sent.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Outgoing {
+    path: String,
+    mode: Mode,
+}
+
+/// The place of a file in the order.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Turn {
+    Beside,
+    Archive,
+    Unpacked,
 }
 
 /// Sorts out what is in a tree.
@@ -29,50 +47,63 @@ pub fn sorted(folder: &Folder) -> Result<Sorted, BadFolder> {
 
 fn sort(found: Vec<Found>) -> Sorted {
     let mut sorted = Sorted::default();
-    let mut packages: BTreeMap<Package, Vec<String>> = BTreeMap::new();
-    let mut beside = Vec::new();
+    let mut files = Vec::new();
+    let mut unpacked: BTreeSet<String> = BTreeSet::new();
+    // Without one of its files it would be another package.
+    let mut flawed: BTreeMap<String, String> = BTreeMap::new();
     for Found { path, kind } in found {
-        let meaning = match kind {
+        let (size_bytes, mode) = match kind {
+            FoundKind::File(size_bytes) => (size_bytes, Mode::Plain),
+            FoundKind::InPackage(size_bytes, mode) => (size_bytes, mode),
             FoundKind::Refused(why) => {
+                refuse(path, why, &mut flawed, &mut sorted.refused);
+                continue;
+            }
+        };
+        let turn = match TreePath::parse(&path) {
+            Ok(Meaning::File(TreePath { member: Member::Archive(..), .. })) => {
+                sorted.packages += 1;
+                Turn::Archive
+            }
+            Ok(Meaning::File(_)) => Turn::Beside,
+            Ok(Meaning::Unpacked(..)) => {
+                unpacked.insert(unpacked_place(&path).to_owned());
+                Turn::Unpacked
+            }
+            Ok(Meaning::Misnamed(why)) => {
                 sorted.refused.push((path, why));
                 continue;
             }
-            // Any name in it tells what it is.
-            FoundKind::Unpacked => TreePath::parse(&format!("{path}/x")),
-            FoundKind::File(_) => TreePath::parse(&path),
+            Ok(Meaning::Foreign) => continue,
+            Err(bad) => {
+                refuse(path, bad.to_string(), &mut flawed, &mut sorted.refused);
+                continue;
+            }
         };
-        match meaning {
-            Ok(Meaning::File(TreePath { provider, member: Member::Archive(version, platform) })) => {
-                packages.entry(Package { provider, version, platform }).or_default().push(path);
-            }
-            Ok(Meaning::File(_)) => beside.push(path),
-            Ok(Meaning::Unpacked(_)) => {
-                let why = "it is unpacked, and the archive that was published cannot be made of that again";
-                sorted.refused.push((path, why.to_owned()));
-            }
-            Ok(Meaning::Misnamed(why)) => sorted.refused.push((path, why)),
-            Ok(Meaning::Foreign) => {}
-            Err(bad) => sorted.refused.push((path, bad.to_string())),
-        }
+        files.push((provider_folder(&path).to_owned(), turn, path, size_bytes, mode));
     }
-    let mut archives = Vec::new();
-    for paths in packages.into_values() {
-        match &paths[..] {
-            [path] => archives.push(path.clone()),
-            several => {
-                let why = format!("{} files are the same package, and which of them counts differs", several.len());
-                sorted.refused.extend(several.iter().map(|path| (path.clone(), why.clone())));
-            }
-        }
-    }
-    sorted.archives = archives.len();
-    let folder_of = |path: &str| path.rsplit_once('/').map_or(String::new(), |(folder, _)| folder.to_owned());
-    let ranked = beside.into_iter().map(|path| (folder_of(&path), false, path));
-    let mut ranked: Vec<_> = ranked.chain(archives.into_iter().map(|path| (folder_of(&path), true, path))).collect();
-    ranked.sort();
-    sorted.files = ranked.into_iter().map(|(_, _, path)| path).collect();
+    files.retain(|(_, turn, path, ..)| *turn != Turn::Unpacked || !flawed.contains_key(unpacked_place(path)));
+    files.sort_by(|one, other| (&one.0, &one.1, &one.2).cmp(&(&other.0, &other.1, &other.2)));
+    sorted.packages += unpacked.iter().filter(|place| !flawed.contains_key(*place)).count();
+    sorted.bytes = files.iter().map(|(_, _, _, size_bytes, _)| size_bytes).sum();
+    sorted.files = files.into_iter().map(|(_, _, path, _, mode)| Outgoing { path, mode }).collect();
+    sorted.refused.extend(flawed);
     sorted.refused.sort();
     sorted
+}
+
+fn refuse(path: String, why: String, flawed: &mut BTreeMap<String, String>, refused: &mut Vec<(String, String)>) {
+    let place = unpacked_place(&path);
+    if place == path || package_around(place).is_none() {
+        return refused.push((path, why));
+    }
+    let why = format!("a file of it stays out, {path:?}: {why}");
+    flawed.entry(place.to_owned()).or_insert(why);
+}
+
+/// `HOST/NAMESPACE/TYPE`
+fn provider_folder(path: &str) -> &str {
+    path.match_indices('/').nth(2).map_or(path, |(end, _)| &path[..end])
 }
 
 /// Sends what was sorted out.
@@ -81,9 +112,9 @@ fn sort(found: Vec<Found>) -> Sorted {
 /// A file cannot be read any more, or nobody takes it.
 pub fn send(folder: &Folder, sorted: &Sorted, out: impl Write) -> io::Result<()> {
     let mut tar = Writing::to(out);
-    for path in &sorted.files {
+    for Outgoing { path, mode } in &sorted.files {
         let (file, size_bytes) = folder.read(path).map_err(io::Error::other)?;
-        tar.add(path, size_bytes, file)?;
+        tar.add_with(path, *mode, size_bytes, file)?;
     }
     tar.end()?.flush()
 }
@@ -93,27 +124,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lies_beside_goes_first_and_two_files_of_one_package_stay() {
+    fn what_lies_beside_goes_first_and_a_package_goes_whole_or_not_at_all() {
         let file = |path: &str| Found { path: path.to_owned(), kind: FoundKind::File(1) };
+        let inside = |path: &str| Found { path: path.to_owned(), kind: FoundKind::InPackage(1, Mode::Executable) };
+        let link = |path: &str| Found { path: path.to_owned(), kind: FoundKind::Refused("it is a link".to_owned()) };
         let null = "r.example/acme/null";
         let sorted = sort(vec![
+            file("r.example/acme/null-2/1.2.0.json"),
             file(&format!("{null}/1.2.0.json")),
+            inside(&format!("{null}/1.2.0/linux_amd64/LICENSE")),
+            inside(&format!("{null}/1.2.0/linux_amd64/terraform-provider-null")),
             file(&format!("{null}/Terraform-Provider-Null_1.3.0_linux_amd64.ZIP")),
-            file(&format!("{null}/terraform-provider-null_1.2.0_linux_amd64.zip")),
-            file(&format!("{null}/terraform-provider-null_1.2.0_linux_amd64_v2.zip")),
             file(&format!("{null}/terraform-provider-null_1.3.0_SHA256SUMS")),
             file(&format!("{null}/README.md")),
             file(&format!("{null}/terraform-provider-null_x_linux_amd64.zip")),
-            Found { path: format!("{null}/1.2.0/linux_amd64"), kind: FoundKind::Unpacked },
-            Found { path: format!("{null}/link"), kind: FoundKind::Refused("it is a link".to_owned()) },
+            inside(&format!("{null}/1.4.0/linux_amd64/terraform-provider-null")),
+            link(&format!("{null}/1.4.0/linux_amd64/docs/link")),
+            link(&format!("{null}/1.5.0/linux_amd64")),
         ]);
+        let sent: Vec<_> = sorted.files.iter().map(|file| file.path.strip_prefix("r.example/acme/").unwrap()).collect();
         assert_eq!(
-            sorted.files,
-            ["1.2.0.json", "terraform-provider-null_1.3.0_SHA256SUMS", "Terraform-Provider-Null_1.3.0_linux_amd64.ZIP"]
-                .map(|name| format!("{null}/{name}"))
+            sent,
+            [
+                "null/1.2.0.json",
+                "null/terraform-provider-null_1.3.0_SHA256SUMS",
+                "null/Terraform-Provider-Null_1.3.0_linux_amd64.ZIP",
+                "null/1.2.0/linux_amd64/LICENSE",
+                "null/1.2.0/linux_amd64/terraform-provider-null",
+                "null-2/1.2.0.json",
+            ]
         );
-        let refused: Vec<_> =
-            sorted.refused.iter().map(|(path, _)| path.strip_prefix("r.example/acme/null/").unwrap()).collect();
-        assert_eq!((sorted.archives, refused.len()), (1, 5), "{refused:?}");
+        let refused: Vec<_> = sorted.refused.iter().map(|(path, _)| path.strip_prefix(null).unwrap()).collect();
+        assert_eq!(refused, ["/1.4.0/linux_amd64", "/1.5.0/linux_amd64", "/terraform-provider-null_x_linux_amd64.zip"]);
+        assert_eq!((sorted.packages, sorted.bytes), (2, 6));
     }
 }

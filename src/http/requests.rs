@@ -145,7 +145,7 @@ impl From<Outcome> for End {
     fn from(outcome: Outcome) -> Self {
         match outcome {
             Outcome::Hit => Self::Hit,
-            Outcome::Miss => Self::Miss,
+            Outcome::Miss | Outcome::Coming => Self::Miss,
             Outcome::Passed => Self::Passed,
             Outcome::Revalidated => Self::Revalidated,
             Outcome::Stale => Self::Stale,

@@ -46,7 +46,7 @@ fn cache_status(outcome: Outcome) -> &'static str {
     match outcome {
         Outcome::Hit => "larder; hit",
         Outcome::Miss => "larder; fwd=miss; stored",
-        Outcome::Passed => "larder; fwd=miss",
+        Outcome::Coming | Outcome::Passed => "larder; fwd=miss",
         Outcome::Revalidated => "larder; fwd=stale; stored",
         Outcome::Stale => "larder; hit; detail=stale",
         Outcome::Gone => "larder; hit; detail=gone",

@@ -55,8 +55,8 @@ pub enum Ruling {
     },
     /// A version of a module is at a source that larder cannot fetch: clients are sent there, and nothing is checked.
     AcceptedElsewhere {
-        /// The digest of the tree that was pinned before.
-        tree_before: Digest,
+        /// The digest of the tree that was pinned before; none where nobody knows it any more.
+        tree_before: Option<Digest>,
         /// What it is, for people.
         source: String,
     },

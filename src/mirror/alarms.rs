@@ -32,7 +32,8 @@ pub struct Alarm {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AlarmKind {
-    /// Published anew, and no known key vouches for that: not served until it is accepted.
+    /// Published anew, and no known key vouches for that; or a module of which nobody knows any more what it was: not
+    /// served until it is accepted.
     WaitsForAccept,
     /// Published anew, signed by a key known for the provider: the new one is served.
     Republished,

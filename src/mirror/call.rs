@@ -72,6 +72,8 @@ pub enum Outcome {
     Hit,
     /// Fetched for this request.
     Miss,
+    /// Fetched for this request, and not here yet: only where it will be is told.
+    Coming,
     /// Fetched for this request alone, and not kept: the disk would not take it.
     Passed,
     /// Held, and confirmed or replaced by upstream for this request.
@@ -86,7 +88,7 @@ impl Outcome {
     /// How an answer that came about so came about where it is given out again.
     pub(crate) fn again(self) -> Self {
         match self {
-            Self::Hit | Self::Miss | Self::Passed | Self::Revalidated => Self::Hit,
+            Self::Hit | Self::Miss | Self::Coming | Self::Passed | Self::Revalidated => Self::Hit,
             Self::Stale | Self::Gone => self,
         }
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::Mirror;
 use super::fill::Filled;
-use super::names::{HeldArchive, PackageHashesKnown};
+use super::names::{HeldArchive, PackageHashesKnown, Zip};
 use super::opened::unless_damaged;
 use super::proof_set::{KeptSet, ProofSet};
 use crate::address::{Artifact, Package};
@@ -89,6 +89,7 @@ impl Mirror {
             size_bytes,
             hashes: PackageHashesKnown::NotYet,
             proof: set.proof().clone(),
+            zip: Zip::Published,
             origin: origin(&set.document.archive_url),
             kept: now,
         };

@@ -15,6 +15,9 @@ use crate::verify;
 /// The kind of what proves as such, and is not what was proven before.
 pub(super) const REPUBLISHED: &str = "republished";
 
+/// The kind of a tree of a module of which the record of what was seen first is damaged.
+pub(super) const SEEN_DAMAGED: &str = "seen-damaged";
+
 /// The kind of what no archive of a module can be packed of.
 pub(super) const REFUSED_TREE: &str = "tree";
 
@@ -144,7 +147,7 @@ impl Counters {
 
     /// Lets an upstream be seen before anything of it failed: at nothing.
     pub(super) fn expect(&self, host: &Hostname) {
-        for kind in verify::Unproven::WORDS.into_iter().chain([REPUBLISHED, REFUSED_TREE]) {
+        for kind in verify::Unproven::WORDS.into_iter().chain([REPUBLISHED, REFUSED_TREE, SEEN_DAMAGED]) {
             self.unproven.get_or_create_owned(&Unproven { host: host.to_string(), kind });
         }
     }

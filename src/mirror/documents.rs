@@ -282,6 +282,28 @@ impl Mirror {
         Ok(Placed::Put(made))
     }
 
+    /// Puts a document and notes its size.
+    pub(super) fn write_document(
+        &self,
+        key: &Key,
+        record: &[u8],
+        now: Timestamp,
+        durability: Durability,
+    ) -> Result<(), StoreError> {
+        let _lock = self.record_lock(key).lock();
+        let size_bytes = self.store.records.put(key, record, durability)?;
+        self.store.index.document_kept(key, size_bytes, now);
+        Ok(())
+    }
+
+    /// Removes a document.
+    pub(super) fn remove_document(&self, key: &Key) -> Result<(), StoreError> {
+        let _lock = self.record_lock(key).lock();
+        self.store.records.remove(key)?;
+        self.store.index.document_gone(key);
+        Ok(())
+    }
+
     pub(super) async fn drop_document(self: &Arc<Self>, key: Key) -> Result<(), Error> {
         self.on_disk(move |mirror| mirror.remove_document(&key)).await
     }

@@ -1,20 +1,19 @@
 //! The size limit: what was used longest ago goes first, archives before documents, pages before other documents, and
 //! nothing while offline. What upstream has deleted goes last, because nobody could bring it back.
 
-use std::collections::HashMap;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::MutexGuard;
 
 use super::counters::{Because, Stored};
+use super::modules::note_before_it_goes;
+use super::names_by_digest::Named;
 use super::{Mirror, seen};
 use crate::address::{Artifact, Package};
-use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::store::{Durability, IndexedArchive, Key, StoreError};
+use crate::store::{IndexedArchive, Key, StoreError};
 use crate::upstream::outbound::Link;
 
 /// Room that is promised to a fill under way; given back when it is dropped.
@@ -59,27 +58,6 @@ impl Round {
     }
 }
 
-pub(super) struct Named {
-    pub(super) of: Artifact,
-    pub(super) pinned: bool,
-}
-
-/// Which packages list an archive; and the first name that could not be read.
-pub(super) struct Names {
-    pub(super) by_digest: HashMap<Digest, Vec<Named>>,
-    pub(super) unreadable: Option<StoreError>,
-}
-
-impl Names {
-    pub(super) fn of(&self, digest: &Digest) -> &[Named] {
-        self.by_digest.get(digest).map_or(&[], Vec::as_slice)
-    }
-
-    fn cannot_read(&mut self, why: StoreError) {
-        self.unreadable.get_or_insert(why);
-    }
-}
-
 impl Mirror {
     /// Promises no room yet.
     pub(super) fn reservation(&self) -> Reservation {
@@ -110,28 +88,6 @@ impl Mirror {
         if self.is_over(limit) {
             self.on_disk(|mirror| mirror.evict_to_fit(Victims::Archives)).await?;
         }
-        Ok(())
-    }
-
-    /// Puts a document whatever is held, and notes its size.
-    pub(super) fn write_document(
-        &self,
-        key: &Key,
-        record: &[u8],
-        now: Timestamp,
-        durability: Durability,
-    ) -> Result<(), StoreError> {
-        let _lock = self.record_lock(key).lock();
-        let size_bytes = self.store.records.put(key, record, durability)?;
-        self.store.index.document_kept(key, size_bytes, now);
-        Ok(())
-    }
-
-    /// Removes a document.
-    pub(super) fn remove_document(&self, key: &Key) -> Result<(), StoreError> {
-        let _lock = self.record_lock(key).lock();
-        self.store.records.remove(key)?;
-        self.store.index.document_gone(key);
         Ok(())
     }
 
@@ -240,8 +196,7 @@ impl Mirror {
     /// Makes room for `bytes` on a disk that is full, whatever the size limit says; evicts nothing for what
     /// would not fit all the same.
     pub(super) fn make_room_on_disk(&self, bytes: u64, full: &StoreError) -> Result<(), StoreError> {
-        // What the disk has free says nothing of this user's share of it.
-        let free = if full.is_over_quota() { 0 } else { self.store.free_bytes()? };
+        let free = self.free_on_disk(bytes, full)?;
         let (held, stays) = (self.store.index.totals().archive_bytes, self.staying_bytes()?);
         let limit = free.saturating_add(held);
         if bytes.saturating_add(stays) > limit {
@@ -249,6 +204,16 @@ impl Mirror {
         }
         let missing = bytes.saturating_sub(free);
         self.evict_archives(&self.evicting.lock(), Because::DiskFull, |freed| freed >= missing).map(drop)
+    }
+
+    /// What a disk that is full still takes. Where that is too little, what was set aside goes first.
+    fn free_on_disk(&self, needed: u64, full: &StoreError) -> Result<u64, StoreError> {
+        // What the disk has free says nothing of this user's share of it.
+        let free = || if full.is_over_quota() { Ok(0) } else { self.store.free_bytes() };
+        if free()? < needed {
+            self.store.drop_what_was_set_aside()?;
+        }
+        free()
     }
 
     /// Makes room on a disk that is full where nobody knows how much it takes: this much is free then.
@@ -259,7 +224,7 @@ impl Mirror {
         if full.is_too_large() {
             return Err(full.clone());
         }
-        let free = if full.is_over_quota() { 0 } else { self.store.free_bytes()? };
+        let free = self.free_on_disk(bytes, full)?;
         let missing = bytes.saturating_sub(free);
         if missing == 0 {
             return Ok(());
@@ -332,6 +297,9 @@ impl Mirror {
             return Ok(None);
         }
         for Named { of, .. } in of {
+            if let Artifact::Module(package) = of {
+                note_before_it_goes(self, package)?;
+            }
             self.change_name(of, |name| name.archives.retain(|held| held.digest != *digest))?;
             self.artifact_changed(of);
             tracing::info!(package = %of, %digest, "evicted an archive");
@@ -362,51 +330,6 @@ impl Mirror {
         let archives = self.store.index.archives_by_age()?;
         let staying = archives.iter().filter(|archive| self.stays(&archive.digest, names.of(&archive.digest)));
         Ok(staying.map(|archive| archive.size_bytes).sum())
-    }
-
-    /// What to say of a name that was damaged, and whose archive nothing else tells.
-    fn lost(&self, of: &Artifact) -> StoreError {
-        let path = self.store.root().join(Key::Name(of.clone()).path());
-        let why = "it was damaged, and was set aside just now; nothing else tells which archive it named";
-        StoreError::Io { doing: "read", path, source: Arc::new(io::Error::other(why)) }
-    }
-
-    /// The archive that the proof set of a package names; a module has none.
-    fn named_by_set(&self, of: &Artifact) -> Result<Option<Digest>, StoreError> {
-        match of {
-            Artifact::Provider(package) => Ok(self.read_set(package)?.map(|held| held.kept.current.document.shasum)),
-            Artifact::Module(_) => Ok(None),
-        }
-    }
-
-    pub(super) fn names_by_digest(&self) -> Result<Names, StoreError> {
-        let mut names = Names { by_digest: HashMap::new(), unreadable: None };
-        for of in self.store.records.all_named()? {
-            match self.name(&of) {
-                Ok(name) if name.archives.is_empty() && !name.pinned => {
-                    // Damaged, and set aside just now: its proof set says which archive it named.
-                    match self.named_by_set(&of) {
-                        Ok(Some(digest)) => {
-                            tracing::warn!(package = %of, "a name was lost; its archive is taken for the one its proof set names");
-                            names.by_digest.entry(digest).or_default().push(Named { of, pinned: false });
-                        }
-                        Ok(None) => names.cannot_read(self.lost(&of)),
-                        Err(error) => names.cannot_read(error),
-                    }
-                }
-                Ok(name) => {
-                    for held in name.archives {
-                        let named = Named { of: of.clone(), pinned: name.pinned };
-                        names.by_digest.entry(held.digest).or_default().push(named);
-                    }
-                }
-                Err(error) => {
-                    tracing::error!(package = %of, %error, "a name cannot be read; nothing unnamed is evicted");
-                    names.cannot_read(error);
-                }
-            }
-        }
-        Ok(names)
     }
 }
 

@@ -24,6 +24,7 @@ mod gauges;
 mod limits;
 mod modules;
 mod names;
+mod names_by_digest;
 mod opened;
 mod pages;
 mod parts;
@@ -70,7 +71,7 @@ pub use self::documents::KeptDocument;
 pub use self::gauges::Gauges;
 pub use self::limits::Limits;
 pub use self::modules::{ModuleArchiveRef, ModuleLocation};
-pub use self::names::{HeldArchive, PackageHashesKnown};
+pub use self::names::{HeldArchive, PackageHashesKnown, Zip};
 pub use self::pages::{FromStore, PageFound, StoredDetails, StoredEntry, StoredList, StoredThing, UpstreamPage};
 pub use self::passing::Passing;
 pub use self::pin::{Pin, PinOutcome, Pinned};
@@ -260,6 +261,15 @@ impl Mirror {
 
     fn module_changed(&self, address: &ModuleAddress) {
         self.revision_of(&address.folded()).fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Grows with each purge of pages of a registry.
+    pub fn revision_of_pages(&self, host: &Hostname) -> u64 {
+        self.revision_of(host).load(Ordering::Acquire)
+    }
+
+    fn pages_changed(&self, host: &Hostname) {
+        self.revision_of(host).fetch_add(1, Ordering::AcqRel);
     }
 
     fn artifact_changed(&self, of: &Artifact) {

@@ -25,10 +25,30 @@ pub struct HeldArchive {
     pub hashes: PackageHashesKnown,
     /// How its set was proven.
     pub proof: Proof,
+    /// Whose zip it is.
+    #[serde(default, skip_serializing_if = "Zip::is_the_publishers")]
+    pub zip: Zip,
     /// The origin it was fetched from.
     pub origin: String,
     /// When it was kept.
     pub kept: Timestamp,
+}
+
+/// Who packed an archive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Zip {
+    /// Its publisher, as far as anybody knows. Of modules it says nothing.
+    #[default]
+    Published,
+    /// larder, of a provider that was imported unpacked: its `zh:` is nobody else's, and its `h1:` is the publisher's.
+    PackedAnew,
+}
+
+impl Zip {
+    fn is_the_publishers(&self) -> bool {
+        *self == Self::Published
+    }
 }
 
 /// What is known of an archive's package hashes.

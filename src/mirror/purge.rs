@@ -70,6 +70,7 @@ impl Mirror {
                 }
                 What::Module(meant) => mirror.purge_module(meant, &mut purged, now),
             };
+            let ended = ended.and_then(|()| mirror.purge_pages(&what, &mut purged));
             let Purged { archives, documents, .. } = purged;
             match &ended {
                 Ok(()) => tracing::warn!(%what, archives, documents, "purged by the operator"),

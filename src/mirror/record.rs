@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::documents::KeptDocument;
-use super::modules::SeenModule;
+use super::modules::SeenRecord;
 use super::names::NameRecord;
 use super::proof_set::KeptSet;
 use super::sealed::Wants;
@@ -23,7 +23,7 @@ pub fn written_anew(key: &Key, record: Vec<u8>) -> Option<Vec<u8>> {
         Key::ProofSet(package) => KeptSet::read(record, package).map(|kept| kept.write()),
         Key::Name(_) => as_json::<NameRecord>(&record),
         Key::Seen(_) => as_json::<Seen>(&record),
-        Key::SeenModule(_) => as_json::<SeenModule>(&record),
+        Key::SeenModule(_) => as_json::<SeenRecord>(&record),
         // No business of a mirror's: whoever runs jobs reads them.
         Key::Job(_) | Key::RecurringJobs => as_json::<serde_json::Value>(&record),
         Key::Missing => Wants::read(&record).map(|wants| wants.write()),

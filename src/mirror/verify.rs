@@ -37,7 +37,7 @@ pub enum Step {
         /// Their bytes.
         bytes: u64,
     },
-    /// A record does not match its own checksum, and was set aside.
+    /// A record does not match its own checksum. It was set aside, or waits for what is put in its place.
     WrongRecord {
         /// Which.
         record: String,
@@ -226,11 +226,15 @@ impl Walk {
 
     /// What was seen of a version of a module is written again from its name, before that may go.
     async fn see_module_again(&mut self, package: ModulePackage) {
-        let of = package.clone();
-        let noted = self.mirror.on_disk(move |mirror| seen_again(mirror, &of)).await;
+        let (of, now) = (package.clone(), self.mirror.inner(&self.call).now);
+        let noted = self.mirror.on_disk(move |mirror| seen_again(mirror, &of, now)).await;
         let unknown = match noted {
             Ok(true) => return,
-            Ok(false) => "no archive of it is held that would tell: what comes next is taken as it is".to_owned(),
+            Ok(false) => {
+                format!(
+                    "no archive of it is held that would tell, so none is served until `larder accept {package}` takes it"
+                )
+            }
             Err(error) => error.to_string(),
         };
         self.wrong(Step::Unreadable { what: format!("what {package} was at first sight"), error: unknown }).await;

@@ -1,4 +1,4 @@
-//! Module packages: archives of every format into trees, and trees into archives that come out the same on any
+//! Packages: archives of every format into trees, and trees into archives that come out the same on any
 //! machine. No network; of the disk only the spool that a tree is given.
 
 mod format;
@@ -14,6 +14,7 @@ mod tree;
 mod unpack;
 mod xz;
 mod zip;
+mod zipped;
 
 pub use self::format::ArchiveFormat;
 pub use self::glob::wrapper;
@@ -22,3 +23,4 @@ pub use self::path::{BadPath, TreePath};
 pub use self::resolve::{Resolved, resolve};
 pub use self::tree::{Entry, Tree, TreeError, TreeLimits};
 pub use self::unpack::{unpack, unpack_from};
+pub use self::zipped::zipped;

@@ -123,6 +123,7 @@ impl Protocols {
         let revision = match route.about() {
             Some(About::Provider(address)) => self.mirror.revision(address),
             Some(About::Module(address)) => self.mirror.revision_of_module(address),
+            Some(About::Pages(host)) => self.mirror.revision_of_pages(host),
             None => 0,
         };
         if let Some(Kept { answer, checked, outcome, .. }) = self.answers.fresh(route, form, revision, request.now) {

@@ -14,7 +14,7 @@ use crate::address::{FileName, Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::mirror::{Answer, ArchiveRef, Call, Link, Mirror, Outcome, PackageHashesKnown, ProofSet};
+use crate::mirror::{Answer, ArchiveRef, Call, Link, Mirror, Outcome, PackageHashesKnown, ProofSet, Zip};
 use crate::upstream::providers::ListedVersion;
 use crate::verify::platform_of;
 
@@ -71,10 +71,14 @@ pub(super) async fn version(
     for (platform, archive) in named {
         let package = Package { provider: address.clone(), version: version.clone(), platform };
         let held = mirror.name_entry(&package, archive.digest).await?;
-        let mut hashes = vec![archive.digest.zh()];
-        if let Some(PackageHashesKnown::Known { zip, .. }) = held.map(|held| held.hashes) {
-            hashes.push(zip);
-        }
+        // No other mirror has the `zh:` of what was packed here: in a lock file it would stand in the way of them all.
+        let is_packed_anew = held.as_ref().is_some_and(|held| held.zip == Zip::PackedAnew);
+        let zh = (!is_packed_anew).then(|| archive.digest.zh());
+        let h1 = match held.map(|held| held.hashes) {
+            Some(PackageHashesKnown::Known { zip, .. }) => Some(zip),
+            Some(PackageHashesKnown::NotYet | PackageHashesKnown::Impossible { .. }) | None => None,
+        };
+        let hashes = zh.into_iter().chain(h1).collect();
         let key = package.platform.to_string();
         let reference = ArchiveRef { package, digest: archive.digest.prefix(), filename: archive.filename };
         archives.archives.insert(key, ArchiveEntry { url: links.to(&Route::ProviderFile(reference).path()), hashes });
@@ -141,7 +145,7 @@ impl Answered {
         let weight = |outcome| match outcome {
             Outcome::Hit => 0,
             Outcome::Revalidated => 1,
-            Outcome::Miss | Outcome::Passed => 2,
+            Outcome::Miss | Outcome::Coming | Outcome::Passed => 2,
             Outcome::Gone => 3,
             Outcome::Stale => 4,
         };

@@ -1,36 +1,29 @@
-//! Every path of the main listener: parsed from a request line, printed as a URL. The table of contents
+//! Every path of the main listener: parsed from a request line here, printed as a URL in `print`. The table of contents
 //! of the whole API. Every URL that is printed parses back to the same route.
 
 mod kind;
 mod mount;
+mod print;
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use percent_encoding::percent_decode_str;
 
 pub use self::kind::RouteKind;
 pub use self::mount::{Form, Mount};
+pub use self::print::{MIRROR_BASE, modules_base, providers_base};
 use crate::address::{
     FileName, Hostname, LONGEST_PART, ModuleAddress, ModuleName, ModulePackage, Name, Package, Platform,
     ProviderAddress, System, Version,
 };
 use crate::digest::DigestPrefix;
 use crate::mirror::{ArchiveRef, ModuleArchiveRef};
-use crate::upstream::discovery::Service;
 use crate::upstream::page_query::{BadQuery, PageQuery};
 use crate::upstream::pages::{PagePath, PageRef, SpelledVersion};
 
-/// What stands in a path segment as it is; everything else is percent-encoded. `+` is literal in the
-/// version paths of the clients (PROTOCOL 2.2), `:` in hosts with a port.
-const ENCODED: &AsciiSet =
-    &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~').remove(b'+').remove(b':');
-
 /// How many segments the longest path has that leads anywhere.
 const MOST_SEGMENTS: usize = 11;
-
-/// The base of the provider network mirror, for client configurations.
-pub const MIRROR_BASE: &str = "/mirror/";
 
 /// What every archive of a module is called.
 const MODULE_ARCHIVE: &str = "module.tar.gz";
@@ -243,67 +236,6 @@ impl Route {
         }
     }
 
-    /// The route as a path, from where larder is mounted; with its query, where it has one.
-    pub fn path(&self) -> String {
-        let provider = |address: &ProviderAddress| {
-            format!("{}/{}", encoded(address.namespace.as_str()), encoded(address.type_.as_str()))
-        };
-        match self {
-            Self::Discovery(host) => format!("/registry/{}/.well-known/terraform.json", encoded(host.as_str())),
-            Self::ProviderVersions(address) => {
-                format!("{}{}/versions", providers_base(&address.host), provider(address))
-            }
-            Self::ProviderDownload(Package { provider: address, version, platform }) => {
-                let base = providers_base(&address.host);
-                let version = encoded(version.as_str());
-                format!("{base}{}/{version}/download/{}/{}", provider(address), platform.os, platform.arch)
-            }
-            Self::MirrorIndex(address) => {
-                format!("{MIRROR_BASE}{}/{}/index.json", encoded(address.host.as_str()), provider(address))
-            }
-            Self::MirrorVersion(address, version) => {
-                let host = encoded(address.host.as_str());
-                format!("{MIRROR_BASE}{host}/{}/{}.json", provider(address), encoded(version.as_str()))
-            }
-            Self::ProviderFile(ArchiveRef { package, digest, filename }) => {
-                let Package { provider: address, version, platform } = package;
-                let host = encoded(address.host.as_str());
-                let (version, filename) = (encoded(version.as_str()), encoded(filename.as_str()));
-                format!("/archive/{host}/providers/{}/{version}/{platform}/{digest}/{filename}", provider(address))
-            }
-            Self::ModuleVersions(address) => {
-                format!("{}{}/versions", modules_base(&address.host), below_modules(address))
-            }
-            Self::ModuleDownload(ModulePackage { module, version }) => {
-                let base = modules_base(&module.host);
-                format!("{base}{}/{}/download", below_modules(module), encoded(version.as_str()))
-            }
-            Self::ModuleArchive(ModuleArchiveRef { package: ModulePackage { module, version }, digest }) => {
-                let host = encoded(module.host.as_str());
-                let digest = digest.as_ref().map(|digest| format!("{digest}/")).unwrap_or_default();
-                let version = encoded(version.as_str());
-                format!("/archive/{host}/modules/{}/{version}/{digest}{MODULE_ARCHIVE}", below_modules(module))
-            }
-            Self::ModuleLatest(address) => {
-                format!("{}{}/download", modules_base(&address.host), below_modules(address))
-            }
-            Self::Page(PageRef { host, path, query }) => {
-                let base = match path.service() {
-                    Service::Modules => modules_base(host),
-                    Service::Providers => providers_base(host),
-                };
-                let below: Vec<String> = path.segments().into_iter().map(encoded).collect();
-                let path = format!("{base}{}", below.join("/"));
-                let query = query.text();
-                // As the protocol writes it: the list of all is at the base without its slash.
-                let path = path.trim_end_matches('/');
-                if query.is_empty() { path.to_owned() } else { format!("{path}?{query}") }
-            }
-            Self::Health => "/healthz".into(),
-            Self::Ready => "/readyz".into(),
-        }
-    }
-
     /// What kind of thing it is, for logs and counters.
     pub fn kind(&self) -> RouteKind {
         match self {
@@ -321,7 +253,7 @@ impl Route {
         }
     }
 
-    /// The provider or module it is about, if any.
+    /// What it is about, where a change of that makes it another answer.
     pub fn about(&self) -> Option<About<'_>> {
         match self {
             Self::ProviderVersions(address) | Self::MirrorIndex(address) | Self::MirrorVersion(address, _) => {
@@ -332,7 +264,8 @@ impl Route {
             Self::ModuleVersions(address) | Self::ModuleLatest(address) => Some(About::Module(address)),
             Self::ModuleDownload(package) => Some(About::Module(&package.module)),
             Self::ModuleArchive(wanted) => Some(About::Module(&wanted.package.module)),
-            Self::Discovery(_) | Self::Page(_) | Self::Health | Self::Ready => None,
+            Self::Page(page) => Some(About::Pages(&page.host)),
+            Self::Discovery(_) | Self::Health | Self::Ready => None,
         }
     }
 }
@@ -344,16 +277,8 @@ pub enum About<'a> {
     Provider(&'a ProviderAddress),
     /// A module, as the client spells it.
     Module(&'a ModuleAddress),
-}
-
-/// The base of an upstream's `providers.v1`, for discovery documents and client configurations.
-pub fn providers_base(host: &Hostname) -> String {
-    format!("/registry/{}/v1/providers/", encoded(host.as_str()))
-}
-
-/// The base of an upstream's `modules.v1`, for discovery documents and client configurations.
-pub fn modules_base(host: &Hostname) -> String {
-    format!("/registry/{}/v1/modules/", encoded(host.as_str()))
+    /// The pages of a registry.
+    Pages(&'a Hostname),
 }
 
 /// The base of a service, with and without its slash, is the same; and so is each page.
@@ -369,11 +294,6 @@ fn page(host: Hostname, path: PagePath, query: Option<&str>) -> Result<Route, No
     Ok(Route::Page(PageRef { host, path, query }))
 }
 
-fn below_modules(address: &ModuleAddress) -> String {
-    let ModuleAddress { namespace, name, system, .. } = address;
-    format!("{}/{}/{system}", encoded(namespace.as_str()), encoded(name.as_str()))
-}
-
 fn module(host: Hostname, namespace: &str, name: &str, system: &str) -> Result<ModuleAddress, NoRoute> {
     let [namespace, name] = [ModuleName::parse(namespace)?, ModuleName::parse(name)?];
     Ok(ModuleAddress { host, namespace, name, system: System::parse(system)? })
@@ -381,10 +301,6 @@ fn module(host: Hostname, namespace: &str, name: &str, system: &str) -> Result<M
 
 fn provider(host: Hostname, namespace: &str, type_: &str) -> Result<ProviderAddress, NoRoute> {
     Ok(ProviderAddress { host, namespace: Name::parse(namespace)?, type_: Name::parse(type_)? })
-}
-
-fn encoded(segment: &str) -> String {
-    utf8_percent_encode(segment, ENCODED).to_string()
 }
 
 /// A path in plain letters: decoded, and every segment of it one that could be a name.

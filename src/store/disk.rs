@@ -335,6 +335,11 @@ impl Aside {
         Ok(place)
     }
 
+    /// Removes all of it.
+    pub(super) fn drop_all(&self) -> Result<(), StoreError> {
+        sweep(&self.folder, Timestamp(u64::MAX))
+    }
+
     /// Removes what was set aside more than a week ago.
     pub(super) fn sweep(&self, now: Timestamp) -> Result<(), StoreError> {
         sweep(&self.folder, Timestamp(now.0.saturating_sub(KEPT_ASIDE.as_secs())))

@@ -1,8 +1,8 @@
 //! Last use and sizes: what eviction needs fast. Made again from the files whenever it lies.
-#![expect(clippy::disallowed_methods, reason = "the store owns the files; an index that will not open is moved aside")]
 
-use std::fs::{self, TryLockError};
-use std::io;
+mod entry;
+mod folder;
+
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -10,18 +10,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
+pub use self::entry::IndexedArchive;
+use self::entry::{ARCHIVE, DOCUMENT, Entry, PAGE, archive_key, counted, document_key};
+use self::folder::{refuse_if_locked, set_aside};
 use super::entries::Entries;
-use super::{Blobs, FORMAT, Key, Records, StoreError, disk};
+use super::{Blobs, FORMAT, Key, Records, StoreError};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 
 const CLEAN: &[u8] = b"!clean";
-const ARCHIVE: u8 = b'a';
-const DOCUMENT: u8 = b'd';
-const PAGE: u8 = b'p';
-/// Pages and locations count in whole blocks of a disk, or many small ones would cost more than they count for.
-const BLOCK: u64 = 4096;
-
 /// What is stored, in numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
@@ -41,56 +38,6 @@ impl Totals {
     /// All bytes that count against the size limit.
     pub fn bytes(&self) -> u64 {
         self.archive_bytes.saturating_add(self.document_bytes)
-    }
-}
-
-/// What is noted of an archive.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct IndexedArchive {
-    /// Which.
-    pub digest: Digest,
-    /// Its size in bytes.
-    pub size_bytes: u64,
-    /// When it was kept or used.
-    pub last_use: Timestamp,
-    /// When all of it was last held against its digest.
-    pub last_check: Timestamp,
-}
-
-impl IndexedArchive {
-    fn new(digest: Digest, entry: &Entry) -> Self {
-        Self { digest, size_bytes: entry.size_bytes, last_use: entry.last_use, last_check: entry.last_check }
-    }
-}
-
-/// One thing that can be evicted.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Entry {
-    last_use: Timestamp,
-    size_bytes: u64,
-    /// Of an archive: when all of it was last held against its digest.
-    last_check: Timestamp,
-}
-
-impl Entry {
-    fn encode(&self) -> [u8; 24] {
-        let mut value = [0; 24];
-        value[..8].copy_from_slice(&self.last_use.0.to_be_bytes());
-        value[8..16].copy_from_slice(&self.size_bytes.to_be_bytes());
-        value[16..].copy_from_slice(&self.last_check.0.to_be_bytes());
-        value
-    }
-
-    fn decode(value: &[u8]) -> Option<Self> {
-        let number = |bytes: &[u8]| Some(u64::from_be_bytes(bytes.try_into().ok()?));
-        let (last_use, rest) = value.split_at_checked(8)?;
-        // An entry from before there was a scrub ends here: it was never checked.
-        let (size_bytes, last_check) = if rest.len() == 8 { (rest, &[0; 8][..]) } else { rest.split_at_checked(8)? };
-        Some(Self {
-            last_use: Timestamp(number(last_use)?),
-            size_bytes: number(size_bytes)?,
-            last_check: Timestamp(number(last_check)?),
-        })
     }
 }
 
@@ -395,65 +342,5 @@ impl Index {
         }
         self.entries.read().insert(CLEAN, &FORMAT.to_be_bytes())?;
         self.entries.read().flush()
-    }
-}
-
-fn archive_key(digest: &Digest) -> Vec<u8> {
-    [&[ARCHIVE], digest.to_string().as_bytes()].concat()
-}
-
-fn document_key(key: &Key) -> Vec<u8> {
-    let kind = if matches!(key, Key::Page(..)) { PAGE } else { DOCUMENT };
-    [&[kind], key.path().as_os_str().as_encoded_bytes()].concat()
-}
-
-/// What a document counts for.
-fn counted(key: &Key, size_bytes: u64) -> u64 {
-    match key {
-        Key::Page(..) | Key::ModuleLocation(_) | Key::ModuleVersions(_) => {
-            size_bytes.checked_next_multiple_of(BLOCK).unwrap_or(size_bytes)
-        }
-        _ => size_bytes,
-    }
-}
-
-/// An index that somebody else has open is not damaged, and must not be moved away under them. The store's own lock is
-/// no proof that nobody has: it may have been removed, or not be kept by the file system.
-fn refuse_if_locked(folder: &Path) -> Result<(), StoreError> {
-    // What cannot be opened is no lock; sled says what is wrong with it.
-    let file = disk::open(&folder.join("db")).ok().flatten();
-    match file.map(|file| file.try_lock()) {
-        Some(Err(TryLockError::WouldBlock)) => Err(StoreError::Locked(folder.to_owned())),
-        _ => Ok(()),
-    }
-}
-
-/// Moves a damaged index out of the way. Of those that were moved before, none is worth keeping.
-fn set_aside(folder: &Path, now: Timestamp) -> Result<PathBuf, StoreError> {
-    let (parent, prefix) = (folder.parent().unwrap_or(folder), "index.broken-");
-    for name in disk::names_in(parent)?.iter().filter(|name| name.starts_with(prefix)) {
-        let before = parent.join(name);
-        fs::remove_dir_all(&before).map_err(|e| StoreError::io("remove", &before, e))?;
-    }
-    let aside = parent.join(format!("{prefix}{}", now.0));
-    match fs::rename(folder, &aside) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(StoreError::io("set aside", folder, e)),
-        _ => Ok(aside),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Section 5: a newer binary reads older files.
-    #[test]
-    fn an_entry_from_before_there_was_a_scrub_was_never_checked() {
-        let entry = Entry { last_use: Timestamp(7), size_bytes: 9, last_check: Timestamp(8) };
-        assert_eq!(Entry::decode(&entry.encode()), Some(entry.clone()));
-        assert_eq!(Entry::decode(&entry.encode()[..16]), Some(Entry { last_check: Timestamp(0), ..entry.clone() }));
-        for length in [0, 7, 8, 15, 17, 23] {
-            assert_eq!(Entry::decode(&entry.encode()[..length]), None, "{length}");
-        }
     }
 }

@@ -72,8 +72,8 @@ impl Key {
             }
             Self::Page(host, page) => {
                 let page = page.to_string();
-                let mut path = Path::new("documents").join(host.as_str());
-                path.extend(["pages", page.get(..2).unwrap_or_default(), &page]);
+                let mut path = Self::pages_of(host);
+                path.extend([page.get(..2).unwrap_or_default(), &page]);
                 path
             }
             Self::Name(Artifact::Provider(package)) => Self::provider("names", &package.provider)
@@ -96,9 +96,20 @@ impl Key {
         }
     }
 
+    /// Whether that there was such a record tells something, though nobody can read it: then it stays where it is until
+    /// another is put in its place, or what it was about would pass for new.
+    pub(super) fn tells_though_damaged(&self) -> bool {
+        matches!(self, Self::SeenModule(_))
+    }
+
     /// The folder of a provider's documents.
     pub(super) fn documents_of(address: &ProviderAddress) -> PathBuf {
         Self::provider("documents", address)
+    }
+
+    /// The folder of a registry's pages.
+    pub(super) fn pages_of(host: &Hostname) -> PathBuf {
+        Path::new("documents").join(host.as_str()).join("pages")
     }
 
     /// The folder of a provider's names.

@@ -13,7 +13,7 @@
 //! DIR/v1/staging/…                downloads and records under way; downloads are resumed, swept after a day;
 //!                                 what a module is unpacked to goes with the process
 //! DIR/v1/receipts/…json           what bundles brought, and what became of each thing; for people
-//! DIR/v1/aside/…                  what did not match its checksum, kept a week to be looked at
+//! DIR/v1/aside/…                  what did not match its checksum, kept a week to be looked at, or until the disk is full
 //! DIR/v1/index/                   last use and sizes; set aside and rebuilt when it will not open
 //! ```
 //!
@@ -218,6 +218,12 @@ impl Store {
         self.claim.check()?;
         self.blobs.sweep_staging(now)?;
         self.aside.sweep(now)
+    }
+
+    /// Removes what was set aside, however lately: where the disk is full, what is damaged goes before what is not.
+    pub fn drop_what_was_set_aside(&self) -> Result<(), StoreError> {
+        self.claim.check()?;
+        self.aside.drop_all()
     }
 
     /// How many bytes the disk still takes.

@@ -35,13 +35,14 @@ struct Frame {
 }
 
 /// What lies where a record should.
-#[derive(Debug)]
-pub enum Recorded {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Recorded<R = Vec<u8>> {
     /// The record.
-    Whole(Vec<u8>),
+    Whole(R),
     /// Nothing.
     Absent,
-    /// Something that did not match its own checksum, and was set aside.
+    /// Something that did not match its own checksum, and was set aside; unless that it is there tells something by
+    /// itself (`Key::tells_though_damaged`).
     Damaged,
 }
 
@@ -70,7 +71,7 @@ impl Records {
         }
     }
 
-    /// Reads a record, and tells one that was set aside just now from one that is not there.
+    /// Reads a record, and tells one that is damaged from one that is not there.
     pub fn look(&self, key: &Key) -> Result<Recorded, StoreError> {
         let path = self.root.join(key.path());
         let mut file = match self.claim.vouch(disk::read(&path)) {
@@ -87,7 +88,9 @@ impl Records {
             Frameness::Whole { start } => Ok(Recorded::Whole(file.split_off(start))),
             Frameness::Newer(found) => Err(StoreError::Newer { path, found }),
             Frameness::Damaged => {
-                self.set_aside(key)?;
+                if !key.tells_though_damaged() {
+                    self.set_aside(key)?;
+                }
                 Ok(Recorded::Damaged)
             }
         }
@@ -246,6 +249,11 @@ impl Records {
             }
         }
         Ok(found)
+    }
+
+    /// The pages of a registry that are recorded.
+    pub fn pages_of(&self, host: &Hostname) -> Result<Vec<Key>, StoreError> {
+        self.keys_below(&Key::pages_of(host))
     }
 
     /// Everything that names are recorded of.

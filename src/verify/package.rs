@@ -115,16 +115,23 @@ pub fn package_hashes<R: Read + Seek>(mut reader: R, limits: PackageLimits) -> R
     budget.set(u64::MAX);
 
     let directory = archive.metadata();
+    // What it says of itself is enough to refuse it, before anything is unpacked.
+    let (mut packed_bytes, mut claimed_bytes) = (0_u64, 0_u64);
+    for entry in (0..archive.len()).filter_map(|index| directory.entry(index).ok()) {
+        packed_bytes = packed_bytes.saturating_add(entry.compressed_size());
+        claimed_bytes = claimed_bytes.saturating_add(entry.size());
+    }
+    // Honest entries share no bytes. This bounds the work, also for streams that unpack to nothing.
+    if packed_bytes > packed_limit {
+        return Err(BadPackage::Overlap);
+    }
+    if claimed_bytes > limits.unpacked_bytes {
+        return Err(BadPackage::TooLarge { limit: limits.unpacked_bytes });
+    }
     let mut listing = Listing { limits, ..Listing::default() };
-    let mut packed_bytes = 0_u64;
     for index in 0..archive.len() {
         let name = || directory.entry(index).map(|entry| printable(entry.name_raw())).unwrap_or_default();
         let entry = archive.by_index(index).map_err(|source| BadPackage::Entry { name: name(), source })?;
-        // Honest entries share no bytes. This bounds the work, also for streams that unpack to nothing.
-        packed_bytes = packed_bytes.saturating_add(entry.compressed_size());
-        if packed_bytes > packed_limit {
-            return Err(BadPackage::Overlap);
-        }
         listing.add(entry)?;
     }
     Ok(PackageHashes { zip: h1(&listing.entries), directory: h1(&listing.files) })

@@ -74,7 +74,9 @@ async fn a_slow_git_server_costs_the_checksum_and_not_the_module() {
     publish(&scene, scene.over_https("?ref=v1.0.0"));
     scene.git.fault(Target::Git, Fault::Late(Duration::from_millis(300)));
     let larder = scene.larder().answer_within(Duration::from_millis(500)).start().await;
-    let told = Place::of(&larder.get(&download_path("one")).await);
+    let told = larder.get(&download_path("one")).await.expect(204);
+    assert_eq!(told.header("cache-status"), "larder; fwd=miss", "nothing of it is stored yet");
+    let told = Place::of(&told);
     assert_eq!(told.sha256, None);
     assert_eq!(told.path, format!("/archive/{HOST}/modules/acme/one/test/1.0.0/module.tar.gz"));
     let archive = get(&format!("{}{}", larder.base(), told.path)).await.expect(200).body;

@@ -9,7 +9,7 @@ use crate::support::http::get;
 use crate::support::larder::{HOST, Larder};
 use crate::support::module_scene::{download_path, fetch};
 use crate::support::shelf::{Shelf, tar_gz, unpacked};
-use crate::support::upstream::{Module, Provider, Target};
+use crate::support::upstream::{FakeUpstream, Listed, Module, Provider, Target};
 use crate::warming::{Desk, error, states};
 
 const ONE: &str = "acme/one/test@1.0.0";
@@ -205,4 +205,37 @@ async fn the_figures_tell_of_modules() {
     assert_eq!(line("larder_verification_failures_total", "\"republished\""), "1");
     let alarms: Vec<_> = text.lines().filter(|line| line.starts_with("larder_alarms")).collect();
     assert!(alarms.iter().any(|line| line.ends_with(" 1")), "{alarms:?}");
+}
+
+/// What is forgotten is asked anew in every form, at once; what is about others stays.
+#[tokio::test]
+async fn purge_forgets_the_details_that_are_kept_of_a_module_or_a_provider() {
+    let upstream = FakeUpstream::start().await;
+    let modules = [Listed::new("Acme/vpc/aws", &["1.0.0", "v1.1.0"]), Listed::new("Acme/vpc/google", &["1.0.0"])];
+    upstream.list(&modules, &[Listed::new("acme/null", &["1.0.0"]), Listed::new("acme/other", &["1.0.0"])]);
+    let larder = Larder::mirroring(&upstream).start().await;
+    let about = |what: &str| match what {
+        "Acme/vpc/aws" => {
+            ["modules/Acme/vpc/aws", "modules/acme/VPC/aws/1.0.0", "modules/Acme/vpc/aws/v1.1.0"].to_vec()
+        }
+        _ => ["providers/acme/null", "providers/acme/null/1.0.0"].to_vec(),
+    };
+    let others = ["modules/Acme/vpc", "modules/Acme/vpc/google", "providers/acme/other", "modules/search?q=vpc"];
+    for what in ["Acme/vpc/aws", "acme/null"] {
+        let all: Vec<_> = about(what).into_iter().chain(others).collect();
+        for page in &all {
+            larder.get(&format!("/registry/{HOST}/v1/{page}")).await.expect(200);
+        }
+        let done = larder.tell("purge", what).await;
+        assert_eq!(done["items"][0]["documents"], about(what).len(), "{done}");
+        upstream.forget_requests();
+        for page in &all {
+            larder.get(&format!("/registry/{HOST}/v1/{page}")).await.expect(200);
+        }
+        let asked = upstream.requests().iter().filter(|asked| asked.path.starts_with("/v1/")).count();
+        assert_eq!(asked, about(what).len(), "{what}: {:?}", upstream.requests());
+    }
+
+    let done = larder.tell("purge", "Acme/vpc/aws@1.0.0").await;
+    assert_eq!(done["items"][0]["documents"], 2, "its own page, and that of the module: {done}");
 }

@@ -73,6 +73,25 @@ async fn a_full_disk_evicts_first_and_passes_through_what_would_not_fit_all_the_
     assert_eq!(how_it_comes(larder, &upstream, "one").await, STORED);
 }
 
+/// Promise 9: what is damaged makes room before anything that is right.
+#[tokio::test]
+async fn a_full_disk_forgets_what_was_set_aside_before_it_evicts() {
+    if !SmallDisk::is_possible() {
+        return;
+    }
+    let (upstream, folder) = publishing().await;
+    let disk = SmallDisk::start(&mirroring(&upstream, &folder), &folder, DISK, "true").unwrap();
+    let larder = &disk.larder;
+    assert_eq!(how_it_comes(larder, &upstream, "one").await, STORED);
+    wait_for_h1(&disk).await;
+    let aside = disk.store().join("aside");
+    std::fs::write(aside.join("0123abcd.0"), vec![7; LARGE + (1 << 20)]).unwrap();
+    disk.leave_free(1_500_000);
+    assert_eq!(how_it_comes(larder, &upstream, "two").await, STORED);
+    assert_eq!(how_it_comes(larder, &upstream, "one").await, HIT, "it was evicted for what was set aside");
+    assert_eq!(std::fs::read_dir(aside).unwrap().count(), 0);
+}
+
 /// Promise 9: to the last byte.
 #[tokio::test]
 async fn a_disk_that_is_full_to_the_last_byte_costs_no_answer() {

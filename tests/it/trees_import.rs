@@ -13,7 +13,7 @@ use crate::support::upstream::{FakeUpstream, Provider, Target};
 use crate::trees_export::{export, folder_of, requiring, site, upstream};
 
 /// A site that asks nobody.
-fn sealed(upstream: &FakeUpstream) -> Site {
+pub(crate) fn sealed(upstream: &FakeUpstream) -> Site {
     let mut site = Site::new(upstream);
     site.text.push_str("[network]\noffline = true\n");
     site
@@ -32,7 +32,7 @@ async fn tree_of_terraform(client: &Terraform, upstream: &FakeUpstream, folder: 
 }
 
 /// The lock file of an `init` at the upstream itself.
-async fn lock_of_upstream(client: &Terraform, upstream: &FakeUpstream) -> String {
+pub(crate) async fn lock_of_upstream(client: &Terraform, upstream: &FakeUpstream) -> String {
     let direct = requiring(client);
     direct.cli_config(&host_override(HOST, &upstream.providers_url(), &upstream.modules_url()));
     direct.init().await.expect_success();
@@ -40,7 +40,7 @@ async fn lock_of_upstream(client: &Terraform, upstream: &FakeUpstream) -> String
 }
 
 /// What each file came to, as `FILE STATE`.
-fn states(out: &str) -> Vec<String> {
+pub(crate) fn states(out: &str) -> Vec<String> {
     let steps = out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     let files = steps.filter(|step| step["step"] == "file");
     let mut states: Vec<String> = files

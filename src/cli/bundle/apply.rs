@@ -8,10 +8,10 @@ use anyhow::{Context, anyhow};
 use bytesize::ByteSize;
 use clap::Args;
 
+use super::super::progress::{Bytes, Drawing};
 use super::super::text::{Page, counted, shown_as_text, width_of_stdout};
 use super::super::{Common, ask_running, ignore_file_limits, runtime, say, say_error};
 use super::files::Source;
-use super::progress::{Bytes, Drawing};
 use crate::app::{self, Settings};
 use crate::bundle::{Outcome, Receipt, Step, Told};
 use crate::config::Config;

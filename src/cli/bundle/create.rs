@@ -12,11 +12,11 @@ use bytesize::ByteSize;
 use clap::Args;
 
 use super::super::order::Also;
+use super::super::progress::{Bytes, Drawing};
 use super::super::text::{counted, shown_as_text};
 use super::super::warm::{Larder, Shown, warm_then};
 use super::super::{Common, runtime, say, say_error};
 use super::files::{self, Source, Target, Written};
-use super::progress::{Bytes, Drawing};
 use crate::bundle::{Entry, Inventory, LEAST_PART, Manifest, Opened, Standing, Trust};
 use crate::clock::{Clock, Timestamp};
 use crate::config::Config;

@@ -180,7 +180,8 @@ impl Mirror {
             // Nothing proves it, so nobody is led back to it.
             Some(held) if held.current.proof().how == How::Imported => {
                 let file = held.current.document.filename.as_str();
-                if held.current.document.shasum != set.document.shasum {
+                let before = held.current.document.shasum;
+                if before != set.document.shasum && !self.is_packed_anew(package, before)? {
                     tracing::error!(%package, "ALARM: what was imported without signatures is not what a bundle proves; the bundle's is served from now on");
                     self.alarm(&package.provider, &package.version, AlarmKind::ImportedDiffers, Some(file), now);
                 }

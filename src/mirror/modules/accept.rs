@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use super::super::{Accepted, AlarmKind, Call, Mirror, Ruling};
 use super::fill::Believing;
-use super::seen;
+use super::seen::{self, Recalled};
 use crate::address::{ModuleAddress, ModulePackage, Versions};
 use crate::error::Error;
 use crate::upstream::source::Source;
 
 impl Mirror {
     /// Fetches what upstream has now of the versions that are meant, and takes it for right. Of a module as a whole,
-    /// and of what meets a constraint, that is every version that was found to have moved.
+    /// and of what meets a constraint, that is every version that was found to have moved, or of which what it was is lost.
     pub(in crate::mirror) async fn accept_module(
         self: &Arc<Self>,
         module: &ModuleAddress,
@@ -44,8 +44,12 @@ impl Mirror {
         self.on_disk(move |mirror| {
             let mut moved = Vec::new();
             for package in mirror.store.records.module_packages_seen(&of)? {
-                let has_moved = seen::known(mirror, &package)?.is_some_and(|seen| seen.has_moved());
-                if versions.include(&package.version) && has_moved {
+                let waits = match seen::known(mirror, &package)? {
+                    Recalled::Seen(seen) => seen.has_moved(),
+                    Recalled::Lost => true,
+                    Recalled::Never => false,
+                };
+                if versions.include(&package.version) && waits {
                     moved.push(package);
                 }
             }
@@ -64,12 +68,17 @@ impl Mirror {
         let age = self.location(package, call).await?.value.age();
         let said = self.ask_location_again(package, Some(age), call).await?.value.said(package)?;
         let of = key.clone();
-        let before = self.on_disk(move |mirror| seen::known(mirror, &of)).await?.map(|seen| seen.pinned);
-        if let (Source::Unsupported(source), Some(before)) = (&said.located.source, &before) {
-            let (of, tree_before, what) = (key.clone(), before.tree, source.what());
+        let recalled = self.on_disk(move |mirror| seen::known(mirror, &of)).await?;
+        let was_seen = recalled != Recalled::Never;
+        let before = recalled.seen().map(|seen| seen.pinned);
+        if let Source::Unsupported(source) = &said.located.source
+            && was_seen
+        {
+            let (of, what, now) = (key.clone(), source.what(), call.now);
+            let tree_before = before.map(|before| before.tree);
             self.on_disk(move |mirror| {
                 mirror.change_name(&of, |name| name.archives.clear())?;
-                seen::forget(mirror, &of)
+                seen::forget(mirror, &of, now)
             })
             .await?;
             self.module_changed(&key.module);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::super::carry::{Arrived, Judging, Source, store_failed};
 use super::super::documents::KeptDocument;
-use super::super::names::{HeldArchive, PackageHashesKnown};
+use super::super::names::{HeldArchive, PackageHashesKnown, Zip};
 use super::super::{AlarmKind, Mirror, unless_gone};
 use super::location::told_subdir;
 use super::seen::{self, Judged, Sighting};
@@ -47,7 +47,7 @@ impl Mirror {
         package: &ModulePackage,
         digest: Option<Digest>,
     ) -> Result<Option<HeldModule>, StoreError> {
-        let seen = seen::known(self, package)?;
+        let seen = seen::known(self, package)?.seen();
         for held in self.name(package)?.archives.into_iter().rev() {
             let Some(packed) = held.proof.how.tree().cloned() else { continue };
             let is_it = digest.is_none_or(|digest| digest == held.digest);
@@ -91,7 +91,7 @@ impl CarriedModule {
             let is_there = unless_gone(mirror.store.blobs.holds(&entry.archive.sha256))?
                 && mirror.name(&key)?.get(&entry.archive.sha256).is_some();
             let is_located = mirror.held_as_new(&Key::ModuleLocation(key.clone()), &location, now)?;
-            let is_pinned = seen::known(mirror, &key)?.is_some_and(|seen| seen.pinned.tree == entry.tree);
+            let is_pinned = seen::known(mirror, &key)?.seen().is_some_and(|seen| seen.pinned.tree == entry.tree);
             Ok(is_there && is_located && is_pinned)
         };
         if is_held().map_err(store_failed)? {
@@ -131,12 +131,12 @@ impl CarriedModule {
         } else {
             seen::judge(mirror, &key, sighting.clone())
         };
-        match judged.map_err(store_failed) {
-            Ok(Judged::Consistent) => {}
-            Ok(Judged::Moved { pinned }) => {
-                return Err(arrived.refused(mirror.moved(&package, &key, &sighting, pinned).to_string()));
-            }
-            Err(why) => return Err(arrived.refused(why)),
+        let is_right = match judged {
+            Ok(judged) => mirror.must_be_what_was_seen(&package, &key, &sighting, judged).map_err(|e| e.to_string()),
+            Err(why) => Err(store_failed(why)),
+        };
+        if let Err(why) = is_right {
+            return Err(arrived.refused(why));
         }
         mirror.settled(&key.module, &key.version, AlarmKind::WaitsForAccept);
         let Sighting { tree, commit, packer, source: from, subdir, .. } = sighting;
@@ -144,7 +144,8 @@ impl CarriedModule {
         let proof = Proof { how, warnings: Vec::new() };
         let filename = FileName::parse(super::fill::ARCHIVE).map_err(|e| e.to_string())?;
         let hashes = PackageHashesKnown::NotYet;
-        let held = HeldArchive { digest, fast, filename, size_bytes, hashes, proof, origin, kept: now };
+        let held =
+            HeldArchive { digest, fast, filename, size_bytes, hashes, proof, zip: Zip::Published, origin, kept: now };
         let commit = || {
             let _lock = mirror.digest_lock(&digest).lock();
             arrived.publish(mirror, digest, now)?;

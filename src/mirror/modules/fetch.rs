@@ -1,11 +1,11 @@
 //! From a source address to a tree: git, archives, and pages that name another source.
 
-use std::io::Seek;
+mod archive;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::timeout;
 use url::Url;
 
 use super::super::call::Call;
@@ -13,20 +13,17 @@ use super::super::counters::REFUSED_TREE;
 use super::super::documents::RETRIES;
 use super::super::eviction::Reservation;
 use super::super::{Mirror, discovery::Faith};
-use super::download::{Download, Downloaded};
 use super::location::{Said, told_subdir, what};
 use crate::address::ModulePackage;
 use crate::error::Error;
-use crate::pack::{Tree, TreeError, TreeLimits, TreePath, unpack, wrapper};
+use crate::pack::{Tree, TreeError, TreeLimits, TreePath, wrapper};
 use crate::store::{Scratch, StoreError};
 use crate::upstream::ask::{Ask, Fetched, Validators};
 use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::git::{self, GitAsk, GitError};
 use crate::upstream::outbound::origin;
-use crate::upstream::source::{
-    ArchiveSource, Checksum, Expected, GitSource, Located, Source, Subdir, location_in_page,
-};
+use crate::upstream::source::{GitSource, Located, Source, Subdir, location_in_page};
 use crate::upstream::{Grant, Upstream};
 
 /// How many pages may lead from one to the next (PROTOCOL 4.4).
@@ -35,13 +32,8 @@ const MOST_PAGES: usize = 10;
 pub(in crate::mirror) const MOST_UNPACKING: usize = 2;
 /// For how long the folder that a page named is told, while the archive is on its way.
 const LED_THERE_FOR: Duration = Duration::from_secs(3600);
-/// How long an archive that is here waits for its turn.
-const LONGEST_WAIT_FOR_A_TURN: Duration = Duration::from_secs(300);
 /// The largest page that is read for the source that it names, in bytes.
 const LARGEST_PAGE: u64 = 1 << 20;
-/// The largest list of checksums, in bytes.
-const LARGEST_LIST: u64 = 1 << 20;
-
 /// The tree of a package, and where in it the module is.
 pub(super) struct FetchedTree {
     pub(super) tree: Tree,
@@ -208,76 +200,6 @@ impl<'a> Fetch<'a> {
         Ok(FetchedTree { tree, root, subdir, commit, validators, origin: at, _turn: turn, _scratch: scratch })
     }
 
-    /// Downloads an archive, holds it against the checksum that its address names, and unpacks it.
-    async fn archive(&mut self, source: &ArchiveSource, tree: Tree) -> Result<(Tree, Turn, Validators), NoTree> {
-        let what = self.what();
-        let expected = match &source.checksum {
-            None => None,
-            Some(Expected::Is(checksum)) => Some(checksum.clone()),
-            Some(Expected::Listed(list)) => Some(self.listed(list, &source.url).await?),
-        };
-        let (of, outbound) = (self.package.to_string(), &self.call.terms.outbound);
-        let ask = ask_for(self.mirror, &self.upstream, &self.grant, self.call, &source.url, &what);
-        let downloaded = Download::new(self.mirror, outbound, ask, self.room).run(&of).await;
-        let Downloaded { staged, validators, name } = downloaded.map_err(|error| match error {
-            Error::Upstream(error) => too_old_or_failed((*error).clone()),
-            error => error.into(),
-        })?;
-        let turn = self.turn_to_unpack().await?;
-        let (format, at) = (source.format, origin(&source.url));
-        let unpacked = self
-            .mirror
-            .on_disk(move |_| {
-                let (mut tree, _name) = (tree, name);
-                let mut file = staged.file()?;
-                let unpacked = match expected.map(|expected| (Checksum::of(expected.kind(), &mut file), expected)) {
-                    Some((Ok(actual), expected)) if actual != expected => Err(Differs::Checksum { expected, actual }),
-                    Some((Err(error), _)) => return Err(staged.unreadable(error)),
-                    Some((Ok(_), _)) | None => {
-                        file.rewind().map_err(|error| staged.unreadable(error))?;
-                        unpack(format, &mut file, &mut tree).map(|()| tree).map_err(Differs::Tree)
-                    }
-                };
-                // What did not do is not built on.
-                staged.discard()?;
-                Ok(unpacked)
-            })
-            .await?;
-        match unpacked {
-            Ok(tree) => Ok((tree, turn, validators)),
-            Err(Differs::Tree(why)) => Err(self.refused(&at, why).into()),
-            Err(Differs::Checksum { expected, actual }) => {
-                let verdict = format!("its bytes have {actual}, and its address says {expected}");
-                Err(NoTree::MayBeTooOld(Error::Unverified { asked: format!("{what} from {at}"), verdict }))
-            }
-        }
-    }
-
-    /// Waits for the right to unpack what was downloaded; nothing is held meanwhile but its stage.
-    async fn turn_to_unpack(&self) -> Result<Turn, Error> {
-        let turn = Arc::clone(&self.mirror.unpacking).acquire_owned();
-        match timeout(LONGEST_WAIT_FOR_A_TURN, turn).await {
-            Ok(Ok(turn)) => Ok(Turn::Unpacking(turn)),
-            Ok(Err(_)) => Err(Error::Interrupted(self.what())),
-            Err(_) => {
-                Err(Error::Busy(format!("{}: as many archives are being unpacked as may be at one time", self.what())))
-            }
-        }
-    }
-
-    /// The checksum that a list names for an archive.
-    async fn listed(&self, list: &Url, archive: &Url) -> Result<Checksum, NoTree> {
-        let what = format!("the list of checksums for {}", self.what());
-        let asked = self.call.terms.outbound.small_file(self.ask(list, &what), None, LARGEST_LIST).await;
-        let found = match asked.map_err(too_old_or_failed)? {
-            Fetched::New(document) => Checksum::in_list(&document.body, list, archive),
-            Fetched::Unchanged => None,
-        };
-        let unlisted =
-            || self.failed(origin(list), Fault::Unusable("its list of checksums has none for the archive".into()));
-        Ok(found.ok_or_else(unlisted)?)
-    }
-
     pub(super) fn ask<'b>(&'b self, url: &'b Url, what: &'b str) -> Ask<'b> {
         ask_for(self.mirror, &self.upstream, &self.grant, self.call, url, what)
     }
@@ -341,11 +263,6 @@ fn ask_for<'a>(
     let Call { via, asker, .. } = call;
     let now = mirror.inner(call).now;
     Ask { what, url, upstream: &upstream.settings.host, grant, via, retries: RETRIES, asker: *asker, now }
-}
-
-enum Differs {
-    Checksum { expected: Checksum, actual: Checksum },
-    Tree(TreeError),
 }
 
 /// What a server says to a file that a location names is upstream's trouble: the client asked for something that

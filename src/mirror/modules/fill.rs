@@ -5,10 +5,10 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::super::counters::{REFUSED_TREE, REPUBLISHED, Stored};
+use super::super::counters::{REFUSED_TREE, REPUBLISHED, SEEN_DAMAGED, Stored};
 use super::super::fill::Counted;
 use super::super::freshness::Age;
-use super::super::names::{HeldArchive, PackageHashesKnown};
+use super::super::names::{HeldArchive, PackageHashesKnown, Zip};
 use super::super::single_flight::Awaited;
 use super::super::{AlarmKind, Call, Mirror};
 use super::fetch::{Fetch, FetchedTree, NoTree};
@@ -16,7 +16,6 @@ use super::location::Said;
 use super::seen::{self, Judged, Sighting};
 use crate::address::{Artifact, FileName, ModulePackage};
 use crate::clock::Timestamp;
-use crate::digest::Digest;
 use crate::error::Error;
 use crate::pack::{PACKER, Packed, TreeError, pack, resolve};
 use crate::store::{Staged, StoreError};
@@ -170,9 +169,10 @@ impl Mirror {
         let PackedArchive { staged, sighting, origin } = packed;
         match believing {
             Believing::WhatWasSeen => {
-                if let Judged::Moved { pinned } = seen::judge(self, key, sighting.clone())? {
+                let judged = seen::judge(self, key, sighting.clone())?;
+                if let Err(refused) = self.must_be_what_was_seen(package, key, &sighting, judged) {
                     staged.discard()?;
-                    return Ok(Err(self.moved(package, key, &sighting, pinned)));
+                    return Ok(Err(refused));
                 }
             }
             Believing::WhatIsThereNow => {
@@ -190,7 +190,8 @@ impl Mirror {
         let proof = Proof { how, warnings: Vec::new() };
         let filename = FileName::parse(ARCHIVE).map_err(|e| StoreError::Index(e.to_string()))?;
         let hashes = PackageHashesKnown::NotYet;
-        let held = HeldArchive { digest, fast, filename, size_bytes, hashes, proof, origin, kept: now };
+        let held =
+            HeldArchive { digest, fast, filename, size_bytes, hashes, proof, zip: Zip::Published, origin, kept: now };
         {
             let _lock = self.digest_lock(&digest).lock();
             self.store.blobs.publish(verified)?;
@@ -209,20 +210,42 @@ impl Mirror {
         Ok(Ok(held))
     }
 
-    /// A version whose tree is another than the one that was seen first: an alarm, and not served (DESIGN 6).
-    pub(super) fn moved(&self, package: &ModulePackage, key: &ModulePackage, now: &Sighting, pinned: Digest) -> Error {
+    /// A version whose tree is another than the one that was seen first, or of which nobody knows that: an alarm, and not
+    /// served (DESIGN 6).
+    ///
+    /// # Errors
+    /// [`Error::Unverified`], unless it is what was seen.
+    pub(super) fn must_be_what_was_seen(
+        &self,
+        package: &ModulePackage,
+        key: &ModulePackage,
+        now: &Sighting,
+        judged: Judged,
+    ) -> Result<(), Error> {
         let Sighting { tree, commit, .. } = now;
         let commit = commit.as_deref().unwrap_or("none");
-        tracing::error!(%package, %tree, %pinned, commit, "ALARM: upstream has published a version of a module anew, with another tree than the one that was seen first; it is not served until it is accepted");
-        self.counters.unproven(&key.module.host, REPUBLISHED);
-        self.alarm(&key.module, &key.version, AlarmKind::WaitsForAccept, Some(&tree.to_string()), now.at);
-        Error::Unverified {
-            asked: format!("the archive of {package}"),
-            verdict: format!(
-                "its tree has digest {tree}, and the one that was seen first has {pinned}{}: upstream has moved it; `larder accept {key}` takes the new one",
-                if *tree == pinned { ", where the module was in another folder" } else { "" }
-            ),
-        }
+        let (verdict, now_there) = match judged {
+            Judged::Consistent => return Ok(()),
+            Judged::Moved { pinned } => {
+                tracing::error!(%package, %tree, %pinned, commit, "ALARM: upstream has published a version of a module anew, with another tree than the one that was seen first; it is not served until it is accepted");
+                self.counters.unproven(&key.module.host, REPUBLISHED);
+                let elsewhere = if *tree == pinned { ", where the module was in another folder" } else { "" };
+                let verdict = format!(
+                    "its tree has digest {tree}, and the one that was seen first has {pinned}{elsewhere}: upstream has moved it; `larder accept {key}` takes the new one"
+                );
+                (verdict, Some(tree.to_string()))
+            }
+            Judged::Lost => {
+                tracing::error!(%package, %tree, commit, "ALARM: what was seen first of a version of a module is damaged, and no archive tells what it was; it is not served until it is accepted");
+                self.counters.unproven(&key.module.host, SEEN_DAMAGED);
+                let verdict = format!(
+                    "its tree has digest {tree}, and the record of the one that was seen first is damaged, so nobody can tell whether upstream has moved it; `larder accept {key}` takes this one"
+                );
+                (verdict, None)
+            }
+        };
+        self.alarm(&key.module, &key.version, AlarmKind::WaitsForAccept, now_there.as_deref(), now.at);
+        Err(Error::Unverified { asked: format!("the archive of {package}"), verdict })
     }
 }
 

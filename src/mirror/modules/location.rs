@@ -14,12 +14,13 @@ use super::super::sealed::STORED_IS_FRESH;
 use super::super::single_flight::Awaited;
 use super::super::wanted::WantedDocument;
 use super::super::{AlarmKind, Answer, Call, Errand, Link, Mirror, Outcome, unless_gone};
+use super::seen::{self, Recalled};
 use super::versions::Spelling;
-use super::{ModuleArchiveRef, ModuleLocation, seen};
+use super::{ModuleArchiveRef, ModuleLocation};
 use crate::address::ModulePackage;
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::store::{Key, StoreError};
+use crate::store::Key;
 use crate::upstream::ask::Fetched;
 use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
@@ -91,19 +92,19 @@ impl Mirror {
             return Err(self.lacks(&key, format!("the archive of {package}"), call.now).await);
         }
         let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the archive of {package}")))?;
-        let filled = match timeout_at(call.deadline, self.module_fill(package, call)).await {
-            Ok(filled) => filled.map(|held| here(package, Some(&held)))?,
+        let (value, outcome) = match timeout_at(call.deadline, self.module_fill(package, call)).await {
+            Ok(filled) => (filled.map(|held| here(package, Some(&held)))?, Outcome::Miss),
             // Only what the page names tells which folder of the archive is the module: without it, a client would take
             // the root.
             Err(_) if matches!(said.located.source, Source::Indirect(_)) => {
                 match call.terms.led_to.get(&key, call.now) {
-                    Some(subdir) => without_digest(package, subdir),
+                    Some(subdir) => (without_digest(package, subdir), Outcome::Coming),
                     None => return Err(Error::Slow(format!("the archive of {package}"))),
                 }
             }
-            Err(_) => without_digest(package, told_subdir(package, said.located.subdir.as_ref())?),
+            Err(_) => (without_digest(package, told_subdir(package, said.located.subdir.as_ref())?), Outcome::Coming),
         };
-        Ok(Answer { value: filled, outcome: Outcome::Miss, fresh_until: answer.fresh_until, checked: answer.checked })
+        Ok(Answer { value, outcome, fresh_until: answer.fresh_until, checked: answer.checked })
     }
 
     /// What was seen as a tree before must not become something that nobody checks: an alarm, and the error for whoever
@@ -116,14 +117,16 @@ impl Mirror {
         call: &Call,
     ) -> Result<Option<Error>, Error> {
         let (of, what) = (key.clone(), source.what());
-        let seen = self.on_disk(move |mirror| unless_gone(seen::moved_elsewhere(mirror, &of, what))).await?;
-        let Some(seen) = seen else { return Ok(None) };
+        let before = match self.on_disk(move |mirror| unless_gone(seen::moved_elsewhere(mirror, &of, what))).await? {
+            Recalled::Never => return Ok(None),
+            Recalled::Seen(seen) => format!("the tree that was seen first has digest {}", seen.pinned.tree),
+            Recalled::Lost => "the record of the tree that was seen first is damaged".to_owned(),
+        };
         let (what, host) = (source.what(), source.host().unwrap_or_else(|| "somewhere".to_owned()));
-        tracing::error!(%package, what, host, pinned = %seen.pinned.tree, "ALARM: upstream has moved a version of a module to a source that larder cannot fetch; it is not served from there until it is accepted");
+        tracing::error!(%package, what, host, before, "ALARM: upstream has moved a version of a module to a source that larder cannot fetch; it is not served from there until it is accepted");
         self.alarm(&key.module, &key.version, AlarmKind::WaitsForAccept, Some(what), call.now);
         let verdict = format!(
-            "upstream has moved it to {what} at {host}, which larder cannot fetch, and the tree that was seen first has digest {}: `larder accept {key}` lets clients go there",
-            seen.pinned.tree
+            "upstream has moved it to {what} at {host}, which larder cannot fetch, and {before}: `larder accept {key}` lets clients go there"
         );
         Ok(Some(Error::Unverified { asked: format!("the location of {package}"), verdict }))
     }
@@ -257,42 +260,6 @@ impl Mirror {
         let landed = self.keep_document(wanted.key.clone(), kept).await;
         self.module_changed(&package.module);
         landed
-    }
-
-    /// Whether upstream has deleted a version, as far as its held location tells.
-    pub(in crate::mirror) fn location_is_gone(&self, package: &ModulePackage) -> bool {
-        // What cannot be read cannot be known to be gone, and its archive can be fetched again.
-        let record = self.store.records.get(&Key::ModuleLocation(package.clone())).ok().flatten();
-        record.and_then(KeptDocument::read).is_some_and(|kept| kept.about.gone)
-    }
-
-    /// The archive of a version that is held now, if one is: of the tree that is pinned, and of no other.
-    pub(in crate::mirror) async fn held_module(
-        self: &Arc<Self>,
-        key: &ModulePackage,
-    ) -> Result<Option<HeldArchive>, Error> {
-        let of = key.clone();
-        self.on_disk(move |mirror| mirror.module_now(&of)).await
-    }
-
-    /// The same; asks the disk.
-    pub(in crate::mirror) fn module_now(&self, key: &ModulePackage) -> Result<Option<HeldArchive>, StoreError> {
-        let name = unless_gone(self.name(key))?;
-        if name.archives.is_empty() {
-            return Ok(None);
-        }
-        // A record that cannot be read, or be put down again, now hides nothing that is held.
-        let seen = seen::known(self, key).ok().flatten();
-        for held in name.archives.into_iter().rev() {
-            let is_pinned = match (&seen, held.proof.how.tree()) {
-                (Some(seen), Some(packed)) => seen.pinned.is_packed_as(packed),
-                (None, _) | (_, None) => true,
-            };
-            if is_pinned && unless_gone(self.store.blobs.holds(&held.digest))? {
-                return Ok(Some(held));
-            }
-        }
-        Ok(None)
     }
 }
 

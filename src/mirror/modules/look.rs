@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::super::{AlarmKind, Call, Link, Mirror};
 use super::fetch::{Fetch, NoTree, git_ask};
 use super::location::{Said, told_subdir};
-use super::seen::{self, Judged, SeenModule, Sighting};
+use super::seen::{self, SeenModule, Sighting};
 use crate::address::ModulePackage;
 use crate::clock::CLOCK_SLACK;
 use crate::error::Error;
@@ -69,7 +69,7 @@ impl Mirror {
         call: &Call,
     ) -> Result<(), Error> {
         let of = key.clone();
-        let Some(seen) = self.on_disk(move |mirror| seen::known(mirror, &of)).await? else { return Ok(()) };
+        let Some(seen) = self.on_disk(move |mirror| seen::known(mirror, &of)).await?.seen() else { return Ok(()) };
         if let Some(moved) = &seen.moved {
             // Alarms do not outlive the process, and this one is not over.
             self.alarm(&key.module, &key.version, AlarmKind::WaitsForAccept, Some(&moved.tree.to_string()), moved.at);
@@ -85,9 +85,8 @@ impl Mirror {
         let (of, looked) = (key.clone(), said.age.checked);
         let now = sighting.clone();
         let judged = self.on_disk(move |mirror| seen::looked(mirror, &of, now, looked)).await?;
-        match judged {
-            Judged::Consistent => self.settled(&key.module, &key.version, AlarmKind::WaitsForAccept),
-            Judged::Moved { pinned } => drop(self.moved(package, key, &sighting, pinned)),
+        if self.must_be_what_was_seen(package, key, &sighting, judged).is_ok() {
+            self.settled(&key.module, &key.version, AlarmKind::WaitsForAccept);
         }
         Ok(())
     }

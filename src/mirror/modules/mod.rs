@@ -7,6 +7,7 @@ mod carried;
 mod download;
 mod fetch;
 mod fill;
+mod held;
 mod location;
 mod look;
 mod purge;
@@ -17,11 +18,13 @@ mod warm;
 pub(super) use self::carried::CarriedModule;
 pub(super) use self::download::StageNames;
 pub(super) use self::fetch::MOST_UNPACKING;
-pub(super) use self::seen::SeenModule;
+pub(super) use self::seen::SeenRecord;
 pub(super) use self::versions::entry_of_module;
 
-use super::{Mirror, Terms};
+use self::seen::Recalled;
+use super::{AlarmKind, Mirror, Terms};
 use crate::address::{Artifact, ModuleAddress, ModulePackage};
+use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix};
 use crate::store::StoreError;
 
@@ -51,9 +54,22 @@ pub enum ModuleLocation {
     Elsewhere(String),
 }
 
-/// Sees to it that what a version was at first sight is put down, where anything tells that; says whether it is.
-pub(super) fn seen_again(mirror: &Mirror, package: &ModulePackage) -> Result<bool, StoreError> {
-    Ok(seen::known(mirror, package)?.is_some())
+/// Sees to it that what a version was at first sight is put down, where anything tells that. Says whether anything does;
+/// otherwise it waits for `accept`.
+pub(super) fn seen_again(mirror: &Mirror, package: &ModulePackage, now: Timestamp) -> Result<bool, StoreError> {
+    let is_lost = seen::known(mirror, package)? == Recalled::Lost;
+    if is_lost {
+        mirror.alarm(&package.module, &package.version, AlarmKind::WaitsForAccept, None, now);
+    }
+    Ok(!is_lost)
+}
+
+/// Sees to it that what a version was at first sight is put down, before its archive goes, which may be all that tells.
+///
+/// # Errors
+/// It could not be: then the archive must stay.
+pub(super) fn note_before_it_goes(mirror: &Mirror, package: &ModulePackage) -> Result<(), StoreError> {
+    seen::known(mirror, package).map(drop)
 }
 
 impl Terms {

@@ -7,6 +7,7 @@ use super::super::purge::Purged;
 use super::super::refresh::{News, Refreshed};
 use super::super::{Call, Mirror};
 use super::look::Looking;
+use super::note_before_it_goes;
 use crate::address::{Artifact, Meant, ModuleAddress, ModulePackage, Versions};
 use crate::clock::Timestamp;
 use crate::error::Error;
@@ -67,10 +68,12 @@ impl Mirror {
             return Err(unreadable);
         }
         let (mut pinned, mut cleared, mut digests) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-        for package in self.store.records.module_packages_with_names(module)? {
-            if !versions.include(&package.version) {
-                continue;
-            }
+        let mut packages = self.store.records.module_packages_with_names(module)?;
+        packages.retain(|package| versions.include(&package.version));
+        for package in &packages {
+            note_before_it_goes(self, package)?;
+        }
+        for package in packages {
             let name = self.name(&package)?;
             if name.pinned {
                 pinned.insert(package);

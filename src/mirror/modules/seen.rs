@@ -22,7 +22,7 @@ pub(in crate::mirror) struct SeenModule {
     pub(super) moved: Option<Sighting>,
     /// When upstream had confirmed the location of which what it leads to was last looked at.
     pub(super) looked: Timestamp,
-    /// Whether all spellings of the module were one when it was put down (`fold_case`).
+    /// Whether all spellings of the module were one while it was known (`fold_case`): it says what each of them was.
     #[serde(default)]
     pub(super) folded: bool,
     /// The kind of source that upstream has moved it to since, where larder cannot fetch that.
@@ -78,6 +78,41 @@ impl SeenModule {
     }
 }
 
+/// What is recorded of a version.
+#[expect(clippy::large_enum_variant, reason = "it is read and written, and kept nowhere")]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub(in crate::mirror) enum SeenRecord {
+    /// What it was.
+    Seen(SeenModule),
+    /// Nothing any more, whatever an archive or another spelling tells: an operator has accepted that larder cannot
+    /// fetch it.
+    Forgotten {
+        /// When.
+        forgotten: Timestamp,
+    },
+}
+
+/// What is left of what was seen of a version.
+#[expect(clippy::large_enum_variant, reason = "it is looked at where it arrives, and kept nowhere")]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) enum Recalled {
+    /// Nothing was seen, or what was is forgotten: what comes next is the first.
+    #[default]
+    Never,
+    /// This.
+    Seen(SeenModule),
+    /// That something was seen, and not what: its record is damaged, and no archive tells. So nothing passes for it.
+    Lost,
+}
+
+impl Recalled {
+    /// What was seen, where that is known.
+    pub(super) fn seen(self) -> Option<SeenModule> {
+        if let Self::Seen(seen) = self { Some(seen) } else { None }
+    }
+}
+
 /// How a tree stands to what was seen before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Judged {
@@ -88,48 +123,54 @@ pub(super) enum Judged {
         /// What is pinned.
         pinned: Digest,
     },
+    /// Nobody can tell: what was seen is lost.
+    Lost,
 }
 
 /// What was seen of a version.
 ///
 /// # Errors
 /// Where the disk fails: nobody may take what comes next for the first then.
-pub(super) fn known(mirror: &Mirror, package: &ModulePackage) -> Result<Option<SeenModule>, StoreError> {
+pub(super) fn known(mirror: &Mirror, package: &ModulePackage) -> Result<Recalled, StoreError> {
     let _lock = mirror.record_lock(&Key::SeenModule(package.clone())).lock();
     read(mirror, package)
 }
 
-/// The same, for whoever has its lock. A record that is not there may have been damaged, or be of another spelling from
-/// before `fold_case` was changed: what is still known is put down again.
-fn read(mirror: &Mirror, package: &ModulePackage) -> Result<Option<SeenModule>, StoreError> {
-    if let Some(seen) = recorded(mirror, package)? {
-        return Ok(Some(seen));
-    }
+/// The same, for whoever has its lock. Where its record is damaged, or of another spelling from before `fold_case` was
+/// changed, what is still known is put down again.
+fn read(mirror: &Mirror, package: &ModulePackage) -> Result<Recalled, StoreError> {
+    let folds = folds(mirror, package);
+    let again = |seen: SeenModule| put(mirror, package, &seen).map(|()| Recalled::Seen(seen));
+    let mut is_lost = match recorded(mirror, package)? {
+        // From now on it says what each spelling was, also after the next change.
+        Recorded::Whole(SeenRecord::Seen(seen)) if folds && !seen.folded => return again(seen),
+        Recorded::Whole(SeenRecord::Seen(seen)) => return Ok(Recalled::Seen(seen)),
+        Recorded::Whole(SeenRecord::Forgotten { .. }) => return Ok(Recalled::Never),
+        Recorded::Absent => false,
+        Recorded::Damaged => true,
+    };
     // The name first: it tells what an operator has accepted since, too.
     if let Some(seen) = by_name(mirror, package)? {
         tracing::error!(%package, "what was seen of a version of a module was lost; it is put down again as its archive tells");
-        put(mirror, package, &seen)?;
-        return Ok(Some(seen));
+        return again(seen);
     }
-    if folds(mirror, package) {
-        for sibling in mirror.store.records.spellings_seen(package)? {
-            if let Some(seen) = recorded(mirror, &sibling)? {
-                tracing::info!(%package, as = %sibling, "a version of a module was seen in another spelling, and is held against that");
-                put(mirror, package, &seen)?;
-                return Ok(Some(seen));
+    let others = match package.folded() {
+        _ if folds => mirror.store.records.spellings_seen(package)?,
+        // Two spellings are two modules, unless they were one when this was put down.
+        one if one != *package => vec![one],
+        _ => vec![],
+    };
+    for other in others {
+        match recorded(mirror, &other)? {
+            Recorded::Whole(SeenRecord::Seen(seen)) if folds || seen.folded => {
+                tracing::info!(%package, as = %other, "a version of a module was seen in another spelling, and is held against that");
+                return again(seen);
             }
+            Recorded::Damaged => is_lost = true,
+            Recorded::Whole(_) | Recorded::Absent => {}
         }
-        return Ok(None);
     }
-    // Two spellings are two modules, unless they were one when this was put down.
-    let one = package.folded();
-    match if one == *package { None } else { recorded(mirror, &one)? } {
-        Some(seen) if seen.folded => {
-            put(mirror, package, &seen)?;
-            Ok(Some(seen))
-        }
-        Some(_) | None => Ok(None),
-    }
+    Ok(if is_lost { Recalled::Lost } else { Recalled::Never })
 }
 
 /// Whether all spellings of a module are one now.
@@ -138,26 +179,14 @@ fn folds(mirror: &Mirror, package: &ModulePackage) -> bool {
     terms.upstreams.get(&package.module.host).is_some_and(|upstream| upstream.settings.fold_case)
 }
 
-fn recorded(mirror: &Mirror, package: &ModulePackage) -> Result<Option<SeenModule>, StoreError> {
-    let key = Key::SeenModule(package.clone());
-    let damaged = || {
-        tracing::error!(%package, "ALARM: what was seen of a version of a module was damaged; unless an archive of it is held, what comes next is taken as it is");
-    };
-    match mirror.store.records.look(&key)? {
-        Recorded::Absent => Ok(None),
-        Recorded::Damaged => {
-            damaged();
-            Ok(None)
-        }
-        Recorded::Whole(record) => match serde_json::from_slice(&record) {
-            Ok(seen) => Ok(Some(seen)),
-            Err(_) => {
-                mirror.store.records.set_aside(&key)?;
-                damaged();
-                Ok(None)
-            }
-        },
-    }
+/// What is recorded under one spelling. What is damaged stays where it is: that it is there tells that something was
+/// seen, until something else is put in its place.
+fn recorded(mirror: &Mirror, package: &ModulePackage) -> Result<Recorded<SeenRecord>, StoreError> {
+    Ok(match mirror.store.records.look(&Key::SeenModule(package.clone()))? {
+        Recorded::Whole(record) => serde_json::from_slice(&record).map_or(Recorded::Damaged, Recorded::Whole),
+        Recorded::Absent => Recorded::Absent,
+        Recorded::Damaged => Recorded::Damaged,
+    })
 }
 
 /// What the name of a held archive tells.
@@ -179,8 +208,12 @@ fn by_name(mirror: &Mirror, package: &ModulePackage) -> Result<Option<SeenModule
 }
 
 fn put(mirror: &Mirror, package: &ModulePackage, seen: &SeenModule) -> Result<(), StoreError> {
-    let seen = SeenModule { folded: folds(mirror, package), ..seen.clone() };
-    let record = serde_json::to_vec(&seen)
+    let folded = seen.folded || folds(mirror, package);
+    write(mirror, package, &SeenRecord::Seen(SeenModule { folded, ..seen.clone() }))
+}
+
+fn write(mirror: &Mirror, package: &ModulePackage, record: &SeenRecord) -> Result<(), StoreError> {
+    let record = serde_json::to_vec(record)
         .map_err(|e| StoreError::Index(format!("what was seen of a module cannot be written: {e}")))?;
     mirror.store.records.put(&Key::SeenModule(package.clone()), &record, Durability::Synced).map(drop)
 }
@@ -192,13 +225,18 @@ fn put(mirror: &Mirror, package: &ModulePackage, seen: &SeenModule) -> Result<()
 /// Where it could not be put down: then nothing of it may be kept.
 pub(super) fn judge(mirror: &Mirror, package: &ModulePackage, sighting: Sighting) -> Result<Judged, StoreError> {
     let _lock = mirror.record_lock(&Key::SeenModule(package.clone())).lock();
-    let Some(mut seen) = read(mirror, package)? else {
-        let at = sighting.at;
-        put(mirror, package, &SeenModule::of(at, sighting, at))?;
-        return Ok(Judged::Consistent);
-    };
-    seen.looked = sighting.at;
-    change(mirror, package, seen, sighting)
+    match read(mirror, package)? {
+        Recalled::Never => {
+            let at = sighting.at;
+            put(mirror, package, &SeenModule::of(at, sighting, at))?;
+            Ok(Judged::Consistent)
+        }
+        Recalled::Seen(mut seen) => {
+            seen.looked = sighting.at;
+            change(mirror, package, seen, sighting)
+        }
+        Recalled::Lost => Ok(Judged::Lost),
+    }
 }
 
 /// The same for what was only looked at, and of a location that upstream had confirmed at `looked`.
@@ -209,9 +247,14 @@ pub(super) fn looked(
     looked: Timestamp,
 ) -> Result<Judged, StoreError> {
     let _lock = mirror.record_lock(&Key::SeenModule(package.clone())).lock();
-    let Some(mut seen) = read(mirror, package)? else { return Ok(Judged::Consistent) };
-    seen.looked = looked;
-    change(mirror, package, seen, sighting)
+    match read(mirror, package)? {
+        Recalled::Never => Ok(Judged::Consistent),
+        Recalled::Seen(mut seen) => {
+            seen.looked = looked;
+            change(mirror, package, seen, sighting)
+        }
+        Recalled::Lost => Ok(Judged::Lost),
+    }
 }
 
 fn change(
@@ -241,36 +284,29 @@ pub(super) fn accept(
     sighting: Sighting,
 ) -> Result<Option<Sighting>, StoreError> {
     let _lock = mirror.record_lock(&Key::SeenModule(package.clone())).lock();
-    let before = read(mirror, package)?;
+    let before = read(mirror, package)?.seen();
     let first_seen = before.as_ref().map_or(sighting.at, |seen| seen.first_seen);
     let looked = sighting.at;
-    put(mirror, package, &SeenModule::of(first_seen, sighting, looked))?;
+    let folded = before.as_ref().is_some_and(|seen| seen.folded);
+    put(mirror, package, &SeenModule { folded, ..SeenModule::of(first_seen, sighting, looked) })?;
     Ok(before.map(|seen| seen.pinned))
 }
 
-/// Forgets what was seen of a version, because an operator accepts that larder cannot fetch it any more. Its name is to
-/// be empty by then, or that would tell it again.
-pub(super) fn forget(mirror: &Mirror, package: &ModulePackage) -> Result<(), StoreError> {
-    let spellings = if folds(mirror, package) { mirror.store.records.spellings_seen(package)? } else { Vec::new() };
-    for spelling in spellings.into_iter().chain([package.clone()]) {
-        let key = Key::SeenModule(spelling);
-        let _lock = mirror.record_lock(&key).lock();
-        mirror.store.records.remove(&key)?;
-    }
-    Ok(())
+/// Forgets what was seen of a version, because an operator accepts that larder cannot fetch it any more.
+pub(super) fn forget(mirror: &Mirror, package: &ModulePackage, now: Timestamp) -> Result<(), StoreError> {
+    let _lock = mirror.record_lock(&Key::SeenModule(package.clone())).lock();
+    write(mirror, package, &SeenRecord::Forgotten { forgotten: now })
 }
 
-/// Notes that upstream has moved a version to where larder cannot follow. `None` where it was never seen.
-pub(super) fn moved_elsewhere(
-    mirror: &Mirror,
-    package: &ModulePackage,
-    what: &str,
-) -> Result<Option<SeenModule>, StoreError> {
+/// Notes that upstream has moved a version to where larder cannot follow. Says what was seen of it before.
+pub(super) fn moved_elsewhere(mirror: &Mirror, package: &ModulePackage, what: &str) -> Result<Recalled, StoreError> {
     let _lock = mirror.record_lock(&Key::SeenModule(package.clone())).lock();
-    let Some(mut seen) = read(mirror, package)? else { return Ok(None) };
-    if seen.elsewhere.as_deref() != Some(what) {
+    let mut recalled = read(mirror, package)?;
+    if let Recalled::Seen(seen) = &mut recalled
+        && seen.elsewhere.as_deref() != Some(what)
+    {
         seen.elsewhere = Some(what.to_owned());
-        put(mirror, package, &seen)?;
+        put(mirror, package, seen)?;
     }
-    Ok(Some(seen))
+    Ok(recalled)
 }

@@ -1,6 +1,7 @@
 //! Pull-through for the pages of the registry HTTP API: lists, searches and details. Offline, what no page is held of
 //! is answered from what is stored.
 
+mod purge;
 mod stored;
 
 use std::sync::Arc;

@@ -43,14 +43,26 @@ pub(super) enum Witness {
 }
 
 impl Beside {
-    /// Goes on to another provider, if it is one.
-    pub(super) fn at(&mut self, provider: &ProviderAddress) {
-        if self.of.as_ref() != Some(provider) {
-            *self = Self { of: Some(provider.clone()), ..Self::default() };
-        }
+    /// Whose files these are.
+    pub(super) fn of(&self) -> Option<&ProviderAddress> {
+        self.of.as_ref()
     }
 
-    /// Takes a file that is no archive.
+    /// Goes on to another provider.
+    pub(super) fn at(&mut self, provider: &ProviderAddress) {
+        *self = Self { of: Some(provider.clone()), ..Self::default() };
+    }
+
+    /// Whether all that could prove a package has come: its document, and sums with a signature.
+    pub(super) fn speaks_for(&self, package: &Package) -> bool {
+        let Package { version, platform, .. } = package;
+        let has = |member: Member| self.files.contains_key(&member);
+        let is_signed = |covers: Covers| has(Member::Sums(covers.clone())) && has(Member::Signature(covers));
+        has(Member::Document(version.clone(), platform.clone()))
+            && covering(version, platform).into_iter().any(is_signed)
+    }
+
+    /// Takes a file of this provider that is no archive.
     ///
     /// # Errors
     /// The tar broke off. Inside: why it is not taken.
@@ -59,7 +71,6 @@ impl Beside {
         path: TreePath,
         contents: &mut Contents<'_, R>,
     ) -> io::Result<Result<(), String>> {
-        self.at(&path.provider);
         let most = match &path.member {
             // Every folder has one, and nothing in it is news.
             Member::Index | Member::Archive(..) => return Ok(Ok(())),

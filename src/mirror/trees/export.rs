@@ -14,8 +14,8 @@ use super::super::{Call, Mirror};
 use crate::address::{Package, ProviderAddress, Version};
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::filesystem_mirror::carried::Writing;
 use crate::filesystem_mirror::index::{Hashes, Index, VersionIndex, written};
+use crate::filesystem_mirror::written::Writing;
 use crate::filesystem_mirror::{Covers, Member, TreePath};
 use crate::verify::How;
 

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::super::documents::{About as ListAbout, KeptDocument};
 use super::super::freshness::Age;
-use super::super::names::HeldArchive;
+use super::super::names::{HeldArchive, Zip};
 use super::super::proof_set::{KeptSet, ProofSet};
 use super::super::{AlarmKind, Call, Mirror, unless_gone};
 use super::beside::{set_of, stand_in};
@@ -101,9 +101,15 @@ impl Mirror {
         let Some(imported) = imported else { return Ok(()) };
         let Package { provider, version, .. } = package;
         let (digest, proof) = (set.document.shasum, set.proof().clone());
-        if imported.current.document.shasum != digest {
+        let before = imported.current.document.shasum;
+        if before != digest {
+            let of = package.clone();
+            if self.on_disk(move |mirror| mirror.is_packed_anew(&of, before)).await? {
+                tracing::info!(%package, "what was imported unpacked is served as upstream has it from now on");
+                return Ok(());
+            }
             let file = imported.current.document.filename.as_str();
-            tracing::error!(%package, imported = %imported.current.document.shasum, upstream = %digest, "ALARM: what was imported without signatures is not what upstream has; upstream's is served from now on");
+            tracing::error!(%package, imported = %before, upstream = %digest, "ALARM: what was imported without signatures is not what upstream has; upstream's is served from now on");
             self.alarm(provider, version, AlarmKind::ImportedDiffers, Some(file), now);
             return Ok(());
         }
@@ -117,6 +123,11 @@ impl Mirror {
             })
         })
         .await
+    }
+
+    /// Whether larder packed a held archive of what was imported unpacked: no published one has its digest.
+    pub(in super::super) fn is_packed_anew(&self, package: &Package, digest: Digest) -> Result<bool, StoreError> {
+        Ok(self.name(package)?.get(&digest).is_some_and(|held| held.zip == Zip::PackedAnew))
     }
 
     /// Gives every unsigned set of a version the sums of all of them, so that each speaks for every platform.

@@ -1,11 +1,15 @@
 //! Trees of `terraform providers mirror` into the store and out of it. What comes in is held against a proof like any
 //! download; what nothing proves stays out, or is kept as what it is: vouched for by the operator alone.
 
+mod arriving;
 mod beside;
 mod export;
 mod import;
 mod imported;
+mod judging;
+mod packing;
 mod proof;
+mod unpacked;
 
 use serde::{Deserialize, Serialize};
 
@@ -67,6 +71,9 @@ pub enum Judged {
     },
     /// Nothing proves it; it is held because the operator vouches for it.
     Unsigned,
+    /// The same of a package that lay there unpacked: larder made an archive of it, which only a network mirror can serve,
+    /// by its `h1:`. It has no signature, and no `zh:` that anybody else knows.
+    PackedAnew,
     /// It was held already.
     Held,
     /// It stays out.
@@ -95,6 +102,9 @@ pub struct ImportCounts {
     pub proven: u64,
     /// Held because the operator vouches for them.
     pub unsigned: u64,
+    /// Held because the operator vouches for them, and packed by larder.
+    #[serde(default)]
+    pub packed_anew: u64,
     /// Held already.
     pub held: u64,
     /// They stay out.
@@ -107,6 +117,7 @@ impl ImportCounts {
         *match judged {
             Judged::Proven { .. } => &mut self.proven,
             Judged::Unsigned => &mut self.unsigned,
+            Judged::PackedAnew => &mut self.packed_anew,
             Judged::Held => &mut self.held,
             Judged::Refused { .. } => &mut self.refused,
         } += 1;

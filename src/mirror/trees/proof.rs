@@ -21,14 +21,16 @@ use crate::verify::How;
 const REQUESTS: u32 = 3;
 /// How long an upstream's budget is waited for before it is looked at again.
 const BUDGET_AGAIN: Duration = Duration::from_millis(500);
-/// For how long an upstream that has asked for time is waited for.
-const LONGEST_WAIT: Duration = Duration::from_secs(120);
+/// How long it is waited for at most.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// What is said of a key that only the tree speaks for.
 const NEW_KEY: &str = "signed by a key that came with the tree and was never seen for this provider";
 
 /// What is to be said for an archive.
 pub(super) enum Said {
+    /// It is what is held.
+    Held,
     /// A set proves it.
     Proven { by: ProvenBy, kept: Arc<KeptSet>, set: Arc<ProofSet>, notes: Vec<String> },
     /// Nothing does, and this is why not.
@@ -66,11 +68,8 @@ impl Mirror {
                 Err(Error::Store(error)) => return Err(error.into()),
                 Err(error @ Error::Unverified { .. }) => return Ok(Said::Against(error.to_string())),
                 Err(error) => {
-                    // That it cannot be told now is no leave to take it on anybody's word.
                     return Ok(match self.by_the_tree(package, digest, beside, &upstream, unsigned, call).await? {
-                        Said::Nothing(_) => Said::Against(format!(
-                            "upstream could not be asked: {error}; try again, or import it into a mirror that is offline"
-                        )),
+                        Said::Nothing(_) => Said::Against(not_asked(&error)),
                         said => said,
                     });
                 }
@@ -85,7 +84,11 @@ impl Mirror {
     }
 
     /// The proven set that upstream gives; nothing where it knows no such package.
-    async fn set_of_upstream(self: &Arc<Self>, package: &Package, call: &Call) -> Result<Option<HeldSet>, Error> {
+    pub(super) async fn set_of_upstream(
+        self: &Arc<Self>,
+        package: &Package,
+        call: &Call,
+    ) -> Result<Option<HeldSet>, Error> {
         let (host, what) = (&package.provider.host, super::super::sets::what(package));
         let origins = [Origin::of(&call.upstream(host)?.settings.url)];
         let mut waited = Duration::ZERO;
@@ -93,10 +96,8 @@ impl Mirror {
             let now = call.now.after(call.began.elapsed());
             match self.may_fetch(&what, host, &origins, REQUESTS, call) {
                 Ok(()) => break now,
-                Err(error @ (Error::Spared(_) | Error::HeldBack { .. })) if waited >= LONGEST_WAIT => {
-                    return Err(error);
-                }
-                Err(Error::Spared(_) | Error::HeldBack { .. }) => {}
+                Err(Error::Spared(_)) if waited < LONGEST_WAIT => {}
+                // Somebody waits for the verdict, and upstreams ask for minutes.
                 Err(error) => return Err(error),
             }
             tokio::time::sleep(BUDGET_AGAIN).await;
@@ -169,8 +170,17 @@ impl Mirror {
     }
 }
 
-fn is_proven(set: &ProofSet) -> bool {
+pub(super) fn is_proven(set: &ProofSet) -> bool {
     set.proof().how != How::Imported
+}
+
+/// That it cannot be told now is no leave to take it on anybody's word.
+pub(super) fn not_asked(error: &Error) -> String {
+    let when = match error {
+        Error::HeldBack { until, .. } => format!("try again after {}", until.date_time()),
+        _ => "try again".to_owned(),
+    };
+    format!("upstream could not be asked: {error}; {when}, or import it into a mirror that is offline")
 }
 
 /// The set that has this archive.

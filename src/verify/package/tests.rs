@@ -80,6 +80,17 @@ fn what_goes_beyond_a_limit_is_refused() {
 }
 
 #[test]
+fn what_a_package_says_of_itself_refuses_it_before_anything_is_unpacked() {
+    let mut zip = zip_of(&[File("a", &[1; 500]), File("b", &[0; 50_000])]);
+    let content = position(&zip, b"a") + 1;
+    zip[content..content + 3].fill(0xff);
+    assert!(matches!(hashes(&zip), Err(BadPackage::Entry { .. })));
+    let limits = PackageLimits { unpacked_bytes: 10_000, ..PackageLimits::default() };
+    let refused = package_hashes(Cursor::new(&zip), limits);
+    assert!(matches!(refused, Err(BadPackage::TooLarge { limit: 10_000 })), "{refused:?}");
+}
+
+#[test]
 fn names_that_have_no_hash_or_lead_elsewhere_are_refused() {
     for name in ["a\nb", "../a", "a/../../b"] {
         assert!(matches!(hashes(&zip_of(&[File(name, b"x")])), Err(BadPackage::BadName { .. })), "{name:?}");

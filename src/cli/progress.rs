@@ -1,5 +1,6 @@
-//! How far a bundle is: a bar on a terminal, and nothing elsewhere, where each thing has its line.
+//! How far a bundle or a tree is: a bar on a terminal, and nothing elsewhere, where each thing has its line.
 
+use std::io::{self, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -7,8 +8,8 @@ use std::time::{Duration, Instant};
 use bytesize::ByteSize;
 use tokio::task::JoinHandle;
 
-use super::super::screen::Bars;
-use super::super::text::width_of_stderr;
+use super::screen::Bars;
+use super::text::width_of_stderr;
 
 /// How often it is drawn anew.
 const DRAWN_EVERY: Duration = Duration::from_millis(200);
@@ -32,6 +33,33 @@ impl Bytes {
 
     fn now(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What is read from here, or written there, with its bytes counted.
+#[derive(Debug)]
+pub(super) struct Counting<T> {
+    pub(super) inner: T,
+    pub(super) bytes: Bytes,
+}
+
+impl<R: Read> Read for Counting<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.inner.read(buffer)?;
+        self.bytes.add(read as u64);
+        Ok(read)
+    }
+}
+
+impl<W: Write> Write for Counting<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.inner.write(bytes)?;
+        self.bytes.add(written as u64);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
     }
 }
 

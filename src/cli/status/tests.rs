@@ -1,0 +1,153 @@
+use super::*;
+use crate::clock::Timestamp;
+use crate::jobs::report::ItemCounts;
+use crate::mirror::LeftAlone;
+
+fn warm_up(last: Option<LastRun>, running: Option<&str>) -> RecurringState {
+    let what = vec![
+        "hashicorp/aws@~> 5.0".to_owned(),
+        "/etc/larder/configurations/a-folder-with-a-long-name/production".to_owned(),
+    ];
+    let next = running.is_none().then_some(Timestamp(1_795_300_000));
+    RecurringState { what, every_seconds: 86_400, running: running.map(str::to_owned), last, next }
+}
+
+fn ran(state: JobState, error: Option<&str>, failures: u32) -> LastRun {
+    let items = ItemCounts { all: 30, held: 20, fetched: 5, failed: 5, cancelled: 0 };
+    let error = error.map(str::to_owned);
+    LastRun { ended: Timestamp(1_795_293_000), state, job: Some("00".repeat(8)), items, error, failures }
+}
+
+/// A larder to which everything has happened that can.
+fn troubled() -> Report {
+    let upstream = |host: &str, left_alone| UpstreamState {
+        host: host.to_owned(),
+        requests: 123_456,
+        failed: 17,
+        bytes: 98 << 30,
+        refused: 2,
+        left_alone,
+    };
+    let left = LeftAlone { origin: "https://releases.hashicorp.example".to_owned(), seconds: 42 };
+    let alarm = |kind, file: Option<&str>| Alarm {
+        what: "registry.terraform.io/a-namespace-that-is-long/a-provider-with-a-long-name@12.34.56".to_owned(),
+        kind,
+        file: file.map(str::to_owned),
+        since: Timestamp(1_795_293_000),
+    };
+    let trouble = Trouble {
+        why: "could not write /var/lib/larder/v1/staging/record-1: No space left on device (os error 28)".to_owned(),
+        to_do: "make room on the disk of the store; larder goes on by itself".to_owned(),
+    };
+    let file = "terraform-provider-null_1.2.0\u{1b}[2J_linux_amd64.zip";
+    Report {
+        mirror: Status {
+            version: "0.1.0".to_owned(),
+            store: "/var/lib/larder/v1".to_owned(),
+            store_state: StoreState::NotKeeping,
+            trouble: Some(trouble),
+            max_size_bytes: 200 << 30,
+            free_bytes: Some(4096),
+            index_bytes: 2 << 20,
+            archives: 1234,
+            archive_bytes: 150 << 30,
+            documents: 4321,
+            document_bytes: 100 << 20,
+            imported: vec!["registry.terraform.io/acme/null 1.2.0 for linux_amd64".to_owned()],
+            offline: true,
+            upstreams: vec!["registry.terraform.io".to_owned()],
+            missing: (0..25)
+                .map(|n| format!("the archive of registry.terraform.io/hashicorp/aws 5.{n}.0 for linux_amd64"))
+                .collect(),
+            alarms: vec![
+                alarm(AlarmKind::Dropped, None),
+                alarm(AlarmKind::Republished, Some(file)),
+                alarm(AlarmKind::WaitsForAccept, Some(file)),
+            ],
+        },
+        since_start: Some(SinceStart {
+            started: Timestamp(1_795_293_761),
+            seconds: 259_200,
+            requests: [
+                ("hit", 99_999),
+                ("miss", 1),
+                ("stale", 100),
+                ("revalidated", 4000),
+                ("absent", 12),
+                ("refused", 3),
+                ("error", 9),
+                ("gone", 4),
+                ("passed", 5),
+            ]
+            .map(|(word, count)| (word.to_owned(), count))
+            .into(),
+            refused: [("client", 3), ("no-route", 12)].map(|(word, count)| (word.to_owned(), count)).into(),
+            waiting_requests: 1,
+            sent_bytes: 3 << 40,
+            saved_bytes: 2 << 40,
+            upstream_bytes: 1 << 40,
+            fills_under_way: 2,
+            upstreams: vec![upstream("registry.opentofu.org", vec![]), upstream("registry.terraform.io", vec![left])],
+        }),
+        warm_ups: vec![
+            warm_up(None, Some("0123456789abcdef")),
+            warm_up(Some(ran(JobState::Done, None, 0)), None),
+            warm_up(Some(ran(JobState::Failed, None, 3)), None),
+            warm_up(Some(ran(JobState::Failed, Some("there is no folder \u{1b}[2J"), 1)), None),
+        ],
+    }
+}
+
+#[test]
+fn everything_fits_terminals_of_80_and_of_160_columns() {
+    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let endless = page(&troubled(), None);
+    for width in [80, 160] {
+        let shown = page(&troubled(), Some(width));
+        // What is to be pasted is never broken.
+        let lines = shown.lines().filter(|line| !line.starts_with("    larder accept"));
+        let longest = lines.map(|line| line.chars().count()).max().unwrap();
+        assert!(longest <= width, "{longest} of {width}:\n{shown}");
+        assert!(shown.lines().all(|line| line == line.trim_end()));
+        let (mut shown, mut all) = (words(&shown).concat(), words(&endless).concat());
+        assert_eq!(shown.len(), all.len(), "something was left out at {width}");
+        (shown, all) = (shown.replace(' ', ""), all.replace(' ', ""));
+        assert_eq!(shown, all);
+    }
+}
+
+#[test]
+fn what_somebody_should_look_at_is_there_and_what_waits_comes_first() {
+    let shown = page(&troubled(), None);
+    for part in [
+        "0.1.0 (running, offline) since 2026-11-21 20:42:41 UTC, for 3 days",
+        "NOT KEEPING",
+        "No space left on device",
+        "make room on the disk",
+        "99999 hit, 4000 revalidated",
+        "2.0 TiB (66 %)",
+        "12 no-route, 3 client",
+        "LEFT ALONE after failures: https://releases.hashicorp.example for 42 s",
+        "larder accept registry.terraform.io/a-namespace-that-is-long/a-provider-with-a-long-name@12.34.56",
+        "\\u{1b}[2J",
+        "1 archive without signatures",
+        "25 asked for while offline",
+        "every 1 day: did not run yet; runs now (job 0123456789abcdef)",
+        "25 archives held, 5 of them new, 2026-11-21",
+        "FAILED for 5 of 30 archives, 3 times in a row",
+        "COULD NOT BEGIN: there is no folder \\u{1b}[2J",
+        "… and 5 more",
+    ] {
+        assert!(shown.contains(part), "{part} is not in:\n{shown}");
+    }
+    assert!(shown.find("larder accept") < shown.find("the new one is served"));
+    assert!(!shown.contains('\u{1b}'));
+}
+
+#[test]
+fn a_store_alone_tells_what_it_has_and_nothing_of_clients() {
+    let report = Report { since_start: None, ..troubled() };
+    let shown = page(&report, Some(80));
+    assert!(shown.contains("(not running)") && shown.contains("1234 (150.0 GiB)"), "{shown}");
+    assert!(!shown.contains("requests"), "{shown}");
+}

@@ -1,0 +1,198 @@
+//! What lies in a tree: every file that could be a part of it, and what is no such file. No link is followed.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{AtFlags, Dir, FileType, readlinkat, statat};
+use rustix::io::Errno;
+
+use super::super::layout::{LONGEST_PATH, package_around};
+use super::super::{Meaning, Member, Mode, TreePath};
+use super::{BEING_WRITTEN, BadFolder, Folder};
+use crate::address::{Hostname, Version};
+
+/// The most files and folders that are looked at.
+const MOST_ENTRIES: usize = 1_000_000;
+/// Levels of folders above a packed archive; two more are above what is in an unpacked package.
+const LEVELS: usize = 3;
+/// How deep the folders of an unpacked package may lie in each other.
+const DEEPEST: usize = 64;
+
+/// Something in a tree.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// Its path below the tree's folder.
+    pub path: String,
+    /// What it is.
+    pub kind: FoundKind,
+}
+
+/// What something in a tree is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FoundKind {
+    /// A plain file of a provider's folder, of so many bytes.
+    File(u64),
+    /// A file of an unpacked package.
+    InPackage(u64, Mode),
+    /// A link, a device, a name that is none: it is not taken, and this is why.
+    Refused(String),
+}
+
+/// What a folder has under a name.
+struct Entry {
+    /// Its name, or what can be shown of one that is no UTF-8.
+    name: Result<String, String>,
+    kind: FileType,
+    mode: Mode,
+    size_bytes: u64,
+}
+
+/// A folder that is walked through, and how far that may go.
+struct Walk<'a> {
+    folder: &'a Folder,
+    left: usize,
+    found: Vec<Found>,
+}
+
+impl Folder {
+    /// Everything in it that could be a part of a tree, in the order of its paths. No link is followed: a link of a
+    /// host's other spelling to that host's own folder is passed over, any other is told.
+    ///
+    /// # Errors
+    /// A folder cannot be read, or there is too much in it.
+    pub fn all(&self) -> Result<Vec<Found>, BadFolder> {
+        let mut walk = Walk { folder: self, left: MOST_ENTRIES, found: Vec::new() };
+        walk.layout(&self.root, "", 0)?;
+        Ok(walk.found)
+    }
+
+    /// Every archive in a provider's folder, as a reader of the layout finds them.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn archives(&self, folder: &str) -> Result<Vec<(String, TreePath)>, BadFolder> {
+        let opened = self.folder_of(folder)?;
+        let entries = Walk { folder: self, left: MOST_ENTRIES, found: Vec::new() }.entries(&opened, folder)?;
+        let archive = |Entry { name, kind, .. }: Entry| {
+            let path = format!("{folder}/{}", name.ok()?);
+            match TreePath::parse(&path) {
+                Ok(Meaning::File(found))
+                    if kind == FileType::RegularFile && matches!(found.member, Member::Archive(..)) =>
+                {
+                    Some((path, found))
+                }
+                _ => None,
+            }
+        };
+        Ok(entries.into_iter().filter_map(archive).collect())
+    }
+}
+
+impl Walk<'_> {
+    /// The folders of the layout, and what lies in them.
+    fn layout(&mut self, folder: &OwnedFd, path: &str, level: usize) -> Result<(), BadFolder> {
+        for Entry { name, kind, size_bytes, .. } in self.entries(folder, path)? {
+            // No name of the layout.
+            let Ok(name) = name else { continue };
+            let below = if path.is_empty() { name.clone() } else { format!("{path}/{name}") };
+            let is_version = || Version::parse(&name).is_ok();
+            let kind = match kind {
+                FileType::RegularFile if level == LEVELS && !name.starts_with(BEING_WRITTEN) => {
+                    FoundKind::File(size_bytes)
+                }
+                // What is no part of the layout is nobody's business.
+                FileType::RegularFile => continue,
+                FileType::Directory if level < LEVELS || (level == LEVELS && is_version()) => {
+                    let inner = self.folder.folder_in(folder, &name, &below)?;
+                    self.layout(&inner, &below, level + 1)?;
+                    continue;
+                }
+                FileType::Directory if level == LEVELS + 1 && package_around(&below).is_some() => {
+                    let inner = self.folder.folder_in(folder, &name, &below)?;
+                    let before = self.found.len();
+                    self.package(&inner, &below, 0)?;
+                    if self.found.len() > before {
+                        continue;
+                    }
+                    FoundKind::Refused("there is no file in it".to_owned())
+                }
+                FileType::Directory => continue,
+                FileType::Symlink if level == 0 && is_other_spelling(folder, &name) => continue,
+                kind => FoundKind::Refused(no_file(kind).to_owned()),
+            };
+            self.found.push(Found { path: below, kind });
+        }
+        Ok(())
+    }
+
+    /// What an unpacked package is made of: all of it, or it is another package.
+    fn package(&mut self, folder: &OwnedFd, path: &str, depth: usize) -> Result<(), BadFolder> {
+        for Entry { name, kind, mode, size_bytes } in self.entries(folder, path)? {
+            let (name, kind) = match name {
+                Ok(name) => (name, Ok(kind)),
+                Err(shown) => (shown, Err("its name is no UTF-8")),
+            };
+            let below = format!("{path}/{name}");
+            let kind = match kind {
+                Ok(FileType::Directory) if depth < DEEPEST => {
+                    let inner = self.folder.folder_in(folder, &name, &below)?;
+                    self.package(&inner, &below, depth + 1)?;
+                    continue;
+                }
+                Ok(FileType::Directory) => FoundKind::Refused(format!("more than {DEEPEST} folders lie in each other")),
+                Ok(FileType::RegularFile) => FoundKind::InPackage(size_bytes, mode),
+                Ok(kind) => FoundKind::Refused(no_file(kind).to_owned()),
+                Err(why) => FoundKind::Refused(why.to_owned()),
+            };
+            self.found.push(Found { path: below, kind });
+        }
+        Ok(())
+    }
+
+    /// What a folder has, by name.
+    fn entries(&mut self, folder: &OwnedFd, path: &str) -> Result<Vec<Entry>, BadFolder> {
+        let failed = |e: Errno| self.folder.bad("list", path, e.into());
+        let mut entries = Vec::new();
+        for entry in Dir::read_from(folder).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let name = entry.file_name();
+            if matches!(name.to_bytes(), b"." | b"..") {
+                continue;
+            }
+            self.left = self.left.checked_sub(1).ok_or_else(|| {
+                let why = format!("there are more than {MOST_ENTRIES} files and folders in it");
+                self.folder.bad("list", path, io::Error::other(why))
+            })?;
+            let told = match statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(told) => told,
+                Err(Errno::NOENT) => continue,
+                Err(e) => {
+                    return Err(self.folder.bad("look at", &format!("{path}/{}", name.to_string_lossy()), e.into()));
+                }
+            };
+            entries.push(Entry {
+                name: name.to_str().map(str::to_owned).map_err(|_| name.to_string_lossy().into_owned()),
+                kind: FileType::from_raw_mode(told.st_mode),
+                mode: Mode::of(told.st_mode),
+                size_bytes: u64::try_from(told.st_size).unwrap_or_default(),
+            });
+        }
+        entries.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+        Ok(entries)
+    }
+}
+
+fn no_file(kind: FileType) -> &'static str {
+    match kind {
+        FileType::Symlink => "it is a link, and no link is followed",
+        _ => "it is no plain file",
+    }
+}
+
+/// Whether a link is what [`Folder::link_spelling`] makes.
+fn is_other_spelling(root: &OwnedFd, name: &str) -> bool {
+    let target = readlinkat(root, name, Vec::with_capacity(LONGEST_PATH));
+    let target = target.ok().and_then(|target| target.into_string().ok());
+    let (Ok(host), Some(target)) = (Hostname::parse(name), target) else { return false };
+    !target.contains('/') && Hostname::parse(&target).is_ok_and(|of| of == host) && target != name
+}

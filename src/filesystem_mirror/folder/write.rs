@@ -1,0 +1,122 @@
+//! What is written into a tree: whole, or not at all.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{AtFlags, Dir, Mode, OFlags, mkdirat, openat, renameat, symlinkat, unlinkat};
+use rustix::io::Errno;
+
+use super::super::TreePath;
+use super::{BEING_WRITTEN, BadFolder, Folder, READ_AT_ONCE};
+use crate::address::Hostname;
+use crate::digest::{Digest, Hasher};
+
+impl Folder {
+    /// Writes a file whole: beside its place, synced, then renamed into it. Where `expected` is given and the bytes are
+    /// others, nothing of it stays. Says what it hashes to.
+    ///
+    /// # Errors
+    /// It cannot be read or written, or is not what it should be.
+    pub fn write(
+        &self,
+        path: &TreePath,
+        mut contents: impl Read,
+        expected: Option<Digest>,
+    ) -> Result<Digest, BadFolder> {
+        let (shown, name) = (path.to_string(), path.file_name());
+        let folder = self.make_folder(&path.folder())?;
+        let beside = format!("{BEING_WRITTEN}{name}");
+        // What an earlier run left is begun anew.
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let writing = || {
+            let mut file = File::from(openat(&folder, beside.as_str(), flags, Mode::from_raw_mode(0o644))?);
+            let mut hasher = Hasher::new();
+            let mut buffer = vec![0; READ_AT_ONCE];
+            loop {
+                match contents.read(&mut buffer)? {
+                    0 => break,
+                    read => {
+                        hasher.update(&buffer[..read]);
+                        file.write_all(&buffer[..read])?;
+                    }
+                }
+            }
+            let digest = hasher.finish().0;
+            if let Some(expected) = expected.filter(|expected| *expected != digest) {
+                return Err(io::Error::other(format!("its SHA-256 is {digest}, and should be {expected}")));
+            }
+            file.sync_all()?;
+            renameat(&folder, beside.as_str(), &folder, name.as_str())?;
+            rustix::fs::fsync(&folder)?;
+            Ok(digest)
+        };
+        let written: io::Result<Digest> = { writing }();
+        written.map_err(|e| {
+            // The write failed for its own reason, which is the one to tell.
+            let _ = unlinkat(&folder, beside.as_str(), AtFlags::empty());
+            self.bad("write", &shown, e)
+        })
+    }
+
+    /// Writes a small file, unless it is there with these bytes.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn write_small(&self, path: &TreePath, bytes: &[u8]) -> Result<(), BadFolder> {
+        if self.digest(&path.to_string())? == Some(Digest::of(bytes)) {
+            return Ok(());
+        }
+        self.write(path, bytes, None).map(drop)
+    }
+
+    /// Removes what an earlier run left half written in a folder.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn sweep(&self, folder: &str) -> Result<(), BadFolder> {
+        let opened = match self.folder_of(folder) {
+            Ok(opened) => opened,
+            Err(bad) if bad.source.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(bad) => return Err(bad),
+        };
+        let failed = |e: Errno| self.bad("list", folder, e.into());
+        for entry in Dir::read_from(&opened).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            if entry.file_name().to_bytes().starts_with(BEING_WRITTEN.as_bytes()) {
+                unlinkat(&opened, entry.file_name(), AtFlags::empty()).map_err(failed)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a relative link from the spelling of a host that a web server is asked for to its folder; nothing where both
+    /// are the same. What is there already is left as it is.
+    ///
+    /// # Errors
+    /// The link cannot be made.
+    pub fn link_spelling(&self, host: &Hostname) -> Result<(), BadFolder> {
+        let (ascii, shown) = (host.as_str(), host.to_unicode());
+        if ascii == shown {
+            return Ok(());
+        }
+        match symlinkat(shown.as_str(), &self.root, ascii) {
+            Ok(()) | Err(Errno::EXIST) => Ok(()),
+            Err(e) => Err(self.bad("make the link", ascii, e.into())),
+        }
+    }
+
+    fn make_folder(&self, path: &str) -> Result<OwnedFd, BadFolder> {
+        let failed = |e: Errno| self.bad("make the folder", path, e.into());
+        let mut folder = self.root.try_clone().map_err(|e| self.bad("open", "", e))?;
+        for name in path.split('/') {
+            match mkdirat(&folder, name, Mode::from_raw_mode(0o755)) {
+                Ok(()) => rustix::fs::fsync(&folder).map_err(failed)?,
+                Err(Errno::EXIST) => {}
+                Err(e) => return Err(failed(e)),
+            }
+            folder = self.folder_in(&folder, name, path)?;
+        }
+        Ok(folder)
+    }
+}

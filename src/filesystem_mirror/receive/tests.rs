@@ -1,0 +1,128 @@
+//! Trees that are taken into folders.
+
+use std::io::Cursor;
+
+use super::super::written::Writing;
+use super::*;
+
+const NULL: &str = "r.example/acme/null";
+
+fn zip(content: &str) -> Vec<u8> {
+    use std::io::Write;
+    let mut zip = zip::ZipWriter::new(Cursor::new(Vec::new()));
+    zip.start_file("terraform-provider-null", zip::write::SimpleFileOptions::default()).unwrap();
+    zip.write_all(content.as_bytes()).unwrap();
+    zip.finish().unwrap().into_inner()
+}
+
+fn index_of(archives: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut index = VersionIndex::default();
+    for (platform, bytes) in archives {
+        let platform = crate::address::Platform::parse(platform).unwrap();
+        let name = format!("terraform-provider-null_1.2.0_{platform}.zip");
+        index.add(&name, &platform, &Hashes { digest: Digest::of(bytes), h1: None });
+    }
+    written(&index).unwrap()
+}
+
+fn tar(files: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut tar = Writing::to(Vec::new());
+    for (name, bytes) in files {
+        tar.add(&format!("{NULL}/{name}"), bytes.len() as u64, *bytes).unwrap();
+    }
+    tar.end().unwrap()
+}
+
+fn folder() -> (tempfile::TempDir, Folder) {
+    let place = tempfile::tempdir().unwrap();
+    let folder = Folder::make(&place.path().join("out")).unwrap();
+    (place, folder)
+}
+
+#[test]
+fn a_tree_is_added_to_what_is_there_and_an_archive_that_is_there_is_left_alone() {
+    let (_place, folder) = folder();
+    let (linux, darwin) = (zip("linux"), zip("darwin"));
+    let [l, d] =
+        ["linux_amd64", "darwin_arm64"].map(|platform| format!("terraform-provider-null_1.2.0_{platform}.zip"));
+    let of_linux = [("1.2.0.json", &index_of(&[("linux_amd64", &linux)])[..]), (&l, &linux)];
+    let received = receive(&tar(&of_linux)[..], &folder).unwrap();
+    assert_eq!((received.written, received.there, received.unsigned), (1, 0, 1));
+    let of_darwin = [("1.2.0.json", &index_of(&[("darwin_arm64", &darwin)])[..]), (&d, &darwin)];
+    assert_eq!(receive(&tar(&of_darwin)[..], &folder).unwrap().written, 1);
+    let index = VersionIndex::parse(&folder.small(&format!("{NULL}/1.2.0.json"), 9999).unwrap().unwrap()).unwrap();
+    assert_eq!(index.archives.len(), 2);
+    assert!(index.archives["linux_amd64"].hashes.iter().any(|hash| hash.starts_with("h1:")));
+    // The second time: sent again, or left out because it is there.
+    assert_eq!(receive(&tar(&of_linux)[..], &folder).unwrap().there, 1);
+    assert_eq!(receive(&tar(&of_linux[..1])[..], &folder).unwrap().there, 1);
+}
+
+#[test]
+fn what_is_not_what_the_tree_says_of_it_leaves_nothing_behind() {
+    let (_place, folder) = folder();
+    let (good, bad) = (zip("good"), zip("bad"));
+    let name = "terraform-provider-null_1.2.0_linux_amd64.zip";
+    let index = index_of(&[("linux_amd64", &good)]);
+    for files in [
+        vec![("1.2.0.json", &index[..]), (name, &bad)],
+        // Of which nothing was said, or which was not sent.
+        vec![(name, &good)],
+        vec![("1.2.0.json", &index)],
+        vec![("README.md", b"x")],
+    ] {
+        assert!(receive(&tar(&files)[..], &folder).is_err());
+    }
+    let whole = tar(&[("1.2.0.json", &index), (name, &good)]);
+    assert!(receive(&whole[..whole.len() - 1024], &folder).is_err(), "a tar without an end");
+    let left = folder.all().unwrap();
+    assert!(left.iter().all(|found| found.path.ends_with(name)), "{left:?}");
+}
+
+#[test]
+fn sums_that_are_there_for_others_stay_and_the_new_ones_go_beside_their_package() {
+    let (_place, folder) = folder();
+    let (linux, name) = (zip("linux"), "terraform-provider-null_1.2.0_linux_amd64.zip");
+    let index = index_of(&[("linux_amd64", &linux)]);
+    let (sums, own) =
+        ("terraform-provider-null_1.2.0_SHA256SUMS", "terraform-provider-null_1.2.0_linux_amd64_SHA256SUMS");
+    let (signature, document) = (format!("{sums}.sig"), "terraform-provider-null_1.2.0_linux_amd64.json");
+    let of = |text: &'static str| {
+        tar(&[
+            ("1.2.0.json", &index),
+            (sums, text.as_bytes()),
+            (&signature, text.as_bytes()),
+            (document, b"{}"),
+            (name, &linux),
+        ])
+    };
+    let read = |name: &str| folder.small(&format!("{NULL}/{name}"), 999).unwrap();
+    receive(&of("old")[..], &folder).unwrap();
+    assert_eq!((read(sums), read(own)), (Some(b"old".to_vec()), None));
+    assert_eq!(receive(&of("new")[..], &folder).unwrap().unsigned, 0);
+    assert_eq!((read(sums), read(own)), (Some(b"old".to_vec()), Some(b"new".to_vec())));
+    assert_eq!(read(&format!("{own}.sig")), Some(b"new".to_vec()));
+}
+
+#[test]
+fn the_spelling_that_a_web_server_is_asked_for_is_a_link_and_no_link_is_followed() {
+    let (place, folder) = folder();
+    let zip = zip("linux");
+    let mut tar = Writing::to(Vec::new());
+    let index = index_of(&[("linux_amd64", &zip)]);
+    let name = "terraform-provider-null_1.2.0_linux_amd64.zip";
+    for (path, bytes) in [("1.2.0.json", &index[..]), (name, &zip)] {
+        tar.add(&format!("bücher.example:8443/acme/null/{path}"), bytes.len() as u64, bytes).unwrap();
+    }
+    let received = receive(&tar.end().unwrap()[..], &folder).unwrap();
+    assert_eq!(received.with_port.len(), 1);
+    let out = place.path().join("out");
+    let through_the_link = out.join("xn--bcher-kva.example:8443/acme/null/index.json");
+    assert!(through_the_link.exists());
+    let found = folder.all().unwrap();
+    assert!(found.iter().all(|found| found.path.starts_with("bücher.example:8443/")), "{found:?}");
+    std::os::unix::fs::symlink("/etc", out.join("evil.example")).unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", out.join("bücher.example:8443/acme/null/9.9.9.json")).unwrap();
+    let refused = super::super::send::sorted(&folder).unwrap().refused;
+    assert_eq!(refused.len(), 2, "{refused:?}");
+}

@@ -1,0 +1,103 @@
+//! An archive that a location names: downloaded, held against its checksum, unpacked.
+
+use std::io::Seek;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::timeout;
+use url::Url;
+
+use super::super::download::{Download, Downloaded};
+use super::{Fetch, NoTree, Turn, ask_for, too_old_or_failed};
+use crate::error::Error;
+use crate::pack::{Tree, TreeError, unpack};
+use crate::upstream::ask::{Fetched, Validators};
+use crate::upstream::error::Fault;
+use crate::upstream::outbound::origin;
+use crate::upstream::source::{ArchiveSource, Checksum, Expected};
+
+/// How long an archive that is here waits for its turn.
+const LONGEST_WAIT_FOR_A_TURN: Duration = Duration::from_secs(300);
+/// The largest list of checksums, in bytes.
+const LARGEST_LIST: u64 = 1 << 20;
+
+impl Fetch<'_> {
+    /// Downloads an archive, holds it against the checksum that its address names, and unpacks it.
+    pub(super) async fn archive(
+        &mut self,
+        source: &ArchiveSource,
+        tree: Tree,
+    ) -> Result<(Tree, Turn, Validators), NoTree> {
+        let what = self.what();
+        let expected = match &source.checksum {
+            None => None,
+            Some(Expected::Is(checksum)) => Some(checksum.clone()),
+            Some(Expected::Listed(list)) => Some(self.listed(list, &source.url).await?),
+        };
+        let (of, outbound) = (self.package.to_string(), &self.call.terms.outbound);
+        let ask = ask_for(self.mirror, &self.upstream, &self.grant, self.call, &source.url, &what);
+        let downloaded = Download::new(self.mirror, outbound, ask, self.room).run(&of).await;
+        let Downloaded { staged, validators, name } = downloaded.map_err(|error| match error {
+            Error::Upstream(error) => too_old_or_failed((*error).clone()),
+            error => error.into(),
+        })?;
+        let turn = self.turn_to_unpack().await?;
+        let (format, at) = (source.format, origin(&source.url));
+        let unpacked = self
+            .mirror
+            .on_disk(move |_| {
+                let (mut tree, _name) = (tree, name);
+                let mut file = staged.file()?;
+                let unpacked = match expected.map(|expected| (Checksum::of(expected.kind(), &mut file), expected)) {
+                    Some((Ok(actual), expected)) if actual != expected => Err(Differs::Checksum { expected, actual }),
+                    Some((Err(error), _)) => return Err(staged.unreadable(error)),
+                    Some((Ok(_), _)) | None => {
+                        file.rewind().map_err(|error| staged.unreadable(error))?;
+                        unpack(format, &mut file, &mut tree).map(|()| tree).map_err(Differs::Tree)
+                    }
+                };
+                // What did not do is not built on.
+                staged.discard()?;
+                Ok(unpacked)
+            })
+            .await?;
+        match unpacked {
+            Ok(tree) => Ok((tree, turn, validators)),
+            Err(Differs::Tree(why)) => Err(self.refused(&at, why).into()),
+            Err(Differs::Checksum { expected, actual }) => {
+                let verdict = format!("its bytes have {actual}, and its address says {expected}");
+                Err(NoTree::MayBeTooOld(Error::Unverified { asked: format!("{what} from {at}"), verdict }))
+            }
+        }
+    }
+
+    /// Waits for the right to unpack what was downloaded; nothing is held meanwhile but its stage.
+    async fn turn_to_unpack(&self) -> Result<Turn, Error> {
+        let turn = Arc::clone(&self.mirror.unpacking).acquire_owned();
+        match timeout(LONGEST_WAIT_FOR_A_TURN, turn).await {
+            Ok(Ok(turn)) => Ok(Turn::Unpacking(turn)),
+            Ok(Err(_)) => Err(Error::Interrupted(self.what())),
+            Err(_) => {
+                Err(Error::Busy(format!("{}: as many archives are being unpacked as may be at one time", self.what())))
+            }
+        }
+    }
+
+    /// The checksum that a list names for an archive.
+    async fn listed(&self, list: &Url, archive: &Url) -> Result<Checksum, NoTree> {
+        let what = format!("the list of checksums for {}", self.what());
+        let asked = self.call.terms.outbound.small_file(self.ask(list, &what), None, LARGEST_LIST).await;
+        let found = match asked.map_err(too_old_or_failed)? {
+            Fetched::New(document) => Checksum::in_list(&document.body, list, archive),
+            Fetched::Unchanged => None,
+        };
+        let unlisted =
+            || self.failed(origin(list), Fault::Unusable("its list of checksums has none for the archive".into()));
+        Ok(found.ok_or_else(unlisted)?)
+    }
+}
+
+enum Differs {
+    Checksum { expected: Checksum, actual: Checksum },
+    Tree(TreeError),
+}

@@ -1,0 +1,49 @@
+//! Pages that an operator wants forgotten: the details of a module or a provider. Lists name others too, and stay until
+//! they are asked for anew.
+
+use url::Url;
+
+use super::super::Mirror;
+use super::super::documents::KeptDocument;
+use super::super::purge::Purged;
+use crate::address::{ModuleAddress, ProviderAddress, Version, Versions, What};
+use crate::store::StoreError;
+
+impl Mirror {
+    /// Forgets the pages with details of what is meant: those of its versions, and that of their latest.
+    pub(in crate::mirror) fn purge_pages(&self, what: &What, purged: &mut Purged) -> Result<(), StoreError> {
+        for page in self.store.records.pages_of(what.host())? {
+            // A page's key is a digest: only where it was asked for tells what it is about.
+            let kept = self.store.records.get(&page)?.and_then(KeptDocument::read);
+            if kept.is_some_and(|kept| has_details_of(what, &kept.about.asked)) {
+                self.purge_document(&page, purged)?;
+            }
+        }
+        self.pages_changed(what.host());
+        Ok(())
+    }
+}
+
+/// Whether at this URL are details of what is meant, in whatever case it was asked for: two modules that differ in case
+/// alone cost each other a page at most.
+fn has_details_of(what: &What, asked: &Url) -> bool {
+    let (names, versions): (&[&str], &Versions) = match what {
+        What::Module(meant) => {
+            let ModuleAddress { namespace, name, system, .. } = &meant.of;
+            (&[namespace.as_str(), name.as_str(), system.as_str()], &meant.versions)
+        }
+        What::Provider(meant) => {
+            let ProviderAddress { namespace, type_, .. } = &meant.of;
+            (&[namespace.as_str(), type_.as_str()], &meant.versions)
+        }
+    };
+    let path: Vec<&str> = asked.path_segments().into_iter().flatten().collect();
+    let ends_in_them = |path: &[&str]| {
+        let is_it = |(part, name): (&&str, &&str)| part.eq_ignore_ascii_case(name);
+        path.len() >= names.len() && path[path.len() - names.len()..].iter().zip(names).all(is_it)
+    };
+    let of_a_version = |(last, before): (&&str, &[&str])| {
+        Version::parse_lenient(last).is_ok_and(|version| versions.include(&version)) && ends_in_them(before)
+    };
+    asked.query().is_none() && (ends_in_them(&path) || path.split_last().is_some_and(of_a_version))
+}

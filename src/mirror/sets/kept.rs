@@ -1,0 +1,135 @@
+//! Proof sets as they are recorded: read, and replaced as one.
+
+use std::sync::Arc;
+
+use super::super::counters::Stored;
+use super::super::freshness::Age;
+use super::super::proof_set::{HeldSet, KeptSet, ProofSet};
+use super::super::pull::Landed;
+use super::super::{Mirror, unless_gone};
+use super::SetFlight;
+use crate::address::Package;
+use crate::clock::Timestamp;
+use crate::digest::Digest;
+use crate::error::Error;
+use crate::store::{Durability, Key, StoreError};
+use crate::verify::How;
+
+impl Mirror {
+    /// The set as it is recorded, whatever it was proven by.
+    pub(in crate::mirror) fn read_set(&self, package: &Package) -> Result<Option<HeldSet>, StoreError> {
+        let key = Key::ProofSet(package.clone());
+        let Some(record) = self.store.records.get(&key)? else { return Ok(None) };
+        let Some(kept) = KeptSet::read(record, package) else {
+            self.store.records.set_aside(&key)?;
+            return Ok(None);
+        };
+        let fallback = self.only_predecessor_is_held(&kept)?;
+        Ok(Some(HeldSet { kept: Arc::new(kept), fallback }))
+    }
+
+    fn only_predecessor_is_held(&self, kept: &KeptSet) -> Result<Option<Arc<ProofSet>>, StoreError> {
+        let Some((predecessor, _)) = kept.predecessor.as_ref() else { return Ok(None) };
+        let holds = |set: &ProofSet| self.store.blobs.holds(&set.document.shasum);
+        Ok((!holds(&kept.current)? && holds(predecessor)?).then(|| Arc::clone(predecessor)))
+    }
+
+    /// Replaces a package's set; the one before stays as its predecessor, unless nothing proves it.
+    pub(in crate::mirror) async fn keep_set(
+        self: &Arc<Self>,
+        package: &Package,
+        set: ProofSet,
+        now: Timestamp,
+    ) -> SetFlight {
+        self.keep_set_as_of(package, set, now, now).await
+    }
+
+    /// The same of a set that upstream confirmed at another time.
+    pub(in crate::mirror) async fn keep_set_as_of(
+        self: &Arc<Self>,
+        package: &Package,
+        set: ProofSet,
+        checked: Timestamp,
+        now: Timestamp,
+    ) -> SetFlight {
+        self.takes_over(package, &set, now).await?;
+        let current = Arc::new(set);
+        self.change_set(package, move |mirror, held| {
+            let predecessor = match held {
+                None => None,
+                Some(held) if held.current.proof().how == How::Imported => None,
+                Some(held) if current.names_the_same_files_as(&held.current) => held.predecessor,
+                // While only the archive of the one before the last is held, that one stays the way back.
+                Some(held) => match mirror.only_predecessor_is_held(&held)? {
+                    Some(_) => held.predecessor,
+                    None => Some((held.current, now)),
+                },
+            };
+            Ok(KeptSet { predecessor, current, age: Age { checked, gone: false } })
+        })
+        .await
+    }
+
+    /// Makes the next request for a package's set ask upstream, unless another has replaced it meanwhile.
+    pub(in crate::mirror) async fn expire_set(self: &Arc<Self>, package: &Package, wrong: Digest) -> Result<(), Error> {
+        let key = Key::ProofSet(package.clone());
+        let of = package.clone();
+        self.on_disk(move |mirror| {
+            let _lock = mirror.record_lock(&key).lock();
+            let Some(HeldSet { kept, .. }) = mirror.read_set(&of)? else { return Ok(()) };
+            if kept.current.document.shasum != wrong {
+                return Ok(());
+            }
+            let age = Age { checked: Timestamp(0), ..kept.age };
+            let kept = KeptSet { age, ..(*kept).clone() };
+            let size_bytes = mirror.store.records.put(&key, &kept.write(), Durability::Lazy)?;
+            mirror.store.index.document_kept(&key, size_bytes, kept.current.fetched());
+            Ok(())
+        })
+        .await?;
+        self.changed(&package.provider);
+        Ok(())
+    }
+
+    /// Replaces a package's set by what `change` makes of the one that is held; one that outlasts it stays. That it cannot
+    /// be kept costs the keeping, not the answer.
+    pub(in crate::mirror) async fn change_set(
+        self: &Arc<Self>,
+        package: &Package,
+        change: impl FnOnce(&Self, Option<KeptSet>) -> Result<KeptSet, StoreError> + Send + 'static,
+    ) -> SetFlight {
+        let of = package.clone();
+        let kept = self.on_disk(move |mirror| {
+            let key = Key::ProofSet(of.clone());
+            let lock = mirror.record_lock(&key).lock();
+            let read = mirror.read_set(&of);
+            let is_gone = matches!(read, Err(StoreError::Gone));
+            let held = unless_gone(read)?.map(|held| Arc::unwrap_or_clone(held.kept));
+            let before = held.clone();
+            let kept = change(mirror, held)?;
+            if let Some(before) = before.filter(|before| before.age.outlasts(kept.age, kept.age.checked)) {
+                return Ok(before);
+            }
+            if is_gone {
+                // Never over a set that was not read: it may be back by now.
+                return Ok(kept);
+            }
+            match mirror.store.records.put(&key, &kept.write(), Durability::Lazy) {
+                Ok(size_bytes) => {
+                    mirror.store.index.document_kept(&key, size_bytes, kept.age.checked);
+                    mirror.was_kept(Stored::Document);
+                }
+                Err(error) => {
+                    tracing::error!(package = %of, %error, "a proof set could not be kept");
+                    mirror.was_not_kept(Stored::Document, &error);
+                }
+            }
+            drop(lock);
+            mirror.keep_to_the_limit();
+            Ok(kept)
+        });
+        let kept = Arc::new(kept.await?);
+        self.changed(&package.provider);
+        Ok(Landed { age: kept.age, value: kept })
+    }
+}

@@ -1,0 +1,188 @@
+//! Archives of a tree that have arrived and are not visible: staged, hashed, and waiting for a verdict.
+
+use std::collections::VecDeque;
+use std::io::{self, Read};
+
+use super::import::{Import, Stop};
+use crate::address::Package;
+use crate::digest::{Digest, FastHash};
+use crate::filesystem_mirror::carried::Contents;
+use crate::store::{Staged, StagedNote, StoreError};
+
+/// How much is written at a time, in bytes.
+const WRITTEN_AT_ONCE: usize = 256 << 10;
+/// How many archives may wait for what proves them to come behind them.
+const MOST_WAITING: usize = 64;
+/// How many bytes these may have in all.
+const MOST_WAITING_BYTES: u64 = 4 << 30;
+
+/// An archive that has arrived, and is not visible.
+pub(super) struct Arrived {
+    /// Its path in the tree; of what was packed anew, the folder of its files.
+    pub(super) file: String,
+    pub(super) package: Package,
+    pub(super) staged: Staged,
+    pub(super) digest: Digest,
+    pub(super) fast: FastHash,
+    pub(super) made: Made,
+}
+
+/// Who made an archive.
+pub(super) enum Made {
+    /// Whoever made the tree had it so.
+    Before,
+    /// larder just now, of an unpacked package with this `h1:`.
+    Anew { h1: String },
+}
+
+impl Arrived {
+    pub(super) fn discard(self) {
+        discard(self.staged);
+    }
+}
+
+fn discard(staged: Staged) {
+    if let Err(error) = staged.discard() {
+        tracing::warn!(%error, "what was staged of a tree could not be removed; it is swept in a day");
+    }
+}
+
+/// What waits, in the order in which it came.
+#[derive(Default)]
+pub(super) struct Waiting {
+    archives: VecDeque<Arrived>,
+    bytes: u64,
+}
+
+impl Waiting {
+    pub(super) fn push(&mut self, arrived: Arrived) {
+        self.bytes += arrived.staged.written();
+        self.archives.push_back(arrived);
+    }
+
+    /// What has waited longest.
+    pub(super) fn next(&mut self) -> Option<Arrived> {
+        let first = self.archives.pop_front()?;
+        self.bytes -= first.staged.written();
+        Some(first)
+    }
+
+    /// The same, where more waits than may.
+    pub(super) fn too_much(&mut self) -> Option<Arrived> {
+        let is_too_much = self.archives.len() > MOST_WAITING || self.bytes > MOST_WAITING_BYTES;
+        if is_too_much { self.next() } else { None }
+    }
+
+    /// Whether an archive of a package waits.
+    pub(super) fn has(&self, package: &Package) -> bool {
+        self.archives.iter().any(|waits| waits.package == *package)
+    }
+
+    /// Whether another archive of the same package waits, with other bytes.
+    pub(super) fn has_another(&self, of: &Arrived) -> bool {
+        let is_another = |waits: &Arrived| {
+            matches!(waits.made, Made::Before) && waits.package == of.package && waits.digest != of.digest
+        };
+        self.archives.iter().any(is_another)
+    }
+
+    /// Takes out what was packed anew of a package.
+    pub(super) fn take_packed(&mut self, package: &Package) -> Option<Arrived> {
+        let is_it = |waits: &Arrived| matches!(waits.made, Made::Anew { .. }) && waits.package == *package;
+        let at = self.archives.iter().position(is_it)?;
+        let taken = self.archives.remove(at)?;
+        self.bytes -= taken.staged.written();
+        Some(taken)
+    }
+
+    /// Throws all of it away.
+    pub(super) fn discard(&mut self) {
+        while let Some(arrived) = self.next() {
+            arrived.discard();
+        }
+    }
+}
+
+impl Import {
+    /// Stages an archive; inside, why it stays out.
+    pub(super) fn arrive<R: Read>(
+        &mut self,
+        file: &str,
+        package: &Package,
+        contents: &mut Contents<'_, R>,
+    ) -> Result<Result<Arrived, String>, Stop> {
+        let size_bytes = contents.size_bytes();
+        if let Err(error) = self.call.upstream(&package.provider.host) {
+            return Ok(Err(error.to_string()));
+        }
+        let most = self.mirror.limits.archive_bytes.min(self.mirror.store_bytes());
+        if size_bytes > most {
+            return Ok(Err(format!("it has {size_bytes} bytes, and no archive here may have more than {most}")));
+        }
+        let mut staged = self.stage(file, size_bytes)?;
+        match copy(contents, &mut staged) {
+            Ok(()) => Ok(Ok(arrived(file, package, staged, Made::Before))),
+            Err(NotCopied::Read(broken)) => {
+                discard(staged);
+                Err(Stop::Tar(broken))
+            }
+            Err(NotCopied::Write(error)) => {
+                discard(staged);
+                Err(Stop::over(file)(error))
+            }
+        }
+    }
+
+    /// A stage with room for so many bytes. Where the disk is full, what waits is judged first; then it is evicted from,
+    /// as for any download.
+    pub(super) fn stage(&mut self, file: &str, size_bytes: u64) -> Result<Staged, Stop> {
+        let failed = Stop::over(file);
+        let name = format!("import~{}", &FastHash::of(file.as_bytes()).to_string()[..16]);
+        // What an import that was cut short left: nobody knows whether it was of the same bytes.
+        self.mirror.store.blobs.stage(&name).and_then(Staged::discard).map_err(&failed)?;
+        let mut staged = self.mirror.store.blobs.stage(&name).map_err(&failed)?;
+        let note = StagedNote { length: Some(size_bytes), ..StagedNote::default() };
+        let Err(full) = staged.remember(note.clone(), size_bytes) else { return Ok(staged) };
+        let again = if full.is_full() {
+            match self.judge_what_waits() {
+                Ok(()) => {
+                    self.mirror.make_room_on_disk(size_bytes, &full).and_then(|()| staged.remember(note, size_bytes))
+                }
+                Err(stop) => {
+                    discard(staged);
+                    return Err(stop);
+                }
+            }
+        } else {
+            Err(full)
+        };
+        match again {
+            Ok(()) => Ok(staged),
+            Err(error) => {
+                discard(staged);
+                Err(failed(error))
+            }
+        }
+    }
+}
+
+/// What was staged, as an archive that is there.
+pub(super) fn arrived(file: &str, package: &Package, staged: Staged, made: Made) -> Arrived {
+    let (digest, fast) = staged.hashes();
+    Arrived { file: file.to_owned(), package: package.clone(), staged, digest, fast, made }
+}
+
+enum NotCopied {
+    Read(io::Error),
+    Write(StoreError),
+}
+
+fn copy(from: &mut impl Read, to: &mut Staged) -> Result<(), NotCopied> {
+    let mut buffer = vec![0; WRITTEN_AT_ONCE];
+    loop {
+        match from.read(&mut buffer).map_err(NotCopied::Read)? {
+            0 => return Ok(()),
+            read => to.append(&buffer[..read]).map_err(NotCopied::Write)?,
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! The verdict on an archive of a tree, and what follows from it. Room is taken only for what is to be kept.
+
+use std::sync::Arc;
+
+use super::super::check::Found;
+use super::super::eviction::Reservation;
+use super::super::names::{PackageHashesKnown, Zip};
+use super::super::opened::unless_damaged;
+use super::super::proof_set::{KeptSet, ProofSet};
+use super::super::{Link, seen, unless_gone};
+use super::arriving::{Arrived, Made};
+use super::import::{Import, Stop};
+use super::imported::{sums_of, unsigned_set};
+use super::proof::Said;
+use super::{Judged, ProvenBy, Unsigned};
+use crate::address::Package;
+use crate::clock::Timestamp;
+use crate::error::Error;
+use crate::filesystem_mirror::index::Hashes;
+use crate::store::StoreError;
+use crate::verify::{How, PackageLimits, Verified, package_hashes};
+
+/// Where an archive came from that no upstream sent.
+const ORIGIN: &str = "an import";
+/// What is said of one that was held and damaged.
+const HEALED: &str = "the one that was held was damaged: it was set aside, and this one is in its place";
+
+/// What is to become of an archive.
+enum Verdict {
+    /// It is kept, because this proves it.
+    Proven { by: ProvenBy, kept: Arc<KeptSet>, set: Arc<ProofSet>, hashes: PackageHashesKnown },
+    /// It is kept, because the operator vouches for it.
+    OnTheirWord(PackageHashesKnown),
+    /// It is held.
+    Held,
+    /// It stays out.
+    Refused(String),
+}
+
+/// Whether what is held under a digest is what was held.
+enum Holds {
+    Nothing,
+    Whole,
+    Damaged,
+}
+
+impl Import {
+    /// Decides about an archive that has arrived, and keeps it or throws it away.
+    pub(super) fn judge(&mut self, arrived: Arrived) -> Result<(), Stop> {
+        let (file, package, size_bytes) = (arrived.file.clone(), arrived.package.clone(), arrived.staged.written());
+        let now = self.call.now.after(self.call.began.elapsed());
+        let mut notes = Vec::new();
+        let judged = match self.verdict(&arrived, now, &mut notes) {
+            Ok(verdict) => self.carry_out(verdict, arrived, now, &mut notes),
+            Err(error) => {
+                arrived.discard();
+                Err(error)
+            }
+        };
+        let judged = match judged {
+            Ok(judged) => judged,
+            Err(Error::Store(error)) => return Err(Stop::over(&file)(error)),
+            Err(error) => Judged::Refused { why: error.to_string() },
+        };
+        self.tell(file, Some(&package), size_bytes, judged, notes)
+    }
+
+    fn verdict(&mut self, arrived: &Arrived, now: Timestamp, notes: &mut Vec<String>) -> Result<Verdict, Error> {
+        let Arrived { package, digest, .. } = arrived;
+        self.touched.insert(package.provider.clone());
+        let call = self.mirror.step(now);
+        let why = match &arrived.made {
+            Made::Before => {
+                if self.proven.get(package).is_some_and(|proven| proven != digest) {
+                    let why = "another file of the tree is the same package, with other bytes, and is proven";
+                    return Ok(Verdict::Refused(why.to_owned()));
+                }
+                let said = self.mirror.said_for(package, *digest, &self.beside, self.unsigned, &call);
+                match self.runtime.block_on(said)? {
+                    Said::Against(why) => return Ok(Verdict::Refused(why)),
+                    Said::Proven { by, kept, set, notes: said } => {
+                        notes.extend(said);
+                        return self.proven(arrived, by, kept, set, notes);
+                    }
+                    Said::Held => return Ok(Verdict::Held),
+                    Said::Nothing(why) => why,
+                }
+            }
+            Made::Anew { h1 } => match self.runtime.block_on(self.mirror.said_for_unpacked(package, h1, &call))? {
+                Said::Against(why) => return Ok(Verdict::Refused(why)),
+                Said::Held | Said::Proven { .. } => {
+                    notes.push("its files are those of the archive that is held".to_owned());
+                    return Ok(Verdict::Held);
+                }
+                Said::Nothing(why) => why,
+            },
+        };
+        self.unproven(arrived, &why)
+    }
+
+    fn proven(
+        &self,
+        arrived: &Arrived,
+        by: ProvenBy,
+        kept: Arc<KeptSet>,
+        set: Arc<ProofSet>,
+        notes: &mut Vec<String>,
+    ) -> Result<Verdict, Error> {
+        match self.holds(arrived)? {
+            Holds::Whole => return Ok(Verdict::Held),
+            Holds::Damaged => notes.push(HEALED.to_owned()),
+            Holds::Nothing => {}
+        }
+        let hashes = hashes_of(arrived)?;
+        notes.extend(self.contradicted(arrived, &hashes).map(|why| format!("{why}; it is proven all the same")));
+        Ok(Verdict::Proven { by, kept, set, hashes })
+    }
+
+    fn unproven(&mut self, arrived: &Arrived, why: &str) -> Result<Verdict, Error> {
+        if self.unsigned == Unsigned::Refused {
+            return Ok(Verdict::Refused(format!("nothing proves it: {why}; --unsigned takes it on your word")));
+        }
+        // Which of them counts differs from reader to reader.
+        if self.waiting.has_another(arrived) {
+            self.disputed.insert(arrived.package.clone());
+        }
+        if self.disputed.contains(&arrived.package) {
+            let why = "another file of the tree is the same package, with other bytes, and nothing proves either";
+            return Ok(Verdict::Refused(why.to_owned()));
+        }
+        let hashes = hashes_of(arrived)?;
+        if let Some(why) = self.contradicted(arrived, &hashes) {
+            return Ok(Verdict::Refused(why));
+        }
+        Ok(match hashes {
+            PackageHashesKnown::Impossible { why } => Verdict::Refused(format!("no client could install it: {why}")),
+            hashes => Verdict::OnTheirWord(hashes),
+        })
+    }
+
+    /// What `VERSION.json` beside an archive has against it.
+    fn contradicted(&self, arrived: &Arrived, hashes: &PackageHashesKnown) -> Option<String> {
+        let Package { version, platform, .. } = &arrived.package;
+        let name = format!("{version}.json");
+        let index = match self.beside.version_index(version)? {
+            Ok(index) => index,
+            Err(why) => return Some(format!("{name} beside it cannot be read: {why}")),
+        };
+        let takes = match (&arrived.made, hashes) {
+            (Made::Anew { h1 }, _) => index.takes_h1(platform, h1),
+            (Made::Before, PackageHashesKnown::Known { zip, .. }) => {
+                index.takes(platform, &Hashes { digest: arrived.digest, h1: Some(zip.clone()) })
+            }
+            (Made::Before, PackageHashesKnown::NotYet | PackageHashesKnown::Impossible { .. }) => {
+                index.takes(platform, &Hashes { digest: arrived.digest, h1: None })
+            }
+        };
+        (!takes)
+            .then(|| format!("{name} beside it lists other hashes: one of the two was changed since they were made"))
+    }
+
+    fn carry_out(
+        &mut self,
+        verdict: Verdict,
+        arrived: Arrived,
+        now: Timestamp,
+        notes: &mut Vec<String>,
+    ) -> Result<Judged, Error> {
+        let package = arrived.package.clone();
+        match verdict {
+            Verdict::Refused(why) => {
+                arrived.discard();
+                Ok(Judged::Refused { why })
+            }
+            Verdict::Held => {
+                arrived.discard();
+                Ok(Judged::Held)
+            }
+            Verdict::Proven { by, kept, set, hashes } => {
+                let room = match self.take_room(arrived.staged.written()) {
+                    Ok(room) => room,
+                    Err(error) => {
+                        arrived.discard();
+                        return Err(error);
+                    }
+                };
+                tracing::info!(%package, ?by, "an archive of a tree is proven, and held from now on");
+                self.proven.insert(package, arrived.digest);
+                self.keep(&kept, &set, arrived, hashes, room, now)?;
+                Ok(Judged::Proven { by })
+            }
+            Verdict::OnTheirWord(hashes) => self.on_their_word(arrived, hashes, now, notes),
+        }
+    }
+
+    /// Keeps an archive that nothing proves, because the operator says so.
+    fn on_their_word(
+        &mut self,
+        arrived: Arrived,
+        hashes: PackageHashesKnown,
+        now: Timestamp,
+        notes: &mut Vec<String>,
+    ) -> Result<Judged, Error> {
+        let (package, digest) = (arrived.package.clone(), arrived.digest);
+        let version = (package.provider.clone(), package.version.clone());
+        let call = self.mirror.step(now);
+        let held = self.runtime.block_on(self.mirror.held_set(&package, &call))?;
+        let before = held.map(|held| held.kept.current.document.shasum);
+        if let Some(before) = before.filter(|before| *before != digest) {
+            arrived.discard();
+            let why = format!("its SHA-256 is {digest}, and {before} was imported before: purge that first");
+            return Ok(Judged::Refused { why });
+        }
+        if before == Some(digest) {
+            match self.holds(&arrived)? {
+                Holds::Whole => {
+                    arrived.discard();
+                    self.vouched_for.insert(version);
+                    return Ok(Judged::Held);
+                }
+                Holds::Damaged => notes.push(HEALED.to_owned()),
+                Holds::Nothing => {}
+            }
+        }
+        let room = match self.take_room(arrived.staged.written()) {
+            Ok(room) => room,
+            Err(error) => {
+                arrived.discard();
+                return Err(error);
+            }
+        };
+        let upstream = Arc::clone(self.call.upstream(&package.provider.host)?);
+        let set = unsigned_set(&package, digest, sums_of([(&package, digest)]), &upstream, now);
+        let set = set.map_err(|why| Error::Interrupted(format!("the set of {package}: {why}")))?;
+        let kept = self.runtime.block_on(self.mirror.keep_unsigned(&package, set, &call))?;
+        let set = Arc::clone(&kept.current);
+        if set.document.shasum != digest {
+            arrived.discard();
+            let why =
+                format!("its SHA-256 is {digest}, and a proof set that came meanwhile says {}", set.document.shasum);
+            return Ok(Judged::Refused { why });
+        }
+        tracing::warn!(%package, %digest, "imported without signatures: the operator vouches for it");
+        let is_unsigned = set.proof().how == How::Imported;
+        let judged = match &arrived.made {
+            _ if !is_unsigned => Judged::Proven { by: ProvenBy::HeldSet },
+            Made::Before => Judged::Unsigned,
+            Made::Anew { .. } => Judged::PackedAnew,
+        };
+        // That there is such a version is all that is noted: its digest is nobody's but the operator's.
+        seen::note_versions(&self.mirror, &package.provider, std::slice::from_ref(&package.version), now)?;
+        self.keep(&kept, &set, arrived, hashes, room, now)?;
+        if is_unsigned {
+            self.vouched_for.insert(version);
+        }
+        Ok(judged)
+    }
+
+    /// What is held of it, read again: who imports what is held may do so because that is damaged. Then it is set aside.
+    fn holds(&self, arrived: &Arrived) -> Result<Holds, Error> {
+        let (mirror, digest) = (&self.mirror, &arrived.digest);
+        if mirror.name(&arrived.package)?.get(digest).is_none() {
+            return Ok(Holds::Nothing);
+        }
+        let Some(blob) = unless_gone(mirror.store.blobs.get(digest))? else { return Ok(Holds::Nothing) };
+        if unless_damaged(blob.fast_hash())? == Some(arrived.fast) {
+            return Ok(Holds::Whole);
+        }
+        let _lock = mirror.digest_lock(digest).lock();
+        if mirror.store.blobs.set_aside_unless_replaced(digest, &blob)? {
+            mirror.checked.lock().remove(digest);
+            mirror.store.index.archive_gone(digest);
+            mirror.counters.damaged(Found::Damaged);
+        }
+        Ok(Holds::Damaged)
+    }
+
+    /// Room for what is to be kept: others go for it, unless this mirror is offline.
+    fn take_room(&self, bytes: u64) -> Result<Reservation, Error> {
+        let mirror = &self.mirror;
+        if mirror.link() == Link::Offline && !mirror.has_room_for(bytes) {
+            let (limit, stays) = (mirror.store_bytes(), mirror.store.index.totals().bytes());
+            return Err(StoreError::NoRoom { needed: bytes, limit, stays }.into());
+        }
+        let mut room = mirror.reservation();
+        self.runtime.block_on(mirror.reserve(&mut room, bytes))?;
+        Ok(room)
+    }
+
+    fn keep(
+        &self,
+        kept: &KeptSet,
+        set: &ProofSet,
+        arrived: Arrived,
+        hashes: PackageHashesKnown,
+        room: Reservation,
+        now: Timestamp,
+    ) -> Result<(), Error> {
+        let Arrived { package, staged, digest, fast, made, .. } = arrived;
+        let size_bytes = staged.written();
+        let verified = Verified::by_digest(staged, digest, set.document.shasum).map_err(|verdict| {
+            Error::Unverified { asked: format!("the archive of {package}"), verdict: verdict.to_string() }
+        })?;
+        self.mirror.commit(&package, kept, set, verified, fast, size_bytes, now)?;
+        drop(room);
+        let zip = match made {
+            Made::Before => Zip::Published,
+            Made::Anew { .. } => Zip::PackedAnew,
+        };
+        self.mirror.amend(&package, digest, |held| {
+            (held.hashes, held.zip, held.origin) = (hashes, zip, ORIGIN.to_owned());
+        })?;
+        self.mirror.keep_to_the_limit();
+        Ok(())
+    }
+}
+
+/// Both `h1:` of an archive, as far as it has any.
+fn hashes_of(arrived: &Arrived) -> Result<PackageHashesKnown, StoreError> {
+    if let Made::Anew { h1 } = &arrived.made {
+        return Ok(PackageHashesKnown::Known { zip: h1.clone(), directory: h1.clone() });
+    }
+    Ok(match package_hashes(arrived.staged.file()?, PackageLimits::default()) {
+        Ok(hashes) => PackageHashesKnown::Known { zip: hashes.zip, directory: hashes.directory },
+        Err(bad) => PackageHashesKnown::Impossible { why: bad.to_string() },
+    })
+}

@@ -1,0 +1,168 @@
+//! An unpacked package of a tree: its files in a spool, then one zip of them, which comes out the same each time.
+
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+
+use super::super::Mirror;
+use super::arriving::{Made, arrived};
+use super::import::{Import, Stop};
+use crate::address::Package;
+use crate::filesystem_mirror::Mode;
+use crate::filesystem_mirror::carried::Contents;
+use crate::pack::{Entry, Tree, TreeError, TreeLimits, TreePath, zipped};
+use crate::store::{Scratch, Staged, StoreError};
+use crate::verify::{PackageLimits, package_hashes};
+
+/// What a zip takes besides the bytes of its files, for each of them, at most: its name twice, and two headers.
+const BESIDE_A_FILE: u64 = 2 * (4096 + 128);
+
+/// A package whose files arrive.
+pub(super) struct Packing {
+    package: Package,
+    /// Its folder, as the tree spells it.
+    pub(super) place: String,
+    tree: Tree,
+    flaw: Option<String>,
+    scratch: Scratch,
+}
+
+impl Packing {
+    /// Begins with a package.
+    ///
+    /// # Errors
+    /// There is no place for its files.
+    pub(super) fn begin(mirror: &Mirror, package: Package, place: String) -> Result<Self, StoreError> {
+        let scratch = mirror.store.blobs.scratch()?;
+        let limits = TreeLimits { entries: PackageLimits::default().entries, bytes: mirror.limits.archive_bytes };
+        Ok(Self { package, place, tree: Tree::new(scratch.file()?, limits), flaw: None, scratch })
+    }
+
+    /// Refuses all of it.
+    pub(super) fn refuse(&mut self, why: String) {
+        self.flaw.get_or_insert(why);
+    }
+
+    /// Takes a file, which lies at `path` in the tree and at `file` in the package.
+    ///
+    /// # Errors
+    /// The tar broke off, or the disk failed.
+    pub(super) fn take<R: Read>(&mut self, path: &str, file: &str, contents: &mut Contents<'_, R>) -> Result<(), Stop> {
+        if self.flaw.is_some() {
+            return Ok(());
+        }
+        // What clients run, they run whatever the tree's file system kept of modes.
+        let mode = if self.is_plugin(file) { Mode::Executable } else { contents.mode() };
+        let taken = match TreePath::parse(file.as_bytes()) {
+            Ok(at) => self.tree.file(&at, mode.bits(), contents),
+            Err(bad) => Err(TreeError::bad_path(file.as_bytes(), &bad)),
+        };
+        match taken {
+            Ok(_) => Ok(()),
+            Err(TreeError::Unreadable(why)) => Err(Stop::Tar(io::Error::new(io::ErrorKind::UnexpectedEof, why))),
+            Err(TreeError::Spool(error)) => Err(Stop::over(path)(self.spool_failed(&error))),
+            Err(bad @ (TreeError::Refused { .. } | TreeError::TooLarge(_))) => {
+                self.refuse(bad.to_string());
+                Ok(())
+            }
+        }
+    }
+
+    fn spool_failed(&self, error: &Arc<io::Error>) -> StoreError {
+        let path = self.scratch.path().join("spool");
+        StoreError::Io { doing: "write what is unpacked to", path, source: Arc::clone(error) }
+    }
+
+    /// Whether a file of the package is what clients run.
+    fn is_plugin(&self, file: &str) -> bool {
+        !file.contains('/') && file.starts_with(&self.plugin())
+    }
+
+    fn plugin(&self) -> String {
+        format!("terraform-provider-{}", self.package.provider.type_)
+    }
+
+    /// Why no client could install it.
+    fn flaw(&self) -> Option<String> {
+        let is_plugin = |(path, entry): (&TreePath, &Entry)| {
+            matches!(entry, Entry::File { .. }) && self.is_plugin(&path.to_string())
+        };
+        self.flaw.clone().or_else(|| {
+            let has_plugin = self.tree.entries().any(is_plugin);
+            (!has_plugin).then(|| format!("no file in it is called {}…, so no client could run it", self.plugin()))
+        })
+    }
+
+    /// How many bytes a zip of it takes at most.
+    fn most_bytes(&self) -> u64 {
+        let files = self.tree.entries().count() as u64;
+        // Deflate adds five bytes to each 16 KiB that it cannot make smaller, at most.
+        self.tree.bytes() + self.tree.bytes() / 1024 + (files + 1) * BESIDE_A_FILE
+    }
+
+    /// Writes the zip.
+    fn zip_into(&self, staged: &mut Staged) -> Result<(), PackingError> {
+        let mut stage = Stage { staged, failed: None };
+        let zipped = zipped(&self.tree, &mut stage);
+        match (zipped, stage.failed) {
+            (Ok(()), None) => Ok(()),
+            (_, Some(error)) => Err(PackingError::Store(error)),
+            (Err(TreeError::Spool(error)), None) => Err(PackingError::Store(self.spool_failed(&error))),
+            (Err(bad), None) => Err(PackingError::Refused(bad.to_string())),
+        }
+    }
+}
+
+enum PackingError {
+    Store(StoreError),
+    Refused(String),
+}
+
+/// A stage as somewhere to write, which remembers what failed there.
+struct Stage<'a> {
+    staged: &'a mut Staged,
+    failed: Option<StoreError>,
+}
+
+impl Write for Stage<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.staged.append(bytes).map_err(|error| {
+            let told = io::Error::other(error.to_string());
+            self.failed = Some(error);
+            told
+        })?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Import {
+    /// Makes an archive of the unpacked package that was under way, now that all of it is there. It waits for its verdict.
+    pub(super) fn end_packing(&mut self) -> Result<(), Stop> {
+        let Some(packing) = self.packing.take() else { return Ok(()) };
+        let (package, place) = (packing.package.clone(), packing.place.clone());
+        let bytes = packing.tree.bytes();
+        let known = self.call.upstream(&package.provider.host).map(drop);
+        if let Some(why) = known.err().map(|error| error.to_string()).or_else(|| packing.flaw()) {
+            return self.refused(place, Some(&package), bytes, why);
+        }
+        let mut staged = self.stage(&place, packing.most_bytes())?;
+        let hashed = packing.zip_into(&mut staged).and_then(|()| {
+            let zip = io::BufReader::new(staged.file().map_err(PackingError::Store)?);
+            package_hashes(zip, PackageLimits::default()).map_err(|bad| PackingError::Refused(bad.to_string()))
+        });
+        match hashed {
+            Ok(hashes) => self.wait(arrived(&place, &package, staged, Made::Anew { h1: hashes.directory })),
+            Err(PackingError::Refused(why)) => {
+                arrived(&place, &package, staged, Made::Before).discard();
+                self.refused(place, Some(&package), bytes, why)
+            }
+            Err(PackingError::Store(error)) => {
+                arrived(&place, &package, staged, Made::Before).discard();
+                Err(Stop::over(&place)(error))
+            }
+        }
+    }
+}

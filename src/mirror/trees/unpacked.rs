@@ -1,0 +1,81 @@
+//! Whether anything speaks for a package that lies in a tree unpacked. No SHA256SUMS names what it would be packed to, so
+//! nothing proves it; but its `h1:` is that of the archive that was published, and tells whether it is the same.
+
+use std::sync::Arc;
+
+use super::super::names::PackageHashesKnown;
+use super::super::opened::unless_damaged;
+use super::super::{Call, Link, Mirror, seen, unless_gone};
+use super::proof::{Said, is_proven, not_asked};
+use crate::address::Package;
+use crate::error::Error;
+use crate::filesystem_mirror::TreePath;
+use crate::store::StoreError;
+
+impl Mirror {
+    /// Looks for what is to be said for or against an unpacked package whose files have this `h1:`. Where a proven archive
+    /// is known of, or to be had, only that one is taken: to take its files instead would be to do without its proof.
+    ///
+    /// # Errors
+    /// The store failed.
+    pub(super) async fn said_for_unpacked(
+        self: &Arc<Self>,
+        package: &Package,
+        h1: &str,
+        call: &Call,
+    ) -> Result<Said, Error> {
+        let of = package.clone();
+        let held = self.on_disk(move |mirror| mirror.held_package_hashes(&of)).await?;
+        if held.iter().any(|held| held == h1) {
+            return Ok(Said::Held);
+        }
+        if let Some(other) = held.first() {
+            return Ok(Said::Against(format!(
+                "its files have {h1}, and those of the archive that is held have {other}"
+            )));
+        }
+        let warm = format!("`larder warm {}@{}` fetches the archive", package.provider, package.version);
+        if self.held_set(package, call).await?.is_some_and(|held| is_proven(&held.kept.current)) {
+            let why = "a proof set of it is held, which names the archive that was published, and no unpacked files";
+            return Ok(Said::Against(format!("{why}: import that archive, or {warm}")));
+        }
+        let mut nothing = "this mirror is offline, so upstream cannot be asked".to_owned();
+        if self.link() == Link::Online {
+            match self.set_of_upstream(package, call).await {
+                Ok(Some(_)) => {
+                    let why = "upstream has it, and proves the archive that it published, but no unpacked files";
+                    return Ok(Said::Against(format!("{why}: {warm}")));
+                }
+                Ok(None) => nothing = format!("{} does not know it", package.provider.host),
+                Err(Error::Store(error)) => return Err(error.into()),
+                Err(error) => return Ok(Said::Against(not_asked(&error))),
+            }
+        }
+        let (of, file) = (package.clone(), TreePath::archive(package).file_name());
+        let (proven, _) = self.on_disk(move |mirror| seen::digests_of(mirror, &of, &file, None)).await?;
+        if let Some(proven) = proven.first() {
+            let why = format!("its archive was proven here before, with SHA-256 {proven}, and is not held any more");
+            return Ok(Said::Against(format!("{why}: import that archive, or {warm}")));
+        }
+        Ok(Said::Nothing(format!("{nothing}, and no signature speaks of unpacked files")))
+    }
+
+    /// The `h1:` of what each held archive of a package unpacks to, as far as it is not damaged.
+    fn held_package_hashes(&self, package: &Package) -> Result<Vec<String>, StoreError> {
+        let mut known = Vec::new();
+        for held in self.name(package)?.archives {
+            let Some(blob) = unless_gone(self.store.blobs.get(&held.digest))? else { continue };
+            if unless_damaged(blob.fast_hash())? != Some(held.fast) {
+                continue;
+            }
+            if held.hashes == PackageHashesKnown::NotYet {
+                self.compute_hashes(package, &held.digest)?;
+            }
+            let now = self.name(package)?.get(&held.digest).map(|held| held.hashes.clone());
+            if let Some(PackageHashesKnown::Known { directory, .. }) = now {
+                known.push(directory);
+            }
+        }
+        Ok(known)
+    }
+}

@@ -1,0 +1,99 @@
+//! Routes as URLs.
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+
+use super::{MODULE_ARCHIVE, Route};
+use crate::address::{Hostname, ModuleAddress, ModulePackage, Package, ProviderAddress};
+use crate::mirror::{ArchiveRef, ModuleArchiveRef};
+use crate::upstream::discovery::Service;
+use crate::upstream::pages::PageRef;
+
+/// What stands in a path segment as it is; everything else is percent-encoded. `+` is literal in the
+/// version paths of the clients (PROTOCOL 2.2), `:` in hosts with a port.
+const ENCODED: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~').remove(b'+').remove(b':');
+
+/// The base of the provider network mirror, for client configurations.
+pub const MIRROR_BASE: &str = "/mirror/";
+
+impl Route {
+    /// The route as a path, from where larder is mounted; with its query, where it has one.
+    pub fn path(&self) -> String {
+        let provider = |address: &ProviderAddress| {
+            format!("{}/{}", encoded(address.namespace.as_str()), encoded(address.type_.as_str()))
+        };
+        match self {
+            Self::Discovery(host) => format!("/registry/{}/.well-known/terraform.json", encoded(host.as_str())),
+            Self::ProviderVersions(address) => {
+                format!("{}{}/versions", providers_base(&address.host), provider(address))
+            }
+            Self::ProviderDownload(Package { provider: address, version, platform }) => {
+                let base = providers_base(&address.host);
+                let version = encoded(version.as_str());
+                format!("{base}{}/{version}/download/{}/{}", provider(address), platform.os, platform.arch)
+            }
+            Self::MirrorIndex(address) => {
+                format!("{MIRROR_BASE}{}/{}/index.json", encoded(address.host.as_str()), provider(address))
+            }
+            Self::MirrorVersion(address, version) => {
+                let host = encoded(address.host.as_str());
+                format!("{MIRROR_BASE}{host}/{}/{}.json", provider(address), encoded(version.as_str()))
+            }
+            Self::ProviderFile(ArchiveRef { package, digest, filename }) => {
+                let Package { provider: address, version, platform } = package;
+                let host = encoded(address.host.as_str());
+                let (version, filename) = (encoded(version.as_str()), encoded(filename.as_str()));
+                format!("/archive/{host}/providers/{}/{version}/{platform}/{digest}/{filename}", provider(address))
+            }
+            Self::ModuleVersions(address) => {
+                format!("{}{}/versions", modules_base(&address.host), below_modules(address))
+            }
+            Self::ModuleDownload(ModulePackage { module, version }) => {
+                let base = modules_base(&module.host);
+                format!("{base}{}/{}/download", below_modules(module), encoded(version.as_str()))
+            }
+            Self::ModuleArchive(ModuleArchiveRef { package: ModulePackage { module, version }, digest }) => {
+                let host = encoded(module.host.as_str());
+                let digest = digest.as_ref().map(|digest| format!("{digest}/")).unwrap_or_default();
+                let version = encoded(version.as_str());
+                format!("/archive/{host}/modules/{}/{version}/{digest}{MODULE_ARCHIVE}", below_modules(module))
+            }
+            Self::ModuleLatest(address) => {
+                format!("{}{}/download", modules_base(&address.host), below_modules(address))
+            }
+            Self::Page(PageRef { host, path, query }) => {
+                let base = match path.service() {
+                    Service::Modules => modules_base(host),
+                    Service::Providers => providers_base(host),
+                };
+                let below: Vec<String> = path.segments().into_iter().map(encoded).collect();
+                let path = format!("{base}{}", below.join("/"));
+                let query = query.text();
+                // As the protocol writes it: the list of all is at the base without its slash.
+                let path = path.trim_end_matches('/');
+                if query.is_empty() { path.to_owned() } else { format!("{path}?{query}") }
+            }
+            Self::Health => "/healthz".into(),
+            Self::Ready => "/readyz".into(),
+        }
+    }
+}
+
+/// The base of an upstream's `providers.v1`, for discovery documents and client configurations.
+pub fn providers_base(host: &Hostname) -> String {
+    format!("/registry/{}/v1/providers/", encoded(host.as_str()))
+}
+
+/// The base of an upstream's `modules.v1`, for discovery documents and client configurations.
+pub fn modules_base(host: &Hostname) -> String {
+    format!("/registry/{}/v1/modules/", encoded(host.as_str()))
+}
+
+fn below_modules(address: &ModuleAddress) -> String {
+    let ModuleAddress { namespace, name, system, .. } = address;
+    format!("{}/{}/{system}", encoded(namespace.as_str()), encoded(name.as_str()))
+}
+
+fn encoded(segment: &str) -> String {
+    utf8_percent_encode(segment, ENCODED).to_string()
+}

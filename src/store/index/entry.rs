@@ -1,0 +1,97 @@
+//! What the index notes of each thing, and under which key.
+
+use super::super::Key;
+use crate::clock::Timestamp;
+use crate::digest::Digest;
+
+pub(super) const ARCHIVE: u8 = b'a';
+pub(super) const DOCUMENT: u8 = b'd';
+pub(super) const PAGE: u8 = b'p';
+/// Pages and locations count in whole blocks of a disk, or many small ones would cost more than they count for.
+const BLOCK: u64 = 4096;
+
+/// What is noted of an archive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IndexedArchive {
+    /// Which.
+    pub digest: Digest,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// When it was kept or used.
+    pub last_use: Timestamp,
+    /// When all of it was last held against its digest.
+    pub last_check: Timestamp,
+}
+
+impl IndexedArchive {
+    pub(super) fn new(digest: Digest, entry: &Entry) -> Self {
+        Self { digest, size_bytes: entry.size_bytes, last_use: entry.last_use, last_check: entry.last_check }
+    }
+}
+
+/// One thing that can be evicted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) last_use: Timestamp,
+    /// What it counts for, in bytes.
+    pub(super) size_bytes: u64,
+    /// Of an archive: when all of it was last held against its digest.
+    pub(super) last_check: Timestamp,
+}
+
+impl Entry {
+    pub(super) fn encode(&self) -> [u8; 24] {
+        let mut value = [0; 24];
+        value[..8].copy_from_slice(&self.last_use.0.to_be_bytes());
+        value[8..16].copy_from_slice(&self.size_bytes.to_be_bytes());
+        value[16..].copy_from_slice(&self.last_check.0.to_be_bytes());
+        value
+    }
+
+    pub(super) fn decode(value: &[u8]) -> Option<Self> {
+        let number = |bytes: &[u8]| Some(u64::from_be_bytes(bytes.try_into().ok()?));
+        let (last_use, rest) = value.split_at_checked(8)?;
+        // An entry from before there was a scrub ends here: it was never checked.
+        let (size_bytes, last_check) = if rest.len() == 8 { (rest, &[0; 8][..]) } else { rest.split_at_checked(8)? };
+        Some(Self {
+            last_use: Timestamp(number(last_use)?),
+            size_bytes: number(size_bytes)?,
+            last_check: Timestamp(number(last_check)?),
+        })
+    }
+}
+
+pub(super) fn archive_key(digest: &Digest) -> Vec<u8> {
+    [&[ARCHIVE], digest.to_string().as_bytes()].concat()
+}
+
+pub(super) fn document_key(key: &Key) -> Vec<u8> {
+    let kind = if matches!(key, Key::Page(..)) { PAGE } else { DOCUMENT };
+    [&[kind], key.path().as_os_str().as_encoded_bytes()].concat()
+}
+
+/// What a document counts for.
+pub(super) fn counted(key: &Key, size_bytes: u64) -> u64 {
+    match key {
+        Key::Page(..) | Key::ModuleLocation(_) | Key::ModuleVersions(_) => {
+            size_bytes.checked_next_multiple_of(BLOCK).unwrap_or(size_bytes)
+        }
+        _ => size_bytes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Section 5: a newer binary reads older files.
+    #[test]
+    fn an_entry_from_before_there_was_a_scrub_was_never_checked() {
+        let entry = Entry { last_use: Timestamp(7), size_bytes: 9, last_check: Timestamp(8) };
+        assert_eq!(Entry::decode(&entry.encode()), Some(entry.clone()));
+        assert_eq!(Entry::decode(&entry.encode()[..16]), Some(Entry { last_check: Timestamp(0), ..entry.clone() }));
+        for length in [0, 7, 8, 15, 17, 23] {
+            assert_eq!(Entry::decode(&entry.encode()[..length]), None, "{length}");
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! What a version of a module was at first sight, where the memory of that is damaged, or was put down in another
+//! spelling: nobody gets another tree by that until an operator takes it.
+
+use serde_json::{Value, json};
+
+use crate::stored_again::verify;
+use crate::support::http::get;
+use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::module_scene::{Place, download_path, fetch};
+use crate::support::shelf::{Shelf, noise, tar_gz, unpacked};
+
+const ONE: &str = "acme/one/test@1.0.0";
+
+async fn alarms(larder: &Larder) -> Value {
+    get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json()["alarms"].clone()
+}
+
+/// Whether an operator is told that acme/one/test 1.0.0 waits for `accept`.
+async fn is_reported(larder: &Larder) -> bool {
+    let what = format!("{HOST}/{ONE}");
+    let alarms = alarms(larder).await;
+    alarms.as_array().unwrap().iter().any(|alarm| alarm["what"] == what.as_str() && alarm["kind"] == "waits-for-accept")
+}
+
+fn moved(shelf: &Shelf) {
+    shelf.file("one.tar.gz", &tar_gz(&[("main.tf", b"# moved\n")]));
+}
+
+/// The outcome of accepting this.
+async fn accepted(larder: &Larder, what: &str) -> Value {
+    larder.tell("accept", what).await["items"][0].clone()
+}
+
+/// A store where acme/one/test 1.0.0 was seen and is held no more, and nobody has it open.
+async fn seen_and_purged(shelf: &Shelf) -> Folder {
+    let larder = shelf.larder().start().await;
+    fetch(larder.base(), "one").await;
+    larder.tell("purge", ONE).await;
+    let folder = larder.stop().await;
+    assert!(folder.blobs().is_empty() && folder.files("names").is_empty());
+    folder
+}
+
+/// A damaged record tells that there was one: what comes next is not taken for the first, also after a restart.
+#[tokio::test]
+async fn a_module_whose_first_sight_was_damaged_is_refused_until_it_is_accepted() {
+    for damaged in [&b""[..], b"{}\n{}", b"\0\0\0\0\0\0\0\0"] {
+        let shelf = Shelf::of_one().await;
+        let folder = seen_and_purged(&shelf).await;
+        std::fs::write(&folder.files("seen")[0], damaged).unwrap();
+        moved(&shelf);
+        for _ in 0..2 {
+            let larder = shelf.larder_on(&folder).start().await;
+            for path in [download_path("one"), format!("/archive/{HOST}/modules/acme/one/test/1.0.0/module.tar.gz")] {
+                let refused = larder.get(&path).await.expect(502).text();
+                assert!(
+                    refused.contains("damaged") && refused.contains(&format!("larder accept {HOST}/{ONE}")),
+                    "{refused}"
+                );
+            }
+            assert!(folder.blobs().is_empty() && folder.staged().is_empty());
+            assert!(is_reported(&larder).await);
+            larder.stop().await;
+        }
+        let larder = shelf.larder_on(&folder).start().await;
+        // Of the whole module: what is lost waits for it, too.
+        let item = accepted(&larder, "acme/one/test").await;
+        assert_eq!((&item["outcome"], &item["tree_before"]), (&"accepted_tree".into(), &Value::Null), "{item}");
+        let (_, archive) = fetch(larder.base(), "one").await;
+        assert_eq!(unpacked(&archive)["main.tf"], b"# moved\n");
+        assert_eq!(alarms(&larder).await, json!([]));
+        assert_eq!(accepted(&larder, ONE).await["outcome"], "nothing_to_accept");
+    }
+}
+
+/// What an archive tells is put down before it goes: whether an operator purges it, or it is evicted.
+#[tokio::test]
+async fn what_a_module_was_is_put_down_before_its_archive_goes() {
+    for is_purged in [true, false] {
+        let shelf = Shelf::start().await;
+        for (seed, name) in ["one", "two", "three"].into_iter().enumerate() {
+            shelf.put(name, &tar_gz(&[("noise", &noise(seed as u32, 450_000))]));
+        }
+        let larder = shelf.larder().store("max_size = \"1MiB\"").start().await;
+        let (first, _) = fetch(larder.base(), "one").await;
+        std::fs::write(&larder.folder.files("seen")[0], "gone").unwrap();
+        if is_purged {
+            larder.tell("purge", ONE).await;
+        } else {
+            fetch(larder.base(), "two").await;
+            fetch(larder.base(), "three").await;
+            assert_eq!(larder.metric("larder_evictions_total").await, 1.0);
+        }
+        assert!(Place::of(&larder.get(&download_path("one")).await) == first, "purged: {is_purged}");
+        larder.tell("purge", ONE).await;
+        moved(&shelf);
+        let refused = larder.get(&download_path("one")).await.expect(502).text();
+        assert!(refused.contains("upstream has moved it"), "{refused}");
+    }
+}
+
+/// Who looks for damage finds it, and does not make the module new by that.
+#[tokio::test]
+async fn verify_tells_of_a_damaged_first_sight_and_leaves_it_refused() {
+    let shelf = Shelf::of_one().await;
+    let folder = seen_and_purged(&shelf).await;
+    std::fs::write(&folder.files("seen")[0], "gone").unwrap();
+    let larder = shelf.larder_on(&folder).start().await;
+    for _ in 0..2 {
+        let steps = verify(&larder).await;
+        let told = steps.iter().find(|step| step["step"] == "unreadable").unwrap_or_else(|| panic!("{steps:?}"));
+        assert!(told["error"].as_str().unwrap().contains("larder accept"), "{told}");
+        assert!(is_reported(&larder).await);
+    }
+    larder.get(&download_path("one")).await.expect(502);
+    accepted(&larder, ONE).await;
+    assert!(verify(&larder).await.iter().all(|step| step["step"] != "unreadable"));
+}
+
+/// Where nobody knows what it was, no client is sent elsewhere either, unless an operator says so.
+#[tokio::test]
+async fn a_module_whose_first_sight_was_damaged_sends_nobody_elsewhere() {
+    let shelf = Shelf::of_one().await;
+    let folder = seen_and_purged(&shelf).await;
+    std::fs::write(&folder.files("seen")[0], "gone").unwrap();
+    shelf.publish("one", "s3::https://s3.amazonaws.com/bucket/one.zip");
+    let larder = shelf.larder_on(&folder).nothing_stays_fresh().start().await;
+    let refused = larder.get(&download_path("one")).await.expect(502).text();
+    assert!(refused.contains("larder accept"), "{refused}");
+    let item = accepted(&larder, ONE).await;
+    assert_eq!((&item["outcome"], &item["tree_before"]), (&"accepted_elsewhere".into(), &Value::Null), "{item}");
+    larder.get(&download_path("one")).await.expect(204);
+}
+
+fn other_spelling() -> String {
+    format!("/registry/{HOST}/v1/modules/Acme/One/test/1.0.0/download")
+}
+
+/// acme/one/test and Acme/One/test, both at one place.
+async fn two_spellings() -> Shelf {
+    let shelf = Shelf::of_one().await;
+    let at = shelf.url("one.tar.gz");
+    shelf.registry.publish_module(crate::support::upstream::Module::new("Acme", "One", "test").at(&at));
+    shelf
+}
+
+async fn folding(shelf: &Shelf, folder: &Folder, folds: bool) -> Larder {
+    shelf.larder_on(folder).with(&format!("fold_case = {folds}")).nothing_stays_fresh().start().await
+}
+
+/// What was seen while all spellings were one holds for each of them, whichever is looked at again afterwards.
+#[tokio::test]
+async fn a_look_at_one_spelling_forgets_nothing_of_another() {
+    let (shelf, folder) = (two_spellings().await, Folder::new());
+    let larder = folding(&shelf, &folder, true).await;
+    larder.get(&other_spelling()).await.expect(204);
+    larder.stop().await;
+    let larder = folding(&shelf, &folder, false).await;
+    fetch(larder.base(), "one").await;
+    larder.tell("refresh", "acme/one/test").await;
+    moved(&shelf);
+    let refused = larder.get(&other_spelling()).await.expect(502).text();
+    assert!(refused.contains("larder accept"), "{refused}");
+}
+
+/// What was put down while spellings were told apart, and served while they were one, holds for each of them.
+#[tokio::test]
+async fn what_was_served_as_another_spelling_is_what_that_was() {
+    let (shelf, folder) = (two_spellings().await, Folder::new());
+    let larder = folding(&shelf, &folder, false).await;
+    fetch(larder.base(), "one").await;
+    larder.stop().await;
+    let larder = folding(&shelf, &folder, true).await;
+    larder.get(&other_spelling()).await.expect(204);
+    larder.stop().await;
+    moved(&shelf);
+    let larder = folding(&shelf, &folder, false).await;
+    let refused = larder.get(&other_spelling()).await.expect(502).text();
+    assert!(refused.contains("larder accept"), "{refused}");
+}
+
+/// What was accepted between two switches stays accepted, or is asked again: neither tree ever passes for the other.
+#[tokio::test]
+async fn an_accept_between_two_switches_of_fold_case_mixes_nothing() {
+    for first in [true, false] {
+        let (shelf, folder) = (two_spellings().await, Folder::new());
+        let larder = folding(&shelf, &folder, first).await;
+        let seen_first = Place::of(&larder.get(&other_spelling()).await.expect(204));
+        larder.stop().await;
+        moved(&shelf);
+        let larder = folding(&shelf, &folder, !first).await;
+        larder.get(&other_spelling()).await.expect(502);
+        assert_eq!(accepted(&larder, "Acme/One/test@1.0.0").await["outcome"], "accepted_tree");
+        let then = Place::of(&larder.get(&other_spelling()).await.expect(204));
+        assert!(then.sha256 != seen_first.sha256);
+        larder.stop().await;
+        let larder = folding(&shelf, &folder, first).await;
+        // The archive that was seen first is held, and goes on being served; what was accepted is asked again.
+        let back = Place::of(&larder.get(&other_spelling()).await.expect(204));
+        assert!(back.sha256 == seen_first.sha256, "{first}");
+        larder.tell("refresh", "Acme/One/test").await;
+        assert_eq!(alarms(&larder).await[0]["kind"], "waits-for-accept", "{first}");
+        accepted(&larder, "Acme/One/test@1.0.0").await;
+        assert!(Place::of(&larder.get(&other_spelling()).await).sha256 == then.sha256, "{first}");
+        assert_eq!(alarms(&larder).await, json!([]), "{first}");
+    }
+}
+
+/// That a version is elsewhere now is accepted once, whatever another spelling was while all were one.
+#[tokio::test]
+async fn what_is_accepted_elsewhere_after_a_switch_of_fold_case_is_not_asked_again() {
+    let (shelf, folder) = (two_spellings().await, Folder::new());
+    let larder = folding(&shelf, &folder, true).await;
+    larder.get(&other_spelling()).await.expect(204);
+    larder.stop().await;
+    let elsewhere = "s3::https://s3.amazonaws.com/bucket/one.zip";
+    shelf.registry.publish_module(crate::support::upstream::Module::new("Acme", "One", "test").at(elsewhere));
+    let larder = folding(&shelf, &folder, false).await;
+    larder.get(&other_spelling()).await.expect(502);
+    assert_eq!(accepted(&larder, "Acme/One/test@1.0.0").await["outcome"], "accepted_elsewhere");
+    for _ in 0..2 {
+        let told = larder.get(&other_spelling()).await.expect(204);
+        assert_eq!(told.header("x-terraform-get"), elsewhere);
+    }
+}

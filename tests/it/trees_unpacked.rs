@@ -1,0 +1,245 @@
+//! Trees whose packages lie there unpacked, as in `.terraform/providers`: packed anew, held against what is known, and
+//! served by their `h1:`.
+
+use std::io::Cursor;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::operator::Site;
+use crate::support::http::{client, get, send};
+use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::terraform::{Terraform, network_mirror};
+use crate::support::tls::TestCa;
+use crate::support::upstream::FakeUpstream;
+use crate::trees_export::{requiring, upstream};
+use crate::trees_import::{lock_of_upstream, sealed, states};
+
+/// Unpacks an archive as the clients do, modes and all.
+fn unpack(zip: &[u8], into: &Path) {
+    std::fs::create_dir_all(into).unwrap();
+    let mut zip = zip::ZipArchive::new(Cursor::new(zip)).unwrap();
+    for index in 0..zip.len() {
+        let mut entry = zip.by_index(index).unwrap();
+        let place = into.join(entry.enclosed_name().unwrap());
+        if entry.is_dir() {
+            std::fs::create_dir_all(place).unwrap();
+            continue;
+        }
+        std::fs::create_dir_all(place.parent().unwrap()).unwrap();
+        std::io::copy(&mut entry, &mut std::fs::File::create(&place).unwrap()).unwrap();
+        let mode = entry.unix_mode().unwrap() & 0o777;
+        std::fs::set_permissions(&place, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+}
+
+fn package(tree: &Path, name: &str, version: &str) -> PathBuf {
+    tree.join(format!("{HOST}/acme/{name}/{version}/linux_amd64"))
+}
+
+/// acme/null 1.2.0 and acme/random 3.0.1 for linux_amd64, unpacked.
+fn unpacked(upstream: &FakeUpstream, folder: &Path) -> PathBuf {
+    let tree = folder.join("unpacked");
+    for (name, version) in [("null", "1.2.0"), ("random", "3.0.1")] {
+        let zip = upstream.archive_bytes("acme", name, version, "linux_amd64");
+        unpack(&zip, &package(&tree, name, version));
+    }
+    tree
+}
+
+/// The `h1:` lines of a lock file.
+fn h1s(lock: &str) -> Vec<String> {
+    let mut h1s: Vec<String> =
+        lock.lines().map(str::trim).filter(|line| line.starts_with("\"h1:")).map(str::to_owned).collect();
+    h1s.sort();
+    h1s
+}
+
+/// Why each file that stays out does, by its path in the folder of its provider.
+fn refused(out: &str) -> Vec<(String, String)> {
+    let steps = out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let text = |step: &Value, key: &str| step[key].as_str().unwrap().to_owned();
+    let refused = steps.filter(|step| step["state"] == "refused");
+    let mut refused: Vec<_> = refused
+        .map(|step| (text(&step, "file").splitn(4, '/').last().unwrap().to_owned(), text(&step, "why")))
+        .collect();
+    refused.sort();
+    refused
+}
+
+#[tokio::test]
+async fn an_unpacked_tree_installs_from_a_network_mirror_by_the_h1_of_what_was_published() {
+    let Some(client) = Terraform::find() else { return };
+    let mut upstream = upstream().await;
+    let published = lock_of_upstream(&client, &upstream).await;
+    let home = Folder::new();
+    let tree = unpacked(&upstream, home.path());
+    upstream.stop().await;
+    let site = sealed(&upstream);
+    let place = tree.to_str().unwrap();
+
+    let said = site.run(&["import", place]).await;
+    assert_eq!((said.code, site.home.blobs().len()), (Some(1), 0), "{said:?}");
+    assert!(said.out.contains("no signature speaks of unpacked files; --unsigned takes it on your word"), "{said:?}");
+    let said = site.out(&["import", place, "--unsigned"]).await;
+    assert!(said.contains(", packed anew") && said.contains("2 unpacked packages: you alone vouch for them"), "{said}");
+    assert!(said.contains("neither its signature nor its zh"), "{said}");
+    assert!(site.out(&["status"]).await.contains("2 archives without signatures"));
+    // The same files are the same archive.
+    let before = site.home.blobs();
+    let again = site.out(&["import", place, "--unsigned", "--json"]).await;
+    assert_eq!(states(&again), ["linux_amd64 held", "linux_amd64 held"]);
+    assert_eq!(site.home.blobs(), before);
+
+    let larder = Larder::mirroring(&upstream).on(&site.home).network("offline = true").start().await;
+    let listed = larder.get(&format!("/mirror/{HOST}/acme/null/1.2.0.json")).await.expect(200).json();
+    let hashes = listed["archives"]["linux_amd64"]["hashes"].as_array().unwrap().clone();
+    assert!(hashes.len() == 1 && hashes[0].as_str().unwrap().starts_with("h1:"), "{listed}");
+    larder.stop().await;
+    let ca = TestCa::new();
+    let larder = Larder::mirroring(&upstream).on(&site.home).network("offline = true");
+    let larder = larder.tls(&ca, &["127.0.0.1"]).start().await;
+    let mut workspace = requiring(&client);
+    workspace.trust(&ca.pem()).cli_config(&network_mirror(&format!("{}/mirror/", larder.base())));
+    workspace.init().await.expect_success();
+    assert_eq!(h1s(&workspace.lock_file()), h1s(&published));
+    assert!(!workspace.lock_file().contains("\"zh:"), "{}", workspace.lock_file());
+    let plugin = format!(".terraform/providers/{HOST}/acme/null/1.2.0/linux_amd64/terraform-provider-null_v1.2.0");
+    let mode = std::fs::metadata(workspace.path().join(plugin)).unwrap().permissions().mode();
+    assert_ne!(mode & 0o100, 0, "{mode:o}");
+}
+
+/// What is proven is not done without for files that only look the same.
+#[tokio::test]
+async fn unpacked_files_are_held_against_the_archive_that_is_held_and_never_stand_in_for_a_proven_one() {
+    let upstream = upstream().await;
+    let home = Folder::new();
+    let tree = unpacked(&upstream, home.path());
+    let place = tree.to_str().unwrap();
+    std::fs::remove_dir_all(package(&tree, "random", "3.0.1")).unwrap();
+    let mut site = Site::new(&upstream);
+    let told = refused(&site.run(&["import", place, "--unsigned", "--json"]).await.out);
+    assert!(told.len() == 1 && told[0].1.contains("`larder warm registry.terraform.io/acme/null@1.2.0`"), "{told:?}");
+
+    site.out(&["warm", "acme/null@1.2.0", "--platform", "linux_amd64"]).await;
+    let said = site.out(&["import", place, "--json"]).await;
+    assert_eq!(states(&said), ["linux_amd64 held"]);
+    assert!(said.contains("its files are those of the archive that is held"), "{said}");
+    let plugin = package(&tree, "null", "1.2.0").join("terraform-provider-null_v1.2.0");
+    let mut bytes = std::fs::read(&plugin).unwrap();
+    bytes[100] ^= 1;
+    std::fs::write(&plugin, bytes).unwrap();
+    let told = refused(&site.run(&["import", place, "--unsigned", "--json"]).await.out);
+    assert!(told.len() == 1 && told[0].1.contains("and those of the archive that is held have h1:"), "{told:?}");
+    // Nor once that is gone: what was proven is remembered.
+    site.out(&["purge", "acme/null@1.2.0"]).await;
+    site.text.push_str("[network]\noffline = true\n");
+    let told = refused(&site.run(&["import", place, "--unsigned", "--json"]).await.out);
+    assert!(told.len() == 1 && told[0].1.contains("was proven here before"), "{told:?}");
+}
+
+#[tokio::test]
+async fn what_upstream_publishes_later_takes_the_place_of_what_was_packed_without_an_alarm() {
+    let upstream = upstream().await;
+    let home = Folder::new();
+    let tree = unpacked(&upstream, home.path());
+    let other = FakeUpstream::start().await;
+    let site = Site::new(&other);
+    site.out(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
+    let larder = Larder::mirroring(&other).nothing_stays_fresh().on(&site.home).start().await;
+    let document = larder.document("null", "1.2.0").await.expect(200).json();
+    larder.get(document["download_url"].as_str().unwrap()).await.expect(200);
+    let null = crate::support::upstream::Provider::new("acme", "null").version("1.2.0").size(200_000);
+    other.publish(crate::warming::both(null));
+    let document = larder.document("null", "1.2.0").await.expect(200).json();
+    assert!(document["signing_keys"]["gpg_public_keys"][0].is_object(), "{document}");
+    let zip = larder.get(document["download_url"].as_str().unwrap()).await.expect(200);
+    assert_eq!(zip.body, other.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
+    let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
+    assert_eq!(status["alarms"].as_array().map(Vec::len), Some(0), "{status}");
+}
+
+#[tokio::test]
+async fn a_package_with_a_link_or_without_a_plugin_stays_out_as_a_whole() {
+    let upstream = upstream().await;
+    let home = Folder::new();
+    let tree = unpacked(&upstream, home.path());
+    symlink("/etc/passwd", package(&tree, "null", "1.2.0").join("notes")).unwrap();
+    let empty = package(&tree, "random", "3.0.2");
+    std::fs::create_dir_all(&empty).unwrap();
+    let other = package(&tree, "random", "3.0.3");
+    std::fs::create_dir_all(&other).unwrap();
+    std::fs::write(other.join("README"), b"nothing to run").unwrap();
+    symlink(package(&tree, "random", "3.0.1"), package(&tree, "random", "3.0.1").with_file_name("linux_arm64"))
+        .unwrap();
+    let site = sealed(&upstream);
+    let said = site.run(&["import", tree.to_str().unwrap(), "--unsigned", "--json"]).await;
+    let told = refused(&said.out);
+    let places: Vec<&str> = told.iter().map(|(place, _)| place.as_str()).collect();
+    assert_eq!(
+        places,
+        ["1.2.0/linux_amd64", "3.0.1/linux_arm64", "3.0.2/linux_amd64", "3.0.3/linux_amd64"],
+        "{told:?}"
+    );
+    for (at, why) in ["notes\": it is a link", "it is a link", "there is no file in it", "no client could run it"]
+        .into_iter()
+        .enumerate()
+    {
+        assert!(told[at].1.contains(why), "{told:?}");
+    }
+    assert_eq!((states(&said.out).len(), site.home.blobs().len()), (5, 1));
+    assert!(site.home.staged().is_empty(), "{:?}", site.home.staged());
+}
+
+#[tokio::test]
+async fn a_tar_of_unpacked_packages_is_read_as_strictly() {
+    let upstream = upstream().await;
+    let site = sealed(&upstream);
+    let larder = site.serve();
+    let token = std::fs::read_to_string(site.home.path().join("admin-token")).unwrap();
+    let mut tar = tar::Builder::new(Vec::new());
+    let mut add = |path: &str, kind: tar::EntryType, bytes: &[u8]| {
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(kind);
+        header.set_size(bytes.len() as u64);
+        header.set_mode(0o755);
+        header.as_gnu_mut().unwrap().name[..path.len()].copy_from_slice(path.as_bytes());
+        header.set_cksum();
+        tar.append(&header, bytes).unwrap();
+    };
+    let null = format!("{HOST}/acme/null");
+    for version in ["1.0.0", "1.1.0", "1.2.0", "1.3.0"] {
+        let plugin = format!("{null}/{version}/linux_amd64/terraform-provider-null");
+        add(&plugin, tar::EntryType::Regular, version.as_bytes());
+        match version {
+            "1.0.0" => add(&format!("{null}/1.0.0/linux_amd64/link"), tar::EntryType::Symlink, b""),
+            "1.1.0" => add(&format!("{null}/1.1.0/linux_amd64/../../x"), tar::EntryType::Regular, b"x"),
+            "1.2.0" => add(&plugin, tar::EntryType::Regular, b"again"),
+            _ => {}
+        }
+    }
+    // What lay between its files may have taken some of them along.
+    add(&format!("{null}/1.4.0/linux_amd64/terraform-provider-null"), tar::EntryType::Regular, b"1.4.0");
+    add(&format!("{null}/1.3.0/linux_amd64/LICENSE"), tar::EntryType::Regular, b"late");
+    let request = client().post(format!("{}/admin/v1/import?unsigned", larder.admin())).bearer_auth(&token);
+    let request = request.header("content-type", "application/x-tar").body(tar.into_inner().unwrap());
+    let answer = send(request).await.unwrap().expect(200).text();
+    let told = refused(&answer);
+    let whys: Vec<(&str, &str)> = told.iter().map(|(place, why)| (place.as_str(), why.as_str())).collect();
+    assert_eq!(whys.len(), 5, "{whys:?}");
+    for (at, (place, why)) in [
+        ("1.0.0/linux_amd64", "it is a link"),
+        ("1.1.0/linux_amd64", "segment"),
+        ("1.2.0/linux_amd64", "something else has the same name"),
+        ("1.3.0/linux_amd64", "its files lie in two places"),
+        ("1.3.0/linux_amd64", "its files lie in two places"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        assert!(whys[at].0 == place && whys[at].1.contains(why), "{whys:?}");
+    }
+    assert_eq!(states(&answer).iter().filter(|state| state.ends_with(" packed_anew")).count(), 1, "{answer}");
+    assert_eq!(site.home.blobs().len(), 1);
+}

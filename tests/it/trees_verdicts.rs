@@ -1,0 +1,180 @@
+//! What an import makes of each archive whatever lies around it: in which order it comes, what is held of it, and what there
+//! is room for.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::operator::Site;
+use crate::support::http::{client, send};
+use crate::support::larder::HOST;
+use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
+use crate::trees_export::{export, folder_of, site, upstream};
+use crate::trees_import::{sealed, states};
+
+const LINUX: &str = "terraform-provider-null_1.2.0_linux_amd64.zip";
+
+/// A tree as a tar whose files come in this order.
+fn tar_of(tree: &Path, order: impl Fn(&mut Vec<(String, Vec<u8>)>)) -> Vec<u8> {
+    let mut files = Vec::new();
+    for name in ["null", "random"] {
+        let mut of_provider = Vec::new();
+        for entry in std::fs::read_dir(folder_of(tree, name)).unwrap() {
+            let path = entry.unwrap().path();
+            let name = format!("{HOST}/acme/{name}/{}", path.file_name().unwrap().to_str().unwrap());
+            of_provider.push((name, std::fs::read(path).unwrap()));
+        }
+        of_provider.sort();
+        order(&mut of_provider);
+        files.extend(of_provider);
+    }
+    let mut tar = tar::Builder::new(Vec::new());
+    for (name, bytes) in files {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(bytes.len() as u64);
+        header.set_mode(0o644);
+        tar.append_data(&mut header, name, &bytes[..]).unwrap();
+    }
+    tar.into_inner().unwrap()
+}
+
+fn flip_the_middle(file: &Path) {
+    let mut bytes = std::fs::read(file).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(file, bytes).unwrap();
+}
+
+/// As `tar` makes it of our own export, and the other way round.
+#[tokio::test]
+async fn what_proves_an_archive_may_come_before_it_or_behind_it() {
+    let upstream = upstream().await;
+    let (outside, tree) = site(&upstream);
+    export(&outside, &tree).await;
+    for is_backwards in [false, true] {
+        let site = sealed(&upstream);
+        let larder = site.serve();
+        let token = std::fs::read_to_string(site.home.path().join("admin-token")).unwrap();
+        let tar = tar_of(&tree, |files| {
+            if is_backwards {
+                files.reverse();
+            }
+        });
+        let request = client().post(format!("{}/admin/v1/import?unsigned", larder.admin())).bearer_auth(&token);
+        let request = request.header("content-type", "application/x-tar").body(tar);
+        let answer = send(request).await.unwrap().expect(200).text();
+        let states = states(&answer);
+        assert_eq!(states.len(), 4, "{answer}");
+        assert!(states.iter().all(|state| state.ends_with(".zip proven")), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_is_refused_keeps_out_no_other_of_the_same_package() {
+    let upstream = upstream().await;
+    let (outside, tree) = site(&upstream);
+    export(&outside, &tree).await;
+    let null = folder_of(&tree, "null");
+    std::fs::copy(null.join(LINUX), null.join("Terraform-Provider-Null_1.2.0_linux_amd64.zip")).unwrap();
+    flip_the_middle(&null.join("Terraform-Provider-Null_1.2.0_linux_amd64.zip"));
+    let site = sealed(&upstream);
+    let said = site.run(&["import", tree.to_str().unwrap(), "--unsigned", "--json"]).await;
+    let states = states(&said.out);
+    assert!(states.contains(&format!("{LINUX} proven")), "{states:?}");
+    assert!(states.contains(&"Terraform-Provider-Null_1.2.0_linux_amd64.zip refused".to_owned()), "{states:?}");
+    assert_eq!((states.len(), site.home.blobs().len(), said.code), (5, 4, Some(1)));
+}
+
+/// Promise 10.
+#[tokio::test]
+async fn an_archive_that_is_held_and_damaged_is_healed_by_an_import() {
+    let upstream = upstream().await;
+    let (outside, tree) = site(&upstream);
+    export(&outside, &tree).await;
+    for more in [&["--unsigned"][..], &[]] {
+        let proof_lies_beside = more.is_empty();
+        let site = if proof_lies_beside { Site::new(&upstream) } else { sealed(&upstream) };
+        let import = [&["import", tree.to_str().unwrap()][..], more].concat();
+        site.out(&import).await;
+        let blobs = site.home.blobs();
+        flip_the_middle(&blobs[0]);
+        std::fs::remove_file(&blobs[1]).unwrap();
+        let said = site.out(&import).await;
+        assert!(said.contains("2 archives already") && said.contains("2 archives\n"), "{said}");
+        assert!(said.contains("the one that was held was damaged"), "{said}");
+        let verified = site.out(&["verify"]).await;
+        assert!(verified.contains("all is well"), "{verified}");
+        assert_eq!(site.home.blobs(), blobs);
+    }
+}
+
+/// A disk that is full is nothing that a file of the tree did.
+#[tokio::test]
+async fn a_disk_that_is_full_ends_an_import_and_no_file_is_blamed_for_it() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").size(3_000_000));
+    let (outside, tree) = site(&upstream);
+    outside.out(&["export", tree.to_str().unwrap(), "--platform", "linux_amd64", "--for", "acme/null"]).await;
+    let site = Site::new(&upstream);
+    let larder = site.serve();
+    larder.let_files_grow_to(Some(1_500_000));
+    let said = site.run(&["import", tree.to_str().unwrap()]).await;
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(!said.out.contains("REFUSED") && !said.out.contains("refused"), "{said:?}");
+    assert!(said.err.contains("importing ended early") && said.err.contains("the store failed"), "{said:?}");
+    assert!(said.err.contains("raise the limit on the size of a file"), "{said:?}");
+    assert!(site.home.blobs().is_empty() && site.home.staged().is_empty(), "{:?}", site.home.staged());
+    larder.let_files_grow_to(None);
+    let said = site.out(&["import", tree.to_str().unwrap()]).await;
+    assert!(said.contains("by upstream's documents"), "{said}");
+}
+
+#[tokio::test]
+async fn nothing_is_evicted_for_what_stays_out_and_what_does_not_fit_offline_ends_the_import() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(crate::warming::both(Provider::new("acme", "null").size(700_000)));
+    let (outside, tree) = site(&upstream);
+    outside.out(&["export", tree.to_str().unwrap(), "--platform", "linux_amd64", "--for", "acme/null"]).await;
+    let zip = folder_of(&tree, "null").join(LINUX);
+    flip_the_middle(&zip);
+    let mut site = Site::new(&upstream);
+    site.text = site.text.replacen("[store]\n", "[store]\nmax_size = \"1MiB\"\n", 1);
+    site.out(&["warm", "acme/null@1.2.0", "--platform", "darwin_arm64"]).await;
+    let held = site.home.blobs();
+    let only = site.home.path().join("only");
+    let place = only.join(format!("{HOST}/acme/null"));
+    std::fs::create_dir_all(&place).unwrap();
+    std::fs::copy(&zip, place.join(LINUX)).unwrap();
+    let said = site.run(&["import", only.to_str().unwrap(), "--json"]).await;
+    assert_eq!(states(&said.out), [format!("{LINUX} refused")]);
+    assert_eq!(site.home.blobs(), held);
+
+    // The same with bytes that are right: online they take the place of others, offline that is said.
+    std::fs::write(place.join(LINUX), upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64")).unwrap();
+    site.text.push_str("[network]\noffline = true\n");
+    let said = site.run(&["import", only.to_str().unwrap(), "--unsigned"]).await;
+    assert!(said.code == Some(1) && said.err.contains("bytes do not fit"), "{said:?}");
+    assert_eq!(site.home.blobs(), held);
+    site.text = site.text.replace("[network]\noffline = true\n", "");
+    site.out(&["import", only.to_str().unwrap()]).await;
+    assert!(site.home.blobs().len() == 1 && site.home.blobs() != held);
+}
+
+/// Upstreams ask for minutes, and an operator waits for the verdict.
+#[tokio::test]
+async fn an_upstream_that_asks_for_time_is_asked_once_and_is_not_waited_for() {
+    let upstream = upstream().await;
+    let (outside, tree) = site(&upstream);
+    export(&outside, &tree).await;
+    let site = Site::new(&upstream);
+    let larder = site.serve();
+    larder.get(&format!("/registry/{HOST}/.well-known/terraform.json")).await.expect(200);
+    upstream.forget_requests();
+    upstream.fault(Target::Document, Fault::RetryAfter(429, 3600));
+    let said = site.run(&["import", tree.to_str().unwrap(), "--json"]).await;
+    let steps: Vec<Value> = said.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let whys: Vec<&str> = steps.iter().filter_map(|step| step["why"].as_str()).collect();
+    assert_eq!(whys.len(), 4, "{said:?}");
+    assert!(whys[1..].iter().all(|why| why.contains("(Retry-After); try again after ")), "{whys:?}");
+    assert_eq!(upstream.count_of(Target::Document), 1);
+}
