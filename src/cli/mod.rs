@@ -24,6 +24,7 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
@@ -34,6 +35,7 @@ use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 pub use self::screen::LogOutput;
 
 use self::screen::beside_bars;
+use self::text::shown_as_text;
 use crate::app::StartError;
 use crate::config::{Config, Problems, Warning};
 use crate::http::admin_client::NoAnswer;
@@ -121,9 +123,19 @@ impl Arguments {
         }
     }
 
-    /// Runs the command.
+    /// Runs the command. It has failed, too, where what it was asked for could not be printed; a larder that serves does
+    /// not end for that.
     pub fn run(self) -> ExitCode {
-        let ended = match self.command {
+        let serves = matches!(self.command, Command::Serve(_));
+        let ended = self.command.run();
+        let is_unprinted = !serves && IS_UNPRINTED.load(Ordering::Relaxed);
+        if is_unprinted && ended == ExitCode::SUCCESS { ExitCode::FAILURE } else { ended }
+    }
+}
+
+impl Command {
+    fn run(self) -> ExitCode {
+        let ended = match self {
             Command::Serve(serve) => serve.run().map(|()| true),
             Command::Check(common) => return check::run(&common),
             Command::ClientConfig(client_config) => client_config.run().map(|()| true),
@@ -157,17 +169,25 @@ impl Arguments {
     }
 }
 
+/// Whether something that was asked for could not be printed.
+static IS_UNPRINTED: AtomicBool = AtomicBool::new(false);
+
 /// Prints what was asked for, on the standard output. Whoever closed it does not want to know.
 fn say(text: &str) {
     match beside_bars(|| writeln!(std::io::stdout(), "{text}")) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => say_error(&format!("could not print: {error}")),
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            if !IS_UNPRINTED.swap(true, Ordering::Relaxed) {
+                say_error(&format!("could not print all of what was asked for: {error}"));
+            }
+        }
         _ => {}
     }
 }
 
-/// Prints what went wrong, on the standard error.
+/// Prints what went wrong, on the standard error; and nothing that a terminal would obey, whoever wrote it.
 fn say_error(text: &str) {
-    let _ = beside_bars(|| writeln!(std::io::stderr(), "larder: {text}"));
+    let lines: Vec<String> = text.split('\n').map(shown_as_text).collect();
+    let _ = beside_bars(|| writeln!(std::io::stderr(), "larder: {}", lines.join("\n")));
 }
 
 /// An error with its causes, each said once: some already tell what caused them.

@@ -16,6 +16,7 @@ mod commands;
 mod commands_accept;
 mod commands_access;
 mod commands_memory;
+mod commands_printing;
 mod crash;
 mod damage;
 mod discovery;

@@ -130,7 +130,7 @@ impl Report {
             say(&summary(&receipt, width_of_stdout()));
         }
         if let Some(ended) = &receipt.ended {
-            say_error(&shown_as_text(ended));
+            say_error(ended);
         }
         Ok(receipt.ok)
     }

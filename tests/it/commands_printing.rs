@@ -1,0 +1,57 @@
+//! What a command prints: all of it or a failure, and nothing that a terminal would obey.
+
+use std::fs::File;
+
+use crate::support::larder::{Folder, Larder};
+use crate::support::process::{command, run};
+use crate::support::upstream::FakeUpstream;
+
+/// A list that was written to a full disk is no list.
+#[tokio::test]
+async fn what_could_not_be_printed_is_a_failure_unless_nobody_reads_it() {
+    let (upstream, folder) = (FakeUpstream::start().await, Folder::new());
+    let builder = || Larder::mirroring(&upstream).on(&folder);
+    builder().start().await.stop().await;
+    let config = folder.path().join("mirror.toml");
+    std::fs::write(&config, builder().config_text()).unwrap();
+    for asked in ["inventory", "missing --json", "missing", "status", "status --json", "client-config", "check"] {
+        let asked_for = || {
+            let mut command = command(folder.path(), &asked.split(' ').collect::<Vec<_>>());
+            command.arg("--config").arg(&config);
+            command
+        };
+        let mut onto_a_full_disk = asked_for();
+        onto_a_full_disk.stdout(File::options().write(true).open("/dev/full").unwrap());
+        let said = run(onto_a_full_disk).await;
+        assert_eq!(said.code, Some(1), "{asked}: {said:?}");
+        assert_eq!(said.err.matches("could not print").count(), 1, "{asked}: {said:?}");
+
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut for_nobody = asked_for();
+        for_nobody.stdout(writer);
+        let said = run(for_nobody).await;
+        assert_eq!((said.code, said.err.contains("could not print")), (Some(0), false), "{asked}: {said:?}");
+    }
+}
+
+/// The names in a tar are whoever's who made it.
+#[tokio::test]
+async fn no_error_holds_what_a_terminal_would_obey() {
+    let folder = Folder::new();
+    let mut hostile = vec![0; 1024];
+    let name = b"\x1b]0;owned\x07\x1b[31m";
+    hostile[..name.len()].copy_from_slice(name);
+    hostile[148..156].copy_from_slice(b"\xff\x1b[2Jno\xff");
+    hostile[257..263].copy_from_slice(b"ustar\0");
+    let tar = folder.path().join("hostile.tar");
+    std::fs::write(&tar, hostile).unwrap();
+    let config = folder.path().join("mirror.toml");
+    std::fs::write(&config, format!("[store]\npath = {:?}\n", folder.path().join("store"))).unwrap();
+    let mut planning = command(folder.path(), &["plan", "--config"]);
+    planning.arg(&config).arg(&tar);
+    let said = run(planning).await;
+    assert!(said.code == Some(1) && said.err.contains("hostile.tar"), "{said:?}");
+    assert!(said.err.contains("owned"), "the name is not shown at all: {said:?}");
+    assert!(!said.err.contains(|c: char| c.is_control() && c != '\n'), "{said:?}");
+}
