@@ -4,12 +4,10 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{BadAddress, Version};
+use super::{BadAddress, Version, conditions};
 
-/// The longest constraint that is taken from anybody, in bytes.
-const LONGEST: usize = 512;
-/// The most conditions in one constraint.
-const MOST_CONDITIONS: usize = 16;
+/// What it is called where it is none.
+const KIND: &str = "version constraint";
 
 /// Conditions that a version must meet, all of them.
 ///
@@ -45,14 +43,7 @@ impl Constraint {
     /// # Errors
     /// [`BadAddress`]: the clients would refuse it too, or it is longer than anybody needs.
     pub fn parse(given: &str) -> Result<Self, BadAddress> {
-        let bad = |why| BadAddress::new("version constraint", given, why);
-        if given.len() > LONGEST {
-            return Err(bad("it is longer than 512 bytes"));
-        }
-        let conditions: Vec<&str> = given.split(',').collect();
-        if conditions.len() > MOST_CONDITIONS {
-            return Err(bad("it has more than 16 conditions"));
-        }
+        let conditions = conditions::of(KIND, given)?;
         conditions.into_iter().map(|condition| Condition::parse(condition, given)).collect::<Result<_, _>>().map(Self)
     }
 
@@ -60,6 +51,11 @@ impl Constraint {
     /// of them names it, and the conditions of the others allow it.
     pub fn all<'a>(of: impl IntoIterator<Item = &'a Self>) -> Self {
         Self(of.into_iter().flat_map(|one| one.0.iter().cloned()).collect())
+    }
+
+    /// How many conditions it has.
+    pub fn number_of_conditions(&self) -> usize {
+        self.0.len()
     }
 
     /// The one version that it names, where it names one and says nothing else.
@@ -98,7 +94,7 @@ impl Constraint {
 
 impl Condition {
     fn parse(given: &str, whole: &str) -> Result<Self, BadAddress> {
-        let bad = |why| BadAddress::new("version constraint", whole, why);
+        let bad = |why| BadAddress::new(KIND, whole, why);
         let given = given.trim_matches(' ');
         let end = given.find(|c: char| !"=!<>~".contains(c)).unwrap_or(given.len());
         let (sign, text) = given.split_at(end);
@@ -129,7 +125,9 @@ impl Condition {
 
     fn allows(&self, version: &Version) -> bool {
         let order = version.precedence(&self.version);
-        let same = |numbers: usize| version.numbers()[..numbers] == self.version.numbers()[..numbers];
+        // A pre-release of what is too new is not too new itself: where another condition names it, it is taken.
+        let before = |next: [u64; 3]| (version.numbers(), !version.is_pre_release()) < (next, true);
+        let [major, minor, _] = self.version.numbers();
         match self.operator {
             Operator::Equal => *version == self.version,
             Operator::NotEqual => *version != self.version,
@@ -137,8 +135,8 @@ impl Condition {
             Operator::GreaterOrEqual => order.is_ge(),
             Operator::Less => order.is_lt(),
             Operator::LessOrEqual => order.is_le(),
-            Operator::SamePatchLine => order.is_ge() && same(2),
-            Operator::SameMajorLine => order.is_ge() && same(1),
+            Operator::SamePatchLine => order.is_ge() && before([major, minor.saturating_add(1), 0]),
+            Operator::SameMajorLine => order.is_ge() && before([major.saturating_add(1), 0, 0]),
         }
     }
 }
@@ -217,6 +215,10 @@ mod tests {
             ("1.0.0-beta.1", &["1.0.0-beta.1"]),
             (">= 1.0.0-beta.1, < 1.0.1", &["1.0.0"]),
             ("= 1.0.0-beta.1, < 2.0.0", &["1.0.0-beta.1"]),
+            ("= 2.0.0-rc.1, ~> 1.0", &["2.0.0-rc.1"]),
+            ("= 2.0.0-rc.1, ~> 1.2.0", &[]),
+            ("= 1.0.0-beta.1, ~> 0.9.0", &[]),
+            ("= 1.0.0-beta.1, ~> 0.9", &["1.0.0-beta.1"]),
             ("!= 2.0.0-rc.1, >= 2.0.0-rc.1", &["2.0.0", "10.0.0"]),
             ("= 1.0.0, = 1.0.1", &[]),
             ("  >= 1.2.3  ,  <2  ", &["1.2.3", "1.3.0"]),

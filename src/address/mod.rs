@@ -1,6 +1,7 @@
 //! What things are called: hosts, providers, versions and platforms, parsed at the door into one key
 //! for every spelling. The leaf that every other room may use; it knows no URL and no file.
 
+mod conditions;
 mod constraint;
 mod host;
 mod module;

@@ -1,4 +1,4 @@
-//! Version constraints as the clients read them for modules. They are read by another library than those of providers,
+//! Version constraints as the clients read them for modules, and for themselves (`required_version`). They are read by another library than those of providers,
 //! and mean other things: `~> 1` is anything from 1 on, a `v` may stand in front, and a pre-release has to be named
 //! without a space. Pure. Each rule here was seen with Terraform 1.11.
 
@@ -8,12 +8,10 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::version::compare_pre;
-use super::{BadAddress, Version};
+use super::{BadAddress, Version, conditions};
 
-/// The longest constraint that is taken from anybody, in bytes.
-const LONGEST: usize = 512;
-/// The most conditions in one constraint.
-const MOST_CONDITIONS: usize = 16;
+/// What it is called where it is none.
+const KIND: &str = "version constraint of a module";
 /// The most numbers in the version of a condition.
 const MOST_NUMBERS: usize = 16;
 
@@ -60,17 +58,12 @@ impl ModuleConstraint {
     /// # Errors
     /// [`BadAddress`]: the clients refuse it too, or it is longer than anybody needs.
     pub fn parse(given: &str) -> Result<Self, BadAddress> {
-        let bad = |why| BadAddress::new("version constraint of a module", given, why);
-        if given.len() > LONGEST {
-            return Err(bad("it is longer than 512 bytes"));
-        }
-        let texts: Vec<&str> = given.split(',').collect();
-        if texts.len() > MOST_CONDITIONS {
-            return Err(bad("it has more than 16 conditions"));
-        }
+        let texts = conditions::of(KIND, given)?;
         let conditions: Option<Vec<Condition>> = texts.iter().map(|text| Condition::parse(text)).collect();
         let conditions = conditions.ok_or_else(|| {
-            bad("between commas stand conditions like 1.2.3, >= 1.2, < 2.0, != 1.5.0 and ~> 1.2, and nothing else")
+            let why =
+                "between commas stand conditions like 1.2.3, >= 1.2, < 2.0, != 1.5.0 and ~> 1.2, and nothing else";
+            BadAddress::new(KIND, given, why)
         })?;
         let pre_release = match texts.as_slice() {
             // A space after the operator, a `v` or a second condition, and clients do not see that it is named.
@@ -86,6 +79,24 @@ impl ModuleConstraint {
             return false;
         }
         self.conditions.iter().all(|condition| condition.allows(version))
+    }
+
+    /// Whether any of its conditions holds a pre-release against what it asks for.
+    pub fn names_a_pre_release(&self) -> bool {
+        self.conditions.iter().any(|condition| !condition.limit.pre.is_empty())
+    }
+
+    /// Whether there could be a release, no older than this one, that all of these allow.
+    pub fn could_all_be_met_from(oldest: &Version, all: &[Self]) -> bool {
+        let limits = all.iter().flat_map(|one| &one.conditions).map(|condition| &condition.limit.numbers);
+        // Where a range begins that they leave open: at a limit, behind it, or at the oldest.
+        let starts = limits.flat_map(|numbers| {
+            [[numbers[0], numbers[1], numbers[2]], [numbers[0], numbers[1], numbers[2].saturating_add(1)]]
+        });
+        let starts = std::iter::once(oldest.numbers()).chain(starts).filter(|numbers| *numbers >= oldest.numbers());
+        let mut starts =
+            starts.filter_map(|[major, minor, patch]| Version::parse(&format!("{major}.{minor}.{patch}")).ok());
+        starts.any(|version| all.iter().all(|one| one.allows(&version)))
     }
 
     /// The version that clients take of those that are listed. Of two that only differ in build metadata, the first.
@@ -315,6 +326,38 @@ mod tests {
         ] {
             assert!(ModuleConstraint::parse(given).is_err(), "{given:?}");
         }
+    }
+
+    #[test]
+    fn whether_a_release_could_meet_them_all_is_known() {
+        let oldest = Version::parse("0.13.0").unwrap();
+        let met = |given: &[&str]| {
+            let all: Vec<_> = given.iter().map(|given| ModuleConstraint::parse(given).unwrap()).collect();
+            ModuleConstraint::could_all_be_met_from(&oldest, &all)
+        };
+        for given in [
+            &[][..],
+            &[">= 1.3", "< 2"],
+            &["> 1.5.7", "!= 1.5.8"],
+            &["~> 1.0"],
+            &["!= 0.13.0"],
+            &[">= 99"],
+            &["~> 0.12"],
+            &["0.13"],
+        ] {
+            assert!(met(given), "{given:?}");
+        }
+        for given in [
+            &["~> 0.11.0"][..],
+            &["< 0.12"],
+            &["= 0.12.31"],
+            &[">= 1.3", "< 1.3"],
+            &["~> 1.2.0", "> 1.3"],
+            &["<= 0.12.99"],
+        ] {
+            assert!(!met(given), "{given:?}");
+        }
+        assert!(ModuleConstraint::parse(">= 1, < 2.0.0-beta").unwrap().names_a_pre_release());
     }
 
     #[test]

@@ -7,7 +7,7 @@ use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueEnum};
 
 use crate::address::{Hostname, Platform};
-use crate::closure::{self, Client, Files, Named, file};
+use crate::closure::{self, Client, Named, file};
 use crate::protocol::admin::order::{NamedText, ToldAddress, ToldOrder};
 
 /// What a command is about.
@@ -67,8 +67,7 @@ impl Also {
             match Named::of(given, &path, default_host).map_err(anyhow::Error::msg)? {
                 Named::Address => told.what.push(ToldAddress::Text(given.clone())),
                 Named::LockFile => {
-                    let bytes = file::read(&path).with_context(|| format!("{given} cannot be read"))?;
-                    let text = String::from_utf8(bytes).map_err(|_| anyhow!("{given} is no UTF-8 text"))?;
+                    let text = file::read_lock_file(&path).map_err(anyhow::Error::msg)?;
                     told.lock_files.push(NamedText { name: given.clone(), text });
                 }
                 Named::Told => {
@@ -82,9 +81,7 @@ impl Also {
                     if let Some(other) = tar.replace(given) {
                         bail!("{other} and {given} are both a tar: name one, with all the folders in it");
                     }
-                    let bytes = file::read_up_to(&path, 4 * closure::MOST_BYTES)
-                        .with_context(|| format!("{given} cannot be read"))?;
-                    let files = Files::from_users_tar(&bytes).map_err(|bad| anyhow!("{given}: {bad}"))?;
+                    let files = file::read_tar(&path).map_err(anyhow::Error::msg)?;
                     told.add_files(files.into(), Vec::new()).map_err(|why| anyhow!("{given}: {why}"))?;
                 }
             }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
-use super::configuration::{self, Source, Standing, is_configuration};
+use super::configuration::{self, Source, Standing, TEST_FOLDER, is_configuration};
 use super::file::{self, Entry};
 use super::order::Client;
 use super::resolve::uncalled;
@@ -15,8 +15,6 @@ use super::{BadFiles, Files};
 const MOST_FOLDERS: usize = 4096;
 /// How deep folders with a configuration are looked for below one that has none.
 const DEEPEST: usize = 16;
-/// Where tests lie, below a root.
-const TESTS: &str = "tests";
 
 /// What a client would read of directories.
 #[derive(Debug)]
@@ -148,15 +146,16 @@ impl Collecting {
         let contents = read_all(&real)?;
         let mut files = in_memory(&real, "", &contents)?;
         if standing == Standing::Root {
-            let (path, real) = (path.join(TESTS), real.join(TESTS));
+            let (path, real) = (path.join(TEST_FOLDER), real.join(TEST_FOLDER));
             if real.is_dir() {
                 let tests = read_all(&real)?;
-                files = tests.iter().try_fold(files, |files, (name, bytes)| and(files, &real, TESTS, name, bytes))?;
+                files =
+                    tests.iter().try_fold(files, |files, (name, bytes)| and(files, &real, TEST_FOLDER, name, bytes))?;
                 self.read.insert(path, tests);
             }
         }
         for to in local_calls(&files, standing) {
-            self.next(from(&path, &to), real.join(&to), Standing::Called);
+            self.next(from(&path, &to), from(&real, &to), Standing::Called);
         }
         self.read.insert(path, contents);
         Ok(())
@@ -354,6 +353,9 @@ mod tests {
             ("a/main.tf", &calls("../shared")),
             ("a/tests/main.tf", ""),
             ("b/c/main.tf", ""),
+            // Its client reads the tests in it, and nothing else.
+            ("b/c/tests/main.tf", ""),
+            ("b/c/tests/x.tftest.hcl", ""),
             ("shared/main.tf", ""),
             (".git/main.tf", ""),
             ("a/.terraform/main.tf", ""),
@@ -374,6 +376,15 @@ mod tests {
         assert_eq!(roots, [""]);
         // What the linked folder calls is beside where it really is.
         assert_eq!(paths(&files), ["link/main.tf", "main.tf", "y/main.tf"]);
+        // A path is made short before anybody looks for what it names.
+        let top = folder(&[
+            ("main.tf", &calls("./gone/../link/../y")),
+            ("y/main.tf", ""),
+            ("far/x/main.tf", ""),
+            ("far/y/main.tf", "#"),
+        ]);
+        std::os::unix::fs::symlink("far/x", top.path().join("link")).unwrap();
+        assert_eq!(collected(&top, &[""]).files.get("y/main.tf"), Some(Ok("")));
         // Round and round: the folders have no end, and so they are refused.
         let round = folder(&[("main.tf", &calls("./again"))]);
         std::os::unix::fs::symlink(".", round.path().join("again")).unwrap();

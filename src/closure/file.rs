@@ -6,6 +6,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use super::hcl::LARGEST;
+use super::{Files, MOST_BYTES};
 
 /// The most names in a folder that are looked at.
 const MOST_ENTRIES: usize = 100_000;
@@ -39,6 +40,27 @@ pub fn read_up_to(path: &Path, largest: usize) -> io::Result<Vec<u8>> {
         return Err(io::Error::other(format!("it has more than {} KiB", largest >> 10)));
     }
     Ok(bytes)
+}
+
+/// Reads a user's lock file: what it says, not yet what it means.
+///
+/// # Errors
+/// Why it cannot be read, for people.
+pub fn read_lock_file(path: &Path) -> Result<String, String> {
+    let name = path.display();
+    let bytes = read(path).map_err(|error| format!("{name} cannot be read: {error}"))?;
+    String::from_utf8(bytes).map_err(|_| format!("{name} is no UTF-8 text"))
+}
+
+/// Reads a user's tar of folders.
+///
+/// # Errors
+/// As for [`read_lock_file`].
+pub fn read_tar(path: &Path) -> Result<Files, String> {
+    let name = path.display();
+    // Between files, and of those that no client reads, there may be as much again and more.
+    let bytes = read_up_to(path, 4 * MOST_BYTES).map_err(|error| format!("{name} cannot be read: {error}"))?;
+    Files::from_users_tar(&bytes).map_err(|bad| format!("{name}: {bad}"))
 }
 
 /// What a name in a folder stands for.

@@ -1,9 +1,18 @@
 //! HCL as users write it, within bounds: what it says is for those who know the file.
 
+use std::borrow::Cow;
+
+use hcl_edit::expr::{Expression, UnaryOperator};
 use hcl_edit::structure::Body;
 
 /// The largest file that is read, in bytes. What clients write is a few kilobytes.
 pub const LARGEST: usize = 1 << 20;
+
+/// What the parser says where an object has a key again.
+const REDEFINED: &str = "redefined object key";
+/// How often a file is parsed anew for such a key, and how many bytes in all.
+const MOST_TRIES: usize = 256;
+const MOST_PARSED: usize = 8 << 20;
 
 /// Why a text is no HCL that is read here.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -51,7 +60,8 @@ impl BadHcl {
     }
 }
 
-/// Parses a file. The parser refuses what is nested deeper than 64 levels.
+/// Parses a file. The parser refuses what is nested deeper than 64 levels. A key that an object has again, which clients
+/// accept, is there with a minus before it.
 ///
 /// # Errors
 /// [`BadHcl`], with the place where it is known.
@@ -59,11 +69,29 @@ pub fn parse(file: &[u8]) -> Result<Body, BadHcl> {
     if file.len() > LARGEST {
         return Err(BadHcl::TooLarge(file.len()));
     }
-    let text = std::str::from_utf8(file).map_err(|_| BadHcl::NoText)?;
-    hcl_edit::parser::parse_body(text).map_err(|error| {
-        let place = error.location();
-        BadHcl::Syntax { line: place.line(), column: place.column(), why: error.message().to_owned() }
-    })
+    let mut text = Cow::Borrowed(std::str::from_utf8(file).map_err(|_| BadHcl::NoText)?);
+    let mut tries = (MOST_PARSED / file.len().max(1)).min(MOST_TRIES);
+    loop {
+        let error = match hcl_edit::parser::parse_body(&text) {
+            Ok(body) => return Ok(body),
+            Err(error) => error,
+        };
+        let (place, why) = (error.location(), error.message());
+        if tries == 0 || !why.contains(REDEFINED) || !text.is_char_boundary(place.offset()) {
+            return Err(BadHcl::Syntax { line: place.line(), column: place.column(), why: why.to_owned() });
+        }
+        // Any expression may be a key, and takes one sign more.
+        text.to_mut().insert(place.offset(), '-');
+        tries -= 1;
+    }
+}
+
+/// The key of an object that stands there again, without the mark that [`parse`] gives it; any other as it is.
+pub(super) fn said_again(key: &Expression) -> &Expression {
+    match key {
+        Expression::UnaryOp(marked) if *marked.operator.value() == UnaryOperator::Neg => said_again(&marked.expr),
+        key => key,
+    }
 }
 
 #[cfg(test)]
@@ -79,6 +107,19 @@ mod tests {
         assert!(matches!(error, BadHcl::Syntax { line: 2, .. }), "{error}");
         assert_eq!(parse(&[0xff]).unwrap_err(), BadHcl::NoText);
         assert_eq!(parse(&vec![b' '; LARGEST + 1]).unwrap_err(), BadHcl::TooLarge(LARGEST + 1));
+    }
+
+    /// Terraform 1.11.4 takes each; the last of them counts.
+    #[test]
+    fn a_key_that_an_object_has_again_is_read() {
+        for object in
+            ["{ a = 1, a = 2, a = 3 }", "{\n \"a\" = 1\n a = 2\n}", "{ (a) = 1, (a) = 2 }", "{ \"é\" = 1, \"é\" = 2 }"]
+        {
+            let parsed = parse(format!("x = {object}\n").as_bytes());
+            assert!(parsed.is_ok(), "{object}: {parsed:?}");
+        }
+        let often = format!("x = {{ {} }}\n", "a = 1, ".repeat(1000));
+        assert!(parse(often.as_bytes()).unwrap_err().to_string().contains(REDEFINED));
     }
 
     /// A stack that overflows ends the process.

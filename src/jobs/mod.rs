@@ -11,6 +11,7 @@ mod recurring;
 mod registries;
 pub mod report;
 mod resolving;
+mod told;
 mod under;
 mod warm;
 mod warming;

@@ -81,15 +81,15 @@ impl News {
             let mut events = Vec::new();
             match before {
                 Some(before) if told.head <= before => {
-                    let items = told.job().items.iter().zip(&told.items).enumerate();
+                    let items = told.job.items.iter().zip(&told.items).enumerate();
                     let changed = items.filter(|(_, (_, changed))| **changed > before);
                     events.extend(
                         changed.map(|(number, (item, _))| Event::Item(NumberedItem { number, item: item.clone() })),
                     );
                 }
-                _ => events.push(Event::Job(Box::new(told.job().clone()))),
+                _ => events.push(Event::Job(Box::new(told.job.clone()))),
             }
-            let is_over = told.job().state.has_ended();
+            let is_over = told.job.state.has_ended();
             if is_over {
                 events.push(Event::End(Box::new(told.listed())));
             }

@@ -1,6 +1,6 @@
 //! Will `init` work with the cable pulled? Everything that an order comes to, held against the store: what is there, what
 //! is to be fetched, and what cannot be had. No archive of a provider is fetched for it; modules are, because nothing
-//! else tells what they call.
+//! else tells what they call, and are held from then on: a plan says what is so when it ends.
 
 use std::sync::Arc;
 
@@ -122,7 +122,7 @@ pub async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<
         return Err(NotPlanned::TooMany(wanted.len() + cannot.len()));
     }
     let learned = asked.learned();
-    let planning = Planning { mirror, clock, patience: &patience, learned: &learned };
+    let planning = Planning { mirror, clock, patience: &patience };
     let looked = join_all(wanted.iter().map(|wanted| planning.look_at(wanted)).collect::<Vec<_>>()).await;
     let (mut items, notes): (Vec<Planned>, Vec<Option<String>>) = looked.into_iter().unzip();
     items.extend(cannot.into_iter().map(|cannot| learned.line_of(cannot)));
@@ -171,7 +171,6 @@ struct Planning<'a> {
     mirror: &'a Arc<Mirror>,
     clock: &'a Clock,
     patience: &'a Patience<'a>,
-    learned: &'a Learned,
 }
 
 impl Planning<'_> {
@@ -233,7 +232,7 @@ impl Planning<'_> {
         Ok(self.mirror.is_sound(of, &held, self.clock.now()).await?.then_some(held))
     }
 
-    /// What had to be read of a module to find out what it calls is held by now: only that says it was not before.
+    /// Looks for a module. What was fetched to see what it calls is held like any other.
     async fn module(&self, package: &ModulePackage) -> Result<(PlanState, Option<String>), Error> {
         let look = || -> BoxFuture<'_, _> {
             Box::pin(self.mirror.module_as_held(package, self.patience.haste(), self.clock.now()))
@@ -245,10 +244,6 @@ impl Planning<'_> {
         };
         let held = self.sound(self.mirror.artifact_of(package), held).await?;
         let state = match held.map(|held| held.size_bytes) {
-            Some(size_bytes) if self.learned.fetched.contains(package) => {
-                let note = Some("it was fetched to see what it calls, and is held from now on".to_owned());
-                PlanState::Need { size_bytes: Some(size_bytes), note }
-            }
             Some(size_bytes) => PlanState::Have { size_bytes },
             None => PlanState::Need { size_bytes: None, note: None },
         };

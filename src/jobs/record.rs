@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use super::id::JobId;
 use super::report::Job;
-use super::under::{About, Beginning};
+use super::told::About;
+use super::under::Beginning;
 use super::warm::WarmUp;
 use crate::store::{Durability, Key, Recorded, Store, StoreError};
 

@@ -15,7 +15,7 @@ use crate::address::{ModuleAddress, ModulePackage, ProviderAddress, Version};
 use crate::clock::Clock;
 use crate::closure::{Files, ModuleFiles, Registries};
 use crate::error::Error;
-use crate::mirror::{Archive, Came, Mirror, ModuleArchiveRef, Resolved};
+use crate::mirror::{Archive, Mirror, ModuleArchiveRef, Resolved};
 
 /// A mirror that is asked on behalf of one job or plan.
 pub(super) struct Asked<'a> {
@@ -28,8 +28,6 @@ pub(super) struct Asked<'a> {
 /// What came of asking, besides the answers.
 #[derive(Debug, Default)]
 pub(super) struct Learned {
-    /// The modules that were not held, and are now.
-    pub(super) fetched: BTreeSet<ModulePackage>,
     /// Of what nothing is held, and upstream may not be asked: providers and modules, as they are printed.
     pub(super) not_held: BTreeSet<String>,
     /// What upstream did not confirm, in words.
@@ -78,10 +76,7 @@ impl Registries for Asked<'_> {
     async fn module_files(&self, of: &ModulePackage) -> Result<ModuleFiles, Error> {
         let fetch =
             || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_module(of, self.patience.haste(), self.clock.now())) };
-        let (came, held) = self.told(of, self.patience.take(fetch, || {}).await)?;
-        if came == Came::Fetched {
-            self.learned.lock().fetched.insert(of.clone());
-        }
+        let (_, held) = self.told(of, self.patience.take(fetch, || {}).await)?;
         let subdir = held.proof.how.tree().and_then(|packed| packed.subdir.clone()).unwrap_or_default();
         let wanted = ModuleArchiveRef { package: of.clone(), digest: Some(held.digest.prefix()) };
         let files = match self.mirror.module_archive(&wanted, &self.mirror.job(self.clock.now())).await?.value {

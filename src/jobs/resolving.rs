@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::registries::Asked;
 use super::report::{Item, ItemState};
-use super::under::{About, named, shortened, waiting};
+use super::told::{About, named, shortened, waiting};
 use super::warm::MOST_ITEMS;
 use super::warming::Run;
 use crate::address::{Artifact, ModuleAddress, ModulePackage, Package, ProviderAddress, Version};

@@ -1,4 +1,4 @@
-//! One job, while it runs and after: what is told of it, and how its work changes that.
+//! One job, while it runs and after: how its work changes what is told of it, who waits for that, and what is written down.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,17 +11,13 @@ use tokio_util::sync::CancellationToken;
 use super::id::JobId;
 use super::list::ToPin;
 use super::record::{JobRecords, Written};
-use super::report::{Item, ItemCounts, ItemState, Job, JobState, Listed};
+use super::report::{Item, ItemState, Job, JobState, Listed};
+use super::told::{About, End, Told, named, shortened};
 use super::warm::WarmUp;
-use crate::address::{Artifact, Platform};
+use crate::address::Artifact;
 use crate::clock::{Clock, Timestamp};
 use crate::digest::Digest;
 use crate::mirror::{Came, Pin};
-
-/// The most that is told of one failure, in characters.
-const LONGEST_ERROR: usize = 400;
-/// What is told of an item whose job died.
-const LOST: &str = "its job ended unexpectedly: larder's log says why; tell it the same again";
 
 /// One job.
 #[derive(Debug)]
@@ -60,95 +56,6 @@ pub(super) struct Home {
     pub(super) one_ended: Arc<Notify>,
 }
 
-/// What an item stands for, once that is known.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct About {
-    /// Once its version is chosen.
-    pub(super) of: Option<Artifact>,
-    /// Once its archive is held.
-    pub(super) digest: Option<Digest>,
-}
-
-/// How a job came to its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
-    /// It went through all of it.
-    Reached,
-    /// It was told to stop.
-    Stopped,
-    /// Its task died.
-    Lost,
-}
-
-/// What is told of a job, and when each part of it changed last.
-#[derive(Debug)]
-pub(super) struct Told {
-    job: Job,
-    about: Vec<About>,
-    /// What it goes on with after a restart; none once it has ended.
-    warm_up: Option<Arc<WarmUp>>,
-    /// It is being written down as it is, and ends then; or that was so before a restart.
-    is_ending: bool,
-    /// Counts up with every change.
-    pub(super) revision: u64,
-    /// When anything but an item changed last.
-    pub(super) head: u64,
-    /// When each item changed last.
-    pub(super) items: Vec<u64>,
-}
-
-impl Told {
-    pub(super) fn job(&self) -> &Job {
-        &self.job
-    }
-
-    pub(super) fn listed(&self) -> Listed {
-        let Job { id, state, started, ended, what, platforms, pin, resolving, unconfirmed: _, items } = &self.job;
-        Listed {
-            id: id.clone(),
-            state: *state,
-            started: *started,
-            ended: *ended,
-            what: what.clone(),
-            platforms: platforms.clone(),
-            pin: *pin,
-            resolving: *resolving,
-            items: ItemCounts::of(items),
-        }
-    }
-
-    fn item(&mut self, number: usize) -> Option<(&mut Item, &mut About)> {
-        *self.items.get_mut(number)? = self.revision;
-        Some((self.job.items.get_mut(number)?, self.about.get_mut(number)?))
-    }
-
-    fn head(&mut self) -> &mut Job {
-        self.head = self.revision;
-        &mut self.job
-    }
-
-    fn end(&mut self, how: End, now: Timestamp) {
-        let unended: Vec<usize> =
-            (0..).zip(&self.job.items).filter(|(_, item)| !item.state.has_ended()).map(|(number, _)| number).collect();
-        for number in unended {
-            let Some((item, _)) = self.item(number) else { continue };
-            item.state = match how {
-                End::Reached | End::Stopped => ItemState::Cancelled,
-                End::Lost => ItemState::Failed { error: LOST.to_owned() },
-            };
-        }
-        let is_well = |item: &Item| matches!(item.state, ItemState::Held | ItemState::Fetched);
-        self.job.state = match how {
-            End::Stopped => JobState::Cancelled,
-            End::Reached if self.job.items.iter().all(is_well) => JobState::Done,
-            End::Reached | End::Lost => JobState::Failed,
-        };
-        self.job.resolving = false;
-        self.job.ended = Some(now);
-        self.warm_up = None;
-    }
-}
-
 impl Under {
     /// A job that begins, or goes on.
     pub(super) fn new(id: JobId, warm_up: Arc<WarmUp>, beginning: Beginning, home: &Home) -> Self {
@@ -184,9 +91,7 @@ impl Under {
         about: Vec<About>,
         warm_up: Option<Arc<WarmUp>>,
     ) -> Self {
-        let items = vec![0; job.items.len()];
-        let is_ending = warm_up.is_none();
-        let told = Told { job, about, warm_up, is_ending, revision: 0, head: 0, items };
+        let told = Told::new(job, about, warm_up);
         let (told, changes, ending) = (Mutex::new(told), watch::Sender::new(0), tokio::sync::Mutex::default());
         let (home, stop) = (home.clone(), home.stops.child_token());
         Self { id, beginning, home, stop, told, changes, ending }
@@ -286,11 +191,7 @@ impl Under {
     pub(super) fn add(&self, items: Vec<(Item, About)>) -> Range<usize> {
         let added = self.tell(|told| {
             let first = told.job.items.len();
-            for (item, about) in items {
-                told.job.items.push(item);
-                told.about.push(about);
-                told.items.push(told.revision);
-            }
+            items.into_iter().for_each(|(item, about)| told.add(item, about));
             first..told.job.items.len()
         });
         // Of a job that has ended nothing changes any more, and no item has this number.
@@ -356,11 +257,7 @@ impl Under {
 
     /// The items that are held, and what they are.
     pub(super) fn all_held(&self) -> Vec<(usize, Artifact, Digest)> {
-        let told = self.told.lock();
-        let held = told.job.items.iter().zip(&told.about).enumerate();
-        held.filter(|(_, (item, _))| matches!(item.state, ItemState::Held | ItemState::Fetched))
-            .filter_map(|(number, (_, about))| Some((number, about.of.clone()?, about.digest?)))
-            .collect()
+        self.told.lock().held()
     }
 
     /// Writes it down as it is, unless it has ended: that was written then.
@@ -386,14 +283,7 @@ impl Under {
             }
             // Whoever is still at it changes nothing any more.
             told.is_ending = true;
-            let mut ended = Told {
-                job: told.job.clone(),
-                about: told.about.clone(),
-                items: told.items.clone(),
-                warm_up: None,
-                ..*told
-            };
-            ended.end(how, self.home.clock.now());
+            let ended = told.ended(how, self.home.clock.now());
             Written { job: ended.job, beginning: self.beginning.clone(), about: ended.about, warm_up: None }
         };
         let (state, ended) = (written.job.state, written.job.ended);
@@ -409,23 +299,4 @@ impl Under {
         self.home.one_ended.notify_waiters();
         tracing::info!(job = %self.id, ?state, "a warm-up ended");
     }
-}
-
-/// An item that waits for its turn.
-pub(super) fn waiting(what: String, platform: Option<&Platform>) -> Item {
-    let platform = platform.map(ToString::to_string);
-    Item { what, platform, state: ItemState::Waiting, bytes: 0, size_bytes: None, unconfirmed: None }
-}
-
-/// What an item is called that stands for this, and its platform.
-pub(super) fn named(of: &Artifact) -> (String, Option<&Platform>) {
-    match of {
-        Artifact::Provider(package) => (format!("{}@{}", package.provider, package.version), Some(&package.platform)),
-        Artifact::Module(package) => (package.to_string(), None),
-    }
-}
-
-/// As much of an error as is told.
-pub(super) fn shortened(error: &str) -> String {
-    error.chars().take(LONGEST_ERROR).collect()
 }

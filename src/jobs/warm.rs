@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::report::Item;
-use super::under::waiting;
+use super::told::waiting;
 use crate::address::{Meant, Platform, Versions, What};
 use crate::closure::lock_file::Locked;
 use crate::closure::{Configurations, Given, Order};

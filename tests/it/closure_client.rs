@@ -1,11 +1,13 @@
 //! What a plan names is what the real client chooses: for dozens of configurations, the providers of the lock file that
-//! `terraform init` writes, and the modules that it installs, are those of the plan, and no others.
+//! `terraform init` writes, and the modules that it installs, are those of the plan, and no others; and what the client
+//! refuses cannot be had.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
 use crate::support::configurations::{Configuration, publish};
+use crate::support::forms::forms;
 use crate::support::http::{client, send};
 use crate::support::larder::Larder;
 use crate::support::module_scene::through;
@@ -46,7 +48,7 @@ fn installed(workspace: &Workspace, root: &str) -> Chosen {
 
 /// What a plan for these folders names, and what it says that cannot be had.
 async fn planned(larder: &Larder, configuration: &Configuration, roots: &[&str]) -> (Chosen, Vec<String>) {
-    let body = json!({ "files": configuration.files, "roots": roots });
+    let body = json!({ "files": configuration.files, "roots": roots, "client": "terraform" });
     let request = client().post(format!("{}/admin/v1/plan", larder.admin())).bearer_auth(larder.token());
     let request = request.header("content-type", "application/json").body(body.to_string());
     let plan = send(request).await.unwrap().expect(200).json();
@@ -63,8 +65,12 @@ async fn planned(larder: &Larder, configuration: &Configuration, roots: &[&str])
 }
 
 /// Whether the client could install each root; and what a plan says otherwise than it did.
-async fn compare(client: &Terraform, larder: &Larder, number: u64) -> (Vec<bool>, Vec<String>) {
-    let configuration = Configuration::of(number);
+async fn compare(
+    client: &Terraform,
+    larder: &Larder,
+    name: &str,
+    configuration: &Configuration,
+) -> (Vec<bool>, Vec<String>) {
     let workspace = client.workspace();
     workspace.cli_config(&through(larder.base()));
     for (path, text) in &configuration.files {
@@ -75,13 +81,13 @@ async fn compare(client: &Terraform, larder: &Larder, number: u64) -> (Vec<bool>
     let mut all = Chosen::default();
     let (mut went_well, mut otherwise) = (Vec::new(), Vec::new());
     for root in &configuration.roots {
-        let (plan, cannot) = planned(larder, &configuration, &[root]).await;
+        let (plan, cannot) = planned(larder, configuration, &[root]).await;
         let init = workspace.run(&[&format!("-chdir={root}"), "init", "-no-color", "-input=false"]).await;
         let chosen = installed(&workspace, root);
         if init.status.success() != cannot.is_empty() || (init.status.success() && plan != chosen) {
             let files = &configuration.files;
             otherwise.push(format!(
-                "configuration {number}, {root}: {files:#?}\n{}\nchosen: {chosen:#?}\nplanned: {plan:#?}\n{cannot:#?}",
+                "configuration {name}, {root}: {files:#?}\n{}\nchosen: {chosen:#?}\nplanned: {plan:#?}\n{cannot:#?}",
                 init.text
             ));
         }
@@ -90,31 +96,49 @@ async fn compare(client: &Terraform, larder: &Larder, number: u64) -> (Vec<bool>
         went_well.push(init.status.success());
     }
     // Without a word about roots, they are found: the plan is that of all of them together.
-    let (together, _) = planned(larder, &configuration, &[]).await;
+    let (together, _) = planned(larder, configuration, &[]).await;
     if together != all {
-        otherwise.push(format!("configuration {number}: {:#?}\n{together:#?}\n{all:#?}", configuration.files));
+        otherwise.push(format!("configuration {name}: {:#?}\n{together:#?}\n{all:#?}", configuration.files));
     }
     (went_well, otherwise)
 }
 
-/// Done when 7.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_plan_names_exactly_what_the_real_client_chooses() {
-    let Some(client) = Terraform::find() else { return };
+/// Compares all of them, a few at a time: whether the client could install each root.
+async fn compare_all(client: &Terraform, configurations: &[(String, Configuration)]) -> Vec<bool> {
     let upstream = FakeUpstream::start().await;
     publish(&upstream);
     let larder = Larder::mirroring(&upstream).start().await;
     let larder = &larder;
     let (mut went_well, mut otherwise) = (Vec::new(), Vec::new());
-    for numbers in (0..CONFIGURATIONS).collect::<Vec<_>>().chunks(3) {
-        let each = numbers.iter().map(|number| compare(&client, larder, *number));
+    for some in configurations.chunks(3) {
+        let each = some.iter().map(|(name, configuration)| compare(client, larder, name, configuration));
         for (well, other) in futures_util::future::join_all(each).await {
             went_well.extend(well);
             otherwise.extend(other);
         }
     }
     assert!(otherwise.is_empty(), "{} of {}:\n{}", otherwise.len(), went_well.len(), otherwise.join("\n\n"));
+    went_well
+}
+
+/// Done when 7.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_plan_names_exactly_what_the_real_client_chooses() {
+    let Some(client) = Terraform::find() else { return };
+    let all: Vec<_> = (0..CONFIGURATIONS).map(|number| (number.to_string(), Configuration::of(number))).collect();
+    let went_well = compare_all(&client, &all).await;
     // Both ways to end are seen often enough to mean something.
     let successes = went_well.iter().filter(|well| **well).count();
     assert!(successes >= 30 && went_well.len() - successes >= 8, "{successes} of {}", went_well.len());
+}
+
+/// Done when 7.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn forms_that_people_write_are_read_as_the_real_client_reads_them() {
+    let Some(client) = Terraform::find() else { return };
+    let forms = forms();
+    let went_well = compare_all(&client, &forms).await;
+    for ((name, form), went_well) in forms.iter().zip(went_well) {
+        assert_eq!(went_well, name.starts_with("installed"), "{name}: {:#?}", form.files);
+    }
 }

@@ -58,6 +58,21 @@ fn all(state: &str) -> Vec<String> {
     names.iter().map(|name| format!("{name} {state}")).collect()
 }
 
+/// A plan says what is so when it ends: what it had to read to find out what is called is held by then.
+#[tokio::test]
+async fn the_modules_that_a_plan_had_to_read_are_held_when_it_ends() {
+    let mut shelf = shelf().await;
+    shelf.put("calls", &tar_gz(&[("main.tf", b"module \"deep\" {\n  source = \"acme/deep/test\"\n}\n")]));
+    let larder = shelf.larder().start().await;
+    let desk = Desk::of(&larder);
+    let order = json!({ "files": { "main.tf": "module \"calls\" {\n  source = \"acme/calls/test\"\n}\n" } });
+    let first = desk.post("/admin/v1/plan", &order).await.expect(200).json();
+    assert_eq!((&first["ready"], &first["sums"]["have"]), (&json!(true), &json!(2)), "{first}");
+    shelf.registry.stop().await;
+    let second = desk.post("/admin/v1/plan", &order).await.expect(200).json();
+    assert_eq!((&second["items"], &second["ready"]), (&first["items"], &json!(true)), "{second}");
+}
+
 #[tokio::test]
 async fn what_a_configuration_needs_is_warmed_and_is_there_when_the_upstream_is_not() {
     let mut shelf = shelf().await;

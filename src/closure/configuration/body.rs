@@ -140,7 +140,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The members of an object, where it is one.
+    /// The members of an object, where it is one; the last of several with one name counts.
     pub(super) fn members(self) -> Option<Vec<(String, Attribute<'a>)>> {
         match self {
             Self::Hcl { expression: Expression::Parenthesis(inner), lines, line } => {
@@ -150,10 +150,12 @@ impl<'a> Value<'a> {
                 let member = |(key, value): (&'a ObjectKey, &'a hcl_edit::expr::ObjectValue)| {
                     let name = match key {
                         ObjectKey::Ident(name) => name.as_str().to_owned(),
-                        ObjectKey::Expression(Expression::Variable(name)) => name.as_str().to_owned(),
-                        ObjectKey::Expression(other) => match constant::of(other) {
-                            Constant::Text(name) => name,
-                            Constant::Null | Constant::Composed | Constant::Computed => return None,
+                        ObjectKey::Expression(key) => match hcl::said_again(key) {
+                            Expression::Variable(name) => name.as_str().to_owned(),
+                            other => match constant::of(other) {
+                                Constant::Text(name) => name,
+                                Constant::Null | Constant::Composed | Constant::Computed => return None,
+                            },
                         },
                     };
                     let line = value.expr().span().map_or(line, |span| lines.number(span.start));

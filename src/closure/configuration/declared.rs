@@ -11,6 +11,16 @@ use super::{Place, Problem};
 /// After how many problems of one folder no more is noted.
 const MOST_PROBLEMS: usize = 64;
 
+/// Blocks that declare something, by as many of their labels: once, and override files change it.
+const DECLARING: [(&str, usize); 5] = [("resource", 2), ("data", 2), ("module", 1), ("variable", 1), ("output", 1)];
+/// The same of what override files do not change.
+const DECLARING_FOR_GOOD: [(&str, usize); 3] = [("ephemeral", 2), ("action", 2), ("check", 1)];
+/// Blocks that no override file may have.
+const NEVER_OVERRIDING: [&str; 3] = ["check", "import", "moved"];
+
+/// After how much that is declared in one folder no more of its files are read.
+const MOST_DECLARED: usize = 1 << 16;
+
 /// What an entry of `required_providers` may say.
 const MEMBERS: [&str; 3] = ["source", "version", "configuration_aliases"];
 
@@ -33,8 +43,10 @@ pub(super) struct Declared {
     pub(super) imports: Vec<Import>,
     /// What is wrong.
     pub(super) problems: Vec<Problem>,
-    /// Where the one `required_providers` block of the files that override none is.
-    required_at: Option<Place>,
+    /// Which clients it asks for.
+    pub(super) required_versions: Vec<Said>,
+    /// Where each thing was declared that can be declared once.
+    once: BTreeMap<String, Place>,
 }
 
 /// A value with its place.
@@ -87,7 +99,15 @@ impl Declared {
             self.add_test(body, file);
             return;
         }
-        for block in body.blocks("terraform", 0) {
+        self.note_what_is_declared(body, kind, file);
+        let terraform = body.blocks("terraform", 0);
+        let versions: Vec<Said> =
+            terraform.iter().filter_map(|block| said(block.body, "required_version", file)).collect();
+        if kind == Kind::Override && !versions.is_empty() {
+            self.required_versions.clear();
+        }
+        self.required_versions.extend(versions);
+        for block in terraform {
             for required in block.body.blocks("required_providers", 0) {
                 self.add_required(&required, kind, file);
             }
@@ -105,6 +125,7 @@ impl Declared {
         }
         for check in body.blocks("check", 1) {
             for block in check.body.blocks("data", 2) {
+                self.declares(called("data", &block.labels[..2]), kind, at(block.line));
                 self.add_user("data", &block, file);
             }
         }
@@ -115,6 +136,11 @@ impl Declared {
         }
     }
 
+    /// Whether it is more than anybody writes by hand, or a program for them.
+    pub(super) fn is_too_much(&self) -> bool {
+        self.once.len() > MOST_DECLARED
+    }
+
     /// Notes what is wrong.
     pub(super) fn problem(&mut self, problem: Problem) {
         if self.problems.len() < MOST_PROBLEMS {
@@ -122,22 +148,70 @@ impl Declared {
         }
     }
 
+    /// Notes what a file declares, and holds it against what is declared already.
+    fn note_what_is_declared(&mut self, body: Body<'_>, kind: Kind, file: &str) {
+        let at = |line| Place { file: file.to_owned(), line };
+        for (of, labels) in DECLARING {
+            for block in body.blocks(of, labels) {
+                self.declares(called(of, &block.labels[..labels]), kind, at(block.line));
+            }
+        }
+        for block in body.blocks("locals", 0) {
+            for (name, attribute) in block.body.attributes() {
+                self.declares(called("local", &[name]), kind, at(attribute.line));
+            }
+        }
+        for block in body.blocks("provider", 1) {
+            let alias = alias_of(block.body, file);
+            // The first block of a provider changes what clients take for granted: an override file may add it.
+            if kind == Kind::Primary || !alias.is_empty() {
+                self.declares(called("provider", &[block.labels[0].clone(), alias]), kind, at(block.line));
+            }
+        }
+        match kind {
+            Kind::Override => {
+                for of in NEVER_OVERRIDING {
+                    for block in body.blocks(of, 0) {
+                        let why = "clients refuse it in an override file".to_owned();
+                        self.problem(Problem { what: of.to_owned(), why, at: at(block.line) });
+                    }
+                }
+            }
+            Kind::Primary | Kind::Test => {
+                for (of, labels) in DECLARING_FOR_GOOD {
+                    for block in body.blocks(of, labels) {
+                        self.declares(called(of, &block.labels[..labels]), kind, at(block.line));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Something is declared. Once is right; an override file does it again, and only that.
+    fn declares(&mut self, what: String, kind: Kind, at: Place) {
+        let why = match (kind, self.once.get(&what)) {
+            (Kind::Override, Some(_)) => return,
+            (Kind::Override, None) => "an override file cannot add it, only change what others declare".to_owned(),
+            (_, Some(first)) => format!("clients accept one of it in a folder, and there is one at {first}"),
+            (_, None) => {
+                self.once.insert(what, at);
+                return;
+            }
+        };
+        self.problem(Problem { what, why, at });
+    }
+
     fn add_required(&mut self, block: &Block<'_>, kind: Kind, file: &str) {
         let at = |line| Place { file: file.to_owned(), line };
         if kind == Kind::Primary {
-            if let Some(first) = &self.required_at {
-                let why =
-                    format!("clients accept one required_providers block in a folder, and there is one at {first}");
-                self.problem(Problem { what: "required_providers".to_owned(), why, at: at(block.line) });
-            }
-            self.required_at.get_or_insert(at(block.line));
+            self.declares("required_providers".to_owned(), kind, at(block.line));
         }
         for (name, entry) in block.body.attributes() {
             let at = at(entry.line);
             let required = match entry.value.members() {
                 Some(members) => {
                     let member = |wanted| {
-                        let found = members.iter().find(|(name, _)| name == wanted);
+                        let found = members.iter().rfind(|(name, _)| name == wanted);
                         found.map(|(_, attribute)| attribute.value.plain_text())
                     };
                     if let Some((other, _)) = members.iter().find(|(name, _)| !MEMBERS.contains(&name.as_str())) {
@@ -147,7 +221,13 @@ impl Declared {
                     Required { source: member("source"), version: member("version"), at }
                 }
                 // As it was written before 0.13: a version alone.
-                None => Required { source: None, version: Some(entry.value.constant()), at },
+                None => {
+                    let version = match entry.value.constant() {
+                        Constant::Null => Constant::Composed,
+                        version => version,
+                    };
+                    Required { source: None, version: Some(version), at }
+                }
             };
             self.required.insert(name, required);
         }
@@ -156,32 +236,17 @@ impl Declared {
     fn add_call(&mut self, block: &Block<'_>, kind: Kind, file: &str) {
         let Some(name) = block.labels.first() else { return };
         let calling = Calling::of(block, file);
-        let twice = |before: &Calling| format!("the folder calls a module {name:?} already, at {}", before.at);
-        let why = match (kind, self.calls.get_mut(name)) {
-            (Kind::Override, Some(before)) => {
-                before.give_way_to(calling);
-                return;
-            }
-            (Kind::Override, None) => "an override file cannot add a module, only change one".to_owned(),
-            (_, Some(before)) => twice(before),
-            (_, None) => {
-                self.calls.insert(name.clone(), calling);
-                return;
-            }
-        };
-        self.problem(Problem { what: format!("module {name:?}"), why, at: calling.at.clone() });
-        self.calls.insert(name.clone(), calling);
+        match (kind, self.calls.get_mut(name)) {
+            (Kind::Override, Some(before)) => before.give_way_to(calling),
+            _ => drop(self.calls.insert(name.clone(), calling)),
+        }
     }
 
     fn add_configured(&mut self, block: &Block<'_>, file: &str) {
         let Some(name) = block.labels.first() else { return };
         let at = |line| Place { file: file.to_owned(), line };
-        let text = |name| match said(block.body, name, file) {
-            Some((Constant::Text(text), _)) => text,
-            _ => String::new(),
-        };
         let version = said(block.body, "version", file);
-        let key = (name.clone(), text("alias"));
+        let key = (name.clone(), alias_of(block.body, file));
         let configured = self.configured.entry(key).or_insert_with(|| Configured { version: None, at: at(block.line) });
         configured.version = version.or(configured.version.take());
     }
@@ -229,6 +294,20 @@ impl Calling {
 fn said(body: Body<'_>, name: &str, file: &str) -> Option<Said> {
     let attribute = body.attribute(name)?;
     Some((attribute.value.constant(), Place { file: file.to_owned(), line: attribute.line }))
+}
+
+/// What a declaration is called, for people: its kind and its labels.
+fn called(of: &str, labels: &[String]) -> String {
+    let labels = labels.iter().filter(|label| !label.is_empty());
+    labels.fold(of.to_owned(), |called, label| format!("{called} {label:?}"))
+}
+
+/// The alias of a `provider` block; empty where it has none.
+fn alias_of(body: Body<'_>, file: &str) -> String {
+    match said(body, "alias", file) {
+        Some((Constant::Text(alias), _)) => alias,
+        _ => String::new(),
+    }
 }
 
 /// The local name that the `provider` argument names: `aws` of `aws.west`.

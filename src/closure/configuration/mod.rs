@@ -7,6 +7,7 @@ mod declared;
 mod json;
 mod module;
 mod provider;
+mod required_version;
 mod source;
 #[cfg(test)]
 mod tests;
@@ -16,7 +17,7 @@ use std::fmt;
 
 pub(super) use self::provider::checked;
 pub(super) use self::source::{Source, shown};
-pub(super) use self::which::{is_configuration, is_for_opentofu_only};
+pub(super) use self::which::{TEST_FOLDER, is_configuration, is_for_opentofu_only, is_test};
 use super::Files;
 use super::order::Client;
 use crate::address::{Constraint, ModuleConstraint, ProviderAddress};
@@ -95,6 +96,11 @@ pub(super) fn read(files: &Files, folder: &str, standing: Standing, client: Clie
     let mut declared = declared::Declared::default();
     for file in read {
         let shown = format!("{within}{}", file.path);
+        if declared.is_too_much() {
+            let why = "too much is declared in the files before it: larder does not read it".to_owned();
+            declared.problem(Problem { what: shown.clone(), why, at: Place { file: shown, line: 1 } });
+            continue;
+        }
         let parsed = file
             .text
             .map_err(|why| (why.to_string(), 1))
@@ -108,5 +114,5 @@ pub(super) fn read(files: &Files, folder: &str, standing: Standing, client: Clie
             }),
         }
     }
-    module::of(declared, client)
+    module::of(declared, standing, client)
 }

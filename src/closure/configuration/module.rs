@@ -7,12 +7,13 @@ use super::constant::Constant;
 use super::declared::{Calling, Declared, Import, Required};
 use super::provider::{self, Named};
 use super::source::{self, Source};
-use super::{Call, Module, Need, Place, Problem};
+use super::{Call, Module, Need, Place, Problem, Standing, required_version};
 use crate::address::{Constraint, ModuleConstraint, ProviderAddress};
 
 /// What is declared, as it is meant.
-pub(super) fn of(mut declared: Declared, client: Client) -> Module {
-    let problems = std::mem::take(&mut declared.problems);
+pub(super) fn of(mut declared: Declared, standing: Standing, client: Client) -> Module {
+    let mut problems = std::mem::take(&mut declared.problems);
+    problems.extend(required_version::problems(&declared.required_versions, client));
     let mut reading = Reading {
         client,
         names: BTreeMap::new(),
@@ -38,10 +39,16 @@ pub(super) fn of(mut declared: Declared, client: Client) -> Module {
         declared.configured_by_tests.iter().for_each(|(name, at)| reading.needed(name, None, at));
     }
     for user in declared.users.values() {
-        let name = user.provider.as_deref().unwrap_or_else(|| provider::implied_by(&user.type_));
-        reading.needed(name, None, &user.at);
+        match &user.provider {
+            Some(name) => reading.named(name, &user.at),
+            None => reading.needed(provider::implied_by(&user.type_), None, &user.at),
+        }
     }
     for import in &declared.imports {
+        if standing == Standing::Called {
+            reading.wrong("import", "clients refuse it in a module that is called".to_owned(), &import.at);
+            continue;
+        }
         if !import.to.first().is_some_and(|to| declared.users.contains_key(&format!("resource.{to}.{}", last(import))))
         {
             reading.imported(import);
@@ -92,6 +99,14 @@ impl Reading {
                 self.need(&what, &named, version.as_ref(), at);
             }
             Err(why) => self.wrong(&what, why, at),
+        }
+    }
+
+    /// The provider of a local name that something names itself.
+    fn named(&mut self, name: &str, at: &Place) {
+        match provider::checked_local_name(name) {
+            Ok(()) => self.needed(name, None, at),
+            Err(why) => self.wrong(&format!("provider {name:?}"), why, at),
         }
     }
 

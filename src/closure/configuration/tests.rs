@@ -313,6 +313,91 @@ module "good" { source = "a/b/d" }
     );
 }
 
+/// Terraform 1.11.4 refuses each.
+#[test]
+fn what_stands_twice_in_a_folder_and_may_stand_once_is_wrong() {
+    for (text, what) in [
+        ("resource \"a_x\" \"y\" {}\n", "resource \"a_x\" \"y\""),
+        ("data \"a_x\" \"y\" {}\n", "data \"a_x\" \"y\""),
+        ("ephemeral \"a_x\" \"y\" {}\n", "ephemeral \"a_x\" \"y\""),
+        ("provider \"a\" {}\n", "provider \"a\""),
+        ("provider \"a\" { alias = \"b\" }\n", "provider \"a\" \"b\""),
+        ("variable \"a\" {}\n", "variable \"a\""),
+        ("output \"a\" { value = 1 }\n", "output \"a\""),
+        ("locals { a = 1 }\n", "local \"a\""),
+        ("module \"a\" { source = \"./a\" }\n", "module \"a\""),
+    ] {
+        let module = terraform(&[("a.tf", text), ("b.tf", &format!("\n{text}"))]);
+        wrong(&module, &[&format!("b.tf:2: {what} … there is one at a.tf:1")]);
+        // An override file says it again, and again.
+        assert_eq!(problems(&terraform(&[("a.tf", text), ("override.tf", text), ("x_override.tf", text)])), [""; 0]);
+    }
+    let checked = "data \"a_x\" \"y\" {}\ncheck \"c\" {\n  data \"a_x\" \"y\" {}\n}\n";
+    wrong(&terraform(&[("a.tf", checked)]), &["a.tf:3: data \"a_x\" \"y\" … a.tf:1"]);
+    let json = r#"{"locals": {"//": 1}, "resource": [{"a_x": {"y": {}}}, {"a_x": {"y": [{}]}}]}"#;
+    wrong(&terraform(&[("a.tf.json", json), ("b.tf.json", r#"{"locals": {"//": 1}}"#)]), &["resource \"a_x\" \"y\""]);
+}
+
+/// Terraform 1.11.4 refuses each.
+#[test]
+fn what_no_override_file_can_add_is_wrong() {
+    for text in [
+        "resource \"a_x\" \"y\" {}\n",
+        "data \"a_x\" \"y\" {}\n",
+        "provider \"a\" { alias = \"b\" }\n",
+        "variable \"a\" {}\n",
+        "output \"a\" { value = 1 }\n",
+        "locals { a = 1 }\n",
+        "check \"a\" {}\n",
+        "moved {}\n",
+        "import {}\n",
+    ] {
+        wrong(&terraform(&[("a.tf", ""), ("override.tf", text)]), &["override.tf:1: … override file"]);
+    }
+    let can =
+        "provider \"a\" {}\nremoved {}\nterraform {\n  required_providers {\n    b = { source = \"x/b\" }\n  }\n}\n";
+    let module = terraform(&[("a.tf", ""), ("override.tf", can)]);
+    assert_eq!((problems(&module), needs(&module)), (vec![], vec!["hashicorp/a".to_owned(), "x/b".to_owned()]));
+}
+
+/// Each file is within its bounds; what all of them say is kept in memory together.
+#[test]
+fn a_folder_that_declares_without_end_is_not_read_to_its_end() {
+    let many = |from: usize| (from..from + 36_000).map(|n| format!("output \"{n}\" {{}}\n")).collect::<String>();
+    let (one, two) = (many(0), many(36_000));
+    let last = "resource \"a_x\" \"y\" {}\n";
+    let module = terraform(&[("a.tf", &one), ("b.tf", &two), ("c.tf", last)]);
+    wrong(&module, &["c.tf:1: c.tf: too much is declared"]);
+    assert_eq!(needs(&module), [""; 0]);
+    assert_eq!(needs(&terraform(&[("a.tf", &one), ("c.tf", last)])), ["hashicorp/a"]);
+}
+
+#[test]
+fn what_no_client_may_read_is_wrong() {
+    let asks = |version: &str| format!("terraform {{\n  required_version = {version}\n}}\n");
+    for (version, why) in [
+        ("\"~> 0.11.0\"", "no Terraform from 0.13.0 on is ~> 0.11.0"),
+        ("\">= 1.2, < 1.2\"", "no Terraform from 0.13.0 on"),
+        ("\">= 1.0.0-beta1\"", "refuse pre-releases"),
+        ("\"=> 1\"", "between commas"),
+        ("var.x", "not a plain string"),
+    ] {
+        wrong(&terraform(&[("a.tf", &asks(version))]), &[&format!("a.tf:2: required_version: … {why}")]);
+    }
+    for version in ["\"~> 0.12\"", "\">= 99\"", "\"1.11.4\"", "null", "1"] {
+        assert_eq!(problems(&terraform(&[("a.tf", &asks(version))])), [""; 0], "{version}");
+    }
+    // Each block by itself could be met.
+    let both = [("a.tf", asks("\"< 1.5\"")), ("b.tf", asks("\">= 1.5\""))];
+    wrong(&terraform(&both.each_ref().map(|(name, text)| (*name, text.as_str()))), &["a.tf:2: … < 1.5, >= 1.5"]);
+    let overridden = [("a.tf", asks("\"< 0.12\"")), ("override.tf", asks("\"> 1\""))];
+    let overridden = overridden.each_ref().map(|(name, text)| (*name, text.as_str()));
+    assert_eq!(problems(&terraform(&overridden)), [""; 0]);
+    wrong(&opentofu(&[("a.tf", &asks("\"~> 1.5.0\""))]), &["no OpenTofu from 1.6.0 on"]);
+    let called = files(&[("main.tf", "import {\n  to = a_x.y\n  id = \"x\"\n}\n")]);
+    wrong(&read(&called, "", Standing::Called, Client::Terraform, ""), &["main.tf:1: import … module that is called"]);
+}
+
 #[test]
 fn what_clients_are_lenient_in_is_read() {
     let bom = "\u{feff}terraform {\r\n  required_providers {\r\n    a = { source = \"x/a\", version : \">= 1\" }\r\n  }\r\n}\r\n";
@@ -552,6 +637,7 @@ fn what_clients_refuse_of_required_providers_is_wrong() {
         ("a = { source = \"x/a\", version = 1.2 }", "version is not a plain string"),
         ("a = { source = \"x/a\", version = null }", "version is not a plain string"),
         ("a = { source = null }", "source is not a plain string"),
+        ("a = null", "version is not a plain string"),
         ("a = { source = \"x/a\", foo = \"x\" }", "refuse \"foo\""),
         ("D = { source = \"x/a\" }", "lower case"),
         ("my_a = { source = \"x/a\" }", "no name of a provider"),

@@ -30,11 +30,16 @@ const CONFIGURATION: [(&str, &str); 2] = [(".tofu", ".tf"), (".tofu.json", ".tf.
 /// The same of test files.
 const TESTS: [(&str, &str); 2] = [(".tofutest.hcl", ".tftest.hcl"), (".tofutest.json", ".tftest.json")];
 /// The folder below a root that tests are looked for in, besides the root itself.
-pub(super) const TEST_FOLDER: &str = "tests";
+pub(in super::super) const TEST_FOLDER: &str = "tests";
 
 /// Whether a file of that name is configuration to any client: no test, and no lock file.
 pub(in super::super) fn is_configuration(name: &str) -> bool {
     CONFIGURATION.iter().any(|(tofu, terraform)| name.ends_with(tofu) || name.ends_with(terraform))
+}
+
+/// Whether a file of that name is a test to any client.
+pub(in super::super) fn is_test(name: &str) -> bool {
+    TESTS.iter().any(|(tofu, terraform)| name.ends_with(tofu) || name.ends_with(terraform))
 }
 
 /// Whether a file of that name is one that only OpenTofu reads.

@@ -22,6 +22,11 @@ const MOST_MODULES: usize = 1024;
 /// The most bytes that the files of them may have in all, for as long as it takes.
 const MOST_BYTES: usize = 64 << 20;
 
+/// The most calls that are followed for one order, all of its roots together.
+const MOST_CALLS: usize = 1 << 18;
+/// The most conditions that versions are held against for one order.
+const MOST_COMPARED: usize = 1 << 27;
+
 /// An answer, or why there is none.
 pub(super) type Answer<T> = Result<Arc<T>, String>;
 /// Answers by what they are about, each found out once.
@@ -40,6 +45,9 @@ pub(super) struct Asking<'a, R> {
     /// How many modules were asked for, and how many bytes they have.
     number: AtomicUsize,
     bytes: AtomicUsize,
+    /// How many calls were followed, and how many conditions looked at.
+    calls: AtomicUsize,
+    compared: AtomicUsize,
 }
 
 impl<'a, R: Registries> Asking<'a, R> {
@@ -54,6 +62,8 @@ impl<'a, R: Registries> Asking<'a, R> {
             lists: AtomicUsize::new(0),
             number: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
+            calls: AtomicUsize::new(0),
+            compared: AtomicUsize::new(0),
         }
     }
 
@@ -105,6 +115,27 @@ impl<'a, R: Registries> Asking<'a, R> {
             Ok(Arc::new(configuration::read(&files.files, folder, Standing::Called, client, &within)))
         };
         cell.get_or_init(read).await.clone()
+    }
+
+    /// Whether so many calls more may be followed.
+    pub(super) fn may_follow(&self, calls: usize) -> Result<(), String> {
+        match self.calls.fetch_add(calls, Ordering::Relaxed).saturating_add(calls) <= MOST_CALLS {
+            true => Ok(()),
+            false => {
+                Err(format!("more than {MOST_CALLS} calls of modules are to be followed in all: name fewer folders"))
+            }
+        }
+    }
+
+    /// Whether versions may be held against so many conditions more.
+    pub(super) fn may_compare(&self, conditions: usize) -> Result<(), String> {
+        match self.compared.fetch_add(conditions, Ordering::Relaxed).saturating_add(conditions) <= MOST_COMPARED {
+            true => Ok(()),
+            false => {
+                Err("more constraints are to be held against more versions than is sensible: name fewer folders"
+                    .to_owned())
+            }
+        }
     }
 
     fn one_more_list(&self) -> Result<(), String> {

@@ -8,6 +8,9 @@ use crate::address::Artifact;
 /// The most names of whoever wants one thing.
 const MOST_BY: usize = 16;
 
+/// How much is said of one thing, in characters.
+const LONGEST: usize = 4096;
+
 /// The most things that are said to be impossible.
 const MOST_CANNOT: usize = 4096;
 
@@ -44,7 +47,7 @@ impl Found {
         why: impl Into<String>,
         by: impl IntoIterator<Item = String>,
     ) {
-        let of = (what.into(), why.into());
+        let of = (shortened(what.into()), shortened(why.into()));
         if self.cannot.len() < MOST_CANNOT || self.cannot.contains_key(&of) {
             self.cannot.entry(of).or_default().extend(by);
         }
@@ -76,6 +79,15 @@ impl Found {
         let cannot = self.cannot.into_iter().map(|((what, why), by)| Cannot { what, why, by: named(by) });
         Closure { wanted: wanted.collect(), cannot: cannot.chain(there_may_be_more).collect() }
     }
+}
+
+/// As much as anybody reads of it: what users wrote may be of any length.
+fn shortened(mut text: String) -> String {
+    if let Some((end, _)) = text.char_indices().nth(LONGEST) {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
 }
 
 /// A few names, and how many more there are.

@@ -1,6 +1,6 @@
 //! Which version of each provider all the modules of one root agree on.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use futures_util::future::join_all;
 
@@ -47,7 +47,14 @@ pub(super) async fn choose(
     for ((provider, needs), listed) in by_provider.into_iter().zip(lists) {
         let locked = locked.get(provider);
         let by: BTreeSet<String> = needs.iter().map(|need| need.at.to_string()).collect();
-        let chosen = listed.and_then(|listed| version_of(&listed, &needs, locked));
+        // Each once: most modules of an organization say the same.
+        let constraints: HashSet<&Constraint> = needs.iter().filter_map(|need| need.versions.as_ref()).collect();
+        let constraint = Constraint::all(constraints);
+        let chosen = listed.and_then(|listed| {
+            asking.may_compare(listed.len().saturating_mul(constraint.number_of_conditions()))?;
+            version_of(&listed, &constraint, &needs, locked)
+        });
+        tokio::task::yield_now().await;
         match chosen {
             Ok(version) => {
                 let hashes = locked.map(|locked| locked.hashes.as_slice()).unwrap_or_default();
@@ -58,8 +65,12 @@ pub(super) async fn choose(
     }
 }
 
-fn version_of(listed: &[Version], needs: &[&Need], locked: Option<&Locked>) -> Result<Version, String> {
-    let constraint = Constraint::all(needs.iter().filter_map(|need| need.versions.as_ref()));
+fn version_of(
+    listed: &[Version],
+    constraint: &Constraint,
+    needs: &[&Need],
+    locked: Option<&Locked>,
+) -> Result<Version, String> {
     let Some(Locked { version, .. }) = locked else {
         let newest = listed.iter().filter(|version| constraint.allows(version)).max();
         return newest.cloned().ok_or_else(|| match said(needs).as_str() {

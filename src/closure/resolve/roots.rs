@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::super::configuration::{self, Source, Standing, is_configuration, is_for_opentofu_only};
+use super::super::configuration::{
+    self, Source, Standing, TEST_FOLDER, is_configuration, is_for_opentofu_only, is_test,
+};
 use super::super::order::Client;
 use super::super::{Configurations, Files, Unreadable, lock_file, path};
 use super::found::Found;
@@ -47,9 +49,15 @@ pub(super) fn of(configurations: &Configurations, found: &mut Found) -> Vec<Root
     roots
 }
 
-/// The folders with a configuration that no other calls; the tests of one are read for what they call.
+/// The folders with a configuration that no other calls; the tests of one are read for what they call. The folder that
+/// a client finds these in is no root: it reads nothing else there.
 pub(in super::super) fn uncalled(files: &Files) -> Vec<String> {
-    let has_configuration = |folder: &str| files.in_folder(folder).iter().any(|(name, _)| is_configuration(name));
+    let has = |folder: &str, is: fn(&str) -> bool| files.in_folder(folder).iter().any(|(name, _)| is(name));
+    let has_configuration = |folder: &str| has(folder, is_configuration);
+    let is_of_tests = |folder: &str| {
+        let (above, name) = folder.rsplit_once('/').unwrap_or(("", folder));
+        name == TEST_FOLDER && has(folder, is_test) && has_configuration(above)
+    };
     let folders: Vec<&str> = files.folders().into_iter().filter(|folder| has_configuration(folder)).collect();
     let mut called = BTreeSet::new();
     for folder in &folders {
@@ -59,7 +67,7 @@ pub(in super::super) fn uncalled(files: &Files) -> Vec<String> {
             called.extend(path::join(folder, &to).filter(|to| to != folder));
         }
     }
-    let uncalled = folders.into_iter().filter(|folder| !called.contains(*folder));
+    let uncalled = folders.into_iter().filter(|folder| !called.contains(*folder) && !is_of_tests(folder));
     uncalled.map(str::to_owned).collect()
 }
 

@@ -431,3 +431,27 @@ proptest! {
         prop_assert!(closure.wanted.iter().all(|wanted| matches!(wanted.of, Artifact::Module(_))));
     }
 }
+
+/// Roots that have everything in common would each go through all of it.
+#[test]
+fn what_the_roots_of_one_order_go_through_together_is_bounded() {
+    let known = Known::default();
+    let asking = Asking::new(&known);
+    assert_eq!((0..32).filter(|_| asking.may_follow(8192).is_ok()).count(), 32);
+    assert!(asking.may_follow(1).unwrap_err().contains("name fewer folders"));
+    assert_eq!((0..128).filter(|_| asking.may_compare(1 << 20).is_ok()).count(), 128);
+    assert!(asking.may_compare(usize::MAX).unwrap_err().contains("name fewer folders"));
+}
+
+#[test]
+fn what_is_told_of_a_name_without_end_has_one() {
+    let text = format!("resource \"a_x\" \"y\" {{\n  provider = {}\n}}\n", "É".repeat(100_000));
+    let closure = run(&configurations(&[("main.tf", &text)], &[""], None), &Known::default());
+    let [one] = closure.cannot.as_slice() else { panic!("{}", closure.cannot.len()) };
+    assert!(
+        one.what.len() < 10_000 && one.why.len() < 10_000 && one.why.ends_with('…'),
+        "{} {}",
+        one.what.len(),
+        one.why.len()
+    );
+}

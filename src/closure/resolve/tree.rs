@@ -90,6 +90,12 @@ impl<R: Registries> Walk<'_, R> {
             self.found.cannot(self.name(), why, []);
             calls.truncate(MOST_CALLS);
         }
+        if let Err(why) = asking.may_follow(calls.len()) {
+            self.found.cannot(self.name(), why, []);
+            calls.clear();
+        }
+        // What is in memory already needs nobody to wait for it: others go on in between.
+        tokio::task::yield_now().await;
         let mut follow = Vec::with_capacity(calls.len());
         for (spot, call) in calls {
             follow.push(async move { (spot, call, calls::follow(asking, files, spot, call, client).await) });

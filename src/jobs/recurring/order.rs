@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::address::{Hostname, What};
-use crate::closure::{self, Configurations, Files, Given, Named, Order, file, lock_file};
+use crate::closure::{self, Configurations, Given, Named, Order, file, lock_file};
 use crate::config::{Warm, WarmWhat};
 
 /// Reads the order.
@@ -43,19 +43,17 @@ pub(super) fn read(entry: &Warm, default_host: &Hostname) -> Result<Order, Vec<S
 
 fn locked(path: &Path) -> Result<Given, Vec<String>> {
     let name = path.display().to_string();
-    let text = file::read(path).map_err(|error| vec![format!("{name} cannot be read: {error}")])?;
+    let text = file::read_lock_file(path).map_err(|why| vec![why])?;
     let wrong = |problem: String| format!("{name}: {problem}");
-    let locked = lock_file::parse(&text).map_err(|bad| bad.problems().into_iter().map(wrong).collect::<Vec<_>>())?;
+    let locked =
+        lock_file::parse(text.as_bytes()).map_err(|bad| bad.problems().into_iter().map(wrong).collect::<Vec<_>>())?;
     Ok(Given::LockFile { name, locked })
 }
 
 fn tar(path: &Path, entry: &Warm) -> Result<Given, Vec<String>> {
-    let name = path.display();
-    let bytes = file::read_up_to(path, 4 * closure::MOST_BYTES);
-    let bytes = bytes.map_err(|error| vec![format!("{name} cannot be read: {error}")])?;
-    let files = Files::from_users_tar(&bytes).map_err(|bad| vec![format!("{name}: {bad}")])?;
+    let files = file::read_tar(path).map_err(|why| vec![why])?;
     let configurations = Configurations::new(files, Vec::new(), entry.client);
-    Ok(Given::Configurations(configurations.map_err(|why| vec![format!("{name}: {why}")])?))
+    Ok(Given::Configurations(configurations.map_err(|why| vec![format!("{}: {why}", path.display())])?))
 }
 
 fn collected(folders: &[PathBuf], entry: &Warm) -> Result<Given, String> {

@@ -3,6 +3,7 @@
 pub(crate) mod admin;
 pub(crate) mod configurations;
 pub(crate) mod estate;
+pub(crate) mod forms;
 pub(crate) mod gap;
 pub(crate) mod git;
 pub(crate) mod http;

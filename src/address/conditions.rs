@@ -1,0 +1,24 @@
+//! What constraints of both kinds have in common: conditions between commas, no more of them than anybody needs.
+
+use super::BadAddress;
+
+/// The longest constraint that is taken from anybody, in bytes.
+const LONGEST: usize = 512;
+/// The most conditions in one constraint.
+const MOST: usize = 16;
+
+/// The conditions of a constraint, as they are written.
+///
+/// # Errors
+/// [`BadAddress`]: there is more of it than is taken.
+pub(super) fn of<'a>(kind: &'static str, given: &'a str) -> Result<Vec<&'a str>, BadAddress> {
+    let bad = |why| BadAddress::new(kind, given, why);
+    if given.len() > LONGEST {
+        return Err(bad("it is longer than 512 bytes"));
+    }
+    let conditions: Vec<&str> = given.split(',').collect();
+    if conditions.len() > MOST {
+        return Err(bad("it has more than 16 conditions"));
+    }
+    Ok(conditions)
+}

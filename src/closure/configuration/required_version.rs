@@ -1,0 +1,53 @@
+//! Which clients a folder asks for. Which one will read it is not known here, so only what refuses all of them is wrong.
+
+use super::super::order::Client;
+use super::Problem;
+use super::constant::Constant;
+use super::declared::Said;
+use crate::address::{ModuleConstraint, Version};
+
+/// What this is about, for people.
+const WHAT: &str = "required_version";
+
+/// The first release of a client that installs from mirrors as they are today.
+fn oldest(client: Client) -> (&'static str, &'static str) {
+    match client {
+        Client::Terraform => ("Terraform", "0.13.0"),
+        Client::Opentofu => ("OpenTofu", "1.6.0"),
+    }
+}
+
+/// What is wrong with the constraints of one folder.
+pub(super) fn problems(said: &[Said], client: Client) -> Vec<Problem> {
+    let (mut problems, mut constraints) = (Vec::new(), Vec::new());
+    for (value, at) in said {
+        let constraint = match value {
+            Constant::Null => continue,
+            Constant::Text(text) => ModuleConstraint::parse(text).map_err(|_| {
+                format!(
+                    "{text:?} is none: between commas stand conditions like >= 1.2, < 2.0 and ~> 1.5, and nothing else"
+                )
+            }),
+            Constant::Composed | Constant::Computed => {
+                Err("it is not a plain string, and clients take nothing else".to_owned())
+            }
+        };
+        match constraint {
+            Ok(constraint) if constraint.names_a_pre_release() => {
+                let why = "clients refuse pre-releases in it".to_owned();
+                problems.push(Problem { what: WHAT.to_owned(), why, at: at.clone() });
+            }
+            Ok(constraint) => constraints.push((constraint, at)),
+            Err(why) => problems.push(Problem { what: WHAT.to_owned(), why, at: at.clone() }),
+        }
+    }
+    let (name, oldest) = oldest(client);
+    let all: Vec<ModuleConstraint> = constraints.iter().map(|(constraint, _)| constraint.clone()).collect();
+    let can_be_met = Version::parse(oldest).is_ok_and(|oldest| ModuleConstraint::could_all_be_met_from(&oldest, &all));
+    if let (false, Some((_, at))) = (can_be_met, constraints.first()) {
+        let said = all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let why = format!("no {name} from {oldest} on is {said}: choose another version of what says so, or change it");
+        problems.push(Problem { what: WHAT.to_owned(), why, at: (*at).clone() });
+    }
+    problems
+}

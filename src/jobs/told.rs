@@ -1,0 +1,154 @@
+//! What is told of one job: its report as it stands, with when each part of it changed last.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::report::{Item, ItemCounts, ItemState, Job, JobState, Listed};
+use super::warm::WarmUp;
+use crate::address::{Artifact, Platform};
+use crate::clock::Timestamp;
+use crate::digest::Digest;
+
+/// The most that is told of one failure, in characters.
+const LONGEST_ERROR: usize = 400;
+/// What is told of an item whose job died.
+const LOST: &str = "its job ended unexpectedly: larder's log says why; tell it the same again";
+
+/// What an item stands for, once that is known.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct About {
+    /// Once its version is chosen.
+    pub(super) of: Option<Artifact>,
+    /// Once its archive is held.
+    pub(super) digest: Option<Digest>,
+}
+
+/// How a job came to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// It went through all of it.
+    Reached,
+    /// It was told to stop.
+    Stopped,
+    /// Its task died.
+    Lost,
+}
+
+/// What is told of a job, and when each part of it changed last.
+#[derive(Debug)]
+pub(super) struct Told {
+    pub(super) job: Job,
+    pub(super) about: Vec<About>,
+    /// What it goes on with after a restart; none once it has ended.
+    pub(super) warm_up: Option<Arc<WarmUp>>,
+    /// It is being written down as it is, and ends then; or that was so before a restart.
+    pub(super) is_ending: bool,
+    /// Counts up with every change.
+    pub(super) revision: u64,
+    /// When anything but an item changed last.
+    pub(super) head: u64,
+    /// When each item changed last.
+    pub(super) items: Vec<u64>,
+}
+
+impl Told {
+    /// What is told of a job that begins, goes on, or ended before a restart: then it has nothing to do.
+    pub(super) fn new(job: Job, about: Vec<About>, warm_up: Option<Arc<WarmUp>>) -> Self {
+        let items = vec![0; job.items.len()];
+        let is_ending = warm_up.is_none();
+        Self { job, about, warm_up, is_ending, revision: 0, head: 0, items }
+    }
+
+    /// Its line in the list of jobs.
+    pub(super) fn listed(&self) -> Listed {
+        let Job { id, state, started, ended, what, platforms, pin, resolving, unconfirmed: _, items } = &self.job;
+        Listed {
+            id: id.clone(),
+            state: *state,
+            started: *started,
+            ended: *ended,
+            what: what.clone(),
+            platforms: platforms.clone(),
+            pin: *pin,
+            resolving: *resolving,
+            items: ItemCounts::of(items),
+        }
+    }
+
+    /// The items that are held, and what they are.
+    pub(super) fn held(&self) -> Vec<(usize, Artifact, Digest)> {
+        let held = self.job.items.iter().zip(&self.about).enumerate();
+        held.filter(|(_, (item, _))| matches!(item.state, ItemState::Held | ItemState::Fetched))
+            .filter_map(|(number, (_, about))| Some((number, about.of.clone()?, about.digest?)))
+            .collect()
+    }
+
+    /// One item more.
+    pub(super) fn add(&mut self, item: Item, about: About) {
+        self.job.items.push(item);
+        self.about.push(about);
+        self.items.push(self.revision);
+    }
+
+    /// An item, to be changed.
+    pub(super) fn item(&mut self, number: usize) -> Option<(&mut Item, &mut About)> {
+        *self.items.get_mut(number)? = self.revision;
+        Some((self.job.items.get_mut(number)?, self.about.get_mut(number)?))
+    }
+
+    /// All but the items, to be changed.
+    pub(super) fn head(&mut self) -> &mut Job {
+        self.head = self.revision;
+        &mut self.job
+    }
+
+    /// What will be told once it has ended.
+    pub(super) fn ended(&self, how: End, now: Timestamp) -> Self {
+        let (job, about, items) = (self.job.clone(), self.about.clone(), self.items.clone());
+        let mut ended = Self { job, about, items, warm_up: None, ..*self };
+        ended.end(how, now);
+        ended
+    }
+
+    /// It has ended.
+    pub(super) fn end(&mut self, how: End, now: Timestamp) {
+        let unended: Vec<usize> =
+            (0..).zip(&self.job.items).filter(|(_, item)| !item.state.has_ended()).map(|(number, _)| number).collect();
+        for number in unended {
+            let Some((item, _)) = self.item(number) else { continue };
+            item.state = match how {
+                End::Reached | End::Stopped => ItemState::Cancelled,
+                End::Lost => ItemState::Failed { error: LOST.to_owned() },
+            };
+        }
+        let is_well = |item: &Item| matches!(item.state, ItemState::Held | ItemState::Fetched);
+        self.job.state = match how {
+            End::Stopped => JobState::Cancelled,
+            End::Reached if self.job.items.iter().all(is_well) => JobState::Done,
+            End::Reached | End::Lost => JobState::Failed,
+        };
+        self.job.resolving = false;
+        self.job.ended = Some(now);
+        self.warm_up = None;
+    }
+}
+
+/// An item that waits for its turn.
+pub(super) fn waiting(what: String, platform: Option<&Platform>) -> Item {
+    let platform = platform.map(ToString::to_string);
+    Item { what, platform, state: ItemState::Waiting, bytes: 0, size_bytes: None, unconfirmed: None }
+}
+
+/// What an item is called that stands for this, and its platform.
+pub(super) fn named(of: &Artifact) -> (String, Option<&Platform>) {
+    match of {
+        Artifact::Provider(package) => (format!("{}@{}", package.provider, package.version), Some(&package.platform)),
+        Artifact::Module(package) => (package.to_string(), None),
+    }
+}
+
+/// As much of an error as is told.
+pub(super) fn shortened(error: &str) -> String {
+    error.chars().take(LONGEST_ERROR).collect()
+}
