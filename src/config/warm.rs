@@ -91,8 +91,13 @@ fn what(given: &str, place: Place) -> Result<(WarmWhat, Option<String>), String>
         Place::Empty(_) | Place::None => {}
     }
     What::parse(given, &some_host)
-        .map_err(|bad| format!("there is no file and no folder {0}, and: {bad}", values::quoted(given)))?;
+        .map_err(|bad| format!("{}: no file and no folder has this name, and it is no address: {bad}", shown(given)))?;
     Ok((WarmWhat::Address(given.to_owned()), None))
+}
+
+/// A text as messages show it. An address has an `@` and no password; a URL may have both.
+fn shown(given: &str) -> String {
+    if given.contains("://") { values::quoted(given) } else { format!("{given:?}") }
 }
 
 fn client(value: &str) -> Result<Client, String> {

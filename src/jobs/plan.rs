@@ -3,10 +3,12 @@
 //! else tells what they call, and are held from then on: a plan says what is so when it ends.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join_all};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 use super::locked::{Fit, NotWarm, all_have};
 use super::patience::{Patience, Turns};
@@ -22,8 +24,12 @@ use crate::mirror::{HeldArchive, Mirror, Resolved};
 const TURNS: usize = 8;
 /// What is said of what a sealed mirror does not hold.
 const TO_BE_BROUGHT: &str = "this mirror is offline: it must be brought";
-/// How many plans are made at one time: each may hold as many files as an order has.
+/// How many plans are made at one time.
 static PLANS: Semaphore = Semaphore::const_new(4);
+/// How many there are, those that wait for others too: each may hold as many files as an order has.
+static PLACES: Semaphore = Semaphore::const_new(16);
+/// How long one waits for others.
+const WAITS: Duration = Duration::from_secs(60);
 
 /// What an order comes to: the answer to `POST /admin/v1/plan`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,7 +119,8 @@ pub enum NotPlanned {
 /// # Errors
 /// [`NotPlanned`]; whatever cannot be had is a line of the plan.
 pub async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<Plan, NotPlanned> {
-    let _turn = PLANS.try_acquire().map_err(|_| NotPlanned::Busy)?;
+    let _place = PLACES.try_acquire().map_err(|_| NotPlanned::Busy)?;
+    let _turn = timeout(WAITS, PLANS.acquire()).await.map_err(|_| NotPlanned::Busy)?;
     let turns = Turns::of(TURNS);
     let patience = Patience::of_a_plan(&turns, clock);
     let asked = Asked::new(mirror, clock, &patience);

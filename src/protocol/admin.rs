@@ -176,7 +176,7 @@ pub enum Refusal {
     ForeignHost,
     /// 401.
     #[error(
-        "this needs the admin token as a bearer token: it is in admin-token in the store folder, unless configured"
+        "the admin token is missing or wrong: this needs it as a bearer token, and it is in admin-token in the store folder, unless configured"
     )]
     NoToken,
 }

@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::support::http::{Answer, client, receive, send};
-use crate::support::larder::{HOST, Larder};
+use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::process::Process;
 use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
@@ -237,4 +237,27 @@ async fn clients_that_read_nothing_take_no_memory_and_hold_back_nobody() {
     assert_eq!(upstream.count_of(Target::Archive), 2);
     let asked: HashSet<String> = upstream.requests().into_iter().map(|request| request.path).collect();
     assert_eq!(asked.len(), 1 + 2 * 5);
+}
+
+/// A dozen pipelines that ask at one time whether `init` will work: each is told, and those beyond the bound wait.
+#[tokio::test]
+async fn plans_beyond_what_may_be_made_at_one_time_wait_for_their_turn() {
+    let names: Vec<String> = (0..12).map(|number| format!("p{number}")).collect();
+    let upstream = publishing(&names.iter().map(String::as_str).collect::<Vec<_>>(), 20_000).await;
+    let folder = Folder::new();
+    let larder = Process::start(&Larder::mirroring(&upstream).on(&folder), folder.path());
+    let token = std::fs::read_to_string(folder.path().join("admin-token")).unwrap();
+    let gate = upstream.hold(Target::Versions);
+    let plans = names.iter().map(|name| {
+        let told = serde_json::json!({ "what": [format!("acme/{name}")], "platforms": ["linux_amd64"] }).to_string();
+        let request = client().post(format!("{}/admin/v1/plan", larder.admin())).bearer_auth(&token);
+        tokio::spawn(send(request.header("content-type", "application/json").body(told)))
+    });
+    let plans: Vec<_> = plans.collect();
+    upstream.wait_for(Target::Versions, 4).await;
+    gate.open();
+    for plan in join_all(plans).await {
+        let plan = plan.unwrap().unwrap().expect(200).json();
+        assert_eq!(plan["sums"]["need"], 1, "{plan}");
+    }
 }

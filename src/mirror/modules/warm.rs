@@ -108,7 +108,9 @@ impl Mirror {
         }
         if let Source::Unsupported(source) = &said.located.source {
             let (what, at) = (source.what(), source.host().unwrap_or_else(|| "somewhere".to_owned()));
-            let fault = Fault::Unusable(format!("names {what} at {at}, which larder cannot fetch: clients must"));
+            let fault = Fault::Unusable(format!(
+                "names {what} at {at}, which larder cannot fetch; clients fetch it there themselves"
+            ));
             return Err(UpstreamError { asked, at: host.to_string(), fault }.into());
         }
         if self.link() == Link::Offline {
