@@ -43,11 +43,12 @@ pub(super) enum Meanwhile {
 }
 
 /// What is held once a document came to take the place of another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Placed {
     /// It.
-    Put(KeptDocument),
+    Put,
     /// The one before, which is newer.
-    Outlasted(KeptDocument),
+    Outlasted,
 }
 
 /// A document as it is held: upstream's bytes, and what is known of them.
@@ -234,7 +235,7 @@ impl Mirror {
     }
 
     /// Keeps a document that upstream has, too, and keeps to the size limit. What came to be held meanwhile and is newer
-    /// stays, and has landed. A disk that cannot be written costs the keeping, not the answer.
+    /// stays; it may be of another place, so what landed is what was asked for. A disk that cannot be written costs the keeping, not the answer.
     pub(super) async fn keep_document(self: &Arc<Self>, key: Key, kept: KeptDocument) -> DocumentFlight {
         let coming = kept.clone();
         let put = self.on_disk(move |mirror| {
@@ -246,19 +247,15 @@ impl Mirror {
             mirror.keep_to_the_limit();
             Ok(placed)
         });
-        let kept = match put.await {
-            Ok(Placed::Put(kept) | Placed::Outlasted(kept)) => {
-                self.was_kept(Stored::Document);
-                kept
-            }
+        match put.await {
+            Ok(_) => self.was_kept(Stored::Document),
             Err(error) => {
                 tracing::error!(%error, "a document could not be kept");
                 if let Error::Store(why) = &error {
                     self.was_not_kept(Stored::Document, why);
                 }
-                kept
             }
-        };
+        }
         Ok(Landed { age: kept.age(), value: Arc::new(kept) })
     }
 
@@ -273,13 +270,13 @@ impl Mirror {
     ) -> Result<Placed, StoreError> {
         let _lock = self.record_lock(key).lock();
         let held = unless_gone(self.store.records.get(key))?.and_then(KeptDocument::read);
-        if let Some(held) = held.as_ref().filter(|held| held.age().outlasts(coming.age(), now)) {
-            return Ok(Placed::Outlasted(held.clone()));
+        if held.as_ref().is_some_and(|held| held.age().outlasts(coming.age(), now)) {
+            return Ok(Placed::Outlasted);
         }
         let made = made(held.as_ref(), coming)?;
         let size_bytes = self.store.records.put(key, &made.write(), durability)?;
         self.store.index.document_kept(key, size_bytes, made.about.checked);
-        Ok(Placed::Put(made))
+        Ok(Placed::Put)
     }
 
     /// Puts a document and notes its size.

@@ -57,8 +57,11 @@ impl Went {
         let whole = async || {
             let text = std::fs::read_to_string(trace).unwrap_or_default();
             // The first line is of the program's first thread.
-            let ended = format!("{} +++ ", text.split(' ').next()?);
-            text.lines().any(|line| line.starts_with(&ended)).then_some(text)
+            let first = text.split_whitespace().next()?;
+            // Short numbers are padded.
+            let is_its_end =
+                |line: &str| line.strip_prefix(first).is_some_and(|rest| rest.trim_start().starts_with("+++ "));
+            text.lines().any(is_its_end).then_some(text)
         };
         let text = eventually("the trace is whole", whole).await;
         let mut went = Self::default();

@@ -57,7 +57,7 @@ impl CarriedDocument {
         }
         let made = |held: Option<&KeptDocument>, coming| mirror.with_what_is_held(&key, held, coming);
         let placed = mirror.place_document(&key, kept, now, Durability::Synced, made).map_err(store_failed)?;
-        if matches!(placed, Placed::Outlasted(_)) {
+        if placed == Placed::Outlasted {
             return Ok(Outcome::Held);
         }
         let terms = mirror.terms();
