@@ -14,6 +14,7 @@ mod manifest;
 mod open;
 mod parts;
 mod receipt;
+mod record;
 mod signing;
 mod tar;
 mod write;
@@ -24,7 +25,8 @@ pub use self::manifest::{
     Said,
 };
 pub use self::open::{BadBundle, Content, Opened};
-pub use self::parts::{BadParts, LEAST_PART, Part, PartList, PartsReader, PartsWriter};
+pub use self::parts::{BadParts, LEAST_PART, Part, PartList, PartsReader, PartsWriter, WrittenParts};
 pub use self::receipt::{Outcome, Receipt, Step, Told};
+pub use self::record::{RECORD, open_record, recorded, written_again};
 pub use self::signing::{BadKey, KeyId, Keys, PublicKey, Signature, SigningKey, Standing, Trust};
 pub use self::write::Writer;

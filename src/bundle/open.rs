@@ -74,6 +74,7 @@ pub struct Opened<R> {
     pub digest: Digest,
     /// Who vouches for it.
     pub standing: Standing,
+    signature: Option<Signature>,
 }
 
 impl<R: Read> Opened<R> {
@@ -94,7 +95,18 @@ impl<R: Read> Opened<R> {
         let standing = trust.judge(&manifest, signature.as_ref()).map_err(BadBundle::Untrusted)?;
         let digest = Digest::of(&manifest);
         let manifest = Arc::new(Manifest::read(&manifest)?);
-        Ok(Self { tar, buffer, manifest, digest, standing })
+        Ok(Self { tar, buffer, manifest, digest, standing, signature })
+    }
+
+    /// What it begins with, as it was written: its manifest, and its signature.
+    pub(super) fn head(&self) -> (Vec<u8>, Option<Vec<u8>>) {
+        (self.manifest.write(), self.signature.as_ref().map(Signature::write))
+    }
+
+    /// How many bytes a bundle has that begins like this.
+    pub fn bundle_bytes(&self) -> u64 {
+        let (manifest, signature) = self.head();
+        self.manifest.bundle_bytes(manifest.len(), signature.map(|signature| signature.len()))
     }
 
     /// Reads the next of [`Manifest::files`]; `take` gets its bytes. They are proven only once this says so.

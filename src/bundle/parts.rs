@@ -197,6 +197,18 @@ pub struct PartsWriter<O, K, F> {
     list: PartList,
     now: Option<Open<F>>,
     reused: u64,
+    changed: Vec<String>,
+}
+
+/// Parts that were written to their end.
+#[derive(Debug)]
+pub struct WrittenParts {
+    /// All of them.
+    pub list: PartList,
+    /// How many of their bytes were there already.
+    pub reused: u64,
+    /// The names of those that were not there already, or differed.
+    pub changed: Vec<String>,
 }
 
 /// A part that is written.
@@ -217,22 +229,26 @@ where
 {
     /// Writes the parts of a list that was begun.
     pub fn new(list: PartList, open: O, keep: K) -> Self {
-        Self { open, keep, list: PartList { parts: Vec::new(), complete: false, ..list }, now: None, reused: 0 }
+        let list = PartList { parts: Vec::new(), complete: false, ..list };
+        Self { open, keep, list, now: None, reused: 0, changed: Vec::new() }
     }
 
-    /// That was all: the list of the parts, and how many bytes were there already.
+    /// That was all.
     ///
     /// # Errors
     /// Those of the files.
-    pub fn end(mut self) -> io::Result<(PartList, u64)> {
+    pub fn end(mut self) -> io::Result<WrittenParts> {
         self.end_part()?;
         self.list.complete = true;
-        Ok((self.list, self.reused))
+        Ok(WrittenParts { list: self.list, reused: self.reused, changed: self.changed })
     }
 
     fn end_part(&mut self) -> io::Result<()> {
-        let Some(Open { name, file, hasher, bytes, .. }) = self.now.take() else { return Ok(()) };
-        (self.keep)(file, bytes).map_err(|e| io::Error::new(e.kind(), format!("{name}: {e}")))?;
+        let Some(Open { name, file, hasher, bytes, agrees }) = self.now.take() else { return Ok(()) };
+        (self.keep)(file, bytes).map_err(|e| of_part(&name, &e))?;
+        if !agrees {
+            self.changed.push(name.clone());
+        }
         let (sha256, _) = hasher.finish();
         self.list.parts.push(Part { name, bytes, sha256 });
         Ok(())
@@ -252,7 +268,7 @@ where
                     )));
                 }
                 let name = PartList::part_name(number);
-                let file = (self.open)(&name).map_err(|e| io::Error::new(e.kind(), format!("{name}: {e}")))?;
+                let file = (self.open)(&name).map_err(|e| of_part(&name, &e))?;
                 *now = Some(Open { name, file, hasher: Hasher::new(), bytes: 0, agrees: true });
             }
         }
@@ -277,7 +293,8 @@ where
         let mut reused = 0;
         if part.agrees {
             let mut there = Vec::with_capacity(some.len());
-            (&mut part.file).take(some.len() as u64).read_to_end(&mut there)?;
+            let read = (&mut part.file).take(some.len() as u64).read_to_end(&mut there);
+            read.map_err(|e| of_part(&part.name, &e))?;
             part.agrees = there == some;
             if part.agrees {
                 reused = some.len() as u64;
@@ -286,7 +303,7 @@ where
             }
         }
         if !part.agrees {
-            part.file.write_all(some)?;
+            part.file.write_all(some).map_err(|e| of_part(&part.name, &e))?;
         }
         part.hasher.update(some);
         part.bytes += some.len() as u64;
@@ -297,6 +314,10 @@ where
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+fn of_part(name: &str, e: &io::Error) -> io::Error {
+    io::Error::new(e.kind(), format!("{name}: {e}"))
 }
 
 #[cfg(test)]

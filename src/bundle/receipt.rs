@@ -46,7 +46,11 @@ pub struct Told {
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum Outcome {
     /// It is held now, and was not before.
-    Applied,
+    Applied {
+        /// What an operator should know of that, where there is anything.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        note: Option<String>,
+    },
     /// It was held already, or something newer is.
     Held,
     /// It is not taken.
@@ -100,7 +104,7 @@ impl Receipt {
         let mut counts = [0; 4];
         for told in &self.entries {
             let at = match told.outcome {
-                Outcome::Applied => 0,
+                Outcome::Applied { .. } => 0,
                 Outcome::Held => 1,
                 Outcome::Refused { .. } => 2,
                 Outcome::NotReached => 3,

@@ -32,11 +32,16 @@ impl<W: Write> Writer<W> {
     pub fn begin(out: W, manifest: &Manifest, key: Option<&SigningKey>) -> io::Result<Self> {
         manifest.check().map_err(io::Error::other)?;
         let written = manifest.write();
+        let signature = key.map(|key| key.sign(&written).write());
+        Self::begin_with(out, &written, signature.as_deref())
+    }
+
+    /// The same with a manifest and a signature that are written already.
+    pub(super) fn begin_with(out: W, manifest: &[u8], signature: Option<&[u8]>) -> io::Result<Self> {
         let mut tar = TarWriter::new(out);
-        tar.file(MANIFEST, written.len() as u64, |out| out(&written))?;
-        if let Some(key) = key {
-            let signature = key.sign(&written).write();
-            tar.file(SIGNATURE, signature.len() as u64, |out| out(&signature))?;
+        tar.file(MANIFEST, manifest.len() as u64, |out| out(manifest))?;
+        if let Some(signature) = signature {
+            tar.file(SIGNATURE, signature.len() as u64, |out| out(signature))?;
         }
         Ok(Self { tar, buffer: vec![0; COPIED_AT_ONCE] })
     }
@@ -61,6 +66,15 @@ impl<W: Write> Writer<W> {
             return Err(io::Error::other(format!("its bytes have SHA-256 {now}, and had {was}")));
         }
         Ok(())
+    }
+
+    /// The same of a file that `give` gives piece by piece, and has held against its digest.
+    pub(super) fn file_by(
+        &mut self,
+        file: &FileRef,
+        give: impl FnMut(&mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        self.tar.file(&file.name(), file.file.bytes, give)
     }
 
     /// Writes the end.

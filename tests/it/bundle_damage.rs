@@ -196,7 +196,7 @@ impl Parts {
         let list = PartList::begun(Timestamp(1), PART as u64);
         let mut writer = PartsWriter::new(list, |_: &str| Ok(Cursor::new(Vec::new())), |_, _| Ok(()));
         writer.write_all(bundle).unwrap();
-        Self { list: writer.end().unwrap().0, parts: bundle.chunks(PART).map(<[u8]>::to_vec).collect() }
+        Self { list: writer.end().unwrap().list, parts: bundle.chunks(PART).map(<[u8]>::to_vec).collect() }
     }
 
     fn read(&self) -> impl Read + Send + use<> {

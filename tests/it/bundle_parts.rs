@@ -5,16 +5,17 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::bundle::write_beside;
 use crate::support::gap::{BundleKey, Sealed, settled_contents};
 use crate::support::larder::{Folder, Larder};
-use crate::support::process::{Said, command, run};
+use crate::support::process::{Process, Said, command, run};
 use crate::support::upstream::{FakeUpstream, Provider};
 
 /// A store with some megabytes in it, and a key that signs.
 struct Site {
     folder: Folder,
     key: BundleKey,
-    _upstream: FakeUpstream,
+    upstream: FakeUpstream,
 }
 
 impl Site {
@@ -25,7 +26,7 @@ impl Site {
         }
         let config = key.signs(Larder::mirroring(&upstream)).on(&folder).config_text();
         std::fs::write(folder.path().join("mirror.toml"), config).unwrap();
-        Self { folder, key, _upstream: upstream }
+        Self { folder, key, upstream }
     }
 
     async fn create(&self, out: &Path, more: &[&str]) -> Said {
@@ -103,15 +104,122 @@ async fn what_an_interrupted_run_wrote_of_the_parts_is_used_by_the_next() {
     let after: Vec<Vec<u8>> = (1..=4).map(|number| first(&format!("part-0000{number}"))).collect();
     assert!(before == after);
     assert_eq!(site.apply(&parts).await.0.code, Some(0));
-    let again = site.create(&parts, &["--part-size", "1MiB"]).await;
+    let again = site.create(&parts, &["--part-size", "2MiB"]).await;
     assert!(again.code == Some(1) && again.err.contains("there is a bundle in"), "{again:?}");
+}
+
+/// Long after it was made, and whatever upstream has listed since.
+#[tokio::test]
+async fn a_part_that_is_lost_or_damaged_is_written_again_alone() {
+    let (site, work) = (Site::new().await, tempfile::tempdir().unwrap());
+    let parts = work.path().join("parts");
+    let size = ["--part-size", "1MiB"];
+    said_json(&site.create(&parts, &size).await);
+    let all = ["part-00001", "part-00002", "part-00003", "part-00004", "part-00005"];
+    let read = || all.map(|name| std::fs::read(parts.join(name)).unwrap());
+    let written = || [all[2], all[4]].map(|name| std::fs::metadata(parts.join(name)).unwrap().modified().unwrap());
+    let before = read();
+    let told = said_json(&site.create(&parts, &size).await);
+    assert_eq!(told["written_again"], serde_json::json!([]), "{told}");
+
+    for name in ["one", "two", "three"] {
+        site.upstream.publish(Provider::new("acme", name).version("0.9.0"));
+    }
+    let config = site.folder.path().join("mirror.toml");
+    let refresh = ["refresh", "acme/one", "acme/two", "acme/three", "--config", config.to_str().unwrap()];
+    let said = run(command(site.folder.path(), &refresh)).await;
+    assert_eq!(said.code, Some(0), "{said:?}");
+
+    std::fs::remove_file(parts.join(all[0])).unwrap();
+    let mut altered = before[1].clone();
+    altered[1_000_000] ^= 1;
+    std::fs::write(parts.join(all[1]), altered).unwrap();
+    std::fs::write(parts.join(all[3]), &before[3][..9]).unwrap();
+    let untouched = written();
+    let told = said_json(&site.create(&parts, &size).await);
+    assert_eq!(told["written_again"], serde_json::json!([all[0], all[1], all[3]]), "{told}");
+    assert!(read() == before);
+    assert_eq!(written(), untouched);
+    assert_eq!(site.apply(&parts).await.0.code, Some(0));
+
+    site.upstream.publish(Provider::new("acme", "four"));
+    std::fs::remove_file(parts.join(all[1])).unwrap();
+    let other = site.create(&parts, &[&size[..], &["--for", "acme/four"]].concat()).await;
+    assert_eq!(other.code, Some(1), "{other:?}");
+    assert!(other.err.contains("there is another bundle") && other.err.contains("acme/four"), "{other:?}");
+    assert!(!parts.join(all[1]).exists() && std::fs::read(parts.join(all[0])).unwrap() == before[0]);
+}
+
+#[tokio::test]
+async fn what_is_no_plain_file_stays_as_it_is_and_nothing_is_fetched_for_it() {
+    let (site, work) = (Site::new().await, tempfile::tempdir().unwrap());
+    let [fifo, socket, file] = ["fifo", "socket", "file"].map(|name| work.path().join(name));
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let _listening = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    std::fs::write(&file, "mine").unwrap();
+    let kinds = || [&fifo, &socket, &file].map(|path| std::fs::symlink_metadata(path).unwrap().file_type());
+    let before = kinds();
+    let size = ["--part-size", "1MiB"];
+    let streams: [(&Path, &[&str], &str); 4] = [
+        (&fifo, &[], "is a FIFO"),
+        (&socket, &[], "is a socket"),
+        (&file, &size, "is no folder"),
+        (Path::new("-"), &[], "the standard output"),
+    ];
+    for (out, more, why) in streams {
+        let said = site.create(out, more).await;
+        assert!(said.code == Some(1) && said.err.contains(why), "{out:?}: {said:?}");
+    }
+    assert_eq!(kinds(), before);
+    assert_eq!(std::fs::read_dir(work.path()).unwrap().count(), 3);
+    assert!(site.upstream.requests().is_empty() && site.folder.blobs().is_empty());
+    let said = run(command(work.path(), &["bundle", "keygen", "-"])).await;
+    assert!(said.code == Some(1) && said.err.contains("the standard output"), "{said:?}");
+}
+
+#[tokio::test]
+async fn what_a_link_leads_to_is_written_and_the_link_stays() {
+    let (site, work) = (Site::new().await, tempfile::tempdir().unwrap());
+    let elsewhere = work.path().join("elsewhere");
+    std::fs::create_dir(&elsewhere).unwrap();
+    std::fs::write(elsewhere.join("old.tar"), "old").unwrap();
+    for name in ["old.tar", "new.tar"] {
+        let link = work.path().join(name);
+        std::os::unix::fs::symlink(Path::new("elsewhere").join(name), &link).unwrap();
+        said_json(&site.create(&link, &[]).await);
+        assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(site.apply(&elsewhere.join(name)).await.0.code, Some(0));
+    }
+    assert_eq!(std::fs::read_dir(&elsewhere).unwrap().count(), 2);
+}
+
+/// A limit on files is a disk that is full for every file.
+#[tokio::test]
+async fn a_bundle_that_finds_no_room_is_named_and_nothing_of_it_stays() {
+    let (site, work) = (Site::new().await, tempfile::tempdir().unwrap());
+    let running =
+        Process::start(&site.key.signs(Larder::mirroring(&site.upstream)).on(&site.folder), site.folder.path());
+    write_beside(&site.folder, &running);
+    let (config, out) = (site.folder.path().join("mirror.toml"), work.path().join("gap.tar"));
+    let arguments = ["bundle", "create", out.to_str().unwrap(), "--for", "acme/one", "--platform", "linux_amd64"];
+    let larder = command(work.path(), &[&arguments[..], &["--config", config.to_str().unwrap()]].concat());
+    let mut limited = std::process::Command::new("/bin/sh");
+    limited.args(["-c", "ulimit -f 100 && exec \"$@\"", "sh"]).arg(larder.get_program()).args(larder.get_args());
+    limited.env("HOME", work.path()).stdin(std::process::Stdio::null());
+    let said = run(limited).await;
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.err.contains("gap.tar cannot be written: "), "{said:?}");
+    assert_eq!(std::fs::read_dir(work.path()).unwrap().count(), 0);
 }
 
 #[tokio::test]
 async fn a_key_is_made_once_for_its_owner_alone_and_signs_what_its_other_half_trusts() {
     let folder = Folder::new();
     let file = folder.path().join("bundle.key");
-    let make = async || run(command(folder.path(), &["bundle", "keygen", file.to_str().unwrap(), "--json"])).await;
+    let make = async || {
+        run(command(folder.path(), &["bundle", "keygen", file.to_str().unwrap(), "--json", "--config", "mirror.toml"]))
+            .await
+    };
     let told = said_json(&make().await);
     assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
     let secret = std::fs::read_to_string(&file).unwrap();

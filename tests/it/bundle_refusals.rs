@@ -249,7 +249,12 @@ async fn a_new_edition_by_the_same_publisher_is_taken_with_an_alarm() {
     let (first, second) = (of_null(&key, null()).await, of_null(&key, null().edition(2)).await);
     let there = Sealed::new(key.sealed());
     assert!(there.apply(first, &key.trust()).await.unwrap().ok);
-    assert!(there.apply(second, &key.trust()).await.unwrap().ok);
+    let receipt = there.apply(second, &key.trust()).await.unwrap();
+    assert!(receipt.ok);
+    let told = serde_json::to_value(&receipt.entries).unwrap();
+    let notes: Vec<&str> = told.as_array().unwrap().iter().filter_map(|told| told["note"].as_str()).collect();
+    let [note] = notes[..] else { panic!("{told:#}") };
+    assert!(note.contains("published anew") && note.contains("lock files"), "{note}");
     let alarms = serde_json::to_value(there.mirror.alarms()).unwrap();
     assert_eq!(alarms[0]["kind"], "republished");
 }
@@ -272,6 +277,11 @@ async fn a_module_whose_tree_is_another_than_the_one_seen_first_is_refused() {
     let (what, why) = refusal(&receipt);
     assert!(what.starts_with(&format!("{HOST}/acme/net/test@")), "{what}");
     assert!(why.contains("the one that was seen first"), "{why}");
+    // Whoever asks upstream would not find it there.
+    assert!(
+        why.contains("--accept registry.terraform.io/acme/net/test@1.0.0") && !why.contains("larder accept"),
+        "{why}"
+    );
     assert_eq!(there.mirror.alarms().len(), 1);
     let after = contents(&there.folder);
     let served = |name: &&String| name.starts_with("blobs/") || name.starts_with("names/");
@@ -362,6 +372,37 @@ async fn a_command_says_why_a_bundle_is_refused() {
     assert_eq!(said.code, Some(1), "{said:?}");
     let last: Value = serde_json::from_str(said.out.lines().last().unwrap()).unwrap();
     assert_eq!((last["step"].clone(), last["receipt"]["ok"].clone()), (json!("done"), json!(false)));
+}
+
+/// Whoever still sends a bundle while it is refused hears why: its answer is not lost with the connection.
+#[tokio::test]
+async fn a_running_larder_says_why_it_takes_no_bundle_however_large_that_is() {
+    let key = BundleKey::new();
+    let bytes = of_null(&key, null().size(8_000_000)).await;
+    let folder = Folder::new();
+    let running = Process::start(&key.sealed().on(&folder), folder.path());
+    let [file, token, config] = ["gap.tar", "wrong-token", "command.toml"].map(|name| folder.path().join(name));
+    std::fs::write(&file, &bytes).unwrap();
+    std::fs::write(&token, "not-the-token-of-this-larder-0123456789\n").unwrap();
+    let (admin, store) = (running.said()["admin"].as_str().unwrap(), folder.path());
+    let mut text = format!("[store]\npath = {store:?}\n[admin]\nlisten = \"{admin}\"\n");
+    std::fs::write(&config, &text).unwrap();
+    let apply = async |more: &[&str]| {
+        let arguments = ["bundle", "apply", file.to_str().unwrap(), "--config", config.to_str().unwrap()];
+        run(command(folder.path(), &[&arguments[..], more].concat())).await
+    };
+    let said = apply(&["--accept", "nonsense"]).await;
+    assert!(said.code == Some(1) && said.err.contains("nonsense"), "{said:?}");
+    text.push_str(&format!("token = {{ file = {token:?} }}\n"));
+    std::fs::write(&config, &text).unwrap();
+    for _ in 0..8 {
+        let said = apply(&[]).await;
+        assert!(said.code == Some(1) && said.err.contains("says: "), "{said:?}");
+        assert!(said.err.contains("token"), "{said:?}");
+    }
+    assert!(contents(&folder).is_empty());
+    let said = run(command(folder.path(), &["bundle", "apply", "-", "--config", config.to_str().unwrap()])).await;
+    assert!(said.code == Some(1) && said.err.contains("the standard input"), "{said:?}");
 }
 
 /// What is wrong with one thing is no reason to leave out the rest.

@@ -28,7 +28,8 @@ fn write(folder: &Folder, bytes: &[u8], pieces: usize) -> (PartList, u64) {
     for piece in bytes.chunks(pieces) {
         writer.write_all(piece).unwrap();
     }
-    writer.end().unwrap()
+    let WrittenParts { list, reused, .. } = writer.end().unwrap();
+    (list, reused)
 }
 
 fn read(folder: &Folder, list: &PartList) -> io::Result<Vec<u8>> {

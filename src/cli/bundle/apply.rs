@@ -16,6 +16,7 @@ use crate::app::{self, Settings};
 use crate::bundle::{Outcome, Receipt, Step, Told};
 use crate::config::Config;
 use crate::http::admin_client::{self, NoAnswer};
+use crate::mirror::TakingIn;
 use crate::protocol::admin::bundle::{APPLY, TAR, query_of, taking_in};
 
 #[derive(Debug, Args)]
@@ -37,62 +38,62 @@ impl Apply {
     /// Runs it; says whether nothing was refused.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
+        let query = query_of(self.unsigned, &self.accept);
+        // A running larder reads the same of the query: what is wrong with it is said before anything is sent.
+        let taking = taking_in(query.strip_prefix('?'), &config.bundle.trusted, &config.default_host());
+        let taking = taking.map_err(|problems| anyhow!(problems.join("; ")))?;
         let source = Source::at(&self.from)?;
         let runtime = runtime()?;
-        let applied = runtime.block_on(self.apply(&config, &source));
+        let applied = runtime.block_on(self.apply(&config, &source, &query, taking));
         runtime.shutdown_timeout(Duration::from_secs(1));
         applied
     }
 
-    async fn apply(&self, config: &Config, source: &Source) -> anyhow::Result<bool> {
+    async fn apply(&self, config: &Config, source: &Source, query: &str, taking: TakingIn) -> anyhow::Result<bool> {
         let _too_large = ignore_file_limits()?;
         let bytes = Bytes::default();
         let drawing = Drawing::begin("applying", &bytes, Some(source.bytes()?));
         let mut report = Report { json: self.common.json, bytes, receipt: None };
-        let applied = self.applied(config, source, &mut report).await;
+        let applied = applied(config, source, query, taking, &mut report).await;
         drawing.end().await;
         applied?;
         report.ended()
     }
+}
 
-    async fn applied(&self, config: &Config, source: &Source, report: &mut Report) -> anyhow::Result<()> {
-        let query = query_of(self.unsigned, &self.accept);
-        let (path, from, mut unread) = (format!("{APPLY}{query}"), source.open()?, None);
-        let told = |line: &[u8]| match serde_json::from_slice(line) {
-            Ok(step) => report.tell(step),
-            Err(error) => unread = Some(error),
-        };
-        let asking =
-            ask_running(config, async |at, token| admin_client::upload(at, &path, token, TAR, from, told).await);
-        match asking.await {
-            Ok(()) => {}
-            Err(NoAnswer::NotRunning(_)) => return self.applied_here(config, source, &query, report).await,
-            Err(error) => return Err(error.into()),
-        }
-        unread.map_or(Ok(()), |error| Err(error).context("the running larder is of another version"))
+async fn applied(
+    config: &Config,
+    source: &Source,
+    query: &str,
+    taking: TakingIn,
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    let (path, from, mut unread) = (format!("{APPLY}{query}"), source.open()?, None);
+    let told = |line: &[u8]| match serde_json::from_slice(line) {
+        Ok(step) => report.tell(step),
+        Err(error) => unread = Some(error),
+    };
+    let asking = ask_running(config, async |at, token| admin_client::upload(at, &path, token, TAR, from, told).await);
+    match asking.await {
+        Ok(()) => {}
+        Err(NoAnswer::NotRunning(_)) => return applied_here(config, source, taking, report).await,
+        Err(error) => return Err(error.into()),
     }
+    unread.map_or(Ok(()), |error| Err(error).context("the running larder is of another version"))
+}
 
-    async fn applied_here(
-        &self,
-        config: &Config,
-        source: &Source,
-        query: &str,
-        report: &mut Report,
-    ) -> anyhow::Result<()> {
-        let taking = taking_in(query.strip_prefix('?'), &config.bundle.trusted, &config.default_host());
-        let taking = taking.map_err(|problems| anyhow!(problems.join("; ")))?;
-        let settings = Settings::default();
-        // With a bundle a store may begin.
-        let (mirror, _, _) = app::mirror(config, &settings)?;
-        let (mut steps, applied) = mirror.applying(source.open()?, taking, settings.clock);
-        while let Some(step) = steps.recv().await {
-            report.tell(step);
-        }
-        let applied = applied.await.context("it ended unexpectedly")?;
-        mirror.close().await.context("the store would not close")?;
-        applied?;
-        Ok(())
+async fn applied_here(config: &Config, source: &Source, taking: TakingIn, report: &mut Report) -> anyhow::Result<()> {
+    let settings = Settings::default();
+    // With a bundle a store may begin.
+    let (mirror, _, _) = app::mirror(config, &settings)?;
+    let (mut steps, applied) = mirror.applying(source.open()?, taking, settings.clock);
+    while let Some(step) = steps.recv().await {
+        report.tell(step);
     }
+    let applied = applied.await.context("it ended unexpectedly")?;
+    mirror.close().await.context("the store would not close")?;
+    applied?;
+    Ok(())
 }
 
 /// What is told, to whom.
@@ -141,7 +142,10 @@ fn line(told: &Told, width: Option<usize>) -> String {
     let mut page = Page::of_width(width);
     let what = shown_as_text(&told.what);
     match &told.outcome {
-        Outcome::Applied => page.hang("  applied  ", &what),
+        Outcome::Applied { note } => {
+            page.hang("  applied  ", &what);
+            note.iter().for_each(|note| page.hang("           note: ", &shown_as_text(note)));
+        }
         Outcome::Held => page.hang("  held     ", &what),
         Outcome::NotReached => page.hang("  missed   ", &what),
         Outcome::Refused { why } => {

@@ -1,6 +1,6 @@
 //! `larder bundle create`: warms what is meant, then writes what is held of it.
 
-use std::io::{self, Write};
+use std::io;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -12,11 +12,12 @@ use bytesize::ByteSize;
 use clap::Args;
 
 use super::super::order::Also;
-use super::super::progress::{Bytes, Drawing};
+use super::super::progress::{Bytes, Counting, Drawing};
 use super::super::text::{counted, shown_as_text};
 use super::super::warm::{Larder, Shown, warm_then};
 use super::super::{Common, runtime, say, say_error};
-use super::files::{self, Source, Target, Written};
+use super::files::{self, Source};
+use super::target::{Out, Target, Written};
 use crate::bundle::{Entry, Inventory, LEAST_PART, Manifest, Opened, Standing, Trust};
 use crate::clock::{Clock, Timestamp};
 use crate::config::Config;
@@ -41,7 +42,8 @@ pub(super) struct Create {
     /// Leave out what this inventory names, which `larder inventory` printed where the bundle goes
     #[arg(long, value_name = "INVENTORY")]
     since: Option<PathBuf>,
-    /// Write parts of this size, such as 2GiB; run again after an interruption, what is there already stays
+    /// Write parts of this size, such as 2GiB; run again, what is there already stays, and a part that is lost or damaged
+    /// is written again alone
     #[arg(long, value_name = "SIZE", value_parser = part_size)]
     part_size: Option<ByteSize>,
     /// Where something cannot be had, write a bundle of the rest
@@ -67,39 +69,54 @@ impl Create {
             inventory.map_err(|bad| anyhow!("{}: {bad}", path.display()))
         });
         let since = since.transpose()?;
+        // Before anything is fetched for it.
+        let out = Out::at(&self.out, self.part_size.map(|size| size.as_u64()))?;
         let runtime = runtime()?;
         let shown = if self.common.json { Shown::Nothing } else { Shown::Lines };
         let written = runtime
-            .block_on(warm_then(&config, &told, shown, async |by, job| self.write(&config, by, job, since).await));
+            .block_on(warm_then(&config, &told, shown, async |by, job| self.write(&config, by, job, since, out).await));
         runtime.shutdown_timeout(Duration::from_secs(1));
         written
     }
 
-    async fn write(&self, config: &Config, by: &Larder, job: &Job, since: Option<Inventory>) -> anyhow::Result<bool> {
+    async fn write(
+        &self,
+        config: &Config,
+        by: &Larder,
+        job: &Job,
+        since: Option<Inventory>,
+        out: Out,
+    ) -> anyhow::Result<bool> {
         if job.state != JobState::Done && !self.partial {
             bail!("not all of it is held, so no bundle is written; --partial writes one of the rest");
         }
-        let (target, created) = match self.part_size {
-            None => (Target::file(&self.out)?, Clock::system().now()),
-            Some(size) => Target::parts(&self.out, size.as_u64(), Clock::system().now())?,
-        };
+        let (target, created) = Target::begin(out, Clock::system().now())?;
+        let _unfinished = target.unfinished();
         let (bytes, is_delta) = (Bytes::default(), since.is_some());
         let sizes = job.items.iter().filter_map(|item| item.size_bytes);
         // A little more, with its documents.
         let all = if is_delta { None } else { Some(sizes.fold(0, u64::saturating_add)) };
         let drawing = Drawing::begin("writing", &bytes, all);
-        let counting = Counting { target, bytes };
         let told = ToldBundle { job: job.id.clone(), since, partial: self.partial, created: Some(created) };
-        let written = write(config, by, told, created, counting).await;
+        let (from, to) = io::pipe()?;
+        let receiving = tokio::task::spawn_blocking(move || target.take(from));
+        let sent = write(config, by, told, created, Counting { inner: to, bytes }).await;
+        let received = receiving.await;
         drawing.end().await;
-        let written = written?.target.end()?;
+        let written = match (sent, received?) {
+            (Ok(()), Ok(target)) => target.end()?,
+            // What broke off has no end: why it did is the news then.
+            (Err(sent), Err(received)) if received.kind() == io::ErrorKind::UnexpectedEof => return Err(sent),
+            (Err(sent), Ok(_)) => return Err(sent),
+            (_, Err(received)) => return Err(received.into()),
+        };
         self.tell(&written)?;
         Ok(job.state == JobState::Done)
     }
 
     /// Reads its manifest again, from where it was written to, and says what is in it.
     fn tell(&self, written: &Written) -> anyhow::Result<()> {
-        let Written { source, reused } = written;
+        let Written { source, reused, again } = written;
         let trust = Trust { keys: Vec::new(), unsigned: true };
         let opened = Opened::open(source.open()?, &trust).context("what was written cannot be read")?;
         let (manifest, bytes) = (&opened.manifest, source.bytes()?);
@@ -114,7 +131,7 @@ impl Create {
                 "out": self.out.display().to_string(), "bytes": bytes, "manifest": opened.digest,
                 "entries": manifest.entries.len(), "archives": archives, "archives_left_out": left_out,
                 "since": manifest.since, "signed_by": key, "created": manifest.created, "parts": parts,
-                "bytes_there_already": reused,
+                "bytes_there_already": reused, "written_again": again,
             });
             say(&told.to_string());
             return Ok(());
@@ -124,6 +141,9 @@ impl Create {
         say(&format!("wrote {out}: {size}{parts}, {}", counted(archives, "archive")));
         if *reused > 0 {
             say(&format!("  {} of it were there already", ByteSize(*reused)));
+        }
+        for part in again {
+            say(&format!("  {part} was lost or damaged, and is written again"));
         }
         if manifest.since.is_some() {
             say(&match (archives, left_out) {
@@ -151,13 +171,13 @@ async fn write(
     by: &Larder,
     told: ToldBundle,
     created: Timestamp,
-    to: Counting,
-) -> anyhow::Result<Counting> {
+    to: Counting<io::PipeWriter>,
+) -> anyhow::Result<()> {
     match by {
         Larder::Running { at, token } => {
             let body = Body::from(serde_json::to_vec(&told)?);
-            let (_, to) = admin_client::download(*at, BUNDLE, token.as_deref(), body, to).await?;
-            Ok(to)
+            let sent = admin_client::download(*at, BUNDLE, token.as_deref(), body, to).await;
+            Ok(sent.map(drop)?)
         }
         Larder::Own { mirror, jobs, .. } => {
             let held = JobId::parse(&told.job).and_then(|id| jobs.held(id)).context("its job is forgotten")?;
@@ -167,7 +187,7 @@ async fn write(
                 for missing in &gathered.missing {
                     say_error(&format!("without it: {missing}"));
                 }
-                Ok(mirror.give(&gathered, key.as_ref(), to)?)
+                Ok(mirror.give(&gathered, key.as_ref(), to).map(drop)?)
             });
             writing.await.context("it ended unexpectedly")?
         }
@@ -185,23 +205,5 @@ impl Counts {
         let archives = || manifest.entries.iter().filter_map(Entry::archive);
         let carried = archives().filter(|archive| !archive.left_out).count() as u64;
         Self { archives: carried, left_out: archives().count() as u64 - carried }
-    }
-}
-
-/// Counts what goes into a target.
-struct Counting {
-    target: Target,
-    bytes: Bytes,
-}
-
-impl Write for Counting {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let written = self.target.write(bytes)?;
-        self.bytes.add(written as u64);
-        Ok(written)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.target.flush()
     }
 }

@@ -2,23 +2,25 @@
 #![expect(clippy::disallowed_methods, reason = "a bundle is a user's own file")]
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufWriter, Read, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 
-use crate::bundle::{PartList, PartsReader, PartsWriter};
-use crate::clock::Timestamp;
+use crate::bundle::{PartList, PartsReader};
 
 /// The largest inventory and the largest list of parts that are read, in bytes.
 const LARGEST: u64 = 64 << 20;
 
-type Opening = Box<dyn FnMut(&str) -> io::Result<File> + Send>;
-type Keeping = Box<dyn FnMut(File, u64) -> io::Result<()> + Send>;
+pub(super) type Opening = Box<dyn FnMut(&str) -> io::Result<File> + Send>;
+pub(super) type Keeping = Box<dyn FnMut(File, u64) -> io::Result<()> + Send>;
 
 /// Writes a file that only this user can read, where there is none.
 pub(super) fn write_secret(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    if is_stream(path) {
+        bail!("a key goes into a file, and not to the standard output: name one (./- for one of that name)");
+    }
     let made = OpenOptions::new().create_new(true).write(true).mode(0o600).open(path);
     let mut file = made.with_context(|| format!("{} cannot be made", path.display()))?;
     file.write_all(bytes).and_then(|()| file.sync_all()).with_context(|| format!("{}", path.display()))
@@ -48,6 +50,9 @@ pub(super) enum Source {
 impl Source {
     /// Finds out what lies there; of parts, whether all of them do.
     pub(super) fn at(path: &Path) -> anyhow::Result<Self> {
+        if is_stream(path) {
+            bail!("there is no file of the name -, and a bundle is not read from the standard input: name its file");
+        }
         if !path.is_dir() {
             return Ok(Self::File(path.to_owned()));
         }
@@ -94,96 +99,22 @@ impl Source {
     }
 }
 
-/// A bundle to be written.
-pub(super) enum Target {
-    File { file: BufWriter<File>, beside: PathBuf, path: PathBuf },
-    Parts { writer: Box<PartsWriter<Opening, Keeping, File>>, folder: PathBuf },
+/// The file beside a place, which is written first.
+pub(super) fn beside(place: &Path) -> anyhow::Result<PathBuf> {
+    let name = place.file_name().with_context(|| format!("{} is no name of a file", place.display()))?;
+    let mut beside = name.to_owned();
+    beside.push(".new");
+    Ok(place.with_file_name(beside))
 }
 
-/// What was written.
-#[derive(Debug)]
-pub(super) struct Written {
-    /// Where.
-    pub(super) source: Source,
-    /// How many bytes of it lay there already.
-    pub(super) reused: u64,
+/// Whether a path means a stream elsewhere, and no file here has that name.
+pub(super) fn is_stream(path: &Path) -> bool {
+    path.as_os_str() == "-" && !path.exists()
 }
 
-impl Target {
-    /// Begins one file beside `path`.
-    pub(super) fn file(path: &Path) -> anyhow::Result<Self> {
-        if path.is_dir() {
-            bail!("{} is a folder: name the file of the bundle, or say --part-size", path.display());
-        }
-        let name = path.file_name().with_context(|| format!("{} is no name of a file", path.display()))?;
-        let mut beside = name.to_owned();
-        beside.push(".new");
-        let beside = path.with_file_name(beside);
-        let file = File::create(&beside).with_context(|| format!("{} cannot be made", beside.display()))?;
-        Ok(Self::File { file: BufWriter::with_capacity(1 << 20, file), beside, path: path.to_owned() })
-    }
-
-    /// Begins parts in a folder, or goes on with those that an earlier run left; and when that was.
-    pub(super) fn parts(folder: &Path, part_bytes: u64, now: Timestamp) -> anyhow::Result<(Self, Timestamp)> {
-        fs::create_dir_all(folder).with_context(|| format!("{} cannot be made", folder.display()))?;
-        let place = folder.join(PartList::NAME);
-        let before = if place.exists() { Some(PartList::read(&read(&place)?)?) } else { None };
-        let list = match before {
-            Some(list) if list.complete => {
-                bail!("there is a bundle in {}: name another folder", folder.display());
-            }
-            // Made again with the same time its bytes are the same, as far as the store has not changed.
-            Some(list) if list.part_bytes == part_bytes => list,
-            Some(_) | None => PartList::begun(now, part_bytes),
-        };
-        let list = PartList::begun(list.created, part_bytes);
-        write(&place, &list.write()).with_context(|| format!("{}", place.display()))?;
-        let created = list.created;
-        let of = folder.to_owned();
-        let open: Opening = Box::new(move |name| {
-            OpenOptions::new().create(true).truncate(false).read(true).write(true).open(of.join(name))
-        });
-        let keep: Keeping = Box::new(|file, bytes| file.set_len(bytes).and_then(|()| file.sync_all()));
-        Ok((Self::Parts { writer: Box::new(PartsWriter::new(list, open, keep)), folder: folder.to_owned() }, created))
-    }
-
-    /// That was all: it is there under its name, and on the disk.
-    pub(super) fn end(self) -> anyhow::Result<Written> {
-        match self {
-            Self::File { file, beside, path } => {
-                let ended = file.into_inner().map_err(io::IntoInnerError::into_error).and_then(|file| file.sync_all());
-                ended.and_then(|()| fs::rename(&beside, &path)).with_context(|| format!("{}", beside.display()))?;
-                sync_folder_of(&path)?;
-                Ok(Written { source: Source::File(path), reused: 0 })
-            }
-            Self::Parts { writer, folder } => {
-                let (list, reused) = writer.end()?;
-                let place = folder.join(PartList::NAME);
-                write(&place, &list.write()).with_context(|| format!("{}", place.display()))?;
-                Ok(Written { source: Source::Parts(folder, list), reused })
-            }
-        }
-    }
-}
-
-impl Write for Target {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Self::File { file, .. } => file.write(bytes),
-            Self::Parts { writer, .. } => writer.write(bytes),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        match self {
-            Self::File { file, .. } => file.flush(),
-            Self::Parts { writer, .. } => writer.flush(),
-        }
-    }
-}
-
-fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    let beside = path.with_extension("json.new");
+/// Writes a small file of a user's, whole or not at all.
+pub(super) fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    let beside = beside(path)?;
     let mut file = File::create(&beside)?;
     file.write_all(bytes)?;
     file.sync_all()?;
@@ -191,7 +122,8 @@ fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     sync_folder_of(path)
 }
 
-fn sync_folder_of(path: &Path) -> anyhow::Result<()> {
+/// Makes the names in the folder of a file survive a power cut.
+pub(super) fn sync_folder_of(path: &Path) -> anyhow::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let synced = File::open(folder).and_then(|folder| folder.sync_all());
     synced.with_context(|| format!("{} cannot be synced", folder.display()))

@@ -5,18 +5,17 @@ use std::path::PathBuf;
 use clap::Args;
 use secrecy::ExposeSecret;
 
-use super::super::say;
+use super::super::{Common, say};
 use super::files;
 use crate::bundle::SigningKey;
 
 #[derive(Debug, Args)]
 pub(super) struct Keygen {
+    #[command(flatten)]
+    common: Common,
     /// Where the private key goes; a file that is there is never replaced
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
 }
 
 impl Keygen {
@@ -24,7 +23,7 @@ impl Keygen {
         let key = SigningKey::generate()?;
         files::write_secret(&self.file, key.text().expose_secret().as_bytes())?;
         let (public, file) = (key.public(), self.file.display().to_string());
-        if self.json {
+        if self.common.json {
             let told = serde_json::json!({ "file": file, "public_key": public.to_string(), "key": public.id() });
             say(&told.to_string());
             return Ok(());

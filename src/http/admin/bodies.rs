@@ -8,7 +8,7 @@ use futures_util::{Stream, StreamExt, stream};
 use http::header::{self, HeaderMap};
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use serde::Serialize;
 use tokio::sync::mpsc::Receiver;
 
@@ -80,6 +80,7 @@ pub(super) async fn order_of(request: Request<Incoming>) -> Result<OrderBody, No
 /// its rest is thrown away for a while.
 pub(super) fn reader_of(request: Request<Incoming>, kind: &str) -> Result<PipeExit, NotTaken> {
     if !says(request.headers(), kind) {
+        throw_away(request);
         return Err(unsupported(&format!("send the body as Content-Type: {kind}")));
     }
     let (entry, exit) = pipe();
@@ -100,10 +101,24 @@ pub(super) fn reader_of(request: Request<Incoming>, kind: &str) -> Result<PipeEx
                 }
             }
         }
-        let rest = async { while let Some(Ok(_)) = body.frame().await {} };
-        let _ = tokio::time::timeout(THROWN_AWAY_FOR, rest).await;
+        rest_thrown_away(body).await;
     });
     Ok(exit)
+}
+
+/// Reads what still comes of a request that has its answer, for a while: a connection that is closed on whoever still
+/// sends takes the answer with it.
+pub(super) fn throw_away(request: Request<Incoming>) {
+    let body = request.into_body();
+    if !body.is_end_stream() {
+        tokio::spawn(rest_thrown_away(body));
+    }
+}
+
+async fn rest_thrown_away(mut body: Incoming) {
+    let rest = async { while let Some(Ok(_)) = body.frame().await {} };
+    // Whoever still sends after that has not looked for an answer.
+    let _ = tokio::time::timeout(THROWN_AWAY_FOR, rest).await;
 }
 
 fn unsupported(why: &str) -> NotTaken {

@@ -86,7 +86,10 @@ impl Admin {
     pub(super) async fn apply(self: &Arc<Self>, request: Request<Incoming>) -> Response<Body> {
         let taking = match taking_in(request.uri().query(), &self.bundles.trusted, &self.default_host) {
             Ok(taking) => taking,
-            Err(problems) => return respond::errors(StatusCode::BAD_REQUEST, problems),
+            Err(problems) => {
+                bodies::throw_away(request);
+                return respond::errors(StatusCode::BAD_REQUEST, problems);
+            }
         };
         let reader = match bodies::reader_of(request, TAR) {
             Ok(reader) => reader,

@@ -80,6 +80,7 @@ impl Admin {
                 Refusal::ForeignHost => requests::Refusal::AdminHost,
                 Refusal::NoToken => requests::Refusal::AdminToken,
             });
+            bodies::throw_away(request);
             let code = if refusal == Refusal::NoToken { StatusCode::UNAUTHORIZED } else { StatusCode::FORBIDDEN };
             return respond::errors(code, vec![refusal.to_string()]);
         }

@@ -75,7 +75,7 @@ impl CarriedDocument {
             _ => {}
         }
         mirror.keep_to_the_limit();
-        Ok(Outcome::Applied)
+        Ok(Outcome::Applied { note: None })
     }
 }
 

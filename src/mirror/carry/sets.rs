@@ -102,9 +102,10 @@ impl CarriedSet {
     /// # Errors
     /// Why it is refused.
     pub(super) fn taken(self, mirror: &Mirror, arrived: Arrived, now: Timestamp) -> Result<Outcome, String> {
-        if let Err(why) = self.admitted(mirror, now) {
-            return Err(arrived.refused(why));
-        }
+        let note = match self.admitted(mirror, now) {
+            Ok(note) => note,
+            Err(why) => return Err(arrived.refused(why)),
+        };
         let digest = self.digest();
         let Self { package, set, age, .. } = self;
         let Arrived { fast, size_bytes, .. } = arrived;
@@ -113,7 +114,7 @@ impl CarriedSet {
             arrived.publish(mirror, digest, now)?;
             let Some(kept) = mirror.put_carried_set(&package, &set, age, now)? else { return Ok(Outcome::Held) };
             mirror.name_it(&package, &kept, &set, fast, size_bytes, now)?;
-            Ok(Outcome::Applied)
+            Ok(Outcome::Applied { note })
         };
         let outcome = committed().map_err(store_failed)?;
         mirror.terms().absent.forget(|key| *key == Key::ProofSet(package.clone()));
@@ -122,8 +123,9 @@ impl CarriedSet {
         Ok(outcome)
     }
 
-    /// Holds it against what was proven before: the same verdicts as for what an upstream sends.
-    fn admitted(&self, mirror: &Mirror, now: Timestamp) -> Result<(), String> {
+    /// Holds it against what was proven before: the same verdicts as for what an upstream sends. Says what is to be known
+    /// of it all the same.
+    fn admitted(&self, mirror: &Mirror, now: Timestamp) -> Result<Option<String>, String> {
         let Some(sums) = self.set.checksums() else { return Err("its SHA256SUMS cannot be read".to_owned()) };
         let fingerprint = self.set.proof().how.fingerprint();
         let Package { provider, version, .. } = &self.package;
@@ -131,7 +133,7 @@ impl CarriedSet {
             let accepted = [(self.package.clone(), (*self.set).clone())];
             seen::accept(mirror, provider, &accepted, now).map_err(store_failed)?;
             mirror.settled(provider, version, AlarmKind::WaitsForAccept);
-            return Ok(());
+            return Ok(None);
         }
         if !self.is_vouched_for && seen::is_stranger(mirror, provider, fingerprint).map_err(store_failed)? {
             mirror.alarm(provider, version, AlarmKind::WaitsForAccept, None, now);
@@ -141,11 +143,14 @@ impl CarriedSet {
             ));
         }
         match seen::judge(mirror, &self.package, &sums, fingerprint, now).map_err(store_failed)? {
-            History::Consistent => Ok(()),
+            History::Consistent => Ok(None),
             History::RepublishedByKnownKey { file } => {
                 tracing::error!(package = %self.package, file, "ALARM: a bundle brings a version that was published anew, signed by a key known for the provider; the new set is served");
-                mirror.alarm(provider, version, AlarmKind::Republished, Some(&relayed(&file)), now);
-                Ok(())
+                let file = relayed(&file);
+                mirror.alarm(provider, version, AlarmKind::Republished, Some(&file), now);
+                Ok(Some(format!(
+                    "it was published anew: {file} is another than before, signed by a key known for the provider; lock files with the old hashes refuse it"
+                )))
             }
             History::RepublishedByStranger { file } => {
                 let file = relayed(&file);

@@ -115,7 +115,7 @@ impl Mirror {
             let why = || format!("what came could not all be listed: {error}; {}", error.to_do());
             ended.get_or_insert_with(why);
         }
-        let is_well = |told: &Told| matches!(told.outcome, Outcome::Applied | Outcome::Held);
+        let is_well = |told: &Told| matches!(told.outcome, Outcome::Applied { .. } | Outcome::Held);
         let (signed_by, trusted) = Receipt::of_standing(&standing);
         let mut receipt = Receipt {
             manifest: digest,

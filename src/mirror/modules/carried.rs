@@ -132,7 +132,12 @@ impl CarriedModule {
             seen::judge(mirror, &key, sighting.clone())
         };
         let is_right = match judged {
-            Ok(judged) => mirror.must_be_what_was_seen(&package, &key, &sighting, judged).map_err(|e| e.to_string()),
+            Ok(judged) => {
+                // Not `larder accept`, which would ask upstream: what is to be believed is in the bundle.
+                let accepting = format!("`larder bundle apply` with `--accept {key}`");
+                let seen = mirror.must_be_what_was_seen(&package, &key, &sighting, judged, &accepting);
+                seen.map_err(|e| e.to_string())
+            }
             Err(why) => Err(store_failed(why)),
         };
         if let Err(why) = is_right {
@@ -160,7 +165,7 @@ impl CarriedModule {
         mirror.terms().absent.forget(|absent| *absent == Key::ModuleLocation(key.clone()));
         mirror.module_changed(&key.module);
         mirror.keep_to_the_limit();
-        Ok(Outcome::Applied)
+        Ok(Outcome::Applied { note: None })
     }
 
     /// Whether its archive is one that larder packs, of the tree that the manifest names.

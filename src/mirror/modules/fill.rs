@@ -170,7 +170,8 @@ impl Mirror {
         match believing {
             Believing::WhatWasSeen => {
                 let judged = seen::judge(self, key, sighting.clone())?;
-                if let Err(refused) = self.must_be_what_was_seen(package, key, &sighting, judged) {
+                let accepting = format!("`larder accept {key}`");
+                if let Err(refused) = self.must_be_what_was_seen(package, key, &sighting, judged, &accepting) {
                     staged.discard()?;
                     return Ok(Err(refused));
                 }
@@ -211,7 +212,7 @@ impl Mirror {
     }
 
     /// A version whose tree is another than the one that was seen first, or of which nobody knows that: an alarm, and not
-    /// served (DESIGN 6).
+    /// served (DESIGN 6). `accepting` is the command that takes it all the same.
     ///
     /// # Errors
     /// [`Error::Unverified`], unless it is what was seen.
@@ -221,6 +222,7 @@ impl Mirror {
         key: &ModulePackage,
         now: &Sighting,
         judged: Judged,
+        accepting: &str,
     ) -> Result<(), Error> {
         let Sighting { tree, commit, .. } = now;
         let commit = commit.as_deref().unwrap_or("none");
@@ -231,7 +233,7 @@ impl Mirror {
                 self.counters.unproven(&key.module.host, REPUBLISHED);
                 let elsewhere = if *tree == pinned { ", where the module was in another folder" } else { "" };
                 let verdict = format!(
-                    "its tree has digest {tree}, and the one that was seen first has {pinned}{elsewhere}: upstream has moved it; `larder accept {key}` takes the new one"
+                    "its tree has digest {tree}, and the one that was seen first has {pinned}{elsewhere}: upstream has moved it; {accepting} takes the new one"
                 );
                 (verdict, Some(tree.to_string()))
             }
@@ -239,7 +241,7 @@ impl Mirror {
                 tracing::error!(%package, %tree, commit, "ALARM: what was seen first of a version of a module is damaged, and no archive tells what it was; it is not served until it is accepted");
                 self.counters.unproven(&key.module.host, SEEN_DAMAGED);
                 let verdict = format!(
-                    "its tree has digest {tree}, and the record of the one that was seen first is damaged, so nobody can tell whether upstream has moved it; `larder accept {key}` takes this one"
+                    "its tree has digest {tree}, and the record of the one that was seen first is damaged, so nobody can tell whether upstream has moved it; {accepting} takes this one"
                 );
                 (verdict, None)
             }

@@ -85,7 +85,8 @@ impl Mirror {
         let (of, looked) = (key.clone(), said.age.checked);
         let now = sighting.clone();
         let judged = self.on_disk(move |mirror| seen::looked(mirror, &of, now, looked)).await?;
-        if self.must_be_what_was_seen(package, key, &sighting, judged).is_ok() {
+        let accepting = format!("`larder accept {key}`");
+        if self.must_be_what_was_seen(package, key, &sighting, judged, &accepting).is_ok() {
             self.settled(&key.module, &key.version, AlarmKind::WaitsForAccept);
         }
         Ok(())

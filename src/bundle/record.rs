@@ -1,0 +1,137 @@
+//! A bundle that is written in parts, and recorded: all of it but its archives. With the record a part that was lost or
+//! damaged is written again byte for byte, whatever documents the store has come to hold since: archives never change.
+
+use std::collections::HashSet;
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+
+use super::open::Opened;
+use super::write::Writer;
+use super::{BadBundle, Content, FileRef, Manifest, Role, Trust};
+use crate::digest::Digest;
+
+/// The name of its file, beside the parts. It is a tar as a bundle is, without the archives.
+pub const RECORD: &str = "larder-bundle.record.tar";
+
+/// Whoever writes a bundle knows what is in it.
+const TRUST: Trust = Trust { keys: Vec::new(), unsigned: true };
+
+impl From<BadBundle> for io::Error {
+    fn from(bad: BadBundle) -> Self {
+        match bad {
+            BadBundle::Truncated => Self::new(io::ErrorKind::UnexpectedEof, bad),
+            BadBundle::Unreadable(e) => e,
+            bad => Self::other(bad),
+        }
+    }
+}
+
+/// Opens a record.
+///
+/// # Errors
+/// Where it is none.
+pub fn open_record<R: Read>(from: R) -> Result<Opened<R>, BadBundle> {
+    Opened::open(from, &TRUST)
+}
+
+/// Writes a bundle as it comes, and records it; gives back what was written to.
+///
+/// # Errors
+/// Those of all sides; `UnexpectedEof` where it comes to no end.
+pub fn recorded<R: Read, W: Write, V: Write>(from: R, to: W, record: V) -> io::Result<(W, V)> {
+    let mut coming = Opened::open(from, &TRUST)?;
+    let manifest = Arc::clone(&coming.manifest);
+    let (written, signature) = coming.head();
+    let mut to = Writer::begin_with(to, &written, signature.as_deref())?;
+    let mut record = Writer::begin_with(record, &written, signature.as_deref())?;
+    for (_, file) in manifest.files() {
+        if file.role == Role::Archive {
+            to.file_by(&file, |out| whole(&mut coming, &file, out))?;
+        } else {
+            let bytes = small(&mut coming, &file)?;
+            to.file(&file, bytes.as_slice())?;
+            record.file(&file, bytes.as_slice())?;
+        }
+    }
+    coming.end()?;
+    Ok((to.end()?, record.end()?))
+}
+
+/// Writes the bundle of a record again, with the archives of one that comes; gives back what was written to.
+///
+/// # Errors
+/// Those of all sides; where the one that comes has other archives, before anything is written.
+pub fn written_again<R: Read, V: Read, W: Write>(from: R, mut record: Opened<V>, to: W) -> io::Result<W> {
+    let mut coming = Opened::open(from, &TRUST)?;
+    let (manifest, coming_manifest) = (Arc::clone(&record.manifest), Arc::clone(&coming.manifest));
+    same_archives(&manifest, &coming_manifest)?;
+    let mut files = coming_manifest.files().map(|(_, file)| file);
+    let (written, signature) = record.head();
+    let mut to = Writer::begin_with(to, &written, signature.as_deref())?;
+    for (_, file) in manifest.files() {
+        if file.role != Role::Archive {
+            to.file(&file, small(&mut record, &file)?.as_slice())?;
+            continue;
+        }
+        for passed in files.by_ref().take_while(|passed| passed.file != file.file) {
+            whole(&mut coming, &passed, &mut |_| Ok(()))?;
+        }
+        to.file_by(&file, |out| whole(&mut coming, &file, out))?;
+    }
+    for passed in files {
+        whole(&mut coming, &passed, &mut |_| Ok(()))?;
+    }
+    coming.end()?;
+    record.end()?;
+    to.end()
+}
+
+/// Both name their archives in one order: that of what the archives are of.
+fn same_archives(recorded: &Manifest, coming: &Manifest) -> io::Result<()> {
+    let archives = |of: &Manifest| -> Vec<Digest> {
+        of.files().filter(|(_, file)| file.role == Role::Archive).map(|(_, file)| file.file.sha256).collect()
+    };
+    let (was, now) = (archives(recorded), archives(coming));
+    if was == now {
+        return Ok(());
+    }
+    let only = |of: &Manifest, not_in: &[Digest]| {
+        let known: HashSet<&Digest> = not_in.iter().collect();
+        let entry = of
+            .entries
+            .iter()
+            .find(|entry| entry.archive().is_some_and(|archive| !archive.left_out && !known.contains(&archive.sha256)));
+        entry.map(super::Entry::called)
+    };
+    let differs = match (only(recorded, &now), only(coming, &was)) {
+        (Some(was), Some(now)) => format!("it has the archive of {was}, and what is asked for now has that of {now}"),
+        (Some(was), None) => format!("it has the archive of {was}, which is not in what is asked for now"),
+        (None, Some(now)) => format!("it lacks the archive of {now}, which is asked for now"),
+        (None, None) => "it has its archives in another order".to_owned(),
+    };
+    Err(io::Error::other(format!("there is another bundle: {differs}")))
+}
+
+/// Passes a file on, which must be what the manifest says.
+fn whole<R: Read>(
+    from: &mut Opened<R>,
+    file: &FileRef,
+    out: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+) -> io::Result<()> {
+    match from.file::<io::Error>(file, |piece| out(piece))? {
+        Content::Right => Ok(()),
+        Content::Wrong { now } => {
+            let why = format!("{} is not what it was: its SHA-256 is {now}", file.name());
+            Err(io::Error::other(why))
+        }
+    }
+}
+
+fn small<R: Read>(from: &mut Opened<R>, file: &FileRef) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    whole(from, file, &mut |piece| {
+        bytes.extend_from_slice(piece);
+        Ok(())
+    })?;
+    Ok(bytes)
+}

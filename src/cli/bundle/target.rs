@@ -1,0 +1,261 @@
+//! Where a bundle goes: looked at before anything is fetched for it, written beside and renamed, and synced.
+#![expect(clippy::disallowed_methods, reason = "a bundle is a user's own file")]
+
+use std::fs::{self, File, FileType, OpenOptions};
+use std::io::{self, BufWriter, Read};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+
+use super::files::{Keeping, Opening, Source, beside, is_stream, read, sync_folder_of, write};
+use crate::bundle::{PartList, PartsWriter, RECORD, WrittenParts, open_record, recorded, written_again};
+use crate::clock::Timestamp;
+
+/// How many links may lead to where a bundle goes.
+const MOST_LINKS: usize = 40;
+/// How much is written to a file at a time, in bytes.
+const WRITTEN_AT_ONCE: usize = 1 << 20;
+
+/// Where a bundle is to go.
+#[derive(Debug)]
+pub(super) enum Out {
+    /// Into a file. One that is there is replaced.
+    File(PathBuf),
+    /// Into parts of one size, in a folder that has none or those of an earlier run.
+    Parts { folder: PathBuf, part_bytes: u64, before: Option<PartList> },
+}
+
+impl Out {
+    /// Finds out whether a bundle can go there, as far as that can be told without writing anything.
+    pub(super) fn at(path: &Path, part_bytes: Option<u64>) -> anyhow::Result<Self> {
+        if is_stream(path) {
+            bail!(
+                "a bundle is read again once it is written, so it cannot go to the standard output: name a file (./- for one of that name)"
+            );
+        }
+        match part_bytes {
+            None => Self::file(path),
+            Some(part_bytes) => Self::parts(path, part_bytes),
+        }
+    }
+
+    fn file(path: &Path) -> anyhow::Result<Self> {
+        let path = match fs::metadata(path) {
+            Ok(found) if found.is_dir() => {
+                bail!("{} is a folder: name the file of the bundle, or say --part-size", path.display())
+            }
+            Ok(found) if !found.is_file() => {
+                let kind = kind_of(found.file_type());
+                bail!("{} is {kind}, and a bundle can only go into a plain file: name one", path.display());
+            }
+            Ok(_) => fs::canonicalize(path).with_context(|| format!("{} cannot be looked at", path.display()))?,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => led_to(path)?,
+            Err(e) => return Err(e).with_context(|| format!("{} cannot be looked at", path.display())),
+        };
+        let name = path.file_name().with_context(|| format!("{} is no name of a file", path.display()))?;
+        let folder = path.with_file_name("");
+        if !(folder.as_os_str().is_empty() || folder.is_dir()) {
+            bail!("{} cannot be made: {} is no folder", Path::new(name).display(), folder.display());
+        }
+        Ok(Self::File(path))
+    }
+
+    fn parts(folder: &Path, part_bytes: u64) -> anyhow::Result<Self> {
+        let shown = folder.display();
+        match fs::metadata(folder) {
+            Ok(found) if !found.is_dir() => bail!("{shown} is no folder, and parts need one: name another"),
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                return Err(e).with_context(|| format!("{shown} cannot be looked at"));
+            }
+            _ => {}
+        }
+        let place = folder.join(PartList::NAME);
+        let before = if place.exists() { Some(PartList::read(&read(&place)?)?) } else { None };
+        if let Some(list) = before.as_ref().filter(|list| list.complete) {
+            if list.part_bytes != part_bytes {
+                bail!("there is a bundle in {shown}, in parts of {} bytes: name another folder", list.part_bytes);
+            }
+            if !folder.join(RECORD).exists() {
+                bail!(
+                    "there is a bundle in {shown}, and without {RECORD} no part of it can be written again: name another folder"
+                );
+            }
+        }
+        Ok(Self::Parts { folder: folder.to_owned(), part_bytes, before })
+    }
+}
+
+/// What is where a file should be.
+fn kind_of(found: FileType) -> &'static str {
+    if found.is_fifo() {
+        "a FIFO"
+    } else if found.is_socket() {
+        "a socket"
+    } else {
+        "a device"
+    }
+}
+
+/// The place that a path leads to where nothing is there yet: links may.
+fn led_to(path: &Path) -> anyhow::Result<PathBuf> {
+    let mut at = path.to_owned();
+    for _ in 0..MOST_LINKS {
+        match fs::read_link(&at) {
+            // One that begins at the root replaces all of it.
+            Ok(to) => at = at.with_file_name("").join(to),
+            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidInput) => return Ok(at),
+            Err(e) => return Err(e).with_context(|| format!("{} cannot be looked at", at.display())),
+        }
+    }
+    bail!("too many links lead on from {}", path.display())
+}
+
+type Parts = Box<PartsWriter<Opening, Keeping, File>>;
+
+/// A bundle that is written.
+pub(super) enum Target {
+    /// One file, beside the place where it will be.
+    File { file: BufWriter<File>, path: PathBuf },
+    /// Parts that are written for the first time, or whose first time was interrupted, with their record.
+    New { parts: Parts, folder: PathBuf, record: BufWriter<File> },
+    /// Parts that are there, of which some may be lost or damaged.
+    Again { parts: Parts, folder: PathBuf, before: PartList },
+}
+
+/// What was written.
+#[derive(Debug)]
+pub(super) struct Written {
+    /// Where.
+    pub(super) source: Source,
+    /// How many bytes of it lay there already.
+    pub(super) reused: u64,
+    /// The parts that were written again because they were lost or damaged.
+    pub(super) again: Vec<String>,
+}
+
+/// The file that a bundle is written to until it is whole. It goes where nobody comes to its end.
+#[derive(Debug)]
+pub(super) struct Unfinished(Option<PathBuf>);
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        // Once it has its name, nothing is there.
+        let _ = self.0.take().map(fs::remove_file);
+    }
+}
+
+impl Target {
+    /// Begins one; says when its bundle was made, or is made now.
+    pub(super) fn begin(out: Out, now: Timestamp) -> anyhow::Result<(Self, Timestamp)> {
+        let (folder, part_bytes, before) = match out {
+            Out::File(path) => {
+                let file = BufWriter::with_capacity(WRITTEN_AT_ONCE, made_beside(&path)?);
+                return Ok((Self::File { file, path }, now));
+            }
+            Out::Parts { folder, part_bytes, before } => (folder, part_bytes, before),
+        };
+        fs::create_dir_all(&folder).with_context(|| format!("{} cannot be made", folder.display()))?;
+        // Made again with the same time its bytes are the same, as far as the store has not changed.
+        let created = before.as_ref().filter(|list| list.part_bytes == part_bytes).map_or(now, |list| list.created);
+        let list = PartList::begun(created, part_bytes);
+        let of = folder.clone();
+        let open: Opening = Box::new(move |name| {
+            OpenOptions::new().create(true).truncate(false).read(true).write(true).open(of.join(name))
+        });
+        let keep: Keeping = Box::new(|file, bytes| file.set_len(bytes).and_then(|()| file.sync_all()));
+        let parts = Box::new(PartsWriter::new(list.clone(), open, keep));
+        if let Some(before) = before.filter(|list| list.complete) {
+            return Ok((Self::Again { parts, folder, before }, created));
+        }
+        let place = folder.join(PartList::NAME);
+        write(&place, &list.write()).with_context(|| format!("{}", place.display()))?;
+        let record = BufWriter::new(made_beside(&folder.join(RECORD))?);
+        Ok((Self::New { parts, folder, record }, created))
+    }
+
+    /// What is left where it never comes to its end, and of no use to the next run.
+    pub(super) fn unfinished(&self) -> Unfinished {
+        Unfinished(match self {
+            Self::File { path, .. } => beside(path).ok(),
+            Self::New { folder, .. } => beside(&folder.join(RECORD)).ok(),
+            Self::Again { .. } => None,
+        })
+    }
+
+    /// Takes a bundle in as it comes. Of one file nobody can tell here whether it came whole.
+    ///
+    /// # Errors
+    /// Says which file could not be written. `UnexpectedEof` where the bundle came to no end.
+    pub(super) fn take(self, mut from: impl Read) -> io::Result<Self> {
+        Ok(match self {
+            Self::File { mut file, path } => {
+                io::copy(&mut from, &mut file)
+                    .and_then(|_| io::Write::flush(&mut file))
+                    .map_err(|e| io::Error::new(e.kind(), format!("{} cannot be written: {e}", path.display())))?;
+                Self::File { file, path }
+            }
+            Self::New { parts, folder, record } => {
+                let in_folder = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", folder.display()));
+                let (parts, record) = recorded(from, parts, record).map_err(in_folder)?;
+                Self::New { parts, folder, record }
+            }
+            Self::Again { parts, folder, before } => {
+                let in_folder = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", folder.display()));
+                let record = File::open(folder.join(RECORD)).map_err(in_folder)?;
+                let record = open_record(record).map_err(|bad| in_folder(bad.into()))?;
+                if record.bundle_bytes() != before.bytes() {
+                    return Err(in_folder(io::Error::other(format!("{RECORD} is of another bundle than the parts"))));
+                }
+                let parts = written_again(from, record, parts).map_err(in_folder)?;
+                Self::Again { parts, folder, before }
+            }
+        })
+    }
+
+    /// That was all: it is there under its name, and on the disk.
+    pub(super) fn end(self) -> anyhow::Result<Written> {
+        match self {
+            Self::File { file, path } => {
+                named(file, &path)?;
+                Ok(Written { source: Source::File(path), reused: 0, again: Vec::new() })
+            }
+            Self::New { parts, folder, record } => {
+                let WrittenParts { list, reused, .. } = parts.end()?;
+                named(record, &folder.join(RECORD))?;
+                let place = folder.join(PartList::NAME);
+                write(&place, &list.write()).with_context(|| format!("{}", place.display()))?;
+                Ok(Written { source: Source::Parts(folder, list), reused, again: Vec::new() })
+            }
+            Self::Again { parts, folder, before } => {
+                let WrittenParts { list, reused, changed } = parts.end()?;
+                if list != before {
+                    bail!(
+                        "what was written again in {} is not what was lost: {RECORD} is damaged; write the bundle into another folder",
+                        folder.display()
+                    );
+                }
+                Ok(Written { source: Source::Parts(folder, list), reused, again: changed })
+            }
+        }
+    }
+}
+
+/// Makes the file beside a place that will be renamed to it; one that an earlier run left there goes.
+fn made_beside(place: &Path) -> anyhow::Result<File> {
+    let beside = beside(place)?;
+    match fs::symlink_metadata(&beside) {
+        Ok(left) if left.is_file() => fs::remove_file(&beside).with_context(|| format!("{}", beside.display()))?,
+        Ok(_) => bail!("{} is in the way: it is no plain file", beside.display()),
+        // Why it cannot be made, making it tells.
+        Err(_) => {}
+    }
+    File::create_new(&beside).with_context(|| format!("{} cannot be made", beside.display()))
+}
+
+fn named(file: BufWriter<File>, place: &Path) -> anyhow::Result<()> {
+    let synced = file.into_inner().map_err(io::IntoInnerError::into_error).and_then(|file| file.sync_all());
+    let named = synced.and_then(|()| fs::rename(beside(place).map_err(io::Error::other)?, place));
+    named.with_context(|| format!("{} cannot be written", place.display()))?;
+    sync_folder_of(place)
+}
