@@ -19,6 +19,6 @@ pub use self::collect::{Collected, NotCollected, collect};
 pub use self::files::{BadFiles, Contents, Files, MOST_BYTES, Unreadable};
 pub use self::named::Named;
 pub use self::order::{Client, Configurations, Given, MOST_PLATFORMS, Order};
-pub use self::registries::{ModuleFiles, Registries};
+pub use self::registries::{Beyond, ModuleFiles, Registries};
 pub use self::resolve::resolve;
 pub use self::result::{Cannot, Closure, Wanted};

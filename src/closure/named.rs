@@ -32,6 +32,9 @@ impl Named {
             return Err("nothing is named".to_owned());
         }
         let is_written_as_path = given.starts_with(['.', '/']) || given.ends_with('/');
+        if is_configuration(&path.file_name().unwrap_or_default().to_string_lossy()) && path.is_file() {
+            return Err(format!("{given:?} is one file of a configuration: name the folder that it is in"));
+        }
         let of_path = || Self::of_path(path).ok_or_else(|| format!("there is no file and no folder {given:?}"));
         if is_written_as_path || Self::by_ending(path).is_some_and(|named| named == Self::LockFile) {
             return of_path();
@@ -102,6 +105,9 @@ mod tests {
         }
         for given in ["./none", "none.tar", "none/", "none"] {
             assert!(named(given).unwrap_err().contains("there is no file and no folder"), "{given}");
+        }
+        for given in ["./envs/prod/main.tf", "envs/prod/main.tf"] {
+            assert!(named(given).unwrap_err().contains("name the folder"), "{given}");
         }
     }
 }

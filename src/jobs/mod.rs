@@ -4,6 +4,7 @@ mod id;
 mod list;
 mod locked;
 mod news;
+mod outlook;
 mod patience;
 mod plan;
 mod record;
@@ -25,7 +26,7 @@ use crate::mirror::Mirror;
 pub use self::id::JobId;
 pub use self::list::{Jobs, NotStarted, ToPin};
 pub use self::news::{Event, News, NumberedItem};
-pub use self::plan::{NotPlanned, Plan, PlanState, Planned, Sums, plan};
+pub use self::plan::{Installs, NotPlanned, Plan, PlanState, Planned, Sums, plan};
 pub use self::recurring::{LastRun, Recurring, RecurringState};
 pub use self::warm::WarmUp;
 

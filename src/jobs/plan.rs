@@ -2,6 +2,7 @@
 //! is to be fetched, and what cannot be had. No archive of a provider is fetched for it; modules are, because nothing
 //! else tells what they call, and are held from then on: a plan says what is so when it ends.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,19 +12,25 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::locked::{Fit, NotWarm, all_have};
-use super::patience::{Patience, Turns};
+use super::outlook::Outlook;
+use super::patience::{AsError, Patience, Turns};
 use super::registries::{Asked, Learned};
 use super::warm::MOST_ITEMS;
-use crate::address::{Artifact, ModulePackage, Package};
+use crate::address::{Artifact, ModulePackage, Package, Versions, What};
 use crate::clock::Clock;
-use crate::closure::{self, Cannot, Closure, Order, Wanted};
+use crate::closure::{self, Cannot, Closure, Given, Order, Wanted};
 use crate::error::Error;
 use crate::mirror::{HeldArchive, Mirror, Resolved};
 
 /// How many upstreams are asked something at one time, for one plan.
 const TURNS: usize = 8;
 /// What is said of what a sealed mirror does not hold.
-const TO_BE_BROUGHT: &str = "this mirror is offline: it must be brought";
+const TO_BE_BROUGHT: &str =
+    "this mirror is offline: it must be brought (outside: larder bundle create --for the same words)";
+/// What is said once of all that is chosen by a list while sealed.
+const MAY_BE_OLD: &str = "this mirror is offline: there may be newer versions than it knows";
+/// What is said of an archive that no hash of a lock file can be held against beforehand.
+const KNOWN_ONCE_FETCHED: &str = "the lock file has no hash by which it can be known before it is fetched";
 /// How many plans are made at one time.
 static PLANS: Semaphore = Semaphore::const_new(4);
 /// How many there are, those that wait for others too: each may hold as many files as an order has.
@@ -34,7 +41,7 @@ const WAITS: Duration = Duration::from_secs(60);
 /// What an order comes to: the answer to `POST /admin/v1/plan`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// Whether everything is held.
+    /// Whether everything is held, and installs whichever way clients come.
     pub ready: bool,
     /// Whether this larder is sealed: then what is needed must be brought.
     pub offline: bool,
@@ -54,6 +61,9 @@ pub struct Sums {
     pub have: u64,
     /// Their bytes.
     pub have_bytes: u64,
+    /// How many of them install through the network mirror only.
+    #[serde(default)]
+    pub network_mirror_only: u64,
     /// How many are to be fetched.
     pub need: u64,
     /// Their bytes, as far as they are known.
@@ -62,6 +72,9 @@ pub struct Sums {
     pub need_unknown: u64,
     /// How many things cannot be had.
     pub cannot: u64,
+    /// Of how many nobody knows, because upstream gave no answer just now.
+    #[serde(default)]
+    pub unknown: u64,
 }
 
 /// One line of a plan.
@@ -87,6 +100,9 @@ pub enum PlanState {
     Have {
         /// The size of its archive, in bytes.
         size_bytes: u64,
+        /// For which clients it is enough.
+        #[serde(default, skip_serializing_if = "Installs::is_any_way")]
+        installs: Installs,
     },
     /// It can be fetched, and is not held.
     Need {
@@ -101,6 +117,28 @@ pub enum PlanState {
         /// What was asked, what came back, and what to do.
         why: String,
     },
+    /// Upstream gave no answer just now.
+    Unknown {
+        /// What was asked and what came back.
+        why: String,
+    },
+}
+
+/// For which clients something that is held is enough.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Installs {
+    /// For all of them.
+    #[default]
+    AnyWay,
+    /// It was imported without signatures, and clients of the registry protocol want one.
+    NetworkMirrorOnly,
+}
+
+impl Installs {
+    fn is_any_way(&self) -> bool {
+        *self == Self::AnyWay
+    }
 }
 
 /// Why a plan is not made.
@@ -132,13 +170,31 @@ pub async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<
     let planning = Planning { mirror, clock, patience: &patience };
     let looked = join_all(wanted.iter().map(|wanted| planning.look_at(wanted)).collect::<Vec<_>>()).await;
     let (mut items, notes): (Vec<Planned>, Vec<Option<String>>) = looked.into_iter().unzip();
-    items.extend(cannot.into_iter().map(|cannot| learned.line_of(cannot)));
+    let cannot: Vec<Planned> = cannot.into_iter().map(|cannot| learned.line_of(cannot)).collect();
+    // A module that cannot be read is told with the reason, and not again as something to be fetched.
+    let told: BTreeSet<&str> = cannot.iter().map(|line| line.what.as_str()).collect();
+    items.retain(|item| item.platform.is_some() || !told.contains(item.what.as_str()));
+    items.extend(cannot);
     let mut unconfirmed: Vec<String> = learned.unconfirmed.iter().cloned().chain(notes.into_iter().flatten()).collect();
     unconfirmed.sort();
     unconfirmed.dedup();
     let sums = Sums::of(&items);
     let offline = mirror.link() == crate::mirror::Link::Offline;
-    Ok(Plan { ready: sums.need == 0 && sums.cannot == 0, offline, sums, items, unconfirmed })
+    if offline && !unconfirmed.is_empty() {
+        unconfirmed = if names_versions(order) { Vec::new() } else { vec![MAY_BE_OLD.to_owned()] };
+    }
+    let lacking = sums.need + sums.cannot + sums.unknown + sums.network_mirror_only;
+    Ok(Plan { ready: lacking == 0, offline, sums, items, unconfirmed })
+}
+
+/// Whether an order names each version, so that a newer one changes nothing.
+fn names_versions(order: &Order) -> bool {
+    order.given.iter().all(|given| match given {
+        Given::Address { what: What::Provider(meant), .. } => matches!(meant.versions, Versions::Exactly(_)),
+        Given::Address { what: What::Module(meant), .. } => matches!(meant.versions, Versions::Exactly(_)),
+        Given::LockFile { .. } => true,
+        Given::Configurations(_) => false,
+    })
 }
 
 impl Sums {
@@ -146,7 +202,8 @@ impl Sums {
         let mut sums = Self::default();
         for item in items {
             match item.state {
-                PlanState::Have { size_bytes } => {
+                PlanState::Have { size_bytes, installs } => {
+                    sums.network_mirror_only += u64::from(installs == Installs::NetworkMirrorOnly);
                     sums.have += 1;
                     sums.have_bytes += size_bytes;
                 }
@@ -156,6 +213,7 @@ impl Sums {
                     sums.need_unknown += u64::from(size_bytes.is_none());
                 }
                 PlanState::Cannot { .. } => sums.cannot += 1,
+                PlanState::Unknown { .. } => sums.unknown += 1,
             }
         }
         sums
@@ -163,14 +221,20 @@ impl Sums {
 }
 
 impl Learned {
-    /// The line of something that could not be found out: while sealed, of what nothing is held can be brought.
+    /// The line of something that could not be found out.
     fn line_of(&self, Cannot { what, why, by }: Cannot) -> Planned {
         let address = what.split('@').next().unwrap_or_default();
-        let state = match self.not_held.contains(address) || self.not_held.contains(&what) {
-            true => PlanState::Need { size_bytes: None, note: Some(TO_BE_BROUGHT.to_owned()) },
-            false => PlanState::Cannot { why },
-        };
+        let outlook = self.outlooks.get(&what).or_else(|| self.outlooks.get(address));
+        let state = state_of(outlook.copied().unwrap_or(Outlook::Never), why);
         Planned { what, platform: None, state, by }
+    }
+}
+
+fn state_of(outlook: Outlook, why: String) -> PlanState {
+    match outlook {
+        Outlook::ToBeBrought => PlanState::Need { size_bytes: None, note: Some(TO_BE_BROUGHT.to_owned()) },
+        Outlook::Unknown => PlanState::Unknown { why },
+        Outlook::Never => PlanState::Cannot { why },
     }
 }
 
@@ -190,10 +254,15 @@ impl Planning<'_> {
             Artifact::Module(package) => (package.to_string(), None),
         };
         let looked = match &wanted.of {
-            Artifact::Provider(package) => self.provider(package, &wanted.hashes).await,
-            Artifact::Module(package) => self.module(package).await.map_err(NotWarm::Mirror),
+            Artifact::Provider(package) => self.provider(package, &wanted.hashes).await.map_err(|error| {
+                let outlook = error.as_error().map_or(Outlook::Never, Outlook::of_a_document);
+                state_of(outlook, error.to_string())
+            }),
+            Artifact::Module(package) => {
+                self.module(package).await.map_err(|error| state_of(Outlook::of(&error), error.to_string()))
+            }
         };
-        let (state, unconfirmed) = looked.unwrap_or_else(|error| (self.state_of(&error), None));
+        let (state, unconfirmed) = looked.unwrap_or_else(|state| (state, None));
         (Planned { what, platform, state, by: wanted.by.clone() }, unconfirmed)
     }
 
@@ -219,7 +288,8 @@ impl Planning<'_> {
                 Box::pin(async { Ok(self.mirror.announced_size(package, &set, self.clock.now()).await) })
             };
             let size_bytes = self.patience.take(size, || {}).await?;
-            return Ok((PlanState::Need { size_bytes, note: None }, unconfirmed));
+            let note = (fit == Fit::ItsPackageHashTells).then(|| KNOWN_ONCE_FETCHED.to_owned());
+            return Ok((PlanState::Need { size_bytes, note }, unconfirmed));
         };
         if fit == Fit::ItsPackageHashTells {
             match self.mirror.package_hash(package, digest).await? {
@@ -230,7 +300,11 @@ impl Planning<'_> {
                 }
             }
         }
-        Ok((PlanState::Have { size_bytes: held.size_bytes }, unconfirmed))
+        let installs = match self.mirror.was_imported(package).await? {
+            true => Installs::NetworkMirrorOnly,
+            false => Installs::AnyWay,
+        };
+        Ok((PlanState::Have { size_bytes: held.size_bytes, installs }, unconfirmed))
     }
 
     /// What is held of something, where its archive is what was proven.
@@ -251,19 +325,9 @@ impl Planning<'_> {
         };
         let held = self.sound(self.mirror.artifact_of(package), held).await?;
         let state = match held.map(|held| held.size_bytes) {
-            Some(size_bytes) => PlanState::Have { size_bytes },
+            Some(size_bytes) => PlanState::Have { size_bytes, installs: Installs::AnyWay },
             None => PlanState::Need { size_bytes: None, note: None },
         };
         Ok((state, unconfirmed))
-    }
-
-    /// What is not held and could be brought is needed; the rest cannot be had.
-    fn state_of(&self, error: &NotWarm) -> PlanState {
-        match error {
-            NotWarm::Mirror(Error::Offline(_)) => {
-                PlanState::Need { size_bytes: None, note: Some(TO_BE_BROUGHT.to_owned()) }
-            }
-            error => PlanState::Cannot { why: error.to_string() },
-        }
     }
 }

@@ -1,7 +1,7 @@
 //! What finding out what an `init` needs asks of registries, answered by the mirror: lists as clients are told them, and
 //! the files of modules, which are fetched and kept where they are not held.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::io::Read;
 use std::sync::Arc;
@@ -10,10 +10,11 @@ use flate2::read::GzDecoder;
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 
+use super::outlook::Outlook;
 use super::patience::Patience;
 use crate::address::{ModuleAddress, ModulePackage, ProviderAddress, Version};
 use crate::clock::Clock;
-use crate::closure::{Files, ModuleFiles, Registries};
+use crate::closure::{Beyond, Files, ModuleFiles, Registries};
 use crate::error::Error;
 use crate::mirror::{Archive, Mirror, ModuleArchiveRef, Resolved};
 
@@ -28,8 +29,8 @@ pub(super) struct Asked<'a> {
 /// What came of asking, besides the answers.
 #[derive(Debug, Default)]
 pub(super) struct Learned {
-    /// Of what nothing is held, and upstream may not be asked: providers and modules, as they are printed.
-    pub(super) not_held: BTreeSet<String>,
+    /// What could not be found out: providers and modules, as they are printed, and whether they can be had.
+    pub(super) outlooks: BTreeMap<String, Outlook>,
     /// What upstream did not confirm, in words.
     pub(super) unconfirmed: BTreeSet<String>,
 }
@@ -44,14 +45,24 @@ impl<'a> Asked<'a> {
         self.learned.into_inner()
     }
 
-    fn told<T>(&self, of: &impl Display, answer: Result<Resolved<T>, Error>) -> Result<T, Error> {
+    fn told<T>(
+        &self,
+        of: &impl Display,
+        outlook: fn(&Error) -> Outlook,
+        answer: Result<Resolved<T>, Error>,
+    ) -> Result<T, Error> {
         let mut learned = self.learned.lock();
-        if let Err(Error::Offline(_)) = &answer {
-            learned.not_held.insert(of.to_string());
+        if let Err(error) = &answer {
+            learned.outlooks.insert(of.to_string(), outlook(error));
         }
         let Resolved { value, unconfirmed } = answer?;
         learned.unconfirmed.extend(unconfirmed);
         Ok(value)
+    }
+
+    fn beyond<T>(&self, of: &impl Display, answer: Result<T, Error>) -> Result<T, Error> {
+        let answer = answer.map(|value| Resolved { value, unconfirmed: None });
+        self.told(of, Outlook::of_a_document, answer)
     }
 }
 
@@ -61,7 +72,7 @@ impl Registries for Asked<'_> {
     async fn provider_versions(&self, of: &ProviderAddress) -> Result<Vec<Version>, Error> {
         let list =
             || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_list(of, self.patience.haste(), self.clock.now())) };
-        let list = self.told(of, self.patience.take(list, || {}).await)?;
+        let list = self.told(of, Outlook::of_a_document, self.patience.take(list, || {}).await)?;
         Ok(list.versions.into_iter().map(|listed| listed.version).collect())
     }
 
@@ -69,14 +80,24 @@ impl Registries for Asked<'_> {
         let list = || -> BoxFuture<'_, _> {
             Box::pin(self.mirror.warm_module_list(of, self.patience.haste(), self.clock.now()))
         };
-        let list = self.told(of, self.patience.take(list, || {}).await)?;
+        let list = self.told(of, Outlook::of_a_document, self.patience.take(list, || {}).await)?;
         Ok(list.versions.into_iter().map(|listed| listed.version).collect())
+    }
+
+    async fn provider_beyond(&self, of: &ProviderAddress) -> Result<Option<Beyond>, Error> {
+        let beyond = self.beyond(of, self.mirror.versions_beyond(of).await)?;
+        Ok(beyond.map(|(versions, platforms)| Beyond { versions, platforms }))
+    }
+
+    async fn module_beyond(&self, of: &ModuleAddress) -> Result<Option<Beyond>, Error> {
+        let beyond = self.beyond(of, self.mirror.module_versions_beyond(of).await)?;
+        Ok(beyond.map(|versions| Beyond { versions, platforms: Vec::new() }))
     }
 
     async fn module_files(&self, of: &ModulePackage) -> Result<ModuleFiles, Error> {
         let fetch =
             || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_module(of, self.patience.haste(), self.clock.now())) };
-        let (_, held) = self.told(of, self.patience.take(fetch, || {}).await)?;
+        let (_, held) = self.told(of, Outlook::of, self.patience.take(fetch, || {}).await)?;
         let subdir = held.proof.how.tree().and_then(|packed| packed.subdir.clone()).unwrap_or_default();
         let wanted = ModuleArchiveRef { package: of.clone(), digest: Some(held.digest.prefix()) };
         let files = match self.mirror.module_archive(&wanted, &self.mirror.job(self.clock.now())).await?.value {

@@ -12,7 +12,7 @@ use super::told::{About, named, shortened, waiting};
 use super::warm::MOST_ITEMS;
 use super::warming::Run;
 use crate::address::{Artifact, ModuleAddress, ModulePackage, Package, ProviderAddress, Version};
-use crate::closure::{self, Cannot, Closure, ModuleFiles, Order, Registries, Wanted};
+use crate::closure::{self, Beyond, Cannot, Closure, ModuleFiles, Order, Registries, Wanted};
 use crate::error::Error;
 
 /// How many places are named that want the same.
@@ -120,6 +120,14 @@ impl Registries for Telling<'_, '_> {
 
     async fn module_versions(&self, of: &ModuleAddress) -> Result<Vec<Version>, Error> {
         self.asked.module_versions(of).await
+    }
+
+    async fn provider_beyond(&self, of: &ProviderAddress) -> Result<Option<Beyond>, Error> {
+        self.asked.provider_beyond(of).await
+    }
+
+    async fn module_beyond(&self, of: &ModuleAddress) -> Result<Option<Beyond>, Error> {
+        self.asked.module_beyond(of).await
     }
 
     async fn module_files(&self, of: &ModulePackage) -> Result<ModuleFiles, Error> {

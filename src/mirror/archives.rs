@@ -132,7 +132,7 @@ impl Mirror {
             return Err(no_such_file(wanted));
         }
         if self.link() == Link::Offline {
-            return Err(self.lacks(package, format!("{} of {package}", wanted.filename), call.now).await);
+            return Err(self.lacks(package, format!("{} of {package}", wanted.filename), call).await);
         }
         let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the download document of {package}")))?;
         let asked = tokio::time::timeout_at(call.deadline, self.ask_again(package, seen, call)).await;
@@ -183,7 +183,7 @@ impl Mirror {
             return Ok(Answer { value: archive, outcome: Outcome::Hit, fresh_until: call.now, checked: call.now });
         }
         if self.link() == Link::Offline && !self.holds(digest).await? {
-            return Err(self.lacks(package, format!("the archive of {package}"), call.now).await);
+            return Err(self.lacks(package, format!("the archive of {package}"), call).await);
         }
         let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the archive of {package}")))?;
         let progress = self.fill_of(package, kept, set, call);

@@ -121,6 +121,11 @@ impl Call {
         matches!(self.part, Part::Step | Part::Look)
     }
 
+    /// Whether it is to tell what is so, and nothing else.
+    pub(super) fn only_looks(&self) -> bool {
+        self.part == Part::Look
+    }
+
     /// The upstream that `host` names, on the terms of this call.
     pub(super) fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {
         self.terms.upstream(host)

@@ -154,7 +154,7 @@ impl Mirror {
         let origin = Origin::of(&set.document.archive_url);
         if !self.holds(digest).await? {
             if self.link() == Link::Offline {
-                return Err(self.lacks(package, what, now).await);
+                return Err(self.lacks(package, what, &call).await);
             }
             self.may_fetch(&what, &package.provider.host, std::slice::from_ref(&origin), 1, &call)?;
         }

@@ -56,6 +56,7 @@ mod network_mirror;
 mod no_place;
 mod operator;
 mod outbound;
+mod plans;
 mod providers;
 mod real_client;
 mod reload;

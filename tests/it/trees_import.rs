@@ -79,8 +79,12 @@ async fn a_tree_of_terraforms_imports_unsigned_into_a_sealed_mirror_and_serves_a
     assert!(said.contains("authentication signature from unknown issuer"), "{said}");
     assert!(site.out(&["status"]).await.contains("4 archives without signatures"));
     assert!(site.out(&["verify"]).await.contains("4 archives as imported"));
-    // And it is as good as anything held: to a plan, and to an export, which says what it lacks.
-    site.out(&["plan", "acme/null@1.2.0", "acme/random", "--platform", "linux_amd64"]).await;
+    // A plan says for whom it is enough, and an export what it lacks.
+    let plan = site.run(&["plan", "acme/null@1.2.0", "acme/random", "--platform", "linux_amd64"]).await;
+    assert_eq!(plan.code, Some(1), "{plan:?}");
+    let words: Vec<&str> = plan.out.split_whitespace().collect();
+    assert_eq!(words.join(" ").matches("through the network mirror only").count(), 3, "{plan:?}");
+    assert!(!plan.out.contains("init will work with the cable pulled"), "{plan:?}");
     let out = home.path().join("again");
     let said = site.out(&["export", out.to_str().unwrap(), "--for", "acme/null", "--platform", "linux_amd64"]).await;
     assert!(said.contains("nothing lies beside them that proves them"), "{said}");

@@ -4,7 +4,7 @@
 use bytesize::ByteSize;
 
 use super::super::text::{Page, counted, shown_as_text};
-use crate::jobs::{Plan, PlanState, Planned};
+use crate::jobs::{Installs, Plan, PlanState, Planned};
 
 /// How many places are named of one thing.
 const MOST_PLACES: usize = 3;
@@ -16,25 +16,50 @@ pub(super) fn text(plan: &Plan, verbose: bool, width: Option<usize>) -> String {
     let held = of(|state| matches!(state, PlanState::Have { .. }));
     let needed = of(|state| matches!(state, PlanState::Need { .. }));
     let impossible = of(|state| matches!(state, PlanState::Cannot { .. }));
+    let unknown = of(|state| matches!(state, PlanState::Unknown { .. }));
     let sums = &plan.sums;
     page.group("have", &format!("{}, {}", counted(sums.have, "archive"), ByteSize(sums.have_bytes)));
-    if verbose {
-        rows(&mut page, &held, verbose);
-    }
+    let shown: Vec<&Planned> = held.into_iter().filter(|item| verbose || note(&item.state).is_some()).collect();
+    rows(&mut page, &shown, verbose);
     page.group("need", &format!("{}, {}", counted(sums.need, "archive"), needed_bytes(plan)));
     rows(&mut page, &needed, verbose);
     page.group("cannot", &counted(sums.cannot, "thing"));
-    for item in impossible {
-        let why = if let PlanState::Cannot { why } = &item.state { why.as_str() } else { "" };
-        page.item(&called(item), Some(&shown_as_text(why)));
-        page.about(&places(&item.by, verbose));
+    reasons(&mut page, &impossible, verbose);
+    if !unknown.is_empty() {
+        let number = counted(sums.unknown, "thing");
+        page.group("unknown", &format!("{number} that upstream could not be asked about just now: try again"));
+        reasons(&mut page, &unknown, verbose);
     }
     if !plan.unconfirmed.is_empty() {
-        page.group("unconfirmed", "what upstream could not be asked about just now");
+        page.group("unconfirmed", "what upstream was not asked about just now");
         plan.unconfirmed.iter().for_each(|what| page.item(&shown_as_text(what), None));
     }
     page.last(verdict(plan));
     page.text()
+}
+
+fn reasons(page: &mut Page, items: &[&Planned], verbose: bool) {
+    for item in items {
+        let why = match &item.state {
+            PlanState::Cannot { why } | PlanState::Unknown { why } => why.as_str(),
+            PlanState::Have { .. } | PlanState::Need { .. } => "",
+        };
+        page.item(&called(item), Some(&shown_as_text(why)));
+        page.about(&places(&item.by, verbose));
+    }
+}
+
+/// What is to be known of something beyond its state.
+fn note(state: &PlanState) -> Option<&str> {
+    match state {
+        PlanState::Have { installs: Installs::NetworkMirrorOnly, .. } => {
+            Some("imported without signatures: it installs through the network mirror only")
+        }
+        PlanState::Need { note, .. } => note.as_deref(),
+        PlanState::Have { installs: Installs::AnyWay, .. } | PlanState::Cannot { .. } | PlanState::Unknown { .. } => {
+            None
+        }
+    }
 }
 
 fn needed_bytes(plan: &Plan) -> String {
@@ -49,14 +74,14 @@ fn needed_bytes(plan: &Plan) -> String {
 fn rows(page: &mut Page, items: &[&Planned], verbose: bool) {
     let row = |item: &&Planned| {
         let size_bytes = match item.state {
-            PlanState::Have { size_bytes } => Some(size_bytes),
+            PlanState::Have { size_bytes, .. } => Some(size_bytes),
             PlanState::Need { size_bytes, .. } => size_bytes,
-            PlanState::Cannot { .. } => None,
+            PlanState::Cannot { .. } | PlanState::Unknown { .. } => None,
         };
         let size = size_bytes.map_or_else(|| "?".to_owned(), |size_bytes| ByteSize(size_bytes).to_string());
         let mut rest = if verbose { places(&item.by, verbose) } else { String::new() };
-        if let PlanState::Need { note: Some(note), .. } = &item.state {
-            rest = if rest.is_empty() { note.clone() } else { format!("{rest}; {note}") };
+        if let Some(note) = note(&item.state) {
+            rest = if rest.is_empty() { note.to_owned() } else { format!("{rest}; {note}") };
         }
         let name = match &item.platform {
             Some(platform) => format!("{} {platform}", shown_as_text(&item.what)),
@@ -88,14 +113,21 @@ fn places(by: &[String], all: bool) -> String {
 }
 
 fn verdict(plan: &Plan) -> &'static str {
-    match (plan.ready, plan.sums.cannot, plan.offline) {
+    let sums = &plan.sums;
+    match (plan.ready, sums.cannot, plan.offline) {
         (true, ..) if plan.unconfirmed.is_empty() => "init will work with the cable pulled",
         (true, ..) => "init will work with the cable pulled, with what upstream listed when it was last asked",
+        (false, 0, _) if sums.unknown > 0 => {
+            "whether init will work could not be found out: upstream could not be asked about everything; try again"
+        }
+        (false, 0, _) if sums.need == 0 => {
+            "init will work through the network mirror only: by host override clients refuse what has no signature"
+        }
         (false, 0, false) => {
             "init will not work with the cable pulled: `larder warm` with the same words fetches what is needed"
         }
         (false, 0, true) => {
-            "init will not work: what is needed must be brought (`larder missing` lists it, `larder bundle` carries it)"
+            "init will not work: what is needed must be brought: outside, `larder bundle create` --for the same words carries it"
         }
         (false, ..) => "init will not work with the cable pulled, also after `larder warm`: see what cannot be had",
     }
@@ -117,7 +149,7 @@ mod tests {
             item(
                 "registry.terraform.io/hashicorp/aws@5.31.0",
                 Some("linux_amd64"),
-                PlanState::Have { size_bytes: 104_857_600 },
+                PlanState::Have { size_bytes: 104_857_600, installs: Installs::AnyWay },
             ),
             item(
                 "registry.terraform.io/hashicorp/random@3.6.0",
@@ -134,8 +166,15 @@ mod tests {
             ),
             item("git::https://git.corp.example/net.git", None, PlanState::Cannot { why: why.to_owned() }),
         ];
-        let sums =
-            Sums { have: 1, have_bytes: 104_857_600, need: 2, need_bytes: 4_700_000, need_unknown: 1, cannot: 1 };
+        let sums = Sums {
+            have: 1,
+            have_bytes: 104_857_600,
+            need: 2,
+            need_bytes: 4_700_000,
+            need_unknown: 1,
+            cannot: 1,
+            ..Sums::default()
+        };
         Plan { ready: false, offline: false, sums, items, unconfirmed: Vec::new() }
     }
 

@@ -5,6 +5,7 @@ use futures_util::future::join_all;
 use super::super::Registries;
 use super::super::lock_file::Locked;
 use super::asking::Asking;
+use super::choosing::{self, Chosen};
 use super::found::Found;
 use crate::address::{Artifact, Meant, ModulePackage, Package, Platform, ProviderAddress, Version, Versions, What};
 
@@ -17,21 +18,19 @@ pub(super) async fn of_address(
 ) {
     let by = what.to_string();
     let chosen = match what {
-        What::Provider(meant) => asking
-            .provider_versions(&meant.of)
-            .await
-            .and_then(|listed| chosen(&listed, |listed| meant.choose(listed)))
-            .map(|version| {
-                want_provider(found, &meant.of, &version, platforms, &[], [by.clone()]);
-            }),
-        What::Module(meant) => asking
-            .module_versions(&meant.of)
-            .await
-            .and_then(|listed| chosen(&listed, |listed| meant.choose(listed)))
-            .map(|version| {
+        What::Provider(meant) => {
+            let choose = |listed: &[Version]| chosen(listed, |listed| meant.choose(listed));
+            choosing::of_provider(asking, &meant.of, choose).await.map(|chosen| {
+                want_provider(found, &meant.of, &chosen, platforms, &[], [by.clone()]);
+            })
+        }
+        What::Module(meant) => {
+            let choose = |listed: &[Version]| chosen(listed, |listed| meant.choose(listed));
+            choosing::of_module(asking, &meant.of, choose).await.map(|version| {
                 let package = ModulePackage { module: meant.of.clone(), version };
                 found.want(Artifact::Module(package), &[], [by.clone()]);
-            }),
+            })
+        }
     };
     if let Err(why) = chosen {
         found.cannot(&by, why, [by.clone()]);
@@ -46,11 +45,15 @@ pub(super) async fn of_lock_file(
     platforms: &[Platform],
     found: &mut Found,
 ) {
-    let each = join_all(locked.iter().map(|one| asking.provider_versions(&one.provider)).collect::<Vec<_>>()).await;
-    for (Locked { provider, version, hashes, .. }, listed) in locked.iter().zip(each) {
-        let meant = Meant { of: provider.clone(), versions: Versions::Exactly(version.clone()) };
-        match listed.and_then(|listed| chosen(&listed, |listed| meant.choose(listed))) {
-            Ok(version) => want_provider(found, provider, &version, platforms, hashes, [name.to_owned()]),
+    let each = locked.iter().map(|one| async move {
+        let meant = Meant { of: one.provider.clone(), versions: Versions::Exactly(one.version.clone()) };
+        let choose = |listed: &[Version]| chosen(listed, |listed| meant.choose(listed));
+        let chosen = choosing::of_provider(asking, &one.provider, choose).await;
+        (one, meant, chosen)
+    });
+    for (Locked { provider, hashes, .. }, meant, chosen) in join_all(each.collect::<Vec<_>>()).await {
+        match chosen {
+            Ok(chosen) => want_provider(found, provider, &chosen, platforms, hashes, [name.to_owned()]),
             Err(why) => found.cannot(meant.to_string(), why, [name.to_owned()]),
         }
     }
@@ -60,12 +63,12 @@ pub(super) async fn of_lock_file(
 pub(super) fn want_provider(
     found: &mut Found,
     provider: &ProviderAddress,
-    version: &Version,
+    Chosen { version, besides }: &Chosen,
     platforms: &[Platform],
     hashes: &[String],
     by: impl IntoIterator<Item = String> + Clone,
 ) {
-    for platform in platforms {
+    for platform in platforms.iter().chain(besides) {
         let package = Package { provider: provider.clone(), version: version.clone(), platform: platform.clone() };
         found.want(Artifact::Provider(package), hashes, by.clone());
     }

@@ -10,7 +10,7 @@ use tokio::sync::{OnceCell, Semaphore};
 
 use super::super::configuration::{self, Module, Standing};
 use super::super::order::Client;
-use super::super::{ModuleFiles, Registries};
+use super::super::{Beyond, ModuleFiles, Registries};
 use crate::address::{ModuleAddress, ModulePackage, ProviderAddress, Version};
 
 /// How many questions are open at a time.
@@ -83,6 +83,19 @@ impl<'a, R: Registries> Asking<'a, R> {
             self.registries.module_versions(of).await.map_err(|why| why.to_string())
         };
         self.once(&self.module_versions, of, ask).await
+    }
+
+    /// What a provider has beyond them. It is asked of what is held, and only where none of them will do.
+    pub(super) async fn provider_beyond(&self, of: &ProviderAddress) -> Result<Option<Beyond>, String> {
+        // It is never closed.
+        let _turn = self.turns.acquire().await;
+        self.registries.provider_beyond(of).await.map_err(|why| why.to_string())
+    }
+
+    /// The same of a module.
+    pub(super) async fn module_beyond(&self, of: &ModuleAddress) -> Result<Option<Beyond>, String> {
+        let _turn = self.turns.acquire().await;
+        self.registries.module_beyond(of).await.map_err(|why| why.to_string())
     }
 
     /// The files of a module.

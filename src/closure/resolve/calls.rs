@@ -4,7 +4,8 @@ use super::super::configuration::{self, Call, Source};
 use super::super::order::Client;
 use super::super::{Files, Registries, path};
 use super::asking::Asking;
-use crate::address::{ModuleAddress, ModuleConstraint, ModulePackage};
+use super::choosing;
+use crate::address::{ModuleAddress, ModuleConstraint, ModulePackage, Version};
 
 /// A folder that is read.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -83,11 +84,10 @@ async fn choose(
     module: &ModuleAddress,
     versions: &ModuleConstraint,
 ) -> Result<ModulePackage, String> {
-    let listed = asking.module_versions(module).await?;
-    match versions.newest(listed.iter()) {
-        Some(version) => Ok(ModulePackage { module: module.clone(), version: version.clone() }),
-        None => Err(no_version(versions, listed.len())),
-    }
+    let choose =
+        |listed: &[Version]| versions.newest(listed).cloned().ok_or_else(|| no_version(versions, listed.len()));
+    let version = choosing::of_module(asking, module, choose).await?;
+    Ok(ModulePackage { module: module.clone(), version })
 }
 
 fn no_version(versions: &ModuleConstraint, number: usize) -> String {

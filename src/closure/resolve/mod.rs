@@ -4,6 +4,7 @@
 mod addresses;
 mod asking;
 mod calls;
+mod choosing;
 mod found;
 mod local;
 mod providers;

@@ -10,6 +10,7 @@ use super::super::order::Client;
 use super::super::{Files, Registries};
 use super::addresses::want_provider;
 use super::asking::Asking;
+use super::choosing;
 use super::found::Found;
 use super::roots::{LOCK_FILE, Root};
 use crate::address::{Constraint, Hostname, Platform, ProviderAddress, Version};
@@ -43,22 +44,24 @@ pub(super) async fn choose(
     }
     let by_provider: BTreeMap<_, _> = by_provider.into_iter().take(MOST_PROVIDERS).collect();
     let lists = by_provider.keys().map(|provider| asking.provider_versions(provider));
-    let lists = join_all(lists.collect::<Vec<_>>()).await;
-    for ((provider, needs), listed) in by_provider.into_iter().zip(lists) {
+    // All at once; one after the other it is known then.
+    join_all(lists.collect::<Vec<_>>()).await;
+    for (provider, needs) in by_provider {
         let locked = locked.get(provider);
         let by: BTreeSet<String> = needs.iter().map(|need| need.at.to_string()).collect();
         // Each once: most modules of an organization say the same.
         let constraints: HashSet<&Constraint> = needs.iter().filter_map(|need| need.versions.as_ref()).collect();
         let constraint = Constraint::all(constraints);
-        let chosen = listed.and_then(|listed| {
+        let choose = |listed: &[Version]| {
             asking.may_compare(listed.len().saturating_mul(constraint.number_of_conditions()))?;
-            version_of(&listed, &constraint, &needs, locked)
-        });
+            version_of(listed, &constraint, &needs, locked)
+        };
+        let chosen = choosing::of_provider(asking, provider, choose).await;
         tokio::task::yield_now().await;
         match chosen {
-            Ok(version) => {
+            Ok(chosen) => {
                 let hashes = locked.map(|locked| locked.hashes.as_slice()).unwrap_or_default();
-                want_provider(found, provider, &version, platforms, hashes, by);
+                want_provider(found, provider, &chosen, platforms, hashes, by);
             }
             Err(why) => found.cannot(provider.to_string(), why, by),
         }

@@ -32,7 +32,7 @@ impl Mirror {
             return Err(no_such_archive(wanted));
         }
         if self.link() == Link::Offline {
-            return Err(self.lacks(&key, format!("the archive of {package}"), call.now).await);
+            return Err(self.lacks(&key, format!("the archive of {package}"), call).await);
         }
         let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the archive of {package}")))?;
         if self.held_module(&key).await?.is_some() {
@@ -86,7 +86,7 @@ impl Mirror {
         match self.held_module(&key).await? {
             Some(_) => Ok(()),
             None if self.link() == Link::Offline => {
-                Err(self.lacks(&key, format!("the archive of {package}"), call.now).await)
+                Err(self.lacks(&key, format!("the archive of {package}"), call).await)
             }
             None => self.module_fill(package, call).await.map(drop),
         }

@@ -89,7 +89,7 @@ impl Mirror {
             return Ok(told(here(package, Some(&held))));
         }
         if self.link() == Link::Offline {
-            return Err(self.lacks(&key, format!("the archive of {package}"), call.now).await);
+            return Err(self.lacks(&key, format!("the archive of {package}"), call).await);
         }
         let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the archive of {package}")))?;
         let (value, outcome) = match timeout_at(call.deadline, self.module_fill(package, call)).await {
@@ -186,8 +186,7 @@ impl Mirror {
         let seen = held.as_ref().map(|held| held.age);
         let fly = |errand, call: &Call| self.fly_for_location(&wanted, package, seen, errand, call);
         let pulled = self.pull(&wanted.what, &package.module.host, call, &rule, held, fly).await;
-        pulled
-            .inspect_err(|error| self.note_if_refused(error, call.now, || (&call.terms.key_of_package(package)).into()))
+        pulled.inspect_err(|error| self.note_if_refused(error, call, || (&call.terms.key_of_package(package)).into()))
     }
 
     /// Asks upstream where a version is, however fresh what is held; unless another has since the caller saw it.

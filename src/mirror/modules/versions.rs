@@ -34,7 +34,7 @@ impl Mirror {
         let seen = held.as_ref().map(|held| held.age);
         let fly = |errand, call: &Call| self.fly_for_module_versions(&wanted, address, seen, errand, call);
         let pulled = self.pull(&wanted.what, &address.host, call, &rule, held, fly).await;
-        pulled.inspect_err(|error| self.note_if_refused(error, call.now, || (&call.terms.key_of(address)).into()))
+        pulled.inspect_err(|error| self.note_if_refused(error, call, || (&call.terms.key_of(address)).into()))
     }
 
     /// Asks upstream for a version list, however fresh what is held, unless another has since the caller saw it.

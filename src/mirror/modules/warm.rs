@@ -114,7 +114,7 @@ impl Mirror {
             return Err(UpstreamError { asked, at: host.to_string(), fault }.into());
         }
         if self.link() == Link::Offline {
-            return Err(self.lacks(&key, format!("the archive of {package}"), now).await);
+            return Err(self.lacks(&key, format!("the archive of {package}"), &call).await);
         }
         Ok(Resolved { value: None, unconfirmed })
     }

@@ -96,7 +96,7 @@ impl Mirror {
         };
         let pulled = self.pull(&wanted.what, &page.host, call, &rule, held, fly).await;
         let Answer { value, outcome, fresh_until, checked } =
-            pulled.inspect_err(|error| self.note_words_if_refused(error))?;
+            pulled.inspect_err(|error| self.note_words_if_refused(error, call))?;
         if matches!(outcome, Outcome::Hit | Outcome::Stale | Outcome::Gone) {
             let (key, now) = (wanted.key, call.now);
             self.on_disk(move |mirror| {

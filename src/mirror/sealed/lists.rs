@@ -34,7 +34,7 @@ impl Mirror {
         let held = self.held_of_provider(address, call).await?;
         let shown: BTreeMap<&Version, &BTreeSet<Platform>> = call.terms.sealed_for.shown(&held).collect();
         if shown.is_empty() {
-            return Err(self.lacks(address, nothing_of(address, &call.terms.sealed_for), call.now).await);
+            return Err(self.lacks(address, nothing_of(address, &call.terms.sealed_for), call).await);
         }
         let kept = match self.held_document(&Key::ProviderVersions(address.clone())).await? {
             Some(_) => Some(self.provider_versions(address, call).await?),
@@ -70,7 +70,7 @@ impl Mirror {
         let key = call.terms.key_of(address);
         let held = self.held_of_module(&key).await?;
         if held.is_empty() {
-            return Err(self.lacks(&key, format!("any version of {address}"), call.now).await);
+            return Err(self.lacks(&key, format!("any version of {address}"), call).await);
         }
         let kept = match self.held_document(&Key::ModuleVersions(key)).await? {
             Some(_) => Some(self.module_versions(address, call).await?),
@@ -90,6 +90,53 @@ impl Mirror {
         Ok(of_what_is_stored(kept, list, call))
     }
 
+    /// The versions of a provider that upstream lists, as far as that is held, and for which platforms each must be held
+    /// before clients are told of it; `None` where clients are told of all there are.
+    ///
+    /// # Errors
+    /// [`Error::Offline`] where no list of upstream's is held: then nobody knows.
+    pub async fn versions_beyond(
+        self: &Arc<Self>,
+        address: &ProviderAddress,
+    ) -> Result<Option<(Vec<Version>, Vec<Platform>)>, Error> {
+        if self.link() == Link::Online {
+            return Ok(None);
+        }
+        let list = match self.held_document(&Key::ProviderVersions(address.clone())).await? {
+            Some(held) => said_if_unreadable(address, held.value.versions().await),
+            None => None,
+        };
+        match list {
+            Some(list) => {
+                let versions = list.versions.into_iter().map(|listed| listed.version).collect();
+                Ok(Some((versions, self.sealed_platforms())))
+            }
+            None => Err(self.not_held(format!("the version list of {address}")).await),
+        }
+    }
+
+    /// The same of a module.
+    ///
+    /// # Errors
+    /// As for a provider.
+    pub async fn module_versions_beyond(
+        self: &Arc<Self>,
+        address: &ModuleAddress,
+    ) -> Result<Option<Vec<Version>>, Error> {
+        if self.link() == Link::Online {
+            return Ok(None);
+        }
+        let key = Key::ModuleVersions(self.terms().key_of(address));
+        let list = match self.held_document(&key).await? {
+            Some(held) => said_if_unreadable(address, held.value.module_versions().await),
+            None => None,
+        };
+        match list {
+            Some(list) => Ok(Some(list.versions.into_iter().map(|listed| listed.version).collect())),
+            None => Err(self.not_held(format!("the version list of {address}")).await),
+        }
+    }
+
     /// The platforms that a version is held for, sealed or not; what of the provider is not held at all is an error, and
     /// what is not held of the version is noted.
     ///
@@ -105,13 +152,13 @@ impl Mirror {
         let kept = match self.held_document(&Key::ProviderVersions(address.clone())).await? {
             Some(_) => Some(self.provider_versions(address, call).await?),
             None if held.is_empty() => {
-                return Err(self.lacks(address, format!("the version list of {address}"), call.now).await);
+                return Err(self.lacks(address, format!("the version list of {address}"), call).await);
             }
             None => None,
         };
         let platforms = held.get(version).cloned().unwrap_or_default();
         if platforms.is_empty() {
-            self.note_missing((address, version), call.now);
+            self.note_missing((address, version), call);
         }
         Ok(of_what_is_stored(kept, platforms, call))
     }

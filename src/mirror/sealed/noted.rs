@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::super::{Mirror, Terms};
+use super::super::{Call, Mirror, Terms};
 use super::missing::{Asked, Missing, Wants};
 use crate::address::{ModulePackage, Package, Platform};
-use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::{Durability, Key, Recorded, Store, StoreError};
 
@@ -36,10 +35,10 @@ impl Mirror {
         self: &Arc<Self>,
         missing: impl Into<Missing>,
         what: String,
-        now: Timestamp,
+        call: &Call,
     ) -> Error {
         let error = self.not_held(what).await;
-        self.note_if_refused(&error, now, || missing.into());
+        self.note_if_refused(&error, call, || missing.into());
         error
     }
 
@@ -55,24 +54,27 @@ impl Mirror {
     pub(in crate::mirror) fn note_if_refused(
         self: &Arc<Self>,
         error: &Error,
-        now: Timestamp,
+        call: &Call,
         missing: impl FnOnce() -> Missing,
     ) {
         if let Error::Offline(_) = error {
-            self.note_missing(missing(), now);
+            self.note_missing(missing(), call);
         }
     }
 
     /// The same of what is no artifact: it is told in words, as long as this run lasts.
-    pub(in crate::mirror) fn note_words_if_refused(&self, error: &Error) {
-        if let Error::Offline(what) = error {
+    pub(in crate::mirror) fn note_words_if_refused(&self, error: &Error, call: &Call) {
+        if let (Error::Offline(what), false) = (error, call.only_looks()) {
             self.sealed.wants.lock().note_words(what);
         }
     }
 
-    /// Notes that something was asked for which is not held.
-    pub(in crate::mirror) fn note_missing(self: &Arc<Self>, missing: impl Into<Missing>, now: Timestamp) {
-        self.sealed.wants.lock().note(missing.into(), now);
+    /// Notes that something was asked for which is not held. A plan only looks: nobody was refused anything.
+    pub(in crate::mirror) fn note_missing(self: &Arc<Self>, missing: impl Into<Missing>, call: &Call) {
+        if call.only_looks() {
+            return;
+        }
+        self.sealed.wants.lock().note(missing.into(), call.now);
         if self.sealed.will_be_saved.swap(true, Ordering::AcqRel) {
             return;
         }

@@ -196,7 +196,7 @@ impl Mirror {
     }
 
     /// Whether a package is held that was imported without signatures.
-    pub(in super::super) async fn was_imported(self: &Arc<Self>, package: &Package) -> Result<bool, Error> {
+    pub async fn was_imported(self: &Arc<Self>, package: &Package) -> Result<bool, Error> {
         let of = package.clone();
         self.on_disk(move |mirror| Ok(unless_gone(mirror.name(&of))?.is_imported())).await
     }

@@ -1,0 +1,58 @@
+//! What an error says of whether something can be had.
+
+use crate::error::Error;
+use crate::upstream::error::Fault;
+
+/// Whether something that is not held can be had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outlook {
+    /// This mirror is offline: it can be brought.
+    ToBeBrought,
+    /// Nobody knows: upstream gave no answer just now.
+    Unknown,
+    /// It cannot.
+    Never,
+}
+
+impl Outlook {
+    /// Of a list, or what proves a package: an answer that is not one is trouble at upstream's.
+    pub(super) fn of_a_document(error: &Error) -> Self {
+        match error {
+            Error::Upstream(error) if matches!(error.fault, Fault::Unusable(_)) => Self::Unknown,
+            error => Self::of(error),
+        }
+    }
+
+    /// Of a module: a source or an archive that is no use stays that.
+    pub(super) fn of(error: &Error) -> Self {
+        match error {
+            Error::Offline(_) => Self::ToBeBrought,
+            Error::HeldBack { .. } | Error::Spared(_) | Error::Busy(_) | Error::Slow(_) | Error::Interrupted(_) => {
+                Self::Unknown
+            }
+            Error::Upstream(error) => match &error.fault {
+                Fault::Trouble { .. }
+                | Fault::Unreachable(_)
+                | Fault::NoSuchName(_)
+                | Fault::Untrusted(_)
+                | Fault::Slow(_)
+                | Fault::Crowded(_) => Self::Unknown,
+                Fault::Absent(_)
+                | Fault::Denied(_)
+                | Fault::Rejected { .. }
+                | Fault::Looped
+                | Fault::Unusable(_)
+                | Fault::TooLarge(_)
+                | Fault::Refused(_) => Self::Never,
+            },
+            Error::UnknownHost(_)
+            | Error::NotFound(_)
+            | Error::Unverified { .. }
+            | Error::Sealed(_)
+            | Error::NotKept(_)
+            | Error::Unreadable { .. }
+            | Error::Looped
+            | Error::Store(_) => Self::Never,
+        }
+    }
+}

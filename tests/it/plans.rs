@@ -1,0 +1,162 @@
+//! What a plan says: have, need, cannot and unknown, each thing once, and of a sealed larder what can be brought.
+
+use serde_json::{Value, json};
+
+use crate::sealed::{hold, upstream_of_four};
+use crate::support::http::get;
+use crate::support::larder::{HOST, Larder};
+use crate::support::module_scene::fetch;
+use crate::support::shelf::{Shelf, tar_gz};
+use crate::support::upstream::{FakeUpstream, Fault, Module, Target};
+use crate::warming::Desk;
+
+async fn plan(larder: &Larder, order: &Value) -> Value {
+    Desk::of(larder).post("/admin/v1/plan", order).await.expect(200).json()
+}
+
+/// Each item as `WHAT STATE`, without the host.
+fn lines(plan: &Value) -> Vec<String> {
+    let items = plan["items"].as_array().unwrap().iter();
+    let line = |item: &Value| format!("{} {}", item["what"].as_str().unwrap(), item["state"].as_str().unwrap());
+    items.map(|item| line(item).replace(&format!("{HOST}/"), "")).collect()
+}
+
+fn folder(constraint: &str) -> Value {
+    let text = format!(
+        "terraform {{\n  required_providers {{\n    null = {{ source = \"acme/null\", version = \"{constraint}\" }}\n  }}\n}}\n"
+    );
+    json!({ "files": { "main.tf": text }, "platforms": ["linux_amd64"] })
+}
+
+fn lock(version: &str) -> Value {
+    let text = format!("provider \"{HOST}/acme/null\" {{\n  version = \"{version}\"\n}}\n");
+    json!({ "lock_files": [{ "name": "lock", "text": text }], "platforms": ["linux_amd64"] })
+}
+
+fn locked_folder(version: &str) -> Value {
+    let mut order = folder(">= 1.0.0");
+    let text = format!("provider \"{HOST}/acme/null\" {{\n  version = \"{version}\"\n}}\n");
+    order["files"][".terraform.lock.hcl"] = json!(text);
+    order
+}
+
+fn address(what: &str) -> Value {
+    json!({ "what": [what], "platforms": ["linux_amd64"] })
+}
+
+#[tokio::test]
+async fn sealed_what_upstream_lists_and_is_not_held_must_be_brought_and_what_it_does_not_list_cannot_be_had() {
+    let shelf = Shelf::with_registry(upstream_of_four().await).await;
+    for version in ["1.0.0", "2.0.0"] {
+        let at = shelf.file("one.tar.gz", &tar_gz(&[("main.tf", b"# one\n")]));
+        shelf.registry.publish_module(Module::new("acme", "one", "test").version(version).at(&at));
+    }
+    let larder = shelf.larder().start().await;
+    hold(&larder, "1.2.0", "linux_amd64").await;
+    larder.versions("null").await.expect(200);
+    larder.get(&format!("/registry/{HOST}/v1/modules/acme/one/test/versions")).await.expect(200);
+    fetch(larder.base(), "one").await;
+    let sealed = shelf.larder_on(&larder.stop().await).network("offline = true").start().await;
+
+    for order in [address("acme/null@1.0.0"), lock("1.0.0"), folder("1.0.0"), locked_folder("1.0.0")] {
+        let plan = plan(&sealed, &order).await;
+        assert_eq!(lines(&plan), ["acme/null@1.0.0 need"], "{order}: {plan:#}");
+        let note = plan["items"][0]["note"].as_str().unwrap();
+        assert!(note.contains("must be brought") && note.contains("bundle create"), "{plan:#}");
+        assert_eq!(plan["ready"], false);
+    }
+    let call = "module \"one\" {\n  source  = \"acme/one/test\"\n  version = \"2.0.0\"\n}\n";
+    for order in [address("acme/one/test@2.0.0"), json!({ "files": { "main.tf": call } })] {
+        let plan = plan(&sealed, &order).await;
+        assert_eq!(lines(&plan), ["acme/one/test@2.0.0 need"], "{order}: {plan:#}");
+    }
+    for order in [address("acme/null@9.0.0"), lock("9.0.0"), folder("9.0.0"), locked_folder("9.0.0")] {
+        let plan = plan(&sealed, &order).await;
+        assert_eq!(plan["sums"]["cannot"], 1, "{order}: {plan:#}");
+        assert!(plan["items"][0]["why"].as_str().unwrap().contains("4 versions"), "{plan:#}");
+    }
+    assert_eq!(lines(&plan(&sealed, &folder("~> 1.0")).await), ["acme/null@1.2.0 have"]);
+}
+
+#[tokio::test]
+async fn sealed_without_any_list_of_upstreams_it_must_be_brought() {
+    let upstream = upstream_of_four().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    hold(&larder, "1.2.0", "linux_amd64").await;
+    let sealed = Larder::mirroring(&upstream).network("offline = true").on(&larder.stop().await).start().await;
+    for order in [address("acme/null@1.0.0"), lock("1.0.0"), folder("1.0.0")] {
+        let plan = plan(&sealed, &order).await;
+        assert_eq!((&plan["sums"]["need"], &plan["sums"]["cannot"]), (&json!(1), &json!(0)), "{order}: {plan:#}");
+    }
+}
+
+/// A version that is held for one of the runners' platforms is not listed, so the other is what is needed.
+#[tokio::test]
+async fn sealed_for_several_platforms_a_version_that_lacks_one_of_them_is_not_there() {
+    let upstream = upstream_of_four().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    for (version, platform) in [("1.0.0", "linux_amd64"), ("1.2.0", "linux_amd64"), ("1.2.0", "darwin_arm64")] {
+        hold(&larder, version, platform).await;
+    }
+    larder.versions("null").await.expect(200);
+    let folder_of_store = larder.stop().await;
+    let sealed = Larder::mirroring(&upstream).on(&folder_of_store).network("offline = true");
+    let sealed = sealed.network(r#"sealed_platforms = ["linux_amd64", "darwin_arm64"]"#).start().await;
+    let plan = plan(&sealed, &folder("1.0.0")).await;
+    assert_eq!((&plan["ready"], &plan["sums"]["need"]), (&json!(false), &json!(1)), "{plan:#}");
+    let needed = plan["items"].as_array().unwrap().iter().find(|item| item["state"] == "need").unwrap();
+    assert_eq!(needed["platform"], "darwin_arm64");
+}
+
+#[tokio::test]
+async fn a_plan_is_no_request_of_a_client_and_is_not_missing() {
+    let upstream = upstream_of_four().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    hold(&larder, "1.2.0", "linux_amd64").await;
+    larder.versions("null").await.expect(200);
+    let sealed = Larder::mirroring(&upstream).network("offline = true").on(&larder.stop().await).start().await;
+    for order in [address("acme/nope"), address("acme/nope/test"), lock("1.0.0"), folder("1.0.0")] {
+        plan(&sealed, &order).await;
+    }
+    let missing = async || get(&format!("{}/admin/v1/missing", sealed.admin())).await.expect(200).json();
+    assert_eq!(missing().await, json!({}));
+    sealed.versions("nope").await;
+    assert_ne!(missing().await, json!({}), "a client was refused");
+}
+
+#[tokio::test]
+async fn what_upstream_did_not_answer_just_now_is_unknown_and_not_impossible() {
+    for fault in [Fault::Status(500), Fault::Html, Fault::Truncated(10), Fault::RetryAfter(429, 3600)] {
+        let upstream = upstream_of_four().await;
+        let larder = Larder::mirroring(&upstream).start().await;
+        upstream.fault(Target::Versions, fault.clone());
+        for _ in 0..2 {
+            let plan = plan(&larder, &folder("~> 1.0")).await;
+            let item = &plan["items"][0];
+            assert_eq!((&plan["ready"], &plan["sums"]["unknown"]), (&json!(false), &json!(1)), "{fault:?}: {plan:#}");
+            assert_eq!(
+                (&plan["sums"]["cannot"], &item["state"]),
+                (&json!(0), &json!("unknown")),
+                "{fault:?}: {plan:#}"
+            );
+        }
+    }
+    let upstream = FakeUpstream::start().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let plan = plan(&larder, &address("acme/nope")).await;
+    assert_eq!(lines(&plan), ["acme/nope cannot"], "upstream has said that there is none: {plan:#}");
+}
+
+#[tokio::test]
+async fn a_module_that_cannot_be_fetched_is_one_line() {
+    let shelf = Shelf::start().await;
+    shelf.publish("s3", "s3::https://s3.amazonaws.com/bucket/x.zip");
+    shelf.put("broken", b"no archive");
+    let larder = shelf.larder().start().await;
+    for name in ["s3", "broken"] {
+        let call = format!("module \"it\" {{\n  source = \"acme/{name}/test\"\n}}\n");
+        let plan = plan(&larder, &json!({ "files": { "main.tf": call } })).await;
+        assert_eq!(lines(&plan), [format!("acme/{name}/test@1.0.0 cannot")], "{plan:#}");
+        assert_eq!(plan["items"][0]["by"], json!(["main.tf:2"]), "{plan:#}");
+    }
+}
