@@ -175,10 +175,8 @@ static IS_UNPRINTED: AtomicBool = AtomicBool::new(false);
 /// Prints what was asked for, on the standard output. Whoever closed it does not want to know.
 fn say(text: &str) {
     match beside_bars(|| writeln!(std::io::stdout(), "{text}")) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            if !IS_UNPRINTED.swap(true, Ordering::Relaxed) {
-                say_error(&format!("could not print all of what was asked for: {error}"));
-            }
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe && !IS_UNPRINTED.swap(true, Ordering::Relaxed) => {
+            say_error(&format!("could not print all of what was asked for: {error}"));
         }
         _ => {}
     }

@@ -43,12 +43,11 @@ pub(super) enum Meanwhile {
 }
 
 /// What is held once a document came to take the place of another.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Placed {
     /// It.
     Put,
     /// The one before, which is newer.
-    Outlasted,
+    OutlastedBy(Box<KeptDocument>),
 }
 
 /// A document as it is held: upstream's bytes, and what is known of them.
@@ -235,7 +234,7 @@ impl Mirror {
     }
 
     /// Keeps a document that upstream has, too, and keeps to the size limit. What came to be held meanwhile and is newer
-    /// stays; it may be of another place, so what landed is what was asked for. A disk that cannot be written costs the keeping, not the answer.
+    /// stays, and has landed, unless another place was asked for it: that counts for later calls. A disk that cannot be written costs the keeping, not the answer.
     pub(super) async fn keep_document(self: &Arc<Self>, key: Key, kept: KeptDocument) -> DocumentFlight {
         let coming = kept.clone();
         let put = self.on_disk(move |mirror| {
@@ -247,15 +246,22 @@ impl Mirror {
             mirror.keep_to_the_limit();
             Ok(placed)
         });
-        match put.await {
-            Ok(_) => self.was_kept(Stored::Document),
+        let kept = match put.await {
+            Ok(placed) => {
+                self.was_kept(Stored::Document);
+                match placed {
+                    Placed::OutlastedBy(held) if held.about.asked == kept.about.asked => *held,
+                    Placed::Put | Placed::OutlastedBy(_) => kept,
+                }
+            }
             Err(error) => {
                 tracing::error!(%error, "a document could not be kept");
                 if let Error::Store(why) = &error {
                     self.was_not_kept(Stored::Document, why);
                 }
+                kept
             }
-        }
+        };
         Ok(Landed { age: kept.age(), value: Arc::new(kept) })
     }
 
@@ -270,8 +276,8 @@ impl Mirror {
     ) -> Result<Placed, StoreError> {
         let _lock = self.record_lock(key).lock();
         let held = unless_gone(self.store.records.get(key))?.and_then(KeptDocument::read);
-        if held.as_ref().is_some_and(|held| held.age().outlasts(coming.age(), now)) {
-            return Ok(Placed::Outlasted);
+        if let Some(held) = held.as_ref().filter(|held| held.age().outlasts(coming.age(), now)) {
+            return Ok(Placed::OutlastedBy(Box::new(held.clone())));
         }
         let made = made(held.as_ref(), coming)?;
         let size_bytes = self.store.records.put(key, &made.write(), durability)?;

@@ -57,7 +57,7 @@ impl CarriedDocument {
         }
         let made = |held: Option<&KeptDocument>, coming| mirror.with_what_is_held(&key, held, coming);
         let placed = mirror.place_document(&key, kept, now, Durability::Synced, made).map_err(store_failed)?;
-        if placed == Placed::Outlasted {
+        if matches!(placed, Placed::OutlastedBy(_)) {
             return Ok(Outcome::Held);
         }
         let terms = mirror.terms();
