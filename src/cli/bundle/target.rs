@@ -163,7 +163,13 @@ impl Target {
         let open: Opening = Box::new(move |name| {
             OpenOptions::new().create(true).truncate(false).read(true).write(true).open(of.join(name))
         });
-        let keep: Keeping = Box::new(|file, bytes| file.set_len(bytes).and_then(|()| file.sync_all()));
+        let keep: Keeping = Box::new(|file, bytes| {
+            // Even to the same length it would be a change.
+            if file.metadata()?.len() != bytes {
+                file.set_len(bytes)?;
+            }
+            file.sync_all()
+        });
         let parts = Box::new(PartsWriter::new(list.clone(), open, keep));
         if let Some(before) = before.filter(|list| list.complete) {
             return Ok((Self::Again { parts, folder, before }, created));
