@@ -50,6 +50,8 @@ impl Timestamp {
 /// Where `now` comes from.
 #[derive(Debug, Clone, Default)]
 pub struct Clock {
+    /// The time it stands at, before it is moved; none where it goes with the machine's.
+    stands_at: Option<Timestamp>,
     ahead_seconds: Arc<watch::Sender<u64>>,
 }
 
@@ -59,14 +61,20 @@ impl Clock {
         Self::default()
     }
 
+    /// One that stands at the machine's time of now, and goes only as it is moved: what is a matter of seconds can be seen
+    /// on it however busy the machine is.
+    pub fn standing() -> Self {
+        Self { stands_at: Some(Self::system().now()), ..Self::default() }
+    }
+
     /// The time now.
     #[expect(clippy::disallowed_methods, reason = "the one place that reads the wall clock")]
     pub fn now(&self) -> Timestamp {
         let ahead = Duration::from_secs(*self.ahead_seconds.borrow());
-        Timestamp::of(SystemTime::now()).after(ahead)
+        self.stands_at.unwrap_or_else(|| Timestamp::of(SystemTime::now())).after(ahead)
     }
 
-    /// Moves this clock ahead of the machine's, so that what ages can be seen old without waiting.
+    /// Moves this clock ahead, so that what ages can be seen old without waiting.
     pub fn advance(&self, by: Duration) {
         self.ahead_seconds.send_modify(|ahead| *ahead += by.as_secs());
     }

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use larder::clock::Clock;
 use larder::upstream::budget::Rate;
 
 use crate::support::larder::{Builder, Larder};
@@ -30,7 +31,7 @@ async fn publishing(names: &[&str]) -> FakeUpstream {
 
 /// One that holds the lists of these providers, all of them stale.
 async fn holding(builder: Builder, upstream: &FakeUpstream, names: &[&str]) -> Larder {
-    let larder = builder.start().await;
+    let larder = builder.clock(&Clock::standing()).start().await;
     for name in names {
         larder.versions(name).await.expect(200);
     }

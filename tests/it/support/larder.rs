@@ -24,7 +24,7 @@ pub(crate) const HOST: &str = "registry.terraform.io";
 
 /// A process that another test starts has every open file of this one, until it becomes its own program: so a lock that
 /// was given up may be held for a moment more.
-pub(crate) const LOCK_LINGERS: Duration = Duration::from_secs(3);
+pub(crate) const LOCK_LINGERS: Duration = Duration::from_secs(20);
 
 /// A store folder; two larders in turn may use the same.
 #[derive(Debug, Clone)]
