@@ -28,7 +28,10 @@ fuzz_target!(|text: &str| {
             assert!(printed.starts_with('/') && printed.is_ascii() && !printed.contains("//"), "{printed}");
             let (printed_path, printed_query) = taken_apart(&printed);
             // Only what the protocol knows, of a bounded length each.
-            assert!(printed_query.is_none_or(|query| query.len() < 2_200 && matches!(route, Route::Page(_))), "{printed}");
+            assert!(
+                printed_query.is_none_or(|query| query.len() < 2_200 && matches!(route, Route::Page(_))),
+                "{printed}"
+            );
             assert!(printed_path.len() < 9 * 3 * 130, "{printed}");
             assert_eq!(Route::parse(printed_path, printed_query, None, &DOOR), Ok(route.clone()), "{printed}");
             for form in [Form::PathAbsolute, Form::Public, MOUNT.form(&CdnLoop::default())] {
@@ -38,13 +41,11 @@ fuzz_target!(|text: &str| {
                 assert!(url.query() == printed_query && url.fragment().is_none(), "{url}");
                 assert_eq!(Route::parse(MOUNT.below(url.path()), url.query(), None, &DOOR), Ok(route.clone()), "{url}");
             }
-            let host = match &route {
-                Route::Page(page) => Some(&page.host),
-                route => route.about().map(|about| match about {
-                    About::Provider(address) => &address.host,
-                    About::Module(address) => &address.host,
-                }),
-            };
+            let host = route.about().map(|about| match about {
+                About::Provider(address) => &address.host,
+                About::Module(address) => &address.host,
+                About::Pages(host) => host,
+            });
             assert!(host.is_none_or(|host| DOOR.upstreams.contains(host)));
         }
         Err(refused) => assert!(refused.to_string().len() < 2 * text.len() + 4_000),
