@@ -18,6 +18,8 @@ use tokio_util::sync::CancellationToken;
 use self::terraform::Terraform;
 use self::upstream::{FakeUpstream, Provider};
 
+#[path = "../tests/it/support/programs.rs"]
+mod programs;
 #[path = "../tests/it/support/terraform.rs"]
 #[expect(dead_code, reason = "the tests use the rest of it")]
 mod terraform;

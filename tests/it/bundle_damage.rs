@@ -8,9 +8,10 @@ use larder::mirror::NotApplied;
 use rand::{Rng, SeedableRng};
 use rustix::process::Signal;
 
+use crate::support::eventually;
 use crate::support::gap::{BundleKey, Giving, Sealed, bundle, contents, outcomes, settled_contents};
 use crate::support::larder::Folder;
-use crate::support::process::{Process, command, eventually, run, serving};
+use crate::support::process::{Process, command, run, serving};
 use crate::support::upstream::{FakeUpstream, Module, Provider};
 
 /// How many bytes are flipped.

@@ -4,9 +4,10 @@ use larder::bundle::{Outcome, Receipt};
 use serde_json::Value;
 
 use crate::bundle::{larder_in, write_beside};
+use crate::support::eventually;
 use crate::support::gap::{BundleKey, Giving, Sealed, bundle, receipt_in, settled_contents};
 use crate::support::larder::{Folder, HOST, Larder};
-use crate::support::process::{Process, eventually};
+use crate::support::process::Process;
 use crate::support::small_disk::SmallDisk;
 use crate::support::upstream::{FakeUpstream, Provider};
 

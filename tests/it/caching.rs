@@ -159,11 +159,16 @@ async fn an_answer_made_of_several_documents_waits_for_one_patience() {
     let first = larder.get(VERSION).await.expect(200);
     larder.clock.advance(seconds(24 * 3600));
     let _gate = upstream.hold_silent(Target::Everything);
-    let asked = Instant::now();
-    let stale = larder.get(VERSION).await.expect(200);
-    let waited = asked.elapsed();
+    let taking = async |path: &str| {
+        let asked = Instant::now();
+        (larder.get(path).await.expect(200), asked.elapsed())
+    };
+    // Beside a request for one document alone: however slow the machine is, it is slow for both.
+    let one = format!("/registry/{HOST}/v1/providers/acme/null/versions");
+    let ((stale, several_waited), (_, one_waited)) = tokio::join!(taking(VERSION), taking(&one));
     assert_eq!((stale.header("cache-status"), &stale.body), ("larder; hit; detail=stale", &first.body));
-    assert!(waited >= Duration::from_secs(4) && waited < Duration::from_secs(8), "{waited:?}");
+    assert!(several_waited >= Duration::from_secs(4), "{several_waited:?}");
+    assert!(several_waited < 2 * one_waited, "{several_waited:?}, and one document {one_waited:?}");
 }
 
 /// Promise 6: whatever upstream does instead of answering, the stale copy is served, and said to be stale.

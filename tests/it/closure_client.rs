@@ -124,7 +124,7 @@ async fn compare_all(client: &Terraform, configurations: &[(String, Configuratio
 /// Done when 7.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_plan_names_exactly_what_the_real_client_chooses() {
-    let Some(client) = Terraform::find() else { return };
+    let Some(client) = Terraform::find_since(1, 10) else { return };
     let all: Vec<_> = (0..CONFIGURATIONS).map(|number| (number.to_string(), Configuration::of(number))).collect();
     let went_well = compare_all(&client, &all).await;
     // Both ways to end are seen often enough to mean something.
@@ -135,7 +135,7 @@ async fn a_plan_names_exactly_what_the_real_client_chooses() {
 /// Done when 7.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn forms_that_people_write_are_read_as_the_real_client_reads_them() {
-    let Some(client) = Terraform::find() else { return };
+    let Some(client) = Terraform::find_since(1, 10) else { return };
     let forms = forms();
     let went_well = compare_all(&client, &forms).await;
     for ((name, form), went_well) in forms.iter().zip(went_well) {

@@ -6,9 +6,10 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::time::timeout;
 
+use crate::support::eventually;
 use crate::support::http::{Answer, client, get, send};
 use crate::support::larder::{Builder, Folder, HOST, Larder};
-use crate::support::process::{Process, eventually};
+use crate::support::process::Process;
 use crate::support::upstream::{FakeUpstream, Provider, Target, sha256_hex};
 
 pub(crate) const LARGE: usize = 3_000_000;

@@ -5,9 +5,10 @@
 
 use std::path::PathBuf;
 
+use crate::support::eventually;
 use crate::support::http::{Answer, Received, client, get, receive};
 use crate::support::larder::{Folder, Larder};
-use crate::support::process::{Process, eventually};
+use crate::support::process::Process;
 use crate::support::scene::{LARGE, SMALL, TAIL};
 use crate::support::upstream::{FakeUpstream, Fault, Provider, RecordedRequest, Target, sha256_hex};
 

@@ -9,8 +9,8 @@ use tokio::time::timeout;
 
 use crate::support::http::{client, send};
 use crate::support::larder::Larder;
-use crate::support::process::eventually;
 use crate::support::upstream::{FakeUpstream, Provider, Target};
+use crate::support::{HANGS_AFTER, eventually};
 use crate::warming::{Desk, states};
 
 const HALF: usize = 1_500_000;
@@ -39,7 +39,7 @@ impl Following {
                 let data = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
                 return Some((name.strip_prefix("event: ").unwrap().to_owned(), data));
             }
-            let piece = timeout(Duration::from_secs(30), self.response.chunk()).await.expect("an event").unwrap()?;
+            let piece = timeout(HANGS_AFTER, self.response.chunk()).await.expect("an event").unwrap()?;
             self.text.push_str(std::str::from_utf8(&piece).unwrap());
         }
     }
@@ -133,7 +133,7 @@ async fn many_may_follow_and_one_that_reads_nothing_holds_up_nobody() {
 async fn a_job_that_is_cancelled_tells_its_end_and_a_larder_that_stops_ends_the_stream_at_once() {
     let upstream = upstream_of(&["one", "two"]).await;
     let _gate = upstream.hold_after(Target::Archive, HALF);
-    let larder = Larder::mirroring(&upstream).start().await;
+    let larder = Larder::mirroring(&upstream).drain(Duration::from_secs(3600)).start().await;
     let desk = Desk::of(&larder);
     let path = desk.begin(&told(&["one"])).await;
     let mut following = Following::of(&larder, &path).await;
@@ -150,7 +150,7 @@ async fn a_job_that_is_cancelled_tells_its_end_and_a_larder_that_stops_ends_the_
     let path = desk.begin(&told(&["two"])).await;
     let mut following = Following::of(&larder, &path).await;
     assert_eq!(following.next().await.unwrap().0, "job");
-    let folder = timeout(Duration::from_secs(10), larder.stop()).await.expect("a reader holds up the stop");
+    let folder = timeout(HANGS_AFTER, larder.stop()).await.expect("a reader holds up the stop");
     let rest = async || following.next().await.is_none().then_some(());
     eventually("the stream ends", rest).await;
 

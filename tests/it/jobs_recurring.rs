@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::support::eventually;
 use crate::support::http::get;
 use crate::support::larder::{Builder, Folder, HOST, Larder};
-use crate::support::process::{Process, eventually, run};
+use crate::support::process::{Process, run};
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 use crate::warming::{Desk, both, items};
 use crate::{operator, support::process::command};

@@ -6,9 +6,10 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use crate::operator::Site;
+use crate::support::eventually;
 use crate::support::http::get;
 use crate::support::larder::{Builder, Folder, Larder};
-use crate::support::process::{Process, command, eventually, serving};
+use crate::support::process::{Process, command, serving};
 use crate::support::upstream::{FakeUpstream, Fault, Provider, RecordedRequest, Target};
 use crate::warming::{Desk, error, states};
 

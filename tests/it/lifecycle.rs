@@ -3,15 +3,15 @@
 use std::fmt::Write;
 use std::io::{BufRead, BufReader};
 use std::sync::Arc;
-use std::time::Duration;
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::net::TcpStream;
 
+use crate::support::eventually;
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Folder, HOST, Larder};
-use crate::support::process::{Process, Said, command, eventually, run, serving};
+use crate::support::process::{Process, Said, command, run, serving};
 use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Provider, Target};
 
@@ -52,9 +52,7 @@ async fn sigterm_with_nothing_under_way_ends_at_once_although_connections_are_op
     let (client, probe) = (client(), format!("{}/healthz", larder.base()));
     send(client.get(&probe)).await.unwrap().expect(200);
     let _silent = TcpStream::connect(larder.base().strip_prefix("http://").unwrap()).await.unwrap();
-    let began = tokio::time::Instant::now();
-    assert_eq!(larder.terminate().await, Some(0));
-    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    larder.terminate_at_once().await;
 }
 
 /// Section 3: on both listeners; ready means that the store is there, whatever the upstreams do.
@@ -243,12 +241,14 @@ async fn credentials_and_a_listener_off_loopback_need_a_word_on_who_may_ask() {
             .unwrap();
         text
     };
-    for reachable in [
+    // A machine may have no IPv6 at all.
+    let ipv6 = std::net::TcpListener::bind("[::]:0").is_ok().then_some("listen='[::]:0'");
+    let reachable = [
         "listen='0.0.0.0:0'",
-        "listen='[::]:0'",
         "listen='127.0.0.1:0'\npublic_url='https://m.example/'",
         "listen='127.0.0.1:0'\ntrusted_proxies=['10.0.0.5']",
-    ] {
+    ];
+    for reachable in reachable.into_iter().chain(ipv6) {
         let said = Process::serve(&config(reachable), folder.path()).err().expect("it started");
         assert_eq!(said.code, Some(78), "{said:?}");
         assert!(said.err.contains("[[upstream]] r.example"), "{said:?}");

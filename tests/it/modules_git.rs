@@ -31,10 +31,12 @@ async fn an_ssh_server_that_falls_silent_or_breaks_off_is_given_up_and_asked_aga
     let answer = larder.get(&download_path("one")).await;
     assert!(matches!(answer.status, 502 | 504), "{}", answer.text());
     scene.ssh.heal();
-    for bytes in [0, 10, 300, 2_000] {
+    // At once, in what git says of itself, in its refs, in the pack.
+    for bytes in [0, 10, 250, 2_000] {
         scene.ssh.break_off(bytes);
+        // A break that larder took for silence would be a 504.
         let answer = larder.get(&download_path("one")).await;
-        assert!(matches!(answer.status, 502 | 504), "{bytes}: {}", answer.text());
+        assert_eq!(answer.status, 502, "{bytes}: {}", answer.text());
         assert!(larder.folder.blobs().is_empty() && larder.folder.files("staging").is_empty(), "{bytes}");
         scene.ssh.heal();
     }
@@ -47,22 +49,24 @@ async fn a_git_server_that_breaks_off_falls_silent_or_answers_nonsense_is_given_
     let Some(scene) = ModuleScene::start(None).await else { return };
     publish(&scene, scene.over_https("?ref=v1.0.0"));
     let larder = scene.larder().bounds(|bounds| bounds.git.idle = SILENCE).start().await;
-    for path in ["/info/refs", "/git-upload-pack"] {
-        for fault in [
-            Fault::Truncated(40),
-            Fault::Reset(40),
-            Fault::Stalls(40),
-            Fault::NeverAnswers,
-            Fault::Html,
-            Fault::WrongBytes,
-            Fault::Status(503),
-        ] {
-            scene.git.fault(Target::Path(path.into()), fault.clone());
-            let answer = larder.get(&download_path("one")).await;
-            assert!(matches!(answer.status, 502..=504), "{path} {fault:?}: {}", answer.text());
-            assert!(larder.folder.blobs().is_empty() && larder.folder.files("staging").is_empty(), "{path} {fault:?}");
-            scene.git.heal();
-        }
+    let faults = [
+        Fault::Truncated(40),
+        Fault::Reset(40),
+        Fault::Stalls(40),
+        Fault::NeverAnswers,
+        Fault::Html,
+        // The length of git's first line, which every version of it sends; further on, the byte may be one that only
+        // some versions send and nobody needs.
+        Fault::WrongFirstByte,
+        Fault::Status(503),
+    ];
+    let cases = ["/info/refs", "/git-upload-pack"].map(|path| faults.clone().map(|fault| (path, fault)));
+    for (path, fault) in cases.into_iter().flatten().chain([("/git-upload-pack", Fault::WrongPack)]) {
+        scene.git.fault(Target::Path(path.into()), fault.clone());
+        let answer = larder.get(&download_path("one")).await;
+        assert!(matches!(answer.status, 502..=504), "{path} {fault:?}: {}", answer.text());
+        assert!(larder.folder.blobs().is_empty() && larder.folder.files("staging").is_empty(), "{path} {fault:?}");
+        scene.git.heal();
     }
     larder.get(&download_path("one")).await.expect(204);
 }

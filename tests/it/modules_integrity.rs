@@ -9,10 +9,10 @@ use tokio::net::{TcpListener, TcpStream};
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Builder, Folder, HOST, Larder};
 use crate::support::module_scene::{Form, ModuleScene, calls, download_path, fetch, through};
-use crate::support::process::{Process, eventually};
+use crate::support::process::Process;
 use crate::support::terraform::Terraform;
-use crate::support::until;
 use crate::support::upstream::{Target, Telling};
+use crate::support::{HANGS_AFTER, eventually, until};
 
 /// One module at this place.
 fn form(name: &str, location: String) -> Form {
@@ -261,7 +261,7 @@ async fn fifty_clients_of_a_cold_module_cause_one_fetch_of_each_repository() {
         })
         .collect();
     let asked = scene.git.wait_for(Target::Git, 1);
-    tokio::time::timeout(std::time::Duration::from_secs(30), asked).await.unwrap();
+    tokio::time::timeout(HANGS_AFTER, asked).await.unwrap();
     held.open();
     let mut archives = Vec::new();
     for client in clients {

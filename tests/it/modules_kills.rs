@@ -1,9 +1,10 @@
 //! What `kill -9` and a full disk leave of modules, and how it goes on.
 
+use crate::support::eventually;
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Builder, Folder};
 use crate::support::module_scene::{download_path, fetch};
-use crate::support::process::{Process, eventually};
+use crate::support::process::Process;
 use crate::support::shelf::{Shelf, noise, tar_gz, unpacked};
 use crate::support::small_disk::SmallDisk;
 use crate::support::upstream::{Fault, Target};

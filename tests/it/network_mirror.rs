@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::io::{Cursor, Read};
-use std::time::Duration;
 
 use aws_lc_rs::digest::{SHA256, digest};
 use base64::Engine;
 use serde_json::{Value, json};
 
+use crate::support::eventually;
 use crate::support::http::{Answer, get};
 use crate::support::larder::{HOST, Larder};
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target, sha256_hex};
@@ -51,16 +51,12 @@ fn h1_of_zip(bytes: &[u8], has_directories: bool) -> String {
 
 /// The hashes of a platform, once there is an `h1:` among them: it is computed off the path of whoever waits.
 async fn hashes_with_h1(larder: &Larder, version: &str, platform: &str) -> Value {
-    let polled = async {
-        loop {
-            let hashes = archives(larder, version).await[platform]["hashes"].clone();
-            if hashes.as_array().unwrap().iter().any(|hash| hash.as_str().unwrap().starts_with("h1:")) {
-                return hashes;
-            }
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(20), polled).await.expect("no h1 appeared within 20 s")
+    eventually("an h1 appears", async || {
+        let hashes = archives(larder, version).await[platform]["hashes"].clone();
+        let has_h1 = hashes.as_array().unwrap().iter().any(|hash| hash.as_str().unwrap().starts_with("h1:"));
+        has_h1.then_some(hashes)
+    })
+    .await
 }
 
 fn errors(answer: &Answer) -> String {

@@ -4,9 +4,10 @@
 use std::time::Duration;
 
 use crate::lifecycle::{der, shown};
+use crate::support::eventually;
 use crate::support::http::{client, get, receive, send};
 use crate::support::larder::{Builder, Folder, HOST, Larder};
-use crate::support::process::{Process, command, eventually};
+use crate::support::process::{Process, command};
 use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 

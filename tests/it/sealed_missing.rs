@@ -4,10 +4,11 @@
 use serde_json::{Value, json};
 
 use crate::sealed::{hold, upstream_of_four};
+use crate::support::eventually;
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::module_scene::{download_path, fetch, through};
-use crate::support::process::{Process, command, eventually, run};
+use crate::support::process::{Process, command, run};
 use crate::support::shelf::{Shelf, tar_gz};
 use crate::support::terraform::Terraform;
 use crate::support::upstream::{FakeUpstream, Provider};

@@ -7,11 +7,12 @@ use std::process::Command;
 use serde_json::json;
 
 use crate::sealed::{hold, upstream_of_four};
-use crate::support::git::find;
+use crate::support::eventually;
 use crate::support::http::{client, send};
 use crate::support::larder::{Builder, Folder, HOST, Larder};
 use crate::support::module_scene::{fetch, through};
-use crate::support::process::{Process, Said, command, eventually, run};
+use crate::support::process::{Process, Said, command, run};
+use crate::support::programs::find;
 use crate::support::shelf::{Shelf, tar_gz};
 use crate::support::terraform::Terraform;
 use crate::support::upstream::Provider;

@@ -6,9 +6,10 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
+use crate::support::eventually;
 use crate::support::http::{client, receive};
 use crate::support::larder::{Folder, HOST, Larder};
-use crate::support::process::{Process, eventually};
+use crate::support::process::Process;
 use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 

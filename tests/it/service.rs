@@ -1,6 +1,5 @@
 //! What a service manager is told: a datagram socket plays systemd's part.
 
-use std::io::Write;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::process::Command;
@@ -11,6 +10,7 @@ use larder::config::Config;
 use crate::support::http::get;
 use crate::support::larder::{Folder, Larder};
 use crate::support::process::Process;
+use crate::support::programs::find;
 use crate::support::upstream::FakeUpstream;
 
 /// The longest that a message may take before a test has failed.
@@ -179,21 +179,17 @@ async fn a_manager_that_watches_another_process_or_cannot_be_reached_changes_not
 /// systemd itself reads the service file and has nothing to say against it, nor against how little it may do.
 #[tokio::test]
 async fn the_service_file_is_right_and_leaves_larder_next_to_nothing() {
-    if Command::new("systemd-analyze").arg("--version").output().is_err() {
-        let missing = "systemd-analyze is not installed: nobody could look at systemd/larder.service";
-        assert!(std::env::var("LARDER_REQUIRE_SYSTEMD").as_deref() != Ok("1"), "{missing}");
-        // Straight to the terminal: the test runner would swallow what is printed by a test that passes.
-        let _ = writeln!(std::io::stderr(), "\n*** {missing} ***\n");
-        return;
-    }
+    let Some(systemd_analyze) = find("systemd-analyze") else { return };
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/systemd/larder.service");
     let folder = Folder::new();
     let copy = folder.path().join("larder.service");
     let here = std::fs::read_to_string(file).unwrap().replace("/usr/bin/larder", env!("CARGO_BIN_EXE_larder"));
     std::fs::write(&copy, here).unwrap();
-    let verify = Command::new("systemd-analyze").arg("verify").arg(&copy).output().unwrap();
-    assert!(verify.status.success() && verify.stderr.is_empty(), "{verify:?}");
-    let mut security = Command::new("systemd-analyze");
+    // What it says of other units of this machine is not about ours.
+    let verify = Command::new(&systemd_analyze).args(["verify", "--recursive-errors=no"]).arg(&copy).output().unwrap();
+    let complaints = String::from_utf8_lossy(&verify.stderr).into_owned();
+    assert!(verify.status.success() && !complaints.contains("larder.service"), "{verify:?}");
+    let mut security = Command::new(&systemd_analyze);
     let security = security.args(["security", "--no-pager", "--offline=true", "--threshold=15"]).arg(&copy);
     let security = security.output().unwrap();
     assert!(security.status.success(), "{}", String::from_utf8_lossy(&security.stdout));

@@ -1,8 +1,9 @@
 //! A real disk that is full to the last byte, or read-only: what is evicted, what is passed through, and how it starts.
 
+use crate::support::eventually;
 use crate::support::http::get;
 use crate::support::larder::{Builder, Folder, Larder};
-use crate::support::process::{Process, eventually};
+use crate::support::process::Process;
 use crate::support::scene::LARGE;
 use crate::support::small_disk::SmallDisk;
 use crate::support::upstream::{FakeUpstream, Provider};

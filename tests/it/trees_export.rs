@@ -8,6 +8,7 @@ use serde_json::Value;
 use crate::operator::Site;
 use crate::support::larder::HOST;
 use crate::support::nginx::Nginx;
+use crate::support::programs::find;
 use crate::support::terraform::{Terraform, Workspace, network_mirror};
 use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Module, Provider, Target, sha256_hex};
@@ -64,7 +65,7 @@ fn filesystem_mirror(tree: &Path) -> String {
 /// Done when 5.
 #[tokio::test]
 async fn an_exported_tree_works_as_a_filesystem_mirror_and_under_nginx_as_a_network_mirror() {
-    let (Some(client), Some(program)) = (Terraform::find(), Nginx::find()) else { return };
+    let (Some(client), Some(program)) = (Terraform::find(), find("nginx")) else { return };
     let upstream = upstream().await;
     let (site, tree) = site(&upstream);
     export(&site, &tree).await;

@@ -182,7 +182,7 @@ async fn a_tree_is_only_sent_of_a_job_that_has_all_of_it() {
     post("export", r#"{"job":"0123456789abcdef"}"#).await.expect(404);
     let job = post("warm", r#"{"what":["acme/null@1.2.0","acme/none"],"platforms":["linux_amd64"]}"#).await.expect(202);
     let id = job.json()["id"].as_str().unwrap().to_owned();
-    crate::support::process::eventually("the job ends", async || {
+    crate::support::eventually("the job ends", async || {
         let request = client().get(format!("{}/admin/v1/jobs/{id}", larder.admin()));
         (send(request).await.unwrap().json()["state"] != "running").then_some(())
     })

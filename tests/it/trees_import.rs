@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::operator::Site;
+use crate::support::eventually;
 use crate::support::larder::{Folder, HOST, Larder};
-use crate::support::process::{Process, command, eventually, serving};
+use crate::support::process::{Process, command, serving};
 use crate::support::terraform::{Terraform, host_override, network_mirror};
 use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Provider, Target};

@@ -8,8 +8,9 @@ use serde_json::{Value, json};
 
 use crate::operator;
 use crate::support::admin::{FakeAdmin, Script};
+use crate::support::eventually;
 use crate::support::larder::{Folder, HOST};
-use crate::support::process::{Said, command, eventually, run, serving};
+use crate::support::process::{Said, command, run, serving};
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 use crate::warming::{both, items};
 

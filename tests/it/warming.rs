@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::support::eventually;
 use crate::support::http::{Answer, client, send};
 use crate::support::larder::{HOST, Larder};
-use crate::support::process::{Process, eventually};
+use crate::support::process::Process;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 
 pub(crate) const PLATFORMS: [&str; 2] = ["linux_amd64", "darwin_arm64"];

@@ -6,8 +6,8 @@ use std::time::Duration;
 use larder::upstream::budget::Rate;
 use serde_json::{Value, json};
 
+use crate::support::eventually;
 use crate::support::larder::Larder;
-use crate::support::process::eventually;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 use crate::warming::{Desk, both, error, items, states};
 

@@ -351,6 +351,12 @@ impl Builder {
         self
     }
 
+    /// Waits this long, once told to stop, for the requests that are being answered.
+    pub(crate) fn drain(mut self, limit: Duration) -> Self {
+        self.settings.connections.drain = limit;
+        self
+    }
+
     /// Lets this much be under way upstream.
     pub(crate) fn bounds(mut self, change: impl FnOnce(&mut Bounds)) -> Self {
         change(&mut self.settings.bounds);
@@ -421,7 +427,7 @@ impl Builder {
         let app = loop {
             match App::start(&config, self.settings.clone()).await {
                 Err(StartError::Store(StoreError::Locked(_))) if Instant::now() < deadline => {
-                    tokio::task::yield_now().await;
+                    tokio::time::sleep(Duration::from_millis(5)).await;
                 }
                 started => break started?,
             }

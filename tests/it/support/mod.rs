@@ -12,6 +12,7 @@ pub(crate) mod module_scene;
 pub(crate) mod nginx;
 pub(crate) mod openmetrics;
 pub(crate) mod process;
+pub(crate) mod programs;
 pub(crate) mod scene;
 pub(crate) mod shelf;
 pub(crate) mod small_disk;
@@ -19,13 +20,30 @@ pub(crate) mod terraform;
 pub(crate) mod tls;
 pub(crate) mod upstream;
 
-/// Asks again and again until it is so; for what larder does behind its answers. Gives up after ten seconds.
-pub(crate) async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
-    let asking = async {
-        while !is_so().await {
-            tokio::task::yield_now().await;
+use std::time::Duration;
+
+/// How long anything is waited for that must happen: far longer than it takes the slowest machine, so that what hangs fails
+/// with a name, and what is merely slow does not.
+pub(crate) const HANGS_AFTER: Duration = Duration::from_secs(120);
+
+/// Looks again every few milliseconds until there is something; for what larder does behind its answers.
+pub(crate) async fn eventually<T>(what: &str, mut there: impl AsyncFnMut() -> Option<T>) -> T {
+    let looking = async {
+        let mut pause = Duration::from_millis(1);
+        loop {
+            if let Some(found) = there().await {
+                return found;
+            }
+            // Not at once: a test that spins takes the processor from what it waits for.
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_millis(20));
         }
     };
-    let in_time = tokio::time::timeout(std::time::Duration::from_secs(10), asking).await;
-    in_time.unwrap_or_else(|_| panic!("still not so after ten seconds: {what}"));
+    let in_time = tokio::time::timeout(HANGS_AFTER, looking).await;
+    in_time.unwrap_or_else(|_| panic!("still not so after {HANGS_AFTER:?}: {what}"))
+}
+
+/// Looks again every few milliseconds until it is so.
+pub(crate) async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
+    eventually(what, async || is_so().await.then_some(())).await;
 }

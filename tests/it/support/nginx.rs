@@ -1,13 +1,12 @@
 //! A plain web server over a folder: the real nginx, over TLS, with nothing that knows of registries.
 
-use std::io::Write as _;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use tempfile::TempDir;
 
-use super::process::eventually;
+use super::eventually;
 use super::tls::TestCa;
 
 /// A running one. Killed when dropped.
@@ -18,21 +17,6 @@ pub(crate) struct Nginx {
 }
 
 impl Nginx {
-    /// Where nginx is. Where it is absent this says so, and panics when `LARDER_REQUIRE_CLIENT=1`.
-    pub(crate) fn find() -> Option<PathBuf> {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let folders =
-            std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin"), PathBuf::from("/usr/local/sbin")]);
-        let found = folders.map(|folder| folder.join("nginx")).find(|file| file.is_file());
-        if found.is_none() {
-            let missing = "nginx is not installed: tests with a plain web server were not run";
-            assert!(std::env::var("LARDER_REQUIRE_CLIENT").as_deref() != Ok("1"), "{missing}");
-            // Straight to the terminal: the test runner would swallow what is printed by a test that passes.
-            let _ = writeln!(std::io::stderr(), "\n*** {missing} ***\n");
-        }
-        found
-    }
-
     /// Serves what is in `root` as it is, by a certificate for 127.0.0.1.
     pub(crate) async fn serving(program: &Path, root: &Path, ca: &TestCa) -> Self {
         let folder = tempfile::Builder::new().prefix("larder-nginx-").tempdir().unwrap();
@@ -60,11 +44,15 @@ impl Nginx {
         let mut nginx = Self { child, address, _folder: folder };
         eventually("nginx listens", async || {
             let ended = nginx.child.try_wait().unwrap();
-            assert!(ended.is_none(), "{}", std::fs::read_to_string(nginx._folder.path().join("error.log")).unwrap());
+            assert!(ended.is_none(), "{}", nginx.log());
             TcpStream::connect(address).ok()
         })
         .await;
         nginx
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self._folder.path().join("error.log")).unwrap_or_else(|e| format!("no log: {e}"))
     }
 
     /// `https://127.0.0.1:PORT`

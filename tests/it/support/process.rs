@@ -4,34 +4,23 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
+use super::eventually;
 use super::http::{Answer, client, get, send};
 use super::larder::{Builder, HOST, LOCK_LINGERS};
 
-/// The longest that anything may take before a test has failed.
-const WITHIN: Duration = Duration::from_secs(30);
-
-/// Tries again, every few milliseconds, until there is something; a test that waits too long has failed.
-pub(crate) async fn eventually<T>(what: &str, mut there: impl AsyncFnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + WITHIN;
-    loop {
-        if let Some(found) = there().await {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "not within {WITHIN:?}: {what}");
-        sleep(Duration::from_millis(5)).await;
-    }
-}
-
 /// What a process writes, as far as it is read.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Output(Arc<Mutex<String>>);
+pub(crate) struct Output {
+    text: Arc<Mutex<String>>,
+    is_whole: Arc<AtomicBool>,
+}
 
 impl Output {
     /// Reads on a thread of its own, which ends when nothing more can come.
@@ -41,15 +30,22 @@ impl Output {
         let reading = std::thread::spawn(move || {
             let mut buffer = [0; 4096];
             while let Ok(read @ 1..) = from.read(&mut buffer) {
-                shared.0.lock().push_str(&String::from_utf8_lossy(&buffer[..read]));
+                shared.text.lock().push_str(&String::from_utf8_lossy(&buffer[..read]));
             }
+            shared.is_whole.store(true, Ordering::Release);
         });
         (output, reading)
     }
 
     /// Everything so far.
     pub(crate) fn text(&self) -> String {
-        self.0.lock().clone()
+        self.text.lock().clone()
+    }
+
+    /// Everything, once the process has ended.
+    async fn whole(&self) -> String {
+        eventually("the end of the output", async || self.is_whole.load(Ordering::Acquire).then_some(())).await;
+        self.text()
     }
 
     /// The first line with this text in it, once it is there.
@@ -80,7 +76,12 @@ pub(crate) struct Said {
 
 /// The binary with nothing of this machine's configuration: `home` is its home, cache and configuration folder.
 pub(crate) fn command(home: &Path, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
+    command_of(Path::new(env!("CARGO_BIN_EXE_larder")), home, arguments)
+}
+
+/// The same of another binary.
+pub(crate) fn command_of(binary: &Path, home: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(binary);
     command
         .args(arguments)
         .env("HOME", home)
@@ -91,6 +92,9 @@ pub(crate) fn command(home: &Path, arguments: &[&str]) -> Command {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
+    for proxy in ["http_proxy", "https_proxy", "all_proxy", "no_proxy"] {
+        command.env_remove(proxy).env_remove(proxy.to_uppercase());
+    }
     command
 }
 
@@ -284,6 +288,14 @@ impl Process {
     pub(crate) async fn terminate(mut self) -> Option<i32> {
         self.signal();
         self.ended().await
+    }
+
+    /// SIGTERM, and a good end without waiting until the time for running downloads is over: that would be in the log.
+    pub(crate) async fn terminate_at_once(self) {
+        let log = self.log.clone();
+        assert_eq!(self.terminate().await, Some(0));
+        let log = log.whole().await;
+        assert!(!log.contains("did not end in time"), "{log}");
     }
 
     /// SIGTERM alone.

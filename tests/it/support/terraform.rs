@@ -4,13 +4,14 @@
 #![expect(clippy::disallowed_methods, reason = "the client's folders are no store, and its environment is made here")]
 
 use std::fs::{self, File};
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use tempfile::TempDir;
+
+use super::programs::{cannot, find};
 
 const TIME_LIMIT: Duration = Duration::from_secs(120);
 
@@ -28,15 +29,22 @@ impl Terraform {
 
     /// The client of this name on PATH (`tofu`).
     pub(crate) fn find_named(name: &str) -> Option<Self> {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let found = std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file());
-        if found.is_none() {
-            let missing = format!("{name} is not installed: tests with the real client were not run");
-            assert!(std::env::var("LARDER_REQUIRE_CLIENT").as_deref() != Ok("1"), "{missing}");
-            // Straight to the terminal: the test runner would swallow what is printed by a test that passes.
-            let _ = writeln!(std::io::stderr(), "\n*** {missing} ***\n");
+        find(name).map(|binary| Self { binary })
+    }
+
+    /// `terraform` of this version (major, minor) or a later one, for what earlier ones do not know.
+    pub(crate) fn find_since(major: u64, minor: u64) -> Option<Self> {
+        let client = Self::find()?;
+        let output = Command::new(&client.binary).args(["version", "-json"]).env("CHECKPOINT_DISABLE", "1").output();
+        let version = output.expect("the client starts").stdout;
+        let version: serde_json::Value = serde_json::from_slice(&version).expect("its version as JSON");
+        let version = version["terraform_version"].as_str().expect("a version").to_owned();
+        let mut numbers = version.split('.').map(|number| number.parse::<u64>().unwrap_or_default());
+        if (numbers.next(), numbers.next()) < (Some(major), Some(minor)) {
+            cannot(&format!("terraform is {version}, and {major}.{minor} is needed"));
+            return None;
         }
-        found.map(|binary| Self { binary })
+        Some(client)
     }
 
     /// A new, empty folder to run it in.

@@ -43,6 +43,13 @@ fn git(folder: &Path, arguments: &[&str]) -> String {
 fn git_command(folder: &Path) -> Command {
     let mut command = Command::new("git");
     command.current_dir(folder).env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_NOSYSTEM", "1");
+    // Neither what this machine ignores, nor a repository in whose hook the tests may run.
+    command
+        .env("GIT_ATTR_NOSYSTEM", "1")
+        .env("GIT_DEFAULT_HASH", "sha1")
+        .env("HOME", folder)
+        .env("XDG_CONFIG_HOME", folder);
+    command.env_remove("GIT_DIR").env_remove("GIT_INDEX_FILE").env_remove("GIT_WORK_TREE");
     for role in ["AUTHOR", "COMMITTER"] {
         command.env(format!("GIT_{role}_NAME"), "t").env(format!("GIT_{role}_EMAIL"), "t@example.com");
     }

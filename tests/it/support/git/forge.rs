@@ -2,9 +2,11 @@
 //! a mount namespace with another `/etc/hosts` and a user git, and may listen at 443 and 22 of a loopback address that nobody uses.
 
 use std::fs;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Command, Stdio};
 use std::time::Duration;
+
+use crate::support::programs::{cannot, find};
 
 /// Names that lead to the test's own address there.
 pub(crate) const NAMES: [&str; 4] = ["github.com", "bitbucket.org", "api.bitbucket.org", "git.acme.test"];
@@ -28,13 +30,18 @@ pub(crate) async fn forges(test: &str) -> Forges {
         return Forges::Here(address.parse().expect("an address"));
     }
     if !rustix::process::geteuid().is_root() {
-        super::cannot("only root can give the names of public forges an address of its own");
+        cannot("only root can give the names of public forges an address of its own");
         return Forges::Nowhere;
     }
-    let Some(unshare) = super::find("unshare") else { return Forges::Nowhere };
+    let Some(unshare) = find("unshare") else { return Forges::Nowhere };
     // Of this process alone among all that run now: other tests of this kind may run beside it.
     let [.., high, low] = std::process::id().to_be_bytes();
     let address = Ipv4Addr::new(127, 77, high, low.clamp(1, 254));
+    // A server of this machine may listen there at every address, and would be taken for the test's own.
+    if let Some(port) = [22, 443].into_iter().find(|port| TcpListener::bind((address, *port)).is_err()) {
+        cannot(&format!("port {port} of {address} is taken"));
+        return Forges::Nowhere;
+    }
     let folder = tempfile::tempdir().unwrap();
     let hosts = folder.path().join("hosts");
     let lines = NAMES.iter().map(|name| format!("{address} {name}\n"));
@@ -49,14 +56,19 @@ pub(crate) async fn forges(test: &str) -> Forges {
     let script = "mount --bind \"$1\" /etc/hosts && mount --bind \"$2\" /etc/passwd || exit 9; shift 2; exec \"$@\"";
     command.arg(script).arg("sh").arg(&hosts).arg(&users);
     command.arg(std::env::current_exe().unwrap()).args(["--exact", test, "--nocapture"]);
-    command.env(ADDRESS, address.to_string()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .env("LC_ALL", "C")
+        .env(ADDRESS, address.to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let ended = tokio::task::spawn_blocking(move || command.output().unwrap());
     let ended = tokio::time::timeout(TIME_LIMIT, ended).await;
     let output = ended.unwrap_or_else(|_| panic!("{test} took more than {TIME_LIMIT:?} in its namespace")).unwrap();
     let (status, said) = (output.status, [output.stdout, output.stderr].concat());
     let said = String::from_utf8_lossy(&said);
     if status.code() == Some(9) || said.contains("unshare failed") {
-        super::cannot(&format!("no mount namespace: {said}"));
+        cannot(&format!("no mount namespace: {said}"));
         return Forges::Nowhere;
     }
     assert!(status.success() && said.contains("1 passed"), "{test}, within a namespace: {status}\n{said}");

@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use tempfile::TempDir;
 
+use crate::support::programs::find;
+
 /// A folder of repositories, removed when the last of them is dropped.
 #[derive(Clone)]
 pub(crate) struct Repositories {
@@ -29,7 +31,7 @@ pub(crate) struct Repository {
 impl Repositories {
     /// An empty folder; none where git is not installed, which is said.
     pub(crate) fn new() -> Option<Self> {
-        let git = super::find("git")?;
+        let git = find("git")?;
         let folder = tempfile::Builder::new().prefix("larder-git-").tempdir().unwrap();
         fs::create_dir(folder.path().join("served")).unwrap();
         Some(Self { folder: Arc::new(folder), git })
@@ -85,7 +87,14 @@ impl Repositories {
     /// Runs git with nothing of this machine's configuration; its output, or a panic with what it said.
     fn run(&self, command: &mut Command) -> String {
         command.env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_NOSYSTEM", "1").env("GIT_TERMINAL_PROMPT", "0");
-        command.env("HOME", self.folder.path()).env("LC_ALL", "C");
+        command.env("HOME", self.folder.path()).env("XDG_CONFIG_HOME", self.folder.path()).env("LC_ALL", "C");
+        // Neither what this machine ignores, nor a repository in whose hook the tests may run.
+        command.env("GIT_ATTR_NOSYSTEM", "1").env("GIT_DEFAULT_HASH", "sha1");
+        for own in ["GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE"] {
+            if command.get_envs().all(|(name, _)| name != own) {
+                command.env_remove(own);
+            }
+        }
         let output = command.output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{command:?} failed: {said}");

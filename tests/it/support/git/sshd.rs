@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+use crate::support::programs::{cannot, find};
+
 /// A running server, ended when dropped.
 pub(crate) struct Sshd {
     folder: TempDir,
@@ -28,9 +30,9 @@ impl Sshd {
 
     /// The same at this address: 22 in a namespace of the test's own.
     pub(crate) async fn start_at(root: &Path, address: SocketAddr) -> Option<Self> {
-        let program = super::find("sshd")?;
-        let keygen = super::find("ssh-keygen")?;
-        let git = super::find("git")?;
+        let program = find("sshd")?;
+        let keygen = find("ssh-keygen")?;
+        let git = find("git")?;
         let folder = tempfile::Builder::new().prefix("larder-sshd-").tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         for name in ["host", "user"] {
@@ -53,7 +55,7 @@ impl Sshd {
         let user = Command::new("id").arg("-un").output().unwrap().stdout;
         let user = String::from_utf8(user).unwrap().trim().to_owned();
         let mut sshd = Self { folder, program, address, user, child: None };
-        sshd.restart().await.map_err(|why| super::cannot(&why)).ok()?;
+        sshd.restart().await.map_err(|why| cannot(&why)).ok()?;
         Some(sshd)
     }
 
@@ -184,7 +186,9 @@ fn command(git: &Path, root: &Path, folder: &Path) -> String {
          path=${{SSH_ORIGINAL_COMMAND#*\\'}}; path=${{path%\\'}}\n\
          export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1\n\
          if [ -e {folder}/break ]; then\n\
-         {git} upload-pack \"{root}/${{path#/}}\" | head -c \"$(cat {folder}/break)\"; exit 1\n\
+         # Byte by byte, because what is buffered comes too late; and git must not wait for the client to go on.\n\
+         {git} upload-pack \"{root}/${{path#/}}\" 2>/dev/null |\n\
+         {{ dd bs=1 count=\"$(cat {folder}/break)\" 2>/dev/null; kill -9 $$; }}\n\
          fi\n\
          exec {git} upload-pack \"{root}/${{path#/}}\"\n"
     )

@@ -63,6 +63,10 @@ pub(crate) enum Fault {
     WrongBytes,
     /// The very last byte is wrong.
     WrongLastByte,
+    /// The very first byte is one that no text begins with: for answers whose middle differs from one server to another.
+    WrongFirstByte,
+    /// The first object of a git pack is wrong, wherever the server puts its progress lines; what holds no pack is right.
+    WrongPack,
     /// A friendly HTML page with status 200.
     Html,
     /// JSON that ends in the middle.

@@ -183,8 +183,15 @@ impl Reply {
 
     fn spoil(&mut self, fault: &Fault, path: &str, query: &str) {
         match fault {
-            Fault::WrongBytes => self.flip_byte(self.body.len() / 2),
-            Fault::WrongLastByte => self.flip_byte(self.body.len().saturating_sub(1)),
+            Fault::WrongBytes => self.flip_byte(self.body.len() / 2, 1),
+            Fault::WrongLastByte => self.flip_byte(self.body.len().saturating_sub(1), 1),
+            Fault::WrongFirstByte => self.flip_byte(0, 0xff),
+            Fault::WrongPack => {
+                // `PACK`, its version and its count are twelve bytes; then comes the first object.
+                if let Some(at) = self.body.windows(4).position(|four| four == b"PACK") {
+                    self.flip_byte(at + 13, 1);
+                }
+            }
             Fault::Html => {
                 *self = Self::new(
                     200,
@@ -241,10 +248,10 @@ impl Reply {
         self.body = body;
     }
 
-    fn flip_byte(&mut self, at: usize) {
+    fn flip_byte(&mut self, at: usize, bits: u8) {
         let mut bytes = self.body.to_vec();
         if let Some(byte) = bytes.get_mut(at) {
-            *byte ^= 1;
+            *byte ^= bits;
         }
         self.body = bytes.into();
     }

@@ -1,0 +1,24 @@
+//! The programs of the machine that tests run for real: where they are, and what is said where they are not.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+
+/// A program on PATH or where servers are. Where it is absent this says so, and panics when `LARDER_REQUIRE_CLIENT=1`.
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let servers = ["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from);
+    let found = std::env::split_paths(&path).chain(servers).map(|folder| folder.join(program));
+    let found = found.into_iter().find(|file| file.is_file());
+    if found.is_none() {
+        cannot(&format!("{program} is not installed"));
+    }
+    found
+}
+
+/// Says that a test was not run, and panics when it must be.
+pub(crate) fn cannot(why: &str) {
+    let missing = format!("{why}: some tests were not run");
+    assert!(std::env::var("LARDER_REQUIRE_CLIENT").as_deref() != Ok("1"), "{missing}");
+    // Straight to the terminal: the test runner would swallow what is printed by a test that passes.
+    let _ = writeln!(std::io::stderr(), "\n*** {missing} ***\n");
+}
