@@ -166,7 +166,7 @@ impl Cold<'_> {
         let document = catalog::document_path(NAME, "1.0.0", PLATFORM);
         match (from, self.nginx) {
             (From::Larder, _) => {
-                let larder = Larder::start(upstream, None, Log::Off)?;
+                let larder = Larder::start(self.bench, None, Log::Off)?;
                 let document = format!("http://{}{}", larder.address, larder::under(&document));
                 let path = self.bench.block_on(archive_path(client, &document))?;
                 ask(larder.address, &path)

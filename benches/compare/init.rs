@@ -43,7 +43,7 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     let names: Vec<String> = (0..PROVIDERS).map(|number| format!("init{number}")).collect();
     let folder = publish(bench, &names, megabytes * 1_000_000)?;
     let Bench { upstream, certificate, .. } = bench;
-    let warm = Larder::start(upstream, None, Log::Off)?;
+    let warm = Larder::start(bench, None, Log::Off)?;
     let nginx = bench.nginx.as_ref();
     let nginx = nginx.map(|program| Nginx::start(program, upstream, certificate, Log::Off)).transpose()?;
     let run = |from: From| {
@@ -53,7 +53,7 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
         match from {
             From::Registry => init(bench, &names, &at(upstream.address(), "/v1/providers/")),
             From::Cold => {
-                let larder = Larder::start(upstream, None, Log::Off)?;
+                let larder = Larder::start(bench, None, Log::Off)?;
                 init(bench, &names, &at(larder.address, &larder::under("/v1/providers/")))
             }
             From::Warm => init(bench, &names, &at(warm.address, &larder::under("/v1/providers/"))),

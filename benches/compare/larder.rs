@@ -9,11 +9,11 @@ use std::process::Stdio;
 use anyhow::{Context as _, ensure};
 use tempfile::TempDir;
 
+use crate::Bench;
 use crate::process::Running;
 use crate::support::larder::HOST;
-use crate::support::process::command;
+use crate::support::process::command_of;
 use crate::tls::Certificate;
-use crate::upstream::Upstream;
 
 /// Whether each request is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +25,7 @@ pub(crate) enum Log {
 /// Its folder, with a configuration: what is left where it does not run.
 pub(crate) struct Home {
     folder: TempDir,
+    binary: PathBuf,
     log: Log,
 }
 
@@ -37,12 +38,12 @@ pub(crate) struct Larder {
 }
 
 impl Home {
-    pub(crate) fn new(upstream: &Upstream, tls: Option<&Certificate>, log: Log) -> anyhow::Result<Self> {
-        Self::before(&format!("http://{}/", upstream.address()), tls, log)
+    pub(crate) fn new(bench: &Bench, tls: Option<&Certificate>, log: Log) -> anyhow::Result<Self> {
+        Self::before(bench, &format!("http://{}/", bench.upstream.address()), tls, log)
     }
 
     /// The same before any registry.
-    pub(crate) fn before(registry: &str, tls: Option<&Certificate>, log: Log) -> anyhow::Result<Self> {
+    pub(crate) fn before(bench: &Bench, registry: &str, tls: Option<&Certificate>, log: Log) -> anyhow::Result<Self> {
         let folder = tempfile::Builder::new().prefix("compare-larder-").tempdir()?;
         let tls = tls.map_or(String::new(), |tls| {
             format!("tls = {{ certificate = {:?}, key = {:?} }}\n", tls.certificate_file, tls.key_file)
@@ -54,7 +55,7 @@ impl Home {
             folder.path().join("store"),
         );
         fs::write(folder.path().join("mirror.toml"), text)?;
-        Ok(Self { folder, log })
+        Ok(Self { folder, binary: bench.binary.clone(), log })
     }
 
     /// Writes a file beside the configuration; its path.
@@ -96,7 +97,7 @@ impl Home {
     /// Starts it, and waits until it listens.
     pub(crate) fn start(self) -> anyhow::Result<Larder> {
         let config = self.folder.path().join("mirror.toml");
-        let mut command = command(self.folder.path(), &["serve", "--json", "--config"]);
+        let mut command = command_of(&self.binary, self.folder.path(), &["serve", "--json", "--config"]);
         let level = if self.log == Log::On { "info" } else { "warn" };
         command.arg(config).env("LARDER_LOG", level).stderr(File::create(self.log_file())?).stdout(Stdio::piped());
         let mut running = Running::start(&mut command).context("larder does not start")?;
@@ -111,8 +112,8 @@ impl Home {
 }
 
 impl Larder {
-    pub(crate) fn start(upstream: &Upstream, tls: Option<&Certificate>, log: Log) -> anyhow::Result<Self> {
-        Home::new(upstream, tls, log)?.start()
+    pub(crate) fn start(bench: &Bench, tls: Option<&Certificate>, log: Log) -> anyhow::Result<Self> {
+        Home::new(bench, tls, log)?.start()
     }
 
     pub(crate) fn processes(&self) -> Vec<u32> {

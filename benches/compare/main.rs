@@ -47,6 +47,9 @@ struct Options {
     /// Only rows with this in their name; may be given more than once
     #[arg(long, value_name = "TEXT")]
     rows: Vec<String>,
+    /// Another larder binary: each table is measured with it, too, right after it was measured with this one
+    #[arg(long, value_name = "BINARY")]
+    beside: Option<PathBuf>,
     /// How often everything is measured
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
@@ -77,6 +80,8 @@ impl Options {
 pub(crate) struct Bench {
     options: Options,
     runtime: Runtime,
+    /// The larder that is measured just now.
+    binary: PathBuf,
     upstream: Upstream,
     certificate: Certificate,
     client: reqwest::Client,
@@ -97,6 +102,7 @@ impl Bench {
         Ok(Self {
             options,
             runtime,
+            binary: PathBuf::from(env!("CARGO_BIN_EXE_larder")),
             upstream,
             certificate: Certificate::new(folder.path())?,
             client: peer::client()?,
@@ -137,8 +143,19 @@ impl Bench {
     }
 }
 
-/// A section, where anything of it is wanted.
-type Measure = fn(&Bench) -> anyhow::Result<Option<Section>>;
+/// The tables of a part, as far as anything of them is wanted.
+type Measure = fn(&Bench) -> anyhow::Result<Vec<Section>>;
+
+/// All parts, and what they are about.
+const PARTS: [(&str, Measure); 7] = [
+    ("what is cached", cached::sections),
+    ("what is cold", |bench| Ok(cold::section(bench)?.into_iter().collect())),
+    ("memory", |bench| Ok(memory::section(bench)?.into_iter().collect())),
+    ("start-up", |bench| Ok(start_up::section(bench)?.into_iter().collect())),
+    ("init", |bench| Ok(init::section(bench)?.into_iter().collect())),
+    ("init of modules", |bench| Ok(modules::section(bench)?.into_iter().collect())),
+    ("warm-up", |bench| Ok(warm::section(bench)?.into_iter().collect())),
+];
 
 fn main() -> anyhow::Result<()> {
     let options = Options::parse();
@@ -148,7 +165,7 @@ fn main() -> anyhow::Result<()> {
     if !options.bench || options.test {
         return Ok(());
     }
-    let bench = Bench::new(options)?;
+    let mut bench = Bench::new(options)?;
     for (program, found, without) in [
         ("nginx", bench.nginx.is_some(), "without its columns"),
         ("terraform", bench.terraform.is_some(), "without the rows of init"),
@@ -158,17 +175,16 @@ fn main() -> anyhow::Result<()> {
             bench.progress(&format!("{program} is not installed: {without}"));
         }
     }
-    let mut sections = bench.without("what is cached", cached::sections(&bench))?.unwrap_or_default();
-    let others: [(&str, Measure); 6] = [
-        ("what is cold", cold::section),
-        ("memory", memory::section),
-        ("start-up", start_up::section),
-        ("init", init::section),
-        ("init of modules", modules::section),
-        ("warm-up", warm::section),
-    ];
-    for (what, section) in others {
-        sections.extend(bench.without(what, section(&bench))?.flatten());
+    let mut sections = Vec::new();
+    let this = bench.binary.clone();
+    for (what, measure) in PARTS {
+        sections.extend(bench.without(what, measure(&bench))?.into_iter().flatten());
+        if let Some(other) = bench.options.beside.clone() {
+            bench.binary.clone_from(&other);
+            let beside = bench.without(what, measure(&bench))?.into_iter().flatten();
+            sections.extend(beside.map(|section| section.of(&other.display().to_string())));
+            bench.binary.clone_from(&this);
+        }
     }
     let programs = [&bench.nginx, &bench.terraform, &bench.wrk].into_iter().flatten().map(PathBuf::as_path);
     let circumstances = machine::circumstances(programs, &bench.options)?;

@@ -80,7 +80,7 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
 
 /// How long each takes in each round, in seconds.
 fn measure(bench: &Bench, forge: &Forge) -> anyhow::Result<HashMap<From, Vec<f64>>> {
-    let larder = || Larder::before(forge);
+    let larder = || Larder::before(bench, forge);
     let warm = larder()?;
     let base = |larder: &Larder| format!("http://{}", larder.address);
     let directly = host_override(HOST, &forge.registry.providers_url(), &forge.registry.modules_url());
@@ -100,8 +100,8 @@ fn measure(bench: &Bench, forge: &Forge) -> anyhow::Result<HashMap<From, Vec<f64
 }
 
 impl Larder {
-    fn before(forge: &Forge) -> anyhow::Result<Self> {
-        let home = Home::before(&format!("{}/", forge.registry.origin()), None, Log::Off)?;
+    fn before(bench: &Bench, forge: &Forge) -> anyhow::Result<Self> {
+        let home = Home::before(bench, &format!("{}/", forge.registry.origin()), None, Log::Off)?;
         let ca = home.file("ca.pem", &forge.ca.pem())?;
         home.network(&format!("allow_private = [\"127.0.0.1\"]\nca_file = {ca:?}"))?.start()
     }

@@ -126,7 +126,7 @@ impl Peer {
 
 /// A client for everything that is not measured: trusts any certificate, undoes no coding.
 pub(crate) fn client() -> anyhow::Result<reqwest::Client> {
-    let client = reqwest::Client::builder().no_proxy().no_gzip().no_brotli().no_zstd();
+    let client = reqwest::Client::builder().no_proxy().no_gzip();
     Ok(client.danger_accept_invalid_certs(true).redirect(reqwest::redirect::Policy::none()).build()?)
 }
 

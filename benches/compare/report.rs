@@ -39,6 +39,12 @@ impl Section {
         self.rows.push((name.to_owned(), cells, targets));
     }
 
+    /// The same with this in front of its title.
+    pub(crate) fn of(mut self, whose: &str) -> Self {
+        self.title = format!("{whose}: {}", self.title);
+        self
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }

@@ -33,7 +33,7 @@ impl Stand {
     pub(crate) fn start(bench: &Bench, subjects: &HashSet<Subject>, log: Log) -> anyhow::Result<Self> {
         publish(bench, subjects)?;
         let Bench { upstream, certificate, .. } = bench;
-        let larders = vec![Larder::start(upstream, None, log)?, Larder::start(upstream, Some(certificate), log)?];
+        let larders = vec![Larder::start(bench, None, log)?, Larder::start(bench, Some(certificate), log)?];
         let (listening, processes) = larders_at(&larders);
         let Listening { plain, tls, .. } = listening;
         bench.block_on(larder_paths(bench, &format!("https://{tls}"), subjects))?;

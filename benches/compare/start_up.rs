@@ -57,7 +57,7 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     };
 
     bench.progress(empty);
-    let mut home = Home::new(&bench.upstream, None, Log::Off)?;
+    let mut home = Home::new(bench, None, Log::Off)?;
     let mut ready = Vec::new();
     for _ in 0..rounds {
         let (larder, took) = start(bench, home)?;

@@ -68,7 +68,7 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
 
 /// How long a larder takes with an empty store, in seconds: from the order to the end of its job.
 fn warm(bench: &Bench, names: &[String]) -> anyhow::Result<f64> {
-    let larder = Larder::start(&bench.upstream, None, Log::Off)?;
+    let larder = Larder::start(bench, None, Log::Off)?;
     let what: Vec<String> = names.iter().map(|name| format!("acme/{name}")).collect();
     let order = json!({ "what": what, "platforms": [PLATFORM] }).to_string();
     let admin = format!("http://{}/admin/v1", larder.admin);

@@ -25,7 +25,7 @@ pub(crate) struct Found {
 
 /// Asks a larder whose upstream is away for archives and documents that were acknowledged, some or all of them.
 pub(crate) async fn what_was_acknowledged(site: &Arc<Site>, at_most: usize) -> anyhow::Result<usize> {
-    let client = reqwest::Client::builder().no_proxy().no_gzip().no_brotli().no_zstd();
+    let client = reqwest::Client::builder().no_proxy().no_gzip();
     let client = client.timeout(Duration::from_secs(60)).build()?;
     let base = site.lives.up().await.base;
     let mut rng = StdRng::seed_from_u64(u64::from(site.lives.number()));

@@ -26,7 +26,7 @@ impl Client {
     /// The client of this number. Every fourth speaks HTTP/2.
     pub(crate) fn new(site: &Arc<Site>, number: u64, seed: u64) -> anyhow::Result<Self> {
         let builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).no_proxy();
-        let builder = builder.no_gzip().no_brotli().no_zstd().connect_timeout(Duration::from_secs(30));
+        let builder = builder.no_gzip().connect_timeout(Duration::from_secs(30));
         let builder = if number % 4 == 3 { builder.http2_prior_knowledge() } else { builder };
         let rng = StdRng::seed_from_u64(seed.wrapping_mul(1000).wrapping_add(number));
         Ok(Self { site: Arc::clone(site), http: builder.build()?, rng })
