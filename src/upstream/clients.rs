@@ -8,6 +8,12 @@ use std::time::Duration;
 
 use http::header::{self, HeaderMap, HeaderValue};
 use reqwest::{Client, ClientBuilder, redirect};
+use rustls::ClientConfig;
+use rustls::client::Resumption;
+use rustls::crypto::aws_lc_rs;
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject;
+use rustls_platform_verifier::Verifier;
 
 use super::guard::{Guard, PublicOnly, Way};
 use crate::config;
@@ -38,12 +44,19 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(builder: impl Fn() -> ClientBuilder) -> Result<Self, reqwest::Error> {
+    fn new(tls: &ClientConfig, builder: impl Fn() -> ClientBuilder) -> Result<Self, reqwest::Error> {
         let identity = HeaderMap::from_iter([(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"))]);
+        let speaking = |protocols: &[&str]| {
+            let mut tls = tls.clone();
+            tls.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
+            // Sessions are resumed by the client that began them alone.
+            tls.resumption = Resumption::default();
+            builder().tls_backend_preconfigured(tls)
+        };
         Ok(Self {
-            documents: builder().build()?,
+            documents: speaking(&["h2", "http/1.1"]).build()?,
             // A connection for each: over HTTP/2 they would share one, and a client that reads slowly would hold back all.
-            files: builder().http1_only().no_gzip().no_brotli().no_zstd().default_headers(identity).build()?,
+            files: speaking(&["http/1.1"]).http1_only().no_gzip().default_headers(identity).build()?,
         })
     }
 }
@@ -56,6 +69,7 @@ impl Clients {
         guard: &Guard,
     ) -> Result<Self, Unbuildable> {
         let authorities = network.ca_file.as_deref().map(authorities).transpose()?.unwrap_or_default();
+        let tls = tls(authorities)?;
         let client = || {
             #[expect(clippy::disallowed_methods, reason = "these are the clients of the one way out")]
             let builder = Client::builder();
@@ -65,7 +79,6 @@ impl Clients {
                 .referer(false)
                 .connect_timeout(CONNECT_WITHIN)
                 .pool_idle_timeout(Duration::from_secs(60))
-                .tls_certs_merge(authorities.clone())
         };
         let taken_over = upstreams.iter().filter(|upstream| !upstream.addresses.is_empty());
         let taken_over = taken_over.filter_map(|upstream| Some((upstream.url.host_str()?, &upstream.addresses)));
@@ -76,9 +89,9 @@ impl Clients {
             taken_over.iter().fold(builder, |builder, (name, at)| builder.resolve_to_addrs(name, at))
         };
         Ok(Self {
-            named: Pair::new(|| at_their_addresses(client()))?,
+            named: Pair::new(&tls, || at_their_addresses(client()))?,
             // What a proxy resolves goes the other way; only those that are given addresses are met here.
-            public: Pair::new(|| client().dns_resolver(Arc::clone(&public_only)))?,
+            public: Pair::new(&tls, || client().dns_resolver(Arc::clone(&public_only)))?,
             resolver: public_only,
         })
     }
@@ -113,15 +126,27 @@ pub enum Unbuildable {
         /// What was wrong.
         why: String,
     },
-    /// TLS could not be set up.
+    /// TLS could not be set up: the system's certificates could not be read.
     #[error("no TLS client could be set up: {0}")]
+    Tls(#[from] rustls::Error),
+    /// A client could not be set up.
+    #[error("no HTTP client could be set up: {0}")]
     Client(#[from] reqwest::Error),
 }
 
+/// Trusts what the system trusts, and these authorities. All clients share it: the system's certificates are read once.
+fn tls(authorities: Vec<CertificateDer<'static>>) -> Result<ClientConfig, rustls::Error> {
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let verifier = Verifier::new_with_extra_roots(authorities, Arc::clone(&provider))?;
+    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    Ok(builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier)).with_no_client_auth())
+}
+
 #[expect(clippy::disallowed_methods, reason = "the trust of the one way out is read where it is used")]
-fn authorities(path: &Path) -> Result<Vec<reqwest::Certificate>, Unbuildable> {
+fn authorities(path: &Path) -> Result<Vec<CertificateDer<'static>>, Unbuildable> {
     let failed = |why: String| Unbuildable::Authorities { path: path.to_owned(), why };
     let pem = std::fs::read(path).map_err(|e| failed(e.to_string()))?;
-    let found = reqwest::Certificate::from_pem_bundle(&pem).map_err(|e| failed(e.to_string()))?;
+    let found =
+        CertificateDer::pem_slice_iter(&pem).collect::<Result<Vec<_>, _>>().map_err(|e| failed(e.to_string()))?;
     if found.is_empty() { Err(failed("there is none in it".into())) } else { Ok(found) }
 }
