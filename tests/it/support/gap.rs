@@ -6,7 +6,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::stream;
+use http_body_util::StreamBody;
+use hyper::body::Frame;
 use larder::app::{self, Settings};
 use larder::bundle::{Receipt, SigningKey, Step, Trust};
 use larder::clock::Clock;
@@ -16,9 +19,10 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
+use super::eventually;
 use super::http::{Answer, client, send};
 use super::larder::{Builder, Folder, HOST, Larder};
-use super::process::{Process, eventually};
+use super::process::Process;
 use super::upstream::FakeUpstream;
 
 /// The key that bundles are signed with, as both sides have it in their configurations.
@@ -101,9 +105,13 @@ impl Giving {
     pub(crate) fn to(running: &Process, folder: &Folder) -> Self {
         let token = std::fs::read_to_string(folder.path().join("admin-token")).unwrap();
         let (sent, body) = mpsc::channel(1);
-        let stream = stream::unfold(body, |mut body| async { body.recv().await.map(|piece| (piece, body)) });
+        let stream = stream::unfold(body, |mut body: mpsc::Receiver<io::Result<Vec<u8>>>| async {
+            let piece = body.recv().await?;
+            Some((piece.map(|piece| Frame::data(Bytes::from(piece))), body))
+        });
         let request = client().post(format!("{}/admin/v1/bundle/apply", running.admin())).bearer_auth(token);
-        let request = request.header("content-type", "application/x-tar").body(reqwest::Body::wrap_stream(stream));
+        let request =
+            request.header("content-type", "application/x-tar").body(reqwest::Body::wrap(StreamBody::new(stream)));
         Self { sent, answer: tokio::spawn(send(request)) }
     }
 

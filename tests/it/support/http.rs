@@ -2,6 +2,8 @@
 
 use reqwest::header::HeaderMap;
 
+use super::HANGS_AFTER;
+
 /// An answer, read whole.
 #[derive(Debug)]
 pub(crate) struct Answer {
@@ -38,10 +40,11 @@ impl Answer {
     }
 }
 
-/// A client that follows nothing and undoes no coding.
+/// A client that follows nothing, undoes no coding and trusts nobody: to read the system's certificates takes longer than
+/// most requests.
 pub(crate) fn client() -> reqwest::Client {
     let builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).no_proxy();
-    builder.no_gzip().no_brotli().no_zstd().build().unwrap()
+    builder.tls_certs_only([]).no_gzip().timeout(HANGS_AFTER).build().unwrap()
 }
 
 /// Sends a request and reads the whole answer; an error where the body ends before it is complete.
