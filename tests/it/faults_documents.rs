@@ -12,7 +12,9 @@ use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 
 /// What the clients wait for a document before they give up (PROTOCOL 2.2).
 const PATIENCE_OF_CLIENTS: Duration = Duration::from_secs(10);
-const GIVE_UP_AFTER: Duration = Duration::from_secs(4);
+/// Longer than a busy machine takes to read whatever is too large; the answer comes after it.
+const GIVE_UP_AFTER: Duration = Duration::from_secs(12);
+const ANSWER_WITHIN: Duration = Duration::from_secs(24);
 /// Nothing stays fresh, and what is held waits for nobody for long.
 const SERVES_SOON: &str = "patience = \"500ms\"\nfresh = { discovery = \"0s\", versions = \"0s\", download = \"0s\" }";
 
@@ -88,7 +90,8 @@ async fn publishing(names: impl IntoIterator<Item = String>) -> FakeUpstream {
 }
 
 fn impatient(upstream: &FakeUpstream) -> Builder {
-    let builder = Larder::mirroring(upstream).give_up_after(GIVE_UP_AFTER).with("patience = \"500ms\"");
+    let builder = Larder::mirroring(upstream).give_up_after(GIVE_UP_AFTER).answer_within(ANSWER_WITHIN);
+    let builder = builder.with("patience = \"500ms\"");
     builder.with("fresh = { versions = \"0s\", download = \"0s\" }")
 }
 
@@ -167,7 +170,7 @@ async fn no_trouble_with_discovery_gets_in_or_hides_what_is_held() {
             builder.upstream(&host(number), &format!("{}/{}/", upstream.origin(), name(number)), SERVES_SOON)
         })
     };
-    let builder = || registries(Larder::builder()).give_up_after(GIVE_UP_AFTER);
+    let builder = || registries(Larder::builder()).give_up_after(GIVE_UP_AFTER).answer_within(ANSWER_WITHIN);
     let (empty, full) = (builder().start().await, builder().start().await);
     for number in 0..troubles.len() {
         let path = format!("/{}/.well-known/terraform.json", name(number));
