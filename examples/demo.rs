@@ -1,7 +1,7 @@
 //! A demonstration that needs no internet: a registry with real zips and real signatures and a larder in
 //! front of it, in one process; the real `terraform init` cold, then warm with the registry stopped.
 //!
-//! `cargo run --release --example demo`
+//! `cargo run --example demo`
 #![expect(clippy::disallowed_methods, reason = "a demonstration stands outside the walls between the rooms")]
 #![expect(clippy::print_stdout, reason = "printing is what it is for")]
 
