@@ -469,7 +469,7 @@ async fn an_index_that_is_locked_elsewhere_is_an_error_that_says_so_and_is_left_
     let index = folder.path().join("v1/index");
     let held = std::fs::File::options().read(true).write(true).open(index.join("db")).unwrap();
     held.lock().unwrap();
-    let said = Process::try_start(&mirroring(&upstream, &folder), folder.path()).err().expect("it started");
+    let said = Process::second(&mirroring(&upstream, &folder).config_text(), folder.path()).err;
     assert!(said.contains(&index.display().to_string()) && said.contains("in use by another larder"), "{said}");
     assert_eq!(crate::crash::set_aside(folder.path()), Vec::<String>::new());
     assert!(index.join("db").exists());

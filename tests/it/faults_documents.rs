@@ -38,7 +38,7 @@ fn troubles(kind: &Target) -> Vec<(Fault, u16)> {
         (Fault::NoLengthTruncated(10), 502),
         (Fault::NeverAnswers, 504),
         (Fault::Stalls(10), 504),
-        (Fault::Drips(1, Duration::from_millis(100)), 504),
+        (Fault::Drips(1, Duration::from_secs(1)), 504),
         (Fault::RedirectLoop(302), 502),
         (Fault::HugeHeader, 502),
         (Fault::Endless, 502),

@@ -145,14 +145,7 @@ pub(crate) struct Process {
 impl Process {
     /// Starts the binary with the configuration that a builder describes, and waits until it listens.
     pub(crate) fn start(builder: &Builder, folder: &Path) -> Self {
-        let deadline = Instant::now() + LOCK_LINGERS;
-        loop {
-            match Self::try_start(builder, folder) {
-                Ok(process) => return process,
-                Err(said) if said.contains("in use by another larder") && Instant::now() < deadline => {}
-                Err(said) => panic!("larder did not start: {said}"),
-            }
-        }
+        Self::try_start(builder, folder).unwrap_or_else(|said| panic!("larder did not start: {said}"))
     }
 
     /// The same; what it said where it ended instead.
@@ -193,8 +186,27 @@ impl Process {
         Self::spawn(shell)
     }
 
-    /// The command as it is.
+    /// The command as it is; once more where the lock of a store lingers.
     pub(crate) fn spawn(mut command: Command) -> Result<Self, Said> {
+        let deadline = Instant::now() + LOCK_LINGERS;
+        loop {
+            match Self::spawn_once(&mut command) {
+                Err(said) if said.err.contains("in use by another larder") && Instant::now() < deadline => {}
+                started => return started,
+            }
+        }
+    }
+
+    /// How a second larder with this configuration ends, beside the one that runs.
+    pub(crate) fn second(config: &str, folder: &Path) -> Said {
+        let file = folder.join("second.toml");
+        std::fs::write(&file, config).unwrap();
+        let mut command = command(folder, &["serve", "--json", "--config"]);
+        command.arg(&file);
+        Self::spawn_once(&mut command).err().expect("two larders run on one store")
+    }
+
+    fn spawn_once(command: &mut Command) -> Result<Self, Said> {
         let mut child = command.spawn().unwrap();
         let (log, reading) = Output::of(child.stderr.take().unwrap());
         let mut line = String::new();
