@@ -8,8 +8,9 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::Value;
 
-use crate::operator::{Site, free_port, json};
+use crate::operator::{Site, json};
 use crate::support::larder::HOST;
+use crate::support::ports::free_port;
 use crate::support::process::{Said, command, run};
 use crate::support::small_disk::SmallDisk;
 use crate::support::terraform::host_override;

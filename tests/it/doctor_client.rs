@@ -4,9 +4,10 @@
 use std::io::{Read, Write};
 
 use crate::doctor::{examine, examine_terraform_alone, paste, providers, registry, site, speak_tls, write};
-use crate::operator::{Site, free_port};
+use crate::operator::Site;
 use crate::support::http::get;
 use crate::support::larder::{Folder, HOST};
+use crate::support::ports::free_port;
 use crate::support::process::Process;
 use crate::support::terraform::{Terraform, host_override, network_mirror};
 use crate::support::tls::TestCa;

@@ -3,6 +3,7 @@
 
 use crate::support::http::{Answer, get};
 use crate::support::larder::{Builder, Folder, HOST, Larder};
+use crate::support::ports::free_port;
 use crate::support::process::Process;
 use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
@@ -407,7 +408,7 @@ async fn allow_private_lends_nobody_a_credential() {
 /// 508 at once, and nothing is asked again and again.
 #[tokio::test]
 async fn an_upstream_that_is_larder_itself_is_a_ring_that_ends_at_once() {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_port();
     for name in ["127.0.0.1", "localhost"] {
         let url = format!("http://{name}:{port}/registry/{HOST}/");
         let larder = Larder::builder().server(&format!("listen = \"127.0.0.1:{port}\"")).upstream(HOST, &url, "");
@@ -417,8 +418,7 @@ async fn an_upstream_that_is_larder_itself_is_a_ring_that_ends_at_once() {
         assert_eq!(larder.metric("larder_requests_total").await, 2.0, "the one asked, and the one that came back");
         larder.stop().await;
     }
-    let ports = [(); 2].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
-    let [first, second] = ports.map(|socket| socket.local_addr().unwrap().port());
+    let [first, second] = [free_port(), free_port()];
     let mut ring = Vec::new();
     for (own, next) in [(first, second), (second, first)] {
         let url = format!("http://127.0.0.1:{next}/registry/{HOST}/");

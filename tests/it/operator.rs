@@ -1,7 +1,6 @@
 //! What an operator sees: `check`, `client-config` and `status`, with a running larder and without, and the admin
 //! listener that they talk to.
 
-use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
@@ -9,6 +8,7 @@ use serde_json::Value;
 
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::ports::free_port;
 use crate::support::process::{Process, Said, command, run};
 use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Provider, SigningKey};
@@ -18,11 +18,6 @@ pub(crate) struct Site {
     pub(crate) home: Folder,
     pub(crate) text: String,
     listen: u16,
-}
-
-/// A port that was free a moment ago.
-pub(crate) fn free_port() -> u16 {
-    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }
 
 impl Site {

@@ -2,7 +2,6 @@
 //! wrong; then everything that larder said, kept and sent is searched for them.
 
 use std::collections::BTreeMap;
-use std::net::TcpListener;
 use std::path::PathBuf;
 
 use base64::Engine as _;
@@ -10,6 +9,7 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::support::http::{Answer, client, get, send};
 use crate::support::larder::{Folder, Larder};
+use crate::support::ports::free_port;
 use crate::support::process::{Process, Said, command, run};
 use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, RecordedRequest, Target};
@@ -224,10 +224,6 @@ const STATUSES: [u16; 9] = [400, 401, 403, 404, 422, 429, 451, 500, 503];
 fn sign_archive_url(text: &str, from: &str, to: &str) -> String {
     let (before, url) = text.split_once("\"download_url\":").unwrap();
     format!("{before}\"download_url\":{}", url.replacen(from, to, 1))
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }
 
 /// Asks as a client with secrets of its own.

@@ -10,6 +10,7 @@ use crate::operator;
 use crate::support::admin::{FakeAdmin, Script};
 use crate::support::eventually;
 use crate::support::larder::{Folder, HOST};
+use crate::support::ports::free_port;
 use crate::support::process::{Said, command, run, serving};
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 use crate::warming::{both, items};
@@ -293,8 +294,7 @@ async fn where_no_larder_runs_ctrl_c_and_sigterm_end_it_and_what_was_fetched_sta
 async fn a_store_that_is_in_use_is_left_alone() {
     let (mut site, _upstream) = without_larder().await;
     let larder = site.serve();
-    site.text =
-        site.text.replace("[admin]\nlisten", &format!("[admin]\nlisten = \"127.0.0.1:{}\" #", operator::free_port()));
+    site.text = site.text.replace("[admin]\nlisten", &format!("[admin]\nlisten = \"127.0.0.1:{}\" #", free_port()));
     let said = site.run(&["warm", "acme/null"]).await;
     assert_eq!((said.code, said.out.as_str()), (Some(1), ""), "{said:?}");
     assert!(said.err.contains("is in use by another larder"), "{said:?}");

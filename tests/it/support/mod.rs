@@ -11,6 +11,7 @@ pub(crate) mod larder;
 pub(crate) mod module_scene;
 pub(crate) mod nginx;
 pub(crate) mod openmetrics;
+pub(crate) mod ports;
 pub(crate) mod process;
 pub(crate) mod programs;
 pub(crate) mod scene;

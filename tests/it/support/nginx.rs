@@ -1,12 +1,13 @@
 //! A plain web server over a folder: the real nginx, over TLS, with nothing that knows of registries.
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use tempfile::TempDir;
 
 use super::eventually;
+use super::ports::free_port;
 use super::tls::TestCa;
 
 /// A running one. Killed when dropped.
@@ -24,8 +25,8 @@ impl Nginx {
         let (certificate, key) = ca.issue(&["127.0.0.1"]);
         std::fs::write(place.join("cert.pem"), certificate).unwrap();
         std::fs::write(place.join("key.pem"), key).unwrap();
-        // nginx takes no port 0: this one was free a moment ago.
-        let address = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap();
+        // nginx takes no port 0.
+        let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let (shown, root) = (place.display(), root.display());
         let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
             .map(|name| format!("    {name}_temp_path {shown}/{name};\n"))

@@ -2,7 +2,7 @@
 //! is `git-upload-pack` on one folder; it can be told to say nothing, or to break off.
 
 use std::fs;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+use crate::support::ports::free_port;
 use crate::support::programs::{cannot, find};
 
 /// A running server, ended when dropped.
@@ -24,8 +25,7 @@ pub(crate) struct Sshd {
 impl Sshd {
     /// Serves a folder of repositories; none where it cannot, which is said.
     pub(crate) async fn start(root: &Path) -> Option<Self> {
-        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        Self::start_at(root, free).await
+        Self::start_at(root, SocketAddr::from(([127, 0, 0, 1], free_port()))).await
     }
 
     /// The same at this address: 22 in a namespace of the test's own.
