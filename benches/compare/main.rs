@@ -31,6 +31,7 @@ mod warm;
 #[expect(dead_code, clippy::unwrap_used, reason = "the tests use the rest of it, and may fail")]
 mod support;
 
+use std::cell::Cell;
 use std::path::PathBuf;
 
 use clap::Parser;
@@ -88,6 +89,8 @@ pub(crate) struct Bench {
     nginx: Option<PathBuf>,
     wrk: Option<PathBuf>,
     terraform: Option<PathBuf>,
+    /// How many parts could not be measured.
+    failed: Cell<usize>,
     _folder: TempDir,
 }
 
@@ -109,6 +112,7 @@ impl Bench {
             nginx: process::find("nginx"),
             wrk: process::find("wrk"),
             terraform: process::find("terraform"),
+            failed: Cell::new(0),
             _folder: folder,
         })
     }
@@ -133,6 +137,7 @@ impl Bench {
         interrupt::check()?;
         if let Err(error) = &measured {
             self.progress(&format!("{what} could not be measured: {error:#}"));
+            self.failed.set(self.failed.get() + 1);
         }
         Ok(measured.ok())
     }
@@ -189,5 +194,7 @@ fn main() -> anyhow::Result<()> {
     let programs = [&bench.nginx, &bench.terraform, &bench.wrk].into_iter().flatten().map(PathBuf::as_path);
     let circumstances = machine::circumstances(programs, &bench.options)?;
     report::print(&sections, &circumstances);
+    let failed = bench.failed.get();
+    anyhow::ensure!(failed == 0, "{failed} could not be measured: see above");
     Ok(())
 }
