@@ -14,6 +14,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 use secrecy::SecretString;
 use tokio::net::TcpListener;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 pub use self::base::base;
@@ -25,9 +26,10 @@ use crate::cdn_loop::OwnEntry;
 use crate::clock::{Clock, Timestamp};
 use crate::config::Config;
 use crate::error::Error;
-use crate::http::alive::{self, Listening, Silent};
+use crate::http::alive::{self, Listening, Pool, Silent};
 use crate::http::clients::Clients;
-use crate::http::listener::{self, Crowded, serve};
+use crate::http::listener::{self, serve};
+use crate::http::places::{Places, Standing};
 use crate::http::tls::Tls;
 use crate::http::{Admin, Main, Requests};
 use crate::jobs::{self, Jobs, Recurring};
@@ -37,12 +39,13 @@ use crate::protocol::admin::Access;
 use crate::protocol::client_config::{self, Way};
 use crate::protocol::route::{Door, Mount};
 use crate::store::{Store, StoreError};
+use crate::supervisor::{Supervisor, Task};
 use crate::upstream::bounds::Bounds;
 use crate::upstream::outbound::Outbound;
 use crate::upstream::{Traffic, Upstreams};
 
 /// What a start may differ in besides its configuration.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Settings {
     /// Where `now` comes from.
     pub clock: Clock,
@@ -52,6 +55,20 @@ pub struct Settings {
     pub bounds: Bounds,
     /// What a listener allows its clients.
     pub connections: listener::Limits,
+    /// How long a task may wait for a blocking thread before larder does not answer itself any more.
+    pub pool_within: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            clock: Clock::default(),
+            limits: Limits::default(),
+            bounds: Bounds::default(),
+            connections: listener::Limits::default(),
+            pool_within: alive::POOL_WITHIN,
+        }
+    }
 }
 
 /// What would keep a larder of this configuration from starting, as far as its files tell.
@@ -80,7 +97,7 @@ pub fn mirror(config: &Config, settings: &Settings) -> Result<(Arc<Mirror>, Arc<
     let outbound = Outbound::new(&config.network, &config.upstreams, own, metrics.counters.traffic(), settings.bounds)?;
     let sealed_for = SealedFor::from(config.network.sealed_platforms.as_slice());
     let terms = Terms::new(upstreams, outbound, config.store.max_size.as_u64(), sealed_for);
-    let mirror = Mirror::new(Arc::clone(&store), terms, settings.limits, metrics.counters.clone());
+    let mirror = Mirror::new(Arc::clone(&store), terms, settings.limits, metrics.counters.clone())?;
     Ok((mirror, store, metrics))
 }
 
@@ -89,6 +106,7 @@ pub fn mirror(config: &Config, settings: &Settings) -> Result<(Arc<Mirror>, Arc<
 pub struct Metrics {
     requests: Requests,
     counters: Counters,
+    supervisor: Supervisor,
 }
 
 impl Metrics {
@@ -100,6 +118,7 @@ impl Metrics {
         registry.register_with_unit("larder_start_time", "When this larder started, since 1970", Unit::Seconds, since);
         self.requests.register(&mut registry);
         self.counters.register(&mut registry);
+        self.supervisor.register(&mut registry);
         registry.register_collector(Box::new(Gauges { mirror, clock }));
         registry
     }
@@ -122,8 +141,9 @@ pub struct Running {
     parts: Parts,
     front: ArcSwap<Front>,
     tls: Option<Arc<Tls>>,
-    main_crowded: Crowded,
-    admin_crowded: Crowded,
+    main_places: Places,
+    admin_places: Places,
+    pool: Pool,
     config: tokio::sync::Mutex<Config>,
 }
 
@@ -138,6 +158,7 @@ struct Parts {
     made_token: OnceLock<SecretString>,
     started: Timestamp,
     requests: Requests,
+    supervisor: Supervisor,
     registry: Arc<Registry>,
     clock: Clock,
     main: SocketAddr,
@@ -170,7 +191,11 @@ impl App {
         let started = settings.clock.now();
         let jobs = Jobs::of_store(Arc::clone(&mirror), settings.clock.clone(), Arc::clone(&store)).await;
         let parts = Parts {
-            recurring: Recurring::new(Arc::clone(&jobs), settings.clock.clone(), config).await,
+            recurring: {
+                let supervisor = metrics.supervisor.clone();
+                Recurring::new(Arc::clone(&jobs), settings.clock.clone(), config, supervisor).await
+            },
+            supervisor: metrics.supervisor.clone(),
             jobs,
             registry: Arc::new(metrics.registry(Arc::clone(&mirror), started, settings.clock.clone())),
             started,
@@ -184,8 +209,10 @@ impl App {
         };
         let front = ArcSwap::from_pointee(parts.front(config, parts.mirror.terms(), None)?);
         let config_in_force = tokio::sync::Mutex::new(config.clone());
-        let (main_crowded, admin_crowded) = (Crowded::default(), Crowded::default());
-        let running = Running { parts, front, tls, main_crowded, admin_crowded, config: config_in_force };
+        let places = || Places::new(&settings.connections, parts.requests.clone());
+        let (main_places, admin_places) = (places(), places());
+        let pool = Pool::new(settings.pool_within);
+        let running = Running { parts, front, tls, main_places, admin_places, pool, config: config_in_force };
         let (connections, scrub, base) = (settings.connections, config.store.scrub, base(config, main_at));
         Ok(Self { running: Arc::new(running), main, admin, connections, base, scrub })
     }
@@ -218,15 +245,15 @@ impl App {
     /// Serves until `stop`, then lets running downloads finish, and closes the store.
     pub async fn serve(self, stop: CancellationToken) -> Result<(), StoreError> {
         let Self { running, main, admin, connections, scrub, .. } = self;
-        let Parts { mirror, jobs, clock, .. } = &running.parts;
-        jobs.go_on();
-        let keeping = tokio::spawn(jobs::keep_house(Arc::clone(mirror), clock.clone()));
-        let recurring = tokio::spawn(Arc::clone(&running.parts.recurring).run());
-        let scrubbing = scrub.map(|every| tokio::spawn(jobs::scrub(Arc::clone(mirror), clock.clone(), every)));
+        running.parts.jobs.go_on();
+        let mut background = running.background(scrub, &stop);
         let tls = running.tls.clone();
-        let reloading = tls.clone().map(|tls| tokio::spawn(tls.reload_when_changed(stop.clone())));
-        let (main_crowded, admin_crowded) = (running.main_crowded.clone(), running.admin_crowded.clone());
+        let (main_places, admin_places) = (running.main_places.clone(), running.admin_places.clone());
         let main_limits = connections.clone();
+        let of_main = {
+            let running = Arc::clone(&running);
+            move |address| running.front.load().main.standing(address)
+        };
         let to_main = {
             let running = Arc::clone(&running);
             move |request, peer| Arc::clone(&running.front.load().main).handle(request, peer)
@@ -236,24 +263,41 @@ impl App {
             move |request, peer| Arc::clone(&running.front.load().admin).handle(request, peer)
         };
         tokio::join!(
-            serve(main, tls, main_limits, main_crowded, to_main, stop.clone()),
-            serve(admin, None, connections, admin_crowded, to_admin, stop.clone()),
+            serve(main, tls, main_limits, main_places, of_main, to_main, stop.clone()),
+            serve(admin, None, connections, admin_places, |_| Standing::Client, to_admin, stop.clone()),
             // At once, and not when the last client has gone.
             async {
                 stop.cancelled().await;
-                jobs.stop().await;
+                running.parts.jobs.stop().await;
             },
         );
         // Until they are gone they hold the mirror, and with it the lock of the store.
-        for task in [Some(keeping), Some(recurring), scrubbing, reloading].into_iter().flatten() {
-            task.abort();
-            let _ = task.await;
-        }
+        background.shutdown().await;
         running.parts.mirror.close().await
     }
 }
 
 impl Running {
+    /// Sets off what runs for as long as larder does, each task by itself and watched over.
+    fn background(&self, scrub: Option<Duration>, stop: &CancellationToken) -> JoinSet<()> {
+        let Parts { mirror, recurring, supervisor, clock, .. } = &self.parts;
+        let mut tasks = JoinSet::new();
+        let (of, at) = (Arc::clone(mirror), clock.clone());
+        supervisor.spawn(&mut tasks, Task::Housekeeping, move || jobs::keep_house(Arc::clone(&of), at.clone()));
+        let of = Arc::clone(recurring);
+        supervisor.spawn(&mut tasks, Task::RecurringWarmUps, move || Arc::clone(&of).run());
+        if let Some(every) = scrub {
+            let (of, at) = (Arc::clone(mirror), clock.clone());
+            supervisor.spawn(&mut tasks, Task::Scrub, move || jobs::scrub(Arc::clone(&of), at.clone(), every));
+        }
+        if let Some(tls) = self.tls.clone() {
+            let stop = stop.clone();
+            let start = move || Arc::clone(&tls).reload_when_changed(stop.clone());
+            supervisor.spawn(&mut tasks, Task::TlsReload, start);
+        }
+        tasks
+    }
+
     /// What it does, in a line.
     pub async fn at_work(&self) -> String {
         let config = self.config.lock().await;
@@ -266,11 +310,15 @@ impl Running {
         format!("{} mirrors {hosts}{link}; store {}", base(&config, self.parts.main), config.store.path.display())
     }
 
-    /// Whether both listeners answer, asked over their own sockets as anybody would.
+    /// Whether both listeners answer, asked over their own sockets as anybody would, and blocking tasks get threads.
     pub async fn answers(&self) -> Result<(), Silent> {
-        let main = Listening { at: from_this_machine(self.parts.main), crowded: &self.main_crowded };
-        let admin = Listening { at: from_this_machine(self.parts.admin), crowded: &self.admin_crowded };
-        alive::listeners_answer(main, admin).await
+        let (main, admin) = (from_this_machine(self.parts.main), from_this_machine(self.parts.admin));
+        let standing = self.front.load().main.standing(main.ip());
+        let main = Listening { at: main, places: &self.main_places, standing };
+        let admin = Listening { at: admin, places: &self.admin_places, standing: Standing::Client };
+        alive::listeners_answer(main, admin).await?;
+        let store = Arc::clone(&self.parts.store);
+        self.pool.answers(move || store.try_disk().is_ok())
     }
 }
 

@@ -46,6 +46,11 @@ impl CdnLoop {
         self.entries().filter(|entry| entry.split(';').next().is_some_and(|name| name.trim() == OUR_NAME))
     }
 
+    /// Whether no proxy named itself: so it is with every client that asks larder first.
+    pub fn names_nobody(&self) -> bool {
+        self.entries().next().is_none()
+    }
+
     /// Whether another larder stands between us and the client.
     pub fn names_a_larder(&self) -> bool {
         self.larders().next().is_some()
@@ -79,6 +84,7 @@ mod tests {
         assert!(through("larder, larder;id=2, larder;id=3, larder, larder").is_a_loop(&own));
         assert!(through("larder;id=1").names_a_larder());
         assert!(!through("notlarder;id=1, larder2").names_a_larder());
+        assert!(through("").names_nobody() && through(" , ").names_nobody() && !through("fastly").names_nobody());
     }
 
     proptest! {

@@ -29,5 +29,6 @@ pub mod mirror;
 pub mod pack;
 pub mod protocol;
 pub mod store;
+pub mod supervisor;
 pub mod upstream;
 pub mod verify;

@@ -26,10 +26,11 @@ fuzz_target!(|text: &str| {
         assert!(path.starts_with('/') && !path.contains("//"), "{path}");
         assert!(AdminRoute::parse(&format!("{path}/"), query).is_none(), "{path}");
     }
-    let shown = Credentials { host: lines.next(), authorization: lines.next(), origin: lines.next() };
+    let mut next = || lines.next();
+    let shown = Credentials { host: next(), authorization: next(), origin: next(), site: next() };
     let [on_loopback, elsewhere] = &*ACCESS;
     if on_loopback.may_read(shown).is_ok() {
-        assert!(shown.origin.is_none());
+        assert!(shown.origin.is_none() && shown.site.is_none_or(|site| matches!(site, "none" | "same-origin")));
         let host = shown.host.expect("on loopback, the Host says that it is");
         assert!(names_this_machine(host), "{host}");
     }

@@ -15,6 +15,7 @@ use larder::mirror::{Archive, Outcome};
 use larder::protocol::rendered::Rendered;
 use larder::protocol::route::Route;
 use larder::protocol::{Content, Reply};
+use larder::store::ReadMemory;
 use libfuzzer_sys::fuzz_target;
 use tokio::runtime::Runtime;
 
@@ -83,7 +84,8 @@ fn a_document(request: &Request<()>, outcome: Outcome) {
 }
 
 fn answered(content: Content, outcome: Outcome, request: &Request<()>) -> (http::response::Parts, Bytes) {
-    let response: Response<Body> = reply(Reply { content, outcome: Some(outcome), age: None }, &Route::Health, request);
+    let (reply_of, memory) = (Reply { content, outcome: Some(outcome), age: None }, ReadMemory::new(1 << 20).share());
+    let response: Response<Body> = reply(reply_of, &Route::Health, request, &memory);
     let (parts, body) = response.into_parts();
     let announced = http_body::Body::size_hint(&body).exact();
     let body = RUNTIME.block_on(body.collect()).expect("bytes at hand").to_bytes();

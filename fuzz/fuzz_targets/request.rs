@@ -17,6 +17,7 @@ use larder::http::listener::Peer;
 use larder::http::{Main, Requests};
 use larder::protocol::Protocols;
 use larder::protocol::route::{Door, Mount};
+use larder::store::ReadMemory;
 use libfuzzer_sys::fuzz_target;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -84,9 +85,13 @@ fuzz_target!(|request: &[u8]| {
 async fn answered(request: &[u8]) -> Vec<u8> {
     let (mut client, server) = tokio::io::duplex(1 << 20);
     let main = Arc::clone(&LARDER.0);
-    let peer = Peer { address: SocketAddr::from(([10, 9, 0, 5], 4711)), secure: false };
+    let peer = Peer {
+        address: SocketAddr::from(([10, 9, 0, 5], 4711)),
+        secure: false,
+        memory: ReadMemory::new(1 << 20).share(),
+    };
     let service = service_fn(move |request| {
-        let main = Arc::clone(&main);
+        let (main, peer) = (Arc::clone(&main), peer.clone());
         async move { Ok::<_, std::convert::Infallible>(main.handle(request, peer).await) }
     });
     let serving = tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(server), service));

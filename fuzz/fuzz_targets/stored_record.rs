@@ -2,7 +2,7 @@
 //! The first byte of the input says which kind of record the rest is.
 #![no_main]
 
-use larder::address::{Artifact, Hostname, Name, Package, Platform, ProviderAddress, Version};
+use larder::address::{Address, Artifact, Hostname, Name, Package, Platform, ProviderAddress, Version};
 use larder::mirror::record::written_anew;
 use larder::store::Key;
 use libfuzzer_sys::fuzz_target;
@@ -25,6 +25,10 @@ fuzz_target!(|input: &[u8]| {
         b's' => Key::ProofSet(package),
         b'n' => Key::Name(Artifact::Provider(package)),
         b'm' => Key::Missing,
+        b'f' => Key::FirstSeen(provider, package.version),
+        b'k' => Key::KeyLog(provider),
+        b'l' => Key::FirstListed(provider),
+        b'a' => Key::Alarms(Address::Provider(provider)),
         _ => Key::Seen(provider),
     };
     let Some(written) = written_anew(&key, record.to_vec()) else { return };

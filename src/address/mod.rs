@@ -164,6 +164,36 @@ impl fmt::Display for Package {
     }
 }
 
+/// What versions are of: a provider or a module.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Address {
+    /// A provider.
+    Provider(ProviderAddress),
+    /// A module, in the one spelling that is its key.
+    Module(ModuleAddress),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Provider(address) => address.fmt(f),
+            Self::Module(address) => address.fmt(f),
+        }
+    }
+}
+
+impl From<&ProviderAddress> for Address {
+    fn from(address: &ProviderAddress) -> Self {
+        Self::Provider(address.clone())
+    }
+}
+
+impl From<&ModuleAddress> for Address {
+    fn from(address: &ModuleAddress) -> Self {
+        Self::Module(address.clone())
+    }
+}
+
 /// What an archive is kept as.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

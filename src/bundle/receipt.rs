@@ -99,6 +99,11 @@ impl Receipt {
         }
     }
 
+    /// How old it was when it had been applied, in seconds.
+    pub fn age_seconds(&self) -> u64 {
+        self.applied.since(self.created).as_secs()
+    }
+
     /// How many things came to which end: applied, held already, refused, not reached.
     pub fn counts(&self) -> [u64; 4] {
         let mut counts = [0; 4];

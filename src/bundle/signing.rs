@@ -1,6 +1,7 @@
 //! Who made a bundle: an Ed25519 signature over the bytes of its manifest, and whom one trusts.
 
 use std::fmt;
+use std::time::Duration;
 
 use aws_lc_rs::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
 use base64::Engine;
@@ -193,6 +194,8 @@ pub struct Keys {
     pub signing: Option<SigningKey>,
     /// The keys that are trusted.
     pub trusted: Vec<PublicKey>,
+    /// How old a bundle may be when it is applied, by what its manifest says; none: of any age.
+    pub max_age: Option<Duration>,
 }
 
 /// Who vouches for a bundle.

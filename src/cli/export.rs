@@ -118,8 +118,7 @@ async fn export(by: &Larder, job: &Job, partial: bool, folder: &Arc<Folder>) -> 
             if let Some(missing) = export.missing.first().filter(|_| !partial) {
                 anyhow::bail!("{}: {}", missing.package, missing.why);
             }
-            let mirror = Arc::clone(mirror);
-            spawn_blocking(move || export.write(&mirror, out)).await?.map_err(anyhow::Error::from)
+            export.write(mirror, out).await.map(drop).map_err(anyhow::Error::from)
         }
     };
     let received = receiving.await;

@@ -12,7 +12,7 @@ use crate::app::{self, Settings};
 use crate::http::admin_client::{self, NoAnswer};
 use crate::jobs::report::JobState;
 use crate::jobs::{LastRun, Recurring, RecurringState};
-use crate::mirror::{Alarm, AlarmKind, Status, StoreState, Trouble, UpstreamState};
+use crate::mirror::{Alarm, AlarmKind, LastBundle, Status, StoreState, Trouble, UpstreamState};
 use crate::protocol::admin::{Report, SinceStart};
 use crate::store::Store;
 
@@ -94,6 +94,11 @@ fn store(page: &mut Page, mirror: &Status) {
     let held = |number: u64, bytes: u64| format!("{number} ({})", ByteSize(bytes));
     page.row("archives", &held(mirror.archives, mirror.archive_bytes));
     page.row("documents", &held(mirror.documents, mirror.document_bytes));
+    if let Some(LastBundle { created, applied, .. }) = mirror.last_bundle {
+        let age = time(applied.since(created).as_secs());
+        page.row("last bundle", &format!("made {}, applied {age} later", moment(created)));
+    }
+    page.row("first-seen", &held(mirror.first_seen_records, mirror.first_seen_bytes));
     let full = percent(mirror.archive_bytes.saturating_add(mirror.document_bytes), mirror.max_size_bytes);
     let full = full.map(|full| format!(", {full} % of it used")).unwrap_or_default();
     page.row("limit", &format!("{}{full}", ByteSize(mirror.max_size_bytes)));
@@ -180,10 +185,18 @@ fn last_run(last: &LastRun) -> String {
     format!("{how}{again}, {}", moment(*ended))
 }
 
-/// Nobody signs modules: what there is to say of one is another thing.
-fn is_of_module(alarm: &Alarm) -> bool {
-    // HOST/NAMESPACE/NAME/SYSTEM, where a provider has HOST/NAMESPACE/TYPE.
-    alarm.what.split(['@', ' ']).next().is_some_and(|address| address.matches('/').count() == 3)
+/// What an alarm is about, in a few words.
+fn meaning(kind: AlarmKind) -> &'static str {
+    match kind {
+        AlarmKind::WaitsForAccept => "changed upstream, the new bytes are not served",
+        AlarmKind::Republished => "changed upstream, the new bytes are served",
+        AlarmKind::Moved => "moved upstream, the new tree is not served",
+        AlarmKind::NewKey => "signed by a new key, served",
+        AlarmKind::SignatureLost => "signed no more, not served",
+        AlarmKind::Dropped => "dropped upstream, served",
+        AlarmKind::DamagedRecord => "first-seen record damaged, not served",
+        AlarmKind::ImportedDiffers => "not what was imported, served",
+    }
 }
 
 fn alarms(page: &mut Page, alarms: &[Alarm]) {
@@ -191,32 +204,15 @@ fn alarms(page: &mut Page, alarms: &[Alarm]) {
         return;
     }
     page.group("alarms", &alarms.len().to_string());
-    // What waits for a decision comes first.
-    let (waiting, others): (Vec<&Alarm>, Vec<&Alarm>) =
-        alarms.iter().partition(|alarm| alarm.kind == AlarmKind::WaitsForAccept);
-    for alarm in waiting.iter().chain(&others).take(SHOWN) {
-        let of = alarm.file.as_ref().map(|file| format!(" ({})", shown_as_text(file))).unwrap_or_default();
-        let said = match alarm.kind {
-            AlarmKind::WaitsForAccept if is_of_module(alarm) && alarm.file.is_none() => {
-                "what was seen of it first is damaged, and no archive tells what that was: not served. If its publisher vouches for what is there now:".to_owned()
-            }
-            AlarmKind::WaitsForAccept if is_of_module(alarm) => format!(
-                "published anew{of}: what was seen first is served while it is held, this is not. If its publisher did this:"
-            ),
-            AlarmKind::WaitsForAccept => {
-                format!("published anew{of}, and no known key vouches for that: not served. If its publisher did this:")
-            }
-            AlarmKind::Republished => {
-                format!("published anew{of}, signed by a key known for the provider: the new one is served")
-            }
-            AlarmKind::Dropped => "upstream lists it no more; it is held, and stays listed".to_owned(),
-            AlarmKind::ImportedDiffers => {
-                format!("what was imported of it{of} is not what upstream has: that is served from now on")
-            }
-        };
-        page.item(&format!("{}, {}", alarm.what, moment(alarm.since)), Some(&said));
-        if alarm.kind == AlarmKind::WaitsForAccept {
-            page.command(&format!("larder accept {}", alarm.what));
+    // What keeps something from being served comes first.
+    let (refusing, others): (Vec<&Alarm>, Vec<&Alarm>) = alarms.iter().partition(|alarm| alarm.kind.refuses());
+    for alarm in refusing.iter().chain(&others).take(SHOWN) {
+        let Alarm { kind, address, version, detail, since, resolve } = alarm;
+        let said = format!("{}: {}", meaning(*kind), shown_as_text(detail));
+        page.item(&format!("{address} {version}, {}", moment(*since)), Some(&said));
+        if let Some(command) = resolve {
+            page.item("if that is what its publisher released:", None);
+            page.command(command);
         }
     }
     and_more(page, alarms.len());

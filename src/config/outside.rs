@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
@@ -94,4 +95,9 @@ fn open(path: &Path) -> Result<File, Unreadable> {
 // A relative folder would lead into the working directory.
 fn folder(env: &dyn Fn(&str) -> Option<String>, name: &str) -> Option<PathBuf> {
     env(name).map(PathBuf::from).filter(|path| path.is_absolute())
+}
+
+/// Whether users that are neither the owner nor of the group may read or change a file.
+pub(super) fn others_may_read(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|file| file.permissions().mode() & 0o007 != 0)
 }

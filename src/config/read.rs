@@ -139,7 +139,8 @@ fn read_bundle(section: &mut Section<'_, '_, '_>) -> Keys {
         key.map_err(|bad| section.problem("signing_key", bad.to_string())).ok()
     });
     let key = |text: &str| PublicKey::parse(text).map_err(|bad| bad.to_string());
-    Keys { signing, trusted: section.list("trusted_keys", r#"["ed25519:…"]"#, key).unwrap_or_default() }
+    let trusted = section.list("trusted_keys", r#"["ed25519:…"]"#, key).unwrap_or_default();
+    Keys { signing, trusted, max_age: section.text("max_age", "30d", values::duration) }
 }
 
 fn check_listeners(root: &mut Section<'_, '_, '_>, config: &Config) {

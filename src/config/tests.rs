@@ -2,6 +2,8 @@
 #![expect(clippy::disallowed_methods, reason = "tests make their own files")]
 
 use std::collections::BTreeSet;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use proptest::prelude::*;
@@ -148,7 +150,9 @@ fn files_are_relative_to_the_folder_of_the_configuration_and_a_secrets_final_new
     for name in ["cert.pem", "key.pem", "ca.pem", "known_hosts"] {
         std::fs::write(folder.path().join(name), "x").unwrap();
     }
-    std::fs::write(folder.path().join("token"), "hunter2\r\n").unwrap();
+    let token = folder.path().join("token");
+    std::fs::write(&token, "hunter2\r\n").unwrap();
+    std::fs::set_permissions(&token, Permissions::from_mode(0o640)).unwrap();
     let file = folder.path().join("mirror.toml");
     std::fs::write(
         &file,
@@ -164,6 +168,12 @@ fn files_are_relative_to_the_folder_of_the_configuration_and_a_secrets_final_new
     assert_eq!(config.admin.token.unwrap().expose_secret(), "hunter2");
     assert!(matches!(&config.credentials[0].access, Access::Ssh(files) if files.key == folder.path().join("key.pem")));
     assert!(warnings.is_empty(), "{warnings:?}");
+    std::fs::set_permissions(&token, Permissions::from_mode(0o644)).unwrap();
+    let (_, warnings) = Config::load(Some(&file)).unwrap();
+    assert!(
+        warnings.len() == 1 && warnings[0].to_string().contains("everybody on this machine may read"),
+        "{warnings:?}"
+    );
 }
 
 /// Promise 8: secrets stay home.

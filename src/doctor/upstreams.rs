@@ -187,7 +187,8 @@ impl Looking<'_> {
         let offered: Vec<&str> = ["providers.v1", "modules.v1"].into_iter().filter(is_offered).collect();
         match discovery.service("providers.v1") {
             Some(base) => {
-                let grant = self.upstream.grant.clone().and(&base);
+                let grant = self.upstream.grant.clone();
+                let grant = if document.is_from_whom_was_asked() { grant.and(&base) } else { grant.permitting(&base) };
                 (self.ok(DISCOVERY, format!("names {}, in {took} ms", offered.join(" and "))), Some((base, grant)))
             }
             None if offered.is_empty() => {
@@ -253,7 +254,7 @@ fn about_answer(fault: &Fault) -> &'static str {
         }
         Fault::Trouble { .. } => "wait: it is the upstream's own trouble; what is held is served meanwhile",
         Fault::Looped => "make [[upstream]] url lead to a registry, and not back to a larder",
-        Fault::Refused(Refusal::PlainHttp { .. } | Refusal::Address { .. }) => {
+        Fault::Refused(Refusal::PlainHttp { .. } | Refusal::Address { .. } | Refusal::PrivateName { .. }) => {
             "add that line where you trust the place; else see where the upstream leads"
         }
         _ => NO_REGISTRY,

@@ -6,15 +6,34 @@ use tar::{Builder, Header};
 
 use super::Mode;
 
-/// A tar under way.
+/// A tar under way. Dropped before its end, it has none: whoever reads it must not take it for whole.
 pub struct Writing<W: Write> {
-    tar: Builder<W>,
+    tar: Builder<Out<W>>,
+}
+
+/// Where it goes, until it is over: a builder that is dropped would still write the end of its tar.
+struct Out<W>(Option<W>);
+
+impl<W: Write> Write for Out<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.as_mut().map_or(Err(io::ErrorKind::BrokenPipe.into()), |out| out.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.as_mut().map_or(Ok(()), Write::flush)
+    }
+}
+
+impl<W: Write> Drop for Writing<W> {
+    fn drop(&mut self) {
+        self.tar.get_mut().0 = None;
+    }
 }
 
 impl<W: Write> Writing<W> {
     /// Begins one.
     pub fn to(out: W) -> Self {
-        Self { tar: Builder::new(out) }
+        Self { tar: Builder::new(Out(Some(out))) }
     }
 
     /// Adds a file of `size_bytes` bytes that nobody executes. The same file is always the same bytes of tar.
@@ -42,12 +61,15 @@ impl<W: Write> Writing<W> {
         Err(io::Error::new(io::ErrorKind::UnexpectedEof, format!("{path} became shorter while it was read")))
     }
 
-    /// Ends it.
+    /// Ends it, and flushes what it was written to.
     ///
     /// # Errors
     /// It could not be written.
-    pub fn end(self) -> io::Result<W> {
-        self.tar.into_inner()
+    pub fn end(mut self) -> io::Result<W> {
+        self.tar.finish()?;
+        let mut out = self.tar.get_mut().0.take().ok_or(io::ErrorKind::BrokenPipe)?;
+        out.flush()?;
+        Ok(out)
     }
 }
 
@@ -61,5 +83,19 @@ impl<R: Read> Read for Counted<R> {
         let read = self.inner.read(buffer)?;
         self.bytes += read as u64;
         Ok(read)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tar_that_is_given_up_has_no_end() {
+        let mut out = Vec::new();
+        let mut tar = Writing::to(&mut out);
+        tar.add("a", 1, &b"x"[..]).unwrap();
+        drop(tar);
+        assert_eq!(out.len(), 2 * 512, "a header and a block, and no blocks of zeros");
     }
 }

@@ -1,21 +1,39 @@
-//! Whether the listeners of this very process answer: asked over their own sockets, as anybody would. Says nothing of
-//! upstreams or the store: no restart mends those.
+//! Whether this very process is at work: its listeners, asked over their own sockets as anybody would, and its pool of
+//! blocking threads. Says nothing of upstreams or the store: no restart mends those.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::Instant;
 
 use super::admin_client;
-use super::listener::Crowded;
+use super::places::{Places, Standing};
 
 /// No request in any protocol that is spoken here: refused before it reaches a handler, a log or a counter, with TLS
 /// and without.
 const KNOCK: &[u8] = b"larder?\r\n\r\n";
 
-/// A listener that gave no answer.
+/// How long a task may wait for a thread of the blocking pool before that counts: longer than any burst of work takes.
+pub const POOL_WITHIN: Duration = Duration::from_secs(60);
+
+/// What a disk does at once that works.
+const DISK_WITHIN: Duration = Duration::from_secs(1);
+
+/// What of this process gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum Silent {
+    /// The pool of blocking threads.
+    #[error(
+        "no blocking task got a thread for {} s, although the disk works: larder's own work holds all threads", .0.as_secs()
+    )]
+    Pool(Duration),
     /// The main one.
     #[error("the main listener on {0} does not answer: {1}")]
     Main(SocketAddr, std::io::Error),
@@ -24,19 +42,88 @@ pub enum Silent {
     Admin(#[from] admin_client::NoAnswer),
 }
 
+/// The pool of threads in which this process waits for its disk, looked at by a task that does nothing.
+///
+/// Threads that all wait for a disk are no sign of death: a restart would wait for the same disk. So while the task gets no
+/// thread, the disk is tried on a thread outside the pool, and the pool counts as starved only as long as the disk works.
+#[derive(Debug)]
+pub struct Pool {
+    within: Duration,
+    /// The task that does nothing, and since when there is one.
+    waiting: Mutex<Option<(JoinHandle<()>, Instant)>>,
+    disk: Arc<Disk>,
+}
+
+/// The disk, as it was when it was last tried.
+#[derive(Debug, Default)]
+struct Disk {
+    is_being_tried: AtomicBool,
+    worked: AtomicBool,
+}
+
+impl Pool {
+    /// The pool of this runtime, in which a task may wait for so long.
+    pub fn new(within: Duration) -> Self {
+        Self { within, waiting: Mutex::default(), disk: Arc::default() }
+    }
+
+    /// Whether tasks get threads, as far as is known since this was last asked; `disk` writes through to the disk, and says
+    /// whether that was possible. Waits for nothing.
+    ///
+    /// # Errors
+    /// [`Silent::Pool`] where no task got a thread in time, and the disk worked when it was last tried.
+    pub fn answers(&self, disk: impl FnOnce() -> bool + Send + 'static) -> Result<(), Silent> {
+        let mut waiting = self.waiting.lock();
+        let Some((_, since)) = waiting.as_ref().filter(|(task, _)| !task.is_finished()) else {
+            *waiting = Some((spawn_blocking(|| ()), Instant::now()));
+            self.disk.worked.store(false, Ordering::Release);
+            return Ok(());
+        };
+        let waited = since.elapsed();
+        if waited < self.within {
+            return Ok(());
+        }
+        if Disk::worked_before(&self.disk, disk) { Err(Silent::Pool(waited)) } else { Ok(()) }
+    }
+}
+
+impl Disk {
+    /// Whether it worked when it was last tried; tries it again, unless it hangs in that.
+    fn worked_before(disk: &Arc<Self>, attempt: impl FnOnce() -> bool + Send + 'static) -> bool {
+        if disk.is_being_tried.swap(true, Ordering::AcqRel) {
+            return false;
+        }
+        let worked = disk.worked.swap(false, Ordering::AcqRel);
+        let tried = Arc::clone(disk);
+        let trying = std::thread::Builder::new().name("disk".to_owned()).spawn(move || {
+            let began = Instant::now();
+            let works = attempt() && began.elapsed() < DISK_WITHIN;
+            tried.worked.store(works, Ordering::Release);
+            tried.is_being_tried.store(false, Ordering::Release);
+        });
+        if let Err(error) = trying {
+            tracing::warn!(%error, "the disk could not be tried: no thread for it");
+            disk.is_being_tried.store(false, Ordering::Release);
+        }
+        worked
+    }
+}
+
 /// A listener of ours.
 #[derive(Debug, Clone, Copy)]
 pub struct Listening<'a> {
     /// Where.
     pub at: SocketAddr,
-    /// Whether it lets anybody else in.
-    pub crowded: &'a Crowded,
+    /// Whom it still lets in.
+    pub places: &'a Places,
+    /// What this very machine is to it.
+    pub standing: Standing,
 }
 
 /// Asks both. Waits for as long as the caller does.
 ///
-/// A listener that has all the connections it may have lets new ones wait: that it is busy is no sign of death, and who
-/// asks turns on the same runtime.
+/// A listener that has all the connections it may have lets new ones wait, or closes them: that it is busy is no sign of
+/// death, and who asks turns on the same runtime.
 pub async fn listeners_answer(main: Listening<'_>, admin: Listening<'_>) -> Result<(), Silent> {
     if admin.can_be_asked().await {
         admin_client::get(admin.at, "/healthz", None).await?;
@@ -49,7 +136,8 @@ pub async fn listeners_answer(main: Listening<'_>, admin: Listening<'_>) -> Resu
 
 impl Listening<'_> {
     async fn can_be_asked(self) -> bool {
-        !self.crowded.is_so() && is_of_this_machine(self.at).await
+        // Whoever asks its own address comes from it.
+        !self.places.keeps_out(self.at.ip().to_canonical(), self.standing) && is_of_this_machine(self.at).await
     }
 }
 
@@ -92,21 +180,39 @@ mod tests {
     use tokio_util::sync::CancellationToken;
 
     use super::super::listener::{Limits, Peer, serve};
-    use super::super::{Body, respond};
+    use super::super::{Body, Requests, respond};
     use super::*;
 
     const WITHIN: Duration = Duration::from_secs(20);
     const LONG: Duration = Duration::from_secs(3600);
 
-    /// A listener that lets this many in.
-    async fn listening(connections: usize, crowded: &Crowded) -> SocketAddr {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let handler = |_: Request<Incoming>, _: Peer| async { healthy() };
-        // Who is in stays in.
-        let limits = Limits { connections, header_time: LONG, idle: LONG, ..Limits::default() };
-        tokio::spawn(serve(listener, None, limits, crowded.clone(), handler, CancellationToken::new()));
-        address
+    /// A listener on loopback, for which this machine is a client.
+    struct Listener {
+        at: SocketAddr,
+        places: Places,
+    }
+
+    impl Listener {
+        /// One within these limits, but that who is in stays in.
+        async fn within(limits: Limits) -> Self {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let at = listener.local_addr().unwrap();
+            let handler = |_: Request<Incoming>, _: Peer| async { healthy() };
+            let limits = Limits { header_time: LONG, idle: LONG, ..limits };
+            let places = Places::new(&limits, Requests::default());
+            let standing = |_| Standing::Client;
+            tokio::spawn(serve(listener, None, limits, places.clone(), standing, handler, CancellationToken::new()));
+            Self { at, places }
+        }
+
+        fn asked(&self) -> Listening<'_> {
+            self.asked_at(self.at)
+        }
+
+        /// The same, but somewhere else.
+        fn asked_at(&self, at: SocketAddr) -> Listening<'_> {
+            Listening { at, places: &self.places, standing: Standing::Client }
+        }
     }
 
     fn healthy() -> Response<Body> {
@@ -115,55 +221,102 @@ mod tests {
 
     #[tokio::test]
     async fn two_listeners_that_answer_are_alive_and_one_that_is_silent_is_not() {
-        let at_ease = Crowded::default();
-        let ask = |main, admin| async move {
-            let crowded = &Crowded::default();
-            listeners_answer(Listening { at: main, crowded }, Listening { at: admin, crowded }).await
-        };
-        let [main, admin] = [listening(4, &at_ease).await, listening(4, &at_ease).await];
-        timeout(WITHIN, ask(main, admin)).await.unwrap().unwrap();
+        let [main, admin] = [Listener::within(Limits::default()).await, Listener::within(Limits::default()).await];
+        timeout(WITHIN, listeners_answer(main.asked(), admin.asked())).await.unwrap().unwrap();
 
         // It is accepted by the system, and by nobody else.
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let silent = silent.local_addr().map(|at| (silent, at)).unwrap();
-        for (main, admin) in [(silent.1, admin), (main, silent.1)] {
-            let asked = timeout(Duration::from_millis(300), ask(main, admin)).await;
+        for (of_main, of_admin) in [(silent.1, admin.at), (main.at, silent.1)] {
+            let asked = listeners_answer(main.asked_at(of_main), admin.asked_at(of_admin));
+            let asked = timeout(Duration::from_millis(300), asked).await;
             assert!(!matches!(asked, Ok(Ok(()))), "{asked:?}");
         }
         drop(silent.0);
-        let error = timeout(WITHIN, ask(silent.1, admin)).await.unwrap().unwrap_err();
+        let asked = listeners_answer(main.asked_at(silent.1), admin.asked());
+        let error = timeout(WITHIN, asked).await.unwrap().unwrap_err();
         assert!(error.to_string().contains(&format!("the main listener on {}", silent.1)), "{error}");
     }
 
     /// A restart would cut all who are served.
     #[tokio::test]
     async fn a_listener_that_serves_as_many_as_it_may_is_alive() {
-        let (crowded, at_ease) = (Crowded::default(), Crowded::default());
-        let [full, other] = [listening(1, &crowded).await, listening(4, &at_ease).await];
-        let [full, other] = [Listening { at: full, crowded: &crowded }, Listening { at: other, crowded: &at_ease }];
-        let is_so = async |so: bool| {
-            while crowded.is_so() != so {
-                tokio::task::yield_now().await;
+        let all_taken = Limits { connections: 1, ..Limits::default() };
+        let all_of_this_machine_taken = Limits { each_address: 1, ..Limits::default() };
+        for limits in [all_taken, all_of_this_machine_taken] {
+            let [full, other] = [Listener::within(limits).await, Listener::within(Limits::default()).await];
+            let keeps_out = async |so: bool| {
+                while full.places.keeps_out(full.at.ip(), Standing::Client) != so {
+                    tokio::task::yield_now().await;
+                }
+            };
+            for (main, admin) in [(&full, &other), (&other, &full)] {
+                let served = TcpStream::connect(full.at).await.unwrap();
+                timeout(WITHIN, keeps_out(true)).await.unwrap();
+                timeout(WITHIN, listeners_answer(main.asked(), admin.asked())).await.unwrap().unwrap();
+                drop(served);
+                timeout(WITHIN, keeps_out(false)).await.unwrap();
+                timeout(WITHIN, listeners_answer(main.asked(), admin.asked())).await.unwrap().unwrap();
+                // Who asked has left, too.
+                timeout(WITHIN, keeps_out(false)).await.unwrap();
             }
-        };
-        for (main, admin) in [(full, other), (other, full)] {
-            let served = TcpStream::connect(full.at).await.unwrap();
-            timeout(WITHIN, is_so(true)).await.unwrap();
-            timeout(WITHIN, listeners_answer(main, admin)).await.unwrap().unwrap();
-            drop(served);
-            timeout(WITHIN, is_so(false)).await.unwrap();
-            timeout(WITHIN, listeners_answer(main, admin)).await.unwrap().unwrap();
         }
     }
 
     /// Addresses for documentation, which nobody has; and nobody answers at them.
     #[tokio::test]
     async fn a_listener_whose_address_is_another_machines_is_not_asked() {
-        let crowded = &Crowded::default();
+        let listener = Listener::within(Limits::default()).await;
         for elsewhere in ["203.0.113.1:8080", "[2001:db8::1]:8080"] {
-            let gone = Listening { at: elsewhere.parse().unwrap(), crowded };
+            let gone = listener.asked_at(elsewhere.parse().unwrap());
             timeout(WITHIN, listeners_answer(gone, gone)).await.unwrap().unwrap();
         }
+    }
+
+    /// Promise 11: threads that larder's own work holds for ever are noticed; those that a disk holds, however it does, are not.
+    #[test]
+    fn a_starved_pool_counts_only_while_the_disk_works() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().max_blocking_threads(2).enable_all().build().unwrap();
+        runtime.block_on(async {
+            let pool = Pool::new(Duration::from_millis(20));
+            let a_while = || tokio::time::sleep(Duration::from_millis(20));
+            let until = async |is_starved: bool| {
+                while pool.answers(|| true).is_err() != is_starved {
+                    a_while().await;
+                }
+            };
+            for _ in 0..2 {
+                timeout(WITHIN, until(false)).await.expect("nothing holds the threads");
+                let held: Vec<_> = (0..2).map(|_| std::sync::mpsc::channel::<()>()).collect();
+                let (ends, holding): (Vec<_>, Vec<_>) = held.into_iter().unzip();
+                let tasks: Vec<_> = holding.into_iter().map(|end| spawn_blocking(move || end.recv())).collect();
+                for _ in 0..10 {
+                    a_while().await;
+                    pool.answers(|| false).expect("the disk fails");
+                }
+                timeout(WITHIN, until(true)).await.expect("the disk works");
+                drop(ends);
+                for task in tasks {
+                    assert!(task.await.unwrap().is_err());
+                }
+            }
+            timeout(WITHIN, until(false)).await.expect("it is over");
+            let (end, held) = std::sync::mpsc::channel::<()>();
+            let held = Arc::new(Mutex::new(held));
+            let hold = || {
+                let held = Arc::clone(&held);
+                move || held.lock().recv().is_ok()
+            };
+            let tasks: Vec<_> = (0..2).map(|_| spawn_blocking(hold())).collect();
+            for _ in 0..10 {
+                a_while().await;
+                pool.answers(hold()).expect("the disk hangs");
+            }
+            drop(end);
+            for task in tasks {
+                assert!(!task.await.unwrap());
+            }
+        });
     }
 
     #[tokio::test]
@@ -180,14 +333,10 @@ mod tests {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();
             let handler = |_: Request<Incoming>, _: Peer| async { panic!("it is no request") as Response<Body> };
-            tokio::spawn(serve(
-                listener,
-                tls,
-                Limits::default(),
-                Crowded::default(),
-                handler,
-                CancellationToken::new(),
-            ));
+            let limits = Limits::default();
+            let places = Places::new(&limits, Requests::default());
+            let (standing, stop) = (|_| Standing::Client, CancellationToken::new());
+            tokio::spawn(serve(listener, tls, limits, places, standing, handler, stop));
             timeout(WITHIN, knock(address)).await.unwrap().unwrap();
         }
     }

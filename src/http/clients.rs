@@ -5,6 +5,8 @@ use std::net::IpAddr;
 use http::header::HeaderMap;
 use ipnet::IpNet;
 
+use super::places::Standing;
+
 /// The rule of one listener.
 #[derive(Debug, Clone, Default)]
 pub struct Clients {
@@ -25,6 +27,18 @@ impl Clients {
         let Some(allowed) = &self.allowed else { return Ok(()) };
         let client = self.client(peer, headers)?;
         if covers(allowed, client) { Ok(()) } else { Err(NotAClient(client.to_string())) }
+    }
+
+    /// What whoever connects from `peer` is, before it has said anything.
+    pub fn standing(&self, peer: IpAddr) -> Standing {
+        let peer = peer.to_canonical();
+        if covers(&self.trusted_proxies, peer) {
+            return Standing::Proxy;
+        }
+        match &self.allowed {
+            Some(allowed) if !covers(allowed, peer) => Standing::Outsider,
+            _ => Standing::Client,
+        }
     }
 
     /// The right-most address that is no trusted proxy.
@@ -78,6 +92,17 @@ mod tests {
             }
             assert_eq!(clients.admit(peer.parse().unwrap(), &headers).is_ok(), admitted, "{peer} {forwarded:?}");
         }
+        for (peer, standing) in [
+            ("10.1.2.3", Standing::Client),
+            ("::ffff:10.1.2.3", Standing::Client),
+            ("10.9.0.5", Standing::Proxy),
+            ("::ffff:10.9.0.6", Standing::Proxy),
+            ("10.2.0.1", Standing::Outsider),
+            ("::2", Standing::Outsider),
+        ] {
+            assert_eq!(clients.standing(peer.parse().unwrap()), standing, "{peer}");
+        }
+        assert_eq!(Clients::default().standing("192.0.2.1".parse().unwrap()), Standing::Client);
         assert!(Clients::default().admit("192.0.2.1".parse().unwrap(), &HeaderMap::new()).is_ok());
     }
 

@@ -16,8 +16,12 @@ use http_body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
+    sync::Notify,
     time::{Instant, Sleep},
 };
+
+use crate::store::ReadShare;
+use crate::supervisor::panic_message;
 
 /// Any error, as hyper wants it.
 pub(super) type BoxError = Box<dyn Error + Send + Sync>;
@@ -32,6 +36,8 @@ const DATA_BYTES: usize = 256;
 #[derive(Debug)]
 pub(super) struct Activity {
     state: Mutex<State>,
+    outsider_asked: Notify,
+    memory: ReadShare,
     idle: Duration,
     head: Duration,
 }
@@ -43,6 +49,10 @@ pub(super) enum Verdict {
     Idle,
     /// A request head has begun and does not end.
     SlowHead,
+    /// It is no client's, and has not asked in time.
+    SlowOutsider,
+    /// It is no client's, and has asked: once is all.
+    OutsiderAsked,
     /// Answers are there, and the peer opens no HTTP/2 window for any of them.
     Stalled,
 }
@@ -68,12 +78,15 @@ struct State {
     offering: usize,
     idle_since: Instant,
     head_since: Option<Instant>,
+    /// Until when an outsider may send its one request.
+    ask_by: Option<Instant>,
     moved: Instant,
 }
 
 impl Activity {
-    /// The activity of a connection that has just been accepted; `head` bounds a request head.
-    pub(super) fn new(idle: Duration, head: Duration) -> Arc<Self> {
+    /// The activity of a connection that has just been accepted; `head` bounds a request head, and
+    /// `memory` what its answers may have of archives.
+    pub(super) fn new(idle: Duration, head: Duration, memory: ReadShare) -> Arc<Self> {
         let now = Instant::now();
         let state = State {
             protocol: Protocol::Handshake,
@@ -81,9 +94,15 @@ impl Activity {
             offering: 0,
             idle_since: now,
             head_since: None,
+            ask_by: None,
             moved: now,
         };
-        Arc::new(Self { state: Mutex::new(state), idle, head })
+        Arc::new(Self { state: Mutex::new(state), outsider_asked: Notify::new(), memory, idle, head })
+    }
+
+    /// The connection is an outsider's: it must ask by `at`, and only once.
+    pub(super) fn must_ask_by(&self, at: Instant) {
+        self.state.lock().ask_by = Some(at);
     }
 
     /// HTTP begins: the first request head is being waited for.
@@ -101,7 +120,11 @@ impl Activity {
         let mut state = self.state.lock();
         state.in_flight += 1;
         state.head_since = None;
-        InFlight { activity: Arc::clone(self), offering: false }
+        let is_outsiders = state.ask_by.take().is_some();
+        if is_outsiders {
+            self.outsider_asked.notify_one();
+        }
+        InFlight { activity: Arc::clone(self), offering: false, is_outsiders }
     }
 
     /// Waits until the connection should end.
@@ -117,7 +140,10 @@ impl Activity {
                 Some((at, _)) => at.min(now + often),
                 None => now + often,
             };
-            tokio::time::sleep_until(next).await;
+            tokio::select! {
+                () = tokio::time::sleep_until(next) => {}
+                () = self.outsider_asked.notified() => return Verdict::OutsiderAsked,
+            }
         }
     }
 
@@ -125,12 +151,15 @@ impl Activity {
         let state = self.state.lock();
         if state.in_flight > 0 {
             // HTTP/1 has no window beyond the socket's, and the socket is watched.
-            let waits = state.protocol == Protocol::Http2 && state.offering == state.in_flight;
+            // What waits for memory waits for the peer, too: to take what the connection has already.
+            let waiting = state.offering + self.memory.waiting();
+            let waits = state.protocol == Protocol::Http2 && waiting >= state.in_flight;
             return waits.then(|| (state.moved + self.idle, Verdict::Stalled));
         }
         let idle = (state.idle_since + self.idle, Verdict::Idle);
         let head = state.head_since.map(|since| (since + self.head, Verdict::SlowHead));
-        Some(head.filter(|head| head.0 < idle.0).unwrap_or(idle))
+        let outsider = state.ask_by.map(|at| (at, Verdict::SlowOutsider));
+        [Some(idle), head, outsider].into_iter().flatten().min_by_key(|(at, _)| *at)
     }
 
     fn received(&self, bytes: &[u8]) {
@@ -171,9 +200,15 @@ impl Activity {
 pub(super) struct InFlight {
     activity: Arc<Activity>,
     offering: bool,
+    is_outsiders: bool,
 }
 
 impl InFlight {
+    /// Whether it is the one request of an outsider, after which its connection ends.
+    pub(super) fn is_outsiders(&self) -> bool {
+        self.is_outsiders
+    }
+
     fn asked_for_more(&mut self) {
         let mut state = self.activity.state.lock();
         state.moved = Instant::now();
@@ -246,15 +281,6 @@ where
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
     }
-}
-
-/// What a panic said.
-pub(super) fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {
-    panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("no message")
 }
 
 /// A socket that reports to its `Activity`, and fails a write that its peer leaves pending for too long.

@@ -4,17 +4,19 @@
 use std::{
     error::Error,
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     panic::AssertUnwindSafe,
     pin::pin,
     sync::Arc,
-    sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
 use bytes::Bytes;
-use futures_util::FutureExt;
-use http::{Request, Response};
+use futures_util::{FutureExt, TryFutureExt};
+use http::{
+    Request, Response, Version,
+    header::{self, HeaderValue},
+};
 use http_body::Body;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
@@ -24,7 +26,6 @@ use hyper_util::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, timeout},
 };
 use tokio_util::{
@@ -33,18 +34,21 @@ use tokio_util::{
 };
 
 use super::{
-    idle::{Activity, BoxError, Counted, Protocol, Verdict, Watched, panic_message},
+    idle::{Activity, BoxError, Counted, Protocol, Verdict, Watched},
+    places::{Place, Places, Standing},
     tls::Tls,
 };
+use crate::store::{ReadMemory, ReadShare};
+use crate::supervisor::panic_message;
 
 /// The least that hyper accepts as the bound of an HTTP/1 head.
 const LEAST_HEADER_BYTES: usize = 8192;
 
-/// What one HTTP/2 answer may have waiting in memory.
-const SEND_BUFFER_BYTES: usize = 512 * 1024;
+/// What one HTTP/2 answer may have waiting to be written. The system's own buffers keep the line busy.
+const SEND_BUFFER_BYTES: usize = 64 * 1024;
 
 /// How much of a request's body may be under way; requests hardly have one.
-const REQUEST_WINDOW_BYTES: u32 = 256 * 1024;
+const REQUEST_WINDOW_BYTES: u32 = 64 * 1024;
 
 const PING_EVERY: Duration = Duration::from_secs(30);
 const PONG_WITHIN: Duration = Duration::from_secs(20);
@@ -60,6 +64,12 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 pub struct Limits {
     /// Connections at one time; who comes when all are taken waits in the system's queue.
     pub connections: usize,
+    /// Connections at one time from one address; who comes beyond is closed at once. A trusted proxy has no such limit.
+    pub each_address: usize,
+    /// Connections at one time from all addresses together that are no clients; who comes beyond is closed at once.
+    pub outsiders: usize,
+    /// How long an address that is no client may take to send its one request, and then to take the answer.
+    pub outsider_time: Duration,
     /// The size of a request's head; at least 8 KiB.
     pub header_bytes: usize,
     /// How long an HTTP/1 request's head may take, from its first byte (the first one: from the connection's start).
@@ -70,6 +80,8 @@ pub struct Limits {
     pub handshake: Duration,
     /// Requests at one time in one HTTP/2 connection.
     pub streams: u32,
+    /// How much of archives may be in memory on its way to clients, in bytes; beyond it, 16 KiB for each connection.
+    pub memory_bytes: usize,
     /// How long running answers may go on once the listener stops.
     pub drain: Duration,
 }
@@ -78,43 +90,40 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 4096,
+            each_address: 1024,
+            outsiders: 1024,
+            outsider_time: Duration::from_secs(10),
             header_bytes: 64 * 1024,
             header_time: Duration::from_secs(10),
             idle: Duration::from_secs(120),
             handshake: Duration::from_secs(10),
-            streams: 256,
+            streams: 64,
+            memory_bytes: 64 * 1024 * 1024,
             drain: Duration::from_secs(20),
         }
     }
 }
 
-/// Whether a listener has as many connections as it may have, so that new ones wait.
-#[derive(Debug, Clone, Default)]
-pub struct Crowded(Arc<AtomicBool>);
-
-impl Crowded {
-    /// Whether new connections wait for others to end.
-    pub fn is_so(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
 /// Who asks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Peer {
     /// The other end of the connection.
     pub address: SocketAddr,
     /// Whether the connection is TLS.
     pub secure: bool,
+    /// What the connection may have of archives in memory.
+    pub memory: ReadShare,
 }
 
-/// Answers what comes in on `listener` with `handler`, until `stop`; then refuses new connections, lets running answers
+/// Answers what comes in on `listener` with `handler`, until `stop`: as many connections as there are `places` for one that
+/// stands to larder as `standing` says of its address. Then refuses new connections, lets running answers
 /// end within `limits.drain`, cuts the rest and returns. Dropping the future cuts everything at once.
 pub async fn serve<H, F, B>(
     listener: TcpListener,
     tls: Option<Arc<Tls>>,
     limits: Limits,
-    crowded: Crowded,
+    places: Places,
+    standing: impl Fn(IpAddr) -> Standing,
     handler: H,
     stop: CancellationToken,
 ) where
@@ -127,18 +136,20 @@ pub async fn serve<H, F, B>(
     let _cut_when_dropped = cut.clone().drop_guard();
     let connections = TaskTracker::new();
     let drain = limits.drain;
-    let mut door = Door::new(listener, limits.connections, crowded);
-    let site = Arc::new(Site { tls, limits, handler, stop: stop.clone() });
+    let mut door = Door::new(listener, places.clone(), standing);
+    let memory = ReadMemory::new(limits.memory_bytes);
+    let site = Arc::new(Site { tls, limits, places, memory, handler, stop: stop.clone() });
 
-    while let Some((socket, address, permit)) = stop.run_until_cancelled(door.next()).await {
+    while let Some(Entered { socket, address, standing, place }) = stop.run_until_cancelled(door.next()).await {
         let site = Arc::clone(&site);
         let cut = cut.clone();
         connections.spawn(async move {
-            let attended = AssertUnwindSafe(cut.run_until_cancelled(site.attend(socket, address))).catch_unwind();
+            let attended =
+                AssertUnwindSafe(cut.run_until_cancelled(site.attend(socket, address, standing))).catch_unwind();
             if let Err(panic) = attended.await {
                 tracing::error!(%address, panic = panic_message(&*panic), "a connection panicked");
             }
-            drop(permit);
+            drop(place);
         });
     }
 
@@ -153,54 +164,63 @@ pub async fn serve<H, F, B>(
     }
 }
 
-/// Where connections come in, no more than there are permits.
-struct Door {
+/// A connection that has a place.
+struct Entered {
+    socket: TcpStream,
+    address: SocketAddr,
+    standing: Standing,
+    place: Place,
+}
+
+/// Where connections come in, no more than there are places.
+struct Door<S> {
     listener: TcpListener,
-    permits: Arc<Semaphore>,
-    crowded: Crowded,
-    said_full: Option<Instant>,
+    places: Places,
+    standing: S,
+    said_full: Rarely,
+    said_closed: Rarely,
     failures: u32,
 }
 
-impl Door {
-    fn new(listener: TcpListener, connections: usize, crowded: Crowded) -> Self {
-        let permits = Arc::new(Semaphore::new(connections.clamp(1, Semaphore::MAX_PERMITS)));
-        Self { listener, permits, crowded, said_full: None, failures: 0 }
+impl<S: Fn(IpAddr) -> Standing> Door<S> {
+    fn new(listener: TcpListener, places: Places, standing: S) -> Self {
+        let (said_full, said_closed) = (Rarely::default(), Rarely::default());
+        Self { listener, places, standing, said_full, said_closed, failures: 0 }
     }
 
-    async fn next(&mut self) -> (TcpStream, SocketAddr, OwnedSemaphorePermit) {
-        let permit = self.permit().await;
+    async fn next(&mut self) -> Entered {
+        let when_full = || {
+            if self.said_full.may_be_said() {
+                tracing::warn!("all connections are taken, new ones wait until one ends");
+            }
+        };
+        let mut any = self.places.any(when_full).await;
         loop {
             match self.listener.accept().await {
                 Ok((socket, address)) => {
                     self.failures = 0;
+                    let ip = address.ip().to_canonical();
+                    let standing = (self.standing)(ip);
+                    let place = match self.places.give(any, ip, standing) {
+                        Ok(place) => place,
+                        Err((unused, why)) => {
+                            any = unused;
+                            if self.said_closed.may_be_said() {
+                                let reason = why.word();
+                                tracing::warn!(%address, reason, "a connection was closed at once: too many of its kind");
+                            }
+                            continue;
+                        }
+                    };
                     if let Err(error) = socket.set_nodelay(true) {
                         tracing::debug!(%address, %error, "cannot switch off Nagle's algorithm");
                     }
-                    return (socket, address, permit);
+                    return Entered { socket, address, standing, place };
                 }
                 Err(error) if is_of_one_connection(&error) => {
                     tracing::debug!(%error, "a connection ended before it was accepted");
                 }
                 Err(error) => self.pause_after(&error).await,
-            }
-        }
-    }
-
-    async fn permit(&mut self) -> OwnedSemaphorePermit {
-        loop {
-            if let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() {
-                return permit;
-            }
-            self.crowded.0.store(true, Ordering::Relaxed);
-            if self.said_full.is_none_or(|said| said.elapsed() > Duration::from_secs(10)) {
-                self.said_full = Some(Instant::now());
-                tracing::warn!("all connections are taken, new ones wait until one ends");
-            }
-            // Fails only once the semaphore is closed, which nobody does.
-            if let Ok(permit) = Arc::clone(&self.permits).acquire_owned().await {
-                self.crowded.0.store(false, Ordering::Relaxed);
-                return permit;
             }
         }
     }
@@ -216,6 +236,21 @@ impl Door {
     }
 }
 
+/// What may be said every ten seconds.
+#[derive(Default)]
+struct Rarely(Option<Instant>);
+
+impl Rarely {
+    fn may_be_said(&mut self) -> bool {
+        let now = Instant::now();
+        let may = self.0.is_none_or(|said| now - said > Duration::from_secs(10));
+        if may {
+            self.0 = Some(now);
+        }
+        may
+    }
+}
+
 fn is_of_one_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
@@ -225,59 +260,74 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 struct Site<H> {
     tls: Option<Arc<Tls>>,
     limits: Limits,
+    places: Places,
+    memory: ReadMemory,
     handler: H,
     stop: CancellationToken,
 }
 
 impl<H> Site<H> {
-    async fn attend<F, B>(&self, socket: TcpStream, address: SocketAddr)
+    async fn attend<F, B>(&self, socket: TcpStream, address: SocketAddr, standing: Standing)
     where
         H: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Response<B>> + Send + 'static,
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        let activity = Activity::new(self.limits.idle, self.limits.header_time);
+        let memory = self.memory.share();
+        let activity = Activity::new(self.limits.idle, self.limits.header_time, memory.clone());
+        let mut handshake_time = self.limits.handshake;
+        if standing == Standing::Outsider {
+            activity.must_ask_by(Instant::now() + self.limits.outsider_time);
+            handshake_time = handshake_time.min(self.limits.outsider_time);
+        }
         let socket = Watched::new(socket, Arc::clone(&activity));
+        let peer = Peer { address, secure: self.tls.is_some(), memory };
         let Some(tls) = &self.tls else {
             activity.begin(Protocol::Undecided(0));
-            return self.converse(socket, address, self.http(), &activity).await;
+            return self.converse(socket, peer, self.http(), &activity).await;
         };
-        let handshake = timeout(self.limits.handshake, tls.acceptor().accept(socket));
+        let handshake = timeout(handshake_time, tls.acceptor().accept(socket));
         let stream = match self.stop.run_until_cancelled(handshake).await {
             Some(Ok(Ok(stream))) => stream,
             Some(Ok(Err(error))) => return tracing::debug!(%address, %error, "TLS handshake failed"),
-            Some(Err(_)) => return tracing::debug!(%address, "TLS handshake took too long"),
+            Some(Err(_)) => {
+                if standing == Standing::Outsider {
+                    self.places.outsider_was_slow();
+                }
+                return tracing::debug!(%address, "TLS handshake took too long");
+            }
             None => return,
         };
         if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
             activity.begin(Protocol::Http2);
-            self.converse(stream, address, self.http().http2_only(), &activity).await;
+            self.converse(stream, peer, self.http().http2_only(), &activity).await;
         } else {
             activity.begin(Protocol::Http1);
-            self.converse(stream, address, self.http().http1_only(), &activity).await;
+            self.converse(stream, peer, self.http().http1_only(), &activity).await;
         }
     }
 
-    async fn converse<S, F, B>(
-        &self,
-        stream: S,
-        address: SocketAddr,
-        http: auto::Builder<Streams>,
-        activity: &Arc<Activity>,
-    ) where
+    async fn converse<S, F, B>(&self, stream: S, peer: Peer, http: auto::Builder<Streams>, activity: &Arc<Activity>)
+    where
         S: AsyncRead + AsyncWrite + Unpin + 'static,
         H: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Response<B>> + Send + 'static,
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        let peer = Peer { address, secure: self.tls.is_some() };
+        let address = peer.address;
         let service = service_fn(|request: Request<Incoming>| {
             let in_flight = activity.request();
-            let handler = self.handler.clone();
-            answer(handler, request, peer)
-                .map(|answer| answer.map(|response| response.map(|body| Counted::new(body, in_flight))))
+            // HTTP/2 has no such header, and is told otherwise.
+            let is_last = in_flight.is_outsiders() && request.version() < Version::HTTP_2;
+            let answer = answer(self.handler.clone(), request, peer.clone());
+            answer.map_ok(move |mut response| {
+                if is_last {
+                    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+                }
+                response.map(|body| Counted::new(body, in_flight))
+            })
         });
         let mut connection = pin!(http.serve_connection(TokioIo::new(stream), service));
         let ending = tokio::select! {
@@ -290,11 +340,23 @@ impl<H> Site<H> {
         match ending {
             // The drain bounds it from outside.
             None => log_end(address, connection.await),
-            Some(Verdict::Idle) => match timeout(self.limits.header_time, connection).await {
-                Ok(ended) => log_end(address, ended),
-                Err(_) => tracing::debug!(%address, "an idle connection did not close, cut"),
-            },
+            Some(Verdict::Idle) => self.close(address, connection, self.limits.header_time).await,
+            Some(Verdict::OutsiderAsked) => self.close(address, connection, self.limits.outsider_time).await,
+            Some(Verdict::SlowOutsider) => self.places.outsider_was_slow(),
             Some(Verdict::SlowHead | Verdict::Stalled) => {}
+        }
+    }
+
+    /// Waits for a connection that was told to end, and cuts it where it does not.
+    async fn close(
+        &self,
+        address: SocketAddr,
+        connection: impl Future<Output = Result<(), BoxError>>,
+        within: Duration,
+    ) {
+        match timeout(within, connection).await {
+            Ok(ended) => log_end(address, ended),
+            Err(_) => tracing::debug!(%address, "a connection did not close in time, cut"),
         }
     }
 

@@ -11,6 +11,7 @@ mod histogram;
 mod idle;
 pub mod listener;
 mod pipe;
+pub mod places;
 mod range;
 mod requests;
 pub mod respond;
@@ -18,6 +19,7 @@ pub mod tls;
 pub mod trust;
 pub mod visit;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -33,6 +35,7 @@ pub use self::requests::Requests;
 
 use self::clients::Clients;
 use self::listener::Peer;
+use self::places::Standing;
 use self::requests::{Content, End, Refusal, Way, way_word};
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Clock;
@@ -62,6 +65,11 @@ impl Main {
         Arc::new(Self { protocols, requests, clients, clock, number })
     }
 
+    /// What an address is to the main listener.
+    pub fn standing(&self, address: IpAddr) -> Standing {
+        self.clients.standing(address)
+    }
+
     /// The clock it goes by.
     pub fn clock(&self) -> Clock {
         self.clock.clone()
@@ -72,8 +80,10 @@ impl Main {
         let began = Instant::now();
         let number = self.number.fetch_add(1, Ordering::Relaxed);
         let head = request.method() == Method::HEAD;
-        let mut waiting = Waiting { main: &self, request: &request, number, peer, began, route: None, is_over: false };
-        let (response, outcome) = self.answer(&request, number, peer, began, &mut waiting.route).await;
+        let client = peer.address.ip();
+        let mut waiting =
+            Waiting { main: &self, request: &request, number, client, began, route: None, is_over: false };
+        let (response, outcome) = self.answer(&request, number, &peer, began, &mut waiting.route).await;
         waiting.is_over = true;
         let route = waiting.route;
         let line = waiting.line(Some(response.status()), outcome);
@@ -94,14 +104,21 @@ impl Main {
         &self,
         request: &Request<Incoming>,
         number: u64,
-        peer: Peer,
+        peer: &Peer,
         began: Instant,
         way: &mut Way,
     ) -> (Response<Body>, End) {
+        let host = match host_of(request) {
+            Ok(host) => host,
+            Err(bad) => {
+                self.requests.refused(Refusal::Malformed);
+                return (respond::errors(StatusCode::BAD_REQUEST, vec![bad.to_string()]), End::Refused);
+            }
+        };
         let asked = protocol::Request {
             path: request.uri().path(),
             query: request.uri().query(),
-            host: host_of(request),
+            host,
             via: via(request.headers()),
             now: self.clock.now(),
             takes_unknown_length: request.version() > Version::HTTP_10,
@@ -134,7 +151,7 @@ impl Main {
             Ok(reply) => {
                 let (outcome, age) = (reply.outcome.map_or(End::NoOutcome, End::from), reply.age);
                 let content = if age.is_some() { Content::Document } else { Content::Archive };
-                let response = respond::reply(reply, &route, request);
+                let response = respond::reply(reply, &route, request, &peer.memory);
                 if let Some(age) = age {
                     self.requests.aged(route.kind(), age);
                 }
@@ -163,10 +180,49 @@ impl Main {
     }
 }
 
-/// The name the client believes to talk to: HTTP/2 sends it as the authority.
-fn host_of(request: &Request<Incoming>) -> Option<&str> {
-    let header = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
-    request.uri().authority().map(http::uri::Authority::as_str).or(header)
+/// Why a request does not say which host it is for: 400, because whoever stands between may have read another one out
+/// of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+enum BadHost {
+    /// RFC 9112 3.2, RFC 9113 8.3.1.
+    #[error("the request has no Host: every request but one of HTTP/1.0 must name it")]
+    Missing,
+    /// RFC 9112 3.2.
+    #[error("the request has more than one Host: it must name exactly one")]
+    Several,
+    /// RFC 9113 8.3.1.
+    #[error("the Host of the request contradicts its :authority: they must name the same host and port")]
+    Contradiction,
+}
+
+/// The name the client believes to talk to. HTTP/2 sends it as the authority, and in HTTP/1 a whole URL in the request
+/// line goes before the Host.
+///
+/// # Errors
+/// [`BadHost`] where the request names none, two, or one that its authority contradicts.
+fn host_of<B>(request: &Request<B>) -> Result<Option<&str>, BadHost> {
+    let mut headers = request.headers().get_all(header::HOST).iter();
+    let (header, another) = (headers.next(), headers.next());
+    if another.is_some() {
+        return Err(BadHost::Several);
+    }
+    let header = header.map(|host| host.to_str().ok());
+    let authority = request.uri().authority().map(http::uri::Authority::as_str);
+    match (request.version(), authority, header) {
+        (Version::HTTP_11, _, None) | (Version::HTTP_2, None, None) => Err(BadHost::Missing),
+        (Version::HTTP_2, Some(authority), Some(header))
+            if !header.is_some_and(|header| is_same_host(authority, header, request.uri().scheme_str())) =>
+        {
+            Err(BadHost::Contradiction)
+        }
+        (_, authority, header) => Ok(authority.or(header.flatten())),
+    }
+}
+
+fn is_same_host(one: &str, other: &str, scheme: Option<&str>) -> bool {
+    let default_port = if scheme == Some("https") { ":443" } else { ":80" };
+    let [one, other] = [one, other].map(|host| host.strip_suffix(default_port).unwrap_or(host));
+    one.eq_ignore_ascii_case(other)
 }
 
 fn via(headers: &HeaderMap) -> CdnLoop {
@@ -202,7 +258,7 @@ struct Waiting<'a> {
     main: &'a Main,
     request: &'a Request<Incoming>,
     number: u64,
-    peer: Peer,
+    client: IpAddr,
     began: Instant,
     route: Way,
     is_over: bool,
@@ -210,9 +266,9 @@ struct Waiting<'a> {
 
 impl Waiting<'_> {
     fn line(&self, status: Option<StatusCode>, outcome: End) -> Line {
-        let Self { number, peer, began, route, .. } = *self;
+        let Self { number, client, began, route, .. } = *self;
         let (method, uri) = (self.request.method().clone(), self.request.uri().clone());
-        Line { number, method, uri, peer, status, route, outcome, began }
+        Line { number, method, uri, client, status, route, outcome, began }
     }
 }
 
@@ -232,7 +288,7 @@ struct Line {
     number: u64,
     method: Method,
     uri: Uri,
-    peer: Peer,
+    client: IpAddr,
     status: Option<StatusCode>,
     route: Way,
     outcome: End,
@@ -241,12 +297,12 @@ struct Line {
 
 impl Line {
     fn write(self, bytes: u64) {
-        let Self { number, method, uri, peer, status, route, outcome, began } = self;
+        let Self { number, method, uri, client, status, route, outcome, began } = self;
         let took: Duration = began.elapsed();
         tracing::info!(
             target: "larder::request",
             request = number,
-            client = %peer.address.ip(),
+            %client,
             status = status.map(|status| status.as_u16()),
             route = way_word(route),
             outcome = outcome.word(),

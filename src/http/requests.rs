@@ -98,7 +98,7 @@ words! {
         Client "client",
         /// Neither GET nor HEAD; on the admin listener, not the method of its path.
         Method "method",
-        /// No name, version or platform can look like that.
+        /// No name, version or platform can look like that; or no Host.
         Malformed "malformed",
         /// There is nothing at its path, or its host is not configured.
         NoRoute "no-route",
@@ -116,6 +116,18 @@ words! {
         AdminHost "admin-host",
         /// On the admin listener: without the token.
         AdminToken "admin-token",
+    }
+}
+
+words! {
+    /// Why a connection was closed before it was answered.
+    NoPlace {
+        /// Its address has as many as one may have.
+        Address "address",
+        /// Addresses that are no clients have as many as they may have together.
+        Outsiders "not-clients",
+        /// Its address is no client's, and sent no request in time.
+        SlowOutsider "not-client-slow",
     }
 }
 
@@ -206,6 +218,11 @@ struct Because {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Closed {
+    reason: NoPlace,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Of {
     content: Content,
 }
@@ -230,6 +247,8 @@ struct Counts {
     sent: [Counter; Source::ALL.len()],
     refused_family: Family<Because, Counter>,
     refused: [Counter; Refusal::ALL.len()],
+    no_place_family: Family<Closed, Counter>,
+    no_place: [Counter; NoPlace::ALL.len()],
     hit_family: Histograms<Of>,
     hit: [Histogram; Content::ALL.len()],
     age_family: Histograms<OnRoute>,
@@ -241,6 +260,7 @@ impl Default for Requests {
         let ended_family = Family::<Ended, Counter>::default();
         let sent_family = Family::<Sent, Counter>::default();
         let refused_family = Family::<Because, Counter>::default();
+        let no_place_family = Family::<Closed, Counter>::default();
         let hit_family: Histograms<Of> = Family::new_with_constructor(|| Histogram::new(&HIT_TIMES));
         let age_family: Histograms<OnRoute> = Family::new_with_constructor(|| Histogram::new(&AGES));
         let ended = |way: usize, end: usize| {
@@ -251,11 +271,13 @@ impl Default for Requests {
             ended: array::from_fn(|way| array::from_fn(|end| ended(way, end))),
             sent: Source::ALL.map(|source| sent_family.get_or_create_owned(&Sent { source })),
             refused: Refusal::ALL.map(|reason| refused_family.get_or_create_owned(&Because { reason })),
+            no_place: NoPlace::ALL.map(|reason| no_place_family.get_or_create_owned(&Closed { reason })),
             hit: Content::ALL.map(|content| hit_family.get_or_create_owned(&Of { content })),
             ages: RouteKind::DOCUMENTS.map(|kind| age_family.get_or_create_owned(&OnRoute { route: kind.word() })),
             ended_family,
             sent_family,
             refused_family,
+            no_place_family,
             hit_family,
             age_family,
         }))
@@ -265,12 +287,15 @@ impl Default for Requests {
 impl Requests {
     /// Registers the counters under their names.
     pub fn register(&self, registry: &mut Registry) {
-        let Counts { ended_family, sent_family, refused_family, hit_family, age_family, .. } = &*self.0;
+        let Counts { ended_family, sent_family, refused_family, no_place_family, hit_family, age_family, .. } =
+            &*self.0;
         registry.register("larder_requests", "Requests answered, by route and outcome", ended_family.clone());
         let help = "Body bytes sent to clients, by where they came from: those out of the store are what is saved";
         registry.register_with_unit("larder_sent", help, Unit::Bytes, sent_family.clone());
         let help = "Requests that were not answered, by the rule that says so";
         registry.register("larder_refusals", help, refused_family.clone());
+        let help = "Connections that were closed before they were answered, by the limit that says so";
+        registry.register("larder_connections_refused", help, no_place_family.clone());
         let help = "From the head of a request to the head of its answer, of what was held and fresh";
         registry.register_with_unit("larder_hit", help, Unit::Seconds, hit_family.clone());
         let help = "How long ago upstream had confirmed a document when it was served";
@@ -299,6 +324,11 @@ impl Requests {
     /// A request is refused.
     pub(super) fn refused(&self, why: Refusal) {
         self.0.refused[why as usize].inc();
+    }
+
+    /// A connection is closed before it is answered.
+    pub(super) fn got_no_place(&self, why: NoPlace) {
+        self.0.no_place[why as usize].inc();
     }
 
     /// Body bytes sent since the start, and how many of them came out of the store.
@@ -333,6 +363,7 @@ mod tests {
     fn every_word_stands_at_its_own_place() {
         assert!(End::ALL.into_iter().enumerate().all(|(at, end)| end as usize == at));
         assert!(Refusal::ALL.into_iter().enumerate().all(|(at, why)| why as usize == at));
+        assert!(NoPlace::ALL.into_iter().enumerate().all(|(at, why)| why as usize == at));
         assert!(RouteKind::ALL.into_iter().enumerate().all(|(at, kind)| kind as usize == at));
         assert!(RouteKind::ALL.starts_with(&RouteKind::DOCUMENTS), "or ages would land at another's place");
     }

@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderValue};
-use http::{Method, Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode, Version};
 use serde::Serialize;
 
 use super::body::Body;
@@ -13,6 +13,7 @@ use crate::mirror::{Archive, Outcome};
 use crate::protocol::rendered::Rendered;
 use crate::protocol::route::{NoRoute, Route};
 use crate::protocol::{Content, Failure, Reply};
+use crate::store::ReadShare;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const FOR_EVER: HeaderValue = HeaderValue::from_static("public, max-age=31536000, immutable");
@@ -23,14 +24,20 @@ pub const NAME: &str = "larder";
 const X_TERRAFORM_GET: header::HeaderName = header::HeaderName::from_static("x-terraform-get");
 const CACHE_STATUS: header::HeaderName = header::HeaderName::from_static("cache-status");
 
-/// The response to a reply.
-pub fn reply<B>(reply: Reply, route: &Route, request: &Request<B>) -> Response<Body> {
+/// How much of an archive is read at a time for HTTP/2, in bytes: each stream may have a piece in memory that its client
+/// does not take. HTTP/1 has one answer at a time, and larger pieces cost it less.
+const HTTP2_PIECE_BYTES: usize = 32 * 1024;
+
+/// The response to a reply; what it reads of an archive is in `memory` until the client has taken it.
+pub fn reply<B>(reply: Reply, route: &Route, request: &Request<B>, memory: &ReadShare) -> Response<Body> {
+    let is_http2 = request.version() >= Version::HTTP_2;
+    let memory = if is_http2 { memory.in_pieces_of(HTTP2_PIECE_BYTES) } else { memory.clone() };
     // What was not held when it was asked for has no parts, however it came (promise 3).
     let has_parts = !matches!(reply.outcome, Some(Outcome::Miss | Outcome::Passed));
     let asked = Asked { headers: request.headers(), has_parts, is_get: request.method() == Method::GET };
     let mut response = match reply.content {
         Content::Document(rendered) => document(&rendered, asked.headers),
-        Content::File(archive) => file(archive, route, asked),
+        Content::File(archive) => file(archive, route, asked, memory),
         Content::Location(location) => no_content(&location),
         Content::Redirect(url) => found(&url),
         Content::Word { well, text } => word(if well { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, text),
@@ -130,10 +137,10 @@ struct Asked<'a> {
     is_get: bool,
 }
 
-fn file(archive: Archive, route: &Route, asked: Asked<'_>) -> Response<Body> {
+fn file(archive: Archive, route: &Route, asked: Asked<'_>, memory: ReadShare) -> Response<Body> {
     let mut response = match archive {
         // Not proven yet: no range, no tag, nothing that lets a part of it look like the whole.
-        Archive::Arriving { follow, length } => Response::new(Body::stream(follow.stream(), length)),
+        Archive::Arriving { follow, length } => Response::new(Body::stream(follow.stream(memory), length)),
         Archive::Passing { passing, length } => Response::new(Body::stream(passing.stream(), length)),
         Archive::InMemory { bytes, digest } => {
             let size_bytes = bytes.len() as u64;
@@ -145,7 +152,7 @@ fn file(archive: Archive, route: &Route, asked: Asked<'_>) -> Response<Body> {
         Archive::Held { blob, digest } => {
             let size_bytes = blob.size_bytes();
             held(&digest.to_string(), size_bytes, asked, |start, end| {
-                Body::stream(blob.stream(start..end), Some(end - start))
+                Body::stream(blob.stream(start..end, memory), Some(end - start))
             })
         }
     };

@@ -4,6 +4,7 @@
 use std::{
     io,
     os::unix::fs::MetadataExt,
+    panic,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -160,6 +161,8 @@ impl Tls {
             let last = before.clone();
             match tokio::task::spawn_blocking(move || tls.look(&last)).await {
                 Ok(seen) => before = seen,
+                // Whoever watches over this task counts it, and starts it again.
+                Err(error) if error.is_panic() => panic::resume_unwind(error.into_panic()),
                 Err(error) => tracing::error!(%error, "looking at the certificate files failed"),
             }
         }

@@ -24,6 +24,7 @@ use crate::address::Hostname;
 use crate::clock::Clock;
 use crate::config::{Config, Warm};
 use crate::store::Store;
+use crate::supervisor::{Supervisor, Task};
 
 /// After how long something is tried again at the earliest.
 pub(super) const TRIES_AGAIN_AFTER: Duration = Duration::from_secs(5 * 60);
@@ -33,6 +34,7 @@ pub(super) const TRIES_AGAIN_AFTER: Duration = Duration::from_secs(5 * 60);
 pub struct Recurring {
     jobs: Arc<Jobs>,
     clock: Clock,
+    supervisor: Supervisor,
     in_force: watch::Sender<Arc<InForce>>,
     last: Mutex<LastRuns>,
     /// Held while they are written down.
@@ -58,14 +60,14 @@ impl InForce {
 
 impl Recurring {
     /// Those of a configuration, with what is written down of their runs.
-    pub async fn new(jobs: Arc<Jobs>, clock: Clock, config: &Config) -> Arc<Self> {
+    pub async fn new(jobs: Arc<Jobs>, clock: Clock, config: &Config, supervisor: Supervisor) -> Arc<Self> {
         let last = match jobs.records() {
             Some(records) => records.recurring().await,
             None => LastRuns::default(),
         };
         let in_force = watch::Sender::new(InForce::of(config));
         let [writing, beginning] = <[tokio::sync::Mutex<()>; 2]>::default();
-        Arc::new(Self { jobs, clock, in_force, last: Mutex::new(last), writing, beginning })
+        Arc::new(Self { jobs, clock, supervisor, in_force, last: Mutex::new(last), writing, beginning })
     }
 
     /// Those of a configuration whose larder does not run, by what is written down in its store.
@@ -114,8 +116,10 @@ impl Recurring {
             for (key, entry) in wanted {
                 let (entry, host) = (entry.clone(), now.default_host.clone());
                 at_work.entry(key.clone()).or_insert_with(|| {
-                    let task = Arc::clone(&self).keep_current(key, entry.clone(), host.clone());
-                    (entry, host, tasks.spawn(task))
+                    let (recurring, warm, of) = (Arc::clone(&self), entry.clone(), host.clone());
+                    let start = move || Arc::clone(&recurring).keep_current(key.clone(), warm.clone(), of.clone());
+                    let task = self.supervisor.spawn(&mut tasks, Task::RecurringWarmUps, start);
+                    (entry, host, task)
                 });
             }
             while tasks.try_join_next().is_some() {}

@@ -8,16 +8,50 @@ use serde::{Deserialize, Serialize};
 
 use super::discovery::Faith;
 use super::documents::RETRIES;
+use super::library::{AcceptedFor, Change, observation};
 use super::proof_set::ProofSet;
-pub use super::seen::ChangedFile;
-use super::sets::{self, NoSet};
-use super::{AlarmKind, Call, Mirror, seen};
+use super::sets::{self, NoSet, Unlisted};
+use super::{AlarmKind, Call, Mirror};
 use crate::address::{Meant, Package, Platform, ProviderAddress, Version, Versions, What};
 use crate::digest::Digest;
 use crate::error::Error;
 
 /// How many sets are asked for at one time.
 const AT_ONE_TIME: usize = 8;
+
+/// The alarms of a version of a provider that `accept` resolves.
+pub(super) const RESOLVED_BY_ACCEPT: &[AlarmKind] = &[
+    AlarmKind::WaitsForAccept,
+    AlarmKind::Republished,
+    AlarmKind::NewKey,
+    AlarmKind::SignatureLost,
+    AlarmKind::DamagedRecord,
+    AlarmKind::ImportedDiffers,
+];
+
+/// A file that a verified set gives another digest than those that were verified before.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChangedFile {
+    /// Its name, or its platform where only the download document tells.
+    pub file: String,
+    /// Every digest that it had before; none where the version did not have it.
+    pub before: Vec<Digest>,
+    /// The one it has now.
+    pub now: Digest,
+}
+
+impl ChangedFile {
+    fn of(change: Change, set: &ProofSet) -> Self {
+        match change {
+            Change::OtherBytes { of, before, now } => Self { file: of, before, now },
+            Change::Added { file, now } => Self { file, before: Vec::new(), now },
+            Change::DropsEveryLine => {
+                let file = set.document.filename.as_str().to_owned();
+                Self { file, before: Vec::new(), now: set.document.shasum }
+            }
+        }
+    }
+}
 
 /// What came of accepting one package.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -110,23 +144,37 @@ impl Mirror {
                 }
             }
         }
-        // All are held against what was proven before any of them is noted: the sums of one version list them all.
+        // All are held against what was verified before any of them is recorded: the sums of one version list them all.
         let (provider, now) = (what.of.clone(), self.inner(call).now);
-        let noting = self.on_disk(move |mirror| {
-            let noted = seen::accept(mirror, &provider, &proven, now)?;
-            Ok(proven.into_iter().zip(noted).collect::<Vec<_>>())
+        let of = if matches!(what.versions, Versions::All) { AcceptedFor::Provider } else { AcceptedFor::Version };
+        let recording = self.on_disk(move |mirror| {
+            let sums: Vec<_> = proven.iter().map(|(_, set)| set.checksums().unwrap_or_default()).collect();
+            let observations = proven.iter().zip(&sums);
+            let observations: Vec<_> =
+                observations.map(|((package, set), sums)| observation(package, set, sums)).collect();
+            let recorded = mirror.histories.accept(&provider, &observations, of)?;
+            drop(observations);
+            let changed = proven.into_iter().zip(recorded.changes).collect::<Vec<_>>();
+            mirror.alarms.resolve(&(&provider).into(), |kind, version| {
+                let is_accepted = changed.iter().any(|((package, _), _)| package.version == *version);
+                RESOLVED_BY_ACCEPT.contains(&kind)
+                    && (is_accepted || (of == AcceptedFor::Provider && kind.is_of_the_provider()))
+            });
+            Ok((changed, recorded.keys_before))
         });
-        for ((package, set), changes) in noting.await? {
+        let (changed, keys_before) = recording.await?;
+        for ((package, set), changes) in changed {
             let key = set.proof().how.fingerprint().map(str::to_owned);
+            let files: Vec<_> = changes.into_iter().map(|change| ChangedFile::of(change, &set)).collect();
+            let is_new_key = key.as_ref().is_some_and(|key| !keys_before.is_empty() && !keys_before.contains(key));
+            let has_lost_key = key.is_none() && !keys_before.is_empty();
             self.keep_set(&package, set, now).await?;
-            self.settled(&package.provider, &package.version, AlarmKind::WaitsForAccept);
             let what = package.to_string();
-            let seen::Changes { files, keys_before } = changes;
-            let ruling = if files.is_empty() {
+            let ruling = if files.is_empty() && !is_new_key && !has_lost_key {
                 Ruling::NothingToAccept
             } else {
-                tracing::warn!(%package, files = files.len(), key, "accepted by the operator: a version that was published anew");
-                Ruling::Accepted { files, keys_before, key }
+                tracing::warn!(%package, files = files.len(), key, "accepted by the operator");
+                Ruling::Accepted { files, keys_before: keys_before.clone(), key }
             };
             accepted.push(Accepted { what, ruling });
         }
@@ -134,24 +182,36 @@ impl Mirror {
         Ok(accepted)
     }
 
-    /// The held packages; of one version, those that upstream lists, too.
+    /// The stored packages; of one version, and of those that an alarm is about, the platforms that upstream lists, too.
     async fn packages_to_accept(
         self: &Arc<Self>,
         what: &Meant<ProviderAddress>,
         call: &Call,
     ) -> Result<Vec<Package>, Error> {
         let held = self.held_packages(what).await?;
-        let Versions::Exactly(version) = &what.versions else { return Ok(held) };
-        let listed = match self.listed_platforms(what, version, call).await {
-            Ok(platforms) => platforms,
-            Err(error) if held.is_empty() => return Err(error),
-            Err(error) => {
-                tracing::warn!(%what, %error, "the version list cannot be read: what is held alone is accepted anew");
-                return Ok(held);
+        let versions = match &what.versions {
+            Versions::Exactly(version) => vec![version.clone()],
+            // What an alarm is about may be stored nowhere, because it is refused.
+            versions => {
+                let mut alarmed = self.alarms.versions(&(&what.of).into(), |kind| RESOLVED_BY_ACCEPT.contains(&kind));
+                alarmed.retain(|version| versions.include(version));
+                alarmed
             }
         };
-        let package = |platform| Package { provider: what.of.clone(), version: version.clone(), platform };
-        let packages: BTreeSet<Package> = listed.into_iter().map(package).chain(held).collect();
+        let mut packages: BTreeSet<Package> = held.iter().cloned().collect();
+        for version in versions {
+            match self.listed_platforms(what, &version, call).await {
+                Ok(platforms) => packages.extend(platforms.into_iter().map(|platform| Package {
+                    provider: what.of.clone(),
+                    version: version.clone(),
+                    platform,
+                })),
+                Err(error) if held.is_empty() => return Err(error),
+                Err(error) => {
+                    tracing::warn!(%what, %version, %error, "the version list cannot be read: what is stored alone is accepted");
+                }
+            }
+        }
         Ok(packages.into_iter().collect())
     }
 
@@ -172,7 +232,8 @@ impl Mirror {
         let asked = sets::what(package);
         let upstream = Arc::clone(call.upstream(&package.provider.host)?);
         let work = async {
-            match self.ask_for_set(&asked, &upstream, package, Faith::InAny, None, RETRIES, call).await {
+            match self.ask_for_set(&asked, &upstream, package, Faith::InAny, None, RETRIES, Unlisted::Asked, call).await
+            {
                 Ok(set) => Ok(set),
                 Err(NoSet::Absent(error)) => Err(Error::NotFound(error.to_string())),
                 Err(NoSet::Failed(error)) => Err(error),

@@ -209,7 +209,7 @@ impl Mirror {
         call: &Call,
     ) -> watch::Receiver<Progress> {
         let key = FillKey { package: package.clone(), digest: set.document.shasum };
-        self.fills.join(key, |landing| {
+        self.fills.join((key, call.came()), |landing| {
             let (tell, progress) = watch::channel(Progress::Asking);
             let fill =
                 Fill::new(Arc::clone(self), package.clone(), Arc::clone(kept), Arc::clone(set), self.inner(call), tell);

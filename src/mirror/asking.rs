@@ -86,8 +86,7 @@ impl Asking {
     /// How long upstream says that the archive is, in bytes; nothing of it is fetched. `None` where it does not say.
     pub(super) async fn announced_length(&self) -> Option<u64> {
         let grant = self.grant().await;
-        let asking = self.call.terms.outbound.announced_length(self.of(&grant));
-        match timeout(self.mirror.limits.answer_within, asking).await.ok()? {
+        match self.call.terms.outbound.announced_length(self.of(&grant)).await {
             Ok(length) => length,
             Err(error) => {
                 tracing::debug!(package = %self.package, %error, "upstream does not say how large an archive is");

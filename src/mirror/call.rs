@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
+use super::terms::Generation;
 use super::{Mirror, Terms};
 use crate::address::Hostname;
 use crate::cdn_loop::CdnLoop;
@@ -63,6 +64,21 @@ pub(super) enum Errand {
     Fetch,
     /// Something that is held: it is asked about within the upstream's budget.
     Revalidate,
+}
+
+/// Who shares a flight, and how it ends: calls on the same terms that came alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Company {
+    generation: Generation,
+    came: CameBy,
+}
+
+/// Whether a request came through proxies that named themselves (CDN-Loop). An upstream may answer 508 to what such a
+/// list says, and nobody shares that who sent none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum CameBy {
+    Straight,
+    ThroughProxies,
 }
 
 /// How an answer came about.
@@ -126,6 +142,16 @@ impl Call {
         self.part == Part::Look
     }
 
+    /// Whether it came through proxies that named themselves.
+    pub(super) fn came(&self) -> CameBy {
+        if self.via.names_nobody() { CameBy::Straight } else { CameBy::ThroughProxies }
+    }
+
+    /// Who may share the flights of this call.
+    pub(super) fn company(&self) -> Company {
+        Company { generation: self.terms.generation, came: self.came() }
+    }
+
     /// The upstream that `host` names, on the terms of this call.
     pub(super) fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {
         self.terms.upstream(host)
@@ -168,7 +194,7 @@ impl Mirror {
     pub(super) fn inner(&self, call: &Call) -> Call {
         let began = Instant::now();
         let now = call.now.after(began.saturating_duration_since(call.began));
-        Call { now, began, deadline: began + self.limits.give_up_after, part: Part::Flight, ..call.clone() }
+        Call { now, began, deadline: began + call.terms.outbound.give_up_after(), part: Part::Flight, ..call.clone() }
     }
 
     /// How many requests wait for upstreams now.

@@ -9,31 +9,29 @@ use super::opened::unless_damaged;
 use super::proof_set::{KeptSet, ProofSet};
 use crate::address::{Artifact, Package};
 use crate::clock::Timestamp;
-use crate::digest::{Digest, FastHash};
+use crate::digest::Digest;
 use crate::error::Error;
 use crate::store::{Durability, Key, Staged, StoreError};
-use crate::upstream::outbound::origin;
-use crate::verify::{PackageLimits, Verified, package_hashes};
+use crate::verify::{How, PackageLimits, Verified, package_hashes};
+
+/// How many provider zips are unpacked at one time for their `h1:`; one more by an import.
+pub(super) const MOST_HASHING: usize = 2;
 
 impl Mirror {
     /// Makes a proven archive a held one: blob, then its proof set, then its name, each synced with its
     /// folder; only then is it committed, and only then is the index told (promise 9).
-    #[expect(clippy::too_many_arguments, reason = "everything a name records of its archive")]
     pub(super) fn commit(
         &self,
         package: &Package,
         kept: &KeptSet,
-        set: &ProofSet,
+        held: HeldArchive,
         verified: Verified<Staged>,
-        fast: FastHash,
-        size_bytes: u64,
-        now: Timestamp,
     ) -> Result<HeldArchive, StoreError> {
-        let digest = verified.digest();
+        let (digest, size_bytes, now) = (verified.digest(), held.size_bytes, held.kept);
         let _lock = self.digest_lock(&digest).lock();
         self.store.blobs.publish(verified)?;
         self.checked.lock().insert(digest);
-        let named = self.name_it(package, kept, set, fast, size_bytes, now);
+        let named = self.name_it(package, kept, held);
         if named.is_err() {
             // It lies there without a name: what eviction does not know of, it cannot evict.
             self.store.index.archive_kept(&digest, size_bytes, now);
@@ -60,7 +58,12 @@ impl Mirror {
                 return Ok(None);
             };
             let size_bytes = blob.size_bytes();
-            Ok(Some(match mirror.name_it(&package, &kept, &set, fast, size_bytes, now) {
+            let mut held = HeldArchive::of_set(&set, fast, size_bytes, now);
+            if held.proof.how == How::Imported {
+                // Nobody knows any more whether it was imported as a zip: only its `h1:` is sure to be its publisher's.
+                held.zip = Zip::PackedAnew;
+            }
+            Ok(Some(match mirror.name_it(&package, &kept, held) {
                 Ok(held) => Filled::Held { bytes: None, held: Box::new(held) },
                 Err(why) => Filled::Unkept { bytes: blob.bytes(), size_bytes, why },
             }))
@@ -72,44 +75,53 @@ impl Mirror {
         &self,
         package: &Package,
         kept: &KeptSet,
-        set: &ProofSet,
-        fast: FastHash,
-        size_bytes: u64,
-        now: Timestamp,
+        held: HeldArchive,
     ) -> Result<HeldArchive, StoreError> {
         let key = Key::ProofSet(package.clone());
         if !self.store.records.sync(&key)? {
             // Without evicting: this runs under the lock of a digest.
-            self.write_document(&key, &kept.write(), now, Durability::Synced)?;
+            self.write_document(&key, &kept.write(), held.kept, Durability::Synced)?;
         }
-        let held = HeldArchive {
-            digest: set.document.shasum,
-            fast,
-            filename: set.document.filename.clone(),
-            size_bytes,
-            hashes: PackageHashesKnown::NotYet,
-            proof: set.proof().clone(),
-            zip: Zip::Published,
-            origin: origin(&set.document.archive_url),
-            kept: now,
-        };
         self.change_name(package, |name| {
             name.archives.retain(|before| before.digest != held.digest);
             name.archives.push(held.clone());
         })?;
-        self.store.index.archive_kept(&held.digest, size_bytes, now);
+        self.store.index.archive_kept(&held.digest, held.size_bytes, held.kept);
         self.changed(&package.provider);
         Ok(held)
     }
 
     /// Computes both `h1:` of a held archive. One that fails is tried again at the next start.
     pub(super) async fn complete_hashes_of(self: &Arc<Self>, package: Package, digest: Digest) {
-        let of = package.clone();
-        if let Err(error) = self.on_disk(move |mirror| mirror.compute_hashes(&of, &digest)).await {
+        if let Err(error) = self.compute_hashes_in_turn(&package, digest).await {
             tracing::error!(%package, %error, "the h1 hashes of an archive could not be computed");
         }
     }
 
+    /// Computes both `h1:` of a held archive, unless they are known when it is its turn.
+    ///
+    /// # Errors
+    /// The store failed.
+    pub(super) async fn compute_hashes_in_turn(
+        self: &Arc<Self>,
+        package: &Package,
+        digest: Digest,
+    ) -> Result<(), Error> {
+        let (mirror, of) = (Arc::clone(self), package.clone());
+        let computed = self.hashing.run(&self.tasks, move || {
+            let is_known = |held: &HeldArchive| held.digest == digest && held.hashes != PackageHashesKnown::NotYet;
+            if mirror.name(&of)?.archives.iter().any(is_known) {
+                return Ok(());
+            }
+            mirror.compute_hashes(&of, &digest)
+        });
+        match computed.await {
+            Some(computed) => Ok(computed?),
+            None => Err(Error::Interrupted(format!("the h1 hashes of {package}"))),
+        }
+    }
+
+    /// Computes both `h1:` of a held archive at once: for an import, of which there is one at a time.
     pub(super) fn compute_hashes(&self, package: &Package, digest: &Digest) -> Result<(), StoreError> {
         let Some(blob) = self.store.blobs.get(digest)? else { return Ok(()) };
         let hashes = match package_hashes(blob.reader(), PackageLimits::default()) {

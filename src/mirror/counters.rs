@@ -6,8 +6,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::alarms::AlarmKind;
 use super::check::Found;
+use super::library::AlarmKind;
 use crate::address::Hostname;
 use crate::upstream::Traffic;
 use crate::verify;
@@ -15,7 +15,10 @@ use crate::verify;
 /// The kind of what proves as such, and is not what was proven before.
 pub(super) const REPUBLISHED: &str = "republished";
 
-/// The kind of a tree of a module of which the record of what was seen first is damaged.
+/// The kind of a set that nobody signed, of a provider that was signed before.
+pub(super) const SIGNATURE_LOST: &str = "signature-lost";
+
+/// The kind of what cannot be held against its first-seen record, because that is damaged.
 pub(super) const SEEN_DAMAGED: &str = "seen-damaged";
 
 /// The kind of what no archive of a module can be packed of.
@@ -119,7 +122,7 @@ impl Counters {
         registry.register("larder_not_kept", help, self.not_kept.clone());
         let help = "What upstream sent and does not prove, by upstream and kind";
         registry.register("larder_verification_failures", help, self.unproven.clone());
-        let help = "What an operator should look at: versions that were published anew, or dropped while they are held";
+        let help = "What a person must resolve, by kind: each is in the status until then";
         registry.register("larder_alarms", help, self.alarms.clone());
         registry.register("larder_evictions", "What was evicted, by kind and reason", self.evicted.clone());
         let help = "What was evicted, by kind and reason";
@@ -147,7 +150,8 @@ impl Counters {
 
     /// Lets an upstream be seen before anything of it failed: at nothing.
     pub(super) fn expect(&self, host: &Hostname) {
-        for kind in verify::Unproven::WORDS.into_iter().chain([REPUBLISHED, REFUSED_TREE, SEEN_DAMAGED]) {
+        for kind in verify::Unproven::WORDS.into_iter().chain([REPUBLISHED, SIGNATURE_LOST, REFUSED_TREE, SEEN_DAMAGED])
+        {
             self.unproven.get_or_create_owned(&Unproven { host: host.to_string(), kind });
         }
     }

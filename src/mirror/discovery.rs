@@ -5,9 +5,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use url::Url;
 
-use super::documents::{DocumentFlight, KeptDocument, Meanwhile};
+use super::documents::{About, DocumentFlight, KeptDocument, Meanwhile};
 use super::freshness::{Age, Rule};
-use super::pull::Landed;
+use super::pull::{AskedAgain, Landed};
 use super::single_flight::Awaited;
 use super::{Answer, Call, Errand, Mirror, Outcome};
 use crate::address::Hostname;
@@ -15,6 +15,7 @@ use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::{Key, StoreError};
 use crate::upstream::ask::Fetched;
+use crate::upstream::breaker::Origin;
 use crate::upstream::discovery::{self, Discovery, Service};
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::{Link, origin};
@@ -37,6 +38,11 @@ impl Faith {
 }
 
 impl KeptDocument {
+    /// Whether it is the upstream's own word: no redirect led to another origin (promise 8).
+    fn is_from_whom_was_asked(self: &Arc<Self>) -> bool {
+        self.origins().iter().all(|origin| *origin == Origin::of(&self.about.url))
+    }
+
     /// Which of the services that larder asks for it names.
     fn services(&self) -> Vec<Service> {
         let discovery = self.discovery().ok();
@@ -116,25 +122,22 @@ impl Mirror {
         let host = upstream.settings.host.clone();
         let (what, key) = (what(&host), Key::Discovery(host.clone()));
         let rule = upstream.rule(|fresh| fresh.discovery);
-        let of = (key.clone(), errand, call.terms.generation);
+        let of = (key.clone(), errand, call.company());
         self.documents.share(&self.tasks, of, Err(Error::Interrupted(what.clone())), || {
             let (mirror, call) = (Arc::clone(self), self.inner(call));
             async move {
                 // What another `url` said says nothing of this one: its services would be shown this one's credential.
                 let is_of_this = |kept: &KeptDocument| kept.about.asked == asked;
-                let work = async {
-                    match mirror.landed_meanwhile(&key, seen, &rule, &call).await? {
-                        Meanwhile::Landed(landed) if is_of_this(&landed.value) => Ok(landed),
-                        Meanwhile::Held(Some(before)) if is_of_this(&before) => {
-                            mirror.spend(&what, &host, errand, 1, &call)?;
-                            mirror.fetch_discovery(&what, &upstream, Some(before), &call).await
-                        }
-                        Meanwhile::Landed(_) | Meanwhile::Held(_) => {
-                            mirror.fetch_discovery(&what, &upstream, None, &call).await
-                        }
+                match mirror.landed_meanwhile(&key, seen, &rule, &call).await? {
+                    Meanwhile::Landed(landed) if is_of_this(&landed.value) => Ok(landed),
+                    Meanwhile::Held(Some(before)) if is_of_this(&before) => {
+                        mirror.spend(&what, &host, errand, 1, &call)?;
+                        mirror.fetch_discovery(&what, &upstream, Some(before), &call).await
                     }
-                };
-                mirror.within_limits(&what, &host, work).await
+                    Meanwhile::Landed(_) | Meanwhile::Held(_) => {
+                        mirror.fetch_discovery(&what, &upstream, None, &call).await
+                    }
+                }
             }
         })
     }
@@ -196,20 +199,22 @@ impl Mirror {
         }
         let base_in = |kept: &KeptDocument| kept.discovery().ok().and_then(|discovery| discovery.base(service));
         let mut base = base_in(&answer.value);
-        let mut is_carried = answer.value.about.carried;
+        let mut named_by = Arc::clone(&answer.value);
         if base.is_none() && answer.outcome == Outcome::Hit {
             // That it lacks the service is not remembered, although it may be held for another that it names.
             let (asked, seen) = (discovery_url(upstream)?, Some(answer.value.age()));
             let again = call.upstream(host).map(Arc::clone)?;
             let landed = Box::pin(self.fly_for_discovery(again, asked, seen, Errand::Fetch, call)).await?;
             base = base_in(&landed.value);
-            is_carried = landed.value.about.carried;
+            named_by = landed.value;
         }
         let base = base.ok_or_else(|| unusable(&format!("names no usable {}", service.key())))?;
-        let grant = match is_carried {
+        let grant = upstream.grant.clone();
+        let grant = match &named_by.about {
             // It was not this upstream that named the origin.
-            true => upstream.grant.clone(),
-            false => upstream.grant.clone().and(&base),
+            About { carried: true, .. } => grant,
+            _ if named_by.is_from_whom_was_asked() => grant.and(&base),
+            _ => grant.permitting(&base),
         };
         Ok((base, grant))
     }
@@ -242,6 +247,10 @@ impl Mirror {
                     );
                 }
                 Discovery::parse(&document.body, document.url.clone()).map_err(unusable)?;
+                if settings.credential.is_some() && !document.is_from_whom_was_asked() {
+                    let (host, at) = (&settings.host, origin(&document.url));
+                    tracing::warn!(%host, at, "a redirect to another origin led to the discovery document of this upstream: the services that it names are asked without the upstream's credential; to show it to them all the same, add their hosts to credentials_for, or set url to where the document is");
+                }
                 let kept = KeptDocument::of(document, asked, call.now);
                 let dropped = before.filter(|_| settings.keep_gone).map(|before| before.dropped_in(&kept));
                 KeptDocument { dropped: dropped.unwrap_or_default(), ..kept }

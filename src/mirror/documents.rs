@@ -13,6 +13,7 @@ use super::freshness::{Age, Place, Rule, Verdict, decide};
 use super::pull::{AskedAgain, Flight, Landed};
 use super::{Call, Mirror, parts, unless_gone};
 use crate::clock::Timestamp;
+use crate::digest::{FastHash, FastHasher};
 use crate::error::Error;
 use crate::store::{Durability, Key, StoreError};
 use crate::upstream::ask::{Ask, Document, Fetched, Validators};
@@ -115,6 +116,15 @@ impl KeptDocument {
 
     pub(super) fn dropped(&self) -> Vec<Box<RawValue>> {
         serde_json::from_slice(&self.dropped).unwrap_or_default()
+    }
+
+    /// What tells it from one that says something else.
+    pub fn says(&self) -> FastHash {
+        let mut hasher = FastHasher::new();
+        hasher.update(&(self.body.len() as u64).to_le_bytes());
+        hasher.update(&self.body);
+        hasher.update(&self.dropped);
+        hasher.finish()
     }
 
     /// The document as discovery.

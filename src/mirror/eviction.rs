@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::MutexGuard;
 
+use super::Mirror;
 use super::counters::{Because, Stored};
 use super::modules::note_before_it_goes;
 use super::names_by_digest::Named;
-use super::{Mirror, seen};
 use crate::address::{Artifact, Package};
 use crate::digest::Digest;
 use crate::error::Error;
@@ -93,7 +93,7 @@ impl Mirror {
 
     /// Removes a set, once what it proves is sure to be remembered.
     pub(super) fn remove_set(&self, package: &Package) -> Result<(), StoreError> {
-        seen::note_before_it_goes(self, package)?;
+        self.histories.record_before_removal(package)?;
         self.remove_document(&Key::ProofSet(package.clone()))
     }
 

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use super::asking::{Asking, announced, contradiction};
 use super::attempts::{Agreed, Before};
+use super::call::CameBy;
 use super::counters::Stored;
 use super::download::{Ended, pump};
 use super::eviction::Reservation;
@@ -154,7 +155,11 @@ impl Fill {
     async fn stage(&self) -> Result<Staged, Error> {
         // A stage belongs to one fill: packages never mix, not even while they send the same bytes.
         let package = FastHash::of(self.asking.package.to_string().as_bytes()).to_string();
-        let name = format!("{}~{}", self.asking.set.document.shasum, &package[..16]);
+        let came = match self.asking.call.came() {
+            CameBy::Straight => "",
+            CameBy::ThroughProxies => "~proxied",
+        };
+        let name = format!("{}~{}{came}", self.asking.set.document.shasum, &package[..16]);
         self.mirror.on_disk(move |mirror| mirror.store.blobs.stage(&name)).await
     }
 
@@ -231,7 +236,8 @@ impl Fill {
         let now = self.mirror.inner(call).now;
         self.mirror
             .on_disk(move |mirror| {
-                let held = mirror.commit(&package, &kept, &set, verified, fast, size_bytes, now);
+                let held = HeldArchive::of_set(&set, fast, size_bytes, now);
+                let held = mirror.commit(&package, &kept, held, verified);
                 drop(room);
                 // Where upstream gave no length, nothing was evicted for it yet.
                 mirror.keep_to_the_limit();

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use super::names::HeldArchive;
 use crate::error::Error;
-use crate::store::{FileBytes, READ_AT_ONCE, StoreError};
+use crate::store::{FileBytes, READ_AT_ONCE, ReadShare, StoreError};
 
 /// What is held back at the end of what has arrived, in bytes.
 pub(super) const TAIL_BYTES: u64 = 64 * 1024;
@@ -62,11 +62,11 @@ impl Follow {
         }
     }
 
-    /// The bytes, as they arrive. Ends in an error where the fill fails: then the client must not take
-    /// what it has for complete.
-    pub fn stream(self) -> impl Stream<Item = io::Result<Bytes>> + Send {
+    /// The bytes, as they arrive and `memory` has room for them. Ends in an error where the fill fails: then the client
+    /// must not take what it has for complete.
+    pub fn stream(self, memory: ReadShare) -> impl Stream<Item = io::Result<Bytes>> + Send {
         let told = self.told;
-        stream::try_unfold((self.progress, 0), move |(mut progress, offset)| async move {
+        stream::try_unfold((self.progress, 0, memory), move |(mut progress, offset, memory)| async move {
             loop {
                 let state = progress.borrow_and_update().clone();
                 let size_bytes = match &state {
@@ -95,12 +95,12 @@ impl Follow {
                 };
                 if let Some(bytes) = bytes.filter(|_| offset < limit) {
                     let most = usize::try_from(limit - offset).unwrap_or(READ_AT_ONCE);
-                    let piece = bytes.read_at(offset, most).await?;
+                    let piece = bytes.read_at(offset, most, &memory).await?;
                     if piece.is_empty() {
                         return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
                     }
                     let next = offset + piece.len() as u64;
-                    return Ok(Some((piece, (progress, next))));
+                    return Ok(Some((piece, (progress, next, memory))));
                 }
                 if progress.changed().await.is_err() {
                     return Err(io::Error::other("the fill was interrupted"));

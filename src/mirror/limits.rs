@@ -7,8 +7,6 @@ use std::time::Duration;
 pub struct Limits {
     /// Every document is answered within this.
     pub answer_within: Duration,
-    /// An upstream that has not answered a document within this is given up.
-    pub give_up_after: Duration,
     /// An archive that brings no byte for this long, or less than 1 KiB/s over it, is given up.
     pub stall: Duration,
     /// The largest document, in bytes.
@@ -25,7 +23,6 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             answer_within: Duration::from_secs(8),
-            give_up_after: Duration::from_secs(15),
             stall: Duration::from_secs(30),
             document_bytes: 16 << 20,
             archive_bytes: 4 << 30,

@@ -4,7 +4,7 @@
 //! a flight of its own, so whoever asked may leave without ending it for others.
 
 mod accept;
-mod alarms;
+mod alarm;
 mod archives;
 mod asking;
 mod attempts;
@@ -21,7 +21,9 @@ mod fill;
 mod follow;
 mod freshness;
 mod gauges;
+mod library;
 mod limits;
+mod listed;
 mod modules;
 mod names;
 mod names_by_digest;
@@ -38,12 +40,13 @@ pub mod record;
 mod refresh;
 mod remembered;
 mod sealed;
-mod seen;
 mod sets;
 mod single_flight;
 mod status;
+mod store_trouble;
 mod tasks;
 mod terms;
+mod transfer;
 mod trees;
 mod verify;
 mod versions;
@@ -61,7 +64,6 @@ use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 
 pub use self::accept::{Accepted, ChangedFile, Ruling};
-pub use self::alarms::{Alarm, AlarmKind, Trouble};
 pub use self::archives::{Archive, ArchiveRef};
 pub use self::call::{Answer, Call, Haste, Outcome};
 pub use self::carry::{Gathered, NotApplied, NotGathered, TakingIn};
@@ -69,6 +71,7 @@ pub use self::check::{Found, Healed, Wrong};
 pub use self::counters::Counters;
 pub use self::documents::KeptDocument;
 pub use self::gauges::Gauges;
+pub use self::library::{Alarm, AlarmKind};
 pub use self::limits::Limits;
 pub use self::modules::{ModuleArchiveRef, ModuleLocation};
 pub use self::names::{HeldArchive, PackageHashesKnown, Zip};
@@ -79,26 +82,31 @@ pub use self::proof_set::ProofSet;
 pub use self::purge::Purged;
 pub use self::refresh::{News, Refreshed};
 pub use self::sealed::{Missing, SealedFor};
-pub use self::status::{LeftAlone, Status, StoreState, UpstreamState};
+pub use self::status::{LastBundle, LeftAlone, Status, StoreState, UpstreamState};
+pub use self::store_trouble::Trouble;
 pub use self::terms::Terms;
+pub use self::transfer::Transfer;
 pub use self::trees::{Export, ImportCounts, ImportStep, ImportedFile, Judged, NotExported, ProvenBy, Unsigned};
 pub use self::verify::Step;
 pub use self::warm::{Came, Resolved};
 
-use self::alarms::{Alarms, Troubles};
-use self::call::Errand;
+use self::call::{CameBy, Company, Errand};
 use self::carry::Staying;
+use self::commit::MOST_HASHING;
 use self::documents::DocumentFlight;
 use self::fill::FillKey;
 use self::follow::Progress;
-use self::modules::{MOST_UNPACKING, StageNames};
+use self::library::{Alarms, ProviderHistories};
+use self::modules::{StageNames, UNPACKING};
 use self::passing::MOST_PASSING;
 use self::remembered::Remembered;
 use self::sealed::Sealed;
 use self::sets::{Anew, SetFlight};
 use self::single_flight::{Awaited, Flights};
-use self::tasks::Tasks;
+use self::store_trouble::Troubles;
+use self::tasks::{Tasks, Turns};
 use self::terms::Generation;
+use self::transfer::MOST_TRANSFERS;
 use crate::address::{Artifact, Hostname, ModuleAddress, ModulePackage, Package, ProviderAddress};
 use crate::cdn_loop::{CdnLoop, OwnEntry};
 use crate::clock::Timestamp;
@@ -107,9 +115,13 @@ use crate::error::Error;
 use crate::store::{Key, Store, StoreError};
 pub use crate::upstream::outbound::Link;
 use crate::upstream::pages::PageRef;
+use crate::upstream::permits::Permits;
 
 /// Archives up to this many bytes are proven whole before the status line, and checked on every read.
 pub const SMALL_ARCHIVE_BYTES: u64 = 1 << 20;
+
+/// How many proof sets are verified at one time: each costs a processor up to a second.
+const MOST_JUDGING: usize = 2;
 
 /// How long a look at the store may take before larder is called not ready.
 const PROBED_WITHIN: Duration = Duration::from_secs(3);
@@ -141,11 +153,11 @@ pub struct Mirror {
     own: OwnEntry,
     limits: Limits,
     tasks: Tasks,
-    documents: Flights<(Key, Errand, Generation), Awaited<DocumentFlight>>,
+    documents: Flights<(Key, Errand, Company), Awaited<DocumentFlight>>,
     stored_pages: Flights<PageRef, Awaited<Result<Option<FromStore>, Error>>>,
-    sets: Flights<(Package, Anew, Generation), Awaited<SetFlight>>,
-    fills: Flights<FillKey, watch::Receiver<Progress>>,
-    module_fills: Flights<(ModulePackage, Generation), Awaited<Result<HeldArchive, Error>>>,
+    sets: Flights<(Package, Anew, Company), Awaited<SetFlight>>,
+    fills: Flights<(FillKey, CameBy), watch::Receiver<Progress>>,
+    module_fills: Flights<(ModulePackage, Company), Awaited<Result<HeldArchive, Error>>>,
     looks: Flights<(ModulePackage, Generation), Awaited<()>>,
     checks: Flights<Digest, Awaited<Result<bool, Error>>>,
     probes: Flights<(), Awaited<Result<(), NotReady>>>,
@@ -163,11 +175,15 @@ pub struct Mirror {
     staying: Staying,
     reserved: Arc<AtomicU64>,
     sealed: Sealed,
-    alarms: Mutex<Alarms>,
+    alarms: Alarms,
+    histories: ProviderHistories,
     troubles: Mutex<Troubles>,
     places: Arc<Semaphore>,
     passing: Arc<Semaphore>,
-    unpacking: Arc<Semaphore>,
+    unpacking: Permits,
+    judging: Turns,
+    hashing: Turns,
+    transfers: Arc<Semaphore>,
     stage_names: StageNames,
     lengths: Remembered<FillKey, u64>,
     revisions: [AtomicU64; 256],
@@ -177,10 +193,15 @@ pub struct Mirror {
 
 impl Mirror {
     /// Joins the parts.
-    pub fn new(store: Arc<Store>, terms: Terms, limits: Limits, counters: Counters) -> Arc<Self> {
+    ///
+    /// # Errors
+    /// The alarms of the store cannot be read.
+    pub fn new(store: Arc<Store>, terms: Terms, limits: Limits, counters: Counters) -> Result<Arc<Self>, StoreError> {
         terms.upstreams.hosts().into_iter().for_each(|host| counters.expect(host));
         let sealed = Sealed::over(&store);
-        Arc::new(Self {
+        let alarms = Alarms::over(Arc::clone(&store))?;
+        let histories = ProviderHistories::new(Arc::clone(&store));
+        Ok(Arc::new(Self {
             store,
             own: terms.outbound.own_entry().clone(),
             terms: ArcSwap::from_pointee(terms),
@@ -207,17 +228,21 @@ impl Mirror {
             staying: Staying::default(),
             reserved: Arc::default(),
             sealed,
-            alarms: Mutex::default(),
+            alarms,
+            histories,
             troubles: Mutex::default(),
             places: Arc::new(Semaphore::new(limits.waiting)),
             passing: Arc::new(Semaphore::new(MOST_PASSING)),
-            unpacking: Arc::new(Semaphore::new(MOST_UNPACKING)),
+            unpacking: Permits::new(UNPACKING),
+            judging: Turns::of(MOST_JUDGING),
+            hashing: Turns::of(MOST_HASHING),
+            transfers: Arc::new(Semaphore::new(MOST_TRANSFERS)),
             stage_names: StageNames::default(),
             lengths: Remembered::default(),
             revisions: std::array::from_fn(|_| AtomicU64::new(0)),
             hasher: std::hash::RandomState::new(),
             counters,
-        })
+        }))
     }
 
     /// Whether a request has been through this larder already.

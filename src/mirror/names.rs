@@ -3,10 +3,12 @@
 use serde::{Deserialize, Serialize};
 
 use super::Mirror;
+use super::proof_set::ProofSet;
 use crate::address::{Artifact, FileName};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix, FastHash};
 use crate::store::{Durability, Key, Recorded, StoreError};
+use crate::upstream::outbound::origin;
 use crate::verify::{How, Proof};
 
 /// An archive that a name lists: it was proven, and its bytes are (or were) held.
@@ -32,6 +34,23 @@ pub struct HeldArchive {
     pub origin: String,
     /// When it was kept.
     pub kept: Timestamp,
+}
+
+impl HeldArchive {
+    /// The archive that a verified set names, as it is recorded when it is stored.
+    pub(super) fn of_set(set: &ProofSet, fast: FastHash, size_bytes: u64, now: Timestamp) -> Self {
+        Self {
+            digest: set.document.shasum,
+            fast,
+            filename: set.document.filename.clone(),
+            size_bytes,
+            hashes: PackageHashesKnown::NotYet,
+            proof: set.proof().clone(),
+            zip: Zip::Published,
+            origin: origin(&set.document.archive_url),
+            kept: now,
+        }
+    }
 }
 
 /// Who packed an archive.

@@ -16,7 +16,7 @@ use crate::digest::{Digest, DigestPrefix};
 use crate::upstream::ask::Validators;
 use crate::upstream::breaker::Origin;
 use crate::upstream::providers::DownloadDocument;
-use crate::verify::{Checksums, Policy, Proof};
+use crate::verify::{Checksums, How, Policy, Proof};
 
 const PREDECESSOR_ANSWERS_SECONDS: u64 = 24 * 3600;
 
@@ -83,6 +83,11 @@ impl ProofSet {
     /// The checksums, which were proven when the set was kept.
     pub fn checksums(&self) -> Option<Checksums> {
         Checksums::parse(&self.sums).ok()
+    }
+
+    /// Whether nobody signed it: what it names was imported, on the operator's word.
+    pub fn was_imported(&self) -> bool {
+        self.about.proof.how == How::Imported
     }
 
     /// When it was fetched and proven.

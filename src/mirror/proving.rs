@@ -6,13 +6,14 @@ use std::sync::Arc;
 use bytes::Bytes;
 use url::Url;
 
-use super::counters::REPUBLISHED;
+use super::counters::{REPUBLISHED, SEEN_DAMAGED, SIGNATURE_LOST};
+use super::library::{AlarmKind, Change, Refusal, Verdict, observation};
 use super::proof_set::{About, KeptSet, ProofSet};
-use super::seen::{self, History};
-use super::{AlarmKind, Call, Mirror};
+use super::{Call, Mirror};
 use crate::address::Package;
 use crate::clock::Timestamp;
 use crate::error::Error;
+use crate::store::StoreError;
 use crate::upstream::ask::{Ask, Document, Fetched, Validators};
 use crate::upstream::breaker::Origin;
 use crate::upstream::error::{Fault, UpstreamError, relayed};
@@ -20,7 +21,7 @@ use crate::upstream::outbound::origin;
 use crate::upstream::providers::DownloadDocument;
 use crate::upstream::room::Room;
 use crate::upstream::{Grant, Upstream};
-use crate::verify::{Policy, Proof, judge};
+use crate::verify::{Checksums, Policy, Proof, judge};
 
 const LARGEST_DOWNLOAD_DOCUMENT: u64 = 2 << 20;
 const LARGEST_SUMS: u64 = 4 << 20;
@@ -69,7 +70,7 @@ impl Mirror {
             self.companion(visit, "SHA256SUMS", &document.sums_url, sums_held, LARGEST_SUMS),
             self.signature(visit, policy, &document, signature_held),
         )?;
-        let proven = prove(policy, &sums.0, &signature.0, document).await;
+        let proven = self.prove(policy, &sums.0, &signature.0, document).await;
         // It may quote what upstream wrote, and that may be the query of a URL.
         let proof = proven.map_err(|(kind, verdict)| {
             self.counters.unproven(&visit.package.provider.host, kind);
@@ -92,6 +93,25 @@ impl Mirror {
             proof,
         };
         Ok(ProofSet::new(about, body, sums.0, signature.0, visit.package).map_err(|why| unusable(&url, why))?)
+    }
+
+    /// Judges a set where it may take its time: a registry may list many keys. Two at a time, and one that nobody waits for any
+    /// more counts until it ends. An error with its word for metrics.
+    async fn prove(
+        &self,
+        policy: Policy,
+        sums: &Bytes,
+        signature: &Bytes,
+        document: DownloadDocument,
+    ) -> Result<Proof, (&'static str, String)> {
+        let (sums, signature) = (sums.clone(), signature.clone());
+        let judged = self.judging.run(&self.tasks, move || {
+            judge(policy, &sums, &signature, &document.keys, document.filename.as_str(), &document.shasum)
+        });
+        match judged.await {
+            Some(judged) => judged.map(|(proof, _)| proof).map_err(|verdict| (verdict.word(), verdict.to_string())),
+            None => Err(("signature", "judging it ended unexpectedly".to_owned())),
+        }
     }
 
     async fn signature(
@@ -138,41 +158,136 @@ impl Mirror {
         }
     }
 
-    /// Lets a proven set in, unless it changes what was proven of its version before.
+    /// Lets a verified set in, unless it is refused for what was verified before (promise 14).
     pub(super) async fn admit(
         self: &Arc<Self>,
         package: &Package,
         set: &ProofSet,
         now: Timestamp,
     ) -> Result<(), Error> {
-        let Some(checksums) = set.checksums() else { return Ok(()) };
-        let fingerprint = set.about.proof.how.fingerprint().map(str::to_owned);
-        let of = package.clone();
-        let judged =
-            self.on_disk(move |mirror| seen::judge(mirror, &of, &checksums, fingerprint.as_deref(), now)).await?;
-        let Package { provider, version, .. } = package;
-        match judged {
-            History::Consistent => {
-                self.settled(provider, version, AlarmKind::WaitsForAccept);
-                Ok(())
-            }
-            History::RepublishedByKnownKey { file } => {
-                tracing::error!(%package, file, "ALARM: upstream has published this version anew, signed by a key known for the provider; the new set is served");
-                self.settled(provider, version, AlarmKind::WaitsForAccept);
-                self.alarm(provider, version, AlarmKind::Republished, Some(&relayed(&file)), now);
-                Ok(())
-            }
-            History::RepublishedByStranger { file } => {
-                let file = relayed(&file);
-                self.counters.unproven(&provider.host, REPUBLISHED);
-                self.alarm(provider, version, AlarmKind::WaitsForAccept, Some(&file), now);
-                let verdict = format!(
-                    "its SHA256SUMS give {file} another digest than was proven before, and no key known for this provider vouches for that; if its publisher did this, `larder accept {}@{}` takes it",
-                    package.provider, package.version
-                );
-                Err(unverified(&format!("the download document of {package}"), &set.about.url, verdict))
+        let Some(sums) = set.checksums() else { return Ok(()) };
+        let (of, verified) = (package.clone(), set.clone());
+        let admitted = self.on_disk(move |mirror| mirror.admit_now(&of, &verified, &sums, now));
+        match admitted.await? {
+            Ok(_) => Ok(()),
+            Err(why) => {
+                let remedy = format!("; {}", why.remedy(package));
+                let asked = format!("the download document of {package}");
+                Err(unverified(&asked, &set.about.url, format!("{}{remedy}", why.words)))
             }
         }
+    }
+
+    /// Judges a verified set, raises and resolves alarms, and records it. Says what changed where it may change.
+    pub(super) fn admit_now(
+        &self,
+        package: &Package,
+        set: &ProofSet,
+        sums: &Checksums,
+        now: Timestamp,
+    ) -> Result<Result<Option<Change>, NotAdmitted>, StoreError> {
+        let seen = observation(package, set, sums);
+        let (provider, version) = (&package.provider, &package.version);
+        let signer = match seen.signer.key() {
+            Some(key) => format!("signed by key {key}"),
+            None => "signed by nobody".to_owned(),
+        };
+        let judgement = self.histories.judge(&seen, |judgement| {
+            let known = judgement.stranger_to.as_ref().map(|known| known.join(", "));
+            let is_refused = matches!(judgement.verdict, Verdict::Refused(_));
+            if let (Some(known), Some(key), false) = (&known, seen.signer.key(), is_refused) {
+                tracing::error!(%package, key, known, "ALARM: a key that never signed for this provider signs for it now; it may sign new versions, and vouches for no other bytes of versions that were verified before");
+                let detail = format!("signed by key {key}; the keys known for this provider are {known}");
+                self.alarm(AlarmKind::NewKey, provider, version, detail, now);
+            }
+            match &judgement.verdict {
+                Verdict::Consistent => {}
+                Verdict::Republished(change) => {
+                    let change = change.words();
+                    tracing::error!(%package, change, signer, "ALARM: upstream has changed a version that was verified before; a key that may vouch for it did; the new set is served");
+                    self.alarm(AlarmKind::Republished, provider, version, format!("its proof set {change}; {signer}"), now);
+                }
+                Verdict::Refused(refusal) => {
+                    let kind = NotAdmitted::kind(refusal);
+                    let words = match refusal {
+                        Refusal::Changed(change) => format!("its proof set {}", change.words()),
+                        refusal => NotAdmitted::words(refusal),
+                    };
+                    tracing::error!(%package, words, signer, "ALARM: a proof set is refused until it is accepted");
+                    let known = known.map(|known| format!("; the keys known for this provider are {known}"));
+                    let detail = format!("{words}; {signer}{}", known.unwrap_or_default());
+                    self.alarm(kind, provider, version, detail, now);
+                }
+            }
+        })?;
+        match judgement.verdict {
+            Verdict::Refused(refusal) => {
+                self.counters.unproven(&provider.host, NotAdmitted::word(&refusal));
+                let words = NotAdmitted::words(&refusal);
+                Ok(Err(NotAdmitted { words, is_of_the_provider: refusal == Refusal::SignatureLost }))
+            }
+            verdict => {
+                self.resolved(&[AlarmKind::WaitsForAccept, AlarmKind::DamagedRecord], provider, version);
+                if seen.signer.key().is_some() {
+                    self.resolved(&[AlarmKind::SignatureLost], provider, version);
+                }
+                Ok(Ok(match verdict {
+                    Verdict::Republished(change) => Some(change),
+                    Verdict::Consistent | Verdict::Refused(_) => None,
+                }))
+            }
+        }
+    }
+}
+
+/// Why a verified set is not taken.
+pub(super) struct NotAdmitted {
+    /// The cause.
+    pub(super) words: String,
+    is_of_the_provider: bool,
+}
+
+impl NotAdmitted {
+    fn kind(refusal: &Refusal) -> AlarmKind {
+        match refusal {
+            Refusal::Changed(_) | Refusal::Full => AlarmKind::WaitsForAccept,
+            Refusal::SignatureLost => AlarmKind::SignatureLost,
+            Refusal::RecordLost => AlarmKind::DamagedRecord,
+        }
+    }
+
+    /// The word for it in metrics.
+    fn word(refusal: &Refusal) -> &'static str {
+        match refusal {
+            Refusal::Changed(_) | Refusal::Full => REPUBLISHED,
+            Refusal::SignatureLost => SIGNATURE_LOST,
+            Refusal::RecordLost => SEEN_DAMAGED,
+        }
+    }
+
+    fn words(refusal: &Refusal) -> String {
+        match refusal {
+            Refusal::Changed(change) => {
+                format!(
+                    "it was published anew: its proof set {}, and no key that may vouch for that signed it",
+                    change.words()
+                )
+            }
+            Refusal::SignatureLost => {
+                "this provider was signed before, and the registry lists no key for it now".into()
+            }
+            Refusal::RecordLost => {
+                "its first-seen record is damaged, so nobody can tell whether upstream has changed it".into()
+            }
+            Refusal::Full => "it was signed or changed so often that no more is recorded of it".into(),
+        }
+    }
+
+    /// What takes it, for what upstream has.
+    pub(super) fn remedy(&self, package: &Package) -> String {
+        let Package { provider, version, .. } = package;
+        let of = if self.is_of_the_provider { provider.to_string() } else { format!("{provider}@{version}") };
+        format!("if that is what its publisher released, `larder accept {of}` takes it")
     }
 }
 
@@ -212,22 +327,5 @@ pub(super) fn not_of_the_document(error: Error, what: &str) -> Error {
             UpstreamError { fault, ..(*error).clone() }.into()
         }
         error => error,
-    }
-}
-
-/// Judges a set where it may take its time: a registry may list many keys. An error with its word for metrics.
-async fn prove(
-    policy: Policy,
-    sums: &Bytes,
-    signature: &Bytes,
-    document: DownloadDocument,
-) -> Result<Proof, (&'static str, String)> {
-    let (sums, signature) = (sums.clone(), signature.clone());
-    let judging = tokio::task::spawn_blocking(move || {
-        judge(policy, &sums, &signature, &document.keys, document.filename.as_str(), &document.shasum)
-    });
-    match judging.await {
-        Ok(judged) => judged.map(|(proof, _)| proof).map_err(|verdict| (verdict.word(), verdict.to_string())),
-        Err(_) => Err(("signature", "judging it ended unexpectedly".to_owned())),
     }
 }

@@ -137,14 +137,14 @@ impl Mirror {
         }
     }
 
-    /// Gives a flight for a document its time limit.
+    /// Gives a flight that may ask several times the time limit of one document.
     pub(super) async fn within_limits<T>(
         self: &Arc<Self>,
         what: &str,
         host: &Hostname,
         work: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Error> {
-        let limit = self.limits.give_up_after;
+        let limit = self.terms().outbound.give_up_after();
         match tokio::time::timeout(limit, work).await {
             Ok(done) => done,
             Err(_) => Err(Error::from(UpstreamError {

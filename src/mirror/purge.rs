@@ -7,8 +7,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::documents::KeptDocument;
+use super::library::Unrecorded;
 use super::proof_set::HeldSet;
-use super::seen::{self, Untold};
 use super::{Call, Mirror};
 use crate::address::{Artifact, Meant, Package, ProviderAddress, Versions, What};
 use crate::clock::Timestamp;
@@ -92,7 +92,7 @@ impl Mirror {
         let _nothing_is_pinned = self.evicting.lock();
         // Before anything goes: what was proven must be put down, or it all stays.
         let mut spared = BTreeSet::new();
-        for Untold { package, why } in seen::note_held(self, of)? {
+        for Unrecorded { package, why } in self.histories.record_stored(of)? {
             if what.versions.include(&package.version) {
                 let left = "its proof set alone tells what was proven, and cannot be read";
                 purged.left.push(format!("{package}: {left}: {why}"));

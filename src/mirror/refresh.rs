@@ -157,6 +157,10 @@ impl Mirror {
             | Key::SeenModule(_)
             | Key::Name(_)
             | Key::Seen(_)
+            | Key::FirstSeen(..)
+            | Key::KeyLog(_)
+            | Key::FirstListed(_)
+            | Key::Alarms(_)
             | Key::Job(_)
             | Key::RecurringJobs
             | Key::Missing => false,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::discovery::Faith;
 use super::documents::RETRIES;
 use super::freshness::{Age, Verdict, decide};
+use super::listed::Listed;
 use super::proof_set::{HeldSet, KeptSet, ProofSet};
 use super::proving::{Visit, not_of_the_document};
 use super::pull::{Flight, Landed};
@@ -33,6 +34,14 @@ pub(super) enum Anew {
     /// What is held may be confirmed, or served as it is.
     IfChanged(Errand),
     Whole,
+}
+
+/// Whether upstream is asked for a version that its own list does not name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unlisted {
+    /// Not where nothing is stored of it.
+    Refused,
+    Asked,
 }
 
 /// Why there is no set.
@@ -175,7 +184,7 @@ impl Mirror {
     ) -> Awaited<SetFlight> {
         let what = what(package);
         // One that builds on what is held may bring back the very URLs that are too old: so they are two.
-        let key = (package.clone(), anew, call.terms.generation);
+        let key = (package.clone(), anew, call.company());
         self.sets.share(&self.tasks, key, Err(Error::Interrupted(what.clone())), || {
             let (mirror, package, call) = (Arc::clone(self), package.clone(), self.inner(call));
             async move {
@@ -207,8 +216,8 @@ impl Mirror {
         }
         let faith = Faith::for_what_is_held(before.as_ref());
         let build_on = before.as_deref().filter(|_| anew != Anew::Whole);
-        let retries = if before.is_some() { 0 } else { RETRIES };
-        match self.ask_for_set(what, upstream, package, faith, build_on, retries, call).await {
+        let (retries, unlisted) = if before.is_some() { (0, Unlisted::Asked) } else { (RETRIES, Unlisted::Refused) };
+        match self.ask_for_set(what, upstream, package, faith, build_on, retries, unlisted, call).await {
             Ok(set) => {
                 self.admit(package, &set, call.now).await?;
                 self.keep_set(package, set, call.now).await
@@ -228,10 +237,17 @@ impl Mirror {
         faith: Faith,
         build_on: Option<&KeptSet>,
         retries: usize,
+        unlisted: Unlisted,
         call: &Call,
     ) -> Result<ProofSet, NoSet> {
         let (base, grant) = self.service(Service::Providers, upstream, faith, call).await?;
-        let (spelled, guessed) = self.spelling(package, call).await;
+        let listed = match unlisted {
+            Unlisted::Refused => {
+                self.must_be_listed(package, upstream.rule(|fresh| fresh.download).believed(), call).await?
+            }
+            Unlisted::Asked => self.listed(package, call).await,
+        };
+        let spelled = listed.spelled(&package.version);
         let unusable =
             |why: String| UpstreamError { asked: what.to_owned(), at: origin(&base), fault: Fault::Unusable(why) };
         let asked = download_url(&base, &package.provider, &spelled, &package.platform)
@@ -239,10 +255,10 @@ impl Mirror {
         let visit = Visit { what, asked: &asked, upstream, grant: &grant, package, call, retries };
         let fetched = match self.visit(&visit, build_on).await {
             Err(Error::Upstream(error)) if matches!(error.fault, Fault::Absent(_)) && error.asked == what => {
-                return Err(match guessed {
+                return Err(match listed {
                     // That there is no version of this spelling says nothing while the list cannot be read.
-                    Some(unread) => NoSet::Failed(unread),
-                    None => NoSet::Absent(error),
+                    Listed::Unknown(Some(unread)) => NoSet::Failed(unread),
+                    _ => NoSet::Absent(error),
                 });
             }
             // The document was asked already, and one of its files would not come: its URLs may be too old.
@@ -252,21 +268,6 @@ impl Mirror {
             fetched => fetched,
         };
         fetched.map_err(|error| NoSet::Failed(not_of_the_document(error, what)))
-    }
-
-    /// The version as the upstream's own list spells it; as clients spell it where the list cannot tell,
-    /// and then why it cannot.
-    async fn spelling(self: &Arc<Self>, package: &Package, call: &Call) -> (String, Option<Error>) {
-        let as_clients_do = package.version.to_string();
-        match Box::pin(self.provider_versions(&package.provider, call)).await {
-            Ok(list) => {
-                let list = list.value.versions().await.ok();
-                let listed = list.and_then(|list| list.get(&package.version).map(|listed| listed.spelled.clone()));
-                (listed.unwrap_or(as_clients_do), None)
-            }
-            Err(Error::NotFound(_)) => (as_clients_do, None),
-            Err(error) => (as_clients_do, Some(error)),
-        }
     }
 
     async fn set_is_gone(

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{Alarm, Link, Mirror, Trouble};
 use crate::address::Hostname;
 use crate::clock::Timestamp;
+use crate::digest::Digest;
 use crate::store::Totals;
 use crate::upstream::OfUpstream;
 
@@ -33,9 +34,18 @@ pub struct Status {
     pub documents: u64,
     /// Their size, in bytes.
     pub document_bytes: u64,
+    /// How many first-seen records there are. They are never evicted.
+    #[serde(default)]
+    pub first_seen_records: u64,
+    /// Their size, in bytes.
+    #[serde(default)]
+    pub first_seen_bytes: u64,
     /// What was imported without signatures, and nothing else vouches for; at most a thousand packages.
     #[serde(default)]
     pub imported: Vec<String>,
+    /// The bundle that was applied last; none where none was.
+    #[serde(default)]
+    pub last_bundle: Option<LastBundle>,
     /// Whether nothing may go out.
     pub offline: bool,
     /// The configured upstreams.
@@ -45,6 +55,17 @@ pub struct Status {
     pub missing: Vec<String>,
     /// What an operator should look at, since the start; at most a thousand things of each kind.
     pub alarms: Vec<Alarm>,
+}
+
+/// A bundle that was applied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastBundle {
+    /// The SHA-256 of its manifest.
+    pub manifest: Digest,
+    /// When it was made, in seconds since 1970.
+    pub created: Timestamp,
+    /// When it had been applied, in seconds since 1970.
+    pub applied: Timestamp,
 }
 
 /// How a store is.
@@ -150,9 +171,21 @@ impl Mirror {
         self.hosts().into_iter().map(state).collect()
     }
 
+    fn last_bundle(&self) -> Option<LastBundle> {
+        let receipt = self.store.last_receipt().unwrap_or_else(|error| {
+            tracing::warn!(%error, "the receipt of the last bundle cannot be read");
+            None
+        });
+        serde_json::from_slice(&receipt?).ok()
+    }
+
     /// What there is to say of the store and its upstreams. Asks the disk.
     pub fn status(&self) -> Status {
         let Totals { archives, archive_bytes, documents, document_bytes, page_bytes: _ } = self.store.index.totals();
+        let first_seen = self.store.records.first_seen_totals().unwrap_or_else(|error| {
+            tracing::warn!(%error, "the first-seen records cannot be counted");
+            (0, 0)
+        });
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             store: self.store.root().display().to_string(),
@@ -165,7 +198,10 @@ impl Mirror {
             archive_bytes,
             documents,
             document_bytes,
+            first_seen_records: first_seen.0,
+            first_seen_bytes: first_seen.1,
             imported: self.imported(),
+            last_bundle: self.last_bundle(),
             offline: self.link() == Link::Offline,
             upstreams: self.hosts().iter().map(ToString::to_string).collect(),
             missing: self.missing_in_words(),

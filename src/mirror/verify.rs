@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use super::check::{Checked, Pace, Wrong};
 use super::modules::seen_again;
-use super::{ArchiveRef, Call, Mirror, seen};
+use super::{ArchiveRef, Call, Mirror};
 use crate::address::{Artifact, ModulePackage, Package, ProviderAddress};
 use crate::clock::{CLOCK_SLACK, Timestamp};
 use crate::digest::Digest;
@@ -187,7 +187,11 @@ impl Walk {
                     self.wrong(Step::WrongRecord { record: described(&key) }).await;
                     match key {
                         Key::Name(Artifact::Provider(package)) => self.name_again(package).await,
-                        Key::Seen(address) => self.see_again(address).await,
+                        Key::Seen(ref of) | Key::FirstSeen(ref of, _) | Key::KeyLog(ref of) => {
+                            self.restore(key.clone(), of).await;
+                        }
+                        // The next list writes it again; what raised an alarm raises it again.
+                        Key::FirstListed(_) | Key::Alarms(_) => {}
                         Key::SeenModule(package) => self.see_module_again(package).await,
                         // The next request for it packs it again.
                         Key::Name(Artifact::Module(_)) => {}
@@ -210,18 +214,19 @@ impl Walk {
         }
     }
 
-    /// What was seen is written again from the sets that are held, before any of them may go.
-    async fn see_again(&mut self, address: ProviderAddress) {
-        let of = address.clone();
-        let noted = self.mirror.on_disk(move |mirror| seen::note_held(mirror, &of)).await;
-        let unread = match noted {
-            Ok(untold) => untold.into_iter().next().map(|untold| untold.why.to_string()),
-            Err(error) => Some(error.to_string()),
+    /// A first-seen record is written again from the stored sets, before any of them may go.
+    async fn restore(&mut self, key: Key, provider: &ProviderAddress) {
+        let of = key.clone();
+        let unknown = match self.mirror.on_disk(move |mirror| mirror.histories.restore(&of)).await {
+            Ok(true) => return,
+            Ok(false) => {
+                format!(
+                    "no stored proof set tells what it said, so what upstream has is not taken until `larder accept {provider}` takes it"
+                )
+            }
+            Err(error) => error.to_string(),
         };
-        if let Some(error) = unread {
-            let what = format!("what the held sets of {address} prove");
-            self.wrong(Step::Unreadable { what, error }).await;
-        }
+        self.wrong(Step::Unreadable { what: described(&key), error: unknown }).await;
     }
 
     /// What was seen of a version of a module is written again from its name, before that may go.
@@ -295,7 +300,11 @@ fn described(key: &Key) -> String {
         Key::ModuleLocation(package) => format!("the location of {package}"),
         Key::Page(host, page) => format!("a page of {host} ({page})"),
         Key::Name(of) => format!("the name of {of}"),
-        Key::Seen(address) => format!("what was seen of {address}"),
+        Key::Seen(address) => format!("the first-seen record of {address}"),
+        Key::FirstSeen(address, version) => format!("the first-seen record of {address} {version}"),
+        Key::KeyLog(address) => format!("the keys known for {address}"),
+        Key::FirstListed(address) => format!("when the versions of {address} were first listed"),
+        Key::Alarms(address) => format!("the alarms of {address}"),
         Key::SeenModule(package) => format!("what was seen of {package}"),
         Key::Job(number) => format!("the job {}", hex::encode(number)),
         Key::RecurringJobs => "when each recurring warm-up ran last".to_owned(),

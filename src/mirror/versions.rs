@@ -13,7 +13,7 @@ use super::documents::{DocumentFlight, KeptDocument};
 use super::freshness::Age;
 use super::single_flight::Awaited;
 use super::wanted::WantedDocument;
-use super::{AlarmKind, Answer, Call, Errand, Mirror, seen, unless_gone};
+use super::{Answer, Call, Errand, Mirror, unless_gone};
 use crate::address::{Platform, ProviderAddress, Version, Versions};
 use crate::clock::Timestamp;
 use crate::error::Error;
@@ -114,6 +114,7 @@ impl Mirror {
         now: Timestamp,
     ) -> Result<Bytes, Error> {
         if !upstream.settings.keep_gone {
+            self.alarm_of_dropped(address, Vec::new(), now).await?;
             return Ok(Bytes::new());
         }
         let of = address.clone();
@@ -134,15 +135,13 @@ impl Mirror {
         let said_before = before.filter(|before| !before.about.carried);
         let dropped_before = said_before.map(|before| before.dropped_versions()).unwrap_or_default();
         let dropped_before: HashSet<Version> = dropped_before.into_iter().map(|listed| listed.version).collect();
-        for version in dropped_before.iter().filter(|version| !held.contains_key(version)) {
-            self.settled(address, version, AlarmKind::Dropped);
-        }
+        let dropped: Vec<Version> = held.keys().filter(|version| !imported.contains(version)).cloned().collect();
+        self.alarm_of_dropped(address, dropped, now).await?;
         let mut entries = Vec::new();
         for (version, platforms) in held {
             // What was imported without signatures need never have been listed.
             if !dropped_before.contains(&version) && !imported.contains(&version) {
                 tracing::warn!(provider = %address, %version, "upstream has dropped a version that is held; it stays listed (keep_gone)");
-                self.alarm(address, &version, AlarmKind::Dropped, None, now);
             }
             let as_written = earlier.as_ref().and_then(|list| list.get(&version)).map(|entry| entry.raw.clone());
             entries.extend(as_written.or_else(|| entry_of(&version, platforms.iter())));
@@ -159,9 +158,9 @@ impl Mirror {
     ) -> Result<(), Error> {
         let versions: Vec<Version> = list.versions.iter().map(|listed| listed.version.clone()).collect();
         let (of, now) = (address.clone(), call.now);
-        let noted = self.on_disk(move |mirror| seen::note_versions(mirror, &of, &versions, now)).await;
+        let noted = self.on_disk(move |mirror| mirror.histories.note_listed(&of, &versions, now)).await;
         if let Err(error) = noted {
-            tracing::error!(provider = %address, %error, "could not note when versions were first seen");
+            tracing::error!(provider = %address, %error, "could not record when versions were first listed");
         }
         call.terms.absent.forget(|key| match key {
             Key::ProofSet(package) => package.provider == *address && list.get(&package.version).is_some(),

@@ -76,7 +76,7 @@ impl Mirror {
         call: &Call,
         fetch: impl FnOnce(Arc<Self>, Option<Arc<KeptDocument>>, Call) -> F + Send + 'static,
     ) -> Awaited<DocumentFlight> {
-        let of = (wanted.key.clone(), errand, call.terms.generation);
+        let of = (wanted.key.clone(), errand, call.company());
         self.documents.share(&self.tasks, of, Err(Error::Interrupted(wanted.what.clone())), || {
             let (mirror, call, wanted) = (Arc::clone(self), self.inner(call), wanted.clone());
             async move {

@@ -189,8 +189,7 @@ impl Mirror {
     pub async fn package_hash(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<Option<String>, Error> {
         let mut held = self.name_entry(package, digest).await?;
         if held.as_ref().is_some_and(|held| held.hashes == PackageHashesKnown::NotYet) {
-            let of = package.clone();
-            self.on_disk(move |mirror| mirror.compute_hashes(&of, &digest)).await?;
+            self.compute_hashes_in_turn(package, digest).await?;
             held = self.name_entry(package, digest).await?;
         }
         match held.map(|held| held.hashes) {
@@ -313,10 +312,7 @@ impl Mirror {
 /// mirror makes its lists of what it holds, and asks for nothing by a discovery document.
 fn leading_to(package: &Package, link: Link) -> Vec<(Key, String)> {
     let provider = &package.provider;
-    let mut keys = vec![
-        (Key::ProofSet(package.clone()), sets::what(package)),
-        (Key::Seen(provider.clone()), format!("what was seen of {provider}")),
-    ];
+    let mut keys = vec![(Key::ProofSet(package.clone()), sets::what(package))];
     if link == Link::Online {
         keys.push((Key::Discovery(provider.host.clone()), format!("the discovery document of {}", provider.host)));
         keys.push((Key::ProviderVersions(provider.clone()), format!("the version list of {provider}")));

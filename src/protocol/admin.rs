@@ -159,6 +159,8 @@ pub struct Access {
 pub struct Credentials<'a> {
     /// The Origin header: a browser sent it.
     pub origin: Option<&'a str>,
+    /// The Sec-Fetch-Site header: a browser sent it, also where it sends no Origin.
+    pub site: Option<&'a str>,
     /// The Host header, or the authority.
     pub host: Option<&'a str>,
     /// The Authorization header.
@@ -201,7 +203,8 @@ impl Access {
     }
 
     fn is_no_page(&self, shown: Credentials<'_>) -> Result<(), Refusal> {
-        if shown.origin.is_some() {
+        // Typed by a person, or asked by a page of this very origin: anything else, known or not, is another's page.
+        if shown.origin.is_some() || shown.site.is_some_and(|site| !matches!(site, "none" | "same-origin")) {
             return Err(Refusal::FromAPage);
         }
         // Elsewhere larder cannot know its names, and everything needs the token.
@@ -289,7 +292,7 @@ mod tests {
     #[test]
     fn changing_something_needs_the_token_on_loopback_too() {
         let local = Access::new(SecretString::from("t0ken"), IpAddr::from([127, 0, 0, 1]));
-        let shown = |authorization| Credentials { host: Some("localhost:8081"), authorization, origin: None };
+        let shown = |authorization| Credentials { host: Some("localhost:8081"), authorization, ..Default::default() };
         assert_eq!(local.may_change(shown(Some("bearer t0ken"))), Ok(()));
         for wrong in [None, Some("Bearer"), Some("Bearer t0ken2"), Some("Basic t0ken")] {
             assert_eq!(local.may_change(shown(wrong)), Err(Refusal::NoToken), "{wrong:?}");
@@ -304,7 +307,7 @@ mod tests {
     #[test]
     fn away_from_loopback_even_reading_needs_the_token() {
         let open = Access::new(SecretString::from("t0ken"), IpAddr::from([10, 0, 0, 1]));
-        let shown = |authorization| Credentials { host: Some("admin.corp"), authorization, origin: None };
+        let shown = |authorization| Credentials { host: Some("admin.corp"), authorization, ..Default::default() };
         assert_eq!(open.may_read(shown(Some("Bearer t0ken"))), Ok(()));
         for wrong in [None, Some("Bearer"), Some("Bearer t0ke"), Some("Basic t0ken"), Some("t0ken"), Some("Bearer ")] {
             assert_eq!(open.may_read(shown(wrong)), Err(Refusal::NoToken), "{wrong:?}");
@@ -318,11 +321,11 @@ mod tests {
             authorization in prop::option::of("(?i:bearer) {1,2}[t0ken]{0,6}|[ -~]{0,20}"),
             origin in prop::option::of("null|https?://[a-z]{1,5}"),
         ) {
-            let shown =
-                Credentials { host: host.as_deref(), authorization: authorization.as_deref(), origin: origin.as_deref() };
+            let (host, authorization) = (host.as_deref(), authorization.as_deref());
+            let shown = Credentials { host, authorization, origin: origin.as_deref(), site: None };
             let [local, open] = [[127, 0, 0, 1], [10, 0, 0, 1]].map(|ip| Access::new(SecretString::from("t0ken"), IpAddr::from(ip)));
             prop_assert!(origin.is_none() || (local.may_read(shown).is_err() && open.may_read(shown).is_err()));
-            let has_token = authorization.as_deref().is_some_and(|given: &str| given.split_whitespace().last() == Some("t0ken"));
+            let has_token = authorization.is_some_and(|given: &str| given.split_whitespace().last() == Some("t0ken"));
             prop_assert!(has_token || open.may_read(shown).is_err());
             let good = Credentials { authorization: Some("Bearer t0ken"), origin: None, ..shown };
             prop_assert_eq!(open.may_read(good), Ok(()));

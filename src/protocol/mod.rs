@@ -9,18 +9,22 @@ mod network_mirror;
 pub mod pages;
 pub mod providers;
 pub mod rendered;
+mod renderings;
 pub mod route;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
+
 use self::rendered::{Answers, Finished, Kept, Rendered};
+use self::renderings::Renderings;
 use self::route::{About, Door, Form, Mount, NoRoute, Route};
 use crate::address::ModulePackage;
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
 use crate::error::Error;
-use crate::mirror::{Answer, Archive, Call, Mirror, Outcome, Terms};
+use crate::mirror::{Answer, Archive, Call, Link, Mirror, Outcome, Terms};
 
 /// From this many bytes on, an answer is compressed on a thread of its own.
 const LARGE_BODY: usize = 64 * 1024;
@@ -102,13 +106,15 @@ pub struct Protocols {
     mount: Mount,
     door: Door,
     answers: Answers,
+    renderings: Renderings,
 }
 
 impl Protocols {
     /// Joins the parts: on one configuration's terms come those alone whom it lets in. `memory_bytes` is for finished
     /// answers.
     pub fn new(mirror: Arc<Mirror>, terms: Arc<Terms>, mount: Mount, door: Door, memory_bytes: u64) -> Self {
-        Self { mirror, terms, mount, door, answers: Answers::with_room_for(memory_bytes) }
+        let (answers, renderings) = (Answers::with_room_for(memory_bytes), Renderings::default());
+        Self { mirror, terms, mount, door, answers, renderings }
     }
 
     /// Parses a request line.
@@ -164,6 +170,9 @@ impl Protocols {
         let call =
             self.mirror.call(request.now, Arc::clone(&self.terms), request.via.clone(), request.takes_unknown_length);
         let links = Links { mount: &self.mount, form };
+        if let Some(list) = self.list(route, &call).await? {
+            return Ok(self.finished(route, form, request.now, revision, list));
+        }
         let document = match route {
             Route::Health => return Ok(admin::health()),
             Route::Ready => return Ok(admin::readiness(&self.mirror).await),
@@ -201,16 +210,54 @@ impl Protocols {
             }
         };
         let Answer { value, outcome, fresh_until, checked } = document;
-        let rendered = Arc::new(render(value).await);
+        let rendered = Answer { value: Arc::new(render(value).await), outcome, fresh_until, checked };
+        Ok(self.finished(route, form, request.now, revision, rendered))
+    }
+
+    /// A list that clients are told as upstream has it, however many of them ask, read and written once; nothing for any
+    /// other route, and while sealed, when each is told what is held.
+    async fn list(&self, route: &Route, call: &Call) -> Result<Option<Answer<Arc<Rendered>>>, Error> {
+        if self.mirror.link() == Link::Offline {
+            return Ok(None);
+        }
+        let list = match route {
+            Route::ProviderVersions(address) | Route::MirrorIndex(address) => {
+                self.mirror.provider_versions(address, call).await?
+            }
+            Route::ModuleVersions(address) => self.mirror.module_versions(address, call).await?,
+            _ => return Ok(None),
+        };
+        let Answer { value: document, outcome, fresh_until, checked } = list;
+        let says = document.says();
+        let written = match route.clone() {
+            Route::ModuleVersions(address) => async move { modules::written(&address, &document).await }.boxed(),
+            Route::ProviderVersions(address) => async move { providers::written(&address, &document).await }.boxed(),
+            Route::MirrorIndex(address) => {
+                async move { network_mirror::index_written(&address, &document).await }.boxed()
+            }
+            _ => return Ok(None),
+        };
+        let value = self.renderings.share(route, says, written).await?;
+        Ok(Some(Answer { value, outcome, fresh_until, checked }))
+    }
+
+    /// The reply that a rendered document makes, which is kept in memory for as long as it is fresh.
+    fn finished(
+        &self,
+        route: &Route,
+        form: Form,
+        now: Timestamp,
+        revision: u64,
+        document: Answer<Arc<Rendered>>,
+    ) -> Reply {
+        let Answer { value: rendered, outcome, fresh_until, checked } = document;
         // Kept with the revision from before: if anything changed while it was made, the next request makes it again.
-        if request.now < fresh_until {
+        if now < fresh_until {
             let answer = Finished::Document(Arc::clone(&rendered));
-            let outcome = outcome.again();
-            let kept = Kept { answer, made: request.now, checked, fresh_until, revision, outcome };
+            let kept = Kept { answer, made: now, checked, fresh_until, revision, outcome: outcome.again() };
             self.answers.keep(route.clone(), form, kept);
         }
-        let age = Some(request.now.since(checked));
-        Ok(Reply { content: Content::Document(rendered), outcome: Some(outcome), age })
+        Reply { content: Content::Document(rendered), outcome: Some(outcome), age: Some(now.since(checked)) }
     }
 }
 

@@ -14,8 +14,8 @@ use crate::address::{FileName, Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::mirror::{Answer, ArchiveRef, Call, Link, Mirror, Outcome, PackageHashesKnown, ProofSet, Zip};
-use crate::upstream::providers::ListedVersion;
+use crate::mirror::{Answer, ArchiveRef, Call, KeptDocument, Link, Mirror, Outcome, PackageHashesKnown, ProofSet, Zip};
+use crate::upstream::providers::{ListedVersion, VersionList};
 use crate::verify::platform_of;
 
 /// How many sets of one version are asked for side by side.
@@ -49,9 +49,18 @@ pub(super) async fn index(
     call: &Call,
 ) -> Result<Answer<Vec<u8>>, Error> {
     let Answer { value: list, outcome, fresh_until, checked } = mirror.shown_versions(address, call).await?;
-    let versions = list.versions.iter().map(|listed| (&listed.version, Nothing {})).collect();
-    let body = serde_json::to_vec(&Index { versions }).map_err(|e| unreadable(address, e.to_string()))?;
+    let body = index_of(address, &list)?;
     Ok(Answer { value: body, outcome, fresh_until, checked })
+}
+
+/// The same of a document as upstream sent it.
+pub(super) async fn index_written(address: &ProviderAddress, document: &Arc<KeptDocument>) -> Result<Vec<u8>, Error> {
+    index_of(address, &document.versions().await.map_err(|why| unreadable(address, why))?)
+}
+
+fn index_of(address: &ProviderAddress, list: &VersionList) -> Result<Vec<u8>, Error> {
+    let versions = list.versions.iter().map(|listed| (&listed.version, Nothing {})).collect();
+    serde_json::to_vec(&Index { versions }).map_err(|e| unreadable(address, e.to_string()))
 }
 
 /// `VERSION.json`: the archives of a version. A version that is not there has none: with 404 the client
@@ -72,8 +81,9 @@ pub(super) async fn version(
         let package = Package { provider: address.clone(), version: version.clone(), platform };
         let held = mirror.name_entry(&package, archive.digest).await?;
         // No other mirror has the `zh:` of what was packed here: in a lock file it would stand in the way of them all.
-        let is_packed_anew = held.as_ref().is_some_and(|held| held.zip == Zip::PackedAnew);
-        let zh = (!is_packed_anew).then(|| archive.digest.zh());
+        // Nor does anybody know who packed what was imported while its name is lost.
+        let is_published = held.as_ref().map_or(!archive.is_imported, |held| held.zip == Zip::Published);
+        let zh = is_published.then(|| archive.digest.zh());
         let h1 = match held.map(|held| held.hashes) {
             Some(PackageHashesKnown::Known { zip, .. }) => Some(zip),
             Some(PackageHashesKnown::NotYet | PackageHashesKnown::Impossible { .. }) | None => None,
@@ -162,9 +172,12 @@ impl Answered {
     }
 }
 
+#[derive(Clone)]
 struct NamedArchive {
     digest: Digest,
     filename: FileName,
+    /// Whether the set that names it was imported without signatures.
+    is_imported: bool,
 }
 
 type NamedArchives = BTreeMap<Platform, NamedArchive>;
@@ -264,8 +277,8 @@ impl<'a> Sets<'a> {
         for platform in all {
             if let Some(set) = self.own.get(platform) {
                 archives.insert(platform.clone(), of_set(set));
-            } else if let Some((digest, filename)) = by_convention.get(platform) {
-                archives.insert(platform.clone(), NamedArchive { digest: *digest, filename: filename.clone() });
+            } else if let Some(archive) = by_convention.get(platform) {
+                archives.insert(platform.clone(), archive.clone());
             } else {
                 unknown.push(platform.clone());
             }
@@ -304,20 +317,23 @@ impl<'a> Sets<'a> {
         }
     }
 
-    fn by_convention(&self) -> BTreeMap<Platform, (Digest, FileName)> {
+    fn by_convention(&self) -> NamedArchives {
         let newest = self.own.values().max_by_key(|set| set.fetched());
-        let Some(sums) = newest.and_then(|set| set.checksums()) else { return BTreeMap::new() };
+        let is_imported = newest.is_some_and(|set| set.was_imported());
+        let Some(sums) = newest.and_then(|set| set.checksums()) else { return NamedArchives::new() };
         let versions = [self.listed.version.as_str(), self.listed.spelled.as_str()];
         let entry = |(name, digest): (&str, Digest)| {
             let (os, arch) = platform_of(name, self.address.type_.as_str(), &versions)?;
-            Some((Platform::new(os, arch).ok()?, (digest, FileName::parse(name).ok()?)))
+            let filename = FileName::parse(name).ok()?;
+            Some((Platform::new(os, arch).ok()?, NamedArchive { digest, filename, is_imported }))
         };
         sums.iter().filter_map(entry).collect()
     }
 }
 
 fn of_set(set: &ProofSet) -> NamedArchive {
-    NamedArchive { digest: set.document.shasum, filename: set.document.filename.clone() }
+    let (digest, filename) = (set.document.shasum, set.document.filename.clone());
+    NamedArchive { digest, filename, is_imported: set.was_imported() }
 }
 
 fn unreadable(address: &ProviderAddress, why: String) -> Error {

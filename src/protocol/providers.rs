@@ -10,7 +10,7 @@ use super::Links;
 use super::route::Route;
 use crate::address::{Package, ProviderAddress};
 use crate::error::Error;
-use crate::mirror::{Answer, Call, Mirror};
+use crate::mirror::{Answer, Call, KeptDocument, Mirror};
 use crate::upstream::providers::{RawObject, VersionList};
 
 #[derive(Serialize)]
@@ -30,6 +30,13 @@ pub(super) async fn versions(
     let unwritable = |e| Error::Interrupted(format!("the version list of {address} cannot be written: {e}"));
     let body = list_of(&list).map_err(unwritable)?;
     Ok(Answer { value: body, outcome, fresh_until, checked })
+}
+
+/// The same of a document as upstream sent it.
+pub(super) async fn written(address: &ProviderAddress, document: &Arc<KeptDocument>) -> Result<Vec<u8>, Error> {
+    let unreadable = |why| Error::Interrupted(format!("the held version list of {address} cannot be read: {why}"));
+    let list = document.versions().await.map_err(unreadable)?;
+    list_of(&list).map_err(|e| unreadable(e.to_string()))
 }
 
 /// A version list as it goes out: every entry and every other member as upstream wrote it.

@@ -14,7 +14,7 @@ use rustix::io::ReadWriteFlags;
 use super::claim::Claim;
 use super::disk::{self, Aside};
 use super::staged::Staged;
-use super::{Reading, Scratch, StoreError, scratch};
+use super::{ReadShare, Reading, Scratch, StoreError, scratch};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash, FastHasher, Hasher};
 use crate::verify::Verified;
@@ -164,11 +164,12 @@ impl FileBytes {
         Ok(hasher.finish())
     }
 
-    /// Reads up to `most` bytes at `offset`; empty past the end.
+    /// Reads up to `most` bytes at `offset`, once `memory` has room for them; empty past the end.
     ///
     /// What is in the page cache is read where we are; anything else in a blocking task.
-    pub async fn read_at(&self, offset: u64, most: usize) -> io::Result<Bytes> {
-        let mut buffer = vec![0; most.min(READ_AT_ONCE)];
+    pub async fn read_at(&self, offset: u64, most: usize, memory: &ReadShare) -> io::Result<Bytes> {
+        let room = memory.room(most).await;
+        let mut buffer = vec![0; room.bytes()];
         let at_once = {
             let mut slices = [IoSliceMut::new(&mut buffer)];
             rustix::io::preadv2(&*self.file, &mut slices, offset, ReadWriteFlags::NOWAIT)
@@ -188,7 +189,7 @@ impl FileBytes {
             }
         };
         buffer.truncate(read);
-        Ok(Bytes::from(buffer))
+        Ok(room.taken_by(buffer))
     }
 }
 
@@ -253,17 +254,18 @@ impl Blob {
         ReaderAt { file: Arc::clone(&self.bytes.file), position: 0, size_bytes: self.size_bytes }
     }
 
-    /// The bytes of `range`, as they are asked for. Ends in an error where the file ends early.
-    pub fn stream(&self, range: Range<u64>) -> impl Stream<Item = io::Result<Bytes>> + Send + use<> {
+    /// The bytes of `range`, as they are asked for and `memory` has room for them. Ends in an error where the file ends
+    /// early.
+    pub fn stream(&self, range: Range<u64>, memory: ReadShare) -> impl Stream<Item = io::Result<Bytes>> + Send + use<> {
         let bytes = self.bytes.clone();
         stream::try_unfold(range.start, move |offset| {
-            let bytes = bytes.clone();
+            let (bytes, memory) = (bytes.clone(), memory.clone());
             async move {
                 if offset >= range.end {
                     return Ok(None);
                 }
                 let most = usize::try_from(range.end - offset).unwrap_or(usize::MAX);
-                let piece = bytes.read_at(offset, most).await?;
+                let piece = bytes.read_at(offset, most, &memory).await?;
                 if piece.is_empty() {
                     return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
                 }

@@ -3,7 +3,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
@@ -21,11 +21,19 @@ pub(super) fn make_folder(path: &Path) -> Result<(), StoreError> {
     fs::create_dir_all(path).map_err(|e| StoreError::io("make the folder", path, e))
 }
 
-/// Makes a folder that only this user can look into: documents are kept as upstream sent them, and the URLs
-/// in them may be signed.
+/// Makes a folder that only this user can look into, whatever it was before: documents are kept as upstream sent them, and
+/// the URLs in them may be signed.
 pub(super) fn make_private_folder(path: &Path) -> Result<(), StoreError> {
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
-    made.map_err(|e| StoreError::io("make the folder", path, e))
+    made.map_err(|e| StoreError::io("make the folder", path, e))?;
+    let mode = fs::metadata(path).map_err(|e| StoreError::io("look at", path, e))?.permissions().mode() & 0o777;
+    if mode & 0o077 != 0
+        && let Err(error) = fs::set_permissions(path, fs::Permissions::from_mode(0o700))
+    {
+        // A disk that is mounted for reading alone is served all the same.
+        tracing::warn!(path = %path.display(), mode = format!("{mode:o}"), %error, "others may look into the store, and larder cannot forbid it: chmod 700");
+    }
+    Ok(())
 }
 
 /// Makes a folder that somebody removed; but not the store itself, which may be a disk that is not there.

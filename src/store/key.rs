@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use crate::address::{
-    Artifact, Hostname, ModuleAddress, ModuleName, ModulePackage, Name, Package, Platform, ProviderAddress, System,
-    Version,
+    Address, Artifact, Hostname, ModuleAddress, ModuleName, ModulePackage, Name, Package, Platform, ProviderAddress,
+    System, Version,
 };
 use crate::digest::Digest;
 
@@ -25,8 +25,16 @@ pub enum Key {
     Page(Hostname, Digest),
     /// Which archives are held for a package.
     Name(Artifact),
-    /// What was ever proven of a provider.
+    /// What was ever proven of a provider, in one record: stores of before the next three.
     Seen(ProviderAddress),
+    /// What a version of a provider was whenever it was verified.
+    FirstSeen(ProviderAddress, Version),
+    /// The keys that ever signed for a provider.
+    KeyLog(ProviderAddress),
+    /// When the versions of a provider were first listed.
+    FirstListed(ProviderAddress),
+    /// The alarms of a provider or a module.
+    Alarms(Address),
     /// What a version of a module was when it was first seen.
     SeenModule(ModulePackage),
     /// A job, by its number: what it was told, and how it ended.
@@ -37,6 +45,10 @@ pub enum Key {
     Missing,
 }
 
+/// The file of [`Key::KeyLog`]; no version is called so.
+const KEYS: &str = "keys.json";
+/// The file of [`Key::FirstListed`]; no version is called so.
+const LISTED: &str = "listed.json";
 /// The file of [`Key::RecurringJobs`]; no job is called so.
 const RECURRING: &str = "recurring.json";
 /// The file of [`Key::Missing`].
@@ -90,6 +102,17 @@ impl Key {
                 path.as_mut_os_string().push(".json");
                 path
             }
+            Self::FirstSeen(address, version) => Self::first_seen_of(address).join(format!("{version}.json")),
+            Self::KeyLog(address) => Self::first_seen_of(address).join(KEYS),
+            Self::FirstListed(address) => Self::first_seen_of(address).join(LISTED),
+            Self::Alarms(address) => {
+                let mut path = match address {
+                    Address::Provider(address) => Self::provider("alarms", address),
+                    Address::Module(address) => Self::module("alarms", address),
+                };
+                path.as_mut_os_string().push(".json");
+                path
+            }
             Self::Job(number) => Path::new("jobs").join(format!("{}.json", hex::encode(number))),
             Self::RecurringJobs => Path::new("jobs").join(RECURRING),
             Self::Missing => PathBuf::from(MISSING),
@@ -99,12 +122,17 @@ impl Key {
     /// Whether that there was such a record tells something, though nobody can read it: then it stays where it is until
     /// another is put in its place, or what it was about would pass for new.
     pub(super) fn tells_though_damaged(&self) -> bool {
-        matches!(self, Self::SeenModule(_))
+        matches!(self, Self::SeenModule(_) | Self::Seen(_) | Self::FirstSeen(..) | Self::KeyLog(_))
     }
 
     /// The folder of a provider's documents.
     pub(super) fn documents_of(address: &ProviderAddress) -> PathBuf {
         Self::provider("documents", address)
+    }
+
+    /// The folder of a provider's first-seen records.
+    pub(super) fn first_seen_of(address: &ProviderAddress) -> PathBuf {
+        Self::provider("seen", address)
     }
 
     /// The folder of a registry's pages.
@@ -200,6 +228,19 @@ impl Key {
             ["seen", host, "providers", namespace, file] => {
                 Self::Seen(provider(host, namespace, file.strip_suffix(".json")?)?)
             }
+            ["seen", host, "providers", namespace, type_, KEYS] => Self::KeyLog(provider(host, namespace, type_)?),
+            ["seen", host, "providers", namespace, type_, LISTED] => {
+                Self::FirstListed(provider(host, namespace, type_)?)
+            }
+            ["seen", host, "providers", namespace, type_, file] => {
+                Self::FirstSeen(provider(host, namespace, type_)?, Version::parse(file.strip_suffix(".json")?).ok()?)
+            }
+            ["alarms", host, "providers", namespace, file] => {
+                Self::Alarms(Address::Provider(provider(host, namespace, file.strip_suffix(".json")?)?))
+            }
+            ["alarms", host, "modules", namespace, name, file] => {
+                Self::Alarms(Address::Module(module(host, namespace, name, file.strip_suffix(".json")?)?))
+            }
             ["jobs", RECURRING] => Self::RecurringJobs,
             ["jobs", file] => {
                 let mut number = [0; 8];
@@ -243,6 +284,11 @@ mod tests {
             Key::ProviderVersions(provider.clone()),
             Key::ProofSet(package.clone()),
             Key::Name(Artifact::Provider(package)),
+            Key::FirstSeen(provider.clone(), of_module.version.clone()),
+            Key::KeyLog(provider.clone()),
+            Key::FirstListed(provider.clone()),
+            Key::Alarms(Address::Provider(provider.clone())),
+            Key::Alarms(Address::Module(module.clone())),
             Key::Seen(provider),
             Key::ModuleVersions(module),
             Key::Page(provider_host, Digest::of(b"a page")),

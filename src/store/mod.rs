@@ -27,6 +27,7 @@ mod entries;
 mod examine;
 mod index;
 mod key;
+mod read_memory;
 mod reading;
 mod receipts;
 mod records;
@@ -42,6 +43,7 @@ pub use self::disk::Room;
 pub use self::examine::{Examined, LockState, TokenFile};
 pub use self::index::{Index, IndexedArchive, Totals};
 pub use self::key::Key;
+pub use self::read_memory::{ReadMemory, ReadShare};
 pub use self::reading::Reading;
 pub use self::records::{Durability, Recorded, Records};
 pub use self::scratch::Scratch;
@@ -247,6 +249,18 @@ impl Store {
     /// [`StoreError::Gone`] where it is not.
     pub fn check(&self) -> Result<(), StoreError> {
         self.claim.check()
+    }
+
+    /// Writes a byte through to the disk and removes it again: whether the disk works. Blocks for as long as it takes.
+    ///
+    /// # Errors
+    /// [`StoreError`] where it cannot be written.
+    pub fn try_disk(&self) -> Result<(), StoreError> {
+        self.claim.check()?;
+        // Swept as a half written record, should the process end now.
+        let path = self.root.join("staging").join("record-of-nothing");
+        disk::write_new(&path, &[b"?"], true)?;
+        disk::remove(&path)
     }
 
     /// The bearer token of the admin listener, made at the first start (mode 0600).

@@ -1,4 +1,4 @@
-//! What was carried into the store, and what became of it: one file each time, written once and never read here.
+//! What was carried into the store, and what became of it: one file each time, written once.
 
 use std::path::PathBuf;
 
@@ -32,5 +32,18 @@ impl Store {
         disk::sync_folder_of(&path)?;
         disk::sync_folder_of(&folder)?;
         Ok(path)
+    }
+
+    /// The receipt that was kept last; none where there is none.
+    ///
+    /// # Errors
+    /// Where the disk fails.
+    pub fn last_receipt(&self) -> Result<Option<Vec<u8>>, StoreError> {
+        self.check()?;
+        let folder = self.root.join("receipts");
+        // They are called by their time.
+        let names = disk::names_in(&folder)?;
+        let last = names.into_iter().filter(|name| name.ends_with(".json")).max();
+        last.map_or(Ok(None), |name| disk::read(&folder.join(name)))
     }
 }

@@ -10,12 +10,12 @@ use super::claim::Claim;
 use super::disk::{self, Aside};
 use super::{FORMAT, Key, StoreError};
 use crate::address::{
-    Artifact, Hostname, ModuleAddress, ModuleName, ModulePackage, Package, Platform, ProviderAddress, Version,
+    Address, Artifact, Hostname, ModuleAddress, ModuleName, ModulePackage, Package, Platform, ProviderAddress, Version,
 };
 use crate::clock::Timestamp;
 
 /// The folders of records.
-const KINDS: [&str; 4] = ["names", "documents", "seen", "jobs"];
+const KINDS: [&str; 5] = ["names", "documents", "seen", "alarms", "jobs"];
 
 /// Whether a record must be on the disk before `put` returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +46,13 @@ pub enum Recorded<R = Vec<u8>> {
     Damaged,
 }
 
+impl<R> Recorded<R> {
+    /// The record, where it can be read.
+    pub fn whole(self) -> Option<R> {
+        if let Self::Whole(record) = self { Some(record) } else { None }
+    }
+}
+
 /// The records below a store's root.
 #[derive(Debug)]
 pub struct Records {
@@ -57,8 +64,13 @@ pub struct Records {
 
 impl Records {
     pub(super) fn open(root: &Path, staging: &Path, aside: Aside, claim: Claim) -> Result<Self, StoreError> {
+        let is_new = !disk::is_folder(&root.join(KINDS[0]));
         for kind in KINDS {
-            disk::make_folder(&root.join(kind))?;
+            let made = disk::make_folder(&root.join(kind));
+            // An older store lacks the newer folders, and may be on a disk that is mounted for reading alone.
+            if is_new {
+                made?;
+            }
         }
         Ok(Self { root: root.to_owned(), staging: staging.to_owned(), aside, claim })
     }
@@ -79,7 +91,9 @@ impl Records {
             Ok(None) => return Ok(Recorded::Absent),
             Err(unreadable) if unreadable.is_damage() => {
                 tracing::error!(error = %unreadable, "a record cannot be read");
-                self.set_aside(key)?;
+                if !key.tells_though_damaged() {
+                    self.set_aside(key)?;
+                }
                 return Ok(Recorded::Damaged);
             }
             Err(failed) => return Err(failed),
@@ -202,6 +216,31 @@ impl Records {
             .into_iter()
             .filter_map(|key| if let Key::SeenModule(package) = key { Some(package) } else { None })
             .collect())
+    }
+
+    /// The versions of a provider that were ever verified.
+    pub fn versions_first_seen(&self, provider: &ProviderAddress) -> Result<Vec<Version>, StoreError> {
+        let keys = self.keys_below(&Key::first_seen_of(provider))?;
+        Ok(keys
+            .into_iter()
+            .filter_map(|key| if let Key::FirstSeen(_, version) = key { Some(version) } else { None })
+            .collect())
+    }
+
+    /// How many first-seen records there are, and their size in bytes. Reads all their names.
+    pub fn first_seen_totals(&self) -> Result<(u64, u64), StoreError> {
+        let files = self.listed(|| disk::files_below(&self.root.join("seen")))?;
+        let sizes = files.into_iter().filter_map(|(path, size_bytes, _)| {
+            let key = Key::from_path(path.strip_prefix(&self.root).ok()?)?;
+            matches!(key, Key::FirstSeen(..) | Key::SeenModule(_) | Key::Seen(_)).then_some(size_bytes)
+        });
+        Ok(sizes.fold((0, 0), |(number, bytes), size_bytes| (number + 1, bytes + size_bytes)))
+    }
+
+    /// What alarms are recorded of.
+    pub fn addresses_with_alarms(&self) -> Result<Vec<Address>, StoreError> {
+        let keys = self.keys_below(Path::new("alarms"))?;
+        Ok(keys.into_iter().filter_map(|key| if let Key::Alarms(of) = key { Some(of) } else { None }).collect())
     }
 
     /// The modules of a registry of which a version list or the name of an archive is recorded.

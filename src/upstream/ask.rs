@@ -93,6 +93,13 @@ pub struct Document {
     pub room: Room,
 }
 
+impl Document {
+    /// Whether whoever was asked answered, and nobody else had a say in it: no redirect led to another origin.
+    pub fn is_from_whom_was_asked(&self) -> bool {
+        self.origins.iter().all(|origin| *origin == Origin::of(&self.url))
+    }
+}
+
 /// What a conditional request brought.
 #[expect(clippy::large_enum_variant, reason = "it is looked at where it arrives, and kept nowhere")]
 #[derive(Debug, Clone)]

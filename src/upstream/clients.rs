@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use http::header::{self, HeaderMap, HeaderValue};
 use reqwest::{Client, ClientBuilder, redirect};
-use rustls::ClientConfig;
 use rustls::client::Resumption;
 use rustls::crypto::aws_lc_rs;
+use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use rustls_platform_verifier::Verifier;
@@ -23,7 +23,7 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 /// Which kind of answer is asked for.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Coding {
-    /// Any content coding, undone on arrival.
+    /// gzip, undone on arrival, or none.
     Any,
     /// None: the exact bytes count.
     Identity,
@@ -148,5 +148,7 @@ fn authorities(path: &Path) -> Result<Vec<CertificateDer<'static>>, Unbuildable>
     let pem = std::fs::read(path).map_err(|e| failed(e.to_string()))?;
     let found =
         CertificateDer::pem_slice_iter(&pem).collect::<Result<Vec<_>, _>>().map_err(|e| failed(e.to_string()))?;
+    let mut readable = RootCertStore::empty();
+    found.iter().try_for_each(|authority| readable.add(authority.clone())).map_err(|e| failed(e.to_string()))?;
     if found.is_empty() { Err(failed("there is none in it".into())) } else { Ok(found) }
 }

@@ -15,7 +15,8 @@ use crate::config::{self, Access, Credential, CredentialKind, Private, SshFiles}
 /// The credentials that may be used for what one upstream leads to, and the origins it names (promises 7, 8).
 #[derive(Debug, Clone, Default)]
 pub struct Grant {
-    /// The upstream's own credential: for its `url`, the services its discovery names, and `credentials_for`.
+    /// The upstream's own credential: for its `url`, the services that its own discovery document names, and
+    /// `credentials_for`.
     own: Option<Shown>,
     /// Those of the `[[credential]]` sections that list this upstream.
     others: Vec<Shown>,
@@ -68,15 +69,22 @@ impl Grant {
         }
     }
 
-    /// The same, with the origin of a service that the upstream's discovery names.
-    pub fn and(mut self, service: &Url) -> Self {
+    /// The same, with the origin of a service that the upstream's own discovery document names.
+    pub fn and(self, service: &Url) -> Self {
+        let mut grant = self.permitting(service);
+        if let Some(own) = &mut grant.own {
+            own.origins.push(service.origin());
+        }
+        grant
+    }
+
+    /// The same where another origin named the service, to which the request for the document was redirected: it may be
+    /// where the upstream's services may be, and is shown nothing.
+    pub fn permitting(mut self, service: &Url) -> Self {
         let origin = service.origin();
         let is_named = host_of(&origin).is_some_and(|host| self.named_hosts.contains(&host));
         if is_named && (service.scheme() == "https" || self.services_may_be_plain) {
-            self.permitted.push(origin.clone());
-        }
-        if let Some(own) = &mut self.own {
-            own.origins.push(origin);
+            self.permitted.push(origin);
         }
         self
     }

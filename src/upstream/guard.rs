@@ -48,6 +48,14 @@ pub enum Refusal {
         /// The upstream that led there.
         upstream: String,
     },
+    /// A name that leads into a private network, if anywhere, and would be resolved by a proxy.
+    #[error(
+        "{host} is a name of private networks, and what no configuration names must be public; to allow it all the same, add \"{host}\" to allow_private in [network]"
+    )]
+    PrivateName {
+        /// The name as `allow_private` has it.
+        host: String,
+    },
     /// Not of the public internet.
     #[error(
         "{}, and what no configuration names must be public; to allow it all the same, add \"{host}\" to allow_private in [network]",
@@ -70,7 +78,9 @@ fn found(host: &str, address: &IpAddr, class: &Class) -> String {
 impl Refusal {
     /// Every word that there is for one.
     pub(super) fn words() -> impl Iterator<Item = &'static str> {
-        ["offline", "scheme", "userinfo", "plain-http", "no-ssh-key"].into_iter().chain(Class::ALL.map(Class::word))
+        ["offline", "scheme", "userinfo", "plain-http", "no-ssh-key", "private-name"]
+            .into_iter()
+            .chain(Class::ALL.map(Class::word))
     }
 
     /// One word for it, for metrics.
@@ -81,6 +91,7 @@ impl Refusal {
             Self::Userinfo => "userinfo",
             Self::PlainHttp { .. } => "plain-http",
             Self::NoSshKey { .. } => "no-ssh-key",
+            Self::PrivateName { .. } => "private-name",
             Self::Address { class, .. } => class.word(),
         }
     }
@@ -138,11 +149,22 @@ impl Guard {
         let address: IpAddr = match host {
             Host::Ipv4(address) => address.into(),
             Host::Ipv6(address) => address.into(),
-            Host::Domain(name) if self.allowed.contains(&Private::Name(name.to_owned())) => return Ok(Way::Named),
-            Host::Domain(_) if self.is_resolved_by_proxy(url) => return Ok(Way::Named),
-            Host::Domain(_) => return Ok(Way::Public),
+            Host::Domain(name) => return self.judge_name(name.trim_end_matches('.'), url),
         };
         judge_address(&self.allowed, &address.to_string(), address).map(|()| Way::Named)
+    }
+
+    /// How a URL may be asked whose host is this name.
+    fn judge_name(&self, name: &str, url: &Url) -> Result<Way, Refusal> {
+        if self.allowed.contains(&Private::Name(name.to_owned())) {
+            return Ok(Way::Named);
+        }
+        match self.is_resolved_by_proxy(url) {
+            false => Ok(Way::Public),
+            // Where it leads is for the proxy to find out: what larder can judge is the name.
+            true if is_private_name(name) => Err(Refusal::PrivateName { host: name.to_owned() }),
+            true => Ok(Way::Named),
+        }
     }
 
     /// The proxy that a request to `url` goes through.
@@ -155,6 +177,13 @@ impl Guard {
     fn is_resolved_by_proxy(&self, url: &Url) -> bool {
         self.proxy_for(url).is_some_and(|proxy| !matches!(proxy.scheme_str(), Some("socks4" | "socks5")))
     }
+}
+
+/// Whether a name cannot be one of the public internet: this machine's own (RFC 6761), one of the names set aside for
+/// networks of one's own (`internal`; `local`, RFC 6762), or a single label, which is looked for in the domain of whoever
+/// resolves it.
+fn is_private_name(name: &str) -> bool {
+    name.rsplit_once('.').is_none_or(|(_, top)| ["localhost", "internal", "local"].contains(&top))
 }
 
 fn judge_address(allowed: &[Private], host: &str, address: IpAddr) -> Result<(), Refusal> {

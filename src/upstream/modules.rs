@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use url::Url;
 
-use super::providers::{RawObject, spelled_once};
+use super::providers::{MOST_VERSIONS, RawObject, spelled_once};
 use crate::address::{ModuleAddress, Version};
 
 /// The URL of a module's version list, in the spelling that was asked for.
@@ -68,6 +68,9 @@ impl ModuleVersionList {
         spelled_once(&module, &["versions"])?;
         let mut list = Self { versions: Vec::new(), module, rest };
         let number = listed.len();
+        if number > MOST_VERSIONS {
+            return Err(format!("it lists {number} versions; at most {MOST_VERSIONS} are read"));
+        }
         list.add(listed);
         if number > 0 && list.versions.is_empty() {
             return Err(format!("none of its {number} versions is one that a client could read"));

@@ -1,4 +1,4 @@
-//! How many requests are under way at one time, per upstream and in all. A permit is one step: nobody has half of one
+//! How many requests, or pieces of work that they lead to, are under way at one time, per upstream and in all. A permit is one step: nobody has half of one
 //! while waiting for the rest. Clients go before jobs.
 
 use std::collections::{HashMap, VecDeque};
@@ -27,7 +27,7 @@ pub struct Bound {
 
 /// Who has a permit and who waits for one.
 #[derive(Debug, Clone)]
-pub(super) struct Permits(Arc<Inner>);
+pub(crate) struct Permits(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
@@ -52,18 +52,18 @@ struct Waiting {
 
 /// The right to one request, for as long as it lives.
 #[derive(Debug)]
-pub(super) struct Permit {
+pub(crate) struct Permit {
     upstream: Hostname,
     of: Arc<Inner>,
 }
 
 impl Permits {
-    pub(super) fn new(bound: Bound) -> Self {
+    pub(crate) fn new(bound: Bound) -> Self {
         Self(Arc::new(Inner { bound, state: Mutex::default() }))
     }
 
     /// Takes a permit, or waits for one; `None` where none came in time.
-    pub(super) async fn take(&self, upstream: &Hostname, asker: Asker) -> Option<Permit> {
+    pub(crate) async fn take(&self, upstream: &Hostname, asker: Asker) -> Option<Permit> {
         let told = {
             let mut state = self.0.state.lock();
             if state.has_room(upstream, self.0.bound) {

@@ -14,6 +14,9 @@ use crate::digest::Digest;
 /// A JSON object whose members are kept as they were written.
 pub type RawObject = IndexMap<String, Box<RawValue>>;
 
+/// The most versions that a list of a provider or a module may have.
+pub const MOST_VERSIONS: usize = 20_000;
+
 /// The URL of a provider's version list.
 pub fn versions_url(base: &Url, address: &ProviderAddress) -> Result<Url, url::ParseError> {
     base.join(&format!("{}/{}/versions", address.namespace, address.type_))
@@ -66,6 +69,9 @@ impl VersionList {
             serde_json::from_str(listed.get()).map_err(|e| format!("its \"versions\" are no list: {e}"))?;
         let mut list = Self { versions: Vec::new(), rest };
         let number = listed.len();
+        if number > MOST_VERSIONS {
+            return Err(format!("it lists {number} versions; at most {MOST_VERSIONS} are read"));
+        }
         list.add(listed);
         if number > 0 && list.versions.is_empty() {
             return Err(format!("none of its {number} versions is one that a client could read"));

@@ -29,7 +29,7 @@ pub struct PackageLimits {
 
 impl Default for PackageLimits {
     fn default() -> Self {
-        Self { entries: 10_000, unpacked_bytes: 16 << 30, name_bytes: 4 << 10 }
+        Self { entries: 10_000, unpacked_bytes: 4 << 30, name_bytes: 4 << 10 }
     }
 }
 

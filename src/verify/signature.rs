@@ -1,8 +1,13 @@
 //! Checks the detached OpenPGP signature over SHA256SUMS against the keys that a registry lists, as strictly as the
 //! clients do and more strictly where they are lax. Whether a key may sign at all is judged in `signing_key`.
 
+use std::cell::OnceCell;
+use std::collections::HashSet;
+
 use pgp::crypto::hash::HashAlgorithm;
-use pgp::packet::{Packet, PacketParser, Signature, SignatureType, SignatureVersion, SubpacketData};
+use pgp::packet::{
+    Packet, PacketParser, Signature, SignatureType, SignatureVersion, SignatureVersionSpecific, SubpacketData,
+};
 use pgp::types::Timestamp;
 
 use super::signing_key::{Component, ListedKey, Unfit, read_keys, told};
@@ -18,6 +23,10 @@ pub const MAX_KEYS: usize = 64;
 
 /// The most signatures that one signature file may hold: each may cost a public-key operation per key.
 const MAX_SIGNATURES: usize = 16;
+
+/// The most public-key operations that one verdict takes, self-signatures of keys among them. A list of one key that signed
+/// takes about five.
+const MAX_OPERATIONS: usize = 512;
 
 /// Who signed, and what is to be said about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,6 +49,9 @@ pub enum SignatureError {
         /// How many it lists.
         found: usize,
     },
+    /// Who lists keys and signatures like these wants to be expensive.
+    #[error("the signing keys and signatures of SHA256SUMS take more than {MAX_OPERATIONS} public-key operations")]
+    TooManyOperations,
     /// A key that stands before any match cannot be used; the clients fail there too.
     #[error("signing key {which} of the registry's list cannot be used: it {why}")]
     UnparsableKey {
@@ -99,17 +111,30 @@ pub fn verify_detached(document: &[u8], signature: &[u8], armored_keys: &[String
         _ => {}
     }
     let signatures = read_signatures(signature)?;
+    let mut operations = Operations(0);
+    // The same key may be listed many times; what it did not sign, no copy of it did.
+    let mut failed = HashSet::new();
     let mut refusal = None;
     for (which, entry) in (1..).zip(armored_keys) {
         let keys = match read_keys(entry, MAX_KEY_BYTES) {
             Ok(keys) => keys,
             Err(why) => return Err(refusal.unwrap_or(SignatureError::UnparsableKey { which, why })),
         };
-        for (key, signature) in keys.iter().flat_map(|key| signatures.iter().map(move |signature| (key, signature))) {
+        let numbered = || signatures.iter().enumerate();
+        for (key, (number, signature)) in keys.iter().flat_map(|key| numbered().map(move |numbered| (key, numbered))) {
             for component in key.components_named_by(&signature.packet) {
-                match signature.verify(document, key, component) {
+                if failed.contains(&(number, component.fingerprint())) {
+                    continue;
+                }
+                match signature.verify(document, key, component, &mut operations) {
                     Ok(signer) => return Ok(signer),
+                    Err(Refusal::Final(SignatureError::TooManyOperations)) => {
+                        return Err(SignatureError::TooManyOperations);
+                    }
                     Err(error) => {
+                        if matches!(error, Refusal::Final(SignatureError::Mismatch { .. })) {
+                            failed.insert((number, component.fingerprint()));
+                        }
                         refusal.get_or_insert_with(|| error.in_entry(which));
                     }
                 }
@@ -119,11 +144,23 @@ pub fn verify_detached(document: &[u8], signature: &[u8], armored_keys: &[String
     Err(refusal.unwrap_or_else(|| SignatureError::UnknownIssuer { issuer: issuers(&signatures) }))
 }
 
+/// The public-key operations that a verdict has taken.
+struct Operations(usize);
+
+impl Operations {
+    fn take(&mut self, number: usize) -> Result<(), Refusal> {
+        self.0 = self.0.saturating_add(number);
+        if self.0 > MAX_OPERATIONS { Err(Refusal::Final(SignatureError::TooManyOperations)) } else { Ok(()) }
+    }
+}
+
 /// One signature over a document, of a form the clients accept.
 struct DocumentSignature {
     packet: Signature,
     made_at: Timestamp,
     digest: HashAlgorithm,
+    /// What it signs, hashed: once, however many keys are tried.
+    hash: OnceCell<Result<Vec<u8>, String>>,
 }
 
 impl DocumentSignature {
@@ -149,18 +186,47 @@ impl DocumentSignature {
         }
         let made_at = config.created().ok_or("does not say when it was made")?;
         let digest = config.hash_alg;
-        Ok(Self { packet, made_at, digest })
+        Ok(Self { packet, made_at, digest, hash: OnceCell::new() })
     }
 
-    fn verify(&self, document: &[u8], key: &ListedKey, component: Component<'_>) -> Result<Signer, Refusal> {
+    /// The digest that was signed (RFC 9580, 5.2.4): of the salt of a version 6 signature, the document, and the signed part
+    /// of the signature.
+    fn hash(&self, document: &[u8]) -> Result<&[u8], String> {
+        let hash = self.hash.get_or_init(|| {
+            let config = self.packet.config().ok_or("is of an unknown version")?;
+            let unhashable = |error: pgp::errors::Error| told(&error);
+            let mut hasher = config.hash_alg.new_hasher().map_err(|error| error.to_string())?;
+            if let SignatureVersionSpecific::V6 { salt } = &config.version_specific {
+                if config.hash_alg.salt_len() != Some(salt.len()) {
+                    return Err("has a salt of the wrong length".to_owned());
+                }
+                hasher.update(salt);
+            }
+            config.hash_data_to_sign(&mut hasher, document).map_err(unhashable)?;
+            let length = config.hash_signature_data(&mut hasher).map_err(unhashable)?;
+            hasher.update(&config.trailer(length).map_err(unhashable)?);
+            Ok(hasher.finalize().into_vec())
+        });
+        hash.as_deref().map_err(Clone::clone)
+    }
+
+    fn verify(
+        &self,
+        document: &[u8],
+        key: &ListedKey,
+        component: Component<'_>,
+        operations: &mut Operations,
+    ) -> Result<Signer, Refusal> {
         if let Some(algorithm) = weak_digest(self.digest) {
             return Err(Refusal::Final(SignatureError::WeakDigest { algorithm: algorithm.to_owned() }));
         }
         let fingerprint = || component.fingerprint();
-        component
-            .verify(&self.packet, document)
+        operations.take(1)?;
+        self.hash(document)
+            .and_then(|hash| component.verify(&self.packet, hash))
             .map_err(|why| SignatureError::Mismatch { fingerprint: fingerprint(), why })
             .map_err(Refusal::Final)?;
+        operations.take(key.self_signatures())?;
         match key.judge(component, self.made_at) {
             Ok(warnings) => Ok(Signer { fingerprint: key.fingerprint(), warnings }),
             Err(Unfit::Revoked { fingerprint }) => Err(Refusal::Final(SignatureError::Revoked { fingerprint })),

@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime};
 
 use pgp::composed::{Deserializable, SignedPublicKey, SignedPublicSubKey};
 use pgp::crypto::hash::HashAlgorithm;
-use pgp::packet::{Signature, SignatureType, SubpacketData};
-use pgp::types::{KeyDetails, Tag, Timestamp};
+use pgp::packet::{Signature, SignatureType, SignatureVersion, SubpacketData};
+use pgp::types::{KeyDetails, KeyVersion, Tag, Timestamp, VerifyingKey};
 
 const END: &str = "-----END PGP PUBLIC KEY BLOCK-----";
 
@@ -54,6 +54,14 @@ impl ListedKey {
     /// The fingerprint of the primary key, as upper-case hex.
     pub(super) fn fingerprint(&self) -> String {
         fingerprint(&self.0.primary_key)
+    }
+
+    /// How many signatures of the key about itself and its subkeys there are to check.
+    pub(super) fn self_signatures(&self) -> usize {
+        let details = &self.0.details;
+        let of_names: usize = details.users.iter().map(|user| user.signatures.len()).sum();
+        let of_subkeys: usize = self.0.public_subkeys.iter().map(|subkey| 2 * subkey.signatures.len()).sum();
+        details.revocation_signatures.len() + details.direct_signatures.len() + of_names + of_subkeys
     }
 
     #[cfg(test)]
@@ -146,11 +154,25 @@ impl Component<'_> {
         }
     }
 
-    /// The arithmetic: whether this part made the signature over the document.
-    pub(super) fn verify(&self, signature: &Signature, document: &[u8]) -> Result<(), String> {
+    /// The arithmetic: whether this part made the signature over what has this hash.
+    pub(super) fn verify(&self, signature: &Signature, hash: &[u8]) -> Result<(), String> {
+        let (Some(config), Some(bytes)) = (signature.config(), signature.signature()) else {
+            return Err("is of an unknown version".to_owned());
+        };
+        if signature.signed_hash_value().as_ref().map(|first| &first[..]) != hash.get(..2) {
+            return Err("signature: invalid signed hash value".to_owned());
+        }
+        let version = match self {
+            Self::Primary(key) => key.primary_key.version(),
+            Self::Subkey(subkey) => subkey.key.version(),
+        };
+        // Only version 6 keys make version 6 signatures, and no others (RFC 9580, 5.2).
+        if (version == KeyVersion::V6) != (config.version() == SignatureVersion::V6) {
+            return Err("the versions of key and signature do not go together".to_owned());
+        }
         match self {
-            Self::Primary(key) => signature.verify(&key.primary_key, document),
-            Self::Subkey(subkey) => signature.verify(&subkey.key, document),
+            Self::Primary(key) => key.primary_key.verify(config.hash_alg, hash, bytes),
+            Self::Subkey(subkey) => subkey.key.verify(config.hash_alg, hash, bytes),
         }
         .map_err(|error| told(&error))
     }

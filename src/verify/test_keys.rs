@@ -136,6 +136,14 @@ impl TestKey {
         signature(&self.secret.secret_subkeys[0].key, document, HashAlgorithm::Sha256).to_bytes().unwrap()
     }
 
+    /// A good signature that names these keys as its issuers, and not the one that made it.
+    pub(super) fn sign_in_the_name_of(&self, document: &[u8], issuers: &[Self]) -> Vec<u8> {
+        let named = issuers.iter().map(|key| SubpacketData::IssuerFingerprint(key.secret.primary_key.fingerprint()));
+        let hashed =
+            named.chain([SubpacketData::SignatureCreationTime(Timestamp::from_secs(SIGNED))]).map(part).collect();
+        signature_with(&self.secret.primary_key, document, HashAlgorithm::Sha256, hashed).to_bytes().unwrap()
+    }
+
     pub(super) fn sign_armored(&self, document: &[u8]) -> Vec<u8> {
         signature(&self.secret.primary_key, document, HashAlgorithm::Sha256)
             .to_armored_bytes(ArmorOptions::default())
@@ -162,6 +170,15 @@ fn signature(key: &impl SigningKey, document: &[u8], digest: HashAlgorithm) -> D
         part(SubpacketData::IssuerFingerprint(key.fingerprint())),
         part(SubpacketData::SignatureCreationTime(Timestamp::from_secs(SIGNED))),
     ];
+    signature_with(key, document, digest, hashed)
+}
+
+fn signature_with(
+    key: &impl SigningKey,
+    document: &[u8],
+    digest: HashAlgorithm,
+    hashed: Vec<Subpacket>,
+) -> DetachedSignature {
     let parts = SubpacketConfig::UserDefined { hashed, unhashed: Vec::new() };
     let none = &Password::empty();
     DetachedSignature::sign_binary_data_with_subpackets(rand::thread_rng(), key, none, digest, document, parts).unwrap()

@@ -7,7 +7,8 @@ use futures_util::future::join_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::http::{Answer, client, receive, send};
+use crate::faults_requests::{frame, get_frame};
+use crate::support::http::{Answer, client, get, receive, send};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::process::Process;
 use crate::support::until;
@@ -199,6 +200,34 @@ async fn a_download_without_a_length_that_does_not_fit_ends_early() {
     assert!(larder.folder.blobs().is_empty());
 }
 
+/// Promise 11: memory does not grow with the number of clients that wait for one large list.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_large_list_is_read_and_written_once_for_all_who_wait_for_it() {
+    const CLIENTS: usize = 30;
+    let platforms = r#""protocols":["5.0"],"platforms":[{"os":"linux","arch":"amd64"},{"os":"darwin","arch":"arm64"}]"#;
+    let more = "x".repeat(160);
+    let entry = |number| format!(r#"{{"version":"1.{number}.0",{platforms},"more":"{more}"}}"#);
+    let entries: Vec<String> = (0..15_000).map(entry).collect();
+    let list = format!(r#"{{"versions":[{}]}}"#, entries.join(","));
+    assert!(list.len() > 4 << 20, "{}", list.len());
+    let upstream = publishing(&["null"], 1000).await;
+    upstream.serve_json("/v1/providers/acme/null/versions", &list);
+    let folder = tempfile::tempdir().unwrap();
+    let larder = Process::start(&Larder::mirroring(&upstream), folder.path());
+    let gate = upstream.hold_silent(Target::Versions);
+    let url = format!("{}/registry/{HOST}/v1/providers/acme/null/versions", larder.base());
+    let waiting: Vec<_> = (0..CLIENTS).map(|_| tokio::spawn(send(client().get(&url)))).collect();
+    let all = CLIENTS as f64;
+    until("all wait for it", async || larder.metric("larder_waiting_requests").await == all).await;
+    let before = larder.most_resident_bytes();
+    gate.open();
+    for answer in waiting {
+        assert!(answer.await.unwrap().unwrap().expect(200).body == list.as_bytes(), "another list");
+    }
+    let grown = larder.most_resident_bytes().saturating_sub(before);
+    assert!(grown < 128 << 20, "{CLIENTS} clients of a list of {} bytes took {grown} bytes of memory", list.len());
+}
+
 /// Promises 4 and 11: many clients that read nothing take no memory, hold back nobody, and get everything in the end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn clients_that_read_nothing_take_no_memory_and_hold_back_nobody() {
@@ -237,6 +266,55 @@ async fn clients_that_read_nothing_take_no_memory_and_hold_back_nobody() {
     assert_eq!(upstream.count_of(Target::Archive), 2);
     let asked: HashSet<String> = upstream.requests().into_iter().map(|request| request.path).collect();
     assert_eq!(asked.len(), 1 + 2 * 5);
+}
+
+/// Promises 4 and 11: HTTP/2 streams on a large archive that nobody reads take a bounded memory, and hold back nobody;
+/// whether their windows are closed or the socket is full.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn http_2_streams_that_read_nothing_take_a_bounded_memory() {
+    const BYTES: usize = 48_000_000;
+    const CONNECTIONS: u32 = 12;
+    const STREAMS: u32 = 64;
+    let upstream = publishing(&["null"], BYTES).await;
+    let zip = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
+    let folder = tempfile::tempdir().unwrap();
+    // It has the folder of the store.
+    let builder = Larder::mirroring(&upstream);
+    let larder = Process::start(&builder, folder.path());
+    let path = larder.archive_path("null").await;
+    assert!(larder.get(&path).await.expect(200).body == zip);
+    let before = larder.anonymous_bytes();
+
+    let asked = format!("{path}?{}", "a".repeat(100));
+    let mut stalled = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let mut stream = TcpStream::connect(larder.base().strip_prefix("http://").unwrap()).await.unwrap();
+        let begin = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &frame(4, 0, 0, &[])].concat();
+        stream.write_all(&begin).await.unwrap();
+        for id in 0..STREAMS {
+            stream.write_all(&get_frame(2 * id + 1, &asked)).await.unwrap();
+        }
+        stalled.push(stream);
+    }
+    let answered = async || {
+        let text = get(&format!("{}/metrics", larder.admin())).await.expect(200).text();
+        let hits = text.lines().find_map(|line| line.strip_prefix("larder_hit_seconds_count{content=\"archive\"} "));
+        hits.map_or(0, |hits| hits.parse().unwrap())
+    };
+    until("all of them are answered", async || answered().await >= CONNECTIONS * STREAMS).await;
+    for stream in stalled.iter_mut().step_by(2) {
+        // SETTINGS_INITIAL_WINDOW_SIZE, and as much for the connection: now the socket fills.
+        let open = [frame(4, 0, 0, &[0, 4, 0x7f, 0xff, 0xff, 0xff]), frame(8, 0, 0, &0x7fff_0000_u32.to_be_bytes())];
+        stream.write_all(&open.concat()).await.unwrap();
+    }
+    assert!(larder.get(&path).await.expect(200).body == zip, "held back, or other bytes");
+    let http2 = reqwest::Client::builder().http2_prior_knowledge().no_proxy().build().unwrap();
+    let got = send(http2.get(format!("{}{path}", larder.base()))).await.unwrap().expect(200);
+    assert!(got.body == zip, "held back over HTTP/2, or other bytes");
+    let grown = larder.anonymous_bytes().saturating_sub(before);
+    println!("{} streams that read nothing took {} MiB", CONNECTIONS * STREAMS, grown >> 20);
+    assert!(grown < 128 << 20, "{} streams that read nothing took {grown} bytes", CONNECTIONS * STREAMS);
+    drop(stalled);
 }
 
 /// A dozen pipelines that ask at one time whether `init` will work: each is told, and those beyond the bound wait.

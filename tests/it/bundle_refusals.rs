@@ -1,5 +1,7 @@
 //! Bundles that are not taken: nobody who is trusted made them, what is in them does not prove, or there is no place.
 
+use std::time::Duration;
+
 use larder::bundle::{Entry, Inventory, Manifest, SigningKey, Writer};
 use serde_json::{Value, json};
 
@@ -424,4 +426,28 @@ async fn what_is_refused_keeps_nothing_else_out() {
     assert!(why.contains("its archive was altered"), "{why}");
     let applied = outcomes(&receipt).into_iter().filter(|(_, word)| word == "applied").count();
     assert_eq!((applied, there.folder.blobs().len()), (receipt.entries.len() - 1, 2));
+}
+
+/// A signature says who made a bundle, and not when it is applied: one from before what it brings was withdrawn is told by
+/// its age, and refused where `[bundle] max_age` says so.
+#[tokio::test]
+async fn an_old_bundle_that_is_replayed_says_how_old_it_is_and_is_refused_beyond_max_age() {
+    let key = BundleKey::new();
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(null());
+    let larder = key.signs(Larder::mirroring(&upstream)).start().await;
+    let job = warmed(&larder, &["acme/null"], &["linux_amd64"]).await;
+    let old = crate::support::gap::bundle_made_at(&larder, &job, None, 1_000_000_000).await;
+    let there = Sealed::new(key.sealed());
+    assert!(there.mirror.status().last_bundle.is_none());
+    let mut bounded = key.trust();
+    bounded.max_age = Some(Duration::from_secs(30 * 24 * 3600));
+    let refused = there.apply(old.clone(), &bounded).await.unwrap_err().to_string();
+    assert!(refused.contains("2001-09-09") && refused.contains("max_age (30days)"), "{refused}");
+    assert!(contents(&there.folder).is_empty() && there.folder.files("receipts").is_empty());
+
+    let receipt = there.apply(old, &key.trust()).await.unwrap();
+    assert!(receipt.ok && receipt.age_seconds() > 20 * 365 * 24 * 3600, "{receipt:#?}");
+    let last = there.mirror.status().last_bundle.unwrap();
+    assert_eq!((last.created.0, last.applied), (1_000_000_000, receipt.applied));
 }

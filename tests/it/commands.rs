@@ -197,7 +197,8 @@ async fn purge_of_a_provider_forgets_all_but_what_was_seen() {
     assert!(
         larder.folder.blobs().is_empty() && larder.folder.sets().is_empty() && larder.folder.files("names").is_empty()
     );
-    assert_eq!(larder.folder.files("seen").len(), 1);
+    let seen = larder.folder.files("seen");
+    assert!(seen.iter().any(|file| file.ends_with("null/1.2.0.json")), "{seen:?}");
 
     upstream.stop().await;
     larder.versions("null").await.expect(502);

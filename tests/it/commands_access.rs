@@ -100,6 +100,43 @@ async fn a_page_in_a_browser_cannot_command() {
     scene.is_untouched().await;
 }
 
+/// Section 3: a page of another site is refused, also where its browser sends no `Origin`, as for what a page embeds. What
+/// a person types, and what larder's own page asks, is not.
+#[tokio::test]
+async fn a_page_of_another_site_reads_nothing() {
+    let scene = Scene::new().await;
+    let bearer = format!("Bearer {}", scene.larder.token());
+    let ask = async |path: &str, site: &str| {
+        let request = client().get(format!("{}{path}", scene.larder.admin()));
+        send(request.header("authorization", &bearer).header("sec-fetch-site", site)).await.unwrap()
+    };
+    for path in ["/admin/v1/status", "/metrics", "/admin/v1/inventory"] {
+        for site in ["cross-site", "same-site", "unheard-of"] {
+            assert!(ask(path, site).await.expect(403).text().contains("web pages"), "{path} {site}");
+        }
+        for site in ["same-origin", "none"] {
+            ask(path, site).await.expect(200);
+        }
+    }
+    for path in PATHS {
+        let page = [JSON, ("authorization", bearer.as_str()), ("sec-fetch-site", "cross-site")];
+        scene.post(path, &page, Scene::body(path)).await.expect(403);
+    }
+    scene.is_untouched().await;
+}
+
+/// Section 3: a browser takes no answer of the admin listener for anything but what it says it is.
+#[tokio::test]
+async fn no_answer_of_the_admin_listener_is_sniffed() {
+    let scene = Scene::new().await;
+    for path in ["/healthz", "/metrics", "/admin/v1/status", "/admin/v1/verify", "/nothing"] {
+        let answer = get(&format!("{}{path}", scene.larder.admin())).await;
+        assert_eq!(answer.header("x-content-type-options"), "nosniff", "{path}");
+    }
+    let refused = scene.post("/admin/v1/purge", &[JSON], Scene::body("/admin/v1/purge")).await.expect(401);
+    assert_eq!(refused.header("x-content-type-options"), "nosniff");
+}
+
 /// What a form can send without asking first is no command.
 #[tokio::test]
 async fn a_form_is_no_command() {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::commands::{LIST, NULL, NULL_120, PACKAGE, edition, install, outcomes, upstream_with};
-use crate::support::larder::Larder;
+use crate::support::larder::{Folder, Larder};
 use crate::support::until;
 use crate::support::upstream::{Provider, SigningKey, Target};
 
@@ -78,13 +78,18 @@ async fn what_upstream_deletes_is_put_down_before_it_goes() {
     larder.document("null", "1.2.0").await.expect(502);
 }
 
+/// The first-seen record of acme/null 1.2.0.
+fn first_seen(folder: &Folder) -> PathBuf {
+    folder.files("seen").into_iter().find(|file| file.ends_with("null/1.2.0.json")).unwrap()
+}
+
 /// What cannot be put down keeps everything where it is.
 #[tokio::test]
 async fn purge_removes_nothing_where_what_was_seen_cannot_be_read() {
     let upstream = upstream_with(edition(1)).await;
     let larder = Larder::mirroring(&upstream).start().await;
     install(&larder).await;
-    let seen = larder.folder.files("seen").remove(0);
+    let seen = first_seen(&larder.folder);
     let before = of_a_newer_larder(&seen);
     let done = larder.tell("purge", NULL).await;
     let error = done["errors"][0].as_str().unwrap();
@@ -102,10 +107,10 @@ async fn verify_writes_what_was_seen_again_at_once() {
     let upstream = upstream_with(edition(1)).await;
     let larder = Larder::mirroring(&upstream).start().await;
     install(&larder).await;
-    let seen = larder.folder.files("seen").remove(0);
+    let seen = first_seen(&larder.folder);
     std::fs::write(&seen, "no record").unwrap();
     let said = crate::stored_again::verify(&larder).await;
-    assert_eq!(said[1]["record"], "what was seen of registry.terraform.io/acme/null", "{said:?}");
+    assert_eq!(said[1]["record"], "the first-seen record of registry.terraform.io/acme/null 1.2.0", "{said:?}");
     assert_eq!(said.last().unwrap()["wrong"], 1, "{said:?}");
     assert!(std::fs::read_to_string(&seen).unwrap().contains("terraform-provider-null_1.2.0_linux_amd64.zip"));
     assert_eq!(crate::stored_again::verify(&larder).await.last().unwrap()["wrong"], 0);

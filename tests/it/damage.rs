@@ -217,7 +217,8 @@ fn record(folder: &Folder, ending: &str) -> PathBuf {
 }
 
 /// The name, the set, the list, the discovery, and what was seen.
-const RECORDS: [&str; 5] = ["linux_amd64.json", "linux_amd64.set", "/versions", "/discovery", "acme/small.json"];
+const RECORDS: [&str; 6] =
+    ["linux_amd64.json", "linux_amd64.set", "/versions", "/discovery", "small/1.2.0.json", "small/keys.json"];
 
 /// Promise 10, for what is no archive: each record has a checksum of its own.
 #[tokio::test]
@@ -234,7 +235,9 @@ async fn a_damaged_record_is_set_aside_and_healed() {
             larder.versions("small").await.expect(200);
             assert_eq!(larder.archive_path("small", "1.2.0").await, path, "{ending}");
             assert!(larder.get(&path).await.expect(200).body == bytes(&upstream, "small"), "{ending}");
-            assert_eq!(folder.files("aside").len(), 1, "{ending}");
+            // A first-seen record stays where it is until it is written again: that there was one tells something.
+            let set_aside = usize::from(!damaged.starts_with(folder.path().join("v1/seen")));
+            assert_eq!(folder.files("aside").len(), set_aside, "{ending}");
             larder.stop().await;
 
             upstream.stop().await;
@@ -243,7 +246,7 @@ async fn a_damaged_record_is_set_aside_and_healed() {
             larder.versions("small").await.expect(200);
             assert_eq!(larder.archive_path("small", "1.2.0").await, path, "{ending}");
             larder.get(&path).await.expect(200);
-            assert_eq!(folder.files("aside").len(), 1, "{ending}: what was written again is damaged too");
+            assert_eq!(folder.files("aside").len(), set_aside, "{ending}: what was written again is damaged too");
             upstream.restart().await;
         }
     }

@@ -2,8 +2,10 @@
 
 use http::Response;
 
+use crate::bundle_damage::publish_module;
 use crate::support::http::{Answer, client, get, send};
-use crate::support::larder::{HOST, Larder};
+use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 
 /// The other upstream, where a test has two.
@@ -171,6 +173,64 @@ async fn the_services_of_a_redirected_document_resolve_against_where_it_is() {
     assert_eq!(services["modules.v1"], modules_of(HOST));
     assert_eq!(services["login.v1"]["authz"], format!("{elsewhere}/deep/a"));
     assert_eq!(larder.versions("null").await.expect(200).json()["versions"][0]["version"], "7.0.0");
+}
+
+/// Promise 8: whoever the discovery document was redirected to names the services then, and not the upstream: they are asked
+/// without its credential, unless `credentials_for` names their origin.
+#[tokio::test]
+async fn services_that_another_origin_named_are_shown_no_credential_of_the_upstream() {
+    let (upstream, elsewhere) = (FakeUpstream::start().await, FakeUpstream::start().await);
+    for registry in [&upstream, &elsewhere] {
+        publish_null(registry);
+    }
+    let host = elsewhere.host();
+    let absolute = |at: &FakeUpstream| {
+        format!("{{\"providers.v1\":\"{}\",\"modules.v1\":\"{}\"}}", at.providers_url(), at.modules_url())
+    };
+    // Relative to where it is; and by way of somebody else back home, who chose which document that is.
+    elsewhere.serve_json("/relative.json", r#"{"providers.v1":"/v1/providers/","modules.v1":"/v1/modules/"}"#);
+    upstream.serve_json("/chosen.json", &absolute(&elsewhere));
+    let back = Response::builder().status(302).header("location", format!("{}/chosen.json", upstream.origin()));
+    elsewhere.serve("/back.json", back.body(String::new()).unwrap());
+    for (path, credentials_for, is_shown) in [
+        ("/relative.json", "", false),
+        ("/back.json", "", false),
+        ("/relative.json", host.as_str(), true),
+        ("/back.json", host.as_str(), true),
+    ] {
+        let folder = Folder::new();
+        let secret = folder.path().join("token");
+        std::fs::write(&secret, "s3cret").unwrap();
+        let for_them = if credentials_for.is_empty() { String::new() } else { format!("\"{credentials_for}\"") };
+        let upstream_lines = format!("token = {{ file = \"{}\" }}\ncredentials_for = [{for_them}]", secret.display());
+        let builder = || {
+            let larder = Larder::mirroring(&upstream).with(&upstream_lines).allow_private(&elsewhere.origin());
+            larder.on(&folder)
+        };
+        upstream.fault(Target::Discovery, Fault::RedirectTo(302, format!("{}{path}", elsewhere.origin())));
+        let larder = builder().start().await;
+        let ask_all = async |larder: &Larder| {
+            larder.archive_path("null", "1.2.0").await;
+            larder.get(&format!("{}acme/none/aws/versions", modules_of(HOST))).await.expect(404);
+        };
+        ask_all(&larder).await;
+        larder.stop().await;
+        // What is held of it is no more trusted than it was when it came.
+        let larder = builder().start().await;
+        larder.tell("purge", "acme/null").await;
+        ask_all(&larder).await;
+        larder.stop().await;
+        for target in [Target::Versions, Target::Document, Target::ModuleVersions] {
+            let asked = elsewhere.count_of(target.clone());
+            let shown = elsewhere.requests().into_iter().filter(|asked| asked.header("authorization").is_some());
+            let shown = shown.filter(|asked| asked.target == target).count();
+            assert!(asked > 0, "{target:?}");
+            assert_eq!(shown, if is_shown { asked } else { 0 }, "{path} {credentials_for:?} {target:?}");
+        }
+        elsewhere.forget_requests();
+        upstream.heal();
+    }
+    assert!(upstream.count_where(|asked| asked.header("authorization").is_some()) > 0, "it has no credential at all");
 }
 
 #[tokio::test]
@@ -358,6 +418,41 @@ async fn a_request_that_goes_in_a_ring_is_508_and_asks_nobody() {
     larder.get_with(&discovery_of(HOST), &[("cdn-loop", own)]).await.expect(508);
     larder.get(&discovery_of(HOST)).await.expect(200);
     assert_eq!(upstream.count_of(Target::Everything), 1);
+}
+
+/// Promise 11: nobody's request ends a stranger's: what an upstream says to one client's CDN-Loop list is said to none who
+/// sent no list, also where both ask for the same at the same time.
+#[tokio::test]
+async fn a_508_to_one_clients_cdn_loop_is_nobody_elses() {
+    let download = format!("{}acme/null/1.2.0/download/linux/amd64", providers_of(HOST));
+    let module = format!("{}acme/net/test", modules_of(HOST));
+    for (target, path) in [
+        (Target::Discovery, discovery_of(HOST)),
+        (Target::Versions, format!("{}acme/null/versions", providers_of(HOST))),
+        (Target::Document, download.clone()),
+        (Target::Sums, download),
+        (Target::Archive, String::new()),
+        (Target::ModuleVersions, format!("{module}/versions")),
+        (Target::Location, format!("{module}/1.0.0/download")),
+        (Target::ModuleArchive, format!("/archive/{HOST}/modules/acme/net/test/1.0.0/module.tar.gz")),
+    ] {
+        let upstream = FakeUpstream::start().await;
+        publish_null(&upstream);
+        publish_module(&upstream);
+        let larder = Larder::mirroring(&upstream).start().await;
+        let path = if target == Target::Archive { larder.archive_path("null", "1.2.0").await } else { path };
+        upstream.fault_once(target.clone(), Fault::Status(508));
+        let gate = upstream.hold_silent(target.clone());
+        let url = format!("{}{path}", larder.base());
+        let looped = tokio::spawn(send(client().get(&url).header("cdn-loop", "larder;id=1, other, larder;id=2")));
+        upstream.wait_for(target.clone(), 1).await;
+        let straight = tokio::spawn(send(client().get(&url)));
+        until("both wait for the upstream", async || larder.metric("larder_waiting_requests").await == 2.0).await;
+        gate.open();
+        assert_eq!(looped.await.unwrap().unwrap().status, 508, "{target:?}");
+        let straight = straight.await.unwrap().unwrap();
+        assert!([200, 204].contains(&straight.status), "{target:?}: {} {}", straight.status, straight.text());
+    }
 }
 
 #[tokio::test]

@@ -173,8 +173,19 @@ fn hasty(upstream: &FakeUpstream) -> Builder {
 #[tokio::test]
 async fn half_sent_requests_and_slow_heads_are_cut_off() {
     let upstream = publishing().await;
-    let larder = hasty(&upstream).start().await;
     let whole = line(b"/healthz", b"mirror.example");
+    // While nobody cuts them off, they hold up nobody.
+    let hour = Duration::from_secs(3600);
+    let patient = Larder::mirroring(&upstream).head_within(hour).idle(hour).start().await;
+    let mut hanging = Vec::new();
+    for at in (0..whole.len() - 1).step_by(9) {
+        let mut stream = connected(&patient).await;
+        stream.write_all(&whole[..at]).await.unwrap();
+        hanging.push(stream);
+    }
+    others_are_served(&patient).await;
+    drop(hanging);
+    let larder = hasty(&upstream).start().await;
     let halves = (0..whole.len() - 1).step_by(9).map(|at| {
         let (larder, half) = (&larder, &whole[..at]);
         async move {
@@ -216,7 +227,7 @@ async fn a_thousand_idle_connections_hold_up_nobody_and_are_closed() {
 }
 
 /// A frame of HTTP/2 (RFC 9113 4.1).
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Bytes {
+pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Bytes {
     let mut frame = BytesMut::new();
     frame.put_uint(payload.len() as u64, 3);
     frame.put_slice(&[kind, flags]);
@@ -226,7 +237,7 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Bytes {
 }
 
 /// HEADERS of a GET (RFC 7541, nothing indexed but what the static table has).
-fn get_frame(stream: u32, path: &str) -> Bytes {
+pub(crate) fn get_frame(stream: u32, path: &str) -> Bytes {
     let mut block = vec![0x82, 0x86, 0x04, 0x7f];
     // A length of seven bits, and the rest of it in the bytes after.
     let mut rest = path.len() - 127;
@@ -318,4 +329,62 @@ async fn a_client_that_leaves_half_way_takes_nothing_from_those_who_share() {
     }
     assert_eq!((upstream.count_of(Target::Archive), larder.folder.blobs().len()), (1, 1));
     assert!(larder.get(&path).await.expect(200).is("larder; hit"));
+}
+
+/// The JSON errors of an answer with this status.
+fn refused_with(status: &str, answer: &(String, String)) -> String {
+    assert!(answer.0.contains(status), "{answer:?}");
+    let json: serde_json::Value = serde_json::from_str(&answer.1).unwrap_or_else(|e| panic!("{e}: {answer:?}"));
+    json["errors"][0].as_str().expect("an error").to_owned()
+}
+
+/// Promise 11: a request that names no host, or two, is refused on both listeners: whoever stands before larder may have
+/// taken it for another host's.
+#[tokio::test]
+async fn a_request_names_exactly_one_host() {
+    let upstream = publishing().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let admin: std::net::SocketAddr = larder.admin().strip_prefix("http://").unwrap().parse().unwrap();
+    for address in [larder.address(), admin] {
+        let ask = async |version: &str, hosts: &str| {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            let request = format!("GET /healthz {version}\r\n{hosts}Connection: close\r\n\r\n");
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let answer = String::from_utf8_lossy(&all_of(&mut stream).await).into_owned();
+            let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+            (head.lines().next().unwrap_or_default().to_owned(), body.to_owned())
+        };
+        for two in ["Host: localhost\r\nHost: localhost\r\n", "Host: a.example\r\nHost: localhost\r\n"] {
+            let said = refused_with(" 400 ", &ask("HTTP/1.1", two).await);
+            assert!(said.contains("more than one Host"), "{said}");
+        }
+        let said = refused_with(" 400 ", &ask("HTTP/1.1", "").await);
+        assert!(said.contains("no Host"), "{said}");
+        for (version, hosts) in [("HTTP/1.1", "Host: localhost\r\n"), ("HTTP/1.0", "")] {
+            let (status, _) = ask(version, hosts).await;
+            assert!(status.contains(" 200 "), "{version} {hosts}: {status}");
+        }
+    }
+    assert_eq!(larder.metric("larder_refusals_total").await, 6.0);
+}
+
+/// Promise 11: over HTTP/2 the authority is the host, and a Host that says something else is refused.
+#[tokio::test]
+async fn an_http_2_host_that_contradicts_the_authority_is_refused() {
+    let upstream = publishing().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let http2 = reqwest::Client::builder().http2_prior_knowledge().no_proxy();
+    let http2 = http2.resolve("mirror.example", larder.address()).build().unwrap();
+    let port = larder.address().port();
+    let ask = async |host: &str| {
+        let request = http2.get(format!("http://mirror.example:{port}/healthz")).header("host", host);
+        crate::support::http::send(request).await.unwrap()
+    };
+    for host in [HOST, "mirror.example", "mirror.example:1", &format!("{HOST}:{port}"), ""] {
+        let said = ask(host).await.expect(400).json();
+        assert!(said["errors"][0].as_str().unwrap().contains("contradicts"), "{host}: {said}");
+    }
+    for host in [format!("mirror.example:{port}"), format!("MIRROR.example:{port}")] {
+        ask(&host).await.expect(200);
+    }
 }

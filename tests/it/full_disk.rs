@@ -304,7 +304,7 @@ async fn a_disk_without_a_free_byte_costs_no_document() {
         assert_eq!(answer.header("cache-status"), "larder; fwd=miss");
         assert!(answer.body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
     }
-    larder.log().line_with("what was proven could not be noted").await;
+    larder.log().line_with("what was verified could not be recorded").await;
     larder.let_files_grow_to(None);
     let path = larder.archive_path("null").await;
     assert!(larder.get(&path).await.expect(200).is("stored"));

@@ -288,14 +288,15 @@ async fn services_under_the_upstreams_own_host_are_permitted() {
     assert!(said.contains("must be https"), "{said}");
 }
 
-/// Promise 7: a proxy of the environment resolves names itself, and may be anywhere; literal addresses are
-/// refused all the same.
+/// Promise 7: a proxy of the environment resolves names itself, and may be anywhere; literal addresses, and names that
+/// lead nowhere but into a private network, are refused all the same, unless the configuration permits them.
 #[tokio::test]
-async fn behind_a_proxy_literal_private_addresses_are_still_refused() {
+async fn behind_a_proxy_private_addresses_and_names_of_private_networks_are_still_refused() {
     let proxy = FakeUpstream::start().await;
     let upstream = registry().await;
     let folder = Folder::new();
-    let config = Larder::mirroring(&upstream).nothing_stays_fresh().on(&folder).config_text();
+    let config = Larder::mirroring(&upstream).nothing_stays_fresh().allow_private("git.corp.internal");
+    let config = config.on(&folder).config_text();
     let larder = Process::serve_with(&config, folder.path(), |command| {
         command.env("HTTPS_PROXY", proxy.origin()).env("https_proxy", proxy.origin());
         command.env("NO_PROXY", "direct.invalid").env("no_proxy", "direct.invalid");
@@ -304,6 +305,15 @@ async fn behind_a_proxy_literal_private_addresses_are_still_refused() {
     for (origin, goes_there, said) in [
         ("https://10.1.2.3", false, "it is a private address"),
         ("https://[fd00::1]", false, "it is a private address"),
+        ("https://localhost", false, "add \\\"localhost\\\" to allow_private"),
+        ("https://LOCALHOST.:8443", false, "add \\\"localhost\\\" to allow_private"),
+        ("https://admin.localhost", false, "add \\\"admin.localhost\\\" to allow_private"),
+        ("https://metadata.google.internal", false, "add \\\"metadata.google.internal\\\" to allow_private"),
+        ("https://printer.local", false, "add \\\"printer.local\\\" to allow_private"),
+        ("https://intranet", false, "add \\\"intranet\\\" to allow_private"),
+        ("https://intranet.", false, "add \\\"intranet\\\" to allow_private"),
+        ("https://git.corp.internal", true, ""),
+        ("https://local.files.invalid", true, ""),
         ("https://files.invalid", true, ""),
         ("https://direct.invalid", false, ""),
     ] {

@@ -73,6 +73,19 @@ async fn a_source_whose_address_may_hold_a_secret_is_told_to_nobody() {
     assert!(!log.contains("S3CRET"), "{log}");
 }
 
+/// An unusable answer is not remembered: once upstream names a source that larder can fetch, that is served.
+#[tokio::test]
+async fn a_source_that_was_refused_is_asked_for_again() {
+    let shelf = Shelf::start().await;
+    let larder = shelf.larder().start().await;
+    shelf.publish("one", KEPT_BACK[0].0);
+    for _ in 0..2 {
+        larder.get(&download_path("one")).await.expect(502);
+    }
+    shelf.put("one", &crate::support::shelf::tar_gz(&[("main.tf", b"# here\n")]));
+    fetch(larder.base(), "one").await;
+}
+
 /// Promise 12: a sealed client is not sent out.
 #[tokio::test]
 async fn a_sealed_larder_sends_nobody_out() {

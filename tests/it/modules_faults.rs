@@ -87,6 +87,30 @@ async fn an_archive_that_stalls_is_given_up_and_the_next_request_tries_again() {
     assert!(larder.folder.staged().is_empty());
 }
 
+/// Promise 11 and section 4: whatever the location of a module leads to, who is silent about it, or drips, is given up, and
+/// keeps no place among the documents of its registry.
+#[tokio::test]
+async fn a_page_or_a_list_of_checksums_that_does_not_come_is_given_up_and_keeps_no_place() {
+    let shelf = Shelf::of_one().await;
+    let origin = shelf.archives.origin();
+    for path in ["/pages/one", "/sums"] {
+        shelf.archives.serve_file(path, "text/plain", vec![b'x'; 1000]);
+    }
+    shelf.publish("page", &format!("{origin}/pages/one"));
+    shelf.publish("list", &format!("{}?checksum=file:{origin}/sums", shelf.url("one.tar.gz")));
+    let larder = shelf.larder().give_up_after(Duration::from_millis(1500)).bounds(|bounds| bounds.documents.each = 1);
+    let larder = larder.start().await;
+    for fault in [Fault::NeverAnswers, Fault::Drips(1, Duration::from_millis(300))] {
+        shelf.archives.fault(Target::Other, fault.clone());
+        for name in ["page", "list"] {
+            let said = larder.get(&download_path(name)).await.expect(504).text();
+            assert!(said.contains(&origin) && said.contains("no whole answer"), "{name} {fault:?}: {said}");
+        }
+        shelf.archives.heal();
+    }
+    fetch(larder.base(), "one").await;
+}
+
 /// Section 4: a location may have expired; it is asked anew once, and what comes of that is not remembered.
 #[tokio::test]
 async fn a_location_that_was_refused_is_asked_anew_once() {

@@ -291,7 +291,7 @@ async fn a_damaged_name_or_sighting_heals_and_what_was_seen_first_stays_right() 
         // And the one that is there now is held against it.
         shelf.put("one", &tar_gz(&[("main.tf", b"# moved\n")]));
         larder.tell("refresh", "acme/one/test").await;
-        assert_eq!(status(&larder).await["alarms"][0]["kind"], "waits-for-accept", "{what}");
+        assert_eq!(status(&larder).await["alarms"][0]["kind"], "moved", "{what}");
         assert!(fetch(larder.base(), "one").await == (place, archive), "{what}");
     }
 }

@@ -94,7 +94,8 @@ async fn refresh_finds_a_module_that_was_published_anew_and_accept_takes_it() {
     moved(&shelf);
     larder.tell("refresh", "acme/one/test").await;
     let alarms = status(&larder).await["alarms"].clone();
-    assert_eq!((&alarms[0]["what"], &alarms[0]["kind"]), (&what("one").into(), &"waits-for-accept".into()), "{alarms}");
+    let resolve = format!("larder accept {}", what("one"));
+    assert_eq!((&alarms[0]["kind"], &alarms[0]["resolve"]), (&"moved".into(), &resolve.into()), "{alarms}");
     assert!(larder.metric("larder_verification_failures_total").await >= 1.0);
     assert!(fetch(larder.base(), "one").await == (place.clone(), archive.clone()));
 
@@ -169,7 +170,7 @@ async fn the_commands_print_modules_for_people_and_for_machines() {
     moved(&shelf);
     site.out(&["refresh", "acme/one/test"]).await;
     let status = site.out(&["status"]).await;
-    let said = "what was seen first is served while it is held, this is not";
+    let said = "moved upstream, the new tree is not served";
     assert!(status.contains(said) && status.contains(&format!("larder accept {HOST}/acme/one/test@1.0.0")), "{status}");
     let accepted = site.out(&["accept", "acme/one/test"]).await;
     assert!(accepted.contains("acme/one/test@1.0.0") && accepted.contains("tree"), "{accepted}");

@@ -17,9 +17,13 @@ async fn alarms(larder: &Larder) -> Value {
 
 /// Whether an operator is told that acme/one/test 1.0.0 waits for `accept`.
 async fn is_reported(larder: &Larder) -> bool {
-    let what = format!("{HOST}/{ONE}");
+    let resolve = format!("larder accept {HOST}/{ONE}");
     let alarms = alarms(larder).await;
-    alarms.as_array().unwrap().iter().any(|alarm| alarm["what"] == what.as_str() && alarm["kind"] == "waits-for-accept")
+    alarms
+        .as_array()
+        .unwrap()
+        .iter()
+        .any(|alarm| alarm["kind"] == "damaged-record" && alarm["resolve"] == resolve.as_str())
 }
 
 fn moved(shelf: &Shelf) {
@@ -199,7 +203,7 @@ async fn an_accept_between_two_switches_of_fold_case_mixes_nothing() {
         let back = Place::of(&larder.get(&other_spelling()).await.expect(204));
         assert!(back.sha256 == seen_first.sha256, "{first}");
         larder.tell("refresh", "Acme/One/test").await;
-        assert_eq!(alarms(&larder).await[0]["kind"], "waits-for-accept", "{first}");
+        assert_eq!(alarms(&larder).await[0]["kind"], "moved", "{first}");
         accepted(&larder, "Acme/One/test@1.0.0").await;
         assert!(Place::of(&larder.get(&other_spelling()).await).sha256 == then.sha256, "{first}");
         assert_eq!(alarms(&larder).await, json!([]), "{first}");

@@ -161,7 +161,7 @@ async fn a_version_published_anew_by_a_stranger_is_refused_although_nothing_can_
         match part {
             // The old set can still be read.
             "staging" => assert_eq!(answer.expect(200).json()["download_url"], before.as_str()),
-            _ => assert!(answer.expect(502).text().contains("another digest than was proven before")),
+            _ => assert!(answer.expect(502).text().contains("it was published anew")),
         }
         in_the_way.goes();
     }

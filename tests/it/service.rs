@@ -3,15 +3,18 @@
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use larder::config::Config;
+use parking_lot::Mutex;
 
 use crate::support::http::get;
 use crate::support::larder::{Folder, Larder};
 use crate::support::process::Process;
-use crate::support::programs::find;
+use crate::support::programs::{cannot, find};
 use crate::support::upstream::FakeUpstream;
+use crate::support::{eventually, until};
 
 /// The longest that a message may take before a test has failed.
 const WITHIN: Duration = Duration::from_secs(30);
@@ -153,6 +156,42 @@ async fn signs_of_life_come_while_larder_answers_whatever_its_upstreams_and_its_
     assert_eq!(manager.next_news()[0], "STOPPING=1");
 }
 
+/// Promise 11: larder that holds all its blocking threads itself does not answer itself, until it lets go of them; where
+/// the store has gone away, too, a restart would not help.
+#[tokio::test]
+async fn a_larder_whose_blocking_threads_are_all_held_does_not_answer_itself() {
+    // As many as a runtime has.
+    const THREADS: usize = 512;
+    let upstream = FakeUpstream::start().await;
+    let larder = Larder::mirroring(&upstream).pool_within(Duration::from_millis(50)).start().await;
+    larder.answers().await.unwrap();
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let held = Arc::new(Mutex::new(held));
+    let tasks: Vec<_> = (0..THREADS)
+        .map(|_| {
+            let held = Arc::clone(&held);
+            tokio::task::spawn_blocking(move || held.lock().recv().is_ok())
+        })
+        .collect();
+    let starved = eventually("it does not answer", async || larder.answers().await.err()).await;
+    assert!(starved.to_string().contains("no blocking task got a thread"), "{starved}");
+
+    let (there, away) = (larder.folder.path().join("v1"), larder.folder.path().join("away"));
+    std::fs::rename(&there, &away).unwrap();
+    until("the store counts for it", async || larder.answers().await.is_ok()).await;
+    for _ in 0..20 {
+        larder.answers().await.unwrap();
+    }
+    std::fs::rename(&away, &there).unwrap();
+    eventually("it does not answer again", async || larder.answers().await.err()).await;
+
+    drop(release);
+    for task in tasks {
+        assert!(!task.await.unwrap());
+    }
+    until("it answers again", async || larder.answers().await.is_ok()).await;
+}
+
 /// They are meant for another process, or for nobody.
 #[tokio::test]
 async fn a_manager_that_watches_another_process_or_cannot_be_reached_changes_nothing() {
@@ -180,6 +219,11 @@ async fn a_manager_that_watches_another_process_or_cannot_be_reached_changes_not
 #[tokio::test]
 async fn the_service_file_is_right_and_leaves_larder_next_to_nothing() {
     let Some(systemd_analyze) = find("systemd-analyze") else { return };
+    let version = Command::new(&systemd_analyze).arg("--version").output().unwrap();
+    let version = String::from_utf8(version.stdout).unwrap();
+    if version.split_whitespace().nth(1).and_then(|number| number.parse().ok()).is_none_or(|number: u32| number < 250) {
+        return cannot("systemd-analyze is older than 250");
+    }
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/systemd/larder.service");
     let folder = Folder::new();
     let copy = folder.path().join("larder.service");

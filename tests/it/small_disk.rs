@@ -48,6 +48,8 @@ async fn wait_for_h1(disk: &SmallDisk) {
 }
 
 const READ_ONLY: &str = "mount -o remount,bind,ro \"$V1\"";
+/// The same of a store that an older larder made, which had no folder for alarms.
+const OLD_AND_READ_ONLY: &str = "rmdir \"$V1/alarms\" && mount -o remount,bind,ro \"$V1\"";
 const STORED: &str = "larder; fwd=miss; stored";
 const PASSED: &str = "larder; fwd=miss";
 const HIT: &str = "larder; hit";
@@ -120,7 +122,7 @@ async fn a_larder_starts_on_a_disk_that_is_full_or_read_only() {
         return;
     }
     let full = "{ dd if=/dev/zero of=\"$V1/ballast\" bs=4096 2>/dev/null || true; }";
-    for preparation in [full, READ_ONLY] {
+    for preparation in [full, READ_ONLY, OLD_AND_READ_ONLY] {
         let (upstream, folder) = publishing().await;
         let larder = Process::start(&mirroring(&upstream, &folder), folder.path());
         assert_eq!(how_it_comes(&larder, &upstream, "one").await, STORED);
@@ -134,7 +136,7 @@ async fn a_larder_starts_on_a_disk_that_is_full_or_read_only() {
         let status = get(&format!("{}/admin/v1/status", disk.larder.admin())).await.expect(200).json();
         assert_eq!(status["archives"], 1);
         match preparation {
-            READ_ONLY => disk.remount("rw"),
+            READ_ONLY | OLD_AND_READ_ONLY => disk.remount("rw"),
             _ => disk.make_room(),
         }
         assert_eq!(how_it_comes(&disk.larder, &upstream, "two").await, STORED);

@@ -5,11 +5,15 @@ use std::io::Cursor;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
+use larder::clock::Timestamp;
+use larder::store::{Durability, Key, Store};
 use serde_json::Value;
 
 use crate::operator::Site;
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::process::{command, run};
+use crate::support::programs::find;
 use crate::support::terraform::{Terraform, network_mirror};
 use crate::support::tls::TestCa;
 use crate::support::upstream::FakeUpstream;
@@ -242,4 +246,83 @@ async fn a_tar_of_unpacked_packages_is_read_as_strictly() {
     }
     assert_eq!(states(&answer).iter().filter(|state| state.ends_with(" packed_anew")).count(), 1, "{answer}");
     assert_eq!(site.home.blobs().len(), 1);
+}
+
+/// The hashes that clients are told of acme/null 1.2.0; none where it is not there.
+async fn told_hashes(site: &Site, upstream: &FakeUpstream) -> Vec<String> {
+    let larder = Larder::mirroring(upstream).on(&site.home).network("offline = true").start().await;
+    let listed = larder.get(&format!("/mirror/{HOST}/acme/null/1.2.0.json")).await;
+    larder.stop().await;
+    if listed.status != 200 {
+        return Vec::new();
+    }
+    let hashes = listed.json()["archives"]["linux_amd64"]["hashes"].as_array().unwrap().clone();
+    hashes.into_iter().map(|hash| hash.as_str().unwrap().to_owned()).collect()
+}
+
+/// Promises 1 and 9: a kill at any rename of an import leaves no `zh:` that nobody published, and the same command goes on.
+#[tokio::test]
+async fn an_import_that_is_killed_at_any_rename_tells_no_hash_of_its_own_packing() {
+    let Some(strace) = find("strace") else { return };
+    let mut upstream = upstream().await;
+    let home = Folder::new();
+    let tree = home.path().join("unpacked");
+    unpack(&upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"), &package(&tree, "null", "1.2.0"));
+    upstream.stop().await;
+    let mut killed = 0;
+    for number in 1.. {
+        let site = sealed(&upstream);
+        let (config, place) = (site.file(), tree.to_str().unwrap());
+        let import = ["import", place, "--unsigned", "--config", config.to_str().unwrap()];
+        let import = command(site.home.path(), &import);
+        let mut traced = std::process::Command::new(&strace);
+        traced.args(["-f", "-q", "-o", "/dev/null", "-e", "trace=rename,renameat,renameat2", "-e"]);
+        traced.arg(format!("inject=rename,renameat,renameat2:signal=SIGKILL:when={number}"));
+        traced.arg(import.get_program()).args(import.get_args());
+        for (name, value) in import.get_envs() {
+            match value {
+                Some(value) => traced.env(name, value),
+                None => traced.env_remove(name),
+            };
+        }
+        let was_killed = run(traced).await.code != Some(0);
+        killed += usize::from(was_killed);
+        let hashes = told_hashes(&site, &upstream).await;
+        assert!(hashes.iter().all(|hash| hash.starts_with("h1:")), "killed at rename {number}: {hashes:?}");
+        site.out(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
+        assert_eq!(told_hashes(&site, &upstream).await.len(), 1, "killed at rename {number}");
+        if !was_killed {
+            break;
+        }
+    }
+    assert!(killed >= 3, "no rename was met");
+}
+
+/// A store in which such an import was killed between two writes is mended by the next import.
+#[tokio::test]
+async fn a_record_that_calls_a_packed_archive_published_is_mended_by_the_next_import() {
+    let mut upstream = upstream().await;
+    let home = Folder::new();
+    let tree = home.path().join("unpacked");
+    unpack(&upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"), &package(&tree, "null", "1.2.0"));
+    upstream.stop().await;
+    let site = sealed(&upstream);
+    site.out(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
+    {
+        let store = Store::open(site.home.path(), Timestamp(1)).unwrap();
+        let named = store.records.all_named().unwrap().remove(0);
+        let key = Key::Name(named);
+        let mut name: Value = serde_json::from_slice(&store.records.get(&key).unwrap().unwrap()).unwrap();
+        let archive = name["archives"][0].as_object_mut().unwrap();
+        assert_eq!(archive.remove("zip").unwrap(), "packed_anew");
+        archive.insert("origin".to_owned(), "https://registry.terraform.io".into());
+        store.records.put(&key, name.to_string().as_bytes(), Durability::Synced).unwrap();
+        store.close().unwrap();
+    }
+    assert!(told_hashes(&site, &upstream).await.iter().any(|hash| hash.starts_with("zh:")));
+    site.out(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
+    let hashes = told_hashes(&site, &upstream).await;
+    assert!(hashes.len() == 1 && hashes[0].starts_with("h1:"), "{hashes:?}");
+    let name = std::fs::read_to_string(&site.home.files("names")[0]).unwrap();
+    assert!(name.contains("an import"), "{name}");
 }

@@ -9,7 +9,7 @@ use bytesize::ByteSize;
 use clap::Args;
 
 use super::super::progress::{Bytes, Drawing};
-use super::super::text::{Page, counted, shown_as_text, width_of_stdout};
+use super::super::text::{Page, counted, moment, shown_as_text, time, width_of_stdout};
 use super::super::{Common, ask_running, ignore_file_limits, runtime, say, say_error};
 use super::files::Source;
 use crate::app::{self, Settings};
@@ -40,7 +40,7 @@ impl Apply {
         let (config, _) = self.common.load()?;
         let query = query_of(self.unsigned, &self.accept);
         // A running larder reads the same of the query: what is wrong with it is said before anything is sent.
-        let taking = taking_in(query.strip_prefix('?'), &config.bundle.trusted, &config.default_host());
+        let taking = taking_in(query.strip_prefix('?'), &config.bundle, &config.default_host());
         let taking = taking.map_err(|problems| anyhow!(problems.join("; ")))?;
         let source = Source::at(&self.from)?;
         let runtime = runtime()?;
@@ -170,6 +170,10 @@ fn summary(receipt: &Receipt, width: Option<usize>) -> String {
         (None, _) => "signed by nobody".to_owned(),
     };
     page.hang("bundle   ", &format!("{by}; made by larder {}", shown_as_text(&receipt.larder)));
+    page.hang(
+        "made     ",
+        &format!("{}, {} before it was applied", moment(receipt.created), time(receipt.age_seconds())),
+    );
     if let Some(kept) = &receipt.kept {
         page.hang("receipt  ", "in the store:");
         page.command(kept);

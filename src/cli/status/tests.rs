@@ -29,17 +29,21 @@ fn troubled() -> Report {
         left_alone,
     };
     let left = LeftAlone { origin: "https://releases.hashicorp.example".to_owned(), seconds: 42 };
-    let alarm = |kind, file: Option<&str>| Alarm {
-        what: "registry.terraform.io/a-namespace-that-is-long/a-provider-with-a-long-name@12.34.56".to_owned(),
+    let address = "registry.terraform.io/a-namespace-that-is-long/a-provider-with-a-long-name";
+    let alarm = |kind, detail: &str, resolve: Option<&str>| Alarm {
         kind,
-        file: file.map(str::to_owned),
+        address: address.to_owned(),
+        version: "12.34.56".to_owned(),
+        detail: detail.to_owned(),
         since: Timestamp(1_795_293_000),
+        resolve: resolve.map(str::to_owned),
     };
+    let accept = format!("larder accept {address}@12.34.56");
     let trouble = Trouble {
         why: "could not write /var/lib/larder/v1/staging/record-1: No space left on device (os error 28)".to_owned(),
         to_do: "make room on the disk of the store; larder goes on by itself".to_owned(),
     };
-    let file = "terraform-provider-null_1.2.0\u{1b}[2J_linux_amd64.zip";
+    let changed = "its proof set gives terraform-provider-null_1.2.0\u{1b}[2J_linux_amd64.zip another SHA-256";
     Report {
         mirror: Status {
             version: "0.1.0".to_owned(),
@@ -53,6 +57,13 @@ fn troubled() -> Report {
             archive_bytes: 150 << 30,
             documents: 4321,
             document_bytes: 100 << 20,
+            first_seen_records: 321,
+            first_seen_bytes: 1 << 20,
+            last_bundle: Some(LastBundle {
+                manifest: crate::digest::Digest::of(b"manifest"),
+                created: Timestamp(1_795_000_000),
+                applied: Timestamp(1_795_293_000),
+            }),
             imported: vec!["registry.terraform.io/acme/null 1.2.0 for linux_amd64".to_owned()],
             offline: true,
             upstreams: vec!["registry.terraform.io".to_owned()],
@@ -60,9 +71,9 @@ fn troubled() -> Report {
                 .map(|n| format!("the archive of registry.terraform.io/hashicorp/aws 5.{n}.0 for linux_amd64"))
                 .collect(),
             alarms: vec![
-                alarm(AlarmKind::Dropped, None),
-                alarm(AlarmKind::Republished, Some(file)),
-                alarm(AlarmKind::WaitsForAccept, Some(file)),
+                alarm(AlarmKind::Dropped, "upstream lists it no more", None),
+                alarm(AlarmKind::Republished, changed, Some(&accept)),
+                alarm(AlarmKind::WaitsForAccept, changed, Some(&accept)),
             ],
         },
         since_start: Some(SinceStart {
@@ -140,7 +151,7 @@ fn what_somebody_should_look_at_is_there_and_what_waits_comes_first() {
     ] {
         assert!(shown.contains(part), "{part} is not in:\n{shown}");
     }
-    assert!(shown.find("larder accept") < shown.find("the new one is served"));
+    assert!(shown.find("are not served") < shown.find("bytes are served"));
     assert!(!shown.contains('\u{1b}'));
 }
 

@@ -56,7 +56,13 @@ impl Section<'_, '_, '_> {
 
     fn secret_in_file(&mut self, path: &Path) -> Option<SecretString> {
         match outside::text(path, SECRET_LIMIT_BYTES) {
-            Ok(text) => self.trimmed("file", text, &path.display().to_string()),
+            Ok(text) => {
+                if outside::others_may_read(path) {
+                    let path = path.display();
+                    self.warning("file", format!("everybody on this machine may read {path}: chmod o-rwx {path}"));
+                }
+                self.trimmed("file", text, &path.display().to_string())
+            }
             Err(cause) => {
                 self.problem("file", format!("{} cannot be read: {cause}", path.display()));
                 None

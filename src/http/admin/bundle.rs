@@ -13,7 +13,7 @@ use super::{Admin, NDJSON, bodies};
 use crate::bundle::Writer;
 use crate::jobs::JobId;
 use crate::jobs::report::JobState;
-use crate::mirror::{Gathered, NotApplied, NotGathered};
+use crate::mirror::{Gathered, NotApplied, NotGathered, Transfer};
 use crate::protocol::admin::bundle::{TAR, ToldBundle, taking_in};
 use crate::protocol::admin::warm::no_job;
 use crate::store::StoreError;
@@ -24,6 +24,14 @@ const LARGEST: usize = 64 << 20;
 impl Admin {
     /// What a job warmed, as a bundle.
     pub(super) async fn bundle(self: &Arc<Self>, request: Request<Incoming>) -> Response<Body> {
+        // Before its body is read: that may be large, too.
+        let place = match self.mirror.transfer() {
+            Ok(place) => place,
+            Err(busy) => {
+                bodies::throw_away(request);
+                return respond::failure(&busy.into());
+            }
+        };
         let body = match bodies::large_json_of(request, LARGEST).await {
             Ok(body) => body,
             Err(not_taken) => return respond::errors(not_taken.status, vec![not_taken.why]),
@@ -32,13 +40,18 @@ impl Admin {
             Ok(told) => told,
             Err(why) => return respond::errors(StatusCode::BAD_REQUEST, vec![why]),
         };
-        match self.gathered(id, told).await {
-            Ok(gathered) => self.give(gathered),
+        match self.gathered(id, told, place).await {
+            Ok((gathered, place)) => self.give(gathered, place),
             Err((status, problems)) => respond::errors(status, problems),
         }
     }
 
-    async fn gathered(&self, id: JobId, told: ToldBundle) -> Result<Gathered, (StatusCode, Vec<String>)> {
+    async fn gathered(
+        &self,
+        id: JobId,
+        told: ToldBundle,
+        place: Transfer,
+    ) -> Result<(Gathered, Transfer), (StatusCode, Vec<String>)> {
         let conflict = |why: String| (StatusCode::CONFLICT, vec![why]);
         let (job, held) =
             self.jobs.report(id).zip(self.jobs.held(id)).ok_or_else(|| (StatusCode::NOT_FOUND, vec![no_job(id)]))?;
@@ -52,8 +65,11 @@ impl Admin {
             }
         }
         let (mirror, created) = (Arc::clone(&self.mirror), told.created.unwrap_or_else(|| self.clock.now()));
-        let gathering =
-            tokio::task::spawn_blocking(move || mirror.gather(held, told.since.as_ref(), told.partial, created));
+        // Its place is held for as long as it works, also where nobody waits any more.
+        let gathering = self.mirror.blocking(move || {
+            let gathered = mirror.gather(held, told.since.as_ref(), told.partial, created);
+            gathered.map(|gathered| (gathered, place))
+        });
         match gathering.await {
             Ok(Ok(gathered)) => Ok(gathered),
             Ok(Err(NotGathered::Missing(missing))) => Err((StatusCode::CONFLICT, missing)),
@@ -62,21 +78,22 @@ impl Admin {
         }
     }
 
-    fn give(&self, gathered: Gathered) -> Response<Body> {
+    fn give(&self, gathered: Gathered, place: Transfer) -> Response<Body> {
         for missing in &gathered.missing {
             tracing::warn!(missing, "a bundle is made without it");
         }
         let (entry, exit) = pipe();
         let (mirror, key) = (Arc::clone(&self.mirror), self.bundles.signing.clone());
         let length = Writer::<Vec<u8>>::bytes_of(&gathered.manifest, key.as_ref());
-        tokio::task::spawn_blocking(move || {
+        drop(self.mirror.blocking(move || {
+            let _place = place;
             let mut writer = entry.writer();
             let given = mirror.give(&gathered, key.as_ref(), &mut writer).map(drop);
             if let Err(error) = &given {
                 tracing::error!(%error, "a bundle was not written to its end");
             }
             writer.end(given);
-        });
+        }));
         let mut response = Response::new(Body::stream(exit.stream(), Some(length)));
         response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(TAR));
         response
@@ -84,7 +101,7 @@ impl Admin {
 
     /// Takes a bundle in, and tells each thing as it comes to its end.
     pub(super) async fn apply(self: &Arc<Self>, request: Request<Incoming>) -> Response<Body> {
-        let taking = match taking_in(request.uri().query(), &self.bundles.trusted, &self.default_host) {
+        let taking = match taking_in(request.uri().query(), &self.bundles, &self.default_host) {
             Ok(taking) => taking,
             Err(problems) => {
                 bodies::throw_away(request);
@@ -125,7 +142,7 @@ fn status_of(not_applied: &NotApplied) -> StatusCode {
     match not_applied {
         NotApplied::Busy => StatusCode::SERVICE_UNAVAILABLE,
         NotApplied::Bundle(_) => StatusCode::BAD_REQUEST,
-        NotApplied::UnknownHosts(_) => StatusCode::CONFLICT,
+        NotApplied::UnknownHosts(_) | NotApplied::TooOld { .. } => StatusCode::CONFLICT,
         NotApplied::NoRoom { .. } => StatusCode::INSUFFICIENT_STORAGE,
         NotApplied::Store(StoreError::Gone) => StatusCode::SERVICE_UNAVAILABLE,
         NotApplied::Store(_) | NotApplied::Mirror(_) => StatusCode::INTERNAL_SERVER_ERROR,

@@ -29,6 +29,7 @@ use crate::protocol::admin::warm::{self, ToldToPin};
 use crate::protocol::admin::{Access, AdminRoute, Command, Credentials, Nature, Refusal, Report, SinceStart};
 use crate::protocol::client_config;
 
+const SEC_FETCH_SITE: header::HeaderName = header::HeaderName::from_static("sec-fetch-site");
 const NDJSON: header::HeaderValue = header::HeaderValue::from_static("application/x-ndjson");
 
 /// What the admin listener answers from.
@@ -59,8 +60,14 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Answers a request.
+    /// Answers a request. No browser may take the answer for anything but what it says it is.
     pub async fn handle(self: Arc<Self>, request: Request<Incoming>, _peer: Peer) -> Response<Body> {
+        let mut response = self.answer(request).await;
+        response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, header::HeaderValue::from_static("nosniff"));
+        response
+    }
+
+    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
         let Some(route) = AdminRoute::parse(request.uri().path(), request.uri().query()) else {
             self.requests.refused(requests::Refusal::AdminPath);
             return respond::errors(
@@ -68,11 +75,19 @@ impl Admin {
                 vec![format!("there is nothing at {}", request.uri().path())],
             );
         };
+        let shown = match host_of(&request) {
+            Ok(host) => shown(&request, host),
+            Err(bad) => {
+                self.requests.refused(requests::Refusal::Malformed);
+                bodies::throw_away(request);
+                return respond::errors(StatusCode::BAD_REQUEST, vec![bad.to_string()]);
+            }
+        };
         let reads = matches!(*request.method(), Method::GET | Method::HEAD);
         let admitted = match route {
             AdminRoute::Health | AdminRoute::Ready => Ok(()),
-            _ if reads => self.access.may_read(shown(&request)),
-            _ => self.access.may_change(shown(&request)),
+            _ if reads => self.access.may_read(shown),
+            _ => self.access.may_change(shown),
         };
         if let Err(refusal) = admitted {
             self.requests.refused(match refusal {
@@ -174,7 +189,7 @@ impl Admin {
     }
 
     async fn warm(&self, request: Request<Incoming>) -> Response<Body> {
-        let warm_up = match order::read(request, &self.default_host).await {
+        let warm_up = match order::read(request, &self.mirror, &self.default_host).await {
             Ok(HandedOver { order, pin }) => WarmUp::of_order(order, pin),
             Err(refused) => return refused,
         };
@@ -202,7 +217,7 @@ impl Admin {
     }
 
     async fn plan(&self, request: Request<Incoming>) -> Response<Body> {
-        match order::read(request, &self.default_host).await {
+        match order::read(request, &self.mirror, &self.default_host).await {
             Ok(HandedOver { order, .. }) => match jobs::plan(&self.mirror, &self.clock, &order).await {
                 Ok(plan) => respond::json(StatusCode::OK, &plan),
                 Err(busy @ NotPlanned::Busy) => {
@@ -272,7 +287,7 @@ impl Admin {
     /// Looks at what may block.
     async fn looking(self: &Arc<Self>, look: impl FnOnce(&Self) -> Response<Body> + Send + 'static) -> Response<Body> {
         let admin = Arc::clone(self);
-        match tokio::task::spawn_blocking(move || look(&admin)).await {
+        match self.mirror.blocking(move || look(&admin)).await {
             Ok(response) => response,
             Err(_) => respond::errors(StatusCode::INTERNAL_SERVER_ERROR, vec!["it ended unexpectedly".into()]),
         }
@@ -319,7 +334,8 @@ fn wrong_method(nature: Nature) -> Response<Body> {
     response
 }
 
-fn shown(request: &Request<Incoming>) -> Credentials<'_> {
+fn shown<'a>(request: &'a Request<Incoming>, host: Option<&'a str>) -> Credentials<'a> {
     let text = |name| request.headers().get(name).map(|value: &header::HeaderValue| value.to_str().unwrap_or("?"));
-    Credentials { origin: text(header::ORIGIN), host: host_of(request), authorization: text(header::AUTHORIZATION) }
+    let site = request.headers().get(&SEC_FETCH_SITE).map(|site| site.to_str().unwrap_or("?"));
+    Credentials { origin: text(header::ORIGIN), site, host, authorization: text(header::AUTHORIZATION) }
 }

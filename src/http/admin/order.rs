@@ -13,6 +13,7 @@ use super::super::respond;
 use super::bodies::{self, NotTaken, OrderBody};
 use crate::address::Hostname;
 use crate::closure::{Files, Order};
+use crate::mirror::Mirror;
 use crate::protocol::admin::order::{NamedText, ToldOrder};
 use crate::protocol::admin::order_query::OrderQuery;
 
@@ -34,6 +35,7 @@ pub(super) struct HandedOver {
 /// The answer that says everything that is wrong with it.
 pub(super) async fn read(
     request: Request<Incoming>,
+    mirror: &Mirror,
     default_host: &Hostname,
 ) -> Result<HandedOver, http::Response<Body>> {
     let query = request.uri().query().map(str::to_owned);
@@ -43,7 +45,7 @@ pub(super) async fn read(
     let body = bodies::order_of(request).await.map_err(refused)?;
     let turn = READINGS.acquire().await;
     let host = Arc::new(default_host.clone());
-    let reading = tokio::task::spawn_blocking(move || {
+    let reading = mirror.blocking(move || {
         // They are over when the reading is, and not when nobody waits for that any more.
         let _held = (place, turn);
         handed_over(body, query.as_deref(), &host)

@@ -14,7 +14,7 @@ use crate::address::{Artifact, Package};
 use crate::digest::Digest;
 use crate::jobs::JobId;
 use crate::jobs::report::JobState;
-use crate::mirror::Export;
+use crate::mirror::{Export, Transfer};
 use crate::protocol::admin::trees::{ToldToExport, unsigned_of};
 use crate::protocol::admin::warm::no_job;
 
@@ -25,6 +25,14 @@ const LARGEST: usize = 4 << 20;
 impl Admin {
     /// What a job warmed, as a tree.
     pub(super) async fn export(self: &Arc<Self>, request: Request<Incoming>) -> Response<Body> {
+        // Before its body is read: that may be large, too.
+        let place = match self.mirror.transfer() {
+            Ok(place) => place,
+            Err(busy) => {
+                bodies::throw_away(request);
+                return respond::failure(&busy.into());
+            }
+        };
         let body = match bodies::large_json_of(request, LARGEST).await {
             Ok(body) => body,
             Err(not_taken) => return respond::errors(not_taken.status, vec![not_taken.why]),
@@ -34,7 +42,7 @@ impl Admin {
             Err(why) => return respond::errors(StatusCode::BAD_REQUEST, vec![why]),
         };
         match self.tree_of(id, told.partial, &told.have).await {
-            Ok(export) => self.send(export),
+            Ok(export) => self.send(export, place),
             Err((status, problems)) => respond::errors(status, problems),
         }
     }
@@ -67,16 +75,16 @@ impl Admin {
         Err((StatusCode::CONFLICT, missing.collect()))
     }
 
-    fn send(&self, export: Export) -> Response<Body> {
+    fn send(&self, export: Export, place: Transfer) -> Response<Body> {
         let (entry, exit) = pipe();
         let mirror = Arc::clone(&self.mirror);
-        tokio::task::spawn_blocking(move || {
-            let mut writer = entry.writer();
-            let written = export.write(&mirror, &mut writer);
-            if let Err(error) = &written {
-                tracing::error!(%error, "a tree broke off on its way out");
+        self.mirror.until_closed(async move {
+            match export.write(&mirror, entry.writer()).await {
+                Ok(writer) => drop(mirror.blocking(move || writer.end(Ok(()))).await),
+                // What is written to is gone with it, without an end.
+                Err(error) => tracing::error!(%error, "a tree broke off on its way out"),
             }
-            writer.end(written);
+            drop(place);
         });
         let mut response = Response::new(Body::stream(exit.stream(), None));
         response.headers_mut().insert(header::CONTENT_TYPE, TAR);

@@ -20,6 +20,7 @@ use tokio::{
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
+use super::super::Requests;
 use super::*;
 
 type TestBody = BoxBody<Bytes, io::Error>;
@@ -55,7 +56,8 @@ impl Served {
             let fed = Arc::clone(&fed);
             async move { respond(request.uri().path(), peer, || fed.lock().take().expect("/fed is asked for once")) }
         };
-        let running = tokio::spawn(serve(listener, tls, limits, Crowded::default(), handler, stop.clone()));
+        let places = Places::new(&limits, Requests::default());
+        let running = tokio::spawn(serve(listener, tls, limits, places, |_| Standing::Client, handler, stop.clone()));
         Self { address, stop, running, feed, asked }
     }
 

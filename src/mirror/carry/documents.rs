@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 
+use super::super::Mirror;
 use super::super::documents::{About, KeptDocument, Placed};
-use super::super::{Mirror, seen};
 use super::intake::{SmallFiles, store_failed};
 use crate::address::Version;
 use crate::bundle::{Document, Entry, Outcome, Role, Said};
@@ -53,7 +53,7 @@ impl CarriedDocument {
     pub(super) fn taken(self, mirror: &Mirror, now: Timestamp) -> Result<Outcome, String> {
         let Self { key, kept, versions } = self;
         if let Key::ProviderVersions(address) = &key {
-            seen::note_versions(mirror, address, &versions, kept.about.checked).map_err(store_failed)?;
+            mirror.histories.note_listed(address, &versions, kept.about.checked).map_err(store_failed)?;
         }
         let made = |held: Option<&KeptDocument>, coming| mirror.with_what_is_held(&key, held, coming);
         let placed = mirror.place_document(&key, kept, now, Durability::Synced, made).map_err(store_failed)?;

@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
+use super::super::accept::RESOLVED_BY_ACCEPT;
 use super::super::freshness::Age;
+use super::super::library::{AcceptedFor, AlarmKind, observation};
+use super::super::names::HeldArchive;
 use super::super::proof_set::{About, KeptSet, ProofSet};
-use super::super::seen::{self, History};
-use super::super::{AlarmKind, Mirror, counters::REPUBLISHED, unless_gone};
+use super::super::trees::imported_differs;
+use super::super::{Mirror, unless_gone};
 use super::archives::Arrived;
 use super::intake::{Judging, SmallFiles, store_failed};
 use crate::address::{Artifact, Package, Version};
@@ -113,7 +116,7 @@ impl CarriedSet {
             let _lock = mirror.digest_lock(&digest).lock();
             arrived.publish(mirror, digest, now)?;
             let Some(kept) = mirror.put_carried_set(&package, &set, age, now)? else { return Ok(Outcome::Held) };
-            mirror.name_it(&package, &kept, &set, fast, size_bytes, now)?;
+            mirror.name_it(&package, &kept, HeldArchive::of_set(&set, fast, size_bytes, now))?;
             Ok(Outcome::Applied { note })
         };
         let outcome = committed().map_err(store_failed)?;
@@ -123,43 +126,38 @@ impl CarriedSet {
         Ok(outcome)
     }
 
-    /// Holds it against what was proven before: the same verdicts as for what an upstream sends. Says what is to be known
+    /// Holds it against what was verified before: the same verdicts as for what an upstream sends. Says what is to be known
     /// of it all the same.
     fn admitted(&self, mirror: &Mirror, now: Timestamp) -> Result<Option<String>, String> {
         let Some(sums) = self.set.checksums() else { return Err("its SHA256SUMS cannot be read".to_owned()) };
-        let fingerprint = self.set.proof().how.fingerprint();
         let Package { provider, version, .. } = &self.package;
+        let seen = observation(&self.package, &self.set, &sums);
         if self.is_accepted {
-            let accepted = [(self.package.clone(), (*self.set).clone())];
-            seen::accept(mirror, provider, &accepted, now).map_err(store_failed)?;
-            mirror.settled(provider, version, AlarmKind::WaitsForAccept);
+            mirror.histories.accept(provider, &[seen], AcceptedFor::Version).map_err(store_failed)?;
+            mirror.resolved(RESOLVED_BY_ACCEPT, provider, version);
             return Ok(None);
         }
-        if !self.is_vouched_for && seen::is_stranger(mirror, provider, fingerprint).map_err(store_failed)? {
-            mirror.alarm(provider, version, AlarmKind::WaitsForAccept, None, now);
-            let signer = fingerprint.map_or_else(|| "nobody".to_owned(), |key| format!("key {key}"));
-            return Err(format!(
-                "{signer} signed it, which is none of the keys known for this provider, and no key that you trust signed the bundle; --accept {provider}@{version} believes it"
-            ));
+        let keys = mirror.histories.keys_of(provider).map_err(store_failed)?.unwrap_or_default();
+        let key = seen.signer.key();
+        let is_stranger = !keys.keys().is_empty() && !key.is_some_and(|key| keys.knows(key));
+        if !self.is_vouched_for && is_stranger {
+            let signer = key.map_or_else(|| "nobody".to_owned(), |key| format!("key {key}"));
+            let why = format!(
+                "{signer} signed it, which is none of the keys known for this provider, and no key that you trust signed the bundle"
+            );
+            mirror.alarm(AlarmKind::WaitsForAccept, provider, version, format!("in a bundle: {why}"), now);
+            return Err(format!("{why}; --accept {provider}@{version} believes it"));
         }
-        match seen::judge(mirror, &self.package, &sums, fingerprint, now).map_err(store_failed)? {
-            History::Consistent => Ok(None),
-            History::RepublishedByKnownKey { file } => {
-                tracing::error!(package = %self.package, file, "ALARM: a bundle brings a version that was published anew, signed by a key known for the provider; the new set is served");
-                let file = relayed(&file);
-                mirror.alarm(provider, version, AlarmKind::Republished, Some(&file), now);
-                Ok(Some(format!(
-                    "it was published anew: {file} is another than before, signed by a key known for the provider; lock files with the old hashes refuse it"
-                )))
-            }
-            History::RepublishedByStranger { file } => {
-                let file = relayed(&file);
-                mirror.counters.unproven(&provider.host, REPUBLISHED);
-                mirror.alarm(provider, version, AlarmKind::WaitsForAccept, Some(&file), now);
-                Err(format!(
-                    "it was published anew: its SHA256SUMS give {file} another digest than was proven before, and no key known for this provider vouches for that; if its publisher did this, apply it with --accept {provider}@{version}"
-                ))
-            }
+        match mirror.admit_now(&self.package, &self.set, &sums, now).map_err(store_failed)? {
+            Ok(None) => Ok(None),
+            Ok(Some(change)) => Ok(Some(format!(
+                "it was published anew: its proof set {}; a key that may vouch for it did; lock files with the old hashes refuse it",
+                change.words()
+            ))),
+            Err(why) => Err(format!(
+                "{}; if that is what its publisher released, apply it with --accept {provider}@{version}",
+                why.words
+            )),
         }
     }
 }
@@ -184,11 +182,11 @@ impl Mirror {
             None => None,
             // Nothing proves it, so nobody is led back to it.
             Some(held) if held.current.proof().how == How::Imported => {
-                let file = held.current.document.filename.as_str();
                 let before = held.current.document.shasum;
                 if before != set.document.shasum && !self.is_packed_anew(package, before)? {
                     tracing::error!(%package, "ALARM: what was imported without signatures is not what a bundle proves; the bundle's is served from now on");
-                    self.alarm(&package.provider, &package.version, AlarmKind::ImportedDiffers, Some(file), now);
+                    let detail = imported_differs(before, set.document.shasum);
+                    self.alarm(AlarmKind::ImportedDiffers, &package.provider, &package.version, detail, now);
                 }
                 None
             }

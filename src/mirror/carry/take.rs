@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 use std::io::Read;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -14,7 +15,7 @@ use super::intake::{Judged, Judging, SmallFiles};
 use super::shared::Shared;
 use crate::address::What;
 use crate::bundle::{BadBundle, Content, Entry, FileRef, Manifest, Opened, Outcome, Receipt, Role, Step, Told, Trust};
-use crate::clock::Clock;
+use crate::clock::{Clock, Timestamp};
 use crate::error::Error;
 use crate::store::StoreError;
 
@@ -49,6 +50,18 @@ pub enum NotApplied {
         /// What sets that bound.
         why: &'static str,
     },
+    /// It was made too long ago: somebody may have kept it from before what it brings was withdrawn.
+    #[error(
+        "the bundle was made {}, which is longer ago than [bundle] max_age ({}): make a new one, or raise max_age",
+        .created.date_time(),
+        humantime::format_duration(*.max_age)
+    )]
+    TooOld {
+        /// When its manifest says it was made.
+        created: Timestamp,
+        /// How old it may be.
+        max_age: Duration,
+    },
     /// The disk failed.
     #[error("the store failed: {0}")]
     Store(#[from] StoreError),
@@ -64,6 +77,8 @@ pub struct TakingIn {
     pub trust: Trust,
     /// What is believed although it was published anew, because an operator says so.
     pub accept: Vec<What>,
+    /// How old it may be by its manifest; none: of any age.
+    pub max_age: Option<Duration>,
 }
 
 impl Mirror {
@@ -102,6 +117,9 @@ impl Mirror {
         self.store.check()?;
         let opened = Opened::open(bundle, &how.trust)?;
         let manifest = Arc::clone(&opened.manifest);
+        if let Some(max_age) = how.max_age.filter(|max_age| clock.now().since(manifest.created) > *max_age) {
+            return Err(NotApplied::TooOld { created: manifest.created, max_age });
+        }
         let _stays = self.keep_what_is_in(&manifest);
         self.takes(&manifest)?;
         let bytes = manifest.files().fold(0, |sum, (_, file)| file.file.bytes.saturating_add(sum));

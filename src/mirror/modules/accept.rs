@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::super::{Accepted, AlarmKind, Call, Mirror, Ruling};
+use super::super::{Accepted, Call, Mirror, Ruling};
 use super::fill::Believing;
 use super::seen::{self, Recalled};
 use crate::address::{ModuleAddress, ModulePackage, Versions};
@@ -82,7 +82,7 @@ impl Mirror {
             })
             .await?;
             self.module_changed(&key.module);
-            self.settled(&key.module, &key.version, AlarmKind::WaitsForAccept);
+            self.resolved_soon(super::RESOLVED, &key.module, &key.version).await?;
             tracing::warn!(%package, what, "told by the operator: clients fetch it themselves from now on");
             return Ok(Ruling::AcceptedElsewhere { tree_before, source: what.to_owned() });
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::super::carry::{Arrived, Judging, Source, store_failed};
 use super::super::documents::KeptDocument;
 use super::super::names::{HeldArchive, PackageHashesKnown, Zip};
-use super::super::{AlarmKind, Mirror, unless_gone};
+use super::super::{Mirror, unless_gone};
 use super::location::told_subdir;
 use super::seen::{self, Judged, Sighting};
 use crate::address::{Artifact, FileName, ModulePackage};
@@ -143,7 +143,7 @@ impl CarriedModule {
         if let Err(why) = is_right {
             return Err(arrived.refused(why));
         }
-        mirror.settled(&key.module, &key.version, AlarmKind::WaitsForAccept);
+        mirror.resolved(super::RESOLVED, &key.module, &key.version);
         let Sighting { tree, commit, packer, source: from, subdir, .. } = sighting;
         let how = How::Tree(PackedTree { tree, commit, packer, source: from, subdir });
         let proof = Proof { how, warnings: Vec::new() };

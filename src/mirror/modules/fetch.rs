@@ -5,7 +5,6 @@ mod archive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::OwnedSemaphorePermit;
 use url::Url;
 
 use super::super::call::Call;
@@ -23,13 +22,15 @@ use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::git::{self, GitAsk, GitError};
 use crate::upstream::outbound::origin;
+use crate::upstream::permits::{Bound, Permit};
 use crate::upstream::source::{GitSource, Located, Source, Subdir, location_in_page};
 use crate::upstream::{Grant, Upstream};
 
 /// How many pages may lead from one to the next (PROTOCOL 4.4).
 const MOST_PAGES: usize = 10;
-/// How many archives are unpacked and packed at one time: it takes processors, and names are in memory.
-pub(in crate::mirror) const MOST_UNPACKING: usize = 2;
+/// How many archives are unpacked and packed at one time: it takes processors, and names are in memory. What one upstream
+/// leads to never takes all of it.
+pub(in crate::mirror) const UNPACKING: Bound = Bound { each: 2, all: 4, wait: Duration::from_secs(300), queue: 256 };
 /// For how long the folder that a page named is told, while the archive is on its way.
 const LED_THERE_FOR: Duration = Duration::from_secs(3600);
 /// The largest page that is read for the source that it names, in bytes.
@@ -57,7 +58,7 @@ enum Turn {
     /// The place among the git jobs goes with the tree of the job.
     Git(#[expect(dead_code, reason = "held, and never looked at")] Option<git::Turn>),
     /// Of an archive that is here.
-    Unpacking(#[expect(dead_code, reason = "held, and never looked at")] OwnedSemaphorePermit),
+    Unpacking(#[expect(dead_code, reason = "held, and never looked at")] Permit),
 }
 
 /// Why there is no tree.

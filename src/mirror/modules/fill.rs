@@ -54,7 +54,7 @@ impl Mirror {
     ) -> Awaited<Result<HeldArchive, Error>> {
         let key = call.terms.key_of_package(package);
         let lost = Err(Error::Interrupted(format!("the archive of {package}")));
-        let of = (key.clone(), call.terms.generation);
+        let of = (key.clone(), call.company());
         self.module_fills.share(&self.tasks, of, lost, || {
             let (mirror, package, call) = (Arc::clone(self), package.clone(), self.inner(call));
             async move {
@@ -178,7 +178,7 @@ impl Mirror {
             }
             Believing::WhatIsThereNow => {
                 seen::accept(self, key, sighting.clone())?;
-                self.settled(&key.module, &key.version, AlarmKind::WaitsForAccept);
+                self.resolved(super::RESOLVED, &key.module, &key.version);
             }
         }
         let (digest, fast) = staged.hashes();
@@ -226,7 +226,7 @@ impl Mirror {
     ) -> Result<(), Error> {
         let Sighting { tree, commit, .. } = now;
         let commit = commit.as_deref().unwrap_or("none");
-        let (verdict, now_there) = match judged {
+        let (verdict, kind, detail) = match judged {
             Judged::Consistent => return Ok(()),
             Judged::Moved { pinned } => {
                 tracing::error!(%package, %tree, %pinned, commit, "ALARM: upstream has published a version of a module anew, with another tree than the one that was seen first; it is not served until it is accepted");
@@ -235,7 +235,11 @@ impl Mirror {
                 let verdict = format!(
                     "its tree has digest {tree}, and the one that was seen first has {pinned}{elsewhere}: upstream has moved it; {accepting} takes the new one"
                 );
-                (verdict, Some(tree.to_string()))
+                (
+                    verdict,
+                    AlarmKind::Moved,
+                    format!("its tree is {tree} (commit {commit}); it was {pinned} at first{elsewhere}"),
+                )
             }
             Judged::Lost => {
                 tracing::error!(%package, %tree, commit, "ALARM: what was seen first of a version of a module is damaged, and no archive tells what it was; it is not served until it is accepted");
@@ -243,10 +247,10 @@ impl Mirror {
                 let verdict = format!(
                     "its tree has digest {tree}, and the record of the one that was seen first is damaged, so nobody can tell whether upstream has moved it; {accepting} takes this one"
                 );
-                (verdict, None)
+                (verdict, AlarmKind::DamagedRecord, super::DAMAGED.to_owned())
             }
         };
-        self.alarm(&key.module, &key.version, AlarmKind::WaitsForAccept, now_there.as_deref(), now.at);
+        self.alarm(kind, &key.module, &key.version, detail, now.at);
         Err(Error::Unverified { asked: format!("the archive of {package}"), verdict })
     }
 }

@@ -8,6 +8,7 @@ use tokio::time::timeout_at;
 use super::super::discovery::Faith;
 use super::super::documents::{DocumentFlight, KeptDocument};
 use super::super::freshness::Age;
+use super::super::listed::Listed;
 use super::super::names::HeldArchive;
 use super::super::pull::{Landed, nobody_may_wait};
 use super::super::sealed::STORED_IS_FRESH;
@@ -15,7 +16,6 @@ use super::super::single_flight::Awaited;
 use super::super::wanted::WantedDocument;
 use super::super::{AlarmKind, Answer, Call, Errand, Link, Mirror, Outcome, unless_gone};
 use super::seen::{self, Recalled};
-use super::versions::Spelling;
 use super::{ModuleArchiveRef, ModuleLocation};
 use crate::address::ModulePackage;
 use crate::digest::Digest;
@@ -124,7 +124,12 @@ impl Mirror {
         };
         let (what, host) = (source.what(), source.host().unwrap_or_else(|| "somewhere".to_owned()));
         tracing::error!(%package, what, host, before, "ALARM: upstream has moved a version of a module to a source that larder cannot fetch; it is not served from there until it is accepted");
-        self.alarm(&key.module, &key.version, AlarmKind::WaitsForAccept, Some(what), call.now);
+        let (of, detail, now) = (key.clone(), format!("upstream has it at {what} at {host}; {before}"), call.now);
+        self.on_disk(move |mirror| {
+            mirror.alarm(AlarmKind::Moved, &of.module, &of.version, detail, now);
+            Ok(())
+        })
+        .await?;
         let verdict = format!(
             "upstream has moved it to {what} at {host}, which larder cannot fetch, and {before}: `larder accept {key}` lets clients go there"
         );
@@ -224,7 +229,11 @@ impl Mirror {
         let unusable = |why: String| wanted.unusable(why);
         let faith = Faith::for_what_is_held(before.as_ref());
         let (base, grant) = self.service(Service::Modules, upstream, faith, call).await?;
-        let Spelling { spelled, listed } = self.module_spelling(package, call).await;
+        let listed = match before {
+            None => self.module_must_be_listed(package, wanted, call).await?,
+            Some(_) => self.module_listed(package, call).await,
+        };
+        let spelled = listed.spelled(&package.version);
         let asked = download_url(&base, &package.module, &spelled).map_err(|e| unusable(e.to_string()))?;
         let fetched =
             self.ask(what, &asked, upstream, &grant, before.as_deref(), self.limits.document_bytes, call).await;
@@ -239,20 +248,24 @@ impl Mirror {
                 // Nothing else of the answer means anything to a client.
                 document.body = Bytes::from(location);
                 let kept = Arc::new(KeptDocument::of(document, asked, call.now));
-                Arc::clone(&kept).said(package)?;
+                let said = Arc::clone(&kept).said(package)?;
+                if matches!(&said.located.source, Source::Unsupported(source) if source.for_client().is_none()) {
+                    // Nobody can use it, so nothing is remembered: the next request asks again.
+                    return Ok(Landed { age: kept.age(), value: kept });
+                }
                 Arc::unwrap_or_clone(kept)
             }
             (Err(error), before) if matches!(error.fault, Fault::Absent(_)) => match &listed {
                 // That there is no version of this spelling says nothing while the list cannot be read.
-                Err(unread) => return Err(unread.clone()),
-                Ok(_) => {
+                Listed::Unknown(Some(unread)) => return Err(unread.clone()),
+                _ => {
                     let kept = self.kept_though_gone(wanted, before, &error, call).await;
                     kept.inspect_err(|_| self.module_changed(&package.module))?
                 }
             },
             (Err(error), _) => return Err(error.into()),
         };
-        if matches!(listed, Ok(false)) {
+        if matches!(listed, Listed::Not { .. } | Listed::Unknown(None)) {
             // A registry that answers for any version would have anybody fill the store with their locations.
             return Ok(Landed { age: kept.age(), value: Arc::new(kept) });
         }

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::{AlarmKind, Call, Link, Mirror};
+use super::super::{Call, Link, Mirror};
 use super::fetch::{Fetch, NoTree, git_ask};
 use super::location::{Said, told_subdir};
 use super::seen::{self, SeenModule, Sighting};
@@ -70,10 +70,6 @@ impl Mirror {
     ) -> Result<(), Error> {
         let of = key.clone();
         let Some(seen) = self.on_disk(move |mirror| seen::known(mirror, &of)).await?.seen() else { return Ok(()) };
-        if let Some(moved) = &seen.moved {
-            // Alarms do not outlive the process, and this one is not over.
-            self.alarm(&key.module, &key.version, AlarmKind::WaitsForAccept, Some(&moved.tree.to_string()), moved.at);
-        }
         // What was looked at while the clock was ahead was never looked at, for all that is known.
         if looking == Looking::IfDue && seen.looked >= said.age.checked && seen.looked <= call.now.after(CLOCK_SLACK) {
             return Ok(());
@@ -85,11 +81,15 @@ impl Mirror {
         let (of, looked) = (key.clone(), said.age.checked);
         let now = sighting.clone();
         let judged = self.on_disk(move |mirror| seen::looked(mirror, &of, now, looked)).await?;
-        let accepting = format!("`larder accept {key}`");
-        if self.must_be_what_was_seen(package, key, &sighting, judged, &accepting).is_ok() {
-            self.settled(&key.module, &key.version, AlarmKind::WaitsForAccept);
-        }
-        Ok(())
+        let (package, key) = (package.clone(), key.clone());
+        self.on_disk(move |mirror| {
+            let accepting = format!("`larder accept {key}`");
+            if mirror.must_be_what_was_seen(&package, &key, &sighting, judged, &accepting).is_ok() {
+                mirror.resolved(super::RESOLVED, &key.module, &key.version);
+            }
+            Ok(())
+        })
+        .await
     }
 
     /// What can be told without fetching anything: that it is what was seen before.

@@ -17,7 +17,7 @@ mod warm;
 
 pub(super) use self::carried::CarriedModule;
 pub(super) use self::download::StageNames;
-pub(super) use self::fetch::MOST_UNPACKING;
+pub(super) use self::fetch::UNPACKING;
 pub(super) use self::seen::SeenRecord;
 pub(super) use self::versions::entry_of_module;
 
@@ -54,12 +54,18 @@ pub enum ModuleLocation {
     Elsewhere(String),
 }
 
+/// The detail of the alarm where a first-seen record is damaged.
+const DAMAGED: &str = "its first-seen record is damaged, and no stored archive tells which tree it was";
+
+/// The alarms of a module that `accept` resolves.
+pub(super) const RESOLVED: &[AlarmKind] = &[AlarmKind::Moved, AlarmKind::DamagedRecord];
+
 /// Sees to it that what a version was at first sight is put down, where anything tells that. Says whether anything does;
 /// otherwise it waits for `accept`.
 pub(super) fn seen_again(mirror: &Mirror, package: &ModulePackage, now: Timestamp) -> Result<bool, StoreError> {
     let is_lost = seen::known(mirror, package)? == Recalled::Lost;
     if is_lost {
-        mirror.alarm(&package.module, &package.version, AlarmKind::WaitsForAccept, None, now);
+        mirror.alarm(AlarmKind::DamagedRecord, &package.module, &package.version, DAMAGED, now);
     }
     Ok(!is_lost)
 }

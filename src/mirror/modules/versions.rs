@@ -12,7 +12,7 @@ use super::super::freshness::Age;
 use super::super::pages::latest;
 use super::super::single_flight::Awaited;
 use super::super::wanted::WantedDocument;
-use super::super::{AlarmKind, Answer, Call, Errand, Mirror, unless_gone};
+use super::super::{Answer, Call, Errand, Mirror, unless_gone};
 use crate::address::{ModuleAddress, ModulePackage, Version};
 use crate::error::Error;
 use crate::store::Key;
@@ -38,7 +38,7 @@ impl Mirror {
     }
 
     /// Asks upstream for a version list, however fresh what is held, unless another has since the caller saw it.
-    pub(super) async fn ask_module_versions_again(
+    pub(in crate::mirror) async fn ask_module_versions_again(
         self: &Arc<Self>,
         address: &ModuleAddress,
         seen: Option<Age>,
@@ -116,6 +116,7 @@ impl Mirror {
         call: &Call,
     ) -> Result<Bytes, Error> {
         if !upstream.settings.keep_gone {
+            self.alarm_of_dropped(module, Vec::new(), call.now).await?;
             return Ok(Bytes::new());
         }
         let of = module.clone();
@@ -129,14 +130,12 @@ impl Mirror {
         let said_before = before.filter(|before| !before.about.carried);
         let dropped_before = said_before.map(|before| before.dropped_module_versions()).unwrap_or_default();
         let dropped_before: HashSet<Version> = dropped_before.into_iter().map(|listed| listed.version).collect();
-        for version in dropped_before.iter().filter(|version| !held.contains(version)) {
-            self.settled(module, version, AlarmKind::Dropped);
-        }
+        let dropped = held.iter().filter(|version| list.get(version).is_none()).cloned().collect();
+        self.alarm_of_dropped(module, dropped, call.now).await?;
         let mut entries = Vec::new();
         for version in held.into_iter().filter(|version| list.get(version).is_none()) {
             if !dropped_before.contains(&version) {
                 tracing::warn!(%module, %version, "upstream has dropped a version that is held; it stays listed (keep_gone)");
-                self.alarm(module, &version, AlarmKind::Dropped, None, call.now);
             }
             let as_written = earlier.as_ref().and_then(|list| list.get(&version)).map(|listed| listed.raw.clone());
             entries.extend(as_written.or_else(|| entry_of_module(&version)));
@@ -157,27 +156,6 @@ impl Mirror {
         let value = ModulePackage { module: address.clone(), version };
         Ok(Answer { value, outcome, fresh_until, checked })
     }
-
-    /// The version as the upstream's own list spells it; as clients spell it where the list cannot tell.
-    pub(super) async fn module_spelling(self: &Arc<Self>, package: &ModulePackage, call: &Call) -> Spelling {
-        let as_clients_do = package.version.to_string();
-        let list = match Box::pin(self.module_versions(&package.module, call)).await {
-            Ok(list) => list.value.module_versions().await.ok(),
-            Err(Error::NotFound(_)) => None,
-            Err(error) => return Spelling { spelled: as_clients_do, listed: Err(error) },
-        };
-        match list.as_ref().and_then(|list| list.get(&package.version)) {
-            Some(listed) => Spelling { spelled: listed.spelled.clone(), listed: Ok(true) },
-            None => Spelling { spelled: as_clients_do, listed: Ok(false) },
-        }
-    }
-}
-
-/// How upstream wants to be asked for a version.
-pub(super) struct Spelling {
-    pub(super) spelled: String,
-    /// Whether its list names it; why that cannot be told, where it cannot.
-    pub(super) listed: Result<bool, Error>,
 }
 
 /// The version list of a module: of one spelling, and kept for all that are one with it.

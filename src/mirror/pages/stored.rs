@@ -127,7 +127,7 @@ impl Mirror {
             let (mirror, page) = (Arc::clone(self), page.clone());
             async move {
                 // Whoever asked waits no longer: a queue of looks that nobody waits for must not grow.
-                match timeout(mirror.limits.give_up_after, TURN.acquire()).await {
+                match timeout(mirror.limits.answer_within, TURN.acquire()).await {
                     Ok(turn) => mirror.look_into_store(page, turn).await,
                     Err(_) => Err(nobody_may_wait(&page.what())),
                 }

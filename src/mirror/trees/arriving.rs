@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io::{self, Read};
 
+use super::super::names::Zip;
 use super::import::{Import, Stop};
 use crate::address::Package;
 use crate::digest::{Digest, FastHash};
@@ -33,6 +34,16 @@ pub(super) enum Made {
     Before,
     /// larder just now, of an unpacked package with this `h1:`.
     Anew { h1: String },
+}
+
+impl Made {
+    /// Who packed it.
+    pub(super) fn zip(&self) -> Zip {
+        match self {
+            Self::Before => Zip::Published,
+            Self::Anew { .. } => Zip::PackedAnew,
+        }
+    }
 }
 
 impl Arrived {

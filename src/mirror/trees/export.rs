@@ -17,6 +17,7 @@ use crate::error::Error;
 use crate::filesystem_mirror::index::{Hashes, Index, VersionIndex, written};
 use crate::filesystem_mirror::written::Writing;
 use crate::filesystem_mirror::{Covers, Member, TreePath};
+use crate::store::{Blob, READ_AT_ONCE};
 use crate::verify::How;
 
 /// A package that is not held as it would have to be.
@@ -41,6 +42,12 @@ pub struct Export {
 enum File {
     Small(Bytes),
     Archive(Box<Package>, Digest),
+}
+
+/// What of a file goes into the tar.
+enum Contents {
+    Bytes(Bytes),
+    Blob(Blob),
 }
 
 impl Mirror {
@@ -140,33 +147,40 @@ impl Export {
         Ok(())
     }
 
-    /// Writes the tree as a tar. Blocks; must run on a thread that may, of a runtime.
+    /// Writes the tree as a tar, and gives back what it was written to. `out` may block: it is written to on a thread
+    /// that is held for no longer than a file takes.
     ///
     /// # Errors
     /// Nobody takes it any more, or an archive is damaged or gone: the tar has no end then.
-    pub fn write(self, mirror: &Arc<Mirror>, out: impl Write) -> io::Result<()> {
-        let runtime = tokio::runtime::Handle::current();
+    pub async fn write<W: Write + Send + 'static>(self, mirror: &Arc<Mirror>, out: W) -> io::Result<W> {
         let mut tar = Writing::to(out);
         for (path, file) in self.files {
             let path = path.to_string();
-            match file {
-                File::Small(bytes) => tar.add(&path, bytes.len() as u64, &bytes[..])?,
+            let contents = match file {
+                File::Small(bytes) => Contents::Bytes(bytes),
                 File::Archive(package, digest) => {
-                    let opened = runtime.block_on(open(mirror, &package, digest, &self.call));
-                    match opened.map_err(io::Error::other)? {
-                        Archive::InMemory { bytes, .. } => tar.add(&path, bytes.len() as u64, &bytes[..])?,
-                        Archive::Held { blob, .. } => {
-                            let reader = io::BufReader::with_capacity(crate::store::READ_AT_ONCE, blob.reader());
-                            tar.add(&path, blob.size_bytes(), reader)?;
-                        }
+                    match open(mirror, &package, digest, &self.call).await.map_err(io::Error::other)? {
+                        Archive::InMemory { bytes, .. } => Contents::Bytes(bytes),
+                        Archive::Held { blob, .. } => Contents::Blob(blob),
                         Archive::Arriving { .. } | Archive::Passing { .. } => {
                             return Err(io::Error::other(format!("the archive of {package} is not held any more")));
                         }
                     }
                 }
-            }
+            };
+            let writing = mirror.tasks.spawn_blocking(move || {
+                match contents {
+                    Contents::Bytes(bytes) => tar.add(&path, bytes.len() as u64, &bytes[..])?,
+                    Contents::Blob(blob) => {
+                        let reader = io::BufReader::with_capacity(READ_AT_ONCE, blob.reader());
+                        tar.add(&path, blob.size_bytes(), reader)?;
+                    }
+                }
+                Ok::<_, io::Error>(tar)
+            });
+            tar = writing.await.map_err(io::Error::other)??;
         }
-        tar.end()?.flush()
+        mirror.tasks.spawn_blocking(move || tar.end()).await.map_err(io::Error::other)?
     }
 
     /// How many archives will leave.

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::super::documents::{About as ListAbout, KeptDocument};
 use super::super::freshness::Age;
-use super::super::names::{HeldArchive, Zip};
+use super::super::names::Zip;
 use super::super::proof_set::{KeptSet, ProofSet};
 use super::super::{AlarmKind, Call, Mirror, unless_gone};
 use super::beside::{set_of, stand_in};
@@ -52,6 +52,11 @@ pub(super) fn unsigned_set(
     let proof = Proof { how: How::Imported, warnings: Vec::new() };
     let url = stand_in(package, upstream);
     set_of(package, url, proof, now, [body.to_string().into(), sums, Bytes::from_static(NO_SIGNATURE)])
+}
+
+/// The detail of the alarm where something else was imported without signatures than is verified now.
+pub(in super::super) fn imported_differs(imported: Digest, verified: Digest) -> String {
+    format!("imported without signatures with SHA-256 {imported}; verified is {verified}, which is served")
 }
 
 /// A SHA256SUMS of these.
@@ -108,10 +113,15 @@ impl Mirror {
                 tracing::info!(%package, "what was imported unpacked is served as upstream has it from now on");
                 return Ok(());
             }
-            let file = imported.current.document.filename.as_str();
             tracing::error!(%package, imported = %before, upstream = %digest, "ALARM: what was imported without signatures is not what upstream has; upstream's is served from now on");
-            self.alarm(provider, version, AlarmKind::ImportedDiffers, Some(file), now);
-            return Ok(());
+            let (provider, version) = (provider.clone(), version.clone());
+            return self
+                .on_disk(move |mirror| {
+                    let detail = imported_differs(before, digest);
+                    mirror.alarm(AlarmKind::ImportedDiffers, &provider, &version, detail, now);
+                    Ok(())
+                })
+                .await;
         }
         tracing::info!(%package, "what was imported without signatures is proven now: it is what upstream has");
         let (of, filename) = (package.clone(), set.document.filename.clone());
@@ -231,20 +241,6 @@ impl Mirror {
         imported.sort();
         imported.truncate(MOST_LISTED);
         Ok(imported)
-    }
-
-    /// Writes down of a held archive what is known of it besides.
-    pub(super) fn amend(
-        &self,
-        package: &Package,
-        digest: Digest,
-        amend: impl FnOnce(&mut HeldArchive),
-    ) -> Result<(), StoreError> {
-        self.change_name(package, |name| {
-            if let Some(held) = name.archives.iter_mut().find(|held| held.digest == digest) {
-                amend(held);
-            }
-        })
     }
 
     /// Makes what leads to a provider survive a power cut, as far as it is held.

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::super::check::Found;
 use super::super::eviction::Reservation;
-use super::super::names::{PackageHashesKnown, Zip};
+use super::super::names::{HeldArchive, PackageHashesKnown, Zip};
 use super::super::opened::unless_damaged;
 use super::super::proof_set::{KeptSet, ProofSet};
-use super::super::{Link, seen, unless_gone};
+use super::super::{Link, unless_gone};
 use super::arriving::{Arrived, Made};
 use super::import::{Import, Stop};
 use super::imported::{sums_of, unsigned_set};
@@ -173,6 +173,7 @@ impl Import {
                 Ok(Judged::Refused { why })
             }
             Verdict::Held => {
+                self.mend(&arrived)?;
                 arrived.discard();
                 Ok(Judged::Held)
             }
@@ -191,6 +192,19 @@ impl Import {
             }
             Verdict::OnTheirWord(hashes) => self.on_their_word(arrived, hashes, now, notes),
         }
+    }
+
+    /// Says of an archive that was imported who packed it and where it came from, where its record says otherwise: an
+    /// import of an earlier larder may have been killed between two writes of it.
+    fn mend(&self, arrived: &Arrived) -> Result<(), Error> {
+        let zip = arrived.made.zip();
+        self.mirror.change_name(&arrived.package, |name| {
+            let held = name.archives.iter_mut().find(|held| held.digest == arrived.digest);
+            if let Some(held) = held.filter(|held| held.proof.how == How::Imported && zip == Zip::PackedAnew) {
+                (held.zip, held.origin) = (zip, ORIGIN.to_owned());
+            }
+        })?;
+        Ok(())
     }
 
     /// Keeps an archive that nothing proves, because the operator says so.
@@ -247,8 +261,8 @@ impl Import {
             Made::Before => Judged::Unsigned,
             Made::Anew { .. } => Judged::PackedAnew,
         };
-        // That there is such a version is all that is noted: its digest is nobody's but the operator's.
-        seen::note_versions(&self.mirror, &package.provider, std::slice::from_ref(&package.version), now)?;
+        // That there is such a version is all that is recorded: its digest is nobody's but the operator's.
+        self.mirror.histories.note_listed(&package.provider, std::slice::from_ref(&package.version), now)?;
         self.keep(&kept, &set, arrived, hashes, room, now)?;
         if is_unsigned {
             self.vouched_for.insert(version);
@@ -301,15 +315,15 @@ impl Import {
         let verified = Verified::by_digest(staged, digest, set.document.shasum).map_err(|verdict| {
             Error::Unverified { asked: format!("the archive of {package}"), verdict: verdict.to_string() }
         })?;
-        self.mirror.commit(&package, kept, set, verified, fast, size_bytes, now)?;
-        drop(room);
-        let zip = match made {
-            Made::Before => Zip::Published,
-            Made::Anew { .. } => Zip::PackedAnew,
+        // Written once: between two writes a kill would leave a `zh:` that nobody published.
+        let held = HeldArchive {
+            hashes,
+            zip: made.zip(),
+            origin: ORIGIN.to_owned(),
+            ..HeldArchive::of_set(set, fast, size_bytes, now)
         };
-        self.mirror.amend(&package, digest, |held| {
-            (held.hashes, held.zip, held.origin) = (hashes, zip, ORIGIN.to_owned());
-        })?;
+        self.mirror.commit(&package, kept, held, verified)?;
+        drop(room);
         self.mirror.keep_to_the_limit();
         Ok(())
     }

@@ -14,6 +14,7 @@ mod unpacked;
 use serde::{Deserialize, Serialize};
 
 pub use self::export::{Export, NotExported};
+pub(super) use self::imported::imported_differs;
 
 /// Whether archives that nothing proves are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::proof_set::{HeldSet, KeptSet, ProofSet};
-use super::super::{Call, Link, Mirror, seen};
+use super::super::{Call, Link, Mirror};
 use super::beside::{Beside, Witness};
 use super::{ProvenBy, Unsigned};
 use crate::address::Package;
@@ -126,8 +126,8 @@ impl Mirror {
             Witness::Proven(set) => set,
             Witness::Bad(why) => return Ok(Said::Against(format!("what lies beside it does not prove: {why}"))),
             Witness::None => {
-                let (of, file) = (package.clone(), name.clone());
-                let (proven, _) = self.on_disk(move |mirror| seen::digests_of(mirror, &of, &file, None)).await?;
+                let of = package.clone();
+                let proven = self.on_disk(move |mirror| mirror.histories.digests_of(&of)).await?;
                 if !proven.is_empty() && !proven.contains(&digest) {
                     return Ok(Said::Against(format!(
                         "its SHA-256 is {digest}, and proven sums of this version gave it {}",
@@ -151,8 +151,9 @@ impl Mirror {
         // Whoever made the tree may have made the key, too: a key proves where it was seen before, or where the operator
         // vouches for it.
         let Some(key) = key else { return Ok(Said::Nothing("nobody signed what lies beside it".to_owned())) };
-        let (of, known) = (package.clone(), key.clone());
-        let (_, is_known) = self.on_disk(move |mirror| seen::digests_of(mirror, &of, &name, Some(&known))).await?;
+        let of = package.provider.clone();
+        let known = self.on_disk(move |mirror| mirror.histories.keys_of(&of)).await?;
+        let is_known = known.is_some_and(|log| log.knows(&key));
         match unsigned {
             _ if is_known => {}
             Unsigned::Refused => return Ok(Said::Nothing(format!("it is {NEW_KEY}: {key}"))),

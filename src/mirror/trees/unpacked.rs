@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use super::super::names::PackageHashesKnown;
 use super::super::opened::unless_damaged;
-use super::super::{Call, Link, Mirror, seen, unless_gone};
+use super::super::{Call, Link, Mirror, unless_gone};
 use super::proof::{Said, is_proven, not_asked};
 use crate::address::Package;
 use crate::error::Error;
-use crate::filesystem_mirror::TreePath;
 use crate::store::StoreError;
 
 impl Mirror {
@@ -51,8 +50,8 @@ impl Mirror {
                 Err(error) => return Ok(Said::Against(not_asked(&error))),
             }
         }
-        let (of, file) = (package.clone(), TreePath::archive(package).file_name());
-        let (proven, _) = self.on_disk(move |mirror| seen::digests_of(mirror, &of, &file, None)).await?;
+        let of = package.clone();
+        let proven = self.on_disk(move |mirror| mirror.histories.digests_of(&of)).await?;
         if let Some(proven) = proven.first() {
             let why = format!("its archive was proven here before, with SHA-256 {proven}, and is not held any more");
             return Ok(Said::Against(format!("{why}: import that archive, or {warm}")));

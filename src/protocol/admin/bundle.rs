@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::address::{Hostname, What};
-use crate::bundle::{Inventory, PublicKey, Trust};
+use crate::bundle::{Inventory, Keys, Trust};
 use crate::clock::Timestamp;
 use crate::jobs::JobId;
 use crate::mirror::TakingIn;
@@ -60,8 +60,9 @@ impl ToldBundle {
 ///
 /// # Errors
 /// Everything that is wrong with it.
-pub fn taking_in(query: Option<&str>, keys: &[PublicKey], default_host: &Hostname) -> Result<TakingIn, Vec<String>> {
-    let mut taking = TakingIn { trust: Trust { keys: keys.to_vec(), unsigned: false }, accept: Vec::new() };
+pub fn taking_in(query: Option<&str>, keys: &Keys, default_host: &Hostname) -> Result<TakingIn, Vec<String>> {
+    let trust = Trust { keys: keys.trusted.clone(), unsigned: false };
+    let mut taking = TakingIn { trust, accept: Vec::new(), max_age: keys.max_age };
     let mut problems = Vec::new();
     for (name, value) in url::form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
         match &*name {
@@ -114,12 +115,15 @@ mod tests {
         let host = Hostname::parse("registry.example").unwrap();
         let accept = ["acme/null@1.0.0".to_owned(), "acme/vpc/aws@1.0.0".to_owned()];
         let query = query_of(true, &accept);
-        let taking = taking_in(query.strip_prefix('?'), &[], &host).unwrap();
+        let taking = taking_in(query.strip_prefix('?'), &Keys::default(), &host).unwrap();
         assert!(taking.trust.unsigned);
         assert_eq!(taking.accept.len(), 2);
-        assert_eq!((query_of(false, &[]), taking_in(None, &[], &host).unwrap().trust.unsigned), (String::new(), false));
+        assert_eq!(
+            (query_of(false, &[]), taking_in(None, &Keys::default(), &host).unwrap().trust.unsigned),
+            (String::new(), false)
+        );
         for bad in ["unsigned=maybe", "accept=x", "signed"] {
-            assert_eq!(taking_in(Some(bad), &[], &host).unwrap_err().len(), 1, "{bad}");
+            assert_eq!(taking_in(Some(bad), &Keys::default(), &host).unwrap_err().len(), 1, "{bad}");
         }
     }
 }

@@ -1,6 +1,8 @@
 //! What git's code orders, carried out: each request by way of the guard, with the credentials that are for it, counted
 //! and bounded like any other.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::{HeaderMap, header};
 use tokio::sync::mpsc;
@@ -53,10 +55,10 @@ impl Outbound {
         received: &mut Received,
     ) -> Result<(), UpstreamError> {
         let Request { url, headers, post, head, body } = request;
-        let idle = self.git_limits.idle;
-        let slow = || Fault::Slow(format!("no byte within {} s", idle.as_secs()));
-        let answer = timeout(idle, self.git_answer(ask, &url, &headers, post)).await;
-        let answer = answer.map_err(|_| ask.failed(origin(&url), slow()))?;
+        let (first, idle) = (self.first_byte_within(), self.git_limits.idle);
+        let slow = |limit: Duration| Fault::Slow(format!("no byte within {} s", limit.as_secs()));
+        let answer = timeout(first, self.git_answer(ask, &url, &headers, post)).await;
+        let answer = answer.map_err(|_| ask.failed(origin(&url), slow(first)))?;
         let Arrived { mut response, url, watch, .. } = answer.map_err(of_a_repository)?;
         // Its bytes have their own time, and are bounded here.
         watch.into_iter().for_each(Watch::answered);
@@ -69,7 +71,7 @@ impl Outbound {
         let brought = self.traffic.brought_by(ask.upstream);
         loop {
             let piece = tokio::select! {
-                piece = timeout(idle, response.chunk()) => piece.map_err(|_| failed(slow()))?,
+                piece = timeout(idle, response.chunk()) => piece.map_err(|_| failed(slow(idle)))?,
                 () = body.closed() => return Ok(()),
             };
             let piece: Piece = piece.map_err(|e| failed(broken(&e)))?;

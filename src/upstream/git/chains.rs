@@ -8,9 +8,11 @@ const DEEPEST: u32 = 4096;
 /// Where the whole history is fetched, chains are as long as it: all of one may come to so many times as much as is held.
 const OF_A_HISTORY: u64 = 16;
 
-/// How large an object and a chain may be.
+/// How many objects there may be, and how large one of them and a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Most {
+    /// How many there may be.
+    pub(super) objects: u32,
     /// A file.
     pub(super) blob: u64,
     /// A folder, a commit, a tag.
@@ -23,14 +25,14 @@ pub(super) struct Most {
 
 impl Most {
     /// Of the files of one commit.
-    pub(super) fn of_one_commit(object: usize, chain: u64) -> Self {
-        Self { blob: object as u64, other: object as u64, held: chain, chain }
+    pub(super) fn of_one_commit(objects: u32, object: usize, chain: u64) -> Self {
+        Self { objects, blob: object as u64, other: object as u64, held: chain, chain }
     }
 
     /// Of a history, in which there may be larger files than those that are wanted.
-    pub(super) fn of_a_history(object: usize, blob: usize, chain: u64) -> Self {
+    pub(super) fn of_a_history(objects: u32, object: usize, blob: usize, chain: u64) -> Self {
         let all = chain.saturating_mul(OF_A_HISTORY);
-        Self { blob: blob as u64, other: object as u64, held: chain, chain: all }
+        Self { objects, blob: blob as u64, other: object as u64, held: chain, chain: all }
     }
 }
 
@@ -196,8 +198,8 @@ mod tests {
 
     #[test]
     fn a_chain_is_so_deep_and_comes_to_so_much() {
-        let one = Most::of_one_commit(32 << 20, 256 << 20);
-        let all = Most::of_a_history(32 << 20, 256 << 20, 256 << 20);
+        let one = Most::of_one_commit(1000, 32 << 20, 256 << 20);
+        let all = Most::of_a_history(1000, 32 << 20, 256 << 20, 256 << 20);
         for (entries, in_one, in_all) in [
             (chain(8, 32 * MIB, true), true, true),
             (chain(1000, 32 * MIB, true), false, false),

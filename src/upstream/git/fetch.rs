@@ -139,14 +139,14 @@ impl Conversation {
             Extent::OneCommit => Shallow::DepthAtRemote(NonZeroU32::MIN),
             Extent::CommitsAlone | Extent::Everything => Shallow::NoChange,
         };
-        let (object, chain) = (self.limits.object_bytes, self.limits.chain_bytes);
+        let (objects, object, chain) = (self.limits.objects, self.limits.object_bytes, self.limits.chain_bytes);
         let largest = match extent {
             Extent::OneCommit => object,
             Extent::CommitsAlone | Extent::Everything => object.max(LARGEST_OF_A_HISTORY),
         };
         let most = match extent {
-            Extent::OneCommit => Most::of_one_commit(object, chain),
-            Extent::CommitsAlone | Extent::Everything => Most::of_a_history(object, largest, chain),
+            Extent::OneCommit => Most::of_one_commit(objects, object, chain),
+            Extent::CommitsAlone | Extent::Everything => Most::of_a_history(objects, object, largest, chain),
         };
         let pace = Arc::clone(&self.pace);
         pace.talk();
@@ -179,7 +179,7 @@ impl Conversation {
         let mut wants = Wants { wanted, extent };
         let fetched = gix_protocol::fetch(&mut wants, keep, Discard, stop, context, options);
         match fetched {
-            Ok(Some(_)) => objects(folder, largest).map_err(Trouble::Disk),
+            Ok(Some(_)) => opened(folder, largest).map_err(Trouble::Disk),
             Ok(None) => Err(Trouble::unusable(&self.at, "nothing where a pack was asked for")),
             Err(error) => {
                 Err(refused_id(&error)
@@ -190,7 +190,7 @@ impl Conversation {
 }
 
 /// Opens what was fetched.
-fn objects(folder: &Path, largest: usize) -> io::Result<Objects> {
+fn opened(folder: &Path, largest: usize) -> io::Result<Objects> {
     let options = gix_odb::store::init::Options {
         use_multi_pack_index: false,
         alloc_limit_bytes: Some(largest),

@@ -23,7 +23,7 @@ struct State {
     /// What came since the last reckoning, and how long that was waited for.
     came: u64,
     waited: Duration,
-    /// How long it was slow while no pack came: servers have to find out what is in one.
+    /// How long the next pack was waited for so far: servers have to find out what is in one.
     prepared: Duration,
 }
 
@@ -52,8 +52,7 @@ impl Pace {
 
     /// From now on what comes is a pack.
     pub(super) fn pack(&self) {
-        let mut state = self.state.lock();
-        *state = State { stage: Stage::Pack, prepared: state.prepared, ..State::default() };
+        *self.state.lock() = State { stage: Stage::Pack, ..State::default() };
     }
 
     /// Counts what came after somebody waited for so long.
@@ -67,6 +66,13 @@ impl Pace {
             if *said > self.limits.talk_bytes {
                 return Err(Fault::TooLarge(self.limits.talk_bytes));
             }
+            state.prepared += waited;
+            return match self.limits.preparing {
+                limit if state.prepared > limit => {
+                    Err(Fault::Slow(format!("no byte of a pack within {} s", limit.as_secs())))
+                }
+                _ => Ok(()),
+            };
         }
         state.came += bytes as u64;
         state.waited += waited;
@@ -76,12 +82,6 @@ impl Pace {
         let (came, waited) = (std::mem::take(&mut state.came), std::mem::take(&mut state.waited));
         if came as f64 >= LEAST_BYTES_PER_SECOND * waited.as_secs_f64() {
             return Ok(());
-        }
-        if let Stage::Talk(_) = state.stage {
-            state.prepared += waited;
-            if state.prepared <= self.limits.preparing {
-                return Ok(());
-            }
         }
         Err(Fault::Slow(format!("less than 1 KiB/s over {} s", waited.as_secs())))
     }
@@ -109,12 +109,19 @@ mod tests {
     }
 
     #[test]
-    fn a_server_may_prepare_a_pack_for_a_while_and_not_for_ever() {
-        let pace = pace();
-        let quiet = (1..).find(|_| pace.came(5, Duration::from_secs(5)).is_err()).unwrap();
-        assert_eq!(quiet * 5, 330, "s; it has 300");
-        pace.talk();
-        assert!((0..6).any(|_| pace.came(5, Duration::from_secs(5)).is_err()), "another answer gives it no more time");
+    fn a_server_may_prepare_a_pack_for_a_while_and_not_for_ever_however_much_it_says_meanwhile() {
+        for bytes in [5, 2000] {
+            let pace = pace();
+            for _ in 0..3 {
+                let waits = (1..).find(|_| pace.came(bytes, Duration::from_secs(5)).is_err()).unwrap();
+                assert_eq!(waits * 5, 125, "s; it has 120");
+                pace.talk();
+                assert!(pace.came(bytes, Duration::from_secs(5)).is_err(), "another answer gives it no more time");
+                // Another pack does.
+                pace.pack();
+                pace.talk();
+            }
+        }
     }
 
     #[test]

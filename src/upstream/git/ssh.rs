@@ -52,7 +52,7 @@ impl Outbound {
         let mut last = Fault::NoSuchName(format!("{} has no address", repository.host));
         for address in self.ssh_addresses(repository).await.map_err(failed)? {
             let mut running = Running::spawn(repository, address, files).map_err(failed)?;
-            let first = running.say(awaited, self.git_limits.idle).await;
+            let first = running.say(awaited, self.first_byte_within()).await;
             match first {
                 Ok(Some(first)) => {
                     let carried = self.converse(ask, running, first, said, &mut input, awaited, received).await;
@@ -85,7 +85,7 @@ impl Outbound {
         if let Ok(address) = name.parse() {
             return Ok(vec![address]);
         }
-        let found = timeout(self.git_limits.idle, self.clients.addresses_of(name)).await;
+        let found = timeout(self.first_byte_within(), self.clients.addresses_of(name)).await;
         match found {
             Ok(Ok(addresses)) => Ok(addresses),
             Ok(Err(error)) => Err(Fault::NoSuchName(format!("{name}: {error}"))),

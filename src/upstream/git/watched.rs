@@ -145,6 +145,9 @@ impl Entries {
                 } else {
                     let count = header.last_chunk().copied().unwrap_or_default();
                     self.left = u32::from_be_bytes(count);
+                    if self.left > self.most.objects {
+                        return Err(too_large(format!("{} objects in one pack", self.most.objects)));
+                    }
                     if self.left == 0 { Part::End } else { Part::Kind }
                 }
             }
@@ -285,7 +288,7 @@ mod tests {
 
     use super::*;
 
-    const MOST: Most = Most { blob: 10_000, other: 5_000, held: 30_000, chain: 30_000 };
+    const MOST: Most = Most { objects: 100, blob: 10_000, other: 5_000, held: 30_000, chain: 30_000 };
 
     fn packed(bytes: &[u8]) -> Vec<u8> {
         let mut encoder = ZlibEncoder::new(Vec::new(), Compression::fast());
@@ -356,6 +359,17 @@ mod tests {
                     (_, said) => panic!("{said:?} {at_once}"),
                 }
             }
+        }
+    }
+
+    /// Promise 11: nothing is set aside for objects of which there are more than may be.
+    #[test]
+    fn a_pack_that_announces_too_many_objects_is_refused_by_its_header_alone() {
+        for (announced, is_refused) in [(100_u32, false), (101, true), (u32::MAX, true)] {
+            let header = [b"PACK\0\0\0\x02", &announced.to_be_bytes()[..]].concat();
+            let refused = examined(&header, 5).err().map(|error| error.to_string());
+            assert_eq!(refused.is_some(), is_refused, "{announced}");
+            assert!(refused.is_none_or(|refused| refused.contains("more than 100 objects in one pack")));
         }
     }
 

@@ -19,7 +19,8 @@ const NO_ROOM: &str = "as many bytes of documents are in memory as may be at one
 const X_TERRAFORM_GET: HeaderName = HeaderName::from_static("x-terraform-get");
 
 impl Outbound {
-    /// Asks for a document of at most `limit` bytes; conditionally, where `held` says what we have.
+    /// Asks for a document of at most `limit` bytes; conditionally, where `held` says what we have. One that is not whole
+    /// in time is given up.
     pub async fn document(
         &self,
         ask: Ask<'_>,
@@ -76,7 +77,7 @@ impl Outbound {
             let (body, room) = body?;
             Ok(Fetched::New(Document { body, content_type, validators, url, origins, location, date, room }))
         };
-        self.patiently(ask, once).await
+        self.in_time(ask, self.patiently(ask, once)).await
     }
 
     pub(in crate::upstream) async fn successful(

@@ -44,12 +44,15 @@ impl Outbound {
     /// How long a file is, as its server says without sending it; `None` where it does not say.
     pub async fn announced_length(&self, ask: Ask<'_>) -> Result<Option<u64>, UpstreamError> {
         let asked = Moment::new(ask.now);
-        let _permit = self.permit(&self.document_permits, ask, "documents").await?;
-        let arrived = self.follow_by(Method::HEAD, Coding::Identity, ask, &HeaderMap::new(), asked).await?;
-        arrived.watch.into_iter().for_each(Watch::answered);
-        let response = self.successful(arrived.response, ask, &arrived.url, asked).await?;
-        let length = response.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
-        Ok(length.and_then(|length| length.parse().ok()))
+        let asking = async {
+            let _permit = self.permit(&self.document_permits, ask, "documents").await?;
+            let arrived = self.follow_by(Method::HEAD, Coding::Identity, ask, &HeaderMap::new(), asked).await?;
+            arrived.watch.into_iter().for_each(Watch::answered);
+            let response = self.successful(arrived.response, ask, &arrived.url, asked).await?;
+            let length = response.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
+            Ok(length.and_then(|length| length.parse().ok()))
+        };
+        self.in_time(ask, asking).await
     }
 
     fn incoming(

@@ -12,6 +12,7 @@ use std::time::Duration;
 use backon::{ExponentialBuilder, Retryable};
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
 use url::Url;
 
 pub(super) use self::hops::Arrived;
@@ -55,6 +56,7 @@ pub struct Outbound {
     pub(super) document_permits: Permits,
     pub(super) archive_permits: Permits,
     bodies: Arc<Semaphore>,
+    give_up_after: Duration,
     /// The jobs of git's code.
     pub(super) git_permits: Permits,
     /// Those that only ask for names.
@@ -85,6 +87,7 @@ impl Outbound {
             document_permits: Permits::new(bounds.documents),
             archive_permits: Permits::new(bounds.archives),
             bodies: Arc::new(Semaphore::new(bounds.bodies_kib as usize)),
+            give_up_after: bounds.give_up_after,
             git_permits: Permits::new(bounds.git_jobs),
             look_permits: Permits::new(bounds.git_looks),
             git_limits: bounds.git,
@@ -110,6 +113,7 @@ impl Outbound {
             document_permits: self.document_permits.clone(),
             archive_permits: self.archive_permits.clone(),
             bodies: Arc::clone(&self.bodies),
+            give_up_after: self.give_up_after,
             git_permits: self.git_permits.clone(),
             look_permits: self.look_permits.clone(),
             git_limits: self.git_limits,
@@ -165,6 +169,30 @@ impl Outbound {
         &self.own
     }
 
+    /// How long an upstream has for an answer before it is given up.
+    pub fn give_up_after(&self) -> Duration {
+        self.give_up_after
+    }
+
+    /// How long a repository may be silent before it begins to answer.
+    pub(super) fn first_byte_within(&self) -> Duration {
+        self.give_up_after.min(self.git_limits.idle)
+    }
+
+    /// Gives a request its time limit, from the wait for its turn to its end.
+    ///
+    /// # Errors
+    /// [`Fault::Slow`] past it, or what the request fails with.
+    async fn in_time<T>(
+        &self,
+        ask: Ask<'_>,
+        request: impl Future<Output = Result<T, UpstreamError>>,
+    ) -> Result<T, UpstreamError> {
+        let limit = self.give_up_after;
+        let slow = || Fault::Slow(format!("no whole answer within {} s", limit.as_secs()));
+        timeout(limit, request).await.unwrap_or_else(|_| Err(failure(ask, ask.url, slow())))
+    }
+
     pub(super) async fn patiently<T, F: Future<Output = Result<T, UpstreamError>>>(
         &self,
         ask: Ask<'_>,
@@ -217,5 +245,60 @@ pub fn origin(url: &Url) -> String {
     match url.origin() {
         url::Origin::Opaque(_) => format!("{}:", url.scheme()),
         origin => origin.ascii_serialization(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::cdn_loop::CdnLoop;
+    use crate::upstream::Grant;
+
+    /// A server that sends this to whoever asks, and then nothing more.
+    async fn silent_after(said: &'static str) -> Url {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        tokio::spawn(async move {
+            let mut asked = Vec::new();
+            while let Ok((mut stream, _)) = listener.accept().await {
+                assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0);
+                stream.write_all(said.as_bytes()).await.unwrap();
+                asked.push(stream);
+            }
+        });
+        Url::parse(&format!("http://127.0.0.1:{port}/")).unwrap()
+    }
+
+    /// Promise 11 and DESIGN 4: an upstream that does not come to the end of its answer is given up, whatever was asked for;
+    /// that is nothing for whoever asks to remember.
+    #[tokio::test]
+    async fn whoever_does_not_answer_in_time_is_given_up_whatever_was_asked_for() {
+        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+        let host = Hostname::parse("registry.example").unwrap();
+        let begun = "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nx";
+        for (said, is_about_bodies) in [("", false), ("HTTP/1.1 200 OK\r\n", false), (begun, true)] {
+            let url = silent_after(said).await;
+            let upstreams = [config::Upstream::at(host.clone(), url.clone())];
+            let bounds = Bounds { give_up_after: Duration::from_millis(300), ..Bounds::default() };
+            let (network, own) = (config::Config::default().network, OwnEntry::random().unwrap());
+            let outbound = Outbound::new(&network, &upstreams, own, Traffic::default(), bounds).unwrap();
+            let (via, grant) = (CdnLoop::default(), Grant::default());
+            let (asker, now) = (Asker::Client, Timestamp(1_700_000_000));
+            let ask = Ask { what: "x", url: &url, upstream: &host, grant: &grant, via: &via, retries: 2, asker, now };
+            let mut failed = vec![
+                outbound.document(ask, None, 1000).await.map(drop),
+                outbound.small_file(ask, None, 1000).await.map(drop),
+            ];
+            // The answer to HEAD has no body.
+            if !is_about_bodies {
+                failed.push(outbound.announced_length(ask).await.map(drop));
+            }
+            for failed in failed {
+                assert!(matches!(&failed, Err(UpstreamError { fault: Fault::Slow(_), .. })), "{said}: {failed:?}");
+            }
+        }
     }
 }

@@ -90,6 +90,20 @@ fn what_a_package_says_of_itself_refuses_it_before_anything_is_unpacked() {
     assert!(matches!(refused, Err(BadPackage::TooLarge { limit: 10_000 })), "{refused:?}");
 }
 
+/// Promise 11: no package makes larder unpack more than 4 GiB.
+#[test]
+fn a_package_that_says_it_unpacks_to_more_than_four_gib_is_refused() {
+    let mut zip = zip_of(&[File("a", b"x"), File("b", b"y")]);
+    let central = position(&zip, b"PK\x01\x02");
+    let second = central + 4 + position(&zip[central + 4..], b"PK\x01\x02");
+    for entry in [central, second] {
+        // The unpacked size of an entry, of 4 bytes: APPNOTE 4.3.12.
+        zip[entry + 24..entry + 28].copy_from_slice(&0xc000_0000_u32.to_le_bytes());
+    }
+    let refused = hashes(&zip);
+    assert!(matches!(refused, Err(BadPackage::TooLarge { limit: 0x1_0000_0000 })), "{refused:?}");
+}
+
 #[test]
 fn names_that_have_no_hash_or_lead_elsewhere_are_refused() {
     for name in ["a\nb", "../a", "a/../../b"] {

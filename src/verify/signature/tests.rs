@@ -203,6 +203,22 @@ fn one_good_signature_of_several_suffices() {
     }
 }
 
+/// Promise 11: a registry chooses how many keys and signatures it lists, not how much work they are.
+#[test]
+fn keys_and_signatures_that_are_made_to_be_expensive_are_refused() {
+    let (stranger, keys): (TestKey, Vec<TestKey>) = (TestKey::new(), (0..40).map(|_| TestKey::new()).collect());
+    let listed: Vec<String> = keys.iter().map(|key| key.public(&good())).collect();
+    let signature = stranger.sign_in_the_name_of(SUMS, &keys);
+    assert!(matches!(check(&signature, &listed), Err(SignatureError::Mismatch { .. })));
+    let many = [signature.as_slice()].repeat(MAX_SIGNATURES).concat();
+    assert_eq!(check(&many, &listed), Err(SignatureError::TooManyOperations));
+    // However often it is listed, a key is tried once for each signature.
+    let copies = vec![listed[0].clone(); MAX_KEYS];
+    assert!(matches!(check(&many, &copies), Err(SignatureError::Mismatch { .. })));
+    let good_one = [many, keys[0].sign(SUMS)].concat();
+    assert!(check(&good_one[signature.len()..], &copies).is_ok(), "one good signature suffices");
+}
+
 #[test]
 fn signatures_that_the_clients_do_not_take_are_refused() {
     let key = TestKey::new();

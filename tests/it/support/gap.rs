@@ -54,7 +54,7 @@ impl BundleKey {
     }
 
     pub(crate) fn trust(&self) -> TakingIn {
-        TakingIn { trust: Trust { keys: vec![self.key.public()], unsigned: false }, accept: Vec::new() }
+        TakingIn { trust: Trust { keys: vec![self.key.public()], unsigned: false }, accept: Vec::new(), max_age: None }
     }
 }
 
@@ -81,7 +81,12 @@ pub(crate) async fn warmed(larder: &Larder, what: &[&str], platforms: &[&str]) -
 
 /// The bundle of what a job warmed.
 pub(crate) async fn bundle_of(larder: &Larder, job: &str, since: Option<Value>) -> Vec<u8> {
-    let body = json!({ "job": job, "since": since, "created": 1_795_293_761 }).to_string();
+    bundle_made_at(larder, job, since, 1_795_293_761).await
+}
+
+/// The same, made at this time.
+pub(crate) async fn bundle_made_at(larder: &Larder, job: &str, since: Option<Value>, created: u64) -> Vec<u8> {
+    let body = json!({ "job": job, "since": since, "created": created }).to_string();
     let request = client().post(format!("{}/admin/v1/bundle", larder.admin())).bearer_auth(larder.token());
     let answer = send(request.header("content-type", "application/json").body(body)).await.unwrap().expect(200);
     assert_eq!(answer.headers["content-type"], "application/x-tar");

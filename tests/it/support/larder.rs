@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use larder::app::{App, NotReloaded, Reloaded, Running, Settings, StartError};
 use larder::clock::Clock;
 use larder::config::Config;
+use larder::http::alive::Silent;
+use larder::http::listener::Limits;
 use larder::store::StoreError;
 use larder::upstream::bounds::Bounds;
 use tempfile::TempDir;
@@ -204,11 +206,26 @@ impl Larder {
         send(request.header("content-type", "application/json").body(body)).await.unwrap().expect(200).json()
     }
 
+    /// The alarms of the status: kind, address, version, and the whole.
+    pub(crate) async fn alarms(&self) -> Vec<(String, String, String, serde_json::Value)> {
+        let status = get(&format!("{}/admin/v1/status", self.admin())).await.expect(200).json();
+        let alarms = status["alarms"].as_array().unwrap().clone();
+        let word = |alarm: &serde_json::Value, name: &str| alarm[name].as_str().unwrap().to_owned();
+        let of =
+            |alarm: serde_json::Value| (word(&alarm, "kind"), word(&alarm, "address"), word(&alarm, "version"), alarm);
+        alarms.into_iter().map(of).collect()
+    }
+
     /// A figure of the metrics: the sum of all its labelled values.
     pub(crate) async fn metric(&self, name: &str) -> f64 {
         let text = get(&format!("{}/metrics", self.admin())).await.expect(200).text();
         let lines = text.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
         lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+    }
+
+    /// Whether it answers itself, as its service manager is told.
+    pub(crate) async fn answers(&self) -> Result<(), Silent> {
+        self.running.answers().await
     }
 
     /// Takes over the configuration that another builder describes, as SIGHUP does.
@@ -321,9 +338,9 @@ impl Builder {
         self
     }
 
-    /// Gives up an upstream's document after this long.
+    /// Gives up an upstream that has not answered after this long.
     pub(crate) fn give_up_after(mut self, limit: Duration) -> Self {
-        self.settings.limits.give_up_after = limit;
+        self.settings.bounds.give_up_after = limit;
         self
     }
 
@@ -354,6 +371,18 @@ impl Builder {
     /// Waits this long, once told to stop, for the requests that are being answered.
     pub(crate) fn drain(mut self, limit: Duration) -> Self {
         self.settings.connections.drain = limit;
+        self
+    }
+
+    /// Lets a task wait this long for a blocking thread before larder does not answer itself.
+    pub(crate) fn pool_within(mut self, limit: Duration) -> Self {
+        self.settings.pool_within = limit;
+        self
+    }
+
+    /// Allows clients this much.
+    pub(crate) fn connections(mut self, change: impl FnOnce(&mut Limits)) -> Self {
+        change(&mut self.settings.connections);
         self
     }
 

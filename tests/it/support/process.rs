@@ -11,9 +11,9 @@ use parking_lot::Mutex;
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 use tokio::time::Instant;
 
-use super::eventually;
 use super::http::{Answer, client, get, send};
 use super::larder::{Builder, HOST, LOCK_LINGERS};
+use super::{HANGS_AFTER, eventually};
 
 /// What a process writes, as far as it is read.
 #[derive(Debug, Clone, Default)]
@@ -100,7 +100,10 @@ pub(crate) fn command_of(binary: &Path, home: &Path, arguments: &[&str]) -> Comm
 
 /// Runs a command to its end.
 pub(crate) async fn run(mut command: Command) -> Said {
-    let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+    let what = format!("{command:?}");
+    let output = tokio::task::spawn_blocking(move || command.output().unwrap());
+    let Ok(output) = tokio::time::timeout(HANGS_AFTER, output).await else { panic!("it does not end: {what}") };
+    let output = output.unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
@@ -269,6 +272,11 @@ impl Process {
     /// The most memory it has had in use at one time.
     pub(crate) fn most_resident_bytes(&self) -> u64 {
         self.memory("VmHWM:")
+    }
+
+    /// How much memory of it is its own and no file's.
+    pub(crate) fn anonymous_bytes(&self) -> u64 {
+        self.memory("RssAnon:")
     }
 
     fn memory(&self, field: &str) -> u64 {

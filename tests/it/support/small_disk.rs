@@ -65,6 +65,8 @@ impl SmallDisk {
 
     /// Takes the ballast away.
     pub(crate) fn make_room(&self) {
+        // Emptied first: a child that another test forks meanwhile may hold the file open until it has executed.
+        std::fs::File::create(&self.ballast).unwrap();
         std::fs::remove_file(&self.ballast).unwrap();
     }
 

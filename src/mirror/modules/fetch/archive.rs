@@ -1,10 +1,7 @@
 //! An archive that a location names: downloaded, held against its checksum, unpacked.
 
 use std::io::Seek;
-use std::sync::Arc;
-use std::time::Duration;
 
-use tokio::time::timeout;
 use url::Url;
 
 use super::super::download::{Download, Downloaded};
@@ -16,8 +13,6 @@ use crate::upstream::error::Fault;
 use crate::upstream::outbound::origin;
 use crate::upstream::source::{ArchiveSource, Checksum, Expected};
 
-/// How long an archive that is here waits for its turn.
-const LONGEST_WAIT_FOR_A_TURN: Duration = Duration::from_secs(300);
 /// The largest list of checksums, in bytes.
 const LARGEST_LIST: u64 = 1 << 20;
 
@@ -73,14 +68,9 @@ impl Fetch<'_> {
 
     /// Waits for the right to unpack what was downloaded; nothing is held meanwhile but its stage.
     async fn turn_to_unpack(&self) -> Result<Turn, Error> {
-        let turn = Arc::clone(&self.mirror.unpacking).acquire_owned();
-        match timeout(LONGEST_WAIT_FOR_A_TURN, turn).await {
-            Ok(Ok(turn)) => Ok(Turn::Unpacking(turn)),
-            Ok(Err(_)) => Err(Error::Interrupted(self.what())),
-            Err(_) => {
-                Err(Error::Busy(format!("{}: as many archives are being unpacked as may be at one time", self.what())))
-            }
-        }
+        let turn = self.mirror.unpacking.take(&self.upstream.settings.host, self.call.asker).await;
+        let crowded = || format!("{}: as many archives are being unpacked as may be at one time", self.what());
+        turn.map(Turn::Unpacking).ok_or_else(|| Error::Busy(crowded()))
     }
 
     /// The checksum that a list names for an archive.

@@ -34,6 +34,20 @@ async fn a_server_that_falls_silent_is_given_up() {
     assert!(matches!(broken, Fault::Unreachable(_) | Fault::Unusable(_)), "{broken:?}");
 }
 
+/// DESIGN 4: before it begins to answer, a repository has no more time than any other upstream.
+#[tokio::test]
+async fn a_server_that_never_begins_to_answer_is_given_up_like_any_other() {
+    let forge = Forge::new();
+    commit(&forge.repository("r"));
+    let mut setting = Setting::at(&forge.url("r"));
+    setting.bounds.give_up_after = Duration::from_secs(1);
+    for silent in ["GET", "POST"] {
+        forge.server.on(move |asked| if asked.method == silent { Instead::Silence } else { Instead::Nothing });
+        let slow = fault(&setting, &forge.source("r", "main")).await;
+        assert_eq!(slow, Fault::Slow("no byte within 1 s".to_owned()), "{silent}");
+    }
+}
+
 #[tokio::test]
 async fn a_bomb_of_zeros_is_refused_before_it_is_unpacked() {
     let forge = Forge::new();
@@ -206,19 +220,97 @@ async fn a_server_that_drips_is_given_up() {
     commit(&r);
     let mut setting = Setting::at(&forge.url("r"));
     setting.bounds.git.idle = Duration::from_millis(200);
-    setting.bounds.git.preparing = Duration::from_millis(500);
-    // Before the pack, and in it.
-    for (method, first) in [("GET", 260), ("POST", 20_000)] {
+    let lasting = setting.bounds.git.preparing;
+    // Before the pack, and in it: behind a whole packet line of it, which may have 64 KiB, and however long a busy machine
+    // takes to the first.
+    let soon = Duration::from_millis(500);
+    for (method, first, said, preparing) in
+        [("GET", 260, "no byte of a pack", soon), ("POST", 150_000, "1 KiB/s", lasting)]
+    {
+        setting.bounds.git.preparing = preparing;
         forge.server.on(move |asked| {
             let is_fetch = asked.body.windows(4).any(|part| part == b"want");
             let drips = asked.method == method && (method == "GET" || is_fetch);
             if drips { Instead::Drip(first, 20) } else { Instead::Nothing }
         });
         let slow = fault(&setting, &forge.source("r", "main")).await;
-        assert!(matches!(&slow, Fault::Slow(why) if why.contains("1 KiB/s")), "{method}: {slow:?}");
+        assert!(matches!(&slow, Fault::Slow(why) if why.contains(said)), "{method}: {slow:?}");
     }
     setting.fetch(&forge.source("r", "main")).await.unwrap_err();
     forge.server.on(|_| Instead::Nothing);
+    setting.fetch(&forge.source("r", "main")).await.unwrap();
+}
+
+/// Promise 11: two repositories that do not come to an end hold up those of no other upstream.
+#[tokio::test]
+async fn an_upstream_has_so_many_jobs_that_others_have_some_too() {
+    let (forge, stuck) = (Forge::new(), Forge::new());
+    commit(&forge.repository("r"));
+    let mut setting = Setting::at(&forge.url("r"));
+    setting.allow_private = vec![Private::PlainHttp { host: "127.0.0.1".into(), port: stuck.server.port }];
+    setting.bounds.git_jobs.wait = Duration::from_millis(100);
+    // No limit ends them.
+    let hour = Duration::from_secs(3600);
+    (setting.bounds.give_up_after, setting.bounds.git.idle) = (hour, hour);
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    stuck.server.on(move |_| {
+        let _ = tell.send(());
+        Instead::Silence
+    });
+    let (outbound, upstream) = (setting.outbound(), setting.granted());
+    let (fine, stuck) = (forge.source("r", "main"), stuck.source("r", "main"));
+    let other = Hostname::parse("other.example").unwrap();
+    let fetch = async |by: &Hostname, source: &GitSource| {
+        let scratch = tempfile::tempdir().unwrap();
+        let tree = Tree::new(tempfile::tempfile().unwrap(), setting.limits);
+        outbound.git(GitAsk { upstream: by, ..ask(source, &upstream) }, scratch.path(), tree).await
+    };
+    let own = host();
+    let stuck = async { tokio::join!(fetch(&own, &stuck), fetch(&own, &stuck)) };
+    let asking = async {
+        for _ in 0..2 {
+            told.recv().await.unwrap();
+        }
+        let one_more = fetch(&own, &fine).await.unwrap_err().to_string();
+        assert!(one_more.contains("as many git repositories are being fetched as may be at one time"), "{one_more}");
+        fetch(&other, &fine).await.unwrap();
+    };
+    tokio::select! {
+        _ = stuck => panic!("they came to an end"),
+        () = asking => {}
+    }
+}
+
+/// Promise 11: lines about how far it is are no part of a pack, however many there are.
+#[tokio::test]
+async fn a_server_that_tells_how_far_it_is_and_never_sends_a_pack_is_given_up() {
+    let forge = Forge::new();
+    commit(&forge.repository("r"));
+    let mut setting = Setting::at(&forge.url("r"));
+    setting.bounds.git.preparing = Duration::from_secs(1);
+    // Where nothing else ends it, this does.
+    setting.bounds.git.total = Duration::from_secs(15);
+    forge.server.on(|asked| match asked.body.windows(4).any(|part| part == b"want") {
+        true => Instead::Progress(20),
+        false => Instead::Nothing,
+    });
+    let slow = fault(&setting, &forge.source("r", "main")).await;
+    assert_eq!(slow, Fault::Slow("no byte of a pack within 1 s".to_owned()));
+}
+
+#[tokio::test]
+async fn a_pack_has_so_many_objects() {
+    let forge = Forge::new();
+    let r = forge.repository("r");
+    write(&r, "f", "x");
+    commit(&r);
+    let mut setting = Setting::at(&forge.url("r"));
+    // A commit, its folder, and a file.
+    setting.bounds.git.objects = 2;
+    let refused = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
+    assert!(matches!(&refused, GitError::Tree { error: crate::pack::TreeError::TooLarge(_), .. }), "{refused}");
+    assert!(refused.to_string().contains("2 objects in one pack"), "{refused}");
+    setting.bounds.git.objects = 3;
     setting.fetch(&forge.source("r", "main")).await.unwrap();
 }
 

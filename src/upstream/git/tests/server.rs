@@ -36,6 +36,8 @@ pub(super) enum Instead {
     AsOld,
     /// The connection stays silent until the other side closes it.
     Silence,
+    /// It is answered with how far it is with a pack, so many milliseconds apart, and never with any of it.
+    Progress(u64),
     /// It is answered with one byte at a time, so many milliseconds apart, after the first of so many.
     Drip(usize, u64),
 }
@@ -87,8 +89,20 @@ fn serve(stream: TcpStream, root: &Path, log: &Mutex<Vec<Asked>>, faults: &Mutex
             let mut dripping = Dripping { writer, first, apart: std::time::Duration::from_millis(apart) };
             answer(&mut dripping, root, &asked, true)
         }
+        Instead::Progress(apart) => progress(&mut writer, std::time::Duration::from_millis(apart)),
         Instead::Silence => std::io::copy(&mut reader, &mut std::io::sink()).map(drop),
     };
+}
+
+/// Ends when nobody listens any more.
+fn progress(writer: &mut TcpStream, apart: std::time::Duration) -> std::io::Result<()> {
+    let line = |said: &str| format!("{:04x}{said}", said.len() + 4);
+    let head = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: application/x-git-upload-pack-result\r\n\r\n";
+    write!(writer, "{head}{}", line("packfile\n"))?;
+    loop {
+        writer.write_all(line(&format!("\u{2}Counting objects: {}\r", "x".repeat(900))).as_bytes())?;
+        std::thread::sleep(apart);
+    }
 }
 
 fn read(reader: &mut impl BufRead) -> Option<Asked> {

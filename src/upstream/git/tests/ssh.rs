@@ -1,5 +1,6 @@
 //! Over ssh, with a real server of OpenSSH on loopback; left out where there is none.
 
+use std::io::Write as _;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::process::Stdio;
@@ -25,7 +26,7 @@ impl SshServer {
         if !Path::new(SSHD).exists() {
             let missing = format!("there is no {SSHD}: some tests were not run");
             assert!(std::env::var("LARDER_REQUIRE_CLIENT").as_deref() != Ok("1"), "{missing}");
-            eprintln!("{missing}");
+            let _ = writeln!(std::io::stderr(), "\n*** {missing} ***\n");
             return None;
         }
         let folder = tempfile::tempdir().unwrap();

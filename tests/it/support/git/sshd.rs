@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+use crate::support::HANGS_AFTER;
 use crate::support::ports::free_port;
 use crate::support::programs::{cannot, find};
 
@@ -66,7 +67,7 @@ impl Sshd {
         command.args(["-D", "-f"]).arg(self.folder.path().join("sshd_config")).arg("-E").arg(&log);
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let child = self.child.insert(child.map_err(|e| format!("sshd does not start: {e}"))?);
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + HANGS_AFTER;
         while TcpStream::connect(self.address).is_err() {
             let ended = child.try_wait().unwrap();
             if ended.is_some() || Instant::now() > deadline {

@@ -31,6 +31,7 @@ pub(crate) struct Provider {
     size_bytes: usize,
     edition: u64,
     has_directory_entries: bool,
+    lists_manifest: bool,
 }
 
 impl Provider {
@@ -53,6 +54,7 @@ impl Provider {
             size_bytes: 4096,
             edition: 1,
             has_directory_entries: false,
+            lists_manifest: true,
         }
     }
 
@@ -107,6 +109,12 @@ impl Provider {
     /// An unconventional file name; `{platform}` stands for the platform.
     pub(crate) fn filename(mut self, pattern: &str) -> Self {
         self.filename = Some(pattern.to_owned());
+        self
+    }
+
+    /// SHA256SUMS lists the archives alone.
+    pub(crate) fn archives_alone(mut self) -> Self {
+        self.lists_manifest = false;
         self
     }
 
@@ -225,7 +233,9 @@ impl Release {
             archives.values().map(|archive| (archive.filename.clone(), archive.sha256.clone())).collect();
         let manifest = format!("terraform-provider-{}_{}_manifest.json", provider.name, provider.version);
         let manifest_sha256 = sha256_hex(format!("{manifest} edition {}", provider.edition).as_bytes());
-        sums.push((manifest, manifest_sha256));
+        if provider.lists_manifest {
+            sums.push((manifest, manifest_sha256));
+        }
         let sums = sums_text(&sums);
         let signature = provider.signing_key.sign(&sums).into();
         Self { provider, archives, signed_sums: SignedSums { sums, signature }, previous_sums: None }

@@ -85,6 +85,11 @@ impl SigningKey {
         hex::encode_upper(self.secret.primary_key.legacy_key_id().as_ref())
     }
 
+    /// The fingerprint, as upper-case hexadecimal digits.
+    pub(crate) fn fingerprint(&self) -> String {
+        hex::encode_upper(self.secret.primary_key.fingerprint().as_bytes())
+    }
+
     /// A detached binary signature over `content`.
     pub(crate) fn sign(&self, content: &[u8]) -> Vec<u8> {
         DetachedSignature::sign_binary_data(

@@ -1,0 +1,151 @@
+//! Places for connections, shared out so that nobody takes them all: so many for all, for each address, and for all
+//! addresses together that are no clients.
+
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::{
+    listener::Limits,
+    requests::{NoPlace, Requests},
+};
+
+/// The standing of a peer with a listener.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// It may ask.
+    Client,
+    /// It is trusted to say who asks through it: those may be many, and who they are is known of each request alone.
+    Proxy,
+    /// It may not ask: it is told so once.
+    Outsider,
+}
+
+/// The places of one listener; all copies are of the same.
+#[derive(Debug, Clone)]
+pub struct Places(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    all: Arc<Semaphore>,
+    /// True while a connection waits for a place.
+    is_full: AtomicBool,
+    taken: Mutex<Taken>,
+    each_address: usize,
+    outsiders: usize,
+    requests: Requests,
+}
+
+/// Places that are taken. As many addresses as connections, at most.
+#[derive(Debug, Default)]
+struct Taken {
+    each: HashMap<IpAddr, usize>,
+    outsiders: usize,
+}
+
+impl Places {
+    /// As many as `limits` allows; who gets none is counted in `requests`.
+    pub fn new(limits: &Limits, requests: Requests) -> Self {
+        Self(Arc::new(Shared {
+            all: Arc::new(Semaphore::new(limits.connections.clamp(1, Semaphore::MAX_PERMITS))),
+            is_full: AtomicBool::new(false),
+            taken: Mutex::default(),
+            each_address: limits.each_address,
+            outsiders: limits.outsiders,
+            requests,
+        }))
+    }
+
+    /// True where a new connection of this address would wait, or be closed.
+    pub fn keeps_out(&self, address: IpAddr, standing: Standing) -> bool {
+        self.0.is_full.load(Ordering::Relaxed) || self.0.refusal(&self.0.taken.lock(), address, standing).is_some()
+    }
+
+    /// Waits until there is a place at all; calls `when_full` where there is none at once.
+    pub(super) async fn any(&self, mut when_full: impl FnMut()) -> AnyPlace {
+        loop {
+            if let Ok(permit) = Arc::clone(&self.0.all).try_acquire_owned() {
+                return AnyPlace(permit);
+            }
+            self.0.is_full.store(true, Ordering::Relaxed);
+            when_full();
+            // Fails only once the semaphore is closed, which nobody does.
+            if let Ok(permit) = Arc::clone(&self.0.all).acquire_owned().await {
+                self.0.is_full.store(false, Ordering::Relaxed);
+                return AnyPlace(permit);
+            }
+        }
+    }
+
+    /// Gives the place to this address, until it is dropped.
+    ///
+    /// # Errors
+    /// Why this address gets none; then the place is there for another.
+    pub(super) fn give(
+        &self,
+        place: AnyPlace,
+        address: IpAddr,
+        standing: Standing,
+    ) -> Result<Place, (AnyPlace, NoPlace)> {
+        let mut taken = self.0.taken.lock();
+        if let Some(refusal) = self.0.refusal(&taken, address, standing) {
+            self.0.requests.got_no_place(refusal);
+            return Err((place, refusal));
+        }
+        taken.outsiders += usize::from(standing == Standing::Outsider);
+        if standing != Standing::Proxy {
+            *taken.each.entry(address).or_default() += 1;
+        }
+        Ok(Place { places: self.clone(), address, standing, _place: place })
+    }
+
+    /// Counts an outsider that kept its place for nothing.
+    pub(super) fn outsider_was_slow(&self) {
+        self.0.requests.got_no_place(NoPlace::SlowOutsider);
+    }
+}
+
+impl Shared {
+    fn refusal(&self, taken: &Taken, address: IpAddr, standing: Standing) -> Option<NoPlace> {
+        let is_outsider = standing == Standing::Outsider;
+        if is_outsider && taken.outsiders >= self.outsiders {
+            return Some(NoPlace::Outsiders);
+        }
+        let of_it = taken.each.get(&address).copied().unwrap_or_default();
+        (standing != Standing::Proxy && of_it >= self.each_address).then_some(NoPlace::Address)
+    }
+}
+
+/// A place that is nobody's yet.
+#[derive(Debug)]
+pub(super) struct AnyPlace(#[expect(dead_code, reason = "it is held")] OwnedSemaphorePermit);
+
+/// The place of one connection.
+#[derive(Debug)]
+pub(super) struct Place {
+    places: Places,
+    address: IpAddr,
+    standing: Standing,
+    _place: AnyPlace,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut taken = self.places.0.taken.lock();
+        taken.outsiders -= usize::from(self.standing == Standing::Outsider);
+        if let Some(of_it) = taken.each.get_mut(&self.address).filter(|_| self.standing != Standing::Proxy) {
+            *of_it -= 1;
+            if *of_it == 0 {
+                taken.each.remove(&self.address);
+            }
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! The judgement as a whole, against a registry that publishes whatever it likes in whatever order.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::address::{Hostname, Name, ProviderAddress, Version};
+
+/// The records of one provider, kept as the store keeps them.
+#[derive(Default)]
+struct Kept {
+    versions: BTreeMap<u8, VersionHistory>,
+    keys: Option<KeyLog>,
+}
+
+/// A set as a registry may publish it.
+#[derive(Debug, Clone)]
+struct Published {
+    version: u8,
+    platform: u8,
+    key: Option<u8>,
+    name: u8,
+    content: u8,
+    also_lists: Vec<(u8, u8)>,
+}
+
+fn content(of: u8) -> Digest {
+    Digest::of(&[of])
+}
+
+fn platform(of: u8) -> Platform {
+    Platform::parse(["linux_amd64", "darwin_arm64"][usize::from(of)]).unwrap()
+}
+
+fn file(name: u8) -> &'static str {
+    ["p_1_linux_amd64.zip", "p_1_darwin_arm64.zip", "P_1_LINUX_AMD64.ZIP", "any.zip", "other.bin"][usize::from(name)]
+}
+
+impl Kept {
+    fn see(&mut self, set: &Published, judge: impl FnOnce(History, &Observation<'_>) -> ToWrite) {
+        let provider = ProviderAddress {
+            host: Hostname::parse("registry.example").unwrap(),
+            namespace: Name::parse("acme").unwrap(),
+            type_: Name::parse("p").unwrap(),
+        };
+        let version = Version::parse(&format!("{}.0.0", set.version)).unwrap();
+        let package = Package { provider, version, platform: platform(set.platform) };
+        let mut lines: BTreeMap<&str, Digest> =
+            set.also_lists.iter().map(|(name, of)| (file(*name), content(*of))).collect();
+        lines.insert(file(set.name), content(set.content));
+        let text: String = lines.iter().map(|(name, digest)| format!("{digest}  {name}\n")).collect();
+        let sums = Checksums::parse(text.as_bytes()).unwrap();
+        let signer = set.key.map_or(Signer::Nobody, |key| Signer::Key(format!("K{key}")));
+        let archive = content(set.content);
+        let seen = Observation { package: &package, archive, sums: &sums, signer, at: Timestamp(1) };
+        let readable = |kept: Option<VersionHistory>| kept.map_or(Readable::Absent, Readable::Whole);
+        let history = History {
+            version: readable(self.versions.get(&set.version).cloned()),
+            keys: self.keys.clone().map_or(Readable::Absent, Readable::Whole),
+        };
+        let ToWrite { version, keys } = judge(history, &seen);
+        self.versions.extend(version.map(|version| (set.version, version)));
+        self.keys = keys.or(self.keys.take());
+    }
+
+    fn judge(&mut self, set: &Published) -> Judgement {
+        let mut judged = None;
+        self.see(set, |history, seen| {
+            let (judgement, to_write) = history.judge(seen);
+            judged = Some(judgement);
+            to_write
+        });
+        judged.unwrap()
+    }
+}
+
+fn set(version: u8, key: u8, content: u8) -> Published {
+    Published { version, platform: 0, key: Some(key), name: 0, content, also_lists: vec![] }
+}
+
+fn is_refused(judgement: &Judgement) -> bool {
+    matches!(judgement.verdict, Verdict::Refused(_))
+}
+
+fn published() -> impl Strategy<Value = Published> {
+    let lists = prop::collection::vec((0..5_u8, 0..4_u8), 0..3);
+    let key = prop_oneof![4 => (0..3_u8).prop_map(Some), 1 => Just(None)];
+    (1..4_u8, 0..2_u8, key, 0..5_u8, 0..4_u8, lists).prop_map(|(version, platform, key, name, content, also_lists)| {
+        Published { version, platform, key, name, content, also_lists }
+    })
+}
+
+proptest! {
+    /// Promise 14, as a whole: whatever a registry publishes in whatever order, a platform of a version has other
+    /// bytes only by a key that signed the version first or was the provider's before it.
+    #[test]
+    fn no_order_of_sets_makes_a_stranger_vouch_for_other_bytes(sets in prop::collection::vec(published(), 1..24)) {
+        let mut kept = Kept::default();
+        let mut known_keys: Vec<u8> = Vec::new();
+        let mut first: BTreeMap<u8, (Option<u8>, Vec<u8>)> = BTreeMap::new();
+        let mut contents: BTreeMap<(u8, Platform), BTreeSet<u8>> = BTreeMap::new();
+        for set in sets {
+            let judgement = kept.judge(&set);
+            prop_assert_eq!(
+                judgement.stranger_to.is_some(),
+                set.key.is_some_and(|key| !known_keys.is_empty() && !known_keys.contains(&key))
+            );
+            if is_refused(&judgement) {
+                continue;
+            }
+            let is_first = !first.contains_key(&set.version);
+            let (signer, before) = first.entry(set.version).or_insert_with(|| (set.key, known_keys.clone()));
+            let may_vouch = set.key.is_some() && (*signer == set.key || set.key.is_some_and(|key| before.contains(&key)));
+            let mut lines: BTreeMap<u8, u8> = set.also_lists.iter().copied().collect();
+            lines.insert(set.name, set.content);
+            let told = lines.into_iter().filter_map(|(name, of)| Some((platform_in_name(file(name))?, of)));
+            let told: Vec<(Platform, u8)> = [(platform(set.platform), set.content)].into_iter().chain(told).collect();
+            for (platform, of) in &told {
+                let had = contents.get(&(set.version, platform.clone()));
+                let is_known = had.is_some_and(|had| had.contains(of));
+                let is_new_and_unsigned = had.is_none() && set.key.or(*signer).is_none();
+                prop_assert!(is_first || is_known || may_vouch || is_new_and_unsigned, "{:?}", set);
+            }
+            for (platform, of) in told {
+                contents.entry((set.version, platform)).or_default().insert(of);
+            }
+            if let Some(key) = set.key && !known_keys.contains(&key) {
+                known_keys.push(key);
+            }
+            prop_assert!(set.key.is_some() || known_keys.is_empty(), "a signed provider was taken unsigned");
+        }
+    }
+
+    /// The same set again is never refused, and adds nothing.
+    #[test]
+    fn a_set_that_was_taken_is_taken_again(sets in prop::collection::vec(published(), 1..12)) {
+        let mut kept = Kept::default();
+        for set in sets {
+            if is_refused(&kept.judge(&set)) {
+                continue;
+            }
+            let records = kept.versions[&set.version].records.len();
+            let again = kept.judge(&set);
+            prop_assert_eq!(again.verdict, Verdict::Consistent);
+            prop_assert_eq!(kept.versions[&set.version].records.len(), records);
+        }
+    }
+}
+
+#[test]
+fn a_version_has_at_most_64_records_and_then_only_accept_adds_one() {
+    let mut kept = Kept::default();
+    for content in 0..64 {
+        assert!(!is_refused(&kept.judge(&set(1, 0, content))), "{content}");
+    }
+    assert_eq!(kept.judge(&set(1, 0, 64)).verdict, Verdict::Refused(Refusal::Full));
+    assert!(!is_refused(&kept.judge(&set(1, 0, 63))), "what is recorded goes on");
+    kept.see(&set(1, 0, 64), |history, seen| history.accept(seen, AcceptedFor::Version).1);
+    assert!(!is_refused(&kept.judge(&set(1, 0, 64))));
+}
+
+#[test]
+fn a_lost_log_of_keys_lets_each_key_vouch_for_what_it_signed_alone() {
+    let mut kept = Kept::default();
+    for (version, key) in [(1, 0), (2, 1), (3, 0)] {
+        kept.judge(&set(version, key, version));
+    }
+    let mut lost = Kept { keys: Some(KeyLog::of_versions(kept.versions.values())), ..kept };
+    assert_eq!(
+        lost.judge(&set(2, 0, 9)).verdict,
+        Verdict::Refused(Refusal::Changed(Change::OtherBytes {
+            of: file(0).to_owned(),
+            before: vec![content(2)],
+            now: content(9),
+        }))
+    );
+    assert!(matches!(lost.judge(&set(2, 1, 9)).verdict, Verdict::Republished(_)));
+    assert_eq!(lost.judge(&set(4, 2, 4)).stranger_to, Some(vec!["K0".to_owned(), "K1".to_owned()]));
+}
+
+#[test]
+fn an_unsigned_registry_may_publish_sums_for_each_platform() {
+    let mut kept = Kept::default();
+    let linux = Published { key: None, ..set(1, 0, 1) };
+    let darwin = Published { platform: 1, name: 1, content: 2, ..linux.clone() };
+    for set in [&linux, &darwin, &linux, &darwin] {
+        assert_eq!(kept.judge(set).verdict, Verdict::Consistent, "{set:?}");
+    }
+    assert!(is_refused(&kept.judge(&Published { content: 3, ..darwin })));
+}
+
+#[test]
+fn the_platform_of_a_name_is_told_in_whatever_case() {
+    let of = |name| platform_in_name(name).map(|platform| platform.to_string());
+    for name in ["terraform-provider-x_1.0.0_linux_amd64.zip", "X_LINUX_AMD64.ZIP", "a_b_c_linux_amd64.Zip"] {
+        assert_eq!(of(name).as_deref(), Some("linux_amd64"), "{name}");
+    }
+    for name in ["linux_amd64.zip", "x_linux_amd64.tar.gz", "", "_.zip", "x__.zip", "manifest.json"] {
+        assert_eq!(of(name), None, "{name}");
+    }
+}

@@ -1,0 +1,420 @@
+//! The first-seen records of providers in the store: one for each version, beside the log of the provider's keys. Never
+//! evicted, never purged. What follows from a set is decided in `first_seen`.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::super::proof_set::{KeptSet, ProofSet};
+use super::first_seen::{
+    AcceptedFor, Change, History, Judgement, KeyLog, Observation, Readable, Signer, ToWrite, VersionHistory,
+};
+use crate::address::{Package, ProviderAddress, Version};
+use crate::clock::Timestamp;
+use crate::digest::Digest;
+use crate::store::{Durability, Key, Recorded, Store, StoreError};
+use crate::upstream::providers::MOST_VERSIONS;
+use crate::verify::{Checksums, How};
+
+/// The first-seen records of all providers.
+#[derive(Debug)]
+pub(in crate::mirror) struct ProviderHistories {
+    store: Arc<Store>,
+    locks: [Mutex<()>; 64],
+    hasher: RandomState,
+}
+
+/// When the versions of a provider were first listed.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(in crate::mirror) struct FirstListed {
+    versions: BTreeMap<Version, Timestamp>,
+}
+
+/// The record of a provider as stores of format 1 kept it at first: all versions and keys in one. It is carried over when
+/// the provider is next judged.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(in crate::mirror) struct WholeRecord {
+    #[serde(default)]
+    keys: BTreeMap<String, Timestamp>,
+    #[serde(default)]
+    versions: BTreeMap<Version, WholeRecordVersion>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct WholeRecordVersion {
+    first_seen: Timestamp,
+    #[serde(default)]
+    digests: BTreeMap<String, Vec<Digest>>,
+}
+
+impl WholeRecord {
+    fn key_log(&self) -> KeyLog {
+        let mut keys: Vec<(Timestamp, &String)> = self.keys.iter().map(|(key, at)| (*at, key)).collect();
+        keys.sort();
+        KeyLog::of_keys(keys.into_iter().map(|(at, key)| (key.clone(), at)))
+    }
+
+    /// The history of one version. The record does not name its signer, so every key of the record may vouch for it.
+    fn version(&self, version: &Version) -> Option<VersionHistory> {
+        let WholeRecordVersion { first_seen, digests } = self.versions.get(version)?;
+        let known_keys = self.keys.len();
+        (!digests.is_empty()).then(|| VersionHistory::carried_over(*first_seen, digests.clone(), known_keys))
+    }
+}
+
+/// A stored proof set that cannot be read, and whose version no record knows: were it removed, other bytes would pass for
+/// what it proved.
+#[derive(Debug)]
+pub(in crate::mirror) struct Unrecorded {
+    pub(in crate::mirror) package: Package,
+    pub(in crate::mirror) why: StoreError,
+}
+
+impl ProviderHistories {
+    pub(in crate::mirror) fn new(store: Arc<Store>) -> Self {
+        Self { store, locks: std::array::from_fn(|_| Mutex::default()), hasher: RandomState::new() }
+    }
+
+    fn lock(&self, provider: &ProviderAddress) -> MutexGuard<'_, ()> {
+        self.locks[self.hasher.hash_one(provider) as usize % self.locks.len()].lock()
+    }
+
+    /// Judges a verified set and records what is new about it; `before_recording` is told the verdict first, so that no
+    /// alarm is lost to a crash. A disk that cannot be written costs the record, not the answer.
+    ///
+    /// # Errors
+    /// The store failed: nobody may take the set for right then.
+    pub(in crate::mirror) fn judge(
+        &self,
+        seen: &Observation<'_>,
+        before_recording: impl FnOnce(&Judgement),
+    ) -> Result<Judgement, StoreError> {
+        let provider = &seen.package.provider;
+        let _lock = self.lock(provider);
+        let history = match self.history(provider, &seen.package.version) {
+            Err(StoreError::Gone) => {
+                tracing::error!(%provider, "ALARM: the store is gone, so nobody can tell whether upstream has published anything anew; it is taken as it is");
+                let (judgement, _) = History::default().judge(seen);
+                return Ok(judgement);
+            }
+            read => read?,
+        };
+        let (judgement, to_write) = history.judge(seen);
+        before_recording(&judgement);
+        if let Err(error) = self.write(seen.package, to_write) {
+            tracing::error!(package = %seen.package, %error, to_do = error.to_do(), "what was verified could not be recorded");
+        }
+        Ok(judgement)
+    }
+
+    /// Records sets because an operator says that they are right, and says what each changes of what was verified before
+    /// the first of them.
+    pub(in crate::mirror) fn accept(
+        &self,
+        provider: &ProviderAddress,
+        sets: &[Observation<'_>],
+        of: AcceptedFor,
+    ) -> Result<Accepted, StoreError> {
+        let _lock = self.lock(provider);
+        let keys_before = self.keys(provider)?.map(|log| log.keys()).unwrap_or_default();
+        let mut before: BTreeMap<&Version, History> = BTreeMap::new();
+        for seen in sets {
+            let version = &seen.package.version;
+            if !before.contains_key(version) {
+                before.insert(version, self.history(provider, version)?);
+            }
+        }
+        let mut changes = Vec::new();
+        for seen in sets {
+            let history = before.get(&seen.package.version).cloned().unwrap_or_default();
+            changes.push(history.accept(seen, of).0);
+            let now = self.history(provider, &seen.package.version)?;
+            self.write(seen.package, now.accept(seen, of).1)?;
+        }
+        if of == AcceptedFor::Provider && !sets.is_empty() {
+            let whole = Key::Seen(provider.clone());
+            if matches!(self.read::<WholeRecord>(&whole)?, Recorded::Damaged) {
+                self.store.records.set_aside(&whole)?;
+            }
+        }
+        Ok(Accepted { changes, keys_before })
+    }
+
+    /// Every digest that a verified set ever gave the archive of a package.
+    pub(in crate::mirror) fn digests_of(&self, package: &Package) -> Result<Vec<Digest>, StoreError> {
+        let _lock = self.lock(&package.provider);
+        let history = self.history(&package.provider, &package.version)?;
+        Ok(match history.version {
+            Readable::Whole(version) => version.digests_of(&package.platform),
+            Readable::Absent | Readable::Lost => Vec::new(),
+        })
+    }
+
+    /// The keys that ever signed for a provider; none where their log is lost.
+    pub(in crate::mirror) fn keys_of(&self, provider: &ProviderAddress) -> Result<Option<KeyLog>, StoreError> {
+        let _lock = self.lock(provider);
+        self.keys(provider)
+    }
+
+    fn keys(&self, provider: &ProviderAddress) -> Result<Option<KeyLog>, StoreError> {
+        Ok(match self.key_log(provider, &self.carried_over(provider)?)? {
+            Readable::Whole(log) => Some(log),
+            Readable::Absent => Some(KeyLog::default()),
+            Readable::Lost => None,
+        })
+    }
+
+    /// Records what the stored sets of a provider prove, before any of them may go. The sets it names must stay.
+    ///
+    /// # Errors
+    /// The history could not be read, or not be recorded: then no set may be removed.
+    pub(in crate::mirror) fn record_stored(&self, provider: &ProviderAddress) -> Result<Vec<Unrecorded>, StoreError> {
+        let _lock = self.lock(provider);
+        let mut unrecorded = Vec::new();
+        for package in self.store.records.packages_with_sets(provider)? {
+            unrecorded.extend(self.record_set(&package)?);
+        }
+        Ok(unrecorded)
+    }
+
+    /// Sees to it that what a stored set proves is recorded, before that set goes.
+    ///
+    /// # Errors
+    /// It is not: then the set must stay.
+    pub(in crate::mirror) fn record_before_removal(&self, package: &Package) -> Result<(), StoreError> {
+        let _lock = self.lock(&package.provider);
+        match self.record_set(package)? {
+            Some(Unrecorded { why, .. }) => Err(why),
+            None => Ok(()),
+        }
+    }
+
+    fn record_set(&self, package: &Package) -> Result<Option<Unrecorded>, StoreError> {
+        let Package { provider, version, .. } = package;
+        let key = Key::FirstSeen(provider.clone(), version.clone());
+        if matches!(self.read::<VersionHistory>(&key)?, Recorded::Whole(_)) {
+            return Ok(None);
+        }
+        match self.history(provider, version) {
+            Ok(History { version: Readable::Whole(history), .. }) => {
+                // A record that could not be rebuilt is an error here.
+                if !matches!(self.read::<VersionHistory>(&key)?, Recorded::Whole(_)) {
+                    self.put(&key, &history)?;
+                }
+                Ok(None)
+            }
+            Ok(_) => match self.stored_sets(package) {
+                Ok(_) => Ok(None),
+                Err(why) => Ok(Some(Unrecorded { package: package.clone(), why })),
+            },
+            Err(StoreError::Gone) => Err(StoreError::Gone),
+            Err(why) => Ok(Some(Unrecorded { package: package.clone(), why })),
+        }
+    }
+
+    /// Rebuilds a damaged record of a version, or of a provider's keys, from stored sets. Says whether it is there again.
+    pub(in crate::mirror) fn restore(&self, key: &Key) -> Result<bool, StoreError> {
+        match key {
+            Key::FirstSeen(provider, version) => {
+                let _lock = self.lock(provider);
+                Ok(matches!(self.history(provider, version)?.version, Readable::Whole(_)))
+            }
+            Key::KeyLog(provider) => {
+                let _lock = self.lock(provider);
+                Ok(self.keys(provider)?.is_some())
+            }
+            Key::Seen(provider) => {
+                self.record_stored(provider)?;
+                Ok(false)
+            }
+            _ => Ok(true),
+        }
+    }
+
+    /// Records when versions were first listed, as many as a list may have; those that are listed no more make room for others.
+    pub(in crate::mirror) fn note_listed(
+        &self,
+        provider: &ProviderAddress,
+        versions: &[Version],
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        let key = Key::FirstListed(provider.clone());
+        let _lock = self.lock(provider);
+        self.carried_over(provider)?;
+        let mut listed: FirstListed = self.read(&key)?.whole().unwrap_or_default();
+        let new: Vec<&Version> = versions.iter().filter(|version| !listed.versions.contains_key(version)).collect();
+        if new.is_empty() {
+            return Ok(());
+        }
+        if listed.versions.len() + new.len() > MOST_VERSIONS {
+            let now: std::collections::BTreeSet<&Version> = versions.iter().collect();
+            listed.versions.retain(|version, _| now.contains(version));
+        }
+        let room = MOST_VERSIONS.saturating_sub(listed.versions.len());
+        listed.versions.extend(new.into_iter().take(room).map(|version| (version.clone(), now)));
+        self.put_with(&key, &listed, Durability::Lazy)
+    }
+
+    /// Reads the records of a version and of its provider's keys. A record that is missing or damaged is what the stored
+    /// sets tell; where none of them does, one that was damaged is lost.
+    fn history(&self, provider: &ProviderAddress, version: &Version) -> Result<History, StoreError> {
+        let whole = self.carried_over(provider)?;
+        let keys = self.key_log(provider, &whole)?;
+        let recorded = self.read(&Key::FirstSeen(provider.clone(), version.clone()))?;
+        let is_lost = match recorded {
+            Recorded::Whole(history) => return Ok(History { version: Readable::Whole(history), keys }),
+            Recorded::Damaged => true,
+            Recorded::Absent => match &whole {
+                Recorded::Whole(whole) => match whole.version(version) {
+                    Some(history) => return Ok(History { version: Readable::Whole(history), keys }),
+                    None => false,
+                },
+                Recorded::Damaged => true,
+                Recorded::Absent => false,
+            },
+        };
+        let stored = self.told_by_stored_sets(provider, version)?;
+        let of = Key::FirstSeen(provider.clone(), version.clone());
+        let version = match stored {
+            _ if !stored.is_empty() => Readable::Whole(self.rebuilt(&of, stored)),
+            _ if is_lost => Readable::Lost,
+            _ => Readable::Absent,
+        };
+        Ok(History { version, keys })
+    }
+
+    /// Writes a record again that was missing or damaged. That it cannot be costs no answer: it is told again next time.
+    fn rebuilt<T: Serialize>(&self, key: &Key, record: T) -> T {
+        tracing::warn!(record = %key.path().display(), "a first-seen record was missing or damaged; it is rebuilt from what is stored");
+        if let Err(error) = self.put(key, &record) {
+            tracing::error!(%error, to_do = error.to_do(), "a first-seen record could not be rebuilt");
+        }
+        record
+    }
+
+    fn key_log(
+        &self,
+        provider: &ProviderAddress,
+        whole: &Recorded<WholeRecord>,
+    ) -> Result<Readable<KeyLog>, StoreError> {
+        let is_lost = match (self.read(&Key::KeyLog(provider.clone()))?, whole) {
+            (Recorded::Whole(log), _) => return Ok(Readable::Whole(log)),
+            (Recorded::Absent, Recorded::Whole(whole)) => return Ok(Readable::Whole(whole.key_log())),
+            (Recorded::Damaged, _) | (_, Recorded::Damaged) => true,
+            (Recorded::Absent, Recorded::Absent) => false,
+        };
+        let mut versions = Vec::new();
+        for version in self.store.records.versions_first_seen(provider)? {
+            let key = Key::FirstSeen(provider.clone(), version);
+            versions.extend(self.read::<VersionHistory>(&key)?.whole());
+        }
+        let log = KeyLog::of_versions(&versions);
+        Ok(match log.keys().is_empty() {
+            false => Readable::Whole(self.rebuilt(&Key::KeyLog(provider.clone()), log)),
+            true if is_lost => Readable::Lost,
+            true => Readable::Absent,
+        })
+    }
+
+    /// Writes the record of a provider as a whole as records of its versions, once; says what it was where it is still
+    /// there.
+    fn carried_over(&self, provider: &ProviderAddress) -> Result<Recorded<WholeRecord>, StoreError> {
+        let key = Key::Seen(provider.clone());
+        let whole: WholeRecord = match self.read(&key)? {
+            Recorded::Whole(whole) => whole,
+            other => return Ok(other),
+        };
+        match self.carry_over(provider, &whole) {
+            Ok(()) => Ok(Recorded::Absent),
+            Err(error) => {
+                tracing::error!(%provider, %error, to_do = error.to_do(), "the first-seen record could not be split by version; it is read as it is");
+                Ok(Recorded::Whole(whole))
+            }
+        }
+    }
+
+    fn carry_over(&self, provider: &ProviderAddress, whole: &WholeRecord) -> Result<(), StoreError> {
+        for version in whole.versions.keys() {
+            let key = Key::FirstSeen(provider.clone(), version.clone());
+            if let Some(history) = whole.version(version)
+                && self.read::<VersionHistory>(&key)? == Recorded::Absent
+            {
+                self.put(&key, &history)?;
+            }
+        }
+        let keys = Key::KeyLog(provider.clone());
+        if self.read::<KeyLog>(&keys)? == Recorded::Absent {
+            self.put(&keys, &whole.key_log())?;
+        }
+        let versions = whole.versions.iter().map(|(version, seen)| (version.clone(), seen.first_seen));
+        let listed = FirstListed { versions: versions.take(MOST_VERSIONS).collect() };
+        self.put(&Key::FirstListed(provider.clone()), &listed)?;
+        self.store.records.remove(&Key::Seen(provider.clone()))
+    }
+
+    fn told_by_stored_sets(&self, provider: &ProviderAddress, version: &Version) -> Result<VersionHistory, StoreError> {
+        let mut told = Vec::new();
+        for platform in self.store.records.platforms_with_sets(provider, version)? {
+            let package = Package { provider: provider.clone(), version: version.clone(), platform };
+            for set in self.stored_sets(&package)? {
+                told.extend(set.checksums().map(|sums| (package.clone(), set, sums)));
+            }
+        }
+        let observations: Vec<_> = told.iter().map(|(package, set, sums)| observation(package, set, sums)).collect();
+        Ok(VersionHistory::rebuilt(&observations))
+    }
+
+    /// The stored sets of a package, the previous first; those that were imported without signatures prove nothing.
+    fn stored_sets(&self, package: &Package) -> Result<Vec<Arc<ProofSet>>, StoreError> {
+        let Some(record) = self.store.records.get(&Key::ProofSet(package.clone()))? else { return Ok(Vec::new()) };
+        let Some(kept) = KeptSet::read(record, package) else { return Ok(Vec::new()) };
+        let sets = kept.predecessor.map(|(set, _)| set).into_iter().chain([kept.current]);
+        Ok(sets.filter(|set| set.proof().how != How::Imported).collect())
+    }
+
+    fn write(&self, package: &Package, to_write: ToWrite) -> Result<(), StoreError> {
+        if let Some(version) = to_write.version {
+            self.put(&Key::FirstSeen(package.provider.clone(), package.version.clone()), &version)?;
+        }
+        if let Some(keys) = to_write.keys {
+            self.put(&Key::KeyLog(package.provider.clone()), &keys)?;
+        }
+        Ok(())
+    }
+
+    fn read<T: DeserializeOwned>(&self, key: &Key) -> Result<Recorded<T>, StoreError> {
+        Ok(match self.store.records.look(key)? {
+            Recorded::Whole(record) => serde_json::from_slice(&record).map_or(Recorded::Damaged, Recorded::Whole),
+            Recorded::Absent => Recorded::Absent,
+            Recorded::Damaged => Recorded::Damaged,
+        })
+    }
+
+    fn put(&self, key: &Key, record: &impl Serialize) -> Result<(), StoreError> {
+        self.put_with(key, record, Durability::Synced)
+    }
+
+    fn put_with(&self, key: &Key, record: &impl Serialize, durability: Durability) -> Result<(), StoreError> {
+        let record = serde_json::to_vec(record)
+            .map_err(|e| StoreError::Index(format!("a first-seen record cannot be written: {e}")))?;
+        self.store.records.put(key, &record, durability).map(drop)
+    }
+}
+
+/// The outcome of accepting sets.
+pub(in crate::mirror) struct Accepted {
+    /// The changes that each set makes.
+    pub(in crate::mirror) changes: Vec<Vec<Change>>,
+    /// The keys that were known for the provider.
+    pub(in crate::mirror) keys_before: Vec<String>,
+}
+
+/// The facts that a verified set states about its package.
+pub(in crate::mirror) fn observation<'a>(package: &'a Package, set: &ProofSet, sums: &'a Checksums) -> Observation<'a> {
+    let signer = Signer::of(&set.proof().how);
+    Observation { package, archive: set.document.shasum, sums, signer, at: set.fetched() }
+}

@@ -1,0 +1,149 @@
+//! Looks a version up in the upstream's own version list. An unlisted version is not asked for: a registry that answers
+//! for any version would have anybody fill the store, and the first-seen records, which are never removed.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::call::Call;
+use super::freshness::Age;
+use super::wanted::WantedDocument;
+use super::{Answer, KeptDocument, Mirror};
+use crate::address::{ModulePackage, Package, Version};
+use crate::clock::Timestamp;
+use crate::error::Error;
+use crate::store::Key;
+
+/// The answer of an upstream's version list about one version.
+pub(super) enum Listed {
+    /// The list names it, spelled so.
+    As(String),
+    /// The list does not name it; when upstream last confirmed that, and the copy that says so.
+    Not { checked: Timestamp, age: Age },
+    /// Upstream has no such list, or it cannot be read; then why.
+    Unknown(Option<Error>),
+}
+
+impl Listed {
+    /// By a list, or why there is none. `spelled` looks a version up in it; none where it is no list.
+    async fn of<F: Future<Output = Option<Option<String>>>>(
+        list: Result<(Arc<KeptDocument>, Timestamp), Error>,
+        spelled: impl FnOnce(Arc<KeptDocument>) -> F,
+    ) -> Self {
+        match list {
+            Ok((list, checked)) => {
+                let age = list.age();
+                match spelled(list).await {
+                    Some(Some(spelled)) => Self::As(spelled),
+                    Some(None) => Self::Not { checked, age },
+                    None => Self::Unknown(None),
+                }
+            }
+            Err(Error::NotFound(_)) => Self::Unknown(None),
+            Err(error) => Self::Unknown(Some(error)),
+        }
+    }
+
+    /// The version as upstream spells it; as clients do where its list does not tell.
+    pub(super) fn spelled(&self, as_clients_do: impl ToString) -> String {
+        match self {
+            Self::As(spelled) => spelled.clone(),
+            Self::Not { .. } | Self::Unknown(_) => as_clients_do.to_string(),
+        }
+    }
+}
+
+fn of_answer(answer: Answer<Arc<KeptDocument>>) -> (Arc<KeptDocument>, Timestamp) {
+    (answer.value, answer.checked)
+}
+
+impl Mirror {
+    /// Looks a package's version up in the list of its provider.
+    pub(super) async fn listed(self: &Arc<Self>, package: &Package, call: &Call) -> Listed {
+        let list = Box::pin(self.provider_versions(&package.provider, call)).await.map(of_answer);
+        self.listed_in(package, list).await
+    }
+
+    async fn listed_in(&self, package: &Package, list: Result<(Arc<KeptDocument>, Timestamp), Error>) -> Listed {
+        let version = &package.version;
+        Listed::of(list, |list| async move {
+            Some(list.versions().await.ok()?.get(version).map(|listed| listed.spelled.clone()))
+        })
+        .await
+    }
+
+    /// Looks a version up in the list of its module.
+    pub(super) async fn module_listed(self: &Arc<Self>, package: &ModulePackage, call: &Call) -> Listed {
+        let list = Box::pin(self.module_versions(&package.module, call)).await.map(of_answer);
+        self.module_listed_in(package, list).await
+    }
+
+    async fn module_listed_in(
+        &self,
+        package: &ModulePackage,
+        list: Result<(Arc<KeptDocument>, Timestamp), Error>,
+    ) -> Listed {
+        let version = &package.version;
+        Listed::of(list, |list| async move {
+            Some(list.module_versions().await.ok()?.get(version).map(|listed| listed.spelled.clone()))
+        })
+        .await
+    }
+
+    /// Refuses a package of which nothing is stored and whose version upstream does not list. A list that is older than a
+    /// 404 is believed is asked again first: the version may have been published a moment ago.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], which is remembered as long as any 404.
+    pub(super) async fn must_be_listed(
+        self: &Arc<Self>,
+        package: &Package,
+        believed: Duration,
+        call: &Call,
+    ) -> Result<Listed, Error> {
+        let mut listed = self.listed(package, call).await;
+        if let Listed::Not { checked, age } = listed
+            && checked.after(believed) < call.now
+        {
+            let list = self.ask_versions_again(&package.provider, Some(age), call).await;
+            listed = self.listed_in(package, list.map(|list| (list.value, list.age.checked))).await;
+        }
+        let key = Key::ProofSet(package.clone());
+        self.refuse_unlisted(&listed, key, &package.provider, &package.version, believed, call)?;
+        Ok(listed)
+    }
+
+    /// The same of a version of a module.
+    pub(super) async fn module_must_be_listed(
+        self: &Arc<Self>,
+        package: &ModulePackage,
+        wanted: &WantedDocument,
+        call: &Call,
+    ) -> Result<Listed, Error> {
+        let believed = wanted.rule.believed();
+        let mut listed = self.module_listed(package, call).await;
+        if let Listed::Not { checked, age } = listed
+            && checked.after(believed) < call.now
+        {
+            let list = self.ask_module_versions_again(&package.module, Some(age), call).await;
+            listed = self.module_listed_in(package, list.map(|list| (list.value, list.age.checked))).await;
+        }
+        self.refuse_unlisted(&listed, wanted.key.clone(), &package.module, &package.version, believed, call)?;
+        Ok(listed)
+    }
+
+    fn refuse_unlisted(
+        &self,
+        listed: &Listed,
+        key: Key,
+        address: &impl fmt::Display,
+        version: &Version,
+        believed: Duration,
+        call: &Call,
+    ) -> Result<(), Error> {
+        let Listed::Not { .. } = listed else { return Ok(()) };
+        let why = format!("the version list of {address} does not name {version}");
+        call.terms.absent.put(key, why.clone(), call.now.after(believed), call.now);
+        Err(Error::NotFound(why))
+    }
+}

@@ -1,0 +1,156 @@
+//! Memory for what is read of archives on its way to clients: one budget over all of them, and beyond it one small piece
+//! for each connection. So clients that take nothing never fill the memory, and none of them holds up another connection.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::READ_AT_ONCE;
+
+/// The bytes that each connection may always have in memory.
+const OWN_BYTES: usize = 16 * 1024;
+
+/// The budget; all copies are of the same.
+#[derive(Debug, Clone)]
+pub struct ReadMemory(Arc<Semaphore>);
+
+/// The share of one connection; all copies are of the same.
+#[derive(Debug, Clone)]
+pub struct ReadShare {
+    all: Arc<Semaphore>,
+    own: Arc<Semaphore>,
+    waiting: Arc<AtomicUsize>,
+    piece_bytes: usize,
+}
+
+impl ReadMemory {
+    /// A budget of so many bytes.
+    pub fn new(bytes: usize) -> Self {
+        Self(Arc::new(Semaphore::new(bytes.min(Semaphore::MAX_PERMITS))))
+    }
+
+    /// The share of a new connection.
+    pub fn share(&self) -> ReadShare {
+        let (own, waiting) = (Arc::new(Semaphore::new(1)), Arc::default());
+        ReadShare { all: Arc::clone(&self.0), own, waiting, piece_bytes: READ_AT_ONCE }
+    }
+}
+
+impl ReadShare {
+    /// The same in pieces of at most so many bytes.
+    #[must_use]
+    pub fn in_pieces_of(&self, bytes: usize) -> Self {
+        Self { piece_bytes: bytes.min(READ_AT_ONCE), ..self.clone() }
+    }
+
+    /// The number of reads of this connection that wait for memory: for others to take theirs, or for its own peer.
+    pub fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Room for up to `most` bytes. Where the budget is used up: for a small piece, once the one before it is gone.
+    pub(super) async fn room(&self, most: usize) -> Room {
+        let permits = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
+        let bytes = most.min(self.piece_bytes);
+        if let Ok(permit) = Arc::clone(&self.all).try_acquire_many_owned(permits(bytes)) {
+            return Room { bytes, _permit: Some(permit) };
+        }
+        let bytes = bytes.min(OWN_BYTES);
+        let _waits = Waits::one_more(&self.waiting);
+        let permit = tokio::select! {
+            biased;
+            own = Arc::clone(&self.own).acquire_owned() => own,
+            of_all = Arc::clone(&self.all).acquire_many_owned(permits(bytes)) => of_all,
+        };
+        // Fails only once a semaphore is closed, which nobody does.
+        Room { bytes, _permit: permit.ok() }
+    }
+}
+
+/// One read that waits.
+struct Waits<'a>(&'a AtomicUsize);
+
+impl<'a> Waits<'a> {
+    fn one_more(waiting: &'a AtomicUsize) -> Self {
+        waiting.fetch_add(1, Ordering::Relaxed);
+        Self(waiting)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Room for one piece, as long as the piece is in memory.
+#[derive(Debug)]
+pub(super) struct Room {
+    bytes: usize,
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Room {
+    /// The bytes that there is room for.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The piece that takes the room: `buffer` is of [`Self::bytes`] at most.
+    pub(super) fn taken_by(self, buffer: Vec<u8>) -> Bytes {
+        Bytes::from_owner(Piece { buffer, _room: self })
+    }
+}
+
+struct Piece {
+    buffer: Vec<u8>,
+    _room: Room,
+}
+
+impl AsRef<[u8]> for Piece {
+    fn as_ref(&self) -> &[u8] {
+        &self.buffer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    /// Promise 11: whoever fills the budget and takes nothing leaves every other connection a piece at a time.
+    #[tokio::test]
+    async fn a_connection_goes_on_where_others_use_up_the_budget() {
+        let memory = ReadMemory::new(100_000);
+        let (hog, other) = (memory.share(), memory.share());
+        let piece = async |share: &ReadShare, most: usize| {
+            let room = share.room(most).await;
+            let bytes = room.bytes();
+            room.taken_by(vec![0; bytes])
+        };
+        let mut hogged = vec![piece(&hog, 60_000).await, piece(&hog.in_pieces_of(40_000), 1 << 20).await];
+        assert_eq!(hogged.iter().map(Bytes::len).collect::<Vec<_>>(), [60_000, 40_000]);
+        hogged.push(piece(&hog, 60_000).await);
+        assert_eq!(hogged[2].len(), OWN_BYTES);
+        let mut further = std::pin::pin!(piece(&hog, 60_000));
+        assert!(further.as_mut().now_or_never().is_none() && hog.waiting() == 1);
+
+        for _ in 0..3 {
+            let own = piece(&other, 1 << 20).await;
+            assert_eq!((own.len(), other.waiting()), (OWN_BYTES, 0));
+        }
+        let kept = piece(&other, 100).await;
+        assert_eq!(kept.len(), 100);
+        assert!(piece(&other, 100).now_or_never().is_none() && other.waiting() == 0);
+
+        // A part of a piece keeps all of it in memory.
+        let part = hogged[0].slice(..1);
+        drop(hogged.remove(0));
+        assert!(further.as_mut().now_or_never().is_none());
+        drop(part);
+        assert_eq!((further.await.len(), hog.waiting()), (OWN_BYTES, 0));
+    }
+}

@@ -1,0 +1,196 @@
+//! Promise 11: places for connections are shared out, so that nobody takes them all. Linux lets a test come from any
+//! address of 127.0.0.0/8.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use http_body_util::{BodyExt, Empty};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use larder::app::Settings;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::timeout;
+
+use crate::support::larder::{Builder, Larder};
+use crate::support::upstream::FakeUpstream;
+use crate::support::{HANGS_AFTER, until};
+
+/// Longer than any test.
+const HOUR: Duration = Duration::from_secs(3600);
+const SHORT: Duration = Duration::from_millis(300);
+
+/// One that closes nothing by itself for being idle. Clients are those of 127.0.0.1 and .9.
+fn patient(upstream: &FakeUpstream) -> Builder {
+    let larder = Larder::mirroring(upstream).head_within(HOUR).idle(HOUR);
+    larder.server("clients = [\"127.0.0.1\", \"127.0.0.9\"]")
+}
+
+/// A connection from this address.
+async fn from(address: &str, to: SocketAddr) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(format!("{address}:0").parse().unwrap()).unwrap();
+    socket.connect(to).await.unwrap()
+}
+
+/// Asks on a connection that is kept, and reads as much as one answer has; empty where it is closed without one.
+async fn ask(stream: &mut TcpStream, path: &str, headers: &str) -> String {
+    // One that is closed already may say so here, or below.
+    let _ = stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n").as_bytes()).await;
+    let mut answer = Vec::new();
+    let one_answer = async {
+        loop {
+            let text = String::from_utf8_lossy(&answer).into_owned();
+            if let Some((head, body)) = text.split_once("\r\n\r\n") {
+                let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
+                if body.len() >= length.parse::<usize>().unwrap() {
+                    return text;
+                }
+            }
+            match stream.read_u8().await {
+                Ok(byte) => answer.push(byte),
+                Err(_) => return text,
+            }
+        }
+    };
+    timeout(HANGS_AFTER, one_answer).await.expect("neither an answer nor an end")
+}
+
+/// Whether nothing more comes and larder has closed the connection.
+async fn is_closed(stream: &mut TcpStream) -> bool {
+    let mut rest = Vec::new();
+    // A reset is as good an end as any.
+    let _ = timeout(HANGS_AFTER, stream.read_to_end(&mut rest)).await.expect("larder keeps the connection");
+    rest.is_empty()
+}
+
+/// A quarter of the places, a quarter for one address, 10 s.
+#[test]
+fn outsiders_and_one_address_have_a_quarter_of_the_places() {
+    let limits = Settings::default().connections;
+    assert_eq!((limits.connections, limits.outsiders, limits.each_address), (4096, 1024, 1024));
+    assert_eq!(limits.outsider_time, Duration::from_secs(10));
+}
+
+/// Promise 11: whoever is no client cannot lock out those who are, and is counted.
+#[tokio::test]
+async fn idle_connections_of_outsiders_lock_no_client_out() {
+    let upstream = FakeUpstream::start().await;
+    let larder = patient(&upstream).connections(|limits| {
+        (limits.connections, limits.outsiders, limits.outsider_time) = (8, 2, HOUR);
+    });
+    let larder = larder.start().await;
+    let mut idle = Vec::new();
+    for number in 0..12 {
+        idle.push(from(&format!("127.0.1.{number}"), larder.address()).await);
+    }
+    larder.get("/healthz").await.expect(200);
+    let refused = "larder_connections_refused_total";
+    until("those beyond are counted", async || larder.metric(refused).await == 10.0).await;
+    // Those that are let in may still ask; and where one of them ends, another may come.
+    assert!(ask(&mut idle[0], "/nowhere", "").await.starts_with("HTTP/1.1 403 "));
+    until("there is a place again", async || {
+        let mut another = from("127.0.2.1", larder.address()).await;
+        ask(&mut another, "/nowhere", "").await.starts_with("HTTP/1.1 403 ")
+    })
+    .await;
+    for stream in &mut idle[2..] {
+        assert!(is_closed(stream).await);
+    }
+}
+
+/// Promise 11: one answer, with the reason, and the connection is over; also where it is a probe, and over HTTP/2.
+#[tokio::test]
+async fn an_outsider_is_answered_once() {
+    let upstream = FakeUpstream::start().await;
+    let larder = patient(&upstream).start().await;
+    for (path, status) in [("/nowhere", "403"), ("/healthz", "200")] {
+        let mut outsider = from("127.0.0.2", larder.address()).await;
+        let answer = ask(&mut outsider, path, "").await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+        assert!(answer.contains("connection: close\r\n"), "{answer}");
+        assert!(is_closed(&mut outsider).await);
+    }
+    let socket = TokioIo::new(from("127.0.0.2", larder.address()).await);
+    let (mut http2, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), socket).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let request = hyper::Request::get("http://localhost/nowhere").body(Empty::<Bytes>::new()).unwrap();
+    let answer = timeout(HANGS_AFTER, http2.send_request(request)).await.unwrap().unwrap();
+    assert_eq!(answer.status(), 403);
+    assert!(!answer.into_body().collect().await.unwrap().to_bytes().is_empty());
+    let _error_or_end = timeout(HANGS_AFTER, connection).await.expect("larder keeps the connection").unwrap();
+
+    let mut client = from("127.0.0.9", larder.address()).await;
+    for _ in 0..3 {
+        let answer = ask(&mut client, "/healthz", "").await;
+        assert!(answer.starts_with("HTTP/1.1 200 ") && !answer.contains("connection: close"), "{answer}");
+    }
+}
+
+/// Promise 11: who is no client and asks nothing keeps no place, whatever it sends instead of a request.
+#[tokio::test]
+async fn an_outsider_has_only_so_long_to_ask() {
+    let upstream = FakeUpstream::start().await;
+    let larder = patient(&upstream).connections(|limits| limits.outsider_time = SHORT).start().await;
+    let settings = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    let silent = [&b""[..], b"GET /healthz HTT", &settings[..3], settings].map(|said| async {
+        let mut outsider = from("127.0.0.2", larder.address()).await;
+        outsider.write_all(said).await.unwrap();
+        is_closed(&mut outsider).await
+    });
+    let mut client = from("127.0.0.9", larder.address()).await;
+    join_all(silent).await;
+    let refused = "larder_connections_refused_total";
+    until("they are counted", async || larder.metric(refused).await == 4.0).await;
+    assert!(ask(&mut client, "/healthz", "").await.starts_with("HTTP/1.1 200 "), "a client was not waited for");
+}
+
+/// Promise 11: one address leaves places for others, on this machine too; a trusted proxy asks for many.
+#[tokio::test]
+async fn one_address_has_only_so_many_connections_unless_it_is_a_trusted_proxy() {
+    let upstream = FakeUpstream::start().await;
+    for clients in ["", "clients = [\"127.0.0.0/8\"]"] {
+        let larder = Larder::mirroring(&upstream).head_within(HOUR).idle(HOUR).server(clients);
+        let larder = larder.server("trusted_proxies = [\"127.0.0.3\"]");
+        let larder = larder.connections(|limits| limits.each_address = 8).start().await;
+        let mut connections = Vec::new();
+        for _ in 0..8 {
+            connections.push(from("127.0.0.2", larder.address()).await);
+        }
+        let mut beyond = from("127.0.0.2", larder.address()).await;
+        assert_eq!(ask(&mut beyond, "/healthz", "").await, "", "{clients}");
+        let refused = "larder_connections_refused_total";
+        until("it is counted", async || larder.metric(refused).await == 1.0).await;
+        larder.get("/healthz").await.expect(200);
+        for stream in &mut connections {
+            assert!(ask(stream, "/healthz", "").await.starts_with("HTTP/1.1 200 "));
+        }
+        drop(connections.pop());
+        until("there is a place again", async || {
+            let mut another = from("127.0.0.2", larder.address()).await;
+            ask(&mut another, "/healthz", "").await.starts_with("HTTP/1.1 200 ")
+        })
+        .await;
+        let mut proxied = Vec::new();
+        for _ in 0..20 {
+            let mut stream = from("127.0.0.3", larder.address()).await;
+            for _ in 0..2 {
+                assert!(ask(&mut stream, "/healthz", "").await.starts_with("HTTP/1.1 200 "));
+            }
+            proxied.push(stream);
+        }
+    }
+}
+
+/// Promise 8: who asks through a trusted proxy and is no client is refused, and its proxy's connection goes on.
+#[tokio::test]
+async fn a_trusted_proxys_connection_goes_on_after_a_refusal() {
+    let upstream = FakeUpstream::start().await;
+    let larder = patient(&upstream).server("trusted_proxies = [\"127.0.0.3\"]").start().await;
+    let mut proxy = from("127.0.0.3", larder.address()).await;
+    for (client, status) in [("192.0.2.1", "403"), ("127.0.0.9", "404"), ("192.0.2.1", "403"), ("127.0.0.1", "404")] {
+        let answer = ask(&mut proxy, "/nowhere", &format!("X-Forwarded-For: {client}\r\n")).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{client}: {answer}");
+    }
+}

@@ -1,0 +1,356 @@
+//! What was verified once stays what it was (promises 1 and 14): against a registry that renames, re-signs, drops its
+//! signatures, and waits for a record to be damaged.
+
+use std::path::PathBuf;
+
+use larder::address::{Name, ProviderAddress};
+use larder::clock::Timestamp;
+use larder::store::{Durability, Key, Store};
+use serde_json::{Value, json};
+
+use crate::commands::{impatient, upstream_with};
+use crate::support::http::get;
+use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::terraform::{Terraform, host_override};
+use crate::support::upstream::{FakeUpstream, Provider, SigningKey, sha256_hex};
+
+const PROVIDER: &str = "registry.terraform.io/acme/null";
+
+fn edition(edition: u64) -> Provider {
+    Provider::new("acme", "null").archives_alone().edition(edition)
+}
+
+/// The same version with other bytes, under a name that no record holds.
+fn renamed() -> Provider {
+    edition(2).filename("terraform-provider-null_1.2.0_{platform}.ZIP")
+}
+
+/// What a client installs of a version, as its SHA-256; the status where it installs nothing.
+async fn installed(larder: &Larder, version: &str) -> Result<String, u16> {
+    let document = larder.document("null", version).await;
+    if document.status != 200 {
+        return Err(document.status);
+    }
+    let path = document.json()["download_url"].as_str().unwrap().to_owned();
+    Ok(sha256_hex(&larder.get(&path).await.expect(200).body))
+}
+
+/// The SHA-256 of what upstream has.
+fn zip(upstream: &FakeUpstream, version: &str) -> String {
+    sha256_hex(&upstream.archive_bytes("acme", "null", version, "linux_amd64"))
+}
+
+/// The kinds of the alarms of the provider, each with its version.
+async fn alarms(larder: &Larder) -> Vec<(String, String)> {
+    let alarms = larder.alarms().await;
+    assert!(alarms.iter().all(|(_, address, ..)| address == PROVIDER), "{alarms:?}");
+    alarms.into_iter().map(|(kind, _, version, _)| (kind, version)).collect()
+}
+
+fn kinds(alarms: &[(&str, &str)]) -> Vec<(String, String)> {
+    alarms.iter().map(|(kind, version)| ((*kind).to_owned(), (*version).to_owned())).collect()
+}
+
+/// All that is stored is gone, but for the first-seen records and the alarms.
+async fn forgetful(larder: Larder) -> Folder {
+    let folder = larder.stop().await;
+    for file in ["documents", "names", "blobs"].iter().flat_map(|below| folder.files(below)) {
+        std::fs::remove_file(file).unwrap();
+    }
+    folder
+}
+
+fn records(folder: &Folder, ending: &str) -> Vec<PathBuf> {
+    folder.files("seen").into_iter().filter(|file| file.to_str().unwrap().ends_with(ending)).collect()
+}
+
+fn damage(file: &PathBuf) {
+    let bytes = std::fs::read(file).unwrap();
+    std::fs::write(file, &bytes[..bytes.len() - 3]).unwrap();
+}
+
+/// Promise 14: the registry chooses file names, so nothing is judged by them. In all modes of `verification`.
+#[tokio::test]
+async fn a_renamed_archive_of_a_known_platform_is_a_change() {
+    for (mode, is_signed) in [("signature", true), ("signature-if-keys", true), ("checksum", false)] {
+        let upstream = upstream_with(edition(1)).await;
+        let builder = |upstream: &FakeUpstream| impatient(upstream).with(&format!("verification = \"{mode}\""));
+        let larder = builder(&upstream).start().await;
+        let old = installed(&larder, "1.2.0").await.unwrap();
+        upstream.publish(renamed().signed_by(&SigningKey::another()));
+        assert!(installed(&larder, "1.2.0").await.unwrap() == old, "{mode}");
+        assert_eq!(alarms(&larder).await, kinds(&[("waits-for-accept", "1.2.0")]), "{mode}");
+        let detail = larder.alarms().await[0].3["detail"].as_str().unwrap().to_owned();
+        let signer = if is_signed { "; the keys known for this provider are " } else { "; signed by nobody" };
+        for part in [old.as_str(), &zip(&upstream, "1.2.0"), signer] {
+            assert!(detail.contains(part), "{mode}: {part} is not in {detail}");
+        }
+
+        let folder = forgetful(larder).await;
+        // Where nobody signs there is a log, too: without one, every record would be read for each set.
+        assert_eq!(records(&folder, "/keys.json").len(), 1, "{mode}");
+        let larder = builder(&upstream).on(&folder).start().await;
+        assert_eq!(installed(&larder, "1.2.0").await, Err(502), "{mode}");
+        assert!(folder.sets().is_empty() && folder.blobs().is_empty(), "{mode}");
+
+        // A key that may vouch for it: the new one, and an alarm.
+        upstream.publish(renamed());
+        let now = installed(&larder, "1.2.0").await;
+        if is_signed {
+            assert!(now.unwrap() == zip(&upstream, "1.2.0"), "{mode}");
+            assert_eq!(alarms(&larder).await, kinds(&[("republished", "1.2.0")]), "{mode}");
+        } else {
+            assert_eq!(now, Err(502), "{mode}");
+        }
+    }
+}
+
+/// Promise 14: sums in which no known line is left are a change, also for a platform that was never asked for.
+#[tokio::test]
+async fn sums_that_drop_every_known_line_are_a_change() {
+    let upstream = upstream_with(edition(1).filename("one.zip").platform("linux_amd64")).await;
+    let larder = impatient(&upstream).start().await;
+    installed(&larder, "1.2.0").await.unwrap();
+    let other = edition(2).filename("other.zip").platform("darwin_arm64");
+    upstream.publish(other.clone().signed_by(&SigningKey::another()));
+    assert_eq!(larder.document_for("null", "1.2.0", "darwin_arm64").await.status, 502);
+    assert_eq!(alarms(&larder).await, kinds(&[("waits-for-accept", "1.2.0")]));
+    upstream.publish(other);
+    larder.document_for("null", "1.2.0", "darwin_arm64").await.expect(200);
+    assert_eq!(alarms(&larder).await, kinds(&[("republished", "1.2.0")]));
+}
+
+/// Promise 14: a stranger may sign new versions, with an alarm that names both keys; he never vouches for other bytes of
+/// a version that was verified before he came.
+#[tokio::test]
+async fn a_key_that_signed_a_new_version_vouches_for_no_older_one() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = impatient(&upstream).start().await;
+    let old = installed(&larder, "1.2.0").await.unwrap();
+    assert_eq!(alarms(&larder).await, kinds(&[]), "the very first key raises none");
+
+    let stranger = SigningKey::another();
+    upstream.publish(edition(1).version("1.3.0").signed_by(&stranger));
+    assert!(installed(&larder, "1.3.0").await.unwrap() == zip(&upstream, "1.3.0"));
+    let raised = larder.alarms().await;
+    let (kind, _, version, alarm) = &raised[0];
+    assert_eq!((raised.len(), kind.as_str(), version.as_str()), (1, "new-key", "1.3.0"));
+    let detail = alarm["detail"].as_str().unwrap();
+    for key in [&stranger, &SigningKey::usual()] {
+        assert!(detail.contains(&key.fingerprint()), "{detail}");
+    }
+    assert_eq!(alarm["resolve"], format!("larder accept {PROVIDER}"));
+    assert_eq!(larder.metric("larder_alarms_total").await, 1.0);
+
+    upstream.publish(edition(2).signed_by(&stranger));
+    assert!(installed(&larder, "1.2.0").await.unwrap() == old);
+    let folder = forgetful(larder).await;
+    let larder = impatient(&upstream).on(&folder).start().await;
+    assert_eq!(installed(&larder, "1.2.0").await, Err(502));
+    // Alarms survive a restart.
+    assert_eq!(alarms(&larder).await, kinds(&[("waits-for-accept", "1.2.0"), ("new-key", "1.3.0")]));
+}
+
+/// Promise 14: nor does he by signing the same bytes first.
+#[tokio::test]
+async fn a_key_that_re_signed_the_same_bytes_vouches_for_no_others() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = impatient(&upstream).start().await;
+    let old = installed(&larder, "1.2.0").await.unwrap();
+    let stranger = SigningKey::another();
+    upstream.publish(edition(1).signed_by(&stranger));
+    assert!(installed(&larder, "1.2.0").await.unwrap() == old);
+    assert_eq!(alarms(&larder).await, kinds(&[("new-key", "1.2.0")]));
+    upstream.publish(edition(2).signed_by(&stranger));
+    assert!(installed(&larder, "1.2.0").await.unwrap() == old);
+    // And he adds nothing to it.
+    upstream.publish(edition(1).platform("linux_amd64").platform("darwin_arm64").signed_by(&stranger));
+    assert_eq!(larder.document_for("null", "1.2.0", "darwin_arm64").await.status, 502);
+    // Who signed it at first does.
+    upstream.publish(edition(1).platform("linux_amd64").platform("darwin_arm64"));
+    larder.document_for("null", "1.2.0", "darwin_arm64").await.expect(200);
+}
+
+/// Promise 14: a key that was the provider's before a version was first verified vouches for it, with an alarm.
+#[tokio::test]
+async fn a_key_that_was_known_before_a_version_vouches_for_it() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = impatient(&upstream).start().await;
+    installed(&larder, "1.2.0").await.unwrap();
+    let second = SigningKey::another();
+    upstream.publish(edition(1).version("1.3.0").signed_by(&second));
+    installed(&larder, "1.3.0").await.unwrap();
+    upstream.publish(edition(1).version("1.4.0"));
+    installed(&larder, "1.4.0").await.unwrap();
+    upstream.publish(edition(2).version("1.4.0").signed_by(&second));
+    assert!(installed(&larder, "1.4.0").await.unwrap() == zip(&upstream, "1.4.0"));
+    assert_eq!(alarms(&larder).await, kinds(&[("republished", "1.4.0"), ("new-key", "1.3.0")]));
+}
+
+/// Promise 14: `accept` of the provider makes the key its own, for all versions; of a version, for that one.
+#[tokio::test]
+async fn accept_makes_a_new_key_known_for_the_provider_or_for_one_version() {
+    for of_all in [true, false] {
+        let upstream = upstream_with(edition(1)).await;
+        upstream.publish(edition(1).version("1.1.0"));
+        let larder = impatient(&upstream).start().await;
+        let older = installed(&larder, "1.1.0").await.unwrap();
+        installed(&larder, "1.2.0").await.unwrap();
+        let second = SigningKey::another();
+        upstream.publish(edition(2).signed_by(&second));
+        assert!(installed(&larder, "1.2.0").await.unwrap() != zip(&upstream, "1.2.0"));
+        let done = larder.tell("accept", if of_all { "acme/null" } else { "acme/null@1.2.0" }).await;
+        assert_eq!(done["ok"], Value::Bool(true), "{done}");
+        assert_eq!(alarms(&larder).await, kinds(&[]), "{done}");
+        assert!(installed(&larder, "1.2.0").await.unwrap() == zip(&upstream, "1.2.0"));
+        upstream.publish(edition(2).version("1.1.0").signed_by(&second));
+        let now = installed(&larder, "1.1.0").await.unwrap();
+        assert_eq!(now == zip(&upstream, "1.1.0"), of_all);
+        assert_eq!(now == older, !of_all);
+    }
+}
+
+/// Promise 14, and the table: what was signed is not taken unsigned, until that is accepted.
+#[tokio::test]
+async fn a_provider_that_was_signed_is_not_taken_unsigned() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = impatient(&upstream).with("verification = \"signature-if-keys\"").start().await;
+    let old = installed(&larder, "1.2.0").await.unwrap();
+    upstream.publish(edition(1).version("1.3.0").without_keys());
+    upstream.publish(edition(1).without_keys());
+    let refused = larder.document("null", "1.3.0").await.expect(502).text();
+    assert!(refused.contains("lists no key") && refused.contains("`larder accept"), "{refused}");
+    assert!(installed(&larder, "1.2.0").await.unwrap() == old, "stored versions stay served");
+    assert_eq!(larder.document("null", "1.2.0").await.header("cache-status"), "larder; hit; detail=stale");
+    let raised = larder.alarms().await;
+    assert_eq!((raised.len(), raised[0].0.as_str()), (1, "signature-lost"), "{raised:?}");
+    assert_eq!(raised[0].3["resolve"], format!("larder accept {PROVIDER}"));
+
+    let done = larder.tell("accept", "acme/null").await;
+    assert_eq!(done["ok"], Value::Bool(true), "{done}");
+    assert_eq!(alarms(&larder).await, kinds(&[]));
+    assert!(installed(&larder, "1.3.0").await.unwrap() == zip(&upstream, "1.3.0"));
+    upstream.publish(edition(1).version("1.4.0").without_keys());
+    installed(&larder, "1.4.0").await.unwrap();
+}
+
+/// Promise 14: a damaged record is no leave to trust what comes next, wherever nothing stored tells what it said.
+#[tokio::test]
+async fn a_damaged_first_seen_record_is_no_trust_on_first_use() {
+    for ending in ["/1.2.0.json", "/keys.json"] {
+        let upstream = upstream_with(edition(1)).await;
+        let larder = impatient(&upstream).start().await;
+        let old = installed(&larder, "1.2.0").await.unwrap();
+        let folder = larder.stop().await;
+        damage(&records(&folder, ending)[0]);
+        // While its proof set is stored, that tells: the same bytes go on, other ones do not.
+        let larder = impatient(&upstream).on(&folder).start().await;
+        assert!(installed(&larder, "1.2.0").await.unwrap() == old, "{ending}");
+        upstream.publish(edition(2).signed_by(&SigningKey::another()));
+        assert!(installed(&larder, "1.2.0").await.unwrap() == old, "{ending}");
+        let folder = forgetful(larder).await;
+        for file in records(&folder, ending) {
+            damage(&file);
+        }
+        if ending == "/keys.json" {
+            // Nothing tells the keys any more.
+            std::fs::remove_file(&records(&folder, "/1.2.0.json")[0]).unwrap();
+        }
+        upstream.publish(edition(1));
+        let larder = impatient(&upstream).on(&folder).start().await;
+        let refused = larder.document("null", "1.2.0").await.expect(502).text();
+        assert!(refused.contains("damaged") && refused.contains("`larder accept"), "{refused}");
+        assert!(alarms(&larder).await.contains(&("damaged-record".to_owned(), "1.2.0".to_owned())), "{ending}");
+        assert!(larder.tell("accept", "acme/null").await["ok"] == true);
+        assert!(installed(&larder, "1.2.0").await.unwrap() == old, "{ending}");
+        assert_eq!(alarms(&larder).await, kinds(&[]), "{ending}");
+    }
+}
+
+/// A store of before keeps one record for each provider: it is carried over, and means what it meant.
+#[tokio::test]
+async fn first_seen_records_of_an_older_store_are_carried_over() {
+    let upstream = upstream_with(edition(1)).await;
+    let before = zip(&upstream, "1.2.0");
+    let folder = Folder::new();
+    let provider = ProviderAddress {
+        host: larder::address::Hostname::parse(HOST).unwrap(),
+        namespace: Name::parse("acme").unwrap(),
+        type_: Name::parse("null").unwrap(),
+    };
+    let whole = json!({
+        "keys": { SigningKey::usual().fingerprint(): 1 },
+        "versions": {
+            "1.2.0": {
+                "first_seen": 1,
+                "digests": { "terraform-provider-null_1.2.0_linux_amd64.zip": [before] },
+            },
+            "1.1.0": { "first_seen": 1 },
+        },
+    });
+    {
+        let store = Store::open(folder.path(), Timestamp(1)).unwrap();
+        store.records.put(&Key::Seen(provider), whole.to_string().as_bytes(), Durability::Synced).unwrap();
+        store.close().unwrap();
+    }
+    upstream.publish(renamed().signed_by(&SigningKey::another()));
+    let larder = impatient(&upstream).on(&folder).start().await;
+    assert_eq!(installed(&larder, "1.2.0").await, Err(502));
+    assert_eq!(alarms(&larder).await, kinds(&[("waits-for-accept", "1.2.0")]));
+    upstream.publish(edition(2));
+    assert!(installed(&larder, "1.2.0").await.unwrap() == zip(&upstream, "1.2.0"));
+    assert_eq!(alarms(&larder).await, kinds(&[("republished", "1.2.0")]));
+    assert!(records(&folder, "/acme/null.json").is_empty() && records(&folder, "/1.2.0.json").len() == 1);
+    assert!(records(&folder, "/1.1.0.json").is_empty(), "a version that was only listed is no first-seen record");
+}
+
+/// Promises 1, 14 and 15: with the real client, the old bytes are installed or nothing is, and the status names the
+/// command that resolves it.
+#[tokio::test]
+async fn the_real_client_installs_what_was_verified_first_or_nothing() {
+    let Some(client) = Terraform::find() else { return };
+    let stranger = SigningKey::another();
+    let attacks: [(&str, &str, Vec<Provider>); 3] = [
+        ("renamed", "waits-for-accept", vec![renamed().signed_by(&stranger)]),
+        (
+            "laundered",
+            "waits-for-accept",
+            vec![edition(1).version("1.3.0").signed_by(&stranger), edition(2).signed_by(&stranger)],
+        ),
+        ("unsigned", "signature-lost", vec![edition(1).version("1.3.0").without_keys()]),
+    ];
+    for (attack, kind, published) in attacks {
+        let upstream = upstream_with(edition(1)).await;
+        let mode = if attack == "unsigned" { "signature-if-keys" } else { "signature" };
+        let builder = || impatient(&upstream).with(&format!("verification = \"{mode}\""));
+        let larder = builder().start().await;
+        let workspace = |larder: &Larder, constraint: &str| {
+            let mut workspace = client.workspace();
+            workspace.require(&format!("{HOST}/acme/null"), constraint);
+            workspace.cli_config(&host_override(HOST, &larder.providers_url(HOST), "http://127.0.0.1:9/v1/modules/"));
+            workspace
+        };
+        let first = workspace(&larder, "1.2.0");
+        first.init().await.expect_success();
+        for provider in published {
+            let version = provider.clone();
+            upstream.publish(version);
+            installed(&larder, "1.3.0").await.ok();
+        }
+        // From a new folder, without a lock file that would tell.
+        let again = workspace(&larder, "1.2.0");
+        again.init().await.expect_success();
+        assert_eq!(again.lock_file(), first.lock_file(), "{attack}");
+        let folder = forgetful(larder).await;
+        let larder = builder().on(&folder).start().await;
+        let constraint = if attack == "unsigned" { "1.3.0" } else { "1.2.0" };
+        let said = workspace(&larder, constraint).init().await.expect_failure().text;
+        assert!(said.contains("502"), "{attack}: {said}");
+        let raised = larder.alarms().await;
+        let (_, _, version, alarm) = raised.iter().find(|(raised, ..)| raised == kind).expect(attack);
+        let what = if kind == "signature-lost" { PROVIDER.to_owned() } else { format!("{PROVIDER}@{version}") };
+        assert_eq!(alarm["resolve"], format!("larder accept {what}"), "{attack}");
+        let figures = get(&format!("{}/metrics", larder.admin())).await.expect(200).text();
+        assert!(figures.contains(&format!("larder_alarms_total{{kind=\"{kind}\"}}")), "{figures}");
+    }
+}

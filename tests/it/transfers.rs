@@ -1,0 +1,132 @@
+//! What leaves over the admin listener: a few exports and bundles at a time, however slowly they are taken.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
+use serde_json::json;
+
+use crate::support::gap::warmed;
+use crate::support::http::{client, get};
+use crate::support::larder::Larder;
+use crate::support::until;
+use crate::support::upstream::{FakeUpstream, Provider};
+
+const EXPORT: &str = "/admin/v1/export";
+const BUNDLE: &str = "/admin/v1/bundle";
+/// More than the sockets between larder and a client that reads nothing take.
+const LARGE: usize = 16_000_000;
+
+/// The head of the answer to one who asks for what a job warmed, and reads nothing of it yet.
+async fn asked(larder: &Larder, path: &str, job: &str) -> reqwest::Response {
+    let request = client().post(format!("{}{path}", larder.admin())).bearer_auth(larder.token());
+    request.header("content-type", "application/json").body(json!({ "job": job }).to_string()).send().await.unwrap()
+}
+
+async fn publishing() -> FakeUpstream {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").size(LARGE));
+    upstream
+}
+
+/// Promise 11: exports and bundles have a bound, and beyond it are told why, and what to do.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn four_exports_and_bundles_are_made_at_a_time_and_one_more_is_told_so() {
+    let upstream = publishing().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let job = warmed(&larder, &["acme/null"], &["linux_amd64"]).await;
+    let mut stalled = join_all([EXPORT, BUNDLE, EXPORT, BUNDLE].map(|path| asked(&larder, path, &job))).await;
+    assert!(stalled.iter().all(|answer| answer.status() == 200));
+    for path in [EXPORT, BUNDLE] {
+        let refused = asked(&larder, path, &job).await;
+        assert_eq!(refused.status(), 503, "{path}");
+        let said = refused.text().await.unwrap();
+        assert!(said.contains("4 exports and bundles are being made") && said.contains("ask again"), "{said}");
+    }
+    larder.versions("null").await.expect(200);
+    // Whoever leaves, or has all of it, makes place for the next.
+    stalled.truncate(3);
+    until("there is a place", async || asked(&larder, EXPORT, &job).await.status() == 200).await;
+    assert!(stalled.remove(0).bytes().await.unwrap().len() > LARGE);
+}
+
+/// Promise 11: whoever takes nothing of what he asked for holds no place for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_takes_nothing_of_an_export_loses_its_place() {
+    let upstream = publishing().await;
+    let larder = Larder::mirroring(&upstream).idle(Duration::from_millis(300)).start().await;
+    let job = warmed(&larder, &["acme/null"], &["linux_amd64"]).await;
+    let stalled = join_all([EXPORT, BUNDLE, EXPORT, BUNDLE].map(|path| asked(&larder, path, &job))).await;
+    assert!(stalled.iter().all(|answer| answer.status() == 200));
+    until("there is a place", async || asked(&larder, BUNDLE, &job).await.status() == 200).await;
+}
+
+/// A file that whoever reads it waits for.
+struct Blocked {
+    path: PathBuf,
+    contents: Vec<u8>,
+}
+
+impl Blocked {
+    fn at(path: PathBuf) -> Self {
+        let contents = fs::read(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        Self { path, contents }
+    }
+
+    /// Lets whoever waits for it read it; says whether somebody did.
+    fn is_let_go_on(&self) -> bool {
+        let or_fail = OFlags::NONBLOCK.bits().try_into().unwrap();
+        let opened = OpenOptions::new().write(true).custom_flags(or_fail).open(&self.path);
+        opened.is_ok_and(|mut file| file.write_all(&self.contents).is_ok())
+    }
+}
+
+/// Promise 9: what an operator has set off is over when larder has stopped, so that the store is nobody's any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_waits_for_what_works_for_the_admin_listener() {
+    for works in ["inventory", "bundle"] {
+        let upstream = FakeUpstream::start().await;
+        for name in ["one", "two"] {
+            upstream.publish(Provider::new("acme", name));
+        }
+        let larder = Larder::mirroring(&upstream).drain(Duration::from_millis(10)).start().await;
+        let job = warmed(&larder, &["acme/one", "acme/two"], &["linux_amd64"]).await;
+        let sets: Vec<Blocked> = larder.folder.sets().into_iter().map(Blocked::at).collect();
+        let work = match works {
+            "inventory" => {
+                let url = format!("{}/admin/v1/inventory", larder.admin());
+                tokio::spawn(async move { drop(client().get(url).send().await) })
+            }
+            _ => {
+                let request = client().post(format!("{}{BUNDLE}", larder.admin())).bearer_auth(larder.token());
+                let request = request.header("content-type", "application/json");
+                let request = request.body(json!({ "job": job }).to_string());
+                tokio::spawn(async move { drop(request.send().await) })
+            }
+        };
+        let let_go_on = || sets.iter().any(Blocked::is_let_go_on);
+        // From here on it is at another of them, or on its way there.
+        until("it works", async || let_go_on()).await;
+        let folder = larder.folder.clone();
+        let mut stopping = tokio::spawn(larder.stop());
+        let stopped = tokio::time::timeout(Duration::from_secs(1), &mut stopping).await;
+        // Before anything fails: the test would wait for that thread, too.
+        until("it has gone on to its end", async || {
+            let_go_on();
+            work.is_finished() && (stopped.is_ok() || stopping.is_finished())
+        })
+        .await;
+        assert!(stopped.is_err(), "{works}: it has stopped, and its work goes on");
+        stopping.await.unwrap();
+        work.await.unwrap();
+        sets.iter().for_each(|set| fs::remove_file(&set.path).unwrap());
+        let again = Larder::mirroring(&upstream).on(&folder).start().await;
+        assert_eq!(get(&format!("{}/readyz", again.base())).await.status, 200);
+    }
+}
