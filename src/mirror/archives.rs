@@ -10,7 +10,7 @@ use super::call::Part;
 use super::fill::{Fill, FillKey};
 use super::follow::{Follow, Progress};
 use super::freshness::Age;
-use super::names::HeldArchive;
+use super::library::HeldArchive;
 use super::opened::Opened;
 use super::passing::Passing;
 use super::proof_set::{HeldSet, KeptSet, ProofSet, SetFile};
@@ -278,7 +278,7 @@ impl Mirror {
     pub(super) async fn held(self: &Arc<Self>, wanted: &ArchiveRef) -> Result<Option<HeldArchive>, Error> {
         let wanted = wanted.clone();
         self.on_disk(move |mirror| {
-            let name = unless_gone(mirror.name(&wanted.package))?;
+            let name = unless_gone(mirror.catalog.name(&wanted.package))?;
             Ok(name.find(&wanted.digest).filter(|held| held.filename == wanted.filename).cloned())
         })
         .await
@@ -287,7 +287,7 @@ impl Mirror {
     /// What is known of a held archive.
     pub async fn name_entry(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<Option<HeldArchive>, Error> {
         let package = package.clone();
-        self.on_disk(move |mirror| Ok(unless_gone(mirror.name(&package))?.get(&digest).cloned())).await
+        self.on_disk(move |mirror| Ok(unless_gone(mirror.catalog.name(&package))?.get(&digest).cloned())).await
     }
 
     /// Notes a use, at most once a minute.

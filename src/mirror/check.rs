@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::names::HeldArchive;
+use super::library::HeldArchive;
 use super::opened::unless_damaged;
 use super::{Archive, ArchiveRef, Call, Mirror};
 use crate::address::Artifact;
@@ -172,7 +172,7 @@ impl Mirror {
         digest: Digest,
         opened: Option<&Blob>,
     ) -> Result<Option<Vec<(Artifact, HeldArchive)>>, StoreError> {
-        let _lock = self.digest_lock(&digest).lock();
+        let _lock = self.catalog.digest_lock(&digest).lock();
         match opened {
             Some(opened) if !self.store.blobs.set_aside_unless_replaced(&digest, opened)? => return Ok(None),
             None if self.store.blobs.holds(&digest)? => return Ok(None),
@@ -183,7 +183,7 @@ impl Mirror {
         let mut taken_off = Vec::new();
         for named in self.names_by_digest()?.of(&digest) {
             let mut taken = None;
-            self.change_name(&named.of, |name| {
+            self.catalog.change_name(&named.of, |name| {
                 taken = name.get(&digest).cloned();
                 name.archives.retain(|held| held.digest != digest);
             })?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::Mirror;
 use super::fill::Filled;
-use super::names::{HeldArchive, PackageHashesKnown, Zip};
+use super::library::{HeldArchive, PackageHashesKnown, Zip};
 use super::opened::unless_damaged;
 use super::proof_set::{KeptSet, ProofSet};
 use crate::address::{Artifact, Package};
@@ -28,7 +28,7 @@ impl Mirror {
         verified: Verified<Staged>,
     ) -> Result<HeldArchive, StoreError> {
         let (digest, size_bytes, now) = (verified.digest(), held.size_bytes, held.kept);
-        let _lock = self.digest_lock(&digest).lock();
+        let _lock = self.catalog.digest_lock(&digest).lock();
         self.store.blobs.publish(verified)?;
         self.checked.lock().insert(digest);
         let named = self.name_it(package, kept, held);
@@ -50,7 +50,7 @@ impl Mirror {
         let (package, kept, set) = (package.clone(), Arc::clone(kept), Arc::clone(set));
         self.on_disk(move |mirror| {
             let digest = set.document.shasum;
-            let _lock = mirror.digest_lock(&digest).lock();
+            let _lock = mirror.catalog.digest_lock(&digest).lock();
             let Some(blob) = mirror.store.blobs.get(&digest)? else { return Ok(None) };
             let hashes = unless_damaged(blob.hashes())?;
             let Some((_, fast)) = hashes.filter(|(actual, _)| *actual == digest) else {
@@ -82,7 +82,7 @@ impl Mirror {
             // Without evicting: this runs under the lock of a digest.
             self.write_document(&key, &kept.write(), held.kept, Durability::Synced)?;
         }
-        self.change_name(package, |name| {
+        self.catalog.change_name(package, |name| {
             name.archives.retain(|before| before.digest != held.digest);
             name.archives.push(held.clone());
         })?;
@@ -110,7 +110,7 @@ impl Mirror {
         let (mirror, of) = (Arc::clone(self), package.clone());
         let computed = self.hashing.run(&self.tasks, move || {
             let is_known = |held: &HeldArchive| held.digest == digest && held.hashes != PackageHashesKnown::NotYet;
-            if mirror.name(&of)?.archives.iter().any(is_known) {
+            if mirror.catalog.name(&of)?.archives.iter().any(is_known) {
                 return Ok(());
             }
             mirror.compute_hashes(&of, &digest)
@@ -131,7 +131,7 @@ impl Mirror {
         if let PackageHashesKnown::Impossible { why } = &hashes {
             tracing::error!(%package, why, "a proven archive is no zip that a client could install; it has no h1");
         }
-        self.change_name(package, |name| {
+        self.catalog.change_name(package, |name| {
             if let Some(held) = name.archives.iter_mut().find(|held| held.digest == *digest) {
                 held.hashes = hashes;
             }
@@ -146,7 +146,7 @@ impl Mirror {
             let mut without = Vec::new();
             for named in mirror.store.records.all_named()? {
                 let Artifact::Provider(package) = named else { continue };
-                let archives = mirror.name(&package)?.archives;
+                let archives = mirror.catalog.name(&package)?.archives;
                 let missing = archives.iter().filter(|held| held.hashes == PackageHashesKnown::NotYet);
                 without.extend(missing.map(|held| (package.clone(), held.digest)));
             }

@@ -284,7 +284,7 @@ impl Mirror {
         durability: Durability,
         made: impl FnOnce(Option<&KeptDocument>, KeptDocument) -> Result<KeptDocument, StoreError>,
     ) -> Result<Placed, StoreError> {
-        let _lock = self.record_lock(key).lock();
+        let _lock = self.catalog.record_lock(key).lock();
         let held = unless_gone(self.store.records.get(key))?.and_then(KeptDocument::read);
         if let Some(held) = held.as_ref().filter(|held| held.age().outlasts(coming.age(), now)) {
             return Ok(Placed::OutlastedBy(Box::new(held.clone())));
@@ -303,7 +303,7 @@ impl Mirror {
         now: Timestamp,
         durability: Durability,
     ) -> Result<(), StoreError> {
-        let _lock = self.record_lock(key).lock();
+        let _lock = self.catalog.record_lock(key).lock();
         let size_bytes = self.store.records.put(key, record, durability)?;
         self.store.index.document_kept(key, size_bytes, now);
         Ok(())
@@ -311,7 +311,7 @@ impl Mirror {
 
     /// Removes a document.
     pub(super) fn remove_document(&self, key: &Key) -> Result<(), StoreError> {
-        let _lock = self.record_lock(key).lock();
+        let _lock = self.catalog.record_lock(key).lock();
         self.store.records.remove(key)?;
         self.store.index.document_gone(key);
         Ok(())

@@ -292,7 +292,7 @@ impl Mirror {
     /// Evicts one archive, and says how many bytes that freed; unless it was used since the look at the index.
     fn evict(&self, archive: &IndexedArchive, of: &[Named], because: Because) -> Result<Option<u64>, StoreError> {
         let digest = &archive.digest;
-        let _lock = self.digest_lock(digest).lock();
+        let _lock = self.catalog.digest_lock(digest).lock();
         if self.store.index.archive(digest)?.is_none_or(|now| now.last_use != archive.last_use) {
             return Ok(None);
         }
@@ -300,7 +300,7 @@ impl Mirror {
             if let Artifact::Module(package) = of {
                 note_before_it_goes(self, package)?;
             }
-            self.change_name(of, |name| name.archives.retain(|held| held.digest != *digest))?;
+            self.catalog.change_name(of, |name| name.archives.retain(|held| held.digest != *digest))?;
             self.artifact_changed(of);
             tracing::info!(package = %of, %digest, "evicted an archive");
         }

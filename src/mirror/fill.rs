@@ -13,7 +13,7 @@ use super::counters::Stored;
 use super::download::{Ended, pump};
 use super::eviction::Reservation;
 use super::follow::Progress;
-use super::names::HeldArchive;
+use super::library::HeldArchive;
 use super::proof_set::{KeptSet, ProofSet};
 use super::{Call, Mirror};
 use crate::address::Package;

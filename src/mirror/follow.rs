@@ -7,7 +7,7 @@ use bytes::Bytes;
 use futures_util::{Stream, stream};
 use tokio::sync::watch;
 
-use super::names::HeldArchive;
+use super::library::HeldArchive;
 use crate::error::Error;
 use crate::store::{FileBytes, READ_AT_ONCE, ReadShare, StoreError};
 

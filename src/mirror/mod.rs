@@ -25,7 +25,6 @@ mod library;
 mod limits;
 mod listed;
 mod modules;
-mod names;
 mod names_by_digest;
 mod opened;
 mod pages;
@@ -71,10 +70,9 @@ pub use self::check::{Found, Healed, Wrong};
 pub use self::counters::Counters;
 pub use self::documents::KeptDocument;
 pub use self::gauges::Gauges;
-pub use self::library::{Alarm, AlarmKind};
+pub use self::library::{Alarm, AlarmKind, HeldArchive, PackageHashesKnown, Zip};
 pub use self::limits::Limits;
 pub use self::modules::{ModuleArchiveRef, ModuleLocation};
-pub use self::names::{HeldArchive, PackageHashesKnown, Zip};
 pub use self::pages::{FromStore, PageFound, StoredDetails, StoredEntry, StoredList, StoredThing, UpstreamPage};
 pub use self::passing::Passing;
 pub use self::pin::{Pin, PinOutcome, Pinned};
@@ -96,7 +94,7 @@ use self::commit::MOST_HASHING;
 use self::documents::DocumentFlight;
 use self::fill::FillKey;
 use self::follow::Progress;
-use self::library::{Alarms, ProviderHistories};
+use self::library::{Alarms, Catalog, ProviderHistories};
 use self::modules::{StageNames, UNPACKING};
 use self::passing::MOST_PASSING;
 use self::remembered::Remembered;
@@ -164,12 +162,10 @@ pub struct Mirror {
     used_lately: Remembered<Digest, ()>,
     checked: Mutex<HashSet<Digest>>,
     small: Mutex<HashMap<Digest, Weak<[u8]>>>,
-    record_locks: [Mutex<()>; 64],
-    digest_locks: [Mutex<()>; 64],
+    catalog: Catalog,
     evicting: Mutex<()>,
     verifying: Arc<tokio::sync::Mutex<()>>,
     importing: Arc<tokio::sync::Mutex<()>>,
-    imported: Mutex<Option<Vec<String>>>,
     /// Held by whoever takes in what was carried here: one at a time.
     taking_in: tokio::sync::Mutex<()>,
     staying: Staying,
@@ -201,6 +197,7 @@ impl Mirror {
         let sealed = Sealed::over(&store);
         let alarms = Alarms::over(Arc::clone(&store))?;
         let histories = ProviderHistories::new(Arc::clone(&store));
+        let catalog = Catalog::new(Arc::clone(&store));
         Ok(Arc::new(Self {
             store,
             own: terms.outbound.own_entry().clone(),
@@ -218,12 +215,10 @@ impl Mirror {
             used_lately: Remembered::default(),
             checked: Mutex::default(),
             small: Mutex::default(),
-            record_locks: std::array::from_fn(|_| Mutex::default()),
-            digest_locks: std::array::from_fn(|_| Mutex::default()),
+            catalog,
             evicting: Mutex::default(),
             verifying: Arc::default(),
             importing: Arc::default(),
-            imported: Mutex::default(),
             taking_in: tokio::sync::Mutex::default(),
             staying: Staying::default(),
             reserved: Arc::default(),
@@ -307,16 +302,6 @@ impl Mirror {
     fn revision_of(&self, address: &impl Hash) -> &AtomicU64 {
         // The modulus keeps the index inside; two that share a counter only render once more.
         &self.revisions[self.hasher.hash_one(address) as usize % self.revisions.len()]
-    }
-
-    /// The lock under which a record is read, changed and put.
-    fn record_lock(&self, key: &Key) -> &Mutex<()> {
-        &self.record_locks[self.hasher.hash_one(key) as usize % self.record_locks.len()]
-    }
-
-    /// The lock under which an archive is taken in or removed. Taken before any record's.
-    fn digest_lock(&self, digest: &Digest) -> &Mutex<()> {
-        &self.digest_locks[self.hasher.hash_one(digest) as usize % self.digest_locks.len()]
     }
 
     /// Runs file work where it may block.

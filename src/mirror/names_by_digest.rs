@@ -50,7 +50,7 @@ impl Mirror {
     pub(super) fn names_by_digest(&self) -> Result<Names, StoreError> {
         let mut names = Names { by_digest: HashMap::new(), unreadable: None };
         for of in self.store.records.all_named()? {
-            match self.name(&of) {
+            match self.catalog.name(&of) {
                 Ok(name) if name.archives.is_empty() && !name.pinned => {
                     // Damaged, and set aside just now: its proof set says which archive it named.
                     match self.named_by_set(&of) {

@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::archives::Archive;
 use super::check::Found;
-use super::names::HeldArchive;
+use super::library::HeldArchive;
 use super::{Call, Mirror, SMALL_ARCHIVE_BYTES, unless_gone};
 use crate::address::Artifact;
 use crate::digest::FastHash;
@@ -99,7 +99,7 @@ impl Mirror {
     async fn take_off(self: &Arc<Self>, of: &Artifact, held: &HeldArchive, because: Found) -> Result<(), Error> {
         let (of, digest, fast) = (of.clone(), held.digest, held.fast);
         self.on_disk(move |mirror| {
-            let _lock = mirror.digest_lock(&digest).lock();
+            let _lock = mirror.catalog.digest_lock(&digest).lock();
             // Somebody may have put it right since it was looked at.
             match (because, mirror.store.blobs.get(&digest)?) {
                 (Found::Missing, Some(_)) => return Ok(()),
@@ -108,7 +108,7 @@ impl Mirror {
                 (_, None) => {}
             }
             mirror.checked.lock().remove(&digest);
-            mirror.change_name(&of, |name| name.archives.retain(|held| held.digest != digest))?;
+            mirror.catalog.change_name(&of, |name| name.archives.retain(|held| held.digest != digest))?;
             mirror.store.index.archive_gone(&digest);
             mirror.counters.damaged(because);
             mirror.artifact_changed(&of);

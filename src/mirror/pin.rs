@@ -113,7 +113,7 @@ impl Mirror {
         for package in packages {
             let is_held = self.is_held(package)?;
             let mut outcome = PinOutcome::NotHeld;
-            self.change_name(package, |name| {
+            self.catalog.change_name(package, |name| {
                 // A pin whose archive was lost can be lifted all the same.
                 if is_held || (name.pinned && pin == Pin::Lift) {
                     let before = std::mem::replace(&mut name.pinned, pin == Pin::Set);
@@ -133,7 +133,7 @@ impl Mirror {
     }
 
     fn is_held(&self, package: &Artifact) -> Result<bool, StoreError> {
-        for held in &self.name(package)?.archives {
+        for held in &self.catalog.name(package)?.archives {
             if self.store.blobs.holds(&held.digest)? {
                 return Ok(true);
             }
@@ -145,7 +145,7 @@ impl Mirror {
     pub(super) fn documents_of_what_is_pinned(&self) -> Result<BTreeSet<Key>, StoreError> {
         let mut keys = BTreeSet::new();
         for of in self.store.records.all_named()? {
-            if !self.name(&of)?.pinned {
+            if !self.catalog.name(&of)?.pinned {
                 continue;
             }
             keys.insert(Key::Discovery(of.host().clone()));

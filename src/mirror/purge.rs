@@ -107,7 +107,7 @@ impl Mirror {
                 continue;
             }
             // A download may have landed since: what it brought is kept anew, and with it what proves it.
-            if self.name(&package)?.archives.is_empty() {
+            if self.catalog.name(&package)?.archives.is_empty() {
                 self.purge_document(&Key::ProofSet(package), purged)?;
             }
         }
@@ -127,7 +127,7 @@ impl Mirror {
         purged: &mut Purged,
     ) -> Result<BTreeSet<Package>, StoreError> {
         // Under the locks of all digests nothing is taken in or removed: so one look at the names is enough.
-        let _locks: Vec<_> = self.digest_locks.iter().map(|lock| lock.lock()).collect();
+        let _locks = self.catalog.all_digests_locked();
         let names = self.names_by_digest()?;
         if let Some(unreadable) = names.unreadable {
             // It may list any archive, so none could be removed: and then no name may go.
@@ -140,7 +140,7 @@ impl Mirror {
         let mut digests = BTreeSet::new();
         let mut pinned = BTreeSet::new();
         for package in &packages {
-            let name = self.name(package)?;
+            let name = self.catalog.name(package)?;
             if name.pinned {
                 pinned.insert(package.clone());
                 continue;
@@ -156,7 +156,7 @@ impl Mirror {
                 Err(StoreError::Gone) => return Err(StoreError::Gone),
                 Err(why) => purged.unreadable.push(format!("the proof set of {package}: {why}")),
             }
-            self.change_name(package, |name| name.archives.clear())?;
+            self.catalog.change_name(package, |name| name.archives.clear())?;
         }
         let is_meant = |of: &Artifact| matches!(of, Artifact::Provider(package) if packages.contains(package) && !pinned.contains(package));
         for digest in digests {
@@ -176,7 +176,7 @@ impl Mirror {
 
     /// The list stays. What upstream has dropped was only in it because it was held.
     pub(super) fn unlist_dropped(&self, list: &Key, versions: &Versions, now: Timestamp) -> Result<(), StoreError> {
-        let _lock = self.record_lock(list).lock();
+        let _lock = self.catalog.record_lock(list).lock();
         let Some(kept) = self.store.records.get(list)?.and_then(KeptDocument::read) else { return Ok(()) };
         if kept.dropped().is_empty() {
             return Ok(());

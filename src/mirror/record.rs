@@ -4,9 +4,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::documents::KeptDocument;
+use super::library::NameRecord;
 use super::library::{AlarmsRecord, FirstListed, KeyLog, VersionHistory, WholeRecord};
 use super::modules::SeenRecord;
-use super::names::NameRecord;
 use super::proof_set::KeptSet;
 use super::sealed::Wants;
 use crate::store::Key;

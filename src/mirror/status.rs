@@ -200,7 +200,7 @@ impl Mirror {
             document_bytes,
             first_seen_records: first_seen.0,
             first_seen_bytes: first_seen.1,
-            imported: self.imported(),
+            imported: self.catalog.imported(),
             last_bundle: self.last_bundle(),
             offline: self.link() == Link::Offline,
             upstreams: self.hosts().iter().map(ToString::to_string).collect(),

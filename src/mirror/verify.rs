@@ -161,7 +161,7 @@ impl Walk {
             archives.entry(digest).or_default();
         }
         let (archives, bytes) = self.archives(archives).await;
-        let imported = self.mirror.on_disk(|mirror| Ok(mirror.imported().len() as u64)).await?;
+        let imported = self.mirror.on_disk(|mirror| Ok(mirror.catalog.imported().len() as u64)).await?;
         if imported > 0 {
             self.say(Step::Imported { archives: imported }).await;
         }
@@ -174,7 +174,7 @@ impl Walk {
         for key in keys {
             let of = key.clone();
             let looked = self.mirror.on_disk(move |mirror| {
-                let _lock = mirror.record_lock(&of).lock();
+                let _lock = mirror.catalog.record_lock(&of).lock();
                 let looked = mirror.store.records.look(&of)?;
                 if matches!(looked, Recorded::Damaged) {
                     mirror.store.index.document_gone(&of);

@@ -10,7 +10,7 @@ use super::archives::Archive;
 use super::asking::Asking;
 use super::call::Part;
 use super::follow::Progress;
-use super::names::{HeldArchive, PackageHashesKnown};
+use super::library::{HeldArchive, PackageHashesKnown};
 use super::opened::Opened;
 use super::proof_set::ProofSet;
 use super::pull::AskedAgain;
@@ -247,7 +247,7 @@ impl Mirror {
             let Some(set) = mirror.read_set(&of)? else { return Ok(false) };
             let sets = [Some(&set.kept.current), set.fallback.as_ref()];
             let is_proven = sets.into_iter().flatten().any(|set| set.document.shasum == digest);
-            Ok(is_proven && mirror.name(&of)?.get(&digest).is_some() && mirror.store.blobs.holds(&digest)?)
+            Ok(is_proven && mirror.catalog.name(&of)?.get(&digest).is_some() && mirror.store.blobs.holds(&digest)?)
         })
         .await
     }

@@ -78,6 +78,6 @@ impl Mirror {
             Entry::Provider(entry) => (Artifact::Provider(entry.package()), entry.archive),
             Entry::Module(entry) => (self.artifact_of(&entry.package()), entry.archive),
         };
-        Ok(self.name(of)?.get(&archive.sha256).is_some() && self.store.blobs.holds(&archive.sha256)?)
+        Ok(self.catalog.name(of)?.get(&archive.sha256).is_some() && self.store.blobs.holds(&archive.sha256)?)
     }
 }

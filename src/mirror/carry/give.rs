@@ -185,7 +185,7 @@ impl Mirror {
                 Artifact::Provider(package) => {
                     let Some(held) = self.read_set(package)? else { continue };
                     let sets = [Some(&held.kept.current), held.fallback.as_ref()];
-                    let name = self.name(package)?;
+                    let name = self.catalog.name(package)?;
                     let held = sets.into_iter().flatten().find(|set| name.get(&set.document.shasum).is_some());
                     let Some(set) = held.filter(|set| self.is_blob_held(&set.document.shasum)) else { continue };
                     inventory.add(&named, set.document.shasum, proof_of(set));

@@ -26,7 +26,7 @@ impl Mirror {
 
     /// Whether an archive is held under this name.
     fn is_named(&self, package: &Package, digest: Digest) -> Result<bool, StoreError> {
-        Ok(self.name(package)?.get(&digest).is_some() && unless_gone(self.store.blobs.holds(&digest))?)
+        Ok(self.catalog.name(package)?.get(&digest).is_some() && unless_gone(self.store.blobs.holds(&digest))?)
     }
 
     /// Whether a document is held which is this one, or is newer.

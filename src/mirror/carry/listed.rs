@@ -117,7 +117,7 @@ impl Mirror {
             })
             .collect();
         for key in lists {
-            let _lock = self.record_lock(&key).lock();
+            let _lock = self.catalog.record_lock(&key).lock();
             let Some(held) = self.store.records.get(&key)?.and_then(KeptDocument::read) else { continue };
             let listing = self.with_what_is_held(&key, Some(&held), held.clone())?;
             if listing.says_the_same_as(&held) {

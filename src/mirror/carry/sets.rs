@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::super::accept::RESOLVED_BY_ACCEPT;
 use super::super::freshness::Age;
+use super::super::library::HeldArchive;
 use super::super::library::{AcceptedFor, AlarmKind, observation};
-use super::super::names::HeldArchive;
 use super::super::proof_set::{About, KeptSet, ProofSet};
 use super::super::trees::imported_differs;
 use super::super::{Mirror, unless_gone};
@@ -113,7 +113,7 @@ impl CarriedSet {
         let Self { package, set, age, .. } = self;
         let Arrived { fast, size_bytes, .. } = arrived;
         let committed = || {
-            let _lock = mirror.digest_lock(&digest).lock();
+            let _lock = mirror.catalog.digest_lock(&digest).lock();
             arrived.publish(mirror, digest, now)?;
             let Some(kept) = mirror.put_carried_set(&package, &set, age, now)? else { return Ok(Outcome::Held) };
             mirror.name_it(&package, &kept, HeldArchive::of_set(&set, fast, size_bytes, now))?;
@@ -173,7 +173,7 @@ impl Mirror {
         now: Timestamp,
     ) -> Result<Option<KeptSet>, StoreError> {
         let key = Key::ProofSet(package.clone());
-        let _lock = self.record_lock(&key).lock();
+        let _lock = self.catalog.record_lock(&key).lock();
         if self.holds_as_new(package, set, age, now)? {
             return Ok(None);
         }

@@ -1,10 +1,15 @@
-//! Records about what is stored: the first-seen records of providers, and the alarms.
+//! What is stored: the names and their locks, the first-seen records of providers, and the alarms.
 
 mod alarms;
+mod catalog;
 mod first_seen;
 mod history;
+mod names;
 
 pub use self::alarms::{Alarm, AlarmKind};
 pub(super) use self::alarms::{Alarms, AlarmsRecord};
+pub(super) use self::catalog::Catalog;
 pub(super) use self::first_seen::{AcceptedFor, Change, KeyLog, Refusal, Verdict, VersionHistory};
 pub(super) use self::history::{FirstListed, ProviderHistories, Unrecorded, WholeRecord, observation};
+pub(super) use self::names::NameRecord;
+pub use self::names::{HeldArchive, PackageHashesKnown, Zip};

@@ -77,7 +77,7 @@ impl Mirror {
             let (of, what, now) = (key.clone(), source.what(), call.now);
             let tree_before = before.map(|before| before.tree);
             self.on_disk(move |mirror| {
-                mirror.change_name(&of, |name| name.archives.clear())?;
+                mirror.catalog.change_name(&of, |name| name.archives.clear())?;
                 seen::forget(mirror, &of, now)
             })
             .await?;

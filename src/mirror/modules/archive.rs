@@ -63,7 +63,7 @@ impl Mirror {
             None => self.held_module(key).await?,
             Some(prefix) => {
                 let (of, prefix) = (Artifact::Module(key.clone()), *prefix);
-                self.on_disk(move |mirror| Ok(unless_gone(mirror.name(&of))?.find(&prefix).cloned())).await?
+                self.on_disk(move |mirror| Ok(unless_gone(mirror.catalog.name(&of))?.find(&prefix).cloned())).await?
             }
         };
         let Some(held) = held else { return Ok(None) };

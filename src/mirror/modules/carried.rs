@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::super::carry::{Arrived, Judging, Source, store_failed};
 use super::super::documents::KeptDocument;
-use super::super::names::{HeldArchive, PackageHashesKnown, Zip};
+use super::super::library::{HeldArchive, PackageHashesKnown, Zip};
 use super::super::{Mirror, unless_gone};
 use super::location::told_subdir;
 use super::seen::{self, Judged, Sighting};
@@ -48,7 +48,7 @@ impl Mirror {
         digest: Option<Digest>,
     ) -> Result<Option<HeldModule>, StoreError> {
         let seen = seen::known(self, package)?.seen();
-        for held in self.name(package)?.archives.into_iter().rev() {
+        for held in self.catalog.name(package)?.archives.into_iter().rev() {
             let Some(packed) = held.proof.how.tree().cloned() else { continue };
             let is_it = digest.is_none_or(|digest| digest == held.digest);
             let is_pinned = seen.as_ref().is_none_or(|seen| seen.pinned.is_packed_as(&packed));
@@ -89,7 +89,7 @@ impl CarriedModule {
         drop(told_subdir(&package, said.located.subdir.as_ref()).map_err(|e| e.to_string())?);
         let is_held = || -> Result<bool, StoreError> {
             let is_there = unless_gone(mirror.store.blobs.holds(&entry.archive.sha256))?
-                && mirror.name(&key)?.get(&entry.archive.sha256).is_some();
+                && mirror.catalog.name(&key)?.get(&entry.archive.sha256).is_some();
             let is_located = mirror.held_as_new(&Key::ModuleLocation(key.clone()), &location, now)?;
             let is_pinned = seen::known(mirror, &key)?.seen().is_some_and(|seen| seen.pinned.tree == entry.tree);
             Ok(is_there && is_located && is_pinned)
@@ -152,11 +152,11 @@ impl CarriedModule {
         let held =
             HeldArchive { digest, fast, filename, size_bytes, hashes, proof, zip: Zip::Published, origin, kept: now };
         let commit = || {
-            let _lock = mirror.digest_lock(&digest).lock();
+            let _lock = mirror.catalog.digest_lock(&digest).lock();
             arrived.publish(mirror, digest, now)?;
             let at = Key::ModuleLocation(key.clone());
             mirror.place_document(&at, location, now, Durability::Synced, |_, coming| Ok(coming))?;
-            mirror.change_name(Artifact::Module(key.clone()), |name| {
+            mirror.catalog.change_name(Artifact::Module(key.clone()), |name| {
                 name.archives.retain(|before| before.digest != digest);
                 name.archives.push(held.clone());
             })

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::super::counters::{REFUSED_TREE, REPUBLISHED, SEEN_DAMAGED, Stored};
 use super::super::fill::Counted;
 use super::super::freshness::Age;
-use super::super::names::{HeldArchive, PackageHashesKnown, Zip};
+use super::super::library::{HeldArchive, PackageHashesKnown, Zip};
 use super::super::single_flight::Awaited;
 use super::super::{AlarmKind, Call, Mirror};
 use super::fetch::{Fetch, FetchedTree, NoTree};
@@ -194,10 +194,10 @@ impl Mirror {
         let held =
             HeldArchive { digest, fast, filename, size_bytes, hashes, proof, zip: Zip::Published, origin, kept: now };
         {
-            let _lock = self.digest_lock(&digest).lock();
+            let _lock = self.catalog.digest_lock(&digest).lock();
             self.store.blobs.publish(verified)?;
             self.checked.lock().insert(digest);
-            let named = self.change_name(Artifact::Module(key.clone()), |name| {
+            let named = self.catalog.change_name(Artifact::Module(key.clone()), |name| {
                 // One that an operator has replaced stays for whoever was told its digest; it is current no more.
                 name.archives.retain(|before| before.digest != digest);
                 name.archives.push(held.clone());

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::super::documents::KeptDocument;
-use super::super::names::HeldArchive;
+use super::super::library::HeldArchive;
 use super::super::{Mirror, unless_gone};
 use super::seen::{self, Recalled};
 use crate::address::ModulePackage;
@@ -29,7 +29,7 @@ impl Mirror {
 
     /// The same; asks the disk.
     pub(in crate::mirror) fn module_now(&self, key: &ModulePackage) -> Result<Option<HeldArchive>, StoreError> {
-        let name = unless_gone(self.name(key))?;
+        let name = unless_gone(self.catalog.name(key))?;
         if name.archives.is_empty() {
             return Ok(None);
         }

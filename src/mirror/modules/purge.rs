@@ -61,7 +61,7 @@ impl Mirror {
         purged: &mut Purged,
     ) -> Result<BTreeSet<ModulePackage>, StoreError> {
         // Under the locks of all digests nothing is taken in or removed: so one look at the names is enough.
-        let _locks: Vec<_> = self.digest_locks.iter().map(|lock| lock.lock()).collect();
+        let _locks = self.catalog.all_digests_locked();
         let names = self.names_by_digest()?;
         if let Some(unreadable) = names.unreadable {
             // It may list any archive, so none could be removed: and then no name may go.
@@ -74,13 +74,13 @@ impl Mirror {
             note_before_it_goes(self, package)?;
         }
         for package in packages {
-            let name = self.name(&package)?;
+            let name = self.catalog.name(&package)?;
             if name.pinned {
                 pinned.insert(package);
                 continue;
             }
             digests.extend(name.archives.iter().map(|held| held.digest));
-            self.change_name(&package, |name| name.archives.clear())?;
+            self.catalog.change_name(&package, |name| name.archives.clear())?;
             cleared.insert(Artifact::Module(package));
         }
         for digest in digests {

@@ -132,7 +132,7 @@ pub(super) enum Judged {
 /// # Errors
 /// Where the disk fails: nobody may take what comes next for the first then.
 pub(super) fn known(mirror: &Mirror, package: &ModulePackage) -> Result<Recalled, StoreError> {
-    let _lock = mirror.record_lock(&Key::SeenModule(package.clone())).lock();
+    let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
     read(mirror, package)
 }
 
@@ -191,7 +191,7 @@ fn recorded(mirror: &Mirror, package: &ModulePackage) -> Result<Recorded<SeenRec
 
 /// What the name of a held archive tells.
 fn by_name(mirror: &Mirror, package: &ModulePackage) -> Result<Option<SeenModule>, StoreError> {
-    let name = mirror.name(package)?;
+    let name = mirror.catalog.name(package)?;
     let held = name.archives.iter().rev().find_map(|held| held.proof.how.tree().zip(Some(held.kept)));
     Ok(held.map(|(packed, kept)| {
         let pinned = Sighting {
@@ -224,7 +224,7 @@ fn write(mirror: &Mirror, package: &ModulePackage, record: &SeenRecord) -> Resul
 /// # Errors
 /// Where it could not be put down: then nothing of it may be kept.
 pub(super) fn judge(mirror: &Mirror, package: &ModulePackage, sighting: Sighting) -> Result<Judged, StoreError> {
-    let _lock = mirror.record_lock(&Key::SeenModule(package.clone())).lock();
+    let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
     match read(mirror, package)? {
         Recalled::Never => {
             let at = sighting.at;
@@ -246,7 +246,7 @@ pub(super) fn looked(
     sighting: Sighting,
     looked: Timestamp,
 ) -> Result<Judged, StoreError> {
-    let _lock = mirror.record_lock(&Key::SeenModule(package.clone())).lock();
+    let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
     match read(mirror, package)? {
         Recalled::Never => Ok(Judged::Consistent),
         Recalled::Seen(mut seen) => {
@@ -283,7 +283,7 @@ pub(super) fn accept(
     package: &ModulePackage,
     sighting: Sighting,
 ) -> Result<Option<Sighting>, StoreError> {
-    let _lock = mirror.record_lock(&Key::SeenModule(package.clone())).lock();
+    let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
     let before = read(mirror, package)?.seen();
     let first_seen = before.as_ref().map_or(sighting.at, |seen| seen.first_seen);
     let looked = sighting.at;
@@ -294,13 +294,13 @@ pub(super) fn accept(
 
 /// Forgets what was seen of a version, because an operator accepts that larder cannot fetch it any more.
 pub(super) fn forget(mirror: &Mirror, package: &ModulePackage, now: Timestamp) -> Result<(), StoreError> {
-    let _lock = mirror.record_lock(&Key::SeenModule(package.clone())).lock();
+    let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
     write(mirror, package, &SeenRecord::Forgotten { forgotten: now })
 }
 
 /// Notes that upstream has moved a version to where larder cannot follow. Says what was seen of it before.
 pub(super) fn moved_elsewhere(mirror: &Mirror, package: &ModulePackage, what: &str) -> Result<Recalled, StoreError> {
-    let _lock = mirror.record_lock(&Key::SeenModule(package.clone())).lock();
+    let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
     let mut recalled = read(mirror, package)?;
     if let Recalled::Seen(seen) = &mut recalled
         && seen.elsewhere.as_deref() != Some(what)

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::super::names::HeldArchive;
+use super::super::library::HeldArchive;
 use super::super::pull::AskedAgain;
 use super::super::warm::or_held_back;
 use super::super::{Came, Haste, Link, Mirror, Resolved};
@@ -155,7 +155,7 @@ impl Mirror {
                     return Ok(false);
                 }
             }
-            Ok(mirror.name(&key)?.get(&digest).is_some() && mirror.store.blobs.holds(&digest)?)
+            Ok(mirror.catalog.name(&key)?.get(&digest).is_some() && mirror.store.blobs.holds(&digest)?)
         })
         .await
     }

@@ -92,7 +92,7 @@ impl Mirror {
 
     /// Writes down what is missing, where anything changed since it was written last.
     pub(in crate::mirror) fn save_missing(&self) -> Result<(), StoreError> {
-        let _lock = self.record_lock(&Key::Missing).lock();
+        let _lock = self.catalog.record_lock(&Key::Missing).lock();
         let record = {
             let mut wants = self.sealed.wants.lock();
             if !wants.take_changed() {

@@ -75,7 +75,7 @@ impl Mirror {
         let key = Key::ProofSet(package.clone());
         let of = package.clone();
         self.on_disk(move |mirror| {
-            let _lock = mirror.record_lock(&key).lock();
+            let _lock = mirror.catalog.record_lock(&key).lock();
             let Some(HeldSet { kept, .. }) = mirror.read_set(&of)? else { return Ok(()) };
             if kept.current.document.shasum != wrong {
                 return Ok(());
@@ -101,7 +101,7 @@ impl Mirror {
         let of = package.clone();
         let kept = self.on_disk(move |mirror| {
             let key = Key::ProofSet(of.clone());
-            let lock = mirror.record_lock(&key).lock();
+            let lock = mirror.catalog.record_lock(&key).lock();
             let read = mirror.read_set(&of);
             let is_gone = matches!(read, Err(StoreError::Gone));
             let held = unless_gone(read)?.map(|held| Arc::unwrap_or_clone(held.kept));

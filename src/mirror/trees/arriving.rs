@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io::{self, Read};
 
-use super::super::names::Zip;
+use super::super::library::Zip;
 use super::import::{Import, Stop};
 use crate::address::Package;
 use crate::digest::{Digest, FastHash};

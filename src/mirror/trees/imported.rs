@@ -8,11 +8,11 @@ use serde_json::json;
 
 use super::super::documents::{About as ListAbout, KeptDocument};
 use super::super::freshness::Age;
-use super::super::names::Zip;
+use super::super::library::Zip;
 use super::super::proof_set::{KeptSet, ProofSet};
 use super::super::{AlarmKind, Call, Mirror, unless_gone};
 use super::beside::{set_of, stand_in};
-use crate::address::{Artifact, Package, Platform, ProviderAddress, Version};
+use crate::address::{Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
@@ -26,8 +26,6 @@ use crate::verify::{How, Proof};
 
 /// What stands where the signature would: OpenTofu asks for one also where there is no key to check it by.
 const NO_SIGNATURE: &[u8] = b"There is no signature: the operator of this mirror imported it.\n";
-/// How many are listed.
-const MOST_LISTED: usize = 1000;
 
 /// The set of an archive that nobody signed: a document without keys, and sums of these.
 pub(super) fn unsigned_set(
@@ -126,7 +124,7 @@ impl Mirror {
         tracing::info!(%package, "what was imported without signatures is proven now: it is what upstream has");
         let (of, filename) = (package.clone(), set.document.filename.clone());
         self.on_disk(move |mirror| {
-            mirror.change_name(&of, |name| {
+            mirror.catalog.change_name(&of, |name| {
                 if let Some(held) = name.archives.iter_mut().find(|held| held.digest == digest) {
                     (held.proof, held.filename) = (proof, filename);
                 }
@@ -137,7 +135,7 @@ impl Mirror {
 
     /// Whether larder packed a held archive of what was imported unpacked: no published one has its digest.
     pub(in super::super) fn is_packed_anew(&self, package: &Package, digest: Digest) -> Result<bool, StoreError> {
-        Ok(self.name(package)?.get(&digest).is_some_and(|held| held.zip == Zip::PackedAnew))
+        Ok(self.catalog.name(package)?.get(&digest).is_some_and(|held| held.zip == Zip::PackedAnew))
     }
 
     /// Gives every unsigned set of a version the sums of all of them, so that each speaks for every platform.
@@ -208,39 +206,7 @@ impl Mirror {
     /// Whether a package is held that was imported without signatures.
     pub async fn was_imported(self: &Arc<Self>, package: &Package) -> Result<bool, Error> {
         let of = package.clone();
-        self.on_disk(move |mirror| Ok(unless_gone(mirror.name(&of))?.is_imported())).await
-    }
-
-    /// What was imported without signatures and nothing else vouches for, at most a thousand packages. Asks the disk,
-    /// once after each change.
-    pub fn imported(&self) -> Vec<String> {
-        if let Some(known) = &*self.imported.lock() {
-            return known.clone();
-        }
-        match self.all_imported() {
-            Ok(imported) => {
-                *self.imported.lock() = Some(imported.clone());
-                imported
-            }
-            Err(error) => {
-                tracing::warn!(%error, "what was imported without signatures cannot be told");
-                Vec::new()
-            }
-        }
-    }
-
-    fn all_imported(&self) -> Result<Vec<String>, StoreError> {
-        let mut imported = Vec::new();
-        for named in self.store.records.all_named()? {
-            if let Artifact::Provider(package) = named
-                && self.name(&package)?.is_imported()
-            {
-                imported.push(package.to_string());
-            }
-        }
-        imported.sort();
-        imported.truncate(MOST_LISTED);
-        Ok(imported)
+        self.on_disk(move |mirror| Ok(unless_gone(mirror.catalog.name(&of))?.is_imported())).await
     }
 
     /// Makes what leads to a provider survive a power cut, as far as it is held.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::super::check::Found;
 use super::super::eviction::Reservation;
-use super::super::names::{HeldArchive, PackageHashesKnown, Zip};
+use super::super::library::{HeldArchive, PackageHashesKnown, Zip};
 use super::super::opened::unless_damaged;
 use super::super::proof_set::{KeptSet, ProofSet};
 use super::super::{Link, unless_gone};
@@ -198,7 +198,7 @@ impl Import {
     /// import of an earlier larder may have been killed between two writes of it.
     fn mend(&self, arrived: &Arrived) -> Result<(), Error> {
         let zip = arrived.made.zip();
-        self.mirror.change_name(&arrived.package, |name| {
+        self.mirror.catalog.change_name(&arrived.package, |name| {
             let held = name.archives.iter_mut().find(|held| held.digest == arrived.digest);
             if let Some(held) = held.filter(|held| held.proof.how == How::Imported && zip == Zip::PackedAnew) {
                 (held.zip, held.origin) = (zip, ORIGIN.to_owned());
@@ -273,14 +273,14 @@ impl Import {
     /// What is held of it, read again: who imports what is held may do so because that is damaged. Then it is set aside.
     fn holds(&self, arrived: &Arrived) -> Result<Holds, Error> {
         let (mirror, digest) = (&self.mirror, &arrived.digest);
-        if mirror.name(&arrived.package)?.get(digest).is_none() {
+        if mirror.catalog.name(&arrived.package)?.get(digest).is_none() {
             return Ok(Holds::Nothing);
         }
         let Some(blob) = unless_gone(mirror.store.blobs.get(digest))? else { return Ok(Holds::Nothing) };
         if unless_damaged(blob.fast_hash())? == Some(arrived.fast) {
             return Ok(Holds::Whole);
         }
-        let _lock = mirror.digest_lock(digest).lock();
+        let _lock = mirror.catalog.digest_lock(digest).lock();
         if mirror.store.blobs.set_aside_unless_replaced(digest, &blob)? {
             mirror.checked.lock().remove(digest);
             mirror.store.index.archive_gone(digest);

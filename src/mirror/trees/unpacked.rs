@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::super::names::PackageHashesKnown;
+use super::super::library::PackageHashesKnown;
 use super::super::opened::unless_damaged;
 use super::super::{Call, Link, Mirror, unless_gone};
 use super::proof::{Said, is_proven, not_asked};
@@ -62,7 +62,7 @@ impl Mirror {
     /// The `h1:` of what each held archive of a package unpacks to, as far as it is not damaged.
     fn held_package_hashes(&self, package: &Package) -> Result<Vec<String>, StoreError> {
         let mut known = Vec::new();
-        for held in self.name(package)?.archives {
+        for held in self.catalog.name(package)?.archives {
             let Some(blob) = unless_gone(self.store.blobs.get(&held.digest))? else { continue };
             if unless_damaged(blob.fast_hash())? != Some(held.fast) {
                 continue;
@@ -70,7 +70,7 @@ impl Mirror {
             if held.hashes == PackageHashesKnown::NotYet {
                 self.compute_hashes(package, &held.digest)?;
             }
-            let now = self.name(package)?.get(&held.digest).map(|held| held.hashes.clone());
+            let now = self.catalog.name(package)?.get(&held.digest).map(|held| held.hashes.clone());
             if let Some(PackageHashesKnown::Known { directory, .. }) = now {
                 known.push(directory);
             }

@@ -1,13 +1,11 @@
-//! Which archives are held for a package: its name record, and what was computed of each archive.
+//! The record of a name: the archives that are stored for a package, and what was computed of each.
 
 use serde::{Deserialize, Serialize};
 
-use super::Mirror;
-use super::proof_set::ProofSet;
-use crate::address::{Artifact, FileName};
+use super::super::proof_set::ProofSet;
+use crate::address::FileName;
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix, FastHash};
-use crate::store::{Durability, Key, Recorded, StoreError};
 use crate::upstream::outbound::origin;
 use crate::verify::{How, Proof};
 
@@ -38,7 +36,7 @@ pub struct HeldArchive {
 
 impl HeldArchive {
     /// The archive that a verified set names, as it is recorded when it is stored.
-    pub(super) fn of_set(set: &ProofSet, fast: FastHash, size_bytes: u64, now: Timestamp) -> Self {
+    pub(in crate::mirror) fn of_set(set: &ProofSet, fast: FastHash, size_bytes: u64, now: Timestamp) -> Self {
         Self {
             digest: set.document.shasum,
             fast,
@@ -93,73 +91,25 @@ pub enum PackageHashesKnown {
 
 /// The record of a name.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct NameRecord {
+pub(in crate::mirror) struct NameRecord {
     /// The archive that was kept last, and those before it.
-    pub(super) archives: Vec<HeldArchive>,
+    pub(in crate::mirror) archives: Vec<HeldArchive>,
     /// Whether eviction leaves it alone.
     #[serde(default)]
-    pub(super) pinned: bool,
+    pub(in crate::mirror) pinned: bool,
 }
 
 impl NameRecord {
-    pub(super) fn get(&self, digest: &Digest) -> Option<&HeldArchive> {
+    pub(in crate::mirror) fn get(&self, digest: &Digest) -> Option<&HeldArchive> {
         self.archives.iter().find(|held| held.digest == *digest)
     }
 
     /// Whether any of its archives was imported without signatures.
-    pub(super) fn is_imported(&self) -> bool {
+    pub(in crate::mirror) fn is_imported(&self) -> bool {
         self.archives.iter().any(|held| held.proof.how == How::Imported)
     }
 
-    pub(super) fn find(&self, prefix: &DigestPrefix) -> Option<&HeldArchive> {
+    pub(in crate::mirror) fn find(&self, prefix: &DigestPrefix) -> Option<&HeldArchive> {
         self.archives.iter().find(|held| prefix.matches(&held.digest))
-    }
-}
-
-impl Mirror {
-    pub(super) fn name(&self, of: impl Into<Artifact>) -> Result<NameRecord, StoreError> {
-        let of = of.into();
-        let key = Key::Name(of.clone());
-        match self.store.records.look(&key)? {
-            Recorded::Absent => return Ok(NameRecord::default()),
-            Recorded::Whole(record) => {
-                if let Ok(name) = serde_json::from_slice(&record) {
-                    return Ok(name);
-                }
-                self.store.records.set_aside(&key)?;
-            }
-            Recorded::Damaged => {}
-        }
-        // Its proof set is still there, and so is its blob: the next request finds both. Nothing else tells of a pin.
-        tracing::error!(package = %of, "a name was damaged, and is set aside; if it was pinned, it is not any more: pin it again");
-        Ok(NameRecord::default())
-    }
-
-    /// Reads a name, changes it, and puts it back synced; an empty one is removed.
-    pub(super) fn change_name(
-        &self,
-        of: impl Into<Artifact>,
-        change: impl FnOnce(&mut NameRecord),
-    ) -> Result<(), StoreError> {
-        let of = of.into();
-        let key = Key::Name(of.clone());
-        let _lock = self.record_lock(&key).lock();
-        let before = self.name(&of)?;
-        let mut name = before.clone();
-        change(&mut name);
-        if name == before {
-            return Ok(());
-        }
-        if name.archives.is_empty() && !name.pinned {
-            self.store.records.remove(&key)?;
-        } else {
-            let record =
-                serde_json::to_vec(&name).map_err(|e| StoreError::Index(format!("a name cannot be written: {e}")))?;
-            self.store.records.put(&key, &record, Durability::Synced)?;
-        }
-        if name.is_imported() || before.is_imported() {
-            *self.imported.lock() = None;
-        }
-        Ok(())
     }
 }

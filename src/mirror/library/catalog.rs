@@ -1,0 +1,130 @@
+//! The names of what is stored, and the locks under which the store is changed.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
+
+use super::names::NameRecord;
+use crate::address::Artifact;
+use crate::digest::Digest;
+use crate::store::{Durability, Key, Recorded, Store, StoreError};
+
+/// How many imported packages are listed.
+const MOST_IMPORTED_LISTED: usize = 1000;
+
+/// The names of what is stored. A lock is shared by many keys: nobody takes one of a kind while holding another of it.
+#[derive(Debug)]
+pub(in crate::mirror) struct Catalog {
+    store: Arc<Store>,
+    record_locks: [Mutex<()>; 64],
+    digest_locks: [Mutex<()>; 64],
+    hasher: RandomState,
+    imported: Mutex<Option<Vec<String>>>,
+}
+
+impl Catalog {
+    pub(in crate::mirror) fn new(store: Arc<Store>) -> Self {
+        Self {
+            store,
+            record_locks: std::array::from_fn(|_| Mutex::default()),
+            digest_locks: std::array::from_fn(|_| Mutex::default()),
+            hasher: RandomState::new(),
+            imported: Mutex::default(),
+        }
+    }
+
+    /// The lock under which a record is read, changed and put.
+    pub(in crate::mirror) fn record_lock(&self, key: &Key) -> &Mutex<()> {
+        &self.record_locks[self.hasher.hash_one(key) as usize % self.record_locks.len()]
+    }
+
+    /// The lock under which an archive is taken in or removed. Taken before any record's.
+    pub(in crate::mirror) fn digest_lock(&self, digest: &Digest) -> &Mutex<()> {
+        &self.digest_locks[self.hasher.hash_one(digest) as usize % self.digest_locks.len()]
+    }
+
+    /// The locks of all digests: nothing is taken in or removed meanwhile.
+    pub(in crate::mirror) fn all_digests_locked(&self) -> Vec<MutexGuard<'_, ()>> {
+        self.digest_locks.iter().map(|lock| lock.lock()).collect()
+    }
+
+    /// Reads a name; an empty one where there is none, or where it is damaged, and set aside.
+    pub(in crate::mirror) fn name(&self, of: impl Into<Artifact>) -> Result<NameRecord, StoreError> {
+        let of = of.into();
+        let key = Key::Name(of.clone());
+        match self.store.records.look(&key)? {
+            Recorded::Absent => return Ok(NameRecord::default()),
+            Recorded::Whole(record) => {
+                if let Ok(name) = serde_json::from_slice(&record) {
+                    return Ok(name);
+                }
+                self.store.records.set_aside(&key)?;
+            }
+            Recorded::Damaged => {}
+        }
+        // Its proof set is still there, and so is its blob: the next request finds both. Nothing else tells of a pin.
+        tracing::error!(package = %of, "a name was damaged, and is set aside; if it was pinned, it is not any more: pin it again");
+        Ok(NameRecord::default())
+    }
+
+    /// Reads a name, changes it, and puts it back synced; an empty one is removed.
+    pub(in crate::mirror) fn change_name(
+        &self,
+        of: impl Into<Artifact>,
+        change: impl FnOnce(&mut NameRecord),
+    ) -> Result<(), StoreError> {
+        let of = of.into();
+        let key = Key::Name(of.clone());
+        let _lock = self.record_lock(&key).lock();
+        let before = self.name(&of)?;
+        let mut name = before.clone();
+        change(&mut name);
+        if name == before {
+            return Ok(());
+        }
+        if name.archives.is_empty() && !name.pinned {
+            self.store.records.remove(&key)?;
+        } else {
+            let record =
+                serde_json::to_vec(&name).map_err(|e| StoreError::Index(format!("a name cannot be written: {e}")))?;
+            self.store.records.put(&key, &record, Durability::Synced)?;
+        }
+        if name.is_imported() || before.is_imported() {
+            *self.imported.lock() = None;
+        }
+        Ok(())
+    }
+
+    /// What was imported without signatures and nothing else vouches for, at most a thousand packages. Asks the disk,
+    /// once after each change.
+    pub(in crate::mirror) fn imported(&self) -> Vec<String> {
+        if let Some(known) = &*self.imported.lock() {
+            return known.clone();
+        }
+        match self.all_imported() {
+            Ok(imported) => {
+                *self.imported.lock() = Some(imported.clone());
+                imported
+            }
+            Err(error) => {
+                tracing::warn!(%error, "what was imported without signatures cannot be told");
+                Vec::new()
+            }
+        }
+    }
+
+    fn all_imported(&self) -> Result<Vec<String>, StoreError> {
+        let mut imported = Vec::new();
+        for named in self.store.records.all_named()? {
+            if let Artifact::Provider(package) = named
+                && self.name(&package)?.is_imported()
+            {
+                imported.push(package.to_string());
+            }
+        }
+        imported.sort();
+        imported.truncate(MOST_IMPORTED_LISTED);
+        Ok(imported)
+    }
+}
