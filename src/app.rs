@@ -97,7 +97,8 @@ pub fn mirror(config: &Config, settings: &Settings) -> Result<(Arc<Mirror>, Arc<
     let outbound = Outbound::new(&config.network, &config.upstreams, own, metrics.counters.traffic(), settings.bounds)?;
     let sealed_for = SealedFor::from(config.network.sealed_platforms.as_slice());
     let terms = Terms::new(upstreams, outbound, config.store.max_size.as_u64(), sealed_for);
-    let mirror = Mirror::new(Arc::clone(&store), terms, settings.limits, metrics.counters.clone())?;
+    let counters = metrics.counters.clone();
+    let mirror = Mirror::new(Arc::clone(&store), terms, settings.limits, counters, &metrics.supervisor)?;
     Ok((mirror, store, metrics))
 }
 

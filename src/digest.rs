@@ -46,6 +46,11 @@ impl Digest {
         format!("zh:{self}")
     }
 
+    /// The digest of these 32 bytes.
+    pub fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
     /// The digest's 32 bytes.
     pub fn as_bytes(&self) -> &[u8; 32] {
         &self.0

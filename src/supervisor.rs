@@ -28,10 +28,15 @@ pub enum Task {
     RecurringWarmUps,
     /// Looks whether the certificate files have changed.
     TlsReload,
+    /// Evicts what is over the size limit.
+    Evictor,
+    /// Makes the index whole from the files.
+    Index,
 }
 
 impl Task {
-    const ALL: [Self; 4] = [Self::Housekeeping, Self::Scrub, Self::RecurringWarmUps, Self::TlsReload];
+    const ALL: [Self; 6] =
+        [Self::Housekeeping, Self::Scrub, Self::RecurringWarmUps, Self::TlsReload, Self::Evictor, Self::Index];
 
     fn word(self) -> &'static str {
         match self {
@@ -39,6 +44,8 @@ impl Task {
             Self::Scrub => "scrub",
             Self::RecurringWarmUps => "recurring-warm-ups",
             Self::TlsReload => "tls-reload",
+            Self::Evictor => "evictor",
+            Self::Index => "index",
         }
     }
 }

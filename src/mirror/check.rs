@@ -125,7 +125,7 @@ impl Mirror {
             return Ok(Checked::Right);
         }
         let found = if opened.is_some() { Found::Damaged } else { Found::Missing };
-        match self.on_disk(move |mirror| mirror.take_off_all_names(digest, opened.as_ref())).await? {
+        match self.on_whole_index(move |mirror| mirror.take_off_all_names(digest, opened.as_ref())).await? {
             None => Ok(Checked::Gone),
             Some(names) => {
                 self.counters.checked();
@@ -172,6 +172,7 @@ impl Mirror {
         digest: Digest,
         opened: Option<&Blob>,
     ) -> Result<Option<Vec<(Artifact, HeldArchive)>>, StoreError> {
+        self.store.index.needs_to_be_whole()?;
         let _lock = self.catalog.digest_lock(&digest).lock();
         match opened {
             Some(opened) if !self.store.blobs.set_aside_unless_replaced(&digest, opened)? => return Ok(None),
@@ -181,14 +182,14 @@ impl Mirror {
         self.checked.lock().remove(&digest);
         self.store.index.archive_gone(&digest);
         let mut taken_off = Vec::new();
-        for named in self.names_by_digest()?.of(&digest) {
+        for of in self.store.index.names_of(&digest)? {
             let mut taken = None;
-            self.catalog.change_name(&named.of, |name| {
+            self.catalog.change_name(&of, |name| {
                 taken = name.get(&digest).cloned();
                 name.archives.retain(|held| held.digest != digest);
             })?;
-            self.artifact_changed(&named.of);
-            taken_off.extend(taken.map(|held| (named.of.clone(), held)));
+            self.artifact_changed(&of);
+            taken_off.extend(taken.map(|held| (of, held)));
         }
         Ok((opened.is_some() || !taken_off.is_empty()).then_some(taken_off))
     }

@@ -11,7 +11,7 @@ use crate::address::{Artifact, Package};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::store::{Durability, Key, Staged, StoreError};
+use crate::store::{Durability, IndexedName, Key, Staged, StoreError};
 use crate::verify::{How, PackageLimits, Verified, package_hashes};
 
 /// How many provider zips are unpacked at one time for their `h1:`; one more by an import.
@@ -142,18 +142,21 @@ impl Mirror {
 
     /// Computes the `h1:` that an earlier run did not come to, one archive at a time.
     pub async fn complete_hashes(self: &Arc<Self>) -> Result<(), Error> {
-        let without = self.on_disk(|mirror| {
-            let mut without = Vec::new();
-            for named in mirror.store.records.all_named()? {
-                let Artifact::Provider(package) = named else { continue };
-                let archives = mirror.catalog.name(&package)?.archives;
-                let missing = archives.iter().filter(|held| held.hashes == PackageHashesKnown::NotYet);
-                without.extend(missing.map(|held| (package.clone(), held.digest)));
-            }
-            Ok(without)
+        let without = self.on_whole_index(|mirror| {
+            let lacking = |of, name: IndexedName| match of {
+                Artifact::Provider(package) => {
+                    let digests = name.archives.into_iter().filter(|listed| listed.lacks_hashes);
+                    let digests: Vec<Digest> = digests.map(|listed| listed.digest).collect();
+                    (!digests.is_empty()).then_some((package, digests))
+                }
+                Artifact::Module(_) => None,
+            };
+            mirror.store.index.names(lacking)
         });
-        for (package, digest) in without.await? {
-            self.complete_hashes_of(package, digest).await;
+        for (package, digests) in without.await? {
+            for digest in digests {
+                self.complete_hashes_of(package.clone(), digest).await;
+            }
         }
         Ok(())
     }

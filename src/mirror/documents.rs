@@ -250,9 +250,6 @@ impl Mirror {
         let put = self.on_disk(move |mirror| {
             let now = coming.about.checked;
             let placed = mirror.place_document(&key, coming, now, Durability::Lazy, |_, coming| Ok(coming))?;
-            if matches!(key, Key::Page(..)) {
-                mirror.keep_pages_to_their_limit();
-            }
             mirror.keep_to_the_limit();
             Ok(placed)
         });

@@ -10,8 +10,8 @@ use tokio::time::{Instant, timeout};
 
 use super::Mirror;
 use super::attempts::Attempts;
-use super::eviction::Reservation;
 use super::follow::Progress;
+use super::library::Reservation;
 use crate::error::Error;
 use crate::store::{FileBytes, Staged, StoreError};
 use crate::upstream::ask::Incoming;

@@ -1,46 +1,37 @@
 //! The size limit: what was used longest ago goes first, archives before documents, pages before other documents, and
 //! nothing while offline. What upstream has deleted goes last, because nobody could bring it back.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use parking_lot::MutexGuard;
+use std::sync::{Arc, Weak};
 
 use super::Mirror;
 use super::counters::{Because, Stored};
+use super::library::{Evictor, Reservation};
 use super::modules::note_before_it_goes;
-use super::names_by_digest::Named;
 use crate::address::{Artifact, Package};
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::store::{IndexedArchive, Key, StoreError};
 use crate::upstream::outbound::Link;
 
-/// Room that is promised to a fill under way; given back when it is dropped.
-#[derive(Debug)]
-pub(super) struct Reservation {
-    bytes: u64,
-    reserved: Arc<AtomicU64>,
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        self.reserved.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
-}
-
-/// What may be evicted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Victims {
-    Archives,
-    ArchivesThenDocuments,
-}
-
 /// Of a store, one part in this many at most is for pages.
 const PAGES_SHARE: u64 = 8;
 
 /// How often what is held is gone over, when some of it was used meanwhile.
 const ROUNDS: usize = 3;
+
+/// How many documents are evicted before somebody may pin again.
+const DOCUMENTS_AT_ONCE: usize = 256;
+
+/// What became of one archive.
+#[derive(Debug, Clone, Copy)]
+enum Evicted {
+    /// It is gone, with so many bytes.
+    Freed(u64),
+    /// It was used meanwhile, or the disk is too full to change its names.
+    PassedOver,
+    /// It is never evicted.
+    Stays,
+}
 
 /// What came of going once over what is held.
 #[derive(Debug, Default)]
@@ -50,10 +41,11 @@ struct Round {
 }
 
 impl Round {
-    fn note(&mut self, evicted: Option<u64>) {
+    fn note(&mut self, evicted: Evicted) {
         match evicted {
-            Some(bytes) => self.freed += bytes,
-            None => self.passed_over += 1,
+            Evicted::Freed(bytes) => self.freed += bytes,
+            Evicted::PassedOver => self.passed_over += 1,
+            Evicted::Stays => {}
         }
     }
 }
@@ -61,15 +53,15 @@ impl Round {
 impl Mirror {
     /// Promises no room yet.
     pub(super) fn reservation(&self) -> Reservation {
-        Reservation { bytes: 0, reserved: Arc::clone(&self.reserved) }
+        self.evictor.reservation()
     }
 
-    /// Raises a promise to `bytes`, evicting what must go.
+    /// Raises a promise to `bytes`, and waits until what must go for it is evicted.
     ///
     /// # Errors
     /// [`StoreError::NoRoom`] for what could never fit, before anything is evicted for it.
     pub(super) async fn reserve(self: &Arc<Self>, room: &mut Reservation, bytes: u64) -> Result<(), Error> {
-        let more = bytes.saturating_sub(room.bytes);
+        let more = bytes.saturating_sub(room.bytes());
         if more == 0 {
             return Ok(());
         }
@@ -78,17 +70,43 @@ impl Mirror {
             return Err(StoreError::NoRoom { needed: bytes, limit, stays: 0 }.into());
         }
         if self.taken_up().saturating_add(more) > limit {
-            let stays = self.on_disk(|mirror| mirror.staying_bytes()).await?;
+            let stays = self.on_whole_index(Self::staying_bytes).await?;
             if bytes.saturating_add(stays) > limit {
                 return Err(StoreError::NoRoom { needed: bytes, limit, stays }.into());
             }
         }
-        self.reserved.fetch_add(more, Ordering::Relaxed);
-        room.bytes = bytes;
+        room.add(more);
         if self.is_over(limit) {
-            self.on_disk(|mirror| mirror.evict_to_fit(Victims::Archives)).await?;
+            self.evictor.make_room(|| !self.is_over(limit)).await?;
         }
         Ok(())
+    }
+
+    /// Evicts whenever that is asked for, until the mirror is gone.
+    pub(super) async fn evict_when_asked(mirror: Weak<Self>, evictor: Arc<Evictor>) {
+        loop {
+            let asked = evictor.asked().await;
+            let Some(mirror) = mirror.upgrade() else { return };
+            let of = Arc::clone(&mirror);
+            // Until then what has no name yet would seem to be nobody's. Where it fails, the pass says so.
+            let _ = mirror.store.index.until_whole().await;
+            let passed = mirror.tasks.spawn_blocking(move || of.keep_all_limits()).await;
+            let failed = match &passed {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => {
+                    tracing::error!(%error, "the store is over its size limit, and could not be evicted from");
+                    Some(error.clone())
+                }
+                Err(_) => Some(StoreError::Index("eviction panicked".to_owned())),
+            };
+            // Before it panics itself: those who wait go on.
+            evictor.ended(asked, failed);
+            if let Err(panicked) = passed
+                && let Ok(panic) = panicked.try_into_panic()
+            {
+                std::panic::resume_unwind(panic);
+            }
+        }
     }
 
     /// Removes a set, once what it proves is sure to be remembered.
@@ -97,41 +115,57 @@ impl Mirror {
         self.remove_document(&Key::ProofSet(package.clone()))
     }
 
-    /// Evicts what is too much. That it cannot is no failure of whoever brought the last bytes.
+    /// Has what is too much evicted, after whoever brought the last bytes.
     pub(super) fn keep_to_the_limit(&self) {
-        if self.is_over(self.store_bytes())
-            && let Err(error) = self.evict_to_fit(Victims::ArchivesThenDocuments)
-        {
-            tracing::error!(%error, "the store is over its size limit, and could not be evicted from");
+        if self.is_over(self.store_bytes()) || self.pages_are_over() {
+            self.evictor.notify();
         }
+    }
+
+    fn keep_all_limits(&self) -> Result<(), StoreError> {
+        if self.link() == Link::Offline {
+            return Ok(());
+        }
+        self.evict_surplus_pages()?;
+        self.evict_to_fit()
+    }
+
+    fn most_page_bytes(&self) -> u64 {
+        self.limits.page_bytes.min(self.store_bytes() / PAGES_SHARE)
+    }
+
+    fn pages_are_over(&self) -> bool {
+        self.store.index.totals().page_bytes > self.most_page_bytes()
     }
 
     /// Evicts pages, least recently used first, where there are more than may be: whoever varies a query could fill
     /// the store with them, and a small store with a few.
-    pub(super) fn keep_pages_to_their_limit(&self) {
-        let limit = self.limits.page_bytes.min(self.store_bytes() / PAGES_SHARE);
-        if self.store.index.totals().page_bytes <= limit || self.link() == Link::Offline {
-            return;
+    fn evict_surplus_pages(&self) -> Result<(), StoreError> {
+        if !self.pages_are_over() {
+            return Ok(());
         }
-        let _one_by_one = self.evicting.lock();
         // A little more than must be, or every page would look at all of them again.
-        let enough = limit / 100 * 98;
-        if let Err(error) = self.evict_pages(|| self.store.index.totals().page_bytes <= enough) {
-            tracing::error!(%error, "there are more pages than may be, and they could not be evicted");
-        }
+        let enough = self.most_page_bytes() / 100 * 98;
+        self.evict_pages(|| self.store.index.totals().page_bytes <= enough)
     }
 
     fn evict_pages(&self, enough: impl Fn() -> bool) -> Result<(), StoreError> {
         for (key, size_bytes) in self.store.index.pages_by_age()? {
-            if enough() {
+            if enough() || self.tasks.are_stopped() {
                 break;
             }
+            let _alone = self.evictor.held_back();
             match self.remove_document(&key) {
-                Ok(()) => self.counters.evicted(Stored::Document, Because::SizeLimit, size_bytes),
+                Ok(()) => self.was_evicted(Stored::Document, Because::SizeLimit, size_bytes),
                 Err(error) => tracing::error!(?key, %error, "a page could not be evicted; it stays"),
             }
         }
         Ok(())
+    }
+
+    fn was_evicted(&self, what: Stored, because: Because, size_bytes: u64) {
+        self.counters.evicted(what, because, size_bytes);
+        self.evictor.goes_on();
     }
 
     /// What may be stored, in bytes.
@@ -150,44 +184,50 @@ impl Mirror {
 
     /// What is held, and what is promised to fills.
     pub(super) fn taken_up(&self) -> u64 {
-        self.store.index.totals().bytes().saturating_add(self.reserved.load(Ordering::Relaxed))
+        self.store.index.totals().bytes().saturating_add(self.evictor.reserved())
     }
 
-    fn evict_to_fit(&self, victims: Victims) -> Result<(), StoreError> {
-        // A little more than must be, or every small document would look at all names again.
-        let enough = self.store_bytes() / 100 * 98;
-        // Also while documents go: which of them are of what is pinned is looked up once.
-        let one_by_one = self.evicting.lock();
-        // Whatever the totals say afterwards, no more goes than was too much.
-        let too_much = self.taken_up().saturating_sub(enough);
-        self.evict_archives(&one_by_one, Because::SizeLimit, |freed| freed >= too_much || !self.is_over(enough))?;
-        if victims == Victims::Archives || self.link() == Link::Offline {
-            return Ok(());
+    fn evict_to_fit(&self) -> Result<(), StoreError> {
+        let limit = self.store_bytes();
+        // A little more than must be, or every small document would look at all archives again.
+        let enough = limit / 100 * 98;
+        if self.is_over(limit) {
+            // Whatever the totals say afterwards, no more goes than was too much.
+            let too_much = self.taken_up().saturating_sub(enough);
+            self.evict_archives(Because::SizeLimit, |freed| freed >= too_much || !self.is_over(enough))?;
         }
         // What is promised to fills is no reason to forget documents.
-        let documents_alone_are_too_much = || self.store.index.totals().bytes() > enough;
-        if !documents_alone_are_too_much() {
+        let stored = || self.store.index.totals().bytes();
+        if stored() <= limit {
             return Ok(());
         }
-        self.evict_pages(|| !documents_alone_are_too_much())?;
-        if !documents_alone_are_too_much() {
-            return Ok(());
-        }
-        let pinned = self.documents_of_what_is_pinned()?;
-        for (key, size_bytes) in self.store.index.documents_by_age()? {
-            if !documents_alone_are_too_much() {
-                return Ok(());
+        self.evict_pages(|| stored() <= enough)?;
+        self.evict_documents(|| stored() <= enough)
+    }
+
+    fn evict_documents(&self, enough: impl Fn() -> bool) -> Result<(), StoreError> {
+        for some in self.store.index.documents_by_age()?.chunks(DOCUMENTS_AT_ONCE) {
+            if enough() || self.tasks.are_stopped() {
+                break;
             }
-            if pinned.contains(&key) || self.staying.has_document(&key) {
-                continue;
-            }
-            let evicted = match &key {
-                Key::ProofSet(package) => self.remove_set(package),
-                key => self.remove_document(key),
-            };
-            match evicted {
-                Ok(()) => self.counters.evicted(Stored::Document, Because::SizeLimit, size_bytes),
-                Err(error) => tracing::error!(?key, %error, "a document could not be evicted; it stays"),
+            // Which documents are of what is pinned is looked up once for all of these: nothing is pinned meanwhile.
+            let _alone = self.evictor.held_back();
+            let pinned = self.documents_of_what_is_pinned()?;
+            for (key, size_bytes) in some {
+                if enough() {
+                    break;
+                }
+                if pinned.contains(key) || self.staying.has_document(key) {
+                    continue;
+                }
+                let evicted = match key {
+                    Key::ProofSet(package) => self.remove_set(package),
+                    key => self.remove_document(key),
+                };
+                match evicted {
+                    Ok(()) => self.was_evicted(Stored::Document, Because::SizeLimit, *size_bytes),
+                    Err(error) => tracing::error!(?key, %error, "a document could not be evicted; it stays"),
+                }
             }
         }
         Ok(())
@@ -203,7 +243,7 @@ impl Mirror {
             return Err(StoreError::NoRoom { needed: bytes, limit, stays });
         }
         let missing = bytes.saturating_sub(free);
-        self.evict_archives(&self.evicting.lock(), Because::DiskFull, |freed| freed >= missing).map(drop)
+        self.evict_archives(Because::DiskFull, |freed| freed >= missing).map(drop)
     }
 
     /// What a disk that is full still takes. Where that is too little, what was set aside goes first.
@@ -230,23 +270,18 @@ impl Mirror {
             return Ok(());
         }
         tracing::warn!(error = %full, "the disk is full in the middle of a fill; it is evicted from");
-        match self.evict_archives(&self.evicting.lock(), Because::DiskFull, |freed| freed >= missing)? {
+        match self.evict_archives(Because::DiskFull, |freed| freed >= missing)? {
             0 => Err(StoreError::NoRoom { needed: free.saturating_add(1), limit: free, stays: self.staying_bytes()? }),
             _ => Ok(()),
         }
     }
 
-    /// Evicts archives, least recently used first, until it is enough, and says how many bytes that freed. Whoever does
-    /// holds `evicting`.
-    fn evict_archives(
-        &self,
-        _one_by_one: &MutexGuard<'_, ()>,
-        because: Because,
-        enough: impl Fn(u64) -> bool,
-    ) -> Result<u64, StoreError> {
+    /// Evicts archives, least recently used first, until it is enough, and says how many bytes that freed.
+    fn evict_archives(&self, because: Because, enough: impl Fn(u64) -> bool) -> Result<u64, StoreError> {
         if self.link() == Link::Offline {
             return Ok(0);
         }
+        self.store.index.needs_to_be_whole()?;
         let mut freed = 0;
         for _ in 0..ROUNDS {
             let round = self.evict_round(because, |of_round| enough(freed + of_round))?;
@@ -260,43 +295,49 @@ impl Mirror {
 
     /// Goes once over what is held. What is used meanwhile is passed over.
     fn evict_round(&self, because: Because, enough: impl Fn(u64) -> bool) -> Result<Round, StoreError> {
-        // The names after the archives: a name is written before its archive is in the index.
-        let archives = self.store.index.archives_by_age()?;
-        let names = self.names_by_digest()?;
         let mut round = Round::default();
         let mut gone_upstream = Vec::new();
-        for archive in archives {
-            if enough(round.freed) {
+        for archive in self.store.index.archives_by_age()? {
+            if enough(round.freed) || self.tasks.are_stopped() {
                 return Ok(round);
             }
-            let of = names.of(&archive.digest);
-            if self.stays(&archive.digest, of) || (of.is_empty() && names.unreadable.is_some()) {
+            let of = self.store.index.names_of(&archive.digest)?;
+            if self.stays(&archive.digest, &of)? {
                 continue;
             }
-            if of.iter().any(|named| self.is_gone_upstream(&named.of)) {
+            if of.iter().any(|of| self.is_gone_upstream(of)) {
                 gone_upstream.push(archive);
                 continue;
             }
-            round.note(unless_full(self.evict(&archive, of, because))?);
+            round.note(unless_full(self.evict(&archive, because))?);
         }
         for archive in gone_upstream {
-            if enough(round.freed) {
+            if enough(round.freed) || self.tasks.are_stopped() {
                 return Ok(round);
             }
-            tracing::warn!(digest = %archive.digest, "evicting an archive that upstream has deleted: nobody can bring it back");
-            round.note(unless_full(self.evict(&archive, names.of(&archive.digest), because))?);
+            let evicted = unless_full(self.evict(&archive, because))?;
+            if let Evicted::Freed(_) = evicted {
+                tracing::warn!(digest = %archive.digest, "evicted an archive that upstream has deleted: nobody can bring it back");
+            }
+            round.note(evicted);
         }
         Ok(round)
     }
 
-    /// Evicts one archive, and says how many bytes that freed; unless it was used since the look at the index.
-    fn evict(&self, archive: &IndexedArchive, of: &[Named], because: Because) -> Result<Option<u64>, StoreError> {
+    /// Evicts one archive, unless it stays, or was used since the look at the index.
+    fn evict(&self, archive: &IndexedArchive, because: Because) -> Result<Evicted, StoreError> {
         let digest = &archive.digest;
+        let _alone = self.evictor.held_back();
         let _lock = self.catalog.digest_lock(digest).lock();
-        if self.store.index.archive(digest)?.is_none_or(|now| now.last_use != archive.last_use) {
-            return Ok(None);
+        let index = &self.store.index;
+        if index.archive(digest)?.is_none_or(|now| now.last_use != archive.last_use) {
+            return Ok(Evicted::PassedOver);
         }
-        for Named { of, .. } in of {
+        let of = index.names_of(digest)?;
+        if self.stays(digest, &of)? || (of.is_empty() && index.unreadable_name().is_some()) {
+            return Ok(Evicted::Stays);
+        }
+        for of in &of {
             if let Artifact::Module(package) = of {
                 note_before_it_goes(self, package)?;
             }
@@ -305,10 +346,10 @@ impl Mirror {
             tracing::info!(package = %of, %digest, "evicted an archive");
         }
         self.store.blobs.remove(digest)?;
-        self.store.index.archive_gone(digest);
+        index.archive_gone(digest);
         self.checked.lock().remove(digest);
-        self.counters.evicted(Stored::Archive, because, archive.size_bytes);
-        Ok(Some(archive.size_bytes))
+        self.was_evicted(Stored::Archive, because, archive.size_bytes);
+        Ok(Evicted::Freed(archive.size_bytes))
     }
 
     fn is_gone_upstream(&self, of: &Artifact) -> bool {
@@ -320,24 +361,35 @@ impl Mirror {
     }
 
     /// Whether an archive is never evicted: it is pinned, or of the bundle that is being applied.
-    fn stays(&self, digest: &Digest, of: &[Named]) -> bool {
-        of.iter().any(|named| named.pinned) || self.staying.has_archive(digest)
+    fn stays(&self, digest: &Digest, of: &[Artifact]) -> Result<bool, StoreError> {
+        for of in of {
+            if self.store.index.name(of)?.is_some_and(|name| name.pinned) {
+                return Ok(true);
+            }
+        }
+        Ok(self.staying.has_archive(digest))
     }
 
     /// How many bytes of archives are never evicted, as things stand.
     pub(super) fn staying_bytes(&self) -> Result<u64, StoreError> {
-        let names = self.names_by_digest()?;
-        let archives = self.store.index.archives_by_age()?;
-        let staying = archives.iter().filter(|archive| self.stays(&archive.digest, names.of(&archive.digest)));
-        Ok(staying.map(|archive| archive.size_bytes).sum())
+        let index = &self.store.index;
+        index.needs_to_be_whole()?;
+        let pinned = index.names(|_, name| name.pinned.then_some(name.archives))?;
+        let mut staying = self.staying.archives();
+        staying.extend(pinned.iter().flatten().map(|listed| listed.digest));
+        let mut bytes = 0u64;
+        for digest in staying {
+            bytes = bytes.saturating_add(index.archive(&digest)?.map_or(0, |archive| archive.size_bytes));
+        }
+        Ok(bytes)
     }
 }
 
 /// A name that lists other archives, too, must be written, which a full disk may refuse: that one is passed over until
 /// others have made room.
-fn unless_full(evicted: Result<Option<u64>, StoreError>) -> Result<Option<u64>, StoreError> {
+fn unless_full(evicted: Result<Evicted, StoreError>) -> Result<Evicted, StoreError> {
     match evicted {
-        Err(full) if full.is_full() => Ok(None),
+        Err(full) if full.is_full() => Ok(Evicted::PassedOver),
         evicted => evicted,
     }
 }

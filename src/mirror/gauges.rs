@@ -49,6 +49,8 @@ impl Collector for Gauges {
         to.family("larder_breaker_open", help, None, left_alone)?;
         let missing = mirror.missing_in_words().len() as u64;
         to.one("larder_missing", "What was asked for while offline and is not held, at most 1100", missing)?;
+        let whole = mirror.store.index.is_whole().into();
+        to.one("larder_index_whole", "Whether the index knows all files; nothing is evicted before that", whole)?;
         let waiting = mirror.waiting_for_accept() as u64;
         to.one("larder_waiting_for_accept", "Versions that were published anew and wait for accept", waiting)?;
         to.one("larder_waiting_requests", "Requests that wait for an upstream", mirror.waiting() as u64)

@@ -25,7 +25,6 @@ mod library;
 mod limits;
 mod listed;
 mod modules;
-mod names_by_digest;
 mod opened;
 mod pages;
 mod parts;
@@ -51,6 +50,7 @@ mod verify;
 mod versions;
 mod wanted;
 mod warm;
+mod whole_index;
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, Hash};
@@ -94,7 +94,7 @@ use self::commit::MOST_HASHING;
 use self::documents::DocumentFlight;
 use self::fill::FillKey;
 use self::follow::Progress;
-use self::library::{Alarms, Catalog, ProviderHistories};
+use self::library::{Alarms, Catalog, Evictor, ProviderHistories};
 use self::modules::{StageNames, UNPACKING};
 use self::passing::MOST_PASSING;
 use self::remembered::Remembered;
@@ -111,6 +111,7 @@ use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::store::{Key, Store, StoreError};
+use crate::supervisor::{Supervisor, Task};
 pub use crate::upstream::outbound::Link;
 use crate::upstream::pages::PageRef;
 use crate::upstream::permits::Permits;
@@ -163,13 +164,12 @@ pub struct Mirror {
     checked: Mutex<HashSet<Digest>>,
     small: Mutex<HashMap<Digest, Weak<[u8]>>>,
     catalog: Catalog,
-    evicting: Mutex<()>,
+    evictor: Arc<Evictor>,
     verifying: Arc<tokio::sync::Mutex<()>>,
     importing: Arc<tokio::sync::Mutex<()>>,
     /// Held by whoever takes in what was carried here: one at a time.
     taking_in: tokio::sync::Mutex<()>,
     staying: Staying,
-    reserved: Arc<AtomicU64>,
     sealed: Sealed,
     alarms: Alarms,
     histories: ProviderHistories,
@@ -188,17 +188,23 @@ pub struct Mirror {
 }
 
 impl Mirror {
-    /// Joins the parts.
+    /// Joins the parts, and sets off what works behind them: eviction, and making the index whole where it is behind.
     ///
     /// # Errors
     /// The alarms of the store cannot be read.
-    pub fn new(store: Arc<Store>, terms: Terms, limits: Limits, counters: Counters) -> Result<Arc<Self>, StoreError> {
+    pub fn new(
+        store: Arc<Store>,
+        terms: Terms,
+        limits: Limits,
+        counters: Counters,
+        supervisor: &Supervisor,
+    ) -> Result<Arc<Self>, StoreError> {
         terms.upstreams.hosts().into_iter().for_each(|host| counters.expect(host));
         let sealed = Sealed::over(&store);
         let alarms = Alarms::over(Arc::clone(&store))?;
         let histories = ProviderHistories::new(Arc::clone(&store));
         let catalog = Catalog::new(Arc::clone(&store));
-        Ok(Arc::new(Self {
+        let mirror = Arc::new(Self {
             store,
             own: terms.outbound.own_entry().clone(),
             terms: ArcSwap::from_pointee(terms),
@@ -216,12 +222,11 @@ impl Mirror {
             checked: Mutex::default(),
             small: Mutex::default(),
             catalog,
-            evicting: Mutex::default(),
+            evictor: Arc::default(),
             verifying: Arc::default(),
             importing: Arc::default(),
             taking_in: tokio::sync::Mutex::default(),
             staying: Staying::default(),
-            reserved: Arc::default(),
             sealed,
             alarms,
             histories,
@@ -237,7 +242,21 @@ impl Mirror {
             revisions: std::array::from_fn(|_| AtomicU64::new(0)),
             hasher: std::hash::RandomState::new(),
             counters,
-        }))
+        });
+        mirror.work_behind(supervisor);
+        Ok(mirror)
+    }
+
+    fn work_behind(self: &Arc<Self>, supervisor: &Supervisor) {
+        let (of, evictor) = (Arc::downgrade(self), Arc::clone(&self.evictor));
+        let evicting = move || Self::evict_when_asked(Weak::clone(&of), Arc::clone(&evictor));
+        let watched = supervisor.clone();
+        self.tasks.spawn(async move { watched.run(Task::Evictor, evicting).await });
+        let (of, watched) = (Arc::downgrade(self), supervisor.clone());
+        let indexing = move || Self::make_index_whole(Weak::clone(&of));
+        self.tasks.spawn(async move { watched.run(Task::Index, indexing).await });
+        // What was over the limit when the last process ended is over it now.
+        self.keep_to_the_limit();
     }
 
     /// Whether a request has been through this larder already.
@@ -314,6 +333,15 @@ impl Mirror {
             Ok(done) => Ok(done?),
             Err(_) => Err(Error::Interrupted("the store".into())),
         }
+    }
+
+    /// The same for what must know all names of an archive.
+    async fn on_whole_index<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Self) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, Error> {
+        self.store.index.until_whole().await?;
+        self.on_disk(work).await
     }
 
     /// Whether an archive is held.

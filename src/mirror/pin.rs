@@ -107,8 +107,7 @@ impl Mirror {
     }
 
     fn pin_each(&self, packages: &[Artifact], pin: Pin) -> Result<Vec<Pinned>, StoreError> {
-        // Eviction looks at all names first, and must not act on one that was pinned since.
-        let _nothing_is_evicted = self.evicting.lock();
+        let _nothing_is_evicted = self.evictor.held_back();
         let mut pinned = Vec::with_capacity(packages.len());
         for package in packages {
             let is_held = self.is_held(package)?;
@@ -144,10 +143,8 @@ impl Mirror {
     /// The documents that what is pinned cannot be installed without: they are no more evicted than its archives.
     pub(super) fn documents_of_what_is_pinned(&self) -> Result<BTreeSet<Key>, StoreError> {
         let mut keys = BTreeSet::new();
-        for of in self.store.records.all_named()? {
-            if !self.catalog.name(&of)?.pinned {
-                continue;
-            }
+        self.store.index.needs_to_be_whole()?;
+        for of in self.store.index.names(|of, name| name.pinned.then_some(of))? {
             keys.insert(Key::Discovery(of.host().clone()));
             match of {
                 Artifact::Provider(package) => {

@@ -10,7 +10,7 @@ use super::documents::KeptDocument;
 use super::library::Unrecorded;
 use super::proof_set::HeldSet;
 use super::{Call, Mirror};
-use crate::address::{Artifact, Meant, Package, ProviderAddress, Versions, What};
+use crate::address::{Meant, Package, ProviderAddress, Versions, What};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::{Durability, Key, StoreError};
@@ -59,7 +59,7 @@ impl Mirror {
     pub async fn purge(self: &Arc<Self>, what: &What, call: &Call) -> Result<Purged, Error> {
         let (what, now) = (what.clone(), call.now);
         // All of it where it is not cut short: who asked may leave, and what is gone must be told.
-        self.on_disk(move |mirror| {
+        self.on_whole_index(move |mirror| {
             let mut purged = Purged { what: what.to_string(), seen_is_kept: true, ..Purged::default() };
             let ended = match &what {
                 What::Provider(meant) => {
@@ -89,7 +89,7 @@ impl Mirror {
     ) -> Result<(), StoreError> {
         let of = &what.of;
         // Nothing is pinned meanwhile: what looks unpinned here is so until it is gone.
-        let _nothing_is_pinned = self.evicting.lock();
+        let _nothing_is_pinned = self.evictor.held_back();
         // Before anything goes: what was proven must be put down, or it all stays.
         let mut spared = BTreeSet::new();
         for Unrecorded { package, why } in self.histories.record_stored(of)? {
@@ -126,13 +126,14 @@ impl Mirror {
         spared: &BTreeSet<Package>,
         purged: &mut Purged,
     ) -> Result<BTreeSet<Package>, StoreError> {
-        // Under the locks of all digests nothing is taken in or removed: so one look at the names is enough.
-        let _locks = self.catalog.all_digests_locked();
-        let names = self.names_by_digest()?;
-        if let Some(unreadable) = names.unreadable {
+        let index = &self.store.index;
+        index.needs_to_be_whole()?;
+        if let Some(unreadable) = index.unreadable_name() {
             // It may list any archive, so none could be removed: and then no name may go.
             return Err(unreadable);
         }
+        // Nothing is taken in or removed meanwhile.
+        let _locks = self.catalog.all_digests_locked();
         let records = &self.store.records;
         let mut packages: BTreeSet<Package> = records.packages_with_names(&what.of)?.into_iter().collect();
         packages.extend(records.packages_with_sets(&what.of)?);
@@ -158,15 +159,14 @@ impl Mirror {
             }
             self.catalog.change_name(package, |name| name.archives.clear())?;
         }
-        let is_meant = |of: &Artifact| matches!(of, Artifact::Provider(package) if packages.contains(package) && !pinned.contains(package));
         for digest in digests {
             let Some(blob) = self.store.blobs.get(&digest)? else { continue };
-            if names.by_digest.get(&digest).is_some_and(|of| of.iter().any(|named| !is_meant(&named.of))) {
+            if !index.names_of(&digest)?.is_empty() {
                 purged.shared += 1;
                 continue;
             }
             self.store.blobs.remove(&digest)?;
-            self.store.index.archive_gone(&digest);
+            index.archive_gone(&digest);
             self.checked.lock().remove(&digest);
             purged.archives += 1;
             purged.archive_bytes += blob.size_bytes();

@@ -33,6 +33,11 @@ impl Tasks {
         self.tracker.spawn_blocking(work)
     }
 
+    /// The mirror closes: long work ends early.
+    pub(super) fn are_stopped(&self) -> bool {
+        self.stop.is_cancelled()
+    }
+
     /// Stops everything; says whether it has all ended.
     pub(super) async fn stop(&self) -> bool {
         self.stop.cancel();

@@ -156,9 +156,9 @@ impl Walk {
         self.say(Step::Begun { records, archives: archives.len() as u64, bytes }).await;
         self.records(keys).await;
         // Only now that damaged names are out of the way: every archive that a name lists is there, or missing.
-        let names = self.mirror.on_disk(Mirror::names_by_digest).await?;
-        for digest in names.by_digest.into_keys() {
-            archives.entry(digest).or_default();
+        let listed = self.mirror.on_whole_index(|mirror| mirror.store.index.names(|_, name| Some(name.archives)));
+        for listed in listed.await?.iter().flatten() {
+            archives.entry(listed.digest).or_default();
         }
         let (archives, bytes) = self.archives(archives).await;
         let imported = self.mirror.on_disk(|mirror| Ok(mirror.catalog.imported().len() as u64)).await?;

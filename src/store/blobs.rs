@@ -101,6 +101,11 @@ impl Blobs {
         self.claim.vouch(disk::is_there(&self.path(digest)))
     }
 
+    /// The size of an archive in bytes, and its last change; `None` where it is not held.
+    pub fn file_of(&self, digest: &Digest) -> Result<Option<(u64, Timestamp)>, StoreError> {
+        self.claim.vouch(disk::file(&self.path(digest)))
+    }
+
     /// Removes an archive. Whoever is reading it goes on reading.
     pub fn remove(&self, digest: &Digest) -> Result<(), StoreError> {
         self.claim.check()?;

@@ -266,6 +266,12 @@ pub(super) fn files_below(folder: &Path) -> Result<Vec<(PathBuf, u64, Timestamp)
     Ok(found)
 }
 
+/// The size of a file in bytes, and its last change; `None` where there is no file.
+pub(super) fn file(path: &Path) -> Result<Option<(u64, Timestamp)>, StoreError> {
+    let there = look(path)?.filter(|(is_folder, ..)| !is_folder);
+    Ok(there.map(|(_, size_bytes, changed)| (size_bytes, changed)))
+}
+
 fn look(path: &Path) -> Result<Option<(bool, u64, Timestamp)>, StoreError> {
     match fs::symlink_metadata(path) {
         Ok(meta) => {

@@ -19,9 +19,6 @@ pub(super) enum Entries {
     InMemory(Mutex<BTreeMap<Vec<u8>, Vec<u8>>>),
 }
 
-/// A key and its value.
-pub(super) type Pair = (Vec<u8>, Vec<u8>);
-
 impl Entries {
     pub(super) fn on_disk(folder: &Path) -> Result<Self, StoreError> {
         let config = sled::Config::new().path(folder).cache_capacity(CACHE_BYTES).flush_every_ms(Some(500));
@@ -57,29 +54,22 @@ impl Entries {
         }
     }
 
-    pub(super) fn clear(&self) -> Result<(), StoreError> {
-        match self {
-            Self::OnDisk(db) => db.clear().map_err(failed),
-            Self::InMemory(map) => {
-                map.lock().clear();
-                Ok(())
-            }
-        }
-    }
-
-    /// All whose key begins with `prefix`.
-    pub(super) fn below(&self, prefix: &[u8]) -> Result<Vec<Pair>, StoreError> {
+    /// Visits all whose key begins with `prefix`, in order. What is changed meanwhile is visited or not.
+    pub(super) fn each_below(&self, prefix: &[u8], mut visit: impl FnMut(&[u8], &[u8])) -> Result<(), StoreError> {
         match self {
             Self::OnDisk(db) => {
-                let pairs = db.scan_prefix(prefix);
-                pairs.map(|pair| pair.map(|(key, value)| (key.to_vec(), value.to_vec())).map_err(failed)).collect()
+                for pair in db.scan_prefix(prefix) {
+                    let (key, value) = pair.map_err(failed)?;
+                    visit(&key, &value);
+                }
             }
             Self::InMemory(map) => {
                 let map = map.lock();
                 let from = map.range(prefix.to_vec()..);
-                Ok(from.take_while(|(key, _)| key.starts_with(prefix)).map(|(k, v)| (k.clone(), v.clone())).collect())
+                from.take_while(|(key, _)| key.starts_with(prefix)).for_each(|(key, value)| visit(key, value));
             }
         }
+        Ok(())
     }
 
     /// What they take up on the disk; nothing where that cannot be told.

@@ -1,7 +1,10 @@
-//! Last use and sizes: what eviction needs fast. Made again from the files whenever it lies.
+//! Last use, sizes, and names by digest: what eviction needs fast. Made whole from the files whenever it may lie.
 
 mod entry;
 mod folder;
+mod names;
+mod standing;
+mod totals;
 
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,40 +12,27 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
+use tokio::sync::watch;
 
 pub use self::entry::IndexedArchive;
 use self::entry::{ARCHIVE, DOCUMENT, Entry, PAGE, archive_key, counted, document_key};
 use self::folder::{refuse_if_locked, set_aside};
+pub use self::names::{IndexedName, ListedArchive};
+use self::standing::Standing;
+pub use self::totals::Totals;
 use super::entries::Entries;
-use super::{Blobs, FORMAT, Key, Records, StoreError};
+use super::{Key, StoreError};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 
+/// Where the mark of an index lies that was closed in order.
 const CLEAN: &[u8] = b"!clean";
-/// What is stored, in numbers.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Totals {
-    /// How many archives.
-    pub archives: u64,
-    /// Their bytes.
-    pub archive_bytes: u64,
-    /// How many documents and proof sets, pages too.
-    pub documents: u64,
-    /// Their bytes.
-    pub document_bytes: u64,
-    /// Of these, the bytes of pages of the registry HTTP API.
-    pub page_bytes: u64,
-}
 
-impl Totals {
-    /// All bytes that count against the size limit.
-    pub fn bytes(&self) -> u64 {
-        self.archive_bytes.saturating_add(self.document_bytes)
-    }
-}
+/// A key, and what is put there; nothing to remove it.
+type Change = (Vec<u8>, Option<Vec<u8>>);
 
 /// The index over a store's files. What it is told it notes as well as it can: a note that fails costs no
-/// request, and the index is made again at the next start.
+/// request, and the index is made whole at the next start.
 #[derive(Debug)]
 pub struct Index {
     folder: PathBuf,
@@ -51,12 +41,14 @@ pub struct Index {
     broken: AtomicBool,
     /// One on the disk that this one stands in for; it lies as soon as anything changes.
     left_behind: Mutex<Option<PathBuf>>,
+    standing: watch::Sender<Standing>,
+    unreadable: Mutex<Option<StoreError>>,
 }
 
 impl Index {
-    /// Opens the index; sets aside one that will not open, and rebuilds it from the files then, or
-    /// when the last process did not close it.
-    pub(super) fn open(folder: &Path, now: Timestamp, blobs: &Blobs, records: &Records) -> Result<Self, StoreError> {
+    /// Opens the index; sets aside one that will not open. What the last process did not close in order is
+    /// [behind](Self::is_whole) the files, and serves until it is made whole.
+    pub(super) fn open(folder: &Path, now: Timestamp) -> Result<Self, StoreError> {
         refuse_if_locked(folder)?;
         // sled may panic on damage instead of saying so.
         let panicked = |_| Err(StoreError::Index("it panicked".to_owned()));
@@ -64,7 +56,7 @@ impl Index {
             let opened = catch_unwind(AssertUnwindSafe(|| Self::over(folder))).unwrap_or_else(panicked)?;
             // One that turns out to be damaged is not closed: that may wait for ever for a thread of its that died.
             let index = ManuallyDrop::new(opened);
-            let usable = catch_unwind(AssertUnwindSafe(|| index.make_usable(blobs, records)));
+            let usable = catch_unwind(AssertUnwindSafe(|| index.take_over()));
             usable.unwrap_or_else(|_| Err(StoreError::Index("it panicked".to_owned())))?;
             Ok(ManuallyDrop::into_inner(index))
         };
@@ -80,7 +72,6 @@ impl Index {
             Err(error @ StoreError::Io { .. }) => {
                 tracing::error!(%error, to_do = error.to_do(), "the index cannot be written; it is made in memory");
                 let index = Self::of(folder, Entries::in_memory());
-                index.rebuild(blobs, records)?;
                 *index.left_behind.lock() = Some(folder.to_owned());
                 index.leave_behind();
                 Ok(index)
@@ -105,15 +96,20 @@ impl Index {
             totals: Mutex::default(),
             broken: AtomicBool::new(false),
             left_behind: Mutex::default(),
+            standing: watch::Sender::new(Standing::Behind),
+            unreadable: Mutex::default(),
         }
     }
 
-    /// Trusts what the last process closed in order, and makes anything else again.
-    fn make_usable(&self, blobs: &Blobs, records: &Records) -> Result<(), StoreError> {
+    /// Trusts what the last process closed in order, and knows that anything else is behind.
+    fn take_over(&self) -> Result<(), StoreError> {
         let mark = self.entries.read().remove(CLEAN)?;
-        let clean = mark.is_some_and(|format| format == FORMAT.to_be_bytes());
-        if !clean || self.count().is_err() {
-            self.rebuild(blobs, records)?;
+        match mark.as_deref().and_then(Totals::in_mark) {
+            Some(totals) => {
+                *self.totals.lock() = totals;
+                self.standing.send_replace(Standing::Whole);
+            }
+            None => *self.totals.lock() = self.count()?,
         }
         self.entries.read().flush()
     }
@@ -122,58 +118,27 @@ impl Index {
         Ok(Self::of(folder, Entries::on_disk(folder)?))
     }
 
-    fn count(&self) -> Result<(), StoreError> {
-        let mut totals = Totals::default();
-        for (key, value) in self.entries.read().below(&[])? {
-            let Some(entry) = Entry::decode(&value) else {
-                return Err(StoreError::Index("an entry of it is no entry".into()));
-            };
-            match key.first() {
-                Some(&ARCHIVE) => {
-                    totals.archives += 1;
-                    totals.archive_bytes = totals.archive_bytes.saturating_add(entry.size_bytes);
-                }
-                Some(kind @ (&DOCUMENT | &PAGE)) => {
-                    totals.documents += 1;
-                    totals.document_bytes = totals.document_bytes.saturating_add(entry.size_bytes);
-                    if *kind == PAGE {
-                        totals.page_bytes = totals.page_bytes.saturating_add(entry.size_bytes);
-                    }
-                }
-                _ => return Err(StoreError::Index("a key of it is no key".into())),
-            }
+    fn count(&self) -> Result<Totals, StoreError> {
+        let (mut totals, mut is_readable) = (Totals::default(), true);
+        for kind in [ARCHIVE, DOCUMENT, PAGE] {
+            self.entries.read().each_below(&[kind], |_, value| match Entry::decode(value) {
+                Some(entry) => totals.add(kind, entry.size_bytes),
+                None => is_readable = false,
+            })?;
         }
-        *self.totals.lock() = totals;
-        Ok(())
+        is_readable.then_some(totals).ok_or_else(|| StoreError::Index("an entry of it is no entry".into()))
     }
 
-    /// Makes the index again from the files. Last uses and checks that it still knows are kept.
-    fn rebuild(&self, blobs: &Blobs, records: &Records) -> Result<(), StoreError> {
-        let mut found: Vec<(Vec<u8>, Entry)> = Vec::new();
-        // What was written was hashed then.
-        for (digest, size_bytes, written) in blobs.all()? {
-            found.push((archive_key(&digest), Entry { last_use: written, size_bytes, last_check: written }));
-        }
-        for (key, size_bytes, written) in records.documents()? {
-            let size_bytes = counted(&key, size_bytes);
-            found.push((document_key(&key), Entry { last_use: written, size_bytes, last_check: Timestamp(0) }));
-        }
-        for (key, entry) in &mut found {
-            if let Ok(Some(value)) = self.entries.read().get(key)
-                && let Some(old) = Entry::decode(&value)
-            {
-                entry.last_use = old.last_use.max(entry.last_use);
-                entry.last_check = old.last_check.max(entry.last_check);
-            }
-        }
-        self.entries.read().clear()?;
-        for (key, entry) in &found {
-            self.entries.read().insert(key, &entry.encode())?;
-        }
-        if !found.is_empty() {
-            tracing::info!(entries = found.len(), "the index was rebuilt from the files");
-        }
-        self.count()
+    /// Notes that a name could not be read and that the index does not know it: it may list any archive. The next start
+    /// looks again.
+    pub fn name_is_unreadable(&self, why: StoreError) {
+        self.broken.store(true, Ordering::Relaxed);
+        self.unreadable.lock().get_or_insert(why);
+    }
+
+    /// Why the names of an archive may not be all, where a name could not be read.
+    pub fn unreadable_name(&self) -> Option<StoreError> {
+        self.unreadable.lock().clone()
     }
 
     /// What is stored, in numbers.
@@ -184,6 +149,18 @@ impl Index {
     /// What it takes up on the disk, in bytes.
     pub fn disk_bytes(&self) -> u64 {
         self.entries.read().disk_bytes()
+    }
+
+    /// Notes an archive that lies there, as its file tells. What is known of its last use and check is kept.
+    pub fn archive_found(&self, digest: &Digest, size_bytes: u64, written: Timestamp) {
+        // What was written was hashed then.
+        self.note(&archive_key(digest), |before| Some(Entry::found(before, size_bytes, written, written)));
+    }
+
+    /// Notes a document that lies there, as its file tells.
+    pub fn document_found(&self, key: &Key, size_bytes: u64, written: Timestamp) {
+        let size_bytes = counted(key, size_bytes);
+        self.note(&document_key(key), |before| Some(Entry::found(before, size_bytes, written, Timestamp(0))));
     }
 
     /// Notes an archive that was kept, which was held against its digest for that.
@@ -231,36 +208,42 @@ impl Index {
             Err(error) => return self.is_broken(&error),
         };
         let after = change(before.clone());
-        if let Err(error) = self.write(key, after.as_ref())
-            && let Err(error) = self.go_on_in_memory(&error).and_then(|()| self.write(key, after.as_ref()))
-        {
-            return self.is_broken(&error);
+        if after == before {
+            return;
         }
-        let totals = &mut *totals;
-        if key.first() == Some(&PAGE) {
-            let bytes = |entry: &Option<Entry>| entry.as_ref().map_or(0, |entry| entry.size_bytes);
-            totals.page_bytes = totals.page_bytes.saturating_sub(bytes(&before)).saturating_add(bytes(&after));
+        if !self.write_or_go_on(&[(key.to_vec(), after.as_ref().map(|entry| entry.encode().to_vec()))]) {
+            return;
         }
-        let (number, bytes) = match key.first() {
-            Some(&ARCHIVE) => (&mut totals.archives, &mut totals.archive_bytes),
-            _ => (&mut totals.documents, &mut totals.document_bytes),
-        };
+        let kind = key.first().copied().unwrap_or(DOCUMENT);
         if let Some(before) = before {
-            *number = number.saturating_sub(1);
-            *bytes = bytes.saturating_sub(before.size_bytes);
+            totals.take_off(kind, before.size_bytes);
         }
         if let Some(after) = after {
-            *number += 1;
-            *bytes = bytes.saturating_add(after.size_bytes);
+            totals.add(kind, after.size_bytes);
         }
     }
 
-    fn write(&self, key: &[u8], entry: Option<&Entry>) -> Result<(), StoreError> {
+    /// Writes what is no part of the totals.
+    fn put(&self, changes: &[Change]) {
+        self.leave_behind();
+        // Nobody else changes anything meanwhile: an index that goes on in memory takes over all there is.
+        let _alone = self.totals.lock();
+        self.write_or_go_on(changes);
+    }
+
+    /// Says whether the changes were written, to the disk or to memory.
+    fn write_or_go_on(&self, changes: &[Change]) -> bool {
+        let written =
+            self.write(changes).or_else(|error| self.go_on_in_memory(&error).and_then(|()| self.write(changes)));
+        written.inspect_err(|error| self.is_broken(error)).is_ok()
+    }
+
+    fn write(&self, changes: &[Change]) -> Result<(), StoreError> {
         let entries = self.entries.read();
-        match entry {
-            Some(entry) => entries.insert(key, &entry.encode()),
+        changes.iter().try_for_each(|(key, value)| match value {
+            Some(value) => entries.insert(key, value),
             None => entries.remove(key).map(drop),
-        }
+        })
     }
 
     /// Once the disk has refused one write of it, sled writes nothing until the next start, and what eviction goes
@@ -268,9 +251,13 @@ impl Index {
     fn go_on_in_memory(&self, why: &StoreError) -> Result<(), StoreError> {
         tracing::error!(error = %why, to_do = why.to_do(), "the index cannot be written any more; it goes on in memory, and is rebuilt at the next start");
         let in_memory = Entries::in_memory();
-        for (key, value) in self.entries.read().below(&[])? {
-            in_memory.insert(&key, &value)?;
-        }
+        let mut taken_over = Ok(());
+        self.entries.read().each_below(&[], |key, value| {
+            if taken_over.is_ok() {
+                taken_over = in_memory.insert(key, value);
+            }
+        })?;
+        taken_over?;
         *self.entries.write() = in_memory;
         *self.left_behind.lock() = Some(self.folder.clone());
         self.leave_behind();
@@ -330,17 +317,18 @@ impl Index {
 
     fn by_age(&self, kind: u8) -> Result<Vec<(Vec<u8>, Entry)>, StoreError> {
         let mut found = Vec::new();
-        for (key, value) in self.entries.read().below(&[kind])? {
-            found.extend(Entry::decode(&value).map(|entry| (key[1..].to_vec(), entry)));
-        }
+        self.entries.read().each_below(&[kind], |key, value| {
+            found.extend(Entry::decode(value).map(|entry| (key[1..].to_vec(), entry)));
+        })?;
         Ok(found)
     }
 
+    /// Writes down that all is well, unless it is not: the next start trusts what is here.
     pub(super) fn close(&self) -> Result<(), StoreError> {
-        if self.broken.load(Ordering::Relaxed) {
+        if self.broken.load(Ordering::Relaxed) || !self.is_whole() {
             return Ok(());
         }
-        self.entries.read().insert(CLEAN, &FORMAT.to_be_bytes())?;
+        self.entries.read().insert(CLEAN, &self.totals().mark())?;
         self.entries.read().flush()
     }
 }

@@ -14,7 +14,7 @@
 //!                                 what a module is unpacked to goes with the process
 //! DIR/v1/receipts/…json           what bundles brought, and what became of each thing; for people
 //! DIR/v1/aside/…                  what did not match its checksum, kept a week to be looked at, or until the disk is full
-//! DIR/v1/index/                   last use and sizes; set aside and rebuilt when it will not open
+//! DIR/v1/index/                   last use, sizes, names by digest; set aside and rebuilt when it will not open
 //! ```
 //!
 //! The store knows nothing of formats, policy or the network. Everything here blocks: callers on the
@@ -41,7 +41,7 @@ use std::sync::Arc;
 pub use self::blobs::{Blob, Blobs, FileBytes, READ_AT_ONCE};
 pub use self::disk::Room;
 pub use self::examine::{Examined, LockState, TokenFile};
-pub use self::index::{Index, IndexedArchive, Totals};
+pub use self::index::{Index, IndexedArchive, IndexedName, ListedArchive, Totals};
 pub use self::key::Key;
 pub use self::read_memory::{ReadMemory, ReadShare};
 pub use self::reading::Reading;
@@ -165,7 +165,7 @@ impl StoreError {
 /// One store, and the lock that makes it ours.
 #[derive(Debug)]
 pub struct Store {
-    /// Last use and sizes. Closed first, while the lock is still held: whoever takes that next finds nothing open.
+    /// Last use, sizes, names by digest. Closed first, while the lock is still held: whoever takes that next finds nothing open.
     pub index: Index,
     root: PathBuf,
     claim: Claim,
@@ -206,7 +206,7 @@ impl Store {
         disk::make_folder(&staging)?;
         let blobs = Blobs::open(&root.join("blobs/sha256"), &staging, aside.clone(), claim.clone())?;
         let records = Records::open(&root, &staging, aside.clone(), claim.clone())?;
-        let index = Index::open(&root.join("index"), now, &blobs, &records)?;
+        let index = Index::open(&root.join("index"), now)?;
         let store = Self { index, root, claim, aside, blobs, records };
         // What cannot be swept costs its room, and not the start.
         if let Err(error) = store.blobs.sweep_halves().and_then(|()| store.sweep(now)) {

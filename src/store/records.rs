@@ -334,16 +334,14 @@ impl Records {
         Ok(files.iter().filter_map(|(path, _, _)| Key::from_path(path.strip_prefix(&self.root).ok()?)).collect())
     }
 
-    /// Every document and proof set, with its size and last change.
-    pub(super) fn documents(&self) -> Result<Vec<(Key, u64, Timestamp)>, StoreError> {
-        let files = disk::files_below(&self.root.join("documents"))?;
-        Ok(files
-            .into_iter()
-            .filter_map(|(path, size_bytes, changed)| {
-                let key = Key::from_path(path.strip_prefix(&self.root).ok()?)?;
-                Some((key, size_bytes, changed))
-            })
-            .collect())
+    /// Every document and proof set.
+    pub fn all_documents(&self) -> Result<Vec<Key>, StoreError> {
+        self.keys_below(Path::new("documents"))
+    }
+
+    /// The size of a record's file in bytes, and its last change; `None` where there is none.
+    pub fn file_of(&self, key: &Key) -> Result<Option<(u64, Timestamp)>, StoreError> {
+        self.listed(|| disk::file(&self.root.join(key.path())))
     }
 }
 

@@ -32,6 +32,7 @@ mod full_disk;
 mod guard;
 mod history;
 mod http_answers;
+mod index_behind;
 mod jobs_configurations;
 mod jobs_events;
 mod jobs_recurring;

@@ -166,5 +166,6 @@ async fn after_a_full_disk_no_more_is_evicted_than_must_be() {
     larder.get(&new).await.expect(200);
     let left = folder.blobs().len();
     assert!((40..60).contains(&left), "{left} of {held} are left");
-    assert!(larder.get(&new).await.expect(200).is("larder; hit"));
+    let again = larder.get(&new).await.expect(200);
+    assert!(again.is("larder; hit"), "{}: {}", again.header("cache-status"), larder.log().text());
 }

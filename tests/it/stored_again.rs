@@ -157,6 +157,8 @@ async fn verify_says_what_could_not_be_kept() {
     let larder = Larder::mirroring(&upstream).start().await;
     let path = larder.archive_path("large", "1.2.0").await;
     larder.get(&path).await.expect(200);
+    // Or a smaller store would evict it before anybody looks.
+    larder.tell("pin", "acme/large").await;
     let folder = larder.stop().await;
     damage(&folder);
     let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").on(&folder).start().await;

@@ -30,6 +30,10 @@ impl Drop for Stays<'_> {
 }
 
 impl Staying {
+    pub(in crate::mirror) fn archives(&self) -> HashSet<Digest> {
+        self.0.lock().archives.clone()
+    }
+
     pub(in crate::mirror) fn has_archive(&self, digest: &Digest) -> bool {
         self.0.lock().archives.contains(digest)
     }
@@ -46,8 +50,7 @@ impl Mirror {
             archives: manifest.entries.iter().filter_map(Entry::archive).map(|archive| archive.sha256).collect(),
             documents: manifest.entries.iter().map(|entry| self.key_of_carried(entry)).collect(),
         };
-        // Eviction looks at all names first, and must not act on what is named since.
-        let _nothing_is_evicted = self.evicting.lock();
+        let _nothing_is_evicted = self.evictor.held_back();
         *self.staying.0.lock() = named;
         Stays(&self.staying)
     }

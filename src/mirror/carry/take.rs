@@ -6,6 +6,7 @@ use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -120,6 +121,8 @@ impl Mirror {
         if let Some(max_age) = how.max_age.filter(|max_age| clock.now().since(manifest.created) > *max_age) {
             return Err(NotApplied::TooOld { created: manifest.created, max_age });
         }
+        // One bundle at a time waits here, on the thread of its reader.
+        Handle::current().block_on(self.store.index.until_whole())?;
         let _stays = self.keep_what_is_in(&manifest);
         self.takes(&manifest)?;
         let bytes = manifest.files().fold(0, |sum, (_, file)| file.file.bytes.saturating_add(sum));

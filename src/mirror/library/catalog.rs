@@ -8,7 +8,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::names::NameRecord;
 use crate::address::Artifact;
 use crate::digest::Digest;
-use crate::store::{Durability, Key, Recorded, Store, StoreError};
+use crate::store::{Durability, IndexedName, Key, Recorded, Store, StoreError};
 
 /// How many imported packages are listed.
 const MOST_IMPORTED_LISTED: usize = 1000;
@@ -16,7 +16,7 @@ const MOST_IMPORTED_LISTED: usize = 1000;
 /// The names of what is stored. A lock is shared by many keys: nobody takes one of a kind while holding another of it.
 #[derive(Debug)]
 pub(in crate::mirror) struct Catalog {
-    store: Arc<Store>,
+    pub(super) store: Arc<Store>,
     record_locks: [Mutex<()>; 64],
     digest_locks: [Mutex<()>; 64],
     hasher: RandomState,
@@ -81,6 +81,8 @@ impl Catalog {
         let mut name = before.clone();
         change(&mut name);
         if name == before {
+            // Of a name that was damaged, the index may know more.
+            self.store.index.name_changed(&of, &name.indexed());
             return Ok(());
         }
         if name.archives.is_empty() && !name.pinned {
@@ -90,6 +92,7 @@ impl Catalog {
                 serde_json::to_vec(&name).map_err(|e| StoreError::Index(format!("a name cannot be written: {e}")))?;
             self.store.records.put(&key, &record, Durability::Synced)?;
         }
+        self.store.index.name_changed(&of, &name.indexed());
         if name.is_imported() || before.is_imported() {
             *self.imported.lock() = None;
         }
@@ -104,7 +107,9 @@ impl Catalog {
         }
         match self.all_imported() {
             Ok(imported) => {
-                *self.imported.lock() = Some(imported.clone());
+                if self.store.index.is_whole() {
+                    *self.imported.lock() = Some(imported.clone());
+                }
                 imported
             }
             Err(error) => {
@@ -115,14 +120,8 @@ impl Catalog {
     }
 
     fn all_imported(&self) -> Result<Vec<String>, StoreError> {
-        let mut imported = Vec::new();
-        for named in self.store.records.all_named()? {
-            if let Artifact::Provider(package) = named
-                && self.name(&package)?.is_imported()
-            {
-                imported.push(package.to_string());
-            }
-        }
+        let imported = |of: Artifact, name: IndexedName| name.imported.then(|| of.to_string());
+        let mut imported = self.store.index.names(imported)?;
         imported.sort();
         imported.truncate(MOST_IMPORTED_LISTED);
         Ok(imported)

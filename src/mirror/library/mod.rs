@@ -2,13 +2,16 @@
 
 mod alarms;
 mod catalog;
+mod evictor;
 mod first_seen;
 mod history;
 mod names;
+mod reconcile;
 
 pub use self::alarms::{Alarm, AlarmKind};
 pub(super) use self::alarms::{Alarms, AlarmsRecord};
 pub(super) use self::catalog::Catalog;
+pub(super) use self::evictor::{Evictor, Reservation};
 pub(super) use self::first_seen::{AcceptedFor, Change, KeyLog, Refusal, Verdict, VersionHistory};
 pub(super) use self::history::{FirstListed, ProviderHistories, Unrecorded, WholeRecord, observation};
 pub(super) use self::names::NameRecord;

@@ -6,6 +6,7 @@ use super::super::proof_set::ProofSet;
 use crate::address::FileName;
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix, FastHash};
+use crate::store::{IndexedName, ListedArchive};
 use crate::upstream::outbound::origin;
 use crate::verify::{How, Proof};
 
@@ -107,6 +108,16 @@ impl NameRecord {
     /// Whether any of its archives was imported without signatures.
     pub(in crate::mirror) fn is_imported(&self) -> bool {
         self.archives.iter().any(|held| held.proof.how == How::Imported)
+    }
+
+    /// What the index is told of it.
+    pub(super) fn indexed(&self) -> IndexedName {
+        let listed = |held: &HeldArchive| ListedArchive {
+            digest: held.digest,
+            lacks_hashes: held.hashes == PackageHashesKnown::NotYet,
+        };
+        let archives = self.archives.iter().map(listed).collect();
+        IndexedName { pinned: self.pinned, imported: self.is_imported(), archives }
     }
 
     pub(in crate::mirror) fn find(&self, prefix: &DigestPrefix) -> Option<&HeldArchive> {

@@ -10,7 +10,7 @@ use url::Url;
 use super::super::call::Call;
 use super::super::counters::REFUSED_TREE;
 use super::super::documents::RETRIES;
-use super::super::eviction::Reservation;
+use super::super::library::Reservation;
 use super::super::{Mirror, discovery::Faith};
 use super::location::{Said, told_subdir, what};
 use crate::address::ModulePackage;

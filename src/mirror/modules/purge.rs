@@ -8,7 +8,7 @@ use super::super::refresh::{News, Refreshed};
 use super::super::{Call, Mirror};
 use super::look::Looking;
 use super::note_before_it_goes;
-use crate::address::{Artifact, Meant, ModuleAddress, ModulePackage, Versions};
+use crate::address::{Meant, ModuleAddress, ModulePackage, Versions};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::{Key, StoreError};
@@ -22,7 +22,7 @@ impl Mirror {
         now: Timestamp,
     ) -> Result<(), StoreError> {
         // Nothing is pinned meanwhile: what looks unpinned here is so until it is gone.
-        let _nothing_is_pinned = self.evicting.lock();
+        let _nothing_is_pinned = self.evictor.held_back();
         for module in self.terms().keys_of(&what.of) {
             self.purge_spelling(&module, what, purged, now)?;
         }
@@ -60,14 +60,15 @@ impl Mirror {
         versions: &Versions,
         purged: &mut Purged,
     ) -> Result<BTreeSet<ModulePackage>, StoreError> {
-        // Under the locks of all digests nothing is taken in or removed: so one look at the names is enough.
-        let _locks = self.catalog.all_digests_locked();
-        let names = self.names_by_digest()?;
-        if let Some(unreadable) = names.unreadable {
+        let index = &self.store.index;
+        index.needs_to_be_whole()?;
+        if let Some(unreadable) = index.unreadable_name() {
             // It may list any archive, so none could be removed: and then no name may go.
             return Err(unreadable);
         }
-        let (mut pinned, mut cleared, mut digests) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        // Nothing is taken in or removed meanwhile.
+        let _locks = self.catalog.all_digests_locked();
+        let (mut pinned, mut digests) = (BTreeSet::new(), BTreeSet::new());
         let mut packages = self.store.records.module_packages_with_names(module)?;
         packages.retain(|package| versions.include(&package.version));
         for package in &packages {
@@ -81,16 +82,15 @@ impl Mirror {
             }
             digests.extend(name.archives.iter().map(|held| held.digest));
             self.catalog.change_name(&package, |name| name.archives.clear())?;
-            cleared.insert(Artifact::Module(package));
         }
         for digest in digests {
             let Some(blob) = self.store.blobs.get(&digest)? else { continue };
-            if names.of(&digest).iter().any(|named| !cleared.contains(&named.of)) {
+            if !index.names_of(&digest)?.is_empty() {
                 purged.shared += 1;
                 continue;
             }
             self.store.blobs.remove(&digest)?;
-            self.store.index.archive_gone(&digest);
+            index.archive_gone(&digest);
             self.checked.lock().remove(&digest);
             purged.archives += 1;
             purged.archive_bytes += blob.size_bytes();

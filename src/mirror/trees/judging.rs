@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::super::check::Found;
-use super::super::eviction::Reservation;
+use super::super::library::Reservation;
 use super::super::library::{HeldArchive, PackageHashesKnown, Zip};
 use super::super::opened::unless_damaged;
 use super::super::proof_set::{KeptSet, ProofSet};

@@ -40,6 +40,16 @@ pub(super) struct Entry {
 }
 
 impl Entry {
+    /// What a file tells, beside what was known of it.
+    pub(super) fn found(before: Option<Self>, size_bytes: u64, last_use: Timestamp, last_check: Timestamp) -> Self {
+        let found = Self { last_use, size_bytes, last_check };
+        before.map_or(found.clone(), |before| Self {
+            last_use: before.last_use.max(last_use),
+            size_bytes,
+            last_check: before.last_check.max(last_check),
+        })
+    }
+
     pub(super) fn encode(&self) -> [u8; 24] {
         let mut value = [0; 24];
         value[..8].copy_from_slice(&self.last_use.0.to_be_bytes());

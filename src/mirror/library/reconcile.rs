@@ -1,0 +1,128 @@
+//! Makes the index whole from the files while larder serves: after a `kill -9`, after damage, and for the store of an older
+//! larder. Each thing is looked at under its lock, so that what changes meanwhile is noted once.
+
+use std::io;
+use std::sync::Arc;
+
+use super::Catalog;
+use crate::address::Artifact;
+use crate::digest::Digest;
+use crate::store::{IndexedName, Key, ListedArchive, StoreError};
+
+impl Catalog {
+    /// Makes the index whole, unless `stopped`. `named_by_set` tells which archive the proof set of a package names, for
+    /// a name that is damaged.
+    ///
+    /// # Errors
+    /// The files or the index cannot be read.
+    pub(in crate::mirror) fn reconcile(
+        &self,
+        named_by_set: impl Fn(&Artifact) -> Result<Option<Digest>, StoreError>,
+        stopped: impl Fn() -> bool,
+    ) -> Result<(), StoreError> {
+        let goes_on = || if stopped() { Err(interrupted()) } else { Ok(()) };
+        self.forget_what_is_gone(&goes_on)?;
+        let blobs = self.store.blobs.all()?;
+        let documents = self.store.records.all_documents()?;
+        let names = self.store.records.all_named()?;
+        let entries = blobs.len() + documents.len() + names.len();
+        for (digest, ..) in blobs {
+            goes_on()?;
+            let _lock = self.digest_lock(&digest).lock();
+            if let Some((size_bytes, written)) = self.store.blobs.file_of(&digest)? {
+                self.store.index.archive_found(&digest, size_bytes, written);
+            }
+        }
+        for key in documents {
+            goes_on()?;
+            let _lock = self.record_lock(&key).lock();
+            if let Some((size_bytes, written)) = self.store.records.file_of(&key)? {
+                self.store.index.document_found(&key, size_bytes, written);
+            }
+        }
+        for of in names {
+            goes_on()?;
+            self.index_name(&of, &named_by_set)?;
+        }
+        if entries > 0 {
+            tracing::info!(entries, "the index was made whole from the files");
+        }
+        Ok(())
+    }
+
+    fn forget_what_is_gone(&self, goes_on: &impl Fn() -> Result<(), StoreError>) -> Result<(), StoreError> {
+        let (index, records) = (&self.store.index, &self.store.records);
+        for archive in index.archives_by_age()? {
+            goes_on()?;
+            let _lock = self.digest_lock(&archive.digest).lock();
+            if self.store.blobs.file_of(&archive.digest)?.is_none() {
+                index.archive_gone(&archive.digest);
+            }
+        }
+        for (key, _) in index.documents_by_age()?.into_iter().chain(index.pages_by_age()?) {
+            goes_on()?;
+            let _lock = self.record_lock(&key).lock();
+            if records.file_of(&key)?.is_none() {
+                index.document_gone(&key);
+            }
+        }
+        for of in index.names(|of, _| Some(of))? {
+            goes_on()?;
+            let key = Key::Name(of.clone());
+            let _lock = self.record_lock(&key).lock();
+            if records.file_of(&key)?.is_none() {
+                index.name_changed(&of, &IndexedName::default());
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes a name. What is known of one that cannot be read stays; where nothing is, it may list any archive.
+    fn index_name(
+        &self,
+        of: &Artifact,
+        named_by_set: impl Fn(&Artifact) -> Result<Option<Digest>, StoreError>,
+    ) -> Result<(), StoreError> {
+        let (index, key) = (&self.store.index, Key::Name(of.clone()));
+        let is_known = || matches!(index.name(of), Ok(Some(_)));
+        let lock = self.record_lock(&key).lock();
+        if self.store.records.file_of(&key)?.is_none() {
+            return Ok(());
+        }
+        match self.name(of.clone()) {
+            Ok(name) if !name.indexed().is_empty() => index.name_changed(of, &name.indexed()),
+            // Damaged, and set aside just now.
+            Ok(_) if is_known() => {}
+            Ok(_) => {
+                drop(lock);
+                match named_by_set(of) {
+                    Ok(Some(digest)) => {
+                        tracing::warn!(package = %of, "a name was lost; its archive is taken for the one its proof set names");
+                        let archives = vec![ListedArchive { digest, lacks_hashes: false }];
+                        index.name_changed(of, &IndexedName { archives, ..IndexedName::default() });
+                    }
+                    Ok(None) => index.name_is_unreadable(self.lost(of)),
+                    Err(error) => index.name_is_unreadable(error),
+                }
+            }
+            Err(error) => {
+                tracing::error!(package = %of, %error, "a name cannot be read; nothing unnamed is evicted");
+                if !is_known() {
+                    index.name_is_unreadable(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What to say of a name that was damaged, and whose archive nothing else tells.
+    fn lost(&self, of: &Artifact) -> StoreError {
+        let path = self.store.root().join(Key::Name(of.clone()).path());
+        let why = "it was damaged, and was set aside just now; nothing else tells which archive it named";
+        StoreError::Io { doing: "read", path, source: Arc::new(io::Error::other(why)) }
+    }
+}
+
+fn interrupted() -> StoreError {
+    StoreError::Index("larder stops before the index is made whole".to_owned())
+}

@@ -1,0 +1,54 @@
+//! The task that makes the index whole behind the start: after a `kill -9`, after damage, for the store of an older larder.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use super::Mirror;
+use crate::address::Artifact;
+use crate::store::StoreError;
+
+/// How long after a failure it is tried again.
+const AGAIN_AFTER: Duration = Duration::from_secs(10);
+
+impl Mirror {
+    /// Makes the index whole; what fails is tried again until the mirror is gone.
+    pub(super) async fn make_index_whole(mirror: Weak<Self>) {
+        while let Some(mirror) = mirror.upgrade() {
+            let of = Arc::clone(&mirror);
+            match mirror.tasks.spawn_blocking(move || of.reconcile_index()).await {
+                Ok(true) => return mirror.keep_to_the_limit(),
+                Ok(false) => {}
+                Err(panicked) => {
+                    let why = "it panicked while it was made whole".to_owned();
+                    mirror.store.index.made_whole(Err(StoreError::Index(why)));
+                    if let Ok(panic) = panicked.try_into_panic() {
+                        std::panic::resume_unwind(panic);
+                    }
+                }
+            }
+            drop(mirror);
+            tokio::time::sleep(AGAIN_AFTER).await;
+        }
+    }
+
+    /// Says whether the index is whole now.
+    fn reconcile_index(&self) -> bool {
+        let index = &self.store.index;
+        if !index.begin_to_make_whole() {
+            return true;
+        }
+        let named_by_set = |of: &Artifact| match of {
+            Artifact::Provider(package) => Ok(self.read_set(package)?.map(|held| held.kept.current.document.shasum)),
+            Artifact::Module(_) => Ok(None),
+        };
+        let ended = self.catalog.reconcile(named_by_set, || self.tasks.are_stopped());
+        if let Err(error) = &ended
+            && !self.tasks.are_stopped()
+        {
+            tracing::error!(%error, to_do = error.to_do(), "the index could not be made whole; it is tried again");
+        }
+        // Not in the task, which a close may cut short: others wait for it.
+        index.made_whole(ended);
+        index.is_whole()
+    }
+}

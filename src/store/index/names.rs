@@ -1,0 +1,164 @@
+//! The names in the index: which archives each lists, and by digest which names list an archive. Copies of what the records
+//! of names say, so that nobody reads all of those to know what may go.
+
+use std::path::Path;
+
+use super::super::{Key, StoreError};
+use super::Index;
+use crate::address::Artifact;
+use crate::digest::Digest;
+
+pub(super) const NAME: u8 = b'n';
+const LISTED: u8 = b'l';
+const DIGEST_BYTES: usize = 32;
+const PINNED: u8 = 1;
+const IMPORTED: u8 = 2;
+
+/// The archives that a name lists, as the index knows it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct IndexedName {
+    /// Eviction leaves its archives alone.
+    pub pinned: bool,
+    /// One of its archives was imported without signatures.
+    pub imported: bool,
+    /// Each archive, once.
+    pub archives: Vec<ListedArchive>,
+}
+
+/// An archive that a name lists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ListedArchive {
+    /// Its SHA-256.
+    pub digest: Digest,
+    /// Its `h1:` were not computed yet.
+    pub lacks_hashes: bool,
+}
+
+impl IndexedName {
+    /// Nothing is listed and nothing is pinned: such a name is in no record.
+    pub fn is_empty(&self) -> bool {
+        self.archives.is_empty() && !self.pinned
+    }
+
+    fn lists(&self, digest: &Digest) -> bool {
+        self.archives.iter().any(|listed| listed.digest == *digest)
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut value = vec![if self.pinned { PINNED } else { 0 } | if self.imported { IMPORTED } else { 0 }];
+        for listed in &self.archives {
+            value.extend_from_slice(listed.digest.as_bytes());
+            value.push(listed.lacks_hashes.into());
+        }
+        value
+    }
+
+    fn decode(value: &[u8]) -> Option<Self> {
+        let (flags, listed) = value.split_first()?;
+        let mut name = Self { pinned: flags & PINNED > 0, imported: flags & IMPORTED > 0, archives: Vec::new() };
+        let mut pieces = listed.chunks_exact(DIGEST_BYTES + 1);
+        for piece in &mut pieces {
+            let (digest, lacks_hashes) = piece.split_at_checked(DIGEST_BYTES)?;
+            let digest = Digest::from_bytes(digest.try_into().ok()?);
+            name.archives.push(ListedArchive { digest, lacks_hashes: *lacks_hashes != [0] });
+        }
+        (flags & !(PINNED | IMPORTED) == 0 && pieces.remainder().is_empty()).then_some(name)
+    }
+}
+
+fn name_key(of: &Artifact) -> Vec<u8> {
+    [&[NAME], Key::Name(of.clone()).path().as_os_str().as_encoded_bytes()].concat()
+}
+
+fn listed_prefix(digest: &Digest) -> Vec<u8> {
+    [&[LISTED], &digest.as_bytes()[..]].concat()
+}
+
+fn listed_key(digest: &Digest, of: &Artifact) -> Vec<u8> {
+    [&listed_prefix(digest), Key::Name(of.clone()).path().as_os_str().as_encoded_bytes()].concat()
+}
+
+fn artifact(path: &[u8]) -> Option<Artifact> {
+    match Key::from_path(Path::new(std::str::from_utf8(path).ok()?))? {
+        Key::Name(of) => Some(of),
+        _ => None,
+    }
+}
+
+impl Index {
+    /// Notes what a name lists now, under the lock of its record; nothing where it is gone.
+    pub fn name_changed(&self, of: &Artifact, now: &IndexedName) {
+        let before = match self.name(of) {
+            Ok(before) => before.unwrap_or_default(),
+            Err(error) => return self.is_broken(&error),
+        };
+        if before == *now {
+            return;
+        }
+        let mut changes = Vec::new();
+        for gone in before.archives.iter().filter(|listed| !now.lists(&listed.digest)) {
+            changes.push((listed_key(&gone.digest, of), None));
+        }
+        for new in now.archives.iter().filter(|listed| !before.lists(&listed.digest)) {
+            changes.push((listed_key(&new.digest, of), Some(Vec::new())));
+        }
+        changes.push((name_key(of), (!now.is_empty()).then(|| now.encode())));
+        self.put(&changes);
+    }
+
+    /// What a name lists; `None` where the index knows none.
+    ///
+    /// # Errors
+    /// The index cannot be read.
+    pub fn name(&self, of: &Artifact) -> Result<Option<IndexedName>, StoreError> {
+        let value = self.entries.read().get(&name_key(of))?;
+        Ok(value.as_deref().and_then(IndexedName::decode))
+    }
+
+    /// The names that list an archive.
+    ///
+    /// # Errors
+    /// The index cannot be read.
+    pub fn names_of(&self, digest: &Digest) -> Result<Vec<Artifact>, StoreError> {
+        let prefix = listed_prefix(digest);
+        let mut found = Vec::new();
+        self.entries.read().each_below(&prefix, |key, _| found.extend(artifact(&key[prefix.len()..])))?;
+        Ok(found)
+    }
+
+    /// The names of which `choose` makes something.
+    ///
+    /// # Errors
+    /// The index cannot be read.
+    pub fn names<T>(&self, mut choose: impl FnMut(Artifact, IndexedName) -> Option<T>) -> Result<Vec<T>, StoreError> {
+        let mut chosen = Vec::new();
+        self.entries.read().each_below(&[NAME], |key, value| {
+            if let Some((of, name)) = artifact(&key[1..]).zip(IndexedName::decode(value)) {
+                chosen.extend(choose(of, name));
+            }
+        })?;
+        Ok(chosen)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// What is noted of a name is read back, and nothing else is taken for such a note.
+        #[test]
+        fn a_name_is_read_as_it_was_noted(pinned: bool, imported: bool, archives: Vec<([u8; 32], bool)>, other: Vec<u8>) {
+            let listed = |(digest, lacks_hashes)| ListedArchive { digest: Digest::from_bytes(digest), lacks_hashes };
+            let name = IndexedName { pinned, imported, archives: archives.into_iter().map(listed).collect() };
+            let noted = name.encode();
+            prop_assert_eq!(IndexedName::decode(&noted), Some(name));
+            prop_assert_eq!(IndexedName::decode(&noted[..noted.len() - 1]), None);
+            if let Some(read) = IndexedName::decode(&other) {
+                prop_assert_eq!(read.archives.len(), (other.len() - 1) / 33);
+            }
+        }
+    }
+}

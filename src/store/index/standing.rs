@@ -1,0 +1,90 @@
+//! How the index stands to the files: whole, or being made whole behind the start, and who waits for that.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::super::StoreError;
+use super::super::entries::Entries;
+use super::{Index, Totals};
+
+/// How the index stands to the files.
+#[derive(Debug, Clone)]
+pub(super) enum Standing {
+    /// It knows all that the files tell.
+    Whole,
+    /// It is being made whole: it lacks some of what the files tell, and knows some that is gone.
+    Behind,
+    /// It could not be made whole; why.
+    Failed(StoreError),
+}
+
+impl Index {
+    /// Everything that the files tell is in the index.
+    pub fn is_whole(&self) -> bool {
+        self.needs_to_be_whole().is_ok()
+    }
+
+    /// For what must know all names of an archive: asked before any lock of the store is taken.
+    ///
+    /// # Errors
+    /// The index is being made whole, or why that cannot be.
+    pub fn needs_to_be_whole(&self) -> Result<(), StoreError> {
+        match &*self.standing.borrow() {
+            Standing::Whole => Ok(()),
+            Standing::Behind => Err(StoreError::Index("it is still being made from the files".to_owned())),
+            Standing::Failed(why) => Err(why.clone()),
+        }
+    }
+
+    /// Waits until everything that the files tell is in the index, for as long as it takes to read all names.
+    ///
+    /// # Errors
+    /// Why that cannot be.
+    pub async fn until_whole(&self) -> Result<(), StoreError> {
+        let mut standing = self.standing.subscribe();
+        // Its sender is here.
+        let _ = standing.wait_for(|standing| !matches!(standing, Standing::Behind)).await;
+        self.needs_to_be_whole()
+    }
+
+    /// Tells those who wait for it how making the index whole ended.
+    pub fn made_whole(&self, ended: Result<(), StoreError>) {
+        self.standing.send_replace(match ended {
+            Ok(()) => Standing::Whole,
+            Err(why) => Standing::Failed(why),
+        });
+    }
+
+    /// Begins to make the index whole. What it has is kept, unless an entry cannot be read: then it begins anew in memory, for
+    /// one that is damaged inside can lose any entry. Says whether all that the files tell is to be noted.
+    pub fn begin_to_make_whole(&self) -> bool {
+        let read = catch_unwind(AssertUnwindSafe(|| self.read_all()));
+        let damaged = read.unwrap_or_else(|_| Err(StoreError::Index("it panicked".to_owned()))).err();
+        if let Some(why) = damaged {
+            self.begin_anew(&why);
+        }
+        let was_whole = self.is_whole();
+        if !was_whole {
+            self.standing.send_replace(Standing::Behind);
+        }
+        !was_whole
+    }
+
+    fn begin_anew(&self, why: &StoreError) {
+        tracing::error!(%why, "the index is damaged; it is set aside, and made again from the files");
+        let mut totals = self.totals.lock();
+        let damaged = std::mem::replace(&mut *self.entries.write(), Entries::in_memory());
+        // Closing it may wait for ever for a thread of its that died.
+        std::mem::forget(damaged);
+        *totals = Totals::default();
+        self.standing.send_replace(Standing::Behind);
+        *self.left_behind.lock() = Some(self.folder.clone());
+        self.leave_behind();
+    }
+
+    fn read_all(&self) -> Result<(), StoreError> {
+        let entries = self.entries.read();
+        entries.each_below(&[], |_, _| ())?;
+        drop(entries);
+        self.count().map(drop)
+    }
+}

@@ -1,0 +1,87 @@
+//! What is stored, in numbers, and the mark with them that an index bears which was closed in order.
+
+use super::super::FORMAT;
+use super::entry::{ARCHIVE, PAGE};
+
+/// In the mark: the index knows the names, too. An older larder's does not.
+const KNOWS_NAMES: u32 = 2;
+
+/// What is stored, in numbers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// How many archives.
+    pub archives: u64,
+    /// Their bytes.
+    pub archive_bytes: u64,
+    /// How many documents and proof sets, pages too.
+    pub documents: u64,
+    /// Their bytes.
+    pub document_bytes: u64,
+    /// Of these, the bytes of pages of the registry HTTP API.
+    pub page_bytes: u64,
+}
+
+impl Totals {
+    pub(super) fn add(&mut self, kind: u8, size_bytes: u64) {
+        self.change(kind, |number| number.saturating_add(1), |bytes| bytes.saturating_add(size_bytes));
+    }
+
+    pub(super) fn take_off(&mut self, kind: u8, size_bytes: u64) {
+        self.change(kind, |number| number.saturating_sub(1), |bytes| bytes.saturating_sub(size_bytes));
+    }
+
+    fn change(&mut self, kind: u8, number: impl Fn(u64) -> u64, bytes: impl Fn(u64) -> u64) {
+        if kind == PAGE {
+            self.page_bytes = bytes(self.page_bytes);
+        }
+        let (numbers, sizes) = match kind {
+            ARCHIVE => (&mut self.archives, &mut self.archive_bytes),
+            _ => (&mut self.documents, &mut self.document_bytes),
+        };
+        (*numbers, *sizes) = (number(*numbers), bytes(*sizes));
+    }
+
+    fn members(&mut self) -> [&mut u64; 5] {
+        let Self { archives, archive_bytes, documents, document_bytes, page_bytes } = self;
+        [archives, archive_bytes, documents, document_bytes, page_bytes]
+    }
+
+    /// What a process that closes the index leaves there: the format, which knowledge the index has, and these numbers.
+    pub(super) fn mark(mut self) -> Vec<u8> {
+        let mut mark = [FORMAT.to_be_bytes(), KNOWS_NAMES.to_be_bytes()].concat();
+        self.members().iter().for_each(|number| mark.extend_from_slice(&number.to_be_bytes()));
+        mark
+    }
+
+    pub(super) fn in_mark(mark: &[u8]) -> Option<Self> {
+        let (begin, numbers) = mark.split_at_checked(8)?;
+        let mut totals = Self::default();
+        let is_ours = begin == [FORMAT.to_be_bytes(), KNOWS_NAMES.to_be_bytes()].concat() && numbers.len() == 5 * 8;
+        for (to, from) in totals.members().into_iter().zip(numbers.chunks_exact(8)) {
+            *to = u64::from_be_bytes(from.try_into().ok()?);
+        }
+        is_ours.then_some(totals)
+    }
+
+    /// All bytes that count against the size limit.
+    pub fn bytes(&self) -> u64 {
+        self.archive_bytes.saturating_add(self.document_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Promise 9: the index that an older larder closed in order knows no names; it is not taken for whole.
+    #[test]
+    fn only_the_mark_of_this_kind_of_index_is_trusted() {
+        let totals = Totals { archives: 1, archive_bytes: 2, documents: 3, document_bytes: 4, page_bytes: 5 };
+        let mark = totals.mark();
+        assert_eq!(Totals::in_mark(&mark), Some(totals));
+        let (of_older, of_newer) = (FORMAT.to_be_bytes().to_vec(), [&FORMAT.to_be_bytes()[..], &[9; 44]].concat());
+        for other in [Vec::new(), of_older, of_newer, mark[..mark.len() - 1].to_vec(), [&mark[..], &[0]].concat()] {
+            assert_eq!(Totals::in_mark(&other), None, "{other:?}");
+        }
+    }
+}

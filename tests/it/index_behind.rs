@@ -1,0 +1,132 @@
+//! What eviction and purge know of all names comes from the index; the index is made again behind the start.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::support::http::{client, get, send};
+use crate::support::larder::{Builder, Folder, Larder};
+use crate::support::until;
+use crate::support::upstream::{FakeUpstream, Provider, Target};
+
+const NAMES: [&str; 4] = ["one", "two", "three", "asleep"];
+
+/// A file that whoever reads it waits for, as for a disk that does not answer; as it was once this is dropped.
+struct Asleep {
+    path: PathBuf,
+    content: Vec<u8>,
+}
+
+impl Asleep {
+    fn at(path: &Path) -> Self {
+        let content = std::fs::read(path).unwrap();
+        std::fs::remove_file(path).unwrap();
+        assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+        Self { path: path.to_owned(), content }
+    }
+
+    /// Those who read it, and wait.
+    fn readers(&self) -> Option<std::fs::File> {
+        OpenOptions::new().write(true).custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32).open(&self.path).ok()
+    }
+}
+
+impl Drop for Asleep {
+    fn drop(&mut self) {
+        let readers = self.readers();
+        let awake = self.path.with_extension("awake");
+        let woken = std::fs::write(&awake, &self.content).and_then(|()| std::fs::rename(&awake, &self.path));
+        let told = readers.map_or(Ok(()), |mut readers| readers.write_all(&self.content));
+        assert!(std::thread::panicking() || (woken.is_ok() && told.is_ok()), "{woken:?} {told:?}");
+    }
+}
+
+fn name_of(folder: &Folder, provider: &str) -> PathBuf {
+    let is_of = |file: &PathBuf| file.to_string_lossy().contains(&format!("/{provider}/"));
+    folder.files("names").into_iter().find(is_of).unwrap()
+}
+
+async fn publishing() -> FakeUpstream {
+    let upstream = FakeUpstream::start().await;
+    for name in NAMES.iter().chain(&["four"]) {
+        upstream.publish(Provider::new("acme", name).size(if *name == "asleep" { 10_000 } else { 300_000 }));
+    }
+    upstream
+}
+
+fn of_a_mebibyte(upstream: &FakeUpstream) -> Builder {
+    Larder::mirroring(upstream).store("max_size = \"1MiB\"")
+}
+
+/// One that holds all but `four`, the first of them used longest ago, and has all that is to be known of them.
+async fn filled(upstream: &FakeUpstream) -> (Larder, Vec<String>) {
+    let larder = of_a_mebibyte(upstream).start().await;
+    let mut paths = Vec::new();
+    for name in NAMES {
+        let path = larder.archive_path(name, "1.2.0").await;
+        larder.get(&path).await.expect(200);
+        larder.clock.advance(Duration::from_secs(120));
+        paths.push(path);
+    }
+    let is_complete = |file: &PathBuf| std::fs::read_to_string(file).is_ok_and(|name| name.contains("h1:"));
+    until("the names are written for good", async || larder.folder.files("names").iter().all(is_complete)).await;
+    (larder, paths)
+}
+
+fn is_held(larder: &Larder, upstream: &FakeUpstream, name: &str) -> bool {
+    let archive = upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64");
+    larder.folder.blobs().iter().any(|blob| std::fs::read(blob).unwrap() == archive)
+}
+
+/// Promise 11: one name that the disk does not give holds up nobody who is not about it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn eviction_and_purge_read_no_name_but_those_that_they_change() {
+    let upstream = publishing().await;
+    let (larder, _) = filled(&upstream).await;
+    let asleep = Asleep::at(&name_of(&larder.folder, "asleep"));
+    let four = larder.archive_path("four", "1.2.0").await;
+    assert!(larder.get(&four).await.expect(200).is("larder; fwd=miss; stored"));
+    assert!(!is_held(&larder, &upstream, "one") && is_held(&larder, &upstream, "two"));
+    assert_eq!(larder.tell("purge", "registry.terraform.io/acme/two").await["items"][0]["archives"], 1);
+    assert!(!is_held(&larder, &upstream, "two") && is_held(&larder, &upstream, "three"));
+    assert!(asleep.readers().is_none());
+}
+
+/// Promises 9 and 10: without its index larder serves at once, and what must know all names waits until they are known.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn larder_serves_while_its_index_is_made_and_evicts_and_purges_only_then() {
+    let upstream = publishing().await;
+    let (larder, paths) = filled(&upstream).await;
+    let four = larder.archive_path("four", "1.2.0").await;
+    let folder = larder.stop().await;
+    std::fs::remove_dir_all(folder.path().join("v1/index")).unwrap();
+    let asleep = Asleep::at(&name_of(&folder, "asleep"));
+    let larder = of_a_mebibyte(&upstream).on(&folder).start().await;
+    get(&format!("{}/readyz", larder.base())).await.expect(200);
+    assert_eq!(larder.metric("larder_index_whole").await, 0.0);
+    assert!(larder.get(&paths[0]).await.expect(200).is("larder; hit"));
+
+    upstream.forget_requests();
+    let filling = tokio::spawn(send(client().get(format!("{}{four}", larder.base()))));
+    upstream.wait_for(Target::Archive, 1).await;
+    let purging = async {
+        let said = larder.tell("purge", "registry.terraform.io/acme/two").await;
+        (said, larder.metric("larder_index_whole").await)
+    };
+    let waking = async {
+        // Others are served meanwhile, and nothing has gone.
+        assert!(larder.get(&paths[1]).await.expect(200).is("larder; hit"));
+        assert!(folder.blobs().len() == 4 && !filling.is_finished());
+        drop(asleep);
+    };
+    let ((purged, whole), ()) = tokio::join!(purging, waking);
+    assert_eq!((&purged["items"][0]["archives"], whole), (&1.into(), 1.0), "{purged}");
+    filling.await.unwrap().unwrap().expect(200);
+    until("four is kept", async || is_held(&larder, &upstream, "four")).await;
+    let held: u64 = folder.blobs().iter().map(|blob| blob.metadata().unwrap().len()).sum();
+    let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
+    assert_eq!(status["archive_bytes"], held, "{status}");
+}
