@@ -72,6 +72,15 @@ impl Home {
         Ok(self)
     }
 
+    /// Replaces what its `[store]` says but for the path.
+    pub(crate) fn store(self, lines: &str) -> anyhow::Result<Self> {
+        let before = fs::read_to_string(self.folder.path().join("mirror.toml"))?;
+        let (begin, rest) = before.split_once("scrub = ").context("it has a [store]")?;
+        let (_, end) = rest.split_once("[[upstream]]").context("it has an upstream")?;
+        self.file("mirror.toml", &format!("{begin}scrub = \"never\"\n{lines}\n[[upstream]]{end}"))?;
+        Ok(self)
+    }
+
     /// What changes something on the admin listener is sent with.
     pub(crate) fn token(&self) -> anyhow::Result<String> {
         Ok(fs::read_to_string(self.folder.path().join("store/admin-token"))?)

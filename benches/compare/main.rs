@@ -21,8 +21,8 @@ mod nginx;
 mod peer;
 mod process;
 mod report;
+mod scale;
 mod stand;
-mod start_up;
 mod tls;
 mod upstream;
 mod warm;
@@ -156,7 +156,7 @@ const PARTS: [(&str, Measure); 7] = [
     ("what is cached", cached::sections),
     ("what is cold", |bench| Ok(cold::section(bench)?.into_iter().collect())),
     ("memory", |bench| Ok(memory::section(bench)?.into_iter().collect())),
-    ("start-up", |bench| Ok(start_up::section(bench)?.into_iter().collect())),
+    ("many archives", |bench| Ok(scale::section(bench)?.into_iter().collect())),
     ("init", |bench| Ok(init::section(bench)?.into_iter().collect())),
     ("init of modules", |bench| Ok(modules::section(bench)?.into_iter().collect())),
     ("warm-up", |bench| Ok(warm::section(bench)?.into_iter().collect())),

@@ -1,0 +1,236 @@
+//! A store of many archives, filled through larder: how long it takes to start and to stop, and what a fill costs once the size
+//! limit is reached.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use futures_util::{TryStreamExt as _, stream};
+
+use crate::Bench;
+use crate::catalog::{self, Release};
+use crate::interrupt;
+use crate::larder::{self, Home, Larder, Log};
+use crate::measure::{median, rounds};
+use crate::peer::archive_path;
+use crate::report::{Section, Target, cell};
+
+const READY_AT_MOST: Duration = Duration::from_secs(1);
+const STOPPED_AT_MOST: Duration = Duration::from_secs(2);
+/// A fill at the limit to one below it.
+const FILL_AT_MOST: f64 = 1.2;
+
+/// Ten of each: versions, platforms have their share.
+const PLATFORMS: [&str; 10] = [
+    "darwin_amd64",
+    "darwin_arm64",
+    "freebsd_amd64",
+    "linux_386",
+    "linux_amd64",
+    "linux_arm",
+    "linux_arm64",
+    "openbsd_amd64",
+    "windows_386",
+    "windows_amd64",
+];
+const VERSIONS: usize = 10;
+
+const ARCHIVE_BYTES: usize = 1_000;
+
+/// How many are downloaded at a time to fill the store.
+const AT_A_TIME: usize = 32;
+
+/// How many providers are downloaded in one round, one archive after the other.
+const PROVIDERS_IN_A_ROUND: usize = 5;
+
+/// How long anything of this may take.
+const WITHIN: Duration = Duration::from_secs(120);
+
+/// On which side of its size limit a store is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Limit {
+    Above,
+    Reached,
+}
+
+/// What one round told of a store.
+#[derive(Default)]
+struct Figures {
+    ready: Vec<Duration>,
+    whole: Vec<Duration>,
+    stopped: Vec<Duration>,
+}
+
+/// Measures what is wanted of it.
+pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
+    let providers = if bench.options.quick { 3 } else { 1000 };
+    let archives = providers * VERSIONS * PLATFORMS.len();
+    let clean = format!("ready with {archives} archives, after a clean stop");
+    let killed = format!("ready with {archives} archives, after kill -9");
+    let whole = format!("index of {archives} archives made again, after kill -9");
+    let stop = format!("clean stop with {archives} archives");
+    let fill = format!("a fill at the size limit, with {archives} archives, to one below it");
+    let empty = "ready with an empty store".to_owned();
+    if ![&clean, &killed, &whole, &stop, &fill, &empty].into_iter().any(|row| bench.wants(row)) {
+        return Ok(None);
+    }
+    let title = "A store of many archives (ready: from exec to 200 at /readyz, page cache warm)";
+    let mut section = Section::new(title, &["", "larder"]);
+    let mut add = |name: &str, took: &[Duration], target: Option<Duration>| {
+        let took = Duration::from_secs_f64(median(took.iter().map(Duration::as_secs_f64)));
+        let targets = target.map(|most| Target { met: took <= most, text: format!("{} s", most.as_secs_f64()) });
+        let figure = format!("{:.0} ms", took.as_secs_f64() * 1e3);
+        section.add(name, vec![cell(Some(figure))], targets.into_iter().collect());
+    };
+
+    bench.progress(&empty);
+    let home = Home::new(bench, None, Log::Off)?;
+    let (home, figures) = started(bench, home, Stop::Clean)?;
+    add(&empty, &figures.ready, None);
+
+    bench.progress(&format!("a store of {archives} archives"));
+    let (larder, _) = start(bench, home)?;
+    let began = Instant::now();
+    bench.block_on(fill_store(bench, &larder, providers))?;
+    bench.progress(&format!("filled in {:.0} s", began.elapsed().as_secs_f64()));
+    let home = larder.stop()?;
+    ensure!(home.archives() == archives, "the store has {} archives, not {archives}", home.archives());
+
+    bench.progress(&clean);
+    let (home, figures) = started(bench, home, Stop::Clean)?;
+    add(&clean, &figures.ready, Some(READY_AT_MOST));
+    add(&stop, &figures.stopped, Some(STOPPED_AT_MOST));
+    bench.progress(&killed);
+    let (home, figures) = started(bench, home, Stop::Killed)?;
+    add(&killed, &figures.ready, Some(READY_AT_MOST));
+    add(&whole, &figures.whole, None);
+
+    bench.progress(&fill);
+    let [below, at] = fills(bench, home)?;
+    let ratio = at / below;
+    let figure = format!("{ratio:.2} ({:.2} ms to {:.2} ms)", at * 1e3, below * 1e3);
+    let target = Target { met: ratio <= FILL_AT_MOST, text: FILL_AT_MOST.to_string() };
+    section.add(&fill, vec![cell(Some(figure))], vec![target]);
+    Ok(Some(section))
+}
+
+/// How the larder before the one that is measured ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stop {
+    Clean,
+    Killed,
+}
+
+/// Starts and stops it, as often as there are rounds.
+fn started(bench: &Bench, mut home: Home, before: Stop) -> anyhow::Result<(Home, Figures)> {
+    let mut figures = Figures::default();
+    for _ in 0..bench.options.rounds() {
+        if before == Stop::Killed {
+            home = start(bench, home)?.0.kill();
+        }
+        let began = Instant::now();
+        let (larder, took) = start(bench, home)?;
+        figures.ready.push(took);
+        while metric(bench, &larder, "larder_index_whole")? < 1.0 {
+            ensure!(began.elapsed() < WITHIN, "the index is not made again");
+            interrupt::pause(Duration::from_millis(10))?;
+        }
+        figures.whole.push(began.elapsed());
+        let began = Instant::now();
+        home = larder.stop()?;
+        figures.stopped.push(began.elapsed());
+    }
+    Ok((home, figures))
+}
+
+/// Starts it, and asks until it says that it is ready.
+fn start(bench: &Bench, home: Home) -> anyhow::Result<(Larder, Duration)> {
+    interrupt::check()?;
+    let began = Instant::now();
+    let larder = home.start()?;
+    let url = format!("http://{}/readyz", larder.address);
+    bench.block_on(async {
+        while !bench.client.get(&url).send().await.is_ok_and(|answer| answer.status() == 200) {
+            ensure!(began.elapsed() < WITHIN, "larder does not get ready");
+        }
+        Ok(())
+    })?;
+    Ok((larder, began.elapsed()))
+}
+
+/// The sum of the series of a metric.
+fn metric(bench: &Bench, larder: &Larder, name: &str) -> anyhow::Result<f64> {
+    let url = format!("http://{}/metrics", larder.admin);
+    let metrics = bench.block_on(async { bench.client.get(&url).send().await?.error_for_status()?.text().await })?;
+    let is_of_it = |series: &str| series == name || series.starts_with(&format!("{name}{{"));
+    let mut values = metrics.lines().filter_map(|line| line.rsplit_once(' ')).filter(|(series, _)| is_of_it(series));
+    values.try_fold(0.0, |sum, (_, value)| Ok(sum + value.parse::<f64>()?))
+}
+
+/// Seconds of one fill below the limit and at it.
+fn fills(bench: &Bench, home: Home) -> anyhow::Result<[f64; 2]> {
+    let (larder, _) = start(bench, home)?;
+    let stored = metric(bench, &larder, "larder_store_bytes")?;
+    let mut home = Some(larder.stop()?);
+    let mut round = 0;
+    let seconds = rounds(&[Limit::Above, Limit::Reached], bench.options.rounds(), |limit| {
+        round += 1;
+        let before = home.take().context("a round before it failed")?;
+        let max_size = if *limit == Limit::Above { stored * 10.0 } else { stored };
+        let (larder, _) = start(bench, before.store(&format!("max_size = {max_size:.0}"))?)?;
+        let names: Vec<String> = (0..PROVIDERS_IN_A_ROUND).map(|number| format!("round{round}x{number}")).collect();
+        let (archives, took) = bench.block_on(fill_one_by_one(bench, &larder, &names))?;
+        let evicted = metric(bench, &larder, "larder_evictions_total")?;
+        ensure!((evicted > 0.0) == (*limit == Limit::Reached), "{limit:?}: {evicted} evicted");
+        home = Some(larder.stop()?);
+        Ok(took.as_secs_f64() / archives as f64)
+    })?;
+    let medians: Vec<f64> = seconds.into_iter().map(median).collect();
+    medians.try_into().ok().context("two were measured")
+}
+
+/// Downloads what was published for a round, one archive after the other. Their documents are there before.
+async fn fill_one_by_one(bench: &Bench, larder: &Larder, names: &[String]) -> anyhow::Result<(usize, Duration)> {
+    let base = format!("http://{}", larder.address);
+    let mut paths = Vec::new();
+    for document in publish(bench, names)? {
+        paths.push(archive_path(&bench.client, &format!("{base}{}", larder::under(&document))).await?);
+    }
+    let began = Instant::now();
+    for path in &paths {
+        download(bench, &format!("{base}{path}")).await?;
+    }
+    Ok((paths.len(), began.elapsed()))
+}
+
+/// Publishes small providers, signed as all are; the paths of their documents.
+fn publish(bench: &Bench, names: &[String]) -> anyhow::Result<Vec<String>> {
+    let versions: Vec<String> = (0..VERSIONS).map(|number| format!("1.{number}.0")).collect();
+    let mut documents = Vec::new();
+    for name in names {
+        for version in &versions {
+            bench.publish(&Release { name, version, platforms: &PLATFORMS, archive_bytes: ARCHIVE_BYTES })?;
+            documents.extend(PLATFORMS.map(|platform| catalog::document_path(name, version, platform)));
+        }
+    }
+    Ok(documents)
+}
+
+/// Downloads each archive of many providers through larder.
+async fn fill_store(bench: &Bench, larder: &Larder, providers: usize) -> anyhow::Result<()> {
+    let names: Vec<String> = (0..providers).map(|number| format!("many{number}")).collect();
+    let documents = publish(bench, &names)?;
+    let base = format!("http://{}", larder.address);
+    stream::iter(documents.iter().map(anyhow::Ok))
+        .try_for_each_concurrent(AT_A_TIME, async |document| {
+            interrupt::check()?;
+            let path = archive_path(&bench.client, &format!("{base}{}", larder::under(document))).await?;
+            download(bench, &format!("{base}{path}")).await
+        })
+        .await
+}
+
+async fn download(bench: &Bench, url: &str) -> anyhow::Result<()> {
+    let answer = bench.client.get(url).send().await?.error_for_status();
+    answer.with_context(|| url.to_owned())?.bytes().await?;
+    Ok(())
+}
