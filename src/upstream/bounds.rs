@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::budget::Rate;
 use super::permits::Bound;
+use super::room::MemoryBound;
 
 /// How much may be under way at one time.
 #[derive(Debug, Clone, Copy)]
@@ -12,8 +13,8 @@ pub struct Bounds {
     pub documents: Bound,
     /// Requests for archives, each for as long as its bytes arrive.
     pub archives: Bound,
-    /// The bodies of documents in memory, in KiB.
-    pub bodies_kib: u32,
+    /// The bodies of documents in memory.
+    pub bodies: MemoryBound,
     /// Requests to one upstream about what is held.
     pub budget: Rate,
     /// Requests to one upstream for what jobs fetch. Few of them are under way at one time, and a `Retry-After` holds
@@ -68,7 +69,8 @@ impl Default for Bounds {
             documents: Bound { each: 64, all: 256, wait: Duration::from_secs(3), queue: 4096 },
             // Clients wait longer for an archive than for a document, and one makes way when it has arrived.
             archives: Bound { each: 64, all: 256, wait: Duration::from_secs(20), queue: 4096 },
-            bodies_kib: 256 * 1024,
+            // One upstream never has all of it; half is eight documents of the largest size.
+            bodies: MemoryBound { each_kib: 128 * 1024, all_kib: 256 * 1024 },
             budget: Rate { burst: 500, per_second: 20 },
             jobs: Rate { burst: 10_000, per_second: 50 },
             give_up_after: Duration::from_secs(15),

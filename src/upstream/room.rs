@@ -1,44 +1,172 @@
-//! The room that the bodies of documents take in memory, among all that are there at one time (promise 11).
+//! The memory that the bodies of documents take, among all that are there at one time (promise 11): a share for each
+//! upstream, so that one whose documents are large and slow leaves memory for those of others.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use parking_lot::Mutex;
+
+use crate::address::Hostname;
 
 /// A body without a length takes its room in steps of this, in KiB.
 const ROOM_STEP_KIB: u64 = 64;
 
-/// The room that a body takes among all that are in memory; free again with the last copy.
-#[derive(Debug, Clone, Default)]
-pub struct Room(#[expect(dead_code, reason = "held, and never looked at")] Option<Arc<OwnedSemaphorePermit>>);
-
-/// The room of a body that is still coming. It is taken or not: who has some never waits for more.
-pub(super) struct Growing<'a> {
-    of: &'a Arc<Semaphore>,
-    taken: Option<OwnedSemaphorePermit>,
+/// How much of documents may be in memory, in KiB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryBound {
+    /// Of one upstream, wherever it leads.
+    pub each_kib: u32,
+    /// Of all of them.
+    pub all_kib: u32,
 }
 
-impl<'a> Growing<'a> {
-    pub(super) fn new(of: &'a Arc<Semaphore>) -> Self {
-        Self { of, taken: None }
+/// The bound that a body met.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(super) enum NoRoom {
+    #[error("as many bytes of documents of this upstream are in memory as may be at one time")]
+    OfThisUpstream,
+    #[error("as many bytes of documents are in memory as may be at one time")]
+    OfAll,
+}
+
+/// The memory for bodies; all copies are of the same.
+#[derive(Debug, Clone)]
+pub(super) struct BodyMemory(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    bound: MemoryBound,
+    taken: Mutex<Taken>,
+}
+
+/// What is taken, in KiB. An upstream without bytes in memory has no entry.
+#[derive(Debug, Default)]
+struct Taken {
+    each: HashMap<Hostname, u64>,
+    all: u64,
+}
+
+/// The room that a body takes among all that are in memory; free again with the last copy.
+#[derive(Debug, Clone, Default)]
+pub struct Room(#[expect(dead_code, reason = "held, and never looked at")] Option<Arc<Growing>>);
+
+/// The room of a body that is still coming. It is taken or not: who has some never waits for more.
+#[derive(Debug)]
+pub(super) struct Growing {
+    of: BodyMemory,
+    upstream: Hostname,
+    kib: u64,
+}
+
+impl BodyMemory {
+    pub(super) fn new(bound: MemoryBound) -> Self {
+        Self(Arc::new(Inner { bound, taken: Mutex::default() }))
     }
 
-    pub(super) fn grow_to(&mut self, bytes: u64) -> bool {
-        let has = self.taken.as_ref().map_or(0, OwnedSemaphorePermit::num_permits) as u64;
+    /// The room of one body of this upstream: none yet.
+    pub(super) fn body_of(&self, upstream: &Hostname) -> Growing {
+        Growing { of: self.clone(), upstream: upstream.clone(), kib: 0 }
+    }
+
+    fn take(&self, upstream: &Hostname, kib: u64) -> Result<(), NoRoom> {
+        let MemoryBound { each_kib, all_kib } = self.0.bound;
+        let mut taken = self.0.taken.lock();
+        let each = taken.each.get(upstream).copied().unwrap_or_default().saturating_add(kib);
+        let all = taken.all.saturating_add(kib);
+        if each > u64::from(each_kib) {
+            return Err(NoRoom::OfThisUpstream);
+        }
+        if all > u64::from(all_kib) {
+            return Err(NoRoom::OfAll);
+        }
+        taken.each.insert(upstream.clone(), each);
+        taken.all = all;
+        Ok(())
+    }
+
+    fn give_back(&self, upstream: &Hostname, kib: u64) {
+        let mut taken = self.0.taken.lock();
+        taken.all = taken.all.saturating_sub(kib);
+        if let Some(each) = taken.each.get_mut(upstream) {
+            *each = each.saturating_sub(kib);
+            if *each == 0 {
+                taken.each.remove(upstream);
+            }
+        }
+    }
+}
+
+impl Growing {
+    /// Takes what a body of this many bytes needs beyond what it has.
+    ///
+    /// # Errors
+    /// The bound that it met; what it has stays its own.
+    pub(super) fn grow_to(&mut self, bytes: u64) -> Result<(), NoRoom> {
         let needed = bytes.div_ceil(1024);
-        if needed <= has {
-            return true;
+        if needed <= self.kib {
+            return Ok(());
         }
-        let needed = if has == 0 { needed } else { needed.next_multiple_of(ROOM_STEP_KIB) };
-        let Ok(more) = u32::try_from(needed - has) else { return false };
-        match (Arc::clone(self.of).try_acquire_many_owned(more), &mut self.taken) {
-            (Ok(more), Some(taken)) => taken.merge(more),
-            (Ok(more), none) => *none = Some(more),
-            (Err(_), _) => return false,
-        }
-        true
+        let needed = if self.kib == 0 { needed } else { needed.next_multiple_of(ROOM_STEP_KIB) };
+        self.of.take(&self.upstream, needed - self.kib)?;
+        self.kib = needed;
+        Ok(())
     }
 
     pub(super) fn taken(self) -> Room {
-        Room(self.taken.map(Arc::new))
+        Room((self.kib > 0).then(|| Arc::new(self)))
+    }
+}
+
+impl Drop for Growing {
+    fn drop(&mut self) {
+        if self.kib > 0 {
+            self.of.give_back(&self.upstream, self.kib);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Promise 11: the bounds hold to the KiB, what a last copy leaves is free again, and nobody is remembered for nothing.
+    #[test]
+    fn one_upstream_has_its_share_and_all_of_them_have_the_whole() {
+        let memory = BodyMemory::new(MemoryBound { each_kib: 100, all_kib: 150 });
+        let (one, other) = (Hostname::parse("a.example").unwrap(), Hostname::parse("b.example").unwrap());
+        let body = |upstream, kib| {
+            let mut growing = memory.body_of(upstream);
+            growing.grow_to(kib * 1024).map(|()| growing.taken())
+        };
+        let first = body(&one, 60).unwrap();
+        let copy = first.clone();
+        assert_eq!(body(&one, 41).unwrap_err(), NoRoom::OfThisUpstream);
+        let second = body(&other, 90).unwrap();
+        assert_eq!(body(&one, 1).unwrap_err(), NoRoom::OfAll);
+        drop(first);
+        assert_eq!(body(&one, 41).unwrap_err(), NoRoom::OfThisUpstream, "a copy is left");
+        drop((copy, second));
+        assert!(memory.0.taken.lock().each.is_empty());
+        drop(body(&one, 100).unwrap());
+        assert_eq!(body(&one, u64::MAX / 1024).unwrap_err(), NoRoom::OfThisUpstream);
+        assert_eq!(memory.0.taken.lock().all, 0);
+    }
+
+    /// Promise 11: a body without a length grows in steps; the one that is refused gives back what it had.
+    #[test]
+    fn a_body_grows_until_it_meets_a_bound() {
+        let memory = BodyMemory::new(MemoryBound { each_kib: 130, all_kib: 150 });
+        let one = Hostname::parse("a.example").unwrap();
+        let mut growing = memory.body_of(&one);
+        growing.grow_to(0).unwrap();
+        assert!(memory.0.taken.lock().each.is_empty());
+        growing.grow_to(10).unwrap();
+        growing.grow_to(2000).unwrap();
+        growing.grow_to(64 * 1024 + 1).unwrap();
+        assert_eq!(memory.0.taken.lock().all, 128);
+        assert_eq!(growing.grow_to(128 * 1024 + 1), Err(NoRoom::OfThisUpstream));
+        assert_eq!(memory.0.taken.lock().all, 128);
+        drop(growing);
+        assert_eq!(memory.0.taken.lock().all, 0);
     }
 }

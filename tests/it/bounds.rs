@@ -124,7 +124,7 @@ async fn documents_that_do_not_fit_in_memory_together_are_a_503() {
     }
     for length in [true, false] {
         let larder = Larder::mirroring(&upstream).with("fresh = { versions = \"0s\" }");
-        let larder = larder.bounds(|bounds| bounds.bodies_kib = 100).start().await;
+        let larder = larder.bounds(|bounds| bounds.bodies.all_kib = 100).start().await;
         if !length {
             upstream.fault(Target::Versions, Fault::NoLength);
         }
@@ -140,6 +140,44 @@ async fn documents_that_do_not_fit_in_memory_together_are_a_503() {
             larder.versions(name).await.expect(200);
         }
         upstream.forget_requests();
+    }
+}
+
+/// Promise 11: an upstream whose documents are large and slow to come leaves memory for those of others.
+#[tokio::test]
+async fn documents_of_one_upstream_leave_memory_for_those_of_others() {
+    const SLOW: [&str; 3] = ["null", "random", "tls"];
+    const OTHER: &str = "registry.example";
+    let (slow, other) = (publishing(&[], 0).await, publishing(&["null"], 1000).await);
+    let list = format!("{{\"versions\":[],\"padding\":\"{}\"}}", "x".repeat(60_000));
+    for name in SLOW {
+        slow.serve_json(&format!("/v1/providers/acme/{name}/versions"), &list);
+    }
+    other.serve_json("/v1/providers/acme/null/versions", &list);
+    let larder = Larder::mirroring(&slow).upstream(OTHER, &format!("{}/", other.origin()), "");
+    let bounds = |bounds: &mut larder::upstream::bounds::Bounds| {
+        (bounds.bodies.each_kib, bounds.bodies.all_kib) = (100, 200);
+    };
+    let larder = larder.bounds(bounds).start().await;
+    let gate = slow.hold_after(Target::Versions, 50_000);
+    let url = |name| format!("{}/registry/{HOST}/v1/providers/acme/{name}/versions", larder.base());
+    let asked = SLOW.map(|name| tokio::spawn(send(client().get(url(name)))));
+    until("each takes its room or is refused", async || {
+        let under_way = asked.iter().filter(|answer| !answer.is_finished()).count();
+        larder.metric("larder_upstream_bytes_total").await >= 50_000.0 * under_way as f64
+    })
+    .await;
+    let of_another = format!("/registry/{OTHER}/v1/providers/acme/null/versions");
+    larder.get(&of_another).await.expect(200);
+    gate.open();
+    let answers = join_all(asked).await.into_iter().map(|answer| answer.unwrap().unwrap());
+    let (whole, refused): (Vec<_>, Vec<_>) = answers.partition(|answer| answer.status == 200);
+    assert_eq!(whole.len(), 1);
+    for answer in refused {
+        is_busy(answer, "as many bytes of documents of this upstream are in memory as may be at one time");
+    }
+    for name in SLOW {
+        larder.versions(name).await.expect(200);
     }
 }
 

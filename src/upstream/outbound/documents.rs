@@ -12,10 +12,9 @@ use crate::upstream::clients::Coding;
 use crate::upstream::error::{Fault, UpstreamError, relayed};
 use crate::upstream::restraint::Moment;
 use crate::upstream::retry_after::{date, retry_after};
-use crate::upstream::room::{Growing, Room};
+use crate::upstream::room::{NoRoom, Room};
 
 const LONGEST_ERROR_BODY: u64 = 64 * 1024;
-const NO_ROOM: &str = "as many bytes of documents are in memory as may be at one time";
 const X_TERRAFORM_GET: HeaderName = HeaderName::from_static("x-terraform-get");
 
 impl Outbound {
@@ -107,24 +106,21 @@ impl Outbound {
         url: &Url,
         limit: u64,
     ) -> Result<(Bytes, Room), UpstreamError> {
+        let crowded = |bound: NoRoom| failure(ask, url, Fault::Crowded(bound.to_string()));
         let too_large = || failure(ask, url, Fault::TooLarge(limit));
         if response.content_length().is_some_and(|length| length > limit) {
             return Err(too_large());
         }
         let mut body = BytesMut::new();
-        let mut room = Growing::new(&self.bodies);
-        if !room.grow_to(response.content_length().unwrap_or_default()) {
-            return Err(failure(ask, url, Fault::Crowded(NO_ROOM.to_owned())));
-        }
+        let mut room = self.bodies.body_of(ask.upstream);
+        room.grow_to(response.content_length().unwrap_or_default()).map_err(crowded)?;
         let brought = self.traffic.brought_by(ask.upstream);
         while let Some(piece) = response.chunk().await.map_err(|e| failure(ask, url, broken(&e)))? {
             brought.inc_by(piece.len() as u64);
             if (body.len() + piece.len()) as u64 > limit {
                 return Err(too_large());
             }
-            if !room.grow_to((body.len() + piece.len()) as u64) {
-                return Err(failure(ask, url, Fault::Crowded(NO_ROOM.to_owned())));
-            }
+            room.grow_to((body.len() + piece.len()) as u64).map_err(crowded)?;
             body.extend_from_slice(&piece);
         }
         Ok((body.freeze(), room.taken()))

@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable};
 use http::header::{HeaderMap, HeaderName, HeaderValue};
-use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use url::Url;
 
@@ -25,6 +24,7 @@ use super::error::{Fault, UpstreamError};
 use super::guard::Guard;
 use super::permits::{Permit, Permits};
 use super::restraint::{Leave, Rates, Restraint, Spends};
+use super::room::BodyMemory;
 use crate::address::Hostname;
 use crate::cdn_loop::OwnEntry;
 use crate::clock::Timestamp;
@@ -55,7 +55,7 @@ pub struct Outbound {
     pub(super) restraint: Restraint,
     pub(super) document_permits: Permits,
     pub(super) archive_permits: Permits,
-    bodies: Arc<Semaphore>,
+    bodies: BodyMemory,
     give_up_after: Duration,
     /// The jobs of git's code.
     pub(super) git_permits: Permits,
@@ -86,7 +86,7 @@ impl Outbound {
             restraint,
             document_permits: Permits::new(bounds.documents),
             archive_permits: Permits::new(bounds.archives),
-            bodies: Arc::new(Semaphore::new(bounds.bodies_kib as usize)),
+            bodies: BodyMemory::new(bounds.bodies),
             give_up_after: bounds.give_up_after,
             git_permits: Permits::new(bounds.git_jobs),
             look_permits: Permits::new(bounds.git_looks),
@@ -112,7 +112,7 @@ impl Outbound {
             restraint: self.restraint.clone(),
             document_permits: self.document_permits.clone(),
             archive_permits: self.archive_permits.clone(),
-            bodies: Arc::clone(&self.bodies),
+            bodies: self.bodies.clone(),
             give_up_after: self.give_up_after,
             git_permits: self.git_permits.clone(),
             look_permits: self.look_permits.clone(),
