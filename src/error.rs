@@ -40,6 +40,16 @@ pub enum Error {
     /// A bound of our own is reached.
     #[error("{0}; ask again in a moment")]
     Busy(String),
+    /// Too many fills run that this client started and that nobody waits for.
+    #[error(
+        "{what}: {running} downloads that were started for this client address and that nobody waits for are still running; ask again when they have ended"
+    )]
+    Unattended {
+        /// What was to be fetched.
+        what: String,
+        /// How many they are.
+        running: usize,
+    },
     /// What is held is not asked about just now, to spare the upstream.
     #[error("{0}: its upstream has been asked often enough for now; ask again in a moment")]
     Spared(String),
@@ -115,6 +125,7 @@ impl Error {
             Self::Offline(_)
             | Self::Sealed(_)
             | Self::Busy(_)
+            | Self::Unattended { .. }
             | Self::Spared(_)
             | Self::HeldBack { .. }
             | Self::NotKept(_)

@@ -16,17 +16,38 @@ pub struct Clients {
     pub trusted_proxies: Vec<IpNet>,
 }
 
+/// Who asks: the right-most address that is no trusted proxy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Client {
+    address: IpAddr,
+    /// The word in X-Forwarded-For that is no address, where the trusted proxy of that address says one.
+    unreadable: Option<String>,
+}
+
+impl Client {
+    /// The address; that of the trusted proxy which names nobody.
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+}
+
 /// An address that may not ask.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0} is not among the clients of this mirror: its operator can add it to [server] clients")]
 pub struct NotAClient(String);
 
 impl Clients {
-    /// Whether a request may be answered that came from `peer` with these headers.
-    pub fn admit(&self, peer: IpAddr, headers: &HeaderMap) -> Result<(), NotAClient> {
-        let Some(allowed) = &self.allowed else { return Ok(()) };
-        let client = self.client(peer, headers)?;
-        if covers(allowed, client) { Ok(()) } else { Err(NotAClient(client.to_string())) }
+    /// Whether a request of this client may be answered.
+    ///
+    /// # Errors
+    /// [`NotAClient`] where it is not among those who may ask, or nobody can tell.
+    pub fn admit(&self, client: &Client) -> Result<(), NotAClient> {
+        match (&self.allowed, &client.unreadable) {
+            (None, _) => Ok(()),
+            (Some(_), Some(word)) => Err(NotAClient(format!("{word:?} in X-Forwarded-For"))),
+            (Some(allowed), None) if covers(allowed, client.address) => Ok(()),
+            (Some(_), None) => Err(NotAClient(client.address.to_string())),
+        }
     }
 
     /// What whoever connects from `peer` is, before it has said anything.
@@ -41,18 +62,23 @@ impl Clients {
         }
     }
 
-    /// The right-most address that is no trusted proxy.
-    fn client(&self, peer: IpAddr, headers: &HeaderMap) -> Result<IpAddr, NotAClient> {
-        let mut client = peer.to_canonical();
+    /// Who sent a request that came from `peer` with these headers.
+    pub fn client(&self, peer: IpAddr, headers: &HeaderMap) -> Client {
+        let mut client = Client { address: peer.to_canonical(), unreadable: None };
+        if !covers(&self.trusted_proxies, client.address) {
+            return client;
+        }
         let values: Vec<&str> =
             headers.get_all("x-forwarded-for").into_iter().map(|value| value.to_str().unwrap_or("?")).collect();
         let mut forwarded: Vec<&str> = values.iter().flat_map(|value| value.split(',')).map(str::trim).collect();
-        while covers(&self.trusted_proxies, client) {
+        while covers(&self.trusted_proxies, client.address) {
             let Some(next) = forwarded.pop() else { break };
-            let next: IpAddr = next.parse().map_err(|_| NotAClient(format!("{next:?} in X-Forwarded-For")))?;
-            client = next.to_canonical();
+            match next.parse::<IpAddr>() {
+                Ok(next) => client.address = next.to_canonical(),
+                Err(_) => return Client { unreadable: Some(next.to_owned()), ..client },
+            }
         }
-        Ok(client)
+        client
     }
 }
 
@@ -90,7 +116,10 @@ mod tests {
             if let Some(forwarded) = forwarded {
                 headers.insert("x-forwarded-for", forwarded.parse().unwrap());
             }
-            assert_eq!(clients.admit(peer.parse().unwrap(), &headers).is_ok(), admitted, "{peer} {forwarded:?}");
+            let client = clients.client(peer.parse().unwrap(), &headers);
+            assert_eq!(clients.admit(&client).is_ok(), admitted, "{peer} {forwarded:?}");
+            let all = Clients { allowed: None, ..clients.clone() };
+            assert!(all.admit(&all.client(peer.parse().unwrap(), &headers)).is_ok());
         }
         for (peer, standing) in [
             ("10.1.2.3", Standing::Client),
@@ -103,7 +132,6 @@ mod tests {
             assert_eq!(clients.standing(peer.parse().unwrap()), standing, "{peer}");
         }
         assert_eq!(Clients::default().standing("192.0.2.1".parse().unwrap()), Standing::Client);
-        assert!(Clients::default().admit("192.0.2.1".parse().unwrap(), &HeaderMap::new()).is_ok());
     }
 
     proptest! {
@@ -121,7 +149,7 @@ mod tests {
             for value in forged.iter().map(String::as_str).chain([said.0]) {
                 headers.append("x-forwarded-for", value.parse().unwrap());
             }
-            let admitted = |peer: &str| clients.admit(peer.parse().unwrap(), &headers).is_ok();
+            let admitted = |peer: &str| clients.admit(&clients.client(peer.parse().unwrap(), &headers)).is_ok();
             prop_assert_eq!(admitted("10.9.0.5"), said.1);
             prop_assert!(admitted("10.1.2.3") && !admitted("192.0.2.1"));
         }

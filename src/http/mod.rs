@@ -115,18 +115,20 @@ impl Main {
                 return (respond::errors(StatusCode::BAD_REQUEST, vec![bad.to_string()]), End::Refused);
             }
         };
+        let client = self.clients.client(peer.address.ip(), request.headers());
         let asked = protocol::Request {
             path: request.uri().path(),
             query: request.uri().query(),
             host,
             via: via(request.headers()),
+            client: client.address().into(),
             now: self.clock.now(),
             takes_unknown_length: request.version() > Version::HTTP_10,
         };
         let route = self.protocols.route(&asked);
         // Before anything else is said, or an outsider could learn what is mirrored; probes are for all.
         if !matches!(route, Ok(Route::Health | Route::Ready))
-            && let Err(refusal) = self.clients.admit(peer.address.ip(), request.headers())
+            && let Err(refusal) = self.clients.admit(&client)
         {
             self.requests.refused(Refusal::Client);
             return (respond::errors(StatusCode::FORBIDDEN, vec![refusal.to_string()]), End::Refused);

@@ -184,7 +184,7 @@ impl Refusal {
             Failure::NoRoute(NoRoute::Malformed(_)) => Self::Malformed,
             Failure::NoRoute(NoRoute::Unknown(_)) | Failure::Mirror(Error::UnknownHost(_)) => Self::NoRoute,
             Failure::Mirror(Error::Looped) => Self::Loop,
-            Failure::Mirror(Error::Busy(_)) => Self::Busy,
+            Failure::Mirror(Error::Busy(_) | Error::Unattended { .. }) => Self::Busy,
             Failure::Mirror(Error::Offline(_) | Error::Sealed(_)) => Self::Offline,
             Failure::Mirror(_) => return None,
         })

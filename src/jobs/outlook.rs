@@ -27,9 +27,12 @@ impl Outlook {
     pub(super) fn of(error: &Error) -> Self {
         match error {
             Error::Offline(_) => Self::ToBeBrought,
-            Error::HeldBack { .. } | Error::Spared(_) | Error::Busy(_) | Error::Slow(_) | Error::Interrupted(_) => {
-                Self::Unknown
-            }
+            Error::HeldBack { .. }
+            | Error::Spared(_)
+            | Error::Busy(_)
+            | Error::Unattended { .. }
+            | Error::Slow(_)
+            | Error::Interrupted(_) => Self::Unknown,
             Error::Upstream(error) => match &error.fault {
                 Fault::Trouble { .. }
                 | Fault::Unreachable(_)

@@ -186,7 +186,7 @@ impl Mirror {
             return Err(self.lacks(package, format!("the archive of {package}"), call).await);
         }
         let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the archive of {package}")))?;
-        let progress = self.fill_of(package, kept, set, call);
+        let progress = self.fill_of(package, kept, set, call)?;
         let (value, outcome) = match self.arrival(package, progress, call).await? {
             Arrival::Kept(archive) => (archive, Outcome::Miss),
             // Nobody waits for its bytes: it was to be kept.
@@ -201,22 +201,28 @@ impl Mirror {
     }
 
     /// Joins the fill of an archive, or starts it.
+    ///
+    /// # Errors
+    /// [`Error::Unattended`] where it would be one too many that its client started and does not wait for.
     pub(super) fn fill_of(
         self: &Arc<Self>,
         package: &Package,
         kept: &Arc<KeptSet>,
         set: &Arc<ProofSet>,
         call: &Call,
-    ) -> watch::Receiver<Progress> {
+    ) -> Result<watch::Receiver<Progress>, Error> {
         let key = FillKey { package: package.clone(), digest: set.document.shasum };
-        self.fills.join((key, call.came()), |landing| {
+        let may_start = || self.started_fills.may_start(call.client, || format!("the archive of {package}"));
+        self.fills.try_join((key, call.came()), may_start, |landing| {
             let (tell, progress) = watch::channel(Progress::Asking);
+            let followed = tell.clone();
             let fill =
                 Fill::new(Arc::clone(self), package.clone(), Arc::clone(kept), Arc::clone(set), self.inner(call), tell);
             let (mirror, package) = (Arc::clone(self), package.clone());
             let go = || {
+                let started = self.started_fills.started(call.client, followed);
                 self.tasks.spawn(async move {
-                    if let Some(digest) = fill.run(landing).await {
+                    if let Some(digest) = fill.run((started, landing)).await {
                         mirror.complete_hashes_of(package, digest).await;
                     }
                 });

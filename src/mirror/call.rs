@@ -6,6 +6,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 use super::terms::Generation;
+use super::unattended::ClientAddress;
 use super::{Mirror, Terms};
 use crate::address::Hostname;
 use crate::cdn_loop::CdnLoop;
@@ -30,6 +31,8 @@ pub struct Call {
     pub takes_unknown_length: bool,
     /// Who waits for the answer.
     pub asker: Asker,
+    /// The client that asks; none for a job.
+    pub client: Option<ClientAddress>,
     pub(super) terms: Arc<Terms>,
     pub(super) part: Part,
     pub(super) leave: Leave,
@@ -165,7 +168,7 @@ pub(super) struct Place(#[expect(dead_code, reason = "held, and never looked at"
 impl Mirror {
     /// A call that nobody waits for at a client's side: what an operator or the schedule asks for. Clients go first.
     pub fn job(&self, now: Timestamp) -> Call {
-        Call { asker: Asker::Job, ..self.call(now, self.terms(), CdnLoop::default(), true) }
+        Call { asker: Asker::Job, ..self.call(now, self.terms(), CdnLoop::default(), None, true) }
     }
 
     /// A call for one step of a job, which would rather know what upstream has than what is held.
@@ -183,11 +186,18 @@ impl Mirror {
     }
 
     /// A call that comes now, on the terms of the configuration that let it in.
-    pub fn call(&self, now: Timestamp, terms: Arc<Terms>, via: CdnLoop, takes_unknown_length: bool) -> Call {
+    pub fn call(
+        &self,
+        now: Timestamp,
+        terms: Arc<Terms>,
+        via: CdnLoop,
+        client: Option<ClientAddress>,
+        takes_unknown_length: bool,
+    ) -> Call {
         let began = Instant::now();
         let deadline = began + self.limits.answer_within;
         let (asker, part, leave) = (Asker::Client, Part::Request, Leave::default());
-        Call { now, via, began, deadline, takes_unknown_length, asker, terms, part, leave }
+        Call { now, via, began, deadline, takes_unknown_length, asker, client, terms, part, leave }
     }
 
     /// A call that a flight makes for itself: nobody waits for it, and it ends by its own limits.

@@ -53,6 +53,9 @@ impl Collector for Gauges {
         to.one("larder_index_whole", "Whether the index knows all files; nothing is evicted before that", whole)?;
         let waiting = mirror.waiting_for_accept() as u64;
         to.one("larder_waiting_for_accept", "Versions that were published anew and wait for accept", waiting)?;
+        let unattended = mirror.started_fills.unattended() as u64;
+        let help = "Archive downloads under way that clients started and that nobody waits for";
+        to.one("larder_fills_unattended", help, unattended)?;
         to.one("larder_waiting_requests", "Requests that wait for an upstream", mirror.waiting() as u64)
     }
 }

@@ -46,6 +46,7 @@ mod tasks;
 mod terms;
 mod transfer;
 mod trees;
+mod unattended;
 mod verify;
 mod versions;
 mod wanted;
@@ -85,6 +86,7 @@ pub use self::store_trouble::Trouble;
 pub use self::terms::Terms;
 pub use self::transfer::Transfer;
 pub use self::trees::{Export, ImportCounts, ImportStep, ImportedFile, Judged, NotExported, ProvenBy, Unsigned};
+pub use self::unattended::ClientAddress;
 pub use self::verify::Step;
 pub use self::warm::{Came, Resolved};
 
@@ -105,6 +107,7 @@ use self::store_trouble::Troubles;
 use self::tasks::{Tasks, Turns};
 use self::terms::Generation;
 use self::transfer::MOST_TRANSFERS;
+use self::unattended::StartedFills;
 use crate::address::{Artifact, Hostname, ModuleAddress, ModulePackage, Package, ProviderAddress};
 use crate::cdn_loop::{CdnLoop, OwnEntry};
 use crate::clock::Timestamp;
@@ -157,6 +160,7 @@ pub struct Mirror {
     sets: Flights<(Package, Anew, Company), Awaited<SetFlight>>,
     fills: Flights<(FillKey, CameBy), watch::Receiver<Progress>>,
     module_fills: Flights<(ModulePackage, Company), Awaited<Result<HeldArchive, Error>>>,
+    started_fills: StartedFills,
     looks: Flights<(ModulePackage, Generation), Awaited<()>>,
     checks: Flights<Digest, Awaited<Result<bool, Error>>>,
     probes: Flights<(), Awaited<Result<(), NotReady>>>,
@@ -215,6 +219,7 @@ impl Mirror {
             sets: Flights::default(),
             fills: Flights::default(),
             module_fills: Flights::default(),
+            started_fills: StartedFills::default(),
             looks: Flights::default(),
             checks: Flights::default(),
             probes: Flights::default(),

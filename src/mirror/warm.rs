@@ -158,7 +158,7 @@ impl Mirror {
             }
             self.may_fetch(&what, &package.provider.host, std::slice::from_ref(&origin), 1, &call)?;
         }
-        let mut progress = self.fill_of(package, &kept, &set, &call);
+        let mut progress = self.fill_of(package, &kept, &set, &call)?;
         loop {
             // Nothing of it is kept beyond this line: it may hold the file open.
             let ended = match &*progress.borrow_and_update() {

@@ -24,7 +24,7 @@ use crate::address::ModulePackage;
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
 use crate::error::Error;
-use crate::mirror::{Answer, Archive, Call, Link, Mirror, Outcome, Terms};
+use crate::mirror::{Answer, Archive, Call, ClientAddress, Link, Mirror, Outcome, Terms};
 
 /// From this many bytes on, an answer is compressed on a thread of its own.
 const LARGE_BODY: usize = 64 * 1024;
@@ -40,6 +40,8 @@ pub struct Request<'a> {
     pub host: Option<&'a str>,
     /// Which proxies it came through.
     pub via: CdnLoop,
+    /// Who sent it, as far as trusted proxies tell.
+    pub client: ClientAddress,
     /// When it came.
     pub now: Timestamp,
     /// Whether the client can take a body whose length is not known.
@@ -167,8 +169,9 @@ impl Protocols {
 
     /// Answers from the mirror what is not finished in memory.
     async fn ask(&self, route: &Route, request: &Request<'_>, form: Form, revision: u64) -> Result<Reply, Failure> {
-        let call =
-            self.mirror.call(request.now, Arc::clone(&self.terms), request.via.clone(), request.takes_unknown_length);
+        let Request { now, takes_unknown_length, client, .. } = *request;
+        let (terms, via) = (Arc::clone(&self.terms), request.via.clone());
+        let call = self.mirror.call(now, terms, via, Some(client), takes_unknown_length);
         let links = Links { mount: &self.mount, form };
         if let Some(list) = self.list(route, &call).await? {
             return Ok(self.finished(route, form, request.now, revision, list));

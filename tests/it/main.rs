@@ -81,6 +81,7 @@ mod trees_hostile;
 mod trees_import;
 mod trees_unpacked;
 mod trees_verdicts;
+mod unattended;
 mod unlisted;
 mod upstream_trouble;
 mod variety;

@@ -340,6 +340,7 @@ async fn the_store_is_seen_as_it_is_and_evictions_and_damage_are_counted() {
         (&format!("larder_evictions_total{evicted}"), 1.0),
         (&format!("larder_evicted_bytes_total{evicted}"), one as f64),
         ("larder_fills_under_way", 0.0),
+        ("larder_fills_unattended", 0.0),
         ("larder_waiting_requests", 0.0),
     ] {
         assert_eq!(all.value(series), value, "{series}");

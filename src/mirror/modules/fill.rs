@@ -9,7 +9,7 @@ use super::super::counters::{REFUSED_TREE, REPUBLISHED, SEEN_DAMAGED, Stored};
 use super::super::fill::Counted;
 use super::super::freshness::Age;
 use super::super::library::{HeldArchive, PackageHashesKnown, Zip};
-use super::super::single_flight::Awaited;
+use super::super::single_flight::awaited;
 use super::super::{AlarmKind, Call, Mirror};
 use super::fetch::{Fetch, FetchedTree, NoTree};
 use super::location::Said;
@@ -46,18 +46,24 @@ pub(super) struct PackedArchive {
 }
 
 impl Mirror {
-    /// Joins the fill of a version that is not held, or starts it.
-    pub(super) fn module_fill(
+    /// Joins the fill of a version that is not held, or starts it, and waits for it.
+    ///
+    /// # Errors
+    /// [`Error::Unattended`] where it would be one too many that its client started and does not wait for, or how it
+    /// ended.
+    pub(super) async fn module_fill(
         self: &Arc<Self>,
         package: &ModulePackage,
         call: &Call,
-    ) -> Awaited<Result<HeldArchive, Error>> {
+    ) -> Result<HeldArchive, Error> {
         let key = call.terms.key_of_package(package);
-        let lost = Err(Error::Interrupted(format!("the archive of {package}")));
-        let of = (key.clone(), call.company());
-        self.module_fills.share(&self.tasks, of, lost, || {
+        let what = format!("the archive of {package}");
+        let lost = Err(Error::Interrupted(what.clone()));
+        let (of, client) = ((key.clone(), call.company()), call.client);
+        let may_start = || self.started_fills.may_start(client, || what);
+        let filled = self.module_fills.try_join(of, may_start, |landing| {
             let (mirror, package, call) = (Arc::clone(self), package.clone(), self.inner(call));
-            async move {
+            let work = async move {
                 // Whoever asks right after a fill landed finds the archive, not another fill.
                 if let Some(held) = mirror.held_module(&key).await? {
                     return Ok(held);
@@ -67,8 +73,16 @@ impl Mirror {
                     tracing::error!(%package, %error, "a module could not be filled");
                 }
                 filled
-            }
-        })
+            };
+            let (filled, spawn) = awaited(&self.tasks, lost, work);
+            let followed = filled.downgrade();
+            let go = || {
+                let started = followed.and_then(|followed| self.started_fills.started(client, followed));
+                spawn((started, landing));
+            };
+            (filled, go)
+        });
+        filled?.await
     }
 
     /// Fetches, packs and commits a version.

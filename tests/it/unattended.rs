@@ -1,0 +1,166 @@
+//! Promise 11: a client that asks for many archives and leaves each has larder fetch only so many of them at one time.
+
+use futures_util::future::join_all;
+
+use crate::support::http::{Answer, client, send};
+use crate::support::larder::{HOST, Larder};
+use crate::support::module_scene::{download_path, fetch};
+use crate::support::shelf::{Shelf, noise, tar_gz};
+use crate::support::until;
+use crate::support::upstream::{FakeUpstream, Provider, Target};
+
+/// As many fills that nobody waits for as one address may have.
+const MOST: usize = 16;
+const LARGE: usize = 2_000_000;
+
+/// Asks as the client of this address, seen through a trusted proxy.
+async fn get_as(larder: &Larder, address: &str, path: &str) -> Answer {
+    larder.get_with(path, &[("x-forwarded-for", address)]).await
+}
+
+/// Asks as this client, and leaves as soon as the answer has begun.
+async fn ask_and_leave(larder: &Larder, address: &str, path: &str) {
+    let request = client().get(format!("{}{path}", larder.base())).header("x-forwarded-for", address);
+    let response = request.send().await.unwrap();
+    assert_eq!(response.status(), 200, "{path}");
+}
+
+fn is_refused(answer: Answer, what: &str) {
+    let told = answer.expect(503).text();
+    assert!(told.contains(what), "{told}");
+    let why = "16 downloads that were started for this client address and that nobody waits for are still running";
+    assert!(told.contains(why) && told.contains("ask again when they have ended"), "{told}");
+}
+
+/// A connection that is closed is noticed a moment later.
+async fn nobody_waits_for(larder: &Larder, fills: usize) {
+    until("nobody waits", async || larder.metric("larder_fills_unattended").await == fills as f64).await;
+}
+
+/// One that has the documents of these providers, and believes whom 127.0.0.1 names.
+async fn larder_of(upstream: &FakeUpstream, names: &[String]) -> (Larder, Vec<String>) {
+    let larder = Larder::mirroring(upstream).server("trusted_proxies = [\"127.0.0.1\"]").start().await;
+    let mut paths = Vec::new();
+    for name in names {
+        paths.push(larder.archive_path(name, "1.2.0").await);
+    }
+    (larder, paths)
+}
+
+async fn publishing(count: usize) -> (FakeUpstream, Vec<String>) {
+    let upstream = FakeUpstream::start().await;
+    let names: Vec<String> = (0..count).map(|number| format!("p{number}")).collect();
+    for name in &names {
+        upstream.publish(Provider::new("acme", name).size(LARGE));
+    }
+    (upstream, names)
+}
+
+/// Promises 4 and 11: those who leave cancel nothing, and start only so many; a client that joins, another one, and the
+/// same one once they have ended are answered as ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_client_that_leaves_many_downloads_starts_no_more_of_them_until_they_end() {
+    let (upstream, names) = publishing(MOST + 2).await;
+    let (larder, paths) = larder_of(&upstream, &names).await;
+    let gate = upstream.hold_after(Target::Archive, LARGE / 2);
+    for path in &paths[..MOST] {
+        ask_and_leave(&larder, "192.0.2.1", path).await;
+    }
+    let beyond = &paths[MOST];
+    nobody_waits_for(&larder, MOST).await;
+    is_refused(get_as(&larder, "192.0.2.1", beyond).await, "the archive of registry.terraform.io/acme/p16 1.2.0");
+    assert_eq!(upstream.count_of(Target::Archive.of("p16")), 0);
+    assert_eq!(larder.metric("larder_fills_under_way").await, MOST as f64);
+
+    let (other, joined, ()) =
+        tokio::join!(get_as(&larder, "192.0.2.2", &paths[MOST + 1]), get_as(&larder, "192.0.2.1", &paths[0]), async {
+            upstream.wait_for(Target::Archive, MOST + 1).await;
+            gate.open();
+        });
+    assert!(other.expect(200).body == upstream.archive_bytes("acme", &names[MOST + 1], "1.2.0", "linux_amd64"));
+    assert!(joined.expect(200).body == upstream.archive_bytes("acme", &names[0], "1.2.0", "linux_amd64"));
+    nobody_waits_for(&larder, 0).await;
+    assert!(
+        get_as(&larder, "192.0.2.1", beyond).await.expect(200).body
+            == upstream.archive_bytes("acme", &names[MOST], "1.2.0", "linux_amd64")
+    );
+    assert_eq!(larder.folder.blobs().len(), MOST + 2, "what was left is kept");
+    assert_eq!(upstream.count_of(Target::Archive), MOST + 2);
+}
+
+/// Promise 11: HEAD waits for no byte of an archive; so it counts as one who leaves, and GET joins what it started.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn an_archive_that_only_its_headers_were_asked_of_is_waited_for_by_nobody() {
+    let (upstream, names) = publishing(MOST + 1).await;
+    let (larder, paths) = larder_of(&upstream, &names).await;
+    let gate = upstream.hold_after(Target::Archive, LARGE / 2);
+    for path in &paths[..MOST] {
+        larder.head(path).await.expect(200);
+    }
+    nobody_waits_for(&larder, MOST).await;
+    is_refused(larder.get(&paths[MOST]).await, "acme/p16");
+    let (joined, ()) = tokio::join!(larder.get(&paths[0]), async {
+        nobody_waits_for(&larder, MOST - 1).await;
+        larder.head(&paths[MOST]).await.expect(200);
+        gate.open();
+    });
+    joined.expect(200);
+    nobody_waits_for(&larder, 0).await;
+}
+
+/// Promise 11: a client that stays is not limited, however many archives it waits for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_client_that_waits_may_have_as_many_downloads_as_it_likes() {
+    let (upstream, names) = publishing(2 * MOST).await;
+    let (larder, paths) = larder_of(&upstream, &names).await;
+    let gate = upstream.hold_after(Target::Archive, LARGE / 2);
+    let client = client();
+    let waiting: Vec<_> =
+        paths.iter().map(|path| tokio::spawn(send(client.get(format!("{}{path}", larder.base()))))).collect();
+    upstream.wait_for(Target::Archive, 2 * MOST).await;
+    gate.open();
+    for (name, answer) in names.iter().zip(join_all(waiting).await) {
+        let zip = upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64");
+        assert!(answer.unwrap().unwrap().expect(200).body == zip, "{name}");
+    }
+}
+
+/// The same for modules: their archives and the documents that wait for them, together with those of providers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_client_that_leaves_many_modules_starts_no_more_of_them_until_they_end() {
+    let shelf = Shelf::start().await;
+    let names: Vec<String> = (0..=MOST).map(|number| format!("m{number}")).collect();
+    for (seed, name) in (1..).zip(&names) {
+        shelf.put(name, &tar_gz(&[("noise", &noise(seed, 20_000))]));
+    }
+    shelf.registry.publish(Provider::new("acme", "null").size(LARGE));
+    let larder = shelf.larder().server("trusted_proxies = [\"127.0.0.1\"]").start().await;
+    let archive = larder.archive_path("null", "1.2.0").await;
+    let gate = shelf.archives.hold_after(Target::ModuleArchive, 10_000);
+    let archive_of = |name: &str| format!("/archive/{HOST}/modules/acme/{name}/test/1.0.0/module.tar.gz");
+    for (number, name) in names[..MOST].iter().enumerate() {
+        let path = if number % 2 == 0 { download_path(name) } else { archive_of(name) };
+        let request = client().get(format!("{}{path}", larder.base())).header("x-forwarded-for", "2001:db8::1");
+        let asking = tokio::spawn(send(request));
+        until("it is started", async || larder.metric("larder_fills_under_way").await == (number + 1) as f64).await;
+        asking.abort();
+        assert!(asking.await.is_err());
+    }
+    let beyond = &names[MOST];
+    nobody_waits_for(&larder, MOST).await;
+    // Another address of the same network.
+    let same = "2001:db8::2:3";
+    is_refused(get_as(&larder, same, &archive_of(beyond)).await, "the archive of registry.terraform.io/acme/m16/test");
+    is_refused(
+        get_as(&larder, same, &download_path(beyond)).await,
+        "the archive of registry.terraform.io/acme/m16/test",
+    );
+    is_refused(get_as(&larder, same, &archive).await, "acme/null");
+    assert_eq!(shelf.archives.count_of(Target::ModuleArchive.of(beyond)), 0);
+    get_as(&larder, "2001:db8:0:1::1", &archive).await.expect(200);
+    gate.open();
+    nobody_waits_for(&larder, 0).await;
+    get_as(&larder, same, &download_path(beyond)).await.expect(204);
+    fetch(larder.base(), beyond).await;
+    assert_eq!(larder.folder.blobs().len(), MOST + 2);
+}
