@@ -79,7 +79,7 @@ impl Client {
         let held = self.site.judges_what_is_held && self.site.ledger.is_held(path);
         let life = self.site.lives.up().await;
         let began = Instant::now();
-        let limit = if kind == Kind::Archive { ARCHIVE_WITHIN } else { DOCUMENT_WITHIN };
+        let limit = if kind.is_archive() { ARCHIVE_WITHIN } else { DOCUMENT_WITHIN };
         let asked = async {
             match ask.reading {
                 Reading::Http10 => self.over_http10(&life, ask, began).await,
@@ -113,7 +113,7 @@ impl Client {
                     ledger.broken(Broken::HeldCutOff, told("cut off"));
                 }
             }
-            (Ended::Complete, status @ (200 | 206 | 304)) => ledger.count(kind, &status.to_string()),
+            (Ended::Complete, status @ (200 | 204 | 206 | 304)) => ledger.count(kind, &status.to_string()),
             (Ended::Complete, status) => {
                 ledger.count(kind, &status.to_string());
                 if held {

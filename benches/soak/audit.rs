@@ -12,6 +12,7 @@ use rand::seq::SliceRandom as _;
 
 use crate::Site;
 use crate::ledger::{Broken, Kind};
+use crate::sources::archive_path;
 use crate::support::larder::Folder;
 use crate::support::upstream::sha256_hex;
 
@@ -52,11 +53,23 @@ pub(crate) async fn what_was_acknowledged(site: &Arc<Site>, at_most: usize) -> a
     documents.shuffle(&mut rng);
     for path in documents.iter().take(at_most) {
         let status = match client.get(format!("{base}{path}")).send().await {
-            Ok(response) if response.status().as_u16() == 200 => continue,
+            Ok(response) if matches!(response.status().as_u16(), 200 | 204) => continue,
             Ok(response) => format!("{} {}", response.status(), response.text().await.unwrap_or_default()),
             Err(e) => format!("{e:?}"),
         };
         site.ledger.broken(Broken::HeldRefused, format!("{path}, with upstream away: {status}"));
+    }
+    for (name, sha256) in site.sources.seen() {
+        let path = archive_path(&name, &sha256);
+        let broken = match client.get(format!("{base}{path}")).send().await {
+            Ok(response) if response.status().as_u16() == 200 => match response.bytes().await {
+                Ok(body) if sha256_hex(&body) == sha256 => continue,
+                Ok(_) => Broken::WrongBytes,
+                Err(_) => Broken::ArchiveLost,
+            },
+            _ => Broken::ArchiveLost,
+        };
+        site.ledger.broken(broken, format!("{path}, with upstream away"));
     }
     site.ledger.count(Kind::Archive, "audited");
     Ok(archives.len().min(at_most))
@@ -64,7 +77,8 @@ pub(crate) async fn what_was_acknowledged(site: &Arc<Site>, at_most: usize) -> a
 
 /// Hashes every file of a store that nobody uses.
 pub(crate) async fn the_store(site: &Site, folder: &Folder) -> anyhow::Result<Found> {
-    let true_digests = site.truth.digests().await;
+    let mut true_digests = site.truth.digests().await;
+    true_digests.extend(site.sources.seen().into_values());
     let mut found = Found { staged: folder.staged().len(), ..Found::default() };
     for blob in folder.blobs() {
         let bytes = fs::read(&blob)?;

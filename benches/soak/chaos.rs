@@ -12,12 +12,16 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::Site;
 use crate::audit;
+use crate::hostile::Hostile;
 use crate::ledger::Broken;
 use crate::support::upstream::{FakeUpstream, Fault, Target};
 use crate::truth::Draft;
 
 /// How often what upstream was asked is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// How often one version is published anew; beyond 64 records of it larder waits for `accept`.
+const MOST_EDITIONS: u32 = 60;
 
 /// What was done.
 #[derive(Clone, Copy, Debug, Default)]
@@ -33,12 +37,21 @@ pub(crate) struct Done {
     pub(crate) sent: u64,
 }
 
+/// When larder is killed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kills {
+    pub(crate) every: Duration,
+    /// Its last life lasts from then on: long enough to see what memory comes to.
+    pub(crate) until: Duration,
+}
+
 /// Who makes trouble. Owns upstream.
 pub(crate) struct Chaos {
     pub(crate) site: Arc<Site>,
     pub(crate) upstream: FakeUpstream,
+    pub(crate) hostile: Hostile,
     pub(crate) rng: StdRng,
-    pub(crate) kill_every: Duration,
+    pub(crate) kills: Kills,
     pub(crate) done: Done,
     /// Versions that were published once and are there, with their name.
     pub(crate) single: Vec<(String, String)>,
@@ -48,13 +61,14 @@ pub(crate) struct Chaos {
 }
 
 impl Chaos {
-    pub(crate) fn new(site: &Arc<Site>, upstream: FakeUpstream, rng: StdRng, kill_every: Duration) -> Self {
+    pub(crate) fn new(site: &Arc<Site>, upstream: FakeUpstream, hostile: Hostile, rng: StdRng, kills: Kills) -> Self {
         let (site, done) = (Arc::clone(site), Done::default());
         Self {
             site,
             upstream,
+            hostile,
             rng,
-            kill_every,
+            kills,
             done,
             single: Vec::new(),
             acknowledged: HashSet::new(),
@@ -67,10 +81,11 @@ impl Chaos {
         for (name, size) in sizes {
             self.site.names.lock().push((*name).to_owned());
             for version in ["1.0.0", "1.1.0", "1.2.0"] {
-                let draft = Draft { name: (*name).into(), version: version.into(), size: *size, edition: 1 };
-                self.site.truth.publish(&self.upstream, draft).await;
+                self.site.truth.publish(&self.upstream, Draft::new(name, version, *size)).await;
             }
         }
+        self.hostile.publish_all(&self.upstream).await;
+        self.site.sources.publish(&self.upstream);
     }
 
     /// Makes trouble until then, and leaves everything well.
@@ -78,7 +93,7 @@ impl Chaos {
         let start = Instant::now();
         let after = |span: Duration| Instant::now() + span;
         let (mut fault, mut change, mut away) = (start, start, after(Duration::from_secs(12)));
-        let (mut kill, mut look) = (start + self.kill_every, start);
+        let (mut kill, mut look, mut attack) = (start + self.kills.every, start, start);
         while Instant::now() < until {
             let now = Instant::now();
             if now >= fault {
@@ -96,15 +111,23 @@ impl Chaos {
             }
             if now >= kill {
                 self.kill().await?;
-                kill += self.kill_every;
+                kill += self.kills.every;
+                if kill > start + self.kills.until {
+                    kill = until;
+                }
+            }
+            if now >= attack {
+                self.hostile.step(&self.upstream).await;
+                attack = after(Duration::from_millis(self.rng.gen_range(700..2000)));
             }
             if now >= look {
                 self.look();
                 look = after(LOOK_EVERY);
             }
-            sleep_until(fault.min(change).min(away).min(kill).min(look).min(until)).await;
+            sleep_until(fault.min(change).min(away).min(kill).min(look).min(attack).min(until)).await;
         }
         self.upstream.heal();
+        self.hostile.speak_again(&self.upstream);
         self.site.set_weather("calm");
         self.look();
         Ok(())
@@ -140,14 +163,12 @@ impl Chaos {
                 let version = format!("2.0.{}", self.done.versions);
                 let size = [50_000, 400_000, 1_048_000, 1_500_000, 3_000_000, self.largest_new];
                 let size = *size.choose(&mut self.rng).unwrap_or(&50_000);
-                let draft = Draft { name: name.clone(), version: version.clone(), size, edition: 1 };
-                self.site.truth.publish(&self.upstream, draft).await;
+                self.site.truth.publish(&self.upstream, Draft::new(&name, &version, size)).await;
                 self.single.push((name, version));
             }
-            70..80 => {
+            70..80 if self.done.editions < MOST_EDITIONS => {
                 self.done.editions += 1;
-                let edition = 1 + u64::from(self.done.editions);
-                let draft = Draft { name: "third".into(), version: "1.1.0".into(), size: 1_040_000, edition };
+                let draft = Draft::new("third", "1.1.0", 1_040_000).edition(1 + u64::from(self.done.editions));
                 self.site.truth.publish(&self.upstream, draft).await;
             }
             80..88 if self.single.len() > 8 => {
@@ -196,8 +217,10 @@ impl Chaos {
     /// Nothing that a client has whole is fetched again, except where it was published anew.
     fn look(&mut self) {
         self.site.lives.look();
-        let asked = self.upstream.requests();
+        let mut asked = self.upstream.requests();
         self.upstream.forget_requests();
+        asked.extend(self.site.sources.upstream.requests());
+        self.site.sources.upstream.forget_requests();
         self.done.asked += asked.len() as u64;
         self.done.sent += asked.iter().map(|request| request.bytes_sent).sum::<u64>();
         if !self.site.judges_what_is_held {
@@ -236,6 +259,9 @@ fn any_fault(rng: &mut StdRng) -> (Target, Fault) {
     let at = *[0, 100, 70_000, 600_000, 1_100_000, 2_500_000].choose(rng).unwrap_or(&0);
     let redirect = *[301, 302, 303, 307, 308].choose(rng).unwrap_or(&302);
     // What matters most is tried most.
+    if rng.gen_bool(0.1) {
+        return (Target::Archive, Fault::Stalls(at));
+    }
     if rng.gen_bool(0.2) {
         return (Target::Archive, if rng.gen_bool(0.5) { Fault::WrongBytes } else { Fault::WrongLastByte });
     }

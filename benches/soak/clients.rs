@@ -13,7 +13,7 @@ use crate::asking::{Ask, Ended, Reading};
 use crate::ledger::{Acknowledged, Broken, Kind};
 use crate::support::larder::HOST;
 use crate::support::upstream::sha256_hex;
-use crate::truth::{Package, Zip};
+use crate::truth::{Edition, Package, Zip};
 
 /// Whoever asks larder for things.
 pub(crate) struct Client {
@@ -36,7 +36,9 @@ impl Client {
     pub(crate) async fn run(mut self) {
         while !self.site.is_over() {
             match self.rng.gen_range(0..100) {
-                0..50 => self.install().await,
+                0..35 => self.install().await,
+                35..45 => self.install_prey().await,
+                45..50 => self.module().await,
                 50..70 => self.reinstall().await,
                 70..85 => self.through_the_mirror().await,
                 85..92 => drop(self.versions().await),
@@ -57,6 +59,14 @@ impl Client {
         self.install_package(&Package { name, version: version.clone(), platform }).await;
     }
 
+    /// The same of a version that is attacked, or will be.
+    async fn install_prey(&mut self) {
+        let prey = self.site.prey.lock().choose(&mut self.rng).cloned();
+        let Some((name, version)) = prey else { return };
+        let platform = crate::truth::PLATFORMS[self.rng.gen_range(0..2)].to_owned();
+        self.install_package(&Package { name, version, platform }).await;
+    }
+
     /// Gives whether all of it came.
     pub(crate) async fn install_package(&mut self, package: &Package) -> bool {
         let Package { name, version, platform } = package;
@@ -66,19 +76,24 @@ impl Client {
         let text = |field: &str| document[field].as_str().unwrap_or_default().to_owned();
         let editions = self.site.truth.editions(name, version).await;
         let shasum = text("shasum");
-        let of = editions.iter().find(|edition| edition.zips.get(platform).is_some_and(|zip| zip.sha256 == shasum));
-        let Some(edition) = of else {
-            self.wrong(format!("{path}: no edition has the shasum {shasum}"));
+        let is_of_it = |edition: &&Arc<Edition>| edition.zips.get(platform).is_some_and(|zip| zip.sha256 == shasum);
+        // The same bytes may have been signed more than once.
+        let of: Vec<&Arc<Edition>> = editions.iter().filter(is_of_it).collect();
+        if of.is_empty() {
+            self.wrong(format!("{path}: no edition that may be served has the shasum {shasum}"));
             return false;
-        };
+        }
+        self.site.truth.saw(package, &shasum).await;
         let (sums, signature, archive) = (text("shasums_url"), text("shasums_signature_url"), text("download_url"));
         let mut came = true;
         if self.rng.gen_bool(0.3) {
-            for (kind, path, truth) in
-                [(Kind::Sums, &sums, &edition.sums), (Kind::Signature, &signature, &edition.signature)]
-            {
+            let truths = [
+                (Kind::Sums, &sums, of.iter().map(|edition| &edition.sums).collect::<Vec<_>>()),
+                (Kind::Signature, &signature, of.iter().map(|edition| &edition.signature).collect()),
+            ];
+            for (kind, path, truths) in truths {
                 match self.ask(Ask::whole(kind, path)).await {
-                    Some(answer) if answer.is_complete(200) && answer.body != *truth => {
+                    Some(answer) if answer.is_complete(200) && !truths.contains(&&answer.body) => {
                         self.wrong(format!("{path} is not of the edition of its document"));
                     }
                     answer => came &= answer.is_some_and(|answer| answer.is_complete(200)),

@@ -18,6 +18,8 @@ pub(crate) enum Kind {
     Archive,
     Index,
     Version,
+    Module,
+    ModuleArchive,
     Stray,
 }
 
@@ -32,8 +34,15 @@ impl Kind {
             Self::Archive => "archive",
             Self::Index => "index.json",
             Self::Version => "VERSION.json",
+            Self::Module => "module",
+            Self::ModuleArchive => "module archive",
             Self::Stray => "what does not exist",
         }
+    }
+
+    /// Whether it is fetched and sent piece by piece.
+    pub(crate) fn is_archive(self) -> bool {
+        matches!(self, Self::Archive | Self::ModuleArchive)
     }
 }
 
@@ -52,10 +61,12 @@ pub(crate) enum Broken {
     Panicked,
     SetAside,
     Leaked,
+    NotTold,
+    MemoryBeyond,
 }
 
 impl Broken {
-    pub(crate) const ALL: [Self; 12] = [
+    pub(crate) const ALL: [Self; 14] = [
         Self::WrongBytes,
         Self::ArchiveLost,
         Self::FetchedAgain,
@@ -68,6 +79,8 @@ impl Broken {
         Self::Panicked,
         Self::SetAside,
         Self::Leaked,
+        Self::NotTold,
+        Self::MemoryBeyond,
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -84,6 +97,8 @@ impl Broken {
             Self::Panicked => "panics in the log",
             Self::SetAside => "files set aside as damaged",
             Self::Leaked => "descriptors or staged records left",
+            Self::NotTold => "attacks without their alarm, and alarms without an attack",
+            Self::MemoryBeyond => "looks at memory that found it beyond its bound",
         }
     }
 }

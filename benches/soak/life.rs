@@ -17,6 +17,8 @@ use crate::support::process::command;
 
 /// How long a start may take on a busy machine.
 const START_WITHIN: Duration = Duration::from_secs(60);
+/// How often its memory is looked at.
+const LOOK_AT_MEMORY_EVERY: Duration = Duration::from_millis(100);
 
 /// One life of the process, as clients see it.
 #[derive(Clone, Debug, Default)]
@@ -31,6 +33,9 @@ pub(crate) struct Life {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Taken {
     pub(crate) peak_kib: u64,
+    /// Memory that is its own and no file's.
+    pub(crate) most_anonymous_kib: u64,
+    pub(crate) looks_at_memory: u64,
     pub(crate) most_descriptors: usize,
     pub(crate) descriptors: usize,
     pub(crate) log_errors: usize,
@@ -147,14 +152,29 @@ impl Lives {
             return;
         }
         let process = PathBuf::from(format!("/proc/{}", child.id()));
-        let status = fs::read_to_string(process.join("status")).unwrap_or_default();
-        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        let peak = peak.and_then(|text| text.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0);
+        let peak = memory_kib(&process, "VmHWM:");
         let descriptors = fs::read_dir(process.join("fd")).map_or(0, Iterator::count);
         let mut taken = self.taken.lock();
         taken.peak_kib = taken.peak_kib.max(peak);
         taken.most_descriptors = taken.most_descriptors.max(descriptors);
         taken.descriptors = descriptors;
+    }
+
+    /// Looks at the memory that it has, again and again, and holds each look against the bound. Never ends by itself.
+    pub(crate) async fn watch_memory(&self, bound_kib: u64) {
+        let mut ticks = tokio::time::interval(LOOK_AT_MEMORY_EVERY);
+        loop {
+            ticks.tick().await;
+            let Some(id) = self.child.lock().as_ref().map(Child::id) else { continue };
+            let kib = memory_kib(Path::new(&format!("/proc/{id}")), "RssAnon:");
+            let life = self.life.borrow().number;
+            let mut taken = self.taken.lock();
+            taken.most_anonymous_kib = taken.most_anonymous_kib.max(kib);
+            taken.looks_at_memory += 1;
+            if kib > bound_kib {
+                self.ledger.broken(Broken::MemoryBeyond, format!("{} MiB in life {life}", kib >> 10));
+            }
+        }
     }
 
     pub(crate) fn taken(&self) -> Taken {
@@ -177,6 +197,13 @@ impl Lives {
             }
         }
     }
+}
+
+/// A figure of a process's memory; 0 once it is gone.
+fn memory_kib(process: &Path, field: &str) -> u64 {
+    let status = fs::read_to_string(process.join("status")).unwrap_or_default();
+    let figure = status.lines().find_map(|line| line.strip_prefix(field));
+    figure.and_then(|text| text.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
 }
 
 impl Drop for Lives {

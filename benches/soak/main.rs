@@ -1,21 +1,28 @@
-//! A mixed run: real archives, sixteen clients that ask for everything in every way, a fault at upstream every few
-//! seconds, `kill -9` and a restart every half minute; then the reckoning. Five minutes with room for everything, one
-//! with a store too small for it, where archives come and go.
+//! A mixed run: real archives, sixteen clients that ask for everything in every way, others that read nothing, a fault at
+//! upstream every few seconds, `kill -9` and a restart every half minute; and an upstream that is hostile itself: it
+//! publishes old versions anew under other names and keys, and leads to what never comes to an end. Then the reckoning.
+//! Nine minutes with room for everything, one with a store too small for it, where archives come and go.
+//!
+//! The seed decides everything that is random, but for the keys themselves, by which nothing falls.
 //!
 //! `cargo bench --bench soak -- --seed 7`
 #![expect(clippy::disallowed_methods, reason = "it stands outside the walls between the rooms")]
 
+mod alarms;
 mod asking;
 mod audit;
 mod chaos;
 mod clients;
+mod hostile;
+mod idlers;
 mod ledger;
 mod life;
+mod sources;
 mod summary;
 mod truth;
 
 #[path = "../../tests/it/support/mod.rs"]
-#[expect(dead_code, unused_imports, clippy::unwrap_used, reason = "the tests use the rest of it, and may fail")]
+#[expect(dead_code, clippy::unwrap_used, reason = "the tests use the rest of it, and may fail")]
 mod support;
 
 use std::sync::Arc;
@@ -30,10 +37,14 @@ use rand::seq::SliceRandom as _;
 use rand::{Rng as _, SeedableRng as _};
 use tokio::task::JoinSet;
 
-use crate::chaos::Chaos;
+use crate::chaos::{Chaos, Kills};
 use crate::clients::Client;
+use crate::hostile::{FIRST_VERSIONS, Hostile, PREY};
+use crate::idlers::{IDLERS, Unread};
 use crate::ledger::{Broken, Kind, Ledger};
 use crate::life::Lives;
+use crate::sources::Sources;
+use crate::summary::Totals;
 use crate::support::larder::{Folder, Larder};
 use crate::support::upstream::FakeUpstream;
 use crate::truth::{PLATFORMS, Package, Truth};
@@ -48,13 +59,17 @@ const PROVIDERS: [(&str, usize); 6] = [
     ("sixth", 30_000_000),
 ];
 
+/// The anonymous memory that larder may have resident, whatever clients and upstreams do: its budgets for answers in memory
+/// (64 MiB), for what is read for clients (64 MiB) and for documents that arrive (256 MiB), and as much for all the rest.
+const MEMORY_BOUND_KIB: u64 = 768 << 10;
+
 /// How long the clients have to finish once it is over, and the fills after them.
 const SETTLE_WITHIN: Duration = Duration::from_secs(150);
 
 #[derive(Debug, Parser)]
 struct Options {
     /// How long there is room for everything
-    #[arg(long, default_value_t = 300)]
+    #[arg(long, default_value_t = 540)]
     seconds: u64,
     /// How long the store is too small
     #[arg(long, default_value_t = 60)]
@@ -80,12 +95,18 @@ struct Options {
 pub(crate) struct Site {
     lives: Lives,
     truth: Truth,
+    sources: Sources,
     ledger: Arc<Ledger>,
     names: Mutex<Vec<String>>,
+    /// Names and versions of what is attacked.
+    prey: Mutex<Vec<(String, String)>>,
+    unread: Unread,
     weather: Mutex<String>,
     is_over: AtomicBool,
     /// Whether what was acknowledged must stay; not where it is evicted.
     judges_what_is_held: bool,
+    /// Whether a provider without keys is refused in any case.
+    asks_for_signatures: bool,
 }
 
 impl Site {
@@ -110,6 +131,7 @@ impl Site {
 struct Phase {
     title: &'static str,
     max_size: &'static str,
+    verification: &'static str,
     judges_what_is_held: bool,
     seconds: u64,
 }
@@ -121,11 +143,17 @@ fn main() -> anyhow::Result<()> {
     }
     let seed = options.seed.unwrap_or_else(|| rand::thread_rng().gen_range(1..10_000));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let roomy =
-        Phase { title: "Room for everything", max_size: "20GiB", judges_what_is_held: true, seconds: options.seconds };
+    let roomy = Phase {
+        title: "Room for everything",
+        max_size: "20GiB",
+        verification: "signature-if-keys",
+        judges_what_is_held: true,
+        seconds: options.seconds,
+    };
     let tight = Phase {
         title: "A store of 96 MiB, too small",
         max_size: "96MiB",
+        verification: "signature",
         judges_what_is_held: false,
         seconds: options.eviction_seconds,
     };
@@ -142,9 +170,12 @@ async fn run(options: &Options, phase: Phase, seed: u64) -> anyhow::Result<u64> 
     let began = Instant::now();
     let folder = Folder::new();
     let upstream = FakeUpstream::builder().releases_elsewhere().signed_urls().start().await;
+    let sources = Sources::start().await;
     let config = Larder::mirroring(&upstream)
         .on(&folder)
+        .allow_private(&sources.upstream.origin())
         .store(&format!("max_size = \"{}\"", phase.max_size))
+        .with(&format!("verification = \"{}\"", phase.verification))
         .with("patience = \"500ms\"")
         .with("fresh = { versions = \"2s\", discovery = \"5s\", download = \"4s\", api = \"1s\", not_found = \"1s\" }")
         .config_text();
@@ -152,24 +183,38 @@ async fn run(options: &Options, phase: Phase, seed: u64) -> anyhow::Result<u64> 
     let site = Arc::new(Site {
         lives: Lives::new(folder.path(), &config, &ledger)?,
         truth: Truth::default(),
+        sources,
         ledger,
         names: Mutex::default(),
+        prey: Mutex::default(),
+        unread: Unread::default(),
         weather: Mutex::new("calm".into()),
         is_over: AtomicBool::new(false),
         judges_what_is_held: phase.judges_what_is_held,
+        asks_for_signatures: phase.verification == "signature",
     });
     say(&format!("\n{}: {} s with seed {seed}", phase.title, phase.seconds));
-    let mut chaos = Chaos::new(&site, upstream, StdRng::seed_from_u64(seed), Duration::from_secs(options.kill_every));
+    let hostile = Hostile::new(&site, StdRng::seed_from_u64(seed.wrapping_add(1 << 32)));
+    let kills =
+        Kills { every: Duration::from_secs(options.kill_every), until: Duration::from_secs(phase.seconds * 2 / 3) };
+    let mut chaos = Chaos::new(&site, upstream, hostile, StdRng::seed_from_u64(seed), kills);
     chaos.publish_all(&PROVIDERS).await;
     site.lives.start().await?;
+    let watching = Arc::clone(&site);
+    let watching = AbortOnDrop(tokio::spawn(async move { watching.lives.watch_memory(MEMORY_BOUND_KIB).await }));
+    meet_every_provider(&site, seed).await?;
     let mut clients = JoinSet::new();
     for number in 0..options.clients {
         clients.spawn(Client::new(&site, number, seed)?.run());
+    }
+    for number in 0..IDLERS {
+        clients.spawn(idlers::idle(Arc::clone(&site), number, seed));
     }
     chaos.run(tokio::time::Instant::now() + Duration::from_secs(phase.seconds)).await?;
     site.is_over.store(true, Ordering::Relaxed);
     settle(&site, clients).await;
     without_faults(&site, &chaos, seed).await?;
+    let alarms = alarms::reckon(&site, &chaos.hostile).await?;
     let descriptors = site.lives.taken().descriptors;
     if descriptors > 150 {
         site.ledger.broken(Broken::Leaked, format!("{descriptors} descriptors, and nobody asks"));
@@ -187,8 +232,21 @@ async fn run(options: &Options, phase: Phase, seed: u64) -> anyhow::Result<u64> 
     if code != Some(0) {
         site.ledger.broken(Broken::EndedByItself, format!("SIGTERM ended it with {code:?}"));
     }
+    drop(watching);
     let found = audit::the_store(&site, &folder).await?;
-    Ok(summary::print(phase.title, &site, chaos.done, found, began.elapsed()))
+    let done = Totals { done: chaos.done, hostile: chaos.hostile.done, alarms, found };
+    Ok(summary::print(phase.title, &site, done, began.elapsed()))
+}
+
+/// A signature of every provider is seen before anything is wrong: what is unsigned later is known to have been signed.
+async fn meet_every_provider(site: &Arc<Site>, seed: u64) -> anyhow::Result<()> {
+    let mut client = Client::new(site, 999, seed)?;
+    for (name, _) in PROVIDERS.into_iter().chain(PREY) {
+        let (version, platform) = (FIRST_VERSIONS[0].into(), PLATFORMS[0].into());
+        let package = Package { name: name.into(), version, platform };
+        ensure!(client.install_package(&package).await, "{package:?} cannot be had");
+    }
+    Ok(())
 }
 
 /// Waits until the clients have finished, and then the fills.
@@ -222,16 +280,21 @@ async fn settle(site: &Arc<Site>, mut clients: JoinSet<()>) {
 async fn without_faults(site: &Arc<Site>, chaos: &Chaos, seed: u64) -> anyhow::Result<()> {
     // What was said not to exist is believed for a second.
     tokio::time::sleep(Duration::from_secs(2)).await;
-    let old = PROVIDERS.iter().flat_map(|(name, _)| ["1.0.0", "1.1.0", "1.2.0"].map(|version| (*name, version)));
+    let old = PROVIDERS.iter().flat_map(|(name, _)| FIRST_VERSIONS.map(|version| (*name, version)));
     let new = chaos.single.iter().map(|(name, version)| (name.as_str(), version.as_str()));
     let mut client = Client::new(site, 1000, seed)?;
-    for (name, version) in old.chain(new) {
+    for (name, version) in old.chain(new).chain(chaos.hostile.rightful()) {
         for platform in PLATFORMS {
             let package = Package { name: name.into(), version: version.into(), platform: platform.into() };
             // Once more: a download that a fault spoilt and a kill cut short is found out when it has been resumed.
             if !client.install_package(&package).await && !client.install_package(&package).await {
                 site.ledger.broken(Broken::NotHealed, format!("{package:?} cannot be had"));
             }
+        }
+    }
+    for name in site.sources.sound() {
+        if !client.install_module(name).await && !client.install_module(name).await {
+            site.ledger.broken(Broken::NotHealed, format!("the module {name} cannot be had"));
         }
     }
     let answers = site.ledger.answers();
@@ -243,6 +306,15 @@ async fn without_faults(site: &Arc<Site>, chaos: &Chaos, seed: u64) -> anyhow::R
     tokio::time::sleep(Duration::from_secs(1)).await;
     site.lives.look();
     Ok(())
+}
+
+/// A task that goes when nobody needs it.
+struct AbortOnDrop(tokio::task::JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 #[expect(clippy::print_stdout, reason = "it is run by hand, by somebody who waits")]

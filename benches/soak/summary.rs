@@ -5,13 +5,23 @@ use std::time::Duration;
 
 use comfy_table::{CellAlignment, Table, presets};
 
-use crate::Site;
 use crate::audit::Found;
-use crate::chaos::Done;
 use crate::ledger::{Broken, Kind};
+use crate::{MEMORY_BOUND_KIB, Site, chaos, hostile};
+
+/// What was done and found.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Totals {
+    pub(crate) done: chaos::Done,
+    pub(crate) hostile: hostile::Done,
+    /// The alarms that stand at the end.
+    pub(crate) alarms: usize,
+    pub(crate) found: Found,
+}
 
 /// Prints it; gives how many promises were broken.
-pub(crate) fn print(title: &str, site: &Site, done: Done, found: Found, took: Duration) -> u64 {
+pub(crate) fn print(title: &str, site: &Site, totals: Totals, took: Duration) -> u64 {
+    let Totals { done, hostile, alarms, found } = totals;
     let ledger = &site.ledger;
     let answers = ledger.answers();
     println!("\n{title}, {:.0} s", took.as_secs_f64());
@@ -41,8 +51,8 @@ pub(crate) fn print(title: &str, site: &Site, done: Done, found: Found, took: Du
         ("bytes to clients", mib(ledger.bytes())),
         ("requests to upstream", done.asked.to_string()),
         ("bytes from upstream", mib(done.sent)),
-        ("slowest document (headers)", slowest(|kind| kind != Kind::Archive)),
-        ("slowest archive (headers)", slowest(|kind| kind == Kind::Archive)),
+        ("slowest document (headers)", slowest(|kind| !kind.is_archive())),
+        ("slowest archive (headers)", slowest(Kind::is_archive)),
         ("faults", done.faults.to_string()),
         ("upstream away", done.away.to_string()),
         ("kill -9 and restart", done.kills.to_string()),
@@ -50,11 +60,26 @@ pub(crate) fn print(title: &str, site: &Site, done: Done, found: Found, took: Du
         ("editions published over old ones", done.editions.to_string()),
         ("versions withdrawn", done.withdrawn.to_string()),
         ("times that all URLs expired", done.expired.to_string()),
+        ("attacks: old versions published anew", hostile.attacks.to_string()),
+        ("of these, under other names; unsigned", format!("{}; {}", hostile.renamed, hostile.unsigned)),
+        ("strangers who signed new versions first", hostile.strangers.to_string()),
+        ("strangers who signed the same bytes first", hostile.re_signed.to_string()),
+        ("attacks taken back", hostile.taken_back.to_string()),
+        ("changes by a key known before", hostile.lawful.to_string()),
+        ("modules moved", hostile.moved.to_string()),
+        ("times that upstreams fell silent", hostile.silences.to_string()),
+        ("streams that nobody read", site.unread.count().to_string()),
+        ("alarms that stand", alarms.to_string()),
         ("archives acknowledged", ledger.archives().len().to_string()),
         ("documents acknowledged", ledger.documents().len().to_string()),
         ("archives in the store, each hashed", format!("{} ({})", found.blobs, mib(found.bytes))),
         ("broken downloads staged at the end", found.staged.to_string()),
-        ("memory at most", mib(taken.peak_kib * 1024)),
+        (
+            "anonymous memory at most, its bound",
+            format!("{}, {}", mib(taken.most_anonymous_kib << 10), mib(MEMORY_BOUND_KIB << 10)),
+        ),
+        ("looks at it", taken.looks_at_memory.to_string()),
+        ("memory at most, with files", mib(taken.peak_kib * 1024)),
         ("descriptors at most, at the end", format!("{}, {}", taken.most_descriptors, taken.descriptors)),
         ("errors in the log", taken.log_errors.to_string()),
     ] {

@@ -1,6 +1,7 @@
-//! What upstream truly published, every edition of it, so that whatever a client gets can be held against it.
+//! Every edition that upstream published, and whether it may take the place of the one before (promise 14): so that
+//! whatever a client gets can be held against it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::io::{Cursor, Read as _};
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use base64::Engine as _;
 use bytes::Bytes;
 use tokio::sync::RwLock;
 
-use crate::support::upstream::{FakeUpstream, Provider, sha256_hex};
+use crate::support::upstream::{FakeUpstream, Provider, SigningKey, sha256_hex};
 
 /// One platform of one version of acme/NAME.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -31,50 +32,213 @@ pub(crate) struct Edition {
     pub(crate) zips: BTreeMap<String, Zip>,
     pub(crate) sums: Vec<u8>,
     pub(crate) signature: Vec<u8>,
+    /// The fingerprint; none where the registry lists no key.
+    key: Option<String>,
+    standing: Standing,
+}
+
+/// The right of an edition to be served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// The first of its version, the same bytes as a rightful one, or signed by a key that may vouch for others.
+    Rightful,
+    /// Published anew, after the version was served, by a key that may not vouch for that, or by nobody.
+    Foreign,
+}
+
+/// The party that signs an edition.
+#[derive(Clone)]
+pub(crate) enum Signer {
+    Key(SigningKey),
+    /// The registry lists no key.
+    Nobody,
+}
+
+impl Signer {
+    /// The key that the providers have from the start.
+    pub(crate) fn usual() -> Self {
+        Self::Key(SigningKey::usual())
+    }
+
+    fn fingerprint(&self) -> Option<String> {
+        match self {
+            Self::Key(key) => Some(key.fingerprint()),
+            Self::Nobody => None,
+        }
+    }
 }
 
 /// What is to be published.
+#[derive(Clone)]
 pub(crate) struct Draft {
     pub(crate) name: String,
     pub(crate) version: String,
     pub(crate) size: usize,
     pub(crate) edition: u64,
+    pub(crate) signer: Signer,
+    /// True where its archives are called `….ZIP`, as no record has it.
+    pub(crate) is_renamed: bool,
+}
+
+impl Draft {
+    /// The first edition, by the usual key.
+    pub(crate) fn new(name: &str, version: &str, size: usize) -> Self {
+        let (name, version) = (name.to_owned(), version.to_owned());
+        Self { name, version, size, edition: 1, signer: Signer::usual(), is_renamed: false }
+    }
+
+    /// The same with other bytes.
+    pub(crate) fn edition(self, edition: u64) -> Self {
+        Self { edition, ..self }
+    }
+
+    /// Signed by another party.
+    pub(crate) fn signed_by(self, signer: Signer) -> Self {
+        Self { signer, ..self }
+    }
+
+    /// Under other file names.
+    pub(crate) fn renamed(self, is_renamed: bool) -> Self {
+        Self { is_renamed, ..self }
+    }
+
+    fn provider(&self) -> Provider {
+        let provider = Provider::new("acme", &self.name).version(&self.version).size(self.size).edition(self.edition);
+        let provider = match &self.signer {
+            Signer::Key(key) => provider.signed_by(key),
+            Signer::Nobody => provider.without_keys(),
+        };
+        let provider = match self.is_renamed {
+            true => provider.filename(&format!("terraform-provider-{}_{}_{{platform}}.ZIP", self.name, self.version)),
+            false => provider,
+        };
+        PLATFORMS.into_iter().fold(provider, Provider::platform)
+    }
 }
 
 /// The platforms of everything.
 pub(crate) const PLATFORMS: [&str; 2] = ["linux_amd64", "darwin_arm64"];
 
-/// By name and version.
-type Editions = BTreeMap<(String, String), Vec<Arc<Edition>>>;
+/// One version. Times are counts of what was published and seen, in the order in which it was.
+#[derive(Default)]
+struct Version {
+    published: u64,
+    /// When a client had first been shown it: larder had verified it then.
+    seen: Option<u64>,
+    editions: Vec<Arc<Edition>>,
+}
+
+/// One key of one provider.
+#[derive(Default)]
+struct Key {
+    signed: u64,
+    /// When a client had first been shown what this key alone signed.
+    seen: Option<u64>,
+}
+
+#[derive(Default)]
+struct Known {
+    now: u64,
+    /// By name and version.
+    versions: BTreeMap<(String, String), Version>,
+    /// By name and fingerprint.
+    keys: BTreeMap<(String, String), Key>,
+}
+
+impl Known {
+    fn tick(&mut self) -> u64 {
+        self.now += 1;
+        self.now
+    }
+
+    /// Whether a signer may give other bytes to a version; none where clients have not seen enough to tell.
+    fn standing(&self, name: &str, version: &str, signer: Option<&str>) -> Option<Standing> {
+        let Some(known) = self.versions.get(&(name.to_owned(), version.to_owned())) else {
+            return Some(Standing::Rightful);
+        };
+        let Some(key) = signer else { return known.seen.map(|_| Standing::Foreign) };
+        let is_own = known.editions.first().is_some_and(|first| first.key.as_deref() == Some(key));
+        let times = self.keys.get(&(name.to_owned(), key.to_owned()));
+        if is_own || times.is_some_and(|times| times.seen.is_some_and(|seen| seen < known.published)) {
+            return Some(Standing::Rightful);
+        }
+        let seen = known.seen?;
+        times.is_none_or(|times| seen < times.signed).then_some(Standing::Foreign)
+    }
+}
 
 /// Every edition that was ever published.
 #[derive(Default)]
-pub(crate) struct Truth(RwLock<Editions>);
+pub(crate) struct Truth(RwLock<Known>);
 
 impl Truth {
-    /// Publishes, and knows it before anybody who asks here can have seen it.
-    pub(crate) async fn publish(&self, upstream: &FakeUpstream, draft: Draft) {
-        let Draft { name, version, size, edition } = draft;
+    /// Publishes, and knows it before anybody who asks here can have seen it. Publishes nothing, and says so, where nobody
+    /// could tell whether larder may serve it.
+    pub(crate) async fn publish(&self, upstream: &FakeUpstream, draft: Draft) -> Option<Standing> {
         let mut known = self.0.write().await;
-        let edition = tokio::task::block_in_place(|| {
-            let provider = Provider::new("acme", &name).version(&version).size(size).edition(edition);
-            upstream.publish(PLATFORMS.into_iter().fold(provider, Provider::platform));
+        let (name, version) = (draft.name.as_str(), draft.version.as_str());
+        let key = draft.signer.fingerprint();
+        let of_signer = known.standing(name, version, key.as_deref())?;
+        let (zips, sums, signature) = tokio::task::block_in_place(|| {
+            upstream.publish(draft.provider());
             let zip = |platform: &str| {
-                let bytes = upstream.archive_bytes("acme", &name, &version, platform);
+                let bytes = upstream.archive_bytes("acme", name, version, platform);
                 Zip { sha256: sha256_hex(&bytes), h1: h1(&bytes), bytes: bytes.into() }
             };
-            Edition {
-                zips: PLATFORMS.iter().map(|platform| ((*platform).to_owned(), zip(platform))).collect(),
-                sums: upstream.sums_bytes("acme", &name, &version),
-                signature: upstream.signature_bytes("acme", &name, &version),
-            }
+            let zips: BTreeMap<_, _> =
+                PLATFORMS.iter().map(|platform| ((*platform).to_owned(), zip(platform))).collect();
+            (zips, upstream.sums_bytes("acme", name, version), upstream.signature_bytes("acme", name, version))
         });
-        known.entry((name, version)).or_default().push(Arc::new(edition));
+        let now = known.tick();
+        if let Some(key) = &key {
+            known.keys.entry((name.to_owned(), key.clone())).or_insert(Key { signed: now, seen: None });
+        }
+        let of = known.versions.entry((name.to_owned(), version.to_owned())).or_default();
+        if of.editions.is_empty() {
+            of.published = now;
+        }
+        // Anybody may sign the same bytes; that what was signed is so no more is a change.
+        let is_rightful = |before: &Arc<Edition>| before.is_rightful() && before.sums == sums;
+        let standing = match key.is_some() && of.editions.iter().any(is_rightful) {
+            true => Standing::Rightful,
+            false => of_signer,
+        };
+        of.editions.push(Arc::new(Edition { zips, sums, signature, key, standing }));
+        Some(standing)
     }
 
-    /// Every edition of a version.
+    /// A client was shown a rightful edition of a version, by the digest of one of its archives.
+    pub(crate) async fn saw(&self, package: &Package, sha256: &str) {
+        let mut known = self.0.write().await;
+        let now = known.tick();
+        let Some(of) = known.versions.get_mut(&(package.name.clone(), package.version.clone())) else { return };
+        let shown = of.editions.iter().filter(|edition| edition.zips.values().any(|zip| zip.sha256 == sha256));
+        let mut keys: Vec<Option<String>> = shown.map(|edition| edition.key.clone()).collect();
+        keys.dedup();
+        of.seen.get_or_insert(now);
+        if let [Some(key)] = keys.as_slice()
+            && let Some(key) = known.keys.get_mut(&(package.name.clone(), key.clone()))
+        {
+            key.seen.get_or_insert(now);
+        }
+    }
+
+    /// Whether a client was shown the version.
+    pub(crate) async fn is_seen(&self, name: &str, version: &str) -> bool {
+        let known = self.0.read().await;
+        known.versions.get(&(name.to_owned(), version.to_owned())).is_some_and(|of| of.seen.is_some())
+    }
+
+    /// Whether this signer may give other bytes to a version; none where nobody could tell.
+    pub(crate) async fn standing(&self, name: &str, version: &str, signer: &Signer) -> Option<Standing> {
+        self.0.read().await.standing(name, version, signer.fingerprint().as_deref())
+    }
+
+    /// Every edition of a version that may be served.
     pub(crate) async fn editions(&self, name: &str, version: &str) -> Vec<Arc<Edition>> {
-        self.0.read().await.get(&(name.to_owned(), version.to_owned())).cloned().unwrap_or_default()
+        let known = self.0.read().await;
+        let of = known.versions.get(&(name.to_owned(), version.to_owned()));
+        of.into_iter().flat_map(|of| &of.editions).filter(|edition| edition.is_rightful()).cloned().collect()
     }
 
     /// The true archive of a package whose SHA-256 begins so.
@@ -86,13 +250,20 @@ impl Truth {
 
     /// Whether such a version was ever published.
     pub(crate) async fn has(&self, name: &str, version: &str) -> bool {
-        self.0.read().await.contains_key(&(name.to_owned(), version.to_owned()))
+        self.0.read().await.versions.contains_key(&(name.to_owned(), version.to_owned()))
     }
 
-    /// The SHA-256 of every archive.
-    pub(crate) async fn digests(&self) -> std::collections::HashSet<String> {
+    /// The SHA-256 of every archive that may be served.
+    pub(crate) async fn digests(&self) -> HashSet<String> {
         let known = self.0.read().await;
-        known.values().flatten().flat_map(|edition| edition.zips.values()).map(|zip| zip.sha256.clone()).collect()
+        let editions = known.versions.values().flat_map(|of| &of.editions).filter(|edition| edition.is_rightful());
+        editions.flat_map(|edition| edition.zips.values()).map(|zip| zip.sha256.clone()).collect()
+    }
+}
+
+impl Edition {
+    fn is_rightful(&self) -> bool {
+        self.standing == Standing::Rightful
     }
 }
 

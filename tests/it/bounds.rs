@@ -7,8 +7,8 @@ use futures_util::future::join_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::faults_requests::{frame, get_frame};
 use crate::support::http::{Answer, client, get, receive, send};
+use crate::support::http2_frames::{get_frame, open_windows, preface};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::process::Process;
 use crate::support::until;
@@ -327,8 +327,7 @@ async fn http_2_streams_that_read_nothing_take_a_bounded_memory() {
     let mut stalled = Vec::new();
     for _ in 0..CONNECTIONS {
         let mut stream = TcpStream::connect(larder.base().strip_prefix("http://").unwrap()).await.unwrap();
-        let begin = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &frame(4, 0, 0, &[])].concat();
-        stream.write_all(&begin).await.unwrap();
+        stream.write_all(&preface()).await.unwrap();
         for id in 0..STREAMS {
             stream.write_all(&get_frame(2 * id + 1, &asked)).await.unwrap();
         }
@@ -341,9 +340,8 @@ async fn http_2_streams_that_read_nothing_take_a_bounded_memory() {
     };
     until("all of them are answered", async || answered().await >= CONNECTIONS * STREAMS).await;
     for stream in stalled.iter_mut().step_by(2) {
-        // SETTINGS_INITIAL_WINDOW_SIZE, and as much for the connection: now the socket fills.
-        let open = [frame(4, 0, 0, &[0, 4, 0x7f, 0xff, 0xff, 0xff]), frame(8, 0, 0, &0x7fff_0000_u32.to_be_bytes())];
-        stream.write_all(&open.concat()).await.unwrap();
+        // Now the socket fills.
+        stream.write_all(&open_windows()).await.unwrap();
     }
     assert!(larder.get(&path).await.expect(200).body == zip, "held back, or other bytes");
     let http2 = reqwest::Client::builder().http2_prior_knowledge().no_proxy().build().unwrap();

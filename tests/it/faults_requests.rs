@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::future::join_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+use crate::support::http2_frames::{frame, get_frame, preface};
 use crate::support::larder::{Builder, HOST, Larder};
 use crate::support::upstream::{FakeUpstream, Provider, Target};
 use crate::support::{HANGS_AFTER, eventually};
@@ -226,36 +226,10 @@ async fn a_thousand_idle_connections_hold_up_nobody_and_are_closed() {
     others_are_served(&larder).await;
 }
 
-/// A frame of HTTP/2 (RFC 9113 4.1).
-pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Bytes {
-    let mut frame = BytesMut::new();
-    frame.put_uint(payload.len() as u64, 3);
-    frame.put_slice(&[kind, flags]);
-    frame.put_u32(stream);
-    frame.put_slice(payload);
-    frame.freeze()
-}
-
-/// HEADERS of a GET (RFC 7541, nothing indexed but what the static table has).
-pub(crate) fn get_frame(stream: u32, path: &str) -> Bytes {
-    let mut block = vec![0x82, 0x86, 0x04, 0x7f];
-    // A length of seven bits, and the rest of it in the bytes after.
-    let mut rest = path.len() - 127;
-    while rest >= 128 {
-        block.push((rest % 128) as u8 | 0x80);
-        rest /= 128;
-    }
-    block.push(rest as u8);
-    block.extend_from_slice(path.as_bytes());
-    block.extend_from_slice(&[0x01, 1, b'x']);
-    frame(1, 0x5, stream, &block)
-}
-
 /// Resets streams as fast as it can begin them, until larder has had enough; how many it got to send.
 async fn storm(larder: &Larder, path: &str, upstream: &FakeUpstream) -> usize {
     let mut stream = connected(larder).await;
-    let begin = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &frame(4, 0, 0, &[])].concat();
-    stream.write_all(&begin).await.unwrap();
+    stream.write_all(&preface()).await.unwrap();
     // One that stays, so that its handler runs: what it asks is asked of upstream.
     stream.write_all(&get_frame(1, path)).await.unwrap();
     upstream.wait_for(Target::Versions, 1).await;

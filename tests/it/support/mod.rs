@@ -7,6 +7,7 @@ pub(crate) mod forms;
 pub(crate) mod gap;
 pub(crate) mod git;
 pub(crate) mod http;
+pub(crate) mod http2_frames;
 pub(crate) mod larder;
 pub(crate) mod module_scene;
 pub(crate) mod nginx;

@@ -1,0 +1,108 @@
+//! What larder tells of attacks: an alarm for each, with the command that resolves it, and none without an attack.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::Site;
+use crate::hostile::{Hostile, PREY};
+use crate::ledger::Broken;
+use crate::sources::download_path;
+use crate::support::larder::HOST;
+use crate::truth::PLATFORMS;
+
+/// How long larder has to look at everything again, with nothing in its way.
+const WITHIN: Duration = Duration::from_secs(90);
+
+/// An alarm that must be there.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Expected {
+    kind: &'static str,
+    address: String,
+    /// None for an alarm about the provider as a whole, whatever version it came out with.
+    version: Option<String>,
+    resolve: String,
+    /// The path that makes larder look.
+    path: String,
+}
+
+impl Expected {
+    /// Other bytes, and no key that may vouch for them.
+    pub(crate) fn waits_for_accept(name: &str, version: &str) -> Self {
+        let address = format!("{HOST}/acme/{name}");
+        let resolve = format!("larder accept {address}@{version}");
+        let (version, path) = (Some(version.to_owned()), document(name, version));
+        Self { kind: "waits-for-accept", address, version, resolve, path }
+    }
+
+    /// The same bytes, and no signature.
+    pub(crate) fn signature_lost(name: &str, version: &str) -> Self {
+        let (address, path) = (format!("{HOST}/acme/{name}"), document(name, version));
+        let resolve = format!("larder accept {address}");
+        Self { kind: "signature-lost", address, version: None, resolve, path }
+    }
+
+    /// A version by a key that never signed for the provider.
+    pub(crate) fn new_key(name: &str, version: &str) -> Self {
+        let resolve = format!("larder accept {HOST}/acme/{name}");
+        Self { kind: "new-key", resolve, ..Self::waits_for_accept(name, version) }
+    }
+
+    /// A module's version whose tree is another one.
+    pub(crate) fn moved(name: &str) -> Self {
+        let address = format!("{HOST}/acme/{name}/test");
+        let resolve = format!("larder accept {address}@1.0.0");
+        Self { kind: "moved", address, version: Some("1.0.0".into()), resolve, path: download_path(name) }
+    }
+
+    fn is(&self, alarm: &Value) -> bool {
+        let is_version = self.version.as_ref().is_none_or(|version| alarm["version"] == **version);
+        alarm["kind"] == self.kind && alarm["address"] == *self.address && is_version
+    }
+}
+
+fn document(name: &str, version: &str) -> String {
+    let platform = PLATFORMS[0].replacen('_', "/", 1);
+    format!("/registry/{HOST}/v1/providers/acme/{name}/{version}/download/{platform}")
+}
+
+/// Lets larder look at what upstream has now, and holds its status against what was done; gives how many alarms there are.
+pub(crate) async fn reckon(site: &Arc<Site>, hostile: &Hostile) -> anyhow::Result<usize> {
+    let mut expected = hostile.expected().await;
+    expected.extend(site.sources.moved().iter().map(|name| Expected::moved(name)));
+    let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(60)).build()?;
+    let life = site.lives.up().await;
+    let deadline = Instant::now() + WITHIN;
+    let alarms = loop {
+        for path in expected.iter().map(|alarm| &alarm.path) {
+            // Judged by the alarm that comes of it.
+            let _ = client.get(format!("{}{path}", life.base)).send().await;
+        }
+        let status = client.get(format!("{}/admin/v1/status", life.admin)).send().await?.bytes().await?;
+        let status: Value = serde_json::from_slice(&status)?;
+        let alarms = status["alarms"].as_array().cloned().unwrap_or_default();
+        let is_whole = expected.iter().all(|wanted| alarms.iter().any(|alarm| wanted.is(alarm)));
+        if is_whole || Instant::now() > deadline {
+            break alarms;
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    };
+    for wanted in &expected {
+        match alarms.iter().find(|alarm| wanted.is(alarm)) {
+            None => site.ledger.broken(Broken::NotTold, format!("no alarm: {wanted:?}")),
+            Some(alarm) if alarm["resolve"] != *wanted.resolve => {
+                site.ledger.broken(Broken::NotTold, format!("another remedy than `{}`: {alarm}", wanted.resolve));
+            }
+            Some(_) => {}
+        }
+    }
+    let prey: BTreeSet<String> = PREY.iter().map(|(name, _)| format!("{HOST}/acme/{name}")).collect();
+    for alarm in alarms.iter().filter(|alarm| alarm["kind"] == "waits-for-accept") {
+        if !prey.contains(alarm["address"].as_str().unwrap_or_default()) {
+            site.ledger.broken(Broken::NotTold, format!("an alarm without an attack: {alarm}"));
+        }
+    }
+    Ok(alarms.len())
+}

@@ -1,0 +1,316 @@
+//! A registry that attacks: versions that clients have are published anew under other file names, by keys that nobody
+//! knows or by nobody at all; strangers sign new versions, or the same bytes, before they change old ones; modules move;
+//! everything falls silent. The truth says of each edition whether larder may serve it.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use rand::Rng as _;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom as _;
+
+use crate::Site;
+use crate::alarms::Expected;
+use crate::support::upstream::{FakeUpstream, SigningKey};
+use crate::truth::{Draft, Signer, Standing};
+
+/// The providers that are attacked, with the size of their archives.
+pub(crate) const PREY: [(&str, usize); 3] = [("hare", 40_000), ("deer", 250_000), ("boar", 1_200_000)];
+/// The versions that each of them has from the start.
+pub(crate) const FIRST_VERSIONS: [&str; 3] = ["1.0.0", "1.1.0", "1.2.0"];
+
+/// What was done.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Done {
+    pub(crate) attacks: u32,
+    pub(crate) renamed: u32,
+    pub(crate) unsigned: u32,
+    pub(crate) strangers: u32,
+    pub(crate) re_signed: u32,
+    pub(crate) lawful: u32,
+    pub(crate) taken_back: u32,
+    pub(crate) moved: u32,
+    pub(crate) silences: u32,
+}
+
+/// A version of a provider that is attacked, as upstream has it now.
+struct Target {
+    now: Draft,
+    first: Draft,
+    /// The signer of a rightful edition with other bytes than the first.
+    changed_by: Option<Signer>,
+    standing: Standing,
+    editions: u64,
+}
+
+/// A stranger who has signed something that larder may serve, and what he is after.
+struct Stranger {
+    key: Signer,
+    /// The new version that he signed, or the version whose bytes he signed again.
+    name: String,
+    version: String,
+    /// Versions that clients had before he came.
+    victims: Vec<String>,
+    /// Steps until he goes on.
+    waits: u32,
+}
+
+/// The attacker.
+pub(crate) struct Hostile {
+    site: Arc<Site>,
+    rng: StdRng,
+    targets: Vec<Target>,
+    strangers: Vec<Stranger>,
+    /// A second key of each provider, which becomes known as any other does.
+    deputies: Vec<(String, Signer)>,
+    /// New versions by new keys.
+    newcomers: Vec<(String, String)>,
+    versions: u32,
+    is_silent: bool,
+    pub(crate) done: Done,
+}
+
+impl Hostile {
+    pub(crate) fn new(site: &Arc<Site>, rng: StdRng) -> Self {
+        let deputies = PREY.map(|(name, _)| (name.to_owned(), stranger()));
+        Self {
+            site: Arc::clone(site),
+            rng,
+            targets: Vec::new(),
+            strangers: Vec::new(),
+            deputies: deputies.into(),
+            newcomers: Vec::new(),
+            versions: 0,
+            is_silent: false,
+            done: Done::default(),
+        }
+    }
+
+    /// Publishes what there is at the start.
+    pub(crate) async fn publish_all(&mut self, upstream: &FakeUpstream) {
+        for (name, size) in PREY {
+            self.site.names.lock().push(name.to_owned());
+            for version in FIRST_VERSIONS {
+                self.publish_new(upstream, Draft::new(name, version, size)).await;
+            }
+        }
+    }
+
+    async fn publish_new(&mut self, upstream: &FakeUpstream, draft: Draft) {
+        self.site.truth.publish(upstream, draft.clone()).await;
+        self.site.prey.lock().push((draft.name.clone(), draft.version.clone()));
+        let (now, first) = (draft.clone(), draft);
+        self.targets.push(Target { now, first, changed_by: None, standing: Standing::Rightful, editions: 1 });
+    }
+
+    /// A version that nobody has yet.
+    fn new_draft(&mut self, name: &str) -> Draft {
+        self.versions += 1;
+        let size = PREY.iter().find(|(prey, _)| *prey == name).map_or(40_000, |(_, size)| *size);
+        Draft::new(name, &format!("3.0.{}", self.versions), size)
+    }
+
+    /// One more thing that a hostile registry does.
+    pub(crate) async fn step(&mut self, upstream: &FakeUpstream) {
+        if self.is_silent {
+            self.speak_again(upstream);
+            return;
+        }
+        self.pursue(upstream).await;
+        let name = PREY[self.rng.gen_range(0..PREY.len())].0;
+        match self.rng.gen_range(0..100) {
+            0..30 => self.attack_outright(upstream, name).await,
+            30..45 => self.sign_a_new_version(upstream, name).await,
+            45..58 => self.sign_the_same_bytes(upstream, name).await,
+            58..68 => self.change_lawfully(upstream, name).await,
+            68..78 => self.take_back(upstream, name).await,
+            78..86 => {
+                let draft = self.new_draft(name);
+                self.publish_new(upstream, draft).await;
+            }
+            86..92 => self.done.moved += u32::from(self.site.sources.move_one(&mut self.rng)),
+            _ => {
+                upstream.fall_silent();
+                self.site.sources.upstream.fall_silent();
+                self.is_silent = true;
+                self.done.silences += 1;
+            }
+        }
+    }
+
+    /// New connections are answered again.
+    pub(crate) fn speak_again(&mut self, upstream: &FakeUpstream) {
+        upstream.speak_again();
+        self.site.sources.upstream.speak_again();
+        self.is_silent = false;
+    }
+
+    /// The place of a version of this provider that clients have and that is as it was at first.
+    async fn victim(&mut self, name: &str) -> Option<usize> {
+        let mut found = Vec::new();
+        for (at, target) in self.targets.iter().enumerate() {
+            let is_first = target.standing == Standing::Rightful && target.changed_by.is_none();
+            if target.now.name == name && is_first && self.site.truth.is_seen(name, &target.now.version).await {
+                found.push(at);
+            }
+        }
+        found.choose(&mut self.rng).copied()
+    }
+
+    /// Publishes a version anew with other bytes, as its own or under other file names.
+    async fn change(&mut self, upstream: &FakeUpstream, at: usize, signer: Signer) {
+        let is_renamed = self.rng.gen_bool(0.5);
+        let target = &mut self.targets[at];
+        target.editions += 1;
+        let draft = target.first.clone().edition(target.editions).signed_by(signer.clone()).renamed(is_renamed);
+        let Some(standing) = self.site.truth.publish(upstream, draft.clone()).await else { return };
+        (target.now, target.standing) = (draft, standing);
+        match standing {
+            Standing::Rightful => {
+                target.changed_by = Some(signer);
+                self.done.lawful += 1;
+            }
+            Standing::Foreign => {
+                self.done.attacks += 1;
+                self.done.renamed += u32::from(is_renamed);
+                self.done.unsigned += u32::from(matches!(signer, Signer::Nobody));
+            }
+        }
+    }
+
+    async fn attack_outright(&mut self, upstream: &FakeUpstream, name: &str) {
+        let Some(at) = self.victim(name).await else { return };
+        match self.rng.gen_range(0..8) {
+            // The same bytes, whose signature is gone.
+            0 => {
+                let target = &mut self.targets[at];
+                let draft = target.first.clone().signed_by(Signer::Nobody);
+                if let Some(standing) = self.site.truth.publish(upstream, draft.clone()).await {
+                    (target.now, target.standing) = (draft, standing);
+                    self.done.attacks += 1;
+                    self.done.unsigned += 1;
+                }
+            }
+            1 | 2 => self.change(upstream, at, Signer::Nobody).await,
+            _ => self.change(upstream, at, stranger()).await,
+        }
+    }
+
+    async fn sign_a_new_version(&mut self, upstream: &FakeUpstream, name: &str) {
+        let mut victims = Vec::new();
+        for target in self.targets.iter().filter(|target| target.now.name == name) {
+            if self.site.truth.is_seen(name, &target.now.version).await {
+                victims.push(target.now.version.clone());
+            }
+        }
+        let key = stranger();
+        let draft = self.new_draft(name).signed_by(key.clone());
+        let version = draft.version.clone();
+        self.publish_new(upstream, draft).await;
+        self.newcomers.push((name.to_owned(), version.clone()));
+        self.strangers.push(Stranger { key, name: name.to_owned(), version, victims, waits: 1 });
+        self.done.strangers += 1;
+    }
+
+    async fn sign_the_same_bytes(&mut self, upstream: &FakeUpstream, name: &str) {
+        let Some(at) = self.victim(name).await else { return };
+        let key = stranger();
+        let draft = self.targets[at].first.clone().signed_by(key.clone());
+        let version = draft.version.clone();
+        if self.site.truth.publish(upstream, draft.clone()).await.is_some() {
+            self.targets[at].now = draft;
+            let victims = vec![version.clone()];
+            // Clients look again after four seconds.
+            self.strangers.push(Stranger { key, name: name.to_owned(), version, victims, waits: 4 });
+            self.done.re_signed += 1;
+        }
+    }
+
+    /// Strangers whom larder knows by now change what was there before them.
+    async fn pursue(&mut self, upstream: &FakeUpstream) {
+        self.strangers.iter_mut().for_each(|stranger| stranger.waits = stranger.waits.saturating_sub(1));
+        for at in (0..self.strangers.len()).rev() {
+            let Stranger { name, version, waits, .. } = &self.strangers[at];
+            if *waits > 0 || !self.site.truth.is_seen(name, version).await {
+                continue;
+            }
+            let Stranger { key, name, mut victims, .. } = self.strangers.swap_remove(at);
+            victims.shuffle(&mut self.rng);
+            for version in victims.into_iter().take(2) {
+                let is_it = |target: &Target| {
+                    (&target.now.name, &target.now.version) == (&name, &version)
+                        && target.standing == Standing::Rightful
+                        && target.changed_by.is_none()
+                };
+                if let Some(victim) = self.targets.iter().position(is_it) {
+                    self.change(upstream, victim, key.clone()).await;
+                }
+            }
+        }
+    }
+
+    /// A second key of the provider's own changes a version that came after it; until there is one, makes way for that.
+    async fn change_lawfully(&mut self, upstream: &FakeUpstream, name: &str) {
+        let Some((_, deputy)) = self.deputies.iter().find(|(of, _)| of == name).cloned() else { return };
+        for at in 0..self.targets.len() {
+            let Target { now, changed_by, standing, .. } = &self.targets[at];
+            let (is_of_it, version) = (now.name == name, now.version.clone());
+            if !is_of_it || *standing == Standing::Foreign || changed_by.is_some() {
+                continue;
+            }
+            let may = self.site.truth.standing(name, &version, &deputy).await == Some(Standing::Rightful);
+            let is_first = matches!((&self.targets[at].first.signer, &deputy), (Signer::Key(first), Signer::Key(key))
+                if first.fingerprint() != key.fingerprint());
+            if may && is_first && self.site.truth.is_seen(name, &version).await {
+                return self.change(upstream, at, deputy).await;
+            }
+        }
+        let draft = self.new_draft(name);
+        let draft = if self.rng.gen_bool(0.5) { draft.signed_by(deputy) } else { draft };
+        self.publish_new(upstream, draft).await;
+    }
+
+    /// The registry has its own again, and what it published at first is there as before.
+    async fn take_back(&mut self, upstream: &FakeUpstream, name: &str) {
+        let is_foreign = |target: &&mut Target| target.now.name == name && target.standing == Standing::Foreign;
+        let Some(target) = self.targets.iter_mut().find(is_foreign) else { return };
+        if let Some(standing) = self.site.truth.publish(upstream, target.first.clone()).await {
+            (target.now, target.standing) = (target.first.clone(), standing);
+            self.done.taken_back += 1;
+        }
+    }
+
+    /// The versions that upstream has as larder may serve them.
+    pub(crate) fn rightful(&self) -> impl Iterator<Item = (&str, &str)> {
+        let rightful = self.targets.iter().filter(|target| target.standing == Standing::Rightful);
+        rightful.map(|target| (target.now.name.as_str(), target.now.version.as_str()))
+    }
+
+    /// The alarms that larder must have raised once it has looked at what upstream has now.
+    pub(crate) async fn expected(&self) -> BTreeSet<Expected> {
+        let mut expected = BTreeSet::new();
+        for target in self.targets.iter().filter(|target| target.standing == Standing::Foreign) {
+            let (name, version) = (&target.now.name, &target.now.version);
+            let is_unsigned = matches!(target.now.signer, Signer::Nobody);
+            // Where a signature is asked for in any case, this is a set that is not verified, and no history.
+            if is_unsigned && self.site.asks_for_signatures {
+                continue;
+            }
+            expected.insert(match is_unsigned && target.now.edition == 1 {
+                true => Expected::signature_lost(name, version),
+                false => Expected::waits_for_accept(name, version),
+            });
+        }
+        for (name, version) in &self.newcomers {
+            if self.site.truth.is_seen(name, version).await {
+                expected.insert(Expected::new_key(name, version));
+            }
+        }
+        expected
+    }
+}
+
+/// A key that nobody has seen before. Each run has its own: nothing falls by them.
+fn stranger() -> Signer {
+    Signer::Key(SigningKey::another())
+}

@@ -1,0 +1,96 @@
+//! Clients that open streams on what larder has and read nothing, over HTTP/1.1 and HTTP/2: they may take a bounded memory
+//! only, and hold back nobody.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::Site;
+use crate::life::Life;
+use crate::support::http2_frames::{get_frame, open_windows, preface};
+
+/// The clients that speak HTTP/1.1, a stream each.
+const HTTP1: u64 = 24;
+/// The clients that speak HTTP/2.
+const HTTP2: u64 = 8;
+/// The streams of each of these: as many as larder takes.
+const STREAMS: u32 = 64;
+/// All of them.
+pub(crate) const IDLERS: u64 = HTTP1 + HTTP2;
+
+/// How many streams were opened and left.
+#[derive(Default)]
+pub(crate) struct Unread(AtomicU64);
+
+impl Unread {
+    pub(crate) fn count(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Opens streams, reads nothing for a while, and does it again until it is over.
+pub(crate) async fn idle(site: Arc<Site>, number: u64, seed: u64) {
+    let mut rng = StdRng::seed_from_u64(seed.wrapping_mul(1000).wrapping_add(500 + number));
+    while !site.is_over() {
+        let life = site.lives.up().await;
+        let Some(path) = a_large_one(&site, &mut rng) else {
+            sleep(Duration::from_millis(200)).await;
+            continue;
+        };
+        let opens_windows = rng.gen_bool(0.5);
+        let opened = async {
+            match number < HTTP1 {
+                true => over_http1(&life, &path).await.map(|stream| (stream, 1)),
+                false => over_http2(&life, &path, opens_windows).await.map(|stream| (stream, u64::from(STREAMS))),
+            }
+        };
+        let until = Instant::now() + Duration::from_millis(rng.gen_range(2000..45_000));
+        if let Ok(Ok((_stream, streams))) = timeout(Duration::from_secs(10), opened).await {
+            site.unread.0.fetch_add(streams, Ordering::Relaxed);
+            while Instant::now() < until && !site.is_over() && site.lives.goes_on(&life) {
+                sleep(Duration::from_millis(100)).await;
+            }
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// An archive of which most has no place in a socket.
+fn a_large_one(site: &Site, rng: &mut StdRng) -> Option<String> {
+    let mut large = site.ledger.archives();
+    large.retain(|(_, archive)| ["fifth", "sixth"].contains(&archive.package.name.as_str()));
+    large.sort_by(|(one, _), (other, _)| one.cmp(other));
+    let at = rng.gen_range(0..large.len().max(1));
+    large.into_iter().nth(at).map(|(path, _)| path)
+}
+
+async fn connected(life: &Life) -> std::io::Result<TcpStream> {
+    TcpStream::connect(life.base.trim_start_matches("http://")).await
+}
+
+async fn over_http1(life: &Life, path: &str) -> std::io::Result<TcpStream> {
+    let mut stream = connected(life).await?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {}\r\n\r\n", life.base.trim_start_matches("http://"));
+    stream.write_all(request.as_bytes()).await?;
+    Ok(stream)
+}
+
+async fn over_http2(life: &Life, path: &str, opens_windows: bool) -> std::io::Result<TcpStream> {
+    let mut stream = connected(life).await?;
+    stream.write_all(&preface()).await?;
+    if opens_windows {
+        stream.write_all(&open_windows()).await?;
+    }
+    // Frames are written for paths beyond a hundred bytes.
+    let path = format!("{path}?{}", "a".repeat(100));
+    for id in 0..STREAMS {
+        stream.write_all(&get_frame(2 * id + 1, &path)).await?;
+    }
+    Ok(stream)
+}

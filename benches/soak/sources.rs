@@ -1,0 +1,210 @@
+//! Modules, and the host of their archives: sound ones, ones that move, and ones that lead to pages, lists of checksums
+//! and archives that never come to an end.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rand::Rng as _;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom as _;
+
+use crate::asking::{Ask, Ended};
+use crate::clients::Client;
+use crate::ledger::{Broken, Kind};
+use crate::support::larder::HOST;
+use crate::support::shelf::{noise, tar_gz, unpacked};
+use crate::support::upstream::{FakeUpstream, Fault, Module, Target, sha256_hex};
+
+/// The files of a module.
+type Tree = BTreeMap<String, Vec<u8>>;
+
+/// Modules that can be had.
+const SOUND: [&str; 3] = ["sound-small", "sound-large", "sound-page"];
+/// Modules whose archives become other ones.
+const MOVING: [&str; 4] = ["moving-one", "moving-two", "moving-three", "moving-four"];
+/// What never comes to an end, by the fault that keeps it from that.
+const SILENT: [(&str, Silence); 4] =
+    [("never", Silence::Never), ("stalls", Silence::Stalls), ("drips", Silence::Drips), ("endless", Silence::Endless)];
+
+#[derive(Clone, Copy)]
+enum Silence {
+    Never,
+    Stalls,
+    Drips,
+    Endless,
+}
+
+impl Silence {
+    fn fault(self) -> Fault {
+        match self {
+            Self::Never => Fault::NeverAnswers,
+            Self::Stalls => Fault::Stalls(500),
+            Self::Drips => Fault::Drips(1, Duration::from_millis(300)),
+            Self::Endless => Fault::Endless,
+        }
+    }
+}
+
+/// The host of the archives, and what it truly has.
+pub(crate) struct Sources {
+    pub(crate) upstream: FakeUpstream,
+    /// By the name of the module: what it was at first.
+    truth: BTreeMap<String, Tree>,
+    names: Vec<String>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Modules that clients have, with the SHA-256 of the archive that larder made of each.
+    seen: BTreeMap<String, String>,
+    moved: Vec<String>,
+}
+
+impl Sources {
+    /// Starts the host; `publish` makes a registry lead to it.
+    pub(crate) async fn start() -> Self {
+        let upstream = FakeUpstream::start().await;
+        let mut truth = BTreeMap::new();
+        let mut names = Vec::new();
+        for (number, name) in (0..).zip(SOUND.into_iter().chain(MOVING)) {
+            let size = if name == "sound-large" { 3_000_000 } else { 30_000 };
+            let tree = tree(name, number, size);
+            upstream.serve_file(&format!("/files/{name}.tar.gz"), "application/gzip", packed(&tree));
+            truth.insert(name.to_owned(), tree);
+            names.push(name.to_owned());
+        }
+        let sound = format!("{}/files/sound-page.tar.gz", upstream.origin());
+        upstream.serve_terraform_get("/pages/sound", &sound);
+        for (name, silence) in SILENT {
+            for path in [format!("/pages/{name}"), format!("/sums/{name}")] {
+                upstream.serve_file(&path, "text/plain", vec![b'x'; 1000]);
+                upstream.fault(Target::Path(path), silence.fault());
+            }
+            let path = format!("/files/{name}.tar.gz");
+            upstream.serve_file(&path, "application/gzip", packed(&tree(name, 99, 30_000)));
+            upstream.fault(Target::Path(path), silence.fault());
+            names.extend(["page", "list", "archive"].map(|what| format!("{name}-{what}")));
+        }
+        Self { upstream, truth, names, state: Mutex::default() }
+    }
+
+    /// Makes a registry lead to all of it.
+    pub(crate) fn publish(&self, registry: &FakeUpstream) {
+        let origin = self.upstream.origin();
+        let at = |name: &str, location: String| {
+            registry.publish_module(Module::new("acme", name, "test").at(&location));
+        };
+        for name in SOUND.into_iter().chain(MOVING).filter(|name| *name != "sound-page") {
+            at(name, format!("{origin}/files/{name}.tar.gz"));
+        }
+        at("sound-page", format!("{origin}/pages/sound"));
+        for (name, _) in SILENT {
+            at(&format!("{name}-page"), format!("{origin}/pages/{name}"));
+            at(
+                &format!("{name}-list"),
+                format!("{origin}/files/sound-small.tar.gz?checksum=file:{origin}/sums/{name}"),
+            );
+            at(&format!("{name}-archive"), format!("{origin}/files/{name}.tar.gz"));
+        }
+    }
+
+    /// Gives a module that clients have another tree under the same URL; says whether there was one to move.
+    pub(crate) fn move_one(&self, rng: &mut StdRng) -> bool {
+        let mut state = self.state.lock();
+        let still =
+            MOVING.iter().filter(|name| state.seen.contains_key(**name) && !state.moved.contains(&(**name).into()));
+        let Some(name) = still.copied().collect::<Vec<_>>().choose(rng).copied() else { return false };
+        let other = tree(name, 1000, 30_000);
+        self.upstream.serve_file(&format!("/files/{name}.tar.gz"), "application/gzip", packed(&other));
+        state.moved.push(name.to_owned());
+        true
+    }
+
+    /// The modules that were moved.
+    pub(crate) fn moved(&self) -> Vec<String> {
+        self.state.lock().moved.clone()
+    }
+
+    /// Modules that everybody can have, when nothing is wrong.
+    pub(crate) fn sound(&self) -> [&'static str; 3] {
+        SOUND
+    }
+
+    fn some_name(&self, rng: &mut StdRng) -> String {
+        // Who waits for nothing is not asking for anything else: rather one that comes.
+        let among = if rng.gen_bool(0.7) { &self.names[..SOUND.len() + MOVING.len()] } else { &self.names[..] };
+        among.choose(rng).cloned().unwrap_or_default()
+    }
+
+    /// The modules that clients have: where larder serves the archive of each, and its SHA-256.
+    pub(crate) fn seen(&self) -> BTreeMap<String, String> {
+        self.state.lock().seen.clone()
+    }
+}
+
+/// `/archive/HOST/modules/…/DIGEST/module.tar.gz`.
+pub(crate) fn archive_path(name: &str, sha256: &str) -> String {
+    format!("/archive/{HOST}/modules/acme/{name}/test/1.0.0/{}/module.tar.gz", &sha256[..16])
+}
+
+/// `/registry/HOST/v1/modules/…/download`.
+pub(crate) fn download_path(name: &str) -> String {
+    format!("/registry/{HOST}/v1/modules/acme/{name}/test/1.0.0/download")
+}
+
+fn tree(name: &str, number: u32, size: usize) -> Tree {
+    let text = format!("# {name} {number}\n").into_bytes();
+    [("main.tf".to_owned(), text), ("noise".to_owned(), noise(number, size))].into()
+}
+
+fn packed(tree: &Tree) -> Vec<u8> {
+    let files: Vec<(&str, &[u8])> = tree.iter().map(|(path, bytes)| (path.as_str(), bytes.as_slice())).collect();
+    tar_gz(&files)
+}
+
+impl Client {
+    /// A module as a client installs it: where it is, and its archive.
+    pub(crate) async fn module(&mut self) {
+        let name = self.site.sources.some_name(&mut self.rng);
+        self.install_module(&name).await;
+    }
+
+    /// Gives whether all of it came.
+    pub(crate) async fn install_module(&mut self, name: &str) -> bool {
+        let download = download_path(name);
+        let Some(told) = self.ask(Ask::whole(Kind::Module, &download)).await else { return false };
+        if !told.is_complete(204) {
+            return false;
+        }
+        let location = told.header("x-terraform-get");
+        let (path, query) = location.split_once('?').unwrap_or((&location, ""));
+        let sha256 = query.strip_prefix("checksum=sha256:");
+        let Some(archive) = self.ask(Ask::whole(Kind::ModuleArchive, path)).await else { return false };
+        if archive.ended != Ended::Complete || archive.status != 200 {
+            return false;
+        }
+        let was = sha256_hex(&archive.body);
+        let is_right = sha256.is_none_or(|sha256| sha256 == was)
+            // Whatever is no archive is no tree, either.
+            && self.site.sources.truth.get(name).is_some_and(|tree| {
+                let body = &archive.body;
+                std::panic::catch_unwind(|| unpacked(body)).is_ok_and(|found| found == *tree)
+            });
+        if !is_right {
+            self.site
+                .ledger
+                .broken(Broken::WrongBytes, format!("{path} of {name}: SHA-256 {was} [{}]", self.site.weather()));
+            return false;
+        }
+        let before = self.site.sources.state.lock().seen.insert(name.to_owned(), was.clone());
+        if before.is_some_and(|before| before != was) {
+            self.site.ledger.broken(Broken::WrongBytes, format!("{name} was packed twice, and differs"));
+        }
+        if sha256.is_some() {
+            self.site.ledger.answered(&download);
+        }
+        true
+    }
+}
