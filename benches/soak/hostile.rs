@@ -253,15 +253,14 @@ impl Hostile {
     async fn change_lawfully(&mut self, upstream: &FakeUpstream, name: &str) {
         let Some((_, deputy)) = self.deputies.iter().find(|(of, _)| of == name).cloned() else { return };
         for at in 0..self.targets.len() {
-            let Target { now, changed_by, standing, .. } = &self.targets[at];
-            let (is_of_it, version) = (now.name == name, now.version.clone());
-            if !is_of_it || *standing == Standing::Foreign || changed_by.is_some() {
+            let Target { now, first, changed_by, standing, .. } = &self.targets[at];
+            let is_as_at_first = *standing == Standing::Rightful && changed_by.is_none();
+            if now.name != name || !is_as_at_first || first.signer == deputy {
                 continue;
             }
+            let version = now.version.clone();
             let may = self.site.truth.standing(name, &version, &deputy).await == Some(Standing::Rightful);
-            let is_first = matches!((&self.targets[at].first.signer, &deputy), (Signer::Key(first), Signer::Key(key))
-                if first.fingerprint() != key.fingerprint());
-            if may && is_first && self.site.truth.is_seen(name, &version).await {
+            if may && self.site.truth.is_seen(name, &version).await {
                 return self.change(upstream, at, deputy).await;
             }
         }
@@ -300,6 +299,9 @@ impl Hostile {
                 true => Expected::signature_lost(name, version),
                 false => Expected::waits_for_accept(name, version),
             });
+        }
+        for target in self.targets.iter().filter(|target| target.changed_by.is_some()) {
+            expected.insert(Expected::republished(&target.now.name, &target.now.version));
         }
         for (name, version) in &self.newcomers {
             if self.site.truth.is_seen(name, version).await {

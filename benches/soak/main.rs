@@ -60,8 +60,8 @@ const PROVIDERS: [(&str, usize); 6] = [
 ];
 
 /// The anonymous memory that larder may have resident, whatever clients and upstreams do: its budgets for answers in memory
-/// (64 MiB), for what is read for clients (64 MiB) and for documents that arrive (256 MiB), and as much for all the rest.
-const MEMORY_BOUND_KIB: u64 = 768 << 10;
+/// (64 MiB), for what is read for clients (64 MiB) and for documents that arrive (256 MiB), and 128 MiB for all the rest.
+const MEMORY_BOUND_KIB: u64 = 512 << 10;
 
 /// How long the clients have to finish once it is over, and the fills after them.
 const SETTLE_WITHIN: Duration = Duration::from_secs(150);

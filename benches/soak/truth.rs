@@ -68,6 +68,12 @@ impl Signer {
     }
 }
 
+impl PartialEq for Signer {
+    fn eq(&self, other: &Self) -> bool {
+        self.fingerprint() == other.fingerprint()
+    }
+}
+
 /// What is to be published.
 #[derive(Clone)]
 pub(crate) struct Draft {
