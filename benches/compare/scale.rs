@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use futures_util::{TryStreamExt as _, stream};
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 
 use crate::Bench;
 use crate::catalog::{self, Release};
@@ -39,8 +39,9 @@ const ARCHIVE_BYTES: usize = 1_000;
 /// How many are downloaded at a time to fill the store.
 const AT_A_TIME: usize = 32;
 
-/// How many providers are downloaded in one round, one archive after the other.
-const PROVIDERS_IN_A_ROUND: usize = 5;
+/// How many providers are downloaded in one round, one archive after the other: of 100,000 archives more than are evicted at
+/// one go.
+const PROVIDERS_IN_A_ROUND: usize = 25;
 
 /// How long anything of this may take.
 const WITHIN: Duration = Duration::from_secs(120);
@@ -169,38 +170,48 @@ fn metric(bench: &Bench, larder: &Larder, name: &str) -> anyhow::Result<f64> {
 
 /// Seconds of one fill below the limit and at it.
 fn fills(bench: &Bench, home: Home) -> anyhow::Result<[f64; 2]> {
-    let (larder, _) = start(bench, home)?;
-    let stored = metric(bench, &larder, "larder_store_bytes")?;
-    let mut home = Some(larder.stop()?);
+    let mut home = Some(home);
     let mut round = 0;
     let seconds = rounds(&[Limit::Above, Limit::Reached], bench.options.rounds(), |limit| {
         round += 1;
+        let names: Vec<String> = (0..PROVIDERS_IN_A_ROUND).map(|number| format!("round{round}x{number}")).collect();
         let before = home.take().context("a round before it failed")?;
+        // What is measured is archives: their documents are there before, and the limit is what is stored then.
+        let (larder, _) = start(bench, before.store("max_size = \"1TiB\"")?)?;
+        let paths = bench.block_on(paths_of(bench, &larder, publish(bench, &names)?))?;
+        let stored = metric(bench, &larder, "larder_store_bytes")?;
+        let before = larder.stop()?;
         let max_size = if *limit == Limit::Above { stored * 10.0 } else { stored };
         let (larder, _) = start(bench, before.store(&format!("max_size = \"{max_size:.0}B\""))?)?;
-        let names: Vec<String> = (0..PROVIDERS_IN_A_ROUND).map(|number| format!("round{round}x{number}")).collect();
-        let (archives, took) = bench.block_on(fill_one_by_one(bench, &larder, &names))?;
+        let began = Instant::now();
+        bench.block_on(one_by_one(bench, &larder, &paths))?;
+        let took = began.elapsed();
         let evicted = metric(bench, &larder, "larder_evictions_total")?;
         ensure!((evicted > 0.0) == (*limit == Limit::Reached), "{limit:?}: {evicted} evicted");
         home = Some(larder.stop()?);
-        Ok(took.as_secs_f64() / archives as f64)
+        Ok(took.as_secs_f64() / paths.len() as f64)
     })?;
     let medians: Vec<f64> = seconds.into_iter().map(median).collect();
     medians.try_into().ok().context("two were measured")
 }
 
-/// Downloads what was published for a round, one archive after the other. Their documents are there before.
-async fn fill_one_by_one(bench: &Bench, larder: &Larder, names: &[String]) -> anyhow::Result<(usize, Duration)> {
+/// Where the archives of these documents are at larder.
+async fn paths_of(bench: &Bench, larder: &Larder, documents: Vec<String>) -> anyhow::Result<Vec<String>> {
     let base = format!("http://{}", larder.address);
-    let mut paths = Vec::new();
-    for document in publish(bench, names)? {
-        paths.push(archive_path(&bench.client, &format!("{base}{}", larder::under(&document))).await?);
+    let paths = stream::iter(documents).map(|document| {
+        let url = format!("{base}{}", larder::under(&document));
+        async move { archive_path(&bench.client, &url).await }
+    });
+    paths.buffered(AT_A_TIME).try_collect().await
+}
+
+/// Downloads archives one after the other.
+async fn one_by_one(bench: &Bench, larder: &Larder, paths: &[String]) -> anyhow::Result<()> {
+    for path in paths {
+        interrupt::check()?;
+        download(bench, &format!("http://{}{path}", larder.address)).await?;
     }
-    let began = Instant::now();
-    for path in &paths {
-        download(bench, &format!("{base}{path}")).await?;
-    }
-    Ok((paths.len(), began.elapsed()))
+    Ok(())
 }
 
 /// Publishes small providers, signed as all are; the paths of their documents.
