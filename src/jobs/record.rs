@@ -46,7 +46,7 @@ impl JobRecords {
     /// before would have it go on after a restart, and somebody may have stopped it.
     pub(super) async fn write_end(&self, id: JobId, written: Written<Arc<WarmUp>>) {
         let Err(error) = self.put(id, written).await else { return };
-        match self.on_disk(move |store| store.records.remove(&Key::Job(id.number()))).await {
+        match self.on_disk(move |store| store.records.remove(&Key::Job(id.number()), Durability::Synced)).await {
             Ok(()) => {
                 tracing::warn!(job = %id, %error, "how a job ended could not be written down; after a restart it is forgotten")
             }
@@ -58,8 +58,9 @@ impl JobRecords {
 
     /// Forgets jobs.
     pub(super) async fn forget(&self, ids: Vec<JobId>) {
-        let removed =
-            self.on_disk(move |store| ids.iter().try_for_each(|id| store.records.remove(&Key::Job(id.number()))));
+        let removed = self.on_disk(move |store| {
+            ids.iter().try_for_each(|id| store.records.remove(&Key::Job(id.number()), Durability::Synced))
+        });
         if let Err(error) = removed.await {
             tracing::warn!(%error, "the records of old jobs could not be removed; they are listed again after a restart");
         }

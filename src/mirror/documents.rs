@@ -307,14 +307,14 @@ impl Mirror {
     }
 
     /// Removes a document.
-    pub(super) fn remove_document(&self, key: &Key) -> Result<(), StoreError> {
+    pub(super) fn remove_document(&self, key: &Key, durability: Durability) -> Result<(), StoreError> {
         let _lock = self.catalog.record_lock(key).lock();
-        self.store.records.remove(key)?;
+        self.store.records.remove(key, durability)?;
         self.store.index.document_gone(key);
         Ok(())
     }
 
     pub(super) async fn drop_document(self: &Arc<Self>, key: Key) -> Result<(), Error> {
-        self.on_disk(move |mirror| mirror.remove_document(&key)).await
+        self.on_disk(move |mirror| mirror.remove_document(&key, Durability::Synced)).await
     }
 }

@@ -10,7 +10,7 @@ use super::modules::note_before_it_goes;
 use crate::address::{Artifact, Package};
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::store::{IndexedArchive, Key, StoreError};
+use crate::store::{Durability, IndexedArchive, Key, StoreError};
 use crate::upstream::outbound::Link;
 
 /// Of a store, one part in this many at most is for pages.
@@ -112,7 +112,7 @@ impl Mirror {
     /// Removes a set, once what it proves is sure to be remembered.
     pub(super) fn remove_set(&self, package: &Package) -> Result<(), StoreError> {
         self.histories.record_before_removal(package)?;
-        self.remove_document(&Key::ProofSet(package.clone()))
+        self.remove_document(&Key::ProofSet(package.clone()), Durability::Lazy)
     }
 
     /// Has what is too much evicted, after whoever brought the last bytes.
@@ -155,7 +155,7 @@ impl Mirror {
                 break;
             }
             let _alone = self.evictor.held_back();
-            match self.remove_document(&key) {
+            match self.remove_document(&key, Durability::Lazy) {
                 Ok(()) => self.was_evicted(Stored::Document, Because::SizeLimit, size_bytes),
                 Err(error) => tracing::error!(?key, %error, "a page could not be evicted; it stays"),
             }
@@ -222,7 +222,7 @@ impl Mirror {
                 }
                 let evicted = match key {
                     Key::ProofSet(package) => self.remove_set(package),
-                    key => self.remove_document(key),
+                    key => self.remove_document(key, Durability::Lazy),
                 };
                 match evicted {
                     Ok(()) => self.was_evicted(Stored::Document, Because::SizeLimit, *size_bytes),
@@ -345,7 +345,7 @@ impl Mirror {
             self.artifact_changed(of);
             tracing::info!(package = %of, %digest, "evicted an archive");
         }
-        self.store.blobs.remove(digest)?;
+        self.store.blobs.remove(digest, Durability::Lazy)?;
         index.archive_gone(digest);
         self.checked.lock().remove(digest);
         self.was_evicted(Stored::Archive, because, archive.size_bytes);

@@ -165,7 +165,7 @@ impl Mirror {
                 purged.shared += 1;
                 continue;
             }
-            self.store.blobs.remove(&digest)?;
+            self.store.blobs.remove(&digest, Durability::Synced)?;
             index.archive_gone(&digest);
             self.checked.lock().remove(&digest);
             purged.archives += 1;
@@ -189,7 +189,7 @@ impl Mirror {
 
     pub(super) fn purge_document(&self, key: &Key, purged: &mut Purged) -> Result<(), StoreError> {
         let size_bytes = self.store.index.document_bytes(key)?;
-        self.remove_document(key)?;
+        self.remove_document(key, Durability::Synced)?;
         if size_bytes > 0 {
             purged.documents += 1;
             purged.document_bytes += size_bytes;

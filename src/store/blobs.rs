@@ -14,7 +14,7 @@ use rustix::io::ReadWriteFlags;
 use super::claim::Claim;
 use super::disk::{self, Aside};
 use super::staged::Staged;
-use super::{ReadShare, Reading, Scratch, StoreError, scratch};
+use super::{Durability, ReadShare, Reading, Scratch, StoreError, scratch};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash, FastHasher, Hasher};
 use crate::verify::Verified;
@@ -107,11 +107,11 @@ impl Blobs {
     }
 
     /// Removes an archive. Whoever is reading it goes on reading.
-    pub fn remove(&self, digest: &Digest) -> Result<(), StoreError> {
+    pub fn remove(&self, digest: &Digest, durability: Durability) -> Result<(), StoreError> {
         self.claim.check()?;
         let path = self.path(digest);
         disk::remove(&path)?;
-        if path.parent().is_some_and(disk::is_folder) { disk::sync_folder_of(&path) } else { Ok(()) }
+        durability.of_removal(&path)
     }
 
     /// Moves an archive that is not what its name says out of the way.

@@ -26,6 +26,14 @@ pub enum Durability {
     Synced,
 }
 
+impl Durability {
+    /// Sees to it that a file which was removed stays so.
+    pub(super) fn of_removal(self, path: &Path) -> Result<(), StoreError> {
+        let is_to_be_synced = self == Self::Synced && path.parent().is_some_and(disk::is_folder);
+        if is_to_be_synced { disk::sync_folder_of(path) } else { Ok(()) }
+    }
+}
+
 /// The first line of every record's file, in JSON; the record follows.
 #[derive(Serialize, Deserialize)]
 struct Frame {
@@ -145,11 +153,11 @@ impl Records {
     }
 
     /// Removes a record, and makes that survive a power cut.
-    pub fn remove(&self, key: &Key) -> Result<(), StoreError> {
+    pub fn remove(&self, key: &Key, durability: Durability) -> Result<(), StoreError> {
         self.claim.check()?;
         let path = self.root.join(key.path());
         disk::remove(&path)?;
-        if path.parent().is_some_and(disk::is_folder) { disk::sync_folder_of(&path) } else { Ok(()) }
+        durability.of_removal(&path)
     }
 
     /// Moves a record that cannot be read out of the way, and says so.

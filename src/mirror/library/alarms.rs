@@ -207,7 +207,7 @@ impl Alarms {
     fn save(&self, address: &Address, alarms: &OfAddress) {
         let key = Key::Alarms(address.clone());
         let saved = if alarms.is_empty() {
-            self.store.records.remove(&key)
+            self.store.records.remove(&key, Durability::Synced)
         } else {
             let record = AlarmsRecord { alarms: alarms.values().cloned().collect() };
             let record = serde_json::to_vec(&record).unwrap_or_default();

@@ -86,7 +86,8 @@ impl Catalog {
             return Ok(());
         }
         if name.archives.is_empty() && !name.pinned {
-            self.store.records.remove(&key)?;
+            // One that comes back after a power cut lists an archive that is there, or one to fetch again.
+            self.store.records.remove(&key, Durability::Lazy)?;
         } else {
             let record =
                 serde_json::to_vec(&name).map_err(|e| StoreError::Index(format!("a name cannot be written: {e}")))?;

@@ -353,7 +353,7 @@ impl ProviderHistories {
         let versions = whole.versions.iter().map(|(version, seen)| (version.clone(), seen.first_seen));
         let listed = FirstListed { versions: versions.take(MOST_VERSIONS).collect() };
         self.put(&Key::FirstListed(provider.clone()), &listed)?;
-        self.store.records.remove(&Key::Seen(provider.clone()))
+        self.store.records.remove(&Key::Seen(provider.clone()), Durability::Synced)
     }
 
     fn told_by_stored_sets(&self, provider: &ProviderAddress, version: &Version) -> Result<VersionHistory, StoreError> {

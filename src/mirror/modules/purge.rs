@@ -11,7 +11,7 @@ use super::note_before_it_goes;
 use crate::address::{Meant, ModuleAddress, ModulePackage, Versions};
 use crate::clock::Timestamp;
 use crate::error::Error;
-use crate::store::{Key, StoreError};
+use crate::store::{Durability, Key, StoreError};
 
 impl Mirror {
     /// Forgets the archives, names and locations that are meant; not what was seen, and not what is pinned.
@@ -89,7 +89,7 @@ impl Mirror {
                 purged.shared += 1;
                 continue;
             }
-            self.store.blobs.remove(&digest)?;
+            self.store.blobs.remove(&digest, Durability::Synced)?;
             index.archive_gone(&digest);
             self.checked.lock().remove(&digest);
             purged.archives += 1;
