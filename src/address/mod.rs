@@ -173,6 +173,16 @@ pub enum Address {
     Module(ModuleAddress),
 }
 
+impl Address {
+    /// The registry.
+    pub fn host(&self) -> &Hostname {
+        match self {
+            Self::Provider(address) => &address.host,
+            Self::Module(address) => &address.host,
+        }
+    }
+}
+
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -169,6 +169,11 @@ fn of_accepted(items: &[Accepted]) -> Vec<String> {
     for Accepted { what, ruling } in items {
         match ruling {
             Ruling::NothingToAccept => lines.push(format!("{what}: nothing to accept")),
+            Ruling::Withdrawn { error } => {
+                lines.push(format!(
+                    "{what}: upstream has it no more, nothing is accepted, its alarms are resolved: {error}"
+                ));
+            }
             Ruling::Failed { error } => lines.push(format!("{what}: not accepted: {error}")),
             Ruling::AcceptedTree { tree_before, tree, commit_before, commit } => {
                 lines.push(format!("{what}: accepted"));

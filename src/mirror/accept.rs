@@ -1,6 +1,6 @@
 //! What only an operator can decide: that a version which somebody unknown has published anew is right.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use futures_util::{StreamExt, stream};
@@ -8,26 +8,16 @@ use serde::{Deserialize, Serialize};
 
 use super::discovery::Faith;
 use super::documents::RETRIES;
-use super::library::{AcceptedFor, Change, observation};
+use super::library::{AcceptedFor, Change, Event, Found, Part, Subject, observation};
 use super::proof_set::ProofSet;
 use super::sets::{self, NoSet, Unlisted};
-use super::{AlarmKind, Call, Mirror};
+use super::{AlarmKind, Call, Mirror, Outcome};
 use crate::address::{Meant, Package, Platform, ProviderAddress, Version, Versions, What};
 use crate::digest::Digest;
 use crate::error::Error;
 
 /// How many sets are asked for at one time.
 const AT_ONE_TIME: usize = 8;
-
-/// The alarms of a version of a provider that `accept` resolves.
-pub(super) const RESOLVED_BY_ACCEPT: &[AlarmKind] = &[
-    AlarmKind::WaitsForAccept,
-    AlarmKind::Republished,
-    AlarmKind::NewKey,
-    AlarmKind::SignatureLost,
-    AlarmKind::DamagedRecord,
-    AlarmKind::ImportedDiffers,
-];
 
 /// A file that a verified set gives another digest than those that were verified before.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,6 +86,11 @@ pub enum Ruling {
     },
     /// Upstream has nothing else than what was proven before.
     NothingToAccept,
+    /// Upstream has it no more. Nothing was accepted, and the alarms about it are resolved.
+    Withdrawn {
+        /// What upstream said.
+        error: String,
+    },
     /// It could not be had, or does not prove: nothing was accepted.
     Failed {
         /// Why.
@@ -128,23 +123,35 @@ impl Mirror {
 
     async fn accept_all(self: &Arc<Self>, what: &Meant<ProviderAddress>, call: &Call) -> Result<Vec<Accepted>, Error> {
         self.forget_absences(what);
-        let packages = self.packages_to_accept(what, call).await?;
+        let ToAccept { packages, unlisted } = self.packages_to_accept(what, call).await?;
         let fetching = packages.into_iter().map(|package| async move {
             let fetched = self.current_set(&package, call).await;
             (package, fetched)
         });
         let mut fetching = stream::iter(fetching).buffered(AT_ONE_TIME);
-        let (mut proven, mut accepted) = (Vec::new(), Vec::new());
+        let mut found: BTreeMap<Version, Found> = BTreeMap::new();
+        let (mut proven, mut others) = (Vec::new(), Vec::new());
         while let Some((package, fetched)) = fetching.next().await {
+            let Package { version, platform, .. } = package.clone();
+            let found = found.entry(version).or_default();
             match fetched {
-                Ok(set) => proven.push((package, set)),
-                Err(error) => {
-                    let ruling = Ruling::Failed { error: error.to_string() };
-                    accepted.push(Accepted { what: package.to_string(), ruling });
+                Ok(set) => {
+                    found.taken.insert(platform, set.proof().how.fingerprint().map(str::to_owned));
+                    proven.push((package, set));
+                }
+                Err(no_set) => {
+                    let is_gone = matches!(no_set, NoSet::Absent(_));
+                    if is_gone { &mut found.gone } else { &mut found.failed }.insert(platform);
+                    others.push((package, no_set));
                 }
             }
         }
+        for version in unlisted.keys() {
+            found.entry(version.clone()).or_default().is_unlisted = true;
+        }
         // All are held against what was verified before any of them is recorded: the sums of one version list them all.
+        let withdrawn: BTreeSet<Version> =
+            found.iter().filter(|(_, found)| found.is_withdrawn()).map(|(version, _)| version.clone()).collect();
         let (provider, now) = (what.of.clone(), self.inner(call).now);
         let of = if matches!(what.versions, Versions::All) { AcceptedFor::Provider } else { AcceptedFor::Version };
         let recording = self.on_disk(move |mirror| {
@@ -152,25 +159,29 @@ impl Mirror {
             let observations = proven.iter().zip(&sums);
             let observations: Vec<_> =
                 observations.map(|((package, set), sums)| observation(package, set, sums)).collect();
+            let before = mirror.histories.keys_of(&provider)?.unwrap_or_default();
             let recorded = mirror.histories.accept(&provider, &observations, of)?;
+            let after = mirror.histories.keys_of(&provider)?.unwrap_or_default();
             drop(observations);
             let changed = proven.into_iter().zip(recorded.changes).collect::<Vec<_>>();
-            mirror.alarms.resolve(&(&provider).into(), |kind, version| {
-                let is_accepted = changed.iter().any(|((package, _), _)| package.version == *version);
-                RESOLVED_BY_ACCEPT.contains(&kind)
-                    && (is_accepted || (of == AcceptedFor::Provider && kind.is_of_the_provider()))
-            });
-            Ok((changed, recorded.keys_before))
+            let resolved = mirror.alarms.resolve(&(&provider).into(), &Event::Accepted { of, found: &found });
+            Ok((changed, recorded.keys_before, (before, after), resolved))
         });
-        let (changed, keys_before) = recording.await?;
+        let (changed, keys_before, (before, after), resolved) = recording.await?;
+        let mut accepted = withdrawn_or_failed(what, others, unlisted, &withdrawn, &resolved)?;
         for ((package, set), changes) in changed {
             let key = set.proof().how.fingerprint().map(str::to_owned);
             let files: Vec<_> = changes.into_iter().map(|change| ChangedFile::of(change, &set)).collect();
+            let is_trusted_anew = !before.trusts(key.as_deref()) && after.trusts(key.as_deref());
             let is_new_key = key.as_ref().is_some_and(|key| !keys_before.is_empty() && !keys_before.contains(key));
             let has_lost_key = key.is_none() && !keys_before.is_empty();
             self.keep_set(&package, set, now).await?;
             let what = package.to_string();
-            let ruling = if files.is_empty() && !is_new_key && !has_lost_key {
+            let is_recorded_anew = resolved
+                .iter()
+                .any(|subject| subject.kind == AlarmKind::DamagedRecord && subject.version == package.version);
+            let is_as_before = files.is_empty() && !is_new_key && !has_lost_key;
+            let ruling = if is_as_before && !is_trusted_anew && !is_recorded_anew {
                 Ruling::NothingToAccept
             } else {
                 tracing::warn!(%package, files = files.len(), key, "accepted by the operator");
@@ -182,63 +193,121 @@ impl Mirror {
         Ok(accepted)
     }
 
-    /// The stored packages; of one version, and of those that an alarm is about, the platforms that upstream lists, too.
+    /// The stored packages; of one version, and of those that an alarm is about, the platforms that upstream lists, too,
+    /// and those that the alarm is about.
     async fn packages_to_accept(
         self: &Arc<Self>,
         what: &Meant<ProviderAddress>,
         call: &Call,
-    ) -> Result<Vec<Package>, Error> {
+    ) -> Result<ToAccept, Error> {
         let held = self.held_packages(what).await?;
-        let versions = match &what.versions {
-            Versions::Exactly(version) => vec![version.clone()],
-            // What an alarm is about may be stored nowhere, because it is refused.
-            versions => {
-                let mut alarmed = self.alarms.versions(&(&what.of).into(), |kind| RESOLVED_BY_ACCEPT.contains(&kind));
-                alarmed.retain(|version| versions.include(version));
-                alarmed
-            }
-        };
+        // What an alarm is about may be stored nowhere, because it is refused.
+        let is_meant = |subject: &Subject| subject.is_to_accept() && what.versions.include(&subject.version);
+        let alarmed = self.alarms.subjects(&(&what.of).into(), is_meant);
+        let mut versions: BTreeSet<Version> = alarmed.iter().map(|subject| subject.version.clone()).collect();
+        if let Versions::Exactly(version) = &what.versions {
+            versions.insert(version.clone());
+        }
+        let package =
+            |version: &Version, platform| Package { provider: what.of.clone(), version: version.clone(), platform };
         let mut packages: BTreeSet<Package> = held.iter().cloned().collect();
+        for Subject { version, part, .. } in &alarmed {
+            if let Part::Platform(platform) = part {
+                packages.insert(package(version, platform.clone()));
+            }
+        }
+        let mut unlisted = BTreeMap::new();
         for version in versions {
             match self.listed_platforms(what, &version, call).await {
-                Ok(platforms) => packages.extend(platforms.into_iter().map(|platform| Package {
-                    provider: what.of.clone(),
-                    version: version.clone(),
-                    platform,
-                })),
-                Err(error) if held.is_empty() => return Err(error),
+                Ok(Ok(platforms)) => packages.extend(platforms.into_iter().map(|platform| package(&version, platform))),
+                Ok(Err(unlisting)) => drop(unlisted.insert(version, unlisting)),
+                Err(error) if packages.is_empty() => return Err(error),
                 Err(error) => {
                     tracing::warn!(%what, %version, %error, "the version list cannot be read: what is stored alone is accepted");
                 }
             }
         }
-        Ok(packages.into_iter().collect())
+        Ok(ToAccept { packages, unlisted })
     }
 
+    /// The platforms that upstream lists of a version; within, why it lists none.
     async fn listed_platforms(
         self: &Arc<Self>,
         what: &Meant<ProviderAddress>,
         version: &Version,
         call: &Call,
-    ) -> Result<Vec<Platform>, Error> {
-        let list = self.provider_versions(&what.of, call).await?.value.versions().await;
+    ) -> Result<Result<Vec<Platform>, Error>, Error> {
+        let answer = match self.provider_versions(&what.of, call).await {
+            Err(error @ Error::NotFound(_)) => return Ok(Err(error)),
+            answer => answer?,
+        };
+        let list = answer.value.versions().await;
         let list = list.map_err(|why| Error::NotFound(format!("the version list of {}: {why}", what.of)))?;
-        let listed = list.get(version).ok_or_else(|| Error::NotFound(format!("upstream lists no {what}")))?;
-        Ok(listed.platforms.clone())
+        match list.get(version) {
+            Some(listed) => Ok(Ok(listed.platforms.clone())),
+            None => {
+                let error = Error::NotFound(format!("upstream lists no {what}"));
+                // What upstream said before does not tell what it has now.
+                if answer.outcome == Outcome::Stale { Err(error) } else { Ok(Err(error)) }
+            }
+        }
     }
 
     /// The set that upstream has now, proven. Nothing of it is built on what is held: it is judged as a whole.
-    async fn current_set(self: &Arc<Self>, package: &Package, call: &Call) -> Result<ProofSet, Error> {
+    async fn current_set(self: &Arc<Self>, package: &Package, call: &Call) -> Result<ProofSet, NoSet> {
         let asked = sets::what(package);
         let upstream = Arc::clone(call.upstream(&package.provider.host)?);
         let work = async {
-            match self.ask_for_set(&asked, &upstream, package, Faith::InAny, None, RETRIES, Unlisted::Asked, call).await
-            {
-                Ok(set) => Ok(set),
-                Err(NoSet::Absent(error)) => Err(Error::NotFound(error.to_string())),
+            let asking =
+                self.ask_for_set(&asked, &upstream, package, Faith::InAny, None, RETRIES, Unlisted::Asked, call);
+            match asking.await {
                 Err(NoSet::Failed(error)) => Err(error),
+                asked => Ok(asked),
             }
         };
-        self.within_limits(&asked, &package.provider.host, work).await
+        self.within_limits(&asked, &package.provider.host, work).await?
     }
+}
+
+/// What an `accept` asks upstream for.
+struct ToAccept {
+    packages: BTreeSet<Package>,
+    /// The versions that upstream does not list, and what it said.
+    unlisted: BTreeMap<Version, Error>,
+}
+
+/// What came of the packages and versions of which there is no set: where alarms about them are resolved, upstream has
+/// withdrawn them.
+///
+/// # Errors
+/// Upstream does not list the one version that is meant, and nothing else is to be said of it.
+fn withdrawn_or_failed(
+    what: &Meant<ProviderAddress>,
+    others: Vec<(Package, NoSet)>,
+    mut unlisted: BTreeMap<Version, Error>,
+    withdrawn: &BTreeSet<Version>,
+    resolved: &[Subject],
+) -> Result<Vec<Accepted>, Error> {
+    let mut accepted = Vec::new();
+    for (package, no_set) in others {
+        let is_about = |subject: &Subject| {
+            subject.version == package.version
+                && (subject.part == Part::Platform(package.platform.clone()) || withdrawn.contains(&package.version))
+        };
+        let ruling = match no_set {
+            NoSet::Absent(error) if resolved.iter().any(is_about) => Ruling::Withdrawn { error: error.to_string() },
+            no_set => Ruling::Failed { error: Error::from(no_set).to_string() },
+        };
+        unlisted.remove(&package.version);
+        accepted.push(Accepted { what: package.to_string(), ruling });
+    }
+    for (version, error) in unlisted {
+        if resolved.iter().any(|subject| subject.version == version) {
+            let ruling = Ruling::Withdrawn { error: error.to_string() };
+            accepted.push(Accepted { what: format!("{}@{version}", what.of), ruling });
+        } else if matches!(what.versions, Versions::Exactly(_)) {
+            return Err(error);
+        }
+    }
+    Ok(accepted)
 }

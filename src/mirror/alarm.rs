@@ -1,15 +1,16 @@
 //! Raising and resolving alarms, and counting them.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::Mirror;
-use super::library::{Alarm, AlarmKind};
-use crate::address::{Address, Version};
+use super::library::{Alarm, AlarmKind, Event, Part, Raised, Subject};
+use crate::address::{Address, Version, Versions};
 use crate::clock::Timestamp;
 use crate::error::Error;
 
 impl Mirror {
-    /// Raises an alarm, once as long as its detail stays the same. Writes to the disk.
+    /// Raises an alarm about a version, once as long as its detail stays the same. Writes to the disk.
     pub(super) fn alarm(
         &self,
         kind: AlarmKind,
@@ -18,34 +19,56 @@ impl Mirror {
         detail: impl Into<String>,
         at: Timestamp,
     ) {
-        let (address, detail) = (address.into(), detail.into());
-        if self.alarms.raise(kind, address, version, detail, at) {
-            self.counters.alarm(kind);
+        self.alarm_of_part(kind, address, version, Part::Whole, detail, at);
+    }
+
+    /// The same about a part of a version: its set for a platform, or the key that signed it.
+    pub(super) fn alarm_of_part(
+        &self,
+        kind: AlarmKind,
+        address: impl Into<Address>,
+        version: &Version,
+        part: Part,
+        detail: impl Into<String>,
+        at: Timestamp,
+    ) {
+        let (address, subject) = (address.into(), Subject { kind, version: version.clone(), part });
+        match self.alarms.raise(subject, &address, detail.into(), at) {
+            Raised::New => self.counters.alarm(kind),
+            Raised::Stands => {}
+            Raised::TooMany => {
+                tracing::error!(%address, %version, kind = kind.word(), "there are too many alarms of this kind about it: this one is only logged");
+            }
         }
     }
 
     /// Resolves alarms of these kinds about a version. Writes to the disk where there is one.
     pub(super) fn resolved(&self, kinds: &[AlarmKind], address: impl Into<Address>, version: &Version) {
-        let address = address.into();
-        self.alarms.resolve(&address, |kind, of| kinds.contains(&kind) && of == version);
+        self.alarms.resolve(&address.into(), &Event::Ended { kinds, version });
     }
 
-    /// The same, from where the disk must not be waited for.
+    /// The same, from where the disk must not be waited for; says how many those were.
     pub(super) async fn resolved_soon(
         self: &Arc<Self>,
         kinds: &'static [AlarmKind],
         address: impl Into<Address>,
         version: &Version,
-    ) -> Result<(), Error> {
+    ) -> Result<usize, Error> {
         let (address, version) = (address.into(), version.clone());
         if !self.alarms.has(&address) {
-            return Ok(());
+            return Ok(0);
         }
         self.on_disk(move |mirror| {
-            mirror.alarms.resolve(&address, |kind, of| kinds.contains(&kind) && *of == version);
-            Ok(())
+            Ok(mirror.alarms.resolve(&address, &Event::Ended { kinds, version: &version }).len())
         })
         .await
+    }
+
+    /// Resolves the alarms that nothing else does where an operator had versions forgotten. Writes to the disk.
+    pub(super) fn resolve_purged(&self, address: impl Into<Address>, versions: &Versions, left: &BTreeSet<Version>) {
+        let address = address.into();
+        let is_configured = self.terms().upstream(address.host()).is_ok();
+        self.alarms.resolve(&address, &Event::Purged { versions, left, is_configured });
     }
 
     /// Raises an alarm for each stored version that upstream's list has dropped, and resolves those of all others.
@@ -56,12 +79,13 @@ impl Mirror {
         at: Timestamp,
     ) -> Result<(), Error> {
         let address = address.into();
-        let before = self.alarms.versions(&address, |kind| kind == AlarmKind::Dropped);
+        let before = self.alarms.subjects(&address, |subject| subject.kind == AlarmKind::Dropped);
+        let before: Vec<Version> = before.into_iter().map(|subject| subject.version).collect();
         if before == dropped {
             return Ok(());
         }
         self.on_disk(move |mirror| {
-            mirror.alarms.resolve(&address, |kind, of| kind == AlarmKind::Dropped && !dropped.contains(of));
+            mirror.alarms.resolve(&address, &Event::Listed { dropped: &dropped });
             for version in &dropped {
                 let detail = "upstream lists it no more; it is stored, and stays listed here (keep_gone)";
                 mirror.alarm(AlarmKind::Dropped, address.clone(), version, detail, at);
@@ -71,7 +95,7 @@ impl Mirror {
         .await
     }
 
-    /// The alarms that stand, at most a thousand of each kind.
+    /// The alarms that stand, at most a thousand of each kind about each address.
     pub fn alarms(&self) -> Vec<Alarm> {
         self.alarms.all()
     }

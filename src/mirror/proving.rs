@@ -7,7 +7,7 @@ use bytes::Bytes;
 use url::Url;
 
 use super::counters::{REPUBLISHED, SEEN_DAMAGED, SIGNATURE_LOST};
-use super::library::{AlarmKind, Change, Refusal, Verdict, observation};
+use super::library::{AlarmKind, Change, Event, Part, Refusal, Verdict, observation};
 use super::proof_set::{About, KeptSet, ProofSet};
 use super::{Call, Mirror};
 use crate::address::Package;
@@ -198,7 +198,7 @@ impl Mirror {
             if let (Some(known), Some(key), false) = (&known, seen.signer.key(), is_refused) {
                 tracing::error!(%package, key, known, "ALARM: a key that never signed for this provider signs for it now; it may sign new versions, and vouches for no other bytes of versions that were verified before");
                 let detail = format!("signed by key {key}; the keys known for this provider are {known}");
-                self.alarm(AlarmKind::NewKey, provider, version, detail, now);
+                self.alarm_of_part(AlarmKind::NewKey, provider, version, Part::Key(key.to_owned()), detail, now);
             }
             match &judgement.verdict {
                 Verdict::Consistent => {}
@@ -216,9 +216,14 @@ impl Mirror {
                     tracing::error!(%package, words, signer, "ALARM: a proof set is refused until it is accepted");
                     let known = known.map(|known| format!("; the keys known for this provider are {known}"));
                     let detail = format!("{words}; {signer}{}", known.unwrap_or_default());
-                    self.alarm(kind, provider, version, detail, now);
+                    let part = match kind {
+                        AlarmKind::SignatureLost => Part::Whole,
+                        _ => Part::Platform(package.platform.clone()),
+                    };
+                    self.alarm_of_part(kind, provider, version, part, detail, now);
                 }
             }
+            self.alarms.are_saved(&provider.into())
         })?;
         match judgement.verdict {
             Verdict::Refused(refusal) => {
@@ -227,10 +232,8 @@ impl Mirror {
                 Ok(Err(NotAdmitted { words, is_of_the_provider: refusal == Refusal::SignatureLost }))
             }
             verdict => {
-                self.resolved(&[AlarmKind::WaitsForAccept, AlarmKind::DamagedRecord], provider, version);
-                if seen.signer.key().is_some() {
-                    self.resolved(&[AlarmKind::SignatureLost], provider, version);
-                }
+                let admitted = Event::Admitted { package, is_signed: seen.signer.key().is_some() };
+                self.alarms.resolve(&provider.into(), &admitted);
                 Ok(Ok(match verdict {
                     Verdict::Republished(change) => Some(change),
                     Verdict::Consistent | Verdict::Refused(_) => None,

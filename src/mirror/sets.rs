@@ -52,6 +52,15 @@ pub(super) enum NoSet {
     Failed(Error),
 }
 
+impl From<NoSet> for Error {
+    fn from(no_set: NoSet) -> Self {
+        match no_set {
+            NoSet::Absent(error) => Self::NotFound(error.to_string()),
+            NoSet::Failed(error) => error,
+        }
+    }
+}
+
 impl From<Error> for NoSet {
     fn from(error: Error) -> Self {
         Self::Failed(error)

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod air_gap;
+mod alarms;
 mod bounds;
 mod bundle;
 mod bundle_damage;

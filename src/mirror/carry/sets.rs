@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use super::super::accept::RESOLVED_BY_ACCEPT;
 use super::super::freshness::Age;
 use super::super::library::HeldArchive;
-use super::super::library::{AcceptedFor, AlarmKind, observation};
+use super::super::library::{AcceptedFor, AlarmKind, Event, Found, Part, observation};
 use super::super::proof_set::{About, KeptSet, ProofSet};
 use super::super::trees::imported_differs;
 use super::super::{Mirror, unless_gone};
@@ -134,7 +133,11 @@ impl CarriedSet {
         let seen = observation(&self.package, &self.set, &sums);
         if self.is_accepted {
             mirror.histories.accept(provider, &[seen], AcceptedFor::Version).map_err(store_failed)?;
-            mirror.resolved(RESOLVED_BY_ACCEPT, provider, version);
+            let signer = self.set.proof().how.fingerprint().map(str::to_owned);
+            let found = Found::one(self.package.platform.clone(), signer);
+            let accepted =
+                Event::Accepted { of: AcceptedFor::Version, found: &[(version.clone(), found)].into_iter().collect() };
+            mirror.alarms.resolve(&provider.into(), &accepted);
             return Ok(None);
         }
         let keys = mirror.histories.keys_of(provider).map_err(store_failed)?.unwrap_or_default();
@@ -145,7 +148,8 @@ impl CarriedSet {
             let why = format!(
                 "{signer} signed it, which is none of the keys known for this provider, and no key that you trust signed the bundle"
             );
-            mirror.alarm(AlarmKind::WaitsForAccept, provider, version, format!("in a bundle: {why}"), now);
+            let (part, detail) = (Part::Platform(self.package.platform.clone()), format!("in a bundle: {why}"));
+            mirror.alarm_of_part(AlarmKind::WaitsForAccept, provider, version, part, detail, now);
             return Err(format!("{why}; --accept {provider}@{version} believes it"));
         }
         match mirror.admit_now(&self.package, &self.set, &sums, now).map_err(store_failed)? {

@@ -198,6 +198,11 @@ impl KeyLog {
         self.entries.iter().any(|entry| entry.key.as_deref() == Some(key))
     }
 
+    /// True for a key that may vouch for all versions: the provider's first, or one that an operator accepted for it.
+    pub(in crate::mirror) fn trusts(&self, key: Option<&str>) -> bool {
+        self.entries.iter().any(|entry| entry.key.as_deref() == key && (entry.number == 0 || entry.accepted))
+    }
+
     fn has_keys(&self) -> bool {
         self.entries.iter().any(|entry| entry.key.is_some())
     }

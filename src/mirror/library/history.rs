@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::super::proof_set::{KeptSet, ProofSet};
+use super::alarms::InMemoryAlone;
 use super::first_seen::{
     AcceptedFor, Change, History, Judgement, KeyLog, Observation, Readable, Signer, ToWrite, VersionHistory,
 };
@@ -83,15 +84,15 @@ impl ProviderHistories {
         self.locks[self.hasher.hash_one(provider) as usize % self.locks.len()].lock()
     }
 
-    /// Judges a verified set and records what is new about it; `before_recording` is told the verdict first, so that no
-    /// alarm is lost to a crash. A disk that cannot be written costs the record, not the answer.
+    /// Judges a verified set and records what is new about it; `before_recording` is told the verdict first, and nothing
+    /// is recorded where it cannot save the alarm: so none is lost to a crash. A disk that cannot be written costs the record, not the answer.
     ///
     /// # Errors
     /// The store failed: nobody may take the set for right then.
     pub(in crate::mirror) fn judge(
         &self,
         seen: &Observation<'_>,
-        before_recording: impl FnOnce(&Judgement),
+        before_recording: impl FnOnce(&Judgement) -> Result<(), InMemoryAlone>,
     ) -> Result<Judgement, StoreError> {
         let provider = &seen.package.provider;
         let _lock = self.lock(provider);
@@ -104,7 +105,10 @@ impl ProviderHistories {
             read => read?,
         };
         let (judgement, to_write) = history.judge(seen);
-        before_recording(&judgement);
+        if before_recording(&judgement) == Err(InMemoryAlone) {
+            tracing::error!(package = %seen.package, "what was verified is not recorded, because the alarm of it is in memory alone");
+            return Ok(judgement);
+        }
         if let Err(error) = self.write(seen.package, to_write) {
             tracing::error!(package = %seen.package, %error, to_do = error.to_do(), "what was verified could not be recorded");
         }

@@ -29,6 +29,11 @@ impl Mirror {
             let package = ModulePackage { module: module.clone(), version: key.version.clone() };
             let ruling = match self.accept_package(&package, &key, call).await {
                 Ok(ruling) => ruling,
+                Err(error @ Error::NotFound(_))
+                    if self.resolved_soon(super::RESOLVED, &key.module, &key.version).await? > 0 =>
+                {
+                    Ruling::Withdrawn { error: error.to_string() }
+                }
                 Err(error) => Ruling::Failed { error: error.to_string() },
             };
             accepted.push(Accepted { what: key.to_string(), ruling });
@@ -66,7 +71,11 @@ impl Mirror {
     ) -> Result<Ruling, Error> {
         // What upstream says now, and not what it said when it was asked last.
         let age = self.location(package, call).await?.value.age();
-        let said = self.ask_location_again(package, Some(age), call).await?.value.said(package)?;
+        let landed = self.ask_location_again(package, Some(age), call).await?;
+        if landed.age.gone {
+            return Err(Error::NotFound(format!("upstream has no {package} any more")));
+        }
+        let said = landed.value.said(package)?;
         let of = key.clone();
         let recalled = self.on_disk(move |mirror| seen::known(mirror, &of)).await?;
         let was_seen = recalled != Recalled::Never;

@@ -1,0 +1,238 @@
+//! Alarms (DESIGN 3): each stands until what it is about is resolved, and none hides another.
+
+use larder::address::{Address, Hostname, Name, ProviderAddress};
+use larder::clock::Timestamp;
+use larder::store::{Durability, Key, Store};
+use serde_json::{Value, json};
+
+use crate::commands::{NULL, NULL_120, PACKAGE, edition, impatient, install, outcomes, upstream_with, zip};
+use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::upstream::{FakeUpstream, Fault, SigningKey, Target};
+
+const PACKAGE_130: &str = "registry.terraform.io/acme/null 1.3.0 for linux_amd64";
+
+/// The alarms that stand, each by its kind and version.
+async fn standing(larder: &Larder) -> Vec<(String, String)> {
+    larder.alarms().await.into_iter().map(|(kind, _, version, _)| (kind, version)).collect()
+}
+
+fn alarms(expected: &[(&str, &str)]) -> Vec<(String, String)> {
+    expected.iter().map(|(kind, version)| ((*kind).to_owned(), (*version).to_owned())).collect()
+}
+
+fn provider(name: &str) -> ProviderAddress {
+    ProviderAddress {
+        host: Hostname::parse(HOST).unwrap(),
+        namespace: Name::parse("acme").unwrap(),
+        type_: Name::parse(name).unwrap(),
+    }
+}
+
+fn alarms_of(name: &str) -> Key {
+    Key::Alarms(Address::Provider(provider(name)))
+}
+
+/// Puts a record of alarms into a store that no larder has.
+fn record(folder: &Folder, name: &str, alarms: &[Value]) {
+    let store = Store::open(folder.path(), Timestamp(1)).unwrap();
+    let record = json!({ "alarms": alarms }).to_string();
+    store.records.put(&alarms_of(name), record.as_bytes(), Durability::Synced).unwrap();
+    store.close().unwrap();
+}
+
+fn alarm(kind: &str, name: &str, version: &str) -> Value {
+    let address = provider(name).to_string();
+    json!({
+        "kind": kind, "address": address, "version": version, "detail": "as an older larder wrote it", "since": 1,
+        "resolve": format!("larder accept {address}"),
+    })
+}
+
+/// A new version, signed by a key that never signed before.
+fn of_a_stranger(stranger: &SigningKey) -> crate::support::upstream::Provider {
+    edition(1).version("1.3.0").signed_by(stranger)
+}
+
+async fn with_a_new_key(upstream: &FakeUpstream, stranger: &SigningKey) -> Larder {
+    let larder = impatient(upstream).start().await;
+    install(&larder).await;
+    upstream.publish(of_a_stranger(stranger));
+    larder.document("null", "1.3.0").await.expect(200);
+    assert_eq!(standing(&larder).await, alarms(&[("new-key", "1.3.0")]));
+    larder
+}
+
+/// Promise 14: only what was accepted is resolved.
+#[tokio::test]
+async fn an_accept_that_fails_resolves_no_alarm() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = with_a_new_key(&upstream, &SigningKey::another()).await;
+    upstream.fault(Target::Document, Fault::Status(503));
+    let done = larder.tell("accept", NULL).await;
+    assert_eq!(outcomes(&done), [(PACKAGE, "failed"), (PACKAGE_130, "failed")], "{done}");
+    assert_eq!(standing(&larder).await, alarms(&[("new-key", "1.3.0")]));
+    upstream.heal();
+    assert!(larder.tell("accept", NULL).await["ok"] == true);
+    assert_eq!(standing(&larder).await, alarms(&[]));
+}
+
+/// Promise 14: the key that is accepted is the one that signs now, and no other.
+#[tokio::test]
+async fn accepting_one_new_key_says_nothing_of_another() {
+    let upstream = upstream_with(edition(1)).await;
+    let (first, second) = (SigningKey::another(), SigningKey::another());
+    let larder = with_a_new_key(&upstream, &first).await;
+    upstream.publish(of_a_stranger(&second));
+    assert!(larder.tell("accept", NULL).await["ok"] == true);
+    assert_eq!(standing(&larder).await, alarms(&[("new-key", "1.3.0")]));
+    assert!(larder.alarms().await[0].3["detail"].as_str().unwrap().contains(&first.fingerprint()));
+}
+
+/// Promise 15: trust in a key that is widened to all versions is told, though no file has changed.
+#[tokio::test]
+async fn accepting_a_new_key_for_the_provider_is_reported() {
+    let upstream = upstream_with(edition(1)).await;
+    let stranger = SigningKey::another();
+    let larder = with_a_new_key(&upstream, &stranger).await;
+    let done = larder.tell("accept", NULL).await;
+    assert_eq!(outcomes(&done), [(PACKAGE, "nothing_to_accept"), (PACKAGE_130, "accepted")], "{done}");
+    assert_eq!(done["items"][1]["key"], stranger.fingerprint(), "{done}");
+    let again = larder.tell("accept", NULL).await;
+    assert_eq!(outcomes(&again), [(PACKAGE, "nothing_to_accept"), (PACKAGE_130, "nothing_to_accept")], "{again}");
+    upstream.publish(edition(2).signed_by(&stranger));
+    assert!(install(&larder).await.2 == zip(&upstream));
+}
+
+/// Promise 14: two keys that sign one version are two findings.
+#[tokio::test]
+async fn a_second_new_key_of_a_version_does_not_hide_the_first() {
+    let upstream = upstream_with(edition(1)).await;
+    let (first, second) = (SigningKey::another(), SigningKey::another());
+    let larder = with_a_new_key(&upstream, &first).await;
+    upstream.publish(of_a_stranger(&second));
+    larder.document("null", "1.3.0").await.expect(200);
+    let folder = larder.stop().await;
+    let larder = impatient(&upstream).on(&folder).start().await;
+    let raised = larder.alarms().await;
+    assert_eq!(standing(&larder).await, alarms(&[("new-key", "1.3.0"), ("new-key", "1.3.0")]));
+    for key in [first, second] {
+        let signed = format!("signed by key {}", key.fingerprint());
+        assert!(raised.iter().any(|(.., alarm)| alarm["detail"].as_str().unwrap().contains(&signed)), "{raised:?}");
+    }
+}
+
+/// Promise 14: what one platform is refused for is not undone by another that is as it was.
+#[tokio::test]
+async fn the_set_of_another_platform_does_not_resolve_a_refusal() {
+    let both = |provider: crate::support::upstream::Provider| provider.platform("linux_amd64").platform("darwin_arm64");
+    let upstream = upstream_with(both(edition(1))).await;
+    let larder = impatient(&upstream).start().await;
+    for platform in ["linux_amd64", "darwin_arm64"] {
+        larder.document_for("null", "1.2.0", platform).await.expect(200);
+    }
+    // A registry that lies to one platform alone.
+    let stranger = SigningKey::another();
+    for _ in 0..2 {
+        upstream.publish(both(edition(2)).signed_by(&stranger));
+        larder.document("null", "1.2.0").await.expect(200);
+        upstream.publish(both(edition(1)));
+        larder.document_for("null", "1.2.0", "darwin_arm64").await.expect(200);
+        assert_eq!(standing(&larder).await, alarms(&[("waits-for-accept", "1.2.0")]));
+    }
+    assert_eq!(larder.metric("larder_alarms_total").await, 1.0);
+    // The same set resolves it where it was refused.
+    larder.document("null", "1.2.0").await.expect(200);
+    assert_eq!(standing(&larder).await, alarms(&[]));
+}
+
+/// Promise 15: a re-release that upstream takes back leaves nothing to accept, and no alarm for ever.
+#[tokio::test]
+async fn accept_of_what_upstream_has_withdrawn_resolves_its_alarms() {
+    for is_held in [true, false] {
+        let upstream = upstream_with(edition(1)).await;
+        upstream.publish(edition(1).version("1.1.0"));
+        let larder = impatient(&upstream).start().await;
+        let (_, _, old) = install(&larder).await;
+        if !is_held {
+            larder.tell("purge", NULL).await;
+        }
+        upstream.publish(edition(2).signed_by(&SigningKey::another()));
+        larder.document("null", "1.2.0").await.expect(if is_held { 200 } else { 502 });
+        assert_eq!(standing(&larder).await, alarms(&[("waits-for-accept", "1.2.0")]));
+        upstream.withdraw("acme", "null", "1.2.0");
+        // While upstream cannot be asked, nobody knows.
+        upstream.fault(Target::Document, Fault::Status(503));
+        upstream.fault(Target::Versions, Fault::Status(503));
+        larder.tell("accept", NULL_120).await;
+        assert!(standing(&larder).await.contains(&alarms(&[("waits-for-accept", "1.2.0")])[0]), "{is_held}");
+        upstream.heal();
+
+        let done = larder.tell("accept", NULL_120).await;
+        assert_eq!((outcomes(&done), &done["ok"]), (vec![(PACKAGE, "withdrawn")], &true.into()), "{is_held}: {done}");
+        assert!(!standing(&larder).await.contains(&alarms(&[("waits-for-accept", "1.2.0")])[0]), "{is_held}");
+        // Nothing was recorded.
+        upstream.publish(edition(2).signed_by(&SigningKey::another()));
+        let now = larder.document("null", "1.2.0").await;
+        if is_held {
+            assert!(install(&larder).await.2 == old)
+        } else {
+            now.expect(502);
+        }
+    }
+}
+
+/// Promise 14: however many alarms one provider brings about, another's are raised.
+#[tokio::test]
+async fn the_alarms_of_one_provider_leave_room_for_those_of_another() {
+    let upstream = upstream_with(edition(1)).await;
+    let folder = Folder::new();
+    let many: Vec<Value> = (0..1000).map(|patch| alarm("new-key", "hostile", &format!("1.0.{patch}"))).collect();
+    record(&folder, "hostile", &many);
+    let larder = impatient(&upstream).on(&folder).start().await;
+    install(&larder).await;
+    upstream.publish(of_a_stranger(&SigningKey::another()));
+    larder.document("null", "1.3.0").await.expect(200);
+    let raised = larder.alarms().await;
+    let ours = provider("null").to_string();
+    assert_eq!(raised.iter().filter(|(_, address, ..)| *address == ours).count(), 1);
+    assert_eq!(raised.len(), 1001);
+}
+
+/// Promise 10: an alarm that cannot be read costs itself alone, and a newer larder finds it again.
+#[tokio::test]
+async fn an_alarm_that_cannot_be_read_takes_no_other_with_it() {
+    let upstream = upstream_with(edition(1)).await;
+    let folder = Folder::new();
+    let unknown = alarm("of-a-later-larder", "null", "1.1.0");
+    record(&folder, "null", &[unknown.clone(), json!(7), alarm("new-key", "null", "1.0.0")]);
+    let larder = impatient(&upstream).on(&folder).start().await;
+    assert_eq!(standing(&larder).await, alarms(&[("new-key", "1.0.0")]));
+    install(&larder).await;
+    upstream.publish(of_a_stranger(&SigningKey::another()));
+    larder.document("null", "1.3.0").await.expect(200);
+    assert_eq!(standing(&larder).await, alarms(&[("new-key", "1.0.0"), ("new-key", "1.3.0")]));
+    let folder = larder.stop().await;
+    let store = Store::open(folder.path(), Timestamp(1)).unwrap();
+    let written: Value = serde_json::from_slice(&store.records.get(&alarms_of("null")).unwrap().unwrap()).unwrap();
+    store.close().unwrap();
+    let written = written["alarms"].as_array().unwrap();
+    assert!(written.len() == 4 && written.contains(&unknown), "{written:?}");
+}
+
+/// Promise 14: what was seen is not recorded before the alarm of it is: otherwise a restart would forget the alarm.
+#[tokio::test]
+async fn an_alarm_that_could_not_be_written_is_raised_again_after_a_restart() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = impatient(&upstream).start().await;
+    install(&larder).await;
+    let in_the_way = larder.folder.path().join("v1/alarms").join(HOST).join("providers/acme/null.json");
+    std::fs::create_dir_all(in_the_way.join("something")).unwrap();
+    upstream.publish(of_a_stranger(&SigningKey::another()));
+    larder.document("null", "1.3.0").await.expect(200);
+    assert_eq!(standing(&larder).await, alarms(&[("new-key", "1.3.0")]));
+    let folder = larder.stop().await;
+    std::fs::remove_dir_all(&in_the_way).unwrap();
+    let larder = impatient(&upstream).on(&folder).start().await;
+    larder.document("null", "1.3.0").await.expect(200);
+    assert_eq!(standing(&larder).await, alarms(&[("new-key", "1.3.0")]));
+}
