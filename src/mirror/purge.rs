@@ -63,7 +63,12 @@ impl Mirror {
             let mut purged = Purged { what: what.to_string(), seen_is_kept: true, ..Purged::default() };
             let ended = match &what {
                 What::Provider(meant) => {
-                    let ended = mirror.purge_from_disk(meant, &mut purged, now);
+                    let ended = mirror.purge_from_disk(meant, &mut purged, now).and_then(|()| {
+                        let left = mirror.store.records.packages_with_names(&meant.of)?;
+                        let left = left.into_iter().map(|package| package.version).collect();
+                        mirror.resolve_purged(&meant.of, &meant.versions, &left);
+                        Ok(())
+                    });
                     mirror.forget_absences(meant);
                     mirror.changed(&meant.of);
                     ended

@@ -181,6 +181,41 @@ async fn accept_of_what_upstream_has_withdrawn_resolves_its_alarms() {
     }
 }
 
+/// An alarm about what is stored no more is resolved with it.
+#[tokio::test]
+async fn purge_of_a_dropped_version_resolves_its_alarm() {
+    let upstream = upstream_with(edition(1)).await;
+    upstream.publish(edition(1).version("1.3.0"));
+    upstream.publish(edition(1).version("1.4.0"));
+    let larder = impatient(&upstream).start().await;
+    for version in ["1.2.0", "1.3.0"] {
+        let path = larder.archive_path("null", version).await;
+        larder.get(&path).await.expect(200);
+        upstream.withdraw("acme", "null", version);
+    }
+    larder.versions("null").await.expect(200);
+    assert_eq!(standing(&larder).await, alarms(&[("dropped", "1.2.0"), ("dropped", "1.3.0")]));
+    larder.tell("purge", NULL_120).await;
+    assert_eq!(standing(&larder).await, alarms(&[("dropped", "1.3.0")]));
+}
+
+/// What is no upstream any more cannot be asked for what it has: `purge` resolves what is left of it.
+#[tokio::test]
+async fn purge_resolves_the_alarms_of_a_registry_that_is_no_upstream_any_more() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = impatient(&upstream).start().await;
+    install(&larder).await;
+    upstream.publish(edition(2).signed_by(&SigningKey::another()));
+    install(&larder).await;
+    larder.tell("purge", NULL).await;
+    assert_eq!(standing(&larder).await, alarms(&[("waits-for-accept", "1.2.0")]), "it can still be accepted");
+    let folder = larder.stop().await;
+    let other = Larder::builder().upstream("registry.example", &upstream.origin(), "").on(&folder).start().await;
+    assert_eq!(standing(&other).await, alarms(&[("waits-for-accept", "1.2.0")]));
+    let done = other.tell("purge", "registry.terraform.io/acme/null").await;
+    assert_eq!(standing(&other).await, alarms(&[]), "{done}");
+}
+
 /// Promise 14: however many alarms one provider brings about, another's are raised.
 #[tokio::test]
 async fn the_alarms_of_one_provider_leave_room_for_those_of_another() {

@@ -49,6 +49,8 @@ impl Mirror {
             versions if pinned.is_empty() => self.unlist_dropped(&list, versions, now),
             _ => Ok(()),
         };
+        let left = pinned.into_iter().map(|package| package.version).collect();
+        self.resolve_purged(module, &what.versions, &left);
         self.forget_absences_of_module(module, &what.versions);
         self.module_changed(module);
         ended
