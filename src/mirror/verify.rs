@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use super::check::{Checked, Pace, Wrong};
 use super::modules::seen_again;
-use super::{ArchiveRef, Call, Mirror};
+use super::{AlarmKind, ArchiveRef, Call, Mirror};
 use crate::address::{Artifact, ModulePackage, Package, ProviderAddress};
 use crate::clock::{CLOCK_SLACK, Timestamp};
 use crate::digest::Digest;
@@ -216,8 +216,16 @@ impl Walk {
 
     /// A first-seen record is written again from the stored sets, before any of them may go.
     async fn restore(&mut self, key: Key, provider: &ProviderAddress) {
-        let of = key.clone();
-        let unknown = match self.mirror.on_disk(move |mirror| mirror.histories.restore(&of)).await {
+        let (of, now) = (key.clone(), self.mirror.inner(&self.call).now);
+        let restored = self.mirror.on_disk(move |mirror| {
+            let is_there = mirror.histories.restore(&of)?;
+            if let (Key::FirstSeen(provider, version), false) = (&of, is_there) {
+                let detail = "its first-seen record is damaged, and no stored proof set tells what it said";
+                mirror.alarm(AlarmKind::DamagedRecord, provider, version, detail, now);
+            }
+            Ok(is_there)
+        });
+        let unknown = match restored.await {
             Ok(true) => return,
             Ok(false) => {
                 format!(

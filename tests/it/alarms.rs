@@ -6,6 +6,7 @@ use larder::store::{Durability, Key, Store};
 use serde_json::{Value, json};
 
 use crate::commands::{NULL, NULL_120, PACKAGE, edition, impatient, install, outcomes, upstream_with, zip};
+use crate::support::http::{client, send};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::upstream::{FakeUpstream, Fault, SigningKey, Target};
 
@@ -270,4 +271,29 @@ async fn an_alarm_that_could_not_be_written_is_raised_again_after_a_restart() {
     let larder = impatient(&upstream).on(&folder).start().await;
     larder.document("null", "1.3.0").await.expect(200);
     assert_eq!(standing(&larder).await, alarms(&[("new-key", "1.3.0")]));
+}
+
+/// Section 3: what `verify` finds waits for `accept` under its own name, and `accept` knows of it.
+#[tokio::test]
+async fn verify_raises_an_alarm_of_a_first_seen_record_that_nothing_tells() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = impatient(&upstream).start().await;
+    let (_, _, old) = install(&larder).await;
+    let folder = larder.stop().await;
+    for file in ["documents", "names", "blobs"].iter().flat_map(|below| folder.files(below)) {
+        std::fs::remove_file(file).unwrap();
+    }
+    let seen = folder.files("seen").into_iter().find(|file| file.ends_with("1.2.0.json")).unwrap();
+    let bytes = std::fs::read(&seen).unwrap();
+    std::fs::write(&seen, &bytes[..bytes.len() - 3]).unwrap();
+    let larder = impatient(&upstream).on(&folder).start().await;
+    let url = format!("{}/admin/v1/verify", larder.admin());
+    let told = client().post(&url).bearer_auth(larder.token()).header("content-type", "application/json").body("{}");
+    let told = send(told).await.unwrap().expect(200).text();
+    assert!(told.contains("larder accept registry.terraform.io/acme/null"), "{told}");
+    assert_eq!(standing(&larder).await, alarms(&[("damaged-record", "1.2.0")]));
+    let done = larder.tell("accept", NULL).await;
+    assert_eq!(outcomes(&done), [(PACKAGE, "accepted")], "{done}");
+    assert_eq!(standing(&larder).await, alarms(&[]));
+    assert!(install(&larder).await.2 == old);
 }
