@@ -94,6 +94,11 @@ impl Mirror {
                 kept
             }
             (Err(error), before) if matches!(error.fault, Fault::Absent(_)) => {
+                if !before.as_ref().is_some_and(|before| before.about.gone) {
+                    // For the alarms alone: what is kept of the list names them all.
+                    let none = VersionList { versions: Vec::new(), rest: Default::default() };
+                    self.dropped_but_held(upstream, address, &none, before.as_ref(), call.now).await?;
+                }
                 self.kept_though_gone(wanted, before, &error, call).await?
             }
             (Err(error), _) => return Err(error.into()),

@@ -217,6 +217,24 @@ async fn purge_resolves_the_alarms_of_a_registry_that_is_no_upstream_any_more() 
     assert_eq!(standing(&other).await, alarms(&[]), "{done}");
 }
 
+/// Section 4: a stored version that upstream's list dropped; a list that is gone lists nothing.
+#[tokio::test]
+async fn a_version_list_that_is_gone_has_dropped_all_that_is_stored() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = impatient(&upstream).start().await;
+    larder.versions("null").await.expect(200);
+    install(&larder).await;
+    upstream.fault(Target::Versions, Fault::Status(404));
+    for _ in 0..2 {
+        assert!(larder.versions("null").await.expect(200).is("gone"));
+        assert_eq!(standing(&larder).await, alarms(&[("dropped", "1.2.0")]));
+    }
+    assert_eq!(larder.metric("larder_alarms_total").await, 1.0);
+    upstream.heal();
+    larder.versions("null").await.expect(200);
+    assert_eq!(standing(&larder).await, alarms(&[]));
+}
+
 /// Promise 14: however many alarms one provider brings about, another's are raised.
 #[tokio::test]
 async fn the_alarms_of_one_provider_leave_room_for_those_of_another() {

@@ -9,7 +9,7 @@ use crate::support::http::get;
 use crate::support::larder::{HOST, Larder};
 use crate::support::module_scene::{download_path, fetch};
 use crate::support::shelf::{Shelf, tar_gz, unpacked};
-use crate::support::upstream::{FakeUpstream, Listed, Module, Provider, Target};
+use crate::support::upstream::{FakeUpstream, Fault, Listed, Module, Provider, Target};
 use crate::warming::{Desk, error, states};
 
 const ONE: &str = "acme/one/test@1.0.0";
@@ -239,4 +239,29 @@ async fn purge_forgets_the_details_that_are_kept_of_a_module_or_a_provider() {
 
     let done = larder.tell("purge", "Acme/vpc/aws@1.0.0").await;
     assert_eq!(done["items"][0]["documents"], 2, "its own page, and that of the module: {done}");
+}
+
+/// Promise 15: what a registry has moved and then withdrawn leaves nothing to accept, and no alarm of it for ever; what is
+/// stored of it is dropped.
+#[tokio::test]
+async fn accept_of_a_module_that_upstream_has_withdrawn_resolves_its_alarms() {
+    let shelf = Shelf::of_one().await;
+    let larder = shelf.larder().nothing_stays_fresh().start().await;
+    let list = format!("/registry/{HOST}/v1/modules/acme/one/test/versions");
+    larder.get(&list).await.expect(200);
+    let held = fetch(larder.base(), "one").await;
+    moved(&shelf);
+    larder.tell("refresh", "acme/one/test").await;
+    let kinds = async || -> Vec<String> { larder.alarms().await.into_iter().map(|(kind, ..)| kind).collect() };
+    assert_eq!(kinds().await, ["moved"]);
+    shelf.registry.fault(Target::Location, Fault::Status(404));
+    shelf.registry.fault(Target::ModuleVersions, Fault::Status(404));
+    assert!(larder.get(&list).await.expect(200).is("detail=gone"));
+    assert_eq!(kinds().await, ["moved", "dropped"]);
+    let done = larder.tell("accept", ONE).await;
+    assert_eq!((&done["items"][0]["outcome"], &done["ok"]), (&"withdrawn".into(), &true.into()), "{done}");
+    assert_eq!(kinds().await, ["dropped"]);
+    assert!(fetch(larder.base(), "one").await == held);
+    larder.tell("purge", ONE).await;
+    assert_eq!(kinds().await, [""; 0]);
 }

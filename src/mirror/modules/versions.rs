@@ -96,6 +96,15 @@ impl Mirror {
                 kept
             }
             (Err(error), before) if matches!(error.fault, Fault::Absent(_)) => {
+                if !before.as_ref().is_some_and(|before| before.about.gone) {
+                    // For the alarms alone: what is kept of the list names them all.
+                    let none = ModuleVersionList {
+                        versions: Vec::new(),
+                        module: Default::default(),
+                        rest: Default::default(),
+                    };
+                    self.dropped_modules(upstream, &module, &none, before.as_ref(), call).await?;
+                }
                 self.kept_though_gone(wanted, before, &error, call).await?
             }
             (Err(error), _) => return Err(error.into()),
