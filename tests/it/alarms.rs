@@ -291,6 +291,26 @@ async fn an_alarm_that_could_not_be_written_is_raised_again_after_a_restart() {
     assert_eq!(standing(&larder).await, alarms(&[("new-key", "1.3.0")]));
 }
 
+/// Promise 14: as soon as the alarm can be written, what is seen is recorded again.
+#[tokio::test]
+async fn an_alarm_that_could_not_be_written_is_written_later() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = impatient(&upstream).start().await;
+    install(&larder).await;
+    let in_the_way = larder.folder.path().join("v1/alarms").join(HOST).join("providers/acme/null.json");
+    std::fs::create_dir_all(in_the_way.join("something")).unwrap();
+    upstream.publish(of_a_stranger(&SigningKey::another()));
+    larder.document("null", "1.3.0").await.expect(200);
+    std::fs::remove_dir_all(&in_the_way).unwrap();
+    upstream.publish(edition(1).version("1.4.0"));
+    larder.document("null", "1.4.0").await.expect(200);
+    let seen = larder.folder.files("seen");
+    assert!(seen.iter().any(|file| file.ends_with("1.4.0.json")), "{seen:?}");
+    let folder = larder.stop().await;
+    let larder = impatient(&upstream).on(&folder).start().await;
+    assert_eq!(standing(&larder).await, alarms(&[("new-key", "1.3.0")]));
+}
+
 /// Section 3: what `verify` finds waits for `accept` under its own name, and `accept` knows of it.
 #[tokio::test]
 async fn verify_raises_an_alarm_of_a_first_seen_record_that_nothing_tells() {

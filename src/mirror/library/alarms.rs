@@ -263,7 +263,7 @@ impl Alarms {
         };
         self.change(address, |of| {
             let raised = of.set(subject, alarm);
-            (raised == Raised::New || (raised == Raised::Stands && of.is_in_memory_alone), raised)
+            (raised == Raised::New, raised)
         })
     }
 
@@ -291,10 +291,11 @@ impl Alarms {
     /// # Errors
     /// The store would not take them.
     pub(in crate::mirror) fn are_saved(&self, address: &Address) -> Result<(), InMemoryAlone> {
-        match self.raised.lock().get(address) {
-            Some(of) if of.is_in_memory_alone => Err(InMemoryAlone),
-            _ => Ok(()),
+        let is_behind = || self.raised.lock().get(address).is_some_and(|of| of.is_in_memory_alone);
+        if is_behind() {
+            self.change(address, |of| (of.is_in_memory_alone, ()));
         }
+        if is_behind() { Err(InMemoryAlone) } else { Ok(()) }
     }
 
     /// What the alarms of an address are about that are meant.
