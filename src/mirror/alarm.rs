@@ -33,7 +33,7 @@ impl Mirror {
         at: Timestamp,
     ) {
         let (address, subject) = (address.into(), Subject { kind, version: version.clone(), part });
-        match self.alarms.raise(subject, &address, detail.into(), at) {
+        match self.alarms.raise(subject, &address, detail.into(), at, self.link()) {
             Raised::New => self.counters.alarm(kind),
             Raised::Stands => {}
             Raised::TooMany => {

@@ -197,6 +197,9 @@ async fn a_version_that_a_stranger_published_anew_is_refused_until_it_is_accepte
     assert_eq!(there.folder.blobs(), before);
     let alarms = there.mirror.alarms();
     assert_eq!(alarms.len(), 1, "{alarms:?}");
+    // `larder accept` asks upstream, and there is none here.
+    let resolve = format!("larder bundle apply BUNDLE --accept {HOST}/acme/null@1.2.0");
+    assert_eq!(alarms[0].resolve, Some(resolve));
     let mut accepting = key.trust();
     let host = larder::address::Hostname::parse(HOST).unwrap();
     accepting.accept = vec![larder::address::What::parse("acme/null@1.2.0", &host).unwrap()];

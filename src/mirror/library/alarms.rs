@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use super::super::Link;
 use super::resolving::{Event, Part, Subject};
 use crate::address::{Address, Platform, Version};
 use crate::clock::Timestamp;
@@ -96,10 +97,11 @@ impl AlarmKind {
         matches!(self, Self::NewKey | Self::SignatureLost)
     }
 
-    /// The command that resolves it.
-    fn resolve(self, address: &Address, version: &Version) -> Option<String> {
+    /// The command that resolves it: where nothing may be asked upstream, a bundle that is believed.
+    fn resolve(self, address: &Address, version: &Version, link: Link) -> Option<String> {
         match self {
             Self::Dropped => None,
+            _ if link == Link::Offline => Some(format!("larder bundle apply BUNDLE --accept {address}@{version}")),
             kind if kind.is_of_the_provider() => Some(format!("larder accept {address}")),
             _ => Some(format!("larder accept {address}@{version}")),
         }
@@ -251,6 +253,7 @@ impl Alarms {
         address: &Address,
         detail: String,
         at: Timestamp,
+        link: Link,
     ) -> Raised {
         let Subject { kind, version, .. } = &subject;
         let alarm = Alarm {
@@ -259,7 +262,7 @@ impl Alarms {
             version: version.to_string(),
             detail,
             since: at,
-            resolve: kind.resolve(address, version),
+            resolve: kind.resolve(address, version, link),
         };
         self.change(address, |of| {
             let raised = of.set(subject, alarm);
