@@ -7,7 +7,7 @@ use bytes::Bytes;
 use url::Url;
 
 use super::counters::{REPUBLISHED, SEEN_DAMAGED, SIGNATURE_LOST};
-use super::library::{AlarmKind, Change, Event, Part, Refusal, Verdict, observation};
+use super::library::{AlarmKind, Change, Event, Observation, Part, Refusal, Signer, Verdict, observation};
 use super::proof_set::{About, KeptSet, ProofSet};
 use super::{Call, Mirror};
 use crate::address::Package;
@@ -21,7 +21,7 @@ use crate::upstream::outbound::origin;
 use crate::upstream::providers::DownloadDocument;
 use crate::upstream::room::Room;
 use crate::upstream::{Grant, Upstream};
-use crate::verify::{Checksums, Policy, Proof, judge};
+use crate::verify::{Policy, Proof, judge};
 
 const LARGEST_DOWNLOAD_DOCUMENT: u64 = 2 << 20;
 const LARGEST_SUMS: u64 = 4 << 20;
@@ -163,13 +163,17 @@ impl Mirror {
         self: &Arc<Self>,
         package: &Package,
         set: &ProofSet,
+        signer: Signer,
         now: Timestamp,
-    ) -> Result<(), Error> {
-        let Some(sums) = set.checksums() else { return Ok(()) };
+    ) -> Result<Admitted, Error> {
+        let Some(sums) = set.checksums() else { return Ok(Admitted::Unjudged) };
         let (of, verified) = (package.clone(), set.clone());
-        let admitted = self.on_disk(move |mirror| mirror.admit_now(&of, &verified, &sums, now));
+        let admitted = self.on_disk(move |mirror| {
+            let seen = Observation { signer, ..observation(&of, &verified, &sums) };
+            mirror.admit_now(&seen, now)
+        });
         match admitted.await? {
-            Ok(_) => Ok(()),
+            Ok(admitted) => Ok(admitted),
             Err(why) => {
                 let remedy = format!("; {}", why.remedy(package));
                 let asked = format!("the download document of {package}");
@@ -178,21 +182,19 @@ impl Mirror {
         }
     }
 
-    /// Judges a verified set, raises and resolves alarms, and records it. Says what changed where it may change.
+    /// Judges a verified set, raises and resolves alarms, and records it.
     pub(super) fn admit_now(
         &self,
-        package: &Package,
-        set: &ProofSet,
-        sums: &Checksums,
+        seen: &Observation<'_>,
         now: Timestamp,
-    ) -> Result<Result<Option<Change>, NotAdmitted>, StoreError> {
-        let seen = observation(package, set, sums);
+    ) -> Result<Result<Admitted, NotAdmitted>, StoreError> {
+        let package = seen.package;
         let (provider, version) = (&package.provider, &package.version);
         let signer = match seen.signer.key() {
             Some(key) => format!("signed by key {key}"),
             None => "signed by nobody".to_owned(),
         };
-        let judgement = self.histories.judge(&seen, |judgement| {
+        let judged = self.histories.judge(seen, |judgement| {
             let known = judgement.stranger_to.as_ref().map(|known| known.join(", "));
             let is_refused = matches!(judgement.verdict, Verdict::Refused(_));
             if let (Some(known), Some(key), false) = (&known, seen.signer.key(), is_refused) {
@@ -225,6 +227,7 @@ impl Mirror {
             }
             self.alarms.are_saved(&provider.into())
         })?;
+        let Some(judgement) = judged else { return Ok(Ok(Admitted::Unjudged)) };
         match judgement.verdict {
             Verdict::Refused(refusal) => {
                 self.counters.unproven(&provider.host, NotAdmitted::word(&refusal));
@@ -235,12 +238,22 @@ impl Mirror {
                 let admitted = Event::Admitted { package, is_signed: seen.signer.key().is_some() };
                 self.alarms.resolve(&provider.into(), &admitted);
                 Ok(Ok(match verdict {
-                    Verdict::Republished(change) => Some(change),
-                    Verdict::Consistent | Verdict::Refused(_) => None,
+                    Verdict::Republished(change) => Admitted::Changed(change),
+                    Verdict::Consistent | Verdict::Refused(_) => Admitted::Consistent,
                 }))
             }
         }
     }
+}
+
+/// How a verified set is let in.
+pub(super) enum Admitted {
+    /// It changes nothing that was verified before.
+    Consistent,
+    /// It changes the version, and may.
+    Changed(Change),
+    /// The store is gone, so nobody can tell: it is served, and never kept.
+    Unjudged,
 }
 
 /// Why a verified set is not taken.
@@ -282,7 +295,7 @@ impl NotAdmitted {
             Refusal::RecordLost => {
                 "its first-seen record is damaged, so nobody can tell whether upstream has changed it".into()
             }
-            Refusal::Full => "it was signed or changed so often that no more is recorded of it".into(),
+            Refusal::Full => "as much is recorded of it, or of the versions of its provider, as may be".into(),
         }
     }
 

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use super::discovery::Faith;
 use super::documents::RETRIES;
 use super::freshness::{Age, Verdict, decide};
+use super::library::Signer;
 use super::listed::Listed;
 use super::proof_set::{HeldSet, KeptSet, ProofSet};
-use super::proving::{Visit, not_of_the_document};
+use super::proving::{Admitted, Visit, not_of_the_document};
 use super::pull::{Flight, Landed};
 use super::single_flight::Awaited;
 use super::{Answer, Call, Errand, Mirror, Outcome, unless_gone};
@@ -228,8 +229,15 @@ impl Mirror {
         let (retries, unlisted) = if before.is_some() { (0, Unlisted::Asked) } else { (RETRIES, Unlisted::Refused) };
         match self.ask_for_set(what, upstream, package, faith, build_on, retries, unlisted, call).await {
             Ok(set) => {
-                self.admit(package, &set, call.now).await?;
-                self.keep_set(package, set, call.now).await
+                match self.admit(package, &set, Signer::of(&set.proof().how), call.now).await? {
+                    Admitted::Consistent | Admitted::Changed(_) => self.keep_set(package, set, call.now).await,
+                    Admitted::Unjudged => {
+                        // Once the store is back, it may hold what speaks against this one.
+                        let age = Age { checked: call.now, gone: false };
+                        let value = Arc::new(KeptSet { predecessor: None, current: Arc::new(set), age });
+                        Ok(Landed { age, value })
+                    }
+                }
             }
             Err(NoSet::Absent(error)) => self.set_is_gone(upstream, package, before, &error, call).await,
             Err(NoSet::Failed(error)) => Err(error),

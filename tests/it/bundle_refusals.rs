@@ -229,6 +229,33 @@ async fn a_key_that_nobody_knows_is_believed_only_of_a_bundle_that_somebody_trus
     assert!(there.apply(of_null(&key, next()).await, &key.trust()).await.unwrap().ok);
 }
 
+/// Promise 14: a bundle that nobody vouches for is believed on the operator's word alone; its key is no key of the provider.
+#[tokio::test]
+async fn an_unsigned_bundle_makes_no_key_known_for_a_provider() {
+    let (key, foreign, stranger) = (BundleKey::new(), BundleKey::new(), PublisherKey::another());
+    let there = Sealed::new(key.sealed());
+    let mut lenient = key.trust();
+    lenient.trust.unsigned = true;
+    let brought = of_null(&foreign, null().signed_by(&stranger)).await;
+    assert!(there.apply(brought, &lenient).await.unwrap().ok);
+    let folder = there.folder.clone();
+    there.mirror.close().await.unwrap();
+    drop(there);
+
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(null().version("1.3.0"));
+    let larder = Larder::mirroring(&upstream).on(&folder).nothing_stays_fresh().start().await;
+    larder.document("null", "1.3.0").await.expect(200);
+    let new_keys = async || {
+        let raised = larder.alarms().await.into_iter().filter(|(kind, ..)| kind == "new-key");
+        raised.map(|(_, _, version, _)| version).collect::<Vec<_>>()
+    };
+    assert_eq!(new_keys().await, Vec::<String>::new(), "the publisher is a stranger to what the bundle brought");
+    upstream.publish(null().version("1.4.0").signed_by(&stranger));
+    larder.document("null", "1.4.0").await.expect(200);
+    assert_eq!(new_keys().await, ["1.4.0"]);
+}
+
 /// Clients read archives with a reader of their own: what another packer made may be another tree to them.
 #[tokio::test]
 async fn a_module_that_says_it_was_packed_by_another_packer_is_refused() {

@@ -64,6 +64,30 @@ fn records(folder: &Folder, ending: &str) -> Vec<PathBuf> {
     folder.files("seen").into_iter().filter(|file| file.to_str().unwrap().ends_with(ending)).collect()
 }
 
+/// Writes the record of a provider as stores kept it before: one for all versions.
+fn put_whole_record(folder: &Folder, digest: &str) {
+    let provider = ProviderAddress {
+        host: larder::address::Hostname::parse(HOST).unwrap(),
+        namespace: Name::parse("acme").unwrap(),
+        type_: Name::parse("null").unwrap(),
+    };
+    let whole = json!({
+        "keys": { SigningKey::usual().fingerprint(): 1 },
+        "versions": {
+            "1.2.0": {
+                "first_seen": 1,
+                "digests": { "terraform-provider-null_1.2.0_linux_amd64.zip": [digest] },
+            },
+            "1.1.0": { "first_seen": 1 },
+        },
+    });
+    {
+        let store = Store::open(folder.path(), Timestamp(1)).unwrap();
+        store.records.put(&Key::Seen(provider), whole.to_string().as_bytes(), Durability::Synced).unwrap();
+        store.close().unwrap();
+    }
+}
+
 fn damage(file: &PathBuf) {
     let bytes = std::fs::read(file).unwrap();
     std::fs::write(file, &bytes[..bytes.len() - 3]).unwrap();
@@ -267,32 +291,111 @@ async fn a_damaged_first_seen_record_is_no_trust_on_first_use() {
     }
 }
 
+/// Promise 14: where nothing tells the keys of a provider, the command that the alarm names ends the refusal, and whoever signs
+/// that version vouches for no older one.
+#[tokio::test]
+async fn accept_over_a_lost_log_of_keys_ends_the_refusal_and_makes_no_stranger_known() {
+    for mode in ["signature", "checksum"] {
+        let upstream = upstream_with(edition(1)).await;
+        let folder = Folder::new();
+        let before = zip(&upstream, "1.2.0");
+        put_whole_record(&folder, &before);
+        let builder = || impatient(&upstream).with(&format!("verification = \"{mode}\"")).on(&folder);
+        let larder = builder().start().await;
+        // The list splits the record by version; of the version itself nothing is stored.
+        larder.versions("null").await.expect(200);
+        larder.stop().await;
+        damage(&records(&folder, "/keys.json")[0]);
+
+        let stranger = SigningKey::another();
+        upstream.publish(edition(1).version("1.3.0").signed_by(&stranger));
+        let larder = builder().start().await;
+        larder.document("null", "1.3.0").await.expect(502);
+        let alarm = larder.alarms().await.into_iter().find(|(_, _, version, _)| version == "1.3.0").unwrap();
+        assert_eq!(alarm.0, "damaged-record", "{mode}");
+        let command = alarm.3["resolve"].as_str().unwrap().strip_prefix("larder accept ").unwrap().to_owned();
+        let done = larder.tell("accept", &command).await;
+        assert_eq!(done["ok"], Value::Bool(true), "{mode}: {done}");
+        assert!(installed(&larder, "1.3.0").await.unwrap() == zip(&upstream, "1.3.0"), "{mode}");
+        assert!(installed(&larder, "1.2.0").await.unwrap() == before, "{mode}");
+        upstream.publish(edition(1).version("1.4.0").signed_by(&stranger));
+        installed(&larder, "1.4.0").await.unwrap();
+        // Nobody knows any more that the key of 1.2.0 is the provider's.
+        let new = if mode == "signature" { kinds(&[("new-key", "1.2.0")]) } else { kinds(&[]) };
+        assert_eq!(alarms(&larder).await, new, "{mode}");
+        upstream.publish(edition(2).signed_by(&stranger));
+        assert!(
+            installed(&larder, "1.2.0").await.unwrap() == before,
+            "{mode}: a stranger vouches for an older version"
+        );
+    }
+}
+
+/// Promise 14: to accept a version whose record was damaged makes no key known for it that was a stranger to it before.
+#[tokio::test]
+async fn accept_of_a_damaged_version_makes_no_later_key_vouch_for_it() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = impatient(&upstream).start().await;
+    let old = installed(&larder, "1.2.0").await.unwrap();
+    let stranger = SigningKey::another();
+    upstream.publish(edition(1).version("1.3.0").signed_by(&stranger));
+    installed(&larder, "1.3.0").await.unwrap();
+    let folder = forgetful(larder).await;
+    damage(&records(&folder, "/1.2.0.json")[0]);
+    let larder = impatient(&upstream).on(&folder).start().await;
+    assert_eq!(installed(&larder, "1.2.0").await, Err(502));
+    assert!(larder.tell("accept", "acme/null@1.2.0").await["ok"] == true);
+    assert!(installed(&larder, "1.2.0").await.unwrap() == old);
+    upstream.publish(edition(2).signed_by(&stranger));
+    assert!(installed(&larder, "1.2.0").await.unwrap() == old);
+    assert!(alarms(&larder).await.contains(&("waits-for-accept".to_owned(), "1.2.0".to_owned())));
+}
+
+/// Promise 11: whoever publishes ever new versions fills no disk with records of them.
+#[tokio::test]
+async fn so_many_first_seen_records_of_a_provider_are_kept_and_no_more() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = impatient(&upstream).start().await;
+    installed(&larder, "1.2.0").await.unwrap();
+    let folder = larder.stop().await;
+    let record = records(&folder, "/1.2.0.json").remove(0);
+    for number in 1..20_000 {
+        std::fs::copy(&record, record.with_file_name(format!("9.0.{number}.json"))).unwrap();
+    }
+    let larder = impatient(&upstream).on(&folder).start().await;
+    upstream.publish(edition(1).version("1.3.0"));
+    let refused = larder.document("null", "1.3.0").await.expect(502).text();
+    assert!(refused.contains("as much is recorded") && refused.contains("`larder accept"), "{refused}");
+    installed(&larder, "1.2.0").await.unwrap();
+}
+
+/// The table: a version that nobody signed before anybody signed for its provider is no signature lost.
+#[tokio::test]
+async fn a_version_that_was_never_signed_stays_taken_when_others_are_signed() {
+    let upstream = upstream_with(edition(1).without_keys()).await;
+    let larder = impatient(&upstream).with("verification = \"signature-if-keys\"").start().await;
+    let unsigned = installed(&larder, "1.2.0").await.unwrap();
+    upstream.publish(edition(1).version("2.0.0"));
+    installed(&larder, "2.0.0").await.unwrap();
+    upstream.publish(edition(1).without_keys());
+    let document = larder.document("null", "1.2.0").await.expect(200);
+    assert!(document.is("fwd=stale; stored"), "{}", document.header("cache-status"));
+    assert!(installed(&larder, "1.2.0").await.unwrap() == unsigned);
+    assert_eq!(alarms(&larder).await, kinds(&[]));
+    // What is new is held to it all the same, and so are other bytes.
+    upstream.publish(edition(1).version("2.1.0").without_keys());
+    larder.document("null", "2.1.0").await.expect(502);
+    upstream.publish(edition(2).without_keys());
+    assert!(installed(&larder, "1.2.0").await.unwrap() == unsigned);
+}
+
 /// A store of before keeps one record for each provider: it is carried over, and means what it meant.
 #[tokio::test]
 async fn first_seen_records_of_an_older_store_are_carried_over() {
     let upstream = upstream_with(edition(1)).await;
     let before = zip(&upstream, "1.2.0");
     let folder = Folder::new();
-    let provider = ProviderAddress {
-        host: larder::address::Hostname::parse(HOST).unwrap(),
-        namespace: Name::parse("acme").unwrap(),
-        type_: Name::parse("null").unwrap(),
-    };
-    let whole = json!({
-        "keys": { SigningKey::usual().fingerprint(): 1 },
-        "versions": {
-            "1.2.0": {
-                "first_seen": 1,
-                "digests": { "terraform-provider-null_1.2.0_linux_amd64.zip": [before] },
-            },
-            "1.1.0": { "first_seen": 1 },
-        },
-    });
-    {
-        let store = Store::open(folder.path(), Timestamp(1)).unwrap();
-        store.records.put(&Key::Seen(provider), whole.to_string().as_bytes(), Durability::Synced).unwrap();
-        store.close().unwrap();
-    }
+    put_whole_record(&folder, &before);
     upstream.publish(renamed().signed_by(&SigningKey::another()));
     let larder = impatient(&upstream).on(&folder).start().await;
     assert_eq!(installed(&larder, "1.2.0").await, Err(502));

@@ -224,6 +224,34 @@ async fn what_upstream_does_not_know_is_taken_on_the_operators_word_and_listed()
     assert_eq!(status["alarms"][0]["kind"], "imported-differs", "{status}");
 }
 
+/// Promise 14: that nobody knows any more what was proven is no leave to take anything on the operator's word.
+#[tokio::test]
+async fn a_damaged_first_seen_record_lets_no_unsigned_archive_in() {
+    let upstream = upstream().await;
+    let (outside, tree) = site(&upstream);
+    export(&outside, &tree).await;
+    let site = sealed(&upstream);
+    let first = FakeUpstream::start().await;
+    first.publish(crate::warming::both(Provider::new("acme", "null").version("1.2.0").edition(7)));
+    let larder = Larder::mirroring(&first).on(&site.home).start().await;
+    larder.document("null", "1.2.0").await.expect(200);
+    larder.stop().await;
+    site.home.files("documents").iter().for_each(|file| std::fs::remove_file(file).unwrap());
+    let is_of_version = |file: &&PathBuf| file.ends_with("1.2.0.json");
+    let seen = site.home.files("seen");
+    std::fs::write(seen.iter().find(is_of_version).unwrap(), "damaged").unwrap();
+    for entry in std::fs::read_dir(folder_of(&tree, "null")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.to_string_lossy().contains("SHA256SUMS") {
+            std::fs::remove_file(path).unwrap();
+        }
+    }
+    let said = site.run(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
+    assert!(said.code == Some(1) && said.out.contains("first-seen record is damaged"), "{said:?}");
+    assert!(said.out.contains(&format!("larder accept {HOST}/acme/null@1.2.0")), "{said:?}");
+    assert!(site.home.files("names").iter().all(|name| !name.to_string_lossy().contains("/null/")));
+}
+
 #[tokio::test]
 async fn a_kill_in_the_middle_leaves_nothing_torn_and_the_same_command_goes_on() {
     let upstream = FakeUpstream::start().await;

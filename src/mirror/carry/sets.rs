@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use super::super::freshness::Age;
 use super::super::library::HeldArchive;
-use super::super::library::{AcceptedFor, AlarmKind, Event, Found, Part, observation};
+use super::super::library::{AcceptedFor, AlarmKind, Event, Found, Observation, Part, Signer, observation};
 use super::super::proof_set::{About, KeptSet, ProofSet};
+use super::super::proving::Admitted;
 use super::super::trees::imported_differs;
 use super::super::{Mirror, unless_gone};
 use super::archives::Arrived;
@@ -142,8 +143,8 @@ impl CarriedSet {
         }
         let keys = mirror.histories.keys_of(provider).map_err(store_failed)?.unwrap_or_default();
         let key = seen.signer.key();
-        let is_stranger = !keys.keys().is_empty() && !key.is_some_and(|key| keys.knows(key));
-        if !self.is_vouched_for && is_stranger {
+        let is_known = key.is_some_and(|key| keys.knows(key));
+        if !self.is_vouched_for && !is_known && !keys.keys().is_empty() {
             let signer = key.map_or_else(|| "nobody".to_owned(), |key| format!("key {key}"));
             let why = format!(
                 "{signer} signed it, which is none of the keys known for this provider, and no key that you trust signed the bundle"
@@ -152,9 +153,11 @@ impl CarriedSet {
             mirror.alarm_of_part(AlarmKind::WaitsForAccept, provider, version, part, detail, now);
             return Err(format!("{why}; --accept {provider}@{version} believes it"));
         }
-        match mirror.admit_now(&self.package, &self.set, &sums, now).map_err(store_failed)? {
-            Ok(None) => Ok(None),
-            Ok(Some(change)) => Ok(Some(format!(
+        // A bundle that nobody vouches for brings no key of a provider.
+        let signer = if self.is_vouched_for || is_known { seen.signer.clone() } else { Signer::NotChecked };
+        match mirror.admit_now(&Observation { signer, ..seen }, now).map_err(store_failed)? {
+            Ok(Admitted::Consistent | Admitted::Unjudged) => Ok(None),
+            Ok(Admitted::Changed(change)) => Ok(Some(format!(
                 "it was published anew: its proof set {}; a key that may vouch for it did; lock files with the old hashes refuse it",
                 change.words()
             ))),

@@ -13,8 +13,10 @@ use crate::verify::{Checksums, How};
 
 /// The most records of a version; then only `accept` adds one.
 const MOST_RECORDS: usize = 64;
-/// The most lines of sums over all records of a version; then only `accept` adds some.
+/// The most lines of sums over all records of a version, beside what was verified first; then only `accept` adds some.
 const MOST_FILES: usize = 20_000;
+/// The most bytes of their names.
+const MOST_NAME_BYTES: usize = 1 << 20;
 /// The most keys of a provider; then only `accept` adds one.
 const MOST_KEYS: usize = 256;
 
@@ -93,6 +95,13 @@ pub(in crate::mirror) struct VersionHistory {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(in crate::mirror) struct KeyLog {
     entries: Vec<KeyEntry>,
+    /// The place of the first entry: beyond what was known for any version, where an earlier log was lost.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    begins: usize,
+}
+
+fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -215,7 +224,7 @@ impl KeyLog {
 
     /// The place of the next entry.
     fn next(&self) -> usize {
-        self.entries.last().map_or(0, |last| last.number + 1)
+        self.entries.last().map_or(self.begins, |last| last.number + 1)
     }
 
     /// Appends who signed, unless it is there. Says whether anything changed.
@@ -241,16 +250,15 @@ impl KeyLog {
     /// The log as the records of a provider's versions tell it, in place of one that is not there or was lost. No place in
     /// it lies before any of these versions: each of its keys vouches only for what it signed.
     pub(in crate::mirror) fn of_versions<'a>(versions: impl IntoIterator<Item = &'a VersionHistory>) -> Self {
-        let mut first = 0;
+        let mut log = Self::default();
         let mut found: Vec<(Timestamp, String)> = Vec::new();
         for version in versions {
-            first = first.max(version.known_keys);
+            log.begins = log.begins.max(version.known_keys);
             found.extend(version.records.iter().filter_map(|record| record.key.clone().map(|key| (record.at, key))));
         }
         found.sort();
-        let mut log = Self::of_keys(found.into_iter().map(|(at, key)| (key, at)));
-        for entry in &mut log.entries {
-            entry.number += first;
+        for (at, key) in found {
+            log.note(&Signer::Key(key), at, false);
         }
         log
     }
@@ -388,7 +396,14 @@ impl VersionHistory {
     }
 
     fn is_full(&self) -> bool {
-        self.records.len() > MOST_RECORDS || (self.records.len() > 1 && self.files().count() > MOST_FILES)
+        let (files, bytes) = self.files().fold((0, 0), |(files, bytes), (name, _)| (files + 1, bytes + name.len()));
+        let is_large = files > MOST_FILES || bytes > MOST_NAME_BYTES;
+        self.records.len() > MOST_RECORDS || (self.records.len() > 1 && is_large)
+    }
+
+    /// True where the last record is about bytes, and not about a signer alone.
+    fn last_adds_bytes(&self) -> bool {
+        self.records.last().is_some_and(|last| !last.files.is_empty() || !last.platforms.is_empty())
     }
 
     /// The history that stored sets prove, for a version whose record was lost: their bytes, and nothing of who may vouch for others.
@@ -416,8 +431,8 @@ pub(in crate::mirror) enum Readable<T> {
     Whole(T),
     #[default]
     Absent,
-    /// It was there, and nothing stored tells what it said.
-    Lost,
+    /// It was there, and nothing stored tells what it said; what may begin in its place.
+    Lost(T),
 }
 
 /// The records of a version and of its provider's keys, as a new set finds them.
@@ -443,7 +458,7 @@ impl History {
         // Without a log, every record of the provider is read to make one: so there is one from the first set on.
         let has_log = matches!(self.keys, Readable::Whole(_));
         let (mut version, mut keys) = match (self.version, self.keys) {
-            (Readable::Lost, _) | (_, Readable::Lost) => return refused(Refusal::RecordLost, None),
+            (Readable::Lost(_), _) | (_, Readable::Lost(_)) => return refused(Refusal::RecordLost, None),
             (version, keys) => (version.or_default(), keys.or_default()),
         };
         let stranger_to = match seen.signer.key() {
@@ -461,7 +476,8 @@ impl History {
         let known_keys = keys.next();
         let is_new = version.note(seen, known_keys, false);
         if is_new && version.is_full() {
-            let is_change = !matches!(verdict, Verdict::Consistent);
+            // What is signed anew may go on unrecorded; other files may not, for nobody would know them again.
+            let is_change = !matches!(verdict, Verdict::Consistent) || version.last_adds_bytes();
             return if is_change || stranger_to.is_some() {
                 refused(Refusal::Full, stranger_to)
             } else {
@@ -480,18 +496,29 @@ impl History {
 
 impl VersionHistory {
     /// True where the provider was signed before, and nobody signs this set; unless an operator has accepted that, of
-    /// the provider or of the version.
+    /// the provider or of the version, or the version was there before anybody signed for the provider.
     fn has_lost_its_signature(&self, seen: &Observation<'_>, keys: &KeyLog) -> bool {
         let accepted_here = self.records.iter().any(|record| record.key.is_none() && record.accepted);
-        seen.signer == Signer::Nobody && keys.has_keys() && !keys.vouches(None, 0) && !accepted_here
+        let is_lost = seen.signer == Signer::Nobody && keys.has_keys() && !keys.vouches(None, 0);
+        is_lost && !accepted_here && !self.is_older_than_any_key(keys)
+    }
+
+    fn is_older_than_any_key(&self, keys: &KeyLog) -> bool {
+        let is_first_unsigned = self.records.first().is_some_and(|record| record.number == 1 && record.key.is_none());
+        let is_signed_since = self.records.iter().any(|record| record.key.is_some());
+        let knew_a_key = keys.entries.iter().any(|entry| entry.key.is_some() && entry.number < self.known_keys);
+        // A log that was lost once tells nothing of the keys before it.
+        let is_told = self.known_keys == 0 || keys.begins == 0;
+        is_first_unsigned && !is_signed_since && !knew_a_key && is_told
     }
 }
 
 impl<T: Default> Readable<T> {
-    fn or_default(self) -> T {
+    /// What there is, or what may begin in its place.
+    pub(in crate::mirror) fn or_default(self) -> T {
         match self {
-            Self::Whole(value) => value,
-            Self::Absent | Self::Lost => T::default(),
+            Self::Whole(value) | Self::Lost(value) => value,
+            Self::Absent => T::default(),
         }
     }
 }
@@ -509,15 +536,17 @@ impl History {
     /// The records to write because an operator accepts a set, whatever was verified before; and every change that
     /// it makes.
     pub(in crate::mirror) fn accept(self, seen: &Observation<'_>, of: AcceptedFor) -> (Vec<Change>, ToWrite) {
-        let lost = matches!(self.version, Readable::Lost);
+        let (is_lost, has_log) = (matches!(self.version, Readable::Lost(_)), matches!(self.keys, Readable::Whole(_)));
         let (mut version, mut keys) = (self.version.or_default(), self.keys.or_default());
         let is_vouched_for = version.is_vouched_for_by(seen.signer.key(), &keys);
         let changes = version.changes(seen, is_vouched_for);
-        let is_accepted = !changes.is_empty() || !is_vouched_for || lost;
-        let known_keys = keys.next();
+        let is_accepted = !changes.is_empty() || !is_vouched_for || is_lost;
+        // Nobody knows any more which keys were known for a version whose record is lost.
+        let known_keys = if is_lost { 0 } else { keys.next() };
         let is_new = version.note(seen, known_keys, is_accepted);
         let has_new_key = keys.note(&seen.signer, seen.at, of == AcceptedFor::Provider);
-        (changes, ToWrite { version: is_new.then_some(version), keys: has_new_key.then_some(keys) })
+        let keys = (has_new_key || !has_log).then_some(keys);
+        (changes, ToWrite { version: is_new.then_some(version), keys })
     }
 }
 

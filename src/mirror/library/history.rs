@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 use super::super::proof_set::{KeptSet, ProofSet};
 use super::alarms::InMemoryAlone;
 use super::first_seen::{
-    AcceptedFor, Change, History, Judgement, KeyLog, Observation, Readable, Signer, ToWrite, VersionHistory,
+    AcceptedFor, Change, History, Judgement, KeyLog, Observation, Readable, Refusal, Signer, ToWrite, Verdict,
+    VersionHistory,
 };
 use crate::address::{Package, ProviderAddress, Version};
 use crate::clock::Timestamp;
@@ -85,7 +86,8 @@ impl ProviderHistories {
     }
 
     /// Judges a verified set and records what is new about it; `before_recording` is told the verdict first, and nothing
-    /// is recorded where it cannot save the alarm: so none is lost to a crash. A disk that cannot be written costs the record, not the answer.
+    /// is recorded where it cannot save the alarm: so none is lost to a crash. A disk that cannot be written costs the
+    /// record, not the answer. `None` where the store is gone.
     ///
     /// # Errors
     /// The store failed: nobody may take the set for right then.
@@ -93,26 +95,35 @@ impl ProviderHistories {
         &self,
         seen: &Observation<'_>,
         before_recording: impl FnOnce(&Judgement) -> Result<(), InMemoryAlone>,
-    ) -> Result<Judgement, StoreError> {
+    ) -> Result<Option<Judgement>, StoreError> {
         let provider = &seen.package.provider;
         let _lock = self.lock(provider);
         let history = match self.history(provider, &seen.package.version) {
             Err(StoreError::Gone) => {
                 tracing::error!(%provider, "ALARM: the store is gone, so nobody can tell whether upstream has published anything anew; it is taken as it is");
-                let (judgement, _) = History::default().judge(seen);
-                return Ok(judgement);
+                return Ok(None);
             }
             read => read?,
         };
-        let (judgement, to_write) = history.judge(seen);
+        let is_first = matches!(history.version, Readable::Absent);
+        let (mut judgement, mut to_write) = history.judge(seen);
+        if is_first && to_write.version.is_some() && self.is_full(provider)? {
+            judgement.verdict = Verdict::Refused(Refusal::Full);
+            to_write = ToWrite::default();
+        }
         if before_recording(&judgement) == Err(InMemoryAlone) {
             tracing::error!(package = %seen.package, "what was verified is not recorded, because the alarm of it is in memory alone");
-            return Ok(judgement);
+            return Ok(Some(judgement));
         }
         if let Err(error) = self.write(seen.package, to_write) {
             tracing::error!(package = %seen.package, %error, to_do = error.to_do(), "what was verified could not be recorded");
         }
-        Ok(judgement)
+        Ok(Some(judgement))
+    }
+
+    /// As many versions are recorded as a list may have.
+    fn is_full(&self, provider: &ProviderAddress) -> Result<bool, StoreError> {
+        Ok(self.store.records.versions_first_seen(provider)?.len() >= MOST_VERSIONS)
     }
 
     /// Records sets because an operator says that they are right, and says what each changes of what was verified before
@@ -148,13 +159,14 @@ impl ProviderHistories {
         Ok(Accepted { changes, keys_before })
     }
 
-    /// Every digest that a verified set ever gave the archive of a package.
-    pub(in crate::mirror) fn digests_of(&self, package: &Package) -> Result<Vec<Digest>, StoreError> {
+    /// Every digest that a verified set ever gave the archive of a package; lost where nobody knows them any more.
+    pub(in crate::mirror) fn digests_of(&self, package: &Package) -> Result<Readable<Vec<Digest>>, StoreError> {
         let _lock = self.lock(&package.provider);
         let history = self.history(&package.provider, &package.version)?;
         Ok(match history.version {
-            Readable::Whole(version) => version.digests_of(&package.platform),
-            Readable::Absent | Readable::Lost => Vec::new(),
+            Readable::Whole(version) => Readable::Whole(version.digests_of(&package.platform)),
+            Readable::Absent => Readable::Absent,
+            Readable::Lost(_) => Readable::Lost(Vec::new()),
         })
     }
 
@@ -168,7 +180,7 @@ impl ProviderHistories {
         Ok(match self.key_log(provider, &self.carried_over(provider)?)? {
             Readable::Whole(log) => Some(log),
             Readable::Absent => Some(KeyLog::default()),
-            Readable::Lost => None,
+            Readable::Lost(_) => None,
         })
     }
 
@@ -285,7 +297,7 @@ impl ProviderHistories {
         let of = Key::FirstSeen(provider.clone(), version.clone());
         let version = match stored {
             _ if !stored.is_empty() => Readable::Whole(self.rebuilt(&of, stored)),
-            _ if is_lost => Readable::Lost,
+            _ if is_lost => Readable::Lost(VersionHistory::default()),
             _ => Readable::Absent,
         };
         Ok(History { version, keys })
@@ -319,7 +331,7 @@ impl ProviderHistories {
         let log = KeyLog::of_versions(&versions);
         Ok(match log.keys().is_empty() {
             false => Readable::Whole(self.rebuilt(&Key::KeyLog(provider.clone()), log)),
-            true if is_lost => Readable::Lost,
+            true if is_lost => Readable::Lost(log),
             true => Readable::Absent,
         })
     }
@@ -345,7 +357,7 @@ impl ProviderHistories {
         for version in whole.versions.keys() {
             let key = Key::FirstSeen(provider.clone(), version.clone());
             if let Some(history) = whole.version(version)
-                && self.read::<VersionHistory>(&key)? == Recorded::Absent
+                && !matches!(self.read::<VersionHistory>(&key)?, Recorded::Whole(_))
             {
                 self.put(&key, &history)?;
             }

@@ -13,7 +13,9 @@ pub use self::alarms::{Alarm, AlarmKind};
 pub(super) use self::alarms::{Alarms, AlarmsRecord, Raised};
 pub(super) use self::catalog::Catalog;
 pub(super) use self::evictor::{Evictor, Reservation};
-pub(super) use self::first_seen::{AcceptedFor, Change, KeyLog, Refusal, Verdict, VersionHistory};
+pub(super) use self::first_seen::{
+    AcceptedFor, Change, KeyLog, Observation, Readable, Refusal, Signer, Verdict, VersionHistory,
+};
 pub(super) use self::history::{FirstListed, ProviderHistories, Unrecorded, WholeRecord, observation};
 pub(super) use self::names::NameRecord;
 pub use self::names::{HeldArchive, PackageHashesKnown, Zip};

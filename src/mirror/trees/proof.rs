@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::super::library::{Readable, Signer};
 use super::super::proof_set::{HeldSet, KeptSet, ProofSet};
 use super::super::{Call, Link, Mirror};
 use super::beside::{Beside, Witness};
@@ -128,11 +129,15 @@ impl Mirror {
             Witness::None => {
                 let of = package.clone();
                 let proven = self.on_disk(move |mirror| mirror.histories.digests_of(&of)).await?;
-                if !proven.is_empty() && !proven.contains(&digest) {
-                    return Ok(Said::Against(format!(
-                        "its SHA-256 is {digest}, and proven sums of this version gave it {}",
-                        proven[0]
-                    )));
+                match &proven {
+                    Readable::Lost(_) => return Ok(Said::Against(record_lost(package))),
+                    Readable::Whole(proven) if !proven.is_empty() && !proven.contains(&digest) => {
+                        return Ok(Said::Against(format!(
+                            "its SHA-256 is {digest}, and proven sums of this version gave it {}",
+                            proven[0]
+                        )));
+                    }
+                    Readable::Whole(_) | Readable::Absent => {}
                 }
                 return Ok(match beside.listed(package, &name) {
                     Some(listed) if listed != digest => {
@@ -154,13 +159,17 @@ impl Mirror {
         let of = package.provider.clone();
         let known = self.on_disk(move |mirror| mirror.histories.keys_of(&of)).await?;
         let is_known = known.is_some_and(|log| log.knows(&key));
-        match unsigned {
-            _ if is_known => {}
+        let signer = match unsigned {
+            _ if is_known => Signer::Key(key),
             Unsigned::Refused => return Ok(Said::Nothing(format!("it is {NEW_KEY}: {key}"))),
-            Unsigned::Taken => notes.push(format!("{NEW_KEY}: {key}")),
-        }
-        match self.admit(package, &set, call.now).await {
-            Ok(()) => {}
+            Unsigned::Taken => {
+                notes.push(format!("{NEW_KEY}: {key}"));
+                // Taken on the operator's word, and no key of the provider for that.
+                Signer::NotChecked
+            }
+        };
+        match self.admit(package, &set, signer, call.now).await {
+            Ok(_) => {}
             Err(error @ Error::Unverified { .. }) => return Ok(Said::Against(error.to_string())),
             Err(error) => return Err(error),
         }
@@ -173,6 +182,14 @@ impl Mirror {
 
 pub(super) fn is_proven(set: &ProofSet) -> bool {
     set.proof().how != How::Imported
+}
+
+/// That nobody knows what was proven is no leave, either.
+pub(super) fn record_lost(package: &Package) -> String {
+    let Package { provider, version, .. } = package;
+    format!(
+        "its first-seen record is damaged, so nobody can tell what was proven of it; `larder accept {provider}@{version}` takes what upstream has"
+    )
 }
 
 /// That it cannot be told now is no leave to take it on anybody's word.

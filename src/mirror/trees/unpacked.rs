@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use super::super::library::PackageHashesKnown;
+use super::super::library::{PackageHashesKnown, Readable};
 use super::super::opened::unless_damaged;
 use super::super::{Call, Link, Mirror, unless_gone};
-use super::proof::{Said, is_proven, not_asked};
+use super::proof::{Said, is_proven, not_asked, record_lost};
 use crate::address::Package;
 use crate::error::Error;
 use crate::store::StoreError;
@@ -52,7 +52,10 @@ impl Mirror {
         }
         let of = package.clone();
         let proven = self.on_disk(move |mirror| mirror.histories.digests_of(&of)).await?;
-        if let Some(proven) = proven.first() {
+        if matches!(proven, Readable::Lost(_)) {
+            return Ok(Said::Against(record_lost(package)));
+        }
+        if let Some(proven) = proven.or_default().first() {
             let why = format!("its archive was proven here before, with SHA-256 {proven}, and is not held any more");
             return Ok(Said::Against(format!("{why}: import that archive, or {warm}")));
         }
