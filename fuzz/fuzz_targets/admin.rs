@@ -39,7 +39,7 @@ fuzz_target!(|text: &str| {
         assert!(shown.authorization.is_some_and(|given| given.contains(TOKEN)), "{shown:?}");
     }
     let good = format!("Bearer {TOKEN}");
-    assert!(elsewhere.may_read(Credentials { authorization: Some(&good), origin: None, ..shown }).is_ok());
+    assert!(elsewhere.may_read(Credentials { authorization: Some(&good), origin: None, site: None, ..shown }).is_ok());
 });
 
 /// As a browser would read it: what it takes for another name must not be local to us.

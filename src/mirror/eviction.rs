@@ -2,6 +2,7 @@
 //! nothing while offline. What upstream has deleted goes last, because nobody could bring it back.
 
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use super::Mirror;
 use super::counters::{Because, Stored};
@@ -18,6 +19,9 @@ const PAGES_SHARE: u64 = 8;
 
 /// How often what is held is gone over, when some of it was used meanwhile.
 const ROUNDS: usize = 3;
+
+/// How long a fill waits for an index that is being made.
+const INDEX_WITHIN: Duration = Duration::from_secs(5);
 
 /// How many documents are evicted before somebody may pin again.
 const DOCUMENTS_AT_ONCE: usize = 256;
@@ -70,7 +74,10 @@ impl Mirror {
             return Err(StoreError::NoRoom { needed: bytes, limit, stays: 0 }.into());
         }
         if self.taken_up().saturating_add(more) > limit {
-            let stays = self.on_whole_index(Self::staying_bytes).await?;
+            // A fill waits for its room, and not for all files of the store: it is passed through where that takes long.
+            let whole = tokio::time::timeout(INDEX_WITHIN, self.store.index.until_whole()).await;
+            whole.unwrap_or_else(|_| self.store.index.needs_to_be_whole())?;
+            let stays = self.on_disk(Self::staying_bytes).await?;
             if bytes.saturating_add(stays) > limit {
                 return Err(StoreError::NoRoom { needed: bytes, limit, stays }.into());
             }
@@ -309,13 +316,13 @@ impl Mirror {
                 gone_upstream.push(archive);
                 continue;
             }
-            round.note(unless_full(self.evict(&archive, because))?);
+            round.note(unless_it_must_stay(&archive, self.evict(&archive, because))?);
         }
         for archive in gone_upstream {
             if enough(round.freed) || self.tasks.are_stopped() {
                 return Ok(round);
             }
-            let evicted = unless_full(self.evict(&archive, because))?;
+            let evicted = unless_it_must_stay(&archive, self.evict(&archive, because))?;
             if let Evicted::Freed(_) = evicted {
                 tracing::warn!(digest = %archive.digest, "evicted an archive that upstream has deleted: nobody can bring it back");
             }
@@ -330,6 +337,7 @@ impl Mirror {
         let _alone = self.evictor.held_back();
         let _lock = self.catalog.digest_lock(digest).lock();
         let index = &self.store.index;
+        index.needs_to_be_whole()?;
         if index.archive(digest)?.is_none_or(|now| now.last_use != archive.last_use) {
             return Ok(Evicted::PassedOver);
         }
@@ -338,6 +346,10 @@ impl Mirror {
             return Ok(Evicted::Stays);
         }
         for of in &of {
+            // The record has the last word: a note in the index may have been lost.
+            if self.catalog.name(of.clone())?.pinned {
+                return Ok(Evicted::Stays);
+            }
             if let Artifact::Module(package) = of {
                 note_before_it_goes(self, package)?;
             }
@@ -385,11 +397,15 @@ impl Mirror {
     }
 }
 
-/// A name that lists other archives, too, must be written, which a full disk may refuse: that one is passed over until
-/// others have made room.
-fn unless_full(evicted: Result<Evicted, StoreError>) -> Result<Evicted, StoreError> {
+/// What cannot be read, or not be changed, stays, and holds up the eviction of nothing else. A name that lists other archives,
+/// too, must be written, which a full disk may refuse: that one is passed over until others have made room.
+fn unless_it_must_stay(archive: &IndexedArchive, evicted: Result<Evicted, StoreError>) -> Result<Evicted, StoreError> {
     match evicted {
         Err(full) if full.is_full() => Ok(Evicted::PassedOver),
+        Err(error @ StoreError::Io { .. } | error @ StoreError::Newer { .. }) => {
+            tracing::error!(digest = %archive.digest, %error, to_do = error.to_do(), "an archive could not be evicted; it stays");
+            Ok(Evicted::Stays)
+        }
         evicted => evicted,
     }
 }

@@ -6,6 +6,7 @@ mod names;
 mod standing;
 mod totals;
 
+use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -22,6 +23,7 @@ use self::standing::Standing;
 pub use self::totals::Totals;
 use super::entries::Entries;
 use super::{Key, StoreError};
+use crate::address::Artifact;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 
@@ -42,7 +44,7 @@ pub struct Index {
     /// One on the disk that this one stands in for; it lies as soon as anything changes.
     left_behind: Mutex<Option<PathBuf>>,
     standing: watch::Sender<Standing>,
-    unreadable: Mutex<Option<StoreError>>,
+    unreadable: Mutex<BTreeMap<Artifact, StoreError>>,
 }
 
 impl Index {
@@ -131,14 +133,14 @@ impl Index {
 
     /// Notes that a name could not be read and that the index does not know it: it may list any archive. The next start
     /// looks again.
-    pub fn name_is_unreadable(&self, why: StoreError) {
+    pub fn name_is_unreadable(&self, of: &Artifact, why: StoreError) {
         self.broken.store(true, Ordering::Relaxed);
-        self.unreadable.lock().get_or_insert(why);
+        self.unreadable.lock().insert(of.clone(), why);
     }
 
     /// Why the names of an archive may not be all, where a name could not be read.
     pub fn unreadable_name(&self) -> Option<StoreError> {
-        self.unreadable.lock().clone()
+        self.unreadable.lock().values().next().cloned()
     }
 
     /// What is stored, in numbers.
@@ -264,6 +266,11 @@ impl Index {
         Ok(())
     }
 
+    /// Something that lies there could not be looked at: the next start looks again.
+    pub fn is_incomplete(&self) {
+        self.broken.store(true, Ordering::Relaxed);
+    }
+
     fn is_broken(&self, error: &StoreError) {
         tracing::error!(%error, "the index could not be written; it is rebuilt at the next start");
         self.broken.store(true, Ordering::Relaxed);
@@ -328,7 +335,8 @@ impl Index {
         if self.broken.load(Ordering::Relaxed) || !self.is_whole() {
             return Ok(());
         }
-        self.entries.read().insert(CLEAN, &self.totals().mark())?;
+        let mark = self.totals().mark();
+        self.entries.read().insert(CLEAN, &mark)?;
         self.entries.read().flush()
     }
 }

@@ -13,8 +13,8 @@ use crate::stored_again::verify;
 use crate::support::http::get;
 use crate::support::larder::{Builder, Folder, HOST, Larder};
 use crate::support::process::Process;
-use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Provider, Target};
+use crate::support::{eventually, until};
 
 /// Each kind is checked in another way: in memory on every read, and in the file before the first answer.
 const SIZES: [(&str, usize); 2] = [("small", 4096), ("large", 3_000_000)];
@@ -430,7 +430,8 @@ async fn an_index_that_is_damaged_inside_is_made_again() {
         let (part, at) = (content.len() / 8, stretch * (content.len() / 8));
         content[at..at + part].fill(0xa5);
         std::fs::write(&file, content).unwrap();
-        let store = Store::open(folder.path(), Timestamp(2)).unwrap();
+        // A process that another test started may hold its lock for a moment.
+        let store = eventually("it opens", async || Store::open(folder.path(), Timestamp(2)).ok()).await;
         let is_behind = store.index.begin_to_make_whole();
         if !is_behind {
             assert_eq!(store.index.totals().archives, 20_000, "stretch {stretch}");

@@ -1,6 +1,7 @@
 //! Makes the index whole from the files while larder serves: after a `kill -9`, after damage, and for the store of an older
 //! larder. Each thing is looked at under its lock, so that what changes meanwhile is noted once.
 
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 
@@ -29,20 +30,20 @@ impl Catalog {
         for (digest, ..) in blobs {
             goes_on()?;
             let _lock = self.digest_lock(&digest).lock();
-            if let Some((size_bytes, written)) = self.store.blobs.file_of(&digest)? {
+            if let Some((size_bytes, written)) = self.seen(&digest, self.store.blobs.file_of(&digest)) {
                 self.store.index.archive_found(&digest, size_bytes, written);
             }
         }
         for key in documents {
             goes_on()?;
             let _lock = self.record_lock(&key).lock();
-            if let Some((size_bytes, written)) = self.store.records.file_of(&key)? {
+            if let Some((size_bytes, written)) = self.seen(&key.path().display(), self.store.records.file_of(&key)) {
                 self.store.index.document_found(&key, size_bytes, written);
             }
         }
         for of in names {
             goes_on()?;
-            self.index_name(&of, &named_by_set)?;
+            self.index_name(&of, &named_by_set);
         }
         if entries > 0 {
             tracing::info!(entries, "the index was made whole from the files");
@@ -55,14 +56,14 @@ impl Catalog {
         for archive in index.archives_by_age()? {
             goes_on()?;
             let _lock = self.digest_lock(&archive.digest).lock();
-            if self.store.blobs.file_of(&archive.digest)?.is_none() {
+            if matches!(self.store.blobs.file_of(&archive.digest), Ok(None)) {
                 index.archive_gone(&archive.digest);
             }
         }
         for (key, _) in index.documents_by_age()?.into_iter().chain(index.pages_by_age()?) {
             goes_on()?;
             let _lock = self.record_lock(&key).lock();
-            if records.file_of(&key)?.is_none() {
+            if matches!(records.file_of(&key), Ok(None)) {
                 index.document_gone(&key);
             }
         }
@@ -70,7 +71,7 @@ impl Catalog {
             goes_on()?;
             let key = Key::Name(of.clone());
             let _lock = self.record_lock(&key).lock();
-            if records.file_of(&key)?.is_none() {
+            if matches!(records.file_of(&key), Ok(None)) {
                 index.name_changed(&of, &IndexedName::default());
             }
         }
@@ -78,16 +79,12 @@ impl Catalog {
     }
 
     /// Notes a name. What is known of one that cannot be read stays; where nothing is, it may list any archive.
-    fn index_name(
-        &self,
-        of: &Artifact,
-        named_by_set: impl Fn(&Artifact) -> Result<Option<Digest>, StoreError>,
-    ) -> Result<(), StoreError> {
+    fn index_name(&self, of: &Artifact, named_by_set: impl Fn(&Artifact) -> Result<Option<Digest>, StoreError>) {
         let (index, key) = (&self.store.index, Key::Name(of.clone()));
         let is_known = || matches!(index.name(of), Ok(Some(_)));
         let lock = self.record_lock(&key).lock();
-        if self.store.records.file_of(&key)?.is_none() {
-            return Ok(());
+        if matches!(self.store.records.file_of(&key), Ok(None)) {
+            return;
         }
         match self.name(of.clone()) {
             Ok(name) if !name.indexed().is_empty() => index.name_changed(of, &name.indexed()),
@@ -95,24 +92,36 @@ impl Catalog {
             Ok(_) if is_known() => {}
             Ok(_) => {
                 drop(lock);
-                match named_by_set(of) {
+                let named = named_by_set(of);
+                let _lock = self.record_lock(&key).lock();
+                match named {
+                    // Written since, and noted with that.
+                    _ if is_known() => {}
                     Ok(Some(digest)) => {
                         tracing::warn!(package = %of, "a name was lost; its archive is taken for the one its proof set names");
                         let archives = vec![ListedArchive { digest, lacks_hashes: false }];
                         index.name_changed(of, &IndexedName { archives, ..IndexedName::default() });
                     }
-                    Ok(None) => index.name_is_unreadable(self.lost(of)),
-                    Err(error) => index.name_is_unreadable(error),
+                    Ok(None) => index.name_is_unreadable(of, self.lost(of)),
+                    Err(error) => index.name_is_unreadable(of, error),
                 }
             }
             Err(error) => {
                 tracing::error!(package = %of, %error, "a name cannot be read; nothing unnamed is evicted");
                 if !is_known() {
-                    index.name_is_unreadable(error);
+                    index.name_is_unreadable(of, error);
                 }
             }
         }
-        Ok(())
+    }
+
+    /// What a look at a file tells; one that cannot be looked at is noted when it is next written, or at the next start.
+    fn seen<T>(&self, what: &dyn fmt::Display, looked: Result<Option<T>, StoreError>) -> Option<T> {
+        looked.unwrap_or_else(|error| {
+            tracing::error!(%what, %error, to_do = error.to_do(), "a file of the store cannot be looked at; it is not counted");
+            self.store.index.is_incomplete();
+            None
+        })
     }
 
     /// What to say of a name that was damaged, and whose archive nothing else tells.

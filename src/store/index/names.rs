@@ -88,6 +88,7 @@ fn artifact(path: &[u8]) -> Option<Artifact> {
 impl Index {
     /// Notes what a name lists now, under the lock of its record; nothing where it is gone.
     pub fn name_changed(&self, of: &Artifact, now: &IndexedName) {
+        self.unreadable.lock().remove(of);
         let before = match self.name(of) {
             Ok(before) => before.unwrap_or_default(),
             Err(error) => return self.is_broken(&error),

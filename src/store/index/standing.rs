@@ -71,12 +71,13 @@ impl Index {
 
     fn begin_anew(&self, why: &StoreError) {
         tracing::error!(%why, "the index is damaged; it is set aside, and made again from the files");
+        // First: who must know all names must not act on what is not there yet.
+        self.standing.send_replace(Standing::Behind);
         let mut totals = self.totals.lock();
         let damaged = std::mem::replace(&mut *self.entries.write(), Entries::in_memory());
         // Closing it may wait for ever for a thread of its that died.
         std::mem::forget(damaged);
         *totals = Totals::default();
-        self.standing.send_replace(Standing::Behind);
         *self.left_behind.lock() = Some(self.folder.clone());
         self.leave_behind();
     }
@@ -85,6 +86,13 @@ impl Index {
         let entries = self.entries.read();
         entries.each_below(&[], |_, _| ())?;
         drop(entries);
-        self.count().map(drop)
+        // Nothing is noted meanwhile.
+        let totals = self.totals.lock();
+        let counted = self.count()?;
+        if *totals == counted {
+            Ok(())
+        } else {
+            Err(StoreError::Index(format!("its totals are {totals:?}, and its entries {counted:?}")))
+        }
     }
 }
