@@ -22,6 +22,8 @@ const ROUNDS: usize = 3;
 
 /// How long a fill waits for an index that is being made.
 const INDEX_WITHIN: Duration = Duration::from_secs(5);
+/// How long it waits for its room.
+const ROOM_WITHIN: Duration = Duration::from_secs(60);
 
 /// How many documents are evicted before somebody may pin again.
 const DOCUMENTS_AT_ONCE: usize = 256;
@@ -84,7 +86,8 @@ impl Mirror {
         }
         room.add(more);
         if self.is_over(limit) {
-            self.evictor.make_room(|| !self.is_over(limit)).await?;
+            let room = tokio::time::timeout(ROOM_WITHIN, self.evictor.make_room(|| !self.is_over(limit))).await;
+            room.unwrap_or_else(|_| Err(StoreError::Index("nothing was evicted in time".to_owned())))?;
         }
         Ok(())
     }
