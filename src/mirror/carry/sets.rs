@@ -156,7 +156,8 @@ impl CarriedSet {
         // A bundle that nobody vouches for brings no key of a provider.
         let signer = if self.is_vouched_for || is_known { seen.signer.clone() } else { Signer::NotChecked };
         match mirror.admit_now(&Observation { signer, ..seen }, now).map_err(store_failed)? {
-            Ok(Admitted::Consistent | Admitted::Unjudged) => Ok(None),
+            Ok(Admitted::Consistent) => Ok(None),
+            Ok(Admitted::Unjudged) => Err(store_failed(StoreError::Gone)),
             Ok(Admitted::Changed(change)) => Ok(Some(format!(
                 "it was published anew: its proof set {}; a key that may vouch for it did; lock files with the old hashes refuse it",
                 change.words()

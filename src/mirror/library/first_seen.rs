@@ -496,11 +496,16 @@ impl History {
 
 impl VersionHistory {
     /// True where the provider was signed before, and nobody signs this set; unless an operator has accepted that, of
-    /// the provider or of the version, or the version was there before anybody signed for the provider.
+    /// the provider or of the version, or the version was there before anybody signed for the provider and is as it was.
     fn has_lost_its_signature(&self, seen: &Observation<'_>, keys: &KeyLog) -> bool {
         let accepted_here = self.records.iter().any(|record| record.key.is_none() && record.accepted);
         let is_lost = seen.signer == Signer::Nobody && keys.has_keys() && !keys.vouches(None, 0);
-        is_lost && !accepted_here && !self.is_older_than_any_key(keys)
+        is_lost && !accepted_here && (!self.is_older_than_any_key(keys) || self.is_added_to_by(seen))
+    }
+
+    fn is_added_to_by(&self, seen: &Observation<'_>) -> bool {
+        let mut with_it = self.clone();
+        with_it.note(seen, self.known_keys, false) && with_it.last_adds_bytes()
     }
 
     fn is_older_than_any_key(&self, keys: &KeyLog) -> bool {

@@ -363,7 +363,7 @@ impl ProviderHistories {
             }
         }
         let keys = Key::KeyLog(provider.clone());
-        if self.read::<KeyLog>(&keys)? == Recorded::Absent {
+        if !matches!(self.read::<KeyLog>(&keys)?, Recorded::Whole(_)) {
             self.put(&keys, &whole.key_log())?;
         }
         let versions = whole.versions.iter().map(|(version, seen)| (version.clone(), seen.first_seen));

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::super::library::{Readable, Signer};
 use super::super::proof_set::{HeldSet, KeptSet, ProofSet};
+use super::super::proving::Admitted;
 use super::super::{Call, Link, Mirror};
 use super::beside::{Beside, Witness};
 use super::{ProvenBy, Unsigned};
@@ -14,6 +15,7 @@ use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::filesystem_mirror::TreePath;
+use crate::store::StoreError;
 use crate::upstream::Upstream;
 use crate::upstream::breaker::Origin;
 use crate::verify::How;
@@ -169,7 +171,8 @@ impl Mirror {
             }
         };
         match self.admit(package, &set, signer, call.now).await {
-            Ok(_) => {}
+            Ok(Admitted::Consistent | Admitted::Changed(_)) => {}
+            Ok(Admitted::Unjudged) => return Err(StoreError::Gone.into()),
             Err(error @ Error::Unverified { .. }) => return Ok(Said::Against(error.to_string())),
             Err(error) => return Err(error),
         }

@@ -182,6 +182,18 @@ fn a_lost_log_of_keys_lets_each_key_vouch_for_what_it_signed_alone() {
 }
 
 #[test]
+fn what_was_unsigned_before_any_key_stays_as_it_was_and_no_more() {
+    let mut kept = Kept::default();
+    let unsigned = Published { key: None, ..set(1, 0, 1) };
+    for set in [&unsigned, &set(2, 0, 2), &unsigned] {
+        assert_eq!(kept.judge(set).verdict, Verdict::Consistent, "{set:?}");
+    }
+    let darwin = Published { platform: 1, name: 1, content: 3, ..unsigned.clone() };
+    assert_eq!(kept.judge(&darwin).verdict, Verdict::Refused(Refusal::SignatureLost));
+    assert!(is_refused(&kept.judge(&Published { content: 3, ..unsigned })));
+}
+
+#[test]
 fn an_unsigned_registry_may_publish_sums_for_each_platform() {
     let mut kept = Kept::default();
     let linux = Published { key: None, ..set(1, 0, 1) };
