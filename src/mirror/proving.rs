@@ -27,6 +27,9 @@ const LARGEST_DOWNLOAD_DOCUMENT: u64 = 2 << 20;
 const LARGEST_SUMS: u64 = 4 << 20;
 const LARGEST_SIGNATURE: u64 = 64 << 10;
 
+/// How many known keys an alarm names.
+const KEYS_SHOWN: usize = 3;
+
 /// A file beside a document, and whom it took to get it where it was not held.
 type Companion = (Bytes, Validators, Vec<Origin>);
 
@@ -195,7 +198,7 @@ impl Mirror {
             None => "signed by nobody".to_owned(),
         };
         let judged = self.histories.judge(seen, |judgement| {
-            let known = judgement.stranger_to.as_ref().map(|known| known.join(", "));
+            let known = judgement.stranger_to.as_ref().map(|known| listed(known));
             let is_refused = matches!(judgement.verdict, Verdict::Refused(_));
             if let (Some(known), Some(key), false) = (&known, seen.signer.key(), is_refused) {
                 tracing::error!(%package, key, known, "ALARM: a key that never signed for this provider signs for it now; it may sign new versions, and vouches for no other bytes of versions that were verified before");
@@ -212,7 +215,9 @@ impl Mirror {
                 Verdict::Refused(refusal) => {
                     let kind = NotAdmitted::kind(refusal);
                     let words = match refusal {
-                        Refusal::Changed(change) => format!("its proof set {}", change.words()),
+                        Refusal::Changed(change) => {
+                            format!("its proof set for {} {}", package.platform, change.words())
+                        }
                         refusal => NotAdmitted::words(refusal),
                     };
                     tracing::error!(%package, words, signer, "ALARM: a proof set is refused until it is accepted");
@@ -243,6 +248,15 @@ impl Mirror {
                 }))
             }
         }
+    }
+}
+
+/// Keys for people: the first of them, and how many more there are.
+fn listed(keys: &[String]) -> String {
+    let (shown, more) = keys.split_at(keys.len().min(KEYS_SHOWN));
+    match more.len() {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
     }
 }
 
