@@ -47,12 +47,15 @@ pub enum Source {
     Unsupported(Unsupported),
 }
 
+/// In characters: the longest name in the DNS (RFC 1035, section 2.3.4).
+const LONGEST_HOST: usize = 255;
+
 /// A source address that no client could follow, or that larder must not. Names its host at most: there may be
 /// secrets in the rest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the source address{} {why}", host.as_ref().map_or_else(String::new, |host| format!(" at {host}")))]
 pub struct BadSource {
-    /// The host it names, where it names one.
+    /// The host it names, where it names one; cut short where no name is that long.
     pub host: Option<String>,
     /// What is wrong with it.
     pub why: &'static str,
@@ -64,7 +67,7 @@ impl BadSource {
     }
 
     fn at(url: &Url, why: &'static str) -> Self {
-        Self { host: url.host_str().map(str::to_owned), why }
+        Self { host: url.host_str().map(|host| host.chars().take(LONGEST_HOST).collect()), why }
     }
 }
 

@@ -263,3 +263,12 @@ proptest! {
         }
     }
 }
+
+/// A host of signs that a URL spells with nine characters each makes no error of kilobytes.
+#[test]
+fn an_error_about_a_long_host_is_short() {
+    let base = Url::parse("https://registry.example/v1/").unwrap();
+    let text = format!("git@{}.example:o/r?archive=tgz", "\u{fffd}".repeat(200));
+    let bad = Source::parse(&text, &base).unwrap_err().to_string();
+    assert!(bad.chars().count() < 400, "{} characters", bad.chars().count());
+}
