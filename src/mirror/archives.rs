@@ -222,7 +222,7 @@ impl Mirror {
             let go = || {
                 let started = self.started_fills.started(call.client, followed);
                 self.tasks.spawn(async move {
-                    if let Some(digest) = fill.run((started, landing)).await {
+                    if let Some(digest) = fill.listed(started).run(landing).await {
                         mirror.complete_hashes_of(package, digest).await;
                     }
                 });

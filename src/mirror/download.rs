@@ -36,62 +36,75 @@ pub(super) enum Ended {
     Failed(Error),
 }
 
-/// Appends what arrives to the stage until it ends. The stage comes back, unless its thread died.
-pub(super) async fn pump(
-    mirror: &Arc<Mirror>,
-    staged: Staged,
-    mut incoming: Incoming,
-    length: Option<u64>,
-    attempts: &mut Attempts,
-    room: &mut Reservation,
-    progress: &watch::Sender<Progress>,
-) -> (Option<Staged>, Ended) {
-    let (pieces, waiting) = mpsc::channel(PIECES_WAITING);
-    let writer =
-        Writer { staged, at: incoming.from, length, progress: progress.clone(), write_back: WriteBack::default() };
-    let (end, ended) = oneshot::channel();
-    // A thread of its own: a slow upstream must not take one from those who read what is held.
-    let thread = std::thread::Builder::new().name("fill".into());
-    let started = thread.spawn(move || {
-        // Nobody may be left to be told.
-        let _ = end.send(writer.run(waiting));
-    });
-    if started.is_err() {
-        return (None, Ended::Failed(Error::Interrupted("a fill".into())));
+/// What takes a stretch of a download from the wire into the stage.
+pub(super) struct Pump<'a, L> {
+    pub(super) mirror: &'a Arc<Mirror>,
+    pub(super) attempts: &'a mut Attempts,
+    pub(super) room: &'a mut Reservation,
+    pub(super) progress: &'a watch::Sender<Progress>,
+    /// Resolves when it is to be given up.
+    pub(super) given_up: L,
+}
+
+impl<L: Future<Output = Error>> Pump<'_, L> {
+    /// Appends what arrives to the stage until it ends. The stage comes back, unless its thread died.
+    pub(super) async fn run(
+        self,
+        staged: Staged,
+        mut incoming: Incoming,
+        length: Option<u64>,
+    ) -> (Option<Staged>, Ended) {
+        let Self { mirror, attempts, room, progress, given_up } = self;
+        let (pieces, waiting) = mpsc::channel(PIECES_WAITING);
+        let writer =
+            Writer { staged, at: incoming.from, length, progress: progress.clone(), write_back: WriteBack::default() };
+        let (end, ended) = oneshot::channel();
+        // A thread of its own: a slow upstream must not take one from those who read what is held.
+        let thread = std::thread::Builder::new().name("fill".into());
+        let started = thread.spawn(move || {
+            // Nobody may be left to be told.
+            let _ = end.send(writer.run(waiting));
+        });
+        if started.is_err() {
+            return (None, Ended::Failed(Error::Interrupted("a fill".into())));
+        }
+        let growing = length.is_none().then_some(room);
+        let read = tokio::select! {
+            read = read(mirror, &mut incoming, attempts, growing, pieces) => read,
+            why = given_up => Err(NotRead::GivenUp(why)),
+        };
+        let Ok((staged, written)) = ended.await else {
+            return (None, Ended::Failed(Error::Interrupted("a fill".into())));
+        };
+        let whole = length.is_none_or(|length| staged.written() == length);
+        let ended = match (written, read) {
+            (Err(Stopped::Disk(error)), _) => Ended::Failed(error.into()),
+            (Err(Stopped::Differs), _) => {
+                let fault = Fault::Unusable("it started the download over with other bytes".into());
+                Ended::Differs(incoming.failed(fault).into())
+            }
+            (Err(Stopped::TooLong), _) => {
+                let fault = Fault::Unusable("it sent more than it announced".into());
+                Ended::Differs(incoming.failed(fault).into())
+            }
+            (Ok(()), Err(NotRead::GivenUp(error))) => Ended::Failed(error),
+            (Ok(()), Err(NotRead::Upstream(error))) => match error.fault {
+                Fault::TooLarge(_) => Ended::Differs(error.into()),
+                Fault::Slow(_) => Ended::Failed(error.into()),
+                _ => Ended::Broken(error),
+            },
+            (Ok(()), Ok(())) if whole => Ended::Whole,
+            (Ok(()), Ok(())) => Ended::Broken(incoming.failed(Fault::Unreachable("the body ended early".into()))),
+        };
+        (Some(staged), ended)
     }
-    let growing = length.is_none().then_some(room);
-    let read = read(mirror, &mut incoming, attempts, growing, pieces).await;
-    let Ok((staged, written)) = ended.await else {
-        return (None, Ended::Failed(Error::Interrupted("a fill".into())));
-    };
-    let whole = length.is_none_or(|length| staged.written() == length);
-    let ended = match (written, read) {
-        (Err(Stopped::Disk(error)), _) => Ended::Failed(error.into()),
-        (Err(Stopped::Differs), _) => {
-            let fault = Fault::Unusable("it started the download over with other bytes".into());
-            Ended::Differs(incoming.failed(fault).into())
-        }
-        (Err(Stopped::TooLong), _) => {
-            let fault = Fault::Unusable("it sent more than it announced".into());
-            Ended::Differs(incoming.failed(fault).into())
-        }
-        (Ok(()), Err(NotRead::NoRoom(error))) => Ended::Failed(error),
-        (Ok(()), Err(NotRead::Upstream(error))) => match error.fault {
-            Fault::TooLarge(_) => Ended::Differs(error.into()),
-            Fault::Slow(_) => Ended::Failed(error.into()),
-            _ => Ended::Broken(error),
-        },
-        (Ok(()), Ok(())) if whole => Ended::Whole,
-        (Ok(()), Ok(())) => Ended::Broken(incoming.failed(Fault::Unreachable("the body ended early".into()))),
-    };
-    (Some(staged), ended)
 }
 
 /// Why no more was read.
 enum NotRead {
     Upstream(UpstreamError),
-    /// It would not fit.
-    NoRoom(Error),
+    /// It would not fit, or is not wanted any more.
+    GivenUp(Error),
 }
 
 /// Reads to the end. What has no length takes its room as it grows.
@@ -108,7 +121,7 @@ async fn read(
         if let Some(room) = growing.as_deref_mut() {
             // In steps, or a store that is full would be gone over for every piece.
             let step = received.next_multiple_of(ROOM_STEP_BYTES).min(mirror.store_bytes()).max(received);
-            mirror.reserve(room, step).await.map_err(NotRead::NoRoom)?;
+            mirror.reserve(room, step).await.map_err(NotRead::GivenUp)?;
         }
         if pieces.send(piece).await.is_err() {
             // The writer stopped, and says why.

@@ -10,11 +10,12 @@ use super::asking::{Asking, announced, contradiction};
 use super::attempts::{Agreed, Before};
 use super::call::CameBy;
 use super::counters::Stored;
-use super::download::{Ended, pump};
+use super::download::{Ended, Pump};
 use super::follow::Progress;
 use super::library::HeldArchive;
 use super::library::Reservation;
 use super::proof_set::{KeptSet, ProofSet};
+use super::unattended::StartedFill;
 use super::{Call, Mirror};
 use crate::address::Package;
 use crate::digest::{Digest, FastHash};
@@ -40,6 +41,8 @@ pub(super) struct Fill {
     asking: Asking,
     kept: Arc<KeptSet>,
     progress: watch::Sender<Progress>,
+    /// Its place in the list of the client that started it.
+    started: Option<StartedFill>,
 }
 
 impl Fill {
@@ -52,7 +55,12 @@ impl Fill {
         progress: watch::Sender<Progress>,
     ) -> Self {
         let asking = Asking::new(Arc::clone(&mirror), package, set, call);
-        Self { mirror, asking, kept, progress }
+        Self { mirror, asking, kept, progress, started: None }
+    }
+
+    /// The same for a client's list, from which it goes when it lands.
+    pub(super) fn listed(self, started: Option<StartedFill>) -> Self {
+        Self { started, ..self }
     }
 
     /// Fills, and tells how it ended. What is held then still lacks its `h1:`.
@@ -62,6 +70,7 @@ impl Fill {
         let counted = Counted::new(&self.mirror.counters.fills);
         let ended = self.fill().await;
         drop(counted);
+        drop(self.started.take());
         drop(landing);
         match ended {
             Ok(Filled::Held { bytes, held }) => {
@@ -107,9 +116,14 @@ impl Fill {
 
     /// Downloads until all is staged.
     async fn download(&mut self, mut staged: Staged, room: &mut Reservation) -> Result<Staged, Error> {
+        let what = self.asking.what.clone();
         while !is_complete(&staged) {
             let had = staged.written();
-            let incoming = self.asking.ask(had, &validators(&staged)).await?;
+            let validators = validators(&staged);
+            let incoming = tokio::select! {
+                asked = self.asking.ask(had, &validators) => asked?,
+                why = StartedFill::one_too_many(self.started.as_ref(), &what) => return Err(why),
+            };
             let before = Before { bytes: had, length: staged.note().and_then(|note| note.length) };
             let length = match self.asking.attempts.agreed(before, announced(&incoming)) {
                 Agreed::Length(length) => length,
@@ -128,8 +142,10 @@ impl Fill {
             };
             staged = self.take_room(room, staged, &incoming, length).await?;
             self.tell(&staged, length);
-            let attempts = &mut self.asking.attempts;
-            let (returned, ended) = pump(&self.mirror, staged, incoming, length, attempts, room, &self.progress).await;
+            let (mirror, attempts, progress) = (&self.mirror, &mut self.asking.attempts, &self.progress);
+            let given_up = StartedFill::one_too_many(self.started.as_ref(), &what);
+            let pump = Pump { mirror, attempts, room: &mut *room, progress, given_up };
+            let (returned, ended) = pump.run(staged, incoming, length).await;
             staged = returned.ok_or_else(|| Error::Interrupted(self.asking.what.clone()))?;
             match ended {
                 Ended::Whole => break,

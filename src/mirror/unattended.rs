@@ -1,10 +1,14 @@
 //! Fills that clients started and that nobody waits for any more. A client that asks for many archives and leaves each
-//! would have larder fetch them all: so each address has only so many of them at one time (promise 11).
+//! would have larder fetch them all: so each address has only so many of them at one time (promise 11). Beyond that none
+//! starts, and of the archives of providers that were asked for at once and left at once the latest are given up; modules
+//! have few places to be worked on anyway.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::future::pending;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::WeakShared;
 use parking_lot::Mutex;
@@ -15,6 +19,8 @@ use crate::error::Error;
 
 /// How many fills that nobody waits for may run for one client address before it may start no other.
 const MOST_UNATTENDED: usize = 16;
+/// How often a fill looks whether it is one too many.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The address of a client, as far as it tells clients apart: of IPv6 the network that one client is given, a /64.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -51,8 +57,8 @@ where
     }
 }
 
-/// The running fills of one address, each under a number of its own.
-type Fills = HashMap<u64, Box<dyn Followed>>;
+/// The running fills of one address, each under a number of its own: the earlier, the lower.
+type Fills = BTreeMap<u64, Box<dyn Followed>>;
 
 /// The running fills that clients started, by address. An address without one has no entry.
 #[derive(Debug, Clone, Default)]
@@ -80,13 +86,13 @@ impl StartedFills {
     pub(super) fn may_start(&self, client: Option<ClientAddress>, what: impl FnOnce() -> String) -> Result<(), Error> {
         let Some(client) = client else { return Ok(()) };
         let running = self.0.lock();
-        let unattended = running.by.get(&client).map_or(0, unattended);
+        let unattended = running.by.get(&client).map_or(0, |fills| unattended(fills.values()));
         if unattended < MOST_UNATTENDED { Ok(()) } else { Err(Error::Unattended { what: what(), running: unattended }) }
     }
 
     /// How many fills run that clients started and that nobody waits for.
     pub(super) fn unattended(&self) -> usize {
-        self.0.lock().by.values().map(unattended).sum()
+        self.0.lock().by.values().map(|fills| unattended(fills.values())).sum()
     }
 
     /// Lists a fill that others can follow already; nothing for a job's.
@@ -100,8 +106,28 @@ impl StartedFills {
     }
 }
 
-fn unattended(fills: &Fills) -> usize {
-    fills.values().filter(|fill| !fill.is_followed()).count()
+fn unattended<'a>(fills: impl Iterator<Item = &'a Box<dyn Followed>>) -> usize {
+    fills.filter(|fill| !fill.is_followed()).count()
+}
+
+impl StartedFill {
+    /// Waits until a fill is one too many: nobody waits for it, nor for as many as may be that its client started
+    /// before it. Says why it is given up then. A job's never is.
+    pub(super) async fn one_too_many(started: Option<&Self>, what: &str) -> Error {
+        let Some(started) = started else { return pending().await };
+        let mut looks = tokio::time::interval(LOOK_EVERY);
+        while !started.is_one_too_many() {
+            looks.tick().await;
+        }
+        Error::Unattended { what: what.to_owned(), running: MOST_UNATTENDED }
+    }
+
+    fn is_one_too_many(&self) -> bool {
+        let running = self.of.0.lock();
+        let Some(fills) = running.by.get(&self.client) else { return false };
+        let is_followed = fills.get(&self.number).is_none_or(|fill| fill.is_followed());
+        !is_followed && unattended(fills.range(..self.number).map(|(_, fill)| fill)) >= MOST_UNATTENDED
+    }
 }
 
 impl Drop for StartedFill {

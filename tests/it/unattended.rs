@@ -88,6 +88,30 @@ async fn a_client_that_leaves_many_downloads_starts_no_more_of_them_until_they_e
     assert_eq!(upstream.count_of(Target::Archive), MOST + 2);
 }
 
+/// Promise 11: asking for all at once before leaving each gets nobody more of them. What arrived of those that are given up
+/// is built on when somebody asks for them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn of_downloads_that_were_started_at_once_and_left_at_once_sixteen_go_on() {
+    let (upstream, names) = publishing(3 * MOST).await;
+    let (larder, paths) = larder_of(&upstream, &names).await;
+    let gate = upstream.hold_after(Target::Archive, LARGE / 2);
+    let client = client();
+    let asked = paths.iter().map(|path| client.get(format!("{}{path}", larder.base())).send());
+    let begun: Vec<_> = join_all(asked).await.into_iter().map(Result::unwrap).collect();
+    assert_eq!(larder.metric("larder_fills_under_way").await, (3 * MOST) as f64);
+    drop(begun);
+    until("some are given up", async || larder.metric("larder_fills_under_way").await == MOST as f64).await;
+    nobody_waits_for(&larder, MOST).await;
+    gate.open();
+    nobody_waits_for(&larder, 0).await;
+    assert_eq!(larder.folder.blobs().len(), MOST, "what goes on is kept");
+    for (name, path) in names.iter().zip(&paths) {
+        let zip = upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64");
+        assert!(larder.get(path).await.expect(200).body == zip, "{name}");
+    }
+    assert_eq!(upstream.count_of(Target::Archive), 5 * MOST, "each that was given up is asked for once more");
+}
+
 /// Promise 11: HEAD waits for no byte of an archive; so it counts as one who leaves, and GET joins what it started.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn an_archive_that_only_its_headers_were_asked_of_is_waited_for_by_nobody() {

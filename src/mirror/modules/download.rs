@@ -1,6 +1,7 @@
 //! An archive of upstream's on its way to being unpacked: staged, and resumed where it broke, also after a restart.
 
 use std::collections::HashSet;
+use std::future::pending;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -10,7 +11,7 @@ use tokio::time::timeout;
 use super::super::Mirror;
 use super::super::asking::{announced, contradiction};
 use super::super::attempts::{Agreed, Attempts, Before, Next};
-use super::super::download::{Ended, pump};
+use super::super::download::{Ended, Pump};
 use super::super::fill::{is_complete, validators};
 use super::super::follow::Progress;
 use super::super::library::Reservation;
@@ -122,7 +123,9 @@ impl<'a> Download<'a> {
                 return Err(why.into());
             }
             let (nobody, _) = watch::channel(Progress::Asking);
-            let pumped = pump(self.mirror, staged, incoming, length, &mut self.attempts, self.room, &nobody).await;
+            let (mirror, attempts, room) = (self.mirror, &mut self.attempts, &mut *self.room);
+            let pump = Pump { mirror, attempts, room, progress: &nobody, given_up: pending() };
+            let pumped = pump.run(staged, incoming, length).await;
             staged = pumped.0.ok_or_else(|| Error::Interrupted(self.ask.what.to_owned()))?;
             match pumped.1 {
                 Ended::Whole => break,
