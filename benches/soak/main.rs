@@ -59,8 +59,9 @@ const PROVIDERS: [(&str, usize); 6] = [
     ("sixth", 30_000_000),
 ];
 
-/// The anonymous memory that larder may have resident, whatever clients and upstreams do: its budgets for answers in memory
-/// (64 MiB), for what is read for clients (64 MiB) and for documents that arrive (256 MiB), and 128 MiB for all the rest.
+/// The anonymous memory that larder may have resident, whatever clients and upstreams do: its budgets for finished answers
+/// (64 MiB), small archives on their way (64 MiB), what is read of large ones (64 MiB) and documents that arrive (256 MiB).
+/// They are never all full, so all the rest is in it, too.
 const MEMORY_BOUND_KIB: u64 = 512 << 10;
 
 /// How long the clients have to finish once it is over, and the fills after them.

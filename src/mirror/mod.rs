@@ -40,6 +40,7 @@ mod remembered;
 mod sealed;
 mod sets;
 mod single_flight;
+mod small_copies;
 mod status;
 mod store_trouble;
 mod tasks;
@@ -53,7 +54,7 @@ mod wanted;
 mod warm;
 mod whole_index;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::hash::{BuildHasher, Hash};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -103,6 +104,7 @@ use self::remembered::Remembered;
 use self::sealed::Sealed;
 use self::sets::{Anew, SetFlight};
 use self::single_flight::{Awaited, Flights};
+use self::small_copies::SmallCopies;
 use self::store_trouble::Troubles;
 use self::tasks::{Tasks, Turns};
 use self::terms::Generation;
@@ -166,7 +168,7 @@ pub struct Mirror {
     probes: Flights<(), Awaited<Result<(), NotReady>>>,
     used_lately: Remembered<Digest, ()>,
     checked: Mutex<HashSet<Digest>>,
-    small: Mutex<HashMap<Digest, Weak<[u8]>>>,
+    small: SmallCopies,
     catalog: Catalog,
     evictor: Arc<Evictor>,
     verifying: Arc<tokio::sync::Mutex<()>>,
@@ -225,7 +227,7 @@ impl Mirror {
             probes: Flights::default(),
             used_lately: Remembered::default(),
             checked: Mutex::default(),
-            small: Mutex::default(),
+            small: SmallCopies::default(),
             catalog,
             evictor: Arc::default(),
             verifying: Arc::default(),

@@ -1,6 +1,6 @@
 //! Held archives, checked before they are served (promise 10): what is damaged or missing is taken off its name.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -12,9 +12,6 @@ use crate::address::Artifact;
 use crate::digest::FastHash;
 use crate::error::Error;
 use crate::store::{Blob, StoreError};
-
-/// From this many copies of small archives on, those that nobody reads any more are forgotten.
-const MOST_SHARED: usize = 1000;
 
 impl Mirror {
     /// Opens a held archive and checks it (promise 10). One that is gone or damaged is taken off its name, and
@@ -31,13 +28,14 @@ impl Mirror {
             self.try_to_take_off(&of, held, Found::Missing).await;
             return Ok(Opened::Missing);
         };
-        let small = blob.size_bytes() <= SMALL_ARCHIVE_BYTES;
-        let archive = if small {
-            let right = self.read_once(&blob, held).await?;
-            right.map(|bytes| Archive::InMemory { bytes: Bytes::from_owner(bytes), digest })
-        } else {
-            let right = self.check_once(&blob, held).await?;
-            right.then_some(Archive::Held { blob, digest })
+        let read = match blob.size_bytes() <= SMALL_ARCHIVE_BYTES {
+            true => self.read_once(&blob, held).await?,
+            false => Read::NoRoom,
+        };
+        let archive = match read {
+            Read::Right(bytes) => Some(Archive::InMemory { bytes, digest }),
+            Read::Damaged => None,
+            Read::NoRoom => self.check_once(&blob, held).await?.then_some(Archive::Held { blob, digest }),
         };
         let Some(archive) = archive else {
             self.try_to_take_off(&of, held, Found::Damaged).await;
@@ -49,29 +47,25 @@ impl Mirror {
 
     /// Reads and checks a small archive, unless a copy that was is being sent just now: readers share one, however
     /// slow they are.
-    async fn read_once(self: &Arc<Self>, blob: &Blob, held: &HeldArchive) -> Result<Option<Arc<[u8]>>, Error> {
-        if let Some(shared) = self.small.lock().get(&held.digest).and_then(Weak::upgrade) {
-            return Ok(Some(shared));
+    async fn read_once(self: &Arc<Self>, blob: &Blob, held: &HeldArchive) -> Result<Read, Error> {
+        if let Some(bytes) = self.small.shared(&held.digest) {
+            return Ok(Read::Right(bytes));
         }
+        let Some(room) = self.small.room(blob.size_bytes()) else { return Ok(Read::NoRoom) };
         let reading = blob.clone();
         let read = self.on_disk(move |_| unless_damaged(reading.read_all())).await?;
-        let right = read.filter(|bytes| FastHash::of(bytes) == held.fast).map(Arc::<[u8]>::from);
-        if let Some(bytes) = &right {
-            let mut small = self.small.lock();
-            if small.len() >= MOST_SHARED {
-                small.retain(|_, copy| copy.strong_count() > 0);
-            }
-            small.insert(held.digest, Arc::downgrade(bytes));
-        }
-        Ok(right)
+        let right = read.filter(|bytes| FastHash::of(bytes) == held.fast);
+        Ok(right.map_or(Read::Damaged, |bytes| Read::Right(self.small.share(held.digest, bytes, room))))
     }
 
-    /// Checks a large archive before its first answer after a start; the answer is shared.
+    /// Checks an archive on the disk: a large one before its first answer after a start, a small one each time. The answer
+    /// is shared.
     async fn check_once(self: &Arc<Self>, blob: &Blob, held: &HeldArchive) -> Result<bool, Error> {
         if blob.size_bytes() != held.size_bytes {
             return Ok(false);
         }
-        if self.checked.lock().contains(&held.digest) {
+        let is_small = blob.size_bytes() <= SMALL_ARCHIVE_BYTES;
+        if !is_small && self.checked.lock().contains(&held.digest) {
             return Ok(true);
         }
         let (digest, expected) = (held.digest, held.fast);
@@ -80,7 +74,7 @@ impl Mirror {
             let (mirror, blob) = (Arc::clone(self), blob.clone());
             async move {
                 let right = mirror.on_disk(move |_| unless_damaged(blob.fast_hash())).await? == Some(expected);
-                if right {
+                if right && !is_small {
                     mirror.checked.lock().insert(digest);
                 }
                 Ok(right)
@@ -123,6 +117,14 @@ pub(super) enum Opened {
     Checked(Archive),
     Missing,
     Damaged,
+}
+
+/// What came of reading a small archive into memory.
+enum Read {
+    Right(Bytes),
+    Damaged,
+    /// There is none in memory: it is checked and sent from the disk, as a large one.
+    NoRoom,
 }
 
 /// What was read; `None` where what lies there is damaged for good.

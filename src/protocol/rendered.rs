@@ -14,6 +14,7 @@ use super::route::{Form, Route};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::mirror::Outcome;
+use crate::store::ReadMemory;
 
 /// Smaller than this, gzip gains nothing.
 const WORTH_GZIP: usize = 512;
@@ -123,26 +124,40 @@ impl Equivalent<Key> for Wanted<'_> {
 
 /// The answers that are kept, up to a number of bytes.
 #[derive(Debug)]
-pub struct Answers(Cache<Key, Kept>);
+pub struct Answers {
+    cache: Cache<Key, Kept>,
+    /// For archives: what is kept no more, and still read by clients, takes its room until they have it.
+    archives: ReadMemory,
+}
 
 impl Answers {
     /// Makes room for `bytes` of answers.
     pub fn with_room_for(bytes: u64) -> Self {
         // A key and its bookkeeping weigh something too, or small answers would be free.
         let weigh = |_: &Key, kept: &Kept| u32::try_from(kept.answer.weight() + 512).unwrap_or(u32::MAX);
-        Self(Cache::builder().max_capacity(bytes).weigher(weigh).build())
+        let cache = Cache::builder().max_capacity(bytes).weigher(weigh).build();
+        Self { cache, archives: ReadMemory::new(usize::try_from(bytes).unwrap_or(usize::MAX)) }
     }
 
     /// The answer to a route, if it is fresh and nothing changed since.
     pub fn fresh(&self, route: &Route, form: Form, revision: u64, now: Timestamp) -> Option<Kept> {
-        let kept = self.0.get(&Wanted { route, form })?;
+        let kept = self.cache.get(&Wanted { route, form })?;
         // A clock that was set back would keep it for ever.
         let timely = kept.made <= now && now < kept.fresh_until;
         (timely && kept.revision == revision).then_some(kept)
     }
 
-    /// Keeps an answer.
+    /// Keeps an answer; an archive only where there is room in memory for a copy of it.
     pub fn keep(&self, route: Route, form: Form, kept: Kept) {
-        self.0.insert(Key { route, form }, kept);
+        let answer = match kept.answer {
+            // Bytes of its own: those of the mirror are shared by whoever reads at the same time, so they would count as
+            // checked for as long as they were kept here.
+            Finished::Archive { bytes, digest } => {
+                let Some(bytes) = self.archives.copy(&bytes) else { return };
+                Finished::Archive { bytes, digest }
+            }
+            answer => answer,
+        };
+        self.cache.insert(Key { route, form }, Kept { answer, ..kept });
     }
 }

@@ -43,7 +43,7 @@ pub use self::disk::Room;
 pub use self::examine::{Examined, LockState, TokenFile};
 pub use self::index::{Index, IndexedArchive, IndexedName, ListedArchive, Totals};
 pub use self::key::Key;
-pub use self::read_memory::{ReadMemory, ReadShare};
+pub use self::read_memory::{MemoryRoom, ReadMemory, ReadShare};
 pub use self::reading::Reading;
 pub use self::records::{Durability, Recorded, Records};
 pub use self::scratch::Scratch;

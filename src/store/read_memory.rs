@@ -1,5 +1,5 @@
-//! Memory for what is read of archives on its way to clients: one budget over all of them, and beyond it one small piece
-//! for each connection. So clients that take nothing never fill the memory, and none of them holds up another connection.
+//! Memory for what is read of archives on its way to clients. Where it is read in pieces: one budget over all of them, and
+//! beyond it one small piece for each connection. So clients that take nothing never fill the memory, and none of them holds up another connection.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -36,6 +36,17 @@ impl ReadMemory {
         let (own, waiting) = (Arc::new(Semaphore::new(1)), Arc::default());
         ReadShare { all: Arc::clone(&self.0), own, waiting, piece_bytes: READ_AT_ONCE }
     }
+
+    /// Room for so many bytes, where there is any just now.
+    pub fn room_at_once(&self, bytes: usize) -> Option<MemoryRoom> {
+        let permit = Arc::clone(&self.0).try_acquire_many_owned(u32::try_from(bytes).ok()?).ok()?;
+        Some(MemoryRoom { bytes, _permit: Some(permit) })
+    }
+
+    /// A copy of these bytes, where there is room for it just now.
+    pub fn copy(&self, bytes: &[u8]) -> Option<Bytes> {
+        Some(self.room_at_once(bytes.len())?.taken_by(bytes.to_vec()))
+    }
 }
 
 impl ReadShare {
@@ -51,11 +62,11 @@ impl ReadShare {
     }
 
     /// Room for up to `most` bytes. Where the budget is used up: for a small piece, once the one before it is gone.
-    pub(super) async fn room(&self, most: usize) -> Room {
+    pub(super) async fn room(&self, most: usize) -> MemoryRoom {
         let permits = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
         let bytes = most.min(self.piece_bytes);
         if let Ok(permit) = Arc::clone(&self.all).try_acquire_many_owned(permits(bytes)) {
-            return Room { bytes, _permit: Some(permit) };
+            return MemoryRoom { bytes, _permit: Some(permit) };
         }
         let bytes = bytes.min(OWN_BYTES);
         let _waits = Waits::one_more(&self.waiting);
@@ -65,7 +76,7 @@ impl ReadShare {
             of_all = Arc::clone(&self.all).acquire_many_owned(permits(bytes)) => of_all,
         };
         // Fails only once a semaphore is closed, which nobody does.
-        Room { bytes, _permit: permit.ok() }
+        MemoryRoom { bytes, _permit: permit.ok() }
     }
 }
 
@@ -87,26 +98,26 @@ impl Drop for Waits<'_> {
 
 /// Room for one piece, as long as the piece is in memory.
 #[derive(Debug)]
-pub(super) struct Room {
+pub struct MemoryRoom {
     bytes: usize,
     _permit: Option<OwnedSemaphorePermit>,
 }
 
-impl Room {
+impl MemoryRoom {
     /// The bytes that there is room for.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// The piece that takes the room: `buffer` is of [`Self::bytes`] at most.
-    pub(super) fn taken_by(self, buffer: Vec<u8>) -> Bytes {
+    pub fn taken_by(self, buffer: Vec<u8>) -> Bytes {
         Bytes::from_owner(Piece { buffer, _room: self })
     }
 }
 
 struct Piece {
     buffer: Vec<u8>,
-    _room: Room,
+    _room: MemoryRoom,
 }
 
 impl AsRef<[u8]> for Piece {

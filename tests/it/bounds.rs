@@ -306,6 +306,55 @@ async fn clients_that_read_nothing_take_no_memory_and_hold_back_nobody() {
     assert_eq!(asked.len(), 1 + 2 * 5);
 }
 
+/// Promises 10 and 11: archives that are small enough to be sent from memory are forgotten when they are sent; those that
+/// many clients ask for and nobody reads take a bounded memory, and whoever reads gets what there is no memory for, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn small_archives_take_a_bounded_memory_however_many_are_sent() {
+    const BYTES: usize = 1_000_000;
+    const COUNT: u32 = 240;
+    let names: Vec<String> = (0..COUNT).map(|number| format!("p{number}")).collect();
+    let upstream = publishing(&names.iter().map(String::as_str).collect::<Vec<_>>(), BYTES).await;
+    let folder = tempfile::tempdir().unwrap();
+    // It has the folder of the store.
+    let builder = Larder::mirroring(&upstream);
+    let larder = Process::start(&builder, folder.path());
+    let mut paths = Vec::new();
+    for name in &names {
+        paths.push(larder.archive_path(name).await);
+    }
+    let before = larder.anonymous_bytes();
+    let everything_is_right = async || {
+        for (name, path) in names.iter().zip(&paths) {
+            let zip = upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64");
+            assert!(larder.get(path).await.expect(200).body == zip, "{name}");
+        }
+    };
+    everything_is_right().await;
+    everything_is_right().await;
+    let grown = larder.anonymous_bytes().saturating_sub(before);
+    assert!(grown < 160 << 20, "{COUNT} archives that were sent left {grown} bytes in memory");
+
+    let mut stalled = Vec::new();
+    for some in paths.chunks(60) {
+        let mut stream = TcpStream::connect(larder.base().strip_prefix("http://").unwrap()).await.unwrap();
+        stream.write_all(&preface()).await.unwrap();
+        for (id, path) in (0..).zip(some) {
+            stream.write_all(&get_frame(2 * id + 1, &format!("{path}?{}", "a".repeat(100)))).await.unwrap();
+        }
+        stalled.push(stream);
+    }
+    until("all of them are sent", async || {
+        let text = get(&format!("{}/metrics", larder.admin())).await.expect(200).text();
+        let hits = text.lines().find_map(|line| line.strip_prefix("larder_hit_seconds_count{content=\"archive\"} "));
+        hits.map_or(0, |hits| hits.parse().unwrap()) >= 2 * COUNT
+    })
+    .await;
+    everything_is_right().await;
+    let grown = larder.anonymous_bytes().saturating_sub(before);
+    assert!(grown < 240 << 20, "{COUNT} small archives that nobody reads took {grown} bytes of memory");
+    drop(stalled);
+}
+
 /// Promises 4 and 11: HTTP/2 streams on a large archive that nobody reads take a bounded memory, and hold back nobody;
 /// whether their windows are closed or the socket is full.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
