@@ -64,6 +64,16 @@ pub(super) async fn look(upstream: &Upstream, outbound: &Outbound, store: &Path,
     Findings { checks, told: told.into_iter().collect() }
 }
 
+/// A fault, with the line of configuration that allows a refused request.
+fn told(fault: &Fault) -> String {
+    match fault {
+        Fault::Refused(refusal) => {
+            refusal.remedy().map_or_else(|| fault.to_string(), |line| format!("{fault}; {line}"))
+        }
+        fault => fault.to_string(),
+    }
+}
+
 /// Why a document did not come.
 enum Stopped {
     Failed(UpstreamError),
@@ -138,7 +148,7 @@ impl Looking<'_> {
         let (taken, check) = match &error.fault {
             // A redirect led on; this one's own steps were all taken.
             fault if error.at != at => {
-                let found = format!("a redirect led to {}, which {fault}", error.at);
+                let found = format!("a redirect led to {}, which {}", error.at, told(fault));
                 (steps.len(), self.fail(DISCOVERY, found).advise(REDIRECTED))
             }
             Fault::NoSuchName(why) => {
@@ -157,7 +167,7 @@ impl Looking<'_> {
                 let found = format!("{at} is not trusted: {}", in_short(why));
                 (2, self.fail(TLS, found).advise(UNTRUSTED))
             }
-            fault => (steps.len(), self.fail(DISCOVERY, format!("{at} {fault}")).advise(about_answer(fault))),
+            fault => (steps.len(), self.fail(DISCOVERY, format!("{at} {}", told(fault))).advise(about_answer(fault))),
         };
         steps.into_iter().take(taken).chain([check]).collect()
     }

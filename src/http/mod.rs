@@ -10,6 +10,7 @@ pub mod clients;
 mod histogram;
 mod idle;
 pub mod listener;
+mod phrase;
 mod pipe;
 pub mod places;
 mod range;
@@ -40,7 +41,7 @@ use self::requests::{Content, End, Refusal, Way, way_word};
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Clock;
 use crate::error::Error;
-use crate::protocol::route::Route;
+use crate::protocol::route::{Api, Route};
 use crate::protocol::{self, Failure, Protocols};
 
 /// The main listener's side of the protocols.
@@ -125,13 +126,13 @@ impl Main {
             now: self.clock.now(),
             takes_unknown_length: request.version() > Version::HTTP_10,
         };
-        let route = self.protocols.route(&asked);
+        let (route, api) = (self.protocols.route(&asked), self.protocols.api(&asked));
         // Before anything else is said, or an outsider could learn what is mirrored; probes are for all.
         if !matches!(route, Ok(Route::Health | Route::Ready))
             && let Err(refusal) = self.clients.admit(&client)
         {
             self.requests.refused(Refusal::Client);
-            return (respond::errors(StatusCode::FORBIDDEN, vec![refusal.to_string()]), End::Refused);
+            return (respond::errors(respond::refusal_status(api), vec![refusal.to_string()]), End::Refused);
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             let mut response =
@@ -145,7 +146,7 @@ impl Main {
             Err(no_route) => {
                 let failure = Failure::from(no_route);
                 tracing::debug!(request = number, error = %failure, "no route");
-                return (respond::failure(&failure), self.end_of(&failure));
+                return (respond::failure(&failure, api), self.end_of(&failure, api));
             }
         };
         *way = Some(route.kind());
@@ -164,19 +165,19 @@ impl Main {
             }
             Err(failure) => {
                 tell(number, &failure);
-                (respond::failure(&failure), self.end_of(&failure))
+                (respond::failure(&failure, api), self.end_of(&failure, api))
             }
         }
     }
 
     /// How a failure ends a request; counts it where it is a rule of ours.
-    fn end_of(&self, failure: &Failure) -> End {
+    fn end_of(&self, failure: &Failure, api: Api) -> End {
         if let Some(refusal) = Refusal::of(failure) {
             self.requests.refused(refusal);
         }
-        match respond::failure_status(failure) {
+        match respond::failure_status(failure, api) {
             StatusCode::NOT_FOUND => End::Absent,
-            StatusCode::BAD_REQUEST | StatusCode::LOOP_DETECTED => End::Refused,
+            StatusCode::BAD_REQUEST | StatusCode::MISDIRECTED_REQUEST | StatusCode::LOOP_DETECTED => End::Refused,
             _ => End::Error,
         }
     }
@@ -248,7 +249,7 @@ fn tell(number: u64, failure: &Failure) {
         Failure::NoRoute(_) | Failure::Mirror(Error::NotFound(_) | Error::UnknownHost(_)) => {
             tracing::debug!(request = number, error = %failure, "not found");
         }
-        Failure::Mirror(Error::Unverified { .. } | Error::Store(_)) => {
+        Failure::Mirror(Error::Unverified { .. } | Error::Unaccepted { .. } | Error::Store(_)) => {
             tracing::error!(request = number, error = %failure, "could not be answered");
         }
         Failure::Mirror(_) => tracing::warn!(request = number, error = %failure, "could not be answered"),

@@ -182,9 +182,9 @@ impl Refusal {
     pub(super) fn of(failure: &Failure) -> Option<Self> {
         Some(match failure {
             Failure::NoRoute(NoRoute::Malformed(_)) => Self::Malformed,
-            Failure::NoRoute(NoRoute::Unknown(_)) | Failure::Mirror(Error::UnknownHost(_)) => Self::NoRoute,
+            Failure::NoRoute(_) | Failure::Mirror(Error::UnknownHost(_)) => Self::NoRoute,
             Failure::Mirror(Error::Looped) => Self::Loop,
-            Failure::Mirror(Error::Busy(_) | Error::Unattended { .. }) => Self::Busy,
+            Failure::Mirror(Error::Busy { .. } | Error::Unattended { .. }) => Self::Busy,
             Failure::Mirror(Error::Offline(_) | Error::Sealed(_)) => Self::Offline,
             Failure::Mirror(_) => return None,
         })

@@ -7,11 +7,12 @@ use http::{Method, Request, Response, StatusCode, Version};
 use serde::Serialize;
 
 use super::body::Body;
+use super::phrase;
 use super::range::{Wanted, asked_range};
-use crate::error::Kind;
+use crate::error::{Explanation, Kind};
 use crate::mirror::{Archive, Outcome};
 use crate::protocol::rendered::Rendered;
-use crate::protocol::route::{NoRoute, Route};
+use crate::protocol::route::{Api, NoRoute, Route};
 use crate::protocol::{Content, Failure, Reply};
 use crate::store::ReadShare;
 
@@ -221,14 +222,18 @@ fn accepts_gzip(asked: &HeaderMap) -> bool {
     })
 }
 
-/// The one mapping from failures to statuses.
-pub(super) fn failure_status(failure: &Failure) -> StatusCode {
+/// The one mapping from failures to statuses. Each is one with which the client shows the reason phrase, where there is
+/// any (PROTOCOL 10).
+pub(super) fn failure_status(failure: &Failure, api: Api) -> StatusCode {
     let error = match failure {
         Failure::NoRoute(NoRoute::Malformed(_)) => return StatusCode::BAD_REQUEST,
         Failure::NoRoute(NoRoute::Unknown(_)) => return StatusCode::NOT_FOUND,
+        Failure::NoRoute(NoRoute::UnknownHost(_)) => return unknown_host_status(api),
+        Failure::NoRoute(NoRoute::Misdirected { api, .. }) => return refusal_status(*api),
         Failure::Mirror(error) => error,
     };
     match error.kind() {
+        Kind::NotAnUpstream => unknown_host_status(api),
         Kind::NotFound => StatusCode::NOT_FOUND,
         // Never 401 or 403: clients would take that for their own token.
         Kind::BadUpstream => StatusCode::BAD_GATEWAY,
@@ -240,27 +245,53 @@ pub(super) fn failure_status(failure: &Failure) -> StatusCode {
     }
 }
 
-/// The response to a failure.
-pub(super) fn failure(failure: &Failure) -> Response<Body> {
-    let code = failure_status(failure);
-    let text = match code {
-        // Paths of this machine are for its log.
-        StatusCode::INTERNAL_SERVER_ERROR => "the store of this mirror failed; its log says why".to_owned(),
-        _ => failure.to_string(),
-    };
-    errors(code, vec![text])
+fn unknown_host_status(api: Api) -> StatusCode {
+    match api {
+        Api::Registry => refusal_status(api),
+        // With 404 the client goes on to its other installation methods.
+        Api::NetworkMirror | Api::Archive | Api::Other => StatusCode::NOT_FOUND,
+    }
 }
 
-/// An error in the shape that registries use.
+/// The status of a refusal that asking again does not change.
+pub(super) fn refusal_status(api: Api) -> StatusCode {
+    match api {
+        // Shown after one attempt; 401, 403 and 404 are replaced by texts of the client's own.
+        Api::Registry => StatusCode::MISDIRECTED_REQUEST,
+        // Only 5xx are shown there.
+        Api::NetworkMirror => StatusCode::SERVICE_UNAVAILABLE,
+        Api::Archive | Api::Other => StatusCode::FORBIDDEN,
+    }
+}
+
+/// The response to a failure.
+pub(super) fn failure(failure: &Failure, api: Api) -> Response<Body> {
+    explained(failure_status(failure, api), &failure.explain())
+}
+
+/// An error with its parts: the body has all of them, the reason phrase the cause and the remedy.
+pub(super) fn explained(code: StatusCode, why: &Explanation) -> Response<Body> {
+    let mut response = errors(code, vec![why.to_string()]);
+    if let Some(phrase) = phrase::of(why) {
+        response.extensions_mut().insert(phrase);
+    }
+    response
+}
+
+/// Errors in the shape that registries use; the reason phrase has the first.
 pub(super) fn errors(code: StatusCode, errors: Vec<String>) -> Response<Body> {
     #[derive(Serialize)]
     struct Errors {
         errors: Vec<String>,
     }
+    let phrase = errors.first().and_then(|first| phrase::of(&Explanation::of(first)));
     let mut response = json(code, &Errors { errors });
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     // Whoever asks can tell that it is larder who says so.
     response.headers_mut().insert(CACHE_STATUS, HeaderValue::from_static(NAME));
+    if let Some(phrase) = phrase {
+        response.extensions_mut().insert(phrase);
+    }
     response
 }
 

@@ -29,7 +29,7 @@ impl Outlook {
             Error::Offline(_) => Self::ToBeBrought,
             Error::HeldBack { .. }
             | Error::Spared(_)
-            | Error::Busy(_)
+            | Error::Busy { .. }
             | Error::Unattended { .. }
             | Error::Slow(_)
             | Error::Interrupted(_) => Self::Unknown,
@@ -51,6 +51,7 @@ impl Outlook {
             Error::UnknownHost(_)
             | Error::NotFound(_)
             | Error::Unverified { .. }
+            | Error::Unaccepted { .. }
             | Error::Sealed(_)
             | Error::NotKept(_)
             | Error::Unreadable { .. }

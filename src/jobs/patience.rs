@@ -131,7 +131,7 @@ impl<'a> Patience<'a> {
             let taken = step(Arc::new(Turn { turns: self.turns, held })).await;
             let until = match taken.as_ref().err().and_then(AsError::as_error) {
                 Some(Error::HeldBack { .. }) if self.haste == Haste::ToTell => return taken,
-                Some(Error::Spared(_) | Error::Busy(_)) if self.haste == Haste::ToTell && times >= MOST_MOMENTS => {
+                Some(Error::Spared(_) | Error::Busy { .. }) if self.haste == Haste::ToTell && times >= MOST_MOMENTS => {
                     return taken;
                 }
                 Some(Error::HeldBack { what, until })
@@ -146,7 +146,7 @@ impl<'a> Patience<'a> {
                     let pause = TRY_AGAIN_AFTER.saturating_mul(times).min(LONGEST_OF_OUR_OWN);
                     self.clock.now().after(pause).max(*until)
                 }
-                Some(Error::Spared(_) | Error::Busy(_))
+                Some(Error::Spared(_) | Error::Busy { .. })
                     if !self.stands_still(*since.get_or_insert_with(|| self.clock.now())) =>
                 {
                     times = times.saturating_add(1);

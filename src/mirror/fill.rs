@@ -90,7 +90,10 @@ impl Fill {
                 None
             }
             Err(error) => {
-                tracing::error!(package = %self.asking.package, %error, "an archive could not be filled");
+                // Each request that waits tells it.
+                if self.progress.receiver_count() == 0 {
+                    tracing::error!(package = %self.asking.package, %error, "an archive that nobody waits for could not be stored");
+                }
                 self.progress.send_replace(Progress::Failed(error));
                 None
             }

@@ -43,10 +43,11 @@ impl Mirror {
             return Err(why.into());
         }
         let Ok(permit) = Arc::clone(&self.passing).try_acquire_owned() else {
-            return Err(Error::Busy(format!(
-                "the archive of {package}: this mirror cannot keep it ({}), and as many clients as may be at one time get archives straight from upstream",
+            let why = format!(
+                "this mirror cannot store it ({}), and as many clients as may be at one time get archives straight from upstream",
                 why.in_short()
-            )));
+            );
+            return Err(Error::Busy { what: format!("the archive of {package}"), why });
         };
         self.counters.passed_through.inc();
         let asking = Asking::new(Arc::clone(self), package.clone(), Arc::clone(set), self.inner(call));
@@ -112,10 +113,8 @@ impl Passing {
                 None => self.received > SMALL_ARCHIVE_BYTES,
             };
             if may_begin && self.length.is_none() && !call.takes_unknown_length {
-                return Err(Error::Busy(format!(
-                    "{}: upstream does not say how long it is, this mirror cannot keep it, and a client of HTTP/1.0 could not tell a part of it from the whole",
-                    self.asking.what
-                )));
+                let why = "upstream does not say how long it is, this mirror cannot store it, and a client of HTTP/1.0 could not tell a part of it from the whole";
+                return Err(Error::Busy { what: self.asking.what.clone(), why: why.to_owned() });
             }
             if may_begin {
                 self.asking.attempts.tell(self.length);

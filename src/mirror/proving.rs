@@ -178,9 +178,9 @@ impl Mirror {
         match admitted.await? {
             Ok(admitted) => Ok(admitted),
             Err(why) => {
-                let remedy = format!("; {}", why.remedy(package));
-                let asked = format!("the download document of {package}");
-                Err(unverified(&asked, &set.about.url, format!("{}{remedy}", why.words)))
+                let asked = format!("the download document of {package} from {}", origin(&set.about.url));
+                let command = why.command(package);
+                Err(Error::Unaccepted { asked, verdict: why.words, command })
             }
         }
     }
@@ -313,11 +313,11 @@ impl NotAdmitted {
         }
     }
 
-    /// What takes it, for what upstream has.
-    pub(super) fn remedy(&self, package: &Package) -> String {
+    /// The command that accepts it.
+    fn command(&self, package: &Package) -> String {
         let Package { provider, version, .. } = package;
         let of = if self.is_of_the_provider { provider.to_string() } else { format!("{provider}@{version}") };
-        format!("if that is what its publisher released, `larder accept {of}` takes it")
+        format!("`larder accept {of}`")
     }
 }
 
@@ -341,7 +341,6 @@ impl Visit<'_> {
 }
 
 fn unverified(asked: &str, url: &Url, verdict: String) -> Error {
-    tracing::error!(asked, at = origin(url), verdict, "what upstream sent does not prove");
     Error::Unverified { asked: format!("{asked} from {}", origin(url)), verdict }
 }
 

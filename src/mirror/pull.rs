@@ -33,7 +33,7 @@ pub(super) trait AskedAgain {
 
 /// The error of a request that finds as many others waiting as may.
 pub(super) fn nobody_may_wait(what: &str) -> Error {
-    Error::Busy(format!("{what}: as many requests wait for upstreams as may at one time"))
+    Error::Busy { what: what.to_owned(), why: "as many requests wait for upstreams as may at one time".to_owned() }
 }
 
 /// Waits for a flight until a moment; a job waits until it has landed, which it does by its own limits.

@@ -21,9 +21,8 @@ impl Mirror {
     /// # Errors
     /// [`Error::Busy`] where there is none.
     pub fn transfer(&self) -> Result<Transfer, Error> {
-        let busy = || {
-            Error::Busy(format!("{MOST_TRANSFERS} exports and bundles are being made, as many as may be at one time"))
-        };
+        let why = || format!("{MOST_TRANSFERS} exports and bundles are being made, as many as may be at one time");
+        let busy = || Error::Busy { what: "the transfer".to_owned(), why: why() };
         Arc::clone(&self.transfers).try_acquire_owned().map(Transfer).map_err(|_| busy())
     }
 

@@ -98,7 +98,11 @@ impl Mirror {
     /// [`Error::Busy`] while another does.
     pub fn verify(self: &Arc<Self>, call: &Call) -> Result<mpsc::Receiver<Step>, Error> {
         let alone = Arc::clone(&self.verifying).try_lock_owned();
-        let alone = alone.map_err(|_| Error::Busy("everything stored is being verified already".to_owned()))?;
+        let busy = |_| Error::Busy {
+            what: "the check".to_owned(),
+            why: "everything stored is being verified already".to_owned(),
+        };
+        let alone = alone.map_err(busy)?;
         let (tell, told) = mpsc::channel(STEPS_WAITING);
         let walk = Walk { mirror: Arc::clone(self), call: self.inner(call), tell: tell.clone(), wrong: 0 };
         self.tasks.spawn(async move {

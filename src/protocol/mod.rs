@@ -19,11 +19,11 @@ use futures_util::FutureExt;
 
 use self::rendered::{Answers, Finished, Kept, Rendered};
 use self::renderings::Renderings;
-use self::route::{About, Door, Form, Mount, NoRoute, Route};
+use self::route::{About, Api, Door, Form, Mount, NoRoute, Route};
 use crate::address::ModulePackage;
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
-use crate::error::Error;
+use crate::error::{Error, Explanation};
 use crate::mirror::{Answer, Archive, Call, ClientAddress, Link, Mirror, Outcome, Terms};
 
 /// From this many bytes on, an answer is compressed on a thread of its own.
@@ -100,6 +100,18 @@ pub enum Failure {
     Mirror(#[from] Error),
 }
 
+impl Failure {
+    /// The parts of its text.
+    pub fn explain(&self) -> Explanation {
+        match self {
+            Self::NoRoute(NoRoute::Malformed(why) | NoRoute::Unknown(why)) => Explanation::of(why),
+            Self::NoRoute(NoRoute::UnknownHost(host)) => Error::UnknownHost(host.clone()).explain(),
+            Self::NoRoute(NoRoute::Misdirected { why, .. }) => why.clone(),
+            Self::Mirror(error) => error.explain(),
+        }
+    }
+}
+
 /// The protocols over one mirror.
 #[derive(Debug)]
 pub struct Protocols {
@@ -122,6 +134,11 @@ impl Protocols {
     /// Parses a request line.
     pub fn route(&self, request: &Request<'_>) -> Result<Route, NoRoute> {
         Route::parse(self.mount.below(request.path), request.query, request.host, &self.door)
+    }
+
+    /// The protocol that a request line belongs to, whether or not it leads anywhere.
+    pub fn api(&self, request: &Request<'_>) -> Api {
+        Api::of_path(self.mount.below(request.path))
     }
 
     /// Answers a route.

@@ -301,7 +301,7 @@ impl<'a> Sets<'a> {
                 }
                 // Not there, or not proven: neither is offered, and the others are no worse for it.
                 Err(Error::NotFound(_)) => answer.believe_for(mirror.absence_is_believed(&self.address.host), call),
-                Err(Error::Unverified { .. }) => answer.believe_for(Duration::ZERO, call),
+                Err(Error::Unverified { .. } | Error::Unaccepted { .. }) => answer.believe_for(Duration::ZERO, call),
                 // Of these nobody knows; that must not hide what is known.
                 Err(error) => {
                     tracing::warn!(provider = %self.address, %platform, %error, "a platform is left out of its version for now");

@@ -18,6 +18,7 @@ use crate::address::{
     ProviderAddress, System, Version,
 };
 use crate::digest::DigestPrefix;
+use crate::error::{Error, Explanation};
 use crate::mirror::{ArchiveRef, ModuleArchiveRef};
 use crate::upstream::page_query::{BadQuery, PageQuery};
 use crate::upstream::pages::{PagePath, PageRef, SpelledVersion};
@@ -59,7 +60,7 @@ pub enum Route {
     Ready,
 }
 
-/// A request line that leads nowhere.
+/// The reason why a request line leads nowhere.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoRoute {
     /// No name, version or platform can look like that: 400.
@@ -68,6 +69,42 @@ pub enum NoRoute {
     /// There is no such thing here: 404.
     #[error("{0}")]
     Unknown(String),
+    /// The path names a host that is no upstream.
+    #[error("{}", Error::UnknownHost(.0.clone()))]
+    UnknownHost(Hostname),
+    /// The client's configuration leads a protocol to the wrong place.
+    #[error("{why}")]
+    Misdirected {
+        /// The protocol.
+        api: Api,
+        /// The mistake, and the line to write.
+        why: Explanation,
+    },
+}
+
+/// The protocols, told apart by path: each shows other statuses of an error to people (PROTOCOL 10).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Api {
+    /// Discovery and the registry protocols.
+    Registry,
+    /// The provider network mirror protocol.
+    NetworkMirror,
+    /// Files, for which clients show nothing of an error.
+    Archive,
+    /// Anything else.
+    Other,
+}
+
+impl Api {
+    /// The protocol that a path below the mount belongs to.
+    pub fn of_path(path: &str) -> Self {
+        match path.split('/').nth(1) {
+            Some("registry" | ".well-known" | "v1") => Self::Registry,
+            Some("mirror") => Self::NetworkMirror,
+            Some("archive") => Self::Archive,
+            _ => Self::Other,
+        }
+    }
 }
 
 impl From<crate::address::BadAddress> for NoRoute {
@@ -115,7 +152,7 @@ impl Door {
         if self.upstreams.contains(&host) {
             return Ok(host);
         }
-        Err(NoRoute::Unknown(crate::error::Error::UnknownHost(host).to_string()))
+        Err(NoRoute::UnknownHost(host))
     }
 }
 
@@ -134,22 +171,41 @@ impl Route {
             ["readyz"] => Ok(Self::Ready),
             [".well-known", "terraform.json"] => match door.taken_over(host).or(door.default_upstream.as_ref()) {
                 Some(host) => Ok(Self::Discovery(host.clone())),
-                None => Err(NoRoute::Unknown(
-                    "this host name stands for no registry: use a host override with /registry/HOST/…, or have its operator set default_upstream".into(),
+                None => Err(misdirected(
+                    "this host name stands for no registry",
+                    "use a host override with /registry/HOST/..., or have the operator set default_upstream",
                 )),
             },
             ["registry", host, ".well-known", "terraform.json"] => Ok(Self::Discovery(door.host(host)?)),
             ["registry", host, "v1", "providers", rest @ ..] => Self::providers(door.host(host)?, rest, query, path),
             ["v1", "providers", rest @ ..] => match door.taken_over(host) {
                 Some(host) => Self::providers(host.clone(), rest, query, path),
-                None => Err(NoRoute::Unknown(format!("{path}: the Host is no upstream of this mirror; ask /registry/HOST{path}"))),
+                None => Err(misdirected("this host name is no upstream of this mirror", USE_AN_OVERRIDE)),
             },
             ["registry", host, "v1", "modules", rest @ ..] => Self::modules(door.host(host)?, rest, query, path),
             ["v1", "modules", rest @ ..] => match door.taken_over(host) {
                 Some(host) => Self::modules(host.clone(), rest, query, path),
-                None => Err(NoRoute::Unknown(format!("{path}: the Host is no upstream of this mirror; ask /registry/HOST{path}"))),
+                None => Err(misdirected("this host name is no upstream of this mirror", USE_AN_OVERRIDE)),
             },
-            ["mirror", host, namespace, type_, file] => Self::network_mirror(door.host(host)?, namespace, type_, file, path),
+            // Clients resolve a provider's path against the URL of the service, so without its final slash the last segment
+            // of that goes.
+            ["registry", host, "v1", _, _, "versions"] | ["registry", host, "v1", _, _, _, "download", _, _] => {
+                let host = door.host(host)?;
+                Err(misdirected(
+                    "providers.v1 in the client's host block has no slash at its end",
+                    format!("write \"providers.v1\" = \".../registry/{host}/v1/providers/\""),
+                ))
+            }
+            [host, _, _, file] if file.ends_with(".json") && door.upstreams.contains(*host) => {
+                Err(NoRoute::Misdirected {
+                    api: Api::NetworkMirror,
+                    why: Explanation::of("the url of the client's network_mirror has no slash at its end")
+                        .remedied_by("write url = \".../mirror/\""),
+                })
+            }
+            ["mirror", host, namespace, type_, file] => {
+                Self::network_mirror(door.host(host)?, namespace, type_, file, path)
+            }
             ["archive", reserved, ..] if reserved.starts_with('~') => Err(nothing_at(path)),
             ["archive", host, "providers", namespace, type_, version, platform, digest, filename] => {
                 let package = Package {
@@ -330,6 +386,13 @@ fn plain(path: &str) -> Result<Cow<'_, str>, NoRoute> {
         }
     }
     Ok(decoded)
+}
+
+/// The remedy for whoever asks under a name that is no upstream.
+const USE_AN_OVERRIDE: &str = "use a host override with /registry/HOST/v1/...";
+
+fn misdirected(why: &str, remedy: impl Into<String>) -> NoRoute {
+    NoRoute::Misdirected { api: Api::Registry, why: Explanation::of(why).remedied_by(remedy) }
 }
 
 fn nothing_at(path: &str) -> NoRoute {

@@ -168,13 +168,65 @@ pub(super) fn broken(error: &reqwest::Error) -> Fault {
         next = cause.source();
     }
     let why = if causes.is_empty() { "the connection broke".to_owned() } else { causes.join(": ") };
+    tracing::debug!(why, "a request to an upstream failed");
     if error.is_timeout() {
-        Fault::Slow(why)
+        Fault::Slow("no answer in time".to_owned())
     } else if error.is_decode() {
         Fault::Unusable(why)
     } else {
-        unreached(why)
+        unreached(plain_cause(error).unwrap_or(why))
     }
+}
+
+/// The innermost cause in words that need no library's source to be understood.
+fn plain_cause(error: &reqwest::Error) -> Option<String> {
+    let mut cause = std::error::Error::source(error);
+    let mut plain = None;
+    while let Some(next) = cause {
+        plain = of_tls(next).or_else(|| of_io(next)).or(plain);
+        if next.to_string() == NO_SUCH_NAME {
+            plain = Some("name not found".to_owned());
+            break;
+        }
+        cause = next.source();
+    }
+    plain
+}
+
+fn of_io(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
+    use std::io::ErrorKind;
+    let error = cause.downcast_ref::<std::io::Error>()?;
+    if let Some(plain) = error.get_ref().and_then(|inner| of_tls(inner).or_else(|| of_io(inner))) {
+        return Some(plain);
+    }
+    let text = match error.kind() {
+        ErrorKind::ConnectionRefused => "connection refused",
+        ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted | ErrorKind::BrokenPipe => "connection reset",
+        ErrorKind::UnexpectedEof => "connection closed early",
+        ErrorKind::TimedOut => "connection timed out",
+        ErrorKind::NetworkUnreachable => "network unreachable",
+        ErrorKind::HostUnreachable => "no route to it",
+        _ => return None,
+    };
+    Some(text.to_owned())
+}
+
+fn of_tls(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
+    use rustls::CertificateError::{
+        BadSignature, Expired, ExpiredContext, NotValidForName, NotValidForNameContext, UnknownIssuer,
+    };
+    let text = match cause.downcast_ref::<rustls::Error>()? {
+        rustls::Error::InvalidCertificate(UnknownIssuer | BadSignature) => {
+            "no authority that larder trusts has signed its certificate"
+        }
+        rustls::Error::InvalidCertificate(Expired | ExpiredContext { .. }) => "its certificate has expired",
+        rustls::Error::InvalidCertificate(NotValidForName | NotValidForNameContext { .. }) => {
+            "its certificate is for another name"
+        }
+        rustls::Error::InvalidMessage(_) => "it does not speak TLS",
+        _ => return Some(format!("TLS failed: {cause}")),
+    };
+    Some(text.to_owned())
 }
 
 /// Whether it is what TLS says. An I/O error does not give the error that it is made of as its cause.

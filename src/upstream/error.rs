@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use super::guard::Refusal;
+use crate::error::Explanation;
 
 /// A failed request to an upstream.
 ///
 /// Its text never holds a query, userinfo or a secret: only the origin is named.
 #[derive(Debug, Clone, thiserror::Error)]
-#[error("{asked}: {at} {fault}")]
+#[error("{}", self.explain())]
 pub struct UpstreamError {
     /// What was asked for, for people: "the version list of HOST/NS/TYPE".
     pub asked: String,
@@ -25,9 +26,7 @@ pub enum Fault {
     #[error("says that it does not exist ({0})")]
     Absent(u16),
     /// 401, 403, 407 or 451: about our credential or their policy, never about the client's.
-    #[error(
-        "refused larder itself ({0}): it wants another credential than is configured for it, or does not serve larder at all"
-    )]
+    #[error("refused larder itself ({0})")]
     Denied(u16),
     /// Any other 4xx, with the errors it gave.
     #[error("rejected the request ({status}){}", said(.errors))]
@@ -48,16 +47,16 @@ pub enum Fault {
         retry_after: Option<Duration>,
     },
     /// 508: the request went in a ring.
-    #[error("answered 508: the request came back to where it had been; an upstream of larder points at larder")]
+    #[error("answered 508: the request came back to where it had been")]
     Looped,
     /// No connection, or one that broke.
-    #[error("could not be reached: {0}")]
+    #[error("cannot be reached: {0}")]
     Unreachable(String),
     /// Its name leads nowhere.
-    #[error("could not be reached: {0}")]
+    #[error("cannot be reached: {0}")]
     NoSuchName(String),
     /// It does not prove over TLS that it is who was asked, or speaks no TLS.
-    #[error("could not be reached: {0}")]
+    #[error("cannot be trusted: {0}")]
     Untrusted(String),
     /// It took longer than we wait.
     #[error("was too slow: {0}")]
@@ -76,7 +75,38 @@ pub enum Fault {
     Refused(Refusal),
 }
 
+impl UpstreamError {
+    /// The text for people, in its parts.
+    pub fn explain(&self) -> Explanation {
+        let at = &self.at;
+        let why = match &self.fault {
+            Fault::Unreachable(why) | Fault::NoSuchName(why) | Fault::Untrusted(why) => format!("{at}: {why}"),
+            fault => format!("{at} {fault}"),
+        };
+        let why = Explanation::of(why).about(&self.asked);
+        match self.fault.remedy() {
+            Some(remedy) => why.remedied_by(remedy),
+            None => why,
+        }
+    }
+}
+
 impl Fault {
+    /// What the reader can do about it, where there is anything.
+    fn remedy(&self) -> Option<String> {
+        let text = match self {
+            Self::Absent(_) | Self::Rejected { .. } | Self::Unusable(_) | Self::TooLarge(_) => return None,
+            Self::Refused(refusal) => return refusal.remedy(),
+            Self::Denied(_) => "check the credential that larder has for it",
+            Self::Looped => "an [[upstream]] points back at larder: check its url",
+            Self::Unreachable(_) | Self::NoSuchName(_) | Self::Untrusted(_) => {
+                "`larder doctor` on larder's machine says more"
+            }
+            Self::Trouble { .. } | Self::Slow(_) | Self::Crowded(_) => "ask again in a moment",
+        };
+        Some(text.to_owned())
+    }
+
     /// The fault that a status other than success is.
     pub(super) fn of_status(status: u16, retry_after: Option<Duration>, errors: Vec<String>) -> Self {
         match status {

@@ -29,9 +29,7 @@ pub enum Refusal {
     #[error("a URL must hold no user and no password")]
     Userinfo,
     /// Without TLS.
-    #[error(
-        "what no configuration names must be https; to allow it all the same, add \"http://{host}:{port}\" to allow_private in [network]"
-    )]
+    #[error("only upstreams that the configuration names may be asked without TLS")]
     PlainHttp {
         /// The host as a URL has it.
         host: String,
@@ -39,9 +37,7 @@ pub enum Refusal {
         port: u16,
     },
     /// An ssh server without a key of ours for it.
-    #[error(
-        "over ssh only those are asked that have a key of their own; to allow it, add [[credential]] with host = \"{host}\", upstreams = [\"{upstream}\"] and ssh = {{ key = \"…\", known_hosts = \"…\" }}"
-    )]
+    #[error("no key for this ssh server is configured")]
     NoSshKey {
         /// The server as `host` of a `[[credential]]` has it.
         host: String,
@@ -49,18 +45,13 @@ pub enum Refusal {
         upstream: String,
     },
     /// A name that leads into a private network, if anywhere, and would be resolved by a proxy.
-    #[error(
-        "{host} is a name of private networks, and what no configuration names must be public; to allow it all the same, add \"{host}\" to allow_private in [network]"
-    )]
+    #[error("{host} is a name of private networks")]
     PrivateName {
         /// The name as `allow_private` has it.
         host: String,
     },
     /// Not of the public internet.
-    #[error(
-        "{}, and what no configuration names must be public; to allow it all the same, add \"{host}\" to allow_private in [network]",
-        found(.host, .address, .class)
-    )]
+    #[error("{}", found(.host, .address, .class))]
     Address {
         /// The host as `allow_private` has it: a name, or an address without brackets.
         host: String,
@@ -81,6 +72,19 @@ impl Refusal {
         ["offline", "scheme", "userinfo", "plain-http", "no-ssh-key", "private-name"]
             .into_iter()
             .chain(Class::ALL.map(Class::word))
+    }
+
+    /// The line of configuration that allows it, where there is one.
+    pub fn remedy(&self) -> Option<String> {
+        let allow = |what: &str| Some(format!("to allow it, add \"{what}\" to allow_private in [network]"));
+        match self {
+            Self::Offline | Self::Scheme | Self::Userinfo => None,
+            Self::PlainHttp { host, port } => allow(&format!("http://{host}:{port}")),
+            Self::PrivateName { host } | Self::Address { host, .. } => allow(host),
+            Self::NoSshKey { host, upstream } => Some(format!(
+                "add [[credential]] with host = \"{host}\", upstreams = [\"{upstream}\"] and ssh = {{ key = \"…\", known_hosts = \"…\" }}"
+            )),
+        }
     }
 
     /// One word for it, for metrics.

@@ -79,9 +79,9 @@ async fn larders_own_name_stands_for_the_default_upstream() {
 }
 
 #[tokio::test]
-async fn without_a_default_upstream_larders_own_name_is_404_with_the_reason() {
+async fn without_a_default_upstream_larders_own_name_is_421_with_the_reason() {
     let (first, second, larder) = two_upstreams("").await;
-    let answer = larder.get(WELL_KNOWN).await.expect(404);
+    let answer = larder.get(WELL_KNOWN).await.expect(421);
     assert!(is_json(&answer));
     assert!(errors(&answer).contains("default_upstream"), "{}", answer.text());
     assert_eq!(first.count_of(Target::Everything) + second.count_of(Target::Everything), 0);
@@ -105,10 +105,10 @@ async fn a_taken_over_name_is_its_upstream_with_and_without_a_port() {
 }
 
 #[tokio::test]
-async fn a_host_that_is_no_upstream_is_404_with_the_reason() {
+async fn a_host_that_is_no_upstream_is_421_with_the_reason() {
     let upstream = FakeUpstream::start().await;
     let larder = Larder::mirroring(&upstream).start().await;
-    let answer = larder.get(&discovery_of("registry.elsewhere.example")).await.expect(404);
+    let answer = larder.get(&discovery_of("registry.elsewhere.example")).await.expect(421);
     let said = errors(&answer);
     assert!(said.contains("registry.elsewhere.example") && said.contains("[[upstream]]"), "{said}");
     assert_eq!(upstream.count_of(Target::Everything), 0);
@@ -404,7 +404,7 @@ async fn the_upstream_sees_through_whom_a_request_came() {
 async fn a_request_that_goes_in_a_ring_is_508_and_asks_nobody() {
     let upstream = FakeUpstream::start().await;
     let larder = Larder::mirroring(&upstream).start().await;
-    larder.get(&discovery_of(OTHER)).await.expect(404);
+    larder.get(&discovery_of(OTHER)).await.expect(421);
     let five = "larder;id=1, larder;id=2, larder;id=3, larder;id=4, larder;id=5";
     let refused = larder.get_with(&discovery_of(HOST), &[("cdn-loop", five)]).await.expect(508);
     assert!(errors(&refused).contains("larder"));

@@ -281,7 +281,7 @@ async fn an_upstream_that_is_down_is_told_as_refusing() {
     let _larder = site.serve();
     paste(&site);
     upstream.stop().await;
-    examine(&site, &[]).await.fails(&["upstream.connection"], "Connection refused");
+    examine(&site, &[]).await.fails(&["upstream.connection"], "connection refused");
 }
 
 /// Done when 3.

@@ -34,11 +34,6 @@ async fn scene_with_tls(ca: &TestCa) -> (FakeUpstream, Site, Process) {
     (upstream, site, larder)
 }
 
-/// What the client said, without the lines that it breaks it into.
-fn one_line(said: &str) -> String {
-    said.split_whitespace().collect::<Vec<_>>().join(" ")
-}
-
 /// No client on this machine is no fault of larder's: a warning, with the lines to write.
 #[tokio::test]
 async fn no_client_configuration_is_a_warning_with_the_lines_to_paste() {
@@ -84,8 +79,8 @@ async fn a_missing_slash_is_told_and_the_client_fails_of_it() {
     let mut workspace = client.workspace();
     workspace.require(&format!("{HOST}/hashicorp/null"), ">= 1.0.0");
     workspace.cli_config(&bad);
-    let said = one_line(&workspace.init().await.expect_failure().text);
-    assert!(said.contains("does not have a provider named"), "{said}");
+    let said = workspace.init().await.expect_failure().one_line();
+    assert!(said.contains("421 larder: providers.v1") && said.contains("v1/providers/"), "{said}");
     workspace.cli_config(&good);
     workspace.init().await.expect_success();
     drop(larder);
@@ -106,7 +101,7 @@ async fn an_override_that_names_only_providers_is_told_and_modules_fail_with_it(
     let mut workspace = client.workspace();
     workspace.file("main.tf", &format!("module \"m\" {{\n  source = \"{HOST}/acme/x/aws\"\n}}\n"));
     workspace.cli_config(&only("providers.v1", &providers(&site)));
-    let said = one_line(&workspace.init().await.expect_failure().text);
+    let said = workspace.init().await.expect_failure().one_line();
     assert!(said.contains("does not provide a modules service"), "{said}");
 }
 
@@ -138,7 +133,7 @@ async fn a_registry_that_offers_one_service_needs_no_other_in_its_block() {
         let mut workspace = client.workspace();
         workspace.file("main.tf", &format!("module \"m\" {{\n  source = \"{HOST}/acme/x/aws\"\n}}\n"));
         workspace.cli_config(&printed);
-        let said = one_line(&workspace.init().await.expect_failure().text);
+        let said = workspace.init().await.expect_failure().one_line();
         let says = if offers == "modules.v1" {
             "cannot be found in the module registry"
         } else {

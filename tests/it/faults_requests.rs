@@ -84,9 +84,9 @@ async fn no_path_leads_out_of_what_is_mirrored() {
         (format!("//{HOST}/v1/providers/acme/null/versions").into(), &["400", "404"]),
         (b"*".into(), &["400", "404"]),
         (b"http://169.254.169.254/latest/meta-data/".into(), &["400", "404"]),
-        (format!("{}/v1/providers/acme/null/versions", upstream.origin()).into(), &["400", "404"]),
-        (b"/registry/169.254.169.254/v1/providers/acme/null/versions".into(), &["404"]),
-        (b"/registry/user:pass@registry.terraform.io/v1/providers/acme/null/versions".into(), &["400", "404"]),
+        (format!("{}/v1/providers/acme/null/versions", upstream.origin()).into(), &["400", "421"]),
+        (b"/registry/169.254.169.254/v1/providers/acme/null/versions".into(), &["421"]),
+        (b"/registry/user:pass@registry.terraform.io/v1/providers/acme/null/versions".into(), &["400", "421"]),
         (b"/mirror/unknown.example/acme/null/index.json".into(), &["404"]),
     ];
     for (path, expected) in paths {
@@ -129,7 +129,7 @@ async fn odd_hosts_are_told_so_and_ask_nobody() {
         if host == b"registry.terraform.io." && status.contains("200") {
             continue;
         }
-        assert!(["400", "404"].iter().any(|code| status.contains(code)), "{shown:?}: {status} {body}");
+        assert!(["400", "421"].iter().any(|code| status.contains(code)), "{shown:?}: {status} {body}");
         assert!(!body.contains("providers.v1\":"), "{shown:?}: {body}");
     }
     let two =
@@ -137,7 +137,7 @@ async fn odd_hosts_are_told_so_and_ask_nobody() {
     let none = b"GET /.well-known/terraform.json HTTP/1.0\r\n\r\n";
     for request in [&two[..], &none[..]] {
         let (status, body) = raw(&larder, request).await;
-        assert!(["400", "404"].iter().any(|code| status.contains(code)), "{status} {body}");
+        assert!(["400", "421"].iter().any(|code| status.contains(code)), "{status} {body}");
     }
     others_are_served(&larder).await;
 }

@@ -258,7 +258,7 @@ async fn no_more_than_sixteen_clients_are_passed_through_at_one_time() {
         under_way.push(response);
     }
     let said = scene.larder.get(&scene.path).await.expect(503).text();
-    assert!(said.contains("cannot keep it") && said.contains("ask again in a moment"), "{said}");
+    assert!(said.contains("cannot store it") && said.contains("ask again in a moment"), "{said}");
     assert!(!said.contains(scene.folder.path().to_str().unwrap()), "{said}");
     // One that leaves makes place.
     drop(under_way.pop());

@@ -214,7 +214,7 @@ async fn a_request_is_logged_with_its_route_outcome_bytes_and_time_but_not_its_q
     let path = larder.archive_path("null").await;
     larder.get(&path).await.expect(200);
     larder.get(&path).await.expect(200);
-    larder.get("/registry/elsewhere.example/v1/providers/acme/null/versions").await.expect(404);
+    larder.get("/registry/elsewhere.example/v1/providers/acme/null/versions").await.expect(421);
 
     let line = larder.log().line_with(&format!("GET {list}")).await;
     for field in ["status=200", "route=\"versions\"", "outcome=\"miss\"", &format!("bytes={length} "), "ms="] {
@@ -222,7 +222,7 @@ async fn a_request_is_logged_with_its_route_outcome_bytes_and_time_but_not_its_q
     }
     let archive = larder.log().line_with("route=\"archive\" outcome=\"hit\"").await;
     assert!(archive.contains(&path), "{archive}");
-    larder.log().line_with("outcome=\"absent\"").await;
+    larder.log().line_with("outcome=\"refused\"").await;
     assert_eq!(larder.terminate().await, Some(0));
 }
 

@@ -68,7 +68,7 @@ async fn requests_are_counted_by_route_and_by_how_they_ended() {
         (&format!("{mirror}/1.2.0.json"), 200, 1),
         ("/healthz", 200, 3),
         ("/nowhere", 404, 2),
-        ("/registry/other.example/v1/providers/acme/null/versions", 404, 1),
+        ("/registry/other.example/v1/providers/acme/null/versions", 421, 1),
         ("/mirror/x/%ff/y/index.json", 400, 1),
         (&format!("{registry}/v1/providers/acme/absent/versions"), 404, 1),
     ] {
@@ -104,8 +104,8 @@ async fn requests_are_counted_by_route_and_by_how_they_ended() {
         (route("mirror-index", "hit"), 1.0),
         (route("mirror-version", "hit"), 1.0),
         (route("health", "none"), 3.0),
-        (route("none", "absent"), 3.0),
-        (route("none", "refused"), 2.0),
+        (route("none", "absent"), 2.0),
+        (route("none", "refused"), 3.0),
         (route("versions", "absent"), 1.0),
         (route("versions", "revalidated"), 1.0),
         (route("versions", "stale"), 1.0),
@@ -153,7 +153,7 @@ async fn whoever_is_turned_away_is_counted_by_the_reason() {
     assert_eq!((after.value("larder_offline"), after.value("larder_missing")), (1.0, 1.0));
 
     let closed = Larder::mirroring(&upstream).server("clients = [\"192.0.2.0/24\"]").start().await;
-    closed.versions("null").await.expect(403);
+    closed.versions("null").await.expect(421);
     assert_eq!(scrape(&closed).await.value(&reason("client")), 1.0);
 }
 

@@ -227,7 +227,7 @@ async fn a_taken_over_name_has_the_api_at_the_registrys_own_paths() {
         let here = larder.get_with(path, &[("host", HOST)]).await.expect(200);
         let there = larder.get(&format!("/registry/{HOST}{path}")).await.expect(200);
         assert_eq!(here.text(), there.text(), "{path}");
-        assert_eq!(larder.get(path).await.status, 404, "{path}");
+        assert_eq!(larder.get(path).await.status, 421, "{path}");
     }
 }
 

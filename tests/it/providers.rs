@@ -240,7 +240,7 @@ async fn every_spelling_of_a_host_is_one_key_and_one_upstream_request() {
         }
     }
     larder.get("/registry/registry.example./v1/providers/acme/null/versions").await.expect(400);
-    larder.get("/registry/registry.example:8443/v1/providers/acme/null/versions").await.expect(404);
+    larder.get("/registry/registry.example:8443/v1/providers/acme/null/versions").await.expect(421);
 }
 
 /// Promise 13: two registries never mix.
@@ -263,7 +263,7 @@ async fn the_same_version_of_two_registries_keeps_its_own_bytes() {
 
 /// Promise 7: only configured upstreams are asked.
 #[tokio::test]
-async fn a_host_that_is_not_configured_is_404_with_the_reason() {
+async fn a_host_that_is_not_configured_is_told_with_the_reason() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let larder = Larder::mirroring(&upstream).start().await;
@@ -275,7 +275,9 @@ async fn a_host_that_is_not_configured_is_404_with_the_reason() {
             format!("/mirror/{host}/acme/null/1.2.0.json"),
             format!("/archive/{host}/providers/acme/null/1.2.0/linux_amd64/0123456789abcdef/SHA256SUMS"),
         ] {
-            let said = errors(&larder.get(&path).await.expect(404));
+            // With 404 a network mirror lets the client go on to its other installation methods.
+            let status = if path.starts_with("/registry/") { 421 } else { 404 };
+            let said = errors(&larder.get(&path).await.expect(status));
             assert!(said.contains(host) && said.contains("[[upstream]]"), "{path}: {said}");
         }
     }
@@ -320,7 +322,8 @@ async fn what_no_name_version_platform_or_digest_can_be_is_400() {
         assert_eq!(answer.status, 400, "{path}: {}", answer.text());
         assert!(!errors(&answer).is_empty());
     }
-    for path in ["/", "/v2/", "/git/x", "/archive/~x/y", "/v1/providers/acme/null/versions", "/admin/v1/status"] {
+    assert_eq!(larder.get("/v1/providers/acme/null/versions").await.status, 421);
+    for path in ["/", "/v2/", "/git/x", "/archive/~x/y", "/admin/v1/status"] {
         assert_eq!(larder.get(path).await.status, 404, "{path}");
     }
     assert_eq!(upstream.count_of(Target::Everything), 0);
@@ -527,7 +530,7 @@ async fn the_short_paths_work_where_the_host_is_an_upstream() {
         assert_eq!(list.json()["versions"][0]["version"], "1.2.0");
     }
     // Larder's own name stands for a registry in discovery only.
-    let own = larder.get("/v1/providers/acme/null/versions").await.expect(404);
+    let own = larder.get("/v1/providers/acme/null/versions").await.expect(421);
     assert!(errors(&own).contains("/registry/"), "{}", own.text());
     assert_eq!(upstream.count_of(Target::Document), 1);
 }

@@ -188,6 +188,7 @@ async fn with_nothing_held_and_the_upstream_gone_the_client_is_told_so() {
     let workspace = requiring(&client, HOST);
     workspace.cli_config(&overridden(&larder));
     let said = workspace.init().await.expect_failure();
-    assert!(said.text.contains("502 Bad Gateway"), "{}", said.text);
-    assert!(!said.text.contains("does not have a provider named"), "{}", said.text);
+    let text = said.one_line();
+    assert!(text.contains("502 larder: ") && text.contains("connection refused; `larder doctor`"), "{text}");
+    assert!(!text.contains("does not have a provider named"), "{text}");
 }

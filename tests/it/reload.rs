@@ -31,11 +31,11 @@ fn list_of_second() -> String {
 }
 
 #[tokio::test]
-async fn an_upstream_that_is_added_is_mirrored_and_one_that_is_removed_is_404_with_the_reason() {
+async fn an_upstream_that_is_added_is_mirrored_and_one_that_is_removed_is_told_with_the_reason() {
     let (first, second) = (publishing(&["null"], 10_000).await, publishing(&["random"], 10_000).await);
     let larder = Larder::mirroring(&first).start().await;
     let list = list_of_second();
-    let unknown = larder.get(&list).await.expect(404);
+    let unknown = larder.get(&list).await.expect(421);
     assert!(unknown.text().contains(SECOND), "{}", unknown.text());
 
     larder.reload(and(Larder::mirroring(&first), &second)).await.unwrap();
@@ -47,7 +47,7 @@ async fn an_upstream_that_is_added_is_mirrored_and_one_that_is_removed_is_404_wi
 
     // Its list is finished in memory, fresh, and held: none of that is for anybody any more.
     larder.reload(Larder::mirroring(&first)).await.unwrap();
-    let removed = larder.get(&list).await.expect(404);
+    let removed = larder.get(&list).await.expect(421);
     assert!(removed.text().contains(SECOND), "{}", removed.text());
     larder.versions("null").await.expect(200);
 
@@ -97,7 +97,7 @@ async fn the_clients_that_may_ask_are_those_of_the_new_configuration() {
     let larder = Larder::mirroring(&upstream).start().await;
     larder.versions("null").await.expect(200);
     larder.reload(Larder::mirroring(&upstream).server("clients = [\"10.0.0.0/8\"]")).await.unwrap();
-    larder.versions("null").await.expect(403);
+    larder.versions("null").await.expect(421);
     let trusting = "clients = [\"10.0.0.0/8\"]\ntrusted_proxies = [\"127.0.0.1\"]";
     larder.reload(Larder::mirroring(&upstream).server(trusting)).await.unwrap();
     let list = format!("/registry/{HOST}/v1/providers/acme/null/versions");
@@ -111,7 +111,7 @@ async fn where_clients_find_larder_and_what_its_own_name_stands_for_follow() {
     let upstream = publishing(&["null"], 10_000).await;
     let larder = Larder::mirroring(&upstream).start().await;
     assert!(larder.archive_path("null", "1.2.0").await.starts_with("/archive/"));
-    larder.get("/.well-known/terraform.json").await.expect(404);
+    larder.get("/.well-known/terraform.json").await.expect(421);
     let elsewhere = "public_url = \"https://m.example/base/\"";
     let own_name = format!("default_upstream = \"{HOST}\"");
     larder.reload(Larder::mirroring(&upstream).server(elsewhere).server(&own_name)).await.unwrap();
@@ -423,7 +423,7 @@ async fn a_wrong_file_changes_nothing_and_is_told_all_its_problems() {
     larder.log().line_with("not taken over, the one before stays in force: 2 problems").await;
     larder.log().line_with("upstream.frsh").await;
     larder.log().line_with("upstream.host").await;
-    larder.get(&list).await.expect(404);
+    larder.get(&list).await.expect(421);
 
     std::fs::remove_file(&file).unwrap();
     larder.hang_up();

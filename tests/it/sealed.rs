@@ -126,8 +126,8 @@ async fn with_sealed_platforms_a_list_names_what_is_held_for_all_of_them() {
         [format!("/registry/{HOST}/v1/providers/acme/null/versions"), format!("/mirror/{HOST}/acme/null/index.json")]
     {
         let said = larder.get(&path).await.expect(503).text();
-        assert!(said.contains("any version of registry.terraform.io/acme/null for windows_amd64: not held"), "{said}");
-        assert!(said.contains("this mirror is offline; `larder missing` lists"), "{said}");
+        assert!(said.contains("any version of registry.terraform.io/acme/null for windows_amd64: this mirror is offline and has not stored it"), "{said}");
+        assert!(said.contains("`larder missing` lists"), "{said}");
     }
 }
 
@@ -281,7 +281,10 @@ async fn of_a_module_what_is_held_is_listed_and_the_latest_of_it_is_the_latest()
     let latest = larder.get(&format!("/registry/{HOST}/v1/modules/acme/one/test/download")).await.expect(302);
     assert_eq!(latest.header("location"), download("1.1.0"));
     let said = module_list(&larder, "two").await.expect(503).text();
-    assert!(said.contains(&format!("any version of {HOST}/acme/two/test: not held")), "{said}");
+    assert!(
+        said.contains(&format!("any version of {HOST}/acme/two/test: this mirror is offline and has not stored it")),
+        "{said}"
+    );
     larder.tell("purge", "acme/one/test@1.1.0").await;
     assert_eq!(module_versions(&module_list(&larder, "one").await.expect(200)), ["1.0.0"]);
 

@@ -340,7 +340,7 @@ async fn what_the_store_has_no_room_for_is_not_warm() {
     // As many as fit at the end; each may have made room for the one before.
     assert!(warm.len() <= 3, "{job}");
     let lost = (0..8).find(|item| !warm.contains(item)).unwrap();
-    assert!(error(&job, lost).contains("is not held, although it was had"), "{job}");
+    assert!(error(&job, lost).contains("was downloaded and is not stored"), "{job}");
     upstream.forget_requests();
     for item in warm {
         let path = larder.archive_path(&format!("p{item}"), "1.2.0").await;

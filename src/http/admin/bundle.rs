@@ -16,6 +16,7 @@ use crate::jobs::report::JobState;
 use crate::mirror::{Gathered, NotApplied, NotGathered, Transfer};
 use crate::protocol::admin::bundle::{TAR, ToldBundle, taking_in};
 use crate::protocol::admin::warm::no_job;
+use crate::protocol::route::Api;
 use crate::store::StoreError;
 
 /// The largest body that asks for a bundle: an inventory is in it.
@@ -29,7 +30,7 @@ impl Admin {
             Ok(place) => place,
             Err(busy) => {
                 bodies::throw_away(request);
-                return respond::failure(&busy.into());
+                return respond::failure(&busy.into(), Api::Other);
             }
         };
         let body = match bodies::large_json_of(request, LARGEST).await {
@@ -132,7 +133,7 @@ impl Admin {
     pub(super) async fn inventory(self: &Arc<Self>) -> Response<Body> {
         self.looking(|admin| match admin.mirror.inventory(admin.clock.now()) {
             Ok(inventory) => respond::json(StatusCode::OK, &inventory),
-            Err(error) => respond::failure(&error.into()),
+            Err(error) => respond::failure(&error.into(), Api::Other),
         })
         .await
     }

@@ -28,6 +28,7 @@ use crate::protocol::admin::order::ToldOrder;
 use crate::protocol::admin::warm::{self, ToldToPin};
 use crate::protocol::admin::{Access, AdminRoute, Command, Credentials, Nature, Refusal, Report, SinceStart};
 use crate::protocol::client_config;
+use crate::protocol::route::Api;
 
 const SEC_FETCH_SITE: header::HeaderName = header::HeaderName::from_static("sec-fetch-site");
 const NDJSON: header::HeaderValue = header::HeaderValue::from_static("application/x-ndjson");
@@ -138,7 +139,7 @@ impl Admin {
                     let order = missing::order_of(&missing, &self.mirror.sealed_platforms());
                     respond::json(StatusCode::OK, &order)
                 }
-                Err(error) => respond::failure(&error.into()),
+                Err(error) => respond::failure(&error.into(), Api::Other),
             },
             AdminRoute::Jobs => respond::json(StatusCode::OK, &serde_json::json!({ "jobs": self.jobs.all() })),
             AdminRoute::Job(id) => match self.jobs.report(id) {
@@ -176,7 +177,7 @@ impl Admin {
     async fn forget_missing(&self) -> Response<Body> {
         match self.mirror.forget_missing().await {
             Ok(()) => respond::json(StatusCode::OK, &ToldOrder::default()),
-            Err(error) => respond::failure(&error.into()),
+            Err(error) => respond::failure(&error.into(), Api::Other),
         }
     }
 
@@ -276,7 +277,7 @@ impl Admin {
                 response.headers_mut().insert(header::CONTENT_TYPE, NDJSON);
                 response
             }
-            Err(error) => respond::failure(&error.into()),
+            Err(error) => respond::failure(&error.into(), Api::Other),
         }
     }
 

@@ -17,6 +17,7 @@ use crate::jobs::report::JobState;
 use crate::mirror::{Export, Transfer};
 use crate::protocol::admin::trees::{ToldToExport, unsigned_of};
 use crate::protocol::admin::warm::no_job;
+use crate::protocol::route::Api;
 
 const TAR: header::HeaderValue = header::HeaderValue::from_static("application/x-tar");
 /// The largest body that asks for a tree: it may name the archives that are there already.
@@ -30,7 +31,7 @@ impl Admin {
             Ok(place) => place,
             Err(busy) => {
                 bodies::throw_away(request);
-                return respond::failure(&busy.into());
+                return respond::failure(&busy.into(), Api::Other);
             }
         };
         let body = match bodies::large_json_of(request, LARGEST).await {
@@ -107,7 +108,7 @@ impl Admin {
                 response.headers_mut().insert(header::CONTENT_TYPE, NDJSON);
                 response
             }
-            Err(error) => respond::failure(&error.into()),
+            Err(error) => respond::failure(&error.into(), Api::Other),
         }
     }
 }

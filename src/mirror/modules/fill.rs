@@ -247,7 +247,7 @@ impl Mirror {
                 self.counters.unproven(&key.module.host, REPUBLISHED);
                 let elsewhere = if *tree == pinned { ", where the module was in another folder" } else { "" };
                 let verdict = format!(
-                    "its tree has digest {tree}, and the one that was seen first has {pinned}{elsewhere}: upstream has moved it; {accepting} takes the new one"
+                    "its tree has digest {tree}, and the one that was seen first has {pinned}{elsewhere}: upstream has moved it"
                 );
                 (
                     verdict,
@@ -259,13 +259,13 @@ impl Mirror {
                 tracing::error!(%package, %tree, commit, "ALARM: what was seen first of a version of a module is damaged, and no archive tells what it was; it is not served until it is accepted");
                 self.counters.unproven(&key.module.host, SEEN_DAMAGED);
                 let verdict = format!(
-                    "its tree has digest {tree}, and the record of the one that was seen first is damaged, so nobody can tell whether upstream has moved it; {accepting} takes this one"
+                    "its tree has digest {tree}, and the record of the one that was seen first is damaged, so nobody can tell whether upstream has moved it"
                 );
                 (verdict, AlarmKind::DamagedRecord, super::DAMAGED.to_owned())
             }
         };
         self.alarm(kind, &key.module, &key.version, detail, now.at);
-        Err(Error::Unverified { asked: format!("the archive of {package}"), verdict })
+        Err(Error::Unaccepted { asked: format!("the archive of {package}"), verdict, command: accepting.to_owned() })
     }
 }
 

@@ -130,10 +130,9 @@ impl Mirror {
             Ok(())
         })
         .await?;
-        let verdict = format!(
-            "upstream has moved it to {what} at {host}, which larder cannot fetch, and {before}: `larder accept {key}` lets clients go there"
-        );
-        Ok(Some(Error::Unverified { asked: format!("the location of {package}"), verdict }))
+        let verdict = format!("upstream has moved it to {what} at {host}, which larder cannot fetch, and {before}");
+        let command = format!("`larder accept {key}`");
+        Ok(Some(Error::Unaccepted { asked: format!("the location of {package}"), verdict, command }))
     }
 
     /// Serves what is held where upstream cannot say where it is, or has deleted it (promise 6).

@@ -38,7 +38,8 @@ impl Mirror {
         call: &Call,
     ) -> Result<Receiver<ImportStep>, Error> {
         let alone = Arc::clone(&self.importing).try_lock_owned();
-        let alone = alone.map_err(|_| Error::Busy("another tree is being imported".to_owned()))?;
+        let busy = |_| Error::Busy { what: "the import".to_owned(), why: "another tree is being imported".to_owned() };
+        let alone = alone.map_err(busy)?;
         self.store.check()?;
         let (tell, told) = channel(STEPS_WAITING);
         let import = Import {

@@ -69,7 +69,9 @@ impl Mirror {
                 }
                 Ok(None) => nothing = format!("{} does not know it", package.provider.host),
                 Err(Error::Store(error)) => return Err(error.into()),
-                Err(error @ Error::Unverified { .. }) => return Ok(Said::Against(error.to_string())),
+                Err(error @ (Error::Unverified { .. } | Error::Unaccepted { .. })) => {
+                    return Ok(Said::Against(error.to_string()));
+                }
                 Err(error) => {
                     return Ok(match self.by_the_tree(package, digest, beside, &upstream, unsigned, call).await? {
                         Said::Nothing(_) => Said::Against(not_asked(&error)),
@@ -173,7 +175,9 @@ impl Mirror {
         match self.admit(package, &set, signer, call.now).await {
             Ok(Admitted::Consistent | Admitted::Changed(_)) => {}
             Ok(Admitted::Unjudged) => return Err(StoreError::Gone.into()),
-            Err(error @ Error::Unverified { .. }) => return Ok(Said::Against(error.to_string())),
+            Err(error @ (Error::Unverified { .. } | Error::Unaccepted { .. })) => {
+                return Ok(Said::Against(error.to_string()));
+            }
             Err(error) => return Err(error),
         }
         // It was not upstream that said so: it is asked at the first chance.

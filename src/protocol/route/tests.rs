@@ -37,7 +37,7 @@ fn every_spelling_of_a_host_reaches_the_same_route() {
         assert_eq!(route.path(), format!("/registry/{key}/v1/providers/acme/null/versions"));
     }
     assert!(matches!(parse("/registry/registry.example./v1/providers/a/b/versions"), Err(NoRoute::Malformed(_))));
-    assert!(matches!(parse("/registry/other.example/v1/providers/a/b/versions"), Err(NoRoute::Unknown(_))));
+    assert!(matches!(parse("/registry/other.example/v1/providers/a/b/versions"), Err(NoRoute::UnknownHost(_))));
 }
 
 #[test]
@@ -68,14 +68,30 @@ fn what_no_name_can_be_is_malformed_and_what_is_not_there_is_unknown() {
         "/archive/~abc/x",
         "/registry/registry.example/v1/providers/a/b/1.0.0/c",
         "/registry/registry.example/v1/modules/a/b/aws/1.0.0/c",
-        "/v1/modules?limit=2",
         "/mirror/registry.example/acme/null/index.html",
-        "/v1/providers/acme/null/versions",
-        "/.well-known/terraform.json",
+        "/registry/registry.example/v1/acme/null/nothing",
+        "/other.example/acme/null/index.json",
         "/admin/v1/status",
         "/metrics",
     ] {
         assert!(matches!(parse(path), Err(NoRoute::Unknown(_))), "{path}: {:?}", parse(path));
+    }
+}
+
+/// Promise 15: what a client's own configuration gets wrong is told with the line to write.
+#[test]
+fn a_missing_slash_and_a_name_that_is_no_upstream_are_recognised() {
+    for (path, api, cause) in [
+        ("/v1/modules?limit=2", Api::Registry, "this host name"),
+        ("/v1/providers/acme/null/versions", Api::Registry, "this host name"),
+        ("/.well-known/terraform.json", Api::Registry, "this host name"),
+        ("/registry/registry.example/v1/acme/null/versions", Api::Registry, "providers.v1"),
+        ("/registry/registry.example/v1/acme/null/1.0.0/download/linux/amd64", Api::Registry, "providers.v1"),
+        ("/registry.example/acme/null/index.json", Api::NetworkMirror, "network_mirror"),
+        ("/registry.example/acme/null/1.0.0.json", Api::NetworkMirror, "network_mirror"),
+    ] {
+        let Err(NoRoute::Misdirected { api: of, why }) = parse(path) else { panic!("{path}: {:?}", parse(path)) };
+        assert!(of == api && why.cause.contains(cause) && why.remedy.is_some(), "{path}: {of:?} {why}");
     }
 }
 

@@ -63,6 +63,11 @@ pub(crate) struct Output {
 }
 
 impl Output {
+    /// The text without the lines that the client breaks it into.
+    pub(crate) fn one_line(&self) -> String {
+        self.text.split_whitespace().filter(|word| *word != "│").collect::<Vec<_>>().join(" ")
+    }
+
     /// Panics with what the client said, unless it succeeded.
     pub(crate) fn expect_success(self) -> Self {
         assert!(self.status.success(), "the client failed ({}):\n{}", self.status, self.text);

@@ -69,8 +69,8 @@ impl Fetch<'_> {
     /// Waits for the right to unpack what was downloaded; nothing is held meanwhile but its stage.
     async fn turn_to_unpack(&self) -> Result<Turn, Error> {
         let turn = self.mirror.unpacking.take(&self.upstream.settings.host, self.call.asker).await;
-        let crowded = || format!("{}: as many archives are being unpacked as may be at one time", self.what());
-        turn.map(Turn::Unpacking).ok_or_else(|| Error::Busy(crowded()))
+        let why = || "as many archives are being unpacked as may be at one time".to_owned();
+        turn.map(Turn::Unpacking).ok_or_else(|| Error::Busy { what: self.what(), why: why() })
     }
 
     /// The checksum that a list names for an archive.
