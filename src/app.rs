@@ -132,6 +132,7 @@ pub struct App {
     main: TcpListener,
     admin: TcpListener,
     connections: listener::Limits,
+    http2: bool,
     base: String,
     scrub: Option<Duration>,
 }
@@ -214,8 +215,9 @@ impl App {
         let (main_places, admin_places) = (places(), places());
         let pool = Pool::new(settings.pool_within);
         let running = Running { parts, front, tls, main_places, admin_places, pool, config: config_in_force };
-        let (connections, scrub, base) = (settings.connections, config.store.scrub, base(config, main_at));
-        Ok(Self { running: Arc::new(running), main, admin, connections, base, scrub })
+        let (connections, http2) = (settings.connections, config.server.http2);
+        let (scrub, base) = (config.store.scrub, base(config, main_at));
+        Ok(Self { running: Arc::new(running), main, admin, connections, http2, base, scrub })
     }
 
     /// Where the main listener is.
@@ -245,12 +247,12 @@ impl App {
 
     /// Serves until `stop`, then lets running downloads finish, and closes the store.
     pub async fn serve(self, stop: CancellationToken) -> Result<(), StoreError> {
-        let Self { running, main, admin, connections, scrub, .. } = self;
+        let Self { running, main, admin, connections, http2, scrub, .. } = self;
         running.parts.jobs.go_on();
         let mut background = running.background(scrub, &stop);
         let tls = running.tls.clone();
         let (main_places, admin_places) = (running.main_places.clone(), running.admin_places.clone());
-        let main_limits = connections.clone();
+        let main_limits = listener::Limits { http2, ..connections.clone() };
         let of_main = {
             let running = Arc::clone(&running);
             move |address| running.front.load().main.standing(address)

@@ -173,6 +173,7 @@ async fn run(options: &Options, phase: Phase, seed: u64) -> anyhow::Result<u64> 
     let upstream = FakeUpstream::builder().releases_elsewhere().signed_urls().start().await;
     let sources = Sources::start().await;
     let config = Larder::mirroring(&upstream)
+        .server("http2 = true")
         .on(&folder)
         .allow_private(&sources.upstream.origin())
         .store(&format!("max_size = \"{}\"", phase.max_size))

@@ -90,10 +90,12 @@ async fn with_what_is_fixed(mut config: Config, before: &Config) -> Result<(Conf
     };
     keep("server.listen", config.server.listen != before.server.listen);
     keep("server.tls", config.server.tls.is_some() != before.server.tls.is_some());
+    keep("server.http2", config.server.http2 != before.server.http2);
     keep("admin.listen", config.admin.listen != before.admin.listen);
     keep("store.path", config.store.path != before.store.path);
     keep("store.scrub", config.store.scrub != before.store.scrub);
     config.server.listen = before.server.listen;
+    config.server.http2 = before.server.http2;
     config.admin.listen = before.admin.listen;
     config.store.path.clone_from(&before.store.path);
     config.store.scrub = before.store.scrub;

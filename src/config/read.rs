@@ -96,6 +96,7 @@ fn read_server(section: &mut Section<'_, '_, '_>) -> Server {
         listen: section.text("listen", "127.0.0.1:8080", values::socket).unwrap_or(default.listen),
         public_url: section.text("public_url", "https://mirror.corp.example/", values::base_url),
         tls: section.table("tls", r#"{ certificate = "cert.pem", key = "key.pem" }"#, read_tls).flatten(),
+        http2: section.flag("http2").unwrap_or(default.http2),
         default_upstream: section.text("default_upstream", "registry.terraform.io", values::hostname),
         clients: section.list("clients", r#"["10.0.0.0/8"]"#, values::network),
         open: section.flag("open").unwrap_or(default.open),

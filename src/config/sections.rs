@@ -21,6 +21,8 @@ pub struct Server {
     pub public_url: Option<Url>,
     /// The certificate and key, when larder itself speaks TLS.
     pub tls: Option<TlsFiles>,
+    /// True where clients may speak HTTP/2, which has no reason phrases.
+    pub http2: bool,
     /// The upstream that larder's own host name stands for; always one of the upstreams.
     pub default_upstream: Option<Hostname>,
     /// Who may ask; everybody when absent, never empty.
@@ -37,6 +39,7 @@ impl Default for Server {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)),
             public_url: None,
             tls: None,
+            http2: false,
             default_upstream: None,
             clients: None,
             open: false,

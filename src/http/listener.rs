@@ -78,6 +78,8 @@ pub struct Limits {
     pub idle: Duration,
     /// How long a TLS handshake may take.
     pub handshake: Duration,
+    /// True where clients may speak HTTP/2, by ALPN over TLS and by prior knowledge without. It has no reason phrases.
+    pub http2: bool,
     /// Requests at one time in one HTTP/2 connection.
     pub streams: u32,
     /// How much of archives may be in memory on its way to clients, in bytes; beyond it, 16 KiB for each connection.
@@ -97,6 +99,7 @@ impl Default for Limits {
             header_time: Duration::from_secs(10),
             idle: Duration::from_secs(120),
             handshake: Duration::from_secs(10),
+            http2: false,
             streams: 64,
             memory_bytes: 64 * 1024 * 1024,
             drain: Duration::from_secs(20),
@@ -284,10 +287,14 @@ impl<H> Site<H> {
         let socket = Watched::new(socket, Arc::clone(&activity));
         let peer = Peer { address, secure: self.tls.is_some(), memory };
         let Some(tls) = &self.tls else {
-            activity.begin(Protocol::Undecided(0));
-            return self.converse(socket, peer, self.http(), &activity).await;
+            let (protocol, http) = match self.limits.http2 {
+                true => (Protocol::Undecided(0), self.http()),
+                false => (Protocol::Http1, self.http().http1_only()),
+            };
+            activity.begin(protocol);
+            return self.converse(socket, peer, http, &activity).await;
         };
-        let handshake = timeout(handshake_time, tls.acceptor().accept(socket));
+        let handshake = timeout(handshake_time, tls.acceptor(self.limits.http2).accept(socket));
         let stream = match self.stop.run_until_cancelled(handshake).await {
             Some(Ok(Ok(stream))) => stream,
             Some(Ok(Err(error))) => return tracing::debug!(%address, %error, "TLS handshake failed"),

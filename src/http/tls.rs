@@ -33,7 +33,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 pub struct Tls {
     provider: Arc<CryptoProvider>,
     current: Arc<Current>,
-    acceptor: AcceptorConfig,
+    http1: AcceptorConfig,
+    with_http2: AcceptorConfig,
     /// The files as they were last read, whether they were any good or not.
     read: Mutex<Files>,
 }
@@ -126,14 +127,19 @@ impl Tls {
             .map_err(TlsError::Setup)?
             .with_no_client_auth()
             .with_cert_resolver(Arc::clone(&current) as Arc<dyn ResolvesServerCert>);
-        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        Ok(Self { provider, current, acceptor: AcceptorConfig(Arc::new(config)), read: Mutex::new(files) })
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let mut with_http2 = config.clone();
+        with_http2.alpn_protocols.insert(0, b"h2".to_vec());
+        let (http1, with_http2) = (AcceptorConfig(Arc::new(config)), AcceptorConfig(Arc::new(with_http2)));
+        Ok(Self { provider, current, http1, with_http2, read: Mutex::new(files) })
     }
 
-    /// Accepts TLS with whatever certificate is current at each handshake, offering HTTP/2 and HTTP/1.1.
+    /// Accepts TLS with whatever certificate is current at each handshake, offering HTTP/1.1, and HTTP/2 before it where
+    /// `http2` says so: clients choose that wherever it is offered.
     #[must_use]
-    pub fn acceptor(&self) -> TlsAcceptor {
-        TlsAcceptor::from(Arc::clone(&self.acceptor.0))
+    pub fn acceptor(&self, http2: bool) -> TlsAcceptor {
+        let config = if http2 { &self.with_http2 } else { &self.http1 };
+        TlsAcceptor::from(Arc::clone(&config.0))
     }
 
     /// Reads a pair at once, from these files, and proves it.

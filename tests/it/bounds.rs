@@ -316,7 +316,7 @@ async fn small_archives_take_a_bounded_memory_however_many_are_sent() {
     let upstream = publishing(&names.iter().map(String::as_str).collect::<Vec<_>>(), BYTES).await;
     let folder = tempfile::tempdir().unwrap();
     // It has the folder of the store.
-    let builder = Larder::mirroring(&upstream);
+    let builder = Larder::mirroring(&upstream).server("http2 = true");
     let larder = Process::start(&builder, folder.path());
     let mut paths = Vec::new();
     for name in &names {
@@ -366,7 +366,7 @@ async fn http_2_streams_that_read_nothing_take_a_bounded_memory() {
     let zip = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
     let folder = tempfile::tempdir().unwrap();
     // It has the folder of the store.
-    let builder = Larder::mirroring(&upstream);
+    let builder = Larder::mirroring(&upstream).server("http2 = true");
     let larder = Process::start(&builder, folder.path());
     let path = larder.archive_path("null").await;
     assert!(larder.get(&path).await.expect(200).body == zip);

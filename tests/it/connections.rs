@@ -104,7 +104,7 @@ async fn idle_connections_of_outsiders_lock_no_client_out() {
 #[tokio::test]
 async fn an_outsider_is_answered_once() {
     let upstream = FakeUpstream::start().await;
-    let larder = patient(&upstream).start().await;
+    let larder = patient(&upstream).server("http2 = true").start().await;
     for (path, status) in [("/nowhere", "403"), ("/healthz", "200")] {
         let mut outsider = from("127.0.0.2", larder.address()).await;
         let answer = ask(&mut outsider, path, "").await;
@@ -132,7 +132,8 @@ async fn an_outsider_is_answered_once() {
 #[tokio::test]
 async fn an_outsider_has_only_so_long_to_ask() {
     let upstream = FakeUpstream::start().await;
-    let larder = patient(&upstream).connections(|limits| limits.outsider_time = SHORT).start().await;
+    let larder = patient(&upstream).server("http2 = true");
+    let larder = larder.connections(|limits| limits.outsider_time = SHORT).start().await;
     let settings = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
     let silent = [&b""[..], b"GET /healthz HTT", &settings[..3], settings].map(|said| async {
         let mut outsider = from("127.0.0.2", larder.address()).await;

@@ -166,7 +166,7 @@ async fn noise_ends_its_connection_and_nothing_else() {
 }
 
 fn hasty(upstream: &FakeUpstream) -> Builder {
-    Larder::mirroring(upstream).head_within(Duration::from_secs(1)).idle(Duration::from_secs(2))
+    Larder::mirroring(upstream).server("http2 = true").head_within(Duration::from_secs(1)).idle(Duration::from_secs(2))
 }
 
 /// Promise 11: a request that is never finished is cut off, at any point of it, also when its bytes go on dripping in.
@@ -249,7 +249,7 @@ async fn storm(larder: &Larder, path: &str, upstream: &FakeUpstream) -> usize {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_storm_of_resets_is_ended_and_holds_up_nobody() {
     let upstream = publishing().await;
-    let larder = Larder::mirroring(&upstream).start().await;
+    let larder = Larder::mirroring(&upstream).server("http2 = true").start().await;
     others_are_served(&larder).await;
     upstream.forget_requests();
     // Of something that is held, and that is not: a stalled upstream must not keep what was reset.
@@ -346,7 +346,7 @@ async fn a_request_names_exactly_one_host() {
 #[tokio::test]
 async fn an_http_2_host_that_contradicts_the_authority_is_refused() {
     let upstream = publishing().await;
-    let larder = Larder::mirroring(&upstream).start().await;
+    let larder = Larder::mirroring(&upstream).server("http2 = true").start().await;
     let http2 = reqwest::Client::builder().http2_prior_knowledge().no_proxy();
     let http2 = http2.resolve("mirror.example", larder.address()).build().unwrap();
     let port = larder.address().port();

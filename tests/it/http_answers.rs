@@ -19,7 +19,7 @@ const LARGE: usize = 3_000_000;
 async fn with_archive(size_bytes: usize) -> (FakeUpstream, Larder, String, Vec<u8>) {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").size(size_bytes));
-    let larder = Larder::mirroring(&upstream).start().await;
+    let larder = Larder::mirroring(&upstream).server("http2 = true").start().await;
     let path = larder.archive_path("null", "1.2.0").await;
     let bytes = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
     (upstream, larder, path, bytes)

@@ -76,6 +76,7 @@ mod small_disk;
 mod sparing;
 mod stored_again;
 mod support;
+mod terminal;
 mod transfers;
 mod trees_export;
 mod trees_hostile;

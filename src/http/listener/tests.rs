@@ -187,6 +187,10 @@ impl Pki {
     }
 
     async fn connect(&self, served: &Served, protocol: &str) -> TlsStream<TcpStream> {
+        self.connect_offering(served, &[protocol]).await
+    }
+
+    async fn connect_offering(&self, served: &Served, protocols: &[&str]) -> TlsStream<TcpStream> {
         let mut roots = rustls::RootCertStore::empty();
         roots.add(self.der.clone()).unwrap();
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
@@ -195,15 +199,33 @@ impl Pki {
             .unwrap()
             .with_root_certificates(roots)
             .with_no_client_auth();
-        config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
+        config.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
         let name = ServerName::try_from("localhost").unwrap();
         TlsConnector::from(Arc::new(config)).connect(name, served.connect().await).await.unwrap()
     }
 }
 
+/// What allows both versions of HTTP.
+fn both() -> Limits {
+    Limits { http2: true, ..Limits::default() }
+}
+
+/// Promise 15: HTTP/2 has no reason phrase, and clients choose it wherever it is offered.
+#[tokio::test]
+async fn http2_is_neither_offered_nor_taken_unless_it_is_allowed() {
+    let pki = Pki::new();
+    let plain = Served::start(Limits::default()).await;
+    let (mut sender, _) = h2(plain.connect().await).await;
+    assert!(h2_ask(&mut sender, "GET", "/").await.is_err());
+    let secure = Served::start_with(Limits::default(), Some(pki.tls())).await;
+    let socket = pki.connect_offering(&secure, &["h2", "http/1.1"]).await;
+    assert_eq!(socket.get_ref().1.alpn_protocol(), Some(&b"http/1.1"[..]));
+    assert_eq!((plain.asked.load(Ordering::SeqCst), secure.asked.load(Ordering::SeqCst)), (0, 0));
+}
+
 #[tokio::test]
 async fn http1_and_http2_are_answered_on_a_plain_socket() {
-    let served = Served::start(Limits::default()).await;
+    let served = Served::start(both()).await;
     let mut socket = served.connect().await;
     h1_ask(&mut socket, "GET /").await;
     assert!(read_until(&mut socket, "secure=false").await.starts_with("HTTP/1.1 200 OK"));
@@ -214,7 +236,7 @@ async fn http1_and_http2_are_answered_on_a_plain_socket() {
 #[tokio::test]
 async fn http1_and_http2_are_answered_over_tls_as_agreed_by_alpn() {
     let pki = Pki::new();
-    let served = Served::start_with(Limits::default(), Some(pki.tls())).await;
+    let served = Served::start_with(both(), Some(pki.tls())).await;
     let socket = pki.connect(&served, "h2").await;
     assert_eq!(socket.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
     let (mut sender, _) = h2(socket).await;
@@ -229,7 +251,7 @@ async fn http1_and_http2_are_answered_over_tls_as_agreed_by_alpn() {
 #[tokio::test]
 async fn a_silent_handshake_is_cut_and_holds_up_nobody() {
     let pki = Pki::new();
-    let limits = Limits { handshake: Duration::from_millis(300), ..Limits::default() };
+    let limits = Limits { handshake: Duration::from_millis(300), ..both() };
     let served = Served::start_with(limits, Some(pki.tls())).await;
     let mut silent = served.connect().await;
     let (mut sender, _) = h2(pki.connect(&served, "h2").await).await;
@@ -239,7 +261,7 @@ async fn a_silent_handshake_is_cut_and_holds_up_nobody() {
 
 #[tokio::test]
 async fn a_drain_lets_a_running_download_finish_and_refuses_new_connections() {
-    let served = Served::start(Limits::default()).await;
+    let served = Served::start(both()).await;
     let mut idle = served.connect().await;
     h1_ask(&mut idle, "GET /").await;
     read_until(&mut idle, "secure=false").await;
@@ -261,7 +283,7 @@ async fn a_drain_lets_a_running_download_finish_and_refuses_new_connections() {
 
 #[tokio::test]
 async fn a_drain_lets_an_http2_download_finish() {
-    let served = Served::start(Limits::default()).await;
+    let served = Served::start(both()).await;
     let (mut sender, connection) = h2(served.connect().await).await;
     let response = h2_ask(&mut sender, "GET", "/fed").await.unwrap();
     served.stop.cancel();
@@ -275,7 +297,7 @@ async fn a_drain_lets_an_http2_download_finish() {
 
 #[tokio::test]
 async fn a_drain_cuts_what_does_not_end_within_its_limit() {
-    let served = Served::start(Limits { drain: Duration::from_millis(200), ..Limits::default() }).await;
+    let served = Served::start(Limits { drain: Duration::from_millis(200), ..both() }).await;
     let mut socket = served.connect().await;
     h1_ask(&mut socket, "GET /fed").await;
     served.feed(b"first");
@@ -290,7 +312,7 @@ async fn a_drain_cuts_what_does_not_end_within_its_limit() {
 
 #[tokio::test]
 async fn slow_headers_are_cut_on_a_fresh_and_on_a_kept_connection() {
-    let served = Served::start(Limits { header_time: Duration::from_millis(300), ..Limits::default() }).await;
+    let served = Served::start(Limits { header_time: Duration::from_millis(300), ..both() }).await;
     let mut fresh = served.connect().await;
     fresh.write_all(b"GET / HTTP/1.1\r\nhost:").await.unwrap();
     assert_eq!(rest(&mut fresh).await, "");
@@ -304,7 +326,7 @@ async fn slow_headers_are_cut_on_a_fresh_and_on_a_kept_connection() {
 
 #[tokio::test]
 async fn a_kept_connection_may_idle_longer_than_a_head_may_take() {
-    let limits = Limits { header_time: Duration::from_millis(200), idle: Duration::from_secs(60), ..Limits::default() };
+    let limits = Limits { header_time: Duration::from_millis(200), idle: Duration::from_secs(60), ..both() };
     let served = Served::start(limits).await;
     let mut socket = served.connect().await;
     h1_ask(&mut socket, "GET /").await;
@@ -320,7 +342,7 @@ async fn a_kept_connection_may_idle_longer_than_a_head_may_take() {
 
 #[tokio::test]
 async fn an_idle_connection_is_closed_and_a_waiting_download_is_not() {
-    let served = Served::start(Limits { idle: Duration::from_millis(300), ..Limits::default() }).await;
+    let served = Served::start(Limits { idle: Duration::from_millis(300), ..both() }).await;
     let (mut sender, _busy) = h2(served.connect().await).await;
     let response = h2_ask(&mut sender, "GET", "/fed").await.unwrap();
     let (mut idle_sender, idle_h2) = h2(served.connect().await).await;
@@ -339,7 +361,7 @@ async fn an_idle_connection_is_closed_and_a_waiting_download_is_not() {
 
 #[tokio::test]
 async fn a_client_that_takes_nothing_is_dropped() {
-    let served = Served::start(Limits { idle: Duration::from_millis(400), ..Limits::default() }).await;
+    let served = Served::start(Limits { idle: Duration::from_millis(400), ..both() }).await;
     let mut http1 = served.connect().await;
     h1_ask(&mut http1, "GET /endless").await;
     let (mut sender, http2) = h2(served.connect().await).await;
@@ -353,7 +375,7 @@ async fn a_client_that_takes_nothing_is_dropped() {
 
 #[tokio::test]
 async fn a_head_that_is_too_large_is_431() {
-    let served = Served::start(Limits { header_bytes: 8192, ..Limits::default() }).await;
+    let served = Served::start(Limits { header_bytes: 8192, ..both() }).await;
     let mut socket = served.connect().await;
     let large = format!("GET / HTTP/1.1\r\nhost: larder\r\nx: {}\r\n", "x".repeat(8192));
     socket.write_all(&large.as_bytes()[..8192]).await.unwrap();
@@ -366,7 +388,7 @@ async fn a_head_that_is_too_large_is_431() {
 
 #[tokio::test]
 async fn a_panic_ends_its_request_and_nothing_else() {
-    let served = Served::start(Limits::default()).await;
+    let served = Served::start(both()).await;
     for path in ["/panic", "/panic-in-body"] {
         let mut socket = served.connect().await;
         h1_ask(&mut socket, &format!("GET {path}")).await;
@@ -383,7 +405,7 @@ async fn a_panic_ends_its_request_and_nothing_else() {
 
 #[tokio::test]
 async fn a_body_that_fails_or_falls_short_is_never_complete_for_the_client() {
-    let served = Served::start(Limits::default()).await;
+    let served = Served::start(both()).await;
     for path in ["/broken-length", "/broken-chunked", "/short"] {
         let (mut sender, connection) = conn::http1::handshake(TokioIo::new(served.connect().await)).await.unwrap();
         tokio::spawn(connection);
@@ -405,7 +427,7 @@ async fn a_body_that_fails_or_falls_short_is_never_complete_for_the_client() {
 
 #[tokio::test]
 async fn a_head_answer_keeps_the_length_it_was_given_and_gets_no_zero() {
-    let served = Served::start(Limits::default()).await;
+    let served = Served::start(both()).await;
     for (path, length) in [("/head-length", Some("1234")), ("/head-none", None), ("/", Some("12"))] {
         let mut socket = served.connect().await;
         h1_ask(&mut socket, &format!("HEAD {path}")).await;
@@ -421,7 +443,7 @@ async fn a_head_answer_keeps_the_length_it_was_given_and_gets_no_zero() {
 
 #[tokio::test]
 async fn who_comes_when_all_connections_are_taken_waits_for_one_to_end() {
-    let served = Served::start(Limits { connections: 1, ..Limits::default() }).await;
+    let served = Served::start(Limits { connections: 1, ..both() }).await;
     let mut first = served.connect().await;
     h1_ask(&mut first, "GET /").await;
     read_until(&mut first, "secure=false").await;

@@ -1,0 +1,177 @@
+//! Promise 15: the cause and the remedy of every failure that the client shows, as a person sees it in the terminal.
+
+use crate::support::larder::{Builder, HOST, Larder};
+use crate::support::terraform::{Terraform, Workspace, host_override, network_mirror};
+use crate::support::tls::TestCa;
+use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
+
+const WELL_KNOWN: &str = "/.well-known/terraform.json";
+/// Nothing of these tests is a module.
+const NO_MODULES: &str = "http://127.0.0.1:9/v1/modules/";
+
+/// A way in which a request fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Failure {
+    UpstreamDown,
+    UnknownKey,
+    PrivateAddress,
+    Offline,
+    NotAClient,
+    NotAnUpstream,
+    MissingSlash,
+    DocumentTooLarge,
+}
+
+impl Failure {
+    const ALL: [Self; 8] = [
+        Self::UpstreamDown,
+        Self::UnknownKey,
+        Self::PrivateAddress,
+        Self::Offline,
+        Self::NotAClient,
+        Self::NotAnUpstream,
+        Self::MissingSlash,
+        Self::DocumentTooLarge,
+    ];
+
+    /// The status, the cause and the remedy that a terminal shows.
+    fn told(self) -> [&'static str; 3] {
+        match self {
+            Self::UpstreamDown => {
+                ["502 larder: ", "connection refused", "`larder doctor` on larder's machine says more"]
+            }
+            Self::UnknownKey => ["502 larder: ", "which the registry does not list", "not stored, not served"],
+            Self::PrivateAddress => [
+                "502 larder: ",
+                "it is a private address",
+                "to allow it, add \"10.1.2.3\" to allow_private in [network]",
+            ],
+            Self::Offline => ["503 larder: ", "this mirror is offline and has not stored it", "`larder missing` lists"],
+            Self::NotAClient => [
+                "421 larder: ",
+                "127.0.0.1 is not among the clients of this mirror",
+                "its operator can add it to [server] clients",
+            ],
+            Self::NotAnUpstream => [
+                "421 larder: ",
+                "registry.other.example is not an upstream of this mirror",
+                "its operator can add it as an [[upstream]]",
+            ],
+            Self::MissingSlash => [
+                "421 larder: ",
+                "providers.v1 in the client's host block has no slash at its end",
+                "write \"providers.v1\"",
+            ],
+            Self::DocumentTooLarge => ["502 larder: ", "sent more than 1000 bytes", "sent more than 1000 bytes"],
+        }
+    }
+
+    /// An upstream and a larder between which this happens.
+    async fn between(self) -> (FakeUpstream, Builder) {
+        let mut upstream = FakeUpstream::start().await;
+        upstream.publish(Provider::new("acme", "null").size(20_000));
+        let builder = Larder::mirroring(&upstream);
+        let builder = match self {
+            Self::UpstreamDown => {
+                upstream.stop().await;
+                builder
+            }
+            Self::UnknownKey => {
+                upstream.fault(Target::Signature, Fault::SignedByAnotherKey);
+                builder
+            }
+            Self::PrivateAddress => {
+                upstream.serve_json(WELL_KNOWN, r#"{"providers.v1":"https://10.1.2.3/v1/providers/"}"#);
+                builder
+            }
+            Self::Offline => builder.network("offline = true"),
+            Self::NotAClient => builder.server("clients = [\"192.0.2.0/24\"]"),
+            Self::NotAnUpstream | Self::MissingSlash => builder,
+            Self::DocumentTooLarge => {
+                let list = format!("{{\"versions\":[],\"padding\":\"{}\"}}", "x".repeat(2000));
+                upstream.serve_json("/v1/providers/acme/null/versions", &list);
+                builder.document_bytes(1000)
+            }
+        };
+        (upstream, builder)
+    }
+
+    fn host(self) -> &'static str {
+        if self == Self::NotAnUpstream { "registry.other.example" } else { HOST }
+    }
+
+    fn workspace(self, client: &Terraform) -> Workspace {
+        let mut workspace = client.workspace();
+        workspace.require(&format!("{}/acme/null", self.host()), ">= 1.0.0");
+        workspace
+    }
+}
+
+fn assert_told(failure: Failure, over: &str, text: &str) {
+    for part in failure.told() {
+        assert!(text.contains(part), "{failure:?} over {over}: {part:?} is not in: {text}");
+    }
+    assert!(!text.contains("requires authentication credentials"), "{text}");
+    assert!(!text.contains("does not have a provider named"), "{text}");
+}
+
+/// Every failure that a person can cause or meet, through a host override over plain HTTP and over TLS.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_terminal_shows_the_cause_and_the_remedy_of_every_failure() {
+    let Some(client) = Terraform::find() else { return };
+    let ca = TestCa::new();
+    for failure in Failure::ALL {
+        for over in ["http", "TLS"] {
+            let (_upstream, builder) = failure.between().await;
+            let builder = if over == "TLS" { builder.tls(&ca, &["127.0.0.1"]) } else { builder };
+            let larder = builder.start().await;
+            let mut workspace = failure.workspace(&client);
+            workspace.trust(&ca.pem());
+            let url = larder.providers_url(failure.host());
+            let url = if failure == Failure::MissingSlash { url.trim_end_matches('/') } else { &url };
+            workspace.cli_config(&host_override(failure.host(), url, NO_MODULES));
+            let said = workspace.init().await.expect_failure().one_line();
+            println!("{failure:?} over {over}: {said}");
+            assert_told(failure, over, &said);
+        }
+    }
+}
+
+/// The same of the network mirror, as far as its client shows anything: it asks over TLS, and hides every 4xx.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_terminal_shows_the_failures_of_a_network_mirror() {
+    let Some(client) = Terraform::find() else { return };
+    let ca = TestCa::new();
+    for failure in Failure::ALL {
+        let (_upstream, builder) = failure.between().await;
+        let larder = builder.tls(&ca, &["127.0.0.1"]).start().await;
+        let mut workspace = failure.workspace(&client);
+        workspace.trust(&ca.pem());
+        let url = if failure == Failure::MissingSlash { "/mirror" } else { "/mirror/" };
+        workspace.cli_config(&network_mirror(&format!("{}{url}", larder.base())));
+        let said = workspace.init().await.expect_failure().one_line();
+        println!("{failure:?} by the mirror: {said}");
+        match failure {
+            // The client goes on to its other installation methods, and says that there is none.
+            Failure::NotAnUpstream => assert!(said.contains("registry.other.example/acme/null"), "{said}"),
+            Failure::MissingSlash => {
+                assert!(said.contains("503 larder: ") && said.contains("url of the client's network_mirror"), "{said}");
+            }
+            Failure::NotAClient => {
+                assert!(said.contains("503 larder: 127.0.0.1 is not among the clients"), "{said}");
+            }
+            failure => assert_told(failure, "the mirror", &said),
+        }
+    }
+}
+
+/// Where only the archive can fail the client shows a bare status; the log has the cause, once.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_archive_that_is_too_large_is_told_in_the_body_and_by_its_phrase() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").size(30_000));
+    let larder = Larder::mirroring(&upstream).archive_bytes(20_000).start().await;
+    let path = larder.archive_path("null", "1.2.0").await;
+    let answer = larder.get(&path).await.expect(502);
+    assert!(answer.text().contains("sent more than 20000 bytes"), "{}", answer.text());
+}
