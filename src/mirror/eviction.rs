@@ -17,8 +17,10 @@ use crate::upstream::outbound::Link;
 /// Of a store, one part in this many at most is for pages.
 const PAGES_SHARE: u64 = 8;
 
-/// How often what is held is gone over, when some of it was used meanwhile.
-const ROUNDS: usize = 3;
+/// How often the index is gone over in one eviction, when some of it was used meanwhile.
+const MOST_LOOKS: usize = 3;
+/// How many archives a pass evicts beyond what must go, at most: so that fills rarely wait, and a pass is short.
+const AHEAD: usize = 64;
 
 /// How long a fill waits for an index that is being made.
 const INDEX_WITHIN: Duration = Duration::from_secs(5);
@@ -39,17 +41,21 @@ enum Evicted {
     Stays,
 }
 
-/// What came of going once over what is held.
-#[derive(Debug, Default)]
-struct Round {
-    freed: u64,
+/// What an eviction came to so far.
+#[derive(Debug, Clone, Copy, Default)]
+struct Freed {
+    bytes: u64,
+    archives: usize,
     passed_over: usize,
 }
 
-impl Round {
+impl Freed {
     fn note(&mut self, evicted: Evicted) {
         match evicted {
-            Evicted::Freed(bytes) => self.freed += bytes,
+            Evicted::Freed(bytes) => {
+                self.bytes += bytes;
+                self.archives += 1;
+            }
             Evicted::PassedOver => self.passed_over += 1,
             Evicted::Stays => {}
         }
@@ -199,12 +205,15 @@ impl Mirror {
 
     fn evict_to_fit(&self) -> Result<(), StoreError> {
         let limit = self.store_bytes();
-        // A little more than must be, or every small document would look at all archives again.
+        // A little more than must be, or every document would have all of them looked at again.
         let enough = limit / 100 * 98;
         if self.is_over(limit) {
             // Whatever the totals say afterwards, no more goes than was too much.
             let too_much = self.taken_up().saturating_sub(enough);
-            self.evict_archives(Because::SizeLimit, |freed| freed >= too_much || !self.is_over(enough))?;
+            self.evict_archives(Because::SizeLimit, |freed| {
+                let is_ahead = freed.archives >= AHEAD && !self.is_over(limit);
+                is_ahead || freed.bytes >= too_much || !self.is_over(enough)
+            })?;
         }
         // What is promised to fills is no reason to forget documents.
         let stored = || self.store.index.totals().bytes();
@@ -253,7 +262,7 @@ impl Mirror {
             return Err(StoreError::NoRoom { needed: bytes, limit, stays });
         }
         let missing = bytes.saturating_sub(free);
-        self.evict_archives(Because::DiskFull, |freed| freed >= missing).map(drop)
+        self.evict_archives(Because::DiskFull, |freed| freed.bytes >= missing).map(drop)
     }
 
     /// What a disk that is full still takes. Where that is too little, what was set aside goes first.
@@ -280,37 +289,32 @@ impl Mirror {
             return Ok(());
         }
         tracing::warn!(error = %full, "the disk is full in the middle of a fill; it is evicted from");
-        match self.evict_archives(Because::DiskFull, |freed| freed >= missing)? {
+        match self.evict_archives(Because::DiskFull, |freed| freed.bytes >= missing)? {
             0 => Err(StoreError::NoRoom { needed: free.saturating_add(1), limit: free, stays: self.staying_bytes()? }),
             _ => Ok(()),
         }
     }
 
-    /// Evicts archives, least recently used first, until it is enough, and says how many bytes that freed.
-    fn evict_archives(&self, because: Because, enough: impl Fn(u64) -> bool) -> Result<u64, StoreError> {
+    /// Evicts archives, least recently used first, until it is enough, and says how many bytes that freed. Those that upstream
+    /// has deleted go last.
+    fn evict_archives(&self, because: Because, enough: impl Fn(Freed) -> bool) -> Result<u64, StoreError> {
         if self.link() == Link::Offline {
             return Ok(0);
         }
         self.store.index.needs_to_be_whole()?;
-        let mut freed = 0;
-        for _ in 0..ROUNDS {
-            let round = self.evict_round(because, |of_round| enough(freed + of_round))?;
-            freed += round.freed;
-            if round.passed_over == 0 || enough(freed) {
-                break;
-            }
-        }
-        Ok(freed)
-    }
-
-    /// Goes once over what is held. What is used meanwhile is passed over.
-    fn evict_round(&self, because: Because, enough: impl Fn(u64) -> bool) -> Result<Round, StoreError> {
-        let mut round = Round::default();
-        let mut gone_upstream = Vec::new();
-        for archive in self.store.index.archives_by_age()? {
-            if enough(round.freed) || self.tasks.are_stopped() {
-                return Ok(round);
-            }
+        let (mut freed, mut gone_upstream) = (Freed::default(), Vec::new());
+        let (mut looks, mut all_are_seen) = (0, false);
+        let is_over = |freed| enough(freed) || self.tasks.are_stopped();
+        while !is_over(freed) {
+            let Some(archive) = self.evictor.next_candidate() else {
+                if looks == MOST_LOOKS || (all_are_seen && freed.passed_over == 0) {
+                    break;
+                }
+                let oldest = self.store.index.archives_by_age()?;
+                all_are_seen = self.evictor.look_at(oldest, looks == 0);
+                (looks, freed.passed_over) = (looks + 1, 0);
+                continue;
+            };
             let of = self.store.index.names_of(&archive.digest)?;
             if self.stays(&archive.digest, &of)? {
                 continue;
@@ -319,19 +323,19 @@ impl Mirror {
                 gone_upstream.push(archive);
                 continue;
             }
-            round.note(unless_it_must_stay(&archive, self.evict(&archive, because))?);
+            freed.note(unless_it_must_stay(&archive, self.evict(&archive, because))?);
         }
         for archive in gone_upstream {
-            if enough(round.freed) || self.tasks.are_stopped() {
-                return Ok(round);
+            if is_over(freed) {
+                break;
             }
             let evicted = unless_it_must_stay(&archive, self.evict(&archive, because))?;
             if let Evicted::Freed(_) = evicted {
                 tracing::warn!(digest = %archive.digest, "evicted an archive that upstream has deleted: nobody can bring it back");
             }
-            round.note(evicted);
+            freed.note(evicted);
         }
-        Ok(round)
+        Ok(freed.bytes)
     }
 
     /// Evicts one archive, unless it stays, or was used since the look at the index.
@@ -389,9 +393,10 @@ impl Mirror {
     pub(super) fn staying_bytes(&self) -> Result<u64, StoreError> {
         let index = &self.store.index;
         index.needs_to_be_whole()?;
-        let pinned = index.names(|_, name| name.pinned.then_some(name.archives))?;
         let mut staying = self.staying.archives();
-        staying.extend(pinned.iter().flatten().map(|listed| listed.digest));
+        for name in index.pinned_names()? {
+            staying.extend(index.name(&name)?.into_iter().flat_map(|name| name.archives).map(|listed| listed.digest));
+        }
         let mut bytes = 0u64;
         for digest in staying {
             bytes = bytes.saturating_add(index.archive(&digest)?.map_or(0, |archive| archive.size_bytes));

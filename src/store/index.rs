@@ -6,7 +6,7 @@ mod names;
 mod standing;
 mod totals;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -45,6 +45,8 @@ pub struct Index {
     left_behind: Mutex<Option<PathBuf>>,
     standing: watch::Sender<Standing>,
     unreadable: Mutex<BTreeMap<Artifact, StoreError>>,
+    /// Absent until somebody asks for them.
+    pinned: Mutex<Option<BTreeSet<Artifact>>>,
 }
 
 impl Index {
@@ -100,6 +102,7 @@ impl Index {
             left_behind: Mutex::default(),
             standing: watch::Sender::new(Standing::Behind),
             unreadable: Mutex::default(),
+            pinned: Mutex::default(),
         }
     }
 

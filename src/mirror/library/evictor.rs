@@ -1,12 +1,13 @@
 //! The one task that evicts, as those see it who write to the store: they ask it, and wait for no more than they need.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 
-use crate::store::StoreError;
+use crate::store::{IndexedArchive, StoreError};
 
 /// What those who write share with the task that evicts.
 #[derive(Debug, Default)]
@@ -17,7 +18,12 @@ pub(in crate::mirror) struct Evictor {
     wake: Notify,
     passes: watch::Sender<Passes>,
     reserved: Arc<AtomicU64>,
+    candidates: Mutex<VecDeque<IndexedArchive>>,
 }
+
+/// How many archives are candidates after one look at the index: looking at all of them takes long, and whatever comes or is
+/// used later is younger than all of these.
+const CANDIDATES: usize = 10_000;
 
 /// The passes over what is stored.
 #[derive(Debug, Default)]
@@ -57,6 +63,21 @@ impl Evictor {
     /// Nothing is evicted while this is held. Taken before the lock of any digest or record.
     pub(in crate::mirror) fn held_back(&self) -> MutexGuard<'_, ()> {
         self.alone.lock()
+    }
+
+    /// The archive that was used longest ago when the index was looked at; it may have been used or removed since.
+    pub(in crate::mirror) fn next_candidate(&self) -> Option<IndexedArchive> {
+        self.candidates.lock().pop_front()
+    }
+
+    /// Takes these for candidates, all of them or the first; says whether it was all.
+    pub(in crate::mirror) fn look_at(&self, mut oldest: Vec<IndexedArchive>, only_first: bool) -> bool {
+        let is_cut = only_first && oldest.len() > CANDIDATES;
+        if is_cut {
+            oldest.truncate(CANDIDATES);
+        }
+        *self.candidates.lock() = oldest.into();
+        !is_cut
     }
 
     /// Promises no room yet.

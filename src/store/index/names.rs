@@ -105,6 +105,28 @@ impl Index {
         }
         changes.push((name_key(of), (!now.is_empty()).then(|| now.encode())));
         self.put(&changes);
+        // After the entry: whoever looks through all entries meanwhile has this lock, and finds either.
+        if let Some(pinned) = self.pinned.lock().as_mut() {
+            if now.pinned {
+                pinned.insert(of.clone())
+            } else {
+                pinned.remove(of)
+            };
+        }
+    }
+
+    /// The names whose archives eviction leaves alone. All names are looked through the first time; a fill at the size limit
+    /// asks for them.
+    ///
+    /// # Errors
+    /// The index cannot be read.
+    pub fn pinned_names(&self) -> Result<Vec<Artifact>, StoreError> {
+        let mut pinned = self.pinned.lock();
+        let known = match pinned.take() {
+            Some(known) => known,
+            None => self.names(|of, name| name.pinned.then_some(of))?.into_iter().collect(),
+        };
+        Ok(pinned.insert(known).iter().cloned().collect())
     }
 
     /// What a name lists; `None` where the index knows none.
