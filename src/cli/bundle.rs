@@ -8,6 +8,8 @@ mod target;
 
 use clap::{Args, Subcommand};
 
+use super::Common;
+
 #[derive(Debug, Args)]
 pub(super) struct Bundle {
     #[command(subcommand)]
@@ -25,6 +27,14 @@ enum Command {
 }
 
 impl Bundle {
+    pub(super) fn common(&self) -> &Common {
+        match &self.command {
+            Command::Create(create) => create.common(),
+            Command::Apply(apply) => apply.common(),
+            Command::Keygen(keygen) => keygen.common(),
+        }
+    }
+
     /// Runs it; says whether all of it could be done.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         match self.command {

@@ -19,6 +19,10 @@ pub(super) struct ClientConfig {
 }
 
 impl ClientConfig {
+    pub(super) fn common(&self) -> &Common {
+        &self.common
+    }
+
     pub(super) fn run(self) -> anyhow::Result<()> {
         let (config, _) = self.common.load()?;
         let way = if self.mirror { Way::NetworkMirror } else { Way::HostOverride };

@@ -27,6 +27,10 @@ pub(super) struct Addresses {
 }
 
 impl Addresses {
+    pub(super) fn common(&self) -> &Common {
+        &self.common
+    }
+
     /// Runs the command; says whether all of it could be done.
     pub(super) fn run(self, command: Command) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;

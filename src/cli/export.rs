@@ -46,6 +46,10 @@ pub(super) struct Export {
 }
 
 impl Export {
+    pub(super) fn common(&self) -> &Common {
+        &self.common
+    }
+
     /// Runs it; says whether all of it is in the tree now.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;

@@ -33,6 +33,10 @@ pub(super) struct Import {
 }
 
 impl Import {
+    pub(super) fn common(&self) -> &Common {
+        &self.common
+    }
+
     /// Runs it; says whether nothing was refused.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;

@@ -23,6 +23,10 @@ pub(super) struct MissingCommand {
 }
 
 impl MissingCommand {
+    pub(super) fn common(&self) -> &Common {
+        &self.common
+    }
+
     /// Runs the command.
     pub(super) fn run(self) -> anyhow::Result<()> {
         let (config, _) = self.common.load()?;

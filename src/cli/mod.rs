@@ -6,8 +6,10 @@ mod client_config;
 mod command;
 mod doctor;
 mod export;
+mod help;
 mod import;
 mod inventory;
+mod logging;
 mod missing;
 mod order;
 mod plan;
@@ -27,12 +29,13 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, FromArgMatches as _, Parser, Subcommand};
 use rustix::process::Signal;
 use secrecy::ExposeSecret;
+use serde_json::json;
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 
-pub use self::screen::LogOutput;
+use self::screen::LogOutput;
 
 use self::screen::beside_bars;
 use self::text::shown_as_text;
@@ -42,8 +45,28 @@ use crate::http::admin_client::NoAnswer;
 use crate::protocol::admin;
 use crate::store::Store;
 
+/// The exit code of a plan or a check that found something: the command itself worked.
+const NOT_READY: u8 = 3;
 /// The exit code of a configuration that is wrong (EX_CONFIG).
 const BAD_CONFIGURATION: u8 = 78;
+/// The exit code of a command that Ctrl-C or SIGTERM stopped, as shells have it for SIGINT.
+const INTERRUPTED: u8 = 130;
+
+/// A command stopped by a signal.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", .0.as_deref().unwrap_or("stopped"))]
+struct Interrupted(
+    /// The text to print; absent where the command has printed how far it came.
+    Option<String>,
+);
+
+impl Interrupted {
+    fn told(text: &str) -> anyhow::Error {
+        Self(Some(text.to_owned())).into()
+    }
+}
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// A caching pull-through mirror for Terraform and OpenTofu registries.
 #[derive(Debug, Parser)]
@@ -91,15 +114,17 @@ enum Command {
     Unpin(command::Addresses),
     /// Read everything stored again, set aside what is wrong, and fetch it again
     Verify(Common),
+    /// Print the version
+    Version(Common),
 }
 
 /// What every command takes.
 #[derive(Debug, Args)]
 struct Common {
-    /// The configuration; otherwise $XDG_CONFIG_HOME/larder/mirror.toml, then /etc/larder/mirror.toml, then the defaults
-    #[arg(long, value_name = "FILE")]
+    /// The configuration; otherwise $LARDER_CONFIG, $XDG_CONFIG_HOME/larder/mirror.toml, /etc/larder/mirror.toml, the defaults
+    #[arg(long, short, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Print JSON
+    /// Print JSON, errors too
     #[arg(long)]
     json: bool,
 }
@@ -111,8 +136,14 @@ impl Common {
 }
 
 impl Arguments {
+    /// Reads the command line; prints help or a mistake in it, and ends the process, where that is all there is to do.
+    pub fn read() -> Self {
+        let matches = help::described().get_matches();
+        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+    }
+
     /// What is logged where nobody says otherwise: all that a larder does; of a command, what its own words leave out.
-    pub fn log_directives(&self) -> &'static str {
+    fn log_directives(&self) -> &'static str {
         match self.command {
             Command::Serve(_) => "info",
             Command::Warm(_) | Command::Export(_) => "warn,larder::jobs=error",
@@ -126,6 +157,10 @@ impl Arguments {
     /// Runs the command. It has failed, too, where what it was asked for could not be printed; a larder that serves does
     /// not end for that.
     pub fn run(self) -> ExitCode {
+        if let Err(bad) = logging::begin(self.log_directives()) {
+            say_error(&bad.to_string());
+            return ExitCode::from(BAD_CONFIGURATION);
+        }
         let serves = matches!(self.command, Command::Serve(_));
         let ended = self.command.run();
         let is_unprinted = !serves && IS_UNPRINTED.load(Ordering::Relaxed);
@@ -135,6 +170,11 @@ impl Arguments {
 
 impl Command {
     fn run(self) -> ExitCode {
+        let json = self.common().json;
+        let not_well = match self {
+            Command::Plan(_) | Command::Verify(_) => NOT_READY,
+            _ => 1,
+        };
         let ended = match self {
             Command::Serve(serve) => serve.run().map(|()| true),
             Command::Check(common) => return check::run(&common),
@@ -154,18 +194,71 @@ impl Command {
             Command::Pin(addresses) => addresses.run(admin::Command::Pin),
             Command::Unpin(addresses) => addresses.run(admin::Command::Unpin),
             Command::Verify(common) => verify::run(&common),
+            Command::Version(common) => {
+                say(&if common.json { json!({ "version": VERSION }).to_string() } else { format!("larder {VERSION}") });
+                Ok(true)
+            }
         };
         match ended {
             Ok(true) => ExitCode::SUCCESS,
             // What was not well has been said.
-            Ok(false) => ExitCode::FAILURE,
+            Ok(false) => ExitCode::from(not_well),
             Err(error) => {
-                let refused = matches!(error.downcast_ref(), Some(StartError::Refused(_)));
-                let bad_configuration = refused || error.downcast_ref::<Problems>().is_some();
-                say_error(&told(&error));
-                ExitCode::from(if bad_configuration { BAD_CONFIGURATION } else { 1 })
+                if matches!(error.downcast_ref(), Some(Interrupted(None))) {
+                    return ExitCode::from(INTERRUPTED);
+                }
+                if json {
+                    say(&json!({ "errors": errors(&error) }).to_string());
+                } else {
+                    say_error(&told(&error));
+                }
+                ExitCode::from(code(&error))
             }
         }
+    }
+
+    fn common(&self) -> &Common {
+        match self {
+            Command::Serve(serve) => serve.common(),
+            Command::ClientConfig(client_config) => client_config.common(),
+            Command::Plan(plan) => plan.common(),
+            Command::Missing(missing) => missing.common(),
+            Command::Warm(warm) => warm.common(),
+            Command::Export(export) => export.common(),
+            Command::Import(import) => import.common(),
+            Command::Bundle(bundle) => bundle.common(),
+            Command::Refresh(addresses)
+            | Command::Purge(addresses)
+            | Command::Accept(addresses)
+            | Command::Pin(addresses)
+            | Command::Unpin(addresses) => addresses.common(),
+            Command::Check(common)
+            | Command::Doctor(common)
+            | Command::Status(common)
+            | Command::Inventory(common)
+            | Command::Verify(common)
+            | Command::Version(common) => common,
+        }
+    }
+}
+
+/// The exit code of an error.
+fn code(error: &anyhow::Error) -> u8 {
+    let is_refused = matches!(error.downcast_ref(), Some(StartError::Refused(_)));
+    if is_refused || error.downcast_ref::<Problems>().is_some() {
+        BAD_CONFIGURATION
+    } else if error.downcast_ref::<Interrupted>().is_some() {
+        INTERRUPTED
+    } else {
+        1
+    }
+}
+
+/// The texts of an error for JSON: each problem of a configuration is one.
+fn errors(error: &anyhow::Error) -> Vec<String> {
+    match error.downcast_ref::<Problems>() {
+        Some(problems) => problems.remarks().iter().map(ToString::to_string).collect(),
+        None => vec![told(error)],
     }
 }
 

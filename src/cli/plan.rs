@@ -28,6 +28,10 @@ pub(super) struct PlanCommand {
 }
 
 impl PlanCommand {
+    pub(super) fn common(&self) -> &Common {
+        &self.common
+    }
+
     /// Runs it; says whether everything is held.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;

@@ -78,7 +78,7 @@ fn is_in_foreground() -> bool {
 
 /// The standard error, for the log: its lines go above the bars.
 #[derive(Debug, Clone, Copy)]
-pub struct LogOutput;
+pub(super) struct LogOutput;
 
 impl Write for LogOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {

@@ -1,6 +1,7 @@
 //! `larder serve`: start, say where it listens and what to paste, run until told to stop.
 
 use std::io::IsTerminal;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,12 +21,25 @@ use crate::protocol::client_config::Way;
 pub(super) struct Serve {
     #[command(flatten)]
     common: Common,
-    /// Let nothing out: serve what is held
+    /// Ask no upstream: serve what is stored
     #[arg(long)]
     offline: bool,
+    /// Listen here, instead of [server] listen
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<SocketAddr>,
+    /// Listen here for commands, instead of [admin] listen
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    admin_listen: Option<SocketAddr>,
+    /// Keep the store here, instead of [store] path
+    #[arg(long, value_name = "FOLDER")]
+    store: Option<PathBuf>,
 }
 
 impl Serve {
+    pub(super) fn common(&self) -> &Common {
+        &self.common
+    }
+
     pub(super) fn run(self) -> anyhow::Result<()> {
         let config = self.read(self.common.config.as_deref())?;
         let runtime = runtime().context("the runtime would not start")?;
@@ -39,6 +53,11 @@ impl Serve {
     fn read(&self, file: Option<&Path>) -> Result<Config, Problems> {
         let (mut config, warnings) = Config::load(file)?;
         config.network.offline |= self.offline;
+        config.server.listen = self.listen.unwrap_or(config.server.listen);
+        config.admin.listen = self.admin_listen.unwrap_or(config.admin.listen);
+        if let Some(store) = &self.store {
+            config.store.path.clone_from(store);
+        }
         for warning in warnings {
             tracing::warn!("{warning}");
         }

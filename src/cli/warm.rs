@@ -6,7 +6,7 @@ mod larder;
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use clap::Args;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
@@ -16,7 +16,7 @@ pub(super) use self::larder::Larder;
 use super::order::OrderArgs;
 use super::screen::Bars;
 use super::text::{width_of_stderr, width_of_stdout};
-use super::{Common, ignore_file_limits, runtime, say, say_error};
+use super::{Common, Interrupted, ignore_file_limits, runtime, say, say_error};
 use crate::config::Config;
 use crate::http::admin_client::NoAnswer;
 use crate::jobs::report::{Job, JobState};
@@ -39,6 +39,10 @@ pub(super) struct Warm {
 }
 
 impl Warm {
+    pub(super) fn common(&self) -> &Common {
+        &self.common
+    }
+
     /// Runs it; says whether all of it is held now.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
@@ -83,7 +87,7 @@ pub(super) async fn warm_then<T>(
         // From here on, an interrupt ends it as any other.
         Ok(job) => tokio::select! {
             done = then(&by, &job) => done,
-            () = interrupts.next() => Err(anyhow!("stopped")),
+            () = interrupts.next() => Err(Interrupted::told("stopped")),
         },
         Err(error) => Err(error),
     };
@@ -184,6 +188,7 @@ impl Warming<'_> {
         }
         if is_stopped {
             say_error(&what_stays(&self.job));
+            return Err(Interrupted(None).into());
         }
         Ok(self.job)
     }

@@ -72,6 +72,9 @@ impl Config {
             let text = outside::text(path, LIMIT_BYTES).map_err(|cause| Problems::unreadable(path, &cause))?;
             return Self::parse(&text, path, env);
         }
+        if let Some(path) = outside::named(env) {
+            return Self::load(Some(&path));
+        }
         for path in outside::places(env) {
             match outside::text(&path, LIMIT_BYTES) {
                 Ok(text) => return Self::parse(&text, &path, env),

@@ -66,6 +66,11 @@ pub(super) fn check(path: &Path) -> Result<(), Unreadable> {
     open(path).map(drop)
 }
 
+/// The file that the environment names, which must be there.
+pub(super) fn named(env: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    env("LARDER_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
 /// Where a configuration file is looked for when none is named.
 pub(super) fn places(env: &dyn Fn(&str) -> Option<String>) -> Vec<PathBuf> {
     let user = folder(env, "XDG_CONFIG_HOME").or_else(|| Some(folder(env, "HOME")?.join(".config")));

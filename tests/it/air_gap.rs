@@ -76,7 +76,7 @@ async fn what_was_warmed_for_folders_installs_in_each_of_them_with_the_cable_pul
     estate.workspace.cli_config(&through(running.base()));
 
     let before = larder("plan", &estate, &folder, &["--json"]).await;
-    assert_eq!(before.code, Some(1), "{before:?}");
+    assert_eq!(before.code, Some(3), "{before:?}");
     let before: Value = serde_json::from_str(&before.out).unwrap_or_else(|_| panic!("{before:?}"));
     // What it had to read is held by now: all modules, and no provider.
     assert_eq!((before["ready"].clone(), before["sums"]["have"].clone()), (json!(false), json!(10)), "{before:#}");
@@ -149,5 +149,5 @@ async fn what_was_warmed_for_folders_installs_in_each_of_them_with_the_cable_pul
     let taken = &folder.blobs()[0];
     std::fs::remove_file(taken).unwrap();
     let plan = larder("plan", &estate, &folder, &[]).await;
-    assert!(plan.code == Some(1) && plan.out.contains("init will not work"), "{plan:?}");
+    assert!(plan.code == Some(3) && plan.out.contains("init will not work"), "{plan:?}");
 }

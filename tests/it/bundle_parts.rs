@@ -105,7 +105,7 @@ async fn what_an_interrupted_run_wrote_of_the_parts_is_used_by_the_next() {
     assert!(before == after);
     assert_eq!(site.apply(&parts).await.0.code, Some(0));
     let again = site.create(&parts, &["--part-size", "2MiB"]).await;
-    assert!(again.code == Some(1) && again.err.contains("there is a bundle in"), "{again:?}");
+    assert!(again.code == Some(1) && again.out.contains("there is a bundle in"), "{again:?}");
 }
 
 /// Long after it was made, and whatever upstream has listed since.
@@ -146,7 +146,7 @@ async fn a_part_that_is_lost_or_damaged_is_written_again_alone() {
     std::fs::remove_file(parts.join(all[1])).unwrap();
     let other = site.create(&parts, &[&size[..], &["--for", "acme/four"]].concat()).await;
     assert_eq!(other.code, Some(1), "{other:?}");
-    assert!(other.err.contains("there is another bundle") && other.err.contains("acme/four"), "{other:?}");
+    assert!(other.out.contains("there is another bundle") && other.out.contains("acme/four"), "{other:?}");
     assert!(!parts.join(all[1]).exists() && std::fs::read(parts.join(all[0])).unwrap() == before[0]);
 }
 
@@ -168,7 +168,7 @@ async fn what_is_no_plain_file_stays_as_it_is_and_nothing_is_fetched_for_it() {
     ];
     for (out, more, why) in streams {
         let said = site.create(out, more).await;
-        assert!(said.code == Some(1) && said.err.contains(why), "{out:?}: {said:?}");
+        assert!(said.code == Some(1) && said.out.contains(why), "{out:?}: {said:?}");
     }
     assert_eq!(kinds(), before);
     assert_eq!(std::fs::read_dir(work.path()).unwrap().count(), 3);
@@ -237,7 +237,7 @@ async fn a_bundle_that_cannot_be_made_leaves_no_file_of_its_name() {
     let out = work.path().join("gap.tar");
     let said = site.create(&out, &["--for", "acme/nobody"]).await;
     assert_eq!(said.code, Some(1), "{said:?}");
-    assert!(said.err.contains("--partial") && !out.exists(), "{said:?}");
+    assert!(said.out.contains("--partial") && !out.exists(), "{said:?}");
     let said = site.create(&out, &["--partial", "--for", "acme/nobody"]).await;
     assert!(said.code == Some(1) && out.exists(), "{said:?}");
     let there = Sealed::new(site.key.sealed());

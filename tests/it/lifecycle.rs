@@ -96,7 +96,8 @@ async fn a_bad_configuration_is_told_all_its_problems_at_once_with_their_lines()
         "[server]\nlisten = \"8080\"\nopne = true\n[store]\nmax_size = \"much\"\n[[upstream]]\nurl = \"ftp://x/\"\n";
     let said = Process::serve(text, folder.path()).err().expect("it started");
     assert_eq!(said.code, Some(78), "{said:?}");
-    assert!(said.out.is_empty(), "{said:?}");
+    let told: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!(told["errors"].as_array().unwrap().len(), 5, "{said:?}");
     for problem in ["mirror.toml:2: server.listen", "mirror.toml:3: server.opne", "mirror.toml:5: store.max_size"] {
         assert!(said.err.contains(problem), "{problem} is not in: {}", said.err);
     }

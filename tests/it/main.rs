@@ -16,6 +16,7 @@ mod closure_client;
 mod commands;
 mod commands_accept;
 mod commands_access;
+mod commands_contract;
 mod commands_memory;
 mod commands_printing;
 mod connections;

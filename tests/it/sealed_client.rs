@@ -95,8 +95,18 @@ async fn what_is_not_held_is_refused_in_words_that_do_not_mislead() {
         ("acme/null", "~> 2.0", &overridden, "no available releases match the given constraints ~> 2.0"),
         ("acme/null", "1.3.0", &overridden, "no available releases match the given constraints 1.3.0"),
         ("acme/null", "1.3.0", &mirror, "no available releases match the given constraints 1.3.0"),
-        ("acme/absent", "1.0.0", &overridden, "503 Service Unavailable"),
-        ("acme/absent", "1.0.0", &mirror, "503 Service Unavailable"),
+        (
+            "acme/absent",
+            "1.0.0",
+            &overridden,
+            "503 larder: this mirror is offline and has not stored it; `larder missing` lists",
+        ),
+        (
+            "acme/absent",
+            "1.0.0",
+            &mirror,
+            "503 larder: this mirror is offline and has not stored it; `larder missing` lists",
+        ),
     ] {
         let mut workspace = client.workspace();
         workspace.require(source, constraint).trust(&ca.pem());

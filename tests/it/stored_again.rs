@@ -223,7 +223,7 @@ async fn a_verify_whose_client_leaves_ends() {
 
 /// Section 3: progress and the result on the command line, with a running larder and without.
 #[tokio::test]
-async fn the_command_verify_tells_what_was_wrong_and_ends_with_1() {
+async fn the_command_verify_tells_what_was_wrong_and_ends_with_3() {
     let upstream = upstream_with_both().await;
     let site = Site::new(&upstream);
     let none_yet = site.run(&["verify"]).await;
@@ -244,7 +244,7 @@ async fn the_command_verify_tells_what_was_wrong_and_ends_with_1() {
         assert!(well.contains("and 2 archives") && well.contains("all is well"), "{well}");
         damage(&site.home);
         let said = site.run(&["verify"]).await;
-        assert_eq!(said.code, Some(1), "{said:?}");
+        assert_eq!(said.code, Some(3), "{said:?}");
         assert_eq!(said.out.matches("damaged: the archive of registry.terraform.io/acme/").count(), 2, "{said:?}");
         assert!(said.out.contains("fetched again") && said.out.contains("2 things wrong"), "{said:?}");
         assert!(said.err.contains("100 %"), "{said:?}");

@@ -157,7 +157,7 @@ async fn ctrl_c_cancels_the_job_and_says_what_stays() {
     let code = eventually("it ends", async || child.try_wait().unwrap()).await.code();
     let output = child.wait_with_output().unwrap();
     let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
-    assert_eq!(code, Some(1), "{out}{err}");
+    assert_eq!(code, Some(130), "{out}{err}");
     assert_eq!(site.admin.count(&Method::DELETE), 1);
     assert!(out.contains(&format!("cancelled {AWS} linux_amd64\n")), "{out}");
     assert!(out.contains("2 archives: 1 fetched, 1 cancelled"), "{out}");
@@ -281,7 +281,7 @@ async fn where_no_larder_runs_ctrl_c_and_sigterm_end_it_and_what_was_fetched_sta
         upstream.wait_for(Target::Archive.of("other"), 1).await;
         child.send(signal);
         let code = child.ended().await;
-        assert_eq!(code, Some(1), "{}{}", out.text(), err.text());
+        assert_eq!(code, Some(130), "{}{}", out.text(), err.text());
         out.line_with("2 archives: 1 fetched, 1 cancelled").await;
         err.line_with("stopped: 1 archive is held, and stays").await;
         drop(gate);

@@ -35,6 +35,10 @@ pub(super) struct Apply {
 }
 
 impl Apply {
+    pub(super) fn common(&self) -> &Common {
+        &self.common
+    }
+
     /// Runs it; says whether nothing was refused.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;

@@ -60,6 +60,10 @@ fn part_size(given: &str) -> Result<ByteSize, String> {
 }
 
 impl Create {
+    pub(super) fn common(&self) -> &Common {
+        &self.common
+    }
+
     /// Runs it; says whether all of it is in the bundle.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;

@@ -19,6 +19,10 @@ pub(super) struct Keygen {
 }
 
 impl Keygen {
+    pub(super) fn common(&self) -> &Common {
+        &self.common
+    }
+
     pub(super) fn run(self) -> anyhow::Result<()> {
         let key = SigningKey::generate()?;
         files::write_secret(&self.file, key.text().expose_secret().as_bytes())?;

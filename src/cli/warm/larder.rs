@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow};
 use bytes::Bytes;
 
-use super::super::{admin_token, ask_running};
+use super::super::{Interrupted, admin_token, ask_running};
 use crate::address::Hostname;
 use crate::app::{self, Settings};
 use crate::config::Config;
@@ -91,8 +91,8 @@ impl Larder {
     /// What to say where nobody waits for its jobs any more.
     pub(super) fn stopped(&self) -> anyhow::Error {
         match self {
-            Self::Running { .. } => anyhow!("stopped watching; the running larder may still be at it"),
-            Self::Own { .. } => anyhow!("stopped"),
+            Self::Running { .. } => Interrupted::told("stopped watching; the running larder may still be at it"),
+            Self::Own { .. } => Interrupted::told("stopped"),
         }
     }
 

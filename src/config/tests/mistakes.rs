@@ -30,7 +30,7 @@ token = { env = "UNSET1" }
         [
             "12 problems in the configuration:",
             r#"mirror.toml:2: server.listen: "8080" is not an address with a port; write for example listen = "127.0.0.1:8080""#,
-            "mirror.toml:3: server.listn: unknown; did you mean listen? known here: listen, public_url, tls, default_upstream, \
+            "mirror.toml:3: server.listn: unknown; did you mean listen? known here: listen, public_url, tls, http2, default_upstream, \
              clients, open, trusted_proxies",
             "mirror.toml:4: server.open: this is of type string, not boolean; write for example open = true",
             "mirror.toml:5: server.default_upstream: registry.terraform.io is not one of the upstreams (a.example)",

@@ -89,6 +89,9 @@ pub(crate) fn command_of(binary: &Path, home: &Path, arguments: &[&str]) -> Comm
         .env("XDG_CACHE_HOME", home.join("cache"))
         .env_remove("STATE_DIRECTORY")
         .env_remove("LARDER_LOG")
+        .env_remove("LARDER_LOG_FORMAT")
+        .env_remove("LARDER_CONFIG")
+        .env_remove("JOURNAL_STREAM")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
@@ -136,6 +139,12 @@ pub(crate) fn serving(mut command: Command) -> (Killed, Output, Output) {
     let (out, _) = Output::of(child.stdout.take().unwrap());
     let (err, _) = Output::of(child.stderr.take().unwrap());
     (Killed(child), out, err)
+}
+
+/// The errors of a command that prints JSON, as another one writes them to its standard error.
+pub(crate) fn errors_in(said: &serde_json::Value) -> String {
+    let errors = said["errors"].as_array().into_iter().flatten().filter_map(serde_json::Value::as_str);
+    errors.map(|error| format!("larder: {error}\n")).collect()
 }
 
 /// A running `larder serve`. Killed when dropped.
@@ -214,11 +223,12 @@ impl Process {
         let (log, reading) = Output::of(child.stderr.take().unwrap());
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let Ok(said) = serde_json::from_str::<serde_json::Value>(&line) else {
+        let said = serde_json::from_str::<serde_json::Value>(&line).unwrap_or_default();
+        if said.get("base").is_none() {
             let code = child.wait().unwrap().code();
             reading.join().unwrap();
-            return Err(Said { code, out: line, err: log.text() });
-        };
+            return Err(Said { code, err: format!("{}{}", errors_in(&said), log.text()), out: line });
+        }
         Ok(Self { child, said, log })
     }
 

@@ -1,0 +1,143 @@
+//! The log of the process: what is logged, and in the form that whoever reads it expects.
+
+use std::fmt;
+use std::io::IsTerminal;
+
+use rustix::fs::fstat;
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::fmt::format::{DefaultFields, Format, Full, Writer};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
+
+use super::LogOutput;
+
+/// The form of the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// Lines for people, with a time.
+    Text { colours: bool },
+    /// Lines for the journal of systemd, which has the time itself: each begins with its priority (sd-daemon(3)).
+    Journal,
+    /// A JSON object a line, for collectors.
+    Json,
+}
+
+/// `LARDER_LOG_FORMAT` is something else.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("LARDER_LOG_FORMAT is {0:?}: write text or json")]
+pub(super) struct BadLogFormat(String);
+
+/// Begins to log on the standard error, by `LARDER_LOG` or else by these directives.
+///
+/// # Errors
+/// [`BadLogFormat`]; then it logs as text.
+#[expect(clippy::disallowed_methods, reason = "whatever is read first may have to be logged")]
+pub(super) fn begin(directives: &str) -> Result<(), BadLogFormat> {
+    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
+    let (form, bad) = match form(variable, std::io::stderr().is_terminal(), stderr_is_the_journal) {
+        Ok(form) => (form, Ok(())),
+        Err(bad) => (Form::Text { colours: false }, Err(bad)),
+    };
+    let builder = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into());
+    let filter = builder.parse_lossy(variable("LARDER_LOG").as_deref().unwrap_or(directives));
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(|| LogOutput)
+        .with_target(false)
+        // A log that cannot be written is lost; to say so would need a log that can.
+        .log_internal_errors(false);
+    match form {
+        Form::Text { colours } => log.with_ansi(colours).init(),
+        Form::Journal => log.with_ansi(false).event_format(WithPriority(Format::default().without_time())).init(),
+        Form::Json => log.json().flatten_event(true).init(),
+    }
+    bad
+}
+
+fn form(
+    variable: impl Fn(&str) -> Option<String>,
+    is_terminal: bool,
+    is_journal: impl Fn(&str) -> bool,
+) -> Result<Form, BadLogFormat> {
+    match variable("LARDER_LOG_FORMAT").as_deref() {
+        Some("json") => Ok(Form::Json),
+        Some("text") | None if variable("JOURNAL_STREAM").is_some_and(|stream| is_journal(&stream)) => {
+            Ok(Form::Journal)
+        }
+        // https://no-color.org, https://bixense.com/clicolors
+        Some("text") | None => {
+            let unwanted = variable("NO_COLOR").is_some() || variable("CLICOLOR").as_deref() == Some("0");
+            let forced = variable("CLICOLOR_FORCE").is_some_and(|force| force != "0");
+            Ok(Form::Text { colours: !unwanted && (is_terminal || forced) })
+        }
+        Some(other) => Err(BadLogFormat(other.to_owned())),
+    }
+}
+
+/// `JOURNAL_STREAM` names the device and inode of the journal's socket; another one may stand in its place by now
+/// (systemd.exec(5)).
+fn stderr_is_the_journal(stream: &str) -> bool {
+    fstat(std::io::stderr()).is_ok_and(|stderr| stream == format!("{}:{}", stderr.st_dev, stderr.st_ino))
+}
+
+/// Lines that begin with a priority.
+struct WithPriority(Format<Full, ()>);
+
+impl<S> FormatEvent<S, DefaultFields> for WithPriority
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, DefaultFields>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result
+    where
+        DefaultFields: for<'writer> FormatFields<'writer>,
+    {
+        write!(writer, "<{}>", priority(*event.metadata().level()))?;
+        self.0.format_event(context, writer, event)
+    }
+}
+
+/// As syslog counts (RFC 5424, section 6.2.1).
+fn priority(level: Level) -> u8 {
+    match level {
+        Level::ERROR => 3,
+        Level::WARN => 4,
+        Level::INFO => 6,
+        _ => 7,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn form_with(variables: &[(&str, &str)], is_terminal: bool) -> Result<Form, BadLogFormat> {
+        let variable = |name: &str| {
+            let found = variables.iter().find(|(there, _)| *there == name);
+            found.map(|(_, value)| (*value).to_owned())
+        };
+        form(variable, is_terminal, |stream| stream == "8:1")
+    }
+
+    #[test]
+    fn the_log_has_the_form_that_its_reader_expects() {
+        let text = |colours| Ok(Form::Text { colours });
+        assert_eq!(form_with(&[], true), text(true));
+        assert_eq!(form_with(&[], false), text(false));
+        assert_eq!(form_with(&[("NO_COLOR", "1")], true), text(false));
+        assert_eq!(form_with(&[("CLICOLOR", "0")], true), text(false));
+        assert_eq!(form_with(&[("CLICOLOR", "1")], true), text(true));
+        assert_eq!(form_with(&[("CLICOLOR_FORCE", "1")], false), text(true));
+        assert_eq!(form_with(&[("JOURNAL_STREAM", "8:1")], false), Ok(Form::Journal));
+        assert_eq!(form_with(&[("JOURNAL_STREAM", "8:2")], true), text(true), "the journal of another process");
+        assert_eq!(form_with(&[("LARDER_LOG_FORMAT", "json"), ("JOURNAL_STREAM", "8:1")], false), Ok(Form::Json));
+        assert_eq!(form_with(&[("LARDER_LOG_FORMAT", "text")], true), text(true));
+        assert_eq!(form_with(&[("LARDER_LOG_FORMAT", "xml")], true), Err(BadLogFormat("xml".to_owned())));
+    }
+}

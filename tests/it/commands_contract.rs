@@ -1,0 +1,110 @@
+//! What scripts and service managers rely on: exit codes, JSON on errors, environment, help, and the form of the log.
+
+use serde_json::Value;
+
+use crate::support::larder::{Folder, Larder};
+use crate::support::ports::free_port;
+use crate::support::process::{Process, command, run};
+use crate::support::upstream::FakeUpstream;
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|_| panic!("no JSON: {text}"))
+}
+
+/// Section 3: with `--json` an error is JSON on the standard output, and each problem of a configuration is one.
+#[tokio::test]
+async fn with_json_an_error_is_json_too() {
+    let folder = Folder::new();
+    let config = folder.path().join("mirror.toml");
+    std::fs::write(&config, format!("[admin]\nlisten = \"127.0.0.1:{}\"\n", free_port())).unwrap();
+    let file = config.to_str().unwrap();
+    let said = run(command(folder.path(), &["status", "--json", "--config", file])).await;
+    let errors = json(&said.out)["errors"].as_array().unwrap().clone();
+    assert_eq!((said.code, errors.len(), said.err.as_str()), (Some(1), 1, ""), "{said:?}");
+    assert!(errors[0].as_str().unwrap().contains("no larder"), "{said:?}");
+
+    std::fs::write(&config, "[server]\nlisten = \"8080\"\nopne = true\n").unwrap();
+    let said = run(command(folder.path(), &["plan", "acme/null", "--json", "--config", file])).await;
+    assert_eq!((said.code, json(&said.out)["errors"].as_array().unwrap().len()), (Some(78), 2), "{said:?}");
+}
+
+/// Section 3: `--config`, then `LARDER_CONFIG`, then the places that every user has.
+#[tokio::test]
+async fn the_environment_names_the_configuration_where_the_command_does_not() {
+    let folder = Folder::new();
+    let (named, other) = (folder.path().join("named.toml"), folder.path().join("other.toml"));
+    std::fs::write(&named, "[server]\nopen = true\n").unwrap();
+    std::fs::write(&other, "[server]\nopen = false\n").unwrap();
+    let check = |arguments: &[&str], variable: &str| {
+        let mut command = command(folder.path(), arguments);
+        command.env("LARDER_CONFIG", variable);
+        run(command)
+    };
+    let said = check(&["check", "--json"], named.to_str().unwrap()).await;
+    assert_eq!(json(&said.out)["file"], named.to_str().unwrap(), "{said:?}");
+    let said = check(&["check", "--json", "-c", other.to_str().unwrap()], named.to_str().unwrap()).await;
+    assert_eq!(json(&said.out)["file"], other.to_str().unwrap(), "{said:?}");
+    let said = check(&["check", "--json"], "/nowhere/mirror.toml").await;
+    assert_eq!(said.code, Some(78), "what the environment names and is not there: {said:?}");
+    assert!(said.out.contains("/nowhere/mirror.toml"), "{said:?}");
+}
+
+/// Whoever tries it where ports are taken needs no file.
+#[tokio::test]
+async fn serve_takes_its_addresses_and_its_store_from_the_command_line() {
+    let (folder, store) = (Folder::new(), tempfile::tempdir().unwrap());
+    let mut serve = command(folder.path(), &["serve", "--json", "--offline", "--listen", "127.0.0.1:0"]);
+    serve.args(["--admin-listen", "127.0.0.1:0", "--store"]).arg(store.path());
+    let larder = Process::spawn(serve).unwrap();
+    assert_ne!(larder.said()["admin"], "127.0.0.1:8081");
+    larder.get("/healthz").await.expect(200);
+    assert!(store.path().join("v1").is_dir());
+    assert_eq!(larder.terminate().await, Some(0));
+}
+
+#[tokio::test]
+async fn the_version_is_printed_by_either_spelling() {
+    let folder = Folder::new();
+    let version = env!("CARGO_PKG_VERSION");
+    for arguments in [&["version"][..], &["--version"]] {
+        let said = run(command(folder.path(), arguments)).await;
+        assert_eq!((said.code, said.out), (Some(0), format!("larder {version}\n")));
+    }
+    let said = run(command(folder.path(), &["version", "--json"])).await;
+    assert_eq!(json(&said.out)["version"], version);
+}
+
+/// Promise 15: help has the commands in groups; the long form teaches by examples, and has the exit codes.
+#[tokio::test]
+async fn help_has_groups_and_its_long_form_examples_environment_and_exit_codes() {
+    let folder = Folder::new();
+    let short = run(command(folder.path(), &["-h"])).await.out;
+    let long = run(command(folder.path(), &["--help"])).await.out;
+    for group in ["Run:", "Client:", "Content:", "Air gap:", "Maintain:"] {
+        assert!(short.contains(group) && long.contains(group), "{group}: {long}");
+    }
+    for only_long in ["Examples:", "LARDER_CONFIG", "HTTPS_PROXY", "wrong configuration", "interrupted"] {
+        assert!(long.contains(only_long) && !short.contains(only_long), "{only_long}: {long}");
+    }
+}
+
+/// The log is JSON for collectors where that is asked for, and a form that there is not ends the process.
+#[tokio::test]
+async fn the_log_is_json_where_the_environment_says_so() {
+    let (upstream, folder) = (FakeUpstream::start().await, Folder::new());
+    let config = Larder::mirroring(&upstream).on(&folder).config_text();
+    let also = |command: &mut std::process::Command| {
+        command.env("LARDER_LOG_FORMAT", "json");
+    };
+    let larder = Process::serve_with(&config, folder.path(), also).unwrap();
+    larder.get("/nowhere").await.expect(404);
+    let line = json(&larder.log().line_with("/nowhere").await);
+    assert!(line["timestamp"].is_string() && line["level"].is_string(), "{line}");
+    assert_eq!(larder.terminate().await, Some(0));
+
+    let mut wrong = command(folder.path(), &["check"]);
+    wrong.env("LARDER_LOG_FORMAT", "xml");
+    let said = run(wrong).await;
+    assert_eq!(said.code, Some(78), "{said:?}");
+    assert!(said.err.contains("LARDER_LOG_FORMAT") && said.err.contains("text or json"), "{said:?}");
+}
