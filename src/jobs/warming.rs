@@ -242,6 +242,7 @@ impl Run<'_> {
 
     /// What came first may have been evicted for what came last.
     async fn look_again(&self) {
+        self.mirror.eviction_is_at_rest().await;
         let look = async |(item, of, digest)| {
             let holds = match &of {
                 Artifact::Provider(package) => self.mirror.still_holds(package, digest).await,

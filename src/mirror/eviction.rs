@@ -98,6 +98,12 @@ impl Mirror {
         Ok(())
     }
 
+    /// Waits until what must go for everything that is stored by now is evicted, for a minute at most.
+    pub async fn eviction_is_at_rest(&self) {
+        // Whoever looks then sees what is stored, and that is all that it promises.
+        let _ = tokio::time::timeout(ROOM_WITHIN, self.evictor.at_rest()).await;
+    }
+
     /// Evicts whenever that is asked for, until the mirror is gone.
     pub(super) async fn evict_when_asked(mirror: Weak<Self>, evictor: Arc<Evictor>) {
         loop {

@@ -119,6 +119,13 @@ impl Evictor {
         }
     }
 
+    /// Waits until every pass has ended that was asked for by now.
+    pub(in crate::mirror) async fn at_rest(&self) {
+        let asked = self.asked.load(Ordering::SeqCst);
+        // Its sender is here.
+        let _ = self.passes.subscribe().wait_for(|passes| passes.ended >= asked).await;
+    }
+
     /// Waits until a pass is asked for, and says by how many: what comes then answers them all.
     pub(in crate::mirror) async fn asked(&self) -> u64 {
         loop {
