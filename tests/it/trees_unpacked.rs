@@ -325,4 +325,16 @@ async fn a_record_that_calls_a_packed_archive_published_is_mended_by_the_next_im
     assert!(hashes.len() == 1 && hashes[0].starts_with("h1:"), "{hashes:?}");
     let name = std::fs::read_to_string(&site.home.files("names")[0]).unwrap();
     assert!(name.contains("an import"), "{name}");
+
+    // The lock file of the real client names the files that the operator vouches for, and no archive of larder's making.
+    let Some(client) = Terraform::find() else { return };
+    let ca = TestCa::new();
+    let larder = Larder::mirroring(&upstream).on(&site.home).network("offline = true");
+    let larder = larder.tls(&ca, &["127.0.0.1"]).start().await;
+    let mut workspace = client.workspace();
+    workspace.require(&format!("{HOST}/acme/null"), "1.2.0").trust(&ca.pem());
+    workspace.cli_config(&network_mirror(&format!("{}/mirror/", larder.base())));
+    workspace.init().await.expect_success();
+    let lock = workspace.lock_file();
+    assert!(lock.contains(hashes[0].as_str()) && !lock.contains("\"zh:"), "{lock}");
 }
