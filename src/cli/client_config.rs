@@ -26,6 +26,12 @@ impl ClientConfig {
     pub(super) fn run(self) -> anyhow::Result<()> {
         let (config, _) = self.common.load()?;
         let way = if self.mirror { Way::NetworkMirror } else { Way::HostOverride };
+        let base = app::base(&config, config.server.listen);
+        anyhow::ensure!(
+            !self.mirror || base.starts_with("https:"),
+            "clients take a network mirror over https only, and this larder is at {base}: set [server] tls, or public_url \
+             where a proxy ends TLS; a host override works without (larder client-config)"
+        );
         let path = if self.mirror { "/admin/v1/client-config?mirror" } else { "/admin/v1/client-config" };
         let token = admin_token(&config);
         let paste = runtime()?.block_on(async {
@@ -34,12 +40,10 @@ impl ClientConfig {
                 Err(NoAnswer::NotRunning(_)) if !Store::exists(&config.store.path)? => {
                     let mut hosts: Vec<_> = config.upstreams.iter().map(|upstream| &upstream.host).collect();
                     hosts.sort();
-                    let base = app::base(&config, config.server.listen);
                     Ok(text_of_nothing_held(&hosts, &base, way).await?)
                 }
                 Err(NoAnswer::NotRunning(_)) => {
                     let (mirror, _, _) = app::mirror(&config, &Settings::default())?;
-                    let base = app::base(&config, config.server.listen);
                     let paste = text(&mirror, &base, way).await?;
                     mirror.close().await?;
                     Ok(paste)

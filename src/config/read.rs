@@ -75,6 +75,12 @@ fn read_root(root: &mut Section<'_, '_, '_>, config: &mut Config) {
     let credentials = root.tables("credential", |section| (section.line_of("upstreams"), credential::read(section)));
 
     config.warm = root.tables("warm", warm::read).unwrap_or_default().into_iter().flatten().collect();
+    if config.network.offline && !config.warm.is_empty() {
+        root.warning(
+            "warm",
+            "[network] offline is true: nothing is fetched, so these only tell what is missing".to_owned(),
+        );
+    }
 
     check_listeners(root, config);
     let all_known = upstreams.iter().flatten().all(|(_, upstream)| upstream.is_some());

@@ -49,10 +49,16 @@ pub(super) fn network(value: &str) -> Result<IpNet, String> {
 
 /// A host name, with a port where it is not 443.
 pub(super) fn hostname(value: &str) -> Result<Hostname, String> {
-    // The error shows the value, whatever that holds.
-    Hostname::parse(value).map_err(|cause| match may_hold_secret(value) {
-        true => format!("{} is not a host name", quoted(value)),
-        false => cause.to_string(),
+    Hostname::parse(value).map_err(|cause| {
+        // The error shows the value, whatever that holds.
+        if may_hold_secret(value) {
+            return format!("{} is not a host name", quoted(value));
+        }
+        let url = Url::parse(value).ok().filter(|_| value.contains("://"));
+        match url.as_ref().and_then(Url::host_str) {
+            Some(host) => format!("{} is a URL, not a host name: write \"{host}\"", quoted(value)),
+            None => cause.to_string(),
+        }
     })
 }
 

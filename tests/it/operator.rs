@@ -151,21 +151,21 @@ async fn client_config_is_the_same_whether_larder_runs_or_not() {
 #[tokio::test]
 async fn client_config_for_a_network_mirror_sends_all_configured_hosts_there() {
     let mut site = Site::new(&FakeUpstream::start().await);
+    let refused = site.run(&["client-config", "--mirror"]).await;
+    assert_eq!((refused.code, refused.out.as_str()), (Some(1), ""), "{refused:?}");
+    assert!(refused.err.contains("over https only") && refused.err.contains("set [server] tls"), "{refused:?}");
+    site.text = site.text.replacen("[server]\n", "[server]\npublic_url = \"https://mirror.example/tf/\"\n", 1);
     let check = |text: &str, base: &str| {
         assert!(text.contains(&format!("url     = \"{base}/mirror/\"")), "{text}");
         assert!(text.contains(&format!("include = [\"{HOST}/*/*\"]")), "{text}");
         assert!(text.contains(&format!("exclude = [\"{HOST}/*/*\"]")), "{text}");
     };
     let stopped = site.out(&["client-config", "--mirror"]).await;
-    check(&stopped, &site.base());
-    assert!(stopped.contains("https only"), "{stopped}");
+    check(&stopped, "https://mirror.example/tf");
+    assert!(!stopped.contains("https only"), "{stopped}");
     let larder = site.serve();
     assert_eq!(site.out(&["client-config", "--mirror"]).await, stopped);
     larder.kill();
-    site.text = site.text.replacen("[server]\n", "[server]\npublic_url = \"https://mirror.example/tf/\"\n", 1);
-    let public = site.out(&["client-config", "--mirror"]).await;
-    check(&public, "https://mirror.example/tf");
-    assert!(!public.contains("https only"), "{public}");
 }
 
 #[tokio::test]

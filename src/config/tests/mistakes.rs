@@ -206,3 +206,25 @@ fn control_characters_in_a_file_do_not_reach_the_terminal() {
     let said = bad("\"a\\u001b[2J\" = 1\nserver.listen = \"\\u001b[2J\"");
     assert!(!said.contains('\u{1b}'), "{said:?}");
 }
+
+/// Whoever copies the URL of a registry is told its name.
+#[test]
+fn a_url_in_place_of_a_host_is_told_the_name_to_write() {
+    for (given, name) in [("https://registry.example/v1", "registry.example"), ("http://localhost:8080/", "localhost")]
+    {
+        let said = bad(&format!("[[upstream]]\nhost = \"{given}\"\n"));
+        assert!(said.contains(&format!("write \"{name}\"")), "{said}");
+    }
+    assert!(!bad("[[upstream]]\nhost = \"https://u:s3cret@registry.example/\"\n").contains("s3cret"));
+}
+
+/// Nothing is fetched offline, so a warm-up is a mistake or a check.
+#[test]
+fn recurring_warm_ups_of_an_offline_larder_are_worth_a_warning() {
+    let warnings = |offline: bool| {
+        let text = format!("[network]\noffline = {offline}\n[[warm]]\nwhat = [\"hashicorp/aws\"]\n");
+        parse(&text).unwrap().1
+    };
+    assert!(warnings(false).is_empty());
+    assert!(warnings(true)[0].to_string().contains("offline is true"), "{:?}", warnings(true));
+}
