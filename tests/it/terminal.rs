@@ -1,5 +1,8 @@
 //! Promise 15: the cause and the remedy of every failure that the client shows, as a person sees it in the terminal.
 
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
 use crate::support::larder::{Builder, HOST, Larder};
 use crate::support::terraform::{Terraform, Workspace, host_override, network_mirror};
 use crate::support::tls::TestCa;
@@ -165,13 +168,33 @@ async fn the_terminal_shows_the_failures_of_a_network_mirror() {
     }
 }
 
-/// Where only the archive can fail the client shows a bare status; the log has the cause, once.
+/// Where only the archive can fail the client shows a bare status: the body and the status line have the cause.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_archive_that_is_too_large_is_told_in_the_body_and_by_its_phrase() {
+async fn an_archive_that_is_too_large_is_told_in_the_body_and_in_the_status_line() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").size(30_000));
     let larder = Larder::mirroring(&upstream).archive_bytes(20_000).start().await;
     let path = larder.archive_path("null", "1.2.0").await;
-    let answer = larder.get(&path).await.expect(502);
-    assert!(answer.text().contains("sent more than 20000 bytes"), "{}", answer.text());
+    let mut stream = TcpStream::connect(larder.address()).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", larder.address());
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let (status_line, rest) = answer.split_once("\r\n").unwrap();
+    assert!(status_line.starts_with("HTTP/1.1 502 larder: http://127.0.0.1:"), "{status_line}");
+    assert!(status_line.ends_with("sent more than 20000 bytes"), "{status_line}");
+    let body = rest.split_once("\r\n\r\n").unwrap().1;
+    assert!(body.contains("the archive of registry.terraform.io/acme/null 1.2.0 for linux_amd64: "), "{body}");
+}
+
+/// Each of these has a row in the page that explains them.
+#[test]
+fn the_page_of_errors_has_a_row_for_each() {
+    let page = include_str!("../../docs/errors.md");
+    for failure in Failure::ALL {
+        let [status, cause, _] = failure.told();
+        let cause =
+            cause.replace("127.0.0.1", "ADDRESS").replace("registry.other.example", "HOST").replace("1000", "N");
+        assert!(page.contains(status.trim_end()) && page.contains(&cause), "{failure:?}: {cause}");
+    }
 }
