@@ -24,13 +24,13 @@ pub(super) struct Serve {
     /// Ask no upstream: serve what is stored
     #[arg(long)]
     offline: bool,
-    /// Listen here, instead of [server] listen
+    /// Listen here, instead of at `listen` of the configuration's `server`
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
-    /// Listen here for commands, instead of [admin] listen
+    /// Listen here for commands, instead of at `listen` of its `admin`
     #[arg(long, value_name = "ADDRESS:PORT")]
     admin_listen: Option<SocketAddr>,
-    /// Keep the store here, instead of [store] path
+    /// Keep the store here, instead of at `path` of its `store`
     #[arg(long, value_name = "FOLDER")]
     store: Option<PathBuf>,
 }

@@ -109,7 +109,7 @@ impl MemoryRoom {
         self.bytes
     }
 
-    /// The piece that takes the room: `buffer` is of [`Self::bytes`] at most.
+    /// The piece that takes the room: `buffer` is no longer than the room.
     pub fn taken_by(self, buffer: Vec<u8>) -> Bytes {
         Bytes::from_owner(Piece { buffer, _room: self })
     }
