@@ -314,7 +314,14 @@ async fn ask_running<T>(
     if Store::is_free(&config.store.path) {
         return Err(NoAnswer::NotRunning(address));
     }
-    ask(address, admin_token(config).as_deref()).await
+    let token = admin_token(config);
+    let asked = ask(address, token.as_deref()).await;
+    match Store::admin_token_is_private(&config.store.path) {
+        Some(why) if token.is_none() && matches!(asked, Err(NoAnswer::Refused { .. })) => {
+            Err(NoAnswer::TokenIsPrivate { address, why: why.to_string() })
+        }
+        _ => asked,
+    }
 }
 
 /// The token for a running larder: the configured one, else the one it made.

@@ -50,6 +50,16 @@ pub enum NoAnswer {
         /// Its words.
         said: String,
     },
+    /// It asks for the token, which this user may not read.
+    #[error(
+        "the larder on {address} asks for its token, and this user may not read it ({why}): run the command as larder's user (sudo -u larder larder ...)"
+    )]
+    TokenIsPrivate {
+        /// Where.
+        address: SocketAddr,
+        /// The file, and what the system said.
+        why: String,
+    },
     /// What was to be sent could not be read, or what came could not be written.
     #[error("{0}")]
     Here(io::Error),

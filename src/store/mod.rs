@@ -284,6 +284,11 @@ impl Store {
         disk::read_secret(&Self::admin_token_path(folder)).ok().flatten()
     }
 
+    /// Why this user cannot read the token, where the system does not let them.
+    pub fn admin_token_is_private(folder: &Path) -> Option<StoreError> {
+        disk::read_secret(&Self::admin_token_path(folder)).err().filter(StoreError::is_denied)
+    }
+
     /// Writes down that all is well, so that the next start trusts the index.
     pub fn close(&self) -> Result<(), StoreError> {
         if self.claim.check().is_err() {
