@@ -28,5 +28,5 @@ pub use self::open::{BadBundle, Content, Opened};
 pub use self::parts::{BadParts, LEAST_PART, Part, PartList, PartsReader, PartsWriter, WrittenParts};
 pub use self::receipt::{Outcome, Receipt, Step, Told};
 pub use self::record::{RECORD, open_record, recorded, written_again};
-pub use self::signing::{BadKey, KeyId, Keys, PublicKey, Signature, SigningKey, Standing, Trust};
+pub use self::signing::{BadKey, KeyId, KeyIds, Keys, PublicKey, Signature, SigningKey, Standing, Trust};
 pub use self::write::Writer;

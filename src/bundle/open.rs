@@ -28,7 +28,7 @@ pub enum BadBundle {
     #[error("the bundle cannot be read: {0}")]
     Unreadable(#[source] io::Error),
     /// It is no bundle.
-    #[error("it is no bundle: it does not begin with {MANIFEST}")]
+    #[error("this is no larder bundle: it does not begin with {MANIFEST}")]
     NoBundle,
     /// Something in it is not as larder writes it.
     #[error("the bundle was altered: {0}")]
@@ -84,6 +84,9 @@ impl<R: Read> Opened<R> {
     /// [`BadBundle`].
     pub fn open(from: R, trust: &Trust) -> Result<Self, BadBundle> {
         let (mut tar, mut buffer) = (TarReader::new(from), vec![0; READ_AT_ONCE]);
+        if !tar.begins_with(MANIFEST)? {
+            return Err(BadBundle::NoBundle);
+        }
         let manifest = whole(&mut tar, &mut buffer, MANIFEST, LARGEST_MANIFEST)?.ok_or(BadBundle::NoBundle)?;
         let signature = match whole(&mut tar, &mut buffer, SIGNATURE, LARGEST_SIGNATURE)? {
             None => None,

@@ -198,6 +198,23 @@ pub struct Keys {
     pub max_age: Option<Duration>,
 }
 
+/// The names of [`Keys`], for whoever must not see the keys.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyIds {
+    /// The key that signs.
+    pub signing: Option<KeyId>,
+    /// The keys that are trusted.
+    pub trusted: Vec<KeyId>,
+}
+
+impl Keys {
+    /// The names of the keys.
+    pub fn ids(&self) -> KeyIds {
+        let signing = self.signing.as_ref().map(|key| key.public().id());
+        KeyIds { signing, trusted: self.trusted.iter().map(PublicKey::id).collect() }
+    }
+}
+
 /// Who vouches for a bundle.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Standing {

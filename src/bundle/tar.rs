@@ -133,6 +133,21 @@ impl<R: Read> TarReader<R> {
         Self { from, seen: None }
     }
 
+    /// Whether the tar begins with a file of this name. To be asked before anything else is read.
+    ///
+    /// # Errors
+    /// Where it cannot be read, or ends too early to tell.
+    pub(super) fn begins_with(&mut self, name: &str) -> Result<bool, BadTar> {
+        let mut head = Vec::with_capacity(BLOCK);
+        (&mut self.from).take(BLOCK as u64).read_to_end(&mut head).map_err(BadTar::Unreadable)?;
+        let wanted = [name.as_bytes(), b"\0"].concat();
+        if let Ok(block) = Block::try_from(head.as_slice()) {
+            self.seen = Some(block);
+            return Ok(head.starts_with(&wanted));
+        }
+        if wanted.starts_with(&head) || head.starts_with(&wanted) { Err(BadTar::Truncated) } else { Ok(false) }
+    }
+
     /// Whether a file of this name is next, of at most `largest` bytes; how many it has.
     ///
     /// # Errors

@@ -4,6 +4,7 @@ mod apply;
 mod create;
 mod files;
 mod keygen;
+mod keys;
 mod target;
 
 use clap::{Args, Subcommand};

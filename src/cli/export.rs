@@ -35,8 +35,8 @@ pub(super) struct Export {
     #[arg(value_name = "DIR")]
     tree: PathBuf,
     /// An address with its constraint, a .terraform.lock.hcl, a folder in which init is run, a .tar of such folders, or a
-    /// .json of what `larder missing` printed
-    #[arg(long = "for", required = true, num_args = 1.., value_name = "WHAT")]
+    /// .json of what `larder missing` printed; repeatable
+    #[arg(long = "for", required = true, value_name = "WHAT")]
     what: Vec<String>,
     #[command(flatten)]
     also: Also,

@@ -9,6 +9,7 @@ use bytesize::ByteSize;
 use super::text::{Page, counted, moment, percent, shown_as_text, time, width_of_stdout};
 use super::{Common, ask_running, runtime, say};
 use crate::app::{self, Settings};
+use crate::bundle::KeyIds;
 use crate::http::admin_client::{self, NoAnswer};
 use crate::jobs::report::JobState;
 use crate::jobs::{LastRun, Recurring, RecurringState};
@@ -33,7 +34,8 @@ pub(super) fn run(common: &Common) -> anyhow::Result<()> {
                 let settings = Settings::default();
                 let (mirror, store, _) = app::mirror(&config, &settings)?;
                 let warm_ups = Recurring::at_rest(store, &settings.clock, &config).await;
-                let report = Report { mirror: mirror.status(), since_start: None, warm_ups };
+                let bundle_keys = config.bundle.ids();
+                let report = Report { mirror: mirror.status(), since_start: None, warm_ups, bundle_keys };
                 mirror.close().await?;
                 Ok(report)
             }
@@ -68,6 +70,7 @@ fn page(report: &Report, width: Option<usize>) -> String {
         page.group("upstreams", &mirror.upstreams.join(", "));
     }
     warm_ups(&mut page, &report.warm_ups);
+    bundles(&mut page, &report.bundle_keys);
     alarms(&mut page, &mirror.alarms);
     imported(&mut page, &mirror.imported);
     missing(&mut page, &mirror.missing);
@@ -105,6 +108,16 @@ fn store(page: &mut Page, mirror: &Status) {
     let free = mirror.free_bytes.map_or_else(|| "cannot be told".to_owned(), |free| ByteSize(free).to_string());
     page.row("disk free", &free);
     page.row("index", &ByteSize(mirror.index_bytes).to_string());
+}
+
+fn bundles(page: &mut Page, keys: &KeyIds) {
+    if let Some(key) = &keys.signing {
+        page.group("bundles", &format!("signed by key {key}"));
+    }
+    if !keys.trusted.is_empty() {
+        let trusted: Vec<String> = keys.trusted.iter().map(ToString::to_string).collect();
+        page.group("trusted", &format!("bundles signed by key {}", trusted.join(", ")));
+    }
 }
 
 fn clients(page: &mut Page, since: &SinceStart) {

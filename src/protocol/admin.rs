@@ -19,6 +19,7 @@ use subtle::ConstantTimeEq;
 pub use self::command::Command;
 
 use super::{Content, Reply};
+use crate::bundle::KeyIds;
 use crate::clock::Timestamp;
 use crate::jobs::{JobId, RecurringState};
 use crate::mirror::{Mirror, NotReady, Status, UpstreamState};
@@ -241,6 +242,9 @@ pub struct Report {
     /// The warm-ups that run again and again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warm_ups: Vec<RecurringState>,
+    /// The keys of bundles that are in force.
+    #[serde(default)]
+    pub bundle_keys: KeyIds,
 }
 
 /// What a running larder has done.

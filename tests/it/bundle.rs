@@ -33,7 +33,7 @@ pub(crate) fn write_beside(folder: &Folder, running: &Process) {
 /// The words that name the whole estate.
 fn whole_estate() -> Vec<String> {
     let platforms = PLATFORMS.map(|platform| format!("--platform={platform}"));
-    [vec!["--for".to_owned(), "prod".to_owned(), "dev".to_owned()], platforms.to_vec()].concat()
+    [vec!["--for=prod".to_owned(), "--for=dev".to_owned()], platforms.to_vec()].concat()
 }
 
 async fn create(estate: &Estate, folder: &Folder, out: &str, more: &[&str]) -> Said {
@@ -284,7 +284,7 @@ async fn the_admin_listener_says_why_there_is_no_bundle() {
     ask(Method::POST, apply, json, String::new()).await.expect(415);
     let tar = "application/x-tar";
     let answer = ask(Method::POST, apply, tar, "x".repeat(2000)).await.expect(400);
-    assert!(answer.text().contains("it is no bundle"), "{}", answer.text());
+    assert!(answer.text().contains("this is no larder bundle"), "{}", answer.text());
     let answer = ask(Method::POST, apply, tar, String::new()).await.expect(400);
     assert!(answer.text().contains("truncated"), "{}", answer.text());
     let answer = ask(Method::POST, &format!("{apply}?trusted"), tar, String::new()).await.expect(400);

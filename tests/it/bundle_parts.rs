@@ -31,7 +31,8 @@ impl Site {
 
     async fn create(&self, out: &Path, more: &[&str]) -> Said {
         let config = self.folder.path().join("mirror.toml");
-        let arguments = ["bundle", "create", out.to_str().unwrap(), "--for", "acme/one", "acme/two", "acme/three"];
+        let arguments =
+            ["bundle", "create", out.to_str().unwrap(), "--for=acme/one", "--for=acme/two", "--for=acme/three"];
         let platform = ["--platform", "linux_amd64", "--json", "--config", config.to_str().unwrap()];
         run(command(self.folder.path(), &[&arguments[..], &platform, more].concat())).await
     }

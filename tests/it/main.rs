@@ -7,6 +7,7 @@ mod alarms;
 mod bounds;
 mod bundle;
 mod bundle_damage;
+mod bundle_keys;
 mod bundle_online;
 mod bundle_parts;
 mod bundle_refusals;

@@ -33,7 +33,7 @@ pub(crate) fn site(upstream: &FakeUpstream) -> (Site, PathBuf) {
 
 /// Exports both providers for both platforms.
 pub(crate) async fn export(site: &Site, tree: &Path) -> String {
-    let what = ["export", tree.to_str().unwrap(), "--for", "acme/null@1.2.0", "acme/random"];
+    let what = ["export", tree.to_str().unwrap(), "--for=acme/null@1.2.0", "--for=acme/random"];
     site.out(&[&what[..], &["--platform", "linux_amd64", "--platform", "darwin_arm64"]].concat()).await
 }
 
@@ -167,7 +167,7 @@ async fn modules_are_left_out_and_said_so_and_half_an_order_is_no_tree_unless_as
     upstream.publish_module(Module::new("acme", "one", "test").at("https://127.0.0.1:9/gone.tar.gz"));
     let (site, tree) = site(&upstream);
     let place = tree.to_str().unwrap();
-    let what = ["export", place, "--platform", "linux_amd64", "--for", "acme/null@1.2.0", "acme/one/test"];
+    let what = ["export", place, "--platform", "linux_amd64", "--for=acme/null@1.2.0", "--for=acme/one/test"];
     let said = site.run(&what).await;
     assert_eq!(said.code, Some(1), "{said:?}");
     assert!(said.err.contains("nothing was exported"), "{said:?}");

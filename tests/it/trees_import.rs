@@ -259,8 +259,9 @@ async fn a_kill_in_the_middle_leaves_nothing_torn_and_the_same_command_goes_on()
         upstream.publish(Provider::new("acme", name).size(3_000_000));
     }
     let (outside, tree) = site(&upstream);
-    let names = ["acme/one", "acme/two", "acme/three", "acme/four", "acme/five", "acme/six"];
-    let what = [&["export", tree.to_str().unwrap(), "--platform", "linux_amd64", "--for"], &names[..]].concat();
+    let names = ["one", "two", "three", "four", "five", "six"].map(|name| format!("--for=acme/{name}"));
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let what = [&["export", tree.to_str().unwrap(), "--platform", "linux_amd64"], &names[..]].concat();
     outside.out(&what).await;
     let site = sealed(&upstream);
     let file = site.file();

@@ -12,8 +12,9 @@ use super::super::progress::{Bytes, Drawing};
 use super::super::text::{Page, counted, moment, shown_as_text, time, width_of_stdout};
 use super::super::{Common, ask_running, ignore_file_limits, runtime, say, say_error};
 use super::files::Source;
+use super::keys;
 use crate::app::{self, Settings};
-use crate::bundle::{Outcome, Receipt, Step, Told};
+use crate::bundle::{Opened, Outcome, Receipt, Standing, Step, Told, Trust};
 use crate::config::Config;
 use crate::http::admin_client::{self, NoAnswer};
 use crate::mirror::TakingIn;
@@ -47,8 +48,18 @@ impl Apply {
         let taking = taking_in(query.strip_prefix('?'), &config.bundle, &config.default_host());
         let taking = taking.map_err(|problems| anyhow!(problems.join("; ")))?;
         let source = Source::at(&self.from)?;
+        let from = self.from.display();
+        let anybody = Trust { keys: Vec::new(), unsigned: true };
+        let opened = Opened::open(source.open()?, &anybody).with_context(|| shown_as_text(&from.to_string()))?;
         let runtime = runtime()?;
-        let applied = runtime.block_on(self.apply(&config, &source, &query, taking));
+        let applied = runtime.block_on(async {
+            if let Standing::ByAStranger(key) = &opened.standing
+                && !self.unsigned
+            {
+                keys::must_be_read(&config, key).await?;
+            }
+            self.apply(&config, &source, &query, taking).await
+        });
         runtime.shutdown_timeout(Duration::from_secs(1));
         applied
     }

@@ -17,6 +17,7 @@ use super::super::text::{counted, shown_as_text};
 use super::super::warm::{Larder, Shown, warm_then};
 use super::super::{Common, runtime, say, say_error};
 use super::files::{self, Source};
+use super::keys;
 use super::target::{Out, Target, Written};
 use crate::bundle::{Entry, Inventory, LEAST_PART, Manifest, Opened, Standing, Trust};
 use crate::clock::{Clock, Timestamp};
@@ -34,8 +35,8 @@ pub(super) struct Create {
     #[arg(value_name = "OUT")]
     out: PathBuf,
     /// An address with its constraint, a .terraform.lock.hcl, a folder in which init is run, a .tar of such folders, or a
-    /// .json of what `larder missing` printed
-    #[arg(long = "for", value_name = "WHAT", required = true, num_args = 1..)]
+    /// .json of what `larder missing` printed; repeatable
+    #[arg(long = "for", value_name = "WHAT", required = true)]
     what: Vec<String>,
     #[command(flatten)]
     also: Also,
@@ -49,6 +50,9 @@ pub(super) struct Create {
     /// Where something cannot be had, write a bundle of the rest
     #[arg(long)]
     partial: bool,
+    /// Write it although there is no key to sign it with; `apply` then takes it with --unsigned only
+    #[arg(long)]
+    unsigned: bool,
 }
 
 fn part_size(given: &str) -> Result<ByteSize, String> {
@@ -77,8 +81,12 @@ impl Create {
         let out = Out::at(&self.out, self.part_size.map(|size| size.as_u64()))?;
         let runtime = runtime()?;
         let shown = if self.common.json { Shown::Nothing } else { Shown::Lines };
-        let written = runtime
-            .block_on(warm_then(&config, &told, shown, async |by, job| self.write(&config, by, job, since, out).await));
+        let written = runtime.block_on(async {
+            if !self.unsigned {
+                keys::must_sign(&config).await?;
+            }
+            warm_then(&config, &told, shown, async |by, job| self.write(&config, by, job, since, out).await).await
+        });
         runtime.shutdown_timeout(Duration::from_secs(1));
         written
     }
@@ -161,9 +169,7 @@ impl Create {
         }
         match key {
             Some(key) => say(&format!("  signed by key {key}")),
-            None => say_error(
-                "it is not signed: `larder bundle keygen` makes a key; without one it is applied with --unsigned",
-            ),
+            None => say_error("it is signed by nobody: it is applied with --unsigned only"),
         }
         Ok(())
     }

@@ -320,7 +320,12 @@ impl Admin {
             fills_under_way: self.mirror.fills_under_way(),
             upstreams: self.mirror.upstream_states(now),
         };
-        Report { mirror: self.mirror.status(), since_start: Some(since_start), warm_ups: self.recurring.told() }
+        Report {
+            mirror: self.mirror.status(),
+            since_start: Some(since_start),
+            warm_ups: self.recurring.told(),
+            bundle_keys: self.bundles.ids(),
+        }
     }
 }
 

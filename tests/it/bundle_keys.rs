@@ -1,0 +1,106 @@
+//! The keys of bundles, and the command line's own part in the trip: what is made is signed, a key that the running larder
+//! has not read yet is named, and what is no bundle is called that.
+
+use std::path::Path;
+
+use crate::bundle::{larder_in, write_beside};
+use crate::support::gap::{BundleKey, sealed};
+use crate::support::larder::{Builder, Folder, Larder};
+use crate::support::process::{Process, Said};
+use crate::support::upstream::{FakeUpstream, Provider};
+
+async fn publishing() -> FakeUpstream {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    upstream
+}
+
+async fn create(work: &Path, folder: &Folder, out: &str, more: &[&str]) -> Said {
+    let create = ["bundle", "create", "--platform", "linux_amd64", "--for", "acme/null", out];
+    larder_in(work, folder, &[&create[..], more].concat()).await
+}
+
+/// Writes what a builder describes where both the running larder and the commands read it.
+fn write_again(builder: &Builder, folder: &Folder, running: &Process) {
+    let admin = running.said()["admin"].as_str().unwrap();
+    let of_admin = "[admin]\nlisten = \"127.0.0.1:0\"";
+    let text = builder.config_text();
+    assert!(text.contains(of_admin), "{text}");
+    let text = text.replace(of_admin, &format!("[admin]\nlisten = \"{admin}\""));
+    std::fs::write(folder.path().join("mirror.toml"), text).unwrap();
+}
+
+/// Promise 15: a bundle without a signature is a decision, and made before anything is fetched for it.
+#[tokio::test]
+async fn a_bundle_that_nobody_would_sign_is_made_only_where_somebody_says_so() {
+    let (upstream, folder, there) = (publishing().await, Folder::new(), Folder::new());
+    let work = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("mirror.toml"), Larder::mirroring(&upstream).on(&folder).config_text()).unwrap();
+    let said = create(work.path(), &folder, "out.tar", &[]).await;
+    assert_eq!(said.code, Some(1), "{said:?}");
+    for remedy in ["larder bundle keygen", "[bundle] signing_key", "--unsigned"] {
+        assert!(said.err.contains(remedy), "{remedy}: {said:?}");
+    }
+    assert!(upstream.requests().is_empty() && !work.path().join("out.tar").exists(), "{:?}", upstream.requests());
+
+    let said = create(work.path(), &folder, "out.tar", &["--unsigned"]).await;
+    assert_eq!(said.code, Some(0), "{said:?}");
+    std::fs::write(there.path().join("mirror.toml"), sealed().on(&there).config_text()).unwrap();
+    let said = larder_in(work.path(), &there, &["bundle", "apply", "out.tar"]).await;
+    assert!(said.code == Some(1) && said.err.contains("it is not signed"), "{said:?}");
+    let said = larder_in(work.path(), &there, &["bundle", "apply", "out.tar", "--unsigned"]).await;
+    assert_eq!(said.code, Some(0), "{said:?}");
+}
+
+/// Promise 15: the file names a key, the running larder has the configuration of before: the remedy is a reload.
+#[tokio::test]
+async fn a_key_that_the_running_larder_has_not_read_yet_is_named_and_works_after_a_reload() {
+    let (upstream, key, work) = (publishing().await, BundleKey::new(), tempfile::tempdir().unwrap());
+    let (here, there) = (Folder::new(), Folder::new());
+    let making = Process::start(&Larder::mirroring(&upstream).on(&here), here.path());
+    write_again(&key.signs(Larder::mirroring(&upstream)).on(&here), &here, &making);
+    let id = key.key.public().id().to_string();
+    let said = create(work.path(), &here, "out.tar", &[]).await;
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.err.contains("[bundle] signing_key") && said.err.contains("reload it"), "{said:?}");
+    assert!(said.err.contains(&id) && upstream.requests().is_empty(), "{said:?}");
+    making.hang_up();
+    making.log().line_with("the configuration was read again and is in force").await;
+    let said = create(work.path(), &here, "out.tar", &[]).await;
+    assert!(said.code == Some(0) && said.out.contains(&format!("signed by key {id}")), "{said:?}");
+    let other = BundleKey::new();
+    write_again(&other.signs(Larder::mirroring(&upstream)).on(&here), &here, &making);
+    let said = create(work.path(), &here, "other.tar", &[]).await;
+    assert!(said.code == Some(1) && said.err.contains("reload it"), "{said:?}");
+
+    let receiving = Process::start(&sealed().on(&there), there.path());
+    write_again(&key.sealed().on(&there), &there, &receiving);
+    let said = larder_in(work.path(), &there, &["bundle", "apply", "out.tar"]).await;
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.err.contains("[bundle] trusted_keys") && said.err.contains("reload it"), "{said:?}");
+    receiving.hang_up();
+    receiving.log().line_with("the configuration was read again and is in force").await;
+    let said = larder_in(work.path(), &there, &["bundle", "apply", "out.tar"]).await;
+    assert!(said.code == Some(0) && said.out.contains("which is trusted here"), "{said:?}");
+    let said = larder_in(work.path(), &there, &["status"]).await;
+    assert!(said.code == Some(0) && said.out.contains(&format!("bundles signed by key {id}")), "{said:?}");
+}
+
+/// Promise 15: whatever else is named in place of a bundle is told from one that was altered on the way.
+#[tokio::test]
+async fn what_is_no_bundle_is_called_that_before_anything_is_sent() {
+    let (there, work) = (Folder::new(), tempfile::tempdir().unwrap());
+    let receiving = Process::start(&sealed().on(&there), there.path());
+    write_beside(&there, &receiving);
+    let zip = [&b"PK\x03\x04"[..], &[7; 4000]].concat();
+    for (name, bytes) in [("key", &b"ed25519-private:AAAA\n"[..]), ("null.zip", &zip), ("tar", &[0; 10_240])] {
+        std::fs::write(work.path().join(name), bytes).unwrap();
+        let said = larder_in(work.path(), &there, &["bundle", "apply", name]).await;
+        assert_eq!(said.code, Some(1), "{name}: {said:?}");
+        assert!(said.err.contains(&format!("larder: {name}: this is no larder bundle")), "{name}: {said:?}");
+    }
+    // What may be the beginning of one is not.
+    std::fs::write(work.path().join("cut"), "larder-bun").unwrap();
+    let said = larder_in(work.path(), &there, &["bundle", "apply", "cut"]).await;
+    assert!(said.code == Some(1) && said.err.contains("truncated"), "{said:?}");
+}
