@@ -119,7 +119,7 @@ impl Client {
                 if held {
                     ledger.broken(Broken::HeldRefused, told(&format!("{status} {}", text())));
                 // Upstream's 400 and 422 are passed on, where nothing is held.
-                } else if !matches!(status, 400 | 404 | 422 | 502 | 503 | 504) {
+                } else if !matches!(status, 400 | 404 | 421 | 422 | 502 | 503 | 504) {
                     ledger.broken(Broken::UnexpectedStatus, told(&format!("{status} {}", text())));
                 }
             }

@@ -71,7 +71,7 @@ fn of_met(met: &Met, base: &Url, shown: &str) -> Vec<Check> {
             .advise("restart it, so that it has this configuration; or make public_url lead to this larder"),
         Who::LarderThatRefuses(said) => Check::warn(LISTENER, format!("larder answers at {shown}: {said}"))
             .advise("clients on this machine need its address in [server] clients"),
-        Who::SomebodyElse(status) => Check::fail(LISTENER, format!("somebody else answers at {shown} ({status})"))
+        Who::SomethingElse(status) => Check::fail(LISTENER, format!("something else answers at {shown} ({status})"))
             .advise("make [server] public_url the URL that leads to larder, or what stands there pass all of it on"),
     };
     let mut checks = vec![listener];

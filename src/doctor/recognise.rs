@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::http::respond;
 use crate::http::trust::Trust;
 use crate::http::visit::{NoVisit, Visited, visit};
+use crate::protocol::route::PROBE;
 use crate::upstream::retry_after::date;
 
 /// Who was met.
@@ -40,9 +41,9 @@ pub(super) enum Service {
 impl Service {
     fn what_can_not_be(self, host: &Hostname) -> String {
         match self {
-            Self::Providers => "~/~/versions".to_owned(),
-            Self::Modules => "~/~/~/versions".to_owned(),
-            Self::Mirror => format!("{host}/~/~/index.json"),
+            Self::Providers => format!("{PROBE}/{PROBE}/versions"),
+            Self::Modules => format!("{PROBE}/{PROBE}/{PROBE}/versions"),
+            Self::Mirror => format!("{host}/{PROBE}/{PROBE}/index.json"),
         }
     }
 }
@@ -58,8 +59,8 @@ pub(super) enum Who {
     LarderWithout(Hostname),
     /// A larder that does not serve this machine, in its words.
     LarderThatRefuses(String),
-    /// Somebody else, with this status.
-    SomebodyElse(StatusCode),
+    /// Another program, with this status.
+    SomethingElse(StatusCode),
 }
 
 /// Asks below the base of a service, which ends in a slash, and looks at who answers.
@@ -74,7 +75,7 @@ fn who(visited: &Visited, host: &Hostname) -> Who {
     let says = visited.headers.get_all("cache-status").into_iter().filter_map(|value| value.to_str().ok());
     let mut caches = says.flat_map(|value| value.split(',')).map(|member| member.split(';').next().unwrap_or_default());
     if !caches.any(|name| name.trim().trim_matches('"') == respond::NAME) {
-        return Who::SomebodyElse(visited.status);
+        return Who::SomethingElse(visited.status);
     }
     #[derive(Deserialize)]
     struct Errors {

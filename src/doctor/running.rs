@@ -60,7 +60,8 @@ pub(super) async fn look(config: &Config, examined: &Examined) -> (Running, Vec<
 async fn none_here(at: SocketAddr) -> (Running, Vec<Check>) {
     let somebody = match get(at, "/healthz", None).await {
         Err(NoAnswer::NotRunning(_)) => String::new(),
-        Ok(_) | Err(_) => format!("; somebody answers on {at}"),
+        Ok(_) => format!("; another larder answers on {at}"),
+        Err(_) => format!("; something else answers on {at}"),
     };
     let found =
         format!("no larder is set up on this machine: no mirror.toml was found, and there is no store{somebody}");
@@ -81,13 +82,16 @@ async fn larder(config: &Config, examined: &Examined) -> (Running, Check) {
             Check::fail(RUNNING, format!("no larder runs: nobody listens on {at}"))
                 .advise("start it: larder serve, or systemctl start larder"),
         ),
+        (Err(error @ NoAnswer::SomethingElse { .. }), _) => down(Check::fail(RUNNING, error.to_string()).advise(
+            "see what listens there (ss -ltnp) and end it, or give larder another [admin] listen",
+        )),
         (Err(error), _) => down(
             Check::fail(RUNNING, error.to_string())
                 .advise("something else has this port, or larder hangs: see who listens there (ss -ltnp)"),
         ),
         // The token is for whoever has the store.
         (Ok(_), LockState::Free) => down(
-            Check::fail(RUNNING, format!("somebody answers on {at}, and the store in {store} is in use by nobody"))
+            Check::fail(RUNNING, format!("a larder answers on {at}, and the store in {store} is in use by nobody"))
                 .advise("another larder listens there: give the doctor its --config, or this one another port"),
         ),
         (Ok(_), LockState::Held | LockState::Unseen) => up(config, examined, at).await,

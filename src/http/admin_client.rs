@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::{Method, Request, Response, header};
+use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
@@ -15,6 +15,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::body::Body;
+use super::admin::SERVER;
 use super::pipe::pipe;
 
 /// What only tells something is answered at once.
@@ -34,7 +35,15 @@ pub enum NoAnswer {
     /// Nobody listens there.
     #[error("no larder listens on {0}")]
     NotRunning(SocketAddr),
-    /// Somebody listens, and did not answer as larder does.
+    /// Another program listens there.
+    #[error("something else answers on {address}, and not larder ({status})")]
+    SomethingElse {
+        /// Where.
+        address: SocketAddr,
+        /// Its status.
+        status: StatusCode,
+    },
+    /// Something listens, and did not answer as larder does.
     #[error("the admin listener on {address} did not answer: {why}")]
     Failed {
         /// Where.
@@ -286,6 +295,9 @@ async fn exchange_over(
     }
     let request = request.body(body).map_err(|e| failed(&e))?;
     let response = sender.send_request(request).await.map_err(|e| failed(&e))?;
+    if response.headers().get(header::SERVER) != Some(&SERVER) {
+        return Err(NoAnswer::SomethingElse { address, status: response.status() });
+    }
     if response.status().is_success() {
         return Ok(response);
     }

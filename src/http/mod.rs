@@ -41,7 +41,7 @@ use self::requests::{Content, End, Refusal, Way, way_word};
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Clock;
 use crate::error::Error;
-use crate::protocol::route::{Api, Route};
+use crate::protocol::route::{Api, Route, is_probe};
 use crate::protocol::{self, Failure, Protocols};
 
 /// The main listener's side of the protocols.
@@ -146,7 +146,8 @@ impl Main {
             Err(no_route) => {
                 let failure = Failure::from(no_route);
                 tracing::debug!(request = number, error = %failure, "no route");
-                return (respond::failure(&failure, api), self.end_of(&failure, api));
+                let end = if is_probe(asked.path) { End::NoOutcome } else { self.end_of(&failure, api) };
+                return (respond::failure(&failure, api), end);
             }
         };
         *way = Some(route.kind());

@@ -339,10 +339,8 @@ impl Requests {
 
     /// Requests since the start, by outcome; those that never happened are left out. Probes are not counted.
     pub fn by_outcome(&self) -> BTreeMap<String, u64> {
-        let probes = RouteKind::Health as usize;
-        let ways = || self.0.ended.iter().enumerate().filter(|(way, _)| *way != probes);
-        let of = |end: End| ways().map(|(_, ends)| ends[end as usize].get()).sum::<u64>();
-        counted(End::ALL.into_iter().map(|end| (end.word(), of(end))))
+        let of = |end: End| self.0.ended.iter().map(|ends| ends[end as usize].get()).sum::<u64>();
+        counted(End::ALL.into_iter().filter(|end| *end != End::NoOutcome).map(|end| (end.word(), of(end))))
     }
 
     /// Requests that were not answered since the start, by reason; reasons that never applied are left out.

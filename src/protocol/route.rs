@@ -60,6 +60,14 @@ pub enum Route {
     Ready,
 }
 
+/// A name that nothing can have. `larder doctor` asks for it, to see whether larder answers at a place.
+pub const PROBE: &str = "~";
+
+/// Whether a path is that of a probe, wherever larder is mounted.
+pub fn is_probe(path: &str) -> bool {
+    path.rsplit('/').skip(1).take(2).all(|segment| segment == PROBE)
+}
+
 /// The reason why a request line leads nowhere.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoRoute {

@@ -208,6 +208,10 @@ async fn a_healthy_set_up_is_all_ok_and_stays_as_it_was() {
     assert_eq!(files_below(&site.home.path().join("v1")), before);
     assert_eq!((upstream.count_of(Target::Discovery), upstream.count_of(Target::Versions)), (1, 1));
     assert_eq!(larder.metric("larder_upstream_requests_total").await, 0.0, "larder was made to ask its upstream");
+    // Its probes refuse nobody, and are no requests of clients.
+    let status = json(&site.out(&["status", "--json"]).await);
+    assert_eq!(status["since_start"]["refused"], serde_json::json!({}), "{status:#}");
+    assert_eq!(status["since_start"]["requests"], serde_json::json!({}), "{status:#}");
 }
 
 /// Done when 5, as far as a test can tell: each check on its line, the verdicts first, no colours outside a terminal.
@@ -271,6 +275,24 @@ async fn a_larder_with_another_configuration_is_told_from_none() {
     site.text = right.replace("path = \"", "path = \"/nowhere");
     let found = examine(&site, &[]).await;
     assert!(found.found("running").contains("in use by nobody"), "{found:#?}");
+}
+
+/// Promise 15: a port that another program has is told from a larder that hangs, by the doctor and by every command.
+#[tokio::test]
+async fn another_program_on_the_port_of_the_admin_listener_is_told() {
+    let upstream = registry().await;
+    let mut site = site(&upstream);
+    let _larder = site.serve();
+    let port = site.text.split("[admin]\nlisten = \"127.0.0.1:").nth(1).unwrap().split('"').next().unwrap().to_owned();
+    let taken = url::Url::parse(&upstream.origin()).unwrap().port().unwrap();
+    site.text = site.text.replace(&port, &taken.to_string());
+    let found = examine(&site, &[]).await;
+    assert_eq!(found.ids("fail"), ["running"]);
+    let says = format!("something else answers on 127.0.0.1:{taken}, and not larder (404");
+    assert!(found.found("running").contains(&says), "{found:#?}");
+    assert!(found.advice("running").contains("[admin] listen"), "{found:#?}");
+    let said = site.run(&["status"]).await;
+    assert!(said.code == Some(1) && said.err.contains(&says), "{said:?}");
 }
 
 /// Done when 3.

@@ -58,7 +58,7 @@ async fn a_wrong_address_in_the_clients_configuration_is_told() {
     found.fails(&["client.address"], "nobody listens there");
     assert!(found.advice("client.address").contains(&providers(&site)), "{found:#?}");
     write(&site, ".terraformrc", &host_override(HOST, &upstream.providers_url(), MODULES));
-    examine(&site, &[]).await.fails(&["client.address"], "somebody else answers (404");
+    examine(&site, &[]).await.fails(&["client.address"], "something else answers (404");
     let unknown = "http://no-such-larder.invalid/registry/registry.terraform.io/v1/providers/";
     write(&site, ".terraformrc", &host_override(HOST, unknown, MODULES));
     examine(&site, &[]).await.fails(&["client.address"], "no-such-larder.invalid leads nowhere");
@@ -304,7 +304,9 @@ async fn modules_that_are_asked_of_larder_at_another_place_are_told() {
     }
     let nowhere = format!("http://127.0.0.1:{}/v1/modules/", free_port());
     write(&site, ".terraformrc", &host_override(HOST, &providers(&site), &nowhere));
-    examine(&site, &[]).await.warns("client.services", "nobody listens there");
+    let found = examine(&site, &[]).await;
+    found.fails(&["client.services"], "nobody listens there");
+    assert!(found.advice("client.services").contains(&format!("{}{right}", site.base())), "{found:#?}");
     drop(larder);
     site.text.push_str(&format!("[[upstream]]\nhost = \"registry.example\"\nurl = \"{}/\"\n", upstream.origin()));
     let _larder = site.serve();

@@ -139,7 +139,8 @@ impl Scene<'_> {
         let named = host_of_base(&base, "modules");
         let shown = url.origin().ascii_serialization();
         let asked_of = named.as_ref().unwrap_or(host);
-        let right = || format!("write \"modules.v1\" = \"{}{}\"", self.base_beside(&base), modules_base(host));
+        let beside = self.base_beside(providers.unwrap_or(&base));
+        let right = || format!("write \"modules.v1\" = \"{beside}{}\"", modules_base(host));
         match meet(&base, Service::Modules, asked_of, self.trust).await {
             Ok(Met { who: Who::LarderElsewhere | Who::LarderWithout(_), .. }) => {
                 let found =
@@ -151,10 +152,20 @@ impl Scene<'_> {
                 let found = format!("modules.v1 leads to what larder has of {other}: its modules are others");
                 Some(Check::fail(OTHER_HOST, found).advise(right()))
             }
-            Ok(Met { who: Who::LarderThatRefuses(_) | Who::SomebodyElse(_), .. }) => None,
+            Ok(Met { who: Who::SomethingElse(status), .. }) if named.is_some() => {
+                let found = format!("modules.v1 leads to {shown}, where something else answers ({status})");
+                let check = Check::fail(SERVICES, format!("{found}: all modules of {host} fail")).advise(right());
+                Some(self.beside_a_proxy(url, check))
+            }
+            Ok(Met { who: Who::LarderThatRefuses(_) | Who::SomethingElse(_), .. }) => None,
             // What is said of providers.v1 holds for both.
             Err(_) if providers.is_some_and(|providers| providers.origin() == url.origin()) => None,
             Err(_) if is_ours(url, self.config) => None,
+            // Meant for larder, at a wrong port or under a wrong name.
+            Err(error) if named.is_some() || providers.is_some_and(|url| url.host() == base.host()) => {
+                let found = format!("modules.v1 leads to {shown}: {error}: all modules of {host} fail");
+                Some(self.beside_a_proxy(url, Check::fail(SERVICES, found).advise(right())))
+            }
             Err(error) => Some(
                 Check::warn(SERVICES, format!("modules.v1 leads to {shown}: {error}"))
                     .advise("see what the registry's own discovery document names, and write that"),

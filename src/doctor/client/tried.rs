@@ -72,8 +72,8 @@ impl Scene<'_> {
                 Check::fail(ADDRESS, format!("{what} leads to larder at {shown}, which refuses this machine: {said}"))
                     .advise("add the address of this machine to [server] clients"),
             ),
-            Ok(Met { who: Who::SomebodyElse(status), .. }) => {
-                let found = format!("{what} leads to {shown}, where somebody else answers ({status}), and not larder");
+            Ok(Met { who: Who::SomethingElse(status), .. }) => {
+                let found = format!("{what} leads to {shown}, where something else answers ({status}), and not larder");
                 Tried::Elsewhere(self.beside_a_proxy(url, Check::fail(ADDRESS, found).advise(to_do)))
             }
             Err(error) => Tried::Unusable(self.beside_a_proxy(url, fault(&error, what, url, to_do))),
@@ -86,7 +86,7 @@ impl Scene<'_> {
     }
 
     /// The client would not come directly, as the doctor did: what it meets may be something else.
-    fn beside_a_proxy(&self, url: &Url, check: Check) -> Check {
+    pub(super) fn beside_a_proxy(&self, url: &Url, check: Check) -> Check {
         match proxied_by(url, self.environment) {
             Some(variable) => check.no_worse_than_a_warning(&format!("; the proxy of {variable} may lead elsewhere")),
             None => check,

@@ -31,6 +31,8 @@ use crate::protocol::client_config;
 use crate::protocol::route::Api;
 
 const SEC_FETCH_SITE: header::HeaderName = header::HeaderName::from_static("sec-fetch-site");
+/// What the admin listener calls itself: the commands tell it by that from whatever else has its port.
+pub(super) const SERVER: header::HeaderValue = header::HeaderValue::from_static("larder");
 const NDJSON: header::HeaderValue = header::HeaderValue::from_static("application/x-ndjson");
 
 /// What the admin listener answers from.
@@ -64,6 +66,7 @@ impl Admin {
     /// Answers a request. No browser may take the answer for anything but what it says it is.
     pub async fn handle(self: Arc<Self>, request: Request<Incoming>, _peer: Peer) -> Response<Body> {
         let mut response = self.answer(request).await;
+        response.headers_mut().insert(header::SERVER, SERVER);
         response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, header::HeaderValue::from_static("nosniff"));
         response
     }
