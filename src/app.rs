@@ -33,7 +33,7 @@ use crate::http::places::{Places, Standing};
 use crate::http::tls::Tls;
 use crate::http::{Admin, Main, Requests};
 use crate::jobs::{self, Jobs, Recurring};
-use crate::mirror::{Counters, Gauges, Limits, Mirror, SealedFor, Terms};
+use crate::mirror::{Counters, Gauges, Limits, Mirror, Outcome, SealedFor, Terms};
 use crate::protocol::Protocols;
 use crate::protocol::admin::Access;
 use crate::protocol::client_config::{self, Way};
@@ -96,7 +96,7 @@ pub fn mirror(config: &Config, settings: &Settings) -> Result<(Arc<Mirror>, Arc<
     let own = OwnEntry::random().map_err(|_| StartError::Random)?;
     let outbound = Outbound::new(&config.network, &config.upstreams, own, metrics.counters.traffic(), settings.bounds)?;
     let sealed_for = SealedFor::from(config.network.sealed_platforms.as_slice());
-    let terms = Terms::new(upstreams, outbound, config.store.max_size.as_u64(), sealed_for);
+    let terms = Terms::new(upstreams, outbound, config.store.max_size, sealed_for);
     let counters = metrics.counters.clone();
     let mirror = Mirror::new(Arc::clone(&store), terms, settings.limits, counters, &metrics.supervisor)?;
     Ok((mirror, store, metrics))
@@ -240,6 +240,12 @@ impl App {
         Arc::clone(&self.running)
     }
 
+    /// What may be stored, in bytes.
+    pub async fn size_limit(&self) -> u64 {
+        let mirror = Arc::clone(&self.running.parts.mirror);
+        self.running.parts.mirror.blocking(move || mirror.status().max_size_bytes).await.unwrap_or_default()
+    }
+
     /// The CLI configuration to paste; asks no upstream.
     pub async fn client_config(&self, way: Way) -> Result<String, Error> {
         client_config::text(&self.running.parts.mirror, &self.base, way).await
@@ -311,6 +317,20 @@ impl Running {
         };
         let link = if config.network.offline { ", offline" } else { "" };
         format!("{} mirrors {hosts}{link}; store {}", base(&config, self.parts.main), config.store.path.display())
+    }
+
+    /// The reasons why upstreams give no discovery document now. Those with a fresh copy are not asked.
+    pub async fn unreachable_upstreams(&self) -> Vec<String> {
+        let mirror = &self.parts.mirror;
+        let asking = mirror.hosts().into_iter().map(|host| async move {
+            let call = mirror.job(self.parts.clock.now());
+            match mirror.discovery(&host, &call).await {
+                Ok(answer) if answer.outcome == Outcome::Stale => Some(format!("{host} does not answer as it should")),
+                Ok(_) => None,
+                Err(error) => Some(error.explain().cause),
+            }
+        });
+        futures_util::future::join_all(asking).await.into_iter().flatten().collect()
     }
 
     /// Whether both listeners answer, asked over their own sockets as anybody would, and blocking tasks get threads.

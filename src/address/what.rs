@@ -50,6 +50,11 @@ pub enum BadWhat {
         "{0:?} is no address: write NAMESPACE/TYPE or NAMESPACE/NAME/SYSTEM, HOST/ before it where it is of another registry (a host has a dot or a port), and @VERSION or @CONSTRAINT after it where not all are meant"
     )]
     Shape(String),
+    /// A constraint that a shell has cut off: it takes `>` for a redirection, and `~` or `!` for its own.
+    #[error(
+        "{0:?} ends where its version should follow: quote the constraint, or the shell takes a part of it, as in '{1}@~> 5.0'"
+    )]
+    Unquoted(String, String),
     /// One of its parts is not what stands there.
     #[error(transparent)]
     Part(#[from] BadAddress),
@@ -141,6 +146,10 @@ impl What {
             Some((address, version)) => (address, Some(version)),
             None => (given, None),
         };
+        if version.is_some_and(|version| version.trim_matches(|c: char| "~<>=! ".contains(c)).is_empty()) {
+            let address = address.chars().take(super::LONGEST_PART).collect();
+            return Err(BadWhat::Unquoted(shown(), address));
+        }
         let parts: Vec<&str> = address.split('/').collect();
         let names_a_host = parts.first().is_some_and(|first| first.contains(['.', ':']));
         let (host, parts) = match parts.as_slice() {
@@ -201,6 +210,18 @@ mod tests {
         What::parse(given, &Hostname::parse("registry.example").unwrap())
     }
 
+    /// What is left of `hashicorp/aws@~> 5.0`, and of others, once a shell has read it without quotes.
+    #[test]
+    fn a_constraint_that_a_shell_cut_off_says_quote_it() {
+        for given in ["hashicorp/aws@~", "hashicorp/aws@", "hashicorp/aws@~>", "a.example/hashicorp/aws@!"] {
+            let bad = parse(given).unwrap_err();
+            assert!(matches!(bad, BadWhat::Unquoted(..)), "{given}: {bad}");
+            let address = given.split('@').next().unwrap();
+            assert!(bad.to_string().contains("quote the constraint"), "{bad}");
+            assert!(bad.to_string().contains(&format!("'{address}@~> 5.0'")), "{bad}");
+        }
+    }
+
     #[test]
     fn an_address_names_a_provider_or_a_module_and_its_versions() {
         for (given, meant) in [
@@ -240,7 +261,6 @@ mod tests {
             ("acme/null@>= 5,", "there is no version"),
             ("acme/null@5.*", "~> 5.0"),
             ("acme/null@v1.0.0", "\"v\" in front"),
-            ("acme/null@", "is not a version"),
             ("acme/../null", "is not a module name"),
             ("acme/", "is not a provider name"),
             ("a b/null", "is not a provider name"),

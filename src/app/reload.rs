@@ -58,7 +58,7 @@ impl Running {
         let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
         let outbound = outbound.map_err(|e| failed(&e))?;
         let sealed_for = SealedFor::from(config.network.sealed_platforms.as_slice());
-        let terms = before.followed_by(upstreams, outbound, config.store.max_size.as_u64(), sealed_for);
+        let terms = before.followed_by(upstreams, outbound, config.store.max_size, sealed_for);
         let terms = Arc::new(terms);
         let front = self.parts.front(&config, Arc::clone(&terms), Some(&*self.front.load())).map_err(|e| failed(&e))?;
 

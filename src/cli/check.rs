@@ -4,8 +4,19 @@ use std::process::ExitCode;
 
 use serde_json::json;
 
+use super::text::{Page, counted, width_of_stderr};
 use super::{BAD_CONFIGURATION, Common, say, say_error};
 use crate::app;
+
+/// What stands before each line on the standard error.
+const PREFIX: usize = "larder: ".len();
+
+/// A remark on as many lines as it takes at this width, its further lines below its first word.
+fn wrapped(remark: &str, width: Option<usize>) -> String {
+    let mut page = Page::of_width(width.map(|width| width.saturating_sub(PREFIX)));
+    page.hang("", remark);
+    page.text().replace('\n', &format!("\n{:PREFIX$}", ""))
+}
 
 pub(super) fn run(common: &Common) -> ExitCode {
     let (file, warnings, problems) = match common.load() {
@@ -22,13 +33,28 @@ pub(super) fn run(common: &Common) -> ExitCode {
         say(&json!({ "ok": problems.is_empty(), "file": file, "warnings": warnings, "problems": problems }).to_string());
     } else {
         for remark in warnings.iter().chain(&problems) {
-            say_error(remark);
+            say_error(&wrapped(remark, width_of_stderr()));
         }
-        match (&file, problems.len()) {
+        match (&file, problems.len() as u64) {
             (Some(file), 0) => say(&format!("{} is good", file.display())),
             (None, 0) => say("no configuration file found: the defaults are used"),
-            (_, number) => say_error(&format!("{number} problem{}", if number == 1 { "" } else { "s" })),
+            (_, number) => say_error(&counted(number, "problem")),
         }
     }
     if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(BAD_CONFIGURATION) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_remark_is_wrapped_to_the_terminal_like_everything_else() {
+        let remark =
+            "mirror.toml:2: server.listen: \"8080\" is not an address; write for example listen = \"127.0.0.1:8080\"";
+        let shown = format!("larder: {}", wrapped(remark, Some(60)));
+        assert!(shown.lines().count() > 1 && shown.lines().all(|line| line.chars().count() <= 60), "{shown}");
+        assert!(shown.lines().skip(1).all(|line| line.starts_with("        ")), "{shown}");
+        assert_eq!(wrapped(remark, None), remark);
+    }
 }

@@ -6,7 +6,7 @@ use clap::Args;
 use super::{Common, admin_token, runtime, say};
 use crate::app::{self, Settings};
 use crate::http::admin_client::{self, NoAnswer};
-use crate::protocol::client_config::{Way, text, text_of_nothing_held};
+use crate::protocol::client_config::{Way, own_host_name, text, text_of_nothing_held};
 use crate::store::Store;
 
 #[derive(Debug, Args)]
@@ -16,6 +16,9 @@ pub(super) struct ClientConfig {
     /// For a provider network mirror (https only, providers only) instead of a host override
     #[arg(long)]
     mirror: bool,
+    /// For source addresses that name larder's own host (https only), instead of a host override
+    #[arg(long, conflicts_with = "mirror")]
+    own_name: bool,
 }
 
 impl ClientConfig {
@@ -25,6 +28,12 @@ impl ClientConfig {
 
     pub(super) fn run(self) -> anyhow::Result<()> {
         let (config, _) = self.common.load()?;
+        if self.own_name {
+            let server = &config.server;
+            let paste = own_host_name(server.public_url.as_ref(), server.default_upstream.as_ref());
+            self.show(&paste.map_err(anyhow::Error::msg)?);
+            return Ok(());
+        }
         let way = if self.mirror { Way::NetworkMirror } else { Way::HostOverride };
         let base = app::base(&config, config.server.listen);
         anyhow::ensure!(
@@ -38,8 +47,7 @@ impl ClientConfig {
             match admin_client::get(config.admin.listen, path, token.as_deref()).await {
                 Ok(answer) => Ok(String::from_utf8_lossy(&answer).into_owned()),
                 Err(NoAnswer::NotRunning(_)) if !Store::exists(&config.store.path)? => {
-                    let mut hosts: Vec<_> = config.upstreams.iter().map(|upstream| &upstream.host).collect();
-                    hosts.sort();
+                    let hosts: Vec<_> = config.upstreams.iter().map(|upstream| &upstream.host).collect();
                     Ok(text_of_nothing_held(&hosts, &base, way).await?)
                 }
                 Err(NoAnswer::NotRunning(_)) => {
@@ -51,11 +59,15 @@ impl ClientConfig {
                 Err(error) => Err(error).context("the running larder gave no configuration"),
             }
         })?;
+        self.show(&paste);
+        Ok(())
+    }
+
+    fn show(&self, paste: &str) {
         if self.common.json {
             say(&serde_json::json!({ "client_config": paste }).to_string());
         } else {
             say(paste.trim_end());
         }
-        Ok(())
     }
 }

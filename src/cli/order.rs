@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueEnum};
 
+use super::say_error;
 use crate::address::{Hostname, Platform};
 use crate::closure::{self, Client, Named, file};
 use crate::protocol::admin::order::{NamedText, ToldAddress, ToldOrder};
@@ -88,6 +89,9 @@ impl Also {
         }
         if !folders.is_empty() {
             let collected = closure::collect(&folders).map_err(|bad| anyhow!("{bad}"))?;
+            for passed_over in &collected.passed_over {
+                say_error(&format!("passed over {passed_over}"));
+            }
             told.add_files(collected.files.into(), collected.roots).map_err(|why| anyhow!(why))?;
         }
         Ok(told)

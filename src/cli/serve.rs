@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use bytesize::ByteSize;
 use clap::Args;
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -14,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::service::ServiceManager;
 use super::{Common, ignore_file_limits, runtime, say};
 use crate::app::{App, Reloaded, Running, Settings};
-use crate::config::{Config, Problems};
+use crate::config::{self, Config, Problems};
 use crate::protocol::client_config::Way;
 
 #[derive(Debug, Args)]
@@ -25,10 +26,10 @@ pub(super) struct Serve {
     #[arg(long)]
     offline: bool,
     /// Listen here, instead of at `listen` of the configuration's `server`
-    #[arg(long, value_name = "ADDRESS:PORT")]
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = config::listening)]
     listen: Option<SocketAddr>,
     /// Listen here for commands, instead of at `listen` of its `admin`
-    #[arg(long, value_name = "ADDRESS:PORT")]
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = config::listening)]
     admin_listen: Option<SocketAddr>,
     /// Keep the store here, instead of at `path` of its `store`
     #[arg(long, value_name = "FOLDER")]
@@ -72,6 +73,9 @@ impl Serve {
         let _too_large = ignore_file_limits()?;
         let app = App::start(&config, Settings::default()).await.context("larder did not start")?;
         introduce(&app, &config, self.common.json).await?;
+        if !config.network.offline {
+            tokio::spawn(tell_of_the_unreachable(app.running(), stop.clone()));
+        }
         let beside = Arc::new(Beside { running: app.running(), serve: self, manager, source: config.source });
         tokio::spawn(Arc::clone(&beside).attend(stop.clone()));
         tokio::spawn(beside.reload_on(hangups, stop.clone()));
@@ -146,8 +150,13 @@ async fn introduce(app: &App, config: &Config, json: bool) -> anyhow::Result<()>
         say(&listening.to_string());
         return Ok(());
     }
-    say(&format!("larder {} listens on {}", env!("CARGO_PKG_VERSION"), app.base()));
-    if app.address().ip().is_unspecified() {
+    let version = env!("CARGO_PKG_VERSION");
+    if config.server.public_url.is_some() {
+        say(&format!("larder {version} listens on {}; clients reach it at {}", app.address(), app.base()));
+    } else {
+        say(&format!("larder {version} listens on {}", app.base()));
+    }
+    if config.server.public_url.is_none() && app.address().ip().is_unspecified() {
         say(&format!(
             "           on every address of this machine ({}): others need its name in the lines below,",
             app.address()
@@ -155,7 +164,7 @@ async fn introduce(app: &App, config: &Config, json: bool) -> anyhow::Result<()>
         say("           which [server] public_url puts there");
     }
     say(&format!("  admin    http://{}", app.admin_address()));
-    say(&format!("  store    {} (up to {})", config.store.path.display(), config.store.max_size));
+    say(&format!("  store    {} (up to {})", config.store.path.display(), ByteSize(app.size_limit().await)));
     say(&format!("  config   {}", source.as_deref().unwrap_or("none found: the defaults")));
     if config.network.offline {
         say("  offline  nothing goes out; what is held is served");
@@ -163,6 +172,14 @@ async fn introduce(app: &App, config: &Config, json: bool) -> anyhow::Result<()>
     say("\nPaste into ~/.terraformrc or ~/.tofurc (no source line changes):\n");
     say(&paste);
     Ok(())
+}
+
+/// Says which upstreams cannot be reached: whoever starts a larder reads that now, and not with the first failed init.
+async fn tell_of_the_unreachable(running: Arc<Running>, stop: CancellationToken) {
+    let Some(unreachable) = stop.run_until_cancelled(running.unreachable_upstreams()).await else { return };
+    for why in unreachable {
+        tracing::warn!("{why}; what is stored is served, and `larder doctor` says more");
+    }
 }
 
 /// Stops on SIGTERM and on Ctrl-C; running downloads then have their time to finish.

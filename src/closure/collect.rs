@@ -25,6 +25,8 @@ pub struct Collected {
     /// The folders that `init` is run in, below that folder: the directories that were named. Of one that has no
     /// configuration itself, those below it that have one and that no other calls.
     pub roots: Vec<String>,
+    /// What was passed over, and why: folders that cannot be searched, and files that were gone when they were read.
+    pub passed_over: Vec<String>,
 }
 
 /// Why directories are not read.
@@ -69,7 +71,7 @@ pub fn collect(folders: &[PathBuf]) -> Result<Collected, NotCollected> {
             roots.insert(folder);
             continue;
         }
-        let below = search(given, &folder)?;
+        let below = collecting.search(given, &folder)?;
         if below.is_empty() {
             return Err(NotCollected::Nothing(given.clone()));
         }
@@ -81,31 +83,6 @@ pub fn collect(folders: &[PathBuf]) -> Result<Collected, NotCollected> {
     collecting.below_one_folder(&roots, &searched)
 }
 
-/// The folders with a configuration below one that has none.
-fn search(given: &Path, top: &Path) -> Result<BTreeSet<PathBuf>, NotCollected> {
-    let mut found = BTreeSet::new();
-    let mut level = vec![top.to_owned()];
-    let mut looked_at = 0;
-    for _ in 0..DEEPEST {
-        let mut next = Vec::new();
-        for folder in std::mem::take(&mut level) {
-            looked_at += 1;
-            if looked_at > MOST_FOLDERS {
-                return Err(NotCollected::TooMany(given.to_owned()));
-            }
-            let names = names_in(&folder)?;
-            if has_configuration(&names) {
-                found.insert(folder.clone());
-            }
-            // What is hidden is what tools keep. A link may lead anywhere.
-            let folders = names.iter().filter(|(name, entry)| **entry == Entry::Folder && !name.starts_with('.'));
-            next.extend(folders.map(|(name, _)| folder.join(name)));
-        }
-        level = next;
-    }
-    Ok(found)
-}
-
 /// Folders on their way into [`Files`].
 #[derive(Default)]
 struct Collecting {
@@ -113,9 +90,42 @@ struct Collecting {
     read: BTreeMap<PathBuf, BTreeMap<String, Vec<u8>>>,
     /// What is to be read: by that path, where it really is, and as what.
     waiting: VecDeque<(PathBuf, PathBuf, Standing)>,
+    passed_over: Vec<String>,
 }
 
 impl Collecting {
+    /// The folders with a configuration below one that has none.
+    fn search(&mut self, given: &Path, top: &Path) -> Result<BTreeSet<PathBuf>, NotCollected> {
+        let mut found = BTreeSet::new();
+        let mut level = vec![top.to_owned()];
+        let mut looked_at = 0;
+        for _ in 0..DEEPEST {
+            let mut next = Vec::new();
+            for folder in std::mem::take(&mut level) {
+                looked_at += 1;
+                if looked_at > MOST_FOLDERS {
+                    return Err(NotCollected::TooMany(given.to_owned()));
+                }
+                // A root that is named must be readable; what else lies beside the configurations need not be.
+                let names = match names_in(&folder) {
+                    Err(error) if folder != top => {
+                        self.passed_over.push(error.to_string());
+                        continue;
+                    }
+                    names => names?,
+                };
+                if has_configuration(&names) {
+                    found.insert(folder.clone());
+                }
+                // What is hidden is what tools keep. A link may lead anywhere.
+                let folders = names.iter().filter(|(name, entry)| **entry == Entry::Folder && !name.starts_with('.'));
+                next.extend(folders.map(|(name, _)| folder.join(name)));
+            }
+            level = next;
+        }
+        Ok(found)
+    }
+
     fn next(&mut self, path: PathBuf, real: PathBuf, standing: Standing) {
         self.waiting.push_back((path, real, standing));
     }
@@ -133,6 +143,27 @@ impl Collecting {
         Ok(())
     }
 
+    /// The files of a folder that a client reads.
+    fn read_all(&mut self, folder: &Path) -> Result<BTreeMap<String, Vec<u8>>, NotCollected> {
+        let mut read = BTreeMap::new();
+        for (name, entry) in names_in(folder)? {
+            let path = folder.join(&name);
+            // A folder that is called like a file is none to the clients either.
+            if entry == Entry::Folder || !Files::are_read(&name) || path.is_dir() {
+                continue;
+            }
+            match file::read(&path) {
+                Ok(bytes) => drop(read.insert(name, bytes)),
+                // An editor, or a pull, has taken it away since; a link to nothing is the client's trouble, too.
+                Err(error) if error.kind() == io::ErrorKind::NotFound && path.symlink_metadata().is_err() => {
+                    self.passed_over.push(unreadable(&path, error).to_string());
+                }
+                Err(error) => return Err(unreadable(&path, error)),
+            }
+        }
+        Ok(read)
+    }
+
     fn folder(&mut self, path: PathBuf, real: &Path, standing: Standing) -> Result<(), NotCollected> {
         // Where there is none, the call of it cannot be resolved, and that is said there.
         let Ok(real) = real.canonicalize() else {
@@ -143,12 +174,12 @@ impl Collecting {
             self.read.insert(path, BTreeMap::new());
             return Ok(());
         }
-        let contents = read_all(&real)?;
+        let contents = self.read_all(&real)?;
         let mut files = in_memory(&real, "", &contents)?;
         if standing == Standing::Root {
             let (path, real) = (path.join(TEST_FOLDER), real.join(TEST_FOLDER));
             if real.is_dir() {
-                let tests = read_all(&real)?;
+                let tests = self.read_all(&real)?;
                 files =
                     tests.iter().try_fold(files, |files, (name, bytes)| and(files, &real, TEST_FOLDER, name, bytes))?;
                 self.read.insert(path, tests);
@@ -187,7 +218,7 @@ impl Collecting {
         if !searched.is_empty() {
             roots.extend(uncalled(&files).into_iter().filter(|folder| searched.contains(folder)));
         }
-        Ok(Collected { files, roots: roots.into_iter().collect() })
+        Ok(Collected { files, roots: roots.into_iter().collect(), passed_over: self.passed_over })
     }
 }
 
@@ -248,20 +279,6 @@ fn and(mut files: Files, folder: &Path, below: &str, name: &str, bytes: &[u8]) -
         Ok(()) => Ok(files),
         Err(bad) => Err(NotCollected::Bad { folder: folder.to_owned(), bad }),
     }
-}
-
-/// The files of a folder that a client reads.
-fn read_all(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>, NotCollected> {
-    let names = names_in(folder)?.into_iter();
-    let read = names.filter(|(name, entry)| *entry != Entry::Folder && Files::are_read(name)).map(|(name, _)| {
-        let path = folder.join(&name);
-        // A folder that is called like a file is none to the clients either.
-        match path.is_dir() {
-            true => Ok(None),
-            false => file::read(&path).map(|bytes| Some((name, bytes))).map_err(|error| unreadable(&path, error)),
-        }
-    });
-    read.filter_map(Result::transpose).collect()
 }
 
 fn has_configuration(names: &BTreeMap<String, Entry>) -> bool {

@@ -27,6 +27,7 @@ pub use credential::{Access, Credential, CredentialKind, SshFiles};
 pub use problem::{Problems, Remark, Warning};
 pub use sections::{Admin, Network, Private, Server, Store, TlsFiles};
 pub use upstream::{Fresh, Upstream};
+pub(crate) use values::listening;
 pub use warm::{Warm, WarmWhat};
 
 /// A `mirror.toml` larger than this is not read.

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read as _};
+use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
@@ -64,6 +65,13 @@ pub(crate) fn text(path: &Path, limit_bytes: u64) -> Result<String, Unreadable> 
 /// A file that another part will read: it must be there, and ours to read.
 pub(super) fn check(path: &Path) -> Result<(), Unreadable> {
     open(path).map(drop)
+}
+
+/// The address of a name with its port: the first, and of IPv4 where there is one, as clients take it.
+pub(super) fn address(name: &str) -> io::Result<SocketAddr> {
+    let found: Vec<SocketAddr> = name.to_socket_addrs()?.collect();
+    let first = found.iter().find(|address| address.is_ipv4()).or(found.first());
+    first.copied().ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the name has no address"))
 }
 
 /// The file that the environment names, which must be there.

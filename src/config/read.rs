@@ -10,6 +10,7 @@ use toml::de::DeTable;
 
 use crate::address::Hostname;
 use crate::bundle::{Keys, PublicKey, SigningKey};
+use crate::store::SizeLimit;
 
 use super::problem::{Remark, Warning};
 use super::reading::Reading;
@@ -64,7 +65,10 @@ fn read_root(root: &mut Section<'_, '_, '_>, config: &mut Config) {
         let default = Store::in_folder(store_path);
         Store {
             path: section.path("path", "/var/lib/larder").unwrap_or(default.path),
-            max_size: section.text("max_size", "200GiB", values::capacity).unwrap_or(default.max_size),
+            max_size: match section.text("max_size", "200GiB", values::capacity) {
+                Some(size) => SizeLimit::Bytes(size.as_u64()),
+                None => default.max_size,
+            },
             memory: section.text("memory", "64MiB", values::size).unwrap_or(default.memory),
             scrub: section.text("scrub", "30d", values::interval).unwrap_or(default.scrub),
         }
@@ -99,7 +103,7 @@ fn read_root(root: &mut Section<'_, '_, '_>, config: &mut Config) {
 fn read_server(section: &mut Section<'_, '_, '_>) -> Server {
     let default = Server::default();
     let server = Server {
-        listen: section.text("listen", "127.0.0.1:8080", values::socket).unwrap_or(default.listen),
+        listen: section.text("listen", "127.0.0.1:8080", values::listening).unwrap_or(default.listen),
         public_url: section.text("public_url", "https://mirror.corp.example/", values::base_url),
         tls: section.table("tls", r#"{ certificate = "cert.pem", key = "key.pem" }"#, read_tls).flatten(),
         http2: section.flag("http2").unwrap_or(default.http2),
@@ -123,7 +127,7 @@ fn read_tls(section: &mut Section<'_, '_, '_>) -> Option<TlsFiles> {
 fn read_admin(section: &mut Section<'_, '_, '_>) -> Admin {
     let default = Admin::default();
     Admin {
-        listen: section.text("listen", "127.0.0.1:8081", values::socket).unwrap_or(default.listen),
+        listen: section.text("listen", "127.0.0.1:8081", values::listening).unwrap_or(default.listen),
         token: section.secret("token", r#"{ env = "LARDER_ADMIN_TOKEN" }"#),
     }
 }

@@ -9,7 +9,7 @@ use toml::de::{DeTable, DeValue};
 use super::outside;
 use super::problem::Warning;
 use super::reading::Reading;
-use super::values::{self, quoted};
+use super::values::{self, Complaint, quoted};
 
 mod secret;
 
@@ -20,6 +20,8 @@ pub(super) struct Section<'r, 'a, 't> {
     offset: usize,
     table: Option<&'t DeTable<'t>>,
     known: Vec<&'static str>,
+    /// Keys that must be there and are not, with what to write.
+    missing: Vec<(&'static str, String)>,
 }
 
 /// What is where a text leads as a path.
@@ -89,11 +91,11 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
     }
 
     /// A string that `parse` makes a value of. `example` is a good one.
-    pub(super) fn text<T>(
+    pub(super) fn text<T, E: Into<Complaint>>(
         &mut self,
         key: &'static str,
         example: &str,
-        parse: impl FnOnce(&str) -> Result<T, String>,
+        parse: impl FnOnce(&str) -> Result<T, E>,
     ) -> Option<T> {
         let value = self.ask(key)?;
         let written = format!("{key} = \"{example}\"");
@@ -101,22 +103,22 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
     }
 
     /// A string that must be there.
-    pub(super) fn required<T>(
+    pub(super) fn required<T, E: Into<Complaint>>(
         &mut self,
         key: &'static str,
         example: &str,
-        parse: impl FnOnce(&str) -> Result<T, String>,
+        parse: impl FnOnce(&str) -> Result<T, E>,
     ) -> Option<T> {
         self.must_have(key, &format!("\"{example}\""));
         self.text(key, example, parse)
     }
 
     /// An array of strings, each of which `parse` makes a value of.
-    pub(super) fn list<T>(
+    pub(super) fn list<T, E: Into<Complaint>>(
         &mut self,
         key: &'static str,
         example: &str,
-        parse: impl Fn(&str) -> Result<T, String>,
+        parse: impl Fn(&str) -> Result<T, E>,
     ) -> Option<Vec<T>> {
         let value = self.ask(key)?;
         let written = format!("{key} = {example}");
@@ -246,9 +248,10 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         table: Option<&'t DeTable<'t>>,
         read: impl FnOnce(&mut Section<'_, 'a, 't>) -> T,
     ) -> T {
-        let mut section = Section { reading, path, offset, table, known: Vec::new() };
+        let mut section = Section { reading, path, offset, table, known: Vec::new(), missing: Vec::new() };
         let read = read(&mut section);
-        section.report_unknown();
+        let misspelt = section.report_unknown();
+        section.report_missing(&misspelt);
         read
     }
 
@@ -271,8 +274,17 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
 
     fn must_have(&mut self, key: &'static str, example: &str) {
         if !self.has(key) {
-            let line = self.line_of("");
-            self.problem_at(line, key, format!("missing; write for example {key} = {example}"));
+            self.missing.push((key, format!("missing; write for example {key} = {example}")));
+        }
+    }
+
+    /// A key that is there misspelt is one problem, and has been reported.
+    fn report_missing(&mut self, misspelt: &[&'static str]) {
+        let line = self.line_of("");
+        for (key, text) in std::mem::take(&mut self.missing) {
+            if !misspelt.contains(&key) {
+                self.problem_at(line, key, text);
+            }
         }
     }
 
@@ -284,12 +296,12 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         None
     }
 
-    fn parsed<T>(
+    fn parsed<T, E: Into<Complaint>>(
         &mut self,
         key: &str,
         value: &Spanned<DeValue<'_>>,
         written: &str,
-        parse: impl FnOnce(&str) -> Result<T, String>,
+        parse: impl FnOnce(&str) -> Result<T, E>,
     ) -> Option<T> {
         let DeValue::String(text) = value.get_ref() else {
             self.mistyped(key, value, "string", written);
@@ -299,7 +311,12 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
             Ok(value) => Some(value),
             Err(complaint) => {
                 let line = self.reading.line(value.span().start);
-                self.problem_at(line, key, format!("{complaint}; write for example {written}"));
+                let Complaint { text, instead } = complaint.into();
+                let remedy = match instead {
+                    Some(meant) => format!("write \"{meant}\""),
+                    None => format!("write for example {written}"),
+                };
+                self.problem_at(line, key, format!("{text}; {remedy}"));
                 None
             }
         }
@@ -312,19 +329,23 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         self.problem_at(line, key, format!("this is of type {found}, not {wanted}; write for example {written}"));
     }
 
-    fn report_unknown(&mut self) {
+    /// Gives the keys that unknown ones are probably meant for.
+    fn report_unknown(&mut self) -> Vec<&'static str> {
+        let mut meant = Vec::new();
         for (key, _) in self.table.into_iter().flat_map(|table| table.iter()) {
             let name = key.get_ref().as_ref();
             if self.known.contains(&name) {
                 continue;
             }
             let near = nearest(name, &self.known);
+            meant.extend(near);
             let hint = near.map(|near| format!("did you mean {near}? ")).unwrap_or_default();
             let text = format!("unknown; {hint}known here: {}", self.known.join(", "));
             let shown = quoted(name);
             let line = self.reading.line(key.span().start);
             self.problem_at(line, shown.trim_matches('"'), text);
         }
+        meant
     }
 }
 

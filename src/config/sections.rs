@@ -10,6 +10,7 @@ use secrecy::SecretString;
 use url::Url;
 
 use crate::address::{Hostname, Platform};
+use crate::store::SizeLimit;
 
 /// `[server]`: the main listener.
 #[derive(Debug, Clone)]
@@ -93,7 +94,7 @@ pub struct Store {
     /// The folder of the store.
     pub path: PathBuf,
     /// How much archives and documents may take together.
-    pub max_size: ByteSize,
+    pub max_size: SizeLimit,
     /// How much rendered answers and small archives may take in memory.
     pub memory: ByteSize,
     /// How often every archive is read and held against its digest; never when absent.
@@ -105,7 +106,7 @@ impl Store {
     pub fn in_folder(path: PathBuf) -> Self {
         Self {
             path,
-            max_size: ByteSize::gib(200),
+            max_size: SizeLimit::ShareOfDisk,
             memory: ByteSize::mib(64),
             // Disks lose bits over months; a full store is read within hours.
             scrub: Some(Duration::from_secs(30 * 24 * 3600)),

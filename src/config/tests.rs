@@ -11,6 +11,7 @@ use secrecy::ExposeSecret as _;
 use toml::de::{DeTable, DeValue};
 
 use super::*;
+use crate::store::SizeLimit;
 
 mod defaults;
 mod mistakes;
@@ -102,7 +103,7 @@ fn every_option_is_read() {
     assert_eq!(format!("{:?}", config.server.trusted_proxies), "[10.0.0.5/32, fd00::/8]");
     assert_eq!(config.admin.token.as_ref().map(|token| token.expose_secret()), Some("hunter2"));
     assert_eq!(config.store.path, Path::new("store"));
-    assert_eq!(config.store.max_size, ByteSize::gib(1536));
+    assert_eq!(config.store.max_size, SizeLimit::Bytes(1536 << 30));
     assert_eq!(config.store.memory, ByteSize::b(0));
     assert_eq!(config.store.scrub, None);
     assert!(config.network.offline);

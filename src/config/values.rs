@@ -8,6 +8,7 @@ use bytesize::ByteSize;
 use ipnet::IpNet;
 use url::Url;
 
+use super::outside;
 use crate::address::{Hostname, Platform};
 use crate::verify::Policy;
 
@@ -24,6 +25,20 @@ const SHORTEST_INTERVAL: Duration = Duration::from_secs(3600);
 const SHORTEST_RECURRENCE: Duration = Duration::from_secs(5 * 60);
 
 const SHOWN_CHARS: usize = 80;
+
+/// What is wrong with a value.
+pub(super) struct Complaint {
+    /// The sentence about it.
+    pub(super) text: String,
+    /// The value that was meant, where it can be told.
+    pub(super) instead: Option<String>,
+}
+
+impl From<String> for Complaint {
+    fn from(text: String) -> Self {
+        Self { text, instead: None }
+    }
+}
 
 /// The value as messages show it: in quotes, escaped, shortened; not at all where it may hold a password.
 pub(super) fn quoted(value: &str) -> String {
@@ -48,18 +63,36 @@ pub(super) fn network(value: &str) -> Result<IpNet, String> {
 }
 
 /// A host name, with a port where it is not 443.
-pub(super) fn hostname(value: &str) -> Result<Hostname, String> {
+pub(super) fn hostname(value: &str) -> Result<Hostname, Complaint> {
     Hostname::parse(value).map_err(|cause| {
         // The error shows the value, whatever that holds.
         if may_hold_secret(value) {
-            return format!("{} is not a host name", quoted(value));
+            return format!("{} is not a host name", quoted(value)).into();
         }
         let url = Url::parse(value).ok().filter(|_| value.contains("://"));
         match url.as_ref().and_then(Url::host_str) {
-            Some(host) => format!("{} is a URL, not a host name: write \"{host}\"", quoted(value)),
-            None => cause.to_string(),
+            Some(host) => {
+                let text = format!("{} is a URL, not a host name", quoted(value));
+                Complaint { text, instead: Some(host.to_owned()) }
+            }
+            None => cause.to_string().into(),
         }
     })
+}
+
+/// A socket of this machine's, or of another that a name leads to: an address or a host name, with a port.
+pub(crate) fn listening(value: &str) -> Result<SocketAddr, String> {
+    if let Ok(address) = value.parse() {
+        return Ok(address);
+    }
+    let is_named = value.rsplit_once(':').is_some_and(|(name, port)| {
+        let is_name = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte));
+        !name.is_empty() && is_name && port.parse::<u16>().is_ok() && name.parse::<IpAddr>().is_err()
+    });
+    if !is_named {
+        return Err(format!("{} is not an address or a host name with a port", quoted(value)));
+    }
+    outside::address(value).map_err(|cause| format!("{} leads nowhere from here: {cause}", quoted(value)))
 }
 
 /// An `OS_ARCH` pair.

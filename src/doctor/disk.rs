@@ -23,7 +23,8 @@ pub(super) async fn look(config: &Config, examined: &Examined, used: Option<u64>
                 Some(used) => Some(used),
                 None => measured(config).await,
             };
-            checks.push(disk(room, config.store.max_size.as_u64(), used));
+            let limit = config.store.max_size.bytes(used.unwrap_or_default(), room.free_bytes);
+            checks.push(disk(room, limit, used));
         }
         Err(error) => checks.push(Check::fail("disk", error.to_string()).advise(error.to_do())),
     }

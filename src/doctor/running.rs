@@ -82,9 +82,10 @@ async fn larder(config: &Config, examined: &Examined) -> (Running, Check) {
             Check::fail(RUNNING, format!("no larder runs: nobody listens on {at}"))
                 .advise("start it: larder serve, or systemctl start larder"),
         ),
-        (Err(error @ NoAnswer::SomethingElse { .. }), _) => down(Check::fail(RUNNING, error.to_string()).advise(
-            "see what listens there (ss -ltnp) and end it, or give larder another [admin] listen",
-        )),
+        (Err(error @ NoAnswer::SomethingElse { .. }), _) => down(
+            Check::fail(RUNNING, error.to_string())
+                .advise("see what listens there (ss -ltnp) and end it, or give larder another [admin] listen"),
+        ),
         (Err(error), _) => down(
             Check::fail(RUNNING, error.to_string())
                 .advise("something else has this port, or larder hangs: see who listens there (ss -ltnp)"),

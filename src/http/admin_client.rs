@@ -14,8 +14,8 @@ use tokio::net::TcpStream;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-use super::body::Body;
 use super::admin::SERVER;
+use super::body::Body;
 use super::pipe::pipe;
 
 /// What only tells something is answered at once.

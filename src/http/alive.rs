@@ -179,6 +179,7 @@ mod tests {
     use tokio::time::timeout;
     use tokio_util::sync::CancellationToken;
 
+    use super::super::admin::SERVER;
     use super::super::listener::{Limits, Peer, serve};
     use super::super::{Body, Requests, respond};
     use super::*;
@@ -216,7 +217,9 @@ mod tests {
     }
 
     fn healthy() -> Response<Body> {
-        respond::word(http::StatusCode::OK, "ok")
+        let mut response = respond::word(http::StatusCode::OK, "ok");
+        response.headers_mut().insert(http::header::SERVER, SERVER);
+        response
     }
 
     #[tokio::test]

@@ -1,6 +1,7 @@
 //! The size limit: what was used longest ago goes first, archives before documents, pages before other documents, and
 //! nothing while offline. What upstream has deleted goes last, because nobody could bring it back.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use super::modules::note_before_it_goes;
 use crate::address::{Artifact, Package};
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::store::{Durability, IndexedArchive, Key, StoreError};
+use crate::store::{Durability, IndexedArchive, Key, SizeLimit, StoreError};
 use crate::upstream::outbound::Link;
 
 /// Of a store, one part in this many at most is for pages.
@@ -77,7 +78,10 @@ impl Mirror {
         if more == 0 {
             return Ok(());
         }
-        let limit = self.store_bytes();
+        let mut limit = self.store_bytes();
+        if self.taken_up().saturating_add(more) > limit {
+            limit = self.on_disk(|mirror| Ok::<_, StoreError>(mirror.store_bytes_now())).await?;
+        }
         if bytes > limit {
             return Err(StoreError::NoRoom { needed: bytes, limit, stays: 0 }.into());
         }
@@ -190,9 +194,26 @@ impl Mirror {
         self.evictor.goes_on();
     }
 
-    /// What may be stored, in bytes.
+    /// What may be stored, in bytes; of a share of the disk, as it was reckoned last.
     pub(super) fn store_bytes(&self) -> u64 {
-        self.terms.load().store_bytes
+        match self.terms.load().size_limit {
+            SizeLimit::Bytes(bytes) => bytes,
+            SizeLimit::ShareOfDisk => self.share_of_disk.load(Ordering::Relaxed),
+        }
+    }
+
+    /// The same for a share of the disk as it is now; asks the disk.
+    pub(super) fn store_bytes_now(&self) -> u64 {
+        let share = self.terms.load().size_limit;
+        // Until the index is whole it does not say what is stored.
+        if share == SizeLimit::ShareOfDisk
+            && self.store.index.is_whole()
+            && let Ok(free) = self.store.free_bytes()
+        {
+            let bytes = share.bytes(self.store.index.totals().bytes(), free);
+            self.share_of_disk.store(bytes, Ordering::Relaxed);
+        }
+        self.store_bytes()
     }
 
     fn is_over(&self, limit: u64) -> bool {
@@ -210,7 +231,7 @@ impl Mirror {
     }
 
     fn evict_to_fit(&self) -> Result<(), StoreError> {
-        let limit = self.store_bytes();
+        let limit = self.store_bytes_now();
         // A little more than must be, or every document would have all of them looked at again.
         let enough = limit / 100 * 98;
         if self.is_over(limit) {

@@ -34,7 +34,7 @@ impl Collector for Gauges {
         to.family("larder_store_objects", "What is stored, by kind", None, counts)?;
         let bytes = [(of(Stored::Archive), archive_bytes), (of(Stored::Document), document_bytes)];
         to.family("larder_store", "What is stored, by kind", Some(&Unit::Bytes), bytes)?;
-        to.bytes("larder_store_limit", "What may be stored", mirror.store_bytes())?;
+        to.bytes("larder_store_limit", "What may be stored", mirror.store_bytes_now())?;
         if let Ok(Room { free_bytes, .. }) = mirror.store.room() {
             to.bytes("larder_store_free", "What the disk of the store still takes", free_bytes)?;
         }

@@ -115,7 +115,7 @@ use crate::cdn_loop::{CdnLoop, OwnEntry};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::store::{Key, Store, StoreError};
+use crate::store::{Key, SizeLimit, Store, StoreError};
 use crate::supervisor::{Supervisor, Task};
 pub use crate::upstream::outbound::Link;
 use crate::upstream::pages::PageRef;
@@ -171,6 +171,7 @@ pub struct Mirror {
     small: SmallCopies,
     catalog: Catalog,
     evictor: Arc<Evictor>,
+    share_of_disk: AtomicU64,
     verifying: Arc<tokio::sync::Mutex<()>>,
     importing: Arc<tokio::sync::Mutex<()>>,
     /// Held by whoever takes in what was carried here: one at a time.
@@ -230,6 +231,7 @@ impl Mirror {
             small: SmallCopies::default(),
             catalog,
             evictor: Arc::default(),
+            share_of_disk: AtomicU64::new(SizeLimit::LARGEST_SHARE),
             verifying: Arc::default(),
             importing: Arc::default(),
             taking_in: tokio::sync::Mutex::default(),

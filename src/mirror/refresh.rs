@@ -61,9 +61,9 @@ impl News {
         }
     }
 
-    /// Whether upstream could be asked.
-    pub fn is_told(&self) -> bool {
-        !matches!(self, Self::Failed { .. })
+    /// Whether upstream was asked and has it, or had it.
+    pub fn is_well(&self) -> bool {
+        !matches!(self, Self::Failed { .. } | Self::Absent { .. })
     }
 }
 

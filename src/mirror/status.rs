@@ -191,7 +191,7 @@ impl Mirror {
             store: self.store.root().display().to_string(),
             store_state: self.store_state(),
             trouble: self.trouble(),
-            max_size_bytes: self.store_bytes(),
+            max_size_bytes: self.store_bytes_now(),
             free_bytes: self.store.free_bytes().ok(),
             index_bytes: self.store.index.disk_bytes(),
             archives,

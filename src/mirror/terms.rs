@@ -8,7 +8,7 @@ use super::sealed::SealedFor;
 use super::{Call, Mirror, StoreError};
 use crate::address::{Hostname, ModulePackage, Package};
 use crate::error::Error;
-use crate::store::Key;
+use crate::store::{Key, SizeLimit};
 use crate::upstream::outbound::Outbound;
 use crate::upstream::{Upstream, Upstreams};
 
@@ -19,8 +19,8 @@ pub struct Terms {
     pub upstreams: Upstreams,
     /// The way to them.
     pub outbound: Outbound,
-    /// What may be stored, in bytes.
-    pub store_bytes: u64,
+    /// What may be stored.
+    pub size_limit: SizeLimit,
     /// What a version must be held for to be listed while sealed.
     pub sealed_for: SealedFor,
     pub(super) generation: Generation,
@@ -44,11 +44,11 @@ pub(super) struct Generation(u64);
 
 impl Terms {
     /// The first terms of a mirror.
-    pub fn new(upstreams: Upstreams, outbound: Outbound, store_bytes: u64, sealed_for: SealedFor) -> Self {
+    pub fn new(upstreams: Upstreams, outbound: Outbound, size_limit: SizeLimit, sealed_for: SealedFor) -> Self {
         Self {
             upstreams,
             outbound,
-            store_bytes,
+            size_limit,
             sealed_for,
             generation: Generation(0),
             absent: Remembered::default(),
@@ -64,11 +64,11 @@ impl Terms {
         &self,
         upstreams: Upstreams,
         outbound: Outbound,
-        store_bytes: u64,
+        size_limit: SizeLimit,
         sealed_for: SealedFor,
     ) -> Self {
         let generation = Generation(self.generation.0 + 1);
-        Self { generation, ..Self::new(upstreams, outbound, store_bytes, sealed_for) }
+        Self { generation, ..Self::new(upstreams, outbound, size_limit, sealed_for) }
     }
 
     pub(super) fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {

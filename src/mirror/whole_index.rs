@@ -35,6 +35,7 @@ impl Mirror {
     fn reconcile_index(&self) -> bool {
         let index = &self.store.index;
         if !index.begin_to_make_whole() {
+            self.store_bytes_now();
             return true;
         }
         let named_by_set = |of: &Artifact| match of {
@@ -49,6 +50,7 @@ impl Mirror {
         }
         // Not in the task, which a close may cut short: others wait for it.
         index.made_whole(ended);
+        self.store_bytes_now();
         index.is_whole()
     }
 }

@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use serde_json::Value;
+use url::Url;
 
 use super::discovery::services;
 use super::route::{MIRROR_BASE, modules_base, providers_base};
@@ -24,18 +25,64 @@ pub enum Way {
 /// The text to paste. `base` is how clients reach larder: `http://127.0.0.1:8080`, no slash at its end.
 pub async fn text(mirror: &Arc<Mirror>, base: &str, way: Way) -> Result<String, Error> {
     let hosts = mirror.hosts();
-    let hosts: Vec<&Hostname> = hosts.iter().collect();
-    match way {
-        Way::HostOverride => overrides(&hosts, Some(mirror), base).await,
-        Way::NetworkMirror => Ok(network_mirror(&hosts, base)),
-    }
+    written(hosts.iter().collect(), Some(mirror), base, way).await
 }
 
 /// The text to paste where nothing is held yet.
 pub async fn text_of_nothing_held(hosts: &[&Hostname], base: &str, way: Way) -> Result<String, Error> {
+    written(hosts.to_vec(), None, base, way).await
+}
+
+/// The lines that need no CLI configuration: source addresses that name larder's own host, which stands for `registry`.
+///
+/// # Errors
+/// The reason why clients cannot come this way (PROTOCOL 0, 1.1: discovery is https, at the root of the host).
+pub fn own_host_name(public_url: Option<&Url>, registry: Option<&Hostname>) -> Result<String, String> {
+    let url = public_url
+        .ok_or("clients need larder's own host name: set [server] public_url, such as https://mirror.corp.example/")?;
+    if url.scheme() != "https" || url.path() != "/" {
+        return Err(format!(
+            "clients look for a host name over https, at its root, and [server] public_url is {url}; a host override works \
+             as it is (larder client-config)"
+        ));
+    }
+    let registry = registry.ok_or(
+        "no registry is set for larder's own host name: set [server] default_upstream, such as registry.terraform.io",
+    )?;
+    let host = match (url.host_str().unwrap_or_default(), url.port()) {
+        (host, Some(port)) => format!("{host}:{port}"),
+        (host, None) => host.to_owned(),
+    };
+    let mut text = String::new();
+    line(
+        &mut text,
+        format_args!("# {host} stands for {registry}. No CLI configuration is needed; to the client these are other"),
+    );
+    line(&mut text, format_args!("# providers than those of {registry}, also in the lock file."));
+    line(&mut text, format_args!("terraform {{"));
+    line(&mut text, format_args!("  required_providers {{"));
+    line(&mut text, format_args!("    aws = {{"));
+    line(&mut text, format_args!("      source = \"{host}/hashicorp/aws\""));
+    line(&mut text, format_args!("    }}"));
+    line(&mut text, format_args!("  }}"));
+    line(&mut text, format_args!("}}"));
+    line(&mut text, format_args!("module \"vpc\" {{"));
+    line(&mut text, format_args!("  source = \"{host}/terraform-aws-modules/vpc/aws\""));
+    line(&mut text, format_args!("}}"));
+    Ok(text)
+}
+
+async fn written(
+    mut hosts: Vec<&Hostname>,
+    mirror: Option<&Arc<Mirror>>,
+    base: &str,
+    way: Way,
+) -> Result<String, Error> {
+    // Most readers look for this one.
+    hosts.sort_by_key(|host| (host.as_str() != "registry.terraform.io", *host));
     match way {
-        Way::HostOverride => overrides(hosts, None, base).await,
-        Way::NetworkMirror => Ok(network_mirror(hosts, base)),
+        Way::HostOverride => overrides(&hosts, mirror, base).await,
+        Way::NetworkMirror => Ok(network_mirror(&hosts, base)),
     }
 }
 

@@ -32,6 +32,7 @@ mod reading;
 mod receipts;
 mod records;
 mod scratch;
+mod size_limit;
 mod staged;
 
 use std::io;
@@ -47,6 +48,7 @@ pub use self::read_memory::{MemoryRoom, ReadMemory, ReadShare};
 pub use self::reading::Reading;
 pub use self::records::{Durability, Recorded, Records};
 pub use self::scratch::Scratch;
+pub use self::size_limit::SizeLimit;
 pub use self::staged::{Staged, StagedNote};
 
 use self::claim::Claim;

@@ -7,7 +7,7 @@ use crate::bundle::{larder_in, write_beside};
 use crate::support::gap::{BundleKey, sealed};
 use crate::support::larder::{Builder, Folder, Larder};
 use crate::support::process::{Process, Said};
-use crate::support::upstream::{FakeUpstream, Provider};
+use crate::support::upstream::{FakeUpstream, Provider, Target};
 
 async fn publishing() -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
@@ -63,7 +63,7 @@ async fn a_key_that_the_running_larder_has_not_read_yet_is_named_and_works_after
     let said = create(work.path(), &here, "out.tar", &[]).await;
     assert_eq!(said.code, Some(1), "{said:?}");
     assert!(said.err.contains("[bundle] signing_key") && said.err.contains("reload it"), "{said:?}");
-    assert!(said.err.contains(&id) && upstream.requests().is_empty(), "{said:?}");
+    assert!(said.err.contains(&id) && upstream.count_of(Target::Versions) == 0, "{said:?}");
     making.hang_up();
     making.log().line_with("the configuration was read again and is in force").await;
     let said = create(work.path(), &here, "out.tar", &[]).await;

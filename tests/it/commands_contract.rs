@@ -1,15 +1,11 @@
 //! What scripts and service managers rely on: exit codes, JSON on errors, environment, help, and the form of the log.
 
-use std::fs::Permissions;
-use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::process::CommandExt as _;
-use std::path::Path;
-
 use serde_json::Value;
 
+use crate::support::another_user::AnotherUser;
 use crate::support::larder::{Folder, Larder};
 use crate::support::ports::free_port;
-use crate::support::process::{Process, command, command_of, run};
+use crate::support::process::{Process, command, run};
 use crate::support::upstream::FakeUpstream;
 
 fn json(text: &str) -> Value {
@@ -117,27 +113,12 @@ async fn the_log_is_json_where_the_environment_says_so() {
 /// Promise 15: a command of a user who may not read the token says so, and not that the token is wrong.
 #[tokio::test]
 async fn a_command_of_another_user_names_the_token_and_who_may_read_it() {
-    const NOBODY: u32 = 65534;
-    let (upstream, folder) = (FakeUpstream::start().await, Folder::new());
+    let (upstream, folder, user) = (FakeUpstream::start().await, Folder::new(), AnotherUser::new());
     let larder = Process::start(&Larder::mirroring(&upstream).on(&folder), folder.path());
-    let place = tempfile::tempdir().unwrap();
-    let open = |path: &Path| std::fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
-    open(place.path());
-    let binary = place.path().join("larder");
-    std::fs::copy(env!("CARGO_BIN_EXE_larder"), &binary).unwrap();
-    let config = place.path().join("mirror.toml");
-    let admin = larder.said()["admin"].as_str().unwrap();
-    let store = folder.path().display();
-    std::fs::write(&config, format!("[admin]\nlisten = \"{admin}\"\n[store]\npath = \"{store}\"\n")).unwrap();
-    open(&config);
-    let mut purge = command_of(&binary, place.path(), &["purge", "acme/null", "--config", config.to_str().unwrap()]);
-    if rustix::process::geteuid().is_root() {
-        purge.uid(NOBODY).gid(NOBODY);
-    } else {
-        let token = folder.path().join("v1/admin-token");
-        std::fs::set_permissions(token, Permissions::from_mode(0o000)).unwrap();
-    }
-    let said = run(purge).await;
+    let (admin, store) = (larder.said()["admin"].as_str().unwrap(), folder.path().display());
+    let config = user.file("mirror.toml", &format!("[admin]\nlisten = \"{admin}\"\n[store]\npath = \"{store}\"\n"));
+    AnotherUser::may_not_read(&folder.path().join("admin-token"));
+    let said = run(user.command(&["purge", "acme/null", "--config", config.to_str().unwrap()])).await;
     assert_eq!(said.code, Some(1), "{said:?}");
     assert!(said.err.contains("admin-token") && said.err.contains("Permission denied"), "{said:?}");
     assert!(said.err.contains("sudo -u larder"), "{said:?}");

@@ -31,6 +31,7 @@ mod faults_archives;
 mod faults_documents;
 mod faults_kills;
 mod faults_requests;
+mod first_use;
 mod full_disk;
 mod guard;
 mod history;

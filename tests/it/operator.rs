@@ -126,15 +126,17 @@ async fn client_config_is_the_same_whether_larder_runs_or_not() {
     let upstream = FakeUpstream::start().await;
     let site = Site::new(&upstream);
     let before = site.out(&["client-config"]).await;
-    let larder = site.serve();
-    assert_eq!(site.out(&["client-config"]).await, before);
     let providers = format!("\"providers.v1\" = \"{}/registry/{HOST}/v1/providers/\"", site.base());
     let modules = format!("\"modules.v1\" = \"{}/registry/{HOST}/v1/modules/\"", site.base());
     assert!(before.contains(&providers) && before.contains(&modules), "{before}");
     assert!(before.contains("discovery is not held yet"), "{before}");
     assert!(!before.contains("login.v1"), "{before}");
     assert_eq!(upstream.requests().len(), 0, "printing a configuration asked an upstream");
+    let offline = Process::serve(&format!("{}[network]\noffline = true\n", site.text), site.home.path()).unwrap();
+    assert_eq!(site.out(&["client-config"]).await, before);
+    assert_eq!(offline.terminate().await, Some(0));
 
+    let larder = site.serve();
     larder.get(&format!("/registry/{HOST}/.well-known/terraform.json")).await.expect(200);
     let running = site.out(&["client-config"]).await;
     for service in ["providers.v1", "modules.v1", "login.v1"] {

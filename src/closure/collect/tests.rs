@@ -46,7 +46,7 @@ fn what_a_client_reads_of_directories_is_read_with_the_modules_they_call() {
         ("modules/x/x.tftest.hcl", ""),
         ("modules/y/main.tf.json", "{}"),
     ]);
-    let Collected { files, roots } = collected(&top, &["envs/prod", "envs/dev/../dev/"]);
+    let Collected { files, roots, .. } = collected(&top, &["envs/prod", "envs/dev/../dev/"]);
     assert_eq!(roots, ["envs/dev", "envs/prod"]);
     assert_eq!(
         paths(&files),
@@ -62,7 +62,7 @@ fn what_a_client_reads_of_directories_is_read_with_the_modules_they_call() {
             "modules/y/main.tf.json",
         ]
     );
-    let Collected { files, roots } = collected(&top, &["envs/other"]);
+    let Collected { files, roots, .. } = collected(&top, &["envs/other"]);
     assert_eq!((paths(&files), roots), (vec!["main.tf".to_owned()], vec![String::new()]));
 }
 
@@ -90,7 +90,7 @@ fn links_are_followed_as_the_client_follows_them() {
     let top = folder(&[("real/x/main.tf", &calls("../y")), ("real/y/main.tf", ""), ("root/main.tf", &calls("./link"))]);
     std::os::unix::fs::symlink("../real/x", top.path().join("root/link")).unwrap();
     std::os::unix::fs::symlink("root", top.path().join("linked")).unwrap();
-    let Collected { files, roots } = collected(&top, &["linked"]);
+    let Collected { files, roots, .. } = collected(&top, &["linked"]);
     assert_eq!(roots, [""]);
     // What the linked folder calls is beside where it really is.
     assert_eq!(paths(&files), ["link/main.tf", "main.tf", "y/main.tf"]);
@@ -127,4 +127,23 @@ fn what_is_no_file_or_no_text_is_refused_with_its_name() {
     assert_eq!(paths(&collected(&top, &[""]).files), ["main.tf"]);
     fs::write(top.path().join("bytes.tf"), [0xff, 0xfe]).unwrap();
     assert_eq!(collected(&top, &[""]).files.get("bytes.tf"), Some(Err(Unreadable::NoText)));
+}
+
+/// An editor or a pull may take a file away between the look into its folder and the look into the file.
+#[test]
+fn a_file_that_vanishes_while_it_is_read_is_no_failure() {
+    let top = folder(&[("prod/main.tf", "")]);
+    let (there, until) = (top.path().join("prod/now.tf"), std::sync::atomic::AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !until.load(std::sync::atomic::Ordering::Relaxed) {
+                fs::write(&there, "").unwrap();
+                fs::remove_file(&there).unwrap();
+            }
+        });
+        let all: Vec<_> = (0..2000).map(|_| collect(&[top.path().to_owned()])).collect();
+        until.store(true, std::sync::atomic::Ordering::Relaxed);
+        let passed_over: Vec<String> = all.into_iter().flat_map(|one| one.unwrap().passed_over).collect();
+        assert!(passed_over.iter().all(|note| note.contains("now.tf")), "{passed_over:?}");
+    });
 }

@@ -29,7 +29,7 @@ token = { env = "UNSET1" }
         bad(text).lines().collect::<Vec<_>>(),
         [
             "12 problems in the configuration:",
-            r#"mirror.toml:2: server.listen: "8080" is not an address with a port; write for example listen = "127.0.0.1:8080""#,
+            r#"mirror.toml:2: server.listen: "8080" is not an address or a host name with a port; write for example listen = "127.0.0.1:8080""#,
             "mirror.toml:3: server.listn: unknown; did you mean listen? known here: listen, public_url, tls, http2, default_upstream, \
              clients, open, trusted_proxies",
             "mirror.toml:4: server.open: this is of type string, not boolean; write for example open = true",
@@ -66,7 +66,9 @@ fn every_bad_value_is_told_its_line_and_key_and_what_is_wrong() {
     let cases: Vec<(String, &str, &str)> = vec![
         ("server = 3".into(), "1: server:", "write for example [server]"),
         ("[[server]]".into(), "1: server:", "not table"),
-        ("[server]\nlisten = 'localhost:80'".into(), "2: server.listen:", "not an address with a port"),
+        ("[server]\nlisten = 'localhost'".into(), "2: server.listen:", "not an address or a host name with a port"),
+        ("[admin]\nlisten = 'localhost:port'".into(), "2: admin.listen:", "not an address or a host name"),
+        ("[admin]\nlisten = 'http://localhost:80'".into(), "2: admin.listen:", "not an address or a host name"),
         ("[server]\npublic_url = 'mirror.example'".into(), "2: server.public_url:", "is not a URL"),
         ("[server]\npublic_url = 'ftp://m.example/'".into(), "2: server.public_url:", "neither https:// nor http://"),
         ("[server]\npublic_url = 'https://m.example/?a'".into(), "2: server.public_url:", "no query"),
@@ -207,13 +209,21 @@ fn control_characters_in_a_file_do_not_reach_the_terminal() {
     assert!(!said.contains('\u{1b}'), "{said:?}");
 }
 
+/// A key that is there misspelt is not missing as well.
+#[test]
+fn a_misspelt_key_is_one_problem() {
+    let said = bad("[[upstream]]\nhots = \"registry.example\"\n");
+    assert!(said.starts_with("1 problem") && said.contains("did you mean host?"), "{said}");
+    assert!(bad("[[upstream]]\npatience = \"1s\"\n").contains("upstream.host: missing"));
+}
+
 /// Whoever copies the URL of a registry is told its name.
 #[test]
 fn a_url_in_place_of_a_host_is_told_the_name_to_write() {
     for (given, name) in [("https://registry.example/v1", "registry.example"), ("http://localhost:8080/", "localhost")]
     {
         let said = bad(&format!("[[upstream]]\nhost = \"{given}\"\n"));
-        assert!(said.contains(&format!("write \"{name}\"")), "{said}");
+        assert!(said.contains(&format!("write \"{name}\"")) && !said.contains("for example"), "{said}");
     }
     assert!(!bad("[[upstream]]\nhost = \"https://u:s3cret@registry.example/\"\n").contains("s3cret"));
 }

@@ -138,7 +138,7 @@ impl<T> Done<T> {
 pub async fn refresh(mirror: &Arc<Mirror>, addresses: &[What], call: impl Fn() -> Call) -> Done<Refreshed> {
     let mut done = Done::nothing_yet();
     for what in addresses {
-        done.take(mirror.refresh(what, &call()).await, |refreshed| refreshed.news.is_told());
+        done.take(mirror.refresh(what, &call()).await, |refreshed| refreshed.news.is_well());
     }
     done
 }

@@ -144,6 +144,7 @@ async fn answer(state: &Mutex<State>, request: Request<Incoming>) -> Response<Fu
 }
 
 fn told(status: StatusCode, value: &Value) -> Response<Full<Bytes>> {
-    let response = Response::builder().status(status).header("server", "larder").header("content-type", "application/json");
+    let response =
+        Response::builder().status(status).header("server", "larder").header("content-type", "application/json");
     response.body(Full::new(value.to_string().into())).unwrap()
 }

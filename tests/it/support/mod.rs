@@ -1,6 +1,7 @@
 //! What the tests stand on: a fake upstream that signs real archives, a larder on port 0, the real client.
 
 pub(crate) mod admin;
+pub(crate) mod another_user;
 pub(crate) mod configurations;
 pub(crate) mod estate;
 pub(crate) mod forms;

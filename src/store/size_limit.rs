@@ -1,0 +1,40 @@
+//! How much a store may take of its disk.
+
+/// The room for archives and documents together: `[store] max_size`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SizeLimit {
+    /// This many bytes.
+    Bytes(u64),
+    /// Four fifths of the room that the disk has for it, 200 GiB at most: the default, which fits every disk. What is
+    /// stored already stays: others who have filled the disk since are no reason to evict it at each start.
+    ShareOfDisk,
+}
+
+impl SizeLimit {
+    /// The largest share of a disk that is taken without being told to, in bytes.
+    pub const LARGEST_SHARE: u64 = 200 << 30;
+
+    /// The limit in bytes, for a disk with this much stored by larder and this much free.
+    pub fn bytes(self, stored: u64, free: u64) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::ShareOfDisk => Self::LARGEST_SHARE.min(stored.max(stored.saturating_add(free) / 5 * 4)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// DESIGN 3, promise 9: a fresh start on an ordinary disk has a limit that the disk can hold.
+    #[test]
+    fn the_default_limit_fits_the_disk_and_does_not_shrink_as_it_fills() {
+        const GIB: u64 = 1 << 30;
+        let share = SizeLimit::ShareOfDisk;
+        assert_eq!((share.bytes(0, 50 * GIB), share.bytes(40 * GIB, 10 * GIB)), (40 * GIB, 40 * GIB));
+        assert_eq!(share.bytes(40 * GIB, 0), 40 * GIB);
+        assert_eq!((share.bytes(0, 4_000 * GIB), share.bytes(u64::MAX, 1)), (200 * GIB, 200 * GIB));
+        assert_eq!((SizeLimit::Bytes(7).bytes(0, 0), share.bytes(0, 0)), (7, 0));
+    }
+}

@@ -1,0 +1,162 @@
+//! What a first-time user meets, and is told: each with the line that helps (promise 15).
+
+use crate::doctor::{examine, paste, site};
+use crate::operator::{Site, json};
+use crate::support::another_user::AnotherUser;
+use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::ports::free_port;
+use crate::support::process::{Process, command, run, serving};
+use crate::support::upstream::{FakeUpstream, Provider, Target};
+
+async fn publishing() -> FakeUpstream {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("hashicorp", "null"));
+    upstream
+}
+
+/// Section 3: the default limit fits the disk, so that a fresh start has nothing to warn of.
+#[tokio::test]
+async fn a_fresh_start_has_a_limit_that_its_disk_can_hold() {
+    let upstream = publishing().await;
+    let site = Site::new(&upstream);
+    assert!(!site.text.contains("max_size"), "{}", site.text);
+    let _larder = site.serve();
+    paste(&site);
+    examine(&site, &[]).await.is_healthy();
+    let status = json(&site.out(&["status", "--json"]).await);
+    let (limit, free) = (status["max_size_bytes"].as_u64().unwrap(), status["free_bytes"].as_u64().unwrap());
+    assert!(limit <= 200 << 30 && limit < free && limit > 0, "{limit} of {free}");
+}
+
+/// The real socket stands beside the URL that clients are told, and the block that most look for comes first.
+#[tokio::test]
+async fn serve_says_where_it_really_listens_and_gives_terraforms_block_first() {
+    let home = Folder::new();
+    let text = "[server]\nlisten = \"127.0.0.1:0\"\npublic_url = \"https://mirror.example/\"\n[admin]\nlisten = \"127.0.0.1:0\"\n\
+                [network]\noffline = true\n";
+    std::fs::write(home.path().join("mirror.toml"), text).unwrap();
+    let file = home.path().join("mirror.toml");
+    let (child, out, _) = serving(command(home.path(), &["serve", "--config", file.to_str().unwrap()]));
+    let listens = out.line_with(" listens on 127.0.0.1:").await;
+    assert!(listens.ends_with("; clients reach it at https://mirror.example"), "{listens}");
+    out.line_with("host \"registry.opentofu.org\" {").await;
+    let blocks: Vec<String> = out.text().lines().filter(|line| line.starts_with("host ")).map(str::to_owned).collect();
+    assert_eq!(blocks, ["host \"registry.terraform.io\" {", "host \"registry.opentofu.org\" {"]);
+    drop(child);
+}
+
+#[tokio::test]
+async fn serve_says_in_one_line_that_an_upstream_cannot_be_reached() {
+    let mut upstream = publishing().await;
+    let origin = upstream.origin();
+    upstream.stop().await;
+    let folder = Folder::new();
+    let larder =
+        Process::start(&Larder::builder().upstream(HOST, &format!("{origin}/"), "").on(&folder), folder.path());
+    let line = larder.log().line_with("`larder doctor` says more").await;
+    let about = format!("127.0.0.1:{}: connection refused", origin.rsplit(':').next().unwrap());
+    assert!(line.contains(&about) && line.contains("what is stored is served"), "{line}");
+    assert_eq!(larder.log().text().matches(&about).count(), 1, "{}", larder.log().text());
+    assert_eq!(larder.terminate().await, Some(0));
+}
+
+/// The third way of PROTOCOL 0: larder's own host name, which clients look for over https alone.
+#[tokio::test]
+async fn client_config_knows_the_way_by_larders_own_host_name() {
+    let upstream = publishing().await;
+    let mut site = site(&upstream);
+    let said = site.run(&["client-config", "--own-name"]).await;
+    assert!(said.code == Some(1) && said.err.contains("[server] public_url"), "{said:?}");
+    let with = |line: &str| site.text.replace("[server]\n", &format!("[server]\n{line}\n"));
+    let (http, prefixed, good) = (
+        with("public_url = \"http://mirror.example/\""),
+        with("public_url = \"https://mirror.example/tools/\""),
+        with("public_url = \"https://mirror.example:8443/\""),
+    );
+    for text in [http, prefixed] {
+        site.text = text;
+        let said = site.run(&["client-config", "--own-name"]).await;
+        assert!(said.code == Some(1) && said.err.contains("over https, at its root"), "{said:?}");
+    }
+    site.text = good;
+    let said = site.run(&["client-config", "--own-name"]).await;
+    assert!(said.code == Some(1) && said.err.contains("[server] default_upstream"), "{said:?}");
+    site.text = site.text.replace("[server]\n", &format!("[server]\ndefault_upstream = \"{HOST}\"\n"));
+    let said = site.out(&["client-config", "--own-name"]).await;
+    for part in
+        ["source = \"mirror.example:8443/hashicorp/aws\"", "source = \"mirror.example:8443/terraform-aws-modules/"]
+    {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+}
+
+#[tokio::test]
+async fn a_refresh_of_what_is_not_there_is_a_failure() {
+    let upstream = publishing().await;
+    let site = site(&upstream);
+    let _larder = site.serve();
+    let said = site.run(&["refresh", "hashicorp/none"]).await;
+    assert!(said.code == Some(1) && said.out.contains("not there"), "{said:?}");
+    let said = site.run(&["refresh", "hashicorp/null"]).await;
+    assert_eq!(said.code, Some(0), "{said:?}");
+}
+
+#[tokio::test]
+async fn the_admin_listener_may_be_named() {
+    let upstream = publishing().await;
+    let mut site = site(&upstream);
+    let admin = site.text.split("[admin]\nlisten = \"").nth(1).unwrap().split('"').next().unwrap().to_owned();
+    let port = admin.rsplit(':').next().unwrap();
+    site.text = site.text.replace(&admin, &format!("localhost:{port}"));
+    let larder = site.serve();
+    assert_eq!(larder.said()["admin"], format!("127.0.0.1:{port}"));
+    site.out(&["status"]).await;
+    site.text = site.text.replace("localhost", "no-such-name.invalid");
+    let said = site.run(&["status"]).await;
+    assert!(said.code == Some(78) && said.err.contains("\"no-such-name.invalid:"), "{said:?}");
+    assert!(said.err.contains("admin.listen") && said.err.contains("leads nowhere"), "{said:?}");
+}
+
+/// A folder that cannot be searched is passed over; the configurations beside it count.
+#[tokio::test]
+async fn a_folder_that_need_not_be_read_is_passed_over_with_a_note() {
+    let (upstream, user) = (publishing().await, AnotherUser::new());
+    let needs = "terraform {\n  required_providers {\n    null = { source = \"hashicorp/null\" }\n  }\n}\n";
+    user.file("work/prod/main.tf", needs);
+    let locked = user.file("work/locked/main.tf", needs);
+    AnotherUser::may_not_read(locked.parent().unwrap());
+    let (store, port) = (user.path("store"), free_port());
+    let config = user.file(
+        "mirror.toml",
+        &format!(
+            "[admin]\nlisten = \"127.0.0.1:{port}\"\n[store]\npath = {store:?}\n[[upstream]]\nhost = \"{HOST}\"\nurl = \"{}/\"\n",
+            upstream.origin()
+        ),
+    );
+    let work = user.path("work");
+    let config = ["--config", config.to_str().unwrap()];
+    let warm = [&["warm", work.to_str().unwrap(), "--platform", "linux_amd64"], &config[..]].concat();
+    let said = run(user.command(&warm)).await;
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert!(said.err.contains("passed over") && said.err.contains("work/locked: Permission denied"), "{said:?}");
+    assert_eq!(upstream.count_of(Target::Archive), 1);
+    let plan = [&["plan", work.to_str().unwrap(), "--platform", "linux_amd64"], &config[..]].concat();
+    let said = run(user.command(&plan)).await;
+    assert!(said.code == Some(0) && said.err.contains("work/locked: Permission denied"), "{said:?}");
+}
+
+/// `larder plan hashicorp/null@~> 1.0` without quotes, as a shell hands it over.
+#[tokio::test]
+async fn a_constraint_that_the_shell_cut_off_says_quote_it() {
+    let upstream = publishing().await;
+    let site = site(&upstream);
+    let config = site.file();
+    let work = tempfile::tempdir().unwrap();
+    let line = format!("{} plan hashicorp/null@~> 1.0 --config {}", env!("CARGO_BIN_EXE_larder"), config.display());
+    let mut shell = std::process::Command::new("/bin/sh");
+    shell.arg("-c").arg(line).current_dir(work.path()).stdin(std::process::Stdio::null());
+    shell.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    let said = run(shell).await;
+    assert!(said.code == Some(1) && said.err.contains("quote the constraint"), "{said:?}");
+    assert!(said.err.contains("'hashicorp/null@~> 5.0'"), "{said:?}");
+}
