@@ -23,6 +23,70 @@ const EXAMPLES: &str = "Examples:
   larder warm . --platform linux_amd64    fetch what is missing for that
   larder bundle create carry.tar --for .  take it across an air gap";
 
+/// A line as a shell takes it, and what it is for.
+type Example = (&'static str, &'static str);
+
+/// The lines that people write most, by command.
+const EXAMPLES_OF: [(&[&str], &[Example]); 22] = [
+    (
+        &["serve"],
+        &[
+            ("larder serve", "on 127.0.0.1:8080, for the two public registries"),
+            ("larder serve --listen 127.0.0.1:9080 --admin-listen 127.0.0.1:9081", "where the usual ports are taken"),
+        ],
+    ),
+    (&["check"], &[("larder check -c /etc/larder/mirror.toml", "before a reload")]),
+    (&["status"], &[("larder status --json", "for scripts: alarms, what is stored, requests")]),
+    (&["version"], &[("larder version", "")]),
+    (
+        &["client-config"],
+        &[
+            ("larder client-config >> ~/.terraformrc", "host overrides: every command, no source changes"),
+            ("larder client-config --mirror", "a network mirror: providers only, over https"),
+            ("larder client-config --own-name", "source addresses with larder's own host name, over https"),
+        ],
+    ),
+    (&["doctor"], &[("larder doctor", "where init does not do what it should")]),
+    (
+        &["plan"],
+        &[
+            ("larder plan . --platform linux_amd64", "exit status 3 where something is missing"),
+            ("larder plan 'hashicorp/aws@~> 5.0'", "one provider; the quotes keep the shell from it"),
+        ],
+    ),
+    (
+        &["warm"],
+        &[
+            ("larder warm ./prod ./dev --platform linux_amd64 --platform darwin_arm64", "folders, for two platforms"),
+            ("larder warm terraform-aws-modules/vpc/aws@5.1.0 --pin", "a module, never evicted"),
+        ],
+    ),
+    (&["missing"], &[("larder missing --json > missing.json", "what the next bundle should bring")]),
+    (&["refresh"], &[("larder refresh hashicorp/aws", "a version is out, and not listed yet")]),
+    (&["accept"], &[("larder accept hashicorp/aws@5.1.0", "its publisher says that the change is right")]),
+    (&["pin"], &[("larder pin hashicorp/aws@5.1.0", "")]),
+    (&["unpin"], &[("larder unpin hashicorp/aws@5.1.0", "")]),
+    (&["purge"], &[("larder purge 'hashicorp/aws@< 4.0'", "old versions, all platforms")]),
+    (&["bundle"], &[("larder bundle create carry.tar --for .", "more of them: larder bundle create --help")]),
+    (
+        &["bundle", "keygen"],
+        &[("larder bundle keygen bundle.key", "once; prints the lines for both sides' mirror.toml")],
+    ),
+    (
+        &["bundle", "create"],
+        &[
+            ("larder bundle create carry.tar --for ./prod --for ./dev --platform linux_amd64", "of two folders"),
+            ("larder bundle create delta.tar --for ./prod --since inside.json", "what the other side lacks"),
+            ("larder bundle create parts --for ./prod --part-size 2GiB", "for small media"),
+        ],
+    ),
+    (&["bundle", "apply"], &[("larder bundle apply carry.tar", "on the other side; proves all of it again")]),
+    (&["inventory"], &[("larder inventory > inside.json", "carry it out for the next delta")]),
+    (&["export"], &[("larder export ./tree --for ./prod --platform linux_amd64", "for filesystem_mirror")]),
+    (&["import"], &[("larder import ./tree", "what `terraform providers mirror ./tree` wrote")]),
+    (&["verify"], &[("larder verify", "exit status 3 where something was damaged")]),
+];
+
 const ENVIRONMENT: &str = "Environment:
   LARDER_CONFIG       the configuration file, where --config names none
   LARDER_LOG          error, warn, info, debug, or module=level,...
@@ -42,10 +106,23 @@ const EXIT_CODES: &str = "Exit codes:
 pub(super) fn described() -> clap::Command {
     let command = Arguments::command();
     let groups = groups(&command);
+    let command = EXAMPLES_OF.iter().fold(command, |command, (path, examples)| with_examples(command, path, examples));
     command
         .help_template(TEMPLATE)
         .after_help(groups.clone())
         .after_long_help(format!("{groups}\n\n{EXAMPLES}\n\n{ENVIRONMENT}\n\n{EXIT_CODES}"))
+}
+
+/// The same command, with examples below the long help of the command that a path leads to.
+fn with_examples(command: clap::Command, path: &[&str], examples: &[Example]) -> clap::Command {
+    match path {
+        [] => {
+            let lines = examples.iter().map(|(line, about)| format!("  {line}\n      {about}").trim_end().to_owned());
+            let title = if examples.len() == 1 { "Example" } else { "Examples" };
+            command.after_long_help(format!("{title}:\n{}", lines.collect::<Vec<_>>().join("\n")))
+        }
+        [name, rest @ ..] => command.mut_subcommand(*name, |command| with_examples(command, rest, examples)),
+    }
 }
 
 fn groups(command: &clap::Command) -> String {
@@ -75,5 +152,56 @@ mod tests {
         let listed: Vec<&str> = GROUPS.iter().flat_map(|(_, names)| names.iter().copied()).collect();
         assert_eq!((listed.iter().copied().collect::<BTreeSet<_>>(), listed.len()), (there.clone(), there.len()));
         described().debug_assert();
+    }
+
+    #[test]
+    fn a_line_of_each_group_fits_a_terminal() {
+        let text = groups(&Arguments::command());
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        let long = described().try_get_matches_from(["larder", "--help"]).unwrap_err().to_string();
+        let short = described().try_get_matches_from(["larder", "-h"]).unwrap_err().to_string();
+        for part in ["Examples:", "Environment:", "Exit codes:"] {
+            assert!(long.contains(part) && !short.contains(part), "{part}: {long}");
+        }
+    }
+
+    /// An example is what people paste: each command has one, and the command line takes it.
+    #[test]
+    fn every_command_has_examples_that_are_taken() {
+        fn paths(command: &clap::Command, above: &[String], found: &mut BTreeSet<Vec<String>>) {
+            for command in command.get_subcommands().filter(|command| command.get_name() != "help") {
+                let path = [above, &[command.get_name().to_owned()]].concat();
+                paths(command, &path, found);
+                found.insert(path);
+            }
+        }
+        let mut there = BTreeSet::new();
+        paths(&Arguments::command(), &[], &mut there);
+        let of = |path: &[&str]| path.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(EXAMPLES_OF.iter().map(|(path, _)| of(path)).collect::<BTreeSet<_>>(), there);
+        for (path, examples) in EXAMPLES_OF {
+            for (line, _) in examples {
+                let line = line.split(" > ").next().unwrap().split(" >> ").next().unwrap();
+                let mut words = Vec::new();
+                for (at, part) in line.split('\'').enumerate() {
+                    match at % 2 {
+                        0 => words.extend(part.split_whitespace().map(str::to_owned)),
+                        _ => words.push(part.to_owned()),
+                    }
+                }
+                assert_eq!(words[1..=path.len()], *path, "{line}");
+                match described().try_get_matches_from(&words) {
+                    Ok(_) => {}
+                    Err(error) if error.kind() == clap::error::ErrorKind::DisplayHelp => {}
+                    Err(error) => panic!("{line}: {error}"),
+                }
+            }
+            let help = |flag: &str| {
+                let words = [&["larder"], path, &[flag]].concat();
+                described().try_get_matches_from(words).unwrap_err().to_string()
+            };
+            let (short, long) = (help("-h"), help("--help"));
+            assert!(!short.contains("Example") && long.contains(examples[0].0), "{path:?}: {long}");
+        }
     }
 }
