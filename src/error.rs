@@ -41,11 +41,34 @@ impl Explanation {
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(subject) = &self.subject {
-            write!(f, "{subject}: ")?;
+            write!(f, "{}: ", public_text(subject))?;
         }
-        f.write_str(&self.cause)?;
-        self.remedy.as_ref().map_or(Ok(()), |remedy| write!(f, "; {remedy}"))
+        f.write_str(&public_text(&self.cause))?;
+        self.remedy.as_ref().map_or(Ok(()), |remedy| write!(f, "; {}", public_text(remedy)))
     }
+}
+
+/// A text as anybody may see it, wherever its parts came from (promise 8): on one line, without control characters, and
+/// without what may be secret of a URL, which is its userinfo and its query.
+pub fn public_text(text: &str) -> String {
+    let printable: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let mut shown = String::with_capacity(printable.len());
+    let mut rest = printable.as_str();
+    while let Some((before, after)) = rest.split_once("://") {
+        let end = after.find(|c: char| c.is_whitespace() || "\"'`<>()".contains(c)).unwrap_or(after.len());
+        let (url, behind) = after.split_at(end);
+        let place = url.split(['?', '#']).next().unwrap_or_default();
+        let authority_ends = place.find('/').unwrap_or(place.len());
+        let (authority, path) = place.split_at(authority_ends);
+        // A password may hold a slash that its writer forgot to encode.
+        let (authority, path) = match place.rsplit_once('@') {
+            Some((_, host)) if !authority.contains('@') => host.split_at(host.find('/').unwrap_or(host.len())),
+            _ => (authority.rsplit('@').next().unwrap_or_default(), path),
+        };
+        shown.extend([before, "://", authority, path]);
+        rest = behind;
+    }
+    shown + rest
 }
 
 /// The remedy for whatever passes by itself.
@@ -128,7 +151,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             // For the log, which may name the paths of this machine.
-            Self::Store(error) => write!(f, "the store failed: {error}; {}", error.to_do()),
+            Self::Store(error) => f.write_str(&public_text(&format!("the store failed: {error}; {}", error.to_do()))),
             error => error.explain().fmt(f),
         }
     }
@@ -249,6 +272,40 @@ impl Error {
                 | Fault::TooLarge(_)
                 | Fault::Refused(_) => Kind::BadUpstream,
             },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Promise 8: what may be secret of a URL is left out, what an operator needs of a text stays.
+    #[test]
+    fn a_public_text_has_no_userinfo_no_query_and_no_second_line() {
+        for (text, shown) in [
+            ("https://u:s3cret@a.example/p?token=s3cret#x", "https://a.example/p"),
+            ("see \"https://u:s3/cret@a.example/p?q\", or b", "see \"https://a.example/p\", or b"),
+            ("ssh://git@a.example:22/x and https://b.example?s3cret", "ssh://a.example:22/x and https://b.example"),
+            ("run `larder accept a.example/acme/null@1.2.0`", "run `larder accept a.example/acme/null@1.2.0`"),
+            ("add \"http://10.1.2.3:80\" to allow_private", "add \"http://10.1.2.3:80\" to allow_private"),
+            ("a\r\nb\u{1b}[31m\u{9b}", "a  b [31m "),
+            ("://", "://"),
+        ] {
+            assert_eq!(public_text(text), shown);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_surrounds_a_url_its_secrets_are_left_out(
+            before in "[^@?]{0,20}", user in "[a-z]{0,5}", host in "[a-z]{1,9}", behind in "(\\PC|\\n){0,20}",
+        ) {
+            let text = format!("{before}://{user}:S3CRET@{host}/p?t=S3CRET {behind}");
+            let shown = public_text(&text);
+            prop_assert!(!shown.contains("S3CRET") && !shown.contains(char::is_control), "{}", shown);
         }
     }
 }

@@ -41,6 +41,7 @@ use self::screen::beside_bars;
 use self::text::shown_as_text;
 use crate::app::StartError;
 use crate::config::{Config, Problems, Warning};
+use crate::error::public_text;
 use crate::http::admin_client::NoAnswer;
 use crate::protocol::admin;
 use crate::store::Store;
@@ -80,39 +81,39 @@ pub struct Arguments {
 enum Command {
     /// Run the mirror; needs no configuration
     Serve(serve::Serve),
-    /// Read the configuration, report every problem at once, exit
+    /// Read the configuration, report every problem at once
     Check(Common),
     /// Print the CLI configuration to paste
     ClientConfig(client_config::ClientConfig),
-    /// Is it working? The store, disk, clock, each upstream, and whether the clients of this machine come here
+    /// Check store, disk, clock, upstreams and this machine's clients
     Doctor(Common),
     /// What is stored, served and saved
     Status(Common),
-    /// Will init work with the cable pulled? What is held, what is needed, and what cannot be had
+    /// Will init work offline? What is stored, needed, unavailable
     Plan(plan::PlanCommand),
-    /// What was asked for while offline and is not held: with --json, as plan, warm and bundle create take it
+    /// What was asked for while offline and is not stored
     Missing(missing::MissingCommand),
     /// Fetch what is missing, with progress
     Warm(warm::Warm),
-    /// Write a tree that filesystem_mirror and a plain web server use
+    /// Write a tree for filesystem_mirror or a plain web server
     Export(export::Export),
-    /// Take in a tree of `terraform providers mirror`, or one that `larder export` made
+    /// Take in a tree of `terraform providers mirror` or of export
     Import(import::Import),
-    /// Carry what is held across a gap
+    /// Carry what is stored across an air gap
     Bundle(bundle::Bundle),
-    /// What is held, for the next `bundle create --since`
+    /// What is stored, for the next `bundle create --since`
     Inventory(Common),
-    /// Ask upstream again now, whatever its age: the version list, and the sets that are held
+    /// Ask upstream again now, however fresh it is
     Refresh(command::Addresses),
-    /// Forget documents and archives; not what was ever proven
+    /// Forget documents and archives; not what was ever verified
     Purge(command::Addresses),
-    /// Believe a version that upstream has published anew
+    /// Accept a version that upstream has published anew
     Accept(command::Addresses),
-    /// Never evict what is held of these, nor purge it
+    /// Never evict nor purge these
     Pin(command::Addresses),
-    /// Evict and purge what is held of these as anything else
+    /// Evict and purge these like anything else
     Unpin(command::Addresses),
-    /// Read everything stored again, set aside what is wrong, and fetch it again
+    /// Read everything stored again, and fetch again what is damaged
     Verify(Common),
     /// Print the version
     Version(Common),
@@ -256,10 +257,11 @@ fn code(error: &anyhow::Error) -> u8 {
 
 /// The texts of an error for JSON: each problem of a configuration is one.
 fn errors(error: &anyhow::Error) -> Vec<String> {
-    match error.downcast_ref::<Problems>() {
+    let texts = match error.downcast_ref::<Problems>() {
         Some(problems) => problems.remarks().iter().map(ToString::to_string).collect(),
         None => vec![told(error)],
-    }
+    };
+    texts.iter().map(|text| public_text(text)).collect()
 }
 
 /// Whether something that was asked for could not be printed.

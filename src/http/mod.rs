@@ -145,7 +145,7 @@ impl Main {
             Ok(route) => route,
             Err(no_route) => {
                 let failure = Failure::from(no_route);
-                tracing::debug!(request = number, error = %failure, "no route");
+                tracing::debug!(request = number, error = %respond::log_text(&failure), "no route");
                 let end = if is_probe(asked.path) { End::NoOutcome } else { self.end_of(&failure, api) };
                 return (respond::failure(&failure, api), end);
             }
@@ -248,12 +248,14 @@ fn without_body(response: Response<Body>) -> Response<Body> {
 fn tell(number: u64, failure: &Failure) {
     match failure {
         Failure::NoRoute(_) | Failure::Mirror(Error::NotFound(_) | Error::UnknownHost(_)) => {
-            tracing::debug!(request = number, error = %failure, "not found");
+            tracing::debug!(request = number, error = %respond::log_text(failure), "not found");
         }
         Failure::Mirror(Error::Unverified { .. } | Error::Unaccepted { .. } | Error::Store(_)) => {
-            tracing::error!(request = number, error = %failure, "could not be answered");
+            tracing::error!(request = number, error = %respond::log_text(failure), "could not be answered");
         }
-        Failure::Mirror(_) => tracing::warn!(request = number, error = %failure, "could not be answered"),
+        Failure::Mirror(_) => {
+            tracing::warn!(request = number, error = %respond::log_text(failure), "could not be answered")
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 
 use hyper::ext::ReasonPhrase;
 
-use crate::error::Explanation;
+use crate::error::{Explanation, public_text};
 
 /// In bytes: as long as a terminal shows without burying the rest.
 const LONGEST: usize = 200;
@@ -26,6 +26,7 @@ fn text(why: &Explanation) -> String {
 }
 
 fn printable(text: &str) -> String {
+    let text = public_text(text);
     let letter = |letter: char| match letter {
         '\u{2026}' => CUT.to_owned(),
         letter if letter.is_ascii_graphic() => letter.to_string(),
@@ -46,9 +47,23 @@ fn cut(mut text: String, room: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+    use std::path::PathBuf;
+    use std::sync::Arc;
+
+    use http_body_util::BodyExt as _;
     use proptest::prelude::*;
 
+    use super::super::respond;
     use super::*;
+    use crate::address::Hostname;
+    use crate::clock::Timestamp;
+    use crate::error::Error;
+    use crate::protocol::Failure;
+    use crate::protocol::route::{Api, NoRoute};
+    use crate::store::StoreError;
+    use crate::upstream::error::{Fault, UpstreamError};
+    use crate::upstream::guard::Refusal;
 
     fn explanation(cause: &str, remedy: &str) -> Explanation {
         let why = Explanation::of(cause);
@@ -66,6 +81,131 @@ mod tests {
         assert_eq!(text(&long).len(), LONGEST);
         assert_eq!(text(&explanation("cause", &"r".repeat(300))), "larder: cause");
         assert_eq!(text(&explanation("a\r\nb\t\u{2026}\u{e9}\0", "")), "larder: a b ...?");
+    }
+
+    const SECRET: &str = "S3CRET";
+    const PLACE: &str = "/srv/of-this-machine/v1";
+
+    /// A text that somebody else wrote: with a secret in a URL, and with what a terminal would obey.
+    fn foreign() -> impl Strategy<Value = String> {
+        let url = prop_oneof![
+            Just("https://user:S3CRET@h.example/p"),
+            Just("https://h.example/p?token=S3CRET&x=1"),
+            Just("git::ssh://S3CRET@h.example/r?ref=v1"),
+        ];
+        ("(\\PC|[\\n\\r\\t\u{1b}\u{9b}\u{7f}]){0,30}", url, "[\\n\u{1b}]?( \\PC{0,30})?")
+            .prop_map(|(before, url, behind)| format!("{before} {url}{behind}"))
+    }
+
+    fn refusal() -> impl Strategy<Value = Refusal> {
+        prop_oneof![
+            Just(Refusal::Offline),
+            Just(Refusal::Scheme),
+            Just(Refusal::Userinfo),
+            Just(Refusal::PlainHttp { host: "h.example".to_owned(), port: 80 }),
+            Just(Refusal::NoSshKey { host: "h.example".to_owned(), upstream: "r.example".to_owned() }),
+            Just(Refusal::PrivateName { host: "h.lan".to_owned() }),
+        ]
+    }
+
+    fn fault() -> impl Strategy<Value = Fault> {
+        let errors = || prop::collection::vec(foreign(), 0..3);
+        prop_oneof![
+            (400u16..500).prop_map(Fault::Absent),
+            (400u16..500).prop_map(Fault::Denied),
+            (400u16..500, errors()).prop_map(|(status, errors)| Fault::Rejected { status, errors }),
+            (500u16..600, errors()).prop_map(|(status, errors)| Fault::Trouble { status, errors, retry_after: None }),
+            Just(Fault::Looped),
+            foreign().prop_map(Fault::Unreachable),
+            foreign().prop_map(Fault::NoSuchName),
+            foreign().prop_map(Fault::Untrusted),
+            foreign().prop_map(Fault::Slow),
+            foreign().prop_map(Fault::Unusable),
+            any::<u64>().prop_map(Fault::TooLarge),
+            foreign().prop_map(Fault::Crowded),
+            refusal().prop_map(Fault::Refused),
+        ]
+    }
+
+    fn store_error() -> impl Strategy<Value = StoreError> {
+        let path = || PathBuf::from(format!("{PLACE}/staging/x"));
+        let kinds = prop_oneof![
+            Just(io::ErrorKind::StorageFull),
+            Just(io::ErrorKind::PermissionDenied),
+            Just(io::ErrorKind::Other),
+        ];
+        prop_oneof![
+            kinds.prop_map(move |kind| {
+                let source = Arc::new(io::Error::new(kind, format!("{PLACE}/staging/x refused it")));
+                StoreError::Io { doing: "write", path: path(), source }
+            }),
+            Just(StoreError::Locked(path())),
+            Just(StoreError::Newer { path: path(), found: 9 }),
+            Just(StoreError::Gone),
+            Just(StoreError::Index(format!("{PLACE}/index is damaged"))),
+            any::<[u64; 3]>().prop_map(|[needed, limit, stays]| StoreError::NoRoom { needed, limit, stays }),
+        ]
+    }
+
+    /// Every error that an answer can have.
+    fn failure() -> impl Strategy<Value = Failure> {
+        let host = || Hostname::parse("h.example").unwrap();
+        let upstream = (foreign(), fault()).prop_map(|(asked, fault)| UpstreamError {
+            asked,
+            at: "https://r.example".to_owned(),
+            fault,
+        });
+        let mirror = prop_oneof![
+            Just(Error::UnknownHost(host())),
+            foreign().prop_map(Error::NotFound),
+            upstream.prop_map(Error::from),
+            [foreign(), foreign()].prop_map(|[asked, verdict]| Error::Unverified { asked, verdict }),
+            [foreign(), foreign()].prop_map(|[asked, verdict]| {
+                let command = "`larder accept h.example/acme/null@1.2.0`".to_owned();
+                Error::Unaccepted { asked, verdict, command }
+            }),
+            foreign().prop_map(Error::Slow),
+            foreign().prop_map(Error::Offline),
+            foreign().prop_map(Error::Sealed),
+            [foreign(), foreign()].prop_map(|[what, why]| Error::Busy { what, why }),
+            foreign().prop_map(|what| Error::Unattended { what, running: 16 }),
+            foreign().prop_map(Error::Spared),
+            foreign().prop_map(|what| Error::HeldBack { what, until: Timestamp(0) }),
+            foreign().prop_map(Error::NotKept),
+            [foreign(), foreign()].prop_map(|[what, why]| Error::Unreadable { what, why }),
+            Just(Error::Looped),
+            store_error().prop_map(Error::Store),
+            foreign().prop_map(Error::Interrupted),
+        ];
+        let no_route = prop_oneof![
+            foreign().prop_map(NoRoute::Malformed),
+            foreign().prop_map(NoRoute::Unknown),
+            Just(NoRoute::UnknownHost(host())),
+            foreign().prop_map(|why| NoRoute::Misdirected { api: Api::Registry, why: Explanation::of(why) }),
+        ];
+        prop_oneof![4 => mirror.prop_map(Failure::from), 1 => no_route.prop_map(Failure::from)]
+    }
+
+    fn body_of(response: http::Response<super::super::body::Body>) -> String {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let body = runtime.block_on(response.into_body().collect()).unwrap().to_bytes();
+        let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+        body["errors"][0].as_str().unwrap().to_owned()
+    }
+
+    proptest! {
+        /// Promises 8 and 15: whatever failed, and whatever somebody wrote into it.
+        #[test]
+        fn no_phrase_no_body_and_no_log_line_has_a_secret_a_control_character_or_a_private_path(failure in failure()) {
+            let phrase = text(&failure.explain());
+            let body = body_of(respond::failure(&failure, Api::Registry));
+            let line = respond::log_text(&failure);
+            for shown in [&phrase, &body, &line] {
+                prop_assert!(!shown.contains(SECRET) && !shown.contains(char::is_control), "{shown:?}");
+            }
+            prop_assert!(!phrase.contains(PLACE) && !body.contains(PLACE), "{phrase:?} {body:?}");
+            prop_assert!(phrase.len() <= LONGEST && phrase.is_ascii());
+        }
     }
 
     proptest! {

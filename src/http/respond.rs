@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::body::Body;
 use super::phrase;
 use super::range::{Wanted, asked_range};
-use crate::error::{Explanation, Kind};
+use crate::error::{Explanation, Kind, public_text};
 use crate::mirror::{Archive, Outcome};
 use crate::protocol::rendered::Rendered;
 use crate::protocol::route::{Api, NoRoute, Route};
@@ -269,6 +269,11 @@ pub(super) fn failure(failure: &Failure, api: Api) -> Response<Body> {
     explained(failure_status(failure, api), &failure.explain())
 }
 
+/// An error for the log, which may name the places of this machine.
+pub(super) fn log_text(failure: &Failure) -> String {
+    public_text(&failure.to_string())
+}
+
 /// An error with its parts: the body has all of them, the reason phrase the cause and the remedy.
 pub(super) fn explained(code: StatusCode, why: &Explanation) -> Response<Body> {
     let mut response = errors(code, vec![why.to_string()]);
@@ -284,6 +289,7 @@ pub(super) fn errors(code: StatusCode, errors: Vec<String>) -> Response<Body> {
     struct Errors {
         errors: Vec<String>,
     }
+    let errors: Vec<String> = errors.iter().map(|error| public_text(error)).collect();
     let phrase = errors.first().and_then(|first| phrase::of(&Explanation::of(first)));
     let mut response = json(code, &Errors { errors });
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));

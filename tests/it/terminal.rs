@@ -3,10 +3,12 @@
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use crate::support::larder::{Builder, HOST, Larder};
+use crate::support::http::get;
+use crate::support::larder::{Builder, Folder, HOST, Larder};
+use crate::support::small_disk::SmallDisk;
 use crate::support::terraform::{Terraform, Workspace, host_override, network_mirror};
 use crate::support::tls::TestCa;
-use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
+use crate::support::upstream::{FakeUpstream, Fault, Provider, SigningKey, Target};
 
 const WELL_KNOWN: &str = "/.well-known/terraform.json";
 /// Nothing of these tests is a module.
@@ -166,6 +168,74 @@ async fn the_terminal_shows_the_failures_of_a_network_mirror() {
             failure => assert_told(failure, "the mirror", &said),
         }
     }
+}
+
+/// The same of modules, whose version list and location the client asks for.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_terminal_shows_the_failures_of_modules() {
+    let Some(client) = Terraform::find() else { return };
+    for failure in [Failure::UpstreamDown, Failure::Offline, Failure::NotAClient, Failure::NotAnUpstream] {
+        let (_upstream, builder) = failure.between().await;
+        let larder = builder.start().await;
+        let mut workspace = client.workspace();
+        let host = failure.host();
+        workspace.file("main.tf", &format!("module \"m\" {{\n  source = \"{host}/acme/one/test\"\n}}\n"));
+        let modules = format!("{}/registry/{host}/v1/modules/", larder.base());
+        workspace.cli_config(&host_override(host, &larder.providers_url(host), &modules));
+        let said = workspace.init().await.expect_failure().one_line();
+        println!("{failure:?} of a module: {said}");
+        assert_told(failure, "a module", &said);
+    }
+}
+
+/// Promise 14: what waits for the operator's word names the command, in the terminal too.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_waits_for_accept_names_the_command_in_the_terminal() {
+    let Some(client) = Terraform::find() else { return };
+    let (ca, upstream) = (TestCa::new(), FakeUpstream::start().await);
+    upstream.publish(Provider::new("acme", "null").size(20_000));
+    let folder = Folder::new();
+    let verifying = Larder::mirroring(&upstream).on(&folder).start().await;
+    get(&format!("{}{}", verifying.base(), verifying.archive_path("null", "1.2.0").await)).await.expect(200);
+    verifying.tell("purge", "acme/null").await;
+    verifying.stop().await;
+    upstream.publish(Provider::new("acme", "null").size(20_001).signed_by(&SigningKey::another()));
+    for over in ["http", "TLS", "the mirror"] {
+        let builder = Larder::mirroring(&upstream).on(&folder);
+        let builder = if over == "http" { builder } else { builder.tls(&ca, &["127.0.0.1"]) };
+        let larder = builder.start().await;
+        let mut workspace = client.workspace();
+        workspace.require(&format!("{HOST}/acme/null"), "1.2.0").trust(&ca.pem());
+        workspace.cli_config(&match over {
+            "the mirror" => network_mirror(&format!("{}/mirror/", larder.base())),
+            _ => host_override(HOST, &larder.providers_url(HOST), NO_MODULES),
+        });
+        let said = workspace.init().await.expect_failure().one_line();
+        println!("waiting for accept over {over}: {said}");
+        let command = format!("if that is right: `larder accept {HOST}/acme/null@1.2.0`");
+        assert!(said.contains("502 larder: ") && said.contains(&command), "{over}: {said}");
+    }
+}
+
+/// Promise 9: on a full disk `init` works all the same; the log says what the operator can do.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_fails_no_init_and_is_told_in_the_log() {
+    let Some(client) = Terraform::find() else { return };
+    if !SmallDisk::is_possible() {
+        return;
+    }
+    let (upstream, folder) = (FakeUpstream::start().await, Folder::new());
+    upstream.publish(Provider::new("acme", "null").size(3_000_000));
+    let disk = SmallDisk::start(&Larder::mirroring(&upstream).on(&folder), &folder, 10 << 20, "true").unwrap();
+    disk.leave_free(0);
+    let mut workspace = client.workspace();
+    workspace.require(&format!("{HOST}/acme/null"), "1.2.0");
+    let url = format!("{}/registry/{HOST}/v1/providers/", disk.larder.base());
+    workspace.cli_config(&host_override(HOST, &url, NO_MODULES));
+    workspace.init().await.expect_success();
+    let line = disk.larder.log().line_with("it is passed through").await;
+    assert!(line.contains("make room on the disk of the store"), "{line}");
+    assert!(include_str!("../../docs/errors.md").contains("A full or read-only disk fails no download"));
 }
 
 /// Where only the archive can fail the client shows a bare status: the body and the status line have the cause.
