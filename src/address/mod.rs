@@ -6,6 +6,7 @@ mod constraint;
 mod host;
 mod module;
 mod module_constraint;
+mod package_ref;
 mod version;
 mod what;
 
@@ -17,6 +18,7 @@ pub use self::constraint::Constraint;
 pub use self::host::Hostname;
 pub use self::module::{ModuleAddress, ModuleName, ModulePackage, System};
 pub use self::module_constraint::ModuleConstraint;
+pub use self::package_ref::PackageRef;
 pub use self::version::Version;
 pub use self::what::{BadWhat, Meant, Versions, What};
 
@@ -160,7 +162,7 @@ pub struct Package {
 
 impl fmt::Display for Package {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} for {}", self.provider, self.version, self.platform)
+        write!(f, "{} {} ({})", self.provider, self.version, self.platform)
     }
 }
 

@@ -7,7 +7,9 @@ use serde::{Deserialize, Serialize};
 use url::Url;
 
 use super::tar;
-use crate::address::{Artifact, Hostname, ModuleAddress, ModulePackage, Package, Platform, ProviderAddress, Version};
+use crate::address::{
+    Artifact, Hostname, ModuleAddress, ModulePackage, Package, PackageRef, Platform, ProviderAddress, Version,
+};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 
@@ -194,14 +196,14 @@ impl Manifest {
 }
 
 impl Entry {
-    /// What it is called, for people.
-    pub fn called(&self) -> String {
+    /// The package or the document that it is.
+    pub fn package_ref(&self) -> PackageRef {
         match self {
-            Self::Discovery { host, .. } => format!("the discovery document of {host}"),
-            Self::ProviderVersions { provider, .. } => format!("the version list of {provider}"),
-            Self::ModuleVersions { module, .. } => format!("the version list of {module}"),
-            Self::Provider(entry) => entry.package().to_string(),
-            Self::Module(entry) => entry.package().to_string(),
+            Self::Discovery { host, .. } => PackageRef::discovery(host),
+            Self::ProviderVersions { provider, .. } => PackageRef::version_list(provider),
+            Self::ModuleVersions { module, .. } => PackageRef::version_list(module),
+            Self::Provider(entry) => (&entry.package()).into(),
+            Self::Module(entry) => (&entry.package()).into(),
         }
     }
 

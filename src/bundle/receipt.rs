@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Standing;
+use crate::address::PackageRef;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 
@@ -34,8 +35,9 @@ pub enum Step {
 /// What became of one thing in a bundle.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Told {
-    /// What it is called.
-    pub what: String,
+    /// The package or the document.
+    #[serde(flatten)]
+    pub package: PackageRef,
     /// What became of it.
     #[serde(flatten)]
     pub outcome: Outcome,

@@ -101,7 +101,7 @@ fn same_archives(recorded: &Manifest, coming: &Manifest) -> io::Result<()> {
             .entries
             .iter()
             .find(|entry| entry.archive().is_some_and(|archive| !archive.left_out && !known.contains(&archive.sha256)));
-        entry.map(super::Entry::called)
+        entry.map(|entry| entry.package_ref().to_string())
     };
     let differs = match (only(recorded, &now), only(coming, &was)) {
         (Some(was), Some(now)) => format!("it has the archive of {was}, and what is asked for now has that of {now}"),

@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 
 use super::text::{counted, shown_as_text};
 use super::{Common, ask_running, runtime, say, say_error};
+use crate::address::Hostname;
 use crate::app::{self, Settings};
 use crate::config::Config;
 use crate::http::admin_client::{self, NoAnswer};
@@ -35,14 +36,14 @@ impl Addresses {
     pub(super) fn run(self, command: Command) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
         let told = Told { what: self.what };
-        let json = self.common.json;
+        let (json, host) = (self.common.json, config.default_host());
         runtime()?.block_on(async {
             match command {
-                Command::Refresh => shown(refresh(&config, &told).await?, json, of_refreshed),
-                Command::Purge => shown(purge(&config, &told).await?, json, of_purged),
-                Command::Accept => shown(accept(&config, &told).await?, json, of_accepted),
-                Command::Pin => shown(pin(&config, &told).await?, json, of_pinned),
-                Command::Unpin => shown(unpin(&config, &told).await?, json, of_pinned),
+                Command::Refresh => shown(refresh(&config, &told).await?, json, |items| of_refreshed(items, &host)),
+                Command::Purge => shown(purge(&config, &told).await?, json, |items| of_purged(items, &host)),
+                Command::Accept => shown(accept(&config, &told).await?, json, |items| of_accepted(items, &host)),
+                Command::Pin => shown(pin(&config, &told).await?, json, |items| of_pinned(items, &host)),
+                Command::Unpin => shown(unpin(&config, &told).await?, json, |items| of_pinned(items, &host)),
             }
         })
     }
@@ -112,10 +113,12 @@ fn shown<T: Serialize>(done: Done<T>, json: bool, lines_of: impl Fn(&[T]) -> Vec
     Ok(done.ok)
 }
 
-fn of_refreshed(items: &[Refreshed]) -> Vec<String> {
-    let width = items.iter().map(|item| item.what.len()).max().unwrap_or_default();
+fn of_refreshed(items: &[Refreshed], host: &Hostname) -> Vec<String> {
+    let shown = |item: &Refreshed| item.package.without(host).to_string();
+    let width = items.iter().map(|item| shown(item).chars().count()).max().unwrap_or_default();
     let mut lines = Vec::new();
-    for Refreshed { what, news } in items {
+    for item in items {
+        let (what, news) = (shown(item), &item.news);
         let said = match news {
             News::Unchanged => "unchanged",
             News::New => "new",
@@ -131,10 +134,11 @@ fn of_refreshed(items: &[Refreshed]) -> Vec<String> {
     lines
 }
 
-fn of_purged(items: &[Purged]) -> Vec<String> {
+fn of_purged(items: &[Purged], host: &Hostname) -> Vec<String> {
     let mut lines = Vec::new();
     for item in items {
-        let Purged { what, archives, archive_bytes, shared, documents, document_bytes, .. } = item;
+        let Purged { archives, archive_bytes, shared, documents, document_bytes, .. } = item;
+        let what = item.package.without(host);
         if *archives == 0 && *documents == 0 && *shared == 0 && item.is_all() {
             lines.push(format!("{what}: nothing of it was held"));
             continue;
@@ -157,7 +161,7 @@ fn of_purged(items: &[Purged]) -> Vec<String> {
     lines
 }
 
-fn of_pinned(items: &[Pinned]) -> Vec<String> {
+fn of_pinned(items: &[Pinned], host: &Hostname) -> Vec<String> {
     let said = |pinned: &Pinned| match pinned.outcome {
         PinOutcome::Pinned => "pinned: never evicted, and not purged",
         PinOutcome::Unpinned => "not pinned any more",
@@ -165,12 +169,13 @@ fn of_pinned(items: &[Pinned]) -> Vec<String> {
         PinOutcome::WhenItComes => "pinned as soon as its job has fetched it",
         PinOutcome::NotHeld => "not held, so there is nothing to pin: `larder warm --pin` fetches it first",
     };
-    items.iter().map(|pinned| format!("{}: {}", pinned.what, said(pinned))).collect()
+    items.iter().map(|pinned| format!("{}: {}", pinned.package.without(host), said(pinned))).collect()
 }
 
-fn of_accepted(items: &[Accepted]) -> Vec<String> {
+fn of_accepted(items: &[Accepted], host: &Hostname) -> Vec<String> {
     let mut lines = Vec::new();
-    for Accepted { what, ruling } in items {
+    for Accepted { package, ruling } in items {
+        let what = package.without(host);
         match ruling {
             Ruling::NothingToAccept => lines.push(format!("{what}: nothing to accept")),
             Ruling::Withdrawn { error } => {
@@ -225,16 +230,18 @@ fn of_accepted(items: &[Accepted]) -> Vec<String> {
 mod tests {
     use super::super::text::is_plain;
     use super::*;
+    use crate::address::PackageRef;
     use crate::mirror::ChangedFile;
 
     /// Whoever publishes names the files, and the operator reads them on a terminal.
     #[test]
     fn a_name_of_upstreams_is_shown_and_never_obeyed() {
+        let host = Hostname::parse("registry.terraform.io").unwrap();
         let now = crate::digest::Digest::of(b"zip");
         let file = "a\u{1b}[2Kb\u{202e}\u{9b}é.zip".to_owned();
         let files = vec![ChangedFile { file, before: vec![], now }];
         let ruling = Ruling::Accepted { files, keys_before: vec![], key: None };
-        let lines = of_accepted(&[Accepted { what: "acme/null".to_owned(), ruling }]);
+        let lines = of_accepted(&[Accepted { package: PackageRef::asked("acme/null"), ruling }], &host);
         assert!(lines.contains(&"  a\\u{1b}[2Kb\\u{202e}\\u{9b}é.zip".to_owned()), "{lines:?}");
         assert!(!lines.concat().contains(|c: char| !is_plain(c)));
     }

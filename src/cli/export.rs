@@ -17,7 +17,7 @@ use super::progress::{Bytes, Counting, Drawing};
 use super::text::{Page, counted, shown_as_text, width_of_stdout};
 use super::warm::{Larder, Shown, warm_then};
 use super::{Common, runtime, say, say_error};
-use crate::address::{Artifact, Package, Platform, Version};
+use crate::address::{Artifact, Package, PackageRef, Platform, Version};
 use crate::digest::Digest;
 use crate::filesystem_mirror::folder::Folder;
 use crate::filesystem_mirror::layout;
@@ -85,18 +85,23 @@ struct Exported {
     #[serde(flatten)]
     received: Received,
     /// Modules in the order: no client reads them from a tree.
-    modules: Vec<String>,
+    modules: Vec<PackageRef>,
 }
 
 async fn export(by: &Larder, job: &Job, partial: bool, folder: &Arc<Folder>) -> anyhow::Result<Exported> {
     let packages: Vec<Package> = job.items.iter().filter_map(package).collect();
-    let modules = job.items.iter().filter(|item| item.platform.is_none()).map(|item| item.what.clone()).collect();
+    let modules = job.items.iter().map(|item| &item.package).filter(|of| of.platform.is_none()).cloned().collect();
     let of = Arc::clone(folder);
     let have: HashSet<Digest> = spawn_blocking(move || receive::there(&of, &packages)).await??.into_iter().collect();
     let (tar, out) = io::pipe()?;
     let bytes = Bytes::default();
     // What is there already is not sent, and how much that is, is not told.
-    let all = job.items.iter().filter(|item| item.platform.is_some()).map(|item| item.size_bytes).sum::<Option<u64>>();
+    let all = job
+        .items
+        .iter()
+        .filter(|item| item.package.platform.is_some())
+        .map(|item| item.size_bytes)
+        .sum::<Option<u64>>();
     let drawing = Drawing::begin("exporting", &bytes, all.filter(|_| have.is_empty()));
     let (of, tar) = (Arc::clone(folder), Counting { inner: tar, bytes });
     let receiving = spawn_blocking(move || receive::receive(tar, &of));
@@ -141,11 +146,11 @@ async fn export(by: &Larder, job: &Job, partial: bool, folder: &Arc<Folder>) -> 
 
 /// What an item of a job is about, where that is a provider.
 fn package(item: &Item) -> Option<Package> {
-    let (address, version) = item.what.rsplit_once('@')?;
+    let PackageRef { address, version, platform, .. } = &item.package;
     let mut parts = address.split('/');
     let provider = layout::provider(parts.next()?, parts.next()?, parts.next()?).ok()?;
-    let platform = Platform::parse(item.platform.as_ref()?).ok()?;
-    Some(Package { provider, version: Version::parse(version).ok()?, platform })
+    let platform = Platform::parse(platform.as_ref()?).ok()?;
+    Some(Package { provider, version: Version::parse(version.as_ref()?).ok()?, platform })
 }
 
 fn page(exported: &Exported, folder: &Folder, width: Option<usize>) -> String {

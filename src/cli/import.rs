@@ -11,6 +11,7 @@ use clap::Args;
 use super::progress::{Bytes, Counting, Drawing};
 use super::text::{Page, counted, shown_as_text, width_of_stdout};
 use super::{Common, ask_running, ignore_file_limits, runtime, say, say_error};
+use crate::address::Hostname;
 use crate::app::{self, Settings};
 use crate::config::Config;
 use crate::filesystem_mirror::folder::Folder;
@@ -42,7 +43,13 @@ impl Import {
         let (config, _) = self.common.load()?;
         let folder = Arc::new(Folder::open(&self.tree)?);
         let sorted = send::sorted(&folder)?;
-        let mut report = Report { json: self.common.json, ..Report::default() };
+        let mut report = Report {
+            json: self.common.json,
+            host: config.default_host(),
+            counts: ImportCounts::default(),
+            took_a_key: false,
+            ending: None,
+        };
         for (file, why) in &sorted.refused {
             report.tell(ImportStep::File(refused_here(file, why)));
         }
@@ -69,7 +76,7 @@ impl Import {
 
 fn refused_here(file: &str, why: &str) -> ImportedFile {
     let judged = Judged::Refused { why: why.to_owned() };
-    ImportedFile { file: file.to_owned(), what: None, platform: None, size_bytes: 0, judged, notes: Vec::new() }
+    ImportedFile { file: file.to_owned(), package: None, size_bytes: 0, judged, notes: Vec::new() }
 }
 
 async fn import(config: &Config, tree: &Tree, unsigned: Unsigned, report: &mut Report) -> anyhow::Result<()> {
@@ -123,9 +130,9 @@ impl Tree {
 }
 
 /// What is told of an import, to whom.
-#[derive(Default)]
 struct Report {
     json: bool,
+    host: Hostname,
     counts: ImportCounts,
     /// Whether a key was taken that only the tree speaks for.
     took_a_key: bool,
@@ -150,7 +157,7 @@ impl Report {
                 self.counts.count(&file.judged);
                 self.took_a_key |= file.judged == Judged::Proven { by: ProvenBy::Tree } && !file.notes.is_empty();
                 if !self.json {
-                    say(&line(&file, width_of_stdout()));
+                    say(&line(&file, &self.host, width_of_stdout()));
                 }
             }
             ending => self.ending = Some(ending),
@@ -181,11 +188,11 @@ impl Report {
 }
 
 /// What came of one file.
-fn line(file: &ImportedFile, width: Option<usize>) -> String {
+fn line(file: &ImportedFile, host: &Hostname, width: Option<usize>) -> String {
     let mut page = Page::of_width(width);
-    let called = match (&file.what, &file.platform) {
-        (Some(what), Some(platform)) => shown_as_text(&format!("{what} for {platform}")),
-        _ => shown_as_text(&file.file),
+    let called = match &file.package {
+        Some(package) => shown_as_text(&package.without(host).to_string()),
+        None => shown_as_text(&file.file),
     };
     let with_size = format!("{called}, {}", ByteSize(file.size_bytes));
     match &file.judged {
@@ -255,21 +262,26 @@ const PACKED_ANEW: &str = "larder made the zip: it has the publisher's h1, which
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::address::PackageRef;
 
     #[test]
     fn what_came_of_a_tree_fits_the_terminal_and_says_what_has_no_signature() {
         let of = |judged, notes| ImportedFile {
             file: "registry.terraform.io/hashicorp/a-provider-with-quite-a-long-name/1.2.0/linux_amd64".to_owned(),
-            what: Some("registry.terraform.io/hashicorp/a-provider-with-quite-a-long-name@1.2.0".to_owned()),
-            platform: Some("linux_amd64".to_owned()),
+            package: Some(PackageRef {
+                platform: Some("linux_amd64".to_owned()),
+                ..PackageRef::asked("registry.terraform.io/hashicorp/a-provider-with-quite-a-long-name@1.2.0")
+            }),
             size_bytes: 12 << 20,
             judged,
             notes,
         };
-        let packed = line(&of(Judged::PackedAnew, Vec::new()), Some(80));
-        assert!(packed.starts_with("  unsigned  registry.terraform.io/hashicorp/"), "{packed}");
+        let host = Hostname::parse("registry.terraform.io").unwrap();
+        let packed = line(&of(Judged::PackedAnew, Vec::new()), &host, Some(80));
+        assert!(packed.starts_with("  unsigned  hashicorp/a-provider"), "{packed}");
         assert!(packed.ends_with("12.0 MiB, packed anew"), "{packed}");
-        let refused = line(&of(Judged::Refused { why: "it is a link \u{1b}[2J".to_owned() }, Vec::new()), Some(80));
+        let refused =
+            line(&of(Judged::Refused { why: "it is a link \u{1b}[2J".to_owned() }, Vec::new()), &host, Some(80));
         assert!(refused.ends_with("\n            it is a link \\u{1b}[2J"), "{refused}");
         let counts = ImportCounts { proven: 1, unsigned: 0, packed_anew: 2, held: 3, refused: 1 };
         let said = summary(counts, false, Some(80));

@@ -42,7 +42,7 @@ impl PlanCommand {
         if self.common.json {
             say(&serde_json::to_string(&plan)?);
         } else {
-            say(&page::text(&plan, self.verbose, width_of_stdout()));
+            say(&page::text(&plan, &config.default_host(), self.verbose, width_of_stdout()));
         }
         Ok(plan.ready)
     }

@@ -8,6 +8,7 @@ use bytesize::ByteSize;
 
 use super::text::{Page, counted, moment, percent, shown_as_text, time, width_of_stdout};
 use super::{Common, ask_running, runtime, say};
+use crate::address::{Hostname, PackageRef};
 use crate::app::{self, Settings};
 use crate::bundle::KeyIds;
 use crate::http::admin_client::{self, NoAnswer};
@@ -45,13 +46,13 @@ pub(super) fn run(common: &Common) -> anyhow::Result<()> {
     if common.json {
         say(&serde_json::to_string(&report)?);
     } else {
-        say(&page(&report, width_of_stdout()));
+        say(&page(&report, &config.default_host(), width_of_stdout()));
     }
     Ok(())
 }
 
 /// All of it, for a terminal of this width.
-fn page(report: &Report, width: Option<usize>) -> String {
+fn page(report: &Report, host: &Hostname, width: Option<usize>) -> String {
     let (mirror, since) = (&report.mirror, report.since_start.as_ref());
     let mut page = Page::of_width(width);
     let running = match (since, mirror.offline) {
@@ -72,8 +73,8 @@ fn page(report: &Report, width: Option<usize>) -> String {
     warm_ups(&mut page, &report.warm_ups);
     bundles(&mut page, &report.bundle_keys);
     alarms(&mut page, &mirror.alarms);
-    imported(&mut page, &mirror.imported);
-    missing(&mut page, &mirror.missing);
+    imported(&mut page, &mirror.imported, host);
+    missing(&mut page, &mirror.missing, host);
     page.text()
 }
 
@@ -231,22 +232,22 @@ fn alarms(page: &mut Page, alarms: &[Alarm]) {
     and_more(page, alarms.len());
 }
 
-fn imported(page: &mut Page, imported: &[String]) {
+fn imported(page: &mut Page, imported: &[PackageRef], host: &Hostname) {
     if imported.is_empty() {
         return;
     }
     let archives = counted(imported.len() as u64, "archive");
     page.group("imported", &format!("{archives} without signatures: only this mirror's operator vouches for them"));
-    imported.iter().take(SHOWN).for_each(|what| page.item(what, None));
+    imported.iter().take(SHOWN).for_each(|of| page.item(&shown_as_text(&of.without(host).to_string()), None));
     and_more(page, imported.len());
 }
 
-fn missing(page: &mut Page, missing: &[String]) {
+fn missing(page: &mut Page, missing: &[PackageRef], host: &Hostname) {
     if missing.is_empty() {
         return;
     }
     page.group("missing", &format!("{} asked for while offline and not held", missing.len()));
-    missing.iter().take(SHOWN).for_each(|what| page.item(what, None));
+    missing.iter().take(SHOWN).for_each(|of| page.item(&shown_as_text(&of.without(host).to_string()), None));
     and_more(page, missing.len());
     page.item("`larder missing --json` prints it as an order for a larder that can fetch it", None);
 }

@@ -17,6 +17,7 @@ use super::order::OrderArgs;
 use super::screen::Bars;
 use super::text::{width_of_stderr, width_of_stdout};
 use super::{Common, Interrupted, ignore_file_limits, runtime, say, say_error};
+use crate::address::Hostname;
 use crate::config::Config;
 use crate::http::admin_client::NoAnswer;
 use crate::jobs::report::{Job, JobState};
@@ -80,7 +81,11 @@ pub(super) async fn warm_then<T>(
     let _too_large = ignore_file_limits()?;
     let mut by = Larder::running(config);
     let warmed = match begin(&mut by, config, told, shown, &mut interrupts).await {
-        Ok(job) => Warming { by: &by, job, began: Instant::now() }.watch(shown, &mut interrupts).await,
+        Ok(job) => {
+            Warming { by: &by, host: config.default_host(), job, began: Instant::now() }
+                .watch(shown, &mut interrupts)
+                .await
+        }
         Err(error) => Err(error),
     };
     let done = match warmed {
@@ -149,6 +154,7 @@ impl Interrupts {
 #[derive(Debug)]
 struct Warming<'a> {
     by: &'a Larder,
+    host: Hostname,
     job: Job,
     began: Instant,
 }
@@ -156,7 +162,7 @@ struct Warming<'a> {
 impl Warming<'_> {
     /// Shows how far it is until its end, and gives the job as it is then.
     async fn watch(mut self, shown: Shown, interrupts: &mut Interrupts) -> anyhow::Result<Job> {
-        let mut screen = Screen::new(shown);
+        let mut screen = Screen::new(shown, self.host.clone());
         let mut is_stopped = false;
         loop {
             screen.show(&self.job, self.began.elapsed());
@@ -196,6 +202,7 @@ impl Warming<'_> {
 
 /// Where it is shown: bars on a terminal, lines for archives that ended anywhere.
 struct Screen {
+    host: Hostname,
     bars: Option<Bars>,
     lines: bool,
     told: HashSet<usize>,
@@ -204,9 +211,10 @@ struct Screen {
 }
 
 impl Screen {
-    fn new(shown: Shown) -> Self {
+    fn new(shown: Shown, host: Hostname) -> Self {
         let bars = width_of_stderr().map(|_| Bars::on_stderr());
         Self {
+            host,
             bars,
             lines: shown == Shown::Lines,
             told: HashSet::new(),
@@ -216,7 +224,7 @@ impl Screen {
     }
 
     fn show(&mut self, job: &Job, at: Duration) {
-        let ended = newly_ended(job, &mut self.told, width_of_stdout()).filter(|_| self.lines);
+        let ended = newly_ended(job, &self.host, &mut self.told, width_of_stdout()).filter(|_| self.lines);
         ended.iter().for_each(|lines| say(lines));
         let Some(on_screen) = &self.bars else { return };
         let mut speeds = std::mem::take(&mut self.speeds);
@@ -229,7 +237,7 @@ impl Screen {
         self.speed.observe(at, total.bytes.0);
         // Terminals may be made wider or narrower meanwhile. In the last column, some break the line.
         let width = width_of_stderr().unwrap_or(80).saturating_sub(1);
-        let mut lines = bars(job, |name| self.speeds.get(name).and_then(Speed::per_second), width);
+        let mut lines = bars(job, &self.host, |name| self.speeds.get(name).and_then(Speed::per_second), width);
         lines.push(total.line(self.speed.per_second(), width));
         on_screen.draw(&lines);
     }

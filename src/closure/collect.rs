@@ -155,7 +155,7 @@ impl Collecting {
             match file::read(&path) {
                 Ok(bytes) => drop(read.insert(name, bytes)),
                 // An editor, or a pull, has taken it away since; a link to nothing is the client's trouble, too.
-                Err(error) if error.kind() == io::ErrorKind::NotFound && path.symlink_metadata().is_err() => {
+                Err(error) if error.kind() == io::ErrorKind::NotFound && !path.is_symlink() => {
                     self.passed_over.push(unreadable(&path, error).to_string());
                 }
                 Err(error) => return Err(unreadable(&path, error)),

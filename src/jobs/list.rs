@@ -23,7 +23,7 @@ use super::told::End;
 use super::under::{Beginning, Home, Under};
 use super::warm::WarmUp;
 use super::warming;
-use crate::address::Artifact;
+use crate::address::{Artifact, PackageRef};
 use crate::clock::Clock;
 use crate::digest::Digest;
 use crate::mirror::{Link, Mirror, Pin};
@@ -52,7 +52,7 @@ pub struct Jobs {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToPin {
     /// What it is called where nothing of it is held.
-    pub what: String,
+    pub named: PackageRef,
     /// Once its version is chosen.
     pub package: Option<Artifact>,
     /// Whether its job is still at it, and pins it then.

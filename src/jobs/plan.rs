@@ -16,7 +16,7 @@ use super::outlook::Outlook;
 use super::patience::{AsError, Patience, Turns};
 use super::registries::{Asked, Learned};
 use super::warm::MOST_ITEMS;
-use crate::address::{Artifact, ModulePackage, Package, Versions, What};
+use crate::address::{Artifact, ModulePackage, Package, PackageRef, Versions, What};
 use crate::clock::Clock;
 use crate::closure::{self, Cannot, Closure, Given, Order, Wanted};
 use crate::error::Error;
@@ -80,11 +80,9 @@ pub struct Sums {
 /// One line of a plan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Planned {
-    /// `HOST/NAMESPACE/TYPE@VERSION` or `HOST/NAMESPACE/NAME/SYSTEM@VERSION`; of what cannot be had, whatever it is.
-    pub what: String,
-    /// `OS_ARCH`; none of a module, which is the same for all.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub platform: Option<String>,
+    /// The archive; of what cannot be had, whatever it is.
+    #[serde(flatten)]
+    pub package: PackageRef,
     /// Whether it is there.
     #[serde(flatten)]
     pub state: PlanState,
@@ -172,8 +170,8 @@ pub async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<
     let (mut items, notes): (Vec<Planned>, Vec<Option<String>>) = looked.into_iter().unzip();
     let cannot: Vec<Planned> = cannot.into_iter().map(|cannot| learned.line_of(cannot)).collect();
     // A module that cannot be read is told with the reason, and not again as something to be fetched.
-    let told: BTreeSet<&str> = cannot.iter().map(|line| line.what.as_str()).collect();
-    items.retain(|item| item.platform.is_some() || !told.contains(item.what.as_str()));
+    let told: BTreeSet<&PackageRef> = cannot.iter().map(|line| &line.package).collect();
+    items.retain(|item| item.package.platform.is_some() || !told.contains(&item.package));
     items.extend(cannot);
     let mut unconfirmed: Vec<String> = learned.unconfirmed.iter().cloned().chain(notes.into_iter().flatten()).collect();
     unconfirmed.sort();
@@ -226,7 +224,7 @@ impl Learned {
         let address = what.split('@').next().unwrap_or_default();
         let outlook = self.outlooks.get(&what).or_else(|| self.outlooks.get(address));
         let state = state_of(outlook.copied().unwrap_or(Outlook::Never), why);
-        Planned { what, platform: None, state, by }
+        Planned { package: PackageRef::asked(&what), state, by }
     }
 }
 
@@ -247,12 +245,6 @@ struct Planning<'a> {
 impl Planning<'_> {
     /// Looks whether an archive is held. Says, too, what upstream did not confirm of it.
     async fn look_at(&self, wanted: &Wanted) -> (Planned, Option<String>) {
-        let (what, platform) = match &wanted.of {
-            Artifact::Provider(package) => {
-                (format!("{}@{}", package.provider, package.version), Some(package.platform.to_string()))
-            }
-            Artifact::Module(package) => (package.to_string(), None),
-        };
         let looked = match &wanted.of {
             Artifact::Provider(package) => self.provider(package, &wanted.hashes).await.map_err(|error| {
                 let outlook = error.as_error().map_or(Outlook::Never, Outlook::of_a_document);
@@ -263,7 +255,7 @@ impl Planning<'_> {
             }
         };
         let (state, unconfirmed) = looked.unwrap_or_else(|state| (state, None));
-        (Planned { what, platform, state, by: wanted.by.clone() }, unconfirmed)
+        (Planned { package: (&wanted.of).into(), state, by: wanted.by.clone() }, unconfirmed)
     }
 
     async fn provider(

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::address::PackageRef;
 use crate::clock::Timestamp;
 
 /// A job: `GET /admin/v1/jobs/ID`, and the answer to `POST /admin/v1/warm`.
@@ -87,12 +88,9 @@ pub enum JobState {
 /// One archive of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Item {
-    /// `HOST/NAMESPACE/TYPE@VERSION` or `HOST/NAMESPACE/NAME/SYSTEM@VERSION`; before the version is chosen, what was told
-    /// in its place.
-    pub what: String,
-    /// `OS_ARCH`; none of a module, which is the same for all.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub platform: Option<String>,
+    /// The archive; before the version is chosen, what was asked for in its place.
+    #[serde(flatten)]
+    pub package: PackageRef,
     /// How far it is.
     #[serde(flatten)]
     pub state: ItemState,
@@ -126,16 +124,6 @@ pub enum ItemState {
     },
     /// The job was stopped before its end.
     Cancelled,
-}
-
-impl Item {
-    /// What it is called: with its platform, where it has one.
-    pub fn called(&self) -> String {
-        match &self.platform {
-            Some(platform) => format!("{} for {platform}", self.what),
-            None => self.what.clone(),
-        }
-    }
 }
 
 impl ItemCounts {

@@ -8,10 +8,10 @@ use parking_lot::Mutex;
 
 use super::registries::Asked;
 use super::report::{Item, ItemState};
-use super::told::{About, named, shortened, waiting};
+use super::told::{About, shortened, waiting};
 use super::warm::MOST_ITEMS;
 use super::warming::Run;
-use crate::address::{Artifact, ModuleAddress, ModulePackage, Package, ProviderAddress, Version};
+use crate::address::{Artifact, ModuleAddress, ModulePackage, Package, PackageRef, ProviderAddress, Version};
 use crate::closure::{self, Beyond, Cannot, Closure, ModuleFiles, Order, Registries, Wanted};
 use crate::error::Error;
 
@@ -78,9 +78,8 @@ impl Run<'_> {
     }
 
     fn add(&self, of: &Artifact) -> usize {
-        let (what, platform) = named(of);
         let about = About { of: Some(of.clone()), digest: None };
-        self.under.add(vec![(waiting(what, platform), about)]).start
+        self.under.add(vec![(waiting(of.into()), about)]).start
     }
 }
 
@@ -152,7 +151,7 @@ impl Registries for Telling<'_, '_> {
 fn failed(what: String, error: String) -> (Item, About) {
     let error = shortened(&error);
     tracing::warn!(what, error, "could not be warmed");
-    (Item { state: ItemState::Failed { error }, ..waiting(what, None) }, About::default())
+    (Item { state: ItemState::Failed { error }, ..waiting(PackageRef::asked(&what)) }, About::default())
 }
 
 /// An error after the places that want what it is about.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::report::{Item, ItemCounts, ItemState, Job, JobState, Listed};
 use super::warm::WarmUp;
-use crate::address::{Artifact, Platform};
+use crate::address::{Artifact, PackageRef};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 
@@ -135,17 +135,8 @@ impl Told {
 }
 
 /// An item that waits for its turn.
-pub(super) fn waiting(what: String, platform: Option<&Platform>) -> Item {
-    let platform = platform.map(ToString::to_string);
-    Item { what, platform, state: ItemState::Waiting, bytes: 0, size_bytes: None, unconfirmed: None }
-}
-
-/// What an item is called that stands for this, and its platform.
-pub(super) fn named(of: &Artifact) -> (String, Option<&Platform>) {
-    match of {
-        Artifact::Provider(package) => (format!("{}@{}", package.provider, package.version), Some(&package.platform)),
-        Artifact::Module(package) => (package.to_string(), None),
-    }
+pub(super) fn waiting(package: PackageRef) -> Item {
+    Item { package, state: ItemState::Waiting, bytes: 0, size_bytes: None, unconfirmed: None }
 }
 
 /// As much of an error as is told.

@@ -12,7 +12,7 @@ use super::id::JobId;
 use super::list::ToPin;
 use super::record::{JobRecords, Written};
 use super::report::{Item, ItemState, Job, JobState, Listed};
-use super::told::{About, End, Told, named, shortened};
+use super::told::{About, End, Told, shortened};
 use super::warm::WarmUp;
 use crate::address::Artifact;
 use crate::clock::{Clock, Timestamp};
@@ -180,7 +180,7 @@ impl Under {
         self.write().await;
         let told = self.told.lock();
         let items = told.job.items.iter().zip(&told.about).map(|(item, about)| ToPin {
-            what: item.called(),
+            named: item.package.clone(),
             package: about.of.clone(),
             is_coming: !item.state.has_ended(),
         });
@@ -218,7 +218,7 @@ impl Under {
     /// The version of an item was chosen; it waits for its turn again.
     pub(super) fn is_about(&self, item: usize, of: &Artifact) {
         self.tell_of(item, |item, about| {
-            item.what = named(of).0;
+            item.package = of.into();
             item.state = ItemState::Waiting;
             about.of = Some(of.clone());
         });
@@ -227,7 +227,7 @@ impl Under {
     /// Upstream could not be asked about something that an item is chosen by.
     pub(super) fn is_unconfirmed(&self, item: usize, why: String) {
         self.tell_of(item, |item, _| {
-            tracing::warn!(job = %self.id, what = item.called(), why, "warmed by what is held");
+            tracing::warn!(job = %self.id, what = %item.package, why, "warmed by what is held");
             item.unconfirmed.get_or_insert(why);
         });
     }
@@ -250,7 +250,7 @@ impl Under {
     pub(super) fn has_failed(&self, item: usize, error: &str) {
         let error = shortened(error);
         self.tell_of(item, |item, _| {
-            tracing::warn!(job = %self.id, what = item.called(), error, "could not be warmed");
+            tracing::warn!(job = %self.id, what = %item.package, error, "could not be warmed");
             item.state = ItemState::Failed { error };
         });
     }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::report::Item;
 use super::told::waiting;
-use crate::address::{Meant, Platform, Versions, What};
+use crate::address::{Meant, PackageRef, Platform, Versions, What};
 use crate::closure::lock_file::Locked;
 use crate::closure::{Configurations, Given, Order};
 
@@ -78,7 +78,7 @@ impl WarmUp {
     /// Every archive that it is known to be about.
     pub(super) fn items(&self) -> Vec<Item> {
         let each = |wanted: &Wanted| {
-            let item = |platform| waiting(wanted.what.to_string(), platform);
+            let item = |platform| waiting(PackageRef::from(&wanted.what).on(platform));
             match wanted.what {
                 What::Provider(_) => wanted.platforms.iter().map(|platform| item(Some(platform))).collect(),
                 What::Module(_) => vec![item(None)],
@@ -165,13 +165,13 @@ mod tests {
         let given = vec![given("acme/null", &[]), given("acme/own", &["darwin_arm64"]), given("acme/vpc/aws", &[])];
         let order = Order { given, platforms: platforms(&["linux_amd64", "linux_arm64"]) };
         let warm_up = WarmUp::of_order(order, true).unwrap();
-        let named: Vec<String> = warm_up.items().iter().map(Item::called).collect();
+        let named: Vec<String> = warm_up.items().iter().map(|item| item.package.to_string()).collect();
         assert_eq!(
             named,
             [
-                "registry.example/acme/null for linux_amd64",
-                "registry.example/acme/null for linux_arm64",
-                "registry.example/acme/own for darwin_arm64",
+                "registry.example/acme/null (linux_amd64)",
+                "registry.example/acme/null (linux_arm64)",
+                "registry.example/acme/own (darwin_arm64)",
                 "registry.example/acme/vpc/aws",
             ]
         );

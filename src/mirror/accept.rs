@@ -12,7 +12,7 @@ use super::library::{AcceptedFor, Change, Event, Found, Part, Subject, observati
 use super::proof_set::ProofSet;
 use super::sets::{self, NoSet, Unlisted};
 use super::{AlarmKind, Call, Mirror, Outcome};
-use crate::address::{Meant, Package, Platform, ProviderAddress, Version, Versions, What};
+use crate::address::{Meant, Package, PackageRef, Platform, ProviderAddress, Version, Versions, What};
 use crate::digest::Digest;
 use crate::error::Error;
 
@@ -47,7 +47,8 @@ impl ChangedFile {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Accepted {
     /// The package.
-    pub what: String,
+    #[serde(flatten)]
+    pub package: PackageRef,
     /// How it went.
     #[serde(flatten)]
     pub ruling: Ruling,
@@ -176,7 +177,7 @@ impl Mirror {
             let is_new_key = key.as_ref().is_some_and(|key| !keys_before.is_empty() && !keys_before.contains(key));
             let has_lost_key = key.is_none() && !keys_before.is_empty();
             self.keep_set(&package, set, now).await?;
-            let what = package.to_string();
+            let of = PackageRef::from(&package);
             let is_recorded_anew = resolved
                 .iter()
                 .any(|subject| subject.kind == AlarmKind::DamagedRecord && subject.version == package.version);
@@ -187,9 +188,9 @@ impl Mirror {
                 tracing::warn!(%package, files = files.len(), key, "accepted by the operator");
                 Ruling::Accepted { files, keys_before: keys_before.clone(), key }
             };
-            accepted.push(Accepted { what, ruling });
+            accepted.push(Accepted { package: of, ruling });
         }
-        accepted.sort_by(|one, other| one.what.cmp(&other.what));
+        accepted.sort_by(|one, other| one.package.cmp(&other.package));
         Ok(accepted)
     }
 
@@ -299,12 +300,12 @@ fn withdrawn_or_failed(
             no_set => Ruling::Failed { error: Error::from(no_set).to_string() },
         };
         unlisted.remove(&package.version);
-        accepted.push(Accepted { what: package.to_string(), ruling });
+        accepted.push(Accepted { package: (&package).into(), ruling });
     }
     for (version, error) in unlisted {
         if resolved.iter().any(|subject| subject.version == version) {
             let ruling = Ruling::Withdrawn { error: error.to_string() };
-            accepted.push(Accepted { what: format!("{}@{version}", what.of), ruling });
+            accepted.push(Accepted { package: PackageRef::asked(&format!("{}@{version}", what.of)), ruling });
         } else if matches!(what.versions, Versions::Exactly(_)) {
             return Err(error);
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::Mirror;
-use crate::address::{Artifact, What};
+use crate::address::{Artifact, PackageRef, What};
 use crate::error::Error;
 use crate::store::{Key, StoreError};
 
@@ -23,7 +23,8 @@ pub enum Pin {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pinned {
     /// The package; what was told where it names nothing that is held.
-    pub what: String,
+    #[serde(flatten)]
+    pub package: PackageRef,
     /// How it is now.
     pub outcome: PinOutcome,
 }
@@ -93,7 +94,7 @@ impl Mirror {
             // A name may be left of what is not held.
             pinned.retain(Pinned::is_well);
         } else {
-            pinned = vec![Pinned { what: what.to_string(), outcome: PinOutcome::NotHeld }];
+            pinned = vec![Pinned { package: what.into(), outcome: PinOutcome::NotHeld }];
         }
         Ok(pinned)
     }
@@ -126,7 +127,7 @@ impl Mirror {
             if matches!(outcome, PinOutcome::Pinned | PinOutcome::Unpinned) {
                 tracing::info!(%package, ?outcome, "told by the operator");
             }
-            pinned.push(Pinned { what: package.to_string(), outcome });
+            pinned.push(Pinned { package: package.into(), outcome });
         }
         Ok(pinned)
     }

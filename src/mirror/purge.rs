@@ -10,7 +10,7 @@ use super::documents::KeptDocument;
 use super::library::Unrecorded;
 use super::proof_set::HeldSet;
 use super::{Call, Mirror};
-use crate::address::{Meant, Package, ProviderAddress, Versions, What};
+use crate::address::{Meant, Package, PackageRef, ProviderAddress, Versions, What};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::{Durability, Key, StoreError};
@@ -19,7 +19,8 @@ use crate::store::{Durability, Key, StoreError};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Purged {
     /// Of what.
-    pub what: String,
+    #[serde(flatten)]
+    pub package: PackageRef,
     /// How many archives were removed.
     pub archives: u64,
     /// Their bytes.
@@ -60,7 +61,7 @@ impl Mirror {
         let (what, now) = (what.clone(), call.now);
         // All of it where it is not cut short: who asked may leave, and what is gone must be told.
         self.on_whole_index(move |mirror| {
-            let mut purged = Purged { what: what.to_string(), seen_is_kept: true, ..Purged::default() };
+            let mut purged = Purged { package: (&what).into(), seen_is_kept: true, ..Purged::default() };
             let ended = match &what {
                 What::Provider(meant) => {
                     let ended = mirror.purge_from_disk(meant, &mut purged, now).and_then(|()| {

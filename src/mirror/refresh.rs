@@ -9,7 +9,7 @@ use super::proof_set::KeptSet;
 use super::pull::Flight;
 use super::sets::Anew;
 use super::{Call, Errand, Mirror};
-use crate::address::{Meant, Package, ProviderAddress, What};
+use crate::address::{Meant, Package, PackageRef, ProviderAddress, What};
 use crate::error::Error;
 use crate::store::Key;
 use crate::upstream::Upstream;
@@ -21,7 +21,8 @@ const AT_ONE_TIME: usize = 8;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refreshed {
     /// What was asked for.
-    pub what: String,
+    #[serde(flatten)]
+    pub package: PackageRef,
     /// What upstream said.
     #[serde(flatten)]
     pub news: News,
@@ -90,18 +91,18 @@ impl Mirror {
         let mut refreshed = Vec::new();
         // What an operator asks for is asked, also while the origin is left alone; so where to ask is asked first.
         if let Err(error) = self.refresh_discovery(&what.of.host, call).await {
-            let of = format!("the discovery document of {}", what.of.host);
-            refreshed.push(Refreshed { what: of, news: News::Failed { error: error.to_string() } });
+            let package = PackageRef::discovery(&what.of.host);
+            refreshed.push(Refreshed { package, news: News::Failed { error: error.to_string() } });
         }
         let list = self.refresh_versions(&what.of, call).await;
         let list = list.unwrap_or_else(|error| News::Failed { error: error.to_string() });
-        refreshed.push(Refreshed { what: the_list_of(&what.of), news: list });
+        refreshed.push(Refreshed { package: PackageRef::version_list(&what.of), news: list });
         let sets = self.held_packages(what).await?;
         let asking = sets.into_iter().map(|package| async {
-            let what = package.to_string();
+            let of = PackageRef::from(&package);
             // What is wrong with one keeps nobody from the others.
             let news = self.refresh_set(Arc::clone(&upstream), package, call).await;
-            Refreshed { what, news: news.unwrap_or_else(|error| News::Failed { error: error.to_string() }) }
+            Refreshed { package: of, news: news.unwrap_or_else(|error| News::Failed { error: error.to_string() }) }
         });
         let mut asking = stream::iter(asking).buffered(AT_ONE_TIME);
         while let Some(set) = asking.next().await {
@@ -174,8 +175,4 @@ impl Mirror {
             super::Link::Offline => Err(Error::Sealed(what.to_owned())),
         }
     }
-}
-
-fn the_list_of(address: &ProviderAddress) -> String {
-    format!("the version list of {address}")
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Alarm, Link, Mirror, Trouble};
-use crate::address::Hostname;
+use crate::address::{Hostname, PackageRef};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::store::Totals;
@@ -42,7 +42,7 @@ pub struct Status {
     pub first_seen_bytes: u64,
     /// What was imported without signatures, and nothing else vouches for; at most a thousand packages.
     #[serde(default)]
-    pub imported: Vec<String>,
+    pub imported: Vec<PackageRef>,
     /// The bundle that was applied last; none where none was.
     #[serde(default)]
     pub last_bundle: Option<LastBundle>,
@@ -52,7 +52,7 @@ pub struct Status {
     pub upstreams: Vec<String>,
     /// What was asked for while offline and is not held, also before the start: at most a thousand things, and since
     /// the start a hundred that are no artifacts.
-    pub missing: Vec<String>,
+    pub missing: Vec<PackageRef>,
     /// What an operator should look at, since the start; at most a thousand things of each kind.
     pub alarms: Vec<Alarm>,
 }

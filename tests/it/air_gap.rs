@@ -11,6 +11,7 @@ use crate::support::http::{client, send};
 use crate::support::larder::{Folder, Larder};
 use crate::support::module_scene::through;
 use crate::support::process::{Process, Said, command, run};
+use crate::support::reports::name;
 use crate::support::terraform::Terraform;
 
 /// `larder COMMAND prod dev` for both platforms, as somebody runs it beside the folders.
@@ -41,7 +42,7 @@ fn lacking(plan: &Value) -> BTreeSet<String> {
 }
 
 fn called(item: &Value) -> String {
-    format!("{} {}", item["what"].as_str().unwrap(), item["platform"].as_str().unwrap_or(""))
+    format!("{} {}", name(item), item["platform"].as_str().unwrap_or(""))
 }
 
 /// Whether a record, by its path, is one of those that lead to what a plan calls `what`.

@@ -10,7 +10,7 @@ use crate::support::http::{client, send};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::upstream::{FakeUpstream, Fault, SigningKey, Target};
 
-const PACKAGE_130: &str = "registry.terraform.io/acme/null 1.3.0 for linux_amd64";
+const PACKAGE_130: &str = "registry.terraform.io/acme/null 1.3.0 (linux_amd64)";
 
 /// The alarms that stand, each by its kind and version.
 async fn standing(larder: &Larder) -> Vec<(String, String)> {

@@ -158,7 +158,7 @@ async fn a_delta_is_as_large_as_what_is_new() {
         [
             format!("the discovery document of {HOST}"),
             format!("the version list of {HOST}/acme/two"),
-            format!("{HOST}/acme/two 1.3.0 for linux_amd64"),
+            format!("{HOST}/acme/two 1.3.0 (linux_amd64)"),
         ]
     );
     let folder = there.close().await;
@@ -195,7 +195,7 @@ async fn a_delta_leaves_out_an_archive_that_is_there_and_brings_its_new_proof() 
     // On a store that has not what the inventory says it has, that is said.
     let receipt = Sealed::new(key.sealed()).apply(delta, &key.trust()).await.unwrap();
     let (what, why) = crate::support::gap::refusal(&receipt);
-    assert_eq!(what, format!("{HOST}/acme/null 1.2.0 for linux_amd64"));
+    assert_eq!(what, format!("{HOST}/acme/null 1.2.0 (linux_amd64)"));
     assert!(why.contains("a delta to an inventory of another store"), "{why}");
 }
 

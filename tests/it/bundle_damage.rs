@@ -49,7 +49,7 @@ impl Place {
     fn is_named_by(&self, told: &Told) -> bool {
         let Outcome::Refused { why } = &told.outcome else { return false };
         let (what, role) = self.of.as_ref().unwrap();
-        told.what == *what
+        told.package.to_string() == *what
             && why.starts_with(&format!("its {role} "))
             && why.contains(self.name.strip_prefix("sha256/").unwrap())
     }
@@ -71,7 +71,7 @@ fn places(bundle: &[u8]) -> Vec<Place> {
     let manifest = Manifest::read(&manifest).unwrap();
     for (number, file) in manifest.files() {
         let place = places.iter_mut().find(|place| place.name == file.name()).unwrap();
-        place.of = Some((manifest.entries[number].called(), file.role.to_string()));
+        place.of = Some((manifest.entries[number].package_ref().to_string(), file.role.to_string()));
     }
     places
 }

@@ -41,7 +41,7 @@ async fn what_a_bundle_names_and_is_held_is_not_evicted_for_the_rest_of_it() {
     let receipt = applied_by(&larder, bytes).await;
     assert!(receipt.ok, "{receipt:#?}");
     let told = outcomes(&receipt);
-    let of = |name: &str| format!("{HOST}/acme/{name} 1.2.0 for linux_amd64");
+    let of = |name: &str| format!("{HOST}/acme/{name} 1.2.0 (linux_amd64)");
     assert!(told.contains(&(of("one"), "held".to_owned())) && told.contains(&(of("other"), "applied".to_owned())));
     assert!(larder.get(&one).await.expect(200).is("larder; hit"), "it was evicted");
     let other = larder.archive_path("other", "1.2.0").await;

@@ -24,7 +24,7 @@ fn null() -> Provider {
     Provider::new("acme", "null")
 }
 
-const NULL: &str = "registry.terraform.io/acme/null 1.2.0 for linux_amd64";
+const NULL: &str = "registry.terraform.io/acme/null 1.2.0 (linux_amd64)";
 
 /// The manifest of a bundle, and every file in it by its name.
 fn opened(bundle: &[u8]) -> (Manifest, Vec<(String, Vec<u8>)>) {
@@ -307,7 +307,7 @@ async fn a_module_whose_tree_is_another_than_the_one_seen_first_is_refused() {
     let before = contents(&there.folder);
     let receipt = there.apply(moved.clone(), &key.trust()).await.unwrap();
     let (what, why) = refusal(&receipt);
-    assert!(what.starts_with(&format!("{HOST}/acme/net/test@")), "{what}");
+    assert!(what.starts_with(&format!("{HOST}/acme/net/test ")), "{what}");
     assert!(why.contains("the one that was seen first"), "{why}");
     // Whoever asks upstream would not find it there.
     assert!(
@@ -452,7 +452,7 @@ async fn what_is_refused_keeps_nothing_else_out() {
     let there = Sealed::new(key.sealed());
     let receipt = there.apply(bytes, &key.trust()).await.unwrap();
     let (what, why) = refusal(&receipt);
-    assert_eq!(what, format!("{HOST}/acme/three 1.2.0 for linux_amd64"));
+    assert_eq!(what, format!("{HOST}/acme/three 1.2.0 (linux_amd64)"));
     assert!(why.contains("its archive was altered"), "{why}");
     let applied = outcomes(&receipt).into_iter().filter(|(_, word)| word == "applied").count();
     assert_eq!((applied, there.folder.blobs().len()), (receipt.entries.len() - 1, 2));

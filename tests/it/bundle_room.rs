@@ -26,14 +26,14 @@ async fn of_three(key: &BundleKey) -> Vec<u8> {
 
 fn refusals(receipt: &Receipt) -> Vec<(&str, &str)> {
     let refused = receipt.entries.iter().filter_map(|told| match &told.outcome {
-        Outcome::Refused { why } => Some((told.what.as_str(), why.as_str())),
+        Outcome::Refused { why } => Some((&*told.package.to_string().leak(), why.as_str())),
         _ => None,
     });
     refused.collect()
 }
 
 fn named(name: &str) -> String {
-    format!("{HOST}/acme/{name} 1.2.0 for linux_amd64")
+    format!("{HOST}/acme/{name} 1.2.0 (linux_amd64)")
 }
 
 /// All of it, given at once.

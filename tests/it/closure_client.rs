@@ -11,6 +11,7 @@ use crate::support::forms::forms;
 use crate::support::http::{client, send};
 use crate::support::larder::Larder;
 use crate::support::module_scene::through;
+use crate::support::reports;
 use crate::support::terraform::{Terraform, Workspace};
 use crate::support::upstream::FakeUpstream;
 
@@ -54,7 +55,7 @@ async fn planned(larder: &Larder, configuration: &Configuration, roots: &[&str])
     let plan = send(request).await.unwrap().expect(200).json();
     let (mut chosen, mut cannot) = (Chosen::default(), Vec::new());
     for item in plan["items"].as_array().unwrap() {
-        let what = item["what"].as_str().unwrap().to_owned();
+        let what = reports::name(item);
         match (item["state"].as_str().unwrap(), item["platform"].as_str()) {
             ("cannot", _) => cannot.push(item.to_string()),
             (_, Some(_)) => drop(chosen.providers.insert(what)),

@@ -63,7 +63,7 @@ async fn accept_lets_in_a_version_of_which_nothing_is_held() {
     let done = larder.tell("accept", "acme/null@< 1.0").await;
     assert_eq!(done["items"], Value::Array(vec![]));
     let done = larder.tell("accept", NULL_120).await;
-    let other = "registry.terraform.io/acme/null 1.2.0 for darwin_arm64";
+    let other = "registry.terraform.io/acme/null 1.2.0 (darwin_arm64)";
     assert_eq!(outcomes(&done), [(other, "accepted"), (PACKAGE, "accepted")], "{done}");
     upstream.forget_requests();
     assert!(install(&larder).await.2 == zip(&upstream));
@@ -81,7 +81,7 @@ async fn accept_of_a_version_asks_for_what_is_held_and_for_what_is_listed() {
     upstream.publish(edition(2).platform("darwin_arm64").signed_by(&SigningKey::another()));
     larder.document_for("null", "1.2.0", "darwin_arm64").await.expect(502);
     let done = larder.tell("accept", NULL_120).await;
-    let other = "registry.terraform.io/acme/null 1.2.0 for darwin_arm64";
+    let other = "registry.terraform.io/acme/null 1.2.0 (darwin_arm64)";
     assert_eq!(outcomes(&done), [(other, "accepted"), (PACKAGE, "failed")], "{done}");
     larder.document_for("null", "1.2.0", "darwin_arm64").await.expect(200);
 }

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use crate::operator::Site;
 use crate::support::larder::HOST;
+use crate::support::reports;
 use crate::support::shelf::{Shelf, tar_gz};
 use crate::support::upstream::{Provider, Target};
 use crate::warming::{Desk, both, error};
@@ -47,7 +48,7 @@ fn sorted(job: &Value) -> Vec<String> {
     let short = |what: String| what.strip_prefix(&format!("{HOST}/")).map_or(what.clone(), str::to_owned);
     let items = job["items"].as_array().unwrap().iter();
     let mut items: Vec<String> =
-        items.map(|item| format!("{} {}", short(word(item, "what")), word(item, "state"))).collect();
+        items.map(|item| format!("{} {}", short(reports::name(item)), word(item, "state"))).collect();
     items.sort();
     items
 }
@@ -146,7 +147,7 @@ async fn what_cannot_be_had_is_a_failed_item_with_its_place() {
     assert_eq!(job["state"], "failed", "{job}");
     let items = job["items"].as_array().unwrap();
     let item = |part: &str| {
-        let found = items.iter().position(|item| item["what"].as_str().unwrap().contains(part));
+        let found = items.iter().position(|item| reports::name(item).contains(part));
         found.unwrap_or_else(|| panic!("{part}: {job}"))
     };
     assert!(error(&job, item("git.example")).contains("prod/main.tf"), "{job}");
@@ -199,9 +200,9 @@ async fn the_command_warms_a_folder_and_a_tar() {
     for (what, word) in [(estate.join("prod"), "fetched"), (tar, "held")] {
         let said = site.run(&["warm", what.to_str().unwrap(), "--platform", "linux_amd64"]).await;
         assert_eq!(said.code, Some(0), "{said:?}");
-        for name in ["acme/deep/test@1.0.0\n", "acme/third@1.2.0 linux_amd64"] {
+        for name in ["acme/deep/test 1.0.0\n", "acme/third 1.2.0 (linux_amd64)"] {
             let name = name.trim_end();
-            assert!(said.out.contains(&format!("{word:9} {HOST}/{name}")), "{said:?}");
+            assert!(said.out.contains(&format!("{word:9} {name}")), "{said:?}");
         }
         assert!(said.out.contains("5 archives: 5 "), "{said:?}");
     }

@@ -8,6 +8,7 @@ use crate::operator::Site;
 use crate::support::http::get;
 use crate::support::larder::{HOST, Larder};
 use crate::support::module_scene::{download_path, fetch};
+use crate::support::reports::name;
 use crate::support::shelf::{Shelf, tar_gz, unpacked};
 use crate::support::upstream::{FakeUpstream, Fault, Listed, Module, Provider, Target};
 use crate::warming::{Desk, error, states};
@@ -42,7 +43,7 @@ async fn what_was_warmed_is_there_with_upstream_gone() {
     });
     let job = desk.warm(&told).await;
     assert_eq!((states(&job), &job["state"]), (vec!["fetched"; 3], &"done".into()), "{job}");
-    assert_eq!(job["items"][0]["what"], format!("{HOST}/acme/one/test@1.2.0"));
+    assert_eq!(name(&job["items"][0]), format!("{HOST}/acme/one/test@1.2.0"));
     assert!(job["items"][0].get("platform").is_none_or(Value::is_null), "{job}");
     assert_eq!(job["items"][2]["platform"], "linux_amd64");
     let asked = (shelf.registry.requests().len(), shelf.archives.requests().len());
@@ -101,7 +102,7 @@ async fn refresh_finds_a_module_that_was_published_anew_and_accept_takes_it() {
 
     let done = larder.tell("accept", "acme/one/test").await;
     let item = &done["items"][0];
-    assert_eq!((&item["what"], &item["outcome"]), (&what("one").into(), &"accepted_tree".into()), "{done}");
+    assert_eq!((name(item), &item["outcome"]), (what("one"), &"accepted_tree".into()), "{done}");
     assert!(item["tree_before"].is_string() && item["tree"].is_string() && item["tree"] != item["tree_before"]);
     let (now, new) = fetch(larder.base(), "one").await;
     assert_eq!(unpacked(&new)["main.tf"], b"# moved\n");
@@ -160,8 +161,7 @@ async fn the_commands_print_modules_for_people_and_for_machines() {
     site.text = site.text.replace("[[upstream]]", &network);
     let larder = site.serve();
     let warmed = site.out(&["warm", "acme/one/test@1.0.0"]).await;
-    let line = format!("fetched   {HOST}/acme/one/test@1.0.0  ");
-    assert!(warmed.starts_with(&line), "{warmed}");
+    assert!(warmed.starts_with("fetched   acme/one/test 1.0.0  "), "{warmed}");
     assert!(warmed.contains("1 archive: 1 fetched"), "{warmed}");
     site.out(&["pin", "acme/one/test@1.0.0"]).await;
     let status = site.out(&["status"]).await;
@@ -173,7 +173,7 @@ async fn the_commands_print_modules_for_people_and_for_machines() {
     let said = "moved upstream, the new tree is not served";
     assert!(status.contains(said) && status.contains(&format!("larder accept {HOST}/acme/one/test@1.0.0")), "{status}");
     let accepted = site.out(&["accept", "acme/one/test"]).await;
-    assert!(accepted.contains("acme/one/test@1.0.0") && accepted.contains("tree"), "{accepted}");
+    assert!(accepted.contains("acme/one/test 1.0.0") && accepted.contains("tree"), "{accepted}");
     site.out(&["purge", "acme/one/test"]).await;
     site.out(&["verify"]).await;
     let failed = site.run(&["warm", "acme/bucket/test"]).await;

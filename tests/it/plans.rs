@@ -6,6 +6,7 @@ use crate::sealed::{hold, upstream_of_four};
 use crate::support::http::get;
 use crate::support::larder::{HOST, Larder};
 use crate::support::module_scene::fetch;
+use crate::support::reports::name;
 use crate::support::shelf::{Shelf, tar_gz};
 use crate::support::upstream::{FakeUpstream, Fault, Module, Target};
 use crate::warming::Desk;
@@ -17,7 +18,7 @@ async fn plan(larder: &Larder, order: &Value) -> Value {
 /// Each item as `WHAT STATE`, without the host.
 fn lines(plan: &Value) -> Vec<String> {
     let items = plan["items"].as_array().unwrap().iter();
-    let line = |item: &Value| format!("{} {}", item["what"].as_str().unwrap(), item["state"].as_str().unwrap());
+    let line = |item: &Value| format!("{} {}", name(item), item["state"].as_str().unwrap());
     items.map(|item| line(item).replace(&format!("{HOST}/"), "")).collect()
 }
 

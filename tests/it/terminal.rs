@@ -254,7 +254,7 @@ async fn an_archive_that_is_too_large_is_told_in_the_body_and_in_the_status_line
     assert!(status_line.starts_with("HTTP/1.1 502 larder: http://127.0.0.1:"), "{status_line}");
     assert!(status_line.ends_with("sent more than 20000 bytes"), "{status_line}");
     let body = rest.split_once("\r\n\r\n").unwrap().1;
-    assert!(body.contains("the archive of registry.terraform.io/acme/null 1.2.0 for linux_amd64: "), "{body}");
+    assert!(body.contains("the archive of registry.terraform.io/acme/null 1.2.0 (linux_amd64): "), "{body}");
 }
 
 /// Each of these has a row in the page that explains them.

@@ -8,6 +8,7 @@ use crate::support::eventually;
 use crate::support::http::{Answer, client, send};
 use crate::support::larder::{HOST, Larder};
 use crate::support::process::Process;
+use crate::support::reports;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 
 pub(crate) const PLATFORMS: [&str; 2] = ["linux_amd64", "darwin_arm64"];
@@ -81,7 +82,7 @@ impl Desk {
 /// Each item as `TYPE@VERSION PLATFORM STATE`.
 pub(crate) fn items(job: &Value) -> Vec<String> {
     let word = |item: &Value, key: &str| item[key].as_str().unwrap().to_owned();
-    let short = |item: &Value| word(item, "what").rsplit('/').next().unwrap().to_owned();
+    let short = |item: &Value| reports::name(item).rsplit('/').next().unwrap().to_owned();
     let items = job["items"].as_array().unwrap().iter();
     items.map(|item| format!("{} {} {}", short(item), word(item, "platform"), word(item, "state"))).collect()
 }
@@ -189,7 +190,7 @@ async fn the_newest_version_that_is_meant_is_warmed() {
         ("acme/null@1.1", "1.1.0"),
     ] {
         let job = desk.warm(&told(what)).await;
-        assert_eq!(job["items"][0]["what"], format!("{HOST}/acme/null@{chosen}"), "{what}: {job}");
+        assert_eq!(reports::name(&job["items"][0]), format!("{HOST}/acme/null@{chosen}"), "{what}: {job}");
         assert_eq!(job["state"], "done", "{job}");
     }
     for (what, why) in [

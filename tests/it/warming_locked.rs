@@ -10,6 +10,7 @@ use crate::support::eventually;
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::process::{Process, run};
 use crate::support::programs::find;
+use crate::support::reports;
 use crate::support::terraform::{Terraform, Workspace, host_override, network_mirror};
 use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Provider, RecordedRequest, Target};
@@ -125,7 +126,7 @@ async fn a_warm_up_that_was_killed_goes_on_and_fetches_nothing_twice_completely(
     let half_way = |job: &Value| {
         let at_half = |item: &&Value| item["state"] == "fetching" && item["bytes"] == HALF;
         let items = job["items"].as_array().unwrap().iter().filter(at_half);
-        items.map(|item| item["what"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        items.map(reports::name).collect::<Vec<_>>()
     };
     // The first four come whole; the next four stop in the middle.
     let first = desk.once(&path, |job| half_way(job).len() == 4).await;
@@ -212,7 +213,7 @@ async fn the_client_chooses_the_version_that_was_warmed() {
         let told = json!({ "what": [format!("acme/null@{constraint}")], "platforms": ["linux_amd64"] });
         let job = desk.warm(&told).await;
         assert_eq!(job["state"], "done", "{constraint}: {job}");
-        chosen.push(job["items"][0]["what"].as_str().unwrap().rsplit('@').next().unwrap().to_owned());
+        chosen.push(job["items"][0]["version"].as_str().unwrap().to_owned());
     }
     upstream.stop().await;
     for (constraint, version) in constraints.iter().zip(chosen) {

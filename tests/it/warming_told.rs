@@ -285,7 +285,7 @@ async fn what_is_not_held_cannot_be_pinned_and_that_is_said() {
     desk.warm(&json!({ "what": ["acme/null@1.2.0", "acme/null@1.3.0"], "platforms": PLATFORMS })).await;
     let done = pin("acme/null@< 1.3").await;
     let [first, second] =
-        ["darwin_arm64", "linux_amd64"].map(|platform| format!("registry.terraform.io/acme/null 1.2.0 for {platform}"));
+        ["darwin_arm64", "linux_amd64"].map(|platform| format!("registry.terraform.io/acme/null 1.2.0 ({platform})"));
     assert_eq!(
         (outcomes(&done), &done["ok"]),
         (vec![(first.as_str(), "pinned"), (second.as_str(), "pinned")], &json!(true))
@@ -312,13 +312,13 @@ async fn pin_and_unpin_on_the_command_line_work_with_a_running_larder_and_withou
     let larder = site.serve();
     let path = larder.archive_path("null").await;
     larder.get(&path).await.expect(200);
-    let package = format!("{HOST}/acme/null 1.2.0 for linux_amd64");
+    let package = format!("{HOST}/acme/null 1.2.0 (linux_amd64)");
     assert_eq!(
         site.out(&["pin", "acme/null@~> 1.0"]).await,
-        format!("{package}: pinned: never evicted, and not purged\n")
+        "acme/null 1.2.0 (linux_amd64): pinned: never evicted, and not purged\n"
     );
     assert_eq!(larder.terminate().await, Some(0));
-    assert_eq!(site.out(&["pin", "acme/null"]).await, format!("{package}: as it was\n"));
+    assert_eq!(site.out(&["pin", "acme/null"]).await, "acme/null 1.2.0 (linux_amd64): as it was\n");
     let said = site.run(&["pin", "acme/other"]).await;
     assert_eq!(said.code, Some(1), "{said:?}");
     assert!(said.out.contains("acme/other: not held"), "{said:?}");
@@ -340,7 +340,7 @@ async fn an_archive_that_was_not_warmed_is_not_pinned_with_its_job() {
     let done = desk.post("/admin/v1/pin", &json!({ "job": job["id"] })).await.expect(200).json();
     let said: Vec<&str> = outcomes(&done).iter().map(|(_, outcome)| *outcome).collect();
     assert_eq!((said, &done["ok"]), (vec!["pinned", "not_held", "not_held", "not_held"], &json!(false)), "{done}");
-    assert_eq!(outcomes(&done)[2].0, format!("{HOST}/acme/never for linux_amd64"));
+    assert_eq!(outcomes(&done)[2].0, format!("{HOST}/acme/never (linux_amd64)"));
 }
 
 /// A job is pinned as well while it runs: what is still to come is pinned when it comes.

@@ -77,7 +77,7 @@ impl Manifest {
         let (mut sizes, mut named) = (HashMap::new(), HashSet::new());
         let mut bytes: u64 = 0;
         for entry in &self.entries {
-            let called = entry.called();
+            let called = entry.package_ref().to_string();
             if !named.insert(called.clone()) {
                 return refused(format!("{called} is in it twice"));
             }

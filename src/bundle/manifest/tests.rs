@@ -67,14 +67,14 @@ fn each_file_is_carried_once_and_an_archive_comes_last() {
 #[test]
 fn what_cannot_be_is_refused_with_the_name_of_the_thing() {
     let refused = |entries: Vec<Entry>| Manifest::read(&manifest(entries).write()).unwrap_err().to_string();
-    assert!(refused(vec![module(), module()]).contains("registry.example/Acme/vpc/aws@1.2.0 is in it twice"));
+    assert!(refused(vec![module(), module()]).contains("registry.example/Acme/vpc/aws 1.2.0 is in it twice"));
     let with = |change: &dyn Fn(&mut ProviderEntry)| {
         let Entry::Provider(mut entry) = provider("linux_amd64", false) else { unreachable!() };
         change(&mut entry);
         refused(vec![Entry::Provider(entry)])
     };
     assert!(
-        with(&|entry| entry.sums.bytes = LARGEST_SUMS + 1).contains("acme/null 1.0.0 for linux_amd64: its SHA256SUMS")
+        with(&|entry| entry.sums.bytes = LARGEST_SUMS + 1).contains("acme/null 1.0.0 (linux_amd64): its SHA256SUMS")
     );
     assert!(with(&|entry| entry.archive.sha256 = entry.sums.sha256).contains("has two sizes"));
     assert!(with(&|entry| entry.archive.bytes = u64::MAX).contains("larger than any disk"));

@@ -13,6 +13,7 @@ use super::super::text::{Page, counted, moment, shown_as_text, time, width_of_st
 use super::super::{Common, ask_running, ignore_file_limits, runtime, say, say_error};
 use super::files::Source;
 use super::keys;
+use crate::address::Hostname;
 use crate::app::{self, Settings};
 use crate::bundle::{Opened, Outcome, Receipt, Standing, Step, Told, Trust};
 use crate::config::Config;
@@ -68,7 +69,7 @@ impl Apply {
         let _too_large = ignore_file_limits()?;
         let bytes = Bytes::default();
         let drawing = Drawing::begin("applying", &bytes, Some(source.bytes()?));
-        let mut report = Report { json: self.common.json, bytes, receipt: None };
+        let mut report = Report { json: self.common.json, host: config.default_host(), bytes, receipt: None };
         let applied = applied(config, source, query, taking, &mut report).await;
         drawing.end().await;
         applied?;
@@ -114,6 +115,7 @@ async fn applied_here(config: &Config, source: &Source, taking: TakingIn, report
 /// What is told, to whom.
 struct Report {
     json: bool,
+    host: Hostname,
     bytes: Bytes,
     receipt: Option<Receipt>,
 }
@@ -132,7 +134,7 @@ impl Report {
             }
             Step::Begun { .. } => {}
             Step::Read { bytes } => self.bytes.set(bytes),
-            Step::Entry(told) if !self.json => say(&line(&told, width_of_stdout())),
+            Step::Entry(told) if !self.json => say(&line(&told, &self.host, width_of_stdout())),
             Step::Entry(_) => {}
             Step::Done { receipt } => self.receipt = Some(receipt),
         }
@@ -153,9 +155,9 @@ impl Report {
 }
 
 /// What became of one thing, for a terminal of this width.
-fn line(told: &Told, width: Option<usize>) -> String {
+fn line(told: &Told, host: &Hostname, width: Option<usize>) -> String {
     let mut page = Page::of_width(width);
-    let what = shown_as_text(&told.what);
+    let what = shown_as_text(&told.package.without(host).to_string());
     match &told.outcome {
         Outcome::Applied { note } => {
             page.hang("  applied  ", &what);
@@ -199,17 +201,19 @@ fn summary(receipt: &Receipt, width: Option<usize>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::address::PackageRef;
     use crate::clock::Timestamp;
     use crate::digest::Digest;
 
     #[test]
     fn what_became_of_things_fits_the_terminal_and_shows_what_somebody_else_wrote() {
-        let what = "registry.terraform.io/hashicorp/a-provider-with-quite-a-long-name 1.2.0 for linux_amd64".to_owned();
+        let host = Hostname::parse("registry.terraform.io").unwrap();
+        let package = PackageRef::asked("registry.example/hashicorp/a-provider-with-quite-a-long-name@1.2.0");
         let why = "its archive was altered \u{1b}[2J".to_owned();
-        let told = Told { what, outcome: Outcome::Refused { why } };
-        let lines = line(&told, Some(80));
+        let told = Told { package, outcome: Outcome::Refused { why } };
+        let lines = line(&told, &host, Some(80));
         assert!(lines.lines().all(|line| line.chars().count() <= 80), "{lines}");
-        assert!(lines.starts_with("  REFUSED  registry.terraform.io/hashicorp/a-provider-with-quite-a-long-name\n"));
+        assert!(lines.starts_with("  REFUSED  registry.example/hashicorp/a-provider-with-quite-a-long-name 1.2.0\n"));
         assert!(lines.ends_with("\n           its archive was altered \\u{1b}[2J"), "{lines}");
         let kept = format!("/srv/{}/receipts/one.json", "x".repeat(90));
         let receipt = Receipt {

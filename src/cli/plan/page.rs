@@ -4,13 +4,14 @@
 use bytesize::ByteSize;
 
 use super::super::text::{Page, counted, shown_as_text};
+use crate::address::Hostname;
 use crate::jobs::{Installs, Plan, PlanState, Planned};
 
 /// How many places are named of one thing.
 const MOST_PLACES: usize = 3;
 
 /// The text.
-pub(super) fn text(plan: &Plan, verbose: bool, width: Option<usize>) -> String {
+pub(super) fn text(plan: &Plan, host: &Hostname, verbose: bool, width: Option<usize>) -> String {
     let mut page = Page::of_width(width);
     let of = |is_it: fn(&PlanState) -> bool| plan.items.iter().filter(|item| is_it(&item.state)).collect::<Vec<_>>();
     let held = of(|state| matches!(state, PlanState::Have { .. }));
@@ -20,15 +21,15 @@ pub(super) fn text(plan: &Plan, verbose: bool, width: Option<usize>) -> String {
     let sums = &plan.sums;
     page.group("have", &format!("{}, {}", counted(sums.have, "archive"), ByteSize(sums.have_bytes)));
     let shown: Vec<&Planned> = held.into_iter().filter(|item| verbose || note(&item.state).is_some()).collect();
-    rows(&mut page, &shown, verbose);
+    rows(&mut page, &shown, host, verbose);
     page.group("need", &format!("{}, {}", counted(sums.need, "archive"), needed_bytes(plan)));
-    rows(&mut page, &needed, verbose);
+    rows(&mut page, &needed, host, verbose);
     page.group("cannot", &counted(sums.cannot, "thing"));
-    reasons(&mut page, &impossible, verbose);
+    reasons(&mut page, &impossible, host, verbose);
     if !unknown.is_empty() {
         let number = counted(sums.unknown, "thing");
         page.group("unknown", &format!("{number} that upstream could not be asked about just now: try again"));
-        reasons(&mut page, &unknown, verbose);
+        reasons(&mut page, &unknown, host, verbose);
     }
     if !plan.unconfirmed.is_empty() {
         page.group("unconfirmed", "what upstream was not asked about just now");
@@ -38,13 +39,13 @@ pub(super) fn text(plan: &Plan, verbose: bool, width: Option<usize>) -> String {
     page.text()
 }
 
-fn reasons(page: &mut Page, items: &[&Planned], verbose: bool) {
+fn reasons(page: &mut Page, items: &[&Planned], host: &Hostname, verbose: bool) {
     for item in items {
         let why = match &item.state {
             PlanState::Cannot { why } | PlanState::Unknown { why } => why.as_str(),
             PlanState::Have { .. } | PlanState::Need { .. } => "",
         };
-        page.item(&called(item), Some(&shown_as_text(why)));
+        page.item(&called(item, host), Some(&shown_as_text(why)));
         page.about(&places(&item.by, verbose));
     }
 }
@@ -71,7 +72,7 @@ fn needed_bytes(plan: &Plan) -> String {
     }
 }
 
-fn rows(page: &mut Page, items: &[&Planned], verbose: bool) {
+fn rows(page: &mut Page, items: &[&Planned], host: &Hostname, verbose: bool) {
     let row = |item: &&Planned| {
         let size_bytes = match item.state {
             PlanState::Have { size_bytes, .. } => Some(size_bytes),
@@ -83,11 +84,7 @@ fn rows(page: &mut Page, items: &[&Planned], verbose: bool) {
         if let Some(note) = note(&item.state) {
             rest = if rest.is_empty() { note.to_owned() } else { format!("{rest}; {note}") };
         }
-        let name = match &item.platform {
-            Some(platform) => format!("{} {platform}", shown_as_text(&item.what)),
-            None => shown_as_text(&item.what),
-        };
-        ([name, size], rest)
+        ([called(item, host), size], rest)
     };
     let rows: Vec<_> = items.iter().map(row).collect();
     if !rows.is_empty() {
@@ -95,11 +92,8 @@ fn rows(page: &mut Page, items: &[&Planned], verbose: bool) {
     }
 }
 
-fn called(item: &Planned) -> String {
-    match &item.platform {
-        Some(platform) => format!("{} for {platform}", shown_as_text(&item.what)),
-        None => shown_as_text(&item.what).to_string(),
-    }
+fn called(item: &Planned, host: &Hostname) -> String {
+    shown_as_text(&item.package.without(host).to_string())
 }
 
 /// Who wants it: the first few, unless all are asked for.
@@ -136,11 +130,17 @@ fn verdict(plan: &Plan) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::address::PackageRef;
     use crate::jobs::Sums;
+
+    fn host() -> Hostname {
+        Hostname::parse("registry.terraform.io").unwrap()
+    }
 
     fn item(what: &str, platform: Option<&str>, state: PlanState) -> Planned {
         let by = vec!["envs/prod/main.tf:12".to_owned(), "envs/dev/main.tf:3".to_owned()];
-        Planned { what: what.to_owned(), platform: platform.map(str::to_owned), state, by }
+        let package = PackageRef { platform: platform.map(str::to_owned), ..PackageRef::asked(what) };
+        Planned { package, state, by }
     }
 
     fn plan() -> Plan {
@@ -182,23 +182,23 @@ mod tests {
     fn a_plan_fits_the_terminal_and_ends_with_the_verdict() {
         for width in [80, 160] {
             for verbose in [false, true] {
-                let text = text(&plan(), verbose, Some(width));
+                let text = text(&plan(), &host(), verbose, Some(width));
                 assert!(text.lines().all(|line| line.chars().count() <= width), "{text}");
                 assert!(text.lines().last().unwrap().contains("see what cannot be had") || width == 80, "{text}");
-                assert_eq!(text.contains("hashicorp/aws@5.31.0"), verbose, "{text}");
+                assert_eq!(text.contains("  hashicorp/aws 5.31.0 (linux_amd64) "), verbose, "{text}");
                 assert!(text.contains("wanted by envs/prod/main.tf:12"), "{text}");
             }
         }
         let ready = Plan { ready: true, sums: Sums { have: 1, ..Sums::default() }, items: Vec::new(), ..plan() };
-        assert!(text(&ready, false, Some(80)).ends_with("init will work with the cable pulled"));
+        assert!(text(&ready, &host(), false, Some(80)).ends_with("init will work with the cable pulled"));
     }
 
     #[test]
     fn what_others_named_is_shown_and_never_obeyed() {
         let mut plan = plan();
-        plan.items[3].what = "a\u{1b}[2K\u{202e}".to_owned();
+        plan.items[3].package.address = "a\u{1b}[2K\u{202e}".to_owned();
         plan.items[3].by = vec!["\u{9b}main.tf:1".to_owned()];
-        let text = text(&plan, true, None);
+        let text = text(&plan, &host(), true, None);
         assert!(!text.contains(|c: char| c != '\n' && !super::super::super::text::is_plain(c)), "{text:?}");
     }
 }

@@ -4,6 +4,10 @@ use crate::clock::Timestamp;
 use crate::jobs::report::ItemCounts;
 use crate::mirror::LeftAlone;
 
+fn host() -> Hostname {
+    Hostname::parse("registry.terraform.io").unwrap()
+}
+
 fn warm_up(last: Option<LastRun>, running: Option<&str>) -> RecurringState {
     let what = vec![
         "hashicorp/aws@~> 5.0".to_owned(),
@@ -66,11 +70,11 @@ fn troubled() -> Report {
                 created: Timestamp(1_795_000_000),
                 applied: Timestamp(1_795_293_000),
             }),
-            imported: vec!["registry.terraform.io/acme/null 1.2.0 for linux_amd64".to_owned()],
+            imported: vec![PackageRef::asked("registry.terraform.io/acme/null@1.2.0")],
             offline: true,
             upstreams: vec!["registry.terraform.io".to_owned()],
             missing: (0..25)
-                .map(|n| format!("the archive of registry.terraform.io/hashicorp/aws 5.{n}.0 for linux_amd64"))
+                .map(|n| PackageRef::asked(&format!("registry.terraform.io/hashicorp/aws@5.{n}.0")))
                 .collect(),
             alarms: vec![
                 alarm(AlarmKind::Dropped, "upstream lists it no more", None),
@@ -114,9 +118,9 @@ fn troubled() -> Report {
 #[test]
 fn everything_fits_terminals_of_80_and_of_160_columns() {
     let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-    let endless = page(&troubled(), None);
+    let endless = page(&troubled(), &host(), None);
     for width in [80, 160] {
-        let shown = page(&troubled(), Some(width));
+        let shown = page(&troubled(), &host(), Some(width));
         // What is to be pasted is never broken.
         let lines = shown.lines().filter(|line| !line.starts_with("    larder accept"));
         let longest = lines.map(|line| line.chars().count()).max().unwrap();
@@ -131,7 +135,7 @@ fn everything_fits_terminals_of_80_and_of_160_columns() {
 
 #[test]
 fn what_somebody_should_look_at_is_there_and_what_waits_comes_first() {
-    let shown = page(&troubled(), None);
+    let shown = page(&troubled(), &host(), None);
     for part in [
         "0.1.0 (running, offline) since 2026-11-21 20:42:41 UTC, for 3 days",
         "NOT KEEPING",
@@ -160,7 +164,7 @@ fn what_somebody_should_look_at_is_there_and_what_waits_comes_first() {
 #[test]
 fn a_store_alone_tells_what_it_has_and_nothing_of_clients() {
     let report = Report { since_start: None, ..troubled() };
-    let shown = page(&report, Some(80));
+    let shown = page(&report, &host(), Some(80));
     assert!(shown.contains("(not running)") && shown.contains("1234 (150.0 GiB)"), "{shown}");
     assert!(!shown.contains("requests"), "{shown}");
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytesize::ByteSize;
 
 use super::super::text::{Page, counted, shown_as_text, time};
+use crate::address::{Hostname, PackageRef};
 use crate::jobs::report::{Item, ItemState, Job, JobState};
 
 /// Over how long a speed is measured.
@@ -15,7 +16,7 @@ const MOST_BARS: usize = 8;
 /// Bars are drawn no longer than this: wider ones tell nothing more.
 const LONGEST_BAR: usize = 40;
 /// And no shorter, as long as there is a name that can be shortened.
-const SHORTEST_BAR: usize = 8;
+const SHORTEST_BAR: usize = 6;
 /// How wide `700.0 KiB of 2.0 GiB` is.
 const BYTES_WIDTH: usize = 20;
 /// How wide `1023.9 MiB/s` is.
@@ -48,26 +49,31 @@ impl Speed {
 }
 
 /// An archive, as far as it is told apart from others.
-pub(super) type Name = (String, Option<String>);
+pub(super) type Name = PackageRef;
 
 pub(super) fn name_of(item: &Item) -> Name {
-    (item.what.clone(), item.platform.clone())
+    item.package.clone()
 }
 
 /// The archives under way, each with its bar: as many as there is room for.
-pub(super) fn bars<'a>(job: &'a Job, speed: impl Fn(&Name) -> Option<u64>, width: usize) -> Vec<String> {
-    let under_way = |item: &&'a Item| matches!(item.state, ItemState::Resolving | ItemState::Fetching);
+pub(super) fn bars(job: &Job, host: &Hostname, speed: impl Fn(&Name) -> Option<u64>, width: usize) -> Vec<String> {
+    let under_way = |item: &&Item| matches!(item.state, ItemState::Resolving | ItemState::Fetching);
     let items: Vec<&Item> = job.items.iter().filter(under_way).take(MOST_BARS).collect();
     let room = width.saturating_sub(BYTES_WIDTH + SPEED_WIDTH + 6);
     // Names come first: whole, else without their hosts, else without their beginnings; the bar has what is left.
-    let longest = |name: fn(&Item) -> String| items.iter().map(|item| name(item).chars().count()).max().unwrap_or(0);
+    let longest = |names: &[String]| names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
     let for_names = room.saturating_sub(SHORTEST_BAR + 2);
-    let (name, name_width): (fn(&Item) -> String, usize) = match longest(whole_name) {
-        whole if whole <= for_names => (whole_name, whole),
-        _ => (name_without_host, longest(name_without_host).min(for_names)),
+    let whole: Vec<String> = items.iter().map(|item| whole_name(item, host)).collect();
+    let (names, name_width) = match longest(&whole) {
+        width if width <= for_names => (whole, width),
+        _ => {
+            let short: Vec<String> = whole.into_iter().map(name_without_host).collect();
+            let width = longest(&short).min(for_names);
+            (short, width)
+        }
     };
     let bar_width = room.saturating_sub(name_width + 2).min(LONGEST_BAR);
-    let line = |item: &Item| {
+    let line = |item: &Item, name: String| {
         let speed = speed(&name_of(item)).map_or_else(String::new, |speed| format!("{}/s", ByteSize(speed)));
         let (part, bytes) = match (&item.state, item.size_bytes) {
             (ItemState::Resolving, _) => (None, "asking".to_owned()),
@@ -76,11 +82,11 @@ pub(super) fn bars<'a>(job: &'a Job, speed: impl Fn(&Name) -> Option<u64>, width
             (_, None) => (None, ByteSize(item.bytes).to_string()),
         };
         let speed = if part.is_some() || item.bytes > 0 { speed } else { String::new() };
-        let name = without_beginning(name(item), name_width);
+        let name = without_beginning(name, name_width);
         let bar = bar(part, bar_width);
         fitting(format!("  {name:name_width$}  {bar}  {bytes:>BYTES_WIDTH$}  {speed:>SPEED_WIDTH$}"), width)
     };
-    items.iter().map(|item| line(item)).collect()
+    items.iter().zip(names).map(|(item, name)| line(item, name)).collect()
 }
 
 /// `1.2 of 3.4 MiB`
@@ -102,13 +108,13 @@ fn bar(part: Option<(u64, u64)>, width: usize) -> String {
     format!("[{:inside$}]", format!("{done}{head}"))
 }
 
-fn whole_name(item: &Item) -> String {
-    format!("{} {}", shown_as_text(&item.what), item.platform.as_deref().unwrap_or_default()).trim_end().to_owned()
+fn whole_name(item: &Item, host: &Hostname) -> String {
+    shown_as_text(&item.package.without(host).to_string())
 }
 
-fn name_without_host(item: &Item) -> String {
-    let whole = whole_name(item);
-    let rest = whole.split_once('/').map(|(_, rest)| rest).filter(|rest| rest.contains('/'));
+fn name_without_host(whole: String) -> String {
+    let has_host = |first: &str| first.contains(['.', ':']);
+    let rest = whole.split_once('/').filter(|(first, _)| has_host(first)).map(|(_, rest)| rest);
     rest.map(str::to_owned).unwrap_or(whole)
 }
 
@@ -182,18 +188,23 @@ fn is_out(state: &ItemState) -> bool {
 }
 
 /// The lines about archives that have come to their end and were not told of before; and that they were told of.
-pub(super) fn newly_ended(job: &Job, told: &mut HashSet<usize>, width: Option<usize>) -> Option<String> {
+pub(super) fn newly_ended(
+    job: &Job,
+    host: &Hostname,
+    told: &mut HashSet<usize>,
+    width: Option<usize>,
+) -> Option<String> {
     let mut page = Page::of_width(width);
     let before = told.len();
     for (number, item) in job.items.iter().enumerate().filter(|(_, item)| item.state.has_ended()) {
         if told.insert(number) {
-            ending(&mut page, item);
+            ending(&mut page, item, host);
         }
     }
     (told.len() > before).then(|| page.text())
 }
 
-fn ending(page: &mut Page, item: &Item) {
+fn ending(page: &mut Page, item: &Item, host: &Hostname) {
     let size = item.size_bytes.map(|size| format!("  {}", ByteSize(size))).unwrap_or_default();
     let unconfirmed = item.unconfirmed.as_deref().map(shown_as_text);
     let (word, size, why) = match &item.state {
@@ -203,7 +214,7 @@ fn ending(page: &mut Page, item: &Item) {
         ItemState::Failed { error } => ("FAILED", String::new(), Some(shown_as_text(error))),
         ItemState::Waiting | ItemState::Resolving | ItemState::Fetching => return,
     };
-    page.hang(&format!("{word:WORD_WIDTH$} "), &format!("{}{size}", whole_name(item)));
+    page.hang(&format!("{word:WORD_WIDTH$} "), &format!("{}{size}", whole_name(item, host)));
     if let Some(why) = why {
         page.hang(&format!("{:WORD_WIDTH$} ", ""), &why);
     }
@@ -257,8 +268,7 @@ mod tests {
 
     fn item(what: &str, state: ItemState, bytes: u64, size_bytes: Option<u64>) -> Item {
         Item {
-            what: what.to_owned(),
-            platform: Some("linux_amd64".to_owned()),
+            package: PackageRef { platform: Some("linux_amd64".to_owned()), ..PackageRef::asked(what) },
             state,
             bytes,
             size_bytes,
@@ -288,40 +298,44 @@ mod tests {
         "registry.corp.example:8443/a-namespace-that-is-long/a-provider-with-a-very-long-name@12.34.56-rc.1";
     const MIB: u64 = 1 << 20;
 
+    fn host() -> Hostname {
+        Hostname::parse("registry.terraform.io").unwrap()
+    }
+
     fn busy() -> Job {
         let failed = ItemState::Failed { error: "the archive of x: https://x.example answered 500".to_owned() };
         job(vec![
             item(AWS, ItemState::Fetching, 45 * MIB, Some(120 * MIB)),
             item(LONG, ItemState::Fetching, 700 * 1024, Some(2048 * MIB)),
-            item("acme/null", ItemState::Resolving, 0, None),
-            item("acme/a@1.0.0", ItemState::Fetching, MIB, None),
-            item("acme/b@1.0.0", ItemState::Waiting, 0, None),
-            item("acme/c@1.0.0", ItemState::Held, 0, Some(MIB)),
-            item("acme/d@1.0.0", failed, 0, Some(MIB)),
-            item("acme/e@1.0.0", ItemState::Fetched, 5 * MIB, Some(5 * MIB)),
+            item("registry.terraform.io/acme/null", ItemState::Resolving, 0, None),
+            item("registry.terraform.io/acme/a@1.0.0", ItemState::Fetching, MIB, None),
+            item("registry.terraform.io/acme/b@1.0.0", ItemState::Waiting, 0, None),
+            item("registry.terraform.io/acme/c@1.0.0", ItemState::Held, 0, Some(MIB)),
+            item("registry.terraform.io/acme/d@1.0.0", failed, 0, Some(MIB)),
+            item("registry.terraform.io/acme/e@1.0.0", ItemState::Fetched, 5 * MIB, Some(5 * MIB)),
         ])
     }
 
     #[test]
     fn bars_fit_their_terminal_and_show_the_name_the_size_and_the_speed() {
         for width in [30, 60, 80, 120, 160, 200] {
-            let lines = bars(&busy(), |_| Some(12 * MIB + 1), width);
+            let lines = bars(&busy(), &host(), |_| Some(12 * MIB + 1), width);
             assert!(lines.iter().all(|line| line.chars().count() <= width), "{width}: {lines:#?}");
             assert_eq!(lines.len(), 4);
             let total = Total::of(&busy()).line(Some(24 * MIB), width);
             assert!(total.chars().count() <= width, "{width}: {total}");
         }
-        let of = |width| bars(&busy(), |_| Some(12 * MIB + 1), width);
+        let of = |width| bars(&busy(), &host(), |_| Some(12 * MIB + 1), width);
         assert_eq!(
             of(80),
             [
-                "  hashicorp/aws@5.31.0 linux_amd64  [=>    ]     45.0 of 120.0 MiB    12.0 MiB/s",
-                "  …-name@12.34.56-rc.1 linux_amd64  [      ]  700.0 KiB of 2.0 GiB    12.0 MiB/s",
-                "  acme/null linux_amd64             [      ]                asking",
-                "  acme/a@1.0.0 linux_amd64          [      ]               1.0 MiB    12.0 MiB/s",
+                "  hashicorp/aws 5.31.0 (linux_amd64)  [>   ]     45.0 of 120.0 MiB    12.0 MiB/s",
+                "  …-name 12.34.56-rc.1 (linux_amd64)  [    ]  700.0 KiB of 2.0 GiB    12.0 MiB/s",
+                "  acme/null (linux_amd64)             [    ]                asking",
+                "  acme/a 1.0.0 (linux_amd64)          [    ]               1.0 MiB    12.0 MiB/s",
             ]
         );
-        assert!(of(180)[0].starts_with("  registry.terraform.io/hashicorp/aws@5.31.0 linux_amd64 "), "{:#?}", of(180));
+        assert!(of(180)[0].starts_with("  hashicorp/aws 5.31.0 (linux_amd64) "), "{:#?}", of(180));
     }
 
     #[test]
@@ -355,10 +369,10 @@ mod tests {
         assert!(line.contains("3/8 archives so far  51.7 MiB of ~4.2 GiB") && !line.contains("left"), "{line}");
         assert_eq!(notes(&job, None), Some("note: the version list of a/b\\u{1b}[2J".to_owned()));
         let mut module = item("r.example/acme/net/test@1.0.0", ItemState::Fetching, 0, None);
-        module.platform = None;
+        module.package.platform = None;
         job.items = vec![module];
-        let bars = bars(&job, |_| None, 80);
-        assert!(bars[0].starts_with("  r.example/acme/net/test@1.0.0  [") && bars[0].ends_with("fetching"), "{bars:?}");
+        let bars = bars(&job, &host(), |_| None, 80);
+        assert!(bars[0].starts_with("  r.example/acme/net/test 1.0.0  [") && bars[0].ends_with("fetching"), "{bars:?}");
     }
 
     #[test]
@@ -381,15 +395,15 @@ mod tests {
         job.items[6].state = ItemState::Failed { error: "sent \u{1b}[2J".to_owned() };
         let mut told = HashSet::new();
         let expected = [
-            "held      acme/c@1.0.0 linux_amd64  1.0 MiB",
-            "FAILED    acme/d@1.0.0 linux_amd64",
+            "held      acme/c 1.0.0 (linux_amd64)  1.0 MiB",
+            "FAILED    acme/d 1.0.0 (linux_amd64)",
             "          sent \\u{1b}[2J",
-            "fetched   acme/e@1.0.0 linux_amd64  5.0 MiB",
+            "fetched   acme/e 1.0.0 (linux_amd64)  5.0 MiB",
         ];
-        assert_eq!(newly_ended(&job, &mut told, None), Some(expected.join("\n")));
-        assert_eq!(newly_ended(&job, &mut told, None), None);
+        assert_eq!(newly_ended(&job, &host(), &mut told, None), Some(expected.join("\n")));
+        assert_eq!(newly_ended(&job, &host(), &mut told, None), None);
         job.items[1].state = ItemState::Cancelled;
-        let shown = newly_ended(&job, &mut told, Some(80)).unwrap();
+        let shown = newly_ended(&job, &host(), &mut told, Some(80)).unwrap();
         let lines: Vec<&str> = shown.lines().collect();
         assert!(lines[0].starts_with("cancelled registry.corp") && lines[1].starts_with("          "), "{lines:?}");
         assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:?}");

@@ -391,7 +391,7 @@ fn addresses_and_lock_files_mean_their_own_archives() {
     let of: Vec<String> = closure.wanted.iter().map(|one| one.of.to_string()).collect();
     assert_eq!(
         of,
-        ["registry.terraform.io/x/a 1.1.0 for darwin_arm64", "registry.terraform.io/x/a 1.1.0 for windows_amd64"]
+        ["registry.terraform.io/x/a 1.1.0 (darwin_arm64)", "registry.terraform.io/x/a 1.1.0 (windows_amd64)"]
     );
     let lock_file = |text: &str| {
         order(Given::LockFile { name: "l".to_owned(), locked: lock_file::parse(text.as_bytes()).unwrap() })

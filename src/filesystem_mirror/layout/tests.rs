@@ -59,7 +59,7 @@ fn what_a_reader_would_pass_over_is_foreign_and_what_looks_like_an_archive_is_to
     }
     let place = format!("{folder}/1.2.0/linux_amd64");
     let Ok(Meaning::Unpacked(package, file)) = TreePath::parse(&format!("{place}/docs/index.md")) else { panic!() };
-    assert_eq!(package.to_string(), "registry.example/acme/null 1.2.0 for linux_amd64");
+    assert_eq!(package.to_string(), "registry.example/acme/null 1.2.0 (linux_amd64)");
     assert_eq!((file.as_str(), unpacked_place(&format!("{place}/docs/index.md"))), ("docs/index.md", &*place));
     assert_eq!(unpacked_place(&place), place);
     assert_eq!(package_around(&place), Some(package));

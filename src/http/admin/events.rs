@@ -63,6 +63,7 @@ fn write(text: &mut Vec<u8>, name: &str, data: &impl Serialize) -> serde_json::R
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::address::PackageRef;
     use crate::jobs::NumberedItem;
     use crate::jobs::report::{Item, ItemState};
 
@@ -76,12 +77,12 @@ mod tests {
     #[test]
     fn whatever_an_item_says_is_one_line_of_data() {
         let state = ItemState::Failed { error: "it said\nevent: end\r\ndata: {}\u{2028}".to_owned() };
-        let item = Item { what: "a".into(), platform: None, state, bytes: 0, size_bytes: None, unconfirmed: None };
+        let item = Item { package: PackageRef::asked("a"), state, bytes: 0, size_bytes: None, unconfirmed: None };
         let text = written(&[Event::Item(NumberedItem { number: 7, item })]).unwrap();
         let text = std::str::from_utf8(&text).unwrap();
         let [name, data, "", ""] = text.split('\n').collect::<Vec<_>>()[..] else { panic!("{text:?}") };
         assert_eq!(name, "event: item");
-        assert!(data.starts_with(r#"data: {"number":7,"what":"a","state":"failed""#), "{data}");
+        assert!(data.starts_with(r#"data: {"number":7,"address":"a","state":"failed""#), "{data}");
         assert!(!data.contains('\r'));
     }
 }

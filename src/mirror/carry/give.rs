@@ -156,7 +156,7 @@ impl Mirror {
         let Gathered { manifest, small, .. } = gathered;
         let mut writer = Writer::begin(out, manifest, key)?;
         for (number, file) in manifest.files() {
-            let of = || manifest.entries.get(number).map(Entry::called).unwrap_or_default();
+            let of = || manifest.entries.get(number).map(|entry| entry.package_ref().to_string()).unwrap_or_default();
             if file.role != Role::Archive {
                 writer.file(&file, small.get(&file.file.sha256)?.as_slice())?;
                 continue;

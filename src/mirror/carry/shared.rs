@@ -29,7 +29,7 @@ impl Shared {
                         first.insert(file.file.sha256, entry);
                     }
                     Some(first) => {
-                        wanted.entry(file.file.sha256).or_insert_with(|| first.called());
+                        wanted.entry(file.file.sha256).or_insert_with(|| first.package_ref().to_string());
                     }
                 }
             }

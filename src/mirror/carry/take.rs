@@ -195,9 +195,9 @@ impl<R: Read> Taking<'_, R> {
         let mut carried = manifest.files().peekable();
         let (mut all, mut ended) = (Vec::new(), None);
         for (number, entry) in manifest.entries.iter().enumerate() {
-            let what = entry.called();
+            let package = entry.package_ref();
             if ended.is_some() {
-                all.push(Told { what, outcome: Outcome::NotReached });
+                all.push(Told { package, outcome: Outcome::NotReached });
                 continue;
             }
             let mut files = HashSet::new();
@@ -207,14 +207,14 @@ impl<R: Read> Taking<'_, R> {
             let outcome = match self.one(entry, &files, tell) {
                 Ok(outcome) => outcome,
                 Err(BrokeOff(why)) => {
-                    ended = Some(format!("{what}: {why}"));
+                    ended = Some(format!("{package}: {why}"));
                     Outcome::Refused { why }
                 }
             };
             if let Outcome::Refused { why } = &outcome {
-                tracing::error!(what, why, "something in a bundle is refused");
+                tracing::error!(what = %package, why, "something in a bundle is refused");
             }
-            let told = Told { what, outcome };
+            let told = Told { package, outcome };
             tell(Step::Entry(told.clone()));
             all.push(told);
         }

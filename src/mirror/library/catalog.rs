@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::names::NameRecord;
-use crate::address::Artifact;
+use crate::address::{Artifact, PackageRef};
 use crate::digest::Digest;
 use crate::store::{Durability, IndexedName, Key, Recorded, Store, StoreError};
 
@@ -20,7 +20,7 @@ pub(in crate::mirror) struct Catalog {
     record_locks: [Mutex<()>; 64],
     digest_locks: [Mutex<()>; 64],
     hasher: RandomState,
-    imported: Mutex<Option<Vec<String>>>,
+    imported: Mutex<Option<Vec<PackageRef>>>,
 }
 
 impl Catalog {
@@ -102,7 +102,7 @@ impl Catalog {
 
     /// What was imported without signatures and nothing else vouches for, at most a thousand packages. Asks the disk,
     /// once after each change.
-    pub(in crate::mirror) fn imported(&self) -> Vec<String> {
+    pub(in crate::mirror) fn imported(&self) -> Vec<PackageRef> {
         if let Some(known) = &*self.imported.lock() {
             return known.clone();
         }
@@ -120,8 +120,8 @@ impl Catalog {
         }
     }
 
-    fn all_imported(&self) -> Result<Vec<String>, StoreError> {
-        let imported = |of: Artifact, name: IndexedName| name.imported.then(|| of.to_string());
+    fn all_imported(&self) -> Result<Vec<PackageRef>, StoreError> {
+        let imported = |of: Artifact, name: IndexedName| name.imported.then(|| PackageRef::from(&of));
         let mut imported = self.store.index.names(imported)?;
         imported.sort();
         imported.truncate(MOST_IMPORTED_LISTED);

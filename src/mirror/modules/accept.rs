@@ -36,7 +36,7 @@ impl Mirror {
                 }
                 Err(error) => Ruling::Failed { error: error.to_string() },
             };
-            accepted.push(Accepted { what: key.to_string(), ruling });
+            accepted.push(Accepted { package: (&key).into(), ruling });
         }
         Ok(accepted)
     }

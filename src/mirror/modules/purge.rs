@@ -8,7 +8,7 @@ use super::super::refresh::{News, Refreshed};
 use super::super::{Call, Mirror};
 use super::look::Looking;
 use super::note_before_it_goes;
-use crate::address::{Meant, ModuleAddress, ModulePackage, Versions};
+use crate::address::{Meant, ModuleAddress, ModulePackage, PackageRef, Versions};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::{Durability, Key, StoreError};
@@ -126,21 +126,21 @@ impl Mirror {
         let failed = |error: Error| News::Failed { error: error.to_string() };
         let mut refreshed = Vec::new();
         if let Err(error) = self.refresh_discovery(&what.of.host, call).await {
-            let of = format!("the discovery document of {}", what.of.host);
-            refreshed.push(Refreshed { what: of, news: failed(error) });
+            let package = PackageRef::discovery(&what.of.host);
+            refreshed.push(Refreshed { package, news: failed(error) });
         }
-        let list = format!("the version list of {}", what.of);
+        let list = PackageRef::version_list(&what.of);
         let before = self.held_document(&Key::ModuleVersions(key.clone())).await?;
         let seen = before.as_ref().map(|held| held.age);
         let flight = self.ask_module_versions_again(&what.of, seen, call).await;
         let news = News::of(flight, |now| before.is_some_and(|before| before.value.says_the_same_as(now)));
-        refreshed.push(Refreshed { what: list, news });
+        refreshed.push(Refreshed { package: list, news });
         let (of, versions) = (key.clone(), what.versions.clone());
         let held = self.on_disk(move |mirror| mirror.store.records.module_packages_with_locations(&of)).await?;
         for key in held.into_iter().filter(|package| versions.include(&package.version)) {
             let package = ModulePackage { module: what.of.clone(), version: key.version.clone() };
             let news = self.refresh_location(&package, &key, call).await.unwrap_or_else(failed);
-            refreshed.push(Refreshed { what: key.to_string(), news });
+            refreshed.push(Refreshed { package: (&key).into(), news });
         }
         Ok(refreshed)
     }

@@ -1,12 +1,11 @@
 //! What was asked for while sealed, and is not held: within bounds, and as the record that survives a restart.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use super::super::terms::Generation;
-use crate::address::{Hostname, ModuleAddress, ModulePackage, Package, Platform, ProviderAddress, Version};
+use crate::address::{Hostname, ModuleAddress, ModulePackage, Package, PackageRef, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
 
 /// How many things are noted: an order of all of them is one that a warm-up takes.
@@ -56,18 +55,18 @@ impl Missing {
     }
 }
 
-impl fmt::Display for Missing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Provider { of, version, platform } => {
-                write!(f, "{of}")?;
-                version.iter().try_for_each(|version| write!(f, "@{version}"))?;
-                platform.iter().try_for_each(|platform| write!(f, " for {platform}"))
+impl From<&Missing> for PackageRef {
+    fn from(missing: &Missing) -> Self {
+        let of = |address: String, version: &Option<Version>| Self {
+            address,
+            version: version.as_ref().map(ToString::to_string),
+            ..Self::default()
+        };
+        match missing {
+            Missing::Provider { of: provider, version, platform } => {
+                of(provider.to_string(), version).on(platform.as_ref())
             }
-            Self::Module { of, version } => {
-                write!(f, "{of}")?;
-                version.iter().try_for_each(|version| write!(f, "@{version}"))
-            }
+            Missing::Module { of: module, version } => of(module.to_string(), version),
         }
     }
 }
@@ -246,7 +245,7 @@ mod tests {
     }
 
     fn told(wants: &Wants) -> Vec<String> {
-        wants.things().map(|(missing, _)| missing.to_string()).collect()
+        wants.things().map(|(missing, _)| PackageRef::from(missing).to_string()).collect()
     }
 
     #[test]
@@ -262,7 +261,7 @@ mod tests {
         let told = told(&wants);
         assert_eq!(told.len(), MOST_OF_ONE + 1);
         // What was asked for twice stays, and so does what is of another.
-        assert!(told.contains(&"registry.example/acme/real@1.0.0".to_owned()), "{told:?}");
+        assert!(told.contains(&"registry.example/acme/real 1.0.0".to_owned()), "{told:?}");
         assert!(told.contains(&"registry.example/acme/other".to_owned()), "{told:?}");
     }
 

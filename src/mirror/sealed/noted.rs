@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::super::{Call, Mirror, Terms};
 use super::missing::{Asked, Missing, Wants};
-use crate::address::{ModulePackage, Package, Platform};
+use crate::address::{ModulePackage, Package, PackageRef, Platform};
 use crate::error::Error;
 use crate::store::{Durability, Key, Recorded, Store, StoreError};
 
@@ -162,7 +162,7 @@ impl Mirror {
                 }
                 // That it cannot be looked at does not say that it is held.
                 Err(error) => {
-                    tracing::debug!(what = %thing, %error, "it cannot be told whether it is held by now");
+                    tracing::debug!(what = %PackageRef::from(&thing), %error, "it cannot be told whether it is held by now");
                     missing.push(thing);
                 }
             }
@@ -170,10 +170,10 @@ impl Mirror {
         missing
     }
 
-    /// The same in words, with what is no artifact.
-    pub(in crate::mirror) fn missing_in_words(&self) -> Vec<String> {
-        let mut words: Vec<String> = self.missing_now().iter().map(ToString::to_string).collect();
-        words.extend(self.sealed.wants.lock().words().cloned());
+    /// The same for people, with what is no artifact.
+    pub(in crate::mirror) fn missing_in_words(&self) -> Vec<PackageRef> {
+        let mut words: Vec<PackageRef> = self.missing_now().iter().map(PackageRef::from).collect();
+        words.extend(self.sealed.wants.lock().words().map(|word| PackageRef::asked(word)));
         words
     }
 

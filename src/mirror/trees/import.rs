@@ -13,7 +13,7 @@ use super::arriving::{Arrived, Waiting};
 use super::beside::Beside;
 use super::packing::Packing;
 use super::{ImportCounts, ImportStep, ImportedFile, Judged, Unsigned};
-use crate::address::{Package, ProviderAddress, Version};
+use crate::address::{Package, PackageRef, ProviderAddress, Version};
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::filesystem_mirror::carried::{Carried, Contents, Tar};
@@ -292,9 +292,8 @@ impl Import {
             tracing::warn!(file, why, "a file of a tree stays out");
         }
         self.counts.count(&judged);
-        let what = of.map(|package| format!("{}@{}", package.provider, package.version));
-        let platform = of.map(|package| package.platform.to_string());
-        let told = ImportStep::File(ImportedFile { file, what, platform, size_bytes, judged, notes });
+        let package = of.map(PackageRef::from);
+        let told = ImportStep::File(ImportedFile { file, package, size_bytes, judged, notes });
         self.tell.blocking_send(told).map_err(|_| Stop::Unheard)
     }
 }

@@ -13,6 +13,8 @@ mod unpacked;
 
 use serde::{Deserialize, Serialize};
 
+use crate::address::PackageRef;
+
 pub use self::export::{Export, NotExported};
 pub(super) use self::imported::imported_differs;
 
@@ -45,12 +47,9 @@ pub enum ImportStep {
 pub struct ImportedFile {
     /// Its path in the tree.
     pub file: String,
-    /// `HOST/NAMESPACE/TYPE@VERSION`; nothing where it is no package.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub what: Option<String>,
-    /// As `OS_ARCH`; nothing where it is no package.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub platform: Option<String>,
+    /// The package; nothing where it is none.
+    #[serde(flatten)]
+    pub package: Option<PackageRef>,
     /// Its size in bytes.
     pub size_bytes: u64,
     /// What came of it.

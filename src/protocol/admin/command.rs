@@ -186,7 +186,7 @@ pub async fn pin_job(mirror: &Arc<Mirror>, items: Vec<ToPin>, pin: Pin) -> Done<
     let known = mirror.pin_artifacts(packages, pin).await.map(|known| {
         let mut known = known.into_iter();
         let of = |item: ToPin| {
-            let not_held = Pinned { what: item.what, outcome: PinOutcome::NotHeld };
+            let not_held = Pinned { package: item.named, outcome: PinOutcome::NotHeld };
             let now = item.package.and_then(|_| known.next()).unwrap_or(not_held);
             match (now.is_well(), item.is_coming) {
                 (true, _) | (false, false) => now,

@@ -2,9 +2,10 @@
 //! larder that can fetch it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use super::order::{AddressFor, ToldAddress, ToldOrder};
-use crate::address::Platform;
+use crate::address::{Platform, Version};
 use crate::mirror::Missing;
 
 /// Where it is told, and forgotten.
@@ -17,23 +18,24 @@ pub fn order_of(missing: &[Missing], sealed: &[Platform]) -> ToldOrder {
     for thing in missing {
         match thing {
             Missing::Provider { of, version, platform } => {
-                let address = match version {
-                    Some(version) => format!("{of}@{version}"),
-                    None => of.to_string(),
-                };
-                let platforms = things.entry(address).or_default();
+                let platforms = things.entry(asked(of, version.as_ref())).or_default();
                 match platform {
                     Some(platform) => drop(platforms.insert(platform)),
                     None => platforms.extend(sealed),
                 }
             }
-            Missing::Module { .. } => drop(things.entry(thing.to_string()).or_default()),
+            Missing::Module { of, version } => drop(things.entry(asked(of, version.as_ref())).or_default()),
         }
     }
     let told = |(address, platforms): (String, BTreeSet<&Platform>)| {
         ToldAddress::For(AddressFor { address, platforms: platforms.into_iter().map(ToString::to_string).collect() })
     };
     ToldOrder { what: things.into_iter().map(told).collect(), ..ToldOrder::default() }
+}
+
+/// As an operator writes it.
+fn asked(of: &impl fmt::Display, version: Option<&Version>) -> String {
+    version.map_or_else(|| of.to_string(), |version| format!("{of}@{version}"))
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ use super::eventually;
 use super::http::{Answer, client, send};
 use super::larder::{Builder, Folder, HOST, Larder};
 use super::process::Process;
+use super::reports::called;
 use super::upstream::FakeUpstream;
 
 /// The key that bundles are signed with, as both sides have it in their configurations.
@@ -247,7 +248,7 @@ fn without_times(file: Vec<u8>) -> Vec<u8> {
 /// What became of each thing: its name, and one word.
 pub(crate) fn outcomes(receipt: &Receipt) -> Vec<(String, String)> {
     let word = |value: Value| value["outcome"].as_str().unwrap().to_owned();
-    receipt.entries.iter().map(|told| (told.what.clone(), word(serde_json::to_value(told).unwrap()))).collect()
+    receipt.entries.iter().map(|told| (told.package.to_string(), word(serde_json::to_value(told).unwrap()))).collect()
 }
 
 /// The only refusal of a receipt: the thing, and why.
@@ -256,5 +257,5 @@ pub(crate) fn refusal(receipt: &Receipt) -> (String, String) {
     let refused: Vec<&Value> =
         told["entries"].as_array().unwrap().iter().filter(|told| told["outcome"] == "refused").collect();
     let [refused] = refused[..] else { panic!("{told:#}") };
-    (refused["what"].as_str().unwrap().to_owned(), refused["why"].as_str().unwrap().to_owned())
+    (called(refused), refused["why"].as_str().unwrap().to_owned())
 }

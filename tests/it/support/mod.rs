@@ -16,6 +16,7 @@ pub(crate) mod openmetrics;
 pub(crate) mod ports;
 pub(crate) mod process;
 pub(crate) mod programs;
+pub(crate) mod reports;
 pub(crate) mod scene;
 pub(crate) mod shelf;
 pub(crate) mod small_disk;

@@ -1,0 +1,144 @@
+//! The one spelling of what a report or a message is about: `{"address":…,"version":…,"platform":…}` in JSON, and
+//! `ADDRESS VERSION (PLATFORM)` for people.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Artifact, Hostname, ModulePackage, Package, Platform, What};
+
+/// A provider or a module, as far as it is known, or a document of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct PackageRef {
+    /// `HOST/NAMESPACE/TYPE` or `HOST/NAMESPACE/NAME/SYSTEM`; `HOST` of a discovery document. Of what could not be read as
+    /// an address, what was asked for. Records of before call it `what`, and have the version in it.
+    #[serde(alias = "what")]
+    pub address: String,
+    /// The version; the constraint while none is chosen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// `OS_ARCH`; none of a module, which is the same for all platforms.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub platform: Option<String>,
+    /// The document, where the report is about one alone: `version list` or `discovery document`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub document: Option<String>,
+}
+
+impl PackageRef {
+    /// Something that was asked for: an address with its version or constraint, or whatever else it is.
+    pub fn asked(text: &str) -> Self {
+        let is_address = |address: &str| {
+            let host = address.split('/').next().unwrap_or_default();
+            host.contains(['.', ':']) && (3..=4).contains(&address.split('/').count()) && !address.contains("//")
+        };
+        match text.split_once('@') {
+            Some((address, version)) if is_address(address) => {
+                Self { address: address.to_owned(), version: Some(version.to_owned()), ..Self::default() }
+            }
+            _ => Self { address: text.to_owned(), ..Self::default() },
+        }
+    }
+
+    /// The version list of a provider or a module.
+    pub fn version_list(of: &impl fmt::Display) -> Self {
+        Self { address: of.to_string(), document: Some("version list".to_owned()), ..Self::default() }
+    }
+
+    /// The discovery document of a registry.
+    pub fn discovery(of: &Hostname) -> Self {
+        Self { address: of.to_string(), document: Some("discovery document".to_owned()), ..Self::default() }
+    }
+
+    /// The same for one platform.
+    #[must_use]
+    pub fn on(self, platform: Option<&Platform>) -> Self {
+        Self { platform: platform.map(ToString::to_string), ..self }
+    }
+
+    /// The same for people whose addresses without a host are of `default_host`.
+    #[must_use]
+    pub fn without(&self, default_host: &Hostname) -> Self {
+        let short = self.address.strip_prefix(default_host.as_str()).and_then(|rest| rest.strip_prefix('/'));
+        Self { address: short.unwrap_or(&self.address).to_owned(), ..self.clone() }
+    }
+}
+
+impl fmt::Display for PackageRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(document) = &self.document {
+            write!(f, "the {document} of ")?;
+        }
+        f.write_str(&self.address)?;
+        self.version.iter().try_for_each(|version| write!(f, " {version}"))?;
+        self.platform.iter().try_for_each(|platform| write!(f, " ({platform})"))
+    }
+}
+
+impl From<&Package> for PackageRef {
+    fn from(package: &Package) -> Self {
+        let (address, version) = (package.provider.to_string(), Some(package.version.to_string()));
+        Self { address, version, ..Self::default() }.on(Some(&package.platform))
+    }
+}
+
+impl From<&ModulePackage> for PackageRef {
+    fn from(package: &ModulePackage) -> Self {
+        Self { address: package.module.to_string(), version: Some(package.version.to_string()), ..Self::default() }
+    }
+}
+
+impl From<&Artifact> for PackageRef {
+    fn from(of: &Artifact) -> Self {
+        match of {
+            Artifact::Provider(package) => package.into(),
+            Artifact::Module(package) => package.into(),
+        }
+    }
+}
+
+impl From<&What> for PackageRef {
+    fn from(what: &What) -> Self {
+        Self::asked(&what.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// DESIGN 3: an address in JSON always names its host, in text the default host is left out.
+    #[test]
+    fn a_reference_has_one_spelling_for_programs_and_one_for_people() {
+        let host = Hostname::parse("registry.terraform.io").unwrap();
+        let package = PackageRef::asked("registry.terraform.io/hashicorp/aws@5.1.0");
+        let package = package.on(Some(&Platform::parse("linux_amd64").unwrap()));
+        assert_eq!(
+            serde_json::to_string(&package).unwrap(),
+            r#"{"address":"registry.terraform.io/hashicorp/aws","version":"5.1.0","platform":"linux_amd64"}"#
+        );
+        assert_eq!(package.without(&host).to_string(), "hashicorp/aws 5.1.0 (linux_amd64)");
+        assert_eq!(package.to_string(), "registry.terraform.io/hashicorp/aws 5.1.0 (linux_amd64)");
+        let other = PackageRef::asked("registry.terraform.io.example/hashicorp/aws@~> 5.0").without(&host);
+        assert_eq!(other.to_string(), "registry.terraform.io.example/hashicorp/aws ~> 5.0");
+        assert_eq!(PackageRef::version_list(&"a.example/b/c").to_string(), "the version list of a.example/b/c");
+        for text in ["git::https://git@x.example/y.git", "./prod", "./a@b/c.tf", "acme/null@1.0.0"] {
+            assert_eq!((PackageRef::asked(text).address.as_str(), PackageRef::asked(text).version), (text, None));
+        }
+    }
+
+    /// What larders of before wrote down is read.
+    #[test]
+    fn a_record_of_before_is_read() {
+        #[derive(Debug, PartialEq, Serialize, Deserialize)]
+        struct Record {
+            #[serde(flatten)]
+            package: PackageRef,
+            bytes: u64,
+        }
+        let read: Record =
+            serde_json::from_str(r#"{"what":"a.example/b/c@1.0.0","platform":"linux_amd64","bytes":7}"#).unwrap();
+        assert_eq!(read.package.address, "a.example/b/c@1.0.0");
+        assert_eq!(read.package.platform.as_deref(), Some("linux_amd64"));
+    }
+}
