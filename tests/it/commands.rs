@@ -317,7 +317,12 @@ async fn the_commands_say_what_they_did_whether_larder_runs_or_not() {
         );
 
         let said = site.out(&["accept", NULL_120]).await;
-        for part in ["acme/null 1.2.0 (linux_amd64): accepted", "signed by ", ", new", &format!("is  {}", sha256_hex(&zip(&upstream)))] {
+        for part in [
+            "acme/null 1.2.0 (linux_amd64): accepted",
+            "signed by ",
+            ", new",
+            &format!("is  {}", sha256_hex(&zip(&upstream))),
+        ] {
             assert!(said.contains(part), "{part} is not in: {said}");
         }
         assert!(site.out(&["accept", NULL_120]).await.contains("nothing to accept"));
