@@ -173,7 +173,7 @@ impl Error {
                 .remedied_by("its operator can add it as an [[upstream]]"),
             Self::NotFound(why) => of(why),
             Self::Upstream(error) => error.explain(),
-            Self::Unverified { asked, verdict } => of(verdict).about(asked).remedied_by("not stored, not served"),
+            Self::Unverified { asked, verdict } => of(verdict).about(asked).remedied_by("not stored, not served; its publisher or registry must mend it"),
             Self::Unaccepted { asked, verdict, command } => {
                 of(verdict).about(asked).remedied_by(format!("if that is right: {command}"))
             }

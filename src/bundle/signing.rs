@@ -246,7 +246,7 @@ impl Trust {
             Some(_) => Err(format!("its manifest is not what key {id} signed: it was altered on the way")),
             None if self.unsigned => Ok(Standing::ByAStranger(id.clone())),
             None => Err(format!(
-                "it is signed by key {id}, which is none of [bundle] trusted_keys: add that key, or apply it with --unsigned"
+                "it is signed by key {id}, which is none of [bundle] trusted_keys: add its public key (`larder bundle keygen FILE` prints it where the bundle was made), or apply it with --unsigned"
             )),
         }
     }

@@ -1,9 +1,8 @@
 //! `larder client-config`: what to paste, from the running larder, or from the store where none runs.
 
-use anyhow::Context;
 use clap::Args;
 
-use super::{Common, admin_token, runtime, say};
+use super::{Common, ask_running, runtime, say};
 use crate::app::{self, Settings};
 use crate::http::admin_client::{self, NoAnswer};
 use crate::protocol::client_config::{Way, own_host_name, text, text_of_nothing_held};
@@ -42,9 +41,8 @@ impl ClientConfig {
              where a proxy ends TLS; a host override works without (larder client-config)"
         );
         let path = if self.mirror { "/admin/v1/client-config?mirror" } else { "/admin/v1/client-config" };
-        let token = admin_token(&config);
-        let paste = runtime()?.block_on(async {
-            match admin_client::get(config.admin.listen, path, token.as_deref()).await {
+        let paste: anyhow::Result<String> = runtime()?.block_on(async {
+            match ask_running(&config, async |at, token| admin_client::get(at, path, token).await).await {
                 Ok(answer) => Ok(String::from_utf8_lossy(&answer).into_owned()),
                 Err(NoAnswer::NotRunning(_)) if !Store::exists(&config.store.path)? => {
                     let hosts: Vec<_> = config.upstreams.iter().map(|upstream| &upstream.host).collect();
@@ -56,10 +54,10 @@ impl ClientConfig {
                     mirror.close().await?;
                     Ok(paste)
                 }
-                Err(error) => Err(error).context("the running larder gave no configuration"),
+                Err(error) => Err(error.into()),
             }
-        })?;
-        self.show(&paste);
+        });
+        self.show(&paste?);
         Ok(())
     }
 

@@ -22,7 +22,8 @@ use crate::store::Store;
 pub(super) struct Addresses {
     #[command(flatten)]
     common: Common,
-    /// Each is `[HOST/]NAMESPACE/TYPE[@VERSION]`, such as hashicorp/aws@5.0.0 or 'hashicorp/aws@~> 5.0'
+    /// Each is `[HOST/]NAMESPACE/TYPE[@VERSION]`, such as hashicorp/aws@5.0.0 or 'hashicorp/aws@~> 5.0'; of a module
+    /// `[HOST/]NAMESPACE/NAME/SYSTEM[@VERSION]'
     #[arg(required = true, value_name = "ADDRESS")]
     what: Vec<String>,
 }
@@ -167,7 +168,7 @@ fn of_pinned(items: &[Pinned], host: &Hostname) -> Vec<String> {
         PinOutcome::Unpinned => "not pinned any more",
         PinOutcome::AsBefore => "as it was",
         PinOutcome::WhenItComes => "pinned as soon as its job has fetched it",
-        PinOutcome::NotHeld => "not held, so there is nothing to pin: `larder warm --pin` fetches it first",
+        PinOutcome::NotHeld => "not held, so nothing of it is pinned: `larder warm --pin` fetches and pins it",
     };
     items.iter().map(|pinned| format!("{}: {}", pinned.package.without(host), said(pinned))).collect()
 }
@@ -177,7 +178,9 @@ fn of_accepted(items: &[Accepted], host: &Hostname) -> Vec<String> {
     for Accepted { package, ruling } in items {
         let what = package.without(host);
         match ruling {
-            Ruling::NothingToAccept => lines.push(format!("{what}: nothing to accept")),
+            Ruling::NothingToAccept => lines.push(format!(
+                "{what}: nothing to accept: what upstream has is served already; alarms about it are resolved"
+            )),
             Ruling::Withdrawn { error } => {
                 lines.push(format!(
                     "{what}: upstream has it no more, nothing is accepted, its alarms are resolved: {error}"
@@ -204,7 +207,7 @@ fn of_accepted(items: &[Accepted], host: &Hostname) -> Vec<String> {
                 lines.push(format!("{what}: accepted"));
                 let known = key.as_ref().is_some_and(|key| keys_before.contains(key));
                 lines.push(match key {
-                    Some(key) if known => format!("  signed by {key}, known before"),
+                    Some(key) if known => format!("  signed by {key}, which signed other versions before"),
                     Some(key) => format!("  signed by {key}, new"),
                     None => "  signed by nobody".to_owned(),
                 });

@@ -23,7 +23,7 @@ pub(super) fn run(common: &Common) -> anyhow::Result<()> {
                 mirror.close().await?;
                 Ok(inventory)
             }
-            Err(error) => Err(error).context("the running larder gave no inventory"),
+            Err(error) => Err(error.into()),
         }
     })?;
     say(std::str::from_utf8(&inventory).context("the running larder is of another version")?.trim_end());

@@ -24,24 +24,41 @@ enum Form {
     Json,
 }
 
-/// `LARDER_LOG_FORMAT` is something else.
+/// A variable about the log says something else.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("LARDER_LOG_FORMAT is {0:?}: write text or json")]
-pub(super) struct BadLogFormat(String);
+pub(super) enum BadLog {
+    /// `LARDER_LOG_FORMAT`.
+    #[error("LARDER_LOG_FORMAT is {0:?}: write text or json")]
+    Format(String),
+    /// A part of `LARDER_LOG`.
+    #[error(
+        "LARDER_LOG says {0:?}: write off, error, warn, info, debug or trace, or module=level, with a comma between them"
+    )]
+    Level(String),
+}
+
+/// The first part of `LARDER_LOG` that is neither a level nor names one.
+fn no_level(directives: &str) -> Option<BadLog> {
+    let level = |part: &str| part.rsplit('=').next().unwrap_or_default().trim().parse::<LevelFilter>().is_ok();
+    let parts = directives.split(',').map(str::trim).filter(|part| !part.is_empty() && !part.contains(['[', '{']));
+    parts.into_iter().find(|part| !level(part)).map(|part| BadLog::Level(part.to_owned()))
+}
 
 /// Begins to log on the standard error, by `LARDER_LOG` or else by these directives.
 ///
 /// # Errors
-/// [`BadLogFormat`]; then it logs as text.
+/// [`BadLog`]; then it logs as text.
 #[expect(clippy::disallowed_methods, reason = "whatever is read first may have to be logged")]
-pub(super) fn begin(directives: &str) -> Result<(), BadLogFormat> {
+pub(super) fn begin(directives: &str) -> Result<(), BadLog> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
     let (form, bad) = match form(variable, std::io::stderr().is_terminal(), stderr_is_the_journal) {
         Ok(form) => (form, Ok(())),
         Err(bad) => (Form::Text { colours: false }, Err(bad)),
     };
     let builder = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into());
-    let filter = builder.parse_lossy(variable("LARDER_LOG").as_deref().unwrap_or(directives));
+    let given = variable("LARDER_LOG");
+    let bad = bad.and(given.as_deref().and_then(no_level).map_or(Ok(()), Err));
+    let filter = builder.parse_lossy(given.as_deref().unwrap_or(directives));
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(|| LogOutput)
@@ -60,7 +77,7 @@ fn form(
     variable: impl Fn(&str) -> Option<String>,
     is_terminal: bool,
     is_journal: impl Fn(&str) -> bool,
-) -> Result<Form, BadLogFormat> {
+) -> Result<Form, BadLog> {
     match variable("LARDER_LOG_FORMAT").as_deref() {
         Some("json") => Ok(Form::Json),
         Some("text") | None if variable("JOURNAL_STREAM").is_some_and(|stream| is_journal(&stream)) => {
@@ -72,7 +89,7 @@ fn form(
             let forced = variable("CLICOLOR_FORCE").is_some_and(|force| force != "0");
             Ok(Form::Text { colours: !unwanted && (is_terminal || forced) })
         }
-        Some(other) => Err(BadLogFormat(other.to_owned())),
+        Some(other) => Err(BadLog::Format(other.to_owned())),
     }
 }
 
@@ -117,7 +134,7 @@ fn priority(level: Level) -> u8 {
 mod tests {
     use super::*;
 
-    fn form_with(variables: &[(&str, &str)], is_terminal: bool) -> Result<Form, BadLogFormat> {
+    fn form_with(variables: &[(&str, &str)], is_terminal: bool) -> Result<Form, BadLog> {
         let variable = |name: &str| {
             let found = variables.iter().find(|(there, _)| *there == name);
             found.map(|(_, value)| (*value).to_owned())
@@ -138,6 +155,6 @@ mod tests {
         assert_eq!(form_with(&[("JOURNAL_STREAM", "8:2")], true), text(true), "the journal of another process");
         assert_eq!(form_with(&[("LARDER_LOG_FORMAT", "json"), ("JOURNAL_STREAM", "8:1")], false), Ok(Form::Json));
         assert_eq!(form_with(&[("LARDER_LOG_FORMAT", "text")], true), text(true));
-        assert_eq!(form_with(&[("LARDER_LOG_FORMAT", "xml")], true), Err(BadLogFormat("xml".to_owned())));
+        assert_eq!(form_with(&[("LARDER_LOG_FORMAT", "xml")], true), Err(BadLog::Format("xml".to_owned())));
     }
 }

@@ -24,7 +24,7 @@ mod warm;
 
 use std::io::Write;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -40,7 +40,7 @@ use self::screen::LogOutput;
 use self::screen::beside_bars;
 use self::text::shown_as_text;
 use crate::app::StartError;
-use crate::config::{Config, Problems, Warning};
+use crate::config::{self, Config, Problems, Warning};
 use crate::error::public_text;
 use crate::http::admin_client::NoAnswer;
 use crate::protocol::admin;
@@ -128,19 +128,51 @@ struct Common {
     /// Print JSON, errors too
     #[arg(long)]
     json: bool,
+    /// The admin listener, instead of `listen` of the configuration's `admin`
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = config::listening)]
+    admin_listen: Option<SocketAddr>,
+    /// The store, instead of `path` of the configuration's `store`
+    #[arg(long, value_name = "FOLDER")]
+    store: Option<PathBuf>,
 }
 
 impl Common {
     fn load(&self) -> Result<(Config, Vec<Warning>), Problems> {
-        Config::load(self.config.as_deref())
+        self.load_from(self.config.as_deref())
+    }
+
+    /// The configuration of a file, as the command line changes it.
+    fn load_from(&self, file: Option<&Path>) -> Result<(Config, Vec<Warning>), Problems> {
+        let (mut config, warnings) = Config::load(file)?;
+        config.admin.listen = self.admin_listen.unwrap_or(config.admin.listen);
+        if let Some(store) = &self.store {
+            config.store.path.clone_from(store);
+        }
+        Ok((config, warnings))
+    }
+
+    /// The options by which another command finds the same larder.
+    fn to_find_it(&self) -> String {
+        let admin = self.admin_listen.map(|at| format!(" --admin-listen {at}"));
+        let store = self.store.as_ref().map(|store| format!(" --store {}", store.display()));
+        admin.into_iter().chain(store).collect()
     }
 }
 
 impl Arguments {
     /// Reads the command line; prints help or a mistake in it, and ends the process, where that is all there is to do.
     pub fn read() -> Self {
-        let matches = help::described().get_matches();
-        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+        let wants_json = || std::env::args_os().any(|argument| argument == "--json");
+        let read = help::described().try_get_matches().and_then(|matches| Self::from_arg_matches(&matches));
+        read.unwrap_or_else(|error| {
+            if error.use_stderr() && wants_json() {
+                let text = error.render().to_string();
+                let text = text.strip_prefix("error: ").unwrap_or(&text).trim();
+                say(&json!({ "errors": [public_text(text)] }).to_string());
+                std::process::exit(error.exit_code());
+            }
+            error.exit()
+        })
     }
 
     /// What is logged where nobody says otherwise: all that a larder does; of a command, what its own words leave out.
@@ -318,6 +350,9 @@ async fn ask_running<T>(
     }
     let token = admin_token(config);
     let asked = ask(address, token.as_deref()).await;
+    if matches!(asked, Err(NoAnswer::NotRunning(_))) && Store::exists(&config.store.path).unwrap_or(false) {
+        return Err(NoAnswer::Elsewhere { store: config.store.path.clone(), address });
+    }
     match Store::admin_token_is_private(&config.store.path) {
         Some(why) if token.is_none() && matches!(asked, Err(NoAnswer::Refused { .. })) => {
             Err(NoAnswer::TokenIsPrivate { address, why: why.to_string() })

@@ -28,12 +28,6 @@ pub(super) struct Serve {
     /// Listen here, instead of at `listen` of the configuration's `server`
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = config::listening)]
     listen: Option<SocketAddr>,
-    /// Listen here for commands, instead of at `listen` of its `admin`
-    #[arg(long, value_name = "ADDRESS:PORT", value_parser = config::listening)]
-    admin_listen: Option<SocketAddr>,
-    /// Keep the store here, instead of at `path` of its `store`
-    #[arg(long, value_name = "FOLDER")]
-    store: Option<PathBuf>,
 }
 
 impl Serve {
@@ -52,13 +46,9 @@ impl Serve {
 
     /// The configuration, as the command line has it.
     fn read(&self, file: Option<&Path>) -> Result<Config, Problems> {
-        let (mut config, warnings) = Config::load(file)?;
+        let (mut config, warnings) = self.common.load_from(file)?;
         config.network.offline |= self.offline;
         config.server.listen = self.listen.unwrap_or(config.server.listen);
-        config.admin.listen = self.admin_listen.unwrap_or(config.admin.listen);
-        if let Some(store) = &self.store {
-            config.store.path.clone_from(store);
-        }
         for warning in warnings {
             tracing::warn!("{warning}");
         }
@@ -72,7 +62,7 @@ impl Serve {
         let hangups = signal(SignalKind::hangup()).context("SIGHUP cannot be caught")?;
         let _too_large = ignore_file_limits()?;
         let app = App::start(&config, Settings::default()).await.context("larder did not start")?;
-        introduce(&app, &config, self.common.json).await?;
+        introduce(&app, &config, &self.common).await?;
         if !config.network.offline {
             tokio::spawn(tell_of_the_unreachable(app.running(), stop.clone()));
         }
@@ -139,10 +129,10 @@ impl Beside {
     }
 }
 
-async fn introduce(app: &App, config: &Config, json: bool) -> anyhow::Result<()> {
+async fn introduce(app: &App, config: &Config, common: &Common) -> anyhow::Result<()> {
     let source = config.source.as_ref().map(|file| file.display().to_string());
     let paste = app.client_config(Way::HostOverride).await?;
-    if json {
+    if common.json {
         let listening = serde_json::json!({
             "listen": app.address(), "admin": app.admin_address(), "base": app.base(), "store": config.store.path,
             "config": source, "offline": config.network.offline, "client_config": paste,
@@ -166,6 +156,10 @@ async fn introduce(app: &App, config: &Config, json: bool) -> anyhow::Result<()>
     say(&format!("  admin    http://{}", app.admin_address()));
     say(&format!("  store    {} (up to {})", config.store.path.display(), ByteSize(app.size_limit().await)));
     say(&format!("  config   {}", source.as_deref().unwrap_or("none found: the defaults")));
+    let to_find_it = common.to_find_it();
+    if !to_find_it.is_empty() {
+        say(&format!("  commands find it with{to_find_it}"));
+    }
     if config.network.offline {
         say("  offline  nothing goes out; what is held is served");
     }

@@ -40,7 +40,7 @@ pub(super) fn run(common: &Common) -> anyhow::Result<()> {
                 mirror.close().await?;
                 Ok(report)
             }
-            Err(error) => Err(error).context("the running larder gave no status"),
+            Err(error) => Err(error.into()),
         }
     })?;
     if common.json {

@@ -112,7 +112,7 @@ fn read_server(section: &mut Section<'_, '_, '_>) -> Server {
         open: section.flag("open").unwrap_or(default.open),
         trusted_proxies: section.list("trusted_proxies", r#"["10.0.0.5"]"#, values::network).unwrap_or_default(),
     };
-    if server.clients.as_ref().is_some_and(Vec::is_empty) {
+    if section.is_empty_list("clients") {
         section.problem("clients", "an empty list lets nobody ask; leave it out for everybody".to_owned());
     }
     server
@@ -163,7 +163,7 @@ fn check_listeners(root: &mut Section<'_, '_, '_>, config: &Config) {
 }
 
 fn distinct(root: &mut Section<'_, '_, '_>, upstreams: Vec<(usize, Option<Upstream>)>) -> Vec<Upstream> {
-    if upstreams.is_empty() {
+    if root.is_empty_list("upstream") {
         root.problem(
             "upstream",
             "no upstream is left to mirror; leave it out for the two public registries".to_owned(),

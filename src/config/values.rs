@@ -70,10 +70,11 @@ pub(super) fn hostname(value: &str) -> Result<Hostname, Complaint> {
             return format!("{} is not a host name", quoted(value)).into();
         }
         let url = Url::parse(value).ok().filter(|_| value.contains("://"));
-        match url.as_ref().and_then(Url::host_str) {
-            Some(host) => {
+        match url.as_ref().and_then(|url| Some((url.host_str()?, url.port()))) {
+            Some((host, port)) => {
                 let text = format!("{} is a URL, not a host name", quoted(value));
-                Complaint { text, instead: Some(host.to_owned()) }
+                let port = port.map(|port| format!(":{port}")).unwrap_or_default();
+                Complaint { text, instead: Some(format!("{host}{port}")) }
             }
             None => cause.to_string().into(),
         }

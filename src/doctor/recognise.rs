@@ -10,6 +10,7 @@ use super::WITHIN;
 use crate::address::Hostname;
 use crate::clock::Timestamp;
 use crate::error::Error;
+use crate::http::clients::NOT_AMONG_CLIENTS;
 use crate::http::respond;
 use crate::http::trust::Trust;
 use crate::http::visit::{NoVisit, Visited, visit};
@@ -83,7 +84,7 @@ fn who(visited: &Visited, host: &Hostname) -> Who {
     }
     let said = serde_json::from_slice::<Errors>(&visited.body).map(|body| body.errors).unwrap_or_default();
     match visited.status {
-        StatusCode::FORBIDDEN => Who::LarderThatRefuses(said.join("; ")),
+        _ if said.iter().any(|said| said.contains(NOT_AMONG_CLIENTS)) => Who::LarderThatRefuses(said.join("; ")),
         _ if said.contains(&Error::UnknownHost(host.clone()).to_string()) => Who::LarderWithout(host.clone()),
         StatusCode::NOT_FOUND => Who::LarderElsewhere,
         _ => Who::Larder,

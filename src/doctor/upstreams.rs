@@ -225,7 +225,14 @@ impl Looking<'_> {
             Ok(document) => match VersionList::parse(&document.body) {
                 Ok(list) => {
                     let took = began.elapsed().as_millis();
-                    self.ok(LIST, format!("{what} has {} versions, in {took} ms", list.versions.len()))
+                    self.ok(
+                        LIST,
+                        format!(
+                            "{what} has {} version{}, in {took} ms",
+                            list.versions.len(),
+                            if list.versions.len() == 1 { "" } else { "s" }
+                        ),
+                    )
                 }
                 Err(why) => self.fail(LIST, format!("{what} is none: {why}")).advise(NO_REGISTRY),
             },
@@ -236,7 +243,7 @@ impl Looking<'_> {
             }
             // It was there when it was kept, and other lists may well be.
             Err(Stopped::Failed(UpstreamError { fault: Fault::Absent(status), at, .. })) => {
-                Check::warn(LIST, format!("{at} says that there is no {what} ({status})")).of(self.host).advise(
+                Check::warn(LIST, format!("{at} has not {what} ({status})")).of(self.host).advise(
                     "it may have been deleted there; else see what providers.v1 of its discovery document leads to",
                 )
             }

@@ -2,6 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -35,6 +36,18 @@ pub enum NoAnswer {
     /// Nobody listens there.
     #[error("no larder listens on {0}")]
     NotRunning(SocketAddr),
+    /// The store is in use, and nobody listens there.
+    #[error(
+        "{store} is in use, and no larder listens on {address}: name the admin listener of the larder that has it \
+         (--admin-listen, or its --config), or wait for the command that has it",
+        store = .store.display()
+    )]
+    Elsewhere {
+        /// The folder of the store.
+        store: PathBuf,
+        /// Where its larder was looked for.
+        address: SocketAddr,
+    },
     /// Another program listens there.
     #[error("something else answers on {address}, and not larder ({status})")]
     SomethingElse {

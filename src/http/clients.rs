@@ -31,9 +31,12 @@ impl Client {
     }
 }
 
+/// The words by which the doctor knows that it is refused as a client.
+pub const NOT_AMONG_CLIENTS: &str = "is not among the clients of this mirror";
+
 /// An address that may not ask.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0} is not among the clients of this mirror: its operator can add it to [server] clients")]
+#[error("{0} {NOT_AMONG_CLIENTS}: its operator can add it to [server] clients")]
 pub struct NotAClient(String);
 
 impl Clients {

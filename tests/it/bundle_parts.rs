@@ -227,8 +227,16 @@ async fn a_key_is_made_once_for_its_owner_alone_and_signs_what_its_other_half_tr
     let key = larder::bundle::SigningKey::parse(&secret).unwrap();
     assert_eq!(told["public_key"], key.public().to_string());
     assert!(!told.to_string().contains(secret.trim()));
-    let again = make().await;
-    assert!(again.code == Some(1) && std::fs::read_to_string(&file).unwrap() == secret, "{again:?}");
+    // Whoever lost what was printed gets it again, and no other key.
+    let again = said_json(&make().await);
+    assert_eq!(
+        (again["public_key"].clone(), std::fs::read_to_string(&file).unwrap()),
+        (told["public_key"].clone(), secret)
+    );
+    assert_eq!(told["file"], file.canonicalize().unwrap().to_str().unwrap());
+    std::fs::write(&file, "no key").unwrap();
+    let refused = make().await;
+    assert!(refused.code == Some(1) && std::fs::read_to_string(&file).unwrap() == "no key", "{refused:?}");
 }
 
 /// Nothing half written stands under the name of a bundle.

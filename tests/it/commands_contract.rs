@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::support::another_user::AnotherUser;
 use crate::support::larder::{Folder, Larder};
 use crate::support::ports::free_port;
-use crate::support::process::{Process, command, run};
+use crate::support::process::{Process, command, run, serving};
 use crate::support::upstream::FakeUpstream;
 
 fn json(text: &str) -> Value {
@@ -27,6 +27,34 @@ async fn with_json_an_error_is_json_too() {
     std::fs::write(&config, "[server]\nlisten = \"8080\"\nopne = true\n").unwrap();
     let said = run(command(folder.path(), &["plan", "acme/null", "--json", "--config", file])).await;
     assert_eq!((said.code, json(&said.out)["errors"].as_array().unwrap().len()), (Some(78), 2), "{said:?}");
+
+    let said = run(command(folder.path(), &["plan", "--json"])).await;
+    let told = json(&said.out)["errors"][0].as_str().unwrap().to_owned();
+    assert!(said.code == Some(2) && said.err.is_empty() && told.contains("<WHAT>"), "{said:?}");
+}
+
+/// The options that move a larder lead every command to it; without them the command says how to find it.
+#[tokio::test]
+async fn the_options_that_move_a_larder_lead_every_command_to_it() {
+    let (home, port) = (Folder::new(), free_port());
+    let store = home.path().join("elsewhere");
+    let config = home.path().join("mirror.toml");
+    std::fs::write(&config, format!("[server]\nlisten = \"127.0.0.1:0\"\n[store]\npath = {store:?}\n")).unwrap();
+    let config = ["--config", config.to_str().unwrap()];
+    let admin = format!("127.0.0.1:{port}");
+    let serve = [&["serve", "--offline", "--admin-listen", &admin], &config[..]].concat();
+    let (larder, out, _) = serving(command(home.path(), &serve));
+    out.line_with(&format!("commands find it with --admin-listen {admin}")).await;
+    out.line_with("Paste into").await;
+    let lost = run(command(home.path(), &[&["status"], &config[..]].concat())).await;
+    assert!(lost.code == Some(1) && lost.err.contains("--admin-listen"), "{lost:?}");
+    assert!(!lost.err.contains("stop it"), "{lost:?}");
+    let found = run(command(home.path(), &[&["status", "--admin-listen", &admin], &config[..]].concat())).await;
+    assert!(found.code == Some(0) && found.out.contains("(running, offline)"), "{found:?}");
+    let store = store.to_str().unwrap();
+    let found = run(command(home.path(), &["status", "--admin-listen", &admin, "--store", store])).await;
+    assert!(found.code == Some(0) && found.out.contains("(running, offline)"), "{found:?}");
+    drop(larder);
 }
 
 /// Section 3: `--config`, then `LARDER_CONFIG`, then the places that every user has.
@@ -108,6 +136,10 @@ async fn the_log_is_json_where_the_environment_says_so() {
     let said = run(wrong).await;
     assert_eq!(said.code, Some(78), "{said:?}");
     assert!(said.err.contains("LARDER_LOG_FORMAT") && said.err.contains("text or json"), "{said:?}");
+    let mut loud = command(folder.path(), &["version"]);
+    loud.env("LARDER_LOG", "warn,larder::jobs=debug,loud");
+    let said = run(loud).await;
+    assert!(said.code == Some(78) && said.err.contains("LARDER_LOG says \"loud\""), "{said:?}");
 }
 
 /// Promise 15: a command of a user who may not read the token says so, and not that the token is wrong.

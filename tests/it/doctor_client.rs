@@ -48,6 +48,20 @@ async fn no_client_configuration_is_a_warning_with_the_lines_to_paste() {
     examine(&site, &[]).await.is_healthy();
 }
 
+/// A larder that serves others and not this machine: every init here is refused.
+#[tokio::test]
+async fn a_larder_that_does_not_serve_this_machine_is_told() {
+    let upstream = crate::doctor::registry().await;
+    let mut site = site(&upstream);
+    site.text = site.text.replace("[server]\n", "[server]\nclients = [\"192.0.2.0/24\"]\n");
+    let _larder = site.serve();
+    paste(&site);
+    let found = examine(&site, &[]).await;
+    found.fails(&["client.address"], "which refuses this machine: 127.0.0.1 is not among the clients");
+    assert!(found.found("listener").contains("is not among the clients"), "{found:#?}");
+    assert!(found.advice("client.address").contains("[server] clients"), "{found:#?}");
+}
+
 /// Done when 3: nobody listens there, or somebody else does.
 #[tokio::test]
 async fn a_wrong_address_in_the_clients_configuration_is_told() {

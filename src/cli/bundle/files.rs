@@ -26,6 +26,15 @@ pub(super) fn write_secret(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     file.write_all(bytes).and_then(|()| file.sync_all()).with_context(|| format!("{}", path.display()))
 }
 
+/// Reads what [`write_secret`] wrote; nothing where there is no file.
+pub(super) fn read_secret(path: &Path) -> anyhow::Result<Option<String>> {
+    if is_stream(path) || !path.exists() {
+        return Ok(None);
+    }
+    let text = String::from_utf8(read(path)?);
+    text.map(Some).map_err(|_| anyhow::anyhow!("{} is no key of a bundle, and is not replaced", path.display()))
+}
+
 /// Reads a small file of a user's.
 pub(super) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     let read = File::open(path).and_then(|file| {

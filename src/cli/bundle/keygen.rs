@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use anyhow::Context as _;
 use clap::Args;
 use secrecy::ExposeSecret;
 
@@ -13,7 +14,7 @@ use crate::bundle::SigningKey;
 pub(super) struct Keygen {
     #[command(flatten)]
     common: Common,
-    /// Where the private key goes; a file that is there is never replaced
+    /// Where the private key goes; of one that is there already, only the public key is printed
     #[arg(value_name = "FILE")]
     file: PathBuf,
 }
@@ -24,15 +25,27 @@ impl Keygen {
     }
 
     pub(super) fn run(self) -> anyhow::Result<()> {
-        let key = SigningKey::generate()?;
-        files::write_secret(&self.file, key.text().expose_secret().as_bytes())?;
-        let (public, file) = (key.public(), self.file.display().to_string());
+        let (key, is_new) = match files::read_secret(&self.file)? {
+            Some(text) => (SigningKey::parse(&text).with_context(|| format!("{}", self.file.display()))?, false),
+            None => (SigningKey::generate()?, true),
+        };
+        if is_new {
+            files::write_secret(&self.file, key.text().expose_secret().as_bytes())?;
+        }
+        // A configuration is read from another folder than this one.
+        let file = self.file.canonicalize().unwrap_or_else(|_| self.file.clone());
+        let (public, file) = (key.public(), file.display().to_string());
         if self.common.json {
             let told = serde_json::json!({ "file": file, "public_key": public.to_string(), "key": public.id() });
             say(&told.to_string());
             return Ok(());
         }
-        say(&format!("private key  {file} (keep it where bundles are made)"));
+        let kept = if is_new {
+            "keep it where bundles are made; larder's user must own it"
+        } else {
+            "it was there, and stays"
+        };
+        say(&format!("private key  {file} ({kept})"));
         say(&format!("public key   {public}"));
         say(&format!("key id       {}", public.id()));
         say("");

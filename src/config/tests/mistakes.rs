@@ -209,6 +209,16 @@ fn control_characters_in_a_file_do_not_reach_the_terminal() {
     assert!(!said.contains('\u{1b}'), "{said:?}");
 }
 
+/// What is wrong with a list is told once, and not as well that nothing is left of it.
+#[test]
+fn a_wrong_entry_of_a_list_is_one_problem() {
+    let said = bad("[server]\nclients = [\"10.0.0.0/33\"]\n");
+    assert!(said.starts_with("1 problem") && said.contains("neither a network"), "{said}");
+    assert!(bad("[server]\nclients = []\n").contains("lets nobody ask"));
+    let said = bad("[upstream]\nhost = \"a.example\"\n");
+    assert!(said.starts_with("1 problem") && !said.contains("no upstream is left"), "{said}");
+}
+
 /// A key that is there misspelt is not missing as well.
 #[test]
 fn a_misspelt_key_is_one_problem() {
@@ -220,7 +230,8 @@ fn a_misspelt_key_is_one_problem() {
 /// Whoever copies the URL of a registry is told its name.
 #[test]
 fn a_url_in_place_of_a_host_is_told_the_name_to_write() {
-    for (given, name) in [("https://registry.example/v1", "registry.example"), ("http://localhost:8080/", "localhost")]
+    for (given, name) in
+        [("https://registry.example/v1", "registry.example"), ("http://localhost:8080/", "localhost:8080")]
     {
         let said = bad(&format!("[[upstream]]\nhost = \"{given}\"\n"));
         assert!(said.contains(&format!("write \"{name}\"")) && !said.contains("for example"), "{said}");

@@ -17,6 +17,9 @@ use crate::upstream::providers::RawObject;
 
 const SERVICES: &str = "client.services";
 
+const PORT_IS_TAKEN: &str =
+    "another program has larder's port: end it (ss -ltnp names it) and start larder, or give larder another";
+
 const NO_SLASH: &str =
     "providers.v1 has no slash at its end: the client leaves out its last part, and finds no provider";
 
@@ -154,7 +157,8 @@ impl Scene<'_> {
             }
             Ok(Met { who: Who::SomethingElse(status), .. }) if named.is_some() => {
                 let found = format!("modules.v1 leads to {shown}, where something else answers ({status})");
-                let check = Check::fail(SERVICES, format!("{found}: all modules of {host} fail")).advise(right());
+                let to_do = if is_ours(url, self.config) { PORT_IS_TAKEN.to_owned() } else { right() };
+                let check = Check::fail(SERVICES, format!("{found}: all modules of {host} fail")).advise(to_do);
                 Some(self.beside_a_proxy(url, check))
             }
             Ok(Met { who: Who::LarderThatRefuses(_) | Who::SomethingElse(_), .. }) => None,
