@@ -180,7 +180,7 @@ impl Error {
             Self::Slow(what) => of("upstream is too slow; larder goes on fetching").about(what).remedied_by(AGAIN),
             Self::Offline(what) => of("this mirror is offline and has not stored it")
                 .about(what)
-                .remedied_by("`larder missing` lists all that was asked for and is not stored"),
+                .remedied_by("`larder missing` on larder's machine lists what to bring"),
             Self::Sealed(what) => of("this mirror is offline, so no upstream is asked").about(what),
             Self::Busy { what, why } => of(why).about(what).remedied_by(AGAIN),
             Self::Unattended { what, running } => Explanation::of(format!(

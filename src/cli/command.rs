@@ -223,9 +223,6 @@ fn of_accepted(items: &[Accepted], host: &Hostname) -> Vec<String> {
             }
         }
     }
-    if items.is_empty() {
-        lines.push("nothing of it is held; name a version to accept one that is not".to_owned());
-    }
     lines
 }
 

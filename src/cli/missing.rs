@@ -6,6 +6,7 @@ use clap::Args;
 use super::command::must_have_a_store;
 use super::text::{Page, counted, width_of_stdout};
 use super::{Common, ask_running, runtime, say};
+use crate::address::{Hostname, PackageRef};
 use crate::app::{self, Settings};
 use crate::config::Config;
 use crate::http::admin_client::{self, NoAnswer};
@@ -35,7 +36,7 @@ impl MissingCommand {
         match (self.common.json, self.forget) {
             (true, _) => say(&serde_json::to_string(&order)?),
             (false, true) => say("forgotten: what is asked for from now on is noted anew"),
-            (false, false) => say(&page(&order, width_of_stdout())),
+            (false, false) => say(&page(&order, &config.default_host(), width_of_stdout())),
         }
         Ok(())
     }
@@ -74,7 +75,7 @@ async fn forget(config: &Config) -> anyhow::Result<ToldOrder> {
 }
 
 /// All of it, for a terminal of this width: each provider and module once, with its versions and their platforms.
-fn page(order: &ToldOrder, width: Option<usize>) -> String {
+fn page(order: &ToldOrder, host: &Hostname, width: Option<usize>) -> String {
     let mut page = Page::of_width(width);
     if order.what.is_empty() {
         page.group("missing", "nothing: all that was asked for while offline is held");
@@ -91,22 +92,39 @@ fn page(order: &ToldOrder, width: Option<usize>) -> String {
         let (address, version) =
             whole.split_once('@').map_or((whole.as_str(), None), |(of, version)| (of, Some(version)));
         if address != last {
-            page.item(address, None);
+            page.item(&PackageRef::asked(address).without(host).to_string(), None);
             last = address;
         }
         let platforms = if platforms.is_empty() { String::new() } else { format!("  {}", platforms.join(", ")) };
         page.hang("    ", &format!("{}{platforms}", version.unwrap_or("any version")));
     }
-    page.group("to do", "where upstreams can be reached, fetch it and bring it here:");
-    for command in ["larder missing --json > missing.json", "larder bundle create missing.bundle --for missing.json"] {
-        page.command(command);
-    }
+    // Whoever only asked for a list named no platform.
+    let names_none = |told: &ToldAddress| match told {
+        ToldAddress::Text(address) => names_a_provider(address),
+        ToldAddress::For(AddressFor { address, platforms }) => platforms.is_empty() && names_a_provider(address),
+    };
+    let (runners, platform) = match order.what.iter().any(names_none) {
+        true => (", for the platforms of your runners", " --platform linux_amd64"),
+        false => ("", ""),
+    };
+    page.group("to do", &format!("where upstreams can be reached, fetch it{runners}, and bring it here:"));
+    page.command("larder missing --json > missing.json");
+    page.command(&format!("larder bundle create missing.tar --for missing.json{platform}"));
     page.text()
+}
+
+/// Modules are the same for all platforms.
+fn names_a_provider(address: &str) -> bool {
+    address.split('@').next().unwrap_or_default().split('/').count() == 3
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn host() -> Hostname {
+        Hostname::parse("registry.terraform.io").unwrap()
+    }
 
     fn order() -> ToldOrder {
         let told = |address: &str, platforms: &[&str]| {
@@ -126,20 +144,15 @@ mod tests {
 
     #[test]
     fn it_is_grouped_and_fits_terminals_of_80_and_of_160_columns() {
-        let shown = page(&order(), None);
-        for part in [
-            "3 things",
-            "    any version",
-            "    12.34.56  darwin_amd64, ",
-            "  registry.terraform.io/acme/vpc/aws\n    5.1.0",
-        ] {
+        let shown = page(&order(), &host(), None);
+        for part in ["3 things", "    any version", "    12.34.56  darwin_amd64, ", "  acme/vpc/aws\n    5.1.0"] {
             assert!(shown.contains(part), "{part} is not in:\n{shown}");
         }
         assert_eq!(shown.matches("a-provider-with-a-long-name").count(), 1, "{shown}");
         for width in [80, 160] {
-            let shown = page(&order(), Some(width));
+            let shown = page(&order(), &host(), Some(width));
             assert!(shown.lines().all(|line| line.chars().count() <= width), "{shown}");
         }
-        assert!(page(&ToldOrder::default(), Some(80)).contains("nothing"));
+        assert!(page(&ToldOrder::default(), &host(), Some(80)).contains("nothing"));
     }
 }

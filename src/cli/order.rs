@@ -90,7 +90,7 @@ impl Also {
         if !folders.is_empty() {
             let collected = closure::collect(&folders).map_err(|bad| anyhow!("{bad}"))?;
             for passed_over in &collected.passed_over {
-                say_error(&format!("passed over {passed_over}"));
+                say_error(&format!("passed over: {passed_over}"));
             }
             told.add_files(collected.files.into(), collected.roots).map_err(|why| anyhow!(why))?;
         }

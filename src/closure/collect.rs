@@ -33,7 +33,7 @@ pub struct Collected {
 #[derive(Debug, thiserror::Error)]
 pub enum NotCollected {
     /// The system does not let us.
-    #[error("{path}: {error}")]
+    #[error("{path} cannot be read: {error}")]
     Unreadable {
         /// Which file or folder.
         path: PathBuf,

@@ -221,8 +221,8 @@ impl Watch {
     pub(super) fn saw(mut self, status: StatusCode, headers: &HeaderMap) -> Option<Self> {
         let now = self.asked.now();
         match status.as_u16() {
-            // About the way that one request took, and about a method that it never takes.
-            501 | 508 => {
+            // It is about the way that one request took.
+            508 => {
                 self.answered();
                 None
             }

@@ -138,11 +138,14 @@ async fn a_folder_that_need_not_be_read_is_passed_over_with_a_note() {
     let warm = [&["warm", work.to_str().unwrap(), "--platform", "linux_amd64"], &config[..]].concat();
     let said = run(user.command(&warm)).await;
     assert_eq!(said.code, Some(0), "{said:?}");
-    assert!(said.err.contains("passed over") && said.err.contains("work/locked: Permission denied"), "{said:?}");
+    assert!(
+        said.err.contains("passed over: ") && said.err.contains("work/locked cannot be read: Permission denied"),
+        "{said:?}"
+    );
     assert_eq!(upstream.count_of(Target::Archive), 1);
     let plan = [&["plan", work.to_str().unwrap(), "--platform", "linux_amd64"], &config[..]].concat();
     let said = run(user.command(&plan)).await;
-    assert!(said.code == Some(0) && said.err.contains("work/locked: Permission denied"), "{said:?}");
+    assert!(said.code == Some(0) && said.err.contains("work/locked cannot be read: Permission denied"), "{said:?}");
 }
 
 /// `larder plan hashicorp/null@~> 1.0` without quotes, as a shell hands it over.

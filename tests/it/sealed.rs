@@ -127,7 +127,7 @@ async fn with_sealed_platforms_a_list_names_what_is_held_for_all_of_them() {
     {
         let said = larder.get(&path).await.expect(503).text();
         assert!(said.contains("any version of registry.terraform.io/acme/null for windows_amd64: this mirror is offline and has not stored it"), "{said}");
-        assert!(said.contains("`larder missing` lists"), "{said}");
+        assert!(said.contains("`larder missing` on larder's machine lists"), "{said}");
     }
 }
 

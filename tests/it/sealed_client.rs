@@ -99,13 +99,13 @@ async fn what_is_not_held_is_refused_in_words_that_do_not_mislead() {
             "acme/absent",
             "1.0.0",
             &overridden,
-            "503 larder: this mirror is offline and has not stored it; `larder missing` lists",
+            "503 larder: this mirror is offline and has not stored it; `larder missing` on larder's machine lists",
         ),
         (
             "acme/absent",
             "1.0.0",
             &mirror,
-            "503 larder: this mirror is offline and has not stored it; `larder missing` lists",
+            "503 larder: this mirror is offline and has not stored it; `larder missing` on larder's machine lists",
         ),
     ] {
         let mut workspace = client.workspace();

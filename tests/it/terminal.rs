@@ -51,7 +51,11 @@ impl Failure {
                 "it is a private address",
                 "to allow it, add \"10.1.2.3\" to allow_private in [network]",
             ],
-            Self::Offline => ["503 larder: ", "this mirror is offline and has not stored it", "`larder missing` lists"],
+            Self::Offline => [
+                "503 larder: ",
+                "this mirror is offline and has not stored it",
+                "`larder missing` on larder's machine lists what to bring",
+            ],
             Self::NotAClient => [
                 "421 larder: ",
                 "127.0.0.1 is not among the clients of this mirror",

@@ -156,7 +156,15 @@ pub async fn purge(mirror: &Arc<Mirror>, addresses: &[What], call: impl Fn() -> 
 pub async fn accept(mirror: &Arc<Mirror>, addresses: &[What], call: impl Fn() -> Call) -> Done<Accepted> {
     let mut done = Done::nothing_yet();
     for what in addresses {
-        done.take(mirror.accept(what, &call()).await, |accepted| !matches!(accepted.ruling, Ruling::Failed { .. }));
+        let accepted = match mirror.accept(what, &call()).await {
+            Ok(nothing) if nothing.is_empty() => {
+                done.ok = false;
+                done.errors.push(format!("{what}: nothing of it is stored; name a version to accept one that is not"));
+                continue;
+            }
+            accepted => accepted,
+        };
+        done.take(accepted, |accepted| !matches!(accepted.ruling, Ruling::Failed { .. }));
     }
     done
 }
