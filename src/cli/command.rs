@@ -23,7 +23,7 @@ pub(super) struct Addresses {
     #[command(flatten)]
     common: Common,
     /// Each is `[HOST/]NAMESPACE/TYPE[@VERSION]`, such as hashicorp/aws@5.0.0 or 'hashicorp/aws@~> 5.0'; of a module
-    /// `[HOST/]NAMESPACE/NAME/SYSTEM[@VERSION]'
+    /// `[HOST/]NAMESPACE/NAME/SYSTEM[@VERSION]`
     #[arg(required = true, value_name = "ADDRESS")]
     what: Vec<String>,
 }
