@@ -95,7 +95,8 @@ impl Fault {
     /// What the reader can do about it, where there is anything.
     fn remedy(&self) -> Option<String> {
         let text = match self {
-            Self::Absent(_) | Self::Rejected { .. } | Self::TooLarge(_) => return None,
+            Self::Absent(_) | Self::Rejected { .. } => return None,
+            Self::TooLarge(_) => "larder takes no more: tell the operator of that registry",
             Self::Unusable(_) => "see that its url leads to a registry, or tell its operator",
             Self::Refused(refusal) => return refusal.remedy(),
             Self::Denied(_) => "check the credential that larder has for it",
