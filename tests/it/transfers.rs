@@ -2,13 +2,14 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 use serde_json::json;
+use tempfile::NamedTempFile;
 
 use crate::support::gap::warmed;
 use crate::support::http::{client, get};
@@ -81,9 +82,19 @@ impl Blocked {
 
     /// Lets whoever waits for it read it; says whether somebody did.
     fn is_let_go_on(&self) -> bool {
+        if !fs::metadata(&self.path).unwrap().file_type().is_fifo() {
+            return false;
+        }
         let or_fail = OFlags::NONBLOCK.bits().try_into().unwrap();
         let opened = OpenOptions::new().write(true).custom_flags(or_fail).open(&self.path);
-        opened.is_ok_and(|mut file| file.write_all(&self.contents).is_ok())
+        opened.is_ok_and(|mut reader| {
+            reader.write_all(&self.contents).unwrap();
+            // A reader that has not come to its end would read what is written again, too.
+            let mut whole = NamedTempFile::new().unwrap();
+            whole.write_all(&self.contents).unwrap();
+            whole.persist(&self.path).unwrap();
+            true
+        })
     }
 }
 
