@@ -233,7 +233,9 @@ impl Mirror {
     fn evict_to_fit(&self) -> Result<(), StoreError> {
         let limit = self.store_bytes_now();
         // A little more than must be, or every document would have all of them looked at again.
-        let enough = limit / 100 * 98;
+        // What is stored already is no reason to evict where it alone is the limit.
+        let is_floor = limit == self.store.index.totals().bytes();
+        let enough = if is_floor { limit } else { limit / 100 * 98 };
         if self.is_over(limit) {
             // Whatever the totals say afterwards, no more goes than was too much.
             let too_much = self.taken_up().saturating_sub(enough);

@@ -97,6 +97,7 @@ impl Mirror {
     /// Evicts what there is no room for any more.
     pub async fn make_room(self: &Arc<Self>) -> Result<(), Error> {
         self.on_disk(|mirror| {
+            mirror.store_bytes_now();
             mirror.keep_to_the_limit();
             Ok::<_, StoreError>(())
         })

@@ -54,7 +54,7 @@ impl Mirror {
                 "[store] max_size leaves no more beside what is pinned, and what of the bundle is held already",
             ),
         };
-        let room = self.store_bytes().saturating_sub(stays);
+        let room = self.store_bytes_now().saturating_sub(stays);
         if needed > room {
             return Err(NotApplied::NoRoom { needed, room, why });
         }

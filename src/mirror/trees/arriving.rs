@@ -126,7 +126,7 @@ impl Import {
         if let Err(error) = self.call.upstream(&package.provider.host) {
             return Ok(Err(error.to_string()));
         }
-        let most = self.mirror.limits.archive_bytes.min(self.mirror.store_bytes());
+        let most = self.mirror.limits.archive_bytes.min(self.mirror.store_bytes_now());
         if size_bytes > most {
             return Ok(Err(format!("it has {size_bytes} bytes, and no archive here may have more than {most}")));
         }

@@ -292,9 +292,11 @@ impl Import {
     /// Room for what is to be kept: others go for it, unless this mirror is offline.
     fn take_room(&self, bytes: u64) -> Result<Reservation, Error> {
         let mirror = &self.mirror;
-        if mirror.link() == Link::Offline && !mirror.has_room_for(bytes) {
-            let (limit, stays) = (mirror.store_bytes(), mirror.store.index.totals().bytes());
-            return Err(StoreError::NoRoom { needed: bytes, limit, stays }.into());
+        if mirror.link() == Link::Offline {
+            let (limit, stays) = (mirror.store_bytes_now(), mirror.store.index.totals().bytes());
+            if !mirror.has_room_for(bytes) {
+                return Err(StoreError::NoRoom { needed: bytes, limit, stays }.into());
+            }
         }
         let mut room = mirror.reservation();
         self.runtime.block_on(mirror.reserve(&mut room, bytes))?;
