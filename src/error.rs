@@ -55,20 +55,46 @@ pub fn public_text(text: &str) -> String {
     let mut shown = String::with_capacity(printable.len());
     let mut rest = printable.as_str();
     while let Some((before, after)) = rest.split_once("://") {
-        let end = after.find(|c: char| c.is_whitespace() || "\"'`<>()".contains(c)).unwrap_or(after.len());
-        let (url, behind) = after.split_at(end);
-        let place = url.split(['?', '#']).next().unwrap_or_default();
-        let authority_ends = place.find('/').unwrap_or(place.len());
-        let (authority, path) = place.split_at(authority_ends);
-        // A password may hold a slash that its writer forgot to encode.
-        let (authority, path) = match place.rsplit_once('@') {
-            Some((_, host)) if !authority.contains('@') => host.split_at(host.find('/').unwrap_or(host.len())),
-            _ => (authority.rsplit('@').next().unwrap_or_default(), path),
-        };
-        shown.extend([before, "://", authority, path]);
+        let (url, behind) = url_at(before, after);
+        shown.extend([before, "://", &without_secrets(url)]);
         rest = behind;
     }
     shown + rest
+}
+
+/// What of `after` belongs to the URL whose scheme ends `before`. A secret may hold brackets and quotes: they end a URL
+/// only where one stands right before it.
+fn url_at<'a>(before: &str, after: &'a str) -> (&'a str, &'a str) {
+    let scheme = |c: char| c.is_ascii_alphanumeric() || "+-.:".contains(c);
+    let closing = match before.trim_end_matches(scheme).chars().next_back() {
+        Some('(') => Some(')'),
+        Some(quote @ ('\'' | '`')) => Some(quote),
+        _ => None,
+    };
+    let ends = |c: char| c.is_whitespace() || "\"<>".contains(c) || Some(c) == closing;
+    let end = after.find(ends).unwrap_or(after.len());
+    // Another URL right behind it is its own, but not in a query.
+    let (url, _) = after.split_at(end);
+    let end = match (url.find("://"), url.find(['?', '#'])) {
+        (Some(next), None) => next,
+        (Some(next), Some(query)) if next < query => next,
+        _ => end,
+    };
+    after.split_at(end)
+}
+
+/// The rest of a URL behind its `://`.
+fn without_secrets(url: &str) -> String {
+    let (place, query) = url.split_at(url.find(['?', '#']).unwrap_or(url.len()));
+    let (authority, path) = place.split_at(place.find('/').unwrap_or(place.len()));
+    let is_port = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    let may_be_a_password = authority.rsplit_once(':').is_some_and(|(_, port)| !is_port(port) && !port.ends_with(']'));
+    match authority.rsplit_once('@') {
+        Some((_, host)) => format!("{host}{path}"),
+        // A password may hold a slash, a question mark or a hash that its writer forgot to encode.
+        None if query.contains('@') || (path.contains('@') && may_be_a_password) => "...".to_owned(),
+        None => place.to_owned(),
+    }
 }
 
 /// The remedy for whatever passes by itself.
@@ -287,7 +313,14 @@ mod tests {
     fn a_public_text_has_no_userinfo_no_query_and_no_second_line() {
         for (text, shown) in [
             ("https://u:s3cret@a.example/p?token=s3cret#x", "https://a.example/p"),
-            ("see \"https://u:s3/cret@a.example/p?q\", or b", "see \"https://a.example/p\", or b"),
+            ("see \"https://u:s3/cret@a.example/p?q\", or b", "see \"https://...\", or b"),
+            ("https://u:pa#ss@h.example/x", "https://..."),
+            ("https://h.example/x?a=(s3cret)&b='s3cret'", "https://h.example/x"),
+            ("(see https://h.example/x), 'https://b.example/y'", "(see https://h.example/x), 'https://b.example/y'"),
+            ("https://files.example/npm/@scope/mod@1.0/x", "https://files.example/npm/@scope/mod@1.0/x"),
+            ("https://a.example/x,https://u:p@b.example/y", "https://a.example/x,https://b.example/y"),
+            ("https://[::1]:8080/a@b", "https://[::1]:8080/a@b"),
+            ("https://h.example/?next=https://x.example/&sig=s3cret", "https://h.example/"),
             ("ssh://git@a.example:22/x and https://b.example?s3cret", "ssh://a.example:22/x and https://b.example"),
             ("run `larder accept a.example/acme/null@1.2.0`", "run `larder accept a.example/acme/null@1.2.0`"),
             ("add \"http://10.1.2.3:80\" to allow_private", "add \"http://10.1.2.3:80\" to allow_private"),
@@ -301,9 +334,9 @@ mod tests {
     proptest! {
         #[test]
         fn whatever_surrounds_a_url_its_secrets_are_left_out(
-            before in "[^@?]{0,20}", user in "[a-z]{0,5}", host in "[a-z]{1,9}", behind in "(\\PC|\\n){0,20}",
+            before in "[^@?#/]{0,20}", user in "[a-z]{0,5}", secret in "[a-z()'`/#&]{0,6}", host in "[a-z]{1,9}", behind in "(\\PC|\\n){0,20}",
         ) {
-            let text = format!("{before}://{user}:S3CRET@{host}/p?t=S3CRET {behind}");
+            let text = format!("{before} https://{user}:S3CRET{secret}S3CRET@{host}/p?t=S3CRET{secret}S3CRET {behind}");
             let shown = public_text(&text);
             prop_assert!(!shown.contains("S3CRET") && !shown.contains(char::is_control), "{}", shown);
         }
