@@ -242,6 +242,8 @@ impl App {
 
     /// What may be stored, in bytes.
     pub async fn size_limit(&self) -> u64 {
+        // Until then nobody knows what is stored; a start waits for nothing long.
+        let _ = tokio::time::timeout(Duration::from_secs(1), self.running.parts.store.index.until_whole()).await;
         let mirror = Arc::clone(&self.running.parts.mirror);
         self.running.parts.mirror.blocking(move || mirror.status().max_size_bytes).await.unwrap_or_default()
     }
@@ -327,7 +329,7 @@ impl Running {
             match mirror.discovery(&host, &call).await {
                 Ok(answer) if answer.outcome == Outcome::Stale => Some(format!("{host} does not answer as it should")),
                 Ok(_) => None,
-                Err(error) => Some(error.explain().cause),
+                Err(error) => Some(format!("{host}: {}", error.explain().cause)),
             }
         });
         futures_util::future::join_all(asking).await.into_iter().flatten().collect()

@@ -40,7 +40,10 @@ pub(super) enum BadLog {
 /// The first part of `LARDER_LOG` that is neither a level nor names one.
 fn no_level(directives: &str) -> Option<BadLog> {
     let level = |part: &str| part.rsplit('=').next().unwrap_or_default().trim().parse::<LevelFilter>().is_ok();
-    let parts = directives.split(',').map(str::trim).filter(|part| !part.is_empty() && !part.contains(['[', '{']));
+    let parts = directives
+        .split(',')
+        .map(str::trim)
+        .filter(|part| !part.is_empty() && !part.contains(['[', '{']) && !part.contains("::"));
     parts.into_iter().find(|part| !level(part)).map(|part| BadLog::Level(part.to_owned()))
 }
 

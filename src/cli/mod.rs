@@ -152,10 +152,13 @@ impl Common {
     }
 
     /// The options by which another command finds the same larder.
-    fn to_find_it(&self) -> String {
-        let admin = self.admin_listen.map(|at| format!(" --admin-listen {at}"));
-        let store = self.store.as_ref().map(|store| format!(" --store {}", store.display()));
-        admin.into_iter().chain(store).collect()
+    fn to_find_it(&self, admin: SocketAddr) -> String {
+        let absolute = |path: &PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
+        let config = self.config.as_ref().map(|file| format!(" --config {:?}", absolute(file)));
+        let admin = self.admin_listen.map(|_| format!(" --admin-listen {admin}"));
+        let store = self.store.as_ref().map(|store| format!(" --store {:?}", absolute(store)));
+        let moved: String = admin.into_iter().chain(store).collect();
+        if moved.is_empty() { moved } else { format!("{}{moved}", config.unwrap_or_default()) }
     }
 }
 

@@ -156,7 +156,7 @@ async fn introduce(app: &App, config: &Config, common: &Common) -> anyhow::Resul
     say(&format!("  admin    http://{}", app.admin_address()));
     say(&format!("  store    {} (up to {})", config.store.path.display(), ByteSize(app.size_limit().await)));
     say(&format!("  config   {}", source.as_deref().unwrap_or("none found: the defaults")));
-    let to_find_it = common.to_find_it();
+    let to_find_it = common.to_find_it(app.admin_address());
     if !to_find_it.is_empty() {
         say(&format!("  commands find it with{to_find_it}"));
     }

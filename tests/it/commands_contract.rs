@@ -44,7 +44,7 @@ async fn the_options_that_move_a_larder_lead_every_command_to_it() {
     let admin = format!("127.0.0.1:{port}");
     let serve = [&["serve", "--offline", "--admin-listen", &admin], &config[..]].concat();
     let (larder, out, _) = serving(command(home.path(), &serve));
-    out.line_with(&format!("commands find it with --admin-listen {admin}")).await;
+    out.line_with(&format!(" --admin-listen {admin}")).await;
     out.line_with("Paste into").await;
     let lost = run(command(home.path(), &[&["status"], &config[..]].concat())).await;
     assert!(lost.code == Some(1) && lost.err.contains("--admin-listen"), "{lost:?}");

@@ -51,10 +51,17 @@ impl Apply {
         let source = Source::at(&self.from)?;
         let from = self.from.display();
         let anybody = Trust { keys: Vec::new(), unsigned: true };
-        let opened = Opened::open(source.open()?, &anybody).with_context(|| shown_as_text(&from.to_string()))?;
+        // What is no file can be read once only.
+        let opened = match &source {
+            Source::File(path) if !path.is_file() => None,
+            source => {
+                let opened = Opened::open(source.open()?, &anybody);
+                Some(opened.with_context(|| shown_as_text(&from.to_string()))?)
+            }
+        };
         let runtime = runtime()?;
         let applied = runtime.block_on(async {
-            if let Standing::ByAStranger(key) = &opened.standing
+            if let Some(Standing::ByAStranger(key)) = opened.as_ref().map(|opened| &opened.standing)
                 && !self.unsigned
             {
                 keys::must_be_read(&config, key).await?;
