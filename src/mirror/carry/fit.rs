@@ -54,10 +54,6 @@ impl Mirror {
                 "[store] max_size leaves no more beside what is pinned, and what of the bundle is held already",
             ),
         };
-        let room = self.store_bytes_now().saturating_sub(stays);
-        if needed > room {
-            return Err(NotApplied::NoRoom { needed, room, why });
-        }
         let evictable = match self.link() {
             Link::Offline => 0,
             Link::Online => self.store.index.totals().archive_bytes.saturating_sub(stays),
@@ -65,6 +61,11 @@ impl Mirror {
         let room = self.store.free_bytes()?.saturating_add(evictable);
         if on_disk > room {
             return Err(NotApplied::NoRoom { needed: on_disk, room, why: "the disk of the store has no more" });
+        }
+        // After the disk, of which the limit may be a share: who frees what is missing there has both.
+        let room = self.store_bytes_now().saturating_sub(stays);
+        if needed > room {
+            return Err(NotApplied::NoRoom { needed, room, why });
         }
         Ok(())
     }
