@@ -41,6 +41,11 @@ impl Timestamp {
         humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(self.0.min(LAST_SECOND))).to_string()
     }
 
+    /// The day and the time as HTTP writes them (RFC 9110 5.6.7).
+    pub fn http_date(self) -> String {
+        httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_secs(self.0.min(LAST_SECOND)))
+    }
+
     /// The moment `duration` later, in whole seconds.
     pub fn after(self, duration: Duration) -> Self {
         Self(self.0.saturating_add(duration.as_secs()))

@@ -87,7 +87,7 @@ async fn answered(request: &[u8]) -> Vec<u8> {
     let main = Arc::clone(&LARDER.0);
     let peer = Peer {
         address: SocketAddr::from(([10, 9, 0, 5], 4711)),
-        secure: false,
+        tls: None,
         memory: ReadMemory::new(1 << 20).share(),
     };
     let service = service_fn(move |request| {

@@ -133,6 +133,12 @@ impl fmt::Display for Platform {
 }
 
 impl Platform {
+    /// The platforms that most clients run on, the most used first.
+    pub fn common() -> impl Iterator<Item = Self> {
+        let platforms = [("linux", "amd64"), ("darwin", "arm64"), ("linux", "arm64"), ("windows", "amd64")];
+        platforms.into_iter().map(|(os, arch)| Self { os: os.to_owned(), arch: arch.to_owned() })
+    }
+
     /// This machine's own: what a client on it would ask for.
     pub fn here() -> Self {
         let os = match std::env::consts::OS {

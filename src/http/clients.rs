@@ -12,7 +12,7 @@ use super::places::Standing;
 pub struct Clients {
     /// Who may ask; everybody where absent.
     pub allowed: Option<Vec<IpNet>>,
-    /// Whose X-Forwarded-For is believed.
+    /// Whose `X-Forwarded-For`, `-Host` and `-Proto` are believed.
     pub trusted_proxies: Vec<IpNet>,
 }
 
@@ -56,7 +56,7 @@ impl Clients {
     /// What whoever connects from `peer` is, before it has said anything.
     pub fn standing(&self, peer: IpAddr) -> Standing {
         let peer = peer.to_canonical();
-        if covers(&self.trusted_proxies, peer) {
+        if self.is_trusted_proxy(peer) {
             return Standing::Proxy;
         }
         match &self.allowed {
@@ -65,10 +65,15 @@ impl Clients {
         }
     }
 
+    /// True where `peer` is one of the proxies whose `X-Forwarded-…` headers are believed.
+    pub fn is_trusted_proxy(&self, peer: IpAddr) -> bool {
+        covers(&self.trusted_proxies, peer.to_canonical())
+    }
+
     /// Who sent a request that came from `peer` with these headers.
     pub fn client(&self, peer: IpAddr, headers: &HeaderMap) -> Client {
         let mut client = Client { address: peer.to_canonical(), unreadable: None };
-        if !covers(&self.trusted_proxies, client.address) {
+        if !self.is_trusted_proxy(peer) {
             return client;
         }
         let values: Vec<&str> =

@@ -112,8 +112,8 @@ impl Default for Limits {
 pub struct Peer {
     /// The other end of the connection.
     pub address: SocketAddr,
-    /// Whether the connection is TLS.
-    pub secure: bool,
+    /// Larder's own TLS, where the connection ends it.
+    pub tls: Option<Arc<Tls>>,
     /// What the connection may have of archives in memory.
     pub memory: ReadShare,
 }
@@ -285,7 +285,7 @@ impl<H> Site<H> {
             handshake_time = handshake_time.min(self.limits.outsider_time);
         }
         let socket = Watched::new(socket, Arc::clone(&activity));
-        let peer = Peer { address, secure: self.tls.is_some(), memory };
+        let peer = Peer { address, tls: self.tls.clone(), memory };
         let Some(tls) = &self.tls else {
             let (protocol, http) = match self.limits.http2 {
                 true => (Protocol::Undecided(0), self.http()),

@@ -10,6 +10,7 @@ pub mod clients;
 mod histogram;
 mod idle;
 pub mod listener;
+mod origin;
 mod phrase;
 mod pipe;
 pub mod places;
@@ -34,8 +35,9 @@ pub use self::admin::Admin;
 pub use self::body::Body;
 pub use self::requests::Requests;
 
-use self::clients::Clients;
+use self::clients::{Client, Clients};
 use self::listener::Peer;
+use self::origin::{Connection, origin};
 use self::places::Standing;
 use self::requests::{Content, End, Refusal, Way, way_word};
 use crate::cdn_loop::CdnLoop;
@@ -81,10 +83,17 @@ impl Main {
         let began = Instant::now();
         let number = self.number.fetch_add(1, Ordering::Relaxed);
         let head = request.method() == Method::HEAD;
-        let client = peer.address.ip();
-        let mut waiting =
-            Waiting { main: &self, request: &request, number, client, began, route: None, is_over: false };
-        let (response, outcome) = self.answer(&request, number, &peer, began, &mut waiting.route).await;
+        let client = self.clients.client(peer.address.ip(), request.headers());
+        let mut waiting = Waiting {
+            main: &self,
+            request: &request,
+            number,
+            client: client.address(),
+            began,
+            route: None,
+            is_over: false,
+        };
+        let (response, outcome) = self.answer(&request, number, &peer, &client, began, &mut waiting.route).await;
         waiting.is_over = true;
         let route = waiting.route;
         let line = waiting.line(Some(response.status()), outcome);
@@ -106,6 +115,7 @@ impl Main {
         request: &Request<Incoming>,
         number: u64,
         peer: &Peer,
+        client: &Client,
         began: Instant,
         way: &mut Way,
     ) -> (Response<Body>, End) {
@@ -116,20 +126,20 @@ impl Main {
                 return (respond::errors(StatusCode::BAD_REQUEST, vec![bad.to_string()]), End::Refused);
             }
         };
-        let client = self.clients.client(peer.address.ip(), request.headers());
-        let asked = protocol::Request {
+        let mut asked = protocol::Request {
             path: request.uri().path(),
             query: request.uri().query(),
             host,
             via: via(request.headers()),
             client: client.address().into(),
+            origin: None,
             now: self.clock.now(),
             takes_unknown_length: request.version() > Version::HTTP_10,
         };
         let (route, api) = (self.protocols.route(&asked), self.protocols.api(&asked));
         // Before anything else is said, or an outsider could learn what is mirrored; probes are for all.
         if !matches!(route, Ok(Route::Health | Route::Ready))
-            && let Err(refusal) = self.clients.admit(&client)
+            && let Err(refusal) = self.clients.admit(client)
         {
             self.requests.refused(Refusal::Client);
             return (respond::errors(respond::refusal_status(api), vec![refusal.to_string()]), End::Refused);
@@ -151,6 +161,12 @@ impl Main {
             }
         };
         *way = Some(route.kind());
+        if route.has_links() {
+            let is_trusted_proxy = self.clients.is_trusted_proxy(peer.address.ip());
+            let connection = Connection { is_trusted_proxy, tls: peer.tls.as_deref() };
+            let is_upstream = |host: &str| self.protocols.is_upstream(host);
+            asked.origin = origin(connection, request.headers(), host, is_upstream);
+        }
         match self.protocols.answer(&route, &asked).await {
             Ok(reply) => {
                 let (outcome, age) = (reply.outcome.map_or(End::NoOutcome, End::from), reply.age);

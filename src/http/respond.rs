@@ -9,6 +9,8 @@ use serde::Serialize;
 use super::body::Body;
 use super::phrase;
 use super::range::{Wanted, asked_range};
+use crate::clock::Timestamp;
+use crate::digest::Digest;
 use crate::error::{Explanation, Kind, public_text};
 use crate::mirror::{Archive, Outcome};
 use crate::protocol::rendered::Rendered;
@@ -64,6 +66,7 @@ fn cache_status(outcome: Outcome) -> &'static str {
 fn content_type(route: &Route) -> HeaderValue {
     let name = match route {
         Route::ProviderFile(wanted) => wanted.filename.as_str(),
+        Route::ProofFile(wanted) => wanted.file.name(),
         Route::ModuleArchive(_) => return HeaderValue::from_static("application/gzip"),
         _ => "",
     };
@@ -109,15 +112,17 @@ fn document(rendered: &Rendered, asked: &HeaderMap) -> Response<Body> {
     let gzip = rendered.gzip.as_ref().filter(|_| accepts_gzip(asked));
     let either = [&rendered.tag, &rendered.gzip_tag];
     let tag = if gzip.is_some() { &rendered.gzip_tag } else { &rendered.tag };
-    let mut response = if matches(asked, header::IF_NONE_MATCH, |given| either.iter().any(|tag| *tag == given)) {
-        status(StatusCode::NOT_MODIFIED)
-    } else {
-        let mut response = Response::new(Body::full(gzip.unwrap_or(&rendered.body).clone()));
-        response.headers_mut().insert(header::CONTENT_TYPE, JSON);
-        if gzip.is_some() {
-            response.headers_mut().insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    let mut response = match precondition(asked, |given| either.iter().any(|tag| *tag == given), None) {
+        Precondition::Failed => return precondition_failed(),
+        Precondition::NotModified => status(StatusCode::NOT_MODIFIED),
+        Precondition::Met => {
+            let mut response = Response::new(Body::full(gzip.unwrap_or(&rendered.body).clone()));
+            response.headers_mut().insert(header::CONTENT_TYPE, JSON);
+            if gzip.is_some() {
+                response.headers_mut().insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+            }
+            response
         }
-        response
     };
     let headers = response.headers_mut();
     if let Ok(tag) = HeaderValue::from_maybe_shared(tag.clone()) {
@@ -128,6 +133,48 @@ fn document(rendered: &Rendered, asked: &HeaderMap) -> Response<Body> {
         headers.insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
     }
     response
+}
+
+/// How the conditions of a GET or HEAD turn out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Precondition {
+    /// The whole answer goes out.
+    Met,
+    /// The client has it: 304.
+    NotModified,
+    /// The client wants another one than there is: 412.
+    Failed,
+}
+
+/// Evaluates the conditions of a request in the order of RFC 9110 13.2.2. `is_tag` compares an entity tag, quotes
+/// included, with that of the answer.
+fn precondition(asked: &HeaderMap, is_tag: impl Fn(&str) -> bool, modified: Option<Timestamp>) -> Precondition {
+    let date = |name| Some(Timestamp::of(httpdate::parse_http_date(asked.get(name)?.to_str().ok()?).ok()?));
+    let not_after = |date: Option<Timestamp>| modified.zip(date).map(|(modified, date)| modified <= date);
+    // A weak tag never matches here (RFC 9110 8.8.3.2).
+    let matches = any_tag(asked, header::IF_MATCH, |given| is_tag(given));
+    let is_met = matches.or_else(|| not_after(date(header::IF_UNMODIFIED_SINCE))).unwrap_or(true);
+    if !is_met {
+        return Precondition::Failed;
+    }
+    let has_it = any_tag(asked, header::IF_NONE_MATCH, |given| is_tag(given.trim_start_matches("W/")));
+    match has_it.or_else(|| not_after(date(header::IF_MODIFIED_SINCE))) {
+        Some(true) => Precondition::NotModified,
+        Some(false) | None => Precondition::Met,
+    }
+}
+
+/// Whether one of the entity tags in a header is one that `is_it` says, or `*`; `None` without that header.
+fn any_tag(asked: &HeaderMap, name: header::HeaderName, is_it: impl Fn(&str) -> bool) -> Option<bool> {
+    let mut values = asked.get_all(name).into_iter().peekable();
+    values.peek()?;
+    let mut tags = values.filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(',')).map(str::trim);
+    Some(tags.any(|given| given == "*" || is_it(given)))
+}
+
+fn precondition_failed() -> Response<Body> {
+    let why = "the answer is not the one that If-Match or If-Unmodified-Since asks for: ask again without it";
+    errors(StatusCode::PRECONDITION_FAILED, vec![why.into()])
 }
 
 /// What a request says of the form it wants its answer in. Only a GET has ranges (RFC 9110 14.2).
@@ -141,75 +188,106 @@ struct Asked<'a> {
 fn file(archive: Archive, route: &Route, asked: Asked<'_>, memory: ReadShare) -> Response<Body> {
     let mut response = match archive {
         // Not proven yet: no range, no tag, nothing that lets a part of it look like the whole.
+        Archive::Arriving { .. } | Archive::Passing { .. } if expects_another(route, asked.headers) => {
+            return precondition_failed();
+        }
         Archive::Arriving { follow, length } => Response::new(Body::stream(follow.stream(memory), length)),
         Archive::Passing { passing, length } => Response::new(Body::stream(passing.stream(), length)),
-        Archive::InMemory { bytes, digest } => {
+        Archive::InMemory { bytes, digest, stored } => {
             let size_bytes = bytes.len() as u64;
-            held(&digest.to_string(), size_bytes, asked, |start, end| {
+            held(Validators::of(digest, stored), size_bytes, asked, |start, end| {
                 // The range is inside the bytes, whose length fits a usize.
                 Body::full(bytes.slice(start as usize..end as usize))
             })
         }
-        Archive::Held { blob, digest } => {
+        Archive::Held { blob, digest, stored } => {
             let size_bytes = blob.size_bytes();
-            held(&digest.to_string(), size_bytes, asked, |start, end| {
+            held(Validators::of(digest, Some(stored)), size_bytes, asked, |start, end| {
                 Body::stream(blob.stream(start..end, memory), Some(end - start))
             })
         }
     };
+    let has_content = response.status() != StatusCode::NOT_MODIFIED;
     let headers = response.headers_mut();
     headers.entry(header::CACHE_CONTROL).or_insert(for_how_long(route));
-    if !headers.contains_key(header::CONTENT_TYPE) {
+    if has_content && !headers.contains_key(header::CONTENT_TYPE) {
         headers.insert(header::CONTENT_TYPE, content_type(route));
     }
     response
 }
 
+/// True where If-Match asks for a file with another digest than the one that the URL begins to name.
+fn expects_another(route: &Route, asked: &HeaderMap) -> bool {
+    let digest = match route {
+        Route::ProviderFile(wanted) => Some(&wanted.digest),
+        Route::ModuleArchive(wanted) => wanted.digest.as_ref(),
+        _ => None,
+    };
+    let is_tag = |given: &str| digest.is_some_and(|digest| given.trim_matches('"').starts_with(&digest.to_string()));
+    any_tag(asked, header::IF_MATCH, is_tag) == Some(false)
+}
+
+/// By what a client knows a file again (RFC 9110 8.8).
+struct Validators {
+    tag: String,
+    modified: Option<Timestamp>,
+}
+
+impl Validators {
+    fn of(digest: Digest, modified: Option<Timestamp>) -> Self {
+        Self { tag: format!("\"{digest}\""), modified }
+    }
+
+    fn last_modified(&self) -> Option<String> {
+        self.modified.map(Timestamp::http_date)
+    }
+
+    /// Whether a part fits what the client has (RFC 9110 13.1.5).
+    fn is_if_range(&self, given: &HeaderValue) -> bool {
+        let given = given.as_bytes();
+        given == self.tag.as_bytes() || self.last_modified().is_some_and(|modified| given == modified.as_bytes())
+    }
+}
+
 /// Conditional and range answers (RFC 9110 13, 14), on what is held and proven only.
-fn held(digest: &str, size_bytes: u64, asked: Asked<'_>, body: impl FnOnce(u64, u64) -> Body) -> Response<Body> {
-    let tag = format!("\"{digest}\"");
-    let mut response = if matches(asked.headers, header::IF_NONE_MATCH, |given| given == tag) {
-        status(StatusCode::NOT_MODIFIED)
-    } else {
-        let if_range = asked.headers.get(header::IF_RANGE);
-        let may_be = asked.has_parts && asked.is_get && if_range.is_none_or(|given| given.as_bytes() == tag.as_bytes());
-        let range = asked.headers.get(header::RANGE).filter(|_| may_be).and_then(|range| range.to_str().ok());
-        match range.map_or(Wanted::Whole, |range| asked_range(range, size_bytes)) {
-            Wanted::Whole => Response::new(body(0, size_bytes)),
-            Wanted::Part(start, end) => {
-                let mut response = Response::new(body(start, end));
-                *response.status_mut() = StatusCode::PARTIAL_CONTENT;
-                insert(
-                    response.headers_mut(),
-                    header::CONTENT_RANGE,
-                    &format!("bytes {start}-{}/{size_bytes}", end - 1),
-                );
-                response
-            }
-            Wanted::Beyond => {
-                let why = format!("the range lies beyond the file, which has {size_bytes} bytes");
-                let mut response = errors(StatusCode::RANGE_NOT_SATISFIABLE, vec![why]);
-                insert(response.headers_mut(), header::CONTENT_RANGE, &format!("bytes */{size_bytes}"));
-                response
+fn held(known: Validators, size_bytes: u64, asked: Asked<'_>, body: impl FnOnce(u64, u64) -> Body) -> Response<Body> {
+    let mut response = match precondition(asked.headers, |given| given == known.tag, known.modified) {
+        Precondition::Failed => return precondition_failed(),
+        Precondition::NotModified => status(StatusCode::NOT_MODIFIED),
+        Precondition::Met => {
+            let if_range = asked.headers.get(header::IF_RANGE);
+            let may_be = asked.has_parts && asked.is_get && if_range.is_none_or(|given| known.is_if_range(given));
+            let range = asked.headers.get(header::RANGE).filter(|_| may_be).and_then(|range| range.to_str().ok());
+            match range.map_or(Wanted::Whole, |range| asked_range(range, size_bytes)) {
+                Wanted::Whole => Response::new(body(0, size_bytes)),
+                Wanted::Part(start, end) => {
+                    let mut response = Response::new(body(start, end));
+                    *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+                    insert(
+                        response.headers_mut(),
+                        header::CONTENT_RANGE,
+                        &format!("bytes {start}-{}/{size_bytes}", end - 1),
+                    );
+                    response
+                }
+                Wanted::Beyond => {
+                    let why = format!("the range lies beyond the file, which has {size_bytes} bytes");
+                    let mut response = errors(StatusCode::RANGE_NOT_SATISFIABLE, vec![why]);
+                    insert(response.headers_mut(), header::CONTENT_RANGE, &format!("bytes */{size_bytes}"));
+                    response
+                }
             }
         }
     };
     let headers = response.headers_mut();
-    insert(headers, header::ETAG, &tag);
+    insert(headers, header::ETAG, &known.tag);
+    if let Some(modified) = known.last_modified() {
+        insert(headers, header::LAST_MODIFIED, &modified);
+    }
     if asked.has_parts {
         headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
     }
     response
-}
-
-/// Whether one of the entity tags in a header is one that `is_it` says; weak or not makes no difference
-/// for the conditions that clients of larder set. `*` is any.
-fn matches(asked: &HeaderMap, name: header::HeaderName, is_it: impl Fn(&str) -> bool) -> bool {
-    let values = asked.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
-    values
-        .flat_map(|value| value.split(','))
-        .map(str::trim)
-        .any(|given| given == "*" || is_it(given.trim_start_matches("W/")))
 }
 
 fn accepts_gzip(asked: &HeaderMap) -> bool {

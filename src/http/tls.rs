@@ -14,12 +14,13 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use rustls::{
     InconsistentKeys, ServerConfig,
+    client::verify_server_name,
     crypto::{CryptoProvider, aws_lc_rs},
-    server::{ClientHello, ResolvesServerCert},
+    server::{ClientHello, ParsedCertificate, ResolvesServerCert},
     sign::CertifiedKey,
 };
 use rustls_pki_types::{
-    CertificateDer, PrivateKeyDer,
+    CertificateDer, PrivateKeyDer, ServerName,
     pem::{self, PemObject},
 };
 use tokio_rustls::TlsAcceptor;
@@ -140,6 +141,21 @@ impl Tls {
     pub fn acceptor(&self, http2: bool) -> TlsAcceptor {
         let config = if http2 { &self.with_http2 } else { &self.http1 };
         TlsAcceptor::from(Arc::clone(&config.0))
+    }
+
+    /// True where the certificate in use is for the host of a `HOST[:PORT]`, as a client would judge it (RFC 9525).
+    #[must_use]
+    pub fn certifies(&self, authority: &str) -> bool {
+        let name = match authority.rsplit_once(':') {
+            Some((name, port)) if !port.ends_with(']') => name,
+            _ => authority,
+        };
+        let name = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
+        let (Ok(name), pair) = (ServerName::try_from(name), self.current.0.load()) else { return false };
+        let certificate = pair.cert.first().map(ParsedCertificate::try_from);
+        certificate.is_some_and(|certificate| {
+            certificate.is_ok_and(|certificate| verify_server_name(&certificate, &name).is_ok())
+        })
     }
 
     /// Reads a pair at once, from these files, and proves it.

@@ -1,5 +1,6 @@
 //! Pull-through for archives and the two files beside them: held and checked, or arriving and followed.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,11 +17,11 @@ use super::passing::Passing;
 use super::proof_set::{HeldSet, KeptSet, ProofSet, SetFile};
 use super::pull::nobody_may_wait;
 use super::{Answer, Call, Mirror, Outcome, SMALL_ARCHIVE_BYTES, unless_gone};
-use crate::address::{FileName, Package};
+use crate::address::{FileName, Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix};
 use crate::error::Error;
-use crate::store::{Blob, StoreError};
+use crate::store::{Blob, Key, StoreError};
 use crate::upstream::outbound::Link;
 
 /// One file of a package, as our URLs name it.
@@ -43,6 +44,8 @@ pub enum Archive {
         bytes: Bytes,
         /// Its SHA-256.
         digest: Digest,
+        /// When it was first stored; nothing is known of that for what is part of a proof set.
+        stored: Option<Timestamp>,
     },
     /// Held and checked, read as it is sent.
     Held {
@@ -50,6 +53,8 @@ pub enum Archive {
         blob: Blob,
         /// Its SHA-256.
         digest: Digest,
+        /// When it was first stored.
+        stored: Timestamp,
     },
     /// On its way from upstream: not proven yet, so nothing of it may look complete.
     Arriving {
@@ -71,24 +76,83 @@ pub enum Archive {
 /// revision changes.
 const COPY_BELIEVED: Duration = Duration::from_secs(60);
 
-/// The name of SHA256SUMS in our URLs.
-const SUMS_NAME: &str = "SHA256SUMS";
-/// The name of its signature in our URLs.
-const SIGNATURE_NAME: &str = "SHA256SUMS.sig";
+/// For how many platforms of a version upstream is asked for a file of its proof sets. All platforms of nearly every
+/// provider share one SHA256SUMS.
+const MOST_ASKED: usize = 4;
+
+/// SHA256SUMS of a version or its signature, as our URLs name it: the same for every platform, because clients such as
+/// Renovate count one list of hashes for each URL.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ProofFileRef {
+    /// The provider.
+    pub provider: ProviderAddress,
+    /// Its version.
+    pub version: Version,
+    /// The first digits of the file's own SHA-256.
+    pub digest: DigestPrefix,
+    /// Which of the two files.
+    pub file: ProofFile,
+}
+
+/// A file of a proof set that proves its archive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ProofFile {
+    /// SHA256SUMS.
+    Sums,
+    /// Its signature.
+    Signature,
+}
+
+impl ProofFile {
+    /// The file's name in our URLs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sums => "SHA256SUMS",
+            Self::Signature => "SHA256SUMS.sig",
+        }
+    }
+
+    /// The file with this name.
+    pub fn named(name: &str) -> Option<Self> {
+        [Self::Sums, Self::Signature].into_iter().find(|file| file.name() == name)
+    }
+}
+
+/// What our URLs call the files of a proof set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct References {
+    /// The archive.
+    pub archive: ArchiveRef,
+    /// SHA256SUMS.
+    pub sums: ProofFileRef,
+    /// The signature.
+    pub signature: ProofFileRef,
+}
 
 impl ProofSet {
-    /// What our URLs call the archive, SHA256SUMS and the signature of this set.
-    ///
-    /// # Errors
-    /// None that these fixed names could cause; they are parsed like any other.
-    pub fn references(&self, package: &Package) -> Result<[ArchiveRef; 3], crate::address::BadAddress> {
-        let reference =
-            |digest: Digest, filename| ArchiveRef { package: package.clone(), digest: digest.prefix(), filename };
-        Ok([
-            reference(self.document.shasum, self.document.filename.clone()),
-            reference(self.sums_digest(), FileName::parse(SUMS_NAME)?),
-            reference(self.signature_digest(), FileName::parse(SIGNATURE_NAME)?),
-        ])
+    /// What our URLs call the files of this set.
+    pub fn references(&self, package: &Package) -> References {
+        let Package { provider, version, .. } = package;
+        let proof = |digest: Digest, file| ProofFileRef {
+            provider: provider.clone(),
+            version: version.clone(),
+            digest: digest.prefix(),
+            file,
+        };
+        let filename = self.document.filename.clone();
+        References {
+            archive: ArchiveRef { package: package.clone(), digest: self.document.shasum.prefix(), filename },
+            sums: proof(self.sums_digest(), ProofFile::Sums),
+            signature: proof(self.signature_digest(), ProofFile::Signature),
+        }
+    }
+
+    fn proof_file(&self, file: ProofFile) -> Archive {
+        let (bytes, digest) = match file {
+            ProofFile::Sums => (&self.sums, self.sums_digest()),
+            ProofFile::Signature => (&self.signature, self.signature_digest()),
+        };
+        Archive::InMemory { bytes: bytes.clone(), digest, stored: None }
     }
 }
 
@@ -112,32 +176,100 @@ impl Mirror {
         {
             return self.of_set(wanted, held, &set, file, call).await;
         }
-        let held = self.set_that_lists(wanted, held.map(|held| held.kept.age), call).await?;
+        let of = FileOf { package, digest: &wanted.digest, name: wanted.filename.as_str() };
+        let held = self.set_that_lists(of, held.map(|held| held.kept.age), call).await?;
         match held.find(&wanted.digest, call.now) {
             Some((set, file)) => self.of_set(wanted, &held, &set, file, call).await,
-            None => Err(no_such_file(wanted)),
+            None => Err(of.is_absent()),
         }
+    }
+
+    /// SHA256SUMS or a signature: of any stored proof set of the version, current or previous, that holds the digest.
+    /// Where none does, upstream is asked again for the sets that it may be of.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where no set holds the digest, also after asking upstream.
+    pub async fn proof_file(self: &Arc<Self>, wanted: &ProofFileRef, call: &Call) -> Result<Answer<Archive>, Error> {
+        let ProofFileRef { provider, version, digest, file } = wanted;
+        let stored = self.platforms_with_sets(provider, version).await?;
+        let package = |platform| Package { provider: provider.clone(), version: version.clone(), platform };
+        for platform in &stored {
+            let held = self.held_set(&package(platform.clone()), call).await?;
+            if let Some(set) = held.and_then(|held| held.with_proof_file(*file, digest, call.now)) {
+                let fresh_until = call.now.after(COPY_BELIEVED);
+                return Ok(Answer {
+                    value: set.proof_file(*file),
+                    outcome: Outcome::Hit,
+                    fresh_until,
+                    checked: call.now,
+                });
+            }
+        }
+        let mut asked = None;
+        for platform in self.likely_platforms(provider, version, stored).await? {
+            let package = package(platform);
+            let of = FileOf { package: &package, digest, name: file.name() };
+            let seen = self.held_set(&package, call).await?.map(|held| held.kept.age);
+            match self.set_that_lists(of, seen, call).await {
+                Ok(held) => match held.with_proof_file(*file, digest, call.now) {
+                    Some(set) => {
+                        let (value, fresh_until) = (set.proof_file(*file), call.now);
+                        return Ok(Answer { value, outcome: Outcome::Miss, fresh_until, checked: call.now });
+                    }
+                    None => asked = asked.or(Some(of.is_absent())),
+                },
+                // What is absent for one platform may be there for another; any other failure hides whether it is.
+                Err(Error::NotFound(why)) => asked = asked.or(Some(Error::NotFound(why))),
+                Err(error) => return Err(error),
+            }
+        }
+        let what = format!("{} of {provider} {version}", file.name());
+        Err(asked.unwrap_or_else(|| Error::NotFound(format!("{what}: no platform of that version is known"))))
+    }
+
+    /// The platforms for which upstream is asked again when no stored set holds a file: those with a set, then those that
+    /// the cached version list names, the most used first.
+    async fn likely_platforms(
+        self: &Arc<Self>,
+        provider: &ProviderAddress,
+        version: &Version,
+        stored: Vec<Platform>,
+    ) -> Result<Vec<Platform>, Error> {
+        let mut likely = stored;
+        let cached = self.held_document(&Key::ProviderVersions(provider.clone())).await?;
+        let list = match &cached {
+            Some(cached) => cached.value.versions().await.ok(),
+            None => None,
+        };
+        let listed = list.as_ref().and_then(|list| list.get(version)).map(|listed| &listed.platforms[..]);
+        let names_none = listed.is_none_or(<[_]>::is_empty);
+        likely.extend(Platform::common().filter(|common| names_none || listed.is_some_and(|all| all.contains(common))));
+        likely.extend(listed.unwrap_or_default().iter().cloned());
+        let mut seen = HashSet::new();
+        likely.retain(|platform| seen.insert(platform.clone()));
+        likely.truncate(MOST_ASKED);
+        Ok(likely)
     }
 
     /// Asks for the set of an archive URL that nothing kept lists; where it does not list it either, not
     /// again for a while.
     async fn set_that_lists(
         self: &Arc<Self>,
-        wanted: &ArchiveRef,
+        wanted: FileOf<'_>,
         seen: Option<Age>,
         call: &Call,
     ) -> Result<HeldSet, Error> {
-        let package = &wanted.package;
+        let package = wanted.package;
         if call.terms.asked_anew.get(package, call.now).is_some() {
-            return Err(no_such_file(wanted));
+            return Err(wanted.is_absent());
         }
         if self.link() == Link::Offline {
-            return Err(self.lacks(package, format!("{} of {package}", wanted.filename), call).await);
+            return Err(self.lacks(package, format!("{} of {package}", wanted.name), call).await);
         }
         let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the download document of {package}")))?;
         let asked = tokio::time::timeout_at(call.deadline, self.ask_again(package, seen, call)).await;
         let held = asked.map_err(|_| Error::Slow(format!("the download document of {package}")))??;
-        if held.find(&wanted.digest, call.now).is_none() {
+        if held.find(wanted.digest, call.now).is_none() {
             let rule = call.upstream(&package.provider.host)?.rule(|fresh| fresh.download);
             call.terms.asked_anew.put(package.clone(), (), call.now.after(rule.believed()), call.now);
         }
@@ -152,18 +284,20 @@ impl Mirror {
         file: SetFile,
         call: &Call,
     ) -> Result<Answer<Archive>, Error> {
-        let named = set.references(&wanted.package).ok();
-        if !named.is_some_and(|named| named.contains(wanted)) {
-            return Err(no_such_file(wanted));
-        }
-        let in_memory = |bytes: &Bytes, digest| {
-            let value = Archive::InMemory { bytes: bytes.clone(), digest };
-            Ok(Answer { value, outcome: Outcome::Hit, fresh_until: call.now, checked: call.now })
+        let name = wanted.filename.as_str();
+        let proof = |file: ProofFile| {
+            let value = set.proof_file(file);
+            Answer { value, outcome: Outcome::Hit, fresh_until: call.now, checked: call.now }
         };
         match file {
-            SetFile::Sums => in_memory(&set.sums, set.sums_digest()),
-            SetFile::Signature => in_memory(&set.signature, set.signature_digest()),
-            SetFile::Archive => self.cold(&wanted.package, &held.kept, set, call).await,
+            SetFile::Archive if set.document.filename == wanted.filename => {
+                self.cold(&wanted.package, &held.kept, set, call).await
+            }
+            // URLs of before named the platform with these, too.
+            SetFile::Proof(file) if file.name() == name => Ok(proof(file)),
+            SetFile::Archive | SetFile::Proof(_) => {
+                Err(FileOf { package: &wanted.package, digest: &wanted.digest, name }.is_absent())
+            }
         }
     }
 
@@ -317,9 +451,19 @@ enum Arrival {
     NoPlace(StoreError),
 }
 
-fn no_such_file(wanted: &ArchiveRef) -> Error {
-    let ArchiveRef { package, digest, filename } = wanted;
-    Error::NotFound(format!(
-        "{package} has no file {filename} whose SHA-256 begins with {digest}: ask its download document again"
-    ))
+/// A file of a package's proof set.
+#[derive(Debug, Clone, Copy)]
+struct FileOf<'a> {
+    package: &'a Package,
+    digest: &'a DigestPrefix,
+    name: &'a str,
+}
+
+impl FileOf<'_> {
+    fn is_absent(&self) -> Error {
+        let Self { package, digest, name } = self;
+        Error::NotFound(format!(
+            "{package} has no file {name} whose SHA-256 begins with {digest}: ask its download document again"
+        ))
+    }
 }

@@ -83,8 +83,7 @@ impl Mirror {
             self.write_document(&key, &kept.write(), held.kept, Durability::Synced)?;
         }
         self.catalog.change_name(package, |name| {
-            name.archives.retain(|before| before.digest != held.digest);
-            name.archives.push(held.clone());
+            name.put(held.clone());
         })?;
         self.store.index.archive_kept(&held.digest, held.size_bytes, held.kept);
         self.changed(&package.provider);

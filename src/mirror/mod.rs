@@ -65,7 +65,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 
 pub use self::accept::{Accepted, ChangedFile, Ruling};
-pub use self::archives::{Archive, ArchiveRef};
+pub use self::archives::{Archive, ArchiveRef, ProofFile, ProofFileRef, References};
 pub use self::call::{Answer, Call, Haste, Outcome};
 pub use self::carry::{Gathered, NotApplied, NotGathered, TakingIn};
 pub use self::check::{Found, Healed, Wrong};

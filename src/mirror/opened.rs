@@ -22,7 +22,7 @@ impl Mirror {
         held: &HeldArchive,
         call: &Call,
     ) -> Result<Opened, Error> {
-        let (of, digest) = (of.into(), held.digest);
+        let (of, digest, stored) = (of.into(), held.digest, held.first_stored());
         let Some(blob) = self.on_disk(move |mirror| unless_gone(mirror.store.blobs.get(&digest))).await? else {
             tracing::warn!(package = %of, %digest, "the archive a name lists is not there; it is fetched again");
             self.try_to_take_off(&of, held, Found::Missing).await;
@@ -33,9 +33,9 @@ impl Mirror {
             false => Read::NoRoom,
         };
         let archive = match read {
-            Read::Right(bytes) => Some(Archive::InMemory { bytes, digest }),
+            Read::Right(bytes) => Some(Archive::InMemory { bytes, digest, stored: Some(stored) }),
             Read::Damaged => None,
-            Read::NoRoom => self.check_once(&blob, held).await?.then_some(Archive::Held { blob, digest }),
+            Read::NoRoom => self.check_once(&blob, held).await?.then_some(Archive::Held { blob, digest, stored }),
         };
         let Some(archive) = archive else {
             self.try_to_take_off(&of, held, Found::Damaged).await;

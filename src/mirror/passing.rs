@@ -126,7 +126,7 @@ impl Passing {
                 None => {
                     self.prove().await?;
                     let digest = self.asking.set.document.shasum;
-                    return Ok(Archive::InMemory { bytes: self.held_back.freeze(), digest });
+                    return Ok(Archive::InMemory { bytes: self.held_back.freeze(), digest, stored: None });
                 }
             }
         }

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use url::Url;
 
+use super::archives::ProofFile;
 use super::freshness::Age;
 use super::parts;
 use super::pull::AskedAgain;
@@ -53,8 +54,7 @@ pub(super) struct About {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SetFile {
     Archive,
-    Sums,
-    Signature,
+    Proof(ProofFile),
 }
 
 impl ProofSet {
@@ -103,9 +103,9 @@ impl ProofSet {
         if prefix.matches(&self.document.shasum) {
             Some(SetFile::Archive)
         } else if prefix.matches(&self.sums_digest) {
-            Some(SetFile::Sums)
+            Some(SetFile::Proof(ProofFile::Sums))
         } else if prefix.matches(&self.signature_digest) && !self.signature.is_empty() {
-            Some(SetFile::Signature)
+            Some(SetFile::Proof(ProofFile::Signature))
         } else {
             None
         }
@@ -185,6 +185,16 @@ impl HeldSet {
         let predecessor = self.kept.predecessor.as_ref().filter(|(_, replaced)| lately(*replaced));
         let sets = [Some(&self.kept.current), predecessor.map(|(set, _)| set), self.fallback.as_ref()];
         sets.into_iter().flatten().find_map(|set| Some((Arc::clone(set), set.file(prefix)?)))
+    }
+
+    /// The set whose SHA256SUMS or signature has this digest.
+    pub(super) fn with_proof_file(
+        &self,
+        file: ProofFile,
+        prefix: &DigestPrefix,
+        now: Timestamp,
+    ) -> Option<Arc<ProofSet>> {
+        self.find(prefix, now).filter(|(_, found)| *found == SetFile::Proof(file)).map(|(set, _)| set)
     }
 }
 

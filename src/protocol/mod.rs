@@ -1,7 +1,6 @@
 //! What clients speak: one file per protocol. Translates between routes and the mirror; never decides.
 
 pub mod admin;
-mod archive;
 pub mod client_config;
 pub mod discovery;
 mod modules;
@@ -19,7 +18,7 @@ use futures_util::FutureExt;
 
 use self::rendered::{Answers, Finished, Kept, Rendered};
 use self::renderings::Renderings;
-use self::route::{About, Api, Door, Form, Mount, NoRoute, Route};
+use self::route::{About, Api, Base, Door, Mount, NoRoute, Origin, Route};
 use crate::address::ModulePackage;
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
@@ -42,6 +41,8 @@ pub struct Request<'a> {
     pub via: CdnLoop,
     /// Who sent it, as far as trusted proxies tell.
     pub client: ClientAddress,
+    /// Where the client sees larder, if that is known and the answer has links.
+    pub origin: Option<Origin<'a>>,
     /// When it came.
     pub now: Timestamp,
     /// Whether the client can take a body whose length is not known.
@@ -84,7 +85,7 @@ impl From<Finished> for Content {
         match finished {
             Finished::Document(rendered) => Self::Document(rendered),
             Finished::Location(location) => Self::Location(location),
-            Finished::Archive { bytes, digest } => Self::File(Archive::InMemory { bytes, digest }),
+            Finished::Archive { bytes, digest, stored } => Self::File(Archive::InMemory { bytes, digest, stored }),
         }
     }
 }
@@ -136,6 +137,11 @@ impl Protocols {
         Route::parse(self.mount.below(request.path), request.query, request.host, &self.door)
     }
 
+    /// True where a Host is an upstream's name, under which larder answers itself (take-over).
+    pub fn is_upstream(&self, host: &str) -> bool {
+        self.door.taken_over(Some(host)).is_some()
+    }
+
     /// The protocol that a request line belongs to, whether or not it leads anywhere.
     pub fn api(&self, request: &Request<'_>) -> Api {
         Api::of_path(self.mount.below(request.path))
@@ -144,20 +150,23 @@ impl Protocols {
     /// Answers a route.
     pub async fn answer(&self, route: &Route, request: &Request<'_>) -> Result<Reply, Failure> {
         self.mirror.refuse_loops(&request.via)?;
-        let form = self.mount.form(&request.via);
+        let base = match route.has_links() {
+            true => self.mount.base(&request.via, request.origin.clone()),
+            false => Base::PathAbsolute,
+        };
         let revision = match route.about() {
             Some(About::Provider(address)) => self.mirror.revision(address),
             Some(About::Module(address)) => self.mirror.revision_of_module(address),
             Some(About::Pages(host)) => self.mirror.revision_of_pages(host),
             None => 0,
         };
-        if let Some(Kept { answer, checked, outcome, .. }) = self.answers.fresh(route, form, revision, request.now) {
+        if let Some(Kept { answer, checked, outcome, .. }) = self.answers.fresh(route, &base, revision, request.now) {
             let age =
                 matches!(answer, Finished::Document(_) | Finished::Location(_)).then(|| request.now.since(checked));
             return Ok(Reply { content: answer.into(), outcome: Some(outcome), age });
         }
         // On the heap: every hit would carry the room for all that a miss may come to.
-        Box::pin(self.ask(route, request, form, revision)).await
+        Box::pin(self.ask(route, request, &base, revision)).await
     }
 
     /// Where a version of a module is.
@@ -178,33 +187,37 @@ impl Protocols {
             let answer = Finished::Location(Arc::clone(&location));
             let outcome = outcome.again();
             let kept = Kept { answer, made: request.now, checked, fresh_until, revision, outcome };
-            self.answers.keep(route.clone(), links.form, kept);
+            self.answers.keep(route, links.base, kept);
         }
         let age = Some(request.now.since(checked));
         Ok(Reply { content: Content::Location(location), outcome: Some(outcome), age })
     }
 
     /// Answers from the mirror what is not finished in memory.
-    async fn ask(&self, route: &Route, request: &Request<'_>, form: Form, revision: u64) -> Result<Reply, Failure> {
+    async fn ask(
+        &self,
+        route: &Route,
+        request: &Request<'_>,
+        base: &Base<'_>,
+        revision: u64,
+    ) -> Result<Reply, Failure> {
         let Request { now, takes_unknown_length, client, .. } = *request;
         let (terms, via) = (Arc::clone(&self.terms), request.via.clone());
         let call = self.mirror.call(now, terms, via, Some(client), takes_unknown_length);
-        let links = Links { mount: &self.mount, form };
+        let links = Links { mount: &self.mount, base };
         if let Some(list) = self.list(route, &call).await? {
-            return Ok(self.finished(route, form, request.now, revision, list));
+            return Ok(self.finished(route, base, request.now, revision, list));
         }
         let document = match route {
             Route::Health => return Ok(admin::health()),
             Route::Ready => return Ok(admin::readiness(&self.mirror).await),
             Route::ProviderFile(wanted) => {
-                let (Answer { value, outcome, fresh_until, checked }, finished) =
-                    archive::file(&self.mirror, wanted, &call).await?;
-                if let Some(answer) = finished {
-                    let outcome = outcome.again();
-                    let kept = Kept { answer, made: request.now, checked, fresh_until, revision, outcome };
-                    self.answers.keep(route.clone(), form, kept);
-                }
-                return Ok(Reply { content: Content::File(value), outcome: Some(outcome), age: None });
+                let file = self.mirror.archive(wanted, &call).await?;
+                return Ok(self.file(route, base, revision, file, &call));
+            }
+            Route::ProofFile(wanted) => {
+                let file = self.mirror.proof_file(wanted, &call).await?;
+                return Ok(self.file(route, base, revision, file, &call));
             }
             Route::ModuleDownload(package) => {
                 return self.location(route, package, request, links, revision, &call).await;
@@ -231,7 +244,7 @@ impl Protocols {
         };
         let Answer { value, outcome, fresh_until, checked } = document;
         let rendered = Answer { value: Arc::new(render(value).await), outcome, fresh_until, checked };
-        Ok(self.finished(route, form, request.now, revision, rendered))
+        Ok(self.finished(route, base, request.now, revision, rendered))
     }
 
     /// A list that clients are told as upstream has it, however many of them ask, read and written once; nothing for any
@@ -261,11 +274,25 @@ impl Protocols {
         Ok(Some(Answer { value, outcome, fresh_until, checked }))
     }
 
+    /// The reply with a file named by its digest. A small one that was checked stays in memory for as long as the mirror
+    /// believes it.
+    fn file(&self, route: &Route, base: &Base<'_>, revision: u64, file: Answer<Archive>, call: &Call) -> Reply {
+        let Answer { value, outcome, fresh_until, checked } = file;
+        if let Archive::InMemory { bytes, digest, stored } = &value
+            && call.now < fresh_until
+        {
+            let answer = Finished::Archive { bytes: bytes.clone(), digest: *digest, stored: *stored };
+            let kept = Kept { answer, made: call.now, checked, fresh_until, revision, outcome: outcome.again() };
+            self.answers.keep(route, base, kept);
+        }
+        Reply { content: Content::File(value), outcome: Some(outcome), age: None }
+    }
+
     /// The reply that a rendered document makes, which is kept in memory for as long as it is fresh.
     fn finished(
         &self,
         route: &Route,
-        form: Form,
+        base: &Base<'_>,
         now: Timestamp,
         revision: u64,
         document: Answer<Arc<Rendered>>,
@@ -275,7 +302,7 @@ impl Protocols {
         if now < fresh_until {
             let answer = Finished::Document(Arc::clone(&rendered));
             let kept = Kept { answer, made: now, checked, fresh_until, revision, outcome: outcome.again() };
-            self.answers.keep(route.clone(), form, kept);
+            self.answers.keep(route, base, kept);
         }
         Reply { content: Content::Document(rendered), outcome: Some(outcome), age: Some(now.since(checked)) }
     }
@@ -294,11 +321,11 @@ async fn render(body: Vec<u8>) -> Rendered {
 #[derive(Debug, Clone, Copy)]
 struct Links<'a> {
     mount: &'a Mount,
-    form: Form,
+    base: &'a Base<'a>,
 }
 
 impl Links<'_> {
     fn to(&self, path: &str) -> String {
-        self.mount.url(self.form, path)
+        self.mount.url(self.base, path)
     }
 }

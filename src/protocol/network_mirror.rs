@@ -20,8 +20,8 @@ use crate::verify::platform_of;
 
 /// How many sets of one version are asked for side by side.
 const AT_ONCE: usize = 8;
-/// Where a list names no platforms, these are tried in turn until one has a set.
-const COMMON_PLATFORMS: [&str; 4] = ["linux_amd64", "darwin_arm64", "linux_arm64", "windows_amd64"];
+/// For how many platforms sets are asked for, one after the other, until there is one.
+const MOST_TRIED: usize = 4;
 
 #[derive(Serialize)]
 struct Nothing {}
@@ -239,8 +239,7 @@ impl<'a> Sets<'a> {
         answer: &mut Answered,
         package: impl Fn(Platform) -> Package,
     ) -> Result<(), Error> {
-        let common: Vec<Platform> =
-            COMMON_PLATFORMS.iter().filter_map(|platform| Platform::parse(platform).ok()).collect();
+        let common: Vec<Platform> = Platform::common().collect();
         let listed = &self.listed.platforms;
         let mut candidates: Vec<Platform> =
             common.iter().filter(|platform| listed.contains(platform)).cloned().collect();
@@ -248,7 +247,7 @@ impl<'a> Sets<'a> {
         if listed.is_empty() {
             candidates = common;
         }
-        for platform in candidates.into_iter().take(COMMON_PLATFORMS.len()) {
+        for platform in candidates.into_iter().take(MOST_TRIED) {
             match mirror.proof_set(&package(platform.clone()), call).await {
                 Ok(set) => {
                     answer.and(&set);

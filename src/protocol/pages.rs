@@ -39,7 +39,7 @@ pub(super) async fn page(
     let unreadable = |why: String| Error::Interrupted(format!("{} cannot be read: {why}", page.what()));
     let body = match value {
         PageFound::Upstream(kept) => {
-            let (mount, form, host) = (links.mount.clone(), links.form, page.host.clone());
+            let (mount, base, host) = (links.mount.clone(), links.base.clone().into_owned(), page.host.clone());
             let service = page.path.service();
             let installable = match mirror.link() {
                 Link::Online => None,
@@ -50,7 +50,7 @@ pub(super) async fn page(
                     Some(versions) => UpstreamPage { body: only_these(&found.body, versions)?, ..found },
                     None => found,
                 };
-                with_links(&found, service, &host, |path| mount.url(form, path)).map_err(|e| e.to_string())
+                with_links(&found, service, &host, |path| mount.url(&base, path)).map_err(|e| e.to_string())
             };
             kept.read_page(page, rewritten).await.map_err(unreadable)?
         }

@@ -10,7 +10,7 @@ use super::Links;
 use super::route::Route;
 use crate::address::{Package, ProviderAddress};
 use crate::error::Error;
-use crate::mirror::{Answer, Call, KeptDocument, Mirror};
+use crate::mirror::{Answer, Call, KeptDocument, Mirror, References};
 use crate::upstream::providers::{RawObject, VersionList};
 
 #[derive(Serialize)]
@@ -55,8 +55,9 @@ pub(super) async fn download(
     let Answer { value: set, outcome, fresh_until, checked } = mirror.proof_set(package, call).await?;
     let unreadable =
         |why: String| Error::Interrupted(format!("the held download document of {package} cannot be read: {why}"));
-    let references = set.references(package).map_err(|e| unreadable(e.to_string()))?;
-    let urls = references.map(|reference| links.to(&Route::ProviderFile(reference).path()));
+    let References { archive, sums, signature } = set.references(package);
+    let urls = [Route::ProviderFile(archive), Route::ProofFile(sums), Route::ProofFile(signature)]
+        .map(|route| links.to(&route.path()));
     let body = set.document.with_urls(urls).map_err(|e| unreadable(e.to_string()))?;
     Ok(Answer { value: body, outcome, fresh_until, checked })
 }

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use percent_encoding::percent_decode_str;
 
 pub use self::kind::RouteKind;
-pub use self::mount::{Form, Mount};
+pub use self::mount::{Base, Mount, Origin, Scheme};
 pub use self::print::{MIRROR_BASE, modules_base, providers_base};
 use crate::address::{
     FileName, Hostname, LONGEST_PART, ModuleAddress, ModuleName, ModulePackage, Name, Package, Platform,
@@ -19,7 +19,7 @@ use crate::address::{
 };
 use crate::digest::DigestPrefix;
 use crate::error::{Error, Explanation};
-use crate::mirror::{ArchiveRef, ModuleArchiveRef};
+use crate::mirror::{ArchiveRef, ModuleArchiveRef, ProofFile, ProofFileRef};
 use crate::upstream::page_query::{BadQuery, PageQuery};
 use crate::upstream::pages::{PagePath, PageRef, SpelledVersion};
 
@@ -44,6 +44,8 @@ pub enum Route {
     MirrorVersion(ProviderAddress, Version),
     /// `/archive/HOST/providers/NS/TYPE/VERSION/OS_ARCH/DIGEST/FILENAME`
     ProviderFile(ArchiveRef),
+    /// `/archive/HOST/providers/NS/TYPE/VERSION/DIGEST/SHA256SUMS`, and `…/SHA256SUMS.sig`
+    ProofFile(ProofFileRef),
     /// `/registry/HOST/v1/modules/NS/NAME/SYSTEM/versions`
     ModuleVersions(ModuleAddress),
     /// `/registry/HOST/v1/modules/NS/NAME/SYSTEM/VERSION/download`
@@ -145,10 +147,25 @@ pub struct Door {
 impl Door {
     /// The upstream whose name the client believes to talk to. The Host header may carry the port that
     /// larder happens to listen on.
-    fn taken_over(&self, host: Option<&str>) -> Option<&Hostname> {
+    pub fn taken_over(&self, host: Option<&str>) -> Option<&Hostname> {
         let named = Hostname::parse(host?).ok()?;
         let without_port = Hostname::parse(named.name()).ok()?;
         self.upstreams.get(&named).or_else(|| self.upstreams.get(&without_port))
+    }
+
+    /// The upstream of the paths at the root of a host: the one whose name it is, else `default_upstream`, also for tools
+    /// that skip discovery.
+    fn own(&self, host: Option<&str>) -> Result<&Hostname, NoRoute> {
+        let name = host.and_then(|host| host.split(':').next()).unwrap_or_default();
+        if name.ends_with('.') {
+            return Err(NoRoute::Misdirected { api: Api::Registry, why: final_dot(name) });
+        }
+        self.taken_over(host).or(self.default_upstream.as_ref()).ok_or_else(|| {
+            misdirected(
+                "this host name stands for no registry",
+                "use a host override with /registry/HOST/v1/..., or have the operator set default_upstream",
+            )
+        })
     }
 
     /// A host in one of our paths: one that is not configured is told so.
@@ -175,26 +192,17 @@ impl Route {
         let mut segments = Vec::with_capacity(MOST_SEGMENTS);
         segments.extend(decoded.split('/').skip(1));
         match segments.as_slice() {
+            ["registry" | "mirror" | "archive", host, ..] if host.ends_with('.') => {
+                Err(NoRoute::Misdirected { api: Api::of_path(path), why: final_dot(host) })
+            }
             ["healthz"] => Ok(Self::Health),
             ["readyz"] => Ok(Self::Ready),
-            [".well-known", "terraform.json"] => match door.taken_over(host).or(door.default_upstream.as_ref()) {
-                Some(host) => Ok(Self::Discovery(host.clone())),
-                None => Err(misdirected(
-                    "this host name stands for no registry",
-                    "use a host override with /registry/HOST/..., or have the operator set default_upstream",
-                )),
-            },
+            [".well-known", "terraform.json"] => Ok(Self::Discovery(door.own(host)?.clone())),
             ["registry", host, ".well-known", "terraform.json"] => Ok(Self::Discovery(door.host(host)?)),
             ["registry", host, "v1", "providers", rest @ ..] => Self::providers(door.host(host)?, rest, query, path),
-            ["v1", "providers", rest @ ..] => match door.taken_over(host) {
-                Some(host) => Self::providers(host.clone(), rest, query, path),
-                None => Err(misdirected("this host name is no upstream of this mirror", USE_AN_OVERRIDE)),
-            },
+            ["v1", "providers", rest @ ..] => Self::providers(door.own(host)?.clone(), rest, query, path),
             ["registry", host, "v1", "modules", rest @ ..] => Self::modules(door.host(host)?, rest, query, path),
-            ["v1", "modules", rest @ ..] => match door.taken_over(host) {
-                Some(host) => Self::modules(host.clone(), rest, query, path),
-                None => Err(misdirected("this host name is no upstream of this mirror", USE_AN_OVERRIDE)),
-            },
+            ["v1", "modules", rest @ ..] => Self::modules(door.own(host)?.clone(), rest, query, path),
             // Clients resolve a provider's path against the URL of the service, so without its final slash the last segment
             // of that goes.
             ["registry", host, "v1", _, _, "versions"] | ["registry", host, "v1", _, _, _, "download", _, _] => {
@@ -214,6 +222,12 @@ impl Route {
             ["mirror", host, namespace, type_, file] => {
                 Self::network_mirror(door.host(host)?, namespace, type_, file, path)
             }
+            ["v2", ..] => Err(match door.own(host) {
+                Ok(registry) => NoRoute::Unknown(format!(
+                    "there is nothing at {path}: larder mirrors v1 of {registry} (providers and modules), and its v2 is another API"
+                )),
+                Err(_) => nothing_at(path),
+            }),
             ["archive", reserved, ..] if reserved.starts_with('~') => Err(nothing_at(path)),
             ["archive", host, "providers", namespace, type_, version, platform, digest, filename] => {
                 let package = Package {
@@ -223,6 +237,12 @@ impl Route {
                 };
                 let (digest, filename) = (DigestPrefix::parse(digest)?, FileName::parse(filename)?);
                 Ok(Self::ProviderFile(ArchiveRef { package, digest, filename }))
+            }
+            ["archive", host, "providers", namespace, type_, version, digest, filename] => {
+                let provider = provider(door.host(host)?, namespace, type_)?;
+                let (version, digest) = (Version::parse(version)?, DigestPrefix::parse(digest)?);
+                let file = ProofFile::named(filename).ok_or_else(|| nothing_at(path))?;
+                Ok(Self::ProofFile(ProofFileRef { provider, version, digest, file }))
             }
             ["archive", host, "modules", namespace, name, system, version, rest @ ..] => {
                 let digest = match rest {
@@ -245,6 +265,7 @@ impl Route {
                 module: module(host, namespace, name, system)?,
                 version: Version::parse(version)?,
             })),
+            [_, _, _, word @ "versions", ""] | [_, _, _, _, word @ "download", ""] => Err(slash_after(word)),
             [namespace, name, system, "download"] => Ok(Self::ModuleLatest(module(host, namespace, name, system)?)),
             _ => {
                 let name = |given: &str| ModuleName::parse(given);
@@ -270,6 +291,7 @@ impl Route {
     fn providers(host: Hostname, rest: &[&str], query: Option<&str>, path: &str) -> Result<Self, NoRoute> {
         match rest {
             [namespace, type_, "versions"] => Ok(Self::ProviderVersions(provider(host, namespace, type_)?)),
+            [_, _, word @ "versions", ""] => Err(slash_after(word)),
             [namespace, type_, version, "download", os, arch] => Ok(Self::ProviderDownload(Package {
                 provider: provider(host, namespace, type_)?,
                 version: Version::parse(version)?,
@@ -311,9 +333,29 @@ impl Route {
             Self::ModuleVersions(_) => RouteKind::ModuleVersions,
             Self::ModuleDownload(_) | Self::ModuleLatest(_) => RouteKind::ModuleDownload,
             Self::Page(_) => RouteKind::Page,
-            Self::ProviderFile(_) => RouteKind::Archive,
+            Self::ProviderFile(_) | Self::ProofFile(_) => RouteKind::Archive,
             Self::ModuleArchive(_) => RouteKind::ModuleArchive,
             Self::Health | Self::Ready => RouteKind::Health,
+        }
+    }
+
+    /// True where the answer holds URLs of larder, so that it depends on where the client sees larder.
+    pub fn has_links(&self) -> bool {
+        match self {
+            Self::Discovery(_)
+            | Self::ProviderDownload(_)
+            | Self::MirrorVersion(..)
+            | Self::ModuleDownload(_)
+            | Self::ModuleLatest(_)
+            | Self::Page(_) => true,
+            Self::ProviderVersions(_)
+            | Self::MirrorIndex(_)
+            | Self::ModuleVersions(_)
+            | Self::ProviderFile(_)
+            | Self::ProofFile(_)
+            | Self::ModuleArchive(_)
+            | Self::Health
+            | Self::Ready => false,
         }
     }
 
@@ -325,6 +367,7 @@ impl Route {
             }
             Self::ProviderDownload(package) => Some(About::Provider(&package.provider)),
             Self::ProviderFile(wanted) => Some(About::Provider(&wanted.package.provider)),
+            Self::ProofFile(wanted) => Some(About::Provider(&wanted.provider)),
             Self::ModuleVersions(address) | Self::ModuleLatest(address) => Some(About::Module(address)),
             Self::ModuleDownload(package) => Some(About::Module(&package.module)),
             Self::ModuleArchive(wanted) => Some(About::Module(&wanted.package.module)),
@@ -396,8 +439,16 @@ fn plain(path: &str) -> Result<Cow<'_, str>, NoRoute> {
     Ok(decoded)
 }
 
-/// The remedy for whoever asks under a name that is no upstream.
-const USE_AN_OVERRIDE: &str = "use a host override with /registry/HOST/v1/...";
+/// A fully qualified name with its dot (RFC 1034 3.1) is no spelling of a registry's host: clients refuse it, too.
+fn final_dot(host: &str) -> Explanation {
+    let without = host.trim_end_matches('.');
+    Explanation::of(format!("the host name {host} has a dot at its end")).remedied_by(format!("ask for {without}"))
+}
+
+/// A list has one URL. An answer under another one would be resolved against it, and lead nowhere.
+fn slash_after(word: &str) -> NoRoute {
+    misdirected(&format!("the path has a slash behind \"{word}\""), "ask for it without that slash")
+}
 
 fn misdirected(why: &str, remedy: impl Into<String>) -> NoRoute {
     NoRoute::Misdirected { api: Api::Registry, why: Explanation::of(why).remedied_by(remedy) }

@@ -125,16 +125,29 @@ async fn a_page_of_another_site_reads_nothing() {
     scene.is_untouched().await;
 }
 
-/// Section 3: a browser takes no answer of the admin listener for anything but what it says it is.
+/// Section 3: a browser takes no answer of the admin listener for anything but what it says it is, and no cache keeps it.
 #[tokio::test]
-async fn no_answer_of_the_admin_listener_is_sniffed() {
+async fn no_answer_of_the_admin_listener_is_sniffed_or_stored() {
     let scene = Scene::new().await;
-    for path in ["/healthz", "/metrics", "/admin/v1/status", "/admin/v1/verify", "/nothing"] {
-        let answer = get(&format!("{}{path}", scene.larder.admin())).await;
-        assert_eq!(answer.header("x-content-type-options"), "nosniff", "{path}");
+    let is_safe = |answer: &Answer, path: &str| {
+        let safe = ["x-content-type-options", "cache-control"].map(|name| answer.header(name).to_owned());
+        assert_eq!(safe, ["nosniff", "no-store"], "{path}");
+    };
+    for path in [
+        "/healthz",
+        "/readyz",
+        "/metrics",
+        "/admin/v1/status",
+        "/admin/v1/jobs",
+        "/admin/v1/missing",
+        "/admin/v1/inventory",
+        "/admin/v1/client-config",
+        "/admin/v1/verify",
+        "/nothing",
+    ] {
+        is_safe(&get(&format!("{}{path}", scene.larder.admin())).await, path);
     }
-    let refused = scene.post("/admin/v1/purge", &[JSON], Scene::body("/admin/v1/purge")).await.expect(401);
-    assert_eq!(refused.header("x-content-type-options"), "nosniff");
+    is_safe(&scene.post("/admin/v1/purge", &[JSON], Scene::body("/admin/v1/purge")).await.expect(401), "purge");
 }
 
 /// What a form can send without asking first is no command.

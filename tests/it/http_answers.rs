@@ -1,14 +1,16 @@
 //! What larder's answers are as HTTP: lengths, ranges, conditions, codings, cache headers, versions, errors.
 
 use std::io::Read;
+use std::time::Duration;
 
 use flate2::read::GzDecoder;
+use larder::clock::Clock;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::support::http::{Answer, client, send};
 use crate::support::larder::{HOST, Larder};
-use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
+use crate::support::upstream::{FakeUpstream, Fault, Provider, Target, sha256_hex};
 
 /// Proven whole before its status line.
 const SMALL: usize = 300_000;
@@ -213,6 +215,84 @@ async fn archives_have_a_tag_that_spares_sending_them_again() {
         larder.get_with(&path, &[("if-none-match", "\"other\"")]).await.expect(200);
         // If-None-Match goes before Range.
         larder.get_with(&path, &[("if-none-match", &tag), ("range", "bytes=0-4")]).await.expect(304);
+    }
+}
+
+/// RFC 9110 13.1.1, 13.1.4: whoever wants these bytes and no others is told where they are others.
+#[tokio::test]
+async fn if_match_and_if_unmodified_since_are_412_where_they_do_not_hold() {
+    for size in [SMALL, LARGE] {
+        let (_upstream, larder, path, bytes) = with_archive(size).await;
+        let digest = sha256_hex(&bytes);
+        let tag = format!("\"{digest}\"");
+        let others = ["\"other\"".to_owned(), format!("W/{tag}")];
+        for when in ["cold", "stored"] {
+            for other in &others {
+                let refused = larder.get_with(&path, &[("if-match", other)]).await.expect(412);
+                assert!(refused.text().contains("If-Match") && refused.header("etag") == "", "{when} {other}");
+            }
+            for given in [tag.clone(), format!("\"other\", {tag}"), "*".into()] {
+                let answer = larder.get_with(&path, &[("if-match", &given)]).await.expect(200);
+                assert!(answer.body == bytes, "{when} {given}");
+            }
+        }
+        let modified = larder.head(&path).await.header("last-modified").to_owned();
+        larder.get_with(&path, &[("if-unmodified-since", &modified)]).await.expect(200);
+        let long_ago = ("if-unmodified-since", "Mon, 01 Jan 2001 00:00:00 GMT");
+        larder.get_with(&path, &[long_ago]).await.expect(412);
+        // If-Match goes before it, and before If-None-Match.
+        larder.get_with(&path, &[long_ago, ("if-match", &tag)]).await.expect(200);
+        larder.get_with(&path, &[("if-match", &tag), ("if-none-match", &tag)]).await.expect(304);
+        larder.get_with(&path, &[("if-match", "\"other\""), ("if-none-match", &tag)]).await.expect(412);
+    }
+    let (_upstream, larder, _path, _bytes) = with_archive(SMALL).await;
+    let tag = larder.get(&document_path()).await.expect(200).header("etag").to_owned();
+    larder.get_with(&document_path(), &[("if-match", &tag)]).await.expect(200);
+    larder.get_with(&document_path(), &[("if-match", "\"other\"")]).await.expect(412);
+}
+
+/// `wget -N` and mirrors of files: the time of the first commit, whatever happens to larder since.
+#[tokio::test]
+async fn an_archive_was_modified_when_it_was_first_stored() {
+    for size in [SMALL, LARGE] {
+        let (upstream, larder, path, bytes) = with_archive(size).await;
+        let first = larder.get(&path).await.expect(200);
+        assert_eq!(first.header("last-modified").is_empty(), size == LARGE, "a large one is not stored when it begins");
+        let stored = larder.get(&path).await.expect(200).header("last-modified").to_owned();
+        let at = httpdate::parse_http_date(&stored).unwrap();
+        assert!(at.elapsed().unwrap() < Duration::from_secs(600), "{stored}");
+        assert_eq!(larder.get_with(&path, &[("range", "bytes=0-4")]).await.expect(206).header("last-modified"), stored);
+
+        let unchanged = larder.get_with(&path, &[("if-modified-since", &stored)]).await.expect(304);
+        assert_eq!((unchanged.header("last-modified"), unchanged.header("content-type")), (stored.as_str(), ""));
+        assert_eq!(head_with(&larder, &path, &[("if-modified-since", &stored)]).await.status, 304);
+        let before = httpdate::fmt_http_date(at - Duration::from_secs(1));
+        assert!(larder.get_with(&path, &[("if-modified-since", &before)]).await.expect(200).body == bytes);
+        // If-None-Match goes before it; what is no date says nothing.
+        let headers = [("if-modified-since", stored.as_str()), ("if-none-match", "\"other\"")];
+        larder.get_with(&path, &headers).await.expect(200);
+        larder.get_with(&path, &[("if-modified-since", "yesterday")]).await.expect(200);
+        let range = ("range", "bytes=0-4");
+        larder.get_with(&path, &[range, ("if-range", &stored)]).await.expect(206);
+        larder.get_with(&path, &[range, ("if-range", &before)]).await.expect(200);
+
+        let clock = Clock::default();
+        clock.advance(Duration::from_secs(100_000));
+        let folder = larder.stop().await;
+        let larder = Larder::mirroring(&upstream).on(&folder).clock(&clock).start().await;
+        assert_eq!(larder.get(&path).await.expect(200).header("last-modified"), stored);
+    }
+}
+
+/// RFC 9110 15.4.5: what the client has of it is not repeated.
+#[tokio::test]
+async fn a_304_has_no_content_type() {
+    let (_upstream, larder, path, _bytes) = with_archive(SMALL).await;
+    larder.get(&path).await.expect(200);
+    for path in [path, document_path(), versions_path()] {
+        let tag = larder.get(&path).await.expect(200).header("etag").to_owned();
+        let answer = larder.get_with(&path, &[("if-none-match", &tag)]).await.expect(304);
+        assert_eq!((answer.header("content-type"), answer.header("etag")), ("", tag.as_str()), "{path}");
     }
 }
 

@@ -76,15 +76,16 @@ async fn each_url_carries_the_digest_of_its_own_file() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let larder = Larder::mirroring(&upstream).start().await;
-    let folder = format!("/archive/{HOST}/providers/acme/null/1.2.0/linux_amd64");
+    let version = format!("/archive/{HOST}/providers/acme/null/1.2.0");
+    let folder = format!("{version}/linux_amd64");
     let digest = |bytes: Vec<u8>| sha256_hex(&bytes)[..16].to_owned();
     let archive = digest(upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
     let sums = digest(upstream.sums_bytes("acme", "null", "1.2.0"));
     let signature = digest(upstream.signature_bytes("acme", "null", "1.2.0"));
     let expected = [
         format!("{folder}/{archive}/terraform-provider-null_1.2.0_linux_amd64.zip"),
-        format!("{folder}/{sums}/SHA256SUMS"),
-        format!("{folder}/{signature}/SHA256SUMS.sig"),
+        format!("{version}/{sums}/SHA256SUMS"),
+        format!("{version}/{signature}/SHA256SUMS.sig"),
     ];
     assert_eq!(urls(&larder.document("null", "1.2.0").await.expect(200)), expected);
 
@@ -239,7 +240,7 @@ async fn every_spelling_of_a_host_is_one_key_and_one_upstream_request() {
             assert_eq!(upstream.count_of(target.clone()), 1, "{spellings:?} {target:?}");
         }
     }
-    larder.get("/registry/registry.example./v1/providers/acme/null/versions").await.expect(400);
+    larder.get("/registry/registry.example./v1/providers/acme/null/versions").await.expect(421);
     larder.get("/registry/registry.example:8443/v1/providers/acme/null/versions").await.expect(421);
 }
 
@@ -520,7 +521,7 @@ async fn get_as(token: &str, url: &str) -> Answer {
 async fn the_short_paths_work_where_the_host_is_an_upstream() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
-    let larder = Larder::mirroring(&upstream).server(&format!("default_upstream = \"{HOST}\"")).start().await;
+    let larder = Larder::mirroring(&upstream).start().await;
     let long = larder.document("null", "1.2.0").await.expect(200);
     let with_port = format!("{HOST}:{}", larder.address().port());
     for host in [HOST, with_port.as_str()] {
@@ -529,8 +530,5 @@ async fn the_short_paths_work_where_the_host_is_an_upstream() {
         let list = larder.get_with("/v1/providers/acme/null/versions", &[("host", host)]).await.expect(200);
         assert_eq!(list.json()["versions"][0]["version"], "1.2.0");
     }
-    // Larder's own name stands for a registry in discovery only.
-    let own = larder.get("/v1/providers/acme/null/versions").await.expect(421);
-    assert!(errors(&own).contains("/registry/"), "{}", own.text());
     assert_eq!(upstream.count_of(Target::Document), 1);
 }

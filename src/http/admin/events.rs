@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{Stream, stream};
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
+use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Method, Response};
 use serde::Serialize;
 
@@ -20,7 +20,6 @@ pub(super) fn answer(news: News, method: &Method) -> Response<Body> {
     let body = if *method == Method::HEAD { Body::empty() } else { Body::stream(pieces(news), None) };
     let mut response = Response::new(body);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }
 

@@ -63,11 +63,12 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Answers a request. No browser may take the answer for anything but what it says it is.
+    /// Answers a request. No browser may take the answer for anything but what it says it is, and no cache may keep it.
     pub async fn handle(self: Arc<Self>, request: Request<Incoming>, _peer: Peer) -> Response<Body> {
         let mut response = self.answer(request).await;
         response.headers_mut().insert(header::SERVER, SERVER);
         response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, header::HeaderValue::from_static("nosniff"));
+        response.headers_mut().insert(header::CACHE_CONTROL, header::HeaderValue::from_static("no-store"));
         response
     }
 

@@ -103,7 +103,7 @@ fn respond(
             .body(Empty::new().map_err(|never| match never {}).boxed())
             .unwrap(),
         "/head-none" => Response::new(Empty::new().map_err(|never| match never {}).boxed()),
-        _ => Response::new(whole(format!("secure={}", peer.secure))),
+        _ => Response::new(whole(format!("secure={}", peer.tls.is_some()))),
     }
 }
 

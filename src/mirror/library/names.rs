@@ -33,9 +33,18 @@ pub struct HeldArchive {
     pub origin: String,
     /// When it was kept.
     pub kept: Timestamp,
+    /// When these bytes were first kept under this name, where that was before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_kept: Option<Timestamp>,
 }
 
 impl HeldArchive {
+    /// When these bytes were first stored under this name, for Last-Modified. Bytes that were evicted and fetched again
+    /// count from then.
+    pub fn first_stored(&self) -> Timestamp {
+        self.first_kept.unwrap_or(self.kept)
+    }
+
     /// The archive that a verified set names, as it is recorded when it is stored.
     pub(in crate::mirror) fn of_set(set: &ProofSet, fast: FastHash, size_bytes: u64, now: Timestamp) -> Self {
         Self {
@@ -48,6 +57,7 @@ impl HeldArchive {
             zip: Zip::Published,
             origin: origin(&set.document.archive_url),
             kept: now,
+            first_kept: None,
         }
     }
 }
@@ -101,6 +111,15 @@ pub(in crate::mirror) struct NameRecord {
 }
 
 impl NameRecord {
+    /// Lists an archive as the last that was stored; the same bytes are listed once.
+    pub(in crate::mirror) fn put(&mut self, mut held: HeldArchive) {
+        if let Some(before) = self.get(&held.digest).map(HeldArchive::first_stored).filter(|first| *first < held.kept) {
+            held.first_kept = Some(before);
+        }
+        self.archives.retain(|before| before.digest != held.digest);
+        self.archives.push(held);
+    }
+
     pub(in crate::mirror) fn get(&self, digest: &Digest) -> Option<&HeldArchive> {
         self.archives.iter().find(|held| held.digest == *digest)
     }

@@ -149,16 +149,25 @@ impl CarriedModule {
         let proof = Proof { how, warnings: Vec::new() };
         let filename = FileName::parse(super::fill::ARCHIVE).map_err(|e| e.to_string())?;
         let hashes = PackageHashesKnown::NotYet;
-        let held =
-            HeldArchive { digest, fast, filename, size_bytes, hashes, proof, zip: Zip::Published, origin, kept: now };
+        let held = HeldArchive {
+            digest,
+            fast,
+            filename,
+            size_bytes,
+            hashes,
+            proof,
+            zip: Zip::Published,
+            origin,
+            kept: now,
+            first_kept: None,
+        };
         let commit = || {
             let _lock = mirror.catalog.digest_lock(&digest).lock();
             arrived.publish(mirror, digest, now)?;
             let at = Key::ModuleLocation(key.clone());
             mirror.place_document(&at, location, now, Durability::Synced, |_, coming| Ok(coming))?;
             mirror.catalog.change_name(Artifact::Module(key.clone()), |name| {
-                name.archives.retain(|before| before.digest != digest);
-                name.archives.push(held.clone());
+                name.put(held.clone());
             })
         };
         commit().map_err(store_failed)?;

@@ -205,16 +205,25 @@ impl Mirror {
         let proof = Proof { how, warnings: Vec::new() };
         let filename = FileName::parse(ARCHIVE).map_err(|e| StoreError::Index(e.to_string()))?;
         let hashes = PackageHashesKnown::NotYet;
-        let held =
-            HeldArchive { digest, fast, filename, size_bytes, hashes, proof, zip: Zip::Published, origin, kept: now };
+        let held = HeldArchive {
+            digest,
+            fast,
+            filename,
+            size_bytes,
+            hashes,
+            proof,
+            zip: Zip::Published,
+            origin,
+            kept: now,
+            first_kept: None,
+        };
         {
             let _lock = self.catalog.digest_lock(&digest).lock();
             self.store.blobs.publish(verified)?;
             self.checked.lock().insert(digest);
             let named = self.catalog.change_name(Artifact::Module(key.clone()), |name| {
                 // One that an operator has replaced stays for whoever was told its digest; it is current no more.
-                name.archives.retain(|before| before.digest != digest);
-                name.archives.push(held.clone());
+                name.put(held.clone());
             });
             // Where it lies there without a name: what eviction does not know of, it cannot evict.
             self.store.index.archive_kept(&digest, size_bytes, now);

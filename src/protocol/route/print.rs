@@ -4,7 +4,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::{MODULE_ARCHIVE, Route};
 use crate::address::{Hostname, ModuleAddress, ModulePackage, Package, ProviderAddress};
-use crate::mirror::{ArchiveRef, ModuleArchiveRef};
+use crate::mirror::{ArchiveRef, ModuleArchiveRef, ProofFileRef};
 use crate::upstream::discovery::Service;
 use crate::upstream::pages::PageRef;
 
@@ -44,6 +44,10 @@ impl Route {
                 let host = encoded(address.host.as_str());
                 let (version, filename) = (encoded(version.as_str()), encoded(filename.as_str()));
                 format!("/archive/{host}/providers/{}/{version}/{platform}/{digest}/{filename}", provider(address))
+            }
+            Self::ProofFile(ProofFileRef { provider: address, version, digest, file }) => {
+                let (host, version) = (encoded(address.host.as_str()), encoded(version.as_str()));
+                format!("/archive/{host}/providers/{}/{version}/{digest}/{}", provider(address), file.name())
             }
             Self::ModuleVersions(address) => {
                 format!("{}{}/versions", modules_base(&address.host), below_modules(address))

@@ -36,7 +36,6 @@ fn every_spelling_of_a_host_reaches_the_same_route() {
         let route = parse(&format!("/registry/{given}/v1/providers/acme/null/versions")).unwrap();
         assert_eq!(route.path(), format!("/registry/{key}/v1/providers/acme/null/versions"));
     }
-    assert!(matches!(parse("/registry/registry.example./v1/providers/a/b/versions"), Err(NoRoute::Malformed(_))));
     assert!(matches!(parse("/registry/other.example/v1/providers/a/b/versions"), Err(NoRoute::UnknownHost(_))));
 }
 
@@ -89,6 +88,17 @@ fn a_missing_slash_and_a_name_that_is_no_upstream_are_recognised() {
         ("/registry/registry.example/v1/acme/null/1.0.0/download/linux/amd64", Api::Registry, "providers.v1"),
         ("/registry.example/acme/null/index.json", Api::NetworkMirror, "network_mirror"),
         ("/registry.example/acme/null/1.0.0.json", Api::NetworkMirror, "network_mirror"),
+        ("/registry/registry.example./v1/providers/a/b/versions", Api::Registry, "registry.example. has a dot"),
+        ("/registry/other.example./.well-known/terraform.json", Api::Registry, "other.example. has a dot"),
+        ("/mirror/registry.example./acme/null/index.json", Api::NetworkMirror, "registry.example. has a dot"),
+        ("/archive/registry.example./x", Api::Archive, "registry.example. has a dot"),
+        ("/registry/registry.example/v1/providers/acme/null/versions/", Api::Registry, "a slash behind \"versions\""),
+        ("/registry/registry.example/v1/modules/acme/vpc/aws/versions/", Api::Registry, "a slash behind \"versions\""),
+        (
+            "/registry/registry.example/v1/modules/acme/vpc/aws/1.0.0/download/",
+            Api::Registry,
+            "a slash behind \"download\"",
+        ),
     ] {
         let Err(NoRoute::Misdirected { api: of, why }) = parse(path) else { panic!("{path}: {:?}", parse(path)) };
         assert!(of == api && why.cause.contains(cause) && why.remedy.is_some(), "{path}: {of:?} {why}");
@@ -130,27 +140,61 @@ fn a_taken_over_name_is_its_upstream_whatever_the_port() {
     let other_port = parse_at("/.well-known/terraform.json", Some("registry.example:8443"));
     assert_eq!(other_port, Ok(Route::Discovery(Hostname::parse("registry.example:8443").unwrap())));
     let own = Door { default_upstream: Some(Hostname::parse("registry.example").unwrap()), ..door() };
-    assert!(Route::parse("/.well-known/terraform.json", None, Some("mirror.corp"), &own).is_ok());
-    assert!(Route::parse("/.well-known/terraform.json", None, None, &own).is_ok());
+    for host in [Some("mirror.corp"), Some("mirror.corp:8443"), Some("[::1]:8080"), None] {
+        let at = |path: &str| Route::parse(path, None, host, &own).map(|route| route.path());
+        let base = "/registry/registry.example";
+        assert_eq!(at("/.well-known/terraform.json"), Ok(format!("{base}/.well-known/terraform.json")), "{host:?}");
+        for path in ["/v1/providers/acme/null/versions", "/v1/modules/acme/vpc/aws/versions", "/v1/modules"] {
+            assert_eq!(at(path), Ok(format!("{base}{path}")), "{host:?}");
+        }
+    }
+    // A name that is an upstream stands for that one.
+    let taken_over = Route::parse("/v1/providers/a/b/versions", None, Some("registry.example:8443"), &own);
+    let expected = "/registry/registry.example:8443/v1/providers/a/b/versions";
+    assert_eq!(taken_over.map(|route| route.path()).as_deref(), Ok(expected));
+    for host in ["registry.example.", "Registry.Example.:443", "mirror.corp."] {
+        let Err(NoRoute::Misdirected { api: Api::Registry, why }) =
+            Route::parse("/v1/providers/a/b/versions", None, Some(host), &own)
+        else {
+            panic!("{host}");
+        };
+        assert!(why.cause.contains("has a dot at its end"), "{why}");
+    }
+    for (host, door, says) in [
+        ("registry.example", door(), "v1 of registry.example"),
+        ("mirror.corp", own, "v1 of registry.example"),
+        ("mirror.corp", door(), "/v2/providers/x"),
+    ] {
+        let Err(NoRoute::Unknown(why)) = Route::parse("/v2/providers/x", None, Some(host), &door) else {
+            panic!("{host}")
+        };
+        assert!(why.contains(says), "{why}");
+    }
 }
 
 #[test]
 fn urls_carry_the_public_name_and_requests_parse_with_and_without_its_prefix() {
     let mount = Mount::new(Some(&Url::parse("https://mirror.example/tf/").unwrap()));
-    assert_eq!(mount.url(Form::Public, "/healthz"), "https://mirror.example/tf/healthz");
-    assert_eq!(mount.url(Form::PathAbsolute, "/healthz"), "/tf/healthz");
+    let base = |via: &str, origin: Option<&'static str>| {
+        let origin = origin.and_then(|host| Origin::parse(Scheme::Https, host));
+        mount.base(&CdnLoop::received([via].into_iter()), origin)
+    };
+    assert_eq!(mount.url(&base("", None), "/healthz"), "https://mirror.example/tf/healthz");
+    assert_eq!(mount.url(&base("", Some("other.example")), "/healthz"), "https://mirror.example/tf/healthz");
+    assert_eq!(mount.url(&base("larder;id=1", Some("other.example")), "/healthz"), "/tf/healthz");
     assert_eq!(
         (mount.below("/tf/healthz"), mount.below("/healthz"), mount.below("/tfx/y")),
         ("/healthz", "/healthz", "/tfx/y")
     );
-    assert_eq!(mount.form(&CdnLoop::default()), Form::Public);
-    assert_eq!(mount.form(&CdnLoop::received(["larder;id=1"].into_iter())), Form::PathAbsolute);
-    assert_eq!(Mount::new(None).url(Mount::new(None).form(&CdnLoop::default()), "/healthz"), "/healthz");
+    let nowhere = Mount::new(None);
+    let at = |origin| nowhere.url(&nowhere.base(&CdnLoop::default(), origin), "/healthz");
+    assert_eq!(at(None), "/healthz");
+    assert_eq!(at(Origin::parse(Scheme::Http, "10.0.0.1:8080")), "http://10.0.0.1:8080/healthz");
 }
 
 prop_compose! {
     fn any_route()(
-        which in 0..12usize,
+        which in 0..13usize,
         host in prop::sample::select(vec!["registry.example", "registry.example:8443", "xn--bcher-kva.example"]),
         namespace in "[a-z0-9][a-z0-9_-]{0,20}",
         type_ in "[a-z0-9][a-z0-9_-]{0,20}",
@@ -192,6 +236,12 @@ prop_compose! {
                 let query = PageQuery::parse(&query, path.parameters()).ok()?;
                 Route::Page(PageRef { host, path, query })
             }
+            11 => Route::ProofFile(ProofFileRef {
+                provider: address,
+                version,
+                digest: DigestPrefix::parse(&digest).ok()?,
+                file: if os < arch { ProofFile::Sums } else { ProofFile::Signature },
+            }),
             _ => Route::ProviderFile(ArchiveRef {
                 package,
                 digest: DigestPrefix::parse(&digest).ok()?,
@@ -211,6 +261,7 @@ fn any_path() -> impl Strategy<Value = String> {
         "/mirror/bücher.example/A/B/index.json",
         "/mirror/registry.example%3A8443/A/B/C.json",
         "/archive/registry.example/providers/A/B/C/linux_D/0123456789abcdef/D",
+        "/archive/registry.example/providers/A/B/C/0123456789abcdef/SHA256SUMS",
         "/registry/registry.example/v1/modules?limit=A&q=B&offset=C",
         "/registry/registry.example/v1/modules/A/?q=B&provider=C",
         "/registry/registry.example/v1/modules/search?q=B&namespace=C&x=D",

@@ -3,6 +3,7 @@
 use reqwest::header::HeaderMap;
 
 use super::HANGS_AFTER;
+use super::tls::TestCa;
 
 /// An answer, read whole.
 #[derive(Debug)]
@@ -43,8 +44,17 @@ impl Answer {
 /// A client that follows nothing, undoes no coding and trusts nobody: to read the system's certificates takes longer than
 /// most requests.
 pub(crate) fn client() -> reqwest::Client {
+    trusting(None)
+}
+
+/// The same, trusting one authority.
+pub(crate) fn client_trusting(ca: &TestCa) -> reqwest::Client {
+    trusting(Some(reqwest::Certificate::from_pem(ca.pem().as_bytes()).unwrap()))
+}
+
+fn trusting(authority: Option<reqwest::Certificate>) -> reqwest::Client {
     let builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).no_proxy();
-    builder.tls_certs_only([]).no_gzip().timeout(HANGS_AFTER).build().unwrap()
+    builder.tls_certs_only(authority).no_gzip().timeout(HANGS_AFTER).build().unwrap()
 }
 
 /// Sends a request and reads the whole answer; an error where the body ends before it is complete.

@@ -1,0 +1,103 @@
+//! Where a client sees larder: what a trusted proxy says of it, or the name for which larder itself proved to be who it is
+//! over TLS. The answers to clients that are known to be nowhere keep their URLs path-absolute.
+
+use http::header::{self, HeaderMap, HeaderName};
+
+use super::tls::Tls;
+use crate::protocol::route::{Origin, Scheme};
+
+const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+
+/// What larder knows of the connection that a request came by.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Connection<'a> {
+    /// True where the other end is one of `trusted_proxies`.
+    pub(super) is_trusted_proxy: bool,
+    /// The certificate of larder's own TLS, where it ends there.
+    pub(super) tls: Option<&'a Tls>,
+}
+
+/// The origin in the URLs that a client can follow, if larder knows it. `host` is the Host header; `is_upstream` says of a
+/// Host that larder answers under that name itself (take-over).
+pub(super) fn origin<'a>(
+    connection: Connection<'_>,
+    headers: &'a HeaderMap,
+    host: Option<&'a str>,
+    is_upstream: impl Fn(&str) -> bool,
+) -> Option<Origin<'a>> {
+    if is_proxied(headers) {
+        return if connection.is_trusted_proxy { forwarded(headers) } else { None };
+    }
+    let host = host?;
+    let is_ours = |tls: &Tls| tls.certifies(host) || is_upstream(host);
+    connection.tls.filter(|tls| is_ours(tls)).and_then(|_| Origin::parse(Scheme::Https, host))
+}
+
+/// True where a proxy says that it stands between larder and the client: then Host may be the proxy's own name for larder.
+fn is_proxied(headers: &HeaderMap) -> bool {
+    headers
+        .keys()
+        .any(|name| name == header::FORWARDED || name == header::VIA || name.as_str().starts_with("x-forwarded-"))
+}
+
+fn forwarded(headers: &HeaderMap) -> Option<Origin<'_>> {
+    Origin::parse(Scheme::parse(only(headers, &X_FORWARDED_PROTO)?)?, only(headers, &X_FORWARDED_HOST)?)
+}
+
+/// The one value that a header has. Where proxies stand in a row and append different ones, nobody can tell which of them
+/// wrote what the client saw.
+fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+    let mut values = headers.get_all(name).into_iter().flat_map(|value| value.to_str().unwrap_or("?").split(','));
+    let first = values.next()?.trim();
+    values.all(|value| value.trim().eq_ignore_ascii_case(first)).then_some(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::route::{Base, Mount};
+
+    fn headers(given: &[(&'static str, &'static str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in given {
+            headers.append(*name, http::HeaderValue::from_static(value));
+        }
+        headers
+    }
+
+    /// DESIGN 3: a trusted proxy that names scheme and host is believed; nobody else, and no half of it.
+    #[test]
+    fn only_a_trusted_proxy_says_where_the_client_is() {
+        let told = [("x-forwarded-host", "mirror.example"), ("x-forwarded-proto", "https")];
+        for (given, expected) in [
+            (&told[..], Some("https://mirror.example/x")),
+            (&[told[0], told[1], ("x-forwarded-for", "10.0.0.1"), ("via", "1.1 a")], Some("https://mirror.example/x")),
+            (
+                &[("x-forwarded-host", "m.example:8443, M.example:8443"), ("x-forwarded-proto", "HTTPS, https")],
+                Some("https://m.example:8443/x"),
+            ),
+            (&[("x-forwarded-host", "m.example:8080"), ("x-forwarded-proto", "http")], Some("http://m.example:8080/x")),
+            (&[("x-forwarded-host", "a.example, b.example"), told[1]], None),
+            (&[told[0], ("x-forwarded-host", "b.example"), told[1]], None),
+            (&[told[0], ("x-forwarded-proto", "https, http")], None),
+            (&[told[0], ("x-forwarded-proto", "ftp")], None),
+            (&[("x-forwarded-host", "user@m.example"), told[1]], None),
+            (&[("x-forwarded-host", "m.example/x"), told[1]], None),
+            (&[told[0]], None),
+            (&[told[1]], None),
+            (&[("x-forwarded-for", "10.0.0.1")], None),
+            (&[("forwarded", "host=m.example;proto=https")], None),
+            (&[], None),
+        ] {
+            let headers = headers(given);
+            let at = |is_trusted_proxy| {
+                let connection = Connection { is_trusted_proxy, tls: None };
+                let origin = origin(connection, &headers, Some("registry.example"), |_| true)?;
+                Some(Mount::default().url(&Base::Absolute(origin), "/x"))
+            };
+            assert_eq!(at(true).as_deref(), expected, "{given:?}");
+            assert_eq!(at(false), None, "{given:?}");
+        }
+    }
+}

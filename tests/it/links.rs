@@ -1,0 +1,238 @@
+//! The URLs that larder writes into its answers: absolute where it knows how the client sees it, path-absolute elsewhere
+//! (DESIGN 3). Terraform and OpenTofu follow both; Checkov, Trivy and Renovate the absolute ones alone.
+
+use crate::support::http::{self, Answer, client, client_trusting, send};
+use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::process::Process;
+use crate::support::shelf::tar_gz;
+use crate::support::tls::TestCa;
+use crate::support::upstream::{FakeUpstream, Listed, Provider, Target};
+
+const NULL: &str = "/v1/providers/acme/null/1.2.0/download/linux/amd64";
+
+/// A registry with a provider, a module, and lists of more than a page.
+async fn registry() -> FakeUpstream {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let modules = [("acme/vpc/aws", &["1.0.0"][..]), ("acme/dns/aws", &["1.0.0"])];
+    upstream.list(&modules.map(|(names, versions)| Listed::new(names, versions)), &[]);
+    upstream.serve_file("/files/m.tar.gz", "application/gzip", tar_gz(&[("main.tf", b"# m\n")]));
+    upstream.serve_json("/v1/modules/acme/vpc/aws/1.0.0/download", r#"{"location":"/files/m.tar.gz"}"#);
+    upstream
+}
+
+/// Whoever asks, and what its requests say of where it is.
+struct Asking<'a> {
+    client: &'a reqwest::Client,
+    base: String,
+    headers: &'a [(&'a str, &'a str)],
+}
+
+impl Asking<'_> {
+    async fn get(&self, path: &str) -> Answer {
+        let request = self.client.get(format!("{}{path}", self.base));
+        send(self.headers.iter().fold(request, |request, (name, value)| request.header(*name, *value))).await.unwrap()
+    }
+
+    /// Every URL of larder's own in its answers.
+    async fn links(&self) -> Vec<String> {
+        let base = format!("/registry/{HOST}");
+        let services = self.get(&format!("{base}/.well-known/terraform.json")).await.expect(200).json();
+        let document = self.get(&format!("{base}{NULL}")).await.expect(200).json();
+        let archives = self.get(&format!("/mirror/{HOST}/acme/null/1.2.0.json")).await.expect(200).json();
+        let page = self.get(&format!("{base}/v1/modules?limit=1")).await.expect(200).json();
+        let latest = self.get(&format!("{base}/v1/modules/acme/vpc/aws/download")).await.expect(302);
+        let module = self.get(&format!("{base}/v1/modules/acme/vpc/aws/1.0.0/download")).await.expect(204);
+        let of_json = [
+            &services["providers.v1"],
+            &services["modules.v1"],
+            &document["download_url"],
+            &document["shasums_url"],
+            &document["shasums_signature_url"],
+            &archives["archives"]["linux_amd64"]["url"],
+            &page["meta"]["next_url"],
+        ];
+        let of_headers = [latest.header("location"), module.header("x-terraform-get")].map(str::to_owned);
+        of_json.into_iter().map(|link| link.as_str().unwrap().to_owned()).chain(of_headers).collect()
+    }
+
+    async fn expect_links_at(&self, origin: &str) {
+        for link in self.links().await {
+            let Some(path) = link.strip_prefix(origin) else { panic!("{:?}: {link}, not {origin}", self.headers) };
+            assert!(path.starts_with(['/']) && !path.starts_with("//"), "{link}");
+        }
+    }
+}
+
+/// The certificate says what larder is called; under take-over the Host is an upstream.
+#[tokio::test]
+async fn over_tls_urls_are_absolute_under_the_names_that_are_larders_own() {
+    let (upstream, ca) = (registry().await, TestCa::new());
+    let names = ["127.0.0.1", "mirror.example", "*.corp.example"];
+    let larder = Larder::mirroring(&upstream).tls(&ca, &names).start().await;
+    let client = client_trusting(&ca);
+    let base = larder.base().to_owned();
+    for (headers, origin) in [
+        (&[][..], base.as_str()),
+        (&[("host", "mirror.example")], "https://mirror.example"),
+        (&[("host", "Mirror.Example:443")], "https://mirror.example"),
+        (&[("host", "mirror.example:8443")], "https://mirror.example:8443"),
+        (&[("host", "tf.corp.example")], "https://tf.corp.example"),
+        (&[("host", HOST)], "https://registry.terraform.io"),
+        (&[("host", "mirror.example"), ("cdn-loop", "fastly")], "https://mirror.example"),
+        // A name that is nobody's leads nowhere.
+        (&[("host", "evil.example")], ""),
+        (&[("host", "a.b.corp.example")], ""),
+        (&[("host", "mirror.example.")], ""),
+        (&[("host", "10.0.0.1")], ""),
+        // With a proxy in between, the Host may be the proxy's name for larder.
+        (&[("host", "mirror.example"), ("x-forwarded-for", "10.0.0.1")], ""),
+        (&[("host", "mirror.example"), ("x-forwarded-host", "evil.example"), ("x-forwarded-proto", "https")], ""),
+        (&[("host", "mirror.example"), ("via", "1.1 proxy")], ""),
+        (&[("host", "mirror.example"), ("forwarded", "for=10.0.0.1")], ""),
+        // Another larder resolves paths against where it asked.
+        (&[("host", "mirror.example"), ("cdn-loop", "larder;id=1")], ""),
+    ] {
+        let asking = Asking { client: &client, base: base.clone(), headers };
+        asking.expect_links_at(origin).await;
+    }
+    for link in (Asking { client: &client, base: base.clone(), headers: &[] }).links().await {
+        let status = send(client.get(&link)).await.unwrap().status;
+        assert!(matches!(status, 200 | 204 | 404), "{link}: {status}");
+    }
+}
+
+/// Plain http tells nothing: behind a bare `proxy_pass` the Host is a name of the inside.
+#[tokio::test]
+async fn over_http_a_trusted_proxy_says_where_the_client_is_and_nobody_else() {
+    let upstream = registry().await;
+    let client = client();
+    let forwarded = [("x-forwarded-host", "mirror.example"), ("x-forwarded-proto", "https")];
+    for (server, public, via_proxy) in [
+        ("", "", ""),
+        ("trusted_proxies = [\"10.0.0.1\"]", "", ""),
+        ("trusted_proxies = [\"127.0.0.1\"]", "", "https://mirror.example"),
+        (
+            "trusted_proxies = [\"127.0.0.1\"]\npublic_url = \"https://public.example/\"",
+            "https://public.example",
+            "https://public.example",
+        ),
+    ] {
+        let larder = Larder::mirroring(&upstream).server(server).start().await;
+        for (headers, origin) in [
+            (&[][..], public),
+            (&[("host", "mirror.example")], public),
+            (&forwarded, via_proxy),
+            (&[forwarded[0]], public),
+            (&[forwarded[0], ("x-forwarded-proto", "https, http")], public),
+        ] {
+            Asking { client: &client, base: format!("http://{}", larder.address()), headers }
+                .expect_links_at(origin)
+                .await;
+        }
+    }
+}
+
+/// DESIGN 4: an answer is rendered once for each base, and a base has no part in what holds no URL.
+#[tokio::test]
+async fn each_base_has_its_own_rendered_answer_and_upstream_is_asked_once_for_all() {
+    let upstream = registry().await;
+    let larder = Larder::mirroring(&upstream).server("trusted_proxies = [\"127.0.0.1\"]").start().await;
+    let client = client();
+    for round in 0..2 {
+        for name in ["a.example", "b.example:8443"] {
+            let headers = [("x-forwarded-host", name), ("x-forwarded-proto", "https")];
+            let asking = Asking { client: &client, base: larder.base().to_owned(), headers: &headers };
+            asking.expect_links_at(&format!("https://{name}")).await;
+            let document = asking.get(&format!("/registry/{HOST}{NULL}")).await.expect(200);
+            assert_eq!(document.header("cache-status"), "larder; hit", "{round} {name}");
+        }
+    }
+    for target in [Target::Discovery, Target::Versions, Target::Document, Target::Sums, Target::Signature] {
+        assert_eq!(upstream.count_of(target.clone()), 1, "{target:?}");
+    }
+}
+
+/// `default_upstream` is for tools that skip discovery, too; the names of upstreams stand for themselves.
+#[tokio::test]
+async fn larders_own_name_has_the_registry_at_its_root_without_discovery() {
+    let upstream = registry().await;
+    let own = Larder::mirroring(&upstream).server(&format!("default_upstream = \"{HOST}\"")).start().await;
+    let none = Larder::mirroring(&upstream).start().await;
+    let paths = [
+        "/v1/providers/acme/null/versions",
+        NULL,
+        "/v1/modules/acme/vpc/aws/versions",
+        "/v1/modules?limit=1",
+        "/.well-known/terraform.json",
+    ];
+    for path in paths {
+        let there = own.get(&format!("/registry/{HOST}{path}")).await.expect(200);
+        for host in [HOST, "mirror.corp.example", "127.0.0.1:8080"] {
+            let here = own.get_with(path, &[("host", host)]).await.expect(200);
+            assert_eq!(here.text(), there.text(), "{host}{path}");
+        }
+        let refused = none.get(path).await.expect(421).text();
+        assert!(refused.contains("default_upstream") && refused.contains("/registry/HOST/v1/"), "{refused}");
+    }
+    let module = own.get("/v1/modules/acme/vpc/aws/1.0.0/download").await.expect(204);
+    assert!(module.header("x-terraform-get").starts_with(&format!("/archive/{HOST}/modules/acme/vpc/aws/1.0.0/")));
+}
+
+/// What a client, a proxy or a person writes wrongly is told as what it is.
+#[tokio::test]
+async fn a_final_dot_a_final_slash_and_v2_are_named() {
+    let upstream = registry().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    for (path, host, status, says) in [
+        (
+            format!("/registry/{HOST}./v1/providers/acme/null/versions"),
+            "a.example",
+            421,
+            "registry.terraform.io. has a dot at its end; ask for registry.terraform.io",
+        ),
+        (
+            "/v1/providers/acme/null/versions".into(),
+            "registry.terraform.io.",
+            421,
+            "registry.terraform.io. has a dot at its end",
+        ),
+        ("/.well-known/terraform.json".into(), "registry.terraform.io.:443", 421, "has a dot at its end"),
+        (format!("/mirror/{HOST}./acme/null/index.json"), "a.example", 503, "has a dot at its end"),
+        (format!("/registry/{HOST}/v1/providers/acme/null/versions/"), "a.example", 421, "a slash behind \"versions\""),
+        (
+            format!("/registry/{HOST}/v1/modules/acme/vpc/aws/versions/"),
+            "a.example",
+            421,
+            "a slash behind \"versions\"",
+        ),
+        ("/v2/providers/acme/null?include=x".into(), HOST, 404, "larder mirrors v1 of registry.terraform.io"),
+        ("/v2/providers/acme/null".into(), "a.example", 404, "there is nothing at /v2/"),
+    ] {
+        let answer = larder.get_with(&path, &[("host", host)]).await.expect(status);
+        assert!(answer.text().contains(&says.replace('"', "\\\"")), "{path}: {}", answer.text());
+    }
+    assert_eq!(upstream.count_of(Target::Everything), 0);
+}
+
+/// DESIGN 3, *trusted_proxies*: the log names whom the proxy vouches for, and the proxy where nobody else is vouched for.
+#[tokio::test]
+async fn behind_a_proxy_the_log_names_the_client_that_the_proxy_vouches_for() {
+    for (trusted, forwarded, client) in [
+        ("127.0.0.1", "203.0.113.7", "203.0.113.7"),
+        ("127.0.0.1", "198.51.100.1, 2001:db8::7, 127.0.0.1", "2001:db8::7"),
+        ("127.0.0.1", "nonsense", "127.0.0.1"),
+        ("10.0.0.1", "203.0.113.7", "127.0.0.1"),
+    ] {
+        let folder = Folder::new();
+        let server = format!("trusted_proxies = [\"{trusted}\"]");
+        let larder = Process::start(
+            &Larder::builder().on(&folder).server(&server).upstream(HOST, "http://127.0.0.1:9/", ""),
+            folder.path(),
+        );
+        let url = format!("{}/registry/{HOST}/v1/nothing", larder.base());
+        send(http::client().get(url).header("x-forwarded-for", forwarded)).await.unwrap().expect(404);
+        let line = larder.log().line_with("GET /registry/").await;
+        assert!(line.contains(&format!("client={client} ")), "{trusted} {forwarded}: {line}");
+    }
+}
