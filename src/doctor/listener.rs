@@ -16,6 +16,7 @@ use crate::protocol::route::providers_base;
 
 const LISTENER: &str = "listener";
 const CERTIFICATE: &str = "listener.certificate";
+const LINKS: &str = "listener.links";
 
 /// How clients reach a larder of this configuration: a URL that ends in a slash.
 pub(super) fn base(config: &Config) -> Option<Url> {
@@ -54,7 +55,8 @@ pub(super) async fn look(config: &Config, running: &Running, trust: &Trust) -> F
             let told = met.date.map(|at| clock::Told { by: shown.clone(), at, here: Clock::system().now() });
             // What this machine says of itself is no second opinion.
             let told = told.filter(|_| config.server.public_url.is_some());
-            Findings { checks: of_met(&met, &base, &shown), told: told.into_iter().collect() }
+            let checks = of_met(&met, &base, &shown).into_iter().chain(links(config)).collect();
+            Findings { checks, told: told.into_iter().collect() }
         }
         Err(error) => of_no_visit(&error, &shown, config).into(),
     }
@@ -86,6 +88,25 @@ fn of_met(met: &Met, base: &Url, shown: &str) -> Vec<Check> {
         });
     }
     checks
+}
+
+/// What tools cannot follow of larder's answers. Where TLS ends here, or `public_url` is set, they follow all of it.
+fn links(config: &Config) -> Option<Check> {
+    let server = &config.server;
+    if server.public_url.is_some() || server.tls.is_some() {
+        return None;
+    }
+    let proxies = match server.trusted_proxies.is_empty() {
+        true => "",
+        false => " (but to proxies that send X-Forwarded-Host and X-Forwarded-Proto)",
+    };
+    Some(Check::ok(
+        LINKS,
+        format!(
+            "URLs in answers begin at the root{proxies}: Terraform and OpenTofu follow them; Checkov, Trivy, Renovate and \
+             others need [server] public_url"
+        ),
+    ))
 }
 
 fn of_no_visit(error: &NoVisit, shown: &str, config: &Config) -> Vec<Check> {

@@ -208,6 +208,8 @@ async fn a_healthy_set_up_is_all_ok_and_stays_as_it_was() {
     assert!(found.found("upstream.discovery").contains("providers.v1 and modules.v1"), "{found:#?}");
     assert!(found.found("upstream.list").contains("hashicorp/null has 1 version"), "{found:#?}");
     assert!(found.found("token").contains("takes it"), "{found:#?}");
+    let links = found.found("listener.links");
+    assert!(links.contains("Checkov, Trivy, Renovate and others need [server] public_url"), "{links}");
     assert!(found.found("clock").contains(HOST), "{found:#?}");
     assert_eq!(files_below(&site.home.path().join("v1")), before);
     assert_eq!((upstream.count_of(Target::Discovery), upstream.count_of(Target::Versions)), (1, 1));

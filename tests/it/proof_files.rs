@@ -41,7 +41,9 @@ async fn all_platforms_of_a_version_name_one_sums_and_one_signature() {
     let mut all = [BTreeSet::new(), BTreeSet::new(), BTreeSet::new()];
     for platform in PLATFORMS {
         let urls = urls_for(&larder, platform).await;
-        all.iter_mut().zip(urls).for_each(|(all, url)| drop(all.insert(url)));
+        for (all, url) in all.iter_mut().zip(urls) {
+            all.insert(url);
+        }
     }
     assert_eq!(all.each_ref().map(BTreeSet::len), [PLATFORMS.len(), 1, 1], "{all:?}");
     upstream.forget_requests();
