@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
-use super::configuration::{self, Source, Standing, TEST_FOLDER, is_configuration};
+use super::configuration::{self, Inputs, Source, Standing, TEST_FOLDER, is_configuration};
 use super::file::{self, Entry};
 use super::order::Client;
 use super::resolve::uncalled;
@@ -211,6 +211,7 @@ impl Collecting {
                 files = and(files, path, &folder, name, bytes)?;
             }
         }
+        configuration::forget_other_values(&mut files);
         let named = |folders: &BTreeSet<PathBuf>| {
             folders.iter().map(|folder| below(folder, &top)).collect::<Result<BTreeSet<String>, _>>()
         };
@@ -224,7 +225,7 @@ impl Collecting {
 
 /// The local modules that a folder calls, to either client.
 fn local_calls(files: &Files, standing: Standing) -> BTreeSet<String> {
-    let of = |client| configuration::read(files, "", standing, client, "").calls;
+    let of = |client| configuration::read(files, "", standing, client, "", &Inputs::new()).calls;
     let calls = of(Client::Terraform).into_iter().chain(of(Client::Opentofu));
     calls
         .filter_map(|call| match call.source {

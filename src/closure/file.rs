@@ -60,7 +60,7 @@ pub fn read_tar(path: &Path) -> Result<Files, String> {
     let name = path.display();
     // Between files, and of those that no client reads, there may be as much again and more.
     let bytes = read_up_to(path, 4 * MOST_BYTES).map_err(|error| format!("{name} cannot be read: {error}"))?;
-    Files::from_users_tar(&bytes).map_err(|bad| format!("{name}: {bad}"))
+    super::of_users_tar(&bytes).map_err(|bad| format!("{name}: {bad}"))
 }
 
 /// What a name in a folder stands for.

@@ -25,6 +25,12 @@ pub(super) const MOST_ENTRIES: usize = 100_000;
 const ENDINGS: [&str; 8] =
     [".tf", ".tf.json", ".tofu", ".tofu.json", ".tftest.hcl", ".tftest.json", ".tofutest.hcl", ".tofutest.json"];
 
+/// Whether a file of that name gives values to the variables of a root.
+pub(super) fn is_values_file(name: &str) -> bool {
+    ["terraform.tfvars", "terraform.tfvars.json"].contains(&name)
+        || [".auto.tfvars", ".auto.tfvars.json"].iter().any(|ending| name.ends_with(ending))
+}
+
 /// Files by their paths: segments between `/`, none of them empty, `.` or `..`. Only those that a client reads, and
 /// links in their stead.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,7 +93,8 @@ impl Files {
         // What an editor leaves beside a file is none (PROTOCOL has no word; the clients pass it over).
         let is_left_over =
             name.starts_with('.') || name.ends_with('~') || (name.starts_with('#') && name.ends_with('#'));
-        name == LOCK_FILE || (!is_left_over && ENDINGS.iter().any(|ending| name.ends_with(ending)))
+        let is_configuration = ENDINGS.iter().any(|ending| name.ends_with(ending)) || is_values_file(name);
+        name == LOCK_FILE || (!is_left_over && is_configuration)
     }
 
     /// Whether a client reads a file at that path: what it keeps in `.terraform` is its own affair.
@@ -136,12 +143,18 @@ impl Files {
         Ok(())
     }
 
+    pub(super) fn remove(&mut self, path: &str) {
+        if let Some(before) = self.by_path.remove(path) {
+            self.bytes -= path.len() + before.text().map_or(0, str::len);
+        }
+    }
+
     /// Those of a user's own tar that a client reads, as unpacking it would leave them. A link to a file in the tar is
     /// that file; any other is kept as [`Unreadable`].
     ///
     /// # Errors
     /// [`BadFiles`].
-    pub fn from_users_tar(tar: &[u8]) -> Result<Self, BadFiles> {
+    pub(super) fn from_users_tar(tar: &[u8]) -> Result<Self, BadFiles> {
         let mut files = Self::default();
         let unpacked = Unpacked::read(tar)?;
         for path in unpacked.paths() {

@@ -5,8 +5,11 @@ use hcl_edit::expr::{Expression, ObjectKey};
 use hcl_edit::structure;
 
 use super::super::hcl::{self, BadHcl, Lines};
-use super::constant::{self, Constant};
+use super::expression::{self, Constant, Formula};
 use super::json::{self, Json};
+
+/// How deep values of JSON are looked into.
+const DEEPEST_JSON: usize = 16;
 
 /// A file that parses.
 pub(super) enum Parsed<'a> {
@@ -113,30 +116,38 @@ impl<'a> Body<'a> {
 }
 
 impl<'a> Value<'a> {
-    /// What it comes to.
+    /// Its value, where nothing else is known.
     pub(super) fn constant(self) -> Constant {
         match self {
-            Self::Hcl { expression, .. } => constant::of(expression),
+            Self::Hcl { expression, .. } => Formula::of(expression).alone(),
             Self::Json(json) if json.is_null() => Constant::Null,
             // In JSON, a text is taken as it is.
-            Self::Json(json) => json.text().map_or(Constant::Composed, Constant::Text),
+            Self::Json(json) => json.text().map_or_else(|| of_json(json, DEEPEST_JSON).alone(), Constant::Text),
+        }
+    }
+
+    /// The expression, for a value that clients evaluate.
+    pub(super) fn formula(self) -> Formula {
+        match self {
+            Self::Hcl { expression, .. } => Formula::of(expression),
+            Self::Json(json) => of_json(json, DEEPEST_JSON),
         }
     }
 
     /// What it comes to, where nothing but a text will do: not even a number or null.
     pub(super) fn plain_text(self) -> Constant {
         let is_other = match self {
-            Self::Hcl { expression, .. } => constant::is_other_than_text(expression),
+            Self::Hcl { expression, .. } => expression::is_other_than_text(expression),
             Self::Json(json) => !json.is_text(),
         };
-        if is_other { Constant::Composed } else { self.constant() }
+        if is_other { Constant::unknown("a value that is no string") } else { self.constant() }
     }
 
     /// The names of a reference; empty where it is none.
     pub(super) fn reference(self) -> Vec<String> {
         match self {
-            Self::Hcl { expression, .. } => constant::reference(expression),
-            Self::Json(json) => json.text().map(|text| constant::reference_in(&text)).unwrap_or_default(),
+            Self::Hcl { expression, .. } => expression::reference(expression),
+            Self::Json(json) => json.text().map(|text| expression::reference_in(&text)).unwrap_or_default(),
         }
     }
 
@@ -152,9 +163,9 @@ impl<'a> Value<'a> {
                         ObjectKey::Ident(name) => name.as_str().to_owned(),
                         ObjectKey::Expression(key) => match hcl::said_again(key) {
                             Expression::Variable(name) => name.as_str().to_owned(),
-                            other => match constant::of(other) {
+                            other => match Formula::of(other).alone() {
                                 Constant::Text(name) => name,
-                                Constant::Null | Constant::Composed | Constant::Computed => return None,
+                                _ => return None,
                             },
                         },
                     };
@@ -166,6 +177,22 @@ impl<'a> Value<'a> {
             Self::Hcl { .. } => None,
             Self::Json(json) => json.is_object().then(|| members(json)),
         }
+    }
+}
+
+fn of_json(json: Json<'_>, deeper: usize) -> Formula {
+    if deeper == 0 {
+        return Formula::Value(Constant::unknown("a value that is nested too deep"));
+    }
+    if json.is_null() {
+        Formula::Value(Constant::Null)
+    } else if json.is_object() {
+        let member = |(name, value)| (Formula::of_json_text(name), of_json(value, deeper - 1));
+        Formula::Object(json.members().into_iter().map(member).collect())
+    } else if let Some(text) = json.text() {
+        Formula::of_json_text(text)
+    } else {
+        Formula::List(json.each().into_iter().map(|part| of_json(part, deeper - 1)).collect())
     }
 }
 

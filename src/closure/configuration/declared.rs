@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::body::{Block, Body, Value};
-use super::constant::Constant;
+use super::expression::{Constant, Formula, Variable};
 use super::which::Kind;
 use super::{Place, Problem};
 
@@ -45,6 +45,10 @@ pub(super) struct Declared {
     pub(super) problems: Vec<Problem>,
     /// Which clients it asks for.
     pub(super) required_versions: Vec<Said>,
+    /// Variables, by their names.
+    pub(super) variables: BTreeMap<String, Variable>,
+    /// Locals, by their names.
+    pub(super) locals: BTreeMap<String, Formula>,
     /// Where each thing was declared that can be declared once.
     once: BTreeMap<String, Place>,
 }
@@ -52,11 +56,20 @@ pub(super) struct Declared {
 /// A value with its place.
 pub(super) type Said = (Constant, Place);
 
+/// An expression with its place.
+pub(super) type Written = (Formula, Place);
+
+/// What of a module call is no variable of the module.
+const NO_ARGUMENTS: [&str; 7] =
+    ["source", "version", "count", "for_each", "providers", "depends_on", "ignore_nested_deprecations"];
+
 /// A module call.
 #[derive(Clone)]
 pub(super) struct Calling {
-    pub(super) source: Option<Said>,
-    pub(super) version: Option<Said>,
+    pub(super) source: Option<Written>,
+    pub(super) version: Option<Written>,
+    /// What it gives to the variables of the module.
+    pub(super) arguments: BTreeMap<String, Formula>,
     /// Where its source and its version were said in one block, which is where they are held against each other.
     pub(super) has_version_beside_source: bool,
     pub(super) at: Place,
@@ -117,6 +130,13 @@ impl Declared {
         }
         for block in body.blocks("provider", 1) {
             self.add_configured(&block, file);
+        }
+        for block in body.blocks("variable", 1) {
+            self.add_variable(&block);
+        }
+        for block in body.blocks("locals", 0) {
+            let locals = block.body.attributes().into_iter();
+            self.locals.extend(locals.map(|(name, attribute)| (name, attribute.value.formula())));
         }
         for of in ["resource", "data", "ephemeral", "action"] {
             for block in body.blocks(of, 2) {
@@ -223,7 +243,7 @@ impl Declared {
                 // As it was written before 0.13: a version alone.
                 None => {
                     let version = match entry.value.constant() {
-                        Constant::Null => Constant::Composed,
+                        Constant::Null => Constant::unknown("null"),
                         version => version,
                     };
                     Required { source: None, version: Some(version), at }
@@ -239,6 +259,24 @@ impl Declared {
         match (kind, self.calls.get_mut(name)) {
             (Kind::Override, Some(before)) => before.give_way_to(calling),
             _ => drop(self.calls.insert(name.clone(), calling)),
+        }
+    }
+
+    /// An override file changes what it says of a variable, and nothing else of it.
+    fn add_variable(&mut self, block: &Block<'_>) {
+        let Some(name) = block.labels.first() else { return };
+        let variable = self.variables.entry(name.clone()).or_default();
+        let truth = |name| block.body.attribute(name).map(|attribute| attribute.value.constant());
+        let said = |name| match truth(name) {
+            Some(Constant::Text(truth)) => Some(truth == "true"),
+            Some(_) | None => None,
+        };
+        let is = |name, before| said(name).unwrap_or(before);
+        variable.is_const = said("const").or(variable.is_const);
+        variable.is_never_null = !is("nullable", !variable.is_never_null);
+        variable.is_secret = is("sensitive", variable.is_secret) || is("ephemeral", variable.is_secret);
+        if let Some(default) = block.body.attribute("default") {
+            variable.default = Some(default.value.formula());
         }
     }
 
@@ -276,8 +314,11 @@ impl Declared {
 impl Calling {
     fn of(block: &Block<'_>, file: &str) -> Self {
         let at = Place { file: file.to_owned(), line: block.line };
-        let (source, version) = (said(block.body, "source", file), said(block.body, "version", file));
-        Self { has_version_beside_source: version.is_some() && source.is_some(), source, version, at }
+        let (source, version) = (written(block.body, "source", file), written(block.body, "version", file));
+        let arguments = block.body.attributes().into_iter();
+        let arguments = arguments.filter(|(name, _)| !NO_ARGUMENTS.contains(&name.as_str()));
+        let arguments = arguments.map(|(name, attribute)| (name, attribute.value.formula())).collect();
+        Self { has_version_beside_source: version.is_some() && source.is_some(), source, version, arguments, at }
     }
 
     fn give_way_to(&mut self, other: Self) {
@@ -285,15 +326,21 @@ impl Calling {
             self.has_version_beside_source = other.has_version_beside_source;
             self.source = other.source;
         }
-        if other.version.as_ref().is_some_and(|(version, _)| *version != Constant::Null) {
+        if other.version.as_ref().is_some_and(|(version, _)| *version != Formula::Value(Constant::Null)) {
             self.version = other.version;
         }
+        self.arguments.extend(other.arguments);
     }
 }
 
 fn said(body: Body<'_>, name: &str, file: &str) -> Option<Said> {
     let attribute = body.attribute(name)?;
     Some((attribute.value.constant(), Place { file: file.to_owned(), line: attribute.line }))
+}
+
+fn written(body: Body<'_>, name: &str, file: &str) -> Option<Written> {
+    let attribute = body.attribute(name)?;
+    Some((attribute.value.formula(), Place { file: file.to_owned(), line: attribute.line }))
 }
 
 /// What a declaration is called, for people: its kind and its labels.

@@ -2,8 +2,8 @@
 //! override them, in both syntaxes. What is wrong in one place never hides what another says.
 
 mod body;
-mod constant;
 mod declared;
+mod expression;
 mod json;
 mod module;
 mod provider;
@@ -11,12 +11,16 @@ mod required_version;
 mod source;
 #[cfg(test)]
 mod tests;
+mod values;
 mod which;
 
+use std::collections::BTreeSet;
 use std::fmt;
 
+pub(super) use self::expression::Inputs;
 pub(super) use self::provider::checked;
 pub(super) use self::source::{Source, shown};
+pub(super) use self::values::forget_others as forget_other_values;
 pub(super) use self::which::{TEST_FOLDER, is_configuration, is_for_opentofu_only, is_test};
 use super::Files;
 use super::order::Client;
@@ -29,6 +33,8 @@ pub(super) struct Module {
     pub(super) calls: Vec<Call>,
     /// The providers it needs: one entry for each place that says something about one.
     pub(super) needs: Vec<Need>,
+    /// The variables whose values decide which modules it calls.
+    pub(super) inputs: BTreeSet<String>,
     /// What is wrong with it, or could not be read.
     pub(super) problems: Vec<Problem>,
 }
@@ -40,6 +46,8 @@ pub(super) struct Call {
     pub(super) source: Source,
     /// Which versions; only of a registry's.
     pub(super) versions: ModuleConstraint,
+    /// What it gives to the variables of the module.
+    pub(super) inputs: Inputs,
     /// Where it stands.
     pub(super) at: Place,
 }
@@ -90,8 +98,16 @@ pub(super) enum Standing {
     Called,
 }
 
-/// Reads a folder. `within` names the package that the files are of, for people; it is empty for a user's own.
-pub(super) fn read(files: &Files, folder: &str, standing: Standing, client: Client, within: &str) -> Module {
+/// Reads a folder. `within` names the package that the files are of, for people; it is empty for a user's own. `inputs`
+/// are the values that its variables are given where it is called; those of a root stand in files beside it.
+pub(super) fn read(
+    files: &Files,
+    folder: &str,
+    standing: Standing,
+    client: Client,
+    within: &str,
+    inputs: &Inputs,
+) -> Module {
     let read = which::in_folder(files, folder, standing, client);
     let mut declared = declared::Declared::default();
     for file in read {
@@ -114,5 +130,8 @@ pub(super) fn read(files: &Files, folder: &str, standing: Standing, client: Clie
             }),
         }
     }
-    module::of(declared, standing, client)
+    match standing {
+        Standing::Root => module::of(declared, standing, client, &values::of_root(files, folder)),
+        Standing::Called => module::of(declared, standing, client, inputs),
+    }
 }

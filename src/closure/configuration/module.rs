@@ -1,17 +1,17 @@
 //! What the declarations of a folder mean: which modules and providers it needs.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::super::order::Client;
-use super::constant::Constant;
 use super::declared::{Calling, Declared, Import, Required};
+use super::expression::{Constant, Inputs, Scope};
 use super::provider::{self, Named};
 use super::source::{self, Source};
 use super::{Call, Module, Need, Place, Problem, Standing, required_version};
 use crate::address::{Constraint, ModuleConstraint, ProviderAddress};
 
-/// What is declared, as it is meant.
-pub(super) fn of(mut declared: Declared, standing: Standing, client: Client) -> Module {
+/// What is declared, as it is meant; `inputs` are the values that its variables are given.
+pub(super) fn of(mut declared: Declared, standing: Standing, client: Client, inputs: &Inputs) -> Module {
     let mut problems = std::mem::take(&mut declared.problems);
     problems.extend(required_version::problems(&declared.required_versions, client));
     let mut reading = Reading {
@@ -54,14 +54,36 @@ pub(super) fn of(mut declared: Declared, standing: Standing, client: Client) -> 
             reading.imported(import);
         }
     }
+    let scope = Scope::new(client, standing, &declared.variables, &declared.locals, inputs);
     for (name, calling) in &declared.calls {
-        reading.call(&format!("module {name:?}"), calling);
+        reading.call(&format!("module {name:?}"), calling, &scope);
     }
     for (name, calling) in &declared.test_calls {
-        reading.call(name, calling);
+        // Of a test's modules clients evaluate nothing.
+        reading.call(name, calling, &Scope::empty());
     }
+    reading.module.inputs = deciding(&declared, client);
     reading.module.problems.sort_by(|a, b| a.at.cmp(&b.at));
     reading.module
+}
+
+/// The variables whose values decide which modules are called.
+fn deciding(declared: &Declared, client: Client) -> BTreeSet<String> {
+    let (mut seen, mut variables) = (BTreeSet::new(), BTreeSet::new());
+    match client {
+        Client::Terraform => {
+            variables.extend(
+                declared.variables.iter().filter(|(_, of)| of.is_const == Some(true)).map(|(name, _)| name.clone()),
+            );
+        }
+        Client::Opentofu => {
+            let calls = declared.calls.values().chain(declared.test_calls.iter().map(|(_, calling)| calling));
+            for (formula, _) in calls.flat_map(|calling| calling.source.iter().chain(&calling.version)) {
+                formula.add_variables(&declared.locals, &mut seen, &mut variables);
+            }
+        }
+    }
+    variables
 }
 
 /// The name of the resource that an import is to, where its type is the first of its names.
@@ -129,7 +151,7 @@ impl Reading {
                 Ok(versions) => Some(versions),
                 Err(bad) => return self.wrong(what, bad.to_string(), at),
             },
-            Some(Constant::Composed | Constant::Computed) => {
+            Some(Constant::List(_) | Constant::Object(_) | Constant::Unknown(_)) => {
                 let why = "its version is not a plain string, and clients take nothing else";
                 return self.wrong(what, why.to_owned(), at);
             }
@@ -167,36 +189,51 @@ impl Reading {
         self.needed(name, None, at);
     }
 
-    fn call(&mut self, name: &str, calling: &Calling) {
-        let (given, at) = match &calling.source {
-            Some((Constant::Text(given), at)) => (given, at),
-            Some((_, at)) => return self.wrong(name, computed("source", self.client), at),
-            None => return self.wrong(name, "it has no source".to_owned(), &calling.at),
+    fn call(&mut self, name: &str, calling: &Calling, scope: &Scope<'_>) {
+        let Some((source, at)) = &calling.source else {
+            return self.wrong(name, "it has no source".to_owned(), &calling.at);
+        };
+        let given = match scope.value(source) {
+            Constant::Text(given) => given,
+            other => return self.wrong(name, not_known("source", &other, self.client), at),
         };
         let versions = match &calling.version {
-            None | Some((Constant::Null, _)) => None,
-            Some((Constant::Text(version), at)) => match ModuleConstraint::parse(version) {
-                Ok(versions) => Some(versions),
-                Err(bad) => return self.wrong(&source::shown(given), bad.to_string(), at),
+            None => None,
+            Some((version, at)) => match scope.value(version) {
+                Constant::Null => None,
+                Constant::Text(version) => match ModuleConstraint::parse(&version) {
+                    Ok(versions) => Some(versions),
+                    Err(bad) => return self.wrong(&source::shown(&given), bad.to_string(), at),
+                },
+                other => {
+                    return self.wrong(&source::shown(&given), not_known("version", &other, self.client), at);
+                }
             },
-            Some((_, at)) => return self.wrong(&source::shown(given), computed("version", self.client), at),
         };
         let has_version = calling.has_version_beside_source || versions.is_some();
-        match Source::parse(given, has_version, self.client) {
+        let inputs = calling.arguments.iter().map(|(name, value)| (name.clone(), scope.value(value))).collect();
+        match Source::parse(&given, has_version, self.client) {
             Ok(source) => {
-                self.module.calls.push(Call { source, versions: versions.unwrap_or_default(), at: at.clone() });
+                let versions = versions.unwrap_or_default();
+                self.module.calls.push(Call { source, versions, inputs, at: at.clone() });
             }
-            Err(why) => self.wrong(&source::shown(given), why, at),
+            Err(why) => self.wrong(&source::shown(&given), why, at),
         }
     }
 }
 
-/// Why something that is worked out cannot be told.
-fn computed(what: &str, client: Client) -> String {
+/// Why a source or a version is not known, and what to do.
+fn not_known(what: &str, value: &Constant, client: Client) -> String {
+    let Constant::Unknown(depends_on) = value else {
+        return format!("its {what} is no string, and clients take nothing else");
+    };
     match client {
-        Client::Terraform => format!("its {what} is not a plain string, and Terraform takes nothing else"),
+        Client::Terraform => format!(
+            "its {what} depends on {depends_on}. Terraform takes values that are written down, and since 1.15 variables with \
+             const = true and locals made of them: give it such a value, or name what it comes to"
+        ),
         Client::Opentofu => format!(
-            "its {what} depends on other values. OpenTofu may work it out, this cannot: write it as a plain string, or name what it comes to"
+            "its {what} depends on {depends_on}: give it a value that OpenTofu knows at init, or name what it comes to"
         ),
     }
 }

@@ -2,8 +2,8 @@
 
 use super::super::order::Client;
 use super::Problem;
-use super::constant::Constant;
 use super::declared::Said;
+use super::expression::Constant;
 use crate::address::{ModuleConstraint, Version};
 
 /// What this is about, for people.
@@ -28,7 +28,7 @@ pub(super) fn problems(said: &[Said], client: Client) -> Vec<Problem> {
                     "{text:?} is none: between commas stand conditions like >= 1.2, < 2.0 and ~> 1.5, and nothing else"
                 )
             }),
-            Constant::Composed | Constant::Computed => {
+            Constant::List(_) | Constant::Object(_) | Constant::Unknown(_) => {
                 Err("it is not a plain string, and clients take nothing else".to_owned())
             }
         };

@@ -9,11 +9,11 @@ fn files(files: &[(&str, &str)]) -> Files {
 }
 
 fn terraform(given: &[(&str, &str)]) -> Module {
-    read(&files(given), "", Standing::Root, Client::Terraform, "")
+    read(&files(given), "", Standing::Root, Client::Terraform, "", &Inputs::new())
 }
 
 fn opentofu(given: &[(&str, &str)]) -> Module {
-    read(&files(given), "", Standing::Root, Client::Opentofu, "")
+    read(&files(given), "", Standing::Root, Client::Opentofu, "", &Inputs::new())
 }
 
 /// `ADDRESS CONSTRAINT` of everything that is needed, once and sorted.
@@ -293,11 +293,11 @@ module "good" { source = "a/b/d" }
             "broken.tf:1: broken.tf: … larder does not read it",
             "main.tf:2: ./m: a path has no version",
             "main.tf:6: git::https://git.example/x.git//sub?ref=v1: it bypasses registries",
-            "main.tf:9: module \"computed\": … Terraform takes nothing else",
+            "main.tf:9: module \"computed\": … var.x, which nothing declares … since 1.15 variables with const = true",
             "main.tf:11: module \"none\": it has no source",
             "main.tf:12: modules/x: … write \"./modules/x\"",
             "main.tf:15: a/b/c: … between commas",
-            "main.tf:19: a/b/c: its version is not a plain string",
+            "main.tf:19: a/b/c: its version depends on the function file()",
             "main.tf:24: provider \"v\" … \"v\" in front",
             "main.tf:25: provider \"Ü\" … is not a provider name",
             "main.tf:27: module \"good\" … main.tf:26",
@@ -309,7 +309,9 @@ module "good" { source = "a/b/d" }
     assert!(!format!("{module:?}").contains("secret"));
     wrong(
         &opentofu(&[("main.tf", "module \"m\" {\n  source = var.x\n}\n")]),
-        &["main.tf:2: module \"m\": its source depends on other values. OpenTofu may work it out"],
+        &[
+            "main.tf:2: module \"m\": its source depends on var.x, which nothing declares: give it a value that OpenTofu knows at init",
+        ],
     );
 }
 
@@ -395,7 +397,10 @@ fn what_no_client_may_read_is_wrong() {
     assert_eq!(problems(&terraform(&overridden)), [""; 0]);
     wrong(&opentofu(&[("a.tf", &asks("\"~> 1.5.0\""))]), &["no OpenTofu from 1.6.0 on"]);
     let called = files(&[("main.tf", "import {\n  to = a_x.y\n  id = \"x\"\n}\n")]);
-    wrong(&read(&called, "", Standing::Called, Client::Terraform, ""), &["main.tf:1: import … module that is called"]);
+    wrong(
+        &read(&called, "", Standing::Called, Client::Terraform, "", &Inputs::new()),
+        &["main.tf:1: import … module that is called"],
+    );
 }
 
 #[test]
@@ -540,7 +545,7 @@ run "q" {
     assert_eq!(calls(&module), ["./tests/setup", "registry.terraform.io/acme/net/test  1.0.0", "./b"]);
     assert_eq!(needs(&module), Vec::<String>::new());
     assert_eq!(needs(&opentofu(&given)), ["registry.opentofu.org/hashicorp/p"]);
-    let called = read(&files(&given), "", Standing::Called, Client::Terraform, "");
+    let called = read(&files(&given), "", Standing::Called, Client::Terraform, "", &Inputs::new());
     assert_eq!(called, Module::default());
 }
 
@@ -659,7 +664,7 @@ fn a_file_that_cannot_be_read_is_a_problem_of_its_folder_only() {
     let mut all = files(&[("main.tf", "resource \"r_x\" \"y\" {}\n"), ("b/main.tf", "")]);
     all.insert("b/odd.tf", &[0xff]).unwrap();
     all.insert("b/large.tf", &vec![b'#'; (1 << 20) + 1]).unwrap();
-    let at = |folder| read(&all, folder, Standing::Root, Client::Terraform, "");
+    let at = |folder| read(&all, folder, Standing::Root, Client::Terraform, "", &Inputs::new());
     assert_eq!((problems(&at("")), needs(&at(""))), (vec![], vec!["hashicorp/r".to_owned()]));
     wrong(&at("b"), &["b/large.tf:1: … more than 1 MiB", "b/odd.tf:1: … no UTF-8"]);
 }
@@ -672,7 +677,7 @@ proptest! {
     ) {
         let given = files(&[(&name, &text), ("b.tf", "module \"b\" {\n  source = \"./b\"\n}\n")]);
         for client in [Client::Terraform, Client::Opentofu] {
-            let module = read(&given, "", Standing::Root, client, "");
+            let module = read(&given, "", Standing::Root, client, "", &Inputs::new());
             // What one file says, nothing in another hides.
             prop_assert!(calls(&module).contains(&"./b".to_owned()) || text.contains("module"));
         }
@@ -683,12 +688,204 @@ proptest! {
         text in "(\\{|\\}|\\[|\\]|\"module\":|\"terraform\":|\"required_providers\":|\"m\":|\"source\":|\"[a-z./]{0,6}\"|null|1|,){0,40}",
     ) {
         let given = files(&[("main.tf.json", &text)]);
-        read(&given, "", Standing::Root, Client::Terraform, "");
+        read(&given, "", Standing::Root, Client::Terraform, "", &Inputs::new());
     }
 
     #[test]
     fn any_source_is_read_or_refused(given in "\\PC{0,60}|[a-z./:?@=-]{0,40}", has_version: bool) {
         let _ = Source::parse(&given, has_version, Client::Opentofu);
         prop_assert!(!source::shown(&given).contains(char::is_control));
+    }
+}
+
+/// What stands around each source: variables and locals of every kind.
+const SURROUNDINGS: &str = r#"
+variable "c" {
+  const   = true
+  default = "acme"
+}
+variable "plain" {
+  default = "acme"
+}
+variable "never" {
+  const   = false
+  default = "acme"
+}
+variable "secret" {
+  default   = "acme"
+  sensitive = true
+}
+variable "unset" {
+  const = true
+}
+variable "list" {
+  const   = true
+  default = ["zero", "one"]
+}
+locals {
+  whole  = "${var.c}/vpc/aws"
+  again  = local.whole
+  map    = { vpc = "acme/vpc/aws", other = var.plain, 2 = "two" }
+  "name" = "vpc"
+  round  = local.trip
+  trip   = local.round
+  alone  = "acme/vpc/aws"
+  flag   = var.c == "acme" && !(var.c != "acme")
+}
+"#;
+
+/// The source of one module call, or what is wrong with it.
+fn source_of(source: &str, client: Client) -> String {
+    let text = format!("{SURROUNDINGS}\nmodule \"m\" {{\n  source = {source}\n}}\n").replace("\"name\" =", "name =");
+    let given = files(&[("main.tf", &text)]);
+    let module = read(&given, "", Standing::Root, client, "", &Inputs::new());
+    match (&module.calls[..], problems(&module).as_slice()) {
+        ([call], []) => match &call.source {
+            Source::Local(path) => path.clone(),
+            Source::Registry { module, .. } => {
+                module.to_string().replace("registry.terraform.io/", "").replace("registry.opentofu.org/", "")
+            }
+        },
+        ([], [problem]) => problem.clone(),
+        (_, problems) => panic!("{source}: {problems:#?}"),
+    }
+}
+
+/// Each line was seen with Terraform 1.15.5 and OpenTofu 1.12.6. `…` stands for the same as Terraform.
+#[test]
+fn sources_are_evaluated_as_each_client_does() {
+    for (source, terraform, opentofu) in [
+        ("\"${var.c}/vpc/aws\"", "acme/vpc/aws", "…"),
+        ("var.c == \"acme\" ? \"acme/vpc/aws\" : \"./x\"", "acme/vpc/aws", "…"),
+        ("local.flag ? \"acme/vpc/aws\" : \"./x\"", "acme/vpc/aws", "…"),
+        ("local.again", "acme/vpc/aws", "…"),
+        ("local.alone", "acme/vpc/aws", "…"),
+        ("local.map.vpc", "acme/vpc/aws", "…"),
+        ("local.map[local.name]", "acme/vpc/aws", "…"),
+        ("\"./${local.map[2]}/${var.list[1]}\"", "./two/one", "…"),
+        ("\"./${var.list.0}\"", "./zero", "…"),
+        ("\"${path.module}/sub\"", "./sub", "…"),
+        ("\"${path.root}/sub\"", "./sub", "…"),
+        ("format(\"%s/%s/aws\", var.c, lower(\"VPC\"))", "acme/vpc/aws", "…"),
+        ("join(\"/\", [var.c, \"vpc\", trimspace(\" aws \")])", "acme/vpc/aws", "…"),
+        ("lookup(local.map, \"nothing\", \"./x\")", "./x", "…"),
+        ("replace(\"./a-b\", \"-\", \"_\")", "./a_b", "…"),
+        ("coalesce(null, \"\", \"./x\")", "./x", "…"),
+        ("\"./${trimprefix(\"v1.0\", \"v\")}/${upper(trimsuffix(\"abc\", \"c\"))}\"", "./1.0/AB", "…"),
+        ("\"${var.plain}/vpc/aws\"", "var.plain, which has no const = true", "acme/vpc/aws"),
+        ("\"${local.map.other}/vpc/aws\"", "var.plain, which has no const = true", "acme/vpc/aws"),
+        ("\"${var.never}/vpc/aws\"", "no const = true", "var.never, which has const = false"),
+        ("\"${var.secret}/vpc/aws\"", "no const = true", "var.secret, which is sensitive or ephemeral"),
+        ("\"./${terraform.workspace}\"", "terraform.workspace, which larder does not know", "./default"),
+        ("\"${var.unset}/vpc/aws\"", "var.unset, which has no default and no value that larder sees", "…"),
+        ("var.nobody", "var.nobody, which nothing declares", "…"),
+        ("local.nobody", "local.nobody, which nothing declares", "…"),
+        ("local.round", "which refers to itself", "…"),
+        ("local.map.nothing", "local.map.nothing, which is not there", "…"),
+        ("var.list[7]", "is not there", "…"),
+        ("each.key", "each.key, which no client knows at init", "…"),
+        ("module.other.source", "module.other.source, which no client knows at init", "…"),
+        ("aws_thing.x.y", "aws_thing.x.y, which larder does not know", "…"),
+        ("timestamp()", "the function timestamp()", "…"),
+        ("replace(\"./a\", \"/a/\", \"b\")", "the function replace()", "…"),
+        ("\"./${1 + 1}\"", "depends on arithmetic", "…"),
+        ("[\"./x\"]", "its source is no string", "…"),
+        ("null", "its source is no string", "…"),
+        ("\"./${null}\"", "a value in it that is no string", "…"),
+    ] {
+        let expected =
+            [(Client::Terraform, terraform), (Client::Opentofu, if opentofu == "…" { terraform } else { opentofu })];
+        for (client, expected) in expected {
+            let found = source_of(source, client);
+            let is_right = if expected.contains(' ') { found.contains(expected) } else { found == expected };
+            assert!(is_right, "{source} to {client:?}: {found}");
+        }
+    }
+}
+
+/// The same of versions: null is none at all.
+#[test]
+fn versions_are_evaluated_too_and_json_has_templates() {
+    let hcl = "variable \"v\" {\n  const = true\n  default = \"~> 1.0\"\n}\nvariable \"n\" {\n  const = true\n  default = null\n}\n";
+    for (version, expected) in [
+        ("var.v", "registry.terraform.io/acme/vpc/aws  ~> 1.0"),
+        ("\"${var.v}, < 1.4\"", "registry.terraform.io/acme/vpc/aws  ~> 1.0, < 1.4"),
+        ("var.n", "registry.terraform.io/acme/vpc/aws"),
+        ("null", "registry.terraform.io/acme/vpc/aws"),
+    ] {
+        let text = format!("{hcl}module \"m\" {{\n  source = \"acme/vpc/aws\"\n  version = {version}\n}}\n");
+        let module = terraform(&[("main.tf", &text)]);
+        assert_eq!((calls(&module), problems(&module)), (vec![expected.to_owned()], Vec::new()), "{version}");
+    }
+    let json = r#"{"variable": {"v": {"const": true, "default": {"a": ["1.2"]}}}, "locals": {"n": "vpc"},
+        "module": {"m": {"source": "acme/${local.n}/aws", "version": "~> ${var.v.a[0]}"}}}"#;
+    let module = terraform(&[("main.tf.json", json)]);
+    assert_eq!(calls(&module), ["registry.terraform.io/acme/vpc/aws  ~> 1.2"], "{:#?}", problems(&module));
+}
+
+/// Override files change a default, and a local stands for what all files say of it.
+#[test]
+fn the_values_of_override_files_and_of_tfvars_win_in_the_clients_order() {
+    let main = "variable \"v\" {\n  const = true\n  default = \"a\"\n}\nmodule \"m\" {\n  source = \"./${var.v}\"\n}\n";
+    let with = |others: &[(&str, &str)]| {
+        let module = terraform(&[&[("main.tf", main)], others].concat());
+        assert_eq!(problems(&module), Vec::<String>::new());
+        calls(&module)
+    };
+    assert_eq!(with(&[]), ["./a"]);
+    assert_eq!(with(&[("x_override.tf", "variable \"v\" {\n  default = \"b\"\n}\n")]), ["./b"]);
+    assert_eq!(with(&[("terraform.tfvars", "v = \"c\"\nother = 1\n")]), ["./c"]);
+    assert_eq!(with(&[("terraform.tfvars", "v = \"c\"\n"), ("terraform.tfvars.json", r#"{"v": "d"}"#)]), ["./d"]);
+    assert_eq!(
+        with(&[
+            ("terraform.tfvars", "v = \"c\"\n"),
+            ("a.auto.tfvars", "v = \"e\"\n"),
+            ("b.auto.tfvars.json", r#"{"v": "f"}"#)
+        ]),
+        ["./f"]
+    );
+    assert_eq!(with(&[("prod.tfvars", "v = \"c\"\n"), ("terraform.tfvars", "v = {")]), ["./a"]);
+    // Of a module that is called, nobody reads them.
+    let given = files(&[("main.tf", main), ("terraform.tfvars", "v = \"c\"\n")]);
+    let given_a_value = Inputs::from([("v".to_owned(), expression::Constant::Text("g".to_owned()))]);
+    for (inputs, expected) in [(&Inputs::new(), "./a"), (&given_a_value, "./g")] {
+        assert_eq!(calls(&read(&given, "", Standing::Called, Client::Terraform, "", inputs)), [expected]);
+    }
+}
+
+/// Secrets stand in such files.
+#[test]
+fn of_the_values_in_tfvars_only_those_are_left_that_decide_what_is_called() {
+    let main = "variable \"v\" {\n  const = true\n}\nvariable \"tofu\" {}\nvariable \"password\" {}\nlocals {\n  l = var.tofu\n}\nmodule \"m\" {\n  source   = \"./${var.v}/${local.l}\"\n  password = var.password\n}\n";
+    let mut given = files(&[
+        ("a/main.tf", main),
+        ("a/terraform.tfvars", "v = \"x\"\npassword = \"s3cret\"\n"),
+        ("a/z.auto.tfvars.json", r#"{"tofu": "y", "undeclared": "s3cret"}"#),
+        ("b/main.tf", "variable \"password\" {}\n"),
+        ("b/terraform.tfvars", "password = \"s3cret\"\n"),
+    ]);
+    forget_other_values(&mut given);
+    let texts = serde_json::to_string(&given).unwrap();
+    assert!(!texts.contains("s3cret") && !texts.contains("undeclared"), "{texts}");
+    let module = read(&given, "a", Standing::Root, Client::Opentofu, "", &Inputs::new());
+    assert_eq!(calls(&module), ["./x/y"], "{texts}");
+    assert!(given.in_folder("b").iter().all(|(name, _)| *name == "main.tf"), "{texts}");
+}
+
+proptest! {
+    /// Nothing that is written there takes for ever, or all of the memory.
+    #[test]
+    fn locals_that_double_each_other_come_to_an_end(depth in 1..300usize, joined in any::<bool>()) {
+        let local = |number: usize| match (number == depth, joined) {
+            (true, _) => format!("  l{number} = \"./xxxxxxxx\"\n"),
+            (false, true) => format!("  l{number} = \"${{local.l{0}}}${{local.l{0}}}\"\n", number + 1),
+            (false, false) => format!("  l{number} = [local.l{0}, local.l{0}]\n", number + 1),
+        };
+        let locals: String = (0..=depth).map(local).collect();
+        let calls = "module \"m\" {\n  source = local.l0\n}\nmodule \"n\" {\n  source = \"./n\"\n  x = local.l0\n}\n";
+        let module = terraform(&[("main.tf", &format!("locals {{\n{locals}}}\n{calls}"))]);
+        prop_assert_eq!(module.calls.len() + module.problems.len(), 2);
+        // They are compared when the folder that is called is looked for.
+        prop_assert_eq!(&module.calls.clone(), &module.calls);
     }
 }

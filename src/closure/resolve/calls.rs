@@ -1,10 +1,13 @@
 //! Where a call leads: to another folder of the same files, or into a module of a registry.
 
-use super::super::configuration::{self, Call, Source};
+use std::sync::Arc;
+
+use super::super::configuration::{self, Call, Inputs, Source, Standing};
 use super::super::order::Client;
 use super::super::{Files, Registries, path};
 use super::asking::Asking;
 use super::choosing;
+use super::local::Local;
 use crate::address::{ModuleAddress, ModuleConstraint, ModulePackage, Version};
 
 /// A folder that is read.
@@ -14,6 +17,8 @@ pub(super) struct Spot {
     pub(super) package: Option<ModulePackage>,
     /// Its path there.
     pub(super) folder: String,
+    /// The values that decide what it calls; none for a root, beside which they stand.
+    pub(super) inputs: Arc<Inputs>,
 }
 
 /// Where a call leads.
@@ -35,13 +40,39 @@ pub(super) struct Refused {
 /// Follows a call that stands in the folder at `from`.
 pub(super) async fn follow(
     asking: &Asking<'_, impl Registries>,
-    files: &Files,
+    local: &Local,
     from: &Spot,
     call: &Call,
     client: Client,
 ) -> Led {
+    let Led { to, through } = led(asking, local.files(), from, call, client).await;
+    match to {
+        Ok(to) => Led { to: Ok(given(asking, local, to, call, client).await), through },
+        refused => Led { to: refused, through },
+    }
+}
+
+/// The same folder with those values of a call that decide what is called there. Without any it is the same one for all
+/// who call it.
+async fn given(asking: &Asking<'_, impl Registries>, local: &Local, to: Spot, call: &Call, client: Client) -> Spot {
+    if call.inputs.is_empty() {
+        return to;
+    }
+    let module = match &to.package {
+        Some(package) => match asking.module(package, &to.folder, client, &to.inputs).await {
+            Ok(module) => module,
+            Err(_) => return to,
+        },
+        None => local.module(&to.folder, Standing::Called, client, &to.inputs).await,
+    };
+    let deciding = call.inputs.iter().filter(|(name, _)| module.inputs.contains(*name));
+    let inputs: Inputs = deciding.map(|(name, value)| (name.clone(), value.clone())).collect();
+    Spot { inputs: Arc::new(inputs), ..to }
+}
+
+async fn led(asking: &Asking<'_, impl Registries>, files: &Files, from: &Spot, call: &Call, client: Client) -> Led {
     match &call.source {
-        Source::Local(to) => Led { to: local(asking, files, from, to).await, through: None },
+        Source::Local(to) => Led { to: within_the_same(asking, files, from, to).await, through: None },
         Source::Registry { module, subdir } => match choose(asking, module, &call.versions).await {
             Ok(package) => Led { to: within(asking, &package, subdir, client).await, through: Some(package) },
             Err(why) => Led { to: Err(Refused { what: called(module, &call.versions), why }), through: None },
@@ -49,7 +80,12 @@ pub(super) async fn follow(
     }
 }
 
-async fn local(asking: &Asking<'_, impl Registries>, files: &Files, from: &Spot, to: &str) -> Result<Spot, Refused> {
+async fn within_the_same(
+    asking: &Asking<'_, impl Registries>,
+    files: &Files,
+    from: &Spot,
+    to: &str,
+) -> Result<Spot, Refused> {
     let refused = |why: String| Refused { what: configuration::shown(to), why };
     let Some(folder) = path::join(&from.folder, to) else {
         return Err(refused(match &from.package {
@@ -75,7 +111,7 @@ async fn local(asking: &Asking<'_, impl Registries>, files: &Files, from: &Spot,
             ),
         }));
     }
-    Ok(Spot { package: from.package.clone(), folder })
+    Ok(Spot { package: from.package.clone(), folder, inputs: Arc::default() })
 }
 
 /// The newest version that a call allows.
@@ -112,8 +148,8 @@ async fn within(
     let folder = path::join(&files.subdir, subdir);
     let folder = folder.filter(|folder| files.files.has_folder(folder));
     let folder = folder.ok_or_else(|| refused(format!("it has no file that a client reads in {subdir:?}")))?;
-    let spot = Spot { package: Some(package.clone()), folder };
-    asking.module(package, &spot.folder, client).await.map(|_| spot).map_err(|why| refused(unread(why)))
+    let spot = Spot { package: Some(package.clone()), folder, inputs: Arc::default() };
+    asking.module(package, &spot.folder, client, &spot.inputs).await.map(|_| spot).map_err(|why| refused(unread(why)))
 }
 
 /// A module, and which of its versions are asked for.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 
-use super::super::configuration::{self, Module, Place, Problem, Standing};
+use super::super::configuration::{self, Inputs, Module, Place, Problem, Standing};
 use super::super::order::Client;
 use super::super::{Configurations, Files};
 use super::asking::{Answers, cell};
@@ -20,7 +20,7 @@ const ENDED: &str = "reading it ended unexpectedly";
 pub(super) struct Local {
     configurations: Arc<Configurations>,
     turns: Semaphore,
-    modules: Answers<(String, Standing, Client), Module>,
+    modules: Answers<(String, Standing, Client, Arc<Inputs>), Module>,
 }
 
 impl Local {
@@ -53,15 +53,21 @@ impl Local {
         }
     }
 
-    /// What a folder says.
-    pub(super) async fn module(&self, folder: &str, standing: Standing, client: Client) -> Arc<Module> {
-        let of = (folder.to_owned(), standing, client);
+    /// What a folder says, given these values.
+    pub(super) async fn module(
+        &self,
+        folder: &str,
+        standing: Standing,
+        client: Client,
+        inputs: &Arc<Inputs>,
+    ) -> Arc<Module> {
+        let of = (folder.to_owned(), standing, client, Arc::clone(inputs));
         let cell = cell(&self.modules, &of);
         let read = async || {
             // It is never closed.
             let _turn = self.turns.acquire().await;
             let configurations = Arc::clone(&self.configurations);
-            let read = move || configuration::read(&configurations.files, &of.0, of.1, of.2, "");
+            let read = move || configuration::read(&configurations.files, &of.0, of.1, of.2, "", &of.3);
             tokio::task::spawn_blocking(read).await.map(Arc::new).map_err(|_| ENDED.to_owned())
         };
         cell.get_or_init(read).await.clone().unwrap_or_else(|why| {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::super::configuration::{
-    self, Source, Standing, TEST_FOLDER, is_configuration, is_for_opentofu_only, is_test,
+    self, Inputs, Source, Standing, TEST_FOLDER, is_configuration, is_for_opentofu_only, is_test,
 };
 use super::super::order::Client;
 use super::super::{Configurations, Files, Unreadable, lock_file, path};
@@ -61,7 +61,7 @@ pub(in super::super) fn uncalled(files: &Files) -> Vec<String> {
     let folders: Vec<&str> = files.folders().into_iter().filter(|folder| has_configuration(folder)).collect();
     let mut called = BTreeSet::new();
     for folder in &folders {
-        let module = configuration::read(files, folder, Standing::Root, client_of(files, folder), "");
+        let module = configuration::read(files, folder, Standing::Root, client_of(files, folder), "", &Inputs::new());
         for call in module.calls {
             let Source::Local(to) = call.source else { continue };
             called.extend(path::join(folder, &to).filter(|to| to != folder));

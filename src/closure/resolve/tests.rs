@@ -128,6 +128,67 @@ fn calls(name: &str, source: &str) -> String {
     format!("module \"{name}\" {{\n  source = \"{source}\"\n}}\n")
 }
 
+/// As Terraform 1.15.5 installs it: each level says `const = true`, and one folder is as many modules as it is given values.
+#[test]
+fn const_variables_are_handed_on_from_call_to_call() {
+    const DECLARED: &str = "variable \"v\" {\n  const = true\n  default = \"1.0.0\"\n}\n";
+    let given =
+        |name: &str, source: &str, v: &str| format!("module \"{name}\" {{\n  source = \"{source}\"\n  v = {v}\n}}\n");
+    let net = |v: &str| format!("module \"net\" {{\n  source = \"acme/net/test\"\n  version = {v}\n}}\n");
+    let registries = Known::default()
+        .module("net", "1.0.0", &[("main.tf", "")])
+        .module("net", "1.1.0", &[("main.tf", "")])
+        .module("net", "2.0.0", &[("main.tf", "")])
+        .module(
+            "wrap",
+            "1.0.0",
+            &[
+                ("main.tf", &format!("{DECLARED}{}", given("inner", "./inner", "var.v"))),
+                ("inner/main.tf", &format!("{DECLARED}{}", net("var.v"))),
+            ],
+        );
+    let main = [
+        DECLARED,
+        &given("own", "./child", "var.v"),
+        &given("other", "./child", "local.two"),
+        &given("through", "acme/wrap/test", "\"1.1.0\""),
+        "locals {\n  two = \"2.0.0\"\n}\n",
+    ]
+    .concat();
+    let child = format!("{DECLARED}{}", net("var.v"));
+    let files = [("main.tf", main.as_str()), ("child/main.tf", &child)];
+    let all = ["acme/net/test@1.0.0", "acme/net/test@1.1.0", "acme/net/test@2.0.0", "acme/wrap/test@1.0.0"];
+    is(&run(&configurations(&files, &[""], Some(Client::Terraform)), &registries), &all, &[]);
+
+    let with_values = [&files[..], &[("terraform.tfvars", "v = \"1.1.0\"\n")]].concat();
+    is(&run(&configurations(&with_values, &[""], Some(Client::Terraform)), &registries), &all[1..], &[]);
+
+    // What is known later is no version, and hides nothing else.
+    let later = main.replace("local.two", "data.x.y.z");
+    let files = [("main.tf", later.as_str()), ("child/main.tf", &child)];
+    let refused = ["child/main.tf … its version depends on data.x.y.z, which no client knows at init"];
+    let found = run(&configurations(&files, &[""], Some(Client::Terraform)), &registries);
+    is(&found, &[all[0], all[1], all[3]], &refused);
+}
+
+/// A thousand calls that differ in what decides nothing are one folder.
+#[test]
+fn values_that_decide_nothing_make_no_other_folder_of_it() {
+    let registries = Known::default().provider("x/a", &["1.0.0"]).module("net", "1.0.0", &[("main.tf", NEEDS_A)]);
+    let call =
+        |number: usize| format!("module \"m{number}\" {{\n  source = \"acme/net/test\"\n  name = \"n{number}\"\n}}\n");
+    let main: String = (0..5_000).map(call).collect();
+    for client in [Client::Terraform, Client::Opentofu] {
+        let main = match client {
+            Client::Terraform => main.clone(),
+            Client::Opentofu => main.replace("acme/net", "registry.terraform.io/acme/net"),
+        };
+        let found = run(&configurations(&[("main.tf", &main)], &[""], Some(client)), &registries);
+        assert_eq!(cannot(&found), Vec::<String>::new());
+        assert_eq!(found.wanted.len(), 2, "{client:?}");
+    }
+}
+
 #[test]
 fn modules_are_followed_through_packages_and_paths_and_all_that_they_need_is_agreed_on() {
     let registries = Known::default()

@@ -49,7 +49,7 @@ struct Walk<'a, R> {
 impl<R: Registries> Walk<'_, R> {
     /// Reads folders level by level, each once.
     async fn whole(&mut self) {
-        let top = Spot { package: None, folder: self.root.folder.clone() };
+        let top = Spot { package: None, folder: self.root.folder.clone(), inputs: Arc::default() };
         let mut level = BTreeSet::from([top.clone()]);
         for _ in 0..DEEPEST {
             if level.is_empty() || self.seen.len() + level.len() > MOST_FOLDERS {
@@ -67,13 +67,12 @@ impl<R: Registries> Walk<'_, R> {
 
     async fn next_level(&mut self, level: BTreeSet<Spot>, top: &Spot) -> BTreeSet<Spot> {
         let (asking, local, client) = (self.asking, self.local, self.root.client);
-        let files = local.files();
         let read = level.iter().map(|spot| async move {
             match &spot.package {
-                Some(package) => asking.module(package, &spot.folder, client).await,
+                Some(package) => asking.module(package, &spot.folder, client, &spot.inputs).await,
                 None => {
                     let standing = if spot == top { Standing::Root } else { Standing::Called };
-                    Ok(local.module(&spot.folder, standing, client).await)
+                    Ok(local.module(&spot.folder, standing, client, &spot.inputs).await)
                 }
             }
         });
@@ -98,7 +97,7 @@ impl<R: Registries> Walk<'_, R> {
         tokio::task::yield_now().await;
         let mut follow = Vec::with_capacity(calls.len());
         for (spot, call) in calls {
-            follow.push(async move { (spot, call, calls::follow(asking, files, spot, call, client).await) });
+            follow.push(async move { (spot, call, calls::follow(asking, local, spot, call, client).await) });
         }
         let led = join_all(follow).await;
         for (spot, module) in &modules {

@@ -1,0 +1,77 @@
+//! The values that people give to the variables of a root, in files beside it.
+
+use std::collections::BTreeSet;
+
+use super::super::Files;
+use super::super::files::is_values_file;
+use super::super::order::Client;
+use super::Standing;
+use super::body::Parsed;
+use super::expression::{Constant, Inputs};
+
+/// The file that holds all that is left.
+const ALL_VALUES: &str = "terraform.tfvars.json";
+
+/// The values for the variables of a root, as clients read them: the last file that gives one wins, and those that
+/// people name themselves come last. Values of the command line and of the environment are not known here.
+pub(super) fn of_root(files: &Files, folder: &str) -> Inputs {
+    let mut inputs = Inputs::new();
+    for (name, text) in in_order(files, folder) {
+        // What cannot be read is a problem of the client's, and hides no other value.
+        let Ok(parsed) = Parsed::read(name, text) else { continue };
+        for (name, attribute) in parsed.body().attributes() {
+            inputs.insert(name, attribute.value.formula().alone());
+        }
+    }
+    inputs
+}
+
+/// `terraform.tfvars`, `terraform.tfvars.json`, and then all `*.auto.tfvars` and `*.auto.tfvars.json` by their names.
+fn in_order<'a>(files: &'a Files, folder: &str) -> Vec<(&'a str, &'a str)> {
+    let all = files.in_folder(folder).into_iter().filter(|(name, _)| is_values_file(name));
+    let mut all: Vec<_> = all.filter_map(|(name, text)| Some((name, text.ok()?))).collect();
+    let rank = |name: &str| match name {
+        "terraform.tfvars" => 0,
+        "terraform.tfvars.json" => 1,
+        _ => 2,
+    };
+    all.sort_by_key(|(name, _)| (rank(name), *name));
+    all
+}
+
+/// Leaves no values but those that decide which modules are called, all of a folder in one file. The others may be secrets,
+/// and nobody needs them.
+pub(in super::super) fn forget_others(files: &mut Files) {
+    let folders: Vec<String> = files.folders().into_iter().map(str::to_owned).collect();
+    for folder in folders {
+        let names: Vec<String> = in_order(files, &folder).into_iter().map(|(name, _)| name.to_owned()).collect();
+        if names.is_empty() {
+            continue;
+        }
+        let deciding: BTreeSet<String> = [Client::Terraform, Client::Opentofu]
+            .into_iter()
+            .flat_map(|client| super::read(files, &folder, Standing::Root, client, "", &Inputs::new()).inputs)
+            .collect();
+        let values = of_root(files, &folder).into_iter().filter(|(name, _)| deciding.contains(name));
+        let values: serde_json::Map<_, _> = values.map(|(name, value)| (name, as_json(&value))).collect();
+        let at = |name: &str| if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") };
+        names.iter().for_each(|name| files.remove(&at(name)));
+        if !values.is_empty() {
+            let text = serde_json::Value::Object(values).to_string();
+            // It is shorter than what it was made of.
+            let _ = files.insert(&at(ALL_VALUES), text.as_bytes());
+        }
+    }
+}
+
+/// What is not known is left out like a null: neither is a source.
+fn as_json(value: &Constant) -> serde_json::Value {
+    match value {
+        Constant::Null | Constant::Unknown(_) => serde_json::Value::Null,
+        Constant::Text(text) => text.clone().into(),
+        Constant::List(parts) => parts.iter().map(as_json).collect(),
+        Constant::Object(members) => {
+            members.iter().map(|(name, value)| (name.clone(), as_json(value))).collect::<serde_json::Map<_, _>>().into()
+        }
+    }
+}
