@@ -1,0 +1,52 @@
+//! Real clients, each straight at a registry and through larder: what it gets must be the same, or differ for a reason that
+//! is written down. Run by `tests/clients/run`, which installs the clients; prints one table, and fails where a row is wrong.
+#![expect(clippy::disallowed_methods, reason = "it stands outside the walls between the rooms")]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "the table is what it is for")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+#[path = "../it/support/mod.rs"]
+#[expect(dead_code, reason = "the behaviour tests use the rest of it")]
+mod support;
+
+mod connect_proxy;
+mod report;
+mod terraform;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use self::report::Report;
+
+/// Where `tests/clients/run` has put the clients.
+struct Tools {
+    folder: PathBuf,
+    chosen: Vec<String>,
+}
+
+impl Tools {
+    /// Whether the clients of this name are to be run.
+    fn wants(&self, name: &str) -> bool {
+        self.chosen.is_empty() || self.chosen.iter().any(|chosen| chosen == name)
+    }
+
+    /// An installed program.
+    fn program(&self, name: &str) -> Option<PathBuf> {
+        Some(self.folder.join("bin").join(name)).filter(|path| path.is_file())
+    }
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let Some(folder) = std::env::var_os("LARDER_CLIENTS") else {
+        eprintln!("run tests/clients/run: it installs the clients and sets LARDER_CLIENTS");
+        return ExitCode::from(2);
+    };
+    let chosen = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    let tools = Tools { folder: folder.into(), chosen };
+    let mut report = Report::default();
+    if tools.wants("terraform") {
+        terraform::rows(&tools, &mut report).await;
+    }
+    report.print();
+    if report.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
