@@ -11,6 +11,7 @@ mod support;
 mod connect_proxy;
 mod report;
 mod terraform;
+mod tools;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -46,6 +47,21 @@ async fn main() -> ExitCode {
     let mut report = Report::default();
     if tools.wants("terraform") {
         terraform::rows(&tools, &mut report).await;
+    }
+    if tools.wants("renovate") {
+        tools::renovate(&tools, &mut report).await;
+    }
+    if tools.wants("checkov") {
+        tools::checkov(&tools, &mut report).await;
+    }
+    if tools.wants("trivy") {
+        tools::trivy(&mut report).await;
+    }
+    if tools.wants("tfmodcache") {
+        tools::tfmodcache(&tools, &mut report).await;
+    }
+    if tools.wants("registry-stub") {
+        tools::registry_stub(&tools, &mut report).await;
     }
     report.print();
     if report.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -1,0 +1,260 @@
+//! Tools that are no Terraform: they look into registries by themselves, and follow absolute URLs alone.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::process::Command;
+
+use crate::Tools;
+use crate::report::{Report, Verdict, compared};
+use crate::support::larder::{HOST, Larder};
+use crate::support::programs::find;
+use crate::support::shelf::tar_gz;
+use crate::support::tls::TestCa;
+use crate::support::upstream::{FakeUpstream, Listed, Module, Provider, sha256_hex};
+
+const PLATFORMS: [&str; 3] = ["linux_amd64", "darwin_arm64", "windows_amd64"];
+
+/// A registry over TLS, and a larder over TLS before it, both by certificates of one authority.
+struct Scene {
+    upstream: FakeUpstream,
+    larder: Larder,
+    folder: tempfile::TempDir,
+}
+
+impl Scene {
+    async fn new() -> Self {
+        let ca = TestCa::new();
+        let upstream = FakeUpstream::builder().tls_with(&ca).absolute_services().start().await;
+        for version in ["1.1.0", "1.2.0"] {
+            let null = Provider::new("acme", "null").version(version);
+            upstream
+                .publish(["linux_amd64", "darwin_arm64", "windows_amd64"].into_iter().fold(null, Provider::platform));
+        }
+        let bucket = "resource \"aws_s3_bucket\" \"open\" {\n  bucket = \"open\"\n  acl    = \"public-read\"\n}\n";
+        upstream.serve_file("/files/vpc.tar.gz", "application/gzip", tar_gz(&[("main.tf", bucket.as_bytes())]));
+        upstream.list(&[Listed::new("acme/vpc/aws", &["1.0.0", "1.4.0"])], &[]);
+        for version in ["1.0.0", "1.4.0"] {
+            let location = format!("{}/files/vpc.tar.gz", upstream.origin());
+            upstream.publish_module(Module::new("acme", "vpc", "aws").version(version).at(&location));
+        }
+        let larder = Larder::mirroring(&upstream).trusting(&ca).server(&format!("default_upstream = \"{HOST}\""));
+        let larder = larder.tls(&ca, &["127.0.0.1"]).start().await;
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("ca.pem"), ca.pem()).unwrap();
+        Self { upstream, larder, folder }
+    }
+
+    /// The ways to name larder: as a host, and as a base with a path.
+    fn own_host(&self) -> (&'static str, String) {
+        ("own host name", self.larder.base().to_owned())
+    }
+
+    fn base_of_one(&self) -> (&'static str, String) {
+        ("larder's base of one registry", format!("{}/registry/{HOST}", self.larder.base()))
+    }
+
+    /// How many lines SHA256SUMS has.
+    fn hashes(&self) -> usize {
+        String::from_utf8(self.upstream.sums_bytes("acme", "null", "1.2.0")).unwrap().lines().count()
+    }
+
+    /// Compares what a tool gets straight at the registry, which must be `whole`, with what it gets on each route. It is
+    /// given the registry, and an empty folder.
+    async fn beside(
+        &self,
+        report: &mut Report,
+        (title, what): (&str, &str),
+        routes: &[(&'static str, String)],
+        is_whole: impl Fn(&str) -> bool,
+        run: impl AsyncFn(&str, &Path) -> Result<String, String>,
+    ) {
+        let ask = async |registry: &str| {
+            let folder = tempfile::tempdir().unwrap();
+            let host = registry.trim_start_matches("https://").split('/').next().unwrap_or_default().to_owned();
+            run(registry, folder.path()).await.map(|found| found.replace(&host, "HOST"))
+        };
+        let straight = match ask(&self.upstream.origin()).await {
+            Ok(found) if is_whole(&found) => found,
+            found => return report.row(title, "straight", what, Verdict::Wrong(format!("{found:?}"))),
+        };
+        for (route, registry) in routes {
+            let verdict = match ask(registry).await {
+                Ok(found) => compared(&straight, &found),
+                Err(said) => Verdict::Wrong(said),
+            };
+            report.row(title, route, what, verdict);
+        }
+    }
+
+    fn ca_file(&self) -> String {
+        self.folder.path().join("ca.pem").display().to_string()
+    }
+}
+
+/// What a program prints; what it says where it fails.
+async fn output_of(
+    program: &Path,
+    arguments: &[&str],
+    folder: &Path,
+    environment: &[(&str, &str)],
+) -> Result<String, String> {
+    let mut command = Command::new(program);
+    command.args(arguments).current_dir(folder).env_clear().stdin(Stdio::null()).kill_on_drop(true);
+    command.env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("HOME", folder);
+    command.envs(environment.iter().copied());
+    let ended = tokio::time::timeout(Duration::from_secs(180), command.output()).await;
+    let output = ended.map_err(|_| "it took more than three minutes".to_owned())?.map_err(|error| error.to_string())?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    match output.status.success() {
+        true => Ok(text(&output.stdout)),
+        false => Err(format!("{}: {} {}", output.status, text(&output.stderr), text(&output.stdout))),
+    }
+}
+
+/// The files below a folder, with their digests, but for those that a tool writes for itself alone.
+fn files_below(folder: &Path) -> String {
+    let mut lines = Vec::new();
+    let mut waiting = vec![folder.to_owned()];
+    while let Some(next) = waiting.pop() {
+        for entry in std::fs::read_dir(&next).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                waiting.push(path);
+            } else if path.extension().is_none_or(|extension| extension != "json") {
+                let digest = sha256_hex(&std::fs::read(&path).unwrap());
+                lines.push(format!("{} {digest}", path.strip_prefix(folder).unwrap().display()));
+            }
+        }
+    }
+    lines.sort();
+    lines.join("\n")
+}
+
+/// Renovate: versions, and the hashes for a lock file.
+pub(crate) async fn renovate(tools: &Tools, report: &mut Report) {
+    let (installed, title) = (tools.folder.join("renovate"), "Renovate 39.264");
+    let Some(node) = find("node").filter(|_| installed.join("installed").exists()) else {
+        return report.row(title, "-", "-", Verdict::NotRun("it is not installed, or node is not".to_owned()));
+    };
+    let scene = Scene::new().await;
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/clients/renovate.js");
+    let (ca, installed) = (scene.ca_file(), installed.display().to_string());
+    let is_whole =
+        |found: &str| found.matches("zh:").count() == scene.hashes() && found.matches("h1:").count() == PLATFORMS.len();
+    let ask = async |registry: &str, folder: &Path| {
+        let environment = [("NODE_EXTRA_CA_CERTS", ca.as_str()), ("LOG_LEVEL", "error")];
+        output_of(&node, &[script, registry, &installed], folder, &environment).await
+    };
+    let routes = [scene.own_host(), scene.base_of_one()];
+    scene.beside(report, (title, "versions, hashes for a lock file"), &routes, is_whole, ask).await;
+}
+
+/// Checkov: what it finds in a module that it downloads.
+pub(crate) async fn checkov(tools: &Tools, report: &mut Report) {
+    let title = "Checkov 3.3.30";
+    let Some(program) = tools.program("checkov") else {
+        return report.row(title, "-", "-", Verdict::NotRun("it is not installed".to_owned()));
+    };
+    let scene = Scene::new().await;
+    // For registries it trusts the authorities of certifi alone, whatever the environment says.
+    let trust = format!("import certifi\ncertifi.where = lambda: {:?}\n", scene.ca_file());
+    std::fs::write(scene.folder.path().join("sitecustomize.py"), trust).unwrap();
+    let python_path = scene.folder.path().display().to_string();
+    let ask = async |registry: &str, folder: &Path| {
+        let host = calls_the_module(registry, folder);
+        let environment = [("TF_HOST_NAME", host.as_str()), ("PYTHONPATH", &python_path), ("LOG_LEVEL", "WARNING")];
+        let asked = ["--download-external-modules", "true", "--framework", "terraform", "--soft-fail", "-o", "json"];
+        let printed = output_of(&program, &[&["-d", "."], &asked[..]].concat(), folder, &environment).await;
+        printed.map(|printed| findings(&printed))
+    };
+    let is_whole = |found: &str| found.contains("aws_s3_bucket.open");
+    scene.beside(report, (title, "findings in a downloaded module"), &[scene.own_host()], is_whole, ask).await;
+}
+
+/// What failed, by resource.
+fn findings(report: &str) -> String {
+    let report: serde_json::Value = serde_json::from_str(report).unwrap_or_default();
+    let failed = report["results"]["failed_checks"].as_array().cloned().unwrap_or_default();
+    let line =
+        |check: &serde_json::Value| format!("{} {} {}", check["check_id"], check["resource"], check["file_path"]);
+    let mut lines: Vec<String> = failed.iter().map(line).collect();
+    lines.sort();
+    lines.join("\n")
+}
+
+/// Writes a configuration that calls the module of a registry; the registry's host.
+fn calls_the_module(registry: &str, folder: &Path) -> String {
+    let host = registry.trim_start_matches("https://").to_owned();
+    let text = format!("module \"m\" {{\n  source  = \"{host}/acme/vpc/aws\"\n  version = \"1.4.0\"\n}}\n");
+    std::fs::write(folder.join("main.tf"), text).unwrap();
+    host
+}
+
+/// Trivy: what it finds in a module that it downloads.
+pub(crate) async fn trivy(report: &mut Report) {
+    let title = "Trivy";
+    let Some(program) = std::env::var_os("LARDER_TRIVY") else {
+        return report.row(title, "-", "-", Verdict::NotRun("LARDER_TRIVY names no program".to_owned()));
+    };
+    let scene = Scene::new().await;
+    let ca = scene.ca_file();
+    let ask = async |registry: &str, folder: &Path| {
+        calls_the_module(registry, folder);
+        let environment = [("SSL_CERT_FILE", ca.as_str())];
+        let asked = ["config", "--quiet", "--skip-check-update", "--format", "json", "."];
+        let printed = output_of(Path::new(&program), &asked, folder, &environment).await?;
+        let found: serde_json::Value = serde_json::from_str(&printed).unwrap_or_default();
+        let results = found["Results"].as_array().cloned().unwrap_or_default();
+        let failed =
+            results.iter().flat_map(|result| result["Misconfigurations"].as_array().cloned().unwrap_or_default());
+        let mut lines: Vec<String> =
+            failed.map(|one| format!("{} {}", one["ID"], one["CauseMetadata"]["Resource"])).collect();
+        lines.sort();
+        Ok(lines.join("\n"))
+    };
+    let is_whole = |found: &str| found.contains("aws_s3_bucket.open");
+    scene.beside(report, (title, "findings in a downloaded module"), &[scene.own_host()], is_whole, ask).await;
+}
+
+/// tfmodcache: the files of a module; it goes on to /v1/modules/ without discovery.
+pub(crate) async fn tfmodcache(tools: &Tools, report: &mut Report) {
+    let title = "tfmodcache 0.1.0";
+    let Some(program) = tools.program("tfmodcache") else {
+        return report.row(title, "-", "-", Verdict::NotRun("it is not installed".to_owned()));
+    };
+    let scene = Scene::new().await;
+    let ca = scene.ca_file();
+    let ask = async |registry: &str, folder: &Path| {
+        calls_the_module(registry, folder);
+        let cache = folder.join("cache").display().to_string();
+        output_of(&program, &["--cache-dir", &cache, "link", "."], folder, &[("SSL_CERT_FILE", &ca)]).await?;
+        Ok(files_below(&folder.join(".terraform/modules")))
+    };
+    let is_whole = |found: &str| found.contains("main.tf");
+    scene.beside(report, (title, "the files of a module"), &[scene.own_host()], is_whole, ask).await;
+}
+
+/// terraform-registry-stub: the archives, checksums and signatures of a provider; it never asks for discovery.
+pub(crate) async fn registry_stub(tools: &Tools, report: &mut Report) {
+    let title = "terraform-registry-stub 0.1.0";
+    let Some(program) = tools.program("terraform-registry-stub") else {
+        return report.row(title, "-", "-", Verdict::NotRun("it is not installed".to_owned()));
+    };
+    let scene = Scene::new().await;
+    let ca = scene.ca_file();
+    let ask = async |registry: &str, folder: &Path| {
+        let host = registry.trim_start_matches("https://");
+        let manifest = format!(
+            "registry: \"{host}\"\nproviders:\n  - namespace: acme\n    type: \"null\"\n    version_constraints: [\">=1.0\"]\n    \
+             platforms: [\"*\"]\ncache_options:\n  download_packages: true\n  verify_signatures: false\n"
+        );
+        std::fs::write(folder.join("manifest.yaml"), manifest).unwrap();
+        let asked = ["cache", "--manifest", "manifest.yaml", "--output", "cache"];
+        output_of(&program, &asked, folder, &[("SSL_CERT_FILE", &ca)]).await?;
+        Ok(files_below(&folder.join("cache")))
+    };
+    let is_whole = |found: &str| found.matches(".zip").count() == 2 * PLATFORMS.len();
+    scene.beside(report, (title, "archives, checksums, signatures"), &[scene.own_host()], is_whole, ask).await;
+}
