@@ -19,7 +19,7 @@ use crate::protocol::{Content, Failure, Reply};
 use crate::store::ReadShare;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
-const FOR_EVER: HeaderValue = HeaderValue::from_static("public, max-age=31536000, immutable");
+const FOR_EVER: HeaderValue = HeaderValue::from_static("max-age=31536000, immutable");
 const ASK_AGAIN: HeaderValue = HeaderValue::from_static("no-cache");
 /// What larder calls itself in Cache-Status (RFC 9211).
 pub const NAME: &str = "larder";

@@ -9,6 +9,8 @@
 mod support;
 
 mod connect_proxy;
+mod http;
+mod proxies;
 mod report;
 mod terraform;
 mod tools;
@@ -62,6 +64,12 @@ async fn main() -> ExitCode {
     }
     if tools.wants("registry-stub") {
         tools::registry_stub(&tools, &mut report).await;
+    }
+    if tools.wants("proxies") {
+        proxies::rows(&tools, &mut report).await;
+    }
+    if tools.wants("http") {
+        http::rows(&tools, &mut report).await;
     }
     report.print();
     if report.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -52,7 +52,7 @@ impl Route {
 }
 
 /// What a step of a run leaves behind: files by path with their digests, and the lock file.
-type Left = BTreeMap<String, String>;
+pub(crate) type Left = BTreeMap<String, String>;
 
 pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
     for (version, name) in
@@ -143,7 +143,7 @@ fn differences(straight: &Left, through: &Left) -> Verdict {
 const LOCK: &str = ".terraform.lock.hcl";
 
 /// A registry with two providers for three platforms and a module that calls another one.
-async fn registry() -> FakeUpstream {
+pub(crate) async fn registry() -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
     for version in ["1.1.0", "1.2.0", "2.0.0"] {
         upstream.publish(null(version));
@@ -165,6 +165,25 @@ async fn registry() -> FakeUpstream {
 fn rsa_key() -> &'static SigningKey {
     static KEY: OnceLock<SigningKey> = OnceLock::new();
     KEY.get_or_init(SigningKey::another_rsa)
+}
+
+/// What `init` leaves behind with these services of Terraform's registry.
+pub(crate) async fn left_by_init(
+    client: &Terraform,
+    providers_url: &str,
+    modules_url: &str,
+    ca: &TestCa,
+    environment: &[(&str, &str)],
+) -> Result<Left, String> {
+    let mut workspace = client.workspace();
+    workspace.trust(&ca.pem()).require("acme/null", "~> 1.1").require("acme/random", ">= 3.0.0");
+    workspace.file("module.tf", "module \"m\" {\n  source  = \"acme/vpc/aws\"\n  version = \"~> 1.0\"\n}\n");
+    workspace.cli_config(&host_override(HOST, providers_url, modules_url));
+    for (name, value) in environment {
+        workspace.env(name, value);
+    }
+    let output = workspace.init().await;
+    if output.status.success() { Ok(left_behind(&workspace.path(), HOST)) } else { Err(output.one_line()) }
 }
 
 const PLATFORMS: [&str; 3] = ["linux_amd64", "darwin_arm64", "windows_amd64"];

@@ -94,7 +94,7 @@ impl Scene {
 }
 
 /// What a program prints; what it says where it fails.
-async fn output_of(
+pub(crate) async fn output_of(
     program: &Path,
     arguments: &[&str],
     folder: &Path,
