@@ -45,6 +45,9 @@ fn documents() -> Vec<Row> {
         rows.push(row("version list, 32 KB plain", Subject::List, false, connections, &targets));
     }
     rows.push(row("download document", Subject::Document, false, 64, &[(Name::Bare, 0.95)]));
+    // The base of its URLs is looked up by Host and certificate.
+    let absolute = row("download document, absolute URLs, TLS", Subject::Document, false, 64, &[(Name::Bare, 0.9)]);
+    rows.push(Row { wire: Wire::Tls1, ..absolute });
     rows.push(row("VERSION.json", Subject::MirrorVersion, false, 64, &[(Name::Bare, 0.95)]));
     let logged = row("version list, 2 KB gzip, logs on", Subject::List, true, 64, &[]);
     rows.push(Row { log: Log::On, ..logged });
@@ -112,7 +115,7 @@ pub(crate) fn sections(bench: &Bench) -> anyhow::Result<Vec<Section>> {
 fn measure(bench: &Bench, row: &Row, peer: &Peer) -> anyhow::Result<Sample> {
     let path = peer.path(row.subject)?;
     let seconds = bench.options.seconds;
-    if let (Some(wrk), Counted::Answers) = (&bench.wrk, row.counted) {
+    if let (Some(wrk), Counted::Answers, false) = (&bench.wrk, row.counted, row.wire.is_tls()) {
         return wrk::sample(wrk, peer, path, row.gzip, row.connections, seconds);
     }
     let asking = Asking::new(peer, row.wire, path, &bench.certificate)?.gzip(row.gzip);

@@ -32,12 +32,20 @@ enum Route {
     Override,
     OverrideTls,
     Mirror,
+    /// With `trust_all_hashes`, which only OpenTofu has.
+    TrustedMirror,
     TakeOver,
     OwnName,
 }
 
 impl Route {
-    const THROUGH: [Self; 5] = [Self::Override, Self::OverrideTls, Self::Mirror, Self::TakeOver, Self::OwnName];
+    const THROUGH: [Self; 6] =
+        [Self::Override, Self::OverrideTls, Self::Mirror, Self::TrustedMirror, Self::TakeOver, Self::OwnName];
+
+    /// Whether a client comes for providers alone.
+    fn is_mirror(self) -> bool {
+        matches!(self, Self::Mirror | Self::TrustedMirror)
+    }
 
     fn words(self) -> &'static str {
         match self {
@@ -45,6 +53,7 @@ impl Route {
             Self::Override => "host override, http",
             Self::OverrideTls => "host override, TLS",
             Self::Mirror => "network mirror",
+            Self::TrustedMirror => "network mirror, trust_all_hashes",
             Self::TakeOver => "take-over of the name",
             Self::OwnName => "own host name",
         }
@@ -84,6 +93,9 @@ async fn of_client(cli: &Cli, report: &mut Report) {
         return report.row(&cli.name, "straight", step, Verdict::Wrong(said.clone()));
     }
     for route in Route::THROUGH {
+        if route == Route::TrustedMirror && cli.default_host == HOST {
+            continue;
+        }
         for (step, left) in run(cli, route).await {
             let straight = straight.iter().find(|(name, _)| *name == step).and_then(|(_, left)| left.clone().ok());
             let verdict = match (left, straight) {
@@ -97,7 +109,7 @@ async fn of_client(cli: &Cli, report: &mut Report) {
 }
 
 fn judged(route: Route, straight: &Left, left: &Left, cli: &Cli) -> Verdict {
-    if route != Route::Mirror {
+    if !route.is_mirror() {
         return differences(straight, left);
     }
     // A network mirror has no modules, and no signatures: the client writes down what it has seen alone (PROTOCOL 3.3).
@@ -119,6 +131,14 @@ fn judged(route: Route, straight: &Left, left: &Left, cli: &Cli) -> Verdict {
         [None, None] => Verdict::Differs(
             "at first 0.13 refuses: it knows `h1:` alone, which larder has of stored archives; `init` again",
         ),
+        // All platforms' hashes are listed, and none is left out.
+        [Some(straight), Some(left)] if route == Route::TrustedMirror => {
+            // Two providers, and each platform that the mirror lists.
+            match left.matches("\"zh:").count() == 2 * PLATFORMS.len() && left.contains("\"h1:") {
+                true => Verdict::Differs("the `zh:` of every platform, as the mirror lists them"),
+                false => Verdict::Wrong(format!("straight: {straight} through larder: {left}")),
+            }
+        }
         [Some(straight), Some(left)] if h1(straight) == h1(left) => match left.contains("\"zh:") {
             true if cli.default_host == HOST => Verdict::Wrong(format!("zh: through a mirror: {left}")),
             true => Verdict::Differs("of the hashes it has verified, one `zh:` for each provider"),
@@ -149,7 +169,8 @@ pub(crate) async fn registry() -> FakeUpstream {
         upstream.publish(null(version));
     }
     let random = PLATFORMS.into_iter().fold(Provider::new("acme", "random").version("3.0.1"), Provider::platform);
-    upstream.publish(random.unknown_fields().warning("moved").size(200_000).signed_by(rsa_key()));
+    // With the hashes of all platforms, as OpenTofu's registry sends them; Terraform passes them over.
+    upstream.publish(random.packages().unknown_fields().warning("moved").size(200_000).signed_by(rsa_key()));
     let calls = "module \"inner\" {\n  source = \"./inner\"\n}\n";
     let files: [(&str, &[u8]); 2] = [("main.tf", calls.as_bytes()), ("inner/main.tf", b"# inner\n")];
     upstream.serve_file("/files/vpc.tar.gz", "application/gzip", tar_gz(&files));
@@ -211,7 +232,7 @@ async fn run(cli: &Cli, route: Route) -> Vec<(&'static str, Result<Left, String>
         .trust(&ca.pem())
         .require(&format!("{host}/acme/null"), "~> 1.1")
         .require(&format!("{host}/acme/random"), ">= 3.0.0");
-    if route != Route::Mirror {
+    if !route.is_mirror() {
         let module = format!("module \"m\" {{\n  source  = \"{host}/acme/vpc/aws\"\n  version = \"~> 1.0\"\n}}\n");
         workspace.file("module.tf", &module);
     }
@@ -225,6 +246,11 @@ async fn run(cli: &Cli, route: Route) -> Vec<(&'static str, Result<Left, String>
             workspace.cli_config(&host_override(cli.default_host, &providers, &modules));
         }
         Route::Mirror => drop(workspace.cli_config(&network_mirror(&format!("{}/mirror/", larder.base())))),
+        Route::TrustedMirror => {
+            let url = format!("{}/mirror/", larder.base());
+            let trusting = network_mirror(&url).replace("    url", "    trust_all_hashes = true\n    url");
+            workspace.cli_config(&trusting);
+        }
         Route::TakeOver => {
             let proxy = connect_proxy::leading_to(larder.address()).await;
             workspace.env("HTTPS_PROXY", &proxy);
@@ -263,7 +289,7 @@ async fn steps(
     }
     steps.push(("init -upgrade", ask(&["init", "-no-color", "-input=false", "-upgrade"]).await));
     // These ask the origin, also where a mirror is configured (PROTOCOL 0).
-    if route != Route::Mirror {
+    if !route.is_mirror() {
         let platforms = PLATFORMS.map(|platform| format!("-platform={platform}"));
         let platforms: Vec<&str> = platforms.iter().map(String::as_str).collect();
         if cli.version >= (0, 14) {

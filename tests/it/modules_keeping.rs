@@ -309,7 +309,7 @@ async fn a_held_module_archive_answers_ranges_conditions_and_heads() {
         assert_eq!(whole.header("content-length"), archive.len().to_string());
         assert_eq!(whole.header("accept-ranges"), "bytes");
         // Without a digest it is of the archive that is current.
-        let lasting = if path == &place.path { "public, max-age=31536000, immutable" } else { "no-cache" };
+        let lasting = if path == &place.path { "max-age=31536000, immutable" } else { "no-cache" };
         assert_eq!(whole.header("cache-control"), lasting, "{path}");
         let head = larder.head(path).await.expect(200);
         assert_eq!((head.header("content-length"), head.body.len()), (whole.header("content-length"), 0));
