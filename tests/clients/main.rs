@@ -59,6 +59,9 @@ async fn main() -> ExitCode {
     if tools.wants("trivy") {
         tools::trivy(&mut report).await;
     }
+    if tools.wants("cdktf") {
+        tools::cdktf(&tools, &mut report).await;
+    }
     if tools.wants("tfmodcache") {
         tools::tfmodcache(&tools, &mut report).await;
     }

@@ -1,7 +1,7 @@
 //! The table of what was run, as the documents have it.
 
 /// How a client fared through larder.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// As straight at the registry.
     Same,
@@ -13,10 +13,22 @@ pub(crate) enum Verdict {
     NotRun(String),
 }
 
+impl Verdict {
+    fn words(&self) -> String {
+        match self {
+            Self::Same => "the same".to_owned(),
+            Self::Differs(why) => format!("differs: {why}"),
+            Self::Wrong(what) => format!("**WRONG**: {}", what.replace(['\n', '|'], " ")),
+            Self::NotRun(why) => format!("not run: {why}"),
+        }
+    }
+}
+
 struct Row {
     client: String,
     route: String,
-    what: String,
+    /// What was compared, more than one thing where all came to the same.
+    what: Vec<String>,
     verdict: Verdict,
 }
 
@@ -24,30 +36,32 @@ struct Row {
 #[derive(Default)]
 pub(crate) struct Report {
     rows: Vec<Row>,
+    compared: usize,
 }
 
 impl Report {
-    /// One more row. It is printed at once, too: the whole takes minutes.
+    /// One more comparison. It is printed at once, too: the whole takes minutes.
     pub(crate) fn row(&mut self, client: &str, route: &str, what: &str, verdict: Verdict) {
         eprintln!("{client}, {route}: {what}: {verdict:?}");
-        let [client, route, what] = [client, route, what].map(str::to_owned);
-        self.rows.push(Row { client, route, what, verdict });
+        self.compared += 1;
+        let is_alike = |row: &&mut Row| row.client == client && row.route == route && row.verdict == verdict;
+        match self.rows.last_mut().filter(is_alike) {
+            Some(row) => row.what.push(what.to_owned()),
+            None => {
+                let [client, route] = [client, route].map(str::to_owned);
+                self.rows.push(Row { client, route, what: vec![what.to_owned()], verdict });
+            }
+        }
     }
 
     /// The table, in Markdown.
     pub(crate) fn print(&self) {
         println!("\n| client | route | compared | through larder |\n| --- | --- | --- | --- |");
         for Row { client, route, what, verdict } in &self.rows {
-            let verdict = match verdict {
-                Verdict::Same => "the same".to_owned(),
-                Verdict::Differs(why) => format!("differs: {why}"),
-                Verdict::Wrong(what) => format!("**WRONG**: {}", what.replace(['\n', '|'], " ")),
-                Verdict::NotRun(why) => format!("not run: {why}"),
-            };
-            println!("| {client} | {route} | {what} | {verdict} |");
+            println!("| {client} | {route} | {} | {} |", what.join("; "), verdict.words());
         }
         let wrong = self.rows.iter().filter(|row| matches!(row.verdict, Verdict::Wrong(_))).count();
-        println!("\n{} rows, {wrong} of them wrong", self.rows.len());
+        println!("\n{} comparisons, {wrong} rows wrong", self.compared);
     }
 
     /// Whether nothing is wrong, and anything was run.

@@ -39,6 +39,10 @@ impl Scene {
             let location = format!("{}/files/vpc.tar.gz", upstream.origin());
             upstream.publish_module(Module::new("acme", "vpc", "aws").version(version).at(&location));
         }
+        let plain = "variable \"name\" {\n  type = string\n}\noutput \"name\" {\n  value = var.name\n}\n";
+        upstream.serve_file("/files/plain.tar.gz", "application/gzip", tar_gz(&[("main.tf", plain.as_bytes())]));
+        let location = format!("{}/files/plain.tar.gz", upstream.origin());
+        upstream.publish_module(Module::new("acme", "plain", "aws").version("1.0.0").at(&location));
         let larder = Larder::mirroring(&upstream).trusting(&ca).server(&format!("default_upstream = \"{HOST}\""));
         let larder = larder.tls(&ca, &["127.0.0.1"]).start().await;
         let folder = tempfile::tempdir().unwrap();
@@ -214,8 +218,40 @@ pub(crate) async fn trivy(report: &mut Report) {
         lines.sort();
         Ok(lines.join("\n"))
     };
-    let is_whole = |found: &str| found.contains("aws_s3_bucket.open");
+    let is_whole = |found: &str| found.contains("module.m");
     scene.beside(report, (title, "findings in a downloaded module"), &[scene.own_host()], is_whole, ask).await;
+}
+
+/// cdktf: the code that it generates of a module, which it has `terraform` fetch.
+pub(crate) async fn cdktf(tools: &Tools, report: &mut Report) {
+    let (installed, title) = (tools.folder.join("cdktf/node_modules/.bin/cdktf"), "cdktf 0.21.0");
+    let (true, Some(terraform)) = (installed.is_file(), tools.program("terraform-1.14")) else {
+        return report.row(title, "-", "-", Verdict::NotRun("it, or a terraform for it, is not installed".to_owned()));
+    };
+    let scene = Scene::new().await;
+    let (ca, terraform) = (scene.ca_file(), terraform.display().to_string());
+    let ask = async |registry: &str, folder: &Path| {
+        let host = registry.trim_start_matches("https://");
+        let module = serde_json::json!({ "name": "m", "source": format!("{host}/acme/plain/aws"), "version": "1.0.0" });
+        let project = serde_json::json!({
+            "language": "typescript", "app": "true", "projectId": "larder", "sendCrashReports": "false",
+            "terraformProviders": [], "terraformModules": [module],
+        });
+        std::fs::write(folder.join("cdktf.json"), project.to_string()).unwrap();
+        let none = folder.join("none.tfrc").display().to_string();
+        std::fs::write(&none, "").unwrap();
+        let environment = [
+            ("SSL_CERT_FILE", ca.as_str()),
+            ("TERRAFORM_BINARY_NAME", &terraform),
+            ("TF_CLI_CONFIG_FILE", &none),
+            ("CHECKPOINT_DISABLE", "1"),
+            ("CI", "1"),
+        ];
+        output_of(&installed, &["get"], folder, &environment).await?;
+        std::fs::read_to_string(folder.join(".gen/modules/m.ts")).map_err(|error| error.to_string())
+    };
+    let is_whole = |found: &str| found.contains("name");
+    scene.beside(report, (title, "the code of a module"), &[scene.own_host()], is_whole, ask).await;
 }
 
 /// tfmodcache: the files of a module; it goes on to /v1/modules/ without discovery.
