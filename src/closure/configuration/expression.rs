@@ -3,6 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::sync::Arc;
 
 use hcl_edit::expr::{BinaryOperator, Expression, ObjectKey, TraversalOperator, UnaryOperator};
@@ -32,13 +33,20 @@ pub(in super::super) enum Constant {
     List(Arc<[Constant]>),
     /// An object or a map.
     Object(Arc<BTreeMap<String, Constant>>),
-    /// No client knows it at `init`, or larder does not: what it depends on, for people.
+    /// No client knows it at `init`, or larder does not: what it depends on and what to do, for people.
     Unknown(Arc<str>),
 }
 
+/// What to do where nothing else helps.
+const WRITE_IT_OUT: &str = "write it as a plain string, or name what it comes to";
+
 impl Constant {
-    pub(super) fn unknown(depends_on: impl Into<String>) -> Self {
-        Self::Unknown(depends_on.into().into())
+    pub(super) fn unknown(depends_on: impl fmt::Display) -> Self {
+        Self::unknown_until(depends_on, WRITE_IT_OUT)
+    }
+
+    fn unknown_until(depends_on: impl fmt::Display, remedy: &str) -> Self {
+        Self::Unknown(format!("{depends_on}: {remedy}").into())
     }
 
     fn truth(truth: bool) -> Self {
@@ -409,7 +417,8 @@ impl<'a> Scope<'a> {
         };
         match self.client {
             Client::Terraform if variable.is_const != Some(true) => {
-                return Constant::unknown(format!("var.{name}, which has no const = true"));
+                let remedy = "add it, which Terraform takes since 1.15, or write a plain string";
+                return Constant::unknown_until(format!("var.{name}, which has no const = true"), remedy);
             }
             Client::Opentofu if variable.is_const == Some(false) => {
                 return Constant::unknown(format!("var.{name}, which has const = false"));
@@ -425,7 +434,11 @@ impl<'a> Scope<'a> {
             // Clients take no references in a default.
             (None, Some(default)) => default.alone(),
             (None, None) => {
-                Constant::unknown(format!("var.{name}, which has no default and no value that larder sees"))
+                let remedy = "give it a line in terraform.tfvars, or name what it comes to";
+                Constant::unknown_until(
+                    format!("var.{name}, which has no default and no value that larder sees"),
+                    remedy,
+                )
             }
         }
     }

@@ -195,7 +195,7 @@ impl Reading {
         };
         let given = match scope.value(source) {
             Constant::Text(given) => given,
-            other => return self.wrong(name, not_known("source", &other, self.client), at),
+            other => return self.wrong(name, not_known("source", &other), at),
         };
         let versions = match &calling.version {
             None => None,
@@ -206,7 +206,7 @@ impl Reading {
                     Err(bad) => return self.wrong(&source::shown(&given), bad.to_string(), at),
                 },
                 other => {
-                    return self.wrong(&source::shown(&given), not_known("version", &other, self.client), at);
+                    return self.wrong(&source::shown(&given), not_known("version", &other), at);
                 }
             },
         };
@@ -223,17 +223,9 @@ impl Reading {
 }
 
 /// Why a source or a version is not known, and what to do.
-fn not_known(what: &str, value: &Constant, client: Client) -> String {
-    let Constant::Unknown(depends_on) = value else {
-        return format!("its {what} is no string, and clients take nothing else");
-    };
-    match client {
-        Client::Terraform => format!(
-            "its {what} depends on {depends_on}. Terraform takes values that are written down, and since 1.15 variables with \
-             const = true and locals made of them: give it such a value, or name what it comes to"
-        ),
-        Client::Opentofu => format!(
-            "its {what} depends on {depends_on}: give it a value that OpenTofu knows at init, or name what it comes to"
-        ),
+fn not_known(what: &str, value: &Constant) -> String {
+    match value {
+        Constant::Unknown(depends_on) => format!("its {what} depends on {depends_on}"),
+        _ => format!("its {what} is no string, and clients take nothing else"),
     }
 }

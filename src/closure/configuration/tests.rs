@@ -293,7 +293,7 @@ module "good" { source = "a/b/d" }
             "broken.tf:1: broken.tf: … larder does not read it",
             "main.tf:2: ./m: a path has no version",
             "main.tf:6: git::https://git.example/x.git//sub?ref=v1: it bypasses registries",
-            "main.tf:9: module \"computed\": … var.x, which nothing declares … since 1.15 variables with const = true",
+            "main.tf:9: module \"computed\": … var.x, which nothing declares: write it as a plain string",
             "main.tf:11: module \"none\": it has no source",
             "main.tf:12: modules/x: … write \"./modules/x\"",
             "main.tf:15: a/b/c: … between commas",
@@ -309,9 +309,7 @@ module "good" { source = "a/b/d" }
     assert!(!format!("{module:?}").contains("secret"));
     wrong(
         &opentofu(&[("main.tf", "module \"m\" {\n  source = var.x\n}\n")]),
-        &[
-            "main.tf:2: module \"m\": its source depends on var.x, which nothing declares: give it a value that OpenTofu knows at init",
-        ],
+        &["main.tf:2: module \"m\": its source depends on var.x, which nothing declares: write it as a plain string"],
     );
 }
 
