@@ -19,6 +19,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use self::report::Report;
+use self::support::terraform::Terraform;
 
 /// Where `tests/clients/run` has put the clients.
 struct Tools {
@@ -35,6 +36,11 @@ impl Tools {
     /// An installed program.
     fn program(&self, name: &str) -> Option<PathBuf> {
         Some(self.folder.join("bin").join(name)).filter(|path| path.is_file())
+    }
+
+    /// Terraform of a version.
+    fn terraform(&self, version: &str) -> Option<Terraform> {
+        Terraform::find_named(&self.program(&format!("terraform-{version}"))?.display().to_string())
     }
 }
 

@@ -96,10 +96,9 @@ const SQUID: &str = "http_port @LISTEN@\nacl all_ports port 1-65535\nhttp_access
 
 pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
     let what = "init: files, lock file, modules";
-    let Some(client) = ["1.15", "1.14"].iter().find_map(|name| tools.program(&format!("terraform-{name}"))) else {
+    let Some(client) = ["1.15", "1.14"].iter().find_map(|name| tools.terraform(name)) else {
         return report.row("proxies", "-", what, Verdict::NotRun("no terraform is installed".to_owned()));
     };
-    let client = Terraform::at(client);
     let ca = TestCa::new();
     let straight = {
         let upstream = registry().await;

@@ -68,17 +68,15 @@ pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
         [((0, 13), "0.13"), ((0, 15), "0.15"), ((1, 6), "1.6"), ((1, 13), "1.13"), ((1, 14), "1.14"), ((1, 15), "1.15")]
     {
         let title = format!("Terraform {name}");
-        match tools.program(&format!("terraform-{name}")) {
-            Some(binary) => {
-                let client = Terraform::at(binary);
+        match tools.terraform(name) {
+            Some(client) => {
                 of_client(&Cli { name: title, client, version, default_host: HOST }, report).await;
             }
             None => report.row(&title, "-", "-", Verdict::NotRun("it is not installed".to_owned())),
         }
     }
-    match std::env::var_os("LARDER_TOFU") {
-        Some(binary) => {
-            let client = Terraform::at(binary.into());
+    match std::env::var("LARDER_TOFU").ok().and_then(|path| Terraform::find_named(&path)) {
+        Some(client) => {
             let cli =
                 Cli { name: "OpenTofu".to_owned(), client, version: (1, 9), default_host: "registry.opentofu.org" };
             of_client(&cli, report).await;

@@ -27,12 +27,7 @@ impl Terraform {
         Self::find_named("terraform")
     }
 
-    /// The client at this path.
-    pub(crate) fn at(binary: PathBuf) -> Self {
-        Self { binary }
-    }
-
-    /// The client of this name on PATH (`tofu`).
+    /// The client of this name on PATH (`tofu`), or at this path.
     pub(crate) fn find_named(name: &str) -> Option<Self> {
         find(name).map(|binary| Self { binary })
     }
