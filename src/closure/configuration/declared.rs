@@ -276,7 +276,7 @@ impl Declared {
         variable.is_never_null = !is("nullable", !variable.is_never_null);
         variable.is_secret = is("sensitive", variable.is_secret) || is("ephemeral", variable.is_secret);
         if let Some(default) = block.body.attribute("default") {
-            variable.default = Some(default.value.formula());
+            variable.default = Some(default.value.formula().alone());
         }
     }
 

@@ -19,8 +19,9 @@ const DEEPEST: usize = 128;
 const LONGEST_TEXT: usize = 4096;
 /// The most parts of a list or an object, all that is in it included. What refers to itself twice over would have no end.
 const MOST_PARTS: usize = 4096;
-/// The most steps that are taken for one folder.
-const MOST_STEPS: usize = 1 << 20;
+/// The most steps that are taken for one folder: each expression and each part of a value is one. Sixteen MiB of
+/// configuration have about three million expressions.
+const MOST_STEPS: usize = 1 << 24;
 
 /// The value of an expression.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -49,6 +50,10 @@ impl Constant {
         Self::Unknown(format!("{depends_on}: {remedy}").into())
     }
 
+    fn as_text(&self) -> Option<&str> {
+        if let Self::Text(text) = self { Some(text) } else { None }
+    }
+
     fn truth(truth: bool) -> Self {
         Self::Text(truth.to_string())
     }
@@ -60,13 +65,13 @@ impl Constant {
         }
     }
 
-    /// The value, if it has no more parts than a value may have.
-    fn bounded(self) -> Self {
-        let (mut waiting, mut parts) = (vec![&self], 0);
+    /// How many parts it has, all that is in it included; no more than one too many are counted.
+    fn parts(&self) -> usize {
+        let (mut waiting, mut parts) = (vec![self], 0);
         while let Some(value) = waiting.pop() {
             parts += 1;
             if parts > MOST_PARTS {
-                return Self::unknown(format!("a value of more than {MOST_PARTS} parts"));
+                break;
             }
             match value {
                 Self::List(inner) => waiting.extend(inner.iter()),
@@ -74,7 +79,7 @@ impl Constant {
                 Self::Null | Self::Text(_) | Self::Unknown(_) => {}
             }
         }
-        self
+        parts
     }
 }
 
@@ -253,7 +258,8 @@ fn is_evaluated(operator: BinaryOperator) -> bool {
 /// A variable as it is declared.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Variable {
-    pub(super) default: Option<Formula>,
+    /// Clients take no references in it.
+    pub(super) default: Option<Constant>,
     /// `const`: Terraform evaluates those with `true` alone at `init` (since 1.15), OpenTofu all but those with `false`
     /// (since 1.8; `false` since 1.12).
     pub(super) is_const: Option<bool>,
@@ -299,10 +305,24 @@ impl<'a> Scope<'a> {
         Self { client, standing, variables, locals, inputs, known, under_evaluation, steps }
     }
 
+    /// Whether so many steps more may be taken.
+    fn may_take(&self, steps: usize) -> bool {
+        self.steps.set(self.steps.get().saturating_add(steps));
+        self.steps.get() <= MOST_STEPS
+    }
+
+    /// A list or an object, if it has no more parts than a value may have.
+    fn bounded(&self, value: Constant) -> Constant {
+        let parts = value.parts();
+        match self.may_take(parts) && parts <= MOST_PARTS {
+            true => value,
+            false => Constant::unknown(format!("a value of more than {MOST_PARTS} parts")),
+        }
+    }
+
     /// The value of an expression.
     pub(super) fn value(&self, formula: &Formula) -> Constant {
-        self.steps.set(self.steps.get() + 1);
-        if self.steps.get() > MOST_STEPS {
+        if !self.may_take(1) {
             return Constant::unknown("more than larder works out");
         }
         match formula {
@@ -315,7 +335,7 @@ impl<'a> Scope<'a> {
                 unknown @ Constant::Unknown(_) => unknown,
                 _ => Constant::unknown("a condition that is neither true nor false"),
             },
-            Formula::List(parts) => Constant::List(parts.iter().map(|part| self.value(part)).collect()).bounded(),
+            Formula::List(parts) => self.bounded(Constant::List(parts.iter().map(|part| self.value(part)).collect())),
             Formula::Object(members) => self.object(members),
             Formula::Binary(operator, sides) => self.binary(*operator, sides),
             Formula::Not(inner) => match self.value(inner) {
@@ -356,13 +376,16 @@ impl<'a> Scope<'a> {
                 _ => return Constant::unknown("an object with a key that is no string"),
             }
         }
-        Constant::Object(Arc::new(object)).bounded()
+        self.bounded(Constant::Object(Arc::new(object)))
     }
 
     fn binary(&self, operator: BinaryOperator, sides: &[Formula; 2]) -> Constant {
         let values = [self.value(&sides[0]), self.value(&sides[1])];
         if let Some(unknown) = values.iter().find(|value| matches!(value, Constant::Unknown(_))) {
             return unknown.clone();
+        }
+        if values.iter().any(|value| matches!(value, Constant::List(_) | Constant::Object(_))) {
+            return Constant::unknown("a comparison of lists or objects");
         }
         let [one, other] = values;
         let is_true = |value: &Constant| *value == Constant::truth(true);
@@ -431,8 +454,7 @@ impl<'a> Scope<'a> {
         let given = self.inputs.get(name).filter(|given| !variable.is_never_null || **given != Constant::Null);
         match (given, &variable.default) {
             (Some(given), _) => given.clone(),
-            // Clients take no references in a default.
-            (None, Some(default)) => default.alone(),
+            (None, Some(default)) => default.clone(),
             (None, None) => {
                 let remedy = "give it a line in terraform.tfvars, or name what it comes to";
                 Constant::unknown_until(
@@ -478,12 +500,7 @@ impl<'a> Scope<'a> {
     fn call(&self, name: &str, arguments: &[Formula]) -> Constant {
         let values: Vec<Constant> = arguments.iter().map(|argument| self.value(argument)).collect();
         let other = || Constant::unknown(format!("the function {name}(), as it is used there"));
-        let texts = || -> Option<Vec<&str>> {
-            values
-                .iter()
-                .map(|value| if let Constant::Text(text) = value { Some(text.as_str()) } else { None })
-                .collect()
-        };
+        let texts = || values.iter().map(Constant::as_text).collect::<Option<Vec<&str>>>();
         match (name, values.as_slice()) {
             ("lookup", [Constant::Object(members), Constant::Text(key), rest @ ..]) if rest.len() < 2 => {
                 return members.get(key).or(rest.first()).cloned().unwrap_or_else(other);
@@ -495,9 +512,8 @@ impl<'a> Scope<'a> {
             }
             ("tostring", [value @ (Constant::Text(_) | Constant::Null)]) => return value.clone(),
             ("join", [Constant::Text(separator), Constant::List(parts)]) => {
-                let text = |part: &Constant| if let Constant::Text(text) = part { Some(text.clone()) } else { None };
-                let parts: Option<Vec<String>> = parts.iter().map(text).collect();
-                return parts.map_or_else(other, |parts| Constant::text(&parts.join(separator)));
+                let parts: Option<Vec<&str>> = parts.iter().map(Constant::as_text).collect();
+                return parts.map_or_else(other, |parts| joined(separator, &parts));
             }
             _ => {}
         }
@@ -513,7 +529,7 @@ impl<'a> Scope<'a> {
             ("trimsuffix", [text, suffix]) => text.strip_suffix(suffix).unwrap_or(text).to_owned(),
             // Between slashes stands a regular expression.
             ("replace", [text, from, to]) if !(from.len() > 1 && from.starts_with('/') && from.ends_with('/')) => {
-                text.replace(from, to)
+                return joined(to, &text.split(from).collect::<Vec<_>>());
             }
             ("format", [format, values @ ..]) if format.matches('%').count() == format.matches("%s").count() => {
                 let pieces: Vec<&str> = format.split("%s").collect();
@@ -521,10 +537,20 @@ impl<'a> Scope<'a> {
                     return other();
                 }
                 let values = values.iter().copied().chain([""]);
-                pieces.into_iter().zip(values).flat_map(|(piece, value)| [piece, value]).collect()
+                let pieces = pieces.into_iter().zip(values).flat_map(|(piece, value)| [piece, value]);
+                return joined("", &pieces.collect::<Vec<_>>());
             }
             _ => return other(),
         })
+    }
+}
+
+/// Texts with another between them; nothing is joined that would be too long.
+fn joined(separator: &str, parts: &[&str]) -> Constant {
+    let bytes = parts.iter().map(|part| part.len() + separator.len()).sum::<usize>().saturating_sub(separator.len());
+    match bytes > LONGEST_TEXT {
+        true => Constant::unknown(format!("a text of more than {LONGEST_TEXT} bytes")),
+        false => Constant::Text(parts.join(separator)),
     }
 }
 

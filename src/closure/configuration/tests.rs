@@ -887,3 +887,40 @@ proptest! {
         prop_assert_eq!(&module.calls.clone(), &module.calls);
     }
 }
+
+/// What a hostile file repeats is worked out once, or not at all.
+#[test]
+fn values_that_are_large_and_used_often_cost_little() {
+    let list = format!("[{}]", "\"0123456789abcdef\",".repeat(20_000));
+    let text = "x".repeat(4000);
+    let uses = |value: &str| -> String {
+        let arguments: String = (0..5_000).map(|number| format!("  a{number} = {value}\n")).collect();
+        format!("module \"m\" {{\n  source = \"./m\"\n{arguments}}}\n")
+    };
+    for (declared, value) in [
+        (format!("variable \"v\" {{\n  const = true\n  default = {list}\n}}\n"), "var.v"),
+        (format!("locals {{\n  t = \"{text}\"\n  l = [{}]\n}}\n", "local.t,".repeat(4000)), "join(\",\", local.l)"),
+        (format!("locals {{\n  t = \"{text}\"\n}}\n"), "replace(local.t, \"x\", local.t)"),
+        (format!("locals {{\n  t = \"{text}\"\n  l = [{}]\n}}\n", "local.t,".repeat(4000)), "local.l == local.l"),
+        (format!("locals {{\n  l = [{}]\n}}\n", "1,".repeat(4000)), "[local.l]"),
+    ] {
+        let module = terraform(&[("a.tf", &declared), ("b.tf", &uses(value))]);
+        assert_eq!((calls(&module), problems(&module)), (vec!["./m".to_owned()], Vec::new()), "{value}");
+        assert_eq!(module.calls[0].inputs.len(), 5_000, "{value}");
+    }
+}
+
+/// A file of 1 MiB can nest a template in a string of JSON half a million times.
+#[test]
+fn templates_in_json_that_are_nested_without_end_are_refused() {
+    for (open, close) in
+        [("${", "}"), ("${(", ")}"), ("${\"", "\"}"), ("${[", "]}"), ("${f(", ")}"), ("${!", "}"), ("%{if ", "}")]
+    {
+        for depth in [10, 63, 100, 10_000, 100_000] {
+            let text = format!("{}x{}", open.repeat(depth), close.repeat(depth));
+            let json = serde_json::json!({ "module": { "m": { "source": text } } }).to_string();
+            let module = terraform(&[("main.tf.json", &json)]);
+            assert_eq!((module.calls.len(), module.problems.len()), (0, 1), "{open} {depth}");
+        }
+    }
+}
