@@ -68,6 +68,9 @@ async fn main() -> ExitCode {
     if tools.wants("cdktf") {
         tools::cdktf(&tools, &mut report).await;
     }
+    if tools.wants("terragrunt") {
+        tools::terragrunt(&tools, &mut report).await;
+    }
     if tools.wants("tfmodcache") {
         tools::tfmodcache(&tools, &mut report).await;
     }

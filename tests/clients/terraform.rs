@@ -14,6 +14,7 @@ use crate::support::shelf::tar_gz;
 use crate::support::terraform::{Terraform, Workspace, host_override, network_mirror};
 use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Listed, Module, Provider, SigningKey, sha256_hex};
+use crate::tools::with_version;
 
 /// A client, and what it knows.
 struct Cli {
@@ -75,10 +76,11 @@ pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
             None => report.row(&title, "-", "-", Verdict::NotRun("it is not installed".to_owned())),
         }
     }
-    match std::env::var("LARDER_TOFU").ok().and_then(|path| Terraform::find_named(&path)) {
-        Some(client) => {
-            let cli =
-                Cli { name: "OpenTofu".to_owned(), client, version: (1, 9), default_host: "registry.opentofu.org" };
+    let tofu = std::env::var("LARDER_TOFU").ok();
+    match tofu.as_deref().and_then(|path| Some((path, Terraform::find_named(path)?))) {
+        Some((path, client)) => {
+            let name = with_version("OpenTofu", Path::new(path), "version").await;
+            let cli = Cli { name, client, version: (1, 9), default_host: "registry.opentofu.org" };
             of_client(&cli, report).await;
         }
         None => report.row("OpenTofu", "-", "-", Verdict::NotRun("LARDER_TOFU names no program".to_owned())),

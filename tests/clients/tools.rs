@@ -117,6 +117,15 @@ pub(crate) async fn output_of(
     }
 }
 
+/// The name of a program with the version that it says it has.
+pub(crate) async fn with_version(name: &str, program: &Path, argument: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let said = output_of(program, &[argument], folder.path(), &[("CHECKPOINT_DISABLE", "1")]).await.unwrap_or_default();
+    let is_version = |word: &&str| word.contains('.') && word.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let version = said.split([' ', '\n']).map(|word| word.trim_start_matches('v')).find(is_version);
+    version.map_or(name.to_owned(), |version| format!("{name} {version}"))
+}
+
 /// The files below a folder, with their digests, but for those that a tool writes for itself alone.
 fn files_below(folder: &Path) -> String {
     let mut lines = Vec::new();
@@ -202,6 +211,7 @@ pub(crate) async fn trivy(report: &mut Report) {
     let Some(program) = std::env::var_os("LARDER_TRIVY") else {
         return report.row(title, "-", "-", Verdict::NotRun("LARDER_TRIVY names no program".to_owned()));
     };
+    let title = with_version(title, Path::new(&program), "--version").await;
     let scene = Scene::new().await;
     let ca = scene.ca_file();
     let ask = async |registry: &str, folder: &Path| {
@@ -219,7 +229,7 @@ pub(crate) async fn trivy(report: &mut Report) {
         Ok(lines.join("\n"))
     };
     let is_whole = |found: &str| found.contains("module.m");
-    scene.beside(report, (title, "findings in a downloaded module"), &[scene.own_host()], is_whole, ask).await;
+    scene.beside(report, (&title, "findings in a downloaded module"), &[scene.own_host()], is_whole, ask).await;
 }
 
 /// cdktf: the code that it generates of a module, which it has `terraform` fetch.
@@ -252,6 +262,43 @@ pub(crate) async fn cdktf(tools: &Tools, report: &mut Report) {
     };
     let is_whole = |found: &str| found.contains("name");
     scene.beside(report, (title, "the code of a module"), &[scene.own_host()], is_whole, ask).await;
+}
+
+/// Terragrunt: a module that it fetches from a registry itself (`tfr:`), and `init` in it.
+pub(crate) async fn terragrunt(tools: &Tools, report: &mut Report) {
+    let title = "Terragrunt";
+    let Some(program) = std::env::var_os("LARDER_TERRAGRUNT") else {
+        return report.row(title, "-", "-", Verdict::NotRun("LARDER_TERRAGRUNT names no program".to_owned()));
+    };
+    let Some(terraform) = tools.program("terraform-1.14") else {
+        return report.row(title, "-", "-", Verdict::NotRun("no terraform is installed for it".to_owned()));
+    };
+    let title = with_version(title, Path::new(&program), "--version").await;
+    let scene = Scene::new().await;
+    let (ca, terraform) = (scene.ca_file(), terraform.display().to_string());
+    let ask = async |registry: &str, folder: &Path| {
+        let host = registry.trim_start_matches("https://");
+        let source = format!(
+            "terraform {{\n  source = \"tfr://{host}/acme/plain/aws?version=1.0.0\"\n}}\ninputs = {{\n  name = \"x\"\n}}\n"
+        );
+        std::fs::write(folder.join("terragrunt.hcl"), source).unwrap();
+        let none = folder.join("none.tfrc").display().to_string();
+        std::fs::write(&none, "").unwrap();
+        let environment = [
+            ("SSL_CERT_FILE", ca.as_str()),
+            ("TERRAGRUNT_TFPATH", &terraform),
+            ("TG_TF_PATH", &terraform),
+            ("TF_CLI_CONFIG_FILE", &none),
+            ("CHECKPOINT_DISABLE", "1"),
+        ];
+        output_of(Path::new(&program), &["init", "-no-color", "-input=false"], folder, &environment).await?;
+        // The folders in between are named by a hash of the source, host included.
+        let found = files_below(&folder.join(".terragrunt-cache"));
+        let names = found.lines().map(|line| line.rsplit('/').next().unwrap_or_default());
+        Ok(names.filter(|name| name.starts_with("main.tf")).collect::<Vec<_>>().join("\n"))
+    };
+    let is_whole = |found: &str| found.contains("main.tf");
+    scene.beside(report, (&title, "a module by tfr:, and init in it"), &[scene.own_host()], is_whole, ask).await;
 }
 
 /// tfmodcache: the files of a module; it goes on to /v1/modules/ without discovery.
