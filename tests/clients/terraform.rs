@@ -9,7 +9,8 @@ use std::sync::OnceLock;
 use crate::Tools;
 use crate::connect_proxy;
 use crate::report::{Report, Verdict, compared};
-use crate::support::larder::{HOST, Larder};
+use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::process::{Process, command, run as run_command};
 use crate::support::shelf::tar_gz;
 use crate::support::terraform::{Terraform, Workspace, host_override, network_mirror};
 use crate::support::tls::TestCa;
@@ -71,7 +72,11 @@ pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
         let title = format!("Terraform {name}");
         match tools.terraform(name) {
             Some(client) => {
-                of_client(&Cli { name: title, client, version, default_host: HOST }, report).await;
+                let cli = Cli { name: title, client, version, default_host: HOST };
+                of_client(&cli, report).await;
+                if version >= (1, 15) {
+                    with_constants(&cli, report).await;
+                }
             }
             None => report.row(&title, "-", "-", Verdict::NotRun("it is not installed".to_owned())),
         }
@@ -82,9 +87,55 @@ pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
             let name = with_version("OpenTofu", Path::new(path), "version").await;
             let cli = Cli { name, client, version: (1, 9), default_host: "registry.opentofu.org" };
             of_client(&cli, report).await;
+            with_constants(&cli, report).await;
         }
         None => report.row("OpenTofu", "-", "-", Verdict::NotRun("LARDER_TOFU names no program".to_owned())),
     }
+}
+
+/// A configuration whose module is chosen by values: `larder warm` of its folder brings what `init` then needs without the
+/// registry.
+async fn with_constants(cli: &Cli, report: &mut Report) {
+    let what = "modules chosen by variables: `larder warm FOLDER`, then `init` without the registry";
+    let mut upstream = registry().await;
+    let folder = Folder::new();
+    let builder = Larder::builder().upstream(cli.default_host, &format!("{}/", upstream.origin()), "");
+    let larder = Process::start(&builder.on(&folder), folder.path());
+    let write = |workspace: &mut Workspace| {
+        let main = "variable \"range\" {\n  const = true\n}\nlocals {\n  modules = { net = \"acme/vpc/aws\" }\n}\nmodule \"net\" {\n  source  = local.modules[\"net\"]\n  version = \"~> ${var.range}\"\n}\n";
+        let required = "terraform {\n  required_providers {\n    null = { source = \"acme/null\", version = \"~> 1.1\" }\n  }\n}\n";
+        workspace.file("main.tf", main).file("required.tf", required).file("terraform.tfvars", "range = \"1.0\"\n");
+    };
+    let mut straight = cli.client.workspace();
+    write(&mut straight);
+    straight.cli_config(&host_override(cli.default_host, &upstream.providers_url(), &upstream.modules_url()));
+    let mut through = cli.client.workspace();
+    write(&mut through);
+    let base = format!("{}/registry/{}/v1", larder.base(), cli.default_host);
+    through.cli_config(&host_override(cli.default_host, &format!("{base}/providers/"), &format!("{base}/modules/")));
+    let expected = straight.init().await;
+    let (work, config) = (through.path(), folder.path().join("mirror.toml"));
+    let (client, admin) = (if cli.default_host == HOST { "terraform" } else { "opentofu" }, larder.admin());
+    let arguments = [
+        "warm",
+        &work.display().to_string(),
+        "--platform",
+        "linux_amd64",
+        "--client",
+        client,
+        "--config",
+        &config.display().to_string(),
+        "--admin-listen",
+        admin.trim_start_matches("http://"),
+    ];
+    let warmed = run_command(command(folder.path(), &arguments)).await;
+    upstream.stop().await;
+    let left = through.init().await;
+    let verdict = match (expected.status.success(), warmed.code, left.status.success()) {
+        (true, Some(0), true) => differences(&left_behind(&straight.path(), HOST), &left_behind(&work, HOST)),
+        _ => Verdict::Wrong(format!("{} {warmed:?} {}", expected.one_line(), left.one_line())),
+    };
+    report.row(&cli.name, "host override, http", what, verdict);
 }
 
 async fn of_client(cli: &Cli, report: &mut Report) {
