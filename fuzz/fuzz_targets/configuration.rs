@@ -6,7 +6,7 @@ use larder::address::{ModuleAddress, ModulePackage, Platform, ProviderAddress, V
 use larder::closure::{Configurations, Files, Given, ModuleFiles, Order, Registries, resolve};
 use libfuzzer_sys::fuzz_target;
 
-const NAMES: [&str; 8] = [
+const NAMES: [&str; 9] = [
     "main.tf",
     "main.tf.json",
     "main.tofu",
@@ -15,6 +15,7 @@ const NAMES: [&str; 8] = [
     "main.tftest.hcl",
     "main.tftest.json",
     ".terraform.lock.hcl",
+    "terraform.tfvars",
 ];
 
 /// Registries that have one version of everything, and the same file in each module.

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
+use larder::clock::Timestamp;
 use larder::digest::Digest;
 use larder::http::Body;
 use larder::http::respond::reply;
@@ -39,18 +40,29 @@ fuzz_target!(|input: &[u8]| {
     a_document(&request, outcome);
 });
 
+/// When the archive was stored.
+const STORED: Timestamp = Timestamp(1000);
+
 fn an_archive(request: &Request<()>, outcome: Outcome) {
     let digest = Digest::of(&BYTES);
-    let content = Content::File(Archive::InMemory { bytes: BYTES.clone(), digest });
+    let content = Content::File(Archive::InMemory { bytes: BYTES.clone(), digest, stored: Some(STORED) });
     let (parts, body) = answered(content, outcome, request);
     let text = |name| parts.headers.get(name).map(|value: &HeaderValue| value.to_str().expect("our own text"));
     let has_parts = outcome != Outcome::Miss;
+    if parts.status == StatusCode::PRECONDITION_FAILED {
+        let conditions = [header::IF_MATCH, header::IF_UNMODIFIED_SINCE];
+        assert!(conditions.iter().any(|name| request.headers().contains_key(name)) && text(header::ETAG).is_none());
+        return;
+    }
+    assert_eq!(text(header::LAST_MODIFIED), Some("Thu, 01 Jan 1970 00:16:40 GMT"));
     assert_eq!(text(header::ETAG), Some(format!("\"{digest}\"").as_str()));
     assert_eq!(text(header::ACCEPT_RANGES).is_some(), has_parts);
     match parts.status {
         StatusCode::OK => assert!(body == *BYTES),
         StatusCode::NOT_MODIFIED => {
-            assert!(body.is_empty() && request.headers().contains_key(header::IF_NONE_MATCH));
+            let conditions = [header::IF_NONE_MATCH, header::IF_MODIFIED_SINCE];
+            assert!(body.is_empty() && conditions.iter().any(|name| request.headers().contains_key(name)));
+            assert!(text(header::CONTENT_TYPE).is_none());
         }
         StatusCode::PARTIAL_CONTENT => {
             assert!(has_parts && request.method() == Method::GET && request.headers().contains_key(header::RANGE));
@@ -72,6 +84,9 @@ fn a_document(request: &Request<()>, outcome: Outcome) {
     let (parts, body) = answered(Content::Document(Arc::clone(&DOCUMENT)), outcome, request);
     let is_gzip = parts.headers.get(header::CONTENT_ENCODING).is_some_and(|coding| coding == "gzip");
     let all = if is_gzip { DOCUMENT.gzip.clone().expect("there is a gzip form") } else { DOCUMENT.body.clone() };
+    if parts.status == StatusCode::PRECONDITION_FAILED {
+        return assert!(request.headers().contains_key(header::IF_MATCH));
+    }
     assert!(parts.headers.contains_key(header::ETAG));
     match parts.status {
         StatusCode::OK => assert!(body == all),

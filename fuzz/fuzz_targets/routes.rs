@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use larder::address::Hostname;
 use larder::cdn_loop::CdnLoop;
-use larder::protocol::route::{About, Door, Form, Mount, Route};
+use larder::protocol::route::{About, Base, Door, Mount, Origin, Route, Scheme};
 use libfuzzer_sys::fuzz_target;
 use url::Url;
 
@@ -34,12 +34,21 @@ fuzz_target!(|text: &str| {
             );
             assert!(printed_path.len() < 9 * 3 * 130, "{printed}");
             assert_eq!(Route::parse(printed_path, printed_query, None, &DOOR), Ok(route.clone()), "{printed}");
-            for form in [Form::PathAbsolute, Form::Public, MOUNT.form(&CdnLoop::default())] {
-                let url = MOUNT.url(form, &printed);
+            let public = MOUNT.base(&CdnLoop::default(), None);
+            for base in [Base::PathAbsolute, public] {
+                let url = MOUNT.url(&base, &printed);
                 let url = Url::parse("https://mirror.example/x").and_then(|base| base.join(&url)).expect(&url);
                 assert_eq!(url.host_str(), Some("mirror.example"));
                 assert!(url.query() == printed_query && url.fragment().is_none(), "{url}");
                 assert_eq!(Route::parse(MOUNT.below(url.path()), url.query(), None, &DOOR), Ok(route.clone()), "{url}");
+            }
+            // Whatever a Host says: its URLs are of that host, and of the same route.
+            if let Some(origin) = host.and_then(|host| Origin::parse(Scheme::Https, host)) {
+                let url = Mount::default().url(&Base::Absolute(origin), &printed);
+                if let Ok(url) = Url::parse(&url) {
+                    assert!(url.username().is_empty() && url.fragment().is_none(), "{url}");
+                    assert_eq!(Route::parse(url.path(), url.query(), None, &DOOR), Ok(route.clone()), "{url}");
+                }
             }
             let host = route.about().map(|about| match about {
                 About::Provider(address) => &address.host,
