@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 
 use super::say_error;
 use crate::address::{Hostname, Platform};
-use crate::closure::{self, Client, Named, file};
+use crate::closure::{self, Client, GivenValues, Named, file};
 use crate::protocol::admin::order::{NamedText, ToldAddress, ToldOrder};
 
 /// What a command is about.
@@ -31,6 +31,13 @@ pub(super) struct Also {
     /// Whose rules count for folders; otherwise each folder's own files tell
     #[arg(long, value_enum)]
     client: Option<Whose>,
+    /// A value for a variable of the folders, as `terraform init -var` takes it, where it decides which modules are called;
+    /// repeatable
+    #[arg(long = "var", value_name = "NAME=VALUE")]
+    values: Vec<String>,
+    /// A file of such values; repeatable. --var comes before it, and both before the files in the folders
+    #[arg(long = "var-file", value_name = "FILE")]
+    value_files: Vec<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -51,6 +58,20 @@ impl OrderArgs {
 }
 
 impl Also {
+    fn given_values(&self) -> anyhow::Result<GivenValues> {
+        let mut values = GivenValues::default();
+        for path in &self.value_files {
+            let name = path.display().to_string();
+            let bytes = file::read(path).with_context(|| format!("{name} cannot be read"))?;
+            let text = String::from_utf8(bytes).map_err(|_| anyhow!("{name} is no UTF-8 text"))?;
+            values.add_file(&name, &text).map_err(|why| anyhow!("{name}: {why}"))?;
+        }
+        for given in &self.values {
+            values.add(given).map_err(|why| anyhow!("--var {why}"))?;
+        }
+        Ok(values)
+    }
+
     /// Reads what is meant by these words.
     pub(super) fn told(&self, what: &[String], default_host: &Hostname) -> anyhow::Result<ToldOrder> {
         let mut told = ToldOrder {
@@ -88,7 +109,7 @@ impl Also {
             }
         }
         if !folders.is_empty() {
-            let collected = closure::collect(&folders).map_err(|bad| anyhow!("{bad}"))?;
+            let collected = closure::collect(&folders, &self.given_values()?).map_err(|bad| anyhow!("{bad}"))?;
             for passed_over in &collected.passed_over {
                 say_error(&format!("passed over: {passed_over}"));
             }

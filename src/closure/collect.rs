@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
+use super::configuration::GivenValues;
 use super::configuration::{self, Inputs, Source, Standing, TEST_FOLDER, is_configuration};
 use super::file::{self, Entry};
 use super::order::Client;
@@ -58,12 +59,13 @@ pub enum NotCollected {
     TooMany(PathBuf),
 }
 
-/// Reads directories. A path is followed as the client follows it: `..` of what is written, then links.
+/// Reads directories, and gives their roots these values. A path is followed as the client follows it: `..` of what is
+/// written, then links.
 ///
 /// # Errors
 /// [`NotCollected`]. A local module that is not there is no error here: whoever resolves its call says so.
-pub fn collect(folders: &[PathBuf]) -> Result<Collected, NotCollected> {
-    let mut collecting = Collecting::default();
+pub fn collect(folders: &[PathBuf], values: &GivenValues) -> Result<Collected, NotCollected> {
+    let mut collecting = Collecting { values: values.as_file(), ..Collecting::default() };
     let (mut roots, mut searched) = (BTreeSet::new(), BTreeSet::new());
     for given in folders {
         let folder = given.canonicalize().map_err(|error| unreadable(given, error))?;
@@ -91,6 +93,8 @@ struct Collecting {
     /// What is to be read: by that path, where it really is, and as what.
     waiting: VecDeque<(PathBuf, PathBuf, Standing)>,
     passed_over: Vec<String>,
+    /// The values of all roots, as a file beside each.
+    values: Option<(String, Vec<u8>)>,
 }
 
 impl Collecting {
@@ -174,7 +178,10 @@ impl Collecting {
             self.read.insert(path, BTreeMap::new());
             return Ok(());
         }
-        let contents = self.read_all(&real)?;
+        let mut contents = self.read_all(&real)?;
+        if standing == Standing::Root {
+            contents.extend(self.values.clone());
+        }
         let mut files = in_memory(&real, "", &contents)?;
         if standing == Standing::Root {
             let (path, real) = (path.join(TEST_FOLDER), real.join(TEST_FOLDER));

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
+use super::configuration::forget_other_values;
 use super::hcl::LARGEST;
 use super::{Files, MOST_BYTES};
 
@@ -52,7 +53,7 @@ pub fn read_lock_file(path: &Path) -> Result<String, String> {
     String::from_utf8(bytes).map_err(|_| format!("{name} is no UTF-8 text"))
 }
 
-/// Reads a user's tar of folders.
+/// Reads a user's tar of folders; of its values only those are left that decide which modules are called.
 ///
 /// # Errors
 /// As for [`read_lock_file`].
@@ -60,7 +61,9 @@ pub fn read_tar(path: &Path) -> Result<Files, String> {
     let name = path.display();
     // Between files, and of those that no client reads, there may be as much again and more.
     let bytes = read_up_to(path, 4 * MOST_BYTES).map_err(|error| format!("{name} cannot be read: {error}"))?;
-    super::of_users_tar(&bytes).map_err(|bad| format!("{name}: {bad}"))
+    let mut files = Files::from_users_tar(&bytes).map_err(|bad| format!("{name}: {bad}"))?;
+    forget_other_values(&mut files);
+    Ok(files)
 }
 
 /// What a name in a folder stands for.

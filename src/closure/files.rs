@@ -154,7 +154,7 @@ impl Files {
     ///
     /// # Errors
     /// [`BadFiles`].
-    pub(super) fn from_users_tar(tar: &[u8]) -> Result<Self, BadFiles> {
+    pub fn from_users_tar(tar: &[u8]) -> Result<Self, BadFiles> {
         let mut files = Self::default();
         let unpacked = Unpacked::read(tar)?;
         for path in unpacked.paths() {

@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Files;
+use super::configuration::forget_other_values;
 use super::lock_file::Locked;
 use crate::address::{Platform, What};
 
@@ -92,7 +93,8 @@ impl Configurations {
     ///
     /// # Errors
     /// There are no files, or a root has none.
-    pub fn new(files: Files, roots: Vec<String>, client: Option<Client>) -> Result<Self, String> {
+    pub fn new(mut files: Files, roots: Vec<String>, client: Option<Client>) -> Result<Self, String> {
+        forget_other_values(&mut files);
         if files.is_empty() {
             return Err("there is no file that a client reads: .tf, .tofu, .tf.json or .tofu.json".to_owned());
         }

@@ -102,9 +102,13 @@ async fn with_constants(cli: &Cli, report: &mut Report) {
     let builder = Larder::builder().upstream(cli.default_host, &format!("{}/", upstream.origin()), "");
     let larder = Process::start(&builder.on(&folder), folder.path());
     let write = |workspace: &mut Workspace| {
-        let main = "variable \"range\" {\n  const = true\n}\nlocals {\n  modules = { net = \"acme/vpc/aws\" }\n}\nmodule \"net\" {\n  source  = local.modules[\"net\"]\n  version = \"~> ${var.range}\"\n}\n";
+        let main = "variable \"range\" {\n  const = true\n}\nvariable \"name\" {\n  const = true\n}\nlocals {\n  modules = { net = \"acme/vpc/aws\" }\n}\nmodule \"net\" {\n  source  = local.modules[var.name]\n  version = \"~> ${var.range}\"\n}\n";
         let required = "terraform {\n  required_providers {\n    null = { source = \"acme/null\", version = \"~> 1.1\" }\n  }\n}\n";
-        workspace.file("main.tf", main).file("required.tf", required).file("terraform.tfvars", "range = \"1.0\"\n");
+        workspace
+            .file("main.tf", main)
+            .file("required.tf", required)
+            .file("terraform.tfvars", "range = \"1.0\"\n")
+            .env("TF_CLI_ARGS_init", "-var=name=net");
     };
     let mut straight = cli.client.workspace();
     write(&mut straight);
@@ -123,6 +127,8 @@ async fn with_constants(cli: &Cli, report: &mut Report) {
         "linux_amd64",
         "--client",
         client,
+        "--var",
+        "name=net",
         "--config",
         &config.display().to_string(),
         "--admin-listen",

@@ -16,7 +16,7 @@ fn folder(files: &[(&str, &str)]) -> TempDir {
 }
 
 fn collected(top: &TempDir, folders: &[&str]) -> Collected {
-    collect(&folders.iter().map(|folder| top.path().join(folder)).collect::<Vec<_>>()).unwrap()
+    collect(&folders.iter().map(|folder| top.path().join(folder)).collect::<Vec<_>>(), &GivenValues::default()).unwrap()
 }
 
 fn paths(files: &Files) -> Vec<String> {
@@ -81,8 +81,11 @@ fn below_a_folder_without_a_configuration_its_roots_are_looked_for() {
     ]);
     assert_eq!(collected(&top, &[""]).roots, ["a", "a/tests", "b/c"]);
     let nothing = folder(&[("x.txt", "")]);
-    assert!(matches!(collect(&[nothing.path().to_owned()]), Err(NotCollected::Nothing(_))));
-    assert!(matches!(collect(&[nothing.path().join("none")]), Err(NotCollected::Unreadable { .. })));
+    assert!(matches!(collect(&[nothing.path().to_owned()], &GivenValues::default()), Err(NotCollected::Nothing(_))));
+    assert!(matches!(
+        collect(&[nothing.path().join("none")], &GivenValues::default()),
+        Err(NotCollected::Unreadable { .. })
+    ));
 }
 
 #[test]
@@ -106,7 +109,10 @@ fn links_are_followed_as_the_client_follows_them() {
     // Round and round: the folders have no end, and so they are refused.
     let round = folder(&[("main.tf", &calls("./again"))]);
     std::os::unix::fs::symlink(".", round.path().join("again")).unwrap();
-    assert!(matches!(collect(&[round.path().to_owned()]), Err(NotCollected::TooMany(_) | NotCollected::Bad { .. })));
+    assert!(matches!(
+        collect(&[round.path().to_owned()], &GivenValues::default()),
+        Err(NotCollected::TooMany(_) | NotCollected::Bad { .. })
+    ));
 }
 
 #[test]
@@ -120,7 +126,7 @@ fn what_is_no_file_or_no_text_is_refused_with_its_name() {
         0,
     )
     .unwrap();
-    let refused = collect(&[top.path().to_owned()]).unwrap_err().to_string();
+    let refused = collect(&[top.path().to_owned()], &GivenValues::default()).unwrap_err().to_string();
     assert!(refused.contains("pipe.tf") && refused.contains("no file"), "{refused}");
     fs::remove_file(top.path().join("pipe.tf")).unwrap();
     fs::create_dir(top.path().join("folder.tf")).unwrap();
@@ -141,9 +147,49 @@ fn a_file_that_vanishes_while_it_is_read_is_no_failure() {
                 fs::remove_file(&there).unwrap();
             }
         });
-        let all: Vec<_> = (0..2000).map(|_| collect(&[top.path().to_owned()])).collect();
+        let all: Vec<_> = (0..2000).map(|_| collect(&[top.path().to_owned()], &GivenValues::default())).collect();
         until.store(true, std::sync::atomic::Ordering::Relaxed);
         let passed_over: Vec<String> = all.into_iter().flat_map(|one| one.unwrap().passed_over).collect();
         assert!(passed_over.iter().all(|note| note.contains("now.tf")), "{passed_over:?}");
     });
+}
+
+/// As `-var` and `-var-file`: before every file beside a root, and of no module that is called.
+#[test]
+fn values_of_the_command_line_win_and_lead_to_local_modules() {
+    let main = "variable \"v\" {\n  const = true\n}\nvariable \"list\" {\n  const = true\n}\nvariable \"password\" {}\nmodule \"m\" {\n  source = \"./${var.v}/${var.list[0]}\"\n}\n";
+    let called =
+        "variable \"v\" {\n  const = true\n  default = \"own\"\n}\nmodule \"n\" {\n  source = \"../${var.v}\"\n}\n";
+    let top = folder(&[
+        ("root/main.tf", main),
+        ("root/terraform.tfvars", "v = \"a\"\nlist = [\"x\"]\npassword = \"s3cret\"\n"),
+        ("root/z.auto.tfvars", "v = \"b\"\n"),
+        ("root/a/x/main.tf", ""),
+        ("root/b/x/main.tf", ""),
+        ("root/c/y/main.tf", called),
+        ("root/c/own/main.tf", ""),
+        ("root/d/y/main.tf", ""),
+    ]);
+    let mut values = GivenValues::default();
+    let paths = |values: &GivenValues| {
+        let collected = collect(&[top.path().join("root")], values).unwrap();
+        let texts = serde_json::to_string(&collected.files).unwrap();
+        assert!(!texts.contains("s3cret"), "{texts}");
+        let mut folders: Vec<String> = collected.files.folders().iter().map(|folder| (*folder).to_owned()).collect();
+        folders.retain(|folder| !folder.is_empty());
+        folders.iter().map(|folder| folder.trim_start_matches("root/").to_owned()).collect::<Vec<_>>()
+    };
+    let of = |values: &GivenValues| paths(values).join(" ");
+    assert!(of(&values).contains("b/x"), "{}", of(&values));
+    values.add_file("prod.tfvars", "v = \"c\"\nlist = [\"y\"]\npassword = \"s3cret\"\n").unwrap();
+    let found = of(&values);
+    assert!(found.contains("c/y") && found.contains("c/own") && !found.contains("b/x"), "{found}");
+    values.add("v=d").unwrap();
+    values.add("list=[\"y\", \"z\"]").unwrap();
+    assert!(of(&values).contains("d/y"), "{}", of(&values));
+    for (bad, why) in [("v", "is not NAME=VALUE"), ("=x", "is no name"), ("a b=c", "is no name"), ("v=[", "v: line 1")]
+    {
+        assert!(values.clone().add(bad).unwrap_err().contains(why), "{bad}: {:?}", values.clone().add(bad));
+    }
+    assert!(values.add_file("x.tfvars", "v = {").unwrap_err().contains("line 1"));
 }

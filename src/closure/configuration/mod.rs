@@ -20,6 +20,7 @@ use std::fmt;
 pub(super) use self::expression::Inputs;
 pub(super) use self::provider::checked;
 pub(super) use self::source::{Source, shown};
+pub use self::values::GivenValues;
 pub(super) use self::values::forget_others as forget_other_values;
 pub(super) use self::which::{TEST_FOLDER, is_configuration, is_for_opentofu_only, is_test};
 use super::Files;

@@ -9,6 +9,57 @@ use super::Standing;
 use super::body::Parsed;
 use super::expression::{Constant, Inputs};
 
+/// Values that people give on the command line: before any that stand in a file beside a root.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GivenValues(Inputs);
+
+impl GivenValues {
+    /// Adds the values of a file, as `-var-file` reads it; `name` says in which syntax it is.
+    ///
+    /// # Errors
+    /// Why it cannot be read, with its line.
+    pub fn add_file(&mut self, name: &str, text: &str) -> Result<(), String> {
+        let parsed = Parsed::read(name, text).map_err(|bad| bad.to_string())?;
+        self.0.extend(values_of(&parsed));
+        Ok(())
+    }
+
+    /// Adds `NAME=VALUE`, as `-var` reads it: a list or an object in HCL, anything else as it is.
+    ///
+    /// # Errors
+    /// Why it is none.
+    pub fn add(&mut self, given: &str) -> Result<(), String> {
+        let (name, value) = given.split_once('=').ok_or_else(|| format!("{given:?} is not NAME=VALUE"))?;
+        if name.is_empty() || name.contains(char::is_whitespace) {
+            return Err(format!("{name:?} is no name of a variable"));
+        }
+        let value = match value.trim_start().starts_with(['[', '{']) {
+            false => Constant::Text(value.to_owned()),
+            true => {
+                let text = format!("value = {value}\n");
+                let parsed = Parsed::read("", &text).map_err(|bad| format!("{name}: {bad}"))?;
+                values_of(&parsed).remove("value").unwrap_or(Constant::Null)
+            }
+        };
+        self.0.insert(name.to_owned(), value);
+        Ok(())
+    }
+
+    /// A file beside a root that says the same, and that clients would read after all others there.
+    pub(in super::super) fn as_file(&self) -> Option<(String, Vec<u8>)> {
+        let values: serde_json::Map<_, _> = self.0.iter().map(|(name, value)| (name.clone(), as_json(value))).collect();
+        (!values.is_empty()).then(|| (LAST.to_owned(), serde_json::Value::Object(values).to_string().into_bytes()))
+    }
+}
+
+fn values_of(parsed: &Parsed<'_>) -> Inputs {
+    let attributes = parsed.body().attributes().into_iter();
+    attributes.map(|(name, attribute)| (name, attribute.value.formula().alone())).collect()
+}
+
+/// A name that comes after those that people give.
+const LAST: &str = "~.auto.tfvars.json";
+
 /// The file that holds all that is left.
 const ALL_VALUES: &str = "terraform.tfvars.json";
 
@@ -19,9 +70,7 @@ pub(super) fn of_root(files: &Files, folder: &str) -> Inputs {
     for (name, text) in in_order(files, folder) {
         // What cannot be read is a problem of the client's, and hides no other value.
         let Ok(parsed) = Parsed::read(name, text) else { continue };
-        for (name, attribute) in parsed.body().attributes() {
-            inputs.insert(name, attribute.value.formula().alone());
-        }
+        inputs.extend(values_of(&parsed));
     }
     inputs
 }

@@ -12,7 +12,7 @@ use super::super::body::Body;
 use super::super::respond;
 use super::bodies::{self, NotTaken, OrderBody};
 use crate::address::Hostname;
-use crate::closure::{Order, of_users_tar};
+use crate::closure::{Files, Order};
 use crate::mirror::Mirror;
 use crate::protocol::admin::order::{NamedText, ToldOrder};
 use crate::protocol::admin::order_query::OrderQuery;
@@ -68,7 +68,7 @@ fn handed_over(body: OrderBody, query: Option<&str>, default_host: &Hostname) ->
         OrderBody::Tar(body) => {
             let query = OrderQuery::of_tar(query);
             let (told, problems) = (query.told, query.problems);
-            let files = of_users_tar(&body).map_err(|bad| vec![bad.to_string()])?;
+            let files = Files::from_users_tar(&body).map_err(|bad| vec![bad.to_string()])?;
             if files.is_empty() {
                 return Err(vec![
                     "the tar holds no file that a client reads: .tf, .tofu, .tf.json, .tofu.json".to_owned(),

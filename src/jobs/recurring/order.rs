@@ -57,6 +57,6 @@ fn tar(path: &Path, entry: &Warm) -> Result<Given, Vec<String>> {
 }
 
 fn collected(folders: &[PathBuf], entry: &Warm) -> Result<Given, String> {
-    let collected = closure::collect(folders).map_err(|bad| bad.to_string())?;
+    let collected = closure::collect(folders, &closure::GivenValues::default()).map_err(|bad| bad.to_string())?;
     Ok(Given::Configurations(Configurations::new(collected.files, collected.roots, entry.client)?))
 }
