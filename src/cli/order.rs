@@ -35,7 +35,7 @@ pub(super) struct Also {
     /// repeatable
     #[arg(long = "var", value_name = "NAME=VALUE")]
     values: Vec<String>,
-    /// A file of such values; repeatable. --var comes before it, and both before the files in the folders
+    /// A file of such values; repeatable. --var wins over it, and both win over the files in the folders
     #[arg(long = "var-file", value_name = "FILE")]
     value_files: Vec<PathBuf>,
 }
@@ -107,6 +107,9 @@ impl Also {
                     told.add_files(files.into(), Vec::new()).map_err(|why| anyhow!("{given}: {why}"))?;
                 }
             }
+        }
+        if folders.is_empty() && !(self.values.is_empty() && self.value_files.is_empty()) {
+            bail!("--var and --var-file are for folders, and none is named");
         }
         if !folders.is_empty() {
             let collected = closure::collect(&folders, &self.given_values()?).map_err(|bad| anyhow!("{bad}"))?;

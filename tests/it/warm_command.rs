@@ -306,3 +306,32 @@ async fn a_store_that_is_in_use_is_left_alone() {
     assert!(said.err.contains("is in use") && said.err.contains("--admin-listen"), "{said:?}");
     assert_eq!(larder.terminate().await, Some(0));
 }
+
+/// What the client is told by `-var` and `-var-file`, larder is told as well; elsewhere they are a mistake.
+#[tokio::test]
+async fn values_of_the_command_line_choose_the_module_that_is_warmed() {
+    let (site, upstream) = without_larder().await;
+    let folder = site.home.path().join("work");
+    std::fs::create_dir(&folder).unwrap();
+    let main = "variable \"v\" {\n  const = true\n}\nmodule \"m\" {\n  source  = \"acme/${var.v}/test\"\n  version = \"1.0.0\"\n}\n";
+    std::fs::write(folder.join("main.tf"), main).unwrap();
+    std::fs::write(site.home.path().join("prod.tfvars"), "v = \"absent\"\n").unwrap();
+    let (work, file) = (folder.to_str().unwrap(), site.home.path().join("prod.tfvars"));
+    let file = file.to_str().unwrap();
+    let plan = async |more: &[&str]| site.run(&[&["plan", work, "--platform", "linux_amd64"], more].concat()).await;
+    assert_eq!(site.run(&["warm", "acme/null", "--platform", "linux_amd64"]).await.code, Some(0));
+    let said = plan(&[]).await;
+    assert!(said.out.contains("var.v, which has no default and no value that larder sees"), "{said:?}");
+    for (more, name) in [(&["--var-file", file][..], "absent"), (&["--var-file", file, "--var", "v=other"], "other")] {
+        let said = plan(more).await;
+        assert!(said.out.contains(&format!("acme/{name}/test")) && said.code == Some(3), "{said:?}");
+    }
+    assert!(upstream.requests().iter().any(|request| request.path.ends_with("/acme/other/test/versions")));
+    for (more, why) in [(["--var", "v"], "is not NAME=VALUE"), (["--var-file", "/nowhere"], "/nowhere cannot be read")]
+    {
+        let said = plan(&more).await;
+        assert!(said.code == Some(1) && said.err.contains(why), "{said:?}");
+    }
+    let said = site.run(&["plan", "acme/null", "--var", "v=x"]).await;
+    assert!(said.code == Some(1) && said.err.contains("are for folders"), "{said:?}");
+}
