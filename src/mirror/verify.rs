@@ -108,13 +108,13 @@ impl Mirror {
         self.tasks.spawn(async move {
             let ended = tokio::select! {
                 ended = walk.go() => ended,
-                () = tell.closed() => Ok(()),
+                () = tell.closed() => return,
             };
-            if let Err(error) = ended {
-                // Nobody may be left to be told.
-                let _ = tell.send(Step::Stopped { error: error.to_string() }).await;
-            }
+            let last = ended.unwrap_or_else(|error| Step::Stopped { error: error.to_string() });
+            // Before the end is told: a script that reads it starts the next walk at once.
             drop(alone);
+            // Nobody may be left to be told.
+            let _ = tell.send(last).await;
         });
         Ok(told)
     }
@@ -151,7 +151,8 @@ impl Mirror {
 }
 
 impl Walk {
-    async fn go(mut self) -> Result<(), Error> {
+    /// Walks, and says how it ended.
+    async fn go(mut self) -> Result<Step, Error> {
         let look = |mirror: &Mirror| Ok((mirror.store.records.all()?, mirror.store.blobs.all()?));
         let (keys, blobs) = self.mirror.on_disk(look).await?;
         let mut archives: BTreeMap<Digest, u64> = blobs.into_iter().map(|(digest, size, _)| (digest, size)).collect();
@@ -169,9 +170,7 @@ impl Walk {
         if imported > 0 {
             self.say(Step::Imported { archives: imported }).await;
         }
-        let wrong = self.wrong;
-        self.say(Step::Done { records, archives, bytes, wrong }).await;
-        Ok(())
+        Ok(Step::Done { records, archives, bytes, wrong: self.wrong })
     }
 
     async fn records(&mut self, keys: Vec<Key>) {

@@ -58,9 +58,13 @@ impl Mirror {
             vouched_for: BTreeSet::new(),
             counts: ImportCounts::default(),
         };
+        let last_step = import.tell.clone();
         self.tasks.spawn_blocking(move || {
-            import.go(tar);
+            let last = import.go(tar);
+            // Before the end is told: a script that reads it imports its next tree at once.
             drop(alone);
+            // Nobody may be left to be told.
+            let _ = last_step.blocking_send(last);
         });
         Ok(told)
     }
@@ -125,7 +129,7 @@ impl Stop {
 }
 
 impl Import {
-    fn go(mut self, tar: impl Read) {
+    fn go(mut self, tar: impl Read) -> ImportStep {
         let read = Tar::new(tar).each(|entry| self.entry(entry));
         let ended = match read {
             Ok(()) => self.end_of_folder(),
@@ -139,13 +143,11 @@ impl Import {
         self.waiting.discard();
         // What was told of is settled, however the rest ended.
         let settled = self.settle();
-        let last = match (ended, settled) {
+        match (ended, settled) {
             (Ok(()), Ok(())) => ImportStep::Done(self.counts),
             (Err(stop), _) => stop.told(),
             (Ok(()), Err(error)) => ImportStep::Stopped { error: error.to_string() },
-        };
-        // Nobody may be left to be told.
-        let _ = self.tell.blocking_send(last);
+        }
     }
 
     fn entry<R: Read>(&mut self, entry: Carried<'_, R>) -> Result<(), Stop> {
