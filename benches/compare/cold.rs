@@ -56,7 +56,7 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     let path = publish(bench, archive_bytes)?;
     let cold = Cold { bench, nginx: bench.nginx.as_deref(), archive_bytes, path };
     let mut section = Section::new(
-        "What is not held yet (from the connection on)",
+        "Not stored yet (from the connection on)",
         &["", "direct", "larder", "nginx", "larder/direct", "larder/nginx"],
     );
     let rounds = bench.options.rounds().min(3);

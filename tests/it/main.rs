@@ -26,6 +26,7 @@ mod damage;
 mod discovery;
 mod doctor;
 mod doctor_client;
+mod documents;
 mod eviction;
 mod faults_archives;
 mod faults_documents;

@@ -1,0 +1,296 @@
+//! The documents are true: every command in them runs, every link leads somewhere, every block has a language.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::support::http::get;
+use crate::support::larder::{Folder, HOST};
+use crate::support::ports::free_port;
+use crate::support::process::{Process, Said, command, run};
+use crate::support::shelf::tar_gz;
+use crate::support::upstream::{FakeUpstream, Module, Provider};
+
+const PLATFORMS: [&str; 2] = ["linux_amd64", "darwin_arm64"];
+const CONFIGURATION: &str = r#"terraform {
+  required_providers {
+    aws = {
+      source  = "hashicorp/aws"
+      version = "~> 5.0"
+    }
+  }
+}
+
+module "vpc" {
+  source  = "terraform-aws-modules/vpc/aws"
+  version = "~> 5.1"
+}
+"#;
+const LOCK_FILE: &str = r#"provider "registry.terraform.io/hashicorp/random" {
+  version = "3.6.0"
+  hashes  = []
+}
+"#;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The pages, by their paths in the repository.
+fn pages() -> BTreeMap<String, String> {
+    let folders = ["", "docs", "docs/decisions"].map(|folder| root().join(folder));
+    let files = folders.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap()).map(|entry| entry.unwrap().path());
+    let pages = files.filter(|path| path.extension().is_some_and(|extension| extension == "md"));
+    pages
+        .map(|path| {
+            let text = std::fs::read_to_string(&path).unwrap();
+            (path.strip_prefix(root()).unwrap().to_string_lossy().into_owned(), text)
+        })
+        .collect()
+}
+
+/// A fenced block of a page.
+#[derive(Debug)]
+struct Block {
+    line: usize,
+    language: String,
+    /// The HTML comment above it.
+    mark: String,
+    text: String,
+}
+
+fn blocks(page: &str) -> Vec<Block> {
+    let mut blocks: Vec<Block> = Vec::new();
+    let (mut mark, mut is_open) = ("", false);
+    for (number, line) in page.lines().enumerate() {
+        match line.strip_prefix("```") {
+            Some(_) if is_open => is_open = false,
+            Some(language) => {
+                let (line, language) = (number + 1, language.to_owned());
+                blocks.push(Block { line, language, mark: mark.to_owned(), text: String::new() });
+                is_open = true;
+            }
+            None if is_open => writeln!(blocks.last_mut().unwrap().text, "{line}").unwrap(),
+            None => {}
+        }
+        mark = line.strip_prefix("<!-- ").and_then(|mark| mark.strip_suffix(" -->")).unwrap_or("");
+    }
+    blocks
+}
+
+/// Prose without code: no link stands in a block or between backticks.
+fn prose(page: &str) -> String {
+    let outside = page.split("```").step_by(2);
+    outside.flat_map(|part| part.split('`').step_by(2)).collect()
+}
+
+/// The anchor that a forge gives a heading.
+fn anchor(heading: &str) -> String {
+    let kept = heading
+        .to_lowercase()
+        .chars()
+        .filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'))
+        .collect::<String>();
+    kept.replace(' ', "-")
+}
+
+#[test]
+fn every_link_of_every_page_leads_to_a_file_and_a_heading() {
+    let pages = pages();
+    let mut checked = 0;
+    for (path, page) in &pages {
+        let prose = prose(page);
+        let links = prose.split("](").skip(1).map(|rest| rest.split(')').next().unwrap());
+        for link in links.filter(|link| !link.starts_with("https://")) {
+            let (file, heading) = link.split_once('#').unwrap_or((link, ""));
+            let target =
+                if file.is_empty() { root().join(path) } else { root().join(path).parent().unwrap().join(file) };
+            assert!(target.exists(), "{path}: {link} leads to no file");
+            if !heading.is_empty() {
+                let text = std::fs::read_to_string(&target).unwrap();
+                let headings = text.lines().filter_map(|line| line.trim_start_matches('#').strip_prefix(' '));
+                assert!(headings.into_iter().any(|of| anchor(of) == heading), "{path}: {link} leads to no heading");
+            }
+            checked += 1;
+        }
+    }
+    assert!(checked > 40, "only {checked} links were found");
+}
+
+#[test]
+fn every_block_has_a_language_and_a_command_that_does_not_run_has_a_reason() {
+    let known = ["sh", "hcl", "json", "yaml", "groovy", "nginx", "toml", "text"];
+    let runnable = ["sh", "yaml", "groovy"];
+    for (path, page) in pages() {
+        for block in blocks(&page) {
+            let at = format!("{path}:{}", block.line);
+            assert!(known.contains(&block.language.as_str()), "{at}: {:?} is no known language", block.language);
+            if let Some(reason) = block.mark.strip_prefix("not run:") {
+                assert!(reason.trim().len() > 10, "{at}: a reason is missing");
+            } else {
+                assert!(block.language == "sh" || !runnable.contains(&block.language.as_str()), "{at}: it is not run");
+            }
+        }
+    }
+}
+
+/// A larder as a page's reader has it: a configuration file, the default ports replaced, and a store.
+struct Site {
+    home: Folder,
+    listen: u16,
+    admin: u16,
+    more: String,
+    running: Option<Process>,
+}
+
+impl Site {
+    fn new() -> Self {
+        Self { home: Folder::new(), listen: free_port(), admin: free_port(), more: String::new(), running: None }
+    }
+
+    /// Starts larder, or starts it again with what was added to its configuration.
+    async fn serve(&mut self, upstream: &str, network: &str) {
+        if let Some(running) = self.running.take() {
+            assert_eq!(running.terminate().await, Some(0));
+        }
+        let Self { home, listen, admin, more, .. } = self;
+        let text = format!(
+            "[server]\nlisten = \"127.0.0.1:{listen}\"\n[admin]\nlisten = \"127.0.0.1:{admin}\"\n[store]\npath = {:?}\n\
+             [network]\n{network}\n{more}\n[[upstream]]\nhost = \"{HOST}\"\nurl = \"{upstream}/\"\n",
+            home.path()
+        );
+        let config = home.path().join("config/larder");
+        std::fs::create_dir_all(&config).unwrap();
+        std::fs::write(config.join("mirror.toml"), &text).unwrap();
+        self.running = Some(Process::serve(&text, home.path()).unwrap_or_else(|said| panic!("{said:?}")));
+    }
+
+    /// Runs a block of a page in this folder, with this larder.
+    async fn run(&self, work: &Path, text: &str) -> Said {
+        let token = format!("cat '{}'", self.home.path().join("admin-token").display());
+        let text = text
+            .replace("127.0.0.1:8080", &format!("127.0.0.1:{}", self.listen))
+            .replace("127.0.0.1:8081", &format!("127.0.0.1:{}", self.admin))
+            .replace("sudo cat /var/lib/larder/admin-token", &token);
+        let larder = command(self.home.path(), &[]);
+        let mut shell = Command::new("/bin/sh");
+        shell.args([
+            "-e",
+            "-c",
+            &format!("larder() {{ '{}' \"$@\"; }}\n{text}", larder.get_program().to_string_lossy()),
+        ]);
+        for (name, value) in larder.get_envs() {
+            match value {
+                Some(value) => shell.env(name, value),
+                None => shell.env_remove(name),
+            };
+        }
+        shell.current_dir(work).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        run(shell).await
+    }
+}
+
+/// A registry with the packages that the pages name.
+async fn registry() -> FakeUpstream {
+    let upstream = FakeUpstream::start().await;
+    for (name, version) in [("aws", "5.0.0"), ("aws", "5.1.0"), ("random", "3.6.0")] {
+        let provider = Provider::new("hashicorp", name).version(version);
+        upstream.publish(PLATFORMS.iter().fold(provider, |provider, platform| provider.platform(platform)));
+    }
+    let archive = tar_gz(&[("main.tf", b"variable \"name\" {}\n")]);
+    upstream.serve_file("/modules/vpc.tar.gz", "application/gzip", archive);
+    let location = format!("{}/modules/vpc.tar.gz", upstream.origin());
+    upstream.publish_module(Module::new("terraform-aws-modules", "vpc", "aws").version("5.1.0").at(&location));
+    upstream
+}
+
+/// The folders that the pages name.
+fn write_configurations(work: &Path) {
+    for folder in ["prod", "dev"] {
+        std::fs::create_dir(work.join(folder)).unwrap();
+        std::fs::write(work.join(folder).join("main.tf"), CONFIGURATION).unwrap();
+    }
+    std::fs::write(work.join(".terraform.lock.hcl"), LOCK_FILE).unwrap();
+}
+
+/// Runs the commands of a page from its top to its end, outside a gap and inside it.
+async fn commands_run(path: &str) {
+    let text = std::fs::read_to_string(root().join(path)).unwrap();
+    let (upstream, work) = (registry().await, tempfile::tempdir().unwrap());
+    write_configurations(work.path());
+    let (mut outside, mut inside) = (Site::new(), Site::new());
+    outside.serve(&upstream.origin(), "").await;
+    let mut ran = 0;
+    for block in blocks(&text).iter().filter(|block| block.language == "sh" && !block.mark.starts_with("not run:")) {
+        if block.mark == "on: inside" && inside.running.is_none() {
+            inside.serve("http://127.0.0.1:9", "offline = true").await;
+        }
+        let site = if block.mark == "on: inside" { &inside } else { &outside };
+        if block.text.contains("larder missing") {
+            // A client inside is refused a provider, or nothing would be missing.
+            let providers = format!("http://127.0.0.1:{}/registry/{HOST}/v1/providers", inside.listen);
+            get(&format!("{providers}/hashicorp/random/3.6.0/download/linux/amd64")).await.expect(503);
+        }
+        let said = site.run(work.path(), &block.text).await;
+        assert_eq!(said.code, Some(0), "{path}:{}:\n{}\n{}\n{}", block.line, block.text, said.out, said.err);
+        if block.text.contains("keygen") {
+            let line = |name: &str| said.out.lines().find(|line| line.trim().starts_with(name)).unwrap();
+            outside.more = format!("[bundle]\n{}", line("signing_key"));
+            inside.more = format!("[bundle]\n{}", line("trusted_keys"));
+            outside.serve(&upstream.origin(), "").await;
+        }
+        ran += 1;
+    }
+    assert!(ran > 0, "{path} has no command");
+}
+
+#[tokio::test]
+async fn the_commands_of_the_readme_run() {
+    commands_run("README.md").await;
+}
+
+#[tokio::test]
+async fn the_commands_of_the_page_on_warm_ups_run() {
+    commands_run("docs/warm.md").await;
+}
+
+#[tokio::test]
+async fn the_commands_of_the_page_on_air_gaps_run() {
+    commands_run("docs/air-gap.md").await;
+}
+
+#[tokio::test]
+async fn the_commands_of_the_page_on_operations_run() {
+    commands_run("docs/operations.md").await;
+}
+
+#[tokio::test]
+async fn the_commands_of_the_page_on_configuration_run() {
+    commands_run("docs/configuration.md").await;
+}
+
+#[tokio::test]
+async fn the_commands_of_the_page_on_the_admin_api_run() {
+    commands_run("docs/admin-api.md").await;
+}
+
+#[tokio::test]
+async fn the_commands_of_the_page_on_ci_run() {
+    commands_run("docs/ci.md").await;
+}
+
+/// Each page with a command that runs has its test above.
+#[test]
+fn no_page_with_commands_is_left_out() {
+    let own = std::fs::read_to_string(root().join("tests/it/documents.rs")).unwrap();
+    let with_commands = pages().into_iter().filter(|(_, page)| {
+        blocks(page).iter().any(|block| block.language == "sh" && !block.mark.starts_with("not run:"))
+    });
+    let missing: BTreeSet<PathBuf> = with_commands
+        .map(|(path, _)| path)
+        .filter(|path| !own.contains(&format!("commands_run(\"{path}\")")))
+        .map(PathBuf::from)
+        .collect();
+    assert!(missing.is_empty(), "no test runs the commands of {missing:?}");
+}
