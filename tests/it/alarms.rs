@@ -5,9 +5,11 @@ use larder::clock::Timestamp;
 use larder::store::{Durability, Key, Store};
 use serde_json::{Value, json};
 
-use crate::commands::{NULL, NULL_120, PACKAGE, edition, impatient, install, outcomes, upstream_with, zip};
 use crate::support::http::{client, send};
 use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::null_provider::{
+    NULL, NULL_120, PACKAGE, edition, impatient, install, outcomes, upstream_with, zip,
+};
 use crate::support::upstream::{FakeUpstream, Fault, SigningKey, Target};
 
 const PACKAGE_130: &str = "registry.terraform.io/acme/null 1.3.0 (linux_amd64)";

@@ -1,34 +1,17 @@
 //! Bundles: what is warmed on one side of a gap installs on the other, and only what is proven there is taken.
 
-use std::path::Path;
-
 use http::Method;
 use serde_json::{Value, json};
 
+use crate::support::bundle_commands::{larder_in, write_beside};
 use crate::support::estate::{Estate, PLATFORMS, ROOTS};
 use crate::support::gap::{BundleKey, Sealed, bundle, bundle_of, contents, outcomes, sealed, warmed};
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::module_scene::{Form, ModuleScene, through};
-use crate::support::process::{Process, Said, command, run};
+use crate::support::process::{Process, Said};
 use crate::support::terraform::Terraform;
 use crate::support::upstream::{FakeUpstream, Provider, Telling};
-
-/// `larder ARGUMENTS` beside the folders of an estate, for the larder whose folder this is.
-pub(crate) async fn larder_in(work: &Path, folder: &Folder, arguments: &[&str]) -> Said {
-    let config = folder.path().join("mirror.toml");
-    let arguments = [arguments, &["--config", config.to_str().unwrap()]].concat();
-    let mut command = command(folder.path(), &arguments);
-    command.current_dir(work);
-    run(command).await
-}
-
-/// So that commands find the larder that runs, which was told to listen anywhere.
-pub(crate) fn write_beside(folder: &Folder, running: &Process) {
-    let (admin, store) = (running.said()["admin"].as_str().unwrap(), folder.path());
-    let text = format!("[admin]\nlisten = \"{admin}\"\n[store]\npath = {store:?}\n");
-    std::fs::write(folder.path().join("mirror.toml"), text).unwrap();
-}
 
 /// The words that name the whole estate.
 fn whole_estate() -> Vec<String> {

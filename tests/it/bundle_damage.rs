@@ -12,7 +12,8 @@ use crate::support::eventually;
 use crate::support::gap::{BundleKey, Giving, Sealed, bundle, contents, outcomes, settled_contents};
 use crate::support::larder::Folder;
 use crate::support::process::{Process, command, run, serving};
-use crate::support::upstream::{FakeUpstream, Module, Provider};
+use crate::support::published_module::publish_module;
+use crate::support::upstream::{FakeUpstream, Provider};
 
 /// How many bytes are flipped.
 const FLIPS: usize = 200;
@@ -25,14 +26,6 @@ async fn some_of_everything(key: &BundleKey) -> Vec<u8> {
     publish_module(&upstream);
     let what = ["acme/null", "acme/other", "acme/net/test"];
     bundle(&upstream, key, &what, &["linux_amd64", "darwin_arm64"].map(|platform| platform)[..1]).await
-}
-
-pub(crate) fn publish_module(upstream: &FakeUpstream) {
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("main.tf"), "output \"is\" {\n  value = 1\n}\n").unwrap();
-    let tar = crate::support::git::pack(crate::support::git::Format::TarGz, folder.path(), "");
-    upstream.serve_file("/files/net.tar.gz", "application/gzip", tar);
-    upstream.publish_module(Module::new("acme", "net", "test").at("/files/net.tar.gz"));
 }
 
 /// A file of a bundle: its name, where its header begins, where the next one does, and what it is.

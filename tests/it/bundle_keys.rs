@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::bundle::{larder_in, write_beside};
+use crate::support::bundle_commands::{larder_in, write_beside};
 use crate::support::gap::{BundleKey, sealed};
 use crate::support::larder::{Builder, Folder, Larder};
 use crate::support::process::{Process, Said};

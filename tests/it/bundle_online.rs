@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use larder::clock::Clock;
 
-use crate::bundle_damage::publish_module;
 use crate::support::gap::{BundleKey, applied_by, bundle, bundle_of, given, outcomes, warmed};
 use crate::support::larder::{HOST, Larder};
+use crate::support::published_module::publish_module;
 use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Module, Provider, Target};
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::bundle::write_beside;
+use crate::support::bundle_commands::write_beside;
 use crate::support::gap::{BundleKey, Sealed, settled_contents};
 use crate::support::larder::{Folder, Larder};
 use crate::support::process::{Process, Said, command, run};

@@ -5,12 +5,12 @@ use std::time::Duration;
 use larder::bundle::{Entry, Inventory, Manifest, SigningKey, Writer};
 use serde_json::{Value, json};
 
-use crate::bundle_damage::publish_module;
 use crate::support::gap::{BundleKey, Sealed, bundle, contents, outcomes, refusal, sealed, warmed};
 use crate::support::git::{Format, pack};
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::process::{Process, command, run};
+use crate::support::published_module::publish_module;
 use crate::support::upstream::{FakeUpstream, Module, Provider, SigningKey as PublisherKey};
 
 /// A bundle of acme/null 1.2.0 for linux_amd64.

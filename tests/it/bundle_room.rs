@@ -3,7 +3,7 @@
 use larder::bundle::{Outcome, Receipt};
 use serde_json::Value;
 
-use crate::bundle::{larder_in, write_beside};
+use crate::support::bundle_commands::{larder_in, write_beside};
 use crate::support::eventually;
 use crate::support::gap::{BundleKey, Giving, Sealed, bundle, receipt_in, settled_contents};
 use crate::support::larder::{Folder, HOST, Larder};

@@ -7,52 +7,15 @@ use larder::clock::Timestamp;
 use larder::store::{Durability, Key, Store};
 use serde_json::Value;
 
-use crate::operator::{Site, json};
-use crate::support::http::Answer;
-use crate::support::larder::{Builder, Folder, HOST, Larder};
-use crate::support::reports::called;
-use crate::support::upstream::{FakeUpstream, Fault, Provider, SigningKey, Target, sha256_hex};
+use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::null_provider::{LIST, NULL, NULL_120, PACKAGE, edition, install, outcomes, upstream_with, zip};
+use crate::support::site::{Site, json};
+use crate::support::upstream::{Fault, Provider, SigningKey, Target, sha256_hex};
 
-pub(crate) const NULL: &str = "acme/null";
-pub(crate) const NULL_120: &str = "acme/null@1.2.0";
 const NEVER_FRESH: &str =
     "fresh = { versions = \"0s\", discovery = \"0s\", download = \"0s\", api = \"0s\", not_found = \"0s\" }";
 
-pub(crate) fn edition(edition: u64) -> Provider {
-    Provider::new("acme", "null").edition(edition)
-}
-
-pub(crate) async fn upstream_with(provider: Provider) -> FakeUpstream {
-    let upstream = FakeUpstream::start().await;
-    upstream.publish(provider);
-    upstream
-}
-
-pub(crate) fn impatient(upstream: &FakeUpstream) -> Builder {
-    Larder::mirroring(upstream).nothing_stays_fresh()
-}
-
-pub(crate) fn zip(upstream: &FakeUpstream) -> Vec<u8> {
-    upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64")
-}
-
-/// Asks for the document, and then for the archive that it names.
-pub(crate) async fn install(larder: &Larder) -> (Answer, String, Vec<u8>) {
-    let document = larder.document("null", "1.2.0").await.expect(200);
-    let path = document.json()["download_url"].as_str().unwrap().to_owned();
-    let archive = larder.get(&path).await.expect(200).body;
-    (document, path, archive)
-}
-
-/// The outcome of each item.
-pub(crate) fn outcomes(done: &Value) -> Vec<(&str, &str)> {
-    let items = done["items"].as_array().unwrap();
-    items.iter().map(|item| (&*called(item).leak(), item["outcome"].as_str().unwrap())).collect()
-}
-
 const DISCOVERY: &str = "the discovery document of registry.terraform.io";
-pub(crate) const LIST: &str = "the version list of registry.terraform.io/acme/null";
-pub(crate) const PACKAGE: &str = "registry.terraform.io/acme/null 1.2.0 (linux_amd64)";
 
 #[tokio::test]
 async fn refresh_asks_upstream_however_fresh_everything_is() {

@@ -5,8 +5,10 @@ use std::time::Duration;
 use larder::clock::Clock;
 use serde_json::Value;
 
-use crate::commands::{NULL, NULL_120, PACKAGE, edition, impatient, install, outcomes, upstream_with, zip};
 use crate::support::larder::Larder;
+use crate::support::null_provider::{
+    NULL, NULL_120, PACKAGE, edition, impatient, install, outcomes, upstream_with, zip,
+};
 use crate::support::upstream::{Fault, SigningKey, Target, sha256_hex};
 
 /// The table: a version published anew by a stranger is 502 or the old set until `accept`.

@@ -1,9 +1,9 @@
 //! Who may tell larder to do something: the rules of the admin listener (section 3). A page in a browser on the same
 //! machine must not be able to purge.
 
-use crate::operator::Site;
 use crate::support::http::{Answer, client, get, send};
 use crate::support::larder::Larder;
+use crate::support::site::Site;
 use crate::support::upstream::{FakeUpstream, Provider};
 
 const PATHS: [&str; 6] = [

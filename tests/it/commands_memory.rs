@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::commands::{LIST, NULL, NULL_120, PACKAGE, edition, install, outcomes, upstream_with};
 use crate::support::eventually;
 use crate::support::larder::{Folder, Larder};
+use crate::support::null_provider::{LIST, NULL, NULL_120, PACKAGE, edition, install, outcomes, upstream_with};
 use crate::support::until;
 use crate::support::upstream::{Provider, SigningKey, Target};
 
@@ -111,11 +111,11 @@ async fn verify_writes_what_was_seen_again_at_once() {
     install(&larder).await;
     let seen = first_seen(&larder.folder);
     std::fs::write(&seen, "no record").unwrap();
-    let said = crate::stored_again::verify(&larder).await;
+    let said = crate::support::verify_steps::verify(&larder).await;
     assert_eq!(said[1]["record"], "the first-seen record of registry.terraform.io/acme/null 1.2.0", "{said:?}");
     assert_eq!(said.last().unwrap()["wrong"], 1, "{said:?}");
     assert!(std::fs::read_to_string(&seen).unwrap().contains("terraform-provider-null_1.2.0_linux_amd64.zip"));
-    assert_eq!(crate::stored_again::verify(&larder).await.last().unwrap()["wrong"], 0);
+    assert_eq!(crate::support::verify_steps::verify(&larder).await.last().unwrap()["wrong"], 0);
 }
 
 /// Section 5: any archive may be named by what cannot be read; so nothing is changed, and the record is named.

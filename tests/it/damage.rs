@@ -8,12 +8,12 @@ use larder::clock::{Clock, Timestamp};
 use larder::digest::Digest;
 use larder::store::Store;
 
-use crate::crash::set_aside;
-use crate::stored_again::verify;
 use crate::support::http::get;
+use crate::support::killed_downloads::set_aside;
 use crate::support::larder::{Builder, Folder, HOST, Larder};
 use crate::support::process::Process;
 use crate::support::upstream::{FakeUpstream, Provider, Target};
+use crate::support::verify_steps::verify;
 use crate::support::{eventually, until};
 
 /// Each kind is checked in another way: in memory on every read, and in the file before the first answer.
@@ -490,7 +490,7 @@ async fn an_index_that_is_locked_elsewhere_is_an_error_that_says_so_and_is_left_
     held.lock().unwrap();
     let said = Process::second(&mirroring(&upstream, &folder).config_text(), folder.path()).err;
     assert!(said.contains(&index.display().to_string()) && said.contains("in use by another larder"), "{said}");
-    assert_eq!(crate::crash::set_aside(folder.path()), Vec::<String>::new());
+    assert_eq!(crate::support::killed_downloads::set_aside(folder.path()), Vec::<String>::new());
     assert!(index.join("db").exists());
 
     drop(held);

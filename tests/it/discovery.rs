@@ -2,9 +2,9 @@
 
 use http::Response;
 
-use crate::bundle_damage::publish_module;
 use crate::support::http::{Answer, client, get, send};
 use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::published_module::publish_module;
 use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 

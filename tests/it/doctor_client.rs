@@ -3,12 +3,14 @@
 
 use std::io::{Read, Write};
 
-use crate::doctor::{examine, examine_terraform_alone, paste, providers, registry, site, speak_tls, write};
-use crate::operator::Site;
+use crate::support::doctor_site::{
+    examine, examine_terraform_alone, paste, providers, registry, site, speak_tls, write,
+};
 use crate::support::http::get;
 use crate::support::larder::{Folder, HOST};
 use crate::support::ports::free_port;
 use crate::support::process::Process;
+use crate::support::site::Site;
 use crate::support::terraform::{Terraform, host_override, network_mirror};
 use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Provider};
@@ -51,7 +53,7 @@ async fn no_client_configuration_is_a_warning_with_the_lines_to_paste() {
 /// A larder that serves others and not this machine: every init here is refused.
 #[tokio::test]
 async fn a_larder_that_does_not_serve_this_machine_is_told() {
-    let upstream = crate::doctor::registry().await;
+    let upstream = crate::support::doctor_site::registry().await;
     let mut site = site(&upstream);
     site.text = site.text.replace("[server]\n", "[server]\nclients = [\"192.0.2.0/24\"]\n");
     let _larder = site.serve();

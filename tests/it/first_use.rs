@@ -1,11 +1,11 @@
 //! What a first-time user meets, and is told: each with the line that helps (promise 15).
 
-use crate::doctor::{examine, paste, site};
-use crate::operator::{Site, json};
 use crate::support::another_user::AnotherUser;
+use crate::support::doctor_site::{examine, paste, site};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::ports::free_port;
 use crate::support::process::{Process, command, run, serving};
+use crate::support::site::{Site, json};
 use crate::support::upstream::{FakeUpstream, Provider, Target};
 
 async fn publishing() -> FakeUpstream {

@@ -8,9 +8,9 @@ use larder::clock::Timestamp;
 use larder::store::{Durability, Key, Store};
 use serde_json::{Value, json};
 
-use crate::commands::{impatient, upstream_with};
 use crate::support::http::get;
 use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::null_provider::{impatient, upstream_with};
 use crate::support::terraform::{Terraform, host_override};
 use crate::support::upstream::{FakeUpstream, Provider, SigningKey, sha256_hex};
 

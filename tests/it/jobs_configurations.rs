@@ -3,12 +3,12 @@
 
 use serde_json::{Value, json};
 
-use crate::operator::Site;
 use crate::support::larder::HOST;
 use crate::support::reports;
 use crate::support::shelf::{Shelf, tar_gz};
+use crate::support::site::Site;
 use crate::support::upstream::{Provider, Target};
-use crate::warming::{Desk, both, error};
+use crate::support::warm_jobs::{Desk, both, error};
 
 const MAIN: &str = r#"
 terraform {

@@ -10,8 +10,8 @@ use tokio::time::timeout;
 use crate::support::http::{client, send};
 use crate::support::larder::Larder;
 use crate::support::upstream::{FakeUpstream, Provider, Target};
+use crate::support::warm_jobs::{Desk, states};
 use crate::support::{HANGS_AFTER, eventually};
-use crate::warming::{Desk, states};
 
 const HALF: usize = 1_500_000;
 

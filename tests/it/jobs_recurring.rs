@@ -8,10 +8,11 @@ use serde_json::Value;
 use crate::support::eventually;
 use crate::support::http::get;
 use crate::support::larder::{Builder, Folder, HOST, Larder};
+use crate::support::process::command;
 use crate::support::process::{Process, run};
+use crate::support::site;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
-use crate::warming::{Desk, both, items};
-use crate::{operator, support::process::command};
+use crate::support::warm_jobs::{Desk, both, items};
 
 const HOUR: Duration = Duration::from_secs(3600);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -230,7 +231,7 @@ async fn a_run_that_a_restart_interrupted_does_not_go_on_offline_and_begins_anew
 #[tokio::test]
 async fn what_is_written_as_a_path_may_be_missing_and_is_looked_for_each_time() {
     let upstream = upstream().await;
-    let mut site = operator::Site::new(&upstream);
+    let mut site = site::Site::new(&upstream);
     site.text += "[[warm]]\nwhat = [\"./gone\", \"no.lock.hcl\"]\nplatforms = [\"linux_amd64\"]\n";
     let said = site.run(&["check"]).await;
     assert_eq!(said.code, Some(0), "{said:?}");
@@ -253,7 +254,7 @@ async fn what_is_written_as_a_path_may_be_missing_and_is_looked_for_each_time() 
 #[tokio::test]
 async fn check_says_what_is_wrong_with_them_and_status_tells_of_them_without_a_larder() {
     let upstream = upstream().await;
-    let mut site = operator::Site::new(&upstream);
+    let mut site = site::Site::new(&upstream);
     let good = site.text.clone();
     site.text = format!(
         "{good}[[warm]]\nwhat = [\"acme/null@=> 1\", \"~/gone\"]\nplatforms = [\"linux\"]\nevery = \"1m\"\nclient = \"tofu\"\n[[warm]]\npin = true\n"

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::operator::Site;
 use crate::support::http::get;
 use crate::support::larder::{HOST, Larder};
 use crate::support::module_scene::{download_path, fetch};
 use crate::support::reports::name;
 use crate::support::shelf::{Shelf, tar_gz, unpacked};
+use crate::support::site::Site;
 use crate::support::upstream::{FakeUpstream, Fault, Listed, Module, Provider, Target};
-use crate::warming::{Desk, error, states};
+use crate::support::warm_jobs::{Desk, error, states};
 
 const ONE: &str = "acme/one/test@1.0.0";
 

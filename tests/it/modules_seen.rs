@@ -3,11 +3,11 @@
 
 use serde_json::{Value, json};
 
-use crate::stored_again::verify;
 use crate::support::http::get;
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::module_scene::{Place, download_path, fetch};
 use crate::support::shelf::{Shelf, noise, tar_gz, unpacked};
+use crate::support::verify_steps::verify;
 
 const ONE: &str = "acme/one/test@1.0.0";
 

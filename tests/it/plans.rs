@@ -2,14 +2,14 @@
 
 use serde_json::{Value, json};
 
-use crate::sealed::{hold, upstream_of_four};
 use crate::support::http::get;
 use crate::support::larder::{HOST, Larder};
 use crate::support::module_scene::fetch;
 use crate::support::reports::name;
+use crate::support::sealed::{hold, upstream_of_four};
 use crate::support::shelf::{Shelf, tar_gz};
 use crate::support::upstream::{FakeUpstream, Fault, Module, Target};
-use crate::warming::Desk;
+use crate::support::warm_jobs::Desk;
 
 async fn plan(larder: &Larder, order: &Value) -> Value {
     Desk::of(larder).post("/admin/v1/plan", order).await.expect(200).json()

@@ -1,8 +1,8 @@
 //! Downloads that a crash or a stop cut short: what was staged is built on, and never mixed with anything else.
 
-use crate::crash::{HALF, bytes, killed_half_way, large, stage, start};
 use crate::support::eventually;
 use crate::support::http::{client, send};
+use crate::support::killed_downloads::{HALF, bytes, killed_half_way, large, stage, start};
 use crate::support::larder::Folder;
 use crate::support::process::Process;
 use crate::support::upstream::{FakeUpstream, Fault, RecordedRequest, Target, sha256_hex};

@@ -9,26 +9,9 @@ use crate::support::http::{Answer, get};
 use crate::support::larder::{Builder, Folder, HOST, Larder};
 use crate::support::module_scene::fetch;
 use crate::support::process::{Process, command};
+use crate::support::sealed::{hold, upstream_of_four};
 use crate::support::shelf::{Shelf, tar_gz};
 use crate::support::upstream::{FakeUpstream, Module, Provider, Target};
-
-/// acme/null 1.0.0 to 1.3.0 for two platforms.
-pub(crate) async fn upstream_of_four() -> FakeUpstream {
-    let upstream = FakeUpstream::start().await;
-    for version in ["1.0.0", "1.1.0", "1.2.0", "1.3.0"] {
-        let provider = Provider::new("acme", "null").version(version);
-        upstream.publish(provider.platform("linux_amd64").platform("darwin_arm64"));
-    }
-    upstream
-}
-
-/// Has the archive of a package fetched.
-pub(crate) async fn hold(larder: &Larder, version: &str, platform: &str) -> String {
-    let document = larder.document_for("null", version, platform).await.expect(200).json();
-    let path = document["download_url"].as_str().unwrap().to_owned();
-    larder.get(&path).await.expect(200);
-    path
-}
 
 /// A store with 1.0.0 for both platforms, 1.1.0 for linux_amd64, 1.2.0 for darwin_arm64, of 1.3.0 a set; and the list.
 async fn filled(upstream: &FakeUpstream) -> Folder {

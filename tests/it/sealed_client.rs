@@ -1,8 +1,8 @@
 //! The real client before a sealed larder: constraints come to what is held, and what is not says so.
 
-use crate::sealed::{hold, upstream_of_four};
 use crate::support::larder::{HOST, Larder};
 use crate::support::module_scene::through;
+use crate::support::sealed::{hold, upstream_of_four};
 use crate::support::shelf::{Shelf, tar_gz};
 use crate::support::terraform::{Terraform, Workspace, network_mirror};
 use crate::support::tls::TestCa;

@@ -6,13 +6,13 @@ use std::process::Command;
 
 use serde_json::json;
 
-use crate::sealed::{hold, upstream_of_four};
 use crate::support::eventually;
 use crate::support::http::{client, send};
 use crate::support::larder::{Builder, Folder, HOST, Larder};
 use crate::support::module_scene::{fetch, through};
 use crate::support::process::{Process, Said, command, run};
 use crate::support::programs::find;
+use crate::support::sealed::{hold, upstream_of_four};
 use crate::support::shelf::{Shelf, tar_gz};
 use crate::support::terraform::Terraform;
 use crate::support::upstream::Provider;

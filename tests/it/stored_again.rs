@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use larder::clock::Clock;
-use serde_json::Value;
 
-use crate::operator::{Site, json};
-use crate::support::http::{Answer, client, send};
+use crate::support::http::send;
 use crate::support::larder::{Folder, Larder};
 use crate::support::scene::{LARGE, SMALL};
+use crate::support::site::{Site, json};
 use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Provider, RecordedRequest, Target};
+use crate::support::verify_steps::{asking, steps, verify};
 
 const NAMES: [(&str, usize); 2] = [("small", SMALL), ("large", LARGE)];
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -60,23 +60,6 @@ fn is_whole(folder: &Folder, upstream: &FakeUpstream) -> bool {
     wanted.sort();
     held.sort();
     wanted == held
-}
-
-fn asking(larder: &Larder) -> reqwest::RequestBuilder {
-    let request = client().post(format!("{}/admin/v1/verify", larder.admin())).bearer_auth(larder.token());
-    request.header("content-type", "application/json").body("{}")
-}
-
-/// The steps of an answer but those of progress.
-fn steps(answer: &Answer) -> Vec<Value> {
-    let steps = answer.text().lines().map(json).collect::<Vec<_>>();
-    steps.into_iter().filter(|step| step["step"] != "checked").collect()
-}
-
-pub(crate) async fn verify(larder: &Larder) -> Vec<Value> {
-    let answer = send(asking(larder)).await.unwrap().expect(200);
-    assert_eq!(answer.header("content-type"), "application/x-ndjson");
-    steps(&answer)
 }
 
 /// Promise 10: verify uses SHA-256; what does not match is set aside and fetched again.

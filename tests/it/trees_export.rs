@@ -1,51 +1,16 @@
 //! `larder export`: a tree that `filesystem_mirror` reads and that a plain web server serves as a `network_mirror`, with
 //! what proves each archive beside it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::Value;
 
-use crate::operator::Site;
-use crate::support::larder::HOST;
 use crate::support::nginx::Nginx;
 use crate::support::programs::find;
-use crate::support::terraform::{Terraform, Workspace, network_mirror};
+use crate::support::provider_trees::{export, folder_of, requiring, site, upstream};
+use crate::support::terraform::{Terraform, network_mirror};
 use crate::support::tls::TestCa;
-use crate::support::upstream::{FakeUpstream, Module, Provider, Target, sha256_hex};
-use crate::warming::both;
-
-/// acme/null 1.2.0 and 1.3.0, acme/random 3.0.1 whose zips have entries for folders; for two platforms.
-pub(crate) async fn upstream() -> FakeUpstream {
-    let upstream = FakeUpstream::start().await;
-    for version in ["1.2.0", "1.3.0"] {
-        upstream.publish(both(Provider::new("acme", "null").version(version).size(200_000)));
-    }
-    upstream.publish(both(Provider::new("acme", "random").version("3.0.1").directory_entries().size(50_000)));
-    upstream
-}
-
-/// A site whose larder runs nowhere, and a folder for a tree.
-pub(crate) fn site(upstream: &FakeUpstream) -> (Site, PathBuf) {
-    let site = Site::new(upstream);
-    let tree = site.home.path().join("tree");
-    (site, tree)
-}
-
-/// Exports both providers for both platforms.
-pub(crate) async fn export(site: &Site, tree: &Path) -> String {
-    let what = ["export", tree.to_str().unwrap(), "--for=acme/null@1.2.0", "--for=acme/random"];
-    site.out(&[&what[..], &["--platform", "linux_amd64", "--platform", "darwin_arm64"]].concat()).await
-}
-
-pub(crate) fn requiring(client: &Terraform) -> Workspace {
-    let mut workspace = client.workspace();
-    workspace.require("acme/null", "~> 1.2.0").require("acme/random", ">= 3.0.0");
-    workspace
-}
-
-pub(crate) fn folder_of(tree: &Path, name: &str) -> PathBuf {
-    tree.join(format!("{HOST}/acme/{name}"))
-}
+use crate::support::upstream::{Module, Target, sha256_hex};
 
 fn names(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());

@@ -5,11 +5,11 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::operator::Site;
 use crate::support::http::{client, send};
 use crate::support::larder::HOST;
+use crate::support::provider_trees::{export, folder_of, site, upstream};
+use crate::support::site::Site;
 use crate::support::upstream::FakeUpstream;
-use crate::trees_export::{export, folder_of, site, upstream};
 
 const LINUX: &str = "terraform-provider-null_1.2.0_linux_amd64.zip";
 const DARWIN: &str = "terraform-provider-null_1.2.0_darwin_arm64.zip";

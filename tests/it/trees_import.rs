@@ -2,23 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
-
-use crate::operator::Site;
 use crate::support::eventually;
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::process::{Process, command, serving};
+use crate::support::provider_trees::{export, folder_of, requiring, site, upstream};
+use crate::support::site::Site;
 use crate::support::terraform::{Terraform, host_override, network_mirror};
 use crate::support::tls::TestCa;
+use crate::support::tree_imports::{lock_of_upstream, sealed, states};
 use crate::support::upstream::{FakeUpstream, Provider, Target};
-use crate::trees_export::{export, folder_of, requiring, site, upstream};
-
-/// A site that asks nobody.
-pub(crate) fn sealed(upstream: &FakeUpstream) -> Site {
-    let mut site = Site::new(upstream);
-    site.text.push_str("[network]\noffline = true\n");
-    site
-}
 
 /// A tree that the real client makes, through a larder.
 async fn tree_of_terraform(client: &Terraform, upstream: &FakeUpstream, folder: &Path) -> PathBuf {
@@ -30,28 +22,6 @@ async fn tree_of_terraform(client: &Terraform, upstream: &FakeUpstream, folder: 
     let arguments = [&["providers", "mirror"], &platforms[..], &[tree.to_str().unwrap()]].concat();
     workspace.run(&arguments).await.expect_success();
     tree
-}
-
-/// The lock file of an `init` at the upstream itself.
-pub(crate) async fn lock_of_upstream(client: &Terraform, upstream: &FakeUpstream) -> String {
-    let direct = requiring(client);
-    direct.cli_config(&host_override(HOST, &upstream.providers_url(), &upstream.modules_url()));
-    direct.init().await.expect_success();
-    direct.lock_file()
-}
-
-/// What each file came to, as `FILE STATE`.
-pub(crate) fn states(out: &str) -> Vec<String> {
-    let steps = out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    let files = steps.filter(|step| step["step"] == "file");
-    let mut states: Vec<String> = files
-        .map(|step| {
-            let name = step["file"].as_str().unwrap().rsplit('/').next().unwrap().to_owned();
-            format!("{name} {}", step["state"].as_str().unwrap())
-        })
-        .collect();
-    states.sort();
-    states
 }
 
 fn archives(folder: &Folder) -> usize {
@@ -208,7 +178,7 @@ async fn what_upstream_does_not_know_is_taken_on_the_operators_word_and_listed()
     assert_eq!(archives["archives"].as_object().unwrap().len(), 2, "{archives}");
 
     // As soon as upstream has it, that counts: the same bytes are proven then.
-    other.publish(crate::warming::both(Provider::new("acme", "null").version("1.2.0").size(200_000)));
+    other.publish(crate::support::warm_jobs::both(Provider::new("acme", "null").version("1.2.0").size(200_000)));
     let document = larder.document("null", "1.2.0").await.expect(200).json();
     assert!(document["signing_keys"]["gpg_public_keys"][0].is_object(), "{document}");
     other.forget_requests();
@@ -216,7 +186,7 @@ async fn what_upstream_does_not_know_is_taken_on_the_operators_word_and_listed()
     assert_eq!(zip.body, other.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
     assert_eq!(other.count_of(Target::Archive), 0, "it was held all the time");
     // Other bytes are an alarm, and no silent change.
-    other.publish(crate::warming::both(Provider::new("acme", "random").version("3.0.1").edition(2)));
+    other.publish(crate::support::warm_jobs::both(Provider::new("acme", "random").version("3.0.1").edition(2)));
     let document = larder.document("random", "3.0.1").await.expect(200).json();
     let zip = larder.get(document["download_url"].as_str().unwrap()).await.expect(200);
     assert_eq!(zip.body, other.archive_bytes("acme", "random", "3.0.1", "linux_amd64"));
@@ -232,7 +202,7 @@ async fn a_damaged_first_seen_record_lets_no_unsigned_archive_in() {
     export(&outside, &tree).await;
     let site = sealed(&upstream);
     let first = FakeUpstream::start().await;
-    first.publish(crate::warming::both(Provider::new("acme", "null").version("1.2.0").edition(7)));
+    first.publish(crate::support::warm_jobs::both(Provider::new("acme", "null").version("1.2.0").edition(7)));
     let larder = Larder::mirroring(&first).on(&site.home).start().await;
     larder.document("null", "1.2.0").await.expect(200);
     larder.stop().await;

@@ -9,16 +9,16 @@ use larder::clock::Timestamp;
 use larder::store::{Durability, Key, Store};
 use serde_json::Value;
 
-use crate::operator::Site;
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::process::{command, run};
 use crate::support::programs::find;
+use crate::support::provider_trees::{requiring, upstream};
+use crate::support::site::Site;
 use crate::support::terraform::{Terraform, network_mirror};
 use crate::support::tls::TestCa;
+use crate::support::tree_imports::{lock_of_upstream, sealed, states};
 use crate::support::upstream::FakeUpstream;
-use crate::trees_export::{requiring, upstream};
-use crate::trees_import::{lock_of_upstream, sealed, states};
 
 /// Unpacks an archive as the clients do, modes and all.
 fn unpack(zip: &[u8], into: &Path) {
@@ -155,7 +155,7 @@ async fn what_upstream_publishes_later_takes_the_place_of_what_was_packed_withou
     let document = larder.document("null", "1.2.0").await.expect(200).json();
     larder.get(document["download_url"].as_str().unwrap()).await.expect(200);
     let null = crate::support::upstream::Provider::new("acme", "null").version("1.2.0").size(200_000);
-    other.publish(crate::warming::both(null));
+    other.publish(crate::support::warm_jobs::both(null));
     let document = larder.document("null", "1.2.0").await.expect(200).json();
     assert!(document["signing_keys"]["gpg_public_keys"][0].is_object(), "{document}");
     let zip = larder.get(document["download_url"].as_str().unwrap()).await.expect(200);

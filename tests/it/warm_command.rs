@@ -6,14 +6,14 @@ use http::Method;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::operator;
 use crate::support::admin::{FakeAdmin, Script};
 use crate::support::eventually;
 use crate::support::larder::{Folder, HOST};
 use crate::support::ports::free_port;
 use crate::support::process::{Said, command, run, serving};
+use crate::support::site;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
-use crate::warming::{both, items};
+use crate::support::warm_jobs::{both, items};
 
 const AWS: &str = "registry.terraform.io/hashicorp/aws@5.31.0";
 const NULL: &str = "registry.terraform.io/hashicorp/null@3.2.2";
@@ -196,12 +196,12 @@ async fn what_cannot_be_warmed_is_said_before_anybody_is_asked() {
 }
 
 /// A configuration without a larder, and the upstream that it is to mirror.
-async fn without_larder() -> (operator::Site, FakeUpstream) {
+async fn without_larder() -> (site::Site, FakeUpstream) {
     let upstream = FakeUpstream::start().await;
     for name in ["null", "other"] {
         upstream.publish(both(Provider::new("acme", name)));
     }
-    let mut site = operator::Site::new(&upstream);
+    let mut site = site::Site::new(&upstream);
     // Not made yet, in a folder that is not made yet either.
     let home = site.home.path().display().to_string();
     site.text = site.text.replace(&format!("path = \"{home}\""), &format!("path = \"{home}/a/store\""));
@@ -209,7 +209,7 @@ async fn without_larder() -> (operator::Site, FakeUpstream) {
 }
 
 /// Whether a larder serves all of this for linux_amd64, and asks nobody for it.
-async fn is_served(site: &operator::Site, upstream: &FakeUpstream, name: &str) {
+async fn is_served(site: &site::Site, upstream: &FakeUpstream, name: &str) {
     upstream.forget_requests();
     let larder = site.serve();
     larder.get(&format!("/registry/{HOST}/v1/providers/acme/{name}/versions")).await.expect(200);
@@ -238,10 +238,7 @@ async fn where_no_larder_runs_it_fetches_into_a_store_of_its_own_making() {
     let asked = upstream.requests().len();
     let again = site.run(&[&warm[..], &["--json"]].concat()).await;
     assert_eq!((again.code, again.err.as_str()), (Some(0), ""), "{again:?}");
-    assert_eq!(
-        items(&operator::json(again.out.trim())),
-        ["null@1.2.0 linux_amd64 held", "other@1.2.0 linux_amd64 held"]
-    );
+    assert_eq!(items(&site::json(again.out.trim())), ["null@1.2.0 linux_amd64 held", "other@1.2.0 linux_amd64 held"]);
     assert_eq!(upstream.requests().len(), asked);
 
     is_served(&site, &upstream, "null").await;

@@ -4,100 +4,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::eventually;
-use crate::support::http::{Answer, client, send};
+use crate::support::http::client;
 use crate::support::larder::{HOST, Larder};
-use crate::support::process::Process;
 use crate::support::reports;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
-
-pub(crate) const PLATFORMS: [&str; 2] = ["linux_amd64", "darwin_arm64"];
-
-/// Where a larder is told to warm something, in this process or another.
-#[derive(Debug, Clone)]
-pub(crate) struct Desk {
-    admin: String,
-    token: String,
-}
-
-impl Desk {
-    pub(crate) fn of(larder: &Larder) -> Self {
-        Self { admin: larder.admin(), token: larder.token() }
-    }
-
-    pub(crate) fn at(larder: &Process, token: String) -> Self {
-        Self { admin: larder.admin(), token }
-    }
-
-    pub(crate) async fn send(&self, method: &str, path: &str, kind: &str, body: impl Into<reqwest::Body>) -> Answer {
-        let request = client().request(method.parse().unwrap(), format!("{}{path}", self.admin));
-        let request = request.bearer_auth(&self.token).header("content-type", kind).body(body);
-        send(request).await.unwrap()
-    }
-
-    pub(crate) async fn post(&self, path: &str, body: &Value) -> Answer {
-        self.send("POST", path, "application/json", body.to_string()).await
-    }
-
-    pub(crate) async fn get(&self, path: &str) -> Answer {
-        send(client().get(format!("{}{path}", self.admin))).await.unwrap()
-    }
-
-    /// Takes a warm-up on, and gives the path of its job.
-    pub(crate) async fn begin(&self, told: &Value) -> String {
-        Self::taken_on(&self.post("/admin/v1/warm", told).await)
-    }
-
-    pub(crate) async fn begin_lock_file(&self, file: &str, query: &str) -> String {
-        let path = format!("/admin/v1/warm?{query}");
-        Self::taken_on(&self.send("POST", &path, "text/plain", file.to_owned()).await)
-    }
-
-    fn taken_on(answer: &Answer) -> String {
-        assert_eq!(answer.status, 202, "{}", answer.text());
-        let path = answer.header("location").to_owned();
-        assert_eq!(path, format!("/admin/v1/jobs/{}", answer.json()["id"].as_str().unwrap()));
-        path
-    }
-
-    pub(crate) async fn job(&self, path: &str) -> Value {
-        self.get(path).await.expect(200).json()
-    }
-
-    /// The job once it is so.
-    pub(crate) async fn once(&self, path: &str, is_so: impl Fn(&Value) -> bool) -> Value {
-        eventually("the job comes so far", async || Some(self.job(path).await).filter(&is_so)).await
-    }
-
-    pub(crate) async fn ended(&self, path: &str) -> Value {
-        self.once(path, |job| job["state"] != "running").await
-    }
-
-    pub(crate) async fn warm(&self, told: &Value) -> Value {
-        let path = self.begin(told).await;
-        self.ended(&path).await
-    }
-}
-
-/// Each item as `TYPE@VERSION PLATFORM STATE`.
-pub(crate) fn items(job: &Value) -> Vec<String> {
-    let word = |item: &Value, key: &str| item[key].as_str().unwrap().to_owned();
-    let short = |item: &Value| reports::name(item).rsplit('/').next().unwrap().to_owned();
-    let items = job["items"].as_array().unwrap().iter();
-    items.map(|item| format!("{} {} {}", short(item), word(item, "platform"), word(item, "state"))).collect()
-}
-
-pub(crate) fn states(job: &Value) -> Vec<&str> {
-    job["items"].as_array().unwrap().iter().map(|item| item["state"].as_str().unwrap()).collect()
-}
-
-pub(crate) fn error(job: &Value, item: usize) -> &str {
-    job["items"][item]["error"].as_str().unwrap_or_else(|| panic!("it did not fail: {job}"))
-}
-
-pub(crate) fn both(provider: Provider) -> Provider {
-    PLATFORMS.iter().fold(provider, |provider, platform| provider.platform(platform))
-}
+use crate::support::warm_jobs::{Desk, PLATFORMS, both, error, items, states};
 
 async fn versions(list: &[&str]) -> FakeUpstream {
     let upstream = FakeUpstream::start().await;

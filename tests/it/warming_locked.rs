@@ -14,7 +14,7 @@ use crate::support::reports;
 use crate::support::terraform::{Terraform, Workspace, host_override, network_mirror};
 use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Provider, RecordedRequest, Target};
-use crate::warming::{Desk, PLATFORMS, both, error, items, states};
+use crate::support::warm_jobs::{Desk, PLATFORMS, both, error, items, states};
 
 const BOTH: &str = "platform=linux_amd64&platform=darwin_arm64";
 // Larger than what is fetched beside others.

@@ -2,27 +2,38 @@
 
 pub(crate) mod admin;
 pub(crate) mod another_user;
+pub(crate) mod bundle_commands;
 pub(crate) mod configurations;
+pub(crate) mod doctor_site;
 pub(crate) mod estate;
 pub(crate) mod forms;
 pub(crate) mod gap;
 pub(crate) mod git;
 pub(crate) mod http;
 pub(crate) mod http2_frames;
+pub(crate) mod killed_downloads;
 pub(crate) mod larder;
 pub(crate) mod module_scene;
 pub(crate) mod nginx;
+pub(crate) mod null_provider;
 pub(crate) mod openmetrics;
 pub(crate) mod ports;
 pub(crate) mod process;
 pub(crate) mod programs;
+pub(crate) mod provider_trees;
+pub(crate) mod published_module;
 pub(crate) mod reports;
 pub(crate) mod scene;
+pub(crate) mod sealed;
 pub(crate) mod shelf;
+pub(crate) mod site;
 pub(crate) mod small_disk;
 pub(crate) mod terraform;
 pub(crate) mod tls;
+pub(crate) mod tree_imports;
 pub(crate) mod upstream;
+pub(crate) mod verify_steps;
+pub(crate) mod warm_jobs;
 
 use std::time::Duration;
 

@@ -1,0 +1,70 @@
+//! A site: a configuration file with ports that commands can find, in a home directory of its own.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use super::larder::{Folder, HOST};
+use super::ports::free_port;
+use super::process::{Process, Said, command, run};
+use super::upstream::FakeUpstream;
+
+/// A configuration with ports that commands can find, in a home of its own.
+pub(crate) struct Site {
+    pub(crate) home: Folder,
+    pub(crate) text: String,
+    listen: u16,
+}
+
+impl Site {
+    pub(crate) fn new(upstream: &FakeUpstream) -> Self {
+        Self::with_admin(upstream, &format!("listen = \"127.0.0.1:{}\"", free_port()))
+    }
+
+    /// One whose admin listener is to be at this port.
+    pub(crate) fn on(upstream: &FakeUpstream, port: u16) -> Self {
+        Self::with_admin(upstream, &format!("listen = \"127.0.0.1:{port}\""))
+    }
+
+    pub(crate) fn with_admin(upstream: &FakeUpstream, admin: &str) -> Self {
+        let (home, listen) = (Folder::new(), free_port());
+        let store = home.path().display();
+        let text = format!(
+            "[server]\nlisten = \"127.0.0.1:{listen}\"\n[admin]\n{admin}\n[store]\npath = \"{store}\"\n\
+             [[upstream]]\nhost = \"{HOST}\"\nurl = \"{}/\"\n",
+            upstream.origin()
+        );
+        Self { home, text, listen }
+    }
+
+    pub(crate) fn file(&self) -> PathBuf {
+        let file = self.home.path().join("mirror.toml");
+        std::fs::write(&file, &self.text).unwrap();
+        file
+    }
+
+    pub(crate) fn serve(&self) -> Process {
+        Process::serve(&self.text, self.home.path()).unwrap_or_else(|said| panic!("{said:?}"))
+    }
+
+    pub(crate) async fn run(&self, arguments: &[&str]) -> Said {
+        let file = self.file();
+        let arguments = [arguments, &["--config", file.to_str().unwrap()]].concat();
+        run(command(self.home.path(), &arguments)).await
+    }
+
+    /// Runs a command that must succeed, and gives what it printed.
+    pub(crate) async fn out(&self, arguments: &[&str]) -> String {
+        let said = self.run(arguments).await;
+        assert_eq!(said.code, Some(0), "{arguments:?}: {said:?}");
+        said.out
+    }
+
+    pub(crate) fn base(&self) -> String {
+        format!("http://127.0.0.1:{}", self.listen)
+    }
+}
+
+pub(crate) fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"))
+}
