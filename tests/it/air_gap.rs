@@ -68,7 +68,7 @@ async fn plan_of_tar(estate: &Estate, larder: &Process, token: &str) -> Value {
 
 /// Done when 1.
 #[tokio::test]
-async fn what_was_warmed_for_folders_installs_in_each_of_them_with_the_cable_pulled_and_plan_said_so() {
+async fn warmed_folders_install_offline_as_plan_predicted() {
     let Some(client) = Terraform::find() else { return };
     let mut estate = Estate::new(&client).await;
     let folder = Folder::new();

@@ -150,7 +150,7 @@ async fn the_set_of_another_platform_does_not_resolve_a_refusal() {
 
 /// Promise 15: a re-release that upstream takes back leaves nothing to accept, and no alarm for ever.
 #[tokio::test]
-async fn accept_of_what_upstream_has_withdrawn_resolves_its_alarms() {
+async fn accept_of_a_withdrawn_version_resolves_its_alarms() {
     for is_held in [true, false] {
         let upstream = upstream_with(edition(1)).await;
         upstream.publish(edition(1).version("1.1.0"));
@@ -315,7 +315,7 @@ async fn an_alarm_that_could_not_be_written_is_written_later() {
 
 /// Section 3: what `verify` finds waits for `accept` under its own name, and `accept` knows of it.
 #[tokio::test]
-async fn verify_raises_an_alarm_of_a_first_seen_record_that_nothing_tells() {
+async fn verify_raises_an_alarm_for_a_first_seen_record_that_cannot_be_rebuilt() {
     let upstream = upstream_with(edition(1)).await;
     let larder = impatient(&upstream).start().await;
     let (_, _, old) = install(&larder).await;

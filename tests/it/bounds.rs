@@ -88,7 +88,7 @@ async fn an_archive_that_finds_no_permit_in_time_is_a_503() {
 /// The same for documents; what is held does not fail by it, and nothing waits for a permit while it has one: with a
 /// single permit every kind of fetch still comes to its end.
 #[tokio::test]
-async fn a_document_that_finds_no_permit_in_time_is_a_503_unless_it_is_held() {
+async fn a_document_that_finds_no_permit_in_time_is_a_503_unless_it_is_stored() {
     let upstream = FakeUpstream::builder().redirected_urls(302).start().await;
     for name in ["null", "random", "tls"] {
         upstream.publish(Provider::new("acme", name).size(20_000));
@@ -268,7 +268,7 @@ async fn a_large_list_is_read_and_written_once_for_all_who_wait_for_it() {
 
 /// Promises 4 and 11: many clients that read nothing take no memory, hold back nobody, and get everything in the end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn clients_that_read_nothing_take_no_memory_and_hold_back_nobody() {
+async fn clients_that_read_nothing_take_no_memory_and_delay_no_other_client() {
     const BYTES: usize = 48_000_000;
     const SLOW: usize = 24;
     let upstream = publishing(&["null"], BYTES).await;

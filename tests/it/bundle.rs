@@ -29,7 +29,7 @@ async fn create(estate: &Estate, folder: &Folder, out: &str, more: &[&str]) -> S
 
 /// Done when 2, through larders that run: the receiving one serves what is applied without a restart.
 #[tokio::test]
-async fn what_is_carried_to_a_sealed_larder_installs_there_in_every_folder() {
+async fn a_bundle_applied_to_a_sealed_larder_installs_in_every_folder() {
     let Some(client) = Terraform::find() else { return };
     let (mut estate, key) = (Estate::new(&client).await, BundleKey::new());
     let (here, there) = (Folder::new(), Folder::new());
@@ -65,7 +65,7 @@ async fn what_is_carried_to_a_sealed_larder_installs_there_in_every_folder() {
 
 /// The same where neither of them runs: the commands open the stores themselves.
 #[tokio::test]
-async fn what_is_carried_into_a_store_that_nobody_serves_installs_once_it_is_served() {
+async fn a_bundle_applied_to_an_unserved_store_installs_once_larder_serves_it() {
     let Some(client) = Terraform::find() else { return };
     let (mut estate, key) = (Estate::new(&client).await, BundleKey::new());
     let (here, there) = (Folder::new(), Folder::new());
@@ -85,7 +85,7 @@ async fn what_is_carried_into_a_store_that_nobody_serves_installs_once_it_is_ser
 
 /// Done when 3: what a sealed larder says is missing is the order for the bundle that makes it work.
 #[tokio::test]
-async fn what_is_missing_in_a_sealed_larder_is_what_the_next_bundle_is_made_for() {
+async fn the_missing_list_of_a_sealed_larder_makes_the_next_bundle() {
     let Some(client) = Terraform::find() else { return };
     let (estate, key) = (Estate::new(&client).await, BundleKey::new());
     let (here, there) = (Folder::new(), Folder::new());
@@ -232,7 +232,7 @@ async fn a_module_of_a_repository_is_carried_with_its_commit_and_installs() {
 
 /// What is served is what was carried: a bundle made of the receiving store says the same as the first.
 #[tokio::test]
-async fn what_was_applied_can_be_carried_on() {
+async fn applied_packages_can_be_bundled_again() {
     let (upstream, key) = (FakeUpstream::start().await, BundleKey::new());
     upstream.publish(Provider::new("acme", "null"));
     let first = bundle(&upstream, &key, &["acme/null"], &["linux_amd64"]).await;

@@ -205,7 +205,7 @@ const PART: usize = 1 << 20;
 
 /// The parts have digests of their own. The thing is named all the same, and the part beside it.
 #[tokio::test]
-async fn what_was_damaged_in_one_of_several_parts_is_named_as_in_a_whole_bundle() {
+async fn damage_in_one_of_several_parts_is_named_as_in_a_whole_bundle() {
     let (upstream, key) = (FakeUpstream::start().await, BundleKey::new());
     for name in ["one", "three", "two"] {
         upstream.publish(Provider::new("acme", name).size(900_000));
@@ -244,7 +244,7 @@ async fn what_was_damaged_in_one_of_several_parts_is_named_as_in_a_whole_bundle(
 }
 
 #[tokio::test]
-async fn what_follows_the_end_of_a_bundle_is_refused() {
+async fn bytes_behind_the_end_of_a_bundle_are_refused() {
     let key = BundleKey::new();
     let mut bytes = some_of_everything(&key).await;
     bytes.push(0);
@@ -311,7 +311,7 @@ async fn a_command_that_is_killed_in_the_middle_takes_the_rest_the_next_time() {
 
 /// Each thing is told when it has come to its end, and the receipt comes last.
 #[tokio::test]
-async fn what_becomes_of_each_thing_is_told_as_it_goes_on() {
+async fn the_outcome_of_each_entry_is_reported_as_it_happens() {
     let key = BundleKey::new();
     let whole = some_of_everything(&key).await;
     let there = Sealed::new(key.sealed());

@@ -32,7 +32,7 @@ fn write_again(builder: &Builder, folder: &Folder, running: &Process) {
 
 /// Promise 15: a bundle without a signature is a decision, and made before anything is fetched for it.
 #[tokio::test]
-async fn a_bundle_that_nobody_would_sign_is_made_only_where_somebody_says_so() {
+async fn an_unsigned_bundle_needs_the_unsigned_option() {
     let (upstream, folder, there) = (publishing().await, Folder::new(), Folder::new());
     let work = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("mirror.toml"), Larder::mirroring(&upstream).on(&folder).config_text()).unwrap();
@@ -88,7 +88,7 @@ async fn a_key_that_the_running_larder_has_not_read_yet_is_named_and_works_after
 
 /// Promise 15: whatever else is named in place of a bundle is told from one that was altered on the way.
 #[tokio::test]
-async fn what_is_no_bundle_is_called_that_before_anything_is_sent() {
+async fn a_file_that_is_no_bundle_is_refused_before_anything_is_sent() {
     let (there, work) = (Folder::new(), tempfile::tempdir().unwrap());
     let receiving = Process::start(&sealed().on(&there), there.path());
     write_beside(&there, &receiving);

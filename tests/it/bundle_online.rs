@@ -30,7 +30,7 @@ async fn install(larder: &Larder, name: &str) -> String {
 
 /// What was held already is told so, and must be there when the apply has ended.
 #[tokio::test]
-async fn what_a_bundle_names_and_is_held_is_not_evicted_for_the_rest_of_it() {
+async fn stored_archives_that_a_bundle_lists_are_not_evicted_for_its_others() {
     let (upstream, key) = (publishing(&["one", "other", "two", "three", "four"]).await, BundleKey::new());
     let bytes = bundle(&upstream, &key, &["acme/one", "acme/other"], &["linux_amd64"]).await;
     let larder = key.is_trusted_by(Larder::mirroring(&upstream)).store("max_size = \"1MiB\"").start().await;
@@ -129,7 +129,7 @@ fn net(upstream: &FakeUpstream, version: &str) {
 
 /// Section 4: what is held stays listed, whoever's list comes; each entry as its upstream wrote it.
 #[tokio::test]
-async fn a_list_that_a_bundle_brings_hides_nothing_that_is_held() {
+async fn a_list_that_a_bundle_brings_hides_nothing_that_is_stored() {
     let (mut upstream, elsewhere, key) = (FakeUpstream::start().await, FakeUpstream::start().await, BundleKey::new());
     for version in ["1.2.0", "1.3.0"] {
         upstream.publish(null(version).protocols(&["5.7"]));
@@ -162,7 +162,7 @@ async fn a_list_that_a_bundle_brings_hides_nothing_that_is_held() {
 
 /// The list that is held may be newer than the bundle, and name no more what that brings.
 #[tokio::test]
-async fn what_a_bundle_brings_is_listed_although_the_list_that_is_held_is_newer() {
+async fn versions_of_a_bundle_are_listed_beside_a_newer_cached_list() {
     let (mut upstream, key) = (FakeUpstream::start().await, BundleKey::new());
     upstream.publish(null("1.2.0"));
     net(&upstream, "2.0.0");
@@ -191,7 +191,7 @@ async fn what_a_bundle_brings_is_listed_although_the_list_that_is_held_is_newer(
 
 /// What was asked before the bundle came is older than what that brought, whenever it arrives.
 #[tokio::test]
-async fn what_was_on_its_way_replaces_nothing_newer_that_a_bundle_brought() {
+async fn a_fetch_in_flight_replaces_no_newer_document_of_a_bundle() {
     let (upstream, key) = (FakeUpstream::start().await, BundleKey::new());
     upstream.publish(null("1.2.0"));
     upstream.publish(null("1.3.0"));

@@ -85,7 +85,7 @@ async fn parts_are_applied_as_one_and_a_part_that_is_missing_or_wrong_is_named()
 
 /// Run again after an interruption, what is there stays, and the rest is written.
 #[tokio::test]
-async fn what_an_interrupted_run_wrote_of_the_parts_is_used_by_the_next() {
+async fn parts_of_an_interrupted_run_are_reused_by_the_next() {
     let (site, work) = (Site::new().await, tempfile::tempdir().unwrap());
     let parts = work.path().join("parts");
     said_json(&site.create(&parts, &["--part-size", "1MiB"]).await);
@@ -152,7 +152,7 @@ async fn a_part_that_is_lost_or_damaged_is_written_again_alone() {
 }
 
 #[tokio::test]
-async fn what_is_no_plain_file_stays_as_it_is_and_nothing_is_fetched_for_it() {
+async fn an_output_path_that_is_no_plain_file_is_left_alone_and_nothing_is_fetched() {
     let (site, work) = (Site::new().await, tempfile::tempdir().unwrap());
     let [fifo, socket, file] = ["fifo", "socket", "file"].map(|name| work.path().join(name));
     assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
@@ -179,7 +179,7 @@ async fn what_is_no_plain_file_stays_as_it_is_and_nothing_is_fetched_for_it() {
 }
 
 #[tokio::test]
-async fn what_a_link_leads_to_is_written_and_the_link_stays() {
+async fn a_symlinked_file_is_written_through_its_link() {
     let (site, work) = (Site::new().await, tempfile::tempdir().unwrap());
     let elsewhere = work.path().join("elsewhere");
     std::fs::create_dir(&elsewhere).unwrap();

@@ -55,7 +55,7 @@ fn tampered(bundle: &[u8], key: Option<&SigningKey>, change: impl Fn(&mut Entry)
 }
 
 #[tokio::test]
-async fn what_nobody_trusted_has_signed_is_refused_before_anything_is_changed() {
+async fn an_untrusted_bundle_is_refused_before_anything_changes() {
     let (key, foreign) = (BundleKey::new(), BundleKey::new());
     let upstream = FakeUpstream::start().await;
     upstream.publish(null());
@@ -162,7 +162,7 @@ async fn a_manifest_that_lies_is_found_out_by_what_is_in_the_bundle() {
 
 /// Promise 1: the bundle's own signature does not stand for the publisher's.
 #[tokio::test]
-async fn what_its_publisher_did_not_sign_is_refused_however_well_the_bundle_is_signed() {
+async fn a_signed_bundle_does_not_replace_the_publishers_signature() {
     let key = BundleKey::new();
     let provider = null().signed_by(&PublisherKey::another());
     let provider = provider.listed_keys(&[PublisherKey::another()]);
@@ -183,7 +183,7 @@ async fn what_its_publisher_did_not_sign_is_refused_however_well_the_bundle_is_s
 
 /// The same verdicts as for what an upstream sends: a stranger's new edition waits, with an alarm, until it is accepted.
 #[tokio::test]
-async fn a_version_that_a_stranger_published_anew_is_refused_until_it_is_accepted() {
+async fn a_version_that_a_stranger_republished_is_refused_until_it_is_accepted() {
     let key = BundleKey::new();
     let first = of_null(&key, null()).await;
     let stranger = of_null(&key, null().edition(2).signed_by(&PublisherKey::another())).await;
@@ -210,7 +210,7 @@ async fn a_version_that_a_stranger_published_anew_is_refused_until_it_is_accepte
 
 /// A version that was never seen has no digests to differ from: only its key tells that a stranger made it.
 #[tokio::test]
-async fn a_key_that_nobody_knows_is_believed_only_of_a_bundle_that_somebody_trusted_has_signed() {
+async fn an_unknown_signing_key_is_accepted_only_from_a_trusted_bundle() {
     let (key, foreign) = (BundleKey::new(), BundleKey::new());
     let next = || null().version("1.3.0").signed_by(&PublisherKey::another());
     let there = Sealed::new(key.sealed());
@@ -292,7 +292,7 @@ async fn a_new_edition_by_the_same_publisher_is_taken_with_an_alarm() {
 }
 
 #[tokio::test]
-async fn a_module_whose_tree_is_another_than_the_one_seen_first_is_refused() {
+async fn a_module_whose_tree_differs_from_the_first_one_is_refused() {
     let key = BundleKey::new();
     let of = async |text: &str| {
         let (upstream, folder) = (FakeUpstream::start().await, tempfile::tempdir().unwrap());
@@ -326,7 +326,7 @@ async fn a_module_whose_tree_is_another_than_the_one_seen_first_is_refused() {
 
 /// DESIGN 5: offline nothing is evicted, and an apply that does not fit is refused before it starts.
 #[tokio::test]
-async fn what_does_not_fit_is_refused_before_anything_of_it_is_taken() {
+async fn a_bundle_that_does_not_fit_is_refused_before_anything_is_stored() {
     let key = BundleKey::new();
     let upstream = FakeUpstream::start().await;
     upstream.publish(null().size(200_000));
@@ -344,7 +344,7 @@ async fn what_does_not_fit_is_refused_before_anything_of_it_is_taken() {
 }
 
 #[tokio::test]
-async fn what_is_of_a_registry_that_is_none_here_is_refused_with_its_name() {
+async fn entries_of_a_registry_that_is_no_upstream_are_refused_by_name() {
     let key = BundleKey::new();
     let bytes = of_null(&key, null()).await;
     let elsewhere = Larder::builder().upstream("registry.example", "http://127.0.0.1:9/", "").network("offline = true");
@@ -356,7 +356,7 @@ async fn what_is_of_a_registry_that_is_none_here_is_refused_with_its_name() {
 
 /// Over HTTP each of these has a status, and nothing was taken; one at a time.
 #[tokio::test]
-async fn the_admin_listener_refuses_before_it_takes_anything() {
+async fn the_admin_listener_refuses_before_it_reads_a_body() {
     let key = BundleKey::new();
     let bytes = of_null(&key, null().size(2_000_000)).await;
     let folder = Folder::new();
@@ -408,7 +408,7 @@ async fn a_command_says_why_a_bundle_is_refused() {
 
 /// Whoever still sends a bundle while it is refused hears why: its answer is not lost with the connection.
 #[tokio::test]
-async fn a_running_larder_says_why_it_takes_no_bundle_however_large_that_is() {
+async fn a_running_larder_says_why_it_refuses_a_bundle_however_large_that_is() {
     let key = BundleKey::new();
     let bytes = of_null(&key, null().size(8_000_000)).await;
     let folder = Folder::new();
@@ -439,7 +439,7 @@ async fn a_running_larder_says_why_it_takes_no_bundle_however_large_that_is() {
 
 /// What is wrong with one thing is no reason to leave out the rest.
 #[tokio::test]
-async fn what_is_refused_keeps_nothing_else_out() {
+async fn a_refused_entry_does_not_block_the_others() {
     let key = BundleKey::new();
     let upstream = FakeUpstream::start().await;
     for name in ["one", "two", "three"] {

@@ -46,7 +46,7 @@ async fn given(larder: &Process, folder: &Folder, bytes: &[u8]) -> Receipt {
 /// Promise 9, on any machine: what a disk does not take is refused with the reason; the rest goes in, and the next apply
 /// brings what is missing.
 #[tokio::test]
-async fn what_a_disk_does_not_take_of_a_bundle_is_refused_with_the_reason_and_comes_with_the_next_apply() {
+async fn an_entry_that_the_disk_refuses_is_reported_and_stored_by_the_next_apply() {
     let key = BundleKey::new();
     let bytes = of_three(&key).await;
     let folder = Folder::new();

@@ -44,7 +44,7 @@ async fn hold_everything(larder: &Larder) {
 
 /// Freshness: within the fresh time of its kind nothing is asked, whether the answer is kept rendered or not.
 #[tokio::test]
-async fn a_hit_within_the_fresh_time_asks_nobody_and_the_first_request_after_it_asks_once() {
+async fn a_hit_within_the_fresh_time_asks_no_upstream_and_the_first_request_after_it_asks_once() {
     for memory in ["64MiB", "0B"] {
         for (of, target, fresh) in KINDS {
             let upstream = publishing().await;
@@ -91,7 +91,7 @@ async fn a_304_renews_the_age_and_keeps_the_bytes() {
 
 /// Freshness: the configuration decides, not upstream's Cache-Control and Expires.
 #[tokio::test]
-async fn what_upstream_says_about_caching_is_ignored() {
+async fn caching_headers_of_upstream_are_ignored() {
     for said in ["no-store, no-cache, max-age=0", "public, max-age=31536000, immutable"] {
         let upstream = publishing().await;
         let page = Response::builder().header("content-type", "application/json").header("cache-control", said);
@@ -174,7 +174,7 @@ async fn an_answer_made_of_several_documents_waits_for_one_patience() {
 
 /// Promise 6: whatever upstream does instead of answering, the stale copy is served, and said to be stale.
 #[tokio::test]
-async fn a_failed_revalidation_serves_what_is_held_at_once() {
+async fn a_failed_revalidation_serves_the_cached_copy_at_once() {
     let faults = [
         Fault::Status(500),
         Fault::Status(401),

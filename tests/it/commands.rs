@@ -41,7 +41,7 @@ async fn refresh_asks_upstream_however_fresh_everything_is() {
 }
 
 #[tokio::test]
-async fn refresh_tells_what_is_gone_and_what_failed_and_keeps_both() {
+async fn refresh_reports_gone_and_failed_documents_and_keeps_both() {
     let mut upstream = upstream_with(edition(1)).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let (_, _, held) = install(&larder).await;
@@ -61,7 +61,7 @@ async fn refresh_tells_what_is_gone_and_what_failed_and_keeps_both() {
 
 /// What an operator asks for is asked, also of an origin that is left alone, and wherever discovery says it is now.
 #[tokio::test]
-async fn refresh_asks_an_upstream_that_is_left_alone() {
+async fn refresh_asks_an_upstream_whose_breaker_is_open() {
     let upstream = upstream_with(edition(1)).await;
     let larder = Larder::mirroring(&upstream).start().await;
     install(&larder).await;
@@ -81,7 +81,7 @@ async fn refresh_asks_an_upstream_that_is_left_alone() {
 }
 
 #[tokio::test]
-async fn refresh_forgets_that_upstream_said_no() {
+async fn refresh_forgets_a_remembered_404() {
     let upstream = upstream_with(edition(1)).await;
     let larder = Larder::mirroring(&upstream).start().await;
     larder.versions("later").await.expect(404);
@@ -150,7 +150,7 @@ async fn purge_forgets_a_version_and_the_next_request_fetches_it_again() {
 
 /// What was seen is never forgotten: that is how a version that is published anew is noticed.
 #[tokio::test]
-async fn purge_of_a_provider_forgets_all_but_what_was_seen() {
+async fn purge_of_a_provider_removes_all_but_its_first_seen_records() {
     let mut upstream = upstream_with(edition(1)).await;
     let larder = Larder::mirroring(&upstream).start().await;
     install(&larder).await;
@@ -223,7 +223,7 @@ fn package() -> Package {
 }
 
 #[tokio::test]
-async fn purge_leaves_what_is_pinned_and_says_so() {
+async fn purge_leaves_pinned_packages_and_says_so() {
     let upstream = upstream_with(edition(1)).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let (_, path, _) = install(&larder).await;
@@ -251,7 +251,7 @@ async fn purge_leaves_what_is_pinned_and_says_so() {
 
 /// Section 3: commands talk to the running larder; where none runs, they open the store themselves.
 #[tokio::test]
-async fn the_commands_say_what_they_did_whether_larder_runs_or_not() {
+async fn the_commands_report_the_same_whether_larder_runs_or_not() {
     let upstream = upstream_with(edition(1)).await;
     let mut site = Site::new(&upstream);
     site.text.push_str(NEVER_FRESH);

@@ -13,7 +13,7 @@ use crate::support::upstream::{Fault, SigningKey, Target, sha256_hex};
 
 /// The table: a version published anew by a stranger is 502 or the old set until `accept`.
 #[tokio::test]
-async fn accept_lets_in_what_a_stranger_has_published_anew() {
+async fn accept_stores_a_version_that_a_stranger_republished() {
     let upstream = upstream_with(edition(1)).await;
     let clock = Clock::default();
     let larder = impatient(&upstream).clock(&clock).start().await;
@@ -54,7 +54,7 @@ async fn the_key_that_was_accepted_is_known_afterwards() {
 
 /// The table: 502 where nothing is held; so there is nothing whose platforms could be known but from the list.
 #[tokio::test]
-async fn accept_lets_in_a_version_of_which_nothing_is_held() {
+async fn accept_stores_a_version_that_was_not_stored() {
     let upstream = upstream_with(edition(1)).await;
     let larder = Larder::mirroring(&upstream).start().await;
     install(&larder).await;
@@ -76,7 +76,7 @@ async fn accept_lets_in_a_version_of_which_nothing_is_held() {
 
 /// What is held may be gone, and what is there now was never held: neither hides the other.
 #[tokio::test]
-async fn accept_of_a_version_asks_for_what_is_held_and_for_what_is_listed() {
+async fn accept_of_a_version_fetches_stored_and_listed_platforms() {
     let upstream = upstream_with(edition(1)).await;
     let larder = impatient(&upstream).start().await;
     install(&larder).await;
@@ -90,7 +90,7 @@ async fn accept_of_a_version_asks_for_what_is_held_and_for_what_is_listed() {
 
 /// The table: by another key, or unsigned.
 #[tokio::test]
-async fn accept_lets_in_what_nobody_signed_where_that_suffices() {
+async fn accept_stores_an_unsigned_version_where_checksums_suffice() {
     let upstream = upstream_with(edition(1).without_keys()).await;
     let larder = impatient(&upstream).with("verification = \"signature-if-keys\"").start().await;
     let (_, _, old) = install(&larder).await;
@@ -103,7 +103,7 @@ async fn accept_lets_in_what_nobody_signed_where_that_suffices() {
 
 /// Promise 1: what does not prove cannot be accepted.
 #[tokio::test]
-async fn accept_takes_nothing_that_does_not_prove() {
+async fn accept_takes_nothing_that_does_not_verify() {
     for fault in
         [Fault::SumsChangedAfterSigning, Fault::SignedByAnotherKey, Fault::ArchiveNotInSums, Fault::Status(503)]
     {

@@ -214,7 +214,7 @@ async fn commands_are_posts_on_the_admin_listener_and_nowhere_else() {
 /// The token is for larder: where its store is free, whoever listens in its place is told nothing, and the commands
 /// do their work themselves.
 #[tokio::test]
-async fn the_token_is_not_shown_to_whoever_listens_in_larders_place() {
+async fn the_token_is_not_sent_to_another_program_on_larders_port() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let impostor = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -119,7 +119,7 @@ async fn help_has_groups_and_its_long_form_examples_environment_and_exit_codes()
 
 /// The log is JSON for collectors where that is asked for, and a form that there is not ends the process.
 #[tokio::test]
-async fn the_log_is_json_where_the_environment_says_so() {
+async fn the_log_is_json_when_the_environment_asks_for_it() {
     let (upstream, folder) = (FakeUpstream::start().await, Folder::new());
     let config = Larder::mirroring(&upstream).on(&folder).config_text();
     let also = |command: &mut std::process::Command| {

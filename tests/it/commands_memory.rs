@@ -21,7 +21,7 @@ fn named<'a>(files: &'a [PathBuf], part: &str) -> &'a PathBuf {
 
 /// The table: a version published anew by a stranger is never served, whatever became of what was seen meanwhile.
 #[tokio::test]
-async fn purge_puts_down_what_the_held_sets_prove_before_they_go() {
+async fn purge_writes_first_seen_records_before_it_removes_proof_sets() {
     for lost in ["removed", "damaged"] {
         let upstream = upstream_with(edition(1)).await;
         let larder = Larder::mirroring(&upstream).start().await;
@@ -42,7 +42,7 @@ async fn purge_puts_down_what_the_held_sets_prove_before_they_go() {
 
 /// Section 5: eviction costs the set, and never the memory of what it proved.
 #[tokio::test]
-async fn eviction_puts_down_what_a_set_proves_before_it_goes() {
+async fn eviction_writes_the_first_seen_record_before_it_removes_a_proof_set() {
     let upstream = upstream_with(edition(1)).await;
     upstream.publish(Provider::new("acme", "other").edition(7));
     let larder = Larder::mirroring(&upstream).start().await;
@@ -67,7 +67,7 @@ async fn eviction_puts_down_what_a_set_proves_before_it_goes() {
 
 /// Section 4: nor does letting go of what upstream has deleted.
 #[tokio::test]
-async fn what_upstream_deletes_is_put_down_before_it_goes() {
+async fn a_deleted_versions_first_seen_record_is_written_before_it_is_evicted() {
     let upstream = upstream_with(edition(1)).await;
     let asked_always = "keep_gone = false\nfresh = { download = \"0s\", not_found = \"0s\" }";
     let larder = Larder::mirroring(&upstream).with(asked_always).start().await;
@@ -87,7 +87,7 @@ fn first_seen(folder: &Folder) -> PathBuf {
 
 /// What cannot be put down keeps everything where it is.
 #[tokio::test]
-async fn purge_removes_nothing_where_what_was_seen_cannot_be_read() {
+async fn purge_removes_nothing_where_a_first_seen_record_cannot_be_read() {
     let upstream = upstream_with(edition(1)).await;
     let larder = Larder::mirroring(&upstream).start().await;
     install(&larder).await;
@@ -105,7 +105,7 @@ async fn purge_removes_nothing_where_what_was_seen_cannot_be_read() {
 
 /// Promise 10: what was seen is written again while the sets that prove it are still there.
 #[tokio::test]
-async fn verify_writes_what_was_seen_again_at_once() {
+async fn verify_rewrites_a_first_seen_record_at_once() {
     let upstream = upstream_with(edition(1)).await;
     let larder = Larder::mirroring(&upstream).start().await;
     install(&larder).await;
@@ -170,7 +170,7 @@ async fn purge_removes_a_set_that_cannot_be_read_and_says_so() {
 
 /// The only witness of what was proven stays, and the answer says so.
 #[tokio::test]
-async fn purge_leaves_a_set_that_cannot_be_read_where_nothing_else_tells_what_it_proves() {
+async fn purge_leaves_an_unreadable_proof_set_that_is_the_only_record_of_its_digests() {
     let upstream = upstream_with(edition(1)).await;
     let larder = Larder::mirroring(&upstream).start().await;
     install(&larder).await;
@@ -187,7 +187,7 @@ async fn purge_leaves_a_set_that_cannot_be_read_where_nothing_else_tells_what_it
 
 /// One set that cannot be read keeps nobody from the others.
 #[tokio::test]
-async fn refresh_goes_on_past_a_set_that_cannot_be_read() {
+async fn refresh_continues_past_an_unreadable_proof_set() {
     let upstream = upstream_with(edition(1)).await;
     upstream.publish(edition(5).version("1.3.0"));
     let larder = Larder::mirroring(&upstream).start().await;

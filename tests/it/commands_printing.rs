@@ -8,7 +8,7 @@ use crate::support::upstream::FakeUpstream;
 
 /// A list that was written to a full disk is no list.
 #[tokio::test]
-async fn what_could_not_be_printed_is_a_failure_unless_nobody_reads_it() {
+async fn a_failed_write_to_standard_output_is_an_error_unless_the_reader_has_gone() {
     let (upstream, folder) = (FakeUpstream::start().await, Folder::new());
     let builder = || Larder::mirroring(&upstream).on(&folder);
     builder().start().await.stop().await;

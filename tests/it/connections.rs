@@ -186,7 +186,7 @@ async fn one_address_has_only_so_many_connections_unless_it_is_a_trusted_proxy()
 
 /// Promise 8: who asks through a trusted proxy and is no client is refused, and its proxy's connection goes on.
 #[tokio::test]
-async fn a_trusted_proxys_connection_goes_on_after_a_refusal() {
+async fn a_trusted_proxys_connection_continues_after_a_refusal() {
     let upstream = FakeUpstream::start().await;
     let larder = patient(&upstream).server("trusted_proxies = [\"127.0.0.3\"]").start().await;
     let mut proxy = from("127.0.0.3", larder.address()).await;

@@ -185,7 +185,7 @@ fn refused(upstream: &FakeUpstream, folder: &Folder) -> String {
 
 /// Section 5: an older binary that meets a newer format says so and stops, and has changed nothing.
 #[tokio::test]
-async fn a_store_that_a_newer_larder_wrote_to_is_refused_and_left_alone() {
+async fn a_store_that_a_newer_larder_wrote_to_is_refused_and_left_untouched() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let folder = Folder::new();
@@ -209,7 +209,7 @@ async fn a_store_that_a_newer_larder_wrote_to_is_refused_and_left_alone() {
 
 /// Section 5: a document of a newer format can be fetched again, but is not ours to replace.
 #[tokio::test]
-async fn a_document_of_a_newer_format_is_an_error_and_is_left_alone() {
+async fn a_document_of_a_newer_format_is_an_error_and_is_left_untouched() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let folder = Folder::new();

@@ -59,7 +59,7 @@ fn flip_the_middle(file: &Path) {
 
 /// Promise 10.
 #[tokio::test]
-async fn a_damaged_archive_is_set_aside_and_fetched_again() {
+async fn a_damaged_archive_is_quarantined_and_fetched_again() {
     let upstream = upstream_with_both().await;
     for (name, _) in SIZES {
         let (folder, path) = holding(&upstream, name).await;
@@ -191,7 +191,7 @@ async fn many_clients_that_find_a_damaged_archive_share_one_fetch() {
 
 /// Promise 10: what is set aside is kept a week from then on, however old the archive was.
 #[tokio::test]
-async fn a_damaged_archive_stays_aside_for_whoever_wants_to_know_what_happened() {
+async fn a_damaged_archive_stays_in_quarantine_for_inspection() {
     let upstream = upstream_with_both().await;
     let (folder, path) = holding(&upstream, "small").await;
     let blob = folder.blobs().remove(0);
@@ -222,7 +222,7 @@ const RECORDS: [&str; 6] =
 
 /// Promise 10, for what is no archive: each record has a checksum of its own.
 #[tokio::test]
-async fn a_damaged_record_is_set_aside_and_healed() {
+async fn a_damaged_record_is_quarantined_and_healed() {
     let mut upstream = upstream_with_both().await;
     for ending in RECORDS {
         for from_the_end in [false, true] {
@@ -278,7 +278,7 @@ async fn an_archive_whose_name_is_lost_is_adopted_without_a_fetch() {
 
 /// Section 5: bytes that neither a name nor a set knows any more are proven anew, not fetched anew.
 #[tokio::test]
-async fn an_archive_whose_name_and_set_are_lost_is_adopted_once_its_set_is_proven() {
+async fn an_archive_whose_name_and_set_are_lost_is_adopted_once_its_set_is_verified() {
     let upstream = upstream_with_both().await;
     for (name, _) in SIZES {
         let (folder, path) = holding(&upstream, name).await;
@@ -293,7 +293,7 @@ async fn an_archive_whose_name_and_set_are_lost_is_adopted_once_its_set_is_prove
 
 /// Promise 2: while only the predecessor's archive is held, all of its set answers, however long that lasts.
 #[tokio::test]
-async fn a_predecessor_whose_archive_alone_is_held_answers_whole_after_days_without_upstream() {
+async fn a_predecessor_whose_archive_alone_is_stored_answers_whole_after_days_without_upstream() {
     let mut upstream = upstream_with_both().await;
     let clock = Clock::default();
     let larder = Larder::mirroring(&upstream).nothing_stays_fresh().clock(&clock).start().await;
@@ -371,7 +371,7 @@ const HARMS: [(&str, Harm); 7] = [
 
 /// Promise 9: an index that will not open is set aside and rebuilt from the files.
 #[tokio::test]
-async fn a_ruined_index_is_rebuilt_and_everything_held_is_still_served() {
+async fn a_ruined_index_is_rebuilt_and_everything_stored_is_still_served() {
     let mut upstream = upstream_with_both().await;
     for killed in [true, false] {
         for (how, harm) in HARMS {
@@ -450,7 +450,7 @@ async fn an_index_that_is_damaged_inside_is_made_again() {
 
 /// Promise 10: a file that cannot be read at all is an error for one request at most, and heals like any other damage.
 #[tokio::test]
-async fn what_cannot_be_read_is_set_aside_and_fetched_again() {
+async fn unreadable_files_are_quarantined_and_fetched_again() {
     let upstream = upstream_with_both().await;
     for (name, _) in SIZES {
         let (folder, path) = holding(&upstream, name).await;
@@ -482,7 +482,7 @@ async fn a_staging_folder_that_was_removed_is_made_again() {
 
 /// Section 5: an index that another process has open is in use, not damaged: nothing of it is set aside.
 #[tokio::test]
-async fn an_index_that_is_locked_elsewhere_is_an_error_that_says_so_and_is_left_alone() {
+async fn an_index_that_is_locked_elsewhere_is_an_error_that_says_so_and_is_left_untouched() {
     let upstream = upstream_with_both().await;
     let (folder, path) = holding(&upstream, "small").await;
     let index = folder.path().join("v1/index");

@@ -178,7 +178,7 @@ async fn the_services_of_a_redirected_document_resolve_against_where_it_is() {
 /// Promise 8: whoever the discovery document was redirected to names the services then, and not the upstream: they are asked
 /// without its credential, unless `credentials_for` names their origin.
 #[tokio::test]
-async fn services_that_another_origin_named_are_shown_no_credential_of_the_upstream() {
+async fn services_named_by_another_origin_get_no_credential_of_the_upstream() {
     let (upstream, elsewhere) = (FakeUpstream::start().await, FakeUpstream::start().await);
     for registry in [&upstream, &elsewhere] {
         publish_null(registry);
@@ -350,7 +350,7 @@ async fn a_registry_without_providers_is_502_with_the_cause_and_asked_again_next
 
 /// Promise 6, of each service by itself: what one is dropped from says nothing of the other, and what is held is found.
 #[tokio::test]
-async fn a_service_that_discovery_drops_is_still_found_here_and_the_other_goes_on() {
+async fn a_service_dropped_from_discovery_stays_available_and_so_does_the_other() {
     let upstream = FakeUpstream::start().await;
     publish_null(&upstream);
     let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
@@ -375,7 +375,7 @@ async fn a_service_that_discovery_drops_is_still_found_here_and_the_other_goes_o
 
 /// Promise 6: what is held is served while discovery is in trouble.
 #[tokio::test]
-async fn a_held_document_is_served_stale_while_the_upstreams_is_unusable() {
+async fn a_stored_document_is_served_stale_while_the_upstreams_is_unusable() {
     let upstream = FakeUpstream::start().await;
     let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
     let good = larder.get(&discovery_of(HOST)).await.expect(200);
@@ -401,7 +401,7 @@ async fn the_upstream_sees_through_whom_a_request_came() {
 
 /// Promise 7: our own id, or more than four larders, is 508 at once, and never remembered.
 #[tokio::test]
-async fn a_request_that_goes_in_a_ring_is_508_and_asks_nobody() {
+async fn a_request_loop_is_508_and_asks_no_upstream() {
     let upstream = FakeUpstream::start().await;
     let larder = Larder::mirroring(&upstream).start().await;
     larder.get(&discovery_of(OTHER)).await.expect(421);
@@ -423,7 +423,7 @@ async fn a_request_that_goes_in_a_ring_is_508_and_asks_nobody() {
 /// Promise 11: nobody's request ends a stranger's: what an upstream says to one client's CDN-Loop list is said to none who
 /// sent no list, also where both ask for the same at the same time.
 #[tokio::test]
-async fn a_508_to_one_clients_cdn_loop_is_nobody_elses() {
+async fn a_508_for_one_clients_cdn_loop_is_not_shared_with_others() {
     let download = format!("{}acme/null/1.2.0/download/linux/amd64", providers_of(HOST));
     let module = format!("{}acme/net/test", modules_of(HOST));
     for (target, path) in [

@@ -89,7 +89,7 @@ async fn each_check_is_a_line_and_below_it_what_to_do() {
 }
 
 #[tokio::test]
-async fn a_configuration_that_does_not_load_is_told_problem_by_problem() {
+async fn a_configuration_that_does_not_load_is_reported_problem_by_problem() {
     let mut site = Site::new(&registry().await);
     site.text = "[server]\nlisten = \"8080\"\n[stor]\n".to_owned();
     let found = examine(&site, &[]).await;
@@ -99,7 +99,7 @@ async fn a_configuration_that_does_not_load_is_told_problem_by_problem() {
 
 /// A larder that does not run is wrong; what can be looked at without it is looked at.
 #[tokio::test]
-async fn without_a_running_larder_the_rest_is_still_looked_at() {
+async fn without_a_running_larder_the_other_checks_still_run() {
     let upstream = registry().await;
     let site = site(&upstream);
     paste(&site);
@@ -112,7 +112,7 @@ async fn without_a_running_larder_the_rest_is_still_looked_at() {
 }
 
 #[tokio::test]
-async fn a_larder_with_another_configuration_is_told_from_none() {
+async fn a_larder_with_another_configuration_is_distinguished_from_none() {
     let upstream = registry().await;
     let mut site = site(&upstream);
     let _larder = site.serve();
@@ -131,7 +131,7 @@ async fn a_larder_with_another_configuration_is_told_from_none() {
 
 /// Promise 15: a port that another program has is told from a larder that hangs, by the doctor and by every command.
 #[tokio::test]
-async fn another_program_on_the_port_of_the_admin_listener_is_told() {
+async fn another_program_on_the_port_of_the_admin_listener_is_reported() {
     let upstream = registry().await;
     let mut site = site(&upstream);
     let _larder = site.serve();
@@ -149,7 +149,7 @@ async fn another_program_on_the_port_of_the_admin_listener_is_told() {
 
 /// Done when 3.
 #[tokio::test]
-async fn an_upstream_that_is_down_is_told_as_refusing() {
+async fn an_upstream_that_is_down_is_reported_as_refusing() {
     let mut upstream = registry().await;
     let site = site(&upstream);
     let _larder = site.serve();
@@ -160,7 +160,7 @@ async fn an_upstream_that_is_down_is_told_as_refusing() {
 
 /// Done when 3.
 #[tokio::test]
-async fn an_upstream_whose_name_is_unknown_is_told_by_its_name() {
+async fn an_upstream_whose_name_does_not_resolve_fails_its_name_check() {
     let upstream = registry().await;
     let mut site = site(&upstream);
     site.text = site.text.replace(&upstream.origin(), "https://no-such-registry.invalid");
@@ -171,7 +171,7 @@ async fn an_upstream_whose_name_is_unknown_is_told_by_its_name() {
 }
 
 #[tokio::test]
-async fn what_an_upstream_does_instead_of_answering_is_told_apart() {
+async fn each_kind_of_upstream_failure_has_its_own_error() {
     let upstream = registry().await;
     let site = site(&upstream);
     let _larder = site.serve();
@@ -200,7 +200,7 @@ async fn what_an_upstream_does_instead_of_answering_is_told_apart() {
 }
 
 #[tokio::test]
-async fn an_upstream_with_an_untrusted_certificate_is_told_by_its_tls() {
+async fn an_upstream_with_an_untrusted_certificate_fails_its_tls_check() {
     let upstream = FakeUpstream::builder().tls().start().await;
     upstream.publish(Provider::new("hashicorp", "null"));
     let mut site = site(&upstream);
@@ -220,7 +220,7 @@ async fn an_upstream_with_an_untrusted_certificate_is_told_by_its_tls() {
 
 /// It never hangs: not for an upstream that says nothing, and not for somebody who says nothing at its own port.
 #[tokio::test]
-async fn who_never_answers_is_not_waited_for() {
+async fn an_upstream_that_never_answers_is_not_waited_for() {
     let upstream = registry().await;
     let site = site(&upstream);
     paste(&site);
@@ -276,7 +276,7 @@ async fn a_clock_that_is_off_by_a_day_is_wrong_and_one_by_minutes_a_warning() {
 
 /// Done when 3.
 #[tokio::test]
-async fn a_token_that_is_missing_is_told_from_one_that_is_not_taken() {
+async fn a_missing_token_is_distinguished_from_a_wrong_one() {
     let upstream = registry().await;
     let site = site(&upstream);
     let _larder = site.serve();
@@ -399,7 +399,7 @@ async fn a_listener_whose_certificate_clients_would_not_take_is_wrong() {
 /// A certificate that ends within two weeks is worth a word, one that has ended is wrong: for the listener, and for the
 /// client that is sent there.
 #[tokio::test]
-async fn a_certificate_is_told_before_and_after_its_end() {
+async fn a_certificate_is_reported_before_and_after_it_expires() {
     let upstream = registry().await;
     let ca = TestCa::new();
     let (now, day) = (SystemTime::now(), Duration::from_secs(24 * 3600));

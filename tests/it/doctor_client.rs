@@ -52,7 +52,7 @@ async fn no_client_configuration_is_a_warning_with_the_lines_to_paste() {
 
 /// A larder that serves others and not this machine: every init here is refused.
 #[tokio::test]
-async fn a_larder_that_does_not_serve_this_machine_is_told() {
+async fn a_larder_that_does_not_serve_this_machine_is_reported() {
     let upstream = crate::support::doctor_site::registry().await;
     let mut site = site(&upstream);
     site.text = site.text.replace("[server]\n", "[server]\nclients = [\"192.0.2.0/24\"]\n");
@@ -66,7 +66,7 @@ async fn a_larder_that_does_not_serve_this_machine_is_told() {
 
 /// Done when 3: nobody listens there, or somebody else does.
 #[tokio::test]
-async fn a_wrong_address_in_the_clients_configuration_is_told() {
+async fn a_wrong_address_in_the_clients_configuration_is_reported() {
     let (upstream, site, _larder) = scene().await;
     let wrong = providers(&site).replace(&site.base(), &format!("http://127.0.0.1:{}", free_port()));
     write(&site, ".terraformrc", &host_override(HOST, &wrong, MODULES));
@@ -82,7 +82,7 @@ async fn a_wrong_address_in_the_clients_configuration_is_told() {
 
 /// Done when 3, and what the client makes of it: PROTOCOL 1.1.
 #[tokio::test]
-async fn a_missing_slash_is_told_and_the_client_fails_of_it() {
+async fn a_missing_slash_is_reported_and_the_client_fails_because_of_it() {
     let (_upstream, site, larder) = scene().await;
     let good = host_override(HOST, &providers(&site), MODULES);
     let bad = host_override(HOST, providers(&site).trim_end_matches('/'), MODULES);
@@ -104,7 +104,7 @@ async fn a_missing_slash_is_told_and_the_client_fails_of_it() {
 
 /// Done when 3, and what the client makes of it: PROTOCOL 1.2.
 #[tokio::test]
-async fn an_override_that_names_only_providers_is_told_and_modules_fail_with_it() {
+async fn an_override_that_names_only_providers_is_reported_and_modules_fail_with_it() {
     let (_upstream, site, _larder) = scene().await;
     let only =
         |name: &str, url: &str| format!("host \"{HOST}\" {{\n  services = {{\n    \"{name}\" = \"{url}\"\n  }}\n}}\n");
@@ -161,7 +161,7 @@ async fn a_registry_that_offers_one_service_needs_no_other_in_its_block() {
 
 /// Done when 3, and what the client makes of it.
 #[tokio::test]
-async fn a_certificate_that_the_client_does_not_trust_is_told() {
+async fn a_certificate_that_the_client_does_not_trust_is_reported() {
     let ca = TestCa::new();
     let (_upstream, site, _larder) = scene_with_tls(&ca).await;
     let base = site.base().replace("http:", "https:");
@@ -208,7 +208,7 @@ async fn a_certificate_that_signed_itself_is_taken_as_the_client_takes_it() {
 }
 
 #[tokio::test]
-async fn http_where_https_is_and_the_other_way_round_are_told() {
+async fn http_instead_of_https_and_the_reverse_are_reported() {
     let (_upstream, site, larder) = scene().await;
     let https = providers(&site).replace("http:", "https:");
     write(&site, ".terraformrc", &host_override(HOST, &https, MODULES));
@@ -227,7 +227,7 @@ async fn http_where_https_is_and_the_other_way_round_are_told() {
 }
 
 #[tokio::test]
-async fn another_registrys_path_and_no_registrys_path_are_told() {
+async fn another_registrys_path_and_no_registrys_path_are_reported() {
     let (upstream, mut site, larder) = scene().await;
     let other = format!("{}/registry/registry.opentofu.org/v1/providers/", site.base());
     write(&site, ".terraformrc", &host_override(HOST, &other, MODULES));
@@ -246,7 +246,7 @@ async fn another_registrys_path_and_no_registrys_path_are_told() {
 
 /// What ends otherwise than a registry's base is none, and larder itself is asked where it begins.
 #[tokio::test]
-async fn paths_that_only_look_like_a_registrys_are_told() {
+async fn paths_that_only_look_like_a_registrys_are_reported() {
     let (_upstream, mut site, larder) = scene().await;
     for path in [
         format!("/registry/{HOST}/"),
@@ -272,7 +272,7 @@ async fn paths_that_only_look_like_a_registrys_are_told() {
 
 /// Go follows them, so the client comes here.
 #[tokio::test]
-async fn a_redirect_to_larder_leads_here() {
+async fn a_client_configured_through_a_redirect_reaches_larder() {
     let (_upstream, site, _larder) = scene().await;
     let to = format!("{}/registry/{HOST}/v1/providers/~/~/versions", site.base());
     let door = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -290,7 +290,7 @@ async fn a_redirect_to_larder_leads_here() {
 
 /// What only the client's proxy reaches is nothing that the doctor could know.
 #[tokio::test]
-async fn a_larder_behind_the_clients_proxy_is_a_warning() {
+async fn a_larder_behind_the_clients_own_proxy_is_a_warning() {
     let (_upstream, site, _larder) = scene().await;
     let theirs = format!("http://mirror.invalid/registry/{HOST}/v1/providers/");
     write(&site, ".terraformrc", &host_override(HOST, &theirs, MODULES));
@@ -302,7 +302,7 @@ async fn a_larder_behind_the_clients_proxy_is_a_warning() {
 
 /// Larder is asked whether it serves modules where the client asks for them, with and without the slash at the end.
 #[tokio::test]
-async fn modules_that_are_asked_of_larder_at_another_place_are_told() {
+async fn modules_that_are_asked_of_larder_at_another_place_are_reported() {
     let (upstream, mut site, larder) = scene().await;
     let at = |site: &Site, path: &str| {
         write(site, ".terraformrc", &host_override(HOST, &providers(site), &format!("{}{path}", site.base())));
@@ -334,7 +334,7 @@ async fn modules_that_are_asked_of_larder_at_another_place_are_told() {
 
 /// On a machine without a larder, the client is judged by where it is sent, and told in the words of that place.
 #[tokio::test]
-async fn a_machine_with_clients_only_is_looked_at_for_its_clients() {
+async fn a_machine_with_clients_only_is_checked_for_its_clients() {
     let (upstream, mut site, larder) = scene().await;
     drop(larder);
     site.text.push_str(&format!("[[upstream]]\nhost = \"registry.example\"\nurl = \"{}/\"\n", upstream.origin()));
@@ -362,7 +362,7 @@ async fn a_machine_with_clients_only_is_looked_at_for_its_clients() {
 
 /// PROTOCOL 1.3: a broken configuration only prints errors, and the command goes on.
 #[tokio::test]
-async fn a_file_that_the_client_cannot_read_is_told() {
+async fn a_file_that_the_client_cannot_read_is_reported() {
     let (_upstream, site, _larder) = scene().await;
     write(&site, ".terraformrc", "host \"registry.terraform.io\" {\n  services = {\n");
     let found = examine(&site, &[]).await;
@@ -389,7 +389,7 @@ async fn a_block_in_the_folder_of_the_client_counts() {
 }
 
 #[tokio::test]
-async fn an_installation_that_goes_around_larder_is_told() {
+async fn an_installation_that_goes_around_larder_is_reported() {
     let ca = TestCa::new();
     let (_upstream, site, _larder) = scene_with_tls(&ca).await;
     let base = site.base().replace("http:", "https:");
@@ -422,7 +422,7 @@ async fn an_installation_that_goes_around_larder_is_told() {
 }
 
 #[tokio::test]
-async fn what_else_keeps_a_client_from_coming_is_a_warning() {
+async fn other_client_settings_that_bypass_larder_are_warnings() {
     let (_upstream, site, _larder) = scene().await;
     paste(&site);
     examine(&site, &[("TF_REGISTRY_CLIENT_TIMEOUT", "3")]).await.warns("client.timeout", "no longer than 3 s");

@@ -52,7 +52,7 @@ async fn the_least_recently_used_archive_is_evicted_and_can_be_had_again() {
 
 /// Section 5: what upstream has deleted goes last, because nobody could bring it back.
 #[tokio::test]
-async fn what_upstream_has_deleted_is_evicted_last() {
+async fn archives_that_upstream_deleted_are_evicted_last() {
     let upstream = three_of_a_third().await;
     let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
     let mut paths = Vec::new();

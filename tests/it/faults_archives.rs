@@ -102,7 +102,7 @@ async fn each_trouble(size: usize) {
 
 /// Promises 1, 3 and 11, and DESIGN 4: a small archive is refused before its body, the body of a large one is broken off.
 #[tokio::test]
-async fn no_trouble_with_an_archive_gets_in() {
+async fn no_broken_archive_is_stored() {
     tokio::join!(each_trouble(SMALL), each_trouble(LARGE));
 }
 
@@ -123,7 +123,7 @@ async fn an_archive_sums_or_signature_of_any_media_type_is_taken() {
 
 /// The table, bad TLS: an origin of files that nobody vouches for gives nothing, and is told.
 #[tokio::test]
-async fn files_from_an_origin_that_nobody_vouches_for_are_refused() {
+async fn files_from_an_untrusted_origin_are_refused() {
     let (known, unknown) = (TestCa::new(), TestCa::new());
     let upstream = FakeUpstream::builder().tls_with(&known).releases_tls_with(&unknown).start().await;
     upstream.publish(Provider::new("acme", "null").size(SMALL));

@@ -112,7 +112,7 @@ fn is_kept(larder: &Larder, case: &Case) -> bool {
 
 /// DESIGN 4, the table, for the version list, the download document, and the two files that belong to its set.
 #[tokio::test]
-async fn no_trouble_with_a_document_gets_in() {
+async fn no_broken_document_is_cached() {
     let cases = cases();
     let upstream = publishing(cases.iter().map(|case| case.name.clone())).await;
     break_all(&upstream, &cases);
@@ -142,7 +142,7 @@ async fn no_trouble_with_a_document_gets_in() {
 
 /// Promise 6, and the same table: what is held is served, as it was.
 #[tokio::test]
-async fn no_trouble_with_a_document_hides_what_is_held() {
+async fn no_document_failure_hides_stored_packages() {
     let cases = cases();
     let upstream = publishing(cases.iter().map(|case| case.name.clone())).await;
     // What is held has nothing to be asked by, so upstream cannot just say 304.
@@ -164,7 +164,7 @@ async fn no_trouble_with_a_document_hides_what_is_held() {
 /// DESIGN 4, the table, for discovery: a registry that cannot be found is never "no such provider". One upstream for
 /// each trouble, so that one larder meets them all.
 #[tokio::test]
-async fn no_trouble_with_discovery_gets_in_or_hides_what_is_held() {
+async fn no_discovery_failure_is_cached_or_hides_stored_packages() {
     let mut troubles = troubles(&Target::Discovery);
     troubles.extend([
         (Fault::HugeJson, 502),
@@ -257,7 +257,7 @@ async fn an_upstream_that_accepts_and_says_nothing_is_a_504_and_hides_nothing() 
 
 /// Promise 11: however much an upstream sends, larder goes on answering everybody else meanwhile.
 #[tokio::test]
-async fn upstreams_that_never_end_hold_up_nobody_else() {
+async fn upstreams_that_never_end_delay_no_other_upstream() {
     let upstream = publishing((0..8).map(name)).await;
     // It would wait for an hour: who is served, is served meanwhile.
     let hour = Duration::from_secs(3600);

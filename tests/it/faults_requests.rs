@@ -101,7 +101,7 @@ async fn no_path_leads_out_of_what_is_mirrored() {
 
 /// Section 3: a Host that is nobody's, or nothing a host can be, is told so; and none is believed to be an upstream.
 #[tokio::test]
-async fn odd_hosts_are_told_so_and_ask_nobody() {
+async fn odd_hosts_are_reported_and_ask_no_upstream() {
     let upstream = publishing().await;
     let larder = Larder::mirroring(&upstream).start().await;
     let long = "a".repeat(5000);
@@ -144,7 +144,7 @@ async fn odd_hosts_are_told_so_and_ask_nobody() {
 
 /// Promise 11: what is no HTTP at all ends its own connection and nothing else.
 #[tokio::test]
-async fn noise_ends_its_connection_and_nothing_else() {
+async fn garbage_on_a_connection_closes_only_that_connection() {
     let upstream = publishing().await;
     let larder = Larder::mirroring(&upstream).start().await;
     let huge_header = [&line(b"/healthz", b"x")[..20], &b"X: ".repeat(40_000)].concat();
@@ -207,7 +207,7 @@ async fn half_sent_requests_and_slow_heads_are_cut_off() {
 
 /// Promise 11: connections that do nothing cost little, hold up nobody, and end.
 #[tokio::test]
-async fn a_thousand_idle_connections_hold_up_nobody_and_are_closed() {
+async fn a_thousand_idle_connections_delay_no_other_client_and_are_closed() {
     let upstream = publishing().await;
     let larder = hasty(&upstream).start().await;
     let mut idle = Vec::new();
@@ -247,7 +247,7 @@ async fn storm(larder: &Larder, path: &str, upstream: &FakeUpstream) -> usize {
 
 /// Promise 11: HTTP/2 resets in a storm end the connections they come by, and nothing else.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_storm_of_resets_is_ended_and_holds_up_nobody() {
+async fn a_storm_of_resets_is_closed_and_delays_no_other_client() {
     let upstream = publishing().await;
     let larder = Larder::mirroring(&upstream).server("http2 = true").start().await;
     others_are_served(&larder).await;

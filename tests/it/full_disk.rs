@@ -128,7 +128,7 @@ async fn a_disk_that_fills_in_the_middle_cuts_those_who_follow_and_the_next_requ
 
 /// Promise 3: the last chunk waits for the proof, however the bytes came.
 #[tokio::test]
-async fn the_tail_of_what_is_passed_through_waits_for_the_last_byte() {
+async fn the_tail_of_a_pass_through_waits_for_the_last_byte() {
     let scene = Scene::with(LARGE).await;
     let gate = scene.upstream.hold_after(Target::Archive, scene.zip.len() - 1);
     let mut response = client().get(scene.url()).send().await.unwrap();
@@ -148,7 +148,7 @@ async fn the_tail_of_what_is_passed_through_waits_for_the_last_byte() {
 
 /// Promises 1 and 3: wrong bytes never look complete, and the next request heals.
 #[tokio::test]
-async fn wrong_bytes_that_are_passed_through_never_look_complete() {
+async fn a_pass_through_of_wrong_bytes_never_looks_complete() {
     for length in [None, Some(Fault::NoLength)] {
         for wrong in [Fault::WrongBytes, Fault::WrongLastByte] {
             let scene = Scene::with(LARGE).await;
@@ -193,7 +193,7 @@ async fn a_broken_download_that_is_passed_through_is_resumed() {
 /// Promise 4: what the client has was not kept, so an upstream that starts over is not believed; unless nobody has any
 /// of it yet.
 #[tokio::test]
-async fn an_upstream_that_starts_over_aborts_what_is_passed_through() {
+async fn an_upstream_that_starts_over_aborts_a_pass_through() {
     for fault in [Fault::RangeIgnored, Fault::RangeOtherBytes] {
         let scene = Scene::with(LARGE).await;
         scene.upstream.fault(Target::Archive, fault);
@@ -220,7 +220,7 @@ async fn an_upstream_that_starts_over_aborts_what_is_passed_through() {
 
 /// Promise 4: clients that were told one length get that length or an abort.
 #[tokio::test]
-async fn an_upstream_that_resumes_with_another_length_aborts_what_is_passed_through() {
+async fn an_upstream_that_resumes_with_another_length_aborts_a_pass_through() {
     for more in [-1_i64, 1] {
         let scene = Scene::with(LARGE).await;
         let other = scene.zip.len().checked_add_signed(more as isize).unwrap();
@@ -239,7 +239,7 @@ async fn an_upstream_that_resumes_with_another_length_aborts_what_is_passed_thro
 
 /// Section 4: registries sign URLs that expire; the document is asked anew once, here too.
 #[tokio::test]
-async fn an_expired_url_is_asked_anew_when_nothing_can_be_kept() {
+async fn an_expired_url_is_asked_again_when_nothing_can_be_kept() {
     let scene = Scene::over(FakeUpstream::builder().signed_urls().start().await, LARGE).await;
     scene.upstream.expire_urls();
     scene.was_passed_through(&scene.larder.get(&scene.path).await);

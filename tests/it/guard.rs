@@ -404,7 +404,7 @@ async fn a_credential_is_used_for_the_upstreams_it_lists_and_for_no_other() {
 
 /// The same host, allowed to everybody by `allow_private`: the other upstream gets there, without the credential.
 #[tokio::test]
-async fn allow_private_lends_nobody_a_credential() {
+async fn allow_private_grants_no_credential() {
     let corporate = Corporate::start().await;
     for (upstreams, shown) in [(format!("[\"{HOST}\"]"), true), ("[]".to_owned(), false)] {
         let section = format!("upstreams = {upstreams}\ntoken = SECRET");

@@ -52,7 +52,7 @@ fn errors(answer: &Answer) -> String {
 
 /// PROTOCOL 2.5, the HEAD trap: the true length, since there are ranges.
 #[tokio::test]
-async fn head_on_a_held_archive_has_its_true_length_and_offers_ranges() {
+async fn head_on_a_stored_archive_has_its_true_length_and_offers_ranges() {
     for size in [SMALL, LARGE] {
         let (upstream, larder, path, bytes) = with_archive(size).await;
         larder.get(&path).await.expect(200);
@@ -107,7 +107,7 @@ async fn head_on_documents_sums_and_errors_has_the_length_of_the_get() {
 }
 
 #[tokio::test]
-async fn ranges_of_a_held_archive_are_answered() {
+async fn ranges_of_a_stored_archive_are_answered() {
     for size in [SMALL, LARGE] {
         let (_upstream, larder, path, bytes) = with_archive(size).await;
         larder.get(&path).await.expect(200);
@@ -368,7 +368,7 @@ async fn documents_are_asked_again_and_digest_named_files_kept_for_ever() {
 }
 
 #[tokio::test]
-async fn cache_status_says_how_an_answer_came_about() {
+async fn cache_status_names_the_cache_outcome_of_each_answer() {
     let mut upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").size(LARGE));
     let larder = Larder::mirroring(&upstream).start().await;
@@ -577,7 +577,7 @@ async fn only_the_configured_clients_are_answered() {
 }
 
 #[tokio::test]
-async fn nobody_is_believed_who_is_no_trusted_proxy() {
+async fn forwarded_headers_of_an_untrusted_peer_are_ignored() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let larder = Larder::mirroring(&upstream).server("clients = [\"10.0.0.0/8\"]").start().await;

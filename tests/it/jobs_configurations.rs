@@ -61,7 +61,7 @@ fn all(state: &str) -> Vec<String> {
 
 /// A plan says what is so when it ends: what it had to read to find out what is called is held by then.
 #[tokio::test]
-async fn the_modules_that_a_plan_had_to_read_are_held_when_it_ends() {
+async fn the_modules_that_a_plan_had_to_read_are_stored_when_it_ends() {
     let mut shelf = shelf().await;
     shelf.put("calls", &tar_gz(&[("main.tf", b"module \"deep\" {\n  source = \"acme/deep/test\"\n}\n")]));
     let larder = shelf.larder().start().await;
@@ -75,7 +75,7 @@ async fn the_modules_that_a_plan_had_to_read_are_held_when_it_ends() {
 }
 
 #[tokio::test]
-async fn what_a_configuration_needs_is_warmed_and_is_there_when_the_upstream_is_not() {
+async fn the_requirements_of_a_configuration_are_warmed_and_served_without_upstream() {
     let mut shelf = shelf().await;
     let larder = shelf.larder().start().await;
     let desk = Desk::of(&larder);
@@ -133,7 +133,7 @@ async fn a_tar_of_configurations_is_the_same_order() {
 
 /// What cannot be had is named with its place and its reason, and stops nothing else.
 #[tokio::test]
-async fn what_cannot_be_had_is_a_failed_item_with_its_place() {
+async fn an_unavailable_requirement_is_a_failed_item_with_its_file_and_line() {
     let shelf = shelf().await;
     shelf.archives.serve_file("/files/net.tar.gz", "application/octet-stream", b"no archive".to_vec());
     let larder = shelf.larder().start().await;
@@ -161,7 +161,7 @@ async fn what_cannot_be_had_is_a_failed_item_with_its_place() {
 
 /// *Done when* 4, of configurations: they are part of what is written down.
 #[tokio::test]
-async fn a_job_of_a_configuration_goes_on_after_a_restart() {
+async fn a_job_of_a_configuration_continues_after_a_restart() {
     let shelf = shelf().await;
     let larder = shelf.larder().start().await;
     let desk = Desk::of(&larder);

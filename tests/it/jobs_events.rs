@@ -57,7 +57,7 @@ fn told(names: &[&str]) -> Value {
 }
 
 #[tokio::test]
-async fn whoever_follows_a_job_is_told_all_of_it_then_what_changes_then_its_end() {
+async fn job_events_are_the_whole_job_then_changes_then_the_end() {
     let upstream = upstream_of(&["one", "two", "three"]).await;
     let gate = upstream.hold_after(Target::Archive.of("-two_"), HALF);
     let larder = Larder::mirroring(&upstream).start().await;
@@ -101,7 +101,7 @@ async fn whoever_follows_a_job_is_told_all_of_it_then_what_changes_then_its_end(
 
 /// Promise 11: what one reader has not taken yet is bounded by the job, however long it runs.
 #[tokio::test]
-async fn many_may_follow_and_one_that_reads_nothing_holds_up_nobody() {
+async fn many_clients_may_follow_a_job_and_one_that_reads_nothing_delays_no_other() {
     let upstream = upstream_of(&["one", "two"]).await;
     let gate = upstream.hold_after(Target::Archive, HALF);
     let larder = Larder::mirroring(&upstream).start().await;
@@ -130,7 +130,7 @@ async fn many_may_follow_and_one_that_reads_nothing_holds_up_nobody() {
 }
 
 #[tokio::test]
-async fn a_job_that_is_cancelled_tells_its_end_and_a_larder_that_stops_ends_the_stream_at_once() {
+async fn a_job_that_is_cancelled_reports_its_end_and_a_larder_that_stops_ends_the_stream_at_once() {
     let upstream = upstream_of(&["one", "two"]).await;
     let _gate = upstream.hold_after(Target::Archive, HALF);
     let larder = Larder::mirroring(&upstream).drain(Duration::from_secs(3600)).start().await;

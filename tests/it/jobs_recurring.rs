@@ -85,7 +85,7 @@ async fn it_runs_at_the_start_and_again_in_its_interval_and_a_restart_does_not_r
 }
 
 #[tokio::test]
-async fn one_that_failed_is_tried_again_less_and_less_often() {
+async fn a_failing_recurring_job_is_retried_with_growing_intervals() {
     let upstream = upstream().await;
     upstream.fault(Target::Versions, Fault::Status(404));
     let builder = recurring(Larder::mirroring(&upstream).with("fresh = { not_found = \"0s\" }"), "[\"acme/null\"]");
@@ -106,7 +106,7 @@ async fn one_that_failed_is_tried_again_less_and_less_often() {
 
 /// Files are read anew for each run, and what is wrong with them then is told.
 #[tokio::test]
-async fn a_lock_file_is_read_anew_each_time() {
+async fn a_lock_file_is_read_again_each_time() {
     let upstream = upstream().await;
     upstream.publish(both(Provider::new("acme", "null").version("1.3.0")));
     let folder = Folder::new();
@@ -152,7 +152,7 @@ async fn a_reload_takes_them_over_and_offline_none_runs() {
 }
 
 #[tokio::test]
-async fn more_of_them_than_may_run_wait_and_leave_a_place_to_whoever_asks() {
+async fn recurring_jobs_beyond_the_limit_wait_and_leave_a_slot_for_others() {
     let upstream = FakeUpstream::start().await;
     let names: Vec<String> = (0..12).map(|number| format!("p{number}")).collect();
     names.iter().for_each(|name| upstream.publish(Provider::new("acme", name).size(100_000)));
@@ -199,7 +199,7 @@ async fn a_run_that_ends_after_a_reload_that_took_larder_offline_is_noted_and_no
 
 /// Nothing recurs offline: neither does what a restart has interrupted, and nobody is told that it is missing.
 #[tokio::test]
-async fn a_run_that_a_restart_interrupted_does_not_go_on_offline_and_begins_anew_later() {
+async fn a_run_that_a_restart_interrupted_does_not_continue_offline_and_begins_again_later() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").size(100_000));
     let gate = upstream.hold_after(Target::Archive, 1000);
@@ -229,7 +229,7 @@ async fn a_run_that_a_restart_interrupted_does_not_go_on_offline_and_begins_anew
 
 /// A share that is mounted late keeps no client waiting.
 #[tokio::test]
-async fn what_is_written_as_a_path_may_be_missing_and_is_looked_for_each_time() {
+async fn a_path_in_warm_may_be_missing_and_is_read_at_each_run() {
     let upstream = upstream().await;
     let mut site = site::Site::new(&upstream);
     site.text += "[[warm]]\nwhat = [\"./gone\", \"no.lock.hcl\"]\nplatforms = [\"linux_amd64\"]\n";
@@ -252,7 +252,7 @@ async fn what_is_written_as_a_path_may_be_missing_and_is_looked_for_each_time() 
 
 /// Section 3: `check` reports every problem, and `status` tells where no larder runs, too.
 #[tokio::test]
-async fn check_says_what_is_wrong_with_them_and_status_tells_of_them_without_a_larder() {
+async fn check_reports_problems_of_recurring_jobs_and_status_lists_them_without_a_larder() {
     let upstream = upstream().await;
     let mut site = site::Site::new(&upstream);
     let good = site.text.clone();

@@ -144,7 +144,7 @@ async fn jobs_that_ended_are_listed_as_they_ended_and_stay_so() {
 
 /// What was written of it before says that it runs, and somebody has stopped it.
 #[tokio::test]
-async fn a_job_whose_end_the_disk_did_not_take_does_not_go_on() {
+async fn a_job_whose_end_the_disk_did_not_take_does_not_continue() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "slow").size(2 * HALF));
     let gate = upstream.hold_after(Target::Archive, HALF);
@@ -200,7 +200,7 @@ async fn a_job_that_was_pinned_while_it_ran_pins_after_a_restart() {
 
 /// Law 6: a broken record is logged and set aside.
 #[tokio::test]
-async fn a_record_that_cannot_be_read_is_set_aside_and_said_and_the_others_are_there() {
+async fn a_record_that_cannot_be_read_is_quarantined_and_said_and_the_others_are_there() {
     let upstream = FakeUpstream::start().await;
     ["one", "two", "three"].iter().for_each(|name| upstream.publish(Provider::new("acme", name)));
     let folder = Folder::new();
@@ -235,7 +235,7 @@ async fn a_record_that_cannot_be_read_is_set_aside_and_said_and_the_others_are_t
 }
 
 #[tokio::test]
-async fn as_many_are_written_down_as_are_kept_in_mind() {
+async fn the_missing_list_has_one_limit_in_memory_and_on_disk() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let folder = Folder::new();
@@ -254,7 +254,7 @@ async fn as_many_are_written_down_as_are_kept_in_mind() {
 
 /// Promise 12: nothing leaves, and what would have been fetched is listed.
 #[tokio::test]
-async fn a_job_that_goes_on_in_a_sealed_larder_fails_and_says_what_is_missing() {
+async fn a_job_resumed_in_a_sealed_larder_fails_and_lists_missing_packages() {
     let upstream = FakeUpstream::start().await;
     ["held", "slow"].iter().for_each(|name| upstream.publish(Provider::new("acme", name).size(2 * HALF)));
     let gate = upstream.hold_after(Target::Archive.of("slow"), HALF);
@@ -277,7 +277,7 @@ async fn a_job_that_goes_on_in_a_sealed_larder_fails_and_says_what_is_missing() 
 
 /// The job of a command is the command's alone: no larder that starts later fetches behind the back of whoever stopped it.
 #[tokio::test]
-async fn the_job_of_a_command_goes_on_with_the_same_command_and_not_by_itself() {
+async fn an_interrupted_command_line_job_resumes_only_with_the_same_command() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").size(2 * HALF));
     let gate = upstream.hold_after(Target::Archive, HALF);

@@ -32,7 +32,7 @@ async fn install(larder: &Larder, name: &str) -> String {
 
 /// Promise 6 and section 4: a version that upstream has dropped stays listed and installable, and says so.
 #[tokio::test]
-async fn a_version_that_upstream_withdrew_stays_while_it_is_held() {
+async fn a_version_that_upstream_withdrew_stays_while_it_is_stored() {
     let upstream = publishing().await;
     upstream.publish(null().version("1.1.0"));
     let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
@@ -54,7 +54,7 @@ async fn a_version_that_upstream_withdrew_stays_while_it_is_held() {
 
 /// Section 4: the same for a provider that is gone altogether, whether upstream says 404 or 410.
 #[tokio::test]
-async fn a_provider_that_upstream_withdrew_stays_while_it_is_held() {
+async fn a_provider_that_upstream_withdrew_stays_while_it_is_stored() {
     for status in [404, 410] {
         let upstream = publishing().await;
         let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
@@ -129,7 +129,7 @@ async fn a_platform_that_was_absent_appears_once_its_404_is_no_longer_believed()
 
 /// Section 3: `keep_gone = false` also lets go of what was kept listed before it was set.
 #[tokio::test]
-async fn what_was_kept_listed_goes_when_keep_gone_is_switched_off() {
+async fn dropped_versions_disappear_when_keep_gone_is_switched_off() {
     let upstream = publishing().await;
     let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
     install(&larder, "null").await;
@@ -143,7 +143,7 @@ async fn what_was_kept_listed_goes_when_keep_gone_is_switched_off() {
 
 /// Promise 12: sealed, what is held is served however old, nothing goes out, and what is missing says why.
 #[tokio::test]
-async fn offline_serves_what_is_held_and_asks_nobody() {
+async fn offline_serves_stored_packages_and_asks_no_upstream() {
     let upstream = publishing().await;
     let clock = Clock::default();
     let larder = Larder::mirroring(&upstream).clock(&clock).start().await;
@@ -245,7 +245,7 @@ async fn a_restart_keeps_everything() {
 
 /// Section 4: rendered answers are made again when what they tell of has changed.
 #[tokio::test]
-async fn the_h1_appears_in_an_answer_that_was_cached_before() {
+async fn the_h1_appears_in_an_answer_that_was_rendered_before() {
     for memory in ["64MiB", "1KiB", "0B"] {
         let upstream = publishing().await;
         let larder = Larder::mirroring(&upstream).store(&format!("memory = \"{memory}\"")).start().await;
@@ -282,7 +282,7 @@ async fn a_clock_that_was_set_back_makes_nothing_fresh_for_ever() {
 
 /// Promise 2: while only the predecessor's archive is held, its whole set answers, also after its 24 h.
 #[tokio::test]
-async fn a_replaced_set_whose_archive_alone_is_held_answers_whole_while_upstream_is_down() {
+async fn a_replaced_set_whose_archive_alone_is_stored_answers_whole_while_upstream_is_down() {
     let mut upstream = FakeUpstream::start().await;
     upstream.publish(null());
     let larder = Larder::mirroring(&upstream).start().await;
@@ -318,7 +318,7 @@ async fn an_unknown_platform_hides_no_known_one_when_the_upstream_is_gone() {
 
 /// Promise 12: in a sealed network, one damaged name takes no platform away whose archive is held.
 #[tokio::test]
-async fn a_damaged_name_hides_nothing_that_is_held() {
+async fn a_damaged_name_hides_nothing_that_is_stored() {
     let upstream = publishing().await;
     let larder = Larder::mirroring(&upstream).start().await;
     let archive = install(&larder, "null").await;

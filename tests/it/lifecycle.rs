@@ -47,7 +47,7 @@ async fn sigterm_lets_a_running_download_finish_and_refuses_new_connections() {
 }
 
 #[tokio::test]
-async fn sigterm_with_nothing_under_way_ends_at_once_although_connections_are_open() {
+async fn sigterm_without_downloads_exits_at_once_despite_open_connections() {
     let upstream = FakeUpstream::start().await;
     let folder = Folder::new();
     let larder = Process::start(&Larder::mirroring(&upstream).on(&folder), folder.path());
@@ -90,7 +90,7 @@ async fn readiness_follows_the_store_and_not_the_upstreams() {
 
 /// Section 3: all problems are reported together with the line.
 #[tokio::test]
-async fn a_bad_configuration_is_told_all_its_problems_at_once_with_their_lines() {
+async fn all_problems_of_a_bad_configuration_are_reported_at_once_with_their_lines() {
     let folder = Folder::new();
     let text =
         "[server]\nlisten = \"8080\"\nopne = true\n[store]\nmax_size = \"much\"\n[[upstream]]\nurl = \"ftp://x/\"\n";

@@ -203,7 +203,7 @@ fn begun_at(base: &str, path: &str) -> impl Future<Output = Result<reqwest::Resp
 
 /// Promise 4: a slow client holds back nobody, and gets everything in the end.
 #[tokio::test]
-async fn a_client_that_reads_nothing_holds_back_nobody() {
+async fn a_client_that_reads_nothing_delays_no_other_client() {
     let (upstream, bytes) = publishing(16_000_000).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let path = larder.archive_path("null", "1.2.0").await;
@@ -227,7 +227,7 @@ async fn a_client_that_reads_nothing_holds_back_nobody() {
 
 /// Promise 4 and PROTOCOL 2.5: HEAD and GET of a cold archive are one fetch, and HEAD tells the true length.
 #[tokio::test]
-async fn head_and_get_together_are_one_fetch() {
+async fn head_and_get_share_one_fetch() {
     for size in [100_000, ARCHIVE_BYTES] {
         let (upstream, bytes) = publishing(size).await;
         let larder = Larder::mirroring(&upstream).start().await;

@@ -36,7 +36,7 @@ fn only(grown: BTreeMap<String, f64>, of: &str) -> BTreeMap<String, f64> {
 
 /// What is only there once it happened never grows in a query for what grew.
 #[tokio::test]
-async fn what_an_upstream_has_not_answered_yet_is_there_at_nothing() {
+async fn a_download_without_an_answer_yet_reports_zero_bytes() {
     let upstream = FakeUpstream::start().await;
     let larder = Larder::mirroring(&upstream).start().await;
     let before = scrape(&larder).await;
@@ -129,7 +129,7 @@ async fn requests_are_counted_by_route_and_by_how_they_ended() {
 
 /// Whoever is turned away is counted, by the rule that says so.
 #[tokio::test]
-async fn whoever_is_turned_away_is_counted_by_the_reason() {
+async fn refused_requests_are_counted_by_reason() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(edition(1));
     let larder = Larder::mirroring(&upstream).network("offline = true").start().await;
@@ -159,7 +159,7 @@ async fn whoever_is_turned_away_is_counted_by_the_reason() {
 
 /// What an upstream sends that does not prove, by what is wrong with it; and what an operator must decide.
 #[tokio::test]
-async fn what_does_not_prove_is_counted_by_kind_and_what_was_republished_waits() {
+async fn failed_verifications_are_counted_by_kind_and_republished_versions_wait() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(edition(1));
     let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
@@ -230,7 +230,7 @@ async fn a_version_that_waits_for_accept_still_waits_when_upstream_drops_it() {
 
 /// What an upstream brought stays counted when it is not configured any more.
 #[tokio::test]
-async fn what_was_received_since_the_start_never_shrinks() {
+async fn the_counter_of_received_bytes_never_shrinks() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(edition(1));
     let larder = Larder::mirroring(&upstream).start().await;
@@ -248,7 +248,7 @@ async fn what_was_received_since_the_start_never_shrinks() {
 
 /// Where bytes came from does not change when they break off.
 #[tokio::test]
-async fn the_bytes_of_a_body_that_breaks_off_came_from_where_they_came() {
+async fn bytes_of_a_broken_body_are_counted_by_their_true_source() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(edition(1).size(3_000_000));
     let larder = Larder::mirroring(&upstream).start().await;
@@ -283,7 +283,7 @@ async fn a_client_that_leaves_before_its_answer_is_counted() {
 
 /// The requests and the bytes that the upstream itself saw, by what it answered.
 #[tokio::test]
-async fn what_goes_upstream_is_counted_as_the_upstream_counts_it() {
+async fn upstream_requests_and_bytes_are_counted_as_the_upstream_counts_them() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(edition(1).size(2_000_000));
     let larder = Larder::mirroring(&upstream).start().await;
@@ -314,7 +314,7 @@ async fn what_goes_upstream_is_counted_as_the_upstream_counts_it() {
 
 /// What is stored, what had to go, and what was found damaged.
 #[tokio::test]
-async fn the_store_is_seen_as_it_is_and_evictions_and_damage_are_counted() {
+async fn store_metrics_match_the_store_and_evictions_and_damage_are_counted() {
     let upstream = FakeUpstream::start().await;
     for name in ["one", "two", "three", "four"] {
         upstream.publish(Provider::new("acme", name).size(300_000));
@@ -370,7 +370,7 @@ async fn the_store_is_seen_as_it_is_and_evictions_and_damage_are_counted() {
 
 /// Who waits for an upstream is seen while it does.
 #[tokio::test]
-async fn requests_that_wait_and_downloads_under_way_are_seen_while_they_are() {
+async fn waiting_requests_and_running_downloads_are_gauges() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(edition(1).size(2_000_000));
     let larder = Larder::mirroring(&upstream).start().await;

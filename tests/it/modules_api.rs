@@ -289,7 +289,7 @@ async fn spellings_of_a_name_are_one_page_only_where_the_registry_says_so() {
 
 /// The table of section 4, where nothing is held and where something is.
 #[tokio::test]
-async fn upstreams_trouble_is_told_by_the_table() {
+async fn upstream_failures_have_the_statuses_of_the_table() {
     let path = ours("/modules/search?q=vpc");
     for (fault, status, says) in [
         (Fault::Status(404), 404, "does not exist"),

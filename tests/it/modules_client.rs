@@ -25,7 +25,7 @@ async fn unlike_the_repository(scene: &ModuleScene, workspace: &Workspace, forms
 
 /// What the tests here stand on: without larder, all of it installs.
 #[tokio::test]
-async fn the_scene_is_one_that_the_client_installs_from_directly() {
+async fn the_test_registry_works_with_the_real_client_directly() {
     let Some(client) = Terraform::find() else { return };
     let Some(scene) = ModuleScene::start(None).await else { return };
     let forms = direct_forms(&every_form(&scene).await);

@@ -57,7 +57,7 @@ async fn a_source_that_larder_cannot_fetch_is_passed_on_byte_for_byte() {
 
 /// Promise 8: what may be a secret is not handed out, and not said anywhere.
 #[tokio::test]
-async fn a_source_whose_address_may_hold_a_secret_is_told_to_nobody() {
+async fn a_source_address_that_may_hold_a_secret_is_in_no_error_and_no_log() {
     let shelf = Shelf::start().await;
     let folder = Folder::new();
     let larder = Process::start(&shelf.larder_on(&folder), folder.path());
@@ -103,7 +103,7 @@ async fn a_sealed_larder_sends_nobody_out() {
 
 /// Promise 6: a version that has moved to where larder cannot follow does not hide what is held of it.
 #[tokio::test]
-async fn what_is_held_is_served_though_upstream_has_moved_it_elsewhere() {
+async fn a_stored_archive_is_served_although_upstream_moved_it() {
     let shelf = Shelf::of_one().await;
     let larder = shelf.larder().nothing_stays_fresh().start().await;
     let (place, archive) = fetch(larder.base(), "one").await;

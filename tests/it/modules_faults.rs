@@ -33,7 +33,7 @@ async fn a_client_that_leaves_cancels_nothing() {
 
 /// Promise 4: a download that breaks is resumed where its server can say that the bytes are the same, else begun again.
 #[tokio::test]
-async fn a_download_that_breaks_is_resumed_or_begun_again() {
+async fn a_download_that_breaks_is_resumed_or_restarted() {
     for (faults, resumes) in [
         (vec![Fault::Truncated(60_000)], true),
         (vec![Fault::Reset(60_000)], true),
@@ -113,7 +113,7 @@ async fn a_page_or_a_list_of_checksums_that_does_not_come_is_given_up_and_keeps_
 
 /// Section 4: a location may have expired; it is asked anew once, and what comes of that is not remembered.
 #[tokio::test]
-async fn a_location_that_was_refused_is_asked_anew_once() {
+async fn a_location_that_was_refused_is_asked_again_once() {
     for status in [400, 401, 403, 404, 410] {
         let shelf = Shelf::of_one().await;
         let larder = shelf.larder().start().await;
@@ -172,7 +172,7 @@ async fn a_checksum_that_does_not_match_is_refused_with_both() {
 
 /// PROTOCOL 2.5: a client gives a document ten seconds and an archive for ever.
 #[tokio::test]
-async fn a_cold_module_that_takes_long_is_told_without_its_digest_and_its_archive_waits() {
+async fn a_slow_cold_module_is_answered_without_its_digest_and_its_archive_waits() {
     let shelf = Shelf::start().await;
     shelf.put("one", &tar_gz(&[("modules/x/main.tf", b"# x\n")]));
     shelf.publish("one", &format!("{}//modules/x?archive=tar.gz", shelf.url("one.tar.gz")));
@@ -198,7 +198,7 @@ async fn a_cold_module_that_takes_long_is_told_without_its_digest_and_its_archiv
 
 /// The same where a page names the source, and a folder in it: nobody is sent to the wrong one.
 #[tokio::test]
-async fn a_folder_that_a_page_names_is_told_before_its_archive_is_there() {
+async fn a_submodule_folder_is_answered_before_its_archive_is_complete() {
     let shelf = Shelf::of_one().await;
     let location = format!("{}//modules/x?archive=tar.gz", shelf.url("one.tar.gz"));
     shelf.archives.serve_terraform_get("/pages/one", &location);

@@ -70,7 +70,7 @@ impl Guarded {
 
 /// What the refusals below stand on: what is named is fetched, over both.
 #[tokio::test]
-async fn what_the_configuration_names_is_fetched_over_https_and_ssh() {
+async fn configured_git_hosts_are_fetched_over_https_and_ssh() {
     let Some(guarded) = Guarded::start().await else { return };
     guarded.repository("acme/plain", |_| {});
     let over_https = format!("git::{}?ref=v1.0.0", guarded.allowed("acme/plain"));

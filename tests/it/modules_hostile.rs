@@ -131,7 +131,7 @@ async fn more_entries_than_may_be_are_refused() {
 }
 
 #[tokio::test]
-async fn what_is_no_archive_or_half_of_one_is_refused() {
+async fn files_that_are_no_archive_or_a_truncated_one_are_refused() {
     let whole = tar_gz(&[("main.tf", &crate::support::shelf::noise(1, 100_000))]);
     refuses("m.tar.gz", &whole[..50_000], &["cannot be read"]).await;
     refuses("m.tar.gz", b"<html>sign in</html>", &["cannot be read"]).await;

@@ -113,7 +113,7 @@ fn move_the_tag(scene: &ModuleScene) {
 
 /// Done when 3: while it is held, what was seen first is served; and the operator learns of it.
 #[tokio::test]
-async fn a_moved_tag_is_reported_and_what_was_seen_first_goes_on_being_served() {
+async fn a_moved_tag_is_reported_and_the_first_tree_stays_served() {
     let Some(scene) = ModuleScene::start(None).await else { return };
     scene.net.tag("moving");
     scene.publish(&form("one", scene.over_https("?ref=moving")));

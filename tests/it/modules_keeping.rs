@@ -22,7 +22,7 @@ fn list_path(name: &str) -> String {
 
 /// Promise 6: the registry down, the archive host down, both; before and after a restart.
 #[tokio::test]
-async fn a_module_that_is_held_is_served_while_everything_upstream_is_down() {
+async fn a_stored_module_is_served_while_every_upstream_is_down() {
     let mut shelf = Shelf::of_one().await;
     let larder = shelf.larder().nothing_stays_fresh().start().await;
     let list = larder.get(&list_path("one")).await.expect(200).body;
@@ -112,7 +112,7 @@ async fn a_version_of_a_module_that_upstream_dropped_stays_listed() {
 
 /// Promise 12.
 #[tokio::test]
-async fn offline_what_is_held_is_served_however_old_and_what_is_not_is_named() {
+async fn offline_stored_packages_are_served_at_any_age_and_others_are_named() {
     let shelf = Shelf::of_one().await;
     shelf.put("two", &tar_gz(&[("main.tf", b"# two\n")]));
     let larder = shelf.larder().start().await;
@@ -210,7 +210,7 @@ async fn two_modules_that_differ_in_case_alone_are_each_pinned_for_themselves() 
 
 /// What was seen first is seen first, also where `fold_case` is changed: nobody gets a moved version by a switch.
 #[tokio::test]
-async fn a_switch_of_fold_case_forgets_nothing_that_was_seen() {
+async fn changing_fold_case_forgets_no_first_seen_record() {
     for (before, after) in [(false, true), (true, false)] {
         let shelf = Shelf::of_one().await;
         let at = shelf.url("one.tar.gz");
@@ -252,7 +252,7 @@ fn flip(path: &std::path::Path) {
 
 /// Promise 10: whatever its size, and whether the damage is found by a request or by `verify`.
 #[tokio::test]
-async fn a_damaged_module_archive_is_set_aside_and_fetched_again() {
+async fn a_damaged_module_archive_is_quarantined_and_fetched_again() {
     for size in [1000, 2_000_000] {
         for found_by_verify in [true, false] {
             let shelf = Shelf::start().await;
@@ -279,7 +279,7 @@ async fn a_damaged_module_archive_is_set_aside_and_fetched_again() {
 
 /// Promise 10: a name or a sighting that was damaged costs a fetch at most, and never the pin of the first tree.
 #[tokio::test]
-async fn a_damaged_name_or_sighting_heals_and_what_was_seen_first_stays_right() {
+async fn a_damaged_name_or_first_seen_record_heals_and_the_first_tree_stays() {
     for what in ["names", "seen"] {
         let shelf = Shelf::of_one().await;
         let folder = Folder::new();
@@ -299,7 +299,7 @@ async fn a_damaged_name_or_sighting_heals_and_what_was_seen_first_stays_right() 
 
 /// Ranges and conditions, as for any archive that is held; and the location has no body to be long.
 #[tokio::test]
-async fn a_held_module_archive_answers_ranges_conditions_and_heads() {
+async fn a_stored_module_archive_answers_ranges_conditions_and_heads() {
     let shelf = Shelf::of_one().await;
     let larder = shelf.larder().start().await;
     let (place, archive) = fetch(larder.base(), "one").await;

@@ -59,7 +59,7 @@ async fn a_download_of_a_module_is_resumed_after_a_kill() {
 
 /// Promise 9: seen, then the blob, then its name: whatever of that is there after a kill, the next request has all.
 #[tokio::test]
-async fn what_a_kill_leaves_between_two_steps_of_a_commit_is_completed() {
+async fn a_commit_that_a_kill_interrupted_is_completed() {
     let (shelf, folder) = large().await;
     let larder = start(&shelf, &folder);
     let (place, archive) = fetch(larder.base(), "one").await;
@@ -79,7 +79,7 @@ async fn what_a_kill_leaves_between_two_steps_of_a_commit_is_completed() {
 
 /// Promise 9: an archive that was told with its digest is there after a kill.
 #[tokio::test]
-async fn a_module_that_was_told_survives_a_kill_at_once() {
+async fn an_answered_module_survives_an_immediate_kill() {
     let (mut shelf, folder) = large().await;
     let larder = start(&shelf, &folder);
     let told = larder.get(&download_path("one")).await.expect(204);

@@ -29,7 +29,7 @@ fn moved(shelf: &Shelf) {
 
 /// Everything that an `init` asks for is there afterwards, and warming again fetches nothing.
 #[tokio::test]
-async fn what_was_warmed_is_there_with_upstream_gone() {
+async fn warmed_modules_are_served_with_upstream_gone() {
     let mut shelf = Shelf::of_one().await;
     for version in ["1.1.0", "1.2.0", "2.0.0"] {
         shelf.registry.publish_module(Module::new("acme", "one", "test").version(version).at(&shelf.url("one.tar.gz")));
@@ -70,7 +70,7 @@ async fn what_was_warmed_is_there_with_upstream_gone() {
 
 /// Each thing ends by itself: what cannot be had says why, and hinders nothing.
 #[tokio::test]
-async fn what_cannot_be_warmed_says_why() {
+async fn an_item_that_cannot_be_warmed_says_why() {
     let shelf = Shelf::of_one().await;
     shelf.publish("bucket", "s3::https://s3.amazonaws.com/acme/net.zip");
     shelf.publish("broken", &shelf.url("absent.tar.gz"));
@@ -85,7 +85,7 @@ async fn what_cannot_be_warmed_says_why() {
 
 /// `refresh` finds that a version was published anew, `accept` takes it; what is held is served until then.
 #[tokio::test]
-async fn refresh_finds_a_module_that_was_published_anew_and_accept_takes_it() {
+async fn refresh_finds_a_module_that_was_republished_and_accept_takes_it() {
     let shelf = Shelf::of_one().await;
     let larder = shelf.larder().start().await;
     let (place, archive) = fetch(larder.base(), "one").await;
@@ -184,7 +184,7 @@ async fn the_commands_print_modules_for_people_and_for_machines() {
 
 /// What was looked at goes into the figures.
 #[tokio::test]
-async fn the_figures_tell_of_modules() {
+async fn status_counts_modules() {
     let shelf = Shelf::of_one().await;
     shelf.publish("bucket", "s3::https://s3.amazonaws.com/acme/net.zip");
     shelf.put("bad", b"no archive");
@@ -210,7 +210,7 @@ async fn the_figures_tell_of_modules() {
 
 /// What is forgotten is asked anew in every form, at once; what is about others stays.
 #[tokio::test]
-async fn purge_forgets_the_details_that_are_kept_of_a_module_or_a_provider() {
+async fn purge_removes_cached_detail_pages() {
     let upstream = FakeUpstream::start().await;
     let modules = [Listed::new("Acme/vpc/aws", &["1.0.0", "v1.1.0"]), Listed::new("Acme/vpc/google", &["1.0.0"])];
     upstream.list(&modules, &[Listed::new("acme/null", &["1.0.0"]), Listed::new("acme/other", &["1.0.0"])]);

@@ -47,7 +47,7 @@ async fn seen_and_purged(shelf: &Shelf) -> Folder {
 
 /// A damaged record tells that there was one: what comes next is not taken for the first, also after a restart.
 #[tokio::test]
-async fn a_module_whose_first_sight_was_damaged_is_refused_until_it_is_accepted() {
+async fn a_module_with_a_damaged_first_seen_record_is_refused_until_it_is_accepted() {
     for damaged in [&b""[..], b"{}\n{}", b"\0\0\0\0\0\0\0\0"] {
         let shelf = Shelf::of_one().await;
         let folder = seen_and_purged(&shelf).await;
@@ -79,7 +79,7 @@ async fn a_module_whose_first_sight_was_damaged_is_refused_until_it_is_accepted(
 
 /// What an archive tells is put down before it goes: whether an operator purges it, or it is evicted.
 #[tokio::test]
-async fn what_a_module_was_is_put_down_before_its_archive_goes() {
+async fn a_modules_first_seen_record_is_written_before_its_archive_is_evicted() {
     for is_purged in [true, false] {
         let shelf = Shelf::start().await;
         for (seed, name) in ["one", "two", "three"].into_iter().enumerate() {
@@ -105,7 +105,7 @@ async fn what_a_module_was_is_put_down_before_its_archive_goes() {
 
 /// Who looks for damage finds it, and does not make the module new by that.
 #[tokio::test]
-async fn verify_tells_of_a_damaged_first_sight_and_leaves_it_refused() {
+async fn verify_reports_a_damaged_first_seen_record_and_leaves_the_module_refused() {
     let shelf = Shelf::of_one().await;
     let folder = seen_and_purged(&shelf).await;
     std::fs::write(&folder.files("seen")[0], "gone").unwrap();
@@ -123,7 +123,7 @@ async fn verify_tells_of_a_damaged_first_sight_and_leaves_it_refused() {
 
 /// Where nobody knows what it was, no client is sent elsewhere either, unless an operator says so.
 #[tokio::test]
-async fn a_module_whose_first_sight_was_damaged_sends_nobody_elsewhere() {
+async fn a_module_with_a_damaged_first_seen_record_sends_no_client_to_its_source() {
     let shelf = Shelf::of_one().await;
     let folder = seen_and_purged(&shelf).await;
     std::fs::write(&folder.files("seen")[0], "gone").unwrap();
@@ -154,7 +154,7 @@ async fn folding(shelf: &Shelf, folder: &Folder, folds: bool) -> Larder {
 
 /// What was seen while all spellings were one holds for each of them, whichever is looked at again afterwards.
 #[tokio::test]
-async fn a_look_at_one_spelling_forgets_nothing_of_another() {
+async fn a_recheck_of_one_spelling_forgets_nothing_of_another() {
     let (shelf, folder) = (two_spellings().await, Folder::new());
     let larder = folding(&shelf, &folder, true).await;
     larder.get(&other_spelling()).await.expect(204);
@@ -169,7 +169,7 @@ async fn a_look_at_one_spelling_forgets_nothing_of_another() {
 
 /// What was put down while spellings were told apart, and served while they were one, holds for each of them.
 #[tokio::test]
-async fn what_was_served_as_another_spelling_is_what_that_was() {
+async fn a_module_served_under_another_spelling_has_the_same_tree() {
     let (shelf, folder) = (two_spellings().await, Folder::new());
     let larder = folding(&shelf, &folder, false).await;
     fetch(larder.base(), "one").await;
@@ -212,7 +212,7 @@ async fn an_accept_between_two_switches_of_fold_case_mixes_nothing() {
 
 /// That a version is elsewhere now is accepted once, whatever another spelling was while all were one.
 #[tokio::test]
-async fn what_is_accepted_elsewhere_after_a_switch_of_fold_case_is_not_asked_again() {
+async fn a_tree_accepted_under_another_spelling_is_not_asked_again_after_fold_case_changes() {
     let (shelf, folder) = (two_spellings().await, Folder::new());
     let larder = folding(&shelf, &folder, true).await;
     larder.get(&other_spelling()).await.expect(204);

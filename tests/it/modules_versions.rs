@@ -85,7 +85,7 @@ async fn a_list_is_fresh_for_five_minutes_and_is_asked_about_then() {
 
 /// Promise 6: what is held is served while upstream is in trouble, gone or sealed off; what is not is told.
 #[tokio::test]
-async fn a_held_list_outlives_its_upstreams_trouble() {
+async fn a_stored_list_outlives_its_upstreams_trouble() {
     for (fault, status) in
         [(Fault::Status(404), 404), (Fault::Status(500), 502), (Fault::Html, 502), (Fault::Status(401), 502)]
     {

@@ -114,7 +114,7 @@ async fn an_archive_url_works_for_a_platform_whose_own_set_was_never_asked() {
 
 /// PROTOCOL 3.3: the `h1:` of the zip, also where directory entries make it differ from that of the tree.
 #[tokio::test]
-async fn the_h1_of_the_zip_is_listed_once_its_archive_is_held() {
+async fn the_h1_of_the_zip_is_listed_once_its_archive_is_stored() {
     for has_directories in [false, true] {
         let upstream = FakeUpstream::start().await;
         let provider = on_all_platforms(Provider::new("acme", "null")).size(50_000);
@@ -257,7 +257,7 @@ async fn an_upstream_in_trouble_is_502_and_not_remembered() {
 
 /// Promise 1: what does not prove is not listed as if it did.
 #[tokio::test]
-async fn hashes_are_never_taken_from_sums_that_do_not_prove() {
+async fn hashes_are_never_taken_from_sums_that_do_not_verify() {
     for fault in [Fault::SumsChangedAfterSigning, Fault::SignedByAnotherKey] {
         let upstream = FakeUpstream::start().await;
         upstream.publish(on_all_platforms(Provider::new("acme", "null")));

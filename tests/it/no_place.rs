@@ -61,7 +61,7 @@ async fn an_archive_larger_than_the_store_may_be_is_passed_through() {
 
 /// Promise 9: HEAD and Range are answered as for any archive that is not held, and HEAD fetches nothing to its end.
 #[tokio::test]
-async fn what_is_passed_through_has_no_parts() {
+async fn a_pass_through_ignores_ranges() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").size(LARGE));
     let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
@@ -131,7 +131,7 @@ async fn an_archive_whose_commit_fails_is_released_by_its_proof() {
 
 /// Promise 10: an archive that is damaged, and cannot be set aside either, is not served all the same.
 #[tokio::test]
-async fn a_damaged_archive_that_cannot_be_set_aside_is_passed_through() {
+async fn a_damaged_archive_that_cannot_be_quarantined_is_passed_through() {
     for size in [SMALL, LARGE] {
         let scene = Scene::with(size).await;
         scene.larder.get(&scene.path).await.expect(200);
@@ -148,7 +148,7 @@ async fn a_damaged_archive_that_cannot_be_set_aside_is_passed_through() {
 
 /// Promise 9, and the table of section 4: a disk that cannot be written makes nobody forget what was proven before.
 #[tokio::test]
-async fn a_version_published_anew_by_a_stranger_is_refused_although_nothing_can_be_written() {
+async fn a_version_republished_by_a_stranger_is_refused_although_nothing_can_be_written() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
@@ -169,7 +169,7 @@ async fn a_version_published_anew_by_a_stranger_is_refused_although_nothing_can_
 
 /// The same, where it was proven while it could not be noted, but its set was kept.
 #[tokio::test]
-async fn what_could_not_be_noted_is_known_by_its_set() {
+async fn a_version_whose_record_could_not_be_written_is_known_by_its_proof_set() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").version("1.1.0"));
     upstream.publish(Provider::new("acme", "null"));
@@ -208,7 +208,7 @@ const LOSSES: [fn(&Path); 4] = [vanish, is_replaced, is_made_anew_empty, is_a_fi
 /// Section 5: a store that is not the one larder locked holds nothing for it, and is not written to; everything is
 /// still answered.
 #[tokio::test]
-async fn a_store_that_is_lost_under_way_is_done_without() {
+async fn a_store_lost_at_run_time_does_not_stop_answers() {
     for (number, loss) in LOSSES.into_iter().enumerate() {
         for size in [SMALL, LARGE] {
             let scene = Scene::with(size).await;

@@ -25,7 +25,7 @@ async fn check_says_that_a_configuration_is_good() {
 
 /// Section 3: every problem at once, with its line.
 #[tokio::test]
-async fn check_tells_every_problem_of_a_bad_configuration() {
+async fn check_reports_every_problem_of_a_bad_configuration() {
     let mut site = Site::new(&FakeUpstream::start().await);
     site.text = "[server]\nlisten = \"8080\"\n[stor]\n[network]\noffline = \"no\"\n".to_owned();
     let said = site.run(&["check"]).await;
@@ -47,7 +47,7 @@ async fn check_tells_every_problem_of_a_bad_configuration() {
 
 /// Promise 8: what `serve` would refuse is a problem too.
 #[tokio::test]
-async fn check_tells_what_serve_would_refuse() {
+async fn check_reports_everything_that_serve_would_refuse() {
     let mut site = Site::new(&FakeUpstream::start().await);
     std::fs::write(site.home.path().join("token"), "s3cret-s3cret").unwrap();
     site.text =
@@ -111,7 +111,7 @@ async fn client_config_for_a_network_mirror_sends_all_configured_hosts_there() {
 }
 
 #[tokio::test]
-async fn status_tells_what_is_stored_whether_larder_runs_or_not() {
+async fn status_reports_the_store_whether_larder_runs_or_not() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let site = Site::new(&upstream);
@@ -146,7 +146,7 @@ async fn status_tells_what_is_stored_whether_larder_runs_or_not() {
 /// What somebody should look at is on the first page: a version that waits for a decision, an origin that is left
 /// alone, who was turned away, a store that is gone.
 #[tokio::test]
-async fn status_shows_what_somebody_should_look_at() {
+async fn status_shows_alarms_that_a_person_must_resolve() {
     let mut upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let mut site = Site::new(&upstream);

@@ -38,7 +38,7 @@ async fn a_taken_over_registry_is_reached_at_its_address_by_its_name() {
 }
 
 #[tokio::test]
-async fn a_certificate_that_nobody_vouches_for_is_an_error_that_says_so() {
+async fn an_untrusted_certificate_is_an_error_that_says_so() {
     let upstream = FakeUpstream::builder().tls().start().await;
     upstream.publish(provider());
     let larder = Larder::mirroring(&upstream).start().await;

@@ -46,7 +46,7 @@ fn address(what: &str) -> Value {
 }
 
 #[tokio::test]
-async fn sealed_what_upstream_lists_and_is_not_held_must_be_brought_and_what_it_does_not_list_cannot_be_had() {
+async fn a_sealed_plan_separates_listed_versions_to_bring_from_unlisted_ones() {
     let shelf = Shelf::with_registry(upstream_of_four().await).await;
     for version in ["1.0.0", "2.0.0"] {
         let at = shelf.file("one.tar.gz", &tar_gz(&[("main.tf", b"# one\n")]));
@@ -126,7 +126,7 @@ async fn a_plan_is_no_request_of_a_client_and_is_not_missing() {
 }
 
 #[tokio::test]
-async fn what_upstream_did_not_answer_just_now_is_unknown_and_not_impossible() {
+async fn an_item_without_an_upstream_answer_is_unknown_and_not_unavailable() {
     for fault in [Fault::Status(500), Fault::Html, Fault::Truncated(10), Fault::RetryAfter(429, 3600)] {
         let upstream = upstream_of_four().await;
         let larder = Larder::mirroring(&upstream).start().await;

@@ -60,7 +60,7 @@ async fn all_platforms_of_a_version_name_one_sums_and_one_signature() {
 
 /// Lock files, caches and CI logs hold URLs of before.
 #[tokio::test]
-async fn urls_that_name_the_platform_go_on_answering() {
+async fn urls_that_name_the_platform_continue_answering() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(null(1));
     let larder = Larder::mirroring(&upstream).start().await;
@@ -113,7 +113,7 @@ async fn whichever_stored_set_holds_the_digest_answers_current_or_previous() {
 /// The table, "400 … 410 for a file that a document names", from the client's side: what is not stored any more is asked
 /// for again, and an error is never taken for absence.
 #[tokio::test]
-async fn what_no_stored_set_holds_is_asked_of_upstream_again() {
+async fn a_digest_in_no_stored_proof_set_is_asked_of_upstream() {
     let mut upstream = FakeUpstream::start().await;
     upstream.publish(null(1));
     let clock = Clock::default();

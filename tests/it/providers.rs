@@ -97,7 +97,7 @@ async fn each_url_carries_the_digest_of_its_own_file() {
 
 /// Promise 5: archives, SHA256SUMS and signatures are byte-identical to upstream's.
 #[tokio::test]
-async fn archive_sums_and_signature_are_byte_identical_when_cold_and_when_held() {
+async fn archive_sums_and_signature_are_byte_identical_when_cold_and_when_stored() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").size(2_000_000));
     let larder = Larder::mirroring(&upstream).start().await;
@@ -264,7 +264,7 @@ async fn the_same_version_of_two_registries_keeps_its_own_bytes() {
 
 /// Promise 7: only configured upstreams are asked.
 #[tokio::test]
-async fn a_host_that_is_not_configured_is_told_with_the_reason() {
+async fn a_host_that_is_not_configured_is_reported_with_the_reason() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let larder = Larder::mirroring(&upstream).start().await;
@@ -286,7 +286,7 @@ async fn a_host_that_is_not_configured_is_told_with_the_reason() {
 }
 
 #[tokio::test]
-async fn what_no_name_version_platform_or_digest_can_be_is_400() {
+async fn invalid_names_versions_platforms_and_digests_are_400() {
     let upstream = FakeUpstream::start().await;
     let larder = Larder::mirroring(&upstream).start().await;
     let long = "a".repeat(129);

@@ -180,7 +180,7 @@ async fn a_larder_behind_a_larder_gives_the_same_lock_file() {
 
 /// PROTOCOL 2.5 and the checklist's fourth line: a dead upstream is never "no such provider".
 #[tokio::test]
-async fn with_nothing_held_and_the_upstream_gone_the_client_is_told_so() {
+async fn with_nothing_stored_and_the_upstream_gone_the_client_shows_the_cause() {
     let Some(client) = Terraform::find() else { return };
     let mut upstream = FakeUpstream::start().await;
     upstream.stop().await;

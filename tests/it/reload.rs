@@ -31,7 +31,7 @@ fn list_of_second() -> String {
 }
 
 #[tokio::test]
-async fn an_upstream_that_is_added_is_mirrored_and_one_that_is_removed_is_told_with_the_reason() {
+async fn an_upstream_that_is_added_is_mirrored_and_one_that_is_removed_is_reported_with_the_reason() {
     let (first, second) = (publishing(&["null"], 10_000).await, publishing(&["random"], 10_000).await);
     let larder = Larder::mirroring(&first).start().await;
     let list = list_of_second();
@@ -203,7 +203,7 @@ async fn a_new_credential_never_goes_to_the_place_that_was_asked_before() {
 }
 
 #[tokio::test]
-async fn what_the_place_before_did_not_have_is_asked_of_the_new_one() {
+async fn a_404_of_the_former_upstream_url_is_asked_again_at_the_new_one() {
     let (old, new) = (publishing(&[], 0).await, publishing(&["null"], 10_000).await);
     let larder = Larder::mirroring(&old).start().await;
     let gate = old.hold(Target::Everything);
@@ -255,7 +255,7 @@ async fn allow_private_opens_and_closes_what_documents_lead_to() {
 
 /// Promise 1: what is held was proven by what was asked for then, and counts for nothing where more is asked for now.
 #[tokio::test]
-async fn verification_that_asks_for_more_holds_for_what_is_held_too() {
+async fn stricter_verification_applies_to_stored_packages_too() {
     let upstream = publishing(&["null"], 10_000).await;
     upstream.fault(Target::Document, Fault::NoKeys);
     let larder = Larder::mirroring(&upstream).with("verification = \"checksum\"").start().await;
@@ -293,7 +293,7 @@ async fn offline_after_a_reload_nothing_leaves() {
 
 /// Promise 12: also of what was under way before, which goes on with what it began with.
 #[tokio::test]
-async fn offline_after_a_reload_nothing_leaves_of_what_was_under_way_either() {
+async fn offline_after_a_reload_running_fetches_send_nothing_either() {
     let upstream = publishing(&["null"], LARGE).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let path = larder.archive_path("null", "1.2.0").await;
@@ -316,7 +316,7 @@ async fn offline_after_a_reload_nothing_leaves_of_what_was_under_way_either() {
 
 /// An upstream that failed a moment ago is spared by the new configuration, too.
 #[tokio::test]
-async fn who_is_left_alone_stays_so_over_a_reload() {
+async fn an_open_circuit_breaker_stays_open_across_a_reload() {
     let upstream = publishing(&["null"], 10_000).await;
     let larder = Larder::mirroring(&upstream).start().await;
     larder.versions("null").await.expect(200);
@@ -410,7 +410,7 @@ async fn a_credential_is_not_taken_over_while_anybody_may_ask() {
 
 /// Section 3: all problems are reported together with the line; the configuration before stays in force.
 #[tokio::test]
-async fn a_wrong_file_changes_nothing_and_is_told_all_its_problems() {
+async fn a_reload_of_a_bad_file_changes_nothing_and_reports_all_problems() {
     let (first, second) = (publishing(&["null"], 10_000).await, publishing(&["random"], 10_000).await);
     let folder = Folder::new();
     let file = folder.path().join("mirror.toml");

@@ -141,7 +141,7 @@ async fn bytes_of_another_download_are_never_mixed_with_what_a_kill_left() {
 
 /// Promises 2 and 4: what was staged of the edition before is no part of the next one.
 #[tokio::test]
-async fn a_version_published_anew_after_the_kill_is_served_whole() {
+async fn a_version_republished_after_the_kill_is_served_whole() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(large());
     let folder = Folder::new();

@@ -62,7 +62,7 @@ fn module_versions(list: &Answer) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_list_names_what_is_held_for_any_platform_and_is_otherwise_as_upstream_wrote_it() {
+async fn an_offline_list_names_versions_stored_for_any_platform_and_keeps_upstreams_fields() {
     let upstream = upstream_of_four().await;
     let folder = filled(&upstream).await;
     upstream.forget_requests();
@@ -91,7 +91,7 @@ async fn a_list_names_what_is_held_for_any_platform_and_is_otherwise_as_upstream
 }
 
 #[tokio::test]
-async fn with_sealed_platforms_a_list_names_what_is_held_for_all_of_them() {
+async fn with_sealed_platforms_a_list_names_versions_stored_for_all_of_them() {
     let upstream = upstream_of_four().await;
     let folder = filled(&upstream).await;
     let with = |platforms: &str| sealed(&upstream, &folder).network(&format!("sealed_platforms = {platforms}"));
@@ -116,7 +116,7 @@ async fn with_sealed_platforms_a_list_names_what_is_held_for_all_of_them() {
 
 /// An empty list is "no such provider" to a client; and what is asked of it is missing.
 #[tokio::test]
-async fn a_provider_whose_list_alone_is_held_is_refused_with_the_reason() {
+async fn a_provider_whose_list_alone_is_stored_is_refused_with_the_reason() {
     let upstream = upstream_of_four().await;
     let larder = Larder::mirroring(&upstream).start().await;
     larder.versions("null").await.expect(200);
@@ -132,7 +132,7 @@ async fn a_provider_whose_list_alone_is_held_is_refused_with_the_reason() {
 
 /// A set without its archive leads nowhere: 404 says that there may be other platforms.
 #[tokio::test]
-async fn a_platform_whose_set_alone_is_held_is_404_and_missing() {
+async fn a_platform_whose_set_alone_is_stored_is_404_and_missing() {
     let upstream = upstream_of_four().await;
     let folder = filled(&upstream).await;
     let larder = sealed(&upstream, &folder).start().await;
@@ -145,7 +145,7 @@ async fn a_platform_whose_set_alone_is_held_is_404_and_missing() {
 
 /// The list may be older than what is held, or not there at all: it was brought.
 #[tokio::test]
-async fn what_is_held_is_listed_although_no_list_names_it() {
+async fn stored_versions_are_listed_although_no_list_names_them() {
     let upstream = upstream_of_four().await;
     let folder = filled(&upstream).await;
     let list = folder.path().join(format!("v1/documents/{HOST}/providers/acme/null/versions"));
@@ -179,7 +179,7 @@ async fn what_is_held_is_listed_although_no_list_names_it() {
 
 /// No answer that was finished before outlives what it says.
 #[tokio::test]
-async fn a_list_follows_what_comes_and_goes() {
+async fn an_offline_list_follows_fills_and_evictions() {
     let upstream = upstream_of_four().await;
     let folder = filled(&upstream).await;
     let larder = sealed(&upstream, &folder).start().await;
@@ -204,7 +204,7 @@ async fn a_list_follows_what_comes_and_goes() {
 
 /// Promise 1: what was proven when less was asked is not held now, and not listed.
 #[tokio::test]
-async fn what_does_not_meet_the_verification_is_not_listed() {
+async fn versions_below_the_required_verification_are_not_listed() {
     let upstream = upstream_of_four().await;
     let unsigned = Provider::new("acme", "null").version("1.4.0").without_keys();
     upstream.publish(unsigned.platform("linux_amd64"));
@@ -220,7 +220,7 @@ async fn what_does_not_meet_the_verification_is_not_listed() {
 
 /// A hit stays a lookup: while nothing changes, nobody looks at the disk for a while.
 #[tokio::test]
-async fn an_answer_is_given_again_as_it_was_and_says_how_old_it_is() {
+async fn a_cached_answer_is_unchanged_and_states_its_age() {
     let upstream = upstream_of_four().await;
     let folder = filled(&upstream).await;
     let larder = sealed(&upstream, &folder).start().await;
@@ -240,7 +240,7 @@ async fn an_answer_is_given_again_as_it_was_and_says_how_old_it_is() {
 }
 
 #[tokio::test]
-async fn of_a_module_what_is_held_is_listed_and_the_latest_of_it_is_the_latest() {
+async fn offline_module_lists_and_latest_come_from_stored_versions() {
     let shelf = Shelf::start().await;
     for version in ["1.0.0", "v1.1", "2.0.0"] {
         let url = shelf.file(&format!("{version}.tar.gz"), &tar_gz(&[("main.tf", version.as_bytes())]));
@@ -285,7 +285,7 @@ async fn of_a_module_what_is_held_is_listed_and_the_latest_of_it_is_the_latest()
 
 /// A details page that is held names what can be installed, and is otherwise as upstream wrote it.
 #[tokio::test]
-async fn a_details_page_names_what_is_held() {
+async fn a_details_page_names_stored_versions() {
     let upstream = upstream_of_four().await;
     let page = "{ \"id\":\"acme/null/1.3.0\",  \"versions\": [\"1.0.0\",\"v1.1.0\", \"1.3.0\"], \"tag\":\"v1\" }";
     upstream.serve_json("/v1/providers/acme/null", page);
@@ -306,7 +306,7 @@ async fn a_details_page_names_what_is_held() {
 
 /// `--offline` is the same as the option.
 #[tokio::test]
-async fn serve_offline_lists_what_is_held_too() {
+async fn serve_offline_lists_stored_packages_too() {
     let upstream = upstream_of_four().await;
     let folder = filled(&upstream).await;
     let file = folder.path().join("mirror.toml");

@@ -37,7 +37,7 @@ async fn filled(upstream: &FakeUpstream) -> crate::support::larder::Folder {
 
 /// Done when 3: `~>` comes to the newest that is held, the lock file of the same is taken, by both protocols.
 #[tokio::test]
-async fn a_constraint_comes_to_the_newest_that_is_held() {
+async fn a_constraint_resolves_to_the_newest_that_is_stored() {
     let Some(client) = Terraform::find() else { return };
     let mut upstream = upstream_of_four().await;
     let folder = filled(&upstream).await;
@@ -81,7 +81,7 @@ async fn a_constraint_comes_to_the_newest_that_is_held() {
 
 /// What a person reads who asks for what is not held.
 #[tokio::test]
-async fn what_is_not_held_is_refused_in_words_that_do_not_mislead() {
+async fn an_offline_refusal_does_not_claim_that_the_package_does_not_exist() {
     let Some(client) = Terraform::find() else { return };
     let mut upstream = upstream_of_four().await;
     let folder = filled(&upstream).await;
@@ -120,7 +120,7 @@ async fn what_is_not_held_is_refused_in_words_that_do_not_mislead() {
 
 /// The same of modules.
 #[tokio::test]
-async fn a_constraint_on_a_module_comes_to_the_newest_that_is_held() {
+async fn a_constraint_on_a_module_resolves_to_the_newest_that_is_stored() {
     let Some(client) = Terraform::find() else { return };
     let mut shelf = Shelf::start().await;
     for version in ["1.0.0", "1.1.0", "1.2.0"] {

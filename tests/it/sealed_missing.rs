@@ -107,7 +107,7 @@ async fn missing_fed_to_a_connected_larder_is_all_that_was_missing() {
 
 /// What has come to be held is not listed any more, whichever way it came.
 #[tokio::test]
-async fn what_came_to_be_held_is_missing_no_more() {
+async fn a_package_that_is_stored_later_is_no_longer_missing() {
     let shelf = shelf().await;
     let folder = filled(&shelf).await;
     let larder = shelf.larder_on(&folder).network("offline = true").start().await;
@@ -163,7 +163,7 @@ async fn sealed_platforms_are_those_that_are_brought() {
 
 /// Section 3: only who has the token forgets it, and it survives SIGTERM, kill -9 and damage.
 #[tokio::test]
-async fn it_survives_a_restart_and_a_kill_and_is_forgotten_when_told() {
+async fn the_missing_list_survives_a_restart_and_a_kill_until_it_is_cleared() {
     let shelf = shelf().await;
     let folder = filled(&shelf).await;
     let builder = || shelf.larder_on(&folder).network("offline = true");
@@ -224,7 +224,7 @@ async fn it_survives_a_restart_and_a_kill_and_is_forgotten_when_told() {
 /// Promise 11: whoever asks for rubbish, or for versions that nobody has, fills nothing but a bound, and pushes out
 /// nothing that is asked for again and again.
 #[tokio::test]
-async fn a_client_that_asks_for_rubbish_fills_no_more_than_there_may_be() {
+async fn requests_for_garbage_fill_no_more_memory_than_allowed() {
     let shelf = shelf().await;
     let folder = filled(&shelf).await;
     let larder = shelf.larder_on(&folder).network("offline = true").start().await;
@@ -282,7 +282,7 @@ async fn a_sealed_larder_is_an_upstream_like_any_other() {
 
 /// An upstream that is configured no more cannot be asked for: it is not told, and is remembered.
 #[tokio::test]
-async fn only_registries_that_are_mirrored_are_told() {
+async fn only_registries_that_are_mirrored_are_reported() {
     let (upstream, other) = (upstream_of_four().await, FakeUpstream::start().await);
     let both = || {
         let second = format!("{}/", other.origin());

@@ -286,7 +286,7 @@ async fn a_sealed_larder_makes_no_connection_and_looks_up_no_name() {
 
 /// The doctor of a sealed larder asks this larder, and nobody else.
 #[tokio::test]
-async fn the_doctor_of_a_sealed_larder_asks_nobody_else() {
+async fn the_doctor_of_a_sealed_larder_connects_to_larder_only() {
     let Some(strace) = find("strace") else { return };
     let scene = Scene::new().await;
     let trace = scene.folder.path().join("trace");

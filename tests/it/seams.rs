@@ -26,7 +26,7 @@ async fn publishing(sizes: &[(&str, usize)]) -> FakeUpstream {
 /// Promise 4: clients that read nothing of what is passed through hold back nobody, also where the upstream would put
 /// all requests on one connection.
 #[tokio::test(flavor = "multi_thread")]
-async fn slow_readers_of_what_is_passed_through_hold_back_nobody() {
+async fn slow_readers_of_a_pass_through_delay_no_other_client() {
     let ca = TestCa::new();
     let upstream = FakeUpstream::builder().tls_with(&ca).http2().start().await;
     for (name, size) in [("slow", 40_000_000), ("fast", 3_000_000), ("cold", 3_000_000)] {
@@ -83,7 +83,7 @@ async fn a_registry_without_the_service_is_asked_again_the_next_time() {
 
 /// DESIGN 4: an upstream that asks to be left alone for a second is not left alone for minutes once it answers.
 #[tokio::test]
-async fn a_short_retry_after_does_not_nail_down_a_long_while() {
+async fn a_short_retry_after_does_not_extend_the_breaker() {
     let upstream = publishing(&[("null", 20_000), ("random", 20_000)]).await;
     let larder = Larder::mirroring(&upstream).with("fresh = { versions = \"0s\", discovery = \"10h\" }").start().await;
     larder.versions("null").await.expect(200);
@@ -101,7 +101,7 @@ async fn a_short_retry_after_does_not_nail_down_a_long_while() {
 
 /// Promises 4 and 11: a download that broke is resumed before those who wait for their turn begin.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_broken_download_goes_on_while_others_wait_for_their_turn() {
+async fn a_broken_download_continues_while_others_wait_for_their_turn() {
     let upstream = publishing(&[("null", 3_000_000), ("random", 3_000_000), ("tls", 3_000_000)]).await;
     let larder = Larder::mirroring(&upstream).bounds(|bounds| bounds.archives.each = 1).start().await;
     let mut paths = Vec::new();
@@ -122,7 +122,7 @@ async fn a_broken_download_goes_on_while_others_wait_for_their_turn() {
 
 /// Promise 11: what is passed through gives its turn back before it asks to resume.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_passed_through_does_not_wait_for_itself() {
+async fn a_pass_through_does_not_wait_for_itself() {
     let upstream = publishing(&[("null", 3_000_000)]).await;
     let larder = Larder::mirroring(&upstream).bounds(|bounds| bounds.archives.each = 1).store("max_size = \"1MiB\"");
     let larder = larder.start().await;

@@ -81,7 +81,7 @@ fn started(upstream: &FakeUpstream, folder: &Folder, socket: &str, also: impl Fn
 }
 
 #[tokio::test]
-async fn the_manager_is_told_when_larder_is_ready_reloads_and_stops() {
+async fn the_service_manager_is_notified_when_larder_is_ready_reloads_and_stops() {
     let upstream = FakeUpstream::start().await;
     let name = format!("larder-test-{}", std::process::id());
     let folder = Folder::new();

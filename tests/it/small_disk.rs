@@ -78,7 +78,7 @@ async fn a_full_disk_evicts_first_and_passes_through_what_would_not_fit_all_the_
 
 /// Promise 9: what is damaged makes room before anything that is right.
 #[tokio::test]
-async fn a_full_disk_forgets_what_was_set_aside_before_it_evicts() {
+async fn a_full_disk_empties_the_quarantine_before_it_evicts() {
     if !SmallDisk::is_possible() {
         return;
     }

@@ -52,7 +52,7 @@ async fn is_revalidated(larder: &Larder, name: &str) {
 
 /// Section 4, promise 11: a failure costs one request, then the origin is left alone for a short, growing while.
 #[tokio::test]
-async fn an_upstream_that_fails_is_left_alone_for_a_growing_while() {
+async fn a_failing_upstream_opens_the_breaker_for_growing_times() {
     let upstream = publishing(&["null", "random"]).await;
     let larder = holding(Larder::mirroring(&upstream), &upstream, &["null", "random"]).await;
     upstream.fault(Target::Versions, Fault::Status(500));
@@ -83,7 +83,7 @@ async fn an_upstream_that_fails_is_left_alone_for_a_growing_while() {
 
 /// Whoever looks sees who is left alone now, also where nobody has asked since.
 #[tokio::test]
-async fn a_while_that_is_over_is_no_longer_seen_whoever_asks_then() {
+async fn an_expired_breaker_is_no_longer_reported() {
     let upstream = publishing(&["null"]).await;
     let larder = holding(Larder::mirroring(&upstream), &upstream, &["null"]).await;
     upstream.fault(Target::Versions, Fault::Status(500));
@@ -101,7 +101,7 @@ async fn a_while_that_is_over_is_no_longer_seen_whoever_asks_then() {
 
 /// Section 4: what is not held is always tried, and no failed fill is remembered; one that succeeds brings it back.
 #[tokio::test]
-async fn what_is_not_held_is_tried_however_often_its_upstream_failed() {
+async fn a_package_that_is_not_stored_is_fetched_however_often_upstream_failed() {
     let upstream = publishing(&["null", "random"]).await;
     let larder = holding(Larder::mirroring(&upstream), &upstream, &["null"]).await;
     upstream.fault(Target::Versions, Fault::Status(501));
@@ -119,7 +119,7 @@ async fn what_is_not_held_is_tried_however_often_its_upstream_failed() {
 
 /// Promise 11: no connection at all is a failure like another.
 #[tokio::test]
-async fn an_upstream_that_is_gone_is_not_knocked_at_again_and_again() {
+async fn an_upstream_that_is_down_is_not_asked_for_each_request() {
     let mut upstream = publishing(&["null"]).await;
     let larder = holding(Larder::mirroring(&upstream), &upstream, &["null"]).await;
     upstream.stop().await;
@@ -137,7 +137,7 @@ async fn an_upstream_that_is_gone_is_not_knocked_at_again_and_again() {
 
 /// A broken body is a failure, too, although its status was none.
 #[tokio::test]
-async fn an_upstream_that_breaks_off_is_left_alone() {
+async fn an_upstream_that_breaks_off_opens_the_breaker() {
     let upstream = publishing(&["null", "random"]).await;
     upstream.fault(Target::Versions, Fault::NoValidators);
     let larder = holding(Larder::mirroring(&upstream), &upstream, &["null", "random"]).await;
@@ -167,7 +167,7 @@ async fn a_silent_upstream_costs_the_patience_once() {
 
 /// The same where nobody waits: a request that is given up counts against who was waited for.
 #[tokio::test]
-async fn a_request_that_is_given_up_is_a_failure_of_who_was_asked() {
+async fn an_abandoned_request_counts_as_a_failure_of_its_origin() {
     let upstream = publishing(&["null", "random"]).await;
     let builder = Larder::mirroring(&upstream).with("patience = \"0s\"").give_up_after(Duration::from_millis(1200));
     let larder = holding(builder, &upstream, &["null", "random"]).await;
@@ -181,7 +181,7 @@ async fn a_request_that_is_given_up_is_a_failure_of_who_was_asked() {
 
 /// Section 4: when the while is over one revalidation finds out, and the others do not wait for it.
 #[tokio::test]
-async fn one_revalidation_finds_out_and_the_others_do_not_wait_for_it() {
+async fn one_revalidation_probes_the_origin_and_others_do_not_wait_for_it() {
     let upstream = publishing(&["null", "random"]).await;
     let builder = Larder::mirroring(&upstream).with("patience = \"7s\"");
     let larder = holding(builder, &upstream, &["null", "random"]).await;
@@ -204,7 +204,7 @@ async fn one_revalidation_finds_out_and_the_others_do_not_wait_for_it() {
 
 /// Per origin: files that live elsewhere may fail without the registry being left alone.
 #[tokio::test]
-async fn only_the_origin_that_failed_is_left_alone() {
+async fn the_breaker_opens_for_the_failing_origin_only() {
     let upstream = FakeUpstream::builder().releases_elsewhere().start().await;
     upstream.publish(Provider::new("acme", "null").size(10_000));
     let larder = Larder::mirroring(&upstream).allow_private("127.0.0.1");
@@ -226,7 +226,7 @@ async fn only_the_origin_that_failed_is_left_alone() {
 
 /// A revalidation that comes to ask nobody, because discovery fails first, leaves the finding out to the next.
 #[tokio::test]
-async fn the_right_to_find_out_is_given_back_unused() {
+async fn an_unused_breaker_probe_is_returned() {
     let (named, upstream) = (FakeUpstream::start().await, publishing(&["null"]).await);
     let services = format!("{{\"providers.v1\":\"{}\"}}", upstream.providers_url());
     named.serve_json("/.well-known/terraform.json", &services);
@@ -246,7 +246,7 @@ async fn the_right_to_find_out_is_given_back_unused() {
 /// Section 4: `Retry-After` holds back revalidations, for an hour at most, and nothing else. It is never handed on:
 /// `Larder::get` looks at every answer.
 #[tokio::test]
-async fn an_upstream_that_asks_for_peace_gets_it_from_revalidations_only() {
+async fn retry_after_delays_revalidations_only() {
     for status in [429, 503] {
         let upstream = publishing(&["null", "random"]).await;
         let builder = Larder::mirroring(&upstream).with("fresh = { versions = \"0s\", discovery = \"10h\" }");
@@ -268,7 +268,7 @@ async fn an_upstream_that_asks_for_peace_gets_it_from_revalidations_only() {
 
 /// The same as a date, which counts from the server's own: larder's clock may differ.
 #[tokio::test]
-async fn peace_may_be_asked_for_until_a_date() {
+async fn retry_after_may_be_a_date() {
     let upstream = publishing(&["null"]).await;
     let larder = holding(Larder::mirroring(&upstream), &upstream, &["null"]).await;
     let until = httpdate::fmt_http_date(SystemTime::now() + seconds(600));
@@ -285,7 +285,7 @@ async fn peace_may_be_asked_for_until_a_date() {
 
 /// Promise 11: revalidations of one upstream have a budget; what is not held does not count.
 #[tokio::test]
-async fn an_upstream_is_asked_about_what_is_held_within_a_budget() {
+async fn revalidations_of_stored_documents_have_a_rate_limit() {
     let upstream = publishing(&["null", "random"]).await;
     let builder = Larder::mirroring(&upstream).with("fresh = { versions = \"0s\" }");
     let larder = builder.bounds(|bounds| bounds.budget = Rate { burst: 4, per_second: 0 }).start().await;

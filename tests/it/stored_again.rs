@@ -64,7 +64,7 @@ fn is_whole(folder: &Folder, upstream: &FakeUpstream) -> bool {
 
 /// Promise 10: verify uses SHA-256; what does not match is set aside and fetched again.
 #[tokio::test]
-async fn verify_finds_what_is_damaged_and_fetches_it_again() {
+async fn verify_finds_damaged_archives_and_fetches_them_again() {
     let upstream = upstream_with_both().await;
     let larder = Larder::mirroring(&upstream).start().await;
     let paths = install(&larder).await;
@@ -95,7 +95,7 @@ async fn verify_finds_what_is_damaged_and_fetches_it_again() {
 
 /// Promise 10: an archive that a name lists and that is not there, and records that do not match their checksums.
 #[tokio::test]
-async fn verify_finds_what_is_missing_and_records_that_are_damaged() {
+async fn verify_finds_missing_archives_and_damaged_records() {
     let upstream = upstream_with_both().await;
     let larder = Larder::mirroring(&upstream).start().await;
     install(&larder).await;
@@ -117,7 +117,7 @@ async fn verify_finds_what_is_missing_and_records_that_are_damaged() {
 
 /// Promise 12: offline what is damaged is set aside all the same, and listed as missing.
 #[tokio::test]
-async fn verify_offline_sets_aside_and_lists_what_is_missing() {
+async fn verify_offline_quarantines_damage_and_lists_it_as_missing() {
     let upstream = upstream_with_both().await;
     let larder = Larder::mirroring(&upstream).start().await;
     install(&larder).await;
@@ -135,7 +135,7 @@ async fn verify_offline_sets_aside_and_lists_what_is_missing() {
 /// Promise 10: what the store will not take is held nowhere, so it was not fetched again; and nobody gets it passed
 /// through who did not ask for it.
 #[tokio::test]
-async fn verify_says_what_could_not_be_kept() {
+async fn verify_reports_an_archive_that_could_not_be_stored() {
     let upstream = upstream_with_both().await;
     let larder = Larder::mirroring(&upstream).start().await;
     let path = larder.archive_path("large", "1.2.0").await;
@@ -155,7 +155,7 @@ async fn verify_says_what_could_not_be_kept() {
 
 /// Promise 10: proven, and lost again because its name could not be written.
 #[tokio::test]
-async fn verify_says_what_was_proven_and_could_not_be_named() {
+async fn verify_reports_an_archive_that_was_verified_and_has_no_name_record() {
     for (name, _) in NAMES {
         let upstream = upstream_with_both().await;
         let larder = Larder::mirroring(&upstream).start().await;
@@ -206,7 +206,7 @@ async fn a_verify_whose_client_leaves_ends() {
 
 /// Section 3: progress and the result on the command line, with a running larder and without.
 #[tokio::test]
-async fn the_command_verify_tells_what_was_wrong_and_ends_with_3() {
+async fn the_verify_command_reports_damage_and_exits_with_3() {
     let upstream = upstream_with_both().await;
     let site = Site::new(&upstream);
     let none_yet = site.run(&["verify"]).await;
@@ -267,7 +267,7 @@ async fn verify_fetches_again_by_the_configuration_of_the_moment() {
 
 /// Section 5: the interval scrub, whose due times survive a restart.
 #[tokio::test]
-async fn the_scrub_finds_what_is_damaged_once_its_time_has_come() {
+async fn the_scrub_finds_damage_when_it_is_due() {
     let upstream = upstream_with_both().await;
     let clock = Clock::default();
     let builder = |folder: &Folder| Larder::mirroring(&upstream).store("scrub = \"30d\"").clock(&clock).on(folder);
@@ -296,7 +296,7 @@ async fn the_scrub_finds_what_is_damaged_once_its_time_has_come() {
 
 /// A clock that was years ahead once must not put off the scrub for years.
 #[tokio::test]
-async fn the_scrub_finds_what_was_checked_in_the_future() {
+async fn the_scrub_checks_archives_whose_last_check_lies_in_the_future() {
     let upstream = upstream_with_both().await;
     let ahead = Clock::default();
     ahead.advance(2000 * DAY);

@@ -196,7 +196,7 @@ async fn the_terminal_shows_the_failures_of_modules() {
 
 /// Promise 14: what waits for the operator's word names the command, in the terminal too.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_waits_for_accept_names_the_command_in_the_terminal() {
+async fn an_error_that_waits_for_accept_names_the_command_in_the_terminal() {
     let Some(client) = Terraform::find() else { return };
     let (ca, upstream) = (TestCa::new(), FakeUpstream::start().await);
     upstream.publish(Provider::new("acme", "null").size(20_000));
@@ -225,7 +225,7 @@ async fn what_waits_for_accept_names_the_command_in_the_terminal() {
 
 /// Promise 9: on a full disk `init` works all the same; the log says what the operator can do.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_disk_fails_no_init_and_is_told_in_the_log() {
+async fn a_full_disk_fails_no_init_and_is_reported_in_the_log() {
     let Some(client) = Terraform::find() else { return };
     if !SmallDisk::is_possible() {
         return;
@@ -246,7 +246,7 @@ async fn a_full_disk_fails_no_init_and_is_told_in_the_log() {
 
 /// Where only the archive can fail the client shows a bare status: the body and the status line have the cause.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_archive_that_is_too_large_is_told_in_the_body_and_in_the_status_line() {
+async fn an_archive_that_is_too_large_is_reported_in_the_body_and_in_the_status_line() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").size(30_000));
     let larder = Larder::mirroring(&upstream).archive_bytes(20_000).start().await;

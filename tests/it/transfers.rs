@@ -36,7 +36,7 @@ async fn publishing() -> FakeUpstream {
 
 /// Promise 11: exports and bundles have a bound, and beyond it are told why, and what to do.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn four_exports_and_bundles_are_made_at_a_time_and_one_more_is_told_so() {
+async fn four_exports_and_bundles_run_at_a_time_and_one_more_is_refused() {
     let upstream = publishing().await;
     let larder = Larder::mirroring(&upstream).start().await;
     let job = warmed(&larder, &["acme/null"], &["linux_amd64"]).await;

@@ -56,7 +56,7 @@ async fn an_exported_tree_works_as_a_filesystem_mirror_and_under_nginx_as_a_netw
 }
 
 #[tokio::test]
-async fn what_proves_each_archive_lies_beside_it_byte_for_byte() {
+async fn an_exported_tree_has_sums_and_signatures_byte_for_byte_beside_each_archive() {
     let upstream = upstream().await;
     let (site, tree) = site(&upstream);
     let said = export(&site, &tree).await;

@@ -202,7 +202,7 @@ async fn a_tree_is_only_sent_of_a_job_that_has_all_of_it() {
 
 /// What a tree says of itself proves nothing unless a key signed it, whatever suffices where an upstream says it.
 #[tokio::test]
-async fn sums_that_nobody_signed_prove_nothing_even_where_checksums_suffice() {
+async fn unsigned_sums_prove_nothing_even_where_checksums_suffice() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(crate::support::upstream::Provider::new("acme", "null").without_keys());
     let (mut outside, tree) = site(&upstream);

@@ -153,7 +153,7 @@ async fn our_own_export_proves_itself_by_a_key_that_is_known_or_that_the_operato
 
 /// What upstream does not know is like what nobody can be asked about.
 #[tokio::test]
-async fn what_upstream_does_not_know_is_taken_on_the_operators_word_and_listed() {
+async fn a_package_that_upstream_does_not_know_is_imported_on_the_operators_word_and_listed() {
     let upstream = upstream().await;
     let (outside, tree) = site(&upstream);
     export(&outside, &tree).await;
@@ -223,7 +223,7 @@ async fn a_damaged_first_seen_record_lets_no_unsigned_archive_in() {
 }
 
 #[tokio::test]
-async fn a_kill_in_the_middle_leaves_nothing_torn_and_the_same_command_goes_on() {
+async fn a_kill_in_the_middle_leaves_nothing_torn_and_the_same_command_continues() {
     let upstream = FakeUpstream::start().await;
     for name in ["one", "two", "three", "four", "five", "six"] {
         upstream.publish(Provider::new("acme", name).size(3_000_000));

@@ -116,7 +116,7 @@ async fn an_unpacked_tree_installs_from_a_network_mirror_by_the_h1_of_what_was_p
 
 /// What is proven is not done without for files that only look the same.
 #[tokio::test]
-async fn unpacked_files_are_held_against_the_archive_that_is_held_and_never_stand_in_for_a_proven_one() {
+async fn unpacked_files_are_compared_with_the_stored_archive_and_never_replace_a_verified_one() {
     let upstream = upstream().await;
     let home = Folder::new();
     let tree = unpacked(&upstream, home.path());
@@ -144,7 +144,7 @@ async fn unpacked_files_are_held_against_the_archive_that_is_held_and_never_stan
 }
 
 #[tokio::test]
-async fn what_upstream_publishes_later_takes_the_place_of_what_was_packed_without_an_alarm() {
+async fn an_archive_published_later_replaces_a_packed_one_without_an_alarm() {
     let upstream = upstream().await;
     let home = Folder::new();
     let tree = unpacked(&upstream, home.path());
@@ -262,7 +262,7 @@ async fn told_hashes(site: &Site, upstream: &FakeUpstream) -> Vec<String> {
 
 /// Promises 1 and 9: a kill at any rename of an import leaves no `zh:` that nobody published, and the same command goes on.
 #[tokio::test]
-async fn an_import_that_is_killed_at_any_rename_tells_no_hash_of_its_own_packing() {
+async fn an_import_that_is_killed_at_any_rename_reports_no_hash_of_its_own_packing() {
     let Some(strace) = find("strace") else { return };
     let mut upstream = upstream().await;
     let home = Folder::new();

@@ -47,7 +47,7 @@ fn flip_the_middle(file: &Path) {
 
 /// As `tar` makes it of our own export, and the other way round.
 #[tokio::test]
-async fn what_proves_an_archive_may_come_before_it_or_behind_it() {
+async fn sidecar_files_may_come_before_or_after_their_archive() {
     let upstream = upstream().await;
     let (outside, tree) = site(&upstream);
     export(&outside, &tree).await;
@@ -87,7 +87,7 @@ async fn a_file_that_is_refused_keeps_out_no_other_of_the_same_package() {
 
 /// Promise 10.
 #[tokio::test]
-async fn an_archive_that_is_held_and_damaged_is_healed_by_an_import() {
+async fn an_archive_that_is_stored_and_damaged_is_healed_by_an_import() {
     let upstream = upstream().await;
     let (outside, tree) = site(&upstream);
     export(&outside, &tree).await;

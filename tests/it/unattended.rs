@@ -91,7 +91,7 @@ async fn a_client_that_leaves_many_downloads_starts_no_more_of_them_until_they_e
 /// Promise 11: asking for all at once before leaving each gets nobody more of them. What arrived of those that are given up
 /// is built on when somebody asks for them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn of_downloads_that_were_started_at_once_and_left_at_once_sixteen_go_on() {
+async fn of_many_abandoned_downloads_sixteen_continue() {
     let (upstream, names) = publishing(3 * MOST).await;
     let (larder, paths) = larder_of(&upstream, &names).await;
     let gate = upstream.hold_after(Target::Archive, LARGE / 2);
@@ -114,7 +114,7 @@ async fn of_downloads_that_were_started_at_once_and_left_at_once_sixteen_go_on()
 
 /// Promise 11: HEAD waits for no byte of an archive; so it counts as one who leaves, and GET joins what it started.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn an_archive_that_only_its_headers_were_asked_of_is_waited_for_by_nobody() {
+async fn a_download_started_by_head_counts_as_unattended() {
     let (upstream, names) = publishing(MOST + 1).await;
     let (larder, paths) = larder_of(&upstream, &names).await;
     let gate = upstream.hold_after(Target::Archive, LARGE / 2);

@@ -73,7 +73,7 @@ async fn with_all_held(builder: impl Fn(&FakeUpstream) -> Builder, fault: Fault,
 
 /// The table: 404, 410.
 #[tokio::test]
-async fn what_upstream_does_not_have_is_404_and_what_it_deleted_stays() {
+async fn an_unknown_package_is_404_and_a_deleted_one_stays_served() {
     for status in [404, 410] {
         with_nothing_held(impatient, Fault::Status(status), 404).await;
         with_all_held(impatient, Fault::Status(status), "detail=gone").await;
@@ -82,7 +82,7 @@ async fn what_upstream_does_not_have_is_404_and_what_it_deleted_stays() {
 
 /// The table: with `keep_gone = false` what upstream deleted goes.
 #[tokio::test]
-async fn what_upstream_deleted_goes_where_the_operator_says_so() {
+async fn versions_that_upstream_deleted_disappear_where_keep_gone_is_off() {
     let upstream = published().await;
     let larder = impatient(&upstream).with("keep_gone = false").start().await;
     for target in DOCUMENTS {
@@ -117,7 +117,7 @@ async fn a_rejected_request_is_handed_on_with_upstreams_errors() {
 
 /// The table: 429 and 5xx; Retry-After is never handed on, because clients obey it without a cap.
 #[tokio::test]
-async fn an_upstream_in_trouble_is_told_and_hides_nothing() {
+async fn an_upstream_in_trouble_is_reported_and_hides_nothing() {
     for (fault, status) in
         [(Fault::RetryAfter(429, 3600), 503), (Fault::Status(500), 502), (Fault::RetryAfter(503, 3600), 503)]
     {
@@ -128,7 +128,7 @@ async fn an_upstream_in_trouble_is_told_and_hides_nothing() {
 
 /// The table: 508 stays 508, and is not tried again.
 #[tokio::test]
-async fn a_loop_is_told_as_it_is_and_not_tried_again() {
+async fn a_loop_is_reported_as_it_is_and_not_tried_again() {
     with_nothing_held(impatient, Fault::Status(508), 508).await;
     with_all_held(impatient, Fault::Status(508), "detail=stale").await;
     let upstream = published().await;
@@ -139,7 +139,7 @@ async fn a_loop_is_told_as_it_is_and_not_tried_again() {
 
 /// The table: reset, and whatever else ends a document early.
 #[tokio::test]
-async fn a_document_that_breaks_off_is_told_and_hides_nothing() {
+async fn a_document_that_breaks_off_is_reported_and_hides_nothing() {
     for fault in [Fault::Reset(10), Fault::Truncated(10), Fault::NoLengthTruncated(10)] {
         with_nothing_held(impatient, fault.clone(), 502).await;
 
@@ -198,7 +198,7 @@ async fn trouble_with_sums_or_signature_is_trouble_with_the_document() {
 
 /// The table: bad JSON, wrong type, nested without end.
 #[tokio::test]
-async fn what_is_no_document_is_not_taken_for_one() {
+async fn an_answer_that_is_no_document_is_refused() {
     for fault in [Fault::InvalidJson, Fault::Html, Fault::DeepJson] {
         with_nothing_held(impatient, fault.clone(), 502).await;
         with_all_held(impatient, fault, "detail=stale").await;
@@ -221,7 +221,7 @@ async fn a_document_larger_than_the_limit_is_not_taken() {
 
 /// The table: refused.
 #[tokio::test]
-async fn an_upstream_that_is_not_there_is_told_and_hides_nothing() {
+async fn an_upstream_that_is_not_there_is_reported_and_hides_nothing() {
     let mut upstream = published().await;
     let (empty, full) = (impatient(&upstream).start().await, impatient(&upstream).start().await);
     let before = [ask(&full, &DOCUMENTS[0]).await.expect(200), ask(&full, &DOCUMENTS[1]).await.expect(200)];
@@ -249,7 +249,7 @@ async fn an_upstream_that_never_answers_is_a_504_and_hides_nothing() {
 
 /// Every document is answered in time: past that 504 with the cause, and the fill goes on behind.
 #[tokio::test]
-async fn a_fill_goes_on_behind_an_answer_that_came_in_time() {
+async fn a_fill_continues_behind_an_answer_that_came_in_time() {
     for target in [Target::Versions, Target::Document, Target::Sums] {
         let upstream = published().await;
         let larder = Larder::mirroring(&upstream).answer_within(Duration::from_millis(700)).start().await;
@@ -265,7 +265,7 @@ async fn a_fill_goes_on_behind_an_answer_that_came_in_time() {
 
 /// The table: a slow revalidation costs `patience`, and goes on behind.
 #[tokio::test]
-async fn a_slow_upstream_does_not_hold_up_what_is_held() {
+async fn a_slow_upstream_does_not_delay_stored_documents() {
     let upstream = published().await;
     let larder = impatient(&upstream).start().await;
     for target in DOCUMENTS {
@@ -365,7 +365,7 @@ async fn a_document_of_any_media_type_is_taken() {
 
 /// The table: a held version that a list has dropped stays listed; one that is not held goes.
 #[tokio::test]
-async fn a_held_version_that_the_list_has_dropped_stays_listed() {
+async fn a_stored_version_that_the_list_has_dropped_stays_listed() {
     let upstream = published().await;
     for version in ["1.3.0", "1.4.0"] {
         upstream.publish(Provider::new("acme", "null").version(version));

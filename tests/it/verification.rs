@@ -94,7 +94,7 @@ fn unproven() -> [(Fault, &'static str); 6] {
 
 /// Promise 2: nothing of an unproven set is answered.
 #[tokio::test]
-async fn without_a_held_set_nothing_of_an_unproven_one_is_answered() {
+async fn without_a_stored_set_nothing_of_an_unverified_one_is_answered() {
     let upstream = publishing(SMALL).await;
     let [archive, sums, signature] = urls(&Larder::mirroring(&upstream).start().await).await;
     for (fault, verdict) in unproven() {
@@ -118,7 +118,7 @@ async fn without_a_held_set_nothing_of_an_unproven_one_is_answered() {
 
 /// Promise 6: an unproven set does not hide the proven one.
 #[tokio::test]
-async fn a_held_set_stays_when_the_new_one_does_not_prove() {
+async fn a_stored_set_stays_when_the_new_one_does_not_verify() {
     for (fault, _) in unproven() {
         let upstream = publishing(SMALL).await;
         let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
@@ -219,7 +219,7 @@ async fn a_weak_digest_or_a_revoked_key_proves_nothing() {
 
 /// The table: and neither of them replaces what is held.
 #[tokio::test]
-async fn a_weak_digest_or_a_revoked_key_does_not_replace_the_held_set() {
+async fn a_weak_digest_or_a_revoked_key_does_not_replace_the_stored_set() {
     for key in [SigningKey::weak(), SigningKey::revoked()] {
         let upstream = publishing(SMALL).await;
         let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;

@@ -80,7 +80,7 @@ async fn a_set_is_one_file_and_its_sums_and_signature_are_asked_for_together() {
 
 /// Promise 2: while upstream shows half of a new set, the old one is answered, and the new one once it is whole.
 #[tokio::test]
-async fn a_half_published_set_does_not_replace_the_held_one() {
+async fn a_half_published_set_does_not_replace_the_stored_one() {
     let upstream = upstream_with(edition(1)).await;
     let larder = impatient(&upstream).start().await;
     let before = document(&larder).await;
@@ -155,7 +155,7 @@ async fn urls_of_a_replaced_set_answer_for_a_day() {
 
 /// Promise 2: the set whose archive is held answers when the upstream is down, however long ago it was replaced.
 #[tokio::test]
-async fn while_only_the_predecessors_archive_is_held_its_set_answers_for_an_upstream_that_is_down() {
+async fn while_only_the_predecessors_archive_is_stored_its_set_answers_for_an_upstream_that_is_down() {
     let mut upstream = upstream_with(edition(1)).await;
     let clock = Clock::default();
     let larder = Larder::mirroring(&upstream).clock(&clock).start().await;
@@ -181,7 +181,7 @@ async fn while_only_the_predecessors_archive_is_held_its_set_answers_for_an_upst
 
 /// Promise 2: the same where only the files' origin is down, and where larder is sealed.
 #[tokio::test]
-async fn while_only_the_predecessors_archive_is_held_its_set_answers_for_files_that_are_down_and_offline() {
+async fn while_only_the_predecessors_archive_is_stored_its_set_answers_for_files_that_are_down_and_offline() {
     let mut upstream = FakeUpstream::builder().releases_elsewhere().start().await;
     upstream.publish(edition(1));
     let larder = impatient(&upstream).start().await;
@@ -201,7 +201,7 @@ async fn while_only_the_predecessors_archive_is_held_its_set_answers_for_files_t
 
 /// Promise 6: what upstream has deleted is not hidden by a newer set whose archive never came.
 #[tokio::test]
-async fn while_only_the_predecessors_archive_is_held_its_set_answers_for_what_is_gone() {
+async fn while_only_the_predecessors_archive_is_stored_its_set_answers_for_a_deleted_version() {
     let upstream = upstream_with(edition(1)).await;
     let larder = impatient(&upstream).start().await;
     let old = truth(&upstream);
@@ -216,7 +216,7 @@ async fn while_only_the_predecessors_archive_is_held_its_set_answers_for_what_is
 
 /// The table: a version published anew, signed by a key seen for that provider.
 #[tokio::test]
-async fn a_version_published_anew_by_its_known_key_is_served_and_the_old_archive_is_kept() {
+async fn a_version_republished_by_its_known_key_is_served_and_the_old_archive_is_kept() {
     let upstream = upstream_with(edition(1)).await;
     let larder = impatient(&upstream).start().await;
     let (before, old) = (document(&larder).await, truth(&upstream));
@@ -229,7 +229,7 @@ async fn a_version_published_anew_by_its_known_key_is_served_and_the_old_archive
 
 /// The table: a version published anew, signed by another key, although the document lists it.
 #[tokio::test]
-async fn a_version_published_anew_by_a_stranger_does_not_replace_the_held_set() {
+async fn a_version_republished_by_a_stranger_does_not_replace_the_stored_set() {
     let upstream = upstream_with(edition(1)).await;
     let larder = impatient(&upstream).start().await;
     let (before, old) = (document(&larder).await, truth(&upstream));
@@ -250,7 +250,7 @@ async fn a_version_published_anew_by_a_stranger_does_not_replace_the_held_set() 
 
 /// The table: nobody vouches for what is published anew without a signature.
 #[tokio::test]
-async fn a_version_published_anew_without_a_signature_does_not_replace_the_held_set() {
+async fn a_version_republished_without_a_signature_does_not_replace_the_stored_set() {
     let upstream = upstream_with(edition(1).without_keys()).await;
     let larder = impatient(&upstream).with("verification = \"signature-if-keys\"").start().await;
     let (before, old) = (document(&larder).await, truth(&upstream));
@@ -273,7 +273,7 @@ async fn forgetful(larder: Larder) -> Folder {
 
 /// The table: `seen` keeps every line, also past eviction.
 #[tokio::test]
-async fn what_was_once_proven_is_remembered_when_nothing_of_it_is_held() {
+async fn a_verified_version_is_remembered_when_nothing_of_it_is_stored() {
     let upstream = upstream_with(edition(1)).await;
     let larder = Larder::mirroring(&upstream).start().await;
     leads_to(&larder, &document(&larder).await, &truth(&upstream)).await;
@@ -291,7 +291,7 @@ async fn what_was_once_proven_is_remembered_when_nothing_of_it_is_held() {
 
 /// The table: registries sign the URLs in their documents, and those expire.
 #[tokio::test]
-async fn an_expired_archive_url_is_asked_for_anew_once() {
+async fn an_expired_archive_url_is_asked_for_again_once() {
     let upstream = FakeUpstream::builder().signed_urls().start().await;
     upstream.publish(edition(1));
     let larder = Larder::mirroring(&upstream).start().await;
@@ -304,7 +304,7 @@ async fn an_expired_archive_url_is_asked_for_anew_once() {
 
 /// The table: and where its document cannot be had, the archive cannot; that is told and not remembered.
 #[tokio::test]
-async fn an_expired_archive_url_is_told_while_its_document_is_down() {
+async fn an_expired_archive_url_is_reported_while_its_document_is_down() {
     let upstream = FakeUpstream::builder().signed_urls().start().await;
     upstream.publish(edition(1));
     let larder = Larder::mirroring(&upstream).start().await;

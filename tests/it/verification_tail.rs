@@ -25,7 +25,7 @@ async fn an_archive_without_a_length_streams_after_its_first_mebibyte() {
 
 /// Promise 3: a small one without a length is answered with one.
 #[tokio::test]
-async fn a_small_archive_without_a_length_is_proven_before_the_status_line() {
+async fn a_small_archive_without_a_length_is_verified_before_the_status_line() {
     let scene = Scene::with(SMALL).await;
     scene.upstream.fault(Target::Archive, Fault::NoLength);
     let answer = scene.larder.get(&scene.path).await.expect(200);
@@ -119,7 +119,7 @@ async fn a_range_of_a_cold_archive_with_wrong_bytes_gets_no_answer_that_looks_co
 
 /// Promise 3: bytes stream as they arrive, and none of the last 64 KiB leaves before the archive is committed.
 #[tokio::test]
-async fn the_tail_leaves_only_when_the_archive_is_in_the_store() {
+async fn the_tail_is_sent_only_when_the_archive_is_committed() {
     let scene = Scene::with(LARGE).await;
     let gate = scene.upstream.hold_after(Target::Archive, scene.zip.len() - 1);
     let mut response = client().get(scene.url()).send().await.unwrap();
@@ -141,7 +141,7 @@ async fn the_tail_leaves_only_when_the_archive_is_in_the_store() {
 
 /// Promise 3: nobody gets bytes that did not arrive.
 #[tokio::test]
-async fn what_has_arrived_streams_on_at_once() {
+async fn bytes_are_streamed_as_soon_as_they_arrive() {
     let scene = Scene::with(LARGE).await;
     let gate = scene.upstream.hold_after(Target::Archive, 1_000_000);
     let mut response = client().get(scene.url()).send().await.unwrap();

@@ -137,7 +137,7 @@ async fn as_json_the_last_report_of_each_job_is_printed() {
 }
 
 #[tokio::test]
-async fn one_failing_archive_is_told_with_its_reason_and_is_exit_status_1() {
+async fn one_failing_archive_is_reported_with_its_reason_and_is_exit_status_1() {
     let why = "the archive of registry.terraform.io/hashicorp/aws 5.31.0 (linux_amd64): https://x.example answered 500";
     let items = [failed(AWS, why), item(NULL, "fetched", 5, Some(5))];
     let said = Site::with(vec![Script::of(vec![job(0, "failed", &items)])]).await.run(&["hashicorp/aws"]).await;
@@ -171,7 +171,7 @@ async fn ctrl_c_cancels_the_job_and_says_what_stays() {
 }
 
 #[tokio::test]
-async fn an_order_that_is_refused_is_told() {
+async fn an_order_that_is_refused_is_reported() {
     let site = Site::with(Vec::new()).await;
     site.admin.refuse(400, "line 1, column 9: expected `{`");
     let said = site.run(&["hashicorp/null", ".terraform.lock.hcl"]).await;
@@ -180,7 +180,7 @@ async fn an_order_that_is_refused_is_told() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_warmed_is_said_before_anybody_is_asked() {
+async fn an_order_that_cannot_be_warmed_is_refused_before_any_request() {
     let site = Site::with(Vec::new()).await;
     for (arguments, said) in [
         (&["./no-such"][..], "there is no file and no folder \"./no-such\""),
@@ -246,7 +246,7 @@ async fn where_no_larder_runs_it_fetches_into_a_store_of_its_own_making() {
 }
 
 #[tokio::test]
-async fn where_no_larder_runs_what_fails_is_told_once_and_the_rest_is_kept() {
+async fn where_no_larder_runs_a_failure_is_reported_once_and_the_rest_is_stored() {
     let (site, upstream) = without_larder().await;
     upstream.fault(Target::Archive.of("other"), Fault::WrongBytes);
     let said = site.run(&["warm", "acme/null", "acme/other", "--platform", "linux_amd64"]).await;
@@ -259,7 +259,7 @@ async fn where_no_larder_runs_what_fails_is_told_once_and_the_rest_is_kept() {
 
 /// The store is closed as after any other end.
 #[tokio::test]
-async fn where_no_larder_runs_an_order_that_is_refused_is_told_too() {
+async fn where_no_larder_runs_a_refused_order_is_reported_too() {
     let (site, upstream) = without_larder().await;
     let lock = site.home.path().join(".terraform.lock.hcl");
     std::fs::write(&lock, "provider {").unwrap();
@@ -294,7 +294,7 @@ async fn where_no_larder_runs_ctrl_c_and_sigterm_end_it_and_what_was_fetched_sta
 
 /// The store of a larder that runs is its own, wherever it listens.
 #[tokio::test]
-async fn a_store_that_is_in_use_is_left_alone() {
+async fn a_store_that_is_in_use_is_left_untouched() {
     let (mut site, _upstream) = without_larder().await;
     let larder = site.serve();
     site.text = site.text.replace("[admin]\nlisten", &format!("[admin]\nlisten = \"127.0.0.1:{}\" #", free_port()));

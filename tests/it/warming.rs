@@ -41,7 +41,7 @@ async fn everything_is_there(larder: &Larder, name: &str, version: &str) {
 }
 
 #[tokio::test]
-async fn what_is_warmed_is_there_when_the_upstream_is_not() {
+async fn warmed_packages_are_served_without_upstream() {
     let mut upstream = versions(&["1.2.0"]).await;
     upstream.publish(both(Provider::new("acme", "large").size(3_000_000)));
     let larder = Larder::mirroring(&upstream).start().await;
@@ -117,7 +117,7 @@ async fn the_newest_version_that_is_meant_is_warmed() {
 }
 
 #[tokio::test]
-async fn one_that_fails_is_named_and_stops_no_other() {
+async fn a_failing_recurring_job_is_reported_and_stops_no_other() {
     let upstream = versions(&["1.2.0"]).await;
     for name in ["one", "two", "three"] {
         upstream.publish(Provider::new("acme", name));
@@ -148,7 +148,7 @@ async fn one_that_fails_is_named_and_stops_no_other() {
 }
 
 #[tokio::test]
-async fn a_job_tells_how_far_each_archive_is_and_fetches_four_at_a_time() {
+async fn a_job_reports_the_progress_of_each_archive_and_fetches_four_at_a_time() {
     const HALF: usize = 1_500_000;
     let upstream = FakeUpstream::start().await;
     let names: Vec<String> = (0..6).map(|number| format!("p{number}")).collect();
@@ -235,7 +235,7 @@ async fn a_job_waits_for_as_long_as_its_upstream_asks() {
 }
 
 #[tokio::test]
-async fn what_the_store_has_no_room_for_is_not_warm() {
+async fn an_archive_that_does_not_fit_into_the_store_is_not_reported_as_warm() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "large").size(3_000_000));
     let names: Vec<String> = (0..8).map(|number| format!("p{number}")).collect();
@@ -264,7 +264,7 @@ async fn what_the_store_has_no_room_for_is_not_warm() {
 
 /// Promise 12.
 #[tokio::test]
-async fn offline_what_is_held_is_warm_and_nothing_is_asked_for() {
+async fn offline_a_warm_up_of_stored_packages_succeeds_without_requests() {
     let upstream = versions(&["1.1.0", "1.2.0"]).await;
     let larder = Larder::mirroring(&upstream).start().await;
     Desk::of(&larder).warm(&told("acme/null@1.1.0")).await;

@@ -113,7 +113,7 @@ async fn a_lock_file_that_was_warmed_is_installed_and_locked_with_the_upstream_s
 
 /// Done when 4: killed in the middle, it goes on by itself.
 #[tokio::test]
-async fn a_warm_up_that_was_killed_goes_on_and_fetches_nothing_twice_completely() {
+async fn a_warm_up_that_was_killed_continues_and_fetches_nothing_twice_completely() {
     let mut upstream = upstream_of_eight().await;
     let lock = lock_file(&upstream);
     let folder = Folder::new();

@@ -48,7 +48,7 @@ async fn a_job_has_more_patience_with_a_list_than_a_client() {
 }
 
 #[tokio::test]
-async fn what_was_chosen_by_a_list_that_nobody_confirmed_says_so() {
+async fn a_version_chosen_from_an_unconfirmed_list_says_so() {
     let (mut upstream, _larder, desk) = warm_since_yesterday().await;
     upstream.stop().await;
     let job = desk.warm(&told()).await;
@@ -71,7 +71,7 @@ async fn a_list_is_asked_for_later_where_its_upstream_says_so() {
 
 /// However often: a large job by a rate limiter is told "later" many times.
 #[tokio::test]
-async fn to_be_told_later_many_times_is_no_failure() {
+async fn being_asked_to_retry_later_many_times_is_no_failure() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let larder = Larder::mirroring(&upstream).start().await;
@@ -91,7 +91,7 @@ async fn to_be_told_later_many_times_is_no_failure() {
 
 /// But not for ever.
 #[tokio::test]
-async fn a_job_that_nothing_comes_in_for_ends() {
+async fn a_job_without_progress_ends() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let larder = Larder::mirroring(&upstream).start().await;
@@ -126,7 +126,7 @@ async fn a_job_waits_for_whom_a_redirect_leads_to() {
 }
 
 #[tokio::test]
-async fn a_bound_of_our_own_that_never_has_room_is_a_failure_in_the_end() {
+async fn waiting_for_a_local_limit_ends_in_a_failure() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let builder = Larder::mirroring(&upstream);

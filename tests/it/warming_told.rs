@@ -24,7 +24,7 @@ const ONE: &str = "provider \"registry.terraform.io/acme/null\" {\n  version = \
 
 /// Section 3: what changes something needs the token; pages and rebound names are refused whatever they know.
 #[tokio::test]
-async fn only_who_has_the_token_and_is_no_page_starts_and_stops_jobs() {
+async fn jobs_are_started_and_stopped_with_the_token_only_and_never_by_a_web_page() {
     let upstream = upstream_with(&["null"], 100).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let held = upstream.hold(Target::Archive);
@@ -77,7 +77,7 @@ async fn without_a_platform_this_machines_own_is_warmed() {
 }
 
 #[tokio::test]
-async fn every_problem_of_what_is_told_is_said_and_nothing_begins() {
+async fn every_problem_of_an_order_is_reported_and_no_job_starts() {
     let upstream = upstream_with(&["null"], 100).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let desk = Desk::of(&larder);
@@ -166,7 +166,7 @@ async fn every_problem_of_what_is_told_is_said_and_nothing_begins() {
 
 /// Promise 11: so many run, so many are kept in mind.
 #[tokio::test]
-async fn there_is_a_bound_to_the_jobs() {
+async fn the_number_of_jobs_is_limited() {
     let upstream = upstream_with(&["null"], 100).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let desk = Desk::of(&larder);
@@ -206,7 +206,7 @@ async fn is_held(larder: &Larder, upstream: &FakeUpstream, name: &str) -> bool {
 
 /// Section 5: pins are never evicted; a whole job can be pinned, when it begins or afterwards.
 #[tokio::test]
-async fn what_a_job_warmed_and_pinned_survives_an_eviction() {
+async fn packages_that_a_job_warmed_and_pinned_survive_an_eviction() {
     for afterwards in [false, true] {
         let mut upstream = upstream_with(&["one", "two", "three", "four"], 300_000).await;
         let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
@@ -274,7 +274,7 @@ async fn the_documents_of_what_is_pinned_are_not_evicted() {
 }
 
 #[tokio::test]
-async fn what_is_not_held_cannot_be_pinned_and_that_is_said() {
+async fn pinning_a_package_that_is_not_stored_is_an_error() {
     let upstream = upstream_with(&["null"], 100).await;
     upstream.publish(both(Provider::new("acme", "null").version("1.3.0")));
     let larder = Larder::mirroring(&upstream).start().await;
@@ -370,7 +370,7 @@ async fn a_job_can_be_pinned_before_it_has_fetched_anything() {
 
 /// Clients get what the disk would not take; a job has nothing of that, and says so.
 #[tokio::test]
-async fn what_the_disk_would_not_take_is_not_warm() {
+async fn an_archive_that_the_disk_refused_is_not_reported_as_warm() {
     let upstream = upstream_with(&["null"], 3_000_000).await;
     let folder = Folder::new();
     let larder = Process::start(&Larder::mirroring(&upstream).on(&folder), folder.path());
