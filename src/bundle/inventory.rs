@@ -1,4 +1,4 @@
-//! What a store holds, small enough to be carried out by hand: for the next bundle, which then leaves out what is there.
+//! The inventory of a store, small enough to be carried out by hand. The next bundle leaves out the archives in it.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -9,35 +9,36 @@ use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix};
 
 const FORMAT: u32 = 1;
-/// The largest that is read, in bytes: some half a million archives.
+/// The size limit in bytes, enough for some half a million archives.
 const LARGEST: usize = 64 << 20;
 
 type ByVersion = BTreeMap<String, String>;
 
-/// What a store holds. Of each archive the first 16 hex digits of its SHA-256, and those of what proves it or leads to
-/// it: some 60 bytes an archive as JSON, where a provider has a few versions for two platforms each.
+/// The archives that a store has. Each is listed by the first 16 hex digits of its SHA-256 and of the digest of its
+/// proof set or module location. As JSON that is some 60 bytes an archive where providers have a few versions for two
+/// platforms each.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Inventory {
     #[serde(rename = "larder_inventory")]
     format: u32,
-    /// When it was made, in seconds since 1970.
+    /// The creation time in epoch seconds.
     pub made: Timestamp,
-    /// By provider, version and platform: `ARCHIVE.SET`
+    /// `ARCHIVE.SET` by provider, version and platform.
     #[serde(default)]
     providers: BTreeMap<String, BTreeMap<String, ByVersion>>,
-    /// By module and version: `ARCHIVE.LOCATION`
+    /// `ARCHIVE.LOCATION` by module and version.
     #[serde(default)]
     modules: BTreeMap<String, ByVersion>,
 }
 
-/// Why something is no inventory.
+/// Why an inventory is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadInventory {
-    /// It is larger than any.
+    /// It exceeds the size limit.
     #[error("it is larger than {} MiB", LARGEST >> 20)]
     TooLarge,
-    /// It cannot be read.
+    /// It is malformed.
     #[error("it is no inventory, which `larder inventory` prints: {0}")]
     Unreadable(String),
     /// A newer larder wrote it.
@@ -46,12 +47,12 @@ pub enum BadInventory {
 }
 
 impl Inventory {
-    /// An empty one.
+    /// Creates an empty inventory.
     pub fn new(made: Timestamp) -> Self {
         Self { format: FORMAT, made, providers: BTreeMap::new(), modules: BTreeMap::new() }
     }
 
-    /// Reads one.
+    /// Parses and checks an inventory.
     ///
     /// # Errors
     /// [`BadInventory`].
@@ -64,7 +65,7 @@ impl Inventory {
         Ok(inventory)
     }
 
-    /// Whether this larder reads it, where it came with something else.
+    /// Checks the format of an inventory that was deserialised as a part of a request.
     ///
     /// # Errors
     /// [`BadInventory::Newer`].
@@ -72,28 +73,28 @@ impl Inventory {
         if self.format > FORMAT { Err(BadInventory::Newer(self.format)) } else { Ok(()) }
     }
 
-    /// As it is read: JSON on one line.
+    /// Serialises the inventory as JSON on one line.
     pub fn write(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("names and digests always serialise")
     }
 
-    /// The digest that a delta to it names.
+    /// The digest that the manifest of a delta refers to.
     pub fn digest(&self) -> Digest {
         Digest::of(&self.write())
     }
 
-    /// How many archives it names.
+    /// The number of archives listed.
     pub fn len(&self) -> usize {
         let providers = self.providers.values().flat_map(|versions| versions.values().map(BTreeMap::len));
         providers.chain(self.modules.values().map(BTreeMap::len)).sum()
     }
 
-    /// Whether it names none.
+    /// True if no archive is listed.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Adds an archive, and the digest of what proves it or leads to it.
+    /// Adds an archive and the digest of its proof set or module location.
     pub fn add(&mut self, of: &Artifact, archive: Digest, proof: Digest) {
         let item = item(archive, proof);
         match of {
@@ -109,7 +110,7 @@ impl Inventory {
         }
     }
 
-    /// Whether it names an archive together with what proves it or leads to it.
+    /// True if it lists the archive with the same proof set or module location.
     pub fn has(&self, of: &Artifact, archive: Digest, proof: Digest) -> bool {
         let found = match of {
             Artifact::Provider(package) => {
@@ -125,7 +126,7 @@ impl Inventory {
         found.is_some_and(|found| *found == item(archive, proof))
     }
 
-    /// Every archive that it names.
+    /// All archives listed.
     pub fn archives(&self) -> HashSet<DigestPrefix> {
         let of_providers = self.providers.values().flat_map(BTreeMap::values).flat_map(BTreeMap::values);
         let items = of_providers.chain(self.modules.values().flat_map(BTreeMap::values));
@@ -176,7 +177,7 @@ mod tests {
         assert!(!inventory.has(&module("dns"), a, b));
     }
 
-    /// It goes through a gap, perhaps by hand: ten thousand archives stay near one megabyte.
+    /// An inventory crosses an air gap, perhaps by hand, so it has to stay small.
     #[test]
     fn ten_thousand_archives_take_less_than_a_megabyte() {
         let mut inventory = Inventory::new(Timestamp(1_795_293_761));

@@ -1,5 +1,5 @@
-//! What is in a bundle: one line for each thing, so that a person can read it; written in one way alone, with a digest
-//! of itself, so that a byte that was altered is found where nobody has signed it, too.
+//! The manifest of a bundle: JSON with one line per entry, so that a person can read it. Its form is canonical and
+//! includes a digest of itself, so that an altered byte is found even without a signature.
 
 use std::collections::HashSet;
 
@@ -21,145 +21,146 @@ mod writing;
 pub use self::file::{Archive, File, FileRef, Role};
 pub use self::reading::{BadManifest, LARGEST_MANIFEST};
 
-/// The format that this larder writes, and the newest that it reads.
+/// The manifest format that this larder writes, and the newest that it reads.
 const FORMAT: u32 = 1;
 
-/// What is in a bundle.
+/// The manifest of a bundle.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
     format: u32,
-    /// Which version of larder made it.
+    /// The version of larder that made the bundle.
     pub larder: String,
-    /// When, in seconds since 1970.
+    /// The creation time in epoch seconds.
     pub created: Timestamp,
-    /// The SHA-256 of the inventory that it is a delta to: what that names may be left out.
+    /// The SHA-256 of the inventory that this bundle is a delta to. Archives listed there may be left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Digest>,
-    /// The things in it, in the order of their files.
+    /// The entries in the order of their files.
     pub entries: Vec<Entry>,
-    /// The SHA-256 of all this, with zeros in place of this.
+    /// The SHA-256 of the manifest with zeros in this field.
     digest: Digest,
 }
 
-/// One thing: it becomes visible whole or not at all.
+/// One document or package. It becomes visible whole or not at all.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Entry {
     /// The discovery document of a registry.
     Discovery {
-        /// Which.
+        /// The registry.
         host: Hostname,
-        /// What it is.
+        /// The document.
         #[serde(flatten)]
         document: Document,
     },
     /// The version list of a provider.
     ProviderVersions {
-        /// Which.
+        /// The provider.
         #[serde(with = "text::provider")]
         provider: ProviderAddress,
-        /// What it is.
+        /// The document.
         #[serde(flatten)]
         document: Document,
     },
     /// The version list of a module.
     ModuleVersions {
-        /// Which.
+        /// The module.
         #[serde(with = "text::module")]
         module: ModuleAddress,
-        /// What it is.
+        /// The document.
         #[serde(flatten)]
         document: Document,
     },
-    /// A version of a provider for one platform: its proof set and its archive.
+    /// A provider version for one platform: its proof set and its archive.
     Provider(Box<ProviderEntry>),
-    /// A version of a module: its location and its archive.
+    /// A module version: its location and its archive.
     Module(Box<ModuleEntry>),
 }
 
 /// A document as upstream sent it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Document {
-    /// Where it came from.
+    /// Its source and times.
     pub said: Said,
     /// Its bytes.
     pub document: File,
-    /// What upstream has dropped from it since and is still held, as JSON.
+    /// Entries of an earlier version list that upstream has dropped and that are still stored: a JSON list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dropped: Option<File>,
 }
 
-/// Where a document came from, and when.
+/// The source and times of a fetched document.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Said {
-    /// Which URL was asked; without its query.
+    /// The requested URL, without its query.
     pub asked: Url,
-    /// Where the bytes came from, after redirects; without its query.
+    /// The URL that the bytes came from after redirects, without its query.
     pub url: Url,
-    /// When, in seconds since 1970.
+    /// The time of the fetch in epoch seconds.
     pub fetched: Timestamp,
-    /// When upstream last confirmed it.
+    /// The time of the last revalidation in epoch seconds.
     pub checked: Timestamp,
-    /// Whether upstream has deleted it since.
+    /// True if upstream has deleted the document since.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub gone: bool,
 }
 
-/// A version of a provider for one platform.
+/// A provider version for one platform.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProviderEntry {
-    /// Of which provider.
+    /// The provider.
     #[serde(with = "text::provider")]
     pub provider: ProviderAddress,
-    /// Which version.
+    /// The version.
     pub version: Version,
-    /// For which platform.
+    /// The platform.
     pub platform: Platform,
-    /// The fingerprint of the publisher's key that signed its SHA256SUMS; whoever takes it in finds out for himself.
+    /// The fingerprint of the publisher's key that signed SHA256SUMS. Informational: the importer verifies the
+    /// signature.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signed_by: Option<String>,
-    /// Where its download document came from.
+    /// Source and times of its download document.
     pub said: Said,
     /// Its download document.
     pub document: File,
     /// Its SHA256SUMS.
     pub sums: File,
-    /// Their signature, where there is one.
+    /// The signature of SHA256SUMS; `None` for an unsigned version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signature: Option<File>,
     /// Its archive.
     pub archive: Archive,
 }
 
-/// A version of a module.
+/// A module version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModuleEntry {
-    /// Of which module.
+    /// The module.
     #[serde(with = "text::module")]
     pub module: ModuleAddress,
-    /// Which version.
+    /// The version.
     pub version: Version,
-    /// Which commit it was, where it was one.
+    /// The git commit; `None` where the source was not git.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<String>,
     /// The digest of its tree.
     pub tree: Digest,
-    /// The packer that made its archive.
+    /// The version of the packer that made its archive.
     pub packer: u32,
-    /// Where in the archive the module is; none where it is the root.
+    /// The module's folder in the archive; `None` for the root.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subdir: Option<String>,
-    /// The SHA-256 of the location that led there first.
+    /// The SHA-256 of the location that first led to this tree.
     pub source: Digest,
     /// The origin that it was fetched from.
     pub origin: String,
-    /// When the version was first seen, in seconds since 1970.
+    /// The time of the version's first-seen record in epoch seconds.
     pub first_seen: Timestamp,
-    /// Where its location came from.
+    /// Source and times of its location.
     pub said: Said,
     /// Its location.
     pub location: File,
@@ -168,7 +169,7 @@ pub struct ModuleEntry {
 }
 
 impl Manifest {
-    /// The manifest of these things, by this version of larder.
+    /// Creates a manifest of these entries, made by this version of larder.
     pub fn new(created: Timestamp, since: Option<Digest>, entries: Vec<Entry>) -> Self {
         let (larder, digest) = (env!("CARGO_PKG_VERSION").to_owned(), Digest::of(b""));
         let mut manifest = Self { format: FORMAT, larder, created, since, entries, digest };
@@ -176,7 +177,8 @@ impl Manifest {
         manifest
     }
 
-    /// Every file that is carried, each once, in the order of the tar; with the number of the entry that it comes with.
+    /// The files in the tar, each once and in order, with the index of the first entry that lists it. Archives that
+    /// were left out are not included.
     pub fn files(&self) -> impl Iterator<Item = (usize, FileRef)> {
         let mut seen = HashSet::new();
         let all = self
@@ -187,7 +189,7 @@ impl Manifest {
         all.filter(move |(_, file)| !file.left_out && seen.insert(file.file.sha256))
     }
 
-    /// How many bytes its bundle has, given how many its manifest and its signature have.
+    /// The size of the bundle in bytes, from the sizes of its manifest and signature.
     pub fn bundle_bytes(&self, manifest: usize, signature: Option<usize>) -> u64 {
         let own = [Some(manifest), signature].into_iter().flatten().map(|bytes| tar::bytes_of(bytes as u64));
         let files = self.files().map(|(_, file)| tar::bytes_of(file.file.bytes));
@@ -196,7 +198,7 @@ impl Manifest {
 }
 
 impl Entry {
-    /// The package or the document that it is.
+    /// The package or document of this entry.
     pub fn package_ref(&self) -> PackageRef {
         match self {
             Self::Discovery { host, .. } => PackageRef::discovery(host),
@@ -207,7 +209,7 @@ impl Entry {
         }
     }
 
-    /// The registry it is of.
+    /// The registry of this entry.
     pub fn host(&self) -> &Hostname {
         match self {
             Self::Discovery { host, .. } => host,
@@ -218,7 +220,7 @@ impl Entry {
         }
     }
 
-    /// What its archive is of, where it has one.
+    /// The artifact that the archive is of; `None` for a document.
     pub fn artifact(&self) -> Option<Artifact> {
         match self {
             Self::Provider(entry) => Some(Artifact::Provider(entry.package())),
@@ -227,7 +229,7 @@ impl Entry {
         }
     }
 
-    /// Its archive, where it has one.
+    /// The archive; `None` for a document.
     pub fn archive(&self) -> Option<Archive> {
         match self {
             Self::Provider(entry) => Some(entry.archive),
@@ -236,7 +238,7 @@ impl Entry {
         }
     }
 
-    /// Its files, in the order of the tar: the archive comes last.
+    /// The files in the order of the tar; the archive is last.
     pub fn files(&self) -> Vec<FileRef> {
         let small = |role, file: File| FileRef { role, file, left_out: false };
         let archive = |Archive { sha256, bytes, left_out }: Archive| {
@@ -261,14 +263,14 @@ impl Entry {
 }
 
 impl ProviderEntry {
-    /// What it is of.
+    /// The package of this entry.
     pub fn package(&self) -> Package {
         Package { provider: self.provider.clone(), version: self.version.clone(), platform: self.platform.clone() }
     }
 }
 
 impl ModuleEntry {
-    /// What it is of.
+    /// The module version of this entry.
     pub fn package(&self) -> ModulePackage {
         ModulePackage { module: self.module.clone(), version: self.version.clone() }
     }

@@ -1,5 +1,5 @@
-//! Bundles: what a store gives of itself to be carried across a gap, as one stream of bytes. A plain tar, so that
-//! anybody can look into it, of which every byte counts:
+//! Bundles: stored archives and documents as one stream, to be carried across an air gap. The stream is a plain tar, so
+//! that any tool can list it, and every byte of it is checked:
 //!
 //! ```text
 //! larder-bundle.json      the manifest: what is in it, with digests, sizes, addresses, keys, commits, tree digests
@@ -7,7 +7,7 @@
 //! sha256/HEX              each file once, in the manifest's order: an entry's small files, then its archive
 //! ```
 //!
-//! Pure over readers and writers: where the bytes come from and go, and what a store makes of them, is for others.
+//! This module only reads and writes streams. The callers collect the contents and import them into a store.
 
 mod inventory;
 mod manifest;

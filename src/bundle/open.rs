@@ -1,5 +1,5 @@
-//! A bundle that is read, as a stream: its manifest first, then file by file in the manifest's order. Every byte of it
-//! is held against what the manifest says; who vouches for the manifest is [`super::Trust`]'s question.
+//! Reads a bundle as a stream: the manifest first, then each file in the manifest's order. Every byte is checked
+//! against the manifest. The manifest's signature is verified by [`super::Trust`].
 
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -9,34 +9,30 @@ use super::tar::{BadTar, TarReader};
 use super::{BadManifest, FileRef, Manifest, Signature, Standing, Trust};
 use crate::digest::{Digest, Hasher};
 
-/// The name of the manifest.
 pub(super) const MANIFEST: &str = "larder-bundle.json";
-/// The name of its signature.
 pub(super) const SIGNATURE: &str = "larder-bundle.sig";
-/// The largest signature, in bytes.
 const LARGEST_SIGNATURE: u64 = 4 << 10;
-/// How much is read at a time, in bytes.
 const READ_AT_ONCE: usize = 256 * 1024;
 
-/// Why a bundle is not read any further.
+/// Why reading a bundle stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum BadBundle {
-    /// Its bytes end too early.
+    /// The stream is truncated.
     #[error("the bundle ends too early: it is truncated, or was not written to its end")]
     Truncated,
-    /// They could not be read.
+    /// The stream cannot be read.
     #[error("the bundle cannot be read: {0}")]
     Unreadable(#[source] io::Error),
-    /// It is no bundle.
+    /// The stream is not a bundle.
     #[error("this is no larder bundle: it does not begin with {MANIFEST}")]
     NoBundle,
-    /// Something in it is not as larder writes it.
+    /// A part of it is not in the canonical form.
     #[error("the bundle was altered: {0}")]
     Altered(String),
-    /// Its manifest is refused.
+    /// The manifest is refused.
     #[error(transparent)]
     Manifest(#[from] BadManifest),
-    /// Nobody who is trusted vouches for it.
+    /// The signature is missing, wrong or by a key that is not trusted.
     #[error("the bundle is refused: {0}")]
     Untrusted(String),
 }
@@ -51,34 +47,34 @@ impl From<BadTar> for BadBundle {
     }
 }
 
-/// How the bytes of a file stand to what the manifest says.
+/// The result of checking a file against the manifest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
-    /// They are what it says.
+    /// The digest matches.
     Right,
-    /// They have another digest.
+    /// The digest differs.
     Wrong {
-        /// Which.
+        /// The digest of the bytes that were read.
         now: Digest,
     },
 }
 
-/// A bundle whose manifest was read and is trusted; its files are next.
+/// An opened bundle: the manifest is read and accepted, the files are still to be read.
 #[derive(Debug)]
 pub struct Opened<R> {
     tar: TarReader<R>,
     buffer: Vec<u8>,
-    /// What is in it.
+    /// The manifest.
     pub manifest: Arc<Manifest>,
     /// The SHA-256 of the manifest's bytes.
     pub digest: Digest,
-    /// Who vouches for it.
+    /// The outcome of the signature check.
     pub standing: Standing,
     signature: Option<Signature>,
 }
 
 impl<R: Read> Opened<R> {
-    /// Reads the manifest and the signature.
+    /// Reads and verifies the manifest and the signature.
     ///
     /// # Errors
     /// [`BadBundle`].
@@ -101,21 +97,22 @@ impl<R: Read> Opened<R> {
         Ok(Self { tar, buffer, manifest, digest, standing, signature })
     }
 
-    /// What it begins with, as it was written: its manifest, and its signature.
+    /// The bytes of the manifest and of the signature.
     pub(super) fn head(&self) -> (Vec<u8>, Option<Vec<u8>>) {
         (self.manifest.write(), self.signature.as_ref().map(Signature::write))
     }
 
-    /// How many bytes a bundle has that begins like this.
+    /// The size of the whole bundle in bytes, by its manifest.
     pub fn bundle_bytes(&self) -> u64 {
         let (manifest, signature) = self.head();
         self.manifest.bundle_bytes(manifest.len(), signature.map(|signature| signature.len()))
     }
 
-    /// Reads the next of [`Manifest::files`]; `take` gets its bytes. They are proven only once this says so.
+    /// Reads the next of [`Manifest::files`] and passes its bytes to `take`. They are verified only once this returns
+    /// [`Content::Right`].
     ///
     /// # Errors
-    /// [`BadBundle`] where nothing after it can be read, and those of `take`.
+    /// [`BadBundle`], after which nothing more can be read, and those of `take`.
     pub fn file<E: From<BadBundle>>(
         &mut self,
         file: &FileRef,
@@ -137,7 +134,7 @@ impl<R: Read> Opened<R> {
         Ok(if now == file.file.sha256 { Content::Right } else { Content::Wrong { now } })
     }
 
-    /// Reads the end: nothing follows the last file.
+    /// Reads the end of the tar. Nothing may follow the last file.
     ///
     /// # Errors
     /// [`BadBundle`].
@@ -146,7 +143,6 @@ impl<R: Read> Opened<R> {
     }
 }
 
-/// Why a file was not read to its end.
 enum Ended<E> {
     Take(E),
     Tar(BadTar),

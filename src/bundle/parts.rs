@@ -1,5 +1,5 @@
-//! A bundle in parts of one size: for disks that take no larger files, or are smaller than it. A list says how many there
-//! are, how large, and which digest each has; made again after an interruption, what is there already stays.
+//! A bundle split into parts of one size, for disks that are smaller than the bundle or take no larger files. A list
+//! names the parts with their sizes and digests. A repeated run writes each part only from its first difference on.
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
@@ -9,69 +9,68 @@ use crate::clock::Timestamp;
 use crate::digest::{Digest, Hasher};
 
 const FORMAT: u32 = 1;
-/// The most parts.
 const MOST_PARTS: usize = 99_999;
-/// The smallest part but the last, in bytes.
+/// The smallest size of a part in bytes; the last part may be smaller.
 pub const LEAST_PART: u64 = 1 << 20;
-/// The largest list, in bytes.
 const LARGEST_LIST: usize = 32 << 20;
 
-/// What `larder-bundle.parts.json` says.
+/// The contents of `larder-bundle.parts.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PartList {
     format: u32,
-    /// When the bundle was made, in seconds since 1970: made again with the same, its bytes are the same.
+    /// The creation time of the bundle, in epoch seconds. A repeated run reuses it, so that the bytes are equal as far
+    /// as the store has not changed.
     pub created: Timestamp,
     /// The size of every part but the last, in bytes.
     pub part_bytes: u64,
-    /// Whether all parts are there.
+    /// True once every part is written.
     pub complete: bool,
-    /// Each part, in order.
+    /// The parts in order.
     pub parts: Vec<Part>,
 }
 
-/// One part.
+/// One part of a bundle.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Part {
-    /// The name of its file.
+    /// The file name.
     pub name: String,
-    /// Its size in bytes.
+    /// The size in bytes.
     pub bytes: u64,
     /// The SHA-256 of its bytes.
     pub sha256: Digest,
 }
 
-/// What is wrong with a list of parts, or with a part.
+/// Why a list of parts, or the parts themselves, cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum BadParts {
-    /// The list is none.
+    /// The list is malformed.
     #[error("larder-bundle.parts.json cannot be read: {0}")]
     Unreadable(String),
-    /// It was not written to its end.
+    /// The bundle was not written to its end.
     #[error("larder-bundle.parts.json says that not all parts are there: run the same `larder bundle create` again")]
     Incomplete,
-    /// The parts that are not there, or have another size.
+    /// Parts are missing or have another size; the text names each.
     #[error("{0}")]
     Missing(String),
 }
 
 impl PartList {
-    /// The name of its file.
+    /// The file name of the list.
     pub const NAME: &'static str = "larder-bundle.parts.json";
 
-    /// The list before there are parts.
+    /// An incomplete list without parts. `part_bytes` is raised to [`LEAST_PART`].
     pub fn begun(created: Timestamp, part_bytes: u64) -> Self {
         Self { format: FORMAT, created, part_bytes: part_bytes.max(LEAST_PART), complete: false, parts: Vec::new() }
     }
 
-    /// The name of the file of a part, which count from one.
+    /// The file name of a part. Numbers start at one.
     pub fn part_name(number: usize) -> String {
         format!("part-{number:05}")
     }
 
-    /// Reads a list.
+    /// Parses and checks a list.
     ///
     /// # Errors
     /// [`BadParts::Unreadable`].
@@ -89,7 +88,7 @@ impl PartList {
         }
         let last = list.parts.len();
         for (number, part) in (1..).zip(&list.parts) {
-            // So that no name leads out of the folder.
+            // Only this name is accepted, so that none leads out of the folder.
             if part.name != Self::part_name(number) {
                 return bad(format!("part {number} is not called {}", Self::part_name(number)));
             }
@@ -101,14 +100,14 @@ impl PartList {
         Ok(list)
     }
 
-    /// As it is read.
+    /// Serialises the list for [`PartList::read`].
     pub fn write(&self) -> Vec<u8> {
         let mut written = serde_json::to_vec_pretty(self).expect("names and numbers always serialise");
         written.push(b'\n');
         written
     }
 
-    /// Whether all of it is there, as far as names and sizes tell; `size_of` says how large a file is.
+    /// Checks that every part exists and has its size; `size_of` returns the size of a file. Reads no contents.
     ///
     /// # Errors
     /// [`BadParts`], which names every part that is missing or has another size.
@@ -128,13 +127,13 @@ impl PartList {
         if wrong.is_empty() { Ok(()) } else { Err(BadParts::Missing(wrong.join("; "))) }
     }
 
-    /// How many bytes all parts have.
+    /// The bytes of all parts together.
     pub fn bytes(&self) -> u64 {
         self.parts.iter().fold(0, |sum, part| sum.saturating_add(part.bytes))
     }
 }
 
-/// Reads parts as one stream, and holds each against its digest at its end. `open` opens one by its name.
+/// Reads parts as one stream and checks the digest of each at its end. `open` opens a part by its name.
 pub struct PartsReader<O, R> {
     open: O,
     parts: std::vec::IntoIter<Part>,
@@ -142,7 +141,7 @@ pub struct PartsReader<O, R> {
 }
 
 impl<R: Read, O: FnMut(&str) -> io::Result<R>> PartsReader<O, R> {
-    /// Reads the parts of a list.
+    /// Creates a reader over the parts of a list.
     pub fn new(list: PartList, open: O) -> Self {
         Self { open, parts: list.parts.into_iter(), now: None }
     }
@@ -188,9 +187,9 @@ impl<R: Read, O: FnMut(&str) -> io::Result<R>> Read for PartsReader<O, R> {
     }
 }
 
-/// Writes one stream in parts. What is there already is compared, and only what differs is written. `open` opens a part
-/// by its name for reading and writing, and makes it where it is absent; `keep` cuts it to its size and makes it survive
-/// a power cut.
+/// Writes one stream in parts. Bytes that a part already contains are compared; writing starts at the first piece that
+/// differs. `open` opens a part by its name for reading and writing, and creates it if absent. `keep` truncates it to
+/// its size and syncs it.
 pub struct PartsWriter<O, K, F> {
     open: O,
     keep: K,
@@ -200,24 +199,24 @@ pub struct PartsWriter<O, K, F> {
     changed: Vec<String>,
 }
 
-/// Parts that were written to their end.
+/// The result of writing all parts.
 #[derive(Debug)]
 pub struct WrittenParts {
-    /// All of them.
+    /// The complete list.
     pub list: PartList,
-    /// How many of their bytes were there already.
+    /// The number of bytes that the files already contained.
     pub reused: u64,
-    /// The names of those that were not there already, or differed.
+    /// The names of the parts that were absent or differed.
     pub changed: Vec<String>,
 }
 
-/// A part that is written.
+/// The part that is being written.
 struct Open<F> {
     name: String,
     file: F,
     hasher: Hasher,
     bytes: u64,
-    /// Whether all of it up to here was there already.
+    /// True while the file already contained every byte so far.
     agrees: bool,
 }
 
@@ -227,16 +226,16 @@ where
     O: FnMut(&str) -> io::Result<F>,
     K: FnMut(F, u64) -> io::Result<()>,
 {
-    /// Writes the parts of a list that was begun.
+    /// Creates a writer with the creation time and part size of `list`.
     pub fn new(list: PartList, open: O, keep: K) -> Self {
         let list = PartList { parts: Vec::new(), complete: false, ..list };
         Self { open, keep, list, now: None, reused: 0, changed: Vec::new() }
     }
 
-    /// That was all.
+    /// Completes the last part and the list.
     ///
     /// # Errors
-    /// Those of the files.
+    /// Those of `keep`.
     pub fn end(mut self) -> io::Result<WrittenParts> {
         self.end_part()?;
         self.list.complete = true;

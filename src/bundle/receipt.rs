@@ -1,4 +1,4 @@
-//! What became of a bundle: told thing by thing while it is applied, and written down at its end.
+//! The progress events and the receipt of applying a bundle.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,92 +7,92 @@ use crate::address::PackageRef;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 
-/// What applying a bundle tells while it goes on.
+/// A progress event of applying a bundle.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "snake_case")]
 pub enum Step {
-    /// It begins: the bundle is trusted, and all of it would fit.
+    /// The bundle is accepted and would fit.
     Begun {
-        /// How many things are in it.
+        /// The number of entries.
         entries: u64,
-        /// How many bytes its files have.
+        /// The bytes of all files together.
         bytes: u64,
     },
-    /// So many bytes of its files are read.
+    /// More bytes were read.
     Read {
-        /// In all.
+        /// The number of file bytes read so far.
         bytes: u64,
     },
-    /// One thing came to its end.
+    /// One entry is finished.
     Entry(Told),
-    /// All of it has, and the receipt is written.
+    /// Applying ended, and the receipt is final.
     Done {
-        /// What became of it.
+        /// The receipt.
         receipt: Receipt,
     },
 }
 
-/// What became of one thing in a bundle.
+/// The outcome of one entry of a bundle.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Told {
-    /// The package or the document.
+    /// The package or document.
     #[serde(flatten)]
     pub package: PackageRef,
-    /// What became of it.
+    /// The outcome.
     #[serde(flatten)]
     pub outcome: Outcome,
 }
 
-/// What became of it.
+/// The outcome of applying one entry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum Outcome {
-    /// It is held now, and was not before.
+    /// It is stored now and was not before.
     Applied {
-        /// What an operator should know of that, where there is anything.
+        /// A note for the operator.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         note: Option<String>,
     },
-    /// It was held already, or something newer is.
+    /// It or something newer was stored already.
     Held,
-    /// It is not taken.
+    /// It was refused.
     Refused {
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// The bundle ended before it.
+    /// Reading stopped before it.
     NotReached,
 }
 
-/// What became of a bundle. Written into the store as well.
+/// The outcome of a whole bundle. It is written into the store as well.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Receipt {
-    /// The SHA-256 of its manifest.
+    /// The SHA-256 of the manifest.
     pub manifest: Digest,
-    /// Which version of larder made it.
+    /// The version of larder that made the bundle.
     pub larder: String,
-    /// When it was made, in seconds since 1970.
+    /// The creation time of the bundle in epoch seconds.
     pub created: Timestamp,
-    /// Who vouches for it.
+    /// The key that the signature names, if any.
     pub signed_by: Option<String>,
-    /// Whether that is a key that is trusted here.
+    /// True if that key is trusted here and the signature was verified.
     pub trusted: bool,
-    /// When it had been applied, in seconds since 1970.
+    /// The time when applying finished, in epoch seconds.
     pub applied: Timestamp,
-    /// Whether nothing was refused, and all of it was read.
+    /// True if nothing was refused, the bundle was read to its end, and the receipt was written.
     pub ok: bool,
-    /// Why it was read no further, where it was not.
+    /// The reason why reading stopped early or the receipt could not be written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<String>,
-    /// What became of each thing in it.
+    /// The outcome of each entry.
     pub entries: Vec<Told>,
-    /// Where in the store this is; none where it could not be written.
+    /// The path of the receipt in the store; `None` if it could not be written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept: Option<String>,
 }
 
 impl Receipt {
-    /// Who vouches, and whether he is trusted.
+    /// The key that a signature names, and whether it is trusted.
     pub(crate) fn of_standing(standing: &Standing) -> (Option<String>, bool) {
         match standing {
             Standing::SignedBy(key) => (Some(key.to_string()), true),
@@ -101,12 +101,12 @@ impl Receipt {
         }
     }
 
-    /// How old it was when it had been applied, in seconds.
+    /// The age of the bundle in seconds when applying finished.
     pub fn age_seconds(&self) -> u64 {
         self.applied.since(self.created).as_secs()
     }
 
-    /// How many things came to which end: applied, held already, refused, not reached.
+    /// The number of entries by outcome: applied, already stored, refused, not reached.
     pub fn counts(&self) -> [u64; 4] {
         let mut counts = [0; 4];
         for told in &self.entries {

@@ -1,5 +1,5 @@
-//! A bundle that is written in parts, and recorded: all of it but its archives. With the record a part that was lost or
-//! damaged is written again byte for byte, whatever documents the store has come to hold since: archives never change.
+//! The record of a bundle in parts: the bundle without its archives. With it, a lost or damaged part can be written
+//! again byte for byte after the store's documents have changed, because archives never change.
 
 use std::collections::HashSet;
 use std::io::{self, Read, Write};
@@ -10,10 +10,10 @@ use super::write::Writer;
 use super::{BadBundle, Content, FileRef, Manifest, Role, Trust};
 use crate::digest::Digest;
 
-/// The name of its file, beside the parts. It is a tar as a bundle is, without the archives.
+/// The file name of the record, beside the parts. It is the bundle's tar without the archives.
 pub const RECORD: &str = "larder-bundle.record.tar";
 
-/// Whoever writes a bundle knows what is in it.
+/// No signature is required: these streams are larder's own new bundle and its record.
 const TRUST: Trust = Trust { keys: Vec::new(), unsigned: true };
 
 impl From<BadBundle> for io::Error {
@@ -26,18 +26,18 @@ impl From<BadBundle> for io::Error {
     }
 }
 
-/// Opens a record.
+/// Opens the record of a bundle.
 ///
 /// # Errors
-/// Where it is none.
+/// [`BadBundle`] where it is not a record.
 pub fn open_record<R: Read>(from: R) -> Result<Opened<R>, BadBundle> {
     Opened::open(from, &TRUST)
 }
 
-/// Writes a bundle as it comes, and records it; gives back what was written to.
+/// Copies a bundle and writes its record on the fly. Returns both writers.
 ///
 /// # Errors
-/// Those of all sides; `UnexpectedEof` where it comes to no end.
+/// Those of the reader and the writers; `UnexpectedEof` where the bundle is truncated.
 pub fn recorded<R: Read, W: Write, V: Write>(from: R, to: W, record: V) -> io::Result<(W, V)> {
     let mut coming = Opened::open(from, &TRUST)?;
     let manifest = Arc::clone(&coming.manifest);
@@ -57,10 +57,10 @@ pub fn recorded<R: Read, W: Write, V: Write>(from: R, to: W, record: V) -> io::R
     Ok((to.end()?, record.end()?))
 }
 
-/// Writes the bundle of a record again, with the archives of one that comes; gives back what was written to.
+/// Writes a recorded bundle again, with the archives of a new bundle. Returns the writer.
 ///
 /// # Errors
-/// Those of all sides; where the one that comes has other archives, before anything is written.
+/// Those of the readers and the writer. A new bundle with other archives is refused before anything is written.
 pub fn written_again<R: Read, V: Read, W: Write>(from: R, mut record: Opened<V>, to: W) -> io::Result<W> {
     let mut coming = Opened::open(from, &TRUST)?;
     let (manifest, coming_manifest) = (Arc::clone(&record.manifest), Arc::clone(&coming.manifest));
@@ -86,7 +86,7 @@ pub fn written_again<R: Read, V: Read, W: Write>(from: R, mut record: Opened<V>,
     to.end()
 }
 
-/// Both name their archives in one order: that of what the archives are of.
+/// Checks that both bundles have equal archives. Both list them in the order of their addresses.
 fn same_archives(recorded: &Manifest, coming: &Manifest) -> io::Result<()> {
     let archives = |of: &Manifest| -> Vec<Digest> {
         of.files().filter(|(_, file)| file.role == Role::Archive).map(|(_, file)| file.file.sha256).collect()
@@ -112,7 +112,7 @@ fn same_archives(recorded: &Manifest, coming: &Manifest) -> io::Result<()> {
     Err(io::Error::other(format!("there is another bundle: {differs}")))
 }
 
-/// Passes a file on, which must be what the manifest says.
+/// Passes a file on and checks its digest against the manifest.
 fn whole<R: Read>(
     from: &mut Opened<R>,
     file: &FileRef,

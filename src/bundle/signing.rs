@@ -1,4 +1,4 @@
-//! Who made a bundle: an Ed25519 signature over the bytes of its manifest, and whom one trusts.
+//! Bundle signatures: Ed25519 over the bytes of the manifest, and the keys that are trusted.
 
 use std::fmt;
 use std::time::Duration;
@@ -15,31 +15,31 @@ const PUBLIC: &str = "ed25519:";
 const PRIVATE: &str = "ed25519-private:";
 const KEY_BYTES: usize = 32;
 
-/// Text that is no key.
+/// Why a key cannot be parsed or generated.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadKey {
-    /// It is no private key. It is not shown.
+    /// The text is not a private key. It is never printed.
     #[error("it is no private key of a bundle: `larder bundle keygen` makes one, which begins with {PRIVATE}")]
     Private,
-    /// A private key stands where a public one should.
+    /// A private key was given in place of a public one.
     #[error("it is a private key, and should be in a file of its own: `larder bundle keygen` printed the public one")]
     PrivateForPublic,
-    /// It is no public key.
+    /// The text is not a public key.
     #[error("it is no public key of a bundle: `larder bundle keygen` prints one, which begins with {PUBLIC}")]
     Public,
-    /// No key can be made without them.
+    /// The system's random generator failed.
     #[error("the system gives no random bytes")]
     Random,
 }
 
-/// The key that signs bundles. Shown to nobody.
+/// The private key that signs bundles. `Debug` prints only its public key.
 pub struct SigningKey {
     seed: SecretBox<[u8; KEY_BYTES]>,
     pair: Ed25519KeyPair,
 }
 
 impl SigningKey {
-    /// A new one.
+    /// Generates a new key.
     ///
     /// # Errors
     /// [`BadKey::Random`].
@@ -49,21 +49,21 @@ impl SigningKey {
         Self::of(seed)
     }
 
-    /// Reads what [`SigningKey::text`] wrote.
+    /// Parses the text form of [`SigningKey::text`].
     ///
     /// # Errors
-    /// [`BadKey::Private`], which does not show what was given.
+    /// [`BadKey::Private`], which does not contain the text.
     pub fn parse(text: &str) -> Result<Self, BadKey> {
         let bytes = text.trim().strip_prefix(PRIVATE).and_then(key_bytes).ok_or(BadKey::Private)?;
         Self::of(bytes)
     }
 
-    /// The key as a file has it.
+    /// The text form for a key file.
     pub fn text(&self) -> SecretString {
         SecretString::from(format!("{PRIVATE}{}\n", STANDARD.encode(self.seed.expose_secret())))
     }
 
-    /// The key that others trust.
+    /// The public key that others trust.
     pub fn public(&self) -> PublicKey {
         let mut bytes = [0; KEY_BYTES];
         for (to, from) in bytes.iter_mut().zip(self.pair.public_key().as_ref()) {
@@ -96,15 +96,15 @@ impl Clone for SigningKey {
     }
 }
 
-/// A key that signatures are held against. Written `ed25519:` and base64.
+/// A public key that verifies signatures. Its text form is `ed25519:` and base64.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PublicKey([u8; KEY_BYTES]);
 
 impl PublicKey {
-    /// Reads what it prints.
+    /// Parses the text form.
     ///
     /// # Errors
-    /// [`BadKey`]; a private key in its place is said to be one, and not shown.
+    /// [`BadKey`]. A private key is reported as [`BadKey::PrivateForPublic`] and not printed.
     pub fn parse(text: &str) -> Result<Self, BadKey> {
         if text.starts_with(PRIVATE) {
             return Err(BadKey::PrivateForPublic);
@@ -112,7 +112,7 @@ impl PublicKey {
         text.strip_prefix(PUBLIC).and_then(key_bytes).map(Self).ok_or(BadKey::Public)
     }
 
-    /// Its short name, as it stands in signatures.
+    /// The short identifier that signatures contain.
     pub fn id(&self) -> KeyId {
         KeyId(Digest::of(&self.0).prefix().to_string())
     }
@@ -124,7 +124,7 @@ impl fmt::Display for PublicKey {
     }
 }
 
-/// The name of a key: the first 16 hex digits of the SHA-256 of its bytes.
+/// The identifier of a key: the first 16 hex digits of the SHA-256 of its bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct KeyId(String);
@@ -149,23 +149,23 @@ impl From<KeyId> for String {
     }
 }
 
-/// What is in `larder-bundle.sig`.
+/// The contents of `larder-bundle.sig`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Signature {
-    /// Whose it is.
+    /// The key that made the signature.
     pub key: KeyId,
     signature: String,
 }
 
 impl Signature {
-    /// Reads what [`Signature::write`] wrote, and nothing else.
+    /// Parses the bytes that [`Signature::write`] makes. Any other spelling is `None`.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         let signature: Self = serde_json::from_slice(bytes).ok()?;
         (signature.write() == bytes).then_some(signature)
     }
 
-    /// As it stands in a bundle.
+    /// The bytes of the file in a bundle.
     pub fn write(&self) -> Vec<u8> {
         let mut written = serde_json::to_vec(self).unwrap_or_default();
         written.push(b'\n');
@@ -178,59 +178,59 @@ impl Signature {
     }
 }
 
-/// Whose bundles are taken.
+/// The keys whose bundles are accepted.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Trust {
     /// The keys that are trusted.
     pub keys: Vec<PublicKey>,
-    /// Whether one that none of these signed is taken all the same, because an operator says so.
+    /// The operator's choice to accept bundles that are unsigned or signed by another key.
     pub unsigned: bool,
 }
 
-/// What bundles are signed with here, and whose are taken.
+/// The keys and age limit of `[bundle]` in the configuration.
 #[derive(Debug, Clone, Default)]
 pub struct Keys {
-    /// The key that signs, where there is one.
+    /// The key that signs new bundles.
     pub signing: Option<SigningKey>,
     /// The keys that are trusted.
     pub trusted: Vec<PublicKey>,
-    /// How old a bundle may be when it is applied, by what its manifest says; none: of any age.
+    /// The largest age of a bundle when it is applied, by its manifest's creation time. `None` means any age.
     pub max_age: Option<Duration>,
 }
 
-/// The names of [`Keys`], for whoever must not see the keys.
+/// The identifiers of [`Keys`], for output that must not contain the keys.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeyIds {
-    /// The key that signs.
+    /// The key that signs new bundles.
     pub signing: Option<KeyId>,
     /// The keys that are trusted.
     pub trusted: Vec<KeyId>,
 }
 
 impl Keys {
-    /// The names of the keys.
+    /// The identifiers of the keys.
     pub fn ids(&self) -> KeyIds {
         let signing = self.signing.as_ref().map(|key| key.public().id());
         KeyIds { signing, trusted: self.trusted.iter().map(PublicKey::id).collect() }
     }
 }
 
-/// Who vouches for a bundle.
+/// The outcome of checking a bundle's signature.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Standing {
     /// A trusted key signed it.
     SignedBy(KeyId),
-    /// A key that is not known here says that it did, which cannot be checked.
+    /// The signature names a key that is not trusted here, so it cannot be verified.
     ByAStranger(KeyId),
-    /// Nobody.
+    /// The bundle has no signature.
     Unsigned,
 }
 
 impl Trust {
-    /// Judges the signature of a manifest.
+    /// Verifies the signature of a manifest.
     ///
     /// # Errors
-    /// Why the bundle is not taken. A signature by a trusted key that does not hold is refused whatever the operator says.
+    /// The reason to refuse the bundle. A wrong signature in a trusted key's name is refused even with `unsigned`.
     pub fn judge(&self, manifest: &[u8], signature: Option<&Signature>) -> Result<Standing, String> {
         let Some(signature) = signature else {
             return if self.unsigned {
@@ -252,7 +252,7 @@ impl Trust {
     }
 }
 
-/// The bytes of a key in base64, as this would write it.
+/// Decodes a key in canonical base64.
 fn key_bytes(text: &str) -> Option<[u8; KEY_BYTES]> {
     let bytes: [u8; KEY_BYTES] = STANDARD.decode(text).ok()?.try_into().ok()?;
     (STANDARD.encode(bytes) == text).then_some(bytes)

@@ -1,30 +1,26 @@
-//! A tar of plain files, written in one way alone and read back strictly: a header is what this file would write for the
-//! name and the size, byte for byte, or it is refused. So nothing in it is said twice, and nothing is left unsaid.
+//! The tar of a bundle: plain files in one canonical form. The reader accepts a header only if it equals, byte for
+//! byte, the header that the writer makes for the name and size.
 
 use std::io::{self, Read, Write};
 
-/// The size of everything in a tar, in bytes.
 const BLOCK: usize = 512;
-/// From this size on the octal digits do not suffice, and the size is written in base 256, as GNU tar has it.
+/// Sizes from here on exceed eleven octal digits and are written in base 256, as GNU tar does.
 const MOST_IN_OCTAL: u64 = 8 << 30;
 
 type Block = [u8; BLOCK];
 
-/// Why a tar is refused.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BadTar {
-    /// It ends too early.
     #[error("it ends too early: it is truncated, or was not written to its end")]
     Truncated,
-    /// It could not be read.
     #[error("it cannot be read: {0}")]
     Unreadable(#[source] io::Error),
-    /// There is something else than what must be there.
+    /// The bytes differ from the canonical form.
     #[error("{0}")]
     Differs(String),
 }
 
-/// The header of a plain file: readable for all, of nobody and of no time.
+/// The header of a plain file: mode 0644, owner 0, time 0.
 fn header(name: &str, size: u64) -> Block {
     let mut header = [0; BLOCK];
     let mut put = |at: usize, bytes: &[u8]| {
@@ -55,7 +51,7 @@ fn header(name: &str, size: u64) -> Block {
     header
 }
 
-/// The size that a header names; whether the header is a good one is not asked.
+/// Reads the size field of a header without checking the rest.
 fn size_in(header: &Block) -> Option<u64> {
     let field = header.get(124..136)?;
     match field.first()? {
@@ -64,21 +60,20 @@ fn size_in(header: &Block) -> Option<u64> {
     }
 }
 
-/// How many zeros follow a file of a size.
+/// The number of zero bytes that follow a file of this size.
 fn padding(size: u64) -> usize {
-    // What is left of a block is smaller than one.
+    // The remainder is below 512, so the cast loses nothing.
     (BLOCK - (size % BLOCK as u64) as usize) % BLOCK
 }
 
-/// How many bytes a file takes in a tar, with its header.
+/// The bytes that a file takes in a tar: header, contents and padding.
 pub(super) fn bytes_of(size: u64) -> u64 {
     size.saturating_add(padding(size) as u64).saturating_add(BLOCK as u64)
 }
 
-/// How many bytes end a tar.
+/// The two zero blocks that end a tar, in bytes.
 pub(super) const END_BYTES: u64 = 2 * BLOCK as u64;
 
-/// Writes files one after the other.
 #[derive(Debug)]
 pub(super) struct TarWriter<W> {
     out: W,
@@ -89,10 +84,10 @@ impl<W: Write> TarWriter<W> {
         Self { out }
     }
 
-    /// Writes a file of exactly `size` bytes; `give` is called until it gives none.
+    /// Writes a file of exactly `size` bytes. `give` is called once and passes all bytes to its argument.
     ///
     /// # Errors
-    /// Those of `give` and of the writer; and where there were more bytes or fewer.
+    /// Those of `give` and of the writer, and more or fewer bytes than `size`.
     pub(super) fn file(
         &mut self,
         name: &str,
@@ -112,7 +107,6 @@ impl<W: Write> TarWriter<W> {
         self.out.write_all([0; BLOCK].get(..padding(size)).unwrap_or_default())
     }
 
-    /// Writes the end, and gives back what was written to.
     pub(super) fn end(mut self) -> io::Result<W> {
         self.out.write_all(&[0; 2 * BLOCK])?;
         self.out.flush()?;
@@ -120,11 +114,11 @@ impl<W: Write> TarWriter<W> {
     }
 }
 
-/// Reads files one after the other, each by the name that it must have.
+/// Reads files in order. The caller names each file that must follow.
 #[derive(Debug)]
 pub(super) struct TarReader<R> {
     from: R,
-    /// A header that was looked at, and belongs to what comes next.
+    /// A header that was read ahead and belongs to the next file.
     seen: Option<Block>,
 }
 
@@ -133,10 +127,10 @@ impl<R: Read> TarReader<R> {
         Self { from, seen: None }
     }
 
-    /// Whether the tar begins with a file of this name. To be asked before anything else is read.
+    /// Checks that the first file has this name. Must be called before any other read.
     ///
     /// # Errors
-    /// Where it cannot be read, or ends too early to tell.
+    /// The tar cannot be read, or ends within a first header that matches so far.
     pub(super) fn begins_with(&mut self, name: &str) -> Result<bool, BadTar> {
         let mut head = Vec::with_capacity(BLOCK);
         (&mut self.from).take(BLOCK as u64).read_to_end(&mut head).map_err(BadTar::Unreadable)?;
@@ -148,10 +142,10 @@ impl<R: Read> TarReader<R> {
         if wanted.starts_with(&head) || head.starts_with(&wanted) { Err(BadTar::Truncated) } else { Ok(false) }
     }
 
-    /// Whether a file of this name is next, of at most `largest` bytes; how many it has.
+    /// Returns the size of the next file if it has this name. Otherwise its header stays unread.
     ///
     /// # Errors
-    /// Where its header is not as it should be.
+    /// The header is not canonical, or the file has more than `largest` bytes.
     pub(super) fn is_next(&mut self, name: &str, largest: u64) -> Result<Option<u64>, BadTar> {
         let next = self.block()?;
         if next.get(..name.len()) != Some(name.as_bytes()) || next.get(name.len()) != Some(&0) {
@@ -166,7 +160,7 @@ impl<R: Read> TarReader<R> {
         }
     }
 
-    /// Reads the header of a file, which must be this one.
+    /// Reads the next header, which must be that of this name and size.
     pub(super) fn must_be(&mut self, name: &str, size: u64) -> Result<(), BadTar> {
         if self.block()? == header(name, size) {
             return Ok(());
@@ -174,7 +168,7 @@ impl<R: Read> TarReader<R> {
         Err(BadTar::Differs(format!("the tar header of {name} is not as larder writes it for {size} bytes")))
     }
 
-    /// Reads what is in a file of this size, a piece at a time, and the zeros after it.
+    /// Reads the contents of a file piece by piece, then its padding.
     pub(super) fn content<E: From<BadTar>>(
         &mut self,
         name: &str,
@@ -201,7 +195,7 @@ impl<R: Read> TarReader<R> {
         Ok(())
     }
 
-    /// Reads the end: two blocks of zeros, and nothing after them.
+    /// Reads the end: two zero blocks and nothing after them.
     pub(super) fn end(&mut self) -> Result<(), BadTar> {
         for _ in 0..2 {
             if self.block()? != [0; BLOCK] {
@@ -267,7 +261,7 @@ mod tests {
         Ok(found)
     }
 
-    /// Anybody can look into it: the tar crate reads the same names, sizes and contents.
+    /// Other programs can list a bundle: the tar crate reads equal names, sizes and contents.
     #[test]
     fn other_programs_read_it() {
         let files = [("larder-bundle.json".to_owned(), b"{}".to_vec()), ("sha256/ab".to_owned(), vec![7; 1024])];
@@ -284,7 +278,7 @@ mod tests {
         assert_eq!(found, files);
     }
 
-    /// 8 GiB and more do not fit into eleven octal digits.
+    /// Sizes from 8 GiB on do not fit into eleven octal digits.
     #[test]
     fn sizes_of_any_length_are_written_as_others_read_them() {
         for size in [0, 1, 512, MOST_IN_OCTAL - 1, MOST_IN_OCTAL, 1 << 40, u64::MAX] {
@@ -310,7 +304,7 @@ mod tests {
             prop_assert_eq!(read(&tar, &files).unwrap(), contents.clone());
             let at = at.index(tar.len());
             tar[at] ^= flip;
-            // What is in the files is held against its digest elsewhere.
+            // Contents are not checked here; the bundle's reader compares their digests.
             prop_assert!(read(&tar, &files).map_or(true, |found| found != contents));
             tar[at] ^= flip;
             prop_assert!(matches!(read(&tar[..at], &files), Err(BadTar::Truncated)));

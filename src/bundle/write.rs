@@ -1,4 +1,4 @@
-//! A bundle on its way out: the manifest, its signature, then each file, as its reader will want them.
+//! Writes a bundle: the manifest, its signature, then each file in the manifest's order.
 
 use std::io::{self, Read, Write};
 
@@ -7,10 +7,9 @@ use super::tar::TarWriter;
 use super::{FileRef, Manifest, SigningKey};
 use crate::digest::{Digest, Hasher};
 
-/// How much is copied at a time, in bytes.
 const COPIED_AT_ONCE: usize = 256 * 1024;
 
-/// Writes a bundle. The same manifest, key and files give the same bytes.
+/// A writer of bundles. Equal manifests, keys and files give equal bytes.
 #[derive(Debug)]
 pub struct Writer<W> {
     tar: TarWriter<W>,
@@ -18,17 +17,17 @@ pub struct Writer<W> {
 }
 
 impl<W: Write> Writer<W> {
-    /// How many bytes a bundle has.
+    /// The size of a bundle in bytes.
     pub fn bytes_of(manifest: &Manifest, key: Option<&SigningKey>) -> u64 {
         let written = manifest.write();
         let signature = key.map(|key| key.sign(&written).write().len());
         manifest.bundle_bytes(written.len(), signature)
     }
 
-    /// Writes what a bundle begins with.
+    /// Checks and writes the manifest, then its signature.
     ///
     /// # Errors
-    /// Where the manifest is none that would be read back, and those of the writer.
+    /// The manifest is one that a reader would refuse; also those of the writer.
     pub fn begin(out: W, manifest: &Manifest, key: Option<&SigningKey>) -> io::Result<Self> {
         manifest.check().map_err(io::Error::other)?;
         let written = manifest.write();
@@ -36,7 +35,7 @@ impl<W: Write> Writer<W> {
         Self::begin_with(out, &written, signature.as_deref())
     }
 
-    /// The same with a manifest and a signature that are written already.
+    /// Writes a manifest and a signature that are serialised already.
     pub(super) fn begin_with(out: W, manifest: &[u8], signature: Option<&[u8]>) -> io::Result<Self> {
         let mut tar = TarWriter::new(out);
         tar.file(MANIFEST, manifest.len() as u64, |out| out(manifest))?;
@@ -49,7 +48,7 @@ impl<W: Write> Writer<W> {
     /// Writes the next of [`Manifest::files`].
     ///
     /// # Errors
-    /// Where its bytes are not those that the manifest names, and those of either side.
+    /// The size or digest is not the manifest's; also those of the reader and the writer.
     pub fn file(&mut self, file: &FileRef, mut from: impl Read) -> io::Result<()> {
         let (mut hasher, buffer) = (Hasher::new(), &mut self.buffer);
         self.tar.file(&file.name(), file.file.bytes, |out| {
@@ -68,7 +67,7 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// The same of a file that `give` gives piece by piece, and has held against its digest.
+    /// Writes the next file from `give`, which passes the pieces and checks the digest itself.
     pub(super) fn file_by(
         &mut self,
         file: &FileRef,
@@ -77,7 +76,7 @@ impl<W: Write> Writer<W> {
         self.tar.file(&file.name(), file.file.bytes, give)
     }
 
-    /// Writes the end.
+    /// Writes the end and returns the inner writer.
     ///
     /// # Errors
     /// Those of the writer.

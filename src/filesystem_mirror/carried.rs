@@ -1,5 +1,5 @@
-//! A tree that arrives as a tar. Read strictly: regular files alone, each at a path of a tree, within bounds. The extensions
-//! are read here: the tar crate would take any length into memory.
+//! A strict reader of a provider tree that arrives as a tar: regular files only, each at a path of a tree, within
+//! limits. Extension headers are read here, because the tar crate would load one of any length into memory.
 
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -10,32 +10,31 @@ use tar::{Archive, Entries, Entry, EntryType, PaxExtensions};
 use super::layout::LONGEST_PATH;
 use super::{BadPath, Meaning, Mode, TreePath};
 
-/// The most entries of one tar.
+/// The most entries in one tar.
 pub const MOST_ENTRIES: u64 = 1_000_000;
-/// The longest extension header that is read, in bytes.
 const LONGEST_EXTENSION: u64 = 64 << 10;
-/// What paths begin with as `tar -C DIR -c .` writes them.
+/// The prefix of paths that `tar -C DIR -c .` writes.
 const HERE: &str = "./";
-/// How much may follow the end of a tar, in bytes: it is filled up to whole records.
+/// The most bytes read after the end of a tar. Tar pads to whole records.
 const LONGEST_FILLING: u64 = 1 << 20;
 
-/// A tree that arrives as a tar.
+/// A reader of a provider tree in a tar.
 pub struct Tar<R: Read> {
     archive: Archive<Watched<R>>,
     has_run_out: Arc<AtomicBool>,
 }
 
 impl<R: Read> Tar<R> {
-    /// One that is read from here.
+    /// Creates a reader.
     pub fn new(from: R) -> Self {
         let has_run_out = Arc::new(AtomicBool::new(false));
         Self { archive: Archive::new(Watched { inner: from, has_run_out: Arc::clone(&has_run_out) }), has_run_out }
     }
 
-    /// Hands over each entry that is more than a folder, one after the other.
+    /// Passes each entry to `take` in order, folders excepted.
     ///
     /// # Errors
-    /// The tar broke off, is none, or has too many entries; or what `take` fails with.
+    /// The tar is truncated, malformed or has too many entries; also errors of `take`.
     pub fn each<E: From<io::Error>>(self, mut take: impl FnMut(Carried<'_, R>) -> Result<(), E>) -> Result<(), E> {
         let Self { mut archive, has_run_out } = self;
         {
@@ -44,7 +43,7 @@ impl<R: Read> Tar<R> {
                 take(entry)?;
             }
         }
-        // Its end is a block of zeros: where there is none, more was to come.
+        // A tar ends with a block of zeros. Without one it was truncated.
         if has_run_out.load(Ordering::Relaxed) {
             let why = "the tar has no end: some of it is missing";
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, why).into());
@@ -54,7 +53,7 @@ impl<R: Read> Tar<R> {
     }
 }
 
-/// A reader that notes when there is no more.
+/// A reader that records that its end was reached.
 struct Watched<R> {
     inner: R,
     has_run_out: Arc<AtomicBool>,
@@ -70,28 +69,28 @@ impl<R: Read> Read for Watched<R> {
     }
 }
 
-/// An entry of a tar.
+/// One entry of the tar.
 #[expect(clippy::large_enum_variant, reason = "there is one at a time, and it is not kept")]
 pub enum Carried<'a, R: Read> {
-    /// A file, to be read to its end before the next entry is asked for.
+    /// A regular file.
     File {
-        /// Its path, as the tar has it.
+        /// Its path as in the tar, without a leading `./`.
         path: String,
-        /// What that means.
+        /// The meaning of its path.
         meaning: Meaning,
-        /// What is in it.
+        /// Its contents.
         contents: Contents<'a, R>,
     },
-    /// What is not taken, and why. A link, a device, a path that leads elsewhere.
+    /// A refused entry, such as a link, a device or a path that leads out of the tree.
     Refused {
-        /// Its path, as far as it can be shown.
+        /// Its path, printable.
         path: String,
-        /// Why not.
+        /// The reason.
         why: String,
     },
 }
 
-/// What is in a file of a tar: exactly its size, or an error.
+/// The contents of a file. Yields exactly `size_bytes` bytes or an error.
 pub struct Contents<'a, R: Read> {
     entry: Entry<'a, Watched<R>>,
     size_bytes: u64,
@@ -99,18 +98,18 @@ pub struct Contents<'a, R: Read> {
 }
 
 impl<R: Read> Contents<'_, R> {
-    /// Its size in bytes, as the tar says.
+    /// The size in bytes from the tar's header.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
 
-    /// Whether it may be executed, as the tar says.
+    /// The mode from the tar's header.
     pub fn mode(&self) -> Mode {
-        // Of a header without a mode that can be read, nobody may execute anything.
+        // An unreadable mode counts as not executable.
         Mode::of(self.entry.header().mode().unwrap_or_default())
     }
 
-    /// All of it, where it has no more bytes than that; else nothing.
+    /// Reads the whole file if it has at most `most` bytes, otherwise returns `None`.
     pub fn small(&mut self, most: usize) -> io::Result<Option<Vec<u8>>> {
         if self.size_bytes > most as u64 {
             return Ok(None);
@@ -125,7 +124,7 @@ impl<R: Read> Read for Contents<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.entry.read(buffer)?;
         self.left = self.left.saturating_sub(read as u64);
-        // The crate takes the end of the archive for the end of the file.
+        // The tar crate takes the end of the archive for the end of the file.
         if read == 0 && self.left > 0 && !buffer.is_empty() {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the tar ends within a file"));
         }
@@ -133,14 +132,13 @@ impl<R: Read> Read for Contents<'_, R> {
     }
 }
 
-/// The entries of a tar.
 struct Reading<'a, R: Read> {
     entries: Entries<'a, Watched<R>>,
     left: u64,
 }
 
 impl<'a, R: Read> Reading<'a, R> {
-    /// The next entry that is more than a folder; nothing at the end.
+    /// The next entry that is not a folder; `None` at the end.
     fn next(&mut self) -> io::Result<Option<Carried<'a, R>>> {
         let mut long = None;
         loop {
@@ -201,7 +199,7 @@ fn file<R: Read>(path: Vec<u8>, entry: Entry<'_, Watched<R>>) -> Carried<'_, R> 
     }
 }
 
-/// A path that nobody vouches for, for people; long enough to tell which package it lies in.
+/// Makes an untrusted path printable. The length suffices to name the package that it is in.
 fn shown(path: &[u8]) -> String {
     let path = String::from_utf8_lossy(path);
     path.strip_prefix(HERE)

@@ -1,4 +1,4 @@
-//! A tree in a folder of this machine: read without following a link, written so that nothing in it is ever torn.
+//! A provider tree in a folder of this machine. Reads follow no link, and writes are atomic per file.
 #![expect(clippy::disallowed_methods, reason = "an operator's own tree is no part of the store")]
 
 mod walk;
@@ -15,19 +15,18 @@ use rustix::io::Errno;
 pub use self::walk::{Found, FoundKind};
 use crate::digest::{Digest, Hasher};
 
-/// What the names of files begin with that are being written.
+/// The name prefix of files that are still being written.
 const BEING_WRITTEN: &str = ".larder-";
-/// How much is read from a file at a time, in bytes.
 const READ_AT_ONCE: usize = 256 << 10;
 
-/// A tree, or where one is to be.
+/// The folder of a provider tree, which may be empty.
 #[derive(Debug)]
 pub struct Folder {
     place: PathBuf,
     root: OwnedFd,
 }
 
-/// That a tree cannot be read or written.
+/// An I/O error of a provider tree, with the path.
 #[derive(Debug, thiserror::Error)]
 #[error("could not {doing} {}: {source}", .path.display())]
 pub struct BadFolder {
@@ -37,10 +36,10 @@ pub struct BadFolder {
 }
 
 impl Folder {
-    /// Opens a tree that is there.
+    /// Opens an existing folder.
     ///
     /// # Errors
-    /// There is no such folder, or it cannot be read.
+    /// The folder does not exist or cannot be read.
     pub fn open(place: &Path) -> Result<Self, BadFolder> {
         let root = openat(CWD, place, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
         let root =
@@ -48,25 +47,25 @@ impl Folder {
         Ok(Self { place: place.to_owned(), root })
     }
 
-    /// Opens a tree, and makes its folder where there is none.
+    /// Opens a folder and creates it if absent.
     ///
     /// # Errors
-    /// It cannot be made or read.
+    /// The folder cannot be created or read.
     pub fn make(place: &Path) -> Result<Self, BadFolder> {
         let made = fs::create_dir_all(place);
         made.map_err(|source| BadFolder { doing: "make the folder", path: place.to_owned(), source })?;
         Self::open(place)
     }
 
-    /// Where it is.
+    /// The path of the folder.
     pub fn place(&self) -> &Path {
         &self.place
     }
 
-    /// Opens a file of it for reading, with its size.
+    /// Opens a file for reading and returns it with its size in bytes.
     ///
     /// # Errors
-    /// It is not there, or no plain file any more, or a link leads to it.
+    /// The file does not exist, is not a regular file, or is behind a link.
     pub fn read(&self, path: &str) -> Result<(File, u64), BadFolder> {
         let failed = |e: io::Error| self.bad("open", path, e);
         let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
@@ -80,10 +79,10 @@ impl Folder {
         Ok((file, told.len()))
     }
 
-    /// All of a small file; nothing where there is none.
+    /// Reads a whole file of at most `most` bytes. `None` if it does not exist.
     ///
     /// # Errors
-    /// It cannot be read, or has more bytes than that.
+    /// The file cannot be read, or has more bytes than `most`.
     pub fn small(&self, path: &str, most: usize) -> Result<Option<Vec<u8>>, BadFolder> {
         let (file, _) = match self.read(path) {
             Ok(opened) => opened,
@@ -98,10 +97,10 @@ impl Folder {
         Ok(Some(bytes))
     }
 
-    /// The digest of a file; nothing where there is none.
+    /// Computes the SHA-256 of a file. `None` if it does not exist.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The file cannot be read.
     pub fn digest(&self, path: &str) -> Result<Option<Digest>, BadFolder> {
         match self.read(path) {
             Ok((mut file, _)) => {

@@ -1,4 +1,4 @@
-//! What the index files of a tree say: the two documents of the network mirror protocol (PROTOCOL 3.2).
+//! The index files of a provider tree: the two documents of the network mirror protocol (PROTOCOL 3.2).
 
 use std::collections::BTreeMap;
 
@@ -7,58 +7,58 @@ use serde::{Deserialize, Serialize};
 use crate::address::{Platform, Version};
 use crate::digest::Digest;
 
-/// The largest index file that is read, in bytes.
+/// The size limit of an index file, in bytes.
 pub const LARGEST: usize = 4 << 20;
 
 /// `index.json`: the versions of a provider.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Index {
-    /// Each version; what is said of it is nothing.
+    /// The versions; the protocol defines no content for them.
     pub versions: BTreeMap<String, Nothing>,
 }
 
-/// What `index.json` says of a version.
+/// The empty object that `index.json` has for a version.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Nothing {}
 
 /// `VERSION.json`: the archives of a version, by platform.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VersionIndex {
-    /// By `OS_ARCH`.
+    /// The archives by `OS_ARCH`.
     pub archives: BTreeMap<String, Listed>,
 }
 
-/// One archive of a version.
+/// One archive in `VERSION.json`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listed {
-    /// Where it is, from the index file.
+    /// Its URL, relative to the index file.
     pub url: String,
-    /// One of which a client wants it to have; none where it takes any.
+    /// The accepted hashes. A client needs one of them to match, or takes any archive if there is none.
     #[serde(default)]
     pub hashes: Vec<String>,
 }
 
-/// The hashes of an archive, as a mirror lists them.
+/// The hashes of an archive that a mirror lists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hashes {
     /// Its SHA-256.
     pub digest: Digest,
-    /// Its `h1:` as a client computes it of the zip (PROTOCOL 5.3); none where it is no zip that has one.
+    /// The `h1:` hash that a client computes from the zip (PROTOCOL 5.3); `None` where it cannot be computed.
     pub h1: Option<String>,
 }
 
 impl Index {
-    /// One that lists these.
+    /// Creates an index of these versions.
     pub fn of<'a>(versions: impl IntoIterator<Item = &'a Version>) -> Self {
         Self { versions: versions.into_iter().map(|version| (version.to_string(), Nothing {})).collect() }
     }
 }
 
 impl VersionIndex {
-    /// Reads one that somebody wrote.
+    /// Parses an index file from an untrusted source.
     ///
     /// # Errors
-    /// Why it is none.
+    /// The reason why it cannot be read.
     pub fn parse(bytes: &[u8]) -> Result<Self, String> {
         if bytes.len() > LARGEST {
             return Err(format!("it has more than {} MiB", LARGEST >> 20));
@@ -66,29 +66,29 @@ impl VersionIndex {
         serde_json::from_slice(bytes).map_err(|e| e.to_string())
     }
 
-    /// Adds an archive that lies beside it under this name.
+    /// Adds an archive in the same folder, by its file name.
     pub fn add(&mut self, name: &str, platform: &Platform, hashes: &Hashes) {
         let Hashes { digest, h1 } = hashes;
         let hashes = [digest.zh()].into_iter().chain(h1.clone()).collect();
         self.archives.insert(platform.to_string(), Listed { url: name.to_owned(), hashes });
     }
 
-    /// The SHA-256 that it gives an archive, where it gives one.
+    /// The SHA-256 that it lists for an archive (`zh:`).
     pub fn digest_of(&self, platform: &Platform) -> Option<Digest> {
         let listed = self.archives.get(&platform.to_string())?;
         listed.hashes.iter().find_map(|hash| Digest::parse(hash.strip_prefix("zh:")?).ok())
     }
 
-    /// Whether it says nothing against a package with this `h1:`, of whatever zip: the `zh:` that it lists are of one zip
-    /// alone.
+    /// True if no listed `h1:` contradicts this one. A listed `zh:` is ignored: it is of one zip, and the package may
+    /// be in another.
     pub fn takes_h1(&self, platform: &Platform, h1: &str) -> bool {
         let Some(listed) = self.archives.get(&platform.to_string()) else { return true };
         let mut known = listed.hashes.iter().filter(|hash| hash.starts_with("h1:")).peekable();
         known.peek().is_none() || known.any(|hash| hash == h1)
     }
 
-    /// Whether a client that goes by it would take an archive with these hashes. What it does not list, and what it
-    /// lists without a hash that larder knows, it says nothing of.
+    /// True if a client that uses this index would accept an archive with these hashes. Also true where the archive is
+    /// not listed, or without a `zh:` or `h1:` hash.
     pub fn takes(&self, platform: &Platform, hashes: &Hashes) -> bool {
         let Some(listed) = self.archives.get(&platform.to_string()) else { return true };
         let known = |hash: &&String| hash.starts_with("zh:") || hash.starts_with("h1:");
@@ -98,10 +98,10 @@ impl VersionIndex {
     }
 }
 
-/// An index file as it is written: for people, too, as the clients write it.
+/// Serialises an index file as indented JSON, as the clients write it.
 ///
 /// # Errors
-/// None that such a value could cause.
+/// None for the types of this file.
 pub fn written(index: &impl Serialize) -> serde_json::Result<Vec<u8>> {
     let mut bytes = serde_json::to_vec_pretty(index)?;
     bytes.push(b'\n');
@@ -126,7 +126,7 @@ mod tests {
         let read = VersionIndex::parse(text.as_bytes()).unwrap();
         assert_eq!(read.digest_of(&platform), Some(hashes.digest));
         assert!(read.takes(&platform, &hashes));
-        // Any one of them is enough for a client.
+        // One matching hash suffices for a client.
         assert!(read.takes(&platform, &Hashes { digest: Digest::of(b"other"), ..hashes.clone() }));
         assert!(!read.takes(&platform, &Hashes { digest: Digest::of(b"other"), h1: Some("h1:x".to_owned()) }));
         assert!(VersionIndex::default().takes(&platform, &hashes));

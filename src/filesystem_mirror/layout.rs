@@ -1,5 +1,5 @@
-//! Where each file of a tree lies. Paths are read as Terraform's own reader reads them (PROTOCOL 7), and stricter where
-//! it would only write a warning to its log.
+//! The paths of a provider tree. They are parsed as Terraform's reader does (PROTOCOL 7), but strictly where that
+//! reader only logs a warning.
 
 use std::fmt;
 
@@ -17,13 +17,13 @@ const INDEX: &str = "index.json";
 /// A file of a tree.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TreePath {
-    /// Whose folder it is in.
+    /// The provider whose folder it is in.
     pub provider: ProviderAddress,
-    /// What it is.
+    /// The kind of file.
     pub member: Member,
 }
 
-/// What a file of a provider's folder is.
+/// The kind of a file in a provider's folder.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Member {
     /// `index.json`
@@ -40,29 +40,29 @@ pub enum Member {
     Archive(Version, Platform),
 }
 
-/// For which packages a SHA256SUMS is there.
+/// The packages that a SHA256SUMS file covers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Covers {
-    /// Those of a version that have none of their own.
+    /// All packages of a version that have no SHA256SUMS of their own.
     Version(Version),
     /// One package.
     Package(Version, Platform),
 }
 
-/// What a path means to a reader of the layout.
+/// The meaning of a path in the layout.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Meaning {
     /// A file of the layout.
     File(TreePath),
-    /// A file of an unpacked package, at this path in it.
+    /// A file of an unpacked package, with its path in the package.
     Unpacked(Package, String),
-    /// It looks like an archive, and is none that a reader would find.
+    /// An archive by its suffix, with a name that no reader would find. The text says why.
     Misnamed(String),
-    /// It is no part of the layout: readers pass it over.
+    /// Not a part of the layout; readers ignore it.
     Foreign,
 }
 
-/// A path that no file below a folder has.
+/// A path that no file in a tree can have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{shown:?} is no path of a file in a tree: {why}")]
 pub struct BadPath {
@@ -71,18 +71,18 @@ pub struct BadPath {
 }
 
 impl TreePath {
-    /// The file of a package.
+    /// The path of a package's archive.
     pub fn archive(package: &Package) -> Self {
         let member = Member::Archive(package.version.clone(), package.platform.clone());
         Self { provider: package.provider.clone(), member }
     }
 
-    /// Another file in the same folder.
+    /// The path of another file in this folder.
     pub fn beside(&self, member: Member) -> Self {
         Self { provider: self.provider.clone(), member }
     }
 
-    /// What it is called in its folder.
+    /// The file name in its folder.
     pub fn file_name(&self) -> String {
         let type_ = &self.provider.type_;
         let of = |version: &Version| format!("terraform-provider-{type_}_{version}");
@@ -101,16 +101,16 @@ impl TreePath {
         }
     }
 
-    /// The folder it is in, below the tree's.
+    /// Its folder, relative to the tree's.
     pub fn folder(&self) -> String {
         let ProviderAddress { host, namespace, type_ } = &self.provider;
         format!("{}/{namespace}/{type_}", host.to_unicode())
     }
 
-    /// What a path below the tree's folder means; segments between `/`.
+    /// Parses a path relative to the tree's folder, with `/` between segments.
     ///
     /// # Errors
-    /// [`BadPath`]: it leads out of the tree, or no file has such a path.
+    /// [`BadPath`] for a path that leads out of the tree or that no file can have.
     pub fn parse(path: &str) -> Result<Meaning, BadPath> {
         let bad = |why| BadPath { shown: path.chars().take(128).collect(), why };
         if path.len() > LONGEST_PATH {
@@ -134,12 +134,13 @@ impl TreePath {
     }
 }
 
-/// The unpacked package that something at this path is, or lies in; whatever else is wrong with the path.
+/// The unpacked package that a path is, or is in. The rest of the path may be malformed.
 pub fn package_around(path: &str) -> Option<Package> {
     unpacked(&path.split('/').collect::<Vec<_>>())
 }
 
-/// The folder of the unpacked package that a path leads into, as the path spells it: two folders can be one package.
+/// The folder of the unpacked package that contains a path, in the path's own spelling: two spellings can mean one
+/// package.
 pub fn unpacked_place(path: &str) -> &str {
     path.match_indices('/').nth(4).map_or(path, |(end, _)| &path[..end])
 }
@@ -151,7 +152,7 @@ impl fmt::Display for TreePath {
     }
 }
 
-/// The provider whose folder this is.
+/// Parses the three segments of a provider's folder.
 pub fn provider(host: &str, namespace: &str, type_: &str) -> Result<ProviderAddress, String> {
     let host = Hostname::parse(host).map_err(|e| e.to_string())?;
     let [namespace, type_] = [namespace, type_].map(|name| Name::parse(name).map_err(|e| e.to_string()));
@@ -159,7 +160,7 @@ pub fn provider(host: &str, namespace: &str, type_: &str) -> Result<ProviderAddr
 }
 
 fn in_folder(provider: Result<ProviderAddress, String>, name: &str) -> Meaning {
-    // The reader compares names in lower case.
+    // Terraform's reader compares names in lower case.
     let is_zip = ends_with(name, ZIP);
     let provider = match provider {
         Ok(provider) => provider,
@@ -173,7 +174,7 @@ fn in_folder(provider: Result<ProviderAddress, String>, name: &str) -> Meaning {
     }
 }
 
-/// Which file of a provider has this name; nothing where it is none of the layout.
+/// Parses a file name in a provider's folder. `None` is not a part of the layout.
 fn member(type_: &Name, name: &str) -> Result<Option<Member>, String> {
     if name == INDEX {
         return Ok(Some(Member::Index));
@@ -182,7 +183,7 @@ fn member(type_: &Name, name: &str) -> Result<Option<Member>, String> {
     let Some(rest) = name.get(..prefix.len()).filter(|start| start.eq_ignore_ascii_case(&prefix)) else {
         let version = name.strip_suffix(JSON).and_then(|version| Version::parse(version).ok());
         return match version {
-            // Only the spelling that clients ask for.
+            // Only the spelling that clients request.
             Some(version) if name.len() == version.as_str().len() + JSON.len() => {
                 Ok(Some(Member::VersionIndex(version)))
             }
@@ -191,7 +192,7 @@ fn member(type_: &Name, name: &str) -> Result<Option<Member>, String> {
     };
     let rest = &name[rest.len()..];
     if ends_with(rest, ZIP) {
-        // What follows the architecture is ignored, as the reader does.
+        // Terraform's reader ignores the text after the architecture.
         let (version, platform, _) = parts(&rest[..rest.len() - ZIP.len()])?;
         return Ok(Some(Member::Archive(version, platform)));
     }
@@ -212,7 +213,7 @@ fn member(type_: &Name, name: &str) -> Result<Option<Member>, String> {
     Ok((!more).then(|| member(Covers::Package(version, platform))))
 }
 
-/// `VERSION_OS_ARCH`, and whether more follows.
+/// Parses `VERSION_OS_ARCH`; true if more text follows.
 fn parts(text: &str) -> Result<(Version, Platform, bool), String> {
     let mut parts = text.split('_');
     let (Some(version), Some(os), Some(arch)) = (parts.next(), parts.next(), parts.next()) else {
@@ -232,7 +233,7 @@ fn unpacked(segments: &[&str]) -> Option<Package> {
 }
 
 fn ends_with(name: &str, ending: &str) -> bool {
-    // The ending is ASCII: where it is not on a boundary, it is not there.
+    // The ending is ASCII. Off a character boundary it cannot match.
     name.len()
         .checked_sub(ending.len())
         .and_then(|at| name.get(at..))

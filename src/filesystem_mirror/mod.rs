@@ -1,23 +1,23 @@
-//! Trees as `terraform providers mirror` makes them, and as `filesystem_mirror` and a plain web server read them
-//! (PROTOCOL 7): where each file lies, what the index files say, and how a tree travels as a tar.
+//! Provider trees as `terraform providers mirror` writes them, for `filesystem_mirror` or a plain web server
+//! (PROTOCOL 7): the layout, the index files, and the transfer as a tar.
 //!
 //! ```text
-//! HOST/NAMESPACE/TYPE/index.json                                           which versions there are
+//! HOST/NAMESPACE/TYPE/index.json                                           the versions of the provider
 //! HOST/NAMESPACE/TYPE/VERSION.json                                         its archives, with hashes
 //! HOST/NAMESPACE/TYPE/terraform-provider-TYPE_VERSION_OS_ARCH.zip          an archive
-//! HOST/NAMESPACE/TYPE/VERSION/OS_ARCH/…                                    the same, unpacked
+//! HOST/NAMESPACE/TYPE/VERSION/OS_ARCH/…                                    an unpacked package
 //! ```
 //!
-//! Beside them larder puts what the layout loses, under names that readers pass over:
+//! The layout has no place for proofs. Larder adds them under names that other readers ignore:
 //!
 //! ```text
-//! …/terraform-provider-TYPE_VERSION_SHA256SUMS, …_SHA256SUMS.sig           as the publisher signed them
-//! …/terraform-provider-TYPE_VERSION_OS_ARCH_SHA256SUMS, ….sig              of one package that has others
+//! …/terraform-provider-TYPE_VERSION_SHA256SUMS, …_SHA256SUMS.sig           of a version, as the publisher signed them
+//! …/terraform-provider-TYPE_VERSION_OS_ARCH_SHA256SUMS, ….sig              of one package where they differ
 //! …/terraform-provider-TYPE_VERSION_OS_ARCH.json                           its download document, with the keys
 //! ```
 //!
-//! HOST is the spelling in Unicode, because clients refuse labels that begin `xn--`; a port is kept. A web server is
-//! asked for the spelling in ASCII: where the two differ, [`folder`] puts a relative link of that name beside it.
+//! HOST is spelled in Unicode, because clients refuse labels that begin `xn--`, and includes a port. Clients request
+//! the ASCII spelling from a web server. If the two differ, [`folder`] adds a relative link with the ASCII spelling.
 
 pub mod carried;
 pub mod folder;
@@ -29,22 +29,22 @@ pub mod written;
 
 pub use self::layout::{BadPath, Covers, Meaning, Member, TreePath};
 
-/// Whether a file is there to be executed.
+/// The mode of a file: executable or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Nobody executes it.
+    /// Not executable.
     Plain,
-    /// Its owner does, at least.
+    /// Executable.
     Executable,
 }
 
 impl Mode {
-    /// That of a file with these permission bits.
+    /// The mode for these permission bits; executable if any execute bit is set.
     pub fn of(bits: u32) -> Self {
         if bits & 0o111 == 0 { Self::Plain } else { Self::Executable }
     }
 
-    /// The permission bits of such a file in anything that larder writes.
+    /// The permission bits that larder writes for this mode.
     pub fn bits(self) -> u32 {
         match self {
             Self::Plain => 0o644,

@@ -1,5 +1,5 @@
-//! A tree that a larder sends, on its way into a folder: held against the digests that it names itself, added to what is
-//! there, and its index files written anew from all that lies there then, as `terraform providers mirror` does.
+//! Writes a tree that a larder sends into a folder. Archives are checked against the tree's own index files. Other
+//! files in the folder stay. Its index files are rebuilt from all its archives, as `terraform providers mirror` does.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{self, BufReader, Read};
@@ -17,27 +17,28 @@ use crate::verify::{PackageLimits, checksums, package_hashes};
 
 const LARGEST_SMALL: usize = checksums::MAX_BYTES;
 
-/// What came of a tree.
+/// The outcome of receiving a tree.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Received {
-    /// How many archives were written.
+    /// The number of archives written.
     pub written: u64,
-    /// Their bytes.
+    /// The bytes of the archives written.
     pub written_bytes: u64,
-    /// How many archives were there already.
+    /// The number of archives that the folder already contained.
     pub there: u64,
-    /// Packages without signatures: nothing lies beside them.
+    /// The number of packages without signatures: the tree has no download document for them.
     pub unsigned: u64,
-    /// Hosts with a port: no client can use a network mirror for them.
+    /// Hosts with a port. No client can use a network mirror for them.
     pub with_port: BTreeSet<Hostname>,
-    /// What should be known of files that were there before.
+    /// Notes for the operator about files that were in the folder before.
     pub notes: Vec<String>,
 }
 
-/// Takes a tree in.
+/// Receives a tree into a folder.
 ///
 /// # Errors
-/// It broke off, is not what it says, or the folder cannot be written. What was written until then is whole, and stays.
+/// The tar is truncated, a file does not match the tree's digests, or the folder cannot be written. Files written until
+/// then are whole and stay.
 pub fn receive(tar: impl Read, folder: &Folder) -> io::Result<Received> {
     let mut receiving = Receiving {
         folder,
@@ -54,11 +55,12 @@ pub fn receive(tar: impl Read, folder: &Folder) -> io::Result<Received> {
 
 struct Receiving<'a> {
     folder: &'a Folder,
-    /// What the tree says of itself.
+    /// The tree's own index files.
     indexes: BTreeMap<ProviderAddress, BTreeMap<Version, VersionIndex>>,
-    /// Sums and signatures whose place in the folder is taken by others: each package gets them for itself.
+    /// SHA256SUMS and signatures whose path in the folder already has other bytes. Each package gets its own copy of
+    /// these.
     shared: HashMap<(ProviderAddress, Version), (Bytes, Option<Bytes>)>,
-    /// Packages that have a document.
+    /// Archives whose download document is in the tree.
     signed: BTreeSet<TreePath>,
     arrived: BTreeSet<TreePath>,
     swept: BTreeSet<ProviderAddress>,
@@ -104,7 +106,7 @@ impl Receiving<'_> {
         let bad = |why: String| io::Error::other(format!("{path}: {why}"));
         let version_wide = |version: &Version| (path.provider.clone(), version.clone());
         match &path.member {
-            // Written anew from what lies there in the end.
+            // Rebuilt at the end from the archives in the folder.
             Member::Index => return Ok(()),
             Member::VersionIndex(version) => {
                 let index = VersionIndex::parse(&bytes).map_err(bad)?;
@@ -139,7 +141,7 @@ impl Receiving<'_> {
         self.folder.write_small(&path, &bytes).map_err(io::Error::other)
     }
 
-    /// Whether other sums of the version lie there, and other packages that they are for.
+    /// Checks for other SHA256SUMS of the version in the folder. They cover packages that were there before.
     fn is_taken_by_others(&self, path: &TreePath, bytes: &[u8]) -> io::Result<bool> {
         let there = self.folder.small(&path.to_string(), LARGEST_SMALL).map_err(io::Error::other)?;
         Ok(there.is_some_and(|there| there != bytes))
@@ -166,7 +168,7 @@ impl Receiving<'_> {
                 if self.arrived.contains(path) {
                     continue;
                 }
-                // It was left out because it is here.
+                // The sender leaves out archives that the folder already has.
                 if self.folder.digest(&path.to_string()).map_err(io::Error::other)? != Some(*digest) {
                     return Err(io::Error::other(format!("{path} was neither sent nor there: run it again")));
                 }
@@ -181,7 +183,7 @@ impl Receiving<'_> {
         Ok(self.received)
     }
 
-    /// Writes the index files of a provider anew, from every archive in its folder.
+    /// Rebuilds the index files of a provider from every archive in its folder.
     fn index(
         &mut self,
         provider: &ProviderAddress,
@@ -221,11 +223,11 @@ impl Receiving<'_> {
         for (version, index) in &versions {
             self.folder.write_small(&of(Member::VersionIndex(version.clone())), &text(written(index)))?;
         }
-        // Last: what it lists is there.
+        // Written last, so that every version it lists is complete.
         self.folder.write_small(&of(Member::Index), &text(written(&Index::of(versions.keys()))))
     }
 
-    /// The hashes of an archive that was there before; inside, why it has none.
+    /// The hashes of an archive that was there before. The inner error says why it has none.
     fn hashes(&self, path: &str) -> Result<Result<Hashes, String>, BadFolder> {
         let Some(digest) = self.folder.digest(path)? else { return Ok(Err("it is gone".to_owned())) };
         let (file, _) = self.folder.read(path)?;
@@ -234,10 +236,10 @@ impl Receiving<'_> {
     }
 }
 
-/// The archives of these packages that are there, as they should be or not.
+/// Returns the digests of these packages' archives in the folder. They are not compared with anything.
 ///
 /// # Errors
-/// They cannot be read.
+/// An archive cannot be read.
 pub fn there<'a>(
     folder: &Folder,
     packages: impl IntoIterator<Item = &'a Package>,
@@ -249,7 +251,7 @@ pub fn there<'a>(
     Ok(there)
 }
 
-/// How large an index file may be is bounded where it is read.
+// `VersionIndex::parse` checks the limit of index files, which are read as small files first.
 const _: () = assert!(index::LARGEST <= LARGEST_SMALL);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A tree of this machine on its way to a larder: what in it is sent, in which order, and what is not even sent.
+//! Sends a provider tree of this machine to a larder: selects the files, sorts them, and reports the refused ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
@@ -8,28 +8,28 @@ use super::layout::{package_around, unpacked_place};
 use super::written::Writing;
 use super::{Meaning, Member, Mode, TreePath};
 
-/// What of a tree is sent.
+/// The files of a tree to send.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Sorted {
-    /// The files, in the order in which they are sent: of each provider what lies beside archives first, then the
-    /// archives, then what is unpacked, one package after the other.
+    /// The files in the order of sending. For each provider the files beside the archives are first, then the archives,
+    /// then the unpacked packages, one after the other.
     pub files: Vec<Outgoing>,
-    /// How many packages that is: archives, and unpacked ones.
+    /// The number of packages, both archives and unpacked ones.
     pub packages: usize,
-    /// How many bytes it is in all.
+    /// The bytes of all files together.
     pub bytes: u64,
-    /// What stays, and why.
+    /// The paths that are not sent, with the reason.
     pub refused: Vec<(String, String)>,
 }
 
-/// A file that is sent.
+/// A file to send.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Outgoing {
     path: String,
     mode: Mode,
 }
 
-/// The place of a file in the order.
+/// The group of a file, in the order of sending.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Turn {
     Beside,
@@ -37,10 +37,10 @@ enum Turn {
     Unpacked,
 }
 
-/// Sorts out what is in a tree.
+/// Selects and sorts the files of a tree.
 ///
 /// # Errors
-/// It cannot be read.
+/// The folder cannot be read.
 pub fn sorted(folder: &Folder) -> Result<Sorted, BadFolder> {
     Ok(sort(folder.all()?))
 }
@@ -49,7 +49,7 @@ fn sort(found: Vec<Found>) -> Sorted {
     let mut sorted = Sorted::default();
     let mut files = Vec::new();
     let mut unpacked: BTreeSet<String> = BTreeSet::new();
-    // Without one of its files it would be another package.
+    // A package without one of its files would be another package, so the whole package is refused.
     let mut flawed: BTreeMap<String, String> = BTreeMap::new();
     for Found { path, kind } in found {
         let (size_bytes, mode) = match kind {
@@ -106,10 +106,10 @@ fn provider_folder(path: &str) -> &str {
     path.match_indices('/').nth(2).map_or(path, |(end, _)| &path[..end])
 }
 
-/// Sends what was sorted out.
+/// Sends the selected files as a tar.
 ///
 /// # Errors
-/// A file cannot be read any more, or nobody takes it.
+/// A file cannot be read any more, or the receiver stopped reading.
 pub fn send(folder: &Folder, sorted: &Sorted, out: impl Write) -> io::Result<()> {
     let mut tar = Writing::to(out);
     for Outgoing { path, mode } in &sorted.files {

@@ -1,4 +1,4 @@
-//! A tree as a tar on its way out.
+//! Writes a provider tree as a tar.
 
 use std::io::{self, Read, Write};
 
@@ -6,12 +6,13 @@ use tar::{Builder, Header};
 
 use super::Mode;
 
-/// A tar under way. Dropped before its end, it has none: whoever reads it must not take it for whole.
+/// A tar writer. If it is dropped before [`Writing::end`], the tar has no end marker, so a reader sees that it is
+/// truncated.
 pub struct Writing<W: Write> {
     tar: Builder<Out<W>>,
 }
 
-/// Where it goes, until it is over: a builder that is dropped would still write the end of its tar.
+/// The output, `None` once the writer is finished or dropped: a dropped `Builder` would still write the end marker.
 struct Out<W>(Option<W>);
 
 impl<W: Write> Write for Out<W> {
@@ -31,23 +32,23 @@ impl<W: Write> Drop for Writing<W> {
 }
 
 impl<W: Write> Writing<W> {
-    /// Begins one.
+    /// Creates a writer.
     pub fn to(out: W) -> Self {
         Self { tar: Builder::new(Out(Some(out))) }
     }
 
-    /// Adds a file of `size_bytes` bytes that nobody executes. The same file is always the same bytes of tar.
+    /// Adds a file of `size_bytes` bytes that is not executable. Equal files give equal bytes of tar.
     ///
     /// # Errors
-    /// It could not be written, or what was read has another size.
+    /// The file cannot be read or written, or has fewer bytes than `size_bytes`.
     pub fn add(&mut self, path: &str, size_bytes: u64, contents: impl Read) -> io::Result<()> {
         self.add_with(path, Mode::Plain, size_bytes, contents)
     }
 
-    /// The same for a file that may be one to be executed.
+    /// Adds a file with a mode.
     ///
     /// # Errors
-    /// As [`add`](Self::add).
+    /// Those of [`add`](Self::add).
     pub fn add_with(&mut self, path: &str, mode: Mode, size_bytes: u64, contents: impl Read) -> io::Result<()> {
         let mut header = Header::new_gnu();
         header.set_size(size_bytes);
@@ -61,10 +62,10 @@ impl<W: Write> Writing<W> {
         Err(io::Error::new(io::ErrorKind::UnexpectedEof, format!("{path} became shorter while it was read")))
     }
 
-    /// Ends it, and flushes what it was written to.
+    /// Writes the end marker, flushes and returns the output.
     ///
     /// # Errors
-    /// It could not be written.
+    /// The output cannot be written.
     pub fn end(mut self) -> io::Result<W> {
         self.tar.finish()?;
         let mut out = self.tar.get_mut().0.take().ok_or(io::ErrorKind::BrokenPipe)?;

@@ -1,6 +1,6 @@
-//! Which kinds of archives there are, and by which names the clients tell them apart.
+//! Archive formats, and the suffixes by which clients recognise them.
 
-/// What a package arrives as: what go-getter unpacks (PROTOCOL 4.4). Plain tar and zstd are none of it.
+/// The archive formats that go-getter unpacks (PROTOCOL 4.4). Plain tar and zstd are not among them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ArchiveFormat {
     /// A zip.
@@ -19,7 +19,7 @@ pub enum ArchiveFormat {
     Xz,
 }
 
-/// The suffixes without their dot, which are the values of `?archive=` as well. `tbz2` is Terraform's alone.
+/// The suffixes without their dot, which are also the values of `?archive=`. Only Terraform knows `tbz2`.
 const SUFFIXES: [(&str, ArchiveFormat); 11] = [
     ("zip", ArchiveFormat::Zip),
     ("tar.gz", ArchiveFormat::TarGz),
@@ -35,12 +35,12 @@ const SUFFIXES: [(&str, ArchiveFormat); 11] = [
 ];
 
 impl ArchiveFormat {
-    /// The format that `?archive=` names.
+    /// The format for a value of `?archive=`.
     pub fn named(name: &str) -> Option<Self> {
         SUFFIXES.iter().find(|(suffix, _)| *suffix == name).map(|(_, format)| *format)
     }
 
-    /// The format that a path ends in; of several suffixes the longest counts.
+    /// The format for the suffix of a path. The longest matching suffix counts.
     pub fn of_path(path: &[u8]) -> Option<Self> {
         let ends = |suffix: &str| path.strip_suffix(suffix.as_bytes()).is_some_and(|rest| rest.ends_with(b"."));
         let found = SUFFIXES.iter().filter(|(suffix, _)| ends(suffix));

@@ -1,12 +1,12 @@
-//! Patterns in a `//subdir`, as Go's `filepath.Glob` has them: for the folder that forges wrap their archives in, whose
-//! name nobody knows beforehand.
+//! Patterns in a `//subdir`, with the syntax of Go's `filepath.Glob`. They match the top folder that forges add to
+//! their archives, which has an unpredictable name.
 
 use super::{Entry, Tree, TreeError, TreePath};
 
-/// The one folder of a tree that a pattern like `*` means.
+/// Finds the one folder of a tree that matches a pattern like `*`.
 ///
 /// # Errors
-/// [`TreeError::Refused`] where none has such a name, or several have.
+/// [`TreeError::Refused`] where no folder or several match.
 pub fn wrapper(tree: &Tree, pattern: &str) -> Result<TreePath, TreeError> {
     let patterns: Vec<&[u8]> = pattern.split('/').map(str::as_bytes).collect();
     let is_meant = |path: &TreePath| {
@@ -23,10 +23,10 @@ pub fn wrapper(tree: &Tree, pattern: &str) -> Result<TreePath, TreeError> {
     }
 }
 
-/// Whether a name fits a pattern. A pattern that is malformed fits nothing.
+/// True if a name matches a pattern. A malformed pattern matches nothing.
 fn fits(pattern: &[u8], name: &[u8]) -> bool {
     let (mut rest, mut left) = (pattern, name);
-    // Where to go on when what followed the last star did not fit: one byte later.
+    // The point to resume from, one byte later, if the text after the last star does not match.
     let mut last_star: Option<(&[u8], &[u8])> = None;
     loop {
         if let [b'*', after @ ..] = rest {
@@ -48,7 +48,7 @@ fn fits(pattern: &[u8], name: &[u8]) -> bool {
     }
 }
 
-/// What is left of both when the next element of the pattern took the next character of the name.
+/// Matches the next element of the pattern with the next byte of the name, and returns the rest of both.
 fn one<'p, 'n>(pattern: &'p [u8], name: &'n [u8]) -> Option<(&'p [u8], &'n [u8])> {
     let (first, after) = name.split_first()?;
     match pattern {

@@ -1,5 +1,4 @@
-//! What archives are compressed with: gzip and bzip2, of which several may stand one after the other, and the bound on
-//! what comes out.
+//! Decompresses gzip and bzip2, concatenated streams included, and limits the decompressed size.
 
 use std::io::{self, BufRead, Read};
 
@@ -8,10 +7,10 @@ use flate2::bufread::GzDecoder;
 
 use super::TreeLimits;
 
-/// How many compressed streams may stand one after the other: each costs its setting up, also one of nothing.
+/// The most concatenated streams. Even an empty one has a setup cost.
 const MOST_MEMBERS: u32 = 1_000_000;
 
-/// Compressed streams, one after the other, as one.
+/// Reads concatenated compressed streams as one.
 pub(super) struct Members<R, D> {
     decoder: Option<D>,
     open: fn(R) -> D,
@@ -20,13 +19,13 @@ pub(super) struct Members<R, D> {
     count: u32,
 }
 
-/// What gzip made. Bytes after it that are no gzip are left alone, as gunzip does.
+/// Decompresses gzip. Trailing bytes that are not gzip are ignored, as gunzip does.
 pub(super) fn gzip<R: BufRead>(from: R) -> Members<R, GzDecoder<R>> {
     let (open, close) = (GzDecoder::new, GzDecoder::into_inner);
     Members { decoder: Some(open(from)), open, close, first_byte: 0x1f, count: 1 }
 }
 
-/// What bzip2 made.
+/// Decompresses bzip2.
 pub(super) fn bzip2<R: BufRead>(from: R) -> Members<R, BzDecoder<R>> {
     let (open, close) = (BzDecoder::new, BzDecoder::into_inner);
     Members { decoder: Some(open(from)), open, close, first_byte: b'B', count: 1 }
@@ -53,14 +52,15 @@ impl<R: BufRead, D: Read> Read for Members<R, D> {
     }
 }
 
-/// A reader that fails once more came out than any tree within the limits needs, and goes on failing.
+/// A reader that fails once it yields more bytes than any tree within the limits needs. It fails on every later read
+/// as well.
 pub(super) struct Bounded<R> {
     inner: Option<R>,
     left: u64,
 }
 
 impl<R: Read> Bounded<R> {
-    /// For a tar: its files, and a few blocks for each entry.
+    /// The limit for a tar: the files, and a few blocks for each entry.
     pub(super) fn for_tar(inner: R, limits: TreeLimits) -> Self {
         let entries = u64::try_from(limits.entries).unwrap_or(u64::MAX);
         Self {
@@ -77,7 +77,7 @@ impl<R: Read> Read for Bounded<R> {
             Ok(read) => read,
             Err(e) if e.kind() == io::ErrorKind::Interrupted => return Err(e),
             Err(e) => {
-                // Decoders are not made to be asked again after they failed.
+                // Decoders must not be read again after an error.
                 self.inner = None;
                 return Err(e);
             }

@@ -1,5 +1,5 @@
-//! Packages: archives of every format into trees, and trees into archives that come out the same on any
-//! machine. No network; of the disk only the spool that a tree is given.
+//! Packaging: unpacks archives of every format into trees, and packs trees into archives with equal bytes on any
+//! machine. Uses no network, and no disk but the spool file that a tree is given.
 
 mod format;
 mod glob;

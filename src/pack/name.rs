@@ -1,12 +1,11 @@
-//! Names of entries, as archives have them, into paths.
+//! Converts the names of archive entries into paths.
 
 use unicode_normalization::UnicodeNormalization;
 
 use super::{TreeError, TreePath};
 
-/// The path that the clients unpack a name to: they clean it. What leads upwards, and what is absolute, is refused, also
-/// where only Windows takes it for that. What comes from git is not held against this: its clients check it out by rules
-/// of their own, and what they would refuse is found there.
+/// Returns the path that clients unpack a name to; they clean it first. Names that are absolute or contain `..` are
+/// refused, also if they are so only on Windows. Trees from git do not pass here: they follow git's own checkout rules.
 pub(super) fn path_of(name: &[u8]) -> Result<TreePath, TreeError> {
     if name.starts_with(b"/") {
         return Err(refused(name, "its name is absolute"));
@@ -15,7 +14,7 @@ pub(super) fn path_of(name: &[u8]) -> Result<TreePath, TreeError> {
     if names.contains(&&b".."[..]) {
         return Err(refused(name, "its name leads upwards"));
     }
-    // What a `\` parts on Windows.
+    // On Windows, `\` separates names too.
     let parts = || name.split(|byte| matches!(byte, b'/' | b'\\')).filter(|part| !matches!(*part, b"" | b"."));
     let has_drive = |part: &[u8]| matches!(part, [letter, b':', ..] if letter.is_ascii_alphabetic());
     if name.starts_with(b"\\") || parts().next().is_some_and(has_drive) {
@@ -27,7 +26,7 @@ pub(super) fn path_of(name: &[u8]) -> Result<TreePath, TreeError> {
     TreePath::parse(&names.join(&b'/')).map_err(|bad| TreeError::bad_path(name, &bad))
 }
 
-/// An entry that is refused, by its name as the archive has it.
+/// Refuses an entry by its raw name.
 pub(super) fn refused(name: &[u8], why: impl Into<String>) -> TreeError {
     let text = String::from_utf8_lossy(name);
     let shown: String =
@@ -35,7 +34,7 @@ pub(super) fn refused(name: &[u8], why: impl Into<String>) -> TreeError {
     TreeError::refused(shown, why)
 }
 
-/// What a file system takes a path for that knows no case, and composes letters.
+/// The form of a path in which a file system compares it that ignores case and composes letters.
 pub(super) fn folded(path: &TreePath) -> Vec<u8> {
     match std::str::from_utf8(path.as_bytes()) {
         Ok(text) => text.nfc().collect::<String>().to_lowercase().nfc().collect::<String>().into_bytes(),

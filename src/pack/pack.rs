@@ -1,4 +1,4 @@
-//! A tree into the archive that clients get. The same tree gives the same bytes: on any machine, after any restart.
+//! Packs a tree into the module archive that clients download. Equal trees give equal bytes on any machine.
 
 use std::io::{self, Read, Write};
 
@@ -10,37 +10,35 @@ use super::resolve::{Node, Resolved, resolve};
 use super::{Tree, TreeError, TreePath};
 use crate::digest::{Digest, Hasher};
 
-/// Which packer made an archive. Whatever changes the bytes of an archive makes it another packer: the headers written
-/// here, the level, or what the encoder makes of the same bytes (zlib-rs, which `Cargo.lock` pins; the golden test
-/// below finds out). Trees keep their digest all the same.
+/// The version of the packer. Any change to the bytes of an archive needs a new version: other headers, another level,
+/// or other output of the encoder (zlib-rs, which `Cargo.lock` pins; the golden test detects a change). Tree digests do
+/// not depend on it.
 pub const PACKER: u32 = 1;
 
-/// The level of gzip.
 const LEVEL: u32 = 6;
-/// How much is copied at a time, in bytes.
 const COPIED_AT_ONCE: usize = 256 * 1024;
-/// "Unknown", in the header of gzip (RFC 1952).
+/// The system "unknown" in a gzip header (RFC 1952).
 const NO_SYSTEM: u8 = 255;
-/// How much the encoder gets at a time, in bytes: what it makes of the same bytes depends on that.
+/// The size of each write to the encoder, in bytes. The encoder's output depends on it.
 const PIECE: usize = 64 * 1024;
 const BLOCK: usize = 512;
-/// From how many bytes on a name may need a place of its own.
+/// Names from this length on may need an entry of their own.
 const SHORT_NAME: u64 = 100;
 
-/// What was packed.
+/// The result of packing a tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Packed {
-    /// The digest of the tree: SHA-256 over `larder tree 1\n`, then over each of its entries, in the order of their
-    /// paths as bytes. An entry is one byte for its kind (`d` a folder, `f` a file, `x` a file that its owner may
-    /// execute), its path relative to the root, and a zero byte; of a file, the 32 bytes of the SHA-256 of what is in it
-    /// follow. Links are followed before, every folder is an entry, and the root itself is none. So it does not depend
-    /// on how a tree arrived, nor on how it is packed.
+    /// The digest of the tree: SHA-256 over `larder tree 1\n`, then over each entry, in the order of the paths as
+    /// bytes. An entry is one byte for its kind (`d` a folder, `f` a file, `x` a file that its owner may execute), its
+    /// path relative to the root, and a zero byte. For a file, the 32 bytes of the SHA-256 of its contents follow.
+    /// Links are followed first. Every folder is an entry, except the root. The digest depends neither on the format
+    /// that a tree arrived in nor on the packer.
     pub tree: Digest,
-    /// What an operator should know: links that were left out.
+    /// Notes for the operator about links that were left out.
     pub notes: Vec<String>,
 }
 
-/// Writes what is below `root` as `tar.gz`, as [`Resolved::write`] does.
+/// Follows the links below `root` and packs it as `tar.gz`, as [`Resolved::write`] does.
 ///
 /// # Errors
 /// Those of [`resolve`], and of [`Resolved::write`].
@@ -49,8 +47,8 @@ pub fn pack(tree: &Tree, root: &TreePath, out: &mut dyn Write) -> Result<Packed,
 }
 
 impl Resolved<'_> {
-    /// How many bytes the archive may take, before it is written: what is in its files, and 1 KiB for each entry, or
-    /// what a long name takes. Most are packed to less.
+    /// An upper bound for the size of the archive in bytes, before it is written: the file contents, 1 KiB for each
+    /// entry, and more for long names.
     pub fn bytes(&self) -> u64 {
         let entry = |(path, node): (&TreePath, &Node)| {
             let content = if let Node::File { size_bytes, .. } = node { *size_bytes } else { 0 };
@@ -61,8 +59,8 @@ impl Resolved<'_> {
         self.nodes.iter().map(entry).fold(2 * BLOCK as u64, u64::saturating_add)
     }
 
-    /// Writes it as `tar.gz`: links followed to copies; sorted; no owners, no times. Files keep their permission bits,
-    /// and are readable for their owner at least; folders have 0755. Memory is taken for names alone.
+    /// Writes a `tar.gz`: links replaced by copies, entries sorted, no owners, no times. Files keep their permission
+    /// bits and are at least readable by their owner; folders have 0755. Contents are not loaded into memory.
     ///
     /// # Errors
     /// [`TreeError::Spool`] where reading or writing fails.
@@ -70,7 +68,7 @@ impl Resolved<'_> {
         self.write_through(&mut vec![0; COPIED_AT_ONCE], out)
     }
 
-    /// The same through a buffer of any size, which makes no difference to the bytes.
+    /// Implements [`Resolved::write`] with a buffer of any size, which does not change the bytes.
     fn write_through(&self, buffer: &mut [u8], out: &mut dyn Write) -> Result<Packed, TreeError> {
         let gzip = GzBuilder::new().mtime(0).operating_system(NO_SYSTEM).write(out, Compression::new(LEVEL));
         let mut gzip = Pieces { inner: gzip, piece: Vec::with_capacity(PIECE) };
@@ -106,8 +104,8 @@ impl Resolved<'_> {
     }
 }
 
-/// Writes the header of an entry. A name that ustar has no room for goes before it as GNU tar does it: unlike pax, that
-/// takes any bytes.
+/// Writes the header of an entry. A name that is too long for ustar precedes it as a GNU long-name entry, which takes
+/// any bytes, unlike pax.
 fn write_header(out: &mut dyn Write, name: &[u8], kind: EntryType, mode: u32, size: u64) -> io::Result<()> {
     if let Some((prefix, name)) = split(name) {
         let mut header = Header::new_ustar();
@@ -140,7 +138,7 @@ fn finish_header(out: &mut dyn Write, mut header: Header, kind: EntryType, mode:
     out.write_all(header.as_bytes())
 }
 
-/// A name as ustar has it, in its prefix and its name: cut at the first slash that leaves both room enough.
+/// Splits a name into ustar's prefix and name, at the first slash where both fit their fields.
 fn split(name: &[u8]) -> Option<(&[u8], &[u8])> {
     if name.len() <= 100 {
         return Some((b"", name));
@@ -152,20 +150,19 @@ fn split(name: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((prefix, rest.get(1..)?))
 }
 
-/// Writes as much of a text as there is room for.
+/// Copies as much of a text as fits the field.
 fn fill(field: &mut [u8], text: &[u8]) {
     for (to, from) in field.iter_mut().zip(text) {
         *to = *from;
     }
 }
 
-/// Fills up to a whole block.
 fn pad(out: &mut dyn Write, size: u64) -> io::Result<()> {
     let over = usize::try_from(size % BLOCK as u64).unwrap_or(0);
     out.write_all([0; BLOCK].get(over..).filter(|_| over > 0).unwrap_or_default())
 }
 
-/// Passes on pieces of one size, whatever is written; what is left when it is flushed is the last.
+/// A writer that regroups its input into pieces of one size. A flush writes the rest.
 struct Pieces<W> {
     inner: W,
     piece: Vec<u8>,
@@ -188,7 +185,7 @@ impl<W: Write> Write for Pieces<W> {
     }
 }
 
-/// Copies a file, and hashes it on the way.
+/// Copies a file and returns its SHA-256.
 fn copy(from: &mut dyn Read, out: &mut dyn Write, buffer: &mut [u8]) -> io::Result<impl AsRef<[u8]> + use<>> {
     let mut context = Context::new(&SHA256);
     loop {

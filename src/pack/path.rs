@@ -1,33 +1,32 @@
-//! Paths inside a tree: one that leads out of it cannot be expressed.
+//! Paths inside a tree. The type cannot express a path that leads out of it.
 
 use std::borrow::Borrow;
 use std::fmt;
 
-/// The longest path in a tree, in bytes.
 const LONGEST_PATH: usize = 4096;
-/// The longest name in a path, in bytes: what file systems take.
+/// The limit of file systems for one name, in bytes.
 const LONGEST_NAME: usize = 255;
 
-/// Where something is in a tree: names joined by `/`, as bytes, because git and archives know no encoding. The root
-/// has none.
+/// A path relative to the root of a tree: names joined by `/`. Bytes, because git and archives define no encoding.
+/// The root is the empty path.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct TreePath(Vec<u8>);
 
-/// Bytes that are no path inside a tree.
+/// The reason why bytes are not a path inside a tree.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct BadPath(&'static str);
 
 impl TreePath {
-    /// The tree itself.
+    /// The root of the tree.
     pub fn root() -> Self {
         Self::default()
     }
 
-    /// Parses a path relative to the root: no empty name, no `.` or `..`, no NUL.
+    /// Parses a path relative to the root. Refuses empty names, `.`, `..` and NUL.
     ///
     /// # Errors
-    /// [`BadPath`], with the reason; a path that leads out of the tree is one.
+    /// [`BadPath`] with the reason; also for a path that leads out of the tree.
     pub fn parse(given: &[u8]) -> Result<Self, BadPath> {
         if given.is_empty() {
             return Ok(Self::root());
@@ -47,10 +46,10 @@ impl TreePath {
         Ok(Self(given.to_vec()))
     }
 
-    /// The same path with another below it.
+    /// Appends a path.
     ///
     /// # Errors
-    /// [`BadPath`] where that is too long.
+    /// [`BadPath`] where the result is too long.
     pub fn join(&self, below: &Self) -> Result<Self, BadPath> {
         match (self.0.as_slice(), below.0.as_slice()) {
             ([], _) => Ok(below.clone()),
@@ -59,7 +58,7 @@ impl TreePath {
         }
     }
 
-    /// The folder it is in; none of the root.
+    /// The folder that contains the path; `None` for the root.
     pub fn parent(&self) -> Option<Self> {
         if self.0.is_empty() {
             return None;
@@ -68,12 +67,12 @@ impl TreePath {
         Some(Self(self.0[..end].to_vec()))
     }
 
-    /// Its names, from the outermost on; none of the root.
+    /// The names, outermost first; none for the root.
     pub fn names(&self) -> impl DoubleEndedIterator<Item = &[u8]> {
         self.0.split(|byte| *byte == b'/').filter(|name| !name.is_empty())
     }
 
-    /// What is left of it below `above`; `None` where it is not there.
+    /// The path relative to `above`; `None` if it is not below.
     pub fn below(&self, above: &Self) -> Option<Self> {
         if above.0.is_empty() {
             return Some(self.clone());
@@ -85,12 +84,12 @@ impl TreePath {
         }
     }
 
-    /// Whether it is the tree itself.
+    /// True for the root.
     pub fn is_root(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The path as it was given.
+    /// The bytes of the path.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
@@ -103,7 +102,7 @@ impl Borrow<[u8]> for TreePath {
 }
 
 impl fmt::Display for TreePath {
-    /// For people: what is not UTF-8, or controls a terminal, is replaced.
+    /// Prints the path with invalid UTF-8 and control characters replaced, so that it cannot control a terminal.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = String::from_utf8_lossy(&self.0);
         let shown: String =

@@ -1,38 +1,37 @@
-//! What is below a folder of a tree once its links are followed: folders and files alone.
+//! Follows the links of a tree, so that only folders and files remain to be packed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Entry, Tree, TreeError, TreePath};
 
-/// How many links a way through the tree may lead through, as Linux has it.
+/// The most links that one path may lead through, as in Linux.
 const MOST_LINKS: usize = 40;
-/// How much work it may be, in bytes of the names that are looked at: a few seconds' worth.
+/// The work limit in bytes of names visited; a few seconds.
 const MOST_WORK: u64 = 1 << 30;
-/// What looking at a name costs however short it is, as bytes of it.
+/// The fixed cost of visiting a name, in bytes.
 const EACH_LOOK: u64 = 128;
-/// How many notes are made for one reason; more are counted.
+/// The most notes for one reason; further links are only counted.
 const MOST_NOTES: usize = 20;
-/// How many bytes the names may have in all.
+/// The limit for all names together, in bytes, because they stay in memory.
 const MOST_NAME_BYTES: usize = 64 << 20;
 
-/// What stands at a path once links are followed.
+/// An entry once links are followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Node {
     Folder,
     File { mode: u32, at: u64, size_bytes: u64 },
 }
 
-/// What is below a folder of a tree with its links followed, ready to be packed.
+/// The contents of a folder with links followed, ready to be packed.
 #[derive(Debug)]
 pub struct Resolved<'t> {
     pub(super) tree: &'t Tree,
-    /// By paths relative to the root.
+    /// Entries by path relative to the root.
     pub(super) nodes: BTreeMap<TreePath, Node>,
-    /// What was left out.
     pub(super) notes: Vec<String>,
 }
 
-/// Follows every link below `root`, through the whole tree. The root's own `.git` is left out.
+/// Follows every link below `root`; targets may be anywhere in the tree. The root's own `.git` is left out.
 ///
 /// # Errors
 /// [`TreeError::Refused`] for a link out of the tree, to an absolute path or round in a circle, and for a root that is
@@ -60,7 +59,7 @@ pub fn resolve<'t>(tree: &'t Tree, root: &TreePath) -> Result<Resolved<'t>, Tree
     Ok(Resolved { tree, notes: walk.notes(), nodes: walk.nodes })
 }
 
-/// A folder that is to be copied: where it is, where it goes, and the last link on the way to it.
+/// A folder to copy: its source, its destination, and the index of the last link on the path to it.
 struct Copied {
     from: TreePath,
     to: TreePath,
@@ -70,18 +69,17 @@ struct Copied {
 struct Walk<'t> {
     tree: &'t Tree,
     nodes: BTreeMap<TreePath, Node>,
-    /// Links that lead nowhere. However often a folder is copied, each is in the tree once.
+    /// Links without a target. A set, because a link in a folder that is copied several times is noted once.
     dangling: BTreeSet<&'t TreePath>,
-    /// Links to folders that they are in.
+    /// Links to a folder that contains them.
     endless: BTreeSet<&'t TreePath>,
     bytes: u64,
     name_bytes: usize,
     work: u64,
-    /// Links that led to folders: where they are, and the one before each on its way.
+    /// Links to folders: the path of each, and the index of the link before it.
     links: Vec<(&'t TreePath, Option<usize>)>,
 }
 
-/// Where a link ends.
 enum End {
     Folder(TreePath),
     File(Node),
@@ -91,7 +89,7 @@ enum End {
 impl<'t> Walk<'t> {
     fn copy(&mut self, folder: &Copied, more: &mut Vec<Copied>) -> Result<(), TreeError> {
         for (path, entry) in self.tree.below(&folder.from) {
-            // Also of what is left out: a folder of nothing else can be copied as often as there are links to it.
+            // Entries that are left out count too: a folder of only such entries can be copied once per link to it.
             self.spend(path.as_bytes().len() + folder.to.as_bytes().len())?;
             let Some(below) = path.below(&folder.from) else { continue };
             let to = folder.to.join(&below).map_err(|bad| TreeError::refused(path, bad.to_string()))?;
@@ -107,7 +105,7 @@ impl<'t> Walk<'t> {
                     End::File(file) => self.put(to, file)?,
                     End::Folder(from) => match self.enter(path, &from, folder.through)? {
                         Some(link) => {
-                            // It waits to be copied, and may be named by many.
+                            // The path stays in memory until it is copied, and many links may have it as their target.
                             self.name_bytes = self.name_bytes.saturating_add(from.as_bytes().len());
                             self.put(to.clone(), Node::Folder)?;
                             more.push(Copied { from, to, through: Some(link) });
@@ -148,8 +146,8 @@ impl<'t> Walk<'t> {
         Ok(())
     }
 
-    /// Remembers a link that leads to a folder; `None` for one whose folder would never end, because the link itself,
-    /// or one that led to where it is, is in it.
+    /// Records a link to a folder. Returns `None` if copying would never end, because that folder contains the link
+    /// itself or one that led to it.
     fn enter(&mut self, link: &'t TreePath, to: &TreePath, through: Option<usize>) -> Result<Option<usize>, TreeError> {
         let mut next = Some((link, through));
         while let Some((on_the_way, before)) = next {
@@ -163,11 +161,11 @@ impl<'t> Walk<'t> {
         Ok(Some(self.links.len() - 1))
     }
 
-    /// Where a link leads, as the kernel would find it in a tree that is a whole file system.
+    /// Resolves a link as the kernel would if the tree were a whole file system.
     fn follow(&mut self, link: &TreePath, target: &[u8]) -> Result<End, TreeError> {
         let refused = |why: &str| Err(TreeError::refused(link, why));
         let mut at = link.parent().unwrap_or_default();
-        // Names still to go, the next one last.
+        // Names still to resolve, the next one last.
         let mut names: Vec<&[u8]> = Vec::new();
         let mut targets = 0;
         let mut target = target;
@@ -216,7 +214,7 @@ impl<'t> Walk<'t> {
     }
 }
 
-/// What is said of links that are left out for one reason.
+/// Notes about links that are left out for one reason.
 fn noted(links: &BTreeSet<&TreePath>, one: &str, many: &str) -> Vec<String> {
     let note = |link: &&TreePath| format!("the link {link} {one}, and is left out");
     let mut notes: Vec<String> = links.iter().take(MOST_NOTES).map(note).collect();
@@ -227,7 +225,7 @@ fn noted(links: &BTreeSet<&TreePath>, one: &str, many: &str) -> Vec<String> {
     notes
 }
 
-/// What is left of a way through what is not there must not lead out of the package either.
+/// Ends a path at a missing entry. The rest of the path must not lead out of the package either.
 fn nowhere(link: &TreePath, at: &TreePath, names: &[&[u8]]) -> Result<End, TreeError> {
     let mut depth = at.names().count() + 1;
     for name in names.iter().rev() {

@@ -1,4 +1,5 @@
-//! Tar archives into trees. The extensions are read here, within bounds: the tar crate would take any length into memory.
+//! Unpacks tars. Extension headers are read here, with a limit, because the tar crate would load one of any length into
+//! memory.
 
 use std::io::{self, Read};
 
@@ -7,11 +8,10 @@ use ::tar::{Archive, Entry, EntryType};
 use super::name::{path_of, refused};
 use super::{Tree, TreeError};
 
-/// The longest extension header that is read, in bytes.
 const LONGEST_EXTENSION: u64 = 1 << 20;
 const BLOCK: u64 = 512;
 
-/// What extension headers say about the entry after them. What GNU tar says of names counts before what pax does.
+/// The values of extension headers for the next entry. Names from GNU headers take precedence over pax, as in Go.
 #[derive(Default)]
 struct Said {
     pax: Pax,
@@ -19,7 +19,7 @@ struct Said {
     gnu_link: Option<Vec<u8>>,
 }
 
-/// What the last pax header says.
+/// The values of the last pax header.
 #[derive(Default)]
 struct Pax {
     path: Option<Vec<u8>>,
@@ -28,7 +28,7 @@ struct Pax {
     is_sparse: bool,
 }
 
-/// Unpacks a tar as go-getter does: `..` is refused, global headers are skipped, one without any file is an error.
+/// Unpacks a tar as go-getter does: `..` is refused, global headers are skipped, and a tar without a file is an error.
 pub(super) fn unpack(from: &mut dyn Read, tree: &mut Tree) -> Result<(), TreeError> {
     let mut archive = Archive::new(&mut *from);
     let mut has_any = false;
@@ -42,7 +42,7 @@ pub(super) fn unpack(from: &mut dyn Read, tree: &mut Tree) -> Result<(), TreeErr
             EntryType::GNULongName => said.gnu_path = until_nul(extension(&mut entry)?),
             EntryType::GNULongLink => said.gnu_link = until_nul(extension(&mut entry)?),
             _ => {
-                // Folders that come again are no news to the tree.
+                // Counted here, because the tree does not count a folder that is repeated.
                 left = left.checked_sub(1).ok_or_else(|| {
                     TreeError::TooLarge(format!("{} files, folders and links", tree.limits().entries))
                 })?;
@@ -50,13 +50,13 @@ pub(super) fn unpack(from: &mut dyn Read, tree: &mut Tree) -> Result<(), TreeErr
             }
         }
     }
-    // The end is two blocks of zeros, or the end of what there is. Go reads what follows one as broken.
+    // The end is two zero blocks, or the end of the stream. Go rejects other bytes after a single zero block.
     let mut block = Vec::new();
     from.take(BLOCK).read_to_end(&mut block).map_err(unreadable)?;
     if !matches!(block.len() as u64, 0 | BLOCK) || block.iter().any(|byte| *byte != 0) {
         return Err(TreeError::Unreadable("its end is followed by more".to_owned()));
     }
-    // To the end, where the checksums are.
+    // Reads to the end, where the checksums of the compression are verified.
     io::copy(from, &mut io::sink()).map_err(unreadable)?;
     if !has_any {
         return Err(TreeError::Unreadable("there is no file in it".to_owned()));
@@ -64,7 +64,7 @@ pub(super) fn unpack(from: &mut dyn Read, tree: &mut Tree) -> Result<(), TreeErr
     Ok(())
 }
 
-/// Adds an entry, and says whether it is more than a folder.
+/// Adds an entry. Returns false for a folder.
 fn add<R: Read>(entry: &mut Entry<'_, R>, said: Said, tree: &mut Tree) -> Result<bool, TreeError> {
     let Said { pax, gnu_path, gnu_link } = said;
     let name = gnu_path.or(pax.path).unwrap_or_else(|| entry.header().path_bytes().into_owned());
@@ -89,7 +89,7 @@ fn add<R: Read>(entry: &mut Entry<'_, R>, said: Said, tree: &mut Tree) -> Result
         }
         EntryType::Regular | EntryType::Continuous => {
             let size = entry.size();
-            // The crate takes the end of the archive for the end of the file.
+            // The tar crate takes the end of the archive for the end of the file.
             if tree.file(&path, mode, entry)? != size {
                 return Err(TreeError::Unreadable(format!("it ends within its entry {path}")));
             }
@@ -112,8 +112,8 @@ fn add<R: Read>(entry: &mut Entry<'_, R>, said: Said, tree: &mut Tree) -> Result
 }
 
 impl Pax {
-    /// Takes the records of a pax header: `LENGTH KEY=VALUE\n`, one after the other. The last of a key counts, and one
-    /// without a value says nothing.
+    /// Parses the records of a pax header, each `LENGTH KEY=VALUE\n`. The last record of a key counts. An empty value
+    /// unsets the key.
     fn parse(records: &[u8]) -> Result<Self, TreeError> {
         let mut said = Self::default();
         let malformed = || TreeError::Unreadable("one of its pax headers is malformed".to_owned());
@@ -153,7 +153,7 @@ fn extension<R: Read>(entry: &mut Entry<'_, R>) -> Result<Vec<u8>, TreeError> {
     Ok(bytes)
 }
 
-/// A name up to its zero byte; an empty one says nothing.
+/// A name up to its zero byte; `None` if it is empty.
 fn until_nul(mut bytes: Vec<u8>) -> Option<Vec<u8>> {
     bytes.truncate(bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len()));
     Some(bytes).filter(|bytes| !bytes.is_empty())

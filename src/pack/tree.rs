@@ -1,5 +1,5 @@
-//! A tree of files, as it would lie on a disk, without lying there: names and modes in memory, contents one after
-//! the other in a spool. So nothing that upstream names can touch a file of this machine.
+//! A file tree that is never laid out on disk: names and modes are in memory, contents follow each other in one spool
+//! file. A name from upstream therefore cannot touch a file of this machine.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -10,19 +10,18 @@ use std::sync::Arc;
 
 use super::path::{BadPath, TreePath};
 
-/// How much is copied at a time, in bytes.
 const COPIED_AT_ONCE: usize = 256 * 1024;
-/// The longest target of a link, in bytes: what Linux takes.
+/// Linux's limit for a link target, in bytes.
 const LONGEST_TARGET: usize = 4096;
-/// How many bytes its names and targets may have in all: they are kept in memory.
+/// The limit for all names and link targets together, in bytes, because they stay in memory.
 const MOST_NAME_BYTES: usize = 64 << 20;
 
-/// What a tree may have.
+/// Limits of a tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TreeLimits {
-    /// How many files, folders and links.
+    /// The most files, folders and links.
     pub entries: usize,
-    /// How many bytes in all its files.
+    /// The most bytes in all files together.
     pub bytes: u64,
 }
 
@@ -32,48 +31,48 @@ impl Default for TreeLimits {
     }
 }
 
-/// One thing in a tree.
+/// One entry of a tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Entry {
     /// A folder.
     Folder,
     /// A file.
     File {
-        /// Its permission bits, 0o777 at most.
+        /// The permission bits, 0o777 at most.
         mode: u32,
-        /// Where its bytes begin in the spool.
+        /// The offset of its bytes in the spool.
         at: u64,
-        /// How many there are.
+        /// Its size in bytes.
         size_bytes: u64,
     },
-    /// A symbolic link, and where it leads, as it was written.
+    /// A symbolic link and its unresolved target.
     Link(Vec<u8>),
 }
 
-/// Why something cannot be in a tree.
+/// Why a tree cannot be read, unpacked or packed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum TreeError {
-    /// What upstream names there is refused.
+    /// One entry is refused.
     #[error("its entry {entry:?} is refused: {why}")]
     Refused {
-        /// The entry, for people.
+        /// The entry's path, printable.
         entry: String,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// It is more than may be.
+    /// A limit is exceeded; the text names it.
     #[error("it has more than {0}")]
     TooLarge(String),
-    /// What it was to be read from broke, or is no such thing.
+    /// The source failed, is damaged or has another format.
     #[error("it cannot be read: {0}")]
     Unreadable(String),
-    /// The disk under the spool failed: no fault of whoever sent it.
+    /// The disk under the spool failed; the sender is not at fault.
     #[error("its files could not be spooled: {0}")]
     Spool(Arc<io::Error>),
 }
 
 impl TreeError {
-    /// An entry that is refused.
+    /// Refuses one entry.
     pub fn refused(entry: impl std::fmt::Display, why: impl Into<String>) -> Self {
         Self::Refused { entry: entry.to_string(), why: why.into() }
     }
@@ -83,7 +82,7 @@ impl TreeError {
     }
 }
 
-/// The tree.
+/// A file tree with names in memory and contents in a spool file.
 #[derive(Debug)]
 pub struct Tree {
     entries: BTreeMap<TreePath, Entry>,
@@ -94,20 +93,20 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// An empty one, whose files go into `spool`: an empty file that nobody else writes to.
+    /// Creates an empty tree. `spool` must be an empty file that nothing else writes to.
     pub fn new(spool: File, limits: TreeLimits) -> Self {
         Self { entries: BTreeMap::new(), spool, spooled: 0, limits, name_bytes: 0 }
     }
 
-    /// Adds a folder, and those above it. One that is there already is no news.
+    /// Adds a folder and its parents. A folder that exists already is no error.
     ///
     /// # Errors
-    /// [`TreeError::Refused`] where something else has that name, or a name above it.
+    /// [`TreeError::Refused`] where the path or one of its parents is a file or a link.
     pub fn folder(&mut self, path: &TreePath) -> Result<(), TreeError> {
         self.folder_for(path, path)
     }
 
-    /// Adds a folder, and those above it, for an entry of that name.
+    /// Adds a folder and its parents on behalf of `entry`, which errors name.
     fn folder_for(&mut self, path: &TreePath, entry: &TreePath) -> Result<(), TreeError> {
         let mut missing = Vec::new();
         let mut next = Some(path.clone());
@@ -127,7 +126,7 @@ impl Tree {
         missing.iter().rev().try_for_each(|folder| self.insert(folder, Entry::Folder))
     }
 
-    /// Gives a file or a link a second name, as a hard link does. Its bytes are kept once.
+    /// Gives a file or a link a second name, as a hard link does. Its bytes are spooled once.
     ///
     /// # Errors
     /// [`TreeError::Refused`] where there is no such file or link, or the name is taken.
@@ -143,10 +142,10 @@ impl Tree {
         }
     }
 
-    /// Adds a link.
+    /// Adds a symbolic link.
     ///
     /// # Errors
-    /// As [`file`](Self::file); [`TreeError::Refused`] for a target that is longer than any file system takes.
+    /// Those of [`file`](Self::file), and [`TreeError::Refused`] for a target that is longer than Linux allows.
     pub fn link(&mut self, path: &TreePath, to: &[u8]) -> Result<(), TreeError> {
         if to.len() > LONGEST_TARGET {
             return Err(TreeError::refused(path, "it is a link that leads too far"));
@@ -155,7 +154,7 @@ impl Tree {
         self.insert(path, Entry::Link(to.to_vec()))
     }
 
-    /// Adds a file with what `from` reads, and says how many bytes that was. Of `mode` only the permission bits count.
+    /// Adds a file with the bytes of `from` and returns their number. Only the permission bits of `mode` are used.
     ///
     /// # Errors
     /// [`TreeError::Refused`] where the name is taken, [`TreeError::TooLarge`] past the limits,
@@ -184,19 +183,19 @@ impl Tree {
         Ok(size_bytes)
     }
 
-    /// What has a path; of the root, a folder.
+    /// The entry at a path; the root is a folder.
     pub fn get(&self, path: &TreePath) -> Option<&Entry> {
         if path.is_root() { Some(&Entry::Folder) } else { self.entries.get(path) }
     }
 
-    /// Everything in it, a folder before what is below it.
+    /// All entries, each folder before its contents.
     pub fn entries(&self) -> impl Iterator<Item = (&TreePath, &Entry)> {
         self.entries.iter()
     }
 
-    /// Everything below a folder, a folder before what is below it.
+    /// All entries below a folder, each folder before its contents.
     pub fn below(&self, folder: &TreePath) -> impl Iterator<Item = (&TreePath, &Entry)> {
-        // What follows `/` in ASCII ends what begins with it.
+        // `0` follows `/` in ASCII, so it ends the range of paths below the folder.
         let (first, end) = match folder.is_root() {
             true => (Vec::new(), None),
             false => ([folder.as_bytes(), b"/"].concat(), Some([folder.as_bytes(), b"0"].concat())),
@@ -205,17 +204,17 @@ impl Tree {
         self.entries.range::<[u8], _>((Bound::Excluded(first.as_slice()), end))
     }
 
-    /// The bytes of a file that begins at `at` in the spool.
+    /// Reads the bytes of a file from its offset in the spool.
     pub fn contents(&self, at: u64, size_bytes: u64) -> impl Read + '_ {
         Contents { spool: &self.spool, at, end: at.saturating_add(size_bytes).min(self.spooled) }
     }
 
-    /// How many bytes its files have.
+    /// The bytes of all files; hard links count once.
     pub fn bytes(&self) -> u64 {
         self.spooled
     }
 
-    /// What it may have.
+    /// The limits that the tree was created with.
     pub fn limits(&self) -> TreeLimits {
         self.limits
     }
@@ -245,7 +244,7 @@ impl Tree {
 }
 
 impl TreeError {
-    /// A path that cannot be in a tree; `shown` is the name as it was given.
+    /// Refuses an entry for its path; `shown` is the path as the source spells it.
     pub fn bad_path(shown: &[u8], bad: &BadPath) -> Self {
         let shown: String = String::from_utf8_lossy(shown).chars().take(256).collect();
         Self::refused(shown, bad.to_string())

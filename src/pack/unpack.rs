@@ -1,5 +1,4 @@
-//! Archives into trees, whatever they hold: what go-getter would not unpack, and what would do harm, is refused with
-//! the entry's name.
+//! Unpacks untrusted archives into trees. Refuses harmful entries, and those that go-getter does not unpack, by name.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -10,20 +9,20 @@ use super::name::folded;
 use super::xz::XzReader;
 use super::{ArchiveFormat, Tree, TreeError, tar, zip};
 
-/// Unpacks an archive into a tree: an empty one, whose limits bound what is unpacked. Links are kept as they are.
+/// Unpacks an archive into an empty tree, within the tree's limits. Links are not followed.
 ///
 /// # Errors
-/// [`TreeError::Refused`] for an entry that no module has, [`TreeError::TooLarge`] past the limits,
-/// [`TreeError::Unreadable`] for what is no such archive or is damaged, [`TreeError::Spool`] where the disk fails.
+/// [`TreeError::Refused`] for an entry that a module cannot have, [`TreeError::TooLarge`] past the limits,
+/// [`TreeError::Unreadable`] for a damaged archive or another format, [`TreeError::Spool`] where the disk fails.
 pub fn unpack(format: ArchiveFormat, archive: &mut File, tree: &mut Tree) -> Result<(), TreeError> {
     archive.rewind().map_err(TreeError::spool)?;
     unpack_from(format, archive, tree)
 }
 
-/// The same from anything that can be read and sought.
+/// Implements [`unpack()`] for any reader that can seek.
 ///
 /// # Errors
-/// As for [`unpack()`].
+/// Those of [`unpack()`].
 pub fn unpack_from<R: Read + Seek>(format: ArchiveFormat, archive: R, tree: &mut Tree) -> Result<(), TreeError> {
     let buffered = BufReader::with_capacity(64 * 1024, archive);
     match format {
@@ -31,7 +30,7 @@ pub fn unpack_from<R: Read + Seek>(format: ArchiveFormat, archive: R, tree: &mut
         ArchiveFormat::TarGz => tar::unpack(&mut Bounded::for_tar(gzip(buffered), tree.limits()), tree)?,
         ArchiveFormat::TarBz2 => tar::unpack(&mut Bounded::for_tar(bzip2(buffered), tree.limits()), tree)?,
         ArchiveFormat::TarXz => tar::unpack(&mut Bounded::for_tar(XzReader::new(buffered), tree.limits()), tree)?,
-        // As go-getter, which has no name to give it in a folder.
+        // go-getter refuses these as well: it has no file name to give the content in a folder.
         ArchiveFormat::Gz | ArchiveFormat::Bz2 | ArchiveFormat::Xz => {
             return Err(TreeError::Unreadable("it is one compressed file, and a module is a folder".to_owned()));
         }
@@ -39,7 +38,7 @@ pub fn unpack_from<R: Read + Seek>(format: ArchiveFormat, archive: R, tree: &mut
     no_clash(tree)
 }
 
-/// Names that differ in case alone, or in how their letters are composed, are one on some clients' machines.
+/// Refuses names that differ only in case or Unicode composition, because some clients' file systems take them for one.
 fn no_clash(tree: &Tree) -> Result<(), TreeError> {
     let mut seen = HashMap::new();
     for (path, _) in tree.entries() {

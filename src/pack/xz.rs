@@ -1,6 +1,6 @@
-//! The container of xz (the .xz file format, 1.2) around LZMA2. It is read here because how much memory a decoder takes
-//! stands in the container, up to 4 GiB, and a hostile archive may ask for all of it. As go-getter's, it knows no
-//! filter but LZMA2.
+//! A reader of the xz container (.xz file format 1.2) around LZMA2. The container sets the memory that the decoder
+//! takes, up to 4 GiB, and a hostile archive may ask for all of it; this reader limits it. As in go-getter's reader,
+//! LZMA2 is the only filter.
 
 mod check;
 
@@ -11,14 +11,14 @@ use lzma_rust2::Lzma2Reader;
 
 use self::check::Check;
 
-/// The largest dictionary: that of `xz -9`.
+/// The largest dictionary in bytes: that of `xz -9`.
 const LARGEST_DICTIONARY: u32 = 64 << 20;
-/// How much may be set up for dictionaries in all before anything comes out: each block brings its own.
+/// The budget for dictionaries in bytes before any output. Every block allocates a new one.
 const FIRST_DICTIONARIES: u64 = 1 << 30;
 const MAGIC: [u8; 6] = [0xfd, b'7', b'z', b'X', b'Z', 0];
 const LZMA2: u8 = 0x21;
 
-/// Reads what xz compressed, several streams one after the other included. Not to be read on after it failed.
+/// Decompresses xz, concatenated streams included. Must not be read again after an error.
 pub(super) struct XzReader<R> {
     state: State<R>,
     flags: [u8; 2],
@@ -32,13 +32,11 @@ enum State<R> {
     Start(R),
     /// Before a block, or the index.
     Between(R),
-    /// In a block.
     Block(Box<Lzma2Reader<Counted<R>>>, Block),
     /// Past the end, or failed.
     Over,
 }
 
-/// A block that is being read.
 struct Block {
     header: u64,
     check: Check,
@@ -46,14 +44,14 @@ struct Block {
     said: Sizes,
 }
 
-/// What a block's header says of it.
+/// The sizes that a block's header declares.
 #[derive(Default, Clone, Copy)]
 struct Sizes {
     packed: Option<u64>,
     unpacked: Option<u64>,
 }
 
-/// What the index must agree with.
+/// Totals of the blocks read so far, which the index must match.
 #[derive(Default, PartialEq, Eq)]
 struct Blocks {
     count: u64,
@@ -67,7 +65,7 @@ impl<R: BufRead> XzReader<R> {
         Self { state: State::Start(from), flags, blocks, dictionaries: FIRST_DICTIONARIES, produced: 0 }
     }
 
-    /// The next state, once nothing more can be read in this one.
+    /// Moves on once the current state is read to its end.
     fn advance(&mut self, state: State<R>) -> io::Result<State<R>> {
         match state {
             State::Start(mut from) => {
@@ -115,7 +113,7 @@ impl<R: BufRead> XzReader<R> {
         }
     }
 
-    /// Reads the header of a block, but for its first byte.
+    /// Reads a block header after its first byte, `size`.
     fn block(&mut self, mut from: R, size: u8) -> io::Result<State<R>> {
         let odd = || damaged("the header of a block of its xz is malformed, or asks for another filter than LZMA2");
         let mut header = vec![0; usize::from(size) * 4 + 3];
@@ -142,7 +140,8 @@ impl<R: BufRead> XzReader<R> {
         Ok(State::Block(Box::new(decoder), Block { header, check, size: 0, said }))
     }
 
-    /// The size of a dictionary, if it may be had.
+    /// Decodes a dictionary's size and charges it to the budget. Each byte of output adds four bytes to the budget, so
+    /// that a stream of almost empty blocks is refused.
     fn granted(&mut self, encoded: u8) -> io::Result<u32> {
         let size = (2 | u64::from(encoded & 1)) << (encoded / 2 + 11);
         let size = u32::try_from(size).ok().filter(|size| *size <= LARGEST_DICTIONARY);
@@ -155,13 +154,13 @@ impl<R: BufRead> XzReader<R> {
         Ok(size)
     }
 
-    /// Reads the index, but for its first byte, and the footer.
+    /// Reads the index after its first byte, then the footer.
     fn index(&self, from: &mut R) -> io::Result<()> {
         let mut from = Counted { inner: from, count: 1 };
         let mut index = Summed { inner: &mut from, crc: Crc::new() };
         index.crc.update(&[0]);
         let count = number_from(&mut index)?;
-        // Before anything is read as often as that says.
+        // A hostile count must not drive the loop below.
         if count != self.blocks.count {
             return Err(damaged("the index of its xz is not that of its blocks"));
         }
@@ -215,7 +214,7 @@ impl<R: BufRead> Read for XzReader<R> {
     }
 }
 
-/// Skips the padding after a stream: whole groups of four zeros.
+/// Skips the padding after a stream, a multiple of four zero bytes.
 fn next_stream<R: BufRead>(mut from: R) -> io::Result<State<R>> {
     loop {
         match from.fill_buf()?.first() {
@@ -249,7 +248,7 @@ fn number(from: &mut &[u8]) -> io::Result<u64> {
     number_from(from)
 }
 
-/// A number of up to nine bytes with seven bits each.
+/// Reads a variable-length integer of up to nine bytes with seven bits each.
 fn number_from(from: &mut dyn Read) -> io::Result<u64> {
     let mut number = 0;
     for shift in (0..63).step_by(7) {
@@ -272,7 +271,6 @@ fn damaged(why: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
-/// Counts what is read.
 struct Counted<R> {
     inner: R,
     count: u64,
@@ -286,7 +284,7 @@ impl<R: Read> Read for Counted<R> {
     }
 }
 
-/// Sums up what is read.
+/// A reader that computes the CRC-32 of its bytes.
 struct Summed<'a, R> {
     inner: &'a mut R,
     crc: Crc,

@@ -1,4 +1,4 @@
-//! Zips into trees: what the directory of the zip names, as go-getter reads it.
+//! Unpacks zips by their central directory, as go-getter does.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -10,14 +10,14 @@ use ::zip::{ExtraField, System};
 use super::name::{path_of, refused};
 use super::{Tree, TreeError};
 
-/// The most that is read to find out what a zip holds, however many entries it claims.
+/// The most bytes read for the central directory, regardless of the number of entries it claims.
 const MOST_DIRECTORY_BYTES: u64 = 32 << 20;
-/// How much of a link's target is read, in bytes: more than any may have.
+/// The most bytes read of a link target. It exceeds the longest allowed target, so that a longer one is refused.
 const TARGET_READ: u64 = 8192;
-/// What an entry is, in the mode that Unix gives it.
+/// The mask for the file type in a Unix mode.
 const KIND: u32 = 0o170_000;
 
-/// Unpacks a zip. No declared size is believed.
+/// Unpacks a zip. Declared sizes are not trusted.
 pub(super) fn unpack<R: Read + Seek>(mut from: R, tree: &mut Tree) -> Result<(), TreeError> {
     let whole = from.seek(SeekFrom::End(0)).map_err(|e| unreadable(&e))?;
     let budget = Cell::new(MOST_DIRECTORY_BYTES);
@@ -40,7 +40,7 @@ pub(super) fn unpack<R: Read + Seek>(mut from: R, tree: &mut Tree) -> Result<(),
     for index in 0..archive.len() {
         let name = || directory.entry(index).map(|entry| entry.name_raw().to_vec()).unwrap_or_default();
         let entry = archive.by_index(index).map_err(|e| refused(&name(), format!("it cannot be unpacked: {e}")))?;
-        // Honest entries share no bytes. This bounds the work, also for streams that unpack to nothing.
+        // Regular entries share no bytes. This limits the work even for entries that unpack to nothing.
         packed = packed.saturating_add(entry.compressed_size());
         if packed > whole {
             return Err(refused(&name(), "it shares its bytes with other entries"));
@@ -50,13 +50,13 @@ pub(super) fn unpack<R: Read + Seek>(mut from: R, tree: &mut Tree) -> Result<(),
     Ok(())
 }
 
-/// The first name in the directory of a zip that was there before. The zip crate tells only that there is one.
+/// Finds the first duplicate name in the central directory. The zip crate reports only that there is one.
 fn name_had_twice<R: Read + Seek>(mut from: R, start: u64) -> Option<Vec<u8>> {
     from.seek(SeekFrom::Start(start)).ok()?;
     let mut from = BufReader::new(from);
     let mut seen = HashSet::new();
     loop {
-        // APPNOTE 4.3.12: 46 bytes, the lengths of name, extra field and comment among them, then these.
+        // APPNOTE 4.3.12: 46 bytes with the lengths of name, extra field and comment, which follow.
         let mut head = [0; 46];
         from.read_exact(&mut head).ok()?;
         if !head.starts_with(b"PK\x01\x02") {
@@ -75,7 +75,7 @@ fn name_had_twice<R: Read + Seek>(mut from: R, start: u64) -> Option<Vec<u8>> {
 
 fn add<R: Read>(mut entry: ZipFile<'_, R>, tree: &mut Tree) -> Result<(), TreeError> {
     let name = entry.name_raw().to_vec();
-    // Go ignores this field, the zip crate takes the name from it.
+    // Go ignores this field, but the zip crate takes the name from it.
     if entry.extra_data_fields().any(|field| matches!(field, ExtraField::UnicodePath(_))) {
         return Err(refused(&name, "it has two names"));
     }
@@ -107,7 +107,7 @@ fn add<R: Read>(mut entry: ZipFile<'_, R>, tree: &mut Tree) -> Result<(), TreeEr
     }
 }
 
-/// The mode, where whoever made the zip knew modes.
+/// The Unix mode; `None` if it is 0 or the zip was made on a system without modes.
 fn unix_mode<R: Read>(entry: &ZipFile<'_, R>) -> Option<u32> {
     let knows_modes = matches!(entry.system(), System::Unix | System::OsDarwin);
     Some(entry.external_attributes() >> 16).filter(|mode| knows_modes && *mode != 0)
@@ -117,7 +117,7 @@ fn unreadable(error: &dyn std::error::Error) -> TreeError {
     TreeError::Unreadable(error.to_string())
 }
 
-/// A reader that stops when its budget is used up: the directory of a hostile zip can be as large as the zip.
+/// A reader with a byte budget, because the central directory of a hostile zip can be as large as the zip.
 struct Metered<'b, R> {
     inner: R,
     budget: &'b Cell<u64>,

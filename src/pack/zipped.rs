@@ -1,5 +1,5 @@
-//! Trees into zips, as the packages of providers are: files alone, in the order of their paths, without times or owners. The
-//! same tree gives the same zip, as long as the encoder (zlib-rs, which `Cargo.lock` pins) makes the same of it.
+//! Packs trees into zips, as provider packages are: only files, sorted by path, without times or owners. Equal trees
+//! give equal zips for one version of the encoder (zlib-rs, which `Cargo.lock` pins).
 
 use std::io::{Read, Write};
 
@@ -8,18 +8,17 @@ use ::zip::{CompressionMethod, DateTime, System};
 
 use super::{Entry, Tree, TreeError};
 
-/// The level of deflate.
 const LEVEL: i64 = 6;
-/// How much the encoder gets at a time, in bytes: what it makes of the same bytes depends on that.
+/// The size of each write to the encoder, in bytes. The encoder's output depends on it.
 const PIECE: usize = 64 * 1024;
-/// From how many bytes on a file needs the fields of zip64, with room for what the encoder may add.
+/// Larger files get zip64 fields. The margin below 4 GiB is for bytes that the encoder may add.
 const LARGE: u64 = u32::MAX as u64 - (64 << 20);
 
-/// Writes a tree as a zip. Files are readable for everybody, and executable where their owner may execute them; folders
-/// without a file in them are left out.
+/// Writes a tree as a zip. Files have mode 0755 if their owner may execute them, otherwise 0644. Folders have no entry,
+/// so empty ones are left out.
 ///
 /// # Errors
-/// [`TreeError::Refused`] for a link, and for a name that is no UTF-8; [`TreeError::Spool`] where reading or writing fails.
+/// [`TreeError::Refused`] for a link or a name that is not UTF-8; [`TreeError::Spool`] where reading or writing fails.
 pub fn zipped(tree: &Tree, out: impl Write) -> Result<(), TreeError> {
     let mut zip = ZipWriter::new_stream(out);
     let mut buffer = vec![0; PIECE];

@@ -1,4 +1,4 @@
-//! The files of a bundle: each by its digest, and what it is to the thing that it comes with.
+//! The files of a bundle, and their roles in the entries.
 
 use std::fmt;
 
@@ -10,9 +10,9 @@ use crate::digest::Digest;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct File {
-    /// Its SHA-256, which is its name.
+    /// The SHA-256 of the file, from which its name in the tar is made.
     pub sha256: Digest,
-    /// Its size in bytes.
+    /// The size in bytes.
     pub bytes: u64,
 }
 
@@ -20,21 +20,21 @@ pub struct File {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Archive {
-    /// Its SHA-256, which is its name.
+    /// The SHA-256 of the archive, from which its name in the tar is made.
     pub sha256: Digest,
-    /// Its size in bytes.
+    /// The size in bytes.
     pub bytes: u64,
-    /// Whether it is left out, because the inventory says that it is held where the bundle goes.
+    /// True if it was left out because the inventory lists it for the receiving store.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub left_out: bool,
 }
 
-/// What a file is to its entry.
+/// The role of a file in its entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
     /// The document itself.
     Document,
-    /// What upstream has dropped from it.
+    /// The entries that upstream has dropped from the document.
     Dropped,
     /// SHA256SUMS.
     Sums,
@@ -62,16 +62,16 @@ impl fmt::Display for Role {
 /// A file of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileRef {
-    /// What it is to its entry.
+    /// The role of the file.
     pub role: Role,
-    /// Which file.
+    /// The file.
     pub file: File,
-    /// Whether it is left out.
+    /// True if it is not in the tar.
     pub left_out: bool,
 }
 
 impl FileRef {
-    /// Its name in the tar.
+    /// The name in the tar.
     pub fn name(&self) -> String {
         format!("sha256/{}", self.file.sha256)
     }

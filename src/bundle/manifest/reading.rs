@@ -1,4 +1,4 @@
-//! A manifest from somewhere else: read only as larder writes it, and only within limits.
+//! Parses and checks manifests from other stores: canonical form only, and within limits.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,18 +8,16 @@ use url::Url;
 use super::super::tar;
 use super::{Entry, FORMAT, FileRef, Manifest, Role};
 
-/// The largest manifest, in bytes.
+/// The size limit of a manifest, in bytes.
 pub const LARGEST_MANIFEST: u64 = 64 << 20;
-/// The most things in one bundle.
 const MOST_ENTRIES: usize = 100_000;
-/// The largest document of each kind, in bytes: what is taken from upstreams is no larger.
+/// The size limits per kind of document, in bytes. Nothing larger is accepted from an upstream.
 const LARGEST_DOCUMENT: u64 = 16 << 20;
 const LARGEST_DOWNLOAD_DOCUMENT: u64 = 2 << 20;
 pub(super) const LARGEST_SUMS: u64 = 4 << 20;
 const LARGEST_SIGNATURE: u64 = 64 << 10;
-/// The largest location of a module, in bytes.
 const LARGEST_LOCATION: u64 = 64 << 10;
-/// The longest text that is no address, in bytes.
+/// The longest text other than an address, in bytes.
 const LONGEST_TEXT: usize = 4096;
 
 /// Why a manifest is refused.
@@ -28,19 +26,19 @@ pub enum BadManifest {
     /// A newer larder wrote it.
     #[error("it has format {0}, and this larder reads {FORMAT}: apply it with the larder that made it, or a newer one")]
     Newer(u64),
-    /// It is none.
+    /// It is malformed.
     #[error("its manifest cannot be read: {0}")]
     Unreadable(String),
-    /// It is not what larder wrote.
+    /// It is not in the canonical form, or its digest is wrong.
     #[error("its manifest is not as larder wrote it: a byte of it is another")]
     Altered,
-    /// It says what cannot be.
+    /// Its contents are contradictory or exceed a limit.
     #[error("its manifest is refused: {0}")]
     Refused(String),
 }
 
 impl Manifest {
-    /// Reads what [`Manifest::write`] wrote, and nothing else.
+    /// Parses the bytes that [`Manifest::write`] makes. Any other spelling is an error.
     ///
     /// # Errors
     /// [`BadManifest`].
@@ -62,7 +60,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Whether it is one that would be read back.
+    /// Checks that [`Manifest::read`] would accept the manifest.
     ///
     /// # Errors
     /// [`BadManifest::Refused`].
@@ -107,7 +105,7 @@ impl Entry {
                 Role::Sums => LARGEST_SUMS,
                 Role::Signature => LARGEST_SIGNATURE,
                 Role::Location => LARGEST_LOCATION,
-                // How large one may be is for the store that takes it.
+                // The importing store has a limit for archives.
                 Role::Archive => u64::MAX,
             };
             if file.bytes > largest {

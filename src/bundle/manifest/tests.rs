@@ -91,7 +91,7 @@ fn a_newer_one_is_said_to_be_newer() {
 }
 
 proptest! {
-    /// Nobody needs to have signed it: a byte that was altered on the way is found.
+    /// An altered byte is found even in an unsigned manifest.
     #[test]
     fn no_byte_of_it_may_be_another(at in any::<prop::sample::Index>(), flip in 1u8..) {
         let mut written = manifest(vec![discovery(), provider("linux_amd64", true), module()]).write();

@@ -1,4 +1,4 @@
-//! Addresses as people write them, in JSON.
+//! Serialises addresses in JSON as the text that people write.
 
 /// A provider as `HOST/NAMESPACE/TYPE`.
 pub(super) mod provider {

@@ -1,4 +1,4 @@
-//! The one way in which a manifest is written: JSON, an entry a line, and a digest of all that.
+//! The canonical form of a manifest: JSON with one line per entry, and a digest over all of it.
 
 use serde::Serialize;
 
@@ -6,7 +6,7 @@ use super::Manifest;
 use crate::digest::Digest;
 
 impl Manifest {
-    /// As it stands in a bundle: JSON, an entry a line.
+    /// The bytes of the manifest in a bundle.
     pub fn write(&self) -> Vec<u8> {
         self.written(&self.digest.to_string())
     }

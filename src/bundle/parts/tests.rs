@@ -9,7 +9,7 @@ use super::*;
 
 type Folder = Rc<RefCell<BTreeMap<String, Vec<u8>>>>;
 
-/// Writes `bytes` in parts into a folder that may have parts of before; says how many bytes were there.
+/// Writes `bytes` in parts into a folder that may contain earlier parts. Returns the list and the bytes reused.
 fn write(folder: &Folder, bytes: &[u8], pieces: usize) -> (PartList, u64) {
     let name = Rc::new(RefCell::new(String::new()));
     let (opened, now) = (Rc::clone(folder), Rc::clone(&name));
@@ -70,7 +70,7 @@ fn what_an_interruption_left_is_kept_and_the_rest_is_written() {
     folder.borrow_mut().get_mut("part-00002").unwrap().truncate(100_000);
     folder.borrow_mut().remove("part-00003");
     let (list, reused) = write(&folder, &all, 50_000);
-    // What is compared is a piece at a time: the last one that is there whole ends here.
+    // Bytes are compared by piece: 22 whole pieces agree before the first that differs.
     assert_eq!(reused, 22 * 50_000);
     assert_eq!(read(&folder, &list).unwrap(), all);
 }

@@ -1,4 +1,4 @@
-//! Tars that are read strictly.
+//! Reads tars of provider trees, hostile ones included.
 
 use proptest::prelude::*;
 use tar::{Builder, Header};
@@ -6,10 +6,9 @@ use tar::{Builder, Header};
 use super::super::written::Writing;
 use super::*;
 
-/// Its path and its bytes, or why it is refused.
+/// The path and bytes of an entry, or the reason for its refusal.
 type WasRead = (String, Result<Vec<u8>, String>);
 
-/// Every entry.
 fn all(tar: &[u8]) -> io::Result<Vec<WasRead>> {
     let mut all = Vec::new();
     Tar::new(tar).each::<io::Error>(|entry| {
@@ -63,7 +62,7 @@ fn a_file_that_the_tar_cuts_short_is_an_error() {
     writing.add("a/b/c/d", 5000, &[7; 5000][..]).unwrap();
     let tar = writing.end().unwrap();
     assert!(all(&tar).is_ok());
-    // In the middle of a file, and right behind it.
+    // Cut within the file, and right after the file, where the end of the tar is missing.
     for length in [3000, 512 + 5120] {
         assert!(all(&tar[..length]).is_err(), "{length}");
     }

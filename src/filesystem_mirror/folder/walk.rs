@@ -1,4 +1,4 @@
-//! What lies in a tree: every file that could be a part of it, and what is no such file. No link is followed.
+//! Lists the files of a provider tree in a folder, and the entries that cannot be a part of it. Follows no link.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,43 +11,41 @@ use super::super::{Meaning, Member, Mode, TreePath};
 use super::{BEING_WRITTEN, BadFolder, Folder};
 use crate::address::{Hostname, Version};
 
-/// The most files and folders that are looked at.
 const MOST_ENTRIES: usize = 1_000_000;
-/// Levels of folders above a packed archive; two more are above what is in an unpacked package.
+/// The levels of folders above a packed archive. Above the files of an unpacked package there are two more.
 const LEVELS: usize = 3;
-/// How deep the folders of an unpacked package may lie in each other.
+/// The deepest nesting of folders in an unpacked package.
 const DEEPEST: usize = 64;
 
-/// Something in a tree.
+/// One entry of a tree in a folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// Its path below the tree's folder.
+    /// Its path relative to the tree's folder.
     pub path: String,
-    /// What it is.
+    /// The kind of entry.
     pub kind: FoundKind,
 }
 
-/// What something in a tree is.
+/// The kind of an entry of a tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FoundKind {
-    /// A plain file of a provider's folder, of so many bytes.
+    /// A regular file in a provider's folder, with its size in bytes.
     File(u64),
-    /// A file of an unpacked package.
+    /// A file of an unpacked package, with its size in bytes and its mode.
     InPackage(u64, Mode),
-    /// A link, a device, a name that is none: it is not taken, and this is why.
+    /// A refused entry, such as a link or a device, with the reason.
     Refused(String),
 }
 
-/// What a folder has under a name.
 struct Entry {
-    /// Its name, or what can be shown of one that is no UTF-8.
+    /// Its name; a lossy form as the error if it is not UTF-8.
     name: Result<String, String>,
     kind: FileType,
     mode: Mode,
     size_bytes: u64,
 }
 
-/// A folder that is walked through, and how far that may go.
+/// The state of one walk, with the number of entries that it may still visit.
 struct Walk<'a> {
     folder: &'a Folder,
     left: usize,
@@ -55,18 +53,18 @@ struct Walk<'a> {
 }
 
 impl Folder {
-    /// Everything in it that could be a part of a tree, in the order of its paths. No link is followed: a link of a
-    /// host's other spelling to that host's own folder is passed over, any other is told.
+    /// All entries that could be a part of a tree, sorted within each folder. Follows no link. A link from a host's
+    /// other spelling to the host's folder is skipped; any other link is a refused entry.
     ///
     /// # Errors
-    /// A folder cannot be read, or there is too much in it.
+    /// A folder cannot be read, or the tree has too many entries.
     pub fn all(&self) -> Result<Vec<Found>, BadFolder> {
         let mut walk = Walk { folder: self, left: MOST_ENTRIES, found: Vec::new() };
         walk.layout(&self.root, "", 0)?;
         Ok(walk.found)
     }
 
-    /// Every archive in a provider's folder, as a reader of the layout finds them.
+    /// The archives in a provider's folder that a reader of the layout would find.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -89,10 +87,10 @@ impl Folder {
 }
 
 impl Walk<'_> {
-    /// The folders of the layout, and what lies in them.
+    /// Walks the folders of the layout.
     fn layout(&mut self, folder: &OwnedFd, path: &str, level: usize) -> Result<(), BadFolder> {
         for Entry { name, kind, size_bytes, .. } in self.entries(folder, path)? {
-            // No name of the layout.
+            // The layout has no name that is not UTF-8.
             let Ok(name) = name else { continue };
             let below = if path.is_empty() { name.clone() } else { format!("{path}/{name}") };
             let is_version = || Version::parse(&name).is_ok();
@@ -100,7 +98,7 @@ impl Walk<'_> {
                 FileType::RegularFile if level == LEVELS && !name.starts_with(BEING_WRITTEN) => {
                     FoundKind::File(size_bytes)
                 }
-                // What is no part of the layout is nobody's business.
+                // Other files in these folders are not part of the layout.
                 FileType::RegularFile => continue,
                 FileType::Directory if level < LEVELS || (level == LEVELS && is_version()) => {
                     let inner = self.folder.folder_in(folder, &name, &below)?;
@@ -125,7 +123,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// What an unpacked package is made of: all of it, or it is another package.
+    /// Walks an unpacked package. Every file is listed, because a package without one of its files is another package.
     fn package(&mut self, folder: &OwnedFd, path: &str, depth: usize) -> Result<(), BadFolder> {
         for Entry { name, kind, mode, size_bytes } in self.entries(folder, path)? {
             let (name, kind) = match name {
@@ -149,7 +147,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// What a folder has, by name.
+    /// The entries of a folder, sorted by name.
     fn entries(&mut self, folder: &OwnedFd, path: &str) -> Result<Vec<Entry>, BadFolder> {
         let failed = |e: Errno| self.folder.bad("list", path, e.into());
         let mut entries = Vec::new();
@@ -189,7 +187,7 @@ fn no_file(kind: FileType) -> &'static str {
     }
 }
 
-/// Whether a link is what [`Folder::link_spelling`] makes.
+/// True for a link that [`Folder::link_spelling`] makes.
 fn is_other_spelling(root: &OwnedFd, name: &str) -> bool {
     let target = readlinkat(root, name, Vec::with_capacity(LONGEST_PATH));
     let target = target.ok().and_then(|target| target.into_string().ok());

@@ -1,4 +1,4 @@
-//! What is written into a tree: whole, or not at all.
+//! Writes files into a provider tree, each whole or not at all.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -13,11 +13,11 @@ use crate::address::Hostname;
 use crate::digest::{Digest, Hasher};
 
 impl Folder {
-    /// Writes a file whole: beside its place, synced, then renamed into it. Where `expected` is given and the bytes are
-    /// others, nothing of it stays. Says what it hashes to.
+    /// Writes a file atomically: temporary file, sync, rename, sync of the folder. If the digest is not `expected`, the
+    /// file is discarded. Returns the digest.
     ///
     /// # Errors
-    /// It cannot be read or written, or is not what it should be.
+    /// The contents cannot be read, the file cannot be written, or its digest is not `expected`.
     pub fn write(
         &self,
         path: &TreePath,
@@ -27,7 +27,7 @@ impl Folder {
         let (shown, name) = (path.to_string(), path.file_name());
         let folder = self.make_folder(&path.folder())?;
         let beside = format!("{BEING_WRITTEN}{name}");
-        // What an earlier run left is begun anew.
+        // A temporary file of an earlier run is overwritten.
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let writing = || {
             let mut file = File::from(openat(&folder, beside.as_str(), flags, Mode::from_raw_mode(0o644))?);
@@ -53,16 +53,16 @@ impl Folder {
         };
         let written: io::Result<Digest> = { writing }();
         written.map_err(|e| {
-            // The write failed for its own reason, which is the one to tell.
+            // The cause of the failed write is reported; an error of the removal is not.
             let _ = unlinkat(&folder, beside.as_str(), AtFlags::empty());
             self.bad("write", &shown, e)
         })
     }
 
-    /// Writes a small file, unless it is there with these bytes.
+    /// Writes a small file unless it already has these bytes.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub fn write_small(&self, path: &TreePath, bytes: &[u8]) -> Result<(), BadFolder> {
         if self.digest(&path.to_string())? == Some(Digest::of(bytes)) {
             return Ok(());
@@ -70,10 +70,10 @@ impl Folder {
         self.write(path, bytes, None).map(drop)
     }
 
-    /// Removes what an earlier run left half written in a folder.
+    /// Removes the temporary files of earlier runs from a folder.
     ///
     /// # Errors
-    /// The folder cannot be read.
+    /// The folder cannot be read, or a file cannot be removed.
     pub fn sweep(&self, folder: &str) -> Result<(), BadFolder> {
         let opened = match self.folder_of(folder) {
             Ok(opened) => opened,
@@ -90,11 +90,11 @@ impl Folder {
         Ok(())
     }
 
-    /// Puts a relative link from the spelling of a host that a web server is asked for to its folder; nothing where both
-    /// are the same. What is there already is left as it is.
+    /// Creates a relative link from a host's ASCII spelling, which clients request from a web server, to its folder.
+    /// Does nothing if both spellings are equal or if the name exists.
     ///
     /// # Errors
-    /// The link cannot be made.
+    /// The link cannot be created.
     pub fn link_spelling(&self, host: &Hostname) -> Result<(), BadFolder> {
         let (ascii, shown) = (host.as_str(), host.to_unicode());
         if ascii == shown {

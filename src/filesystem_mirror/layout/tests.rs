@@ -1,4 +1,4 @@
-//! Paths of trees, as their readers read them.
+//! Paths of provider trees, as Terraform's reader parses them.
 
 use proptest::prelude::*;
 
@@ -20,7 +20,7 @@ fn each_file_of_the_layout_is_known_by_its_name() {
         ("index.json", Member::Index),
         ("1.2.0-rc.1+b.json", Member::VersionIndex(version.clone())),
         ("terraform-provider-null_1.2.0-rc.1+b_linux_amd64.zip", Member::Archive(package().0, package().1)),
-        // As the reader has it: any case, and what follows is ignored.
+        // Terraform's reader takes any case and ignores the text after the architecture.
         ("Terraform-Provider-NULL_1.2.0-rc.1+b_Linux_AMD64_v2.ZIP", Member::Archive(package().0, package().1)),
         ("terraform-provider-null_1.2.0-rc.1+b_linux_amd64.json", Member::Document(package().0, package().1)),
         ("terraform-provider-null_1.2.0-rc.1+b_SHA256SUMS", Member::Sums(Covers::Version(version.clone()))),

@@ -1,4 +1,4 @@
-//! Trees that are taken into folders.
+//! Receives trees into folders.
 
 use std::io::Cursor;
 
@@ -53,7 +53,7 @@ fn a_tree_is_added_to_what_is_there_and_an_archive_that_is_there_is_left_alone()
     let index = VersionIndex::parse(&folder.small(&format!("{NULL}/1.2.0.json"), 9999).unwrap().unwrap()).unwrap();
     assert_eq!(index.archives.len(), 2);
     assert!(index.archives["linux_amd64"].hashes.iter().any(|hash| hash.starts_with("h1:")));
-    // The second time: sent again, or left out because it is there.
+    // The second time, the archive is sent again, or left out because the folder has it.
     assert_eq!(receive(&tar(&of_linux)[..], &folder).unwrap().there, 1);
     assert_eq!(receive(&tar(&of_linux[..1])[..], &folder).unwrap().there, 1);
 }
@@ -66,7 +66,7 @@ fn what_is_not_what_the_tree_says_of_it_leaves_nothing_behind() {
     let index = index_of(&[("linux_amd64", &good)]);
     for files in [
         vec![("1.2.0.json", &index[..]), (name, &bad)],
-        // Of which nothing was said, or which was not sent.
+        // An archive without an index file, then an index file without its archive.
         vec![(name, &good)],
         vec![("1.2.0.json", &index)],
         vec![("README.md", b"x")],

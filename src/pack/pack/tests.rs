@@ -1,4 +1,4 @@
-//! Trees that are packed, unpacked again, and compared; and what links lead to.
+//! Packs trees, unpacks them again and compares them. Also tests how links are resolved.
 
 use std::os::unix::ffi::OsStrExt;
 
@@ -55,7 +55,7 @@ fn content(tree: &Tree, entry: &Entry) -> Option<(u32, Vec<u8>)> {
     Some((*mode, bytes))
 }
 
-/// What is in a tree, one line each.
+/// Lists a tree, one line per entry.
 fn listing(tree: &Tree) -> Vec<String> {
     let line = |(path, entry): (&TreePath, &Entry)| match entry {
         Entry::Folder => format!("{path}/"),
@@ -77,7 +77,7 @@ fn refusal(items: &[Item<'_>]) -> String {
 }
 
 fn sample() -> Tree {
-    // Enough, and of a kind, that an encoder has choices.
+    // Long and repetitive enough for two encoders to compress it differently.
     let text: String =
         (0_u32..4000).map(|n| format!("{n} = {}\n", &Digest::of(&(n % 700).to_le_bytes()).to_string()[..20])).collect();
     tree_of(&[
@@ -93,7 +93,7 @@ fn sample() -> Tree {
     ])
 }
 
-/// The bytes of an archive are a promise: whoever changes them changes `PACKER`, and then this.
+/// The bytes of an archive are a promise. A change needs a new `PACKER` first, then new digests here.
 #[test]
 fn a_fixed_tree_has_a_fixed_archive_and_a_fixed_digest() {
     let (bytes, packed) = packed(&sample(), "").unwrap();
@@ -115,7 +115,7 @@ fn the_size_of_a_read_makes_no_difference_to_the_bytes() {
 
 #[test]
 fn what_an_archive_may_take_is_known_before_it_is_written() {
-    // Nothing that could be packed to less, in names and contents.
+    // Random names and contents do not compress.
     let random = |n: u32, length: usize| -> Vec<u8> {
         (0_u32..)
             .flat_map(|i| Digest::of(&[n.to_le_bytes(), i.to_le_bytes()].concat()).as_bytes().to_vec())
@@ -145,7 +145,7 @@ fn what_an_archive_may_take_is_known_before_it_is_written() {
 #[test]
 fn headers_hold_nothing_of_this_machine_and_entries_are_sorted() {
     let (bytes, _) = packed(&sample(), "").unwrap();
-    // No flags, no time, no extra flags, no system.
+    // Flags, time and extra flags are zero, and the system is "unknown".
     assert_eq!(bytes[..10], [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255]);
     let mut archive = ::tar::Archive::new(flate2::read::GzDecoder::new(&bytes[..]));
     let mut names = Vec::new();
@@ -256,7 +256,7 @@ fn a_link_out_of_the_package_is_refused_by_name() {
         let refused = refusal(&[File("d/x", 0o644, ""), Link(link, target)]);
         assert!(refused.contains(&format!("its entry {link:?} is refused: it is a link")), "{target}: {refused}");
     }
-    // Through another link: the tree is one file system.
+    // The path leads through another link, as in a file system.
     let refused = refusal(&[Folder("a/b"), Link("s", "a/b"), Link("l", "s/../../../x")]);
     assert!(refused.contains("\"l\""), "{refused}");
 }
@@ -302,7 +302,7 @@ fn a_link_to_a_folder_that_it_is_in_is_dropped_and_noted() {
     }
 }
 
-/// Nothing of it comes into the archive, so no limit of what does would end it.
+/// Dangling links add nothing to the archive, so only the work limit can stop this.
 #[test]
 fn links_to_a_farm_of_dangling_links_come_to_an_end() {
     let mut tree = Tree::new(tempfile::tempfile().unwrap(), TreeLimits::default());
@@ -319,7 +319,7 @@ fn links_to_a_farm_of_dangling_links_come_to_an_end() {
 
 #[test]
 fn copies_count_towards_the_limits_of_the_tree() {
-    // Each folder holds two links to the next: 2^20 folders.
+    // Each folder contains two links to the next, which makes about 2^20 copies.
     let folders: Vec<String> = (0..20).map(|n| format!("f{n:02}")).collect();
     let names: Vec<(String, String, String)> = folders
         .windows(2)
@@ -387,7 +387,7 @@ proptest! {
         let mut tree = empty();
         let mut has_links = false;
         for item in &items {
-            // Names that clash are refused by the tree, and not there.
+            // The tree refuses names that clash.
             let _ = match item {
                 Made::File(names, is_executable, bytes) => {
                     tree.file(&path(&names.join("/")), if *is_executable { 0o755 } else { 0o644 }, &mut bytes.as_slice()).map(drop)

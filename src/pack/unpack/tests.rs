@@ -1,4 +1,4 @@
-//! Archives of every format, and hostile ones: one test for each way to do harm.
+//! Unpacks archives of every format, well-formed and hostile.
 
 use std::io::{Cursor, Write};
 
@@ -34,7 +34,7 @@ fn mode(tree: &Tree, name: &str) -> u32 {
     *mode
 }
 
-/// A tar, made entry by entry.
+/// Builds a tar entry by entry, malformed ones included.
 #[derive(Default)]
 struct Made(Vec<u8>);
 
@@ -185,7 +185,7 @@ fn damage_is_found_by_the_checksums() {
         for at in 12..bytes.len() {
             let mut damaged = bytes.clone();
             damaged[at] ^= 0x10;
-            // A few bits mean nothing: the length of a code that is not used.
+            // A few bits carry no information, for example the length of an unused code.
             match unpacked(format, &damaged) {
                 Ok(tree) => is_sample(&tree),
                 Err(_) => refused += 1,
@@ -223,7 +223,7 @@ fn a_tar_may_lack_its_end_but_no_part_of_a_file() {
     }
 }
 
-/// Go reads what follows a single block of zeros as broken, and the clients are written in it.
+/// The clients are written in Go, which accepts only a second zero block after the first.
 #[test]
 fn a_tar_ends_where_go_ends_it() {
     let one = || Made::default().file("a", "one").0;
@@ -324,7 +324,7 @@ fn hostile_tars_are_refused_by_the_name_of_their_entry() {
         (Made::default().link(EntryType::Link, "h", "later").file("later", "x"), "h", "nothing that came before"),
         (Made::default().of(EntryType::Directory, "d/").link(EntryType::Link, "h", "d"), "h", "to a folder"),
         (Made::default().of(EntryType::Symlink, "l"), "l", "to nowhere"),
-        // What was unpacked through a link would be elsewhere.
+        // A file unpacked through a link would land outside the tree.
         (Made::default().link(EntryType::Symlink, "l", "/etc").file("l/x", "x"), "l/x", "is no folder"),
         (Made::default().file("d/", "content"), "d/", "folder's name"),
     ] {
@@ -352,7 +352,7 @@ fn bombs_are_bounded_by_what_comes_out() {
     assert!(matches!(refused(same), TreeError::TooLarge(_)));
     let deep = Made::default().pax(EntryType::XHeader, &[("path", &"d/".repeat(1000))]).file("x", "");
     assert!(matches!(refused(deep), TreeError::TooLarge(_)));
-    // In what belongs to no file: an extension, a skipped header, what comes after the end.
+    // Bytes that belong to no file: an extension header, a skipped header, padding after the end.
     let extension = Made::default().with(EntryType::GNULongName, b"L", &[b'x'; (1 << 20) + 1], |_| {}).file("x", "");
     assert!(matches!(refused(extension), TreeError::TooLarge(_)));
     let skipped = Made::default().with(EntryType::XGlobalHeader, b"g", &vec![b'x'; 3 << 20], |_| {}).file("x", "");
@@ -374,7 +374,7 @@ fn bombs_are_bounded_by_what_comes_out() {
 #[test]
 fn an_xz_that_asks_for_much_memory_is_refused() {
     let stream = xz(&sample().tar(), lzma_rust2::CheckType::Crc32, None);
-    // The first block's header: its size, its flags, the filter, the size of its property, the property.
+    // The first block's header: size, flags, filter id, size of the filter's properties, properties.
     let header_size = (usize::from(stream[12]) + 1) * 4;
     let at = 12 + stream[12..12 + header_size].windows(2).position(|two| two == [0x21, 1]).unwrap() + 2;
     let with_dictionary = |encoded: u8| {
@@ -394,7 +394,7 @@ fn an_xz_that_asks_for_much_memory_is_refused() {
 
 #[test]
 fn blocks_of_an_xz_that_only_ask_for_memory_come_to_an_end() {
-    // 64 MiB each, 60 times a few bytes.
+    // 60 streams of a few bytes, each with a dictionary of 64 MiB.
     let mut options = lzma_rust2::XzOptions::with_preset(1);
     options.lzma_options.dict_size = 64 << 20;
     let stream = |bytes: &[u8]| {
@@ -424,7 +424,7 @@ fn zip(files: &[(&str, &[u8])]) -> Vec<u8> {
     writer.finish().unwrap().into_inner()
 }
 
-/// Sets fields of each directory entry: who made it, and its attributes.
+/// Sets the creating system and the external attributes of every entry in the central directory.
 fn made_by(mut zip: Vec<u8>, system: u8, attributes: u32) -> Vec<u8> {
     for at in (0..zip.len()).filter(|at| zip[*at..].starts_with(b"PK\x01\x02")).collect::<Vec<_>>() {
         zip[at + 5] = system;

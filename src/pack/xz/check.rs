@@ -1,14 +1,13 @@
-//! The checksums that an xz stream may have over its blocks.
+//! The checksums that an xz stream may use for its blocks.
 
 use aws_lc_rs::digest::{Context, SHA256};
 use flate2::Crc;
 
-/// The polynomial of ECMA-182, bits reversed.
+/// The polynomial of ECMA-182, bit-reversed.
 const ECMA_182: u64 = 0xc96c_5795_d787_0f42;
 
 const TABLE: [u64; 256] = table();
 
-/// One of them, over what came so far.
 pub(super) enum Check {
     Nothing,
     Crc32(Crc),
@@ -17,7 +16,7 @@ pub(super) enum Check {
 }
 
 impl Check {
-    /// The one of a number in a stream's header.
+    /// Creates the checksum with this id in the stream header. `None` for an unknown id.
     pub(super) fn of(number: u8) -> Option<Self> {
         match number {
             0 => Some(Self::Nothing),
@@ -42,7 +41,7 @@ impl Check {
         }
     }
 
-    /// As it stands in the stream.
+    /// The checksum in the byte order of the stream.
     pub(super) fn finish(self) -> Vec<u8> {
         match self {
             Self::Nothing => Vec::new(),
