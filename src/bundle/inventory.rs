@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn it_has_what_was_added_with_the_same_proof_and_nothing_else() {
+    fn an_inventory_contains_exactly_the_archives_added_with_the_same_proof() {
         let (a, b) = (Digest::of(b"a"), Digest::of(b"b"));
         let mut inventory = Inventory::new(Timestamp(7));
         for of in [provider("aws", "1.0.0", "linux_amd64"), module("vpc")] {
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_inventory_is_refused_with_the_reason() {
+    fn a_malformed_inventory_is_refused_with_the_reason() {
         assert!(matches!(Inventory::read(b"[]"), Err(BadInventory::Unreadable(_))));
         assert_eq!(Inventory::read(br#"{"larder_inventory":2,"made":1}"#), Err(BadInventory::Newer(2)));
         assert!(matches!(

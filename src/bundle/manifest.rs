@@ -18,7 +18,7 @@ mod reading;
 mod text;
 mod writing;
 
-pub use self::file::{Archive, File, FileRef, Role};
+pub use self::file::{BundledArchive, BundledFile, EntryFile, FileRole};
 pub use self::reading::{BadManifest, LARGEST_MANIFEST};
 
 /// The manifest format that this larder writes, and the newest that it reads.
@@ -37,7 +37,7 @@ pub struct Manifest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Digest>,
     /// The entries in the order of their files.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<BundleEntry>,
     /// The SHA-256 of the manifest with zeros in this field.
     digest: Digest,
 }
@@ -45,14 +45,14 @@ pub struct Manifest {
 /// One document or package. It becomes visible whole or not at all.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
-pub enum Entry {
+pub enum BundleEntry {
     /// The discovery document of a registry.
     Discovery {
         /// The registry.
         host: Hostname,
         /// The document.
         #[serde(flatten)]
-        document: Document,
+        document: BundledDocument,
     },
     /// The version list of a provider.
     ProviderVersions {
@@ -61,7 +61,7 @@ pub enum Entry {
         provider: ProviderAddress,
         /// The document.
         #[serde(flatten)]
-        document: Document,
+        document: BundledDocument,
     },
     /// The version list of a module.
     ModuleVersions {
@@ -70,7 +70,7 @@ pub enum Entry {
         module: ModuleAddress,
         /// The document.
         #[serde(flatten)]
-        document: Document,
+        document: BundledDocument,
     },
     /// A provider version for one platform: its proof set and its archive.
     Provider(Box<ProviderEntry>),
@@ -80,20 +80,20 @@ pub enum Entry {
 
 /// A document as upstream sent it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Document {
+pub struct BundledDocument {
     /// Its source and times.
-    pub said: Said,
+    pub said: FetchOrigin,
     /// Its bytes.
-    pub document: File,
+    pub document: BundledFile,
     /// Entries of an earlier version list that upstream has dropped and that are still stored: a JSON list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub dropped: Option<File>,
+    pub dropped: Option<BundledFile>,
 }
 
 /// The source and times of a fetched document.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Said {
+pub struct FetchOrigin {
     /// The requested URL, without its query.
     pub asked: Url,
     /// The URL that the bytes came from after redirects, without its query.
@@ -123,16 +123,16 @@ pub struct ProviderEntry {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signed_by: Option<String>,
     /// Source and times of its download document.
-    pub said: Said,
+    pub said: FetchOrigin,
     /// Its download document.
-    pub document: File,
+    pub document: BundledFile,
     /// Its SHA256SUMS.
-    pub sums: File,
+    pub sums: BundledFile,
     /// The signature of SHA256SUMS; `None` for an unsigned version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub signature: Option<File>,
+    pub signature: Option<BundledFile>,
     /// Its archive.
-    pub archive: Archive,
+    pub archive: BundledArchive,
 }
 
 /// A module version.
@@ -161,16 +161,16 @@ pub struct ModuleEntry {
     /// The time of the version's first-seen record in epoch seconds.
     pub first_seen: Timestamp,
     /// Source and times of its location.
-    pub said: Said,
+    pub said: FetchOrigin,
     /// Its location.
-    pub location: File,
+    pub location: BundledFile,
     /// Its archive.
-    pub archive: Archive,
+    pub archive: BundledArchive,
 }
 
 impl Manifest {
     /// Creates a manifest of these entries, made by this version of larder.
-    pub fn new(created: Timestamp, since: Option<Digest>, entries: Vec<Entry>) -> Self {
+    pub fn new(created: Timestamp, since: Option<Digest>, entries: Vec<BundleEntry>) -> Self {
         let (larder, digest) = (env!("CARGO_PKG_VERSION").to_owned(), Digest::of(b""));
         let mut manifest = Self { format: FORMAT, larder, created, since, entries, digest };
         manifest.digest = manifest.own_digest();
@@ -179,7 +179,7 @@ impl Manifest {
 
     /// The files in the tar, each once and in order, with the index of the first entry that lists it. Archives that
     /// were left out are not included.
-    pub fn files(&self) -> impl Iterator<Item = (usize, FileRef)> {
+    pub fn files(&self) -> impl Iterator<Item = (usize, EntryFile)> {
         let mut seen = HashSet::new();
         let all = self
             .entries
@@ -197,7 +197,7 @@ impl Manifest {
     }
 }
 
-impl Entry {
+impl BundleEntry {
     /// The package or document of this entry.
     pub fn package_ref(&self) -> PackageRef {
         match self {
@@ -230,7 +230,7 @@ impl Entry {
     }
 
     /// The archive; `None` for a document.
-    pub fn archive(&self) -> Option<Archive> {
+    pub fn archive(&self) -> Option<BundledArchive> {
         match self {
             Self::Provider(entry) => Some(entry.archive),
             Self::Module(entry) => Some(entry.archive),
@@ -239,25 +239,25 @@ impl Entry {
     }
 
     /// The files in the order of the tar; the archive is last.
-    pub fn files(&self) -> Vec<FileRef> {
-        let small = |role, file: File| FileRef { role, file, left_out: false };
-        let archive = |Archive { sha256, bytes, left_out }: Archive| {
-            let file = File { sha256, bytes };
-            FileRef { role: Role::Archive, file, left_out }
+    pub fn files(&self) -> Vec<EntryFile> {
+        let small = |role, file: BundledFile| EntryFile { role, file, left_out: false };
+        let archive = |BundledArchive { sha256, bytes, left_out }: BundledArchive| {
+            let file = BundledFile { sha256, bytes };
+            EntryFile { role: FileRole::Archive, file, left_out }
         };
         match self {
             Self::Discovery { document, .. }
             | Self::ProviderVersions { document, .. }
             | Self::ModuleVersions { document, .. } => {
-                let dropped = document.dropped.map(|dropped| small(Role::Dropped, dropped));
-                [small(Role::Document, document.document)].into_iter().chain(dropped).collect()
+                let dropped = document.dropped.map(|dropped| small(FileRole::Dropped, dropped));
+                [small(FileRole::Document, document.document)].into_iter().chain(dropped).collect()
             }
             Self::Provider(entry) => {
-                let signature = entry.signature.map(|signature| small(Role::Signature, signature));
-                let first = [small(Role::Document, entry.document), small(Role::Sums, entry.sums)];
+                let signature = entry.signature.map(|signature| small(FileRole::Signature, signature));
+                let first = [small(FileRole::Document, entry.document), small(FileRole::Sums, entry.sums)];
                 first.into_iter().chain(signature).chain([archive(entry.archive)]).collect()
             }
-            Self::Module(entry) => vec![small(Role::Location, entry.location), archive(entry.archive)],
+            Self::Module(entry) => vec![small(FileRole::Location, entry.location), archive(entry.archive)],
         }
     }
 }

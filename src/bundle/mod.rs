@@ -21,12 +21,14 @@ mod write;
 
 pub use self::inventory::{BadInventory, Inventory};
 pub use self::manifest::{
-    Archive, BadManifest, Document, Entry, File, FileRef, LARGEST_MANIFEST, Manifest, ModuleEntry, ProviderEntry, Role,
-    Said,
+    BadManifest, BundleEntry, BundledArchive, BundledDocument, BundledFile, EntryFile, FetchOrigin, FileRole,
+    LARGEST_MANIFEST, Manifest, ModuleEntry, ProviderEntry,
 };
-pub use self::open::{BadBundle, Content, Opened};
-pub use self::parts::{BadParts, LEAST_PART, Part, PartList, PartsReader, PartsWriter, WrittenParts};
-pub use self::receipt::{Outcome, Receipt, Step, Told};
-pub use self::record::{RECORD, open_record, recorded, written_again};
-pub use self::signing::{BadKey, KeyId, KeyIds, Keys, PublicKey, Signature, SigningKey, Standing, Trust};
-pub use self::write::Writer;
+pub use self::open::{BadBundle, BundleReader, DigestCheck};
+pub use self::parts::{BadParts, BundlePart, MIN_PART_BYTES, PartList, PartsReader, PartsWriter, WrittenParts};
+pub use self::receipt::{ApplyEvent, ApplyOutcome, EntryOutcome, Receipt};
+pub use self::record::{RECORD_FILE, copy_and_record, open_record, rebuild_from_record};
+pub use self::signing::{
+    BadKey, BundleKeyIds, BundleKeys, BundleTrust, KeyId, PublicKey, Signature, SignatureStatus, SigningKey,
+};
+pub use self::write::BundleWriter;

@@ -1,12 +1,12 @@
 //! Reads a bundle as a stream: the manifest first, then each file in the manifest's order. Every byte is checked
-//! against the manifest. The manifest's signature is verified by [`super::Trust`].
+//! against the manifest. The manifest's signature is verified by [`super::BundleTrust`].
 
 use std::io::{self, Read};
 use std::sync::Arc;
 
 use super::manifest::LARGEST_MANIFEST;
 use super::tar::{BadTar, TarReader};
-use super::{BadManifest, FileRef, Manifest, Signature, Standing, Trust};
+use super::{BadManifest, BundleTrust, EntryFile, Manifest, Signature, SignatureStatus};
 use crate::digest::{Digest, Hasher};
 
 pub(super) const MANIFEST: &str = "larder-bundle.json";
@@ -49,11 +49,11 @@ impl From<BadTar> for BadBundle {
 
 /// The result of checking a file against the manifest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Content {
+pub enum DigestCheck {
     /// The digest matches.
-    Right,
+    Matches,
     /// The digest differs.
-    Wrong {
+    Differs {
         /// The digest of the bytes that were read.
         now: Digest,
     },
@@ -61,7 +61,7 @@ pub enum Content {
 
 /// An opened bundle: the manifest is read and accepted, the files are still to be read.
 #[derive(Debug)]
-pub struct Opened<R> {
+pub struct BundleReader<R> {
     tar: TarReader<R>,
     buffer: Vec<u8>,
     /// The manifest.
@@ -69,18 +69,18 @@ pub struct Opened<R> {
     /// The SHA-256 of the manifest's bytes.
     pub digest: Digest,
     /// The outcome of the signature check.
-    pub standing: Standing,
+    pub signature_status: SignatureStatus,
     signature: Option<Signature>,
 }
 
-impl<R: Read> Opened<R> {
+impl<R: Read> BundleReader<R> {
     /// Reads and verifies the manifest and the signature.
     ///
     /// # Errors
     /// [`BadBundle`].
-    pub fn open(from: R, trust: &Trust) -> Result<Self, BadBundle> {
+    pub fn open(from: R, trust: &BundleTrust) -> Result<Self, BadBundle> {
         let (mut tar, mut buffer) = (TarReader::new(from), vec![0; READ_AT_ONCE]);
-        if !tar.begins_with(MANIFEST)? {
+        if !tar.first_is(MANIFEST)? {
             return Err(BadBundle::NoBundle);
         }
         let manifest = whole(&mut tar, &mut buffer, MANIFEST, LARGEST_MANIFEST)?.ok_or(BadBundle::NoBundle)?;
@@ -91,10 +91,10 @@ impl<R: Read> Opened<R> {
                 Some(Signature::read(&bytes).ok_or_else(why)?)
             }
         };
-        let standing = trust.judge(&manifest, signature.as_ref()).map_err(BadBundle::Untrusted)?;
+        let standing = trust.verify_manifest(&manifest, signature.as_ref()).map_err(BadBundle::Untrusted)?;
         let digest = Digest::of(&manifest);
         let manifest = Arc::new(Manifest::read(&manifest)?);
-        Ok(Self { tar, buffer, manifest, digest, standing, signature })
+        Ok(Self { tar, buffer, manifest, digest, signature_status: standing, signature })
     }
 
     /// The bytes of the manifest and of the signature.
@@ -109,17 +109,17 @@ impl<R: Read> Opened<R> {
     }
 
     /// Reads the next of [`Manifest::files`] and passes its bytes to `take`. They are verified only once this returns
-    /// [`Content::Right`].
+    /// [`DigestCheck::Matches`].
     ///
     /// # Errors
     /// [`BadBundle`], after which nothing more can be read, and those of `take`.
     pub fn file<E: From<BadBundle>>(
         &mut self,
-        file: &FileRef,
+        file: &EntryFile,
         mut take: impl FnMut(&[u8]) -> Result<(), E>,
-    ) -> Result<Content, E> {
+    ) -> Result<DigestCheck, E> {
         let name = file.name();
-        self.tar.must_be(&name, file.file.bytes).map_err(BadBundle::from)?;
+        self.tar.expect_header(&name, file.file.bytes).map_err(BadBundle::from)?;
         let mut hasher = Hasher::new();
         let piece = |piece: &[u8]| {
             hasher.update(piece);
@@ -131,7 +131,7 @@ impl<R: Read> Opened<R> {
             Ended::Tar(bad) => BadBundle::from(bad).into(),
         })?;
         let (now, _) = hasher.finish();
-        Ok(if now == file.file.sha256 { Content::Right } else { Content::Wrong { now } })
+        Ok(if now == file.file.sha256 { DigestCheck::Matches } else { DigestCheck::Differs { now } })
     }
 
     /// Reads the end of the tar. Nothing may follow the last file.
@@ -160,7 +160,7 @@ fn whole<R: Read>(
     name: &str,
     largest: u64,
 ) -> Result<Option<Vec<u8>>, BadTar> {
-    let Some(size) = tar.is_next(name, largest)? else { return Ok(None) };
+    let Some(size) = tar.next_size_if(name, largest)? else { return Ok(None) };
     let mut bytes = Vec::new();
     tar.content(name, size, buffer, |piece| {
         bytes.extend_from_slice(piece);

@@ -11,7 +11,7 @@ use crate::digest::{Digest, Hasher};
 const FORMAT: u32 = 1;
 const MOST_PARTS: usize = 99_999;
 /// The smallest size of a part in bytes; the last part may be smaller.
-pub const LEAST_PART: u64 = 1 << 20;
+pub const MIN_PART_BYTES: u64 = 1 << 20;
 const LARGEST_LIST: usize = 32 << 20;
 
 /// The contents of `larder-bundle.parts.json`.
@@ -27,13 +27,13 @@ pub struct PartList {
     /// True once every part is written.
     pub complete: bool,
     /// The parts in order.
-    pub parts: Vec<Part>,
+    pub parts: Vec<BundlePart>,
 }
 
 /// One part of a bundle.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Part {
+pub struct BundlePart {
     /// The file name.
     pub name: String,
     /// The size in bytes.
@@ -60,9 +60,9 @@ impl PartList {
     /// The file name of the list.
     pub const NAME: &'static str = "larder-bundle.parts.json";
 
-    /// An incomplete list without parts. `part_bytes` is raised to [`LEAST_PART`].
-    pub fn begun(created: Timestamp, part_bytes: u64) -> Self {
-        Self { format: FORMAT, created, part_bytes: part_bytes.max(LEAST_PART), complete: false, parts: Vec::new() }
+    /// An incomplete list without parts. `part_bytes` is raised to [`MIN_PART_BYTES`].
+    pub fn empty(created: Timestamp, part_bytes: u64) -> Self {
+        Self { format: FORMAT, created, part_bytes: part_bytes.max(MIN_PART_BYTES), complete: false, parts: Vec::new() }
     }
 
     /// The file name of a part. Numbers start at one.
@@ -83,7 +83,7 @@ impl PartList {
         if list.format != FORMAT {
             return bad(format!("it has format {}, and this larder reads {FORMAT}", list.format));
         }
-        if list.parts.len() > MOST_PARTS || list.part_bytes < LEAST_PART {
+        if list.parts.len() > MOST_PARTS || list.part_bytes < MIN_PART_BYTES {
             return bad("there are more parts than may be, or they are smaller".to_owned());
         }
         let last = list.parts.len();
@@ -111,12 +111,12 @@ impl PartList {
     ///
     /// # Errors
     /// [`BadParts`], which names every part that is missing or has another size.
-    pub fn is_all_there(&self, size_of: impl Fn(&str) -> io::Result<Option<u64>>) -> Result<(), BadParts> {
+    pub fn check_sizes(&self, size_of: impl Fn(&str) -> io::Result<Option<u64>>) -> Result<(), BadParts> {
         if !self.complete {
             return Err(BadParts::Incomplete);
         }
         let mut wrong = Vec::new();
-        for Part { name, bytes, .. } in &self.parts {
+        for BundlePart { name, bytes, .. } in &self.parts {
             match size_of(name) {
                 Ok(Some(found)) if found == *bytes => {}
                 Ok(Some(found)) => wrong.push(format!("{name} has {found} bytes, and should have {bytes}")),
@@ -136,8 +136,8 @@ impl PartList {
 /// Reads parts as one stream and checks the digest of each at its end. `open` opens a part by its name.
 pub struct PartsReader<O, R> {
     open: O,
-    parts: std::vec::IntoIter<Part>,
-    now: Option<(Part, R, Hasher, u64)>,
+    parts: std::vec::IntoIter<BundlePart>,
+    now: Option<(BundlePart, R, Hasher, u64)>,
 }
 
 impl<R: Read, O: FnMut(&str) -> io::Result<R>> PartsReader<O, R> {
@@ -194,7 +194,7 @@ pub struct PartsWriter<O, K, F> {
     open: O,
     keep: K,
     list: PartList,
-    now: Option<Open<F>>,
+    now: Option<CurrentPart<F>>,
     reused: u64,
     changed: Vec<String>,
 }
@@ -211,7 +211,7 @@ pub struct WrittenParts {
 }
 
 /// The part that is being written.
-struct Open<F> {
+struct CurrentPart<F> {
     name: String,
     file: F,
     hasher: Hasher,
@@ -243,17 +243,17 @@ where
     }
 
     fn end_part(&mut self) -> io::Result<()> {
-        let Some(Open { name, file, hasher, bytes, agrees }) = self.now.take() else { return Ok(()) };
+        let Some(CurrentPart { name, file, hasher, bytes, agrees }) = self.now.take() else { return Ok(()) };
         (self.keep)(file, bytes).map_err(|e| of_part(&name, &e))?;
         if !agrees {
             self.changed.push(name.clone());
         }
         let (sha256, _) = hasher.finish();
-        self.list.parts.push(Part { name, bytes, sha256 });
+        self.list.parts.push(BundlePart { name, bytes, sha256 });
         Ok(())
     }
 
-    fn part(&mut self) -> io::Result<&mut Open<F>> {
+    fn part(&mut self) -> io::Result<&mut CurrentPart<F>> {
         if self.now.as_ref().is_some_and(|now| now.bytes >= self.list.part_bytes) {
             self.end_part()?;
         }
@@ -268,7 +268,7 @@ where
                 }
                 let name = PartList::part_name(number);
                 let file = (self.open)(&name).map_err(|e| of_part(&name, &e))?;
-                *now = Some(Open { name, file, hasher: Hasher::new(), bytes: 0, agrees: true });
+                *now = Some(CurrentPart { name, file, hasher: Hasher::new(), bytes: 0, agrees: true });
             }
         }
         self.now.as_mut().ok_or_else(|| io::Error::other("no part is open"))

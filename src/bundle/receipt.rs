@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Standing;
+use super::SignatureStatus;
 use crate::address::PackageRef;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
@@ -10,7 +10,7 @@ use crate::digest::Digest;
 /// A progress event of applying a bundle.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "snake_case")]
-pub enum Step {
+pub enum ApplyEvent {
     /// The bundle is accepted and would fit.
     Begun {
         /// The number of entries.
@@ -24,7 +24,7 @@ pub enum Step {
         bytes: u64,
     },
     /// One entry is finished.
-    Entry(Told),
+    Entry(EntryOutcome),
     /// Applying ended, and the receipt is final.
     Done {
         /// The receipt.
@@ -34,19 +34,19 @@ pub enum Step {
 
 /// The outcome of one entry of a bundle.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Told {
+pub struct EntryOutcome {
     /// The package or document.
     #[serde(flatten)]
     pub package: PackageRef,
     /// The outcome.
     #[serde(flatten)]
-    pub outcome: Outcome,
+    pub outcome: ApplyOutcome,
 }
 
 /// The outcome of applying one entry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
-pub enum Outcome {
+pub enum ApplyOutcome {
     /// It is stored now and was not before.
     Applied {
         /// A note for the operator.
@@ -85,7 +85,7 @@ pub struct Receipt {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<String>,
     /// The outcome of each entry.
-    pub entries: Vec<Told>,
+    pub entries: Vec<EntryOutcome>,
     /// The path of the receipt in the store; `None` if it could not be written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept: Option<String>,
@@ -93,11 +93,11 @@ pub struct Receipt {
 
 impl Receipt {
     /// The key that a signature names, and whether it is trusted.
-    pub(crate) fn of_standing(standing: &Standing) -> (Option<String>, bool) {
+    pub(crate) fn signer(standing: &SignatureStatus) -> (Option<String>, bool) {
         match standing {
-            Standing::SignedBy(key) => (Some(key.to_string()), true),
-            Standing::ByAStranger(key) => (Some(key.to_string()), false),
-            Standing::Unsigned => (None, false),
+            SignatureStatus::SignedBy(key) => (Some(key.to_string()), true),
+            SignatureStatus::UntrustedKey(key) => (Some(key.to_string()), false),
+            SignatureStatus::Unsigned => (None, false),
         }
     }
 
@@ -111,10 +111,10 @@ impl Receipt {
         let mut counts = [0; 4];
         for told in &self.entries {
             let at = match told.outcome {
-                Outcome::Applied { .. } => 0,
-                Outcome::Held => 1,
-                Outcome::Refused { .. } => 2,
-                Outcome::NotReached => 3,
+                ApplyOutcome::Applied { .. } => 0,
+                ApplyOutcome::Held => 1,
+                ApplyOutcome::Refused { .. } => 2,
+                ApplyOutcome::NotReached => 3,
             };
             counts[at] += 1;
         }

@@ -5,16 +5,16 @@ use std::collections::HashSet;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 
-use super::open::Opened;
-use super::write::Writer;
-use super::{BadBundle, Content, FileRef, Manifest, Role, Trust};
+use super::open::BundleReader;
+use super::write::BundleWriter;
+use super::{BadBundle, BundleTrust, DigestCheck, EntryFile, FileRole, Manifest};
 use crate::digest::Digest;
 
 /// The file name of the record, beside the parts. It is the bundle's tar without the archives.
-pub const RECORD: &str = "larder-bundle.record.tar";
+pub const RECORD_FILE: &str = "larder-bundle.record.tar";
 
 /// No signature is required: these streams are larder's own new bundle and its record.
-const TRUST: Trust = Trust { keys: Vec::new(), unsigned: true };
+const TRUST: BundleTrust = BundleTrust { keys: Vec::new(), allow_unsigned: true };
 
 impl From<BadBundle> for io::Error {
     fn from(bad: BadBundle) -> Self {
@@ -30,23 +30,23 @@ impl From<BadBundle> for io::Error {
 ///
 /// # Errors
 /// [`BadBundle`] where it is not a record.
-pub fn open_record<R: Read>(from: R) -> Result<Opened<R>, BadBundle> {
-    Opened::open(from, &TRUST)
+pub fn open_record<R: Read>(from: R) -> Result<BundleReader<R>, BadBundle> {
+    BundleReader::open(from, &TRUST)
 }
 
 /// Copies a bundle and writes its record on the fly. Returns both writers.
 ///
 /// # Errors
 /// Those of the reader and the writers; `UnexpectedEof` where the bundle is truncated.
-pub fn recorded<R: Read, W: Write, V: Write>(from: R, to: W, record: V) -> io::Result<(W, V)> {
-    let mut coming = Opened::open(from, &TRUST)?;
+pub fn copy_and_record<R: Read, W: Write, V: Write>(from: R, to: W, record: V) -> io::Result<(W, V)> {
+    let mut coming = BundleReader::open(from, &TRUST)?;
     let manifest = Arc::clone(&coming.manifest);
     let (written, signature) = coming.head();
-    let mut to = Writer::begin_with(to, &written, signature.as_deref())?;
-    let mut record = Writer::begin_with(record, &written, signature.as_deref())?;
+    let mut to = BundleWriter::begin_with(to, &written, signature.as_deref())?;
+    let mut record = BundleWriter::begin_with(record, &written, signature.as_deref())?;
     for (_, file) in manifest.files() {
-        if file.role == Role::Archive {
-            to.file_by(&file, |out| whole(&mut coming, &file, out))?;
+        if file.role == FileRole::Archive {
+            to.write_file_with(&file, |out| whole(&mut coming, &file, out))?;
         } else {
             let bytes = small(&mut coming, &file)?;
             to.file(&file, bytes.as_slice())?;
@@ -61,22 +61,22 @@ pub fn recorded<R: Read, W: Write, V: Write>(from: R, to: W, record: V) -> io::R
 ///
 /// # Errors
 /// Those of the readers and the writer. A new bundle with other archives is refused before anything is written.
-pub fn written_again<R: Read, V: Read, W: Write>(from: R, mut record: Opened<V>, to: W) -> io::Result<W> {
-    let mut coming = Opened::open(from, &TRUST)?;
+pub fn rebuild_from_record<R: Read, V: Read, W: Write>(from: R, mut record: BundleReader<V>, to: W) -> io::Result<W> {
+    let mut coming = BundleReader::open(from, &TRUST)?;
     let (manifest, coming_manifest) = (Arc::clone(&record.manifest), Arc::clone(&coming.manifest));
     same_archives(&manifest, &coming_manifest)?;
     let mut files = coming_manifest.files().map(|(_, file)| file);
     let (written, signature) = record.head();
-    let mut to = Writer::begin_with(to, &written, signature.as_deref())?;
+    let mut to = BundleWriter::begin_with(to, &written, signature.as_deref())?;
     for (_, file) in manifest.files() {
-        if file.role != Role::Archive {
+        if file.role != FileRole::Archive {
             to.file(&file, small(&mut record, &file)?.as_slice())?;
             continue;
         }
         for passed in files.by_ref().take_while(|passed| passed.file != file.file) {
             whole(&mut coming, &passed, &mut |_| Ok(()))?;
         }
-        to.file_by(&file, |out| whole(&mut coming, &file, out))?;
+        to.write_file_with(&file, |out| whole(&mut coming, &file, out))?;
     }
     for passed in files {
         whole(&mut coming, &passed, &mut |_| Ok(()))?;
@@ -89,7 +89,7 @@ pub fn written_again<R: Read, V: Read, W: Write>(from: R, mut record: Opened<V>,
 /// Checks that both bundles have equal archives. Both list them in the order of their addresses.
 fn same_archives(recorded: &Manifest, coming: &Manifest) -> io::Result<()> {
     let archives = |of: &Manifest| -> Vec<Digest> {
-        of.files().filter(|(_, file)| file.role == Role::Archive).map(|(_, file)| file.file.sha256).collect()
+        of.files().filter(|(_, file)| file.role == FileRole::Archive).map(|(_, file)| file.file.sha256).collect()
     };
     let (was, now) = (archives(recorded), archives(coming));
     if was == now {
@@ -114,20 +114,20 @@ fn same_archives(recorded: &Manifest, coming: &Manifest) -> io::Result<()> {
 
 /// Passes a file on and checks its digest against the manifest.
 fn whole<R: Read>(
-    from: &mut Opened<R>,
-    file: &FileRef,
+    from: &mut BundleReader<R>,
+    file: &EntryFile,
     out: &mut dyn FnMut(&[u8]) -> io::Result<()>,
 ) -> io::Result<()> {
     match from.file::<io::Error>(file, |piece| out(piece))? {
-        Content::Right => Ok(()),
-        Content::Wrong { now } => {
+        DigestCheck::Matches => Ok(()),
+        DigestCheck::Differs { now } => {
             let why = format!("{} is not what it was: its SHA-256 is {now}", file.name());
             Err(io::Error::other(why))
         }
     }
 }
 
-fn small<R: Read>(from: &mut Opened<R>, file: &FileRef) -> io::Result<Vec<u8>> {
+fn small<R: Read>(from: &mut BundleReader<R>, file: &EntryFile) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     whole(from, file, &mut |piece| {
         bytes.extend_from_slice(piece);

@@ -180,16 +180,16 @@ impl Signature {
 
 /// The keys whose bundles are accepted.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Trust {
+pub struct BundleTrust {
     /// The keys that are trusted.
     pub keys: Vec<PublicKey>,
     /// The operator's choice to accept bundles that are unsigned or signed by another key.
-    pub unsigned: bool,
+    pub allow_unsigned: bool,
 }
 
 /// The keys and age limit of `[bundle]` in the configuration.
 #[derive(Debug, Clone, Default)]
-pub struct Keys {
+pub struct BundleKeys {
     /// The key that signs new bundles.
     pub signing: Option<SigningKey>,
     /// The keys that are trusted.
@@ -198,43 +198,43 @@ pub struct Keys {
     pub max_age: Option<Duration>,
 }
 
-/// The identifiers of [`Keys`], for output that must not contain the keys.
+/// The identifiers of [`BundleKeys`], for output that must not contain the keys.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KeyIds {
+pub struct BundleKeyIds {
     /// The key that signs new bundles.
     pub signing: Option<KeyId>,
     /// The keys that are trusted.
     pub trusted: Vec<KeyId>,
 }
 
-impl Keys {
+impl BundleKeys {
     /// The identifiers of the keys.
-    pub fn ids(&self) -> KeyIds {
+    pub fn ids(&self) -> BundleKeyIds {
         let signing = self.signing.as_ref().map(|key| key.public().id());
-        KeyIds { signing, trusted: self.trusted.iter().map(PublicKey::id).collect() }
+        BundleKeyIds { signing, trusted: self.trusted.iter().map(PublicKey::id).collect() }
     }
 }
 
 /// The outcome of checking a bundle's signature.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Standing {
+pub enum SignatureStatus {
     /// A trusted key signed it.
     SignedBy(KeyId),
     /// The signature names a key that is not trusted here, so it cannot be verified.
-    ByAStranger(KeyId),
+    UntrustedKey(KeyId),
     /// The bundle has no signature.
     Unsigned,
 }
 
-impl Trust {
+impl BundleTrust {
     /// Verifies the signature of a manifest.
     ///
     /// # Errors
     /// The reason to refuse the bundle. A wrong signature in a trusted key's name is refused even with `unsigned`.
-    pub fn judge(&self, manifest: &[u8], signature: Option<&Signature>) -> Result<Standing, String> {
+    pub fn verify_manifest(&self, manifest: &[u8], signature: Option<&Signature>) -> Result<SignatureStatus, String> {
         let Some(signature) = signature else {
-            return if self.unsigned {
-                Ok(Standing::Unsigned)
+            return if self.allow_unsigned {
+                Ok(SignatureStatus::Unsigned)
             } else {
                 Err("it is not signed: make it where [bundle] signing_key is set, or apply it with --unsigned"
                     .to_owned())
@@ -242,9 +242,9 @@ impl Trust {
         };
         let id = &signature.key;
         match self.keys.iter().find(|key| key.id() == *id) {
-            Some(key) if signature.is_of(key, manifest) => Ok(Standing::SignedBy(id.clone())),
+            Some(key) if signature.is_of(key, manifest) => Ok(SignatureStatus::SignedBy(id.clone())),
             Some(_) => Err(format!("its manifest is not what key {id} signed: it was altered on the way")),
-            None if self.unsigned => Ok(Standing::ByAStranger(id.clone())),
+            None if self.allow_unsigned => Ok(SignatureStatus::UntrustedKey(id.clone())),
             None => Err(format!(
                 "it is signed by key {id}, which is none of [bundle] trusted_keys: add its public key (`larder bundle keygen FILE` prints it where the bundle was made), or apply it with --unsigned"
             )),
@@ -262,12 +262,12 @@ fn key_bytes(text: &str) -> Option<[u8; KEY_BYTES]> {
 mod tests {
     use super::*;
 
-    fn trusting(keys: &[&SigningKey], unsigned: bool) -> Trust {
-        Trust { keys: keys.iter().map(|key| key.public()).collect(), unsigned }
+    fn trusting(keys: &[&SigningKey], unsigned: bool) -> BundleTrust {
+        BundleTrust { keys: keys.iter().map(|key| key.public()).collect(), allow_unsigned: unsigned }
     }
 
     #[test]
-    fn a_key_comes_back_from_its_file_and_is_shown_nowhere() {
+    fn a_key_round_trips_and_is_never_printed() {
         let key = SigningKey::generate().unwrap();
         let again = SigningKey::parse(key.text().expose_secret()).unwrap();
         assert_eq!(again.public(), key.public());
@@ -281,20 +281,25 @@ mod tests {
     }
 
     #[test]
-    fn a_bundle_is_taken_from_a_trusted_key_alone_unless_the_operator_says_so() {
+    fn only_trusted_keys_are_accepted_unless_unsigned_is_allowed() {
         let (ours, foreign) = (SigningKey::generate().unwrap(), SigningKey::generate().unwrap());
         let manifest = b"{}";
         let (signed, strange) = (ours.sign(manifest), foreign.sign(manifest));
         let (strict, lenient) = (trusting(&[&ours], false), trusting(&[&ours], true));
-        assert_eq!(strict.judge(manifest, Some(&signed)), Ok(Standing::SignedBy(ours.public().id())));
-        assert!(strict.judge(manifest, None).unwrap_err().contains("--unsigned"));
-        assert!(strict.judge(manifest, Some(&strange)).unwrap_err().contains(&foreign.public().id().to_string()));
-        assert_eq!(lenient.judge(manifest, None), Ok(Standing::Unsigned));
-        assert_eq!(lenient.judge(manifest, Some(&strange)), Ok(Standing::ByAStranger(foreign.public().id())));
+        assert_eq!(strict.verify_manifest(manifest, Some(&signed)), Ok(SignatureStatus::SignedBy(ours.public().id())));
+        assert!(strict.verify_manifest(manifest, None).unwrap_err().contains("--unsigned"));
+        assert!(
+            strict.verify_manifest(manifest, Some(&strange)).unwrap_err().contains(&foreign.public().id().to_string())
+        );
+        assert_eq!(lenient.verify_manifest(manifest, None), Ok(SignatureStatus::Unsigned));
+        assert_eq!(
+            lenient.verify_manifest(manifest, Some(&strange)),
+            Ok(SignatureStatus::UntrustedKey(foreign.public().id()))
+        );
         for trust in [strict, lenient] {
-            assert!(trust.judge(b"{ }", Some(&signed)).unwrap_err().contains("altered"));
+            assert!(trust.verify_manifest(b"{ }", Some(&signed)).unwrap_err().contains("altered"));
             let pretended = Signature { key: ours.public().id(), ..strange.clone() };
-            assert!(trust.judge(manifest, Some(&pretended)).unwrap_err().contains("altered"));
+            assert!(trust.verify_manifest(manifest, Some(&pretended)).unwrap_err().contains("altered"));
         }
     }
 

@@ -131,7 +131,7 @@ impl<R: Read> TarReader<R> {
     ///
     /// # Errors
     /// The tar cannot be read, or ends within a first header that matches so far.
-    pub(super) fn begins_with(&mut self, name: &str) -> Result<bool, BadTar> {
+    pub(super) fn first_is(&mut self, name: &str) -> Result<bool, BadTar> {
         let mut head = Vec::with_capacity(BLOCK);
         (&mut self.from).take(BLOCK as u64).read_to_end(&mut head).map_err(BadTar::Unreadable)?;
         let wanted = [name.as_bytes(), b"\0"].concat();
@@ -146,7 +146,7 @@ impl<R: Read> TarReader<R> {
     ///
     /// # Errors
     /// The header is not canonical, or the file has more than `largest` bytes.
-    pub(super) fn is_next(&mut self, name: &str, largest: u64) -> Result<Option<u64>, BadTar> {
+    pub(super) fn next_size_if(&mut self, name: &str, largest: u64) -> Result<Option<u64>, BadTar> {
         let next = self.block()?;
         if next.get(..name.len()) != Some(name.as_bytes()) || next.get(name.len()) != Some(&0) {
             self.seen = Some(next);
@@ -161,7 +161,7 @@ impl<R: Read> TarReader<R> {
     }
 
     /// Reads the next header, which must be that of this name and size.
-    pub(super) fn must_be(&mut self, name: &str, size: u64) -> Result<(), BadTar> {
+    pub(super) fn expect_header(&mut self, name: &str, size: u64) -> Result<(), BadTar> {
         if self.block()? == header(name, size) {
             return Ok(());
         }
@@ -249,7 +249,7 @@ mod tests {
         let mut found = Vec::new();
         for (name, bytes) in files {
             let size = bytes.len() as u64;
-            tar.must_be(name, size)?;
+            tar.expect_header(name, size)?;
             let mut content = Vec::new();
             tar.content(name, size, &mut [0; 100], |piece| {
                 content.extend_from_slice(piece);
@@ -292,7 +292,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_byte_of_it_may_be_another(
+        fn any_altered_byte_of_a_tar_is_detected(
             sizes in prop::collection::vec(0usize..1100, 0..4),
             at in any::<prop::sample::Index>(),
             flip in 1u8..,
@@ -315,7 +315,7 @@ mod tests {
         #[test]
         fn foreign_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..1600)) {
             let mut tar = TarReader::new(&bytes[..]);
-            let _ = tar.is_next("larder-bundle.json", 100);
+            let _ = tar.next_size_if("larder-bundle.json", 100);
             let _ = tar.end();
         }
     }

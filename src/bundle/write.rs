@@ -4,19 +4,19 @@ use std::io::{self, Read, Write};
 
 use super::open::{MANIFEST, SIGNATURE};
 use super::tar::TarWriter;
-use super::{FileRef, Manifest, SigningKey};
+use super::{EntryFile, Manifest, SigningKey};
 use crate::digest::{Digest, Hasher};
 
 const COPIED_AT_ONCE: usize = 256 * 1024;
 
 /// A writer of bundles. Equal manifests, keys and files give equal bytes.
 #[derive(Debug)]
-pub struct Writer<W> {
+pub struct BundleWriter<W> {
     tar: TarWriter<W>,
     buffer: Vec<u8>,
 }
 
-impl<W: Write> Writer<W> {
+impl<W: Write> BundleWriter<W> {
     /// The size of a bundle in bytes.
     pub fn bytes_of(manifest: &Manifest, key: Option<&SigningKey>) -> u64 {
         let written = manifest.write();
@@ -49,7 +49,7 @@ impl<W: Write> Writer<W> {
     ///
     /// # Errors
     /// The size or digest is not the manifest's; also those of the reader and the writer.
-    pub fn file(&mut self, file: &FileRef, mut from: impl Read) -> io::Result<()> {
+    pub fn file(&mut self, file: &EntryFile, mut from: impl Read) -> io::Result<()> {
         let (mut hasher, buffer) = (Hasher::new(), &mut self.buffer);
         self.tar.file(&file.name(), file.file.bytes, |out| {
             loop {
@@ -68,9 +68,9 @@ impl<W: Write> Writer<W> {
     }
 
     /// Writes the next file from `give`, which passes the pieces and checks the digest itself.
-    pub(super) fn file_by(
+    pub(super) fn write_file_with(
         &mut self,
-        file: &FileRef,
+        file: &EntryFile,
         give: impl FnMut(&mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()>,
     ) -> io::Result<()> {
         self.tar.file(&file.name(), file.file.bytes, give)

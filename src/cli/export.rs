@@ -19,9 +19,9 @@ use super::warm::{Larder, Shown, warm_then};
 use super::{Common, runtime, say, say_error};
 use crate::address::{Artifact, Package, PackageRef, Platform, Version};
 use crate::digest::Digest;
-use crate::filesystem_mirror::folder::Folder;
+use crate::filesystem_mirror::folder::MirrorFolder;
 use crate::filesystem_mirror::layout;
-use crate::filesystem_mirror::receive::{self, Received};
+use crate::filesystem_mirror::receive::{self, ReceiveSummary};
 use crate::http::admin_client::{self, NoAnswer};
 use crate::jobs::JobId;
 use crate::jobs::report::{Item, Job, JobState};
@@ -55,7 +55,7 @@ impl Export {
         let (config, _) = self.common.load()?;
         let told = self.also.told(&self.what, &config.default_host())?;
         // Before anything is fetched for it.
-        let folder = Arc::new(Folder::make(&self.tree)?);
+        let folder = Arc::new(MirrorFolder::open_or_create(&self.tree)?);
         let runtime = runtime()?;
         let shown = if self.common.json { Shown::Nothing } else { Shown::Lines };
         let partial = self.partial;
@@ -83,16 +83,17 @@ impl Export {
 #[derive(Debug, Serialize)]
 struct Exported {
     #[serde(flatten)]
-    received: Received,
+    received: ReceiveSummary,
     /// Modules in the order: no client reads them from a tree.
     modules: Vec<PackageRef>,
 }
 
-async fn export(by: &Larder, job: &Job, partial: bool, folder: &Arc<Folder>) -> anyhow::Result<Exported> {
+async fn export(by: &Larder, job: &Job, partial: bool, folder: &Arc<MirrorFolder>) -> anyhow::Result<Exported> {
     let packages: Vec<Package> = job.items.iter().filter_map(package).collect();
     let modules = job.items.iter().map(|item| &item.package).filter(|of| of.platform.is_none()).cloned().collect();
     let of = Arc::clone(folder);
-    let have: HashSet<Digest> = spawn_blocking(move || receive::there(&of, &packages)).await??.into_iter().collect();
+    let have: HashSet<Digest> =
+        spawn_blocking(move || receive::existing_archive_digests(&of, &packages)).await??.into_iter().collect();
     let (tar, out) = io::pipe()?;
     let bytes = Bytes::default();
     // What is there already is not sent, and how much that is, is not told.
@@ -153,7 +154,7 @@ fn package(item: &Item) -> Option<Package> {
     Some(Package { provider, version: Version::parse(version.as_ref()?).ok()?, platform })
 }
 
-fn page(exported: &Exported, folder: &Folder, width: Option<usize>) -> String {
+fn page(exported: &Exported, folder: &MirrorFolder, width: Option<usize>) -> String {
     let Exported { received, modules } = exported;
     let mut page = Page::of_width(width);
     let written = format!("{} written, {}", counted(received.written, "archive"), ByteSize(received.written_bytes));

@@ -14,8 +14,8 @@ use super::{Common, ask_running, ignore_file_limits, runtime, say, say_error};
 use crate::address::Hostname;
 use crate::app::{self, Settings};
 use crate::config::Config;
-use crate::filesystem_mirror::folder::Folder;
-use crate::filesystem_mirror::send::{self, Sorted};
+use crate::filesystem_mirror::folder::MirrorFolder;
+use crate::filesystem_mirror::send::{self, SendPlan};
 use crate::http::admin_client::{self, NoAnswer};
 use crate::mirror::{ImportCounts, ImportStep, ImportedFile, Judged, ProvenBy, Unsigned};
 use crate::protocol::admin::trees::import_path;
@@ -41,8 +41,8 @@ impl Import {
     /// Runs it; says whether nothing was refused.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
-        let folder = Arc::new(Folder::open(&self.tree)?);
-        let sorted = send::sorted(&folder)?;
+        let folder = Arc::new(MirrorFolder::open(&self.tree)?);
+        let sorted = send::plan_send(&folder)?;
         let mut report = Report {
             json: self.common.json,
             host: config.default_host(),
@@ -108,8 +108,8 @@ async fn import(config: &Config, tree: &Tree, unsigned: Unsigned, report: &mut R
 
 /// A tree that is sent, and how many bytes of it were.
 struct Tree {
-    folder: Arc<Folder>,
-    sorted: Arc<Sorted>,
+    folder: Arc<MirrorFolder>,
+    sorted: Arc<SendPlan>,
     sent: Bytes,
 }
 

@@ -10,7 +10,7 @@ use super::text::{Page, counted, moment, percent, shown_as_text, time, width_of_
 use super::{Common, ask_running, runtime, say};
 use crate::address::{Hostname, PackageRef};
 use crate::app::{self, Settings};
-use crate::bundle::KeyIds;
+use crate::bundle::BundleKeyIds;
 use crate::http::admin_client::{self, NoAnswer};
 use crate::jobs::report::JobState;
 use crate::jobs::{LastRun, Recurring, RecurringState};
@@ -111,7 +111,7 @@ fn store(page: &mut Page, mirror: &Status) {
     page.row("index", &ByteSize(mirror.index_bytes).to_string());
 }
 
-fn bundles(page: &mut Page, keys: &KeyIds) {
+fn bundles(page: &mut Page, keys: &BundleKeyIds) {
     if let Some(key) = &keys.signing {
         page.group("bundles", &format!("signed by key {key}"));
     }

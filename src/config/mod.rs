@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::address::Hostname;
-use crate::bundle::Keys;
+use crate::bundle::BundleKeys;
 
 mod credential;
 mod outside;
@@ -51,7 +51,7 @@ pub struct Config {
     /// Secrets for hosts that are no registries.
     pub credentials: Vec<Credential>,
     /// What bundles are signed with, and whose are taken.
-    pub bundle: Keys,
+    pub bundle: BundleKeys,
     /// What is warmed again and again.
     pub warm: Vec<Warm>,
 }
@@ -146,7 +146,7 @@ impl Config {
             network: Network::default(),
             upstreams: Upstream::public_registries(),
             credentials: Vec::new(),
-            bundle: Keys::default(),
+            bundle: BundleKeys::default(),
             warm: Vec::new(),
         }
     }

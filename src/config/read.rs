@@ -9,7 +9,7 @@ use secrecy::ExposeSecret;
 use toml::de::DeTable;
 
 use crate::address::Hostname;
-use crate::bundle::{Keys, PublicKey, SigningKey};
+use crate::bundle::{BundleKeys, PublicKey, SigningKey};
 use crate::store::SizeLimit;
 
 use super::problem::{Remark, Warning};
@@ -143,7 +143,7 @@ fn read_network(section: &mut Section<'_, '_, '_>) -> Network {
     }
 }
 
-fn read_bundle(section: &mut Section<'_, '_, '_>) -> Keys {
+fn read_bundle(section: &mut Section<'_, '_, '_>) -> BundleKeys {
     let secret = section.secret("signing_key", r#"{ file = "bundle.key" }"#);
     let signing = secret.and_then(|text| {
         let key = SigningKey::parse(text.expose_secret());
@@ -151,7 +151,7 @@ fn read_bundle(section: &mut Section<'_, '_, '_>) -> Keys {
     });
     let key = |text: &str| PublicKey::parse(text).map_err(|bad| bad.to_string());
     let trusted = section.list("trusted_keys", r#"["ed25519:…"]"#, key).unwrap_or_default();
-    Keys { signing, trusted, max_age: section.text("max_age", "30d", values::duration) }
+    BundleKeys { signing, trusted, max_age: section.text("max_age", "30d", values::duration) }
 }
 
 fn check_listeners(root: &mut Section<'_, '_, '_>, config: &Config) {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tar::{Archive, Entries, Entry, EntryType, PaxExtensions};
 
 use super::layout::LONGEST_PATH;
-use super::{BadPath, Meaning, Mode, TreePath};
+use super::{BadMirrorPath, MirrorPath, Mode, PathMeaning};
 
 /// The most entries in one tar.
 pub const MOST_ENTRIES: u64 = 1_000_000;
@@ -19,12 +19,12 @@ const HERE: &str = "./";
 const LONGEST_FILLING: u64 = 1 << 20;
 
 /// A reader of a provider tree in a tar.
-pub struct Tar<R: Read> {
+pub struct ProviderTreeReader<R: Read> {
     archive: Archive<Watched<R>>,
     has_run_out: Arc<AtomicBool>,
 }
 
-impl<R: Read> Tar<R> {
+impl<R: Read> ProviderTreeReader<R> {
     /// Creates a reader.
     pub fn new(from: R) -> Self {
         let has_run_out = Arc::new(AtomicBool::new(false));
@@ -35,10 +35,13 @@ impl<R: Read> Tar<R> {
     ///
     /// # Errors
     /// The tar is truncated, malformed or has too many entries; also errors of `take`.
-    pub fn each<E: From<io::Error>>(self, mut take: impl FnMut(Carried<'_, R>) -> Result<(), E>) -> Result<(), E> {
+    pub fn for_each_entry<E: From<io::Error>>(
+        self,
+        mut take: impl FnMut(TarEntry<'_, R>) -> Result<(), E>,
+    ) -> Result<(), E> {
         let Self { mut archive, has_run_out } = self;
         {
-            let mut reading = Reading { entries: archive.entries()?.raw(true), left: MOST_ENTRIES };
+            let mut reading = TarEntries { entries: archive.entries()?.raw(true), left: MOST_ENTRIES };
             while let Some(entry) = reading.next()? {
                 take(entry)?;
             }
@@ -71,15 +74,15 @@ impl<R: Read> Read for Watched<R> {
 
 /// One entry of the tar.
 #[expect(clippy::large_enum_variant, reason = "there is one at a time, and it is not kept")]
-pub enum Carried<'a, R: Read> {
+pub enum TarEntry<'a, R: Read> {
     /// A regular file.
     File {
         /// Its path as in the tar, without a leading `./`.
         path: String,
         /// The meaning of its path.
-        meaning: Meaning,
+        meaning: PathMeaning,
         /// Its contents.
-        contents: Contents<'a, R>,
+        contents: TarFileContents<'a, R>,
     },
     /// A refused entry, such as a link, a device or a path that leads out of the tree.
     Refused {
@@ -91,13 +94,13 @@ pub enum Carried<'a, R: Read> {
 }
 
 /// The contents of a file. Yields exactly `size_bytes` bytes or an error.
-pub struct Contents<'a, R: Read> {
+pub struct TarFileContents<'a, R: Read> {
     entry: Entry<'a, Watched<R>>,
     size_bytes: u64,
     left: u64,
 }
 
-impl<R: Read> Contents<'_, R> {
+impl<R: Read> TarFileContents<'_, R> {
     /// The size in bytes from the tar's header.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
@@ -110,7 +113,7 @@ impl<R: Read> Contents<'_, R> {
     }
 
     /// Reads the whole file if it has at most `most` bytes, otherwise returns `None`.
-    pub fn small(&mut self, most: usize) -> io::Result<Option<Vec<u8>>> {
+    pub fn read_at_most(&mut self, most: usize) -> io::Result<Option<Vec<u8>>> {
         if self.size_bytes > most as u64 {
             return Ok(None);
         }
@@ -120,7 +123,7 @@ impl<R: Read> Contents<'_, R> {
     }
 }
 
-impl<R: Read> Read for Contents<'_, R> {
+impl<R: Read> Read for TarFileContents<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.entry.read(buffer)?;
         self.left = self.left.saturating_sub(read as u64);
@@ -132,14 +135,14 @@ impl<R: Read> Read for Contents<'_, R> {
     }
 }
 
-struct Reading<'a, R: Read> {
+struct TarEntries<'a, R: Read> {
     entries: Entries<'a, Watched<R>>,
     left: u64,
 }
 
-impl<'a, R: Read> Reading<'a, R> {
+impl<'a, R: Read> TarEntries<'a, R> {
     /// The next entry that is not a folder; `None` at the end.
-    fn next(&mut self) -> io::Result<Option<Carried<'a, R>>> {
+    fn next(&mut self) -> io::Result<Option<TarEntry<'a, R>>> {
         let mut long = None;
         loop {
             let Some(entry) = self.entries.next() else { return Ok(None) };
@@ -178,24 +181,24 @@ impl<'a, R: Read> Reading<'a, R> {
                         EntryType::Fifo => "it is a pipe",
                         _ => "it is no plain file",
                     };
-                    return Ok(Some(Carried::Refused { path: shown(&path), why: why.to_owned() }));
+                    return Ok(Some(TarEntry::Refused { path: shown(&path), why: why.to_owned() }));
                 }
             }
         }
     }
 }
 
-fn file<R: Read>(path: Vec<u8>, entry: Entry<'_, Watched<R>>) -> Carried<'_, R> {
+fn file<R: Read>(path: Vec<u8>, entry: Entry<'_, Watched<R>>) -> TarEntry<'_, R> {
     let Ok(path) = String::from_utf8(path) else {
-        return Carried::Refused { path: shown(entry.path_bytes().as_ref()), why: "its name is no UTF-8".to_owned() };
+        return TarEntry::Refused { path: shown(entry.path_bytes().as_ref()), why: "its name is no UTF-8".to_owned() };
     };
     let path = path.strip_prefix(HERE).unwrap_or(&path).to_owned();
-    match TreePath::parse(&path) {
+    match MirrorPath::parse(&path) {
         Ok(meaning) => {
             let size_bytes = entry.size();
-            Carried::File { path, meaning, contents: Contents { entry, size_bytes, left: size_bytes } }
+            TarEntry::File { path, meaning, contents: TarFileContents { entry, size_bytes, left: size_bytes } }
         }
-        Err(bad @ BadPath { .. }) => Carried::Refused { path: shown(path.as_bytes()), why: bad.to_string() },
+        Err(bad @ BadMirrorPath { .. }) => TarEntry::Refused { path: shown(path.as_bytes()), why: bad.to_string() },
     }
 }
 

@@ -12,16 +12,16 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 
-pub use self::walk::{Found, FoundKind};
+pub use self::walk::{ListedFile, ListedFileKind};
 use crate::digest::{Digest, Hasher};
 
 /// The name prefix of files that are still being written.
-const BEING_WRITTEN: &str = ".larder-";
+const TEMP_PREFIX: &str = ".larder-";
 const READ_AT_ONCE: usize = 256 << 10;
 
 /// The folder of a provider tree, which may be empty.
 #[derive(Debug)]
-pub struct Folder {
+pub struct MirrorFolder {
     place: PathBuf,
     root: OwnedFd,
 }
@@ -29,21 +29,21 @@ pub struct Folder {
 /// An I/O error of a provider tree, with the path.
 #[derive(Debug, thiserror::Error)]
 #[error("could not {doing} {}: {source}", .path.display())]
-pub struct BadFolder {
+pub struct MirrorFolderError {
     doing: &'static str,
     path: PathBuf,
     source: io::Error,
 }
 
-impl Folder {
+impl MirrorFolder {
     /// Opens an existing folder.
     ///
     /// # Errors
     /// The folder does not exist or cannot be read.
-    pub fn open(place: &Path) -> Result<Self, BadFolder> {
+    pub fn open(place: &Path) -> Result<Self, MirrorFolderError> {
         let root = openat(CWD, place, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
         let root =
-            root.map_err(|e| BadFolder { doing: "open the folder", path: place.to_owned(), source: e.into() })?;
+            root.map_err(|e| MirrorFolderError { doing: "open the folder", path: place.to_owned(), source: e.into() })?;
         Ok(Self { place: place.to_owned(), root })
     }
 
@@ -51,9 +51,9 @@ impl Folder {
     ///
     /// # Errors
     /// The folder cannot be created or read.
-    pub fn make(place: &Path) -> Result<Self, BadFolder> {
+    pub fn open_or_create(place: &Path) -> Result<Self, MirrorFolderError> {
         let made = fs::create_dir_all(place);
-        made.map_err(|source| BadFolder { doing: "make the folder", path: place.to_owned(), source })?;
+        made.map_err(|source| MirrorFolderError { doing: "make the folder", path: place.to_owned(), source })?;
         Self::open(place)
     }
 
@@ -66,7 +66,7 @@ impl Folder {
     ///
     /// # Errors
     /// The file does not exist, is not a regular file, or is behind a link.
-    pub fn read(&self, path: &str) -> Result<(File, u64), BadFolder> {
+    pub fn read(&self, path: &str) -> Result<(File, u64), MirrorFolderError> {
         let failed = |e: io::Error| self.bad("open", path, e);
         let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
         let folder = self.folder_of(folder)?;
@@ -83,7 +83,7 @@ impl Folder {
     ///
     /// # Errors
     /// The file cannot be read, or has more bytes than `most`.
-    pub fn small(&self, path: &str, most: usize) -> Result<Option<Vec<u8>>, BadFolder> {
+    pub fn read_at_most(&self, path: &str, most: usize) -> Result<Option<Vec<u8>>, MirrorFolderError> {
         let (file, _) = match self.read(path) {
             Ok(opened) => opened,
             Err(bad) if bad.source.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -101,7 +101,7 @@ impl Folder {
     ///
     /// # Errors
     /// The file cannot be read.
-    pub fn digest(&self, path: &str) -> Result<Option<Digest>, BadFolder> {
+    pub fn digest(&self, path: &str) -> Result<Option<Digest>, MirrorFolderError> {
         match self.read(path) {
             Ok((mut file, _)) => {
                 let mut hasher = Hasher::new();
@@ -118,7 +118,7 @@ impl Folder {
         }
     }
 
-    fn folder_of(&self, path: &str) -> Result<OwnedFd, BadFolder> {
+    fn folder_of(&self, path: &str) -> Result<OwnedFd, MirrorFolderError> {
         let mut folder = self.root.try_clone().map_err(|e| self.bad("open", "", e))?;
         for name in path.split('/').filter(|name| !name.is_empty()) {
             folder = self.folder_in(&folder, name, path)?;
@@ -126,7 +126,7 @@ impl Folder {
         Ok(folder)
     }
 
-    fn folder_in(&self, folder: &OwnedFd, name: &str, path: &str) -> Result<OwnedFd, BadFolder> {
+    fn folder_in(&self, folder: &OwnedFd, name: &str, path: &str) -> Result<OwnedFd, MirrorFolderError> {
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
         openat(folder, name, flags, Mode::empty()).map_err(|e| match e {
             Errno::LOOP | Errno::NOTDIR => {
@@ -136,7 +136,7 @@ impl Folder {
         })
     }
 
-    fn bad(&self, doing: &'static str, path: &str, source: io::Error) -> BadFolder {
-        BadFolder { doing, path: self.place.join(path), source }
+    fn bad(&self, doing: &'static str, path: &str, source: io::Error) -> MirrorFolderError {
+        MirrorFolderError { doing, path: self.place.join(path), source }
     }
 }

@@ -8,29 +8,29 @@ use crate::address::{Platform, Version};
 use crate::digest::Digest;
 
 /// The size limit of an index file, in bytes.
-pub const LARGEST: usize = 4 << 20;
+pub const MAX_INDEX_BYTES: usize = 4 << 20;
 
 /// `index.json`: the versions of a provider.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Index {
+pub struct ProviderIndex {
     /// The versions; the protocol defines no content for them.
-    pub versions: BTreeMap<String, Nothing>,
+    pub versions: BTreeMap<String, EmptyObject>,
 }
 
 /// The empty object that `index.json` has for a version.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Nothing {}
+pub struct EmptyObject {}
 
 /// `VERSION.json`: the archives of a version, by platform.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VersionIndex {
     /// The archives by `OS_ARCH`.
-    pub archives: BTreeMap<String, Listed>,
+    pub archives: BTreeMap<String, MirrorArchive>,
 }
 
 /// One archive in `VERSION.json`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Listed {
+pub struct MirrorArchive {
     /// Its URL, relative to the index file.
     pub url: String,
     /// The accepted hashes. A client needs one of them to match, or takes any archive if there is none.
@@ -40,17 +40,17 @@ pub struct Listed {
 
 /// The hashes of an archive that a mirror lists.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Hashes {
+pub struct ArchiveHashes {
     /// Its SHA-256.
     pub digest: Digest,
     /// The `h1:` hash that a client computes from the zip (PROTOCOL 5.3); `None` where it cannot be computed.
     pub h1: Option<String>,
 }
 
-impl Index {
+impl ProviderIndex {
     /// Creates an index of these versions.
     pub fn of<'a>(versions: impl IntoIterator<Item = &'a Version>) -> Self {
-        Self { versions: versions.into_iter().map(|version| (version.to_string(), Nothing {})).collect() }
+        Self { versions: versions.into_iter().map(|version| (version.to_string(), EmptyObject {})).collect() }
     }
 }
 
@@ -60,17 +60,17 @@ impl VersionIndex {
     /// # Errors
     /// The reason why it cannot be read.
     pub fn parse(bytes: &[u8]) -> Result<Self, String> {
-        if bytes.len() > LARGEST {
-            return Err(format!("it has more than {} MiB", LARGEST >> 20));
+        if bytes.len() > MAX_INDEX_BYTES {
+            return Err(format!("it has more than {} MiB", MAX_INDEX_BYTES >> 20));
         }
         serde_json::from_slice(bytes).map_err(|e| e.to_string())
     }
 
     /// Adds an archive in the same folder, by its file name.
-    pub fn add(&mut self, name: &str, platform: &Platform, hashes: &Hashes) {
-        let Hashes { digest, h1 } = hashes;
+    pub fn add(&mut self, name: &str, platform: &Platform, hashes: &ArchiveHashes) {
+        let ArchiveHashes { digest, h1 } = hashes;
         let hashes = [digest.zh()].into_iter().chain(h1.clone()).collect();
-        self.archives.insert(platform.to_string(), Listed { url: name.to_owned(), hashes });
+        self.archives.insert(platform.to_string(), MirrorArchive { url: name.to_owned(), hashes });
     }
 
     /// The SHA-256 that it lists for an archive (`zh:`).
@@ -81,7 +81,7 @@ impl VersionIndex {
 
     /// True if no listed `h1:` contradicts this one. A listed `zh:` is ignored: it is of one zip, and the package may
     /// be in another.
-    pub fn takes_h1(&self, platform: &Platform, h1: &str) -> bool {
+    pub fn accepts_h1(&self, platform: &Platform, h1: &str) -> bool {
         let Some(listed) = self.archives.get(&platform.to_string()) else { return true };
         let mut known = listed.hashes.iter().filter(|hash| hash.starts_with("h1:")).peekable();
         known.peek().is_none() || known.any(|hash| hash == h1)
@@ -89,7 +89,7 @@ impl VersionIndex {
 
     /// True if a client that uses this index would accept an archive with these hashes. Also true where the archive is
     /// not listed, or without a `zh:` or `h1:` hash.
-    pub fn takes(&self, platform: &Platform, hashes: &Hashes) -> bool {
+    pub fn accepts(&self, platform: &Platform, hashes: &ArchiveHashes) -> bool {
         let Some(listed) = self.archives.get(&platform.to_string()) else { return true };
         let known = |hash: &&String| hash.starts_with("zh:") || hash.starts_with("h1:");
         let mut known = listed.hashes.iter().filter(known).peekable();
@@ -102,7 +102,7 @@ impl VersionIndex {
 ///
 /// # Errors
 /// None for the types of this file.
-pub fn written(index: &impl Serialize) -> serde_json::Result<Vec<u8>> {
+pub fn to_pretty_json(index: &impl Serialize) -> serde_json::Result<Vec<u8>> {
     let mut bytes = serde_json::to_vec_pretty(index)?;
     bytes.push(b'\n');
     Ok(bytes)
@@ -115,23 +115,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_index_lists_what_lies_beside_it_and_takes_only_that() {
+    fn an_index_accepts_only_the_archives_it_lists() {
         let platform = Platform::parse("linux_amd64").unwrap();
         let version = Version::parse("1.2.0").unwrap();
-        let hashes = Hashes { digest: Digest::of(b"zip"), h1: Some("h1:abc".to_owned()) };
+        let hashes = ArchiveHashes { digest: Digest::of(b"zip"), h1: Some("h1:abc".to_owned()) };
         let mut index = VersionIndex::default();
         index.add("terraform-provider-null_1.2.0_linux_amd64.zip", &platform, &hashes);
-        let text = String::from_utf8(written(&index).unwrap()).unwrap();
+        let text = String::from_utf8(to_pretty_json(&index).unwrap()).unwrap();
         assert!(text.contains("\"url\": \"terraform-provider-null_1.2.0_linux_amd64.zip\""), "{text}");
         let read = VersionIndex::parse(text.as_bytes()).unwrap();
         assert_eq!(read.digest_of(&platform), Some(hashes.digest));
-        assert!(read.takes(&platform, &hashes));
+        assert!(read.accepts(&platform, &hashes));
         // One matching hash suffices for a client.
-        assert!(read.takes(&platform, &Hashes { digest: Digest::of(b"other"), ..hashes.clone() }));
-        assert!(!read.takes(&platform, &Hashes { digest: Digest::of(b"other"), h1: Some("h1:x".to_owned()) }));
-        assert!(VersionIndex::default().takes(&platform, &hashes));
-        assert!(read.takes_h1(&platform, "h1:abc") && !read.takes_h1(&platform, "h1:x"));
-        assert_eq!(written(&Index::of([&version])).unwrap(), b"{\n  \"versions\": {\n    \"1.2.0\": {}\n  }\n}\n");
+        assert!(read.accepts(&platform, &ArchiveHashes { digest: Digest::of(b"other"), ..hashes.clone() }));
+        assert!(!read.accepts(&platform, &ArchiveHashes { digest: Digest::of(b"other"), h1: Some("h1:x".to_owned()) }));
+        assert!(VersionIndex::default().accepts(&platform, &hashes));
+        assert!(read.accepts_h1(&platform, "h1:abc") && !read.accepts_h1(&platform, "h1:x"));
+        assert_eq!(
+            to_pretty_json(&ProviderIndex::of([&version])).unwrap(),
+            b"{\n  \"versions\": {\n    \"1.2.0\": {}\n  }\n}\n"
+        );
     }
 
     proptest! {

@@ -16,24 +16,24 @@ const INDEX: &str = "index.json";
 
 /// A file of a tree.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct TreePath {
+pub struct MirrorPath {
     /// The provider whose folder it is in.
     pub provider: ProviderAddress,
     /// The kind of file.
-    pub member: Member,
+    pub member: MirrorFileKind,
 }
 
 /// The kind of a file in a provider's folder.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Member {
+pub enum MirrorFileKind {
     /// `index.json`
     Index,
     /// `VERSION.json`
     VersionIndex(Version),
     /// SHA256SUMS.
-    Sums(Covers),
+    Sums(SumsScope),
     /// The signature of SHA256SUMS.
-    Signature(Covers),
+    Signature(SumsScope),
     /// The download document of a package, with the publisher's keys.
     Document(Version, Platform),
     /// The archive of a package.
@@ -42,7 +42,7 @@ pub enum Member {
 
 /// The packages that a SHA256SUMS file covers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Covers {
+pub enum SumsScope {
     /// All packages of a version that have no SHA256SUMS of their own.
     Version(Version),
     /// One package.
@@ -51,9 +51,9 @@ pub enum Covers {
 
 /// The meaning of a path in the layout.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Meaning {
+pub enum PathMeaning {
     /// A file of the layout.
-    File(TreePath),
+    File(MirrorPath),
     /// A file of an unpacked package, with its path in the package.
     Unpacked(Package, String),
     /// An archive by its suffix, with a name that no reader would find. The text says why.
@@ -65,20 +65,20 @@ pub enum Meaning {
 /// A path that no file in a tree can have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{shown:?} is no path of a file in a tree: {why}")]
-pub struct BadPath {
+pub struct BadMirrorPath {
     shown: String,
     why: &'static str,
 }
 
-impl TreePath {
+impl MirrorPath {
     /// The path of a package's archive.
     pub fn archive(package: &Package) -> Self {
-        let member = Member::Archive(package.version.clone(), package.platform.clone());
+        let member = MirrorFileKind::Archive(package.version.clone(), package.platform.clone());
         Self { provider: package.provider.clone(), member }
     }
 
     /// The path of another file in this folder.
-    pub fn beside(&self, member: Member) -> Self {
+    pub fn sibling(&self, member: MirrorFileKind) -> Self {
         Self { provider: self.provider.clone(), member }
     }
 
@@ -87,17 +87,17 @@ impl TreePath {
         let type_ = &self.provider.type_;
         let of = |version: &Version| format!("terraform-provider-{type_}_{version}");
         let of_package = |version: &Version, platform: &Platform| format!("{}_{platform}", of(version));
-        let covering = |covers: &Covers| match covers {
-            Covers::Version(version) => of(version),
-            Covers::Package(version, platform) => of_package(version, platform),
+        let covering = |covers: &SumsScope| match covers {
+            SumsScope::Version(version) => of(version),
+            SumsScope::Package(version, platform) => of_package(version, platform),
         };
         match &self.member {
-            Member::Index => INDEX.to_owned(),
-            Member::VersionIndex(version) => format!("{version}{JSON}"),
-            Member::Sums(covers) => covering(covers) + SUMS,
-            Member::Signature(covers) => covering(covers) + SIGNATURE,
-            Member::Document(version, platform) => of_package(version, platform) + JSON,
-            Member::Archive(version, platform) => of_package(version, platform) + ZIP,
+            MirrorFileKind::Index => INDEX.to_owned(),
+            MirrorFileKind::VersionIndex(version) => format!("{version}{JSON}"),
+            MirrorFileKind::Sums(covers) => covering(covers) + SUMS,
+            MirrorFileKind::Signature(covers) => covering(covers) + SIGNATURE,
+            MirrorFileKind::Document(version, platform) => of_package(version, platform) + JSON,
+            MirrorFileKind::Archive(version, platform) => of_package(version, platform) + ZIP,
         }
     }
 
@@ -110,9 +110,9 @@ impl TreePath {
     /// Parses a path relative to the tree's folder, with `/` between segments.
     ///
     /// # Errors
-    /// [`BadPath`] for a path that leads out of the tree or that no file can have.
-    pub fn parse(path: &str) -> Result<Meaning, BadPath> {
-        let bad = |why| BadPath { shown: path.chars().take(128).collect(), why };
+    /// [`BadMirrorPath`] for a path that leads out of the tree or that no file can have.
+    pub fn parse(path: &str) -> Result<PathMeaning, BadMirrorPath> {
+        let bad = |why| BadMirrorPath { shown: path.chars().take(128).collect(), why };
         if path.len() > LONGEST_PATH {
             return Err(bad("it is longer than 1024 bytes"));
         }
@@ -127,25 +127,25 @@ impl TreePath {
             [host, namespace, type_, name] => in_folder(provider(host, namespace, type_), name),
             [_, _, _, _, _, ref within @ ..] if !within.is_empty() => {
                 let file = within.join("/");
-                unpacked(&segments).map_or(Meaning::Foreign, |package| Meaning::Unpacked(package, file))
+                unpacked(&segments).map_or(PathMeaning::Foreign, |package| PathMeaning::Unpacked(package, file))
             }
-            _ => Meaning::Foreign,
+            _ => PathMeaning::Foreign,
         })
     }
 }
 
 /// The unpacked package that a path is, or is in. The rest of the path may be malformed.
-pub fn package_around(path: &str) -> Option<Package> {
+pub fn enclosing_package(path: &str) -> Option<Package> {
     unpacked(&path.split('/').collect::<Vec<_>>())
 }
 
 /// The folder of the unpacked package that contains a path, in the path's own spelling: two spellings can mean one
 /// package.
-pub fn unpacked_place(path: &str) -> &str {
+pub fn enclosing_package_folder(path: &str) -> &str {
     path.match_indices('/').nth(4).map_or(path, |(end, _)| &path[..end])
 }
 
-impl fmt::Display for TreePath {
+impl fmt::Display for MirrorPath {
     /// The path below the tree's folder.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.folder(), self.file_name())
@@ -159,25 +159,25 @@ pub fn provider(host: &str, namespace: &str, type_: &str) -> Result<ProviderAddr
     Ok(ProviderAddress { host, namespace: namespace?, type_: type_? })
 }
 
-fn in_folder(provider: Result<ProviderAddress, String>, name: &str) -> Meaning {
+fn in_folder(provider: Result<ProviderAddress, String>, name: &str) -> PathMeaning {
     // Terraform's reader compares names in lower case.
     let is_zip = ends_with(name, ZIP);
     let provider = match provider {
         Ok(provider) => provider,
-        Err(why) if is_zip => return Meaning::Misnamed(why),
-        Err(_) => return Meaning::Foreign,
+        Err(why) if is_zip => return PathMeaning::Misnamed(why),
+        Err(_) => return PathMeaning::Foreign,
     };
     match member(&provider.type_, name) {
-        Ok(Some(member)) => Meaning::File(TreePath { provider, member }),
-        Err(why) if is_zip => Meaning::Misnamed(why),
-        Ok(None) | Err(_) => Meaning::Foreign,
+        Ok(Some(member)) => PathMeaning::File(MirrorPath { provider, member }),
+        Err(why) if is_zip => PathMeaning::Misnamed(why),
+        Ok(None) | Err(_) => PathMeaning::Foreign,
     }
 }
 
 /// Parses a file name in a provider's folder. `None` is not a part of the layout.
-fn member(type_: &Name, name: &str) -> Result<Option<Member>, String> {
+fn member(type_: &Name, name: &str) -> Result<Option<MirrorFileKind>, String> {
     if name == INDEX {
-        return Ok(Some(Member::Index));
+        return Ok(Some(MirrorFileKind::Index));
     }
     let prefix = format!("terraform-provider-{type_}_");
     let Some(rest) = name.get(..prefix.len()).filter(|start| start.eq_ignore_ascii_case(&prefix)) else {
@@ -185,7 +185,7 @@ fn member(type_: &Name, name: &str) -> Result<Option<Member>, String> {
         return match version {
             // Only the spelling that clients request.
             Some(version) if name.len() == version.as_str().len() + JSON.len() => {
-                Ok(Some(Member::VersionIndex(version)))
+                Ok(Some(MirrorFileKind::VersionIndex(version)))
             }
             _ => Err(format!("its name does not begin {prefix}")),
         };
@@ -194,23 +194,24 @@ fn member(type_: &Name, name: &str) -> Result<Option<Member>, String> {
     if ends_with(rest, ZIP) {
         // Terraform's reader ignores the text after the architecture.
         let (version, platform, _) = parts(&rest[..rest.len() - ZIP.len()])?;
-        return Ok(Some(Member::Archive(version, platform)));
+        return Ok(Some(MirrorFileKind::Archive(version, platform)));
     }
     if let Some(of) = rest.strip_suffix(JSON) {
         let (version, platform, more) = parts(of)?;
-        return Ok((!more).then_some(Member::Document(version, platform)));
+        return Ok((!more).then_some(MirrorFileKind::Document(version, platform)));
     }
-    let (of, member): (_, fn(Covers) -> Member) = match (rest.strip_suffix(SIGNATURE), rest.strip_suffix(SUMS)) {
-        (Some(of), _) => (of, Member::Signature),
-        (None, Some(of)) => (of, Member::Sums),
-        (None, None) => return Ok(None),
-    };
+    let (of, member): (_, fn(SumsScope) -> MirrorFileKind) =
+        match (rest.strip_suffix(SIGNATURE), rest.strip_suffix(SUMS)) {
+            (Some(of), _) => (of, MirrorFileKind::Signature),
+            (None, Some(of)) => (of, MirrorFileKind::Sums),
+            (None, None) => return Ok(None),
+        };
     if !of.contains('_') {
         let version = Version::parse(of).map_err(|e| e.to_string())?;
-        return Ok(Some(member(Covers::Version(version))));
+        return Ok(Some(member(SumsScope::Version(version))));
     }
     let (version, platform, more) = parts(of)?;
-    Ok((!more).then(|| member(Covers::Package(version, platform))))
+    Ok((!more).then(|| member(SumsScope::Package(version, platform))))
 }
 
 /// Parses `VERSION_OS_ARCH`; true if more text follows.

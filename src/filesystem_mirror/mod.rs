@@ -27,7 +27,7 @@ pub mod receive;
 pub mod send;
 pub mod written;
 
-pub use self::layout::{BadPath, Covers, Meaning, Member, TreePath};
+pub use self::layout::{BadMirrorPath, MirrorFileKind, MirrorPath, PathMeaning, SumsScope};
 
 /// The mode of a file: executable or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,10 +7,10 @@ use std::io::{self, BufReader, Read};
 use bytes::Bytes;
 use serde::Serialize;
 
-use super::carried::{Carried, Contents, Tar};
-use super::folder::{BadFolder, Folder};
-use super::index::{self, Hashes, Index, VersionIndex, written};
-use super::{Covers, Meaning, Member, TreePath};
+use super::carried::{ProviderTreeReader, TarEntry, TarFileContents};
+use super::folder::{MirrorFolder, MirrorFolderError};
+use super::index::{self, ArchiveHashes, ProviderIndex, VersionIndex, to_pretty_json};
+use super::{MirrorFileKind, MirrorPath, PathMeaning, SumsScope};
 use crate::address::{Hostname, Package, ProviderAddress, Version};
 use crate::digest::Digest;
 use crate::verify::{PackageLimits, checksums, package_hashes};
@@ -19,7 +19,7 @@ const LARGEST_SMALL: usize = checksums::MAX_BYTES;
 
 /// The outcome of receiving a tree.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Received {
+pub struct ReceiveSummary {
     /// The number of archives written.
     pub written: u64,
     /// The bytes of the archives written.
@@ -39,57 +39,62 @@ pub struct Received {
 /// # Errors
 /// The tar is truncated, a file does not match the tree's digests, or the folder cannot be written. Files written until
 /// then are whole and stay.
-pub fn receive(tar: impl Read, folder: &Folder) -> io::Result<Received> {
-    let mut receiving = Receiving {
+pub fn receive(tar: impl Read, folder: &MirrorFolder) -> io::Result<ReceiveSummary> {
+    let mut receiving = TreeReceiver {
         folder,
         indexes: BTreeMap::new(),
         shared: HashMap::new(),
         signed: BTreeSet::new(),
         arrived: BTreeSet::new(),
         swept: BTreeSet::new(),
-        received: Received::default(),
+        received: ReceiveSummary::default(),
     };
-    Tar::new(tar).each(|entry| receiving.entry(entry))?;
+    ProviderTreeReader::new(tar).for_each_entry(|entry| receiving.entry(entry))?;
     receiving.finish()
 }
 
-struct Receiving<'a> {
-    folder: &'a Folder,
+struct TreeReceiver<'a> {
+    folder: &'a MirrorFolder,
     /// The tree's own index files.
     indexes: BTreeMap<ProviderAddress, BTreeMap<Version, VersionIndex>>,
     /// SHA256SUMS and signatures whose path in the folder already has other bytes. Each package gets its own copy of
     /// these.
     shared: HashMap<(ProviderAddress, Version), (Bytes, Option<Bytes>)>,
     /// Archives whose download document is in the tree.
-    signed: BTreeSet<TreePath>,
-    arrived: BTreeSet<TreePath>,
+    signed: BTreeSet<MirrorPath>,
+    arrived: BTreeSet<MirrorPath>,
     swept: BTreeSet<ProviderAddress>,
-    received: Received,
+    received: ReceiveSummary,
 }
 
-impl Receiving<'_> {
-    fn entry<R: Read>(&mut self, entry: Carried<'_, R>) -> io::Result<()> {
+impl TreeReceiver<'_> {
+    fn entry<R: Read>(&mut self, entry: TarEntry<'_, R>) -> io::Result<()> {
         let foreign = |path: &str| io::Error::other(format!("{path:?} is no file of such a tree"));
         let (path, mut contents) = match entry {
-            Carried::File { meaning: Meaning::File(path), contents, .. } => (path, contents),
-            Carried::File { path, .. } | Carried::Refused { path, .. } => return Err(foreign(&path)),
+            TarEntry::File { meaning: PathMeaning::File(path), contents, .. } => (path, contents),
+            TarEntry::File { path, .. } | TarEntry::Refused { path, .. } => return Err(foreign(&path)),
         };
         if self.swept.insert(path.provider.clone()) {
             self.folder.sweep(&path.folder()).map_err(io::Error::other)?;
         }
-        if let Member::Archive(version, platform) = &path.member {
+        if let MirrorFileKind::Archive(version, platform) = &path.member {
             let named = self.indexes.get(&path.provider).and_then(|versions| versions.get(version));
             let expected = named.and_then(|index| index.digest_of(platform));
             let expected = expected.ok_or_else(|| foreign(&path.to_string()))?;
             return self.archive(path, expected, &mut contents);
         }
-        let Some(bytes) = contents.small(LARGEST_SMALL)? else {
+        let Some(bytes) = contents.read_at_most(LARGEST_SMALL)? else {
             return Err(io::Error::other(format!("{path} has more than {LARGEST_SMALL} bytes")));
         };
         self.small(path, bytes.into())
     }
 
-    fn archive<R: Read>(&mut self, path: TreePath, expected: Digest, contents: &mut Contents<'_, R>) -> io::Result<()> {
+    fn archive<R: Read>(
+        &mut self,
+        path: MirrorPath,
+        expected: Digest,
+        contents: &mut TarFileContents<'_, R>,
+    ) -> io::Result<()> {
         let size_bytes = contents.size_bytes();
         if self.folder.digest(&path.to_string()).map_err(io::Error::other)? == Some(expected) {
             self.received.there += 1;
@@ -102,63 +107,65 @@ impl Receiving<'_> {
         Ok(())
     }
 
-    fn small(&mut self, path: TreePath, bytes: Bytes) -> io::Result<()> {
+    fn small(&mut self, path: MirrorPath, bytes: Bytes) -> io::Result<()> {
         let bad = |why: String| io::Error::other(format!("{path}: {why}"));
         let version_wide = |version: &Version| (path.provider.clone(), version.clone());
         match &path.member {
             // Rebuilt at the end from the archives in the folder.
-            Member::Index => return Ok(()),
-            Member::VersionIndex(version) => {
+            MirrorFileKind::Index => return Ok(()),
+            MirrorFileKind::VersionIndex(version) => {
                 let index = VersionIndex::parse(&bytes).map_err(bad)?;
                 self.indexes.entry(path.provider.clone()).or_default().insert(version.clone(), index);
                 return Ok(());
             }
-            Member::Sums(Covers::Version(version)) if self.is_taken_by_others(&path, &bytes)? => {
+            MirrorFileKind::Sums(SumsScope::Version(version)) if self.has_other_sums(&path, &bytes)? => {
                 self.shared.insert(version_wide(version), (bytes, None));
                 return Ok(());
             }
-            Member::Signature(Covers::Version(version)) => {
+            MirrorFileKind::Signature(SumsScope::Version(version)) => {
                 if let Some((_, signature)) = self.shared.get_mut(&version_wide(version)) {
                     *signature = Some(bytes);
                     return Ok(());
                 }
             }
-            Member::Document(version, platform) => {
+            MirrorFileKind::Document(version, platform) => {
                 let package =
                     Package { provider: path.provider.clone(), version: version.clone(), platform: platform.clone() };
-                self.signed.insert(TreePath::archive(&package));
+                self.signed.insert(MirrorPath::archive(&package));
                 if let Some((sums, signature)) = self.shared.get(&version_wide(version)) {
-                    let own = || Covers::Package(version.clone(), platform.clone());
-                    let put = |member, bytes: &[u8]| self.folder.write_small(&path.beside(member), bytes);
-                    put(Member::Sums(own()), sums).map_err(io::Error::other)?;
+                    let own = || SumsScope::Package(version.clone(), platform.clone());
+                    let put = |member, bytes: &[u8]| self.folder.write_small(&path.sibling(member), bytes);
+                    put(MirrorFileKind::Sums(own()), sums).map_err(io::Error::other)?;
                     if let Some(signature) = signature {
-                        put(Member::Signature(own()), signature).map_err(io::Error::other)?;
+                        put(MirrorFileKind::Signature(own()), signature).map_err(io::Error::other)?;
                     }
                 }
             }
-            Member::Sums(_) | Member::Signature(Covers::Package(..)) | Member::Archive(..) => {}
+            MirrorFileKind::Sums(_)
+            | MirrorFileKind::Signature(SumsScope::Package(..))
+            | MirrorFileKind::Archive(..) => {}
         }
         self.folder.write_small(&path, &bytes).map_err(io::Error::other)
     }
 
     /// Checks for other SHA256SUMS of the version in the folder. They cover packages that were there before.
-    fn is_taken_by_others(&self, path: &TreePath, bytes: &[u8]) -> io::Result<bool> {
-        let there = self.folder.small(&path.to_string(), LARGEST_SMALL).map_err(io::Error::other)?;
+    fn has_other_sums(&self, path: &MirrorPath, bytes: &[u8]) -> io::Result<bool> {
+        let there = self.folder.read_at_most(&path.to_string(), LARGEST_SMALL).map_err(io::Error::other)?;
         Ok(there.is_some_and(|there| there != bytes))
     }
 
-    fn finish(mut self) -> io::Result<Received> {
+    fn finish(mut self) -> io::Result<ReceiveSummary> {
         for (provider, versions) in std::mem::take(&mut self.indexes) {
-            let mut known: HashMap<Digest, Hashes> = HashMap::new();
-            let mut expected: HashMap<TreePath, Digest> = HashMap::new();
+            let mut known: HashMap<Digest, ArchiveHashes> = HashMap::new();
+            let mut expected: HashMap<MirrorPath, Digest> = HashMap::new();
             for (version, index) in &versions {
                 for (platform, listed) in &index.archives {
                     let Ok(platform) = crate::address::Platform::parse(platform) else { continue };
                     let Some(digest) = index.digest_of(&platform) else { continue };
                     let h1 = listed.hashes.iter().find(|hash| hash.starts_with("h1:")).cloned();
-                    known.insert(digest, Hashes { digest, h1 });
+                    known.insert(digest, ArchiveHashes { digest, h1 });
                     let package = Package { provider: provider.clone(), version: version.clone(), platform };
-                    expected.insert(TreePath::archive(&package), digest);
+                    expected.insert(MirrorPath::archive(&package), digest);
                 }
             }
             for (path, digest) in &expected {
@@ -187,14 +194,14 @@ impl Receiving<'_> {
     fn index(
         &mut self,
         provider: &ProviderAddress,
-        known: &HashMap<Digest, Hashes>,
-        expected: &HashMap<TreePath, Digest>,
-    ) -> Result<(), BadFolder> {
-        let of = |member| TreePath { provider: provider.clone(), member };
-        let folder = of(Member::Index).folder();
+        known: &HashMap<Digest, ArchiveHashes>,
+        expected: &HashMap<MirrorPath, Digest>,
+    ) -> Result<(), MirrorFolderError> {
+        let of = |member| MirrorPath { provider: provider.clone(), member };
+        let folder = of(MirrorFileKind::Index).folder();
         let mut versions: BTreeMap<Version, VersionIndex> = BTreeMap::new();
         for (path, archive) in self.folder.archives(&folder)? {
-            let Member::Archive(version, platform) = &archive.member else { continue };
+            let MirrorFileKind::Archive(version, platform) = &archive.member else { continue };
             let is_ours = path == archive.to_string();
             let digest = expected.get(&archive).copied().filter(|_| is_ours);
             let hashes = match digest.and_then(|digest| known.get(&digest)) {
@@ -221,18 +228,19 @@ impl Receiving<'_> {
         }
         let text = |index: serde_json::Result<Vec<u8>>| index.unwrap_or_default();
         for (version, index) in &versions {
-            self.folder.write_small(&of(Member::VersionIndex(version.clone())), &text(written(index)))?;
+            self.folder
+                .write_small(&of(MirrorFileKind::VersionIndex(version.clone())), &text(to_pretty_json(index)))?;
         }
         // Written last, so that every version it lists is complete.
-        self.folder.write_small(&of(Member::Index), &text(written(&Index::of(versions.keys()))))
+        self.folder.write_small(&of(MirrorFileKind::Index), &text(to_pretty_json(&ProviderIndex::of(versions.keys()))))
     }
 
     /// The hashes of an archive that was there before. The inner error says why it has none.
-    fn hashes(&self, path: &str) -> Result<Result<Hashes, String>, BadFolder> {
+    fn hashes(&self, path: &str) -> Result<Result<ArchiveHashes, String>, MirrorFolderError> {
         let Some(digest) = self.folder.digest(path)? else { return Ok(Err("it is gone".to_owned())) };
         let (file, _) = self.folder.read(path)?;
         let hashes = package_hashes(BufReader::with_capacity(64 << 10, file), PackageLimits::default());
-        Ok(hashes.map(|hashes| Hashes { digest, h1: Some(hashes.zip) }).map_err(|bad| bad.to_string()))
+        Ok(hashes.map(|hashes| ArchiveHashes { digest, h1: Some(hashes.zip) }).map_err(|bad| bad.to_string()))
     }
 }
 
@@ -240,19 +248,19 @@ impl Receiving<'_> {
 ///
 /// # Errors
 /// An archive cannot be read.
-pub fn there<'a>(
-    folder: &Folder,
+pub fn existing_archive_digests<'a>(
+    folder: &MirrorFolder,
     packages: impl IntoIterator<Item = &'a Package>,
-) -> Result<BTreeSet<Digest>, BadFolder> {
+) -> Result<BTreeSet<Digest>, MirrorFolderError> {
     let mut there = BTreeSet::new();
     for package in packages {
-        there.extend(folder.digest(&TreePath::archive(package).to_string())?);
+        there.extend(folder.digest(&MirrorPath::archive(package).to_string())?);
     }
     Ok(there)
 }
 
 // `VersionIndex::parse` checks the limit of index files, which are read as small files first.
-const _: () = assert!(index::LARGEST <= LARGEST_SMALL);
+const _: () = assert!(index::MAX_INDEX_BYTES <= LARGEST_SMALL);
 
 #[cfg(test)]
 mod tests;

@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 
-use super::folder::{BadFolder, Folder, Found, FoundKind};
-use super::layout::{package_around, unpacked_place};
-use super::written::Writing;
-use super::{Meaning, Member, Mode, TreePath};
+use super::folder::{ListedFile, ListedFileKind, MirrorFolder, MirrorFolderError};
+use super::layout::{enclosing_package, enclosing_package_folder};
+use super::written::ProviderTreeWriter;
+use super::{MirrorFileKind, MirrorPath, Mode, PathMeaning};
 
 /// The files of a tree to send.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Sorted {
+pub struct SendPlan {
     /// The files in the order of sending. For each provider the files beside the archives are first, then the archives,
     /// then the unpacked packages, one after the other.
     pub files: Vec<Outgoing>,
@@ -31,7 +31,7 @@ pub struct Outgoing {
 
 /// The group of a file, in the order of sending.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Turn {
+enum SendOrder {
     Beside,
     Archive,
     Unpacked,
@@ -41,40 +41,40 @@ enum Turn {
 ///
 /// # Errors
 /// The folder cannot be read.
-pub fn sorted(folder: &Folder) -> Result<Sorted, BadFolder> {
-    Ok(sort(folder.all()?))
+pub fn plan_send(folder: &MirrorFolder) -> Result<SendPlan, MirrorFolderError> {
+    Ok(sort(folder.list_files()?))
 }
 
-fn sort(found: Vec<Found>) -> Sorted {
-    let mut sorted = Sorted::default();
+fn sort(found: Vec<ListedFile>) -> SendPlan {
+    let mut sorted = SendPlan::default();
     let mut files = Vec::new();
     let mut unpacked: BTreeSet<String> = BTreeSet::new();
     // A package without one of its files would be another package, so the whole package is refused.
     let mut flawed: BTreeMap<String, String> = BTreeMap::new();
-    for Found { path, kind } in found {
+    for ListedFile { path, kind } in found {
         let (size_bytes, mode) = match kind {
-            FoundKind::File(size_bytes) => (size_bytes, Mode::Plain),
-            FoundKind::InPackage(size_bytes, mode) => (size_bytes, mode),
-            FoundKind::Refused(why) => {
+            ListedFileKind::File(size_bytes) => (size_bytes, Mode::Plain),
+            ListedFileKind::InPackage(size_bytes, mode) => (size_bytes, mode),
+            ListedFileKind::Refused(why) => {
                 refuse(path, why, &mut flawed, &mut sorted.refused);
                 continue;
             }
         };
-        let turn = match TreePath::parse(&path) {
-            Ok(Meaning::File(TreePath { member: Member::Archive(..), .. })) => {
+        let turn = match MirrorPath::parse(&path) {
+            Ok(PathMeaning::File(MirrorPath { member: MirrorFileKind::Archive(..), .. })) => {
                 sorted.packages += 1;
-                Turn::Archive
+                SendOrder::Archive
             }
-            Ok(Meaning::File(_)) => Turn::Beside,
-            Ok(Meaning::Unpacked(..)) => {
-                unpacked.insert(unpacked_place(&path).to_owned());
-                Turn::Unpacked
+            Ok(PathMeaning::File(_)) => SendOrder::Beside,
+            Ok(PathMeaning::Unpacked(..)) => {
+                unpacked.insert(enclosing_package_folder(&path).to_owned());
+                SendOrder::Unpacked
             }
-            Ok(Meaning::Misnamed(why)) => {
+            Ok(PathMeaning::Misnamed(why)) => {
                 sorted.refused.push((path, why));
                 continue;
             }
-            Ok(Meaning::Foreign) => continue,
+            Ok(PathMeaning::Foreign) => continue,
             Err(bad) => {
                 refuse(path, bad.to_string(), &mut flawed, &mut sorted.refused);
                 continue;
@@ -82,7 +82,9 @@ fn sort(found: Vec<Found>) -> Sorted {
         };
         files.push((provider_folder(&path).to_owned(), turn, path, size_bytes, mode));
     }
-    files.retain(|(_, turn, path, ..)| *turn != Turn::Unpacked || !flawed.contains_key(unpacked_place(path)));
+    files.retain(|(_, turn, path, ..)| {
+        *turn != SendOrder::Unpacked || !flawed.contains_key(enclosing_package_folder(path))
+    });
     files.sort_by(|one, other| (&one.0, &one.1, &one.2).cmp(&(&other.0, &other.1, &other.2)));
     sorted.packages += unpacked.iter().filter(|place| !flawed.contains_key(*place)).count();
     sorted.bytes = files.iter().map(|(_, _, _, size_bytes, _)| size_bytes).sum();
@@ -93,8 +95,8 @@ fn sort(found: Vec<Found>) -> Sorted {
 }
 
 fn refuse(path: String, why: String, flawed: &mut BTreeMap<String, String>, refused: &mut Vec<(String, String)>) {
-    let place = unpacked_place(&path);
-    if place == path || package_around(place).is_none() {
+    let place = enclosing_package_folder(&path);
+    if place == path || enclosing_package(place).is_none() {
         return refused.push((path, why));
     }
     let why = format!("a file of it stays out, {path:?}: {why}");
@@ -110,11 +112,11 @@ fn provider_folder(path: &str) -> &str {
 ///
 /// # Errors
 /// A file cannot be read any more, or the receiver stopped reading.
-pub fn send(folder: &Folder, sorted: &Sorted, out: impl Write) -> io::Result<()> {
-    let mut tar = Writing::to(out);
+pub fn send(folder: &MirrorFolder, sorted: &SendPlan, out: impl Write) -> io::Result<()> {
+    let mut tar = ProviderTreeWriter::new(out);
     for Outgoing { path, mode } in &sorted.files {
         let (file, size_bytes) = folder.read(path).map_err(io::Error::other)?;
-        tar.add_with(path, *mode, size_bytes, file)?;
+        tar.add_with_mode(path, *mode, size_bytes, file)?;
     }
     tar.end()?.flush()
 }
@@ -124,10 +126,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lies_beside_goes_first_and_a_package_goes_whole_or_not_at_all() {
-        let file = |path: &str| Found { path: path.to_owned(), kind: FoundKind::File(1) };
-        let inside = |path: &str| Found { path: path.to_owned(), kind: FoundKind::InPackage(1, Mode::Executable) };
-        let link = |path: &str| Found { path: path.to_owned(), kind: FoundKind::Refused("it is a link".to_owned()) };
+    fn proof_files_are_sent_first_and_packages_whole_or_not_at_all() {
+        let file = |path: &str| ListedFile { path: path.to_owned(), kind: ListedFileKind::File(1) };
+        let inside =
+            |path: &str| ListedFile { path: path.to_owned(), kind: ListedFileKind::InPackage(1, Mode::Executable) };
+        let link =
+            |path: &str| ListedFile { path: path.to_owned(), kind: ListedFileKind::Refused("it is a link".to_owned()) };
         let null = "r.example/acme/null";
         let sorted = sort(vec![
             file("r.example/acme/null-2/1.2.0.json"),

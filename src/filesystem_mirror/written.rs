@@ -6,9 +6,9 @@ use tar::{Builder, Header};
 
 use super::Mode;
 
-/// A tar writer. If it is dropped before [`Writing::end`], the tar has no end marker, so a reader sees that it is
+/// A tar writer. If it is dropped before [`ProviderTreeWriter::end`], the tar has no end marker, so a reader sees that it is
 /// truncated.
-pub struct Writing<W: Write> {
+pub struct ProviderTreeWriter<W: Write> {
     tar: Builder<Out<W>>,
 }
 
@@ -25,15 +25,15 @@ impl<W: Write> Write for Out<W> {
     }
 }
 
-impl<W: Write> Drop for Writing<W> {
+impl<W: Write> Drop for ProviderTreeWriter<W> {
     fn drop(&mut self) {
         self.tar.get_mut().0 = None;
     }
 }
 
-impl<W: Write> Writing<W> {
+impl<W: Write> ProviderTreeWriter<W> {
     /// Creates a writer.
-    pub fn to(out: W) -> Self {
+    pub fn new(out: W) -> Self {
         Self { tar: Builder::new(Out(Some(out))) }
     }
 
@@ -42,14 +42,14 @@ impl<W: Write> Writing<W> {
     /// # Errors
     /// The file cannot be read or written, or has fewer bytes than `size_bytes`.
     pub fn add(&mut self, path: &str, size_bytes: u64, contents: impl Read) -> io::Result<()> {
-        self.add_with(path, Mode::Plain, size_bytes, contents)
+        self.add_with_mode(path, Mode::Plain, size_bytes, contents)
     }
 
     /// Adds a file with a mode.
     ///
     /// # Errors
     /// Those of [`add`](Self::add).
-    pub fn add_with(&mut self, path: &str, mode: Mode, size_bytes: u64, contents: impl Read) -> io::Result<()> {
+    pub fn add_with_mode(&mut self, path: &str, mode: Mode, size_bytes: u64, contents: impl Read) -> io::Result<()> {
         let mut header = Header::new_gnu();
         header.set_size(size_bytes);
         header.set_mode(mode.bits());
@@ -94,7 +94,7 @@ mod tests {
     #[test]
     fn a_tar_that_is_given_up_has_no_end() {
         let mut out = Vec::new();
-        let mut tar = Writing::to(&mut out);
+        let mut tar = ProviderTreeWriter::new(&mut out);
         tar.add("a", 1, &b"x"[..]).unwrap();
         drop(tar);
         assert_eq!(out.len(), 2 * 512, "a header and a block, and no blocks of zeros");

@@ -1,18 +1,19 @@
 //! Patterns in a `//subdir`, with the syntax of Go's `filepath.Glob`. They match the top folder that forges add to
 //! their archives, which has an unpredictable name.
 
-use super::{Entry, Tree, TreeError, TreePath};
+use super::{Tree, TreeEntry, TreeError, TreePath};
 
 /// Finds the one folder of a tree that matches a pattern like `*`.
 ///
 /// # Errors
 /// [`TreeError::Refused`] where no folder or several match.
-pub fn wrapper(tree: &Tree, pattern: &str) -> Result<TreePath, TreeError> {
+pub fn find_folder(tree: &Tree, pattern: &str) -> Result<TreePath, TreeError> {
     let patterns: Vec<&[u8]> = pattern.split('/').map(str::as_bytes).collect();
     let is_meant = |path: &TreePath| {
-        path.names().count() == patterns.len() && path.names().zip(&patterns).all(|(name, pattern)| fits(pattern, name))
+        path.names().count() == patterns.len()
+            && path.names().zip(&patterns).all(|(name, pattern)| matches_pattern(pattern, name))
     };
-    let folders = tree.entries().filter(|(_, entry)| matches!(entry, Entry::Folder)).map(|(path, _)| path);
+    let folders = tree.entries().filter(|(_, entry)| matches!(entry, TreeEntry::Folder)).map(|(path, _)| path);
     let mut meant = folders.filter(|path| is_meant(path));
     match (meant.next(), meant.next()) {
         (Some(folder), None) => Ok(folder.clone()),
@@ -24,7 +25,7 @@ pub fn wrapper(tree: &Tree, pattern: &str) -> Result<TreePath, TreeError> {
 }
 
 /// True if a name matches a pattern. A malformed pattern matches nothing.
-fn fits(pattern: &[u8], name: &[u8]) -> bool {
+fn matches_pattern(pattern: &[u8], name: &[u8]) -> bool {
     let (mut rest, mut left) = (pattern, name);
     // The point to resume from, one byte later, if the text after the last star does not match.
     let mut last_star: Option<(&[u8], &[u8])> = None;
@@ -100,7 +101,7 @@ mod tests {
             ("plain", "plain", true),
             ("plain", "plainer", false),
         ] {
-            assert_eq!(fits(pattern.as_bytes(), name.as_bytes()), does, "{pattern} {name}");
+            assert_eq!(matches_pattern(pattern.as_bytes(), name.as_bytes()), does, "{pattern} {name}");
         }
     }
 
@@ -108,19 +109,19 @@ mod tests {
     fn a_pattern_means_one_folder() {
         let mut tree = Tree::new(tempfile::tempfile().unwrap(), TreeLimits::default());
         let path = |text: &str| TreePath::parse(text.as_bytes()).unwrap();
-        tree.file(&path("repo-1/modules/x/main.tf"), 0o644, &mut &b""[..]).unwrap();
-        tree.file(&path("README"), 0o644, &mut &b""[..]).unwrap();
-        assert_eq!(wrapper(&tree, "*").unwrap(), path("repo-1"));
-        assert_eq!(wrapper(&tree, "*/modules/*").unwrap(), path("repo-1/modules/x"));
-        assert!(wrapper(&tree, "R*").is_err());
-        tree.folder(&path("repo-2")).unwrap();
-        assert!(wrapper(&tree, "*").unwrap_err().to_string().contains("repo-1, repo-2"));
+        tree.add_file(&path("repo-1/modules/x/main.tf"), 0o644, &mut &b""[..]).unwrap();
+        tree.add_file(&path("README"), 0o644, &mut &b""[..]).unwrap();
+        assert_eq!(find_folder(&tree, "*").unwrap(), path("repo-1"));
+        assert_eq!(find_folder(&tree, "*/modules/*").unwrap(), path("repo-1/modules/x"));
+        assert!(find_folder(&tree, "R*").is_err());
+        tree.add_folder(&path("repo-2")).unwrap();
+        assert!(find_folder(&tree, "*").unwrap_err().to_string().contains("repo-1, repo-2"));
     }
 
     proptest! {
         #[test]
-        fn any_pattern_is_held_against_any_name(pattern in "[*?\\[\\]\\\\^a-c-]{0,12}", name in "[a-c*\\]]{0,12}") {
-            let _ = fits(pattern.as_bytes(), name.as_bytes());
+        fn no_pattern_or_name_panics(pattern in "[*?\\[\\]\\\\^a-c-]{0,12}", name in "[a-c*\\]]{0,12}") {
+            let _ = matches_pattern(pattern.as_bytes(), name.as_bytes());
         }
     }
 }

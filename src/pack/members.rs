@@ -11,7 +11,7 @@ use super::TreeLimits;
 const MOST_MEMBERS: u32 = 1_000_000;
 
 /// Reads concatenated compressed streams as one.
-pub(super) struct Members<R, D> {
+pub(super) struct ConcatenatedStreams<R, D> {
     decoder: Option<D>,
     open: fn(R) -> D,
     close: fn(D) -> R,
@@ -20,18 +20,18 @@ pub(super) struct Members<R, D> {
 }
 
 /// Decompresses gzip. Trailing bytes that are not gzip are ignored, as gunzip does.
-pub(super) fn gzip<R: BufRead>(from: R) -> Members<R, GzDecoder<R>> {
+pub(super) fn gzip<R: BufRead>(from: R) -> ConcatenatedStreams<R, GzDecoder<R>> {
     let (open, close) = (GzDecoder::new, GzDecoder::into_inner);
-    Members { decoder: Some(open(from)), open, close, first_byte: 0x1f, count: 1 }
+    ConcatenatedStreams { decoder: Some(open(from)), open, close, first_byte: 0x1f, count: 1 }
 }
 
 /// Decompresses bzip2.
-pub(super) fn bzip2<R: BufRead>(from: R) -> Members<R, BzDecoder<R>> {
+pub(super) fn bzip2<R: BufRead>(from: R) -> ConcatenatedStreams<R, BzDecoder<R>> {
     let (open, close) = (BzDecoder::new, BzDecoder::into_inner);
-    Members { decoder: Some(open(from)), open, close, first_byte: b'B', count: 1 }
+    ConcatenatedStreams { decoder: Some(open(from)), open, close, first_byte: b'B', count: 1 }
 }
 
-impl<R: BufRead, D: Read> Read for Members<R, D> {
+impl<R: BufRead, D: Read> Read for ConcatenatedStreams<R, D> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             let Some(decoder) = self.decoder.as_mut() else { return Ok(0) };
@@ -54,12 +54,12 @@ impl<R: BufRead, D: Read> Read for Members<R, D> {
 
 /// A reader that fails once it yields more bytes than any tree within the limits needs. It fails on every later read
 /// as well.
-pub(super) struct Bounded<R> {
+pub(super) struct OutputLimit<R> {
     inner: Option<R>,
     left: u64,
 }
 
-impl<R: Read> Bounded<R> {
+impl<R: Read> OutputLimit<R> {
     /// The limit for a tar: the files, and a few blocks for each entry.
     pub(super) fn for_tar(inner: R, limits: TreeLimits) -> Self {
         let entries = u64::try_from(limits.entries).unwrap_or(u64::MAX);
@@ -70,7 +70,7 @@ impl<R: Read> Bounded<R> {
     }
 }
 
-impl<R: Read> Read for Bounded<R> {
+impl<R: Read> Read for OutputLimit<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let Some(inner) = self.inner.as_mut() else { return Err(io::Error::other("it is damaged")) };
         let read = match inner.read(buffer) {

@@ -17,10 +17,10 @@ mod zip;
 mod zipped;
 
 pub use self::format::ArchiveFormat;
-pub use self::glob::wrapper;
-pub use self::pack::{PACKER, Packed, pack};
-pub use self::path::{BadPath, TreePath};
-pub use self::resolve::{Resolved, resolve};
-pub use self::tree::{Entry, Tree, TreeError, TreeLimits};
+pub use self::glob::find_folder;
+pub use self::pack::{PACKER, PackResult, pack};
+pub use self::path::{BadTreePath, TreePath};
+pub use self::resolve::{ResolvedTree, resolve};
+pub use self::tree::{Tree, TreeEntry, TreeError, TreeLimits};
 pub use self::unpack::{unpack, unpack_from};
-pub use self::zipped::zipped;
+pub use self::zipped::pack_zip;

@@ -6,7 +6,7 @@ use super::{TreeError, TreePath};
 
 /// Returns the path that clients unpack a name to; they clean it first. Names that are absolute or contain `..` are
 /// refused, also if they are so only on Windows. Trees from git do not pass here: they follow git's own checkout rules.
-pub(super) fn path_of(name: &[u8]) -> Result<TreePath, TreeError> {
+pub(super) fn clean_path(name: &[u8]) -> Result<TreePath, TreeError> {
     if name.starts_with(b"/") {
         return Err(refused(name, "its name is absolute"));
     }
@@ -35,7 +35,7 @@ pub(super) fn refused(name: &[u8], why: impl Into<String>) -> TreeError {
 }
 
 /// The form of a path in which a file system compares it that ignores case and composes letters.
-pub(super) fn folded(path: &TreePath) -> Vec<u8> {
+pub(super) fn case_folded_path(path: &TreePath) -> Vec<u8> {
     match std::str::from_utf8(path.as_bytes()) {
         Ok(text) => text.nfc().collect::<String>().to_lowercase().nfc().collect::<String>().into_bytes(),
         Err(_) => path.as_bytes().to_ascii_lowercase(),

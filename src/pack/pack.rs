@@ -6,7 +6,7 @@ use ::tar::{EntryType, Header};
 use aws_lc_rs::digest::{Context, SHA256};
 use flate2::{Compression, GzBuilder};
 
-use super::resolve::{Node, Resolved, resolve};
+use super::resolve::{ResolvedEntry, ResolvedTree, resolve};
 use super::{Tree, TreeError, TreePath};
 use crate::digest::{Digest, Hasher};
 
@@ -27,7 +27,7 @@ const SHORT_NAME: u64 = 100;
 
 /// The result of packing a tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Packed {
+pub struct PackResult {
     /// The digest of the tree: SHA-256 over `larder tree 1\n`, then over each entry, in the order of the paths as
     /// bytes. An entry is one byte for its kind (`d` a folder, `f` a file, `x` a file that its owner may execute), its
     /// path relative to the root, and a zero byte. For a file, the 32 bytes of the SHA-256 of its contents follow.
@@ -38,20 +38,20 @@ pub struct Packed {
     pub notes: Vec<String>,
 }
 
-/// Follows the links below `root` and packs it as `tar.gz`, as [`Resolved::write`] does.
+/// Follows the links below `root` and packs it as `tar.gz`, as [`ResolvedTree::write`] does.
 ///
 /// # Errors
-/// Those of [`resolve`], and of [`Resolved::write`].
-pub fn pack(tree: &Tree, root: &TreePath, out: &mut dyn Write) -> Result<Packed, TreeError> {
+/// Those of [`resolve`], and of [`ResolvedTree::write`].
+pub fn pack(tree: &Tree, root: &TreePath, out: &mut dyn Write) -> Result<PackResult, TreeError> {
     resolve(tree, root)?.write(out)
 }
 
-impl Resolved<'_> {
+impl ResolvedTree<'_> {
     /// An upper bound for the size of the archive in bytes, before it is written: the file contents, 1 KiB for each
     /// entry, and more for long names.
-    pub fn bytes(&self) -> u64 {
-        let entry = |(path, node): (&TreePath, &Node)| {
-            let content = if let Node::File { size_bytes, .. } = node { *size_bytes } else { 0 };
+    pub fn max_archive_bytes(&self) -> u64 {
+        let entry = |(path, node): (&TreePath, &ResolvedEntry)| {
+            let content = if let ResolvedEntry::File { size_bytes, .. } = node { *size_bytes } else { 0 };
             let name = path.as_bytes().len() as u64;
             let for_name = if name < SHORT_NAME { 0 } else { 1024 + name };
             content.saturating_add(1024 + for_name)
@@ -64,31 +64,31 @@ impl Resolved<'_> {
     ///
     /// # Errors
     /// [`TreeError::Spool`] where reading or writing fails.
-    pub fn write(&self, out: &mut dyn Write) -> Result<Packed, TreeError> {
+    pub fn write(&self, out: &mut dyn Write) -> Result<PackResult, TreeError> {
         self.write_through(&mut vec![0; COPIED_AT_ONCE], out)
     }
 
-    /// Implements [`Resolved::write`] with a buffer of any size, which does not change the bytes.
-    fn write_through(&self, buffer: &mut [u8], out: &mut dyn Write) -> Result<Packed, TreeError> {
+    /// Implements [`ResolvedTree::write`] with a buffer of any size, which does not change the bytes.
+    fn write_through(&self, buffer: &mut [u8], out: &mut dyn Write) -> Result<PackResult, TreeError> {
         let gzip = GzBuilder::new().mtime(0).operating_system(NO_SYSTEM).write(out, Compression::new(LEVEL));
         let mut gzip = Pieces { inner: gzip, piece: Vec::with_capacity(PIECE) };
         let mut listing = Hasher::new();
         listing.update(b"larder tree 1\n");
         for (path, node) in &self.nodes {
             let kind = match node {
-                Node::Folder => b"d",
-                Node::File { mode, .. } if mode & 0o100 == 0 => b"f",
-                Node::File { .. } => b"x",
+                ResolvedEntry::Folder => b"d",
+                ResolvedEntry::File { mode, .. } if mode & 0o100 == 0 => b"f",
+                ResolvedEntry::File { .. } => b"x",
             };
             listing.update(kind);
             listing.update(path.as_bytes());
             listing.update(b"\0");
             match *node {
-                Node::Folder => {
+                ResolvedEntry::Folder => {
                     let name = [path.as_bytes(), b"/"].concat();
                     write_header(&mut gzip, &name, EntryType::Directory, 0o755, 0).map_err(TreeError::spool)?;
                 }
-                Node::File { mode, at, size_bytes } => {
+                ResolvedEntry::File { mode, at, size_bytes } => {
                     write_header(&mut gzip, path.as_bytes(), EntryType::Regular, mode | 0o400, size_bytes)
                         .map_err(TreeError::spool)?;
                     let mut contents = self.tree.contents(at, size_bytes);
@@ -100,7 +100,7 @@ impl Resolved<'_> {
         }
         gzip.write_all(&[0; 2 * BLOCK]).and_then(|()| gzip.flush()).map_err(TreeError::spool)?;
         gzip.inner.finish().and_then(Write::flush).map_err(TreeError::spool)?;
-        Ok(Packed { tree: listing.finish().0, notes: self.notes.clone() })
+        Ok(PackResult { tree: listing.finish().0, notes: self.notes.clone() })
     }
 }
 

@@ -15,7 +15,7 @@ pub struct TreePath(Vec<u8>);
 /// The reason why bytes are not a path inside a tree.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct BadPath(&'static str);
+pub struct BadTreePath(&'static str);
 
 impl TreePath {
     /// The root of the tree.
@@ -26,20 +26,22 @@ impl TreePath {
     /// Parses a path relative to the root. Refuses empty names, `.`, `..` and NUL.
     ///
     /// # Errors
-    /// [`BadPath`] with the reason; also for a path that leads out of the tree.
-    pub fn parse(given: &[u8]) -> Result<Self, BadPath> {
+    /// [`BadTreePath`] with the reason; also for a path that leads out of the tree.
+    pub fn parse(given: &[u8]) -> Result<Self, BadTreePath> {
         if given.is_empty() {
             return Ok(Self::root());
         }
         if given.len() > LONGEST_PATH {
-            return Err(BadPath("its path is longer than 4096 bytes"));
+            return Err(BadTreePath("its path is longer than 4096 bytes"));
         }
         for name in given.split(|byte| *byte == b'/') {
             match name {
-                b"" => return Err(BadPath("its path is absolute, or has an empty name in it")),
-                b"." | b".." => return Err(BadPath("its path has a . or .. in it")),
-                name if name.contains(&0) => return Err(BadPath("its path has a NUL in it")),
-                name if name.len() > LONGEST_NAME => return Err(BadPath("its path has a name of more than 255 bytes")),
+                b"" => return Err(BadTreePath("its path is absolute, or has an empty name in it")),
+                b"." | b".." => return Err(BadTreePath("its path has a . or .. in it")),
+                name if name.contains(&0) => return Err(BadTreePath("its path has a NUL in it")),
+                name if name.len() > LONGEST_NAME => {
+                    return Err(BadTreePath("its path has a name of more than 255 bytes"));
+                }
                 _ => {}
             }
         }
@@ -49,8 +51,8 @@ impl TreePath {
     /// Appends a path.
     ///
     /// # Errors
-    /// [`BadPath`] where the result is too long.
-    pub fn join(&self, below: &Self) -> Result<Self, BadPath> {
+    /// [`BadTreePath`] where the result is too long.
+    pub fn join(&self, below: &Self) -> Result<Self, BadTreePath> {
         match (self.0.as_slice(), below.0.as_slice()) {
             ([], _) => Ok(below.clone()),
             (_, []) => Ok(self.clone()),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Entry, Tree, TreeError, TreePath};
+use super::{Tree, TreeEntry, TreeError, TreePath};
 
 /// The most links that one path may lead through, as in Linux.
 const MOST_LINKS: usize = 40;
@@ -17,17 +17,17 @@ const MOST_NAME_BYTES: usize = 64 << 20;
 
 /// An entry once links are followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Node {
+pub(super) enum ResolvedEntry {
     Folder,
     File { mode: u32, at: u64, size_bytes: u64 },
 }
 
 /// The contents of a folder with links followed, ready to be packed.
 #[derive(Debug)]
-pub struct Resolved<'t> {
+pub struct ResolvedTree<'t> {
     pub(super) tree: &'t Tree,
     /// Entries by path relative to the root.
-    pub(super) nodes: BTreeMap<TreePath, Node>,
+    pub(super) nodes: BTreeMap<TreePath, ResolvedEntry>,
     pub(super) notes: Vec<String>,
 }
 
@@ -36,13 +36,13 @@ pub struct Resolved<'t> {
 /// # Errors
 /// [`TreeError::Refused`] for a link out of the tree, to an absolute path or round in a circle, and for a root that is
 /// no folder; [`TreeError::TooLarge`] where the copies exceed the tree's limits, or following is too much work.
-pub fn resolve<'t>(tree: &'t Tree, root: &TreePath) -> Result<Resolved<'t>, TreeError> {
+pub fn resolve<'t>(tree: &'t Tree, root: &TreePath) -> Result<ResolvedTree<'t>, TreeError> {
     match tree.get(root) {
-        Some(Entry::Folder) => {}
+        Some(TreeEntry::Folder) => {}
         Some(_) => return Err(TreeError::refused(root, "it is to be the root of the module, and is no folder")),
         None => return Err(TreeError::refused(root, "it is to be the root of the module, and is not there")),
     }
-    let mut walk = Walk {
+    let mut walk = LinkResolver {
         tree,
         nodes: BTreeMap::new(),
         dangling: BTreeSet::new(),
@@ -56,7 +56,7 @@ pub fn resolve<'t>(tree: &'t Tree, root: &TreePath) -> Result<Resolved<'t>, Tree
     while let Some(folder) = folders.pop() {
         walk.copy(&folder, &mut folders)?;
     }
-    Ok(Resolved { tree, notes: walk.notes(), nodes: walk.nodes })
+    Ok(ResolvedTree { tree, notes: walk.notes(), nodes: walk.nodes })
 }
 
 /// A folder to copy: its source, its destination, and the index of the last link on the path to it.
@@ -66,9 +66,9 @@ struct Copied {
     through: Option<usize>,
 }
 
-struct Walk<'t> {
+struct LinkResolver<'t> {
     tree: &'t Tree,
-    nodes: BTreeMap<TreePath, Node>,
+    nodes: BTreeMap<TreePath, ResolvedEntry>,
     /// Links without a target. A set, because a link in a folder that is copied several times is noted once.
     dangling: BTreeSet<&'t TreePath>,
     /// Links to a folder that contains them.
@@ -80,15 +80,15 @@ struct Walk<'t> {
     links: Vec<(&'t TreePath, Option<usize>)>,
 }
 
-enum End {
+enum LinkTarget {
     Folder(TreePath),
-    File(Node),
+    File(ResolvedEntry),
     Nowhere,
 }
 
-impl<'t> Walk<'t> {
+impl<'t> LinkResolver<'t> {
     fn copy(&mut self, folder: &Copied, more: &mut Vec<Copied>) -> Result<(), TreeError> {
-        for (path, entry) in self.tree.below(&folder.from) {
+        for (path, entry) in self.tree.entries_below(&folder.from) {
             // Entries that are left out count too: a folder of only such entries can be copied once per link to it.
             self.spend(path.as_bytes().len() + folder.to.as_bytes().len())?;
             let Some(below) = path.below(&folder.from) else { continue };
@@ -97,31 +97,31 @@ impl<'t> Walk<'t> {
                 continue;
             }
             match entry {
-                Entry::Folder => self.put(to, Node::Folder)?,
-                Entry::File { mode, at, size_bytes } => {
-                    self.put(to, Node::File { mode: *mode, at: *at, size_bytes: *size_bytes })?;
+                TreeEntry::Folder => self.put(to, ResolvedEntry::Folder)?,
+                TreeEntry::File { mode, at, size_bytes } => {
+                    self.put(to, ResolvedEntry::File { mode: *mode, at: *at, size_bytes: *size_bytes })?;
                 }
-                Entry::Link(target) => match self.follow(path, target)? {
-                    End::File(file) => self.put(to, file)?,
-                    End::Folder(from) => match self.enter(path, &from, folder.through)? {
+                TreeEntry::Link(target) => match self.follow(path, target)? {
+                    LinkTarget::File(file) => self.put(to, file)?,
+                    LinkTarget::Folder(from) => match self.record_folder_link(path, &from, folder.through)? {
                         Some(link) => {
                             // The path stays in memory until it is copied, and many links may have it as their target.
                             self.name_bytes = self.name_bytes.saturating_add(from.as_bytes().len());
-                            self.put(to.clone(), Node::Folder)?;
+                            self.put(to.clone(), ResolvedEntry::Folder)?;
                             more.push(Copied { from, to, through: Some(link) });
                         }
                         None => drop(self.endless.insert(path)),
                     },
-                    End::Nowhere => drop(self.dangling.insert(path)),
+                    LinkTarget::Nowhere => drop(self.dangling.insert(path)),
                 },
             }
         }
         Ok(())
     }
 
-    fn put(&mut self, to: TreePath, node: Node) -> Result<(), TreeError> {
+    fn put(&mut self, to: TreePath, node: ResolvedEntry) -> Result<(), TreeError> {
         let limits = self.tree.limits();
-        if let Node::File { size_bytes, .. } = node {
+        if let ResolvedEntry::File { size_bytes, .. } = node {
             self.bytes = self.bytes.saturating_add(size_bytes);
         }
         self.name_bytes = self.name_bytes.saturating_add(to.as_bytes().len());
@@ -148,7 +148,12 @@ impl<'t> Walk<'t> {
 
     /// Records a link to a folder. Returns `None` if copying would never end, because that folder contains the link
     /// itself or one that led to it.
-    fn enter(&mut self, link: &'t TreePath, to: &TreePath, through: Option<usize>) -> Result<Option<usize>, TreeError> {
+    fn record_folder_link(
+        &mut self,
+        link: &'t TreePath,
+        to: &TreePath,
+        through: Option<usize>,
+    ) -> Result<Option<usize>, TreeError> {
         let mut next = Some((link, through));
         while let Some((on_the_way, before)) = next {
             self.spend(to.as_bytes().len())?;
@@ -162,7 +167,7 @@ impl<'t> Walk<'t> {
     }
 
     /// Resolves a link as the kernel would if the tree were a whole file system.
-    fn follow(&mut self, link: &TreePath, target: &[u8]) -> Result<End, TreeError> {
+    fn follow(&mut self, link: &TreePath, target: &[u8]) -> Result<LinkTarget, TreeError> {
         let refused = |why: &str| Err(TreeError::refused(link, why));
         let mut at = link.parent().unwrap_or_default();
         // Names still to resolve, the next one last.
@@ -180,7 +185,7 @@ impl<'t> Walk<'t> {
             self.spend(target.len())?;
             names.extend(target.rsplit(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b".")));
             let next = loop {
-                let Some(name) = names.pop() else { return Ok(End::Folder(at)) };
+                let Some(name) = names.pop() else { return Ok(LinkTarget::Folder(at)) };
                 self.spend(at.as_bytes().len() + name.len())?;
                 if name == b".." {
                     match at.parent() {
@@ -189,14 +194,20 @@ impl<'t> Walk<'t> {
                     }
                     continue;
                 }
-                let Ok(path) = TreePath::parse(name).and_then(|name| at.join(&name)) else { return Ok(End::Nowhere) };
+                let Ok(path) = TreePath::parse(name).and_then(|name| at.join(&name)) else {
+                    return Ok(LinkTarget::Nowhere);
+                };
                 match self.tree.get(&path) {
-                    Some(Entry::Folder) => at = path,
-                    Some(Entry::File { mode, at, size_bytes }) if names.is_empty() => {
-                        return Ok(End::File(Node::File { mode: *mode, at: *at, size_bytes: *size_bytes }));
+                    Some(TreeEntry::Folder) => at = path,
+                    Some(TreeEntry::File { mode, at, size_bytes }) if names.is_empty() => {
+                        return Ok(LinkTarget::File(ResolvedEntry::File {
+                            mode: *mode,
+                            at: *at,
+                            size_bytes: *size_bytes,
+                        }));
                     }
-                    Some(Entry::File { .. }) | None => return nowhere(link, &at, &names),
-                    Some(Entry::Link(target)) => break target.as_slice(),
+                    Some(TreeEntry::File { .. }) | None => return nowhere(link, &at, &names),
+                    Some(TreeEntry::Link(target)) => break target.as_slice(),
                 }
             };
             target = next;
@@ -226,7 +237,7 @@ fn noted(links: &BTreeSet<&TreePath>, one: &str, many: &str) -> Vec<String> {
 }
 
 /// Ends a path at a missing entry. The rest of the path must not lead out of the package either.
-fn nowhere(link: &TreePath, at: &TreePath, names: &[&[u8]]) -> Result<End, TreeError> {
+fn nowhere(link: &TreePath, at: &TreePath, names: &[&[u8]]) -> Result<LinkTarget, TreeError> {
     let mut depth = at.names().count() + 1;
     for name in names.iter().rev() {
         match *name {
@@ -235,5 +246,5 @@ fn nowhere(link: &TreePath, at: &TreePath, names: &[&[u8]]) -> Result<End, TreeE
             _ => depth += 1,
         }
     }
-    Ok(End::Nowhere)
+    Ok(LinkTarget::Nowhere)
 }

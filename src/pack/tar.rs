@@ -5,7 +5,7 @@ use std::io::{self, Read};
 
 use ::tar::{Archive, Entry, EntryType};
 
-use super::name::{path_of, refused};
+use super::name::{clean_path, refused};
 use super::{Tree, TreeError};
 
 const LONGEST_EXTENSION: u64 = 1 << 20;
@@ -13,7 +13,7 @@ const BLOCK: u64 = 512;
 
 /// The values of extension headers for the next entry. Names from GNU headers take precedence over pax, as in Go.
 #[derive(Default)]
-struct Said {
+struct ExtensionHeaders {
     pax: Pax,
     gnu_path: Option<Vec<u8>>,
     gnu_link: Option<Vec<u8>>,
@@ -32,7 +32,7 @@ struct Pax {
 pub(super) fn unpack(from: &mut dyn Read, tree: &mut Tree) -> Result<(), TreeError> {
     let mut archive = Archive::new(&mut *from);
     let mut has_any = false;
-    let mut said = Said::default();
+    let mut said = ExtensionHeaders::default();
     let mut left = tree.limits().entries;
     for entry in archive.entries().map_err(unreadable)?.raw(true) {
         let mut entry = entry.map_err(unreadable)?;
@@ -65,8 +65,8 @@ pub(super) fn unpack(from: &mut dyn Read, tree: &mut Tree) -> Result<(), TreeErr
 }
 
 /// Adds an entry. Returns false for a folder.
-fn add<R: Read>(entry: &mut Entry<'_, R>, said: Said, tree: &mut Tree) -> Result<bool, TreeError> {
-    let Said { pax, gnu_path, gnu_link } = said;
+fn add<R: Read>(entry: &mut Entry<'_, R>, said: ExtensionHeaders, tree: &mut Tree) -> Result<bool, TreeError> {
+    let ExtensionHeaders { pax, gnu_path, gnu_link } = said;
     let name = gnu_path.or(pax.path).unwrap_or_else(|| entry.header().path_bytes().into_owned());
     let refuse = |why: &str| Err(refused(&name, why));
     if pax.is_sparse {
@@ -77,32 +77,32 @@ fn add<R: Read>(entry: &mut Entry<'_, R>, said: Said, tree: &mut Tree) -> Result
     }
     let said_link = gnu_link.or(pax.link);
     let target = || said_link.clone().or_else(|| entry.header().link_name_bytes().map(|name| name.into_owned()));
-    let path = path_of(&name)?;
+    let path = clean_path(&name)?;
     let mode = entry.header().mode().map_err(|e| refused(&name, format!("its mode cannot be read: {e}")))?;
     match entry.header().entry_type() {
-        EntryType::Directory => tree.folder(&path).map(|()| false),
+        EntryType::Directory => tree.add_folder(&path).map(|()| false),
         EntryType::Regular | EntryType::Continuous if name.ends_with(b"/") || path.is_root() => {
             if entry.size() > 0 {
                 return refuse("it has a folder's name, yet it has content");
             }
-            tree.folder(&path).map(|()| false)
+            tree.add_folder(&path).map(|()| false)
         }
         EntryType::Regular | EntryType::Continuous => {
             let size = entry.size();
             // The tar crate takes the end of the archive for the end of the file.
-            if tree.file(&path, mode, entry)? != size {
+            if tree.add_file(&path, mode, entry)? != size {
                 return Err(TreeError::Unreadable(format!("it ends within its entry {path}")));
             }
             Ok(true)
         }
         EntryType::Symlink => {
             let Some(target) = target() else { return refuse("it is a link to nowhere") };
-            tree.link(&path, &target).map(|()| true)
+            tree.add_symlink(&path, &target).map(|()| true)
         }
         EntryType::Link => {
             let Some(target) = target() else { return refuse("it is a link to nowhere") };
-            let target = path_of(&target).map_err(|_| refused(&name, "it is a hard link out of the archive"))?;
-            tree.hard_link(&path, &target).map(|()| true)
+            let target = clean_path(&target).map_err(|_| refused(&name, "it is a hard link out of the archive"))?;
+            tree.add_hard_link(&path, &target).map(|()| true)
         }
         EntryType::Char | EntryType::Block => refuse("it is a device"),
         EntryType::Fifo => refuse("it is a pipe"),

@@ -8,7 +8,7 @@ use std::ops::Bound;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use super::path::{BadPath, TreePath};
+use super::path::{BadTreePath, TreePath};
 
 const COPIED_AT_ONCE: usize = 256 * 1024;
 /// Linux's limit for a link target, in bytes.
@@ -33,7 +33,7 @@ impl Default for TreeLimits {
 
 /// One entry of a tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Entry {
+pub enum TreeEntry {
     /// A folder.
     Folder,
     /// A file.
@@ -85,7 +85,7 @@ impl TreeError {
 /// A file tree with names in memory and contents in a spool file.
 #[derive(Debug)]
 pub struct Tree {
-    entries: BTreeMap<TreePath, Entry>,
+    entries: BTreeMap<TreePath, TreeEntry>,
     spool: File,
     spooled: u64,
     limits: TreeLimits,
@@ -102,7 +102,7 @@ impl Tree {
     ///
     /// # Errors
     /// [`TreeError::Refused`] where the path or one of its parents is a file or a link.
-    pub fn folder(&mut self, path: &TreePath) -> Result<(), TreeError> {
+    pub fn add_folder(&mut self, path: &TreePath) -> Result<(), TreeError> {
         self.folder_for(path, path)
     }
 
@@ -112,7 +112,7 @@ impl Tree {
         let mut next = Some(path.clone());
         while let Some(folder) = next.filter(|folder| !folder.is_root()) {
             match self.entries.get(&folder) {
-                Some(Entry::Folder) => break,
+                Some(TreeEntry::Folder) => break,
                 Some(_) if folder == *entry => {
                     return Err(TreeError::refused(entry, "something else has the same name"));
                 }
@@ -123,21 +123,21 @@ impl Tree {
             }
             missing.push(folder);
         }
-        missing.iter().rev().try_for_each(|folder| self.insert(folder, Entry::Folder))
+        missing.iter().rev().try_for_each(|folder| self.insert(folder, TreeEntry::Folder))
     }
 
     /// Gives a file or a link a second name, as a hard link does. Its bytes are spooled once.
     ///
     /// # Errors
     /// [`TreeError::Refused`] where there is no such file or link, or the name is taken.
-    pub fn hard_link(&mut self, path: &TreePath, to: &TreePath) -> Result<(), TreeError> {
+    pub fn add_hard_link(&mut self, path: &TreePath, to: &TreePath) -> Result<(), TreeError> {
         match self.get(to) {
-            Some(entry @ (Entry::File { .. } | Entry::Link(_))) => {
+            Some(entry @ (TreeEntry::File { .. } | TreeEntry::Link(_))) => {
                 let entry = entry.clone();
                 self.make_way_for(path)?;
                 self.insert(path, entry)
             }
-            Some(Entry::Folder) => Err(TreeError::refused(path, "it is a hard link to a folder")),
+            Some(TreeEntry::Folder) => Err(TreeError::refused(path, "it is a hard link to a folder")),
             None => Err(TreeError::refused(path, "it is a hard link to nothing that came before it")),
         }
     }
@@ -145,13 +145,13 @@ impl Tree {
     /// Adds a symbolic link.
     ///
     /// # Errors
-    /// Those of [`file`](Self::file), and [`TreeError::Refused`] for a target that is longer than Linux allows.
-    pub fn link(&mut self, path: &TreePath, to: &[u8]) -> Result<(), TreeError> {
+    /// Those of [`file`](Self::add_file), and [`TreeError::Refused`] for a target that is longer than Linux allows.
+    pub fn add_symlink(&mut self, path: &TreePath, to: &[u8]) -> Result<(), TreeError> {
         if to.len() > LONGEST_TARGET {
             return Err(TreeError::refused(path, "it is a link that leads too far"));
         }
         self.make_way_for(path)?;
-        self.insert(path, Entry::Link(to.to_vec()))
+        self.insert(path, TreeEntry::Link(to.to_vec()))
     }
 
     /// Adds a file with the bytes of `from` and returns their number. Only the permission bits of `mode` are used.
@@ -159,7 +159,7 @@ impl Tree {
     /// # Errors
     /// [`TreeError::Refused`] where the name is taken, [`TreeError::TooLarge`] past the limits,
     /// [`TreeError::Unreadable`] where `from` fails, [`TreeError::Spool`] where the disk does.
-    pub fn file(&mut self, path: &TreePath, mode: u32, from: &mut dyn Read) -> Result<u64, TreeError> {
+    pub fn add_file(&mut self, path: &TreePath, mode: u32, from: &mut dyn Read) -> Result<u64, TreeError> {
         self.make_way_for(path)?;
         let at = self.spooled;
         let mut buffer = vec![0; COPIED_AT_ONCE];
@@ -179,22 +179,22 @@ impl Tree {
             self.spooled += read as u64;
         }
         let size_bytes = self.spooled - at;
-        self.insert(path, Entry::File { mode: mode & 0o777, at, size_bytes })?;
+        self.insert(path, TreeEntry::File { mode: mode & 0o777, at, size_bytes })?;
         Ok(size_bytes)
     }
 
     /// The entry at a path; the root is a folder.
-    pub fn get(&self, path: &TreePath) -> Option<&Entry> {
-        if path.is_root() { Some(&Entry::Folder) } else { self.entries.get(path) }
+    pub fn get(&self, path: &TreePath) -> Option<&TreeEntry> {
+        if path.is_root() { Some(&TreeEntry::Folder) } else { self.entries.get(path) }
     }
 
     /// All entries, each folder before its contents.
-    pub fn entries(&self) -> impl Iterator<Item = (&TreePath, &Entry)> {
+    pub fn entries(&self) -> impl Iterator<Item = (&TreePath, &TreeEntry)> {
         self.entries.iter()
     }
 
     /// All entries below a folder, each folder before its contents.
-    pub fn below(&self, folder: &TreePath) -> impl Iterator<Item = (&TreePath, &Entry)> {
+    pub fn entries_below(&self, folder: &TreePath) -> impl Iterator<Item = (&TreePath, &TreeEntry)> {
         // `0` follows `/` in ASCII, so it ends the range of paths below the folder.
         let (first, end) = match folder.is_root() {
             true => (Vec::new(), None),
@@ -229,11 +229,11 @@ impl Tree {
         }
     }
 
-    fn insert(&mut self, path: &TreePath, entry: Entry) -> Result<(), TreeError> {
+    fn insert(&mut self, path: &TreePath, entry: TreeEntry) -> Result<(), TreeError> {
         if self.entries.len() >= self.limits.entries {
             return Err(TreeError::TooLarge(format!("{} files, folders and links", self.limits.entries)));
         }
-        let target = if let Entry::Link(to) = &entry { to.len() } else { 0 };
+        let target = if let TreeEntry::Link(to) = &entry { to.len() } else { 0 };
         self.name_bytes += path.as_bytes().len() + target;
         if self.name_bytes > MOST_NAME_BYTES {
             return Err(TreeError::TooLarge(format!("{MOST_NAME_BYTES} bytes in its names")));
@@ -245,7 +245,7 @@ impl Tree {
 
 impl TreeError {
     /// Refuses an entry for its path; `shown` is the path as the source spells it.
-    pub fn bad_path(shown: &[u8], bad: &BadPath) -> Self {
+    pub fn bad_path(shown: &[u8], bad: &BadTreePath) -> Self {
         let shown: String = String::from_utf8_lossy(shown).chars().take(256).collect();
         Self::refused(shown, bad.to_string())
     }
@@ -283,32 +283,32 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_into_a_tree_is_there_again() {
+    fn added_entries_can_be_read_back() {
         let mut tree = tree(TreeLimits::default());
-        tree.file(&path("a/b/main.tf"), 0o104_755, &mut &b"one"[..]).unwrap();
-        tree.file(&path("a/empty"), 0o644, &mut io::empty()).unwrap();
-        tree.link(&path("a/link"), b"b/main.tf").unwrap();
-        tree.folder(&path("a/b")).unwrap();
+        tree.add_file(&path("a/b/main.tf"), 0o104_755, &mut &b"one"[..]).unwrap();
+        tree.add_file(&path("a/empty"), 0o644, &mut io::empty()).unwrap();
+        tree.add_symlink(&path("a/link"), b"b/main.tf").unwrap();
+        tree.add_folder(&path("a/b")).unwrap();
         let names: Vec<_> = tree.entries().map(|(path, _)| path.to_string()).collect();
         assert_eq!(names, ["a", "a/b", "a/b/main.tf", "a/empty", "a/link"]);
-        let Some(Entry::File { mode: 0o755, at, size_bytes: 3 }) = tree.get(&path("a/b/main.tf")) else { panic!() };
+        let Some(TreeEntry::File { mode: 0o755, at, size_bytes: 3 }) = tree.get(&path("a/b/main.tf")) else { panic!() };
         let mut read = Vec::new();
         tree.contents(*at, 3).read_to_end(&mut read).unwrap();
         assert_eq!(read, b"one");
     }
 
     #[test]
-    fn a_name_is_had_once_and_nothing_lies_below_a_file_or_a_link() {
+    fn duplicate_names_and_entries_below_files_or_links_are_refused() {
         let mut tree = tree(TreeLimits::default());
-        tree.file(&path("a"), 0o644, &mut &b"1"[..]).unwrap();
-        tree.link(&path("l"), b"/etc").unwrap();
+        tree.add_file(&path("a"), 0o644, &mut &b"1"[..]).unwrap();
+        tree.add_symlink(&path("l"), b"/etc").unwrap();
         for refused in [
-            tree.file(&path("a"), 0o644, &mut &b"2"[..]).map(drop),
-            tree.file(&path("a/b"), 0o644, &mut &b"2"[..]).map(drop),
-            tree.file(&path("l/b"), 0o644, &mut &b"2"[..]).map(drop),
-            tree.folder(&path("a")),
-            tree.link(&path("l"), b"x"),
-            tree.link(&TreePath::root(), b"x"),
+            tree.add_file(&path("a"), 0o644, &mut &b"2"[..]).map(drop),
+            tree.add_file(&path("a/b"), 0o644, &mut &b"2"[..]).map(drop),
+            tree.add_file(&path("l/b"), 0o644, &mut &b"2"[..]).map(drop),
+            tree.add_folder(&path("a")),
+            tree.add_symlink(&path("l"), b"x"),
+            tree.add_symlink(&TreePath::root(), b"x"),
         ] {
             assert!(matches!(refused, Err(TreeError::Refused { .. })), "{refused:?}");
         }
@@ -317,10 +317,10 @@ mod tests {
     #[test]
     fn a_tree_has_limits() {
         let mut few = tree(TreeLimits { entries: 2, bytes: 10 });
-        few.file(&path("a/b"), 0o644, &mut &b"1"[..]).unwrap();
-        assert!(matches!(few.folder(&path("c")), Err(TreeError::TooLarge(_))));
+        few.add_file(&path("a/b"), 0o644, &mut &b"1"[..]).unwrap();
+        assert!(matches!(few.add_folder(&path("c")), Err(TreeError::TooLarge(_))));
         let mut small = tree(TreeLimits { entries: 9, bytes: 10 });
         let bomb = &mut io::repeat(0);
-        assert!(matches!(small.file(&path("a"), 0o644, bomb), Err(TreeError::TooLarge(_))));
+        assert!(matches!(small.add_file(&path("a"), 0o644, bomb), Err(TreeError::TooLarge(_))));
     }
 }

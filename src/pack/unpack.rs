@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufReader, Read, Seek};
 
-use super::members::{Bounded, bzip2, gzip};
-use super::name::folded;
+use super::members::{OutputLimit, bzip2, gzip};
+use super::name::case_folded_path;
 use super::xz::XzReader;
 use super::{ArchiveFormat, Tree, TreeError, tar, zip};
 
@@ -27,9 +27,9 @@ pub fn unpack_from<R: Read + Seek>(format: ArchiveFormat, archive: R, tree: &mut
     let buffered = BufReader::with_capacity(64 * 1024, archive);
     match format {
         ArchiveFormat::Zip => zip::unpack(buffered, tree)?,
-        ArchiveFormat::TarGz => tar::unpack(&mut Bounded::for_tar(gzip(buffered), tree.limits()), tree)?,
-        ArchiveFormat::TarBz2 => tar::unpack(&mut Bounded::for_tar(bzip2(buffered), tree.limits()), tree)?,
-        ArchiveFormat::TarXz => tar::unpack(&mut Bounded::for_tar(XzReader::new(buffered), tree.limits()), tree)?,
+        ArchiveFormat::TarGz => tar::unpack(&mut OutputLimit::for_tar(gzip(buffered), tree.limits()), tree)?,
+        ArchiveFormat::TarBz2 => tar::unpack(&mut OutputLimit::for_tar(bzip2(buffered), tree.limits()), tree)?,
+        ArchiveFormat::TarXz => tar::unpack(&mut OutputLimit::for_tar(XzReader::new(buffered), tree.limits()), tree)?,
         // go-getter refuses these as well: it has no file name to give the content in a folder.
         ArchiveFormat::Gz | ArchiveFormat::Bz2 | ArchiveFormat::Xz => {
             return Err(TreeError::Unreadable("it is one compressed file, and a module is a folder".to_owned()));
@@ -42,7 +42,7 @@ pub fn unpack_from<R: Read + Seek>(format: ArchiveFormat, archive: R, tree: &mut
 fn no_clash(tree: &Tree) -> Result<(), TreeError> {
     let mut seen = HashMap::new();
     for (path, _) in tree.entries() {
-        if let Some(other) = seen.insert(folded(path), path) {
+        if let Some(other) = seen.insert(case_folded_path(path), path) {
             return Err(TreeError::refused(
                 path,
                 format!("its name and that of {other} differ in case alone, or in how letters are composed"),

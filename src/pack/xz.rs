@@ -22,7 +22,7 @@ const LZMA2: u8 = 0x21;
 pub(super) struct XzReader<R> {
     state: State<R>,
     flags: [u8; 2],
-    blocks: Blocks,
+    blocks: BlockTotals,
     dictionaries: u64,
     produced: u64,
 }
@@ -32,7 +32,7 @@ enum State<R> {
     Start(R),
     /// Before a block, or the index.
     Between(R),
-    Block(Box<Lzma2Reader<Counted<R>>>, Block),
+    Block(Box<Lzma2Reader<CountingReader<R>>>, Block),
     /// Past the end, or failed.
     Over,
 }
@@ -53,7 +53,7 @@ struct Sizes {
 
 /// Totals of the blocks read so far, which the index must match.
 #[derive(Default, PartialEq, Eq)]
-struct Blocks {
+struct BlockTotals {
     count: u64,
     unpadded: u64,
     unpacked: u64,
@@ -61,7 +61,7 @@ struct Blocks {
 
 impl<R: BufRead> XzReader<R> {
     pub(super) fn new(from: R) -> Self {
-        let (flags, blocks) = ([0; 2], Blocks::default());
+        let (flags, blocks) = ([0; 2], BlockTotals::default());
         Self { state: State::Start(from), flags, blocks, dictionaries: FIRST_DICTIONARIES, produced: 0 }
     }
 
@@ -78,7 +78,7 @@ impl<R: BufRead> XzReader<R> {
                     return Err(damaged("the header of its xz stream is damaged"));
                 }
                 self.flags = [f0, f1];
-                self.blocks = Blocks::default();
+                self.blocks = BlockTotals::default();
                 Ok(State::Between(from))
             }
             State::Between(mut from) => match array::<1>(&mut from)? {
@@ -133,16 +133,16 @@ impl<R: BufRead> XzReader<R> {
         if *dictionary > 40 || zeros.iter().any(|byte| *byte != 0) {
             return Err(odd());
         }
-        let dictionary = self.granted(*dictionary)?;
+        let dictionary = self.charge_dictionary(*dictionary)?;
         let check = Check::of(self.flags[1]).ok_or_else(|| damaged("its xz has a checksum of an unknown kind"))?;
-        let decoder = Lzma2Reader::new(Counted { inner: from, count: 0 }, dictionary, None);
+        let decoder = Lzma2Reader::new(CountingReader { inner: from, count: 0 }, dictionary, None);
         let header = header.len() as u64;
         Ok(State::Block(Box::new(decoder), Block { header, check, size: 0, said }))
     }
 
     /// Decodes a dictionary's size and charges it to the budget. Each byte of output adds four bytes to the budget, so
     /// that a stream of almost empty blocks is refused.
-    fn granted(&mut self, encoded: u8) -> io::Result<u32> {
+    fn charge_dictionary(&mut self, encoded: u8) -> io::Result<u32> {
         let size = (2 | u64::from(encoded & 1)) << (encoded / 2 + 11);
         let size = u32::try_from(size).ok().filter(|size| *size <= LARGEST_DICTIONARY);
         let size = size.ok_or_else(|| damaged("its xz asks for more memory than xz -9 does"))?;
@@ -156,15 +156,15 @@ impl<R: BufRead> XzReader<R> {
 
     /// Reads the index after its first byte, then the footer.
     fn index(&self, from: &mut R) -> io::Result<()> {
-        let mut from = Counted { inner: from, count: 1 };
-        let mut index = Summed { inner: &mut from, crc: Crc::new() };
+        let mut from = CountingReader { inner: from, count: 1 };
+        let mut index = Crc32Reader { inner: &mut from, crc: Crc::new() };
         index.crc.update(&[0]);
         let count = number_from(&mut index)?;
         // A hostile count must not drive the loop below.
         if count != self.blocks.count {
             return Err(damaged("the index of its xz is not that of its blocks"));
         }
-        let mut found = Blocks { count, ..Blocks::default() };
+        let mut found = BlockTotals { count, ..BlockTotals::default() };
         for _ in 0..count {
             found.unpadded = found.unpadded.wrapping_add(number_from(&mut index)?);
             found.unpacked = found.unpacked.wrapping_add(number_from(&mut index)?);
@@ -271,12 +271,12 @@ fn damaged(why: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
-struct Counted<R> {
+struct CountingReader<R> {
     inner: R,
     count: u64,
 }
 
-impl<R: Read> Read for Counted<R> {
+impl<R: Read> Read for CountingReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.inner.read(buffer)?;
         self.count += read as u64;
@@ -285,12 +285,12 @@ impl<R: Read> Read for Counted<R> {
 }
 
 /// A reader that computes the CRC-32 of its bytes.
-struct Summed<'a, R> {
+struct Crc32Reader<'a, R> {
     inner: &'a mut R,
     crc: Crc,
 }
 
-impl<R: Read> Read for Summed<'_, R> {
+impl<R: Read> Read for Crc32Reader<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.inner.read(buffer)?;
         self.crc.update(buffer.get(..read).unwrap_or_default());

@@ -7,7 +7,7 @@ use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use ::zip::read::{ZipArchive, ZipFile};
 use ::zip::{ExtraField, System};
 
-use super::name::{path_of, refused};
+use super::name::{clean_path, refused};
 use super::{Tree, TreeError};
 
 /// The most bytes read for the central directory, regardless of the number of entries it claims.
@@ -30,7 +30,7 @@ pub(super) fn unpack<R: Read + Seek>(mut from: R, tree: &mut Tree) -> Result<(),
     }
     if archive.has_duplicate_names() {
         let start = archive.central_directory_start();
-        let twice = name_had_twice(archive.into_inner(), start).unwrap_or_default();
+        let twice = first_duplicate_name(archive.into_inner(), start).unwrap_or_default();
         return Err(refused(&twice, "two of its entries have this name"));
     }
     budget.set(u64::MAX);
@@ -51,7 +51,7 @@ pub(super) fn unpack<R: Read + Seek>(mut from: R, tree: &mut Tree) -> Result<(),
 }
 
 /// Finds the first duplicate name in the central directory. The zip crate reports only that there is one.
-fn name_had_twice<R: Read + Seek>(mut from: R, start: u64) -> Option<Vec<u8>> {
+fn first_duplicate_name<R: Read + Seek>(mut from: R, start: u64) -> Option<Vec<u8>> {
     from.seek(SeekFrom::Start(start)).ok()?;
     let mut from = BufReader::new(from);
     let mut seen = HashSet::new();
@@ -79,7 +79,7 @@ fn add<R: Read>(mut entry: ZipFile<'_, R>, tree: &mut Tree) -> Result<(), TreeEr
     if entry.extra_data_fields().any(|field| matches!(field, ExtraField::UnicodePath(_))) {
         return Err(refused(&name, "it has two names"));
     }
-    let path = path_of(&name)?;
+    let path = clean_path(&name)?;
     let said = unix_mode(&entry);
     let mode = said.map_or(0o644, |mode| mode & 0o777);
     match said.map(|mode| mode & KIND) {
@@ -87,18 +87,18 @@ fn add<R: Read>(mut entry: ZipFile<'_, R>, tree: &mut Tree) -> Result<(), TreeEr
             if entry.size() > 0 {
                 return Err(refused(&name, "it has a folder's name, yet it has content"));
             }
-            tree.folder(&path)
+            tree.add_folder(&path)
         }
-        Some(0o040_000) => tree.folder(&path),
+        Some(0o040_000) => tree.add_folder(&path),
         Some(0o120_000) => {
             let mut target = Vec::new();
             let read = (&mut entry).take(TARGET_READ).read_to_end(&mut target);
             read.map_err(|e| refused(&name, format!("it cannot be unpacked: {e}")))?;
-            tree.link(&path, &target)
+            tree.add_symlink(&path, &target)
         }
         None | Some(0 | 0o100_000) => {
             let size = entry.size();
-            if tree.file(&path, mode, &mut entry)? != size {
+            if tree.add_file(&path, mode, &mut entry)? != size {
                 return Err(refused(&name, "its size is not what the zip says"));
             }
             Ok(())

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use ::zip::write::{SimpleFileOptions, ZipWriter};
 use ::zip::{CompressionMethod, DateTime, System};
 
-use super::{Entry, Tree, TreeError};
+use super::{Tree, TreeEntry, TreeError};
 
 const LEVEL: i64 = 6;
 /// The size of each write to the encoder, in bytes. The encoder's output depends on it.
@@ -19,14 +19,14 @@ const LARGE: u64 = u32::MAX as u64 - (64 << 20);
 ///
 /// # Errors
 /// [`TreeError::Refused`] for a link or a name that is not UTF-8; [`TreeError::Spool`] where reading or writing fails.
-pub fn zipped(tree: &Tree, out: impl Write) -> Result<(), TreeError> {
+pub fn pack_zip(tree: &Tree, out: impl Write) -> Result<(), TreeError> {
     let mut zip = ZipWriter::new_stream(out);
     let mut buffer = vec![0; PIECE];
     for (path, entry) in tree.entries() {
         let (mode, at, size_bytes) = match *entry {
-            Entry::File { mode, at, size_bytes } => (mode, at, size_bytes),
-            Entry::Folder => continue,
-            Entry::Link(_) => return Err(TreeError::refused(path, "it is a link")),
+            TreeEntry::File { mode, at, size_bytes } => (mode, at, size_bytes),
+            TreeEntry::Folder => continue,
+            TreeEntry::Link(_) => return Err(TreeError::refused(path, "it is a link")),
         };
         let name = std::str::from_utf8(path.as_bytes());
         let name = name.map_err(|_| TreeError::refused(path, "its name is no UTF-8"))?;
@@ -69,14 +69,14 @@ mod tests {
     fn tree(files: &[(&str, u32, &[u8])]) -> Tree {
         let mut tree = Tree::new(tempfile::tempfile().unwrap(), TreeLimits::default());
         for (path, mode, bytes) in files {
-            tree.file(&TreePath::parse(path.as_bytes()).unwrap(), *mode, &mut &bytes[..]).unwrap();
+            tree.add_file(&TreePath::parse(path.as_bytes()).unwrap(), *mode, &mut &bytes[..]).unwrap();
         }
         tree
     }
 
     fn zip(tree: &Tree) -> Vec<u8> {
         let mut zip = Vec::new();
-        zipped(tree, &mut zip).unwrap();
+        pack_zip(tree, &mut zip).unwrap();
         zip
     }
 
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn a_link_is_in_no_package() {
         let mut tree = tree(&[("a", 0o644, b"x")]);
-        tree.link(&TreePath::parse(b"b").unwrap(), b"a").unwrap();
-        assert!(matches!(zipped(&tree, Vec::new()), Err(TreeError::Refused { .. })));
+        tree.add_symlink(&TreePath::parse(b"b").unwrap(), b"a").unwrap();
+        assert!(matches!(pack_zip(&tree, Vec::new()), Err(TreeError::Refused { .. })));
     }
 }

@@ -19,7 +19,7 @@ use subtle::ConstantTimeEq;
 pub use self::command::Command;
 
 use super::{Content, Reply};
-use crate::bundle::KeyIds;
+use crate::bundle::BundleKeyIds;
 use crate::clock::Timestamp;
 use crate::jobs::{JobId, RecurringState};
 use crate::mirror::{Mirror, NotReady, Status, UpstreamState};
@@ -244,7 +244,7 @@ pub struct Report {
     pub warm_ups: Vec<RecurringState>,
     /// The keys of bundles that are in force.
     #[serde(default)]
-    pub bundle_keys: KeyIds,
+    pub bundle_keys: BundleKeyIds,
 }
 
 /// What a running larder has done.

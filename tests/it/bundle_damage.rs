@@ -2,7 +2,7 @@
 
 use std::io::{Cursor, Read, Write};
 
-use larder::bundle::{Manifest, Outcome, PartList, PartsReader, PartsWriter, Receipt, Step, Told};
+use larder::bundle::{ApplyEvent, ApplyOutcome, EntryOutcome, Manifest, PartList, PartsReader, PartsWriter, Receipt};
 use larder::clock::Timestamp;
 use larder::mirror::NotApplied;
 use rand::{Rng, SeedableRng};
@@ -39,8 +39,8 @@ struct Place {
 
 impl Place {
     /// Whether this is what somebody is told who must find what was damaged: the thing, and the file of it.
-    fn is_named_by(&self, told: &Told) -> bool {
-        let Outcome::Refused { why } = &told.outcome else { return false };
+    fn is_named_by(&self, told: &EntryOutcome) -> bool {
+        let ApplyOutcome::Refused { why } = &told.outcome else { return false };
         let (what, role) = self.of.as_ref().unwrap();
         told.package.to_string() == *what
             && why.starts_with(&format!("its {role} "))
@@ -74,8 +74,8 @@ fn place_of(places: &[Place], at: usize) -> Option<&Place> {
 }
 
 /// The first thing that was refused.
-fn first_refused(receipt: &Receipt) -> &Told {
-    let is_refused = |told: &&Told| matches!(told.outcome, Outcome::Refused { .. });
+fn first_refused(receipt: &Receipt) -> &EntryOutcome {
+    let is_refused = |told: &&EntryOutcome| matches!(told.outcome, ApplyOutcome::Refused { .. });
     receipt.entries.iter().find(is_refused).unwrap_or_else(|| panic!("{receipt:#?}"))
 }
 
@@ -94,7 +94,7 @@ async fn each_of_200_flipped_bytes_is_refused_with_the_name_of_what_it_is_in() {
     let signed = some_of_everything(&key).await;
     let unsigned = without_signature(&signed);
     let mut lenient = key.trust();
-    lenient.trust.unsigned = true;
+    lenient.trust.allow_unsigned = true;
     let mut random = rand::rngs::StdRng::seed_from_u64(7);
     for number in 0..FLIPS {
         let (mut bytes, how) =
@@ -187,7 +187,7 @@ struct Parts {
 
 impl Parts {
     fn of(bundle: &[u8]) -> Self {
-        let list = PartList::begun(Timestamp(1), PART as u64);
+        let list = PartList::empty(Timestamp(1), PART as u64);
         let mut writer = PartsWriter::new(list, |_: &str| Ok(Cursor::new(Vec::new())), |_, _| Ok(()));
         writer.write_all(bundle).unwrap();
         Self { list: writer.end().unwrap().list, parts: bundle.chunks(PART).map(<[u8]>::to_vec).collect() }
@@ -318,11 +318,15 @@ async fn the_outcome_of_each_entry_is_reported_as_it_happens() {
     let (tell, told) = std::sync::mpsc::channel();
     let receipt =
         there.apply_telling(Cursor::new(whole), &key.trust(), move |step| tell.send(step).unwrap()).await.unwrap();
-    let steps: Vec<Step> = told.into_iter().filter(|step| !matches!(step, Step::Read { .. })).collect();
-    assert!(matches!(steps.first(), Some(Step::Begun { entries, .. }) if *entries == receipt.entries.len() as u64));
-    assert!(matches!(steps.last(), Some(Step::Done { receipt: told }) if *told == receipt));
-    let entries: Vec<_> =
-        steps.into_iter().filter_map(|step| if let Step::Entry(told) = step { Some(told) } else { None }).collect();
+    let steps: Vec<ApplyEvent> = told.into_iter().filter(|step| !matches!(step, ApplyEvent::Read { .. })).collect();
+    assert!(
+        matches!(steps.first(), Some(ApplyEvent::Begun { entries, .. }) if *entries == receipt.entries.len() as u64)
+    );
+    assert!(matches!(steps.last(), Some(ApplyEvent::Done { receipt: told }) if *told == receipt));
+    let entries: Vec<_> = steps
+        .into_iter()
+        .filter_map(|step| if let ApplyEvent::Entry(told) = step { Some(told) } else { None })
+        .collect();
     assert_eq!(entries, receipt.entries);
     let kept = std::fs::read(receipt.kept.clone().unwrap()).unwrap();
     let kept: Receipt = serde_json::from_slice(&kept).unwrap();

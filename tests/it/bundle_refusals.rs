@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use larder::bundle::{Entry, Inventory, Manifest, SigningKey, Writer};
+use larder::bundle::{BundleEntry, BundleWriter, Inventory, Manifest, SigningKey};
 use serde_json::{Value, json};
 
 use crate::support::gap::{BundleKey, Sealed, bundle, contents, outcomes, refusal, sealed, warmed};
@@ -40,12 +40,12 @@ fn opened(bundle: &[u8]) -> (Manifest, Vec<(String, Vec<u8>)>) {
 }
 
 /// The same files under a manifest that somebody has changed, and who can make one that hangs together.
-fn tampered(bundle: &[u8], key: Option<&SigningKey>, change: impl Fn(&mut Entry)) -> Vec<u8> {
+fn tampered(bundle: &[u8], key: Option<&SigningKey>, change: impl Fn(&mut BundleEntry)) -> Vec<u8> {
     let (manifest, files) = opened(bundle);
     let mut entries = manifest.entries;
     entries.iter_mut().for_each(change);
     let manifest = Manifest::new(manifest.created, None, entries);
-    let mut writer = Writer::begin(Vec::new(), &manifest, key).unwrap();
+    let mut writer = BundleWriter::begin(Vec::new(), &manifest, key).unwrap();
     for (_, file) in manifest.files() {
         let name = format!("sha256/{}", file.file.sha256);
         let bytes = &files.iter().find(|(found, _)| *found == name).unwrap().1;
@@ -70,7 +70,7 @@ async fn an_untrusted_bundle_is_refused_before_anything_changes() {
         assert!(contents(&there.folder).is_empty() && there.folder.files("receipts").is_empty());
     }
     let mut lenient = key.trust();
-    lenient.trust.unsigned = true;
+    lenient.trust.allow_unsigned = true;
     for bytes in [signed, unsigned] {
         let receipt = there.apply(bytes, &lenient).await.unwrap();
         assert!(receipt.ok && !receipt.trusted, "{receipt:#?}");
@@ -86,13 +86,13 @@ async fn a_manifest_that_lies_is_found_out_by_what_is_in_the_bundle() {
     publish_module(&upstream);
     let bytes = bundle(&upstream, &key, &["acme/null", "acme/net/test"], &["linux_amd64"]).await;
     let mut lenient = key.trust();
-    lenient.trust.unsigned = true;
-    type Lie = (&'static str, fn(&mut Entry), &'static str);
+    lenient.trust.allow_unsigned = true;
+    type Lie = (&'static str, fn(&mut BundleEntry), &'static str);
     let lies: [Lie; 6] = [
         (
             "another platform",
             |entry| {
-                if let Entry::Provider(entry) = entry {
+                if let BundleEntry::Provider(entry) = entry {
                     entry.platform = larder::address::Platform::parse("darwin_arm64").unwrap();
                 }
             },
@@ -101,7 +101,7 @@ async fn a_manifest_that_lies_is_found_out_by_what_is_in_the_bundle() {
         (
             "another version",
             |entry| {
-                if let Entry::Provider(entry) = entry {
+                if let BundleEntry::Provider(entry) = entry {
                     entry.version = larder::address::Version::parse("9.9.9").unwrap();
                 }
             },
@@ -110,7 +110,7 @@ async fn a_manifest_that_lies_is_found_out_by_what_is_in_the_bundle() {
         (
             "another signer",
             |entry| {
-                if let Entry::Provider(entry) = entry {
+                if let BundleEntry::Provider(entry) = entry {
                     entry.signed_by = Some("F00D".to_owned());
                 }
             },
@@ -119,7 +119,7 @@ async fn a_manifest_that_lies_is_found_out_by_what_is_in_the_bundle() {
         (
             "another tree",
             |entry| {
-                if let Entry::Module(entry) = entry {
+                if let BundleEntry::Module(entry) = entry {
                     entry.tree = larder::digest::Digest::of(b"another");
                 }
             },
@@ -128,7 +128,7 @@ async fn a_manifest_that_lies_is_found_out_by_what_is_in_the_bundle() {
         (
             "a folder that is not there",
             |entry| {
-                if let Entry::Module(entry) = entry {
+                if let BundleEntry::Module(entry) = entry {
                     entry.subdir = Some("not/there".to_owned());
                 }
             },
@@ -137,7 +137,7 @@ async fn a_manifest_that_lies_is_found_out_by_what_is_in_the_bundle() {
         (
             "a folder outside",
             |entry| {
-                if let Entry::Module(entry) = entry {
+                if let BundleEntry::Module(entry) = entry {
                     entry.subdir = Some("../..".to_owned());
                 }
             },
@@ -217,7 +217,7 @@ async fn an_unknown_signing_key_is_accepted_only_from_a_trusted_bundle() {
     assert!(there.apply(of_null(&key, null()).await, &key.trust()).await.unwrap().ok);
     let before = there.folder.blobs();
     let mut lenient = key.trust();
-    lenient.trust.unsigned = true;
+    lenient.trust.allow_unsigned = true;
     for _ in 0..2 {
         // Nothing of a refused one is remembered: it is as strange the second time.
         let receipt = there.apply(of_null(&foreign, next()).await, &lenient).await.unwrap();
@@ -235,7 +235,7 @@ async fn an_unsigned_bundle_makes_no_key_known_for_a_provider() {
     let (key, foreign, stranger) = (BundleKey::new(), BundleKey::new(), PublisherKey::another());
     let there = Sealed::new(key.sealed());
     let mut lenient = key.trust();
-    lenient.trust.unsigned = true;
+    lenient.trust.allow_unsigned = true;
     let brought = of_null(&foreign, null().signed_by(&stranger)).await;
     assert!(there.apply(brought, &lenient).await.unwrap().ok);
     let folder = there.folder.clone();
@@ -263,7 +263,7 @@ async fn a_module_that_says_it_was_packed_by_another_packer_is_refused() {
     publish_module(&upstream);
     let made = bundle(&upstream, &key, &["acme/net/test"], &[]).await;
     let other = tampered(&made, Some(&key.key), |entry| {
-        if let Entry::Module(module) = entry {
+        if let BundleEntry::Module(module) = entry {
             module.packer += 1;
         }
     });

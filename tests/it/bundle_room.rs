@@ -1,6 +1,6 @@
 //! What bundles take of a disk and of memory: a full disk tears nothing, and memory does not grow with what is in them.
 
-use larder::bundle::{Outcome, Receipt};
+use larder::bundle::{ApplyOutcome, Receipt};
 use serde_json::Value;
 
 use crate::support::bundle_commands::{larder_in, write_beside};
@@ -26,7 +26,7 @@ async fn of_three(key: &BundleKey) -> Vec<u8> {
 
 fn refusals(receipt: &Receipt) -> Vec<(&str, &str)> {
     let refused = receipt.entries.iter().filter_map(|told| match &told.outcome {
-        Outcome::Refused { why } => Some((&*told.package.to_string().leak(), why.as_str())),
+        ApplyOutcome::Refused { why } => Some((&*told.package.to_string().leak(), why.as_str())),
         _ => None,
     });
     refused.collect()

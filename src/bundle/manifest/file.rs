@@ -9,7 +9,7 @@ use crate::digest::Digest;
 /// A file in a bundle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct File {
+pub struct BundledFile {
     /// The SHA-256 of the file, from which its name in the tar is made.
     pub sha256: Digest,
     /// The size in bytes.
@@ -19,7 +19,7 @@ pub struct File {
 /// An archive, which a delta may leave out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Archive {
+pub struct BundledArchive {
     /// The SHA-256 of the archive, from which its name in the tar is made.
     pub sha256: Digest,
     /// The size in bytes.
@@ -31,7 +31,7 @@ pub struct Archive {
 
 /// The role of a file in its entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Role {
+pub enum FileRole {
     /// The document itself.
     Document,
     /// The entries that upstream has dropped from the document.
@@ -46,7 +46,7 @@ pub enum Role {
     Archive,
 }
 
-impl fmt::Display for Role {
+impl fmt::Display for FileRole {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Document => "document",
@@ -61,16 +61,16 @@ impl fmt::Display for Role {
 
 /// A file of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FileRef {
+pub struct EntryFile {
     /// The role of the file.
-    pub role: Role,
+    pub role: FileRole,
     /// The file.
-    pub file: File,
+    pub file: BundledFile,
     /// True if it is not in the tar.
     pub left_out: bool,
 }
 
-impl FileRef {
+impl EntryFile {
     /// The name in the tar.
     pub fn name(&self) -> String {
         format!("sha256/{}", self.file.sha256)

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use url::Url;
 
 use super::super::tar;
-use super::{Entry, FORMAT, FileRef, Manifest, Role};
+use super::{BundleEntry, EntryFile, FORMAT, FileRole, Manifest};
 
 /// The size limit of a manifest, in bytes.
 pub const LARGEST_MANIFEST: u64 = 64 << 20;
@@ -80,7 +80,7 @@ impl Manifest {
                 return refused(format!("{called} is in it twice"));
             }
             entry.check().map_err(|why| BadManifest::Refused(format!("{called}: {why}")))?;
-            for FileRef { role, file, .. } in entry.files() {
+            for EntryFile { role, file, .. } in entry.files() {
                 if *sizes.entry(file.sha256).or_insert(file.bytes) != file.bytes {
                     return refused(format!("{called}: its {role} has two sizes"));
                 }
@@ -94,19 +94,19 @@ impl Manifest {
     }
 }
 
-impl Entry {
+impl BundleEntry {
     fn check(&self) -> Result<(), String> {
         let is_list = !matches!(self, Self::Provider(_));
-        for FileRef { role, file, .. } in self.files() {
+        for EntryFile { role, file, .. } in self.files() {
             let largest = match role {
-                Role::Document if is_list => LARGEST_DOCUMENT,
-                Role::Document => LARGEST_DOWNLOAD_DOCUMENT,
-                Role::Dropped => LARGEST_DOCUMENT,
-                Role::Sums => LARGEST_SUMS,
-                Role::Signature => LARGEST_SIGNATURE,
-                Role::Location => LARGEST_LOCATION,
+                FileRole::Document if is_list => LARGEST_DOCUMENT,
+                FileRole::Document => LARGEST_DOWNLOAD_DOCUMENT,
+                FileRole::Dropped => LARGEST_DOCUMENT,
+                FileRole::Sums => LARGEST_SUMS,
+                FileRole::Signature => LARGEST_SIGNATURE,
+                FileRole::Location => LARGEST_LOCATION,
                 // The importing store has a limit for archives.
-                Role::Archive => u64::MAX,
+                FileRole::Archive => u64::MAX,
             };
             if file.bytes > largest {
                 return Err(format!("its {role} has {} bytes, and may have {largest}", file.bytes));

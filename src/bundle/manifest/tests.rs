@@ -3,49 +3,49 @@ use proptest::prelude::*;
 use super::reading::LARGEST_SUMS;
 use super::*;
 
-fn said() -> Said {
+fn said() -> FetchOrigin {
     let asked = Url::parse("https://registry.example/v1/providers/acme/null/1.0.0/download/linux/amd64").unwrap();
-    Said { url: asked.clone(), asked, fetched: Timestamp(1), checked: Timestamp(2), gone: false }
+    FetchOrigin { url: asked.clone(), asked, fetched: Timestamp(1), checked: Timestamp(2), gone: false }
 }
 
-fn file(content: &str) -> File {
-    File { sha256: Digest::of(content.as_bytes()), bytes: content.len() as u64 }
+fn file(content: &str) -> BundledFile {
+    BundledFile { sha256: Digest::of(content.as_bytes()), bytes: content.len() as u64 }
 }
 
-fn archive(content: &str, left_out: bool) -> Archive {
-    let File { sha256, bytes } = file(content);
-    Archive { sha256, bytes, left_out }
+fn archive(content: &str, left_out: bool) -> BundledArchive {
+    let BundledFile { sha256, bytes } = file(content);
+    BundledArchive { sha256, bytes, left_out }
 }
 
-fn discovery() -> Entry {
-    let document = Document { said: said(), document: file("{}"), dropped: Some(file("[]")) };
-    Entry::Discovery { host: Hostname::parse("registry.example:8443").unwrap(), document }
+fn discovery() -> BundleEntry {
+    let document = BundledDocument { said: said(), document: file("{}"), dropped: Some(file("[]")) };
+    BundleEntry::Discovery { host: Hostname::parse("registry.example:8443").unwrap(), document }
 }
 
-fn provider(platform: &str, left_out: bool) -> Entry {
+fn provider(platform: &str, left_out: bool) -> BundleEntry {
     let json = serde_json::json!({
         "provider": "registry.example/acme/null", "version": "1.0.0", "platform": platform, "signed_by": "AB",
         "said": said(), "document": file(platform), "sums": file("sums"), "signature": file("signature"),
         "archive": archive(&format!("zip of {platform}"), left_out),
     });
-    Entry::Provider(Box::new(serde_json::from_value(json).unwrap()))
+    BundleEntry::Provider(Box::new(serde_json::from_value(json).unwrap()))
 }
 
-fn module() -> Entry {
+fn module() -> BundleEntry {
     let json = serde_json::json!({
         "module": "registry.example/Acme/vpc/aws", "version": "1.2.0", "commit": "c0ffee", "tree": Digest::of(b"tree"),
         "packer": 1, "subdir": "modules/x", "source": Digest::of(b"source"), "origin": "https://git.example",
         "first_seen": 3, "said": said(), "location": file("git::https://git.example/x"), "archive": archive("tgz", false),
     });
-    Entry::Module(Box::new(serde_json::from_value(json).unwrap()))
+    BundleEntry::Module(Box::new(serde_json::from_value(json).unwrap()))
 }
 
-fn manifest(entries: Vec<Entry>) -> Manifest {
+fn manifest(entries: Vec<BundleEntry>) -> Manifest {
     Manifest::new(Timestamp(1_795_293_761), Some(Digest::of(b"inventory")), entries)
 }
 
 #[test]
-fn it_is_read_as_it_was_written_and_each_thing_has_a_line() {
+fn a_manifest_round_trips_and_has_one_line_per_entry() {
     let manifest = manifest(vec![discovery(), provider("linux_amd64", false), module()]);
     let written = manifest.write();
     assert_eq!(Manifest::read(&written).unwrap(), manifest);
@@ -60,18 +60,18 @@ fn it_is_read_as_it_was_written_and_each_thing_has_a_line() {
 fn each_file_is_carried_once_and_an_archive_comes_last() {
     let manifest = manifest(vec![provider("linux_amd64", false), provider("linux_arm64", true)]);
     let files: Vec<_> = manifest.files().map(|(entry, file)| (entry, file.role)).collect();
-    let first = [Role::Document, Role::Sums, Role::Signature, Role::Archive].map(|role| (0, role));
-    assert_eq!(files, [&first[..], &[(1, Role::Document)]].concat());
+    let first = [FileRole::Document, FileRole::Sums, FileRole::Signature, FileRole::Archive].map(|role| (0, role));
+    assert_eq!(files, [&first[..], &[(1, FileRole::Document)]].concat());
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_the_name_of_the_thing() {
-    let refused = |entries: Vec<Entry>| Manifest::read(&manifest(entries).write()).unwrap_err().to_string();
+fn an_invalid_entry_is_refused_by_name() {
+    let refused = |entries: Vec<BundleEntry>| Manifest::read(&manifest(entries).write()).unwrap_err().to_string();
     assert!(refused(vec![module(), module()]).contains("registry.example/Acme/vpc/aws 1.2.0 is in it twice"));
     let with = |change: &dyn Fn(&mut ProviderEntry)| {
-        let Entry::Provider(mut entry) = provider("linux_amd64", false) else { unreachable!() };
+        let BundleEntry::Provider(mut entry) = provider("linux_amd64", false) else { unreachable!() };
         change(&mut entry);
-        refused(vec![Entry::Provider(entry)])
+        refused(vec![BundleEntry::Provider(entry)])
     };
     assert!(
         with(&|entry| entry.sums.bytes = LARGEST_SUMS + 1).contains("acme/null 1.0.0 (linux_amd64): its SHA256SUMS")
@@ -93,7 +93,7 @@ fn a_newer_one_is_said_to_be_newer() {
 proptest! {
     /// An altered byte is found even in an unsigned manifest.
     #[test]
-    fn no_byte_of_it_may_be_another(at in any::<prop::sample::Index>(), flip in 1u8..) {
+    fn any_altered_byte_of_a_manifest_is_refused(at in any::<prop::sample::Index>(), flip in 1u8..) {
         let mut written = manifest(vec![discovery(), provider("linux_amd64", true), module()]).write();
         let at = at.index(written.len());
         written[at] ^= flip;

@@ -24,7 +24,7 @@ fn write(folder: &Folder, bytes: &[u8], pieces: usize) -> (PartList, u64) {
         kept.borrow_mut().insert(name.borrow().clone(), content);
         Ok(())
     };
-    let mut writer = PartsWriter::new(PartList::begun(Timestamp(1), LEAST_PART), open, keep);
+    let mut writer = PartsWriter::new(PartList::empty(Timestamp(1), MIN_PART_BYTES), open, keep);
     for piece in bytes.chunks(pieces) {
         writer.write_all(piece).unwrap();
     }
@@ -48,24 +48,24 @@ fn sizes(folder: &Folder) -> impl Fn(&str) -> io::Result<Option<u64>> {
 }
 
 #[test]
-fn parts_come_together_as_they_were_and_one_that_is_wrong_is_named() {
-    let (folder, all) = (Folder::default(), bytes(2 * LEAST_PART as usize + 5));
+fn parts_are_read_as_one_stream_and_a_damaged_part_is_named() {
+    let (folder, all) = (Folder::default(), bytes(2 * MIN_PART_BYTES as usize + 5));
     let (list, reused) = write(&folder, &all, 70_000);
     assert_eq!((list.parts.len(), reused, list.bytes()), (3, 0, all.len() as u64));
     let list = PartList::read(&list.write()).unwrap();
-    assert!(list.is_all_there(sizes(&folder)).is_ok());
+    assert!(list.check_sizes(sizes(&folder)).is_ok());
     assert_eq!(read(&folder, &list).unwrap(), all);
     folder.borrow_mut().get_mut("part-00002").unwrap()[9] ^= 1;
     assert!(read(&folder, &list).unwrap_err().to_string().starts_with("part-00002 is not what it was"));
     folder.borrow_mut().get_mut("part-00003").unwrap().pop();
     folder.borrow_mut().remove("part-00001");
-    let missing = list.is_all_there(sizes(&folder)).unwrap_err().to_string();
+    let missing = list.check_sizes(sizes(&folder)).unwrap_err().to_string();
     assert_eq!(missing, "part-00001 is missing; part-00003 has 4 bytes, and should have 5");
 }
 
 #[test]
-fn what_an_interruption_left_is_kept_and_the_rest_is_written() {
-    let (folder, all) = (Folder::default(), bytes(3 * LEAST_PART as usize));
+fn a_run_after_an_interruption_reuses_the_parts_already_written() {
+    let (folder, all) = (Folder::default(), bytes(3 * MIN_PART_BYTES as usize));
     write(&folder, &all, 70_000);
     folder.borrow_mut().get_mut("part-00002").unwrap().truncate(100_000);
     folder.borrow_mut().remove("part-00003");
@@ -77,7 +77,7 @@ fn what_an_interruption_left_is_kept_and_the_rest_is_written() {
 
 #[test]
 fn a_list_that_leads_elsewhere_is_refused() {
-    let (folder, all) = (Folder::default(), bytes(LEAST_PART as usize + 5));
+    let (folder, all) = (Folder::default(), bytes(MIN_PART_BYTES as usize + 5));
     let (list, _) = write(&folder, &all, 70_000);
     let refused = |change: &dyn Fn(&mut PartList)| {
         let mut list = list.clone();
@@ -89,13 +89,13 @@ fn a_list_that_leads_elsewhere_is_refused() {
     assert!(refused(&|list| list.part_bytes = 1).contains("smaller"));
     assert!(PartList::read(b"{}").is_err());
     let unfinished = PartList { complete: false, ..list };
-    assert!(matches!(unfinished.is_all_there(sizes(&folder)), Err(BadParts::Incomplete)));
+    assert!(matches!(unfinished.check_sizes(sizes(&folder)), Err(BadParts::Incomplete)));
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
     #[test]
-    fn whatever_lies_there_the_parts_are_right_in_the_end(
+    fn parts_are_correct_after_any_earlier_contents(
         length in 1usize..(3 << 20),
         before in 0usize..(3 << 20),
         differs_at in any::<prop::sample::Index>(),

@@ -15,7 +15,7 @@ use super::files::Source;
 use super::keys;
 use crate::address::Hostname;
 use crate::app::{self, Settings};
-use crate::bundle::{Opened, Outcome, Receipt, Standing, Step, Told, Trust};
+use crate::bundle::{ApplyEvent, ApplyOutcome, BundleReader, BundleTrust, EntryOutcome, Receipt, SignatureStatus};
 use crate::config::Config;
 use crate::http::admin_client::{self, NoAnswer};
 use crate::mirror::TakingIn;
@@ -50,18 +50,18 @@ impl Apply {
         let taking = taking.map_err(|problems| anyhow!(problems.join("; ")))?;
         let source = Source::at(&self.from)?;
         let from = self.from.display();
-        let anybody = Trust { keys: Vec::new(), unsigned: true };
+        let anybody = BundleTrust { keys: Vec::new(), allow_unsigned: true };
         // What is no file can be read once only.
         let opened = match &source {
             Source::File(path) if !path.is_file() => None,
             source => {
-                let opened = Opened::open(source.open()?, &anybody);
+                let opened = BundleReader::open(source.open()?, &anybody);
                 Some(opened.with_context(|| shown_as_text(&from.to_string()))?)
             }
         };
         let runtime = runtime()?;
         let applied = runtime.block_on(async {
-            if let Some(Standing::ByAStranger(key)) = opened.as_ref().map(|opened| &opened.standing)
+            if let Some(SignatureStatus::UntrustedKey(key)) = opened.as_ref().map(|opened| &opened.signature_status)
                 && !self.unsigned
             {
                 keys::must_be_read(&config, key).await?;
@@ -128,7 +128,7 @@ struct Report {
 }
 
 impl Report {
-    fn tell(&mut self, step: Step) {
+    fn tell(&mut self, step: ApplyEvent) {
         if self.json {
             match serde_json::to_string(&step) {
                 Ok(line) => say(&line),
@@ -136,14 +136,14 @@ impl Report {
             }
         }
         match step {
-            Step::Begun { entries, bytes } if !self.json => {
+            ApplyEvent::Begun { entries, bytes } if !self.json => {
                 say(&format!("applying {} ({})", counted(entries, "thing"), ByteSize(bytes)));
             }
-            Step::Begun { .. } => {}
-            Step::Read { bytes } => self.bytes.set(bytes),
-            Step::Entry(told) if !self.json => say(&line(&told, &self.host, width_of_stdout())),
-            Step::Entry(_) => {}
-            Step::Done { receipt } => self.receipt = Some(receipt),
+            ApplyEvent::Begun { .. } => {}
+            ApplyEvent::Read { bytes } => self.bytes.set(bytes),
+            ApplyEvent::Entry(told) if !self.json => say(&line(&told, &self.host, width_of_stdout())),
+            ApplyEvent::Entry(_) => {}
+            ApplyEvent::Done { receipt } => self.receipt = Some(receipt),
         }
     }
 
@@ -162,17 +162,17 @@ impl Report {
 }
 
 /// What became of one thing, for a terminal of this width.
-fn line(told: &Told, host: &Hostname, width: Option<usize>) -> String {
+fn line(told: &EntryOutcome, host: &Hostname, width: Option<usize>) -> String {
     let mut page = Page::of_width(width);
     let what = shown_as_text(&told.package.without(host).to_string());
     match &told.outcome {
-        Outcome::Applied { note } => {
+        ApplyOutcome::Applied { note } => {
             page.hang("  applied  ", &what);
             note.iter().for_each(|note| page.hang("           note: ", &shown_as_text(note)));
         }
-        Outcome::Held => page.hang("  held     ", &what),
-        Outcome::NotReached => page.hang("  missed   ", &what),
-        Outcome::Refused { why } => {
+        ApplyOutcome::Held => page.hang("  held     ", &what),
+        ApplyOutcome::NotReached => page.hang("  missed   ", &what),
+        ApplyOutcome::Refused { why } => {
             page.hang("  REFUSED  ", &what);
             page.hang("           ", &shown_as_text(why));
         }
@@ -217,7 +217,7 @@ mod tests {
         let host = Hostname::parse("registry.terraform.io").unwrap();
         let package = PackageRef::asked("registry.example/hashicorp/a-provider-with-quite-a-long-name@1.2.0");
         let why = "its archive was altered \u{1b}[2J".to_owned();
-        let told = Told { package, outcome: Outcome::Refused { why } };
+        let told = EntryOutcome { package, outcome: ApplyOutcome::Refused { why } };
         let lines = line(&told, &host, Some(80));
         assert!(lines.lines().all(|line| line.chars().count() <= 80), "{lines}");
         assert!(lines.starts_with("  REFUSED  registry.example/hashicorp/a-provider-with-quite-a-long-name 1.2.0\n"));

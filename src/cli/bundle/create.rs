@@ -19,7 +19,7 @@ use super::super::{Common, runtime, say, say_error};
 use super::files::{self, Source};
 use super::keys;
 use super::target::{Out, Target, Written};
-use crate::bundle::{Entry, Inventory, LEAST_PART, Manifest, Opened, Standing, Trust};
+use crate::bundle::{BundleEntry, BundleReader, BundleTrust, Inventory, MIN_PART_BYTES, Manifest, SignatureStatus};
 use crate::clock::{Clock, Timestamp};
 use crate::config::Config;
 use crate::http::admin_client;
@@ -57,8 +57,8 @@ pub(super) struct Create {
 
 fn part_size(given: &str) -> Result<ByteSize, String> {
     let size = ByteSize::from_str(given).map_err(|_| format!("{given:?} is no size: write 2GiB, 650MiB, …"))?;
-    if size.as_u64() < LEAST_PART {
-        return Err(format!("a part has {} at least", ByteSize(LEAST_PART)));
+    if size.as_u64() < MIN_PART_BYTES {
+        return Err(format!("a part has {} at least", ByteSize(MIN_PART_BYTES)));
     }
     Ok(size)
 }
@@ -129,12 +129,12 @@ impl Create {
     /// Reads its manifest again, from where it was written to, and says what is in it.
     fn tell(&self, written: &Written) -> anyhow::Result<()> {
         let Written { source, reused, again } = written;
-        let trust = Trust { keys: Vec::new(), unsigned: true };
-        let opened = Opened::open(source.open()?, &trust).context("what was written cannot be read")?;
+        let trust = BundleTrust { keys: Vec::new(), allow_unsigned: true };
+        let opened = BundleReader::open(source.open()?, &trust).context("what was written cannot be read")?;
         let (manifest, bytes) = (&opened.manifest, source.bytes()?);
-        let key = match &opened.standing {
-            Standing::SignedBy(key) | Standing::ByAStranger(key) => Some(key),
-            Standing::Unsigned => None,
+        let key = match &opened.signature_status {
+            SignatureStatus::SignedBy(key) | SignatureStatus::UntrustedKey(key) => Some(key),
+            SignatureStatus::Unsigned => None,
         };
         let Counts { archives, left_out } = Counts::of(manifest);
         let parts = if let Source::Parts(_, list) = source { Some(list.parts.len()) } else { None };
@@ -212,7 +212,7 @@ struct Counts {
 
 impl Counts {
     fn of(manifest: &Manifest) -> Self {
-        let archives = || manifest.entries.iter().filter_map(Entry::archive);
+        let archives = || manifest.entries.iter().filter_map(BundleEntry::archive);
         let carried = archives().filter(|archive| !archive.left_out).count() as u64;
         Self { archives: carried, left_out: archives().count() as u64 - carried }
     }

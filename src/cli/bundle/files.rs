@@ -74,7 +74,7 @@ impl Source {
             );
         }
         let list = PartList::read(&read(&list)?)?;
-        list.is_all_there(|name| match fs::metadata(path.join(name)) {
+        list.check_sizes(|name| match fs::metadata(path.join(name)) {
             Ok(found) => Ok(Some(found.len())),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(e) => Err(e),

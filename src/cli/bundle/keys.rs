@@ -4,7 +4,7 @@
 use anyhow::{Context, bail};
 
 use super::super::ask_running;
-use crate::bundle::{KeyId, KeyIds};
+use crate::bundle::{BundleKeyIds, KeyId};
 use crate::config::Config;
 use crate::http::admin_client::{self, NoAnswer};
 use crate::protocol::admin::Report;
@@ -12,7 +12,7 @@ use crate::protocol::admin::Report;
 const RELOAD: &str = "reload it first (systemctl reload larder, or kill -HUP)";
 
 /// The keys of the running larder; where none runs, those of the configuration.
-async fn in_force(config: &Config) -> anyhow::Result<KeyIds> {
+async fn in_force(config: &Config) -> anyhow::Result<BundleKeyIds> {
     let asked = ask_running(config, async |at, token| admin_client::get(at, "/admin/v1/status", token).await);
     match asked.await {
         Ok(status) => {

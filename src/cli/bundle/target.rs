@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 
 use super::files::{Keeping, Opening, Source, beside, is_stream, read, sync_folder_of, write};
-use crate::bundle::{PartList, PartsWriter, RECORD, WrittenParts, open_record, recorded, written_again};
+use crate::bundle::{
+    PartList, PartsWriter, RECORD_FILE, WrittenParts, copy_and_record, open_record, rebuild_from_record,
+};
 use crate::clock::Timestamp;
 
 /// How many links may lead to where a bundle goes.
@@ -76,9 +78,9 @@ impl Out {
             if list.part_bytes != part_bytes {
                 bail!("there is a bundle in {shown}, in parts of {} bytes: name another folder", list.part_bytes);
             }
-            if !folder.join(RECORD).exists() {
+            if !folder.join(RECORD_FILE).exists() {
                 bail!(
-                    "there is a bundle in {shown}, and without {RECORD} no part of it can be written again: name another folder"
+                    "there is a bundle in {shown}, and without {RECORD_FILE} no part of it can be written again: name another folder"
                 );
             }
         }
@@ -158,7 +160,7 @@ impl Target {
         fs::create_dir_all(&folder).with_context(|| format!("{} cannot be made", folder.display()))?;
         // Made again with the same time its bytes are the same, as far as the store has not changed.
         let created = before.as_ref().filter(|list| list.part_bytes == part_bytes).map_or(now, |list| list.created);
-        let list = PartList::begun(created, part_bytes);
+        let list = PartList::empty(created, part_bytes);
         let of = folder.clone();
         let open: Opening = Box::new(move |name| {
             OpenOptions::new().create(true).truncate(false).read(true).write(true).open(of.join(name))
@@ -176,7 +178,7 @@ impl Target {
         }
         let place = folder.join(PartList::NAME);
         write(&place, &list.write()).with_context(|| format!("{}", place.display()))?;
-        let record = BufWriter::new(made_beside(&folder.join(RECORD))?);
+        let record = BufWriter::new(made_beside(&folder.join(RECORD_FILE))?);
         Ok((Self::New { parts, folder, record }, created))
     }
 
@@ -184,7 +186,7 @@ impl Target {
     pub(super) fn unfinished(&self) -> Unfinished {
         Unfinished(match self {
             Self::File { path, .. } => beside(path).ok(),
-            Self::New { folder, .. } => beside(&folder.join(RECORD)).ok(),
+            Self::New { folder, .. } => beside(&folder.join(RECORD_FILE)).ok(),
             Self::Again { .. } => None,
         })
     }
@@ -203,17 +205,19 @@ impl Target {
             }
             Self::New { parts, folder, record } => {
                 let in_folder = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", folder.display()));
-                let (parts, record) = recorded(from, parts, record).map_err(in_folder)?;
+                let (parts, record) = copy_and_record(from, parts, record).map_err(in_folder)?;
                 Self::New { parts, folder, record }
             }
             Self::Again { parts, folder, before } => {
                 let in_folder = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", folder.display()));
-                let record = File::open(folder.join(RECORD)).map_err(in_folder)?;
+                let record = File::open(folder.join(RECORD_FILE)).map_err(in_folder)?;
                 let record = open_record(record).map_err(|bad| in_folder(bad.into()))?;
                 if record.bundle_bytes() != before.bytes() {
-                    return Err(in_folder(io::Error::other(format!("{RECORD} is of another bundle than the parts"))));
+                    return Err(in_folder(io::Error::other(format!(
+                        "{RECORD_FILE} is of another bundle than the parts"
+                    ))));
                 }
-                let parts = written_again(from, record, parts).map_err(in_folder)?;
+                let parts = rebuild_from_record(from, record, parts).map_err(in_folder)?;
                 Self::Again { parts, folder, before }
             }
         })
@@ -228,7 +232,7 @@ impl Target {
             }
             Self::New { parts, folder, record } => {
                 let WrittenParts { list, reused, .. } = parts.end()?;
-                named(record, &folder.join(RECORD))?;
+                named(record, &folder.join(RECORD_FILE))?;
                 let place = folder.join(PartList::NAME);
                 write(&place, &list.write()).with_context(|| format!("{}", place.display()))?;
                 Ok(Written { source: Source::Parts(folder, list), reused, again: Vec::new() })
@@ -237,7 +241,7 @@ impl Target {
                 let WrittenParts { list, reused, changed } = parts.end()?;
                 if list != before {
                     bail!(
-                        "what was written again in {} is not what was lost: {RECORD} is damaged; write the bundle into another folder",
+                        "what was written again in {} is not what was lost: {RECORD_FILE} is damaged; write the bundle into another folder",
                         folder.display()
                     );
                 }

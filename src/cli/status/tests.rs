@@ -1,5 +1,5 @@
 use super::*;
-use crate::bundle::KeyIds;
+use crate::bundle::BundleKeyIds;
 use crate::clock::Timestamp;
 use crate::jobs::report::ItemCounts;
 use crate::mirror::LeftAlone;
@@ -50,7 +50,7 @@ fn troubled() -> Report {
     };
     let changed = "its proof set gives terraform-provider-null_1.2.0\u{1b}[2J_linux_amd64.zip another SHA-256";
     Report {
-        bundle_keys: KeyIds::default(),
+        bundle_keys: BundleKeyIds::default(),
         mirror: Status {
             version: "0.1.0".to_owned(),
             store: "/var/lib/larder/v1".to_owned(),

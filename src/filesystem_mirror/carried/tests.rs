@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use tar::{Builder, Header};
 
-use super::super::written::Writing;
+use super::super::written::ProviderTreeWriter;
 use super::*;
 
 /// The path and bytes of an entry, or the reason for its refusal.
@@ -11,14 +11,14 @@ type WasRead = (String, Result<Vec<u8>, String>);
 
 fn all(tar: &[u8]) -> io::Result<Vec<WasRead>> {
     let mut all = Vec::new();
-    Tar::new(tar).each::<io::Error>(|entry| {
+    ProviderTreeReader::new(tar).for_each_entry::<io::Error>(|entry| {
         all.push(match entry {
-            Carried::File { path, mut contents, .. } => {
+            TarEntry::File { path, mut contents, .. } => {
                 let mut bytes = Vec::new();
                 contents.read_to_end(&mut bytes)?;
                 (path, Ok(bytes))
             }
-            Carried::Refused { path, why } => (path, Err(why)),
+            TarEntry::Refused { path, why } => (path, Err(why)),
         });
         Ok(())
     })?;
@@ -58,7 +58,7 @@ fn only_plain_files_within_the_tree_are_taken() {
 
 #[test]
 fn a_file_that_the_tar_cuts_short_is_an_error() {
-    let mut writing = Writing::to(Vec::new());
+    let mut writing = ProviderTreeWriter::new(Vec::new());
     writing.add("a/b/c/d", 5000, &[7; 5000][..]).unwrap();
     let tar = writing.end().unwrap();
     assert!(all(&tar).is_ok());
@@ -66,7 +66,7 @@ fn a_file_that_the_tar_cuts_short_is_an_error() {
     for length in [3000, 512 + 5120] {
         assert!(all(&tar[..length]).is_err(), "{length}");
     }
-    let mut writing = Writing::to(Vec::new());
+    let mut writing = ProviderTreeWriter::new(Vec::new());
     assert!(writing.add("a/b/c/d", 5000, &[7; 4999][..]).is_err());
 }
 
@@ -75,7 +75,7 @@ proptest! {
     fn what_is_written_is_read_back(
         files in prop::collection::vec(("([a-zé]{1,60}/){1,4}[a-z]{1,40}", prop::collection::vec(any::<u8>(), 0..600)), 0..6),
     ) {
-        let mut writing = Writing::to(Vec::new());
+        let mut writing = ProviderTreeWriter::new(Vec::new());
         for (path, bytes) in &files {
             writing.add(path, bytes.len() as u64, &bytes[..]).unwrap();
         }
@@ -90,7 +90,7 @@ proptest! {
         to in any::<u8>(),
     ) {
         let _ = all(&bytes);
-        let mut writing = Writing::to(Vec::new());
+        let mut writing = ProviderTreeWriter::new(Vec::new());
         writing.add(&"a/".repeat(90), 3, &b"abc"[..]).unwrap();
         let mut tar = writing.end().unwrap();
         let at = at.index(tar.len());

@@ -6,9 +6,9 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{AtFlags, Dir, FileType, readlinkat, statat};
 use rustix::io::Errno;
 
-use super::super::layout::{LONGEST_PATH, package_around};
-use super::super::{Meaning, Member, Mode, TreePath};
-use super::{BEING_WRITTEN, BadFolder, Folder};
+use super::super::layout::{LONGEST_PATH, enclosing_package};
+use super::super::{MirrorFileKind, MirrorPath, Mode, PathMeaning};
+use super::{MirrorFolder, MirrorFolderError, TEMP_PREFIX};
 use crate::address::{Hostname, Version};
 
 const MOST_ENTRIES: usize = 1_000_000;
@@ -19,16 +19,16 @@ const DEEPEST: usize = 64;
 
 /// One entry of a tree in a folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct ListedFile {
     /// Its path relative to the tree's folder.
     pub path: String,
     /// The kind of entry.
-    pub kind: FoundKind,
+    pub kind: ListedFileKind,
 }
 
 /// The kind of an entry of a tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum FoundKind {
+pub enum ListedFileKind {
     /// A regular file in a provider's folder, with its size in bytes.
     File(u64),
     /// A file of an unpacked package, with its size in bytes and its mode.
@@ -37,7 +37,7 @@ pub enum FoundKind {
     Refused(String),
 }
 
-struct Entry {
+struct DirectoryEntry {
     /// Its name; a lossy form as the error if it is not UTF-8.
     name: Result<String, String>,
     kind: FileType,
@@ -46,20 +46,20 @@ struct Entry {
 }
 
 /// The state of one walk, with the number of entries that it may still visit.
-struct Walk<'a> {
-    folder: &'a Folder,
+struct MirrorWalk<'a> {
+    folder: &'a MirrorFolder,
     left: usize,
-    found: Vec<Found>,
+    found: Vec<ListedFile>,
 }
 
-impl Folder {
+impl MirrorFolder {
     /// All entries that could be a part of a tree, sorted within each folder. Follows no link. A link from a host's
     /// other spelling to the host's folder is skipped; any other link is a refused entry.
     ///
     /// # Errors
     /// A folder cannot be read, or the tree has too many entries.
-    pub fn all(&self) -> Result<Vec<Found>, BadFolder> {
-        let mut walk = Walk { folder: self, left: MOST_ENTRIES, found: Vec::new() };
+    pub fn list_files(&self) -> Result<Vec<ListedFile>, MirrorFolderError> {
+        let mut walk = MirrorWalk { folder: self, left: MOST_ENTRIES, found: Vec::new() };
         walk.layout(&self.root, "", 0)?;
         Ok(walk.found)
     }
@@ -68,14 +68,14 @@ impl Folder {
     ///
     /// # Errors
     /// The folder cannot be read.
-    pub fn archives(&self, folder: &str) -> Result<Vec<(String, TreePath)>, BadFolder> {
+    pub fn archives(&self, folder: &str) -> Result<Vec<(String, MirrorPath)>, MirrorFolderError> {
         let opened = self.folder_of(folder)?;
-        let entries = Walk { folder: self, left: MOST_ENTRIES, found: Vec::new() }.entries(&opened, folder)?;
-        let archive = |Entry { name, kind, .. }: Entry| {
+        let entries = MirrorWalk { folder: self, left: MOST_ENTRIES, found: Vec::new() }.entries(&opened, folder)?;
+        let archive = |DirectoryEntry { name, kind, .. }: DirectoryEntry| {
             let path = format!("{folder}/{}", name.ok()?);
-            match TreePath::parse(&path) {
-                Ok(Meaning::File(found))
-                    if kind == FileType::RegularFile && matches!(found.member, Member::Archive(..)) =>
+            match MirrorPath::parse(&path) {
+                Ok(PathMeaning::File(found))
+                    if kind == FileType::RegularFile && matches!(found.member, MirrorFileKind::Archive(..)) =>
                 {
                     Some((path, found))
                 }
@@ -86,17 +86,17 @@ impl Folder {
     }
 }
 
-impl Walk<'_> {
+impl MirrorWalk<'_> {
     /// Walks the folders of the layout.
-    fn layout(&mut self, folder: &OwnedFd, path: &str, level: usize) -> Result<(), BadFolder> {
-        for Entry { name, kind, size_bytes, .. } in self.entries(folder, path)? {
+    fn layout(&mut self, folder: &OwnedFd, path: &str, level: usize) -> Result<(), MirrorFolderError> {
+        for DirectoryEntry { name, kind, size_bytes, .. } in self.entries(folder, path)? {
             // The layout has no name that is not UTF-8.
             let Ok(name) = name else { continue };
             let below = if path.is_empty() { name.clone() } else { format!("{path}/{name}") };
             let is_version = || Version::parse(&name).is_ok();
             let kind = match kind {
-                FileType::RegularFile if level == LEVELS && !name.starts_with(BEING_WRITTEN) => {
-                    FoundKind::File(size_bytes)
+                FileType::RegularFile if level == LEVELS && !name.starts_with(TEMP_PREFIX) => {
+                    ListedFileKind::File(size_bytes)
                 }
                 // Other files in these folders are not part of the layout.
                 FileType::RegularFile => continue,
@@ -105,27 +105,27 @@ impl Walk<'_> {
                     self.layout(&inner, &below, level + 1)?;
                     continue;
                 }
-                FileType::Directory if level == LEVELS + 1 && package_around(&below).is_some() => {
+                FileType::Directory if level == LEVELS + 1 && enclosing_package(&below).is_some() => {
                     let inner = self.folder.folder_in(folder, &name, &below)?;
                     let before = self.found.len();
                     self.package(&inner, &below, 0)?;
                     if self.found.len() > before {
                         continue;
                     }
-                    FoundKind::Refused("there is no file in it".to_owned())
+                    ListedFileKind::Refused("there is no file in it".to_owned())
                 }
                 FileType::Directory => continue,
                 FileType::Symlink if level == 0 && is_other_spelling(folder, &name) => continue,
-                kind => FoundKind::Refused(no_file(kind).to_owned()),
+                kind => ListedFileKind::Refused(no_file(kind).to_owned()),
             };
-            self.found.push(Found { path: below, kind });
+            self.found.push(ListedFile { path: below, kind });
         }
         Ok(())
     }
 
     /// Walks an unpacked package. Every file is listed, because a package without one of its files is another package.
-    fn package(&mut self, folder: &OwnedFd, path: &str, depth: usize) -> Result<(), BadFolder> {
-        for Entry { name, kind, mode, size_bytes } in self.entries(folder, path)? {
+    fn package(&mut self, folder: &OwnedFd, path: &str, depth: usize) -> Result<(), MirrorFolderError> {
+        for DirectoryEntry { name, kind, mode, size_bytes } in self.entries(folder, path)? {
             let (name, kind) = match name {
                 Ok(name) => (name, Ok(kind)),
                 Err(shown) => (shown, Err("its name is no UTF-8")),
@@ -137,18 +137,20 @@ impl Walk<'_> {
                     self.package(&inner, &below, depth + 1)?;
                     continue;
                 }
-                Ok(FileType::Directory) => FoundKind::Refused(format!("more than {DEEPEST} folders lie in each other")),
-                Ok(FileType::RegularFile) => FoundKind::InPackage(size_bytes, mode),
-                Ok(kind) => FoundKind::Refused(no_file(kind).to_owned()),
-                Err(why) => FoundKind::Refused(why.to_owned()),
+                Ok(FileType::Directory) => {
+                    ListedFileKind::Refused(format!("more than {DEEPEST} folders lie in each other"))
+                }
+                Ok(FileType::RegularFile) => ListedFileKind::InPackage(size_bytes, mode),
+                Ok(kind) => ListedFileKind::Refused(no_file(kind).to_owned()),
+                Err(why) => ListedFileKind::Refused(why.to_owned()),
             };
-            self.found.push(Found { path: below, kind });
+            self.found.push(ListedFile { path: below, kind });
         }
         Ok(())
     }
 
     /// The entries of a folder, sorted by name.
-    fn entries(&mut self, folder: &OwnedFd, path: &str) -> Result<Vec<Entry>, BadFolder> {
+    fn entries(&mut self, folder: &OwnedFd, path: &str) -> Result<Vec<DirectoryEntry>, MirrorFolderError> {
         let failed = |e: Errno| self.folder.bad("list", path, e.into());
         let mut entries = Vec::new();
         for entry in Dir::read_from(folder).map_err(failed)? {
@@ -168,7 +170,7 @@ impl Walk<'_> {
                     return Err(self.folder.bad("look at", &format!("{path}/{}", name.to_string_lossy()), e.into()));
                 }
             };
-            entries.push(Entry {
+            entries.push(DirectoryEntry {
                 name: name.to_str().map(str::to_owned).map_err(|_| name.to_string_lossy().into_owned()),
                 kind: FileType::from_raw_mode(told.st_mode),
                 mode: Mode::of(told.st_mode),
@@ -187,7 +189,7 @@ fn no_file(kind: FileType) -> &'static str {
     }
 }
 
-/// True for a link that [`Folder::link_spelling`] makes.
+/// True for a link that [`MirrorFolder::link_spelling`] makes.
 fn is_other_spelling(root: &OwnedFd, name: &str) -> bool {
     let target = readlinkat(root, name, Vec::with_capacity(LONGEST_PATH));
     let target = target.ok().and_then(|target| target.into_string().ok());

@@ -7,12 +7,12 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, mkdirat, openat, renameat, symlinkat, unlinkat};
 use rustix::io::Errno;
 
-use super::super::TreePath;
-use super::{BEING_WRITTEN, BadFolder, Folder, READ_AT_ONCE};
+use super::super::MirrorPath;
+use super::{MirrorFolder, MirrorFolderError, READ_AT_ONCE, TEMP_PREFIX};
 use crate::address::Hostname;
 use crate::digest::{Digest, Hasher};
 
-impl Folder {
+impl MirrorFolder {
     /// Writes a file atomically: temporary file, sync, rename, sync of the folder. If the digest is not `expected`, the
     /// file is discarded. Returns the digest.
     ///
@@ -20,13 +20,13 @@ impl Folder {
     /// The contents cannot be read, the file cannot be written, or its digest is not `expected`.
     pub fn write(
         &self,
-        path: &TreePath,
+        path: &MirrorPath,
         mut contents: impl Read,
         expected: Option<Digest>,
-    ) -> Result<Digest, BadFolder> {
+    ) -> Result<Digest, MirrorFolderError> {
         let (shown, name) = (path.to_string(), path.file_name());
         let folder = self.make_folder(&path.folder())?;
-        let beside = format!("{BEING_WRITTEN}{name}");
+        let beside = format!("{TEMP_PREFIX}{name}");
         // A temporary file of an earlier run is overwritten.
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let writing = || {
@@ -63,7 +63,7 @@ impl Folder {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn write_small(&self, path: &TreePath, bytes: &[u8]) -> Result<(), BadFolder> {
+    pub fn write_small(&self, path: &MirrorPath, bytes: &[u8]) -> Result<(), MirrorFolderError> {
         if self.digest(&path.to_string())? == Some(Digest::of(bytes)) {
             return Ok(());
         }
@@ -74,7 +74,7 @@ impl Folder {
     ///
     /// # Errors
     /// The folder cannot be read, or a file cannot be removed.
-    pub fn sweep(&self, folder: &str) -> Result<(), BadFolder> {
+    pub fn sweep(&self, folder: &str) -> Result<(), MirrorFolderError> {
         let opened = match self.folder_of(folder) {
             Ok(opened) => opened,
             Err(bad) if bad.source.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -83,7 +83,7 @@ impl Folder {
         let failed = |e: Errno| self.bad("list", folder, e.into());
         for entry in Dir::read_from(&opened).map_err(failed)? {
             let entry = entry.map_err(failed)?;
-            if entry.file_name().to_bytes().starts_with(BEING_WRITTEN.as_bytes()) {
+            if entry.file_name().to_bytes().starts_with(TEMP_PREFIX.as_bytes()) {
                 unlinkat(&opened, entry.file_name(), AtFlags::empty()).map_err(failed)?;
             }
         }
@@ -95,7 +95,7 @@ impl Folder {
     ///
     /// # Errors
     /// The link cannot be created.
-    pub fn link_spelling(&self, host: &Hostname) -> Result<(), BadFolder> {
+    pub fn link_spelling(&self, host: &Hostname) -> Result<(), MirrorFolderError> {
         let (ascii, shown) = (host.as_str(), host.to_unicode());
         if ascii == shown {
             return Ok(());
@@ -106,7 +106,7 @@ impl Folder {
         }
     }
 
-    fn make_folder(&self, path: &str) -> Result<OwnedFd, BadFolder> {
+    fn make_folder(&self, path: &str) -> Result<OwnedFd, MirrorFolderError> {
         let failed = |e: Errno| self.bad("make the folder", path, e.into());
         let mut folder = self.root.try_clone().map_err(|e| self.bad("open", "", e))?;
         for name in path.split('/') {

@@ -4,9 +4,9 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn file(path: &str) -> Member {
-    match TreePath::parse(path).unwrap() {
-        Meaning::File(found) => found.member,
+fn file(path: &str) -> MirrorFileKind {
+    match MirrorPath::parse(path).unwrap() {
+        PathMeaning::File(found) => found.member,
         other => panic!("{path}: {other:?}"),
     }
 }
@@ -17,16 +17,16 @@ fn each_file_of_the_layout_is_known_by_its_name() {
     let (version, linux) = (Version::parse("1.2.0-rc.1+b").unwrap(), Platform::parse("linux_amd64").unwrap());
     let package = || (version.clone(), linux.clone());
     for (name, member) in [
-        ("index.json", Member::Index),
-        ("1.2.0-rc.1+b.json", Member::VersionIndex(version.clone())),
-        ("terraform-provider-null_1.2.0-rc.1+b_linux_amd64.zip", Member::Archive(package().0, package().1)),
+        ("index.json", MirrorFileKind::Index),
+        ("1.2.0-rc.1+b.json", MirrorFileKind::VersionIndex(version.clone())),
+        ("terraform-provider-null_1.2.0-rc.1+b_linux_amd64.zip", MirrorFileKind::Archive(package().0, package().1)),
         // Terraform's reader takes any case and ignores the text after the architecture.
-        ("Terraform-Provider-NULL_1.2.0-rc.1+b_Linux_AMD64_v2.ZIP", Member::Archive(package().0, package().1)),
-        ("terraform-provider-null_1.2.0-rc.1+b_linux_amd64.json", Member::Document(package().0, package().1)),
-        ("terraform-provider-null_1.2.0-rc.1+b_SHA256SUMS", Member::Sums(Covers::Version(version.clone()))),
+        ("Terraform-Provider-NULL_1.2.0-rc.1+b_Linux_AMD64_v2.ZIP", MirrorFileKind::Archive(package().0, package().1)),
+        ("terraform-provider-null_1.2.0-rc.1+b_linux_amd64.json", MirrorFileKind::Document(package().0, package().1)),
+        ("terraform-provider-null_1.2.0-rc.1+b_SHA256SUMS", MirrorFileKind::Sums(SumsScope::Version(version.clone()))),
         (
             "terraform-provider-null_1.2.0-rc.1+b_linux_amd64_SHA256SUMS.sig",
-            Member::Signature(Covers::Package(package().0, package().1)),
+            MirrorFileKind::Signature(SumsScope::Package(package().0, package().1)),
         ),
     ] {
         assert_eq!(file(&format!("{folder}/{name}")), member, "{name}");
@@ -34,7 +34,7 @@ fn each_file_of_the_layout_is_known_by_its_name() {
 }
 
 #[test]
-fn what_a_reader_would_pass_over_is_foreign_and_what_looks_like_an_archive_is_told() {
+fn ignored_files_are_foreign_and_misnamed_archives_are_reported() {
     let folder = "registry.example/acme/null";
     for path in [
         "README",
@@ -45,7 +45,7 @@ fn what_a_reader_would_pass_over_is_foreign_and_what_looks_like_an_archive_is_to
         "x/y/z/1.0.0/linux/f",
         "registry.example/acme/null/1.2.0/linux_amd64",
     ] {
-        assert_eq!(TreePath::parse(path), Ok(Meaning::Foreign), "{path}");
+        assert_eq!(MirrorPath::parse(path), Ok(PathMeaning::Foreign), "{path}");
     }
     for name in [
         "terraform-provider-other_1.2.0_linux_amd64.zip",
@@ -54,48 +54,53 @@ fn what_a_reader_would_pass_over_is_foreign_and_what_looks_like_an_archive_is_to
         "terraform-provider-null_1.2.0_li-nux_amd64.zip",
         "null.zip",
     ] {
-        let read = TreePath::parse(&format!("{folder}/{name}")).unwrap();
-        assert!(matches!(read, Meaning::Misnamed(_)), "{name}: {read:?}");
+        let read = MirrorPath::parse(&format!("{folder}/{name}")).unwrap();
+        assert!(matches!(read, PathMeaning::Misnamed(_)), "{name}: {read:?}");
     }
     let place = format!("{folder}/1.2.0/linux_amd64");
-    let Ok(Meaning::Unpacked(package, file)) = TreePath::parse(&format!("{place}/docs/index.md")) else { panic!() };
+    let Ok(PathMeaning::Unpacked(package, file)) = MirrorPath::parse(&format!("{place}/docs/index.md")) else {
+        panic!()
+    };
     assert_eq!(package.to_string(), "registry.example/acme/null 1.2.0 (linux_amd64)");
-    assert_eq!((file.as_str(), unpacked_place(&format!("{place}/docs/index.md"))), ("docs/index.md", &*place));
-    assert_eq!(unpacked_place(&place), place);
-    assert_eq!(package_around(&place), Some(package));
+    assert_eq!(
+        (file.as_str(), enclosing_package_folder(&format!("{place}/docs/index.md"))),
+        ("docs/index.md", &*place)
+    );
+    assert_eq!(enclosing_package_folder(&place), place);
+    assert_eq!(enclosing_package(&place), Some(package));
 }
 
 #[test]
 fn a_path_that_leads_elsewhere_is_refused() {
     let longest = "a".repeat(LONGEST_PATH + 1);
     for path in ["", "/etc/passwd", "../x", "a/../b", "a//b", "a/./b", "a/", "a\\b", "a/\0", "a/b\n", &longest] {
-        assert!(TreePath::parse(path).is_err(), "{path:?}");
+        assert!(MirrorPath::parse(path).is_err(), "{path:?}");
     }
 }
 
 #[test]
-fn a_host_stands_there_as_its_users_write_it_and_both_spellings_are_read() {
+fn hosts_are_written_in_unicode_and_read_in_both_spellings() {
     for host in ["bücher.example", "xn--bcher-kva.example", "BÜCHER.example"] {
-        let Ok(Meaning::File(path)) = TreePath::parse(&format!("{host}/acme/null/index.json")) else { panic!() };
+        let Ok(PathMeaning::File(path)) = MirrorPath::parse(&format!("{host}/acme/null/index.json")) else { panic!() };
         assert_eq!(path.to_string(), "bücher.example/acme/null/index.json");
     }
-    let Ok(Meaning::File(path)) = TreePath::parse("localhost:5000/acme/null/index.json") else { panic!() };
+    let Ok(PathMeaning::File(path)) = MirrorPath::parse("localhost:5000/acme/null/index.json") else { panic!() };
     assert_eq!(path.folder(), "localhost:5000/acme/null");
 }
 
-fn any_member() -> impl Strategy<Value = Member> {
+fn any_member() -> impl Strategy<Value = MirrorFileKind> {
     let version = "[0-9]{1,3}\\.[0-9]{1,3}\\.[0-9]{1,3}(-[a-zA-Z0-9.-]{1,6})?(\\+[a-zA-Z0-9]{1,4})?"
         .prop_filter_map("a version", |text| Version::parse(&text).ok());
     let platform = "[a-z0-9]{1,8}_[a-z0-9]{1,8}".prop_filter_map("a platform", |text| Platform::parse(&text).ok());
     (0..8_usize, version, platform).prop_map(|(kind, version, platform)| match kind {
-        0 => Member::Index,
-        1 => Member::VersionIndex(version),
-        2 => Member::Sums(Covers::Version(version)),
-        3 => Member::Signature(Covers::Version(version)),
-        4 => Member::Sums(Covers::Package(version, platform)),
-        5 => Member::Signature(Covers::Package(version, platform)),
-        6 => Member::Document(version, platform),
-        _ => Member::Archive(version, platform),
+        0 => MirrorFileKind::Index,
+        1 => MirrorFileKind::VersionIndex(version),
+        2 => MirrorFileKind::Sums(SumsScope::Version(version)),
+        3 => MirrorFileKind::Signature(SumsScope::Version(version)),
+        4 => MirrorFileKind::Sums(SumsScope::Package(version, platform)),
+        5 => MirrorFileKind::Signature(SumsScope::Package(version, platform)),
+        6 => MirrorFileKind::Document(version, platform),
+        _ => MirrorFileKind::Archive(version, platform),
     })
 }
 
@@ -108,19 +113,19 @@ proptest! {
         member in any_member(),
     ) {
         let provider = provider(&host, &namespace, &type_).unwrap();
-        let path = TreePath { provider, member };
-        prop_assert_eq!(TreePath::parse(&path.to_string()), Ok(Meaning::File(path)));
+        let path = MirrorPath { provider, member };
+        prop_assert_eq!(MirrorPath::parse(&path.to_string()), Ok(PathMeaning::File(path)));
     }
 
     #[test]
     fn no_text_panics_and_what_is_a_file_stays_in_its_folder(
         path in "\\PC{0,60}|[a-z./_\\\\-]{0,40}|[a-z]{1,3}/[a-z]{1,3}/[a-z]{1,3}/terraform-provider-[a-z_0-9.é-]{0,30}(\\.zip|\\.json|_SHA256SUMS(\\.sig)?)?",
     ) {
-        if let Ok(Meaning::File(found)) = TreePath::parse(&path) {
+        if let Ok(PathMeaning::File(found)) = MirrorPath::parse(&path) {
             let written = found.to_string();
             prop_assert_eq!(written.split('/').count(), 4);
             prop_assert!(!written.split('/').any(|segment| segment.is_empty() || segment == "." || segment == ".."));
-            prop_assert_eq!(TreePath::parse(&written), Ok(Meaning::File(found)));
+            prop_assert_eq!(MirrorPath::parse(&written), Ok(PathMeaning::File(found)));
         }
     }
 }

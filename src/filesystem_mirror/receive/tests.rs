@@ -2,7 +2,7 @@
 
 use std::io::Cursor;
 
-use super::super::written::Writing;
+use super::super::written::ProviderTreeWriter;
 use super::*;
 
 const NULL: &str = "r.example/acme/null";
@@ -20,27 +20,27 @@ fn index_of(archives: &[(&str, &[u8])]) -> Vec<u8> {
     for (platform, bytes) in archives {
         let platform = crate::address::Platform::parse(platform).unwrap();
         let name = format!("terraform-provider-null_1.2.0_{platform}.zip");
-        index.add(&name, &platform, &Hashes { digest: Digest::of(bytes), h1: None });
+        index.add(&name, &platform, &ArchiveHashes { digest: Digest::of(bytes), h1: None });
     }
-    written(&index).unwrap()
+    to_pretty_json(&index).unwrap()
 }
 
 fn tar(files: &[(&str, &[u8])]) -> Vec<u8> {
-    let mut tar = Writing::to(Vec::new());
+    let mut tar = ProviderTreeWriter::new(Vec::new());
     for (name, bytes) in files {
         tar.add(&format!("{NULL}/{name}"), bytes.len() as u64, *bytes).unwrap();
     }
     tar.end().unwrap()
 }
 
-fn folder() -> (tempfile::TempDir, Folder) {
+fn folder() -> (tempfile::TempDir, MirrorFolder) {
     let place = tempfile::tempdir().unwrap();
-    let folder = Folder::make(&place.path().join("out")).unwrap();
+    let folder = MirrorFolder::open_or_create(&place.path().join("out")).unwrap();
     (place, folder)
 }
 
 #[test]
-fn a_tree_is_added_to_what_is_there_and_an_archive_that_is_there_is_left_alone() {
+fn a_received_tree_is_merged_and_existing_archives_are_not_rewritten() {
     let (_place, folder) = folder();
     let (linux, darwin) = (zip("linux"), zip("darwin"));
     let [l, d] =
@@ -50,7 +50,8 @@ fn a_tree_is_added_to_what_is_there_and_an_archive_that_is_there_is_left_alone()
     assert_eq!((received.written, received.there, received.unsigned), (1, 0, 1));
     let of_darwin = [("1.2.0.json", &index_of(&[("darwin_arm64", &darwin)])[..]), (&d, &darwin)];
     assert_eq!(receive(&tar(&of_darwin)[..], &folder).unwrap().written, 1);
-    let index = VersionIndex::parse(&folder.small(&format!("{NULL}/1.2.0.json"), 9999).unwrap().unwrap()).unwrap();
+    let index =
+        VersionIndex::parse(&folder.read_at_most(&format!("{NULL}/1.2.0.json"), 9999).unwrap().unwrap()).unwrap();
     assert_eq!(index.archives.len(), 2);
     assert!(index.archives["linux_amd64"].hashes.iter().any(|hash| hash.starts_with("h1:")));
     // The second time, the archive is sent again, or left out because the folder has it.
@@ -59,7 +60,7 @@ fn a_tree_is_added_to_what_is_there_and_an_archive_that_is_there_is_left_alone()
 }
 
 #[test]
-fn what_is_not_what_the_tree_says_of_it_leaves_nothing_behind() {
+fn files_that_contradict_the_index_are_refused_and_removed() {
     let (_place, folder) = folder();
     let (good, bad) = (zip("good"), zip("bad"));
     let name = "terraform-provider-null_1.2.0_linux_amd64.zip";
@@ -75,12 +76,12 @@ fn what_is_not_what_the_tree_says_of_it_leaves_nothing_behind() {
     }
     let whole = tar(&[("1.2.0.json", &index), (name, &good)]);
     assert!(receive(&whole[..whole.len() - 1024], &folder).is_err(), "a tar without an end");
-    let left = folder.all().unwrap();
+    let left = folder.list_files().unwrap();
     assert!(left.iter().all(|found| found.path.ends_with(name)), "{left:?}");
 }
 
 #[test]
-fn sums_that_are_there_for_others_stay_and_the_new_ones_go_beside_their_package() {
+fn existing_sums_stay_and_new_ones_are_written_per_package() {
     let (_place, folder) = folder();
     let (linux, name) = (zip("linux"), "terraform-provider-null_1.2.0_linux_amd64.zip");
     let index = index_of(&[("linux_amd64", &linux)]);
@@ -96,7 +97,7 @@ fn sums_that_are_there_for_others_stay_and_the_new_ones_go_beside_their_package(
             (name, &linux),
         ])
     };
-    let read = |name: &str| folder.small(&format!("{NULL}/{name}"), 999).unwrap();
+    let read = |name: &str| folder.read_at_most(&format!("{NULL}/{name}"), 999).unwrap();
     receive(&of("old")[..], &folder).unwrap();
     assert_eq!((read(sums), read(own)), (Some(b"old".to_vec()), None));
     assert_eq!(receive(&of("new")[..], &folder).unwrap().unsigned, 0);
@@ -108,7 +109,7 @@ fn sums_that_are_there_for_others_stay_and_the_new_ones_go_beside_their_package(
 fn the_spelling_that_a_web_server_is_asked_for_is_a_link_and_no_link_is_followed() {
     let (place, folder) = folder();
     let zip = zip("linux");
-    let mut tar = Writing::to(Vec::new());
+    let mut tar = ProviderTreeWriter::new(Vec::new());
     let index = index_of(&[("linux_amd64", &zip)]);
     let name = "terraform-provider-null_1.2.0_linux_amd64.zip";
     for (path, bytes) in [("1.2.0.json", &index[..]), (name, &zip)] {
@@ -119,10 +120,10 @@ fn the_spelling_that_a_web_server_is_asked_for_is_a_link_and_no_link_is_followed
     let out = place.path().join("out");
     let through_the_link = out.join("xn--bcher-kva.example:8443/acme/null/index.json");
     assert!(through_the_link.exists());
-    let found = folder.all().unwrap();
+    let found = folder.list_files().unwrap();
     assert!(found.iter().all(|found| found.path.starts_with("bücher.example:8443/")), "{found:?}");
     std::os::unix::fs::symlink("/etc", out.join("evil.example")).unwrap();
     std::os::unix::fs::symlink("/etc/passwd", out.join("bücher.example:8443/acme/null/9.9.9.json")).unwrap();
-    let refused = super::super::send::sorted(&folder).unwrap().refused;
+    let refused = super::super::send::plan_send(&folder).unwrap().refused;
     assert_eq!(refused.len(), 2, "{refused:?}");
 }

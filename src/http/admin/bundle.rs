@@ -10,7 +10,7 @@ use super::super::body::Body;
 use super::super::pipe::pipe;
 use super::super::respond;
 use super::{Admin, NDJSON, bodies};
-use crate::bundle::Writer;
+use crate::bundle::BundleWriter;
 use crate::jobs::JobId;
 use crate::jobs::report::JobState;
 use crate::mirror::{Gathered, NotApplied, NotGathered, Transfer};
@@ -85,7 +85,7 @@ impl Admin {
         }
         let (entry, exit) = pipe();
         let (mirror, key) = (Arc::clone(&self.mirror), self.bundles.signing.clone());
-        let length = Writer::<Vec<u8>>::bytes_of(&gathered.manifest, key.as_ref());
+        let length = BundleWriter::<Vec<u8>>::bytes_of(&gathered.manifest, key.as_ref());
         drop(self.mirror.blocking(move || {
             let _place = place;
             let mut writer = entry.writer();

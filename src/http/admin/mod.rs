@@ -18,7 +18,7 @@ use super::body::Body;
 use super::listener::Peer;
 use super::{Requests, host_of, requests, respond};
 use crate::address::Hostname;
-use crate::bundle::Keys;
+use crate::bundle::BundleKeys;
 use crate::clock::{Clock, Timestamp};
 use crate::jobs::{self, JobId, Jobs, NotPlanned, NotStarted, Recurring, WarmUp};
 use crate::mirror::{Call, Mirror, Pin};
@@ -59,7 +59,7 @@ pub struct Admin {
     /// The registry of an address that names none.
     pub default_host: Hostname,
     /// What bundles are signed with, and whose are taken.
-    pub bundles: Keys,
+    pub bundles: BundleKeys,
 }
 
 impl Admin {

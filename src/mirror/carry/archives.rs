@@ -6,7 +6,7 @@ use super::super::Mirror;
 use super::super::modules::CarriedModule;
 use super::intake::{Judged, store_failed};
 use super::sets::CarriedSet;
-use crate::bundle::{File, Outcome};
+use crate::bundle::{ApplyOutcome, BundledFile};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash};
 use crate::store::{Blob, Staged, StagedNote, StoreError};
@@ -30,7 +30,7 @@ pub(super) enum Incoming {
 pub(super) struct Arriving {
     of: For,
     staged: Staged,
-    file: File,
+    file: BundledFile,
 }
 
 /// Where the bytes of an archive are.
@@ -50,7 +50,7 @@ pub(in crate::mirror) struct Arrived {
 
 impl Judged {
     /// Gets ready for the archive, which is next.
-    pub(super) fn incoming(self, mirror: &Arc<Mirror>, file: &File) -> Result<Incoming, String> {
+    pub(super) fn incoming(self, mirror: &Arc<Mirror>, file: &BundledFile) -> Result<Incoming, String> {
         let of = match self {
             Self::Held => return Ok(Incoming::Held),
             Self::Document(_) => return Err("it has an archive, and is a document".to_owned()),
@@ -82,9 +82,9 @@ impl Judged {
     }
 
     /// Takes in what needs no archive.
-    pub(super) fn without_archive(self, mirror: &Mirror, now: Timestamp) -> Result<Outcome, String> {
+    pub(super) fn without_archive(self, mirror: &Mirror, now: Timestamp) -> Result<ApplyOutcome, String> {
         match self {
-            Self::Held => Ok(Outcome::Held),
+            Self::Held => Ok(ApplyOutcome::Held),
             Self::Document(document) => document.taken(mirror, now),
             Self::Provider(_) | Self::Module(_) => Err("its manifest names no archive of it".to_owned()),
         }
@@ -97,9 +97,9 @@ impl Judged {
         mirror: &Mirror,
         missing: impl FnOnce() -> String,
         now: Timestamp,
-    ) -> Result<Outcome, String> {
+    ) -> Result<ApplyOutcome, String> {
         let (of, digest) = match self {
-            Self::Held => return Ok(Outcome::Held),
+            Self::Held => return Ok(ApplyOutcome::Held),
             Self::Document(_) => return Err("it has an archive, and is a document".to_owned()),
             Self::Provider(set) => {
                 let digest = set.digest();
@@ -140,8 +140,8 @@ impl Arriving {
 
 impl Incoming {
     /// Takes it in, now that all of it has arrived.
-    pub(super) fn taken(self, mirror: &Mirror, now: Timestamp) -> Result<Outcome, String> {
-        let Self::Staged(arriving) = self else { return Ok(Outcome::Held) };
+    pub(super) fn taken(self, mirror: &Mirror, now: Timestamp) -> Result<ApplyOutcome, String> {
+        let Self::Staged(arriving) = self else { return Ok(ApplyOutcome::Held) };
         let Arriving { of, staged, file } = *arriving;
         let (actual, fast) = staged.hashes();
         let size_bytes = staged.written();
@@ -151,7 +151,7 @@ impl Incoming {
 }
 
 impl For {
-    fn taken(self, mirror: &Mirror, arrived: Arrived, now: Timestamp) -> Result<Outcome, String> {
+    fn taken(self, mirror: &Mirror, arrived: Arrived, now: Timestamp) -> Result<ApplyOutcome, String> {
         match self {
             Self::Provider(set) => set.taken(mirror, arrived, now),
             Self::Module(module) => module.taken(mirror, arrived, now),

@@ -6,7 +6,7 @@ use super::super::Mirror;
 use super::super::documents::{About, KeptDocument, Placed};
 use super::intake::{SmallFiles, store_failed};
 use crate::address::Version;
-use crate::bundle::{Document, Entry, Outcome, Role, Said};
+use crate::bundle::{ApplyOutcome, BundleEntry, BundledDocument, FetchOrigin, FileRole};
 use crate::clock::Timestamp;
 use crate::store::{Durability, Key};
 use crate::upstream::ask::Validators;
@@ -27,8 +27,8 @@ impl CarriedDocument {
     /// Why it is refused.
     pub(super) fn judge(
         mirror: &Mirror,
-        entry: &Entry,
-        document: &Document,
+        entry: &BundleEntry,
+        document: &BundledDocument,
         small: &SmallFiles,
         now: Timestamp,
     ) -> Result<Option<Self>, String> {
@@ -50,7 +50,7 @@ impl CarriedDocument {
     }
 
     /// Puts it in place of the one that is held, unless something newer came to be held since it was judged.
-    pub(super) fn taken(self, mirror: &Mirror, now: Timestamp) -> Result<Outcome, String> {
+    pub(super) fn taken(self, mirror: &Mirror, now: Timestamp) -> Result<ApplyOutcome, String> {
         let Self { key, kept, versions } = self;
         if let Key::ProviderVersions(address) = &key {
             mirror.histories.note_listed(address, &versions, kept.about.checked).map_err(store_failed)?;
@@ -58,7 +58,7 @@ impl CarriedDocument {
         let made = |held: Option<&KeptDocument>, coming| mirror.with_what_is_held(&key, held, coming);
         let placed = mirror.place_document(&key, kept, now, Durability::Synced, made).map_err(store_failed)?;
         if matches!(placed, Placed::OutlastedBy(_)) {
-            return Ok(Outcome::Held);
+            return Ok(ApplyOutcome::Held);
         }
         let terms = mirror.terms();
         terms.absent.forget(|absent| {
@@ -75,12 +75,12 @@ impl CarriedDocument {
             _ => {}
         }
         mirror.keep_to_the_limit();
-        Ok(Outcome::Applied { note: None })
+        Ok(ApplyOutcome::Applied { note: None })
     }
 }
 
-fn document_of(document: &Document, small: &SmallFiles, now: Timestamp) -> Result<KeptDocument, String> {
-    let kept = kept_of(&document.said, small.get(Role::Document)?, small.get_or_empty(Role::Dropped), now);
+fn document_of(document: &BundledDocument, small: &SmallFiles, now: Timestamp) -> Result<KeptDocument, String> {
+    let kept = kept_of(&document.said, small.get(FileRole::Document)?, small.get_or_empty(FileRole::Dropped), now);
     if !kept.dropped.is_empty() && serde_json::from_slice::<serde::de::IgnoredAny>(&kept.dropped).is_err() {
         return Err("its list of what was dropped is no JSON".to_owned());
     }
@@ -88,7 +88,7 @@ fn document_of(document: &Document, small: &SmallFiles, now: Timestamp) -> Resul
 }
 
 /// A document as it is kept, of what a manifest says of it.
-pub(super) fn kept_of(said: &Said, body: Bytes, dropped: Bytes, now: Timestamp) -> KeptDocument {
+pub(super) fn kept_of(said: &FetchOrigin, body: Bytes, dropped: Bytes, now: Timestamp) -> KeptDocument {
     let about = About {
         asked: said.asked.clone(),
         url: said.url.clone(),

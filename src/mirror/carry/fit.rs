@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use super::super::{Link, Mirror};
 use super::take::NotApplied;
 use crate::address::Artifact;
-use crate::bundle::{Entry, FileRef, Manifest, Role};
+use crate::bundle::{BundleEntry, EntryFile, FileRole, Manifest};
 
 /// What a file takes on a disk besides its bytes, at most: the rest of its last block, its name, its record.
 const BESIDE: u64 = 8 << 10;
@@ -18,7 +18,7 @@ impl Mirror {
     pub(super) fn takes(&self, manifest: &Manifest) -> Result<(), NotApplied> {
         let terms = self.terms();
         let foreign: Vec<String> = {
-            let mut hosts: Vec<_> = manifest.entries.iter().map(Entry::host).collect();
+            let mut hosts: Vec<_> = manifest.entries.iter().map(BundleEntry::host).collect();
             hosts.sort();
             hosts.dedup();
             hosts.into_iter().filter(|host| terms.upstreams.get(host).is_none()).map(ToString::to_string).collect()
@@ -31,16 +31,16 @@ impl Mirror {
             if self.is_there(entry)? {
                 continue;
             }
-            for FileRef { role, file, left_out } in entry.files() {
+            for EntryFile { role, file, left_out } in entry.files() {
                 let largest = self.limits.archive_bytes;
-                if role == Role::Archive && file.bytes > largest {
+                if role == FileRole::Archive && file.bytes > largest {
                     return Err(NotApplied::NoRoom {
                         needed: file.bytes,
                         room: largest,
                         why: "no archive may be larger",
                     });
                 }
-                let is_held = role == Role::Archive && self.store.blobs.holds(&file.sha256)?;
+                let is_held = role == FileRole::Archive && self.store.blobs.holds(&file.sha256)?;
                 if !left_out && !is_held && seen.insert(file.sha256) {
                     needed = needed.saturating_add(file.bytes);
                     on_disk = on_disk.saturating_add(file.bytes).saturating_add(BESIDE);
@@ -71,13 +71,15 @@ impl Mirror {
     }
 
     /// Whether something takes no room, because it is held, or goes in place of what is.
-    fn is_there(&self, entry: &Entry) -> Result<bool, NotApplied> {
+    fn is_there(&self, entry: &BundleEntry) -> Result<bool, NotApplied> {
         let (of, archive) = match entry {
-            Entry::Discovery { .. } | Entry::ProviderVersions { .. } | Entry::ModuleVersions { .. } => {
+            BundleEntry::Discovery { .. }
+            | BundleEntry::ProviderVersions { .. }
+            | BundleEntry::ModuleVersions { .. } => {
                 return Ok(self.store.records.get(&self.key_of_carried(entry))?.is_some());
             }
-            Entry::Provider(entry) => (Artifact::Provider(entry.package()), entry.archive),
-            Entry::Module(entry) => (self.artifact_of(&entry.package()), entry.archive),
+            BundleEntry::Provider(entry) => (Artifact::Provider(entry.package()), entry.archive),
+            BundleEntry::Module(entry) => (self.artifact_of(&entry.package()), entry.archive),
         };
         Ok(self.catalog.name(of)?.get(&archive.sha256).is_some() && self.store.blobs.holds(&archive.sha256)?)
     }

@@ -12,7 +12,8 @@ use super::super::proof_set::{KeptSet, ProofSet};
 use super::super::{Mirror, sets};
 use crate::address::{Artifact, ModulePackage, Package};
 use crate::bundle::{
-    Archive, Document, Entry, File, Inventory, Manifest, ModuleEntry, ProviderEntry, Role, Said, SigningKey, Writer,
+    BundleEntry, BundleWriter, BundledArchive, BundledDocument, BundledFile, FetchOrigin, FileRole, Inventory,
+    Manifest, ModuleEntry, ProviderEntry, SigningKey,
 };
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix};
@@ -58,14 +59,14 @@ struct Small {
 }
 
 impl Small {
-    fn put(&mut self, bytes: &[u8]) -> io::Result<File> {
+    fn put(&mut self, bytes: &[u8]) -> io::Result<BundledFile> {
         let (sha256, size) = (Digest::of(bytes), bytes.len() as u64);
         if let std::collections::hash_map::Entry::Vacant(place) = self.places.entry(sha256) {
             self.file.write_all_at(bytes, self.written)?;
             place.insert((self.written, size));
             self.written += size;
         }
-        Ok(File { sha256, bytes: size })
+        Ok(BundledFile { sha256, bytes: size })
     }
 
     fn get(&self, digest: &Digest) -> io::Result<Vec<u8>> {
@@ -88,8 +89,8 @@ impl Known<'_> {
         self.inventory.is_some_and(|inventory| inventory.has(of, archive, proof))
     }
 
-    fn archive(&self, sha256: Digest, bytes: u64) -> Archive {
-        Archive { sha256, bytes, left_out: self.archives.contains(&sha256.prefix()) }
+    fn archive(&self, sha256: Digest, bytes: u64) -> BundledArchive {
+        BundledArchive { sha256, bytes, left_out: self.archives.contains(&sha256.prefix()) }
     }
 }
 
@@ -154,10 +155,10 @@ impl Mirror {
     /// Those of the writer; and where an archive was evicted meanwhile, or its bytes are not what they were.
     pub fn give<W: Write>(&self, gathered: &Gathered, key: Option<&SigningKey>, out: W) -> io::Result<W> {
         let Gathered { manifest, small, .. } = gathered;
-        let mut writer = Writer::begin(out, manifest, key)?;
+        let mut writer = BundleWriter::begin(out, manifest, key)?;
         for (number, file) in manifest.files() {
             let of = || manifest.entries.get(number).map(|entry| entry.package_ref().to_string()).unwrap_or_default();
-            if file.role != Role::Archive {
+            if file.role != FileRole::Archive {
                 writer.file(&file, small.get(&file.file.sha256)?.as_slice())?;
                 continue;
             }
@@ -211,7 +212,7 @@ impl Mirror {
         digest: Digest,
         known: &Known<'_>,
         small: &mut Small,
-    ) -> Result<Option<Entry>, NotGathered> {
+    ) -> Result<Option<BundleEntry>, NotGathered> {
         let held = self.read_set(package)?;
         let kept = held.as_ref().map(|held| &*held.kept);
         let Some((set, kept)) = kept.and_then(|kept| Some((set_of(kept, digest)?, kept))) else {
@@ -230,12 +231,12 @@ impl Mirror {
         let Package { provider, version, platform } = package.clone();
         let signature = if set.signature.is_empty() { None } else { Some(small.put(&set.signature).map_err(spool)?) };
         let about = &set.about;
-        Ok(Some(Entry::Provider(Box::new(ProviderEntry {
+        Ok(Some(BundleEntry::Provider(Box::new(ProviderEntry {
             provider,
             version,
             platform,
             signed_by: set.proof().how.fingerprint().map(str::to_owned),
-            said: Said {
+            said: FetchOrigin {
                 asked: without_query(&about.asked),
                 url: without_query(&about.url),
                 fetched: about.fetched,
@@ -255,7 +256,7 @@ impl Mirror {
         digest: Digest,
         known: &Known<'_>,
         small: &mut Small,
-    ) -> Result<Option<Entry>, NotGathered> {
+    ) -> Result<Option<BundleEntry>, NotGathered> {
         let not_kept = |what: &str| not_held(&format!("{what} of {package}"));
         let carried = self.carried_module(package, Some(digest))?.ok_or_else(|| not_kept("the archive"))?;
         let record = self.store.records.get(&Key::ModuleLocation(package.clone()))?;
@@ -264,7 +265,7 @@ impl Mirror {
             return Ok(None);
         }
         let ModulePackage { module, version } = package.clone();
-        Ok(Some(Entry::Module(Box::new(ModuleEntry {
+        Ok(Some(BundleEntry::Module(Box::new(ModuleEntry {
             module,
             version,
             commit: carried.packed.commit,
@@ -280,7 +281,7 @@ impl Mirror {
         }))))
     }
 
-    fn document_entry(&self, key: &Key, small: &mut Small) -> Result<Option<Entry>, NotGathered> {
+    fn document_entry(&self, key: &Key, small: &mut Small) -> Result<Option<BundleEntry>, NotGathered> {
         let what = match key {
             Key::Discovery(host) => format!("the discovery document of {host}"),
             Key::ProviderVersions(provider) => format!("the version list of {provider}"),
@@ -289,11 +290,12 @@ impl Mirror {
         };
         let kept = self.store.records.get(key)?.and_then(KeptDocument::read).ok_or_else(|| not_held(&what))?;
         let dropped = if kept.dropped.is_empty() { None } else { Some(small.put(&kept.dropped).map_err(spool)?) };
-        let document = Document { said: said_of(&kept), document: small.put(&kept.body).map_err(spool)?, dropped };
+        let document =
+            BundledDocument { said: said_of(&kept), document: small.put(&kept.body).map_err(spool)?, dropped };
         Ok(match key.clone() {
-            Key::Discovery(host) => Some(Entry::Discovery { host, document }),
-            Key::ProviderVersions(provider) => Some(Entry::ProviderVersions { provider, document }),
-            Key::ModuleVersions(module) => Some(Entry::ModuleVersions { module, document }),
+            Key::Discovery(host) => Some(BundleEntry::Discovery { host, document }),
+            Key::ProviderVersions(provider) => Some(BundleEntry::ProviderVersions { provider, document }),
+            Key::ModuleVersions(module) => Some(BundleEntry::ModuleVersions { module, document }),
             _ => None,
         })
     }
@@ -315,10 +317,10 @@ fn proof_of(set: &ProofSet) -> Digest {
     Digest::of(&digests.map(|digest| *digest.as_bytes()).concat())
 }
 
-fn said_of(kept: &KeptDocument) -> Said {
+fn said_of(kept: &KeptDocument) -> FetchOrigin {
     let about = &kept.about;
     let (asked, url) = (without_query(&about.asked), without_query(&about.url));
-    Said { asked, url, fetched: about.fetched, checked: about.checked, gone: about.gone }
+    FetchOrigin { asked, url, fetched: about.fetched, checked: about.checked, gone: about.gone }
 }
 
 /// A URL as it may be shown to anybody: what is in its query may be a secret.

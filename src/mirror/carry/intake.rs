@@ -11,20 +11,20 @@ use super::super::modules::CarriedModule;
 use super::documents::{CarriedDocument, kept_of};
 use super::sets::CarriedSet;
 use crate::address::{Artifact, What};
-use crate::bundle::{Entry, Role, Standing};
+use crate::bundle::{BundleEntry, FileRole, SignatureStatus};
 use crate::clock::Timestamp;
 use crate::store::StoreError;
 
 /// The small files of one thing, by what they are to it.
 #[derive(Debug, Default)]
-pub(super) struct SmallFiles(pub(super) HashMap<Role, Bytes>);
+pub(super) struct SmallFiles(pub(super) HashMap<FileRole, Bytes>);
 
 impl SmallFiles {
-    pub(super) fn get(&self, role: Role) -> Result<Bytes, String> {
+    pub(super) fn get(&self, role: FileRole) -> Result<Bytes, String> {
         self.0.get(&role).cloned().ok_or_else(|| format!("its {role} is missing"))
     }
 
-    pub(super) fn get_or_empty(&self, role: Role) -> Bytes {
+    pub(super) fn get_or_empty(&self, role: FileRole) -> Bytes {
         self.0.get(&role).cloned().unwrap_or_default()
     }
 }
@@ -35,7 +35,7 @@ pub(in crate::mirror) struct Judging<'a> {
     /// What an operator says is right, whatever was seen before.
     pub(super) accept: &'a [What],
     /// Who vouches for the bundle.
-    pub(super) standing: &'a Standing,
+    pub(super) standing: &'a SignatureStatus,
     pub(in crate::mirror) now: Timestamp,
 }
 
@@ -78,23 +78,23 @@ impl Judged {
     /// Why it is refused.
     pub(super) fn of(
         mirror: &Arc<Mirror>,
-        entry: &Entry,
+        entry: &BundleEntry,
         small: &SmallFiles,
         judging: &Judging<'_>,
     ) -> Result<Self, String> {
         match entry {
-            Entry::Discovery { document, .. }
-            | Entry::ProviderVersions { document, .. }
-            | Entry::ModuleVersions { document, .. } => {
+            BundleEntry::Discovery { document, .. }
+            | BundleEntry::ProviderVersions { document, .. }
+            | BundleEntry::ModuleVersions { document, .. } => {
                 let carried = CarriedDocument::judge(mirror, entry, document, small, judging.now)?;
                 Ok(carried.map_or(Self::Held, |carried| Self::Document(Box::new(carried))))
             }
-            Entry::Provider(entry) => {
+            BundleEntry::Provider(entry) => {
                 let carried = CarriedSet::judge(mirror, entry, small, judging)?;
                 Ok(carried.map_or(Self::Held, |carried| Self::Provider(Box::new(carried))))
             }
-            Entry::Module(entry) => {
-                let location = kept_of(&entry.said, small.get(Role::Location)?, Bytes::new(), judging.now);
+            BundleEntry::Module(entry) => {
+                let location = kept_of(&entry.said, small.get(FileRole::Location)?, Bytes::new(), judging.now);
                 let carried = CarriedModule::judge(mirror, entry, location, judging)?;
                 Ok(carried.map_or(Self::Held, |carried| Self::Module(Box::new(carried))))
             }

@@ -11,7 +11,7 @@ use super::super::documents::KeptDocument;
 use super::super::modules::entry_of_module;
 use super::super::versions::entry_of;
 use crate::address::{ModuleAddress, Platform, ProviderAddress, Version};
-use crate::bundle::{Entry, Manifest};
+use crate::bundle::{BundleEntry, Manifest};
 use crate::store::{Durability, Key, StoreError};
 
 /// Entries of a version list, each as it is written.
@@ -111,9 +111,11 @@ impl Mirror {
             .entries
             .iter()
             .filter_map(|entry| match entry {
-                Entry::Provider(entry) => Some(Key::ProviderVersions(entry.provider.clone())),
-                Entry::Module(entry) => Some(Key::ModuleVersions(self.terms().key_of(&entry.module))),
-                Entry::Discovery { .. } | Entry::ProviderVersions { .. } | Entry::ModuleVersions { .. } => None,
+                BundleEntry::Provider(entry) => Some(Key::ProviderVersions(entry.provider.clone())),
+                BundleEntry::Module(entry) => Some(Key::ModuleVersions(self.terms().key_of(&entry.module))),
+                BundleEntry::Discovery { .. }
+                | BundleEntry::ProviderVersions { .. }
+                | BundleEntry::ModuleVersions { .. } => None,
             })
             .collect();
         for key in lists {

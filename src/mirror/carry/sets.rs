@@ -12,7 +12,7 @@ use super::super::{Mirror, unless_gone};
 use super::archives::Arrived;
 use super::intake::{Judging, SmallFiles, store_failed};
 use crate::address::{Artifact, Package, Version};
-use crate::bundle::{Outcome, ProviderEntry, Role, Said, Standing};
+use crate::bundle::{ApplyOutcome, FetchOrigin, FileRole, ProviderEntry, SignatureStatus};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::store::{Durability, Key, StoreError};
@@ -46,8 +46,8 @@ impl CarriedSet {
         let (package, said, now) = (entry.package(), &entry.said, judging.now);
         let terms = mirror.terms();
         let policy = terms.upstream(&package.provider.host).map_err(|e| e.to_string())?.settings.verification;
-        let [body, sums] = [small.get(Role::Document)?, small.get(Role::Sums)?];
-        let signature = small.get_or_empty(Role::Signature);
+        let [body, sums] = [small.get(FileRole::Document)?, small.get(FileRole::Sums)?];
+        let signature = small.get_or_empty(FileRole::Signature);
         let unreadable = |why: String| format!("its download document cannot be read: {why}");
         let document = DownloadDocument::parse(&body, &said.url, &package.platform).map_err(unreadable)?;
         if document.shasum != entry.archive.sha256 {
@@ -91,7 +91,7 @@ impl CarriedSet {
             return Ok(None);
         }
         let is_accepted = judging.is_accepted(mirror, &Artifact::from(&package));
-        let is_vouched_for = matches!(judging.standing, Standing::SignedBy(_));
+        let is_vouched_for = matches!(judging.standing, SignatureStatus::SignedBy(_));
         Ok(Some(Self { package, set: Arc::new(set), age, is_accepted, is_vouched_for }))
     }
 
@@ -104,7 +104,7 @@ impl CarriedSet {
     ///
     /// # Errors
     /// Why it is refused.
-    pub(super) fn taken(self, mirror: &Mirror, arrived: Arrived, now: Timestamp) -> Result<Outcome, String> {
+    pub(super) fn taken(self, mirror: &Mirror, arrived: Arrived, now: Timestamp) -> Result<ApplyOutcome, String> {
         let note = match self.admitted(mirror, now) {
             Ok(note) => note,
             Err(why) => return Err(arrived.refused(why)),
@@ -115,9 +115,9 @@ impl CarriedSet {
         let committed = || {
             let _lock = mirror.catalog.digest_lock(&digest).lock();
             arrived.publish(mirror, digest, now)?;
-            let Some(kept) = mirror.put_carried_set(&package, &set, age, now)? else { return Ok(Outcome::Held) };
+            let Some(kept) = mirror.put_carried_set(&package, &set, age, now)? else { return Ok(ApplyOutcome::Held) };
             mirror.name_it(&package, &kept, HeldArchive::of_set(&set, fast, size_bytes, now))?;
-            Ok(Outcome::Applied { note })
+            Ok(ApplyOutcome::Applied { note })
         };
         let outcome = committed().map_err(store_failed)?;
         mirror.terms().absent.forget(|key| *key == Key::ProofSet(package.clone()));
@@ -212,7 +212,7 @@ impl Mirror {
 }
 
 /// Whether a URL is one that the download document of a package is asked for at (PROTOCOL 2.1).
-fn is_of(said: &Said, package: &Package) -> bool {
+fn is_of(said: &FetchOrigin, package: &Package) -> bool {
     let Some(segments) = said.asked.path_segments() else { return false };
     let segments: Vec<&str> = segments.collect();
     let Some([namespace, type_, version, "download", os, arch]) = segments.last_chunk::<6>() else { return false };

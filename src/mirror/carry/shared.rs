@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
 
 use super::super::Mirror;
-use crate::bundle::{Entry, FileRef, Manifest};
+use crate::bundle::{BundleEntry, EntryFile, Manifest};
 use crate::digest::Digest;
 use crate::store::{Scratch, StoreError};
 
@@ -20,7 +20,7 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn of(mirror: &Mirror, manifest: &Manifest) -> Result<Self, StoreError> {
-        let mut first: HashMap<Digest, &Entry> = HashMap::new();
+        let mut first: HashMap<Digest, &BundleEntry> = HashMap::new();
         let mut wanted = HashMap::new();
         for entry in &manifest.entries {
             for file in entry.files() {
@@ -38,7 +38,7 @@ impl Shared {
         Ok(Self { wanted, places: HashMap::new(), file: scratch.file()?, written: 0, _scratch: scratch })
     }
 
-    pub(super) fn keep(&mut self, file: &FileRef, bytes: &[u8]) -> Result<(), String> {
+    pub(super) fn keep(&mut self, file: &EntryFile, bytes: &[u8]) -> Result<(), String> {
         if !self.wanted.contains_key(&file.file.sha256) {
             return Ok(());
         }
@@ -50,16 +50,16 @@ impl Shared {
     }
 
     /// That a file came with another thing, and was refused there.
-    pub(super) fn refused_with(&self, file: &FileRef) -> String {
-        let FileRef { role, .. } = file;
+    pub(super) fn refused_with(&self, file: &EntryFile) -> String {
+        let EntryFile { role, .. } = file;
         match self.wanted.get(&file.file.sha256) {
             Some(first) => format!("its {role} ({}) came with {first}, and was refused there", file.name()),
             None => format!("its {role} ({}) did not come with it", file.name()),
         }
     }
 
-    pub(super) fn get(&self, shared: &FileRef) -> Result<Vec<u8>, String> {
-        let FileRef { role, file, .. } = shared;
+    pub(super) fn get(&self, shared: &EntryFile) -> Result<Vec<u8>, String> {
+        let EntryFile { role, file, .. } = shared;
         let (at, size) = *self.places.get(&file.sha256).ok_or_else(|| self.refused_with(shared))?;
         let mut bytes = vec![0; usize::try_from(size).unwrap_or(usize::MAX)];
         let read = self.file.read_exact_at(&mut bytes, at);

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use parking_lot::Mutex;
 
 use super::super::Mirror;
-use crate::bundle::{Entry, Manifest};
+use crate::bundle::{BundleEntry, Manifest};
 use crate::digest::Digest;
 use crate::store::Key;
 
@@ -47,7 +47,7 @@ impl Mirror {
     /// Keeps what a bundle names from eviction.
     pub(super) fn keep_what_is_in(&self, manifest: &Manifest) -> Stays<'_> {
         let named = Named {
-            archives: manifest.entries.iter().filter_map(Entry::archive).map(|archive| archive.sha256).collect(),
+            archives: manifest.entries.iter().filter_map(BundleEntry::archive).map(|archive| archive.sha256).collect(),
             documents: manifest.entries.iter().map(|entry| self.key_of_carried(entry)).collect(),
         };
         let _nothing_is_evicted = self.evictor.held_back();
@@ -56,13 +56,13 @@ impl Mirror {
     }
 
     /// The document that a thing of a bundle is kept as, or by.
-    pub(super) fn key_of_carried(&self, entry: &Entry) -> Key {
+    pub(super) fn key_of_carried(&self, entry: &BundleEntry) -> Key {
         match entry {
-            Entry::Discovery { host, .. } => Key::Discovery(host.clone()),
-            Entry::ProviderVersions { provider, .. } => Key::ProviderVersions(provider.clone()),
-            Entry::ModuleVersions { module, .. } => Key::ModuleVersions(self.terms().key_of(module)),
-            Entry::Provider(entry) => Key::ProofSet(entry.package()),
-            Entry::Module(entry) => Key::ModuleLocation(self.terms().key_of_package(&entry.package())),
+            BundleEntry::Discovery { host, .. } => Key::Discovery(host.clone()),
+            BundleEntry::ProviderVersions { provider, .. } => Key::ProviderVersions(provider.clone()),
+            BundleEntry::ModuleVersions { module, .. } => Key::ModuleVersions(self.terms().key_of(module)),
+            BundleEntry::Provider(entry) => Key::ProofSet(entry.package()),
+            BundleEntry::Module(entry) => Key::ModuleLocation(self.terms().key_of_package(&entry.package())),
         }
     }
 }

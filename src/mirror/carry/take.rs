@@ -15,7 +15,10 @@ use super::archives::Incoming;
 use super::intake::{Judged, Judging, SmallFiles};
 use super::shared::Shared;
 use crate::address::What;
-use crate::bundle::{BadBundle, Content, Entry, FileRef, Manifest, Opened, Outcome, Receipt, Role, Step, Told, Trust};
+use crate::bundle::{
+    ApplyEvent, ApplyOutcome, BadBundle, BundleEntry, BundleReader, BundleTrust, DigestCheck, EntryFile, EntryOutcome,
+    FileRole, Manifest, Receipt,
+};
 use crate::clock::{Clock, Timestamp};
 use crate::error::Error;
 use crate::store::StoreError;
@@ -75,7 +78,7 @@ pub enum NotApplied {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TakingIn {
     /// Whose bundles are taken.
-    pub trust: Trust,
+    pub trust: BundleTrust,
     /// What is believed although it was published anew, because an operator says so.
     pub accept: Vec<What>,
     /// How old it may be by its manifest; none: of any age.
@@ -90,7 +93,7 @@ impl Mirror {
         bundle: impl Read + Send + 'static,
         how: TakingIn,
         clock: Clock,
-    ) -> (mpsc::Receiver<Step>, JoinHandle<Result<Receipt, NotApplied>>) {
+    ) -> (mpsc::Receiver<ApplyEvent>, JoinHandle<Result<Receipt, NotApplied>>) {
         let (tell, told) = mpsc::channel(STEPS_WAITING);
         let mirror = Arc::clone(self);
         let applying = self.tasks.spawn_blocking(move || {
@@ -112,11 +115,11 @@ impl Mirror {
         bundle: impl Read,
         how: &TakingIn,
         clock: &Clock,
-        tell: &mut dyn FnMut(Step),
+        tell: &mut dyn FnMut(ApplyEvent),
     ) -> Result<Receipt, NotApplied> {
         let _alone = self.taking_in.try_lock().map_err(|_| NotApplied::Busy)?;
         self.store.check()?;
-        let opened = Opened::open(bundle, &how.trust)?;
+        let opened = BundleReader::open(bundle, &how.trust)?;
         let manifest = Arc::clone(&opened.manifest);
         if let Some(max_age) = how.max_age.filter(|max_age| clock.now().since(manifest.created) > *max_age) {
             return Err(NotApplied::TooOld { created: manifest.created, max_age });
@@ -126,8 +129,8 @@ impl Mirror {
         let _stays = self.keep_what_is_in(&manifest);
         self.takes(&manifest)?;
         let bytes = manifest.files().fold(0, |sum, (_, file)| file.file.bytes.saturating_add(sum));
-        tell(Step::Begun { entries: manifest.entries.len() as u64, bytes });
-        let (digest, standing) = (opened.digest, opened.standing.clone());
+        tell(ApplyEvent::Begun { entries: manifest.entries.len() as u64, bytes });
+        let (digest, standing) = (opened.digest, opened.signature_status.clone());
         tracing::info!(manifest = %digest, entries = manifest.entries.len(), bytes, ?standing, "a bundle is applied");
         let mut taking =
             Taking { mirror: self, how, clock, shared: Shared::of(self, &manifest)?, opened, read: Counted::default() };
@@ -136,8 +139,8 @@ impl Mirror {
             let why = || format!("what came could not all be listed: {error}; {}", error.to_do());
             ended.get_or_insert_with(why);
         }
-        let is_well = |told: &Told| matches!(told.outcome, Outcome::Applied { .. } | Outcome::Held);
-        let (signed_by, trusted) = Receipt::of_standing(&standing);
+        let is_well = |told: &EntryOutcome| matches!(told.outcome, ApplyOutcome::Applied { .. } | ApplyOutcome::Held);
+        let (signed_by, trusted) = Receipt::signer(&standing);
         let mut receipt = Receipt {
             manifest: digest,
             larder: manifest.larder.clone(),
@@ -167,7 +170,7 @@ impl Mirror {
                 tracing::error!(%error, "the h1 hashes of what a bundle brought could not be computed");
             }
         });
-        tell(Step::Done { receipt: receipt.clone() });
+        tell(ApplyEvent::Done { receipt: receipt.clone() });
         Ok(receipt)
     }
 }
@@ -185,19 +188,19 @@ struct Taking<'a, R> {
     how: &'a TakingIn,
     clock: &'a Clock,
     shared: Shared,
-    opened: Opened<R>,
+    opened: BundleReader<R>,
     read: Counted,
 }
 
 impl<R: Read> Taking<'_, R> {
     /// Takes in thing after thing. Says what became of each, and why it ended before the end, where it did.
-    fn all(&mut self, manifest: &Manifest, tell: &mut dyn FnMut(Step)) -> (Vec<Told>, Option<String>) {
+    fn all(&mut self, manifest: &Manifest, tell: &mut dyn FnMut(ApplyEvent)) -> (Vec<EntryOutcome>, Option<String>) {
         let mut carried = manifest.files().peekable();
         let (mut all, mut ended) = (Vec::new(), None);
         for (number, entry) in manifest.entries.iter().enumerate() {
             let package = entry.package_ref();
             if ended.is_some() {
-                all.push(Told { package, outcome: Outcome::NotReached });
+                all.push(EntryOutcome { package, outcome: ApplyOutcome::NotReached });
                 continue;
             }
             let mut files = HashSet::new();
@@ -208,14 +211,14 @@ impl<R: Read> Taking<'_, R> {
                 Ok(outcome) => outcome,
                 Err(BrokeOff(why)) => {
                     ended = Some(format!("{package}: {why}"));
-                    Outcome::Refused { why }
+                    ApplyOutcome::Refused { why }
                 }
             };
-            if let Outcome::Refused { why } = &outcome {
+            if let ApplyOutcome::Refused { why } = &outcome {
                 tracing::error!(what = %package, why, "something in a bundle is refused");
             }
-            let told = Told { package, outcome };
-            tell(Step::Entry(told.clone()));
+            let told = EntryOutcome { package, outcome };
+            tell(ApplyEvent::Entry(told.clone()));
             all.push(told);
         }
         if ended.is_none() {
@@ -232,19 +235,24 @@ impl<R: Read> Taking<'_, R> {
     ///
     /// # Errors
     /// Where nothing after it can be read.
-    fn one(&mut self, entry: &Entry, carried: &HashSet<Role>, tell: &mut dyn FnMut(Step)) -> Result<Outcome, BrokeOff> {
+    fn one(
+        &mut self,
+        entry: &BundleEntry,
+        carried: &HashSet<FileRole>,
+        tell: &mut dyn FnMut(ApplyEvent),
+    ) -> Result<ApplyOutcome, BrokeOff> {
         let mut small = SmallFiles::default();
         let mut flaw: Option<String> = None;
         let mut archive = None;
         for file in entry.files() {
             match file.role {
-                Role::Archive => archive = Some(file),
+                FileRole::Archive => archive = Some(file),
                 _ if carried.contains(&file.role) => {
                     let mut bytes = Vec::new();
                     let content = self.read(&file, tell, |piece| bytes.extend_from_slice(piece));
                     let content = content.map_err(|broke| broke.after(flaw.as_ref()))?;
                     flaw = flaw.or_else(|| flaw_of(&file, content));
-                    if content == Content::Right {
+                    if content == DigestCheck::Matches {
                         flaw = flaw.or_else(|| self.shared.keep(&file, &bytes).err());
                         small.0.insert(file.role, bytes.into());
                     }
@@ -259,14 +267,14 @@ impl<R: Read> Taking<'_, R> {
         let judged = match flaw {
             Some(why) => Err(why),
             None => {
-                let judging = Judging { accept: &self.how.accept, standing: &self.opened.standing, now };
+                let judging = Judging { accept: &self.how.accept, standing: &self.opened.signature_status, now };
                 Judged::of(self.mirror, entry, &small, &judging)
             }
         };
         let Some(archive) = archive else {
             return Ok(outcome(judged.and_then(|judged| judged.without_archive(self.mirror, now))));
         };
-        if !carried.contains(&Role::Archive) {
+        if !carried.contains(&FileRole::Archive) {
             let missing = || match archive.left_out {
                 true => format!(
                     "its {} ({}) is not in the store, and was left out: the bundle is a delta to an inventory of another store",
@@ -289,7 +297,7 @@ impl<R: Read> Taking<'_, R> {
             }
         });
         let content = content.map_err(|broke| broke.after(incoming.as_ref().err()));
-        let is_right = content.as_ref().is_ok_and(|content| *content == Content::Right);
+        let is_right = content.as_ref().is_ok_and(|content| *content == DigestCheck::Matches);
         if !is_right && let Ok(Incoming::Staged(staged)) = std::mem::replace(&mut incoming, Ok(Incoming::Held)) {
             staged.discard();
         }
@@ -301,17 +309,17 @@ impl<R: Read> Taking<'_, R> {
 
     fn read(
         &mut self,
-        file: &FileRef,
-        tell: &mut dyn FnMut(Step),
+        file: &EntryFile,
+        tell: &mut dyn FnMut(ApplyEvent),
         mut take: impl FnMut(&[u8]),
-    ) -> Result<Content, BrokeOff> {
+    ) -> Result<DigestCheck, BrokeOff> {
         let read = &mut self.read;
         let content = self.opened.file(file, |piece| {
             take(piece);
             read.bytes = read.bytes.saturating_add(piece.len() as u64);
             if read.bytes - read.told >= TOLD_EACH {
                 read.told = read.bytes;
-                tell(Step::Read { bytes: read.bytes });
+                tell(ApplyEvent::Read { bytes: read.bytes });
             }
             Ok::<_, BadBundle>(())
         });
@@ -333,15 +341,15 @@ impl BrokeOff {
 }
 
 /// The name of the file is its digest, so what is wrong with it can only be its bytes.
-fn flaw_of(file: &FileRef, content: Content) -> Option<String> {
+fn flaw_of(file: &EntryFile, content: DigestCheck) -> Option<String> {
     match content {
-        Content::Right => None,
-        Content::Wrong { now } => {
+        DigestCheck::Matches => None,
+        DigestCheck::Differs { now } => {
             Some(format!("its {} was altered: its SHA-256 is {now}, and should be {}", file.role, file.file.sha256))
         }
     }
 }
 
-fn outcome(taken: Result<Outcome, String>) -> Outcome {
-    taken.unwrap_or_else(|why| Outcome::Refused { why: why.chars().take(LONGEST_WHY).collect() })
+fn outcome(taken: Result<ApplyOutcome, String>) -> ApplyOutcome {
+    taken.unwrap_or_else(|why| ApplyOutcome::Refused { why: why.chars().take(LONGEST_WHY).collect() })
 }

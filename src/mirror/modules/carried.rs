@@ -11,10 +11,10 @@ use super::super::{Mirror, unless_gone};
 use super::location::told_subdir;
 use super::seen::{self, Judged, Sighting};
 use crate::address::{Artifact, FileName, ModulePackage};
-use crate::bundle::{ModuleEntry, Outcome};
+use crate::bundle::{ApplyOutcome, ModuleEntry};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, Hasher};
-use crate::pack::{ArchiveFormat, Entry, PACKER, Packed, Tree, TreeLimits, TreePath, pack, unpack_from};
+use crate::pack::{ArchiveFormat, PACKER, PackResult, Tree, TreeEntry, TreeLimits, TreePath, pack, unpack_from};
 use crate::store::{Durability, Key, StoreError};
 use crate::upstream::ask::Validators;
 use crate::verify::{How, PackedTree, Proof};
@@ -120,7 +120,12 @@ impl CarriedModule {
     ///
     /// # Errors
     /// Why it is refused.
-    pub(in crate::mirror) fn taken(self, mirror: &Mirror, arrived: Arrived, now: Timestamp) -> Result<Outcome, String> {
+    pub(in crate::mirror) fn taken(
+        self,
+        mirror: &Mirror,
+        arrived: Arrived,
+        now: Timestamp,
+    ) -> Result<ApplyOutcome, String> {
         if let Err(why) = self.has_its_tree(mirror, &arrived.source) {
             return Err(arrived.refused(why));
         }
@@ -174,7 +179,7 @@ impl CarriedModule {
         mirror.terms().absent.forget(|absent| *absent == Key::ModuleLocation(key.clone()));
         mirror.module_changed(&key.module);
         mirror.keep_to_the_limit();
-        Ok(Outcome::Applied { note: None })
+        Ok(ApplyOutcome::Applied { note: None })
     }
 
     /// Whether its archive is one that larder packs, of the tree that the manifest names.
@@ -190,7 +195,7 @@ impl CarriedModule {
         unpacked.map_err(|e| format!("its archive is no module: {e}"))?;
         let mut packed_anew = Digesting(Hasher::new());
         let packed = pack(&tree, &TreePath::root(), &mut packed_anew);
-        let Packed { tree: found, .. } = packed.map_err(|e| format!("its archive is no module: {e}"))?;
+        let PackResult { tree: found, .. } = packed.map_err(|e| format!("its archive is no module: {e}"))?;
         if found != self.sighting.tree {
             return Err(format!("its tree has digest {found}, and its manifest names {}", self.sighting.tree));
         }
@@ -203,7 +208,7 @@ impl CarriedModule {
         }
         let subdir = self.sighting.subdir.as_deref().unwrap_or_default();
         let below = TreePath::parse(subdir.as_bytes()).map_err(|bad| bad.to_string())?;
-        if !below.is_root() && tree.get(&below) != Some(&Entry::Folder) {
+        if !below.is_root() && tree.get(&below) != Some(&TreeEntry::Folder) {
             return Err(format!("its archive has no folder {subdir}"));
         }
         Ok(())

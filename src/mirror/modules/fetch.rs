@@ -15,7 +15,7 @@ use super::super::{Mirror, discovery::Faith};
 use super::location::{Said, told_subdir, what};
 use crate::address::ModulePackage;
 use crate::error::Error;
-use crate::pack::{Tree, TreeError, TreeLimits, TreePath, wrapper};
+use crate::pack::{Tree, TreeError, TreeLimits, TreePath, find_folder};
 use crate::store::{Scratch, StoreError};
 use crate::upstream::ask::{Ask, Fetched, Validators};
 use crate::upstream::discovery::Service;
@@ -193,7 +193,7 @@ impl<'a> Fetch<'a> {
         };
         let root = match &subdir {
             Some(Subdir::Glob { wrapper: pattern, .. }) => {
-                wrapper(&tree, pattern).map_err(|why| self.refused(&at, why))?
+                find_folder(&tree, pattern).map_err(|why| self.refused(&at, why))?
             }
             Some(Subdir::Plain(_)) | None => TreePath::root(),
         };

@@ -17,7 +17,7 @@ use super::seen::{self, Judged, Sighting};
 use crate::address::{Artifact, FileName, ModulePackage};
 use crate::clock::Timestamp;
 use crate::error::Error;
-use crate::pack::{PACKER, Packed, TreeError, pack, resolve};
+use crate::pack::{PACKER, PackResult, TreeError, pack, resolve};
 use crate::store::{Staged, StoreError};
 use crate::verify::{How, PackedTree, Proof, Verified};
 
@@ -147,7 +147,7 @@ impl Mirror {
         // What the archive may take: links become copies.
         let (fetched, resolved) = self
             .on_disk(move |_| {
-                let bytes = resolve(&fetched.tree, &fetched.root).map(|resolved| resolved.bytes());
+                let bytes = resolve(&fetched.tree, &fetched.root).map(|resolved| resolved.max_archive_bytes());
                 Ok((fetched, bytes))
             })
             .await?;
@@ -296,7 +296,7 @@ fn pack_into_stage(
         staged.discard()?;
         return Ok(Err(failed.into()));
     }
-    let Packed { tree, notes } = match packed {
+    let PackResult { tree, notes } = match packed {
         Ok(packed) => packed,
         Err(TreeError::Spool(source)) => {
             staged.discard()?;

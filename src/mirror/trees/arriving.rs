@@ -7,7 +7,7 @@ use super::super::library::Zip;
 use super::import::{Import, Stop};
 use crate::address::Package;
 use crate::digest::{Digest, FastHash};
-use crate::filesystem_mirror::carried::Contents;
+use crate::filesystem_mirror::carried::TarFileContents;
 use crate::store::{Staged, StagedNote, StoreError};
 
 /// How much is written at a time, in bytes.
@@ -120,7 +120,7 @@ impl Import {
         &mut self,
         file: &str,
         package: &Package,
-        contents: &mut Contents<'_, R>,
+        contents: &mut TarFileContents<'_, R>,
     ) -> Result<Result<Arrived, String>, Stop> {
         let size_bytes = contents.size_bytes();
         if let Err(error) = self.call.upstream(&package.provider.host) {

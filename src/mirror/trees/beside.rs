@@ -10,9 +10,9 @@ use url::Url;
 use super::super::proof_set::{About, ProofSet};
 use crate::address::{Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
-use crate::filesystem_mirror::carried::Contents;
+use crate::filesystem_mirror::carried::TarFileContents;
 use crate::filesystem_mirror::index::{self, VersionIndex};
-use crate::filesystem_mirror::{Covers, Member, TreePath};
+use crate::filesystem_mirror::{MirrorFileKind, MirrorPath, SumsScope};
 use crate::upstream::Upstream;
 use crate::upstream::ask::Validators;
 use crate::upstream::error::relayed;
@@ -28,7 +28,7 @@ const MOST_BYTES: usize = 64 << 20;
 #[derive(Debug, Default)]
 pub(super) struct Beside {
     of: Option<ProviderAddress>,
-    files: BTreeMap<Member, Bytes>,
+    files: BTreeMap<MirrorFileKind, Bytes>,
     bytes: usize,
 }
 
@@ -56,9 +56,10 @@ impl Beside {
     /// Whether all that could prove a package has come: its document, and sums with a signature.
     pub(super) fn speaks_for(&self, package: &Package) -> bool {
         let Package { version, platform, .. } = package;
-        let has = |member: Member| self.files.contains_key(&member);
-        let is_signed = |covers: Covers| has(Member::Sums(covers.clone())) && has(Member::Signature(covers));
-        has(Member::Document(version.clone(), platform.clone()))
+        let has = |member: MirrorFileKind| self.files.contains_key(&member);
+        let is_signed =
+            |covers: SumsScope| has(MirrorFileKind::Sums(covers.clone())) && has(MirrorFileKind::Signature(covers));
+        has(MirrorFileKind::Document(version.clone(), platform.clone()))
             && covering(version, platform).into_iter().any(is_signed)
     }
 
@@ -68,18 +69,18 @@ impl Beside {
     /// The tar broke off. Inside: why it is not taken.
     pub(super) fn take<R: Read>(
         &mut self,
-        path: TreePath,
-        contents: &mut Contents<'_, R>,
+        path: MirrorPath,
+        contents: &mut TarFileContents<'_, R>,
     ) -> io::Result<Result<(), String>> {
         let most = match &path.member {
             // Every folder has one, and nothing in it is news.
-            Member::Index | Member::Archive(..) => return Ok(Ok(())),
-            Member::VersionIndex(_) => index::LARGEST,
-            Member::Sums(_) => checksums::MAX_BYTES,
-            Member::Signature(_) => LARGEST_SIGNATURE,
-            Member::Document(..) => LARGEST_DOCUMENT,
+            MirrorFileKind::Index | MirrorFileKind::Archive(..) => return Ok(Ok(())),
+            MirrorFileKind::VersionIndex(_) => index::MAX_INDEX_BYTES,
+            MirrorFileKind::Sums(_) => checksums::MAX_BYTES,
+            MirrorFileKind::Signature(_) => LARGEST_SIGNATURE,
+            MirrorFileKind::Document(..) => LARGEST_DOCUMENT,
         };
-        let Some(bytes) = contents.small(most)? else {
+        let Some(bytes) = contents.read_at_most(most)? else {
             return Ok(Err(format!("it has {} bytes; at most {most} are read", contents.size_bytes())));
         };
         if self.bytes + bytes.len() > MOST_BYTES {
@@ -95,14 +96,14 @@ impl Beside {
 
     /// What `VERSION.json` says.
     pub(super) fn version_index(&self, version: &Version) -> Option<Result<VersionIndex, String>> {
-        self.files.get(&Member::VersionIndex(version.clone())).map(|bytes| VersionIndex::parse(bytes))
+        self.files.get(&MirrorFileKind::VersionIndex(version.clone())).map(|bytes| VersionIndex::parse(bytes))
     }
 
     /// The SHA-256 that unsigned sums beside it give an archive: they cannot prove it, but they can contradict it.
     pub(super) fn listed(&self, package: &Package, name: &str) -> Option<crate::digest::Digest> {
         covering(&package.version, &package.platform)
             .into_iter()
-            .filter_map(|covers| Checksums::parse(self.files.get(&Member::Sums(covers))?).ok())
+            .filter_map(|covers| Checksums::parse(self.files.get(&MirrorFileKind::Sums(covers))?).ok())
             .find_map(|sums| sums.get(name))
     }
 
@@ -111,7 +112,7 @@ impl Beside {
     /// whether it is known is another question.
     pub(super) fn witness(&self, package: &Package, upstream: &Upstream, now: Timestamp) -> Witness {
         let Package { version, platform, .. } = package;
-        let Some(body) = self.files.get(&Member::Document(version.clone(), platform.clone())) else {
+        let Some(body) = self.files.get(&MirrorFileKind::Document(version.clone(), platform.clone())) else {
             return Witness::None;
         };
         let url = stand_in(package, upstream);
@@ -122,8 +123,8 @@ impl Beside {
         };
         let mut bad = None;
         for covers in covering(version, platform) {
-            let Some(sums) = self.files.get(&Member::Sums(covers.clone())) else { continue };
-            let signature = self.files.get(&Member::Signature(covers)).cloned().unwrap_or_default();
+            let Some(sums) = self.files.get(&MirrorFileKind::Sums(covers.clone())) else { continue };
+            let signature = self.files.get(&MirrorFileKind::Signature(covers)).cloned().unwrap_or_default();
             let (filename, shasum) = (document.filename.as_str(), &document.shasum);
             let judged = judge(Policy::Signature, sums, &signature, &document.keys, filename, shasum);
             let judged = judged.map_err(|verdict| relayed(&verdict.to_string()));
@@ -140,8 +141,8 @@ impl Beside {
 }
 
 /// Its own sums first.
-fn covering(version: &Version, platform: &Platform) -> [Covers; 2] {
-    [Covers::Package(version.clone(), platform.clone()), Covers::Version(version.clone())]
+fn covering(version: &Version, platform: &Platform) -> [SumsScope; 2] {
+    [SumsScope::Package(version.clone(), platform.clone()), SumsScope::Version(version.clone())]
 }
 
 /// A proof set of these bytes that no upstream sent.

@@ -14,9 +14,9 @@ use super::super::{Call, Mirror};
 use crate::address::{Package, ProviderAddress, Version};
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::filesystem_mirror::index::{Hashes, Index, VersionIndex, written};
-use crate::filesystem_mirror::written::Writing;
-use crate::filesystem_mirror::{Covers, Member, TreePath};
+use crate::filesystem_mirror::index::{ArchiveHashes, ProviderIndex, VersionIndex, to_pretty_json};
+use crate::filesystem_mirror::written::ProviderTreeWriter;
+use crate::filesystem_mirror::{MirrorFileKind, MirrorPath, SumsScope};
 use crate::store::{Blob, READ_AT_ONCE};
 use crate::verify::How;
 
@@ -32,7 +32,7 @@ pub struct NotExported {
 /// A tree that is about to leave.
 #[derive(Debug)]
 pub struct Export {
-    files: Vec<(TreePath, File)>,
+    files: Vec<(MirrorPath, File)>,
     call: Call,
     /// What could not be found as it should be.
     pub missing: Vec<NotExported>,
@@ -76,7 +76,7 @@ impl Mirror {
                 }
             };
             let (set, hashes) = found;
-            let archive = TreePath::archive(&package);
+            let archive = MirrorPath::archive(&package);
             let Package { provider, version, platform } = &package;
             let versions = indexes.entry(provider.clone()).or_default();
             versions.entry(version.clone()).or_default().add(&archive.file_name(), platform, &hashes);
@@ -84,9 +84,9 @@ impl Mirror {
                 // The first sums of a version are everybody's; who has others has them for itself.
                 let first = *sums.entry((provider.clone(), version.clone())).or_insert(set.sums_digest());
                 let covers = if first == set.sums_digest() {
-                    Covers::Version(version.clone())
+                    SumsScope::Version(version.clone())
                 } else {
-                    Covers::Package(version.clone(), platform.clone())
+                    SumsScope::Package(version.clone(), platform.clone())
                 };
                 export.prove(&archive, &package, &set, covers)?;
             }
@@ -96,12 +96,12 @@ impl Mirror {
         }
         for (provider, versions) in indexes {
             let unwritable = |e| Error::Interrupted(format!("the index of {provider}: {e}"));
-            let of = |member| TreePath { provider: provider.clone(), member };
-            let index = written(&Index::of(versions.keys())).map_err(unwritable)?;
-            export.files.push((of(Member::Index), File::Small(index.into())));
+            let of = |member| MirrorPath { provider: provider.clone(), member };
+            let index = to_pretty_json(&ProviderIndex::of(versions.keys())).map_err(unwritable)?;
+            export.files.push((of(MirrorFileKind::Index), File::Small(index.into())));
             for (version, index) in &versions {
-                let index = written(index).map_err(unwritable)?;
-                export.files.push((of(Member::VersionIndex(version.clone())), File::Small(index.into())));
+                let index = to_pretty_json(index).map_err(unwritable)?;
+                export.files.push((of(MirrorFileKind::VersionIndex(version.clone())), File::Small(index.into())));
             }
         }
         export.files.sort_by_cached_key(|(path, _)| path.to_string());
@@ -114,7 +114,7 @@ impl Mirror {
         package: &Package,
         digest: Digest,
         call: &Call,
-    ) -> Result<(Arc<ProofSet>, Hashes), Error> {
+    ) -> Result<(Arc<ProofSet>, ArchiveHashes), Error> {
         let no_set = || Error::NotKept(format!("a proof set that has the archive of {package}"));
         let held = self.held_set(package, call).await?.ok_or_else(no_set)?;
         let predecessor = held.kept.predecessor.as_ref().map(|(set, _)| set);
@@ -124,21 +124,27 @@ impl Mirror {
             return Err(Error::NotKept(format!("the archive of {package}")));
         }
         let h1 = self.package_hash(package, digest).await?;
-        Ok((Arc::clone(set), Hashes { digest, h1 }))
+        Ok((Arc::clone(set), ArchiveHashes { digest, h1 }))
     }
 }
 
 impl Export {
     /// Puts what proves an archive beside it: sums and signature byte for byte, and the document, whose three URLs name
     /// what lies beside it.
-    fn prove(&mut self, archive: &TreePath, package: &Package, set: &ProofSet, covers: Covers) -> Result<(), Error> {
+    fn prove(
+        &mut self,
+        archive: &MirrorPath,
+        package: &Package,
+        set: &ProofSet,
+        covers: SumsScope,
+    ) -> Result<(), Error> {
         let Package { version, platform, .. } = package;
-        let sums = archive.beside(Member::Sums(covers.clone()));
-        let signature = archive.beside(Member::Signature(covers));
+        let sums = archive.sibling(MirrorFileKind::Sums(covers.clone()));
+        let signature = archive.sibling(MirrorFileKind::Signature(covers));
         let urls = [archive.file_name(), sums.file_name(), signature.file_name()];
         let document = set.document.with_urls(urls);
         let document = document.map_err(|e| Error::Interrupted(format!("the download document of {package}: {e}")))?;
-        let place = archive.beside(Member::Document(version.clone(), platform.clone()));
+        let place = archive.sibling(MirrorFileKind::Document(version.clone(), platform.clone()));
         self.files.push((place, File::Small(document.into())));
         self.files.push((sums, File::Small(set.sums.clone())));
         if !set.signature.is_empty() {
@@ -153,7 +159,7 @@ impl Export {
     /// # Errors
     /// Nobody takes it any more, or an archive is damaged or gone: the tar has no end then.
     pub async fn write<W: Write + Send + 'static>(self, mirror: &Arc<Mirror>, out: W) -> io::Result<W> {
-        let mut tar = Writing::to(out);
+        let mut tar = ProviderTreeWriter::new(out);
         for (path, file) in self.files {
             let path = path.to_string();
             let contents = match file {

@@ -16,9 +16,9 @@ use super::{ImportCounts, ImportStep, ImportedFile, Judged, Unsigned};
 use crate::address::{Package, PackageRef, ProviderAddress, Version};
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::filesystem_mirror::carried::{Carried, Contents, Tar};
-use crate::filesystem_mirror::layout::{package_around, unpacked_place};
-use crate::filesystem_mirror::{Meaning, Member, TreePath};
+use crate::filesystem_mirror::carried::{ProviderTreeReader, TarEntry, TarFileContents};
+use crate::filesystem_mirror::layout::{enclosing_package, enclosing_package_folder};
+use crate::filesystem_mirror::{MirrorFileKind, MirrorPath, PathMeaning};
 use crate::store::StoreError;
 
 /// How many steps may wait for whoever is told of them.
@@ -130,7 +130,7 @@ impl Stop {
 
 impl Import {
     fn go(mut self, tar: impl Read) -> ImportStep {
-        let read = Tar::new(tar).each(|entry| self.entry(entry));
+        let read = ProviderTreeReader::new(tar).for_each_entry(|entry| self.entry(entry));
         let ended = match read {
             Ok(()) => self.end_of_folder(),
             Err(Stop::Tar(broken)) => {
@@ -150,13 +150,13 @@ impl Import {
         }
     }
 
-    fn entry<R: Read>(&mut self, entry: Carried<'_, R>) -> Result<(), Stop> {
+    fn entry<R: Read>(&mut self, entry: TarEntry<'_, R>) -> Result<(), Stop> {
         let (path, meaning, mut contents) = match entry {
-            Carried::File { path, meaning, contents } => (path, meaning, contents),
-            Carried::Refused { path, why } => {
-                return match package_around(&path) {
+            TarEntry::File { path, meaning, contents } => (path, meaning, contents),
+            TarEntry::Refused { path, why } => {
+                return match enclosing_package(&path) {
                     // A package lacks what is refused of it, so it is refused as a whole.
-                    Some(package) => self.part_of(package, unpacked_place(&path), |packing| {
+                    Some(package) => self.part_of(package, enclosing_package_folder(&path), |packing| {
                         packing.refuse(format!("a file of it stays out, {path:?}: {why}"));
                         Ok(())
                     }),
@@ -165,16 +165,15 @@ impl Import {
             }
         };
         match meaning {
-            Meaning::Foreign => Ok(()),
-            Meaning::Misnamed(why) => self.refused(path, None, contents.size_bytes(), why),
-            Meaning::Unpacked(package, file) => {
-                self.part_of(package, unpacked_place(&path), |packing| packing.take(&path, &file, &mut contents))
-            }
-            Meaning::File(TreePath { provider, member: Member::Archive(version, platform) }) => {
+            PathMeaning::Foreign => Ok(()),
+            PathMeaning::Misnamed(why) => self.refused(path, None, contents.size_bytes(), why),
+            PathMeaning::Unpacked(package, file) => self
+                .part_of(package, enclosing_package_folder(&path), |packing| packing.take(&path, &file, &mut contents)),
+            PathMeaning::File(MirrorPath { provider, member: MirrorFileKind::Archive(version, platform) }) => {
                 self.at(&provider)?;
                 self.archive(path, Package { provider, version, platform }, &mut contents)
             }
-            Meaning::File(file) => {
+            PathMeaning::File(file) => {
                 self.at(&file.provider)?;
                 match self.beside.take(file, &mut contents)? {
                     Ok(()) => Ok(()),
@@ -207,7 +206,12 @@ impl Import {
         Ok(())
     }
 
-    fn archive<R: Read>(&mut self, path: String, package: Package, contents: &mut Contents<'_, R>) -> Result<(), Stop> {
+    fn archive<R: Read>(
+        &mut self,
+        path: String,
+        package: Package,
+        contents: &mut TarFileContents<'_, R>,
+    ) -> Result<(), Stop> {
         let arrived = match self.arrive(&path, &package, contents)? {
             Ok(arrived) => arrived,
             Err(why) => return self.refused(path, Some(&package), contents.size_bytes(), why),

@@ -16,7 +16,7 @@ use crate::address::{Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::filesystem_mirror::TreePath;
+use crate::filesystem_mirror::MirrorPath;
 use crate::store::{Key, StoreError};
 use crate::upstream::Upstream;
 use crate::upstream::ask::Validators;
@@ -35,7 +35,7 @@ pub(super) fn unsigned_set(
     upstream: &Upstream,
     now: Timestamp,
 ) -> Result<ProofSet, String> {
-    let filename = TreePath::archive(package).file_name();
+    let filename = MirrorPath::archive(package).file_name();
     let Platform { os, arch } = &package.platform;
     let body = json!({
         "os": os,
@@ -61,7 +61,7 @@ pub(in super::super) fn imported_differs(imported: Digest, verified: Digest) -> 
 pub(super) fn sums_of<'a>(archives: impl IntoIterator<Item = (&'a Package, Digest)>) -> Bytes {
     let mut lines: Vec<String> = archives
         .into_iter()
-        .map(|(package, digest)| format!("{digest}  {}\n", TreePath::archive(package).file_name()))
+        .map(|(package, digest)| format!("{digest}  {}\n", MirrorPath::archive(package).file_name()))
         .collect();
     lines.sort_by(|one, other| one[64..].cmp(&other[64..]));
     lines.concat().into()

@@ -16,7 +16,7 @@ use super::{Judged, ProvenBy, Unsigned};
 use crate::address::Package;
 use crate::clock::Timestamp;
 use crate::error::Error;
-use crate::filesystem_mirror::index::Hashes;
+use crate::filesystem_mirror::index::ArchiveHashes;
 use crate::store::StoreError;
 use crate::verify::{How, PackageLimits, Verified, package_hashes};
 
@@ -147,12 +147,12 @@ impl Import {
             Err(why) => return Some(format!("{name} beside it cannot be read: {why}")),
         };
         let takes = match (&arrived.made, hashes) {
-            (Made::Anew { h1 }, _) => index.takes_h1(platform, h1),
+            (Made::Anew { h1 }, _) => index.accepts_h1(platform, h1),
             (Made::Before, PackageHashesKnown::Known { zip, .. }) => {
-                index.takes(platform, &Hashes { digest: arrived.digest, h1: Some(zip.clone()) })
+                index.accepts(platform, &ArchiveHashes { digest: arrived.digest, h1: Some(zip.clone()) })
             }
             (Made::Before, PackageHashesKnown::NotYet | PackageHashesKnown::Impossible { .. }) => {
-                index.takes(platform, &Hashes { digest: arrived.digest, h1: None })
+                index.accepts(platform, &ArchiveHashes { digest: arrived.digest, h1: None })
             }
         };
         (!takes)

@@ -8,8 +8,8 @@ use super::arriving::{Made, arrived};
 use super::import::{Import, Stop};
 use crate::address::Package;
 use crate::filesystem_mirror::Mode;
-use crate::filesystem_mirror::carried::Contents;
-use crate::pack::{Entry, Tree, TreeError, TreeLimits, TreePath, zipped};
+use crate::filesystem_mirror::carried::TarFileContents;
+use crate::pack::{Tree, TreeEntry, TreeError, TreeLimits, TreePath, pack_zip};
 use crate::store::{Scratch, Staged, StoreError};
 use crate::verify::{PackageLimits, package_hashes};
 
@@ -46,14 +46,19 @@ impl Packing {
     ///
     /// # Errors
     /// The tar broke off, or the disk failed.
-    pub(super) fn take<R: Read>(&mut self, path: &str, file: &str, contents: &mut Contents<'_, R>) -> Result<(), Stop> {
+    pub(super) fn take<R: Read>(
+        &mut self,
+        path: &str,
+        file: &str,
+        contents: &mut TarFileContents<'_, R>,
+    ) -> Result<(), Stop> {
         if self.flaw.is_some() {
             return Ok(());
         }
         // What clients run, they run whatever the tree's file system kept of modes.
         let mode = if self.is_plugin(file) { Mode::Executable } else { contents.mode() };
         let taken = match TreePath::parse(file.as_bytes()) {
-            Ok(at) => self.tree.file(&at, mode.bits(), contents),
+            Ok(at) => self.tree.add_file(&at, mode.bits(), contents),
             Err(bad) => Err(TreeError::bad_path(file.as_bytes(), &bad)),
         };
         match taken {
@@ -83,8 +88,8 @@ impl Packing {
 
     /// Why no client could install it.
     fn flaw(&self) -> Option<String> {
-        let is_plugin = |(path, entry): (&TreePath, &Entry)| {
-            matches!(entry, Entry::File { .. }) && self.is_plugin(&path.to_string())
+        let is_plugin = |(path, entry): (&TreePath, &TreeEntry)| {
+            matches!(entry, TreeEntry::File { .. }) && self.is_plugin(&path.to_string())
         };
         self.flaw.clone().or_else(|| {
             let has_plugin = self.tree.entries().any(is_plugin);
@@ -102,7 +107,7 @@ impl Packing {
     /// Writes the zip.
     fn zip_into(&self, staged: &mut Staged) -> Result<(), PackingError> {
         let mut stage = Stage { staged, failed: None };
-        let zipped = zipped(&self.tree, &mut stage);
+        let zipped = pack_zip(&self.tree, &mut stage);
         match (zipped, stage.failed) {
             (Ok(()), None) => Ok(()),
             (_, Some(error)) => Err(PackingError::Store(error)),

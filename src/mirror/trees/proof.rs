@@ -14,7 +14,7 @@ use crate::address::Package;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::filesystem_mirror::TreePath;
+use crate::filesystem_mirror::MirrorPath;
 use crate::store::StoreError;
 use crate::upstream::Upstream;
 use crate::upstream::breaker::Origin;
@@ -126,7 +126,7 @@ impl Mirror {
         unsigned: Unsigned,
         call: &Call,
     ) -> Result<Said, Error> {
-        let name = TreePath::archive(package).file_name();
+        let name = MirrorPath::archive(package).file_name();
         let set = match beside.witness(package, upstream, call.now) {
             Witness::Proven(set) => set,
             Witness::Bad(why) => return Ok(Said::Against(format!("what lies beside it does not prove: {why}"))),

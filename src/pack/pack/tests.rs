@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::pack::unpack::unpack_from;
-use crate::pack::{ArchiveFormat, Entry, TreeLimits};
+use crate::pack::{ArchiveFormat, TreeEntry, TreeLimits};
 
 enum Item<'a> {
     File(&'a str, u32, &'a str),
@@ -29,15 +29,15 @@ fn tree_of(items: &[Item<'_>]) -> Tree {
     let mut tree = empty();
     for item in items {
         match item {
-            File(name, mode, content) => drop(tree.file(&path(name), *mode, &mut content.as_bytes()).unwrap()),
-            Folder(name) => tree.folder(&path(name)).unwrap(),
-            Link(name, target) => tree.link(&path(name), target.as_bytes()).unwrap(),
+            File(name, mode, content) => drop(tree.add_file(&path(name), *mode, &mut content.as_bytes()).unwrap()),
+            Folder(name) => tree.add_folder(&path(name)).unwrap(),
+            Link(name, target) => tree.add_symlink(&path(name), target.as_bytes()).unwrap(),
         }
     }
     tree
 }
 
-fn packed(tree: &Tree, root: &str) -> Result<(Vec<u8>, Packed), TreeError> {
+fn packed(tree: &Tree, root: &str) -> Result<(Vec<u8>, PackResult), TreeError> {
     let mut bytes = Vec::new();
     pack(tree, &path(root), &mut bytes).map(|packed| (bytes, packed))
 }
@@ -48,8 +48,8 @@ fn unpacked(archive: &[u8]) -> Tree {
     tree
 }
 
-fn content(tree: &Tree, entry: &Entry) -> Option<(u32, Vec<u8>)> {
-    let Entry::File { mode, at, size_bytes } = entry else { return None };
+fn content(tree: &Tree, entry: &TreeEntry) -> Option<(u32, Vec<u8>)> {
+    let TreeEntry::File { mode, at, size_bytes } = entry else { return None };
     let mut bytes = Vec::new();
     tree.contents(*at, *size_bytes).read_to_end(&mut bytes).unwrap();
     Some((*mode, bytes))
@@ -57,9 +57,9 @@ fn content(tree: &Tree, entry: &Entry) -> Option<(u32, Vec<u8>)> {
 
 /// Lists a tree, one line per entry.
 fn listing(tree: &Tree) -> Vec<String> {
-    let line = |(path, entry): (&TreePath, &Entry)| match entry {
-        Entry::Folder => format!("{path}/"),
-        Entry::Link(target) => format!("{path} -> {}", String::from_utf8_lossy(target)),
+    let line = |(path, entry): (&TreePath, &TreeEntry)| match entry {
+        TreeEntry::Folder => format!("{path}/"),
+        TreeEntry::Link(target) => format!("{path} -> {}", String::from_utf8_lossy(target)),
         file => {
             let (mode, bytes) = content(tree, file).unwrap();
             format!("{path} {mode:o} {}", String::from_utf8_lossy(&bytes))
@@ -114,7 +114,7 @@ fn the_size_of_a_read_makes_no_difference_to_the_bytes() {
 }
 
 #[test]
-fn what_an_archive_may_take_is_known_before_it_is_written() {
+fn the_archive_size_has_an_upper_bound_before_it_is_written() {
     // Random names and contents do not compress.
     let random = |n: u32, length: usize| -> Vec<u8> {
         (0_u32..)
@@ -127,16 +127,16 @@ fn what_an_archive_may_take_is_known_before_it_is_written() {
         for n in 0..100 {
             let name: Vec<u8> =
                 random(n, name).iter().map(|byte| if matches!(byte, 0 | b'/' | b'.') { b'x' } else { *byte }).collect();
-            tree.file(&TreePath::parse(&name).unwrap(), 0o644, &mut random(n + 1000, size).as_slice()).unwrap();
+            tree.add_file(&TreePath::parse(&name).unwrap(), 0o644, &mut random(n + 1000, size).as_slice()).unwrap();
         }
         let resolved = resolve(&tree, &TreePath::root()).unwrap();
         let mut bytes = Vec::new();
         resolved.write(&mut bytes).unwrap();
         let least = 100 * (size as u64 + 1024);
         assert!(
-            resolved.bytes() >= bytes.len() as u64 && resolved.bytes() >= least,
+            resolved.max_archive_bytes() >= bytes.len() as u64 && resolved.max_archive_bytes() >= least,
             "{} for {}",
-            resolved.bytes(),
+            resolved.max_archive_bytes(),
             bytes.len()
         );
     }
@@ -169,7 +169,7 @@ fn modes_stay_and_owners_can_always_read() {
 }
 
 #[test]
-fn the_digest_of_a_tree_is_the_one_made_by_hand() {
+fn the_tree_digest_matches_its_definition() {
     let tree = tree_of(&[File("b", 0o755, "two"), File("a/x", 0o600, "one")]);
     let mut by_hand = b"larder tree 1\nda\0fa/x\0".to_vec();
     by_hand.extend(Digest::of(b"one").as_bytes());
@@ -179,7 +179,7 @@ fn the_digest_of_a_tree_is_the_one_made_by_hand() {
 }
 
 #[test]
-fn the_digest_of_a_tree_tells_what_a_client_would_notice_and_nothing_else() {
+fn the_tree_digest_changes_only_with_names_contents_and_executable_bits() {
     let digest = |items: &[Item<'_>]| packed(&tree_of(items), "").unwrap().1.tree;
     let one = digest(&[File("a", 0o644, "x"), Folder("d")]);
     for same in [
@@ -276,7 +276,7 @@ fn a_dangling_link_is_dropped_and_noted() {
 }
 
 #[test]
-fn links_that_go_round_are_refused() {
+fn circular_links_are_refused() {
     for items in [&[Link("a", "a")][..], &[Link("a", "b"), Link("b", "a")]] {
         let refused = refusal(items);
         assert!(refused.contains("is refused: it is a link"), "{refused}");
@@ -308,11 +308,11 @@ fn links_to_a_farm_of_dangling_links_come_to_an_end() {
     let mut tree = Tree::new(tempfile::tempfile().unwrap(), TreeLimits::default());
     let farm = vec!["f".repeat(240); 16].join("/");
     for n in 0..1000 {
-        tree.link(&path(&format!("{farm}/{n}")), b"nothing").unwrap();
+        tree.add_symlink(&path(&format!("{farm}/{n}")), b"nothing").unwrap();
     }
-    tree.link(&path("farm"), farm.as_bytes()).unwrap();
+    tree.add_symlink(&path("farm"), farm.as_bytes()).unwrap();
     for n in 0..19_000 {
-        tree.link(&path(&format!("l{n}")), b"farm").unwrap();
+        tree.add_symlink(&path(&format!("l{n}")), b"farm").unwrap();
     }
     assert!(matches!(resolve(&tree, &TreePath::root()), Err(TreeError::TooLarge(_))));
 }
@@ -360,7 +360,7 @@ fn the_root_must_be_a_folder_that_is_there() {
 fn names_that_are_no_text_stay_as_they_are() {
     let mut tree = empty();
     let name = TreePath::parse(&[&b"caf\xe9/"[..], &[0xff; 120]].concat()).unwrap();
-    tree.file(&name, 0o644, &mut &b"1"[..]).unwrap();
+    tree.add_file(&name, 0o644, &mut &b"1"[..]).unwrap();
     assert!(unpacked(&packed(&tree, "").unwrap().0).get(&name).is_some());
 }
 
@@ -383,17 +383,17 @@ fn made() -> impl Strategy<Value = Made> {
 
 proptest! {
     #[test]
-    fn a_tree_comes_out_of_its_archive_as_it_went_in(items in prop::collection::vec(made(), 1..12)) {
+    fn a_packed_tree_unpacks_to_the_same_tree(items in prop::collection::vec(made(), 1..12)) {
         let mut tree = empty();
         let mut has_links = false;
         for item in &items {
             // The tree refuses names that clash.
             let _ = match item {
                 Made::File(names, is_executable, bytes) => {
-                    tree.file(&path(&names.join("/")), if *is_executable { 0o755 } else { 0o644 }, &mut bytes.as_slice()).map(drop)
+                    tree.add_file(&path(&names.join("/")), if *is_executable { 0o755 } else { 0o644 }, &mut bytes.as_slice()).map(drop)
                 }
-                Made::Folder(names) => tree.folder(&path(&names.join("/"))),
-                Made::Link(names, to) => tree.link(&path(&names.join("/")), to.as_bytes()).map(|()| has_links = true),
+                Made::Folder(names) => tree.add_folder(&path(&names.join("/"))),
+                Made::Link(names, to) => tree.add_symlink(&path(&names.join("/")), to.as_bytes()).map(|()| has_links = true),
             };
         }
         let Ok((bytes, first)) = packed(&tree, "") else {
@@ -410,8 +410,8 @@ proptest! {
             Err(TreeError::Unreadable(why)) if why.contains("no file") => return Ok(()),
             Err(e) => return Err(TestCaseError::fail(e.to_string())),
         }
-        prop_assert!(back.entries().all(|(_, entry)| !matches!(entry, Entry::Link(_))));
-        for (path, entry) in tree.entries().filter(|(_, entry)| !matches!(entry, Entry::Link(_))) {
+        prop_assert!(back.entries().all(|(_, entry)| !matches!(entry, TreeEntry::Link(_))));
+        for (path, entry) in tree.entries().filter(|(_, entry)| !matches!(entry, TreeEntry::Link(_))) {
             let other = back.get(path).expect("what went in");
             prop_assert_eq!(content(&tree, entry), content(&back, other));
         }

@@ -7,7 +7,7 @@ use ::zip::write::{SimpleFileOptions, ZipWriter};
 use proptest::prelude::*;
 
 use super::*;
-use crate::pack::{Entry, TreeLimits, TreePath};
+use crate::pack::{TreeEntry, TreeLimits, TreePath};
 
 const LIMITS: TreeLimits = TreeLimits { entries: 100, bytes: 100_000 };
 
@@ -21,7 +21,7 @@ fn unpacked(format: ArchiveFormat, archive: &[u8]) -> Result<Tree, TreeError> {
 }
 
 fn read(tree: &Tree, name: &str) -> String {
-    let Some(Entry::File { at, size_bytes, .. }) = tree.get(&path(name)) else {
+    let Some(TreeEntry::File { at, size_bytes, .. }) = tree.get(&path(name)) else {
         panic!("{name}: {:?}", tree.get(&path(name)))
     };
     let mut text = String::new();
@@ -30,7 +30,7 @@ fn read(tree: &Tree, name: &str) -> String {
 }
 
 fn mode(tree: &Tree, name: &str) -> u32 {
-    let Some(Entry::File { mode, .. }) = tree.get(&path(name)) else { panic!("{name}") };
+    let Some(TreeEntry::File { mode, .. }) = tree.get(&path(name)) else { panic!("{name}") };
     *mode
 }
 
@@ -126,7 +126,7 @@ fn is_sample(tree: &Tree) {
     assert_eq!(names, expected);
     assert_eq!(read(tree, "repo/hard"), "#!/bin/sh\n");
     assert_eq!(mode(tree, "repo/run.sh"), 0o755);
-    assert_eq!(tree.get(&path("repo/link")), Some(&Entry::Link(b"../outside".to_vec())));
+    assert_eq!(tree.get(&path("repo/link")), Some(&TreeEntry::Link(b"../outside".to_vec())));
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn damage_is_found_by_the_checksums() {
 }
 
 #[test]
-fn the_checksum_of_an_xz_is_held_against_what_came_out() {
+fn a_wrong_xz_checksum_is_detected() {
     let tar = sample().tar();
     let mut crc = flate2::Crc::new();
     crc.update(&tar);
@@ -239,7 +239,7 @@ fn a_tar_ends_where_go_ends_it() {
 }
 
 #[test]
-fn what_extension_headers_say_counts_as_it_does_for_go() {
+fn extension_headers_have_the_same_precedence_as_in_go() {
     let gnu = |made: Made, kind, name: &[u8]| made.with(kind, b"././@LongLink", &[name, b"\0"].concat(), |_| {});
     let of_gnu = |made| gnu(made, EntryType::GNULongName, b"gnu");
     let of_pax = |made: Made| made.pax(EntryType::XHeader, &[("path", "pax")]);
@@ -259,7 +259,7 @@ fn what_extension_headers_say_counts_as_it_does_for_go() {
         let tree = unpacked(ArchiveFormat::TarGz, &made.link(EntryType::Symlink, "l", "short").gz()).unwrap();
         tree.get(&path("l")).cloned()
     };
-    let to = |target: &str| Some(Entry::Link(target.as_bytes().to_vec()));
+    let to = |target: &str| Some(TreeEntry::Link(target.as_bytes().to_vec()));
     assert_eq!(linked(Made::default().pax(EntryType::XHeader, &nothing)), to("short"));
     let both = gnu(Made::default(), EntryType::GNULongLink, b"gnu").pax(EntryType::XHeader, &[("linkpath", "pax")]);
     assert_eq!(linked(both), to("gnu"));
@@ -284,7 +284,7 @@ fn long_names_are_read_in_both_ways() {
         Made::default().pax(EntryType::XHeader, &[("linkpath", &target)]),
     ] {
         let tree = unpacked(ArchiveFormat::TarGz, &made.link(EntryType::Symlink, "l", "short").gz()).unwrap();
-        assert_eq!(tree.get(&path("l")), Some(&Entry::Link(target.clone().into_bytes())));
+        assert_eq!(tree.get(&path("l")), Some(&TreeEntry::Link(target.clone().into_bytes())));
     }
 }
 
@@ -342,7 +342,7 @@ fn a_tar_without_a_file_is_an_error() {
 }
 
 #[test]
-fn bombs_are_bounded_by_what_comes_out() {
+fn decompression_bombs_are_limited_by_output_size() {
     let zeros = "\0".repeat(100_001);
     let refused = |made: Made| unpacked(ArchiveFormat::TarGz, &made.gz()).unwrap_err();
     assert!(matches!(refused(Made::default().file("zeros", &zeros)), TreeError::TooLarge(_)));
@@ -393,7 +393,7 @@ fn an_xz_that_asks_for_much_memory_is_refused() {
 }
 
 #[test]
-fn blocks_of_an_xz_that_only_ask_for_memory_come_to_an_end() {
+fn xz_blocks_that_only_allocate_memory_are_refused() {
     // 60 streams of a few bytes, each with a dictionary of 64 MiB.
     let mut options = lzma_rust2::XzOptions::with_preset(1);
     options.lzma_options.dict_size = 64 << 20;
@@ -446,10 +446,10 @@ fn a_zip_is_unpacked_with_the_modes_it_knows() {
     writer.write_all(b"large").unwrap();
     writer.add_symlink("repo/link", "run.sh", options).unwrap();
     let tree = unpacked(ArchiveFormat::Zip, &writer.finish().unwrap().into_inner()).unwrap();
-    assert_eq!(tree.get(&path("repo/empty")), Some(&Entry::Folder));
+    assert_eq!(tree.get(&path("repo/empty")), Some(&TreeEntry::Folder));
     assert_eq!((mode(&tree, "repo/run.sh"), mode(&tree, "repo/large")), (0o755, 0o644));
     assert_eq!(read(&tree, "repo/large"), "large");
-    assert_eq!(tree.get(&path("repo/link")), Some(&Entry::Link(b"run.sh".to_vec())));
+    assert_eq!(tree.get(&path("repo/link")), Some(&TreeEntry::Link(b"run.sh".to_vec())));
 
     for (system, attributes, expected) in
         [(0, 0x20, 0o644), (0, 0o100_755 << 16, 0o644), (3, 0, 0o644), (3, 0o100_600 << 16, 0o600)]

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::address::{Hostname, What};
-use crate::bundle::{Inventory, Keys, Trust};
+use crate::bundle::{BundleKeys, BundleTrust, Inventory};
 use crate::clock::Timestamp;
 use crate::jobs::JobId;
 use crate::mirror::TakingIn;
@@ -60,13 +60,13 @@ impl ToldBundle {
 ///
 /// # Errors
 /// Everything that is wrong with it.
-pub fn taking_in(query: Option<&str>, keys: &Keys, default_host: &Hostname) -> Result<TakingIn, Vec<String>> {
-    let trust = Trust { keys: keys.trusted.clone(), unsigned: false };
+pub fn taking_in(query: Option<&str>, keys: &BundleKeys, default_host: &Hostname) -> Result<TakingIn, Vec<String>> {
+    let trust = BundleTrust { keys: keys.trusted.clone(), allow_unsigned: false };
     let mut taking = TakingIn { trust, accept: Vec::new(), max_age: keys.max_age };
     let mut problems = Vec::new();
     for (name, value) in url::form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
         match &*name {
-            "unsigned" if matches!(&*value, "" | "true") => taking.trust.unsigned = true,
+            "unsigned" if matches!(&*value, "" | "true") => taking.trust.allow_unsigned = true,
             "accept" if taking.accept.len() >= MOST_ACCEPTED => {
                 problems.push(format!("at most {MOST_ACCEPTED} versions can be accepted with one bundle"));
             }
@@ -115,15 +115,15 @@ mod tests {
         let host = Hostname::parse("registry.example").unwrap();
         let accept = ["acme/null@1.0.0".to_owned(), "acme/vpc/aws@1.0.0".to_owned()];
         let query = query_of(true, &accept);
-        let taking = taking_in(query.strip_prefix('?'), &Keys::default(), &host).unwrap();
-        assert!(taking.trust.unsigned);
+        let taking = taking_in(query.strip_prefix('?'), &BundleKeys::default(), &host).unwrap();
+        assert!(taking.trust.allow_unsigned);
         assert_eq!(taking.accept.len(), 2);
         assert_eq!(
-            (query_of(false, &[]), taking_in(None, &Keys::default(), &host).unwrap().trust.unsigned),
+            (query_of(false, &[]), taking_in(None, &BundleKeys::default(), &host).unwrap().trust.allow_unsigned),
             (String::new(), false)
         );
         for bad in ["unsigned=maybe", "accept=x", "signed"] {
-            assert_eq!(taking_in(Some(bad), &Keys::default(), &host).unwrap_err().len(), 1, "{bad}");
+            assert_eq!(taking_in(Some(bad), &BundleKeys::default(), &host).unwrap_err().len(), 1, "{bad}");
         }
     }
 }

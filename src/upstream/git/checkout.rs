@@ -96,7 +96,7 @@ impl Checkout<'_> {
             let path = path.map_err(|bad| self.refused(TreeError::bad_path(&file.path, &bad)))?;
             match file.kind {
                 EntryKind::Commit => {
-                    tree.folder(&path).map_err(|e| self.refused(e))?;
+                    tree.add_folder(&path).map_err(|e| self.refused(e))?;
                     laid_out.submodules.push((file.path, file.id));
                 }
                 EntryKind::Link => {
@@ -104,7 +104,7 @@ impl Checkout<'_> {
                     if to.is_empty() || to.len() > LONGEST_LINK || to.contains(&0) {
                         return Err(self.refused(TreeError::refused(&path, "it is a link that no disk takes")));
                     }
-                    tree.link(&path, to).map_err(|e| self.refused(e))?;
+                    tree.add_symlink(&path, to).map_err(|e| self.refused(e))?;
                 }
                 EntryKind::Blob | EntryKind::BlobExecutable | EntryKind::Tree => {
                     let bytes = self.blob(&file.id, &mut buffer)?;
@@ -121,7 +121,7 @@ impl Checkout<'_> {
                     }
                     let mode = if file.kind == EntryKind::BlobExecutable { 0o755 } else { 0o644 };
                     let mut bytes = treated.bytes.as_deref().unwrap_or(bytes);
-                    tree.file(&path, mode, &mut bytes).map_err(|e| self.refused(e))?;
+                    tree.add_file(&path, mode, &mut bytes).map_err(|e| self.refused(e))?;
                 }
             }
         }

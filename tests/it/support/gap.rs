@@ -11,7 +11,7 @@ use futures_util::stream;
 use http_body_util::StreamBody;
 use hyper::body::Frame;
 use larder::app::{self, Settings};
-use larder::bundle::{Receipt, SigningKey, Step, Trust};
+use larder::bundle::{ApplyEvent, BundleTrust, Receipt, SigningKey};
 use larder::clock::Clock;
 use larder::mirror::{Mirror, NotApplied, TakingIn};
 use secrecy::ExposeSecret;
@@ -55,7 +55,11 @@ impl BundleKey {
     }
 
     pub(crate) fn trust(&self) -> TakingIn {
-        TakingIn { trust: Trust { keys: vec![self.key.public()], unsigned: false }, accept: Vec::new(), max_age: None }
+        TakingIn {
+            trust: BundleTrust { keys: vec![self.key.public()], allow_unsigned: false },
+            accept: Vec::new(),
+            max_age: None,
+        }
     }
 }
 
@@ -142,7 +146,7 @@ impl Giving {
 /// The receipt in what a running larder answered.
 pub(crate) fn receipt_in(answer: &Answer) -> Receipt {
     match serde_json::from_str(answer.text().lines().last().unwrap()).unwrap() {
-        Step::Done { receipt } => receipt,
+        ApplyEvent::Done { receipt } => receipt,
         step => panic!("{step:?}"),
     }
 }
@@ -196,7 +200,7 @@ impl Sealed {
         &self,
         bundle: impl Read + Send + 'static,
         how: &TakingIn,
-        mut tell: impl FnMut(Step) + Send + 'static,
+        mut tell: impl FnMut(ApplyEvent) + Send + 'static,
     ) -> Result<Receipt, NotApplied> {
         let (mirror, how, clock) = (Arc::clone(&self.mirror), how.clone(), Clock::system());
         // Across the gap it is later.

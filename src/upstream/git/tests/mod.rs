@@ -27,7 +27,7 @@ use crate::address::Hostname;
 use crate::cdn_loop::{CdnLoop, OwnEntry};
 use crate::clock::Timestamp;
 use crate::config::{self, Credential, Network, Private};
-use crate::pack::{Entry, Tree, TreeLimits};
+use crate::pack::{Tree, TreeEntry, TreeLimits};
 use crate::upstream::ask::Asker;
 use crate::upstream::bounds::Bounds;
 use crate::upstream::outbound::Outbound;
@@ -194,10 +194,10 @@ enum Thing {
 type Listing = BTreeMap<Vec<u8>, Thing>;
 
 fn listed(tree: &Tree) -> Listing {
-    let thing = |entry: &Entry| match entry {
-        Entry::Folder => Thing::Folder,
-        Entry::Link(to) => Thing::Link(to.clone()),
-        Entry::File { mode, at, size_bytes } => {
+    let thing = |entry: &TreeEntry| match entry {
+        TreeEntry::Folder => Thing::Folder,
+        TreeEntry::Link(to) => Thing::Link(to.clone()),
+        TreeEntry::File { mode, at, size_bytes } => {
             let mut bytes = Vec::new();
             tree.contents(*at, *size_bytes).read_to_end(&mut bytes).unwrap();
             Thing::File(*mode, bytes)
