@@ -1,4 +1,4 @@
-//! `larder --help`: the commands in groups, the environment and the exit codes.
+//! The text of `larder --help`: commands in groups, environment, exit codes.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use clap::CommandFactory as _;
 
 use super::Arguments;
 
-/// Each command in the group in which a reader looks for it.
+/// Commands by group, in the order of the help text.
 const GROUPS: [(&str, &[&str]); 5] = [
     ("Run", &["serve", "check", "status", "version"]),
     ("Client", &["client-config", "doctor"]),
@@ -23,10 +23,10 @@ const EXAMPLES: &str = "Examples:
   larder warm . --platform linux_amd64    fetch what is missing for that
   larder bundle create carry.tar --for .  take it across an air gap";
 
-/// A line as a shell takes it, and what it is for.
+/// A command line, and its purpose.
 type Example = (&'static str, &'static str);
 
-/// The lines that people write most, by command.
+/// Examples of each command, by its path of subcommands.
 const EXAMPLES_OF: [(&[&str], &[Example]); 22] = [
     (
         &["serve"],
@@ -102,7 +102,7 @@ const EXIT_CODES: &str = "Exit codes:
   78    wrong configuration
   130   interrupted";
 
-/// The command line's own description, for parsing and for help.
+/// Builds the clap command with the extended help.
 pub(super) fn described() -> clap::Command {
     let command = Arguments::command();
     let groups = groups(&command);
@@ -113,7 +113,7 @@ pub(super) fn described() -> clap::Command {
         .after_long_help(format!("{groups}\n\n{EXAMPLES}\n\n{ENVIRONMENT}\n\n{EXIT_CODES}"))
 }
 
-/// The same command, with examples below the long help of the command that a path leads to.
+/// Adds examples below the long help of the subcommand at `path`.
 fn with_examples(command: clap::Command, path: &[&str], examples: &[Example]) -> clap::Command {
     match path {
         [] => {

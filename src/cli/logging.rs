@@ -1,4 +1,4 @@
-//! The log of the process: what is logged, and in the form that whoever reads it expects.
+//! Sets up the process log: its filter, and a form that suits its reader.
 
 use std::fmt;
 use std::io::IsTerminal;
@@ -13,31 +13,29 @@ use tracing_subscriber::registry::LookupSpan;
 
 use super::LogOutput;
 
-/// The form of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
-    /// Lines for people, with a time.
+    /// Lines with a time, for people.
     Text { colours: bool },
-    /// Lines for the journal of systemd, which has the time itself: each begins with its priority (sd-daemon(3)).
+    /// Lines for systemd's journal, which adds the time: each begins with its priority (sd-daemon(3)).
     Journal,
-    /// A JSON object a line, for collectors.
+    /// One JSON object per line, for log collectors.
     Json,
 }
 
-/// A variable about the log says something else.
+/// An invalid environment variable of the log.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum BadLog {
-    /// `LARDER_LOG_FORMAT`.
     #[error("LARDER_LOG_FORMAT is {0:?}: write text or json")]
     Format(String),
-    /// A part of `LARDER_LOG`.
+    /// An invalid part of `LARDER_LOG`.
     #[error(
         "LARDER_LOG says {0:?}: write off, error, warn, info, debug or trace, or module=level, with a comma between them"
     )]
     Level(String),
 }
 
-/// The first part of `LARDER_LOG` that is neither a level nor names one.
+/// The first part of `LARDER_LOG` without a valid level.
 fn no_level(directives: &str) -> Option<BadLog> {
     let level = |part: &str| part.rsplit('=').next().unwrap_or_default().trim().parse::<LevelFilter>().is_ok();
     let parts = directives
@@ -47,10 +45,10 @@ fn no_level(directives: &str) -> Option<BadLog> {
     parts.into_iter().find(|part| !level(part)).map(|part| BadLog::Level(part.to_owned()))
 }
 
-/// Begins to log on the standard error, by `LARDER_LOG` or else by these directives.
+/// Starts logging to standard error, by `LARDER_LOG` or else by these directives.
 ///
 /// # Errors
-/// [`BadLog`]; then it logs as text.
+/// Returns [`BadLog`] for an invalid variable. The log then falls back to text.
 #[expect(clippy::disallowed_methods, reason = "whatever is read first may have to be logged")]
 pub(super) fn begin(directives: &str) -> Result<(), BadLog> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
@@ -66,7 +64,7 @@ pub(super) fn begin(directives: &str) -> Result<(), BadLog> {
         .with_env_filter(filter)
         .with_writer(|| LogOutput)
         .with_target(false)
-        // A log that cannot be written is lost; to say so would need a log that can.
+        // A log write that fails cannot be logged.
         .log_internal_errors(false);
     match form {
         Form::Text { colours } => log.with_ansi(colours).init(),
@@ -96,13 +94,13 @@ fn form(
     }
 }
 
-/// `JOURNAL_STREAM` names the device and inode of the journal's socket; another one may stand in its place by now
-/// (systemd.exec(5)).
+/// Compares `JOURNAL_STREAM` (device and inode of the journal's socket) with standard error, which may have been
+/// redirected since (systemd.exec(5)).
 fn stderr_is_the_journal(stream: &str) -> bool {
     fstat(std::io::stderr()).is_ok_and(|stderr| stream == format!("{}:{}", stderr.st_dev, stderr.st_ino))
 }
 
-/// Lines that begin with a priority.
+/// Formats lines that begin with a priority.
 struct WithPriority(Format<Full, ()>);
 
 impl<S> FormatEvent<S, DefaultFields> for WithPriority
@@ -123,7 +121,7 @@ where
     }
 }
 
-/// As syslog counts (RFC 5424, section 6.2.1).
+/// Syslog severity (RFC 5424, section 6.2.1).
 fn priority(level: Level) -> u8 {
     match level {
         Level::ERROR => 3,

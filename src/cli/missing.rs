@@ -1,4 +1,5 @@
-//! `larder missing`: what was asked for while offline and is not held; from the running larder, or from the store alone.
+//! `larder missing`: lists what was requested while offline and is not stored; from the running larder or from the
+//! store alone.
 
 use anyhow::Context;
 use clap::Args;
@@ -13,12 +14,11 @@ use crate::http::admin_client::{self, NoAnswer};
 use crate::protocol::admin::missing::{MISSING, order_of};
 use crate::protocol::admin::order::{AddressFor, ToldAddress, ToldOrder};
 
-/// What every command takes, and whether to forget.
 #[derive(Debug, Args)]
 pub(super) struct MissingCommand {
     #[command(flatten)]
     common: Common,
-    /// Forget all of it, instead of printing it
+    /// Clear the list instead of printing it
     #[arg(long)]
     forget: bool,
 }
@@ -28,7 +28,6 @@ impl MissingCommand {
         &self.common
     }
 
-    /// Runs the command.
     pub(super) fn run(self) -> anyhow::Result<()> {
         let (config, _) = self.common.load()?;
         let order =
@@ -74,7 +73,7 @@ async fn forget(config: &Config) -> anyhow::Result<ToldOrder> {
     }
 }
 
-/// All of it, for a terminal of this width: each provider and module once, with its versions and their platforms.
+/// Renders each provider and module once, with its versions and their platforms, for a terminal of this width.
 fn page(order: &ToldOrder, host: &Hostname, width: Option<usize>) -> String {
     let mut page = Page::of_width(width);
     if order.what.is_empty() {
@@ -98,7 +97,7 @@ fn page(order: &ToldOrder, host: &Hostname, width: Option<usize>) -> String {
         let platforms = if platforms.is_empty() { String::new() } else { format!("  {}", platforms.join(", ")) };
         page.hang("    ", &format!("{}{platforms}", version.unwrap_or("any version")));
     }
-    // Whoever only asked for a list named no platform.
+    // A request for a version list names no platform.
     let names_none = |told: &ToldAddress| match told {
         ToldAddress::Text(address) => names_a_provider(address),
         ToldAddress::For(AddressFor { address, platforms }) => platforms.is_empty() && names_a_provider(address),
@@ -113,7 +112,7 @@ fn page(order: &ToldOrder, host: &Hostname, width: Option<usize>) -> String {
     page.text()
 }
 
-/// Modules are the same for all platforms.
+/// Three segments are a provider. Modules have no platform.
 fn names_a_provider(address: &str) -> bool {
     address.split('@').next().unwrap_or_default().split('/').count() == 3
 }

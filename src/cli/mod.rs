@@ -1,4 +1,4 @@
-//! The command line: one file per command. What people see, on a terminal or as JSON.
+//! The command line: one file per command. Prints for people on a terminal, or JSON.
 
 mod bundle;
 mod check;
@@ -46,18 +46,18 @@ use crate::http::admin_client::NoAnswer;
 use crate::protocol::admin;
 use crate::store::Store;
 
-/// The exit code of a plan or a check that found something: the command itself worked.
+/// Exit code of `plan` and `verify` when they found something.
 const NOT_READY: u8 = 3;
-/// The exit code of a configuration that is wrong (EX_CONFIG).
+/// Exit code for an invalid configuration (EX_CONFIG).
 const BAD_CONFIGURATION: u8 = 78;
-/// The exit code of a command that Ctrl-C or SIGTERM stopped, as shells have it for SIGINT.
+/// Exit code of a command stopped by Ctrl-C or SIGTERM; shells use it for SIGINT.
 const INTERRUPTED: u8 = 130;
 
-/// A command stopped by a signal.
+/// A command was stopped by a signal.
 #[derive(Debug, thiserror::Error)]
 #[error("{}", .0.as_deref().unwrap_or("stopped"))]
 struct Interrupted(
-    /// The text to print; absent where the command has printed how far it came.
+    /// Text to print; `None` where the command has already printed its progress.
     Option<String>,
 );
 
@@ -87,51 +87,52 @@ enum Command {
     ClientConfig(client_config::ClientConfig),
     /// Check store, disk, clock, upstreams and this machine's clients
     Doctor(Common),
-    /// What is stored, served and saved
+    /// Show what is stored, served and saved
     Status(Common),
-    /// Will init work offline? What is stored, needed, unavailable
+    /// Report whether init will work offline, and what is missing
     Plan(plan::PlanCommand),
-    /// What was asked for while offline and is not stored
+    /// List what was requested while offline and is not stored
     Missing(missing::MissingCommand),
     /// Fetch what is missing, with progress
     Warm(warm::Warm),
-    /// Write a tree for filesystem_mirror or a plain web server
+    /// Write a provider tree for filesystem_mirror or a web server
     Export(export::Export),
-    /// Take in a tree of `terraform providers mirror` or of export
+    /// Import a tree made by `terraform providers mirror` or export
     Import(import::Import),
-    /// Carry what is stored across an air gap
+    /// Transfer stored packages across an air gap
     Bundle(bundle::Bundle),
-    /// What is stored, for the next `bundle create --since`
+    /// Print what is stored, for the next `bundle create --since`
     Inventory(Common),
-    /// Ask upstream again now, however fresh it is
+    /// Revalidate documents upstream now, fresh ones too
     Refresh(command::Addresses),
-    /// Forget documents and archives; not what was ever verified
+    /// Delete documents and archives; first-seen records stay
     Purge(command::Addresses),
-    /// Accept a version that upstream has published anew
+    /// Accept a version whose bytes, keys or tree changed upstream
     Accept(command::Addresses),
-    /// Never evict nor purge these
+    /// Exempt packages from eviction and purge
     Pin(command::Addresses),
-    /// Evict and purge these like anything else
+    /// Allow eviction and purge again
     Unpin(command::Addresses),
-    /// Read everything stored again, and fetch again what is damaged
+    /// Re-hash everything stored; fetch damaged archives again
     Verify(Common),
     /// Print the version
     Version(Common),
 }
 
-/// What every command takes.
+/// Options of every command.
 #[derive(Debug, Args)]
 struct Common {
-    /// The configuration; otherwise $LARDER_CONFIG, $XDG_CONFIG_HOME/larder/mirror.toml, /etc/larder/mirror.toml, the defaults
+    /// Configuration file [default: $LARDER_CONFIG, $XDG_CONFIG_HOME/larder/mirror.toml, /etc/larder/mirror.toml,
+    /// built-in defaults]
     #[arg(long, short, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Print JSON, errors too
+    /// Print JSON, also for errors
     #[arg(long)]
     json: bool,
-    /// The admin listener, instead of `listen` of the configuration's `admin`
+    /// Address of the admin listener; overrides `listen` in `[admin]`
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = config::listening)]
     admin_listen: Option<SocketAddr>,
-    /// The store, instead of `path` of the configuration's `store`
+    /// Folder of the store; overrides `path` in `[store]`
     #[arg(long, value_name = "FOLDER")]
     store: Option<PathBuf>,
 }
@@ -141,7 +142,7 @@ impl Common {
         self.load_from(self.config.as_deref())
     }
 
-    /// The configuration of a file, as the command line changes it.
+    /// Loads the configuration and applies the overrides of the command line.
     fn load_from(&self, file: Option<&Path>) -> Result<(Config, Vec<Warning>), Problems> {
         let (mut config, warnings) = Config::load(file)?;
         config.admin.listen = self.admin_listen.unwrap_or(config.admin.listen);
@@ -151,7 +152,7 @@ impl Common {
         Ok((config, warnings))
     }
 
-    /// The options by which another command finds the same larder.
+    /// The options that another command needs to find the same larder.
     fn to_find_it(&self, admin: SocketAddr) -> String {
         let absolute = |path: &PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
         let config = self.config.as_ref().map(|file| format!(" --config {:?}", absolute(file)));
@@ -163,7 +164,7 @@ impl Common {
 }
 
 impl Arguments {
-    /// Reads the command line; prints help or a mistake in it, and ends the process, where that is all there is to do.
+    /// Parses the command line. Prints help or a usage error and exits the process where there is no command to run.
     pub fn read() -> Self {
         let wants_json = || std::env::args_os().any(|argument| argument == "--json");
         let read = help::described().try_get_matches().and_then(|matches| Self::from_arg_matches(&matches));
@@ -178,20 +179,19 @@ impl Arguments {
         })
     }
 
-    /// What is logged where nobody says otherwise: all that a larder does; of a command, what its own words leave out.
+    /// Default log directives. A command omits the modules whose events it prints itself.
     fn log_directives(&self) -> &'static str {
         match self.command {
             Command::Serve(_) => "info",
             Command::Warm(_) | Command::Export(_) => "warn,larder::jobs=error",
-            // It tells of each archive itself.
+            // Import prints a line for each archive itself.
             Command::Import(_) => "warn,larder::mirror::trees=error",
             Command::Bundle(_) => "warn,larder::jobs=error,larder::mirror::carry=off",
             _ => "warn",
         }
     }
 
-    /// Runs the command. It has failed, too, where what it was asked for could not be printed; a larder that serves does
-    /// not end for that.
+    /// Runs the command. Failing to print the result makes the exit code a failure, except for `serve`.
     pub fn run(self) -> ExitCode {
         if let Err(bad) = logging::begin(self.log_directives()) {
             say_error(&bad.to_string());
@@ -237,7 +237,7 @@ impl Command {
         };
         match ended {
             Ok(true) => ExitCode::SUCCESS,
-            // What was not well has been said.
+            // The command has already printed the finding.
             Ok(false) => ExitCode::from(not_well),
             Err(error) => {
                 if matches!(error.downcast_ref(), Some(Interrupted(None))) {
@@ -278,7 +278,6 @@ impl Command {
     }
 }
 
-/// The exit code of an error.
 fn code(error: &anyhow::Error) -> u8 {
     let is_refused = matches!(error.downcast_ref(), Some(StartError::Refused(_)));
     if is_refused || error.downcast_ref::<Problems>().is_some() {
@@ -290,7 +289,7 @@ fn code(error: &anyhow::Error) -> u8 {
     }
 }
 
-/// The texts of an error for JSON: each problem of a configuration is one.
+/// Error texts for JSON; each problem of a configuration is one entry.
 fn errors(error: &anyhow::Error) -> Vec<String> {
     let texts = match error.downcast_ref::<Problems>() {
         Some(problems) => problems.remarks().iter().map(ToString::to_string).collect(),
@@ -299,10 +298,10 @@ fn errors(error: &anyhow::Error) -> Vec<String> {
     texts.iter().map(|text| public_text(text)).collect()
 }
 
-/// Whether something that was asked for could not be printed.
+/// True after a result could not be printed.
 static IS_UNPRINTED: AtomicBool = AtomicBool::new(false);
 
-/// Prints what was asked for, on the standard output. Whoever closed it does not want to know.
+/// Prints a result on standard output. A closed pipe is not an error.
 fn say(text: &str) {
     match beside_bars(|| writeln!(std::io::stdout(), "{text}")) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe && !IS_UNPRINTED.swap(true, Ordering::Relaxed) => {
@@ -312,13 +311,13 @@ fn say(text: &str) {
     }
 }
 
-/// Prints what went wrong, on the standard error; and nothing that a terminal would obey, whoever wrote it.
+/// Prints an error on standard error, with control characters escaped.
 fn say_error(text: &str) {
     let lines: Vec<String> = text.split('\n').map(shown_as_text).collect();
     let _ = beside_bars(|| writeln!(std::io::stderr(), "larder: {}", lines.join("\n")));
 }
 
-/// An error with its causes, each said once: some already tell what caused them.
+/// An error with its causes. A cause that is already part of the text is skipped.
 fn told(error: &anyhow::Error) -> String {
     let mut told = String::new();
     for cause in error.chain().map(ToString::to_string) {
@@ -335,14 +334,13 @@ fn runtime() -> Result<tokio::runtime::Runtime, std::io::Error> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()
 }
 
-/// For as long as this lives, a file that may not grow larger is an error for whoever writes it, and not the end of the
-/// process.
+/// Turns SIGXFSZ into a write error instead of the end of the process, while the returned value lives.
 fn ignore_file_limits() -> anyhow::Result<Signals> {
     signal(SignalKind::from_raw(Signal::XFSZ.as_raw())).context("SIGXFSZ cannot be caught")
 }
 
-/// Asks the running larder, which is shown the token. Where its store is free, whoever listens in its place is
-/// somebody else, and is shown nothing.
+/// Sends a request with the admin token to the running larder. Where the store's lock is free, another program may
+/// listen on the address, so nothing is sent.
 async fn ask_running<T>(
     config: &Config,
     ask: impl AsyncFnOnce(SocketAddr, Option<&str>) -> Result<T, NoAnswer>,
@@ -364,7 +362,7 @@ async fn ask_running<T>(
     }
 }
 
-/// The token for a running larder: the configured one, else the one it made.
+/// Admin token of the running larder: the configured one, else the generated one.
 fn admin_token(config: &Config) -> Option<String> {
     let configured = config.admin.token.as_ref().map(|token| token.expose_secret().to_owned());
     configured.or_else(|| Store::read_admin_token(&config.store.path))

@@ -1,4 +1,4 @@
-//! `larder serve`: start, say where it listens and what to paste, run until told to stop.
+//! `larder serve`: starts larder, prints its addresses and the CLI configuration to paste, and runs until stopped.
 
 use std::io::IsTerminal;
 use std::net::SocketAddr;
@@ -22,10 +22,10 @@ use crate::protocol::client_config::Way;
 pub(super) struct Serve {
     #[command(flatten)]
     common: Common,
-    /// Ask no upstream: serve what is stored
+    /// Contact no upstream; serve what is stored
     #[arg(long)]
     offline: bool,
-    /// Listen here, instead of at `listen` of the configuration's `server`
+    /// Address of the main listener; overrides `listen` in `[server]`
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = config::listening)]
     listen: Option<SocketAddr>,
 }
@@ -39,12 +39,12 @@ impl Serve {
         let config = self.read(self.common.config.as_deref())?;
         let runtime = runtime().context("the runtime would not start")?;
         let served = runtime.block_on(self.serve(config));
-        // What still reads or hashes a file is not worth waiting for: it is done again after the next start.
+        // A background read or hash may still run; the next start repeats it.
         runtime.shutdown_timeout(Duration::from_secs(1));
         served
     }
 
-    /// The configuration, as the command line has it.
+    /// Loads the configuration and applies the overrides of the command line.
     fn read(&self, file: Option<&Path>) -> Result<Config, Problems> {
         let (mut config, warnings) = self.common.load_from(file)?;
         config.network.offline |= self.offline;
@@ -75,12 +75,12 @@ impl Serve {
     }
 }
 
-/// What stands beside a larder at work.
+/// State for the tasks that run beside the listeners: notifications of the service manager, and reloads.
 struct Beside {
     running: Arc<Running>,
     serve: Serve,
     manager: Arc<ServiceManager>,
-    /// The file that it was started with: one that is gone is no reason to go on with the defaults.
+    /// File of the first start. Without it, a reload fails instead of using the defaults.
     source: Option<PathBuf>,
 }
 
@@ -89,7 +89,7 @@ impl Beside {
         self.manager.attend(&self.running, &stop).await;
     }
 
-    /// Takes over what the configuration says on each SIGHUP.
+    /// Reloads the configuration on each SIGHUP. Stops instead if the terminal is gone.
     async fn reload_on(self: Arc<Self>, mut hangups: Signals, stop: CancellationToken) {
         let had_terminal = std::io::stdin().is_terminal();
         while let Some(Some(())) = stop.run_until_cancelled(hangups.recv()).await {
@@ -122,7 +122,7 @@ impl Beside {
 
     async fn reload(self: Arc<Self>) -> Result<Reloaded, String> {
         let beside = Arc::clone(&self);
-        // The files may lie where reading them takes long.
+        // Reading the files may block for long.
         let reading = tokio::task::spawn_blocking(move || beside.serve.read(beside.source.as_deref()));
         let config = reading.await.map_err(|error| error.to_string())?.map_err(|problems| problems.to_string())?;
         self.running.reload(config).await.map_err(|problems| problems.to_string())
@@ -168,7 +168,7 @@ async fn introduce(app: &App, config: &Config, common: &Common) -> anyhow::Resul
     Ok(())
 }
 
-/// Says which upstreams cannot be reached: whoever starts a larder reads that now, and not with the first failed init.
+/// Logs the unreachable upstreams, so that the operator sees them at the start and not at the first failed init.
 async fn tell_of_the_unreachable(running: Arc<Running>, stop: CancellationToken) {
     let Some(unreachable) = stop.run_until_cancelled(running.unreachable_upstreams()).await else { return };
     for why in unreachable {
@@ -176,7 +176,7 @@ async fn tell_of_the_unreachable(running: Arc<Running>, stop: CancellationToken)
     }
 }
 
-/// Stops on SIGTERM and on Ctrl-C; running downloads then have their time to finish.
+/// Stops on SIGTERM and Ctrl-C; running downloads may finish.
 fn stop_on_signals(stop: CancellationToken, manager: Arc<ServiceManager>) -> anyhow::Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be caught")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be caught")?;

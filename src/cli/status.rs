@@ -1,4 +1,4 @@
-//! `larder status`: what is stored, what was done, and what somebody should look at; from the running larder, or from
+//! `larder status`: store, clients, upstreams, warm-ups, alarms and missing packages; from the running larder or from
 //! the store alone.
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use crate::mirror::{Alarm, AlarmKind, LastBundle, Status, StoreState, Trouble, U
 use crate::protocol::admin::{Report, SinceStart};
 use crate::store::Store;
 
-/// How many missing things are shown, and how many alarms.
+/// Maximum number of entries shown of each list.
 const SHOWN: usize = 20;
 
 pub(super) fn run(common: &Common) -> anyhow::Result<()> {
@@ -51,7 +51,7 @@ pub(super) fn run(common: &Common) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// All of it, for a terminal of this width.
+/// Renders the report for a terminal of this width.
 fn page(report: &Report, host: &Hostname, width: Option<usize>) -> String {
     let (mirror, since) = (&report.mirror, report.since_start.as_ref());
     let mut page = Page::of_width(width);
@@ -138,7 +138,7 @@ fn clients(page: &mut Page, since: &SinceStart) {
     page.row("refused", &listed(&since.refused, "nobody"));
 }
 
-/// `12 hit, 3 miss`, the most first.
+/// Renders counts as `12 hit, 3 miss`, largest first.
 fn listed(counts: &BTreeMap<String, u64>, none: &str) -> String {
     let mut counts: Vec<(&String, &u64)> = counts.iter().collect();
     counts.sort_by(|one, other| other.1.cmp(one.1));
@@ -199,7 +199,6 @@ fn last_run(last: &LastRun) -> String {
     format!("{how}{again}, {}", moment(*ended))
 }
 
-/// What an alarm is about, in a few words.
 fn meaning(kind: AlarmKind) -> &'static str {
     match kind {
         AlarmKind::WaitsForAccept => "changed upstream, the new bytes are not served",
@@ -218,7 +217,7 @@ fn alarms(page: &mut Page, alarms: &[Alarm]) {
         return;
     }
     page.group("alarms", &alarms.len().to_string());
-    // What keeps something from being served comes first.
+    // Alarms about refused versions come first.
     let (refusing, others): (Vec<&Alarm>, Vec<&Alarm>) = alarms.iter().partition(|alarm| alarm.kind.refuses());
     for alarm in refusing.iter().chain(&others).take(SHOWN) {
         let Alarm { kind, address, version, detail, since, resolve } = alarm;

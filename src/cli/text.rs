@@ -1,26 +1,26 @@
-//! Text for people: aligned, wrapped to the width of their terminal, and nothing in it that a terminal would obey.
+//! Text for people: aligned, wrapped to the width of the terminal, with control characters escaped.
 
 use comfy_table::Table;
 use humantime::format_rfc3339_seconds;
 
 use crate::clock::Timestamp;
 
-/// Narrower than this, wrapping helps nobody.
+/// Wrapping to fewer columns would not help a reader.
 const LEAST_WIDTH: usize = 40;
-/// Where labels end and what they are of begins.
+/// Column where the text after a label begins.
 const LABEL_WIDTH: usize = 13;
 
-/// How wide the standard output is; none where it is no terminal, and then nothing is wrapped.
+/// Width of standard output; `None` where it is not a terminal, and text is not wrapped.
 pub(super) fn width_of_stdout() -> Option<usize> {
     Table::new().width().map(usize::from)
 }
 
-/// How wide the standard error is; none where it is no terminal.
+/// Width of standard error; `None` where it is not a terminal.
 pub(super) fn width_of_stderr() -> Option<usize> {
     Table::new().use_stderr().width().map(usize::from)
 }
 
-/// Lines, each below the last.
+/// Collects lines of output.
 #[derive(Debug)]
 pub(super) struct Page {
     width: Option<usize>,
@@ -32,7 +32,7 @@ impl Page {
         Self { width: width.map(|width| width.max(LEAST_WIDTH)), lines: Vec::new() }
     }
 
-    /// Begins a group: its name, and what is said of all of it.
+    /// Begins a group: its name and a text about the whole group.
     pub(super) fn group(&mut self, name: &str, text: &str) {
         if !self.lines.is_empty() {
             self.lines.push(String::new());
@@ -40,13 +40,13 @@ impl Page {
         self.hang(&format!("{name:LABEL_WIDTH$}"), text);
     }
 
-    /// A label and what it is of.
+    /// A label and its text.
     pub(super) fn row(&mut self, label: &str, text: &str) {
         let width = LABEL_WIDTH - 2;
         self.hang(&format!("  {label:width$}"), text);
     }
 
-    /// A line of its own, and what is to say about it below.
+    /// One entry, with an optional text about it below.
     pub(super) fn item(&mut self, text: &str, about: Option<&str>) {
         self.hang("  ", text);
         if let Some(about) = about {
@@ -54,26 +54,26 @@ impl Page {
         }
     }
 
-    /// What else is to say about the item above.
+    /// Adds a text about the entry above.
     pub(super) fn about(&mut self, about: &str) {
         if !about.is_empty() {
             self.hang("    ", about);
         }
     }
 
-    /// A line below everything else, after a gap.
+    /// A final line, after an empty one.
     pub(super) fn last(&mut self, text: &str) {
         self.lines.push(String::new());
         self.hang("", text);
     }
 
-    /// A command to paste: never broken.
+    /// A command to paste; never wrapped.
     pub(super) fn command(&mut self, command: &str) {
         self.lines.push(format!("    {command}"));
     }
 
-    /// Rows of columns: the first is aligned at its left, the others at their right. The rest of each row follows them,
-    /// or stands below where it would not fit.
+    /// A table. The first column is left-aligned, the others right-aligned. The rest of a row follows its cells, or
+    /// goes below them where it would not fit.
     pub(super) fn columns<const N: usize>(&mut self, head: [&str; N], rows: &[([String; N], String)]) {
         let widths: [usize; N] = std::array::from_fn(|at| {
             let cells = rows.iter().map(|(cells, _)| cells[at].chars().count());
@@ -99,7 +99,7 @@ impl Page {
         }
     }
 
-    /// Text whose further lines stand below its first.
+    /// A text after a prefix; further lines are indented to the width of the prefix.
     pub(super) fn hang(&mut self, before: &str, text: &str) {
         let margin = before.chars().count();
         let room = self.width.map_or(usize::MAX, |width| width.saturating_sub(margin));
@@ -114,7 +114,7 @@ impl Page {
     }
 }
 
-/// Breaks a text between words; a word that is longer than a line goes on on the next.
+/// Wraps a text between words; a longer word is split.
 fn wrapped(text: &str, room: usize) -> Vec<String> {
     let room = room.max(1);
     let (mut lines, mut line) = (Vec::new(), String::new());
@@ -136,23 +136,21 @@ fn wrapped(text: &str, room: usize) -> Vec<String> {
     lines
 }
 
-/// A text of somebody else's on one line, and nothing that a terminal would obey.
+/// Escapes control and bidirectional characters, so that foreign text cannot control the terminal.
 pub(super) fn shown_as_text(name: &str) -> String {
     name.chars().flat_map(|c| if is_plain(c) { vec![c] } else { c.escape_unicode().collect() }).collect()
 }
 
-/// Whether a character is only shown: controls are not, nor what turns the direction of the text around it.
+/// False for control characters, and for those that change the direction of the text around them.
 pub(super) fn is_plain(c: char) -> bool {
     !c.is_control()
         && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
-/// `1 archive`, `2 archives`.
 pub(super) fn counted(number: u64, of: &str) -> String {
     format!("{number} {of}{}", if number == 1 { "" } else { "s" })
 }
 
-/// A time, in its largest unit.
 pub(super) fn time(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds} s"),
@@ -162,17 +160,17 @@ pub(super) fn time(seconds: u64) -> String {
     }
 }
 
-/// A moment, as `2026-11-21 20:42:41 UTC`.
+/// Formats a time as `2026-11-21 20:42:41 UTC`.
 pub(super) fn moment(at: Timestamp) -> String {
     let since_1970 = std::time::Duration::from_secs(at.0);
-    // A file may name a year that no calendar has.
+    // A file may contain a year that has no calendar date.
     match std::time::SystemTime::UNIX_EPOCH.checked_add(since_1970).filter(|_| at.0 < 253_402_300_800) {
         Some(time) => format_rfc3339_seconds(time).to_string().replace('T', " ").replace('Z', " UTC"),
         None => "a moment that no calendar has".to_owned(),
     }
 }
 
-/// A part of a whole, in percent; nothing where there is no whole.
+/// A share in percent; `None` for an empty whole.
 pub(super) fn percent(part: u64, whole: u64) -> Option<u64> {
     u64::try_from(u128::from(part) * 100 / u128::from(whole.max(1))).ok().filter(|_| whole > 0)
 }

@@ -1,4 +1,4 @@
-//! `larder warm`: says what to fetch, to the running larder or to one of its own, and shows how far it is.
+//! `larder warm`: starts a job in the running larder, or in the store where none runs, and shows its progress.
 
 mod drawing;
 mod larder;
@@ -23,9 +23,9 @@ use crate::http::admin_client::NoAnswer;
 use crate::jobs::report::{Job, JobState};
 use crate::protocol::admin::order::ToldOrder;
 
-/// How long is waited between two looks at the job.
+/// Interval between two requests for the job's state.
 const LOOKS_EVERY: Duration = Duration::from_millis(200);
-/// How much longer for each of its items: all of them are told each time.
+/// Added to the interval for each item, because every report lists all items.
 const AND_FOR_EACH_ITEM: Duration = Duration::from_micros(200);
 
 #[derive(Debug, Args)]
@@ -34,7 +34,7 @@ pub(super) struct Warm {
     common: Common,
     #[command(flatten)]
     order: OrderArgs,
-    /// Never evict what is warmed
+    /// Exempt the fetched packages from eviction
     #[arg(long)]
     pin: bool,
 }
@@ -44,7 +44,7 @@ impl Warm {
         &self.common
     }
 
-    /// Runs it; says whether all of it is held now.
+    /// Runs the job; returns true if everything is stored now.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
         let mut told = self.order.told(&config.default_host())?;
@@ -52,31 +52,31 @@ impl Warm {
         let runtime = runtime()?;
         let shown = if self.common.json { Shown::Json } else { Shown::Lines };
         let warmed = runtime.block_on(warm_then(&config, &told, shown, async |_, job| Ok(job.state == JobState::Done)));
-        // What still reads or hashes a file for nobody is not worth waiting for.
+        // A background read or hash may still run; its result is not needed.
         runtime.shutdown_timeout(Duration::from_secs(1));
         warmed
     }
 }
 
-/// What is said of a warm-up besides the bars on a terminal.
+/// Output of a warm-up besides the bars on a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shown {
-    /// A line for each archive, and a summary.
+    /// One line per archive, and a summary.
     Lines,
-    /// The job as JSON, once it has ended.
+    /// The job as JSON, after its end.
     Json,
-    /// Nothing: whoever goes on with it has the word.
+    /// Nothing: the caller prints the result.
     Nothing,
 }
 
-/// Warms an order and shows how far that is; what is to be done then is given who warmed it, and the job as it ended.
+/// Warms an order and shows its progress, then runs `then` with the larder that warmed it and the finished job.
 pub(super) async fn warm_then<T>(
     config: &Config,
     told: &ToldOrder,
     shown: Shown,
     then: impl AsyncFnOnce(&Larder, &Job) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    // Caught from here on, also while nobody waits for them.
+    // Signals are caught from here on, also between two awaits.
     let mut interrupts = Interrupts::catch()?;
     let _too_large = ignore_file_limits()?;
     let mut by = Larder::running(config);
@@ -89,7 +89,7 @@ pub(super) async fn warm_then<T>(
         Err(error) => Err(error),
     };
     let done = match warmed {
-        // From here on, an interrupt ends it as any other.
+        // From here on, an interrupt stops the process without cancelling a job.
         Ok(job) => tokio::select! {
             done = then(&by, &job) => done,
             () = interrupts.next() => Err(Interrupted::told("stopped")),
@@ -102,7 +102,7 @@ pub(super) async fn warm_then<T>(
     Ok(done)
 }
 
-/// Has the order taken on. What no larder runs to be told is done here.
+/// Starts the job in the running larder; where none runs, in a mirror within this process.
 async fn begin(
     by: &mut Larder,
     config: &Config,
@@ -127,7 +127,6 @@ async fn begin(
     }
 }
 
-/// Ctrl-C and SIGTERM.
 #[derive(Debug)]
 struct Interrupts {
     interrupt: Signal,
@@ -150,7 +149,7 @@ impl Interrupts {
     }
 }
 
-/// The job of one command.
+/// A job that this command watches.
 #[derive(Debug)]
 struct Warming<'a> {
     by: &'a Larder,
@@ -160,7 +159,7 @@ struct Warming<'a> {
 }
 
 impl Warming<'_> {
-    /// Shows how far it is until its end, and gives the job as it is then.
+    /// Shows the progress until the job ends; returns the finished job.
     async fn watch(mut self, shown: Shown, interrupts: &mut Interrupts) -> anyhow::Result<Job> {
         let mut screen = Screen::new(shown, self.host.clone());
         let mut is_stopped = false;
@@ -176,7 +175,7 @@ impl Warming<'_> {
                     if std::mem::replace(&mut is_stopped, true) {
                         return Err(self.by.stopped());
                     }
-                    // What it came to is seen at the next look.
+                    // The next report shows the cancelled state.
                     if let Err(error) = self.by.cancel(&self.job.id).await {
                         say_error(&format!("job {} could not be stopped: {error}", self.job.id));
                     }
@@ -200,7 +199,7 @@ impl Warming<'_> {
     }
 }
 
-/// Where it is shown: bars on a terminal, lines for archives that ended anywhere.
+/// Draws bars on a terminal, and prints a line for each archive that finished.
 struct Screen {
     host: Hostname,
     bars: Option<Bars>,
@@ -235,7 +234,7 @@ impl Screen {
         }
         let total = Total::of(job);
         self.speed.observe(at, total.bytes.0);
-        // Terminals may be made wider or narrower meanwhile. In the last column, some break the line.
+        // The terminal may be resized meanwhile. Some terminals wrap in the last column.
         let width = width_of_stderr().unwrap_or(80).saturating_sub(1);
         let mut lines = bars(job, &self.host, |name| self.speeds.get(name).and_then(Speed::per_second), width);
         lines.push(total.line(self.speed.per_second(), width));

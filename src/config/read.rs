@@ -1,4 +1,4 @@
-//! The walk over the whole file: which sections there are, which keys they have, and what must hold between them.
+//! Reads the whole file: its sections, their keys, and the rules between them.
 
 use std::collections::BTreeMap;
 #[cfg(test)]
@@ -17,17 +17,17 @@ use super::reading::Reading;
 use super::section::Section;
 use super::{Admin, Config, Network, Server, Store, TlsFiles, Upstream, credential, upstream, values, warm};
 
-/// What came of reading one file. The configuration counts only when there are no problems.
+/// Result of reading one file. The configuration is valid only without problems.
 pub(super) struct Outcome {
     pub(super) config: Config,
     pub(super) problems: Vec<Remark>,
     pub(super) warnings: Vec<Warning>,
-    /// Every key asked for, with its section.
+    /// Every key that was asked for, with its section.
     #[cfg(test)]
     pub(super) asked: BTreeSet<String>,
 }
 
-/// Read the text of one file to the end, whatever is wrong with it.
+/// Reads the text of one file to its end, despite any problems.
 pub(super) fn read(text: &str, file: &Path, env: &dyn Fn(&str) -> Option<String>) -> Outcome {
     let mut reading = Reading::new(text, file, env);
     let mut config = Config::defaults(env);
@@ -38,7 +38,7 @@ pub(super) fn read(text: &str, file: &Path, env: &dyn Fn(&str) -> Option<String>
 
     let broken: BTreeMap<_, _> =
         errors.iter().map(|error| (reading.line(error.span().unwrap_or_default().start), error.message())).collect();
-    // What the parser made of a broken line is its guess, and what follows a broken header seems to be elsewhere.
+    // The parser guesses the value of a broken line. Lines after a broken header seem to belong to another section.
     let mut lines = (1..).zip(text.lines());
     let header = lines.find(|(line, text)| broken.contains_key(line) && text.trim_start().starts_with('['));
     let lost = header.map_or(usize::MAX, |(line, _)| line);
@@ -92,7 +92,7 @@ fn read_root(root: &mut Section<'_, '_, '_>, config: &mut Config) {
         config.upstreams = distinct(root, upstreams);
     }
     let credentials = credentials.unwrap_or_default();
-    // An upstream with a problem of its own is not also unknown.
+    // With an invalid upstream, a reference to it must not be reported as unknown too.
     if all_known {
         let named = credentials.iter().flat_map(|(line, (hosts, _))| hosts.iter().map(|host| (*line, host)));
         check_hosts(root, config, named);

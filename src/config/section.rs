@@ -1,5 +1,5 @@
-//! A small reader over one table of the parsed file: asks for keys, and records every problem with its line instead of
-//! stopping at the first. It knows TOML and places; what a value means is left to `values`.
+//! Reads one table of the parsed file, and records every problem with its line instead of stopping at the first.
+//! Meaning of values is left to `values`.
 
 use std::path::PathBuf;
 
@@ -13,31 +13,30 @@ use super::values::{self, Complaint, quoted};
 
 mod secret;
 
-/// One table, or the place where it would be.
+/// One table of the file; absent tables are read too, for their defaults.
 pub(super) struct Section<'r, 'a, 't> {
     reading: &'r mut Reading<'a>,
     path: String,
     offset: usize,
     table: Option<&'t DeTable<'t>>,
     known: Vec<&'static str>,
-    /// Keys that must be there and are not, with what to write.
+    /// Required keys that are absent, each with an example to write.
     missing: Vec<(&'static str, String)>,
 }
 
-/// What is where a text leads as a path.
+/// Outcome of checking a text as a path.
 pub(super) enum Place {
-    /// It cannot be a path.
+    /// The text is not a valid path.
     None,
-    /// Nothing, as far as is known now.
+    /// No such file at the moment.
     Empty(PathBuf),
-    /// A file or a folder.
     There(PathBuf),
-    /// Something that is not ours to read.
+    /// A file or folder that we may not read.
     Unreadable(PathBuf, outside::Unreadable),
 }
 
 impl<'r, 'a, 't> Section<'r, 'a, 't> {
-    /// Read the whole file as one table; keys that `read` did not ask for are problems afterwards.
+    /// Reads the whole file as one table. Keys that `read` does not ask for are reported as problems.
     pub(super) fn root<T>(
         reading: &'r mut Reading<'a>,
         table: &'t DeTable<'t>,
@@ -46,7 +45,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         Self::within(reading, String::new(), 0, Some(table), read)
     }
 
-    /// A `[key]` that is read also when it is not there, so that it has its defaults.
+    /// Reads `[key]`, also where it is absent, so that it gets its defaults.
     pub(super) fn part<T>(&mut self, key: &'static str, read: impl FnOnce(&mut Section<'_, 'a, 't>) -> T) -> T {
         let value = self.ask(key);
         let table = value.and_then(|value| self.as_table(key, value, &format!("[{key}]")));
@@ -55,7 +54,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         Section::within(self.reading, path, offset, table, read)
     }
 
-    /// A table that may be absent.
+    /// Reads an optional table.
     pub(super) fn table<T>(
         &mut self,
         key: &'static str,
@@ -68,7 +67,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         Some(Section::within(self.reading, path, value.span().start, Some(table), read))
     }
 
-    /// Every `[[key]]`; none when there is no such key.
+    /// Reads every `[[key]]`; `None` where the key is absent.
     pub(super) fn tables<T>(
         &mut self,
         key: &'static str,
@@ -90,7 +89,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         Some(found)
     }
 
-    /// A string that `parse` makes a value of. `example` is a good one.
+    /// Reads a string with `parse`; messages quote `example` as a valid value.
     pub(super) fn text<T, E: Into<Complaint>>(
         &mut self,
         key: &'static str,
@@ -102,7 +101,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         self.parsed(key, value, &written, parse)
     }
 
-    /// A string that must be there.
+    /// Reads a required string.
     pub(super) fn required<T, E: Into<Complaint>>(
         &mut self,
         key: &'static str,
@@ -113,7 +112,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         self.text(key, example, parse)
     }
 
-    /// An array of strings, each of which `parse` makes a value of.
+    /// Reads an array of strings, each with `parse`.
     pub(super) fn list<T, E: Into<Complaint>>(
         &mut self,
         key: &'static str,
@@ -129,7 +128,6 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         Some(items.iter().filter_map(|item| self.parsed(key, item, &written, &parse)).collect())
     }
 
-    /// True or false.
     pub(super) fn flag(&mut self, key: &'static str) -> Option<bool> {
         let value = self.ask(key)?;
         let DeValue::Boolean(flag) = value.get_ref() else {
@@ -139,7 +137,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         Some(*flag)
     }
 
-    /// A path; a relative one starts from the folder of the configuration file.
+    /// Reads a path; a relative one is resolved against the folder of the configuration file.
     pub(super) fn path(&mut self, key: &'static str, example: &str) -> Option<PathBuf> {
         let folder = self.reading.folder;
         self.text(key, example, |value| {
@@ -153,7 +151,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         })
     }
 
-    /// An array of strings, each of which `parse` makes a value of, given what is where it leads as a path.
+    /// Reads an array of strings; `parse` also gets the outcome of checking each as a path.
     pub(super) fn paths_or<T>(
         &mut self,
         key: &'static str,
@@ -173,13 +171,12 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         })
     }
 
-    /// Whether the key is there and is a list of nothing.
     pub(super) fn is_empty_list(&self, key: &str) -> bool {
         let value = self.table.and_then(|table| table.get(key));
         value.is_some_and(|value| matches!(value.get_ref(), DeValue::Array(items) if items.is_empty()))
     }
 
-    /// The path of a file that another part will read; it must be there.
+    /// Reads the path of a file that another part opens; the file must be readable.
     pub(super) fn file(&mut self, key: &'static str, example: &str) -> Option<PathBuf> {
         let path = self.path(key, example)?;
         if let Err(cause) = outside::check(&path) {
@@ -188,18 +185,18 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         Some(path)
     }
 
-    /// The path of a file that must be named and be there.
+    /// Reads the required path of a file that must be readable.
     pub(super) fn required_file(&mut self, key: &'static str, example: &str) -> Option<PathBuf> {
         self.must_have(key, &format!("\"{example}\""));
         self.file(key, example)
     }
 
-    /// Whether the key is there, right or wrong.
+    /// True for a key that is present, valid or not.
     pub(super) fn has(&self, key: &str) -> bool {
         self.table.is_some_and(|table| table.contains_key(key))
     }
 
-    /// More than one of these is a problem.
+    /// Reports a problem where more than one of these keys is present.
     pub(super) fn at_most_one(&mut self, keys: &[&'static str]) {
         let present: Vec<_> = keys.iter().copied().filter(|key| self.has(key)).collect();
         if let [first, .., last] = present[..] {
@@ -207,32 +204,32 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         }
     }
 
-    /// The line of a key, or of the section where it is not there (also for the empty key).
+    /// Line of a key; line of the section for an absent or empty key.
     pub(super) fn line_of(&self, key: &str) -> usize {
         let offset = self.table.and_then(|table| table.get_key_value(key)).map(|(key, _)| key.span().start);
         self.reading.line(offset.unwrap_or(self.offset))
     }
 
-    /// Record a problem with a key, or with the section as a whole where the key is empty.
+    /// Records a problem with a key, or with the whole section for an empty key.
     pub(super) fn problem(&mut self, key: &str, text: String) {
         let line = self.line_of(key);
         self.problem_at(line, key, text);
     }
 
-    /// Record what must be said of a key and does not stop larder from starting.
+    /// Records a warning, which does not prevent a start.
     pub(super) fn warning(&mut self, key: &str, text: String) {
         let line = self.line_of(key);
         let remark = self.reading.remark(Some(line), self.path_of(key), text);
         self.reading.warnings.push(Warning(remark));
     }
 
-    /// Record a problem with a key on a line known from before.
+    /// Records a problem with a key on a given line.
     pub(super) fn problem_at(&mut self, line: usize, key: &str, text: String) {
         let remark = self.reading.remark(Some(line), self.path_of(key), text);
         self.reading.problems.push(remark);
     }
 
-    /// Record a problem with a key of a section below, after that has been read.
+    /// Records a problem with a key of a subsection that has been read before.
     pub(super) fn problem_within(&mut self, part: &str, key: &str, text: String) {
         let below = self.table.and_then(|table| table.get(part));
         let below = below.and_then(|value| value.get_ref().as_table());
@@ -278,7 +275,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         }
     }
 
-    /// A key that is there misspelt is one problem, and has been reported.
+    /// Reports required keys that are absent, except those that a misspelt key probably stands for.
     fn report_missing(&mut self, misspelt: &[&'static str]) {
         let line = self.line_of("");
         for (key, text) in std::mem::take(&mut self.missing) {
@@ -322,14 +319,14 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         }
     }
 
-    // Says the type only: the value may be a secret in the wrong place.
+    // Shows only the type: the value may be a secret in the wrong place.
     fn mistyped(&mut self, key: &str, value: &Spanned<DeValue<'_>>, wanted: &str, written: &str) {
         let found = value.get_ref().type_str();
         let line = self.reading.line(value.span().start);
         self.problem_at(line, key, format!("this is of type {found}, not {wanted}; write for example {written}"));
     }
 
-    /// Gives the keys that unknown ones are probably meant for.
+    /// Reports unknown keys; returns the keys that they probably stand for.
     fn report_unknown(&mut self) -> Vec<&'static str> {
         let mut meant = Vec::new();
         for (key, _) in self.table.into_iter().flat_map(|table| table.iter()) {
@@ -350,7 +347,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
 }
 
 fn nearest(name: &str, known: &[&'static str]) -> Option<&'static str> {
-    // Longer ones are near to nothing, and the distance takes time.
+    // A longer name matches no key, and computing its distance is slow.
     let name: Vec<char> = name.chars().take(40).collect();
     let distances = known.iter().map(|known| (values::edits(&name, known), *known));
     let (edits, near) = distances.min()?;

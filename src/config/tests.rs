@@ -1,4 +1,4 @@
-//! Tests of the configuration: what is accepted, what every mistake is told, and that nothing in a file can do harm.
+//! Tests of the configuration: accepted options, the text of every mistake, and robustness against hostile files.
 #![expect(clippy::disallowed_methods, reason = "tests make their own files")]
 
 use std::collections::BTreeSet;
@@ -203,7 +203,7 @@ fn debug_output_and_messages_hold_no_secret() {
     }
 }
 
-/// Promise 8: who holds a credential and can be reached says who may ask.
+/// Promise 8: with a credential and reachable from elsewhere, larder needs to be configured with its allowed clients.
 #[test]
 fn a_reachable_larder_with_credentials_refuses_to_start_until_told_who_may_ask() {
     let upstream = "[[upstream]]\nhost = 'r.example'\ntoken = { env = 'TOKEN' }\n";

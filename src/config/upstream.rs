@@ -1,4 +1,4 @@
-//! `[[upstream]]`: one mirrored registry, its defaults, and how its table is read.
+//! `[[upstream]]`: one mirrored registry, its defaults, and the reader of its table.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,41 +15,40 @@ use super::values;
 pub(super) const TERRAFORM: &str = "registry.terraform.io";
 const OPENTOFU: &str = "registry.opentofu.org";
 
-/// One registry that larder stands before.
+/// One mirrored registry.
 #[derive(Debug, Clone)]
 pub struct Upstream {
-    /// Its name in addresses; the key of all that is kept of it.
+    /// Host name in addresses, and key of everything stored for it.
     pub host: Hostname,
-    /// The base that `.well-known/terraform.json` is appended to: http or https, ending in a slash, without userinfo,
+    /// Base URL that `.well-known/terraform.json` is appended to: http or https, ending in a slash, without userinfo,
     /// query or fragment.
     pub url: Url,
-    /// Where to connect when its name has been taken over; as resolved when empty. When `url` names a port, theirs is
-    /// the same.
+    /// Addresses to connect to during a take-over; empty means DNS. With a port in `url`, each has the same port.
     pub addresses: Vec<SocketAddr>,
-    /// What larder shows to it.
+    /// Credential for this upstream.
     pub credential: Option<CredentialKind>,
-    /// Further hosts that are shown the credential.
+    /// Further hosts in the credential scope.
     pub credentials_for: Vec<Hostname>,
-    /// What an archive must prove before it is kept.
+    /// Verification that an archive must pass before it is stored.
     pub verification: Policy,
-    /// How long its documents are taken as current.
+    /// Freshness lifetimes of its documents.
     pub fresh: Fresh,
-    /// How long a request waits for a revalidation before it gets the stale copy.
+    /// Longest wait for a revalidation before the stale copy is served.
     pub patience: Duration,
-    /// Go on listing and serving what it has deleted.
+    /// Keep listing and serving stored versions that upstream has deleted.
     pub keep_gone: bool,
-    /// Module names that differ in case only are one.
+    /// Compare module names without regard to case.
     pub fold_case: bool,
 }
 
 impl Upstream {
-    /// An upstream at `https://HOST/` with the defaults of that host.
+    /// Builds an upstream at `https://HOST/` with the defaults of that host.
     pub fn new(host: Hostname) -> Result<Self, url::ParseError> {
         let url = Url::parse(&format!("https://{host}/"))?;
         Ok(Self::at(host, url))
     }
 
-    /// An upstream reached at `url` with the defaults of its host.
+    /// Builds an upstream at `url` with the defaults of its host.
     pub fn at(host: Hostname, url: Url) -> Self {
         let name = host.to_string();
         let verification = if name == OPENTOFU { Policy::SignatureIfKeys } else { Policy::Signature };
@@ -67,7 +66,7 @@ impl Upstream {
         }
     }
 
-    /// The two public registries, which are mirrored when no upstream is configured.
+    /// The two public registries, mirrored when no upstream is configured.
     pub fn public_registries() -> Vec<Self> {
         [TERRAFORM, OPENTOFU]
             .into_iter()
@@ -79,18 +78,18 @@ impl Upstream {
     }
 }
 
-/// How long each kind of document is current.
+/// Freshness lifetime of each kind of document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fresh {
-    /// Lists of versions.
+    /// Version lists.
     pub versions: Duration,
-    /// The discovery document.
+    /// Discovery documents.
     pub discovery: Duration,
-    /// A download document with its checksums and signature.
+    /// A download document and its proof set.
     pub download: Duration,
     /// Pages of the registry HTTP API.
     pub api: Duration,
-    /// That something is not there; never longer than its kind of document.
+    /// A 404; never longer than the lifetime of its kind of document.
     pub not_found: Duration,
 }
 
@@ -106,7 +105,7 @@ impl Default for Fresh {
     }
 }
 
-/// Read one `[[upstream]]`; none when its host or its `url` is not known (the problem is then recorded).
+/// Reads one `[[upstream]]`. `None` for an invalid `host` or `url`; the problem is recorded.
 pub(super) fn read(section: &mut Section<'_, '_, '_>) -> Option<Upstream> {
     let host = section.required("host", "registry.corp.example", values::hostname);
     let url = section.text("url", "https://registry.corp.example/base/", values::base_url);
@@ -142,7 +141,7 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>) -> Option<Upstream> {
     Some(upstream)
 }
 
-// The HTTP client takes an address's port only where the URL names none.
+// The HTTP client uses the port of an address only where the URL has none.
 fn check_ports(section: &mut Section<'_, '_, '_>, upstream: &Upstream) {
     let Some(port) = upstream.url.port() else { return };
     for address in upstream.addresses.iter().filter(|address| address.port() != port) {

@@ -1,5 +1,5 @@
-//! One value at a time: the text of an option to its checked type. An error is a sentence about the value; it never shows
-//! one that may hold a secret.
+//! Parses the text of one option into its checked type. An error is a sentence about the value, and never shows a value
+//! that may hold a secret.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -12,25 +12,25 @@ use super::outside;
 use crate::address::{Hostname, Platform};
 use crate::verify::Policy;
 
-/// Longer spans than this overflow clocks sooner or later, and mean "for ever" anyway.
+/// Longer spans overflow clocks sooner or later, and mean "for ever" anyway.
 const LONGEST: Duration = Duration::from_secs(10 * 366 * 24 * 60 * 60);
 
 /// Every document is answered within this time, so no request can wait longer.
 const LONGEST_PATIENCE: Duration = Duration::from_secs(8);
 
-/// What reads everything that is stored should not do so all the time.
+/// Shortest interval of a scrub, which reads the whole store.
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(3600);
 
-/// What asks upstreams again and again should not do so all the time.
+/// Shortest interval of a recurring warm-up, which asks upstreams.
 const SHORTEST_RECURRENCE: Duration = Duration::from_secs(5 * 60);
 
 const SHOWN_CHARS: usize = 80;
 
-/// What is wrong with a value.
+/// An error in a value.
 pub(super) struct Complaint {
-    /// The sentence about it.
+    /// Sentence about the value.
     pub(super) text: String,
-    /// The value that was meant, where it can be told.
+    /// The value that was probably meant.
     pub(super) instead: Option<String>,
 }
 
@@ -40,7 +40,7 @@ impl From<String> for Complaint {
     }
 }
 
-/// The value as messages show it: in quotes, escaped, shortened; not at all where it may hold a password.
+/// Quotes a value for messages: escaped and shortened. Hidden where it may hold a password.
 pub(super) fn quoted(value: &str) -> String {
     if may_hold_secret(value) {
         return "the value (not shown: it may hold a password)".to_owned();
@@ -52,20 +52,19 @@ pub(super) fn quoted(value: &str) -> String {
     format!("{head:?}…")
 }
 
-/// An address with a port.
 pub(super) fn socket(value: &str) -> Result<SocketAddr, String> {
     value.parse().map_err(|_| format!("{} is not an address with a port", quoted(value)))
 }
 
-/// A network, or an address as a network of one.
+/// Parses a network; a single address is a network of one.
 pub(super) fn network(value: &str) -> Result<IpNet, String> {
     network_or_address(value).ok_or_else(|| format!("{} is neither a network nor an address", quoted(value)))
 }
 
-/// A host name, with a port where it is not 443.
+/// Parses a host name with an optional port. A URL is an error that proposes its host.
 pub(super) fn hostname(value: &str) -> Result<Hostname, Complaint> {
     Hostname::parse(value).map_err(|cause| {
-        // The error shows the value, whatever that holds.
+        // The error of `Hostname::parse` shows the value, which may hold a secret.
         if may_hold_secret(value) {
             return format!("{} is not a host name", quoted(value)).into();
         }
@@ -81,7 +80,7 @@ pub(super) fn hostname(value: &str) -> Result<Hostname, Complaint> {
     })
 }
 
-/// A socket of this machine's, or of another that a name leads to: an address or a host name, with a port.
+/// Parses a socket address; a host name is resolved.
 pub(crate) fn listening(value: &str) -> Result<SocketAddr, String> {
     if let Ok(address) = value.parse() {
         return Ok(address);
@@ -96,18 +95,17 @@ pub(crate) fn listening(value: &str) -> Result<SocketAddr, String> {
     outside::address(value).map_err(|cause| format!("{} leads nowhere from here: {cause}", quoted(value)))
 }
 
-/// An `OS_ARCH` pair.
 pub(super) fn platform(value: &str) -> Result<Platform, String> {
     Platform::parse(value).map_err(|_| format!("{} is not a platform", quoted(value)))
 }
 
-/// A base URL: http or https, nothing secret in it; a missing final slash is added.
+/// Parses a base URL: http or https, without userinfo, query or fragment. Adds a missing final slash.
 pub(super) fn base_url(value: &str) -> Result<Url, String> {
     let mut url = Url::parse(value).map_err(|cause| format!("{} is not a URL: {cause}", quoted(value)))?;
     if !matches!(url.scheme(), "http" | "https") {
         return Err(format!("{} begins with neither https:// nor http://", quoted(value)));
     }
-    // A bare `@` parses to no user name at all, yet clients differ on what it means.
+    // A bare `@` parses to an empty user name, yet clients differ on its meaning.
     if !url.username().is_empty() || url.password().is_some() || authority(value).contains('@') {
         return Err(
             "a URL with a user name or password is refused: secrets are named with token, basic or header".to_owned()
@@ -123,7 +121,7 @@ pub(super) fn base_url(value: &str) -> Result<Url, String> {
     Ok(url)
 }
 
-/// One entry of `network.allow_private`.
+/// Parses one entry of `network.allow_private`.
 pub(super) fn private(value: &str) -> Result<super::Private, String> {
     use super::Private;
     if value.contains("://") {
@@ -143,7 +141,6 @@ pub(super) fn private(value: &str) -> Result<super::Private, String> {
     Ok(Private::Name(host.to_string()))
 }
 
-/// What an archive must prove.
 pub(super) fn policy(value: &str) -> Result<Policy, String> {
     match value {
         "signature" => Ok(Policy::Signature),
@@ -153,7 +150,6 @@ pub(super) fn policy(value: &str) -> Result<Policy, String> {
     }
 }
 
-/// A length of time with its unit.
 pub(super) fn duration(value: &str) -> Result<Duration, String> {
     let span = humantime::parse_duration(value)
         .map_err(|_| format!("{} is not a length of time with its unit", quoted(value)))?;
@@ -163,7 +159,7 @@ pub(super) fn duration(value: &str) -> Result<Duration, String> {
     Ok(span)
 }
 
-/// A length of time that a client can wait.
+/// Parses a time that a request may wait.
 pub(super) fn patience(value: &str) -> Result<Duration, String> {
     let span = duration(value)?;
     if span > LONGEST_PATIENCE {
@@ -172,7 +168,7 @@ pub(super) fn patience(value: &str) -> Result<Duration, String> {
     Ok(span)
 }
 
-/// How often something long is done; `never` is an answer.
+/// Parses the interval of a scrub; `never` disables it.
 pub(super) fn interval(value: &str) -> Result<Option<Duration>, String> {
     if value == "never" {
         return Ok(None);
@@ -184,7 +180,7 @@ pub(super) fn interval(value: &str) -> Result<Option<Duration>, String> {
     Ok(Some(span))
 }
 
-/// How long after its end something that asks upstreams is done again.
+/// Parses the interval of a recurring warm-up.
 pub(super) fn recurrence(value: &str) -> Result<Duration, String> {
     let span = duration(value)?;
     if span < SHORTEST_RECURRENCE {
@@ -193,9 +189,8 @@ pub(super) fn recurrence(value: &str) -> Result<Duration, String> {
     Ok(span)
 }
 
-/// A size with its unit.
 pub(super) fn size(value: &str) -> Result<ByteSize, String> {
-    // What overflows would silently become the largest number there is.
+    // `ByteSize` saturates on overflow, so the largest value is refused.
     value
         .parse::<ByteSize>()
         .ok()
@@ -203,7 +198,7 @@ pub(super) fn size(value: &str) -> Result<ByteSize, String> {
         .ok_or_else(|| format!("{} is not a size with its unit", quoted(value)))
 }
 
-/// A size that something fits in.
+/// Parses a size limit: at least 1 MiB.
 pub(super) fn capacity(value: &str) -> Result<ByteSize, String> {
     let size = size(value)?;
     if size < ByteSize::mib(1) {
@@ -212,7 +207,7 @@ pub(super) fn capacity(value: &str) -> Result<ByteSize, String> {
     Ok(size)
 }
 
-/// The user name of HTTP basic authentication.
+/// Parses the user name of HTTP basic authentication.
 pub(super) fn user(value: &str) -> Result<String, String> {
     if value.is_empty() || value.contains(':') || value.chars().any(char::is_control) {
         return Err("a user name is not empty and holds neither a colon nor control characters".to_owned());
@@ -246,7 +241,7 @@ fn plain_http(value: &str) -> Option<(String, u16)> {
     Some((url.host_str()?.to_owned(), port))
 }
 
-/// How many characters to add, remove or replace to come from one name to the other.
+/// Levenshtein distance of two names.
 pub(super) fn edits(from: &[char], to: &str) -> usize {
     let mut row: Vec<usize> = (0..=from.len()).collect();
     for (done, wanted) in to.chars().enumerate() {

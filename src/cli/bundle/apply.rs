@@ -1,5 +1,5 @@
-//! `larder bundle apply`: gives a bundle to the running larder, or takes it into the store where none runs; says what
-//! became of each thing in it.
+//! `larder bundle apply`: sends a bundle to the running larder, or imports it into the store where none runs. Prints
+//! the outcome of each entry.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -25,13 +25,13 @@ use crate::protocol::admin::bundle::{APPLY, TAR, query_of, taking_in};
 pub(super) struct Apply {
     #[command(flatten)]
     common: Common,
-    /// The file of the bundle, or the folder of its parts
+    /// File of the bundle, or folder of its parts
     #[arg(value_name = "IN")]
     from: PathBuf,
-    /// Take it although none of the configured `trusted_keys` signed it; what publishers signed is checked all the same
+    /// Accept a bundle that none of the configured `trusted_keys` signed; publishers' signatures are still checked
     #[arg(long)]
     unsigned: bool,
-    /// Believe what it brings of this version although it was published anew; may be given several times
+    /// Accept the bundle's bytes for this version although it was published before with others; repeatable
     #[arg(long, value_name = "ADDRESS@VERSION")]
     accept: Vec<String>,
 }
@@ -41,17 +41,17 @@ impl Apply {
         &self.common
     }
 
-    /// Runs it; says whether nothing was refused.
+    /// Applies the bundle; returns true if nothing was refused.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
         let query = query_of(self.unsigned, &self.accept);
-        // A running larder reads the same of the query: what is wrong with it is said before anything is sent.
+        // A running larder parses the query in the same way, so mistakes are reported before anything is sent.
         let taking = taking_in(query.strip_prefix('?'), &config.bundle, &config.default_host());
         let taking = taking.map_err(|problems| anyhow!(problems.join("; ")))?;
         let source = Source::at(&self.from)?;
         let from = self.from.display();
         let anybody = BundleTrust { keys: Vec::new(), allow_unsigned: true };
-        // What is no file can be read once only.
+        // A stream can be read only once.
         let opened = match &source {
             Source::File(path) if !path.is_file() => None,
             source => {
@@ -72,7 +72,13 @@ impl Apply {
         applied
     }
 
-    async fn apply(&self, config: &Config, source: &Source, query: &str, taking: TakingIn) -> anyhow::Result<bool> {
+    async fn apply(
+        &self,
+        config: &Config,
+        source: &Source,
+        query: &str,
+        taking: TakingIn,
+    ) -> anyhow::Result<bool> {
         let _too_large = ignore_file_limits()?;
         let bytes = Bytes::default();
         let drawing = Drawing::begin("applying", &bytes, Some(source.bytes()?));
@@ -105,9 +111,14 @@ async fn applied(
     unread.map_or(Ok(()), |error| Err(error).context("the running larder is of another version"))
 }
 
-async fn applied_here(config: &Config, source: &Source, taking: TakingIn, report: &mut Report) -> anyhow::Result<()> {
+async fn applied_here(
+    config: &Config,
+    source: &Source,
+    taking: TakingIn,
+    report: &mut Report,
+) -> anyhow::Result<()> {
     let settings = Settings::default();
-    // With a bundle a store may begin.
+    // Applying a bundle may create the store.
     let (mirror, _, _) = app::mirror(config, &settings)?;
     let (mut steps, applied) = mirror.applying(source.open()?, taking, settings.clock);
     while let Some(step) = steps.recv().await {
@@ -119,7 +130,7 @@ async fn applied_here(config: &Config, source: &Source, taking: TakingIn, report
     Ok(())
 }
 
-/// What is told, to whom.
+/// Prints apply events as lines or JSON.
 struct Report {
     json: bool,
     host: Hostname,
@@ -161,7 +172,7 @@ impl Report {
     }
 }
 
-/// What became of one thing, for a terminal of this width.
+/// Renders the outcome of one entry.
 fn line(told: &EntryOutcome, host: &Hostname, width: Option<usize>) -> String {
     let mut page = Page::of_width(width);
     let what = shown_as_text(&told.package.without(host).to_string());
@@ -180,7 +191,7 @@ fn line(told: &EntryOutcome, host: &Hostname, width: Option<usize>) -> String {
     page.text()
 }
 
-/// What became of all of it.
+/// Renders the receipt.
 fn summary(receipt: &Receipt, width: Option<usize>) -> String {
     let [applied, held, refused, not_reached] = receipt.counts();
     let mut page = Page::of_width(width);
@@ -237,7 +248,7 @@ mod tests {
         };
         let told = summary(&receipt, Some(80));
         assert!(told.starts_with("0 applied, 0 held already, 1 refused\n"), "{told}");
-        // A path is never broken: somebody will paste it.
+        // A path must stay on one line: people paste it.
         assert!(told.ends_with(&format!("\n    {kept}")), "{told}");
     }
 }

@@ -1,4 +1,4 @@
-//! `larder bundle create`: warms what is meant, then writes what is held of it.
+//! `larder bundle create`: warms an order, then writes the stored packages into a bundle.
 
 use std::io;
 use std::path::PathBuf;
@@ -31,26 +31,25 @@ use crate::protocol::admin::bundle::{BUNDLE, ToldBundle};
 pub(super) struct Create {
     #[command(flatten)]
     common: Common,
-    /// The file of the bundle; with --part-size, a folder for its parts
+    /// File of the bundle; with --part-size, the folder for its parts
     #[arg(value_name = "OUT")]
     out: PathBuf,
-    /// An address with its constraint, a .terraform.lock.hcl, a folder in which init is run, a .tar of such folders, or a
-    /// .json of what `larder missing` printed; repeatable
+    /// Address with a constraint, .terraform.lock.hcl, folder in which init runs, .tar of such folders, or .json
+    /// printed by `larder missing`; repeatable
     #[arg(long = "for", value_name = "WHAT", required = true)]
     what: Vec<String>,
     #[command(flatten)]
     also: Also,
-    /// Leave out what this inventory names, which `larder inventory` printed where the bundle goes
+    /// Omit the archives listed in this inventory, which `larder inventory` printed at the destination
     #[arg(long, value_name = "INVENTORY")]
     since: Option<PathBuf>,
-    /// Write parts of this size, such as 2GiB; run again, what is there already stays, and a part that is lost or damaged
-    /// is written again alone
+    /// Write parts of this size, such as 2GiB. A second run keeps intact parts and rewrites only lost or damaged ones
     #[arg(long, value_name = "SIZE", value_parser = part_size)]
     part_size: Option<ByteSize>,
-    /// Where something cannot be had, write a bundle of the rest
+    /// Write a bundle of the rest where something is unavailable
     #[arg(long)]
     partial: bool,
-    /// Write it although there is no key to sign it with; `apply` then takes it with --unsigned only
+    /// Write the bundle without a signature; `apply` then needs --unsigned
     #[arg(long)]
     unsigned: bool,
 }
@@ -68,7 +67,7 @@ impl Create {
         &self.common
     }
 
-    /// Runs it; says whether all of it is in the bundle.
+    /// Writes the bundle; returns true if it holds the whole order.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
         let told = self.also.told(&self.what, &config.default_host())?;
@@ -77,7 +76,7 @@ impl Create {
             inventory.map_err(|bad| anyhow!("{}: {bad}", path.display()))
         });
         let since = since.transpose()?;
-        // Before anything is fetched for it.
+        // A bad destination is reported before anything is fetched.
         let out = Out::at(&self.out, self.part_size.map(|size| size.as_u64()))?;
         let runtime = runtime()?;
         let shown = if self.common.json { Shown::Nothing } else { Shown::Lines };
@@ -106,7 +105,7 @@ impl Create {
         let _unfinished = target.unfinished();
         let (bytes, is_delta) = (Bytes::default(), since.is_some());
         let sizes = job.items.iter().filter_map(|item| item.size_bytes);
-        // A little more, with its documents.
+        // An estimate: the documents of the bundle add a little.
         let all = if is_delta { None } else { Some(sizes.fold(0, u64::saturating_add)) };
         let drawing = Drawing::begin("writing", &bytes, all);
         let told = ToldBundle { job: job.id.clone(), since, partial: self.partial, created: Some(created) };
@@ -117,7 +116,7 @@ impl Create {
         drawing.end().await;
         let written = match (sent, received?) {
             (Ok(()), Ok(target)) => target.end()?,
-            // What broke off has no end: why it did is the news then.
+            // A broken transfer truncates the bundle; the sender's error is the cause.
             (Err(sent), Err(received)) if received.kind() == io::ErrorKind::UnexpectedEof => return Err(sent),
             (Err(sent), Ok(_)) => return Err(sent),
             (_, Err(received)) => return Err(received.into()),
@@ -126,7 +125,7 @@ impl Create {
         Ok(job.state == JobState::Done)
     }
 
-    /// Reads its manifest again, from where it was written to, and says what is in it.
+    /// Reads the manifest back from the destination, and prints the contents.
     fn tell(&self, written: &Written) -> anyhow::Result<()> {
         let Written { source, reused, again } = written;
         let trust = BundleTrust { keys: Vec::new(), allow_unsigned: true };
@@ -175,7 +174,7 @@ impl Create {
     }
 }
 
-/// Has the bundle written by whoever warmed it.
+/// Has the larder that warmed the order write the bundle.
 async fn write(
     config: &Config,
     by: &Larder,
@@ -204,7 +203,7 @@ async fn write(
     }
 }
 
-/// What of a bundle is told.
+/// Numbers of archives in a bundle, and of those left out for an inventory.
 struct Counts {
     archives: u64,
     left_out: u64,

@@ -1,5 +1,4 @@
-//! How a plan looks: what is needed and what cannot be had, line by line; of what is held, how much there is; and the
-//! verdict last, where the eye ends.
+//! Renders a plan: needed and unavailable items line by line, stored ones as a sum, and the verdict last.
 
 use bytesize::ByteSize;
 
@@ -7,10 +6,9 @@ use super::super::text::{Page, counted, shown_as_text};
 use crate::address::Hostname;
 use crate::jobs::{Installs, Plan, PlanState, Planned};
 
-/// How many places are named of one thing.
+/// Maximum number of places listed per item.
 const MOST_PLACES: usize = 3;
 
-/// The text.
 pub(super) fn text(plan: &Plan, host: &Hostname, verbose: bool, width: Option<usize>) -> String {
     let mut page = Page::of_width(width);
     let of = |is_it: fn(&PlanState) -> bool| plan.items.iter().filter(|item| is_it(&item.state)).collect::<Vec<_>>();
@@ -50,7 +48,7 @@ fn reasons(page: &mut Page, items: &[&Planned], host: &Hostname, verbose: bool) 
     }
 }
 
-/// What is to be known of something beyond its state.
+/// Remark about an item besides its state.
 fn note(state: &PlanState) -> Option<&str> {
     match state {
         PlanState::Have { installs: Installs::NetworkMirrorOnly, .. } => {
@@ -96,7 +94,7 @@ fn called(item: &Planned, host: &Hostname) -> String {
     shown_as_text(&item.package.without(host).to_string())
 }
 
-/// Who wants it: the first few, unless all are asked for.
+/// The places that require an item: the first few, or all.
 fn places(by: &[String], all: bool) -> String {
     let shown = if all { by.len() } else { MOST_PLACES };
     let mut text = by.iter().take(shown).map(|place| shown_as_text(place).to_string()).collect::<Vec<_>>().join(", ");

@@ -23,7 +23,7 @@ fn ran(state: JobState, error: Option<&str>, failures: u32) -> LastRun {
     LastRun { ended: Timestamp(1_795_293_000), state, job: Some("00".repeat(8)), items, error, failures }
 }
 
-/// A larder to which everything has happened that can.
+/// A report with every kind of problem.
 fn troubled() -> Report {
     let upstream = |host: &str, left_alone| UpstreamState {
         host: host.to_owned(),
@@ -121,7 +121,7 @@ fn everything_fits_terminals_of_80_and_of_160_columns() {
     let endless = page(&troubled(), &host(), None);
     for width in [80, 160] {
         let shown = page(&troubled(), &host(), Some(width));
-        // What is to be pasted is never broken.
+        // Commands to paste are never wrapped.
         let lines = shown.lines().filter(|line| !line.starts_with("    larder accept"));
         let longest = lines.map(|line| line.chars().count()).max().unwrap();
         assert!(longest <= width, "{longest} of {width}:\n{shown}");

@@ -1,4 +1,4 @@
-//! What each mistake is told.
+//! Tests of the message for each mistake in a configuration.
 #![expect(clippy::disallowed_methods, reason = "tests make their own files")]
 
 use super::*;
@@ -209,7 +209,7 @@ fn control_characters_in_a_file_do_not_reach_the_terminal() {
     assert!(!said.contains('\u{1b}'), "{said:?}");
 }
 
-/// What is wrong with a list is told once, and not as well that nothing is left of it.
+/// A wrong entry is reported once, without a second report about an empty list.
 #[test]
 fn a_wrong_entry_of_a_list_is_one_problem() {
     let said = bad("[server]\nclients = [\"10.0.0.0/33\"]\n");
@@ -219,7 +219,7 @@ fn a_wrong_entry_of_a_list_is_one_problem() {
     assert!(said.starts_with("1 problem") && !said.contains("no upstream is left"), "{said}");
 }
 
-/// A key that is there misspelt is not missing as well.
+/// A misspelt required key is not also reported as missing.
 #[test]
 fn a_misspelt_key_is_one_problem() {
     let said = bad("[[upstream]]\nhots = \"registry.example\"\n");
@@ -227,7 +227,7 @@ fn a_misspelt_key_is_one_problem() {
     assert!(bad("[[upstream]]\npatience = \"1s\"\n").contains("upstream.host: missing"));
 }
 
-/// Whoever copies the URL of a registry is told its name.
+/// A URL in place of a host is a common slip after copying it from a registry.
 #[test]
 fn a_url_in_place_of_a_host_is_told_the_name_to_write() {
     for (given, name) in
@@ -239,7 +239,6 @@ fn a_url_in_place_of_a_host_is_told_the_name_to_write() {
     assert!(!bad("[[upstream]]\nhost = \"https://u:s3cret@registry.example/\"\n").contains("s3cret"));
 }
 
-/// Nothing is fetched offline, so a warm-up is a mistake or a check.
 #[test]
 fn recurring_warm_ups_of_an_offline_larder_are_worth_a_warning() {
     let warnings = |offline: bool| {

@@ -33,7 +33,12 @@ struct Scene<'a> {
 }
 
 /// Looks at every client of this machine; those that read the same files are looked at once.
-pub(super) async fn look(config: &Config, running: &Running, environment: &Environment, trust: &Trust) -> Vec<Check> {
+pub(super) async fn look(
+    config: &Config,
+    running: &Running,
+    environment: &Environment,
+    trust: &Trust,
+) -> Vec<Check> {
     let scene = Scene { config, running, environment, trust };
     let copy = environment.clone();
     let reading = tokio::task::spawn_blocking(move || files::read_all(&copy));

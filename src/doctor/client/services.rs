@@ -1,4 +1,4 @@
-//! A `host` block: whether what it names instead of a registry's own services is this larder (PROTOCOL 1.1, 1.2).
+//! Checks whether the services of a `host` block lead to this larder (PROTOCOL 1.1, 1.2).
 
 use http::StatusCode;
 use url::Url;
@@ -23,7 +23,7 @@ const PORT_IS_TAKEN: &str =
 const NO_SLASH: &str =
     "providers.v1 has no slash at its end: the client leaves out its last part, and finds no provider";
 
-/// Which services a registry has that larder serves.
+/// The services that a registry offers and larder serves.
 #[derive(Debug, Clone, Copy)]
 struct Offers {
     providers: bool,
@@ -35,11 +35,11 @@ impl Offers {
 }
 
 impl Scene<'_> {
-    /// Everything about one block.
+    /// Runs all checks of one block.
     pub(super) async fn services(&self, services: &Services, host: &Hostname, ways: &Ways) -> Vec<Check> {
         let mut checks = Vec::new();
         let (providers, modules) = (url_of(services, "providers.v1", host), url_of(services, "modules.v1", host));
-        // A registry may offer one of them only.
+        // A registry may offer only one of the two services.
         let offers = match (&providers, &modules) {
             (Some(_), Some(_)) => Offers::BOTH,
             (named, None) | (None, named) => self.offers(named.as_ref(), host).await.unwrap_or(Offers::BOTH),
@@ -97,7 +97,7 @@ impl Scene<'_> {
         checks
     }
 
-    /// What larder says that a registry offers; `None` where it cannot be asked, or does not know.
+    /// The services of a registry according to larder; `None` where larder cannot be asked or does not mirror it.
     async fn offers(&self, named: Option<&Url>, host: &Hostname) -> Option<Offers> {
         let base = named.map_or_else(|| self.base(), |url| self.base_beside(url));
         let asked = Url::parse(&format!("{base}{}", Route::Discovery(host.clone()).path())).ok()?;
@@ -110,9 +110,9 @@ impl Scene<'_> {
         Some(Offers { providers: has("providers.v1"), modules: has("modules.v1") })
     }
 
-    /// Whether a block that names modules alone, of a registry that offers nothing else, leads here.
+    /// Checks a block with modules.v1 only, for a registry that offers nothing else.
     async fn modules_alone(&self, mut url: Url, host: &Hostname) -> Check {
-        // The client adds the slash that is missing.
+        // The client adds a missing final slash.
         url.set_path(&format!("{}/", url.path().trim_end_matches('/')));
         let named = host_of_base(&url, "modules").unwrap_or_else(|| host.clone());
         let right = format!("write \"modules.v1\" = \"{}{}\"", self.base_beside(&url), modules_base(host));
@@ -122,7 +122,7 @@ impl Scene<'_> {
         }
     }
 
-    /// Whether a block is meant to lead to a larder, by its looks.
+    /// Guesses from its URLs whether a block is meant for a larder.
     pub(super) fn is_meant_for_larder(&self, services: &Services, host: &Hostname) -> bool {
         ["providers", "modules"].into_iter().any(|service| {
             let url = url_of(services, &format!("{service}.v1"), host);
@@ -130,13 +130,12 @@ impl Scene<'_> {
         })
     }
 
-    /// Whether modules are there where they are asked for, and of the same registry; of the registry itself that is
-    /// taken for granted.
+    /// Checks that modules.v1 leads to the modules of the same registry. A URL at the registry itself is not checked.
     async fn modules(&self, url: &Url, providers: Option<&Url>, host: &Hostname) -> Option<Check> {
         if url.host_str() == Some(host.name()) || self.may_not_ask(url) {
             return None;
         }
-        // The client adds the slash that is missing.
+        // The client adds a missing final slash.
         let mut base = url.clone();
         base.set_path(&format!("{}/", url.path().trim_end_matches('/')));
         let named = host_of_base(&base, "modules");
@@ -162,10 +161,10 @@ impl Scene<'_> {
                 Some(self.beside_a_proxy(url, check))
             }
             Ok(Met { who: Who::LarderThatRefuses(_) | Who::SomethingElse(_), .. }) => None,
-            // What is said of providers.v1 holds for both.
+            // The check of providers.v1 already reports this origin.
             Err(_) if providers.is_some_and(|providers| providers.origin() == url.origin()) => None,
             Err(_) if is_ours(url, self.config) => None,
-            // Meant for larder, at a wrong port or under a wrong name.
+            // Meant for larder, but with a wrong port or name.
             Err(error) if named.is_some() || providers.is_some_and(|url| url.host() == base.host()) => {
                 let found = format!("modules.v1 leads to {shown}: {error}: all modules of {host} fail");
                 Some(self.beside_a_proxy(url, Check::fail(SERVICES, found).advise(right())))
@@ -177,7 +176,7 @@ impl Scene<'_> {
         }
     }
 
-    /// What is wrong with the path of a URL that leads to larder.
+    /// Reports a wrong path in a URL that leads to larder.
     fn host_in(&self, url: &Url, host: &Hostname) -> Option<Check> {
         let to_do = self.right_providers(host, url);
         match host_of_base(url, "providers") {
@@ -189,15 +188,15 @@ impl Scene<'_> {
                 )
                 .advise(to_do),
             ),
-            // Under the registry's own name larder serves it at the registry's own paths.
+            // Under the registry's own name, larder serves it at the registry's own paths.
             None if url.host_str() == Some(host.name()) => None,
             None => Some(Check::fail(PATH, format!("{url} leads to larder, and there to no registry")).advise(to_do)),
         }
     }
 }
 
-/// A service as the client reads it: relative to the registry, http or https, without a user. It leaves the query out
-/// of what it asks for, and that may be a secret.
+/// URL of a service as the client resolves it: relative to the registry, http or https, without userinfo. The query is
+/// dropped, as the client does; it may hold a secret.
 fn url_of(services: &Services, name: &str, host: &Hostname) -> Option<Url> {
     let text = match services.get(name)? {
         cli_config::Service::Url(text) => text,

@@ -1,4 +1,4 @@
-//! One URL of a client's, tried as the client would: whether it is the base of a service of larder's.
+//! Tries one URL of a client as the client would: is it the base of a larder service?
 
 use url::Url;
 
@@ -20,18 +20,17 @@ const CERTIFICATE: &str = "client.certificate";
 
 const START: &str = "start it: larder serve, or systemctl start larder";
 
-/// What came of trying a URL of the client's.
+/// Result of trying a client's URL.
 pub(super) enum Tried {
-    /// It is larder's.
     Larder,
-    /// It is somebody's who is no larder, or nobody's.
+    /// Another server answers there.
     Elsewhere(Check),
-    /// The client would not get that far.
+    /// The client could not use the URL.
     Unusable(Check),
 }
 
 impl Scene<'_> {
-    /// Asks a base of the client's as the client would. `right` is what could stand there instead.
+    /// Requests a base URL as the client would. `right` is a correct value to propose.
     pub(super) async fn try_base(
         &self,
         url: &Url,
@@ -80,12 +79,12 @@ impl Scene<'_> {
         }
     }
 
-    /// Whether a URL is out of bounds for the doctor of a sealed larder.
+    /// True for a URL that the doctor of an offline larder must not request.
     pub(super) fn may_not_ask(&self, url: &Url) -> bool {
         self.config.network.offline && !is_ours(url, self.config)
     }
 
-    /// The client would not come directly, as the doctor did: what it meets may be something else.
+    /// The client would use a proxy and the doctor did not, so the finding is only a warning.
     pub(super) fn beside_a_proxy(&self, url: &Url, check: Check) -> Check {
         match proxied_by(url, self.environment) {
             Some(variable) => check.no_worse_than_a_warning(&format!("; the proxy of {variable} may lead elsewhere")),
@@ -93,7 +92,7 @@ impl Scene<'_> {
         }
     }
 
-    /// The URL of a network mirror, which must be https and end in a slash.
+    /// Tries the URL of a network mirror, which must be https and end in a slash.
     pub(super) async fn try_mirror(&self, text: &str, host: &Hostname) -> Tried {
         let unusable = |id, found: String, to_do: String| Tried::Unusable(Check::fail(id, found).advise(to_do));
         let right = |base: &str| format!("write url = \"{base}{MIRROR_BASE}\" in network_mirror");
@@ -101,7 +100,7 @@ impl Scene<'_> {
             return unusable(ADDRESS, "the url of its network_mirror is none".to_owned(), right(&self.base()));
         };
         let right = right(&self.base_beside(&url));
-        // It may name a user and a password.
+        // The URL may contain a user name and password.
         let shown = format!("{}{}", url.origin().ascii_serialization(), url.path());
         if url.scheme() != "https" {
             let found = format!(
@@ -124,20 +123,20 @@ impl Scene<'_> {
         }
     }
 
-    /// Whether a registry's own name leads to a larder from here.
+    /// Checks whether the registry's own host name resolves to a larder from here.
     pub(super) async fn name_leads_here(&self, host: &Hostname) -> bool {
         let Ok(url) = Url::parse(&format!("https://{host}/v1/providers/")) else { return false };
         let met = meet(&url, Service::Providers, host, self.trust).await;
         met.is_ok_and(|met| met.who == Who::Larder)
     }
 
-    /// What to write in place of a `providers.v1`.
+    /// Proposes a correct `providers.v1`.
     pub(super) fn right_providers(&self, host: &Hostname, in_place_of: &Url) -> String {
         format!("write \"providers.v1\" = \"{}{}\"", self.base_beside(in_place_of), providers_base(host))
     }
 
-    /// How this client reaches larder, without a slash at its end: the larder of this machine, or the one that it is
-    /// sent to where there is none.
+    /// Base URL of larder for this client, without a final slash: the larder of this machine, else the one that `url`
+    /// points to.
     pub(super) fn base_beside(&self, url: &Url) -> String {
         if self.running.state != State::NeverSetUp {
             return self.base();
@@ -148,7 +147,7 @@ impl Scene<'_> {
     }
 }
 
-/// The registry whose base a path of larder's is: `…/registry/HOST/v1/providers/`, or the same with `modules`.
+/// Registry in the path of a larder base URL: `…/registry/HOST/v1/providers/` or `…/registry/HOST/v1/modules/`.
 pub(super) fn host_of_base(url: &Url, service: &str) -> Option<Hostname> {
     let mut from_the_end = url.path_segments()?.rev();
     let is_base = ["", service, "v1"].into_iter().all(|part| from_the_end.next() == Some(part));
