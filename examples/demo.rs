@@ -12,7 +12,7 @@ use anyhow::{Context, ensure};
 use comfy_table::{CellAlignment, Table, presets};
 use larder::app::{App, Settings};
 use larder::config::{ByteSize, Config};
-use larder::protocol::client_config::Way;
+use larder::protocol::client_config::ClientRoute;
 use tokio_util::sync::CancellationToken;
 
 use self::terraform::Terraform;
@@ -54,7 +54,7 @@ async fn main() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let app = App::start(&configuration(&registry, folder.path())?, Settings::default()).await?;
     let (base, admin) = (app.base().to_owned(), format!("http://{}", app.admin_address()));
-    let paste = app.client_config(Way::HostOverride).await?;
+    let paste = app.client_config(ClientRoute::HostOverride).await?;
     let stop = CancellationToken::new();
     let serving = tokio::spawn(app.serve(stop.clone()));
 

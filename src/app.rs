@@ -1,4 +1,4 @@
-//! The only place where the parts are built and joined. Owns the order of start and stop.
+//! Builds and joins all parts of larder. Owns the order of start and stop.
 
 mod base;
 mod reload;
@@ -29,14 +29,14 @@ use crate::error::Error;
 use crate::http::alive::{self, Listening, Pool, Silent};
 use crate::http::clients::Clients;
 use crate::http::listener::{self, serve};
-use crate::http::places::{Places, Standing};
+use crate::http::places::{PeerClass, Places};
 use crate::http::tls::Tls;
 use crate::http::{Admin, Main, Requests};
 use crate::jobs::{self, Jobs, Recurring};
-use crate::mirror::{Counters, Gauges, Limits, Mirror, Outcome, SealedFor, Terms};
+use crate::mirror::{Counters, Gauges, Limits, Mirror, Outcome, RuntimeConfig, SealedFor};
 use crate::protocol::Protocols;
 use crate::protocol::admin::Access;
-use crate::protocol::client_config::{self, Way};
+use crate::protocol::client_config::{self, ClientRoute};
 use crate::protocol::route::{Door, Mount};
 use crate::store::{Store, StoreError};
 use crate::supervisor::{Supervisor, Task};
@@ -44,18 +44,18 @@ use crate::upstream::bounds::Bounds;
 use crate::upstream::outbound::Outbound;
 use crate::upstream::{Traffic, Upstreams};
 
-/// What a start may differ in besides its configuration.
+/// Startup settings that are not in the configuration file.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Where `now` comes from.
+    /// Source of the current time.
     pub clock: Clock,
-    /// How long is waited for what; the store's size comes from the configuration.
+    /// Timeouts and sizes of the mirror. The store's size limit comes from the configuration.
     pub limits: Limits,
-    /// How much may be under way upstream.
+    /// Limits on outgoing requests and git jobs.
     pub bounds: Bounds,
-    /// What a listener allows its clients.
+    /// Limits on client connections of each listener.
     pub connections: listener::Limits,
-    /// How long a task may wait for a blocking thread before larder does not answer itself any more.
+    /// Longest wait for a thread of the blocking pool before the liveness check fails.
     pub pool_within: Duration,
 }
 
@@ -71,7 +71,7 @@ impl Default for Settings {
     }
 }
 
-/// What would keep a larder of this configuration from starting, as far as its files tell.
+/// Lists the problems in the configured files that would prevent a start.
 pub fn what_would_not_start(config: &Config) -> Vec<String> {
     let mut problems: Vec<String> = config.refusal().into_iter().collect();
     if let Some(files) = &config.server.tls
@@ -88,7 +88,7 @@ pub fn what_would_not_start(config: &Config) -> Vec<String> {
     problems
 }
 
-/// A mirror with nothing around it: for the commands that run where no larder does.
+/// Opens the store and builds a mirror without listeners or jobs, for commands that run without a larder.
 pub fn mirror(config: &Config, settings: &Settings) -> Result<(Arc<Mirror>, Arc<Store>, Metrics), StartError> {
     let store = Arc::new(Store::open(&config.store.path, settings.clock.now())?);
     let metrics = Metrics::default();
@@ -96,13 +96,13 @@ pub fn mirror(config: &Config, settings: &Settings) -> Result<(Arc<Mirror>, Arc<
     let own = OwnEntry::random().map_err(|_| StartError::Random)?;
     let outbound = Outbound::new(&config.network, &config.upstreams, own, metrics.counters.traffic(), settings.bounds)?;
     let sealed_for = SealedFor::from(config.network.sealed_platforms.as_slice());
-    let terms = Terms::new(upstreams, outbound, config.store.max_size, sealed_for);
+    let terms = RuntimeConfig::new(upstreams, outbound, config.store.max_size, sealed_for);
     let counters = metrics.counters.clone();
     let mirror = Mirror::new(Arc::clone(&store), terms, settings.limits, counters, &metrics.supervisor)?;
     Ok((mirror, store, metrics))
 }
 
-/// Everything that is counted.
+/// The counters of every part, exported as Prometheus metrics.
 #[derive(Debug, Default)]
 pub struct Metrics {
     requests: Requests,
@@ -125,10 +125,10 @@ impl Metrics {
     }
 }
 
-/// A larder that has its sockets and its store, and is ready to serve.
+/// A larder with an open store and bound sockets, ready to serve.
 #[derive(Debug)]
 pub struct App {
-    running: Arc<Running>,
+    running: Arc<RunningApp>,
     main: TcpListener,
     admin: TcpListener,
     connections: listener::Limits,
@@ -137,9 +137,9 @@ pub struct App {
     scrub: Option<Duration>,
 }
 
-/// A larder at work, for whoever stands beside it: a service manager, or a new configuration.
+/// Handle to a serving larder, for a service manager and for reloads of the configuration.
 #[derive(Debug)]
-pub struct Running {
+pub struct RunningApp {
     parts: Parts,
     front: ArcSwap<Front>,
     tls: Option<Arc<Tls>>,
@@ -149,14 +149,14 @@ pub struct Running {
     config: tokio::sync::Mutex<Config>,
 }
 
-/// What every configuration finds as it is.
+/// The parts that a reload keeps.
 #[derive(Debug)]
 struct Parts {
     mirror: Arc<Mirror>,
     jobs: Arc<Jobs>,
     recurring: Arc<Recurring>,
     store: Arc<Store>,
-    /// The admin token that lies beside the store: read once, for another folder may lie there later.
+    /// The generated admin token. Cached at its first read, because the store's folder may be replaced later.
     made_token: OnceLock<SecretString>,
     started: Timestamp,
     requests: Requests,
@@ -167,7 +167,7 @@ struct Parts {
     admin: SocketAddr,
 }
 
-/// What answers on both listeners, as one configuration has it. A request is answered by what was there when it came.
+/// The request handlers of both listeners for one configuration. A request keeps the handlers it started with.
 #[derive(Debug)]
 struct Front {
     main: Arc<Main>,
@@ -175,10 +175,11 @@ struct Front {
 }
 
 impl App {
-    /// Takes the store, then the sockets: a second larder on one store stops before it touches anything.
+    /// Opens the store, then binds the sockets, so that a second larder on the same store stops before it changes
+    /// anything.
     ///
     /// # Errors
-    /// [`StartError`], which says what to change.
+    /// Returns a [`StartError`] that says what to change.
     pub async fn start(config: &Config, settings: Settings) -> Result<Self, StartError> {
         if let Some(refusal) = config.refusal() {
             return Err(StartError::Refused(refusal));
@@ -214,42 +215,42 @@ impl App {
         let places = || Places::new(&settings.connections, parts.requests.clone());
         let (main_places, admin_places) = (places(), places());
         let pool = Pool::new(settings.pool_within);
-        let running = Running { parts, front, tls, main_places, admin_places, pool, config: config_in_force };
+        let running = RunningApp { parts, front, tls, main_places, admin_places, pool, config: config_in_force };
         let (connections, http2) = (settings.connections, config.server.http2);
         let (scrub, base) = (config.store.scrub, base(config, main_at));
         Ok(Self { running: Arc::new(running), main, admin, connections, http2, base, scrub })
     }
 
-    /// Where the main listener is.
+    /// Address of the main listener.
     pub fn address(&self) -> SocketAddr {
         self.running.parts.main
     }
 
-    /// Where the admin listener is.
+    /// Address of the admin listener.
     pub fn admin_address(&self) -> SocketAddr {
         self.running.parts.admin
     }
 
-    /// How clients reach the main listener: a URL without a slash at its end.
+    /// Base URL of the main listener as clients see it, without a final slash.
     pub fn base(&self) -> &str {
         &self.base
     }
 
-    /// What can be asked and told while it serves.
-    pub fn running(&self) -> Arc<Running> {
+    /// Returns a handle for use while this larder serves.
+    pub fn running(&self) -> Arc<RunningApp> {
         Arc::clone(&self.running)
     }
 
-    /// What may be stored, in bytes.
+    /// Size limit of the store in bytes.
     pub async fn size_limit(&self) -> u64 {
-        // Until then nobody knows what is stored; a start waits for nothing long.
+        // The limit depends on what is stored, so the index must be complete. A start waits for it at most a second.
         let _ = tokio::time::timeout(Duration::from_secs(1), self.running.parts.store.index.until_whole()).await;
         let mirror = Arc::clone(&self.running.parts.mirror);
         self.running.parts.mirror.blocking(move || mirror.status().max_size_bytes).await.unwrap_or_default()
     }
 
-    /// The CLI configuration to paste; asks no upstream.
-    pub async fn client_config(&self, way: Way) -> Result<String, Error> {
+    /// Renders the CLI configuration to paste. Contacts no upstream.
+    pub async fn client_config(&self, way: ClientRoute) -> Result<String, Error> {
         client_config::text(&self.running.parts.mirror, &self.base, way).await
     }
 
@@ -275,21 +276,21 @@ impl App {
         };
         tokio::join!(
             serve(main, tls, main_limits, main_places, of_main, to_main, stop.clone()),
-            serve(admin, None, connections, admin_places, |_| Standing::Client, to_admin, stop.clone()),
-            // At once, and not when the last client has gone.
+            serve(admin, None, connections, admin_places, |_| PeerClass::Client, to_admin, stop.clone()),
+            // Jobs stop at once, not after the last client has disconnected.
             async {
                 stop.cancelled().await;
                 running.parts.jobs.stop().await;
             },
         );
-        // Until they are gone they hold the mirror, and with it the lock of the store.
+        // Background tasks hold the mirror, and with it the lock of the store.
         background.shutdown().await;
         running.parts.mirror.close().await
     }
 }
 
-impl Running {
-    /// Sets off what runs for as long as larder does, each task by itself and watched over.
+impl RunningApp {
+    /// Starts the long-running tasks under the supervisor.
     fn background(&self, scrub: Option<Duration>, stop: &CancellationToken) -> JoinSet<()> {
         let Parts { mirror, recurring, supervisor, clock, .. } = &self.parts;
         let mut tasks = JoinSet::new();
@@ -309,7 +310,7 @@ impl Running {
         tasks
     }
 
-    /// What it does, in a line.
+    /// One-line summary: base URL, mirrored hosts, store.
     pub async fn at_work(&self) -> String {
         let config = self.config.lock().await;
         let hosts: Vec<String> = config.upstreams.iter().map(|upstream| upstream.host.to_string()).collect();
@@ -321,7 +322,7 @@ impl Running {
         format!("{} mirrors {hosts}{link}; store {}", base(&config, self.parts.main), config.store.path.display())
     }
 
-    /// The reasons why upstreams give no discovery document now. Those with a fresh copy are not asked.
+    /// Lists the upstreams without a fresh discovery document and the reasons. Asks those that have no fresh copy.
     pub async fn unreachable_upstreams(&self) -> Vec<String> {
         let mirror = &self.parts.mirror;
         let asking = mirror.hosts().into_iter().map(|host| async move {
@@ -335,12 +336,12 @@ impl Running {
         futures_util::future::join_all(asking).await.into_iter().flatten().collect()
     }
 
-    /// Whether both listeners answer, asked over their own sockets as anybody would, and blocking tasks get threads.
+    /// Checks that both listeners answer over their own sockets and that the blocking pool has free threads.
     pub async fn answers(&self) -> Result<(), Silent> {
         let (main, admin) = (from_this_machine(self.parts.main), from_this_machine(self.parts.admin));
         let standing = self.front.load().main.standing(main.ip());
         let main = Listening { at: main, places: &self.main_places, standing };
-        let admin = Listening { at: admin, places: &self.admin_places, standing: Standing::Client };
+        let admin = Listening { at: admin, places: &self.admin_places, standing: PeerClass::Client };
         alive::listeners_answer(main, admin).await?;
         let store = Arc::clone(&self.parts.store);
         self.pool.answers(move || store.try_disk().is_ok())
@@ -348,14 +349,14 @@ impl Running {
 }
 
 impl Parts {
-    /// What answers as this configuration has it, after what answered before.
-    fn front(&self, config: &Config, terms: Arc<Terms>, before: Option<&Front>) -> Result<Front, StoreError> {
+    /// Builds the request handlers for a configuration; `before` is the set that they replace.
+    fn front(&self, config: &Config, terms: Arc<RuntimeConfig>, before: Option<&Front>) -> Result<Front, StoreError> {
         let door = Door {
             upstreams: config.upstreams.iter().map(|upstream| upstream.host.clone()).collect(),
             default_upstream: config.server.default_upstream.clone(),
         };
         let mount = Mount::new(config.server.public_url.as_ref());
-        // Answers that were finished for another configuration go with it.
+        // Rendered answers of an earlier configuration are dropped with their `Protocols`.
         let protocols =
             Arc::new(Protocols::new(Arc::clone(&self.mirror), terms, mount, door, config.store.memory.as_u64()));
         let clients =

@@ -2,7 +2,10 @@
 //! written, byte for byte, and every file of it comes with its digest told.
 #![no_main]
 
-use larder::bundle::{BadBundle, BadManifest, Entry, Inventory, Manifest, Opened, PartList, Signature, Trust, Writer};
+use larder::bundle::{
+    BadBundle, BadManifest, BundleEntry, BundleReader, BundleTrust, BundleWriter, Inventory, Manifest, PartList,
+    Signature,
+};
 use larder::clock::Timestamp;
 use libfuzzer_sys::fuzz_target;
 
@@ -23,13 +26,13 @@ fuzz_target!(|bytes: &[u8]| {
     read(bytes);
     // Past the digest of the manifest: entries that somebody made up, in a manifest that hangs together.
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-    if let Ok(entries) = serde_json::from_slice::<Vec<Entry>>(&bytes[..end]) {
+    if let Ok(entries) = serde_json::from_slice::<Vec<BundleEntry>>(&bytes[..end]) {
         let manifest = Manifest::new(Timestamp(1), None, entries);
         match Manifest::read(&manifest.write()) {
             Ok(again) => assert_eq!(again, manifest),
             Err(bad) => assert!(matches!(bad, BadManifest::Refused(_) | BadManifest::Altered), "{bad}"),
         }
-        if let Ok(writer) = Writer::begin(Vec::new(), &manifest, None) {
+        if let Ok(writer) = BundleWriter::begin(Vec::new(), &manifest, None) {
             let begun = writer.end().unwrap();
             let begun = &begun[..begun.len() - 1024];
             read(&[begun, &bytes[end..]].concat());
@@ -38,8 +41,8 @@ fuzz_target!(|bytes: &[u8]| {
 });
 
 fn read(bundle: &[u8]) {
-    let trust = Trust { keys: Vec::new(), unsigned: true };
-    let Ok(mut opened) = Opened::open(bundle, &trust) else { return };
+    let trust = BundleTrust { keys: Vec::new(), allow_unsigned: true };
+    let Ok(mut opened) = BundleReader::open(bundle, &trust) else { return };
     let manifest = opened.manifest.clone();
     for (number, file) in manifest.files() {
         assert!(number < manifest.entries.len());

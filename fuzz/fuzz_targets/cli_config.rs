@@ -2,7 +2,7 @@
 //! more than the file, and what is refused is refused with a place or a reason.
 #![no_main]
 
-use larder::closure::cli_config::{CliConfig, Service};
+use larder::closure::cli_config::{CliConfig, ServiceValue};
 use larder::closure::hcl::BadHcl;
 use libfuzzer_sys::fuzz_target;
 
@@ -10,8 +10,8 @@ fuzz_target!(|file: &[u8]| match CliConfig::read(file) {
     Ok(config) => {
         for services in config.hosts.values() {
             let urls = services.values().map(|service| match service {
-                Service::Url(url) => url.len(),
-                Service::Other => 0,
+                ServiceValue::Url(url) => url.len(),
+                ServiceValue::Other => 0,
             });
             assert!(urls.sum::<usize>() <= file.len());
         }

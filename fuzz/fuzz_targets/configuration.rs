@@ -54,5 +54,9 @@ fuzz_target!(|input: &[u8]| {
     assert!(closure.cannot.iter().all(|cannot| !cannot.why.is_empty() && !cannot.what.contains(char::is_control)));
     let is_well = |of: &str| of.contains("/hashicorp/well ");
     let is_there = closure.wanted.iter().any(|wanted| is_well(&wanted.of.to_string()));
-    assert!(is_there || closure.cannot.iter().any(|cannot| cannot.what.contains("well")) || text.windows(4).any(|part| part == b"well"));
+    assert!(
+        is_there
+            || closure.cannot.iter().any(|cannot| cannot.what.contains("well"))
+            || text.windows(4).any(|part| part == b"well")
+    );
 });

@@ -2,15 +2,15 @@
 //! Lines of the input: a constraint, and versions to hold against it.
 #![no_main]
 
-use larder::address::{Constraint, Hostname, Version, What};
+use larder::address::{Constraint, Hostname, PackageSelector, Version};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
     let mut lines = text.lines();
     let given = lines.next().unwrap_or_default();
     let host = Hostname::parse("registry.example").expect("a host name");
-    if let Ok(what) = What::parse(given, &host) {
-        assert_eq!(What::parse(&what.to_string(), &host).as_ref(), Ok(&what), "{what}");
+    if let Ok(what) = PackageSelector::parse(given, &host) {
+        assert_eq!(PackageSelector::parse(&what.to_string(), &host).as_ref(), Ok(&what), "{what}");
     }
     match Constraint::parse(given) {
         Ok(constraint) => {

@@ -85,11 +85,8 @@ fuzz_target!(|request: &[u8]| {
 async fn answered(request: &[u8]) -> Vec<u8> {
     let (mut client, server) = tokio::io::duplex(1 << 20);
     let main = Arc::clone(&LARDER.0);
-    let peer = Peer {
-        address: SocketAddr::from(([10, 9, 0, 5], 4711)),
-        tls: None,
-        memory: ReadMemory::new(1 << 20).share(),
-    };
+    let peer =
+        Peer { address: SocketAddr::from(([10, 9, 0, 5], 4711)), tls: None, memory: ReadMemory::new(1 << 20).share() };
     let service = service_fn(move |request| {
         let (main, peer) = (Arc::clone(&main), peer.clone());
         async move { Ok::<_, std::convert::Infallible>(main.handle(request, peer).await) }

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use larder::address::Hostname;
 use larder::cdn_loop::CdnLoop;
-use larder::protocol::route::{About, Base, Door, Mount, Origin, Route, Scheme};
+use larder::protocol::route::{Base, Door, Mount, Origin, Route, RouteSubject, Scheme};
 use libfuzzer_sys::fuzz_target;
 use url::Url;
 
@@ -51,9 +51,9 @@ fuzz_target!(|text: &str| {
                 }
             }
             let host = route.about().map(|about| match about {
-                About::Provider(address) => &address.host,
-                About::Module(address) => &address.host,
-                About::Pages(host) => host,
+                RouteSubject::Provider(address) => &address.host,
+                RouteSubject::Module(address) => &address.host,
+                RouteSubject::Pages(host) => host,
             });
             assert!(host.is_none_or(|host| DOOR.upstreams.contains(host)));
         }

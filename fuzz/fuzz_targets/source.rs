@@ -1,7 +1,7 @@
 //! Source addresses, and the answers that name them: nothing with userinfo comes out, and no subdir that leads upwards.
 #![no_main]
 
-use larder::upstream::source::{Checksum, Located, Source, Subdir, location_in_download, location_in_page};
+use larder::upstream::source::{Checksum, Located, PackageSource, Subdir, location_in_download, location_in_page};
 use libfuzzer_sys::fuzz_target;
 use url::Url;
 
@@ -16,16 +16,16 @@ fuzz_target!(|bytes: &[u8]| {
 });
 
 fn look(text: &str, base: &Url) {
-    match Source::parse(text, base) {
+    match PackageSource::parse(text, base) {
         Ok(Located { source, subdir }) => {
             if let Some(Subdir::Plain(path)) = subdir {
                 assert!(!path.is_root() && path.names().all(|name| name != b".." && name != b"."));
             }
             let (url, is_ssh) = match source {
-                Source::Git(git) => (git.url.clone(), git.url.scheme() == "ssh"),
-                Source::Archive(archive) => (archive.url, false),
-                Source::Indirect(url) => (url, false),
-                Source::Unsupported(unsupported) => {
+                PackageSource::Git(git) => (git.url.clone(), git.url.scheme() == "ssh"),
+                PackageSource::Archive(archive) => (archive.url, false),
+                PackageSource::Indirect(url) => (url, false),
+                PackageSource::Unsupported(unsupported) => {
                     let passed = unsupported.for_client().unwrap_or_default();
                     assert!(passed.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'@' && byte != b'#'));
                     return;

@@ -4,9 +4,9 @@
 
 use std::io::Read;
 
-use larder::filesystem_mirror::carried::{Carried, Tar};
+use larder::filesystem_mirror::carried::{ProviderTreeReader, TarEntry};
 use larder::filesystem_mirror::index::VersionIndex;
-use larder::filesystem_mirror::{Meaning, TreePath};
+use larder::filesystem_mirror::{MirrorPath, PathMeaning};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|tar: &[u8]| {
@@ -14,16 +14,16 @@ fuzz_target!(|tar: &[u8]| {
     if let Ok(text) = std::str::from_utf8(tar) {
         is_sound(text);
     }
-    let _ = Tar::new(tar).each::<std::io::Error>(|entry| {
+    let _ = ProviderTreeReader::new(tar).for_each_entry::<std::io::Error>(|entry| {
         match entry {
-            Carried::File { path, meaning, mut contents } => {
-                assert_eq!(TreePath::parse(&path), Ok(meaning));
+            TarEntry::File { path, meaning, mut contents } => {
+                assert_eq!(MirrorPath::parse(&path), Ok(meaning));
                 is_sound(&path);
                 let mut bytes = Vec::new();
                 contents.read_to_end(&mut bytes)?;
                 assert_eq!(bytes.len() as u64, contents.size_bytes());
             }
-            Carried::Refused { why, .. } => assert!(!why.is_empty()),
+            TarEntry::Refused { why, .. } => assert!(!why.is_empty()),
         }
         Ok(())
     });
@@ -31,10 +31,10 @@ fuzz_target!(|tar: &[u8]| {
 
 /// A file of the layout is written and read back, and stays in its folder.
 fn is_sound(path: &str) {
-    if let Ok(Meaning::File(found)) = TreePath::parse(path) {
+    if let Ok(PathMeaning::File(found)) = MirrorPath::parse(path) {
         let written = found.to_string();
         assert_eq!(written.split('/').count(), 4);
         assert!(!written.split('/').any(|segment| segment.is_empty() || segment == "." || segment == ".."));
-        assert_eq!(TreePath::parse(&written), Ok(Meaning::File(found)));
+        assert_eq!(MirrorPath::parse(&written), Ok(PathMeaning::File(found)));
     }
 }

@@ -4,7 +4,7 @@
 
 use std::io::{Seek, Write};
 
-use larder::pack::{ArchiveFormat, Entry, Tree, TreeError, TreeLimits, TreePath, pack, unpack};
+use larder::pack::{ArchiveFormat, Tree, TreeEntry, TreeError, TreeLimits, TreePath, pack, unpack};
 use libfuzzer_sys::fuzz_target;
 
 const LIMITS: TreeLimits = TreeLimits { entries: 64, bytes: 256 * 1024 };
@@ -37,7 +37,7 @@ fuzz_target!(|bytes: &[u8]| {
         Err(TreeError::Unreadable(_) | TreeError::Refused { .. }) => return,
         Err(error) => panic!("{error}"),
     };
-    assert!(back.entries().all(|(_, entry)| !matches!(entry, Entry::Link(_))));
+    assert!(back.entries().all(|(_, entry)| !matches!(entry, TreeEntry::Link(_))));
     let mut third = Vec::new();
     let repacked = pack(&back, &TreePath::root(), &mut third).expect("what was packed before");
     assert!(third == first && repacked.tree == packed.tree);

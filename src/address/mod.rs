@@ -20,7 +20,7 @@ pub use self::module::{ModuleAddress, ModuleName, ModulePackage, System};
 pub use self::module_constraint::ModuleConstraint;
 pub use self::package_ref::PackageRef;
 pub use self::version::Version;
-pub use self::what::{BadWhat, Meant, Versions, What};
+pub use self::what::{BadSelector, PackageSelector, Selection, Versions};
 
 /// The longest name, version or platform that is taken from anybody, in bytes.
 pub const LONGEST_PART: usize = 128;

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Artifact, Hostname, ModulePackage, Package, Platform, What};
+use super::{Artifact, Hostname, ModulePackage, Package, PackageSelector, Platform};
 
 /// A provider or a module, as far as it is known, or a document of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -97,8 +97,8 @@ impl From<&Artifact> for PackageRef {
     }
 }
 
-impl From<&What> for PackageRef {
-    fn from(what: &What) -> Self {
+impl From<&PackageSelector> for PackageRef {
+    fn from(what: &PackageSelector) -> Self {
         Self::asked(&what.to_string())
     }
 }

@@ -12,16 +12,16 @@ use super::{
 /// A provider or a module, and which of its versions are meant.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum What {
+pub enum PackageSelector {
     /// A provider.
-    Provider(Meant<ProviderAddress>),
+    Provider(Selection<ProviderAddress>),
     /// A module.
-    Module(Meant<ModuleAddress>),
+    Module(Selection<ModuleAddress>),
 }
 
 /// Which versions of something are meant.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Meant<A> {
+pub struct Selection<A> {
     /// The provider or the module.
     pub of: A,
     /// Which of its versions.
@@ -44,7 +44,7 @@ pub enum Versions {
 
 /// Text that names nothing an operator could mean.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadWhat {
+pub enum BadSelector {
     /// It has too few parts, or too many.
     #[error(
         "{0:?} is no address: write NAMESPACE/TYPE or NAMESPACE/NAME/SYSTEM, HOST/ before it where it is of another registry (a host has a dot or a port), and @VERSION or @CONSTRAINT after it where not all are meant"
@@ -92,7 +92,7 @@ impl Versions {
     }
 }
 
-impl Meant<ProviderAddress> {
+impl Selection<ProviderAddress> {
     /// The version that a client would take of those that are listed: the newest that is meant. Only a version that is
     /// named exactly may be a pre-release.
     ///
@@ -107,7 +107,7 @@ impl Meant<ProviderAddress> {
     }
 }
 
-impl Meant<ModuleAddress> {
+impl Selection<ModuleAddress> {
     /// The version that a client would take of those that are listed, as for a provider; of two that only differ in
     /// build metadata, the first.
     ///
@@ -124,7 +124,7 @@ impl Meant<ModuleAddress> {
     }
 }
 
-impl<A: fmt::Display> Meant<A> {
+impl<A: fmt::Display> Selection<A> {
     fn none_of(&self, number: usize) -> String {
         match &self.versions {
             Versions::All => format!("none of the {number} versions that {} lists is a release", self.of),
@@ -138,9 +138,9 @@ impl<A: fmt::Display> Meant<A> {
     }
 }
 
-impl What {
+impl PackageSelector {
     /// Parses an address; `default_host` is the registry of one that names none.
-    pub fn parse(given: &str, default_host: &Hostname) -> Result<Self, BadWhat> {
+    pub fn parse(given: &str, default_host: &Hostname) -> Result<Self, BadSelector> {
         let shown = || given.chars().take(super::LONGEST_PART).collect::<String>();
         let (address, version) = match given.split_once('@') {
             Some((address, version)) => (address, Some(version)),
@@ -148,7 +148,7 @@ impl What {
         };
         if version.is_some_and(|version| version.trim_matches(|c: char| "~<>=! ".contains(c)).is_empty()) {
             let address = address.chars().take(super::LONGEST_PART).collect();
-            return Err(BadWhat::Unquoted(shown(), address));
+            return Err(BadSelector::Unquoted(shown(), address));
         }
         let parts: Vec<&str> = address.split('/').collect();
         let names_a_host = parts.first().is_some_and(|first| first.contains(['.', ':']));
@@ -160,14 +160,14 @@ impl What {
         match parts {
             [namespace, type_] => {
                 let of = ProviderAddress { host, namespace: Name::parse(namespace)?, type_: Name::parse(type_)? };
-                Ok(Self::Provider(Meant { of, versions: versions(Versions::of_provider)? }))
+                Ok(Self::Provider(Selection { of, versions: versions(Versions::of_provider)? }))
             }
             [namespace, name, system] => {
                 let [namespace, name] = [ModuleName::parse(namespace)?, ModuleName::parse(name)?];
                 let of = ModuleAddress { host, namespace, name, system: System::parse(system)? };
-                Ok(Self::Module(Meant { of, versions: versions(Versions::of_module)? }))
+                Ok(Self::Module(Selection { of, versions: versions(Versions::of_module)? }))
             }
-            _ => Err(BadWhat::Shape(shown())),
+            _ => Err(BadSelector::Shape(shown())),
         }
     }
 
@@ -180,7 +180,7 @@ impl What {
     }
 }
 
-impl fmt::Display for What {
+impl fmt::Display for PackageSelector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Provider(meant) => meant.fmt(f),
@@ -189,7 +189,7 @@ impl fmt::Display for What {
     }
 }
 
-impl<A: fmt::Display> fmt::Display for Meant<A> {
+impl<A: fmt::Display> fmt::Display for Selection<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.versions {
             Versions::All => self.of.fmt(f),
@@ -206,8 +206,8 @@ mod tests {
 
     use super::*;
 
-    fn parse(given: &str) -> Result<What, BadWhat> {
-        What::parse(given, &Hostname::parse("registry.example").unwrap())
+    fn parse(given: &str) -> Result<PackageSelector, BadSelector> {
+        PackageSelector::parse(given, &Hostname::parse("registry.example").unwrap())
     }
 
     /// What is left of `hashicorp/aws@~> 5.0`, and of others, once a shell has read it without quotes.
@@ -215,7 +215,7 @@ mod tests {
     fn a_constraint_that_a_shell_cut_off_says_quote_it() {
         for given in ["hashicorp/aws@~", "hashicorp/aws@", "hashicorp/aws@~>", "a.example/hashicorp/aws@!"] {
             let bad = parse(given).unwrap_err();
-            assert!(matches!(bad, BadWhat::Unquoted(..)), "{given}: {bad}");
+            assert!(matches!(bad, BadSelector::Unquoted(..)), "{given}: {bad}");
             let address = given.split('@').next().unwrap();
             assert!(bad.to_string().contains("quote the constraint"), "{bad}");
             assert!(bad.to_string().contains(&format!("'{address}@~> 5.0'")), "{bad}");
@@ -277,8 +277,8 @@ mod tests {
         let listed = ["1.0.0", "5.4.0", "6.1.0", "7.0.0-rc.1"].map(|version| Version::parse(version).unwrap());
         let listed: Vec<&Version> = listed.iter().collect();
         let chosen = |given: &str| match parse(given).unwrap() {
-            What::Provider(meant) => meant.choose(&listed).map(Version::to_string),
-            What::Module(meant) => meant.choose(&listed).map(Version::to_string),
+            PackageSelector::Provider(meant) => meant.choose(&listed).map(Version::to_string),
+            PackageSelector::Module(meant) => meant.choose(&listed).map(Version::to_string),
         };
         assert_eq!(chosen("acme/test@~> 5").unwrap(), "5.4.0");
         for (given, version) in [

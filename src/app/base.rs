@@ -1,10 +1,10 @@
-//! Where a larder is reached.
+//! URLs and addresses of the main listener.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::config::Config;
 
-/// How clients reach a larder of this configuration: a URL without a slash at its end.
+/// Base URL of a larder as clients see it, without a final slash.
 pub fn base(config: &Config, bound: SocketAddr) -> String {
     if let Some(url) = &config.server.public_url {
         return url.as_str().trim_end_matches('/').to_owned();
@@ -14,7 +14,7 @@ pub fn base(config: &Config, bound: SocketAddr) -> String {
     format!("{scheme}://{}", SocketAddr::new(at.ip(), at.port()))
 }
 
-/// Nobody can connect to "all addresses"; from this machine, loopback is one of them.
+/// Replaces the unspecified address, which cannot be connected to, by loopback.
 pub(super) fn from_this_machine(mut bound: SocketAddr) -> SocketAddr {
     match bound.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => bound.set_ip(IpAddr::V4(Ipv4Addr::LOCALHOST)),

@@ -1,24 +1,24 @@
-//! A running larder and another configuration: what is taken over, as one, and what takes a restart. What is in flight
-//! ends with what it began with.
+//! Reloads the configuration of a running larder, atomically. Options that need a restart keep their values. Work in
+//! flight finishes with its old settings.
 
 use std::fmt;
 use std::sync::Arc;
 
 use tokio::task;
 
-use super::{Running, what_would_not_start};
+use super::{RunningApp, what_would_not_start};
 use crate::config::Config;
 use crate::mirror::SealedFor;
 use crate::upstream::Upstreams;
 
-/// What came of a reload.
+/// Result of a reload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reloaded {
-    /// Options that have changed, and that only a restart takes over.
+    /// Options that have changed and need a restart.
     pub take_a_restart: Vec<&'static str>,
 }
 
-/// Why a configuration was not taken over: everything that is wrong with it. The one before stays in force.
+/// A rejected reload, with every problem. The old configuration stays in force.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotReloaded(pub Vec<String>);
 
@@ -34,16 +34,16 @@ impl fmt::Display for NotReloaded {
 
 impl std::error::Error for NotReloaded {}
 
-impl Running {
-    /// Takes over another configuration, all of it that a running larder can, or nothing.
+impl RunningApp {
+    /// Applies another configuration, completely or not at all.
     ///
     /// # Errors
-    /// [`NotReloaded`], with everything that is wrong.
+    /// Returns [`NotReloaded`] with every problem.
     pub async fn reload(&self, config: Config) -> Result<Reloaded, NotReloaded> {
         let mut in_force = self.config.lock().await;
         let named = config.server.tls.clone();
         let (config, take_a_restart) = with_what_is_fixed(config, &in_force).await?;
-        // Everything that can fail comes first: there is no half of a reload.
+        // Everything that can fail comes first, so that a reload is never partial.
         let failed = |error: &dyn fmt::Display| NotReloaded(vec![error.to_string()]);
         let renewal = match (&self.tls, named) {
             (Some(tls), Some(files)) => {
@@ -76,8 +76,8 @@ impl Running {
     }
 }
 
-/// The configuration as it can come into force: what a running larder cannot change stays as it is, and is named where
-/// it would be another.
+/// The configuration that can come into force: options that need a restart keep their old values. Also returns the
+/// names of those that changed.
 async fn with_what_is_fixed(mut config: Config, before: &Config) -> Result<(Config, Vec<&'static str>), NotReloaded> {
     let file = config.clone();
     let looking = task::spawn_blocking(move || what_would_not_start(&file));
@@ -102,7 +102,7 @@ async fn with_what_is_fixed(mut config: Config, before: &Config) -> Result<(Conf
     if config.server.tls.is_some() != before.server.tls.is_some() {
         config.server.tls.clone_from(&before.server.tls);
     }
-    // Promise 8 is about the listener that is open, whatever the file says of the next one.
+    // Promise 8 applies to the open listener; the file's new address only takes effect after a restart.
     problems.extend(config.refusal().filter(|refusal| !problems.contains(refusal)));
     if problems.is_empty() { Ok((config, take_a_restart)) } else { Err(NotReloaded(problems)) }
 }

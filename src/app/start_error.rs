@@ -1,4 +1,4 @@
-//! Why larder did not start.
+//! Errors that prevent a start.
 
 use std::net::SocketAddr;
 
@@ -6,37 +6,37 @@ use crate::http::tls::TlsError;
 use crate::store::StoreError;
 use crate::upstream::clients::Unbuildable;
 
-/// Why larder did not start.
+/// Reason why larder did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// It would hand out what its credentials open.
+    /// The configuration would serve credentialed upstreams to unknown clients (promise 8).
     #[error("{0}")]
     Refused(String),
-    /// The store would not open.
+    /// The store could not be opened.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The way out could not be built.
+    /// The outbound connector could not be built.
     #[error(transparent)]
     Outbound(#[from] Unbuildable),
-    /// The certificate would not load.
+    /// The certificate could not be loaded.
     #[error("[server] tls: {0}")]
     Tls(#[from] TlsError),
-    /// A socket would not open.
+    /// A socket could not be bound.
     #[error("{section} listen = \"{address}\": {source}{}", to_do(.source))]
     Listen {
-        /// Which listener.
+        /// Section of the listener, such as `[server]`.
         section: &'static str,
-        /// Where.
+        /// Configured address.
         address: SocketAddr,
-        /// What the system said.
+        /// Error of the system.
         source: std::io::Error,
     },
-    /// The system gave no random bytes.
+    /// The system returned no random bytes.
     #[error("the system gives no random bytes")]
     Random,
 }
 
-/// What helps where the system gives no socket.
+/// Advice for a socket that could not be bound.
 fn to_do(source: &std::io::Error) -> &'static str {
     match source.kind() {
         std::io::ErrorKind::AddrInUse => {

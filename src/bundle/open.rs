@@ -123,12 +123,12 @@ impl<R: Read> BundleReader<R> {
         let mut hasher = Hasher::new();
         let piece = |piece: &[u8]| {
             hasher.update(piece);
-            take(piece).map_err(Ended::Take)
+            take(piece).map_err(FileReadError::Take)
         };
         let read = self.tar.content(&name, file.file.bytes, &mut self.buffer, piece);
         read.map_err(|ended| match ended {
-            Ended::Take(e) => e,
-            Ended::Tar(bad) => BadBundle::from(bad).into(),
+            FileReadError::Take(e) => e,
+            FileReadError::Tar(bad) => BadBundle::from(bad).into(),
         })?;
         let (now, _) = hasher.finish();
         Ok(if now == file.file.sha256 { DigestCheck::Matches } else { DigestCheck::Differs { now } })
@@ -143,12 +143,12 @@ impl<R: Read> BundleReader<R> {
     }
 }
 
-enum Ended<E> {
+enum FileReadError<E> {
     Take(E),
     Tar(BadTar),
 }
 
-impl<E> From<BadTar> for Ended<E> {
+impl<E> From<BadTar> for FileReadError<E> {
     fn from(bad: BadTar) -> Self {
         Self::Tar(bad)
     }

@@ -1,4 +1,5 @@
-//! `larder bundle create`, `apply` and `keygen`: what is held here, carried across a gap and proven there.
+//! `larder bundle create`, `apply` and `keygen`: transfers stored packages across an air gap, and verifies them again
+//! there.
 
 mod apply;
 mod create;
@@ -14,34 +15,34 @@ use super::Common;
 #[derive(Debug, Args)]
 pub(super) struct Bundle {
     #[command(subcommand)]
-    command: Command,
+    command: BundleCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
-    /// Write a bundle of what an init needs: warms it first, then writes it as a tar, or in parts
+enum BundleCommand {
+    /// Warm the packages that an init needs, and write them as a bundle: a tar, or parts
     Create(create::Create),
-    /// Take a bundle in: every digest and every publisher's signature in it is checked again
+    /// Apply a bundle; every digest and publisher's signature is checked again
     Apply(apply::Apply),
-    /// Make the key that bundles are signed with, and print the public one
+    /// Create the key that signs bundles, and print its public key
     Keygen(keygen::Keygen),
 }
 
 impl Bundle {
     pub(super) fn common(&self) -> &Common {
         match &self.command {
-            Command::Create(create) => create.common(),
-            Command::Apply(apply) => apply.common(),
-            Command::Keygen(keygen) => keygen.common(),
+            BundleCommand::Create(create) => create.common(),
+            BundleCommand::Apply(apply) => apply.common(),
+            BundleCommand::Keygen(keygen) => keygen.common(),
         }
     }
 
-    /// Runs it; says whether all of it could be done.
+    /// Runs the subcommand; returns true if it succeeded completely.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         match self.command {
-            Command::Create(create) => create.run(),
-            Command::Apply(apply) => apply.run(),
-            Command::Keygen(keygen) => keygen.run().map(|()| true),
+            BundleCommand::Create(create) => create.run(),
+            BundleCommand::Apply(apply) => apply.run(),
+            BundleCommand::Keygen(keygen) => keygen.run().map(|()| true),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `larder check`: every problem of a configuration at once.
+//! `larder check`: reports every problem of a configuration at once.
 
 use std::process::ExitCode;
 
@@ -8,10 +8,10 @@ use super::text::{Page, counted, width_of_stderr};
 use super::{BAD_CONFIGURATION, Common, say, say_error};
 use crate::app;
 
-/// What stands before each line on the standard error.
+/// Width of the prefix that `say_error` prints.
 const PREFIX: usize = "larder: ".len();
 
-/// A remark on as many lines as it takes at this width, its further lines below its first word.
+/// Wraps a message to the terminal, with its further lines indented.
 fn wrapped(remark: &str, width: Option<usize>) -> String {
     let mut page = Page::of_width(width.map(|width| width.saturating_sub(PREFIX)));
     page.hang("", remark);

@@ -1,21 +1,22 @@
-//! `larder client-config`: what to paste, from the running larder, or from the store where none runs.
+//! `larder client-config`: prints the CLI configuration to paste, from the running larder, or from the store where none
+//! runs.
 
 use clap::Args;
 
 use super::{Common, ask_running, runtime, say};
 use crate::app::{self, Settings};
 use crate::http::admin_client::{self, NoAnswer};
-use crate::protocol::client_config::{Way, own_host_name, text, text_of_nothing_held};
+use crate::protocol::client_config::{ClientRoute, own_host_name, text, text_of_nothing_held};
 use crate::store::Store;
 
 #[derive(Debug, Args)]
 pub(super) struct ClientConfig {
     #[command(flatten)]
     common: Common,
-    /// For a provider network mirror (https only, providers only) instead of a host override
+    /// For a network mirror (https only, providers only) instead of a host override
     #[arg(long)]
     mirror: bool,
-    /// For source addresses that name larder's own host (https only), instead of a host override
+    /// For source addresses with larder's own host name (https only) instead of a host override
     #[arg(long, conflicts_with = "mirror")]
     own_name: bool,
 }
@@ -33,7 +34,7 @@ impl ClientConfig {
             self.show(&paste.map_err(anyhow::Error::msg)?);
             return Ok(());
         }
-        let way = if self.mirror { Way::NetworkMirror } else { Way::HostOverride };
+        let way = if self.mirror { ClientRoute::NetworkMirror } else { ClientRoute::HostOverride };
         let base = app::base(&config, config.server.listen);
         anyhow::ensure!(
             !self.mirror || base.starts_with("https:"),

@@ -1,4 +1,4 @@
-//! `larder refresh`, `purge`, `accept`, `pin` and `unpin`: what a running larder is told, or what is done to the store where none runs.
+//! `larder refresh`, `purge`, `accept`, `pin` and `unpin`: run by the running larder, or on the store where none runs.
 
 use anyhow::{Context, anyhow};
 use bytes::Bytes;
@@ -14,15 +14,14 @@ use crate::app::{self, Settings};
 use crate::config::Config;
 use crate::http::admin_client::{self, NoAnswer};
 use crate::mirror::{Accepted, News, PinOutcome, Pinned, Purged, Refreshed, Ruling};
-use crate::protocol::admin::command::{self, Command, Done, Told};
+use crate::protocol::admin::command::{self, Done, Operation, OperationTarget};
 use crate::store::Store;
 
-/// Addresses, and what every command takes.
 #[derive(Debug, Args)]
 pub(super) struct Addresses {
     #[command(flatten)]
     common: Common,
-    /// Each is `[HOST/]NAMESPACE/TYPE[@VERSION]`, such as hashicorp/aws@5.0.0 or 'hashicorp/aws@~> 5.0'; of a module
+    /// `[HOST/]NAMESPACE/TYPE[@VERSION]`, such as hashicorp/aws@5.0.0 or 'hashicorp/aws@~> 5.0'; for a module
     /// `[HOST/]NAMESPACE/NAME/SYSTEM[@VERSION]`
     #[arg(required = true, value_name = "ADDRESS")]
     what: Vec<String>,
@@ -33,28 +32,28 @@ impl Addresses {
         &self.common
     }
 
-    /// Runs the command; says whether all of it could be done.
-    pub(super) fn run(self, command: Command) -> anyhow::Result<bool> {
+    /// Runs the command; returns true if it succeeded for every address.
+    pub(super) fn run(self, command: Operation) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
-        let told = Told { what: self.what };
+        let told = OperationTarget { what: self.what };
         let (json, host) = (self.common.json, config.default_host());
         runtime()?.block_on(async {
             match command {
-                Command::Refresh => shown(refresh(&config, &told).await?, json, |items| of_refreshed(items, &host)),
-                Command::Purge => shown(purge(&config, &told).await?, json, |items| of_purged(items, &host)),
-                Command::Accept => shown(accept(&config, &told).await?, json, |items| of_accepted(items, &host)),
-                Command::Pin => shown(pin(&config, &told).await?, json, |items| of_pinned(items, &host)),
-                Command::Unpin => shown(unpin(&config, &told).await?, json, |items| of_pinned(items, &host)),
+                Operation::Refresh => shown(refresh(&config, &told).await?, json, |items| of_refreshed(items, &host)),
+                Operation::Purge => shown(purge(&config, &told).await?, json, |items| of_purged(items, &host)),
+                Operation::Accept => shown(accept(&config, &told).await?, json, |items| of_accepted(items, &host)),
+                Operation::Pin => shown(pin(&config, &told).await?, json, |items| of_pinned(items, &host)),
+                Operation::Unpin => shown(unpin(&config, &told).await?, json, |items| of_pinned(items, &host)),
             }
         })
     }
 }
 
-/// How each command is done where no larder runs.
+/// Defines one function per command: ask the running larder, else open the store.
 macro_rules! done_here {
     ($($command:ident $variant:ident $item:ty),*) => {$(
-        async fn $command(config: &Config, told: &Told) -> anyhow::Result<Done<$item>> {
-            if let Some(done) = by_the_running(config, Command::$variant, told).await? {
+        async fn $command(config: &Config, told: &OperationTarget) -> anyhow::Result<Done<$item>> {
+            if let Some(done) = by_the_running(config, Operation::$variant, told).await? {
                 return Ok(done);
             }
             let addresses = told.addresses(&config.default_host()).map_err(|bad| anyhow!(bad.join("; ")))?;
@@ -70,11 +69,11 @@ macro_rules! done_here {
 
 done_here!(refresh Refresh Refreshed, purge Purge Purged, accept Accept Accepted, pin Pin Pinned, unpin Unpin Pinned);
 
-/// What the running larder did; `None` where none runs.
+/// Runs a command in the running larder; `None` where none runs.
 async fn by_the_running<T: DeserializeOwned>(
     config: &Config,
-    command: Command,
-    told: &Told,
+    command: Operation,
+    told: &OperationTarget,
 ) -> anyhow::Result<Option<Done<T>>> {
     let body = Bytes::from(serde_json::to_vec(told)?);
     let path = command.path();
@@ -89,7 +88,7 @@ async fn by_the_running<T: DeserializeOwned>(
     }
 }
 
-/// Says that there is nothing to do anything to.
+/// Fails where there is no store.
 pub(super) fn must_have_a_store(config: &Config) -> anyhow::Result<()> {
     if Store::exists(&config.store.path)? {
         return Ok(());
@@ -98,13 +97,13 @@ pub(super) fn must_have_a_store(config: &Config) -> anyhow::Result<()> {
     Err(anyhow!("no larder runs here, and there is no store in {path} yet: `larder serve` makes it"))
 }
 
-/// Prints what was done, and says whether all of it could be.
+/// Prints the result; returns true if the command succeeded for every address.
 fn shown<T: Serialize>(done: Done<T>, json: bool, lines_of: impl Fn(&[T]) -> Vec<String>) -> anyhow::Result<bool> {
     if json {
         say(&serde_json::to_string(&done)?);
         return Ok(done.ok);
     }
-    // Where nothing was done for a reason, the reason is all there is to say.
+    // Without any item, the errors say everything.
     if !done.items.is_empty() || done.errors.is_empty() {
         lines_of(&done.items).iter().for_each(|line| say(line));
     }
@@ -233,7 +232,7 @@ mod tests {
     use crate::address::PackageRef;
     use crate::mirror::ChangedFile;
 
-    /// Whoever publishes names the files, and the operator reads them on a terminal.
+    /// File names come from the publisher and are printed on the operator's terminal.
     #[test]
     fn a_name_of_upstreams_is_shown_and_never_obeyed() {
         let host = Hostname::parse("registry.terraform.io").unwrap();

@@ -1,4 +1,4 @@
-//! `larder doctor`: is it working? One line for each check, and below it what to do where something is wrong.
+//! `larder doctor`: prints one line per check, with advice below where something is wrong.
 
 mod page;
 
@@ -6,11 +6,11 @@ use anyhow::Context;
 use serde_json::json;
 
 use super::{Common, say};
-use crate::doctor::{self, Check, Verdict};
+use crate::doctor::{self, Check, CheckResult};
 
-/// Runs every check; says whether nothing is wrong.
+/// Runs every check; returns true if none failed.
 pub(super) fn run(common: &Common) -> anyhow::Result<bool> {
-    // What does not work is told here, and not in log lines beside.
+    // Checks report the failures, so log lines would repeat them.
     tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::default(), || examine(common))
 }
 
@@ -25,10 +25,10 @@ fn examine(common: &Common) -> anyhow::Result<bool> {
         }
         checks.push(check);
     }));
-    // Whoever still waits for a disk or a name service is not waited for.
+    // Blocking work on a hanging disk or name service is abandoned.
     runtime.shutdown_background();
     let number = |verdict| checks.iter().filter(|check| check.verdict == verdict).count() as u64;
-    let (wrong, warnings) = (number(Verdict::Fail), number(Verdict::Warn));
+    let (wrong, warnings) = (number(CheckResult::Fail), number(CheckResult::Warn));
     if common.json {
         say(&json!({ "ok": wrong == 0, "checks": checks }).to_string());
     } else {

@@ -1,4 +1,4 @@
-//! `larder export`: what an order comes to, warmed first, as a tree that `filesystem_mirror` and a plain web server use.
+//! `larder export`: warms an order, then writes its providers as a tree for `filesystem_mirror` or a plain web server.
 
 use std::collections::HashSet;
 use std::io;
@@ -24,23 +24,23 @@ use crate::filesystem_mirror::layout;
 use crate::filesystem_mirror::receive::{self, ReceiveSummary};
 use crate::http::admin_client::{self, NoAnswer};
 use crate::jobs::JobId;
-use crate::jobs::report::{Item, Job, JobState};
+use crate::jobs::report::{Job, JobItem, JobState};
 use crate::protocol::admin::trees::{EXPORT, ToldToExport};
 
 #[derive(Debug, Args)]
 pub(super) struct Export {
     #[command(flatten)]
     common: Common,
-    /// The folder of the tree; one that is there is added to
+    /// Folder of the tree; an existing tree is extended
     #[arg(value_name = "DIR")]
     tree: PathBuf,
-    /// An address with its constraint, a .terraform.lock.hcl, a folder in which init is run, a .tar of such folders, or a
-    /// .json of what `larder missing` printed; repeatable
+    /// Address with a constraint, .terraform.lock.hcl, folder in which init runs, .tar of such folders, or .json
+    /// printed by `larder missing`; repeatable
     #[arg(long = "for", required = true, value_name = "WHAT")]
     what: Vec<String>,
     #[command(flatten)]
     also: Also,
-    /// Export what could be had, too, where not all could
+    /// Export the available packages where some are unavailable
     #[arg(long)]
     partial: bool,
 }
@@ -50,11 +50,11 @@ impl Export {
         &self.common
     }
 
-    /// Runs it; says whether all of it is in the tree now.
+    /// Exports the tree; returns true if the whole order is in it.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
         let told = self.also.told(&self.what, &config.default_host())?;
-        // Before anything is fetched for it.
+        // A bad folder is reported before anything is fetched.
         let folder = Arc::new(MirrorFolder::open_or_create(&self.tree)?);
         let runtime = runtime()?;
         let shown = if self.common.json { Shown::Nothing } else { Shown::Lines };
@@ -79,12 +79,12 @@ impl Export {
     }
 }
 
-/// What was exported.
+/// Result of an export.
 #[derive(Debug, Serialize)]
 struct Exported {
     #[serde(flatten)]
     received: ReceiveSummary,
-    /// Modules in the order: no client reads them from a tree.
+    /// Modules in the order; left out, because no client reads modules from a tree.
     modules: Vec<PackageRef>,
 }
 
@@ -96,7 +96,7 @@ async fn export(by: &Larder, job: &Job, partial: bool, folder: &Arc<MirrorFolder
         spawn_blocking(move || receive::existing_archive_digests(&of, &packages)).await??.into_iter().collect();
     let (tar, out) = io::pipe()?;
     let bytes = Bytes::default();
-    // What is there already is not sent, and how much that is, is not told.
+    // Archives that exist in the tree are not sent, and their sizes are not reported. The total is then unavailable.
     let all = job
         .items
         .iter()
@@ -112,7 +112,7 @@ async fn export(by: &Larder, job: &Job, partial: bool, folder: &Arc<MirrorFolder
             let body = Body::from(serde_json::to_vec(&told)?);
             let sent = admin_client::download(*at, EXPORT, token.as_deref(), body, out).await;
             sent.map(drop).map_err(|error| match error {
-                // Who received it says why.
+                // The receiving side has the cause.
                 NoAnswer::Here(error) => anyhow::Error::from(error),
                 error => error.into(),
             })
@@ -136,7 +136,7 @@ async fn export(by: &Larder, job: &Job, partial: bool, folder: &Arc<MirrorFolder
     let received = received?;
     match (sent, received) {
         (Ok(()), Ok(received)) => Ok(Exported { received, modules }),
-        // A tar that broke off has no end: why it did is the news then.
+        // A broken transfer truncates the tar; the sender's error is the cause.
         (Err(sent), Err(received)) if received.kind() == io::ErrorKind::UnexpectedEof => Err(sent),
         (_, Err(received)) => {
             Err(anyhow::Error::from(received).context("the tree is not whole; the same command goes on"))
@@ -145,8 +145,8 @@ async fn export(by: &Larder, job: &Job, partial: bool, folder: &Arc<MirrorFolder
     }
 }
 
-/// What an item of a job is about, where that is a provider.
-fn package(item: &Item) -> Option<Package> {
+/// The provider package of a job item; `None` for a module.
+fn package(item: &JobItem) -> Option<Package> {
     let PackageRef { address, version, platform, .. } = &item.package;
     let mut parts = address.split('/');
     let provider = layout::provider(parts.next()?, parts.next()?, parts.next()?).ok()?;

@@ -144,7 +144,7 @@ mod tests {
 
     use super::*;
 
-    /// Promise 15: no command is hidden from whoever asks for help, and none is listed that is not there.
+    /// Promise 15: every command is listed in exactly one group, and each listed command exists.
     #[test]
     fn every_command_is_in_one_group() {
         let command = Arguments::command();
@@ -165,7 +165,7 @@ mod tests {
         }
     }
 
-    /// An example is what people paste: each command has one, and the command line takes it.
+    /// Every command has examples, and they parse: people paste them.
     #[test]
     fn every_command_has_examples_that_are_taken() {
         fn paths(command: &clap::Command, above: &[String], found: &mut BTreeSet<Vec<String>>) {

@@ -1,4 +1,4 @@
-//! `larder import`: a tree of `terraform providers mirror` into the store, with a line for each package.
+//! `larder import`: imports a provider tree into the store and prints a line for each package.
 
 use std::io::{self, PipeWriter, Read};
 use std::path::PathBuf;
@@ -17,28 +17,28 @@ use crate::config::Config;
 use crate::filesystem_mirror::folder::MirrorFolder;
 use crate::filesystem_mirror::send::{self, SendPlan};
 use crate::http::admin_client::{self, NoAnswer};
-use crate::mirror::{ImportCounts, ImportStep, ImportedFile, Judged, ProvenBy, Unsigned};
+use crate::mirror::{FileVerdict, ImportCounts, ImportStep, ImportedFile, ProvenBy, Unsigned};
 use crate::protocol::admin::trees::import_path;
 
 #[derive(Debug, Args)]
-pub(super) struct Import {
+pub(super) struct ImportCommand {
     #[command(flatten)]
     common: Common,
-    /// A tree that `terraform providers mirror` or `larder export` made; packages may lie in it unpacked, as in
+    /// Tree made by `terraform providers mirror` or `larder export`; packages may be unpacked, as in
     /// `.terraform/providers`
     #[arg(value_name = "DIR")]
     tree: PathBuf,
-    /// Take archives that nothing proves, and keys that came with the tree and were never seen: you vouch for them
+    /// Accept archives without proof, and keys from the tree that larder has never seen: you vouch for them
     #[arg(long)]
     unsigned: bool,
 }
 
-impl Import {
+impl ImportCommand {
     pub(super) fn common(&self) -> &Common {
         &self.common
     }
 
-    /// Runs it; says whether nothing was refused.
+    /// Imports the tree; returns true if nothing was refused.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
         let folder = Arc::new(MirrorFolder::open(&self.tree)?);
@@ -75,7 +75,7 @@ impl Import {
 }
 
 fn refused_here(file: &str, why: &str) -> ImportedFile {
-    let judged = Judged::Refused { why: why.to_owned() };
+    let judged = FileVerdict::Refused { why: why.to_owned() };
     ImportedFile { file: file.to_owned(), package: None, size_bytes: 0, judged, notes: Vec::new() }
 }
 
@@ -93,7 +93,7 @@ async fn import(config: &Config, tree: &Tree, unsigned: Unsigned, report: &mut R
         Ok(()) => {}
         Err(NoAnswer::NotRunning(_)) => {
             let settings = Settings::default();
-            // With importing a store may begin.
+            // An import may create the store.
             let (mirror, _, _) = app::mirror(config, &settings)?;
             let mut steps = mirror.import(tree.send()?, unsigned, &mirror.job(settings.clock.now()))?;
             while let Some(step) = steps.recv().await {
@@ -106,7 +106,7 @@ async fn import(config: &Config, tree: &Tree, unsigned: Unsigned, report: &mut R
     unread.map_or(Ok(()), |error| Err(error).context("the running larder is of another version"))
 }
 
-/// A tree that is sent, and how many bytes of it were.
+/// A tree to send, and the number of bytes sent so far.
 struct Tree {
     folder: Arc<MirrorFolder>,
     sorted: Arc<SendPlan>,
@@ -114,13 +114,13 @@ struct Tree {
 }
 
 impl Tree {
-    /// The tree as it is sent, from its beginning.
+    /// Streams the tree as a tar, from its beginning.
     fn send(&self) -> io::Result<impl Read + Send + use<>> {
         let (reader, writer): (_, PipeWriter) = io::pipe()?;
         let (folder, sorted) = (Arc::clone(&self.folder), Arc::clone(&self.sorted));
         self.sent.set(0);
         let writer = Counting { inner: writer, bytes: self.sent.clone() };
-        // A tar without an end is what a failure is to whoever reads; the reason is told here.
+        // The receiver sees a failure as a truncated tar; the reason is printed here.
         std::thread::Builder::new().name("tree".into()).spawn(move || match send::send(&folder, &sorted, writer) {
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => say_error(&error.to_string()),
             _ => {}
@@ -129,12 +129,12 @@ impl Tree {
     }
 }
 
-/// What is told of an import, to whom.
+/// Prints import events as lines or JSON, and counts them.
 struct Report {
     json: bool,
     host: Hostname,
     counts: ImportCounts,
-    /// Whether a key was taken that only the tree speaks for.
+    /// True once an accepted key was vouched for by the tree alone.
     took_a_key: bool,
     ending: Option<ImportStep>,
 }
@@ -142,7 +142,7 @@ struct Report {
 impl Report {
     fn tell(&mut self, step: ImportStep) {
         let step = match step {
-            // Those that were not even sent count, too.
+            // The sender's counts include files refused before sending.
             ImportStep::Done(_) => ImportStep::Done(self.counts),
             step => step,
         };
@@ -155,7 +155,7 @@ impl Report {
         match step {
             ImportStep::File(file) => {
                 self.counts.count(&file.judged);
-                self.took_a_key |= file.judged == Judged::Proven { by: ProvenBy::Tree } && !file.notes.is_empty();
+                self.took_a_key |= file.judged == FileVerdict::Proven { by: ProvenBy::Tree } && !file.notes.is_empty();
                 if !self.json {
                     say(&line(&file, &self.host, width_of_stdout()));
                 }
@@ -164,7 +164,7 @@ impl Report {
         }
     }
 
-    /// Prints what came of it, and says whether nothing was refused.
+    /// Prints the summary; returns true if nothing was refused.
     fn ended(self) -> bool {
         if !self.json {
             let gap = if self.counts == ImportCounts::default() { "" } else { "\n" };
@@ -187,7 +187,7 @@ impl Report {
     }
 }
 
-/// What came of one file.
+/// Renders the outcome of one file.
 fn line(file: &ImportedFile, host: &Hostname, width: Option<usize>) -> String {
     let mut page = Page::of_width(width);
     let called = match &file.package {
@@ -196,7 +196,7 @@ fn line(file: &ImportedFile, host: &Hostname, width: Option<usize>) -> String {
     };
     let with_size = format!("{called}, {}", ByteSize(file.size_bytes));
     match &file.judged {
-        Judged::Proven { by } => {
+        FileVerdict::Proven { by } => {
             let by = match by {
                 ProvenBy::HeldSet => "by the set that was held",
                 ProvenBy::Upstream => "by upstream's documents",
@@ -204,10 +204,10 @@ fn line(file: &ImportedFile, host: &Hostname, width: Option<usize>) -> String {
             };
             page.hang("  proven    ", &format!("{with_size}, {by}"));
         }
-        Judged::Unsigned => page.hang("  unsigned  ", &with_size),
-        Judged::PackedAnew => page.hang("  unsigned  ", &format!("{with_size}, packed anew")),
-        Judged::Held => page.hang("  held      ", &called),
-        Judged::Refused { why } => {
+        FileVerdict::Unsigned => page.hang("  unsigned  ", &with_size),
+        FileVerdict::PackedAnew => page.hang("  unsigned  ", &format!("{with_size}, packed anew")),
+        FileVerdict::Held => page.hang("  held      ", &called),
+        FileVerdict::Refused { why } => {
             page.hang("  REFUSED   ", &shown_as_text(&file.file));
             page.hang("            ", &shown_as_text(why));
         }
@@ -216,7 +216,7 @@ fn line(file: &ImportedFile, host: &Hostname, width: Option<usize>) -> String {
     page.text()
 }
 
-/// What came of all of it.
+/// Renders the summary of an import.
 fn summary(counts: ImportCounts, took_a_key: bool, width: Option<usize>) -> String {
     let mut page = Page::of_width(width);
     let ImportCounts { proven, unsigned, packed_anew, held, refused } = counts;
@@ -250,13 +250,13 @@ fn summary(counts: ImportCounts, took_a_key: bool, width: Option<usize>) -> Stri
     page.text()
 }
 
-/// What a key proves that nobody else speaks for.
+/// Shown where a key of the tree has no other source.
 const KEYS_OF_THE_TREE: &str = "Whoever made the tree chose these keys: compare their fingerprints with the publishers' own, or import while upstream can be asked.";
 
-/// What clients make of archives that nobody signed.
+/// Shown for archives without a signature: clients treat them differently by protocol.
 const NO_SIGNATURES: &str = "No signatures: they are served as a network mirror. By the registry protocol (a host override) Terraform refuses them (\"authentication signature from unknown issuer\"), and so does OpenTofu, but for providers of registry.opentofu.org.";
 
-/// What is lost of a package that was unpacked.
+/// Shown for packages that were unpacked in the tree.
 const PACKED_ANEW: &str = "larder made the zip: it has the publisher's h1, which lock files record and clients check, but neither its signature nor its zh. A lock file with zh lines alone refuses it.";
 
 #[cfg(test)]
@@ -277,11 +277,11 @@ mod tests {
             notes,
         };
         let host = Hostname::parse("registry.terraform.io").unwrap();
-        let packed = line(&of(Judged::PackedAnew, Vec::new()), &host, Some(80));
+        let packed = line(&of(FileVerdict::PackedAnew, Vec::new()), &host, Some(80));
         assert!(packed.starts_with("  unsigned  hashicorp/a-provider"), "{packed}");
         assert!(packed.ends_with("12.0 MiB, packed anew"), "{packed}");
         let refused =
-            line(&of(Judged::Refused { why: "it is a link \u{1b}[2J".to_owned() }, Vec::new()), &host, Some(80));
+            line(&of(FileVerdict::Refused { why: "it is a link \u{1b}[2J".to_owned() }, Vec::new()), &host, Some(80));
         assert!(refused.ends_with("\n            it is a link \\u{1b}[2J"), "{refused}");
         let counts = ImportCounts { proven: 1, unsigned: 0, packed_anew: 2, held: 3, refused: 1 };
         let said = summary(counts, false, Some(80));

@@ -1,4 +1,5 @@
-//! `larder inventory`: what is held, small enough to be carried out, for `larder bundle create --since`.
+//! `larder inventory`: prints a list of everything stored, small enough to carry out, for `larder bundle create
+//! --since`.
 
 use anyhow::Context;
 
@@ -8,7 +9,7 @@ use crate::app::{self, Settings};
 use crate::http::admin_client::{self, NoAnswer};
 use crate::protocol::admin::bundle::INVENTORY;
 
-/// Prints it: JSON on one line, whether or not that is asked for.
+/// Prints the inventory, always as JSON on one line.
 pub(super) fn run(common: &Common) -> anyhow::Result<()> {
     let (config, _) = common.load()?;
     let inventory = runtime()?.block_on(async {

@@ -98,7 +98,7 @@ enum Command {
     /// Write a provider tree for filesystem_mirror or a web server
     Export(export::Export),
     /// Import a tree made by `terraform providers mirror` or export
-    Import(import::Import),
+    Import(import::ImportCommand),
     /// Transfer stored packages across an air gap
     Bundle(bundle::Bundle),
     /// Print what is stored, for the next `bundle create --since`
@@ -224,11 +224,11 @@ impl Command {
             Command::Import(import) => import.run(),
             Command::Bundle(bundle) => bundle.run(),
             Command::Inventory(common) => inventory::run(&common).map(|()| true),
-            Command::Refresh(addresses) => addresses.run(admin::Command::Refresh),
-            Command::Purge(addresses) => addresses.run(admin::Command::Purge),
-            Command::Accept(addresses) => addresses.run(admin::Command::Accept),
-            Command::Pin(addresses) => addresses.run(admin::Command::Pin),
-            Command::Unpin(addresses) => addresses.run(admin::Command::Unpin),
+            Command::Refresh(addresses) => addresses.run(admin::Operation::Refresh),
+            Command::Purge(addresses) => addresses.run(admin::Operation::Purge),
+            Command::Accept(addresses) => addresses.run(admin::Operation::Accept),
+            Command::Pin(addresses) => addresses.run(admin::Operation::Pin),
+            Command::Unpin(addresses) => addresses.run(admin::Operation::Unpin),
             Command::Verify(common) => verify::run(&common),
             Command::Version(common) => {
                 say(&if common.json { json!({ "version": VERSION }).to_string() } else { format!("larder {VERSION}") });

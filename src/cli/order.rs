@@ -1,5 +1,4 @@
-//! What a command is told to be about: addresses, lock files, folders, tars, and what a sealed larder said is missing.
-//! All of it is one order.
+//! Arguments that form an order: addresses, lock files, folders, tars, and the JSON of `larder missing`.
 
 use std::path::PathBuf;
 
@@ -8,34 +7,33 @@ use clap::{Args, ValueEnum};
 
 use super::say_error;
 use crate::address::{Hostname, Platform};
-use crate::closure::{self, Client, GivenValues, Named, file};
+use crate::closure::{self, ClientKind, GivenValues, LabelKind, file};
 use crate::protocol::admin::order::{NamedText, ToldAddress, ToldOrder};
 
-/// What a command is about.
 #[derive(Debug, Args)]
 pub(super) struct OrderArgs {
-    /// An address with its constraint (hashicorp/aws@~> 5.0, terraform-aws-modules/vpc/aws@5.1.0), a .terraform.lock.hcl,
-    /// a folder in which init is run, a .tar of such folders, or a .json of what `larder missing` printed
+    /// Address with a constraint (hashicorp/aws@~> 5.0, terraform-aws-modules/vpc/aws@5.1.0), .terraform.lock.hcl,
+    /// folder in which init runs, .tar of such folders, or .json printed by `larder missing`
     #[arg(required = true, value_name = "WHAT")]
     what: Vec<String>,
     #[command(flatten)]
     also: Also,
 }
 
-/// What else is to be known of it.
+/// Options of an order besides its packages.
 #[derive(Debug, Args)]
 pub(super) struct Also {
-    /// A platform that it is for, such as linux_amd64; repeatable. Without it: this machine's
+    /// Platform to fetch for, such as linux_amd64; repeatable [default: this machine's]
     #[arg(long = "platform", value_name = "OS_ARCH", value_parser = platform)]
     platforms: Vec<Platform>,
-    /// Whose rules count for folders; otherwise each folder's own files tell
+    /// Client whose rules apply to folders [default: detected from each folder's files]
     #[arg(long, value_enum)]
     client: Option<Whose>,
-    /// A value for a variable of the folders, as `terraform init -var` takes it, where it decides which modules are called;
+    /// Value for a variable of the folders, as in `terraform init -var`, where it decides which modules are called;
     /// repeatable
     #[arg(long = "var", value_name = "NAME=VALUE")]
     values: Vec<String>,
-    /// A file of such values; repeatable. --var wins over it, and both win over the files in the folders
+    /// File of variable values; repeatable. --var overrides it, and both override the files in the folders
     #[arg(long = "var-file", value_name = "FILE")]
     value_files: Vec<PathBuf>,
 }
@@ -51,7 +49,7 @@ fn platform(given: &str) -> Result<Platform, String> {
 }
 
 impl OrderArgs {
-    /// Reads what is meant, as the running larder is told it.
+    /// Builds the order, in the form that the admin API takes.
     pub(super) fn told(&self, default_host: &Hostname) -> anyhow::Result<ToldOrder> {
         self.also.told(&self.what, default_host)
     }
@@ -72,13 +70,13 @@ impl Also {
         Ok(values)
     }
 
-    /// Reads what is meant by these words.
+    /// Builds an order from these arguments.
     pub(super) fn told(&self, what: &[String], default_host: &Hostname) -> anyhow::Result<ToldOrder> {
         let mut told = ToldOrder {
             platforms: self.platforms.iter().map(ToString::to_string).collect(),
             client: self.client.map(|whose| match whose {
-                Whose::Terraform => Client::Terraform,
-                Whose::Opentofu => Client::Opentofu,
+                Whose::Terraform => ClientKind::Terraform,
+                Whose::Opentofu => ClientKind::Opentofu,
             }),
             ..ToldOrder::default()
         };
@@ -86,20 +84,20 @@ impl Also {
         let mut tar: Option<&str> = None;
         for given in what {
             let path = PathBuf::from(given);
-            match Named::of(given, &path, default_host).map_err(anyhow::Error::msg)? {
-                Named::Address => told.what.push(ToldAddress::Text(given.clone())),
-                Named::LockFile => {
+            match LabelKind::of(given, &path, default_host).map_err(anyhow::Error::msg)? {
+                LabelKind::Address => told.what.push(ToldAddress::Text(given.clone())),
+                LabelKind::LockFile => {
                     let text = file::read_lock_file(&path).map_err(anyhow::Error::msg)?;
                     told.lock_files.push(NamedText { name: given.clone(), text });
                 }
-                Named::Told => {
+                LabelKind::Told => {
                     let bytes = file::read_up_to(&path, closure::MOST_BYTES)
                         .with_context(|| format!("{given} cannot be read"))?;
                     let more = ToldOrder::read(&bytes).map_err(|why| anyhow!("{given}: {why}"))?;
                     told.add(more).map_err(|why| anyhow!("{given}: {why}"))?;
                 }
-                Named::Folder => folders.push(path),
-                Named::Tar => {
+                LabelKind::Folder => folders.push(path),
+                LabelKind::Tar => {
                     if let Some(other) = tar.replace(given) {
                         bail!("{other} and {given} are both a tar: name one, with all the folders in it");
                     }

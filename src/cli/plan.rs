@@ -1,4 +1,4 @@
-//! `larder plan`: will `init` work with the cable pulled? What is held, what is needed, what cannot be had.
+//! `larder plan`: reports whether `init` will work offline, and which packages are stored, needed or unavailable.
 
 mod page;
 
@@ -22,7 +22,7 @@ pub(super) struct PlanCommand {
     common: Common,
     #[command(flatten)]
     order: OrderArgs,
-    /// Name what is held, too, and who wants each
+    /// List stored packages too, and the places that require each
     #[arg(long, short)]
     verbose: bool,
 }
@@ -32,7 +32,7 @@ impl PlanCommand {
         &self.common
     }
 
-    /// Runs it; says whether everything is held.
+    /// Prints the plan; returns true if everything is stored.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
         let told = self.order.told(&config.default_host())?;

@@ -1,4 +1,4 @@
-//! How far a bundle or a tree is: a bar on a terminal, and nothing elsewhere, where each thing has its line.
+//! Progress of a transfer: a bar on a terminal, nothing elsewhere.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -11,14 +11,11 @@ use tokio::task::JoinHandle;
 use super::screen::Bars;
 use super::text::width_of_stderr;
 
-/// How often it is drawn anew.
 const DRAWN_EVERY: Duration = Duration::from_millis(200);
-/// The bar is drawn no longer than this.
 const LONGEST_BAR: usize = 40;
-/// And no shorter.
 const SHORTEST_BAR: usize = 10;
 
-/// How many bytes have gone by.
+/// Shared byte counter.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Bytes(Arc<AtomicU64>);
 
@@ -36,7 +33,7 @@ impl Bytes {
     }
 }
 
-/// What is read from here, or written there, with its bytes counted.
+/// Counts the bytes of a reader or writer.
 #[derive(Debug)]
 pub(super) struct Counting<T> {
     pub(super) inner: T,
@@ -63,13 +60,12 @@ impl<W: Write> Write for Counting<W> {
     }
 }
 
-/// Draws until it is dropped.
+/// Draws a progress bar until it is dropped.
 #[derive(Debug)]
 pub(super) struct Drawing(Option<JoinHandle<()>>);
 
 impl Drawing {
-    /// Begins to draw, where the standard error is a terminal. `all` is how many bytes there will be, as far as that is
-    /// known.
+    /// Starts drawing if standard error is a terminal. `all` is the total number of bytes, if available.
     pub(super) fn begin(doing: &'static str, bytes: &Bytes, all: Option<u64>) -> Self {
         if width_of_stderr().is_none() {
             return Self(None);
@@ -78,7 +74,7 @@ impl Drawing {
         Self(Some(tokio::spawn(async move {
             let (bars, began) = (Bars::on_stderr(), Instant::now());
             loop {
-                // In the last column, some terminals break the line.
+                // Some terminals wrap in the last column.
                 let width = width_of_stderr().unwrap_or(80).saturating_sub(1);
                 bars.draw(&[line(doing, bytes.now(), all, began.elapsed(), width)]);
                 tokio::time::sleep(DRAWN_EVERY).await;
@@ -86,11 +82,11 @@ impl Drawing {
         })))
     }
 
-    /// Takes it off the terminal.
+    /// Removes the bar from the terminal.
     pub(super) async fn end(mut self) {
         if let Some(drawing) = self.0.take() {
             drawing.abort();
-            // It has the terminal until it is gone.
+            // The task may still be writing to the terminal.
             let _ = drawing.await;
         }
     }
@@ -104,7 +100,7 @@ impl Drop for Drawing {
     }
 }
 
-/// `writing  [=====>      ]  12.0 of 40.1 MiB  8.0 MiB/s`
+/// Renders `writing  [=====>      ]  12.0 of 40.1 MiB  8.0 MiB/s`.
 fn line(doing: &str, bytes: u64, all: Option<u64>, since: Duration, width: usize) -> String {
     let speed = match since.as_secs_f64() {
         seconds if seconds >= 0.5 => format!("  {}/s", ByteSize((bytes as f64 / seconds) as u64)),

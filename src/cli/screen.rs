@@ -1,5 +1,4 @@
-//! What the standard output and the standard error share where both are one terminal: bars that are drawn again below
-//! whatever else is written.
+//! Coordinates standard output and standard error on one terminal: bars are redrawn below all other output.
 
 use std::io::{self, Write};
 
@@ -9,10 +8,10 @@ use rustix::process::getpgrp;
 use rustix::stdio::stdin;
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
 
-/// The bars that are on the terminal now: all lines in one, so that they change together.
+/// The bars on the terminal. All lines are one bar, so that they change together.
 static DRAWN: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
-/// Writes while no bars are in the way. What writes must not come here again.
+/// Writes while the bars are hidden. `write` must not call this function again: it holds the lock.
 pub(super) fn beside_bars<T>(write: impl FnOnce() -> T) -> T {
     match &*DRAWN.lock() {
         Some(bars) => bars.suspend(write),
@@ -20,25 +19,24 @@ pub(super) fn beside_bars<T>(write: impl FnOnce() -> T) -> T {
     }
 }
 
-/// Lines on the terminal that change, until this is dropped.
+/// Changing lines on the terminal; removed on drop.
 #[derive(Debug)]
 pub(super) struct Bars {
     bar: ProgressBar,
-    /// How the terminal was, where that was changed.
+    /// Terminal settings to restore, if they were changed.
     before: Option<Termios>,
 }
 
 impl Bars {
-    /// No lines yet.
     pub(super) fn on_stderr() -> Self {
-        // Its lines are made elsewhere, to the width of the terminal.
+        // The lines are rendered elsewhere, to the width of the terminal.
         let style = ProgressStyle::with_template("{msg}").unwrap_or_else(|_| ProgressStyle::default_spinner());
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr()).with_style(style);
         *DRAWN.lock() = Some(bar.clone());
         Self { bar, before: echo_no_control_characters() }
     }
 
-    /// Draws these in place of those before.
+    /// Replaces the lines.
     pub(super) fn draw(&self, lines: &[String]) {
         self.bar.set_message(lines.join("\n"));
         self.bar.tick();
@@ -52,14 +50,13 @@ impl Drop for Bars {
         if let Some(before) = &self.before
             && is_in_foreground()
         {
-            // Whoever took the terminal away meanwhile has it as he wants it.
+            // Restored only in the foreground: another program may own the terminal by now.
             let _ = tcsetattr(stdin(), OptionalActions::Now, before);
         }
     }
 }
 
-/// Has the terminal write no `^C` where somebody presses it: that would go where the next bars are to be, and leave one
-/// of those before standing.
+/// Disables the echo of `^C`: it would move the cursor, and the next redraw would leave an old bar behind.
 fn echo_no_control_characters() -> Option<Termios> {
     if !is_in_foreground() {
         return None;
@@ -71,12 +68,12 @@ fn echo_no_control_characters() -> Option<Termios> {
     Some(before)
 }
 
-/// Whether the terminal is ours to change: who changes it from the background is stopped.
+/// True in the foreground process group. Changing terminal settings from the background stops the process.
 fn is_in_foreground() -> bool {
     tcgetpgrp(stdin()).is_ok_and(|group| group == getpgrp())
 }
 
-/// The standard error, for the log: its lines go above the bars.
+/// Standard error for the log; its lines go above the bars.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LogOutput;
 

@@ -14,9 +14,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::service::ServiceManager;
 use super::{Common, ignore_file_limits, runtime, say};
-use crate::app::{App, Reloaded, Running, Settings};
+use crate::app::{App, Reloaded, RunningApp, Settings};
 use crate::config::{self, Config, Problems};
-use crate::protocol::client_config::Way;
+use crate::protocol::client_config::ClientRoute;
 
 #[derive(Debug, Args)]
 pub(super) struct Serve {
@@ -77,7 +77,7 @@ impl Serve {
 
 /// State for the tasks that run beside the listeners: notifications of the service manager, and reloads.
 struct Beside {
-    running: Arc<Running>,
+    running: Arc<RunningApp>,
     serve: Serve,
     manager: Arc<ServiceManager>,
     /// File of the first start. Without it, a reload fails instead of using the defaults.
@@ -131,7 +131,7 @@ impl Beside {
 
 async fn introduce(app: &App, config: &Config, common: &Common) -> anyhow::Result<()> {
     let source = config.source.as_ref().map(|file| file.display().to_string());
-    let paste = app.client_config(Way::HostOverride).await?;
+    let paste = app.client_config(ClientRoute::HostOverride).await?;
     if common.json {
         let listening = serde_json::json!({
             "listen": app.address(), "admin": app.admin_address(), "base": app.base(), "store": config.store.path,
@@ -169,7 +169,7 @@ async fn introduce(app: &App, config: &Config, common: &Common) -> anyhow::Resul
 }
 
 /// Logs the unreachable upstreams, so that the operator sees them at the start and not at the first failed init.
-async fn tell_of_the_unreachable(running: Arc<Running>, stop: CancellationToken) {
+async fn tell_of_the_unreachable(running: Arc<RunningApp>, stop: CancellationToken) {
     let Some(unreachable) = stop.run_until_cancelled(running.unreachable_upstreams()).await else { return };
     for why in unreachable {
         tracing::warn!("{why}; what is stored is served, and `larder doctor` says more");

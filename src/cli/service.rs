@@ -1,5 +1,5 @@
-//! What the service manager is told (systemd's notify protocol): ready, reloading, stopping, and that larder is alive.
-//! Without a manager nothing is told to anybody.
+//! Reports to the service manager (systemd's notify protocol): ready, reloading, stopping, and the watchdog. Does
+//! nothing where no manager is named.
 
 use std::ffi::OsString;
 use std::io;
@@ -12,24 +12,24 @@ use tokio::net::UnixDatagram;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::app::Running;
+use crate::app::RunningApp;
 
-/// How long a listener may take to answer where nobody says how often that is looked at.
+/// Timeout of the listener check without a watchdog interval.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
 
-/// The longest that telling it something may take.
+/// Timeout of one message to the service manager.
 const TELLING_TAKES: Duration = Duration::from_secs(1);
 
-/// The way to the service manager, where there is one.
+/// Connection to the service manager, if there is one.
 #[derive(Debug)]
 pub(super) struct ServiceManager {
     socket: Option<UnixDatagram>,
-    /// Within what it wants to hear that larder is alive.
+    /// The manager expects a watchdog message within this time.
     watchdog: Option<Duration>,
 }
 
 impl ServiceManager {
-    /// The one that the environment names.
+    /// Connects to the manager named by the environment.
     #[expect(clippy::disallowed_methods, reason = "who started this process says so in the environment, and only so")]
     pub(super) fn of_this_process() -> Self {
         let socket = std::env::var_os("NOTIFY_SOCKET").and_then(|name| match connect(&name) {
@@ -43,12 +43,12 @@ impl ServiceManager {
         Self { socket, watchdog }
     }
 
-    /// Tells that larder serves, and what.
+    /// Reports that larder serves, with a status line.
     pub(super) async fn ready(&self, status: &str) {
         self.tell(&[NotifyState::Ready, NotifyState::Status(&one_line(status))]).await;
     }
 
-    /// Tells that the configuration is read again; whoever is told waits for [`Self::ready`].
+    /// Reports the start of a reload; the manager then waits for [`Self::ready`].
     pub(super) async fn reloading(&self) {
         match NotifyState::monotonic_usec_now() {
             Ok(now) => self.tell(&[NotifyState::Reloading, now]).await,
@@ -56,18 +56,18 @@ impl ServiceManager {
         }
     }
 
-    /// Tells that larder stops.
+    /// Reports that larder stops.
     pub(super) async fn stopping(&self) {
         self.tell(&[NotifyState::Stopping, NotifyState::Status("stopping: running downloads may finish")]).await;
     }
 
-    /// Tells that larder serves once both listeners answer, and goes on to tell that they do for as long as it is so.
-    pub(super) async fn attend(&self, running: &Running, stop: &CancellationToken) {
+    /// Reports ready once both listeners answer, then sends watchdog messages as long as they do.
+    pub(super) async fn attend(&self, running: &RunningApp, stop: &CancellationToken) {
         if self.socket.is_none() {
             return;
         }
         let every = self.watchdog.map(|within| within / 2);
-        // In what is left until the manager gives up, a few are tried.
+        // Allows several attempts before the manager gives up.
         let within = every.map_or(ANSWERS_WITHIN, |every| every / 4);
         let telling = async {
             until_it_answers(running, within).await;
@@ -87,7 +87,7 @@ impl ServiceManager {
     async fn tell(&self, states: &[NotifyState<'_>]) {
         let Some(socket) = &self.socket else { return };
         let message: String = states.iter().map(|state| format!("{state}\n")).collect();
-        // One that takes nothing in keeps nobody from stopping.
+        // A hanging manager must not block the shutdown.
         let told = match timeout(TELLING_TAKES, socket.send(message.as_bytes())).await {
             Ok(sent) => sent.map(drop),
             Err(_) => Err(io::ErrorKind::TimedOut.into()),
@@ -98,7 +98,7 @@ impl ServiceManager {
     }
 }
 
-async fn until_it_answers(running: &Running, within: Duration) {
+async fn until_it_answers(running: &RunningApp, within: Duration) {
     loop {
         match timeout(within, running.answers()).await {
             Ok(Ok(())) => return,
@@ -111,7 +111,7 @@ async fn until_it_answers(running: &Running, within: Duration) {
     }
 }
 
-/// systemd names a file, or with an @ an address in the abstract namespace.
+/// systemd names a file, or with a leading @ an address in the abstract namespace.
 fn connect(name: &OsString) -> io::Result<UnixDatagram> {
     let address = match name.as_bytes() {
         [b'@', rest @ ..] => abstract_address(rest)?,
@@ -134,7 +134,7 @@ fn abstract_address(_name: &[u8]) -> io::Result<SocketAddr> {
     Err(io::Error::from(io::ErrorKind::Unsupported))
 }
 
-/// A line of the protocol ends where a line ends.
+/// A line break would end the field of the protocol.
 fn one_line(text: &str) -> String {
     text.replace(['\n', '\r'], " ")
 }

@@ -1,4 +1,4 @@
-//! `larder verify`: everything stored, read again and held against its checksums, with progress.
+//! `larder verify`: re-hashes everything stored, and shows progress.
 
 use std::io::{IsTerminal, Write};
 
@@ -11,12 +11,12 @@ use super::{Common, ask_running, runtime, say, say_error};
 use crate::app::{self, Settings};
 use crate::config::Config;
 use crate::http::admin_client::{self, NoAnswer};
-use crate::mirror::{Found, Healed, Step, Wrong};
+use crate::mirror::{DamageFinding, Healed, Step, Wrong};
 
-/// Where nobody watches, a line of progress comes each time so many percent more are done.
+/// Step between two progress lines without a terminal, in percent.
 const PERCENT_A_LINE: u64 = 10;
 
-/// Runs it; says whether all was well.
+/// Verifies the store; returns true if nothing was wrong.
 pub(super) fn run(common: &Common) -> anyhow::Result<bool> {
     let (config, _) = common.load()?;
     let mut report = Report { json: common.json, watched: std::io::stderr().is_terminal(), ..Report::default() };
@@ -49,12 +49,12 @@ async fn walk(config: &Config, report: &mut Report) -> anyhow::Result<()> {
     unread.map_or(Ok(()), |error| Err(error).context("the running larder is of another version"))
 }
 
-/// What is told of the walk, to whom.
+/// Prints verify events as lines or JSON.
 #[derive(Default)]
 struct Report {
     json: bool,
     watched: bool,
-    /// How many archives there are, and their bytes.
+    /// Number of archives in the store, and their bytes.
     all: (u64, u64),
     percent_told: u64,
     ending: Option<Step>,
@@ -112,7 +112,7 @@ impl Report {
         }
     }
 
-    /// Takes the line of progress off the terminal.
+    /// Clears the progress line.
     fn wipe(&self) {
         if self.watched {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
@@ -132,8 +132,8 @@ fn told(wrong: &Wrong) -> String {
     let Wrong { digest, of, found, healed } = wrong;
     let of = if of.is_empty() { "no package".to_owned() } else { of.join(", ") };
     let found = match found {
-        Found::Damaged => "damaged",
-        Found::Missing => "missing",
+        DamageFinding::Damaged => "damaged",
+        DamageFinding::Missing => "missing",
     };
     let healed = match healed {
         Healed::FetchedAgain => "fetched again".to_owned(),

@@ -29,11 +29,11 @@ pub struct CliConfig {
 }
 
 /// The services of a `host` block, by name.
-pub type Services = BTreeMap<String, Service>;
+pub type Services = BTreeMap<String, ServiceValue>;
 
 /// The value of one service.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Service {
+pub enum ServiceValue {
     /// A text: a URL, or what should be one.
     Url(String),
     /// Anything else, such as the object of `login.v1`.
@@ -44,7 +44,7 @@ pub enum Service {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Method {
     /// Where they come from.
-    pub source: Source,
+    pub source: InstallationSource,
     /// Those it is for; all of them when empty.
     pub include: Vec<Pattern>,
     /// Those it is not for.
@@ -53,7 +53,7 @@ pub struct Method {
 
 /// Where a method installs from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
+pub enum InstallationSource {
     /// The registry that the provider's address names.
     Direct,
     /// A network mirror.
@@ -114,7 +114,7 @@ impl CliConfig {
 
 fn services(block: &Node) -> Services {
     let members = block.all("services").flat_map(Node::members);
-    let service = |value: &Node| value.text().map_or(Service::Other, |url| Service::Url(url.to_owned()));
+    let service = |value: &Node| value.text().map_or(ServiceValue::Other, |url| ServiceValue::Url(url.to_owned()));
     members.map(|(name, value)| (name.to_owned(), service(value))).collect()
 }
 
@@ -124,9 +124,9 @@ fn methods(block: &Node, complaints: &mut Vec<String>) -> Vec<Method> {
         for body in body.each() {
             let text = |name| body.all(name).find_map(Node::text).filter(|text| !text.is_empty()).map(str::to_owned);
             let source = match kind {
-                "direct" => Source::Direct,
+                "direct" => InstallationSource::Direct,
                 "network_mirror" => match text("url") {
-                    Some(url) => Source::NetworkMirror { url },
+                    Some(url) => InstallationSource::NetworkMirror { url },
                     None => {
                         complaints.push("a network_mirror block has no url: the client leaves it out".to_owned());
                         continue;
@@ -134,7 +134,7 @@ fn methods(block: &Node, complaints: &mut Vec<String>) -> Vec<Method> {
                 },
                 // Named providers come from folders of their developer; nothing else changes.
                 "dev_overrides" => continue,
-                other => Source::Elsewhere(other.to_owned()),
+                other => InstallationSource::Elsewhere(other.to_owned()),
             };
             let patterns = |name| {
                 let patterns = body.all(name).filter_map(Node::text).map(Pattern::parse);

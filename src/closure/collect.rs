@@ -6,9 +6,9 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 
 use super::configuration::GivenValues;
-use super::configuration::{self, Inputs, Source, Standing, TEST_FOLDER, is_configuration};
-use super::file::{self, Entry};
-use super::order::Client;
+use super::configuration::{self, FolderRole, Inputs, ModuleSource, TEST_FOLDER, is_configuration};
+use super::file::{self, FolderEntry};
+use super::order::ClientKind;
 use super::resolve::uncalled;
 use super::{BadFiles, Files};
 
@@ -80,7 +80,7 @@ pub fn collect(folders: &[PathBuf], values: &GivenValues) -> Result<Collected, N
         searched.extend(below);
     }
     let started = roots.iter().chain(&searched);
-    started.for_each(|folder| collecting.next(folder.clone(), folder.clone(), Standing::Root));
+    started.for_each(|folder| collecting.next(folder.clone(), folder.clone(), FolderRole::Root));
     collecting.whole()?;
     collecting.below_one_folder(&roots, &searched)
 }
@@ -91,7 +91,7 @@ struct Collecting {
     /// What was read, by the path it has for those who call it.
     read: BTreeMap<PathBuf, BTreeMap<String, Vec<u8>>>,
     /// What is to be read: by that path, where it really is, and as what.
-    waiting: VecDeque<(PathBuf, PathBuf, Standing)>,
+    waiting: VecDeque<(PathBuf, PathBuf, FolderRole)>,
     passed_over: Vec<String>,
     /// The values of all roots, as a file beside each.
     values: Option<(String, Vec<u8>)>,
@@ -122,7 +122,8 @@ impl Collecting {
                     found.insert(folder.clone());
                 }
                 // What is hidden is what tools keep. A link may lead anywhere.
-                let folders = names.iter().filter(|(name, entry)| **entry == Entry::Folder && !name.starts_with('.'));
+                let folders =
+                    names.iter().filter(|(name, entry)| **entry == FolderEntry::Folder && !name.starts_with('.'));
                 next.extend(folders.map(|(name, _)| folder.join(name)));
             }
             level = next;
@@ -130,7 +131,7 @@ impl Collecting {
         Ok(found)
     }
 
-    fn next(&mut self, path: PathBuf, real: PathBuf, standing: Standing) {
+    fn next(&mut self, path: PathBuf, real: PathBuf, standing: FolderRole) {
         self.waiting.push_back((path, real, standing));
     }
 
@@ -153,7 +154,7 @@ impl Collecting {
         for (name, entry) in names_in(folder)? {
             let path = folder.join(&name);
             // A folder that is called like a file is none to the clients either.
-            if entry == Entry::Folder || !Files::are_read(&name) || path.is_dir() {
+            if entry == FolderEntry::Folder || !Files::are_read(&name) || path.is_dir() {
                 continue;
             }
             match file::read(&path) {
@@ -168,7 +169,7 @@ impl Collecting {
         Ok(read)
     }
 
-    fn folder(&mut self, path: PathBuf, real: &Path, standing: Standing) -> Result<(), NotCollected> {
+    fn folder(&mut self, path: PathBuf, real: &Path, standing: FolderRole) -> Result<(), NotCollected> {
         // Where there is none, the call of it cannot be resolved, and that is said there.
         let Ok(real) = real.canonicalize() else {
             self.read.insert(path, BTreeMap::new());
@@ -179,11 +180,11 @@ impl Collecting {
             return Ok(());
         }
         let mut contents = self.read_all(&real)?;
-        if standing == Standing::Root {
+        if standing == FolderRole::Root {
             contents.extend(self.values.clone());
         }
         let mut files = in_memory(&real, "", &contents)?;
-        if standing == Standing::Root {
+        if standing == FolderRole::Root {
             let (path, real) = (path.join(TEST_FOLDER), real.join(TEST_FOLDER));
             if real.is_dir() {
                 let tests = self.read_all(&real)?;
@@ -193,7 +194,7 @@ impl Collecting {
             }
         }
         for to in local_calls(&files, standing) {
-            self.next(from(&path, &to), from(&real, &to), Standing::Called);
+            self.next(from(&path, &to), from(&real, &to), FolderRole::Called);
         }
         self.read.insert(path, contents);
         Ok(())
@@ -231,13 +232,13 @@ impl Collecting {
 }
 
 /// The local modules that a folder calls, to either client.
-fn local_calls(files: &Files, standing: Standing) -> BTreeSet<String> {
+fn local_calls(files: &Files, standing: FolderRole) -> BTreeSet<String> {
     let of = |client| configuration::read(files, "", standing, client, "", &Inputs::new()).calls;
-    let calls = of(Client::Terraform).into_iter().chain(of(Client::Opentofu));
+    let calls = of(ClientKind::Terraform).into_iter().chain(of(ClientKind::Opentofu));
     calls
         .filter_map(|call| match call.source {
-            Source::Local(to) => Some(to),
-            Source::Registry { .. } => None,
+            ModuleSource::Local(to) => Some(to),
+            ModuleSource::Registry { .. } => None,
         })
         .collect()
 }
@@ -289,11 +290,11 @@ fn and(mut files: Files, folder: &Path, below: &str, name: &str, bytes: &[u8]) -
     }
 }
 
-fn has_configuration(names: &BTreeMap<String, Entry>) -> bool {
-    names.iter().any(|(name, entry)| *entry != Entry::Folder && Files::are_read(name) && is_configuration(name))
+fn has_configuration(names: &BTreeMap<String, FolderEntry>) -> bool {
+    names.iter().any(|(name, entry)| *entry != FolderEntry::Folder && Files::are_read(name) && is_configuration(name))
 }
 
-fn names_in(folder: &Path) -> Result<BTreeMap<String, Entry>, NotCollected> {
+fn names_in(folder: &Path) -> Result<BTreeMap<String, FolderEntry>, NotCollected> {
     file::entries(folder).map_err(|error| unreadable(folder, error))
 }
 

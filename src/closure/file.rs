@@ -68,7 +68,7 @@ pub fn read_tar(path: &Path) -> Result<Files, String> {
 
 /// What a name in a folder stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Entry {
+pub(super) enum FolderEntry {
     /// A folder.
     Folder,
     /// A file, a link, or whatever else.
@@ -79,14 +79,14 @@ pub(super) enum Entry {
 ///
 /// # Errors
 /// What the system says, and where there are more than anybody keeps in one.
-pub(super) fn entries(folder: &Path) -> io::Result<BTreeMap<String, Entry>> {
+pub(super) fn entries(folder: &Path) -> io::Result<BTreeMap<String, FolderEntry>> {
     let mut names = BTreeMap::new();
     for (number, entry) in folder.read_dir()?.enumerate() {
         if number == MOST_ENTRIES {
             return Err(io::Error::other(format!("there are more than {MOST_ENTRIES} files in it")));
         }
         let entry = entry?;
-        let kind = if entry.file_type()?.is_dir() { Entry::Folder } else { Entry::Other };
+        let kind = if entry.file_type()?.is_dir() { FolderEntry::Folder } else { FolderEntry::Other };
         names.extend(entry.file_name().into_string().ok().map(|name| (name, kind)));
     }
     Ok(names)

@@ -34,16 +34,16 @@ pub(super) fn is_values_file(name: &str) -> bool {
 /// Files by their paths: segments between `/`, none of them empty, `.` or `..`. Only those that a client reads, and
 /// links in their stead.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "BTreeMap<String, Contents>", into = "BTreeMap<String, Contents>")]
+#[serde(try_from = "BTreeMap<String, FileContents>", into = "BTreeMap<String, FileContents>")]
 pub struct Files {
-    by_path: BTreeMap<String, Contents>,
+    by_path: BTreeMap<String, FileContents>,
     bytes: usize,
 }
 
 /// What a file says. As JSON: a string, or `{"unreadable": "no_text"}`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Contents {
+pub enum FileContents {
     /// This.
     Text(String),
     /// Nobody knows. It is wrong with whatever reads it, and with nothing else.
@@ -116,9 +116,9 @@ impl Files {
         self.put(
             path,
             match std::str::from_utf8(contents) {
-                _ if contents.len() > hcl::LARGEST => Contents::Unreadable { unreadable: Unreadable::TooLarge },
-                Ok(text) => Contents::Text(text.to_owned()),
-                Err(_) => Contents::Unreadable { unreadable: Unreadable::NoText },
+                _ if contents.len() > hcl::LARGEST => FileContents::Unreadable { unreadable: Unreadable::TooLarge },
+                Ok(text) => FileContents::Text(text.to_owned()),
+                Err(_) => FileContents::Unreadable { unreadable: Unreadable::NoText },
             },
         )
     }
@@ -132,7 +132,7 @@ impl Files {
         Ok(())
     }
 
-    fn put(&mut self, path: &str, contents: Contents) -> Result<(), BadFiles> {
+    fn put(&mut self, path: &str, contents: FileContents) -> Result<(), BadFiles> {
         let before = self.by_path.get(path).map(|before| path.len() + before.text().map_or(0, str::len));
         let bytes = self.bytes + path.len() + contents.text().map_or(0, str::len) - before.unwrap_or(0);
         if bytes > MOST_BYTES || (before.is_none() && self.by_path.len() >= MOST_FILES) {
@@ -163,11 +163,11 @@ impl Files {
                 // A folder may stand behind any link, whatever it is called.
                 Err(unreadable @ Unreadable::Link) if !path.split('/').any(|folder| folder == PRIVATE) => {
                     Self::checked(path)?;
-                    files.put(path, Contents::Unreadable { unreadable })?;
+                    files.put(path, FileContents::Unreadable { unreadable })?;
                 }
                 Err(unreadable) if Self::is_read_at(path) => {
                     Self::checked(path)?;
-                    files.put(path, Contents::Unreadable { unreadable })?;
+                    files.put(path, FileContents::Unreadable { unreadable })?;
                 }
                 Err(_) => {}
             }
@@ -207,7 +207,7 @@ impl Files {
 
     /// What a file says, if there is one.
     pub fn get(&self, path: &str) -> Option<Result<&str, Unreadable>> {
-        self.by_path.get(path).map(Contents::text)
+        self.by_path.get(path).map(FileContents::text)
     }
 
     /// What stands in the way of a folder: a link in its place, or in that of one above it.
@@ -252,7 +252,7 @@ impl Files {
     }
 }
 
-impl Contents {
+impl FileContents {
     fn text(&self) -> Result<&str, Unreadable> {
         match self {
             Self::Text(text) => Ok(text),
@@ -261,15 +261,15 @@ impl Contents {
     }
 }
 
-impl TryFrom<BTreeMap<String, Contents>> for Files {
+impl TryFrom<BTreeMap<String, FileContents>> for Files {
     type Error = BadFiles;
 
-    fn try_from(given: BTreeMap<String, Contents>) -> Result<Self, BadFiles> {
+    fn try_from(given: BTreeMap<String, FileContents>) -> Result<Self, BadFiles> {
         let mut files = Self::default();
         for (path, contents) in given {
             match contents {
-                Contents::Text(text) => files.insert(&path, text.as_bytes())?,
-                unreadable @ Contents::Unreadable { .. } => {
+                FileContents::Text(text) => files.insert(&path, text.as_bytes())?,
+                unreadable @ FileContents::Unreadable { .. } => {
                     Self::checked(&path)?;
                     files.put(&path, unreadable)?;
                 }
@@ -279,7 +279,7 @@ impl TryFrom<BTreeMap<String, Contents>> for Files {
     }
 }
 
-impl From<Files> for BTreeMap<String, Contents> {
+impl From<Files> for BTreeMap<String, FileContents> {
     fn from(files: Files) -> Self {
         files.by_path
     }

@@ -73,7 +73,7 @@ pub fn parse(file: &[u8]) -> Result<Vec<Locked>, BadLockFile> {
         return Err(BadLockFile::Wrong(vec![why]));
     }
     let body = hcl::parse(file)?;
-    let mut reading = Reading { lines: Lines::of(file), problems: Vec::new() };
+    let mut reading = LockFileReader { lines: Lines::of(file), problems: Vec::new() };
     reading.only(&body, None, &[], &["provider", "module"]);
     let mut locked: BTreeMap<ProviderAddress, Locked> = BTreeMap::new();
     for (number, block) in body.blocks().filter(|block| block.has_ident("provider")).enumerate() {
@@ -99,12 +99,12 @@ pub fn parse(file: &[u8]) -> Result<Vec<Locked>, BadLockFile> {
 }
 
 /// A file on its way to what it means.
-struct Reading {
+struct LockFileReader {
     lines: Lines,
     problems: Vec<String>,
 }
 
-impl Reading {
+impl LockFileReader {
     fn wrong(&mut self, at: Option<Range<usize>>, what: &str) {
         self.problems.push(match at {
             Some(at) => format!("line {}: {what}", self.lines.number(at.start)),

@@ -17,9 +17,9 @@ mod unpacked;
 
 pub use self::collect::{Collected, NotCollected, collect};
 pub use self::configuration::GivenValues;
-pub use self::files::{BadFiles, Contents, Files, MOST_BYTES, Unreadable};
-pub use self::named::Named;
-pub use self::order::{Client, Configurations, Given, MOST_PLATFORMS, Order};
+pub use self::files::{BadFiles, FileContents, Files, MOST_BYTES, Unreadable};
+pub use self::named::LabelKind;
+pub use self::order::{ClientKind, Configurations, Given, MOST_PLATFORMS, Order};
 pub use self::registries::{Beyond, ModuleFiles, Registries};
 pub use self::resolve::resolve;
-pub use self::result::{Cannot, Closure, Wanted};
+pub use self::result::{Cannot, Closure, RequiredArchive};

@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use super::configuration::is_configuration;
-use super::file::{self, Entry};
-use crate::address::{Hostname, What};
+use super::file::{self, FolderEntry};
+use crate::address::{Hostname, PackageSelector};
 
 /// What a word names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Named {
+pub enum LabelKind {
     /// A provider or a module.
     Address,
     /// A `.terraform.lock.hcl`, whatever it is called.
@@ -21,7 +21,7 @@ pub enum Named {
     Told,
 }
 
-impl Named {
+impl LabelKind {
     /// What a word names; `path` is where it would lead as a path. What is written as a path (`./NAME`, `/NAME`, `NAME/`)
     /// is one. What could be an address is one, unless there is a folder of that name with a configuration.
     ///
@@ -39,7 +39,7 @@ impl Named {
         if is_written_as_path || Self::by_ending(path).is_some_and(|named| named == Self::LockFile) {
             return of_path();
         }
-        match What::parse(given, default_host) {
+        match PackageSelector::parse(given, default_host) {
             Ok(_) if path.is_dir() && has_configuration(path) => Err(format!(
                 "{given:?} is a folder with a configuration, and could be an address: write \"./{given}\" for the folder, or \"{default_host}/{given}\" for the address"
             )),
@@ -69,7 +69,7 @@ impl Named {
 
 fn has_configuration(folder: &Path) -> bool {
     let names = file::entries(folder).unwrap_or_default();
-    names.iter().any(|(name, entry)| *entry != Entry::Folder && is_configuration(name))
+    names.iter().any(|(name, entry)| *entry != FolderEntry::Folder && is_configuration(name))
 }
 
 #[cfg(test)]
@@ -88,18 +88,18 @@ mod tests {
             fs::write(top.path().join(file), "").unwrap();
         }
         let host = Hostname::parse("registry.example").unwrap();
-        let named = |given: &str| Named::of(given, &top.path().join(given), &host);
+        let named = |given: &str| LabelKind::of(given, &top.path().join(given), &host);
         let refused = named("envs/prod").unwrap_err();
         assert!(refused.contains("\"./envs/prod\"") && refused.contains("registry.example/envs/prod"), "{refused}");
         for (given, is) in [
-            ("./envs/prod", Named::Folder),
-            ("envs/prod/", Named::Folder),
-            ("envs", Named::Folder),
-            ("hashicorp/null", Named::Address),
-            ("hashicorp/null@~> 3.0", Named::Address),
-            ("envs/x", Named::LockFile),
-            (".terraform.lock.hcl", Named::LockFile),
-            ("x.tar", Named::Tar),
+            ("./envs/prod", LabelKind::Folder),
+            ("envs/prod/", LabelKind::Folder),
+            ("envs", LabelKind::Folder),
+            ("hashicorp/null", LabelKind::Address),
+            ("hashicorp/null@~> 3.0", LabelKind::Address),
+            ("envs/x", LabelKind::LockFile),
+            (".terraform.lock.hcl", LabelKind::LockFile),
+            ("x.tar", LabelKind::Tar),
         ] {
             assert_eq!(named(given), Ok(is), "{given}");
         }

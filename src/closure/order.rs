@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::Files;
 use super::configuration::forget_other_values;
 use super::lock_file::Locked;
-use crate::address::{Platform, What};
+use crate::address::{PackageSelector, Platform};
 
 /// The most platforms of one order.
 pub const MOST_PLATFORMS: usize = 32;
@@ -27,7 +27,7 @@ pub enum Given {
     /// A provider or a module, and which of its versions.
     Address {
         /// Which.
-        what: What,
+        what: PackageSelector,
         /// For which platforms; those of the order where none is named.
         #[serde(default)]
         platforms: Vec<Platform>,
@@ -52,13 +52,13 @@ pub struct Configurations {
     pub roots: Vec<String>,
     /// Whose rules count; of each root by itself where nobody says so.
     #[serde(default)]
-    pub client: Option<Client>,
+    pub client: Option<ClientKind>,
 }
 
 /// A client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Client {
+pub enum ClientKind {
     /// HashiCorp's.
     Terraform,
     /// OpenTofu.
@@ -93,7 +93,7 @@ impl Configurations {
     ///
     /// # Errors
     /// There are no files, or a root has none.
-    pub fn new(mut files: Files, roots: Vec<String>, client: Option<Client>) -> Result<Self, String> {
+    pub fn new(mut files: Files, roots: Vec<String>, client: Option<ClientKind>) -> Result<Self, String> {
         forget_other_values(&mut files);
         if files.is_empty() {
             return Err("there is no file that a client reads: .tf, .tofu, .tf.json or .tofu.json".to_owned());

@@ -6,14 +6,14 @@ use crate::address::Artifact;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Closure {
     /// Each archive once, in order of what it is of.
-    pub wanted: Vec<Wanted>,
+    pub wanted: Vec<RequiredArchive>,
     /// What no `init` could have, and why.
     pub cannot: Vec<Cannot>,
 }
 
 /// One archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
+pub struct RequiredArchive {
     /// Which.
     pub of: Artifact,
     /// For each lock file that lists any for it, and each list once: those one of which it must have. It has to fit all of

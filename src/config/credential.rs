@@ -1,4 +1,4 @@
-//! What larder shows to prove who it is, as types that never print a secret, and how they are read.
+//! Credentials as types that never print a secret, and the readers of their tables.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use crate::address::Hostname;
 use super::section::Section;
 use super::values;
 
-/// A secret that goes into a request's headers.
+/// A secret in a request header.
 #[derive(Debug, Clone)]
 pub enum CredentialKind {
     /// `Authorization: Bearer …`.
@@ -22,7 +22,7 @@ pub enum CredentialKind {
         /// The password.
         password: SecretString,
     },
-    /// A header of its own.
+    /// A custom header.
     Header {
         /// The header's name, lower-case and valid.
         name: String,
@@ -31,32 +31,32 @@ pub enum CredentialKind {
     },
 }
 
-/// `[[credential]]`: how to prove who we are to a host that is no registry.
+/// `[[credential]]`: credential for a host that is not a registry, such as a git server.
 #[derive(Debug, Clone)]
 pub struct Credential {
-    /// The host it is shown to.
+    /// The host that the credential is sent to.
     pub host: Hostname,
-    /// The upstreams whose modules may be fetched with it; each is configured.
+    /// The upstreams whose modules may use it; each is configured.
     pub upstreams: Vec<Hostname>,
-    /// What is shown.
+    /// Kind of authentication.
     pub access: Access,
 }
 
-/// The ways into a host that is no registry.
+/// Authentication at a host that is not a registry.
 #[derive(Debug, Clone)]
 pub enum Access {
-    /// In the headers of a request.
+    /// A header over HTTP.
     Http(CredentialKind),
-    /// By SSH key.
+    /// An SSH key.
     Ssh(SshFiles),
 }
 
-/// The files of an SSH client.
+/// Files for an SSH connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SshFiles {
     /// The private key.
     pub key: PathBuf,
-    /// The host keys that are believed.
+    /// File of trusted host keys.
     pub known_hosts: PathBuf,
 }
 
@@ -65,7 +65,7 @@ const BASIC_EXAMPLE: &str = r#"{ user = "larder", password = { env = "REGISTRY_P
 const HEADER_EXAMPLE: &str = r#"{ name = "X-Registry-Key", value = { env = "REGISTRY_KEY" } }"#;
 const SSH_EXAMPLE: &str = r#"{ key = "id_ed25519", known_hosts = "known_hosts" }"#;
 
-/// Headers that belong to the connection or to larder: a credential in their place would break requests.
+/// Headers of the connection or of larder itself; a credential in their place would break requests.
 const TAKEN_HEADERS: [&str; 10] = [
     "accept-encoding",
     "cdn-loop",
@@ -79,7 +79,7 @@ const TAKEN_HEADERS: [&str; 10] = [
     "upgrade",
 ];
 
-/// Read `token`, `basic` and `header`, of which one at most may be there.
+/// Reads `token`, `basic` or `header`; at most one may be present.
 pub(super) fn read_http(section: &mut Section<'_, '_, '_>) -> Option<CredentialKind> {
     let token = section.secret("token", TOKEN_EXAMPLE);
     let token = token.and_then(|token| valid_value(section, "token", token));
@@ -89,8 +89,8 @@ pub(super) fn read_http(section: &mut Section<'_, '_, '_>) -> Option<CredentialK
     token.map(CredentialKind::Bearer).or(basic).or(header)
 }
 
-/// Read one `[[credential]]`: its upstreams, to be checked whatever else is wrong with it, and the whole; none when
-/// something necessary is missing (the problem is then recorded).
+/// Reads one `[[credential]]`. Returns its upstreams, which are checked despite other problems, and the credential.
+/// `None` where a required key is missing; the problem is recorded.
 pub(super) fn read(section: &mut Section<'_, '_, '_>) -> (Vec<Hostname>, Option<Credential>) {
     let host = section.required("host", "git.corp.example", values::hostname);
     let upstreams = section.list("upstreams", r#"["registry.corp.example"]"#, values::hostname);

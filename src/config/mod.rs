@@ -1,6 +1,5 @@
-//! The configuration: `mirror.toml` becomes checked types, and every problem in it is reported in one go.
-//! The environment and the files that it names are read here and nowhere else; what the values then do is left to the
-//! parts, each of which receives its own section.
+//! The configuration: turns `mirror.toml` into checked types and reports all problems together. Only this module reads
+//! the environment and the files that it names. Each part of larder gets its own section.
 
 use std::path::{Path, PathBuf};
 
@@ -30,43 +29,42 @@ pub use upstream::{Fresh, Upstream};
 pub(crate) use values::listening;
 pub use warm::{Warm, WarmWhat};
 
-/// A `mirror.toml` larger than this is not read.
+/// Size limit of a `mirror.toml`.
 const LIMIT_BYTES: u64 = 1024 * 1024;
 
-/// Everything that `mirror.toml` says, checked, with the defaults where it says nothing.
+/// The checked contents of `mirror.toml`, with defaults for absent options.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The file this was read from; none when the defaults stand.
+    /// File that this was read from; `None` for built-in defaults.
     pub source: Option<PathBuf>,
     /// The main listener.
     pub server: Server,
     /// The admin listener.
     pub admin: Admin,
-    /// What is kept, and where.
+    /// Location and limits of the store.
     pub store: Store,
-    /// Everything that goes out.
+    /// Outbound connections.
     pub network: Network,
-    /// The registries mirrored: at least one, no host twice.
+    /// The mirrored registries: at least one, each host once.
     pub upstreams: Vec<Upstream>,
-    /// Secrets for hosts that are no registries.
+    /// Credentials for hosts that are not registries.
     pub credentials: Vec<Credential>,
-    /// What bundles are signed with, and whose are taken.
+    /// Signing key and trusted keys of bundles.
     pub bundle: BundleKeys,
-    /// What is warmed again and again.
+    /// Recurring warm-ups.
     pub warm: Vec<Warm>,
 }
 
 impl Default for Config {
-    /// What holds with no file at all.
     fn default() -> Self {
         Self::defaults(&outside::variable)
     }
 }
 
 impl Config {
-    /// Read the file named, or else the first found of `$XDG_CONFIG_HOME/larder/mirror.toml` and `/etc/larder/mirror.toml`,
-    /// or else take the defaults. The working directory is never searched: a cloned repository must not choose where
-    /// credentials go.
+    /// Loads the named file, else the first existing one of `$LARDER_CONFIG`, `$XDG_CONFIG_HOME/larder/mirror.toml` and
+    /// `/etc/larder/mirror.toml`, else the defaults. A file that is named here or in `$LARDER_CONFIG` must exist. The
+    /// working directory is never searched: a cloned repository must not choose where credentials go.
     pub fn load(path: Option<&Path>) -> Result<(Self, Vec<Warning>), Problems> {
         let env = &outside::variable;
         if let Some(path) = path {
@@ -86,8 +84,8 @@ impl Config {
         Ok((Self::default(), Vec::new()))
     }
 
-    /// Read the text of one configuration file. `file` is what problems name, and its folder is what relative paths start
-    /// from; `env` answers for the environment. The secrets that the text names are read too.
+    /// Parses the text of one configuration file, and reads the secrets that it names. Problems name `file`, and
+    /// relative paths start from its folder. `env` returns environment variables.
     pub fn parse(
         text: &str,
         file: &Path,
@@ -101,8 +99,8 @@ impl Config {
         }
     }
 
-    /// Promise 8: holding a credential and reachable from elsewhere, larder starts only when the configuration says who
-    /// may ask. Gives the reason not to start, and what to add.
+    /// Promise 8: with a credential and reachable from elsewhere, larder starts only when the configuration says which
+    /// clients are allowed. Returns the reason not to start, and the lines to add.
     pub fn refusal(&self) -> Option<String> {
         if self.server.clients.is_some() || self.server.open {
             return None;
@@ -121,7 +119,7 @@ impl Config {
         ))
     }
 
-    /// The registry of an address that names none.
+    /// Registry of an address without a host.
     pub fn default_host(&self) -> Hostname {
         let usual = || Hostname::parse(upstream::TERRAFORM).expect("a public registry's name is a host name");
         self.server.default_upstream.clone().unwrap_or_else(usual)

@@ -1,23 +1,23 @@
-//! What is wrong or noteworthy in a configuration file, and how it is printed: one line each, the file and line first.
+//! Problems and warnings of a configuration file, printed one per line as `FILE:LINE: KEY: TEXT`.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use super::outside::Unreadable;
 
-/// More lines than this help nobody.
+/// Maximum number of lines printed.
 const SHOWN: usize = 50;
 
-/// One sentence about one place in a configuration file.
+/// One message about a place in a configuration file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Remark {
-    /// The file.
+    /// The configuration file.
     pub file: PathBuf,
-    /// The line, from 1; none when it is about the file as a whole.
+    /// Line, from 1; `None` for the whole file.
     pub line: Option<usize>,
-    /// The key with its section, such as `server.listen`; empty when it is about no key.
+    /// Key with its section, such as `server.listen`; empty for the whole section or file.
     pub key: String,
-    /// What is the matter, and what to write instead. Never holds a secret.
+    /// The problem, and the remedy. Never contains a secret.
     pub text: String,
 }
 
@@ -34,10 +34,10 @@ impl fmt::Display for Remark {
     }
 }
 
-/// Something that does not stop larder from starting, but must be said.
+/// A finding that does not prevent a start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Warning(
-    /// What must be said, and where it is.
+    /// The finding and its place.
     pub Remark,
 );
 
@@ -47,12 +47,12 @@ impl fmt::Display for Warning {
     }
 }
 
-/// Everything that is wrong with a configuration file: at least one thing, in the order of lines.
+/// All problems of a configuration file, at least one, in line order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problems(Vec<Remark>);
 
 impl Problems {
-    /// The problems, in the order of lines.
+    /// The problems, in line order.
     pub fn remarks(&self) -> &[Remark] {
         &self.0
     }

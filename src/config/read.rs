@@ -13,7 +13,7 @@ use crate::bundle::{BundleKeys, PublicKey, SigningKey};
 use crate::store::SizeLimit;
 
 use super::problem::{Remark, Warning};
-use super::reading::Reading;
+use super::reading::ConfigReader;
 use super::section::Section;
 use super::{Admin, Config, Network, Server, Store, TlsFiles, Upstream, credential, upstream, values, warm};
 
@@ -29,7 +29,7 @@ pub(super) struct Outcome {
 
 /// Reads the text of one file to its end, despite any problems.
 pub(super) fn read(text: &str, file: &Path, env: &dyn Fn(&str) -> Option<String>) -> Outcome {
-    let mut reading = Reading::new(text, file, env);
+    let mut reading = ConfigReader::new(text, file, env);
     let mut config = Config::defaults(env);
     config.source = Some(file.to_owned());
 

@@ -1,23 +1,22 @@
-//! What one reading of a file needs throughout, and what it gathers.
+//! Context and results of reading one configuration file.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::problem::{Remark, Warning};
 
-/// What one reading needs and gathers.
-pub(super) struct Reading<'a> {
+pub(super) struct ConfigReader<'a> {
     file: &'a Path,
     pub(super) folder: &'a Path,
     pub(super) env: &'a dyn Fn(&str) -> Option<String>,
     line_starts: Vec<usize>,
     pub(super) problems: Vec<Remark>,
     pub(super) warnings: Vec<Warning>,
-    /// Every key asked for, with its section: what the reader knows.
+    /// Every key that was asked for, with its section.
     pub(super) asked: BTreeSet<String>,
 }
 
-impl<'a> Reading<'a> {
+impl<'a> ConfigReader<'a> {
     pub(super) fn new(text: &str, file: &'a Path, env: &'a dyn Fn(&str) -> Option<String>) -> Self {
         let newlines = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
         Self {
@@ -31,7 +30,7 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// The line, from 1, that an offset into the text is on.
+    /// Line, from 1, of an offset into the text.
     pub(super) fn line(&self, offset: usize) -> usize {
         self.line_starts.partition_point(|start| *start <= offset) + 1
     }

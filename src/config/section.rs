@@ -8,14 +8,14 @@ use toml::de::{DeTable, DeValue};
 
 use super::outside;
 use super::problem::Warning;
-use super::reading::Reading;
+use super::reading::ConfigReader;
 use super::values::{self, Complaint, quoted};
 
 mod secret;
 
 /// One table of the file; absent tables are read too, for their defaults.
 pub(super) struct Section<'r, 'a, 't> {
-    reading: &'r mut Reading<'a>,
+    reading: &'r mut ConfigReader<'a>,
     path: String,
     offset: usize,
     table: Option<&'t DeTable<'t>>,
@@ -25,7 +25,7 @@ pub(super) struct Section<'r, 'a, 't> {
 }
 
 /// Outcome of checking a text as a path.
-pub(super) enum Place {
+pub(super) enum PathBase {
     /// The text is not a valid path.
     None,
     /// No such file at the moment.
@@ -38,7 +38,7 @@ pub(super) enum Place {
 impl<'r, 'a, 't> Section<'r, 'a, 't> {
     /// Reads the whole file as one table. Keys that `read` does not ask for are reported as problems.
     pub(super) fn root<T>(
-        reading: &'r mut Reading<'a>,
+        reading: &'r mut ConfigReader<'a>,
         table: &'t DeTable<'t>,
         read: impl FnOnce(&mut Section<'_, 'a, 't>) -> T,
     ) -> T {
@@ -156,16 +156,16 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         &mut self,
         key: &'static str,
         example: &str,
-        parse: impl Fn(&str, Place) -> Result<T, String>,
+        parse: impl Fn(&str, PathBase) -> Result<T, String>,
     ) -> Option<Vec<T>> {
         let folder = self.reading.folder;
         self.list(key, example, |value| {
             let path = folder.join(value);
             let place = match outside::check(&path) {
-                _ if value.is_empty() || value.contains('\0') => Place::None,
-                Ok(()) | Err(outside::Unreadable::Folder) => Place::There(path),
-                Err(cause) if cause.is_absent() => Place::Empty(path),
-                Err(cause) => Place::Unreadable(path, cause),
+                _ if value.is_empty() || value.contains('\0') => PathBase::None,
+                Ok(()) | Err(outside::Unreadable::Folder) => PathBase::There(path),
+                Err(cause) if cause.is_absent() => PathBase::Empty(path),
+                Err(cause) => PathBase::Unreadable(path, cause),
             };
             parse(value, place)
         })
@@ -239,7 +239,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
     }
 
     fn within<T>(
-        reading: &mut Reading<'a>,
+        reading: &mut ConfigReader<'a>,
         path: String,
         offset: usize,
         table: Option<&'t DeTable<'t>>,

@@ -1,4 +1,4 @@
-//! The sections of `mirror.toml` that occur once, as types, with their defaults. How they are read is left to `read`.
+//! Types and defaults of the sections that occur once in `mirror.toml`.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -15,22 +15,22 @@ use crate::store::SizeLimit;
 /// `[server]`: the main listener.
 #[derive(Debug, Clone)]
 pub struct Server {
-    /// Where it listens.
+    /// Address of the main listener.
     pub listen: SocketAddr,
-    /// What clients reach it by, when that is a path prefix or another name: http or https, ending in a slash, without
+    /// Base URL for clients, for a path prefix or another host name: http or https, ending in a slash, without
     /// userinfo, query or fragment.
     pub public_url: Option<Url>,
-    /// The certificate and key, when larder itself speaks TLS.
+    /// Certificate and key, where larder itself ends TLS.
     pub tls: Option<TlsFiles>,
-    /// True where clients may speak HTTP/2, which has no reason phrases.
+    /// Offer HTTP/2, which has no reason phrases.
     pub http2: bool,
-    /// The upstream that larder's own host name stands for; always one of the upstreams.
+    /// The upstream served under larder's own host name; always one of the upstreams.
     pub default_upstream: Option<Hostname>,
-    /// Who may ask; everybody when absent, never empty.
+    /// Networks of the allowed clients, never empty; `None` allows all.
     pub clients: Option<Vec<IpNet>>,
-    /// Credentialed upstreams are served to everybody, knowingly.
+    /// Explicit permission to serve upstreams with credentials to every client.
     pub open: bool,
-    /// Whose `X-Forwarded-For` is believed.
+    /// Proxies whose `X-Forwarded-For` is trusted.
     pub trusted_proxies: Vec<IpNet>,
 }
 
@@ -50,7 +50,7 @@ impl Default for Server {
 }
 
 impl Server {
-    /// The settings that let others than this machine reach the main listener; empty when none does.
+    /// The settings that make the main listener reachable from other machines.
     pub fn reachable_from_elsewhere(&self) -> Vec<&'static str> {
         let off_loopback = !self.listen.ip().to_canonical().is_loopback();
         [
@@ -64,10 +64,10 @@ impl Server {
     }
 }
 
-/// Two PEM files, read again when they change.
+/// Two PEM files, reloaded when they change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The certificate and its chain.
+    /// The certificate chain.
     pub certificate: PathBuf,
     /// The private key.
     pub key: PathBuf,
@@ -76,9 +76,9 @@ pub struct TlsFiles {
 /// `[admin]`: the admin listener.
 #[derive(Debug, Clone)]
 pub struct Admin {
-    /// Where it listens.
+    /// Address of the admin listener.
     pub listen: SocketAddr,
-    /// The bearer token; when absent, one is made at the first start.
+    /// Bearer token; `None` generates one at the first start.
     pub token: Option<SecretString>,
 }
 
@@ -88,42 +88,42 @@ impl Default for Admin {
     }
 }
 
-/// `[store]`: what is kept, and where.
+/// `[store]`: location and limits of the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Store {
-    /// The folder of the store.
+    /// Folder of the store.
     pub path: PathBuf,
-    /// How much archives and documents may take together.
+    /// Limit of archives and documents together.
     pub max_size: SizeLimit,
-    /// How much rendered answers and small archives may take in memory.
+    /// Memory budget for rendered responses and small archives.
     pub memory: ByteSize,
-    /// How often every archive is read and held against its digest; never when absent.
+    /// Interval of the scrub, which checks every archive against its digest; `None` disables it.
     pub scrub: Option<Duration>,
 }
 
 impl Store {
-    /// The defaults, in this folder.
+    /// Defaults for a store in this folder.
     pub fn in_folder(path: PathBuf) -> Self {
         Self {
             path,
             max_size: SizeLimit::ShareOfDisk,
             memory: ByteSize::mib(64),
-            // Disks lose bits over months; a full store is read within hours.
+            // Disks lose bits over months, and a full store is read within hours.
             scrub: Some(Duration::from_secs(30 * 24 * 3600)),
         }
     }
 }
 
-/// `[network]`: everything that goes out.
+/// `[network]`: outbound connections.
 #[derive(Debug, Clone, Default)]
 pub struct Network {
-    /// Nothing is asked of anybody.
+    /// No outbound traffic at all.
     pub offline: bool,
-    /// Offline, list versions held for all of these; for any platform when empty.
+    /// Platforms that a version needs to be listed offline; empty means any stored platform.
     pub sealed_platforms: Vec<Platform>,
-    /// Certificates added to the system's trust.
+    /// Certificate authorities in addition to the system's.
     pub ca_file: Option<PathBuf>,
-    /// Private places that documents and redirects may lead to.
+    /// Private destinations that documents and redirects may lead to.
     pub allow_private: Vec<Private>,
 }
 
@@ -132,11 +132,11 @@ pub struct Network {
 pub enum Private {
     /// Every address in a network; a single address is a network of one.
     Network(IpNet),
-    /// A host name, in lower-case ASCII, whatever it resolves to; over https.
+    /// A host name in lower-case ASCII, over https; its addresses are not restricted.
     Name(String),
-    /// An origin that may be asked without TLS.
+    /// An origin that may be requested without TLS.
     PlainHttp {
-        /// The host as a parsed URL prints it: lower-case ASCII, an IPv6 address in brackets.
+        /// Host as a parsed URL prints it: lower-case ASCII, IPv6 in brackets.
         host: String,
         /// The port.
         port: u16,

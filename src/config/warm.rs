@@ -1,44 +1,44 @@
-//! `[[warm]]`: what is warmed again and again, its defaults, and how its table is read.
+//! `[[warm]]`: a recurring warm-up, its defaults, and the reader of its table.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::address::{Hostname, Platform, What};
-use crate::closure::{Client, Named};
+use crate::address::{Hostname, PackageSelector, Platform};
+use crate::closure::{ClientKind, LabelKind};
 
-use super::section::{Place, Section};
+use super::section::{PathBase, Section};
 use super::values;
 
-/// How often, where nobody says so.
+/// Default interval.
 const EVERY: Duration = Duration::from_secs(24 * 3600);
-/// How the names of files end that are never addresses.
+/// File name endings that never occur in an address.
 const FILES: [&str; 2] = [".hcl", ".tar"];
 
 /// A recurring warm-up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Warm {
-    /// What it is about: at least one thing.
+    /// Addresses and paths to warm; at least one.
     pub what: Vec<WarmWhat>,
-    /// For which platforms; this machine's when empty.
+    /// Platforms to fetch for; empty means this machine's.
     pub platforms: Vec<Platform>,
-    /// How long after its end it runs again.
+    /// Interval from the end of one run to the start of the next.
     pub every: Duration,
-    /// Whether what it warms is pinned.
+    /// Pin the fetched packages.
     pub pin: bool,
-    /// Whose rules count for folders; each folder's own files tell when absent.
-    pub client: Option<Client>,
+    /// Client whose rules apply to folders; `None` detects it from each folder's files.
+    pub client: Option<ClientKind>,
 }
 
-/// One thing that is warmed again and again.
+/// One entry of a recurring warm-up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WarmWhat {
-    /// An address with its constraint, as it is written: one that can be read.
+    /// A valid address with a constraint, as written.
     Address(String),
-    /// A lock file, a folder or a tar, read anew each time.
+    /// A lock file, folder or tar, read again at each run.
     Path(PathBuf),
 }
 
-/// Read one `[[warm]]`; none when it is about nothing that is known (the problem is then recorded).
+/// Reads one `[[warm]]`. `None` without any valid entry; the problem is recorded.
 pub(super) fn read(section: &mut Section<'_, '_, '_>) -> Option<Warm> {
     let example = r#"["hashicorp/aws@~> 5.0", "./configurations/prod"]"#;
     let what = section.paths_or("what", example, what).unwrap_or_default();
@@ -59,51 +59,51 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>) -> Option<Warm> {
     (!warm.what.is_empty()).then_some(warm)
 }
 
-/// What a text means, and what is to be said of it. A path that leads nowhere now may lead somewhere when its time comes:
-/// a folder may be mounted later, and larder serves clients without it.
-fn what(given: &str, place: Place) -> Result<(WarmWhat, Option<String>), String> {
+/// Parses one entry, with an optional warning. An absent path is only a warning: a folder may be mounted later, and
+/// larder serves clients without it.
+fn what(given: &str, place: PathBase) -> Result<(WarmWhat, Option<String>), String> {
     let is_written_as_path =
         given.starts_with(['.', '/']) || given.ends_with('/') || FILES.iter().any(|ending| given.ends_with(ending));
     if given.starts_with('~') {
         return Err(format!("{} is taken as it stands: no shell puts your home folder for ~", values::quoted(given)));
     }
     let later = "it is looked for again each time this is warmed";
-    // The registry of an address that names none is known later; whether this is an address, now.
+    // The default registry is not available yet; any host will do to check the syntax.
     let some_host = Hostname::parse(super::upstream::TERRAFORM).map_err(|bad| bad.to_string())?;
     match place {
-        Place::There(path) => {
-            return match Named::of(given, &path, &some_host)? {
-                Named::Address => Ok((WarmWhat::Address(given.to_owned()), None)),
-                Named::Told => {
+        PathBase::There(path) => {
+            return match LabelKind::of(given, &path, &some_host)? {
+                LabelKind::Address => Ok((WarmWhat::Address(given.to_owned()), None)),
+                LabelKind::Told => {
                     Err(format!("{} is neither a lock file, nor a folder, nor a tar", values::quoted(given)))
                 }
-                Named::LockFile | Named::Folder | Named::Tar => Ok((WarmWhat::Path(path), None)),
+                LabelKind::LockFile | LabelKind::Folder | LabelKind::Tar => Ok((WarmWhat::Path(path), None)),
             };
         }
-        Place::Unreadable(path, cause) => {
+        PathBase::Unreadable(path, cause) => {
             let remark = format!("{} cannot be read: {cause}; {later}", path.display());
             return Ok((WarmWhat::Path(path), Some(remark)));
         }
-        Place::Empty(path) if is_written_as_path => {
+        PathBase::Empty(path) if is_written_as_path => {
             let remark = format!("there is no file and no folder {}; {later}", values::quoted(given));
             return Ok((WarmWhat::Path(path), Some(remark)));
         }
-        Place::Empty(_) | Place::None => {}
+        PathBase::Empty(_) | PathBase::None => {}
     }
-    What::parse(given, &some_host)
+    PackageSelector::parse(given, &some_host)
         .map_err(|bad| format!("{}: no file and no folder has this name, and it is no address: {bad}", shown(given)))?;
     Ok((WarmWhat::Address(given.to_owned()), None))
 }
 
-/// A text as messages show it. An address has an `@` and no password; a URL may have both.
+/// Quotes a text for messages. An address contains an `@` and no password; a URL may contain both.
 fn shown(given: &str) -> String {
     if given.contains("://") { values::quoted(given) } else { format!("{given:?}") }
 }
 
-fn client(value: &str) -> Result<Client, String> {
+fn client(value: &str) -> Result<ClientKind, String> {
     match value {
-        "terraform" => Ok(Client::Terraform),
-        "opentofu" => Ok(Client::Opentofu),
+        "terraform" => Ok(ClientKind::Terraform),
+        "opentofu" => Ok(ClientKind::Opentofu),
         _ => Err(format!("{} is neither terraform nor opentofu", values::quoted(value))),
     }
 }

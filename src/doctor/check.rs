@@ -1,91 +1,87 @@
-//! One thing that was looked at, and what was found.
+//! One check and its result.
 
 use serde::Serialize;
 
 use crate::config::{Config, Remark, Warning};
 
-/// What a check came to.
+/// Result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Verdict {
-    /// As it should be.
+pub enum CheckResult {
+    /// Works.
     Ok,
-    /// It works, or may; somebody should look at it.
+    /// Works, or may work; worth attention.
     Warn,
-    /// It does not work.
+    /// Does not work.
     Fail,
 }
 
-/// One line of the doctor's.
+/// One line of the doctor's report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// What was looked at, or how it is wrong: the same word in every version.
+    /// Identifier of the subject or of the fault; stable across versions.
     pub id: &'static str,
-    /// What it came to.
-    pub verdict: Verdict,
-    /// Which of several: an upstream, a client.
+    /// Result of the check.
+    pub verdict: CheckResult,
+    /// The upstream or client that the check is about, where there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub of: Option<String>,
-    /// What was found.
+    /// The finding.
     pub found: String,
-    /// What to do about it.
+    /// Advice, one step per entry.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub to_do: Vec<String>,
-    /// Lines to write somewhere, as they are.
+    /// Lines to paste verbatim.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub paste: Option<String>,
 }
 
 impl Check {
-    fn new(id: &'static str, verdict: Verdict, found: impl Into<String>) -> Self {
+    fn new(id: &'static str, verdict: CheckResult, found: impl Into<String>) -> Self {
         Self { id, verdict, of: None, found: found.into(), to_do: Vec::new(), paste: None }
     }
 
-    /// All is well.
     pub(super) fn ok(id: &'static str, found: impl Into<String>) -> Self {
-        Self::new(id, Verdict::Ok, found)
+        Self::new(id, CheckResult::Ok, found)
     }
 
-    /// Somebody should look at it.
     pub(super) fn warn(id: &'static str, found: impl Into<String>) -> Self {
-        Self::new(id, Verdict::Warn, found)
+        Self::new(id, CheckResult::Warn, found)
     }
 
-    /// It does not work.
     pub(super) fn fail(id: &'static str, found: impl Into<String>) -> Self {
-        Self::new(id, Verdict::Fail, found)
+        Self::new(id, CheckResult::Fail, found)
     }
 
-    /// Which of several it is about.
+    /// Sets the upstream or client that the check is about.
     pub(super) fn of(mut self, whom: impl ToString) -> Self {
         self.of = Some(whom.to_string());
         self
     }
 
-    /// What to do about it.
+    /// Adds advice.
     pub(super) fn advise(mut self, what: impl Into<String>) -> Self {
         self.to_do.push(what.into());
         self
     }
 
-    /// It may be so for the doctor only, and `why`.
+    /// Limits the result to a warning, because the doctor's situation differs from the client's. Appends `why`.
     pub(super) fn no_worse_than_a_warning(mut self, why: &str) -> Self {
-        self.verdict = self.verdict.min(Verdict::Warn);
+        self.verdict = self.verdict.min(CheckResult::Warn);
         self.found.push_str(why);
         self
     }
 
-    /// Lines to write, as they are.
     pub(super) fn paste(mut self, lines: impl Into<String>) -> Self {
         self.paste = Some(lines.into());
         self
     }
 }
 
-/// The id of everything about `mirror.toml`.
+/// Identifier of checks of `mirror.toml`.
 const CONFIG: &str = "config";
 
-/// A configuration that does not load: nothing else can be looked at.
+/// Checks for a configuration that does not load; no other checks are possible.
 pub(super) fn of_problems(problems: &[Remark]) -> Vec<Check> {
     let check = |problem: &Remark| Check::fail(CONFIG, problem.to_string());
     let mut checks: Vec<Check> = problems.iter().map(check).collect();
@@ -95,7 +91,7 @@ pub(super) fn of_problems(problems: &[Remark]) -> Vec<Check> {
     checks
 }
 
-/// A configuration that loads, what it warns of, and what would keep a larder from starting with it.
+/// Checks for a configuration that loads: its warnings, and the problems that would prevent a start.
 pub(super) fn of_configuration(config: &Config, warnings: &[Warning], problems: Vec<String>) -> Vec<Check> {
     let warnings = warnings.iter().map(|warning| Check::warn(CONFIG, warning.to_string()));
     let to_do = "mend it: larder does not start like this";

@@ -1,4 +1,4 @@
-//! Whether this machine's clock is right: certificates and signatures are judged by it.
+//! Checks this machine's clock, because certificates and signatures depend on it.
 
 use std::time::Duration;
 
@@ -6,22 +6,22 @@ use super::Check;
 use crate::clock::Timestamp;
 
 const WORTH_A_WORD: Duration = Duration::from_secs(5 * 60);
-/// From here on certificates that are good look bad.
+/// From this difference on, valid certificates are rejected.
 const WRONG: Duration = Duration::from_secs(12 * 3600);
 
-/// What time it is, as somebody else says.
+/// The time according to another server.
 #[derive(Debug, Clone)]
-pub(super) struct Told {
-    /// Who.
+pub(super) struct TimeSource {
+    /// Name of the server.
     pub(super) by: String,
-    /// What.
+    /// Its time.
     pub(super) at: Timestamp,
-    /// The time here when it came.
+    /// Local time when the response arrived.
     pub(super) here: Timestamp,
 }
 
-/// Holds the clock against what others say; where they differ, against the one that is nearest.
-pub(super) fn judge(now: Timestamp, told: &[Told]) -> Check {
+/// Compares the clock with the nearest of the announced times: a single server may have a wrong clock.
+pub(super) fn judge(now: Timestamp, told: &[TimeSource]) -> Check {
     let Some(nearest) = told.iter().min_by_key(|told| told.off()) else {
         return Check::ok(
             "clock",
@@ -40,7 +40,7 @@ pub(super) fn judge(now: Timestamp, told: &[Told]) -> Check {
     check.advise(to_do)
 }
 
-impl Told {
+impl TimeSource {
     fn off(&self) -> Duration {
         self.at.since(self.here).max(self.here.since(self.at))
     }
@@ -48,7 +48,7 @@ impl Told {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Verdict;
+    use super::super::CheckResult;
     use super::*;
 
     #[test]
@@ -56,15 +56,15 @@ mod tests {
         let here = Timestamp(1_800_000_000);
         let told = |seconds: i64| {
             let at = Timestamp(here.0.saturating_add_signed(seconds));
-            Told { by: "registry.example".to_owned(), at, here }
+            TimeSource { by: "registry.example".to_owned(), at, here }
         };
         for (seconds, verdict, said) in [
-            (0, Verdict::Ok, "within 1 s"),
-            (-290, Verdict::Ok, "within 290 s"),
-            (600, Verdict::Warn, "10m behind registry.example"),
-            (-7200, Verdict::Warn, "2h ahead of registry.example"),
-            (86_400, Verdict::Fail, "1day behind registry.example"),
-            (-86_400, Verdict::Fail, "1day ahead of registry.example"),
+            (0, CheckResult::Ok, "within 1 s"),
+            (-290, CheckResult::Ok, "within 290 s"),
+            (600, CheckResult::Warn, "10m behind registry.example"),
+            (-7200, CheckResult::Warn, "2h ahead of registry.example"),
+            (86_400, CheckResult::Fail, "1day behind registry.example"),
+            (-86_400, CheckResult::Fail, "1day ahead of registry.example"),
         ] {
             let check = judge(here, &[told(seconds)]);
             assert_eq!(check.verdict, verdict, "{seconds}: {check:?}");
@@ -72,9 +72,9 @@ mod tests {
         }
         assert_eq!(
             judge(here, &[told(-86_400), told(3)]).verdict,
-            Verdict::Ok,
+            CheckResult::Ok,
             "one of two upstreams has a wrong clock"
         );
-        assert_eq!(judge(here, &[]).verdict, Verdict::Ok);
+        assert_eq!(judge(here, &[]).verdict, CheckResult::Ok);
     }
 }

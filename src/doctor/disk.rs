@@ -1,4 +1,4 @@
-//! The store and the disk it is on.
+//! Checks the store and its disk.
 
 use bytesize::ByteSize;
 
@@ -6,15 +6,15 @@ use super::{Check, WITHIN};
 use crate::config::Config;
 use crate::store::{Examined, Room, Store, StoreError};
 
-/// With less than this, the next provider may not fit.
+/// With less free space, the next provider may not fit.
 const NEARLY_FULL: u64 = 256 << 20;
-/// What documents, the index and a log or two want of a disk whatever the archives take.
+/// Disk space for documents, the index and logs besides archives.
 const LITTLE: u64 = 32 << 20;
 const FEW_FILES: u64 = 1000;
 const NEARLY_FULL_MEANS: &str = "until there is room, larder evicts what was used least lately, and what does not \
      fit is passed through without being kept";
 
-/// Looks at the store and its disk. `used` is what archives and documents take, where a running larder said so.
+/// Checks the store and its disk. `used` is the size of archives and documents, if a running larder reported it.
 pub(super) async fn look(config: &Config, examined: &Examined, used: Option<u64>) -> Vec<Check> {
     let mut checks = vec![store(config, examined)];
     match &examined.room {
@@ -49,7 +49,7 @@ fn store(config: &Config, examined: &Examined) -> Check {
     };
     match (&examined.there, &examined.format, &examined.writable) {
         (Err(error), _, _) => {
-            // Another user's store is closed to this one, as it should be.
+            // Another user's store is not readable, as intended.
             let check: fn(&'static str, String) -> Check = if error.is_denied() { Check::warn } else { Check::fail };
             check(STORE, format!("cannot be looked at: {error}"))
                 .advise("run the doctor as larder's user (sudo -u larder larder doctor)")
@@ -65,7 +65,7 @@ fn store(config: &Config, examined: &Examined) -> Check {
     }
 }
 
-/// Pure: what the room on the disk means for a store that may grow to `max_size`.
+/// Judges the free disk space for a store that may grow to `max_size`.
 fn disk(room: &Room, max_size: u64, used: Option<u64>) -> Check {
     const DISK: &str = "disk";
     let Room { free_bytes, total_bytes, free_files, is_read_only: _ } = *room;
@@ -92,27 +92,27 @@ fn disk(room: &Room, max_size: u64, used: Option<u64>) -> Check {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Verdict;
+    use super::super::CheckResult;
     use super::*;
 
     #[test]
     fn a_disk_is_judged_by_what_the_store_may_still_grow() {
         const GIB: u64 = 1 << 30;
         for (free, max_size, used, files, verdict) in [
-            (100 * GIB, 50 * GIB, Some(0), None, Verdict::Ok),
-            (10 * GIB, 50 * GIB, Some(0), None, Verdict::Warn),
-            (10 * GIB, 50 * GIB, Some(45 * GIB), None, Verdict::Ok),
-            (100 << 20, 50 * GIB, Some(GIB), None, Verdict::Fail),
+            (100 * GIB, 50 * GIB, Some(0), None, CheckResult::Ok),
+            (10 * GIB, 50 * GIB, Some(0), None, CheckResult::Warn),
+            (10 * GIB, 50 * GIB, Some(45 * GIB), None, CheckResult::Ok),
+            (100 << 20, 50 * GIB, Some(GIB), None, CheckResult::Fail),
             // It is as large as it may be, and evicts by its own limit.
-            (100 << 20, 50 * GIB, Some(50 * GIB), None, Verdict::Ok),
-            (1 << 20, 50 * GIB, Some(50 * GIB), None, Verdict::Fail),
-            (100 * GIB, 50 * GIB, None, Some(10), Verdict::Fail),
-            (100 * GIB, 50 * GIB, None, Some(1_000_000), Verdict::Ok),
+            (100 << 20, 50 * GIB, Some(50 * GIB), None, CheckResult::Ok),
+            (1 << 20, 50 * GIB, Some(50 * GIB), None, CheckResult::Fail),
+            (100 * GIB, 50 * GIB, None, Some(10), CheckResult::Fail),
+            (100 * GIB, 50 * GIB, None, Some(1_000_000), CheckResult::Ok),
         ] {
             let room = Room { free_bytes: free, total_bytes: 200 * GIB, free_files: files, is_read_only: false };
             let check = disk(&room, max_size, used);
             assert_eq!(check.verdict, verdict, "{free} {used:?} {files:?}: {check:?}");
-            assert_eq!(check.to_do.is_empty(), verdict == Verdict::Ok);
+            assert_eq!(check.to_do.is_empty(), verdict == CheckResult::Ok);
         }
     }
 }

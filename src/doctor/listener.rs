@@ -1,11 +1,11 @@
-//! Whether clients reach the main listener where they are told that it is.
+//! Checks that clients reach the main listener at its announced URL.
 
 use std::net::IpAddr;
 
 use url::{Host, Url};
 
-use super::recognise::{Met, Service, Who, meet};
-use super::running::Running;
+use super::recognise::{Met, ProbedService, Who, meet};
+use super::running::RunningLarder;
 use super::{Check, Findings, clock};
 use crate::app;
 use crate::clock::Clock;
@@ -18,12 +18,12 @@ const LISTENER: &str = "listener";
 const CERTIFICATE: &str = "listener.certificate";
 const LINKS: &str = "listener.links";
 
-/// How clients reach a larder of this configuration: a URL that ends in a slash.
+/// Base URL of a larder with this configuration, ending in a slash.
 pub(super) fn base(config: &Config) -> Option<Url> {
     Url::parse(&format!("{}/", app::base(config, config.server.listen))).ok()
 }
 
-/// Whether a URL leads to the listener of this configuration itself, by another spelling of its address too.
+/// True for a URL of this configuration's main listener, also through another name for loopback.
 pub(super) fn is_ours(url: &Url, config: &Config) -> bool {
     let Some(base) = base(config) else { return false };
     if url.origin() == base.origin() {
@@ -42,18 +42,18 @@ fn reaches(listening: IpAddr) -> bool {
     listening.is_loopback() || listening.is_unspecified()
 }
 
-/// Asks there as a client would.
-pub(super) async fn look(config: &Config, running: &Running, trust: &Trust) -> Findings {
+/// Requests the base URL as a client would.
+pub(super) async fn look(config: &Config, running: &RunningLarder, trust: &Trust) -> Findings {
     let (true, Some(base), Some(upstream)) = (running.is_up(), base(config), config.upstreams.first()) else {
         return Findings::default();
     };
     let host = &upstream.host;
     let Ok(asked) = base.join(providers_base(host).trim_start_matches('/')) else { return Findings::default() };
     let shown = base.as_str().trim_end_matches('/').to_owned();
-    match meet(&asked, Service::Providers, host, trust).await {
+    match meet(&asked, ProbedService::Providers, host, trust).await {
         Ok(met) => {
-            let told = met.date.map(|at| clock::Told { by: shown.clone(), at, here: Clock::system().now() });
-            // What this machine says of itself is no second opinion.
+            let told = met.date.map(|at| clock::TimeSource { by: shown.clone(), at, here: Clock::system().now() });
+            // The Date header of this machine is no independent time source.
             let told = told.filter(|_| config.server.public_url.is_some());
             let checks = of_met(&met, &base, &shown).into_iter().chain(links(config)).collect();
             Findings { checks, told: told.into_iter().collect() }
@@ -90,7 +90,8 @@ fn of_met(met: &Met, base: &Url, shown: &str) -> Vec<Check> {
     checks
 }
 
-/// What tools cannot follow of larder's answers. Where TLS ends here, or `public_url` is set, they follow all of it.
+/// Reports path-absolute URLs in responses, which some tools cannot resolve. With TLS in larder or `public_url`, URLs
+/// are absolute.
 fn links(config: &Config) -> Option<Check> {
     let server = &config.server;
     if server.public_url.is_some() || server.tls.is_some() {
@@ -127,7 +128,7 @@ fn of_no_visit(error: &NoVisit, shown: &str, config: &Config) -> Vec<Check> {
     }
 }
 
-/// What to do about a certificate that clients do not take.
+/// Advice about a certificate that clients reject.
 pub(super) fn what_to_do_about(bad: &BadCertificate) -> &'static str {
     match bad {
         BadCertificate::Untrusted => {

@@ -1,5 +1,5 @@
-//! Is it working? One check per line: the configuration, the running larder, its store, its disk, its clock, its
-//! upstreams, and whether the clients of this machine would come here. Changes nothing and waits for nothing long.
+//! `larder doctor`: checks the configuration, the running larder, its store, disk, clock and upstreams, and whether the
+//! clients of this machine use it. Changes nothing, and limits every wait.
 
 mod check;
 mod client;
@@ -16,9 +16,9 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesOrdered;
 use futures_util::{FutureExt, StreamExt};
 
-pub use self::check::{Check, Verdict};
+pub use self::check::{Check, CheckResult};
 
-use self::running::{Running, State};
+use self::running::{RunningLarder, State};
 use crate::app::{self, StartError};
 use crate::cdn_loop::OwnEntry;
 use crate::clock::{Clock, Timestamp};
@@ -30,14 +30,14 @@ use crate::upstream::bounds::Bounds;
 use crate::upstream::outbound::Outbound;
 use crate::upstream::{Traffic, Upstreams};
 
-/// The longest that any one question waits for its answer.
+/// Longest wait for one answer.
 const WITHIN: Duration = Duration::from_secs(6);
 
-/// What came of one group of checks, and the times that others said it is.
+/// Checks of one group, and the times announced by other servers.
 #[derive(Debug, Default)]
 struct Findings {
     checks: Vec<Check>,
-    told: Vec<clock::Told>,
+    told: Vec<clock::TimeSource>,
 }
 
 impl From<Vec<Check>> for Findings {
@@ -46,7 +46,7 @@ impl From<Vec<Check>> for Findings {
     }
 }
 
-/// Looks at everything; `tell` is called with each check, in order and as soon as there is one.
+/// Runs all checks. Calls `tell` with each check in order, as soon as it is available.
 pub async fn examine(loaded: Result<(Config, Vec<Warning>), Problems>, mut tell: impl FnMut(Check)) {
     let (config, warnings) = match loaded {
         Ok(loaded) => loaded,
@@ -55,7 +55,7 @@ pub async fn examine(loaded: Result<(Config, Vec<Warning>), Problems>, mut tell:
         }
     };
     let of_configuration = check::of_configuration(&config, &warnings, app::what_would_not_start(&config));
-    let can_start = of_configuration.iter().all(|check| check.verdict != Verdict::Fail);
+    let can_start = of_configuration.iter().all(|check| check.verdict != CheckResult::Fail);
     of_configuration.into_iter().for_each(&mut tell);
     let Some(examined) = examined(&config).await else {
         tell(
@@ -96,21 +96,21 @@ pub async fn examine(loaded: Result<(Config, Vec<Warning>), Problems>, mut tell:
     tell(clock::judge(clock.now(), &told));
 }
 
-/// What the disk says of the store; `None` where it says nothing.
+/// Examines the store on disk; `None` where the disk does not respond in time.
 async fn examined(config: &Config) -> Option<Examined> {
     let folder = config.store.path.clone();
     let looking = tokio::task::spawn_blocking(move || Store::examine(&folder));
     tokio::time::timeout(WITHIN, looking).await.ok()?.ok()
 }
 
-/// Whom the clients trust; `None` where the disk does not say.
+/// Reads the certificate authorities that clients trust; `None` where the disk does not respond in time.
 async fn trust(environment: &Environment) -> Option<Trust> {
     let [file, folders] = ["SSL_CERT_FILE", "SSL_CERT_DIR"].map(|name| environment.get(name).cloned());
     let reading = tokio::task::spawn_blocking(move || Trust::of_clients(file.as_deref(), folders.as_deref()));
     tokio::time::timeout(WITHIN, reading).await.ok()?.ok()
 }
 
-async fn of_upstreams(config: &Config, running: &Running, can_start: bool, now: Timestamp) -> Findings {
+async fn of_upstreams(config: &Config, running: &RunningLarder, can_start: bool, now: Timestamp) -> Findings {
     if running.state == State::NeverSetUp {
         return vec![Check::ok("upstreams", "not asked: no larder is set up here that would ask them")].into();
     }
@@ -119,7 +119,7 @@ async fn of_upstreams(config: &Config, running: &Running, can_start: bool, now: 
         return vec![Check::ok("upstreams", said)].into();
     }
     if !can_start {
-        // The way out is built of what does not load.
+        // The outbound connector needs the files that failed to load.
         return Findings::default();
     }
     let outbound = match outbound(config) {
@@ -137,7 +137,7 @@ async fn of_upstreams(config: &Config, running: &Running, can_start: bool, now: 
     all
 }
 
-/// The one way out, as a larder of this configuration has it, and without a store.
+/// Builds larder's outbound connector, without a store.
 fn outbound(config: &Config) -> Result<Outbound, StartError> {
     let own = OwnEntry::random().map_err(|_| StartError::Random)?;
     Ok(Outbound::new(&config.network, &config.upstreams, own, Traffic::default(), Bounds::default())?)

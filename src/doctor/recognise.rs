@@ -1,6 +1,6 @@
-//! Who answers at a URL that should be the base of a service of larder's. What is asked for there has a name that no
-//! provider can have: larder refuses the name (400) where it serves the service, has nothing there (404) where it does
-//! not, and asks no upstream in either case.
+//! Identifies the server at a URL that should be the base of a larder service. The request uses a name that no provider
+//! can have. Larder refuses the name (400) where it serves the service, returns 404 where it does not, and asks no
+//! upstream in either case.
 
 use http::StatusCode;
 use serde::Deserialize;
@@ -17,29 +17,27 @@ use crate::http::visit::{NoVisit, Visited, visit};
 use crate::protocol::route::PROBE;
 use crate::upstream::retry_after::date;
 
-/// Who was met.
+/// Result of a request to a server.
 #[derive(Debug)]
 pub(super) struct Met {
-    /// Who it is.
     pub(super) who: Who,
-    /// When its certificate ends, where that is soon.
+    /// End of its certificate's validity, if that is soon.
     pub(super) ends_soon: Option<Timestamp>,
-    /// The time it is there.
+    /// The time in its Date header.
     pub(super) date: Option<Timestamp>,
 }
 
-/// The service that a URL should be the base of.
+/// The larder service expected at a URL.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Service {
-    /// `providers.v1`
+pub(super) enum ProbedService {
+    /// The registry service `providers.v1`.
     Providers,
-    /// `modules.v1`
+    /// The registry service `modules.v1`.
     Modules,
-    /// A network mirror.
     Mirror,
 }
 
-impl Service {
+impl ProbedService {
     fn what_can_not_be(self, host: &Hostname) -> String {
         match self {
             Self::Providers => format!("{PROBE}/{PROBE}/versions"),
@@ -49,7 +47,7 @@ impl Service {
     }
 }
 
-/// Who answers somewhere.
+/// The kind of server that answered.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Who {
     /// A larder that serves the service there.
@@ -58,14 +56,14 @@ pub(super) enum Who {
     LarderElsewhere,
     /// A larder that does not mirror this host.
     LarderWithout(Hostname),
-    /// A larder that does not serve this machine, in its words.
+    /// A larder that refuses this machine, with its message.
     LarderThatRefuses(String),
     /// Another program, with this status.
     SomethingElse(StatusCode),
 }
 
-/// Asks below the base of a service, which ends in a slash, and looks at who answers.
-pub(super) async fn meet(base: &Url, service: Service, host: &Hostname, trust: &Trust) -> Result<Met, NoVisit> {
+/// Requests a URL below the base of a service, which ends in a slash, and identifies the server.
+pub(super) async fn meet(base: &Url, service: ProbedService, host: &Hostname, trust: &Trust) -> Result<Met, NoVisit> {
     let mut asked = base.clone();
     asked.set_path(&format!("{}{}", base.path(), service.what_can_not_be(host)));
     let visited = visit(&asked, trust, WITHIN).await?;

@@ -1,4 +1,4 @@
-//! Whether a larder runs with this configuration, and whether the commands could tell it anything.
+//! Checks whether a larder runs with this configuration, and whether the commands can reach it.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use super::{Check, WITHIN};
 use crate::config::Config;
 use crate::http::admin_client::{self, NoAnswer};
-use crate::protocol::admin::{Command, Refusal, Report};
+use crate::protocol::admin::{AdminRefusal, Operation, Report};
 use crate::store::{Examined, LockState, Store, TokenFile};
 
 const HELD_BY_ANOTHER: &str = "a larder with another [admin] listen has this store, or a command is at work on it: \
@@ -18,36 +18,32 @@ const HELD_BY_ANOTHER: &str = "a larder with another [admin] listen has this sto
 const NONE_HERE: &str = "where one shall run, start it (larder serve) or give the doctor its --config; where only clients \
      are, nothing is to be done";
 
-/// Whether a larder of this configuration runs.
+/// State of the larder of this configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum State {
-    /// It runs.
     Up,
-    /// It does not.
     #[default]
     Down,
-    /// It never did: there is neither a configuration nor a store, and this may be a machine with clients only.
+    /// Never set up: there is neither a configuration nor a store. This may be a machine with clients only.
     NeverSetUp,
 }
 
-/// What is known of the larder of this configuration.
+/// Facts about the larder of this configuration.
 #[derive(Debug, Default)]
-pub(super) struct Running {
-    /// Whether it runs.
+pub(super) struct RunningLarder {
     pub(super) state: State,
-    /// What its archives and documents take, in bytes.
+    /// Size of its archives and documents, in bytes.
     pub(super) used_bytes: Option<u64>,
 }
 
-impl Running {
-    /// Whether it runs.
+impl RunningLarder {
     pub(super) fn is_up(&self) -> bool {
         self.state == State::Up
     }
 }
 
-/// Looks for the running larder, and tries the token on it.
-pub(super) async fn look(config: &Config, examined: &Examined) -> (Running, Vec<Check>) {
+/// Checks the running larder and the admin token.
+pub(super) async fn look(config: &Config, examined: &Examined) -> (RunningLarder, Vec<Check>) {
     if config.source.is_none() && matches!(examined.there, Ok(false)) {
         return none_here(config.admin.listen).await;
     }
@@ -56,8 +52,8 @@ pub(super) async fn look(config: &Config, examined: &Examined) -> (Running, Vec<
     (running, vec![check, token])
 }
 
-/// Neither a configuration nor a store: what there is to say of a larder is that there is none.
-async fn none_here(at: SocketAddr) -> (Running, Vec<Check>) {
+/// Without a configuration and a store, the only finding is that no larder is set up.
+async fn none_here(at: SocketAddr) -> (RunningLarder, Vec<Check>) {
     let somebody = match get(at, "/healthz", None).await {
         Err(NoAnswer::NotRunning(_)) => String::new(),
         Ok(_) => format!("; another larder answers on {at}"),
@@ -65,15 +61,15 @@ async fn none_here(at: SocketAddr) -> (Running, Vec<Check>) {
     };
     let found =
         format!("no larder is set up on this machine: no mirror.toml was found, and there is no store{somebody}");
-    let running = Running { state: State::NeverSetUp, used_bytes: None };
+    let running = RunningLarder { state: State::NeverSetUp, used_bytes: None };
     (running, vec![Check::warn("running", found).advise(NONE_HERE)])
 }
 
-async fn larder(config: &Config, examined: &Examined) -> (Running, Check) {
+async fn larder(config: &Config, examined: &Examined) -> (RunningLarder, Check) {
     const RUNNING: &str = "running";
     let at = config.admin.listen;
     let store = config.store.path.display();
-    let down = |check| (Running::default(), check);
+    let down = |check| (RunningLarder::default(), check);
     match (get(at, "/healthz", None).await, examined.lock) {
         (Err(NoAnswer::NotRunning(_)), LockState::Held) => {
             down(Check::fail(RUNNING, format!("{store} is in use, and nobody listens on {at}")).advise(HELD_BY_ANOTHER))
@@ -90,7 +86,7 @@ async fn larder(config: &Config, examined: &Examined) -> (Running, Check) {
             Check::fail(RUNNING, error.to_string())
                 .advise("something else has this port, or larder hangs: see who listens there (ss -ltnp)"),
         ),
-        // The token is for whoever has the store.
+        // The token is only for the larder that holds the lock of this store.
         (Ok(_), LockState::Free) => down(
             Check::fail(RUNNING, format!("a larder answers on {at}, and the store in {store} is in use by nobody"))
                 .advise("another larder listens there: give the doctor its --config, or this one another port"),
@@ -99,10 +95,10 @@ async fn larder(config: &Config, examined: &Examined) -> (Running, Check) {
     }
 }
 
-async fn up(config: &Config, examined: &Examined, at: SocketAddr) -> (Running, Check) {
+async fn up(config: &Config, examined: &Examined, at: SocketAddr) -> (RunningLarder, Check) {
     const RUNNING: &str = "running";
     let here = env!("CARGO_PKG_VERSION");
-    let mut running = Running { state: State::Up, used_bytes: None };
+    let mut running = RunningLarder { state: State::Up, used_bytes: None };
     if let Err(error) = get(at, "/readyz", None).await {
         let check = Check::fail(RUNNING, format!("it runs and is not ready: {error}"));
         return (running, check.advise("bring the store folder back, or restart larder; its log says more"));
@@ -115,7 +111,7 @@ async fn up(config: &Config, examined: &Examined, at: SocketAddr) -> (Running, C
             let check = Check::warn(RUNNING, format!("it runs on {at}, in another version than the {here} of this"));
             return (running, check.advise("restart it, so that both are of one version"));
         }
-        // Whether it takes the token is the next check.
+        // The token check reports this.
         Err(_) => return (running, Check::ok(RUNNING, format!("ready; admin listener on {at}"))),
     };
     running.used_bytes = Some(report.archive_bytes.saturating_add(report.document_bytes));
@@ -147,7 +143,7 @@ async fn token(config: &Config, examined: &Examined, is_up: bool) -> Check {
                     .advise("remove the file and restart larder: it makes a new one");
             }
             TokenFile::Unreadable(error) => {
-                // That this user may not read it is as it should be.
+                // Another user's commands may not read the token, as intended.
                 let check: fn(&'static str, String) -> Check =
                     if error.is_denied() { Check::warn } else { Check::fail };
                 return check(TOKEN, error.to_string())
@@ -163,8 +159,8 @@ async fn token(config: &Config, examined: &Examined, is_up: bool) -> Check {
     let Some(token) = known_token(config, examined).filter(|_| is_up && examined.lock == LockState::Held) else {
         return Check::ok(TOKEN, from);
     };
-    // It names nothing to refresh, so nothing is done; what counts is whether the token got that far.
-    let path = Command::Refresh.path();
+    // Refreshes nothing; only the check of the token matters.
+    let path = Operation::Refresh.path();
     let asked = admin_client::post(
         config.admin.listen,
         &path,
@@ -172,7 +168,7 @@ async fn token(config: &Config, examined: &Examined, is_up: bool) -> Check {
         Bytes::from_static(b"{\"what\":[]}"),
     );
     match timeout(WITHIN, asked).await {
-        Ok(Err(NoAnswer::Refused { said, .. })) if said == Refusal::NoToken.to_string() => {
+        Ok(Err(NoAnswer::Refused { said, .. })) if said == AdminRefusal::NoToken.to_string() => {
             Check::fail(TOKEN, format!("the running larder does not take the token of {from}"))
                 .advise("it was started with another token: restart larder")
         }

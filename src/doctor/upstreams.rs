@@ -1,4 +1,5 @@
-//! Each upstream, step by step and over larder's own way out: its name, the connection, TLS, discovery, one list.
+//! Checks each upstream over larder's own outbound connector, step by step: name, connection, TLS, discovery, one
+//! version list.
 
 use std::path::Path;
 
@@ -13,7 +14,7 @@ use crate::store::Store;
 use crate::upstream::ask::{Ask, Asker, Document, Fetched};
 use crate::upstream::discovery::{self, Discovery};
 use crate::upstream::error::{Fault, UpstreamError};
-use crate::upstream::guard::Refusal;
+use crate::upstream::guard::EgressRefusal;
 use crate::upstream::outbound::{Outbound, origin};
 use crate::upstream::providers::{VersionList, versions_url};
 use crate::upstream::{Grant, Upstream};
@@ -38,10 +39,10 @@ const NO_DISCOVERY: &str = "see that [[upstream]] url leads to a registry: .well
 const NO_REGISTRY: &str = "see that [[upstream]] url leads to a registry: its documents must be JSON, and discovery \
      must name providers.v1; a sign-in page in between looks like this";
 
-/// Registries with a provider that everybody knows.
+/// Public registries that have the provider hashicorp/null.
 const PUBLIC: [&str; 2] = ["registry.terraform.io", "registry.opentofu.org"];
 
-/// Goes as far as it can.
+/// Runs the checks of one upstream up to the first that fails.
 pub(super) async fn look(upstream: &Upstream, outbound: &Outbound, store: &Path, now: Timestamp) -> Findings {
     let looking = Looking { upstream, outbound, host: &upstream.settings.host, now };
     let Ok(url) = upstream.settings.url.join(".well-known/terraform.json") else { return Findings::default() };
@@ -52,7 +53,7 @@ pub(super) async fn look(upstream: &Upstream, outbound: &Outbound, store: &Path,
         Err(stopped) => return looking.stopped(&url, &stopped).into(),
     };
     let here = Clock::system().now();
-    let told = document.date.map(|at| clock::Told { by: looking.host.to_string(), at, here });
+    let told = document.date.map(|at| clock::TimeSource { by: looking.host.to_string(), at, here });
     let took = began.elapsed().as_millis();
     match looking.discovered(document, took) {
         (check, Some((base, grant))) => {
@@ -64,7 +65,7 @@ pub(super) async fn look(upstream: &Upstream, outbound: &Outbound, store: &Path,
     Findings { checks, told: told.into_iter().collect() }
 }
 
-/// A fault, with the line of configuration that allows a refused request.
+/// Text of a fault; a refused request gets the configuration line that allows it.
 fn told(fault: &Fault) -> String {
     match fault {
         Fault::Refused(refusal) => {
@@ -74,7 +75,7 @@ fn told(fault: &Fault) -> String {
     }
 }
 
-/// Why a document did not come.
+/// Reason for a missing document.
 enum Stopped {
     Failed(UpstreamError),
     Slow,
@@ -112,7 +113,7 @@ impl Looking<'_> {
         Check::fail(id, found).of(self.host)
     }
 
-    /// The steps on the way to an answer, all of them taken.
+    /// The passed checks before an answer: name, connection, TLS.
     fn steps_to(&self, url: &Url) -> Vec<Check> {
         let mut steps = vec![self.name(url), self.ok(CONNECTION, format!("connected to {}", origin(url)))];
         if url.scheme() == "https" {
@@ -137,7 +138,7 @@ impl Looking<'_> {
         }
     }
 
-    /// The steps up to the one that was not taken.
+    /// The passed checks, then the failed one.
     fn stopped(&self, url: &Url, stopped: &Stopped) -> Vec<Check> {
         let (at, slow) = (origin(url), format!("no answer from {} within {} s", origin(url), WITHIN.as_secs()));
         let error = match stopped {
@@ -146,7 +147,7 @@ impl Looking<'_> {
         };
         let steps = self.steps_to(url);
         let (taken, check) = match &error.fault {
-            // A redirect led on; this one's own steps were all taken.
+            // A redirect led to another origin, so all checks of this origin passed.
             fault if error.at != at => {
                 let found = format!("a redirect led to {}, which {}", error.at, told(fault));
                 (steps.len(), self.fail(DISCOVERY, found).advise(REDIRECTED))
@@ -182,7 +183,7 @@ impl Looking<'_> {
         }
     }
 
-    /// What the discovery document says, and where providers come from.
+    /// Checks the discovery document; returns the base URL of providers.v1 with its credential scope.
     fn discovered(&self, document: Document, took: u128) -> (Check, Option<(Url, Grant)>) {
         let bad = |why: String| (self.fail(DISCOVERY, why).advise(NO_REGISTRY), None);
         if !Discovery::accepts(document.content_type.as_deref()) {
@@ -241,7 +242,8 @@ impl Looking<'_> {
                 self.fail(LIST, found)
                     .advise("clients wait 10 s for it, and get what is held after the upstream's patience")
             }
-            // It was there when it was kept, and other lists may well be.
+            // The provider existed when it was stored, and other lists may still exist. A 404 is therefore only a
+            // warning.
             Err(Stopped::Failed(UpstreamError { fault: Fault::Absent(status), at, .. })) => {
                 Check::warn(LIST, format!("{at} has not {what} ({status})")).of(self.host).advise(
                     "it may have been deleted there; else see what providers.v1 of its discovery document leads to",
@@ -258,7 +260,7 @@ fn well_known(host: &Hostname) -> Option<ProviderAddress> {
     is_public.then(|| ProviderAddress { host: host.clone(), namespace, type_ })
 }
 
-/// What broke, without the words of the HTTP client around it.
+/// Removes the HTTP client's prefix from an error text.
 fn in_short(why: &str) -> &str {
     why.strip_prefix("client error (Connect): ").unwrap_or(why)
 }
@@ -271,9 +273,9 @@ fn about_answer(fault: &Fault) -> &'static str {
         }
         Fault::Trouble { .. } => "wait: it is the upstream's own trouble; what is held is served meanwhile",
         Fault::Looped => "make [[upstream]] url lead to a registry, and not back to a larder",
-        Fault::Refused(Refusal::PlainHttp { .. } | Refusal::Address { .. } | Refusal::PrivateName { .. }) => {
-            "add that line where you trust the place; else see where the upstream leads"
-        }
+        Fault::Refused(
+            EgressRefusal::PlainHttp { .. } | EgressRefusal::Address { .. } | EgressRefusal::PrivateName { .. },
+        ) => "add that line where you trust the place; else see where the upstream leads",
         _ => NO_REGISTRY,
     }
 }

@@ -20,7 +20,7 @@ const LONGEST_FILLING: u64 = 1 << 20;
 
 /// A reader of a provider tree in a tar.
 pub struct ProviderTreeReader<R: Read> {
-    archive: Archive<Watched<R>>,
+    archive: Archive<EndRecorder<R>>,
     has_run_out: Arc<AtomicBool>,
 }
 
@@ -28,7 +28,7 @@ impl<R: Read> ProviderTreeReader<R> {
     /// Creates a reader.
     pub fn new(from: R) -> Self {
         let has_run_out = Arc::new(AtomicBool::new(false));
-        Self { archive: Archive::new(Watched { inner: from, has_run_out: Arc::clone(&has_run_out) }), has_run_out }
+        Self { archive: Archive::new(EndRecorder { inner: from, has_run_out: Arc::clone(&has_run_out) }), has_run_out }
     }
 
     /// Passes each entry to `take` in order, folders excepted.
@@ -57,12 +57,12 @@ impl<R: Read> ProviderTreeReader<R> {
 }
 
 /// A reader that records that its end was reached.
-struct Watched<R> {
+struct EndRecorder<R> {
     inner: R,
     has_run_out: Arc<AtomicBool>,
 }
 
-impl<R: Read> Read for Watched<R> {
+impl<R: Read> Read for EndRecorder<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.inner.read(buffer)?;
         if read == 0 && !buffer.is_empty() {
@@ -95,7 +95,7 @@ pub enum TarEntry<'a, R: Read> {
 
 /// The contents of a file. Yields exactly `size_bytes` bytes or an error.
 pub struct TarFileContents<'a, R: Read> {
-    entry: Entry<'a, Watched<R>>,
+    entry: Entry<'a, EndRecorder<R>>,
     size_bytes: u64,
     left: u64,
 }
@@ -136,7 +136,7 @@ impl<R: Read> Read for TarFileContents<'_, R> {
 }
 
 struct TarEntries<'a, R: Read> {
-    entries: Entries<'a, Watched<R>>,
+    entries: Entries<'a, EndRecorder<R>>,
     left: u64,
 }
 
@@ -188,7 +188,7 @@ impl<'a, R: Read> TarEntries<'a, R> {
     }
 }
 
-fn file<R: Read>(path: Vec<u8>, entry: Entry<'_, Watched<R>>) -> TarEntry<'_, R> {
+fn file<R: Read>(path: Vec<u8>, entry: Entry<'_, EndRecorder<R>>) -> TarEntry<'_, R> {
     let Ok(path) = String::from_utf8(path) else {
         return TarEntry::Refused { path: shown(entry.path_bytes().as_ref()), why: "its name is no UTF-8".to_owned() };
     };

@@ -88,7 +88,7 @@ pub enum NoAnswer {
 }
 
 /// What a request says besides its path.
-enum Said {
+enum RequestDetails {
     Nothing,
     Json(Bytes),
     Text(Bytes),
@@ -98,14 +98,15 @@ enum Said {
 
 /// Asks the admin listener at `address` for `path`.
 pub async fn get(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, NoAnswer> {
-    let asking = async { whole(address, exchange(address, Method::GET, path, token, Said::Nothing).await?).await };
+    let asking =
+        async { whole(address, exchange(address, Method::GET, path, token, RequestDetails::Nothing).await?).await };
     within(address, WITHIN, asking).await
 }
 
 /// The same for what is larger than other answers, and takes its time.
 pub async fn get_large(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, NoAnswer> {
     let asking = async {
-        let response = exchange(address, Method::GET, path, token, Said::Nothing).await?;
+        let response = exchange(address, Method::GET, path, token, RequestDetails::Nothing).await?;
         whole_of(address, response, LARGEST_OF_ALL).await
     };
     within(address, COMMAND_WITHIN, asking).await
@@ -113,21 +114,22 @@ pub async fn get_large(address: SocketAddr, path: &str, token: Option<&str>) -> 
 
 /// Ends what is at `path`.
 pub async fn delete(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, NoAnswer> {
-    let telling = async { whole(address, exchange(address, Method::DELETE, path, token, Said::Nothing).await?).await };
+    let telling =
+        async { whole(address, exchange(address, Method::DELETE, path, token, RequestDetails::Nothing).await?).await };
     within(address, WITHIN, telling).await
 }
 
 /// Tells the admin listener at `address` to do something.
 pub async fn post(address: SocketAddr, path: &str, token: Option<&str>, body: Bytes) -> Result<Bytes, NoAnswer> {
-    tell(address, path, token, Said::Json(body)).await
+    tell(address, path, token, RequestDetails::Json(body)).await
 }
 
 /// The same with a text, such as a user's file.
 pub async fn post_text(address: SocketAddr, path: &str, token: Option<&str>, text: Bytes) -> Result<Bytes, NoAnswer> {
-    tell(address, path, token, Said::Text(text)).await
+    tell(address, path, token, RequestDetails::Text(text)).await
 }
 
-async fn tell(address: SocketAddr, path: &str, token: Option<&str>, said: Said) -> Result<Bytes, NoAnswer> {
+async fn tell(address: SocketAddr, path: &str, token: Option<&str>, said: RequestDetails) -> Result<Bytes, NoAnswer> {
     let telling = async { whole(address, exchange(address, Method::POST, path, token, said).await?).await };
     within(address, COMMAND_WITHIN, telling).await
 }
@@ -139,7 +141,7 @@ pub async fn post_lines(
     token: Option<&str>,
     line: impl FnMut(&[u8]),
 ) -> Result<(), NoAnswer> {
-    let telling = exchange(address, Method::POST, path, token, Said::Json(Bytes::from_static(b"{}")));
+    let telling = exchange(address, Method::POST, path, token, RequestDetails::Json(Bytes::from_static(b"{}")));
     lines(address, within(address, WITHIN, telling).await?.into_body(), line).await
 }
 
@@ -173,7 +175,7 @@ pub async fn upload(
         }
         Ok(())
     });
-    let said = Said::Stream(kind, Body::stream(exit.stream(), None));
+    let said = RequestDetails::Stream(kind, Body::stream(exit.stream(), None));
     let answered = match exchange_over(stream, address, Method::POST, path, token, said).await {
         Ok(response) => lines(address, response.into_body(), line).await,
         Err(error) => Err(error),
@@ -199,7 +201,8 @@ pub async fn download<W: Write + Send + 'static>(
     mut to: W,
 ) -> Result<(u64, W), NoAnswer> {
     let failed = |why: String| NoAnswer::Failed { address, why };
-    let response = within(address, COMMAND_WITHIN, exchange(address, Method::POST, path, token, Said::Json(body)));
+    let response =
+        within(address, COMMAND_WITHIN, exchange(address, Method::POST, path, token, RequestDetails::Json(body)));
     let mut body = response.await?.into_body();
     let (entry, mut exit) = pipe();
     let writing = spawn_blocking(move || {
@@ -269,7 +272,7 @@ async fn exchange(
     method: Method,
     path: &str,
     token: Option<&str>,
-    said: Said,
+    said: RequestDetails,
 ) -> Result<Response<Incoming>, NoAnswer> {
     exchange_over(connect(address).await?, address, method, path, token, said).await
 }
@@ -287,7 +290,7 @@ async fn exchange_over(
     method: Method,
     path: &str,
     token: Option<&str>,
-    said: Said,
+    said: RequestDetails,
 ) -> Result<Response<Incoming>, NoAnswer> {
     let failed = |why: &dyn std::fmt::Display| NoAnswer::Failed { address, why: why.to_string() };
     let (mut sender, connection) =
@@ -295,10 +298,10 @@ async fn exchange_over(
     tokio::spawn(connection);
     let mut request = Request::builder().method(method).uri(path).header(header::HOST, address.to_string());
     let (kind, body) = match said {
-        Said::Nothing => (None, Body::empty()),
-        Said::Json(body) => (Some("application/json"), Body::full(body)),
-        Said::Text(body) => (Some("text/plain; charset=utf-8"), Body::full(body)),
-        Said::Stream(kind, body) => (Some(kind), body),
+        RequestDetails::Nothing => (None, Body::empty()),
+        RequestDetails::Json(body) => (Some("application/json"), Body::full(body)),
+        RequestDetails::Text(body) => (Some("text/plain; charset=utf-8"), Body::full(body)),
+        RequestDetails::Stream(kind, body) => (Some(kind), body),
     };
     if let Some(kind) = kind {
         request = request.header(header::CONTENT_TYPE, kind);

@@ -14,7 +14,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::Instant;
 
 use super::admin_client;
-use super::places::{Places, Standing};
+use super::places::{PeerClass, Places};
 
 /// No request in any protocol that is spoken here: refused before it reaches a handler, a log or a counter, with TLS
 /// and without.
@@ -117,7 +117,7 @@ pub struct Listening<'a> {
     /// Whom it still lets in.
     pub places: &'a Places,
     /// What this very machine is to it.
-    pub standing: Standing,
+    pub standing: PeerClass,
 }
 
 /// Asks both. Waits for as long as the caller does.
@@ -201,7 +201,7 @@ mod tests {
             let handler = |_: Request<Incoming>, _: Peer| async { healthy() };
             let limits = Limits { header_time: LONG, idle: LONG, ..limits };
             let places = Places::new(&limits, Requests::default());
-            let standing = |_| Standing::Client;
+            let standing = |_| PeerClass::Client;
             tokio::spawn(serve(listener, None, limits, places.clone(), standing, handler, CancellationToken::new()));
             Self { at, places }
         }
@@ -212,7 +212,7 @@ mod tests {
 
         /// The same, but somewhere else.
         fn asked_at(&self, at: SocketAddr) -> Listening<'_> {
-            Listening { at, places: &self.places, standing: Standing::Client }
+            Listening { at, places: &self.places, standing: PeerClass::Client }
         }
     }
 
@@ -249,7 +249,7 @@ mod tests {
         for limits in [all_taken, all_of_this_machine_taken] {
             let [full, other] = [Listener::within(limits).await, Listener::within(Limits::default()).await];
             let keeps_out = async |so: bool| {
-                while full.places.keeps_out(full.at.ip(), Standing::Client) != so {
+                while full.places.keeps_out(full.at.ip(), PeerClass::Client) != so {
                     tokio::task::yield_now().await;
                 }
             };
@@ -338,7 +338,7 @@ mod tests {
             let handler = |_: Request<Incoming>, _: Peer| async { panic!("it is no request") as Response<Body> };
             let limits = Limits::default();
             let places = Places::new(&limits, Requests::default());
-            let (standing, stop) = (|_| Standing::Client, CancellationToken::new());
+            let (standing, stop) = (|_| PeerClass::Client, CancellationToken::new());
             tokio::spawn(serve(listener, tls, limits, places, standing, handler, stop));
             timeout(WITHIN, knock(address)).await.unwrap().unwrap();
         }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures_util::Stream;
 use http_body::{Frame, SizeHint};
 
-type Pieces = Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>;
+type BodyPieces = Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>;
 
 /// What is sent.
 pub struct Body {
@@ -20,7 +20,7 @@ pub struct Body {
 
 enum Kind {
     Full(Option<Bytes>),
-    Stream { pieces: Pieces, left: Option<u64> },
+    Stream { pieces: BodyPieces, left: Option<u64> },
 }
 
 /// Called once, with the number of bytes that went out, and whether the body broke off by our own doing.

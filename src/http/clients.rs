@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use http::header::HeaderMap;
 use ipnet::IpNet;
 
-use super::places::Standing;
+use super::places::PeerClass;
 
 /// The rule of one listener.
 #[derive(Debug, Clone, Default)]
@@ -18,13 +18,13 @@ pub struct Clients {
 
 /// Who asks: the right-most address that is no trusted proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Client {
+pub struct RequestClient {
     address: IpAddr,
     /// The word in X-Forwarded-For that is no address, where the trusted proxy of that address says one.
     unreadable: Option<String>,
 }
 
-impl Client {
+impl RequestClient {
     /// The address; that of the trusted proxy which names nobody.
     pub fn address(&self) -> IpAddr {
         self.address
@@ -44,7 +44,7 @@ impl Clients {
     ///
     /// # Errors
     /// [`NotAClient`] where it is not among those who may ask, or nobody can tell.
-    pub fn admit(&self, client: &Client) -> Result<(), NotAClient> {
+    pub fn admit(&self, client: &RequestClient) -> Result<(), NotAClient> {
         match (&self.allowed, &client.unreadable) {
             (None, _) => Ok(()),
             (Some(_), Some(word)) => Err(NotAClient(format!("{word:?} in X-Forwarded-For"))),
@@ -54,14 +54,14 @@ impl Clients {
     }
 
     /// What whoever connects from `peer` is, before it has said anything.
-    pub fn standing(&self, peer: IpAddr) -> Standing {
+    pub fn standing(&self, peer: IpAddr) -> PeerClass {
         let peer = peer.to_canonical();
         if self.is_trusted_proxy(peer) {
-            return Standing::Proxy;
+            return PeerClass::Proxy;
         }
         match &self.allowed {
-            Some(allowed) if !covers(allowed, peer) => Standing::Outsider,
-            _ => Standing::Client,
+            Some(allowed) if !covers(allowed, peer) => PeerClass::Outsider,
+            _ => PeerClass::Client,
         }
     }
 
@@ -71,8 +71,8 @@ impl Clients {
     }
 
     /// Who sent a request that came from `peer` with these headers.
-    pub fn client(&self, peer: IpAddr, headers: &HeaderMap) -> Client {
-        let mut client = Client { address: peer.to_canonical(), unreadable: None };
+    pub fn client(&self, peer: IpAddr, headers: &HeaderMap) -> RequestClient {
+        let mut client = RequestClient { address: peer.to_canonical(), unreadable: None };
         if !self.is_trusted_proxy(peer) {
             return client;
         }
@@ -83,7 +83,7 @@ impl Clients {
             let Some(next) = forwarded.pop() else { break };
             match next.parse::<IpAddr>() {
                 Ok(next) => client.address = next.to_canonical(),
-                Err(_) => return Client { unreadable: Some(next.to_owned()), ..client },
+                Err(_) => return RequestClient { unreadable: Some(next.to_owned()), ..client },
             }
         }
         client
@@ -130,16 +130,16 @@ mod tests {
             assert!(all.admit(&all.client(peer.parse().unwrap(), &headers)).is_ok());
         }
         for (peer, standing) in [
-            ("10.1.2.3", Standing::Client),
-            ("::ffff:10.1.2.3", Standing::Client),
-            ("10.9.0.5", Standing::Proxy),
-            ("::ffff:10.9.0.6", Standing::Proxy),
-            ("10.2.0.1", Standing::Outsider),
-            ("::2", Standing::Outsider),
+            ("10.1.2.3", PeerClass::Client),
+            ("::ffff:10.1.2.3", PeerClass::Client),
+            ("10.9.0.5", PeerClass::Proxy),
+            ("::ffff:10.9.0.6", PeerClass::Proxy),
+            ("10.2.0.1", PeerClass::Outsider),
+            ("::2", PeerClass::Outsider),
         ] {
             assert_eq!(clients.standing(peer.parse().unwrap()), standing, "{peer}");
         }
-        assert_eq!(Clients::default().standing("192.0.2.1".parse().unwrap()), Standing::Client);
+        assert_eq!(Clients::default().standing("192.0.2.1".parse().unwrap()), PeerClass::Client);
     }
 
     proptest! {

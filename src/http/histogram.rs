@@ -21,10 +21,10 @@ pub(super) struct Scale {
 
 /// How often something was how large.
 #[derive(Debug, Clone)]
-pub(super) struct Histogram(Arc<Counts>);
+pub(super) struct Histogram(Arc<BucketCounts>);
 
 #[derive(Debug)]
-struct Counts {
+struct BucketCounts {
     scale: &'static Scale,
     /// One for each bound, and one for what lies above them all.
     buckets: [AtomicU64; MOST_BOUNDS + 1],
@@ -33,12 +33,12 @@ struct Counts {
 
 impl Histogram {
     pub(super) fn new(scale: &'static Scale) -> Self {
-        Self(Arc::new(Counts { scale, buckets: array::from_fn(|_| AtomicU64::new(0)), sum: AtomicU64::new(0) }))
+        Self(Arc::new(BucketCounts { scale, buckets: array::from_fn(|_| AtomicU64::new(0)), sum: AtomicU64::new(0) }))
     }
 
     /// Counts one, so many steps large.
     pub(super) fn observe(&self, steps: u64) {
-        let Counts { scale, buckets, sum } = &*self.0;
+        let BucketCounts { scale, buckets, sum } = &*self.0;
         let at = scale.bounds.iter().position(|bound| steps <= *bound).unwrap_or(scale.bounds.len());
         if let Some(bucket) = buckets.get(at) {
             bucket.fetch_add(1, Ordering::Relaxed);
@@ -49,7 +49,7 @@ impl Histogram {
 
 impl EncodeMetric for Histogram {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let Counts { scale, buckets, sum } = &*self.0;
+        let BucketCounts { scale, buckets, sum } = &*self.0;
         let in_units = |steps: u64| steps as f64 / scale.steps_in_unit;
         let bounds = scale.bounds.iter().map(|bound| in_units(*bound)).chain([f64::INFINITY]);
         let buckets: Vec<(f64, u64)> =

@@ -44,7 +44,7 @@ pub(super) struct Activity {
 
 /// Why a connection should end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum CloseReason {
     /// No request was in flight for too long.
     Idle,
     /// A request head has begun and does not end.
@@ -131,7 +131,7 @@ impl Activity {
     ///
     /// It looks often enough that nothing which begins between two looks can be due before the next one: so no request
     /// and no frame sets a timer.
-    pub(super) async fn verdict(&self) -> Verdict {
+    pub(super) async fn verdict(&self) -> CloseReason {
         let often = self.head.min(self.idle / 4);
         loop {
             let now = Instant::now();
@@ -142,23 +142,23 @@ impl Activity {
             };
             tokio::select! {
                 () = tokio::time::sleep_until(next) => {}
-                () = self.outsider_asked.notified() => return Verdict::OutsiderAsked,
+                () = self.outsider_asked.notified() => return CloseReason::OutsiderAsked,
             }
         }
     }
 
-    fn due(&self) -> Option<(Instant, Verdict)> {
+    fn due(&self) -> Option<(Instant, CloseReason)> {
         let state = self.state.lock();
         if state.in_flight > 0 {
             // HTTP/1 has no window beyond the socket's, and the socket is watched.
             // What waits for memory waits for the peer, too: to take what the connection has already.
             let waiting = state.offering + self.memory.waiting();
             let waits = state.protocol == Protocol::Http2 && waiting >= state.in_flight;
-            return waits.then(|| (state.moved + self.idle, Verdict::Stalled));
+            return waits.then(|| (state.moved + self.idle, CloseReason::Stalled));
         }
-        let idle = (state.idle_since + self.idle, Verdict::Idle);
-        let head = state.head_since.map(|since| (since + self.head, Verdict::SlowHead));
-        let outsider = state.ask_by.map(|at| (at, Verdict::SlowOutsider));
+        let idle = (state.idle_since + self.idle, CloseReason::Idle);
+        let head = state.head_since.map(|since| (since + self.head, CloseReason::SlowHead));
+        let outsider = state.ask_by.map(|at| (at, CloseReason::SlowOutsider));
         [Some(idle), head, outsider].into_iter().flatten().min_by_key(|(at, _)| *at)
     }
 
@@ -235,19 +235,19 @@ impl Drop for InFlight {
 
 /// The body of an answer, whose request is in flight as long as it lives.
 #[derive(Debug)]
-pub(super) struct Counted<B> {
+pub(super) struct InFlightBody<B> {
     body: Pin<Box<B>>,
     request: InFlight,
 }
 
-impl<B> Counted<B> {
+impl<B> InFlightBody<B> {
     /// Keeps `request` in flight as long as `body` lives.
     pub(super) fn new(body: B, request: InFlight) -> Self {
         Self { body: Box::pin(body), request }
     }
 }
 
-impl<B> Body for Counted<B>
+impl<B> Body for InFlightBody<B>
 where
     B: Body<Data = Bytes>,
     B::Error: Into<BoxError>,
@@ -285,14 +285,14 @@ where
 
 /// A socket that reports to its `Activity`, and fails a write that its peer leaves pending for too long.
 #[derive(Debug)]
-pub(super) struct Watched<S> {
+pub(super) struct WatchedSocket<S> {
     socket: S,
     activity: Arc<Activity>,
     /// Runs while a write is pending.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S> Watched<S> {
+impl<S> WatchedSocket<S> {
     /// Watches `socket`.
     pub(super) fn new(socket: S, activity: Arc<Activity>) -> Self {
         Self { socket, activity, stalled: None }
@@ -313,7 +313,7 @@ impl<S> Watched<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for WatchedSocket<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         ready!(Pin::new(&mut self.socket).poll_read(cx, buf))?;
@@ -322,7 +322,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WatchedSocket<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.socket).poll_write(cx, buf);
         self.wrote(cx, written)

@@ -34,8 +34,8 @@ use tokio_util::{
 };
 
 use super::{
-    idle::{Activity, BoxError, Counted, Protocol, Verdict, Watched},
-    places::{Place, Places, Standing},
+    idle::{Activity, BoxError, CloseReason, InFlightBody, Protocol, WatchedSocket},
+    places::{ConnectionSlot, PeerClass, Places},
     tls::Tls,
 };
 use crate::store::{ReadMemory, ReadShare};
@@ -126,7 +126,7 @@ pub async fn serve<H, F, B>(
     tls: Option<Arc<Tls>>,
     limits: Limits,
     places: Places,
-    standing: impl Fn(IpAddr) -> Standing,
+    standing: impl Fn(IpAddr) -> PeerClass,
     handler: H,
     stop: CancellationToken,
 ) where
@@ -171,8 +171,8 @@ pub async fn serve<H, F, B>(
 struct Entered {
     socket: TcpStream,
     address: SocketAddr,
-    standing: Standing,
-    place: Place,
+    standing: PeerClass,
+    place: ConnectionSlot,
 }
 
 /// Where connections come in, no more than there are places.
@@ -185,7 +185,7 @@ struct Door<S> {
     failures: u32,
 }
 
-impl<S: Fn(IpAddr) -> Standing> Door<S> {
+impl<S: Fn(IpAddr) -> PeerClass> Door<S> {
     fn new(listener: TcpListener, places: Places, standing: S) -> Self {
         let (said_full, said_closed) = (Rarely::default(), Rarely::default());
         Self { listener, places, standing, said_full, said_closed, failures: 0 }
@@ -270,7 +270,7 @@ struct Site<H> {
 }
 
 impl<H> Site<H> {
-    async fn attend<F, B>(&self, socket: TcpStream, address: SocketAddr, standing: Standing)
+    async fn attend<F, B>(&self, socket: TcpStream, address: SocketAddr, standing: PeerClass)
     where
         H: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Response<B>> + Send + 'static,
@@ -280,11 +280,11 @@ impl<H> Site<H> {
         let memory = self.memory.share();
         let activity = Activity::new(self.limits.idle, self.limits.header_time, memory.clone());
         let mut handshake_time = self.limits.handshake;
-        if standing == Standing::Outsider {
+        if standing == PeerClass::Outsider {
             activity.must_ask_by(Instant::now() + self.limits.outsider_time);
             handshake_time = handshake_time.min(self.limits.outsider_time);
         }
-        let socket = Watched::new(socket, Arc::clone(&activity));
+        let socket = WatchedSocket::new(socket, Arc::clone(&activity));
         let peer = Peer { address, tls: self.tls.clone(), memory };
         let Some(tls) = &self.tls else {
             let (protocol, http) = match self.limits.http2 {
@@ -299,7 +299,7 @@ impl<H> Site<H> {
             Some(Ok(Ok(stream))) => stream,
             Some(Ok(Err(error))) => return tracing::debug!(%address, %error, "TLS handshake failed"),
             Some(Err(_)) => {
-                if standing == Standing::Outsider {
+                if standing == PeerClass::Outsider {
                     self.places.outsider_was_slow();
                 }
                 return tracing::debug!(%address, "TLS handshake took too long");
@@ -333,7 +333,7 @@ impl<H> Site<H> {
                 if is_last {
                     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
                 }
-                response.map(|body| Counted::new(body, in_flight))
+                response.map(|body| InFlightBody::new(body, in_flight))
             })
         });
         let mut connection = pin!(http.serve_connection(TokioIo::new(stream), service));
@@ -347,10 +347,10 @@ impl<H> Site<H> {
         match ending {
             // The drain bounds it from outside.
             None => log_end(address, connection.await),
-            Some(Verdict::Idle) => self.close(address, connection, self.limits.header_time).await,
-            Some(Verdict::OutsiderAsked) => self.close(address, connection, self.limits.outsider_time).await,
-            Some(Verdict::SlowOutsider) => self.places.outsider_was_slow(),
-            Some(Verdict::SlowHead | Verdict::Stalled) => {}
+            Some(CloseReason::Idle) => self.close(address, connection, self.limits.header_time).await,
+            Some(CloseReason::OutsiderAsked) => self.close(address, connection, self.limits.outsider_time).await,
+            Some(CloseReason::SlowOutsider) => self.places.outsider_was_slow(),
+            Some(CloseReason::SlowHead | CloseReason::Stalled) => {}
         }
     }
 

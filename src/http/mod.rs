@@ -35,11 +35,11 @@ pub use self::admin::Admin;
 pub use self::body::Body;
 pub use self::requests::Requests;
 
-use self::clients::{Client, Clients};
+use self::clients::{Clients, RequestClient};
 use self::listener::Peer;
 use self::origin::{Connection, origin};
-use self::places::Standing;
-use self::requests::{Content, End, Refusal, Way, way_word};
+use self::places::PeerClass;
+use self::requests::{Content, End, Refusal, RouteLabel, way_word};
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Clock;
 use crate::error::Error;
@@ -69,7 +69,7 @@ impl Main {
     }
 
     /// What an address is to the main listener.
-    pub fn standing(&self, address: IpAddr) -> Standing {
+    pub fn standing(&self, address: IpAddr) -> PeerClass {
         self.clients.standing(address)
     }
 
@@ -84,7 +84,7 @@ impl Main {
         let number = self.number.fetch_add(1, Ordering::Relaxed);
         let head = request.method() == Method::HEAD;
         let client = self.clients.client(peer.address.ip(), request.headers());
-        let mut waiting = Waiting {
+        let mut waiting = PendingRequest {
             main: &self,
             request: &request,
             number,
@@ -115,9 +115,9 @@ impl Main {
         request: &Request<Incoming>,
         number: u64,
         peer: &Peer,
-        client: &Client,
+        client: &RequestClient,
         began: Instant,
-        way: &mut Way,
+        way: &mut RouteLabel,
     ) -> (Response<Body>, End) {
         let host = match host_of(request) {
             Ok(host) => host,
@@ -276,17 +276,17 @@ fn tell(number: u64, failure: &Failure) {
 }
 
 /// A request that has no answer yet. Dropped before that, its client has gone, and that is told of it.
-struct Waiting<'a> {
+struct PendingRequest<'a> {
     main: &'a Main,
     request: &'a Request<Incoming>,
     number: u64,
     client: IpAddr,
     began: Instant,
-    route: Way,
+    route: RouteLabel,
     is_over: bool,
 }
 
-impl Waiting<'_> {
+impl PendingRequest<'_> {
     fn line(&self, status: Option<StatusCode>, outcome: End) -> Line {
         let Self { number, client, began, route, .. } = *self;
         let (method, uri) = (self.request.method().clone(), self.request.uri().clone());
@@ -294,7 +294,7 @@ impl Waiting<'_> {
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for PendingRequest<'_> {
     fn drop(&mut self) {
         if self.is_over {
             return;
@@ -312,7 +312,7 @@ struct Line {
     uri: Uri,
     client: IpAddr,
     status: Option<StatusCode>,
-    route: Way,
+    route: RouteLabel,
     outcome: End,
     began: Instant,
 }

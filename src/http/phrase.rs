@@ -63,7 +63,7 @@ mod tests {
     use crate::protocol::route::{Api, NoRoute};
     use crate::store::StoreError;
     use crate::upstream::error::{Fault, UpstreamError};
-    use crate::upstream::guard::Refusal;
+    use crate::upstream::guard::EgressRefusal;
 
     fn explanation(cause: &str, remedy: &str) -> Explanation {
         let why = Explanation::of(cause);
@@ -97,14 +97,14 @@ mod tests {
             .prop_map(|(before, url, behind)| format!("{before} {url}{behind}"))
     }
 
-    fn refusal() -> impl Strategy<Value = Refusal> {
+    fn refusal() -> impl Strategy<Value = EgressRefusal> {
         prop_oneof![
-            Just(Refusal::Offline),
-            Just(Refusal::Scheme),
-            Just(Refusal::Userinfo),
-            Just(Refusal::PlainHttp { host: "h.example".to_owned(), port: 80 }),
-            Just(Refusal::NoSshKey { host: "h.example".to_owned(), upstream: "r.example".to_owned() }),
-            Just(Refusal::PrivateName { host: "h.lan".to_owned() }),
+            Just(EgressRefusal::Offline),
+            Just(EgressRefusal::Scheme),
+            Just(EgressRefusal::Userinfo),
+            Just(EgressRefusal::PlainHttp { host: "h.example".to_owned(), port: 80 }),
+            Just(EgressRefusal::NoSshKey { host: "h.example".to_owned(), upstream: "r.example".to_owned() }),
+            Just(EgressRefusal::PrivateName { host: "h.lan".to_owned() }),
         ]
     }
 

@@ -14,7 +14,7 @@ const PIECE_BYTES: usize = 256 * 1024;
 
 /// What goes through: bytes, the end, or why there is no end.
 #[derive(Debug)]
-enum Piece {
+enum PipePiece {
     Bytes(Bytes),
     End,
     Broken(io::Error),
@@ -28,23 +28,23 @@ pub(super) fn pipe() -> (PipeEntry, PipeExit) {
 
 /// Where bytes go in, for a task. Dropped without an end, it is broken.
 #[derive(Debug)]
-pub(super) struct PipeEntry(Sender<Piece>);
+pub(super) struct PipeEntry(Sender<PipePiece>);
 
 impl PipeEntry {
     /// Puts bytes in, and waits for room; says whether anybody is still there to take them.
     pub(super) async fn put(&self, bytes: Bytes) -> bool {
-        self.0.send(Piece::Bytes(bytes)).await.is_ok()
+        self.0.send(PipePiece::Bytes(bytes)).await.is_ok()
     }
 
     /// That was all.
     pub(super) async fn end(self) {
         // Whoever has gone does not want to know.
-        let _ = self.0.send(Piece::End).await;
+        let _ = self.0.send(PipePiece::End).await;
     }
 
     /// There is no more, and that was not all.
     pub(super) async fn broken(self, why: io::Error) {
-        let _ = self.0.send(Piece::Broken(why)).await;
+        let _ = self.0.send(PipePiece::Broken(why)).await;
     }
 
     /// The same for work that may block. Must not be used in a task.
@@ -65,12 +65,12 @@ impl PipeWriter {
     pub(super) fn end(mut self, ended: io::Result<()>) {
         let ended = ended.and_then(|()| self.flush());
         // Whoever has gone does not want to know.
-        let _ = self.to.0.blocking_send(ended.map_or_else(Piece::Broken, |()| Piece::End));
+        let _ = self.to.0.blocking_send(ended.map_or_else(PipePiece::Broken, |()| PipePiece::End));
     }
 
     fn send(&mut self) -> io::Result<()> {
         let piece = self.piece.split().freeze();
-        let sent = self.to.0.blocking_send(Piece::Bytes(piece));
+        let sent = self.to.0.blocking_send(PipePiece::Bytes(piece));
         sent.map_err(|_| io::Error::new(io::ErrorKind::BrokenPipe, "nobody takes it any more"))
     }
 }
@@ -94,7 +94,7 @@ impl Write for PipeWriter {
 /// Where bytes come out: to be read where that may block, or as a stream.
 #[derive(Debug)]
 pub(super) struct PipeExit {
-    from: Receiver<Piece>,
+    from: Receiver<PipePiece>,
     piece: Bytes,
     ended: bool,
 }
@@ -108,14 +108,14 @@ impl PipeExit {
         })
     }
 
-    fn taken(&mut self, piece: Option<Piece>) -> io::Result<Option<Bytes>> {
+    fn taken(&mut self, piece: Option<PipePiece>) -> io::Result<Option<Bytes>> {
         match piece {
-            Some(Piece::Bytes(bytes)) => Ok(Some(bytes)),
-            Some(Piece::End) => {
+            Some(PipePiece::Bytes(bytes)) => Ok(Some(bytes)),
+            Some(PipePiece::End) => {
                 self.ended = true;
                 Ok(None)
             }
-            Some(Piece::Broken(why)) => Err(why),
+            Some(PipePiece::Broken(why)) => Err(why),
             None => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it broke off")),
         }
     }

@@ -20,7 +20,7 @@ use super::{
 
 /// The standing of a peer with a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
+pub enum PeerClass {
     /// It may ask.
     Client,
     /// It is trusted to say who asks through it: those may be many, and who they are is known of each request alone.
@@ -38,7 +38,7 @@ struct Shared {
     all: Arc<Semaphore>,
     /// True while a connection waits for a place.
     is_full: AtomicBool,
-    taken: Mutex<Taken>,
+    taken: Mutex<TakenSlots>,
     each_address: usize,
     outsiders: usize,
     requests: Requests,
@@ -46,7 +46,7 @@ struct Shared {
 
 /// Places that are taken. As many addresses as connections, at most.
 #[derive(Debug, Default)]
-struct Taken {
+struct TakenSlots {
     each: HashMap<IpAddr, usize>,
     outsiders: usize,
 }
@@ -65,7 +65,7 @@ impl Places {
     }
 
     /// True where a new connection of this address would wait, or be closed.
-    pub fn keeps_out(&self, address: IpAddr, standing: Standing) -> bool {
+    pub fn keeps_out(&self, address: IpAddr, standing: PeerClass) -> bool {
         self.0.is_full.load(Ordering::Relaxed) || self.0.refusal(&self.0.taken.lock(), address, standing).is_some()
     }
 
@@ -93,18 +93,18 @@ impl Places {
         &self,
         place: AnyPlace,
         address: IpAddr,
-        standing: Standing,
-    ) -> Result<Place, (AnyPlace, NoPlace)> {
+        standing: PeerClass,
+    ) -> Result<ConnectionSlot, (AnyPlace, NoPlace)> {
         let mut taken = self.0.taken.lock();
         if let Some(refusal) = self.0.refusal(&taken, address, standing) {
             self.0.requests.got_no_place(refusal);
             return Err((place, refusal));
         }
-        taken.outsiders += usize::from(standing == Standing::Outsider);
-        if standing != Standing::Proxy {
+        taken.outsiders += usize::from(standing == PeerClass::Outsider);
+        if standing != PeerClass::Proxy {
             *taken.each.entry(address).or_default() += 1;
         }
-        Ok(Place { places: self.clone(), address, standing, _place: place })
+        Ok(ConnectionSlot { places: self.clone(), address, standing, _place: place })
     }
 
     /// Counts an outsider that kept its place for nothing.
@@ -114,13 +114,13 @@ impl Places {
 }
 
 impl Shared {
-    fn refusal(&self, taken: &Taken, address: IpAddr, standing: Standing) -> Option<NoPlace> {
-        let is_outsider = standing == Standing::Outsider;
+    fn refusal(&self, taken: &TakenSlots, address: IpAddr, standing: PeerClass) -> Option<NoPlace> {
+        let is_outsider = standing == PeerClass::Outsider;
         if is_outsider && taken.outsiders >= self.outsiders {
             return Some(NoPlace::Outsiders);
         }
         let of_it = taken.each.get(&address).copied().unwrap_or_default();
-        (standing != Standing::Proxy && of_it >= self.each_address).then_some(NoPlace::Address)
+        (standing != PeerClass::Proxy && of_it >= self.each_address).then_some(NoPlace::Address)
     }
 }
 
@@ -130,18 +130,18 @@ pub(super) struct AnyPlace(#[expect(dead_code, reason = "it is held")] OwnedSema
 
 /// The place of one connection.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct ConnectionSlot {
     places: Places,
     address: IpAddr,
-    standing: Standing,
+    standing: PeerClass,
     _place: AnyPlace,
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let mut taken = self.places.0.taken.lock();
-        taken.outsiders -= usize::from(self.standing == Standing::Outsider);
-        if let Some(of_it) = taken.each.get_mut(&self.address).filter(|_| self.standing != Standing::Proxy) {
+        taken.outsiders -= usize::from(self.standing == PeerClass::Outsider);
+        if let Some(of_it) = taken.each.get_mut(&self.address).filter(|_| self.standing != PeerClass::Proxy) {
             *of_it -= 1;
             if *of_it == 0 {
                 taken.each.remove(&self.address);

@@ -2,7 +2,7 @@
 
 /// What a Range header asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wanted {
+pub(super) enum RequestedRange {
     /// Everything; also where the header is none that we understand, or asks for several ranges.
     Whole,
     /// From the first number up to, but without, the second.
@@ -12,31 +12,31 @@ pub(super) enum Wanted {
 }
 
 /// Reads a Range header for a file of `size` bytes.
-pub(super) fn asked_range(header: &str, size: u64) -> Wanted {
-    let Some(range) = header.trim().strip_prefix("bytes=") else { return Wanted::Whole };
-    let Some((first, last)) = range.split_once('-') else { return Wanted::Whole };
+pub(super) fn asked_range(header: &str, size: u64) -> RequestedRange {
+    let Some(range) = header.trim().strip_prefix("bytes=") else { return RequestedRange::Whole };
+    let Some((first, last)) = range.split_once('-') else { return RequestedRange::Whole };
     let number = |text: &str| text.parse::<u64>().ok().filter(|_| text.bytes().all(|b| b.is_ascii_digit()));
     let (first, last) = (first.trim(), last.trim());
     match (number(first), number(last)) {
         (None, Some(suffix)) if first.is_empty() => match suffix.min(size) {
-            0 => Wanted::Beyond,
-            suffix => Wanted::Part(size - suffix, size),
+            0 => RequestedRange::Beyond,
+            suffix => RequestedRange::Part(size - suffix, size),
         },
         (Some(first), _) if last.is_empty() => {
             if first < size {
-                Wanted::Part(first, size)
+                RequestedRange::Part(first, size)
             } else {
-                Wanted::Beyond
+                RequestedRange::Beyond
             }
         }
         (Some(first), Some(last)) if first <= last => {
             if first < size {
-                Wanted::Part(first, last.saturating_add(1).min(size))
+                RequestedRange::Part(first, last.saturating_add(1).min(size))
             } else {
-                Wanted::Beyond
+                RequestedRange::Beyond
             }
         }
-        _ => Wanted::Whole,
+        _ => RequestedRange::Whole,
     }
 }
 
@@ -49,26 +49,26 @@ mod tests {
     #[test]
     fn ranges_are_read_as_the_rfc_says() {
         for (header, asked) in [
-            ("bytes=0-4", Wanted::Part(0, 5)),
-            ("bytes=5-", Wanted::Part(5, 10)),
-            ("bytes=-3", Wanted::Part(7, 10)),
-            ("bytes=-30", Wanted::Part(0, 10)),
-            ("bytes=9-100", Wanted::Part(9, 10)),
-            ("bytes=10-", Wanted::Beyond),
-            ("bytes=10-20", Wanted::Beyond),
-            ("bytes=-0", Wanted::Beyond),
-            ("bytes=5-4", Wanted::Whole),
-            ("bytes=0-1,3-4", Wanted::Whole),
-            ("bytes=+1-2", Wanted::Whole),
-            ("items=0-1", Wanted::Whole),
-            ("bytes=", Wanted::Whole),
-            ("bytes=-", Wanted::Whole),
-            ("bytes=0-18446744073709551615", Wanted::Part(0, 10)),
-            ("bytes=99999999999999999999-", Wanted::Whole),
+            ("bytes=0-4", RequestedRange::Part(0, 5)),
+            ("bytes=5-", RequestedRange::Part(5, 10)),
+            ("bytes=-3", RequestedRange::Part(7, 10)),
+            ("bytes=-30", RequestedRange::Part(0, 10)),
+            ("bytes=9-100", RequestedRange::Part(9, 10)),
+            ("bytes=10-", RequestedRange::Beyond),
+            ("bytes=10-20", RequestedRange::Beyond),
+            ("bytes=-0", RequestedRange::Beyond),
+            ("bytes=5-4", RequestedRange::Whole),
+            ("bytes=0-1,3-4", RequestedRange::Whole),
+            ("bytes=+1-2", RequestedRange::Whole),
+            ("items=0-1", RequestedRange::Whole),
+            ("bytes=", RequestedRange::Whole),
+            ("bytes=-", RequestedRange::Whole),
+            ("bytes=0-18446744073709551615", RequestedRange::Part(0, 10)),
+            ("bytes=99999999999999999999-", RequestedRange::Whole),
         ] {
             assert_eq!(asked_range(header, 10), asked, "{header}");
         }
-        assert_eq!(asked_range("bytes=0-", 0), Wanted::Beyond);
+        assert_eq!(asked_range("bytes=0-", 0), RequestedRange::Beyond);
     }
 
     proptest! {
@@ -77,7 +77,7 @@ mod tests {
             header in "[ -~]{0,20}|bytes=[ +]?[0-9]{0,20}-[ -]?[0-9]{0,20}",
             size in prop_oneof![0..30_u64, any::<u64>()],
         ) {
-            if let Wanted::Part(start, end) = asked_range(&header, size) {
+            if let RequestedRange::Part(start, end) = asked_range(&header, size) {
                 prop_assert!(start < end && end <= size, "{start} {end}");
             }
         }
@@ -85,9 +85,9 @@ mod tests {
         #[test]
         fn every_part_of_a_file_can_be_asked_for(first in 0..100_u64, last in 0..100_u64, size in 0..100_u64) {
             let asked = match (first <= last, first < size) {
-                (false, _) => Wanted::Whole,
-                (true, false) => Wanted::Beyond,
-                (true, true) => Wanted::Part(first, size.min(last + 1)),
+                (false, _) => RequestedRange::Whole,
+                (true, false) => RequestedRange::Beyond,
+                (true, true) => RequestedRange::Part(first, size.min(last + 1)),
             };
             prop_assert_eq!(asked_range(&format!("bytes={first}-{last}"), size), asked);
         }

@@ -192,17 +192,17 @@ impl Refusal {
 }
 
 /// The kind of a request's route; none where it leads nowhere.
-pub(super) type Way = Option<RouteKind>;
+pub(super) type RouteLabel = Option<RouteKind>;
 
 /// The word for a way, in logs and as a label.
-pub(super) fn way_word(way: Way) -> &'static str {
+pub(super) fn way_word(way: RouteLabel) -> &'static str {
     way.map_or("none", RouteKind::word)
 }
 
 const WAYS: usize = RouteKind::ALL.len() + 1;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Ended {
+struct RequestEnd {
     route: &'static str,
     outcome: End,
 }
@@ -236,12 +236,12 @@ type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
 
 /// Counters of what was answered; all copies count together.
 #[derive(Debug, Clone)]
-pub struct Requests(Arc<Counts>);
+pub struct Requests(Arc<RequestCounters>);
 
 /// The families as they are registered, and each of their metrics at its place, so that none is ever looked up.
 #[derive(Debug)]
-struct Counts {
-    ended_family: Family<Ended, Counter>,
+struct RequestCounters {
+    ended_family: Family<RequestEnd, Counter>,
     ended: [[Counter; End::ALL.len()]; WAYS],
     sent_family: Family<Sent, Counter>,
     sent: [Counter; Source::ALL.len()],
@@ -257,7 +257,7 @@ struct Counts {
 
 impl Default for Requests {
     fn default() -> Self {
-        let ended_family = Family::<Ended, Counter>::default();
+        let ended_family = Family::<RequestEnd, Counter>::default();
         let sent_family = Family::<Sent, Counter>::default();
         let refused_family = Family::<Because, Counter>::default();
         let no_place_family = Family::<Closed, Counter>::default();
@@ -265,9 +265,9 @@ impl Default for Requests {
         let age_family: Histograms<OnRoute> = Family::new_with_constructor(|| Histogram::new(&AGES));
         let ended = |way: usize, end: usize| {
             let route = way_word(RouteKind::ALL.get(way).copied());
-            ended_family.get_or_create_owned(&Ended { route, outcome: End::ALL[end] })
+            ended_family.get_or_create_owned(&RequestEnd { route, outcome: End::ALL[end] })
         };
-        Self(Arc::new(Counts {
+        Self(Arc::new(RequestCounters {
             ended: array::from_fn(|way| array::from_fn(|end| ended(way, end))),
             sent: Source::ALL.map(|source| sent_family.get_or_create_owned(&Sent { source })),
             refused: Refusal::ALL.map(|reason| refused_family.get_or_create_owned(&Because { reason })),
@@ -287,8 +287,9 @@ impl Default for Requests {
 impl Requests {
     /// Registers the counters under their names.
     pub fn register(&self, registry: &mut Registry) {
-        let Counts { ended_family, sent_family, refused_family, no_place_family, hit_family, age_family, .. } =
-            &*self.0;
+        let RequestCounters {
+            ended_family, sent_family, refused_family, no_place_family, hit_family, age_family, ..
+        } = &*self.0;
         registry.register("larder_requests", "Requests answered, by route and outcome", ended_family.clone());
         let help = "Body bytes sent to clients, by where they came from: those out of the store are what is saved";
         registry.register_with_unit("larder_sent", help, Unit::Bytes, sent_family.clone());
@@ -303,8 +304,8 @@ impl Requests {
     }
 
     /// A request has ended, and so much of its body is out.
-    pub(super) fn ended(&self, way: Way, end: End, source: Source, bytes: u64) {
-        let Counts { ended, sent, .. } = &*self.0;
+    pub(super) fn ended(&self, way: RouteLabel, end: End, source: Source, bytes: u64) {
+        let RequestCounters { ended, sent, .. } = &*self.0;
         ended[way.map_or(WAYS - 1, |kind| kind as usize)][end as usize].inc();
         sent[source as usize].inc_by(bytes);
     }

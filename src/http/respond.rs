@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::body::Body;
 use super::phrase;
-use super::range::{Wanted, asked_range};
+use super::range::{RequestedRange, asked_range};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::{Explanation, Kind, public_text};
@@ -37,7 +37,7 @@ pub fn reply<B>(reply: Reply, route: &Route, request: &Request<B>, memory: &Read
     let memory = if is_http2 { memory.in_pieces_of(HTTP2_PIECE_BYTES) } else { memory.clone() };
     // What was not held when it was asked for has no parts, however it came (promise 3).
     let has_parts = !matches!(reply.outcome, Some(Outcome::Miss | Outcome::Passed));
-    let asked = Asked { headers: request.headers(), has_parts, is_get: request.method() == Method::GET };
+    let asked = RequestConditions { headers: request.headers(), has_parts, is_get: request.method() == Method::GET };
     let mut response = match reply.content {
         Content::Document(rendered) => document(&rendered, asked.headers),
         Content::File(archive) => file(archive, route, asked, memory),
@@ -179,13 +179,13 @@ fn precondition_failed() -> Response<Body> {
 
 /// What a request says of the form it wants its answer in. Only a GET has ranges (RFC 9110 14.2).
 #[derive(Clone, Copy)]
-struct Asked<'a> {
+struct RequestConditions<'a> {
     headers: &'a HeaderMap,
     has_parts: bool,
     is_get: bool,
 }
 
-fn file(archive: Archive, route: &Route, asked: Asked<'_>, memory: ReadShare) -> Response<Body> {
+fn file(archive: Archive, route: &Route, asked: RequestConditions<'_>, memory: ReadShare) -> Response<Body> {
     let mut response = match archive {
         // Not proven yet: no range, no tag, nothing that lets a part of it look like the whole.
         Archive::Arriving { .. } | Archive::Passing { .. } if expects_another(route, asked.headers) => {
@@ -250,7 +250,12 @@ impl Validators {
 }
 
 /// Conditional and range answers (RFC 9110 13, 14), on what is held and proven only.
-fn held(known: Validators, size_bytes: u64, asked: Asked<'_>, body: impl FnOnce(u64, u64) -> Body) -> Response<Body> {
+fn held(
+    known: Validators,
+    size_bytes: u64,
+    asked: RequestConditions<'_>,
+    body: impl FnOnce(u64, u64) -> Body,
+) -> Response<Body> {
     let mut response = match precondition(asked.headers, |given| given == known.tag, known.modified) {
         Precondition::Failed => return precondition_failed(),
         Precondition::NotModified => status(StatusCode::NOT_MODIFIED),
@@ -258,9 +263,9 @@ fn held(known: Validators, size_bytes: u64, asked: Asked<'_>, body: impl FnOnce(
             let if_range = asked.headers.get(header::IF_RANGE);
             let may_be = asked.has_parts && asked.is_get && if_range.is_none_or(|given| known.is_if_range(given));
             let range = asked.headers.get(header::RANGE).filter(|_| may_be).and_then(|range| range.to_str().ok());
-            match range.map_or(Wanted::Whole, |range| asked_range(range, size_bytes)) {
-                Wanted::Whole => Response::new(body(0, size_bytes)),
-                Wanted::Part(start, end) => {
+            match range.map_or(RequestedRange::Whole, |range| asked_range(range, size_bytes)) {
+                RequestedRange::Whole => Response::new(body(0, size_bytes)),
+                RequestedRange::Part(start, end) => {
                     let mut response = Response::new(body(start, end));
                     *response.status_mut() = StatusCode::PARTIAL_CONTENT;
                     insert(
@@ -270,7 +275,7 @@ fn held(known: Validators, size_bytes: u64, asked: Asked<'_>, body: impl FnOnce(
                     );
                     response
                 }
-                Wanted::Beyond => {
+                RequestedRange::Beyond => {
                     let why = format!("the range lies beyond the file, which has {size_bytes} bytes");
                     let mut response = errors(StatusCode::RANGE_NOT_SATISFIABLE, vec![why]);
                     insert(response.headers_mut(), header::CONTENT_RANGE, &format!("bytes */{size_bytes}"));
@@ -364,12 +369,12 @@ pub(super) fn explained(code: StatusCode, why: &Explanation) -> Response<Body> {
 /// Errors in the shape that registries use; the reason phrase has the first.
 pub(super) fn errors(code: StatusCode, errors: Vec<String>) -> Response<Body> {
     #[derive(Serialize)]
-    struct Errors {
+    struct ErrorBody {
         errors: Vec<String>,
     }
     let errors: Vec<String> = errors.iter().map(|error| public_text(error)).collect();
     let phrase = errors.first().and_then(|first| phrase::of(&Explanation::of(first)));
-    let mut response = json(code, &Errors { errors });
+    let mut response = json(code, &ErrorBody { errors });
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     // Whoever asks can tell that it is larder who says so.
     response.headers_mut().insert(CACHE_STATUS, HeaderValue::from_static(NAME));

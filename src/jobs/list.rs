@@ -18,7 +18,7 @@ use super::id::JobId;
 use super::news::News;
 use super::patience::Turns;
 use super::record::JobRecords;
-use super::report::{Job, JobState, Listed};
+use super::report::{Job, JobState, JobSummary};
 use super::told::End;
 use super::under::{Beginning, Home, Under};
 use super::warm::WarmUp;
@@ -225,7 +225,7 @@ impl Jobs {
     }
 
     /// Every job that is kept in mind, the newest first; without its items.
-    pub fn all(&self) -> Vec<Listed> {
+    pub fn all(&self) -> Vec<JobSummary> {
         self.kept.lock().iter().rev().map(|under| under.listed()).collect()
     }
 
@@ -278,7 +278,7 @@ impl Jobs {
     }
 
     /// How the run of a recurring job ended that is over, where it is kept in mind.
-    pub(super) fn ended_run_of(&self, recurs: &str) -> Option<Listed> {
+    pub(super) fn ended_run_of(&self, recurs: &str) -> Option<JobSummary> {
         let kept = self.kept.lock();
         let ended = |under: &&Arc<Under>| under.beginning.recurs.as_deref() == Some(recurs) && under.has_ended();
         kept.iter().rev().find(ended).map(|under| under.listed())

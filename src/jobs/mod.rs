@@ -25,7 +25,7 @@ use crate::mirror::Mirror;
 
 pub use self::id::JobId;
 pub use self::list::{Jobs, NotStarted, ToPin};
-pub use self::news::{Event, News, NumberedItem};
+pub use self::news::{JobEvent, News, NumberedItem};
 pub use self::plan::{Installs, NotPlanned, Plan, PlanState, Planned, Sums, plan};
 pub use self::recurring::{LastRun, Recurring, RecurringState};
 pub use self::warm::WarmUp;

@@ -8,7 +8,7 @@ use serde::Serialize;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::report::{Item, Job, Listed};
+use super::report::{Job, JobItem, JobSummary};
 use super::under::Under;
 
 /// How long is gathered at least before it is told: an archive that arrives changes with each piece.
@@ -16,13 +16,13 @@ const GATHERED_FOR: Duration = Duration::from_millis(100);
 
 /// Something that is new of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
+pub enum JobEvent {
     /// All of it: at first, and where anything but its items has changed.
     Job(Box<Job>),
     /// One item as it is now.
     Item(NumberedItem),
     /// It has ended; its items are only counted. The last of all.
-    End(Box<Listed>),
+    End(Box<JobSummary>),
 }
 
 /// An item, and where it is in its job.
@@ -32,7 +32,7 @@ pub struct NumberedItem {
     pub number: usize,
     /// How it is now.
     #[serde(flatten)]
-    pub item: Item,
+    pub item: JobItem,
 }
 
 /// What is new of one job, for one who follows it.
@@ -54,7 +54,7 @@ impl News {
 
     /// What is new, once something is; nothing after the end, and where larder stops before that. To wait for it no
     /// longer loses nothing.
-    pub async fn next(&mut self) -> Option<Vec<Event>> {
+    pub async fn next(&mut self) -> Option<Vec<JobEvent>> {
         loop {
             if self.is_over {
                 return None;
@@ -75,7 +75,7 @@ impl News {
         }
     }
 
-    fn gather(&mut self) -> Vec<Event> {
+    fn gather(&mut self) -> Vec<JobEvent> {
         let before = self.told;
         let (events, revision, is_over) = self.under.look(|told| {
             let mut events = Vec::new();
@@ -84,14 +84,14 @@ impl News {
                     let items = told.job.items.iter().zip(&told.items).enumerate();
                     let changed = items.filter(|(_, (_, changed))| **changed > before);
                     events.extend(
-                        changed.map(|(number, (item, _))| Event::Item(NumberedItem { number, item: item.clone() })),
+                        changed.map(|(number, (item, _))| JobEvent::Item(NumberedItem { number, item: item.clone() })),
                     );
                 }
-                _ => events.push(Event::Job(Box::new(told.job.clone()))),
+                _ => events.push(JobEvent::Job(Box::new(told.job.clone()))),
             }
             let is_over = told.job.state.has_ended();
             if is_over {
-                events.push(Event::End(Box::new(told.listed())));
+                events.push(JobEvent::End(Box::new(told.listed())));
             }
             (events, told.revision, is_over)
         });

@@ -10,7 +10,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::clock::{CLOCK_SLACK, Clock, Timestamp};
 use crate::error::Error;
-use crate::mirror::Haste;
+use crate::mirror::Urgency;
 
 /// For how long upstreams may say "later" to a job, of which nothing comes in meanwhile, before that is a failure.
 const LONGEST_PUT_OFF: Duration = Duration::from_secs(6 * 3600);
@@ -38,7 +38,7 @@ pub(super) struct Turns {
 }
 
 /// The turn of one archive.
-pub(super) struct Turn<'a> {
+pub(super) struct ArchiveTurn<'a> {
     turns: &'a Turns,
     held: Mutex<Held<'a>>,
 }
@@ -63,7 +63,7 @@ impl Default for Turns {
     }
 }
 
-impl Turn<'_> {
+impl ArchiveTurn<'_> {
     /// The archive has turned out to be small: another has this turn, too, unless there are enough of those.
     pub(super) fn is_of_a_small_one(&self) {
         let mut held = self.held.lock();
@@ -81,22 +81,22 @@ pub(super) struct Patience<'a> {
     clock: &'a Clock,
     /// When something was had last, in seconds since 1970.
     came_in: AtomicU64,
-    haste: Haste,
+    haste: Urgency,
 }
 
 impl<'a> Patience<'a> {
     /// The patience of a job that begins now, and has its turns among these.
     pub(super) fn new(turns: &'a Turns, clock: &'a Clock) -> Self {
-        Self { turns, clock, came_in: AtomicU64::new(clock.now().0), haste: Haste::None }
+        Self { turns, clock, came_in: AtomicU64::new(clock.now().0), haste: Urgency::None }
     }
 
     /// That of a plan, for which somebody waits: it waits for room that is there in a moment, and for nothing else.
     pub(super) fn of_a_plan(turns: &'a Turns, clock: &'a Clock) -> Self {
-        Self { haste: Haste::ToTell, ..Self::new(turns, clock) }
+        Self { haste: Urgency::ToTell, ..Self::new(turns, clock) }
     }
 
     /// Whether somebody waits to be told.
-    pub(super) fn haste(&self) -> Haste {
+    pub(super) fn haste(&self) -> Urgency {
         self.haste
     }
 
@@ -112,7 +112,7 @@ impl<'a> Patience<'a> {
     /// The same for an archive; the step is told its turn.
     pub(super) async fn take_archive<'b, T, E: AsError>(
         &self,
-        step: impl Fn(Arc<Turn<'a>>) -> BoxFuture<'b, Result<T, E>>,
+        step: impl Fn(Arc<ArchiveTurn<'a>>) -> BoxFuture<'b, Result<T, E>>,
         waits: impl Fn(),
     ) -> Result<T, E> {
         self.until_taken(&self.turns.archives, step, waits).await
@@ -121,17 +121,19 @@ impl<'a> Patience<'a> {
     async fn until_taken<'b, T, E: AsError>(
         &self,
         turns: &'a Semaphore,
-        step: impl Fn(Arc<Turn<'a>>) -> BoxFuture<'b, Result<T, E>>,
+        step: impl Fn(Arc<ArchiveTurn<'a>>) -> BoxFuture<'b, Result<T, E>>,
         waits: impl Fn(),
     ) -> Result<T, E> {
         let (mut times, mut since): (u32, _) = (0, None);
         loop {
             // They are never closed.
             let held = Mutex::new(Held::Usual(turns.acquire().await.ok()));
-            let taken = step(Arc::new(Turn { turns: self.turns, held })).await;
+            let taken = step(Arc::new(ArchiveTurn { turns: self.turns, held })).await;
             let until = match taken.as_ref().err().and_then(AsError::as_error) {
-                Some(Error::HeldBack { .. }) if self.haste == Haste::ToTell => return taken,
-                Some(Error::Spared(_) | Error::Busy { .. }) if self.haste == Haste::ToTell && times >= MOST_MOMENTS => {
+                Some(Error::HeldBack { .. }) if self.haste == Urgency::ToTell => return taken,
+                Some(Error::Spared(_) | Error::Busy { .. })
+                    if self.haste == Urgency::ToTell && times >= MOST_MOMENTS =>
+                {
                     return taken;
                 }
                 Some(Error::HeldBack { what, until })

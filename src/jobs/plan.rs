@@ -14,11 +14,11 @@ use tokio::time::timeout;
 use super::locked::{Fit, NotWarm, all_have};
 use super::outlook::Outlook;
 use super::patience::{AsError, Patience, Turns};
-use super::registries::{Asked, Learned};
+use super::registries::{Learned, MirrorRegistries};
 use super::warm::MOST_ITEMS;
-use crate::address::{Artifact, ModulePackage, Package, PackageRef, Versions, What};
+use crate::address::{Artifact, ModulePackage, Package, PackageRef, PackageSelector, Versions};
 use crate::clock::Clock;
-use crate::closure::{self, Cannot, Closure, Given, Order, Wanted};
+use crate::closure::{self, Cannot, Closure, Given, Order, RequiredArchive};
 use crate::error::Error;
 use crate::mirror::{HeldArchive, Mirror, Resolved};
 
@@ -159,7 +159,7 @@ pub async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<
     let _turn = timeout(WAITS, PLANS.acquire()).await.map_err(|_| NotPlanned::Busy)?;
     let turns = Turns::of(TURNS);
     let patience = Patience::of_a_plan(&turns, clock);
-    let asked = Asked::new(mirror, clock, &patience);
+    let asked = MirrorRegistries::new(mirror, clock, &patience);
     let Closure { wanted, cannot } = closure::resolve(order, &asked).await;
     if wanted.len() + cannot.len() > MOST_ITEMS {
         return Err(NotPlanned::TooMany(wanted.len() + cannot.len()));
@@ -188,8 +188,8 @@ pub async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<
 /// Whether an order names each version, so that a newer one changes nothing.
 fn names_versions(order: &Order) -> bool {
     order.given.iter().all(|given| match given {
-        Given::Address { what: What::Provider(meant), .. } => matches!(meant.versions, Versions::Exactly(_)),
-        Given::Address { what: What::Module(meant), .. } => matches!(meant.versions, Versions::Exactly(_)),
+        Given::Address { what: PackageSelector::Provider(meant), .. } => matches!(meant.versions, Versions::Exactly(_)),
+        Given::Address { what: PackageSelector::Module(meant), .. } => matches!(meant.versions, Versions::Exactly(_)),
         Given::LockFile { .. } => true,
         Given::Configurations(_) => false,
     })
@@ -244,7 +244,7 @@ struct Planning<'a> {
 
 impl Planning<'_> {
     /// Looks whether an archive is held. Says, too, what upstream did not confirm of it.
-    async fn look_at(&self, wanted: &Wanted) -> (Planned, Option<String>) {
+    async fn look_at(&self, wanted: &RequiredArchive) -> (Planned, Option<String>) {
         let looked = match &wanted.of {
             Artifact::Provider(package) => self.provider(package, &wanted.hashes).await.map_err(|error| {
                 let outlook = error.as_error().map_or(Outlook::Never, Outlook::of_a_document);

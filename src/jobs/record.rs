@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::id::JobId;
 use super::report::Job;
-use super::told::About;
+use super::told::ItemSubject;
 use super::under::Beginning;
 use super::warm::WarmUp;
 use crate::store::{Durability, Key, Recorded, Store, StoreError};
@@ -19,12 +19,12 @@ pub(super) struct JobRecords(Arc<Store>);
 
 /// What is written of one job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct Written<W = WarmUp> {
+pub(super) struct JobRecord<W = WarmUp> {
     /// How it was when it was written. Of one that had not ended, its items are left out: they are found out again.
     pub(super) job: Job,
     pub(super) beginning: Beginning,
     /// What its items stand for.
-    pub(super) about: Vec<About>,
+    pub(super) about: Vec<ItemSubject>,
     /// What it goes on with; none once it has ended.
     pub(super) warm_up: Option<W>,
 }
@@ -36,7 +36,7 @@ impl JobRecords {
 
     /// Writes a job down, and returns when that survives a power cut. A disk that takes no record costs the job its
     /// going on after a restart, and nothing else.
-    pub(super) async fn write(&self, id: JobId, written: Written<Arc<WarmUp>>) {
+    pub(super) async fn write(&self, id: JobId, written: JobRecord<Arc<WarmUp>>) {
         if let Err(error) = self.put(id, written).await {
             tracing::warn!(job = %id, %error, "a job could not be written down; after a restart it is as it was before");
         }
@@ -44,7 +44,7 @@ impl JobRecords {
 
     /// Writes down how a job ended. Where the disk does not take that, nothing stays written of it: what was written
     /// before would have it go on after a restart, and somebody may have stopped it.
-    pub(super) async fn write_end(&self, id: JobId, written: Written<Arc<WarmUp>>) {
+    pub(super) async fn write_end(&self, id: JobId, written: JobRecord<Arc<WarmUp>>) {
         let Err(error) = self.put(id, written).await else { return };
         match self.on_disk(move |store| store.records.remove(&Key::Job(id.number()), Durability::Synced)).await {
             Ok(()) => {
@@ -67,7 +67,7 @@ impl JobRecords {
     }
 
     /// Every job that is written down. What cannot be read is set aside, and said.
-    pub(super) async fn all(&self) -> Vec<(JobId, Written)> {
+    pub(super) async fn all(&self) -> Vec<(JobId, JobRecord)> {
         let read = self.on_disk(|store| {
             let mut jobs = Vec::new();
             for number in store.records.jobs()? {
@@ -104,9 +104,9 @@ impl JobRecords {
         }
     }
 
-    async fn put(&self, id: JobId, written: Written<Arc<WarmUp>>) -> Result<(), String> {
+    async fn put(&self, id: JobId, written: JobRecord<Arc<WarmUp>>) -> Result<(), String> {
         self.on_disk(move |store| {
-            let Written { job, beginning, about, warm_up } = &written;
+            let JobRecord { job, beginning, about, warm_up } = &written;
             let written = Writing { job, beginning, about, warm_up: warm_up.as_deref() };
             put(store, &Key::Job(id.number()), &written)
         })
@@ -123,12 +123,12 @@ impl JobRecords {
     }
 }
 
-/// [`Written`] by reference: an order may be large.
+/// [`JobRecord`] by reference: an order may be large.
 #[derive(Serialize)]
 struct Writing<'a> {
     job: &'a Job,
     beginning: &'a Beginning,
-    about: &'a [About],
+    about: &'a [ItemSubject],
     warm_up: Option<&'a WarmUp>,
 }
 

@@ -17,7 +17,7 @@ pub use self::last::{LastRun, RecurringState};
 use self::last::{LastRuns, with_jitter};
 use super::list::{Jobs, NotStarted};
 use super::record::JobRecords;
-use super::report::Listed;
+use super::report::JobSummary;
 use super::under::Under;
 use super::warm::WarmUp;
 use crate::address::Hostname;
@@ -201,7 +201,7 @@ impl Recurring {
         }
     }
 
-    async fn has_run(&self, key: &str, ended: Result<Listed, String>) {
+    async fn has_run(&self, key: &str, ended: Result<JobSummary, String>) {
         if let Err(why) = &ended {
             tracing::error!(why, "a recurring warm-up could not begin; it is tried again");
         }

@@ -19,7 +19,7 @@ use crate::error::Error;
 use crate::mirror::{Archive, Mirror, ModuleArchiveRef, Resolved};
 
 /// A mirror that is asked on behalf of one job or plan.
-pub(super) struct Asked<'a> {
+pub(super) struct MirrorRegistries<'a> {
     mirror: &'a Arc<Mirror>,
     clock: &'a Clock,
     patience: &'a Patience<'a>,
@@ -35,7 +35,7 @@ pub(super) struct Learned {
     pub(super) unconfirmed: BTreeSet<String>,
 }
 
-impl<'a> Asked<'a> {
+impl<'a> MirrorRegistries<'a> {
     pub(super) fn new(mirror: &'a Arc<Mirror>, clock: &'a Clock, patience: &'a Patience<'a>) -> Self {
         Self { mirror, clock, patience, learned: Mutex::default() }
     }
@@ -66,7 +66,7 @@ impl<'a> Asked<'a> {
     }
 }
 
-impl Registries for Asked<'_> {
+impl Registries for MirrorRegistries<'_> {
     type Error = Error;
 
     async fn provider_versions(&self, of: &ProviderAddress) -> Result<Vec<Version>, Error> {

@@ -29,12 +29,12 @@ pub struct Job {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unconfirmed: Vec<String>,
     /// Each archive that it is about. Until the version is chosen, an address stands for those it will name.
-    pub items: Vec<Item>,
+    pub items: Vec<JobItem>,
 }
 
 /// A job in a list: `GET /admin/v1/jobs`. Its items are only counted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Listed {
+pub struct JobSummary {
     /// Its name in `/admin/v1/jobs/ID`.
     pub id: String,
     /// How far it is.
@@ -87,7 +87,7 @@ pub enum JobState {
 
 /// One archive of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Item {
+pub struct JobItem {
     /// The archive; before the version is chosen, what was asked for in its place.
     #[serde(flatten)]
     pub package: PackageRef,
@@ -128,7 +128,7 @@ pub enum ItemState {
 
 impl ItemCounts {
     /// Counts them.
-    pub fn of(items: &[Item]) -> Self {
+    pub fn of(items: &[JobItem]) -> Self {
         let mut counts = Self { all: items.len() as u64, ..Self::default() };
         for item in items {
             match item.state {

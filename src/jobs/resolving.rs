@@ -6,13 +6,13 @@ use std::collections::BTreeMap;
 use futures_util::future::{join, join_all};
 use parking_lot::Mutex;
 
-use super::registries::Asked;
-use super::report::{Item, ItemState};
-use super::told::{About, shortened, waiting};
+use super::registries::MirrorRegistries;
+use super::report::{ItemState, JobItem};
+use super::told::{ItemSubject, shortened, waiting};
 use super::warm::MOST_ITEMS;
 use super::warming::Run;
 use crate::address::{Artifact, ModuleAddress, ModulePackage, Package, PackageRef, ProviderAddress, Version};
-use crate::closure::{self, Beyond, Cannot, Closure, ModuleFiles, Order, Registries, Wanted};
+use crate::closure::{self, Beyond, Cannot, Closure, ModuleFiles, Order, Registries, RequiredArchive};
 use crate::error::Error;
 
 /// How many places are named that want the same.
@@ -24,7 +24,7 @@ type OfProvider = Vec<(usize, Package, Vec<Vec<String>>)>;
 impl Run<'_> {
     /// Finds out what configurations need, and warms it.
     pub(super) async fn configurations(&self, order: &Order) {
-        let asked = Asked::new(self.mirror, self.clock, &self.patience);
+        let asked = MirrorRegistries::new(self.mirror, self.clock, &self.patience);
         let telling = Telling { run: self, asked: &asked, modules: Mutex::default() };
         let closure = closure::resolve(order, &telling).await;
         let modules = telling.modules.into_inner();
@@ -43,7 +43,7 @@ impl Run<'_> {
     fn items_of(
         &self,
         Closure { wanted, cannot }: Closure,
-        known: &BTreeMap<ModulePackage, Known>,
+        known: &BTreeMap<ModulePackage, FetchedModule>,
     ) -> (BTreeMap<ProviderAddress, OfProvider>, Vec<(usize, ModulePackage)>) {
         let (mut providers, mut modules) = (BTreeMap::<_, OfProvider>::new(), Vec::new());
         let room = MOST_ITEMS.saturating_sub(self.under.len());
@@ -78,13 +78,13 @@ impl Run<'_> {
     }
 
     fn add(&self, of: &Artifact) -> usize {
-        let about = About { of: Some(of.clone()), digest: None };
+        let about = ItemSubject { of: Some(of.clone()), digest: None };
         self.under.add(vec![(waiting(of.into()), about)]).start
     }
 }
 
 /// A module that was fetched to see what it calls.
-struct Known {
+struct FetchedModule {
     item: usize,
     /// Why it could not be had.
     failed: Option<String>,
@@ -93,8 +93,8 @@ struct Known {
 /// Whom finding out asks: the mirror, by way of the items of the job.
 struct Telling<'a, 'b> {
     run: &'a Run<'b>,
-    asked: &'a Asked<'a>,
-    modules: Mutex<BTreeMap<ModulePackage, Known>>,
+    asked: &'a MirrorRegistries<'a>,
+    modules: Mutex<BTreeMap<ModulePackage, FetchedModule>>,
 }
 
 impl Telling<'_, '_> {
@@ -105,7 +105,7 @@ impl Telling<'_, '_> {
             return None;
         }
         let item = self.run.add(&Artifact::from(of));
-        modules.insert(of.clone(), Known { item, failed: None });
+        modules.insert(of.clone(), FetchedModule { item, failed: None });
         Some(item)
     }
 }
@@ -148,10 +148,10 @@ impl Registries for Telling<'_, '_> {
     }
 }
 
-fn failed(what: String, error: String) -> (Item, About) {
+fn failed(what: String, error: String) -> (JobItem, ItemSubject) {
     let error = shortened(&error);
     tracing::warn!(what, error, "could not be warmed");
-    (Item { state: ItemState::Failed { error }, ..waiting(PackageRef::asked(&what)) }, About::default())
+    (JobItem { state: ItemState::Failed { error }, ..waiting(PackageRef::asked(&what)) }, ItemSubject::default())
 }
 
 /// An error after the places that want what it is about.
@@ -166,12 +166,12 @@ fn told_with_places(why: &str, by: &[String]) -> String {
 }
 
 /// The item of a module that was told first why it cannot be had.
-fn told_of<'a>(why: &str, known: &'a BTreeMap<ModulePackage, Known>) -> Option<&'a Known> {
+fn told_of<'a>(why: &str, known: &'a BTreeMap<ModulePackage, FetchedModule>) -> Option<&'a FetchedModule> {
     known.values().find(|known| known.failed.as_ref().is_some_and(|error| why.contains(error)))
 }
 
 /// How many items there will be that are none yet.
-fn new_ones(wanted: &[Wanted], cannot: &[Cannot], known: &BTreeMap<ModulePackage, Known>) -> usize {
+fn new_ones(wanted: &[RequiredArchive], cannot: &[Cannot], known: &BTreeMap<ModulePackage, FetchedModule>) -> usize {
     let is_new = |of: &Artifact| match of {
         Artifact::Provider(_) => true,
         Artifact::Module(package) => !known.contains_key(package),
@@ -195,10 +195,10 @@ mod tests {
     #[test]
     fn a_module_that_is_an_item_already_is_not_counted_again() {
         let known = BTreeMap::from([
-            (module("vpc"), Known { item: 0, failed: None }),
-            (module("gone"), Known { item: 1, failed: Some("it is gone".to_owned()) }),
+            (module("vpc"), FetchedModule { item: 0, failed: None }),
+            (module("gone"), FetchedModule { item: 1, failed: Some("it is gone".to_owned()) }),
         ]);
-        let wanted = ["vpc", "other"].map(|name| Wanted {
+        let wanted = ["vpc", "other"].map(|name| RequiredArchive {
             of: Artifact::from(&module(name)),
             by: Vec::new(),
             hashes: Vec::new(),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::report::{Item, ItemCounts, ItemState, Job, JobState, Listed};
+use super::report::{ItemCounts, ItemState, Job, JobItem, JobState, JobSummary};
 use super::warm::WarmUp;
 use crate::address::{Artifact, PackageRef};
 use crate::clock::Timestamp;
@@ -17,7 +17,7 @@ const LOST: &str = "its job ended unexpectedly: larder's log says why; tell it t
 
 /// What an item stands for, once that is known.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct About {
+pub(super) struct ItemSubject {
     /// Once its version is chosen.
     pub(super) of: Option<Artifact>,
     /// Once its archive is held.
@@ -37,9 +37,9 @@ pub(super) enum End {
 
 /// What is told of a job, and when each part of it changed last.
 #[derive(Debug)]
-pub(super) struct Told {
+pub(super) struct TrackedJob {
     pub(super) job: Job,
-    pub(super) about: Vec<About>,
+    pub(super) about: Vec<ItemSubject>,
     /// What it goes on with after a restart; none once it has ended.
     pub(super) warm_up: Option<Arc<WarmUp>>,
     /// It is being written down as it is, and ends then; or that was so before a restart.
@@ -52,18 +52,18 @@ pub(super) struct Told {
     pub(super) items: Vec<u64>,
 }
 
-impl Told {
+impl TrackedJob {
     /// What is told of a job that begins, goes on, or ended before a restart: then it has nothing to do.
-    pub(super) fn new(job: Job, about: Vec<About>, warm_up: Option<Arc<WarmUp>>) -> Self {
+    pub(super) fn new(job: Job, about: Vec<ItemSubject>, warm_up: Option<Arc<WarmUp>>) -> Self {
         let items = vec![0; job.items.len()];
         let is_ending = warm_up.is_none();
         Self { job, about, warm_up, is_ending, revision: 0, head: 0, items }
     }
 
     /// Its line in the list of jobs.
-    pub(super) fn listed(&self) -> Listed {
+    pub(super) fn listed(&self) -> JobSummary {
         let Job { id, state, started, ended, what, platforms, pin, resolving, unconfirmed: _, items } = &self.job;
-        Listed {
+        JobSummary {
             id: id.clone(),
             state: *state,
             started: *started,
@@ -85,14 +85,14 @@ impl Told {
     }
 
     /// One item more.
-    pub(super) fn add(&mut self, item: Item, about: About) {
+    pub(super) fn add(&mut self, item: JobItem, about: ItemSubject) {
         self.job.items.push(item);
         self.about.push(about);
         self.items.push(self.revision);
     }
 
     /// An item, to be changed.
-    pub(super) fn item(&mut self, number: usize) -> Option<(&mut Item, &mut About)> {
+    pub(super) fn item(&mut self, number: usize) -> Option<(&mut JobItem, &mut ItemSubject)> {
         *self.items.get_mut(number)? = self.revision;
         Some((self.job.items.get_mut(number)?, self.about.get_mut(number)?))
     }
@@ -122,7 +122,7 @@ impl Told {
                 End::Lost => ItemState::Failed { error: LOST.to_owned() },
             };
         }
-        let is_well = |item: &Item| matches!(item.state, ItemState::Held | ItemState::Fetched);
+        let is_well = |item: &JobItem| matches!(item.state, ItemState::Held | ItemState::Fetched);
         self.job.state = match how {
             End::Stopped => JobState::Cancelled,
             End::Reached if self.job.items.iter().all(is_well) => JobState::Done,
@@ -135,8 +135,8 @@ impl Told {
 }
 
 /// An item that waits for its turn.
-pub(super) fn waiting(package: PackageRef) -> Item {
-    Item { package, state: ItemState::Waiting, bytes: 0, size_bytes: None, unconfirmed: None }
+pub(super) fn waiting(package: PackageRef) -> JobItem {
+    JobItem { package, state: ItemState::Waiting, bytes: 0, size_bytes: None, unconfirmed: None }
 }
 
 /// As much of an error as is told.

@@ -10,9 +10,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::id::JobId;
 use super::list::ToPin;
-use super::record::{JobRecords, Written};
-use super::report::{Item, ItemState, Job, JobState, Listed};
-use super::told::{About, End, Told, shortened};
+use super::record::{JobRecord, JobRecords};
+use super::report::{ItemState, Job, JobItem, JobState, JobSummary};
+use super::told::{End, ItemSubject, TrackedJob, shortened};
 use super::warm::WarmUp;
 use crate::address::Artifact;
 use crate::clock::{Clock, Timestamp};
@@ -27,7 +27,7 @@ pub(super) struct Under {
     home: Home,
     /// It was told to stop, or larder was.
     pub(super) stop: CancellationToken,
-    told: Mutex<Told>,
+    told: Mutex<TrackedJob>,
     changes: watch::Sender<u64>,
     /// Held by whoever ends it.
     ending: tokio::sync::Mutex<()>,
@@ -72,14 +72,14 @@ impl Under {
             unconfirmed: Vec::new(),
             items,
         };
-        let about = vec![About::default(); job.items.len()];
+        let about = vec![ItemSubject::default(); job.items.len()];
         Self::told_as(id, beginning, home, job, about, Some(warm_up))
     }
 
     /// A job that ended before a restart.
-    pub(super) fn ended(id: JobId, written: Written, home: &Home) -> Self {
-        let Written { job, mut about, beginning, .. } = written;
-        about.resize(job.items.len(), About::default());
+    pub(super) fn ended(id: JobId, written: JobRecord, home: &Home) -> Self {
+        let JobRecord { job, mut about, beginning, .. } = written;
+        about.resize(job.items.len(), ItemSubject::default());
         Self::told_as(id, beginning, home, job, about, None)
     }
 
@@ -88,10 +88,10 @@ impl Under {
         beginning: Beginning,
         home: &Home,
         job: Job,
-        about: Vec<About>,
+        about: Vec<ItemSubject>,
         warm_up: Option<Arc<WarmUp>>,
     ) -> Self {
-        let told = Told::new(job, about, warm_up);
+        let told = TrackedJob::new(job, about, warm_up);
         let (told, changes, ending) = (Mutex::new(told), watch::Sender::new(0), tokio::sync::Mutex::default());
         let (home, stop) = (home.clone(), home.stops.child_token());
         Self { id, beginning, home, stop, told, changes, ending }
@@ -120,12 +120,12 @@ impl Under {
         self.told.lock().job.state.has_ended()
     }
 
-    pub(super) fn listed(&self) -> Listed {
+    pub(super) fn listed(&self) -> JobSummary {
         self.told.lock().listed()
     }
 
     /// Looks at what is told, while nothing changes.
-    pub(super) fn look<T>(&self, look: impl FnOnce(&Told) -> T) -> T {
+    pub(super) fn look<T>(&self, look: impl FnOnce(&TrackedJob) -> T) -> T {
         look(&self.told.lock())
     }
 
@@ -135,7 +135,7 @@ impl Under {
     }
 
     /// Waits for its end; says how it ended.
-    pub(super) async fn wait(&self) -> Listed {
+    pub(super) async fn wait(&self) -> JobSummary {
         let mut changes = self.changes();
         loop {
             changes.borrow_and_update();
@@ -148,7 +148,7 @@ impl Under {
     }
 
     /// Changes what is told, unless the job has ended: then nothing is news any more.
-    fn tell<T>(&self, change: impl FnOnce(&mut Told) -> T) -> Option<T> {
+    fn tell<T>(&self, change: impl FnOnce(&mut TrackedJob) -> T) -> Option<T> {
         let changed = {
             let mut told = self.told.lock();
             if told.is_ending {
@@ -161,7 +161,7 @@ impl Under {
         Some(changed)
     }
 
-    fn tell_of(&self, item: usize, change: impl FnOnce(&mut Item, &mut About)) {
+    fn tell_of(&self, item: usize, change: impl FnOnce(&mut JobItem, &mut ItemSubject)) {
         self.tell(|told| {
             if let Some((item, about)) = told.item(item) {
                 change(item, about);
@@ -188,7 +188,7 @@ impl Under {
     }
 
     /// Adds items that wait for their turn: their numbers.
-    pub(super) fn add(&self, items: Vec<(Item, About)>) -> Range<usize> {
+    pub(super) fn add(&self, items: Vec<(JobItem, ItemSubject)>) -> Range<usize> {
         let added = self.tell(|told| {
             let first = told.job.items.len();
             items.into_iter().for_each(|(item, about)| told.add(item, about));
@@ -268,7 +268,7 @@ impl Under {
             let told = self.told.lock();
             let Some(warm_up) = told.warm_up.clone() else { return };
             let job = Job { items: Vec::new(), ..told.job.clone() };
-            Written { job, beginning: self.beginning.clone(), about: Vec::new(), warm_up: Some(warm_up) }
+            JobRecord { job, beginning: self.beginning.clone(), about: Vec::new(), warm_up: Some(warm_up) }
         };
         records.write(self.id, written).await;
     }
@@ -284,7 +284,7 @@ impl Under {
             // Whoever is still at it changes nothing any more.
             told.is_ending = true;
             let ended = told.ended(how, self.home.clock.now());
-            Written { job: ended.job, beginning: self.beginning.clone(), about: ended.about, warm_up: None }
+            JobRecord { job: ended.job, beginning: self.beginning.clone(), about: ended.about, warm_up: None }
         };
         let (state, ended) = (written.job.state, written.job.ended);
         if let Some(records) = &self.home.records {

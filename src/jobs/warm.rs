@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::report::Item;
+use super::report::JobItem;
 use super::told::waiting;
-use crate::address::{Meant, PackageRef, Platform, Versions, What};
+use crate::address::{PackageRef, PackageSelector, Platform, Selection, Versions};
 use crate::closure::lock_file::Locked;
 use crate::closure::{Configurations, Given, Order};
 
@@ -17,7 +17,7 @@ pub(super) const MOST_ITEMS: usize = 8192;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WarmUp {
     /// What is named.
-    pub(super) wanted: Vec<Wanted>,
+    pub(super) wanted: Vec<WarmTarget>,
     /// Configurations alone, where there are any: what they need is found out first.
     pub(super) configurations: Option<Order>,
     pub(super) platforms: Vec<Platform>,
@@ -26,8 +26,8 @@ pub struct WarmUp {
 
 /// One thing of a warm-up: it names one version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Wanted {
-    pub(super) what: What,
+pub(super) struct WarmTarget {
+    pub(super) what: PackageSelector,
     /// None for a module, which is the same for all.
     pub(super) platforms: Vec<Platform>,
     /// Of each lock file that names it, what its archive may have. It must fit each of them.
@@ -41,7 +41,7 @@ impl WarmUp {
     /// It is about more than one job may be.
     pub fn of_order(order: Order, pin: bool) -> Result<Self, Vec<String>> {
         let Order { given, platforms } = order;
-        let mut wanted: Vec<Wanted> = Vec::new();
+        let mut wanted: Vec<WarmTarget> = Vec::new();
         let mut configurations = Vec::new();
         // The same version in several lock files is one thing.
         let mut places = HashMap::new();
@@ -49,7 +49,7 @@ impl WarmUp {
             match given {
                 Given::Address { what, platforms: own } => {
                     let platforms = if own.is_empty() { platforms.clone() } else { sorted(own) };
-                    wanted.push(Wanted::of(what, platforms, Vec::new()));
+                    wanted.push(WarmTarget::of(what, platforms, Vec::new()));
                 }
                 Given::LockFile { locked, .. } => {
                     for Locked { provider, version, hashes, .. } in locked {
@@ -57,8 +57,12 @@ impl WarmUp {
                         match wanted.get_mut(place) {
                             Some(known) => known.locked.push(hashes),
                             None => {
-                                let meant = Meant { of: provider, versions: Versions::Exactly(version) };
-                                wanted.push(Wanted::of(What::Provider(meant), platforms.clone(), vec![hashes]));
+                                let meant = Selection { of: provider, versions: Versions::Exactly(version) };
+                                wanted.push(WarmTarget::of(
+                                    PackageSelector::Provider(meant),
+                                    platforms.clone(),
+                                    vec![hashes],
+                                ));
                             }
                         }
                     }
@@ -68,7 +72,7 @@ impl WarmUp {
         }
         let configurations =
             (!configurations.is_empty()).then(|| Order { given: configurations, platforms: platforms.clone() });
-        let items = wanted.iter().map(Wanted::len).fold(0, usize::saturating_add);
+        let items = wanted.iter().map(WarmTarget::len).fold(0, usize::saturating_add);
         if items > MOST_ITEMS {
             return Err(vec![format!("that is about {items} archives; one job can be about {MOST_ITEMS}")]);
         }
@@ -76,12 +80,12 @@ impl WarmUp {
     }
 
     /// Every archive that it is known to be about.
-    pub(super) fn items(&self) -> Vec<Item> {
-        let each = |wanted: &Wanted| {
+    pub(super) fn items(&self) -> Vec<JobItem> {
+        let each = |wanted: &WarmTarget| {
             let item = |platform| waiting(PackageRef::from(&wanted.what).on(platform));
             match wanted.what {
-                What::Provider(_) => wanted.platforms.iter().map(|platform| item(Some(platform))).collect(),
-                What::Module(_) => vec![item(None)],
+                PackageSelector::Provider(_) => wanted.platforms.iter().map(|platform| item(Some(platform))).collect(),
+                PackageSelector::Module(_) => vec![item(None)],
             }
         };
         self.wanted.iter().flat_map(each).collect()
@@ -111,9 +115,9 @@ fn sorted(mut platforms: Vec<Platform>) -> Vec<Platform> {
     platforms
 }
 
-impl Wanted {
-    fn of(what: What, mut platforms: Vec<Platform>, locked: Vec<Vec<String>>) -> Self {
-        if let What::Module(_) = what {
+impl WarmTarget {
+    fn of(what: PackageSelector, mut platforms: Vec<Platform>, locked: Vec<Vec<String>>) -> Self {
+        if let PackageSelector::Module(_) = what {
             platforms.clear();
         }
         Self { what, platforms, locked }
@@ -122,8 +126,8 @@ impl Wanted {
     /// How many archives it is about.
     pub(super) fn len(&self) -> usize {
         match self.what {
-            What::Provider(_) => self.platforms.len(),
-            What::Module(_) => 1,
+            PackageSelector::Provider(_) => self.platforms.len(),
+            PackageSelector::Module(_) => 1,
         }
     }
 }
@@ -159,7 +163,7 @@ mod tests {
         let host = Hostname::parse("registry.example").unwrap();
         let platforms = |names: &[&str]| names.iter().map(|name| Platform::parse(name).unwrap()).collect::<Vec<_>>();
         let given = |what: &str, own: &[&str]| Given::Address {
-            what: What::parse(what, &host).unwrap(),
+            what: PackageSelector::parse(what, &host).unwrap(),
             platforms: platforms(own),
         };
         let given = vec![given("acme/null", &[]), given("acme/own", &["darwin_arm64"]), given("acme/vpc/aws", &[])];

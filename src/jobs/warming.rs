@@ -10,15 +10,17 @@ use futures_util::{StreamExt, stream};
 use parking_lot::Mutex;
 
 use super::locked::{Fit, NotWarm, all_have};
-use super::patience::{Patience, Turn, Turns};
+use super::patience::{ArchiveTurn, Patience, Turns};
 use super::report::ItemState;
 use super::under::Under;
-use super::warm::{Wanted, WarmUp};
-use crate::address::{Artifact, Meant, ModuleAddress, ModulePackage, Package, ProviderAddress, Version, What};
+use super::warm::{WarmTarget, WarmUp};
+use crate::address::{
+    Artifact, ModuleAddress, ModulePackage, Package, PackageSelector, ProviderAddress, Selection, Version,
+};
 use crate::clock::Clock;
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::mirror::{Came, Haste, Mirror, Pin, Resolved, SMALL_ARCHIVE_BYTES};
+use crate::mirror::{Came, Mirror, Pin, Resolved, SMALL_ARCHIVE_BYTES, Urgency};
 
 /// How many archives are looked at side by side, once all of it is there.
 const LOOKS_AT_ONCE: usize = 8;
@@ -52,10 +54,10 @@ pub(super) struct Run<'a> {
 
 impl Run<'_> {
     /// Chooses the version, and warms it: of a provider, for each platform.
-    async fn warm(&self, items: Range<usize>, wanted: &Wanted) {
+    async fn warm(&self, items: Range<usize>, wanted: &WarmTarget) {
         let warmed = match &wanted.what {
-            What::Provider(meant) => self.provider(items.clone(), meant, wanted).await,
-            What::Module(meant) => self.module(items.clone(), meant).await,
+            PackageSelector::Provider(meant) => self.provider(items.clone(), meant, wanted).await,
+            PackageSelector::Module(meant) => self.module(items.clone(), meant).await,
         };
         if let Err(error) = warmed {
             items.for_each(|item| self.failed(item, &error));
@@ -65,10 +67,11 @@ impl Run<'_> {
     async fn provider(
         &self,
         items: Range<usize>,
-        meant: &Meant<ProviderAddress>,
-        wanted: &Wanted,
+        meant: &Selection<ProviderAddress>,
+        wanted: &WarmTarget,
     ) -> Result<(), Error> {
-        let list = || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_list(&meant.of, Haste::None, self.clock.now())) };
+        let list =
+            || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_list(&meant.of, Urgency::None, self.clock.now())) };
         let list = self.list(items.clone().collect(), list).await?;
         let listed: Vec<&Version> = list.versions.iter().map(|listed| &listed.version).collect();
         let version = meant.choose(&listed).map_err(Error::NotFound)?.clone();
@@ -80,9 +83,10 @@ impl Run<'_> {
         Ok(())
     }
 
-    async fn module(&self, items: Range<usize>, meant: &Meant<ModuleAddress>) -> Result<(), Error> {
-        let list =
-            || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_module_list(&meant.of, Haste::None, self.clock.now())) };
+    async fn module(&self, items: Range<usize>, meant: &Selection<ModuleAddress>) -> Result<(), Error> {
+        let list = || -> BoxFuture<'_, _> {
+            Box::pin(self.mirror.warm_module_list(&meant.of, Urgency::None, self.clock.now()))
+        };
         let list = self.list(items.clone().collect(), list).await?;
         let listed: Vec<&Version> = list.versions.iter().map(|listed| &listed.version).collect();
         let version = meant.choose(&listed).map_err(Error::NotFound)?.clone();
@@ -91,7 +95,7 @@ impl Run<'_> {
 
     /// Warms what a configuration needs of one provider: its list leads there, whatever named the versions.
     pub(super) async fn packages(&self, of: &ProviderAddress, wanted: Vec<(usize, Package, Vec<Vec<String>>)>) {
-        let list = || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_list(of, Haste::None, self.clock.now())) };
+        let list = || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_list(of, Urgency::None, self.clock.now())) };
         if let Err(error) = self.list(wanted.iter().map(|(item, ..)| *item).collect(), list).await {
             wanted.iter().for_each(|(item, ..)| self.failed(*item, &error));
             return;
@@ -115,7 +119,7 @@ impl Run<'_> {
     async fn module_package(&self, item: usize, package: &ModulePackage) -> Result<(Came, Digest, u64), Error> {
         self.under.is_now(item, ItemState::Fetching);
         let Resolved { value: (came, held), unconfirmed } =
-            self.mirror.warm_module(package, Haste::None, self.clock.now()).await?;
+            self.mirror.warm_module(package, Urgency::None, self.clock.now()).await?;
         if let Some(why) = unconfirmed {
             self.under.is_unconfirmed(item, why);
         }
@@ -191,7 +195,8 @@ impl Run<'_> {
     /// The digest of the archive that an `init` would be given.
     async fn set(&self, item: usize, package: &Package, locked: &[Vec<String>]) -> Result<Digest, NotWarm> {
         self.under.is_now(item, ItemState::Resolving);
-        let Resolved { value: set, unconfirmed } = self.mirror.warm_set(package, Haste::None, self.clock.now()).await?;
+        let Resolved { value: set, unconfirmed } =
+            self.mirror.warm_set(package, Urgency::None, self.clock.now()).await?;
         if let Some(why) = unconfirmed {
             self.under.is_unconfirmed(item, why);
         }
@@ -208,7 +213,7 @@ impl Run<'_> {
         item: usize,
         package: &Package,
         digest: Digest,
-        turn: Arc<Turn<'_>>,
+        turn: Arc<ArchiveTurn<'_>>,
     ) -> Result<(Came, Digest, u64), NotWarm> {
         self.under.is_now(item, ItemState::Fetching);
         let arriving = |bytes, length: Option<u64>| {

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use futures_util::{StreamExt, stream};
 use serde::{Deserialize, Serialize};
 
-use super::discovery::Faith;
+use super::discovery::DiscoveryTrust;
 use super::documents::RETRIES;
-use super::library::{AcceptedFor, Change, Event, Found, Part, Subject, observation};
+use super::library::{AcceptedFinding, AcceptedFor, AlarmEvent, AlarmPart, Change, Subject, observation};
 use super::proof_set::ProofSet;
 use super::sets::{self, NoSet, Unlisted};
-use super::{AlarmKind, Call, Mirror, Outcome};
-use crate::address::{Meant, Package, PackageRef, Platform, ProviderAddress, Version, Versions, What};
+use super::{AlarmKind, Mirror, Outcome, RequestContext};
+use crate::address::{Package, PackageRef, PackageSelector, Platform, ProviderAddress, Selection, Version, Versions};
 use crate::digest::Digest;
 use crate::error::Error;
 
@@ -105,15 +105,19 @@ impl Mirror {
     ///
     /// # Errors
     /// [`Error::Sealed`] where nothing may be asked, [`Error::UnknownHost`], and what the version list fails with.
-    pub async fn accept(self: &Arc<Self>, what: &What, call: &Call) -> Result<Vec<Accepted>, Error> {
+    pub async fn accept(
+        self: &Arc<Self>,
+        what: &PackageSelector,
+        call: &RequestContext,
+    ) -> Result<Vec<Accepted>, Error> {
         self.must_be_online(&format!("accepting {what}"))?;
         call.upstream(what.host())?;
         // In a task: who asked may leave, and half a decision is none.
         let (mirror, of, call) = (Arc::clone(self), what.clone(), self.inner(call));
         let work = self.tasks.spawn(async move {
             match &of {
-                What::Provider(meant) => mirror.accept_all(meant, &call).await,
-                What::Module(meant) => mirror.accept_module(&meant.of, &meant.versions, &call).await,
+                PackageSelector::Provider(meant) => mirror.accept_all(meant, &call).await,
+                PackageSelector::Module(meant) => mirror.accept_module(&meant.of, &meant.versions, &call).await,
             }
         });
         match work.await {
@@ -122,7 +126,11 @@ impl Mirror {
         }
     }
 
-    async fn accept_all(self: &Arc<Self>, what: &Meant<ProviderAddress>, call: &Call) -> Result<Vec<Accepted>, Error> {
+    async fn accept_all(
+        self: &Arc<Self>,
+        what: &Selection<ProviderAddress>,
+        call: &RequestContext,
+    ) -> Result<Vec<Accepted>, Error> {
         self.forget_absences(what);
         let ToAccept { packages, unlisted } = self.packages_to_accept(what, call).await?;
         let fetching = packages.into_iter().map(|package| async move {
@@ -130,7 +138,7 @@ impl Mirror {
             (package, fetched)
         });
         let mut fetching = stream::iter(fetching).buffered(AT_ONE_TIME);
-        let mut found: BTreeMap<Version, Found> = BTreeMap::new();
+        let mut found: BTreeMap<Version, AcceptedFinding> = BTreeMap::new();
         let (mut proven, mut others) = (Vec::new(), Vec::new());
         while let Some((package, fetched)) = fetching.next().await {
             let Package { version, platform, .. } = package.clone();
@@ -165,7 +173,7 @@ impl Mirror {
             let after = mirror.histories.keys_of(&provider)?.unwrap_or_default();
             drop(observations);
             let changed = proven.into_iter().zip(recorded.changes).collect::<Vec<_>>();
-            let resolved = mirror.alarms.resolve(&(&provider).into(), &Event::Accepted { of, found: &found });
+            let resolved = mirror.alarms.resolve(&(&provider).into(), &AlarmEvent::Accepted { of, found: &found });
             Ok((changed, recorded.keys_before, (before, after), resolved))
         });
         let (changed, keys_before, (before, after), resolved) = recording.await?;
@@ -198,8 +206,8 @@ impl Mirror {
     /// and those that the alarm is about.
     async fn packages_to_accept(
         self: &Arc<Self>,
-        what: &Meant<ProviderAddress>,
-        call: &Call,
+        what: &Selection<ProviderAddress>,
+        call: &RequestContext,
     ) -> Result<ToAccept, Error> {
         let held = self.held_packages(what).await?;
         // What an alarm is about may be stored nowhere, because it is refused.
@@ -213,7 +221,7 @@ impl Mirror {
             |version: &Version, platform| Package { provider: what.of.clone(), version: version.clone(), platform };
         let mut packages: BTreeSet<Package> = held.iter().cloned().collect();
         for Subject { version, part, .. } in &alarmed {
-            if let Part::Platform(platform) = part {
+            if let AlarmPart::Platform(platform) = part {
                 packages.insert(package(version, platform.clone()));
             }
         }
@@ -234,9 +242,9 @@ impl Mirror {
     /// The platforms that upstream lists of a version; within, why it lists none.
     async fn listed_platforms(
         self: &Arc<Self>,
-        what: &Meant<ProviderAddress>,
+        what: &Selection<ProviderAddress>,
         version: &Version,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<Result<Vec<Platform>, Error>, Error> {
         let answer = match self.provider_versions(&what.of, call).await {
             Err(error @ Error::NotFound(_)) => return Ok(Err(error)),
@@ -255,12 +263,20 @@ impl Mirror {
     }
 
     /// The set that upstream has now, proven. Nothing of it is built on what is held: it is judged as a whole.
-    async fn current_set(self: &Arc<Self>, package: &Package, call: &Call) -> Result<ProofSet, NoSet> {
+    async fn current_set(self: &Arc<Self>, package: &Package, call: &RequestContext) -> Result<ProofSet, NoSet> {
         let asked = sets::what(package);
         let upstream = Arc::clone(call.upstream(&package.provider.host)?);
         let work = async {
-            let asking =
-                self.ask_for_set(&asked, &upstream, package, Faith::InAny, None, RETRIES, Unlisted::Asked, call);
+            let asking = self.ask_for_set(
+                &asked,
+                &upstream,
+                package,
+                DiscoveryTrust::InAny,
+                None,
+                RETRIES,
+                Unlisted::Asked,
+                call,
+            );
             match asking.await {
                 Err(NoSet::Failed(error)) => Err(error),
                 asked => Ok(asked),
@@ -283,7 +299,7 @@ struct ToAccept {
 /// # Errors
 /// Upstream does not list the one version that is meant, and nothing else is to be said of it.
 fn withdrawn_or_failed(
-    what: &Meant<ProviderAddress>,
+    what: &Selection<ProviderAddress>,
     others: Vec<(Package, NoSet)>,
     mut unlisted: BTreeMap<Version, Error>,
     withdrawn: &BTreeSet<Version>,
@@ -293,7 +309,8 @@ fn withdrawn_or_failed(
     for (package, no_set) in others {
         let is_about = |subject: &Subject| {
             subject.version == package.version
-                && (subject.part == Part::Platform(package.platform.clone()) || withdrawn.contains(&package.version))
+                && (subject.part == AlarmPart::Platform(package.platform.clone())
+                    || withdrawn.contains(&package.version))
         };
         let ruling = match no_set {
             NoSet::Absent(error) if resolved.iter().any(is_about) => Ruling::Withdrawn { error: error.to_string() },

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::Mirror;
-use super::library::{Alarm, AlarmKind, Event, Part, Raised, Subject};
+use super::library::{Alarm, AlarmEvent, AlarmKind, AlarmPart, Raised, Subject};
 use crate::address::{Address, Version, Versions};
 use crate::clock::Timestamp;
 use crate::error::Error;
@@ -19,7 +19,7 @@ impl Mirror {
         detail: impl Into<String>,
         at: Timestamp,
     ) {
-        self.alarm_of_part(kind, address, version, Part::Whole, detail, at);
+        self.alarm_of_part(kind, address, version, AlarmPart::Whole, detail, at);
     }
 
     /// The same about a part of a version: its set for a platform, or the key that signed it.
@@ -28,7 +28,7 @@ impl Mirror {
         kind: AlarmKind,
         address: impl Into<Address>,
         version: &Version,
-        part: Part,
+        part: AlarmPart,
         detail: impl Into<String>,
         at: Timestamp,
     ) {
@@ -44,7 +44,7 @@ impl Mirror {
 
     /// Resolves alarms of these kinds about a version. Writes to the disk where there is one.
     pub(super) fn resolved(&self, kinds: &[AlarmKind], address: impl Into<Address>, version: &Version) {
-        self.alarms.resolve(&address.into(), &Event::Ended { kinds, version });
+        self.alarms.resolve(&address.into(), &AlarmEvent::Ended { kinds, version });
     }
 
     /// The same, from where the disk must not be waited for; says how many those were.
@@ -59,7 +59,7 @@ impl Mirror {
             return Ok(0);
         }
         self.on_disk(move |mirror| {
-            Ok(mirror.alarms.resolve(&address, &Event::Ended { kinds, version: &version }).len())
+            Ok(mirror.alarms.resolve(&address, &AlarmEvent::Ended { kinds, version: &version }).len())
         })
         .await
     }
@@ -68,7 +68,7 @@ impl Mirror {
     pub(super) fn resolve_purged(&self, address: impl Into<Address>, versions: &Versions, left: &BTreeSet<Version>) {
         let address = address.into();
         let is_configured = self.terms().upstream(address.host()).is_ok();
-        self.alarms.resolve(&address, &Event::Purged { versions, left, is_configured });
+        self.alarms.resolve(&address, &AlarmEvent::Purged { versions, left, is_configured });
     }
 
     /// Raises an alarm for each stored version that upstream's list has dropped, and resolves those of all others.
@@ -85,7 +85,7 @@ impl Mirror {
             return Ok(());
         }
         self.on_disk(move |mirror| {
-            mirror.alarms.resolve(&address, &Event::Listed { dropped: &dropped });
+            mirror.alarms.resolve(&address, &AlarmEvent::Listed { dropped: &dropped });
             for version in &dropped {
                 let detail = "upstream lists it no more; it is stored, and stays listed here (keep_gone)";
                 mirror.alarm(AlarmKind::Dropped, address.clone(), version, detail, at);

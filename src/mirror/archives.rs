@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::watch;
 
-use super::call::Part;
+use super::call::CallerKind;
 use super::fill::{Fill, FillKey};
 use super::follow::{Follow, Progress};
 use super::freshness::Age;
@@ -16,7 +16,7 @@ use super::opened::Opened;
 use super::passing::Passing;
 use super::proof_set::{HeldSet, KeptSet, ProofSet, SetFile};
 use super::pull::nobody_may_wait;
-use super::{Answer, Call, Mirror, Outcome, SMALL_ARCHIVE_BYTES, unless_gone};
+use super::{Answer, Mirror, Outcome, RequestContext, SMALL_ARCHIVE_BYTES, unless_gone};
 use crate::address::{FileName, Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix};
@@ -161,7 +161,11 @@ impl Mirror {
     ///
     /// # Errors
     /// [`Error::NotFound`] where no kept set or name lists its digest, also after asking upstream anew.
-    pub async fn archive(self: &Arc<Self>, wanted: &ArchiveRef, call: &Call) -> Result<Answer<Archive>, Error> {
+    pub async fn archive(
+        self: &Arc<Self>,
+        wanted: &ArchiveRef,
+        call: &RequestContext,
+    ) -> Result<Answer<Archive>, Error> {
         let package = &wanted.package;
         let policy = call.upstream(&package.provider.host)?.settings.verification;
         if let Some(held) = self.held(wanted).await?.filter(|held| policy.is_met_by(&held.proof.how))
@@ -189,7 +193,11 @@ impl Mirror {
     ///
     /// # Errors
     /// [`Error::NotFound`] where no set holds the digest, also after asking upstream.
-    pub async fn proof_file(self: &Arc<Self>, wanted: &ProofFileRef, call: &Call) -> Result<Answer<Archive>, Error> {
+    pub async fn proof_file(
+        self: &Arc<Self>,
+        wanted: &ProofFileRef,
+        call: &RequestContext,
+    ) -> Result<Answer<Archive>, Error> {
         let ProofFileRef { provider, version, digest, file } = wanted;
         let stored = self.platforms_with_sets(provider, version).await?;
         let package = |platform| Package { provider: provider.clone(), version: version.clone(), platform };
@@ -257,7 +265,7 @@ impl Mirror {
         self: &Arc<Self>,
         wanted: FileOf<'_>,
         seen: Option<Age>,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<HeldSet, Error> {
         let package = wanted.package;
         if call.terms.asked_anew.get(package, call.now).is_some() {
@@ -282,7 +290,7 @@ impl Mirror {
         held: &HeldSet,
         set: &Arc<ProofSet>,
         file: SetFile,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<Answer<Archive>, Error> {
         let name = wanted.filename.as_str();
         let proof = |file: ProofFile| {
@@ -307,7 +315,7 @@ impl Mirror {
         package: &Package,
         kept: &Arc<KeptSet>,
         set: &Arc<ProofSet>,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<Answer<Archive>, Error> {
         let digest = set.document.shasum;
         // Whoever asks right after a fill landed finds the archive, not another fill.
@@ -324,7 +332,9 @@ impl Mirror {
         let (value, outcome) = match self.arrival(package, progress, call).await? {
             Arrival::Kept(archive) => (archive, Outcome::Miss),
             // Nobody waits for its bytes: it was to be kept.
-            Arrival::Unkept(_, why) | Arrival::NoPlace(why) if call.part != Part::Request => return Err(why.into()),
+            Arrival::Unkept(_, why) | Arrival::NoPlace(why) if call.part != CallerKind::Request => {
+                return Err(why.into());
+            }
             Arrival::Unkept(archive, _) => {
                 self.counters.passed_through.inc();
                 (archive, Outcome::Passed)
@@ -343,7 +353,7 @@ impl Mirror {
         package: &Package,
         kept: &Arc<KeptSet>,
         set: &Arc<ProofSet>,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<watch::Receiver<Progress>, Error> {
         let key = FillKey { package: package.clone(), digest: set.document.shasum };
         let may_start = || self.started_fills.may_start(call.client, || format!("the archive of {package}"));
@@ -370,7 +380,7 @@ impl Mirror {
         self: &Arc<Self>,
         package: &Package,
         mut progress: watch::Receiver<Progress>,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<Arrival, Error> {
         loop {
             let state = progress.borrow_and_update().clone();

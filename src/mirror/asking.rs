@@ -7,10 +7,10 @@ use tokio::time::{Instant, timeout};
 use url::Url;
 
 use super::attempts::{Announced, Attempts, Next};
-use super::discovery::Faith;
+use super::discovery::DiscoveryTrust;
 use super::documents::RETRIES;
 use super::proof_set::ProofSet;
-use super::{Call, Mirror};
+use super::{Mirror, RequestContext};
 use crate::address::Package;
 use crate::digest::Digest;
 use crate::error::Error;
@@ -26,7 +26,7 @@ pub(super) struct Asking {
     pub(super) mirror: Arc<Mirror>,
     pub(super) package: Package,
     pub(super) set: Arc<ProofSet>,
-    pub(super) call: Call,
+    pub(super) call: RequestContext,
     /// What is asked for, for people.
     pub(super) what: String,
     pub(super) attempts: Attempts,
@@ -34,7 +34,7 @@ pub(super) struct Asking {
 }
 
 impl Asking {
-    pub(super) fn new(mirror: Arc<Mirror>, package: Package, set: Arc<ProofSet>, call: Call) -> Self {
+    pub(super) fn new(mirror: Arc<Mirror>, package: Package, set: Arc<ProofSet>, call: RequestContext) -> Self {
         let what = format!("the archive of {package}");
         let url = set.document.archive_url.clone();
         let attempts = Attempts::new(mirror.limits.stall);
@@ -102,7 +102,7 @@ impl Asking {
             return Grant::default();
         };
         let call = self.mirror.inner(&self.call);
-        match self.mirror.service(Service::Providers, upstream, Faith::InAny, &call).await {
+        match self.mirror.service(Service::Providers, upstream, DiscoveryTrust::InAny, &call).await {
             Ok((_, grant)) => grant,
             Err(_) => upstream.grant.clone(),
         }

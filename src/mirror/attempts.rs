@@ -13,7 +13,7 @@ const LEAST_BYTES_PER_SECOND: u64 = 1024;
 
 /// What clients may have been told of the length. With another one they could take a part for the whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum AnnouncedLength {
     /// Nobody was told anything yet.
     Nothing,
     /// This many bytes.
@@ -75,32 +75,38 @@ pub(super) struct Before {
 /// The requests for one archive so far.
 #[derive(Debug)]
 pub(super) struct Attempts {
-    told: Told,
+    told: AnnouncedLength,
     url: UrlFrom,
     fruitless: u32,
-    pace: Pace,
+    pace: ThroughputMeter,
     stall: Duration,
 }
 
 impl Attempts {
     /// None so far. An upstream that brings too little over `stall` is given up.
     pub(super) fn new(stall: Duration) -> Self {
-        Self { told: Told::Nothing, url: UrlFrom::TheSet, fruitless: 0, pace: Pace::default(), stall }
+        Self {
+            told: AnnouncedLength::Nothing,
+            url: UrlFrom::TheSet,
+            fruitless: 0,
+            pace: ThroughputMeter::default(),
+            stall,
+        }
     }
 
     /// Clients may be told this length from now on.
     pub(super) fn tell(&mut self, length: Option<u64>) {
-        self.told = length.map_or(Told::NoLength, Told::Length);
+        self.told = length.map_or(AnnouncedLength::NoLength, AnnouncedLength::Length);
     }
 
     /// What clients may have been told.
-    pub(super) fn told(&self) -> Told {
+    pub(super) fn told(&self) -> AnnouncedLength {
         self.told
     }
 
     /// Upstream was silent for `waited` before it answered: does it go on?
     pub(super) fn is_too_slow_to_answer(&mut self, waited: Duration) -> bool {
-        self.told != Told::Nothing && self.is_too_slow(waited, 0)
+        self.told != AnnouncedLength::Nothing && self.is_too_slow(waited, 0)
     }
 
     /// Upstream brought this many bytes after `waited`: is that too little by now?
@@ -141,11 +147,11 @@ impl Attempts {
     /// Holds what upstream announces now against what was announced before.
     pub(super) fn agreed(&self, before: Before, now: Announced) -> Agreed {
         match (self.told, now.length) {
-            (Told::Length(told), Some(now)) if told != now => Agreed::Never { told, now },
-            (Told::Length(told), _) => Agreed::Length(Some(told)),
-            (Told::NoLength, _) => Agreed::Length(None),
+            (AnnouncedLength::Length(told), Some(now)) if told != now => Agreed::Never { told, now },
+            (AnnouncedLength::Length(told), _) => Agreed::Length(Some(told)),
+            (AnnouncedLength::NoLength, _) => Agreed::Length(None),
             // What an earlier run left is only worth keeping if it fits.
-            (Told::Nothing, length) => {
+            (AnnouncedLength::Nothing, length) => {
                 let fits = before.length.is_none() || length.is_none() || before.length == length;
                 let starts_over = now.from == 0 && before.bytes > 0;
                 if starts_over || !fits { Agreed::StartOver } else { Agreed::Length(length) }
@@ -156,12 +162,12 @@ impl Attempts {
 
 /// How fast upstream is, over all the connections of one download.
 #[derive(Debug, Default)]
-struct Pace {
+struct ThroughputMeter {
     waited: Duration,
     brought: u64,
 }
 
-impl Pace {
+impl ThroughputMeter {
     /// Counts a wait and what it brought; says whether a whole stall time went by with too little.
     fn is_too_slow(&mut self, waited: Duration, brought: u64, stall: Duration) -> bool {
         self.waited += waited;
@@ -259,7 +265,8 @@ mod tests {
     /// Each row: what was told, what is there and how long it was said to be, what upstream says now.
     #[test]
     fn announcements_are_held_against_each_other() {
-        let (nothing, length, no_length) = (Told::Nothing, Told::Length(10), Told::NoLength);
+        let (nothing, length, no_length) =
+            (AnnouncedLength::Nothing, AnnouncedLength::Length(10), AnnouncedLength::NoLength);
         let table = [
             (nothing, (0, None), (0, Some(10)), Agreed::Length(Some(10))),
             (nothing, (0, None), (0, None), Agreed::Length(None)),

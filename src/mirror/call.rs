@@ -7,18 +7,18 @@ use tokio::time::Instant;
 
 use super::terms::Generation;
 use super::unattended::ClientAddress;
-use super::{Mirror, Terms};
+use super::{Mirror, RuntimeConfig};
 use crate::address::Hostname;
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::upstream::Upstream;
 use crate::upstream::ask::Asker;
-use crate::upstream::restraint::Leave;
+use crate::upstream::restraint::RevalidationPermit;
 
 /// What the rest of a request's way needs to know of it.
 #[derive(Debug, Clone)]
-pub struct Call {
+pub struct RequestContext {
     /// When it came.
     pub now: Timestamp,
     /// Through which proxies it came.
@@ -33,14 +33,14 @@ pub struct Call {
     pub asker: Asker,
     /// The client that asks; none for a job.
     pub client: Option<ClientAddress>,
-    pub(super) terms: Arc<Terms>,
-    pub(super) part: Part,
-    pub(super) leave: Leave,
+    pub(super) terms: Arc<RuntimeConfig>,
+    pub(super) part: CallerKind,
+    pub(super) leave: RevalidationPermit,
 }
 
 /// What a call is a part of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum CallerKind {
     /// A request: one of those that wait.
     Request,
     /// A flight that others wait for.
@@ -53,7 +53,7 @@ pub(super) enum Part {
 
 /// Whether somebody waits to be told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Haste {
+pub enum Urgency {
     /// A job has time: where upstream asked to be left alone, it is asked later.
     None,
     /// A plan is to tell what is so now: where upstream asked to be left alone, by what is held.
@@ -62,7 +62,7 @@ pub enum Haste {
 
 /// What a flight is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Errand {
+pub(super) enum FetchReason {
     /// Something that is not held: it is always tried.
     Fetch,
     /// Something that is held: it is asked about within the upstream's budget.
@@ -134,15 +134,15 @@ impl<T> Answer<T> {
     }
 }
 
-impl Call {
+impl RequestContext {
     /// Whether it is a step of a job or of a plan.
     pub(super) fn is_a_step(&self) -> bool {
-        matches!(self.part, Part::Step | Part::Look)
+        matches!(self.part, CallerKind::Step | CallerKind::Look)
     }
 
     /// Whether it is to tell what is so, and nothing else.
     pub(super) fn only_looks(&self) -> bool {
-        self.part == Part::Look
+        self.part == CallerKind::Look
     }
 
     /// Whether it came through proxies that named themselves.
@@ -163,48 +163,54 @@ impl Call {
 
 /// A place among those that wait, for as long as this lives.
 #[derive(Debug)]
-pub(super) struct Place(#[expect(dead_code, reason = "held, and never looked at")] Option<OwnedSemaphorePermit>);
+pub(super) struct WaitingPlace(#[expect(dead_code, reason = "held, and never looked at")] Option<OwnedSemaphorePermit>);
 
 impl Mirror {
     /// A call that nobody waits for at a client's side: what an operator or the schedule asks for. Clients go first.
-    pub fn job(&self, now: Timestamp) -> Call {
-        Call { asker: Asker::Job, ..self.call(now, self.terms(), CdnLoop::default(), None, true) }
+    pub fn job(&self, now: Timestamp) -> RequestContext {
+        RequestContext { asker: Asker::Job, ..self.call(now, self.terms(), CdnLoop::default(), None, true) }
     }
 
     /// A call for one step of a job, which would rather know what upstream has than what is held.
-    pub(super) fn step(&self, now: Timestamp) -> Call {
-        Call { part: Part::Step, ..self.job(now) }
+    pub(super) fn step(&self, now: Timestamp) -> RequestContext {
+        RequestContext { part: CallerKind::Step, ..self.job(now) }
     }
 
     /// The same for somebody who has this much time.
-    pub(super) fn step_in(&self, haste: Haste, now: Timestamp) -> Call {
+    pub(super) fn step_in(&self, haste: Urgency, now: Timestamp) -> RequestContext {
         let part = match haste {
-            Haste::None => Part::Step,
-            Haste::ToTell => Part::Look,
+            Urgency::None => CallerKind::Step,
+            Urgency::ToTell => CallerKind::Look,
         };
-        Call { part, ..self.job(now) }
+        RequestContext { part, ..self.job(now) }
     }
 
     /// A call that comes now, on the terms of the configuration that let it in.
     pub fn call(
         &self,
         now: Timestamp,
-        terms: Arc<Terms>,
+        terms: Arc<RuntimeConfig>,
         via: CdnLoop,
         client: Option<ClientAddress>,
         takes_unknown_length: bool,
-    ) -> Call {
+    ) -> RequestContext {
         let began = Instant::now();
         let deadline = began + self.limits.answer_within;
-        let (asker, part, leave) = (Asker::Client, Part::Request, Leave::default());
-        Call { now, via, began, deadline, takes_unknown_length, asker, client, terms, part, leave }
+        let (asker, part, leave) = (Asker::Client, CallerKind::Request, RevalidationPermit::default());
+        RequestContext { now, via, began, deadline, takes_unknown_length, asker, client, terms, part, leave }
     }
 
     /// A call that a flight makes for itself: nobody waits for it, and it ends by its own limits.
-    pub(super) fn inner(&self, call: &Call) -> Call {
+    pub(super) fn inner(&self, call: &RequestContext) -> RequestContext {
         let began = Instant::now();
         let now = call.now.after(began.saturating_duration_since(call.began));
-        Call { now, began, deadline: began + call.terms.outbound.give_up_after(), part: Part::Flight, ..call.clone() }
+        RequestContext {
+            now,
+            began,
+            deadline: began + call.terms.outbound.give_up_after(),
+            part: CallerKind::Flight,
+            ..call.clone()
+        }
     }
 
     /// How many requests wait for upstreams now.
@@ -213,10 +219,12 @@ impl Mirror {
     }
 
     /// A place among those that wait for upstreams; a flight needs none, and neither does a job.
-    pub(super) fn place(&self, call: &Call) -> Option<Place> {
+    pub(super) fn place(&self, call: &RequestContext) -> Option<WaitingPlace> {
         match call.part {
-            Part::Flight | Part::Step | Part::Look => Some(Place(None)),
-            Part::Request => Arc::clone(&self.places).try_acquire_owned().ok().map(|taken| Place(Some(taken))),
+            CallerKind::Flight | CallerKind::Step | CallerKind::Look => Some(WaitingPlace(None)),
+            CallerKind::Request => {
+                Arc::clone(&self.places).try_acquire_owned().ok().map(|taken| WaitingPlace(Some(taken)))
+            }
         }
     }
 }

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::library::HeldArchive;
 use super::opened::unless_damaged;
-use super::{Archive, ArchiveRef, Call, Mirror};
+use super::{Archive, ArchiveRef, Mirror, RequestContext};
 use crate::address::Artifact;
 use crate::digest::Digest;
 use crate::error::Error;
@@ -21,12 +21,12 @@ const PIECES_AT_ONCE: usize = 4;
 
 /// How many bytes may be read in a second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Pace {
+pub(super) struct ReadRate {
     bytes_per_second: u64,
     free_at: Option<Instant>,
 }
 
-impl Pace {
+impl ReadRate {
     /// At most this many bytes in a second.
     pub(super) const fn of(bytes_per_second: u64) -> Self {
         Self { bytes_per_second, free_at: None }
@@ -60,7 +60,7 @@ pub struct Wrong {
     /// The packages that named it.
     pub of: Vec<String>,
     /// How it was wrong.
-    pub found: Found,
+    pub found: DamageFinding,
     /// What was done for it.
     #[serde(flatten)]
     pub healed: Healed,
@@ -69,14 +69,14 @@ pub struct Wrong {
 /// How an archive was wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Found {
+pub enum DamageFinding {
     /// Its bytes are others; they were set aside.
     Damaged,
     /// A name listed it, and it was not there.
     Missing,
 }
 
-impl Found {
+impl DamageFinding {
     /// The word for it.
     pub fn word(self) -> &'static str {
         match self {
@@ -108,8 +108,8 @@ impl Mirror {
     pub(super) async fn check(
         self: &Arc<Self>,
         digest: Digest,
-        pace: &mut Pace,
-        call: &Call,
+        pace: &mut ReadRate,
+        call: &RequestContext,
     ) -> Result<Checked, Error> {
         let opened = self.on_disk(move |mirror| mirror.store.blobs.get(&digest)).await?;
         if let Some(blob) = &opened
@@ -124,7 +124,7 @@ impl Mirror {
             self.counters.checked();
             return Ok(Checked::Right);
         }
-        let found = if opened.is_some() { Found::Damaged } else { Found::Missing };
+        let found = if opened.is_some() { DamageFinding::Damaged } else { DamageFinding::Missing };
         match self.on_whole_index(move |mirror| mirror.take_off_all_names(digest, opened.as_ref())).await? {
             None => Ok(Checked::Gone),
             Some(names) => {
@@ -139,7 +139,7 @@ impl Mirror {
         }
     }
 
-    async fn is_right(self: &Arc<Self>, blob: &Blob, digest: Digest, pace: &mut Pace) -> Result<bool, Error> {
+    async fn is_right(self: &Arc<Self>, blob: &Blob, digest: Digest, pace: &mut ReadRate) -> Result<bool, Error> {
         let mut reading = blob.read_again();
         loop {
             let began = Instant::now();
@@ -195,7 +195,7 @@ impl Mirror {
     }
 
     /// Fetches an archive for everybody who named it, as a request that nobody waits for would.
-    async fn fetch_again(self: &Arc<Self>, names: Vec<(Artifact, HeldArchive)>, call: &Call) -> Healed {
+    async fn fetch_again(self: &Arc<Self>, names: Vec<(Artifact, HeldArchive)>, call: &RequestContext) -> Healed {
         let mut healed = Healed::NobodyNeedsIt;
         for (of, held) in names {
             let brought = match of {
@@ -219,7 +219,7 @@ impl Mirror {
     ///
     /// # Errors
     /// Why it is not: it could not be had, or the disk would not keep it.
-    pub(super) async fn bring(self: &Arc<Self>, wanted: &ArchiveRef, call: &Call) -> Result<(), Error> {
+    pub(super) async fn bring(self: &Arc<Self>, wanted: &ArchiveRef, call: &RequestContext) -> Result<(), Error> {
         let what = format!("the archive of {}", wanted.package);
         // A call that nobody waits for: what cannot be kept is not fetched for it.
         if let Archive::Arriving { follow, .. } = self.archive(wanted, &self.inner(call)).await?.value {
@@ -239,7 +239,7 @@ mod tests {
     /// Promise 11: what reads everything leaves the disk to others.
     #[test]
     fn what_was_read_is_waited_for_and_a_pause_is_not_made_up_for() {
-        let mut pace = Pace::of(1000);
+        let mut pace = ReadRate::of(1000);
         let began = Instant::now();
         let after = |milliseconds| began + Duration::from_millis(milliseconds);
         assert_eq!(pace.next(began, 500), after(500));

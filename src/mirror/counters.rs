@@ -6,7 +6,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::check::Found;
+use super::check::DamageFinding;
 use super::library::AlarmKind;
 use crate::address::Hostname;
 use crate::upstream::Traffic;
@@ -137,7 +137,7 @@ impl Counters {
         for kind in AlarmKind::ALL {
             self.alarms.get_or_create_owned(&OfKind { kind: kind.word() });
         }
-        for found in [Found::Damaged, Found::Missing] {
+        for found in [DamageFinding::Damaged, DamageFinding::Missing] {
             self.damaged.get_or_create_owned(&HowFound { found: found.word() });
         }
         let reasons = [Because::SizeLimit, Because::DiskFull];
@@ -184,7 +184,7 @@ impl Counters {
     }
 
     /// A held archive was not what its digest says.
-    pub(super) fn damaged(&self, found: Found) {
+    pub(super) fn damaged(&self, found: DamageFinding) {
         self.damaged.get_or_create(&HowFound { found: found.word() }).inc();
     }
 }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use url::Url;
 
-use super::documents::{About, DocumentFlight, KeptDocument, Meanwhile};
+use super::documents::{DocumentFlight, DocumentSubject, KeptDocument, Meanwhile};
 use super::freshness::{Age, Rule};
 use super::pull::{AskedAgain, Landed};
 use super::single_flight::Awaited;
-use super::{Answer, Call, Errand, Mirror, Outcome};
+use super::{Answer, FetchReason, Mirror, Outcome, RequestContext};
 use crate::address::Hostname;
 use crate::clock::Timestamp;
 use crate::error::Error;
@@ -24,14 +24,14 @@ use crate::upstream::{Grant, Upstream};
 
 /// Which discovery document a fetch may go by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Faith {
+pub(super) enum DiscoveryTrust {
     /// One that upstream stands by: what is held is served stale rather than asked for at an old place.
     InConfirmed,
     /// Any that is held: the thing asked for is not held, and is always tried.
     InAny,
 }
 
-impl Faith {
+impl DiscoveryTrust {
     pub(super) fn for_what_is_held<T>(held: Option<&T>) -> Self {
         if held.is_some() { Self::InConfirmed } else { Self::InAny }
     }
@@ -90,24 +90,32 @@ impl KeptDocument {
 
 impl Mirror {
     /// The discovery document of an upstream.
-    pub async fn discovery(self: &Arc<Self>, host: &Hostname, call: &Call) -> Result<Answer<Arc<KeptDocument>>, Error> {
+    pub async fn discovery(
+        self: &Arc<Self>,
+        host: &Hostname,
+        call: &RequestContext,
+    ) -> Result<Answer<Arc<KeptDocument>>, Error> {
         let upstream = Arc::clone(call.upstream(host)?);
         let rule = upstream.rule(|fresh| fresh.discovery);
         let asked = discovery_url(&upstream)?;
         let held = self.held_document(&Key::Discovery(host.clone())).await?;
         let held = held.filter(|held| self.link() == Link::Offline || held.value.about.asked == asked);
         let seen = held.as_ref().map(|held| held.age);
-        let fly = |errand, call: &Call| self.fly_for_discovery(upstream, asked, seen, errand, call);
+        let fly = |errand, call: &RequestContext| self.fly_for_discovery(upstream, asked, seen, errand, call);
         let pulled = self.pull(&what(host), host, call, &rule, held, fly).await;
         pulled.inspect_err(|error| self.note_words_if_refused(error, call))
     }
 
     /// Asks for the discovery document of an upstream again, however fresh it is.
-    pub(super) async fn refresh_discovery(self: &Arc<Self>, host: &Hostname, call: &Call) -> Result<(), Error> {
+    pub(super) async fn refresh_discovery(
+        self: &Arc<Self>,
+        host: &Hostname,
+        call: &RequestContext,
+    ) -> Result<(), Error> {
         let upstream = Arc::clone(call.upstream(host)?);
         let asked = discovery_url(&upstream)?;
         let seen = self.held_document(&Key::Discovery(host.clone())).await?.map(|held| held.age);
-        self.fly_for_discovery(upstream, asked, seen, Errand::Fetch, call).await.map(drop)
+        self.fly_for_discovery(upstream, asked, seen, FetchReason::Fetch, call).await.map(drop)
     }
 
     /// Joins the flight for a discovery document, or starts it. `seen` is what the caller saw held.
@@ -116,8 +124,8 @@ impl Mirror {
         upstream: Arc<Upstream>,
         asked: Url,
         seen: Option<Age>,
-        errand: Errand,
-        call: &Call,
+        errand: FetchReason,
+        call: &RequestContext,
     ) -> Awaited<DocumentFlight> {
         let host = upstream.settings.host.clone();
         let (what, key) = (what(&host), Key::Discovery(host.clone()));
@@ -184,8 +192,8 @@ impl Mirror {
         self: &Arc<Self>,
         service: Service,
         upstream: &Upstream,
-        faith: Faith,
-        call: &Call,
+        faith: DiscoveryTrust,
+        call: &RequestContext,
     ) -> Result<(Url, Grant), Error> {
         let host = &upstream.settings.host;
         let unusable = |why: &str| UpstreamError {
@@ -194,7 +202,7 @@ impl Mirror {
             fault: Fault::Unusable(format!("its discovery document {why}")),
         };
         let answer = Box::pin(self.discovery(host, call)).await?;
-        if faith == Faith::InConfirmed && answer.outcome == Outcome::Stale {
+        if faith == DiscoveryTrust::InConfirmed && answer.outcome == Outcome::Stale {
             return Err(unusable("could not be confirmed").into());
         }
         let base_in = |kept: &KeptDocument| kept.discovery().ok().and_then(|discovery| discovery.base(service));
@@ -204,7 +212,7 @@ impl Mirror {
             // That it lacks the service is not remembered, although it may be held for another that it names.
             let (asked, seen) = (discovery_url(upstream)?, Some(answer.value.age()));
             let again = call.upstream(host).map(Arc::clone)?;
-            let landed = Box::pin(self.fly_for_discovery(again, asked, seen, Errand::Fetch, call)).await?;
+            let landed = Box::pin(self.fly_for_discovery(again, asked, seen, FetchReason::Fetch, call)).await?;
             base = base_in(&landed.value);
             named_by = landed.value;
         }
@@ -212,7 +220,7 @@ impl Mirror {
         let grant = upstream.grant.clone();
         let grant = match &named_by.about {
             // It was not this upstream that named the origin.
-            About { carried: true, .. } => grant,
+            DocumentSubject { carried: true, .. } => grant,
             _ if named_by.is_from_whom_was_asked() => grant.and(&base),
             _ => grant.permitting(&base),
         };
@@ -224,7 +232,7 @@ impl Mirror {
         what: &str,
         upstream: &Upstream,
         before: Option<Arc<KeptDocument>>,
-        call: &Call,
+        call: &RequestContext,
     ) -> DocumentFlight {
         let settings = &upstream.settings;
         let unusable = |why: String| UpstreamError {

@@ -9,9 +9,9 @@ use tokio::sync::Semaphore;
 use url::Url;
 
 use super::counters::Stored;
-use super::freshness::{Age, Place, Rule, Verdict, decide};
+use super::freshness::{Age, FreshnessDecision, RevalidationOrder, Rule, decide};
 use super::pull::{AskedAgain, Flight, Landed};
-use super::{Call, Mirror, parts, unless_gone};
+use super::{Mirror, RequestContext, parts, unless_gone};
 use crate::clock::Timestamp;
 use crate::digest::{FastHash, FastHasher};
 use crate::error::Error;
@@ -54,7 +54,7 @@ pub(super) enum Placed {
 /// A document as it is held: upstream's bytes, and what is known of them.
 #[derive(Debug, Clone)]
 pub struct KeptDocument {
-    pub(super) about: About,
+    pub(super) about: DocumentSubject,
     /// The bytes upstream sent.
     pub(super) body: Bytes,
     /// Entries of an earlier version list that upstream has dropped and that are still held: a JSON list.
@@ -64,7 +64,7 @@ pub struct KeptDocument {
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct About {
+pub(super) struct DocumentSubject {
     /// Which URL was asked.
     pub(super) asked: Url,
     /// Where the bytes came from, after redirects.
@@ -100,12 +100,21 @@ impl KeptDocument {
 
     pub(super) fn of(document: Document, asked: Url, now: Timestamp) -> Self {
         let Document { body, validators, url, origins, room, .. } = document;
-        let about = About { asked, url, origins, validators, fetched: now, checked: now, gone: false, carried: false };
+        let about = DocumentSubject {
+            asked,
+            url,
+            origins,
+            validators,
+            fetched: now,
+            checked: now,
+            gone: false,
+            carried: false,
+        };
         Self { about, body, dropped: Bytes::new(), _room: room }
     }
 
     pub(super) fn checked_again(&self, now: Timestamp, gone: bool) -> Self {
-        let about = About { checked: now, gone, ..self.about.clone() };
+        let about = DocumentSubject { checked: now, gone, ..self.about.clone() };
         Self { about, ..self.clone() }
     }
 
@@ -164,7 +173,7 @@ impl KeptDocument {
 
 impl AskedAgain for Arc<KeptDocument> {
     fn origins(&self) -> Vec<Origin> {
-        let About { asked, origins, .. } = &self.about;
+        let DocumentSubject { asked, origins, .. } = &self.about;
         let mut origins = origins.clone();
         let first = Origin::of(asked);
         if !origins.contains(&first) {
@@ -181,7 +190,7 @@ impl Upstream {
             fresh: fresh(&settings.fresh),
             not_found: settings.fresh.not_found,
             patience: settings.patience,
-            place: Place::AsBefore,
+            place: RevalidationOrder::AsBefore,
         }
     }
 }
@@ -193,7 +202,7 @@ impl Mirror {
         key: &Key,
         seen: Option<Age>,
         rule: &Rule,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<Meanwhile, Error> {
         let held = self.held_document(key).await?;
         if held.is_none()
@@ -203,7 +212,8 @@ impl Mirror {
         }
         Ok(match held {
             Some(held)
-                if seen != Some(held.age) && decide(Some(held.age), rule, self.link(), call.now) == Verdict::Serve =>
+                if seen != Some(held.age)
+                    && decide(Some(held.age), rule, self.link(), call.now) == FreshnessDecision::Serve =>
             {
                 Meanwhile::Landed(held)
             }
@@ -233,10 +243,10 @@ impl Mirror {
         grant: &Grant,
         before: Option<&KeptDocument>,
         limit: u64,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<Fetched, UpstreamError> {
         let retries = if before.is_some() { 0 } else { RETRIES };
-        let Call { via, asker, now, .. } = call;
+        let RequestContext { via, asker, now, .. } = call;
         let upstream = &upstream.settings.host;
         let ask = Ask { what, url, upstream, grant, via, retries, asker: *asker, now: *now };
         let held = before.filter(|before| before.about.asked == *url).map(|before| &before.about.validators);

@@ -25,7 +25,7 @@ const ROOM_STEP_BYTES: u64 = 1 << 20;
 const WRITE_BACK_BYTES: u64 = 32 << 20;
 
 /// How a stretch of a download ended.
-pub(super) enum Ended {
+pub(super) enum TransferEnd {
     /// Upstream sent all it announced.
     Whole,
     /// The connection broke; what is staged can be built on.
@@ -53,7 +53,7 @@ impl<L: Future<Output = Error>> Pump<'_, L> {
         staged: Staged,
         mut incoming: Incoming,
         length: Option<u64>,
-    ) -> (Option<Staged>, Ended) {
+    ) -> (Option<Staged>, TransferEnd) {
         let Self { mirror, attempts, room, progress, given_up } = self;
         let (pieces, waiting) = mpsc::channel(PIECES_WAITING);
         let writer =
@@ -66,7 +66,7 @@ impl<L: Future<Output = Error>> Pump<'_, L> {
             let _ = end.send(writer.run(waiting));
         });
         if started.is_err() {
-            return (None, Ended::Failed(Error::Interrupted("a fill".into())));
+            return (None, TransferEnd::Failed(Error::Interrupted("a fill".into())));
         }
         let growing = length.is_none().then_some(room);
         let read = tokio::select! {
@@ -74,27 +74,27 @@ impl<L: Future<Output = Error>> Pump<'_, L> {
             why = given_up => Err(NotRead::GivenUp(why)),
         };
         let Ok((staged, written)) = ended.await else {
-            return (None, Ended::Failed(Error::Interrupted("a fill".into())));
+            return (None, TransferEnd::Failed(Error::Interrupted("a fill".into())));
         };
         let whole = length.is_none_or(|length| staged.written() == length);
         let ended = match (written, read) {
-            (Err(Stopped::Disk(error)), _) => Ended::Failed(error.into()),
+            (Err(Stopped::Disk(error)), _) => TransferEnd::Failed(error.into()),
             (Err(Stopped::Differs), _) => {
                 let fault = Fault::Unusable("it started the download over with other bytes".into());
-                Ended::Differs(incoming.failed(fault).into())
+                TransferEnd::Differs(incoming.failed(fault).into())
             }
             (Err(Stopped::TooLong), _) => {
                 let fault = Fault::Unusable("it sent more than it announced".into());
-                Ended::Differs(incoming.failed(fault).into())
+                TransferEnd::Differs(incoming.failed(fault).into())
             }
-            (Ok(()), Err(NotRead::GivenUp(error))) => Ended::Failed(error),
+            (Ok(()), Err(NotRead::GivenUp(error))) => TransferEnd::Failed(error),
             (Ok(()), Err(NotRead::Upstream(error))) => match error.fault {
-                Fault::TooLarge(_) => Ended::Differs(error.into()),
-                Fault::Slow(_) => Ended::Failed(error.into()),
-                _ => Ended::Broken(error),
+                Fault::TooLarge(_) => TransferEnd::Differs(error.into()),
+                Fault::Slow(_) => TransferEnd::Failed(error.into()),
+                _ => TransferEnd::Broken(error),
             },
-            (Ok(()), Ok(())) if whole => Ended::Whole,
-            (Ok(()), Ok(())) => Ended::Broken(incoming.failed(Fault::Unreachable("the body ended early".into()))),
+            (Ok(()), Ok(())) if whole => TransferEnd::Whole,
+            (Ok(()), Ok(())) => TransferEnd::Broken(incoming.failed(Fault::Unreachable("the body ended early".into()))),
         };
         (Some(staged), ended)
     }

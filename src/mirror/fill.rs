@@ -10,13 +10,13 @@ use super::asking::{Asking, announced, contradiction};
 use super::attempts::{Agreed, Before};
 use super::call::CameBy;
 use super::counters::Stored;
-use super::download::{Ended, Pump};
+use super::download::{Pump, TransferEnd};
 use super::follow::Progress;
 use super::library::HeldArchive;
 use super::library::Reservation;
 use super::proof_set::{KeptSet, ProofSet};
 use super::unattended::StartedFill;
-use super::{Call, Mirror};
+use super::{Mirror, RequestContext};
 use crate::address::Package;
 use crate::digest::{Digest, FastHash};
 use crate::error::Error;
@@ -51,7 +51,7 @@ impl Fill {
         package: Package,
         kept: Arc<KeptSet>,
         set: Arc<ProofSet>,
-        call: Call,
+        call: RequestContext,
         progress: watch::Sender<Progress>,
     ) -> Self {
         let asking = Asking::new(Arc::clone(&mirror), package, set, call);
@@ -67,7 +67,7 @@ impl Fill {
     ///
     /// It lands before it tells: whoever asks after that finds the archive, or starts another fill.
     pub(super) async fn run<L>(mut self, landing: L) -> Option<Digest> {
-        let counted = Counted::new(&self.mirror.counters.fills);
+        let counted = FillGauge::new(&self.mirror.counters.fills);
         let ended = self.fill().await;
         drop(counted);
         drop(self.started.take());
@@ -151,18 +151,18 @@ impl Fill {
             let (returned, ended) = pump.run(staged, incoming, length).await;
             staged = returned.ok_or_else(|| Error::Interrupted(self.asking.what.clone()))?;
             match ended {
-                Ended::Whole => break,
-                Ended::Differs(error) => {
+                TransferEnd::Whole => break,
+                TransferEnd::Differs(error) => {
                     self.discard(staged).await?;
                     return Err(error);
                 }
-                Ended::Failed(error) => {
+                TransferEnd::Failed(error) => {
                     if matches!(error, Error::Store(_)) {
                         self.found_no_place(staged, length).await;
                     }
                     return Err(error);
                 }
-                Ended::Broken(error) => {
+                TransferEnd::Broken(error) => {
                     let at = staged.written();
                     self.asking.broke(error, at.saturating_sub(had), at).await?;
                 }
@@ -321,16 +321,16 @@ pub(super) fn validators(staged: &Staged) -> Validators {
 }
 
 /// Counts a fill as under way for as long as it lives.
-pub(super) struct Counted(Gauge);
+pub(super) struct FillGauge(Gauge);
 
-impl Counted {
+impl FillGauge {
     pub(super) fn new(gauge: &Gauge) -> Self {
         gauge.inc();
         Self(gauge.clone())
     }
 }
 
-impl Drop for Counted {
+impl Drop for FillGauge {
     fn drop(&mut self) {
         self.0.dec();
     }

@@ -32,12 +32,12 @@ pub(super) struct Rule {
     /// How long a request waits for a revalidation.
     pub(super) patience: Duration,
     /// Where it is asked about again.
-    pub(super) place: Place,
+    pub(super) place: RevalidationOrder,
 }
 
 /// Where something held is asked about again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum RevalidationOrder {
     /// Where it came from.
     AsBefore,
     /// Elsewhere: its upstream has moved since.
@@ -52,7 +52,7 @@ impl Rule {
 
     /// The rule for what another place said: it is past its time whatever its age.
     pub(super) fn of_another_place(self) -> Self {
-        Self { fresh: Duration::ZERO, place: Place::Another, ..self }
+        Self { fresh: Duration::ZERO, place: RevalidationOrder::Another, ..self }
     }
 
     /// For how long a 404 is believed.
@@ -63,7 +63,7 @@ impl Rule {
 
 /// What to do with a request for a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum FreshnessDecision {
     /// Serve what is held; it is fresh.
     Serve,
     /// Serve what is held; nobody can be asked.
@@ -77,18 +77,18 @@ pub(super) enum Verdict {
 }
 
 /// Decides.
-pub(super) fn decide(held: Option<Age>, rule: &Rule, link: Link, now: Timestamp) -> Verdict {
+pub(super) fn decide(held: Option<Age>, rule: &Rule, link: Link, now: Timestamp) -> FreshnessDecision {
     let Some(age) = held else {
         return match link {
-            Link::Online => Verdict::Fetch,
-            Link::Offline => Verdict::Refuse,
+            Link::Online => FreshnessDecision::Fetch,
+            Link::Offline => FreshnessDecision::Refuse,
         };
     };
     let from_the_future = age.checked > now.after(CLOCK_SLACK);
     match link {
-        _ if now < rule.fresh_until(age) && !from_the_future => Verdict::Serve,
-        Link::Online => Verdict::Revalidate,
-        Link::Offline => Verdict::ServeStale,
+        _ if now < rule.fresh_until(age) && !from_the_future => FreshnessDecision::Serve,
+        Link::Online => FreshnessDecision::Revalidate,
+        Link::Offline => FreshnessDecision::ServeStale,
     }
 }
 
@@ -100,24 +100,24 @@ mod tests {
         fresh: Duration::from_secs(300),
         not_found: Duration::from_secs(30),
         patience: Duration::from_secs(2),
-        place: Place::AsBefore,
+        place: RevalidationOrder::AsBefore,
     };
 
     #[test]
     fn the_table_of_decisions_holds() {
         let held = |checked, gone| Some(Age { checked: Timestamp(checked), gone });
         for (case, held, link, now, verdict) in [
-            ("nothing held", None, Link::Online, 1000, Verdict::Fetch),
-            ("nothing held, sealed", None, Link::Offline, 1000, Verdict::Refuse),
-            ("just checked", held(1000, false), Link::Online, 1000, Verdict::Serve),
-            ("the last fresh second", held(1000, false), Link::Online, 1299, Verdict::Serve),
-            ("the first stale second", held(1000, false), Link::Online, 1300, Verdict::Revalidate),
-            ("stale and sealed", held(1000, false), Link::Offline, 1300, Verdict::ServeStale),
-            ("fresh and sealed", held(1000, false), Link::Offline, 1001, Verdict::Serve),
-            ("gone is believed for less", held(1000, true), Link::Online, 1029, Verdict::Serve),
-            ("then asked again", held(1000, true), Link::Online, 1030, Verdict::Revalidate),
-            ("the clock went back a little", held(1000, false), Link::Online, 990, Verdict::Serve),
-            ("the clock went back a lot", held(9000, false), Link::Online, 1000, Verdict::Revalidate),
+            ("nothing held", None, Link::Online, 1000, FreshnessDecision::Fetch),
+            ("nothing held, sealed", None, Link::Offline, 1000, FreshnessDecision::Refuse),
+            ("just checked", held(1000, false), Link::Online, 1000, FreshnessDecision::Serve),
+            ("the last fresh second", held(1000, false), Link::Online, 1299, FreshnessDecision::Serve),
+            ("the first stale second", held(1000, false), Link::Online, 1300, FreshnessDecision::Revalidate),
+            ("stale and sealed", held(1000, false), Link::Offline, 1300, FreshnessDecision::ServeStale),
+            ("fresh and sealed", held(1000, false), Link::Offline, 1001, FreshnessDecision::Serve),
+            ("gone is believed for less", held(1000, true), Link::Online, 1029, FreshnessDecision::Serve),
+            ("then asked again", held(1000, true), Link::Online, 1030, FreshnessDecision::Revalidate),
+            ("the clock went back a little", held(1000, false), Link::Online, 990, FreshnessDecision::Serve),
+            ("the clock went back a lot", held(9000, false), Link::Online, 1000, FreshnessDecision::Revalidate),
         ] {
             assert_eq!(decide(held, &RULE, link, Timestamp(now)), verdict, "{case}");
         }
@@ -141,7 +141,7 @@ mod tests {
     fn no_fresh_time_means_always_asked() {
         let rule = Rule { fresh: Duration::ZERO, ..RULE };
         let age = Age { checked: Timestamp(5), gone: false };
-        assert_eq!(decide(Some(age), &rule, Link::Online, Timestamp(5)), Verdict::Revalidate);
+        assert_eq!(decide(Some(age), &rule, Link::Online, Timestamp(5)), FreshnessDecision::Revalidate);
         assert_eq!(rule.believed(), Duration::ZERO);
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::call::Call;
+use super::call::RequestContext;
 use super::freshness::Age;
 use super::wanted::WantedDocument;
 use super::{Answer, KeptDocument, Mirror};
@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::store::Key;
 
 /// The answer of an upstream's version list about one version.
-pub(super) enum Listed {
+pub(super) enum ListingState {
     /// The list names it, spelled so.
     As(String),
     /// The list does not name it; when upstream last confirmed that, and the copy that says so.
@@ -24,7 +24,7 @@ pub(super) enum Listed {
     Unknown(Option<Error>),
 }
 
-impl Listed {
+impl ListingState {
     /// By a list, or why there is none. `spelled` looks a version up in it; none where it is no list.
     async fn of<F: Future<Output = Option<Option<String>>>>(
         list: Result<(Arc<KeptDocument>, Timestamp), Error>,
@@ -59,21 +59,25 @@ fn of_answer(answer: Answer<Arc<KeptDocument>>) -> (Arc<KeptDocument>, Timestamp
 
 impl Mirror {
     /// Looks a package's version up in the list of its provider.
-    pub(super) async fn listed(self: &Arc<Self>, package: &Package, call: &Call) -> Listed {
+    pub(super) async fn listed(self: &Arc<Self>, package: &Package, call: &RequestContext) -> ListingState {
         let list = Box::pin(self.provider_versions(&package.provider, call)).await.map(of_answer);
         self.listed_in(package, list).await
     }
 
-    async fn listed_in(&self, package: &Package, list: Result<(Arc<KeptDocument>, Timestamp), Error>) -> Listed {
+    async fn listed_in(&self, package: &Package, list: Result<(Arc<KeptDocument>, Timestamp), Error>) -> ListingState {
         let version = &package.version;
-        Listed::of(list, |list| async move {
+        ListingState::of(list, |list| async move {
             Some(list.versions().await.ok()?.get(version).map(|listed| listed.spelled.clone()))
         })
         .await
     }
 
     /// Looks a version up in the list of its module.
-    pub(super) async fn module_listed(self: &Arc<Self>, package: &ModulePackage, call: &Call) -> Listed {
+    pub(super) async fn module_listed(
+        self: &Arc<Self>,
+        package: &ModulePackage,
+        call: &RequestContext,
+    ) -> ListingState {
         let list = Box::pin(self.module_versions(&package.module, call)).await.map(of_answer);
         self.module_listed_in(package, list).await
     }
@@ -82,9 +86,9 @@ impl Mirror {
         &self,
         package: &ModulePackage,
         list: Result<(Arc<KeptDocument>, Timestamp), Error>,
-    ) -> Listed {
+    ) -> ListingState {
         let version = &package.version;
-        Listed::of(list, |list| async move {
+        ListingState::of(list, |list| async move {
             Some(list.module_versions().await.ok()?.get(version).map(|listed| listed.spelled.clone()))
         })
         .await
@@ -99,10 +103,10 @@ impl Mirror {
         self: &Arc<Self>,
         package: &Package,
         believed: Duration,
-        call: &Call,
-    ) -> Result<Listed, Error> {
+        call: &RequestContext,
+    ) -> Result<ListingState, Error> {
         let mut listed = self.listed(package, call).await;
-        if let Listed::Not { checked, age } = listed
+        if let ListingState::Not { checked, age } = listed
             && checked.after(believed) < call.now
         {
             let list = self.ask_versions_again(&package.provider, Some(age), call).await;
@@ -118,11 +122,11 @@ impl Mirror {
         self: &Arc<Self>,
         package: &ModulePackage,
         wanted: &WantedDocument,
-        call: &Call,
-    ) -> Result<Listed, Error> {
+        call: &RequestContext,
+    ) -> Result<ListingState, Error> {
         let believed = wanted.rule.believed();
         let mut listed = self.module_listed(package, call).await;
-        if let Listed::Not { checked, age } = listed
+        if let ListingState::Not { checked, age } = listed
             && checked.after(believed) < call.now
         {
             let list = self.ask_module_versions_again(&package.module, Some(age), call).await;
@@ -134,14 +138,14 @@ impl Mirror {
 
     fn refuse_unlisted(
         &self,
-        listed: &Listed,
+        listed: &ListingState,
         key: Key,
         address: &impl fmt::Display,
         version: &Version,
         believed: Duration,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<(), Error> {
-        let Listed::Not { .. } = listed else { return Ok(()) };
+        let ListingState::Not { .. } = listed else { return Ok(()) };
         let why = format!("the version list of {address} does not name {version}");
         call.terms.absent.put(key, why.clone(), call.now.after(believed), call.now);
         Err(Error::NotFound(why))

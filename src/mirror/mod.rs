@@ -66,9 +66,9 @@ use tokio::sync::{Semaphore, watch};
 
 pub use self::accept::{Accepted, ChangedFile, Ruling};
 pub use self::archives::{Archive, ArchiveRef, ProofFile, ProofFileRef, References};
-pub use self::call::{Answer, Call, Haste, Outcome};
+pub use self::call::{Answer, Outcome, RequestContext, Urgency};
 pub use self::carry::{Gathered, NotApplied, NotGathered, TakingIn};
-pub use self::check::{Found, Healed, Wrong};
+pub use self::check::{DamageFinding, Healed, Wrong};
 pub use self::counters::Counters;
 pub use self::documents::KeptDocument;
 pub use self::gauges::Gauges;
@@ -84,14 +84,14 @@ pub use self::refresh::{News, Refreshed};
 pub use self::sealed::{Missing, SealedFor};
 pub use self::status::{LastBundle, LeftAlone, Status, StoreState, UpstreamState};
 pub use self::store_trouble::Trouble;
-pub use self::terms::Terms;
+pub use self::terms::RuntimeConfig;
 pub use self::transfer::Transfer;
-pub use self::trees::{Export, ImportCounts, ImportStep, ImportedFile, Judged, NotExported, ProvenBy, Unsigned};
+pub use self::trees::{Export, FileVerdict, ImportCounts, ImportStep, ImportedFile, NotExported, ProvenBy, Unsigned};
 pub use self::unattended::ClientAddress;
 pub use self::verify::Step;
 pub use self::warm::{Came, Resolved};
 
-use self::call::{CameBy, Company, Errand};
+use self::call::{CameBy, Company, FetchReason};
 use self::carry::Staying;
 use self::commit::MOST_HASHING;
 use self::documents::DocumentFlight;
@@ -102,10 +102,10 @@ use self::modules::{StageNames, UNPACKING};
 use self::passing::MOST_PASSING;
 use self::remembered::Remembered;
 use self::sealed::Sealed;
-use self::sets::{Anew, SetFlight};
+use self::sets::{ProofSetRefresh, SetFlight};
 use self::single_flight::{Awaited, Flights};
 use self::small_copies::SmallCopies;
-use self::store_trouble::Troubles;
+use self::store_trouble::StoreErrors;
 use self::tasks::{Tasks, Turns};
 use self::terms::Generation;
 use self::transfer::MOST_TRANSFERS;
@@ -153,13 +153,13 @@ impl NotReady {
 #[derive(Debug)]
 pub struct Mirror {
     store: Arc<Store>,
-    terms: ArcSwap<Terms>,
+    terms: ArcSwap<RuntimeConfig>,
     own: OwnEntry,
     limits: Limits,
     tasks: Tasks,
-    documents: Flights<(Key, Errand, Company), Awaited<DocumentFlight>>,
+    documents: Flights<(Key, FetchReason, Company), Awaited<DocumentFlight>>,
     stored_pages: Flights<PageRef, Awaited<Result<Option<FromStore>, Error>>>,
-    sets: Flights<(Package, Anew, Company), Awaited<SetFlight>>,
+    sets: Flights<(Package, ProofSetRefresh, Company), Awaited<SetFlight>>,
     fills: Flights<(FillKey, CameBy), watch::Receiver<Progress>>,
     module_fills: Flights<(ModulePackage, Company), Awaited<Result<HeldArchive, Error>>>,
     started_fills: StartedFills,
@@ -180,7 +180,7 @@ pub struct Mirror {
     sealed: Sealed,
     alarms: Alarms,
     histories: ProviderHistories,
-    troubles: Mutex<Troubles>,
+    troubles: Mutex<StoreErrors>,
     places: Arc<Semaphore>,
     passing: Arc<Semaphore>,
     unpacking: Permits,
@@ -201,7 +201,7 @@ impl Mirror {
     /// The alarms of the store cannot be read.
     pub fn new(
         store: Arc<Store>,
-        terms: Terms,
+        terms: RuntimeConfig,
         limits: Limits,
         counters: Counters,
         supervisor: &Supervisor,

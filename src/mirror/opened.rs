@@ -5,9 +5,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::archives::Archive;
-use super::check::Found;
+use super::check::DamageFinding;
 use super::library::HeldArchive;
-use super::{Call, Mirror, SMALL_ARCHIVE_BYTES, unless_gone};
+use super::{Mirror, RequestContext, SMALL_ARCHIVE_BYTES, unless_gone};
 use crate::address::Artifact;
 use crate::digest::FastHash;
 use crate::error::Error;
@@ -20,25 +20,27 @@ impl Mirror {
         self: &Arc<Self>,
         of: impl Into<Artifact>,
         held: &HeldArchive,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<Opened, Error> {
         let (of, digest, stored) = (of.into(), held.digest, held.first_stored());
         let Some(blob) = self.on_disk(move |mirror| unless_gone(mirror.store.blobs.get(&digest))).await? else {
             tracing::warn!(package = %of, %digest, "the archive a name lists is not there; it is fetched again");
-            self.try_to_take_off(&of, held, Found::Missing).await;
+            self.try_to_take_off(&of, held, DamageFinding::Missing).await;
             return Ok(Opened::Missing);
         };
         let read = match blob.size_bytes() <= SMALL_ARCHIVE_BYTES {
             true => self.read_once(&blob, held).await?,
-            false => Read::NoRoom,
+            false => SmallArchiveRead::NoRoom,
         };
         let archive = match read {
-            Read::Right(bytes) => Some(Archive::InMemory { bytes, digest, stored: Some(stored) }),
-            Read::Damaged => None,
-            Read::NoRoom => self.check_once(&blob, held).await?.then_some(Archive::Held { blob, digest, stored }),
+            SmallArchiveRead::Right(bytes) => Some(Archive::InMemory { bytes, digest, stored: Some(stored) }),
+            SmallArchiveRead::Damaged => None,
+            SmallArchiveRead::NoRoom => {
+                self.check_once(&blob, held).await?.then_some(Archive::Held { blob, digest, stored })
+            }
         };
         let Some(archive) = archive else {
-            self.try_to_take_off(&of, held, Found::Damaged).await;
+            self.try_to_take_off(&of, held, DamageFinding::Damaged).await;
             return Ok(Opened::Damaged);
         };
         self.used(digest, call.now);
@@ -47,15 +49,17 @@ impl Mirror {
 
     /// Reads and checks a small archive, unless a copy that was is being sent just now: readers share one, however
     /// slow they are.
-    async fn read_once(self: &Arc<Self>, blob: &Blob, held: &HeldArchive) -> Result<Read, Error> {
+    async fn read_once(self: &Arc<Self>, blob: &Blob, held: &HeldArchive) -> Result<SmallArchiveRead, Error> {
         if let Some(bytes) = self.small.shared(&held.digest) {
-            return Ok(Read::Right(bytes));
+            return Ok(SmallArchiveRead::Right(bytes));
         }
-        let Some(room) = self.small.room(blob.size_bytes()) else { return Ok(Read::NoRoom) };
+        let Some(room) = self.small.room(blob.size_bytes()) else { return Ok(SmallArchiveRead::NoRoom) };
         let reading = blob.clone();
         let read = self.on_disk(move |_| unless_damaged(reading.read_all())).await?;
         let right = read.filter(|bytes| FastHash::of(bytes) == held.fast);
-        Ok(right.map_or(Read::Damaged, |bytes| Read::Right(self.small.share(held.digest, bytes, room))))
+        Ok(right.map_or(SmallArchiveRead::Damaged, |bytes| {
+            SmallArchiveRead::Right(self.small.share(held.digest, bytes, room))
+        }))
     }
 
     /// Checks an archive on the disk: a large one before its first answer after a start, a small one each time. The answer
@@ -84,21 +88,28 @@ impl Mirror {
     }
 
     /// That it cannot be taken off costs nobody the answer: it is fetched again, or passed through.
-    async fn try_to_take_off(self: &Arc<Self>, of: &Artifact, held: &HeldArchive, because: Found) {
+    async fn try_to_take_off(self: &Arc<Self>, of: &Artifact, held: &HeldArchive, because: DamageFinding) {
         if let Err(error) = self.take_off(of, held, because).await {
             tracing::error!(package = %of, digest = %held.digest, %error, "an archive that cannot be served could not be taken off its name");
         }
     }
 
-    async fn take_off(self: &Arc<Self>, of: &Artifact, held: &HeldArchive, because: Found) -> Result<(), Error> {
+    async fn take_off(
+        self: &Arc<Self>,
+        of: &Artifact,
+        held: &HeldArchive,
+        because: DamageFinding,
+    ) -> Result<(), Error> {
         let (of, digest, fast) = (of.clone(), held.digest, held.fast);
         self.on_disk(move |mirror| {
             let _lock = mirror.catalog.digest_lock(&digest).lock();
             // Somebody may have put it right since it was looked at.
             match (because, mirror.store.blobs.get(&digest)?) {
-                (Found::Missing, Some(_)) => return Ok(()),
-                (Found::Damaged, Some(blob)) if unless_damaged(blob.fast_hash())? == Some(fast) => return Ok(()),
-                (Found::Damaged, Some(_)) => mirror.store.blobs.set_aside(&digest)?,
+                (DamageFinding::Missing, Some(_)) => return Ok(()),
+                (DamageFinding::Damaged, Some(blob)) if unless_damaged(blob.fast_hash())? == Some(fast) => {
+                    return Ok(());
+                }
+                (DamageFinding::Damaged, Some(_)) => mirror.store.blobs.set_aside(&digest)?,
                 (_, None) => {}
             }
             mirror.checked.lock().remove(&digest);
@@ -120,7 +131,7 @@ pub(super) enum Opened {
 }
 
 /// What came of reading a small archive into memory.
-enum Read {
+enum SmallArchiveRead {
     Right(Bytes),
     Damaged,
     /// There is none in memory: it is checked and sent from the disk, as a large one.

@@ -11,12 +11,12 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::archives::Archive;
 use super::asking::{Asking, announced, contradiction};
-use super::attempts::{Agreed, Before, Told};
+use super::attempts::{Agreed, AnnouncedLength, Before};
 use super::download::next_piece;
 use super::fill::FillKey;
 use super::follow::TAIL_BYTES;
 use super::proof_set::ProofSet;
-use super::{Call, Mirror, SMALL_ARCHIVE_BYTES};
+use super::{Mirror, RequestContext, SMALL_ARCHIVE_BYTES};
 use crate::address::Package;
 use crate::digest::Hasher;
 use crate::error::Error;
@@ -37,7 +37,7 @@ impl Mirror {
         package: &Package,
         set: &Arc<ProofSet>,
         why: StoreError,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<Archive, Error> {
         if self.link() == Link::Offline {
             return Err(why.into());
@@ -106,7 +106,7 @@ impl Passing {
     }
 
     /// Takes in as much as must be there before the status line (promise 3).
-    async fn into_archive(mut self, call: &Call) -> Result<Archive, Error> {
+    async fn into_archive(mut self, call: &RequestContext) -> Result<Archive, Error> {
         loop {
             let may_begin = match self.length {
                 Some(length) => length > SMALL_ARCHIVE_BYTES,
@@ -201,7 +201,7 @@ impl Passing {
             let length = match agreed {
                 Agreed::Length(length) if incoming.from == self.received => length,
                 Agreed::Never { told, now } => return Err(contradiction(&incoming, told, now)),
-                Agreed::StartOver if self.asking.attempts.told() == Told::Nothing => {
+                Agreed::StartOver if self.asking.attempts.told() == AnnouncedLength::Nothing => {
                     self.forget();
                     if incoming.from > 0 {
                         continue;

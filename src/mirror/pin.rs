@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::Mirror;
-use crate::address::{Artifact, PackageRef, What};
+use crate::address::{Artifact, PackageRef, PackageSelector};
 use crate::error::Error;
 use crate::store::{Key, StoreError};
 
@@ -67,17 +67,17 @@ impl Mirror {
     ///
     /// # Errors
     /// Where the disk fails; some of it may be done then.
-    pub async fn pin(self: &Arc<Self>, what: &What, pin: Pin) -> Result<Vec<Pinned>, Error> {
+    pub async fn pin(self: &Arc<Self>, what: &PackageSelector, pin: Pin) -> Result<Vec<Pinned>, Error> {
         let of = what.clone();
         let mut pinned = self
             .on_disk(move |mirror| {
                 let mut meant: Vec<Artifact> = match &of {
-                    What::Provider(of) => {
+                    PackageSelector::Provider(of) => {
                         let mut packages = mirror.store.records.packages_with_names(&of.of)?;
                         packages.retain(|package| of.versions.include(&package.version));
                         packages.iter().map(Artifact::from).collect()
                     }
-                    What::Module(of) => {
+                    PackageSelector::Module(of) => {
                         let mut packages = Vec::new();
                         for key in mirror.terms().keys_of(&of.of) {
                             packages.extend(mirror.store.records.module_packages_with_names(&key)?);

@@ -24,7 +24,7 @@ const PREDECESSOR_ANSWERS_SECONDS: u64 = 24 * 3600;
 /// A download document, its SHA256SUMS and its signature, proven together.
 #[derive(Debug, Clone)]
 pub struct ProofSet {
-    pub(super) about: About,
+    pub(super) about: ProofSetSubject,
     pub(super) body: Bytes,
     /// SHA256SUMS, byte for byte.
     pub(super) sums: Bytes,
@@ -37,7 +37,7 @@ pub struct ProofSet {
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct About {
+pub(super) struct ProofSetSubject {
     pub(super) asked: Url,
     pub(super) url: Url,
     /// Whom it took to get all three, redirects included.
@@ -59,7 +59,7 @@ pub(super) enum SetFile {
 
 impl ProofSet {
     pub(super) fn new(
-        about: About,
+        about: ProofSetSubject,
         body: Bytes,
         sums: Bytes,
         signature: Bytes,
@@ -141,11 +141,11 @@ pub(super) struct KeptSet {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Record {
+struct ProofSetRecord {
     checked: Timestamp,
     gone: bool,
-    current: About,
-    predecessor: Option<(About, Timestamp)>,
+    current: ProofSetSubject,
+    predecessor: Option<(ProofSetSubject, Timestamp)>,
 }
 
 /// A set as it is held, and whether the set before it must stand in for it.
@@ -200,7 +200,7 @@ impl HeldSet {
 
 impl KeptSet {
     pub(super) fn read(record: Vec<u8>, package: &Package) -> Option<Self> {
-        let (about, parts) = parts::read::<Record>(record)?;
+        let (about, parts) = parts::read::<ProofSetRecord>(record)?;
         let mut parts = parts.into_iter();
         let mut set = |about| ProofSet::new(about, parts.next()?, parts.next()?, parts.next()?, package).ok();
         let current = Arc::new(set(about.current)?);
@@ -216,7 +216,7 @@ impl KeptSet {
 
     pub(super) fn write(&self) -> Vec<u8> {
         let predecessor = self.predecessor.as_ref();
-        let record = Record {
+        let record = ProofSetRecord {
             checked: self.age.checked,
             gone: self.age.gone,
             current: self.current.about.clone(),

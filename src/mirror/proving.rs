@@ -7,9 +7,11 @@ use bytes::Bytes;
 use url::Url;
 
 use super::counters::{REPUBLISHED, SEEN_DAMAGED, SIGNATURE_LOST};
-use super::library::{AlarmKind, Change, Event, Observation, Part, Refusal, Signer, Verdict, observation};
-use super::proof_set::{About, KeptSet, ProofSet};
-use super::{Call, Mirror};
+use super::library::{
+    AlarmEvent, AlarmKind, AlarmPart, Change, HistoryRefusal, HistoryVerdict, Observation, Signer, observation,
+};
+use super::proof_set::{KeptSet, ProofSet, ProofSetSubject};
+use super::{Mirror, RequestContext};
 use crate::address::Package;
 use crate::clock::Timestamp;
 use crate::error::Error;
@@ -55,7 +57,7 @@ impl Mirror {
                 (body, url, validators, origins, room)
             }
             (Fetched::Unchanged, Some(held)) => {
-                let About { url, validators, origins, .. } = held.about.clone();
+                let ProofSetSubject { url, validators, origins, .. } = held.about.clone();
                 (held.body.clone(), url, validators, origins, Room::default())
             }
             (Fetched::Unchanged, None) => {
@@ -85,7 +87,7 @@ impl Mirror {
         origins.extend([sums.2, signature.2].into_iter().flatten());
         origins.sort();
         origins.dedup();
-        let about = About {
+        let about = ProofSetSubject {
             asked: visit.asked.clone(),
             url: url.clone(),
             origins,
@@ -199,23 +201,23 @@ impl Mirror {
         };
         let judged = self.histories.judge(seen, |judgement| {
             let known = judgement.stranger_to.as_ref().map(|known| listed(known));
-            let is_refused = matches!(judgement.verdict, Verdict::Refused(_));
+            let is_refused = matches!(judgement.verdict, HistoryVerdict::Refused(_));
             if let (Some(known), Some(key), false) = (&known, seen.signer.key(), is_refused) {
                 tracing::error!(%package, key, known, "ALARM: a key that never signed for this provider signs for it now; it may sign new versions, and vouches for no other bytes of versions that were verified before");
                 let detail = format!("signed by key {key}; the keys known for this provider are {known}");
-                self.alarm_of_part(AlarmKind::NewKey, provider, version, Part::Key(key.to_owned()), detail, now);
+                self.alarm_of_part(AlarmKind::NewKey, provider, version, AlarmPart::Key(key.to_owned()), detail, now);
             }
             match &judgement.verdict {
-                Verdict::Consistent => {}
-                Verdict::Republished(change) => {
+                HistoryVerdict::Consistent => {}
+                HistoryVerdict::Republished(change) => {
                     let change = change.words();
                     tracing::error!(%package, change, signer, "ALARM: upstream has changed a version that was verified before; a key that may vouch for it did; the new set is served");
                     self.alarm(AlarmKind::Republished, provider, version, format!("its proof set {change}; {signer}"), now);
                 }
-                Verdict::Refused(refusal) => {
+                HistoryVerdict::Refused(refusal) => {
                     let kind = NotAdmitted::kind(refusal);
                     let words = match refusal {
-                        Refusal::Changed(change) => {
+                        HistoryRefusal::Changed(change) => {
                             format!("its proof set for {} {}", package.platform, change.words())
                         }
                         refusal => NotAdmitted::words(refusal),
@@ -224,8 +226,8 @@ impl Mirror {
                     let known = known.map(|known| format!("; the keys known for this provider are {known}"));
                     let detail = format!("{words}; {signer}{}", known.unwrap_or_default());
                     let part = match kind {
-                        AlarmKind::SignatureLost => Part::Whole,
-                        _ => Part::Platform(package.platform.clone()),
+                        AlarmKind::SignatureLost => AlarmPart::Whole,
+                        _ => AlarmPart::Platform(package.platform.clone()),
                     };
                     self.alarm_of_part(kind, provider, version, part, detail, now);
                 }
@@ -234,17 +236,17 @@ impl Mirror {
         })?;
         let Some(judgement) = judged else { return Ok(Ok(Admitted::Unjudged)) };
         match judgement.verdict {
-            Verdict::Refused(refusal) => {
+            HistoryVerdict::Refused(refusal) => {
                 self.counters.unproven(&provider.host, NotAdmitted::word(&refusal));
                 let words = NotAdmitted::words(&refusal);
-                Ok(Err(NotAdmitted { words, is_of_the_provider: refusal == Refusal::SignatureLost }))
+                Ok(Err(NotAdmitted { words, is_of_the_provider: refusal == HistoryRefusal::SignatureLost }))
             }
             verdict => {
-                let admitted = Event::Admitted { package, is_signed: seen.signer.key().is_some() };
+                let admitted = AlarmEvent::Admitted { package, is_signed: seen.signer.key().is_some() };
                 self.alarms.resolve(&provider.into(), &admitted);
                 Ok(Ok(match verdict {
-                    Verdict::Republished(change) => Admitted::Changed(change),
-                    Verdict::Consistent | Verdict::Refused(_) => Admitted::Consistent,
+                    HistoryVerdict::Republished(change) => Admitted::Changed(change),
+                    HistoryVerdict::Consistent | HistoryVerdict::Refused(_) => Admitted::Consistent,
                 }))
             }
         }
@@ -278,38 +280,38 @@ pub(super) struct NotAdmitted {
 }
 
 impl NotAdmitted {
-    fn kind(refusal: &Refusal) -> AlarmKind {
+    fn kind(refusal: &HistoryRefusal) -> AlarmKind {
         match refusal {
-            Refusal::Changed(_) | Refusal::Full => AlarmKind::WaitsForAccept,
-            Refusal::SignatureLost => AlarmKind::SignatureLost,
-            Refusal::RecordLost => AlarmKind::DamagedRecord,
+            HistoryRefusal::Changed(_) | HistoryRefusal::Full => AlarmKind::WaitsForAccept,
+            HistoryRefusal::SignatureLost => AlarmKind::SignatureLost,
+            HistoryRefusal::RecordLost => AlarmKind::DamagedRecord,
         }
     }
 
     /// The word for it in metrics.
-    fn word(refusal: &Refusal) -> &'static str {
+    fn word(refusal: &HistoryRefusal) -> &'static str {
         match refusal {
-            Refusal::Changed(_) | Refusal::Full => REPUBLISHED,
-            Refusal::SignatureLost => SIGNATURE_LOST,
-            Refusal::RecordLost => SEEN_DAMAGED,
+            HistoryRefusal::Changed(_) | HistoryRefusal::Full => REPUBLISHED,
+            HistoryRefusal::SignatureLost => SIGNATURE_LOST,
+            HistoryRefusal::RecordLost => SEEN_DAMAGED,
         }
     }
 
-    fn words(refusal: &Refusal) -> String {
+    fn words(refusal: &HistoryRefusal) -> String {
         match refusal {
-            Refusal::Changed(change) => {
+            HistoryRefusal::Changed(change) => {
                 format!(
                     "it was published anew: its proof set {}, and no key that may vouch for that signed it",
                     change.words()
                 )
             }
-            Refusal::SignatureLost => {
+            HistoryRefusal::SignatureLost => {
                 "this provider was signed before, and the registry lists no key for it now".into()
             }
-            Refusal::RecordLost => {
+            HistoryRefusal::RecordLost => {
                 "its first-seen record is damaged, so nobody can tell whether upstream has changed it".into()
             }
-            Refusal::Full => "as much is recorded of it, or of the versions of its provider, as may be".into(),
+            HistoryRefusal::Full => "as much is recorded of it, or of the versions of its provider, as may be".into(),
         }
     }
 
@@ -328,14 +330,14 @@ pub(super) struct Visit<'a> {
     pub(super) upstream: &'a Upstream,
     pub(super) grant: &'a Grant,
     pub(super) package: &'a Package,
-    pub(super) call: &'a Call,
+    pub(super) call: &'a RequestContext,
     pub(super) retries: usize,
 }
 
 impl Visit<'_> {
     fn ask<'b>(&'b self, what: &'b str, url: &'b Url) -> Ask<'b> {
         let upstream = &self.upstream.settings.host;
-        let Call { via, asker, now, .. } = self.call;
+        let RequestContext { via, asker, now, .. } = self.call;
         Ask { what, url, upstream, grant: self.grant, via, retries: self.retries, asker: *asker, now: *now }
     }
 }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout_at};
 
-use super::call::Part;
-use super::freshness::{Age, Place, Rule, Verdict, decide};
+use super::call::CallerKind;
+use super::freshness::{Age, FreshnessDecision, RevalidationOrder, Rule, decide};
 use super::sealed::STORED_IS_FRESH;
 use super::single_flight::Awaited;
-use super::{Answer, Call, Errand, Mirror, Outcome};
+use super::{Answer, FetchReason, Mirror, Outcome, RequestContext};
 use crate::address::Hostname;
 use crate::error::Error;
 use crate::upstream::breaker::Origin;
@@ -37,10 +37,10 @@ pub(super) fn nobody_may_wait(what: &str) -> Error {
 }
 
 /// Waits for a flight until a moment; a job waits until it has landed, which it does by its own limits.
-async fn awaited<T: Clone>(call: &Call, until: Instant, flight: Awaited<T>) -> Result<T, Elapsed> {
+async fn awaited<T: Clone>(call: &RequestContext, until: Instant, flight: Awaited<T>) -> Result<T, Elapsed> {
     match call.part {
-        Part::Request | Part::Flight => timeout_at(until, flight).await,
-        Part::Step | Part::Look => Ok(flight.await),
+        CallerKind::Request | CallerKind::Flight => timeout_at(until, flight).await,
+        CallerKind::Step | CallerKind::Look => Ok(flight.await),
     }
 }
 
@@ -50,10 +50,10 @@ impl Mirror {
         self: &Arc<Self>,
         what: &str,
         host: &Hostname,
-        call: &Call,
+        call: &RequestContext,
         rule: &Rule,
         held: Option<Landed<T>>,
-        flight: impl FnOnce(Errand, &Call) -> Awaited<Flight<T>>,
+        flight: impl FnOnce(FetchReason, &RequestContext) -> Awaited<Flight<T>>,
     ) -> Result<Answer<T>, Error> {
         let verdict = decide(held.as_ref().map(|held| held.age), rule, self.link(), call.now);
         let answer = |landed: Landed<T>, outcome| Answer {
@@ -69,16 +69,16 @@ impl Mirror {
             value: held.value,
         };
         match (verdict, held) {
-            (Verdict::Serve, Some(held)) => Ok(answer(held, Outcome::Hit)),
+            (FreshnessDecision::Serve, Some(held)) => Ok(answer(held, Outcome::Hit)),
             // Nobody can be asked: for a moment it need not even be looked for.
-            (Verdict::ServeStale, Some(held)) => {
+            (FreshnessDecision::ServeStale, Some(held)) => {
                 Ok(Answer { fresh_until: call.now.after(STORED_IS_FRESH), ..stale(held) })
             }
-            (Verdict::Revalidate, Some(held)) => {
+            (FreshnessDecision::Revalidate, Some(held)) => {
                 let origins = match rule.place {
-                    Place::AsBefore => held.value.origins(),
+                    RevalidationOrder::AsBefore => held.value.origins(),
                     // That the old place is left alone says nothing of the new one.
-                    Place::Another => vec![Origin::of(&call.upstream(host)?.settings.url)],
+                    RevalidationOrder::Another => vec![Origin::of(&call.upstream(host)?.settings.url)],
                 };
                 let Some(leave) = call.terms.outbound.leave(&origins, &call.leave, call.now) else {
                     tracing::debug!(what, "its upstream is left alone for a while; what is held is served");
@@ -89,11 +89,11 @@ impl Mirror {
                     return Ok(stale(held));
                 };
                 let patience = call.deadline.min(call.began + rule.patience);
-                let call = Call { leave, ..call.clone() };
-                match awaited(&call, patience, flight(Errand::Revalidate, &call)).await {
+                let call = RequestContext { leave, ..call.clone() };
+                match awaited(&call, patience, flight(FetchReason::Revalidate, &call)).await {
                     Ok(Ok(landed)) => Ok(answer(landed, Outcome::Revalidated)),
                     Ok(Err(error @ Error::NotFound(_))) => Err(error),
-                    Ok(Err(error @ Error::Spared(_))) if call.part == Part::Step => Err(error),
+                    Ok(Err(error @ Error::Spared(_))) if call.part == CallerKind::Step => Err(error),
                     Ok(Err(error @ Error::Spared(_))) => {
                         tracing::debug!(what, %error, "what is held is served");
                         Ok(stale(held))
@@ -110,10 +110,10 @@ impl Mirror {
                     }
                 }
             }
-            (Verdict::Refuse, _) => Err(self.not_held(what.to_owned()).await),
-            (_, None) | (Verdict::Fetch, _) => {
+            (FreshnessDecision::Refuse, _) => Err(self.not_held(what.to_owned()).await),
+            (_, None) | (FreshnessDecision::Fetch, _) => {
                 let _place = self.place(call).ok_or_else(|| nobody_may_wait(what))?;
-                match awaited(call, call.deadline, flight(Errand::Fetch, call)).await {
+                match awaited(call, call.deadline, flight(FetchReason::Fetch, call)).await {
                     Ok(landed) => Ok(answer(landed?, Outcome::Miss)),
                     Err(_) => Err(Error::Slow(what.to_owned())),
                 }
@@ -126,14 +126,16 @@ impl Mirror {
         &self,
         what: &str,
         host: &Hostname,
-        errand: Errand,
+        errand: FetchReason,
         requests: u32,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<(), Error> {
         match errand {
-            Errand::Fetch => Ok(()),
-            Errand::Revalidate if call.terms.outbound.spend(host, Spends::Revalidation, requests, call.now) => Ok(()),
-            Errand::Revalidate => Err(Error::Spared(what.to_owned())),
+            FetchReason::Fetch => Ok(()),
+            FetchReason::Revalidate if call.terms.outbound.spend(host, Spends::Revalidation, requests, call.now) => {
+                Ok(())
+            }
+            FetchReason::Revalidate => Err(Error::Spared(what.to_owned())),
         }
     }
 

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use super::documents::KeptDocument;
 use super::library::Unrecorded;
 use super::proof_set::HeldSet;
-use super::{Call, Mirror};
-use crate::address::{Meant, Package, PackageRef, ProviderAddress, Versions, What};
+use super::{Mirror, RequestContext};
+use crate::address::{Package, PackageRef, PackageSelector, ProviderAddress, Selection, Versions};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::{Durability, Key, StoreError};
@@ -57,13 +57,13 @@ impl Mirror {
     ///
     /// # Errors
     /// Where the disk fails. Nothing was removed if a name cannot be read, or what was proven not be put down.
-    pub async fn purge(self: &Arc<Self>, what: &What, call: &Call) -> Result<Purged, Error> {
+    pub async fn purge(self: &Arc<Self>, what: &PackageSelector, call: &RequestContext) -> Result<Purged, Error> {
         let (what, now) = (what.clone(), call.now);
         // All of it where it is not cut short: who asked may leave, and what is gone must be told.
         self.on_whole_index(move |mirror| {
             let mut purged = Purged { package: (&what).into(), seen_is_kept: true, ..Purged::default() };
             let ended = match &what {
-                What::Provider(meant) => {
+                PackageSelector::Provider(meant) => {
                     let ended = mirror.purge_from_disk(meant, &mut purged, now).and_then(|()| {
                         let left = mirror.store.records.packages_with_names(&meant.of)?;
                         let left = left.into_iter().map(|package| package.version).collect();
@@ -74,7 +74,7 @@ impl Mirror {
                     mirror.changed(&meant.of);
                     ended
                 }
-                What::Module(meant) => mirror.purge_module(meant, &mut purged, now),
+                PackageSelector::Module(meant) => mirror.purge_module(meant, &mut purged, now),
             };
             let ended = ended.and_then(|()| mirror.purge_pages(&what, &mut purged));
             let Purged { archives, documents, .. } = purged;
@@ -89,7 +89,7 @@ impl Mirror {
 
     fn purge_from_disk(
         &self,
-        what: &Meant<ProviderAddress>,
+        what: &Selection<ProviderAddress>,
         purged: &mut Purged,
         now: Timestamp,
     ) -> Result<(), StoreError> {
@@ -128,7 +128,7 @@ impl Mirror {
     /// Removes the names that are meant, and the archives that no other name lists. Says which are pinned.
     fn purge_archives(
         &self,
-        what: &Meant<ProviderAddress>,
+        what: &Selection<ProviderAddress>,
         spared: &BTreeSet<Package>,
         purged: &mut Purged,
     ) -> Result<BTreeSet<Package>, StoreError> {

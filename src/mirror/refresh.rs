@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use super::proof_set::KeptSet;
 use super::pull::Flight;
-use super::sets::Anew;
-use super::{Call, Errand, Mirror};
-use crate::address::{Meant, Package, PackageRef, ProviderAddress, What};
+use super::sets::ProofSetRefresh;
+use super::{FetchReason, Mirror, RequestContext};
+use crate::address::{Package, PackageRef, PackageSelector, ProviderAddress, Selection};
 use crate::error::Error;
 use crate::store::Key;
 use crate::upstream::Upstream;
@@ -73,18 +73,22 @@ impl Mirror {
     ///
     /// # Errors
     /// [`Error::Sealed`] where nothing may be asked, and [`Error::UnknownHost`].
-    pub async fn refresh(self: &Arc<Self>, what: &What, call: &Call) -> Result<Vec<Refreshed>, Error> {
+    pub async fn refresh(
+        self: &Arc<Self>,
+        what: &PackageSelector,
+        call: &RequestContext,
+    ) -> Result<Vec<Refreshed>, Error> {
         self.must_be_online(&format!("asking for {what} again"))?;
         match what {
-            What::Provider(meant) => self.refresh_provider(meant, call).await,
-            What::Module(meant) => self.refresh_module(meant, call).await,
+            PackageSelector::Provider(meant) => self.refresh_provider(meant, call).await,
+            PackageSelector::Module(meant) => self.refresh_module(meant, call).await,
         }
     }
 
     async fn refresh_provider(
         self: &Arc<Self>,
-        what: &Meant<ProviderAddress>,
-        call: &Call,
+        what: &Selection<ProviderAddress>,
+        call: &RequestContext,
     ) -> Result<Vec<Refreshed>, Error> {
         let upstream = Arc::clone(call.upstream(&what.of.host)?);
         self.forget_absences(what);
@@ -111,7 +115,11 @@ impl Mirror {
         Ok(refreshed)
     }
 
-    async fn refresh_versions(self: &Arc<Self>, address: &ProviderAddress, call: &Call) -> Result<News, Error> {
+    async fn refresh_versions(
+        self: &Arc<Self>,
+        address: &ProviderAddress,
+        call: &RequestContext,
+    ) -> Result<News, Error> {
         let before = self.held_document(&Key::ProviderVersions(address.clone())).await?;
         let seen = before.as_ref().map(|held| held.age);
         let flight = self.ask_versions_again(address, seen, call).await;
@@ -122,18 +130,21 @@ impl Mirror {
         self: &Arc<Self>,
         upstream: Arc<Upstream>,
         package: Package,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<News, Error> {
         let before = self.held_set(&package, call).await?.map(|held| held.kept);
         let seen = before.as_ref().map(|kept| kept.age);
-        let flight = self.fly(&package, upstream, seen, Anew::IfChanged(Errand::Fetch), call).await;
+        let flight = self.fly(&package, upstream, seen, ProofSetRefresh::IfChanged(FetchReason::Fetch), call).await;
         Ok(News::of(flight, |now: &Arc<KeptSet>| {
             before.is_some_and(|before| before.current.names_the_same_files_as(&now.current))
         }))
     }
 
     /// The packages that an operator means and whose sets are held.
-    pub(super) async fn held_packages(self: &Arc<Self>, what: &Meant<ProviderAddress>) -> Result<Vec<Package>, Error> {
+    pub(super) async fn held_packages(
+        self: &Arc<Self>,
+        what: &Selection<ProviderAddress>,
+    ) -> Result<Vec<Package>, Error> {
         let what = what.clone();
         self.on_disk(move |mirror| {
             let mut packages = mirror.store.records.packages_with_sets(&what.of)?;
@@ -145,7 +156,7 @@ impl Mirror {
     }
 
     /// Forgets that upstream said no to what an operator means.
-    pub(super) fn forget_absences(&self, what: &Meant<ProviderAddress>) {
+    pub(super) fn forget_absences(&self, what: &Selection<ProviderAddress>) {
         let means = |package: &Package| package.provider == what.of && what.versions.include(&package.version);
         let terms = self.terms();
         terms.absent.forget(|key| match key {

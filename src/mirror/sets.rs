@@ -4,16 +4,16 @@ mod kept;
 
 use std::sync::Arc;
 
-use super::discovery::Faith;
+use super::discovery::DiscoveryTrust;
 use super::documents::RETRIES;
-use super::freshness::{Age, Verdict, decide};
+use super::freshness::{Age, FreshnessDecision, decide};
 use super::library::Signer;
-use super::listed::Listed;
+use super::listed::ListingState;
 use super::proof_set::{HeldSet, KeptSet, ProofSet};
 use super::proving::{Admitted, Visit, not_of_the_document};
 use super::pull::{Flight, Landed};
 use super::single_flight::Awaited;
-use super::{Answer, Call, Errand, Mirror, Outcome, unless_gone};
+use super::{Answer, FetchReason, Mirror, Outcome, RequestContext, unless_gone};
 use crate::address::{Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
 use crate::error::Error;
@@ -31,9 +31,9 @@ pub(super) type SetFlight = Flight<Arc<KeptSet>>;
 
 /// Whether a fetch may build on what is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Anew {
+pub(super) enum ProofSetRefresh {
     /// What is held may be confirmed, or served as it is.
-    IfChanged(Errand),
+    IfChanged(FetchReason),
     Whole,
 }
 
@@ -70,7 +70,11 @@ impl From<Error> for NoSet {
 
 impl Mirror {
     /// The proof set that answers for a package.
-    pub async fn proof_set(self: &Arc<Self>, package: &Package, call: &Call) -> Result<Answer<Arc<ProofSet>>, Error> {
+    pub async fn proof_set(
+        self: &Arc<Self>,
+        package: &Package,
+        call: &RequestContext,
+    ) -> Result<Answer<Arc<ProofSet>>, Error> {
         let upstream = Arc::clone(call.upstream(&package.provider.host)?);
         let what = what(package);
         let mut rule = upstream.rule(|fresh| fresh.download);
@@ -103,7 +107,8 @@ impl Mirror {
             }
             Landed { age, value: held.kept }
         });
-        let fly = |errand, call: &Call| self.fly(package, upstream, seen, Anew::IfChanged(errand), call);
+        let fly =
+            |errand, call: &RequestContext| self.fly(package, upstream, seen, ProofSetRefresh::IfChanged(errand), call);
         let answer = self.pull(&what, &package.provider.host, call, &rule, landed, fly).await;
         let answer = answer.inspect_err(|error| self.note_if_refused(error, call, || package.into()))?;
         Ok(match (answer.outcome, fallback) {
@@ -121,7 +126,7 @@ impl Mirror {
     }
 
     /// The error for a package that is not held while sealed.
-    async fn lacks_package(self: &Arc<Self>, package: &Package, what: String, call: &Call) -> Error {
+    async fn lacks_package(self: &Arc<Self>, package: &Package, what: String, call: &RequestContext) -> Error {
         let missing = self.lacks(package, what, call).await;
         match (&missing, self.is_known(package).await) {
             // To a client, 404 says that other platforms may be there; it is missing all the same.
@@ -148,25 +153,33 @@ impl Mirror {
         self: &Arc<Self>,
         package: &Package,
         seen: Option<Age>,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<HeldSet, Error> {
         if let Some(said) = call.terms.absent.get(&Key::ProofSet(package.clone()), call.now) {
             return Err(Error::NotFound(said));
         }
         let upstream = Arc::clone(call.upstream(&package.provider.host)?);
-        let landed = self.fly(package, upstream, seen, Anew::IfChanged(Errand::Fetch), call).await?;
+        let landed = self.fly(package, upstream, seen, ProofSetRefresh::IfChanged(FetchReason::Fetch), call).await?;
         Ok(HeldSet { kept: landed.value, fallback: None })
     }
 
     /// Asks the whole set anew, as if nothing of it were held: for the URLs in it, which are too old.
-    pub(super) async fn ask_anew(self: &Arc<Self>, package: &Package, call: &Call) -> Result<Arc<KeptSet>, Error> {
+    pub(super) async fn ask_anew(
+        self: &Arc<Self>,
+        package: &Package,
+        call: &RequestContext,
+    ) -> Result<Arc<KeptSet>, Error> {
         let upstream = Arc::clone(call.upstream(&package.provider.host)?);
-        Ok(self.fly(package, upstream, None, Anew::Whole, call).await?.value)
+        Ok(self.fly(package, upstream, None, ProofSetRefresh::Whole, call).await?.value)
     }
 
     /// The set that is held, without asking anybody. One that was proven when `verification` asked for less is not
     /// held for this call (promise 1).
-    pub(super) async fn held_set(self: &Arc<Self>, package: &Package, call: &Call) -> Result<Option<HeldSet>, Error> {
+    pub(super) async fn held_set(
+        self: &Arc<Self>,
+        package: &Package,
+        call: &RequestContext,
+    ) -> Result<Option<HeldSet>, Error> {
         let policy = call.upstream(&package.provider.host)?.settings.verification;
         let package = package.clone();
         let held = self.on_disk(move |mirror| unless_gone(mirror.read_set(&package))).await?;
@@ -189,8 +202,8 @@ impl Mirror {
         package: &Package,
         upstream: Arc<Upstream>,
         seen: Option<Age>,
-        anew: Anew,
-        call: &Call,
+        anew: ProofSetRefresh,
+        call: &RequestContext,
     ) -> Awaited<SetFlight> {
         let what = what(package);
         // One that builds on what is held may bring back the very URLs that are too old: so they are two.
@@ -210,22 +223,24 @@ impl Mirror {
         upstream: &Upstream,
         package: &Package,
         seen: Option<Age>,
-        anew: Anew,
-        call: &Call,
+        anew: ProofSetRefresh,
+        call: &RequestContext,
     ) -> SetFlight {
         let before = self.held_set(package, call).await?.map(|held| held.kept);
-        if let Some(before) = before.as_ref().filter(|before| anew != Anew::Whole && seen != Some(before.age)) {
+        if let Some(before) =
+            before.as_ref().filter(|before| anew != ProofSetRefresh::Whole && seen != Some(before.age))
+        {
             // Another flight landed between the look of who asked and this one.
             let rule = upstream.rule(|fresh| fresh.download);
-            if decide(Some(before.age), &rule, self.link(), call.now) == Verdict::Serve {
+            if decide(Some(before.age), &rule, self.link(), call.now) == FreshnessDecision::Serve {
                 return Ok(Landed { age: before.age, value: Arc::clone(before) });
             }
         }
-        if let Anew::IfChanged(errand) = anew {
+        if let ProofSetRefresh::IfChanged(errand) = anew {
             self.spend(what, &package.provider.host, errand, REQUESTS, call)?;
         }
-        let faith = Faith::for_what_is_held(before.as_ref());
-        let build_on = before.as_deref().filter(|_| anew != Anew::Whole);
+        let faith = DiscoveryTrust::for_what_is_held(before.as_ref());
+        let build_on = before.as_deref().filter(|_| anew != ProofSetRefresh::Whole);
         let (retries, unlisted) = if before.is_some() { (0, Unlisted::Asked) } else { (RETRIES, Unlisted::Refused) };
         match self.ask_for_set(what, upstream, package, faith, build_on, retries, unlisted, call).await {
             Ok(set) => {
@@ -251,11 +266,11 @@ impl Mirror {
         what: &str,
         upstream: &Upstream,
         package: &Package,
-        faith: Faith,
+        faith: DiscoveryTrust,
         build_on: Option<&KeptSet>,
         retries: usize,
         unlisted: Unlisted,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<ProofSet, NoSet> {
         let (base, grant) = self.service(Service::Providers, upstream, faith, call).await?;
         let listed = match unlisted {
@@ -274,7 +289,7 @@ impl Mirror {
             Err(Error::Upstream(error)) if matches!(error.fault, Fault::Absent(_)) && error.asked == what => {
                 return Err(match listed {
                     // That there is no version of this spelling says nothing while the list cannot be read.
-                    Listed::Unknown(Some(unread)) => NoSet::Failed(unread),
+                    ListingState::Unknown(Some(unread)) => NoSet::Failed(unread),
                     _ => NoSet::Absent(error),
                 });
             }
@@ -293,7 +308,7 @@ impl Mirror {
         package: &Package,
         before: Option<Arc<KeptSet>>,
         error: &UpstreamError,
-        call: &Call,
+        call: &RequestContext,
     ) -> SetFlight {
         match before {
             Some(before) if upstream.settings.keep_gone => {

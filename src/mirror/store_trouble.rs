@@ -20,7 +20,7 @@ pub struct Trouble {
 /// What the store would not take, the last time that one tried: each kind for itself, or a small document would hide
 /// that no archive finds room.
 #[derive(Debug, Default)]
-pub(super) struct Troubles(BTreeMap<Stored, Trouble>);
+pub(super) struct StoreErrors(BTreeMap<Stored, Trouble>);
 
 impl Mirror {
     /// The store would not take something.

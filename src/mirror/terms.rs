@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::remembered::Remembered;
 use super::sealed::SealedFor;
-use super::{Call, Mirror, StoreError};
+use super::{Mirror, RequestContext, StoreError};
 use crate::address::{Hostname, ModulePackage, Package};
 use crate::error::Error;
 use crate::store::{Key, SizeLimit};
@@ -14,7 +14,7 @@ use crate::upstream::{Upstream, Upstreams};
 
 /// What the configuration says of upstreams and of room.
 #[derive(Debug)]
-pub struct Terms {
+pub struct RuntimeConfig {
     /// The registries that are mirrored.
     pub upstreams: Upstreams,
     /// The way to them.
@@ -42,7 +42,7 @@ pub struct Terms {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(super) struct Generation(u64);
 
-impl Terms {
+impl RuntimeConfig {
     /// The first terms of a mirror.
     pub fn new(upstreams: Upstreams, outbound: Outbound, size_limit: SizeLimit, sealed_for: SealedFor) -> Self {
         Self {
@@ -78,19 +78,19 @@ impl Terms {
 
 impl Mirror {
     /// What holds for whoever comes now.
-    pub fn terms(&self) -> Arc<Terms> {
+    pub fn terms(&self) -> Arc<RuntimeConfig> {
         self.terms.load_full()
     }
 
     /// Exchanges the terms, for whoever comes from now on.
-    pub fn renew(&self, terms: Arc<Terms>) {
+    pub fn renew(&self, terms: Arc<RuntimeConfig>) {
         terms.upstreams.hosts().into_iter().for_each(|host| self.counters.expect(host));
         terms.outbound.come_into_force();
         self.terms.store(terms);
     }
 
     /// Whether a call goes by the terms of now: what was said on others removes nothing.
-    pub(super) fn is_on_these_terms(&self, call: &Call) -> bool {
+    pub(super) fn is_on_these_terms(&self, call: &RequestContext) -> bool {
         self.terms.load().generation == call.terms.generation
     }
 

@@ -62,10 +62,10 @@ type Fills = BTreeMap<u64, Box<dyn Followed>>;
 
 /// The running fills that clients started, by address. An address without one has no entry.
 #[derive(Debug, Clone, Default)]
-pub(super) struct StartedFills(Arc<Mutex<Running>>);
+pub(super) struct StartedFills(Arc<Mutex<RunningDownloads>>);
 
 #[derive(Debug, Default)]
-struct Running {
+struct RunningDownloads {
     by: HashMap<ClientAddress, Fills>,
     next: u64,
 }

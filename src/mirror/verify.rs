@@ -8,9 +8,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use super::check::{Checked, Pace, Wrong};
+use super::check::{Checked, ReadRate, Wrong};
 use super::modules::seen_again;
-use super::{AlarmKind, ArchiveRef, Call, Mirror};
+use super::{AlarmKind, ArchiveRef, Mirror, RequestContext};
 use crate::address::{Artifact, ModulePackage, Package, ProviderAddress};
 use crate::clock::{CLOCK_SLACK, Timestamp};
 use crate::digest::Digest;
@@ -18,9 +18,9 @@ use crate::error::Error;
 use crate::store::{Key, Recorded};
 
 /// How fast `verify` reads: what a disk can spare while it serves.
-const VERIFY_PACE: Pace = Pace::of(64 << 20);
+const VERIFY_PACE: ReadRate = ReadRate::of(64 << 20);
 /// How fast the scrub reads: it has weeks.
-const SCRUB_PACE: Pace = Pace::of(16 << 20);
+const SCRUB_PACE: ReadRate = ReadRate::of(16 << 20);
 /// How many steps may wait for whoever is told of them.
 const STEPS_WAITING: usize = 16;
 
@@ -83,9 +83,9 @@ pub enum Step {
 }
 
 /// One walk over everything that is stored.
-struct Walk {
+struct VerifyWalk {
     mirror: Arc<Mirror>,
-    call: Call,
+    call: RequestContext,
     tell: mpsc::Sender<Step>,
     wrong: u64,
 }
@@ -96,7 +96,7 @@ impl Mirror {
     ///
     /// # Errors
     /// [`Error::Busy`] while another does.
-    pub fn verify(self: &Arc<Self>, call: &Call) -> Result<mpsc::Receiver<Step>, Error> {
+    pub fn verify(self: &Arc<Self>, call: &RequestContext) -> Result<mpsc::Receiver<Step>, Error> {
         let alone = Arc::clone(&self.verifying).try_lock_owned();
         let busy = |_| Error::Busy {
             what: "the check".to_owned(),
@@ -104,7 +104,7 @@ impl Mirror {
         };
         let alone = alone.map_err(busy)?;
         let (tell, told) = mpsc::channel(STEPS_WAITING);
-        let walk = Walk { mirror: Arc::clone(self), call: self.inner(call), tell: tell.clone(), wrong: 0 };
+        let walk = VerifyWalk { mirror: Arc::clone(self), call: self.inner(call), tell: tell.clone(), wrong: 0 };
         self.tasks.spawn(async move {
             let ended = tokio::select! {
                 ended = walk.go() => ended,
@@ -124,7 +124,7 @@ impl Mirror {
     ///
     /// # Errors
     /// The last of them; what cannot be read keeps nobody from the rest.
-    pub async fn scrub(self: &Arc<Self>, every: Duration, call: &Call) -> Result<Timestamp, Error> {
+    pub async fn scrub(self: &Arc<Self>, every: Duration, call: &RequestContext) -> Result<Timestamp, Error> {
         let archives = self.on_disk(|mirror| mirror.store.index.archives_by_check()).await?;
         let mut pace = SCRUB_PACE;
         let mut failed = None;
@@ -150,7 +150,7 @@ impl Mirror {
     }
 }
 
-impl Walk {
+impl VerifyWalk {
     /// Walks, and says how it ended.
     async fn go(mut self) -> Result<Step, Error> {
         let look = |mirror: &Mirror| Ok((mirror.store.records.all()?, mirror.store.blobs.all()?));

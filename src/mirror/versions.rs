@@ -8,12 +8,12 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::{RawValue, to_raw_value};
 
-use super::discovery::Faith;
+use super::discovery::DiscoveryTrust;
 use super::documents::{DocumentFlight, KeptDocument};
 use super::freshness::Age;
 use super::single_flight::Awaited;
 use super::wanted::WantedDocument;
-use super::{Answer, Call, Errand, Mirror, unless_gone};
+use super::{Answer, FetchReason, Mirror, RequestContext, unless_gone};
 use crate::address::{Platform, ProviderAddress, Version, Versions};
 use crate::clock::Timestamp;
 use crate::error::Error;
@@ -29,12 +29,12 @@ impl Mirror {
     pub async fn provider_versions(
         self: &Arc<Self>,
         address: &ProviderAddress,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<Answer<Arc<KeptDocument>>, Error> {
         let wanted = list_wanted(address, call)?;
         let (held, rule) = self.held_or_absent(&wanted, call).await?;
         let seen = held.as_ref().map(|held| held.age);
-        let fly = |errand, call: &Call| self.fly_for_versions(&wanted, address, seen, errand, call);
+        let fly = |errand, call: &RequestContext| self.fly_for_versions(&wanted, address, seen, errand, call);
         let pulled = self.pull(&wanted.what, &address.host, call, &rule, held, fly).await;
         pulled.inspect_err(|error| self.note_if_refused(error, call, || address.into()))
     }
@@ -44,9 +44,9 @@ impl Mirror {
         self: &Arc<Self>,
         address: &ProviderAddress,
         seen: Option<Age>,
-        call: &Call,
+        call: &RequestContext,
     ) -> DocumentFlight {
-        self.fly_for_versions(&list_wanted(address, call)?, address, seen, Errand::Fetch, call).await
+        self.fly_for_versions(&list_wanted(address, call)?, address, seen, FetchReason::Fetch, call).await
     }
 
     fn fly_for_versions(
@@ -54,8 +54,8 @@ impl Mirror {
         wanted: &WantedDocument,
         address: &ProviderAddress,
         seen: Option<Age>,
-        errand: Errand,
-        call: &Call,
+        errand: FetchReason,
+        call: &RequestContext,
     ) -> Awaited<DocumentFlight> {
         let (of, address) = (wanted.clone(), address.clone());
         self.fly_for_document(wanted, seen, errand, call, |mirror, before, call| async move {
@@ -68,12 +68,12 @@ impl Mirror {
         wanted: &WantedDocument,
         address: &ProviderAddress,
         before: Option<Arc<KeptDocument>>,
-        call: &Call,
+        call: &RequestContext,
     ) -> DocumentFlight {
         let (what, upstream) = (&wanted.what, &*wanted.upstream);
         let unusable = |why: String| wanted.unusable(why);
         let (base, grant) =
-            self.service(Service::Providers, upstream, Faith::for_what_is_held(before.as_ref()), call).await?;
+            self.service(Service::Providers, upstream, DiscoveryTrust::for_what_is_held(before.as_ref()), call).await?;
         let asked = versions_url(&base, address).map_err(|e| unusable(e.to_string()))?;
         let fetched =
             self.ask(what, &asked, upstream, &grant, before.as_deref(), self.limits.document_bytes, call).await;
@@ -159,7 +159,7 @@ impl Mirror {
         self: &Arc<Self>,
         address: &ProviderAddress,
         list: &VersionList,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<(), Error> {
         let versions: Vec<Version> = list.versions.iter().map(|listed| listed.version.clone()).collect();
         let (of, now) = (address.clone(), call.now);
@@ -176,7 +176,7 @@ impl Mirror {
 }
 
 /// The version list of a provider.
-fn list_wanted(address: &ProviderAddress, call: &Call) -> Result<WantedDocument, Error> {
+fn list_wanted(address: &ProviderAddress, call: &RequestContext) -> Result<WantedDocument, Error> {
     let upstream = Arc::clone(call.upstream(&address.host)?);
     let rule = upstream.rule(|fresh| fresh.versions);
     let (what, key) = (format!("the version list of {address}"), Key::ProviderVersions(address.clone()));
@@ -194,11 +194,11 @@ impl KeptDocument {
     /// The same list without what it says of these versions that upstream has dropped.
     pub(super) fn without_dropped(&self, versions: &Versions) -> Self {
         #[derive(Deserialize)]
-        struct Entry {
+        struct OfflineEntry {
             version: String,
         }
         let is_meant = |raw: &RawValue| {
-            let entry = serde_json::from_str::<Entry>(raw.get()).ok();
+            let entry = serde_json::from_str::<OfflineEntry>(raw.get()).ok();
             entry.and_then(|entry| Version::parse_lenient(&entry.version).ok()).is_some_and(|it| versions.include(&it))
         };
         let left: Vec<Box<RawValue>> = self.dropped().into_iter().filter(|raw| !is_meant(raw)).collect();

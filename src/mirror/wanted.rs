@@ -7,7 +7,7 @@ use super::documents::{DocumentFlight, KeptDocument, Meanwhile};
 use super::freshness::{Age, Rule};
 use super::pull::Landed;
 use super::single_flight::Awaited;
-use super::{Call, Errand, Mirror};
+use super::{FetchReason, Mirror, RequestContext};
 use crate::address::Hostname;
 use crate::error::Error;
 use crate::store::Key;
@@ -48,7 +48,7 @@ impl Mirror {
     pub(super) async fn held_or_absent(
         self: &Arc<Self>,
         wanted: &WantedDocument,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<(Option<Landed<Arc<KeptDocument>>>, Rule), Error> {
         let held = self.held_document(&wanted.key).await?;
         if held.is_none()
@@ -72,9 +72,9 @@ impl Mirror {
         self: &Arc<Self>,
         wanted: &WantedDocument,
         seen: Option<Age>,
-        errand: Errand,
-        call: &Call,
-        fetch: impl FnOnce(Arc<Self>, Option<Arc<KeptDocument>>, Call) -> F + Send + 'static,
+        errand: FetchReason,
+        call: &RequestContext,
+        fetch: impl FnOnce(Arc<Self>, Option<Arc<KeptDocument>>, RequestContext) -> F + Send + 'static,
     ) -> Awaited<DocumentFlight> {
         let of = (wanted.key.clone(), errand, call.company());
         self.documents.share(&self.tasks, of, Err(Error::Interrupted(wanted.what.clone())), || {
@@ -103,7 +103,7 @@ impl Mirror {
         wanted: &WantedDocument,
         before: Option<Arc<KeptDocument>>,
         error: &UpstreamError,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<KeptDocument, Error> {
         match before {
             Some(before) if wanted.upstream.settings.keep_gone => {

@@ -8,13 +8,13 @@ use url::Url;
 
 use super::archives::Archive;
 use super::asking::Asking;
-use super::call::Part;
+use super::call::CallerKind;
 use super::follow::Progress;
 use super::library::{HeldArchive, PackageHashesKnown};
 use super::opened::Opened;
 use super::proof_set::ProofSet;
 use super::pull::AskedAgain;
-use super::{Answer, Call, Haste, Link, Mirror, Outcome, sets};
+use super::{Answer, Link, Mirror, Outcome, RequestContext, Urgency, sets};
 use crate::address::{Artifact, Hostname, Package, ProviderAddress};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
@@ -55,7 +55,7 @@ impl Mirror {
     pub async fn warm_list(
         self: &Arc<Self>,
         address: &ProviderAddress,
-        haste: Haste,
+        haste: Urgency,
         now: Timestamp,
     ) -> Result<Resolved<VersionList>, Error> {
         let (what, host) = (format!("the version list of {address}"), &address.host);
@@ -88,7 +88,7 @@ impl Mirror {
     pub async fn warm_set(
         self: &Arc<Self>,
         package: &Package,
-        haste: Haste,
+        haste: Urgency,
         now: Timestamp,
     ) -> Result<Resolved<Arc<ProofSet>>, Error> {
         let (what, host) = (sets::what(package), &package.provider.host);
@@ -270,13 +270,13 @@ impl Mirror {
         host: &Hostname,
         origins: &[Origin],
         answer: &Answer<T>,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<Option<String>, Error> {
         if answer.outcome != Outcome::Stale {
             return Ok(None);
         }
         if self.link() == Link::Online
-            && call.part != Part::Look
+            && call.part != CallerKind::Look
             && let Some(until) = call.terms.outbound.asked_to_wait(host, origins, call.now)
         {
             return Err(Error::HeldBack { what: what.to_owned(), until });
@@ -295,7 +295,7 @@ impl Mirror {
         of: &Hostname,
         origins: &[Origin],
         requests: u32,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<(), Error> {
         if requests == 0 || self.link() == Link::Offline {
             return Ok(());
@@ -321,7 +321,13 @@ fn leading_to(package: &Package, link: Link) -> Vec<(Key, String)> {
 }
 
 /// What a fetch failed with, or when to try again where the upstream said so.
-pub(super) fn or_held_back(what: &str, host: &Hostname, origins: &[Origin], error: Error, call: &Call) -> Error {
+pub(super) fn or_held_back(
+    what: &str,
+    host: &Hostname,
+    origins: &[Origin],
+    error: Error,
+    call: &RequestContext,
+) -> Error {
     let Error::Upstream(failed) = &error else { return error };
     // It may be none that is known of: where a redirect led.
     let last = Url::parse(&failed.at).ok().map(|at| Origin::of(&at));

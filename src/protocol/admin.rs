@@ -16,7 +16,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 
-pub use self::command::Command;
+pub use self::command::Operation;
 
 use super::{Content, Reply};
 use crate::bundle::BundleKeyIds;
@@ -48,9 +48,9 @@ pub enum AdminRoute {
     /// `/admin/v1/status`
     Status,
     /// `/admin/v1/client-config`, with `?mirror` for a network mirror.
-    ClientConfig(super::client_config::Way),
+    ClientConfig(super::client_config::ClientRoute),
     /// `/admin/v1/refresh`, `purge`, `accept`, `pin` and `unpin`.
-    Command(Command),
+    Command(Operation),
     /// `/admin/v1/verify`
     Verify,
     /// `/admin/v1/plan`
@@ -91,14 +91,14 @@ pub enum Nature {
 impl AdminRoute {
     /// Parses a path and its query.
     pub fn parse(path: &str, query: Option<&str>) -> Option<Self> {
-        use super::client_config::Way;
+        use super::client_config::ClientRoute;
         Some(match path {
             "/healthz" => Self::Health,
             "/readyz" => Self::Ready,
             "/metrics" => Self::Metrics,
             "/admin/v1/status" => Self::Status,
-            "/admin/v1/client-config" if query == Some("mirror") => Self::ClientConfig(Way::NetworkMirror),
-            "/admin/v1/client-config" => Self::ClientConfig(Way::HostOverride),
+            "/admin/v1/client-config" if query == Some("mirror") => Self::ClientConfig(ClientRoute::NetworkMirror),
+            "/admin/v1/client-config" => Self::ClientConfig(ClientRoute::HostOverride),
             "/admin/v1/verify" => Self::Verify,
             order::PLAN => Self::Plan,
             missing::MISSING => Self::Missing,
@@ -109,7 +109,7 @@ impl AdminRoute {
             bundle::APPLY => Self::ApplyBundle,
             bundle::INVENTORY => Self::Inventory,
             warm::JOBS => Self::Jobs,
-            path => match Command::ALL.into_iter().find(|command| command.path() == path) {
+            path => match Operation::ALL.into_iter().find(|command| command.path() == path) {
                 Some(command) => Self::Command(command),
                 None => job_of(path)?,
             },
@@ -170,7 +170,7 @@ pub struct Credentials<'a> {
 
 /// Why a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum AdminRefusal {
     /// 403.
     #[error("requests from web pages are refused")]
     FromAPage,
@@ -191,26 +191,26 @@ impl Access {
     }
 
     /// Whether a request that only reads may be answered.
-    pub fn may_read(&self, shown: Credentials<'_>) -> Result<(), Refusal> {
+    pub fn may_read(&self, shown: Credentials<'_>) -> Result<(), AdminRefusal> {
         self.is_no_page(shown)?;
-        if self.listens_on_loopback || self.has_token(shown) { Ok(()) } else { Err(Refusal::NoToken) }
+        if self.listens_on_loopback || self.has_token(shown) { Ok(()) } else { Err(AdminRefusal::NoToken) }
     }
 
     /// Whether a request that changes something may be answered: always with the token, because every user and every
     /// page of this machine reaches its loopback.
-    pub fn may_change(&self, shown: Credentials<'_>) -> Result<(), Refusal> {
+    pub fn may_change(&self, shown: Credentials<'_>) -> Result<(), AdminRefusal> {
         self.is_no_page(shown)?;
-        if self.has_token(shown) { Ok(()) } else { Err(Refusal::NoToken) }
+        if self.has_token(shown) { Ok(()) } else { Err(AdminRefusal::NoToken) }
     }
 
-    fn is_no_page(&self, shown: Credentials<'_>) -> Result<(), Refusal> {
+    fn is_no_page(&self, shown: Credentials<'_>) -> Result<(), AdminRefusal> {
         // Typed by a person, or asked by a page of this very origin: anything else, known or not, is another's page.
         if shown.origin.is_some() || shown.site.is_some_and(|site| !matches!(site, "none" | "same-origin")) {
-            return Err(Refusal::FromAPage);
+            return Err(AdminRefusal::FromAPage);
         }
         // Elsewhere larder cannot know its names, and everything needs the token.
         if self.listens_on_loopback && !shown.host.is_some_and(is_local) {
-            return Err(Refusal::ForeignHost);
+            return Err(AdminRefusal::ForeignHost);
         }
         Ok(())
     }
@@ -286,10 +286,10 @@ mod tests {
             assert_eq!(local.may_read(shown(host)), Ok(()), "{host}");
         }
         for host in ["evil.example", "evil.example:8081", "127.0.0.1.evil.example", "", "10.0.0.1"] {
-            assert_eq!(local.may_read(shown(host)), Err(Refusal::ForeignHost), "{host}");
+            assert_eq!(local.may_read(shown(host)), Err(AdminRefusal::ForeignHost), "{host}");
         }
         let page = Credentials { origin: Some("null"), ..shown("localhost") };
-        assert_eq!(local.may_read(page), Err(Refusal::FromAPage));
+        assert_eq!(local.may_read(page), Err(AdminRefusal::FromAPage));
     }
 
     /// Section 3: requests that change something always need the bearer token.
@@ -299,13 +299,13 @@ mod tests {
         let shown = |authorization| Credentials { host: Some("localhost:8081"), authorization, ..Default::default() };
         assert_eq!(local.may_change(shown(Some("bearer t0ken"))), Ok(()));
         for wrong in [None, Some("Bearer"), Some("Bearer t0ken2"), Some("Basic t0ken")] {
-            assert_eq!(local.may_change(shown(wrong)), Err(Refusal::NoToken), "{wrong:?}");
+            assert_eq!(local.may_change(shown(wrong)), Err(AdminRefusal::NoToken), "{wrong:?}");
         }
         let with_token = shown(Some("Bearer t0ken"));
         let page = Credentials { origin: Some("http://localhost:8081"), ..with_token };
-        assert_eq!(local.may_change(page), Err(Refusal::FromAPage));
+        assert_eq!(local.may_change(page), Err(AdminRefusal::FromAPage));
         let rebound = Credentials { host: Some("evil.example"), ..with_token };
-        assert_eq!(local.may_change(rebound), Err(Refusal::ForeignHost));
+        assert_eq!(local.may_change(rebound), Err(AdminRefusal::ForeignHost));
     }
 
     #[test]
@@ -314,7 +314,7 @@ mod tests {
         let shown = |authorization| Credentials { host: Some("admin.corp"), authorization, ..Default::default() };
         assert_eq!(open.may_read(shown(Some("Bearer t0ken"))), Ok(()));
         for wrong in [None, Some("Bearer"), Some("Bearer t0ke"), Some("Basic t0ken"), Some("t0ken"), Some("Bearer ")] {
-            assert_eq!(open.may_read(shown(wrong)), Err(Refusal::NoToken), "{wrong:?}");
+            assert_eq!(open.may_read(shown(wrong)), Err(AdminRefusal::NoToken), "{wrong:?}");
         }
     }
 

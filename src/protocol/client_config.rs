@@ -15,7 +15,7 @@ use crate::upstream::providers::RawObject;
 
 /// Which way a client shall come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum ClientRoute {
     /// A `host` override: complete lock files, every command.
     HostOverride,
     /// A `network_mirror`: https only.
@@ -23,13 +23,13 @@ pub enum Way {
 }
 
 /// The text to paste. `base` is how clients reach larder: `http://127.0.0.1:8080`, no slash at its end.
-pub async fn text(mirror: &Arc<Mirror>, base: &str, way: Way) -> Result<String, Error> {
+pub async fn text(mirror: &Arc<Mirror>, base: &str, way: ClientRoute) -> Result<String, Error> {
     let hosts = mirror.hosts();
     written(hosts.iter().collect(), Some(mirror), base, way).await
 }
 
 /// The text to paste where nothing is held yet.
-pub async fn text_of_nothing_held(hosts: &[&Hostname], base: &str, way: Way) -> Result<String, Error> {
+pub async fn text_of_nothing_held(hosts: &[&Hostname], base: &str, way: ClientRoute) -> Result<String, Error> {
     written(hosts.to_vec(), None, base, way).await
 }
 
@@ -76,13 +76,13 @@ async fn written(
     mut hosts: Vec<&Hostname>,
     mirror: Option<&Arc<Mirror>>,
     base: &str,
-    way: Way,
+    way: ClientRoute,
 ) -> Result<String, Error> {
     // Most readers look for this one.
     hosts.sort_by_key(|host| (host.as_str() != "registry.terraform.io", *host));
     match way {
-        Way::HostOverride => overrides(&hosts, mirror, base).await,
-        Way::NetworkMirror => Ok(network_mirror(&hosts, base)),
+        ClientRoute::HostOverride => overrides(&hosts, mirror, base).await,
+        ClientRoute::NetworkMirror => Ok(network_mirror(&hosts, base)),
     }
 }
 
@@ -199,14 +199,14 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::closure::cli_config::{CliConfig, Service};
+    use crate::closure::cli_config::{CliConfig, ServiceValue};
 
     fn read_back(services: &str) -> Vec<(String, Option<String>)> {
         let host = Hostname::parse("registry.example").unwrap();
         let services: RawObject = serde_json::from_str(services).unwrap();
         let text = host_block(&host, Some(&services), "http://127.0.0.1:8080");
         let read = CliConfig::read(text.as_bytes()).unwrap_or_else(|e| panic!("{e}: {text}"));
-        let url = |service: &Service| if let Service::Url(url) = service { Some(url.clone()) } else { None };
+        let url = |service: &ServiceValue| if let ServiceValue::Url(url) = service { Some(url.clone()) } else { None };
         read.hosts[&host].iter().map(|(name, service)| (name.clone(), url(service))).collect()
     }
 

@@ -10,7 +10,7 @@ use super::Links;
 use super::route::{modules_base, providers_base};
 use crate::address::Hostname;
 use crate::error::Error;
-use crate::mirror::{Answer, Call, Mirror};
+use crate::mirror::{Answer, Mirror, RequestContext};
 use crate::upstream::discovery::{Discovery, Service};
 use crate::upstream::providers::RawObject;
 
@@ -21,7 +21,7 @@ const NESTED_URLS: [&str; 2] = ["authz", "token"];
 pub(super) async fn document(
     mirror: &Arc<Mirror>,
     host: &Hostname,
-    call: &Call,
+    call: &RequestContext,
     links: Links<'_>,
 ) -> Result<Answer<Vec<u8>>, Error> {
     let Answer { value, outcome, fresh_until, checked } = mirror.discovery(host, call).await?;

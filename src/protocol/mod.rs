@@ -18,12 +18,12 @@ use futures_util::FutureExt;
 
 use self::rendered::{Answers, Finished, Kept, Rendered};
 use self::renderings::Renderings;
-use self::route::{About, Api, Base, Door, Mount, NoRoute, Origin, Route};
+use self::route::{Api, Base, Door, Mount, NoRoute, Origin, Route, RouteSubject};
 use crate::address::ModulePackage;
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
 use crate::error::{Error, Explanation};
-use crate::mirror::{Answer, Archive, Call, ClientAddress, Link, Mirror, Outcome, Terms};
+use crate::mirror::{Answer, Archive, ClientAddress, Link, Mirror, Outcome, RequestContext, RuntimeConfig};
 
 /// From this many bytes on, an answer is compressed on a thread of its own.
 const LARGE_BODY: usize = 64 * 1024;
@@ -117,7 +117,7 @@ impl Failure {
 #[derive(Debug)]
 pub struct Protocols {
     mirror: Arc<Mirror>,
-    terms: Arc<Terms>,
+    terms: Arc<RuntimeConfig>,
     mount: Mount,
     door: Door,
     answers: Answers,
@@ -127,7 +127,7 @@ pub struct Protocols {
 impl Protocols {
     /// Joins the parts: on one configuration's terms come those alone whom it lets in. `memory_bytes` is for finished
     /// answers.
-    pub fn new(mirror: Arc<Mirror>, terms: Arc<Terms>, mount: Mount, door: Door, memory_bytes: u64) -> Self {
+    pub fn new(mirror: Arc<Mirror>, terms: Arc<RuntimeConfig>, mount: Mount, door: Door, memory_bytes: u64) -> Self {
         let (answers, renderings) = (Answers::with_room_for(memory_bytes), Renderings::default());
         Self { mirror, terms, mount, door, answers, renderings }
     }
@@ -155,9 +155,9 @@ impl Protocols {
             false => Base::PathAbsolute,
         };
         let revision = match route.about() {
-            Some(About::Provider(address)) => self.mirror.revision(address),
-            Some(About::Module(address)) => self.mirror.revision_of_module(address),
-            Some(About::Pages(host)) => self.mirror.revision_of_pages(host),
+            Some(RouteSubject::Provider(address)) => self.mirror.revision(address),
+            Some(RouteSubject::Module(address)) => self.mirror.revision_of_module(address),
+            Some(RouteSubject::Pages(host)) => self.mirror.revision_of_pages(host),
             None => 0,
         };
         if let Some(Kept { answer, checked, outcome, .. }) = self.answers.fresh(route, &base, revision, request.now) {
@@ -177,7 +177,7 @@ impl Protocols {
         request: &Request<'_>,
         links: Links<'_>,
         revision: u64,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<Reply, Failure> {
         let Answer { value, outcome, fresh_until, checked } =
             modules::location(&self.mirror, package, call, links).await?;
@@ -249,7 +249,7 @@ impl Protocols {
 
     /// A list that clients are told as upstream has it, however many of them ask, read and written once; nothing for any
     /// other route, and while sealed, when each is told what is held.
-    async fn list(&self, route: &Route, call: &Call) -> Result<Option<Answer<Arc<Rendered>>>, Error> {
+    async fn list(&self, route: &Route, call: &RequestContext) -> Result<Option<Answer<Arc<Rendered>>>, Error> {
         if self.mirror.link() == Link::Offline {
             return Ok(None);
         }
@@ -276,7 +276,14 @@ impl Protocols {
 
     /// The reply with a file named by its digest. A small one that was checked stays in memory for as long as the mirror
     /// believes it.
-    fn file(&self, route: &Route, base: &Base<'_>, revision: u64, file: Answer<Archive>, call: &Call) -> Reply {
+    fn file(
+        &self,
+        route: &Route,
+        base: &Base<'_>,
+        revision: u64,
+        file: Answer<Archive>,
+        call: &RequestContext,
+    ) -> Reply {
         let Answer { value, outcome, fresh_until, checked } = file;
         if let Archive::InMemory { bytes, digest, stored } = &value
             && call.now < fresh_until

@@ -10,12 +10,12 @@ use super::Links;
 use super::route::Route;
 use crate::address::{ModuleAddress, ModulePackage};
 use crate::error::Error;
-use crate::mirror::{Answer, Call, KeptDocument, Mirror, ModuleLocation};
+use crate::mirror::{Answer, KeptDocument, Mirror, ModuleLocation, RequestContext};
 use crate::upstream::modules::ModuleVersionList;
 use crate::upstream::providers::RawObject;
 
 #[derive(Serialize)]
-struct List<'a> {
+struct ModuleListBody<'a> {
     modules: [Module<'a>; 1],
     #[serde(flatten)]
     rest: &'a RawObject,
@@ -32,7 +32,7 @@ struct Module<'a> {
 pub(super) async fn versions(
     mirror: &Arc<Mirror>,
     address: &ModuleAddress,
-    call: &Call,
+    call: &RequestContext,
 ) -> Result<Answer<Vec<u8>>, Error> {
     let Answer { value: list, outcome, fresh_until, checked } = mirror.shown_module_versions(address, call).await?;
     let unwritable = |e| Error::Interrupted(format!("the version list of {address} cannot be written: {e}"));
@@ -50,11 +50,11 @@ pub(super) async fn written(address: &ModuleAddress, document: &Arc<KeptDocument
 /// A version list as it goes out: every entry and every other member as upstream wrote it.
 fn list_of(list: &ModuleVersionList) -> serde_json::Result<Vec<u8>> {
     let versions = list.versions.iter().map(|listed| &*listed.raw).collect();
-    serde_json::to_vec(&List { modules: [Module { rest: &list.module, versions }], rest: &list.rest })
+    serde_json::to_vec(&ModuleListBody { modules: [Module { rest: &list.module, versions }], rest: &list.rest })
 }
 
 /// What goes into `X-Terraform-Get`.
-pub(super) struct Told {
+pub(super) struct LocationHeader {
     pub(super) text: String,
     /// Whether it stays so for as long as nothing changes.
     pub(super) is_lasting: bool,
@@ -65,12 +65,12 @@ pub(super) struct Told {
 pub(super) async fn location(
     mirror: &Arc<Mirror>,
     package: &ModulePackage,
-    call: &Call,
+    call: &RequestContext,
     links: Links<'_>,
-) -> Result<Answer<Told>, Error> {
+) -> Result<Answer<LocationHeader>, Error> {
     let Answer { value, outcome, fresh_until, checked } = mirror.module_location(package, call).await?;
     let told = match value {
-        ModuleLocation::Elsewhere(text) => Told { text, is_lasting: true },
+        ModuleLocation::Elsewhere(text) => LocationHeader { text, is_lasting: true },
         ModuleLocation::Here { archive, checksum, subdir } => {
             let mut text = links.to(&Route::ModuleArchive(archive).path());
             if let Some(subdir) = subdir {
@@ -80,7 +80,7 @@ pub(super) async fn location(
             if let Some(checksum) = checksum {
                 text.push_str(&format!("?checksum=sha256:{checksum}"));
             }
-            Told { text, is_lasting: checksum.is_some() }
+            LocationHeader { text, is_lasting: checksum.is_some() }
         }
     };
     Ok(Answer { value: told, outcome, fresh_until, checked })

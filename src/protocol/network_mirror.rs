@@ -14,7 +14,9 @@ use crate::address::{FileName, Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::mirror::{Answer, ArchiveRef, Call, KeptDocument, Link, Mirror, Outcome, PackageHashesKnown, ProofSet, Zip};
+use crate::mirror::{
+    Answer, ArchiveRef, KeptDocument, Link, Mirror, Outcome, PackageHashesKnown, ProofSet, RequestContext, Zip,
+};
 use crate::upstream::providers::{ListedVersion, VersionList};
 use crate::verify::platform_of;
 
@@ -46,7 +48,7 @@ struct ArchiveEntry {
 pub(super) async fn index(
     mirror: &Arc<Mirror>,
     address: &ProviderAddress,
-    call: &Call,
+    call: &RequestContext,
 ) -> Result<Answer<Vec<u8>>, Error> {
     let Answer { value: list, outcome, fresh_until, checked } = mirror.shown_versions(address, call).await?;
     let body = index_of(address, &list)?;
@@ -69,7 +71,7 @@ pub(super) async fn version(
     mirror: &Arc<Mirror>,
     address: &ProviderAddress,
     version: &Version,
-    call: &Call,
+    call: &RequestContext,
     links: Links<'_>,
 ) -> Result<Answer<Vec<u8>>, Error> {
     let (named, answer) = match mirror.link() {
@@ -103,7 +105,7 @@ async fn of_upstream(
     mirror: &Arc<Mirror>,
     address: &ProviderAddress,
     version: &Version,
-    call: &Call,
+    call: &RequestContext,
 ) -> Result<(NamedArchives, Answered), Error> {
     let list = mirror.provider_versions(address, call).await?;
     let mut answer = Answered::of(&list);
@@ -119,7 +121,7 @@ async fn of_what_is_held(
     mirror: &Arc<Mirror>,
     address: &ProviderAddress,
     version: &Version,
-    call: &Call,
+    call: &RequestContext,
 ) -> Result<(NamedArchives, Answered), Error> {
     let held = mirror.held_platforms(address, version, call).await?;
     let mut answer = Answered::of(&held);
@@ -167,7 +169,7 @@ impl Answered {
     }
 
     /// Something is missing from the answer, so it is not given out for longer than this.
-    fn believe_for(&mut self, time: Duration, call: &Call) {
+    fn believe_for(&mut self, time: Duration, call: &RequestContext) {
         self.fresh_until = self.fresh_until.min(call.now.after(time));
     }
 }
@@ -195,7 +197,7 @@ impl<'a> Sets<'a> {
         mirror: &Arc<Mirror>,
         address: &'a ProviderAddress,
         listed: &'a ListedVersion,
-        call: &Call,
+        call: &RequestContext,
         answer: &mut Answered,
     ) -> Result<Self, Error> {
         let package = |platform| Package { provider: address.clone(), version: listed.version.clone(), platform };
@@ -235,7 +237,7 @@ impl<'a> Sets<'a> {
     async fn ask_for_one(
         &mut self,
         mirror: &Arc<Mirror>,
-        call: &Call,
+        call: &RequestContext,
         answer: &mut Answered,
         package: impl Fn(Platform) -> Package,
     ) -> Result<(), Error> {
@@ -263,7 +265,12 @@ impl<'a> Sets<'a> {
 
     /// The archive of every platform: from its own set, else from the newest proven sums, else from a
     /// document of its own where its file name does not follow the convention.
-    async fn archives(&self, mirror: &Arc<Mirror>, call: &Call, answer: &mut Answered) -> Result<NamedArchives, Error> {
+    async fn archives(
+        &self,
+        mirror: &Arc<Mirror>,
+        call: &RequestContext,
+        answer: &mut Answered,
+    ) -> Result<NamedArchives, Error> {
         let by_convention = self.by_convention();
         let mut archives = NamedArchives::new();
         let mut unknown = Vec::new();

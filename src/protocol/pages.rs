@@ -15,7 +15,8 @@ use super::route::{Door, Route, modules_base, providers_base};
 use crate::address::{Hostname, ModuleAddress, ProviderAddress, Version};
 use crate::error::Error;
 use crate::mirror::{
-    Answer, Call, FromStore, Link, Mirror, PageFound, StoredDetails, StoredEntry, StoredList, StoredThing, UpstreamPage,
+    Answer, FromStore, Link, Mirror, PageFound, RequestContext, StoredDetails, StoredEntry, StoredList, StoredThing,
+    UpstreamPage,
 };
 use crate::upstream::discovery::Service;
 use crate::upstream::pages::PageRef;
@@ -32,7 +33,7 @@ const NONE_VERIFIED: &str = "which modules the registry has verified is not know
 pub(super) async fn page(
     mirror: &Arc<Mirror>,
     page: &PageRef,
-    call: &Call,
+    call: &RequestContext,
     links: Links<'_>,
 ) -> Result<Answer<Vec<u8>>, Error> {
     let Answer { value, outcome, fresh_until, checked } = mirror.page(page, call).await?;
@@ -201,12 +202,12 @@ fn below<'a>(url: &'a Url, base: &Url) -> Option<&'a str> {
 }
 
 #[derive(Serialize)]
-struct List<'a> {
+struct PageListBody<'a> {
     meta: Meta,
     #[serde(skip_serializing_if = "Option::is_none")]
-    modules: Option<Vec<Entry<'a>>>,
+    modules: Option<Vec<PageEntry<'a>>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    providers: Option<Vec<Entry<'a>>>,
+    providers: Option<Vec<PageEntry<'a>>>,
     warnings: Vec<&'static str>,
 }
 
@@ -227,7 +228,7 @@ struct Meta {
 
 /// What is known of a module or a provider without its registry.
 #[derive(Serialize)]
-struct Entry<'a> {
+struct PageEntry<'a> {
     id: String,
     namespace: &'a str,
     name: &'a str,
@@ -236,7 +237,7 @@ struct Entry<'a> {
     provider: Option<&'a str>,
 }
 
-impl<'a> From<&'a StoredEntry> for Entry<'a> {
+impl<'a> From<&'a StoredEntry> for PageEntry<'a> {
     fn from(entry: &'a StoredEntry) -> Self {
         let id = format!("{}/{}", entry.of.names(), entry.version);
         let (namespace, name, provider) = match &entry.of {
@@ -254,7 +255,7 @@ impl<'a> From<&'a StoredEntry> for Entry<'a> {
 #[derive(Serialize)]
 struct Details<'a> {
     #[serde(flatten)]
-    entry: Entry<'a>,
+    entry: PageEntry<'a>,
     versions: &'a [Version],
     warnings: [&'static str; 2],
 }
@@ -282,13 +283,18 @@ fn list_of(list: &StoredList, page: &PageRef, links: Links<'_>) -> serde_json::R
         prev_offset: previous,
         prev_url: previous.map(at),
     };
-    let entries = Some(entries.iter().map(Entry::from).collect());
+    let entries = Some(entries.iter().map(PageEntry::from).collect());
     let (modules, providers) = match page.path.service() {
         Service::Modules => (entries, None),
         Service::Providers => (None, entries),
     };
     let unknown = page.query.is_verified_only.then_some(NONE_VERIFIED);
-    serde_json::to_vec(&List { meta, modules, providers, warnings: [FROM_STORE].into_iter().chain(unknown).collect() })
+    serde_json::to_vec(&PageListBody {
+        meta,
+        modules,
+        providers,
+        warnings: [FROM_STORE].into_iter().chain(unknown).collect(),
+    })
 }
 
 #[cfg(test)]

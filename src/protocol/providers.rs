@@ -10,11 +10,11 @@ use super::Links;
 use super::route::Route;
 use crate::address::{Package, ProviderAddress};
 use crate::error::Error;
-use crate::mirror::{Answer, Call, KeptDocument, Mirror, References};
+use crate::mirror::{Answer, KeptDocument, Mirror, References, RequestContext};
 use crate::upstream::providers::{RawObject, VersionList};
 
 #[derive(Serialize)]
-struct List<'a> {
+struct ProviderListBody<'a> {
     versions: Vec<&'a RawValue>,
     #[serde(flatten)]
     rest: &'a RawObject,
@@ -24,7 +24,7 @@ struct List<'a> {
 pub(super) async fn versions(
     mirror: &Arc<Mirror>,
     address: &ProviderAddress,
-    call: &Call,
+    call: &RequestContext,
 ) -> Result<Answer<Vec<u8>>, Error> {
     let Answer { value: list, outcome, fresh_until, checked } = mirror.shown_versions(address, call).await?;
     let unwritable = |e| Error::Interrupted(format!("the version list of {address} cannot be written: {e}"));
@@ -42,14 +42,14 @@ pub(super) async fn written(address: &ProviderAddress, document: &Arc<KeptDocume
 /// A version list as it goes out: every entry and every other member as upstream wrote it.
 pub fn list_of(list: &VersionList) -> serde_json::Result<Vec<u8>> {
     let versions = list.versions.iter().map(|listed| &*listed.raw).collect();
-    serde_json::to_vec(&List { versions, rest: &list.rest })
+    serde_json::to_vec(&ProviderListBody { versions, rest: &list.rest })
 }
 
 /// The download document of a package. Only its three URLs change.
 pub(super) async fn download(
     mirror: &Arc<Mirror>,
     package: &Package,
-    call: &Call,
+    call: &RequestContext,
     links: Links<'_>,
 ) -> Result<Answer<Vec<u8>>, Error> {
     let Answer { value: set, outcome, fresh_until, checked } = mirror.proof_set(package, call).await?;

@@ -360,18 +360,18 @@ impl Route {
     }
 
     /// What it is about, where a change of that makes it another answer.
-    pub fn about(&self) -> Option<About<'_>> {
+    pub fn about(&self) -> Option<RouteSubject<'_>> {
         match self {
             Self::ProviderVersions(address) | Self::MirrorIndex(address) | Self::MirrorVersion(address, _) => {
-                Some(About::Provider(address))
+                Some(RouteSubject::Provider(address))
             }
-            Self::ProviderDownload(package) => Some(About::Provider(&package.provider)),
-            Self::ProviderFile(wanted) => Some(About::Provider(&wanted.package.provider)),
-            Self::ProofFile(wanted) => Some(About::Provider(&wanted.provider)),
-            Self::ModuleVersions(address) | Self::ModuleLatest(address) => Some(About::Module(address)),
-            Self::ModuleDownload(package) => Some(About::Module(&package.module)),
-            Self::ModuleArchive(wanted) => Some(About::Module(&wanted.package.module)),
-            Self::Page(page) => Some(About::Pages(&page.host)),
+            Self::ProviderDownload(package) => Some(RouteSubject::Provider(&package.provider)),
+            Self::ProviderFile(wanted) => Some(RouteSubject::Provider(&wanted.package.provider)),
+            Self::ProofFile(wanted) => Some(RouteSubject::Provider(&wanted.provider)),
+            Self::ModuleVersions(address) | Self::ModuleLatest(address) => Some(RouteSubject::Module(address)),
+            Self::ModuleDownload(package) => Some(RouteSubject::Module(&package.module)),
+            Self::ModuleArchive(wanted) => Some(RouteSubject::Module(&wanted.package.module)),
+            Self::Page(page) => Some(RouteSubject::Pages(&page.host)),
             Self::Discovery(_) | Self::Health | Self::Ready => None,
         }
     }
@@ -379,7 +379,7 @@ impl Route {
 
 /// What a route is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum About<'a> {
+pub enum RouteSubject<'a> {
     /// A provider.
     Provider(&'a ProviderAddress),
     /// A module, as the client spells it.

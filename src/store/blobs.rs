@@ -14,7 +14,7 @@ use rustix::io::ReadWriteFlags;
 use super::claim::Claim;
 use super::disk::{self, Aside};
 use super::staged::Staged;
-use super::{Durability, ReadShare, Reading, Scratch, StoreError, scratch};
+use super::{Durability, ReadCursor, ReadShare, Scratch, StoreError, scratch};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash, FastHasher, Hasher};
 use crate::verify::Verified;
@@ -240,8 +240,8 @@ impl Blob {
     }
 
     /// Begins to read the whole of it again, a piece at a time.
-    pub fn read_again(&self) -> Reading {
-        Reading::new(self.reader(), self.path.clone())
+    pub fn read_again(&self) -> ReadCursor {
+        ReadCursor::new(self.reader(), self.path.clone())
     }
 
     /// Which file it is: another one under the same name is another.

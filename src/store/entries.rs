@@ -12,14 +12,14 @@ const CACHE_BYTES: u64 = 32 << 20;
 
 /// Small values by key, in order.
 #[derive(Debug)]
-pub(super) enum Entries {
+pub(super) enum IndexBackend {
     /// They outlive the process.
     OnDisk(sled::Db),
     /// They are made again from the files at the next start.
     InMemory(Mutex<BTreeMap<Vec<u8>, Vec<u8>>>),
 }
 
-impl Entries {
+impl IndexBackend {
     pub(super) fn on_disk(folder: &Path) -> Result<Self, StoreError> {
         let config = sled::Config::new().path(folder).cache_capacity(CACHE_BYTES).flush_every_ms(Some(500));
         config.open().map(Self::OnDisk).map_err(failed)

@@ -16,12 +16,12 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
 pub use self::entry::IndexedArchive;
-use self::entry::{ARCHIVE, DOCUMENT, Entry, PAGE, archive_key, counted, document_key};
+use self::entry::{ARCHIVE, DOCUMENT, EvictableEntry, PAGE, archive_key, counted, document_key};
 use self::folder::{refuse_if_locked, set_aside};
 pub use self::names::{IndexedName, ListedArchive};
-use self::standing::Standing;
+use self::standing::IndexState;
 pub use self::totals::Totals;
-use super::entries::Entries;
+use super::entries::IndexBackend;
 use super::{Key, StoreError};
 use crate::address::Artifact;
 use crate::clock::Timestamp;
@@ -38,12 +38,12 @@ type Change = (Vec<u8>, Option<Vec<u8>>);
 #[derive(Debug)]
 pub struct Index {
     folder: PathBuf,
-    entries: RwLock<Entries>,
+    entries: RwLock<IndexBackend>,
     totals: Mutex<Totals>,
     broken: AtomicBool,
     /// One on the disk that this one stands in for; it lies as soon as anything changes.
     left_behind: Mutex<Option<PathBuf>>,
-    standing: watch::Sender<Standing>,
+    standing: watch::Sender<IndexState>,
     unreadable: Mutex<BTreeMap<Artifact, StoreError>>,
     /// Absent until somebody asks for them.
     pinned: Mutex<Option<BTreeSet<Artifact>>>,
@@ -75,7 +75,7 @@ impl Index {
             // That the disk cannot be written says nothing against what is held.
             Err(error @ StoreError::Io { .. }) => {
                 tracing::error!(%error, to_do = error.to_do(), "the index cannot be written; it is made in memory");
-                let index = Self::of(folder, Entries::in_memory());
+                let index = Self::of(folder, IndexBackend::in_memory());
                 *index.left_behind.lock() = Some(folder.to_owned());
                 index.leave_behind();
                 Ok(index)
@@ -93,14 +93,14 @@ impl Index {
         }
     }
 
-    fn of(folder: &Path, entries: Entries) -> Self {
+    fn of(folder: &Path, entries: IndexBackend) -> Self {
         Self {
             folder: folder.to_owned(),
             entries: RwLock::new(entries),
             totals: Mutex::default(),
             broken: AtomicBool::new(false),
             left_behind: Mutex::default(),
-            standing: watch::Sender::new(Standing::Behind),
+            standing: watch::Sender::new(IndexState::Behind),
             unreadable: Mutex::default(),
             pinned: Mutex::default(),
         }
@@ -112,7 +112,7 @@ impl Index {
         match mark.as_deref().and_then(Totals::in_mark) {
             Some(totals) => {
                 *self.totals.lock() = totals;
-                self.standing.send_replace(Standing::Whole);
+                self.standing.send_replace(IndexState::Whole);
             }
             None => *self.totals.lock() = self.count()?,
         }
@@ -120,13 +120,13 @@ impl Index {
     }
 
     fn over(folder: &Path) -> Result<Self, StoreError> {
-        Ok(Self::of(folder, Entries::on_disk(folder)?))
+        Ok(Self::of(folder, IndexBackend::on_disk(folder)?))
     }
 
     fn count(&self) -> Result<Totals, StoreError> {
         let (mut totals, mut is_readable) = (Totals::default(), true);
         for kind in [ARCHIVE, DOCUMENT, PAGE] {
-            self.entries.read().each_below(&[kind], |_, value| match Entry::decode(value) {
+            self.entries.read().each_below(&[kind], |_, value| match EvictableEntry::decode(value) {
                 Some(entry) => totals.add(kind, entry.size_bytes),
                 None => is_readable = false,
             })?;
@@ -159,28 +159,28 @@ impl Index {
     /// Notes an archive that lies there, as its file tells. What is known of its last use and check is kept.
     pub fn archive_found(&self, digest: &Digest, size_bytes: u64, written: Timestamp) {
         // What was written was hashed then.
-        self.note(&archive_key(digest), |before| Some(Entry::found(before, size_bytes, written, written)));
+        self.note(&archive_key(digest), |before| Some(EvictableEntry::found(before, size_bytes, written, written)));
     }
 
     /// Notes a document that lies there, as its file tells.
     pub fn document_found(&self, key: &Key, size_bytes: u64, written: Timestamp) {
         let size_bytes = counted(key, size_bytes);
-        self.note(&document_key(key), |before| Some(Entry::found(before, size_bytes, written, Timestamp(0))));
+        self.note(&document_key(key), |before| Some(EvictableEntry::found(before, size_bytes, written, Timestamp(0))));
     }
 
     /// Notes an archive that was kept, which was held against its digest for that.
     pub fn archive_kept(&self, digest: &Digest, size_bytes: u64, now: Timestamp) {
-        self.note(&archive_key(digest), |_| Some(Entry { last_use: now, size_bytes, last_check: now }));
+        self.note(&archive_key(digest), |_| Some(EvictableEntry { last_use: now, size_bytes, last_check: now }));
     }
 
     /// Notes that all of an archive was held against its digest, if it is still there.
     pub fn archive_checked(&self, digest: &Digest, now: Timestamp) {
-        self.note(&archive_key(digest), |before| before.map(|before| Entry { last_check: now, ..before }));
+        self.note(&archive_key(digest), |before| before.map(|before| EvictableEntry { last_check: now, ..before }));
     }
 
     /// Notes that an archive was used, if it is still there.
     pub fn archive_used(&self, digest: &Digest, now: Timestamp) {
-        self.note(&archive_key(digest), |before| before.map(|before| Entry { last_use: now, ..before }));
+        self.note(&archive_key(digest), |before| before.map(|before| EvictableEntry { last_use: now, ..before }));
     }
 
     /// Notes an archive that is gone.
@@ -191,12 +191,12 @@ impl Index {
     /// Notes a document that was kept.
     pub fn document_kept(&self, key: &Key, size_bytes: u64, now: Timestamp) {
         let size_bytes = counted(key, size_bytes);
-        self.note(&document_key(key), |_| Some(Entry { last_use: now, size_bytes, last_check: Timestamp(0) }));
+        self.note(&document_key(key), |_| Some(EvictableEntry { last_use: now, size_bytes, last_check: Timestamp(0) }));
     }
 
     /// Notes that a document was used, if it is still there.
     pub fn document_used(&self, key: &Key, now: Timestamp) {
-        self.note(&document_key(key), |before| before.map(|before| Entry { last_use: now, ..before }));
+        self.note(&document_key(key), |before| before.map(|before| EvictableEntry { last_use: now, ..before }));
     }
 
     /// Notes a document that is gone.
@@ -205,11 +205,11 @@ impl Index {
     }
 
     /// Changes one entry and the totals together.
-    fn note(&self, key: &[u8], change: impl FnOnce(Option<Entry>) -> Option<Entry>) {
+    fn note(&self, key: &[u8], change: impl FnOnce(Option<EvictableEntry>) -> Option<EvictableEntry>) {
         self.leave_behind();
         let mut totals = self.totals.lock();
         let before = match self.entries.read().get(key) {
-            Ok(before) => before.as_deref().and_then(Entry::decode),
+            Ok(before) => before.as_deref().and_then(EvictableEntry::decode),
             Err(error) => return self.is_broken(&error),
         };
         let after = change(before.clone());
@@ -255,7 +255,7 @@ impl Index {
     /// by would stand still: so all that it knows is taken over.
     fn go_on_in_memory(&self, why: &StoreError) -> Result<(), StoreError> {
         tracing::error!(error = %why, to_do = why.to_do(), "the index cannot be written any more; it goes on in memory, and is rebuilt at the next start");
-        let in_memory = Entries::in_memory();
+        let in_memory = IndexBackend::in_memory();
         let mut taken_over = Ok(());
         self.entries.read().each_below(&[], |key, value| {
             if taken_over.is_ok() {
@@ -289,7 +289,7 @@ impl Index {
         self.archives_by(|entry| entry.last_check)
     }
 
-    fn archives_by(&self, time: impl Fn(&Entry) -> Timestamp) -> Result<Vec<IndexedArchive>, StoreError> {
+    fn archives_by(&self, time: impl Fn(&EvictableEntry) -> Timestamp) -> Result<Vec<IndexedArchive>, StoreError> {
         let mut found = self.by_age(ARCHIVE)?;
         found.sort_by_key(|(_, entry)| time(entry));
         let digest = |key: &[u8]| std::str::from_utf8(key).ok().and_then(|hex| Digest::parse(hex).ok());
@@ -299,13 +299,13 @@ impl Index {
     /// What is noted of one archive.
     pub fn archive(&self, digest: &Digest) -> Result<Option<IndexedArchive>, StoreError> {
         let value = self.entries.read().get(&archive_key(digest))?;
-        Ok(value.as_deref().and_then(Entry::decode).map(|entry| IndexedArchive::new(*digest, &entry)))
+        Ok(value.as_deref().and_then(EvictableEntry::decode).map(|entry| IndexedArchive::new(*digest, &entry)))
     }
 
     /// How many bytes a document has; nothing where there is none.
     pub fn document_bytes(&self, key: &Key) -> Result<u64, StoreError> {
         let value = self.entries.read().get(&document_key(key))?;
-        Ok(value.as_deref().and_then(Entry::decode).map_or(0, |entry| entry.size_bytes))
+        Ok(value.as_deref().and_then(EvictableEntry::decode).map_or(0, |entry| entry.size_bytes))
     }
 
     /// Every document but the pages, least recently used first, with its size.
@@ -325,10 +325,10 @@ impl Index {
         Ok(found.iter().filter_map(|(path, entry)| Some((key(path)?, entry.size_bytes))).collect())
     }
 
-    fn by_age(&self, kind: u8) -> Result<Vec<(Vec<u8>, Entry)>, StoreError> {
+    fn by_age(&self, kind: u8) -> Result<Vec<(Vec<u8>, EvictableEntry)>, StoreError> {
         let mut found = Vec::new();
         self.entries.read().each_below(&[kind], |key, value| {
-            found.extend(Entry::decode(value).map(|entry| (key[1..].to_vec(), entry)));
+            found.extend(EvictableEntry::decode(value).map(|entry| (key[1..].to_vec(), entry)));
         })?;
         Ok(found)
     }

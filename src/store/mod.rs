@@ -45,7 +45,7 @@ pub use self::examine::{Examined, LockState, TokenFile};
 pub use self::index::{Index, IndexedArchive, IndexedName, ListedArchive, Totals};
 pub use self::key::Key;
 pub use self::read_memory::{MemoryRoom, ReadMemory, ReadShare};
-pub use self::reading::Reading;
+pub use self::reading::ReadCursor;
 pub use self::records::{Durability, Recorded, Records};
 pub use self::scratch::Scratch;
 pub use self::size_limit::SizeLimit;

@@ -7,14 +7,14 @@ use super::{READ_AT_ONCE, StoreError};
 use crate::digest::{Digest, Hasher};
 
 /// How far it is.
-pub struct Reading {
+pub struct ReadCursor {
     from: Box<dyn Read + Send>,
     path: PathBuf,
     hasher: Hasher,
     buffer: Vec<u8>,
 }
 
-impl Reading {
+impl ReadCursor {
     pub(super) fn new(from: impl Read + Send + 'static, path: PathBuf) -> Self {
         Self { from: Box::new(from), path, hasher: Hasher::new(), buffer: vec![0; READ_AT_ONCE] }
     }

@@ -9,7 +9,7 @@ use url::Url;
 use super::breaker::Origin;
 use super::error::{Fault, UpstreamError};
 use super::grant::Grant;
-use super::guard::Refusal;
+use super::guard::EgressRefusal;
 use super::permits::Permit;
 use super::room::Room;
 use crate::address::Hostname;
@@ -153,7 +153,7 @@ pub(super) fn broken(error: &reqwest::Error) -> Fault {
     let mut unreached: fn(String) -> Fault = Fault::Unreachable;
     let mut next = std::error::Error::source(error);
     while let Some(cause) = next {
-        if let Some(refusal) = cause.downcast_ref::<Refusal>() {
+        if let Some(refusal) = cause.downcast_ref::<EgressRefusal>() {
             return Fault::Refused(refusal.clone());
         }
         let text = cause.to_string();

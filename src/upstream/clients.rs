@@ -15,7 +15,7 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use rustls_platform_verifier::Verifier;
 
-use super::guard::{Guard, PublicOnly, Way};
+use super::guard::{Guard, PublicOnly, RequestScheme};
 use crate::config;
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
@@ -103,10 +103,10 @@ impl Clients {
     }
 
     /// The client for a request.
-    pub(super) fn of(&self, way: Way, coding: Coding) -> &Client {
+    pub(super) fn of(&self, way: RequestScheme, coding: Coding) -> &Client {
         let pair = match way {
-            Way::Named => &self.named,
-            Way::Public => &self.public,
+            RequestScheme::Named => &self.named,
+            RequestScheme::Public => &self.public,
         };
         match coding {
             Coding::Any => &pair.documents,

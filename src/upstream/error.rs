@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::guard::Refusal;
+use super::guard::EgressRefusal;
 use crate::error::Explanation;
 
 /// A failed request to an upstream.
@@ -72,7 +72,7 @@ pub enum Fault {
     Crowded(String),
     /// It was not asked: larder does not go there.
     #[error("may not be asked: {0}")]
-    Refused(Refusal),
+    Refused(EgressRefusal),
 }
 
 impl UpstreamError {

@@ -18,7 +18,7 @@ use crate::config::{self, Private};
 
 /// Why a request may not be made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum EgressRefusal {
     /// Sealed: nothing leaves.
     #[error("larder is offline")]
     Offline,
@@ -66,7 +66,7 @@ fn found(host: &str, address: &IpAddr, class: &Class) -> String {
     if host == address.to_string() { format!("it is {class}") } else { format!("{host} leads to {address}, {class}") }
 }
 
-impl Refusal {
+impl EgressRefusal {
     /// Every word that there is for one.
     pub(super) fn words() -> impl Iterator<Item = &'static str> {
         ["offline", "scheme", "userinfo", "plain-http", "no-ssh-key", "private-name"]
@@ -103,7 +103,7 @@ impl Refusal {
 
 /// How a URL may be asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum RequestScheme {
     /// Wherever its name leads.
     Named,
     /// Only at public addresses, and at those that `allow_private` covers.
@@ -133,41 +133,45 @@ impl Guard {
     /// How a URL may be asked that `grant`'s upstream led to.
     ///
     /// # Errors
-    /// [`Refusal`] for what must not be asked at all. What a name leads to is judged later, by [`PublicOnly`].
-    pub(super) fn judge(&self, url: &Url, grant: &Grant) -> Result<Way, Refusal> {
+    /// [`EgressRefusal`] for what must not be asked at all. What a name leads to is judged later, by [`PublicOnly`].
+    pub(super) fn judge(&self, url: &Url, grant: &Grant) -> Result<RequestScheme, EgressRefusal> {
         let (Some(host), Some(port), "http" | "https") = (url.host(), url.port_or_known_default(), url.scheme()) else {
-            return Err(Refusal::Scheme);
+            return Err(EgressRefusal::Scheme);
         };
         if !url.username().is_empty() || url.password().is_some() {
-            return Err(Refusal::Userinfo);
+            return Err(EgressRefusal::Userinfo);
         }
         let origin = url.origin();
         if self.named.contains(&origin) || grant.permits(&origin) {
-            return Ok(Way::Named);
+            return Ok(RequestScheme::Named);
         }
         if url.scheme() == "http" {
             let host = host.to_string();
             let entry = Private::PlainHttp { host: host.clone(), port };
-            return if self.allowed.contains(&entry) { Ok(Way::Named) } else { Err(Refusal::PlainHttp { host, port }) };
+            return if self.allowed.contains(&entry) {
+                Ok(RequestScheme::Named)
+            } else {
+                Err(EgressRefusal::PlainHttp { host, port })
+            };
         }
         let address: IpAddr = match host {
             Host::Ipv4(address) => address.into(),
             Host::Ipv6(address) => address.into(),
             Host::Domain(name) => return self.judge_name(name.trim_end_matches('.'), url),
         };
-        judge_address(&self.allowed, &address.to_string(), address).map(|()| Way::Named)
+        judge_address(&self.allowed, &address.to_string(), address).map(|()| RequestScheme::Named)
     }
 
     /// How a URL may be asked whose host is this name.
-    fn judge_name(&self, name: &str, url: &Url) -> Result<Way, Refusal> {
+    fn judge_name(&self, name: &str, url: &Url) -> Result<RequestScheme, EgressRefusal> {
         if self.allowed.contains(&Private::Name(name.to_owned())) {
-            return Ok(Way::Named);
+            return Ok(RequestScheme::Named);
         }
         match self.is_resolved_by_proxy(url) {
-            false => Ok(Way::Public),
+            false => Ok(RequestScheme::Public),
             // Where it leads is for the proxy to find out: what larder can judge is the name.
-            true if is_private_name(name) => Err(Refusal::PrivateName { host: name.to_owned() }),
-            true => Ok(Way::Named),
+            true if is_private_name(name) => Err(EgressRefusal::PrivateName { host: name.to_owned() }),
+            true => Ok(RequestScheme::Named),
         }
     }
 
@@ -190,7 +194,7 @@ fn is_private_name(name: &str) -> bool {
     name.rsplit_once('.').is_none_or(|(_, top)| ["localhost", "internal", "local"].contains(&top))
 }
 
-fn judge_address(allowed: &[Private], host: &str, address: IpAddr) -> Result<(), Refusal> {
+fn judge_address(allowed: &[Private], host: &str, address: IpAddr) -> Result<(), EgressRefusal> {
     let Some(class) = class_of(address) else { return Ok(()) };
     let covers = |entry: &Private| match entry {
         Private::Network(network) => network.contains(&address) || network.contains(&address.to_canonical()),
@@ -199,7 +203,7 @@ fn judge_address(allowed: &[Private], host: &str, address: IpAddr) -> Result<(),
     if allowed.iter().any(covers) {
         return Ok(());
     }
-    Err(Refusal::Address { host: host.to_owned(), address, class })
+    Err(EgressRefusal::Address { host: host.to_owned(), address, class })
 }
 
 /// Resolves names to those of their addresses that may be connected to. The connection is made to what this
@@ -250,7 +254,11 @@ impl Resolve for PublicOnly {
 ///
 /// # Errors
 /// The refusal of one of them, where nothing is left.
-fn those_allowed(allowed: &[Private], name: &str, addresses: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, Refusal> {
+fn those_allowed(
+    allowed: &[Private],
+    name: &str,
+    addresses: Vec<SocketAddr>,
+) -> Result<Vec<SocketAddr>, EgressRefusal> {
     let mut refused = None;
     let mut left = Vec::with_capacity(addresses.len());
     for address in addresses {
@@ -299,7 +307,7 @@ mod tests {
         assert_eq!(found, sockets(&["1.1.1.1"]));
         for name in ["b.example", "localhost"] {
             let Err(refused) = resolver.resolve(name.parse().unwrap()).await else { panic!("{name} was resolved") };
-            assert!(refused.downcast_ref::<Refusal>().is_some(), "{refused}");
+            assert!(refused.downcast_ref::<EgressRefusal>().is_some(), "{refused}");
         }
     }
 }

@@ -97,10 +97,10 @@ impl ModuleVersionList {
 impl ListedModuleVersion {
     fn read(raw: Box<RawValue>) -> Option<Self> {
         #[derive(Deserialize)]
-        struct Entry {
+        struct ModuleVersionJson {
             version: String,
         }
-        let Entry { version: spelled } = serde_json::from_str(raw.get()).ok()?;
+        let ModuleVersionJson { version: spelled } = serde_json::from_str(raw.get()).ok()?;
         let version = Version::parse_lenient(&spelled).ok()?;
         Some(Self { version, spelled, raw })
     }

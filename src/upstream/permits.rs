@@ -39,12 +39,12 @@ struct Inner {
 struct State {
     taken: HashMap<Hostname, usize>,
     all: usize,
-    clients: VecDeque<Waiting>,
-    jobs: VecDeque<Waiting>,
+    clients: VecDeque<QueuedRequest>,
+    jobs: VecDeque<QueuedRequest>,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct QueuedRequest {
     upstream: Hostname,
     asker: Asker,
     tell: oneshot::Sender<Permit>,
@@ -71,7 +71,7 @@ impl Permits {
                 return Some(state.give(upstream, &self.0));
             }
             let (tell, told) = oneshot::channel();
-            let waiting = Waiting { upstream: upstream.clone(), asker, tell };
+            let waiting = QueuedRequest { upstream: upstream.clone(), asker, tell };
             state.clients.retain(|waiting| !waiting.tell.is_closed());
             state.jobs.retain(|waiting| !waiting.tell.is_closed());
             let queued = state.clients.iter().chain(&state.jobs).filter(|waiting| waiting.upstream == *upstream);
@@ -112,11 +112,11 @@ impl State {
 
     /// The first that waits for what there is room for, of the upstream that has least: one that leads to slow places
     /// does not keep all of them while others wait. Who is midway has waited already.
-    fn next(&mut self, bound: Bound) -> Option<Waiting> {
-        let first = |state: &Self, queue: &VecDeque<Waiting>| {
-            let waits = |waiting: &Waiting| !waiting.tell.is_closed() && state.has_room(&waiting.upstream, bound);
+    fn next(&mut self, bound: Bound) -> Option<QueuedRequest> {
+        let first = |state: &Self, queue: &VecDeque<QueuedRequest>| {
+            let waits = |waiting: &QueuedRequest| !waiting.tell.is_closed() && state.has_room(&waiting.upstream, bound);
             let waiting = queue.iter().enumerate().filter(|(_, waiting)| waits(waiting));
-            let least = |waiting: &Waiting| match waiting.asker {
+            let least = |waiting: &QueuedRequest| match waiting.asker {
                 Asker::ClientMidway => 0,
                 Asker::Client | Asker::Job => state.taken.get(&waiting.upstream).copied().unwrap_or_default() + 1,
             };

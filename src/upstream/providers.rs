@@ -98,7 +98,7 @@ impl VersionList {
 impl ListedVersion {
     fn read(raw: Box<RawValue>) -> Option<Self> {
         #[derive(Deserialize)]
-        struct Entry {
+        struct VersionJson {
             version: String,
             #[serde(default)]
             platforms: Option<Box<RawValue>>,
@@ -108,7 +108,7 @@ impl ListedVersion {
             os: String,
             arch: String,
         }
-        let entry: Entry = serde_json::from_str(raw.get()).ok()?;
+        let entry: VersionJson = serde_json::from_str(raw.get()).ok()?;
         let version = Version::parse(&entry.version).ok()?;
         let platform = |raw: Box<RawValue>| {
             let Listed { os, arch } = serde_json::from_str(raw.get()).ok()?;

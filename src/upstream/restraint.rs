@@ -61,17 +61,17 @@ pub(super) struct Rates {
 /// Leave to ask about what is held, and the probes of origins that were left alone until now. They go back when the
 /// last copy is dropped.
 #[derive(Debug, Clone, Default)]
-pub struct Leave(Option<Arc<Probes>>);
+pub struct RevalidationPermit(Option<Arc<Probes>>);
 
 #[derive(Debug)]
 struct Probes {
     taken: Vec<Probe>,
     /// Those of the work that this is a part of.
-    before: Leave,
+    before: RevalidationPermit,
     of: Restraint,
 }
 
-impl Leave {
+impl RevalidationPermit {
     fn probes(&self) -> Vec<Probe> {
         let mut probes = Vec::new();
         let mut next = self;
@@ -113,12 +113,17 @@ impl Restraint {
     }
 
     /// Leave to ask all of these origins about what is held, as a part of what has leave already.
-    pub(super) fn leave(&self, origins: &[Origin], by: &Leave, now: Timestamp) -> Option<Leave> {
+    pub(super) fn leave(
+        &self,
+        origins: &[Origin],
+        by: &RevalidationPermit,
+        now: Timestamp,
+    ) -> Option<RevalidationPermit> {
         let taken = self.0.state.lock().breaker.admit(origins, &by.probes(), now)?;
         if taken.is_empty() {
             return Some(by.clone());
         }
-        Some(Leave(Some(Arc::new(Probes { taken, before: by.clone(), of: self.clone() }))))
+        Some(RevalidationPermit(Some(Arc::new(Probes { taken, before: by.clone(), of: self.clone() }))))
     }
 
     /// Until when one of these origins has asked to be left alone, or any other that the upstream led to.

@@ -36,12 +36,12 @@ pub(super) struct BodyMemory(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     bound: MemoryBound,
-    taken: Mutex<Taken>,
+    taken: Mutex<TakenMemory>,
 }
 
 /// What is taken, in KiB. An upstream without bytes in memory has no entry.
 #[derive(Debug, Default)]
-struct Taken {
+struct TakenMemory {
     each: HashMap<Hostname, u64>,
     all: u64,
 }

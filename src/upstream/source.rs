@@ -28,14 +28,14 @@ const LONGEST: usize = 8 * 1024;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Located {
     /// The package.
-    pub source: Source,
+    pub source: PackageSource,
     /// The module inside it, where that is not the root.
     pub subdir: Option<Subdir>,
 }
 
 /// What to fetch for a package.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
+pub enum PackageSource {
     /// One commit of a git repository.
     Git(GitSource),
     /// An archive over http or https.
@@ -71,7 +71,7 @@ impl BadSource {
     }
 }
 
-impl Source {
+impl PackageSource {
     /// Parses what an upstream gave as the location of a module; `base` is the URL that was asked for it, which `/…`,
     /// `./…` and `../…` are relative to. Addresses with userinfo are refused (promise 7), `ssh://git@…` aside.
     ///
@@ -106,7 +106,7 @@ impl Source {
 /// What a package's address is, without the `//subdir` that it was given with; short forms may bring their own.
 fn package_of(package: &str, whole: &str) -> Result<Located, BadSource> {
     let (forced, rest) = forced_getter(package);
-    let unsupported = |what| Source::Unsupported(Unsupported::new(what, whole));
+    let unsupported = |what| PackageSource::Unsupported(Unsupported::new(what, whole));
     if !has_scheme(rest) {
         let Some((getter, full)) = short::expand(rest)? else {
             let what = forced.map_or_else(|| short::what_it_may_be(rest), scheme_name);
@@ -128,10 +128,10 @@ fn package_of(package: &str, whole: &str) -> Result<Located, BadSource> {
 }
 
 /// What a getter makes of a URL.
-fn of_url(getter: &str, url: Url, whole: &str) -> Result<Source, BadSource> {
-    let unsupported = |what| Ok(Source::Unsupported(Unsupported::new(what, whole)));
+fn of_url(getter: &str, url: Url, whole: &str) -> Result<PackageSource, BadSource> {
+    let unsupported = |what| Ok(PackageSource::Unsupported(Unsupported::new(what, whole)));
     match (getter, url.scheme()) {
-        ("git", "http" | "https" | "ssh") => GitSource::parse(url).map(Source::Git),
+        ("git", "http" | "https" | "ssh") => GitSource::parse(url).map(PackageSource::Git),
         ("git", _) => unsupported("git over something else than https or ssh"),
         ("http" | "https", "http" | "https") => archive::parse(url),
         (other, _) => unsupported(scheme_name(other)),

@@ -10,7 +10,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::guard::Refusal;
+use super::guard::EgressRefusal;
 use crate::address::Hostname;
 
 /// Counters of what goes out and what comes in, by configured upstream.
@@ -81,7 +81,7 @@ impl Traffic {
         for status in status_words() {
             self.requests.get_or_create_owned(&Answered { host: upstream.to_string(), status });
         }
-        for reason in Refusal::words() {
+        for reason in EgressRefusal::words() {
             self.refusals.get_or_create_owned(&Refused { host: upstream.to_string(), reason });
         }
     }
@@ -108,7 +108,7 @@ impl Traffic {
             requests: statuses.iter().map(|status| asked(status)).sum(),
             failed: statuses.iter().copied().filter(is_failure).map(asked).sum(),
             bytes: self.bytes_of(host),
-            refused: Refusal::words().map(refused).sum(),
+            refused: EgressRefusal::words().map(refused).sum(),
         }
     }
 
@@ -117,7 +117,7 @@ impl Traffic {
         self.requests.get_or_create(&Answered { host: upstream.to_string(), status }).inc();
     }
 
-    pub(super) fn refused(&self, upstream: &Hostname, refusal: &Refusal) {
+    pub(super) fn refused(&self, upstream: &Hostname, refusal: &EgressRefusal) {
         let labels = Refused { host: upstream.to_string(), reason: refusal.word() };
         self.refusals.get_or_create(&labels).inc();
     }

@@ -128,11 +128,11 @@ pub fn verify_detached(document: &[u8], signature: &[u8], armored_keys: &[String
                 }
                 match signature.verify(document, key, component, &mut operations) {
                     Ok(signer) => return Ok(signer),
-                    Err(Refusal::Final(SignatureError::TooManyOperations)) => {
+                    Err(KeyRefusal::Final(SignatureError::TooManyOperations)) => {
                         return Err(SignatureError::TooManyOperations);
                     }
                     Err(error) => {
-                        if matches!(error, Refusal::Final(SignatureError::Mismatch { .. })) {
+                        if matches!(error, KeyRefusal::Final(SignatureError::Mismatch { .. })) {
                             failed.insert((number, component.fingerprint()));
                         }
                         refusal.get_or_insert_with(|| error.in_entry(which));
@@ -148,9 +148,9 @@ pub fn verify_detached(document: &[u8], signature: &[u8], armored_keys: &[String
 struct Operations(usize);
 
 impl Operations {
-    fn take(&mut self, number: usize) -> Result<(), Refusal> {
+    fn take(&mut self, number: usize) -> Result<(), KeyRefusal> {
         self.0 = self.0.saturating_add(number);
-        if self.0 > MAX_OPERATIONS { Err(Refusal::Final(SignatureError::TooManyOperations)) } else { Ok(()) }
+        if self.0 > MAX_OPERATIONS { Err(KeyRefusal::Final(SignatureError::TooManyOperations)) } else { Ok(()) }
     }
 }
 
@@ -216,35 +216,35 @@ impl DocumentSignature {
         key: &ListedKey,
         component: Component<'_>,
         operations: &mut Operations,
-    ) -> Result<Signer, Refusal> {
+    ) -> Result<Signer, KeyRefusal> {
         if let Some(algorithm) = weak_digest(self.digest) {
-            return Err(Refusal::Final(SignatureError::WeakDigest { algorithm: algorithm.to_owned() }));
+            return Err(KeyRefusal::Final(SignatureError::WeakDigest { algorithm: algorithm.to_owned() }));
         }
         let fingerprint = || component.fingerprint();
         operations.take(1)?;
         self.hash(document)
             .and_then(|hash| component.verify(&self.packet, hash))
             .map_err(|why| SignatureError::Mismatch { fingerprint: fingerprint(), why })
-            .map_err(Refusal::Final)?;
+            .map_err(KeyRefusal::Final)?;
         operations.take(key.self_signatures())?;
         match key.judge(component, self.made_at) {
             Ok(warnings) => Ok(Signer { fingerprint: key.fingerprint(), warnings }),
-            Err(Unfit::Revoked { fingerprint }) => Err(Refusal::Final(SignatureError::Revoked { fingerprint })),
+            Err(Unfit::Revoked { fingerprint }) => Err(KeyRefusal::Final(SignatureError::Revoked { fingerprint })),
             Err(Unfit::CannotSign { why }) => {
-                Err(Refusal::Final(SignatureError::CannotSign { fingerprint: fingerprint(), why }))
+                Err(KeyRefusal::Final(SignatureError::CannotSign { fingerprint: fingerprint(), why }))
             }
-            Err(Unfit::Unusable { why }) => Err(Refusal::Key { why }),
+            Err(Unfit::Unusable { why }) => Err(KeyRefusal::Key { why }),
         }
     }
 }
 
 /// A refusal that does not know the key's place in the list yet.
-enum Refusal {
+enum KeyRefusal {
     Final(SignatureError),
     Key { why: String },
 }
 
-impl Refusal {
+impl KeyRefusal {
     fn in_entry(self, which: usize) -> SignatureError {
         match self {
             Self::Final(error) => error,

@@ -202,7 +202,7 @@ async fn a_version_that_a_stranger_republished_is_refused_until_it_is_accepted()
     assert_eq!(alarms[0].resolve, Some(resolve));
     let mut accepting = key.trust();
     let host = larder::address::Hostname::parse(HOST).unwrap();
-    accepting.accept = vec![larder::address::What::parse("acme/null@1.2.0", &host).unwrap()];
+    accepting.accept = vec![larder::address::PackageSelector::parse("acme/null@1.2.0", &host).unwrap()];
     let receipt = there.apply(stranger, &accepting).await.unwrap();
     assert!(receipt.ok, "{receipt:#?}");
     assert_eq!((there.folder.blobs().len(), there.mirror.alarms().len()), (2, 0));
@@ -320,7 +320,7 @@ async fn a_module_whose_tree_differs_from_the_first_one_is_refused() {
     assert!(before.keys().filter(served).eq(after.keys().filter(served)));
     let mut accepting = key.trust();
     let host = larder::address::Hostname::parse(HOST).unwrap();
-    accepting.accept = vec![larder::address::What::parse("acme/net/test", &host).unwrap()];
+    accepting.accept = vec![larder::address::PackageSelector::parse("acme/net/test", &host).unwrap()];
     assert!(there.apply(moved, &accepting).await.unwrap().ok);
 }
 

@@ -11,7 +11,7 @@ use clap::Args;
 use super::super::progress::{Bytes, Drawing};
 use super::super::text::{Page, counted, moment, shown_as_text, time, width_of_stdout};
 use super::super::{Common, ask_running, ignore_file_limits, runtime, say, say_error};
-use super::files::Source;
+use super::files::BundleSource;
 use super::keys;
 use crate::address::Hostname;
 use crate::app::{self, Settings};
@@ -48,12 +48,12 @@ impl Apply {
         // A running larder parses the query in the same way, so mistakes are reported before anything is sent.
         let taking = taking_in(query.strip_prefix('?'), &config.bundle, &config.default_host());
         let taking = taking.map_err(|problems| anyhow!(problems.join("; ")))?;
-        let source = Source::at(&self.from)?;
+        let source = BundleSource::at(&self.from)?;
         let from = self.from.display();
         let anybody = BundleTrust { keys: Vec::new(), allow_unsigned: true };
         // A stream can be read only once.
         let opened = match &source {
-            Source::File(path) if !path.is_file() => None,
+            BundleSource::File(path) if !path.is_file() => None,
             source => {
                 let opened = BundleReader::open(source.open()?, &anybody);
                 Some(opened.with_context(|| shown_as_text(&from.to_string()))?)
@@ -75,7 +75,7 @@ impl Apply {
     async fn apply(
         &self,
         config: &Config,
-        source: &Source,
+        source: &BundleSource,
         query: &str,
         taking: TakingIn,
     ) -> anyhow::Result<bool> {
@@ -92,7 +92,7 @@ impl Apply {
 
 async fn applied(
     config: &Config,
-    source: &Source,
+    source: &BundleSource,
     query: &str,
     taking: TakingIn,
     report: &mut Report,
@@ -113,7 +113,7 @@ async fn applied(
 
 async fn applied_here(
     config: &Config,
-    source: &Source,
+    source: &BundleSource,
     taking: TakingIn,
     report: &mut Report,
 ) -> anyhow::Result<()> {

@@ -16,9 +16,9 @@ use super::super::progress::{Bytes, Counting, Drawing};
 use super::super::text::{counted, shown_as_text};
 use super::super::warm::{Larder, Shown, warm_then};
 use super::super::{Common, runtime, say, say_error};
-use super::files::{self, Source};
+use super::files::{self, BundleSource};
 use super::keys;
-use super::target::{Out, Target, Written};
+use super::target::{Out, Target, WrittenBundle};
 use crate::bundle::{BundleEntry, BundleReader, BundleTrust, Inventory, MIN_PART_BYTES, Manifest, SignatureStatus};
 use crate::clock::{Clock, Timestamp};
 use crate::config::Config;
@@ -126,8 +126,8 @@ impl Create {
     }
 
     /// Reads the manifest back from the destination, and prints the contents.
-    fn tell(&self, written: &Written) -> anyhow::Result<()> {
-        let Written { source, reused, again } = written;
+    fn tell(&self, written: &WrittenBundle) -> anyhow::Result<()> {
+        let WrittenBundle { source, reused, again } = written;
         let trust = BundleTrust { keys: Vec::new(), allow_unsigned: true };
         let opened = BundleReader::open(source.open()?, &trust).context("what was written cannot be read")?;
         let (manifest, bytes) = (&opened.manifest, source.bytes()?);
@@ -135,8 +135,8 @@ impl Create {
             SignatureStatus::SignedBy(key) | SignatureStatus::UntrustedKey(key) => Some(key),
             SignatureStatus::Unsigned => None,
         };
-        let Counts { archives, left_out } = Counts::of(manifest);
-        let parts = if let Source::Parts(_, list) = source { Some(list.parts.len()) } else { None };
+        let BundleSummary { archives, left_out } = BundleSummary::of(manifest);
+        let parts = if let BundleSource::Parts(_, list) = source { Some(list.parts.len()) } else { None };
         if self.common.json {
             let told = serde_json::json!({
                 "out": self.out.display().to_string(), "bytes": bytes, "manifest": opened.digest,
@@ -204,12 +204,12 @@ async fn write(
 }
 
 /// Numbers of archives in a bundle, and of those left out for an inventory.
-struct Counts {
+struct BundleSummary {
     archives: u64,
     left_out: u64,
 }
 
-impl Counts {
+impl BundleSummary {
     fn of(manifest: &Manifest) -> Self {
         let archives = || manifest.entries.iter().filter_map(BundleEntry::archive);
         let carried = archives().filter(|archive| !archive.left_out).count() as u64;

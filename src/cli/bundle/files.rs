@@ -1,4 +1,5 @@
-//! The files of bundles: a user's own, and no part of the store. Written beside and renamed, and synced.
+//! Files of bundles, which belong to the user and are not part of the store. Small files are written beside the target,
+//! synced and renamed.
 #![expect(clippy::disallowed_methods, reason = "a bundle is a user's own file")]
 
 use std::fs::{self, File, OpenOptions};
@@ -10,13 +11,13 @@ use anyhow::{Context, bail};
 
 use crate::bundle::{PartList, PartsReader};
 
-/// The largest inventory and the largest list of parts that are read, in bytes.
+/// Size limit of an inventory or a part list, in bytes.
 const LARGEST: u64 = 64 << 20;
 
 pub(super) type Opening = Box<dyn FnMut(&str) -> io::Result<File> + Send>;
 pub(super) type Keeping = Box<dyn FnMut(File, u64) -> io::Result<()> + Send>;
 
-/// Writes a file that only this user can read, where there is none.
+/// Writes a new file that only this user can read.
 pub(super) fn write_secret(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     if is_stream(path) {
         bail!("a key goes into a file, and not to the standard output: name one (./- for one of that name)");
@@ -26,7 +27,7 @@ pub(super) fn write_secret(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     file.write_all(bytes).and_then(|()| file.sync_all()).with_context(|| format!("{}", path.display()))
 }
 
-/// Reads what [`write_secret`] wrote; nothing where there is no file.
+/// Reads a file of [`write_secret`]; `None` where it does not exist.
 pub(super) fn read_secret(path: &Path) -> anyhow::Result<Option<String>> {
     if is_stream(path) || !path.exists() {
         return Ok(None);
@@ -35,7 +36,6 @@ pub(super) fn read_secret(path: &Path) -> anyhow::Result<Option<String>> {
     text.map(Some).map_err(|_| anyhow::anyhow!("{} is no key of a bundle, and is not replaced", path.display()))
 }
 
-/// Reads a small file of a user's.
 pub(super) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     let read = File::open(path).and_then(|file| {
         let mut bytes = Vec::new();
@@ -49,15 +49,15 @@ pub(super) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A bundle to be read: one file, or parts in a folder.
+/// A bundle to read: one file, or parts in a folder.
 #[derive(Debug)]
-pub(super) enum Source {
+pub(super) enum BundleSource {
     File(PathBuf),
     Parts(PathBuf, PartList),
 }
 
-impl Source {
-    /// Finds out what lies there; of parts, whether all of them do.
+impl BundleSource {
+    /// Finds the bundle at a path; all parts must exist with their sizes.
     pub(super) fn at(path: &Path) -> anyhow::Result<Self> {
         if is_stream(path) {
             bail!("there is no file of the name -, and a bundle is not read from the standard input: name its file");
@@ -83,7 +83,7 @@ impl Source {
         Ok(Self::Parts(path.to_owned(), list))
     }
 
-    /// How many bytes it has.
+    /// Size in bytes.
     pub(super) fn bytes(&self) -> anyhow::Result<u64> {
         match self {
             Self::File(path) => {
@@ -93,7 +93,6 @@ impl Source {
         }
     }
 
-    /// Opens it.
     pub(super) fn open(&self) -> anyhow::Result<Box<dyn Read + Send>> {
         Ok(match self {
             Self::File(path) => {
@@ -108,7 +107,7 @@ impl Source {
     }
 }
 
-/// The file beside a place, which is written first.
+/// The temporary path beside a target.
 pub(super) fn beside(place: &Path) -> anyhow::Result<PathBuf> {
     let name = place.file_name().with_context(|| format!("{} is no name of a file", place.display()))?;
     let mut beside = name.to_owned();
@@ -116,12 +115,12 @@ pub(super) fn beside(place: &Path) -> anyhow::Result<PathBuf> {
     Ok(place.with_file_name(beside))
 }
 
-/// Whether a path means a stream elsewhere, and no file here has that name.
+/// True for `-`, unless a file has that name.
 pub(super) fn is_stream(path: &Path) -> bool {
     path.as_os_str() == "-" && !path.exists()
 }
 
-/// Writes a small file of a user's, whole or not at all.
+/// Writes a small file atomically.
 pub(super) fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     let beside = beside(path)?;
     let mut file = File::create(&beside)?;
@@ -131,7 +130,7 @@ pub(super) fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     sync_folder_of(path)
 }
 
-/// Makes the names in the folder of a file survive a power cut.
+/// Syncs the folder of a file, so that its name survives a power cut.
 pub(super) fn sync_folder_of(path: &Path) -> anyhow::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let synced = File::open(folder).and_then(|folder| folder.sync_all());

@@ -1,4 +1,4 @@
-//! `larder bundle keygen`: the key that bundles are signed with, in a file that only this user can read.
+//! `larder bundle keygen`: creates the signing key of bundles, in a file that only this user can read.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ use crate::bundle::SigningKey;
 pub(super) struct Keygen {
     #[command(flatten)]
     common: Common,
-    /// Where the private key goes; of one that is there already, only the public key is printed
+    /// File for the private key. For an existing key, only the public key is printed
     #[arg(value_name = "FILE")]
     file: PathBuf,
 }
@@ -32,7 +32,7 @@ impl Keygen {
         if is_new {
             files::write_secret(&self.file, key.text().expose_secret().as_bytes())?;
         }
-        // A configuration is read from another folder than this one.
+        // The configuration resolves relative paths against another folder.
         let file = self.file.canonicalize().unwrap_or_else(|_| self.file.clone());
         let (public, file) = (key.public(), file.display().to_string());
         if self.common.json {

@@ -1,5 +1,4 @@
-//! The keys that are in force where a bundle is made or applied. A running larder has those of its last reload, which
-//! the file may have outrun.
+//! The bundle keys in force. A running larder uses those of its last reload, and the file may have changed since.
 
 use anyhow::{Context, bail};
 
@@ -11,7 +10,7 @@ use crate::protocol::admin::Report;
 
 const RELOAD: &str = "reload it first (systemctl reload larder, or kill -HUP)";
 
-/// The keys of the running larder; where none runs, those of the configuration.
+/// The keys of the running larder, else those of the configuration.
 async fn in_force(config: &Config) -> anyhow::Result<BundleKeyIds> {
     let asked = ask_running(config, async |at, token| admin_client::get(at, "/admin/v1/status", token).await);
     match asked.await {
@@ -24,7 +23,7 @@ async fn in_force(config: &Config) -> anyhow::Result<BundleKeyIds> {
     }
 }
 
-/// Says what is wrong where a bundle would be signed by no key, or by another than the configuration names.
+/// Fails where a bundle would be unsigned, or signed by another key than the configured one.
 pub(super) async fn must_sign(config: &Config) -> anyhow::Result<()> {
     match (in_force(config).await?.signing, config.bundle.ids().signing) {
         (Some(key), Some(named)) if key != named => {
@@ -41,7 +40,7 @@ pub(super) async fn must_sign(config: &Config) -> anyhow::Result<()> {
     }
 }
 
-/// Says so where the configuration trusts the key of a bundle, and the running larder has not read that.
+/// Fails where the configuration trusts a bundle's key, but the running larder has not loaded that.
 pub(super) async fn must_be_read(config: &Config, key: &KeyId) -> anyhow::Result<()> {
     if config.bundle.ids().trusted.contains(key) && !in_force(config).await?.trusted.contains(key) {
         bail!("[bundle] trusted_keys names key {key}, and the running larder has not read that yet: {RELOAD}");

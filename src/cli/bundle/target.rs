@@ -1,4 +1,5 @@
-//! Where a bundle goes: looked at before anything is fetched for it, written beside and renamed, and synced.
+//! Destination of a bundle. It is checked before anything is fetched, written beside its final name, synced and
+//! renamed.
 #![expect(clippy::disallowed_methods, reason = "a bundle is a user's own file")]
 
 use std::fs::{self, File, FileType, OpenOptions};
@@ -8,28 +9,28 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 
-use super::files::{Keeping, Opening, Source, beside, is_stream, read, sync_folder_of, write};
+use super::files::{BundleSource, Keeping, Opening, beside, is_stream, read, sync_folder_of, write};
 use crate::bundle::{
     PartList, PartsWriter, RECORD_FILE, WrittenParts, copy_and_record, open_record, rebuild_from_record,
 };
 use crate::clock::Timestamp;
 
-/// How many links may lead to where a bundle goes.
+/// Maximum number of symbolic links to follow.
 const MOST_LINKS: usize = 40;
-/// How much is written to a file at a time, in bytes.
+/// Size of the write buffer, in bytes.
 const WRITTEN_AT_ONCE: usize = 1 << 20;
 
-/// Where a bundle is to go.
+/// Checked destination of a bundle.
 #[derive(Debug)]
 pub(super) enum Out {
-    /// Into a file. One that is there is replaced.
+    /// One file; an existing one is replaced.
     File(PathBuf),
-    /// Into parts of one size, in a folder that has none or those of an earlier run.
+    /// Parts of one size, in a folder without parts or with those of an earlier run (`before`).
     Parts { folder: PathBuf, part_bytes: u64, before: Option<PartList> },
 }
 
 impl Out {
-    /// Finds out whether a bundle can go there, as far as that can be told without writing anything.
+    /// Checks that a bundle can be written there, without writing anything.
     pub(super) fn at(path: &Path, part_bytes: Option<u64>) -> anyhow::Result<Self> {
         if is_stream(path) {
             bail!(
@@ -88,7 +89,7 @@ impl Out {
     }
 }
 
-/// What is where a file should be.
+/// Noun for a path that is not a plain file.
 fn kind_of(found: FileType) -> &'static str {
     if found.is_fifo() {
         "a FIFO"
@@ -99,12 +100,12 @@ fn kind_of(found: FileType) -> &'static str {
     }
 }
 
-/// The place that a path leads to where nothing is there yet: links may.
+/// Follows symbolic links to a path that does not exist yet.
 fn led_to(path: &Path) -> anyhow::Result<PathBuf> {
     let mut at = path.to_owned();
     for _ in 0..MOST_LINKS {
         match fs::read_link(&at) {
-            // One that begins at the root replaces all of it.
+            // `join` with an absolute target replaces the whole path.
             Ok(to) => at = at.with_file_name("").join(to),
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidInput) => return Ok(at),
             Err(e) => return Err(e).with_context(|| format!("{} cannot be looked at", at.display())),
@@ -115,40 +116,39 @@ fn led_to(path: &Path) -> anyhow::Result<PathBuf> {
 
 type Parts = Box<PartsWriter<Opening, Keeping, File>>;
 
-/// A bundle that is written.
+/// A bundle being written.
 pub(super) enum Target {
-    /// One file, beside the place where it will be.
+    /// One file, under a temporary name beside `path`.
     File { file: BufWriter<File>, path: PathBuf },
-    /// Parts that are written for the first time, or whose first time was interrupted, with their record.
+    /// New parts, or parts of an interrupted run, with their record.
     New { parts: Parts, folder: PathBuf, record: BufWriter<File> },
-    /// Parts that are there, of which some may be lost or damaged.
+    /// Complete parts, some of which may be lost or damaged.
     Again { parts: Parts, folder: PathBuf, before: PartList },
 }
 
-/// What was written.
+/// Result of writing a bundle.
 #[derive(Debug)]
-pub(super) struct Written {
-    /// Where.
-    pub(super) source: Source,
-    /// How many bytes of it lay there already.
+pub(super) struct WrittenBundle {
+    pub(super) source: BundleSource,
+    /// Bytes that were already on disk.
     pub(super) reused: u64,
-    /// The parts that were written again because they were lost or damaged.
+    /// Names of the parts that were rewritten because they were lost or damaged.
     pub(super) again: Vec<String>,
 }
 
-/// The file that a bundle is written to until it is whole. It goes where nobody comes to its end.
+/// Removes the temporary file on drop, so that an interrupted run leaves none.
 #[derive(Debug)]
 pub(super) struct Unfinished(Option<PathBuf>);
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        // Once it has its name, nothing is there.
+        // After the rename there is nothing to remove.
         let _ = self.0.take().map(fs::remove_file);
     }
 }
 
 impl Target {
-    /// Begins one; says when its bundle was made, or is made now.
+    /// Opens the destination; returns it with the creation time of the bundle. An earlier run's time is reused.
     pub(super) fn begin(out: Out, now: Timestamp) -> anyhow::Result<(Self, Timestamp)> {
         let (folder, part_bytes, before) = match out {
             Out::File(path) => {
@@ -158,7 +158,7 @@ impl Target {
             Out::Parts { folder, part_bytes, before } => (folder, part_bytes, before),
         };
         fs::create_dir_all(&folder).with_context(|| format!("{} cannot be made", folder.display()))?;
-        // Made again with the same time its bytes are the same, as far as the store has not changed.
+        // With the same creation time the bytes are the same, as long as the store has not changed.
         let created = before.as_ref().filter(|list| list.part_bytes == part_bytes).map_or(now, |list| list.created);
         let list = PartList::empty(created, part_bytes);
         let of = folder.clone();
@@ -166,7 +166,7 @@ impl Target {
             OpenOptions::new().create(true).truncate(false).read(true).write(true).open(of.join(name))
         });
         let keep: Keeping = Box::new(|file, bytes| {
-            // Even to the same length it would be a change.
+            // `set_len` modifies the file even at the same length.
             if file.metadata()?.len() != bytes {
                 file.set_len(bytes)?;
             }
@@ -182,7 +182,7 @@ impl Target {
         Ok((Self::New { parts, folder, record }, created))
     }
 
-    /// What is left where it never comes to its end, and of no use to the next run.
+    /// The temporary file to remove if writing does not finish.
     pub(super) fn unfinished(&self) -> Unfinished {
         Unfinished(match self {
             Self::File { path, .. } => beside(path).ok(),
@@ -191,10 +191,10 @@ impl Target {
         })
     }
 
-    /// Takes a bundle in as it comes. Of one file nobody can tell here whether it came whole.
+    /// Reads a bundle from `from` and writes it. A single file may be truncated without notice here.
     ///
     /// # Errors
-    /// Says which file could not be written. `UnexpectedEof` where the bundle came to no end.
+    /// Names the file that could not be written. `UnexpectedEof` where the bundle in parts is truncated.
     pub(super) fn take(self, mut from: impl Read) -> io::Result<Self> {
         Ok(match self {
             Self::File { mut file, path } => {
@@ -223,19 +223,19 @@ impl Target {
         })
     }
 
-    /// That was all: it is there under its name, and on the disk.
-    pub(super) fn end(self) -> anyhow::Result<Written> {
+    /// Finishes the bundle: syncs it and gives it its final name.
+    pub(super) fn end(self) -> anyhow::Result<WrittenBundle> {
         match self {
             Self::File { file, path } => {
                 named(file, &path)?;
-                Ok(Written { source: Source::File(path), reused: 0, again: Vec::new() })
+                Ok(WrittenBundle { source: BundleSource::File(path), reused: 0, again: Vec::new() })
             }
             Self::New { parts, folder, record } => {
                 let WrittenParts { list, reused, .. } = parts.end()?;
                 named(record, &folder.join(RECORD_FILE))?;
                 let place = folder.join(PartList::NAME);
                 write(&place, &list.write()).with_context(|| format!("{}", place.display()))?;
-                Ok(Written { source: Source::Parts(folder, list), reused, again: Vec::new() })
+                Ok(WrittenBundle { source: BundleSource::Parts(folder, list), reused, again: Vec::new() })
             }
             Self::Again { parts, folder, before } => {
                 let WrittenParts { list, reused, changed } = parts.end()?;
@@ -245,19 +245,19 @@ impl Target {
                         folder.display()
                     );
                 }
-                Ok(Written { source: Source::Parts(folder, list), reused, again: changed })
+                Ok(WrittenBundle { source: BundleSource::Parts(folder, list), reused, again: changed })
             }
         }
     }
 }
 
-/// Makes the file beside a place that will be renamed to it; one that an earlier run left there goes.
+/// Creates the temporary file beside `place`, after removing one that an earlier run left.
 fn made_beside(place: &Path) -> anyhow::Result<File> {
     let beside = beside(place)?;
     match fs::symlink_metadata(&beside) {
         Ok(left) if left.is_file() => fs::remove_file(&beside).with_context(|| format!("{}", beside.display()))?,
         Ok(_) => bail!("{} is in the way: it is no plain file", beside.display()),
-        // Why it cannot be made, making it tells.
+        // Creating the file below reports the reason.
         Err(_) => {}
     }
     File::create_new(&beside).with_context(|| format!("{} cannot be made", beside.display()))

@@ -1,4 +1,4 @@
-//! How checks look: one column of verdicts, one of names, and text that is wrapped to the width of the terminal.
+//! Layout of checks: a column of verdicts, a column of names, and text wrapped to the width of the terminal.
 
 use std::io::IsTerminal;
 
@@ -6,28 +6,27 @@ use anstyle::{AnsiColor, Style};
 
 use super::super::text::{counted, shown_as_text};
 use crate::config;
-use crate::doctor::{Check, Verdict};
+use crate::doctor::{Check, CheckResult};
 
-/// Where the text begins: after the verdict and the longest name.
+/// Column where the text starts, after the verdict and the longest name.
 const TEXT_AT: usize = 28;
 const NAME_AT: usize = 6;
-/// Where what to do begins, after its arrow.
+/// Column where advice starts, after its arrow.
 const FURTHER_LEFT: usize = NAME_AT + 3;
-/// A terminal narrower than this is given lines that it breaks itself.
+/// Text for a narrower terminal is not wrapped.
 const NARROWEST: usize = 50;
-/// Longer lines are hard to read, however wide the terminal is.
+/// Longer lines are hard to read on any terminal.
 const WIDEST: usize = 120;
 
-/// The page that is written on.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Page {
-    /// How many columns there are; as many as it takes where nobody wraps.
+    /// Number of columns; `usize::MAX` disables wrapping.
     width: usize,
     has_colour: bool,
 }
 
 impl Page {
-    /// Wrapped and coloured on a terminal; as it is anywhere else, and where `NO_COLOR` is set.
+    /// Wraps and colours on a terminal; does neither elsewhere. `NO_COLOR` disables colours.
     pub(super) fn of_the_terminal() -> Self {
         let out = std::io::stdout();
         if !out.is_terminal() {
@@ -41,12 +40,12 @@ impl Page {
         Self { width, has_colour: !is_set("NO_COLOR") && !is_dumb }
     }
 
-    /// A check, with what to do below it.
+    /// Renders a check, with its advice below.
     pub(super) fn check(&self, check: &Check) -> String {
         let (word, style) = match check.verdict {
-            Verdict::Ok => ("ok  ", Style::new().fg_color(Some(AnsiColor::Green.into()))),
-            Verdict::Warn => ("warn", Style::new().fg_color(Some(AnsiColor::Yellow.into())).bold()),
-            Verdict::Fail => ("FAIL", Style::new().fg_color(Some(AnsiColor::Red.into())).bold()),
+            CheckResult::Ok => ("ok  ", Style::new().fg_color(Some(AnsiColor::Green.into()))),
+            CheckResult::Warn => ("warn", Style::new().fg_color(Some(AnsiColor::Yellow.into())).bold()),
+            CheckResult::Fail => ("FAIL", Style::new().fg_color(Some(AnsiColor::Red.into())).bold()),
         };
         let of = check.of.as_ref().map(|of| format!("{of}: ")).unwrap_or_default();
         let found = self.wrapped(&format!("{of}{}", shown_as_text(&check.found)), TEXT_AT);
@@ -62,7 +61,7 @@ impl Page {
         text
     }
 
-    /// The last line.
+    /// Renders the last line.
     pub(super) fn sum(&self, wrong: u64, warnings: u64) -> String {
         let warned = if warnings > 0 { format!(", {}", counted(warnings, "warning")) } else { String::new() };
         let wrong = match wrong {
@@ -77,8 +76,8 @@ impl Page {
         if self.has_colour { format!("{style}{word}{style:#}") } else { word.to_owned() }
     }
 
-    /// Text whose first line begins at column `at`, and the others below it. Words longer than a line stay whole, so that
-    /// they can be copied, and begin further left where that is enough.
+    /// Wraps a text that starts at column `at`, and indents its further lines to it. Words are never split, so that
+    /// they can be copied; a word too long for a line starts further left.
     fn wrapped(&self, text: &str, at: usize) -> String {
         let room = self.width.saturating_sub(at);
         let mut wrapped = String::new();
@@ -93,7 +92,7 @@ impl Page {
             } else {
                 let begin = if length > room { at.min(FURTHER_LEFT) } else { at };
                 wrapped += &format!("\n{}", " ".repeat(begin));
-                // After a word that began further left, the next one begins a line again.
+                // After such a word, the next one starts a line again.
                 taken = if begin < at { room } else { length };
             }
             wrapped.push_str(word);

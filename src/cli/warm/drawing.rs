@@ -1,4 +1,4 @@
-//! How a warm-up looks: from what its jobs tell to lines. No terminal here, and no clock.
+//! Renders a warm-up job as lines of text: progress bars, totals and a summary. Uses no terminal and no clock.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
@@ -7,30 +7,28 @@ use bytesize::ByteSize;
 
 use super::super::text::{Page, counted, shown_as_text, time};
 use crate::address::{Hostname, PackageRef};
-use crate::jobs::report::{Item, ItemState, Job, JobState};
+use crate::jobs::report::{ItemState, Job, JobItem, JobState};
 
-/// Over how long a speed is measured.
+/// Length of the window over which a speed is measured.
 const SPEED_OVER: Duration = Duration::from_secs(5);
-/// How many archives under way have a bar of their own.
+/// Maximum number of progress bars shown at once.
 const MOST_BARS: usize = 8;
-/// Bars are drawn no longer than this: wider ones tell nothing more.
 const LONGEST_BAR: usize = 40;
-/// And no shorter, as long as there is a name that can be shortened.
+/// Shortest bar; names are shortened to keep it.
 const SHORTEST_BAR: usize = 6;
-/// How wide `700.0 KiB of 2.0 GiB` is.
+/// Columns for the longest size text, `700.0 KiB of 2.0 GiB`.
 const BYTES_WIDTH: usize = 20;
-/// How wide `1023.9 MiB/s` is.
+/// Columns for the longest speed text, `1023.9 MiB/s`.
 const SPEED_WIDTH: usize = 12;
-/// How wide the words for how an archive ended are.
 const WORD_WIDTH: usize = 9;
 
-/// How fast something comes, from how much there was at which time.
+/// Measures a transfer rate from samples of (time, total bytes).
 #[derive(Debug, Default)]
 pub(super) struct Speed(VecDeque<(Duration, u64)>);
 
 impl Speed {
     pub(super) fn observe(&mut self, at: Duration, bytes: u64) {
-        // What comes to less than before was begun anew, and before its first byte nothing is fast or slow.
+        // A smaller total means that the transfer started over. Before the first byte there is no rate.
         if bytes == 0 || self.0.back().is_some_and(|(_, before)| *before > bytes) {
             self.0.clear();
         }
@@ -40,7 +38,7 @@ impl Speed {
         }
     }
 
-    /// Bytes a second; nothing before there is anything to measure.
+    /// Bytes per second; `None` until at least 0.1 s has been measured.
     pub(super) fn per_second(&self) -> Option<u64> {
         let ((then, had), (now, has)) = (self.0.front()?, self.0.back()?);
         let seconds = now.saturating_sub(*then).as_secs_f64();
@@ -48,19 +46,19 @@ impl Speed {
     }
 }
 
-/// An archive, as far as it is told apart from others.
+/// Identifies an archive within a job.
 pub(super) type Name = PackageRef;
 
-pub(super) fn name_of(item: &Item) -> Name {
+pub(super) fn name_of(item: &JobItem) -> Name {
     item.package.clone()
 }
 
-/// The archives under way, each with its bar: as many as there is room for.
+/// Renders one bar for each archive in flight, at most [`MOST_BARS`].
 pub(super) fn bars(job: &Job, host: &Hostname, speed: impl Fn(&Name) -> Option<u64>, width: usize) -> Vec<String> {
-    let under_way = |item: &&Item| matches!(item.state, ItemState::Resolving | ItemState::Fetching);
-    let items: Vec<&Item> = job.items.iter().filter(under_way).take(MOST_BARS).collect();
+    let under_way = |item: &&JobItem| matches!(item.state, ItemState::Resolving | ItemState::Fetching);
+    let items: Vec<&JobItem> = job.items.iter().filter(under_way).take(MOST_BARS).collect();
     let room = width.saturating_sub(BYTES_WIDTH + SPEED_WIDTH + 6);
-    // Names come first: whole, else without their hosts, else without their beginnings; the bar has what is left.
+    // Names get their width first: in full, else without hosts, else without their beginnings. The bar takes the rest.
     let longest = |names: &[String]| names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
     let for_names = room.saturating_sub(SHORTEST_BAR + 2);
     let whole: Vec<String> = items.iter().map(|item| whole_name(item, host)).collect();
@@ -73,7 +71,7 @@ pub(super) fn bars(job: &Job, host: &Hostname, speed: impl Fn(&Name) -> Option<u
         }
     };
     let bar_width = room.saturating_sub(name_width + 2).min(LONGEST_BAR);
-    let line = |item: &Item, name: String| {
+    let line = |item: &JobItem, name: String| {
         let speed = speed(&name_of(item)).map_or_else(String::new, |speed| format!("{}/s", ByteSize(speed)));
         let (part, bytes) = match (&item.state, item.size_bytes) {
             (ItemState::Resolving, _) => (None, "asking".to_owned()),
@@ -98,7 +96,7 @@ fn of_all(bytes: u64, size: u64) -> String {
     }
 }
 
-/// `[====>    ]`, empty where nobody knows.
+/// Renders `[====>    ]`; empty for an unknown share.
 fn bar(part: Option<(u64, u64)>, width: usize) -> String {
     let inside = width.saturating_sub(2);
     let full =
@@ -108,7 +106,7 @@ fn bar(part: Option<(u64, u64)>, width: usize) -> String {
     format!("[{:inside$}]", format!("{done}{head}"))
 }
 
-fn whole_name(item: &Item, host: &Hostname) -> String {
+fn whole_name(item: &JobItem, host: &Hostname) -> String {
     shown_as_text(&item.package.without(host).to_string())
 }
 
@@ -118,7 +116,7 @@ fn name_without_host(whole: String) -> String {
     rest.map(str::to_owned).unwrap_or(whole)
 }
 
-/// The end of a name says more than its beginning.
+/// Drops the beginning of a long name: its end is more specific.
 fn without_beginning(name: String, room: usize) -> String {
     let length = name.chars().count();
     if length <= room {
@@ -132,16 +130,16 @@ fn fitting(line: String, width: usize) -> String {
     line.chars().take(width).collect::<String>().trim_end().to_owned()
 }
 
-/// How far it all is.
+/// Progress of the whole job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Total {
-    /// How many archives have come to their end, and how many there are.
+    /// Archives that are finished, and archives in total.
     pub(super) ended: (usize, usize),
-    /// What has been fetched, and what there is to fetch as far as that is known.
+    /// Bytes fetched, and bytes to fetch as far as sizes are available.
     pub(super) bytes: (u64, Option<u64>),
-    /// Whether that is partly a guess: what is not known yet is taken to be as large as the rest.
+    /// True while some sizes are unavailable; each of those counts as the average of the others.
     pub(super) is_guess: bool,
-    /// Whether there are more to come.
+    /// True while the job still resolves its requirements, so more archives may follow.
     pub(super) is_growing: bool,
 }
 
@@ -160,7 +158,7 @@ impl Total {
         Self { ended: (ended, all), bytes: (fetched, size), is_guess: unknown > 0 || is_growing, is_growing }
     }
 
-    /// The last line of all.
+    /// Renders the last line: bar, counts, speed and time left.
     pub(super) fn line(&self, speed: Option<u64>, width: usize) -> String {
         let Self { ended: (ended, all), bytes: (fetched, size), is_guess, is_growing } = *self;
         let about = if is_guess { "~" } else { "" };
@@ -182,12 +180,12 @@ impl Total {
     }
 }
 
-/// Whether there is, or was, nothing to fetch for it.
+/// True for an archive that needs no fetch, or whose fetch failed or was cancelled.
 fn is_out(state: &ItemState) -> bool {
     matches!(state, ItemState::Held | ItemState::Failed { .. } | ItemState::Cancelled)
 }
 
-/// The lines about archives that have come to their end and were not told of before; and that they were told of.
+/// Renders the archives that finished since the last call, and records their positions in `told`.
 pub(super) fn newly_ended(
     job: &Job,
     host: &Hostname,
@@ -204,7 +202,7 @@ pub(super) fn newly_ended(
     (told.len() > before).then(|| page.text())
 }
 
-fn ending(page: &mut Page, item: &Item, host: &Hostname) {
+fn ending(page: &mut Page, item: &JobItem, host: &Hostname) {
     let size = item.size_bytes.map(|size| format!("  {}", ByteSize(size))).unwrap_or_default();
     let unconfirmed = item.unconfirmed.as_deref().map(shown_as_text);
     let (word, size, why) = match &item.state {
@@ -220,7 +218,7 @@ fn ending(page: &mut Page, item: &Item, host: &Hostname) {
     }
 }
 
-/// What came of it all.
+/// Renders the final counts of a job.
 pub(super) fn summary(job: &Job, took: Duration) -> String {
     let count = |is: fn(&ItemState) -> bool| job.items.iter().filter(|item| is(&item.state)).count();
     let fetched = count(|state| matches!(state, ItemState::Fetched));
@@ -241,14 +239,14 @@ pub(super) fn summary(job: &Job, took: Duration) -> String {
     format!("{said}{fetched}{}", if pinned { "; pinned" } else { "" })
 }
 
-/// What is to be known of how it was found out what configurations need.
+/// Renders the unconfirmed statements of a job, such as a stale version list, as notes.
 pub(super) fn notes(job: &Job, width: Option<usize>) -> Option<String> {
     let mut page = Page::of_width(width);
     job.unconfirmed.iter().for_each(|why| page.hang("note: ", &shown_as_text(why)));
     (!job.unconfirmed.is_empty()).then(|| page.text())
 }
 
-/// What to say where it was told to stop.
+/// Renders the message for a cancelled job.
 pub(super) fn what_stays(job: &Job) -> String {
     let held = job.items.iter().filter(|item| matches!(item.state, ItemState::Held | ItemState::Fetched)).count();
     format!(
@@ -266,8 +264,8 @@ mod tests {
     use super::*;
     use crate::clock::Timestamp;
 
-    fn item(what: &str, state: ItemState, bytes: u64, size_bytes: Option<u64>) -> Item {
-        Item {
+    fn item(what: &str, state: ItemState, bytes: u64, size_bytes: Option<u64>) -> JobItem {
+        JobItem {
             package: PackageRef { platform: Some("linux_amd64".to_owned()), ..PackageRef::asked(what) },
             state,
             bytes,
@@ -276,7 +274,7 @@ mod tests {
         }
     }
 
-    fn job(items: Vec<Item>) -> Job {
+    fn job(items: Vec<JobItem>) -> Job {
         let state = JobState::Running;
         let (started, ended, what, platforms) = (Timestamp(0), None, vec![], vec!["linux_amd64".to_owned()]);
         Job {
@@ -341,7 +339,7 @@ mod tests {
     #[test]
     fn the_total_counts_what_is_fetched_and_guesses_what_is_not_known() {
         let total = Total::of(&busy());
-        // Of three sizes that are known, the three that are not are taken to be as large.
+        // Three sizes are given; the three others count as their average.
         let known = (120 + 2048 + 5) * MIB;
         let fetched = (45 + 1 + 5) * MIB + 700 * 1024;
         assert_eq!(

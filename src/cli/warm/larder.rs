@@ -1,4 +1,4 @@
-//! Who does the fetching: the larder that runs, told over its admin listener; where none runs, one of this process.
+//! The larder that does the work: the running one over its admin listener, else a mirror within this process.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,12 +17,12 @@ use crate::mirror::Mirror;
 use crate::protocol::admin::order::ToldOrder;
 use crate::protocol::admin::warm::{JOBS, WARM};
 
-/// A larder that takes orders.
+/// A larder that runs jobs.
 #[derive(Debug)]
 pub(in crate::cli) enum Larder {
-    /// The one that runs, or that would be asked if it ran.
+    /// The running larder, if it answers.
     Running { at: SocketAddr, token: Option<String> },
-    /// Our own, which ends with this process.
+    /// A mirror within this process, closed at its end.
     Own { mirror: Arc<Mirror>, jobs: Arc<Jobs>, default_host: Hostname },
 }
 
@@ -31,7 +31,7 @@ impl Larder {
         Self::Running { at: config.admin.listen, token: admin_token(config) }
     }
 
-    /// Opens the store, and makes it where there is none: with warming a store may begin.
+    /// Opens the store; creates it where there is none.
     pub(super) fn own(config: &Config) -> anyhow::Result<Self> {
         let settings = Settings::default();
         let (mirror, _, _) = app::mirror(config, &settings)?;
@@ -39,7 +39,7 @@ impl Larder {
         Ok(Self::Own { mirror, jobs, default_host: config.default_host() })
     }
 
-    /// Takes an order on. [`NoAnswer::NotRunning`] where there is no such larder.
+    /// Starts a job. [`NoAnswer::NotRunning`] where no larder runs.
     pub(super) async fn start(&self, config: &Config, told: &ToldOrder) -> anyhow::Result<Job> {
         match self {
             Self::Running { at, token } => {
@@ -55,7 +55,7 @@ impl Larder {
         }
     }
 
-    /// How far a job is.
+    /// Reads the state of a job.
     pub(super) async fn report(&self, id: &str) -> anyhow::Result<Job> {
         match self {
             Self::Running { at, token } => {
@@ -73,7 +73,6 @@ impl Larder {
         }
     }
 
-    /// Tells a job to stop.
     pub(super) async fn cancel(&self, id: &str) -> anyhow::Result<()> {
         match self {
             Self::Running { at, token } => {
@@ -88,7 +87,7 @@ impl Larder {
         Ok(())
     }
 
-    /// What to say where nobody waits for its jobs any more.
+    /// The error for an interrupt while a job runs.
     pub(super) fn stopped(&self) -> anyhow::Error {
         match self {
             Self::Running { .. } => Interrupted::told("stopped watching; the running larder may still be at it"),
@@ -96,7 +95,7 @@ impl Larder {
         }
     }
 
-    /// Ends it, if it is ours.
+    /// Closes a mirror within this process.
     pub(in crate::cli) async fn close(self) -> anyhow::Result<()> {
         if let Self::Own { mirror, jobs, .. } = self {
             jobs.stop().await;

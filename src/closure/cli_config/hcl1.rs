@@ -40,7 +40,7 @@ struct Reader<'a> {
     begun: usize,
 }
 
-type Read<T> = Result<T, &'static str>;
+type ParseResult<T> = Result<T, &'static str>;
 
 impl Reader<'_> {
     fn here(&self, why: &'static str) -> BadHcl {
@@ -51,7 +51,7 @@ impl Reader<'_> {
     }
 
     /// Members up to `end`, or to the end of the file.
-    fn body(&mut self, end: Option<char>, depth: usize) -> Read<Node> {
+    fn body(&mut self, end: Option<char>, depth: usize) -> ParseResult<Node> {
         if depth > DEEPEST {
             return Err("this is nested too deeply");
         }
@@ -75,7 +75,7 @@ impl Reader<'_> {
     }
 
     /// What stands after a name: labels and a block, or a value.
-    fn after_name(&mut self, depth: usize) -> Read<Node> {
+    fn after_name(&mut self, depth: usize) -> ParseResult<Node> {
         let mut labels = Vec::new();
         loop {
             match self.token()? {
@@ -94,7 +94,7 @@ impl Reader<'_> {
         }
     }
 
-    fn value(&mut self, first: Option<Token>, depth: usize) -> Read<Node> {
+    fn value(&mut self, first: Option<Token>, depth: usize) -> ParseResult<Node> {
         match first {
             Some(Token::Text(text)) => Ok(Node::Text(text)),
             Some(Token::Scalar) => Ok(Node::Other),
@@ -106,7 +106,7 @@ impl Reader<'_> {
         }
     }
 
-    fn list(&mut self, depth: usize) -> Read<Node> {
+    fn list(&mut self, depth: usize) -> ParseResult<Node> {
         let mut parts = Vec::new();
         let mut is_parted = true;
         loop {
@@ -122,7 +122,7 @@ impl Reader<'_> {
         }
     }
 
-    fn token(&mut self) -> Read<Option<Token>> {
+    fn token(&mut self) -> ParseResult<Option<Token>> {
         self.skip_to_token()?;
         let Some((at, first)) = self.rest.next() else {
             self.begun = self.text.len();
@@ -149,7 +149,7 @@ impl Reader<'_> {
         self.rest.peek().is_some_and(|(_, next)| next.is_ascii_digit())
     }
 
-    fn skip_to_token(&mut self) -> Read<()> {
+    fn skip_to_token(&mut self) -> ParseResult<()> {
         loop {
             let Some((at, next)) = self.rest.peek().copied() else { return Ok(()) };
             let ahead = self.text.get(at..).unwrap_or_default();
@@ -179,7 +179,7 @@ impl Reader<'_> {
     }
 
     /// The rest of a text in quotes. What stands in `${…}` stays as it is written.
-    fn quoted(&mut self) -> Read<String> {
+    fn quoted(&mut self) -> ParseResult<String> {
         let mut text = String::new();
         let mut open = 0usize;
         while let Some((_, next)) = self.rest.next() {
@@ -204,7 +204,7 @@ impl Reader<'_> {
         Err("this text has no end")
     }
 
-    fn escaped(&mut self) -> Read<char> {
+    fn escaped(&mut self) -> ParseResult<char> {
         const NONE: &str = "there is no such escape in a text";
         let Some((at, escape)) = self.rest.next() else { return Err("this text has no end") };
         let (from, digits, base) = match escape {
@@ -228,7 +228,7 @@ impl Reader<'_> {
     }
 
     /// The rest of `<<NAME`, with the lines up to NAME.
-    fn heredoc(&mut self) -> Read<String> {
+    fn heredoc(&mut self) -> ParseResult<String> {
         const NONE: &str = "after << the name of its end was to come";
         self.rest.next_if(|(_, next)| *next == '<').ok_or(NONE)?;
         let is_indented = self.rest.next_if(|(_, next)| *next == '-').is_some();

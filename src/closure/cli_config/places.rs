@@ -9,14 +9,14 @@ pub type Environment = BTreeMap<String, String>;
 
 /// A program that asks registries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Client {
+pub enum ClientProgram {
     /// HashiCorp's.
     Terraform,
     /// OpenTofu.
     Tofu,
 }
 
-impl Client {
+impl ClientProgram {
     /// All of them.
     pub const ALL: [Self; 2] = [Self::Terraform, Self::Tofu];
 
@@ -37,7 +37,7 @@ impl Client {
     }
 }
 
-impl fmt::Display for Client {
+impl fmt::Display for ClientProgram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.program())
     }
@@ -56,7 +56,7 @@ pub struct Places {
 
 impl Places {
     /// Where `client` looks in this environment; `is_there` looks at the disk.
-    pub fn of(client: Client, environment: &Environment, is_there: &dyn Fn(&Path) -> bool) -> Self {
+    pub fn of(client: ClientProgram, environment: &Environment, is_there: &dyn Fn(&Path) -> bool) -> Self {
         let set = |name: &str| environment.get(name).filter(|value| !value.is_empty());
         for name in ["TF_CLI_CONFIG_FILE", "TERRAFORM_CONFIG"] {
             if let Some(file) = set(name) {
@@ -68,8 +68,8 @@ impl Places {
         };
         let (file, folder) = (home.join(".terraformrc"), home.join(".terraform.d"));
         let (file, folder) = match client {
-            Client::Terraform => (file, folder),
-            Client::Tofu => {
+            ClientProgram::Terraform => (file, folder),
+            ClientProgram::Tofu => {
                 let own = home.join(".tofurc");
                 let xdg = set("XDG_CONFIG_HOME").map(|folder| Path::new(folder).join("opentofu"));
                 let file = match &xdg {

@@ -2,7 +2,7 @@ use std::path::Path;
 
 use proptest::prelude::*;
 
-use super::places::{Client, Environment, Places};
+use super::places::{ClientProgram, Environment, Places};
 use super::reach::Reach;
 use super::*;
 
@@ -40,13 +40,13 @@ fn what_decides_where_providers_come_from_is_read() {
     let services = &config.hosts[&host("registry.terraform.io")];
     let names: Vec<&str> = services.keys().map(String::as_str).collect();
     assert_eq!(names, ["login.v1", "modules.v1", "providers.v1"]);
-    assert_eq!(services["login.v1"], Service::Other);
-    assert_eq!(services["modules.v1"], Service::Url("https://registry.terraform.io/v1/modules/".into()));
+    assert_eq!(services["login.v1"], ServiceValue::Other);
+    assert_eq!(services["modules.v1"], ServiceValue::Url("https://registry.terraform.io/v1/modules/".into()));
     assert_eq!(config.plugin_cache_dir.as_deref(), Some("$HOME/.cache/plugins"));
     assert_eq!(config.credentials, [host("app.example")]);
     let methods = config.installation.as_deref().unwrap();
-    assert_eq!(methods[0].source, Source::NetworkMirror { url: "https://mirror.example/mirror/".into() });
-    let reach = |method: &Method, name| method.reach(&host(name), Client::Terraform.default_host());
+    assert_eq!(methods[0].source, InstallationSource::NetworkMirror { url: "https://mirror.example/mirror/".into() });
+    let reach = |method: &Method, name| method.reach(&host(name), ClientProgram::Terraform.default_host());
     assert_eq!(reach(&methods[0], "registry.terraform.io"), Reach::All);
     assert_eq!(reach(&methods[0], "registry.opentofu.org"), Reach::None);
     assert_eq!(reach(&methods[1], "registry.terraform.io"), Reach::None);
@@ -78,13 +78,13 @@ fn json_says_the_same_as_hcl() {
 #[test]
 fn services_may_be_a_block() {
     let config = CliConfig::read(b"host \"a.example\" {\n services {\n  modules = \"m\"\n }\n}\n").unwrap();
-    assert_eq!(config.hosts[&host("a.example")]["modules"], Service::Url("m".into()));
+    assert_eq!(config.hosts[&host("a.example")]["modules"], ServiceValue::Url("m".into()));
 }
 
 /// Each of these was given to terraform 1.11: it reads the first ones, and refuses the others.
 #[test]
 fn what_the_clients_read_is_read_and_what_they_refuse_is_refused() {
-    let url = Service::Url("http://x/".into());
+    let url = ServiceValue::Url("http://x/".into());
     for text in [
         "host \"a.example\" { services = { providers.v1 = \"http://x/\" } }",
         "host a.example { services { providers.v1 = \"http://x/\", modules.v1 = \"m\" } }",
@@ -155,12 +155,12 @@ fn each_client_finds_its_files_where_it_looks_for_them() {
     let home = environment(&[("HOME", "/h")]);
     let xdg = environment(&[("HOME", "/h"), ("XDG_CONFIG_HOME", "/x")]);
     for (client, set, there, file, folder) in [
-        (Client::Terraform, &xdg, &["/h/.tofurc"][..], "/h/.terraformrc", "/h/.terraform.d"),
-        (Client::Tofu, &home, &[], "/h/.tofurc", "/h/.terraform.d"),
-        (Client::Tofu, &xdg, &[], "/x/opentofu/tofurc", "/x/opentofu"),
-        (Client::Tofu, &xdg, &["/h/.terraformrc"], "/h/.terraformrc", "/x/opentofu"),
-        (Client::Tofu, &xdg, &["/h/.terraformrc", "/h/.tofurc"], "/h/.tofurc", "/x/opentofu"),
-        (Client::Tofu, &xdg, &["/h/.terraform.d"], "/x/opentofu/tofurc", "/h/.terraform.d"),
+        (ClientProgram::Terraform, &xdg, &["/h/.tofurc"][..], "/h/.terraformrc", "/h/.terraform.d"),
+        (ClientProgram::Tofu, &home, &[], "/h/.tofurc", "/h/.terraform.d"),
+        (ClientProgram::Tofu, &xdg, &[], "/x/opentofu/tofurc", "/x/opentofu"),
+        (ClientProgram::Tofu, &xdg, &["/h/.terraformrc"], "/h/.terraformrc", "/x/opentofu"),
+        (ClientProgram::Tofu, &xdg, &["/h/.terraformrc", "/h/.tofurc"], "/h/.tofurc", "/x/opentofu"),
+        (ClientProgram::Tofu, &xdg, &["/h/.terraform.d"], "/x/opentofu/tofurc", "/h/.terraform.d"),
     ] {
         let is_there = |path: &Path| there.iter().any(|there| Path::new(there) == path);
         let places = Places::of(client, set, &is_there);
@@ -170,7 +170,7 @@ fn each_client_finds_its_files_where_it_looks_for_them() {
         );
     }
     let named = environment(&[("HOME", "/h"), ("TF_CLI_CONFIG_FILE", "ci.tfrc")]);
-    let places = Places::of(Client::Tofu, &named, &|_| true);
+    let places = Places::of(ClientProgram::Tofu, &named, &|_| true);
     assert_eq!((places.file.as_deref(), places.folder), (Some(Path::new("ci.tfrc")), None));
 }
 
@@ -193,15 +193,15 @@ proptest! {
         let json = format!("{{\"host\": {{\"a.example\": {{\"services\": {{\"providers.v1\": {quoted}}}}}}}}}");
         let hcl = format!("host \"a.example\" {{\n services = {{ \"providers.v1\" = {quoted} }}\n}}\n");
         let read = |text: String| CliConfig::read(text.as_bytes()).map(|config| config.hosts[&host("a.example")]["providers.v1"].clone());
-        prop_assert_eq!(read(json).unwrap(), Service::Url(url.clone()));
+        prop_assert_eq!(read(json).unwrap(), ServiceValue::Url(url.clone()));
         if !url.contains(['$', '%']) {
-            prop_assert_eq!(read(hcl).unwrap(), Service::Url(url));
+            prop_assert_eq!(read(hcl).unwrap(), ServiceValue::Url(url));
         }
     }
 
     #[test]
     fn any_pattern_is_read(text in "[a-z*/.:]{0,20}", name in "[a-z]{1,5}\\.example") {
-        let method = Method { source: Source::Direct, include: vec![Pattern::parse(&text)], exclude: vec![Pattern::parse("*/*/*")] };
+        let method = Method { source: InstallationSource::Direct, include: vec![Pattern::parse(&text)], exclude: vec![Pattern::parse("*/*/*")] };
         prop_assert_eq!(method.reach(&host(&name), "registry.terraform.io"), Reach::None);
     }
 }

@@ -19,7 +19,7 @@ pub(super) enum Parsed<'a> {
 
 /// What stands between the braces of a block, or in a file.
 #[derive(Clone, Copy)]
-pub(super) enum Body<'a> {
+pub(super) enum BlockBody<'a> {
     Hcl {
         body: &'a structure::Body,
         lines: &'a Lines,
@@ -32,7 +32,7 @@ pub(super) enum Body<'a> {
 /// A block.
 pub(super) struct Block<'a> {
     pub(super) labels: Vec<String>,
-    pub(super) body: Body<'a>,
+    pub(super) body: BlockBody<'a>,
     pub(super) line: usize,
 }
 
@@ -63,15 +63,15 @@ impl<'a> Parsed<'a> {
         Ok(Self::Hcl { body: Box::new(hcl::parse(text.as_bytes())?), lines })
     }
 
-    pub(super) fn body(&self) -> Body<'_> {
+    pub(super) fn body(&self) -> BlockBody<'_> {
         match self {
-            Self::Hcl { body, lines } => Body::Hcl { body, lines },
-            Self::Json { text, lines } => Json::read(text, lines).map_or(Body::Nothing, Body::Json),
+            Self::Hcl { body, lines } => BlockBody::Hcl { body, lines },
+            Self::Json { text, lines } => Json::read(text, lines).map_or(BlockBody::Nothing, BlockBody::Json),
         }
     }
 }
 
-impl<'a> Body<'a> {
+impl<'a> BlockBody<'a> {
     /// The blocks of a kind that have this many labels at least, in their order.
     pub(super) fn blocks(self, kind: &str, labels: usize) -> Vec<Block<'a>> {
         match self {
@@ -80,7 +80,7 @@ impl<'a> Body<'a> {
                 found
                     .map(|block| Block {
                         labels: block.labels.iter().map(|label| label.as_str().to_owned()).collect(),
-                        body: Body::Hcl { body: &block.body, lines },
+                        body: BlockBody::Hcl { body: &block.body, lines },
                         line: lines.number(block.span().map_or(0, |span| span.start)),
                     })
                     .collect()
@@ -212,5 +212,5 @@ fn below_labels(value: Json<'_>, labels: Vec<String>, missing: usize) -> Vec<Blo
         return below.collect();
     }
     let bodies = value.each().into_iter().filter(Json::is_object);
-    bodies.map(|body| Block { labels: labels.clone(), body: Body::Json(body), line: body.line() }).collect()
+    bodies.map(|body| Block { labels: labels.clone(), body: BlockBody::Json(body), line: body.line() }).collect()
 }

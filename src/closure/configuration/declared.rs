@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use super::body::{Block, Body, Value};
+use super::body::{Block, BlockBody, Value};
 use super::expression::{Constant, Formula, Variable};
 use super::which::Kind;
-use super::{Place, Problem};
+use super::{Problem, SourceLine};
 
 /// After how many problems of one folder no more is noted.
 const MOST_PROBLEMS: usize = 64;
@@ -36,28 +36,28 @@ pub(super) struct Declared {
     /// `provider` blocks, by local name and alias.
     pub(super) configured: BTreeMap<(String, String), Configured>,
     /// `provider` blocks of tests: their local names.
-    pub(super) configured_by_tests: Vec<(String, Place)>,
+    pub(super) configured_by_tests: Vec<(String, SourceLine)>,
     /// Whatever is managed or read by a provider, by its address.
     pub(super) users: BTreeMap<String, User>,
     /// `import` blocks.
-    pub(super) imports: Vec<Import>,
+    pub(super) imports: Vec<ImportBlock>,
     /// What is wrong.
     pub(super) problems: Vec<Problem>,
     /// Which clients it asks for.
-    pub(super) required_versions: Vec<Said>,
+    pub(super) required_versions: Vec<LocatedValue>,
     /// Variables, by their names.
     pub(super) variables: BTreeMap<String, Variable>,
     /// Locals, by their names.
     pub(super) locals: BTreeMap<String, Formula>,
     /// Where each thing was declared that can be declared once.
-    once: BTreeMap<String, Place>,
+    once: BTreeMap<String, SourceLine>,
 }
 
 /// A value with its place.
-pub(super) type Said = (Constant, Place);
+pub(super) type LocatedValue = (Constant, SourceLine);
 
 /// An expression with its place.
-pub(super) type Written = (Formula, Place);
+pub(super) type LocatedExpression = (Formula, SourceLine);
 
 /// What of a module call is no variable of the module.
 const NO_ARGUMENTS: [&str; 7] =
@@ -66,26 +66,26 @@ const NO_ARGUMENTS: [&str; 7] =
 /// A module call.
 #[derive(Clone)]
 pub(super) struct Calling {
-    pub(super) source: Option<Written>,
-    pub(super) version: Option<Written>,
+    pub(super) source: Option<LocatedExpression>,
+    pub(super) version: Option<LocatedExpression>,
     /// What it gives to the variables of the module.
     pub(super) arguments: BTreeMap<String, Formula>,
     /// Where its source and its version were said in one block, which is where they are held against each other.
     pub(super) has_version_beside_source: bool,
-    pub(super) at: Place,
+    pub(super) at: SourceLine,
 }
 
 /// An entry of `required_providers`.
 pub(super) struct Required {
     pub(super) source: Option<Constant>,
     pub(super) version: Option<Constant>,
-    pub(super) at: Place,
+    pub(super) at: SourceLine,
 }
 
 /// A `provider` block.
 pub(super) struct Configured {
-    pub(super) version: Option<Said>,
-    pub(super) at: Place,
+    pub(super) version: Option<LocatedValue>,
+    pub(super) at: SourceLine,
 }
 
 /// What uses a provider.
@@ -93,28 +93,28 @@ pub(super) struct User {
     pub(super) type_: String,
     /// The local name of the provider, where that is said.
     pub(super) provider: Option<String>,
-    pub(super) at: Place,
+    pub(super) at: SourceLine,
 }
 
 /// An `import` block.
-pub(super) struct Import {
+pub(super) struct ImportBlock {
     pub(super) to: Vec<String>,
     pub(super) provider: Option<String>,
-    pub(super) at: Place,
+    pub(super) at: SourceLine,
 }
 
 impl Declared {
     /// Adds what a file says.
-    pub(super) fn add(&mut self, body: &Body<'_>, kind: Kind, file: &str) {
+    pub(super) fn add(&mut self, body: &BlockBody<'_>, kind: Kind, file: &str) {
         let body = *body;
-        let at = |line| Place { file: file.to_owned(), line };
+        let at = |line| SourceLine { file: file.to_owned(), line };
         if kind == Kind::Test {
             self.add_test(body, file);
             return;
         }
         self.note_what_is_declared(body, kind, file);
         let terraform = body.blocks("terraform", 0);
-        let versions: Vec<Said> =
+        let versions: Vec<LocatedValue> =
             terraform.iter().filter_map(|block| said(block.body, "required_version", file)).collect();
         if kind == Kind::Override && !versions.is_empty() {
             self.required_versions.clear();
@@ -152,7 +152,7 @@ impl Declared {
         for block in body.blocks("import", 0) {
             let to = block.body.attribute("to").map(|to| to.value.reference()).unwrap_or_default();
             let provider = provider_of(block.body);
-            self.imports.push(Import { to, provider, at: at(block.line) });
+            self.imports.push(ImportBlock { to, provider, at: at(block.line) });
         }
     }
 
@@ -169,8 +169,8 @@ impl Declared {
     }
 
     /// Notes what a file declares, and holds it against what is declared already.
-    fn note_what_is_declared(&mut self, body: Body<'_>, kind: Kind, file: &str) {
-        let at = |line| Place { file: file.to_owned(), line };
+    fn note_what_is_declared(&mut self, body: BlockBody<'_>, kind: Kind, file: &str) {
+        let at = |line| SourceLine { file: file.to_owned(), line };
         for (of, labels) in DECLARING {
             for block in body.blocks(of, labels) {
                 self.declares(called(of, &block.labels[..labels]), kind, at(block.line));
@@ -208,7 +208,7 @@ impl Declared {
     }
 
     /// Something is declared. Once is right; an override file does it again, and only that.
-    fn declares(&mut self, what: String, kind: Kind, at: Place) {
+    fn declares(&mut self, what: String, kind: Kind, at: SourceLine) {
         let why = match (kind, self.once.get(&what)) {
             (Kind::Override, Some(_)) => return,
             (Kind::Override, None) => "an override file cannot add it, only change what others declare".to_owned(),
@@ -222,7 +222,7 @@ impl Declared {
     }
 
     fn add_required(&mut self, block: &Block<'_>, kind: Kind, file: &str) {
-        let at = |line| Place { file: file.to_owned(), line };
+        let at = |line| SourceLine { file: file.to_owned(), line };
         if kind == Kind::Primary {
             self.declares("required_providers".to_owned(), kind, at(block.line));
         }
@@ -282,7 +282,7 @@ impl Declared {
 
     fn add_configured(&mut self, block: &Block<'_>, file: &str) {
         let Some(name) = block.labels.first() else { return };
-        let at = |line| Place { file: file.to_owned(), line };
+        let at = |line| SourceLine { file: file.to_owned(), line };
         let version = said(block.body, "version", file);
         let key = (name.clone(), alias_of(block.body, file));
         let configured = self.configured.entry(key).or_insert_with(|| Configured { version: None, at: at(block.line) });
@@ -291,14 +291,14 @@ impl Declared {
 
     fn add_user(&mut self, of: &str, block: &Block<'_>, file: &str) {
         let [type_, name, ..] = block.labels.as_slice() else { return };
-        let at = Place { file: file.to_owned(), line: block.line };
+        let at = SourceLine { file: file.to_owned(), line: block.line };
         let user = self.users.entry(format!("{of}.{type_}.{name}"));
         let user = user.or_insert_with(|| User { type_: type_.clone(), provider: None, at });
         user.provider = provider_of(block.body).or(user.provider.take());
     }
 
-    fn add_test(&mut self, body: Body<'_>, file: &str) {
-        let at = |line| Place { file: file.to_owned(), line };
+    fn add_test(&mut self, body: BlockBody<'_>, file: &str) {
+        let at = |line| SourceLine { file: file.to_owned(), line };
         for block in body.blocks("provider", 1) {
             self.configured_by_tests.extend(block.labels.first().map(|name| (name.clone(), at(block.line))));
         }
@@ -313,7 +313,7 @@ impl Declared {
 
 impl Calling {
     fn of(block: &Block<'_>, file: &str) -> Self {
-        let at = Place { file: file.to_owned(), line: block.line };
+        let at = SourceLine { file: file.to_owned(), line: block.line };
         let (source, version) = (written(block.body, "source", file), written(block.body, "version", file));
         let arguments = block.body.attributes().into_iter();
         let arguments = arguments.filter(|(name, _)| !NO_ARGUMENTS.contains(&name.as_str()));
@@ -333,14 +333,14 @@ impl Calling {
     }
 }
 
-fn said(body: Body<'_>, name: &str, file: &str) -> Option<Said> {
+fn said(body: BlockBody<'_>, name: &str, file: &str) -> Option<LocatedValue> {
     let attribute = body.attribute(name)?;
-    Some((attribute.value.constant(), Place { file: file.to_owned(), line: attribute.line }))
+    Some((attribute.value.constant(), SourceLine { file: file.to_owned(), line: attribute.line }))
 }
 
-fn written(body: Body<'_>, name: &str, file: &str) -> Option<Written> {
+fn written(body: BlockBody<'_>, name: &str, file: &str) -> Option<LocatedExpression> {
     let attribute = body.attribute(name)?;
-    Some((attribute.value.formula(), Place { file: file.to_owned(), line: attribute.line }))
+    Some((attribute.value.formula(), SourceLine { file: file.to_owned(), line: attribute.line }))
 }
 
 /// What a declaration is called, for people: its kind and its labels.
@@ -350,7 +350,7 @@ fn called(of: &str, labels: &[String]) -> String {
 }
 
 /// The alias of a `provider` block; empty where it has none.
-fn alias_of(body: Body<'_>, file: &str) -> String {
+fn alias_of(body: BlockBody<'_>, file: &str) -> String {
     match said(body, "alias", file) {
         Some((Constant::Text(alias), _)) => alias,
         _ => String::new(),
@@ -358,7 +358,7 @@ fn alias_of(body: Body<'_>, file: &str) -> String {
 }
 
 /// The local name that the `provider` argument names: `aws` of `aws.west`.
-fn provider_of(body: Body<'_>) -> Option<String> {
+fn provider_of(body: BlockBody<'_>) -> Option<String> {
     let names = body.attribute("provider").map(|attribute| Value::reference(attribute.value))?;
     names.into_iter().next()
 }

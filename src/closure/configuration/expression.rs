@@ -10,8 +10,8 @@ use hcl_edit::expr::{BinaryOperator, Expression, ObjectKey, TraversalOperator, U
 use hcl_edit::template::{Element, Template};
 
 use super::super::hcl;
-use super::super::order::Client;
-use super::Standing;
+use super::super::order::ClientKind;
+use super::FolderRole;
 
 /// How deep locals may refer to each other.
 const DEEPEST: usize = 128;
@@ -271,8 +271,8 @@ pub(super) struct Variable {
 
 /// What the expressions of one folder refer to.
 pub(super) struct Scope<'a> {
-    client: Client,
-    standing: Standing,
+    client: ClientKind,
+    standing: FolderRole,
     variables: &'a BTreeMap<String, Variable>,
     locals: &'a BTreeMap<String, Formula>,
     inputs: &'a Inputs,
@@ -288,15 +288,15 @@ static NO_INPUTS: Inputs = Inputs::new();
 impl Scope<'static> {
     /// A scope without variables and locals.
     pub(super) fn empty() -> Self {
-        Scope::new(Client::Opentofu, Standing::Called, &NO_VARIABLES, &NO_LOCALS, &NO_INPUTS)
+        Scope::new(ClientKind::Opentofu, FolderRole::Called, &NO_VARIABLES, &NO_LOCALS, &NO_INPUTS)
     }
 }
 
 impl<'a> Scope<'a> {
     /// The scope of a folder: `inputs` are the values that its variables are given.
     pub(super) fn new(
-        client: Client,
-        standing: Standing,
+        client: ClientKind,
+        standing: FolderRole,
         variables: &'a BTreeMap<String, Variable>,
         locals: &'a BTreeMap<String, Formula>,
         inputs: &'a Inputs,
@@ -406,7 +406,7 @@ impl<'a> Scope<'a> {
             [Step::Name(of), Step::Name(name)] if of == "path" => (self.path(name), &[][..]),
             // A folder that was never switched to another one is in this.
             [Step::Name(of), Step::Name(name)]
-                if of == "terraform" && name == "workspace" && self.client == Client::Opentofu =>
+                if of == "terraform" && name == "workspace" && self.client == ClientKind::Opentofu =>
             {
                 (Constant::Text("default".to_owned()), &[][..])
             }
@@ -439,17 +439,17 @@ impl<'a> Scope<'a> {
             return Constant::unknown(format!("var.{name}, which nothing declares"));
         };
         match self.client {
-            Client::Terraform if variable.is_const != Some(true) => {
+            ClientKind::Terraform if variable.is_const != Some(true) => {
                 let remedy = "add it, which Terraform takes since 1.15, or write a plain string";
                 return Constant::unknown_until(format!("var.{name}, which has no const = true"), remedy);
             }
-            Client::Opentofu if variable.is_const == Some(false) => {
+            ClientKind::Opentofu if variable.is_const == Some(false) => {
                 return Constant::unknown(format!("var.{name}, which has const = false"));
             }
-            Client::Opentofu if variable.is_secret => {
+            ClientKind::Opentofu if variable.is_secret => {
                 return Constant::unknown(format!("var.{name}, which is sensitive or ephemeral"));
             }
-            Client::Terraform | Client::Opentofu => {}
+            ClientKind::Terraform | ClientKind::Opentofu => {}
         }
         let given = self.inputs.get(name).filter(|given| !variable.is_never_null || **given != Constant::Null);
         match (given, &variable.default) {
@@ -491,7 +491,7 @@ impl<'a> Scope<'a> {
     /// Clients run in the root: everything else is a path from there.
     fn path(&self, name: &str) -> Constant {
         match (name, self.standing) {
-            ("root", _) | ("module", Standing::Root) => Constant::Text(".".to_owned()),
+            ("root", _) | ("module", FolderRole::Root) => Constant::Text(".".to_owned()),
             _ => Constant::unknown(format!("path.{name}, which larder does not know")),
         }
     }

@@ -19,19 +19,19 @@ use std::fmt;
 
 pub(super) use self::expression::Inputs;
 pub(super) use self::provider::checked;
-pub(super) use self::source::{Source, shown};
+pub(super) use self::source::{ModuleSource, shown};
 pub use self::values::GivenValues;
 pub(super) use self::values::forget_others as forget_other_values;
 pub(super) use self::which::{TEST_FOLDER, is_configuration, is_for_opentofu_only, is_test};
 use super::Files;
-use super::order::Client;
+use super::order::ClientKind;
 use crate::address::{Constraint, ModuleConstraint, ProviderAddress};
 
 /// What a folder says.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Module {
     /// The modules it calls.
-    pub(super) calls: Vec<Call>,
+    pub(super) calls: Vec<ModuleCall>,
     /// The providers it needs: one entry for each place that says something about one.
     pub(super) needs: Vec<Need>,
     /// The variables whose values decide which modules it calls.
@@ -42,15 +42,15 @@ pub(super) struct Module {
 
 /// One call of a module.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Call {
+pub(super) struct ModuleCall {
     /// Where from.
-    pub(super) source: Source,
+    pub(super) source: ModuleSource,
     /// Which versions; only of a registry's.
     pub(super) versions: ModuleConstraint,
     /// What it gives to the variables of the module.
     pub(super) inputs: Inputs,
     /// Where it stands.
-    pub(super) at: Place,
+    pub(super) at: SourceLine,
 }
 
 /// That a provider is needed.
@@ -61,7 +61,7 @@ pub(super) struct Need {
     /// Which of its versions, where that is said.
     pub(super) versions: Option<Constraint>,
     /// Where it stands.
-    pub(super) at: Place,
+    pub(super) at: SourceLine,
 }
 
 /// Something that a client would refuse, or that cannot be told from here.
@@ -72,19 +72,19 @@ pub(super) struct Problem {
     /// What is wrong, and what to do.
     pub(super) why: String,
     /// Where it stands.
-    pub(super) at: Place,
+    pub(super) at: SourceLine,
 }
 
 /// A line of a file, counted from 1.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
+pub(super) struct SourceLine {
     /// Its path, with the module that it is in where it is no file of the user's.
     pub(super) file: String,
     /// Its line.
     pub(super) line: usize,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for SourceLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.file, self.line)
     }
@@ -92,7 +92,7 @@ impl fmt::Display for Place {
 
 /// What a folder is to the client that reads it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Standing {
+pub(super) enum FolderRole {
     /// The one that `init` is run in: its tests are read too.
     Root,
     /// A module that is called.
@@ -104,8 +104,8 @@ pub(super) enum Standing {
 pub(super) fn read(
     files: &Files,
     folder: &str,
-    standing: Standing,
-    client: Client,
+    standing: FolderRole,
+    client: ClientKind,
     within: &str,
     inputs: &Inputs,
 ) -> Module {
@@ -115,7 +115,7 @@ pub(super) fn read(
         let shown = format!("{within}{}", file.path);
         if declared.is_too_much() {
             let why = "too much is declared in the files before it: larder does not read it".to_owned();
-            declared.problem(Problem { what: shown.clone(), why, at: Place { file: shown, line: 1 } });
+            declared.problem(Problem { what: shown.clone(), why, at: SourceLine { file: shown, line: 1 } });
             continue;
         }
         let parsed = file
@@ -127,12 +127,12 @@ pub(super) fn read(
             Err((why, line)) => declared.problem(Problem {
                 what: shown.clone(),
                 why: format!("{why}: larder does not read it"),
-                at: Place { file: shown, line },
+                at: SourceLine { file: shown, line },
             }),
         }
     }
     match standing {
-        Standing::Root => module::of(declared, standing, client, &values::of_root(files, folder)),
-        Standing::Called => module::of(declared, standing, client, inputs),
+        FolderRole::Root => module::of(declared, standing, client, &values::of_root(files, folder)),
+        FolderRole::Called => module::of(declared, standing, client, inputs),
     }
 }

@@ -2,19 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use super::super::order::Client;
-use super::declared::{Calling, Declared, Import, Required};
+use super::super::order::ClientKind;
+use super::declared::{Calling, Declared, ImportBlock, Required};
 use super::expression::{Constant, Inputs, Scope};
-use super::provider::{self, Named};
-use super::source::{self, Source};
-use super::{Call, Module, Need, Place, Problem, Standing, required_version};
+use super::provider::{self, ProviderReference};
+use super::source::{self, ModuleSource};
+use super::{FolderRole, Module, ModuleCall, Need, Problem, SourceLine, required_version};
 use crate::address::{Constraint, ModuleConstraint, ProviderAddress};
 
 /// What is declared, as it is meant; `inputs` are the values that its variables are given.
-pub(super) fn of(mut declared: Declared, standing: Standing, client: Client, inputs: &Inputs) -> Module {
+pub(super) fn of(mut declared: Declared, standing: FolderRole, client: ClientKind, inputs: &Inputs) -> Module {
     let mut problems = std::mem::take(&mut declared.problems);
     problems.extend(required_version::problems(&declared.required_versions, client));
-    let mut reading = Reading {
+    let mut reading = ModuleReader {
         client,
         names: BTreeMap::new(),
         said: HashSet::new(),
@@ -34,7 +34,7 @@ pub(super) fn of(mut declared: Declared, standing: Standing, client: Client, inp
         }
         reading.needed(name, version, at);
     }
-    if client == Client::Opentofu {
+    if client == ClientKind::Opentofu {
         // To Terraform, what only a test configures is nothing that `init` installs.
         declared.configured_by_tests.iter().for_each(|(name, at)| reading.needed(name, None, at));
     }
@@ -45,7 +45,7 @@ pub(super) fn of(mut declared: Declared, standing: Standing, client: Client, inp
         }
     }
     for import in &declared.imports {
-        if standing == Standing::Called {
+        if standing == FolderRole::Called {
             reading.wrong("import", "clients refuse it in a module that is called".to_owned(), &import.at);
             continue;
         }
@@ -68,15 +68,15 @@ pub(super) fn of(mut declared: Declared, standing: Standing, client: Client, inp
 }
 
 /// The variables whose values decide which modules are called.
-fn deciding(declared: &Declared, client: Client) -> BTreeSet<String> {
+fn deciding(declared: &Declared, client: ClientKind) -> BTreeSet<String> {
     let (mut seen, mut variables) = (BTreeSet::new(), BTreeSet::new());
     match client {
-        Client::Terraform => {
+        ClientKind::Terraform => {
             variables.extend(
                 declared.variables.iter().filter(|(_, of)| of.is_const == Some(true)).map(|(name, _)| name.clone()),
             );
         }
-        Client::Opentofu => {
+        ClientKind::Opentofu => {
             let calls = declared.calls.values().chain(declared.test_calls.iter().map(|(_, calling)| calling));
             for (formula, _) in calls.flat_map(|calling| calling.source.iter().chain(&calling.version)) {
                 formula.add_variables(&declared.locals, &mut seen, &mut variables);
@@ -87,21 +87,21 @@ fn deciding(declared: &Declared, client: Client) -> BTreeSet<String> {
 }
 
 /// The name of the resource that an import is to, where its type is the first of its names.
-fn last(import: &Import) -> &str {
+fn last(import: &ImportBlock) -> &str {
     import.to.get(1).map(String::as_str).unwrap_or_default()
 }
 
-struct Reading {
-    client: Client,
+struct ModuleReader {
+    client: ClientKind,
     /// What `required_providers` says of local names.
-    names: BTreeMap<String, Named>,
+    names: BTreeMap<String, ProviderReference>,
     /// What is needed already: the first place that says so is enough.
     said: HashSet<(ProviderAddress, Option<Constraint>)>,
     module: Module,
 }
 
-impl Reading {
-    fn wrong(&mut self, what: &str, why: String, at: &Place) {
+impl ModuleReader {
+    fn wrong(&mut self, what: &str, why: String, at: &SourceLine) {
         self.module.problems.push(Problem { what: what.to_owned(), why, at: at.clone() });
     }
 
@@ -125,14 +125,14 @@ impl Reading {
     }
 
     /// The provider of a local name that something names itself.
-    fn named(&mut self, name: &str, at: &Place) {
+    fn named(&mut self, name: &str, at: &SourceLine) {
         match provider::checked_local_name(name) {
             Ok(()) => self.needed(name, None, at),
             Err(why) => self.wrong(&format!("provider {name:?}"), why, at),
         }
     }
 
-    fn needed(&mut self, name: &str, version: Option<&Constant>, at: &Place) {
+    fn needed(&mut self, name: &str, version: Option<&Constant>, at: &SourceLine) {
         let what = format!("provider {name:?}");
         let named = match self.names.get(name) {
             Some(named) => Ok(named.clone()),
@@ -144,7 +144,7 @@ impl Reading {
         }
     }
 
-    fn need(&mut self, what: &str, named: &Named, version: Option<&Constant>, at: &Place) {
+    fn need(&mut self, what: &str, named: &ProviderReference, version: Option<&Constant>, at: &SourceLine) {
         let versions = match version {
             None | Some(Constant::Null) => None,
             Some(Constant::Text(version)) => match Constraint::parse(version.trim()) {
@@ -157,26 +157,26 @@ impl Reading {
             }
         };
         match (named, versions) {
-            (Named::Provider(provider), versions) => {
+            (ProviderReference::Provider(provider), versions) => {
                 if !self.said.insert((provider.clone(), versions.clone())) {
                     return;
                 }
                 self.module.needs.push(Need { provider: provider.clone(), versions, at: at.clone() });
             }
-            (Named::BuiltIn, None) => {}
-            (Named::BuiltIn, Some(_)) => {
+            (ProviderReference::BuiltIn, None) => {}
+            (ProviderReference::BuiltIn, Some(_)) => {
                 self.wrong(what, "it is part of the client, which has no choice of versions".to_owned(), at);
             }
         }
     }
 
-    fn imported(&mut self, Import { to, provider, at }: &Import) {
+    fn imported(&mut self, ImportBlock { to, provider, at }: &ImportBlock) {
         let mut to = to.as_slice();
         while let [module, _, rest @ ..] = to
             && module == "module"
         {
             // What is imported into another module is that module's affair to Terraform.
-            if self.client == Client::Terraform {
+            if self.client == ClientKind::Terraform {
                 return;
             }
             to = rest;
@@ -212,10 +212,10 @@ impl Reading {
         };
         let has_version = calling.has_version_beside_source || versions.is_some();
         let inputs = calling.arguments.iter().map(|(name, value)| (name.clone(), scope.value(value))).collect();
-        match Source::parse(&given, has_version, self.client) {
+        match ModuleSource::parse(&given, has_version, self.client) {
             Ok(source) => {
                 let versions = versions.unwrap_or_default();
-                self.module.calls.push(Call { source, versions, inputs, at: at.clone() });
+                self.module.calls.push(ModuleCall { source, versions, inputs, at: at.clone() });
             }
             Err(why) => self.wrong(&source::shown(&given), why, at),
         }

@@ -1,11 +1,11 @@
 //! Providers as configurations name them.
 
-use super::super::order::Client;
+use super::super::order::ClientKind;
 use crate::address::{Hostname, Name, ProviderAddress};
 
 /// What is named.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Named {
+pub(super) enum ProviderReference {
     /// A provider that a registry has.
     Provider(ProviderAddress),
     /// The one that is part of the client.
@@ -18,10 +18,10 @@ const DEFAULT_NAMESPACE: &str = "hashicorp";
 const BUILT_IN: (&str, &str, &str) = ("terraform.io", "builtin", "terraform");
 
 /// The registry of an address without a host.
-pub(in super::super) fn default_host(client: Client) -> &'static str {
+pub(in super::super) fn default_host(client: ClientKind) -> &'static str {
     match client {
-        Client::Terraform => "registry.terraform.io",
-        Client::Opentofu => "registry.opentofu.org",
+        ClientKind::Terraform => "registry.terraform.io",
+        ClientKind::Opentofu => "registry.opentofu.org",
     }
 }
 
@@ -29,7 +29,7 @@ pub(in super::super) fn default_host(client: Client) -> &'static str {
 ///
 /// # Errors
 /// Why clients refuse it.
-pub(super) fn of_source(given: &str, client: Client) -> Result<Named, String> {
+pub(super) fn of_source(given: &str, client: ClientKind) -> Result<ProviderReference, String> {
     let parts: Vec<&str> = given.split('/').collect();
     let (host, namespace, type_) = match parts.as_slice() {
         [type_] => (default_host(client), DEFAULT_NAMESPACE, *type_),
@@ -56,11 +56,11 @@ pub(super) fn of_source(given: &str, client: Client) -> Result<Named, String> {
     let address = address(host).map_err(|bad: crate::address::BadAddress| bad.to_string())?;
     let is = (address.host.as_str(), address.namespace.as_str(), address.type_.as_str());
     match is {
-        is if is == BUILT_IN => Ok(Named::BuiltIn),
+        is if is == BUILT_IN => Ok(ProviderReference::BuiltIn),
         (host, namespace, type_) if (host, namespace) == (BUILT_IN.0, BUILT_IN.1) => {
             Err(format!("no client has a built-in provider named {type_:?}"))
         }
-        _ => Ok(Named::Provider(address)),
+        _ => Ok(ProviderReference::Provider(address)),
     }
 }
 
@@ -68,9 +68,9 @@ pub(super) fn of_source(given: &str, client: Client) -> Result<Named, String> {
 ///
 /// # Errors
 /// Why clients refuse it.
-pub(super) fn of_local_name(name: &str, client: Client) -> Result<Named, String> {
+pub(super) fn of_local_name(name: &str, client: ClientKind) -> Result<ProviderReference, String> {
     match name {
-        "terraform" => Ok(Named::BuiltIn),
+        "terraform" => Ok(ProviderReference::BuiltIn),
         // No name of a provider has any: it would be read as something else.
         name if name.contains('/') => Err(format!("{name:?} is no name of a provider")),
         name => of_source(name, client),

@@ -1,8 +1,8 @@
 //! Which clients a folder asks for. Which one will read it is not known here, so only what refuses all of them is wrong.
 
-use super::super::order::Client;
+use super::super::order::ClientKind;
 use super::Problem;
-use super::declared::Said;
+use super::declared::LocatedValue;
 use super::expression::Constant;
 use crate::address::{ModuleConstraint, Version};
 
@@ -10,15 +10,15 @@ use crate::address::{ModuleConstraint, Version};
 const WHAT: &str = "required_version";
 
 /// The first release of a client that installs from mirrors as they are today.
-fn oldest(client: Client) -> (&'static str, &'static str) {
+fn oldest(client: ClientKind) -> (&'static str, &'static str) {
     match client {
-        Client::Terraform => ("Terraform", "0.13.0"),
-        Client::Opentofu => ("OpenTofu", "1.6.0"),
+        ClientKind::Terraform => ("Terraform", "0.13.0"),
+        ClientKind::Opentofu => ("OpenTofu", "1.6.0"),
     }
 }
 
 /// What is wrong with the constraints of one folder.
-pub(super) fn problems(said: &[Said], client: Client) -> Vec<Problem> {
+pub(super) fn problems(said: &[LocatedValue], client: ClientKind) -> Vec<Problem> {
     let (mut problems, mut constraints) = (Vec::new(), Vec::new());
     for (value, at) in said {
         let constraint = match value {

@@ -1,6 +1,6 @@
 //! Module sources as the clients read them: a path, or the address of a registry. Anything else bypasses registries.
 
-use super::super::order::Client;
+use super::super::order::ClientKind;
 use super::provider::default_host;
 use crate::address::{Hostname, ModuleAddress, ModuleName, System};
 
@@ -13,7 +13,7 @@ const SHOWN: usize = 200;
 
 /// Where a module comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in super::super) enum Source {
+pub(in super::super) enum ModuleSource {
     /// A folder, from the one of the caller on: it begins with `./` or `../`.
     Local(String),
     /// A registry.
@@ -25,12 +25,12 @@ pub(in super::super) enum Source {
     },
 }
 
-impl Source {
+impl ModuleSource {
     /// Reads a source. With a version beside it, even an empty one, only an address of a registry is accepted.
     ///
     /// # Errors
     /// Why it is none that a registry answers for, and what to do.
-    pub(super) fn parse(given: &str, has_version: bool, client: Client) -> Result<Self, String> {
+    pub(super) fn parse(given: &str, has_version: bool, client: ClientKind) -> Result<Self, String> {
         if given.len() > LONGEST {
             return Err(format!("it is longer than {LONGEST} bytes"));
         }
@@ -102,7 +102,7 @@ fn elsewhere(given: &str) -> String {
     "it bypasses registries: the client fetches it itself, so it is not there without the network. Publish it in a registry, or copy it beside the configuration and call it by its path".to_owned()
 }
 
-fn registry(given: &str, client: Client) -> Result<Source, String> {
+fn registry(given: &str, client: ClientKind) -> Result<ModuleSource, String> {
     if given.contains('?') {
         return Err("the address of a module has no query".to_owned());
     }
@@ -135,7 +135,7 @@ fn registry(given: &str, client: Client) -> Result<Source, String> {
     };
     let (namespace, name) = (module_name(namespace)?, module_name(name)?);
     let system = System::parse(system).map_err(|bad| bad.to_string())?;
-    Ok(Source::Registry { module: ModuleAddress { host, namespace, name, system }, subdir })
+    Ok(ModuleSource::Registry { module: ModuleAddress { host, namespace, name, system }, subdir })
 }
 
 /// A path without `.`, `..` and empty segments; none where it leads out.

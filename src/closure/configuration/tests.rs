@@ -9,11 +9,11 @@ fn files(files: &[(&str, &str)]) -> Files {
 }
 
 fn terraform(given: &[(&str, &str)]) -> Module {
-    read(&files(given), "", Standing::Root, Client::Terraform, "", &Inputs::new())
+    read(&files(given), "", FolderRole::Root, ClientKind::Terraform, "", &Inputs::new())
 }
 
 fn opentofu(given: &[(&str, &str)]) -> Module {
-    read(&files(given), "", Standing::Root, Client::Opentofu, "", &Inputs::new())
+    read(&files(given), "", FolderRole::Root, ClientKind::Opentofu, "", &Inputs::new())
 }
 
 /// `ADDRESS CONSTRAINT` of everything that is needed, once and sorted.
@@ -29,9 +29,11 @@ fn needs(module: &Module) -> Vec<String> {
 }
 
 fn calls(module: &Module) -> Vec<String> {
-    let call = |call: &Call| match &call.source {
-        Source::Local(path) => path.clone(),
-        Source::Registry { module, subdir } => format!("{module} {subdir} {}", call.versions).trim_end().to_owned(),
+    let call = |call: &ModuleCall| match &call.source {
+        ModuleSource::Local(path) => path.clone(),
+        ModuleSource::Registry { module, subdir } => {
+            format!("{module} {subdir} {}", call.versions).trim_end().to_owned()
+        }
     };
     module.calls.iter().map(call).collect()
 }
@@ -396,7 +398,7 @@ fn what_no_client_may_read_is_wrong() {
     wrong(&opentofu(&[("a.tf", &asks("\"~> 1.5.0\""))]), &["no OpenTofu from 1.6.0 on"]);
     let called = files(&[("main.tf", "import {\n  to = a_x.y\n  id = \"x\"\n}\n")]);
     wrong(
-        &read(&called, "", Standing::Called, Client::Terraform, "", &Inputs::new()),
+        &read(&called, "", FolderRole::Called, ClientKind::Terraform, "", &Inputs::new()),
         &["main.tf:1: import … module that is called"],
     );
 }
@@ -543,13 +545,13 @@ run "q" {
     assert_eq!(calls(&module), ["./tests/setup", "registry.terraform.io/acme/net/test  1.0.0", "./b"]);
     assert_eq!(needs(&module), Vec::<String>::new());
     assert_eq!(needs(&opentofu(&given)), ["registry.opentofu.org/hashicorp/p"]);
-    let called = read(&files(&given), "", Standing::Called, Client::Terraform, "", &Inputs::new());
+    let called = read(&files(&given), "", FolderRole::Called, ClientKind::Terraform, "", &Inputs::new());
     assert_eq!(called, Module::default());
 }
 
 #[test]
 fn sources_are_read_as_the_clients_read_them() {
-    let parse = |given: &str| Source::parse(given, false, Client::Terraform);
+    let parse = |given: &str| ModuleSource::parse(given, false, ClientKind::Terraform);
     for (given, read) in [
         ("a/b/c//modules/x", "registry.terraform.io/a/b/c modules/x"),
         ("a/b/c//./modules/x/", "registry.terraform.io/a/b/c modules/x"),
@@ -560,11 +562,11 @@ fn sources_are_read_as_the_clients_read_them() {
         ("gitlab.com/a/b/c", "gitlab.com/a/b/c "),
         ("bücher.example/a/b/c", "xn--bcher-kva.example/a/b/c "),
     ] {
-        let Ok(Source::Registry { module, subdir }) = parse(given) else { panic!("{given}: {:?}", parse(given)) };
+        let Ok(ModuleSource::Registry { module, subdir }) = parse(given) else { panic!("{given}: {:?}", parse(given)) };
         assert_eq!(format!("{module} {subdir}"), read, "{given}");
     }
     for given in ["./m/", "../m//x", "./"] {
-        assert_eq!(parse(given), Ok(Source::Local(given.to_owned())));
+        assert_eq!(parse(given), Ok(ModuleSource::Local(given.to_owned())));
     }
     for given in [
         "",
@@ -589,7 +591,11 @@ fn sources_are_read_as_the_clients_read_them() {
     ] {
         assert!(parse(given).is_err(), "{given}");
     }
-    assert!(Source::parse("https://x.example/a.zip", true, Client::Terraform).unwrap_err().contains("with a version"));
+    assert!(
+        ModuleSource::parse("https://x.example/a.zip", true, ClientKind::Terraform)
+            .unwrap_err()
+            .contains("with a version")
+    );
 }
 
 #[test]
@@ -619,7 +625,7 @@ fn what_is_shown_of_a_source_holds_no_secret() {
         ["git::https://u:secret@h.example/../../../x", "secret@h.example/a/b/c", "https://h.example/a?x=secret"]
     {
         for has_version in [true, false] {
-            let refused = Source::parse(given, has_version, Client::Terraform).unwrap_err();
+            let refused = ModuleSource::parse(given, has_version, ClientKind::Terraform).unwrap_err();
             assert!(!refused.contains("secret"), "{refused}");
         }
     }
@@ -628,7 +634,7 @@ fn what_is_shown_of_a_source_holds_no_secret() {
 #[test]
 fn a_path_of_one_machine_is_none_of_what_was_handed_over() {
     for given in ["/opt/modules/x", "file:///opt/modules/x", "git::file:///opt/x.git"] {
-        let refused = Source::parse(given, false, Client::Terraform).unwrap_err();
+        let refused = ModuleSource::parse(given, false, ClientKind::Terraform).unwrap_err();
         assert!(refused.contains("path of one machine"), "{refused}");
     }
 }
@@ -662,7 +668,7 @@ fn a_file_that_cannot_be_read_is_a_problem_of_its_folder_only() {
     let mut all = files(&[("main.tf", "resource \"r_x\" \"y\" {}\n"), ("b/main.tf", "")]);
     all.insert("b/odd.tf", &[0xff]).unwrap();
     all.insert("b/large.tf", &vec![b'#'; (1 << 20) + 1]).unwrap();
-    let at = |folder| read(&all, folder, Standing::Root, Client::Terraform, "", &Inputs::new());
+    let at = |folder| read(&all, folder, FolderRole::Root, ClientKind::Terraform, "", &Inputs::new());
     assert_eq!((problems(&at("")), needs(&at(""))), (vec![], vec!["hashicorp/r".to_owned()]));
     wrong(&at("b"), &["b/large.tf:1: … more than 1 MiB", "b/odd.tf:1: … no UTF-8"]);
 }
@@ -674,8 +680,8 @@ proptest! {
         text in "\\PC{0,80}|(module|provider|required_providers|terraform|resource|import|\"[a-z./$%{}]{0,6}\"|source|version|=|[{}\\[\\]()\n ,:?]){0,60}",
     ) {
         let given = files(&[(&name, &text), ("b.tf", "module \"b\" {\n  source = \"./b\"\n}\n")]);
-        for client in [Client::Terraform, Client::Opentofu] {
-            let module = read(&given, "", Standing::Root, client, "", &Inputs::new());
+        for client in [ClientKind::Terraform, ClientKind::Opentofu] {
+            let module = read(&given, "", FolderRole::Root, client, "", &Inputs::new());
             // What one file says, nothing in another hides.
             prop_assert!(calls(&module).contains(&"./b".to_owned()) || text.contains("module"));
         }
@@ -686,12 +692,12 @@ proptest! {
         text in "(\\{|\\}|\\[|\\]|\"module\":|\"terraform\":|\"required_providers\":|\"m\":|\"source\":|\"[a-z./]{0,6}\"|null|1|,){0,40}",
     ) {
         let given = files(&[("main.tf.json", &text)]);
-        read(&given, "", Standing::Root, Client::Terraform, "", &Inputs::new());
+        read(&given, "", FolderRole::Root, ClientKind::Terraform, "", &Inputs::new());
     }
 
     #[test]
     fn any_source_is_read_or_refused(given in "\\PC{0,60}|[a-z./:?@=-]{0,40}", has_version: bool) {
-        let _ = Source::parse(&given, has_version, Client::Opentofu);
+        let _ = ModuleSource::parse(&given, has_version, ClientKind::Opentofu);
         prop_assert!(!source::shown(&given).contains(char::is_control));
     }
 }
@@ -733,14 +739,14 @@ locals {
 "#;
 
 /// The source of one module call, or what is wrong with it.
-fn source_of(source: &str, client: Client) -> String {
+fn source_of(source: &str, client: ClientKind) -> String {
     let text = format!("{SURROUNDINGS}\nmodule \"m\" {{\n  source = {source}\n}}\n").replace("\"name\" =", "name =");
     let given = files(&[("main.tf", &text)]);
-    let module = read(&given, "", Standing::Root, client, "", &Inputs::new());
+    let module = read(&given, "", FolderRole::Root, client, "", &Inputs::new());
     match (&module.calls[..], problems(&module).as_slice()) {
         ([call], []) => match &call.source {
-            Source::Local(path) => path.clone(),
-            Source::Registry { module, .. } => {
+            ModuleSource::Local(path) => path.clone(),
+            ModuleSource::Registry { module, .. } => {
                 module.to_string().replace("registry.terraform.io/", "").replace("registry.opentofu.org/", "")
             }
         },
@@ -791,8 +797,10 @@ fn sources_are_evaluated_as_each_client_does() {
         ("null", "its source is no string", "…"),
         ("\"./${null}\"", "a value in it that is no string", "…"),
     ] {
-        let expected =
-            [(Client::Terraform, terraform), (Client::Opentofu, if opentofu == "…" { terraform } else { opentofu })];
+        let expected = [
+            (ClientKind::Terraform, terraform),
+            (ClientKind::Opentofu, if opentofu == "…" { terraform } else { opentofu }),
+        ];
         for (client, expected) in expected {
             let found = source_of(source, client);
             let is_right = if expected.contains(' ') { found.contains(expected) } else { found == expected };
@@ -847,7 +855,7 @@ fn the_values_of_override_files_and_of_tfvars_win_in_the_clients_order() {
     let given = files(&[("main.tf", main), ("terraform.tfvars", "v = \"c\"\n")]);
     let given_a_value = Inputs::from([("v".to_owned(), expression::Constant::Text("g".to_owned()))]);
     for (inputs, expected) in [(&Inputs::new(), "./a"), (&given_a_value, "./g")] {
-        assert_eq!(calls(&read(&given, "", Standing::Called, Client::Terraform, "", inputs)), [expected]);
+        assert_eq!(calls(&read(&given, "", FolderRole::Called, ClientKind::Terraform, "", inputs)), [expected]);
     }
 }
 
@@ -865,7 +873,7 @@ fn of_the_values_in_tfvars_only_those_are_left_that_decide_what_is_called() {
     forget_other_values(&mut given);
     let texts = serde_json::to_string(&given).unwrap();
     assert!(!texts.contains("s3cret") && !texts.contains("undeclared"), "{texts}");
-    let module = read(&given, "a", Standing::Root, Client::Opentofu, "", &Inputs::new());
+    let module = read(&given, "a", FolderRole::Root, ClientKind::Opentofu, "", &Inputs::new());
     assert_eq!(calls(&module), ["./x/y"], "{texts}");
     assert!(given.in_folder("b").iter().all(|(name, _)| *name == "main.tf"), "{texts}");
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use super::super::Files;
 use super::super::files::is_values_file;
-use super::super::order::Client;
-use super::Standing;
+use super::super::order::ClientKind;
+use super::FolderRole;
 use super::body::Parsed;
 use super::expression::{Constant, Inputs};
 
@@ -97,9 +97,9 @@ pub(in super::super) fn forget_others(files: &mut Files) {
         if names.is_empty() {
             continue;
         }
-        let deciding: BTreeSet<String> = [Client::Terraform, Client::Opentofu]
+        let deciding: BTreeSet<String> = [ClientKind::Terraform, ClientKind::Opentofu]
             .into_iter()
-            .flat_map(|client| super::read(files, &folder, Standing::Root, client, "", &Inputs::new()).inputs)
+            .flat_map(|client| super::read(files, &folder, FolderRole::Root, client, "", &Inputs::new()).inputs)
             .collect();
         let values = of_root(files, &folder).into_iter().filter(|(name, _)| deciding.contains(name));
         let values: serde_json::Map<_, _> = values.map(|(name, value)| (name, as_json(&value))).collect();

@@ -1,11 +1,11 @@
 //! Which files of a folder a client reads, and in what order.
 
-use super::super::order::Client;
+use super::super::order::ClientKind;
 use super::super::{Files, Unreadable};
-use super::Standing;
+use super::FolderRole;
 
 /// A file that is read.
-pub(super) struct Read<'a> {
+pub(super) struct SelectedFile<'a> {
     /// Its path.
     pub(super) path: String,
     /// What it says.
@@ -48,10 +48,15 @@ pub(in super::super) fn is_for_opentofu_only(name: &str) -> bool {
 }
 
 /// The files of a folder that are read, in the order that they are.
-pub(super) fn in_folder<'a>(files: &'a Files, folder: &str, standing: Standing, client: Client) -> Vec<Read<'a>> {
+pub(super) fn in_folder<'a>(
+    files: &'a Files,
+    folder: &str,
+    standing: FolderRole,
+    client: ClientKind,
+) -> Vec<SelectedFile<'a>> {
     let mut read = Vec::new();
     add(&mut read, files, folder, &CONFIGURATION, client);
-    if standing == Standing::Root {
+    if standing == FolderRole::Root {
         add(&mut read, files, folder, &TESTS, client);
         add(&mut read, files, &below(folder, TEST_FOLDER), &TESTS, client);
     }
@@ -59,15 +64,21 @@ pub(super) fn in_folder<'a>(files: &'a Files, folder: &str, standing: Standing, 
     read
 }
 
-fn add<'a>(read: &mut Vec<Read<'a>>, files: &'a Files, folder: &str, endings: &[(&str, &str)], client: Client) {
+fn add<'a>(
+    read: &mut Vec<SelectedFile<'a>>,
+    files: &'a Files,
+    folder: &str,
+    endings: &[(&str, &str)],
+    client: ClientKind,
+) {
     for (name, text) in files.in_folder(folder) {
         let takes = |(tofu, terraform): &(&str, &str)| {
             if let Some(stem) = name.strip_suffix(tofu) {
-                return (client == Client::Opentofu).then(|| stem.to_owned());
+                return (client == ClientKind::Opentofu).then(|| stem.to_owned());
             }
             let stem = name.strip_suffix(terraform)?;
             let other = below(folder, &format!("{stem}{tofu}"));
-            let is_replaced = client == Client::Opentofu && files.get(&other).is_some();
+            let is_replaced = client == ClientKind::Opentofu && files.get(&other).is_some();
             (!is_replaced).then(|| stem.to_owned())
         };
         let Some(stem) = endings.iter().find_map(takes) else { continue };
@@ -76,7 +87,7 @@ fn add<'a>(read: &mut Vec<Read<'a>>, files: &'a Files, folder: &str, endings: &[
             () if stem == "override" || stem.ends_with("_override") => Kind::Override,
             () => Kind::Primary,
         };
-        read.push(Read { path: below(folder, name), text, kind });
+        read.push(SelectedFile { path: below(folder, name), text, kind });
     }
 }
 

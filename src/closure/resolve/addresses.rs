@@ -6,25 +6,27 @@ use super::super::Registries;
 use super::super::lock_file::Locked;
 use super::asking::Asking;
 use super::choosing::{self, Chosen};
-use super::found::Found;
-use crate::address::{Artifact, Meant, ModulePackage, Package, Platform, ProviderAddress, Version, Versions, What};
+use super::found::ResolutionResult;
+use crate::address::{
+    Artifact, ModulePackage, Package, PackageSelector, Platform, ProviderAddress, Selection, Version, Versions,
+};
 
 /// What an address means: its own archive, and nothing that it calls.
 pub(super) async fn of_address(
     asking: &Asking<'_, impl Registries>,
-    what: &What,
+    what: &PackageSelector,
     platforms: &[Platform],
-    found: &mut Found,
+    found: &mut ResolutionResult,
 ) {
     let by = what.to_string();
     let chosen = match what {
-        What::Provider(meant) => {
+        PackageSelector::Provider(meant) => {
             let choose = |listed: &[Version]| chosen(listed, |listed| meant.choose(listed));
             choosing::of_provider(asking, &meant.of, choose).await.map(|chosen| {
                 want_provider(found, &meant.of, &chosen, platforms, &[], [by.clone()]);
             })
         }
-        What::Module(meant) => {
+        PackageSelector::Module(meant) => {
             let choose = |listed: &[Version]| chosen(listed, |listed| meant.choose(listed));
             choosing::of_module(asking, &meant.of, choose).await.map(|version| {
                 let package = ModulePackage { module: meant.of.clone(), version };
@@ -43,10 +45,10 @@ pub(super) async fn of_lock_file(
     name: &str,
     locked: &[Locked],
     platforms: &[Platform],
-    found: &mut Found,
+    found: &mut ResolutionResult,
 ) {
     let each = locked.iter().map(|one| async move {
-        let meant = Meant { of: one.provider.clone(), versions: Versions::Exactly(one.version.clone()) };
+        let meant = Selection { of: one.provider.clone(), versions: Versions::Exactly(one.version.clone()) };
         let choose = |listed: &[Version]| chosen(listed, |listed| meant.choose(listed));
         let chosen = choosing::of_provider(asking, &one.provider, choose).await;
         (one, meant, chosen)
@@ -61,7 +63,7 @@ pub(super) async fn of_lock_file(
 
 /// A version of a provider is wanted, for each platform.
 pub(super) fn want_provider(
-    found: &mut Found,
+    found: &mut ResolutionResult,
     provider: &ProviderAddress,
     Chosen { version, besides }: &Chosen,
     platforms: &[Platform],

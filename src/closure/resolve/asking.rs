@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use tokio::sync::{OnceCell, Semaphore};
 
-use super::super::configuration::{self, Inputs, Module, Standing};
-use super::super::order::Client;
+use super::super::configuration::{self, FolderRole, Inputs, Module};
+use super::super::order::ClientKind;
 use super::super::{Beyond, ModuleFiles, Registries};
 use crate::address::{ModuleAddress, ModulePackage, ProviderAddress, Version};
 
@@ -39,7 +39,7 @@ pub(super) struct Asking<'a, R> {
     provider_versions: Answers<ProviderAddress, Vec<Version>>,
     module_versions: Answers<ModuleAddress, Vec<Version>>,
     module_files: Answers<ModulePackage, ModuleFiles>,
-    modules: Answers<(ModulePackage, String, Client, Arc<Inputs>), Module>,
+    modules: Answers<(ModulePackage, String, ClientKind, Arc<Inputs>), Module>,
     /// How many lists were asked for.
     lists: AtomicUsize,
     /// How many modules were asked for, and how many bytes they have.
@@ -122,7 +122,7 @@ impl<'a, R: Registries> Asking<'a, R> {
         &self,
         of: &ModulePackage,
         folder: &str,
-        client: Client,
+        client: ClientKind,
         inputs: &Arc<Inputs>,
     ) -> Answer<Module> {
         let cell = cell(&self.modules, &(of.clone(), folder.to_owned(), client, Arc::clone(inputs)));
@@ -131,7 +131,7 @@ impl<'a, R: Registries> Asking<'a, R> {
             // A long file takes a moment: others go on in between.
             tokio::task::yield_now().await;
             let within = format!("{of}//");
-            Ok(Arc::new(configuration::read(&files.files, folder, Standing::Called, client, &within, inputs)))
+            Ok(Arc::new(configuration::read(&files.files, folder, FolderRole::Called, client, &within, inputs)))
         };
         cell.get_or_init(read).await.clone()
     }

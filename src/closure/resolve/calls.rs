@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::super::configuration::{self, Call, Inputs, Source, Standing};
-use super::super::order::Client;
+use super::super::configuration::{self, FolderRole, Inputs, ModuleCall, ModuleSource};
+use super::super::order::ClientKind;
 use super::super::{Files, Registries, path};
 use super::asking::Asking;
 use super::choosing;
@@ -42,8 +42,8 @@ pub(super) async fn follow(
     asking: &Asking<'_, impl Registries>,
     local: &Local,
     from: &Spot,
-    call: &Call,
-    client: Client,
+    call: &ModuleCall,
+    client: ClientKind,
 ) -> Led {
     let Led { to, through } = led(asking, local.files(), from, call, client).await;
     match to {
@@ -54,7 +54,13 @@ pub(super) async fn follow(
 
 /// The same folder with those values of a call that decide what is called there. Without any it is the same one for all
 /// who call it.
-async fn given(asking: &Asking<'_, impl Registries>, local: &Local, to: Spot, call: &Call, client: Client) -> Spot {
+async fn given(
+    asking: &Asking<'_, impl Registries>,
+    local: &Local,
+    to: Spot,
+    call: &ModuleCall,
+    client: ClientKind,
+) -> Spot {
     if call.inputs.is_empty() {
         return to;
     }
@@ -63,17 +69,23 @@ async fn given(asking: &Asking<'_, impl Registries>, local: &Local, to: Spot, ca
             Ok(module) => module,
             Err(_) => return to,
         },
-        None => local.module(&to.folder, Standing::Called, client, &to.inputs).await,
+        None => local.module(&to.folder, FolderRole::Called, client, &to.inputs).await,
     };
     let deciding = call.inputs.iter().filter(|(name, _)| module.inputs.contains(*name));
     let inputs: Inputs = deciding.map(|(name, value)| (name.clone(), value.clone())).collect();
     Spot { inputs: Arc::new(inputs), ..to }
 }
 
-async fn led(asking: &Asking<'_, impl Registries>, files: &Files, from: &Spot, call: &Call, client: Client) -> Led {
+async fn led(
+    asking: &Asking<'_, impl Registries>,
+    files: &Files,
+    from: &Spot,
+    call: &ModuleCall,
+    client: ClientKind,
+) -> Led {
     match &call.source {
-        Source::Local(to) => Led { to: within_the_same(asking, files, from, to).await, through: None },
-        Source::Registry { module, subdir } => match choose(asking, module, &call.versions).await {
+        ModuleSource::Local(to) => Led { to: within_the_same(asking, files, from, to).await, through: None },
+        ModuleSource::Registry { module, subdir } => match choose(asking, module, &call.versions).await {
             Ok(package) => Led { to: within(asking, &package, subdir, client).await, through: Some(package) },
             Err(why) => Led { to: Err(Refused { what: called(module, &call.versions), why }), through: None },
         },
@@ -140,7 +152,7 @@ async fn within(
     asking: &Asking<'_, impl Registries>,
     package: &ModulePackage,
     subdir: &str,
-    client: Client,
+    client: ClientKind,
 ) -> Result<Spot, Refused> {
     let refused = |why| Refused { what: package.to_string(), why };
     let unread = |why| format!("what it calls and needs is not known, because its files could not be read: {why}");

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::{Cannot, Closure, Wanted};
+use super::super::{Cannot, Closure, RequiredArchive};
 use crate::address::Artifact;
 
 /// The most names of whoever wants one thing.
@@ -16,18 +16,18 @@ const MOST_CANNOT: usize = 4096;
 
 /// What was found out.
 #[derive(Debug, Default)]
-pub(super) struct Found {
-    wanted: BTreeMap<Artifact, Terms>,
+pub(super) struct ResolutionResult {
+    wanted: BTreeMap<Artifact, RequiredVersions>,
     cannot: BTreeMap<(String, String), BTreeSet<String>>,
 }
 
 #[derive(Debug, Default)]
-struct Terms {
+struct RequiredVersions {
     hashes: BTreeSet<Vec<String>>,
     by: BTreeSet<String>,
 }
 
-impl Found {
+impl ResolutionResult {
     /// Something is wanted, by these; with hashes, if a lock file lists any.
     pub(super) fn want(&mut self, of: Artifact, hashes: &[String], by: impl IntoIterator<Item = String>) {
         let terms = self.wanted.entry(of).or_default();
@@ -66,7 +66,7 @@ impl Found {
 
     /// All of it.
     pub(super) fn closure(self) -> Closure {
-        let wanted = self.wanted.into_iter().map(|(of, terms)| Wanted {
+        let wanted = self.wanted.into_iter().map(|(of, terms)| RequiredArchive {
             of,
             hashes: terms.hashes.into_iter().collect(),
             by: named(terms.by),

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 
-use super::super::configuration::{self, Inputs, Module, Place, Problem, Standing};
-use super::super::order::Client;
+use super::super::configuration::{self, FolderRole, Inputs, Module, Problem, SourceLine};
+use super::super::order::ClientKind;
 use super::super::{Configurations, Files};
 use super::asking::{Answers, cell};
-use super::found::Found;
+use super::found::ResolutionResult;
 use super::roots::{self, Root};
 
 /// How many folders are read at a time.
@@ -20,7 +20,7 @@ const ENDED: &str = "reading it ended unexpectedly";
 pub(super) struct Local {
     configurations: Arc<Configurations>,
     turns: Semaphore,
-    modules: Answers<(String, Standing, Client, Arc<Inputs>), Module>,
+    modules: Answers<(String, FolderRole, ClientKind, Arc<Inputs>), Module>,
 }
 
 impl Local {
@@ -35,10 +35,10 @@ impl Local {
     }
 
     /// The folders that `init` is run in.
-    pub(super) async fn roots(&self, found: &mut Found) -> Vec<Root> {
+    pub(super) async fn roots(&self, found: &mut ResolutionResult) -> Vec<Root> {
         let configurations = Arc::clone(&self.configurations);
         let reading = tokio::task::spawn_blocking(move || {
-            let mut found = Found::default();
+            let mut found = ResolutionResult::default();
             (roots::of(&configurations, &mut found), found)
         });
         match reading.await {
@@ -57,8 +57,8 @@ impl Local {
     pub(super) async fn module(
         &self,
         folder: &str,
-        standing: Standing,
-        client: Client,
+        standing: FolderRole,
+        client: ClientKind,
         inputs: &Arc<Inputs>,
     ) -> Arc<Module> {
         let of = (folder.to_owned(), standing, client, Arc::clone(inputs));
@@ -71,7 +71,7 @@ impl Local {
             tokio::task::spawn_blocking(read).await.map(Arc::new).map_err(|_| ENDED.to_owned())
         };
         cell.get_or_init(read).await.clone().unwrap_or_else(|why| {
-            let at = Place { file: folder.to_owned(), line: 1 };
+            let at = SourceLine { file: folder.to_owned(), line: 1 };
             let problem = Problem { what: folder.to_owned(), why, at };
             Arc::new(Module { problems: vec![problem], ..Module::default() })
         })

@@ -16,7 +16,7 @@ mod tree;
 use futures_util::future::join_all;
 
 use self::asking::Asking;
-use self::found::Found;
+use self::found::ResolutionResult;
 use self::local::Local;
 pub(super) use self::roots::uncalled;
 use super::{Closure, Given, Order, Registries};
@@ -30,7 +30,7 @@ pub async fn resolve(order: &Order, registries: &impl Registries) -> Closure {
     let each = order.given.iter().map(|given| {
         let asking = &asking;
         async move {
-            let mut found = Found::default();
+            let mut found = ResolutionResult::default();
             match given {
                 Given::Address { what, platforms } => {
                     let platforms = if platforms.is_empty() { &order.platforms } else { platforms };
@@ -51,5 +51,5 @@ pub async fn resolve(order: &Order, registries: &impl Registries) -> Closure {
         }
     });
     let found = join_all(each.collect::<Vec<_>>()).await;
-    found.into_iter().fold(Found::default(), Found::and).closure()
+    found.into_iter().fold(ResolutionResult::default(), ResolutionResult::and).closure()
 }

@@ -6,12 +6,12 @@ use futures_util::future::join_all;
 
 use super::super::configuration::Need;
 use super::super::lock_file::{self, Locked};
-use super::super::order::Client;
+use super::super::order::ClientKind;
 use super::super::{Files, Registries};
 use super::addresses::want_provider;
 use super::asking::Asking;
 use super::choosing;
-use super::found::Found;
+use super::found::ResolutionResult;
 use super::roots::{LOCK_FILE, Root};
 use crate::address::{Constraint, Hostname, Platform, ProviderAddress, Version};
 
@@ -30,7 +30,7 @@ pub(super) async fn choose(
     root: &Root,
     needs: &[Need],
     platforms: &[Platform],
-    found: &mut Found,
+    found: &mut ResolutionResult,
 ) {
     let mut by_provider: BTreeMap<&ProviderAddress, Vec<&Need>> = BTreeMap::new();
     for need in needs {
@@ -109,7 +109,7 @@ fn said(needs: &[&Need]) -> String {
 }
 
 /// What the lock file of a root says.
-fn locked(files: &Files, root: &Root, found: &mut Found) -> BTreeMap<ProviderAddress, Locked> {
+fn locked(files: &Files, root: &Root, found: &mut ResolutionResult) -> BTreeMap<ProviderAddress, Locked> {
     let path = if root.folder.is_empty() { LOCK_FILE.to_owned() } else { format!("{}/{LOCK_FILE}", root.folder) };
     let text = match files.get(&path) {
         None => return BTreeMap::new(),
@@ -128,7 +128,7 @@ fn locked(files: &Files, root: &Root, found: &mut Found) -> BTreeMap<ProviderAdd
     };
     let mut by_provider: BTreeMap<ProviderAddress, Locked> =
         locked.into_iter().map(|one| (one.provider.clone(), one)).collect();
-    if root.client == Client::Opentofu {
+    if root.client == ClientKind::Opentofu {
         // It takes over the versions that Terraform locked, and none of the hashes: its archives are its own.
         let taken_over: Vec<Locked> = by_provider.values().filter_map(taken_over).collect();
         for one in taken_over {

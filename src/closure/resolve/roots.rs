@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use super::super::configuration::{
-    self, Inputs, Source, Standing, TEST_FOLDER, is_configuration, is_for_opentofu_only, is_test,
+    self, FolderRole, Inputs, ModuleSource, TEST_FOLDER, is_configuration, is_for_opentofu_only, is_test,
 };
-use super::super::order::Client;
+use super::super::order::ClientKind;
 use super::super::{Configurations, Files, Unreadable, lock_file, path};
-use super::found::Found;
+use super::found::ResolutionResult;
 
 /// The most roots of one order.
 const MOST_ROOTS: usize = 512;
@@ -22,11 +22,11 @@ pub(super) struct Root {
     /// Its path.
     pub(super) folder: String,
     /// Who runs it.
-    pub(super) client: Client,
+    pub(super) client: ClientKind,
 }
 
 /// The roots that are named; where none is, the folders with a configuration that no other calls.
-pub(super) fn of(configurations: &Configurations, found: &mut Found) -> Vec<Root> {
+pub(super) fn of(configurations: &Configurations, found: &mut ResolutionResult) -> Vec<Root> {
     let Configurations { files, roots, client } = configurations;
     let folders: BTreeSet<String> = match roots.as_slice() {
         [] => uncalled(files).into_iter().collect(),
@@ -61,9 +61,9 @@ pub(in super::super) fn uncalled(files: &Files) -> Vec<String> {
     let folders: Vec<&str> = files.folders().into_iter().filter(|folder| has_configuration(folder)).collect();
     let mut called = BTreeSet::new();
     for folder in &folders {
-        let module = configuration::read(files, folder, Standing::Root, client_of(files, folder), "", &Inputs::new());
+        let module = configuration::read(files, folder, FolderRole::Root, client_of(files, folder), "", &Inputs::new());
         for call in module.calls {
-            let Source::Local(to) = call.source else { continue };
+            let ModuleSource::Local(to) = call.source else { continue };
             called.extend(path::join(folder, &to).filter(|to| to != folder));
         }
     }
@@ -72,11 +72,11 @@ pub(in super::super) fn uncalled(files: &Files) -> Vec<String> {
 }
 
 /// OpenTofu, where only it reads one of the files, or has written the lock file; else Terraform.
-fn client_of(files: &Files, folder: &str) -> Client {
+fn client_of(files: &Files, folder: &str) -> ClientKind {
     let is_opentofus = |(name, text): &(&str, Result<&str, Unreadable>)| match *name {
         LOCK_FILE => lock_file::parse(text.unwrap_or_default().as_bytes())
             .is_ok_and(|locked| locked.iter().any(|one| one.provider.host.as_str() == OPENTOFU)),
         name => is_for_opentofu_only(name),
     };
-    if files.in_folder(folder).iter().any(is_opentofus) { Client::Opentofu } else { Client::Terraform }
+    if files.in_folder(folder).iter().any(is_opentofus) { ClientKind::Opentofu } else { ClientKind::Terraform }
 }

@@ -5,12 +5,14 @@ use parking_lot::Mutex;
 use proptest::prelude::*;
 
 use super::*;
-use crate::address::{Artifact, Hostname, ModuleAddress, ModulePackage, Platform, ProviderAddress, Version, What};
-use crate::closure::{Cannot, Client, Configurations, Files, ModuleFiles, lock_file};
+use crate::address::{
+    Artifact, Hostname, ModuleAddress, ModulePackage, PackageSelector, Platform, ProviderAddress, Version,
+};
+use crate::closure::{Cannot, ClientKind, Configurations, Files, ModuleFiles, lock_file};
 
 /// Registries that know what they are told, and count what they are asked.
 #[derive(Default)]
-struct Known {
+struct KnownRegistries {
     providers: BTreeMap<String, Vec<&'static str>>,
     modules: BTreeMap<String, BTreeMap<&'static str, ModuleFiles>>,
     asked: Mutex<BTreeMap<String, usize>>,
@@ -18,7 +20,7 @@ struct Known {
     most_open: AtomicUsize,
 }
 
-impl Known {
+impl KnownRegistries {
     /// `namespace/type`, of both public registries.
     fn provider(mut self, name: &str, versions: &[&'static str]) -> Self {
         for host in ["registry.terraform.io", "registry.opentofu.org"] {
@@ -44,7 +46,7 @@ impl Known {
     }
 }
 
-impl Registries for Known {
+impl Registries for KnownRegistries {
     type Error = String;
 
     async fn provider_versions(&self, of: &ProviderAddress) -> Result<Vec<Version>, String> {
@@ -77,12 +79,12 @@ fn order(given: Given) -> Order {
     Order::new(vec![given], vec![Platform::parse("linux_amd64").unwrap()]).unwrap()
 }
 
-fn configurations(given: &[(&str, &str)], roots: &[&str], client: Option<Client>) -> Order {
+fn configurations(given: &[(&str, &str)], roots: &[&str], client: Option<ClientKind>) -> Order {
     let roots = roots.iter().map(|root| (*root).to_owned()).collect();
     order(Given::Configurations(Configurations::new(in_memory(given), roots, client).unwrap()))
 }
 
-fn run(order: &Order, registries: &Known) -> Closure {
+fn run(order: &Order, registries: &KnownRegistries) -> Closure {
     // What is asked for runs on any thread.
     fn on_any_thread<T: Send>(future: T) -> T {
         future
@@ -135,7 +137,7 @@ fn const_variables_are_handed_on_from_call_to_call() {
     let given =
         |name: &str, source: &str, v: &str| format!("module \"{name}\" {{\n  source = \"{source}\"\n  v = {v}\n}}\n");
     let net = |v: &str| format!("module \"net\" {{\n  source = \"acme/net/test\"\n  version = {v}\n}}\n");
-    let registries = Known::default()
+    let registries = KnownRegistries::default()
         .module("net", "1.0.0", &[("main.tf", "")])
         .module("net", "1.1.0", &[("main.tf", "")])
         .module("net", "2.0.0", &[("main.tf", "")])
@@ -158,30 +160,31 @@ fn const_variables_are_handed_on_from_call_to_call() {
     let child = format!("{DECLARED}{}", net("var.v"));
     let files = [("main.tf", main.as_str()), ("child/main.tf", &child)];
     let all = ["acme/net/test@1.0.0", "acme/net/test@1.1.0", "acme/net/test@2.0.0", "acme/wrap/test@1.0.0"];
-    is(&run(&configurations(&files, &[""], Some(Client::Terraform)), &registries), &all, &[]);
+    is(&run(&configurations(&files, &[""], Some(ClientKind::Terraform)), &registries), &all, &[]);
 
     let with_values = [&files[..], &[("terraform.tfvars", "v = \"1.1.0\"\n")]].concat();
-    is(&run(&configurations(&with_values, &[""], Some(Client::Terraform)), &registries), &all[1..], &[]);
+    is(&run(&configurations(&with_values, &[""], Some(ClientKind::Terraform)), &registries), &all[1..], &[]);
 
     // What is known later is no version, and hides nothing else.
     let later = main.replace("local.two", "data.x.y.z");
     let files = [("main.tf", later.as_str()), ("child/main.tf", &child)];
     let refused = ["child/main.tf … its version depends on data.x.y.z, which no client knows at init"];
-    let found = run(&configurations(&files, &[""], Some(Client::Terraform)), &registries);
+    let found = run(&configurations(&files, &[""], Some(ClientKind::Terraform)), &registries);
     is(&found, &[all[0], all[1], all[3]], &refused);
 }
 
 /// A thousand calls that differ in what decides nothing are one folder.
 #[test]
 fn values_that_decide_nothing_make_no_other_folder_of_it() {
-    let registries = Known::default().provider("x/a", &["1.0.0"]).module("net", "1.0.0", &[("main.tf", NEEDS_A)]);
+    let registries =
+        KnownRegistries::default().provider("x/a", &["1.0.0"]).module("net", "1.0.0", &[("main.tf", NEEDS_A)]);
     let call =
         |number: usize| format!("module \"m{number}\" {{\n  source = \"acme/net/test\"\n  name = \"n{number}\"\n}}\n");
     let main: String = (0..5_000).map(call).collect();
-    for client in [Client::Terraform, Client::Opentofu] {
+    for client in [ClientKind::Terraform, ClientKind::Opentofu] {
         let main = match client {
-            Client::Terraform => main.clone(),
-            Client::Opentofu => main.replace("acme/net", "registry.terraform.io/acme/net"),
+            ClientKind::Terraform => main.clone(),
+            ClientKind::Opentofu => main.replace("acme/net", "registry.terraform.io/acme/net"),
         };
         let found = run(&configurations(&[("main.tf", &main)], &[""], Some(client)), &registries);
         assert_eq!(cannot(&found), Vec::<String>::new());
@@ -191,7 +194,7 @@ fn values_that_decide_nothing_make_no_other_folder_of_it() {
 
 #[test]
 fn modules_are_followed_through_packages_and_paths_and_all_that_they_need_is_agreed_on() {
-    let registries = Known::default()
+    let registries = KnownRegistries::default()
         .provider("x/a", &["1.0.0", "1.2.0", "1.3.0", "2.0.0"])
         .provider("hashicorp/deep", &["0.1.0", "0.2.0-rc.1"])
         .module("net", "1.0.0", &[("main.tf", "")])
@@ -223,7 +226,7 @@ fn modules_are_followed_through_packages_and_paths_and_all_that_they_need_is_agr
 
 #[test]
 fn the_folder_of_a_call_is_below_the_one_that_the_registry_names() {
-    let mut registries = Known::default().provider("hashicorp/r", &["1.0.0"]).module(
+    let mut registries = KnownRegistries::default().provider("hashicorp/r", &["1.0.0"]).module(
         "net",
         "1.0.0",
         &[("top/sub/main.tf", &calls("up", "../../other")), ("other/main.tf", "resource \"r_x\" \"y\" {}\n")],
@@ -240,7 +243,7 @@ fn the_folder_of_a_call_is_below_the_one_that_the_registry_names() {
 
 #[test]
 fn each_root_chooses_for_itself() {
-    let registries = Known::default().provider("x/a", &["1.0.0", "2.0.0"]);
+    let registries = KnownRegistries::default().provider("x/a", &["1.0.0", "2.0.0"]);
     let files = [("dev/main.tf", &*NEEDS_A.replace("~> 1.0", ">= 1.0")), ("prod/main.tf", NEEDS_A)];
     let closure = run(&configurations(&files, &["prod", "dev"], None), &registries);
     is(&closure, &["x/a@1.0.0", "x/a@2.0.0"], &[]);
@@ -255,7 +258,7 @@ fn each_root_chooses_for_itself() {
 fn where_no_root_is_named_they_are_the_folders_that_no_other_calls() {
     let registries = ["a", "b", "c", "d", "e", "f", "t"]
         .iter()
-        .fold(Known::default(), |known, name| known.provider(&format!("hashicorp/{name}"), &["1.0.0"]));
+        .fold(KnownRegistries::default(), |known, name| known.provider(&format!("hashicorp/{name}"), &["1.0.0"]));
     let uses = |name: &str| format!("resource \"{name}_x\" \"y\" {{}}\n");
     let files = [
         ("one/main.tf", uses("a") + &calls("m", "../shared/m")),
@@ -298,11 +301,9 @@ fn where_no_root_is_named_they_are_the_folders_that_no_other_calls() {
 
 #[test]
 fn cycles_and_endless_chains_come_to_an_end() {
-    let registries = Known::default().module("a", "1.0.0", &[("main.tf", &calls("b", "acme/b/test"))]).module(
-        "b",
-        "1.0.0",
-        &[("main.tf", &calls("a", "acme/a/test"))],
-    );
+    let registries = KnownRegistries::default()
+        .module("a", "1.0.0", &[("main.tf", &calls("b", "acme/b/test"))])
+        .module("b", "1.0.0", &[("main.tf", &calls("a", "acme/a/test"))]);
     let closure = run(&configurations(&[("main.tf", &calls("a", "acme/a/test"))], &[], None), &registries);
     is(&closure, &["acme/a/test@1.0.0", "acme/b/test@1.0.0"], &["acme/b/test@1.0.0//main.tf:2: it leads back"]);
     // A folder that two call is no cycle.
@@ -325,7 +326,7 @@ fn cycles_and_endless_chains_come_to_an_end() {
 
 #[test]
 fn what_cannot_be_had_is_named_and_hides_nothing_else() {
-    let registries = Known::default()
+    let registries = KnownRegistries::default()
         .provider("x/a", &["1.0.0", "2.0.0"])
         .provider("x/pre", &["1.0.0-rc.1"])
         .provider("hashicorp/fine", &["1.0.0"])
@@ -362,7 +363,7 @@ fn what_cannot_be_had_is_named_and_hides_nothing_else() {
 
 #[test]
 fn a_module_that_cannot_be_read_is_wanted_still() {
-    let mut registries = Known::default().module("net", "1.0.0", &[]);
+    let mut registries = KnownRegistries::default().module("net", "1.0.0", &[]);
     registries.modules.values_mut().for_each(|versions| {
         versions.insert("2.0.0", ModuleFiles::default());
     });
@@ -376,7 +377,7 @@ const LOCKED: &str =
 /// As Terraform 1.11 goes by a lock file.
 #[test]
 fn the_lock_file_of_a_root_comes_first() {
-    let registries = Known::default().provider("x/a", &["1.0.0", "1.1.0", "1.2.0", "2.0.0"]);
+    let registries = KnownRegistries::default().provider("x/a", &["1.0.0", "1.1.0", "1.2.0", "2.0.0"]);
     let locked = |lock: &str, needs: &str| {
         run(&configurations(&[(".terraform.lock.hcl", lock), ("main.tf", needs)], &[], None), &registries)
     };
@@ -405,7 +406,7 @@ fn the_lock_file_of_a_root_comes_first() {
 
 #[test]
 fn an_archive_has_to_fit_every_lock_file_that_names_it() {
-    let registries = Known::default().provider("x/a", &["1.1.0"]);
+    let registries = KnownRegistries::default().provider("x/a", &["1.1.0"]);
     let bare = "provider \"registry.terraform.io/x/a\" {\n  version = \"1.1.0\"\n}\n";
     let other = LOCKED.replace("zh:one", "zh:other");
     let files: Vec<(String, &str)> = [LOCKED, bare, &other, LOCKED]
@@ -422,9 +423,9 @@ fn an_archive_has_to_fit_every_lock_file_that_names_it() {
 #[test]
 fn opentofu_takes_over_the_versions_that_terraform_locked() {
     let lock = "provider \"registry.terraform.io/hashicorp/a\" {\n  version = \"1.0.0\"\n  hashes = [\"zh:x\"]\n}\n";
-    let registries = Known::default().provider("hashicorp/a", &["1.0.0", "2.0.0"]);
+    let registries = KnownRegistries::default().provider("hashicorp/a", &["1.0.0", "2.0.0"]);
     let files = [(".terraform.lock.hcl", lock), ("main.tf", "resource \"a_x\" \"y\" {}\n")];
-    let closure = run(&configurations(&files, &[], Some(Client::Opentofu)), &registries);
+    let closure = run(&configurations(&files, &[], Some(ClientKind::Opentofu)), &registries);
     is(&closure, &["registry.opentofu.org/hashicorp/a@1.0.0"], &[]);
     assert_eq!(closure.wanted[0].hashes, Vec::<Vec<String>>::new());
     is(&run(&configurations(&files, &[], None), &registries), &["hashicorp/a@1.0.0"], &[]);
@@ -432,7 +433,7 @@ fn opentofu_takes_over_the_versions_that_terraform_locked() {
 
 #[test]
 fn addresses_and_lock_files_mean_their_own_archives() {
-    let registries = Known::default().provider("x/a", &["1.0.0", "1.1.0", "2.0.0-rc.1"]).module(
+    let registries = KnownRegistries::default().provider("x/a", &["1.0.0", "1.1.0", "2.0.0-rc.1"]).module(
         "net",
         "1.0.0",
         &[("main.tf", "resource \"r_x\" \"y\" {}\n")],
@@ -440,7 +441,7 @@ fn addresses_and_lock_files_mean_their_own_archives() {
     let host = Hostname::parse("registry.terraform.io").unwrap();
     let address = |given: &str, platforms: &[&str]| {
         let platforms = platforms.iter().map(|platform| Platform::parse(platform).unwrap()).collect();
-        order(Given::Address { what: What::parse(given, &host).unwrap(), platforms })
+        order(Given::Address { what: PackageSelector::parse(given, &host).unwrap(), platforms })
     };
     is(&run(&address("x/a", &[]), &registries), &["x/a@1.1.0"], &[]);
     is(&run(&address("x/a@2.0.0-rc.1", &[]), &registries), &["x/a@2.0.0-rc.1"], &[]);
@@ -470,8 +471,9 @@ fn addresses_and_lock_files_mean_their_own_archives() {
 #[test]
 fn a_few_things_are_asked_for_at_a_time() {
     let names: Vec<String> = (0..100).map(|n| format!("p{n}")).collect();
-    let registries =
-        names.iter().fold(Known::default(), |known, name| known.provider(&format!("hashicorp/{name}"), &["1.0.0"]));
+    let registries = names
+        .iter()
+        .fold(KnownRegistries::default(), |known, name| known.provider(&format!("hashicorp/{name}"), &["1.0.0"]));
     let main: String = names.iter().map(|name| format!("resource \"{name}_x\" \"y\" {{}}\n")).collect();
     let closure = run(&configurations(&[("main.tf", &main)], &[], None), &registries);
     assert_eq!((closure.wanted.len(), registries.most_open.load(Ordering::Relaxed)), (100, 16));
@@ -486,7 +488,7 @@ proptest! {
             1..8,
         ),
     ) {
-        let registries = Known::default().module("net", "1.0.0", &[("main.tf", "module \"x\" {\n  source = \"./x\"\n}\n"), ("x/main.tf", "module \"x\" {\n  source = \"../\"\n}\n")]);
+        let registries = KnownRegistries::default().module("net", "1.0.0", &[("main.tf", "module \"x\" {\n  source = \"./x\"\n}\n"), ("x/main.tf", "module \"x\" {\n  source = \"../\"\n}\n")]);
         let files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
         let closure = run(&configurations(&files, &[], None), &registries);
         prop_assert!(closure.wanted.iter().all(|wanted| matches!(wanted.of, Artifact::Module(_))));
@@ -496,7 +498,7 @@ proptest! {
 /// Roots that have everything in common would each go through all of it.
 #[test]
 fn what_the_roots_of_one_order_go_through_together_is_bounded() {
-    let known = Known::default();
+    let known = KnownRegistries::default();
     let asking = Asking::new(&known);
     assert_eq!((0..32).filter(|_| asking.may_follow(8192).is_ok()).count(), 32);
     assert!(asking.may_follow(1).unwrap_err().contains("name fewer folders"));
@@ -507,7 +509,7 @@ fn what_the_roots_of_one_order_go_through_together_is_bounded() {
 #[test]
 fn what_is_told_of_a_name_without_end_has_one() {
     let text = format!("resource \"a_x\" \"y\" {{\n  provider = {}\n}}\n", "É".repeat(100_000));
-    let closure = run(&configurations(&[("main.tf", &text)], &[""], None), &Known::default());
+    let closure = run(&configurations(&[("main.tf", &text)], &[""], None), &KnownRegistries::default());
     let [one] = closure.cannot.as_slice() else { panic!("{}", closure.cannot.len()) };
     assert!(
         one.what.len() < 10_000 && one.why.len() < 10_000 && one.why.ends_with('…'),

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 
 use super::super::Registries;
-use super::super::configuration::{Call, Module, Need, Standing};
+use super::super::configuration::{FolderRole, Module, ModuleCall, Need};
 use super::asking::Asking;
 use super::calls::{self, Led, Refused, Spot};
-use super::found::Found;
+use super::found::ResolutionResult;
 use super::local::Local;
 use super::providers;
 use super::roots::Root;
@@ -28,25 +28,25 @@ pub(super) async fn of_root(
     local: &Local,
     root: &Root,
     platforms: &[Platform],
-    found: &mut Found,
+    found: &mut ResolutionResult,
 ) {
-    let mut walk = Walk { asking, local, root, found, seen: BTreeMap::new(), needs: Vec::new() };
+    let mut walk = RequirementsWalk { asking, local, root, found, seen: BTreeMap::new(), needs: Vec::new() };
     walk.whole().await;
     let needs = std::mem::take(&mut walk.needs);
     providers::choose(asking, local.files(), root, &needs, platforms, found).await;
 }
 
-struct Walk<'a, R> {
+struct RequirementsWalk<'a, R> {
     asking: &'a Asking<'a, R>,
     local: &'a Local,
     root: &'a Root,
-    found: &'a mut Found,
+    found: &'a mut ResolutionResult,
     /// What each folder calls.
     seen: BTreeMap<Spot, BTreeMap<Spot, String>>,
     needs: Vec<Need>,
 }
 
-impl<R: Registries> Walk<'_, R> {
+impl<R: Registries> RequirementsWalk<'_, R> {
     /// Reads folders level by level, each once.
     async fn whole(&mut self) {
         let top = Spot { package: None, folder: self.root.folder.clone(), inputs: Arc::default() };
@@ -71,7 +71,7 @@ impl<R: Registries> Walk<'_, R> {
             match &spot.package {
                 Some(package) => asking.module(package, &spot.folder, client, &spot.inputs).await,
                 None => {
-                    let standing = if spot == top { Standing::Root } else { Standing::Called };
+                    let standing = if spot == top { FolderRole::Root } else { FolderRole::Called };
                     Ok(local.module(&spot.folder, standing, client, &spot.inputs).await)
                 }
             }
@@ -80,7 +80,7 @@ impl<R: Registries> Walk<'_, R> {
         // Whatever cannot be read is known already: it was read to follow the call that leads here.
         let modules: Vec<(&Spot, Arc<Module>)> =
             level.iter().zip(modules).filter_map(|(spot, module)| Some((spot, module.ok()?))).collect();
-        let mut calls: Vec<(&Spot, &Call)> = Vec::new();
+        let mut calls: Vec<(&Spot, &ModuleCall)> = Vec::new();
         for (spot, module) in &modules {
             calls.extend(module.calls.iter().map(|call| (*spot, call)));
         }
@@ -114,7 +114,7 @@ impl<R: Registries> Walk<'_, R> {
         next
     }
 
-    fn led(&mut self, from: &Spot, call: &Call, Led { to, through }: Led, next: &mut BTreeSet<Spot>) {
+    fn led(&mut self, from: &Spot, call: &ModuleCall, Led { to, through }: Led, next: &mut BTreeSet<Spot>) {
         let by = call.at.to_string();
         if let Some(package) = through {
             self.found.want(Artifact::Module(package), &[], [by.clone()]);

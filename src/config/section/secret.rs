@@ -1,4 +1,4 @@
-//! Secrets in a section: named by environment variable or file, read at once, and never shown.
+//! Reads the secrets of a section: named by environment variable or file, loaded at once, and never shown.
 
 use std::path::Path;
 
@@ -8,11 +8,11 @@ use toml::de::DeValue;
 use super::super::outside;
 use super::Section;
 
-/// A secret larger than this is no secret but a mistaken file.
+/// A larger file is a mistake, not a secret.
 const SECRET_LIMIT_BYTES: u64 = 64 * 1024;
 
 impl Section<'_, '_, '_> {
-    /// A secret, by the name of the environment variable or the path of the file that holds it.
+    /// Reads a secret by its environment variable or file.
     pub(in crate::config) fn secret(&mut self, key: &'static str, example: &str) -> Option<SecretString> {
         if let DeValue::String(_) = self.ask(key)?.get_ref() {
             self.problem(
@@ -40,7 +40,6 @@ impl Section<'_, '_, '_> {
         .flatten()
     }
 
-    /// A secret that must be named.
     pub(in crate::config) fn required_secret(&mut self, key: &'static str, example: &str) -> Option<SecretString> {
         self.must_have(key, example);
         self.secret(key, example)
@@ -83,7 +82,7 @@ impl Section<'_, '_, '_> {
 fn variable_name(value: &str) -> Result<String, String> {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     if value.is_empty() || !value.bytes().all(good) {
-        // Not shown: it may be the secret itself.
+        // Not shown: the value may be the secret itself.
         return Err("this is not the name of an environment variable".to_owned());
     }
     Ok(value.to_owned())

@@ -1,9 +1,9 @@
-//! The defaults, and the sample file that shows them.
+//! Tests of the defaults, and of the sample file that shows them.
 #![expect(clippy::disallowed_methods, reason = "tests make their own files")]
 
 use super::*;
 
-/// The sample with every commented-out option put to work.
+/// The sample with every option uncommented.
 fn uncommented() -> String {
     let is_option = |line: &str| {
         let key = line.split(" = ").next().unwrap_or_default();
@@ -29,7 +29,7 @@ fn keys(table: &DeTable<'_>, path: &str, found: &mut BTreeSet<String>) {
     }
 }
 
-/// Every secret may come from two sources; the sample shows either.
+/// A secret has two possible sources; the sample shows one of them.
 fn one_source(keys: &BTreeSet<String>) -> BTreeSet<String> {
     let source = |key: &String| match key.rsplit_once('.') {
         Some((secret, "env" | "file")) => format!("{secret}.source"),

@@ -1,33 +1,33 @@
-//! The files that the clients of this machine read.
+//! The configuration files that the clients of this machine read.
 
 use std::path::{Path, PathBuf};
 
 use super::{Check, FILES};
 use crate::closure::cli_config::CliConfig;
-use crate::closure::cli_config::places::{Client, Environment, Places};
+use crate::closure::cli_config::places::{ClientProgram, Environment, Places};
 use crate::closure::hcl;
 use crate::config::{Unreadable, text};
 
-/// What one client reads, or both of them alike.
+/// Configuration files of one client, or of both where they are identical.
 #[derive(Debug)]
-pub(super) struct Reading {
-    pub(super) clients: Vec<Client>,
+pub(super) struct ClientFiles {
+    pub(super) clients: Vec<ClientProgram>,
     places: Vec<Places>,
     files: Vec<PathBuf>,
     problems: Vec<String>,
     pub(super) config: CliConfig,
 }
 
-/// Reads for every client there is on the `PATH`, or for both where none is.
-pub(super) fn read_all(environment: &Environment) -> Vec<Reading> {
+/// Reads the files of every client on the `PATH`, or of both where neither is installed.
+pub(super) fn read_all(environment: &Environment) -> Vec<ClientFiles> {
     let folders: Vec<PathBuf> =
         environment.get("PATH").map(|path| std::env::split_paths(path).collect()).unwrap_or_default();
-    let is_installed = |client: &Client| folders.iter().any(|folder| folder.join(client.program()).is_file());
-    let mut clients: Vec<Client> = Client::ALL.into_iter().filter(is_installed).collect();
+    let is_installed = |client: &ClientProgram| folders.iter().any(|folder| folder.join(client.program()).is_file());
+    let mut clients: Vec<ClientProgram> = ClientProgram::ALL.into_iter().filter(is_installed).collect();
     if clients.is_empty() {
-        clients = Client::ALL.to_vec();
+        clients = ClientProgram::ALL.to_vec();
     }
-    let mut readings: Vec<Reading> = Vec::new();
+    let mut readings: Vec<ClientFiles> = Vec::new();
     for client in clients {
         let reading = read(client, environment);
         match readings.iter_mut().find(|before| before.files == reading.files && before.problems == reading.problems) {
@@ -41,9 +41,9 @@ pub(super) fn read_all(environment: &Environment) -> Vec<Reading> {
     readings
 }
 
-fn read(client: Client, environment: &Environment) -> Reading {
+fn read(client: ClientProgram, environment: &Environment) -> ClientFiles {
     let places = Places::of(client, environment, &|path: &Path| path.exists());
-    let mut reading = Reading {
+    let mut reading = ClientFiles {
         clients: vec![client],
         files: Vec::new(),
         problems: Vec::new(),
@@ -64,7 +64,7 @@ fn read(client: Client, environment: &Environment) -> Reading {
     reading
 }
 
-impl Reading {
+impl ClientFiles {
     fn add(&mut self, file: PathBuf, named_by: Option<&str>) {
         let shown = file.display().to_string();
         match text(&file, hcl::LARGEST as u64) {
@@ -96,18 +96,17 @@ impl Reading {
         }
     }
 
-    /// Whose they are.
     pub(super) fn clients(&self) -> String {
         let clients: Vec<&str> = self.clients.iter().map(|client| client.program()).collect();
         clients.join(" and ")
     }
 
-    /// Whether no file says anything.
+    /// True where no configuration file exists.
     pub(super) fn says_nothing(&self) -> bool {
         self.files.is_empty() && self.problems.is_empty()
     }
 
-    /// Where it was looked.
+    /// The places that were searched.
     pub(super) fn looked_for(&self) -> String {
         let files = self.places.iter().filter_map(|places| places.file.as_ref());
         let mut looked: Vec<String> = files.map(|file| file.display().to_string()).collect();
@@ -115,7 +114,7 @@ impl Reading {
         if looked.is_empty() { "HOME is not set".to_owned() } else { format!("no {}", looked.join(", no ")) }
     }
 
-    /// What there is to say of the files themselves.
+    /// Checks the files themselves.
     pub(super) fn checks(&self) -> Vec<Check> {
         let goes_on = "the client only prints an error, goes on without it, and asks registries itself: mend the file";
         let problems = self.problems.iter().map(|problem| Check::fail(FILES, problem).advise(goes_on));

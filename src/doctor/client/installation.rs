@@ -1,10 +1,10 @@
-//! A `provider_installation` block: whether providers still come here with it (PROTOCOL 3).
+//! Checks a `provider_installation` block: are providers still installed from larder (PROTOCOL 3)?
 
-use super::files::Reading;
+use super::files::ClientFiles;
 use super::tried::Tried;
 use super::{Check, OVERRIDE, Scene, default_host};
 use crate::address::Hostname;
-use crate::closure::cli_config::Source;
+use crate::closure::cli_config::InstallationSource;
 use crate::closure::cli_config::reach::Reach;
 
 const INSTALLATION: &str = "client.installation";
@@ -12,28 +12,28 @@ const INSTALLATION: &str = "client.installation";
 const BY_DIRECT: &str = "direct lets the client ask the registry itself as well: the versions of both are taken \
      together, and without the registry all of it fails";
 
-/// By which ways the providers of one registry come to a client.
+/// The sources that one registry's providers are installed from.
 pub(super) struct Ways {
-    /// From the registry, or from where its `host` block leads.
+    /// The registry itself, or the services in its `host` block.
     direct: Reach,
-    /// From a network mirror that is larder.
+    /// A network mirror that is larder.
     larder: Reach,
-    /// From anywhere else, with the names of the methods.
+    /// Other methods, by name.
     elsewhere: Vec<String>,
-    /// What is wrong with the network mirrors.
+    /// Faults of the network mirrors.
     faults: Vec<Check>,
 }
 
 impl Ways {
-    /// Whether all of them come from where the `host` block leads.
+    /// True where every provider is requested from the services in the `host` block or from larder's mirror.
     pub(super) fn come_by_the_block(&self) -> bool {
         self.direct == Reach::All || self.larder == Reach::All
     }
 }
 
 impl Scene<'_> {
-    /// Tries every method that is for providers of `host`.
-    pub(super) async fn ways(&self, reading: &Reading, host: &Hostname) -> Ways {
+    /// Tries every installation method that applies to providers of `host`.
+    pub(super) async fn ways(&self, reading: &ClientFiles, host: &Hostname) -> Ways {
         let mut ways = Ways { direct: Reach::None, larder: Reach::None, elsewhere: Vec::new(), faults: Vec::new() };
         let Some(methods) = &reading.config.installation else {
             return Ways { direct: Reach::All, ..ways };
@@ -44,9 +44,9 @@ impl Scene<'_> {
                 continue;
             }
             match &method.source {
-                Source::Direct => ways.direct = ways.direct.max(reach),
-                Source::Elsewhere(kind) => ways.elsewhere.push(kind.clone()),
-                Source::NetworkMirror { url } => match self.try_mirror(url, host).await {
+                InstallationSource::Direct => ways.direct = ways.direct.max(reach),
+                InstallationSource::Elsewhere(kind) => ways.elsewhere.push(kind.clone()),
+                InstallationSource::NetworkMirror { url } => match self.try_mirror(url, host).await {
                     Tried::Larder => ways.larder = ways.larder.max(reach),
                     Tried::Elsewhere(_) => ways.elsewhere.push("another network_mirror".to_owned()),
                     Tried::Unusable(fault) => ways.faults.push(fault),
@@ -56,7 +56,7 @@ impl Scene<'_> {
         ways
     }
 
-    /// What there is to say of them. Nothing where providers come directly, and nothing else is said.
+    /// Checks the methods. No finding where everything is installed directly.
     pub(super) fn installation(&self, host: &Hostname, has_block: bool, ways: &Ways) -> Vec<Check> {
         let all = format!("\"{}/*/*\"", host.to_unicode());
         let check = if has_block { ways.beside_a_block(&all) } else { ways.alone(&all) };
@@ -65,7 +65,7 @@ impl Scene<'_> {
 }
 
 impl Ways {
-    /// What they mean where a `host` block says who is asked directly.
+    /// Checks the methods where a `host` block redirects direct requests.
     fn beside_a_block(&self, all: &str) -> Option<Check> {
         match self.larder.max(self.direct) {
             Reach::None => {
@@ -80,7 +80,7 @@ impl Ways {
         }
     }
 
-    /// What they mean where no block does, and direct is the registry itself.
+    /// Checks the methods without a `host` block, where direct requests go to the registry itself.
     fn alone(&self, all: &str) -> Option<Check> {
         match (self.larder, self.direct) {
             (Reach::All, Reach::Some | Reach::All) | (Reach::Some, Reach::All) => {

@@ -1,5 +1,5 @@
-//! Whether the clients of this machine would come here: their own configuration, read as they read it (PROTOCOL 1.1 to
-//! 1.3), and tried as they would try it.
+//! Checks whether the clients of this machine use this larder: reads their configuration as they do (PROTOCOL 1.1 to
+//! 1.3), and requests its URLs as they would.
 
 mod files;
 mod installation;
@@ -10,32 +10,32 @@ mod tried;
 
 use tokio::time::timeout;
 
-use self::files::Reading;
+use self::files::ClientFiles;
 use super::listener::base;
-use super::running::{Running, State};
+use super::running::{RunningLarder, State};
 use super::{Check, WITHIN};
 use crate::address::Hostname;
-use crate::closure::cli_config::places::{Client, Environment};
+use crate::closure::cli_config::places::{ClientProgram, Environment};
 use crate::config::Config;
 use crate::http::admin_client;
 use crate::http::trust::Trust;
-use crate::protocol::client_config::{Way, text_of_nothing_held};
+use crate::protocol::client_config::{ClientRoute, text_of_nothing_held};
 
 const FILES: &str = "client.files";
 const OVERRIDE: &str = "client.override";
 
-/// What everything about a client is judged by.
+/// Inputs of all checks of a client.
 struct Scene<'a> {
     config: &'a Config,
-    running: &'a Running,
+    running: &'a RunningLarder,
     environment: &'a Environment,
     trust: &'a Trust,
 }
 
-/// Looks at every client of this machine; those that read the same files are looked at once.
+/// Checks every client of this machine. Clients with identical files are checked once.
 pub(super) async fn look(
     config: &Config,
-    running: &Running,
+    running: &RunningLarder,
     environment: &Environment,
     trust: &Trust,
 ) -> Vec<Check> {
@@ -58,7 +58,7 @@ pub(super) async fn look(
 }
 
 impl Scene<'_> {
-    async fn of_reading(&self, reading: &Reading) -> Vec<Check> {
+    async fn of_reading(&self, reading: &ClientFiles) -> Vec<Check> {
         let mut checks = reading.checks();
         if reading.says_nothing() {
             let lines = self.lines_to_paste().await;
@@ -87,9 +87,9 @@ impl Scene<'_> {
         checks
     }
 
-    /// The registries that matter to a client: those that are mirrored here, or that it asks by itself where no larder
-    /// is; and those whose block leads to a larder, this one or another.
-    fn hosts(&self, reading: &Reading) -> Vec<Hostname> {
+    /// The registries to check: the configured upstreams, or the clients' default registries where no larder is set up.
+    /// A registry whose `host` block leads to any larder is added.
+    fn hosts(&self, reading: &ClientFiles) -> Vec<Hostname> {
         let mut hosts: Vec<Hostname> = match self.running.state {
             State::NeverSetUp => {
                 reading.clients.iter().filter_map(|client| Hostname::parse(client.default_host()).ok()).collect()
@@ -104,8 +104,8 @@ impl Scene<'_> {
         hosts
     }
 
-    /// Whether the client comes here for the providers and modules of one registry.
-    async fn of_host(&self, reading: &Reading, host: &Hostname) -> Vec<Check> {
+    /// Checks that the client uses larder for the providers and modules of one registry.
+    async fn of_host(&self, reading: &ClientFiles, host: &Hostname) -> Vec<Check> {
         let said = reading.config.hosts.get(host);
         let ways = self.ways(reading, host).await;
         let mut checks = match said {
@@ -119,7 +119,7 @@ impl Scene<'_> {
         checks.into_iter().map(|check| if check.of.is_none() { check.of(host) } else { check }).collect()
     }
 
-    /// A registry that no file mentions: the client asks it itself, unless its name leads here.
+    /// A registry without a `host` block: the client asks it directly, except under a take-over.
     async fn without_a_word(&self, host: &Hostname) -> Check {
         let upstream = self.config.upstreams.iter().find(|upstream| upstream.host == *host);
         let may_lead_here = upstream.is_some_and(|upstream| !upstream.addresses.is_empty());
@@ -141,18 +141,18 @@ impl Scene<'_> {
             return String::from_utf8_lossy(&lines).into_owned();
         }
         let hosts: Vec<&Hostname> = self.config.upstreams.iter().map(|upstream| &upstream.host).collect();
-        text_of_nothing_held(&hosts, &self.base(), Way::HostOverride).await.unwrap_or_default()
+        text_of_nothing_held(&hosts, &self.base(), ClientRoute::HostOverride).await.unwrap_or_default()
     }
 
-    /// How clients reach this larder, without a slash at its end.
+    /// Base URL of this larder as clients see it, without a final slash.
     fn base(&self) -> String {
         base(self.config).map(|url| url.as_str().trim_end_matches('/').to_owned()).unwrap_or_default()
     }
 }
 
-/// The registry of an address without one, for whoever reads these files.
-fn default_host(reading: &Reading, host: &Hostname) -> &'static str {
-    let of = |client: &Client| client.default_host();
+/// Registry of an address without a host, for the clients that read these files.
+fn default_host(reading: &ClientFiles, host: &Hostname) -> &'static str {
+    let of = |client: &ClientProgram| client.default_host();
     let own = reading.clients.iter().map(of).find(|default| *default == host.as_str());
     own.unwrap_or_else(|| reading.clients.first().map_or("", of))
 }

@@ -1,4 +1,4 @@
-//! Whether a client sends a request through a proxy: the rules of Go's standard library, which both are made with.
+//! Decides whether a client uses a proxy for a request, by the rules of Go's standard library, which both clients use.
 
 use std::net::IpAddr;
 
@@ -7,7 +7,7 @@ use url::{Host, Url};
 
 use crate::closure::cli_config::places::Environment;
 
-/// The variable whose proxy a request to `url` goes through.
+/// The variable whose proxy a request to `url` uses.
 pub(super) fn proxied_by(url: &Url, environment: &Environment) -> Option<&'static str> {
     let names = match url.scheme() {
         "https" => ["HTTPS_PROXY", "https_proxy"],
@@ -25,7 +25,7 @@ pub(super) fn proxied_by(url: &Url, environment: &Environment) -> Option<&'stati
     (!is_exempt).then_some(variable)
 }
 
-/// Never sent to a proxy, whatever the variables say.
+/// True for hosts that never use a proxy.
 fn is_local(host: &Host<&str>) -> bool {
     match host {
         Host::Domain(name) => *name == "localhost",
@@ -51,7 +51,7 @@ fn exempts(entry: &str, host: &Host<&str>, port: u16) -> bool {
     }
     let bare = |text: &str| text.trim_start_matches('[').trim_end_matches(']').to_owned();
     let (name, wanted_port) = match entry.rsplit_once(':') {
-        // An address of IPv6 without brackets has no port.
+        // An IPv6 address without brackets has no port.
         Some((name, digits)) if !name.contains(':') || name.ends_with(']') => match digits.parse::<u16>() {
             Ok(port) => (bare(name), Some(port)),
             Err(_) => (entry.to_owned(), None),

@@ -10,7 +10,7 @@ use crate::address::Hostname;
 use crate::closure::cli_config::{self, Services};
 use crate::doctor::WITHIN;
 use crate::doctor::listener::is_ours;
-use crate::doctor::recognise::{Met, Service, Who, meet};
+use crate::doctor::recognise::{Met, ProbedService, Who, meet};
 use crate::http::visit::visit;
 use crate::protocol::route::{Route, modules_base};
 use crate::upstream::providers::RawObject;
@@ -80,7 +80,7 @@ impl Scene<'_> {
         }
         let named = host_of_base(&url, "providers").unwrap_or_else(|| host.clone());
         let right = self.right_providers(host, &url);
-        match self.try_base(&url, ("providers.v1", Service::Providers), &right, &named).await {
+        match self.try_base(&url, ("providers.v1", ProbedService::Providers), &right, &named).await {
             Tried::Larder => match self.host_in(&url, host) {
                 Some(fault) => checks.push(fault),
                 None if checks.is_empty() && ways.come_by_the_block() => {
@@ -116,7 +116,7 @@ impl Scene<'_> {
         url.set_path(&format!("{}/", url.path().trim_end_matches('/')));
         let named = host_of_base(&url, "modules").unwrap_or_else(|| host.clone());
         let right = format!("write \"modules.v1\" = \"{}{}\"", self.base_beside(&url), modules_base(host));
-        match self.try_base(&url, ("modules.v1", Service::Modules), &right, &named).await {
+        match self.try_base(&url, ("modules.v1", ProbedService::Modules), &right, &named).await {
             Tried::Larder => Check::ok(OVERRIDE, "its host block leads here; the registry offers modules alone"),
             Tried::Elsewhere(fault) | Tried::Unusable(fault) => fault,
         }
@@ -143,7 +143,7 @@ impl Scene<'_> {
         let asked_of = named.as_ref().unwrap_or(host);
         let beside = self.base_beside(providers.unwrap_or(&base));
         let right = || format!("write \"modules.v1\" = \"{beside}{}\"", modules_base(host));
-        match meet(&base, Service::Modules, asked_of, self.trust).await {
+        match meet(&base, ProbedService::Modules, asked_of, self.trust).await {
             Ok(Met { who: Who::LarderElsewhere | Who::LarderWithout(_), .. }) => {
                 let found =
                     format!("modules.v1 leads to larder at {shown}, which serves no modules there: all of {host} fail");
@@ -199,8 +199,8 @@ impl Scene<'_> {
 /// dropped, as the client does; it may hold a secret.
 fn url_of(services: &Services, name: &str, host: &Hostname) -> Option<Url> {
     let text = match services.get(name)? {
-        cli_config::Service::Url(text) => text,
-        cli_config::Service::Other => return None,
+        cli_config::ServiceValue::Url(text) => text,
+        cli_config::ServiceValue::Other => return None,
     };
     let mut url = Url::parse(&format!("https://{host}/.well-known/terraform.json")).ok()?.join(text).ok()?;
     let is_usable = matches!(url.scheme(), "http" | "https") && url.username().is_empty() && url.password().is_none();

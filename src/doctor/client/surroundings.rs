@@ -1,41 +1,42 @@
-//! What else decides how a client comes here: proxies, tokens, its patience, its cache (PROTOCOL 1.3, 1.4).
+//! Other settings that affect a client's requests: proxies, tokens, timeout, plugin cache, certificate authorities
+//! (PROTOCOL 1.3, 1.4).
 
 use std::path::Path;
 
 use url::{Host, Url};
 
-use super::files::Reading;
+use super::files::ClientFiles;
 use super::proxies::proxied_by;
 use super::{Check, Scene};
 use crate::address::Hostname;
-use crate::closure::cli_config::{Service, Source};
+use crate::closure::cli_config::{InstallationSource, ServiceValue};
 
-/// Larder answers a document within 8 s; the clients wait 10 s unless told otherwise.
+/// Larder answers a document within 8 s; clients wait 10 s by default.
 const LEAST_SECONDS: u64 = 10;
 
 const NOT_IN_THE_CLEAR: &str = "give larder a certificate ([server] tls) and write https; or take the token away: \
      larder passes none on, it has credentials of its own";
 
 impl Scene<'_> {
-    /// Everything there is to say of them; nothing where all is as usual.
-    pub(super) fn surroundings(&self, reading: &Reading) -> Vec<Check> {
+    /// Checks these settings; reports only notable ones.
+    pub(super) fn surroundings(&self, reading: &ClientFiles) -> Vec<Check> {
         let checks =
             [self.proxy(reading), self.credentials(reading), self.patience(), self.cache(reading), self.authorities()];
         checks.into_iter().flatten().collect()
     }
 
-    /// Where the client is sent for the configured registries, as far as these are URLs.
-    fn destinations(&self, reading: &Reading) -> Vec<(Hostname, Url)> {
+    /// URLs that the client uses for the configured registries, where they are absolute.
+    fn destinations(&self, reading: &ClientFiles) -> Vec<(Hostname, Url)> {
         let mut found = Vec::new();
         for host in self.hosts(reading) {
             let services = reading.config.hosts.get(&host);
-            if let Some(Service::Url(text)) = services.and_then(|services| services.get("providers.v1"))
+            if let Some(ServiceValue::Url(text)) = services.and_then(|services| services.get("providers.v1"))
                 && let Ok(url) = Url::parse(text)
             {
                 found.push((host.clone(), url));
             }
             for method in reading.config.installation.iter().flatten() {
-                if let Source::NetworkMirror { url } = &method.source
+                if let InstallationSource::NetworkMirror { url } = &method.source
                     && let Ok(url) = Url::parse(url)
                 {
                     found.push((host.clone(), url));
@@ -45,7 +46,7 @@ impl Scene<'_> {
         found
     }
 
-    fn proxy(&self, reading: &Reading) -> Option<Check> {
+    fn proxy(&self, reading: &ClientFiles) -> Option<Check> {
         let destinations = self.destinations(reading);
         let found = destinations.iter().find_map(|(_, url)| Some((url, proxied_by(url, self.environment)?)));
         let (url, variable) = found?;
@@ -59,7 +60,7 @@ impl Scene<'_> {
         )
     }
 
-    fn credentials(&self, reading: &Reading) -> Option<Check> {
+    fn credentials(&self, reading: &ClientFiles) -> Option<Check> {
         let holds = |host: &Hostname| {
             let variable = format!("TF_TOKEN_{}", host.as_str().replace('-', "__").replace(['.', ':'], "_"));
             reading.config.credentials.contains(host)
@@ -93,7 +94,7 @@ impl Scene<'_> {
         })
     }
 
-    fn cache(&self, reading: &Reading) -> Option<Check> {
+    fn cache(&self, reading: &ClientFiles) -> Option<Check> {
         const CACHE: &str = "client.cache";
         let home = self.environment.get("HOME").map(String::as_str).unwrap_or_default();
         let expand = |text: &String| text.replace("${HOME}", home).replace("$HOME", home);

@@ -6,7 +6,7 @@ use super::proxies::proxied_by;
 use super::{Check, OVERRIDE, Scene};
 use crate::address::Hostname;
 use crate::doctor::listener::{is_ours, what_to_do_about};
-use crate::doctor::recognise::{Met, Service, Who, meet};
+use crate::doctor::recognise::{Met, ProbedService, Who, meet};
 use crate::doctor::running::State;
 use crate::http::visit::NoVisit;
 use crate::protocol::route::{MIRROR_BASE, providers_base};
@@ -34,7 +34,7 @@ impl Scene<'_> {
     pub(super) async fn try_base(
         &self,
         url: &Url,
-        (what, service): (&str, Service),
+        (what, service): (&str, ProbedService),
         right: &str,
         host: &Hostname,
     ) -> Tried {
@@ -114,7 +114,7 @@ impl Scene<'_> {
             return unusable(SLASH, found, right);
         }
         url.set_query(None);
-        let tried = self.try_base(&url, ("network_mirror", Service::Mirror), &right, host).await;
+        let tried = self.try_base(&url, ("network_mirror", ProbedService::Mirror), &right, host).await;
         match tried {
             Tried::Unusable(check) if check.id == PATH => {
                 unusable(PATH, format!("network_mirror {shown} leads to larder, and there to no mirror"), right)
@@ -126,7 +126,7 @@ impl Scene<'_> {
     /// Checks whether the registry's own host name resolves to a larder from here.
     pub(super) async fn name_leads_here(&self, host: &Hostname) -> bool {
         let Ok(url) = Url::parse(&format!("https://{host}/v1/providers/")) else { return false };
-        let met = meet(&url, Service::Providers, host, self.trust).await;
+        let met = meet(&url, ProbedService::Providers, host, self.trust).await;
         met.is_ok_and(|met| met.who == Who::Larder)
     }
 

@@ -10,7 +10,7 @@ use http::{Method, Response};
 use serde::Serialize;
 
 use super::super::body::Body;
-use crate::jobs::{Event, News};
+use crate::jobs::{JobEvent, News};
 
 /// After how much silence a line is sent that says nothing: what stands between would end the connection.
 const HEARTBEAT: Duration = Duration::from_secs(15);
@@ -32,20 +32,20 @@ fn pieces(news: News) -> impl Stream<Item = io::Result<Bytes>> + Send {
 }
 
 /// What is sent next; nothing where that is all.
-async fn piece(next: impl Future<Output = Option<Vec<Event>>>, patience: Duration) -> Option<io::Result<Bytes>> {
+async fn piece(next: impl Future<Output = Option<Vec<JobEvent>>>, patience: Duration) -> Option<io::Result<Bytes>> {
     match tokio::time::timeout(patience, next).await {
         Ok(events) => Some(written(&events?).map_err(io::Error::from)),
         Err(_) => Some(Ok(Bytes::from_static(b":\n\n"))),
     }
 }
 
-fn written(events: &[Event]) -> serde_json::Result<Bytes> {
+fn written(events: &[JobEvent]) -> serde_json::Result<Bytes> {
     let mut text = Vec::new();
     for event in events {
         match event {
-            Event::Job(job) => write(&mut text, "job", job)?,
-            Event::Item(item) => write(&mut text, "item", item)?,
-            Event::End(listed) => write(&mut text, "end", listed)?,
+            JobEvent::Job(job) => write(&mut text, "job", job)?,
+            JobEvent::Item(item) => write(&mut text, "item", item)?,
+            JobEvent::End(listed) => write(&mut text, "end", listed)?,
         }
     }
     Ok(text.into())
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
     use crate::address::PackageRef;
     use crate::jobs::NumberedItem;
-    use crate::jobs::report::{Item, ItemState};
+    use crate::jobs::report::{ItemState, JobItem};
 
     #[tokio::test]
     async fn silence_is_broken_by_a_line_that_says_nothing() {
@@ -76,8 +76,8 @@ mod tests {
     #[test]
     fn whatever_an_item_says_is_one_line_of_data() {
         let state = ItemState::Failed { error: "it said\nevent: end\r\ndata: {}\u{2028}".to_owned() };
-        let item = Item { package: PackageRef::asked("a"), state, bytes: 0, size_bytes: None, unconfirmed: None };
-        let text = written(&[Event::Item(NumberedItem { number: 7, item })]).unwrap();
+        let item = JobItem { package: PackageRef::asked("a"), state, bytes: 0, size_bytes: None, unconfirmed: None };
+        let text = written(&[JobEvent::Item(NumberedItem { number: 7, item })]).unwrap();
         let text = std::str::from_utf8(&text).unwrap();
         let [name, data, "", ""] = text.split('\n').collect::<Vec<_>>()[..] else { panic!("{text:?}") };
         assert_eq!(name, "event: item");

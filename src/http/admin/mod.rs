@@ -21,12 +21,12 @@ use crate::address::Hostname;
 use crate::bundle::BundleKeys;
 use crate::clock::{Clock, Timestamp};
 use crate::jobs::{self, JobId, Jobs, NotPlanned, NotStarted, Recurring, WarmUp};
-use crate::mirror::{Call, Mirror, Pin};
-use crate::protocol::admin::command::{self, Told};
+use crate::mirror::{Mirror, Pin, RequestContext};
+use crate::protocol::admin::command::{self, OperationTarget};
 use crate::protocol::admin::missing;
 use crate::protocol::admin::order::ToldOrder;
 use crate::protocol::admin::warm::{self, ToldToPin};
-use crate::protocol::admin::{Access, AdminRoute, Command, Credentials, Nature, Refusal, Report, SinceStart};
+use crate::protocol::admin::{Access, AdminRefusal, AdminRoute, Credentials, Nature, Operation, Report, SinceStart};
 use crate::protocol::client_config;
 use crate::protocol::route::Api;
 
@@ -96,12 +96,12 @@ impl Admin {
         };
         if let Err(refusal) = admitted {
             self.requests.refused(match refusal {
-                Refusal::FromAPage => requests::Refusal::AdminPage,
-                Refusal::ForeignHost => requests::Refusal::AdminHost,
-                Refusal::NoToken => requests::Refusal::AdminToken,
+                AdminRefusal::FromAPage => requests::Refusal::AdminPage,
+                AdminRefusal::ForeignHost => requests::Refusal::AdminHost,
+                AdminRefusal::NoToken => requests::Refusal::AdminToken,
             });
             bodies::throw_away(request);
-            let code = if refusal == Refusal::NoToken { StatusCode::UNAUTHORIZED } else { StatusCode::FORBIDDEN };
+            let code = if refusal == AdminRefusal::NoToken { StatusCode::UNAUTHORIZED } else { StatusCode::FORBIDDEN };
             return respond::errors(code, vec![refusal.to_string()]);
         }
         match (route.nature(), request.method()) {
@@ -244,12 +244,12 @@ impl Admin {
         }
     }
 
-    async fn command(&self, command: Command, body: &[u8]) -> Response<Body> {
+    async fn command(&self, command: Operation, body: &[u8]) -> Response<Body> {
         let told = match command {
-            Command::Refresh | Command::Purge | Command::Accept => Told::read(body),
-            Command::Pin | Command::Unpin => match ToldToPin::read(body) {
+            Operation::Refresh | Operation::Purge | Operation::Accept => OperationTarget::read(body),
+            Operation::Pin | Operation::Unpin => match ToldToPin::read(body) {
                 Ok(ToldToPin::Job(id)) => {
-                    let pin = if command == Command::Pin { Pin::Set } else { Pin::Lift };
+                    let pin = if command == Operation::Pin { Pin::Set } else { Pin::Lift };
                     return self.pin_job(id, pin).await;
                 }
                 Ok(ToldToPin::Addresses(told)) => Ok(told),
@@ -262,11 +262,13 @@ impl Admin {
         };
         let call = || self.call();
         match command {
-            Command::Refresh => respond::json(StatusCode::OK, &command::refresh(&self.mirror, &addresses, call).await),
-            Command::Purge => respond::json(StatusCode::OK, &command::purge(&self.mirror, &addresses, call).await),
-            Command::Accept => respond::json(StatusCode::OK, &command::accept(&self.mirror, &addresses, call).await),
-            Command::Pin => respond::json(StatusCode::OK, &command::pin(&self.mirror, &addresses, call).await),
-            Command::Unpin => respond::json(StatusCode::OK, &command::unpin(&self.mirror, &addresses, call).await),
+            Operation::Refresh => {
+                respond::json(StatusCode::OK, &command::refresh(&self.mirror, &addresses, call).await)
+            }
+            Operation::Purge => respond::json(StatusCode::OK, &command::purge(&self.mirror, &addresses, call).await),
+            Operation::Accept => respond::json(StatusCode::OK, &command::accept(&self.mirror, &addresses, call).await),
+            Operation::Pin => respond::json(StatusCode::OK, &command::pin(&self.mirror, &addresses, call).await),
+            Operation::Unpin => respond::json(StatusCode::OK, &command::unpin(&self.mirror, &addresses, call).await),
         }
     }
 
@@ -285,7 +287,7 @@ impl Admin {
         }
     }
 
-    fn call(&self) -> Call {
+    fn call(&self) -> RequestContext {
         self.mirror.job(self.clock.now())
     }
 

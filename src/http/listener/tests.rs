@@ -57,7 +57,7 @@ impl Served {
             async move { respond(request.uri().path(), peer, || fed.lock().take().expect("/fed is asked for once")) }
         };
         let places = Places::new(&limits, Requests::default());
-        let running = tokio::spawn(serve(listener, tls, limits, places, |_| Standing::Client, handler, stop.clone()));
+        let running = tokio::spawn(serve(listener, tls, limits, places, |_| PeerClass::Client, handler, stop.clone()));
         Self { address, stop, running, feed, asked }
     }
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::TRIES_AGAIN_AFTER;
 use crate::clock::Timestamp;
 use crate::config::{Warm, WarmWhat};
-use crate::jobs::report::{ItemCounts, JobState, Listed};
+use crate::jobs::report::{ItemCounts, JobState, JobSummary};
 
 /// What part of a pause is added to it at most, so that several larders do not ask at the same time for ever.
 const JITTER: u32 = 20;
@@ -103,14 +103,14 @@ impl LastRuns {
     }
 
     /// Notes a run that ended and that nobody waited for, unless something later is noted.
-    pub(super) fn catch_up(&mut self, key: &str, run: Listed, now: Timestamp) {
+    pub(super) fn catch_up(&mut self, key: &str, run: JobSummary, now: Timestamp) {
         if self.0.get(key).is_none_or(|last| run.ended > Some(last.ended)) {
             self.put(key, Ok(run), now);
         }
     }
 
     /// Notes a run that has ended, or why it could not begin. One run counts once, however often it is noted.
-    pub(super) fn put(&mut self, key: &str, ended: Result<Listed, String>, now: Timestamp) {
+    pub(super) fn put(&mut self, key: &str, ended: Result<JobSummary, String>, now: Timestamp) {
         let before = self.0.get(key);
         if let (Some(last), Ok(run)) = (before, &ended)
             && last.job.as_ref() == Some(&run.id)
@@ -119,7 +119,7 @@ impl LastRuns {
         }
         let failed = before.map_or(0, |last| last.failures).saturating_add(1);
         let last = match ended {
-            Ok(Listed { id, state, ended, items, .. }) => LastRun {
+            Ok(JobSummary { id, state, ended, items, .. }) => LastRun {
                 ended: ended.unwrap_or(now),
                 state,
                 job: Some(id),
@@ -175,8 +175,8 @@ mod tests {
 
     const DAY: Duration = Duration::from_secs(24 * 3600);
 
-    fn listed(state: JobState) -> Listed {
-        Listed {
+    fn listed(state: JobState) -> JobSummary {
+        JobSummary {
             id: "1".to_owned(),
             state,
             started: Timestamp(900),
@@ -194,13 +194,13 @@ mod tests {
         let mut runs = LastRuns::default();
         let pauses: Vec<u64> = (0..12)
             .map(|number| {
-                runs.put("a", Ok(Listed { id: number.to_string(), ..listed(JobState::Failed) }), Timestamp(1000));
+                runs.put("a", Ok(JobSummary { id: number.to_string(), ..listed(JobState::Failed) }), Timestamp(1000));
                 runs.get("a").unwrap().due(DAY, Timestamp(1000)).0 - 1000
             })
             .collect();
         assert_eq!(pauses[..4], [300, 600, 1200, 2400]);
         assert_eq!(pauses[11], DAY.as_secs());
-        runs.put("a", Ok(Listed { id: "done".to_owned(), ..listed(JobState::Done) }), Timestamp(1000));
+        runs.put("a", Ok(JobSummary { id: "done".to_owned(), ..listed(JobState::Done) }), Timestamp(1000));
         assert_eq!(runs.get("a").unwrap().due(DAY, Timestamp(5000)).0, 1000 + DAY.as_secs());
         runs.put("a", Err("no such folder".to_owned()), Timestamp(2000));
         assert_eq!(runs.get("a").unwrap().due(DAY, Timestamp(2000)).0, 2300);
@@ -220,7 +220,7 @@ mod tests {
         clock.advance(year);
         let ended = clock.now();
         let mut runs = LastRuns::default();
-        runs.put("a", Ok(Listed { ended: Some(ended), ..listed(JobState::Done) }), ended);
+        runs.put("a", Ok(JobSummary { ended: Some(ended), ..listed(JobState::Done) }), ended);
         let waiting = clock.until_due(|now| runs.due("a", DAY, now).unwrap());
         let then = async {
             tokio::task::yield_now().await;
@@ -236,8 +236,11 @@ mod tests {
     #[test]
     fn a_run_that_nobody_waited_for_is_noted_once_and_only_where_nothing_came_later() {
         let mut runs = LastRuns::default();
-        let run =
-            |id: &str, ended| Listed { id: id.to_owned(), ended: Some(Timestamp(ended)), ..listed(JobState::Failed) };
+        let run = |id: &str, ended| JobSummary {
+            id: id.to_owned(),
+            ended: Some(Timestamp(ended)),
+            ..listed(JobState::Failed)
+        };
         runs.catch_up("a", run("1", 1000), Timestamp(1500));
         runs.put("a", Ok(run("1", 1000)), Timestamp(1600));
         assert_eq!((runs.get("a").unwrap().failures, runs.get("a").unwrap().ended), (1, Timestamp(1000)));

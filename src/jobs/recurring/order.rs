@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::address::{Hostname, What};
-use crate::closure::{self, Configurations, Given, Named, Order, file, lock_file};
+use crate::address::{Hostname, PackageSelector};
+use crate::closure::{self, Configurations, Given, LabelKind, Order, file, lock_file};
 use crate::config::{Warm, WarmWhat};
 
 /// Reads the order.
@@ -14,16 +14,16 @@ pub(super) fn read(entry: &Warm, default_host: &Hostname) -> Result<Order, Vec<S
     let (mut given, mut folders, mut problems) = (Vec::new(), Vec::new(), Vec::new());
     for what in &entry.what {
         let one = match what {
-            WarmWhat::Address(address) => match What::parse(address, default_host) {
+            WarmWhat::Address(address) => match PackageSelector::parse(address, default_host) {
                 Ok(what) => Ok(Given::Address { what, platforms: Vec::new() }),
                 Err(bad) => Err(vec![bad.to_string()]),
             },
-            WarmWhat::Path(path) => match Named::of_path(path) {
-                Some(Named::Folder) => {
+            WarmWhat::Path(path) => match LabelKind::of_path(path) {
+                Some(LabelKind::Folder) => {
                     folders.push(path.clone());
                     continue;
                 }
-                Some(Named::Tar) => tar(path, entry),
+                Some(LabelKind::Tar) => tar(path, entry),
                 _ => locked(path),
             },
         };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::super::Mirror;
 use super::super::modules::CarriedModule;
-use super::intake::{Judged, store_failed};
+use super::intake::{EntryVerdict, store_failed};
 use super::sets::CarriedSet;
 use crate::bundle::{ApplyOutcome, BundledFile};
 use crate::clock::Timestamp;
@@ -34,7 +34,7 @@ pub(super) struct Arriving {
 }
 
 /// Where the bytes of an archive are.
-pub(in crate::mirror) enum Source {
+pub(in crate::mirror) enum ArchiveBytesSource {
     /// In a stage, and proven.
     Staged(Box<Verified<Staged>>),
     /// In the store, under its digest.
@@ -42,13 +42,13 @@ pub(in crate::mirror) enum Source {
 }
 
 /// An archive whose bytes are all there.
-pub(in crate::mirror) struct Arrived {
-    pub(in crate::mirror) source: Source,
+pub(in crate::mirror) struct StagedBundleArchive {
+    pub(in crate::mirror) source: ArchiveBytesSource,
     pub(in crate::mirror) fast: FastHash,
     pub(in crate::mirror) size_bytes: u64,
 }
 
-impl Judged {
+impl EntryVerdict {
     /// Gets ready for the archive, which is next.
     pub(super) fn incoming(self, mirror: &Arc<Mirror>, file: &BundledFile) -> Result<Incoming, String> {
         let of = match self {
@@ -120,7 +120,7 @@ impl Judged {
             ));
         }
         let size_bytes = blob.size_bytes();
-        of.taken(mirror, Arrived { source: Source::Held(blob), fast, size_bytes }, now)
+        of.taken(mirror, StagedBundleArchive { source: ArchiveBytesSource::Held(blob), fast, size_bytes }, now)
     }
 }
 
@@ -146,12 +146,16 @@ impl Incoming {
         let (actual, fast) = staged.hashes();
         let size_bytes = staged.written();
         let verified = Verified::by_digest(staged, actual, file.sha256).map_err(|verdict| verdict.to_string())?;
-        of.taken(mirror, Arrived { source: Source::Staged(Box::new(verified)), fast, size_bytes }, now)
+        of.taken(
+            mirror,
+            StagedBundleArchive { source: ArchiveBytesSource::Staged(Box::new(verified)), fast, size_bytes },
+            now,
+        )
     }
 }
 
 impl For {
-    fn taken(self, mirror: &Mirror, arrived: Arrived, now: Timestamp) -> Result<ApplyOutcome, String> {
+    fn taken(self, mirror: &Mirror, arrived: StagedBundleArchive, now: Timestamp) -> Result<ApplyOutcome, String> {
         match self {
             Self::Provider(set) => set.taken(mirror, arrived, now),
             Self::Module(module) => module.taken(mirror, arrived, now),
@@ -159,10 +163,10 @@ impl For {
     }
 }
 
-impl Arrived {
+impl StagedBundleArchive {
     /// Throws away what is staged, and tells why.
     pub(in crate::mirror) fn refused(self, why: String) -> String {
-        if let Source::Staged(staged) = self.source
+        if let ArchiveBytesSource::Staged(staged) = self.source
             && let Err(error) = staged.into_inner().discard()
         {
             tracing::warn!(%error, "what was staged of a bundle could not be removed; it is swept in a day");
@@ -172,7 +176,7 @@ impl Arrived {
 
     /// Makes it visible, where it is not yet. Whoever does holds the lock of its digest.
     pub(in crate::mirror) fn publish(self, mirror: &Mirror, digest: Digest, now: Timestamp) -> Result<(), StoreError> {
-        if let Source::Staged(verified) = self.source {
+        if let ArchiveBytesSource::Staged(verified) = self.source {
             mirror.store.blobs.publish(*verified)?;
             mirror.checked.lock().insert(digest);
             // Where it lies there without a name: what eviction does not know of, it cannot evict.

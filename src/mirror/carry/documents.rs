@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::super::Mirror;
-use super::super::documents::{About, KeptDocument, Placed};
+use super::super::documents::{DocumentSubject, KeptDocument, Placed};
 use super::intake::{SmallFiles, store_failed};
 use crate::address::Version;
 use crate::bundle::{ApplyOutcome, BundleEntry, BundledDocument, FetchOrigin, FileRole};
@@ -89,7 +89,7 @@ fn document_of(document: &BundledDocument, small: &SmallFiles, now: Timestamp) -
 
 /// A document as it is kept, of what a manifest says of it.
 pub(super) fn kept_of(said: &FetchOrigin, body: Bytes, dropped: Bytes, now: Timestamp) -> KeptDocument {
-    let about = About {
+    let about = DocumentSubject {
         asked: said.asked.clone(),
         url: said.url.clone(),
         origins: Vec::new(),

@@ -79,12 +79,12 @@ impl Small {
 }
 
 /// What a delta may leave out.
-struct Known<'a> {
+struct DeltaBase<'a> {
     inventory: Option<&'a Inventory>,
     archives: HashSet<DigestPrefix>,
 }
 
-impl Known<'_> {
+impl DeltaBase<'_> {
     fn has(&self, of: &Artifact, archive: Digest, proof: Digest) -> bool {
         self.inventory.is_some_and(|inventory| inventory.has(of, archive, proof))
     }
@@ -110,7 +110,7 @@ impl Mirror {
         let scratch = self.store.blobs.scratch()?;
         let mut small = Small { places: HashMap::new(), file: scratch.file()?, written: 0, _scratch: scratch };
         let archives = since.map(Inventory::archives).unwrap_or_default();
-        let known = Known { inventory: since, archives };
+        let known = DeltaBase { inventory: since, archives };
         let (mut entries, mut missing, mut keys) = (Vec::new(), Vec::new(), BTreeSet::new());
         // A module is kept under one spelling of its name.
         let key_of = |of| if let Artifact::Module(package) = &of { self.artifact_of(package) } else { of };
@@ -210,7 +210,7 @@ impl Mirror {
         &self,
         package: &Package,
         digest: Digest,
-        known: &Known<'_>,
+        known: &DeltaBase<'_>,
         small: &mut Small,
     ) -> Result<Option<BundleEntry>, NotGathered> {
         let held = self.read_set(package)?;
@@ -254,7 +254,7 @@ impl Mirror {
         &self,
         package: &ModulePackage,
         digest: Digest,
-        known: &Known<'_>,
+        known: &DeltaBase<'_>,
         small: &mut Small,
     ) -> Result<Option<BundleEntry>, NotGathered> {
         let not_kept = |what: &str| not_held(&format!("{what} of {package}"));

@@ -10,7 +10,7 @@ use super::super::Mirror;
 use super::super::modules::CarriedModule;
 use super::documents::{CarriedDocument, kept_of};
 use super::sets::CarriedSet;
-use crate::address::{Artifact, What};
+use crate::address::{Artifact, PackageSelector};
 use crate::bundle::{BundleEntry, FileRole, SignatureStatus};
 use crate::clock::Timestamp;
 use crate::store::StoreError;
@@ -33,7 +33,7 @@ impl SmallFiles {
 #[derive(Clone, Copy)]
 pub(in crate::mirror) struct Judging<'a> {
     /// What an operator says is right, whatever was seen before.
-    pub(super) accept: &'a [What],
+    pub(super) accept: &'a [PackageSelector],
     /// Who vouches for the bundle.
     pub(super) standing: &'a SignatureStatus,
     pub(in crate::mirror) now: Timestamp,
@@ -43,10 +43,10 @@ impl Judging<'_> {
     /// Whether an operator says that this is right.
     pub(in crate::mirror) fn is_accepted(&self, mirror: &Mirror, of: &Artifact) -> bool {
         self.accept.iter().any(|what| match (what, of) {
-            (What::Provider(meant), Artifact::Provider(package)) => {
+            (PackageSelector::Provider(meant), Artifact::Provider(package)) => {
                 meant.of == package.provider && meant.versions.include(&package.version)
             }
-            (What::Module(meant), Artifact::Module(key)) => {
+            (PackageSelector::Module(meant), Artifact::Module(key)) => {
                 mirror.terms().key_of(&meant.of) == key.module && meant.versions.include(&key.version)
             }
             _ => false,
@@ -55,7 +55,7 @@ impl Judging<'_> {
 }
 
 /// What one thing was found to be.
-pub(super) enum Judged {
+pub(super) enum EntryVerdict {
     /// It is held already, or something newer is.
     Held,
     /// A document that may be put in place of the one that is held.
@@ -71,7 +71,7 @@ pub(in crate::mirror) fn store_failed(error: StoreError) -> String {
     format!("the store failed: {error}; {}", error.to_do())
 }
 
-impl Judged {
+impl EntryVerdict {
     /// Judges one thing by its small files.
     ///
     /// # Errors

@@ -15,7 +15,7 @@ use crate::bundle::{BundleEntry, Manifest};
 use crate::store::{Durability, Key, StoreError};
 
 /// Entries of a version list, each as it is written.
-type Entries = BTreeMap<Version, Box<RawValue>>;
+type ListEntries = BTreeMap<Version, Box<RawValue>>;
 
 impl Mirror {
     /// A document that comes in place of one that is held, with what of that it must not hide: versions whose archives
@@ -58,7 +58,7 @@ impl Mirror {
         address: &ProviderAddress,
         held: Option<&KeptDocument>,
         coming: &KeptDocument,
-    ) -> Result<Option<Entries>, StoreError> {
+    ) -> Result<Option<ListEntries>, StoreError> {
         let Ok(list) = coming.as_versions() else { return Ok(None) };
         let mut unlisted: BTreeMap<Version, BTreeSet<Platform>> = BTreeMap::new();
         for package in self.store.records.packages_with_names(address)? {
@@ -84,7 +84,7 @@ impl Mirror {
         address: &ModuleAddress,
         held: Option<&KeptDocument>,
         coming: &KeptDocument,
-    ) -> Result<Option<Entries>, StoreError> {
+    ) -> Result<Option<ListEntries>, StoreError> {
         let Ok(list) = coming.as_module_versions() else { return Ok(None) };
         let named = self.store.records.module_packages_with_names(address)?.into_iter();
         let unlisted: BTreeSet<Version> =

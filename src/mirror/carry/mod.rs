@@ -13,7 +13,7 @@ mod shared;
 mod staying;
 mod take;
 
-pub(super) use self::archives::{Arrived, Source};
+pub(super) use self::archives::{ArchiveBytesSource, StagedBundleArchive};
 pub use self::give::{Gathered, NotGathered};
 pub(super) use self::intake::{Judging, store_failed};
 pub(super) use self::staying::Staying;

@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use super::super::freshness::Age;
 use super::super::library::HeldArchive;
-use super::super::library::{AcceptedFor, AlarmKind, Event, Found, Observation, Part, Signer, observation};
-use super::super::proof_set::{About, KeptSet, ProofSet};
+use super::super::library::{
+    AcceptedFinding, AcceptedFor, AlarmEvent, AlarmKind, AlarmPart, Observation, Signer, observation,
+};
+use super::super::proof_set::{KeptSet, ProofSet, ProofSetSubject};
 use super::super::proving::Admitted;
 use super::super::trees::imported_differs;
 use super::super::{Mirror, unless_gone};
-use super::archives::Arrived;
+use super::archives::StagedBundleArchive;
 use super::intake::{Judging, SmallFiles, store_failed};
 use crate::address::{Artifact, Package, Version};
 use crate::bundle::{ApplyOutcome, FetchOrigin, FileRole, ProviderEntry, SignatureStatus};
@@ -75,7 +77,7 @@ impl CarriedSet {
             return Err(format!("its manifest says that key {told} signed it, and key {signer} did"));
         }
         let fetched = said.fetched.min(now);
-        let about = About {
+        let about = ProofSetSubject {
             asked: said.asked.clone(),
             url: said.url.clone(),
             origins: Vec::new(),
@@ -104,14 +106,19 @@ impl CarriedSet {
     ///
     /// # Errors
     /// Why it is refused.
-    pub(super) fn taken(self, mirror: &Mirror, arrived: Arrived, now: Timestamp) -> Result<ApplyOutcome, String> {
+    pub(super) fn taken(
+        self,
+        mirror: &Mirror,
+        arrived: StagedBundleArchive,
+        now: Timestamp,
+    ) -> Result<ApplyOutcome, String> {
         let note = match self.admitted(mirror, now) {
             Ok(note) => note,
             Err(why) => return Err(arrived.refused(why)),
         };
         let digest = self.digest();
         let Self { package, set, age, .. } = self;
-        let Arrived { fast, size_bytes, .. } = arrived;
+        let StagedBundleArchive { fast, size_bytes, .. } = arrived;
         let committed = || {
             let _lock = mirror.catalog.digest_lock(&digest).lock();
             arrived.publish(mirror, digest, now)?;
@@ -135,9 +142,11 @@ impl CarriedSet {
         if self.is_accepted {
             mirror.histories.accept(provider, &[seen], AcceptedFor::Version).map_err(store_failed)?;
             let signer = self.set.proof().how.fingerprint().map(str::to_owned);
-            let found = Found::one(self.package.platform.clone(), signer);
-            let accepted =
-                Event::Accepted { of: AcceptedFor::Version, found: &[(version.clone(), found)].into_iter().collect() };
+            let found = AcceptedFinding::one(self.package.platform.clone(), signer);
+            let accepted = AlarmEvent::Accepted {
+                of: AcceptedFor::Version,
+                found: &[(version.clone(), found)].into_iter().collect(),
+            };
             mirror.alarms.resolve(&provider.into(), &accepted);
             return Ok(None);
         }
@@ -149,7 +158,7 @@ impl CarriedSet {
             let why = format!(
                 "{signer} signed it, which is none of the keys known for this provider, and no key that you trust signed the bundle"
             );
-            let (part, detail) = (Part::Platform(self.package.platform.clone()), format!("in a bundle: {why}"));
+            let (part, detail) = (AlarmPart::Platform(self.package.platform.clone()), format!("in a bundle: {why}"));
             mirror.alarm_of_part(AlarmKind::WaitsForAccept, provider, version, part, detail, now);
             return Err(format!("{why}; --accept {provider}@{version} believes it"));
         }

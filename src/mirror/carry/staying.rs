@@ -12,10 +12,10 @@ use crate::store::Key;
 
 /// What the bundle that is being applied names; nothing where none is.
 #[derive(Debug, Default)]
-pub(in crate::mirror) struct Staying(Mutex<Named>);
+pub(in crate::mirror) struct Staying(Mutex<HeldNames>);
 
 #[derive(Debug, Default)]
-struct Named {
+struct HeldNames {
     archives: HashSet<Digest>,
     documents: HashSet<Key>,
 }
@@ -25,7 +25,7 @@ pub(super) struct Stays<'a>(&'a Staying);
 
 impl Drop for Stays<'_> {
     fn drop(&mut self) {
-        *self.0.0.lock() = Named::default();
+        *self.0.0.lock() = HeldNames::default();
     }
 }
 
@@ -46,7 +46,7 @@ impl Staying {
 impl Mirror {
     /// Keeps what a bundle names from eviction.
     pub(super) fn keep_what_is_in(&self, manifest: &Manifest) -> Stays<'_> {
-        let named = Named {
+        let named = HeldNames {
             archives: manifest.entries.iter().filter_map(BundleEntry::archive).map(|archive| archive.sha256).collect(),
             documents: manifest.entries.iter().map(|entry| self.key_of_carried(entry)).collect(),
         };

@@ -12,9 +12,9 @@ use tokio::task::JoinHandle;
 
 use super::super::Mirror;
 use super::archives::Incoming;
-use super::intake::{Judged, Judging, SmallFiles};
+use super::intake::{EntryVerdict, Judging, SmallFiles};
 use super::shared::Shared;
-use crate::address::What;
+use crate::address::PackageSelector;
 use crate::bundle::{
     ApplyEvent, ApplyOutcome, BadBundle, BundleEntry, BundleReader, BundleTrust, DigestCheck, EntryFile, EntryOutcome,
     FileRole, Manifest, Receipt,
@@ -80,7 +80,7 @@ pub struct TakingIn {
     /// Whose bundles are taken.
     pub trust: BundleTrust,
     /// What is believed although it was published anew, because an operator says so.
-    pub accept: Vec<What>,
+    pub accept: Vec<PackageSelector>,
     /// How old it may be by its manifest; none: of any age.
     pub max_age: Option<Duration>,
 }
@@ -132,8 +132,14 @@ impl Mirror {
         tell(ApplyEvent::Begun { entries: manifest.entries.len() as u64, bytes });
         let (digest, standing) = (opened.digest, opened.signature_status.clone());
         tracing::info!(manifest = %digest, entries = manifest.entries.len(), bytes, ?standing, "a bundle is applied");
-        let mut taking =
-            Taking { mirror: self, how, clock, shared: Shared::of(self, &manifest)?, opened, read: Counted::default() };
+        let mut taking = Taking {
+            mirror: self,
+            how,
+            clock,
+            shared: Shared::of(self, &manifest)?,
+            opened,
+            read: ReadProgress::default(),
+        };
         let (entries, mut ended) = taking.all(&manifest, tell);
         if let Err(error) = self.list_what_came(&manifest) {
             let why = || format!("what came could not all be listed: {error}; {}", error.to_do());
@@ -177,7 +183,7 @@ impl Mirror {
 
 /// How many bytes of the files are read, and how many of these were told.
 #[derive(Debug, Default)]
-struct Counted {
+struct ReadProgress {
     bytes: u64,
     told: u64,
 }
@@ -189,7 +195,7 @@ struct Taking<'a, R> {
     clock: &'a Clock,
     shared: Shared,
     opened: BundleReader<R>,
-    read: Counted,
+    read: ReadProgress,
 }
 
 impl<R: Read> Taking<'_, R> {
@@ -268,7 +274,7 @@ impl<R: Read> Taking<'_, R> {
             Some(why) => Err(why),
             None => {
                 let judging = Judging { accept: &self.how.accept, standing: &self.opened.signature_status, now };
-                Judged::of(self.mirror, entry, &small, &judging)
+                EntryVerdict::of(self.mirror, entry, &small, &judging)
             }
         };
         let Some(archive) = archive else {

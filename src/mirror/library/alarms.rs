@@ -1,5 +1,5 @@
-//! Findings that a person must resolve (DESIGN 3). They lie in the store, one record for each address, and survive a
-//! restart until they are resolved.
+//! Findings that a person must resolve (DESIGN 3). Stored as one record per address, they survive a restart until they
+//! are resolved.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -10,55 +10,55 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::super::Link;
-use super::resolving::{Event, Part, Subject};
+use super::resolving::{AlarmEvent, AlarmPart, Subject};
 use crate::address::{Address, Platform, Version};
 use crate::clock::Timestamp;
 use crate::store::{Durability, Key, Store, StoreError};
 
-/// The most alarms of each kind that are kept of one address: what one upstream brings about hides no other's.
+/// Maximum number of alarms per address and kind, so that one upstream cannot crowd out the alarms of another.
 const MOST_ALARMS: usize = 1000;
 
-/// A finding that a person must resolve; it stays until then.
+/// A finding that a person must resolve. It stays in `status` until then.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Alarm {
     /// The kind of finding.
     pub kind: AlarmKind,
     /// `HOST/NAMESPACE/TYPE`, or `HOST/NAMESPACE/NAME/SYSTEM`
     pub address: String,
-    /// The version that it came out with.
+    /// The version it was found with.
     pub version: String,
     /// The evidence: digests, files, and keys by their fingerprints.
     pub detail: String,
-    /// When that came out, in seconds since 1970.
+    /// The time it was found, in seconds since 1970.
     pub since: Timestamp,
-    /// The command that resolves it; none where only upstream can.
+    /// The command that resolves it; none if only upstream can.
     pub resolve: Option<String>,
 }
 
-/// The kinds of finding about a version, or about its provider.
+/// The kinds of finding about a version or its provider.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AlarmKind {
-    /// A provider's version was changed, and no key vouches for that which may: not served.
+    /// A provider version changed, and its signer may not vouch for that. The change is not served.
     WaitsForAccept,
-    /// A provider's version was changed, and a key vouches for that which may: the new one is served.
+    /// A provider version changed, and its signer may vouch for that. The new version is served.
     Republished,
-    /// A module's version is another tree than at first: not served.
+    /// A module version resolves to another tree than at first. It is not served.
     Moved,
-    /// A key that never signed for a provider signs for it now: served.
+    /// A key signs for a provider for the first time. Its sets are served.
     NewKey,
-    /// A provider that was signed is not any more: new sets are not served.
+    /// A provider that was signed is unsigned now. New sets are not served.
     SignatureLost,
-    /// A stored version that upstream's list dropped: it stays listed.
+    /// Upstream's list dropped a stored version. It stays listed.
     Dropped,
-    /// A first-seen record is damaged, and nothing stored tells what it said: what upstream has is not served.
+    /// A first-seen record is damaged and cannot be rebuilt. Upstream's version is not served.
     DamagedRecord,
-    /// Imported without signatures, and upstream has other bytes: those are served.
+    /// A package was imported without signatures, and upstream has other bytes. Upstream's are served.
     ImportedDiffers,
 }
 
 impl AlarmKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 8] = [
         Self::WaitsForAccept,
         Self::Republished,
@@ -70,7 +70,7 @@ impl AlarmKind {
         Self::ImportedDiffers,
     ];
 
-    /// The word for it.
+    /// The name of the kind in JSON, as `waits-for-accept`.
     pub fn word(self) -> &'static str {
         match self {
             Self::WaitsForAccept => "waits-for-accept",
@@ -84,7 +84,7 @@ impl AlarmKind {
         }
     }
 
-    /// True where something is refused until `accept`.
+    /// True if something is refused until `accept`.
     pub fn refuses(self) -> bool {
         match self {
             Self::WaitsForAccept | Self::Moved | Self::SignatureLost | Self::DamagedRecord => true,
@@ -92,12 +92,12 @@ impl AlarmKind {
         }
     }
 
-    /// True for a finding about the provider as a whole, whatever version it came out with.
+    /// True for a finding about the provider as a whole, whatever version it was found with.
     pub(in crate::mirror) fn is_of_the_provider(self) -> bool {
         matches!(self, Self::NewKey | Self::SignatureLost)
     }
 
-    /// The command that resolves it: where nothing may be asked upstream, a bundle that is believed.
+    /// The command that resolves it. Offline, that is a bundle applied with `--accept`.
     fn resolve(self, address: &Address, version: &Version, link: Link) -> Option<String> {
         match self {
             Self::Dropped => None,
@@ -108,12 +108,11 @@ impl AlarmKind {
     }
 }
 
-/// The alarms of a store: the last about each subject.
 #[derive(Debug)]
 pub(in crate::mirror) struct Alarms {
     store: Arc<Store>,
     raised: Mutex<BTreeMap<Address, OfAddress>>,
-    /// Held while alarms of an address are changed and saved; `raised` never is while the disk is waited for.
+    /// Locked while the alarms of an address are changed and saved. `raised` is never locked during disk I/O.
     changing: [Mutex<()>; 16],
     hasher: RandomState,
 }
@@ -121,21 +120,20 @@ pub(in crate::mirror) struct Alarms {
 #[derive(Debug, Default)]
 struct OfAddress {
     alarms: BTreeMap<Subject, Alarm>,
-    /// What the record says that this version of larder cannot read. It is written again as it is.
+    /// Entries that this version of larder cannot read. They are written back unchanged.
     unread: Vec<Box<RawValue>>,
-    /// True while the store would not take them: it is tried again with the next change.
+    /// True if the last save failed. The next change saves again.
     is_in_memory_alone: bool,
 }
 
-/// The record of one address.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::mirror) struct AlarmsRecord {
     alarms: Vec<Box<RawValue>>,
 }
 
-/// One alarm in a record. The platform and the key are not in those of older stores.
+/// One alarm in a record. Records of older stores lack `platform` and `key`.
 #[derive(Debug, Serialize, Deserialize)]
-struct Entry {
+struct AlarmEntry {
     #[serde(flatten)]
     alarm: Alarm,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -144,27 +142,27 @@ struct Entry {
     key: Option<String>,
 }
 
-/// The alarms of an address are in memory alone: a restart would forget them.
+/// The alarms of an address could not be saved: a restart would lose them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::mirror) struct InMemoryAlone;
 
-impl Entry {
+impl AlarmEntry {
     fn read(raw: &RawValue) -> Option<(Subject, Alarm)> {
         let Self { alarm, platform, key } = serde_json::from_str(raw.get()).ok()?;
         let version = Version::parse(&alarm.version).ok()?;
         let part = match (platform, key) {
-            (Some(platform), _) => Part::Platform(platform),
-            (None, Some(key)) => Part::Key(key),
-            (None, None) => Part::Whole,
+            (Some(platform), _) => AlarmPart::Platform(platform),
+            (None, Some(key)) => AlarmPart::Key(key),
+            (None, None) => AlarmPart::Whole,
         };
         Some((Subject { kind: alarm.kind, version, part }, alarm))
     }
 
     fn written(subject: &Subject, alarm: &Alarm) -> Option<Box<RawValue>> {
         let (platform, key) = match &subject.part {
-            Part::Whole => (None, None),
-            Part::Platform(platform) => (Some(platform.clone()), None),
-            Part::Key(key) => (None, Some(key.clone())),
+            AlarmPart::Whole => (None, None),
+            AlarmPart::Platform(platform) => (Some(platform.clone()), None),
+            AlarmPart::Key(key) => (None, Some(key.clone())),
         };
         serde_json::value::to_raw_value(&Self { alarm: alarm.clone(), platform, key }).ok()
     }
@@ -174,7 +172,7 @@ impl OfAddress {
     fn read(record: AlarmsRecord) -> Self {
         let mut read = Self::default();
         for raw in record.alarms {
-            match Entry::read(&raw) {
+            match AlarmEntry::read(&raw) {
                 Some((subject, alarm)) => drop(read.alarms.insert(subject, alarm)),
                 None => read.unread.push(raw),
             }
@@ -182,14 +180,14 @@ impl OfAddress {
         read
     }
 
-    /// The record that says this; none where there is nothing to say.
+    /// The record to save; `None` if there are no alarms.
     fn written(&self) -> Option<AlarmsRecord> {
-        let entries = self.alarms.iter().filter_map(|(subject, alarm)| Entry::written(subject, alarm));
+        let entries = self.alarms.iter().filter_map(|(subject, alarm)| AlarmEntry::written(subject, alarm));
         let alarms: Vec<_> = entries.chain(self.unread.iter().cloned()).collect();
         (!alarms.is_empty()).then_some(AlarmsRecord { alarms })
     }
 
-    /// Sets one, in place of what it says anew. Says whether that changes anything.
+    /// Adds or updates an alarm.
     fn set(&mut self, subject: Subject, alarm: Alarm) -> Raised {
         let kind = subject.kind;
         let of_the_provider = |raised: &Subject| kind == AlarmKind::SignatureLost && raised.kind == kind;
@@ -204,27 +202,26 @@ impl OfAddress {
         {
             return Raised::TooMany;
         }
-        // One of an older store did not say what it is of.
+        // Replaces the alarm of an older store, which did not name its platform.
         if kind != AlarmKind::NewKey {
-            self.alarms.remove(&Subject { part: Part::Whole, ..subject.clone() });
+            self.alarms.remove(&Subject { part: AlarmPart::Whole, ..subject.clone() });
         }
         self.alarms.insert(subject, alarm);
         Raised::New
     }
 }
 
-/// What came of raising an alarm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::mirror) enum Raised {
     New,
-    /// The same was raised before.
+    /// An equal alarm was raised before.
     Stands,
-    /// There are as many of its kind about its address as there may be.
+    /// The limit of alarms of this kind and address is reached.
     TooMany,
 }
 
 impl Alarms {
-    /// Those that the store holds.
+    /// Loads the stored alarms.
     ///
     /// # Errors
     /// The store failed.
@@ -246,7 +243,7 @@ impl Alarms {
         Ok(Self { store, raised: Mutex::new(raised), changing, hasher: RandomState::new() })
     }
 
-    /// Raises an alarm. It is in the store when this returns, or in memory where the store would not take it.
+    /// Raises an alarm. When this returns, it is in the store, or in memory only if it could not be saved.
     pub(in crate::mirror) fn raise(
         &self,
         subject: Subject,
@@ -270,8 +267,8 @@ impl Alarms {
         })
     }
 
-    /// Resolves the alarms of an address that an event resolves; says which.
-    pub(in crate::mirror) fn resolve(&self, address: &Address, event: &Event<'_>) -> Vec<Subject> {
+    /// Resolves the alarms that an event resolves, and returns their subjects.
+    pub(in crate::mirror) fn resolve(&self, address: &Address, event: &AlarmEvent<'_>) -> Vec<Subject> {
         if !self.has(address) {
             return Vec::new();
         }
@@ -284,15 +281,14 @@ impl Alarms {
         })
     }
 
-    /// True while any alarm of an address stands.
     pub(in crate::mirror) fn has(&self, address: &Address) -> bool {
         self.raised.lock().get(address).is_some_and(|of| !of.alarms.is_empty())
     }
 
-    /// Sees to it that no restart forgets the alarms of an address.
+    /// Retries a failed save of the alarms of an address.
     ///
     /// # Errors
-    /// The store would not take them.
+    /// The save failed again.
     pub(in crate::mirror) fn are_saved(&self, address: &Address) -> Result<(), InMemoryAlone> {
         let is_behind = || self.raised.lock().get(address).is_some_and(|of| of.is_in_memory_alone);
         if is_behind() {
@@ -301,19 +297,18 @@ impl Alarms {
         if is_behind() { Err(InMemoryAlone) } else { Ok(()) }
     }
 
-    /// What the alarms of an address are about that are meant.
+    /// The subjects of the alarms of an address that match.
     pub(in crate::mirror) fn subjects(&self, address: &Address, is_meant: impl Fn(&Subject) -> bool) -> Vec<Subject> {
         let raised = self.raised.lock();
         let subjects = raised.get(address).into_iter().flat_map(|of| of.alarms.keys());
         subjects.filter(|subject| is_meant(subject)).cloned().collect()
     }
 
-    /// All of them, by address.
     pub(in crate::mirror) fn all(&self) -> Vec<Alarm> {
         self.raised.lock().values().flat_map(|of| of.alarms.values()).cloned().collect()
     }
 
-    /// Changes the alarms of an address, and saves them where the change says so.
+    /// Changes the alarms of an address and saves them if `change` returns true.
     fn change<T>(&self, address: &Address, change: impl FnOnce(&mut OfAddress) -> (bool, T)) -> T {
         let _changing = self.changing[self.hasher.hash_one(address) as usize % self.changing.len()].lock();
         let (record, said) = {

@@ -1,5 +1,5 @@
-//! Trust on first use of providers: what each version was when it was verified, which keys signed for the provider, and
-//! how a new proof set stands to both (promise 14). Pure: reading and writing the records is left to `history`.
+//! Trust on first use for providers: the rules that compare a new proof set with the verified history of its version
+//! and with the provider's key log (promise 14). Pure: `history` reads and writes the records.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,28 +11,28 @@ use crate::digest::Digest;
 use crate::upstream::error::relayed;
 use crate::verify::{Checksums, How};
 
-/// The most records of a version; then only `accept` adds one.
+/// Maximum number of records per version. Beyond it, only `accept` adds one.
 const MOST_RECORDS: usize = 64;
-/// The most lines of sums over all records of a version, beside what was verified first; then only `accept` adds some.
+/// Maximum number of SHA256SUMS lines over all records of a version. The first record may exceed it; otherwise only
+/// `accept` adds more.
 const MOST_FILES: usize = 20_000;
-/// The most bytes of their names.
+/// Maximum total length of the file names over all records of a version, in bytes.
 const MOST_NAME_BYTES: usize = 1 << 20;
-/// The most keys of a provider; then only `accept` adds one.
+/// Maximum number of keys per provider. Beyond it, only `accept` adds one.
 const MOST_KEYS: usize = 256;
 
-/// The party that vouches for a proof set.
+/// The signer of a proof set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::mirror) enum Signer {
-    /// The key with this fingerprint signed SHA256SUMS.
+    /// The fingerprint of the key that signed SHA256SUMS.
     Key(String),
-    /// The registry lists no key for it.
+    /// The registry lists no key for the provider.
     Nobody,
-    /// `verification` is `checksum`: signatures and keys are not looked at.
+    /// `verification` is `checksum`, or the set was imported: no signature was checked.
     NotChecked,
 }
 
 impl Signer {
-    /// The signer that the proof of a set names.
     pub(in crate::mirror) fn of(how: &How) -> Self {
         match how {
             How::Signature { fingerprint } => Self::Key(fingerprint.clone()),
@@ -41,7 +41,7 @@ impl Signer {
         }
     }
 
-    /// The fingerprint, where a key signed.
+    /// The fingerprint, if a key signed.
     pub(in crate::mirror) fn key(&self) -> Option<&str> {
         if let Self::Key(key) = self { Some(key) } else { None }
     }
@@ -50,11 +50,10 @@ impl Signer {
 /// The facts that a verified proof set states about a version.
 #[derive(Debug)]
 pub(in crate::mirror) struct Observation<'a> {
-    /// The package of its download document.
+    /// The package of the download document.
     pub(in crate::mirror) package: &'a Package,
-    /// The digest that the document names for the package's platform, under whatever file name.
+    /// The digest that the document names for the package's platform, whatever the file name.
     pub(in crate::mirror) archive: Digest,
-    /// Every line of SHA256SUMS.
     pub(in crate::mirror) sums: &'a Checksums,
     pub(in crate::mirror) signer: Signer,
     pub(in crate::mirror) at: Timestamp,
@@ -63,27 +62,28 @@ pub(in crate::mirror) struct Observation<'a> {
 /// The facts that one proof set added to the history of its version. Records are appended and never changed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::mirror) struct FirstSeen {
-    /// 1 for the set that was verified first; a version whose first record was lost begins with a higher one.
+    /// 1 for the set that was verified first. A version whose first record was lost starts with a higher number.
     number: u32,
     at: Timestamp,
-    /// The fingerprint of the key that signed; absent where none did.
+    /// The fingerprint of the key that signed; absent for unsigned sets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     key: Option<String>,
-    /// True after `accept`.
+    /// True if an operator accepted the set.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     accepted: bool,
-    /// Lines of SHA256SUMS that no earlier record holds.
+    /// Lines of SHA256SUMS that no earlier record contains.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     files: BTreeMap<String, Digests>,
-    /// The digest that a download document names for a platform, where the file's name does not tell the platform.
+    /// The digest that a download document names for a platform, where the file name does not state the platform.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     platforms: BTreeMap<Platform, Digest>,
 }
 
-/// The digests of one file: one, unless the record was carried over from a store that kept them together.
+/// The digests of one file. More than one only in a record converted from a
+/// [`WholeRecord`](super::history::WholeRecord).
 type Digests = Vec<Digest>;
 
-/// Everything that was ever verified of one version.
+/// The verified history of one version.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(in crate::mirror) struct VersionHistory {
     /// The length of the provider's key log when the version was first verified.
@@ -91,11 +91,11 @@ pub(in crate::mirror) struct VersionHistory {
     records: Vec<FirstSeen>,
 }
 
-/// The keys that ever signed for a provider, in the order in which they came.
+/// The keys that ever signed for a provider, in the order of their first signature.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(in crate::mirror) struct KeyLog {
     entries: Vec<KeyEntry>,
-    /// The place of the first entry: beyond what was known for any version, where an earlier log was lost.
+    /// The number of the first entry. Greater than the `known_keys` of every version if an earlier log was lost.
     #[serde(default, skip_serializing_if = "is_zero")]
     begins: usize,
 }
@@ -106,39 +106,39 @@ fn is_zero(number: &usize) -> bool {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct KeyEntry {
-    /// Its place; greater than those before it, without gaps unless the log was lost once.
+    /// The position in the log. Strictly increasing, without gaps unless the log was lost once.
     number: usize,
-    /// The fingerprint; absent for sets that nobody signed.
+    /// The fingerprint; absent for unsigned sets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     key: Option<String>,
     at: Timestamp,
-    /// True after `accept` of the provider.
+    /// True if an operator accepted the key for the provider.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     accepted: bool,
 }
 
-/// A difference between a proof set and the history of its version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::mirror) enum Change {
-    /// A platform or a file has another digest than in every set before.
+    /// A platform or a file has another digest than in every earlier set.
     OtherBytes {
-        /// The file's name, or the platform.
+        /// The file name, or the platform.
         of: String,
         before: Vec<Digest>,
         now: Digest,
     },
-    /// None of the lines known before is left.
+    /// SHA256SUMS contains none of the lines recorded before.
     DropsEveryLine,
     /// A key that may not vouch for the version adds a file or a platform to it.
     Added {
-        /// The file's name, or the platform.
+        /// The file name, or the platform.
         file: String,
         now: Digest,
     },
 }
 
 impl Change {
-    /// In words, as the end of "its proof set …". What upstream wrote is cut short and holds nothing for a terminal.
+    /// Describes the change, to follow "its proof set …". Text from upstream is shortened and stripped of control
+    /// characters.
     pub(in crate::mirror) fn words(&self) -> String {
         match self {
             Self::OtherBytes { of, before, now } => {
@@ -156,44 +156,42 @@ impl Change {
     }
 }
 
-/// Why a proof set is refused until an operator accepts it.
+/// Reasons to refuse a proof set until an operator accepts it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::mirror) enum Refusal {
-    /// It changes the version, and who signed it may not vouch for that.
+pub(in crate::mirror) enum HistoryRefusal {
+    /// It changes the version, and its signer may not vouch for that.
     Changed(Change),
     /// The provider was signed before, and the registry lists no key for it now.
     SignatureLost,
-    /// The record of the version, or of the provider's keys, is damaged, and nothing stored tells what it said.
+    /// The record of the version or the key log is damaged and cannot be rebuilt from stored sets.
     RecordLost,
-    /// There are as many records of the version, or keys of the provider, as there may be.
+    /// The limit of records per version or of keys per provider is reached.
     Full,
 }
 
-/// The outcome of comparing a proof set with the history of its version.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::mirror) enum Verdict {
-    /// It changes nothing that was verified before.
+pub(in crate::mirror) enum HistoryVerdict {
     Consistent,
-    /// It changes the version, and a key that may vouch for that signed it.
+    /// It changes the version, and its key may vouch for that.
     Republished(Change),
-    Refused(Refusal),
+    Refused(HistoryRefusal),
 }
 
-/// The verdict on a proof set, and whether its key is new.
+/// The verdict on a proof set, and the keys that it is a stranger to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::mirror) struct Judgement {
-    pub(in crate::mirror) verdict: Verdict,
-    /// The keys that were known, where the set is signed by none of them.
+    pub(in crate::mirror) verdict: HistoryVerdict,
+    /// The keys recorded before, if the set's key is not among them.
     pub(in crate::mirror) stranger_to: Option<Vec<String>>,
 }
 
 impl KeyLog {
-    /// The fingerprints, in the order in which they came.
+    /// The fingerprints, in log order.
     pub(in crate::mirror) fn keys(&self) -> Vec<String> {
         self.entries.iter().filter_map(|entry| entry.key.clone()).collect()
     }
 
-    /// A log of these, in this order.
+    /// Builds a log from keys, in the order given.
     pub(in crate::mirror) fn of_keys(keys: impl IntoIterator<Item = (String, Timestamp)>) -> Self {
         let mut log = Self::default();
         for (key, at) in keys {
@@ -202,12 +200,11 @@ impl KeyLog {
         log
     }
 
-    /// True for a key that signed for the provider before.
     pub(in crate::mirror) fn knows(&self, key: &str) -> bool {
         self.entries.iter().any(|entry| entry.key.as_deref() == Some(key))
     }
 
-    /// True for a key that may vouch for all versions: the provider's first, or one that an operator accepted for it.
+    /// True for a key that may vouch for every version: the provider's first key, or one accepted for the provider.
     pub(in crate::mirror) fn trusts(&self, key: Option<&str>) -> bool {
         self.entries.iter().any(|entry| entry.key.as_deref() == key && (entry.number == 0 || entry.accepted))
     }
@@ -216,18 +213,18 @@ impl KeyLog {
         self.entries.iter().any(|entry| entry.key.is_some())
     }
 
-    /// True where this key (or its absence) was the provider's before a version was first verified, or an operator
-    /// said that it is.
+    /// True if this key (or its absence) was in the log before the version was first verified, or was accepted for the
+    /// provider.
     fn vouches(&self, key: Option<&str>, known_keys: usize) -> bool {
         self.entries.iter().any(|entry| entry.key.as_deref() == key && (entry.number < known_keys || entry.accepted))
     }
 
-    /// The place of the next entry.
+    /// The number of the next entry.
     fn next(&self) -> usize {
         self.entries.last().map_or(self.begins, |last| last.number + 1)
     }
 
-    /// Appends who signed, unless it is there. Says whether anything changed.
+    /// Appends the signer unless it is listed. Returns true if the log changed.
     fn note(&mut self, signer: &Signer, at: Timestamp, accepted: bool) -> bool {
         if *signer == Signer::NotChecked {
             return false;
@@ -247,8 +244,8 @@ impl KeyLog {
         }
     }
 
-    /// The log as the records of a provider's versions tell it, in place of one that is not there or was lost. No place in
-    /// it lies before any of these versions: each of its keys vouches only for what it signed.
+    /// Rebuilds a missing or lost log from the records of the provider's versions. It begins after every version's
+    /// `known_keys`, so each key vouches only for the versions that it signed.
     pub(in crate::mirror) fn of_versions<'a>(versions: impl IntoIterator<Item = &'a VersionHistory>) -> Self {
         let mut log = Self::default();
         let mut found: Vec<(Timestamp, String)> = Vec::new();
@@ -265,12 +262,11 @@ impl KeyLog {
 }
 
 impl VersionHistory {
-    /// True while nothing of the version has been verified.
     pub(in crate::mirror) fn is_empty(&self) -> bool {
         self.records.is_empty()
     }
 
-    /// Every digest that a verified set ever gave the archive of a platform.
+    /// Every digest that a verified set ever named for the archive of a platform.
     pub(in crate::mirror) fn digests_of(&self, platform: &Platform) -> Vec<Digest> {
         let named = self.files().filter(|(name, _)| platform_in_name(name).as_ref() == Some(platform));
         let stated = self.records.iter().filter_map(|record| record.platforms.get(platform).copied());
@@ -289,14 +285,13 @@ impl VersionHistory {
         })
     }
 
-    /// The platforms that anything is known of.
     fn platforms(&self) -> BTreeSet<Platform> {
         let stated = self.records.iter().flat_map(|record| record.platforms.keys().cloned());
         self.files().filter_map(|(name, _)| platform_in_name(name)).chain(stated).collect()
     }
 
-    /// True for a key that may vouch for other bytes: it signed the version when that was first
-    /// verified, was the provider's before that, or was accepted (promise 14). An unsigned set vouches for nothing.
+    /// True for a key that may vouch for other bytes (promise 14): it signed the version when that was first verified,
+    /// was in the provider's log before that, or was accepted. An unsigned set vouches for nothing.
     fn is_vouched_for_by(&self, key: Option<&str>, log: &KeyLog) -> bool {
         let Some(key) = key else { return false };
         let signed_it =
@@ -304,7 +299,7 @@ impl VersionHistory {
         log.vouches(Some(key), self.known_keys) || self.records.iter().any(signed_it)
     }
 
-    /// The changes that a set makes, the most telling first; `is_vouched_for` tells whether who signed may add to the version.
+    /// The changes that a set makes, the most serious first. `is_vouched_for`: the signer may add files to the version.
     fn changes(&self, seen: &Observation<'_>, is_vouched_for: bool) -> Vec<Change> {
         if self.is_empty() {
             return Vec::new();
@@ -351,12 +346,12 @@ impl VersionHistory {
         changes
     }
 
-    /// True where neither the version nor the set was ever signed: then no signer is a stranger.
+    /// True if neither the version nor the set was ever signed. Then no signer is new.
     fn is_unsigned(&self, seen: &Observation<'_>) -> bool {
         seen.signer.key().is_none() && self.records.iter().all(|record| record.key.is_none())
     }
 
-    /// True for an unsigned set that lists other platforms only: some registries publish a SHA256SUMS for each platform.
+    /// True for an unsigned set that lists only other platforms: some registries publish one SHA256SUMS per platform.
     fn is_of_other_platforms(&self, seen: &Observation<'_>) -> bool {
         let known = self.platforms();
         let mut named = seen.sums.iter().map(|(name, digest)| match platform_in_name(name) {
@@ -368,7 +363,7 @@ impl VersionHistory {
             && named.all(|platform| platform.is_some_and(|platform| !known.contains(&platform)))
     }
 
-    /// Appends what a set says that no record holds yet. Says whether anything was appended.
+    /// Appends the facts that no record contains yet. Returns true if anything was appended.
     fn note(&mut self, seen: &Observation<'_>, known_keys: usize, accepted: bool) -> bool {
         let (platform, key) = (&seen.package.platform, seen.signer.key());
         let mut files: BTreeMap<String, Digests> = BTreeMap::new();
@@ -401,12 +396,13 @@ impl VersionHistory {
         self.records.len() > MOST_RECORDS || (self.records.len() > 1 && is_large)
     }
 
-    /// True where the last record is about bytes, and not about a signer alone.
+    /// True if the last record contains files or platforms, not just a signer.
     fn last_adds_bytes(&self) -> bool {
         self.records.last().is_some_and(|last| !last.files.is_empty() || !last.platforms.is_empty())
     }
 
-    /// The history that stored sets prove, for a version whose record was lost: their bytes, and nothing of who may vouch for others.
+    /// Rebuilds the history of a version whose record was lost from stored sets. It contains their digests, but no
+    /// signer that may vouch for other bytes: no record has number 1.
     pub(in crate::mirror) fn rebuilt(sets: &[Observation<'_>]) -> Self {
         let mut rebuilt = Self::default();
         for seen in sets {
@@ -418,47 +414,47 @@ impl VersionHistory {
         rebuilt
     }
 
-    /// The history of one version from a record of the provider as a whole: `known_keys` of the log were known for it.
+    /// Converts one version of a whole-provider record. `known_keys`: how many keys of the log may vouch for it.
     pub(in crate::mirror) fn carried_over(at: Timestamp, files: BTreeMap<String, Digests>, known_keys: usize) -> Self {
         let record = FirstSeen { number: 1, at, key: None, accepted: false, files, platforms: BTreeMap::new() };
         Self { known_keys, records: vec![record] }
     }
 }
 
-/// The state of a record in the store.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(in crate::mirror) enum Readable<T> {
     Whole(T),
     #[default]
     Absent,
-    /// It was there, and nothing stored tells what it said; what may begin in its place.
+    /// The record existed and cannot be rebuilt. Contains the value to start over with after `accept`.
     Lost(T),
 }
 
-/// The records of a version and of its provider's keys, as a new set finds them.
+/// The records that a new set is judged by.
 #[derive(Debug, Clone, Default)]
 pub(in crate::mirror) struct History {
     pub(in crate::mirror) version: Readable<VersionHistory>,
     pub(in crate::mirror) keys: Readable<KeyLog>,
 }
 
-/// The records to write after a set was judged.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(in crate::mirror) struct ToWrite {
-    /// Written first: the log of keys names none that no version admitted.
+    /// Written first, so that the key log never names a key that no version admitted.
     pub(in crate::mirror) version: Option<VersionHistory>,
     pub(in crate::mirror) keys: Option<KeyLog>,
 }
 
 impl History {
-    /// Judges a verified set, and says what to write of it; nothing where it is refused.
+    /// Judges a verified set. Returns the verdict and the records to write; none if the set is refused.
     pub(in crate::mirror) fn judge(self, seen: &Observation<'_>) -> (Judgement, ToWrite) {
-        let refused =
-            |refusal, stranger_to| (Judgement { verdict: Verdict::Refused(refusal), stranger_to }, ToWrite::default());
-        // Without a log, every record of the provider is read to make one: so there is one from the first set on.
+        let refused = |refusal, stranger_to| {
+            (Judgement { verdict: HistoryVerdict::Refused(refusal), stranger_to }, ToWrite::default())
+        };
+        // Without a log, each judgement would read all records of the provider to build one. So the first set writes
+        // one.
         let has_log = matches!(self.keys, Readable::Whole(_));
         let (mut version, mut keys) = match (self.version, self.keys) {
-            (Readable::Lost(_), _) | (_, Readable::Lost(_)) => return refused(Refusal::RecordLost, None),
+            (Readable::Lost(_), _) | (_, Readable::Lost(_)) => return refused(HistoryRefusal::RecordLost, None),
             (version, keys) => (version.or_default(), keys.or_default()),
         };
         let stranger_to = match seen.signer.key() {
@@ -468,25 +464,25 @@ impl History {
         let is_vouched_for = version.is_vouched_for_by(seen.signer.key(), &keys);
         let change = version.changes(seen, is_vouched_for).into_iter().next();
         let verdict = match change {
-            Some(change) if !is_vouched_for => return refused(Refusal::Changed(change), stranger_to),
-            _ if version.has_lost_its_signature(seen, &keys) => return refused(Refusal::SignatureLost, None),
-            Some(change) => Verdict::Republished(change),
-            None => Verdict::Consistent,
+            Some(change) if !is_vouched_for => return refused(HistoryRefusal::Changed(change), stranger_to),
+            _ if version.has_lost_its_signature(seen, &keys) => return refused(HistoryRefusal::SignatureLost, None),
+            Some(change) => HistoryVerdict::Republished(change),
+            None => HistoryVerdict::Consistent,
         };
         let known_keys = keys.next();
         let is_new = version.note(seen, known_keys, false);
         if is_new && version.is_full() {
-            // What is signed anew may go on unrecorded; other files may not, for nobody would know them again.
-            let is_change = !matches!(verdict, Verdict::Consistent) || version.last_adds_bytes();
+            // A new signature may go unrecorded. New files may not: a later change of them would go unnoticed.
+            let is_change = !matches!(verdict, HistoryVerdict::Consistent) || version.last_adds_bytes();
             return if is_change || stranger_to.is_some() {
-                refused(Refusal::Full, stranger_to)
+                refused(HistoryRefusal::Full, stranger_to)
             } else {
                 (Judgement { verdict, stranger_to }, ToWrite::default())
             };
         }
         let has_new_key = keys.note(&seen.signer, seen.at, false);
         if has_new_key && keys.entries.len() > MOST_KEYS {
-            return refused(Refusal::Full, stranger_to);
+            return refused(HistoryRefusal::Full, stranger_to);
         }
         let keys = (has_new_key || !has_log).then_some(keys);
         let to_write = ToWrite { version: is_new.then_some(version), keys };
@@ -495,8 +491,8 @@ impl History {
 }
 
 impl VersionHistory {
-    /// True where the provider was signed before, and nobody signs this set; unless an operator has accepted that, of
-    /// the provider or of the version, or the version was there before anybody signed for the provider and is as it was.
+    /// True if the provider was signed before and this set is unsigned. Not so if an operator accepted that for the
+    /// provider or the version, or if the version is older than the provider's first key and unchanged.
     fn has_lost_its_signature(&self, seen: &Observation<'_>, keys: &KeyLog) -> bool {
         let accepted_here = self.records.iter().any(|record| record.key.is_none() && record.accepted);
         let is_lost = seen.signer == Signer::Nobody && keys.has_keys() && !keys.vouches(None, 0);
@@ -512,14 +508,13 @@ impl VersionHistory {
         let is_first_unsigned = self.records.first().is_some_and(|record| record.number == 1 && record.key.is_none());
         let is_signed_since = self.records.iter().any(|record| record.key.is_some());
         let knew_a_key = keys.entries.iter().any(|entry| entry.key.is_some() && entry.number < self.known_keys);
-        // A log that was lost once tells nothing of the keys before it.
+        // A log that was lost once says nothing about the keys before it.
         let is_told = self.known_keys == 0 || keys.begins == 0;
         is_first_unsigned && !is_signed_since && !knew_a_key && is_told
     }
 }
 
 impl<T: Default> Readable<T> {
-    /// What there is, or what may begin in its place.
     pub(in crate::mirror) fn or_default(self) -> T {
         match self {
             Self::Whole(value) | Self::Lost(value) => value,
@@ -528,25 +523,22 @@ impl<T: Default> Readable<T> {
     }
 }
 
-/// The scope of an `accept`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::mirror) enum AcceptedFor {
-    /// All versions: the key that signs now, or its absence, is the provider's.
+    /// All versions: the current signer, or its absence, becomes the provider's.
     Provider,
-    /// This version alone.
     Version,
 }
 
 impl History {
-    /// The records to write because an operator accepts a set, whatever was verified before; and every change that
-    /// it makes.
+    /// Accepts a set whatever was verified before. Returns every change that it makes, and the records to write.
     pub(in crate::mirror) fn accept(self, seen: &Observation<'_>, of: AcceptedFor) -> (Vec<Change>, ToWrite) {
         let (is_lost, has_log) = (matches!(self.version, Readable::Lost(_)), matches!(self.keys, Readable::Whole(_)));
         let (mut version, mut keys) = (self.version.or_default(), self.keys.or_default());
         let is_vouched_for = version.is_vouched_for_by(seen.signer.key(), &keys);
         let changes = version.changes(seen, is_vouched_for);
         let is_accepted = !changes.is_empty() || !is_vouched_for || is_lost;
-        // Nobody knows any more which keys were known for a version whose record is lost.
+        // The keys that preceded a version are unknown once its record is lost.
         let known_keys = if is_lost { 0 } else { keys.next() };
         let is_new = version.note(seen, known_keys, is_accepted);
         let has_new_key = keys.note(&seen.signer, seen.at, of == AcceptedFor::Provider);
@@ -555,7 +547,7 @@ impl History {
     }
 }
 
-/// The platform that the conventional name of an archive ends in, in whatever case: `…_linux_amd64.zip`.
+/// The platform at the end of a conventional archive name, in any case: `…_linux_amd64.zip`.
 fn platform_in_name(name: &str) -> Option<Platform> {
     let name = name.to_ascii_lowercase();
     let (rest, arch) = name.strip_suffix(".zip")?.rsplit_once('_')?;

@@ -1,5 +1,5 @@
-//! The first-seen records of providers in the store: one for each version, beside the log of the provider's keys. Never
-//! evicted, never purged. What follows from a set is decided in `first_seen`.
+//! The first-seen records of providers in the store: one record per version and one key log per provider. Never
+//! evicted, never purged. The rules are in `first_seen`.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use super::super::proof_set::{KeptSet, ProofSet};
 use super::alarms::InMemoryAlone;
 use super::first_seen::{
-    AcceptedFor, Change, History, Judgement, KeyLog, Observation, Readable, Refusal, Signer, ToWrite, Verdict,
-    VersionHistory,
+    AcceptedFor, Change, History, HistoryRefusal, HistoryVerdict, Judgement, KeyLog, Observation, Readable, Signer,
+    ToWrite, VersionHistory,
 };
 use crate::address::{Package, ProviderAddress, Version};
 use crate::clock::Timestamp;
@@ -22,7 +22,6 @@ use crate::store::{Durability, Key, Recorded, Store, StoreError};
 use crate::upstream::providers::MOST_VERSIONS;
 use crate::verify::{Checksums, How};
 
-/// The first-seen records of all providers.
 #[derive(Debug)]
 pub(in crate::mirror) struct ProviderHistories {
     store: Arc<Store>,
@@ -30,13 +29,12 @@ pub(in crate::mirror) struct ProviderHistories {
     hasher: RandomState,
 }
 
-/// When the versions of a provider were first listed.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(in crate::mirror) struct FirstListed {
     versions: BTreeMap<Version, Timestamp>,
 }
 
-/// The record of a provider as stores of format 1 kept it at first: all versions and keys in one. It is carried over when
+/// The first record layout of store format 1: all versions and keys of a provider in one file. Split by version when
 /// the provider is next judged.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(in crate::mirror) struct WholeRecord {
@@ -68,8 +66,8 @@ impl WholeRecord {
     }
 }
 
-/// A stored proof set that cannot be read, and whose version no record knows: were it removed, other bytes would pass for
-/// what it proved.
+/// A stored proof set that cannot be read, of a version without a record. It must not be removed: other bytes would
+/// then pass as the first.
 #[derive(Debug)]
 pub(in crate::mirror) struct Unrecorded {
     pub(in crate::mirror) package: Package,
@@ -85,12 +83,12 @@ impl ProviderHistories {
         self.locks[self.hasher.hash_one(provider) as usize % self.locks.len()].lock()
     }
 
-    /// Judges a verified set and records what is new about it; `before_recording` is told the verdict first, and nothing
-    /// is recorded where it cannot save the alarm: so none is lost to a crash. A disk that cannot be written costs the
-    /// record, not the answer. `None` where the store is gone.
+    /// Judges a verified set and records its new facts. `before_recording` gets the verdict first and saves its alarm.
+    /// If the alarm could not be saved, nothing is recorded, so a crash cannot lose the alarm. A failed write of the
+    /// record does not fail the request. `None` if the store is gone.
     ///
     /// # Errors
-    /// The store failed: nobody may take the set for right then.
+    /// The store failed. The set must not be trusted then.
     pub(in crate::mirror) fn judge(
         &self,
         seen: &Observation<'_>,
@@ -108,7 +106,7 @@ impl ProviderHistories {
         let is_first = matches!(history.version, Readable::Absent);
         let (mut judgement, mut to_write) = history.judge(seen);
         if is_first && to_write.version.is_some() && self.is_full(provider)? {
-            judgement.verdict = Verdict::Refused(Refusal::Full);
+            judgement.verdict = HistoryVerdict::Refused(HistoryRefusal::Full);
             to_write = ToWrite::default();
         }
         if before_recording(&judgement) == Err(InMemoryAlone) {
@@ -121,13 +119,13 @@ impl ProviderHistories {
         Ok(Some(judgement))
     }
 
-    /// As many versions are recorded as a list may have.
+    /// The number of recorded versions has the same limit as a version list.
     fn is_full(&self, provider: &ProviderAddress) -> Result<bool, StoreError> {
         Ok(self.store.records.versions_first_seen(provider)?.len() >= MOST_VERSIONS)
     }
 
-    /// Records sets because an operator says that they are right, and says what each changes of what was verified before
-    /// the first of them.
+    /// Records sets that an operator accepts. Returns the changes of each, compared with the history before the first
+    /// of them.
     pub(in crate::mirror) fn accept(
         &self,
         provider: &ProviderAddress,
@@ -159,7 +157,8 @@ impl ProviderHistories {
         Ok(Accepted { changes, keys_before })
     }
 
-    /// Every digest that a verified set ever gave the archive of a package; lost where nobody knows them any more.
+    /// Every digest that a verified set ever named for the archive of a package. [`Readable::Lost`] if the record is
+    /// lost.
     pub(in crate::mirror) fn digests_of(&self, package: &Package) -> Result<Readable<Vec<Digest>>, StoreError> {
         let _lock = self.lock(&package.provider);
         let history = self.history(&package.provider, &package.version)?;
@@ -170,7 +169,7 @@ impl ProviderHistories {
         })
     }
 
-    /// The keys that ever signed for a provider; none where their log is lost.
+    /// The key log of a provider; `None` if it is lost.
     pub(in crate::mirror) fn keys_of(&self, provider: &ProviderAddress) -> Result<Option<KeyLog>, StoreError> {
         let _lock = self.lock(provider);
         self.keys(provider)
@@ -184,10 +183,11 @@ impl ProviderHistories {
         })
     }
 
-    /// Records what the stored sets of a provider prove, before any of them may go. The sets it names must stay.
+    /// Records the facts of all stored sets of a provider before any set is removed. The sets returned must not be
+    /// removed.
     ///
     /// # Errors
-    /// The history could not be read, or not be recorded: then no set may be removed.
+    /// The history could not be read or written. Then no set may be removed.
     pub(in crate::mirror) fn record_stored(&self, provider: &ProviderAddress) -> Result<Vec<Unrecorded>, StoreError> {
         let _lock = self.lock(provider);
         let mut unrecorded = Vec::new();
@@ -197,10 +197,10 @@ impl ProviderHistories {
         Ok(unrecorded)
     }
 
-    /// Sees to it that what a stored set proves is recorded, before that set goes.
+    /// Records the facts of a stored set before it is removed.
     ///
     /// # Errors
-    /// It is not: then the set must stay.
+    /// They could not be recorded. Then the set must not be removed.
     pub(in crate::mirror) fn record_before_removal(&self, package: &Package) -> Result<(), StoreError> {
         let _lock = self.lock(&package.provider);
         match self.record_set(package)? {
@@ -217,7 +217,7 @@ impl ProviderHistories {
         }
         match self.history(provider, version) {
             Ok(History { version: Readable::Whole(history), .. }) => {
-                // A record that could not be rebuilt is an error here.
+                // If the rebuilt record could not be written, this write fails and reports it.
                 if !matches!(self.read::<VersionHistory>(&key)?, Recorded::Whole(_)) {
                     self.put(&key, &history)?;
                 }
@@ -232,7 +232,8 @@ impl ProviderHistories {
         }
     }
 
-    /// Rebuilds a damaged record of a version, or of a provider's keys, from stored sets. Says whether it is there again.
+    /// Rebuilds a damaged record of a version or a provider's key log from stored sets. Returns true if it is readable
+    /// again.
     pub(in crate::mirror) fn restore(&self, key: &Key) -> Result<bool, StoreError> {
         match key {
             Key::FirstSeen(provider, version) => {
@@ -251,7 +252,8 @@ impl ProviderHistories {
         }
     }
 
-    /// Records when versions were first listed, as many as a list may have; those that are listed no more make room for others.
+    /// Records when versions were first listed, up to [`MOST_VERSIONS`]. At the limit, versions that are no longer
+    /// listed are dropped first.
     pub(in crate::mirror) fn note_listed(
         &self,
         provider: &ProviderAddress,
@@ -275,8 +277,8 @@ impl ProviderHistories {
         self.put_with(&key, &listed, Durability::Lazy)
     }
 
-    /// Reads the records of a version and of its provider's keys. A record that is missing or damaged is what the stored
-    /// sets tell; where none of them does, one that was damaged is lost.
+    /// Reads the records of a version and of its provider's keys. A missing or damaged record is rebuilt from stored
+    /// sets. A damaged record that no stored set can rebuild is lost.
     fn history(&self, provider: &ProviderAddress, version: &Version) -> Result<History, StoreError> {
         let whole = self.carried_over(provider)?;
         let keys = self.key_log(provider, &whole)?;
@@ -303,7 +305,7 @@ impl ProviderHistories {
         Ok(History { version, keys })
     }
 
-    /// Writes a record again that was missing or damaged. That it cannot be costs no answer: it is told again next time.
+    /// Writes a rebuilt record. A failed write does not fail the request: the record is rebuilt again next time.
     fn rebuilt<T: Serialize>(&self, key: &Key, record: T) -> T {
         tracing::warn!(record = %key.path().display(), "a first-seen record was missing or damaged; it is rebuilt from what is stored");
         if let Err(error) = self.put(key, &record) {
@@ -336,8 +338,7 @@ impl ProviderHistories {
         })
     }
 
-    /// Writes the record of a provider as a whole as records of its versions, once; says what it was where it is still
-    /// there.
+    /// Splits a whole-provider record by version, once. Returns the record if that failed and it is still in the store.
     fn carried_over(&self, provider: &ProviderAddress) -> Result<Recorded<WholeRecord>, StoreError> {
         let key = Key::Seen(provider.clone());
         let whole: WholeRecord = match self.read(&key)? {
@@ -384,7 +385,8 @@ impl ProviderHistories {
         Ok(VersionHistory::rebuilt(&observations))
     }
 
-    /// The stored sets of a package, the previous first; those that were imported without signatures prove nothing.
+    /// The stored sets of a package, the previous set first. Sets imported without signatures prove nothing and are
+    /// left out.
     fn stored_sets(&self, package: &Package) -> Result<Vec<Arc<ProofSet>>, StoreError> {
         let Some(record) = self.store.records.get(&Key::ProofSet(package.clone()))? else { return Ok(Vec::new()) };
         let Some(kept) = KeptSet::read(record, package) else { return Ok(Vec::new()) };
@@ -421,15 +423,13 @@ impl ProviderHistories {
     }
 }
 
-/// The outcome of accepting sets.
 pub(in crate::mirror) struct Accepted {
     /// The changes that each set makes.
     pub(in crate::mirror) changes: Vec<Vec<Change>>,
-    /// The keys that were known for the provider.
+    /// The keys in the provider's log before the accept.
     pub(in crate::mirror) keys_before: Vec<String>,
 }
 
-/// The facts that a verified set states about its package.
 pub(in crate::mirror) fn observation<'a>(package: &'a Package, set: &ProofSet, sums: &'a Checksums) -> Observation<'a> {
     let signer = Signer::of(&set.proof().how);
     Observation { package, archive: set.document.shasum, sums, signer, at: set.fetched() }

@@ -14,9 +14,9 @@ pub(super) use self::alarms::{Alarms, AlarmsRecord, Raised};
 pub(super) use self::catalog::Catalog;
 pub(super) use self::evictor::{Evictor, Reservation};
 pub(super) use self::first_seen::{
-    AcceptedFor, Change, KeyLog, Observation, Readable, Refusal, Signer, Verdict, VersionHistory,
+    AcceptedFor, Change, HistoryRefusal, HistoryVerdict, KeyLog, Observation, Readable, Signer, VersionHistory,
 };
 pub(super) use self::history::{FirstListed, ProviderHistories, Unrecorded, WholeRecord, observation};
 pub(super) use self::names::NameRecord;
 pub use self::names::{HeldArchive, PackageHashesKnown, Zip};
-pub(super) use self::resolving::{Event, Found, Part, Subject};
+pub(super) use self::resolving::{AcceptedFinding, AlarmEvent, AlarmPart, Subject};

@@ -1,5 +1,5 @@
-//! Makes the index whole from the files while larder serves: after a `kill -9`, after damage, and for the store of an older
-//! larder. Each thing is looked at under its lock, so that what changes meanwhile is noted once.
+//! Rebuilds the index from the files while larder serves: after a `kill -9`, after damage, and for the store of an
+//! older larder. Each file is read under its lock, so a concurrent change is counted once.
 
 use std::fmt;
 use std::io;
@@ -11,8 +11,8 @@ use crate::digest::Digest;
 use crate::store::{IndexedName, Key, ListedArchive, StoreError};
 
 impl Catalog {
-    /// Makes the index whole, unless `stopped`. `named_by_set` tells which archive the proof set of a package names, for
-    /// a name that is damaged.
+    /// Rebuilds the index, unless `stopped`. `named_by_set` returns the archive that the proof set of a package names;
+    /// it stands in for a damaged name.
     ///
     /// # Errors
     /// The files or the index cannot be read.
@@ -78,7 +78,8 @@ impl Catalog {
         Ok(())
     }
 
-    /// Notes a name. What is known of one that cannot be read stays; where nothing is, it may list any archive.
+    /// Indexes a name. For an unreadable name, an existing entry stays. Without one, the name is marked unreadable,
+    /// since it may list any archive.
     fn index_name(&self, of: &Artifact, named_by_set: impl Fn(&Artifact) -> Result<Option<Digest>, StoreError>) {
         let (index, key) = (&self.store.index, Key::Name(of.clone()));
         let is_known = || matches!(index.name(of), Ok(Some(_)));
@@ -88,14 +89,14 @@ impl Catalog {
         }
         match self.name(of.clone()) {
             Ok(name) if !name.indexed().is_empty() => index.name_changed(of, &name.indexed()),
-            // Damaged, and set aside just now.
+            // Damaged, and quarantined just now.
             Ok(_) if is_known() => {}
             Ok(_) => {
                 drop(lock);
                 let named = named_by_set(of);
                 let _lock = self.record_lock(&key).lock();
                 match named {
-                    // Written since, and noted with that.
+                    // Written meanwhile, and indexed by that write.
                     _ if is_known() => {}
                     Ok(Some(digest)) => {
                         tracing::warn!(package = %of, "a name was lost; its archive is taken for the one its proof set names");
@@ -115,7 +116,7 @@ impl Catalog {
         }
     }
 
-    /// What a look at a file tells; one that cannot be looked at is noted when it is next written, or at the next start.
+    /// The size and time of a file. A file that cannot be read is left out, and the index is marked incomplete.
     fn seen<T>(&self, what: &dyn fmt::Display, looked: Result<Option<T>, StoreError>) -> Option<T> {
         looked.unwrap_or_else(|error| {
             tracing::error!(%what, %error, to_do = error.to_do(), "a file of the store cannot be looked at; it is not counted");
@@ -124,7 +125,7 @@ impl Catalog {
         })
     }
 
-    /// What to say of a name that was damaged, and whose archive nothing else tells.
+    /// The error for a damaged name whose archive no proof set names.
     fn lost(&self, of: &Artifact) -> StoreError {
         let path = self.store.root().join(Key::Name(of.clone()).path());
         let why = "it was damaged, and was set aside just now; nothing else tells which archive it named";

@@ -1,4 +1,4 @@
-//! The one place that decides which alarms an event resolves (DESIGN 3).
+//! Decides which alarms an event resolves (DESIGN 3). No other code does.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,21 +6,20 @@ use super::alarms::AlarmKind;
 use super::first_seen::AcceptedFor;
 use crate::address::{Package, Platform, Version, Versions};
 
-/// What an alarm is about. No alarm takes the place of one about something else.
+/// The identity of an alarm within its address. A new alarm replaces only one with the same subject.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::mirror) struct Subject {
     pub(in crate::mirror) kind: AlarmKind,
     pub(in crate::mirror) version: Version,
-    pub(in crate::mirror) part: Part,
+    pub(in crate::mirror) part: AlarmPart,
 }
 
-/// The part of a version that an alarm is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::mirror) enum Part {
+pub(in crate::mirror) enum AlarmPart {
     Whole,
-    /// The set of this platform.
+    /// The proof set of this platform.
     Platform(Platform),
-    /// The key of this fingerprint.
+    /// The key with this fingerprint.
     Key(String),
 }
 
@@ -39,26 +38,24 @@ impl Subject {
     }
 }
 
-/// What an `accept` found of one version.
+/// The findings of an `accept` for one version.
 #[derive(Debug, Default)]
-pub(in crate::mirror) struct Found {
-    /// The platforms whose sets are accepted, each with the key that signed.
+pub(in crate::mirror) struct AcceptedFinding {
+    /// The platforms whose sets were accepted, each with the fingerprint of its signer.
     pub(in crate::mirror) taken: BTreeMap<Platform, Option<String>>,
-    /// The platforms that upstream has no more.
+    /// The platforms that upstream has deleted.
     pub(in crate::mirror) gone: BTreeSet<Platform>,
-    /// The platforms of which nobody knows.
+    /// The platforms that could not be fetched.
     pub(in crate::mirror) failed: BTreeSet<Platform>,
-    /// True where upstream does not list the version.
     pub(in crate::mirror) is_unlisted: bool,
 }
 
-impl Found {
-    /// A version of which the set of one platform is accepted.
+impl AcceptedFinding {
     pub(in crate::mirror) fn one(platform: Platform, signer: Option<String>) -> Self {
         Self { taken: [(platform, signer)].into(), ..Self::default() }
     }
 
-    /// True where upstream has nothing of the version any more.
+    /// True if upstream has deleted the version.
     pub(in crate::mirror) fn is_withdrawn(&self) -> bool {
         self.taken.is_empty() && self.failed.is_empty() && (self.is_unlisted || !self.gone.is_empty())
     }
@@ -68,33 +65,32 @@ impl Found {
     }
 }
 
-/// Something that may resolve alarms of an address.
+/// An event that may resolve alarms of an address.
 #[derive(Debug)]
-pub(in crate::mirror) enum Event<'a> {
-    /// A verified set was let in.
+pub(in crate::mirror) enum AlarmEvent<'a> {
+    /// A verified set was admitted.
     Admitted { package: &'a Package, is_signed: bool },
-    /// An operator accepted what upstream has.
-    Accepted { of: AcceptedFor, found: &'a BTreeMap<Version, Found> },
-    /// Findings of these kinds are true of a version no more.
+    /// An operator accepted the current state of upstream.
+    Accepted { of: AcceptedFor, found: &'a BTreeMap<Version, AcceptedFinding> },
+    /// Findings of these kinds are no longer true for a version.
     Ended { kinds: &'a [AlarmKind], version: &'a Version },
-    /// Upstream has dropped these versions that are stored, and no others.
+    /// A version list was read. `dropped` are all stored versions that it does not name.
     Listed { dropped: &'a [Version] },
-    /// An operator had these versions forgotten; of some an archive is left.
+    /// An operator purged these versions. `left` are those of which an archive remains.
     Purged { versions: &'a Versions, left: &'a BTreeSet<Version>, is_configured: bool },
 }
 
-impl Event<'_> {
-    /// True for the alarms that it resolves.
+impl AlarmEvent<'_> {
     pub(in crate::mirror) fn resolves(&self, subject: &Subject) -> bool {
         let Subject { kind, version, part } = subject;
         match self {
             Self::Admitted { package, is_signed } => match kind {
-                // The set of another platform says nothing of the one that was refused.
+                // The set of another platform says nothing about the one that was refused.
                 AlarmKind::WaitsForAccept | AlarmKind::DamagedRecord => {
                     *version == package.version
                         && match part {
-                            Part::Platform(platform) => *platform == package.platform,
-                            Part::Whole | Part::Key(_) => true,
+                            AlarmPart::Platform(platform) => *platform == package.platform,
+                            AlarmPart::Whole | AlarmPart::Key(_) => true,
                         }
                 }
                 AlarmKind::SignatureLost => *is_signed && *version == package.version,
@@ -104,17 +100,18 @@ impl Event<'_> {
             Self::Ended { kinds, version: of } => kinds.contains(kind) && version == *of,
             Self::Listed { dropped } => *kind == AlarmKind::Dropped && !dropped.contains(version),
             Self::Purged { versions, left, is_configured } => {
-                // What is no upstream any more can be asked for nothing, so nothing else resolves them.
+                // Upstream does not list a dropped version and a removed upstream is never asked again, so no other
+                // event resolves these.
                 versions.include(version) && !left.contains(version) && (*kind == AlarmKind::Dropped || !is_configured)
             }
         }
     }
 }
 
-fn accepted(subject: &Subject, of: AcceptedFor, found: &BTreeMap<Version, Found>) -> bool {
+fn accepted(subject: &Subject, of: AcceptedFor, found: &BTreeMap<Version, AcceptedFinding>) -> bool {
     let Subject { kind, version, part } = subject;
     let here = found.get(version);
-    if here.is_some_and(Found::is_withdrawn) {
+    if here.is_some_and(AcceptedFinding::is_withdrawn) {
         return true;
     }
     let mut meant = match of {
@@ -123,10 +120,10 @@ fn accepted(subject: &Subject, of: AcceptedFor, found: &BTreeMap<Version, Found>
     }
     .into_iter();
     match part {
-        Part::Platform(platform) => {
+        AlarmPart::Platform(platform) => {
             meant.any(|found| found.taken.contains_key(platform) || found.gone.contains(platform))
         }
-        Part::Key(key) => meant.any(|found| found.is_signed_by(key)),
-        Part::Whole => meant.any(|found| !found.taken.is_empty()),
+        AlarmPart::Key(key) => meant.any(|found| found.is_signed_by(key)),
+        AlarmPart::Whole => meant.any(|found| !found.taken.is_empty()),
     }
 }

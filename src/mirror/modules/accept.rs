@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use super::super::{Accepted, Call, Mirror, Ruling};
+use super::super::{Accepted, Mirror, RequestContext, Ruling};
 use super::fill::Believing;
 use super::seen::{self, Recalled};
 use crate::address::{ModuleAddress, ModulePackage, Versions};
 use crate::error::Error;
-use crate::upstream::source::Source;
+use crate::upstream::source::PackageSource;
 
 impl Mirror {
     /// Fetches what upstream has now of the versions that are meant, and takes it for right. Of a module as a whole,
@@ -16,7 +16,7 @@ impl Mirror {
         self: &Arc<Self>,
         module: &ModuleAddress,
         versions: &Versions,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<Vec<Accepted>, Error> {
         let of = call.terms.key_of(module);
         let mut packages = match versions {
@@ -67,7 +67,7 @@ impl Mirror {
         self: &Arc<Self>,
         package: &ModulePackage,
         key: &ModulePackage,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<Ruling, Error> {
         // What upstream says now, and not what it said when it was asked last.
         let age = self.location(package, call).await?.value.age();
@@ -80,7 +80,7 @@ impl Mirror {
         let recalled = self.on_disk(move |mirror| seen::known(mirror, &of)).await?;
         let was_seen = recalled != Recalled::Never;
         let before = recalled.seen().map(|seen| seen.pinned);
-        if let Source::Unsupported(source) = &said.located.source
+        if let PackageSource::Unsupported(source) = &said.located.source
             && was_seen
         {
             let (of, what, now) = (key.clone(), source.what(), call.now);

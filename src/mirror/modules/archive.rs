@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::super::opened::Opened;
 use super::super::pull::nobody_may_wait;
-use super::super::{Answer, Archive, Call, Link, Mirror, Outcome, unless_gone};
+use super::super::{Answer, Archive, Link, Mirror, Outcome, RequestContext, unless_gone};
 use super::ModuleArchiveRef;
 use crate::address::{Artifact, ModulePackage};
 use crate::digest::DigestPrefix;
@@ -19,7 +19,7 @@ impl Mirror {
     pub async fn module_archive(
         self: &Arc<Self>,
         wanted: &ModuleArchiveRef,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<Answer<Archive>, Error> {
         let package = &wanted.package;
         call.upstream(&package.module.host)?;
@@ -57,7 +57,7 @@ impl Mirror {
         self: &Arc<Self>,
         key: &ModulePackage,
         digest: Option<&DigestPrefix>,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<Option<Archive>, Error> {
         let held = match digest {
             None => self.held_module(key).await?,
@@ -80,7 +80,7 @@ impl Mirror {
     pub(in crate::mirror) async fn bring_module(
         self: &Arc<Self>,
         package: &ModulePackage,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<(), Error> {
         let key = call.terms.key_of_package(package);
         match self.held_module(&key).await? {

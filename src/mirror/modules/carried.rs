@@ -4,12 +4,12 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use super::super::carry::{Arrived, Judging, Source, store_failed};
+use super::super::carry::{ArchiveBytesSource, Judging, StagedBundleArchive, store_failed};
 use super::super::documents::KeptDocument;
 use super::super::library::{HeldArchive, PackageHashesKnown, Zip};
 use super::super::{Mirror, unless_gone};
 use super::location::told_subdir;
-use super::seen::{self, Judged, Sighting};
+use super::seen::{self, PinnedTree, TreeComparison};
 use crate::address::{Artifact, FileName, ModulePackage};
 use crate::bundle::{ApplyOutcome, ModuleEntry};
 use crate::clock::Timestamp;
@@ -35,7 +35,7 @@ pub(in crate::mirror) struct CarriedModule {
     location: KeptDocument,
     archive: Digest,
     origin: String,
-    sighting: Sighting,
+    sighting: PinnedTree,
     /// Whether an operator says that it is right, whatever was seen before.
     is_accepted: bool,
 }
@@ -97,7 +97,7 @@ impl CarriedModule {
         if is_held().map_err(store_failed)? {
             return Ok(None);
         }
-        let sighting = Sighting {
+        let sighting = PinnedTree {
             tree: entry.tree,
             commit: entry.commit.clone(),
             packer: entry.packer,
@@ -123,16 +123,16 @@ impl CarriedModule {
     pub(in crate::mirror) fn taken(
         self,
         mirror: &Mirror,
-        arrived: Arrived,
+        arrived: StagedBundleArchive,
         now: Timestamp,
     ) -> Result<ApplyOutcome, String> {
         if let Err(why) = self.has_its_tree(mirror, &arrived.source) {
             return Err(arrived.refused(why));
         }
-        let Arrived { fast, size_bytes, .. } = arrived;
+        let StagedBundleArchive { fast, size_bytes, .. } = arrived;
         let Self { package, key, location, archive: digest, origin, sighting, is_accepted } = self;
         let judged = if is_accepted {
-            seen::accept(mirror, &key, sighting.clone()).map(|_| Judged::Consistent)
+            seen::accept(mirror, &key, sighting.clone()).map(|_| TreeComparison::Consistent)
         } else {
             seen::judge(mirror, &key, sighting.clone())
         };
@@ -149,7 +149,7 @@ impl CarriedModule {
             return Err(arrived.refused(why));
         }
         mirror.resolved(super::RESOLVED, &key.module, &key.version);
-        let Sighting { tree, commit, packer, source: from, subdir, .. } = sighting;
+        let PinnedTree { tree, commit, packer, source: from, subdir, .. } = sighting;
         let how = How::Tree(PackedTree { tree, commit, packer, source: from, subdir });
         let proof = Proof { how, warnings: Vec::new() };
         let filename = FileName::parse(super::fill::ARCHIVE).map_err(|e| e.to_string())?;
@@ -183,14 +183,14 @@ impl CarriedModule {
     }
 
     /// Whether its archive is one that larder packs, of the tree that the manifest names.
-    fn has_its_tree(&self, mirror: &Mirror, source: &Source) -> Result<(), String> {
+    fn has_its_tree(&self, mirror: &Mirror, source: &ArchiveBytesSource) -> Result<(), String> {
         let scratch = mirror.store.blobs.scratch().map_err(store_failed)?;
         let mut tree = Tree::new(scratch.file().map_err(store_failed)?, TreeLimits::default());
         let unpacked = match source {
-            Source::Staged(staged) => {
+            ArchiveBytesSource::Staged(staged) => {
                 staged.value().file().map_err(store_failed).map(|file| unpack_from(FORMAT, file, &mut tree))?
             }
-            Source::Held(blob) => unpack_from(FORMAT, blob.reader(), &mut tree),
+            ArchiveBytesSource::Held(blob) => unpack_from(FORMAT, blob.reader(), &mut tree),
         };
         unpacked.map_err(|e| format!("its archive is no module: {e}"))?;
         let mut packed_anew = Digesting(Hasher::new());

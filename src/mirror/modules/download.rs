@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use super::super::Mirror;
 use super::super::asking::{announced, contradiction};
 use super::super::attempts::{Agreed, Attempts, Before, Next};
-use super::super::download::{Ended, Pump};
+use super::super::download::{Pump, TransferEnd};
 use super::super::fill::{is_complete, validators};
 use super::super::follow::Progress;
 use super::super::library::Reservation;
@@ -128,12 +128,12 @@ impl<'a> Download<'a> {
             let pumped = pump.run(staged, incoming, length).await;
             staged = pumped.0.ok_or_else(|| Error::Interrupted(self.ask.what.to_owned()))?;
             match pumped.1 {
-                Ended::Whole => break,
-                Ended::Differs(error) | Ended::Failed(error) => {
+                TransferEnd::Whole => break,
+                TransferEnd::Differs(error) | TransferEnd::Failed(error) => {
                     self.mirror.on_disk(move |_| staged.discard()).await?;
                     return Err(error);
                 }
-                Ended::Broken(error) => match self.attempts.broke(staged.written().saturating_sub(had)) {
+                TransferEnd::Broken(error) => match self.attempts.broke(staged.written().saturating_sub(had)) {
                     Next::AskAfter(pause) => {
                         tracing::warn!(of, %error, at_byte = staged.written(), "a download broke; it is resumed");
                         tokio::time::sleep(pause).await;

@@ -1,4 +1,4 @@
-//! From a source address to a tree: git, archives, and pages that name another source.
+//! Fetches the tree of a module from a source address: git, archives, and pages that name another source.
 
 mod archive;
 
@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use url::Url;
 
-use super::super::call::Call;
+use super::super::call::RequestContext;
 use super::super::counters::REFUSED_TREE;
 use super::super::documents::RETRIES;
 use super::super::library::Reservation;
-use super::super::{Mirror, discovery::Faith};
-use super::location::{Said, told_subdir, what};
+use super::super::{Mirror, discovery::DiscoveryTrust};
+use super::location::{LocationDocument, told_subdir, what};
 use crate::address::ModulePackage;
 use crate::error::Error;
 use crate::pack::{Tree, TreeError, TreeLimits, TreePath, find_folder};
@@ -23,49 +23,48 @@ use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::git::{self, GitAsk, GitError};
 use crate::upstream::outbound::origin;
 use crate::upstream::permits::{Bound, Permit};
-use crate::upstream::source::{GitSource, Located, Source, Subdir, location_in_page};
+use crate::upstream::source::{GitSource, Located, PackageSource, Subdir, location_in_page};
 use crate::upstream::{Grant, Upstream};
 
-/// How many pages may lead from one to the next (PROTOCOL 4.4).
+/// Maximum length of a chain of pages (PROTOCOL 4.4).
 const MOST_PAGES: usize = 10;
-/// How many archives are unpacked and packed at one time: it takes processors, and names are in memory. What one upstream
-/// leads to never takes all of it.
+/// Limits how many archives are unpacked and packed concurrently: this takes CPU time, and file names are in memory.
+/// One upstream gets at most half.
 pub(in crate::mirror) const UNPACKING: Bound = Bound { each: 2, all: 4, wait: Duration::from_secs(300), queue: 256 };
-/// For how long the folder that a page named is told, while the archive is on its way.
+/// The time that a folder named by a page is remembered, for clients that cannot wait for the archive.
 const LED_THERE_FOR: Duration = Duration::from_secs(3600);
-/// The largest page that is read for the source that it names, in bytes.
+/// Maximum size of a page that names a source, in bytes.
 const LARGEST_PAGE: u64 = 1 << 20;
-/// The tree of a package, and where in it the module is.
+/// The fetched tree of a package, and the folder of the module in it.
 pub(super) struct FetchedTree {
     pub(super) tree: Tree,
-    /// What becomes the root of the archive.
+    /// The folder that becomes the root of the archive.
     pub(super) root: TreePath,
-    /// Where below that root the module is.
+    /// The folder of the module below that root.
     pub(super) subdir: Option<String>,
     pub(super) commit: Option<String>,
-    /// What an archive's server said of its bytes.
+    /// The validators sent by an archive's server.
     pub(super) validators: Validators,
-    /// The origin that it came from.
+    /// The origin that it was fetched from.
     pub(super) origin: String,
-    _turn: Turn,
-    /// Goes last: the tree's files lie there.
+    _turn: TreePermit,
+    /// Dropped last: it contains the tree's files.
     pub(super) _scratch: Arc<Scratch>,
 }
 
-/// The right to have a tree in memory, until it is packed: however many modules are cold, few are worked on at one time.
-/// Nothing waits for one while it has another, or any permit.
-enum Turn {
-    /// The place among the git jobs goes with the tree of the job.
-    Git(#[expect(dead_code, reason = "held, and never looked at")] Option<git::Turn>),
-    /// Of an archive that is here.
+/// A permit to have a tree in memory until it is packed, so that many cold modules do not exhaust memory. A task that
+/// waits for one holds neither another one nor any other permit.
+enum TreePermit {
+    /// The permit of the git job.
+    Git(#[expect(dead_code, reason = "held, and never looked at")] Option<git::GitPermit>),
+    /// The permit of a downloaded archive.
     Unpacking(#[expect(dead_code, reason = "held, and never looked at")] Permit),
 }
 
-/// Why there is no tree.
+/// Reasons that a tree could not be fetched.
 pub(super) enum NoTree {
-    /// The location may be too old: registries sign URLs, and what lies behind one may have been replaced.
+    /// The location may be outdated: registries sign URLs, and the file behind one may have been replaced.
     MayBeTooOld(Error),
-    /// It cannot be had.
     Failed(Error),
 }
 
@@ -83,13 +82,13 @@ impl<E: Into<Error>> From<E> for NoTree {
     }
 }
 
-/// The work of one fetch.
+/// One fetch of a package: its upstream, credential scope and memory reservation.
 pub(super) struct Fetch<'a> {
     pub(super) mirror: &'a Arc<Mirror>,
     pub(super) package: &'a ModulePackage,
     pub(super) upstream: Arc<Upstream>,
     pub(super) grant: Grant,
-    pub(super) call: &'a Call,
+    pub(super) call: &'a RequestContext,
     pub(super) room: &'a mut Reservation,
 }
 
@@ -97,31 +96,32 @@ impl<'a> Fetch<'a> {
     pub(super) async fn new(
         mirror: &'a Arc<Mirror>,
         package: &'a ModulePackage,
-        call: &'a Call,
+        call: &'a RequestContext,
         room: &'a mut Reservation,
     ) -> Result<Self, Error> {
         let upstream = Arc::clone(call.upstream(&package.module.host)?);
-        // The service's origin is asked for again: it may have moved since the location was fetched.
-        let grant = match mirror.service(Service::Modules, &upstream, Faith::InAny, &mirror.inner(call)).await {
+        // The service's origin is resolved again: it may have changed since the location was fetched.
+        let grant = match mirror.service(Service::Modules, &upstream, DiscoveryTrust::InAny, &mirror.inner(call)).await
+        {
             Ok((_, grant)) => grant,
             Err(_) => upstream.grant.clone(),
         };
         Ok(Self { mirror, package, upstream, grant, call, room })
     }
 
-    /// Fetches what a location leads to.
-    pub(super) async fn tree(mut self, said: &Said) -> Result<FetchedTree, NoTree> {
+    /// Fetches the tree that a location leads to.
+    pub(super) async fn tree(mut self, said: &LocationDocument) -> Result<FetchedTree, NoTree> {
         let Located { mut source, mut subdir } = said.located.clone();
         for _ in 0..=MOST_PAGES {
             match source {
-                Source::Git(_) | Source::Archive(_) => return self.fetched(&source, subdir).await,
-                Source::Unsupported(unsupported) => {
+                PackageSource::Git(_) | PackageSource::Archive(_) => return self.fetched(&source, subdir).await,
+                PackageSource::Unsupported(unsupported) => {
                     let host = unsupported.host().unwrap_or_else(|| "somewhere".to_owned());
                     let why = format!("names {} at {host}, which larder cannot fetch", unsupported.what());
                     let by = self.package.module.host.to_string();
                     return Err(self.failed(by, Fault::Unusable(why)).into());
                 }
-                Source::Indirect(page) => {
+                PackageSource::Indirect(page) => {
                     let inner = self.page(&page).await?;
                     subdir = match (inner.subdir, subdir) {
                         (Some(outer), Some(below)) => Some(
@@ -132,7 +132,7 @@ impl<'a> Fetch<'a> {
                         (outer, below) => outer.or(below),
                     };
                     source = inner.source;
-                    if let Source::Git(_) | Source::Archive(_) = source {
+                    if let PackageSource::Git(_) | PackageSource::Archive(_) = source {
                         self.note_where_it_led(subdir.as_ref())?;
                     }
                 }
@@ -142,15 +142,15 @@ impl<'a> Fetch<'a> {
         Err(self.failed(self.package.module.host.to_string(), Fault::Unusable(why)).into())
     }
 
-    /// So that whoever cannot wait for the archive can be told where in it the module is.
+    /// Remembers the module's folder for clients whose deadline ends before the archive is packed.
     fn note_where_it_led(&self, subdir: Option<&Subdir>) -> Result<(), Error> {
-        let Call { terms, now, .. } = self.call;
+        let RequestContext { terms, now, .. } = self.call;
         let (key, subdir) = (terms.key_of_package(self.package), told_subdir(self.package, subdir)?);
         terms.led_to.put(key, subdir, now.after(LED_THERE_FOR), *now);
         Ok(())
     }
 
-    /// Asks a page for the source that it names.
+    /// Fetches a page and reads the source that it names.
     async fn page(&self, page: &Url) -> Result<Located, NoTree> {
         let asked = self.call.terms.outbound.document(self.ask(page, &self.what()), None, LARGEST_PAGE).await;
         let Fetched::New(document) = asked.map_err(too_old_or_failed)? else {
@@ -160,10 +160,10 @@ impl<'a> Fetch<'a> {
         let named = location_in_page(document.location.as_deref(), &document.body).ok_or_else(|| {
             unusable("neither X-Terraform-Get nor a terraform-get tag in its page names a source".into())
         })?;
-        Ok(Source::parse(&named, page).map_err(|bad| unusable(bad.to_string()))?)
+        Ok(PackageSource::parse(&named, page).map_err(|bad| unusable(bad.to_string()))?)
     }
 
-    async fn fetched(&mut self, source: &Source, subdir: Option<Subdir>) -> Result<FetchedTree, NoTree> {
+    async fn fetched(&mut self, source: &PackageSource, subdir: Option<Subdir>) -> Result<FetchedTree, NoTree> {
         let (scratch, spool) = self
             .mirror
             .on_disk(|mirror| {
@@ -175,7 +175,7 @@ impl<'a> Fetch<'a> {
         let limits = TreeLimits { bytes: self.most_tree_bytes(), ..TreeLimits::default() };
         let tree = Tree::new(spool, limits);
         let (tree, turn, commit, validators, at) = match source {
-            Source::Git(git) => {
+            PackageSource::Git(git) => {
                 let what = self.what();
                 let ask = git_ask(self.ask(&git.url, &what), git);
                 let fetched = self.call.terms.outbound.git(ask, scratch.path(), tree).await;
@@ -183,13 +183,21 @@ impl<'a> Fetch<'a> {
                 for note in fetched.notes {
                     tracing::warn!(package = %self.package, note, "a module's repository has something that clients should know of");
                 }
-                (fetched.tree, Turn::Git(fetched.turn), Some(fetched.commit), Validators::default(), origin(&git.url))
+                (
+                    fetched.tree,
+                    TreePermit::Git(fetched.turn),
+                    Some(fetched.commit),
+                    Validators::default(),
+                    origin(&git.url),
+                )
             }
-            Source::Archive(archive) => {
+            PackageSource::Archive(archive) => {
                 let (tree, turn, validators) = self.archive(archive, tree).await?;
                 (tree, turn, None, validators, origin(&archive.url))
             }
-            Source::Indirect(_) | Source::Unsupported(_) => return Err(Error::Interrupted(self.what()).into()),
+            PackageSource::Indirect(_) | PackageSource::Unsupported(_) => {
+                return Err(Error::Interrupted(self.what()).into());
+            }
         };
         let root = match &subdir {
             Some(Subdir::Glob { wrapper: pattern, .. }) => {
@@ -213,7 +221,7 @@ impl<'a> Fetch<'a> {
         UpstreamError { asked: what(self.package), at, fault }.into()
     }
 
-    /// What git came to.
+    /// Converts an error of the git client.
     pub(super) fn git_failed(&self, error: GitError, at: &Url) -> Error {
         match error {
             GitError::Upstream(error) => error.into(),
@@ -222,12 +230,12 @@ impl<'a> Fetch<'a> {
         }
     }
 
-    /// What never fits into the store is not laid out beside it.
+    /// Maximum size of a tree: one that cannot fit into the store is not unpacked.
     fn most_tree_bytes(&self) -> u64 {
         self.mirror.limits.archive_bytes.min(self.mirror.store_bytes())
     }
 
-    /// What cannot be a tree; unless it is our own disk that would not have it.
+    /// Converts an error about the tree. A failed or full disk is a store error, not a refused tree.
     fn refused(&self, at: &str, why: TreeError) -> Error {
         match why {
             TreeError::Spool(source) => {
@@ -247,7 +255,7 @@ impl<'a> Fetch<'a> {
     }
 }
 
-/// What is asked of a repository for the same as `ask`.
+/// Builds the git request with the settings of `ask`.
 pub(super) fn git_ask<'a>(ask: Ask<'a>, source: &'a GitSource) -> GitAsk<'a> {
     let Ask { what, upstream, grant, via, retries, asker, now, .. } = ask;
     GitAsk { what, source, upstream, grant, via, retries, asker, now }
@@ -257,17 +265,17 @@ fn ask_for<'a>(
     mirror: &Arc<Mirror>,
     upstream: &'a Upstream,
     grant: &'a Grant,
-    call: &'a Call,
+    call: &'a RequestContext,
     url: &'a Url,
     what: &'a str,
 ) -> Ask<'a> {
-    let Call { via, asker, .. } = call;
+    let RequestContext { via, asker, .. } = call;
     let now = mirror.inner(call).now;
     Ask { what, url, upstream: &upstream.settings.host, grant, via, retries: RETRIES, asker: *asker, now }
 }
 
-/// What a server says to a file that a location names is upstream's trouble: the client asked for something that
-/// exists.
+/// Converts an error for a file that a location names. An upstream 4xx becomes a fault of upstream, because the module
+/// itself exists.
 fn too_old_or_failed(error: UpstreamError) -> NoTree {
     let may_be_too_old = error.fault.may_be_an_expired_url();
     let fault = match error.fault {

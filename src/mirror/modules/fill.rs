@@ -1,19 +1,19 @@
-//! One version of a module on its way into the store: located, fetched, packed, held against what was seen of it
-//! before, committed. It outlives whoever asked first, and all who wait share how it ends (promise 4).
+//! Fills one module version: locate, fetch, pack, compare with the first-seen tree, commit. A fill outlives its first
+//! caller. Concurrent callers share its result (promise 4).
 
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::super::counters::{REFUSED_TREE, REPUBLISHED, SEEN_DAMAGED, Stored};
-use super::super::fill::Counted;
+use super::super::fill::FillGauge;
 use super::super::freshness::Age;
 use super::super::library::{HeldArchive, PackageHashesKnown, Zip};
 use super::super::single_flight::awaited;
-use super::super::{AlarmKind, Call, Mirror};
+use super::super::{AlarmKind, Mirror, RequestContext};
 use super::fetch::{Fetch, FetchedTree, NoTree};
-use super::location::Said;
-use super::seen::{self, Judged, Sighting};
+use super::location::LocationDocument;
+use super::seen::{self, PinnedTree, TreeComparison};
 use crate::address::{Artifact, FileName, ModulePackage};
 use crate::clock::Timestamp;
 use crate::error::Error;
@@ -21,40 +21,39 @@ use crate::pack::{PACKER, PackResult, TreeError, pack, resolve};
 use crate::store::{Staged, StoreError};
 use crate::verify::{How, PackedTree, Proof, Verified};
 
-/// What every archive of a module is called.
 pub(super) const ARCHIVE: &str = "module.tar.gz";
 
-/// How much is evicted first where the disk is full in the middle of a fill, in bytes.
+/// Bytes evicted at the first attempt to recover from a full disk during a fill.
 const ROOM_AT_FIRST: u64 = 64 << 20;
-/// The most that is evicted for one module: the largest tree that may be.
+/// Maximum bytes evicted for one module: the size of the largest tree allowed.
 const MOST_ROOM: u64 = 4 << 30;
 
-/// What a fetched tree is held against.
+/// The tree that a fetched one is compared with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Believing {
-    /// What was seen first.
+    /// The pinned first-seen tree.
     WhatWasSeen,
-    /// It itself: an operator says that it is right.
+    /// None: an operator accepts the fetched tree.
     WhatIsThereNow,
 }
 
-/// A tree that was packed, and is not visible yet.
+/// A packed archive in staging, not published yet.
 pub(super) struct PackedArchive {
     staged: Staged,
-    sighting: Sighting,
+    sighting: PinnedTree,
     origin: String,
 }
 
 impl Mirror {
-    /// Joins the fill of a version that is not held, or starts it, and waits for it.
+    /// Joins or starts the fill of a version and waits for it.
     ///
     /// # Errors
-    /// [`Error::Unattended`] where it would be one too many that its client started and does not wait for, or how it
-    /// ended.
+    /// [`Error::Unattended`] if the client already started the maximum of fills that it does not wait for; otherwise
+    /// the error of the fill.
     pub(super) async fn module_fill(
         self: &Arc<Self>,
         package: &ModulePackage,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<HeldArchive, Error> {
         let key = call.terms.key_of_package(package);
         let what = format!("the archive of {package}");
@@ -64,7 +63,7 @@ impl Mirror {
         let filled = self.module_fills.try_join(of, may_start, |landing| {
             let (mirror, package, call) = (Arc::clone(self), package.clone(), self.inner(call));
             let work = async move {
-                // Whoever asks right after a fill landed finds the archive, not another fill.
+                // A fill may have finished just before this one started.
                 if let Some(held) = mirror.held_module(&key).await? {
                     return Ok(held);
                 }
@@ -85,20 +84,20 @@ impl Mirror {
         filled?.await
     }
 
-    /// Fetches, packs and commits a version.
+    /// Fetches, packs and commits a version. On a full disk it evicts increasing amounts and retries.
     pub(super) async fn fill_module(
         self: &Arc<Self>,
         package: &ModulePackage,
         key: &ModulePackage,
         believing: Believing,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<HeldArchive, Error> {
-        let _under_way = Counted::new(&self.counters.fills);
+        let _under_way = FillGauge::new(&self.counters.fills);
         let mut room = ROOM_AT_FIRST;
         let filled = loop {
             match self.try_to_fill_module(package, key, believing, call).await {
                 Err(Error::Store(full)) if full.is_full() && room <= MOST_ROOM => {
-                    // How much it takes is not known before: so more and more goes, until it fits or that is no use.
+                    // The size needed is unknown in advance, so each retry evicts eight times as much.
                     let bytes = room;
                     if let Err(why) = self.on_disk(move |mirror| mirror.make_some_room(bytes, &full)).await {
                         break Err(why);
@@ -121,7 +120,7 @@ impl Mirror {
         package: &ModulePackage,
         key: &ModulePackage,
         believing: Believing,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<HeldArchive, Error> {
         let packed = self.packed(package, call).await?;
         let (package, key, now) = (package.clone(), key.clone(), self.inner(call).now);
@@ -129,9 +128,13 @@ impl Mirror {
         filled.and_then(|filled| filled)
     }
 
-    /// Fetches a version and packs it into a stage. A location that may be too old is asked for anew, once.
-    pub(super) async fn packed(self: &Arc<Self>, package: &ModulePackage, call: &Call) -> Result<PackedArchive, Error> {
-        // For it alone: what it takes up while it is unpacked is given back when it is packed.
+    /// Fetches a version and packs it into staging. If the location may be outdated, it is fetched again, once.
+    pub(super) async fn packed(
+        self: &Arc<Self>,
+        package: &ModulePackage,
+        call: &RequestContext,
+    ) -> Result<PackedArchive, Error> {
+        // A separate reservation per fill, released when the archive is packed.
         let mut room = self.reservation();
         let said = self.location(package, call).await?.value.said(package)?;
         let fetched = match Fetch::new(self, package, call, &mut room).await?.tree(&said).await {
@@ -144,7 +147,7 @@ impl Mirror {
             fetched => (fetched.map_err(NoTree::error)?, said),
         };
         let (fetched, said) = fetched;
-        // What the archive may take: links become copies.
+        // The archive may be larger than the tree, because links become copies.
         let (fetched, resolved) = self
             .on_disk(move |_| {
                 let bytes = resolve(&fetched.tree, &fetched.root).map(|resolved| resolved.max_archive_bytes());
@@ -154,7 +157,7 @@ impl Mirror {
         if let Ok(bytes) = resolved {
             self.reserve(&mut room, bytes).await?;
         }
-        // A stage of its own: one that an operator accepts may be packed beside one that a client asked for.
+        // A separate staging file: an `accept` and a client's fill of one version may run concurrently.
         static PACKED: AtomicU64 = AtomicU64::new(0);
         let name = format!("packed~{}", PACKED.fetch_add(1, Ordering::Relaxed));
         let (of, now) = (package.clone(), self.inner(call).now);
@@ -165,13 +168,13 @@ impl Mirror {
         self: &Arc<Self>,
         package: &ModulePackage,
         seen: Age,
-        call: &Call,
-    ) -> Result<Said, Error> {
+        call: &RequestContext,
+    ) -> Result<LocationDocument, Error> {
         self.ask_location_again(package, Some(seen), call).await?.value.said(package)
     }
 
-    /// Makes a packed archive a held one: what was seen, then the blob, then its name, each synced with its folder; only
-    /// then is the index told (promise 9).
+    /// Commits a packed archive in this order, each step synced: first-seen record, blob, name. Only then the index is
+    /// updated (promise 9).
     fn commit_module(
         &self,
         package: &ModulePackage,
@@ -200,7 +203,7 @@ impl Mirror {
         let Ok(verified) = Verified::by_digest(staged, digest, digest) else {
             return Ok(Err(Error::Interrupted(format!("the archive of {package}"))));
         };
-        let Sighting { tree, commit, packer, source, subdir, .. } = sighting;
+        let PinnedTree { tree, commit, packer, source, subdir, .. } = sighting;
         let how = How::Tree(PackedTree { tree, commit, packer, source, subdir });
         let proof = Proof { how, warnings: Vec::new() };
         let filename = FileName::parse(ARCHIVE).map_err(|e| StoreError::Index(e.to_string()))?;
@@ -222,10 +225,10 @@ impl Mirror {
             self.store.blobs.publish(verified)?;
             self.checked.lock().insert(digest);
             let named = self.catalog.change_name(Artifact::Module(key.clone()), |name| {
-                // One that an operator has replaced stays for whoever was told its digest; it is current no more.
+                // A replaced archive remains for clients that got its digest; it is no longer current.
                 name.put(held.clone());
             });
-            // Where it lies there without a name: what eviction does not know of, it cannot evict.
+            // Indexed even if naming failed: eviction can only remove archives that are in the index.
             self.store.index.archive_kept(&digest, size_bytes, now);
             named?;
         }
@@ -234,24 +237,24 @@ impl Mirror {
         Ok(Ok(held))
     }
 
-    /// A version whose tree is another than the one that was seen first, or of which nobody knows that: an alarm, and not
-    /// served (DESIGN 6). `accepting` is the command that takes it all the same.
+    /// Refuses a tree that differs from the pinned one, or whose record is lost, and raises an alarm (DESIGN 6).
+    /// `accepting` is the command that accepts the tree.
     ///
     /// # Errors
-    /// [`Error::Unverified`], unless it is what was seen.
+    /// [`Error::Unaccepted`] unless the tree is the pinned one.
     pub(super) fn must_be_what_was_seen(
         &self,
         package: &ModulePackage,
         key: &ModulePackage,
-        now: &Sighting,
-        judged: Judged,
+        now: &PinnedTree,
+        judged: TreeComparison,
         accepting: &str,
     ) -> Result<(), Error> {
-        let Sighting { tree, commit, .. } = now;
+        let PinnedTree { tree, commit, .. } = now;
         let commit = commit.as_deref().unwrap_or("none");
         let (verdict, kind, detail) = match judged {
-            Judged::Consistent => return Ok(()),
-            Judged::Moved { pinned } => {
+            TreeComparison::Consistent => return Ok(()),
+            TreeComparison::Moved { pinned } => {
                 tracing::error!(%package, %tree, %pinned, commit, "ALARM: upstream has published a version of a module anew, with another tree than the one that was seen first; it is not served until it is accepted");
                 self.counters.unproven(&key.module.host, REPUBLISHED);
                 let elsewhere = if *tree == pinned { ", where the module was in another folder" } else { "" };
@@ -264,7 +267,7 @@ impl Mirror {
                     format!("its tree is {tree} (commit {commit}); it was {pinned} at first{elsewhere}"),
                 )
             }
-            Judged::Lost => {
+            TreeComparison::Lost => {
                 tracing::error!(%package, %tree, commit, "ALARM: what was seen first of a version of a module is damaged, and no archive tells what it was; it is not served until it is accepted");
                 self.counters.unproven(&key.module.host, SEEN_DAMAGED);
                 let verdict = format!(
@@ -278,20 +281,20 @@ impl Mirror {
     }
 }
 
-/// Packs a tree into a stage of its own. The scratch folder goes with the tree.
+/// Packs a tree into a staging file. The scratch folder is deleted with the tree.
 fn pack_into_stage(
     mirror: &Mirror,
     package: &ModulePackage,
     name: &str,
     fetched: FetchedTree,
-    said: &Said,
+    said: &LocationDocument,
     now: Timestamp,
 ) -> Result<Result<PackedArchive, Error>, StoreError> {
-    // What an earlier run left of it is worth nothing: it is made anew in a moment.
+    // Leftovers of an earlier run are discarded: packing again takes only a moment.
     mirror.store.blobs.stage(name)?.discard()?;
-    let mut out = Stage { staged: mirror.store.blobs.stage(name)?, failed: None };
+    let mut out = StageWriter { staged: mirror.store.blobs.stage(name)?, failed: None };
     let packed = pack(&fetched.tree, &fetched.root, &mut out);
-    let Stage { staged, failed } = out;
+    let StageWriter { staged, failed } = out;
     if let Some(failed) = failed {
         staged.discard()?;
         return Ok(Err(failed.into()));
@@ -316,7 +319,7 @@ fn pack_into_stage(
     for note in notes {
         tracing::warn!(%package, note, "a module was packed without something that is in its repository");
     }
-    let sighting = Sighting {
+    let sighting = PinnedTree {
         tree,
         commit: fetched.commit,
         packer: PACKER,
@@ -328,13 +331,13 @@ fn pack_into_stage(
     Ok(Ok(PackedArchive { staged, sighting, origin: fetched.origin }))
 }
 
-/// A stage that is written to.
-struct Stage {
+/// Writes to a staging file and keeps the store error, which [`io::Error`] would hide.
+struct StageWriter {
     staged: Staged,
     failed: Option<StoreError>,
 }
 
-impl Write for Stage {
+impl Write for StageWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self.staged.append(bytes) {
             Ok(()) => Ok(bytes.len()),

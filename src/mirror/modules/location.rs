@@ -1,20 +1,21 @@
-//! Where a version of a module is: what upstream says, led back to an archive that larder packs of it.
+//! Answers where a client downloads a module version: resolves upstream's location and points it to larder's own
+//! archive.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use tokio::time::timeout_at;
 
-use super::super::discovery::Faith;
+use super::super::discovery::DiscoveryTrust;
 use super::super::documents::{DocumentFlight, KeptDocument};
 use super::super::freshness::Age;
 use super::super::library::HeldArchive;
-use super::super::listed::Listed;
+use super::super::listed::ListingState;
 use super::super::pull::{Landed, nobody_may_wait};
 use super::super::sealed::STORED_IS_FRESH;
 use super::super::single_flight::Awaited;
 use super::super::wanted::WantedDocument;
-use super::super::{AlarmKind, Answer, Call, Errand, Link, Mirror, Outcome, unless_gone};
+use super::super::{AlarmKind, Answer, FetchReason, Link, Mirror, Outcome, RequestContext, unless_gone};
 use super::seen::{self, Recalled};
 use super::{ModuleArchiveRef, ModuleLocation};
 use crate::address::ModulePackage;
@@ -26,34 +27,34 @@ use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::modules::download_url;
 use crate::upstream::outbound::origin;
-use crate::upstream::source::{BadSource, Located, Source, Subdir, Unsupported, location_in_download};
+use crate::upstream::source::{BadSource, Located, PackageSource, Subdir, Unsupported, location_in_download};
 
-/// What upstream said of where a version is: a source address, and what it is relative to.
+/// The location document of a version: a source address, parsed relative to the URL it came from.
 #[derive(Debug, Clone)]
-pub(super) struct Said {
+pub(super) struct LocationDocument {
     pub(super) located: Located,
-    /// The SHA-256 of the address as upstream wrote it; the address itself may hold secrets.
+    /// The SHA-256 of the address as upstream wrote it. The address itself may hold secrets.
     pub(super) digest: Digest,
     pub(super) age: Age,
 }
 
 impl Mirror {
-    /// Where a client gets a version of a module. What is not held is fetched, and waited for as long as a client waits
-    /// for a document; what takes longer is told without its digest, and goes on behind.
+    /// The download location of a module version. A missing archive is filled. If the fill outlasts the client's
+    /// deadline, the location is returned without a digest and the fill continues in the background.
     ///
     /// # Errors
-    /// [`Error::NotFound`] where upstream has no such version; what the fetch fails with, where it does in time.
+    /// [`Error::NotFound`] if upstream has no such version; the error of the fetch if it fails within the deadline.
     pub async fn module_location(
         self: &Arc<Self>,
         package: &ModulePackage,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<Answer<ModuleLocation>, Error> {
         let key = call.terms.key_of_package(package);
         if self.link() == Link::Offline
             && self.held_document(&Key::ModuleLocation(key.clone())).await?.is_none()
             && let Some(held) = self.held_module(&key).await?
         {
-            // It was brought without a word of where it is upstream.
+            // A bundle or another import stored the archive without its location.
             let fresh_until = call.now.after(STORED_IS_FRESH);
             return Ok(Answer {
                 value: here(package, Some(&held)),
@@ -70,7 +71,7 @@ impl Mirror {
         let told =
             |value| Answer { value, outcome: answer.outcome, fresh_until: answer.fresh_until, checked: answer.checked };
         let held = self.held_module(&key).await?;
-        if let Source::Unsupported(source) = &said.located.source {
+        if let PackageSource::Unsupported(source) = &said.located.source {
             return match held {
                 Some(held) => {
                     if let Err(error) = self.moved_elsewhere(package, &key, source, call).await {
@@ -94,9 +95,9 @@ impl Mirror {
         let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the archive of {package}")))?;
         let (value, outcome) = match timeout_at(call.deadline, self.module_fill(package, call)).await {
             Ok(filled) => (filled.map(|held| here(package, Some(&held)))?, Outcome::Miss),
-            // Only what the page names tells which folder of the archive is the module: without it, a client would take
-            // the root.
-            Err(_) if matches!(said.located.source, Source::Indirect(_)) => {
+            // The folder of the module within the archive is in the page that the location names. Without it, a client
+            // would use the root.
+            Err(_) if matches!(said.located.source, PackageSource::Indirect(_)) => {
                 match call.terms.led_to.get(&key, call.now) {
                     Some(subdir) => (without_digest(package, subdir), Outcome::Coming),
                     None => return Err(Error::Slow(format!("the archive of {package}"))),
@@ -107,14 +108,14 @@ impl Mirror {
         Ok(Answer { value, outcome, fresh_until: answer.fresh_until, checked: answer.checked })
     }
 
-    /// What was seen as a tree before must not become something that nobody checks: an alarm, and the error for whoever
-    /// finds nothing held. `None` where it was never seen.
+    /// Handles a move to a source that larder cannot fetch, and so cannot verify. Raises an alarm and returns the error
+    /// for a client without a stored archive. `None` if no tree of the version was ever recorded.
     async fn moved_elsewhere(
         self: &Arc<Self>,
         package: &ModulePackage,
         key: &ModulePackage,
         source: &Unsupported,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<Option<Error>, Error> {
         let (of, what) = (key.clone(), source.what());
         let before = match self.on_disk(move |mirror| unless_gone(seen::moved_elsewhere(mirror, &of, what))).await? {
@@ -135,13 +136,13 @@ impl Mirror {
         Ok(Some(Error::Unaccepted { asked: format!("the location of {package}"), verdict, command }))
     }
 
-    /// Serves what is held where upstream cannot say where it is, or has deleted it (promise 6).
+    /// Serves a stored archive if upstream fails or has deleted the version (promise 6).
     async fn location_without_upstream(
         self: &Arc<Self>,
         package: &ModulePackage,
         key: &ModulePackage,
         error: Error,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<Answer<ModuleLocation>, Error> {
         let keep_gone = call.upstream(&package.module.host)?.settings.keep_gone;
         let outcome = match &error {
@@ -156,7 +157,7 @@ impl Mirror {
         Ok(Answer { value: here(package, Some(&held)), outcome, fresh_until: call.now, checked: held.kept })
     }
 
-    /// A source that larder cannot fetch: the client may, unless larder is sealed or the address is not for its eyes.
+    /// Passes an unsupported source on to the client, unless larder is offline or the address may hold secrets.
     fn elsewhere(&self, package: &ModulePackage, source: &Unsupported) -> Result<ModuleLocation, Error> {
         let host = source.host().unwrap_or_else(|| "somewhere".to_owned());
         let refused = |why: String| -> Error {
@@ -179,28 +180,28 @@ impl Mirror {
         Ok(ModuleLocation::Elsewhere(text.to_owned()))
     }
 
-    /// What upstream says of where a version is.
+    /// Fetches or revalidates the location document.
     pub(super) async fn location(
         self: &Arc<Self>,
         package: &ModulePackage,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<Answer<Arc<KeptDocument>>, Error> {
         let wanted = location_wanted(package, call)?;
         let (held, rule) = self.held_or_absent(&wanted, call).await?;
         let seen = held.as_ref().map(|held| held.age);
-        let fly = |errand, call: &Call| self.fly_for_location(&wanted, package, seen, errand, call);
+        let fly = |errand, call: &RequestContext| self.fly_for_location(&wanted, package, seen, errand, call);
         let pulled = self.pull(&wanted.what, &package.module.host, call, &rule, held, fly).await;
         pulled.inspect_err(|error| self.note_if_refused(error, call, || (&call.terms.key_of_package(package)).into()))
     }
 
-    /// Asks upstream where a version is, however fresh what is held; unless another has since the caller saw it.
+    /// Fetches the location document even if the cached copy is fresh, unless it changed since `seen`.
     pub(in crate::mirror) async fn ask_location_again(
         self: &Arc<Self>,
         package: &ModulePackage,
         seen: Option<Age>,
-        call: &Call,
+        call: &RequestContext,
     ) -> DocumentFlight {
-        self.fly_for_location(&location_wanted(package, call)?, package, seen, Errand::Fetch, call).await
+        self.fly_for_location(&location_wanted(package, call)?, package, seen, FetchReason::Fetch, call).await
     }
 
     fn fly_for_location(
@@ -208,8 +209,8 @@ impl Mirror {
         wanted: &WantedDocument,
         package: &ModulePackage,
         seen: Option<Age>,
-        errand: Errand,
-        call: &Call,
+        errand: FetchReason,
+        call: &RequestContext,
     ) -> Awaited<DocumentFlight> {
         let (of, package) = (wanted.clone(), package.clone());
         self.fly_for_document(wanted, seen, errand, call, |mirror, before, call| async move {
@@ -222,11 +223,11 @@ impl Mirror {
         wanted: &WantedDocument,
         package: &ModulePackage,
         before: Option<Arc<KeptDocument>>,
-        call: &Call,
+        call: &RequestContext,
     ) -> DocumentFlight {
         let (what, upstream) = (&wanted.what, &*wanted.upstream);
         let unusable = |why: String| wanted.unusable(why);
-        let faith = Faith::for_what_is_held(before.as_ref());
+        let faith = DiscoveryTrust::for_what_is_held(before.as_ref());
         let (base, grant) = self.service(Service::Modules, upstream, faith, call).await?;
         let listed = match before {
             None => self.module_must_be_listed(package, wanted, call).await?,
@@ -244,19 +245,20 @@ impl Mirror {
                 let location = location.ok_or_else(|| {
                     unusable("neither X-Terraform-Get nor a location in its JSON says where the module is".into())
                 })?;
-                // Nothing else of the answer means anything to a client.
+                // The rest of the response means nothing to a client.
                 document.body = Bytes::from(location);
                 let kept = Arc::new(KeptDocument::of(document, asked, call.now));
                 let said = Arc::clone(&kept).said(package)?;
-                if matches!(&said.located.source, Source::Unsupported(source) if source.for_client().is_none()) {
-                    // Nobody can use it, so nothing is remembered: the next request asks again.
+                if matches!(&said.located.source, PackageSource::Unsupported(source) if source.for_client().is_none()) {
+                    // An unusable answer is not cached: the next request asks again.
                     return Ok(Landed { age: kept.age(), value: kept });
                 }
                 Arc::unwrap_or_clone(kept)
             }
             (Err(error), before) if matches!(error.fault, Fault::Absent(_)) => match &listed {
-                // That there is no version of this spelling says nothing while the list cannot be read.
-                Listed::Unknown(Some(unread)) => return Err(unread.clone()),
+                // While the version list cannot be read, the version may exist in another spelling, so a 404 proves
+                // nothing.
+                ListingState::Unknown(Some(unread)) => return Err(unread.clone()),
                 _ => {
                     let kept = self.kept_though_gone(wanted, before, &error, call).await;
                     kept.inspect_err(|_| self.module_changed(&package.module))?
@@ -264,8 +266,8 @@ impl Mirror {
             },
             (Err(error), _) => return Err(error.into()),
         };
-        if matches!(listed, Listed::Not { .. } | Listed::Unknown(None)) {
-            // A registry that answers for any version would have anybody fill the store with their locations.
+        if matches!(listed, ListingState::Not { .. } | ListingState::Unknown(None)) {
+            // A registry may answer for any version. Caching unlisted ones would let anyone fill the store.
             return Ok(Landed { age: kept.age(), value: Arc::new(kept) });
         }
         let landed = self.keep_document(wanted.key.clone(), kept).await;
@@ -275,18 +277,19 @@ impl Mirror {
 }
 
 impl KeptDocument {
-    /// The document as the location of a version.
-    pub(super) fn said(self: Arc<Self>, package: &ModulePackage) -> Result<Said, Error> {
+    /// Parses the document as the location of a version.
+    pub(super) fn said(self: Arc<Self>, package: &ModulePackage) -> Result<LocationDocument, Error> {
         let unusable = |why: String| -> Error {
             UpstreamError { asked: what(package), at: origin(&self.about.asked), fault: Fault::Unusable(why) }.into()
         };
         let text = std::str::from_utf8(&self.body).map_err(|_| unusable("a location that is not UTF-8".into()))?;
-        let located = Source::parse(text, &self.about.asked).map_err(|bad: BadSource| unusable(bad.to_string()))?;
-        Ok(Said { located, digest: Digest::of(&self.body), age: self.age() })
+        let located =
+            PackageSource::parse(text, &self.about.asked).map_err(|bad: BadSource| unusable(bad.to_string()))?;
+        Ok(LocationDocument { located, digest: Digest::of(&self.body), age: self.age() })
     }
 }
 
-/// Where a client gets what is held.
+/// The location of a stored archive.
 fn here(package: &ModulePackage, held: Option<&HeldArchive>) -> ModuleLocation {
     let digest = held.map(|held| held.digest);
     ModuleLocation::Here {
@@ -296,18 +299,18 @@ fn here(package: &ModulePackage, held: Option<&HeldArchive>) -> ModuleLocation {
     }
 }
 
-/// Where a client gets what is still on its way.
+/// The location of an archive that is still being filled.
 fn without_digest(package: &ModulePackage, subdir: Option<String>) -> ModuleLocation {
     let archive = ModuleArchiveRef { package: package.clone(), digest: None };
     ModuleLocation::Here { archive, checksum: None, subdir }
 }
 
-/// Where in an archive of ours the module is, as it stands in a location.
+/// The module's folder within larder's archive, as written in a location.
 pub(super) fn told_subdir(package: &ModulePackage, subdir: Option<&Subdir>) -> Result<Option<String>, Error> {
     subdir.and_then(Subdir::in_package).map(|below| subdir_text(package, below)).transpose()
 }
 
-/// A subfolder as it stands in a location.
+/// A subfolder as written in a location.
 pub(super) fn subdir_text(package: &ModulePackage, subdir: &crate::pack::TreePath) -> Result<String, Error> {
     let text =
         std::str::from_utf8(subdir.as_bytes()).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_graphic()));
@@ -317,15 +320,15 @@ pub(super) fn subdir_text(package: &ModulePackage, subdir: &crate::pack::TreePat
     })
 }
 
-/// The location of a version: asked for in one spelling, and kept for all that are one with it.
-fn location_wanted(package: &ModulePackage, call: &Call) -> Result<WantedDocument, Error> {
+/// The location request of a version: asked in the caller's spelling, cached under the canonical one.
+fn location_wanted(package: &ModulePackage, call: &RequestContext) -> Result<WantedDocument, Error> {
     let upstream = Arc::clone(call.upstream(&package.module.host)?);
     let rule = upstream.rule(|fresh| fresh.download);
     let (what, key) = (what(package), Key::ModuleLocation(call.terms.key_of_package(package)));
     Ok(WantedDocument { what, key, upstream, service: Service::Modules, rule })
 }
 
-/// What is asked for, for people.
+/// Names the document for error messages.
 pub(super) fn what(package: &ModulePackage) -> String {
     format!("the location of {package}")
 }

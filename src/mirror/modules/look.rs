@@ -5,17 +5,17 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::{Call, Link, Mirror};
+use super::super::{Link, Mirror, RequestContext};
 use super::fetch::{Fetch, NoTree, git_ask};
-use super::location::{Said, told_subdir};
-use super::seen::{self, SeenModule, Sighting};
+use super::location::{LocationDocument, told_subdir};
+use super::seen::{self, PinnedTree, SeenModule};
 use crate::address::ModulePackage;
 use crate::clock::CLOCK_SLACK;
 use crate::error::Error;
 use crate::pack::{PACKER, pack};
 use crate::upstream::ask::{Asker, Fetched};
 use crate::upstream::error::Fault;
-use crate::upstream::source::Source;
+use crate::upstream::source::PackageSource;
 
 /// After a look that came to nothing, the next waits for this long.
 const LOOKED_AT_MOST_EVERY: Duration = Duration::from_secs(300);
@@ -35,8 +35,8 @@ impl Mirror {
         self: &Arc<Self>,
         package: &ModulePackage,
         key: &ModulePackage,
-        said: Said,
-        call: &Call,
+        said: LocationDocument,
+        call: &RequestContext,
     ) {
         // Upstream has no such version any more: where it was says nothing.
         if self.link() == Link::Offline || said.age.gone || call.terms.looked_at.get(key, call.now).is_some() {
@@ -50,7 +50,7 @@ impl Mirror {
         drop(self.looks.share(&self.tasks, of, (), || {
             let (mirror, package, key) = (Arc::clone(self), package.clone(), key.clone());
             // Clients go first.
-            let call = Call { asker: Asker::Job, ..self.inner(call) };
+            let call = RequestContext { asker: Asker::Job, ..self.inner(call) };
             async move {
                 if let Err(error) = mirror.look_again(&package, &key, &said, Looking::IfDue, &call).await {
                     tracing::warn!(%package, %error, "could not look whether a version of a module is still what it was; what is held is served");
@@ -64,9 +64,9 @@ impl Mirror {
         self: &Arc<Self>,
         package: &ModulePackage,
         key: &ModulePackage,
-        said: &Said,
+        said: &LocationDocument,
         looking: Looking,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<(), Error> {
         let of = key.clone();
         let Some(seen) = self.on_disk(move |mirror| seen::known(mirror, &of)).await?.seen() else { return Ok(()) };
@@ -96,24 +96,24 @@ impl Mirror {
     async fn glimpse(
         self: &Arc<Self>,
         package: &ModulePackage,
-        said: &Said,
+        said: &LocationDocument,
         seen: &SeenModule,
-        call: &Call,
-    ) -> Result<Option<Sighting>, Error> {
+        call: &RequestContext,
+    ) -> Result<Option<PinnedTree>, Error> {
         let mut room = self.reservation();
         let fetch = Fetch::new(self, package, call, &mut room).await?;
         let what = fetch.what();
         let subdir = told_subdir(package, said.located.subdir.as_ref())?;
         let known = || [Some(&seen.pinned), seen.moved.as_ref()].into_iter().flatten();
         match &said.located.source {
-            Source::Git(git) => {
+            PackageSource::Git(git) => {
                 let commit = call.terms.outbound.git_commit(git_ask(fetch.ask(&git.url, &what), git)).await;
                 let commit = commit.map_err(|error| fetch.git_failed(error, &git.url))?;
-                let is_it = |sighting: &&Sighting| sighting.commit == commit && sighting.subdir == subdir;
+                let is_it = |sighting: &&PinnedTree| sighting.commit == commit && sighting.subdir == subdir;
                 Ok(known().find(is_it).filter(|_| commit.is_some()).cloned())
             }
-            Source::Archive(archive) => {
-                let of_this = |sighting: &&Sighting| sighting.source == said.digest && sighting.has_validators();
+            PackageSource::Archive(archive) => {
+                let of_this = |sighting: &&PinnedTree| sighting.source == said.digest && sighting.has_validators();
                 let Some(before) = known().find(of_this) else { return Ok(None) };
                 // Of anything but a 304, one byte is too much.
                 match call.terms.outbound.small_file(fetch.ask(&archive.url, &what), Some(&before.validators), 1).await
@@ -124,12 +124,17 @@ impl Mirror {
                     Err(error) => Err(error.into()),
                 }
             }
-            Source::Indirect(_) | Source::Unsupported(_) => Ok(None),
+            PackageSource::Indirect(_) | PackageSource::Unsupported(_) => Ok(None),
         }
     }
 
     /// Fetches what is there now, for its digest alone.
-    async fn sighting(self: &Arc<Self>, package: &ModulePackage, said: &Said, call: &Call) -> Result<Sighting, Error> {
+    async fn sighting(
+        self: &Arc<Self>,
+        package: &ModulePackage,
+        said: &LocationDocument,
+        call: &RequestContext,
+    ) -> Result<PinnedTree, Error> {
         let mut room = self.reservation();
         let fetched = Fetch::new(self, package, call, &mut room).await?.tree(said).await.map_err(NoTree::error)?;
         self.reserve(&mut room, fetched.tree.bytes()).await?;
@@ -139,6 +144,6 @@ impl Mirror {
         let packed = self.on_disk(move |_| Ok(pack(&fetched.tree, &fetched.root, &mut io::sink()))).await?;
         let asked = || format!("the package of {package} from {origin}");
         let packed = packed.map_err(|why| Error::Unverified { asked: asked(), verdict: why.to_string() })?;
-        Ok(Sighting { tree: packed.tree, commit, packer: PACKER, source: said.digest, subdir, validators, at })
+        Ok(PinnedTree { tree: packed.tree, commit, packer: PACKER, source: said.digest, subdir, validators, at })
     }
 }

@@ -22,7 +22,7 @@ pub(super) use self::seen::SeenRecord;
 pub(super) use self::versions::entry_of_module;
 
 use self::seen::Recalled;
-use super::{AlarmKind, Mirror, Terms};
+use super::{AlarmKind, Mirror, RuntimeConfig};
 use crate::address::{Artifact, ModuleAddress, ModulePackage};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix};
@@ -78,7 +78,7 @@ pub(super) fn note_before_it_goes(mirror: &Mirror, package: &ModulePackage) -> R
     seen::known(mirror, package).map(drop)
 }
 
-impl Terms {
+impl RuntimeConfig {
     /// Every spelling under which something of a module may be stored: `fold_case` may have been another.
     pub(super) fn keys_of(&self, address: &ModuleAddress) -> Vec<ModuleAddress> {
         let mut keys = vec![self.key_of(address)];

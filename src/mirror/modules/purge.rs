@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use super::super::purge::Purged;
 use super::super::refresh::{News, Refreshed};
-use super::super::{Call, Mirror};
+use super::super::{Mirror, RequestContext};
 use super::look::Looking;
 use super::note_before_it_goes;
-use crate::address::{Meant, ModuleAddress, ModulePackage, PackageRef, Versions};
+use crate::address::{ModuleAddress, ModulePackage, PackageRef, Selection, Versions};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::{Durability, Key, StoreError};
@@ -17,7 +17,7 @@ impl Mirror {
     /// Forgets the archives, names and locations that are meant; not what was seen, and not what is pinned.
     pub(in crate::mirror) fn purge_module(
         &self,
-        what: &Meant<ModuleAddress>,
+        what: &Selection<ModuleAddress>,
         purged: &mut Purged,
         now: Timestamp,
     ) -> Result<(), StoreError> {
@@ -32,7 +32,7 @@ impl Mirror {
     fn purge_spelling(
         &self,
         module: &ModuleAddress,
-        what: &Meant<ModuleAddress>,
+        what: &Selection<ModuleAddress>,
         purged: &mut Purged,
         now: Timestamp,
     ) -> Result<(), StoreError> {
@@ -117,8 +117,8 @@ impl Mirror {
     /// still what it was.
     pub(in crate::mirror) async fn refresh_module(
         self: &Arc<Self>,
-        what: &Meant<ModuleAddress>,
-        call: &Call,
+        what: &Selection<ModuleAddress>,
+        call: &RequestContext,
     ) -> Result<Vec<Refreshed>, Error> {
         let _upstream = Arc::clone(call.upstream(&what.of.host)?);
         let key = call.terms.key_of(&what.of);
@@ -149,7 +149,7 @@ impl Mirror {
         self: &Arc<Self>,
         package: &ModulePackage,
         key: &ModulePackage,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<News, Error> {
         let before = self.held_document(&Key::ModuleLocation(key.clone())).await?;
         let seen = before.as_ref().map(|held| held.age);

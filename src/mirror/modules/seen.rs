@@ -1,5 +1,4 @@
-//! What a version of a module was when it was first seen: never evicted, because nobody else tells that a tag was
-//! moved (DESIGN 6).
+//! First-seen records of module versions. Never evicted: nothing else shows that a tag was moved (DESIGN 6).
 
 use serde::{Deserialize, Serialize};
 
@@ -11,152 +10,147 @@ use crate::store::{Durability, Key, Recorded, StoreError};
 use crate::upstream::ask::Validators;
 use crate::verify::PackedTree;
 
-/// What a version of a module was, and what it was found to be since.
+/// The first-seen record of a module version, and the differences found since.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::mirror) struct SeenModule {
     pub(super) first_seen: Timestamp,
-    /// The tree that is pinned: what was seen first, or was accepted last.
-    pub(super) pinned: Sighting,
-    /// Another tree that upstream has shown since, and that nobody has accepted.
+    /// The tree seen first, or accepted last.
+    pub(super) pinned: PinnedTree,
+    /// A different tree that upstream served since, not accepted yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) moved: Option<Sighting>,
-    /// When upstream had confirmed the location of which what it leads to was last looked at.
+    pub(super) moved: Option<PinnedTree>,
+    /// The `checked` time of the location whose tree was compared last.
     pub(super) looked: Timestamp,
-    /// Whether all spellings of the module were one while it was known (`fold_case`): it says what each of them was.
+    /// True if `fold_case` was on when this was recorded. The record then covers every spelling of the module.
     #[serde(default)]
     pub(super) folded: bool,
-    /// The kind of source that upstream has moved it to since, where larder cannot fetch that.
+    /// The kind of source that upstream has moved the version to, if larder cannot fetch that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) elsewhere: Option<String>,
 }
 
-/// One look at what a location led to.
+/// The tree that a location led to, as fetched or probed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::mirror) struct Sighting {
-    /// The digest of its tree, links resolved; it depends on no packer.
+pub(in crate::mirror) struct PinnedTree {
+    /// The digest of the tree with links resolved; it does not depend on the packer.
     pub(super) tree: Digest,
-    /// Which commit it was, where it was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) commit: Option<String>,
-    /// The packer that made an archive of it.
+    /// The version of the packer that made the archive.
     pub(super) packer: u32,
-    /// The SHA-256 of the location that led there; the location itself may hold secrets.
+    /// The SHA-256 of the location. The location itself may hold secrets.
     pub(super) source: Digest,
-    /// Where in it the module is: another folder of the same tree is another module.
+    /// The folder of the module. Another folder of the same tree is another module.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) subdir: Option<String>,
-    /// What the server of an archive said of its bytes, for asking whether they changed.
+    /// The validators of an archive's server, for conditional requests.
     #[serde(default)]
     pub(super) validators: Validators,
     pub(super) at: Timestamp,
 }
 
-impl Sighting {
+impl PinnedTree {
     pub(super) fn has_validators(&self) -> bool {
         self.validators != Validators::default()
     }
 
-    /// Whether it is the same module, whoever packs it.
+    /// True if both are the same module, whatever packed them.
     fn is_what(&self, other: &Self) -> bool {
         self.tree == other.tree && self.subdir == other.subdir
     }
 
-    /// Whether an archive is packed of it.
+    /// True if the archive was packed from this tree and folder.
     pub(super) fn is_packed_as(&self, packed: &PackedTree) -> bool {
         self.tree == packed.tree && self.subdir == packed.subdir
     }
 }
 
 impl SeenModule {
-    fn of(first_seen: Timestamp, pinned: Sighting, looked: Timestamp) -> Self {
+    fn of(first_seen: Timestamp, pinned: PinnedTree, looked: Timestamp) -> Self {
         Self { first_seen, pinned, moved: None, looked, folded: false, elsewhere: None }
     }
 
-    /// Whether upstream has something else now, and nobody has accepted that.
+    /// True if upstream serves something else now, not accepted yet.
     pub(super) fn has_moved(&self) -> bool {
         self.moved.is_some() || self.elsewhere.is_some()
     }
 }
 
-/// What is recorded of a version.
+/// The stored record of a version.
 #[expect(clippy::large_enum_variant, reason = "it is read and written, and kept nowhere")]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(in crate::mirror) enum SeenRecord {
-    /// What it was.
     Seen(SeenModule),
-    /// Nothing any more, whatever an archive or another spelling tells: an operator has accepted that larder cannot
-    /// fetch it.
+    /// An operator accepted that larder cannot fetch the version any more. Archives and other spellings do not restore
+    /// the record.
     Forgotten {
-        /// When.
         forgotten: Timestamp,
     },
 }
 
-/// What is left of what was seen of a version.
+/// The record of a version, read and restored where possible.
 #[expect(clippy::large_enum_variant, reason = "it is looked at where it arrives, and kept nowhere")]
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) enum Recalled {
-    /// Nothing was seen, or what was is forgotten: what comes next is the first.
+    /// No record, or a forgotten one: the next tree is the first.
     #[default]
     Never,
-    /// This.
     Seen(SeenModule),
-    /// That something was seen, and not what: its record is damaged, and no archive tells. So nothing passes for it.
+    /// The record is damaged and no archive can restore it. No tree matches it.
     Lost,
 }
 
 impl Recalled {
-    /// What was seen, where that is known.
     pub(super) fn seen(self) -> Option<SeenModule> {
         if let Self::Seen(seen) = self { Some(seen) } else { None }
     }
 }
 
-/// How a tree stands to what was seen before.
+/// The result of comparing a tree with the first-seen record.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Judged {
-    /// It is what was seen, or the first that is.
+pub(super) enum TreeComparison {
+    /// It is the pinned tree, or the first one.
     Consistent,
-    /// It is another.
+    /// It differs from the pinned tree.
     Moved {
-        /// What is pinned.
+        /// The digest of the pinned tree.
         pinned: Digest,
     },
-    /// Nobody can tell: what was seen is lost.
+    /// The record is lost, so the tree cannot be compared.
     Lost,
 }
 
-/// What was seen of a version.
+/// Reads the first-seen record of a version.
 ///
 /// # Errors
-/// Where the disk fails: nobody may take what comes next for the first then.
+/// The disk failed. The next tree must not be taken for the first then.
 pub(super) fn known(mirror: &Mirror, package: &ModulePackage) -> Result<Recalled, StoreError> {
     let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
     read(mirror, package)
 }
 
-/// The same, for whoever has its lock. Where its record is damaged, or of another spelling from before `fold_case` was
-/// changed, what is still known is put down again.
+/// Reads the record; the caller holds its lock. Restores it from a stored archive if it is damaged, and from other
+/// spellings after a change of `fold_case`.
 fn read(mirror: &Mirror, package: &ModulePackage) -> Result<Recalled, StoreError> {
     let folds = folds(mirror, package);
     let again = |seen: SeenModule| put(mirror, package, &seen).map(|()| Recalled::Seen(seen));
     let mut is_lost = match recorded(mirror, package)? {
-        // From now on it says what each spelling was, also after the next change.
+        // Marks the record as covering every spelling, so that it still does after `fold_case` changes again.
         Recorded::Whole(SeenRecord::Seen(seen)) if folds && !seen.folded => return again(seen),
         Recorded::Whole(SeenRecord::Seen(seen)) => return Ok(Recalled::Seen(seen)),
         Recorded::Whole(SeenRecord::Forgotten { .. }) => return Ok(Recalled::Never),
         Recorded::Absent => false,
         Recorded::Damaged => true,
     };
-    // The name first: it tells what an operator has accepted since, too.
+    // The name comes first: it also reflects a later `accept`.
     if let Some(seen) = by_name(mirror, package)? {
         tracing::error!(%package, "what was seen of a version of a module was lost; it is put down again as its archive tells");
         return again(seen);
     }
     let others = match package.folded() {
         _ if folds => mirror.store.records.spellings_seen(package)?,
-        // Two spellings are two modules, unless they were one when this was put down.
+        // Two spellings are two modules, unless the record was made while they were one.
         one if one != *package => vec![one],
         _ => vec![],
     };
@@ -173,14 +167,14 @@ fn read(mirror: &Mirror, package: &ModulePackage) -> Result<Recalled, StoreError
     Ok(if is_lost { Recalled::Lost } else { Recalled::Never })
 }
 
-/// Whether all spellings of a module are one now.
+/// True if the upstream treats all spellings of a module as one (`fold_case`).
 fn folds(mirror: &Mirror, package: &ModulePackage) -> bool {
     let terms = mirror.terms();
     terms.upstreams.get(&package.module.host).is_some_and(|upstream| upstream.settings.fold_case)
 }
 
-/// What is recorded under one spelling. What is damaged stays where it is: that it is there tells that something was
-/// seen, until something else is put in its place.
+/// The record under one spelling. A damaged record is left in place: it proves that a tree was seen, until a new record
+/// replaces it.
 fn recorded(mirror: &Mirror, package: &ModulePackage) -> Result<Recorded<SeenRecord>, StoreError> {
     Ok(match mirror.store.records.look(&Key::SeenModule(package.clone()))? {
         Recorded::Whole(record) => serde_json::from_slice(&record).map_or(Recorded::Damaged, Recorded::Whole),
@@ -189,12 +183,12 @@ fn recorded(mirror: &Mirror, package: &ModulePackage) -> Result<Recorded<SeenRec
     })
 }
 
-/// What the name of a held archive tells.
+/// Rebuilds the record from the name of a stored archive.
 fn by_name(mirror: &Mirror, package: &ModulePackage) -> Result<Option<SeenModule>, StoreError> {
     let name = mirror.catalog.name(package)?;
     let held = name.archives.iter().rev().find_map(|held| held.proof.how.tree().zip(Some(held.kept)));
     Ok(held.map(|(packed, kept)| {
-        let pinned = Sighting {
+        let pinned = PinnedTree {
             tree: packed.tree,
             commit: packed.commit.clone(),
             packer: packed.packer,
@@ -218,42 +212,46 @@ fn write(mirror: &Mirror, package: &ModulePackage, record: &SeenRecord) -> Resul
     mirror.store.records.put(&Key::SeenModule(package.clone()), &record, Durability::Synced).map(drop)
 }
 
-/// Holds a tree against what was seen before, and puts down what is new about it; synced, before anything of it is
-/// visible.
+/// Compares a fetched tree with the record and updates the record, synced before the archive is visible.
 ///
 /// # Errors
-/// Where it could not be put down: then nothing of it may be kept.
-pub(super) fn judge(mirror: &Mirror, package: &ModulePackage, sighting: Sighting) -> Result<Judged, StoreError> {
+/// The record could not be written. Then the archive must not be stored.
+pub(super) fn judge(
+    mirror: &Mirror,
+    package: &ModulePackage,
+    sighting: PinnedTree,
+) -> Result<TreeComparison, StoreError> {
     let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
     match read(mirror, package)? {
         Recalled::Never => {
             let at = sighting.at;
             put(mirror, package, &SeenModule::of(at, sighting, at))?;
-            Ok(Judged::Consistent)
+            Ok(TreeComparison::Consistent)
         }
         Recalled::Seen(mut seen) => {
             seen.looked = sighting.at;
             change(mirror, package, seen, sighting)
         }
-        Recalled::Lost => Ok(Judged::Lost),
+        Recalled::Lost => Ok(TreeComparison::Lost),
     }
 }
 
-/// The same for what was only looked at, and of a location that upstream had confirmed at `looked`.
+/// Compares a tree that was fetched only for the comparison, from a location confirmed at `looked`. Never creates a
+/// record.
 pub(super) fn looked(
     mirror: &Mirror,
     package: &ModulePackage,
-    sighting: Sighting,
+    sighting: PinnedTree,
     looked: Timestamp,
-) -> Result<Judged, StoreError> {
+) -> Result<TreeComparison, StoreError> {
     let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
     match read(mirror, package)? {
-        Recalled::Never => Ok(Judged::Consistent),
+        Recalled::Never => Ok(TreeComparison::Consistent),
         Recalled::Seen(mut seen) => {
             seen.looked = looked;
             change(mirror, package, seen, sighting)
         }
-        Recalled::Lost => Ok(Judged::Lost),
+        Recalled::Lost => Ok(TreeComparison::Lost),
     }
 }
 
@@ -261,28 +259,28 @@ fn change(
     mirror: &Mirror,
     package: &ModulePackage,
     mut seen: SeenModule,
-    sighting: Sighting,
-) -> Result<Judged, StoreError> {
+    sighting: PinnedTree,
+) -> Result<TreeComparison, StoreError> {
     seen.elsewhere = None;
     let judged = if seen.pinned.is_what(&sighting) {
         seen.pinned = sighting;
         seen.moved = None;
-        Judged::Consistent
+        TreeComparison::Consistent
     } else {
         let pinned = seen.pinned.tree;
         seen.moved = Some(sighting);
-        Judged::Moved { pinned }
+        TreeComparison::Moved { pinned }
     };
     put(mirror, package, &seen)?;
     Ok(judged)
 }
 
-/// Takes a tree for the right one from now on, because an operator says so. Says which was pinned before.
+/// Pins a tree because an operator accepts it. Returns the tree pinned before.
 pub(super) fn accept(
     mirror: &Mirror,
     package: &ModulePackage,
-    sighting: Sighting,
-) -> Result<Option<Sighting>, StoreError> {
+    sighting: PinnedTree,
+) -> Result<Option<PinnedTree>, StoreError> {
     let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
     let before = read(mirror, package)?.seen();
     let first_seen = before.as_ref().map_or(sighting.at, |seen| seen.first_seen);
@@ -292,13 +290,13 @@ pub(super) fn accept(
     Ok(before.map(|seen| seen.pinned))
 }
 
-/// Forgets what was seen of a version, because an operator accepts that larder cannot fetch it any more.
+/// Forgets the record of a version, because an operator accepts that larder cannot fetch it any more.
 pub(super) fn forget(mirror: &Mirror, package: &ModulePackage, now: Timestamp) -> Result<(), StoreError> {
     let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
     write(mirror, package, &SeenRecord::Forgotten { forgotten: now })
 }
 
-/// Notes that upstream has moved a version to where larder cannot follow. Says what was seen of it before.
+/// Records that upstream moved a version to a source that larder cannot fetch. Returns the record.
 pub(super) fn moved_elsewhere(mirror: &Mirror, package: &ModulePackage, what: &str) -> Result<Recalled, StoreError> {
     let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
     let mut recalled = read(mirror, package)?;

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::value::{RawValue, to_raw_value};
 
-use super::super::discovery::Faith;
+use super::super::discovery::DiscoveryTrust;
 use super::super::documents::{DocumentFlight, KeptDocument};
 use super::super::freshness::Age;
 use super::super::pages::latest;
 use super::super::single_flight::Awaited;
 use super::super::wanted::WantedDocument;
-use super::super::{Answer, Call, Errand, Mirror, unless_gone};
+use super::super::{Answer, FetchReason, Mirror, RequestContext, unless_gone};
 use crate::address::{ModuleAddress, ModulePackage, Version};
 use crate::error::Error;
 use crate::store::Key;
@@ -27,12 +27,12 @@ impl Mirror {
     pub async fn module_versions(
         self: &Arc<Self>,
         address: &ModuleAddress,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<Answer<Arc<KeptDocument>>, Error> {
         let wanted = list_wanted(address, call)?;
         let (held, rule) = self.held_or_absent(&wanted, call).await?;
         let seen = held.as_ref().map(|held| held.age);
-        let fly = |errand, call: &Call| self.fly_for_module_versions(&wanted, address, seen, errand, call);
+        let fly = |errand, call: &RequestContext| self.fly_for_module_versions(&wanted, address, seen, errand, call);
         let pulled = self.pull(&wanted.what, &address.host, call, &rule, held, fly).await;
         pulled.inspect_err(|error| self.note_if_refused(error, call, || (&call.terms.key_of(address)).into()))
     }
@@ -42,9 +42,9 @@ impl Mirror {
         self: &Arc<Self>,
         address: &ModuleAddress,
         seen: Option<Age>,
-        call: &Call,
+        call: &RequestContext,
     ) -> DocumentFlight {
-        self.fly_for_module_versions(&list_wanted(address, call)?, address, seen, Errand::Fetch, call).await
+        self.fly_for_module_versions(&list_wanted(address, call)?, address, seen, FetchReason::Fetch, call).await
     }
 
     fn fly_for_module_versions(
@@ -52,8 +52,8 @@ impl Mirror {
         wanted: &WantedDocument,
         address: &ModuleAddress,
         seen: Option<Age>,
-        errand: Errand,
-        call: &Call,
+        errand: FetchReason,
+        call: &RequestContext,
     ) -> Awaited<DocumentFlight> {
         let (of, address) = (wanted.clone(), address.clone());
         self.fly_for_document(wanted, seen, errand, call, |mirror, before, call| async move {
@@ -66,11 +66,11 @@ impl Mirror {
         wanted: &WantedDocument,
         address: &ModuleAddress,
         before: Option<Arc<KeptDocument>>,
-        call: &Call,
+        call: &RequestContext,
     ) -> DocumentFlight {
         let (what, upstream) = (&wanted.what, &*wanted.upstream);
         let unusable = |why: String| wanted.unusable(why);
-        let faith = Faith::for_what_is_held(before.as_ref());
+        let faith = DiscoveryTrust::for_what_is_held(before.as_ref());
         let (base, grant) = self.service(Service::Modules, upstream, faith, call).await?;
         let asked = versions_url(&base, address).map_err(|e| unusable(e.to_string()))?;
         let fetched =
@@ -122,7 +122,7 @@ impl Mirror {
         module: &ModuleAddress,
         list: &ModuleVersionList,
         before: Option<&Arc<KeptDocument>>,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<Bytes, Error> {
         if !upstream.settings.keep_gone {
             self.alarm_of_dropped(module, Vec::new(), call.now).await?;
@@ -156,7 +156,7 @@ impl Mirror {
     pub async fn latest_of_module(
         self: &Arc<Self>,
         address: &ModuleAddress,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<Answer<ModulePackage>, Error> {
         let Answer { value, outcome, fresh_until, checked } = self.shown_module_versions(address, call).await?;
         let versions: Vec<Version> = value.versions.into_iter().map(|listed| listed.version).collect();
@@ -168,7 +168,7 @@ impl Mirror {
 }
 
 /// The version list of a module: of one spelling, and kept for all that are one with it.
-fn list_wanted(address: &ModuleAddress, call: &Call) -> Result<WantedDocument, Error> {
+fn list_wanted(address: &ModuleAddress, call: &RequestContext) -> Result<WantedDocument, Error> {
     let upstream = Arc::clone(call.upstream(&address.host)?);
     let rule = upstream.rule(|fresh| fresh.versions);
     let (what, key) = (format!("the version list of {address}"), Key::ModuleVersions(call.terms.key_of(address)));

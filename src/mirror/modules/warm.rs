@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::super::library::HeldArchive;
 use super::super::pull::AskedAgain;
 use super::super::warm::or_held_back;
-use super::super::{Came, Haste, Link, Mirror, Resolved};
+use super::super::{Came, Link, Mirror, Resolved, Urgency};
 use super::location::what;
 use crate::address::{ModuleAddress, ModulePackage};
 use crate::clock::Timestamp;
@@ -16,7 +16,7 @@ use crate::store::{Key, Recorded};
 use crate::upstream::breaker::Origin;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::modules::ModuleVersionList;
-use crate::upstream::source::Source;
+use crate::upstream::source::PackageSource;
 
 impl Mirror {
     /// The version list of a module, held with the discovery document that leads to it; while sealed, what clients are
@@ -27,7 +27,7 @@ impl Mirror {
     pub async fn warm_module_list(
         self: &Arc<Self>,
         address: &ModuleAddress,
-        haste: Haste,
+        haste: Urgency,
         now: Timestamp,
     ) -> Result<Resolved<ModuleVersionList>, Error> {
         let (what, host) = (format!("the version list of {address}"), &address.host);
@@ -60,7 +60,7 @@ impl Mirror {
     pub async fn warm_module(
         self: &Arc<Self>,
         package: &ModulePackage,
-        haste: Haste,
+        haste: Urgency,
         now: Timestamp,
     ) -> Result<Resolved<(Came, HeldArchive)>, Error> {
         let Resolved { value: held, unconfirmed } = self.module_as_held(package, haste, now).await?;
@@ -85,7 +85,7 @@ impl Mirror {
     pub async fn module_as_held(
         self: &Arc<Self>,
         package: &ModulePackage,
-        haste: Haste,
+        haste: Urgency,
         now: Timestamp,
     ) -> Result<Resolved<Option<HeldArchive>>, Error> {
         let (asked, host) = (what(package), &package.module.host);
@@ -106,7 +106,7 @@ impl Mirror {
         if let Some(held) = self.held_module(&key).await? {
             return Ok(Resolved { value: Some(held), unconfirmed });
         }
-        if let Source::Unsupported(source) = &said.located.source {
+        if let PackageSource::Unsupported(source) = &said.located.source {
             let (what, at) = (source.what(), source.host().unwrap_or_else(|| "somewhere".to_owned()));
             let fault = Fault::Unusable(format!(
                 "names {what} at {at}, which larder cannot fetch; clients fetch it there themselves"

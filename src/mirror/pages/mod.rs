@@ -11,11 +11,11 @@ use url::Url;
 
 pub(super) use self::stored::latest;
 pub use self::stored::{FromStore, StoredDetails, StoredEntry, StoredList, StoredThing};
-use super::discovery::Faith;
+use super::discovery::DiscoveryTrust;
 use super::documents::{DocumentFlight, KeptDocument};
 use super::sealed::STORED_IS_FRESH;
 use super::wanted::WantedDocument;
-use super::{Answer, Call, Mirror, Outcome, Terms};
+use super::{Answer, Mirror, Outcome, RequestContext, RuntimeConfig};
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::store::Key;
@@ -62,7 +62,7 @@ impl KeptDocument {
     }
 }
 
-impl Terms {
+impl RuntimeConfig {
     /// What a page is kept under: one key for every spelling of its names where the registry takes them for one.
     fn key_of_page(&self, page: &PageRef) -> Key {
         let folds = self.upstreams.get(&page.host).is_some_and(|upstream| upstream.settings.fold_case);
@@ -73,7 +73,7 @@ impl Terms {
 
 impl Mirror {
     /// A page of the registry HTTP API.
-    pub async fn page(self: &Arc<Self>, page: &PageRef, call: &Call) -> Result<Answer<PageFound>, Error> {
+    pub async fn page(self: &Arc<Self>, page: &PageRef, call: &RequestContext) -> Result<Answer<PageFound>, Error> {
         let upstream = Arc::clone(call.upstream(&page.host)?);
         let rule = upstream.rule(|fresh| fresh.api);
         let (what, key, service) = (page.what(), call.terms.key_of_page(page), page.path.service());
@@ -88,7 +88,7 @@ impl Mirror {
         }
         let (held, rule) = self.held_or_absent(&wanted, call).await?;
         let seen = held.as_ref().map(|held| held.age);
-        let fly = |errand, call: &Call| {
+        let fly = |errand, call: &RequestContext| {
             let (of, page) = (wanted.clone(), page.clone());
             self.fly_for_document(&wanted, seen, errand, call, |mirror, before, call| async move {
                 mirror.fetch_page(&of, &page, before, &call).await
@@ -113,11 +113,11 @@ impl Mirror {
         wanted: &WantedDocument,
         page: &PageRef,
         before: Option<Arc<KeptDocument>>,
-        call: &Call,
+        call: &RequestContext,
     ) -> DocumentFlight {
         let (what, upstream) = (&wanted.what, &*wanted.upstream);
         let unusable = |why: String| wanted.unusable(why);
-        let faith = Faith::for_what_is_held(before.as_ref());
+        let faith = DiscoveryTrust::for_what_is_held(before.as_ref());
         let (base, grant) = self.service(page.path.service(), upstream, faith, call).await?;
         let asked = page.url(&base).map_err(|e| unusable(e.to_string()))?;
         let fetched =

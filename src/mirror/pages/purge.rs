@@ -6,12 +6,12 @@ use url::Url;
 use super::super::Mirror;
 use super::super::documents::KeptDocument;
 use super::super::purge::Purged;
-use crate::address::{ModuleAddress, ProviderAddress, Version, Versions, What};
+use crate::address::{ModuleAddress, PackageSelector, ProviderAddress, Version, Versions};
 use crate::store::StoreError;
 
 impl Mirror {
     /// Forgets the pages with details of what is meant: those of its versions, and that of their latest.
-    pub(in crate::mirror) fn purge_pages(&self, what: &What, purged: &mut Purged) -> Result<(), StoreError> {
+    pub(in crate::mirror) fn purge_pages(&self, what: &PackageSelector, purged: &mut Purged) -> Result<(), StoreError> {
         for page in self.store.records.pages_of(what.host())? {
             // A page's key is a digest: only where it was asked for tells what it is about.
             let kept = self.store.records.get(&page)?.and_then(KeptDocument::read);
@@ -26,13 +26,13 @@ impl Mirror {
 
 /// Whether at this URL are details of what is meant, in whatever case it was asked for: two modules that differ in case
 /// alone cost each other a page at most.
-fn has_details_of(what: &What, asked: &Url) -> bool {
+fn has_details_of(what: &PackageSelector, asked: &Url) -> bool {
     let (names, versions): (&[&str], &Versions) = match what {
-        What::Module(meant) => {
+        PackageSelector::Module(meant) => {
             let ModuleAddress { namespace, name, system, .. } = &meant.of;
             (&[namespace.as_str(), name.as_str(), system.as_str()], &meant.versions)
         }
-        What::Provider(meant) => {
+        PackageSelector::Provider(meant) => {
             let ProviderAddress { namespace, type_, .. } = &meant.of;
             (&[namespace.as_str(), type_.as_str()], &meant.versions)
         }

@@ -7,7 +7,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{timeout, timeout_at};
 
 use super::super::pull::nobody_may_wait;
-use super::super::{Call, Mirror, unless_gone};
+use super::super::{Mirror, RequestContext, unless_gone};
 use crate::address::{ModuleAddress, ProviderAddress, Version};
 use crate::error::Error;
 use crate::store::StoreError;
@@ -118,7 +118,7 @@ impl Mirror {
     pub(super) async fn page_from_store(
         self: &Arc<Self>,
         page: &PageRef,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<Option<FromStore>, Error> {
         let what = page.what();
         let _place = self.place(call).ok_or_else(|| nobody_may_wait(&what))?;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::super::{Call, Mirror, unless_gone};
+use super::super::{Mirror, RequestContext, unless_gone};
 use crate::address::{ModuleAddress, Package, Platform, ProviderAddress, Version};
 use crate::error::Error;
 use crate::store::StoreError;
@@ -17,7 +17,7 @@ impl Mirror {
     pub(in crate::mirror) async fn held_of_provider(
         self: &Arc<Self>,
         address: &ProviderAddress,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<Arc<HeldVersions>, Error> {
         let policy = call.upstream(&address.host)?.settings.verification;
         let lost = Err(Error::Interrupted(format!("what is held of {address}")));

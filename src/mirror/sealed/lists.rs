@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::super::documents::KeptDocument;
 use super::super::modules::entry_of_module;
 use super::super::versions::entry_of;
-use super::super::{Answer, Call, Link, Mirror, Outcome};
+use super::super::{Answer, Link, Mirror, Outcome, RequestContext};
 use super::{STORED_IS_FRESH, SealedFor};
 use crate::address::{ModuleAddress, Platform, ProviderAddress, Version};
 use crate::error::Error;
@@ -24,7 +24,7 @@ impl Mirror {
     pub async fn shown_versions(
         self: &Arc<Self>,
         address: &ProviderAddress,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<Answer<VersionList>, Error> {
         if self.link() == Link::Online {
             let kept = self.provider_versions(address, call).await?;
@@ -59,7 +59,7 @@ impl Mirror {
     pub async fn shown_module_versions(
         self: &Arc<Self>,
         address: &ModuleAddress,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<Answer<ModuleVersionList>, Error> {
         if self.link() == Link::Online {
             let kept = self.module_versions(address, call).await?;
@@ -146,7 +146,7 @@ impl Mirror {
         self: &Arc<Self>,
         address: &ProviderAddress,
         version: &Version,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<Answer<BTreeSet<Platform>>, Error> {
         let held = self.held_of_provider(address, call).await?;
         let kept = match self.held_document(&Key::ProviderVersions(address.clone())).await? {
@@ -165,7 +165,7 @@ impl Mirror {
 }
 
 /// An answer made of what is stored. It is kept for a moment where its parts would be asked about again: nobody can be.
-fn of_what_is_stored<T>(kept: Option<Answer<Arc<KeptDocument>>>, value: T, call: &Call) -> Answer<T> {
+fn of_what_is_stored<T>(kept: Option<Answer<Arc<KeptDocument>>>, value: T, call: &RequestContext) -> Answer<T> {
     let moment = call.now.after(STORED_IS_FRESH);
     match kept {
         Some(kept) => {

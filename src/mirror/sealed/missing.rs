@@ -104,28 +104,28 @@ impl From<&ModulePackage> for Missing {
 }
 
 /// When something was last found not to be held: the revision of its provider or module, and by which terms.
-pub(super) type Found = (u64, Generation);
+pub(super) type LastMiss = (u64, Generation);
 
 /// How often something was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct RequestCount {
     times: u64,
     last: Timestamp,
     /// When it was last found not to be held, since it was asked for; nobody looked where there is none.
-    pub(super) found: Option<Found>,
+    pub(super) found: Option<LastMiss>,
 }
 
 /// Everything that was asked for and is not held.
 #[derive(Debug, Default)]
 pub(in crate::mirror) struct Wants {
-    things: BTreeMap<Missing, Asked>,
+    things: BTreeMap<Missing, RequestCount>,
     words: BTreeSet<String>,
     /// Whether there is something that its record does not say.
     is_changed: bool,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Record {
+struct MissingRecord {
     things: Vec<Line>,
 }
 
@@ -139,21 +139,24 @@ struct Line {
 impl Wants {
     /// Reads the record of an earlier run; none where it is no record of ours. No more is taken of it than there may be.
     pub(in crate::mirror) fn read(record: &[u8]) -> Option<Self> {
-        let Record { things } = serde_json::from_slice(record).ok()?;
+        let MissingRecord { things } = serde_json::from_slice(record).ok()?;
         let mut wants = Self::default();
         for Line { what, times, last } in things {
             wants.make_room_for(&what);
-            wants.things.insert(what, Asked { times, last, found: None });
+            wants.things.insert(what, RequestCount { times, last, found: None });
         }
         Some(wants)
     }
 
     /// The record of it. What has only words is for this run.
     pub(in crate::mirror) fn write(&self) -> Vec<u8> {
-        let line =
-            |(what, asked): (&Missing, &Asked)| Line { what: what.clone(), times: asked.times, last: asked.last };
+        let line = |(what, asked): (&Missing, &RequestCount)| Line {
+            what: what.clone(),
+            times: asked.times,
+            last: asked.last,
+        };
         // Names, numbers and texts always serialise.
-        serde_json::to_vec(&Record { things: self.things.iter().map(line).collect() }).unwrap_or_default()
+        serde_json::to_vec(&MissingRecord { things: self.things.iter().map(line).collect() }).unwrap_or_default()
     }
 
     /// Notes that something was asked for. Where there is no room, what was asked for least often goes, and of that what
@@ -161,12 +164,12 @@ impl Wants {
     pub(super) fn note(&mut self, missing: Missing, now: Timestamp) {
         if let Some(asked) = self.things.get_mut(&missing) {
             // How often is not worth a write.
-            *asked = Asked { times: asked.times.saturating_add(1), last: now, found: None };
+            *asked = RequestCount { times: asked.times.saturating_add(1), last: now, found: None };
             return;
         }
         self.is_changed = true;
         self.make_room_for(&missing);
-        self.things.insert(missing, Asked { times: 1, last: now, found: None });
+        self.things.insert(missing, RequestCount { times: 1, last: now, found: None });
     }
 
     /// Notes what is no artifact.
@@ -193,7 +196,7 @@ impl Wants {
         }
     }
 
-    pub(super) fn things(&self) -> impl Iterator<Item = (&Missing, &Asked)> {
+    pub(super) fn things(&self) -> impl Iterator<Item = (&Missing, &RequestCount)> {
         self.things.iter()
     }
 
@@ -203,7 +206,7 @@ impl Wants {
     }
 
     /// Something was found to be held, or not. Says nothing of what was asked for again since.
-    pub(super) fn look(&mut self, missing: &Missing, seen: Asked, is_held: bool, found: Found) {
+    pub(super) fn look(&mut self, missing: &Missing, seen: RequestCount, is_held: bool, found: LastMiss) {
         let Some(asked) = self.things.get_mut(missing).filter(|asked| **asked == seen) else { return };
         if is_held {
             self.things.remove(missing);

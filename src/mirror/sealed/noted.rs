@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::super::{Call, Mirror, Terms};
-use super::missing::{Asked, Missing, Wants};
+use super::super::{Mirror, RequestContext, RuntimeConfig};
+use super::missing::{Missing, RequestCount, Wants};
 use crate::address::{ModulePackage, Package, PackageRef, Platform};
 use crate::error::Error;
 use crate::store::{Durability, Key, Recorded, Store, StoreError};
@@ -35,7 +35,7 @@ impl Mirror {
         self: &Arc<Self>,
         missing: impl Into<Missing>,
         what: String,
-        call: &Call,
+        call: &RequestContext,
     ) -> Error {
         let error = self.not_held(what).await;
         self.note_if_refused(&error, call, || missing.into());
@@ -54,7 +54,7 @@ impl Mirror {
     pub(in crate::mirror) fn note_if_refused(
         self: &Arc<Self>,
         error: &Error,
-        call: &Call,
+        call: &RequestContext,
         missing: impl FnOnce() -> Missing,
     ) {
         if let Error::Offline(_) = error {
@@ -63,14 +63,14 @@ impl Mirror {
     }
 
     /// The same of what is no artifact: it is told in words, as long as this run lasts.
-    pub(in crate::mirror) fn note_words_if_refused(&self, error: &Error, call: &Call) {
+    pub(in crate::mirror) fn note_words_if_refused(&self, error: &Error, call: &RequestContext) {
         if let (Error::Offline(what), false) = (error, call.only_looks()) {
             self.sealed.wants.lock().note_words(what);
         }
     }
 
     /// Notes that something was asked for which is not held. A plan only looks: nobody was refused anything.
-    pub(in crate::mirror) fn note_missing(self: &Arc<Self>, missing: impl Into<Missing>, call: &Call) {
+    pub(in crate::mirror) fn note_missing(self: &Arc<Self>, missing: impl Into<Missing>, call: &RequestContext) {
         if call.only_looks() {
             return;
         }
@@ -137,7 +137,7 @@ impl Mirror {
     /// The same; asks the disk about what may have changed since somebody looked. What came to be held is forgotten.
     pub(in crate::mirror) fn missing_now(&self) -> Vec<Missing> {
         let terms = self.terms.load_full();
-        let noted: Vec<(Missing, Asked)> =
+        let noted: Vec<(Missing, RequestCount)> =
             self.sealed.wants.lock().things().map(|(missing, asked)| (missing.clone(), *asked)).collect();
         let mut missing = Vec::new();
         for (thing, asked) in noted {
@@ -177,7 +177,7 @@ impl Mirror {
         words
     }
 
-    fn came_to_be_held(&self, missing: &Missing, terms: &Terms) -> Result<bool, StoreError> {
+    fn came_to_be_held(&self, missing: &Missing, terms: &RuntimeConfig) -> Result<bool, StoreError> {
         match missing {
             Missing::Provider { of, version, platform } => {
                 let Some(upstream) = terms.upstreams.get(&of.host) else { return Ok(false) };

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io::{self, Read};
 
 use super::super::library::Zip;
-use super::import::{Import, Stop};
+use super::import::{Stop, TreeImport};
 use crate::address::Package;
 use crate::digest::{Digest, FastHash};
 use crate::filesystem_mirror::carried::TarFileContents;
@@ -18,25 +18,25 @@ const MOST_WAITING: usize = 64;
 const MOST_WAITING_BYTES: u64 = 4 << 30;
 
 /// An archive that has arrived, and is not visible.
-pub(super) struct Arrived {
+pub(super) struct StagedTreeArchive {
     /// Its path in the tree; of what was packed anew, the folder of its files.
     pub(super) file: String,
     pub(super) package: Package,
     pub(super) staged: Staged,
     pub(super) digest: Digest,
     pub(super) fast: FastHash,
-    pub(super) made: Made,
+    pub(super) made: ArchiveOrigin,
 }
 
 /// Who made an archive.
-pub(super) enum Made {
+pub(super) enum ArchiveOrigin {
     /// Whoever made the tree had it so.
     Before,
     /// larder just now, of an unpacked package with this `h1:`.
     Anew { h1: String },
 }
 
-impl Made {
+impl ArchiveOrigin {
     /// Who packed it.
     pub(super) fn zip(&self) -> Zip {
         match self {
@@ -46,7 +46,7 @@ impl Made {
     }
 }
 
-impl Arrived {
+impl StagedTreeArchive {
     pub(super) fn discard(self) {
         discard(self.staged);
     }
@@ -60,26 +60,26 @@ fn discard(staged: Staged) {
 
 /// What waits, in the order in which it came.
 #[derive(Default)]
-pub(super) struct Waiting {
-    archives: VecDeque<Arrived>,
+pub(super) struct StagedArchives {
+    archives: VecDeque<StagedTreeArchive>,
     bytes: u64,
 }
 
-impl Waiting {
-    pub(super) fn push(&mut self, arrived: Arrived) {
+impl StagedArchives {
+    pub(super) fn push(&mut self, arrived: StagedTreeArchive) {
         self.bytes += arrived.staged.written();
         self.archives.push_back(arrived);
     }
 
     /// What has waited longest.
-    pub(super) fn next(&mut self) -> Option<Arrived> {
+    pub(super) fn next(&mut self) -> Option<StagedTreeArchive> {
         let first = self.archives.pop_front()?;
         self.bytes -= first.staged.written();
         Some(first)
     }
 
     /// The same, where more waits than may.
-    pub(super) fn too_much(&mut self) -> Option<Arrived> {
+    pub(super) fn too_much(&mut self) -> Option<StagedTreeArchive> {
         let is_too_much = self.archives.len() > MOST_WAITING || self.bytes > MOST_WAITING_BYTES;
         if is_too_much { self.next() } else { None }
     }
@@ -90,16 +90,17 @@ impl Waiting {
     }
 
     /// Whether another archive of the same package waits, with other bytes.
-    pub(super) fn has_another(&self, of: &Arrived) -> bool {
-        let is_another = |waits: &Arrived| {
-            matches!(waits.made, Made::Before) && waits.package == of.package && waits.digest != of.digest
+    pub(super) fn has_another(&self, of: &StagedTreeArchive) -> bool {
+        let is_another = |waits: &StagedTreeArchive| {
+            matches!(waits.made, ArchiveOrigin::Before) && waits.package == of.package && waits.digest != of.digest
         };
         self.archives.iter().any(is_another)
     }
 
     /// Takes out what was packed anew of a package.
-    pub(super) fn take_packed(&mut self, package: &Package) -> Option<Arrived> {
-        let is_it = |waits: &Arrived| matches!(waits.made, Made::Anew { .. }) && waits.package == *package;
+    pub(super) fn take_packed(&mut self, package: &Package) -> Option<StagedTreeArchive> {
+        let is_it =
+            |waits: &StagedTreeArchive| matches!(waits.made, ArchiveOrigin::Anew { .. }) && waits.package == *package;
         let at = self.archives.iter().position(is_it)?;
         let taken = self.archives.remove(at)?;
         self.bytes -= taken.staged.written();
@@ -114,14 +115,14 @@ impl Waiting {
     }
 }
 
-impl Import {
+impl TreeImport {
     /// Stages an archive; inside, why it stays out.
     pub(super) fn arrive<R: Read>(
         &mut self,
         file: &str,
         package: &Package,
         contents: &mut TarFileContents<'_, R>,
-    ) -> Result<Result<Arrived, String>, Stop> {
+    ) -> Result<Result<StagedTreeArchive, String>, Stop> {
         let size_bytes = contents.size_bytes();
         if let Err(error) = self.call.upstream(&package.provider.host) {
             return Ok(Err(error.to_string()));
@@ -132,7 +133,7 @@ impl Import {
         }
         let mut staged = self.stage(file, size_bytes)?;
         match copy(contents, &mut staged) {
-            Ok(()) => Ok(Ok(arrived(file, package, staged, Made::Before))),
+            Ok(()) => Ok(Ok(arrived(file, package, staged, ArchiveOrigin::Before))),
             Err(NotCopied::Read(broken)) => {
                 discard(staged);
                 Err(Stop::Tar(broken))
@@ -178,9 +179,9 @@ impl Import {
 }
 
 /// What was staged, as an archive that is there.
-pub(super) fn arrived(file: &str, package: &Package, staged: Staged, made: Made) -> Arrived {
+pub(super) fn arrived(file: &str, package: &Package, staged: Staged, made: ArchiveOrigin) -> StagedTreeArchive {
     let (digest, fast) = staged.hashes();
-    Arrived { file: file.to_owned(), package: package.clone(), staged, digest, fast, made }
+    StagedTreeArchive { file: file.to_owned(), package: package.clone(), staged, digest, fast, made }
 }
 
 enum NotCopied {

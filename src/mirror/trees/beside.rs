@@ -7,7 +7,7 @@ use std::io::{self, Read};
 use bytes::Bytes;
 use url::Url;
 
-use super::super::proof_set::{About, ProofSet};
+use super::super::proof_set::{ProofSet, ProofSetSubject};
 use crate::address::{Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
 use crate::filesystem_mirror::carried::TarFileContents;
@@ -153,7 +153,7 @@ pub(super) fn set_of(
     now: Timestamp,
     [body, sums, signature]: [Bytes; 3],
 ) -> Result<ProofSet, String> {
-    let about = About {
+    let about = ProofSetSubject {
         asked: url.clone(),
         url,
         origins: Vec::new(),

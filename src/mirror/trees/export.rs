@@ -10,7 +10,7 @@ use bytes::Bytes;
 use super::super::archives::Archive;
 use super::super::opened::Opened;
 use super::super::proof_set::ProofSet;
-use super::super::{Call, Mirror};
+use super::super::{Mirror, RequestContext};
 use crate::address::{Package, ProviderAddress, Version};
 use crate::digest::Digest;
 use crate::error::Error;
@@ -33,7 +33,7 @@ pub struct NotExported {
 #[derive(Debug)]
 pub struct Export {
     files: Vec<(MirrorPath, File)>,
-    call: Call,
+    call: RequestContext,
     /// What could not be found as it should be.
     pub missing: Vec<NotExported>,
 }
@@ -45,7 +45,7 @@ enum File {
 }
 
 /// What of a file goes into the tar.
-enum Contents {
+enum ExportedContents {
     Bytes(Bytes),
     Blob(Blob),
 }
@@ -60,7 +60,7 @@ impl Mirror {
         self: &Arc<Self>,
         packages: Vec<(Package, Digest)>,
         have: &HashSet<Digest>,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<Export, Error> {
         let mut export = Export { files: Vec::new(), call: call.clone(), missing: Vec::new() };
         let mut indexes: BTreeMap<ProviderAddress, BTreeMap<Version, VersionIndex>> = BTreeMap::new();
@@ -113,7 +113,7 @@ impl Mirror {
         self: &Arc<Self>,
         package: &Package,
         digest: Digest,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<(Arc<ProofSet>, ArchiveHashes), Error> {
         let no_set = || Error::NotKept(format!("a proof set that has the archive of {package}"));
         let held = self.held_set(package, call).await?.ok_or_else(no_set)?;
@@ -163,11 +163,11 @@ impl Export {
         for (path, file) in self.files {
             let path = path.to_string();
             let contents = match file {
-                File::Small(bytes) => Contents::Bytes(bytes),
+                File::Small(bytes) => ExportedContents::Bytes(bytes),
                 File::Archive(package, digest) => {
                     match open(mirror, &package, digest, &self.call).await.map_err(io::Error::other)? {
-                        Archive::InMemory { bytes, .. } => Contents::Bytes(bytes),
-                        Archive::Held { blob, .. } => Contents::Blob(blob),
+                        Archive::InMemory { bytes, .. } => ExportedContents::Bytes(bytes),
+                        Archive::Held { blob, .. } => ExportedContents::Blob(blob),
                         Archive::Arriving { .. } | Archive::Passing { .. } => {
                             return Err(io::Error::other(format!("the archive of {package} is not held any more")));
                         }
@@ -176,8 +176,8 @@ impl Export {
             };
             let writing = mirror.tasks.spawn_blocking(move || {
                 match contents {
-                    Contents::Bytes(bytes) => tar.add(&path, bytes.len() as u64, &bytes[..])?,
-                    Contents::Blob(blob) => {
+                    ExportedContents::Bytes(bytes) => tar.add(&path, bytes.len() as u64, &bytes[..])?,
+                    ExportedContents::Blob(blob) => {
                         let reader = io::BufReader::with_capacity(READ_AT_ONCE, blob.reader());
                         tar.add(&path, blob.size_bytes(), reader)?;
                     }
@@ -195,7 +195,12 @@ impl Export {
     }
 }
 
-async fn open(mirror: &Arc<Mirror>, package: &Package, digest: Digest, call: &Call) -> Result<Archive, Error> {
+async fn open(
+    mirror: &Arc<Mirror>,
+    package: &Package,
+    digest: Digest,
+    call: &RequestContext,
+) -> Result<Archive, Error> {
     let gone = || Error::NotKept(format!("the archive of {package}"));
     let held = mirror.name_entry(package, digest).await?.ok_or_else(gone)?;
     match mirror.open_held(package, &held, call).await? {

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-use super::super::{Call, Mirror};
-use super::arriving::{Arrived, Waiting};
+use super::super::{Mirror, RequestContext};
+use super::arriving::{StagedArchives, StagedTreeArchive};
 use super::beside::Beside;
 use super::packing::Packing;
-use super::{ImportCounts, ImportStep, ImportedFile, Judged, Unsigned};
+use super::{FileVerdict, ImportCounts, ImportStep, ImportedFile, Unsigned};
 use crate::address::{Package, PackageRef, ProviderAddress, Version};
 use crate::digest::Digest;
 use crate::error::Error;
@@ -35,21 +35,21 @@ impl Mirror {
         self: &Arc<Self>,
         tar: impl Read + Send + 'static,
         unsigned: Unsigned,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<Receiver<ImportStep>, Error> {
         let alone = Arc::clone(&self.importing).try_lock_owned();
         let busy = |_| Error::Busy { what: "the import".to_owned(), why: "another tree is being imported".to_owned() };
         let alone = alone.map_err(busy)?;
         self.store.check()?;
         let (tell, told) = channel(STEPS_WAITING);
-        let import = Import {
+        let import = TreeImport {
             mirror: Arc::clone(self),
             runtime: Handle::current(),
             call: self.inner(call),
             unsigned,
             tell,
             beside: Beside::default(),
-            waiting: Waiting::default(),
+            waiting: StagedArchives::default(),
             packing: None,
             packed: HashSet::new(),
             proven: HashMap::new(),
@@ -70,15 +70,15 @@ impl Mirror {
     }
 }
 
-pub(super) struct Import {
+pub(super) struct TreeImport {
     pub(super) mirror: Arc<Mirror>,
     pub(super) runtime: Handle,
-    pub(super) call: Call,
+    pub(super) call: RequestContext,
     pub(super) unsigned: Unsigned,
     tell: Sender<ImportStep>,
     pub(super) beside: Beside,
     /// What has arrived, and waits for what may prove it.
-    pub(super) waiting: Waiting,
+    pub(super) waiting: StagedArchives,
     /// The unpacked package whose files arrive.
     pub(super) packing: Option<Packing>,
     /// Every package that was unpacked.
@@ -128,7 +128,7 @@ impl Stop {
     }
 }
 
-impl Import {
+impl TreeImport {
     fn go(mut self, tar: impl Read) -> ImportStep {
         let read = ProviderTreeReader::new(tar).for_each_entry(|entry| self.entry(entry));
         let ended = match read {
@@ -223,7 +223,7 @@ impl Import {
     }
 
     /// Has an archive wait for what may come behind it; what has waited longest is judged where there are too many.
-    pub(super) fn wait(&mut self, arrived: Arrived) -> Result<(), Stop> {
+    pub(super) fn wait(&mut self, arrived: StagedTreeArchive) -> Result<(), Stop> {
         self.waiting.push(arrived);
         while let Some(arrived) = self.waiting.too_much() {
             self.judge(arrived)?;
@@ -283,7 +283,7 @@ impl Import {
         size_bytes: u64,
         why: String,
     ) -> Result<(), Stop> {
-        self.tell(file, of, size_bytes, Judged::Refused { why }, Vec::new())
+        self.tell(file, of, size_bytes, FileVerdict::Refused { why }, Vec::new())
     }
 
     pub(super) fn tell(
@@ -291,10 +291,10 @@ impl Import {
         file: String,
         of: Option<&Package>,
         size_bytes: u64,
-        judged: Judged,
+        judged: FileVerdict,
         notes: Vec<String>,
     ) -> Result<(), Stop> {
-        if let Judged::Refused { why } = &judged {
+        if let FileVerdict::Refused { why } = &judged {
             tracing::warn!(file, why, "a file of a tree stays out");
         }
         self.counts.count(&judged);

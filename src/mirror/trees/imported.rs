@@ -6,11 +6,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::json;
 
-use super::super::documents::{About as ListAbout, KeptDocument};
+use super::super::documents::{DocumentSubject as ListAbout, KeptDocument};
 use super::super::freshness::Age;
 use super::super::library::Zip;
 use super::super::proof_set::{KeptSet, ProofSet};
-use super::super::{AlarmKind, Call, Mirror, unless_gone};
+use super::super::{AlarmKind, Mirror, RequestContext, unless_gone};
 use super::beside::{set_of, stand_in};
 use crate::address::{Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
@@ -73,7 +73,7 @@ impl Mirror {
         self: &Arc<Self>,
         package: &Package,
         set: ProofSet,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<Arc<KeptSet>, Error> {
         let policy = call.upstream(&package.provider.host)?.settings.verification;
         let current = Arc::new(set);
@@ -143,7 +143,7 @@ impl Mirror {
         self: &Arc<Self>,
         provider: &ProviderAddress,
         version: &Version,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<(), Error> {
         let upstream = Arc::clone(call.upstream(&provider.host)?);
         let mut unsigned = Vec::new();
@@ -170,7 +170,11 @@ impl Mirror {
 
     /// Lists what is held of a provider that upstream does not list: a list that is held gets the entries, and where
     /// none is, there is one from now on.
-    pub(super) async fn list_imported(self: &Arc<Self>, provider: &ProviderAddress, call: &Call) -> Result<(), Error> {
+    pub(super) async fn list_imported(
+        self: &Arc<Self>,
+        provider: &ProviderAddress,
+        call: &RequestContext,
+    ) -> Result<(), Error> {
         let upstream = Arc::clone(call.upstream(&provider.host)?);
         let key = Key::ProviderVersions(provider.clone());
         let unreadable = |why| Error::Interrupted(format!("the held version list of {provider}: {why}"));

@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
-use super::super::check::Found;
+use super::super::check::DamageFinding;
 use super::super::library::Reservation;
 use super::super::library::{HeldArchive, PackageHashesKnown, Zip};
 use super::super::opened::unless_damaged;
 use super::super::proof_set::{KeptSet, ProofSet};
 use super::super::{Link, unless_gone};
-use super::arriving::{Arrived, Made};
-use super::import::{Import, Stop};
+use super::arriving::{ArchiveOrigin, StagedTreeArchive};
+use super::import::{Stop, TreeImport};
 use super::imported::{sums_of, unsigned_set};
-use super::proof::Said;
-use super::{Judged, ProvenBy, Unsigned};
+use super::proof::ArchiveEvidence;
+use super::{FileVerdict, ProvenBy, Unsigned};
 use crate::address::Package;
 use crate::clock::Timestamp;
 use crate::error::Error;
@@ -26,7 +26,7 @@ const ORIGIN: &str = "an import";
 const HEALED: &str = "the one that was held was damaged: it was set aside, and this one is in its place";
 
 /// What is to become of an archive.
-enum Verdict {
+enum ArchiveVerdict {
     /// It is kept, because this proves it.
     Proven { by: ProvenBy, kept: Arc<KeptSet>, set: Arc<ProofSet>, hashes: PackageHashesKnown },
     /// It is kept, because the operator vouches for it.
@@ -44,9 +44,9 @@ enum Holds {
     Damaged,
 }
 
-impl Import {
+impl TreeImport {
     /// Decides about an archive that has arrived, and keeps it or throws it away.
-    pub(super) fn judge(&mut self, arrived: Arrived) -> Result<(), Stop> {
+    pub(super) fn judge(&mut self, arrived: StagedTreeArchive) -> Result<(), Stop> {
         let (file, package, size_bytes) = (arrived.file.clone(), arrived.package.clone(), arrived.staged.written());
         let now = self.call.now.after(self.call.began.elapsed());
         let mut notes = Vec::new();
@@ -60,65 +60,72 @@ impl Import {
         let judged = match judged {
             Ok(judged) => judged,
             Err(Error::Store(error)) => return Err(Stop::over(&file)(error)),
-            Err(error) => Judged::Refused { why: error.to_string() },
+            Err(error) => FileVerdict::Refused { why: error.to_string() },
         };
         self.tell(file, Some(&package), size_bytes, judged, notes)
     }
 
-    fn verdict(&mut self, arrived: &Arrived, now: Timestamp, notes: &mut Vec<String>) -> Result<Verdict, Error> {
-        let Arrived { package, digest, .. } = arrived;
+    fn verdict(
+        &mut self,
+        arrived: &StagedTreeArchive,
+        now: Timestamp,
+        notes: &mut Vec<String>,
+    ) -> Result<ArchiveVerdict, Error> {
+        let StagedTreeArchive { package, digest, .. } = arrived;
         self.touched.insert(package.provider.clone());
         let call = self.mirror.step(now);
         let why = match &arrived.made {
-            Made::Before => {
+            ArchiveOrigin::Before => {
                 if self.proven.get(package).is_some_and(|proven| proven != digest) {
                     let why = "another file of the tree is the same package, with other bytes, and is proven";
-                    return Ok(Verdict::Refused(why.to_owned()));
+                    return Ok(ArchiveVerdict::Refused(why.to_owned()));
                 }
                 let said = self.mirror.said_for(package, *digest, &self.beside, self.unsigned, &call);
                 match self.runtime.block_on(said)? {
-                    Said::Against(why) => return Ok(Verdict::Refused(why)),
-                    Said::Proven { by, kept, set, notes: said } => {
+                    ArchiveEvidence::Against(why) => return Ok(ArchiveVerdict::Refused(why)),
+                    ArchiveEvidence::Proven { by, kept, set, notes: said } => {
                         notes.extend(said);
                         return self.proven(arrived, by, kept, set, notes);
                     }
-                    Said::Held => return Ok(Verdict::Held),
-                    Said::Nothing(why) => why,
+                    ArchiveEvidence::Held => return Ok(ArchiveVerdict::Held),
+                    ArchiveEvidence::Nothing(why) => why,
                 }
             }
-            Made::Anew { h1 } => match self.runtime.block_on(self.mirror.said_for_unpacked(package, h1, &call))? {
-                Said::Against(why) => return Ok(Verdict::Refused(why)),
-                Said::Held | Said::Proven { .. } => {
-                    notes.push("its files are those of the archive that is held".to_owned());
-                    return Ok(Verdict::Held);
+            ArchiveOrigin::Anew { h1 } => {
+                match self.runtime.block_on(self.mirror.said_for_unpacked(package, h1, &call))? {
+                    ArchiveEvidence::Against(why) => return Ok(ArchiveVerdict::Refused(why)),
+                    ArchiveEvidence::Held | ArchiveEvidence::Proven { .. } => {
+                        notes.push("its files are those of the archive that is held".to_owned());
+                        return Ok(ArchiveVerdict::Held);
+                    }
+                    ArchiveEvidence::Nothing(why) => why,
                 }
-                Said::Nothing(why) => why,
-            },
+            }
         };
         self.unproven(arrived, &why)
     }
 
     fn proven(
         &self,
-        arrived: &Arrived,
+        arrived: &StagedTreeArchive,
         by: ProvenBy,
         kept: Arc<KeptSet>,
         set: Arc<ProofSet>,
         notes: &mut Vec<String>,
-    ) -> Result<Verdict, Error> {
+    ) -> Result<ArchiveVerdict, Error> {
         match self.holds(arrived)? {
-            Holds::Whole => return Ok(Verdict::Held),
+            Holds::Whole => return Ok(ArchiveVerdict::Held),
             Holds::Damaged => notes.push(HEALED.to_owned()),
             Holds::Nothing => {}
         }
         let hashes = hashes_of(arrived)?;
         notes.extend(self.contradicted(arrived, &hashes).map(|why| format!("{why}; it is proven all the same")));
-        Ok(Verdict::Proven { by, kept, set, hashes })
+        Ok(ArchiveVerdict::Proven { by, kept, set, hashes })
     }
 
-    fn unproven(&mut self, arrived: &Arrived, why: &str) -> Result<Verdict, Error> {
+    fn unproven(&mut self, arrived: &StagedTreeArchive, why: &str) -> Result<ArchiveVerdict, Error> {
         if self.unsigned == Unsigned::Refused {
-            return Ok(Verdict::Refused(format!("nothing proves it: {why}; --unsigned takes it on your word")));
+            return Ok(ArchiveVerdict::Refused(format!("nothing proves it: {why}; --unsigned takes it on your word")));
         }
         // Which of them counts differs from reader to reader.
         if self.waiting.has_another(arrived) {
@@ -126,20 +133,22 @@ impl Import {
         }
         if self.disputed.contains(&arrived.package) {
             let why = "another file of the tree is the same package, with other bytes, and nothing proves either";
-            return Ok(Verdict::Refused(why.to_owned()));
+            return Ok(ArchiveVerdict::Refused(why.to_owned()));
         }
         let hashes = hashes_of(arrived)?;
         if let Some(why) = self.contradicted(arrived, &hashes) {
-            return Ok(Verdict::Refused(why));
+            return Ok(ArchiveVerdict::Refused(why));
         }
         Ok(match hashes {
-            PackageHashesKnown::Impossible { why } => Verdict::Refused(format!("no client could install it: {why}")),
-            hashes => Verdict::OnTheirWord(hashes),
+            PackageHashesKnown::Impossible { why } => {
+                ArchiveVerdict::Refused(format!("no client could install it: {why}"))
+            }
+            hashes => ArchiveVerdict::OnTheirWord(hashes),
         })
     }
 
     /// What `VERSION.json` beside an archive has against it.
-    fn contradicted(&self, arrived: &Arrived, hashes: &PackageHashesKnown) -> Option<String> {
+    fn contradicted(&self, arrived: &StagedTreeArchive, hashes: &PackageHashesKnown) -> Option<String> {
         let Package { version, platform, .. } = &arrived.package;
         let name = format!("{version}.json");
         let index = match self.beside.version_index(version)? {
@@ -147,11 +156,11 @@ impl Import {
             Err(why) => return Some(format!("{name} beside it cannot be read: {why}")),
         };
         let takes = match (&arrived.made, hashes) {
-            (Made::Anew { h1 }, _) => index.accepts_h1(platform, h1),
-            (Made::Before, PackageHashesKnown::Known { zip, .. }) => {
+            (ArchiveOrigin::Anew { h1 }, _) => index.accepts_h1(platform, h1),
+            (ArchiveOrigin::Before, PackageHashesKnown::Known { zip, .. }) => {
                 index.accepts(platform, &ArchiveHashes { digest: arrived.digest, h1: Some(zip.clone()) })
             }
-            (Made::Before, PackageHashesKnown::NotYet | PackageHashesKnown::Impossible { .. }) => {
+            (ArchiveOrigin::Before, PackageHashesKnown::NotYet | PackageHashesKnown::Impossible { .. }) => {
                 index.accepts(platform, &ArchiveHashes { digest: arrived.digest, h1: None })
             }
         };
@@ -161,23 +170,23 @@ impl Import {
 
     fn carry_out(
         &mut self,
-        verdict: Verdict,
-        arrived: Arrived,
+        verdict: ArchiveVerdict,
+        arrived: StagedTreeArchive,
         now: Timestamp,
         notes: &mut Vec<String>,
-    ) -> Result<Judged, Error> {
+    ) -> Result<FileVerdict, Error> {
         let package = arrived.package.clone();
         match verdict {
-            Verdict::Refused(why) => {
+            ArchiveVerdict::Refused(why) => {
                 arrived.discard();
-                Ok(Judged::Refused { why })
+                Ok(FileVerdict::Refused { why })
             }
-            Verdict::Held => {
+            ArchiveVerdict::Held => {
                 self.mend(&arrived)?;
                 arrived.discard();
-                Ok(Judged::Held)
+                Ok(FileVerdict::Held)
             }
-            Verdict::Proven { by, kept, set, hashes } => {
+            ArchiveVerdict::Proven { by, kept, set, hashes } => {
                 let room = match self.take_room(arrived.staged.written()) {
                     Ok(room) => room,
                     Err(error) => {
@@ -188,15 +197,15 @@ impl Import {
                 tracing::info!(%package, ?by, "an archive of a tree is proven, and held from now on");
                 self.proven.insert(package, arrived.digest);
                 self.keep(&kept, &set, arrived, hashes, room, now)?;
-                Ok(Judged::Proven { by })
+                Ok(FileVerdict::Proven { by })
             }
-            Verdict::OnTheirWord(hashes) => self.on_their_word(arrived, hashes, now, notes),
+            ArchiveVerdict::OnTheirWord(hashes) => self.on_their_word(arrived, hashes, now, notes),
         }
     }
 
     /// Says of an archive that was imported who packed it and where it came from, where its record says otherwise: an
     /// import of an earlier larder may have been killed between two writes of it.
-    fn mend(&self, arrived: &Arrived) -> Result<(), Error> {
+    fn mend(&self, arrived: &StagedTreeArchive) -> Result<(), Error> {
         let zip = arrived.made.zip();
         self.mirror.catalog.change_name(&arrived.package, |name| {
             let held = name.archives.iter_mut().find(|held| held.digest == arrived.digest);
@@ -210,11 +219,11 @@ impl Import {
     /// Keeps an archive that nothing proves, because the operator says so.
     fn on_their_word(
         &mut self,
-        arrived: Arrived,
+        arrived: StagedTreeArchive,
         hashes: PackageHashesKnown,
         now: Timestamp,
         notes: &mut Vec<String>,
-    ) -> Result<Judged, Error> {
+    ) -> Result<FileVerdict, Error> {
         let (package, digest) = (arrived.package.clone(), arrived.digest);
         let version = (package.provider.clone(), package.version.clone());
         let call = self.mirror.step(now);
@@ -223,14 +232,14 @@ impl Import {
         if let Some(before) = before.filter(|before| *before != digest) {
             arrived.discard();
             let why = format!("its SHA-256 is {digest}, and {before} was imported before: purge that first");
-            return Ok(Judged::Refused { why });
+            return Ok(FileVerdict::Refused { why });
         }
         if before == Some(digest) {
             match self.holds(&arrived)? {
                 Holds::Whole => {
                     arrived.discard();
                     self.vouched_for.insert(version);
-                    return Ok(Judged::Held);
+                    return Ok(FileVerdict::Held);
                 }
                 Holds::Damaged => notes.push(HEALED.to_owned()),
                 Holds::Nothing => {}
@@ -252,14 +261,14 @@ impl Import {
             arrived.discard();
             let why =
                 format!("its SHA-256 is {digest}, and a proof set that came meanwhile says {}", set.document.shasum);
-            return Ok(Judged::Refused { why });
+            return Ok(FileVerdict::Refused { why });
         }
         tracing::warn!(%package, %digest, "imported without signatures: the operator vouches for it");
         let is_unsigned = set.proof().how == How::Imported;
         let judged = match &arrived.made {
-            _ if !is_unsigned => Judged::Proven { by: ProvenBy::HeldSet },
-            Made::Before => Judged::Unsigned,
-            Made::Anew { .. } => Judged::PackedAnew,
+            _ if !is_unsigned => FileVerdict::Proven { by: ProvenBy::HeldSet },
+            ArchiveOrigin::Before => FileVerdict::Unsigned,
+            ArchiveOrigin::Anew { .. } => FileVerdict::PackedAnew,
         };
         // That there is such a version is all that is recorded: its digest is nobody's but the operator's.
         self.mirror.histories.note_listed(&package.provider, std::slice::from_ref(&package.version), now)?;
@@ -271,7 +280,7 @@ impl Import {
     }
 
     /// What is held of it, read again: who imports what is held may do so because that is damaged. Then it is set aside.
-    fn holds(&self, arrived: &Arrived) -> Result<Holds, Error> {
+    fn holds(&self, arrived: &StagedTreeArchive) -> Result<Holds, Error> {
         let (mirror, digest) = (&self.mirror, &arrived.digest);
         if mirror.catalog.name(&arrived.package)?.get(digest).is_none() {
             return Ok(Holds::Nothing);
@@ -284,7 +293,7 @@ impl Import {
         if mirror.store.blobs.set_aside_unless_replaced(digest, &blob)? {
             mirror.checked.lock().remove(digest);
             mirror.store.index.archive_gone(digest);
-            mirror.counters.damaged(Found::Damaged);
+            mirror.counters.damaged(DamageFinding::Damaged);
         }
         Ok(Holds::Damaged)
     }
@@ -307,12 +316,12 @@ impl Import {
         &self,
         kept: &KeptSet,
         set: &ProofSet,
-        arrived: Arrived,
+        arrived: StagedTreeArchive,
         hashes: PackageHashesKnown,
         room: Reservation,
         now: Timestamp,
     ) -> Result<(), Error> {
-        let Arrived { package, staged, digest, fast, made, .. } = arrived;
+        let StagedTreeArchive { package, staged, digest, fast, made, .. } = arrived;
         let size_bytes = staged.written();
         let verified = Verified::by_digest(staged, digest, set.document.shasum).map_err(|verdict| {
             Error::Unverified { asked: format!("the archive of {package}"), verdict: verdict.to_string() }
@@ -332,8 +341,8 @@ impl Import {
 }
 
 /// Both `h1:` of an archive, as far as it has any.
-fn hashes_of(arrived: &Arrived) -> Result<PackageHashesKnown, StoreError> {
-    if let Made::Anew { h1 } = &arrived.made {
+fn hashes_of(arrived: &StagedTreeArchive) -> Result<PackageHashesKnown, StoreError> {
+    if let ArchiveOrigin::Anew { h1 } = &arrived.made {
         return Ok(PackageHashesKnown::Known { zip: h1.clone(), directory: h1.clone() });
     }
     Ok(match package_hashes(arrived.staged.file()?, PackageLimits::default()) {

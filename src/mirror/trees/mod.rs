@@ -54,7 +54,7 @@ pub struct ImportedFile {
     pub size_bytes: u64,
     /// What came of it.
     #[serde(flatten)]
-    pub judged: Judged,
+    pub judged: FileVerdict,
     /// What the operator should know besides.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
@@ -63,7 +63,7 @@ pub struct ImportedFile {
 /// What came of a file of a tree.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
-pub enum Judged {
+pub enum FileVerdict {
     /// It is proven, and held from now on.
     Proven {
         /// By what.
@@ -113,13 +113,13 @@ pub struct ImportCounts {
 
 impl ImportCounts {
     /// Counts one more.
-    pub fn count(&mut self, judged: &Judged) {
+    pub fn count(&mut self, judged: &FileVerdict) {
         *match judged {
-            Judged::Proven { .. } => &mut self.proven,
-            Judged::Unsigned => &mut self.unsigned,
-            Judged::PackedAnew => &mut self.packed_anew,
-            Judged::Held => &mut self.held,
-            Judged::Refused { .. } => &mut self.refused,
+            FileVerdict::Proven { .. } => &mut self.proven,
+            FileVerdict::Unsigned => &mut self.unsigned,
+            FileVerdict::PackedAnew => &mut self.packed_anew,
+            FileVerdict::Held => &mut self.held,
+            FileVerdict::Refused { .. } => &mut self.refused,
         } += 1;
     }
 }

@@ -4,8 +4,8 @@ use std::io::{self, Read, Write};
 use std::sync::Arc;
 
 use super::super::Mirror;
-use super::arriving::{Made, arrived};
-use super::import::{Import, Stop};
+use super::arriving::{ArchiveOrigin, arrived};
+use super::import::{Stop, TreeImport};
 use crate::address::Package;
 use crate::filesystem_mirror::Mode;
 use crate::filesystem_mirror::carried::TarFileContents;
@@ -106,7 +106,7 @@ impl Packing {
 
     /// Writes the zip.
     fn zip_into(&self, staged: &mut Staged) -> Result<(), PackingError> {
-        let mut stage = Stage { staged, failed: None };
+        let mut stage = RepackStage { staged, failed: None };
         let zipped = pack_zip(&self.tree, &mut stage);
         match (zipped, stage.failed) {
             (Ok(()), None) => Ok(()),
@@ -123,12 +123,12 @@ enum PackingError {
 }
 
 /// A stage as somewhere to write, which remembers what failed there.
-struct Stage<'a> {
+struct RepackStage<'a> {
     staged: &'a mut Staged,
     failed: Option<StoreError>,
 }
 
-impl Write for Stage<'_> {
+impl Write for RepackStage<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.staged.append(bytes).map_err(|error| {
             let told = io::Error::other(error.to_string());
@@ -143,7 +143,7 @@ impl Write for Stage<'_> {
     }
 }
 
-impl Import {
+impl TreeImport {
     /// Makes an archive of the unpacked package that was under way, now that all of it is there. It waits for its verdict.
     pub(super) fn end_packing(&mut self) -> Result<(), Stop> {
         let Some(packing) = self.packing.take() else { return Ok(()) };
@@ -159,13 +159,13 @@ impl Import {
             package_hashes(zip, PackageLimits::default()).map_err(|bad| PackingError::Refused(bad.to_string()))
         });
         match hashed {
-            Ok(hashes) => self.wait(arrived(&place, &package, staged, Made::Anew { h1: hashes.directory })),
+            Ok(hashes) => self.wait(arrived(&place, &package, staged, ArchiveOrigin::Anew { h1: hashes.directory })),
             Err(PackingError::Refused(why)) => {
-                arrived(&place, &package, staged, Made::Before).discard();
+                arrived(&place, &package, staged, ArchiveOrigin::Before).discard();
                 self.refused(place, Some(&package), bytes, why)
             }
             Err(PackingError::Store(error)) => {
-                arrived(&place, &package, staged, Made::Before).discard();
+                arrived(&place, &package, staged, ArchiveOrigin::Before).discard();
                 Err(Stop::over(&place)(error))
             }
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::super::library::{Readable, Signer};
 use super::super::proof_set::{HeldSet, KeptSet, ProofSet};
 use super::super::proving::Admitted;
-use super::super::{Call, Link, Mirror};
+use super::super::{Link, Mirror, RequestContext};
 use super::beside::{Beside, Witness};
 use super::{ProvenBy, Unsigned};
 use crate::address::Package;
@@ -31,7 +31,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 const NEW_KEY: &str = "signed by a key that came with the tree and was never seen for this provider";
 
 /// What is to be said for an archive.
-pub(super) enum Said {
+pub(super) enum ArchiveEvidence {
     /// It is what is held.
     Held,
     /// A set proves it.
@@ -53,8 +53,8 @@ impl Mirror {
         digest: Digest,
         beside: &Beside,
         unsigned: Unsigned,
-        call: &Call,
-    ) -> Result<Said, Error> {
+        call: &RequestContext,
+    ) -> Result<ArchiveEvidence, Error> {
         let upstream = Arc::clone(call.upstream(&package.provider.host)?);
         let held = self.held_set(package, call).await?.filter(|held| is_proven(&held.kept.current));
         if let Some(proven) = held.as_ref().and_then(|held| of_kept(held, digest, ProvenBy::HeldSet)) {
@@ -70,11 +70,11 @@ impl Mirror {
                 Ok(None) => nothing = format!("{} does not know it", package.provider.host),
                 Err(Error::Store(error)) => return Err(error.into()),
                 Err(error @ (Error::Unverified { .. } | Error::Unaccepted { .. })) => {
-                    return Ok(Said::Against(error.to_string()));
+                    return Ok(ArchiveEvidence::Against(error.to_string()));
                 }
                 Err(error) => {
                     return Ok(match self.by_the_tree(package, digest, beside, &upstream, unsigned, call).await? {
-                        Said::Nothing(_) => Said::Against(not_asked(&error)),
+                        ArchiveEvidence::Nothing(_) => ArchiveEvidence::Against(not_asked(&error)),
                         said => said,
                     });
                 }
@@ -83,7 +83,7 @@ impl Mirror {
             return Ok(against(digest, &held, "the held"));
         }
         Ok(match self.by_the_tree(package, digest, beside, &upstream, unsigned, call).await? {
-            Said::Nothing(besides) => Said::Nothing(format!("{nothing}, and {besides}")),
+            ArchiveEvidence::Nothing(besides) => ArchiveEvidence::Nothing(format!("{nothing}, and {besides}")),
             said => said,
         })
     }
@@ -92,7 +92,7 @@ impl Mirror {
     pub(super) async fn set_of_upstream(
         self: &Arc<Self>,
         package: &Package,
-        call: &Call,
+        call: &RequestContext,
     ) -> Result<Option<HeldSet>, Error> {
         let (host, what) = (&package.provider.host, super::super::sets::what(package));
         let origins = [Origin::of(&call.upstream(host)?.settings.url)];
@@ -124,19 +124,21 @@ impl Mirror {
         beside: &Beside,
         upstream: &Upstream,
         unsigned: Unsigned,
-        call: &Call,
-    ) -> Result<Said, Error> {
+        call: &RequestContext,
+    ) -> Result<ArchiveEvidence, Error> {
         let name = MirrorPath::archive(package).file_name();
         let set = match beside.witness(package, upstream, call.now) {
             Witness::Proven(set) => set,
-            Witness::Bad(why) => return Ok(Said::Against(format!("what lies beside it does not prove: {why}"))),
+            Witness::Bad(why) => {
+                return Ok(ArchiveEvidence::Against(format!("what lies beside it does not prove: {why}")));
+            }
             Witness::None => {
                 let of = package.clone();
                 let proven = self.on_disk(move |mirror| mirror.histories.digests_of(&of)).await?;
                 match &proven {
-                    Readable::Lost(_) => return Ok(Said::Against(record_lost(package))),
+                    Readable::Lost(_) => return Ok(ArchiveEvidence::Against(record_lost(package))),
                     Readable::Whole(proven) if !proven.is_empty() && !proven.contains(&digest) => {
-                        return Ok(Said::Against(format!(
+                        return Ok(ArchiveEvidence::Against(format!(
                             "its SHA-256 is {digest}, and proven sums of this version gave it {}",
                             proven[0]
                         )));
@@ -144,28 +146,32 @@ impl Mirror {
                     Readable::Whole(_) | Readable::Absent => {}
                 }
                 return Ok(match beside.listed(package, &name) {
-                    Some(listed) if listed != digest => {
-                        Said::Against(format!("its SHA-256 is {digest}, and the SHA256SUMS beside it says {listed}"))
-                    }
-                    _ => Said::Nothing("no signed proof set lies beside it".to_owned()),
+                    Some(listed) if listed != digest => ArchiveEvidence::Against(format!(
+                        "its SHA-256 is {digest}, and the SHA256SUMS beside it says {listed}"
+                    )),
+                    _ => ArchiveEvidence::Nothing("no signed proof set lies beside it".to_owned()),
                 });
             }
         };
         if set.document.shasum != digest {
             let proven = set.document.shasum;
-            return Ok(Said::Against(format!("its SHA-256 is {digest}, and the signed one beside it is {proven}")));
+            return Ok(ArchiveEvidence::Against(format!(
+                "its SHA-256 is {digest}, and the signed one beside it is {proven}"
+            )));
         }
         let key = set.proof().how.fingerprint().map(str::to_owned);
         let mut notes = set.proof().warnings.clone();
         // Whoever made the tree may have made the key, too: a key proves where it was seen before, or where the operator
         // vouches for it.
-        let Some(key) = key else { return Ok(Said::Nothing("nobody signed what lies beside it".to_owned())) };
+        let Some(key) = key else {
+            return Ok(ArchiveEvidence::Nothing("nobody signed what lies beside it".to_owned()));
+        };
         let of = package.provider.clone();
         let known = self.on_disk(move |mirror| mirror.histories.keys_of(&of)).await?;
         let is_known = known.is_some_and(|log| log.knows(&key));
         let signer = match unsigned {
             _ if is_known => Signer::Key(key),
-            Unsigned::Refused => return Ok(Said::Nothing(format!("it is {NEW_KEY}: {key}"))),
+            Unsigned::Refused => return Ok(ArchiveEvidence::Nothing(format!("it is {NEW_KEY}: {key}"))),
             Unsigned::Taken => {
                 notes.push(format!("{NEW_KEY}: {key}"));
                 // Taken on the operator's word, and no key of the provider for that.
@@ -176,14 +182,14 @@ impl Mirror {
             Ok(Admitted::Consistent | Admitted::Changed(_)) => {}
             Ok(Admitted::Unjudged) => return Err(StoreError::Gone.into()),
             Err(error @ (Error::Unverified { .. } | Error::Unaccepted { .. })) => {
-                return Ok(Said::Against(error.to_string()));
+                return Ok(ArchiveEvidence::Against(error.to_string()));
             }
             Err(error) => return Err(error),
         }
         // It was not upstream that said so: it is asked at the first chance.
         let kept = self.keep_set_as_of(package, *set, Timestamp(0), call.now).await?.value;
         let set = Arc::clone(&kept.current);
-        Ok(Said::Proven { by: ProvenBy::Tree, kept, set, notes })
+        Ok(ArchiveEvidence::Proven { by: ProvenBy::Tree, kept, set, notes })
     }
 }
 
@@ -209,13 +215,13 @@ pub(super) fn not_asked(error: &Error) -> String {
 }
 
 /// The set that has this archive.
-fn of_kept(held: &HeldSet, digest: Digest, by: ProvenBy) -> Option<Said> {
+fn of_kept(held: &HeldSet, digest: Digest, by: ProvenBy) -> Option<ArchiveEvidence> {
     let sets = [Some(&held.kept.current), held.fallback.as_ref()];
     let set = sets.into_iter().flatten().find(|set| set.document.shasum == digest)?;
-    Some(Said::Proven { by, kept: Arc::clone(&held.kept), set: Arc::clone(set), notes: Vec::new() })
+    Some(ArchiveEvidence::Proven { by, kept: Arc::clone(&held.kept), set: Arc::clone(set), notes: Vec::new() })
 }
 
-fn against(digest: Digest, held: &HeldSet, whose: &str) -> Said {
+fn against(digest: Digest, held: &HeldSet, whose: &str) -> ArchiveEvidence {
     let proven = held.kept.current.document.shasum;
-    Said::Against(format!("its SHA-256 is {digest}, and {whose} proof set says {proven}"))
+    ArchiveEvidence::Against(format!("its SHA-256 is {digest}, and {whose} proof set says {proven}"))
 }

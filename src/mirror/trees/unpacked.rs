@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::super::library::{PackageHashesKnown, Readable};
 use super::super::opened::unless_damaged;
-use super::super::{Call, Link, Mirror, unless_gone};
-use super::proof::{Said, is_proven, not_asked, record_lost};
+use super::super::{Link, Mirror, RequestContext, unless_gone};
+use super::proof::{ArchiveEvidence, is_proven, not_asked, record_lost};
 use crate::address::Package;
 use crate::error::Error;
 use crate::store::StoreError;
@@ -21,45 +21,45 @@ impl Mirror {
         self: &Arc<Self>,
         package: &Package,
         h1: &str,
-        call: &Call,
-    ) -> Result<Said, Error> {
+        call: &RequestContext,
+    ) -> Result<ArchiveEvidence, Error> {
         let of = package.clone();
         let held = self.on_disk(move |mirror| mirror.held_package_hashes(&of)).await?;
         if held.iter().any(|held| held == h1) {
-            return Ok(Said::Held);
+            return Ok(ArchiveEvidence::Held);
         }
         if let Some(other) = held.first() {
-            return Ok(Said::Against(format!(
+            return Ok(ArchiveEvidence::Against(format!(
                 "its files have {h1}, and those of the archive that is held have {other}"
             )));
         }
         let warm = format!("`larder warm {}@{}` fetches the archive", package.provider, package.version);
         if self.held_set(package, call).await?.is_some_and(|held| is_proven(&held.kept.current)) {
             let why = "a proof set of it is held, which names the archive that was published, and no unpacked files";
-            return Ok(Said::Against(format!("{why}: import that archive, or {warm}")));
+            return Ok(ArchiveEvidence::Against(format!("{why}: import that archive, or {warm}")));
         }
         let mut nothing = "this mirror is offline, so upstream cannot be asked".to_owned();
         if self.link() == Link::Online {
             match self.set_of_upstream(package, call).await {
                 Ok(Some(_)) => {
                     let why = "upstream has it, and proves the archive that it published, but no unpacked files";
-                    return Ok(Said::Against(format!("{why}: {warm}")));
+                    return Ok(ArchiveEvidence::Against(format!("{why}: {warm}")));
                 }
                 Ok(None) => nothing = format!("{} does not know it", package.provider.host),
                 Err(Error::Store(error)) => return Err(error.into()),
-                Err(error) => return Ok(Said::Against(not_asked(&error))),
+                Err(error) => return Ok(ArchiveEvidence::Against(not_asked(&error))),
             }
         }
         let of = package.clone();
         let proven = self.on_disk(move |mirror| mirror.histories.digests_of(&of)).await?;
         if matches!(proven, Readable::Lost(_)) {
-            return Ok(Said::Against(record_lost(package)));
+            return Ok(ArchiveEvidence::Against(record_lost(package)));
         }
         if let Some(proven) = proven.or_default().first() {
             let why = format!("its archive was proven here before, with SHA-256 {proven}, and is not held any more");
-            return Ok(Said::Against(format!("{why}: import that archive, or {warm}")));
+            return Ok(ArchiveEvidence::Against(format!("{why}: import that archive, or {warm}")));
         }
-        Ok(Said::Nothing(format!("{nothing}, and no signature speaks of unpacked files")))
+        Ok(ArchiveEvidence::Nothing(format!("{nothing}, and no signature speaks of unpacked files")))
     }
 
     /// The `h1:` of what each held archive of a package unpacks to, as far as it is not damaged.

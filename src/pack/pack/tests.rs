@@ -365,19 +365,19 @@ fn names_that_are_no_text_stay_as_they_are() {
 }
 
 #[derive(Debug, Clone)]
-enum Made {
+enum TreeStep {
     File(Vec<String>, bool, Vec<u8>),
     Folder(Vec<String>),
     Link(Vec<String>, String),
 }
 
-fn made() -> impl Strategy<Value = Made> {
+fn made() -> impl Strategy<Value = TreeStep> {
     let name = || prop_oneof![4 => "[a-c]{1,2}", 1 => "[a-z]{60,120}", 1 => "\\PC{1,8}".prop_map(|name| name.replace(['/', '.', '\0'], "_"))];
     let names = move || prop::collection::vec(name(), 1..4);
     prop_oneof![
-        3 => (names(), any::<bool>(), prop::collection::vec(any::<u8>(), 0..1200)).prop_map(|(n, x, c)| Made::File(n, x, c)),
-        1 => names().prop_map(Made::Folder),
-        1 => (names(), "(\\.\\./|[a-c]/){0,3}[a-c]{1,2}").prop_map(|(n, to)| Made::Link(n, to)),
+        3 => (names(), any::<bool>(), prop::collection::vec(any::<u8>(), 0..1200)).prop_map(|(n, x, c)| TreeStep::File(n, x, c)),
+        1 => names().prop_map(TreeStep::Folder),
+        1 => (names(), "(\\.\\./|[a-c]/){0,3}[a-c]{1,2}").prop_map(|(n, to)| TreeStep::Link(n, to)),
     ]
 }
 
@@ -389,11 +389,11 @@ proptest! {
         for item in &items {
             // The tree refuses names that clash.
             let _ = match item {
-                Made::File(names, is_executable, bytes) => {
+                TreeStep::File(names, is_executable, bytes) => {
                     tree.add_file(&path(&names.join("/")), if *is_executable { 0o755 } else { 0o644 }, &mut bytes.as_slice()).map(drop)
                 }
-                Made::Folder(names) => tree.add_folder(&path(&names.join("/"))),
-                Made::Link(names, to) => tree.add_symlink(&path(&names.join("/")), to.as_bytes()).map(|()| has_links = true),
+                TreeStep::Folder(names) => tree.add_folder(&path(&names.join("/"))),
+                TreeStep::Link(names, to) => tree.add_symlink(&path(&names.join("/")), to.as_bytes()).map(|()| has_links = true),
             };
         }
         let Ok((bytes, first)) = packed(&tree, "") else {

@@ -36,9 +36,9 @@ fn mode(tree: &Tree, name: &str) -> u32 {
 
 /// Builds a tar entry by entry, malformed ones included.
 #[derive(Default)]
-struct Made(Vec<u8>);
+struct TarBuilder(Vec<u8>);
 
-impl Made {
+impl TarBuilder {
     fn with(mut self, kind: EntryType, name: &[u8], content: &[u8], change: impl FnOnce(&mut Header)) -> Self {
         let mut header = Header::new_gnu();
         header.as_old_mut().name[..name.len()].copy_from_slice(name);
@@ -108,8 +108,8 @@ fn xz(bytes: &[u8], check: lzma_rust2::CheckType, block: Option<u64>) -> Vec<u8>
     to.finish().unwrap()
 }
 
-fn sample() -> Made {
-    Made::default()
+fn sample() -> TarBuilder {
+    TarBuilder::default()
         .pax(EntryType::XGlobalHeader, &[("comment", "0123abc")])
         .of(EntryType::Directory, "./")
         .of(EntryType::Directory, "./repo/")
@@ -214,10 +214,10 @@ fn a_wrong_xz_checksum_is_detected() {
 
 #[test]
 fn a_tar_may_lack_its_end_but_no_part_of_a_file() {
-    let tar = Made::default().file("a", "one").0;
+    let tar = TarBuilder::default().file("a", "one").0;
     assert!(unpacked(ArchiveFormat::TarGz, &gz(&tar)).is_ok());
     let long = "x".repeat(600);
-    let tar = Made::default().file("a", &long).0;
+    let tar = TarBuilder::default().file("a", &long).0;
     for length in [512, 513, 1111] {
         assert!(unpacked(ArchiveFormat::TarGz, &gz(&tar[..length])).is_err(), "{length}");
     }
@@ -226,9 +226,9 @@ fn a_tar_may_lack_its_end_but_no_part_of_a_file() {
 /// The clients are written in Go, which accepts only a second zero block after the first.
 #[test]
 fn a_tar_ends_where_go_ends_it() {
-    let one = || Made::default().file("a", "one").0;
+    let one = || TarBuilder::default().file("a", "one").0;
     let with = |more: &[&[u8]]| unpacked(ArchiveFormat::TarGz, &gz(&[one(), more.concat()].concat()));
-    let (zeros, other) = (&[0; 512][..], &Made::default().file("b", "two").0[..]);
+    let (zeros, other) = (&[0; 512][..], &TarBuilder::default().file("b", "two").0[..]);
     for whole in [&[][..], &[zeros], &[zeros, zeros], &[zeros, zeros, other], &[zeros, zeros, b"rest"]] {
         let tree = with(whole).unwrap();
         assert_eq!(tree.entries().count(), 1);
@@ -240,39 +240,40 @@ fn a_tar_ends_where_go_ends_it() {
 
 #[test]
 fn extension_headers_have_the_same_precedence_as_in_go() {
-    let gnu = |made: Made, kind, name: &[u8]| made.with(kind, b"././@LongLink", &[name, b"\0"].concat(), |_| {});
+    let gnu = |made: TarBuilder, kind, name: &[u8]| made.with(kind, b"././@LongLink", &[name, b"\0"].concat(), |_| {});
     let of_gnu = |made| gnu(made, EntryType::GNULongName, b"gnu");
-    let of_pax = |made: Made| made.pax(EntryType::XHeader, &[("path", "pax")]);
+    let of_pax = |made: TarBuilder| made.pax(EntryType::XHeader, &[("path", "pax")]);
     let nothing = [("path", ""), ("linkpath", ""), ("size", "")];
     for (made, name) in [
-        (of_gnu(of_pax(Made::default())), "gnu"),
-        (of_pax(of_gnu(Made::default())), "gnu"),
-        (of_pax(gnu(Made::default(), EntryType::GNULongName, b"")), "pax"),
-        (Made::default().pax(EntryType::XHeader, &nothing), "short"),
-        (Made::default().pax(EntryType::XHeader, &[("path", "pax"), ("path", "")]), "short"),
-        (of_pax(Made::default()).pax(EntryType::XHeader, &[("mtime", "1")]), "short"),
+        (of_gnu(of_pax(TarBuilder::default())), "gnu"),
+        (of_pax(of_gnu(TarBuilder::default())), "gnu"),
+        (of_pax(gnu(TarBuilder::default(), EntryType::GNULongName, b"")), "pax"),
+        (TarBuilder::default().pax(EntryType::XHeader, &nothing), "short"),
+        (TarBuilder::default().pax(EntryType::XHeader, &[("path", "pax"), ("path", "")]), "short"),
+        (of_pax(TarBuilder::default()).pax(EntryType::XHeader, &[("mtime", "1")]), "short"),
     ] {
         let tree = unpacked(ArchiveFormat::TarGz, &made.file("short", "1").gz()).unwrap();
         assert_eq!(read(&tree, name), "1");
     }
-    let linked = |made: Made| {
+    let linked = |made: TarBuilder| {
         let tree = unpacked(ArchiveFormat::TarGz, &made.link(EntryType::Symlink, "l", "short").gz()).unwrap();
         tree.get(&path("l")).cloned()
     };
     let to = |target: &str| Some(TreeEntry::Link(target.as_bytes().to_vec()));
-    assert_eq!(linked(Made::default().pax(EntryType::XHeader, &nothing)), to("short"));
-    let both = gnu(Made::default(), EntryType::GNULongLink, b"gnu").pax(EntryType::XHeader, &[("linkpath", "pax")]);
+    assert_eq!(linked(TarBuilder::default().pax(EntryType::XHeader, &nothing)), to("short"));
+    let both =
+        gnu(TarBuilder::default(), EntryType::GNULongLink, b"gnu").pax(EntryType::XHeader, &[("linkpath", "pax")]);
     assert_eq!(linked(both), to("gnu"));
 }
 
 #[test]
 fn long_names_are_read_in_both_ways() {
     let long = format!("{}/{}", "d".repeat(150), "f".repeat(150));
-    let gnu = Made::default()
+    let gnu = TarBuilder::default()
         .with(EntryType::GNULongName, b"././@LongLink", format!("{long}\0").as_bytes(), |_| {})
         .file("short", "1");
     assert_eq!(read(&unpacked(ArchiveFormat::TarGz, &gnu.gz()).unwrap(), &long), "1");
-    let pax = Made::default()
+    let pax = TarBuilder::default()
         .pax(EntryType::XHeader, &[("path", &long), ("mtime", "1.5"), ("size", "1")])
         .file("short", "1")
         .file("other", "2");
@@ -280,8 +281,8 @@ fn long_names_are_read_in_both_ways() {
     assert_eq!((read(&tree, &long).as_str(), read(&tree, "other").as_str()), ("1", "2"));
     let target = "t/".repeat(100);
     for made in [
-        Made::default().with(EntryType::GNULongLink, b"././@LongLink", format!("{target}\0").as_bytes(), |_| {}),
-        Made::default().pax(EntryType::XHeader, &[("linkpath", &target)]),
+        TarBuilder::default().with(EntryType::GNULongLink, b"././@LongLink", format!("{target}\0").as_bytes(), |_| {}),
+        TarBuilder::default().pax(EntryType::XHeader, &[("linkpath", &target)]),
     ] {
         let tree = unpacked(ArchiveFormat::TarGz, &made.link(EntryType::Symlink, "l", "short").gz()).unwrap();
         assert_eq!(tree.get(&path("l")), Some(&TreeEntry::Link(target.clone().into_bytes())));
@@ -292,41 +293,49 @@ fn long_names_are_read_in_both_ways() {
 fn hostile_tars_are_refused_by_the_name_of_their_entry() {
     let wide = "y".repeat(300);
     for (made, name, why) in [
-        (Made::default().file("../escape", "x"), "../escape", "leads upwards"),
-        (Made::default().file("a/../../escape", "x"), "a/../../escape", "leads upwards"),
-        (Made::default().file("/etc/cron.d/x", "x"), "/etc/cron.d/x", "absolute"),
-        (Made::default().pax(EntryType::XHeader, &[("path", "../pax")]).file("x", "x"), "../pax", "leads upwards"),
-        (Made::default().pax(EntryType::XHeader, &[("path", &wide)]).file("x", "x"), "yyy", "255 bytes"),
-        (Made::default().of(EntryType::Char, "dev"), "dev", "device"),
-        (Made::default().of(EntryType::Block, "dev"), "dev", "device"),
-        (Made::default().of(EntryType::Fifo, "pipe"), "pipe", "pipe"),
-        (Made::default().of(EntryType::new(b'V'), "label"), "label", "no module has"),
-        (Made::default().of(EntryType::GNUSparse, "holes"), "holes", "sparse"),
-        (Made::default().pax(EntryType::XHeader, &[("GNU.sparse.major", "1")]).file("holes", "x"), "holes", "sparse"),
-        (Made::default().pax(EntryType::XHeader, &[("size", "2")]).file("a", "x"), "a", "two sizes"),
-        (Made::default().file("a", "1").file("a", "2"), "a", "same name"),
-        (Made::default().file("a", "1").file("./a", "2"), "a", "same name"),
-        (Made::default().file("a", "1").file("a/b", "2"), "a/b", "is no folder"),
-        (Made::default().of(EntryType::Directory, "a/").file("a", "2"), "a", "same name"),
-        (Made::default().file("Main.tf", "1").file("main.tf", "2"), "main.tf", "case alone"),
-        (Made::default().file("A/x", "1").file("a/y", "2"), "a", "case alone"),
-        (Made::default().file("\u{c4}", "1").file("\u{e4}", "2"), "\u{e4}", "case alone"),
-        (Made::default().file("e\u{301}", "1").file("\u{e9}", "2"), "\u{e9}", "letters are composed"),
-        (Made::default().file("E\u{301}", "1").file("\u{e9}", "2"), "\u{e9}", "letters are composed"),
-        (Made::default().file("a\\..\\..\\escape", "x"), "a\\..", "upwards on Windows"),
-        (Made::default().file("a/..\\escape", "x"), "a/..", "upwards on Windows"),
-        (Made::default().file("C:escape", "x"), "C:escape", "absolute on Windows"),
-        (Made::default().file("./c:/escape", "x"), "./c:/", "absolute on Windows"),
-        (Made::default().file("\\escape", "x"), "\\escape", "absolute on Windows"),
-        (Made::default().file("\\\\host\\share", "x"), "\\\\host", "absolute on Windows"),
-        (Made::default().link(EntryType::Link, "h", "/etc/passwd"), "h", "out of the archive"),
-        (Made::default().link(EntryType::Link, "h", "../x"), "h", "out of the archive"),
-        (Made::default().link(EntryType::Link, "h", "later").file("later", "x"), "h", "nothing that came before"),
-        (Made::default().of(EntryType::Directory, "d/").link(EntryType::Link, "h", "d"), "h", "to a folder"),
-        (Made::default().of(EntryType::Symlink, "l"), "l", "to nowhere"),
+        (TarBuilder::default().file("../escape", "x"), "../escape", "leads upwards"),
+        (TarBuilder::default().file("a/../../escape", "x"), "a/../../escape", "leads upwards"),
+        (TarBuilder::default().file("/etc/cron.d/x", "x"), "/etc/cron.d/x", "absolute"),
+        (
+            TarBuilder::default().pax(EntryType::XHeader, &[("path", "../pax")]).file("x", "x"),
+            "../pax",
+            "leads upwards",
+        ),
+        (TarBuilder::default().pax(EntryType::XHeader, &[("path", &wide)]).file("x", "x"), "yyy", "255 bytes"),
+        (TarBuilder::default().of(EntryType::Char, "dev"), "dev", "device"),
+        (TarBuilder::default().of(EntryType::Block, "dev"), "dev", "device"),
+        (TarBuilder::default().of(EntryType::Fifo, "pipe"), "pipe", "pipe"),
+        (TarBuilder::default().of(EntryType::new(b'V'), "label"), "label", "no module has"),
+        (TarBuilder::default().of(EntryType::GNUSparse, "holes"), "holes", "sparse"),
+        (
+            TarBuilder::default().pax(EntryType::XHeader, &[("GNU.sparse.major", "1")]).file("holes", "x"),
+            "holes",
+            "sparse",
+        ),
+        (TarBuilder::default().pax(EntryType::XHeader, &[("size", "2")]).file("a", "x"), "a", "two sizes"),
+        (TarBuilder::default().file("a", "1").file("a", "2"), "a", "same name"),
+        (TarBuilder::default().file("a", "1").file("./a", "2"), "a", "same name"),
+        (TarBuilder::default().file("a", "1").file("a/b", "2"), "a/b", "is no folder"),
+        (TarBuilder::default().of(EntryType::Directory, "a/").file("a", "2"), "a", "same name"),
+        (TarBuilder::default().file("Main.tf", "1").file("main.tf", "2"), "main.tf", "case alone"),
+        (TarBuilder::default().file("A/x", "1").file("a/y", "2"), "a", "case alone"),
+        (TarBuilder::default().file("\u{c4}", "1").file("\u{e4}", "2"), "\u{e4}", "case alone"),
+        (TarBuilder::default().file("e\u{301}", "1").file("\u{e9}", "2"), "\u{e9}", "letters are composed"),
+        (TarBuilder::default().file("E\u{301}", "1").file("\u{e9}", "2"), "\u{e9}", "letters are composed"),
+        (TarBuilder::default().file("a\\..\\..\\escape", "x"), "a\\..", "upwards on Windows"),
+        (TarBuilder::default().file("a/..\\escape", "x"), "a/..", "upwards on Windows"),
+        (TarBuilder::default().file("C:escape", "x"), "C:escape", "absolute on Windows"),
+        (TarBuilder::default().file("./c:/escape", "x"), "./c:/", "absolute on Windows"),
+        (TarBuilder::default().file("\\escape", "x"), "\\escape", "absolute on Windows"),
+        (TarBuilder::default().file("\\\\host\\share", "x"), "\\\\host", "absolute on Windows"),
+        (TarBuilder::default().link(EntryType::Link, "h", "/etc/passwd"), "h", "out of the archive"),
+        (TarBuilder::default().link(EntryType::Link, "h", "../x"), "h", "out of the archive"),
+        (TarBuilder::default().link(EntryType::Link, "h", "later").file("later", "x"), "h", "nothing that came before"),
+        (TarBuilder::default().of(EntryType::Directory, "d/").link(EntryType::Link, "h", "d"), "h", "to a folder"),
+        (TarBuilder::default().of(EntryType::Symlink, "l"), "l", "to nowhere"),
         // A file unpacked through a link would land outside the tree.
-        (Made::default().link(EntryType::Symlink, "l", "/etc").file("l/x", "x"), "l/x", "is no folder"),
-        (Made::default().file("d/", "content"), "d/", "folder's name"),
+        (TarBuilder::default().link(EntryType::Symlink, "l", "/etc").file("l/x", "x"), "l/x", "is no folder"),
+        (TarBuilder::default().file("d/", "content"), "d/", "folder's name"),
     ] {
         let refused = unpacked(ArchiveFormat::TarGz, &made.gz()).unwrap_err();
         let TreeError::Refused { entry, why: said } = &refused else { panic!("{name}: {refused:?}") };
@@ -336,7 +345,7 @@ fn hostile_tars_are_refused_by_the_name_of_their_entry() {
 
 #[test]
 fn a_tar_without_a_file_is_an_error() {
-    for made in [Made::default(), Made::default().of(EntryType::Directory, "d/")] {
+    for made in [TarBuilder::default(), TarBuilder::default().of(EntryType::Directory, "d/")] {
         assert!(matches!(unpacked(ArchiveFormat::TarGz, &made.gz()), Err(TreeError::Unreadable(_))));
     }
 }
@@ -344,30 +353,33 @@ fn a_tar_without_a_file_is_an_error() {
 #[test]
 fn decompression_bombs_are_limited_by_output_size() {
     let zeros = "\0".repeat(100_001);
-    let refused = |made: Made| unpacked(ArchiveFormat::TarGz, &made.gz()).unwrap_err();
-    assert!(matches!(refused(Made::default().file("zeros", &zeros)), TreeError::TooLarge(_)));
-    let many = (0..101).fold(Made::default(), |made, n| made.file(&format!("f{n}"), ""));
+    let refused = |made: TarBuilder| unpacked(ArchiveFormat::TarGz, &made.gz()).unwrap_err();
+    assert!(matches!(refused(TarBuilder::default().file("zeros", &zeros)), TreeError::TooLarge(_)));
+    let many = (0..101).fold(TarBuilder::default(), |made, n| made.file(&format!("f{n}"), ""));
     assert!(matches!(refused(many), TreeError::TooLarge(_)));
-    let same = (0..101).fold(Made::default(), |made, _| made.of(EntryType::Directory, "d/"));
+    let same = (0..101).fold(TarBuilder::default(), |made, _| made.of(EntryType::Directory, "d/"));
     assert!(matches!(refused(same), TreeError::TooLarge(_)));
-    let deep = Made::default().pax(EntryType::XHeader, &[("path", &"d/".repeat(1000))]).file("x", "");
+    let deep = TarBuilder::default().pax(EntryType::XHeader, &[("path", &"d/".repeat(1000))]).file("x", "");
     assert!(matches!(refused(deep), TreeError::TooLarge(_)));
     // Bytes that belong to no file: an extension header, a skipped header, padding after the end.
-    let extension = Made::default().with(EntryType::GNULongName, b"L", &[b'x'; (1 << 20) + 1], |_| {}).file("x", "");
+    let extension =
+        TarBuilder::default().with(EntryType::GNULongName, b"L", &[b'x'; (1 << 20) + 1], |_| {}).file("x", "");
     assert!(matches!(refused(extension), TreeError::TooLarge(_)));
-    let skipped = Made::default().with(EntryType::XGlobalHeader, b"g", &vec![b'x'; 3 << 20], |_| {}).file("x", "");
+    let skipped =
+        TarBuilder::default().with(EntryType::XGlobalHeader, b"g", &vec![b'x'; 3 << 20], |_| {}).file("x", "");
     assert!(matches!(refused(skipped), TreeError::Unreadable(_)));
-    let mut after = Made::default().file("x", "").tar();
+    let mut after = TarBuilder::default().file("x", "").tar();
     after.resize(3 << 20, 0);
     assert!(matches!(unpacked(ArchiveFormat::TarGz, &gz(&after)), Err(TreeError::Unreadable(_))));
     assert!(matches!(
         unpacked(ArchiveFormat::TarBz2, &bz2(&after)).and(unpacked(ArchiveFormat::TarBz2, &gz(&after))),
         Err(TreeError::Unreadable(_))
     ));
-    let size_of_all = Made::default().with(EntryType::Regular, b"x", b"x", |header| header.set_size(u64::MAX / 2));
+    let size_of_all =
+        TarBuilder::default().with(EntryType::Regular, b"x", b"x", |header| header.set_size(u64::MAX / 2));
     assert!(unpacked(ArchiveFormat::TarGz, &size_of_all.gz()).is_err());
     let target = "t".repeat(5000);
-    let far = Made::default().pax(EntryType::XHeader, &[("linkpath", &target)]).link(EntryType::Symlink, "l", "");
+    let far = TarBuilder::default().pax(EntryType::XHeader, &[("linkpath", &target)]).link(EntryType::Symlink, "l", "");
     assert!(matches!(refused(far), TreeError::Refused { .. }));
 }
 

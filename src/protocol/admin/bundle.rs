@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::address::{Hostname, What};
+use crate::address::{Hostname, PackageSelector};
 use crate::bundle::{BundleKeys, BundleTrust, Inventory};
 use crate::clock::Timestamp;
 use crate::jobs::JobId;
@@ -70,7 +70,7 @@ pub fn taking_in(query: Option<&str>, keys: &BundleKeys, default_host: &Hostname
             "accept" if taking.accept.len() >= MOST_ACCEPTED => {
                 problems.push(format!("at most {MOST_ACCEPTED} versions can be accepted with one bundle"));
             }
-            "accept" => match What::parse(&value, default_host) {
+            "accept" => match PackageSelector::parse(&value, default_host) {
                 Ok(what) => taking.accept.push(what),
                 Err(bad) => problems.push(bad.to_string()),
             },

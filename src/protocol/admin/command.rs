@@ -6,17 +6,17 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::address::{Hostname, What};
+use crate::address::{Hostname, PackageSelector};
 use crate::error::Error;
 use crate::jobs::ToPin;
-use crate::mirror::{Accepted, Call, Mirror, Pin, PinOutcome, Pinned, Purged, Refreshed, Ruling};
+use crate::mirror::{Accepted, Mirror, Pin, PinOutcome, Pinned, Purged, Refreshed, RequestContext, Ruling};
 
 /// The most addresses in one command.
 const MOST_ADDRESSES: usize = 256;
 
 /// What can be done to what an address names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Command {
+pub enum Operation {
     /// Ask upstream again, now.
     Refresh,
     /// Forget.
@@ -29,7 +29,7 @@ pub enum Command {
     Unpin,
 }
 
-impl Command {
+impl Operation {
     /// All of them.
     pub const ALL: [Self; 5] = [Self::Refresh, Self::Purge, Self::Accept, Self::Pin, Self::Unpin];
 
@@ -53,12 +53,12 @@ impl Command {
 /// What a command is about.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Told {
+pub struct OperationTarget {
     /// The addresses.
     pub what: Vec<String>,
 }
 
-impl Told {
+impl OperationTarget {
     /// Reads the body of a request.
     ///
     /// # Errors
@@ -73,13 +73,13 @@ impl Told {
     ///
     /// # Errors
     /// Everything that is wrong with any of them: nothing is done then.
-    pub fn addresses(&self, default_host: &Hostname) -> Result<Vec<What>, Vec<String>> {
+    pub fn addresses(&self, default_host: &Hostname) -> Result<Vec<PackageSelector>, Vec<String>> {
         if self.what.is_empty() || self.what.len() > MOST_ADDRESSES {
             return Err(vec![format!("\"what\" names {} addresses; 1 to {MOST_ADDRESSES} can be", self.what.len())]);
         }
         let (mut addresses, mut problems, mut known) = (Vec::new(), Vec::new(), BTreeSet::new());
         for given in &self.what {
-            match What::parse(given, default_host) {
+            match PackageSelector::parse(given, default_host) {
                 Ok(what) if known.insert(what.to_string()) => addresses.push(what),
                 Ok(_) => {}
                 Err(bad) => problems.push(bad.to_string()),
@@ -135,7 +135,11 @@ impl<T> Done<T> {
 }
 
 /// Asks upstream again for each.
-pub async fn refresh(mirror: &Arc<Mirror>, addresses: &[What], call: impl Fn() -> Call) -> Done<Refreshed> {
+pub async fn refresh(
+    mirror: &Arc<Mirror>,
+    addresses: &[PackageSelector],
+    call: impl Fn() -> RequestContext,
+) -> Done<Refreshed> {
     let mut done = Done::nothing_yet();
     for what in addresses {
         done.take(mirror.refresh(what, &call()).await, |refreshed| refreshed.news.is_well());
@@ -144,7 +148,11 @@ pub async fn refresh(mirror: &Arc<Mirror>, addresses: &[What], call: impl Fn() -
 }
 
 /// Forgets each.
-pub async fn purge(mirror: &Arc<Mirror>, addresses: &[What], call: impl Fn() -> Call) -> Done<Purged> {
+pub async fn purge(
+    mirror: &Arc<Mirror>,
+    addresses: &[PackageSelector],
+    call: impl Fn() -> RequestContext,
+) -> Done<Purged> {
     let mut done = Done::nothing_yet();
     for what in addresses {
         done.take(mirror.purge(what, &call()).await.map(|purged| vec![purged]), Purged::is_all);
@@ -153,7 +161,11 @@ pub async fn purge(mirror: &Arc<Mirror>, addresses: &[What], call: impl Fn() -> 
 }
 
 /// Accepts what changed upstream of each.
-pub async fn accept(mirror: &Arc<Mirror>, addresses: &[What], call: impl Fn() -> Call) -> Done<Accepted> {
+pub async fn accept(
+    mirror: &Arc<Mirror>,
+    addresses: &[PackageSelector],
+    call: impl Fn() -> RequestContext,
+) -> Done<Accepted> {
     let mut done = Done::nothing_yet();
     for what in addresses {
         let accepted = match mirror.accept(what, &call()).await {
@@ -170,16 +182,24 @@ pub async fn accept(mirror: &Arc<Mirror>, addresses: &[What], call: impl Fn() ->
 }
 
 /// Pins what is held of each.
-pub async fn pin(mirror: &Arc<Mirror>, addresses: &[What], _call: impl Fn() -> Call) -> Done<Pinned> {
+pub async fn pin(
+    mirror: &Arc<Mirror>,
+    addresses: &[PackageSelector],
+    _call: impl Fn() -> RequestContext,
+) -> Done<Pinned> {
     pin_or_unpin(mirror, addresses, Pin::Set).await
 }
 
 /// Unpins what is held of each.
-pub async fn unpin(mirror: &Arc<Mirror>, addresses: &[What], _call: impl Fn() -> Call) -> Done<Pinned> {
+pub async fn unpin(
+    mirror: &Arc<Mirror>,
+    addresses: &[PackageSelector],
+    _call: impl Fn() -> RequestContext,
+) -> Done<Pinned> {
     pin_or_unpin(mirror, addresses, Pin::Lift).await
 }
 
-async fn pin_or_unpin(mirror: &Arc<Mirror>, addresses: &[What], pin: Pin) -> Done<Pinned> {
+async fn pin_or_unpin(mirror: &Arc<Mirror>, addresses: &[PackageSelector], pin: Pin) -> Done<Pinned> {
     let mut done = Done::nothing_yet();
     for what in addresses {
         done.take(mirror.pin(what, pin).await, Pinned::is_well);
@@ -212,7 +232,7 @@ mod tests {
     use super::*;
 
     fn read(body: &str) -> Result<Vec<String>, Vec<String>> {
-        let told = Told::read(body.as_bytes()).map_err(|why| vec![why])?;
+        let told = OperationTarget::read(body.as_bytes()).map_err(|why| vec![why])?;
         let addresses = told.addresses(&Hostname::parse("registry.example").unwrap())?;
         Ok(addresses.iter().map(ToString::to_string).collect())
     }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::address::{Hostname, Platform, What};
-use crate::closure::{Client, Configurations, Contents, Files, Given, Order, lock_file};
+use crate::address::{Hostname, PackageSelector, Platform};
+use crate::closure::{ClientKind, Configurations, FileContents, Files, Given, Order, lock_file};
 
 /// Where a plan is asked for.
 pub const PLAN: &str = "/admin/v1/plan";
@@ -27,13 +27,13 @@ pub struct ToldOrder {
     pub lock_files: Vec<NamedText>,
     /// The files of configurations, by their paths.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub files: BTreeMap<String, Contents>,
+    pub files: BTreeMap<String, FileContents>,
     /// The folders of these in which `init` is run; where none is named, those that no other calls.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub roots: Vec<String>,
     /// Whose rules count for them.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub client: Option<Client>,
+    pub client: Option<ClientKind>,
     /// For which platforms; this machine's, where none is named.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub platforms: Vec<String>,
@@ -114,7 +114,7 @@ impl ToldOrder {
     ///
     /// # Errors
     /// There are files already: paths of both could mean the same.
-    pub fn add_files(&mut self, files: BTreeMap<String, Contents>, roots: Vec<String>) -> Result<(), String> {
+    pub fn add_files(&mut self, files: BTreeMap<String, FileContents>, roots: Vec<String>) -> Result<(), String> {
         if !self.files.is_empty() {
             return Err(
                 "folders, a tar and a .json with files cannot be named together: ask for one of them at a time"
@@ -139,7 +139,7 @@ impl ToldOrder {
                 ToldAddress::Text(address) => (address, &[][..]),
                 ToldAddress::For(AddressFor { address, platforms }) => (address, platforms.as_slice()),
             };
-            let what = What::parse(address, default_host).map_err(|bad| problems.push(bad.to_string()));
+            let what = PackageSelector::parse(address, default_host).map_err(|bad| problems.push(bad.to_string()));
             let platforms = platforms_of(platforms, &mut problems);
             if let Ok(what) = what {
                 let address = Given::Address { what, platforms };

@@ -4,7 +4,7 @@
 use url::form_urlencoded;
 
 use super::order::ToldOrder;
-use crate::closure::Client;
+use crate::closure::ClientKind;
 
 /// The longest root that is taken, in bytes.
 const LONGEST_ROOT: usize = 1024;
@@ -56,8 +56,8 @@ impl OrderQuery {
                 ("root", root, Of::Tar) => {
                     problems.push(format!("the query: {:?}… is too long for a folder of a tar", short(root)));
                 }
-                ("client", "terraform", Of::Tar) => told.client = Some(Client::Terraform),
-                ("client", "opentofu", Of::Tar) => told.client = Some(Client::Opentofu),
+                ("client", "terraform", Of::Tar) => told.client = Some(ClientKind::Terraform),
+                ("client", "opentofu", Of::Tar) => told.client = Some(ClientKind::Opentofu),
                 ("client", other, Of::Tar) => {
                     problems.push(format!("the query: client is terraform or opentofu, and not {:?}", short(other)));
                 }
@@ -103,7 +103,7 @@ mod tests {
                 vec!["linux_amd64".to_owned(), "darwin_arm64".to_owned()]
             )
         );
-        assert_eq!((told.client, told.pin), (Some(Client::Opentofu), true));
+        assert_eq!((told.client, told.pin), (Some(ClientKind::Opentofu), true));
         assert_eq!(OrderQuery::of_lock_file(None), OrderQuery::default());
     }
 

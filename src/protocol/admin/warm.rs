@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use super::command::Told;
+use super::command::OperationTarget;
 use crate::jobs::JobId;
 
 /// Where a warm-up is asked for.
@@ -16,7 +16,7 @@ pub const JOBS: &str = "/admin/v1/jobs";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToldToPin {
     /// What is held of these.
-    Addresses(Told),
+    Addresses(OperationTarget),
     /// What a job is about.
     Job(JobId),
 }
@@ -34,7 +34,7 @@ impl ToldToPin {
             job: Option<String>,
         }
         match object_of(body, r#"{"what":["NAMESPACE/TYPE@CONSTRAINT"]} or {"job":"ID"}"#)? {
-            Either { what: Some(what), job: None } => Ok(Self::Addresses(Told { what })),
+            Either { what: Some(what), job: None } => Ok(Self::Addresses(OperationTarget { what })),
             Either { what: None, job: Some(job) } => match JobId::parse(&job) {
                 Some(id) => Ok(Self::Job(id)),
                 None => Err(format!("{:?} is no name of a job: those have sixteen hex digits", short(&job))),

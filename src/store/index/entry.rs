@@ -24,14 +24,14 @@ pub struct IndexedArchive {
 }
 
 impl IndexedArchive {
-    pub(super) fn new(digest: Digest, entry: &Entry) -> Self {
+    pub(super) fn new(digest: Digest, entry: &EvictableEntry) -> Self {
         Self { digest, size_bytes: entry.size_bytes, last_use: entry.last_use, last_check: entry.last_check }
     }
 }
 
 /// One thing that can be evicted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct EvictableEntry {
     pub(super) last_use: Timestamp,
     /// What it counts for, in bytes.
     pub(super) size_bytes: u64,
@@ -39,7 +39,7 @@ pub(super) struct Entry {
     pub(super) last_check: Timestamp,
 }
 
-impl Entry {
+impl EvictableEntry {
     /// What a file tells, beside what was known of it.
     pub(super) fn found(before: Option<Self>, size_bytes: u64, last_use: Timestamp, last_check: Timestamp) -> Self {
         let found = Self { last_use, size_bytes, last_check };
@@ -97,11 +97,14 @@ mod tests {
     /// Section 5: a newer binary reads older files.
     #[test]
     fn an_entry_from_before_there_was_a_scrub_was_never_checked() {
-        let entry = Entry { last_use: Timestamp(7), size_bytes: 9, last_check: Timestamp(8) };
-        assert_eq!(Entry::decode(&entry.encode()), Some(entry.clone()));
-        assert_eq!(Entry::decode(&entry.encode()[..16]), Some(Entry { last_check: Timestamp(0), ..entry.clone() }));
+        let entry = EvictableEntry { last_use: Timestamp(7), size_bytes: 9, last_check: Timestamp(8) };
+        assert_eq!(EvictableEntry::decode(&entry.encode()), Some(entry.clone()));
+        assert_eq!(
+            EvictableEntry::decode(&entry.encode()[..16]),
+            Some(EvictableEntry { last_check: Timestamp(0), ..entry.clone() })
+        );
         for length in [0, 7, 8, 15, 17, 23] {
-            assert_eq!(Entry::decode(&entry.encode()[..length]), None, "{length}");
+            assert_eq!(EvictableEntry::decode(&entry.encode()[..length]), None, "{length}");
         }
     }
 }

@@ -3,12 +3,12 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::super::StoreError;
-use super::super::entries::Entries;
+use super::super::entries::IndexBackend;
 use super::{Index, Totals};
 
 /// How the index stands to the files.
 #[derive(Debug, Clone)]
-pub(super) enum Standing {
+pub(super) enum IndexState {
     /// It knows all that the files tell.
     Whole,
     /// It is being made whole: it lacks some of what the files tell, and knows some that is gone.
@@ -29,9 +29,9 @@ impl Index {
     /// The index is being made whole, or why that cannot be.
     pub fn needs_to_be_whole(&self) -> Result<(), StoreError> {
         match &*self.standing.borrow() {
-            Standing::Whole => Ok(()),
-            Standing::Behind => Err(StoreError::Index("it is still being made from the files".to_owned())),
-            Standing::Failed(why) => Err(why.clone()),
+            IndexState::Whole => Ok(()),
+            IndexState::Behind => Err(StoreError::Index("it is still being made from the files".to_owned())),
+            IndexState::Failed(why) => Err(why.clone()),
         }
     }
 
@@ -42,15 +42,15 @@ impl Index {
     pub async fn until_whole(&self) -> Result<(), StoreError> {
         let mut standing = self.standing.subscribe();
         // Its sender is here.
-        let _ = standing.wait_for(|standing| !matches!(standing, Standing::Behind)).await;
+        let _ = standing.wait_for(|standing| !matches!(standing, IndexState::Behind)).await;
         self.needs_to_be_whole()
     }
 
     /// Tells those who wait for it how making the index whole ended.
     pub fn made_whole(&self, ended: Result<(), StoreError>) {
         self.standing.send_replace(match ended {
-            Ok(()) => Standing::Whole,
-            Err(why) => Standing::Failed(why),
+            Ok(()) => IndexState::Whole,
+            Err(why) => IndexState::Failed(why),
         });
     }
 
@@ -64,7 +64,7 @@ impl Index {
         }
         let was_whole = self.is_whole();
         if !was_whole {
-            self.standing.send_replace(Standing::Behind);
+            self.standing.send_replace(IndexState::Behind);
         }
         !was_whole
     }
@@ -72,9 +72,9 @@ impl Index {
     fn begin_anew(&self, why: &StoreError) {
         tracing::error!(%why, "the index is damaged; it is set aside, and made again from the files");
         // First: who must know all names must not act on what is not there yet.
-        self.standing.send_replace(Standing::Behind);
+        self.standing.send_replace(IndexState::Behind);
         let mut totals = self.totals.lock();
-        let damaged = std::mem::replace(&mut *self.entries.write(), Entries::in_memory());
+        let damaged = std::mem::replace(&mut *self.entries.write(), IndexBackend::in_memory());
         // Closing it may wait for ever for a thread of its that died.
         std::mem::forget(damaged);
         *totals = Totals::default();

@@ -43,7 +43,7 @@ pub(super) struct Attributes {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Treatment {
     lines: Option<AttributesDigest>,
-    ident: Option<ident::Way>,
+    ident: Option<ident::IdentMode>,
     encoding: Option<BString>,
 }
 
@@ -85,7 +85,7 @@ impl Attributes {
         };
         let text = Text::of(text, crlf);
         let is_whole = encoding.is_some() || (text == Text::Auto && !is(eol, "lf"));
-        let way = if is_whole { ident::Way::Whole } else { ident::Way::PieceByPiece };
+        let way = if is_whole { ident::IdentMode::Whole } else { ident::IdentMode::PieceByPiece };
         Ok(Treatment { lines: text.lines(eol), ident: (ident == StateRef::Set).then_some(way), encoding })
     }
 }

@@ -9,11 +9,11 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::GitAsk;
-use super::wire::{Head, Order, Piece, Request};
+use super::wire::{Head, Order, Request, WirePiece};
 use crate::upstream::ask::broken;
 use crate::upstream::clients::Coding;
 use crate::upstream::error::{Fault, UpstreamError};
-use crate::upstream::outbound::{Arrived, Outbound, failure, origin};
+use crate::upstream::outbound::{Outbound, UpstreamResponse, failure, origin};
 use crate::upstream::restraint::{Moment, Watch};
 
 /// What one job has received so far, of what it may receive.
@@ -59,7 +59,7 @@ impl Outbound {
         let slow = |limit: Duration| Fault::Slow(format!("no byte within {} s", limit.as_secs()));
         let answer = timeout(first, self.git_answer(ask, &url, &headers, post)).await;
         let answer = answer.map_err(|_| ask.failed(origin(&url), slow(first)))?;
-        let Arrived { mut response, url, watch, .. } = answer.map_err(of_a_repository)?;
+        let UpstreamResponse { mut response, url, watch, .. } = answer.map_err(of_a_repository)?;
         // Its bytes have their own time, and are bounded here.
         watch.into_iter().for_each(Watch::answered);
         let content_type = response.headers().get(header::CONTENT_TYPE);
@@ -74,7 +74,7 @@ impl Outbound {
                 piece = timeout(idle, response.chunk()) => piece.map_err(|_| failed(slow(idle)))?,
                 () = body.closed() => return Ok(()),
             };
-            let piece: Piece = piece.map_err(|e| failed(broken(&e)))?;
+            let piece: WirePiece = piece.map_err(|e| failed(broken(&e)))?;
             let is_the_end = piece.is_none();
             if let Some(piece) = &piece {
                 brought.inc_by(piece.len() as u64);
@@ -95,14 +95,14 @@ impl Outbound {
         url: &url::Url,
         headers: &HeaderMap,
         post: Option<Bytes>,
-    ) -> Result<Arrived, UpstreamError> {
+    ) -> Result<UpstreamResponse, UpstreamError> {
         let ask = ask.at(url);
         let asked = Moment::new(ask.now);
         let Some(post) = post else {
             let once = || async {
                 let arrived = self.follow(Coding::Identity, ask, headers, asked).await?;
                 let response = self.successful(arrived.response, ask, &arrived.url, asked).await?;
-                Ok(Arrived { response, ..arrived })
+                Ok(UpstreamResponse { response, ..arrived })
             };
             return self.patiently(ask, once).await;
         };
@@ -113,7 +113,7 @@ impl Outbound {
             return Err(failure(ask, url, Fault::Unusable(why)));
         }
         let response = self.successful(response, ask, url, asked).await?;
-        Ok(Arrived { response, url: url.clone(), origins: Vec::new(), watch })
+        Ok(UpstreamResponse { response, url: url.clone(), origins: Vec::new(), watch })
     }
 }
 

@@ -51,7 +51,7 @@ pub(super) enum Base {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Entry {
+struct PackEntry {
     /// How large what it is made of says it is, where that is known by its id.
     of_base: u64,
     /// Where in the pack it is.
@@ -66,7 +66,7 @@ struct Entry {
 #[derive(Debug)]
 pub(super) struct Chains {
     most: Most,
-    entries: Vec<Entry>,
+    entries: Vec<PackEntry>,
 }
 
 /// What a chain comes to at one entry.
@@ -109,7 +109,7 @@ impl Chains {
         {
             base.children += 1;
         }
-        self.entries.push(Entry { of_base, at, size, base, is_blob, children: 0 });
+        self.entries.push(PackEntry { of_base, at, size, base, is_blob, children: 0 });
         Ok(())
     }
 
@@ -146,7 +146,7 @@ impl Chains {
             if link.depth > DEEPEST {
                 return Err(format!("{DEEPEST} objects one made out of the other"));
             }
-            let is_named = matches!(self.entries.get(link.root), Some(Entry { base: Base::Named(_), .. }));
+            let is_named = matches!(self.entries.get(link.root), Some(PackEntry { base: Base::Named(_), .. }));
             let of = if is_named { named.entry(link.root).or_default() } else { &mut most };
             of.sum = of.sum.max(link.sum);
             of.held = of.held.max(link.held);

@@ -23,10 +23,10 @@ use gix_utils::progress::Discard;
 use super::chains::Most;
 use super::error::Trouble;
 use super::http::Carrier;
-use super::pace::Pace;
+use super::pace::ThroughputGuard;
 use super::refs::Offered;
 use super::repository::Repository;
-use super::watched::Watched;
+use super::watched::PackScanner;
 use super::wire::Wire;
 use crate::pack::TreeError;
 use crate::upstream::bounds::GitLimits;
@@ -55,7 +55,7 @@ pub(super) struct Conversation {
     /// The repository's origin.
     pub(super) at: String,
     limits: GitLimits,
-    pace: Arc<Pace>,
+    pace: Arc<ThroughputGuard>,
 }
 
 /// In a history there may be larger files than are wanted, and many objects, each with a place in one table.
@@ -159,7 +159,7 @@ impl Conversation {
                 ..Default::default()
             };
             let none = None::<Objects>;
-            let mut pack = Watched::new(pack, most, || pace.pack());
+            let mut pack = PackScanner::new(pack, most, || pace.pack());
             let sha1 = gix_hash::Kind::Sha1;
             gix_pack::Bundle::write_to_directory(&mut pack, Some(&packs), progress, stop, none, sha1, options)
                 .map(|_| true)

@@ -9,7 +9,7 @@ use gix_transport::client::blocking_io::http::{GetResponse, Http, PostBodyDataKi
 use http::{HeaderMap, HeaderName, HeaderValue};
 use url::Url;
 
-use super::wire::{Head, Pieces, Wire};
+use super::wire::{Head, Wire, WireReader};
 
 /// What both requests of git's have in common.
 pub(super) struct Carrier {
@@ -26,7 +26,7 @@ impl Carrier {
 
 impl Http for Carrier {
     type Headers = Headers;
-    type ResponseBody = Body;
+    type ResponseBody = ExchangeBody;
     type PostBody = Posted;
 
     fn get(
@@ -34,7 +34,7 @@ impl Http for Carrier {
         url: &str,
         base_url: &str,
         headers: impl IntoIterator<Item = impl AsRef<str>>,
-    ) -> gix_error::Result<GetResponse<Headers, Body>> {
+    ) -> gix_error::Result<GetResponse<Headers, ExchangeBody>> {
         let asked = parsed(url)?;
         let (head, pieces) = self.wire.ask(asked.clone(), header_map(headers), None).map_err(failed)?;
         if head.url != asked {
@@ -44,7 +44,7 @@ impl Http for Carrier {
             self.moved = Some(base.to_owned());
         }
         let exchange = Rc::new(RefCell::new(Exchange::Answered(pieces)));
-        Ok(GetResponse { headers: Headers::of(&head), body: Body::of(exchange) })
+        Ok(GetResponse { headers: Headers::of(&head), body: ExchangeBody::of(exchange) })
     }
 
     fn post(
@@ -53,7 +53,7 @@ impl Http for Carrier {
         _base_url: &str,
         headers: impl IntoIterator<Item = impl AsRef<str>>,
         _body: PostBodyDataKind,
-    ) -> gix_error::Result<PostResponse<Headers, Body, Posted>> {
+    ) -> gix_error::Result<PostResponse<Headers, ExchangeBody, Posted>> {
         let exchange = Exchange::Collecting {
             wire: self.wire.clone(),
             url: parsed(url)?,
@@ -64,7 +64,7 @@ impl Http for Carrier {
         Ok(PostResponse {
             post_body: Posted(Rc::clone(&exchange)),
             headers: Headers { lines: None, exchange: Some(Rc::clone(&exchange)) },
-            body: Body::of(exchange),
+            body: ExchangeBody::of(exchange),
         })
     }
 
@@ -82,7 +82,7 @@ enum Exchange {
     /// What is to be posted is not all there.
     Collecting { wire: Wire, url: Url, headers: HeaderMap, body: Vec<u8> },
     /// The answer arrives.
-    Answered(Pieces),
+    Answered(WireReader),
     /// It failed, or its answer is read elsewhere.
     Over,
 }
@@ -159,17 +159,17 @@ impl BufRead for Headers {
 }
 
 /// The body of an answer.
-pub(super) struct Body {
+pub(super) struct ExchangeBody {
     exchange: Rc<RefCell<Exchange>>,
-    pieces: Option<Pieces>,
+    pieces: Option<WireReader>,
 }
 
-impl Body {
+impl ExchangeBody {
     fn of(exchange: Rc<RefCell<Exchange>>) -> Self {
         Self { exchange, pieces: None }
     }
 
-    fn pieces(&mut self) -> io::Result<&mut Pieces> {
+    fn pieces(&mut self) -> io::Result<&mut WireReader> {
         if self.pieces.is_none() {
             let mut exchange = self.exchange.borrow_mut();
             exchange.send()?;
@@ -182,13 +182,13 @@ impl Body {
     }
 }
 
-impl Read for Body {
+impl Read for ExchangeBody {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.pieces()?.read(buffer)
     }
 }
 
-impl BufRead for Body {
+impl BufRead for ExchangeBody {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         self.pieces()?.fill_buf()
     }

@@ -6,7 +6,7 @@ use gix_hash::ObjectId;
 
 /// How a file is gone through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum IdentMode {
     /// Byte by byte.
     PieceByPiece,
     /// As a whole.
@@ -14,10 +14,10 @@ pub(super) enum Way {
 }
 
 /// Writes it wherever `bytes`, whose name is `id`, ask for it; `None` where they do not.
-pub(super) fn expanded(bytes: &[u8], id: &ObjectId, way: Way) -> Option<Vec<u8>> {
+pub(super) fn expanded(bytes: &[u8], id: &ObjectId, way: IdentMode) -> Option<Vec<u8>> {
     match way {
-        Way::Whole => searched(bytes, id),
-        Way::PieceByPiece => passed_through(bytes, id),
+        IdentMode::Whole => searched(bytes, id),
+        IdentMode::PieceByPiece => passed_through(bytes, id),
     }
 }
 
@@ -123,8 +123,8 @@ mod tests {
             ("nothing", None, None),
         ] {
             let told = |way| expanded(before.as_bytes(), &id, way).map(|bytes| String::from_utf8(bytes).unwrap());
-            assert_eq!(told(Way::Whole), whole, "{before}");
-            assert_eq!(told(Way::PieceByPiece), passing, "{before}");
+            assert_eq!(told(IdentMode::Whole), whole, "{before}");
+            assert_eq!(told(IdentMode::PieceByPiece), passing, "{before}");
         }
     }
 
@@ -132,7 +132,7 @@ mod tests {
         #[test]
         fn nothing_but_keywords_is_changed(bytes in "[$Id: x\n\0]{0,30}") {
             let id = ObjectId::from_hex(&[b'a'; 40]).unwrap();
-            for way in [Way::Whole, Way::PieceByPiece] {
+            for way in [IdentMode::Whole, IdentMode::PieceByPiece] {
                 if let Some(now) = expanded(bytes.as_bytes(), &id, way) {
                     let now = String::from_utf8(now).unwrap();
                     let keyword = format!("$Id: {id} $");

@@ -77,12 +77,12 @@ pub struct GitTree {
     pub notes: Vec<String>,
     /// The place among the jobs: whoever holds on to it while the tree is packed has no more trees in memory than there
     /// may be jobs.
-    pub turn: Option<Turn>,
+    pub turn: Option<GitPermit>,
 }
 
 /// A place among the git jobs, for as long as it lives.
 #[derive(Debug)]
-pub struct Turn(#[expect(dead_code, reason = "held, and never looked at")] Permit);
+pub struct GitPermit(#[expect(dead_code, reason = "held, and never looked at")] Permit);
 
 impl<'a> GitAsk<'a> {
     /// The request of it that goes to `url`.
@@ -115,7 +115,7 @@ impl Outbound {
         let turn = self.git_turn(&ask, &repository).await?;
         let job = Job::new(ask.source, repository, scratch, self.git_limits);
         let fetched = self.carried(ask, self.git_limits.total, move |wire, stop| {
-            job.fetch(wire, stop, tree).map(|fetched| GitTree { turn: Some(Turn(turn)), ..fetched })
+            job.fetch(wire, stop, tree).map(|fetched| GitTree { turn: Some(GitPermit(turn)), ..fetched })
         });
         let fetched = fetched.await?;
         let notes = fetched.notes.iter().map(|note| ask.grant.unless_quoted_in(note).to_owned()).collect();

@@ -12,14 +12,14 @@ const LEAST_BYTES_PER_SECOND: f64 = 1024.0;
 
 /// What one job has waited for so far, and how much came.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(super) struct ThroughputGuard {
     limits: GitLimits,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    stage: Stage,
+    stage: TransferStage,
     /// What came since the last reckoning, and how long that was waited for.
     came: u64,
     waited: Duration,
@@ -28,31 +28,31 @@ struct State {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Stage {
+enum TransferStage {
     /// All but the pack: greetings and names, of which so many bytes came. It is in memory.
     Talk(u64),
     Pack,
 }
 
-impl Default for Stage {
+impl Default for TransferStage {
     fn default() -> Self {
         Self::Talk(0)
     }
 }
 
-impl Pace {
+impl ThroughputGuard {
     pub(super) fn new(limits: GitLimits) -> Self {
         Self { limits, state: Mutex::default() }
     }
 
     /// Another conversation, or another answer in it, begins.
     pub(super) fn talk(&self) {
-        self.state.lock().stage = Stage::Talk(0);
+        self.state.lock().stage = TransferStage::Talk(0);
     }
 
     /// From now on what comes is a pack.
     pub(super) fn pack(&self) {
-        *self.state.lock() = State { stage: Stage::Pack, ..State::default() };
+        *self.state.lock() = State { stage: TransferStage::Pack, ..State::default() };
     }
 
     /// Counts what came after somebody waited for so long.
@@ -61,7 +61,7 @@ impl Pace {
     /// [`Fault::TooLarge`] for too much talk, [`Fault::Slow`] where it came too slowly.
     pub(super) fn came(&self, bytes: usize, waited: Duration) -> Result<(), Fault> {
         let mut state = self.state.lock();
-        if let Stage::Talk(said) = &mut state.stage {
+        if let TransferStage::Talk(said) = &mut state.stage {
             *said += bytes as u64;
             if *said > self.limits.talk_bytes {
                 return Err(Fault::TooLarge(self.limits.talk_bytes));
@@ -91,8 +91,8 @@ impl Pace {
 mod tests {
     use super::*;
 
-    fn pace() -> Pace {
-        Pace::new(GitLimits { talk_bytes: 100_000, ..GitLimits::default() })
+    fn pace() -> ThroughputGuard {
+        ThroughputGuard::new(GitLimits { talk_bytes: 100_000, ..GitLimits::default() })
     }
 
     const WAITED: Duration = Duration::from_secs(29);

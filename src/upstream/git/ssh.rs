@@ -19,10 +19,10 @@ use tokio::time::timeout;
 use super::GitAsk;
 use super::carry::Received;
 use super::repository::SshRepository;
-use super::wire::Piece;
+use super::wire::WirePiece;
 use crate::config::SshFiles;
 use crate::upstream::error::{Fault, UpstreamError, relayed};
-use crate::upstream::guard::Refusal;
+use crate::upstream::guard::EgressRefusal;
 use crate::upstream::outbound::{Link, Outbound};
 
 /// How much of what `ssh` complains about is looked at.
@@ -39,7 +39,7 @@ impl Outbound {
         &self,
         ask: GitAsk<'_>,
         repository: &SshRepository,
-        said: mpsc::Sender<Piece>,
+        said: mpsc::Sender<WirePiece>,
         mut input: mpsc::Receiver<Bytes>,
         awaited: &AtomicBool,
         received: &mut Received,
@@ -51,7 +51,7 @@ impl Outbound {
         })?;
         let mut last = Fault::NoSuchName(format!("{} has no address", repository.host));
         for address in self.ssh_addresses(repository).await.map_err(failed)? {
-            let mut running = Running::spawn(repository, address, files).map_err(failed)?;
+            let mut running = SshProcess::spawn(repository, address, files).map_err(failed)?;
             let first = running.say(awaited, self.first_byte_within()).await;
             match first {
                 Ok(Some(first)) => {
@@ -71,13 +71,13 @@ impl Outbound {
     }
 
     /// Promise 8: over ssh nobody is asked but whom a `[[credential]]` for this upstream names.
-    fn ssh_allowed<'a>(&self, ask: &GitAsk<'a>, repository: &SshRepository) -> Result<&'a SshFiles, Refusal> {
+    fn ssh_allowed<'a>(&self, ask: &GitAsk<'a>, repository: &SshRepository) -> Result<&'a SshFiles, EgressRefusal> {
         if self.link() == Link::Offline {
-            return Err(Refusal::Offline);
+            return Err(EgressRefusal::Offline);
         }
         ask.grant
             .ssh_for(repository.host.as_str(), repository.port)
-            .ok_or_else(|| Refusal::NoSshKey { host: repository.named(), upstream: ask.upstream.to_string() })
+            .ok_or_else(|| EgressRefusal::NoSshKey { host: repository.named(), upstream: ask.upstream.to_string() })
     }
 
     async fn ssh_addresses(&self, repository: &SshRepository) -> Result<Vec<IpAddr>, Fault> {
@@ -97,9 +97,9 @@ impl Outbound {
     async fn converse(
         &self,
         ask: GitAsk<'_>,
-        mut running: Running,
+        mut running: SshProcess,
         first: Bytes,
-        said: mpsc::Sender<Piece>,
+        said: mpsc::Sender<WirePiece>,
         input: &mut mpsc::Receiver<Bytes>,
         awaited: &AtomicBool,
         received: &mut Received,
@@ -142,7 +142,7 @@ impl Outbound {
 }
 
 /// One `ssh`, in a process group of its own, which is killed with this.
-struct Running {
+struct SshProcess {
     child: Child,
     group: Option<Pid>,
     stdin: Option<ChildStdin>,
@@ -150,7 +150,7 @@ struct Running {
     complaint: Option<JoinHandle<String>>,
 }
 
-impl Running {
+impl SshProcess {
     fn spawn(repository: &SshRepository, address: IpAddr, files: &SshFiles) -> Result<Self, Fault> {
         let mut command = Command::new("ssh");
         command.args(arguments(repository, address, files)).env_clear().env("GIT_PROTOCOL", "version=2");
@@ -230,7 +230,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for SshProcess {
     fn drop(&mut self) {
         if let Some(group) = self.group {
             // It may have ended just now, which is as well.

@@ -18,22 +18,22 @@ const ID: usize = 20;
 const SLACK: u64 = 64 << 10;
 
 /// A pack on its way to gix.
-pub(super) struct Watched<R, B> {
+pub(super) struct PackScanner<R, B> {
     pack: R,
     /// Called with the first byte.
     begun: Option<B>,
     /// How much of what waits to be read was looked at.
     examined: usize,
-    entries: Entries,
+    entries: PackEntries,
 }
 
-impl<R: BufRead, B: FnOnce()> Watched<R, B> {
+impl<R: BufRead, B: FnOnce()> PackScanner<R, B> {
     pub(super) fn new(pack: R, most: Most, begun: B) -> Self {
-        Self { pack, begun: Some(begun), examined: 0, entries: Entries::new(most) }
+        Self { pack, begun: Some(begun), examined: 0, entries: PackEntries::new(most) }
     }
 }
 
-impl<R: BufRead, B: FnOnce()> BufRead for Watched<R, B> {
+impl<R: BufRead, B: FnOnce()> BufRead for PackScanner<R, B> {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         let waiting = self.pack.fill_buf()?;
         if let Some(begun) = self.begun.take_if(|_| !waiting.is_empty()) {
@@ -50,7 +50,7 @@ impl<R: BufRead, B: FnOnce()> BufRead for Watched<R, B> {
     }
 }
 
-impl<R: BufRead, B: FnOnce()> Read for Watched<R, B> {
+impl<R: BufRead, B: FnOnce()> Read for PackScanner<R, B> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.fill_buf()?.read(buffer)?;
         self.consume(read);
@@ -59,8 +59,8 @@ impl<R: BufRead, B: FnOnce()> Read for Watched<R, B> {
 }
 
 /// What a pack consists of.
-struct Entries {
-    part: Part,
+struct PackEntries {
+    part: PackPosition,
     /// Where the next byte is, and where the current entry begins.
     at: u64,
     begins: u64,
@@ -72,7 +72,7 @@ struct Entries {
 }
 
 /// Where in it the next byte is.
-enum Part {
+enum PackPosition {
     Header(Vec<u8>),
     Kind,
     Size {
@@ -89,13 +89,13 @@ enum Part {
         size: u64,
         id: Vec<u8>,
     },
-    Body(Body),
+    Body(EntryInflater),
     /// Past the last entry.
     End,
 }
 
 /// An entry being unpacked, which is thrown away but for the sizes that a delta begins with.
-struct Body {
+struct EntryInflater {
     base: Base,
     /// What it says that it has.
     size: u64,
@@ -104,10 +104,10 @@ struct Body {
     sizes: Vec<u8>,
 }
 
-impl Entries {
+impl PackEntries {
     fn new(most: Most) -> Self {
         Self {
-            part: Part::Header(Vec::with_capacity(HEADER)),
+            part: PackPosition::Header(Vec::with_capacity(HEADER)),
             at: 0,
             begins: 0,
             left: 0,
@@ -121,8 +121,8 @@ impl Entries {
     fn examine(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while let Some(&first) = bytes.first() {
             let taken = match self.part {
-                Part::End => return Ok(()),
-                Part::Body(_) => self.unpack(bytes)?,
+                PackPosition::End => return Ok(()),
+                PackPosition::Body(_) => self.unpack(bytes)?,
                 _ => {
                     self.byte(first)?;
                     1
@@ -137,76 +137,76 @@ impl Entries {
     fn byte(&mut self, byte: u8) -> io::Result<()> {
         let more = byte & 0x80 != 0;
         let low = u64::from(byte & 0x7f);
-        let part = match std::mem::replace(&mut self.part, Part::End) {
-            Part::Header(mut header) => {
+        let part = match std::mem::replace(&mut self.part, PackPosition::End) {
+            PackPosition::Header(mut header) => {
                 header.push(byte);
                 if header.len() < HEADER {
-                    Part::Header(header)
+                    PackPosition::Header(header)
                 } else {
                     let count = header.last_chunk().copied().unwrap_or_default();
                     self.left = u32::from_be_bytes(count);
                     if self.left > self.most.objects {
                         return Err(too_large(format!("{} objects in one pack", self.most.objects)));
                     }
-                    if self.left == 0 { Part::End } else { Part::Kind }
+                    if self.left == 0 { PackPosition::End } else { PackPosition::Kind }
                 }
             }
-            Part::Kind => {
+            PackPosition::Kind => {
                 self.begins = self.at;
                 let (kind, size) = ((byte >> 4) & 7, u64::from(byte & 0xf));
-                if more { Part::Size { kind, size, shift: 4 } } else { self.sized(kind, size)? }
+                if more { PackPosition::Size { kind, size, shift: 4 } } else { self.sized(kind, size)? }
             }
-            Part::Size { kind, size, shift } => {
+            PackPosition::Size { kind, size, shift } => {
                 // More is more than any limit.
                 let size = if shift > 50 { u64::MAX } else { size | low << shift };
                 if more && size < u64::MAX {
-                    Part::Size { kind, size, shift: shift + 7 }
+                    PackPosition::Size { kind, size, shift: shift + 7 }
                 } else {
                     self.sized(kind, size)?
                 }
             }
-            Part::Distance { size, distance, is_first } => {
+            PackPosition::Distance { size, distance, is_first } => {
                 let before = if is_first { Some(0) } else { distance.checked_add(1) };
                 let distance = before.and_then(|before| before.checked_mul(128)).ok_or_else(broken)? | low;
                 if more {
-                    Part::Distance { size, distance, is_first: false }
+                    PackPosition::Distance { size, distance, is_first: false }
                 } else {
                     let base =
                         self.begins.checked_sub(distance).and_then(|at| self.chains.at(at)).ok_or_else(broken)?;
-                    Part::Body(Body::new(Base::Before(base), size))
+                    PackPosition::Body(EntryInflater::new(Base::Before(base), size))
                 }
             }
-            Part::Id { size, mut id } => {
+            PackPosition::Id { size, mut id } => {
                 id.push(byte);
                 match <[u8; ID]>::try_from(&id[..]) {
-                    Ok(id) => Part::Body(Body::new(Base::Named(id), size)),
-                    Err(_) => Part::Id { size, id },
+                    Ok(id) => PackPosition::Body(EntryInflater::new(Base::Named(id), size)),
+                    Err(_) => PackPosition::Id { size, id },
                 }
             }
-            other @ (Part::Body(_) | Part::End) => other,
+            other @ (PackPosition::Body(_) | PackPosition::End) => other,
         };
         self.part = part;
         Ok(())
     }
 
-    fn sized(&mut self, kind: u8, size: u64) -> io::Result<Part> {
+    fn sized(&mut self, kind: u8, size: u64) -> io::Result<PackPosition> {
         let largest = if kind == 3 || kind > 4 { self.most.blob } else { self.most.other };
         if size > largest {
             return Err(too_large(format!("{largest} bytes in one object")));
         }
         self.inflate.reset(true);
         match kind {
-            1 | 2 | 4 => Ok(Part::Body(Body::new(Base::Nothing { is_blob: false }, size))),
-            3 => Ok(Part::Body(Body::new(Base::Nothing { is_blob: true }, size))),
-            6 => Ok(Part::Distance { size, distance: 0, is_first: true }),
-            7 => Ok(Part::Id { size, id: Vec::with_capacity(ID) }),
+            1 | 2 | 4 => Ok(PackPosition::Body(EntryInflater::new(Base::Nothing { is_blob: false }, size))),
+            3 => Ok(PackPosition::Body(EntryInflater::new(Base::Nothing { is_blob: true }, size))),
+            6 => Ok(PackPosition::Distance { size, distance: 0, is_first: true }),
+            7 => Ok(PackPosition::Id { size, id: Vec::with_capacity(ID) }),
             _ => Err(broken()),
         }
     }
 
     /// Unpacks some of an entry, and says how many bytes of it that were.
     fn unpack(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let Part::Body(body) = &mut self.part else { return Ok(0) };
+        let PackPosition::Body(body) = &mut self.part else { return Ok(0) };
         let (packed, unpacked) = (self.inflate.total_in(), self.inflate.total_out());
         let status = self.inflate.decompress(bytes, &mut self.room, FlushDecompress::None).map_err(|_| broken())?;
         let packed = self.inflate.total_in() - packed;
@@ -229,7 +229,7 @@ impl Entries {
 
     /// An entry is at its end.
     fn over(&mut self) -> io::Result<()> {
-        let Part::Body(body) = std::mem::replace(&mut self.part, Part::Kind) else { return Ok(()) };
+        let PackPosition::Body(body) = std::mem::replace(&mut self.part, PackPosition::Kind) else { return Ok(()) };
         if body.unpacked != body.size {
             return Err(broken());
         }
@@ -240,14 +240,14 @@ impl Entries {
         self.chains.add(self.begins, body.base, of_base, size).map_err(too_large)?;
         self.left -= 1;
         if self.left == 0 {
-            self.part = Part::End;
+            self.part = PackPosition::End;
             self.chains.judge().map_err(too_large)?;
         }
         Ok(())
     }
 }
 
-impl Body {
+impl EntryInflater {
     fn new(base: Base, size: u64) -> Self {
         Self { base, size, packed: 0, unpacked: 0, sizes: Vec::with_capacity(SIZES) }
     }
@@ -333,8 +333,8 @@ mod tests {
         vec![file, commit, by_offset, entry(7, delta.len(), &[9; 20], &delta)]
     }
 
-    fn examined(bytes: &[u8], at_once: usize) -> io::Result<Entries> {
-        let mut entries = Entries::new(MOST);
+    fn examined(bytes: &[u8], at_once: usize) -> io::Result<PackEntries> {
+        let mut entries = PackEntries::new(MOST);
         bytes.chunks(at_once.max(1)).try_for_each(|piece| entries.examine(piece))?;
         Ok(entries)
     }
@@ -354,7 +354,7 @@ mod tests {
         ] {
             for at_once in [1, 7, 100_000] {
                 match (examined(&pack(&entries), at_once), said) {
-                    (Ok(entries), None) => assert!(matches!(entries.part, Part::End)),
+                    (Ok(entries), None) => assert!(matches!(entries.part, PackPosition::End)),
                     (Err(error), Some(said)) => assert!(error.to_string().contains(said), "{error}"),
                     (_, said) => panic!("{said:?} {at_once}"),
                 }
@@ -378,11 +378,11 @@ mod tests {
         let bytes = pack(&whole(4000));
         let begun = std::cell::Cell::new(0);
         let pieces = io::BufReader::with_capacity(13, &bytes[..]);
-        let mut watched = Watched::new(pieces, MOST, || begun.set(begun.get() + 1));
+        let mut watched = PackScanner::new(pieces, MOST, || begun.set(begun.get() + 1));
         let mut read = Vec::new();
         watched.read_to_end(&mut read).unwrap();
         assert_eq!((&read, begun.get()), (&bytes, 1));
-        assert!(matches!(watched.entries.part, Part::End));
+        assert!(matches!(watched.entries.part, PackPosition::End));
     }
 
     proptest! {

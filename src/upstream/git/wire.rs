@@ -12,7 +12,7 @@ use http::HeaderMap;
 use tokio::sync::{mpsc, oneshot};
 use url::Url;
 
-use super::pace::Pace;
+use super::pace::ThroughputGuard;
 use super::repository::SshRepository;
 use crate::upstream::bounds::GitLimits;
 
@@ -20,7 +20,7 @@ use crate::upstream::bounds::GitLimits;
 const WAITING_PIECES: usize = 8;
 
 /// Some bytes, or the clean end of them. An end without that word is none.
-pub(super) type Piece = Option<Bytes>;
+pub(super) type WirePiece = Option<Bytes>;
 
 /// What the connector is to do.
 pub(super) enum Order {
@@ -31,7 +31,7 @@ pub(super) enum Order {
         /// The repository there.
         repository: SshRepository,
         /// What it says.
-        said: mpsc::Sender<Piece>,
+        said: mpsc::Sender<WirePiece>,
         /// What is said to it.
         input: mpsc::Receiver<Bytes>,
         /// Whether somebody waits for what it says.
@@ -46,7 +46,7 @@ pub(super) struct Request {
     /// Where this is there, it is posted.
     pub(super) post: Option<Bytes>,
     pub(super) head: oneshot::Sender<Head>,
-    pub(super) body: mpsc::Sender<Piece>,
+    pub(super) body: mpsc::Sender<WirePiece>,
 }
 
 /// The beginning of an answer.
@@ -61,34 +61,34 @@ pub(super) struct Head {
 #[derive(Debug, Clone)]
 pub(super) struct Wire {
     orders: mpsc::Sender<Order>,
-    pub(super) pace: Arc<Pace>,
+    pub(super) pace: Arc<ThroughputGuard>,
 }
 
 impl Wire {
     /// A wire, and what comes over it.
     pub(super) fn new(limits: GitLimits) -> (Self, mpsc::Receiver<Order>) {
         let (orders, taken) = mpsc::channel(1);
-        (Self { orders, pace: Arc::new(Pace::new(limits)) }, taken)
+        (Self { orders, pace: Arc::new(ThroughputGuard::new(limits)) }, taken)
     }
 
     /// Sends a request, and waits for the beginning of its answer.
-    pub(super) fn ask(&self, url: Url, headers: HeaderMap, post: Option<Bytes>) -> io::Result<(Head, Pieces)> {
+    pub(super) fn ask(&self, url: Url, headers: HeaderMap, post: Option<Bytes>) -> io::Result<(Head, WireReader)> {
         let (head, told) = oneshot::channel();
         let (body, pieces) = mpsc::channel(WAITING_PIECES);
         let request = Request { url, headers, post, head, body };
         self.orders.blocking_send(Order::Request(request)).map_err(|_| broken())?;
         let head = told.blocking_recv().map_err(|_| broken())?;
-        Ok((head, Pieces::new(pieces, Arc::default(), Arc::clone(&self.pace))))
+        Ok((head, WireReader::new(pieces, Arc::default(), Arc::clone(&self.pace))))
     }
 
     /// Connects to an ssh server.
-    pub(super) fn connect(&self, repository: SshRepository) -> io::Result<(Pieces, Input)> {
+    pub(super) fn connect(&self, repository: SshRepository) -> io::Result<(WireReader, Input)> {
         let (said, pieces) = mpsc::channel(WAITING_PIECES);
         let (input, to_say) = mpsc::channel(WAITING_PIECES);
         let awaited = Arc::new(AtomicBool::new(false));
         let order = Order::Ssh { repository, said, input: to_say, awaited: Arc::clone(&awaited) };
         self.orders.blocking_send(order).map_err(|_| broken())?;
-        Ok((Pieces::new(pieces, awaited, Arc::clone(&self.pace)), Input(input)))
+        Ok((WireReader::new(pieces, awaited, Arc::clone(&self.pace)), Input(input)))
     }
 }
 
@@ -102,21 +102,21 @@ fn broken() -> io::Error {
 }
 
 /// What comes back, to be read.
-pub(super) struct Pieces {
-    pieces: mpsc::Receiver<Piece>,
+pub(super) struct WireReader {
+    pieces: mpsc::Receiver<WirePiece>,
     current: Bytes,
     has_ended: bool,
     awaited: Arc<AtomicBool>,
-    pace: Arc<Pace>,
+    pace: Arc<ThroughputGuard>,
 }
 
-impl Pieces {
-    fn new(pieces: mpsc::Receiver<Piece>, awaited: Arc<AtomicBool>, pace: Arc<Pace>) -> Self {
+impl WireReader {
+    fn new(pieces: mpsc::Receiver<WirePiece>, awaited: Arc<AtomicBool>, pace: Arc<ThroughputGuard>) -> Self {
         Self { pieces, current: Bytes::new(), has_ended: false, awaited, pace }
     }
 }
 
-impl BufRead for Pieces {
+impl BufRead for WireReader {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         while self.current.is_empty() && !self.has_ended {
             self.awaited.store(true, Ordering::Release);
@@ -140,7 +140,7 @@ impl BufRead for Pieces {
     }
 }
 
-impl Read for Pieces {
+impl Read for WireReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.fill_buf()?.read(buffer)?;
         self.consume(read);

@@ -5,7 +5,7 @@ use http::header::{self, HeaderMap, HeaderName};
 use serde::Deserialize;
 use url::Url;
 
-use super::hops::Arrived;
+use super::hops::UpstreamResponse;
 use super::{Outbound, failure, insert};
 use crate::upstream::ask::{Ask, Document, Fetched, Validators, broken};
 use crate::upstream::clients::Coding;
@@ -54,7 +54,8 @@ impl Outbound {
         let asked = Moment::new(ask.now);
         let once = || async {
             let _permit = self.permit(&self.document_permits, ask, "documents").await?;
-            let Arrived { response, url, origins, watch } = self.follow(coding, ask, &conditions, asked).await?;
+            let UpstreamResponse { response, url, origins, watch } =
+                self.follow(coding, ask, &conditions, asked).await?;
             if response.status() == http::StatusCode::NOT_MODIFIED && !conditions.is_empty() {
                 return Ok(Fetched::Unchanged);
             }
@@ -93,7 +94,7 @@ impl Outbound {
         let retry_after = retry_after(response.headers(), asked.now());
         // The errors are an extra; that they could not be read is not the failure to tell.
         let (body, _room) = self.body(response, ask, url, LONGEST_ERROR_BODY).await.unwrap_or_default();
-        let errors = serde_json::from_slice::<Errors>(&body).map(|body| body.errors).unwrap_or_default();
+        let errors = serde_json::from_slice::<UpstreamErrorBody>(&body).map(|body| body.errors).unwrap_or_default();
         let errors = errors.iter().take(8).map(|text| relayed(ask.grant.unless_quoted_in(text))).collect();
         let fault = Fault::of_status(status.as_u16(), retry_after, errors);
         Err(failure(ask, url, fault))
@@ -128,6 +129,6 @@ impl Outbound {
 }
 
 #[derive(Deserialize)]
-struct Errors {
+struct UpstreamErrorBody {
     errors: Vec<String>,
 }

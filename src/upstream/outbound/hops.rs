@@ -10,13 +10,13 @@ use crate::upstream::ask::{Ask, broken};
 use crate::upstream::breaker::Origin;
 use crate::upstream::clients::Coding;
 use crate::upstream::error::{Fault, UpstreamError};
-use crate::upstream::guard::{Refusal, Way};
+use crate::upstream::guard::{EgressRefusal, RequestScheme};
 use crate::upstream::restraint::{Moment, Watch};
 
 const MOST_HOPS: usize = 10;
 
 /// An answer whose body is still to come, after redirects.
-pub(in crate::upstream) struct Arrived {
+pub(in crate::upstream) struct UpstreamResponse {
     pub(in crate::upstream) response: reqwest::Response,
     pub(in crate::upstream) url: Url,
     pub(in crate::upstream) origins: Vec<Origin>,
@@ -32,7 +32,7 @@ impl Outbound {
         ask: Ask<'_>,
         conditions: &HeaderMap,
         asked: Moment,
-    ) -> Result<Arrived, UpstreamError> {
+    ) -> Result<UpstreamResponse, UpstreamError> {
         self.follow_by(Method::GET, coding, ask, conditions, asked).await
     }
 
@@ -44,7 +44,7 @@ impl Outbound {
         ask: Ask<'_>,
         conditions: &HeaderMap,
         asked: Moment,
-    ) -> Result<Arrived, UpstreamError> {
+    ) -> Result<UpstreamResponse, UpstreamError> {
         let mut url = ask.url.clone();
         let mut origins = Vec::new();
         for _ in 0..=MOST_HOPS {
@@ -52,7 +52,7 @@ impl Outbound {
             let build = |request: RequestBuilder| request.headers(conditions.clone());
             let (response, watch) = self.hop(coding, method.clone(), ask, &url, build, asked).await?;
             if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
-                return Ok(Arrived { response, url, origins, watch });
+                return Ok(UpstreamResponse { response, url, origins, watch });
             }
             let location = response.headers().get(header::LOCATION).and_then(|value| value.to_str().ok());
             let next = location.and_then(|location| url.join(location).ok());
@@ -94,14 +94,14 @@ impl Outbound {
         Ok((response, watch))
     }
 
-    fn way(&self, url: &Url, ask: Ask<'_>) -> Result<Way, Refusal> {
+    fn way(&self, url: &Url, ask: Ask<'_>) -> Result<RequestScheme, EgressRefusal> {
         match self.link() {
             Link::Online => self.guard.judge(url, ask.grant),
-            Link::Offline => Err(Refusal::Offline),
+            Link::Offline => Err(EgressRefusal::Offline),
         }
     }
 
-    pub(in crate::upstream) fn refused(&self, ask: Ask<'_>, url: &Url, refusal: Refusal) -> UpstreamError {
+    pub(in crate::upstream) fn refused(&self, ask: Ask<'_>, url: &Url, refusal: EgressRefusal) -> UpstreamError {
         self.traffic.refused(ask.upstream, &refusal);
         failure(ask, url, Fault::Refused(refusal))
     }

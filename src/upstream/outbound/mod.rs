@@ -14,7 +14,7 @@ use http::header::{HeaderMap, HeaderName, HeaderValue};
 use tokio::time::timeout;
 use url::Url;
 
-pub(super) use self::hops::Arrived;
+pub(super) use self::hops::UpstreamResponse;
 use super::Traffic;
 use super::ask::{Ask, Asker};
 use super::bounds::{Bounds, GitLimits};
@@ -23,7 +23,7 @@ use super::clients::{Clients, Unbuildable};
 use super::error::{Fault, UpstreamError};
 use super::guard::Guard;
 use super::permits::{Permit, Permits};
-use super::restraint::{Leave, Rates, Restraint, Spends};
+use super::restraint::{Rates, Restraint, RevalidationPermit, Spends};
 use super::room::BodyMemory;
 use crate::address::Hostname;
 use crate::cdn_loop::OwnEntry;
@@ -128,7 +128,7 @@ impl Outbound {
 
     /// Leave to ask these origins about what is held; none while one of them is left alone. `by` is the leave of the
     /// work that this is a part of.
-    pub fn leave(&self, origins: &[Origin], by: &Leave, now: Timestamp) -> Option<Leave> {
+    pub fn leave(&self, origins: &[Origin], by: &RevalidationPermit, now: Timestamp) -> Option<RevalidationPermit> {
         self.restraint.leave(origins, by, now)
     }
 

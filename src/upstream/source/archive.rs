@@ -4,7 +4,7 @@ use percent_encoding::percent_decode_str;
 use url::Url;
 
 use super::checksum::Expected;
-use super::{BadSource, Source, query};
+use super::{BadSource, PackageSource, query};
 use crate::pack::ArchiveFormat;
 
 /// An archive to download.
@@ -22,7 +22,7 @@ pub struct ArchiveSource {
 const FALSE: [&str; 6] = ["0", "f", "F", "false", "FALSE", "False"];
 
 /// An archive where `?archive=` or the suffix of the path says so; the content is never looked at (PROTOCOL 4.4).
-pub(super) fn parse(mut url: Url) -> Result<Source, BadSource> {
+pub(super) fn parse(mut url: Url) -> Result<PackageSource, BadSource> {
     if !url.username().is_empty() || url.password().is_some() {
         return Err(BadSource::at(&url, "holds a user or a password"));
     }
@@ -35,15 +35,15 @@ pub(super) fn parse(mut url: Url) -> Result<Source, BadSource> {
     };
     let checksum = taken.first("checksum").filter(|value| !value.is_empty());
     match (format, checksum) {
-        (Some(format), None) => Ok(Source::Archive(ArchiveSource { url, format, checksum: None })),
+        (Some(format), None) => Ok(PackageSource::Archive(ArchiveSource { url, format, checksum: None })),
         (Some(format), Some(checksum)) => {
             let expected = Expected::parse(&checksum).map_err(|bad| BadSource::at(&url, bad.0))?;
-            Ok(Source::Archive(ArchiveSource { url, format, checksum: Some(expected) }))
+            Ok(PackageSource::Archive(ArchiveSource { url, format, checksum: Some(expected) }))
         }
         (None, Some(_)) => Err(BadSource::at(&url, "has a checksum for what is no archive")),
         (None, None) => {
             url.query_pairs_mut().append_pair("terraform-get", "1");
-            Ok(Source::Indirect(url))
+            Ok(PackageSource::Indirect(url))
         }
     }
 }

@@ -3,9 +3,9 @@
 use url::{Url, form_urlencoded};
 
 /// What was taken off a URL.
-pub(super) struct Taken(Vec<(String, String)>);
+pub(super) struct TakenParameters(Vec<(String, String)>);
 
-impl Taken {
+impl TakenParameters {
     /// The first value of a key, as Go's `Query().Get` has it.
     pub(super) fn first(&self, key: &str) -> Option<String> {
         self.0.iter().find(|(found, _)| found == key).map(|(_, value)| value.clone())
@@ -13,7 +13,7 @@ impl Taken {
 }
 
 /// Takes `keys` off the query. What stays is left byte for byte as it was: it may be signed.
-pub(super) fn take(url: &mut Url, keys: &[&str]) -> Taken {
+pub(super) fn take(url: &mut Url, keys: &[&str]) -> TakenParameters {
     let mut taken = Vec::new();
     let mut kept = Vec::new();
     for pair in url.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
@@ -25,5 +25,5 @@ pub(super) fn take(url: &mut Url, keys: &[&str]) -> Taken {
     if !taken.is_empty() {
         url.set_query(Some(kept.join("&")).as_deref().filter(|query| !query.is_empty()));
     }
-    Taken(taken)
+    TakenParameters(taken)
 }

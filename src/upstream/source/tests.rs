@@ -10,7 +10,7 @@ fn base() -> Url {
 }
 
 fn parsed(text: &str) -> Located {
-    Source::parse(text, &base()).unwrap_or_else(|e| panic!("{text}: {e}"))
+    PackageSource::parse(text, &base()).unwrap_or_else(|e| panic!("{text}: {e}"))
 }
 
 fn plain(text: &str) -> Option<Subdir> {
@@ -22,17 +22,17 @@ fn told(text: &str) -> String {
     let Located { source, subdir } = parsed(text);
     let subdir = subdir.map_or_else(String::new, |subdir| format!(" in {subdir}"));
     match source {
-        Source::Git(GitSource { url, reference, depth }) => {
+        PackageSource::Git(GitSource { url, reference, depth }) => {
             let reference = reference.map_or_else(String::new, |reference| format!(" at {reference}"));
             let depth = depth.map_or_else(String::new, |depth| format!(" depth {depth}"));
             format!("git {url}{reference}{depth}{subdir}")
         }
-        Source::Archive(ArchiveSource { url, format, checksum }) => {
+        PackageSource::Archive(ArchiveSource { url, format, checksum }) => {
             let checksum = checksum.map_or_else(String::new, |checksum| format!(" {checksum:?}"));
             format!("{format:?} {url}{checksum}{subdir}")
         }
-        Source::Indirect(url) => format!("page {url}{subdir}"),
-        Source::Unsupported(unsupported) => format!("{}{subdir}", unsupported.what()),
+        PackageSource::Indirect(url) => format!("page {url}{subdir}"),
+        PackageSource::Unsupported(unsupported) => format!("{}{subdir}", unsupported.what()),
     }
 }
 
@@ -90,7 +90,8 @@ fn archives_are_told_by_parameter_or_suffix_and_pages_are_the_rest() {
     ] {
         assert_eq!(told(text), expected, "{text}");
     }
-    let Source::Archive(archive) = parsed("https://h.example/m?archive=xz&checksum=file:https://h.example/SUMS").source
+    let PackageSource::Archive(archive) =
+        parsed("https://h.example/m?archive=xz&checksum=file:https://h.example/SUMS").source
     else {
         panic!()
     };
@@ -121,7 +122,7 @@ fn what_only_a_client_can_fetch_has_a_name_and_a_host() {
         ("nonsense", "a kind of source that it does not know", None),
         ("smb::https://[2001:db8::1]:1/x", "a kind of source that it does not know", Some("2001:db8::1")),
     ] {
-        let Source::Unsupported(unsupported) = parsed(text).source else { panic!("{text}") };
+        let PackageSource::Unsupported(unsupported) = parsed(text).source else { panic!("{text}") };
         assert_eq!((unsupported.what(), unsupported.host().as_deref()), (what, host), "{text}");
         assert!(!format!("{unsupported:?}").contains("Pass"));
     }
@@ -131,7 +132,7 @@ fn what_only_a_client_can_fetch_has_a_name_and_a_host() {
 #[test]
 fn only_what_can_hold_no_secret_is_passed_on_to_a_client() {
     let passed = |text: &str| match parsed(text).source {
-        Source::Unsupported(unsupported) => unsupported.for_client().map(str::to_owned),
+        PackageSource::Unsupported(unsupported) => unsupported.for_client().map(str::to_owned),
         other => panic!("{text}: {other:?}"),
     };
     for text in [
@@ -183,10 +184,10 @@ fn what_nobody_could_fetch_or_must_not_is_refused_without_its_secrets() {
         ("git::https://h.example:99999/r", "no URL"),
         ("git::ssh:x", "names no host"),
     ] {
-        let refused = Source::parse(text, &base()).expect_err(text).to_string();
+        let refused = PackageSource::parse(text, &base()).expect_err(text).to_string();
         assert!(refused.contains(why) && !refused.contains("s3cret"), "{text}: {refused}");
     }
-    let refused = Source::parse("https://user:s3cret@h.example/m.zip", &base()).unwrap_err();
+    let refused = PackageSource::parse("https://user:s3cret@h.example/m.zip", &base()).unwrap_err();
     assert_eq!(refused.to_string(), "the source address at h.example holds a user or a password");
 }
 
@@ -237,22 +238,22 @@ fn address() -> impl Strategy<Value = String> {
 proptest! {
     #[test]
     fn any_address_is_read_or_refused_and_gives_no_secret_away(text in address()) {
-        match Source::parse(&text, &base()) {
+        match PackageSource::parse(&text, &base()) {
             Ok(Located { source, subdir }) => {
                 if let Some(Subdir::Plain(path)) = &subdir {
                     prop_assert!(!path.is_root() && path.names().all(|name| name != b".."));
                 }
                 match source {
-                    Source::Git(GitSource { url, reference, depth }) => {
+                    PackageSource::Git(GitSource { url, reference, depth }) => {
                         prop_assert!(matches!(url.scheme(), "http" | "https" | "ssh") && url.password().is_none());
                         prop_assert!(url.scheme() == "ssh" || url.username().is_empty());
                         prop_assert!(reference.is_none_or(|reference| !reference.is_empty()) && depth != Some(0));
                     }
-                    Source::Archive(ArchiveSource { url, .. }) | Source::Indirect(url) => {
+                    PackageSource::Archive(ArchiveSource { url, .. }) | PackageSource::Indirect(url) => {
                         prop_assert!(matches!(url.scheme(), "http" | "https") && url.host().is_some());
                         prop_assert!(url.username().is_empty() && url.password().is_none() && url.fragment().is_none());
                     }
-                    Source::Unsupported(unsupported) => {
+                    PackageSource::Unsupported(unsupported) => {
                         let passed = unsupported.for_client().unwrap_or_default();
                         prop_assert!(!passed.contains('@') && http::HeaderValue::from_str(passed).is_ok());
                         prop_assert!(!unsupported.host().unwrap_or_default().contains("s3cret") || !text.contains('@'));
@@ -269,6 +270,6 @@ proptest! {
 fn an_error_about_a_long_host_is_short() {
     let base = Url::parse("https://registry.example/v1/").unwrap();
     let text = format!("git@{}.example:o/r?archive=tgz", "\u{fffd}".repeat(200));
-    let bad = Source::parse(&text, &base).unwrap_err().to_string();
+    let bad = PackageSource::parse(&text, &base).unwrap_err().to_string();
     assert!(bad.chars().count() < 400, "{} characters", bad.chars().count());
 }

@@ -8,13 +8,13 @@ use zip::write::{SimpleFileOptions, ZipWriter};
 use super::*;
 use crate::digest::Digest;
 
-enum Item<'a> {
+enum ZipItem<'a> {
     File(&'a str, &'a [u8]),
     Folder(&'a str),
 }
-use Item::{File, Folder};
+use ZipItem::{File, Folder};
 
-fn zip_of(items: &[Item<'_>]) -> Vec<u8> {
+fn zip_of(items: &[ZipItem<'_>]) -> Vec<u8> {
     let mut writer = ZipWriter::new(Cursor::new(Vec::new()));
     let options = SimpleFileOptions::default();
     for item in items {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use larder::app::{App, NotReloaded, Reloaded, Running, Settings, StartError};
+use larder::app::{App, NotReloaded, Reloaded, RunningApp, Settings, StartError};
 use larder::clock::Clock;
 use larder::config::Config;
 use larder::http::alive::Silent;
@@ -93,7 +93,7 @@ pub(crate) struct Larder {
     address: SocketAddr,
     admin: SocketAddr,
     client_config: String,
-    running: Arc<Running>,
+    running: Arc<RunningApp>,
     stop: CancellationToken,
     task: Option<JoinHandle<()>>,
 }
@@ -464,7 +464,8 @@ impl Builder {
         let stop = CancellationToken::new();
         let base = app.base().to_owned();
         let (address, admin) = (app.address(), app.admin_address());
-        let client_config = app.client_config(larder::protocol::client_config::Way::HostOverride).await.unwrap();
+        let client_config =
+            app.client_config(larder::protocol::client_config::ClientRoute::HostOverride).await.unwrap();
         let running = app.running();
         let stopping = stop.clone();
         let task = Some(tokio::spawn(async move { app.serve(stopping).await.unwrap() }));

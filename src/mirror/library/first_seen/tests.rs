@@ -78,7 +78,7 @@ fn set(version: u8, key: u8, content: u8) -> Published {
 }
 
 fn is_refused(judgement: &Judgement) -> bool {
-    matches!(judgement.verdict, Verdict::Refused(_))
+    matches!(judgement.verdict, HistoryVerdict::Refused(_))
 }
 
 fn published() -> impl Strategy<Value = Published> {
@@ -142,7 +142,7 @@ proptest! {
             }
             let records = kept.versions[&set.version].records.len();
             let again = kept.judge(&set);
-            prop_assert_eq!(again.verdict, Verdict::Consistent);
+            prop_assert_eq!(again.verdict, HistoryVerdict::Consistent);
             prop_assert_eq!(kept.versions[&set.version].records.len(), records);
         }
     }
@@ -154,10 +154,14 @@ fn a_version_has_at_most_64_records_and_then_only_accept_adds_one() {
     for content in 0..64 {
         assert!(!is_refused(&kept.judge(&set(1, 0, content))), "{content}");
     }
-    assert_eq!(kept.judge(&set(1, 0, 64)).verdict, Verdict::Refused(Refusal::Full));
+    assert_eq!(kept.judge(&set(1, 0, 64)).verdict, HistoryVerdict::Refused(HistoryRefusal::Full));
     assert!(!is_refused(&kept.judge(&set(1, 0, 63))), "what is recorded goes on");
     let added = Published { platform: 1, name: 1, ..set(1, 0, 0) };
-    assert_eq!(kept.judge(&added).verdict, Verdict::Refused(Refusal::Full), "it would be recorded nowhere");
+    assert_eq!(
+        kept.judge(&added).verdict,
+        HistoryVerdict::Refused(HistoryRefusal::Full),
+        "it would be recorded nowhere"
+    );
     kept.see(&set(1, 0, 64), |history, seen| history.accept(seen, AcceptedFor::Version).1);
     assert!(!is_refused(&kept.judge(&set(1, 0, 64))));
 }
@@ -171,13 +175,13 @@ fn a_lost_log_of_keys_lets_each_key_vouch_for_what_it_signed_alone() {
     let mut lost = Kept { keys: Some(KeyLog::of_versions(kept.versions.values())), ..kept };
     assert_eq!(
         lost.judge(&set(2, 0, 9)).verdict,
-        Verdict::Refused(Refusal::Changed(Change::OtherBytes {
+        HistoryVerdict::Refused(HistoryRefusal::Changed(Change::OtherBytes {
             of: file(0).to_owned(),
             before: vec![content(2)],
             now: content(9),
         }))
     );
-    assert!(matches!(lost.judge(&set(2, 1, 9)).verdict, Verdict::Republished(_)));
+    assert!(matches!(lost.judge(&set(2, 1, 9)).verdict, HistoryVerdict::Republished(_)));
     assert_eq!(lost.judge(&set(4, 2, 4)).stranger_to, Some(vec!["K0".to_owned(), "K1".to_owned()]));
 }
 
@@ -186,10 +190,10 @@ fn what_was_unsigned_before_any_key_stays_as_it_was_and_no_more() {
     let mut kept = Kept::default();
     let unsigned = Published { key: None, ..set(1, 0, 1) };
     for set in [&unsigned, &set(2, 0, 2), &unsigned] {
-        assert_eq!(kept.judge(set).verdict, Verdict::Consistent, "{set:?}");
+        assert_eq!(kept.judge(set).verdict, HistoryVerdict::Consistent, "{set:?}");
     }
     let darwin = Published { platform: 1, name: 1, content: 3, ..unsigned.clone() };
-    assert_eq!(kept.judge(&darwin).verdict, Verdict::Refused(Refusal::SignatureLost));
+    assert_eq!(kept.judge(&darwin).verdict, HistoryVerdict::Refused(HistoryRefusal::SignatureLost));
     assert!(is_refused(&kept.judge(&Published { content: 3, ..unsigned })));
 }
 
@@ -199,7 +203,7 @@ fn an_unsigned_registry_may_publish_sums_for_each_platform() {
     let linux = Published { key: None, ..set(1, 0, 1) };
     let darwin = Published { platform: 1, name: 1, content: 2, ..linux.clone() };
     for set in [&linux, &darwin, &linux, &darwin] {
-        assert_eq!(kept.judge(set).verdict, Verdict::Consistent, "{set:?}");
+        assert_eq!(kept.judge(set).verdict, HistoryVerdict::Consistent, "{set:?}");
     }
     assert!(is_refused(&kept.judge(&Published { content: 3, ..darwin })));
 }

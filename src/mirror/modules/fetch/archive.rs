@@ -5,7 +5,7 @@ use std::io::Seek;
 use url::Url;
 
 use super::super::download::{Download, Downloaded};
-use super::{Fetch, NoTree, Turn, ask_for, too_old_or_failed};
+use super::{Fetch, NoTree, TreePermit, ask_for, too_old_or_failed};
 use crate::error::Error;
 use crate::pack::{Tree, TreeError, unpack};
 use crate::upstream::ask::{Fetched, Validators};
@@ -22,7 +22,7 @@ impl Fetch<'_> {
         &mut self,
         source: &ArchiveSource,
         tree: Tree,
-    ) -> Result<(Tree, Turn, Validators), NoTree> {
+    ) -> Result<(Tree, TreePermit, Validators), NoTree> {
         let what = self.what();
         let expected = match &source.checksum {
             None => None,
@@ -67,10 +67,10 @@ impl Fetch<'_> {
     }
 
     /// Waits for the right to unpack what was downloaded; nothing is held meanwhile but its stage.
-    async fn turn_to_unpack(&self) -> Result<Turn, Error> {
+    async fn turn_to_unpack(&self) -> Result<TreePermit, Error> {
         let turn = self.mirror.unpacking.take(&self.upstream.settings.host, self.call.asker).await;
         let why = || "as many archives are being unpacked as may be at one time".to_owned();
-        turn.map(Turn::Unpacking).ok_or_else(|| Error::Busy { what: self.what(), why: why() })
+        turn.map(TreePermit::Unpacking).ok_or_else(|| Error::Busy { what: self.what(), why: why() })
     }
 
     /// The checksum that a list names for an archive.

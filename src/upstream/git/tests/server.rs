@@ -11,7 +11,7 @@ use percent_encoding::percent_decode_str;
 
 /// A request as it came.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Asked {
+pub(super) struct ReceivedRequest {
     pub(super) method: String,
     /// The path and the query.
     pub(super) target: String,
@@ -19,7 +19,7 @@ pub(super) struct Asked {
     pub(super) body: Vec<u8>,
 }
 
-impl Asked {
+impl ReceivedRequest {
     pub(super) fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
     }
@@ -42,11 +42,11 @@ pub(super) enum Instead {
     Drip(usize, u64),
 }
 
-type Fault = Box<dyn Fn(&Asked) -> Instead + Send>;
+type Fault = Box<dyn Fn(&ReceivedRequest) -> Instead + Send>;
 
 pub(super) struct Server {
     pub(super) port: u16,
-    asked: Arc<Mutex<Vec<Asked>>>,
+    asked: Arc<Mutex<Vec<ReceivedRequest>>>,
     fault: Arc<Mutex<Fault>>,
 }
 
@@ -66,16 +66,16 @@ impl Server {
         Self { port, asked, fault }
     }
 
-    pub(super) fn on(&self, fault: impl Fn(&Asked) -> Instead + Send + 'static) {
+    pub(super) fn on(&self, fault: impl Fn(&ReceivedRequest) -> Instead + Send + 'static) {
         *self.fault.lock() = Box::new(fault);
     }
 
-    pub(super) fn asked(&self) -> Vec<Asked> {
+    pub(super) fn asked(&self) -> Vec<ReceivedRequest> {
         self.asked.lock().clone()
     }
 }
 
-fn serve(stream: TcpStream, root: &Path, log: &Mutex<Vec<Asked>>, faults: &Mutex<Fault>) {
+fn serve(stream: TcpStream, root: &Path, log: &Mutex<Vec<ReceivedRequest>>, faults: &Mutex<Fault>) {
     let mut reader = BufReader::new(stream.try_clone().unwrap());
     let mut writer = stream;
     let Some(asked) = read(&mut reader) else { return };
@@ -105,11 +105,15 @@ fn progress(writer: &mut TcpStream, apart: std::time::Duration) -> std::io::Resu
     }
 }
 
-fn read(reader: &mut impl BufRead) -> Option<Asked> {
+fn read(reader: &mut impl BufRead) -> Option<ReceivedRequest> {
     let mut line = String::new();
     reader.read_line(&mut line).ok()?;
     let mut words = line.split_whitespace();
-    let mut asked = Asked { method: words.next()?.to_owned(), target: words.next()?.to_owned(), ..Asked::default() };
+    let mut asked = ReceivedRequest {
+        method: words.next()?.to_owned(),
+        target: words.next()?.to_owned(),
+        ..ReceivedRequest::default()
+    };
     loop {
         line.clear();
         reader.read_line(&mut line).ok()?;
@@ -147,7 +151,7 @@ impl Write for Dripping {
     }
 }
 
-fn answer(writer: &mut impl Write, root: &Path, asked: &Asked, is_new: bool) -> std::io::Result<()> {
+fn answer(writer: &mut impl Write, root: &Path, asked: &ReceivedRequest, is_new: bool) -> std::io::Result<()> {
     let (path, query) = asked.target.split_once('?').unwrap_or((&asked.target, ""));
     let path = percent_decode_str(path).decode_utf8_lossy().into_owned();
     let mut command = Command::new("git");
