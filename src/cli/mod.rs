@@ -334,7 +334,7 @@ fn runtime() -> Result<tokio::runtime::Runtime, std::io::Error> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()
 }
 
-/// Turns SIGXFSZ into a write error instead of the end of the process, while the returned value lives.
+/// Catches SIGXFSZ: a write beyond the file size limit is then an error, not the end of the process.
 fn ignore_file_limits() -> anyhow::Result<Signals> {
     signal(SignalKind::from_raw(Signal::XFSZ.as_raw())).context("SIGXFSZ cannot be caught")
 }

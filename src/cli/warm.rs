@@ -1,4 +1,4 @@
-//! `larder warm`: starts a job in the running larder, or in the store where none runs, and shows its progress.
+//! `larder warm`: starts a job in the running larder, or in this process where none runs, and shows its progress.
 
 mod drawing;
 mod larder;
@@ -89,7 +89,7 @@ pub(super) async fn warm_then<T>(
         Err(error) => Err(error),
     };
     let done = match warmed {
-        // From here on, an interrupt stops the process without cancelling a job.
+        // The job is finished, so an interrupt now ends the command at once.
         Ok(job) => tokio::select! {
             done = then(&by, &job) => done,
             () = interrupts.next() => Err(Interrupted::told("stopped")),

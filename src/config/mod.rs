@@ -1,5 +1,5 @@
-//! The configuration: turns `mirror.toml` into checked types and reports all problems together. Only this module reads
-//! the environment and the files that it names. Each part of larder gets its own section.
+//! The configuration: turns `mirror.toml` into checked types and reports all problems together. Environment variables
+//! and files that it names are read only here. Each part of larder gets its own section.
 
 use std::path::{Path, PathBuf};
 

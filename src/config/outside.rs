@@ -1,4 +1,4 @@
-//! Access to the environment and to files for the configuration; nothing else reads them.
+//! Reads environment variables and files, and resolves names, for the whole configuration.
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -1,5 +1,5 @@
 //! Reads one table of the parsed file, and records every problem with its line instead of stopping at the first.
-//! Meaning of values is left to `values`.
+//! The meaning of values is left to `values`.
 
 use std::path::PathBuf;
 

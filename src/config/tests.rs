@@ -203,7 +203,7 @@ fn debug_output_and_messages_hold_no_secret() {
     }
 }
 
-/// Promise 8: with a credential and reachable from elsewhere, larder needs to be configured with its allowed clients.
+/// Promise 8: with a credential and reachable from elsewhere, larder starts only with allowed clients configured.
 #[test]
 fn a_reachable_larder_with_credentials_refuses_to_start_until_told_who_may_ask() {
     let upstream = "[[upstream]]\nhost = 'r.example'\ntoken = { env = 'TOKEN' }\n";

@@ -6,7 +6,7 @@ use super::Check;
 use crate::clock::Timestamp;
 
 const WORTH_A_WORD: Duration = Duration::from_secs(5 * 60);
-/// From this difference on, valid certificates are rejected.
+/// From this difference on, valid certificates may look invalid.
 const WRONG: Duration = Duration::from_secs(12 * 3600);
 
 /// The time according to another server.

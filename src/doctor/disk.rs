@@ -103,7 +103,7 @@ mod tests {
             (10 * GIB, 50 * GIB, Some(0), None, CheckResult::Warn),
             (10 * GIB, 50 * GIB, Some(45 * GIB), None, CheckResult::Ok),
             (100 << 20, 50 * GIB, Some(GIB), None, CheckResult::Fail),
-            // It is as large as it may be, and evicts by its own limit.
+            // The store is at its size limit, so it evicts before the disk is full.
             (100 << 20, 50 * GIB, Some(50 * GIB), None, CheckResult::Ok),
             (1 << 20, 50 * GIB, Some(50 * GIB), None, CheckResult::Fail),
             (100 * GIB, 50 * GIB, None, Some(10), CheckResult::Fail),

@@ -31,7 +31,7 @@ pub(super) struct Apply {
     /// Accept a bundle that none of the configured `trusted_keys` signed; publishers' signatures are still checked
     #[arg(long)]
     unsigned: bool,
-    /// Accept the bundle's bytes for this version although it was published before with others; repeatable
+    /// Accept the bundle's copy of this version although it was published with different contents before; repeatable
     #[arg(long, value_name = "ADDRESS@VERSION")]
     accept: Vec<String>,
 }

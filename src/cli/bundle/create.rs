@@ -49,7 +49,7 @@ pub(super) struct Create {
     /// Write a bundle of the rest where something is unavailable
     #[arg(long)]
     partial: bool,
-    /// Write the bundle without a signature; `apply` then needs --unsigned
+    /// Write the bundle even without a signing key; `apply` then needs --unsigned
     #[arg(long)]
     unsigned: bool,
 }

@@ -26,7 +26,7 @@ pub(super) struct Page {
 }
 
 impl Page {
-    /// Wraps and colours on a terminal; does neither elsewhere. `NO_COLOR` disables colours.
+    /// Wraps and colours on a terminal; does neither elsewhere. `NO_COLOR` and `TERM=dumb` disable colours.
     pub(super) fn of_the_terminal() -> Self {
         let out = std::io::stdout();
         if !out.is_terminal() {

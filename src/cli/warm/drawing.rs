@@ -87,7 +87,7 @@ pub(super) fn bars(job: &Job, host: &Hostname, speed: impl Fn(&Name) -> Option<u
     items.iter().zip(names).map(|(item, name)| line(item, name)).collect()
 }
 
-/// `1.2 of 3.4 MiB`
+/// Renders `1.2 of 3.4 MiB`.
 fn of_all(bytes: u64, size: u64) -> String {
     let (has, all) = (ByteSize(bytes).to_string(), ByteSize(size).to_string());
     match (has.rsplit_once(' '), all.rsplit_once(' ')) {
@@ -185,7 +185,7 @@ fn is_out(state: &ItemState) -> bool {
     matches!(state, ItemState::Held | ItemState::Failed { .. } | ItemState::Cancelled)
 }
 
-/// Renders the archives that finished since the last call, and records their positions in `told`.
+/// Renders the archives that finished since the last call. Adds their positions to `told`.
 pub(super) fn newly_ended(
     job: &Job,
     host: &Hostname,
