@@ -1,4 +1,4 @@
-//! The archive of a thing of a bundle: staged while it is read, or in the store already, then taken in with what it is of.
+//! The archive of a bundle entry: staged while it is read, or found in the store, then committed with its entry.
 
 use std::sync::Arc;
 
@@ -12,36 +12,28 @@ use crate::digest::{Digest, FastHash};
 use crate::store::{Blob, Staged, StagedNote, StoreError};
 use crate::verify::Verified;
 
-/// What is to have an archive.
 enum For {
     Provider(Box<CarriedSet>),
     Module(Box<CarriedModule>),
 }
 
-/// An archive that is read.
 pub(super) enum Incoming {
-    /// What it is for is held already.
+    /// The entry is stored already.
     Held,
-    /// Its bytes go into a stage.
     Staged(Box<Arriving>),
 }
 
-/// An archive that arrives.
 pub(super) struct Arriving {
     of: For,
     staged: Staged,
     file: BundledFile,
 }
 
-/// Where the bytes of an archive are.
 pub(in crate::mirror) enum ArchiveBytesSource {
-    /// In a stage, and proven.
     Staged(Box<Verified<Staged>>),
-    /// In the store, under its digest.
     Held(Blob),
 }
 
-/// An archive whose bytes are all there.
 pub(in crate::mirror) struct StagedBundleArchive {
     pub(in crate::mirror) source: ArchiveBytesSource,
     pub(in crate::mirror) fast: FastHash,
@@ -49,7 +41,7 @@ pub(in crate::mirror) struct StagedBundleArchive {
 }
 
 impl EntryVerdict {
-    /// Gets ready for the archive, which is next.
+    /// Prepares staging for the archive, which follows next in the bundle.
     pub(super) fn incoming(self, mirror: &Arc<Mirror>, file: &BundledFile) -> Result<Incoming, String> {
         let of = match self {
             Self::Held => return Ok(Incoming::Held),
@@ -59,7 +51,7 @@ impl EntryVerdict {
         };
         let name = format!("carried~{}", file.sha256);
         let staged = || {
-            // What an earlier run left of it is read anew in a moment.
+            // Leftovers of an earlier run are discarded: reading the bundle again takes only a moment.
             mirror.store.blobs.stage(&name)?.discard()?;
             let mut staged = mirror.store.blobs.stage(&name)?;
             let note = StagedNote { length: Some(file.bytes), ..StagedNote::default() };
@@ -81,7 +73,7 @@ impl EntryVerdict {
         Ok(Incoming::Staged(Box::new(Arriving { of, staged, file: *file })))
     }
 
-    /// Takes in what needs no archive.
+    /// Commits an entry that has no archive.
     pub(super) fn without_archive(self, mirror: &Mirror, now: Timestamp) -> Result<ApplyOutcome, String> {
         match self {
             Self::Held => Ok(ApplyOutcome::Held),
@@ -90,8 +82,8 @@ impl EntryVerdict {
         }
     }
 
-    /// Takes in what has its archive in the store, under another name or since before a crash; `missing` says why it
-    /// should be there.
+    /// Commits an entry whose archive is in the store, under another name or since before a crash. `missing` explains
+    /// an absent archive.
     pub(super) fn with_what_is_stored(
         self,
         mirror: &Mirror,
@@ -125,12 +117,10 @@ impl EntryVerdict {
 }
 
 impl Arriving {
-    /// Takes the next bytes.
     pub(super) fn append(&mut self, piece: &[u8]) -> Result<(), String> {
         self.staged.append(piece).map_err(store_failed)
     }
 
-    /// Throws away what arrived.
     pub(super) fn discard(self) {
         if let Err(error) = self.staged.discard() {
             tracing::warn!(%error, "what was staged of a bundle could not be removed; it is swept in a day");
@@ -139,7 +129,7 @@ impl Arriving {
 }
 
 impl Incoming {
-    /// Takes it in, now that all of it has arrived.
+    /// Verifies the staged archive and commits its entry.
     pub(super) fn taken(self, mirror: &Mirror, now: Timestamp) -> Result<ApplyOutcome, String> {
         let Self::Staged(arriving) = self else { return Ok(ApplyOutcome::Held) };
         let Arriving { of, staged, file } = *arriving;
@@ -164,7 +154,7 @@ impl For {
 }
 
 impl StagedBundleArchive {
-    /// Throws away what is staged, and tells why.
+    /// Discards the staged bytes and returns the reason.
     pub(in crate::mirror) fn refused(self, why: String) -> String {
         if let ArchiveBytesSource::Staged(staged) = self.source
             && let Err(error) = staged.into_inner().discard()
@@ -174,12 +164,12 @@ impl StagedBundleArchive {
         why
     }
 
-    /// Makes it visible, where it is not yet. Whoever does holds the lock of its digest.
+    /// Publishes a staged archive. The caller holds its digest lock.
     pub(in crate::mirror) fn publish(self, mirror: &Mirror, digest: Digest, now: Timestamp) -> Result<(), StoreError> {
         if let ArchiveBytesSource::Staged(verified) = self.source {
             mirror.store.blobs.publish(*verified)?;
             mirror.checked.lock().insert(digest);
-            // Where it lies there without a name: what eviction does not know of, it cannot evict.
+            // Indexed before it is named: eviction can only remove archives that are in the index.
             mirror.store.index.archive_kept(&digest, self.size_bytes, now);
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! A document of a bundle: read before it is kept, and put in place of the one that is held unless that is newer.
+//! Imports a document of a bundle: parse it, then replace the stored one unless that is newer.
 
 use bytes::Bytes;
 
@@ -12,19 +12,18 @@ use crate::store::{Durability, Key};
 use crate::upstream::ask::Validators;
 use crate::upstream::room::Room;
 
-/// A document of a bundle that can be read.
 pub(super) struct CarriedDocument {
     key: Key,
     kept: KeptDocument,
-    /// The versions of a provider that it lists.
+    /// The provider versions that it lists.
     versions: Vec<Version>,
 }
 
 impl CarriedDocument {
-    /// Judges the document of a thing that is one; none where it is held already, or something newer is.
+    /// Parses the document of an entry. `None` if it, or a newer one, is stored already.
     ///
     /// # Errors
-    /// Why it is refused.
+    /// The reason that it is refused.
     pub(super) fn judge(
         mirror: &Mirror,
         entry: &BundleEntry,
@@ -49,7 +48,7 @@ impl CarriedDocument {
         Ok(Some(Self { key, kept, versions }))
     }
 
-    /// Puts it in place of the one that is held, unless something newer came to be held since it was judged.
+    /// Replaces the stored document, unless a newer one was stored since.
     pub(super) fn taken(self, mirror: &Mirror, now: Timestamp) -> Result<ApplyOutcome, String> {
         let Self { key, kept, versions } = self;
         if let Key::ProviderVersions(address) = &key {
@@ -87,14 +86,14 @@ fn document_of(document: &BundledDocument, small: &SmallFiles, now: Timestamp) -
     Ok(kept)
 }
 
-/// A document as it is kept, of what a manifest says of it.
+/// Builds the stored form of a document from its manifest entry.
 pub(super) fn kept_of(said: &FetchOrigin, body: Bytes, dropped: Bytes, now: Timestamp) -> KeptDocument {
     let about = DocumentSubject {
         asked: said.asked.clone(),
         url: said.url.clone(),
         origins: Vec::new(),
         validators: Validators::default(),
-        // Nothing is from a time that has not come.
+        // A time in the future is clamped, because the other machine's clock may be ahead.
         fetched: said.fetched.min(now),
         checked: said.checked.min(now),
         gone: said.gone,

@@ -1,4 +1,4 @@
-//! Whether all of a bundle would fit, before any of it is taken in: offline nothing is evicted for it (DESIGN 5).
+//! Checks that a whole bundle fits before any of it is applied. Offline, nothing is evicted for it (DESIGN 5).
 
 use std::collections::HashSet;
 
@@ -7,14 +7,14 @@ use super::take::NotApplied;
 use crate::address::Artifact;
 use crate::bundle::{BundleEntry, EntryFile, FileRole, Manifest};
 
-/// What a file takes on a disk besides its bytes, at most: the rest of its last block, its name, its record.
+/// Maximum disk overhead per file: the rest of its last block, its name and its record.
 const BESIDE: u64 = 8 << 10;
 
 impl Mirror {
-    /// Refuses what would not fit, and what is of no upstream here.
+    /// Refuses a bundle that does not fit or contains unknown registries.
     ///
     /// # Errors
-    /// [`NotApplied`], and nothing was changed.
+    /// [`NotApplied`]. Nothing was changed.
     pub(super) fn takes(&self, manifest: &Manifest) -> Result<(), NotApplied> {
         let terms = self.terms();
         let foreign: Vec<String> = {
@@ -62,7 +62,7 @@ impl Mirror {
         if on_disk > room {
             return Err(NotApplied::NoRoom { needed: on_disk, room, why: "the disk of the store has no more" });
         }
-        // After the disk, of which the limit may be a share: who frees what is missing there has both.
+        // Checked after the disk: the limit may be a share of it, so freeing disk space can satisfy both.
         let room = self.store_bytes_now().saturating_sub(stays);
         if needed > room {
             return Err(NotApplied::NoRoom { needed, room, why });
@@ -70,7 +70,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// Whether something takes no room, because it is held, or goes in place of what is.
+    /// True if an entry needs no space, because it is stored or replaces a stored document.
     fn is_there(&self, entry: &BundleEntry) -> Result<bool, NotApplied> {
         let (of, archive) = match entry {
             BundleEntry::Discovery { .. }

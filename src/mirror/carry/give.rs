@@ -1,4 +1,4 @@
-//! What a store gives into a bundle: the archives that it is told, what proves each, and the documents that lead there.
+//! Exports archives from the store into a bundle, with their proof sets and the documents that lead to them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs;
@@ -21,10 +21,10 @@ use crate::error::Error;
 use crate::store::{Key, Scratch, StoreError};
 use crate::verify::How;
 
-/// Why there is no bundle of what is wanted.
+/// Reasons that a bundle could not be gathered.
 #[derive(Debug, thiserror::Error)]
 pub enum NotGathered {
-    /// Some of it cannot be given.
+    /// Some packages cannot be exported.
     #[error("{}", .0.join("; "))]
     Missing(Vec<String>),
     /// The disk failed.
@@ -38,18 +38,18 @@ impl From<StoreError> for NotGathered {
     }
 }
 
-/// What a bundle will hold: its manifest, and the small files as they were when it was made.
+/// The contents of a bundle: its manifest, and its small files as of the moment of gathering.
 #[derive(Debug)]
 pub struct Gathered {
-    /// What will be in it.
+    /// The manifest.
     pub manifest: Manifest,
-    /// What is wanted and cannot be given, each with the reason.
+    /// The requested packages that cannot be exported, each with the reason.
     pub missing: Vec<String>,
     small: Small,
 }
 
-/// Small files by their digests, one after the other in a file without a name: a list may be replaced, and a set evicted,
-/// before it is its turn.
+/// Small files by digest, concatenated in an unnamed file. A copy, because a list may be replaced and a set evicted
+/// before the bundle is written.
 #[derive(Debug)]
 struct Small {
     places: HashMap<Digest, (u64, u64)>,
@@ -78,7 +78,7 @@ impl Small {
     }
 }
 
-/// What a delta may leave out.
+/// The contents of the other store, which a delta may leave out.
 struct DeltaBase<'a> {
     inventory: Option<&'a Inventory>,
     archives: HashSet<DigestPrefix>,
@@ -95,11 +95,11 @@ impl DeltaBase<'_> {
 }
 
 impl Mirror {
-    /// Gathers what an `init` asks for where these archives are all that is wanted. Where there is an inventory, what
-    /// that names is left out. Sorted: the same store gives the same.
+    /// Gathers everything that `init` needs for these archives. Packages and archives in the inventory are left out.
+    /// The order is sorted, so the same store gives the same manifest.
     ///
     /// # Errors
-    /// [`NotGathered::Missing`] where something of it cannot be given, unless that may be left out.
+    /// [`NotGathered::Missing`] if a package cannot be exported, unless `may_be_partial`.
     pub fn gather(
         &self,
         wanted: impl IntoIterator<Item = (Artifact, Digest)>,
@@ -112,7 +112,7 @@ impl Mirror {
         let archives = since.map(Inventory::archives).unwrap_or_default();
         let known = DeltaBase { inventory: since, archives };
         let (mut entries, mut missing, mut keys) = (Vec::new(), Vec::new(), BTreeSet::new());
-        // A module is kept under one spelling of its name.
+        // A module is stored under its canonical spelling.
         let key_of = |of| if let Artifact::Module(package) = &of { self.artifact_of(package) } else { of };
         let wanted: BTreeMap<Artifact, Digest> = wanted.into_iter().map(|(of, digest)| (key_of(of), digest)).collect();
         for (of, digest) in &wanted {
@@ -149,10 +149,10 @@ impl Mirror {
         Ok(Gathered { manifest: Manifest::new(created, since.map(Inventory::digest), all), missing, small })
     }
 
-    /// Writes what was gathered as a bundle.
+    /// Writes the gathered contents as a bundle.
     ///
     /// # Errors
-    /// Those of the writer; and where an archive was evicted meanwhile, or its bytes are not what they were.
+    /// Those of the writer, and of an archive that was evicted meanwhile or whose bytes are damaged.
     pub fn give<W: Write>(&self, gathered: &Gathered, key: Option<&SigningKey>, out: W) -> io::Result<W> {
         let Gathered { manifest, small, .. } = gathered;
         let mut writer = BundleWriter::begin(out, manifest, key)?;
@@ -175,10 +175,10 @@ impl Mirror {
         writer.end()
     }
 
-    /// Everything that is held and can be installed, as an inventory.
+    /// The inventory of all stored packages that can be installed.
     ///
     /// # Errors
-    /// Where the disk fails.
+    /// The disk failed.
     pub fn inventory(&self, now: Timestamp) -> Result<Inventory, Error> {
         let mut inventory = Inventory::new(now);
         for named in self.store.records.all_named()? {
@@ -305,13 +305,13 @@ fn not_held(what: &str) -> NotGathered {
     NotGathered::Missing(vec![format!("{what} is not held")])
 }
 
-/// The one of a kept set and its predecessor that has this archive.
+/// The current or previous set that names this archive.
 fn set_of(kept: &KeptSet, digest: Digest) -> Option<&ProofSet> {
     let predecessor = kept.predecessor.as_ref().map(|(set, _)| &**set);
     [Some(&*kept.current), predecessor].into_iter().flatten().find(|set| set.document.shasum == digest)
 }
 
-/// What tells one proof set from another: the SHA-256 over the digests of its three files.
+/// The identity of a proof set: the SHA-256 over the digests of its three files.
 fn proof_of(set: &ProofSet) -> Digest {
     let digests = [Digest::of(&set.body), set.sums_digest(), set.signature_digest()];
     Digest::of(&digests.map(|digest| *digest.as_bytes()).concat())
@@ -323,7 +323,7 @@ fn said_of(kept: &KeptDocument) -> FetchOrigin {
     FetchOrigin { asked, url, fetched: about.fetched, checked: about.checked, gone: about.gone }
 }
 
-/// A URL as it may be shown to anybody: what is in its query may be a secret.
+/// Removes the query and fragment of a URL, which may hold secrets.
 fn without_query(url: &Url) -> Url {
     let mut url = url.clone();
     url.set_query(None);

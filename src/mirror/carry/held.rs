@@ -1,4 +1,4 @@
-//! What a bundle brings that is held already, or of which something newer is.
+//! Checks if an entry of a bundle, or a newer version of it, is stored already.
 
 use super::super::documents::KeptDocument;
 use super::super::freshness::Age;
@@ -10,7 +10,7 @@ use crate::digest::Digest;
 use crate::store::{Key, StoreError};
 
 impl Mirror {
-    /// Whether a set that can be installed is held which is this one, or is newer.
+    /// True if this set or a newer one is stored, with its archive.
     pub(super) fn holds_as_new(
         &self,
         package: &Package,
@@ -24,12 +24,12 @@ impl Mirror {
         Ok((is_it || held.kept.age.outlasts(age, now)) && self.is_named(package, current.document.shasum)?)
     }
 
-    /// Whether an archive is held under this name.
+    /// True if an archive is stored under this name.
     fn is_named(&self, package: &Package, digest: Digest) -> Result<bool, StoreError> {
         Ok(self.catalog.name(package)?.get(&digest).is_some() && unless_gone(self.store.blobs.holds(&digest))?)
     }
 
-    /// Whether a document is held which is this one, or is newer.
+    /// True if this document or a newer one is stored.
     pub(in crate::mirror) fn held_as_new(
         &self,
         key: &Key,

@@ -1,5 +1,5 @@
-//! One thing of a bundle, judged by what an upstream would have had to show. The order in which it is taken in then is
-//! that of any intake: what was seen, the archive, what proves it or leads to it, its name; each synced.
+//! Judges one entry of a bundle by the rules for responses from upstream. It is then committed in the usual order, each
+//! step synced: first-seen record, archive, proof set or location, name.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +15,6 @@ use crate::bundle::{BundleEntry, FileRole, SignatureStatus};
 use crate::clock::Timestamp;
 use crate::store::StoreError;
 
-/// The small files of one thing, by what they are to it.
 #[derive(Debug, Default)]
 pub(super) struct SmallFiles(pub(super) HashMap<FileRole, Bytes>);
 
@@ -29,18 +28,16 @@ impl SmallFiles {
     }
 }
 
-/// What a thing is judged by, beside its files.
+/// The criteria for judging an entry, besides its files.
 #[derive(Clone, Copy)]
 pub(in crate::mirror) struct Judging<'a> {
-    /// What an operator says is right, whatever was seen before.
+    /// Packages that an operator accepts whatever was seen before.
     pub(super) accept: &'a [PackageSelector],
-    /// Who vouches for the bundle.
     pub(super) standing: &'a SignatureStatus,
     pub(in crate::mirror) now: Timestamp,
 }
 
 impl Judging<'_> {
-    /// Whether an operator says that this is right.
     pub(in crate::mirror) fn is_accepted(&self, mirror: &Mirror, of: &Artifact) -> bool {
         self.accept.iter().any(|what| match (what, of) {
             (PackageSelector::Provider(meant), Artifact::Provider(package)) => {
@@ -54,28 +51,27 @@ impl Judging<'_> {
     }
 }
 
-/// What one thing was found to be.
 pub(super) enum EntryVerdict {
-    /// It is held already, or something newer is.
+    /// It, or a newer one, is stored already.
     Held,
-    /// A document that may be put in place of the one that is held.
+    /// A valid document that may replace the stored one.
     Document(Box<CarriedDocument>),
-    /// A proof set that proves; its archive is next.
+    /// A verified proof set. Its archive follows.
     Provider(Box<CarriedSet>),
-    /// A location that can be read; its archive is next.
+    /// A valid location. Its archive follows.
     Module(Box<CarriedModule>),
 }
 
-/// That the disk failed, for whoever applies.
+/// The refusal text for a store failure.
 pub(in crate::mirror) fn store_failed(error: StoreError) -> String {
     format!("the store failed: {error}; {}", error.to_do())
 }
 
 impl EntryVerdict {
-    /// Judges one thing by its small files.
+    /// Judges one entry by its small files.
     ///
     /// # Errors
-    /// Why it is refused.
+    /// The reason that it is refused.
     pub(super) fn of(
         mirror: &Arc<Mirror>,
         entry: &BundleEntry,

@@ -1,5 +1,5 @@
-//! What is held stays listed, whatever lists a bundle brings and whatever it brings beside them: as where an upstream
-//! has dropped it (`keep_gone`).
+//! Keeps stored versions listed when a bundle brings a new version list, as for versions that upstream has dropped
+//! (`keep_gone`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,12 +14,11 @@ use crate::address::{ModuleAddress, Platform, ProviderAddress, Version};
 use crate::bundle::{BundleEntry, Manifest};
 use crate::store::{Durability, Key, StoreError};
 
-/// Entries of a version list, each as it is written.
 type ListEntries = BTreeMap<Version, Box<RawValue>>;
 
 impl Mirror {
-    /// A document that comes in place of one that is held, with what of that it must not hide: versions whose archives
-    /// are held, and services.
+    /// Merges a bundle's document with the stored one that it replaces: versions with stored archives, and services,
+    /// stay listed.
     pub(super) fn with_what_is_held(
         &self,
         key: &Key,
@@ -52,7 +51,7 @@ impl Mirror {
         })
     }
 
-    /// What a list must have besides what upstream wrote; none where it has all of that.
+    /// The entries to add to upstream's list; `None` if it names every stored version.
     fn provider_entries(
         &self,
         address: &ProviderAddress,
@@ -102,10 +101,10 @@ impl Mirror {
         Ok(Some(dropped.chain(entries).collect()))
     }
 
-    /// Lists what a bundle has brought and no list that is held names: the lists may be newer than the bundle.
+    /// Lists versions that a bundle brought and the cached list does not name. The list may be newer than the bundle.
     ///
     /// # Errors
-    /// Where the disk fails: some of it may be listed then.
+    /// The disk failed. Some versions may be listed then.
     pub(super) fn list_what_came(&self, manifest: &Manifest) -> Result<(), StoreError> {
         let lists: BTreeSet<Key> = manifest
             .entries

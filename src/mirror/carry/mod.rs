@@ -1,5 +1,5 @@
-//! Stores across a gap: what this one gives into a bundle, and how it takes in what another gave. Everything that comes
-//! in is proven here again, as if it came from an upstream. All of this blocks.
+//! Import and export of bundles, for stores without a network between them. Imported entries are verified like
+//! responses from upstream. All functions block.
 
 mod archives;
 mod documents;

@@ -1,4 +1,4 @@
-//! A proof set of a bundle: proven anew, held against what was proven before, and taken in with its archive.
+//! Imports a proof set of a bundle: verify it, compare it with the first-seen record, store it with its archive.
 
 use std::sync::Arc;
 
@@ -23,22 +23,21 @@ use crate::upstream::error::relayed;
 use crate::upstream::providers::DownloadDocument;
 use crate::verify::{How, judge};
 
-/// A proof set of a bundle.
 pub(super) struct CarriedSet {
     package: Package,
     set: Arc<ProofSet>,
     age: Age,
-    /// Whether an operator says that it is right, whatever was proven before.
+    /// True if an operator accepts it whatever was verified before.
     is_accepted: bool,
-    /// Whether a key that the operator trusts signed the bundle.
+    /// True if a key that the operator trusts signed the bundle.
     is_vouched_for: bool,
 }
 
 impl CarriedSet {
-    /// Judges a set by its files; none where it is held already, or something newer is.
+    /// Verifies a set by its files. `None` if it, or a newer one, is stored already.
     ///
     /// # Errors
-    /// Why it is refused.
+    /// The reason that it is refused.
     pub(super) fn judge(
         mirror: &Mirror,
         entry: &ProviderEntry,
@@ -97,15 +96,14 @@ impl CarriedSet {
         Ok(Some(Self { package, set: Arc::new(set), age, is_accepted, is_vouched_for }))
     }
 
-    /// The archive that it needs.
     pub(super) fn digest(&self) -> Digest {
         self.set.document.shasum
     }
 
-    /// Takes it in with its archive.
+    /// Commits the set with its archive.
     ///
     /// # Errors
-    /// Why it is refused.
+    /// The reason that it is refused.
     pub(super) fn taken(
         self,
         mirror: &Mirror,
@@ -133,8 +131,8 @@ impl CarriedSet {
         Ok(outcome)
     }
 
-    /// Holds it against what was verified before: the same verdicts as for what an upstream sends. Says what is to be known
-    /// of it all the same.
+    /// Compares the set with the first-seen record, with the verdicts for a set from upstream. Returns a note for the
+    /// operator, if any.
     fn admitted(&self, mirror: &Mirror, now: Timestamp) -> Result<Option<String>, String> {
         let Some(sums) = self.set.checksums() else { return Err("its SHA256SUMS cannot be read".to_owned()) };
         let Package { provider, version, .. } = &self.package;
@@ -162,7 +160,7 @@ impl CarriedSet {
             mirror.alarm_of_part(AlarmKind::WaitsForAccept, provider, version, part, detail, now);
             return Err(format!("{why}; --accept {provider}@{version} believes it"));
         }
-        // A bundle that nobody vouches for brings no key of a provider.
+        // A bundle without a trusted signature cannot introduce a key for a provider.
         let signer = if self.is_vouched_for || is_known { seen.signer.clone() } else { Signer::NotChecked };
         match mirror.admit_now(&Observation { signer, ..seen }, now).map_err(store_failed)? {
             Ok(Admitted::Consistent) => Ok(None),
@@ -180,8 +178,8 @@ impl CarriedSet {
 }
 
 impl Mirror {
-    /// Puts a set in place of the one that is held, which becomes its predecessor; synced. None where something newer
-    /// came to be held since it was judged.
+    /// Replaces the stored set, which becomes the previous one; synced. `None` if a newer set was stored since the
+    /// verification.
     fn put_carried_set(
         &self,
         package: &Package,
@@ -197,7 +195,7 @@ impl Mirror {
         let held = self.read_set(package)?.map(|held| Arc::unwrap_or_clone(held.kept));
         let predecessor = match held {
             None => None,
-            // Nothing proves it, so nobody is led back to it.
+            // An unsigned set is never kept as the previous one.
             Some(held) if held.current.proof().how == How::Imported => {
                 let before = held.current.document.shasum;
                 if before != set.document.shasum && !self.is_packed_anew(package, before)? {
@@ -220,13 +218,13 @@ impl Mirror {
     }
 }
 
-/// Whether a URL is one that the download document of a package is asked for at (PROTOCOL 2.1).
+/// True if a URL is a download document URL of the package (PROTOCOL 2.1).
 fn is_of(said: &FetchOrigin, package: &Package) -> bool {
     let Some(segments) = said.asked.path_segments() else { return false };
     let segments: Vec<&str> = segments.collect();
     let Some([namespace, type_, version, "download", os, arch]) = segments.last_chunk::<6>() else { return false };
     let Package { provider, version: wanted, platform } = package;
-    // Its upstream may spell it in another way.
+    // Upstream may spell the version in another way.
     let spelled = percent_encoding::percent_decode_str(version).decode_utf8_lossy();
     namespace.eq_ignore_ascii_case(provider.namespace.as_str())
         && type_.eq_ignore_ascii_case(provider.type_.as_str())

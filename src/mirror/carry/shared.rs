@@ -1,4 +1,5 @@
-//! What more than one thing of a bundle has: it comes with the first of them, and is kept for the others.
+//! Files that several entries of a bundle share. The bundle contains them once, with the first entry, so they are
+//! spooled for the others.
 
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
@@ -8,9 +9,9 @@ use crate::bundle::{BundleEntry, EntryFile, Manifest};
 use crate::digest::Digest;
 use crate::store::{Scratch, StoreError};
 
-/// Small files that more than one thing has, such as the SHA256SUMS of a version: they come with the first of them.
+/// Small files shared by several entries, such as the SHA256SUMS of a version.
 pub(super) struct Shared {
-    /// Those that more than one thing has, and what the first of these is called.
+    /// The digests of shared files, each with the name of the first entry that has it.
     wanted: HashMap<Digest, String>,
     places: HashMap<Digest, (u64, u64)>,
     file: std::fs::File,
@@ -49,7 +50,7 @@ impl Shared {
         Ok(())
     }
 
-    /// That a file came with another thing, and was refused there.
+    /// The refusal text for a file whose first entry was refused.
     pub(super) fn refused_with(&self, file: &EntryFile) -> String {
         let EntryFile { role, .. } = file;
         match self.wanted.get(&file.file.sha256) {

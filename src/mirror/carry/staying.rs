@@ -1,5 +1,4 @@
-//! What a bundle names stays while it is applied: neither what was held of it before nor what has just come goes for the
-//! rest of it, or for what clients ask for meanwhile.
+//! Exempts the contents of a bundle from eviction while it is applied.
 
 use std::collections::HashSet;
 
@@ -10,7 +9,7 @@ use crate::bundle::{BundleEntry, Manifest};
 use crate::digest::Digest;
 use crate::store::Key;
 
-/// What the bundle that is being applied names; nothing where none is.
+/// The contents of the bundle that is being applied; empty if there is none.
 #[derive(Debug, Default)]
 pub(in crate::mirror) struct Staying(Mutex<HeldNames>);
 
@@ -20,7 +19,7 @@ struct HeldNames {
     documents: HashSet<Key>,
 }
 
-/// As long as this is there, what a bundle names stays.
+/// Ends the exemption on drop.
 pub(super) struct Stays<'a>(&'a Staying);
 
 impl Drop for Stays<'_> {
@@ -44,7 +43,7 @@ impl Staying {
 }
 
 impl Mirror {
-    /// Keeps what a bundle names from eviction.
+    /// Exempts the contents of a bundle from eviction until the guard is dropped.
     pub(super) fn keep_what_is_in(&self, manifest: &Manifest) -> Stays<'_> {
         let named = HeldNames {
             archives: manifest.entries.iter().filter_map(BundleEntry::archive).map(|archive| archive.sha256).collect(),
@@ -55,7 +54,7 @@ impl Mirror {
         Stays(&self.staying)
     }
 
-    /// The document that a thing of a bundle is kept as, or by.
+    /// The store key of the document, proof set or location of an entry.
     pub(super) fn key_of_carried(&self, entry: &BundleEntry) -> Key {
         match entry {
             BundleEntry::Discovery { host, .. } => Key::Discovery(host.clone()),

@@ -1,5 +1,5 @@
-//! A bundle on its way into the store: refused whole before anything is changed, or taken in thing by thing, each proven
-//! first, and told of. What it holds in memory is the manifest, and the small files of one thing.
+//! Imports a bundle. It is refused as a whole before anything changes, or applied entry by entry, each verified first
+//! and then reported. Memory use is limited to the manifest and the small files of one entry.
 
 use std::collections::HashSet;
 use std::io::Read;
@@ -23,71 +23,71 @@ use crate::clock::{Clock, Timestamp};
 use crate::error::Error;
 use crate::store::StoreError;
 
-/// How many bytes are read between two tellings of how far it is.
+/// Number of bytes between two progress reports.
 const TOLD_EACH: u64 = 8 << 20;
-/// How many steps may wait for whoever is told of them.
+/// Maximum number of steps queued for the reader.
 const STEPS_WAITING: usize = 16;
-/// The most that is told of one refusal, in characters.
+/// Maximum length of a reported refusal, in characters.
 const LONGEST_WHY: usize = 600;
 
-/// Why nothing of a bundle was taken.
+/// Reasons that a bundle was refused as a whole.
 #[derive(Debug, thiserror::Error)]
 pub enum NotApplied {
-    /// One at a time.
+    /// Another bundle is being applied.
     #[error("another bundle is being applied: wait for its end")]
     Busy,
-    /// It cannot be read, or nobody who is trusted vouches for it.
+    /// It cannot be read, or no trusted key signed it.
     #[error(transparent)]
     Bundle(#[from] BadBundle),
-    /// It is of registries that are none here.
+    /// It contains registries that are no upstreams of this mirror.
     #[error(
         "the bundle is of {0}, which is no upstream of this mirror: add it as an [[upstream]], and apply the bundle again"
     )]
     UnknownHosts(String),
-    /// There is no room for all of it.
+    /// It does not fit.
     #[error("the bundle needs {needed} bytes more, and there is room for {room}: {why}")]
     NoRoom {
-        /// How many bytes it needs.
+        /// Bytes that it needs.
         needed: u64,
-        /// How many there are.
+        /// Bytes available.
         room: u64,
-        /// What sets that bound.
+        /// The limit that is exceeded.
         why: &'static str,
     },
-    /// It was made too long ago: somebody may have kept it from before what it brings was withdrawn.
+    /// It is too old. An attacker may replay a bundle from before its packages were withdrawn.
     #[error(
         "the bundle was made {}, which is longer ago than [bundle] max_age ({}): make a new one, or raise max_age",
         .created.date_time(),
         humantime::format_duration(*.max_age)
     )]
     TooOld {
-        /// When its manifest says it was made.
+        /// The creation time in its manifest.
         created: Timestamp,
-        /// How old it may be.
+        /// The maximum age.
         max_age: Duration,
     },
     /// The disk failed.
     #[error("the store failed: {0}")]
     Store(#[from] StoreError),
-    /// What is pinned could not be told.
+    /// Another error of the mirror.
     #[error(transparent)]
     Mirror(#[from] Error),
 }
 
-/// How a bundle is to be taken in.
+/// Options for applying a bundle.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TakingIn {
-    /// Whose bundles are taken.
+    /// The keys whose bundles are accepted.
     pub trust: BundleTrust,
-    /// What is believed although it was published anew, because an operator says so.
+    /// Packages that the operator accepts although they were republished.
     pub accept: Vec<PackageSelector>,
-    /// How old it may be by its manifest; none: of any age.
+    /// Maximum age by the manifest; none for no limit.
     pub max_age: Option<Duration>,
 }
 
 impl Mirror {
-    /// Applies a bundle where that may block, and tells each step. Whoever waits for none hears how it ended all the
-    /// same; a close waits for it.
+    /// Applies a bundle on a blocking thread and reports each step. The returned handle yields the result, even if the
+    /// receiver is dropped. Closing the mirror waits for it.
     pub fn applying(
         self: &Arc<Self>,
         bundle: impl Read + Send + 'static,
@@ -98,18 +98,18 @@ impl Mirror {
         let mirror = Arc::clone(self);
         let applying = self.tasks.spawn_blocking(move || {
             mirror.apply(bundle, &how, &clock, &mut |step| {
-                // What came in is kept, whether or not anybody still listens.
+                // The bundle is applied even if the receiver is gone.
                 let _ = tell.blocking_send(step);
             })
         });
         (told, applying)
     }
 
-    /// Applies a bundle as it is read. Blocks. What came in is on the disk before the receipt is told; a bundle that was
-    /// interrupted is applied again, and what is held by then is passed over.
+    /// Applies a bundle while reading it. Blocks. Everything applied is synced before the receipt is reported. To
+    /// continue an interrupted bundle, apply it again: stored entries are skipped.
     ///
     /// # Errors
-    /// [`NotApplied`]: nothing was changed. What is refused later is in the receipt.
+    /// [`NotApplied`]: nothing was changed. Later refusals are in the receipt.
     pub fn apply(
         self: &Arc<Self>,
         bundle: impl Read,
@@ -124,7 +124,7 @@ impl Mirror {
         if let Some(max_age) = how.max_age.filter(|max_age| clock.now().since(manifest.created) > *max_age) {
             return Err(NotApplied::TooOld { created: manifest.created, max_age });
         }
-        // One bundle at a time waits here, on the thread of its reader.
+        // Blocking is fine here: this is the reader's thread, and only one bundle is applied at a time.
         Handle::current().block_on(self.store.index.until_whole())?;
         let _stays = self.keep_what_is_in(&manifest);
         self.takes(&manifest)?;
@@ -181,14 +181,13 @@ impl Mirror {
     }
 }
 
-/// How many bytes of the files are read, and how many of these were told.
+/// Bytes read so far, and bytes reported so far.
 #[derive(Debug, Default)]
 struct ReadProgress {
     bytes: u64,
     told: u64,
 }
 
-/// A bundle that is being taken in.
 struct Taking<'a, R> {
     mirror: &'a Arc<Mirror>,
     how: &'a TakingIn,
@@ -199,7 +198,7 @@ struct Taking<'a, R> {
 }
 
 impl<R: Read> Taking<'_, R> {
-    /// Takes in thing after thing. Says what became of each, and why it ended before the end, where it did.
+    /// Applies the entries in order. Returns their outcomes, and the reason if it stopped early.
     fn all(&mut self, manifest: &Manifest, tell: &mut dyn FnMut(ApplyEvent)) -> (Vec<EntryOutcome>, Option<String>) {
         let mut carried = manifest.files().peekable();
         let (mut all, mut ended) = (Vec::new(), None);
@@ -237,10 +236,11 @@ impl<R: Read> Taking<'_, R> {
         self.opened.end().err().map(|bad| bad.to_string())
     }
 
-    /// Takes in one thing, whose files of these roles are next. They are read to their end whatever becomes of it.
+    /// Applies one entry. `carried` are the roles of its files in the bundle, which follow next and are always read to
+    /// their end.
     ///
     /// # Errors
-    /// Where nothing after it can be read.
+    /// Nothing after this entry can be read.
     fn one(
         &mut self,
         entry: &BundleEntry,
@@ -294,7 +294,7 @@ impl<R: Read> Taking<'_, R> {
         }
         let mut incoming = judged.and_then(|judged| judged.incoming(self.mirror, &archive.file));
         let content = self.read(&archive, tell, |piece| {
-            // What is refused, or held, is only read.
+            // The bytes of a refused or stored archive are read and discarded.
             let Ok(Incoming::Staged(staged)) = &mut incoming else { return };
             if let Err(why) = staged.append(piece)
                 && let Ok(Incoming::Staged(staged)) = std::mem::replace(&mut incoming, Err(why))
@@ -333,11 +333,11 @@ impl<R: Read> Taking<'_, R> {
     }
 }
 
-/// Why nothing after a file of a bundle can be read: which file, and what is wrong there.
+/// The reason that the rest of the bundle cannot be read, with the file it broke at.
 struct BrokeOff(String);
 
 impl BrokeOff {
-    /// The same, where something before it was wrong already.
+    /// Prepends a flaw that was found earlier in the entry.
     fn after(self, flaw: Option<&String>) -> Self {
         match flaw {
             Some(flaw) => Self(format!("{flaw}; {}", self.0)),
@@ -346,7 +346,7 @@ impl BrokeOff {
     }
 }
 
-/// The name of the file is its digest, so what is wrong with it can only be its bytes.
+/// The file's name is its digest, so a mismatch always means altered bytes.
 fn flaw_of(file: &EntryFile, content: DigestCheck) -> Option<String> {
     match content {
         DigestCheck::Matches => None,

@@ -1,4 +1,4 @@
-//! The names of what is stored, and the locks under which the store is changed.
+//! The names of stored archives, and the locks under which the store is changed.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -10,10 +10,9 @@ use crate::address::{Artifact, PackageRef};
 use crate::digest::Digest;
 use crate::store::{Durability, IndexedName, Key, Recorded, Store, StoreError};
 
-/// How many imported packages are listed.
 const MOST_IMPORTED_LISTED: usize = 1000;
 
-/// The names of what is stored. A lock is shared by many keys: nobody takes one of a kind while holding another of it.
+/// The names of stored archives. Several keys share a lock, so a thread must not take two locks of one kind.
 #[derive(Debug)]
 pub(in crate::mirror) struct Catalog {
     pub(super) store: Arc<Store>,
@@ -34,22 +33,22 @@ impl Catalog {
         }
     }
 
-    /// The lock under which a record is read, changed and put.
+    /// The lock for reading and changing a record.
     pub(in crate::mirror) fn record_lock(&self, key: &Key) -> &Mutex<()> {
         &self.record_locks[self.hasher.hash_one(key) as usize % self.record_locks.len()]
     }
 
-    /// The lock under which an archive is taken in or removed. Taken before any record's.
+    /// The lock for storing or removing an archive. Taken before any record lock.
     pub(in crate::mirror) fn digest_lock(&self, digest: &Digest) -> &Mutex<()> {
         &self.digest_locks[self.hasher.hash_one(digest) as usize % self.digest_locks.len()]
     }
 
-    /// The locks of all digests: nothing is taken in or removed meanwhile.
+    /// Locks all digests, so that no archive is stored or removed meanwhile.
     pub(in crate::mirror) fn all_digests_locked(&self) -> Vec<MutexGuard<'_, ()>> {
         self.digest_locks.iter().map(|lock| lock.lock()).collect()
     }
 
-    /// Reads a name; an empty one where there is none, or where it is damaged, and set aside.
+    /// Reads a name. Returns an empty one if it is absent, or damaged and thus quarantined.
     pub(in crate::mirror) fn name(&self, of: impl Into<Artifact>) -> Result<NameRecord, StoreError> {
         let of = of.into();
         let key = Key::Name(of.clone());
@@ -63,12 +62,12 @@ impl Catalog {
             }
             Recorded::Damaged => {}
         }
-        // Its proof set is still there, and so is its blob: the next request finds both. Nothing else tells of a pin.
+        // The proof set and the blob survive and the next request finds them. A pin is recorded nowhere else.
         tracing::error!(package = %of, "a name was damaged, and is set aside; if it was pinned, it is not any more: pin it again");
         Ok(NameRecord::default())
     }
 
-    /// Reads a name, changes it, and puts it back synced; an empty one is removed.
+    /// Reads a name, changes it, and writes it back synced. An empty name is removed.
     pub(in crate::mirror) fn change_name(
         &self,
         of: impl Into<Artifact>,
@@ -81,12 +80,12 @@ impl Catalog {
         let mut name = before.clone();
         change(&mut name);
         if name == before {
-            // Of a name that was damaged, the index may know more.
+            // After a name was damaged, the index may still contain its old entries.
             self.store.index.name_changed(&of, &name.indexed());
             return Ok(());
         }
         if name.archives.is_empty() && !name.pinned {
-            // One that comes back after a power cut lists an archive that is there, or one to fetch again.
+            // A power cut may restore the name. It then lists an archive that is stored or can be fetched again.
             self.store.records.remove(&key, Durability::Lazy)?;
         } else {
             let record =
@@ -100,8 +99,8 @@ impl Catalog {
         Ok(())
     }
 
-    /// What was imported without signatures and nothing else vouches for, at most a thousand packages. Asks the disk,
-    /// once after each change.
+    /// Packages imported without signatures and not verified since, at most [`MOST_IMPORTED_LISTED`]. Cached until the
+    /// next change.
     pub(in crate::mirror) fn imported(&self) -> Vec<PackageRef> {
         if let Some(known) = &*self.imported.lock() {
             return known.clone();

@@ -1,4 +1,4 @@
-//! The one task that evicts, as those see it who write to the store: they ask it, and wait for no more than they need.
+//! The request side of the background eviction task: writers ask it for disk space and wait only as long as they need.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use tokio::sync::{Notify, watch};
 
 use crate::store::{IndexedArchive, StoreError};
 
-/// What those who write share with the task that evicts.
+/// The state that writers share with the eviction task.
 #[derive(Debug, Default)]
 pub(in crate::mirror) struct Evictor {
-    /// Held while one thing is evicted, and by whoever pins or purges.
+    /// Locked while one archive or document is evicted, and by pin and purge.
     alone: Mutex<()>,
     asked: AtomicU64,
     wake: Notify,
@@ -21,20 +21,19 @@ pub(in crate::mirror) struct Evictor {
     candidates: Mutex<VecDeque<IndexedArchive>>,
 }
 
-/// How many archives are candidates after one look at the index: looking at all of them takes long, and whatever comes or is
-/// used later is younger than all of these.
+/// Maximum number of candidates from one scan of the index. A full scan is slow, and anything stored or used later is
+/// younger than all candidates.
 const CANDIDATES: usize = 10_000;
 
-/// The passes over what is stored.
+/// The progress of eviction passes.
 #[derive(Debug, Default)]
 struct Passes {
-    /// Up to which of those who asked they have ended.
+    /// The number of the last request that a finished pass answered.
     ended: u64,
-    /// What the last one failed with.
     failed: Option<StoreError>,
 }
 
-/// Room that is promised to a fill under way, in bytes; given back when it is dropped.
+/// Disk space reserved for a fill in progress, in bytes. Released on drop.
 #[derive(Debug)]
 pub(in crate::mirror) struct Reservation {
     bytes: u64,
@@ -46,7 +45,6 @@ impl Reservation {
         self.bytes
     }
 
-    /// Raises the promise by so many bytes.
     pub(in crate::mirror) fn add(&mut self, more: u64) {
         self.reserved.fetch_add(more, Ordering::Relaxed);
         self.bytes = self.bytes.saturating_add(more);
@@ -60,17 +58,17 @@ impl Drop for Reservation {
 }
 
 impl Evictor {
-    /// Nothing is evicted while this is held. Taken before the lock of any digest or record.
+    /// Blocks eviction. Taken before any digest or record lock.
     pub(in crate::mirror) fn held_back(&self) -> MutexGuard<'_, ()> {
         self.alone.lock()
     }
 
-    /// The archive that was used longest ago when the index was looked at; it may have been used or removed since.
+    /// The least recently used archive as of the last scan. It may have been used or removed since.
     pub(in crate::mirror) fn next_candidate(&self) -> Option<IndexedArchive> {
         self.candidates.lock().pop_front()
     }
 
-    /// Takes these for candidates, all of them or the first; says whether it was all.
+    /// Replaces the candidates. With `only_first`, keeps the first [`CANDIDATES`]. Returns true if none was cut off.
     pub(in crate::mirror) fn look_at(&self, mut oldest: Vec<IndexedArchive>, only_first: bool) -> bool {
         let is_cut = only_first && oldest.len() > CANDIDATES;
         if is_cut {
@@ -80,27 +78,26 @@ impl Evictor {
         !is_cut
     }
 
-    /// Promises no room yet.
     pub(in crate::mirror) fn reservation(&self) -> Reservation {
         Reservation { bytes: 0, reserved: Arc::clone(&self.reserved) }
     }
 
-    /// What is promised to fills, in bytes.
+    /// The total reserved for fills, in bytes.
     pub(in crate::mirror) fn reserved(&self) -> u64 {
         self.reserved.load(Ordering::Relaxed)
     }
 
-    /// Asks for a pass; waits for nothing.
+    /// Requests a pass, without waiting. Returns the number of the request.
     pub(in crate::mirror) fn notify(&self) -> u64 {
         let asked = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
         self.wake.notify_one();
         asked
     }
 
-    /// Asks for a pass, and waits until there is `enough` room, or until a pass has ended that began after it was asked.
+    /// Requests a pass, and waits until there is `enough` space or a pass that began after the request has ended.
     ///
     /// # Errors
-    /// What that pass failed with.
+    /// The error of that pass.
     pub(in crate::mirror) async fn make_room(&self, enough: impl Fn() -> bool) -> Result<(), StoreError> {
         let mut passes = self.passes.subscribe();
         let asked = self.notify();
@@ -114,19 +111,19 @@ impl Evictor {
                     return passes.failed.clone().map_or(Ok(()), Err);
                 }
             }
-            // Its sender is here.
+            // The sender lives in `self`, so this cannot fail.
             let _ = passes.changed().await;
         }
     }
 
-    /// Waits until every pass has ended that was asked for by now.
+    /// Waits until every pass requested so far has ended.
     pub(in crate::mirror) async fn at_rest(&self) {
         let asked = self.asked.load(Ordering::SeqCst);
-        // Its sender is here.
+        // The sender lives in `self`, so this cannot fail.
         let _ = self.passes.subscribe().wait_for(|passes| passes.ended >= asked).await;
     }
 
-    /// Waits until a pass is asked for, and says by how many: what comes then answers them all.
+    /// Waits for a request, and returns its number. One pass answers all requests up to it.
     pub(in crate::mirror) async fn asked(&self) -> u64 {
         loop {
             let asked = self.asked.load(Ordering::SeqCst);
@@ -137,12 +134,12 @@ impl Evictor {
         }
     }
 
-    /// Tells those who wait that something was evicted.
+    /// Wakes the waiting writers after an eviction.
     pub(in crate::mirror) fn goes_on(&self) {
         self.passes.send_modify(|_| ());
     }
 
-    /// Tells those who `asked` how the pass ended.
+    /// Reports the end of a pass to the requests up to `asked`.
     pub(in crate::mirror) fn ended(&self, asked: u64, failed: Option<StoreError>) {
         self.passes.send_replace(Passes { ended: asked, failed });
     }

@@ -21,14 +21,14 @@ const MOST_NAME_BYTES: usize = 1 << 20;
 /// Maximum number of keys per provider. Beyond it, only `accept` adds one.
 const MOST_KEYS: usize = 256;
 
-/// The signer of a proof set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::mirror) enum Signer {
     /// The fingerprint of the key that signed SHA256SUMS.
     Key(String),
     /// The registry lists no key for the provider.
     Nobody,
-    /// `verification` is `checksum`, or the set was imported: no signature was checked.
+    /// No signer that counts: `verification` is `checksum`, the set was imported, or nothing vouches for its key. It
+    /// adds no key to the log and vouches for no change.
     NotChecked,
 }
 
@@ -79,8 +79,7 @@ pub(in crate::mirror) struct FirstSeen {
     platforms: BTreeMap<Platform, Digest>,
 }
 
-/// The digests of one file. More than one only in a record converted from a
-/// [`WholeRecord`](super::history::WholeRecord).
+/// The digests of one file. More than one only in a record converted from the older whole-provider layout.
 type Digests = Vec<Digest>;
 
 /// The verified history of one version.
@@ -95,7 +94,7 @@ pub(in crate::mirror) struct VersionHistory {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(in crate::mirror) struct KeyLog {
     entries: Vec<KeyEntry>,
-    /// The number of the first entry. Greater than the `known_keys` of every version if an earlier log was lost.
+    /// The number of the first entry. Not less than the `known_keys` of any version if an earlier log was lost.
     #[serde(default, skip_serializing_if = "is_zero")]
     begins: usize,
 }
@@ -244,8 +243,8 @@ impl KeyLog {
         }
     }
 
-    /// Rebuilds a missing or lost log from the records of the provider's versions. It begins after every version's
-    /// `known_keys`, so each key vouches only for the versions that it signed.
+    /// Rebuilds a missing or lost log from the records of the provider's versions. It begins at the greatest
+    /// `known_keys` of all versions, so each key vouches only for the versions that it signed.
     pub(in crate::mirror) fn of_versions<'a>(versions: impl IntoIterator<Item = &'a VersionHistory>) -> Self {
         let mut log = Self::default();
         let mut found: Vec<(Timestamp, String)> = Vec::new();

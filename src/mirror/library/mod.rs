@@ -1,4 +1,4 @@
-//! What is stored: the names and their locks, the first-seen records of providers, and the alarms.
+//! The stored state: names and their locks, first-seen records of providers, alarms, and eviction.
 
 mod alarms;
 mod catalog;

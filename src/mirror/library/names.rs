@@ -1,4 +1,4 @@
-//! The record of a name: the archives that are stored for a package, and what was computed of each.
+//! The name record: the archives stored for a package, with their hashes and proof.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,42 +10,42 @@ use crate::store::{IndexedName, ListedArchive};
 use crate::upstream::outbound::origin;
 use crate::verify::{How, Proof};
 
-/// An archive that a name lists: it was proven, and its bytes are (or were) held.
+/// An archive listed in a name: it was verified, and its bytes are or were stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldArchive {
-    /// Its SHA-256, which is also its `zh:`.
+    /// The SHA-256, which is also its `zh:` hash.
     pub digest: Digest,
-    /// What it is checked against when it is read.
+    /// The BLAKE3 hash that reads are checked against.
     pub fast: FastHash,
-    /// Its file name.
+    /// The file name.
     pub filename: FileName,
-    /// Its size in bytes.
+    /// The size in bytes.
     pub size_bytes: u64,
-    /// Both `h1:`, once they are computed.
+    /// Both `h1:` hashes, once computed.
     #[serde(default)]
     pub hashes: PackageHashesKnown,
-    /// How its set was proven.
+    /// The proof of its set.
     pub proof: Proof,
-    /// Whose zip it is.
+    /// The packer of the zip.
     #[serde(default, skip_serializing_if = "Zip::is_the_publishers")]
     pub zip: Zip,
     /// The origin it was fetched from.
     pub origin: String,
-    /// When it was kept.
+    /// The time it was last stored.
     pub kept: Timestamp,
-    /// When these bytes were first kept under this name, where that was before.
+    /// The time these bytes were first stored under this name, if earlier than `kept`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_kept: Option<Timestamp>,
 }
 
 impl HeldArchive {
-    /// When these bytes were first stored under this name, for Last-Modified. Bytes that were evicted and fetched again
-    /// count from then.
+    /// The time these bytes were first stored under this name, for Last-Modified. It restarts when they were evicted
+    /// and fetched again.
     pub fn first_stored(&self) -> Timestamp {
         self.first_kept.unwrap_or(self.kept)
     }
 
-    /// The archive that a verified set names, as it is recorded when it is stored.
+    /// The entry for the archive that a verified set names.
     pub(in crate::mirror) fn of_set(set: &ProofSet, fast: FastHash, size_bytes: u64, now: Timestamp) -> Self {
         Self {
             digest: set.document.shasum,
@@ -62,14 +62,14 @@ impl HeldArchive {
     }
 }
 
-/// Who packed an archive.
+/// The packer of an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Zip {
-    /// Its publisher, as far as anybody knows. Of modules it says nothing.
+    /// The publisher. Always this value for modules.
     #[default]
     Published,
-    /// larder, of a provider that was imported unpacked: its `zh:` is nobody else's, and its `h1:` is the publisher's.
+    /// larder, for a provider that was imported unpacked: its `h1:` is the publisher's, its `zh:` is not.
     PackedAnew,
 }
 
@@ -79,39 +79,38 @@ impl Zip {
     }
 }
 
-/// What is known of an archive's package hashes.
+/// The state of an archive's package hashes.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PackageHashesKnown {
-    /// They were not computed yet.
+    /// Not computed yet.
     #[default]
     NotYet,
     /// Both flavours (PROTOCOL 5.3).
     Known {
-        /// As clients compute it of the zip.
+        /// The hash that clients compute from the zip.
         zip: String,
-        /// As clients compute it of the unpacked tree.
+        /// The hash that clients compute from the unpacked tree.
         directory: String,
     },
-    /// They cannot be: it is no zip that a client could read.
+    /// Not computable: no client could read the zip.
     Impossible {
-        /// Why.
+        /// The reason.
         why: String,
     },
 }
 
-/// The record of a name.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::mirror) struct NameRecord {
-    /// The archive that was kept last, and those before it.
+    /// The archives, oldest first. The last one was stored last.
     pub(in crate::mirror) archives: Vec<HeldArchive>,
-    /// Whether eviction leaves it alone.
+    /// True if it is exempt from eviction.
     #[serde(default)]
     pub(in crate::mirror) pinned: bool,
 }
 
 impl NameRecord {
-    /// Lists an archive as the last that was stored; the same bytes are listed once.
+    /// Adds an archive as the last one stored. The same bytes are listed once.
     pub(in crate::mirror) fn put(&mut self, mut held: HeldArchive) {
         if let Some(before) = self.get(&held.digest).map(HeldArchive::first_stored).filter(|first| *first < held.kept) {
             held.first_kept = Some(before);
@@ -124,12 +123,12 @@ impl NameRecord {
         self.archives.iter().find(|held| held.digest == *digest)
     }
 
-    /// Whether any of its archives was imported without signatures.
+    /// True if any archive was imported without signatures.
     pub(in crate::mirror) fn is_imported(&self) -> bool {
         self.archives.iter().any(|held| held.proof.how == How::Imported)
     }
 
-    /// What the index is told of it.
+    /// The index entry of the name.
     pub(super) fn indexed(&self) -> IndexedName {
         let listed = |held: &HeldArchive| ListedArchive {
             digest: held.digest,

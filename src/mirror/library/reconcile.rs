@@ -78,8 +78,8 @@ impl Catalog {
         Ok(())
     }
 
-    /// Indexes a name. For an unreadable name, an existing entry stays. Without one, the name is marked unreadable,
-    /// since it may list any archive.
+    /// Indexes a name. For an unreadable name, an existing entry stays. Without one, the archive of its proof set
+    /// stands in. Failing that, the name is marked unreadable, because it may list any archive.
     fn index_name(&self, of: &Artifact, named_by_set: impl Fn(&Artifact) -> Result<Option<Digest>, StoreError>) {
         let (index, key) = (&self.store.index, Key::Name(of.clone()));
         let is_known = || matches!(index.name(of), Ok(Some(_)));

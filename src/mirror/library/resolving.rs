@@ -100,8 +100,7 @@ impl AlarmEvent<'_> {
             Self::Ended { kinds, version: of } => kinds.contains(kind) && version == *of,
             Self::Listed { dropped } => *kind == AlarmKind::Dropped && !dropped.contains(version),
             Self::Purged { versions, left, is_configured } => {
-                // Upstream does not list a dropped version and a removed upstream is never asked again, so no other
-                // event resolves these.
+                // A removed upstream is never asked again, so only a purge can resolve its alarms.
                 versions.include(version) && !left.contains(version) && (*kind == AlarmKind::Dropped || !is_configured)
             }
         }

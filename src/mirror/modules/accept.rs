@@ -1,4 +1,4 @@
-//! What only an operator can decide: that a version of a module which upstream has moved is right.
+//! Accepts a moved module version on an operator's word.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use crate::error::Error;
 use crate::upstream::source::PackageSource;
 
 impl Mirror {
-    /// Fetches what upstream has now of the versions that are meant, and takes it for right. Of a module as a whole,
-    /// and of what meets a constraint, that is every version that was found to have moved, or of which what it was is lost.
+    /// Fetches the selected versions and pins their current trees. For a whole module or a constraint, that is every
+    /// version that has moved or whose record is lost.
     pub(in crate::mirror) async fn accept_module(
         self: &Arc<Self>,
         module: &ModuleAddress,
@@ -69,7 +69,7 @@ impl Mirror {
         key: &ModulePackage,
         call: &RequestContext,
     ) -> Result<Ruling, Error> {
-        // What upstream says now, and not what it said when it was asked last.
+        // Refetches the location even if the cached one is fresh.
         let age = self.location(package, call).await?.value.age();
         let landed = self.ask_location_again(package, Some(age), call).await?;
         if landed.age.gone {

@@ -1,4 +1,4 @@
-//! Archives of modules: held and checked, or packed first.
+//! Serves module archives: opens a stored one, or fills it first.
 
 use std::sync::Arc;
 
@@ -11,11 +11,11 @@ use crate::digest::DigestPrefix;
 use crate::error::Error;
 
 impl Mirror {
-    /// The archive that one of our URLs names. One that is not held is fetched and packed, however long that takes:
+    /// The archive that one of larder's URLs names. A missing one is fetched and packed, however long that takes:
     /// clients wait for an archive without a limit (PROTOCOL 2.5).
     ///
     /// # Errors
-    /// [`Error::NotFound`] where no archive of the version has its digest, also after asking upstream anew.
+    /// [`Error::NotFound`] if no archive of the version has this digest, even after asking upstream.
     pub async fn module_archive(
         self: &Arc<Self>,
         wanted: &ModuleArchiveRef,
@@ -36,7 +36,7 @@ impl Mirror {
         }
         let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the archive of {package}")))?;
         if self.held_module(&key).await?.is_some() {
-            // Another is held: perhaps it was published anew, and accepted elsewhere.
+            // Another archive is stored. The version may have been republished, and accepted on another mirror.
             let seen = self.location(package, call).await.ok().map(|answer| answer.value.age());
             self.ask_location_again(package, seen, call).await?;
         } else {
@@ -52,7 +52,7 @@ impl Mirror {
         }
     }
 
-    /// Opens a held archive of a version, and checks it: the one with this digest, or the one that is current.
+    /// Opens and verifies a stored archive: the one with this digest, or the current one.
     async fn open_module(
         self: &Arc<Self>,
         key: &ModulePackage,
@@ -73,10 +73,10 @@ impl Mirror {
         }
     }
 
-    /// Sees to it that an archive of a version is held.
+    /// Fills the archive of a version unless it is stored.
     ///
     /// # Errors
-    /// Why it is not.
+    /// The error of the fill, or of a mirror that is offline.
     pub(in crate::mirror) async fn bring_module(
         self: &Arc<Self>,
         package: &ModulePackage,

@@ -1,5 +1,5 @@
-//! A version of a module that goes into a bundle, or comes out of one. Its tree is unpacked and digested anew, and held
-//! against what was seen of the version before, as if its repository had been asked.
+//! Module versions in bundles, exported and imported. On import the archive's tree is digested again and compared with
+//! the first-seen record, as if it had been fetched.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::store::{Durability, Key, StoreError};
 use crate::upstream::ask::Validators;
 use crate::verify::{How, PackedTree, Proof};
 
-/// A version that is held, and can be given.
+/// A stored version that can be exported.
 pub(in crate::mirror) struct HeldModule {
     pub(in crate::mirror) held: HeldArchive,
     pub(in crate::mirror) packed: PackedTree,
@@ -27,21 +27,22 @@ pub(in crate::mirror) struct HeldModule {
     pub(in crate::mirror) first_seen: Timestamp,
 }
 
-/// A version of a bundle whose location was read; its archive is next.
+/// A version of a bundle whose location was parsed. Its archive follows.
 pub(in crate::mirror) struct CarriedModule {
     package: ModulePackage,
-    /// What it is kept as.
+    /// The canonical spelling, under which it is stored.
     key: ModulePackage,
     location: KeptDocument,
     archive: Digest,
     origin: String,
     sighting: PinnedTree,
-    /// Whether an operator says that it is right, whatever was seen before.
+    /// True if an operator accepts it whatever was seen before.
     is_accepted: bool,
 }
 
 impl Mirror {
-    /// What is held of a version: this archive, or the one that is current; of the tree that is pinned, and of no other.
+    /// The stored archive of a version for export: the one with this digest, or the current one. Its tree must be the
+    /// pinned one.
     pub(in crate::mirror) fn carried_module(
         &self,
         package: &ModulePackage,
@@ -65,10 +66,10 @@ impl Mirror {
 }
 
 impl CarriedModule {
-    /// Judges a version by its location; none where it is held already.
+    /// Judges a version of a bundle by its location. `None` if it is stored already.
     ///
     /// # Errors
-    /// Why it is refused.
+    /// The reason that it is refused.
     pub(in crate::mirror) fn judge(
         mirror: &Mirror,
         entry: &ModuleEntry,
@@ -79,7 +80,7 @@ impl CarriedModule {
         let key = mirror.terms().key_of_package(&package);
         let said = Arc::new(location.clone()).said(&package).map_err(|e| e.to_string())?;
         if let Some(subdir) = &entry.subdir {
-            // It goes into a header, as a part of a location.
+            // Part of a location, which is sent as a header.
             let is_one = subdir.bytes().all(|byte| byte.is_ascii_graphic()) && !subdir.contains(['?', '#']);
             TreePath::parse(subdir.as_bytes())
                 .ok()
@@ -111,15 +112,14 @@ impl CarriedModule {
         Ok(Some(Self { package, key, location, archive, origin, sighting, is_accepted }))
     }
 
-    /// The archive that it needs.
     pub(in crate::mirror) fn digest(&self) -> Digest {
         self.archive
     }
 
-    /// Takes it in with its archive: what was seen, the archive, its location, its name.
+    /// Commits the version in this order: first-seen record, archive, location, name.
     ///
     /// # Errors
-    /// Why it is refused.
+    /// The reason that it is refused.
     pub(in crate::mirror) fn taken(
         self,
         mirror: &Mirror,
@@ -138,7 +138,7 @@ impl CarriedModule {
         };
         let is_right = match judged {
             Ok(judged) => {
-                // Not `larder accept`, which would ask upstream: what is to be believed is in the bundle.
+                // Not `larder accept`: that would ask upstream, but the tree is in the bundle.
                 let accepting = format!("`larder bundle apply` with `--accept {key}`");
                 let seen = mirror.must_be_what_was_seen(&package, &key, &sighting, judged, &accepting);
                 seen.map_err(|e| e.to_string())
@@ -182,7 +182,7 @@ impl CarriedModule {
         Ok(ApplyOutcome::Applied { note: None })
     }
 
-    /// Whether its archive is one that larder packs, of the tree that the manifest names.
+    /// Checks that larder packed the archive from the tree that the manifest names.
     fn has_its_tree(&self, mirror: &Mirror, source: &ArchiveBytesSource) -> Result<(), String> {
         let scratch = mirror.store.blobs.scratch().map_err(store_failed)?;
         let mut tree = Tree::new(scratch.file().map_err(store_failed)?, TreeLimits::default());
@@ -200,7 +200,7 @@ impl CarriedModule {
             return Err(format!("its tree has digest {found}, and its manifest names {}", self.sighting.tree));
         }
         let (anew, _) = packed_anew.0.finish();
-        // Clients read it with another reader than ours: only what our packer writes is the same to all.
+        // Clients use another tar reader than larder. Only the output of our packer reads the same in all of them.
         if self.sighting.packer != PACKER || anew != self.archive {
             return Err(
                 "its archive has something in it that larder does not pack, or another packer made it".to_owned()
@@ -215,10 +215,9 @@ impl CarriedModule {
     }
 }
 
-/// What every archive of a module is.
 const FORMAT: ArchiveFormat = ArchiveFormat::TarGz;
 
-/// Takes bytes for their digest alone.
+/// A writer that only hashes.
 struct Digesting(Hasher);
 
 impl Write for Digesting {

@@ -1,4 +1,4 @@
-//! An archive of upstream's on its way to being unpacked: staged, and resumed where it broke, also after a restart.
+//! Downloads a module source archive into staging. Broken downloads are resumed, also after a restart.
 
 use std::collections::HashSet;
 use std::future::pending;
@@ -22,20 +22,19 @@ use crate::upstream::ask::{Ask, Incoming, Validators};
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::{Outbound, origin};
 
-/// The names of stages that are being downloaded to, or unpacked from: two that append to one file would mix what they
-/// bring.
+/// The staging names in use. Two fetches that append to one file would mix their bytes.
 #[derive(Debug, Clone, Default)]
 pub(in crate::mirror) struct StageNames(Arc<Mutex<HashSet<String>>>);
 
-/// A name that nobody else has for as long as this lives.
+/// A staging name, reserved until dropped.
 pub(super) struct StageName {
     name: String,
     of: StageNames,
 }
 
 impl StageNames {
-    /// The name, or one beside it where another fetch of the same has it: an operator may accept what a client waits
-    /// for.
+    /// Reserves the name, or a numbered variant while another fetch uses it: an `accept` and a client's fill may run
+    /// concurrently.
     fn take(&self, name: &str) -> StageName {
         let mut taken = self.0.lock();
         let mut mine = name.to_owned();
@@ -55,12 +54,12 @@ impl Drop for StageName {
     }
 }
 
-/// An archive that is here.
+/// A complete download.
 pub(super) struct Downloaded {
     pub(super) staged: Staged,
-    /// What its server said of its bytes.
+    /// The validators that its server sent.
     pub(super) validators: Validators,
-    /// Goes when nobody reads the stage any more.
+    /// Released once nothing reads the staging file any more.
     pub(super) name: StageName,
 }
 
@@ -83,7 +82,8 @@ impl<'a> Download<'a> {
         Self { mirror, outbound, ask, room, attempts: Attempts::new(mirror.limits.stall) }
     }
 
-    /// Downloads until all is staged. `of` is what it is for: a stage belongs to one package and one URL.
+    /// Downloads until the archive is complete. `of` names the package: a staging file belongs to one package and one
+    /// URL.
     pub(super) async fn run(mut self, of: &str) -> Result<Downloaded, Error> {
         let name = FastHash::of(format!("{of} {}", self.ask.url).as_bytes()).to_string();
         let mine = self.mirror.stage_names.take(&format!("module~{}", &name[..32]));
@@ -105,7 +105,7 @@ impl<'a> Download<'a> {
                     }
                     incoming.length
                 }
-                // Nobody was told a length.
+                // No client reads this download, so no length was announced to one.
                 Agreed::Never { told, now } => return Err(contradiction(&incoming, told, now)),
             };
             let limit = self.mirror.limits.archive_bytes;
@@ -116,7 +116,8 @@ impl<'a> Download<'a> {
             let (taken_for, taken) = self.mirror.take_room(self.room, staged, &incoming, length, bytes).await?;
             staged = taken_for;
             if let Err(why) = taken {
-                // What an earlier run left can be built on when there is room again; an empty stage cannot.
+                // Bytes of an earlier run are kept for a resume once there is disk space. An empty file is not worth
+                // keeping.
                 if staged.written() == 0 {
                     self.mirror.on_disk(move |_| staged.discard()).await?;
                 }
@@ -171,8 +172,8 @@ impl<'a> Download<'a> {
     }
 }
 
-/// Whether what is staged can be built on: nothing proves these bytes in the end, so a server must be able to say that
-/// they are still the same.
+/// True if the staged bytes may be resumed. No digest verifies them in the end, so the server must be able to confirm
+/// by a strong ETag or a date that the file is unchanged.
 fn may_be_resumed(staged: &Staged) -> bool {
     let Validators { etag, last_modified } = validators(staged);
     staged.written() == 0 || last_modified.is_some() || etag.is_some_and(|etag| !etag.starts_with("W/"))

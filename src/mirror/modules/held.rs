@@ -1,4 +1,4 @@
-//! What is held of a version of a module.
+//! Lookups of stored module versions.
 
 use std::sync::Arc;
 
@@ -11,14 +11,14 @@ use crate::error::Error;
 use crate::store::{Key, StoreError};
 
 impl Mirror {
-    /// Whether upstream has deleted a version, as far as its held location tells.
+    /// True if the cached location says that upstream has deleted the version.
     pub(in crate::mirror) fn location_is_gone(&self, package: &ModulePackage) -> bool {
-        // What cannot be read cannot be known to be gone, and its archive can be fetched again.
+        // An unreadable location counts as not deleted: the archive can be fetched again.
         let record = self.store.records.get(&Key::ModuleLocation(package.clone())).ok().flatten();
         record.and_then(KeptDocument::read).is_some_and(|kept| kept.about.gone)
     }
 
-    /// The archive of a version that is held now, if one is: of the tree that is pinned, and of no other.
+    /// The current archive of a version, if one with the pinned tree is stored.
     pub(in crate::mirror) async fn held_module(
         self: &Arc<Self>,
         key: &ModulePackage,
@@ -27,13 +27,13 @@ impl Mirror {
         self.on_disk(move |mirror| mirror.module_now(&of)).await
     }
 
-    /// The same; asks the disk.
+    /// Reads the current archive of a version. Blocks.
     pub(in crate::mirror) fn module_now(&self, key: &ModulePackage) -> Result<Option<HeldArchive>, StoreError> {
         let name = unless_gone(self.catalog.name(key))?;
         if name.archives.is_empty() {
             return Ok(None);
         }
-        // A record that cannot be read, or be put down again, now hides nothing that is held.
+        // An unreadable record does not hide a stored archive.
         let seen = seen::known(self, key).ok().and_then(Recalled::seen);
         for held in name.archives.into_iter().rev() {
             let is_pinned = match (&seen, held.proof.how.tree()) {

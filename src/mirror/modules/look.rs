@@ -1,5 +1,5 @@
-//! Whether a version is still what it was: looked at when upstream has confirmed its location, behind whoever asked for
-//! that. A tag that was moved is an alarm; what is held goes on being served (DESIGN 6).
+//! Background check that a stored module version still resolves to the pinned tree. It runs after its location was
+//! revalidated. A moved tag is an alarm; the stored archive stays served (DESIGN 6).
 
 use std::io;
 use std::sync::Arc;
@@ -17,20 +17,20 @@ use crate::upstream::ask::{Asker, Fetched};
 use crate::upstream::error::Fault;
 use crate::upstream::source::PackageSource;
 
-/// After a look that came to nothing, the next waits for this long.
+/// Minimum interval between two attempts to check one version, unless its location becomes stale earlier.
 const LOOKED_AT_MOST_EVERY: Duration = Duration::from_secs(300);
 
-/// When a look is taken.
+/// The condition for a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Looking {
-    /// Where there was none since upstream confirmed the location.
+    /// Only if upstream confirmed the location since the last check.
     IfDue,
-    /// An operator asks for it.
+    /// Always: an operator asks for it.
     Anyway,
 }
 
 impl Mirror {
-    /// Sets off a look at what a location leads to now, unless there was one since upstream confirmed it.
+    /// Starts a background check, unless one ran since upstream confirmed the location.
     pub(super) fn look_again_if_due(
         self: &Arc<Self>,
         package: &ModulePackage,
@@ -38,7 +38,7 @@ impl Mirror {
         said: LocationDocument,
         call: &RequestContext,
     ) {
-        // Upstream has no such version any more: where it was says nothing.
+        // Upstream has deleted the version, so its old location proves nothing.
         if self.link() == Link::Offline || said.age.gone || call.terms.looked_at.get(key, call.now).is_some() {
             return;
         }
@@ -46,10 +46,10 @@ impl Mirror {
         let until = call.now.after(LOOKED_AT_MOST_EVERY.min(fresh));
         call.terms.looked_at.put(key.clone(), (), until, call.now);
         let of = (key.clone(), call.terms.generation);
-        // One at a time, and nobody waits for it.
+        // One check at a time per version. No request waits for it.
         drop(self.looks.share(&self.tasks, of, (), || {
             let (mirror, package, key) = (Arc::clone(self), package.clone(), key.clone());
-            // Clients go first.
+            // Clients take precedence.
             let call = RequestContext { asker: Asker::Job, ..self.inner(call) };
             async move {
                 if let Err(error) = mirror.look_again(&package, &key, &said, Looking::IfDue, &call).await {
@@ -59,7 +59,7 @@ impl Mirror {
         }));
     }
 
-    /// Looks, and puts down what is seen.
+    /// Checks the version and records the result.
     pub(super) async fn look_again(
         self: &Arc<Self>,
         package: &ModulePackage,
@@ -70,7 +70,7 @@ impl Mirror {
     ) -> Result<(), Error> {
         let of = key.clone();
         let Some(seen) = self.on_disk(move |mirror| seen::known(mirror, &of)).await?.seen() else { return Ok(()) };
-        // What was looked at while the clock was ahead was never looked at, for all that is known.
+        // A check time in the future comes from a clock that was ahead, and does not count.
         if looking == Looking::IfDue && seen.looked >= said.age.checked && seen.looked <= call.now.after(CLOCK_SLACK) {
             return Ok(());
         }
@@ -92,7 +92,8 @@ impl Mirror {
         .await
     }
 
-    /// What can be told without fetching anything: that it is what was seen before.
+    /// Compares by the commit of the ref or by a conditional request, without fetching the tree. `None` if that is not
+    /// conclusive.
     async fn glimpse(
         self: &Arc<Self>,
         package: &ModulePackage,
@@ -115,7 +116,7 @@ impl Mirror {
             PackageSource::Archive(archive) => {
                 let of_this = |sighting: &&PinnedTree| sighting.source == said.digest && sighting.has_validators();
                 let Some(before) = known().find(of_this) else { return Ok(None) };
-                // Of anything but a 304, one byte is too much.
+                // A body limit of one byte: only a 304 is useful.
                 match call.terms.outbound.small_file(fetch.ask(&archive.url, &what), Some(&before.validators), 1).await
                 {
                     Ok(Fetched::Unchanged) => Ok(Some(before.clone())),
@@ -128,7 +129,7 @@ impl Mirror {
         }
     }
 
-    /// Fetches what is there now, for its digest alone.
+    /// Fetches the current tree and computes its digest, without storing anything.
     async fn sighting(
         self: &Arc<Self>,
         package: &ModulePackage,

@@ -1,5 +1,5 @@
-//! Modules: their version lists, where each version is, and archives that larder packs itself, because registries
-//! answer with addresses of git repositories that no cache could keep (DESIGN 6).
+//! Modules: version lists, locations, and the archives that larder packs. Public registries answer with git addresses,
+//! which no cache can store (DESIGN 6).
 
 mod accept;
 mod archive;
@@ -28,40 +28,39 @@ use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix};
 use crate::store::StoreError;
 
-/// An archive of a module, as our URLs name it.
+/// A module archive, as larder's URLs name it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ModuleArchiveRef {
     /// The version of the module.
     pub package: ModulePackage,
-    /// The first digits of its SHA-256; none as long as it is not known.
+    /// The first digits of its SHA-256; none while it is unknown.
     pub digest: Option<DigestPrefix>,
 }
 
-/// Where a client gets a version of a module.
+/// The download location of a module version.
 #[expect(clippy::large_enum_variant, reason = "it is looked at where it arrives, and kept nowhere")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModuleLocation {
-    /// Here.
+    /// An archive of this mirror.
     Here {
         /// The archive.
         archive: ModuleArchiveRef,
-        /// Its SHA-256, which the client enforces; none as long as it is not known.
+        /// Its SHA-256, which the client verifies; none while it is unknown.
         checksum: Option<Digest>,
-        /// Where in it the module is, `/` between names; none where it is the root.
+        /// The module's folder in the archive, with `/` between names; none for the root.
         subdir: Option<String>,
     },
-    /// Elsewhere: a source that larder cannot fetch, as upstream wrote it.
+    /// A source that larder cannot fetch, as upstream wrote it.
     Elsewhere(String),
 }
 
-/// The detail of the alarm where a first-seen record is damaged.
 const DAMAGED: &str = "its first-seen record is damaged, and no stored archive tells which tree it was";
 
-/// The alarms of a module that `accept` resolves.
+/// The module alarms that `accept` resolves.
 pub(super) const RESOLVED: &[AlarmKind] = &[AlarmKind::Moved, AlarmKind::DamagedRecord];
 
-/// Sees to it that what a version was at first sight is put down, where anything tells that. Says whether anything does;
-/// otherwise it waits for `accept`.
+/// Restores the first-seen record of a version if anything stored allows it. Returns false, and raises an alarm, if it
+/// stays lost until `accept`.
 pub(super) fn seen_again(mirror: &Mirror, package: &ModulePackage, now: Timestamp) -> Result<bool, StoreError> {
     let is_lost = seen::known(mirror, package)? == Recalled::Lost;
     if is_lost {
@@ -70,16 +69,16 @@ pub(super) fn seen_again(mirror: &Mirror, package: &ModulePackage, now: Timestam
     Ok(!is_lost)
 }
 
-/// Sees to it that what a version was at first sight is put down, before its archive goes, which may be all that tells.
+/// Restores the first-seen record before an archive is removed, which may be the last evidence.
 ///
 /// # Errors
-/// It could not be: then the archive must stay.
+/// The record could not be written. Then the archive must not be removed.
 pub(super) fn note_before_it_goes(mirror: &Mirror, package: &ModulePackage) -> Result<(), StoreError> {
     seen::known(mirror, package).map(drop)
 }
 
 impl RuntimeConfig {
-    /// Every spelling under which something of a module may be stored: `fold_case` may have been another.
+    /// Every spelling under which a module may be stored, since `fold_case` may have changed.
     pub(super) fn keys_of(&self, address: &ModuleAddress) -> Vec<ModuleAddress> {
         let mut keys = vec![self.key_of(address)];
         for other in [address.clone(), address.folded()] {
@@ -90,20 +89,20 @@ impl RuntimeConfig {
         keys
     }
 
-    /// The one spelling of a module that is its key.
+    /// The canonical spelling of a module, which is its store key.
     pub(super) fn key_of(&self, address: &ModuleAddress) -> ModuleAddress {
         let folds = self.upstreams.get(&address.host).is_some_and(|upstream| upstream.settings.fold_case);
         if folds { address.folded() } else { address.clone() }
     }
 
-    /// The same of one of its versions.
+    /// The canonical spelling of a version's module.
     pub(super) fn key_of_package(&self, package: &ModulePackage) -> ModulePackage {
         ModulePackage { module: self.key_of(&package.module), version: package.version.clone() }
     }
 }
 
 impl Mirror {
-    /// What an archive of a version is kept as, however its module is spelled.
+    /// The store key of a version's archive, in the canonical spelling.
     pub fn artifact_of(&self, package: &ModulePackage) -> Artifact {
         Artifact::Module(self.terms().key_of_package(package))
     }

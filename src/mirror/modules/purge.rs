@@ -1,4 +1,4 @@
-//! What an operator wants of a module: forgotten, or asked for again.
+//! Operator commands for modules: purge and refresh.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use crate::error::Error;
 use crate::store::{Durability, Key, StoreError};
 
 impl Mirror {
-    /// Forgets the archives, names and locations that are meant; not what was seen, and not what is pinned.
+    /// Purges the selected archives, names and locations. First-seen records and pinned versions stay.
     pub(in crate::mirror) fn purge_module(
         &self,
         what: &Selection<ModuleAddress>,
         purged: &mut Purged,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        // Nothing is pinned meanwhile: what looks unpinned here is so until it is gone.
+        // Blocks pinning, so that a version that is unpinned here stays so until it is removed.
         let _nothing_is_pinned = self.evictor.held_back();
         for module in self.terms().keys_of(&what.of) {
             self.purge_spelling(&module, what, purged, now)?;
@@ -65,10 +65,10 @@ impl Mirror {
         let index = &self.store.index;
         index.needs_to_be_whole()?;
         if let Some(unreadable) = index.unreadable_name() {
-            // It may list any archive, so none could be removed: and then no name may go.
+            // An unreadable name may list any archive, so nothing can be purged safely.
             return Err(unreadable);
         }
-        // Nothing is taken in or removed meanwhile.
+        // Blocks storing and removing archives.
         let _locks = self.catalog.all_digests_locked();
         let (mut pinned, mut digests) = (BTreeSet::new(), BTreeSet::new());
         let mut packages = self.store.records.module_packages_with_names(module)?;
@@ -100,7 +100,7 @@ impl Mirror {
         Ok(pinned)
     }
 
-    /// Forgets that upstream said no to what an operator means, and that it was looked at lately.
+    /// Forgets cached 404s and recent checks of the selected versions.
     fn forget_absences_of_module(&self, module: &ModuleAddress, versions: &Versions) {
         let means = |package: &ModulePackage| package.module == *module && versions.include(&package.version);
         let terms = self.terms();
@@ -113,8 +113,8 @@ impl Mirror {
         terms.looked_at.forget(means);
     }
 
-    /// Asks upstream again for the version list and the locations that are held, and looks whether what they lead to is
-    /// still what it was.
+    /// Refetches the version list and the cached locations, and checks that each stored version still resolves to the
+    /// pinned tree.
     pub(in crate::mirror) async fn refresh_module(
         self: &Arc<Self>,
         what: &Selection<ModuleAddress>,

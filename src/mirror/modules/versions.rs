@@ -1,4 +1,4 @@
-//! Pull-through for the version lists of modules: what upstream lists, and what it has dropped and is still held.
+//! Fetches the version lists of modules. Dropped versions that are still stored stay listed.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::upstream::error::Fault;
 use crate::upstream::modules::{ListedModuleVersion, ModuleVersionList, versions_url};
 
 impl Mirror {
-    /// The version list of a module. `address` is as the client spells it, and upstream is asked for that.
+    /// The version list of a module. `address` is in the client's spelling, which is also sent to upstream.
     pub async fn module_versions(
         self: &Arc<Self>,
         address: &ModuleAddress,
@@ -37,7 +37,7 @@ impl Mirror {
         pulled.inspect_err(|error| self.note_if_refused(error, call, || (&call.terms.key_of(address)).into()))
     }
 
-    /// Asks upstream for a version list, however fresh what is held, unless another has since the caller saw it.
+    /// Fetches a version list even if the cached copy is fresh, unless it changed since `seen`.
     pub(in crate::mirror) async fn ask_module_versions_again(
         self: &Arc<Self>,
         address: &ModuleAddress,
@@ -97,7 +97,7 @@ impl Mirror {
             }
             (Err(error), before) if matches!(error.fault, Fault::Absent(_)) => {
                 if !before.as_ref().is_some_and(|before| before.about.gone) {
-                    // For the alarms alone: what is kept of the list names them all.
+                    // Only for the alarms: the cached list already names every version.
                     let none = ModuleVersionList {
                         versions: Vec::new(),
                         module: Default::default(),
@@ -114,8 +114,8 @@ impl Mirror {
         landed
     }
 
-    /// The entries of versions that upstream has dropped and whose archives are held: as upstream wrote them, or made
-    /// anew where nobody remembers that.
+    /// The entries of stored versions that upstream has dropped: as upstream wrote them, or a new entry if that is
+    /// lost.
     async fn dropped_modules(
         self: &Arc<Self>,
         upstream: &Upstream,
@@ -135,7 +135,7 @@ impl Mirror {
             Some(before) => before.module_versions().await.ok(),
             None => None,
         };
-        // What a bundle's list did not name is no word of upstream's yet.
+        // A bundle's list is not upstream's word that a version was dropped.
         let said_before = before.filter(|before| !before.about.carried);
         let dropped_before = said_before.map(|before| before.dropped_module_versions()).unwrap_or_default();
         let dropped_before: HashSet<Version> = dropped_before.into_iter().map(|listed| listed.version).collect();
@@ -152,7 +152,7 @@ impl Mirror {
         Ok(serde_json::to_vec::<Vec<Box<RawValue>>>(&entries).map(Bytes::from).unwrap_or_default())
     }
 
-    /// The latest version of a module that its list names: a pre-release only where there is nothing else.
+    /// The latest version that a module's list names. A pre-release only if there is no release.
     pub async fn latest_of_module(
         self: &Arc<Self>,
         address: &ModuleAddress,
@@ -167,7 +167,7 @@ impl Mirror {
     }
 }
 
-/// The version list of a module: of one spelling, and kept for all that are one with it.
+/// The list request of a module: asked in the caller's spelling, cached under the canonical one.
 fn list_wanted(address: &ModuleAddress, call: &RequestContext) -> Result<WantedDocument, Error> {
     let upstream = Arc::clone(call.upstream(&address.host)?);
     let rule = upstream.rule(|fresh| fresh.versions);
@@ -175,13 +175,13 @@ fn list_wanted(address: &ModuleAddress, call: &RequestContext) -> Result<WantedD
     Ok(WantedDocument { what, key, upstream, service: Service::Modules, rule })
 }
 
-/// The entry of a version in a list, as a registry would write it.
+/// A minimal list entry for a version.
 pub(in crate::mirror) fn entry_of_module(version: &Version) -> Option<Box<RawValue>> {
     to_raw_value(&serde_json::json!({ "version": version })).ok()
 }
 
 impl KeptDocument {
-    /// The document as a module's version list, with what upstream has dropped and larder still holds.
+    /// Parses the document as a module's version list, with the stored versions that upstream has dropped.
     pub async fn module_versions(self: &Arc<Self>) -> Result<ModuleVersionList, String> {
         self.read_as(Self::as_module_versions).await
     }
@@ -192,7 +192,7 @@ impl KeptDocument {
         Ok(list)
     }
 
-    /// What upstream has dropped from it.
+    /// The versions that upstream has dropped from the list.
     pub(in crate::mirror) fn dropped_module_versions(&self) -> Vec<ListedModuleVersion> {
         let mut list = ModuleVersionList { versions: Vec::new(), module: Default::default(), rest: Default::default() };
         list.add(self.dropped());

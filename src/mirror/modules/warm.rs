@@ -1,5 +1,4 @@
-//! What a warm-up asks of the mirror for a module: the list, the location and the archive, held as an `init` will ask
-//! for them, and on the disk before it is told.
+//! The warm-up of a module: its list, location and archive, fetched as `init` needs them and synced to disk.
 
 use std::sync::Arc;
 
@@ -19,11 +18,10 @@ use crate::upstream::modules::ModuleVersionList;
 use crate::upstream::source::PackageSource;
 
 impl Mirror {
-    /// The version list of a module, held with the discovery document that leads to it; while sealed, what clients are
-    /// shown of it.
+    /// Warms the version list of a module and the discovery document. Offline, returns the list that clients see.
     ///
     /// # Errors
-    /// Why it cannot be had; [`Error::HeldBack`] and [`Error::Spared`] where it may be asked for later.
+    /// The error of the fetch; [`Error::HeldBack`] and [`Error::Spared`] if a retry later may succeed.
     pub async fn warm_module_list(
         self: &Arc<Self>,
         address: &ModuleAddress,
@@ -53,10 +51,10 @@ impl Mirror {
         Ok(Resolved { value: list.value, unconfirmed })
     }
 
-    /// Sees to it that the location and the archive of a version are held.
+    /// Warms the location and the archive of a version.
     ///
     /// # Errors
-    /// As for the list; and where larder cannot fetch its source, so that a client would have to.
+    /// Those of [`warm_module_list`](Self::warm_module_list), and a source that only clients can fetch.
     pub async fn warm_module(
         self: &Arc<Self>,
         package: &ModulePackage,
@@ -77,11 +75,11 @@ impl Mirror {
         Ok(Resolved { value: (Came::Fetched, held), unconfirmed })
     }
 
-    /// The archive of a version that is held, once it is known where upstream has it; `None` where it is still to be
+    /// The stored archive of a version, after its location is fetched or revalidated. `None` if the archive is to be
     /// fetched.
     ///
     /// # Errors
-    /// As for [`warm_module`](Self::warm_module).
+    /// Those of [`warm_module`](Self::warm_module).
     pub async fn module_as_held(
         self: &Arc<Self>,
         package: &ModulePackage,
@@ -119,16 +117,16 @@ impl Mirror {
         Ok(Resolved { value: None, unconfirmed })
     }
 
-    /// Whom it took to get the version list of a module.
+    /// The origins that the module's version list was fetched from.
     async fn origins_of_module(self: &Arc<Self>, module: &ModuleAddress) -> Result<Vec<Origin>, Error> {
         let list = self.held_document(&Key::ModuleVersions(module.clone())).await?;
         Ok(list.map(|list| list.value.origins()).unwrap_or_default())
     }
 
-    /// Makes everything that was warmed for a version survive a power cut.
+    /// Syncs everything that was warmed for a version, so that it survives a power cut.
     ///
     /// # Errors
-    /// [`Error::NotKept`] where some of it is not held, so that an `init` would have to ask upstream.
+    /// [`Error::NotKept`] if some of it is no longer stored, so that `init` would need upstream.
     pub async fn settle_module(self: &Arc<Self>, package: &ModulePackage, digest: Digest) -> Result<(), Error> {
         let keys = leading_to(&self.terms().key_of_package(package), self.link());
         let synced = self.on_disk(move |mirror| {
@@ -146,7 +144,7 @@ impl Mirror {
         }
     }
 
-    /// Whether a version can be installed from what is held, with this archive.
+    /// True if a version with this archive can be installed from the store alone.
     pub async fn still_holds_module(self: &Arc<Self>, package: &ModulePackage, digest: Digest) -> Result<bool, Error> {
         let key = self.terms().key_of_package(package);
         self.on_disk(move |mirror| {
@@ -161,8 +159,8 @@ impl Mirror {
     }
 }
 
-/// What a version cannot be installed without, besides its archive and its name; and what each is called. A sealed
-/// mirror makes its lists and locations of what it holds.
+/// The records that installing a version needs, besides its archive and its name, each with its description. Offline,
+/// lists and locations are made from the stored archives.
 fn leading_to(key: &ModulePackage, link: Link) -> Vec<(Key, String)> {
     let host = &key.module.host;
     let mut keys = vec![(Key::SeenModule(key.clone()), format!("what was seen of {key}"))];

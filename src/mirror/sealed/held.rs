@@ -1,4 +1,4 @@
-//! What can be installed from what is held: found out from the files, whenever a list is made.
+//! Finds the versions that can be installed from the store, by reading the files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,11 +9,11 @@ use crate::error::Error;
 use crate::store::StoreError;
 use crate::verify::Policy;
 
-/// The versions of a provider of which a set and its archive are held, and for which platforms.
+/// The versions of a provider with a stored set and archive, and their platforms.
 pub(in crate::mirror) type HeldVersions = BTreeMap<Version, BTreeSet<Platform>>;
 
 impl Mirror {
-    /// What is held of a provider. All who ask while nothing changes share one look.
+    /// The stored versions of a provider. Concurrent callers share one lookup.
     pub(in crate::mirror) async fn held_of_provider(
         self: &Arc<Self>,
         address: &ProviderAddress,
@@ -29,7 +29,7 @@ impl Mirror {
         look.await
     }
 
-    /// The versions of a module whose archives are held. `key` is its one spelling.
+    /// The stored versions of a module. `key` is the canonical spelling.
     pub(in crate::mirror) async fn held_of_module(
         self: &Arc<Self>,
         key: &ModuleAddress,
@@ -66,14 +66,14 @@ impl Mirror {
         Ok(held)
     }
 
-    /// Whether a package can be installed from what is held: the set that answers for it, and that set's archive.
+    /// True if the package can be installed: its set and that set's archive are stored.
     pub(in crate::mirror) fn holds_package(&self, package: &Package, policy: Policy) -> Result<bool, StoreError> {
         let Some(held) = self.read_set(package)?.and_then(|held| held.meeting(policy)) else { return Ok(false) };
         self.store.blobs.holds(&held.answering().document.shasum)
     }
 }
 
-/// What is wrong with one thing hides no other; a store that is gone hides all.
+/// One unreadable package hides no other. A missing store hides all.
 fn said_of_others(of: &impl std::fmt::Display, looked: Result<bool, StoreError>) -> Result<bool, StoreError> {
     match looked {
         Err(StoreError::Gone) => Err(StoreError::Gone),

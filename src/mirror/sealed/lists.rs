@@ -1,5 +1,5 @@
-//! The lists that clients are shown: upstream's own, and while sealed only what of them can be installed, with what is
-//! held besides.
+//! The version lists that clients see: upstream's, or offline only the versions that can be installed, including stored
+//! versions that upstream's list lacks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use crate::upstream::modules::ModuleVersionList;
 use crate::upstream::providers::VersionList;
 
 impl Mirror {
-    /// The version list of a provider as clients are shown it: while sealed, only versions whose set and archive are
-    /// held, for any platform or for all of `sealed_platforms`; also those that the kept list does not name.
+    /// The version list of a provider for clients. Offline: the versions whose set and archive are stored, for any
+    /// platform or for all of `sealed_platforms`, even if the cached list does not name them.
     ///
     /// # Errors
-    /// [`Error::Offline`] where it would be empty: clients take an empty list for "no such provider" (PROTOCOL 2.2).
+    /// [`Error::Offline`] if the list would be empty: clients take that for "no such provider" (PROTOCOL 2.2).
     pub async fn shown_versions(
         self: &Arc<Self>,
         address: &ProviderAddress,
@@ -46,16 +46,16 @@ impl Mirror {
         };
         let mut list = list.unwrap_or_else(|| VersionList { versions: Vec::new(), rest: Default::default() });
         list.versions.retain(|listed| shown.contains_key(&listed.version));
-        // What is listed already stays as upstream wrote it.
+        // Entries already listed stay as upstream wrote them.
         let entry = |(version, for_): (&&Version, &&BTreeSet<Platform>)| entry_of(version, for_.iter());
         list.add(shown.iter().filter_map(entry).collect());
         Ok(of_what_is_stored(kept, list, call))
     }
 
-    /// The same of a module: while sealed, only versions whose archives are held.
+    /// The version list of a module for clients. Offline: the versions whose archives are stored.
     ///
     /// # Errors
-    /// As for a provider.
+    /// Those of [`shown_versions`](Self::shown_versions).
     pub async fn shown_module_versions(
         self: &Arc<Self>,
         address: &ModuleAddress,
@@ -90,11 +90,11 @@ impl Mirror {
         Ok(of_what_is_stored(kept, list, call))
     }
 
-    /// The versions of a provider that upstream lists, as far as that is held, and for which platforms each must be held
-    /// before clients are told of it; `None` where clients are told of all there are.
+    /// The versions in the cached upstream list of a provider, and the platforms that must be stored before clients see
+    /// a version. `None` if online: clients then see all versions.
     ///
     /// # Errors
-    /// [`Error::Offline`] where no list of upstream's is held: then nobody knows.
+    /// [`Error::Offline`] if no upstream list is cached.
     pub async fn versions_beyond(
         self: &Arc<Self>,
         address: &ProviderAddress,
@@ -115,10 +115,10 @@ impl Mirror {
         }
     }
 
-    /// The same of a module.
+    /// The versions in the cached upstream list of a module. `None` if online: clients then see all versions.
     ///
     /// # Errors
-    /// As for a provider.
+    /// Those of [`versions_beyond`](Self::versions_beyond).
     pub async fn module_versions_beyond(
         self: &Arc<Self>,
         address: &ModuleAddress,
@@ -137,11 +137,10 @@ impl Mirror {
         }
     }
 
-    /// The platforms that a version is held for, sealed or not; what of the provider is not held at all is an error, and
-    /// what is not held of the version is noted.
+    /// The platforms that a version is stored for, online or offline. A version without any is recorded as missing.
     ///
     /// # Errors
-    /// [`Error::Offline`] where neither a list nor any version of the provider is held.
+    /// [`Error::Offline`] if neither a list nor any version of the provider is stored.
     pub async fn held_platforms(
         self: &Arc<Self>,
         address: &ProviderAddress,
@@ -164,7 +163,8 @@ impl Mirror {
     }
 }
 
-/// An answer made of what is stored. It is kept for a moment where its parts would be asked about again: nobody can be.
+/// Wraps a value computed from the store. It stays fresh for a moment, since upstream cannot be asked again while
+/// offline.
 fn of_what_is_stored<T>(kept: Option<Answer<Arc<KeptDocument>>>, value: T, call: &RequestContext) -> Answer<T> {
     let moment = call.now.after(STORED_IS_FRESH);
     match kept {
@@ -176,7 +176,7 @@ fn of_what_is_stored<T>(kept: Option<Answer<Arc<KeptDocument>>>, value: T, call:
     }
 }
 
-/// Of what nothing can be listed, in words.
+/// Describes an empty list for error messages.
 fn nothing_of(address: &ProviderAddress, sealed_for: &SealedFor) -> String {
     let named: Vec<String> = sealed_for.platforms().map(ToString::to_string).collect();
     match named.as_slice() {
@@ -186,7 +186,7 @@ fn nothing_of(address: &ProviderAddress, sealed_for: &SealedFor) -> String {
     }
 }
 
-/// A kept list that cannot be read hides nothing that is held.
+/// An unreadable cached list must not hide stored versions.
 fn said_if_unreadable<T>(address: &impl std::fmt::Display, read: Result<T, String>) -> Option<T> {
     read.inspect_err(|why| {
         tracing::error!(of = %address, why, "a held version list cannot be read; what is held is listed without it");

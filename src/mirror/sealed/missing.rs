@@ -1,4 +1,4 @@
-//! What was asked for while sealed, and is not held: within bounds, and as the record that survives a restart.
+//! The packages requested while offline and not stored: a bounded list, and the record that survives a restart.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,37 +8,37 @@ use super::super::terms::Generation;
 use crate::address::{Hostname, ModuleAddress, ModulePackage, Package, PackageRef, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
 
-/// How many things are noted: an order of all of them is one that a warm-up takes.
+/// Maximum number of missing packages: as many as one warm-up accepts.
 const MOST: usize = 1000;
-/// How many of one provider or module, so that asking for versions nobody has pushes nothing else out.
+/// Maximum per provider or module, so that requests for versions that do not exist crowd out nothing else.
 const MOST_OF_ONE: usize = 100;
-/// How many things that are no artifacts are told, in words.
+/// Maximum number of missing non-packages, described in words.
 const MOST_WORDS: usize = 100;
 
-/// What would have been fetched, had the mirror not been sealed.
+/// A package that would have been fetched had larder not been offline.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Missing {
-    /// Of a provider.
+    /// A provider.
     Provider {
-        /// Which.
+        /// Its address.
         of: ProviderAddress,
-        /// Its version; any, where only its list was asked for.
+        /// The version; none if only the version list was requested.
         version: Option<Version>,
-        /// For which platform, where that was said.
+        /// The platform, if the request named one.
         platform: Option<Platform>,
     },
-    /// Of a module.
+    /// A module.
     Module {
-        /// Which, in the one spelling that is its key.
+        /// Its address in the canonical spelling.
         of: ModuleAddress,
-        /// Its version; any, where only its list was asked for.
+        /// The version; none if only the version list was requested.
         version: Option<Version>,
     },
 }
 
 impl Missing {
-    /// The registry it is of.
+    /// The registry.
     pub fn host(&self) -> &Hostname {
         match self {
             Self::Provider { of, .. } => &of.host,
@@ -103,24 +103,24 @@ impl From<&ModulePackage> for Missing {
     }
 }
 
-/// When something was last found not to be held: the revision of its provider or module, and by which terms.
+/// The state in which a lookup last failed: the revision of the provider or module, and the generation of the
+/// configuration.
 pub(super) type LastMiss = (u64, Generation);
 
-/// How often something was asked for.
+/// The requests for a missing package.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RequestCount {
     times: u64,
     last: Timestamp,
-    /// When it was last found not to be held, since it was asked for; nobody looked where there is none.
+    /// The last failed lookup; none if there was none since the last request.
     pub(super) found: Option<LastMiss>,
 }
 
-/// Everything that was asked for and is not held.
 #[derive(Debug, Default)]
 pub(in crate::mirror) struct Wants {
     things: BTreeMap<Missing, RequestCount>,
     words: BTreeSet<String>,
-    /// Whether there is something that its record does not say.
+    /// True if the record on disk is outdated.
     is_changed: bool,
 }
 
@@ -137,7 +137,7 @@ struct Line {
 }
 
 impl Wants {
-    /// Reads the record of an earlier run; none where it is no record of ours. No more is taken of it than there may be.
+    /// Reads the record of an earlier run. `None` if it is invalid. Applies the current limits.
     pub(in crate::mirror) fn read(record: &[u8]) -> Option<Self> {
         let MissingRecord { things } = serde_json::from_slice(record).ok()?;
         let mut wants = Self::default();
@@ -148,7 +148,7 @@ impl Wants {
         Some(wants)
     }
 
-    /// The record of it. What has only words is for this run.
+    /// Serialises the record. Missing non-packages are kept only in memory.
     pub(in crate::mirror) fn write(&self) -> Vec<u8> {
         let line = |(what, asked): (&Missing, &RequestCount)| Line {
             what: what.clone(),
@@ -159,11 +159,11 @@ impl Wants {
         serde_json::to_vec(&MissingRecord { things: self.things.iter().map(line).collect() }).unwrap_or_default()
     }
 
-    /// Notes that something was asked for. Where there is no room, what was asked for least often goes, and of that what
-    /// was last asked for longest ago.
+    /// Records a request. At the limit, the package with the fewest requests is dropped; among equals, the one
+    /// requested longest ago.
     pub(super) fn note(&mut self, missing: Missing, now: Timestamp) {
         if let Some(asked) = self.things.get_mut(&missing) {
-            // How often is not worth a write.
+            // A changed count is not worth a write.
             *asked = RequestCount { times: asked.times.saturating_add(1), last: now, found: None };
             return;
         }
@@ -172,7 +172,7 @@ impl Wants {
         self.things.insert(missing, RequestCount { times: 1, last: now, found: None });
     }
 
-    /// Notes what is no artifact.
+    /// Records a missing non-package.
     pub(super) fn note_words(&mut self, words: &str) {
         if self.words.len() < MOST_WORDS {
             self.words.insert(words.to_owned());
@@ -200,12 +200,11 @@ impl Wants {
         self.things.iter()
     }
 
-    /// What is no artifact, in words.
     pub(super) fn words(&self) -> impl Iterator<Item = &String> {
         self.words.iter()
     }
 
-    /// Something was found to be held, or not. Says nothing of what was asked for again since.
+    /// Records the result of a lookup, unless the package was requested again meanwhile.
     pub(super) fn look(&mut self, missing: &Missing, seen: RequestCount, is_held: bool, found: LastMiss) {
         let Some(asked) = self.things.get_mut(missing).filter(|asked| **asked == seen) else { return };
         if is_held {
@@ -220,12 +219,12 @@ impl Wants {
         *self = Self { is_changed: true, ..Self::default() };
     }
 
-    /// Says whether there is something to save, which whoever asks does now.
+    /// Returns true if the record must be saved, and resets the flag: the caller saves it now.
     pub(super) fn take_changed(&mut self) -> bool {
         std::mem::take(&mut self.is_changed)
     }
 
-    /// What was to be saved was not.
+    /// Sets the flag again after a failed save.
     pub(super) fn must_be_saved(&mut self) {
         self.is_changed = true;
     }
@@ -263,7 +262,7 @@ mod tests {
         }
         let told = told(&wants);
         assert_eq!(told.len(), MOST_OF_ONE + 1);
-        // What was asked for twice stays, and so does what is of another.
+        // The package requested twice stays, and so does the other provider.
         assert!(told.contains(&"registry.example/acme/real 1.0.0".to_owned()), "{told:?}");
         assert!(told.contains(&"registry.example/acme/other".to_owned()), "{told:?}");
     }

@@ -1,9 +1,9 @@
-//! What a sealed mirror shows and what it notes (promise 12): lists name only what can be installed from what is held,
-//! and what is asked for and is not held is written down, for whoever can fetch it elsewhere.
+//! Offline mode (promise 12): lists name only versions that can be installed from the store, and requests for anything
+//! else are recorded as missing.
 //!
-//! Clients choose a version by the list alone, whatever platforms it names (PROTOCOL 2.2, 3.2, 4.2): so a constraint
-//! comes to what exists only where the list names nothing else. What is stored stays as it is; back online, all of it
-//! is listed again.
+//! Clients choose a version by the list alone, whatever platforms it names (PROTOCOL 2.2, 3.2, 4.2). So the list must
+//! name nothing else for a constraint to select a stored version. Stored documents stay unchanged: back online, the
+//! full list is served again.
 
 mod held;
 mod lists;
@@ -26,17 +26,16 @@ use crate::address::{ModuleAddress, Platform, ProviderAddress, Version};
 use crate::error::Error;
 use crate::store::Store;
 
-/// For how long an answer that is made of what is stored is given out again as it is, where nothing is known to have
-/// changed.
+/// The freshness lifetime of an answer computed from the store, unless a change of the store is noticed.
 pub(super) const STORED_IS_FRESH: Duration = Duration::from_secs(5);
 
-/// For which platforms a version of a provider must be held to be listed while sealed.
+/// The platforms that a provider version must be stored for to be listed while offline.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum SealedFor {
-    /// For any.
+    /// Any platform.
     #[default]
     AnyPlatform,
-    /// For all of these (`[network] sealed_platforms`).
+    /// All of these (`[network] sealed_platforms`).
     AllOf(BTreeSet<Platform>),
 }
 
@@ -47,7 +46,7 @@ impl From<&[Platform]> for SealedFor {
 }
 
 impl SealedFor {
-    /// Whether a version that is held for these is listed.
+    /// True if a version stored for these platforms is listed.
     pub(super) fn shows(&self, held: &BTreeSet<Platform>) -> bool {
         match self {
             Self::AnyPlatform => !held.is_empty(),
@@ -63,7 +62,7 @@ impl SealedFor {
         held.iter().filter(|(_, for_)| self.shows(for_))
     }
 
-    /// The platforms that are named; none where any will do.
+    /// The required platforms; empty if any will do.
     pub fn platforms(&self) -> impl Iterator<Item = &Platform> {
         let named = match self {
             Self::AnyPlatform => None,
@@ -75,10 +74,11 @@ impl SealedFor {
 
 type Looked<T> = Awaited<Result<Arc<T>, Error>>;
 
-/// What a mirror keeps in mind of being sealed.
+/// The state of offline mode.
 #[derive(Debug)]
 pub(super) struct Sealed {
-    /// Looks at what is held. Whoever asks after something changed starts another: so each has its revision.
+    /// Lookups of stored versions in progress. The key contains the revision, so a request after a change starts a new
+    /// lookup.
     providers: Flights<(ProviderAddress, u64, Generation), Looked<HeldVersions>>,
     modules: Flights<(ModuleAddress, u64), Looked<BTreeSet<Version>>>,
     wants: Mutex<Wants>,
@@ -86,7 +86,7 @@ pub(super) struct Sealed {
 }
 
 impl Sealed {
-    /// With what an earlier run was asked for.
+    /// Loads the missing packages of an earlier run.
     pub(super) fn over(store: &Store) -> Self {
         Self {
             providers: Flights::default(),

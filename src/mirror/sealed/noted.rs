@@ -1,5 +1,5 @@
-//! What a sealed mirror was asked for and does not hold: noted as it is asked for, written down a moment later, told
-//! as long as it is not held.
+//! Records requests for packages that are not stored while larder is offline. They are saved a moment later, and
+//! reported until the package is stored.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,10 +11,10 @@ use crate::address::{ModulePackage, Package, PackageRef, Platform};
 use crate::error::Error;
 use crate::store::{Durability, Key, Recorded, Store, StoreError};
 
-/// How long after something was noted all of it is written down: a kill in between costs what was noted since.
+/// The delay before the record is saved. A kill loses what was recorded since the last save.
 const SAVED_AFTER: Duration = Duration::from_secs(1);
 
-/// What an earlier run was asked for. What cannot be read is said, and nothing.
+/// Loads the record of an earlier run. An unreadable one is logged and ignored.
 pub(super) fn wants_in(store: &Store) -> Wants {
     let read = store.records.look(&Key::Missing).and_then(|found| match found {
         Recorded::Whole(record) => match Wants::read(&record) {
@@ -30,7 +30,7 @@ pub(super) fn wants_in(store: &Store) -> Wants {
 }
 
 impl Mirror {
-    /// The error for what is not held while sealed; it is noted as missing (promise 12).
+    /// Records a package as missing and returns the error for it (promise 12).
     pub(in crate::mirror) async fn lacks(
         self: &Arc<Self>,
         missing: impl Into<Missing>,
@@ -42,7 +42,7 @@ impl Mirror {
         error
     }
 
-    /// The error for what is not held while sealed. Where the store is gone, it may well be held there.
+    /// The error for something not stored while offline. If the store itself is gone, the error says that instead.
     pub(in crate::mirror) async fn not_held(self: &Arc<Self>, what: String) -> Error {
         match self.on_disk(|mirror| mirror.store.check()).await {
             Ok(()) => Error::Offline(what),
@@ -50,7 +50,7 @@ impl Mirror {
         }
     }
 
-    /// Notes what was asked for, where it was refused because the mirror is sealed.
+    /// Records a request as missing if it failed because larder is offline.
     pub(in crate::mirror) fn note_if_refused(
         self: &Arc<Self>,
         error: &Error,
@@ -62,14 +62,14 @@ impl Mirror {
         }
     }
 
-    /// The same of what is no artifact: it is told in words, as long as this run lasts.
+    /// Records a request for a non-package, in words, for this run only.
     pub(in crate::mirror) fn note_words_if_refused(&self, error: &Error, call: &RequestContext) {
         if let (Error::Offline(what), false) = (error, call.only_looks()) {
             self.sealed.wants.lock().note_words(what);
         }
     }
 
-    /// Notes that something was asked for which is not held. A plan only looks: nobody was refused anything.
+    /// Records a package as missing, unless the request only looks (a plan): then no client was refused.
     pub(in crate::mirror) fn note_missing(self: &Arc<Self>, missing: impl Into<Missing>, call: &RequestContext) {
         if call.only_looks() {
             return;
@@ -78,7 +78,7 @@ impl Mirror {
         if self.sealed.will_be_saved.swap(true, Ordering::AcqRel) {
             return;
         }
-        // Nothing holds the mirror, and with it the lock of the store, for this.
+        // A weak reference: the pending save must not keep the mirror, and with it the store lock, alive.
         let mirror = Arc::downgrade(self);
         self.tasks.spawn(async move {
             tokio::time::sleep(SAVED_AFTER).await;
@@ -90,7 +90,7 @@ impl Mirror {
         });
     }
 
-    /// Writes down what is missing, where anything changed since it was written last.
+    /// Saves the record if it changed since the last save.
     pub(in crate::mirror) fn save_missing(&self) -> Result<(), StoreError> {
         let _lock = self.catalog.record_lock(&Key::Missing).lock();
         let record = {
@@ -104,28 +104,29 @@ impl Mirror {
         put.map(drop).inspect_err(|_| self.sealed.wants.lock().must_be_saved())
     }
 
-    /// What lay on the disk of it is lost.
+    /// Marks the record as unsaved, because the file on disk is lost.
     pub(in crate::mirror) fn missing_must_be_saved(&self) {
         self.sealed.wants.lock().must_be_saved();
     }
 
-    /// What was asked for while sealed, and is not held; of registries that are mirrored.
+    /// The packages requested while offline and not stored, for configured upstreams only.
     ///
     /// # Errors
-    /// Where the work on it was interrupted.
+    /// The lookup was interrupted.
     pub async fn missing(self: &Arc<Self>) -> Result<Vec<Missing>, Error> {
         self.on_disk(|mirror| Ok(mirror.missing_now())).await
     }
 
-    /// The platforms for which what names none is meant (`[network] sealed_platforms`); none where nobody says.
+    /// The platforms that a missing package without a platform is meant for (`[network] sealed_platforms`); empty if
+    /// not configured.
     pub fn sealed_platforms(&self) -> Vec<Platform> {
         self.terms.load().sealed_for.platforms().cloned().collect()
     }
 
-    /// Forgets what was asked for while sealed.
+    /// Forgets all missing packages.
     ///
     /// # Errors
-    /// The disk would not take it.
+    /// The record could not be saved.
     pub async fn forget_missing(self: &Arc<Self>) -> Result<(), Error> {
         self.on_disk(|mirror| {
             mirror.sealed.wants.lock().forget();
@@ -134,7 +135,8 @@ impl Mirror {
         .await
     }
 
-    /// The same; asks the disk about what may have changed since somebody looked. What came to be held is forgotten.
+    /// Lists the missing packages and forgets those stored meanwhile. Blocks: reads the disk for packages that changed
+    /// since the last lookup.
     pub(in crate::mirror) fn missing_now(&self) -> Vec<Missing> {
         let terms = self.terms.load_full();
         let noted: Vec<(Missing, RequestCount)> =
@@ -160,7 +162,7 @@ impl Mirror {
                         missing.push(thing);
                     }
                 }
-                // That it cannot be looked at does not say that it is held.
+                // A failed lookup does not mean that the package is stored.
                 Err(error) => {
                     tracing::debug!(what = %PackageRef::from(&thing), %error, "it cannot be told whether it is held by now");
                     missing.push(thing);
@@ -170,7 +172,7 @@ impl Mirror {
         missing
     }
 
-    /// The same for people, with what is no artifact.
+    /// Lists the missing packages together with the missing non-packages.
     pub(in crate::mirror) fn missing_in_words(&self) -> Vec<PackageRef> {
         let mut words: Vec<PackageRef> = self.missing_now().iter().map(PackageRef::from).collect();
         words.extend(self.sealed.wants.lock().words().map(|word| PackageRef::asked(word)));

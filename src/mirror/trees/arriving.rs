@@ -1,4 +1,4 @@
-//! Archives of a tree that have arrived and are not visible: staged, hashed, and waiting for a verdict.
+//! Archives of an imported tree in staging: hashed, not published, waiting for a verdict.
 
 use std::collections::VecDeque;
 use std::io::{self, Read};
@@ -10,16 +10,15 @@ use crate::digest::{Digest, FastHash};
 use crate::filesystem_mirror::carried::TarFileContents;
 use crate::store::{Staged, StagedNote, StoreError};
 
-/// How much is written at a time, in bytes.
 const WRITTEN_AT_ONCE: usize = 256 << 10;
-/// How many archives may wait for what proves them to come behind them.
+/// Maximum number of archives that wait for proof later in the tar.
 const MOST_WAITING: usize = 64;
-/// How many bytes these may have in all.
+/// Maximum total size of waiting archives, in bytes.
 const MOST_WAITING_BYTES: u64 = 4 << 30;
 
-/// An archive that has arrived, and is not visible.
+/// A staged archive, not published yet.
 pub(super) struct StagedTreeArchive {
-    /// Its path in the tree; of what was packed anew, the folder of its files.
+    /// The path in the tree; for a repacked package, its folder.
     pub(super) file: String,
     pub(super) package: Package,
     pub(super) staged: Staged,
@@ -28,16 +27,15 @@ pub(super) struct StagedTreeArchive {
     pub(super) made: ArchiveOrigin,
 }
 
-/// Who made an archive.
 pub(super) enum ArchiveOrigin {
-    /// Whoever made the tree had it so.
     Before,
-    /// larder just now, of an unpacked package with this `h1:`.
-    Anew { h1: String },
+    /// larder packed it from an unpacked package with this `h1:`.
+    Anew {
+        h1: String,
+    },
 }
 
 impl ArchiveOrigin {
-    /// Who packed it.
     pub(super) fn zip(&self) -> Zip {
         match self {
             Self::Before => Zip::Published,
@@ -58,7 +56,7 @@ fn discard(staged: Staged) {
     }
 }
 
-/// What waits, in the order in which it came.
+/// The waiting archives, oldest first.
 #[derive(Default)]
 pub(super) struct StagedArchives {
     archives: VecDeque<StagedTreeArchive>,
@@ -71,25 +69,23 @@ impl StagedArchives {
         self.archives.push_back(arrived);
     }
 
-    /// What has waited longest.
     pub(super) fn next(&mut self) -> Option<StagedTreeArchive> {
         let first = self.archives.pop_front()?;
         self.bytes -= first.staged.written();
         Some(first)
     }
 
-    /// The same, where more waits than may.
+    /// The oldest archive, if more wait than the limits allow.
     pub(super) fn too_much(&mut self) -> Option<StagedTreeArchive> {
         let is_too_much = self.archives.len() > MOST_WAITING || self.bytes > MOST_WAITING_BYTES;
         if is_too_much { self.next() } else { None }
     }
 
-    /// Whether an archive of a package waits.
     pub(super) fn has(&self, package: &Package) -> bool {
         self.archives.iter().any(|waits| waits.package == *package)
     }
 
-    /// Whether another archive of the same package waits, with other bytes.
+    /// True if another archive of the package waits, with other bytes.
     pub(super) fn has_another(&self, of: &StagedTreeArchive) -> bool {
         let is_another = |waits: &StagedTreeArchive| {
             matches!(waits.made, ArchiveOrigin::Before) && waits.package == of.package && waits.digest != of.digest
@@ -97,7 +93,7 @@ impl StagedArchives {
         self.archives.iter().any(is_another)
     }
 
-    /// Takes out what was packed anew of a package.
+    /// Removes the repacked archive of a package.
     pub(super) fn take_packed(&mut self, package: &Package) -> Option<StagedTreeArchive> {
         let is_it =
             |waits: &StagedTreeArchive| matches!(waits.made, ArchiveOrigin::Anew { .. }) && waits.package == *package;
@@ -107,7 +103,6 @@ impl StagedArchives {
         Some(taken)
     }
 
-    /// Throws all of it away.
     pub(super) fn discard(&mut self) {
         while let Some(arrived) = self.next() {
             arrived.discard();
@@ -116,7 +111,7 @@ impl StagedArchives {
 }
 
 impl TreeImport {
-    /// Stages an archive; inside, why it stays out.
+    /// Stages an archive. The inner error is the reason that it is refused.
     pub(super) fn arrive<R: Read>(
         &mut self,
         file: &str,
@@ -145,12 +140,12 @@ impl TreeImport {
         }
     }
 
-    /// A stage with room for so many bytes. Where the disk is full, what waits is judged first; then it is evicted from,
-    /// as for any download.
+    /// Creates a staging file with disk space allocated. On a full disk the waiting archives are judged first, then
+    /// others are evicted as for a download.
     pub(super) fn stage(&mut self, file: &str, size_bytes: u64) -> Result<Staged, Stop> {
         let failed = Stop::over(file);
         let name = format!("import~{}", &FastHash::of(file.as_bytes()).to_string()[..16]);
-        // What an import that was cut short left: nobody knows whether it was of the same bytes.
+        // Leftovers of an interrupted import may have other bytes.
         self.mirror.store.blobs.stage(&name).and_then(Staged::discard).map_err(&failed)?;
         let mut staged = self.mirror.store.blobs.stage(&name).map_err(&failed)?;
         let note = StagedNote { length: Some(size_bytes), ..StagedNote::default() };
@@ -178,7 +173,7 @@ impl TreeImport {
     }
 }
 
-/// What was staged, as an archive that is there.
+/// Wraps a complete staging file.
 pub(super) fn arrived(file: &str, package: &Package, staged: Staged, made: ArchiveOrigin) -> StagedTreeArchive {
     let (digest, fast) = staged.hashes();
     StagedTreeArchive { file: file.to_owned(), package: package.clone(), staged, digest, fast, made }

@@ -1,5 +1,5 @@
-//! What lies beside the archives of a provider in a tree: index files, sums, signatures, download documents. Kept in
-//! memory while the archives of that provider come, and no longer.
+//! The small files beside the archives of a provider in a tree: indexes, sums, signatures, download documents. In
+//! memory only while that provider is read.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -21,10 +21,9 @@ use crate::verify::{Checksums, Policy, Proof, checksums, judge};
 
 const LARGEST_DOCUMENT: usize = 2 << 20;
 const LARGEST_SIGNATURE: usize = 64 << 10;
-/// How much is kept in mind of one provider, in bytes.
+/// Maximum size of the small files of one provider, in bytes.
 const MOST_BYTES: usize = 64 << 20;
 
-/// The small files of one provider.
 #[derive(Debug, Default)]
 pub(super) struct Beside {
     of: Option<ProviderAddress>,
@@ -32,28 +31,26 @@ pub(super) struct Beside {
     bytes: usize,
 }
 
-/// What the tree itself has to say for an archive.
+/// The evidence of a tree for an archive.
 pub(super) enum Witness {
-    /// It lies there without a set.
+    /// No signed proof set.
     None,
-    /// There is one, and it does not prove.
+    /// A proof set that does not verify.
     Bad(String),
-    /// A proof set.
     Proven(Box<ProofSet>),
 }
 
 impl Beside {
-    /// Whose files these are.
     pub(super) fn of(&self) -> Option<&ProviderAddress> {
         self.of.as_ref()
     }
 
-    /// Goes on to another provider.
+    /// Starts with another provider and drops all files.
     pub(super) fn at(&mut self, provider: &ProviderAddress) {
         *self = Self { of: Some(provider.clone()), ..Self::default() };
     }
 
-    /// Whether all that could prove a package has come: its document, and sums with a signature.
+    /// True if all files that can prove a package were read: its document, and sums with a signature.
     pub(super) fn speaks_for(&self, package: &Package) -> bool {
         let Package { version, platform, .. } = package;
         let has = |member: MirrorFileKind| self.files.contains_key(&member);
@@ -63,17 +60,17 @@ impl Beside {
             && covering(version, platform).into_iter().any(is_signed)
     }
 
-    /// Takes a file of this provider that is no archive.
+    /// Reads a file of this provider that is no archive.
     ///
     /// # Errors
-    /// The tar broke off. Inside: why it is not taken.
+    /// The tar broke off. The inner error is the reason that the file is refused.
     pub(super) fn take<R: Read>(
         &mut self,
         path: MirrorPath,
         contents: &mut TarFileContents<'_, R>,
     ) -> io::Result<Result<(), String>> {
         let most = match &path.member {
-            // Every folder has one, and nothing in it is news.
+            // Skipped: `index.json` adds nothing to the archives themselves.
             MirrorFileKind::Index | MirrorFileKind::Archive(..) => return Ok(Ok(())),
             MirrorFileKind::VersionIndex(_) => index::MAX_INDEX_BYTES,
             MirrorFileKind::Sums(_) => checksums::MAX_BYTES,
@@ -94,12 +91,12 @@ impl Beside {
         Ok(Ok(()))
     }
 
-    /// What `VERSION.json` says.
+    /// The parsed `VERSION.json`.
     pub(super) fn version_index(&self, version: &Version) -> Option<Result<VersionIndex, String>> {
         self.files.get(&MirrorFileKind::VersionIndex(version.clone())).map(|bytes| VersionIndex::parse(bytes))
     }
 
-    /// The SHA-256 that unsigned sums beside it give an archive: they cannot prove it, but they can contradict it.
+    /// The SHA-256 that sums in the tree give an archive. Unsigned sums cannot prove it, but they can contradict it.
     pub(super) fn listed(&self, package: &Package, name: &str) -> Option<crate::digest::Digest> {
         covering(&package.version, &package.platform)
             .into_iter()
@@ -107,9 +104,9 @@ impl Beside {
             .find_map(|sums| sums.get(name))
     }
 
-    /// The proof set of a package that lies there, if a key signed it: whatever `verification` lets suffice where an
-    /// upstream says it, sums that come with what they are sums of prove nothing. The key comes from the tree, too:
-    /// whether it is known is another question.
+    /// The proof set of a package in the tree, if a key signed it. A signature is required whatever `verification`
+    /// says: unsigned sums that come with their files prove nothing. The key is from the tree too, so the caller must
+    /// check it.
     pub(super) fn witness(&self, package: &Package, upstream: &Upstream, now: Timestamp) -> Witness {
         let Package { version, platform, .. } = package;
         let Some(body) = self.files.get(&MirrorFileKind::Document(version.clone(), platform.clone())) else {
@@ -140,12 +137,12 @@ impl Beside {
     }
 }
 
-/// Its own sums first.
+/// The package's own sums come first.
 fn covering(version: &Version, platform: &Platform) -> [SumsScope; 2] {
     [SumsScope::Package(version.clone(), platform.clone()), SumsScope::Version(version.clone())]
 }
 
-/// A proof set of these bytes that no upstream sent.
+/// Builds a proof set from files that no upstream sent.
 pub(super) fn set_of(
     package: &Package,
     url: Url,
@@ -166,8 +163,8 @@ pub(super) fn set_of(
     ProofSet::new(about, body, sums, signature, package).map_err(|why| relayed(&why))
 }
 
-/// Where upstream would have the document, as far as that can be told without asking: what the document names by
-/// relative URLs is looked for there, should its archive ever be needed again.
+/// The URL where upstream would have the document, by convention. The relative URLs in the document are resolved
+/// against it if the archive must be fetched later.
 pub(super) fn stand_in(package: &Package, upstream: &Upstream) -> Url {
     let base = upstream.settings.url.join("v1/providers/").unwrap_or_else(|_| upstream.settings.url.clone());
     let asked = download_url(&base, &package.provider, package.version.as_str(), &package.platform);

@@ -1,5 +1,5 @@
-//! A tree out of the store: as a tar in the order of its names, so that it can be imported as it is. Everything is
-//! looked up before the first byte leaves; each archive is checked once more as it does.
+//! Exports a provider tree as a tar, sorted by path, which can be imported unchanged. Everything is looked up before
+//! the first byte is written. Each archive is verified again when it is written.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io::{self, Write};
@@ -20,21 +20,21 @@ use crate::filesystem_mirror::{MirrorFileKind, MirrorPath, SumsScope};
 use crate::store::{Blob, READ_AT_ONCE};
 use crate::verify::How;
 
-/// A package that is not held as it would have to be.
+/// A package that cannot be exported.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotExported {
-    /// Which.
+    /// The package.
     pub package: Package,
-    /// Why not.
+    /// The reason.
     pub why: String,
 }
 
-/// A tree that is about to leave.
+/// A tree ready to be written.
 #[derive(Debug)]
 pub struct Export {
     files: Vec<(MirrorPath, File)>,
     call: RequestContext,
-    /// What could not be found as it should be.
+    /// The packages that cannot be exported.
     pub missing: Vec<NotExported>,
 }
 
@@ -44,15 +44,14 @@ enum File {
     Archive(Box<Package>, Digest),
 }
 
-/// What of a file goes into the tar.
 enum ExportedContents {
     Bytes(Bytes),
     Blob(Blob),
 }
 
 impl Mirror {
-    /// Looks up what a tree of these packages is made of. Of what is in `have`, the archives are left out; everything
-    /// else speaks of them all the same.
+    /// Looks up the files of a tree with these packages. Archives in `have` are left out; the index and proof files
+    /// still list them.
     ///
     /// # Errors
     /// The store failed.
@@ -81,7 +80,8 @@ impl Mirror {
             let versions = indexes.entry(provider.clone()).or_default();
             versions.entry(version.clone()).or_default().add(&archive.file_name(), platform, &hashes);
             if set.proof().how != How::Imported {
-                // The first sums of a version are everybody's; who has others has them for itself.
+                // The first SHA256SUMS of a version is its shared file. A package with another one gets a separate
+                // file.
                 let first = *sums.entry((provider.clone(), version.clone())).or_insert(set.sums_digest());
                 let covers = if first == set.sums_digest() {
                     SumsScope::Version(version.clone())
@@ -129,8 +129,8 @@ impl Mirror {
 }
 
 impl Export {
-    /// Puts what proves an archive beside it: sums and signature byte for byte, and the document, whose three URLs name
-    /// what lies beside it.
+    /// Adds the proof of an archive: sums and signature byte for byte, and the document with its URLs replaced by file
+    /// names in the tree.
     fn prove(
         &mut self,
         archive: &MirrorPath,
@@ -153,11 +153,11 @@ impl Export {
         Ok(())
     }
 
-    /// Writes the tree as a tar, and gives back what it was written to. `out` may block: it is written to on a thread
-    /// that is held for no longer than a file takes.
+    /// Writes the tree as a tar and returns the writer. `out` may block: it is written on a blocking thread, one file
+    /// per job.
     ///
     /// # Errors
-    /// Nobody takes it any more, or an archive is damaged or gone: the tar has no end then.
+    /// The reader is gone, or an archive is damaged or missing. The tar is then incomplete.
     pub async fn write<W: Write + Send + 'static>(self, mirror: &Arc<Mirror>, out: W) -> io::Result<W> {
         let mut tar = ProviderTreeWriter::new(out);
         for (path, file) in self.files {
@@ -189,7 +189,7 @@ impl Export {
         mirror.tasks.spawn_blocking(move || tar.end()).await.map_err(io::Error::other)?
     }
 
-    /// How many archives will leave.
+    /// The number of archives to be written.
     pub fn archives(&self) -> usize {
         self.files.iter().filter(|(_, file)| matches!(file, File::Archive(..))).count()
     }

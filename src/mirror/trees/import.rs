@@ -1,5 +1,6 @@
-//! A tree on its way into the store: read as a tar, folder by folder, each package held whole or not at all. What is told
-//! of a package is so, whatever becomes of the rest; the same tree again goes on where it ended.
+//! Imports a provider tree from a tar, one provider folder at a time. Each package is stored whole or not at all. A
+//! reported package is final whatever happens to the rest. Importing the same tree again continues an interrupted
+//! import.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io::{self, Read};
@@ -21,16 +22,16 @@ use crate::filesystem_mirror::layout::{enclosing_package, enclosing_package_fold
 use crate::filesystem_mirror::{MirrorFileKind, MirrorPath, PathMeaning};
 use crate::store::StoreError;
 
-/// How many steps may wait for whoever is told of them.
+/// Maximum number of steps queued for the reader.
 const STEPS_WAITING: usize = 16;
 
 impl Mirror {
-    /// Takes a tree in, which arrives as a tar, the files of one provider together; in which order these are is all the
-    /// same, as far as the archives that wait for what proves them are not too many. Tells what comes of each file. Ends
-    /// when nobody listens any more.
+    /// Imports a tree that arrives as a tar, with the files of one provider together. Their order within the provider
+    /// does not matter, unless too many archives wait for their proof. Reports each file, and stops when the receiver
+    /// is dropped.
     ///
     /// # Errors
-    /// [`Error::Busy`] while another tree is; [`Error::Store`] where the store is gone.
+    /// [`Error::Busy`] while another tree is imported; [`Error::Store`] if the store is gone.
     pub fn import(
         self: &Arc<Self>,
         tar: impl Read + Send + 'static,
@@ -61,9 +62,9 @@ impl Mirror {
         let last_step = import.tell.clone();
         self.tasks.spawn_blocking(move || {
             let last = import.go(tar);
-            // Before the end is told: a script that reads it imports its next tree at once.
+            // Released before the last step is sent: a script that reads it may start its next import at once.
             drop(alone);
-            // Nobody may be left to be told.
+            // The receiver may be gone.
             let _ = last_step.blocking_send(last);
         });
         Ok(told)
@@ -77,29 +78,29 @@ pub(super) struct TreeImport {
     pub(super) unsigned: Unsigned,
     tell: Sender<ImportStep>,
     pub(super) beside: Beside,
-    /// What has arrived, and waits for what may prove it.
+    /// Staged archives whose proof may follow later in the tar.
     pub(super) waiting: StagedArchives,
-    /// The unpacked package whose files arrive.
+    /// The unpacked package that is being read.
     pub(super) packing: Option<Packing>,
-    /// Every package that was unpacked.
+    /// Every package that lies unpacked in the tree.
     pub(super) packed: HashSet<Package>,
-    /// What of the tree was proven, by package.
+    /// The digests proven so far, by package.
     pub(super) proven: HashMap<Package, Digest>,
-    /// Packages of which the tree has several files that nothing proves.
+    /// Packages with several different files in the tree, none of them proven.
     pub(super) disputed: HashSet<Package>,
     pub(super) touched: BTreeSet<ProviderAddress>,
-    /// Versions with archives that nothing proves.
+    /// Versions with unproven archives that the operator vouches for.
     pub(super) vouched_for: BTreeSet<(ProviderAddress, Version)>,
     counts: ImportCounts,
 }
 
-/// Why an import ends before its tree does.
+/// Reasons to stop before the end of the tree.
 pub(super) enum Stop {
-    /// The tar broke off, or is none.
+    /// The tar is truncated or invalid.
     Tar(io::Error),
-    /// The store failed, over this file: no file of the tree is to blame.
+    /// The store failed while this file was processed. The file is not to blame.
     Store { file: String, error: StoreError },
-    /// Whoever is told has gone.
+    /// The receiver was dropped.
     Unheard,
 }
 
@@ -110,7 +111,7 @@ impl From<io::Error> for Stop {
 }
 
 impl Stop {
-    /// That the store failed over a file.
+    /// Attributes a store failure to the file that was processed.
     pub(super) fn over(file: &str) -> impl Fn(StoreError) -> Self {
         |error| Self::Store { file: file.to_owned(), error }
     }
@@ -134,14 +135,14 @@ impl TreeImport {
         let ended = match read {
             Ok(()) => self.end_of_folder(),
             Err(Stop::Tar(broken)) => {
-                // What came whole is judged; an unpacked package may have had more files.
+                // Complete archives are judged. An unpacked package may lack files, so it is dropped.
                 self.packing = None;
                 self.judge_what_waits().and(Err(Stop::Tar(broken)))
             }
             Err(stop) => Err(stop),
         };
         self.waiting.discard();
-        // What was told of is settled, however the rest ended.
+        // Packages reported as stored are settled even if the import failed.
         let settled = self.settle();
         match (ended, settled) {
             (Ok(()), Ok(())) => ImportStep::Done(self.counts),
@@ -155,7 +156,7 @@ impl TreeImport {
             TarEntry::File { path, meaning, contents } => (path, meaning, contents),
             TarEntry::Refused { path, why } => {
                 return match enclosing_package(&path) {
-                    // A package lacks what is refused of it, so it is refused as a whole.
+                    // A package that lacks a refused file is refused as a whole.
                     Some(package) => self.part_of(package, enclosing_package_folder(&path), |packing| {
                         packing.refuse(format!("a file of it stays out, {path:?}: {why}"));
                         Ok(())
@@ -183,7 +184,7 @@ impl TreeImport {
         }
     }
 
-    /// Goes on to the folder of a provider, if it is another.
+    /// Switches to the folder of another provider.
     fn at(&mut self, provider: &ProviderAddress) -> Result<(), Stop> {
         if self.beside.of() == Some(provider) {
             return Ok(());
@@ -198,7 +199,7 @@ impl TreeImport {
         self.judge_what_waits()
     }
 
-    /// Judges what waits, as nothing more comes for it, or there is no room to wait.
+    /// Judges all waiting archives: at the end of a folder, or if disk space is short.
     pub(super) fn judge_what_waits(&mut self) -> Result<(), Stop> {
         while let Some(arrived) = self.waiting.next() {
             self.judge(arrived)?;
@@ -222,7 +223,7 @@ impl TreeImport {
         self.wait(arrived)
     }
 
-    /// Has an archive wait for what may come behind it; what has waited longest is judged where there are too many.
+    /// Queues an archive whose proof may follow. If too many wait, the oldest is judged.
     pub(super) fn wait(&mut self, arrived: StagedTreeArchive) -> Result<(), Stop> {
         self.waiting.push(arrived);
         while let Some(arrived) = self.waiting.too_much() {
@@ -231,7 +232,7 @@ impl TreeImport {
         Ok(())
     }
 
-    /// Goes on with the unpacked package at a place in the tree, or begins with it.
+    /// Adds a file to the unpacked package at this place, and starts the package if it is new.
     fn part_of(
         &mut self,
         package: Package,
@@ -257,7 +258,7 @@ impl TreeImport {
         self.packing.as_mut().map_or(Ok(()), part)
     }
 
-    /// Completes and syncs what several archives have in common.
+    /// Completes and syncs the documents that several archives share.
     fn settle(&self) -> Result<(), Error> {
         self.runtime.block_on(async {
             let call = self.mirror.step(self.call.now.after(self.call.began.elapsed()));

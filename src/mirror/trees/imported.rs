@@ -1,5 +1,5 @@
-//! What was imported without signatures: the sets that larder makes of it, how they are kept, and how they end as soon
-//! as upstream has something to say. Such a set never stands above one that is proven.
+//! Proof sets for providers imported without signatures: larder creates them, and replaces them once upstream offers a
+//! verified set. An unsigned set never replaces a verified one.
 
 use std::sync::Arc;
 
@@ -24,10 +24,10 @@ use crate::upstream::providers::versions_url;
 use crate::upstream::room::Room;
 use crate::verify::{How, Proof};
 
-/// What stands where the signature would: OpenTofu asks for one also where there is no key to check it by.
+/// The body of the signature file. OpenTofu requests it even if the document lists no keys.
 const NO_SIGNATURE: &[u8] = b"There is no signature: the operator of this mirror imported it.\n";
 
-/// The set of an archive that nobody signed: a document without keys, and sums of these.
+/// Creates the proof set of an unsigned archive: a document without keys, and these SHA256SUMS.
 pub(super) fn unsigned_set(
     package: &Package,
     digest: Digest,
@@ -52,12 +52,12 @@ pub(super) fn unsigned_set(
     set_of(package, url, proof, now, [body.to_string().into(), sums, Bytes::from_static(NO_SIGNATURE)])
 }
 
-/// The detail of the alarm where something else was imported without signatures than is verified now.
+/// The detail of an `imported-differs` alarm.
 pub(in super::super) fn imported_differs(imported: Digest, verified: Digest) -> String {
     format!("imported without signatures with SHA-256 {imported}; verified is {verified}, which is served")
 }
 
-/// A SHA256SUMS of these.
+/// Writes a SHA256SUMS for these archives.
 pub(super) fn sums_of<'a>(archives: impl IntoIterator<Item = (&'a Package, Digest)>) -> Bytes {
     let mut lines: Vec<String> = archives
         .into_iter()
@@ -68,7 +68,7 @@ pub(super) fn sums_of<'a>(archives: impl IntoIterator<Item = (&'a Package, Diges
 }
 
 impl Mirror {
-    /// Keeps a set that nobody signed, unless a proven one is held by now: that is what comes back then.
+    /// Stores an unsigned set, unless a verified one is stored by now. Returns the set in place.
     pub(super) async fn keep_unsigned(
         self: &Arc<Self>,
         package: &Package,
@@ -84,14 +84,16 @@ impl Mirror {
             };
             Ok(match held.filter(is_proven) {
                 Some(proven) => proven,
-                // Upstream is asked about it at once, wherever it can be; and it is evicted last.
+                // Stale at once, so that upstream is asked as soon as it can be. Marked as deleted upstream, so that it
+                // is evicted last.
                 None => KeptSet { current, predecessor: None, age: Age { checked: Timestamp(0), gone: true } },
             })
         });
         Ok(landed.await?.value)
     }
 
-    /// A set that upstream vouches for is about to replace one that nobody signed, if such a one is held.
+    /// Prepares to replace an unsigned set by a verified one: raises an alarm if the bytes differ, or marks the stored
+    /// archive as verified.
     pub(in super::super) async fn takes_over(
         self: &Arc<Self>,
         package: &Package,
@@ -133,12 +135,12 @@ impl Mirror {
         .await
     }
 
-    /// Whether larder packed a held archive of what was imported unpacked: no published one has its digest.
+    /// True if larder packed the archive from an unpacked import. No published archive has its digest.
     pub(in super::super) fn is_packed_anew(&self, package: &Package, digest: Digest) -> Result<bool, StoreError> {
         Ok(self.catalog.name(package)?.get(&digest).is_some_and(|held| held.zip == Zip::PackedAnew))
     }
 
-    /// Gives every unsigned set of a version the sums of all of them, so that each speaks for every platform.
+    /// Gives every unsigned set of a version the sums of all its platforms.
     pub(super) async fn complete_sums(
         self: &Arc<Self>,
         provider: &ProviderAddress,
@@ -168,8 +170,8 @@ impl Mirror {
         Ok(())
     }
 
-    /// Lists what is held of a provider that upstream does not list: a list that is held gets the entries, and where
-    /// none is, there is one from now on.
+    /// Adds the stored versions that upstream does not list to the cached version list, and creates the list if there
+    /// is none.
     pub(super) async fn list_imported(
         self: &Arc<Self>,
         provider: &ProviderAddress,
@@ -207,13 +209,13 @@ impl Mirror {
         Ok(())
     }
 
-    /// Whether a package is held that was imported without signatures.
+    /// True if an archive of the package was imported without signatures.
     pub async fn was_imported(self: &Arc<Self>, package: &Package) -> Result<bool, Error> {
         let of = package.clone();
         self.on_disk(move |mirror| Ok(unless_gone(mirror.catalog.name(&of))?.is_imported())).await
     }
 
-    /// Makes what leads to a provider survive a power cut, as far as it is held.
+    /// Syncs the discovery document and the version list of a provider.
     pub(super) async fn sync_what_leads_to(self: &Arc<Self>, provider: &ProviderAddress) -> Result<(), Error> {
         let keys = [Key::Discovery(provider.host.clone()), Key::ProviderVersions(provider.clone())];
         self.on_disk(move |mirror| keys.iter().try_for_each(|key| mirror.store.records.sync(key).map(drop))).await

@@ -1,4 +1,5 @@
-//! The verdict on an archive of a tree, and what follows from it. Room is taken only for what is to be kept.
+//! Judges the archives of an imported tree and stores or refuses them. Disk space is reserved only for archives that
+//! are to be stored.
 
 use std::sync::Arc;
 
@@ -20,24 +21,26 @@ use crate::filesystem_mirror::index::ArchiveHashes;
 use crate::store::StoreError;
 use crate::verify::{How, PackageLimits, Verified, package_hashes};
 
-/// Where an archive came from that no upstream sent.
+/// The recorded origin of an archive that no upstream sent.
 const ORIGIN: &str = "an import";
-/// What is said of one that was held and damaged.
+/// The note on a stored archive that was damaged.
 const HEALED: &str = "the one that was held was damaged: it was set aside, and this one is in its place";
 
-/// What is to become of an archive.
 enum ArchiveVerdict {
-    /// It is kept, because this proves it.
-    Proven { by: ProvenBy, kept: Arc<KeptSet>, set: Arc<ProofSet>, hashes: PackageHashesKnown },
-    /// It is kept, because the operator vouches for it.
+    /// Stored: a proof set names it.
+    Proven {
+        by: ProvenBy,
+        kept: Arc<KeptSet>,
+        set: Arc<ProofSet>,
+        hashes: PackageHashesKnown,
+    },
+    /// Stored: the operator vouches for it.
     OnTheirWord(PackageHashesKnown),
-    /// It is held.
     Held,
-    /// It stays out.
     Refused(String),
 }
 
-/// Whether what is held under a digest is what was held.
+/// The state of the stored archive with a given digest.
 enum Holds {
     Nothing,
     Whole,
@@ -45,7 +48,7 @@ enum Holds {
 }
 
 impl TreeImport {
-    /// Decides about an archive that has arrived, and keeps it or throws it away.
+    /// Judges a staged archive, then commits or discards it.
     pub(super) fn judge(&mut self, arrived: StagedTreeArchive) -> Result<(), Stop> {
         let (file, package, size_bytes) = (arrived.file.clone(), arrived.package.clone(), arrived.staged.written());
         let now = self.call.now.after(self.call.began.elapsed());
@@ -127,7 +130,7 @@ impl TreeImport {
         if self.unsigned == Unsigned::Refused {
             return Ok(ArchiveVerdict::Refused(format!("nothing proves it: {why}; --unsigned takes it on your word")));
         }
-        // Which of them counts differs from reader to reader.
+        // Readers of a tree disagree on which of the two files counts.
         if self.waiting.has_another(arrived) {
             self.disputed.insert(arrived.package.clone());
         }
@@ -147,7 +150,7 @@ impl TreeImport {
         })
     }
 
-    /// What `VERSION.json` beside an archive has against it.
+    /// The reason that `VERSION.json` beside the archive contradicts it, if it does.
     fn contradicted(&self, arrived: &StagedTreeArchive, hashes: &PackageHashesKnown) -> Option<String> {
         let Package { version, platform, .. } = &arrived.package;
         let name = format!("{version}.json");
@@ -203,8 +206,8 @@ impl TreeImport {
         }
     }
 
-    /// Says of an archive that was imported who packed it and where it came from, where its record says otherwise: an
-    /// import of an earlier larder may have been killed between two writes of it.
+    /// Corrects the packer and origin recorded for an imported archive. An older larder wrote the record twice, and may
+    /// have been killed in between.
     fn mend(&self, arrived: &StagedTreeArchive) -> Result<(), Error> {
         let zip = arrived.made.zip();
         self.mirror.catalog.change_name(&arrived.package, |name| {
@@ -216,7 +219,7 @@ impl TreeImport {
         Ok(())
     }
 
-    /// Keeps an archive that nothing proves, because the operator says so.
+    /// Stores an archive without proof, because the operator vouches for it.
     fn on_their_word(
         &mut self,
         arrived: StagedTreeArchive,
@@ -270,7 +273,7 @@ impl TreeImport {
             ArchiveOrigin::Before => FileVerdict::Unsigned,
             ArchiveOrigin::Anew { .. } => FileVerdict::PackedAnew,
         };
-        // That there is such a version is all that is recorded: its digest is nobody's but the operator's.
+        // Only the existence of the version is recorded. Its digest is only the operator's word.
         self.mirror.histories.note_listed(&package.provider, std::slice::from_ref(&package.version), now)?;
         self.keep(&kept, &set, arrived, hashes, room, now)?;
         if is_unsigned {
@@ -279,7 +282,8 @@ impl TreeImport {
         Ok(judged)
     }
 
-    /// What is held of it, read again: who imports what is held may do so because that is damaged. Then it is set aside.
+    /// The state of the stored archive, re-read from disk: an operator may import an archive because the stored one is
+    /// damaged. A damaged one is quarantined.
     fn holds(&self, arrived: &StagedTreeArchive) -> Result<Holds, Error> {
         let (mirror, digest) = (&self.mirror, &arrived.digest);
         if mirror.catalog.name(&arrived.package)?.get(digest).is_none() {
@@ -298,7 +302,7 @@ impl TreeImport {
         Ok(Holds::Damaged)
     }
 
-    /// Room for what is to be kept: others go for it, unless this mirror is offline.
+    /// Reserves disk space for an archive. Others are evicted for it, unless larder is offline.
     fn take_room(&self, bytes: u64) -> Result<Reservation, Error> {
         let mirror = &self.mirror;
         if mirror.link() == Link::Offline {
@@ -326,7 +330,7 @@ impl TreeImport {
         let verified = Verified::by_digest(staged, digest, set.document.shasum).map_err(|verdict| {
             Error::Unverified { asked: format!("the archive of {package}"), verdict: verdict.to_string() }
         })?;
-        // Written once: between two writes a kill would leave a `zh:` that nobody published.
+        // Written once. A kill between two writes would leave a `zh:` that was never published.
         let held = HeldArchive {
             hashes,
             zip: made.zip(),
@@ -340,7 +344,7 @@ impl TreeImport {
     }
 }
 
-/// Both `h1:` of an archive, as far as it has any.
+/// Both `h1:` hashes of an archive, if it has any.
 fn hashes_of(arrived: &StagedTreeArchive) -> Result<PackageHashesKnown, StoreError> {
     if let ArchiveOrigin::Anew { h1 } = &arrived.made {
         return Ok(PackageHashesKnown::Known { zip: h1.clone(), directory: h1.clone() });

@@ -1,5 +1,5 @@
-//! Trees of `terraform providers mirror` into the store and out of it. What comes in is held against a proof like any
-//! download; what nothing proves stays out, or is kept as what it is: vouched for by the operator alone.
+//! Import and export of `terraform providers mirror` trees. Imported archives need proof like any download. Without
+//! proof they are refused, or stored as vouched for by the operator only.
 
 mod arriving;
 mod beside;
@@ -18,7 +18,7 @@ use crate::address::PackageRef;
 pub use self::export::{Export, NotExported};
 pub(super) use self::imported::imported_differs;
 
-/// Whether archives that nothing proves are taken.
+/// The treatment of archives without proof.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unsigned {
     /// They are refused.
@@ -27,92 +27,92 @@ pub enum Unsigned {
     Taken,
 }
 
-/// What an import tells while it goes on.
+/// A progress report of an import.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "snake_case")]
 pub enum ImportStep {
     /// A file of the tree was judged.
     File(ImportedFile),
-    /// The whole tree was gone through, and what was taken in is on the disk.
+    /// The whole tree was read, and everything stored is synced.
     Done(ImportCounts),
-    /// It ended before that. What was told of stays as it was told.
+    /// The import stopped early. Files reported before remain stored.
     Stopped {
-        /// Why.
+        /// The reason.
         error: String,
     },
 }
 
-/// A file of a tree, and what came of it.
+/// A file of a tree, with its verdict.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImportedFile {
-    /// Its path in the tree.
+    /// The path in the tree.
     pub file: String,
-    /// The package; nothing where it is none.
+    /// The package, if the file belongs to one.
     #[serde(flatten)]
     pub package: Option<PackageRef>,
-    /// Its size in bytes.
+    /// The size in bytes.
     pub size_bytes: u64,
-    /// What came of it.
+    /// The verdict.
     #[serde(flatten)]
     pub judged: FileVerdict,
-    /// What the operator should know besides.
+    /// Notes for the operator.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
 
-/// What came of a file of a tree.
+/// The verdict on a file of a tree.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum FileVerdict {
-    /// It is proven, and held from now on.
+    /// Proven, and stored now.
     Proven {
-        /// By what.
+        /// The source of the proof.
         by: ProvenBy,
     },
-    /// Nothing proves it; it is held because the operator vouches for it.
+    /// Unproven, and stored because the operator vouches for it.
     Unsigned,
-    /// The same of a package that lay there unpacked: larder made an archive of it, which only a network mirror can serve,
-    /// by its `h1:`. It has no signature, and no `zh:` that anybody else knows.
+    /// An unpacked package that the operator vouches for, repacked by larder. It has no signature, and its `zh:` was
+    /// never published, so only a network mirror can serve it, by its `h1:`.
     PackedAnew,
-    /// It was held already.
+    /// Stored already.
     Held,
-    /// It stays out.
+    /// Refused.
     Refused {
-        /// Why.
+        /// The reason.
         why: String,
     },
 }
 
-/// Whose proof set an archive was held against.
+/// The source of the proof set that an archive was compared with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProvenBy {
-    /// One that was held.
+    /// A stored set.
     HeldSet,
-    /// One that upstream gave for it: of it, only the documents were fetched.
+    /// Upstream's set. Only the documents were fetched.
     Upstream,
-    /// One that lies beside it in the tree.
+    /// A set beside the archive in the tree.
     Tree,
 }
 
-/// How many files came to what.
+/// The number of files per verdict.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImportCounts {
-    /// Proven, and held from now on.
+    /// Proven, and stored now.
     pub proven: u64,
-    /// Held because the operator vouches for them.
+    /// Stored because the operator vouches for them.
     pub unsigned: u64,
-    /// Held because the operator vouches for them, and packed by larder.
+    /// Stored because the operator vouches for them, and repacked by larder.
     #[serde(default)]
     pub packed_anew: u64,
-    /// Held already.
+    /// Stored already.
     pub held: u64,
-    /// They stay out.
+    /// Refused.
     pub refused: u64,
 }
 
 impl ImportCounts {
-    /// Counts one more.
+    /// Counts one file.
     pub fn count(&mut self, judged: &FileVerdict) {
         *match judged {
             FileVerdict::Proven { .. } => &mut self.proven,

@@ -1,4 +1,4 @@
-//! An unpacked package of a tree: its files in a spool, then one zip of them, which comes out the same each time.
+//! Repacks an unpacked package of a tree into a deterministic zip. Its files are spooled first.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use crate::pack::{Tree, TreeEntry, TreeError, TreeLimits, TreePath, pack_zip};
 use crate::store::{Scratch, Staged, StoreError};
 use crate::verify::{PackageLimits, package_hashes};
 
-/// What a zip takes besides the bytes of its files, for each of them, at most: its name twice, and two headers.
+/// Maximum zip overhead per file: its name twice, and two headers.
 const BESIDE_A_FILE: u64 = 2 * (4096 + 128);
 
-/// A package whose files arrive.
+/// An unpacked package that is being read.
 pub(super) struct Packing {
     package: Package,
-    /// Its folder, as the tree spells it.
+    /// The package's folder, as spelled in the tree.
     pub(super) place: String,
     tree: Tree,
     flaw: Option<String>,
@@ -27,22 +27,21 @@ pub(super) struct Packing {
 }
 
 impl Packing {
-    /// Begins with a package.
+    /// Starts a package.
     ///
     /// # Errors
-    /// There is no place for its files.
+    /// The spool could not be created.
     pub(super) fn begin(mirror: &Mirror, package: Package, place: String) -> Result<Self, StoreError> {
         let scratch = mirror.store.blobs.scratch()?;
         let limits = TreeLimits { entries: PackageLimits::default().entries, bytes: mirror.limits.archive_bytes };
         Ok(Self { package, place, tree: Tree::new(scratch.file()?, limits), flaw: None, scratch })
     }
 
-    /// Refuses all of it.
     pub(super) fn refuse(&mut self, why: String) {
         self.flaw.get_or_insert(why);
     }
 
-    /// Takes a file, which lies at `path` in the tree and at `file` in the package.
+    /// Adds a file. `path` is relative to the tree, `file` to the package.
     ///
     /// # Errors
     /// The tar broke off, or the disk failed.
@@ -55,7 +54,7 @@ impl Packing {
         if self.flaw.is_some() {
             return Ok(());
         }
-        // What clients run, they run whatever the tree's file system kept of modes.
+        // Clients execute the plugin, even if the tree's file system lost its mode.
         let mode = if self.is_plugin(file) { Mode::Executable } else { contents.mode() };
         let taken = match TreePath::parse(file.as_bytes()) {
             Ok(at) => self.tree.add_file(&at, mode.bits(), contents),
@@ -77,7 +76,7 @@ impl Packing {
         StoreError::Io { doing: "write what is unpacked to", path, source: Arc::clone(error) }
     }
 
-    /// Whether a file of the package is what clients run.
+    /// True if the file is the executable that clients run.
     fn is_plugin(&self, file: &str) -> bool {
         !file.contains('/') && file.starts_with(&self.plugin())
     }
@@ -86,7 +85,7 @@ impl Packing {
         format!("terraform-provider-{}", self.package.provider.type_)
     }
 
-    /// Why no client could install it.
+    /// The reason that no client could install the package, if there is one.
     fn flaw(&self) -> Option<String> {
         let is_plugin = |(path, entry): (&TreePath, &TreeEntry)| {
             matches!(entry, TreeEntry::File { .. }) && self.is_plugin(&path.to_string())
@@ -97,14 +96,13 @@ impl Packing {
         })
     }
 
-    /// How many bytes a zip of it takes at most.
+    /// Maximum size of its zip.
     fn most_bytes(&self) -> u64 {
         let files = self.tree.entries().count() as u64;
-        // Deflate adds five bytes to each 16 KiB that it cannot make smaller, at most.
+        // Deflate adds at most five bytes to each 16 KiB that it cannot compress.
         self.tree.bytes() + self.tree.bytes() / 1024 + (files + 1) * BESIDE_A_FILE
     }
 
-    /// Writes the zip.
     fn zip_into(&self, staged: &mut Staged) -> Result<(), PackingError> {
         let mut stage = RepackStage { staged, failed: None };
         let zipped = pack_zip(&self.tree, &mut stage);
@@ -122,7 +120,7 @@ enum PackingError {
     Refused(String),
 }
 
-/// A stage as somewhere to write, which remembers what failed there.
+/// Writes to a staging file and keeps the store error, which [`io::Error`] would hide.
 struct RepackStage<'a> {
     staged: &'a mut Staged,
     failed: Option<StoreError>,
@@ -144,7 +142,7 @@ impl Write for RepackStage<'_> {
 }
 
 impl TreeImport {
-    /// Makes an archive of the unpacked package that was under way, now that all of it is there. It waits for its verdict.
+    /// Zips the unpacked package that is complete now, and queues it for its verdict.
     pub(super) fn end_packing(&mut self) -> Result<(), Stop> {
         let Some(packing) = self.packing.take() else { return Ok(()) };
         let (package, place) = (packing.package.clone(), packing.place.clone());

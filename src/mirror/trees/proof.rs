@@ -1,5 +1,5 @@
-//! Whether anything proves an archive of a tree: what is held, what upstream says, what lies beside it; in this order,
-//! because whoever made the tree made what lies beside it, too.
+//! Finds proof for an archive of an imported tree. The sources in order: stored sets, upstream, files beside it in the
+//! tree. The tree comes last because its author controls both.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,30 +20,29 @@ use crate::upstream::Upstream;
 use crate::upstream::breaker::Origin;
 use crate::verify::How;
 
-/// The document, its sums and its signature.
+/// The requests for one proof set: document, sums and signature.
 const REQUESTS: u32 = 3;
-/// How long an upstream's budget is waited for before it is looked at again.
+/// Interval between two checks of an upstream's rate limit.
 const BUDGET_AGAIN: Duration = Duration::from_millis(500);
-/// How long it is waited for at most.
+/// Maximum wait for an upstream's rate limit.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
-/// What is said of a key that only the tree speaks for.
+/// The note on a key that only the tree vouches for.
 const NEW_KEY: &str = "signed by a key that came with the tree and was never seen for this provider";
 
-/// What is to be said for an archive.
 pub(super) enum ArchiveEvidence {
-    /// It is what is held.
+    /// The archive is stored already.
     Held,
-    /// A set proves it.
+    /// A proof set names it.
     Proven { by: ProvenBy, kept: Arc<KeptSet>, set: Arc<ProofSet>, notes: Vec<String> },
-    /// Nothing does, and this is why not.
+    /// No proof exists, for this reason.
     Nothing(String),
-    /// It is another than is proven, or what should prove it does not.
+    /// A proof set names other bytes, or the proof is invalid or could not be fetched.
     Against(String),
 }
 
 impl Mirror {
-    /// Looks for what proves an archive of a tree.
+    /// Finds the evidence for an archive of a tree.
     ///
     /// # Errors
     /// The store failed.
@@ -88,7 +87,7 @@ impl Mirror {
         })
     }
 
-    /// The proven set that upstream gives; nothing where it knows no such package.
+    /// Fetches the proof set from upstream. `None` if upstream has no such package.
     pub(super) async fn set_of_upstream(
         self: &Arc<Self>,
         package: &Package,
@@ -102,7 +101,7 @@ impl Mirror {
             match self.may_fetch(&what, host, &origins, REQUESTS, call) {
                 Ok(()) => break now,
                 Err(Error::Spared(_)) if waited < LONGEST_WAIT => {}
-                // Somebody waits for the verdict, and upstreams ask for minutes.
+                // An operator waits for the verdict. A backoff of upstream may last minutes, so it is an error.
                 Err(error) => return Err(error),
             }
             tokio::time::sleep(BUDGET_AGAIN).await;
@@ -116,7 +115,7 @@ impl Mirror {
         }
     }
 
-    /// What the tree itself, and what was ever proven of the version, have to say.
+    /// The evidence of the files in the tree and of the first-seen record.
     async fn by_the_tree(
         self: &Arc<Self>,
         package: &Package,
@@ -161,8 +160,8 @@ impl Mirror {
         }
         let key = set.proof().how.fingerprint().map(str::to_owned);
         let mut notes = set.proof().warnings.clone();
-        // Whoever made the tree may have made the key, too: a key proves where it was seen before, or where the operator
-        // vouches for it.
+        // The author of the tree may have made the key too. A key counts only if it is in the provider's log, or if the
+        // operator vouches for it.
         let Some(key) = key else {
             return Ok(ArchiveEvidence::Nothing("nobody signed what lies beside it".to_owned()));
         };
@@ -174,7 +173,7 @@ impl Mirror {
             Unsigned::Refused => return Ok(ArchiveEvidence::Nothing(format!("it is {NEW_KEY}: {key}"))),
             Unsigned::Taken => {
                 notes.push(format!("{NEW_KEY}: {key}"));
-                // Taken on the operator's word, and no key of the provider for that.
+                // Stored on the operator's word. The key is not added to the provider's log.
                 Signer::NotChecked
             }
         };
@@ -186,7 +185,7 @@ impl Mirror {
             }
             Err(error) => return Err(error),
         }
-        // It was not upstream that said so: it is asked at the first chance.
+        // Stale at once, because upstream did not confirm it.
         let kept = self.keep_set_as_of(package, *set, Timestamp(0), call.now).await?.value;
         let set = Arc::clone(&kept.current);
         Ok(ArchiveEvidence::Proven { by: ProvenBy::Tree, kept, set, notes })
@@ -197,7 +196,7 @@ pub(super) fn is_proven(set: &ProofSet) -> bool {
     set.proof().how != How::Imported
 }
 
-/// That nobody knows what was proven is no leave, either.
+/// Proof may have existed, so a lost record must not make the archive acceptable as unproven.
 pub(super) fn record_lost(package: &Package) -> String {
     let Package { provider, version, .. } = package;
     format!(
@@ -205,7 +204,7 @@ pub(super) fn record_lost(package: &Package) -> String {
     )
 }
 
-/// That it cannot be told now is no leave to take it on anybody's word.
+/// A failed request to upstream must not make the archive acceptable as unproven.
 pub(super) fn not_asked(error: &Error) -> String {
     let when = match error {
         Error::HeldBack { until, .. } => format!("try again after {}", until.date_time()),
@@ -214,7 +213,7 @@ pub(super) fn not_asked(error: &Error) -> String {
     format!("upstream could not be asked: {error}; {when}, or import it into a mirror that is offline")
 }
 
-/// The set that has this archive.
+/// The stored set that names this archive, as evidence.
 fn of_kept(held: &HeldSet, digest: Digest, by: ProvenBy) -> Option<ArchiveEvidence> {
     let sets = [Some(&held.kept.current), held.fallback.as_ref()];
     let set = sets.into_iter().flatten().find(|set| set.document.shasum == digest)?;

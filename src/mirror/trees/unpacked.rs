@@ -1,5 +1,5 @@
-//! Whether anything speaks for a package that lies in a tree unpacked. No SHA256SUMS names what it would be packed to, so
-//! nothing proves it; but its `h1:` is that of the archive that was published, and tells whether it is the same.
+//! Finds evidence for an unpacked package of a tree. No SHA256SUMS names its zip, so no signature proves it. Its `h1:`
+//! equals that of the published archive, which tells whether its files are the same.
 
 use std::sync::Arc;
 
@@ -12,8 +12,8 @@ use crate::error::Error;
 use crate::store::StoreError;
 
 impl Mirror {
-    /// Looks for what is to be said for or against an unpacked package whose files have this `h1:`. Where a proven archive
-    /// is known of, or to be had, only that one is taken: to take its files instead would be to do without its proof.
+    /// Finds the evidence about an unpacked package with this `h1:`. If a proven archive exists here or upstream, the
+    /// unpacked files are refused: storing them would bypass its proof.
     ///
     /// # Errors
     /// The store failed.
@@ -62,7 +62,7 @@ impl Mirror {
         Ok(ArchiveEvidence::Nothing(format!("{nothing}, and no signature speaks of unpacked files")))
     }
 
-    /// The `h1:` of what each held archive of a package unpacks to, as far as it is not damaged.
+    /// The directory `h1:` of each stored archive of a package that is not damaged.
     fn held_package_hashes(&self, package: &Package) -> Result<Vec<String>, StoreError> {
         let mut known = Vec::new();
         for held in self.catalog.name(package)?.archives {

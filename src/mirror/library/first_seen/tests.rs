@@ -1,18 +1,18 @@
-//! The judgement as a whole, against a registry that publishes whatever it likes in whatever order.
+//! Property tests of the judgement: a registry publishes arbitrary sets in any order.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::address::{Hostname, Name, ProviderAddress, Version};
 
-/// The records of one provider, kept as the store keeps them.
+/// The records of one provider, as the store keeps them.
 #[derive(Default)]
 struct Kept {
     versions: BTreeMap<u8, VersionHistory>,
     keys: Option<KeyLog>,
 }
 
-/// A set as a registry may publish it.
+/// A set that a registry may publish.
 #[derive(Debug, Clone)]
 struct Published {
     version: u8,
@@ -90,8 +90,8 @@ fn published() -> impl Strategy<Value = Published> {
 }
 
 proptest! {
-    /// Promise 14, as a whole: whatever a registry publishes in whatever order, a platform of a version has other
-    /// bytes only by a key that signed the version first or was the provider's before it.
+    /// Promise 14: for any sets in any order, a platform of a version changes its bytes only if the signer signed the
+    /// version first or was in the provider's log before it.
     #[test]
     fn no_order_of_sets_makes_a_stranger_vouch_for_other_bytes(sets in prop::collection::vec(published(), 1..24)) {
         let mut kept = Kept::default();
@@ -132,7 +132,7 @@ proptest! {
         }
     }
 
-    /// The same set again is never refused, and adds nothing.
+    /// An admitted set is never refused later, and adds no record.
     #[test]
     fn a_set_that_was_taken_is_taken_again(sets in prop::collection::vec(published(), 1..12)) {
         let mut kept = Kept::default();

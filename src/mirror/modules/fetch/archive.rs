@@ -1,4 +1,4 @@
-//! An archive that a location names: downloaded, held against its checksum, unpacked.
+//! Fetches a module source archive: download, compare with its checksum, unpack.
 
 use std::io::Seek;
 
@@ -13,11 +13,11 @@ use crate::upstream::error::Fault;
 use crate::upstream::outbound::origin;
 use crate::upstream::source::{ArchiveSource, Checksum, Expected};
 
-/// The largest list of checksums, in bytes.
+/// Maximum size of a checksum list, in bytes.
 const LARGEST_LIST: u64 = 1 << 20;
 
 impl Fetch<'_> {
-    /// Downloads an archive, holds it against the checksum that its address names, and unpacks it.
+    /// Downloads an archive, compares it with the checksum in its address, and unpacks it.
     pub(super) async fn archive(
         &mut self,
         source: &ArchiveSource,
@@ -51,7 +51,7 @@ impl Fetch<'_> {
                         unpack(format, &mut file, &mut tree).map(|()| tree).map_err(Differs::Tree)
                     }
                 };
-                // What did not do is not built on.
+                // Discarded even if it is wrong, so that a resume never builds on wrong bytes.
                 staged.discard()?;
                 Ok(unpacked)
             })
@@ -66,14 +66,14 @@ impl Fetch<'_> {
         }
     }
 
-    /// Waits for the right to unpack what was downloaded; nothing is held meanwhile but its stage.
+    /// Waits for a permit to unpack. The caller holds nothing but its staging file meanwhile.
     async fn turn_to_unpack(&self) -> Result<TreePermit, Error> {
         let turn = self.mirror.unpacking.take(&self.upstream.settings.host, self.call.asker).await;
         let why = || "as many archives are being unpacked as may be at one time".to_owned();
         turn.map(TreePermit::Unpacking).ok_or_else(|| Error::Busy { what: self.what(), why: why() })
     }
 
-    /// The checksum that a list names for an archive.
+    /// Fetches a checksum list and finds the archive's checksum in it.
     async fn listed(&self, list: &Url, archive: &Url) -> Result<Checksum, NoTree> {
         let what = format!("the list of checksums for {}", self.what());
         let asked = self.call.terms.outbound.small_file(self.ask(list, &what), None, LARGEST_LIST).await;
