@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use comfy_table::{CellAlignment, Table, presets};
-use larder::app::{App, Settings};
+use larder::app::{App, StartSettings};
 use larder::config::{ByteSize, Config};
 use larder::protocol::client_config::ClientRoute;
 use tokio_util::sync::CancellationToken;
@@ -52,7 +52,7 @@ async fn main() -> anyhow::Result<()> {
         registry.publish(provider.platform("linux_amd64").platform("darwin_arm64").platform("windows_amd64"));
     }
     let folder = tempfile::tempdir()?;
-    let app = App::start(&configuration(&registry, folder.path())?, Settings::default()).await?;
+    let app = App::start(&configuration(&registry, folder.path())?, StartSettings::default()).await?;
     let (base, admin) = (app.base().to_owned(), format!("http://{}", app.admin_address()));
     let paste = app.client_config(ClientRoute::HostOverride).await?;
     let stop = CancellationToken::new();

@@ -17,11 +17,11 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-pub use self::base::base;
+pub use self::base::base_url_of;
 pub use self::reload::{NotReloaded, Reloaded};
 pub use self::start_error::StartError;
 
-use self::base::from_this_machine;
+use self::base::loopback_if_unspecified;
 use crate::cdn_loop::OwnEntry;
 use crate::clock::{Clock, Timestamp};
 use crate::config::Config;
@@ -46,7 +46,7 @@ use crate::upstream::{Traffic, Upstreams};
 
 /// Startup settings that are not in the configuration file.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct StartSettings {
     /// Source of the current time.
     pub clock: Clock,
     /// Timeouts and sizes of the mirror. The store's size limit comes from the configuration.
@@ -59,7 +59,7 @@ pub struct Settings {
     pub pool_within: Duration,
 }
 
-impl Default for Settings {
+impl Default for StartSettings {
     fn default() -> Self {
         Self {
             clock: Clock::default(),
@@ -72,7 +72,7 @@ impl Default for Settings {
 }
 
 /// Lists the problems in the configured files that would prevent a start.
-pub fn what_would_not_start(config: &Config) -> Vec<String> {
+pub fn start_problems(config: &Config) -> Vec<String> {
     let mut problems: Vec<String> = config.refusal().into_iter().collect();
     if let Some(files) = &config.server.tls
         && let Err(error) = Tls::load(&files.certificate, &files.key)
@@ -89,9 +89,12 @@ pub fn what_would_not_start(config: &Config) -> Vec<String> {
 }
 
 /// Opens the store and builds a mirror without listeners or jobs, for commands that run without a larder.
-pub fn mirror(config: &Config, settings: &Settings) -> Result<(Arc<Mirror>, Arc<Store>, Metrics), StartError> {
+pub fn mirror(
+    config: &Config,
+    settings: &StartSettings,
+) -> Result<(Arc<Mirror>, Arc<Store>, MetricSources), StartError> {
     let store = Arc::new(Store::open(&config.store.path, settings.clock.now())?);
-    let metrics = Metrics::default();
+    let metrics = MetricSources::default();
     let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
     let own = OwnEntry::random().map_err(|_| StartError::Random)?;
     let outbound = Outbound::new(&config.network, &config.upstreams, own, metrics.counters.traffic(), settings.bounds)?;
@@ -104,13 +107,13 @@ pub fn mirror(config: &Config, settings: &Settings) -> Result<(Arc<Mirror>, Arc<
 
 /// The counters of every part, exported as Prometheus metrics.
 #[derive(Debug, Default)]
-pub struct Metrics {
+pub struct MetricSources {
     requests: Requests,
     counters: Counters,
     supervisor: Supervisor,
 }
 
-impl Metrics {
+impl MetricSources {
     fn registry(&self, mirror: Arc<Mirror>, started: Timestamp, clock: Clock) -> Registry {
         let mut registry = Registry::default();
         let build = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
@@ -140,8 +143,8 @@ pub struct App {
 /// Handle to a serving larder, for a service manager and for reloads of the configuration.
 #[derive(Debug)]
 pub struct RunningApp {
-    parts: Parts,
-    front: ArcSwap<Front>,
+    parts: SharedParts,
+    front: ArcSwap<Handlers>,
     tls: Option<Arc<Tls>>,
     main_places: Places,
     admin_places: Places,
@@ -151,7 +154,7 @@ pub struct RunningApp {
 
 /// The parts that a reload keeps.
 #[derive(Debug)]
-struct Parts {
+struct SharedParts {
     mirror: Arc<Mirror>,
     jobs: Arc<Jobs>,
     recurring: Arc<Recurring>,
@@ -169,7 +172,7 @@ struct Parts {
 
 /// The request handlers of both listeners for one configuration. A request keeps the handlers it started with.
 #[derive(Debug)]
-struct Front {
+struct Handlers {
     main: Arc<Main>,
     admin: Arc<Admin>,
 }
@@ -180,7 +183,7 @@ impl App {
     ///
     /// # Errors
     /// Returns a [`StartError`] that says what to change.
-    pub async fn start(config: &Config, settings: Settings) -> Result<Self, StartError> {
+    pub async fn start(config: &Config, settings: StartSettings) -> Result<Self, StartError> {
         if let Some(refusal) = config.refusal() {
             return Err(StartError::Refused(refusal));
         }
@@ -193,7 +196,7 @@ impl App {
         let (admin, admin_at) = bind("[admin]", config.admin.listen).await?;
         let started = settings.clock.now();
         let jobs = Jobs::of_store(Arc::clone(&mirror), settings.clock.clone(), Arc::clone(&store)).await;
-        let parts = Parts {
+        let parts = SharedParts {
             recurring: {
                 let supervisor = metrics.supervisor.clone();
                 Recurring::new(Arc::clone(&jobs), settings.clock.clone(), config, supervisor).await
@@ -210,14 +213,14 @@ impl App {
             main: main_at,
             admin: admin_at,
         };
-        let front = ArcSwap::from_pointee(parts.front(config, parts.mirror.terms(), None)?);
+        let front = ArcSwap::from_pointee(parts.build_handlers(config, parts.mirror.terms(), None)?);
         let config_in_force = tokio::sync::Mutex::new(config.clone());
         let places = || Places::new(&settings.connections, parts.requests.clone());
         let (main_places, admin_places) = (places(), places());
         let pool = Pool::new(settings.pool_within);
         let running = RunningApp { parts, front, tls, main_places, admin_places, pool, config: config_in_force };
         let (connections, http2) = (settings.connections, config.server.http2);
-        let (scrub, base) = (config.store.scrub, base(config, main_at));
+        let (scrub, base) = (config.store.scrub, base_url_of(config, main_at));
         Ok(Self { running: Arc::new(running), main, admin, connections, http2, base, scrub })
     }
 
@@ -292,7 +295,7 @@ impl App {
 impl RunningApp {
     /// Starts the long-running tasks under the supervisor.
     fn background(&self, scrub: Option<Duration>, stop: &CancellationToken) -> JoinSet<()> {
-        let Parts { mirror, recurring, supervisor, clock, .. } = &self.parts;
+        let SharedParts { mirror, recurring, supervisor, clock, .. } = &self.parts;
         let mut tasks = JoinSet::new();
         let (of, at) = (Arc::clone(mirror), clock.clone());
         supervisor.spawn(&mut tasks, Task::Housekeeping, move || jobs::keep_house(Arc::clone(&of), at.clone()));
@@ -311,7 +314,7 @@ impl RunningApp {
     }
 
     /// One-line summary: base URL, mirrored hosts, store.
-    pub async fn at_work(&self) -> String {
+    pub async fn summary_line(&self) -> String {
         let config = self.config.lock().await;
         let hosts: Vec<String> = config.upstreams.iter().map(|upstream| upstream.host.to_string()).collect();
         let hosts = match hosts.len() {
@@ -319,7 +322,11 @@ impl RunningApp {
             many => format!("{many} registries"),
         };
         let link = if config.network.offline { ", offline" } else { "" };
-        format!("{} mirrors {hosts}{link}; store {}", base(&config, self.parts.main), config.store.path.display())
+        format!(
+            "{} mirrors {hosts}{link}; store {}",
+            base_url_of(&config, self.parts.main),
+            config.store.path.display()
+        )
     }
 
     /// Lists the upstreams without a fresh discovery document and the reasons. Asks those that have no fresh copy.
@@ -337,8 +344,8 @@ impl RunningApp {
     }
 
     /// Checks that both listeners answer over their own sockets and that the blocking pool has free threads.
-    pub async fn answers(&self) -> Result<(), Silent> {
-        let (main, admin) = (from_this_machine(self.parts.main), from_this_machine(self.parts.admin));
+    pub async fn check_liveness(&self) -> Result<(), Silent> {
+        let (main, admin) = (loopback_if_unspecified(self.parts.main), loopback_if_unspecified(self.parts.admin));
         let standing = self.front.load().main.standing(main.ip());
         let main = Listening { at: main, places: &self.main_places, standing };
         let admin = Listening { at: admin, places: &self.admin_places, standing: PeerClass::Client };
@@ -348,9 +355,14 @@ impl RunningApp {
     }
 }
 
-impl Parts {
+impl SharedParts {
     /// Builds the request handlers for a configuration; `before` is the set that they replace.
-    fn front(&self, config: &Config, terms: Arc<RuntimeConfig>, before: Option<&Front>) -> Result<Front, StoreError> {
+    fn build_handlers(
+        &self,
+        config: &Config,
+        terms: Arc<RuntimeConfig>,
+        before: Option<&Handlers>,
+    ) -> Result<Handlers, StoreError> {
         let door = Door {
             upstreams: config.upstreams.iter().map(|upstream| upstream.host.clone()).collect(),
             default_upstream: config.server.default_upstream.clone(),
@@ -367,7 +379,7 @@ impl Parts {
         };
         let token = match &config.admin.token {
             Some(token) => token.clone(),
-            None => self.made_token()?,
+            None => self.generated_token()?,
         };
         let admin = Arc::new(Admin {
             mirror: Arc::clone(&self.mirror),
@@ -377,15 +389,15 @@ impl Parts {
             registry: Arc::clone(&self.registry),
             started: self.started,
             requests: self.requests.clone(),
-            base: base(config, self.main),
+            base: base_url_of(config, self.main),
             clock: self.clock.clone(),
             default_host: config.default_host(),
             bundles: config.bundle.clone(),
         });
-        Ok(Front { main, admin })
+        Ok(Handlers { main, admin })
     }
 
-    fn made_token(&self) -> Result<SecretString, StoreError> {
+    fn generated_token(&self) -> Result<SecretString, StoreError> {
         if let Some(token) = self.made_token.get() {
             return Ok(token.clone());
         }

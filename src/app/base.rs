@@ -5,17 +5,17 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use crate::config::Config;
 
 /// Base URL of a larder as clients see it, without a final slash.
-pub fn base(config: &Config, bound: SocketAddr) -> String {
+pub fn base_url_of(config: &Config, bound: SocketAddr) -> String {
     if let Some(url) = &config.server.public_url {
         return url.as_str().trim_end_matches('/').to_owned();
     }
     let scheme = if config.server.tls.is_some() { "https" } else { "http" };
-    let at = from_this_machine(bound);
+    let at = loopback_if_unspecified(bound);
     format!("{scheme}://{}", SocketAddr::new(at.ip(), at.port()))
 }
 
 /// Replaces the unspecified address, which cannot be connected to, by loopback.
-pub(super) fn from_this_machine(mut bound: SocketAddr) -> SocketAddr {
+pub(super) fn loopback_if_unspecified(mut bound: SocketAddr) -> SocketAddr {
     match bound.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => bound.set_ip(IpAddr::V4(Ipv4Addr::LOCALHOST)),
         IpAddr::V6(ip) if ip.is_unspecified() => bound.set_ip(IpAddr::V6(Ipv6Addr::LOCALHOST)),

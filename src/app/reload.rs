@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tokio::task;
 
-use super::{RunningApp, what_would_not_start};
+use super::{RunningApp, start_problems};
 use crate::config::Config;
 use crate::mirror::SealedFor;
 use crate::upstream::Upstreams;
@@ -42,7 +42,7 @@ impl RunningApp {
     pub async fn reload(&self, config: Config) -> Result<Reloaded, NotReloaded> {
         let mut in_force = self.config.lock().await;
         let named = config.server.tls.clone();
-        let (config, take_a_restart) = with_what_is_fixed(config, &in_force).await?;
+        let (config, take_a_restart) = keep_restart_options(config, &in_force).await?;
         // Everything that can fail comes first, so that a reload is never partial.
         let failed = |error: &dyn fmt::Display| NotReloaded(vec![error.to_string()]);
         let renewal = match (&self.tls, named) {
@@ -60,7 +60,10 @@ impl RunningApp {
         let sealed_for = SealedFor::from(config.network.sealed_platforms.as_slice());
         let terms = before.followed_by(upstreams, outbound, config.store.max_size, sealed_for);
         let terms = Arc::new(terms);
-        let front = self.parts.front(&config, Arc::clone(&terms), Some(&*self.front.load())).map_err(|e| failed(&e))?;
+        let front = self
+            .parts
+            .build_handlers(&config, Arc::clone(&terms), Some(&*self.front.load()))
+            .map_err(|e| failed(&e))?;
 
         if let (Some(tls), Some(renewal)) = (&self.tls, renewal) {
             tls.take_over(renewal);
@@ -78,9 +81,9 @@ impl RunningApp {
 
 /// The configuration that can come into force: options that need a restart keep their old values. Also returns the
 /// names of those that changed.
-async fn with_what_is_fixed(mut config: Config, before: &Config) -> Result<(Config, Vec<&'static str>), NotReloaded> {
+async fn keep_restart_options(mut config: Config, before: &Config) -> Result<(Config, Vec<&'static str>), NotReloaded> {
     let file = config.clone();
-    let looking = task::spawn_blocking(move || what_would_not_start(&file));
+    let looking = task::spawn_blocking(move || start_problems(&file));
     let mut problems = looking.await.unwrap_or_else(|error| vec![error.to_string()]);
     let mut take_a_restart = Vec::new();
     let mut keep = |option, is_changed| {

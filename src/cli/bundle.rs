@@ -10,7 +10,7 @@ mod target;
 
 use clap::{Args, Subcommand};
 
-use super::Common;
+use super::CommonOptions;
 
 #[derive(Debug, Args)]
 pub(super) struct Bundle {
@@ -29,7 +29,7 @@ enum BundleCommand {
 }
 
 impl Bundle {
-    pub(super) fn common(&self) -> &Common {
+    pub(super) fn common(&self) -> &CommonOptions {
         match &self.command {
             BundleCommand::Create(create) => create.common(),
             BundleCommand::Apply(apply) => apply.common(),

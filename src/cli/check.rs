@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use serde_json::json;
 
-use super::text::{Page, counted, width_of_stderr};
-use super::{BAD_CONFIGURATION, Common, say, say_error};
+use super::text::{TextPage, plural, width_of_stderr};
+use super::{BAD_CONFIGURATION, CommonOptions, print_error, print_line};
 use crate::app;
 
 /// Width of the prefix that `say_error` prints.
@@ -13,16 +13,16 @@ const PREFIX: usize = "larder: ".len();
 
 /// Wraps a message to the terminal, with its further lines indented.
 fn wrapped(remark: &str, width: Option<usize>) -> String {
-    let mut page = Page::of_width(width.map(|width| width.saturating_sub(PREFIX)));
-    page.hang("", remark);
+    let mut page = TextPage::of_width(width.map(|width| width.saturating_sub(PREFIX)));
+    page.push_hanging("", remark);
     page.text().replace('\n', &format!("\n{:PREFIX$}", ""))
 }
 
-pub(super) fn run(common: &Common) -> ExitCode {
+pub(super) fn run(common: &CommonOptions) -> ExitCode {
     let (file, warnings, problems) = match common.load() {
         Ok((config, warnings)) => {
             let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
-            (config.source.clone(), warnings, app::what_would_not_start(&config))
+            (config.source.clone(), warnings, app::start_problems(&config))
         }
         Err(problems) => {
             let problems = problems.remarks().iter().map(ToString::to_string).collect();
@@ -30,15 +30,17 @@ pub(super) fn run(common: &Common) -> ExitCode {
         }
     };
     if common.json {
-        say(&json!({ "ok": problems.is_empty(), "file": file, "warnings": warnings, "problems": problems }).to_string());
+        print_line(
+            &json!({ "ok": problems.is_empty(), "file": file, "warnings": warnings, "problems": problems }).to_string(),
+        );
     } else {
         for remark in warnings.iter().chain(&problems) {
-            say_error(&wrapped(remark, width_of_stderr()));
+            print_error(&wrapped(remark, width_of_stderr()));
         }
         match (&file, problems.len() as u64) {
-            (Some(file), 0) => say(&format!("{} is good", file.display())),
-            (None, 0) => say("no configuration file found: the defaults are used"),
-            (_, number) => say_error(&counted(number, "problem")),
+            (Some(file), 0) => print_line(&format!("{} is good", file.display())),
+            (None, 0) => print_line("no configuration file found: the defaults are used"),
+            (_, number) => print_error(&plural(number, "problem")),
         }
     }
     if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(BAD_CONFIGURATION) }

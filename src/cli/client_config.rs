@@ -3,8 +3,8 @@
 
 use clap::Args;
 
-use super::{Common, ask_running, runtime, say};
-use crate::app::{self, Settings};
+use super::{CommonOptions, ask_running, print_line, runtime};
+use crate::app::{self, StartSettings};
 use crate::http::admin_client::{self, NoAnswer};
 use crate::protocol::client_config::{ClientRoute, own_host_name, text, text_of_nothing_held};
 use crate::store::Store;
@@ -12,7 +12,7 @@ use crate::store::Store;
 #[derive(Debug, Args)]
 pub(super) struct ClientConfig {
     #[command(flatten)]
-    common: Common,
+    common: CommonOptions,
     /// For a network mirror (https only, providers only) instead of a host override
     #[arg(long)]
     mirror: bool,
@@ -22,7 +22,7 @@ pub(super) struct ClientConfig {
 }
 
 impl ClientConfig {
-    pub(super) fn common(&self) -> &Common {
+    pub(super) fn common(&self) -> &CommonOptions {
         &self.common
     }
 
@@ -35,7 +35,7 @@ impl ClientConfig {
             return Ok(());
         }
         let way = if self.mirror { ClientRoute::NetworkMirror } else { ClientRoute::HostOverride };
-        let base = app::base(&config, config.server.listen);
+        let base = app::base_url_of(&config, config.server.listen);
         anyhow::ensure!(
             !self.mirror || base.starts_with("https:"),
             "clients take a network mirror over https only, and this larder is at {base}: set [server] tls, or public_url \
@@ -50,7 +50,7 @@ impl ClientConfig {
                     Ok(text_of_nothing_held(&hosts, &base, way).await?)
                 }
                 Err(NoAnswer::NotRunning(_)) => {
-                    let (mirror, _, _) = app::mirror(&config, &Settings::default())?;
+                    let (mirror, _, _) = app::mirror(&config, &StartSettings::default())?;
                     let paste = text(&mirror, &base, way).await?;
                     mirror.close().await?;
                     Ok(paste)
@@ -64,9 +64,9 @@ impl ClientConfig {
 
     fn show(&self, paste: &str) {
         if self.common.json {
-            say(&serde_json::json!({ "client_config": paste }).to_string());
+            print_line(&serde_json::json!({ "client_config": paste }).to_string());
         } else {
-            say(paste.trim_end());
+            print_line(paste.trim_end());
         }
     }
 }

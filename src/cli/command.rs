@@ -7,10 +7,10 @@ use clap::Args;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::text::{counted, shown_as_text};
-use super::{Common, ask_running, runtime, say, say_error};
+use super::text::{escape_for_terminal, plural};
+use super::{CommonOptions, ask_running, print_error, print_line, runtime};
 use crate::address::Hostname;
-use crate::app::{self, Settings};
+use crate::app::{self, StartSettings};
 use crate::config::Config;
 use crate::http::admin_client::{self, NoAnswer};
 use crate::mirror::{Accepted, News, PinOutcome, Pinned, Purged, Refreshed, Ruling};
@@ -20,7 +20,7 @@ use crate::store::Store;
 #[derive(Debug, Args)]
 pub(super) struct Addresses {
     #[command(flatten)]
-    common: Common,
+    common: CommonOptions,
     /// `[HOST/]NAMESPACE/TYPE[@VERSION]`, such as hashicorp/aws@5.0.0 or 'hashicorp/aws@~> 5.0'; for a module
     /// `[HOST/]NAMESPACE/NAME/SYSTEM[@VERSION]`
     #[arg(required = true, value_name = "ADDRESS")]
@@ -28,7 +28,7 @@ pub(super) struct Addresses {
 }
 
 impl Addresses {
-    pub(super) fn common(&self) -> &Common {
+    pub(super) fn common(&self) -> &CommonOptions {
         &self.common
     }
 
@@ -39,11 +39,19 @@ impl Addresses {
         let (json, host) = (self.common.json, config.default_host());
         runtime()?.block_on(async {
             match command {
-                Operation::Refresh => shown(refresh(&config, &told).await?, json, |items| of_refreshed(items, &host)),
-                Operation::Purge => shown(purge(&config, &told).await?, json, |items| of_purged(items, &host)),
-                Operation::Accept => shown(accept(&config, &told).await?, json, |items| of_accepted(items, &host)),
-                Operation::Pin => shown(pin(&config, &told).await?, json, |items| of_pinned(items, &host)),
-                Operation::Unpin => shown(unpin(&config, &told).await?, json, |items| of_pinned(items, &host)),
+                Operation::Refresh => {
+                    print_result(refresh(&config, &told).await?, json, |items| refreshed_lines(items, &host))
+                }
+                Operation::Purge => {
+                    print_result(purge(&config, &told).await?, json, |items| purged_lines(items, &host))
+                }
+                Operation::Accept => {
+                    print_result(accept(&config, &told).await?, json, |items| accepted_lines(items, &host))
+                }
+                Operation::Pin => print_result(pin(&config, &told).await?, json, |items| pinned_lines(items, &host)),
+                Operation::Unpin => {
+                    print_result(unpin(&config, &told).await?, json, |items| pinned_lines(items, &host))
+                }
             }
         })
     }
@@ -53,11 +61,11 @@ impl Addresses {
 macro_rules! done_here {
     ($($command:ident $variant:ident $item:ty),*) => {$(
         async fn $command(config: &Config, told: &OperationTarget) -> anyhow::Result<Done<$item>> {
-            if let Some(done) = by_the_running(config, Operation::$variant, told).await? {
+            if let Some(done) = run_remotely(config, Operation::$variant, told).await? {
                 return Ok(done);
             }
             let addresses = told.addresses(&config.default_host()).map_err(|bad| anyhow!(bad.join("; ")))?;
-            let settings = Settings::default();
+            let settings = StartSettings::default();
             let (mirror, _, _) = app::mirror(config, &settings)?;
             let call = || mirror.job(settings.clock.now());
             let done = command::$command(&mirror, &addresses, call).await;
@@ -70,7 +78,7 @@ macro_rules! done_here {
 done_here!(refresh Refresh Refreshed, purge Purge Purged, accept Accept Accepted, pin Pin Pinned, unpin Unpin Pinned);
 
 /// Runs a command in the running larder; `None` where none runs.
-async fn by_the_running<T: DeserializeOwned>(
+async fn run_remotely<T: DeserializeOwned>(
     config: &Config,
     command: Operation,
     told: &OperationTarget,
@@ -81,7 +89,7 @@ async fn by_the_running<T: DeserializeOwned>(
     match asked.await {
         Ok(answer) => Ok(Some(serde_json::from_slice(&answer).context("the running larder is of another version")?)),
         Err(NoAnswer::NotRunning(_)) => {
-            must_have_a_store(config)?;
+            require_store(config)?;
             Ok(None)
         }
         Err(error) => Err(error.into()),
@@ -89,7 +97,7 @@ async fn by_the_running<T: DeserializeOwned>(
 }
 
 /// Fails where there is no store.
-pub(super) fn must_have_a_store(config: &Config) -> anyhow::Result<()> {
+pub(super) fn require_store(config: &Config) -> anyhow::Result<()> {
     if Store::exists(&config.store.path)? {
         return Ok(());
     }
@@ -98,22 +106,26 @@ pub(super) fn must_have_a_store(config: &Config) -> anyhow::Result<()> {
 }
 
 /// Prints the result; returns true if the command succeeded for every address.
-fn shown<T: Serialize>(done: Done<T>, json: bool, lines_of: impl Fn(&[T]) -> Vec<String>) -> anyhow::Result<bool> {
+fn print_result<T: Serialize>(
+    done: Done<T>,
+    json: bool,
+    lines_of: impl Fn(&[T]) -> Vec<String>,
+) -> anyhow::Result<bool> {
     if json {
-        say(&serde_json::to_string(&done)?);
+        print_line(&serde_json::to_string(&done)?);
         return Ok(done.ok);
     }
     // Without any item, the errors say everything.
     if !done.items.is_empty() || done.errors.is_empty() {
-        lines_of(&done.items).iter().for_each(|line| say(line));
+        lines_of(&done.items).iter().for_each(|line| print_line(line));
     }
     for error in &done.errors {
-        say_error(error);
+        print_error(error);
     }
     Ok(done.ok)
 }
 
-fn of_refreshed(items: &[Refreshed], host: &Hostname) -> Vec<String> {
+fn refreshed_lines(items: &[Refreshed], host: &Hostname) -> Vec<String> {
     let shown = |item: &Refreshed| item.package.without(host).to_string();
     let width = items.iter().map(|item| shown(item).chars().count()).max().unwrap_or_default();
     let mut lines = Vec::new();
@@ -134,7 +146,7 @@ fn of_refreshed(items: &[Refreshed], host: &Hostname) -> Vec<String> {
     lines
 }
 
-fn of_purged(items: &[Purged], host: &Hostname) -> Vec<String> {
+fn purged_lines(items: &[Purged], host: &Hostname) -> Vec<String> {
     let mut lines = Vec::new();
     for item in items {
         let Purged { archives, archive_bytes, shared, documents, document_bytes, .. } = item;
@@ -143,12 +155,12 @@ fn of_purged(items: &[Purged], host: &Hostname) -> Vec<String> {
             lines.push(format!("{what}: nothing of it was held"));
             continue;
         }
-        let archives = counted(*archives, "archive");
-        let documents = counted(*documents, "document");
+        let archives = plural(*archives, "archive");
+        let documents = plural(*documents, "document");
         let (archive_bytes, document_bytes) = (ByteSize(*archive_bytes), ByteSize(*document_bytes));
         lines.push(format!("{what}: removed {archives} ({archive_bytes}) and {documents} ({document_bytes})"));
         if *shared > 0 {
-            lines.push(format!("  {} stay: another package names the same bytes", counted(*shared, "archive")));
+            lines.push(format!("  {} stay: another package names the same bytes", plural(*shared, "archive")));
         }
         lines.extend(item.pinned.iter().map(|package| format!("  left alone: {package} is pinned")));
         lines.extend(item.left.iter().map(|left| format!("  left alone: {left}")));
@@ -161,7 +173,7 @@ fn of_purged(items: &[Purged], host: &Hostname) -> Vec<String> {
     lines
 }
 
-fn of_pinned(items: &[Pinned], host: &Hostname) -> Vec<String> {
+fn pinned_lines(items: &[Pinned], host: &Hostname) -> Vec<String> {
     let said = |pinned: &Pinned| match pinned.outcome {
         PinOutcome::Pinned => "pinned: never evicted, and not purged",
         PinOutcome::Unpinned => "not pinned any more",
@@ -172,7 +184,7 @@ fn of_pinned(items: &[Pinned], host: &Hostname) -> Vec<String> {
     items.iter().map(|pinned| format!("{}: {}", pinned.package.without(host), said(pinned))).collect()
 }
 
-fn of_accepted(items: &[Accepted], host: &Hostname) -> Vec<String> {
+fn accepted_lines(items: &[Accepted], host: &Hostname) -> Vec<String> {
     let mut lines = Vec::new();
     for Accepted { package, ruling } in items {
         let what = package.without(host);
@@ -189,7 +201,7 @@ fn of_accepted(items: &[Accepted], host: &Hostname) -> Vec<String> {
             Ruling::AcceptedTree { tree_before, tree, commit_before, commit } => {
                 lines.push(format!("{what}: accepted"));
                 let shown = |commit: &Option<String>| match commit {
-                    Some(commit) => format!(", commit {}", shown_as_text(commit)),
+                    Some(commit) => format!(", commit {}", escape_for_terminal(commit)),
                     None => String::new(),
                 };
                 if let Some(before) = tree_before {
@@ -215,7 +227,7 @@ fn of_accepted(items: &[Accepted], host: &Hostname) -> Vec<String> {
                     lines.push(format!("  before by {before}"));
                 }
                 for changed in files {
-                    lines.push(format!("  {}", shown_as_text(&changed.file)));
+                    lines.push(format!("  {}", escape_for_terminal(&changed.file)));
                     lines.extend(changed.before.iter().map(|digest| format!("    was {digest}")));
                     lines.push(format!("    is  {}", changed.now));
                 }
@@ -234,13 +246,13 @@ mod tests {
 
     /// File names come from the publisher and are printed on the operator's terminal.
     #[test]
-    fn a_name_of_upstreams_is_shown_and_never_obeyed() {
+    fn a_file_name_from_upstream_cannot_control_the_terminal() {
         let host = Hostname::parse("registry.terraform.io").unwrap();
         let now = crate::digest::Digest::of(b"zip");
         let file = "a\u{1b}[2Kb\u{202e}\u{9b}é.zip".to_owned();
         let files = vec![ChangedFile { file, before: vec![], now }];
         let ruling = Ruling::Accepted { files, keys_before: vec![], key: None };
-        let lines = of_accepted(&[Accepted { package: PackageRef::asked("acme/null"), ruling }], &host);
+        let lines = accepted_lines(&[Accepted { package: PackageRef::asked("acme/null"), ruling }], &host);
         assert!(lines.contains(&"  a\\u{1b}[2Kb\\u{202e}\\u{9b}é.zip".to_owned()), "{lines:?}");
         assert!(!lines.concat().contains(|c: char| !is_plain(c)));
     }

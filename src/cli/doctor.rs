@@ -5,23 +5,23 @@ mod page;
 use anyhow::Context;
 use serde_json::json;
 
-use super::{Common, say};
+use super::{CommonOptions, print_line};
 use crate::doctor::{self, Check, CheckResult};
 
 /// Runs every check; returns true if none failed.
-pub(super) fn run(common: &Common) -> anyhow::Result<bool> {
+pub(super) fn run(common: &CommonOptions) -> anyhow::Result<bool> {
     // Checks report the failures, so log lines would repeat them.
     tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::default(), || examine(common))
 }
 
-fn examine(common: &Common) -> anyhow::Result<bool> {
-    let page = page::Page::of_the_terminal();
+fn examine(common: &CommonOptions) -> anyhow::Result<bool> {
+    let page = page::CheckPage::of_the_terminal();
     let mut checks: Vec<Check> = Vec::new();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("the runtime would not start")?;
     runtime.block_on(doctor::examine(common.load(), |check| {
         if !common.json {
-            say(&page.check(&check));
+            print_line(&page.check(&check));
         }
         checks.push(check);
     }));
@@ -30,9 +30,9 @@ fn examine(common: &Common) -> anyhow::Result<bool> {
     let number = |verdict| checks.iter().filter(|check| check.verdict == verdict).count() as u64;
     let (wrong, warnings) = (number(CheckResult::Fail), number(CheckResult::Warn));
     if common.json {
-        say(&json!({ "ok": wrong == 0, "checks": checks }).to_string());
+        print_line(&json!({ "ok": wrong == 0, "checks": checks }).to_string());
     } else {
-        say(&page.sum(wrong, warnings));
+        print_line(&page.sum(wrong, warnings));
     }
     Ok(wrong == 0)
 }

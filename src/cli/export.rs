@@ -12,11 +12,11 @@ use clap::Args;
 use serde::Serialize;
 use tokio::task::spawn_blocking;
 
-use super::order::Also;
-use super::progress::{Bytes, Counting, Drawing};
-use super::text::{Page, counted, shown_as_text, width_of_stdout};
-use super::warm::{Larder, Shown, warm_then};
-use super::{Common, runtime, say, say_error};
+use super::order::OrderOptions;
+use super::progress::{ByteCounter, CountingIo, ProgressTask};
+use super::text::{TextPage, escape_for_terminal, plural, width_of_stdout};
+use super::warm::{JobRunner, WarmOutput, warm_and};
+use super::{CommonOptions, print_error, print_line, runtime};
 use crate::address::{Artifact, Package, PackageRef, Platform, Version};
 use crate::digest::Digest;
 use crate::filesystem_mirror::folder::MirrorFolder;
@@ -30,7 +30,7 @@ use crate::protocol::admin::trees::{EXPORT, ToldToExport};
 #[derive(Debug, Args)]
 pub(super) struct Export {
     #[command(flatten)]
-    common: Common,
+    common: CommonOptions,
     /// Folder of the tree; an existing tree is extended
     #[arg(value_name = "DIR")]
     tree: PathBuf,
@@ -39,27 +39,27 @@ pub(super) struct Export {
     #[arg(long = "for", required = true, value_name = "WHAT")]
     what: Vec<String>,
     #[command(flatten)]
-    also: Also,
+    also: OrderOptions,
     /// Export the available packages where some are unavailable
     #[arg(long)]
     partial: bool,
 }
 
 impl Export {
-    pub(super) fn common(&self) -> &Common {
+    pub(super) fn common(&self) -> &CommonOptions {
         &self.common
     }
 
     /// Exports the tree; returns true if the whole order is in it.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
-        let told = self.also.told(&self.what, &config.default_host())?;
+        let told = self.also.to_order(&self.what, &config.default_host())?;
         // A bad folder is reported before anything is fetched.
         let folder = Arc::new(MirrorFolder::open_or_create(&self.tree)?);
         let runtime = runtime()?;
-        let shown = if self.common.json { Shown::Nothing } else { Shown::Lines };
+        let shown = if self.common.json { WarmOutput::Quiet } else { WarmOutput::Lines };
         let partial = self.partial;
-        let exported = runtime.block_on(warm_then(&config, &told, shown, async |by, job| {
+        let exported = runtime.block_on(warm_and(&config, &told, shown, async |by, job| {
             let is_all = job.state == JobState::Done;
             let exported = if is_all || partial { Some(export(by, job, partial, &folder).await?) } else { None };
             Ok((exported, is_all))
@@ -67,13 +67,13 @@ impl Export {
         runtime.shutdown_timeout(std::time::Duration::from_secs(1));
         let (exported, is_all) = exported?;
         let Some(exported) = exported else {
-            say_error("nothing was exported, because not all of it could be had; --partial exports what could");
+            print_error("nothing was exported, because not all of it could be had; --partial exports what could");
             return Ok(false);
         };
         if self.common.json {
-            say(&serde_json::to_string(&exported)?);
+            print_line(&serde_json::to_string(&exported)?);
         } else {
-            say(&page(&exported, &folder, width_of_stdout()));
+            print_line(&page(&exported, &folder, width_of_stdout()));
         }
         Ok(is_all)
     }
@@ -88,14 +88,14 @@ struct Exported {
     modules: Vec<PackageRef>,
 }
 
-async fn export(by: &Larder, job: &Job, partial: bool, folder: &Arc<MirrorFolder>) -> anyhow::Result<Exported> {
+async fn export(by: &JobRunner, job: &Job, partial: bool, folder: &Arc<MirrorFolder>) -> anyhow::Result<Exported> {
     let packages: Vec<Package> = job.items.iter().filter_map(package).collect();
     let modules = job.items.iter().map(|item| &item.package).filter(|of| of.platform.is_none()).cloned().collect();
     let of = Arc::clone(folder);
     let have: HashSet<Digest> =
         spawn_blocking(move || receive::existing_archive_digests(&of, &packages)).await??.into_iter().collect();
     let (tar, out) = io::pipe()?;
-    let bytes = Bytes::default();
+    let bytes = ByteCounter::default();
     // Archives that exist in the tree are not sent, and their sizes are not reported. The total is then unavailable.
     let all = job
         .items
@@ -103,11 +103,11 @@ async fn export(by: &Larder, job: &Job, partial: bool, folder: &Arc<MirrorFolder
         .filter(|item| item.package.platform.is_some())
         .map(|item| item.size_bytes)
         .sum::<Option<u64>>();
-    let drawing = Drawing::begin("exporting", &bytes, all.filter(|_| have.is_empty()));
-    let (of, tar) = (Arc::clone(folder), Counting { inner: tar, bytes });
+    let drawing = ProgressTask::begin("exporting", &bytes, all.filter(|_| have.is_empty()));
+    let (of, tar) = (Arc::clone(folder), CountingIo { inner: tar, bytes });
     let receiving = spawn_blocking(move || receive::receive(tar, &of));
     let sent = match by {
-        Larder::Running { at, token } => {
+        JobRunner::Running { at, token } => {
             let told = ToldToExport { job: job.id.clone(), partial, have };
             let body = Body::from(serde_json::to_vec(&told)?);
             let sent = admin_client::download(*at, EXPORT, token.as_deref(), body, out).await;
@@ -117,7 +117,7 @@ async fn export(by: &Larder, job: &Job, partial: bool, folder: &Arc<MirrorFolder
                 error => error.into(),
             })
         }
-        Larder::Own { mirror, jobs, .. } => {
+        JobRunner::InProcess { mirror, jobs, .. } => {
             let held = JobId::parse(&job.id).and_then(|id| jobs.held(id)).context("the job is forgotten")?;
             let packages = held.into_iter().filter_map(|(of, digest)| match of {
                 Artifact::Provider(package) => Some((package, digest)),
@@ -156,12 +156,12 @@ fn package(item: &JobItem) -> Option<Package> {
 
 fn page(exported: &Exported, folder: &MirrorFolder, width: Option<usize>) -> String {
     let Exported { received, modules } = exported;
-    let mut page = Page::of_width(width);
-    let written = format!("{} written, {}", counted(received.written, "archive"), ByteSize(received.written_bytes));
-    let place = shown_as_text(&folder.place().display().to_string());
+    let mut page = TextPage::of_width(width);
+    let written = format!("{} written, {}", plural(received.written, "archive"), ByteSize(received.written_bytes));
+    let place = escape_for_terminal(&folder.place().display().to_string());
     page.group("exported", &format!("{written}; {} there already; into {place}", received.there));
     if received.unsigned > 0 {
-        let archives = counted(received.unsigned, "archive");
+        let archives = plural(received.unsigned, "archive");
         page.group(
             "unsigned",
             &format!("{archives}, imported without signatures: nothing lies beside them that proves them"),
@@ -175,7 +175,7 @@ fn page(exported: &Exported, folder: &MirrorFolder, width: Option<usize>) -> Str
         );
     }
     if !modules.is_empty() {
-        let number = counted(modules.len() as u64, "module");
+        let number = plural(modules.len() as u64, "module");
         page.group(
             "modules",
             &format!("{number} left out: no client reads modules from such a tree; `larder bundle` carries them"),
@@ -183,7 +183,7 @@ fn page(exported: &Exported, folder: &MirrorFolder, width: Option<usize>) -> Str
     }
     if !received.notes.is_empty() {
         page.group("notes", "on what was there before");
-        received.notes.iter().for_each(|note| page.item(&shown_as_text(note), None));
+        received.notes.iter().for_each(|note| page.item(&escape_for_terminal(note), None));
     }
     page.text()
 }

@@ -8,11 +8,11 @@ use anyhow::Context;
 use bytesize::ByteSize;
 use clap::Args;
 
-use super::progress::{Bytes, Counting, Drawing};
-use super::text::{Page, counted, shown_as_text, width_of_stdout};
-use super::{Common, ask_running, ignore_file_limits, runtime, say, say_error};
+use super::progress::{ByteCounter, CountingIo, ProgressTask};
+use super::text::{TextPage, escape_for_terminal, plural, width_of_stdout};
+use super::{CommonOptions, ask_running, catch_file_size_signal, print_error, print_line, runtime};
 use crate::address::Hostname;
-use crate::app::{self, Settings};
+use crate::app::{self, StartSettings};
 use crate::config::Config;
 use crate::filesystem_mirror::folder::MirrorFolder;
 use crate::filesystem_mirror::send::{self, SendPlan};
@@ -23,7 +23,7 @@ use crate::protocol::admin::trees::import_path;
 #[derive(Debug, Args)]
 pub(super) struct ImportCommand {
     #[command(flatten)]
-    common: Common,
+    common: CommonOptions,
     /// Tree made by `terraform providers mirror` or `larder export`; packages may be unpacked, as in
     /// `.terraform/providers`
     #[arg(value_name = "DIR")]
@@ -34,7 +34,7 @@ pub(super) struct ImportCommand {
 }
 
 impl ImportCommand {
-    pub(super) fn common(&self) -> &Common {
+    pub(super) fn common(&self) -> &CommonOptions {
         &self.common
     }
 
@@ -43,7 +43,7 @@ impl ImportCommand {
         let (config, _) = self.common.load()?;
         let folder = Arc::new(MirrorFolder::open(&self.tree)?);
         let sorted = send::plan_send(&folder)?;
-        let mut report = Report {
+        let mut report = ImportReporter {
             json: self.common.json,
             host: config.default_host(),
             counts: ImportCounts::default(),
@@ -51,7 +51,7 @@ impl ImportCommand {
             ending: None,
         };
         for (file, why) in &sorted.refused {
-            report.tell(ImportStep::File(refused_here(file, why)));
+            report.tell(ImportStep::File(refused_locally(file, why)));
         }
         if sorted.packages == 0 && sorted.refused.is_empty() {
             anyhow::bail!(
@@ -59,11 +59,11 @@ impl ImportCommand {
                 self.tree.display()
             );
         }
-        let tree = Tree { folder, sorted: Arc::new(sorted), sent: Bytes::default() };
+        let tree = TreeUpload { folder, sorted: Arc::new(sorted), sent: ByteCounter::default() };
         let unsigned = if self.unsigned { Unsigned::Taken } else { Unsigned::Refused };
         let runtime = runtime()?;
         let imported = runtime.block_on(async {
-            let drawing = Drawing::begin("importing", &tree.sent, Some(tree.sorted.bytes));
+            let drawing = ProgressTask::begin("importing", &tree.sent, Some(tree.sorted.bytes));
             let imported = import(&config, &tree, unsigned, &mut report).await;
             drawing.end().await;
             imported
@@ -74,13 +74,18 @@ impl ImportCommand {
     }
 }
 
-fn refused_here(file: &str, why: &str) -> ImportedFile {
+fn refused_locally(file: &str, why: &str) -> ImportedFile {
     let judged = FileVerdict::Refused { why: why.to_owned() };
     ImportedFile { file: file.to_owned(), package: None, size_bytes: 0, judged, notes: Vec::new() }
 }
 
-async fn import(config: &Config, tree: &Tree, unsigned: Unsigned, report: &mut Report) -> anyhow::Result<()> {
-    let _too_large = ignore_file_limits()?;
+async fn import(
+    config: &Config,
+    tree: &TreeUpload,
+    unsigned: Unsigned,
+    report: &mut ImportReporter,
+) -> anyhow::Result<()> {
+    let _too_large = catch_file_size_signal()?;
     let (mut unread, sent) = (None, tree.send()?);
     let told = |line: &[u8]| match serde_json::from_slice(line) {
         Ok(step) => report.tell(step),
@@ -92,7 +97,7 @@ async fn import(config: &Config, tree: &Tree, unsigned: Unsigned, report: &mut R
     match asking.await {
         Ok(()) => {}
         Err(NoAnswer::NotRunning(_)) => {
-            let settings = Settings::default();
+            let settings = StartSettings::default();
             // An import may create the store.
             let (mirror, _, _) = app::mirror(config, &settings)?;
             let mut steps = mirror.import(tree.send()?, unsigned, &mirror.job(settings.clock.now()))?;
@@ -107,22 +112,22 @@ async fn import(config: &Config, tree: &Tree, unsigned: Unsigned, report: &mut R
 }
 
 /// A tree to send, and the number of bytes sent so far.
-struct Tree {
+struct TreeUpload {
     folder: Arc<MirrorFolder>,
     sorted: Arc<SendPlan>,
-    sent: Bytes,
+    sent: ByteCounter,
 }
 
-impl Tree {
+impl TreeUpload {
     /// Streams the tree as a tar, from its beginning.
     fn send(&self) -> io::Result<impl Read + Send + use<>> {
         let (reader, writer): (_, PipeWriter) = io::pipe()?;
         let (folder, sorted) = (Arc::clone(&self.folder), Arc::clone(&self.sorted));
         self.sent.set(0);
-        let writer = Counting { inner: writer, bytes: self.sent.clone() };
+        let writer = CountingIo { inner: writer, bytes: self.sent.clone() };
         // The receiver sees a failure as a truncated tar; the reason is printed here.
         std::thread::Builder::new().name("tree".into()).spawn(move || match send::send(&folder, &sorted, writer) {
-            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => say_error(&error.to_string()),
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => print_error(&error.to_string()),
             _ => {}
         })?;
         Ok(reader)
@@ -130,7 +135,7 @@ impl Tree {
 }
 
 /// Prints import events as lines or JSON, and counts them.
-struct Report {
+struct ImportReporter {
     json: bool,
     host: Hostname,
     counts: ImportCounts,
@@ -139,7 +144,7 @@ struct Report {
     ending: Option<ImportStep>,
 }
 
-impl Report {
+impl ImportReporter {
     fn tell(&mut self, step: ImportStep) {
         let step = match step {
             // The sender's counts include files refused before sending.
@@ -148,8 +153,8 @@ impl Report {
         };
         if self.json {
             match serde_json::to_string(&step) {
-                Ok(line) => say(&line),
-                Err(error) => say_error(&error.to_string()),
+                Ok(line) => print_line(&line),
+                Err(error) => print_error(&error.to_string()),
             }
         }
         match step {
@@ -157,7 +162,7 @@ impl Report {
                 self.counts.count(&file.judged);
                 self.took_a_key |= file.judged == FileVerdict::Proven { by: ProvenBy::Tree } && !file.notes.is_empty();
                 if !self.json {
-                    say(&line(&file, &self.host, width_of_stdout()));
+                    print_line(&line(&file, &self.host, width_of_stdout()));
                 }
             }
             ending => self.ending = Some(ending),
@@ -168,19 +173,19 @@ impl Report {
     fn ended(self) -> bool {
         if !self.json {
             let gap = if self.counts == ImportCounts::default() { "" } else { "\n" };
-            say(&format!("{gap}{}", summary(self.counts, self.took_a_key, width_of_stdout())));
+            print_line(&format!("{gap}{}", summary(self.counts, self.took_a_key, width_of_stdout())));
         }
         match &self.ending {
             Some(ImportStep::Done(_)) => self.counts.refused == 0,
             Some(ImportStep::Stopped { error }) => {
-                let error = shown_as_text(error);
-                say_error(&format!(
+                let error = escape_for_terminal(error);
+                print_error(&format!(
                     "importing ended early: {error}; what was imported stays, and the same command goes on"
                 ));
                 false
             }
             _ => {
-                say_error("larder stopped before the whole tree was imported; the same command goes on");
+                print_error("larder stopped before the whole tree was imported; the same command goes on");
                 false
             }
         }
@@ -189,10 +194,10 @@ impl Report {
 
 /// Renders the outcome of one file.
 fn line(file: &ImportedFile, host: &Hostname, width: Option<usize>) -> String {
-    let mut page = Page::of_width(width);
+    let mut page = TextPage::of_width(width);
     let called = match &file.package {
-        Some(package) => shown_as_text(&package.without(host).to_string()),
-        None => shown_as_text(&file.file),
+        Some(package) => escape_for_terminal(&package.without(host).to_string()),
+        None => escape_for_terminal(&file.file),
     };
     let with_size = format!("{called}, {}", ByteSize(file.size_bytes));
     match &file.judged {
@@ -202,47 +207,47 @@ fn line(file: &ImportedFile, host: &Hostname, width: Option<usize>) -> String {
                 ProvenBy::Upstream => "by upstream's documents",
                 ProvenBy::Tree => "by what lies beside it",
             };
-            page.hang("  proven    ", &format!("{with_size}, {by}"));
+            page.push_hanging("  proven    ", &format!("{with_size}, {by}"));
         }
-        FileVerdict::Unsigned => page.hang("  unsigned  ", &with_size),
-        FileVerdict::PackedAnew => page.hang("  unsigned  ", &format!("{with_size}, packed anew")),
-        FileVerdict::Held => page.hang("  held      ", &called),
+        FileVerdict::Unsigned => page.push_hanging("  unsigned  ", &with_size),
+        FileVerdict::PackedAnew => page.push_hanging("  unsigned  ", &format!("{with_size}, packed anew")),
+        FileVerdict::Held => page.push_hanging("  held      ", &called),
         FileVerdict::Refused { why } => {
-            page.hang("  REFUSED   ", &shown_as_text(&file.file));
-            page.hang("            ", &shown_as_text(why));
+            page.push_hanging("  REFUSED   ", &escape_for_terminal(&file.file));
+            page.push_hanging("            ", &escape_for_terminal(why));
         }
     }
-    file.notes.iter().for_each(|note| page.hang("            ", &shown_as_text(note)));
+    file.notes.iter().for_each(|note| page.push_hanging("            ", &escape_for_terminal(note)));
     page.text()
 }
 
 /// Renders the summary of an import.
 fn summary(counts: ImportCounts, took_a_key: bool, width: Option<usize>) -> String {
-    let mut page = Page::of_width(width);
+    let mut page = TextPage::of_width(width);
     let ImportCounts { proven, unsigned, packed_anew, held, refused } = counts;
     if proven > 0 {
-        page.group("proven", &counted(proven, "archive"));
+        page.group("proven", &plural(proven, "archive"));
         if took_a_key {
-            page.item(KEYS_OF_THE_TREE, None);
+            page.item(TREE_KEYS_NOTE, None);
         }
     }
     if unsigned > 0 {
-        page.group("unsigned", &format!("{}: you alone vouch for them", counted(unsigned, "archive")));
-        page.item(NO_SIGNATURES, None);
+        page.group("unsigned", &format!("{}: you alone vouch for them", plural(unsigned, "archive")));
+        page.item(NO_SIGNATURES_NOTE, None);
     }
     if packed_anew > 0 {
-        let packages = counted(packed_anew, "unpacked package");
+        let packages = plural(packed_anew, "unpacked package");
         page.group("packed anew", &format!("{packages}: you alone vouch for them"));
-        page.item(PACKED_ANEW, None);
+        page.item(REPACKED_NOTE, None);
         if unsigned == 0 {
-            page.item(NO_SIGNATURES, None);
+            page.item(NO_SIGNATURES_NOTE, None);
         }
     }
     if held > 0 {
-        page.group("held", &format!("{} already", counted(held, "archive")));
+        page.group("held", &format!("{} already", plural(held, "archive")));
     }
     if refused > 0 {
-        page.group("refused", &counted(refused, "file"));
+        page.group("refused", &plural(refused, "file"));
     }
     if counts == ImportCounts::default() {
         page.group("imported", "nothing");
@@ -251,13 +256,13 @@ fn summary(counts: ImportCounts, took_a_key: bool, width: Option<usize>) -> Stri
 }
 
 /// Shown where a key of the tree has no other source.
-const KEYS_OF_THE_TREE: &str = "Whoever made the tree chose these keys: compare their fingerprints with the publishers' own, or import while upstream can be asked.";
+const TREE_KEYS_NOTE: &str = "Whoever made the tree chose these keys: compare their fingerprints with the publishers' own, or import while upstream can be asked.";
 
 /// Shown for archives without a signature: clients treat them differently by protocol.
-const NO_SIGNATURES: &str = "No signatures: they are served as a network mirror. By the registry protocol (a host override) Terraform refuses them (\"authentication signature from unknown issuer\"), and so does OpenTofu, but for providers of registry.opentofu.org.";
+const NO_SIGNATURES_NOTE: &str = "No signatures: they are served as a network mirror. By the registry protocol (a host override) Terraform refuses them (\"authentication signature from unknown issuer\"), and so does OpenTofu, but for providers of registry.opentofu.org.";
 
 /// Shown for packages that were unpacked in the tree.
-const PACKED_ANEW: &str = "larder made the zip: it has the publisher's h1, which lock files record and clients check, but neither its signature nor its zh. A lock file with zh lines alone refuses it.";
+const REPACKED_NOTE: &str = "larder made the zip: it has the publisher's h1, which lock files record and clients check, but neither its signature nor its zh. A lock file with zh lines alone refuses it.";
 
 #[cfg(test)]
 mod tests {
@@ -265,7 +270,7 @@ mod tests {
     use crate::address::PackageRef;
 
     #[test]
-    fn what_came_of_a_tree_fits_the_terminal_and_says_what_has_no_signature() {
+    fn an_import_summary_fits_the_terminal_and_names_unsigned_archives() {
         let of = |judged, notes| ImportedFile {
             file: "registry.terraform.io/hashicorp/a-provider-with-quite-a-long-name/1.2.0/linux_amd64".to_owned(),
             package: Some(PackageRef {

@@ -3,22 +3,22 @@
 
 use anyhow::Context;
 
-use super::command::must_have_a_store;
-use super::{Common, ask_running, runtime, say};
-use crate::app::{self, Settings};
+use super::command::require_store;
+use super::{CommonOptions, ask_running, print_line, runtime};
+use crate::app::{self, StartSettings};
 use crate::http::admin_client::{self, NoAnswer};
 use crate::protocol::admin::bundle::INVENTORY;
 
 /// Prints the inventory, always as JSON on one line.
-pub(super) fn run(common: &Common) -> anyhow::Result<()> {
+pub(super) fn run(common: &CommonOptions) -> anyhow::Result<()> {
     let (config, _) = common.load()?;
     let inventory = runtime()?.block_on(async {
         let asked = ask_running(&config, async |at, token| admin_client::get_large(at, INVENTORY, token).await).await;
         match asked {
             Ok(answer) => anyhow::Ok(answer.to_vec()),
             Err(NoAnswer::NotRunning(_)) => {
-                must_have_a_store(&config)?;
-                let settings = Settings::default();
+                require_store(&config)?;
+                let settings = StartSettings::default();
                 let (mirror, _, _) = app::mirror(&config, &settings)?;
                 let inventory = mirror.inventory(settings.clock.now())?.write();
                 mirror.close().await?;
@@ -27,6 +27,6 @@ pub(super) fn run(common: &Common) -> anyhow::Result<()> {
             Err(error) => Err(error.into()),
         }
     })?;
-    say(std::str::from_utf8(&inventory).context("the running larder is of another version")?.trim_end());
+    print_line(std::str::from_utf8(&inventory).context("the running larder is of another version")?.trim_end());
     Ok(())
 }

@@ -14,7 +14,7 @@ use tracing_subscriber::registry::LookupSpan;
 use super::LogOutput;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Form {
+enum LogFormat {
     /// Lines with a time, for people.
     Text { colours: bool },
     /// Lines for systemd's journal, which adds the time: each begins with its priority (sd-daemon(3)).
@@ -25,7 +25,7 @@ enum Form {
 
 /// An invalid environment variable of the log.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum BadLog {
+pub(super) enum LogConfigError {
     #[error("LARDER_LOG_FORMAT is {0:?}: write text or json")]
     Format(String),
     /// An invalid part of `LARDER_LOG`.
@@ -36,29 +36,29 @@ pub(super) enum BadLog {
 }
 
 /// The first part of `LARDER_LOG` without a valid level.
-fn no_level(directives: &str) -> Option<BadLog> {
+fn invalid_directive(directives: &str) -> Option<LogConfigError> {
     let level = |part: &str| part.rsplit('=').next().unwrap_or_default().trim().parse::<LevelFilter>().is_ok();
     let parts = directives
         .split(',')
         .map(str::trim)
         .filter(|part| !part.is_empty() && !part.contains(['[', '{']) && !part.contains("::"));
-    parts.into_iter().find(|part| !level(part)).map(|part| BadLog::Level(part.to_owned()))
+    parts.into_iter().find(|part| !level(part)).map(|part| LogConfigError::Level(part.to_owned()))
 }
 
 /// Starts logging to standard error, by `LARDER_LOG` or else by these directives.
 ///
 /// # Errors
-/// Returns [`BadLog`] for an invalid variable. The log then falls back to text.
+/// Returns [`LogConfigError`] for an invalid variable. The log then falls back to text.
 #[expect(clippy::disallowed_methods, reason = "whatever is read first may have to be logged")]
-pub(super) fn begin(directives: &str) -> Result<(), BadLog> {
+pub(super) fn init_logging(directives: &str) -> Result<(), LogConfigError> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
     let (form, bad) = match form(variable, std::io::stderr().is_terminal(), stderr_is_the_journal) {
         Ok(form) => (form, Ok(())),
-        Err(bad) => (Form::Text { colours: false }, Err(bad)),
+        Err(bad) => (LogFormat::Text { colours: false }, Err(bad)),
     };
     let builder = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into());
     let given = variable("LARDER_LOG");
-    let bad = bad.and(given.as_deref().and_then(no_level).map_or(Ok(()), Err));
+    let bad = bad.and(given.as_deref().and_then(invalid_directive).map_or(Ok(()), Err));
     let filter = builder.parse_lossy(given.as_deref().unwrap_or(directives));
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -67,9 +67,9 @@ pub(super) fn begin(directives: &str) -> Result<(), BadLog> {
         // A log write that fails cannot be logged.
         .log_internal_errors(false);
     match form {
-        Form::Text { colours } => log.with_ansi(colours).init(),
-        Form::Journal => log.with_ansi(false).event_format(WithPriority(Format::default().without_time())).init(),
-        Form::Json => log.json().flatten_event(true).init(),
+        LogFormat::Text { colours } => log.with_ansi(colours).init(),
+        LogFormat::Journal => log.with_ansi(false).event_format(WithPriority(Format::default().without_time())).init(),
+        LogFormat::Json => log.json().flatten_event(true).init(),
     }
     bad
 }
@@ -78,19 +78,19 @@ fn form(
     variable: impl Fn(&str) -> Option<String>,
     is_terminal: bool,
     is_journal: impl Fn(&str) -> bool,
-) -> Result<Form, BadLog> {
+) -> Result<LogFormat, LogConfigError> {
     match variable("LARDER_LOG_FORMAT").as_deref() {
-        Some("json") => Ok(Form::Json),
+        Some("json") => Ok(LogFormat::Json),
         Some("text") | None if variable("JOURNAL_STREAM").is_some_and(|stream| is_journal(&stream)) => {
-            Ok(Form::Journal)
+            Ok(LogFormat::Journal)
         }
         // https://no-color.org, https://bixense.com/clicolors
         Some("text") | None => {
             let unwanted = variable("NO_COLOR").is_some() || variable("CLICOLOR").as_deref() == Some("0");
             let forced = variable("CLICOLOR_FORCE").is_some_and(|force| force != "0");
-            Ok(Form::Text { colours: !unwanted && (is_terminal || forced) })
+            Ok(LogFormat::Text { colours: !unwanted && (is_terminal || forced) })
         }
-        Some(other) => Err(BadLog::Format(other.to_owned())),
+        Some(other) => Err(LogConfigError::Format(other.to_owned())),
     }
 }
 
@@ -135,7 +135,7 @@ fn priority(level: Level) -> u8 {
 mod tests {
     use super::*;
 
-    fn form_with(variables: &[(&str, &str)], is_terminal: bool) -> Result<Form, BadLog> {
+    fn form_with(variables: &[(&str, &str)], is_terminal: bool) -> Result<LogFormat, LogConfigError> {
         let variable = |name: &str| {
             let found = variables.iter().find(|(there, _)| *there == name);
             found.map(|(_, value)| (*value).to_owned())
@@ -145,17 +145,17 @@ mod tests {
 
     #[test]
     fn the_log_has_the_form_that_its_reader_expects() {
-        let text = |colours| Ok(Form::Text { colours });
+        let text = |colours| Ok(LogFormat::Text { colours });
         assert_eq!(form_with(&[], true), text(true));
         assert_eq!(form_with(&[], false), text(false));
         assert_eq!(form_with(&[("NO_COLOR", "1")], true), text(false));
         assert_eq!(form_with(&[("CLICOLOR", "0")], true), text(false));
         assert_eq!(form_with(&[("CLICOLOR", "1")], true), text(true));
         assert_eq!(form_with(&[("CLICOLOR_FORCE", "1")], false), text(true));
-        assert_eq!(form_with(&[("JOURNAL_STREAM", "8:1")], false), Ok(Form::Journal));
+        assert_eq!(form_with(&[("JOURNAL_STREAM", "8:1")], false), Ok(LogFormat::Journal));
         assert_eq!(form_with(&[("JOURNAL_STREAM", "8:2")], true), text(true), "the journal of another process");
-        assert_eq!(form_with(&[("LARDER_LOG_FORMAT", "json"), ("JOURNAL_STREAM", "8:1")], false), Ok(Form::Json));
+        assert_eq!(form_with(&[("LARDER_LOG_FORMAT", "json"), ("JOURNAL_STREAM", "8:1")], false), Ok(LogFormat::Json));
         assert_eq!(form_with(&[("LARDER_LOG_FORMAT", "text")], true), text(true));
-        assert_eq!(form_with(&[("LARDER_LOG_FORMAT", "xml")], true), Err(BadLog::Format("xml".to_owned())));
+        assert_eq!(form_with(&[("LARDER_LOG_FORMAT", "xml")], true), Err(LogConfigError::Format("xml".to_owned())));
     }
 }

@@ -4,11 +4,11 @@
 use anyhow::Context;
 use clap::Args;
 
-use super::command::must_have_a_store;
-use super::text::{Page, counted, width_of_stdout};
-use super::{Common, ask_running, runtime, say};
+use super::command::require_store;
+use super::text::{TextPage, plural, width_of_stdout};
+use super::{CommonOptions, ask_running, print_line, runtime};
 use crate::address::{Hostname, PackageRef};
-use crate::app::{self, Settings};
+use crate::app::{self, StartSettings};
 use crate::config::Config;
 use crate::http::admin_client::{self, NoAnswer};
 use crate::protocol::admin::missing::{MISSING, order_of};
@@ -17,39 +17,39 @@ use crate::protocol::admin::order::{AddressFor, ToldAddress, ToldOrder};
 #[derive(Debug, Args)]
 pub(super) struct MissingCommand {
     #[command(flatten)]
-    common: Common,
+    common: CommonOptions,
     /// Clear the list instead of printing it
     #[arg(long)]
     forget: bool,
 }
 
 impl MissingCommand {
-    pub(super) fn common(&self) -> &Common {
+    pub(super) fn common(&self) -> &CommonOptions {
         &self.common
     }
 
     pub(super) fn run(self) -> anyhow::Result<()> {
         let (config, _) = self.common.load()?;
-        let order =
-            runtime()?.block_on(async { if self.forget { forget(&config).await } else { told(&config).await } })?;
+        let order = runtime()?
+            .block_on(async { if self.forget { forget(&config).await } else { fetch_missing(&config).await } })?;
         match (self.common.json, self.forget) {
-            (true, _) => say(&serde_json::to_string(&order)?),
-            (false, true) => say("forgotten: what is asked for from now on is noted anew"),
-            (false, false) => say(&page(&order, &config.default_host(), width_of_stdout())),
+            (true, _) => print_line(&serde_json::to_string(&order)?),
+            (false, true) => print_line("forgotten: what is asked for from now on is noted anew"),
+            (false, false) => print_line(&page(&order, &config.default_host(), width_of_stdout())),
         }
         Ok(())
     }
 }
 
-async fn told(config: &Config) -> anyhow::Result<ToldOrder> {
+async fn fetch_missing(config: &Config) -> anyhow::Result<ToldOrder> {
     let asked = ask_running(config, async |at, token| admin_client::get(at, MISSING, token).await);
     match asked.await {
         Ok(answer) => {
             ToldOrder::read(&answer).map_err(anyhow::Error::msg).context("the running larder is of another version")
         }
         Err(NoAnswer::NotRunning(_)) => {
-            must_have_a_store(config)?;
-            let (mirror, _, _) = app::mirror(config, &Settings::default())?;
+            require_store(config)?;
+            let (mirror, _, _) = app::mirror(config, &StartSettings::default())?;
             let order = order_of(&mirror.missing().await?, &mirror.sealed_platforms());
             mirror.close().await?;
             Ok(order)
@@ -63,8 +63,8 @@ async fn forget(config: &Config) -> anyhow::Result<ToldOrder> {
     match asked.await {
         Ok(_) => Ok(ToldOrder::default()),
         Err(NoAnswer::NotRunning(_)) => {
-            must_have_a_store(config)?;
-            let (mirror, _, _) = app::mirror(config, &Settings::default())?;
+            require_store(config)?;
+            let (mirror, _, _) = app::mirror(config, &StartSettings::default())?;
             mirror.forget_missing().await?;
             mirror.close().await?;
             Ok(ToldOrder::default())
@@ -75,12 +75,12 @@ async fn forget(config: &Config) -> anyhow::Result<ToldOrder> {
 
 /// Renders each provider and module once, with its versions and their platforms, for a terminal of this width.
 fn page(order: &ToldOrder, host: &Hostname, width: Option<usize>) -> String {
-    let mut page = Page::of_width(width);
+    let mut page = TextPage::of_width(width);
     if order.what.is_empty() {
         page.group("missing", "nothing: all that was asked for while offline is held");
         return page.text();
     }
-    let number = counted(order.what.len() as u64, "thing");
+    let number = plural(order.what.len() as u64, "thing");
     page.group("missing", &format!("{number} asked for while offline and not held"));
     let mut last = "";
     for told in &order.what {
@@ -95,7 +95,7 @@ fn page(order: &ToldOrder, host: &Hostname, width: Option<usize>) -> String {
             last = address;
         }
         let platforms = if platforms.is_empty() { String::new() } else { format!("  {}", platforms.join(", ")) };
-        page.hang("    ", &format!("{}{platforms}", version.unwrap_or("any version")));
+        page.push_hanging("    ", &format!("{}{platforms}", version.unwrap_or("any version")));
     }
     // A request for a version list names no platform.
     let names_none = |told: &ToldAddress| match told {

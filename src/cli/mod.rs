@@ -37,8 +37,8 @@ use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 
 use self::screen::LogOutput;
 
-use self::screen::beside_bars;
-use self::text::shown_as_text;
+use self::screen::with_bars_hidden;
+use self::text::escape_for_terminal;
 use crate::app::StartError;
 use crate::config::{self, Config, Problems, Warning};
 use crate::error::public_text;
@@ -62,7 +62,7 @@ struct Interrupted(
 );
 
 impl Interrupted {
-    fn told(text: &str) -> anyhow::Error {
+    fn with_text(text: &str) -> anyhow::Error {
         Self(Some(text.to_owned())).into()
     }
 }
@@ -82,13 +82,13 @@ enum Command {
     /// Run the mirror; needs no configuration
     Serve(serve::Serve),
     /// Read the configuration, report every problem at once
-    Check(Common),
+    Check(CommonOptions),
     /// Print the CLI configuration to paste
     ClientConfig(client_config::ClientConfig),
     /// Check store, disk, clock, upstreams and this machine's clients
-    Doctor(Common),
+    Doctor(CommonOptions),
     /// Show what is stored, served and saved
-    Status(Common),
+    Status(CommonOptions),
     /// Report whether init will work offline, and what is missing
     Plan(plan::PlanCommand),
     /// List what was requested while offline and is not stored
@@ -102,7 +102,7 @@ enum Command {
     /// Transfer stored packages across an air gap
     Bundle(bundle::Bundle),
     /// Print what is stored, for the next `bundle create --since`
-    Inventory(Common),
+    Inventory(CommonOptions),
     /// Revalidate documents upstream now, fresh ones too
     Refresh(command::Addresses),
     /// Delete documents and archives; first-seen records stay
@@ -114,14 +114,14 @@ enum Command {
     /// Allow eviction and purge again
     Unpin(command::Addresses),
     /// Re-hash everything stored; fetch damaged archives again
-    Verify(Common),
+    Verify(CommonOptions),
     /// Print the version
-    Version(Common),
+    Version(CommonOptions),
 }
 
 /// Options of every command.
 #[derive(Debug, Args)]
-struct Common {
+struct CommonOptions {
     /// Configuration file [default: $LARDER_CONFIG, $XDG_CONFIG_HOME/larder/mirror.toml, /etc/larder/mirror.toml,
     /// built-in defaults]
     #[arg(long, short, value_name = "FILE")]
@@ -137,7 +137,7 @@ struct Common {
     store: Option<PathBuf>,
 }
 
-impl Common {
+impl CommonOptions {
     fn load(&self) -> Result<(Config, Vec<Warning>), Problems> {
         self.load_from(self.config.as_deref())
     }
@@ -153,7 +153,7 @@ impl Common {
     }
 
     /// The options that another command needs to find the same larder.
-    fn to_find_it(&self, admin: SocketAddr) -> String {
+    fn connection_options(&self, admin: SocketAddr) -> String {
         let absolute = |path: &PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
         let config = self.config.as_ref().map(|file| format!(" --config {:?}", absolute(file)));
         let admin = self.admin_listen.map(|_| format!(" --admin-listen {admin}"));
@@ -172,7 +172,7 @@ impl Arguments {
             if error.use_stderr() && wants_json() {
                 let text = error.render().to_string();
                 let text = text.strip_prefix("error: ").unwrap_or(&text).trim();
-                say(&json!({ "errors": [public_text(text)] }).to_string());
+                print_line(&json!({ "errors": [public_text(text)] }).to_string());
                 std::process::exit(error.exit_code());
             }
             error.exit()
@@ -193,13 +193,13 @@ impl Arguments {
 
     /// Runs the command. Failing to print the result makes the exit code a failure, except for `serve`.
     pub fn run(self) -> ExitCode {
-        if let Err(bad) = logging::begin(self.log_directives()) {
-            say_error(&bad.to_string());
+        if let Err(bad) = logging::init_logging(self.log_directives()) {
+            print_error(&bad.to_string());
             return ExitCode::from(BAD_CONFIGURATION);
         }
         let serves = matches!(self.command, Command::Serve(_));
         let ended = self.command.run();
-        let is_unprinted = !serves && IS_UNPRINTED.load(Ordering::Relaxed);
+        let is_unprinted = !serves && PRINT_FAILED.load(Ordering::Relaxed);
         if is_unprinted && ended == ExitCode::SUCCESS { ExitCode::FAILURE } else { ended }
     }
 }
@@ -231,7 +231,11 @@ impl Command {
             Command::Unpin(addresses) => addresses.run(admin::Operation::Unpin),
             Command::Verify(common) => verify::run(&common),
             Command::Version(common) => {
-                say(&if common.json { json!({ "version": VERSION }).to_string() } else { format!("larder {VERSION}") });
+                print_line(&if common.json {
+                    json!({ "version": VERSION }).to_string()
+                } else {
+                    format!("larder {VERSION}")
+                });
                 Ok(true)
             }
         };
@@ -244,16 +248,16 @@ impl Command {
                     return ExitCode::from(INTERRUPTED);
                 }
                 if json {
-                    say(&json!({ "errors": errors(&error) }).to_string());
+                    print_line(&json!({ "errors": errors(&error) }).to_string());
                 } else {
-                    say_error(&told(&error));
+                    print_error(&error_chain_text(&error));
                 }
-                ExitCode::from(code(&error))
+                ExitCode::from(exit_code_of(&error))
             }
         }
     }
 
-    fn common(&self) -> &Common {
+    fn common(&self) -> &CommonOptions {
         match self {
             Command::Serve(serve) => serve.common(),
             Command::ClientConfig(client_config) => client_config.common(),
@@ -278,7 +282,7 @@ impl Command {
     }
 }
 
-fn code(error: &anyhow::Error) -> u8 {
+fn exit_code_of(error: &anyhow::Error) -> u8 {
     let is_refused = matches!(error.downcast_ref(), Some(StartError::Refused(_)));
     if is_refused || error.downcast_ref::<Problems>().is_some() {
         BAD_CONFIGURATION
@@ -293,32 +297,32 @@ fn code(error: &anyhow::Error) -> u8 {
 fn errors(error: &anyhow::Error) -> Vec<String> {
     let texts = match error.downcast_ref::<Problems>() {
         Some(problems) => problems.remarks().iter().map(ToString::to_string).collect(),
-        None => vec![told(error)],
+        None => vec![error_chain_text(error)],
     };
     texts.iter().map(|text| public_text(text)).collect()
 }
 
 /// True after a result could not be printed.
-static IS_UNPRINTED: AtomicBool = AtomicBool::new(false);
+static PRINT_FAILED: AtomicBool = AtomicBool::new(false);
 
 /// Prints a result on standard output. A closed pipe is not an error.
-fn say(text: &str) {
-    match beside_bars(|| writeln!(std::io::stdout(), "{text}")) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe && !IS_UNPRINTED.swap(true, Ordering::Relaxed) => {
-            say_error(&format!("could not print all of what was asked for: {error}"));
+fn print_line(text: &str) {
+    match with_bars_hidden(|| writeln!(std::io::stdout(), "{text}")) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe && !PRINT_FAILED.swap(true, Ordering::Relaxed) => {
+            print_error(&format!("could not print all of what was asked for: {error}"));
         }
         _ => {}
     }
 }
 
 /// Prints an error on standard error, with control characters escaped.
-fn say_error(text: &str) {
-    let lines: Vec<String> = text.split('\n').map(shown_as_text).collect();
-    let _ = beside_bars(|| writeln!(std::io::stderr(), "larder: {}", lines.join("\n")));
+fn print_error(text: &str) {
+    let lines: Vec<String> = text.split('\n').map(escape_for_terminal).collect();
+    let _ = with_bars_hidden(|| writeln!(std::io::stderr(), "larder: {}", lines.join("\n")));
 }
 
 /// An error with its causes. A cause that is already part of the text is skipped.
-fn told(error: &anyhow::Error) -> String {
+fn error_chain_text(error: &anyhow::Error) -> String {
     let mut told = String::new();
     for cause in error.chain().map(ToString::to_string) {
         if told.is_empty() {
@@ -335,7 +339,7 @@ fn runtime() -> Result<tokio::runtime::Runtime, std::io::Error> {
 }
 
 /// Catches SIGXFSZ: a write beyond the file size limit is then an error, not the end of the process.
-fn ignore_file_limits() -> anyhow::Result<Signals> {
+fn catch_file_size_signal() -> anyhow::Result<Signals> {
     signal(SignalKind::from_raw(Signal::XFSZ.as_raw())).context("SIGXFSZ cannot be caught")
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueEnum};
 
-use super::say_error;
+use super::print_error;
 use crate::address::{Hostname, Platform};
 use crate::closure::{self, ClientKind, GivenValues, LabelKind, file};
 use crate::protocol::admin::order::{NamedText, ToldAddress, ToldOrder};
@@ -17,18 +17,18 @@ pub(super) struct OrderArgs {
     #[arg(required = true, value_name = "WHAT")]
     what: Vec<String>,
     #[command(flatten)]
-    also: Also,
+    also: OrderOptions,
 }
 
 /// Options of an order besides its packages.
 #[derive(Debug, Args)]
-pub(super) struct Also {
+pub(super) struct OrderOptions {
     /// Platform to fetch for, such as linux_amd64; repeatable [default: this machine's]
     #[arg(long = "platform", value_name = "OS_ARCH", value_parser = platform)]
     platforms: Vec<Platform>,
     /// Client whose rules apply to folders [default: detected from each folder's files]
     #[arg(long, value_enum)]
-    client: Option<Whose>,
+    client: Option<ClientChoice>,
     /// Value for a variable of the folders, as in `terraform init -var`, where it decides which modules are called;
     /// repeatable
     #[arg(long = "var", value_name = "NAME=VALUE")]
@@ -39,7 +39,7 @@ pub(super) struct Also {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Whose {
+enum ClientChoice {
     Terraform,
     Opentofu,
 }
@@ -50,12 +50,12 @@ fn platform(given: &str) -> Result<Platform, String> {
 
 impl OrderArgs {
     /// Builds the order, in the form that the admin API takes.
-    pub(super) fn told(&self, default_host: &Hostname) -> anyhow::Result<ToldOrder> {
-        self.also.told(&self.what, default_host)
+    pub(super) fn to_order(&self, default_host: &Hostname) -> anyhow::Result<ToldOrder> {
+        self.also.to_order(&self.what, default_host)
     }
 }
 
-impl Also {
+impl OrderOptions {
     fn given_values(&self) -> anyhow::Result<GivenValues> {
         let mut values = GivenValues::default();
         for path in &self.value_files {
@@ -71,12 +71,12 @@ impl Also {
     }
 
     /// Builds an order from these arguments.
-    pub(super) fn told(&self, what: &[String], default_host: &Hostname) -> anyhow::Result<ToldOrder> {
+    pub(super) fn to_order(&self, what: &[String], default_host: &Hostname) -> anyhow::Result<ToldOrder> {
         let mut told = ToldOrder {
             platforms: self.platforms.iter().map(ToString::to_string).collect(),
             client: self.client.map(|whose| match whose {
-                Whose::Terraform => ClientKind::Terraform,
-                Whose::Opentofu => ClientKind::Opentofu,
+                ClientChoice::Terraform => ClientKind::Terraform,
+                ClientChoice::Opentofu => ClientKind::Opentofu,
             }),
             ..ToldOrder::default()
         };
@@ -112,7 +112,7 @@ impl Also {
         if !folders.is_empty() {
             let collected = closure::collect(&folders, &self.given_values()?).map_err(|bad| anyhow!("{bad}"))?;
             for passed_over in &collected.passed_over {
-                say_error(&format!("passed over: {passed_over}"));
+                print_error(&format!("passed over: {passed_over}"));
             }
             told.add_files(collected.files.into(), collected.roots).map_err(|why| anyhow!(why))?;
         }

@@ -6,11 +6,11 @@ use anyhow::{Context, anyhow};
 use bytes::Bytes;
 use clap::Args;
 
-use super::command::must_have_a_store;
+use super::command::require_store;
 use super::order::OrderArgs;
 use super::text::width_of_stdout;
-use super::{Common, ask_running, runtime, say, say_error};
-use crate::app::{self, Settings};
+use super::{CommonOptions, ask_running, print_error, print_line, runtime};
+use crate::app::{self, StartSettings};
 use crate::config::Config;
 use crate::http::admin_client::{self, NoAnswer};
 use crate::jobs::{self, Plan};
@@ -19,7 +19,7 @@ use crate::protocol::admin::order::{PLAN, ToldOrder};
 #[derive(Debug, Args)]
 pub(super) struct PlanCommand {
     #[command(flatten)]
-    common: Common,
+    common: CommonOptions,
     #[command(flatten)]
     order: OrderArgs,
     /// List stored packages too, and the places that require each
@@ -28,21 +28,21 @@ pub(super) struct PlanCommand {
 }
 
 impl PlanCommand {
-    pub(super) fn common(&self) -> &Common {
+    pub(super) fn common(&self) -> &CommonOptions {
         &self.common
     }
 
     /// Prints the plan; returns true if everything is stored.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
-        let told = self.order.told(&config.default_host())?;
+        let told = self.order.to_order(&config.default_host())?;
         let runtime = runtime()?;
         let plan = runtime.block_on(planned(&config, &told))?;
         runtime.shutdown_timeout(std::time::Duration::from_secs(1));
         if self.common.json {
-            say(&serde_json::to_string(&plan)?);
+            print_line(&serde_json::to_string(&plan)?);
         } else {
-            say(&page::text(&plan, &config.default_host(), self.verbose, width_of_stdout()));
+            print_line(&page::text(&plan, &config.default_host(), self.verbose, width_of_stdout()));
         }
         Ok(plan.ready)
     }
@@ -54,13 +54,13 @@ async fn planned(config: &Config, told: &ToldOrder) -> anyhow::Result<Plan> {
     match asked.await {
         Ok(answer) => Ok(serde_json::from_slice(&answer).context("the running larder is of another version")?),
         Err(NoAnswer::NotRunning(_)) => {
-            must_have_a_store(config)?;
+            require_store(config)?;
             let order = told.order(&config.default_host()).map_err(|bad| anyhow!(bad.join("; ")))?;
-            let settings = Settings::default();
+            let settings = StartSettings::default();
             let (mirror, _, _) = app::mirror(config, &settings)?;
             let plan = jobs::plan(&mirror, &settings.clock, &order).await;
             if let Err(error) = mirror.close().await {
-                say_error(&format!("the store would not close: {error}"));
+                print_error(&format!("the store would not close: {error}"));
             }
             Ok(plan?)
         }

@@ -8,18 +8,18 @@ use std::time::{Duration, Instant};
 use bytesize::ByteSize;
 use tokio::task::JoinHandle;
 
-use super::screen::Bars;
+use super::screen::TerminalLines;
 use super::text::width_of_stderr;
 
-const DRAWN_EVERY: Duration = Duration::from_millis(200);
+const REDRAW_INTERVAL: Duration = Duration::from_millis(200);
 const LONGEST_BAR: usize = 40;
 const SHORTEST_BAR: usize = 10;
 
 /// Shared byte counter.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Bytes(Arc<AtomicU64>);
+pub(super) struct ByteCounter(Arc<AtomicU64>);
 
-impl Bytes {
+impl ByteCounter {
     pub(super) fn add(&self, bytes: u64) {
         self.0.fetch_add(bytes, Ordering::Relaxed);
     }
@@ -35,12 +35,12 @@ impl Bytes {
 
 /// Counts the bytes of a reader or writer.
 #[derive(Debug)]
-pub(super) struct Counting<T> {
+pub(super) struct CountingIo<T> {
     pub(super) inner: T,
-    pub(super) bytes: Bytes,
+    pub(super) bytes: ByteCounter,
 }
 
-impl<R: Read> Read for Counting<R> {
+impl<R: Read> Read for CountingIo<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.inner.read(buffer)?;
         self.bytes.add(read as u64);
@@ -48,7 +48,7 @@ impl<R: Read> Read for Counting<R> {
     }
 }
 
-impl<W: Write> Write for Counting<W> {
+impl<W: Write> Write for CountingIo<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.inner.write(bytes)?;
         self.bytes.add(written as u64);
@@ -62,22 +62,22 @@ impl<W: Write> Write for Counting<W> {
 
 /// Draws a progress bar until it is dropped.
 #[derive(Debug)]
-pub(super) struct Drawing(Option<JoinHandle<()>>);
+pub(super) struct ProgressTask(Option<JoinHandle<()>>);
 
-impl Drawing {
+impl ProgressTask {
     /// Starts drawing if standard error is a terminal. `all` is the total number of bytes, if available.
-    pub(super) fn begin(doing: &'static str, bytes: &Bytes, all: Option<u64>) -> Self {
+    pub(super) fn begin(doing: &'static str, bytes: &ByteCounter, all: Option<u64>) -> Self {
         if width_of_stderr().is_none() {
             return Self(None);
         }
         let bytes = bytes.clone();
         Self(Some(tokio::spawn(async move {
-            let (bars, began) = (Bars::on_stderr(), Instant::now());
+            let (bars, began) = (TerminalLines::on_stderr(), Instant::now());
             loop {
                 // Some terminals wrap in the last column.
                 let width = width_of_stderr().unwrap_or(80).saturating_sub(1);
                 bars.draw(&[line(doing, bytes.now(), all, began.elapsed(), width)]);
-                tokio::time::sleep(DRAWN_EVERY).await;
+                tokio::time::sleep(REDRAW_INTERVAL).await;
             }
         })))
     }
@@ -92,7 +92,7 @@ impl Drawing {
     }
 }
 
-impl Drop for Drawing {
+impl Drop for ProgressTask {
     fn drop(&mut self) {
         if let Some(drawing) = &self.0 {
             drawing.abort();

@@ -9,11 +9,11 @@ use rustix::stdio::stdin;
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
 
 /// The bars on the terminal. All lines are one bar, so that they change together.
-static DRAWN: Mutex<Option<ProgressBar>> = Mutex::new(None);
+static ACTIVE_BARS: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
 /// Writes while the bars are hidden. `write` must not call this function again: it holds the lock.
-pub(super) fn beside_bars<T>(write: impl FnOnce() -> T) -> T {
-    match &*DRAWN.lock() {
+pub(super) fn with_bars_hidden<T>(write: impl FnOnce() -> T) -> T {
+    match &*ACTIVE_BARS.lock() {
         Some(bars) => bars.suspend(write),
         None => write(),
     }
@@ -21,19 +21,19 @@ pub(super) fn beside_bars<T>(write: impl FnOnce() -> T) -> T {
 
 /// Changing lines on the terminal; removed on drop.
 #[derive(Debug)]
-pub(super) struct Bars {
+pub(super) struct TerminalLines {
     bar: ProgressBar,
     /// Terminal settings to restore, if they were changed.
     before: Option<Termios>,
 }
 
-impl Bars {
+impl TerminalLines {
     pub(super) fn on_stderr() -> Self {
         // The lines are rendered elsewhere, to the width of the terminal.
         let style = ProgressStyle::with_template("{msg}").unwrap_or_else(|_| ProgressStyle::default_spinner());
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr()).with_style(style);
-        *DRAWN.lock() = Some(bar.clone());
-        Self { bar, before: echo_no_control_characters() }
+        *ACTIVE_BARS.lock() = Some(bar.clone());
+        Self { bar, before: disable_control_echo() }
     }
 
     /// Replaces the lines.
@@ -43,9 +43,9 @@ impl Bars {
     }
 }
 
-impl Drop for Bars {
+impl Drop for TerminalLines {
     fn drop(&mut self) {
-        *DRAWN.lock() = None;
+        *ACTIVE_BARS.lock() = None;
         self.bar.finish_and_clear();
         if let Some(before) = &self.before
             && is_in_foreground()
@@ -57,7 +57,7 @@ impl Drop for Bars {
 }
 
 /// Disables the echo of `^C`: it would move the cursor, and the next redraw would leave an old bar behind.
-fn echo_no_control_characters() -> Option<Termios> {
+fn disable_control_echo() -> Option<Termios> {
     if !is_in_foreground() {
         return None;
     }
@@ -79,7 +79,7 @@ pub(super) struct LogOutput;
 
 impl Write for LogOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        beside_bars(|| io::stderr().write(bytes))
+        with_bars_hidden(|| io::stderr().write(bytes))
     }
 
     fn flush(&mut self) -> io::Result<()> {

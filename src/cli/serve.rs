@@ -13,15 +13,15 @@ use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use super::service::ServiceManager;
-use super::{Common, ignore_file_limits, runtime, say};
-use crate::app::{App, Reloaded, RunningApp, Settings};
+use super::{CommonOptions, catch_file_size_signal, print_line, runtime};
+use crate::app::{App, Reloaded, RunningApp, StartSettings};
 use crate::config::{self, Config, Problems};
 use crate::protocol::client_config::ClientRoute;
 
 #[derive(Debug, Args)]
 pub(super) struct Serve {
     #[command(flatten)]
-    common: Common,
+    common: CommonOptions,
     /// Contact no upstream; serve what is stored
     #[arg(long)]
     offline: bool,
@@ -31,7 +31,7 @@ pub(super) struct Serve {
 }
 
 impl Serve {
-    pub(super) fn common(&self) -> &Common {
+    pub(super) fn common(&self) -> &CommonOptions {
         &self.common
     }
 
@@ -60,13 +60,13 @@ impl Serve {
         let manager = Arc::new(ServiceManager::of_this_process());
         tokio::spawn(stop_on_signals(stop.clone(), Arc::clone(&manager))?);
         let hangups = signal(SignalKind::hangup()).context("SIGHUP cannot be caught")?;
-        let _too_large = ignore_file_limits()?;
-        let app = App::start(&config, Settings::default()).await.context("larder did not start")?;
-        introduce(&app, &config, &self.common).await?;
+        let _too_large = catch_file_size_signal()?;
+        let app = App::start(&config, StartSettings::default()).await.context("larder did not start")?;
+        print_startup(&app, &config, &self.common).await?;
         if !config.network.offline {
-            tokio::spawn(tell_of_the_unreachable(app.running(), stop.clone()));
+            tokio::spawn(warn_unreachable_upstreams(app.running(), stop.clone()));
         }
-        let beside = Arc::new(Beside { running: app.running(), serve: self, manager, source: config.source });
+        let beside = Arc::new(ServeTasks { running: app.running(), serve: self, manager, source: config.source });
         tokio::spawn(Arc::clone(&beside).attend(stop.clone()));
         tokio::spawn(beside.reload_on(hangups, stop.clone()));
         app.serve(stop).await.context("the store would not close")?;
@@ -76,7 +76,7 @@ impl Serve {
 }
 
 /// State for the tasks that run beside the listeners: notifications of the service manager, and reloads.
-struct Beside {
+struct ServeTasks {
     running: Arc<RunningApp>,
     serve: Serve,
     manager: Arc<ServiceManager>,
@@ -84,9 +84,9 @@ struct Beside {
     source: Option<PathBuf>,
 }
 
-impl Beside {
+impl ServeTasks {
     async fn attend(self: Arc<Self>, stop: CancellationToken) {
-        self.manager.attend(&self.running, &stop).await;
+        self.manager.run_notifications(&self.running, &stop).await;
     }
 
     /// Reloads the configuration on each SIGHUP. Stops instead if the terminal is gone.
@@ -116,7 +116,7 @@ impl Beside {
                     "; its configuration has problems, the one before is in force".to_owned()
                 }
             };
-            self.manager.ready(&format!("{}{came_of_it}", self.running.at_work().await)).await;
+            self.manager.ready(&format!("{}{came_of_it}", self.running.summary_line().await)).await;
         }
     }
 
@@ -129,7 +129,7 @@ impl Beside {
     }
 }
 
-async fn introduce(app: &App, config: &Config, common: &Common) -> anyhow::Result<()> {
+async fn print_startup(app: &App, config: &Config, common: &CommonOptions) -> anyhow::Result<()> {
     let source = config.source.as_ref().map(|file| file.display().to_string());
     let paste = app.client_config(ClientRoute::HostOverride).await?;
     if common.json {
@@ -137,39 +137,39 @@ async fn introduce(app: &App, config: &Config, common: &Common) -> anyhow::Resul
             "listen": app.address(), "admin": app.admin_address(), "base": app.base(), "store": config.store.path,
             "config": source, "offline": config.network.offline, "client_config": paste,
         });
-        say(&listening.to_string());
+        print_line(&listening.to_string());
         return Ok(());
     }
     let version = env!("CARGO_PKG_VERSION");
     if config.server.public_url.is_some() {
-        say(&format!("larder {version} listens on {}; clients reach it at {}", app.address(), app.base()));
+        print_line(&format!("larder {version} listens on {}; clients reach it at {}", app.address(), app.base()));
     } else {
-        say(&format!("larder {version} listens on {}", app.base()));
+        print_line(&format!("larder {version} listens on {}", app.base()));
     }
     if config.server.public_url.is_none() && app.address().ip().is_unspecified() {
-        say(&format!(
+        print_line(&format!(
             "           on every address of this machine ({}): others need its name in the lines below,",
             app.address()
         ));
-        say("           which [server] public_url puts there");
+        print_line("           which [server] public_url puts there");
     }
-    say(&format!("  admin    http://{}", app.admin_address()));
-    say(&format!("  store    {} (up to {})", config.store.path.display(), ByteSize(app.size_limit().await)));
-    say(&format!("  config   {}", source.as_deref().unwrap_or("none found: the defaults")));
-    let to_find_it = common.to_find_it(app.admin_address());
+    print_line(&format!("  admin    http://{}", app.admin_address()));
+    print_line(&format!("  store    {} (up to {})", config.store.path.display(), ByteSize(app.size_limit().await)));
+    print_line(&format!("  config   {}", source.as_deref().unwrap_or("none found: the defaults")));
+    let to_find_it = common.connection_options(app.admin_address());
     if !to_find_it.is_empty() {
-        say(&format!("  commands find it with{to_find_it}"));
+        print_line(&format!("  commands find it with{to_find_it}"));
     }
     if config.network.offline {
-        say("  offline  nothing goes out; what is held is served");
+        print_line("  offline  nothing goes out; what is held is served");
     }
-    say("\nPaste into ~/.terraformrc or ~/.tofurc (no source line changes):\n");
-    say(&paste);
+    print_line("\nPaste into ~/.terraformrc or ~/.tofurc (no source line changes):\n");
+    print_line(&paste);
     Ok(())
 }
 
 /// Logs the unreachable upstreams, so that the operator sees them at the start and not at the first failed init.
-async fn tell_of_the_unreachable(running: Arc<RunningApp>, stop: CancellationToken) {
+async fn warn_unreachable_upstreams(running: Arc<RunningApp>, stop: CancellationToken) {
     let Some(unreachable) = stop.run_until_cancelled(running.unreachable_upstreams()).await else { return };
     for why in unreachable {
         tracing::warn!("{why}; what is stored is served, and `larder doctor` says more");

@@ -15,10 +15,10 @@ use tokio_util::sync::CancellationToken;
 use crate::app::RunningApp;
 
 /// Timeout of the listener check without a watchdog interval.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
+const LIVENESS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Timeout of one message to the service manager.
-const TELLING_TAKES: Duration = Duration::from_secs(1);
+const NOTIFY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Connection to the service manager, if there is one.
 #[derive(Debug)]
@@ -62,22 +62,22 @@ impl ServiceManager {
     }
 
     /// Reports ready once both listeners answer, then sends watchdog messages as long as they do.
-    pub(super) async fn attend(&self, running: &RunningApp, stop: &CancellationToken) {
+    pub(super) async fn run_notifications(&self, running: &RunningApp, stop: &CancellationToken) {
         if self.socket.is_none() {
             return;
         }
         let every = self.watchdog.map(|within| within / 2);
         // Allows several attempts before the manager gives up.
-        let within = every.map_or(ANSWERS_WITHIN, |every| every / 4);
+        let within = every.map_or(LIVENESS_TIMEOUT, |every| every / 4);
         let telling = async {
-            until_it_answers(running, within).await;
-            self.ready(&running.at_work().await).await;
+            wait_until_live(running, within).await;
+            self.ready(&running.summary_line().await).await;
             let Some(every) = every else { return };
             let mut ticks = interval(every);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 ticks.tick().await;
-                until_it_answers(running, within).await;
+                wait_until_live(running, within).await;
                 self.tell(&[NotifyState::Watchdog]).await;
             }
         };
@@ -88,7 +88,7 @@ impl ServiceManager {
         let Some(socket) = &self.socket else { return };
         let message: String = states.iter().map(|state| format!("{state}\n")).collect();
         // A hanging manager must not block the shutdown.
-        let told = match timeout(TELLING_TAKES, socket.send(message.as_bytes())).await {
+        let told = match timeout(NOTIFY_TIMEOUT, socket.send(message.as_bytes())).await {
             Ok(sent) => sent.map(drop),
             Err(_) => Err(io::ErrorKind::TimedOut.into()),
         };
@@ -98,9 +98,9 @@ impl ServiceManager {
     }
 }
 
-async fn until_it_answers(running: &RunningApp, within: Duration) {
+async fn wait_until_live(running: &RunningApp, within: Duration) {
     loop {
-        match timeout(within, running.answers()).await {
+        match timeout(within, running.check_liveness()).await {
             Ok(Ok(())) => return,
             Ok(Err(error)) => {
                 tracing::error!(%error, "larder does not answer itself");

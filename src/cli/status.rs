@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use anyhow::{Context, anyhow};
 use bytesize::ByteSize;
 
-use super::text::{Page, counted, moment, percent, shown_as_text, time, width_of_stdout};
-use super::{Common, ask_running, runtime, say};
+use super::text::{TextPage, escape_for_terminal, format_seconds, format_timestamp, percent, plural, width_of_stdout};
+use super::{CommonOptions, ask_running, print_line, runtime};
 use crate::address::{Hostname, PackageRef};
-use crate::app::{self, Settings};
+use crate::app::{self, StartSettings};
 use crate::bundle::BundleKeyIds;
 use crate::http::admin_client::{self, NoAnswer};
 use crate::jobs::report::JobState;
@@ -21,7 +21,7 @@ use crate::store::Store;
 /// Maximum number of entries shown of each list.
 const SHOWN: usize = 20;
 
-pub(super) fn run(common: &Common) -> anyhow::Result<()> {
+pub(super) fn run(common: &CommonOptions) -> anyhow::Result<()> {
     let (config, _) = common.load()?;
     let report = runtime()?.block_on(async {
         let asked = ask_running(&config, async |at, token| admin_client::get(at, "/admin/v1/status", token).await);
@@ -32,7 +32,7 @@ pub(super) fn run(common: &Common) -> anyhow::Result<()> {
                 Err(anyhow!("no larder runs here, and there is no store in {path} yet: `larder serve` makes it"))
             }
             Err(NoAnswer::NotRunning(_)) => {
-                let settings = Settings::default();
+                let settings = StartSettings::default();
                 let (mirror, store, _) = app::mirror(&config, &settings)?;
                 let warm_ups = Recurring::at_rest(store, &settings.clock, &config).await;
                 let bundle_keys = config.bundle.ids();
@@ -44,9 +44,9 @@ pub(super) fn run(common: &Common) -> anyhow::Result<()> {
         }
     })?;
     if common.json {
-        say(&serde_json::to_string(&report)?);
+        print_line(&serde_json::to_string(&report)?);
     } else {
-        say(&page(&report, &config.default_host(), width_of_stdout()));
+        print_line(&page(&report, &config.default_host(), width_of_stdout()));
     }
     Ok(())
 }
@@ -54,12 +54,16 @@ pub(super) fn run(common: &Common) -> anyhow::Result<()> {
 /// Renders the report for a terminal of this width.
 fn page(report: &Report, host: &Hostname, width: Option<usize>) -> String {
     let (mirror, since) = (&report.mirror, report.since_start.as_ref());
-    let mut page = Page::of_width(width);
+    let mut page = TextPage::of_width(width);
     let running = match (since, mirror.offline) {
         (None, _) => "(not running)".to_owned(),
         (Some(since), offline) => {
             let offline = if offline { ", offline" } else { "" };
-            format!("(running{offline}) since {}, for {}", moment(since.started), time(since.seconds))
+            format!(
+                "(running{offline}) since {}, for {}",
+                format_timestamp(since.started),
+                format_seconds(since.seconds)
+            )
         }
     };
     page.group("larder", &format!("{} {running}", mirror.version));
@@ -78,7 +82,7 @@ fn page(report: &Report, host: &Hostname, width: Option<usize>) -> String {
     page.text()
 }
 
-fn store(page: &mut Page, mirror: &Status) {
+fn store(page: &mut TextPage, mirror: &Status) {
     let state = match mirror.store_state {
         StoreState::Ready => "ready",
         StoreState::NotKeeping => {
@@ -91,7 +95,7 @@ fn store(page: &mut Page, mirror: &Status) {
     };
     page.group("store", state);
     if let Some(Trouble { why, to_do }) = &mirror.trouble {
-        page.row("why", &shown_as_text(why));
+        page.row("why", &escape_for_terminal(why));
         page.row("to do", to_do);
     }
     page.row("folder", &mirror.store);
@@ -99,8 +103,8 @@ fn store(page: &mut Page, mirror: &Status) {
     page.row("archives", &held(mirror.archives, mirror.archive_bytes));
     page.row("documents", &held(mirror.documents, mirror.document_bytes));
     if let Some(LastBundle { created, applied, .. }) = mirror.last_bundle {
-        let age = time(applied.since(created).as_secs());
-        page.row("last bundle", &format!("made {}, applied {age} later", moment(created)));
+        let age = format_seconds(applied.since(created).as_secs());
+        page.row("last bundle", &format!("made {}, applied {age} later", format_timestamp(created)));
     }
     page.row("first-seen", &held(mirror.first_seen_records, mirror.first_seen_bytes));
     let full = percent(mirror.archive_bytes.saturating_add(mirror.document_bytes), mirror.max_size_bytes);
@@ -111,7 +115,7 @@ fn store(page: &mut Page, mirror: &Status) {
     page.row("index", &ByteSize(mirror.index_bytes).to_string());
 }
 
-fn bundles(page: &mut Page, keys: &BundleKeyIds) {
+fn bundles(page: &mut TextPage, keys: &BundleKeyIds) {
     if let Some(key) = &keys.signing {
         page.group("bundles", &format!("signed by key {key}"));
     }
@@ -121,7 +125,7 @@ fn bundles(page: &mut Page, keys: &BundleKeyIds) {
     }
 }
 
-fn clients(page: &mut Page, since: &SinceStart) {
+fn clients(page: &mut TextPage, since: &SinceStart) {
     page.group("clients", "since the start");
     page.row("requests", &listed(&since.requests, "none yet"));
     let saved = percent(since.saved_bytes, since.sent_bytes).map(|part| format!(" ({part} %)")).unwrap_or_default();
@@ -132,8 +136,8 @@ fn clients(page: &mut Page, since: &SinceStart) {
     );
     page.row("now", &{
         let filling = u64::try_from(since.fills_under_way).unwrap_or_default();
-        let waiting = counted(since.waiting_requests, "request");
-        format!("{} under way, {waiting} waiting for an upstream", counted(filling, "download"))
+        let waiting = plural(since.waiting_requests, "request");
+        format!("{} under way, {waiting} waiting for an upstream", plural(filling, "download"))
     });
     page.row("refused", &listed(&since.refused, "nobody"));
 }
@@ -146,13 +150,13 @@ fn listed(counts: &BTreeMap<String, u64>, none: &str) -> String {
     if listed.is_empty() { none.to_owned() } else { listed.join(", ") }
 }
 
-fn upstreams(page: &mut Page, upstreams: &[UpstreamState]) {
+fn upstreams(page: &mut TextPage, upstreams: &[UpstreamState]) {
     page.group("upstreams", "since the start");
     let row = |upstream: &UpstreamState| {
         let UpstreamState { host, requests, failed, bytes, refused, left_alone } = upstream;
         let counts = [requests, failed, refused].map(u64::to_string);
         let [requests, failed, refused] = counts;
-        let left = left_alone.iter().map(|left| format!("{} for {}", left.origin, time(left.seconds)));
+        let left = left_alone.iter().map(|left| format!("{} for {}", left.origin, format_seconds(left.seconds)));
         let state = match left.collect::<Vec<_>>() {
             left if left.is_empty() => String::new(),
             left => format!("LEFT ALONE after failures: {}", left.join(", ")),
@@ -163,7 +167,7 @@ fn upstreams(page: &mut Page, upstreams: &[UpstreamState]) {
     page.columns(["", "requests", "failed", "refused", "received"], &rows);
 }
 
-fn warm_ups(page: &mut Page, warm_ups: &[RecurringState]) {
+fn warm_ups(page: &mut TextPage, warm_ups: &[RecurringState]) {
     if warm_ups.is_empty() {
         return;
     }
@@ -172,15 +176,15 @@ fn warm_ups(page: &mut Page, warm_ups: &[RecurringState]) {
         let RecurringState { what, every_seconds, running, last, next } = warm_up;
         let now = match (running, next) {
             (Some(job), _) => format!("; runs now (job {job})"),
-            (None, Some(next)) => format!("; due {}", moment(*next)),
+            (None, Some(next)) => format!("; due {}", format_timestamp(*next)),
             (None, None) => String::new(),
         };
         let last = match last {
             None => "did not run yet".to_owned(),
             Some(last) => last_run(last),
         };
-        let what: Vec<String> = what.iter().map(|what| shown_as_text(what)).collect();
-        page.item(&what.join(", "), Some(&format!("every {}: {last}{now}", time(*every_seconds))));
+        let what: Vec<String> = what.iter().map(|what| escape_for_terminal(what)).collect();
+        page.item(&what.join(", "), Some(&format!("every {}: {last}{now}", format_seconds(*every_seconds))));
     }
     and_more(page, warm_ups.len());
 }
@@ -188,15 +192,15 @@ fn warm_ups(page: &mut Page, warm_ups: &[RecurringState]) {
 fn last_run(last: &LastRun) -> String {
     let LastRun { ended, state, items, error, failures, .. } = last;
     let how = match (state, error) {
-        (_, Some(why)) => format!("COULD NOT BEGIN: {}", shown_as_text(why)),
-        (JobState::Failed, None) => format!("FAILED for {} of {}", items.failed, counted(items.all, "archive")),
+        (_, Some(why)) => format!("COULD NOT BEGIN: {}", escape_for_terminal(why)),
+        (JobState::Failed, None) => format!("FAILED for {} of {}", items.failed, plural(items.all, "archive")),
         (JobState::Cancelled, None) => "was cancelled".to_owned(),
         (JobState::Done | JobState::Running, None) => {
-            format!("{} held, {} of them new", counted(items.held + items.fetched, "archive"), items.fetched)
+            format!("{} held, {} of them new", plural(items.held + items.fetched, "archive"), items.fetched)
         }
     };
     let again = if *failures > 1 { format!(", {failures} times in a row") } else { String::new() };
-    format!("{how}{again}, {}", moment(*ended))
+    format!("{how}{again}, {}", format_timestamp(*ended))
 }
 
 fn meaning(kind: AlarmKind) -> &'static str {
@@ -212,7 +216,7 @@ fn meaning(kind: AlarmKind) -> &'static str {
     }
 }
 
-fn alarms(page: &mut Page, alarms: &[Alarm]) {
+fn alarms(page: &mut TextPage, alarms: &[Alarm]) {
     if alarms.is_empty() {
         return;
     }
@@ -221,8 +225,8 @@ fn alarms(page: &mut Page, alarms: &[Alarm]) {
     let (refusing, others): (Vec<&Alarm>, Vec<&Alarm>) = alarms.iter().partition(|alarm| alarm.kind.refuses());
     for alarm in refusing.iter().chain(&others).take(SHOWN) {
         let Alarm { kind, address, version, detail, since, resolve } = alarm;
-        let said = format!("{}: {}", meaning(*kind), shown_as_text(detail));
-        page.item(&format!("{address} {version}, {}", moment(*since)), Some(&said));
+        let said = format!("{}: {}", meaning(*kind), escape_for_terminal(detail));
+        page.item(&format!("{address} {version}, {}", format_timestamp(*since)), Some(&said));
         if let Some(command) = resolve {
             page.item("if that is what its publisher released:", None);
             page.command(command);
@@ -231,27 +235,27 @@ fn alarms(page: &mut Page, alarms: &[Alarm]) {
     and_more(page, alarms.len());
 }
 
-fn imported(page: &mut Page, imported: &[PackageRef], host: &Hostname) {
+fn imported(page: &mut TextPage, imported: &[PackageRef], host: &Hostname) {
     if imported.is_empty() {
         return;
     }
-    let archives = counted(imported.len() as u64, "archive");
+    let archives = plural(imported.len() as u64, "archive");
     page.group("imported", &format!("{archives} without signatures: only this mirror's operator vouches for them"));
-    imported.iter().take(SHOWN).for_each(|of| page.item(&shown_as_text(&of.without(host).to_string()), None));
+    imported.iter().take(SHOWN).for_each(|of| page.item(&escape_for_terminal(&of.without(host).to_string()), None));
     and_more(page, imported.len());
 }
 
-fn missing(page: &mut Page, missing: &[PackageRef], host: &Hostname) {
+fn missing(page: &mut TextPage, missing: &[PackageRef], host: &Hostname) {
     if missing.is_empty() {
         return;
     }
     page.group("missing", &format!("{} asked for while offline and not held", missing.len()));
-    missing.iter().take(SHOWN).for_each(|of| page.item(&shown_as_text(&of.without(host).to_string()), None));
+    missing.iter().take(SHOWN).for_each(|of| page.item(&escape_for_terminal(&of.without(host).to_string()), None));
     and_more(page, missing.len());
     page.item("`larder missing --json` prints it as an order for a larder that can fetch it", None);
 }
 
-fn and_more(page: &mut Page, all: usize) {
+fn and_more(page: &mut TextPage, all: usize) {
     let more = all.saturating_sub(SHOWN);
     if more > 0 {
         page.item(&format!("… and {more} more (--json lists them)"), None);

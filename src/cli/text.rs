@@ -22,12 +22,12 @@ pub(super) fn width_of_stderr() -> Option<usize> {
 
 /// Collects lines of output.
 #[derive(Debug)]
-pub(super) struct Page {
+pub(super) struct TextPage {
     width: Option<usize>,
     lines: Vec<String>,
 }
 
-impl Page {
+impl TextPage {
     pub(super) fn of_width(width: Option<usize>) -> Self {
         Self { width: width.map(|width| width.max(LEAST_WIDTH)), lines: Vec::new() }
     }
@@ -37,34 +37,34 @@ impl Page {
         if !self.lines.is_empty() {
             self.lines.push(String::new());
         }
-        self.hang(&format!("{name:LABEL_WIDTH$}"), text);
+        self.push_hanging(&format!("{name:LABEL_WIDTH$}"), text);
     }
 
     /// A label and its text.
     pub(super) fn row(&mut self, label: &str, text: &str) {
         let width = LABEL_WIDTH - 2;
-        self.hang(&format!("  {label:width$}"), text);
+        self.push_hanging(&format!("  {label:width$}"), text);
     }
 
     /// One entry, with an optional text about it below.
     pub(super) fn item(&mut self, text: &str, about: Option<&str>) {
-        self.hang("  ", text);
+        self.push_hanging("  ", text);
         if let Some(about) = about {
-            self.hang("    ", about);
+            self.push_hanging("    ", about);
         }
     }
 
     /// Adds a text about the entry above.
     pub(super) fn about(&mut self, about: &str) {
         if !about.is_empty() {
-            self.hang("    ", about);
+            self.push_hanging("    ", about);
         }
     }
 
     /// A final line, after an empty one.
     pub(super) fn last(&mut self, text: &str) {
         self.lines.push(String::new());
-        self.hang("", text);
+        self.push_hanging("", text);
     }
 
     /// A command to paste; never wrapped.
@@ -94,13 +94,13 @@ impl Page {
                 self.lines.push(format!("{row}  {rest}").trim_end().to_owned());
             } else {
                 self.lines.push(row);
-                self.hang("    ", rest);
+                self.push_hanging("    ", rest);
             }
         }
     }
 
     /// A text after a prefix; further lines are indented to the width of the prefix.
-    pub(super) fn hang(&mut self, before: &str, text: &str) {
+    pub(super) fn push_hanging(&mut self, before: &str, text: &str) {
         let margin = before.chars().count();
         let room = self.width.map_or(usize::MAX, |width| width.saturating_sub(margin));
         for (at, line) in wrapped(text, room).into_iter().enumerate() {
@@ -137,7 +137,7 @@ fn wrapped(text: &str, room: usize) -> Vec<String> {
 }
 
 /// Escapes control and bidirectional characters, so that foreign text cannot control the terminal.
-pub(super) fn shown_as_text(name: &str) -> String {
+pub(super) fn escape_for_terminal(name: &str) -> String {
     name.chars().flat_map(|c| if is_plain(c) { vec![c] } else { c.escape_unicode().collect() }).collect()
 }
 
@@ -147,21 +147,21 @@ pub(super) fn is_plain(c: char) -> bool {
         && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
-pub(super) fn counted(number: u64, of: &str) -> String {
+pub(super) fn plural(number: u64, of: &str) -> String {
     format!("{number} {of}{}", if number == 1 { "" } else { "s" })
 }
 
-pub(super) fn time(seconds: u64) -> String {
+pub(super) fn format_seconds(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds} s"),
         60..3_600 => format!("{} min", seconds / 60),
         3_600..86_400 => format!("{} h {} min", seconds / 3_600, seconds % 3_600 / 60),
-        _ => counted(seconds / 86_400, "day"),
+        _ => plural(seconds / 86_400, "day"),
     }
 }
 
 /// Formats a time as `2026-11-21 20:42:41 UTC`.
-pub(super) fn moment(at: Timestamp) -> String {
+pub(super) fn format_timestamp(at: Timestamp) -> String {
     let since_1970 = std::time::Duration::from_secs(at.0);
     // A file may contain a year that has no calendar date.
     match std::time::SystemTime::UNIX_EPOCH.checked_add(since_1970).filter(|_| at.0 < 253_402_300_800) {
@@ -183,10 +183,10 @@ mod tests {
 
     #[test]
     fn times_are_told_in_their_largest_unit_and_moments_as_calendars_do() {
-        let told = [0, 59, 60, 3_599, 3_660, 86_399, 86_400, 259_200].map(time);
+        let told = [0, 59, 60, 3_599, 3_660, 86_399, 86_400, 259_200].map(format_seconds);
         assert_eq!(told, ["0 s", "59 s", "1 min", "59 min", "1 h 1 min", "23 h 59 min", "1 day", "3 days"]);
-        assert_eq!(moment(Timestamp(1_795_293_761)), "2026-11-21 20:42:41 UTC");
-        assert_eq!(moment(Timestamp(u64::MAX)), "a moment that no calendar has");
+        assert_eq!(format_timestamp(Timestamp(1_795_293_761)), "2026-11-21 20:42:41 UTC");
+        assert_eq!(format_timestamp(Timestamp(u64::MAX)), "a moment that no calendar has");
         assert_eq!((percent(1, 0), percent(1, 3), percent(u64::MAX, u64::MAX)), (None, Some(33), Some(100)));
     }
 

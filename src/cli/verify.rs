@@ -5,10 +5,10 @@ use std::io::{IsTerminal, Write};
 use anyhow::Context;
 use bytesize::ByteSize;
 
-use super::command::must_have_a_store;
-use super::text::counted;
-use super::{Common, ask_running, runtime, say, say_error};
-use crate::app::{self, Settings};
+use super::command::require_store;
+use super::text::plural;
+use super::{CommonOptions, ask_running, print_error, print_line, runtime};
+use crate::app::{self, StartSettings};
 use crate::config::Config;
 use crate::http::admin_client::{self, NoAnswer};
 use crate::mirror::{DamageFinding, Healed, Step, Wrong};
@@ -17,14 +17,15 @@ use crate::mirror::{DamageFinding, Healed, Step, Wrong};
 const PERCENT_A_LINE: u64 = 10;
 
 /// Verifies the store; returns true if nothing was wrong.
-pub(super) fn run(common: &Common) -> anyhow::Result<bool> {
+pub(super) fn run(common: &CommonOptions) -> anyhow::Result<bool> {
     let (config, _) = common.load()?;
-    let mut report = Report { json: common.json, watched: std::io::stderr().is_terminal(), ..Report::default() };
+    let mut report =
+        VerifyReporter { json: common.json, watched: std::io::stderr().is_terminal(), ..VerifyReporter::default() };
     runtime()?.block_on(walk(&config, &mut report))?;
     report.ended()
 }
 
-async fn walk(config: &Config, report: &mut Report) -> anyhow::Result<()> {
+async fn walk(config: &Config, report: &mut VerifyReporter) -> anyhow::Result<()> {
     let mut unread = None;
     let told = |line: &[u8]| match serde_json::from_slice(line) {
         Ok(step) => report.tell(&step),
@@ -35,8 +36,8 @@ async fn walk(config: &Config, report: &mut Report) -> anyhow::Result<()> {
     match reading.await {
         Ok(()) => {}
         Err(NoAnswer::NotRunning(_)) => {
-            must_have_a_store(config)?;
-            let settings = Settings::default();
+            require_store(config)?;
+            let settings = StartSettings::default();
             let (mirror, _, _) = app::mirror(config, &settings)?;
             let mut steps = mirror.verify(&mirror.job(settings.clock.now()))?;
             while let Some(step) = steps.recv().await {
@@ -51,7 +52,7 @@ async fn walk(config: &Config, report: &mut Report) -> anyhow::Result<()> {
 
 /// Prints verify events as lines or JSON.
 #[derive(Default)]
-struct Report {
+struct VerifyReporter {
     json: bool,
     watched: bool,
     /// Number of archives in the store, and their bytes.
@@ -60,12 +61,12 @@ struct Report {
     ending: Option<Step>,
 }
 
-impl Report {
+impl VerifyReporter {
     fn tell(&mut self, step: &Step) {
         if self.json {
             match serde_json::to_string(step) {
-                Ok(line) => say(&line),
-                Err(error) => say_error(&error.to_string()),
+                Ok(line) => print_line(&line),
+                Err(error) => print_error(&error.to_string()),
             }
         } else {
             self.show(step);
@@ -82,28 +83,30 @@ impl Report {
         match step {
             Step::Begun { records, archives, bytes } => {
                 self.all = (*archives, *bytes);
-                let (archives, bytes) = (counted(*archives, "archive"), ByteSize(*bytes));
-                say(&format!("verifying {} and {archives} ({bytes})", counted(*records, "record")));
+                let (archives, bytes) = (plural(*archives, "archive"), ByteSize(*bytes));
+                print_line(&format!("verifying {} and {archives} ({bytes})", plural(*records, "record")));
             }
             Step::Checked { archives, bytes } => self.progress(*archives, *bytes),
-            Step::WrongRecord { record } => say(&format!("damaged: {record}")),
-            Step::WrongArchive(wrong) => say(&told(wrong)),
-            Step::Unreadable { what, error } => say(&format!("unreadable: {what}: {error}")),
+            Step::WrongRecord { record } => print_line(&format!("damaged: {record}")),
+            Step::WrongArchive(wrong) => print_line(&told(wrong)),
+            Step::Unreadable { what, error } => print_line(&format!("unreadable: {what}: {error}")),
             Step::Imported { archives } => {
-                let archives = counted(*archives, "archive");
-                say(&format!("{archives} as imported, without signatures: only their digests could be verified"));
+                let archives = plural(*archives, "archive");
+                print_line(&format!(
+                    "{archives} as imported, without signatures: only their digests could be verified"
+                ));
             }
-            Step::Done { wrong, .. } => say(&match wrong {
+            Step::Done { wrong, .. } => print_line(&match wrong {
                 0 => "all is well".to_owned(),
-                wrong => format!("{} wrong", counted(*wrong, "thing")),
+                wrong => format!("{} wrong", plural(*wrong, "thing")),
             }),
-            Step::Stopped { error } => say_error(&format!("verifying ended early: {error}")),
+            Step::Stopped { error } => print_error(&format!("verifying ended early: {error}")),
         }
     }
 
     fn progress(&mut self, archives: u64, bytes: u64) {
         let percent = bytes.saturating_mul(100).checked_div(self.all.1).unwrap_or(100);
-        let line = format!("{percent:>3} %  {archives} of {} ({})", counted(self.all.0, "archive"), ByteSize(bytes));
+        let line = format!("{percent:>3} %  {archives} of {} ({})", plural(self.all.0, "archive"), ByteSize(bytes));
         if self.watched {
             let _ = write!(std::io::stderr(), "\r\x1b[K{line}");
         } else if percent >= self.percent_told + PERCENT_A_LINE {

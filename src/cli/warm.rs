@@ -11,12 +11,14 @@ use clap::Args;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
 
-use self::drawing::{Name, Speed, Total, bars, name_of, newly_ended, notes, summary, what_stays};
-pub(super) use self::larder::Larder;
+use self::drawing::{
+    ItemKey, JobProgress, TransferRate, bars, name_of, newly_finished_lines, notes, stopped_message, summary,
+};
+pub(super) use self::larder::JobRunner;
 use super::order::OrderArgs;
-use super::screen::Bars;
+use super::screen::TerminalLines;
 use super::text::{width_of_stderr, width_of_stdout};
-use super::{Common, Interrupted, ignore_file_limits, runtime, say, say_error};
+use super::{CommonOptions, Interrupted, catch_file_size_signal, print_error, print_line, runtime};
 use crate::address::Hostname;
 use crate::config::Config;
 use crate::http::admin_client::NoAnswer;
@@ -24,14 +26,14 @@ use crate::jobs::report::{Job, JobState};
 use crate::protocol::admin::order::ToldOrder;
 
 /// Interval between two requests for the job's state.
-const LOOKS_EVERY: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Added to the interval for each item, because every report lists all items.
-const AND_FOR_EACH_ITEM: Duration = Duration::from_micros(200);
+const POLL_INTERVAL_PER_ITEM: Duration = Duration::from_micros(200);
 
 #[derive(Debug, Args)]
 pub(super) struct Warm {
     #[command(flatten)]
-    common: Common,
+    common: CommonOptions,
     #[command(flatten)]
     order: OrderArgs,
     /// Exempt the fetched packages from eviction
@@ -40,18 +42,18 @@ pub(super) struct Warm {
 }
 
 impl Warm {
-    pub(super) fn common(&self) -> &Common {
+    pub(super) fn common(&self) -> &CommonOptions {
         &self.common
     }
 
     /// Runs the job; returns true if everything is stored now.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
-        let mut told = self.order.told(&config.default_host())?;
+        let mut told = self.order.to_order(&config.default_host())?;
         told.pin |= self.pin;
         let runtime = runtime()?;
-        let shown = if self.common.json { Shown::Json } else { Shown::Lines };
-        let warmed = runtime.block_on(warm_then(&config, &told, shown, async |_, job| Ok(job.state == JobState::Done)));
+        let shown = if self.common.json { WarmOutput::Json } else { WarmOutput::Lines };
+        let warmed = runtime.block_on(warm_and(&config, &told, shown, async |_, job| Ok(job.state == JobState::Done)));
         // A background read or hash may still run; its result is not needed.
         runtime.shutdown_timeout(Duration::from_secs(1));
         warmed
@@ -60,29 +62,29 @@ impl Warm {
 
 /// Output of a warm-up besides the bars on a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Shown {
+pub(super) enum WarmOutput {
     /// One line per archive, and a summary.
     Lines,
     /// The job as JSON, after its end.
     Json,
     /// Nothing: the caller prints the result.
-    Nothing,
+    Quiet,
 }
 
 /// Warms an order and shows its progress, then runs `then` with the larder that warmed it and the finished job.
-pub(super) async fn warm_then<T>(
+pub(super) async fn warm_and<T>(
     config: &Config,
     told: &ToldOrder,
-    shown: Shown,
-    then: impl AsyncFnOnce(&Larder, &Job) -> anyhow::Result<T>,
+    shown: WarmOutput,
+    then: impl AsyncFnOnce(&JobRunner, &Job) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     // Signals are caught from here on, also between two awaits.
-    let mut interrupts = Interrupts::catch()?;
-    let _too_large = ignore_file_limits()?;
-    let mut by = Larder::running(config);
+    let mut interrupts = StopSignals::catch()?;
+    let _too_large = catch_file_size_signal()?;
+    let mut by = JobRunner::running(config);
     let warmed = match begin(&mut by, config, told, shown, &mut interrupts).await {
         Ok(job) => {
-            Warming { by: &by, host: config.default_host(), job, began: Instant::now() }
+            WatchedJob { by: &by, host: config.default_host(), job, began: Instant::now() }
                 .watch(shown, &mut interrupts)
                 .await
         }
@@ -92,7 +94,7 @@ pub(super) async fn warm_then<T>(
         // The job is finished, so an interrupt now ends the command at once.
         Ok(job) => tokio::select! {
             done = then(&by, &job) => done,
-            () = interrupts.next() => Err(Interrupted::told("stopped")),
+            () = interrupts.next() => Err(Interrupted::with_text("stopped")),
         },
         Err(error) => Err(error),
     };
@@ -104,11 +106,11 @@ pub(super) async fn warm_then<T>(
 
 /// Starts the job in the running larder; where none runs, in a mirror within this process.
 async fn begin(
-    by: &mut Larder,
+    by: &mut JobRunner,
     config: &Config,
     told: &ToldOrder,
-    shown: Shown,
-    interrupts: &mut Interrupts,
+    shown: WarmOutput,
+    interrupts: &mut StopSignals,
 ) -> anyhow::Result<Job> {
     let started = tokio::select! {
         started = by.start(config, told) => started,
@@ -116,10 +118,10 @@ async fn begin(
     };
     match started {
         Err(error) if matches!(error.downcast_ref(), Some(NoAnswer::NotRunning(_))) => {
-            *by = Larder::own(config)?;
-            if shown == Shown::Lines {
+            *by = JobRunner::own(config)?;
+            if shown == WarmOutput::Lines {
                 let store = config.store.path.display();
-                say_error(&format!("no larder runs here, so this command itself fetches into the store {store}"));
+                print_error(&format!("no larder runs here, so this command itself fetches into the store {store}"));
             }
             by.start(config, told).await
         }
@@ -128,12 +130,12 @@ async fn begin(
 }
 
 #[derive(Debug)]
-struct Interrupts {
+struct StopSignals {
     interrupt: Signal,
     terminate: Signal,
 }
 
-impl Interrupts {
+impl StopSignals {
     fn catch() -> anyhow::Result<Self> {
         Ok(Self {
             interrupt: signal(SignalKind::interrupt()).context("Ctrl-C cannot be caught")?,
@@ -151,24 +153,25 @@ impl Interrupts {
 
 /// A job that this command watches.
 #[derive(Debug)]
-struct Warming<'a> {
-    by: &'a Larder,
+struct WatchedJob<'a> {
+    by: &'a JobRunner,
     host: Hostname,
     job: Job,
     began: Instant,
 }
 
-impl Warming<'_> {
+impl WatchedJob<'_> {
     /// Shows the progress until the job ends; returns the finished job.
-    async fn watch(mut self, shown: Shown, interrupts: &mut Interrupts) -> anyhow::Result<Job> {
-        let mut screen = Screen::new(shown, self.host.clone());
+    async fn watch(mut self, shown: WarmOutput, interrupts: &mut StopSignals) -> anyhow::Result<Job> {
+        let mut screen = WarmDisplay::new(shown, self.host.clone());
         let mut is_stopped = false;
         loop {
             screen.show(&self.job, self.began.elapsed());
             if self.job.state.has_ended() {
                 break;
             }
-            let pause = LOOKS_EVERY + AND_FOR_EACH_ITEM * u32::try_from(self.job.items.len()).unwrap_or(u32::MAX);
+            let pause =
+                POLL_INTERVAL + POLL_INTERVAL_PER_ITEM * u32::try_from(self.job.items.len()).unwrap_or(u32::MAX);
             tokio::select! {
                 () = tokio::time::sleep(pause) => self.job = self.by.report(&self.job.id).await?,
                 () = interrupts.next() => {
@@ -177,22 +180,22 @@ impl Warming<'_> {
                     }
                     // The next report shows the cancelled state.
                     if let Err(error) = self.by.cancel(&self.job.id).await {
-                        say_error(&format!("job {} could not be stopped: {error}", self.job.id));
+                        print_error(&format!("job {} could not be stopped: {error}", self.job.id));
                     }
                 }
             }
         }
         drop(screen);
         match shown {
-            Shown::Json => say(&serde_json::to_string(&self.job)?),
-            Shown::Lines => {
-                notes(&self.job, width_of_stdout()).iter().for_each(|notes| say(notes));
-                say(&summary(&self.job, self.began.elapsed()));
+            WarmOutput::Json => print_line(&serde_json::to_string(&self.job)?),
+            WarmOutput::Lines => {
+                notes(&self.job, width_of_stdout()).iter().for_each(|notes| print_line(notes));
+                print_line(&summary(&self.job, self.began.elapsed()));
             }
-            Shown::Nothing => {}
+            WarmOutput::Quiet => {}
         }
         if is_stopped {
-            say_error(&what_stays(&self.job));
+            print_error(&stopped_message(&self.job));
             return Err(Interrupted(None).into());
         }
         Ok(self.job)
@@ -200,31 +203,31 @@ impl Warming<'_> {
 }
 
 /// Draws bars on a terminal, and prints a line for each archive that finished.
-struct Screen {
+struct WarmDisplay {
     host: Hostname,
-    bars: Option<Bars>,
+    bars: Option<TerminalLines>,
     lines: bool,
     told: HashSet<usize>,
-    speeds: HashMap<Name, Speed>,
-    speed: Speed,
+    speeds: HashMap<ItemKey, TransferRate>,
+    speed: TransferRate,
 }
 
-impl Screen {
-    fn new(shown: Shown, host: Hostname) -> Self {
-        let bars = width_of_stderr().map(|_| Bars::on_stderr());
+impl WarmDisplay {
+    fn new(shown: WarmOutput, host: Hostname) -> Self {
+        let bars = width_of_stderr().map(|_| TerminalLines::on_stderr());
         Self {
             host,
             bars,
-            lines: shown == Shown::Lines,
+            lines: shown == WarmOutput::Lines,
             told: HashSet::new(),
             speeds: HashMap::new(),
-            speed: Speed::default(),
+            speed: TransferRate::default(),
         }
     }
 
     fn show(&mut self, job: &Job, at: Duration) {
-        let ended = newly_ended(job, &self.host, &mut self.told, width_of_stdout()).filter(|_| self.lines);
-        ended.iter().for_each(|lines| say(lines));
+        let ended = newly_finished_lines(job, &self.host, &mut self.told, width_of_stdout()).filter(|_| self.lines);
+        ended.iter().for_each(|lines| print_line(lines));
         let Some(on_screen) = &self.bars else { return };
         let mut speeds = std::mem::take(&mut self.speeds);
         for item in job.items.iter().filter(|item| !item.state.has_ended()) {
@@ -232,11 +235,11 @@ impl Screen {
             speed.observe(at, item.bytes);
             self.speeds.insert(name_of(item), speed);
         }
-        let total = Total::of(job);
+        let total = JobProgress::of(job);
         self.speed.observe(at, total.bytes.0);
         // The terminal may be resized meanwhile. Some terminals wrap in the last column.
         let width = width_of_stderr().unwrap_or(80).saturating_sub(1);
-        let mut lines = bars(job, &self.host, |name| self.speeds.get(name).and_then(Speed::per_second), width);
+        let mut lines = bars(job, &self.host, |name| self.speeds.get(name).and_then(TransferRate::per_second), width);
         lines.push(total.line(self.speed.per_second(), width));
         on_screen.draw(&lines);
     }

@@ -24,10 +24,10 @@ pub(crate) use outside::{Unreadable, environment, text};
 pub use bytesize::ByteSize;
 pub use credential::{Access, Credential, CredentialKind, SshFiles};
 pub use problem::{Problems, Remark, Warning};
-pub use sections::{Admin, Network, Private, Server, Store, TlsFiles};
-pub use upstream::{Fresh, Upstream};
+pub use sections::{Admin, Network, PrivateDestination, Server, Store, TlsFiles};
+pub use upstream::{FreshnessLifetimes, Upstream};
 pub(crate) use values::listening;
-pub use warm::{Warm, WarmWhat};
+pub use warm::{RecurringWarmTarget, RecurringWarmUp};
 
 /// Size limit of a `mirror.toml`.
 const LIMIT_BYTES: u64 = 1024 * 1024;
@@ -52,7 +52,7 @@ pub struct Config {
     /// Signing key and trusted keys of bundles.
     pub bundle: BundleKeys,
     /// Recurring warm-ups.
-    pub warm: Vec<Warm>,
+    pub warm: Vec<RecurringWarmUp>,
 }
 
 impl Default for Config {
@@ -71,10 +71,10 @@ impl Config {
             let text = outside::text(path, LIMIT_BYTES).map_err(|cause| Problems::unreadable(path, &cause))?;
             return Self::parse(&text, path, env);
         }
-        if let Some(path) = outside::named(env) {
+        if let Some(path) = outside::named_file(env) {
             return Self::load(Some(&path));
         }
-        for path in outside::places(env) {
+        for path in outside::default_locations(env) {
             match outside::text(&path, LIMIT_BYTES) {
                 Ok(text) => return Self::parse(&text, &path, env),
                 Err(cause) if cause.is_absent() => {}

@@ -72,12 +72,12 @@ pub(super) fn address(name: &str) -> io::Result<SocketAddr> {
 }
 
 /// The file named by `LARDER_CONFIG`, which must exist.
-pub(super) fn named(env: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {
+pub(super) fn named_file(env: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {
     env("LARDER_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
 /// Default locations of the configuration file.
-pub(super) fn places(env: &dyn Fn(&str) -> Option<String>) -> Vec<PathBuf> {
+pub(super) fn default_locations(env: &dyn Fn(&str) -> Option<String>) -> Vec<PathBuf> {
     let user = folder(env, "XDG_CONFIG_HOME").or_else(|| Some(folder(env, "HOME")?.join(".config")));
     let system = PathBuf::from("/etc");
     user.into_iter().chain([system]).map(|folder| folder.join("larder/mirror.toml")).collect()

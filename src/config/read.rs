@@ -18,7 +18,7 @@ use super::section::Section;
 use super::{Admin, Config, Network, Server, Store, TlsFiles, Upstream, credential, upstream, values, warm};
 
 /// Result of reading one file. The configuration is valid only without problems.
-pub(super) struct Outcome {
+pub(super) struct ReadOutcome {
     pub(super) config: Config,
     pub(super) problems: Vec<Remark>,
     pub(super) warnings: Vec<Warning>,
@@ -28,7 +28,7 @@ pub(super) struct Outcome {
 }
 
 /// Reads the text of one file to its end, despite any problems.
-pub(super) fn read(text: &str, file: &Path, env: &dyn Fn(&str) -> Option<String>) -> Outcome {
+pub(super) fn read(text: &str, file: &Path, env: &dyn Fn(&str) -> Option<String>) -> ReadOutcome {
     let mut reading = ConfigReader::new(text, file, env);
     let mut config = Config::defaults(env);
     config.source = Some(file.to_owned());
@@ -48,7 +48,7 @@ pub(super) fn read(text: &str, file: &Path, env: &dyn Fn(&str) -> Option<String>
         let remark = reading.remark(Some(line), String::new(), format!("this is not TOML: {message}"));
         reading.problems.push(remark);
     }
-    Outcome {
+    ReadOutcome {
         config,
         problems: reading.problems,
         warnings: reading.warnings,

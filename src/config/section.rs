@@ -9,7 +9,7 @@ use toml::de::{DeTable, DeValue};
 use super::outside;
 use super::problem::Warning;
 use super::reading::ConfigReader;
-use super::values::{self, Complaint, quoted};
+use super::values::{self, ValueError, quoted};
 
 mod secret;
 
@@ -25,12 +25,12 @@ pub(super) struct Section<'r, 'a, 't> {
 }
 
 /// Outcome of checking a text as a path.
-pub(super) enum PathBase {
+pub(super) enum PathCheck {
     /// The text is not a valid path.
-    None,
+    Invalid,
     /// No such file at the moment.
-    Empty(PathBuf),
-    There(PathBuf),
+    NoSuchFile(PathBuf),
+    Exists(PathBuf),
     /// A file or folder that we may not read.
     Unreadable(PathBuf, outside::Unreadable),
 }
@@ -90,7 +90,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
     }
 
     /// Reads a string with `parse`; messages quote `example` as a valid value.
-    pub(super) fn text<T, E: Into<Complaint>>(
+    pub(super) fn text<T, E: Into<ValueError>>(
         &mut self,
         key: &'static str,
         example: &str,
@@ -102,7 +102,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
     }
 
     /// Reads a required string.
-    pub(super) fn required<T, E: Into<Complaint>>(
+    pub(super) fn required<T, E: Into<ValueError>>(
         &mut self,
         key: &'static str,
         example: &str,
@@ -113,7 +113,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
     }
 
     /// Reads an array of strings, each with `parse`.
-    pub(super) fn list<T, E: Into<Complaint>>(
+    pub(super) fn list<T, E: Into<ValueError>>(
         &mut self,
         key: &'static str,
         example: &str,
@@ -152,20 +152,20 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
     }
 
     /// Reads an array of strings; `parse` also gets the outcome of checking each as a path.
-    pub(super) fn paths_or<T>(
+    pub(super) fn list_with_paths<T>(
         &mut self,
         key: &'static str,
         example: &str,
-        parse: impl Fn(&str, PathBase) -> Result<T, String>,
+        parse: impl Fn(&str, PathCheck) -> Result<T, String>,
     ) -> Option<Vec<T>> {
         let folder = self.reading.folder;
         self.list(key, example, |value| {
             let path = folder.join(value);
             let place = match outside::check(&path) {
-                _ if value.is_empty() || value.contains('\0') => PathBase::None,
-                Ok(()) | Err(outside::Unreadable::Folder) => PathBase::There(path),
-                Err(cause) if cause.is_absent() => PathBase::Empty(path),
-                Err(cause) => PathBase::Unreadable(path, cause),
+                _ if value.is_empty() || value.contains('\0') => PathCheck::Invalid,
+                Ok(()) | Err(outside::Unreadable::Folder) => PathCheck::Exists(path),
+                Err(cause) if cause.is_absent() => PathCheck::NoSuchFile(path),
+                Err(cause) => PathCheck::Unreadable(path, cause),
             };
             parse(value, place)
         })
@@ -293,7 +293,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         None
     }
 
-    fn parsed<T, E: Into<Complaint>>(
+    fn parsed<T, E: Into<ValueError>>(
         &mut self,
         key: &str,
         value: &Spanned<DeValue<'_>>,
@@ -308,7 +308,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
             Ok(value) => Some(value),
             Err(complaint) => {
                 let line = self.reading.line(value.span().start);
-                let Complaint { text, instead } = complaint.into();
+                let ValueError { text, instead } = complaint.into();
                 let remedy = match instead {
                     Some(meant) => format!("write \"{meant}\""),
                     None => format!("write for example {written}"),
@@ -349,7 +349,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
 fn nearest(name: &str, known: &[&'static str]) -> Option<&'static str> {
     // A longer name matches no key, and computing its distance is slow.
     let name: Vec<char> = name.chars().take(40).collect();
-    let distances = known.iter().map(|known| (values::edits(&name, known), *known));
+    let distances = known.iter().map(|known| (values::edit_distance(&name, known), *known));
     let (edits, near) = distances.min()?;
     (edits <= 1 + name.len() / 4).then_some(near)
 }

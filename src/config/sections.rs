@@ -124,12 +124,12 @@ pub struct Network {
     /// Certificate authorities in addition to the system's.
     pub ca_file: Option<PathBuf>,
     /// Private destinations that documents and redirects may lead to.
-    pub allow_private: Vec<Private>,
+    pub allow_private: Vec<PrivateDestination>,
 }
 
 /// One entry of `network.allow_private`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Private {
+pub enum PrivateDestination {
     /// Every address in a network; a single address is a network of one.
     Network(IpNet),
     /// A host name in lower-case ASCII, over https; its addresses are not restricted.

@@ -111,11 +111,11 @@ fn every_option_is_read() {
     assert_eq!(
         config.network.allow_private,
         [
-            Private::Network("10.0.0.0/8".parse().unwrap()),
-            Private::Network("192.0.2.9/32".parse().unwrap()),
-            Private::Name("artifacts.corp.example".to_owned()),
-            Private::PlainHttp { host: "plain.corp.example".to_owned(), port: 80 },
-            Private::PlainHttp { host: "[::1]".to_owned(), port: 3000 },
+            PrivateDestination::Network("10.0.0.0/8".parse().unwrap()),
+            PrivateDestination::Network("192.0.2.9/32".parse().unwrap()),
+            PrivateDestination::Name("artifacts.corp.example".to_owned()),
+            PrivateDestination::PlainHttp { host: "plain.corp.example".to_owned(), port: 80 },
+            PrivateDestination::PlainHttp { host: "[::1]".to_owned(), port: 3000 },
         ]
     );
     let upstream = &config.upstreams[0];
@@ -126,7 +126,7 @@ fn every_option_is_read() {
     assert_eq!(upstream.credentials_for[0].to_string(), "artifacts.corp.example:8443");
     assert_eq!(upstream.fresh.versions.as_secs(), 0);
     assert_eq!(upstream.fresh.not_found.as_secs(), 5400);
-    assert_eq!(upstream.fresh.discovery, Fresh::default().discovery);
+    assert_eq!(upstream.fresh.discovery, FreshnessLifetimes::default().discovery);
     assert_eq!(upstream.patience.as_millis(), 500);
     assert!(!upstream.keep_gone && upstream.fold_case);
     assert!(
@@ -205,7 +205,7 @@ fn debug_output_and_messages_hold_no_secret() {
 
 /// Promise 8: with a credential and reachable from elsewhere, larder starts only with allowed clients configured.
 #[test]
-fn a_reachable_larder_with_credentials_refuses_to_start_until_told_who_may_ask() {
+fn a_reachable_larder_with_credentials_does_not_start_without_allowed_clients() {
     let upstream = "[[upstream]]\nhost = 'r.example'\ntoken = { env = 'TOKEN' }\n";
     let credential = "[[credential]]\nhost = 'git.example'\ntoken = { env = 'TOKEN' }\n";
     let nothing = "[[upstream]]\nhost = 'r.example'\n";

@@ -32,7 +32,7 @@ pub struct Upstream {
     /// Verification that an archive must pass before it is stored.
     pub verification: Policy,
     /// Freshness lifetimes of its documents.
-    pub fresh: Fresh,
+    pub fresh: FreshnessLifetimes,
     /// Longest wait for a revalidation before the stale copy is served.
     pub patience: Duration,
     /// Keep listing and serving stored versions that upstream has deleted.
@@ -59,7 +59,7 @@ impl Upstream {
             credential: None,
             credentials_for: Vec::new(),
             verification,
-            fresh: Fresh::default(),
+            fresh: FreshnessLifetimes::default(),
             patience: Duration::from_secs(2),
             keep_gone: true,
             fold_case: name == TERRAFORM || name == OPENTOFU,
@@ -80,7 +80,7 @@ impl Upstream {
 
 /// Freshness lifetime of each kind of document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fresh {
+pub struct FreshnessLifetimes {
     /// Version lists.
     pub versions: Duration,
     /// Discovery documents.
@@ -93,7 +93,7 @@ pub struct Fresh {
     pub not_found: Duration,
 }
 
-impl Default for Fresh {
+impl Default for FreshnessLifetimes {
     fn default() -> Self {
         Self {
             versions: Duration::from_secs(5 * 60),
@@ -152,10 +152,10 @@ fn check_ports(section: &mut Section<'_, '_, '_>, upstream: &Upstream) {
     }
 }
 
-fn read_fresh(section: &mut Section<'_, '_, '_>) -> Fresh {
-    let default = Fresh::default();
+fn read_fresh(section: &mut Section<'_, '_, '_>) -> FreshnessLifetimes {
+    let default = FreshnessLifetimes::default();
     let mut span = |key, example, default| section.text(key, example, values::duration).unwrap_or(default);
-    Fresh {
+    FreshnessLifetimes {
         versions: span("versions", "5m", default.versions),
         discovery: span("discovery", "1h", default.discovery),
         download: span("download", "24h", default.download),

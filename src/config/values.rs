@@ -27,14 +27,14 @@ const SHORTEST_RECURRENCE: Duration = Duration::from_secs(5 * 60);
 const SHOWN_CHARS: usize = 80;
 
 /// An error in a value.
-pub(super) struct Complaint {
+pub(super) struct ValueError {
     /// Sentence about the value.
     pub(super) text: String,
     /// The value that was probably meant.
     pub(super) instead: Option<String>,
 }
 
-impl From<String> for Complaint {
+impl From<String> for ValueError {
     fn from(text: String) -> Self {
         Self { text, instead: None }
     }
@@ -62,7 +62,7 @@ pub(super) fn network(value: &str) -> Result<IpNet, String> {
 }
 
 /// Parses a host name with an optional port. A URL is an error that proposes its host.
-pub(super) fn hostname(value: &str) -> Result<Hostname, Complaint> {
+pub(super) fn hostname(value: &str) -> Result<Hostname, ValueError> {
     Hostname::parse(value).map_err(|cause| {
         // The error of `Hostname::parse` shows the value, which may hold a secret.
         if may_hold_secret(value) {
@@ -73,7 +73,7 @@ pub(super) fn hostname(value: &str) -> Result<Hostname, Complaint> {
             Some((host, port)) => {
                 let text = format!("{} is a URL, not a host name", quoted(value));
                 let port = port.map(|port| format!(":{port}")).unwrap_or_default();
-                Complaint { text, instead: Some(format!("{host}{port}")) }
+                ValueError { text, instead: Some(format!("{host}{port}")) }
             }
             None => cause.to_string().into(),
         }
@@ -122,23 +122,23 @@ pub(super) fn base_url(value: &str) -> Result<Url, String> {
 }
 
 /// Parses one entry of `network.allow_private`.
-pub(super) fn private(value: &str) -> Result<super::Private, String> {
-    use super::Private;
+pub(super) fn private(value: &str) -> Result<super::PrivateDestination, String> {
+    use super::PrivateDestination;
     if value.contains("://") {
         let (host, port) = plain_http(value).ok_or_else(|| {
             format!("{} is not written http://name:port, the one form of URL that is meant here", quoted(value))
         })?;
-        return Ok(Private::PlainHttp { host, port });
+        return Ok(PrivateDestination::PlainHttp { host, port });
     }
     if let Some(network) = network_or_address(value) {
-        return Ok(Private::Network(network));
+        return Ok(PrivateDestination::Network(network));
     }
     let bad = || format!("{} is neither a network, nor an address, nor a host name", quoted(value));
     let host = Hostname::parse(value).map_err(|_| bad())?;
     if host.port().is_some() || value.contains(':') {
         return Err(format!("{} has a port; a name or an address stands for all its ports", quoted(value)));
     }
-    Ok(Private::Name(host.to_string()))
+    Ok(PrivateDestination::Name(host.to_string()))
 }
 
 pub(super) fn policy(value: &str) -> Result<Policy, String> {
@@ -242,7 +242,7 @@ fn plain_http(value: &str) -> Option<(String, u16)> {
 }
 
 /// Levenshtein distance of two names.
-pub(super) fn edits(from: &[char], to: &str) -> usize {
+pub(super) fn edit_distance(from: &[char], to: &str) -> usize {
     let mut row: Vec<usize> = (0..=from.len()).collect();
     for (done, wanted) in to.chars().enumerate() {
         let mut left = done + 1;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::address::{Hostname, PackageSelector, Platform};
 use crate::closure::{ClientKind, LabelKind};
 
-use super::section::{PathBase, Section};
+use super::section::{PathCheck, Section};
 use super::values;
 
 /// Default interval.
@@ -16,9 +16,9 @@ const FILES: [&str; 2] = [".hcl", ".tar"];
 
 /// A recurring warm-up.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Warm {
+pub struct RecurringWarmUp {
     /// Addresses and paths to warm; at least one.
-    pub what: Vec<WarmWhat>,
+    pub what: Vec<RecurringWarmTarget>,
     /// Platforms to fetch for; empty means this machine's.
     pub platforms: Vec<Platform>,
     /// Interval from the end of one run to the start of the next.
@@ -31,7 +31,7 @@ pub struct Warm {
 
 /// One entry of a recurring warm-up.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum WarmWhat {
+pub enum RecurringWarmTarget {
     /// A valid address with a constraint, as written.
     Address(String),
     /// A lock file, folder or tar, read again at each run.
@@ -39,12 +39,12 @@ pub enum WarmWhat {
 }
 
 /// Reads one `[[warm]]`. `None` without any valid entry; the problem is recorded.
-pub(super) fn read(section: &mut Section<'_, '_, '_>) -> Option<Warm> {
+pub(super) fn read(section: &mut Section<'_, '_, '_>) -> Option<RecurringWarmUp> {
     let example = r#"["hashicorp/aws@~> 5.0", "./configurations/prod"]"#;
-    let what = section.paths_or("what", example, what).unwrap_or_default();
-    let (what, remarks): (Vec<WarmWhat>, Vec<Option<String>>) = what.into_iter().unzip();
+    let what = section.list_with_paths("what", example, what).unwrap_or_default();
+    let (what, remarks): (Vec<RecurringWarmTarget>, Vec<Option<String>>) = what.into_iter().unzip();
     remarks.into_iter().flatten().for_each(|remark| section.warning("what", remark));
-    let warm = Warm {
+    let warm = RecurringWarmUp {
         what,
         platforms: section.list("platforms", r#"["linux_amd64"]"#, values::platform).unwrap_or_default(),
         every: section.text("every", "1d", values::recurrence).unwrap_or(EVERY),
@@ -61,7 +61,7 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>) -> Option<Warm> {
 
 /// Parses one entry, with an optional warning. An absent path is only a warning: a folder may be mounted later, and
 /// larder serves clients without it.
-fn what(given: &str, place: PathBase) -> Result<(WarmWhat, Option<String>), String> {
+fn what(given: &str, place: PathCheck) -> Result<(RecurringWarmTarget, Option<String>), String> {
     let is_written_as_path =
         given.starts_with(['.', '/']) || given.ends_with('/') || FILES.iter().any(|ending| given.ends_with(ending));
     if given.starts_with('~') {
@@ -71,28 +71,28 @@ fn what(given: &str, place: PathBase) -> Result<(WarmWhat, Option<String>), Stri
     // The default registry is not available yet; any host will do to check the syntax.
     let some_host = Hostname::parse(super::upstream::TERRAFORM).map_err(|bad| bad.to_string())?;
     match place {
-        PathBase::There(path) => {
+        PathCheck::Exists(path) => {
             return match LabelKind::of(given, &path, &some_host)? {
-                LabelKind::Address => Ok((WarmWhat::Address(given.to_owned()), None)),
+                LabelKind::Address => Ok((RecurringWarmTarget::Address(given.to_owned()), None)),
                 LabelKind::Told => {
                     Err(format!("{} is neither a lock file, nor a folder, nor a tar", values::quoted(given)))
                 }
-                LabelKind::LockFile | LabelKind::Folder | LabelKind::Tar => Ok((WarmWhat::Path(path), None)),
+                LabelKind::LockFile | LabelKind::Folder | LabelKind::Tar => Ok((RecurringWarmTarget::Path(path), None)),
             };
         }
-        PathBase::Unreadable(path, cause) => {
+        PathCheck::Unreadable(path, cause) => {
             let remark = format!("{} cannot be read: {cause}; {later}", path.display());
-            return Ok((WarmWhat::Path(path), Some(remark)));
+            return Ok((RecurringWarmTarget::Path(path), Some(remark)));
         }
-        PathBase::Empty(path) if is_written_as_path => {
+        PathCheck::NoSuchFile(path) if is_written_as_path => {
             let remark = format!("there is no file and no folder {}; {later}", values::quoted(given));
-            return Ok((WarmWhat::Path(path), Some(remark)));
+            return Ok((RecurringWarmTarget::Path(path), Some(remark)));
         }
-        PathBase::Empty(_) | PathBase::None => {}
+        PathCheck::NoSuchFile(_) | PathCheck::Invalid => {}
     }
     PackageSelector::parse(given, &some_host)
         .map_err(|bad| format!("{}: no file and no folder has this name, and it is no address: {bad}", shown(given)))?;
-    Ok((WarmWhat::Address(given.to_owned()), None))
+    Ok((RecurringWarmTarget::Address(given.to_owned()), None))
 }
 
 /// Quotes a text for messages. An address contains an `@` and no password; a URL may contain both.

@@ -66,7 +66,7 @@ impl Check {
     }
 
     /// Limits the result to a warning, because the doctor's situation differs from the client's. Appends `why`.
-    pub(super) fn no_worse_than_a_warning(mut self, why: &str) -> Self {
+    pub(super) fn at_most_warn(mut self, why: &str) -> Self {
         self.verdict = self.verdict.min(CheckResult::Warn);
         self.found.push_str(why);
         self

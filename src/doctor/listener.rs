@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use url::{Host, Url};
 
-use super::recognise::{Met, ProbedService, Who, meet};
+use super::recognise::{Identified, ProbedService, ServerKind, identify_server};
 use super::running::RunningLarder;
 use super::{Check, Findings, clock};
 use crate::app;
@@ -20,7 +20,7 @@ const LINKS: &str = "listener.links";
 
 /// Base URL of a larder with this configuration, ending in a slash.
 pub(super) fn base(config: &Config) -> Option<Url> {
-    Url::parse(&format!("{}/", app::base(config, config.server.listen))).ok()
+    Url::parse(&format!("{}/", app::base_url_of(config, config.server.listen))).ok()
 }
 
 /// True for a URL of this configuration's main listener, also through another name for loopback.
@@ -50,31 +50,35 @@ pub(super) async fn look(config: &Config, running: &RunningLarder, trust: &Trust
     let host = &upstream.host;
     let Ok(asked) = base.join(providers_base(host).trim_start_matches('/')) else { return Findings::default() };
     let shown = base.as_str().trim_end_matches('/').to_owned();
-    match meet(&asked, ProbedService::Providers, host, trust).await {
+    match identify_server(&asked, ProbedService::Providers, host, trust).await {
         Ok(met) => {
             let told = met.date.map(|at| clock::TimeSource { by: shown.clone(), at, here: Clock::system().now() });
             // The Date header of this machine is no independent time source.
             let told = told.filter(|_| config.server.public_url.is_some());
             let checks = of_met(&met, &base, &shown).into_iter().chain(links(config)).collect();
-            Findings { checks, told: told.into_iter().collect() }
+            Findings { checks, announced_times: told.into_iter().collect() }
         }
         Err(error) => of_no_visit(&error, &shown, config).into(),
     }
 }
 
-fn of_met(met: &Met, base: &Url, shown: &str) -> Vec<Check> {
+fn of_met(met: &Identified, base: &Url, shown: &str) -> Vec<Check> {
     let listener = match &met.who {
-        Who::Larder => Check::ok(LISTENER, format!("larder answers at {shown}")),
-        Who::LarderElsewhere => {
+        ServerKind::Larder => Check::ok(LISTENER, format!("larder answers at {shown}")),
+        ServerKind::LarderWithoutService => {
             Check::fail(LISTENER, format!("larder answers at {shown}, and has no registry below it"))
                 .advise("make [server] public_url the URL that what stands before larder passes on to it, and no other")
         }
-        Who::LarderWithout(_) => Check::fail(LISTENER, format!("the larder at {shown} has another configuration"))
-            .advise("restart it, so that it has this configuration; or make public_url lead to this larder"),
-        Who::LarderThatRefuses(said) => Check::warn(LISTENER, format!("larder answers at {shown}: {said}"))
+        ServerKind::LarderWithoutHost(_) => {
+            Check::fail(LISTENER, format!("the larder at {shown} has another configuration"))
+                .advise("restart it, so that it has this configuration; or make public_url lead to this larder")
+        }
+        ServerKind::LarderRefusing(said) => Check::warn(LISTENER, format!("larder answers at {shown}: {said}"))
             .advise("clients on this machine need its address in [server] clients"),
-        Who::SomethingElse(status) => Check::fail(LISTENER, format!("something else answers at {shown} ({status})"))
-            .advise("make [server] public_url the URL that leads to larder, or what stands there pass all of it on"),
+        ServerKind::OtherServer(status) => {
+            Check::fail(LISTENER, format!("something else answers at {shown} ({status})"))
+                .advise("make [server] public_url the URL that leads to larder, or what stands there pass all of it on")
+        }
     };
     let mut checks = vec![listener];
     if base.scheme() == "https" {

@@ -18,7 +18,7 @@ use futures_util::{FutureExt, StreamExt};
 
 pub use self::check::{Check, CheckResult};
 
-use self::running::{RunningLarder, State};
+use self::running::{LarderState, RunningLarder};
 use crate::app::{self, StartError};
 use crate::cdn_loop::OwnEntry;
 use crate::clock::{Clock, Timestamp};
@@ -37,12 +37,12 @@ const WITHIN: Duration = Duration::from_secs(6);
 #[derive(Debug, Default)]
 struct Findings {
     checks: Vec<Check>,
-    told: Vec<clock::TimeSource>,
+    announced_times: Vec<clock::TimeSource>,
 }
 
 impl From<Vec<Check>> for Findings {
     fn from(checks: Vec<Check>) -> Self {
-        Self { checks, told: Vec::new() }
+        Self { checks, announced_times: Vec::new() }
     }
 }
 
@@ -54,10 +54,10 @@ pub async fn examine(loaded: Result<(Config, Vec<Warning>), Problems>, mut tell:
             return check::of_problems(problems.remarks()).into_iter().for_each(tell);
         }
     };
-    let of_configuration = check::of_configuration(&config, &warnings, app::what_would_not_start(&config));
+    let of_configuration = check::of_configuration(&config, &warnings, app::start_problems(&config));
     let can_start = of_configuration.iter().all(|check| check.verdict != CheckResult::Fail);
     of_configuration.into_iter().for_each(&mut tell);
-    let Some(examined) = examined(&config).await else {
+    let Some(examined) = examine_store(&config).await else {
         tell(
             Check::fail("store", format!("{} does not answer", config.store.path.display()))
                 .advise("look at the disk of the store: whoever looks at it waits and waits"),
@@ -66,7 +66,7 @@ pub async fn examine(loaded: Result<(Config, Vec<Warning>), Problems>, mut tell:
     };
     let (running, checks) = running::look(&config, &examined).await;
     checks.into_iter().for_each(&mut tell);
-    if running.state != State::NeverSetUp {
+    if running.state != LarderState::NeverSetUp {
         disk::look(&config, &examined, running.used_bytes).await.into_iter().for_each(&mut tell);
     }
 
@@ -91,13 +91,13 @@ pub async fn examine(loaded: Result<(Config, Vec<Warning>), Problems>, mut tell:
     let mut groups = groups;
     while let Some(findings) = groups.next().await {
         findings.checks.into_iter().for_each(&mut tell);
-        told.extend(findings.told);
+        told.extend(findings.announced_times);
     }
     tell(clock::judge(clock.now(), &told));
 }
 
 /// Examines the store on disk; `None` where the disk does not respond in time.
-async fn examined(config: &Config) -> Option<Examined> {
+async fn examine_store(config: &Config) -> Option<Examined> {
     let folder = config.store.path.clone();
     let looking = tokio::task::spawn_blocking(move || Store::examine(&folder));
     tokio::time::timeout(WITHIN, looking).await.ok()?.ok()
@@ -111,7 +111,7 @@ async fn trust(environment: &Environment) -> Option<Trust> {
 }
 
 async fn of_upstreams(config: &Config, running: &RunningLarder, can_start: bool, now: Timestamp) -> Findings {
-    if running.state == State::NeverSetUp {
+    if running.state == LarderState::NeverSetUp {
         return vec![Check::ok("upstreams", "not asked: no larder is set up here that would ask them")].into();
     }
     if config.network.offline {
@@ -128,11 +128,11 @@ async fn of_upstreams(config: &Config, running: &RunningLarder, can_start: bool,
     };
     let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
     let looking = upstreams.hosts().into_iter().filter_map(|host| upstreams.get(host));
-    let looking = looking.map(|upstream| upstreams::look(upstream, &outbound, &config.store.path, now));
+    let looking = looking.map(|upstream| upstreams::check_upstream(upstream, &outbound, &config.store.path, now));
     let mut all = Findings::default();
-    for Findings { checks, told } in futures_util::future::join_all(looking).await {
+    for Findings { checks, announced_times: told } in futures_util::future::join_all(looking).await {
         all.checks.extend(checks);
-        all.told.extend(told);
+        all.announced_times.extend(told);
     }
     all
 }

@@ -19,8 +19,8 @@ use crate::upstream::retry_after::date;
 
 /// Result of a request to a server.
 #[derive(Debug)]
-pub(super) struct Met {
-    pub(super) who: Who,
+pub(super) struct Identified {
+    pub(super) who: ServerKind,
     /// End of its certificate's validity, if that is soon.
     pub(super) ends_soon: Option<Timestamp>,
     /// The time in its Date header.
@@ -38,7 +38,7 @@ pub(super) enum ProbedService {
 }
 
 impl ProbedService {
-    fn what_can_not_be(self, host: &Hostname) -> String {
+    fn probe_path(self, host: &Hostname) -> String {
         match self {
             Self::Providers => format!("{PROBE}/{PROBE}/versions"),
             Self::Modules => format!("{PROBE}/{PROBE}/{PROBE}/versions"),
@@ -49,32 +49,37 @@ impl ProbedService {
 
 /// The kind of server that answered.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Who {
+pub(super) enum ServerKind {
     /// A larder that serves the service there.
     Larder,
     /// A larder that does not serve it there.
-    LarderElsewhere,
+    LarderWithoutService,
     /// A larder that does not mirror this host.
-    LarderWithout(Hostname),
+    LarderWithoutHost(Hostname),
     /// A larder that refuses this machine, with its message.
-    LarderThatRefuses(String),
+    LarderRefusing(String),
     /// Another program, with this status.
-    SomethingElse(StatusCode),
+    OtherServer(StatusCode),
 }
 
 /// Requests a URL below the base of a service, which ends in a slash, and identifies the server.
-pub(super) async fn meet(base: &Url, service: ProbedService, host: &Hostname, trust: &Trust) -> Result<Met, NoVisit> {
+pub(super) async fn identify_server(
+    base: &Url,
+    service: ProbedService,
+    host: &Hostname,
+    trust: &Trust,
+) -> Result<Identified, NoVisit> {
     let mut asked = base.clone();
-    asked.set_path(&format!("{}{}", base.path(), service.what_can_not_be(host)));
+    asked.set_path(&format!("{}{}", base.path(), service.probe_path(host)));
     let visited = visit(&asked, trust, WITHIN).await?;
-    Ok(Met { who: who(&visited, host), ends_soon: visited.ends_soon, date: date(&visited.headers) })
+    Ok(Identified { who: classify(&visited, host), ends_soon: visited.ends_soon, date: date(&visited.headers) })
 }
 
-fn who(visited: &Visited, host: &Hostname) -> Who {
+fn classify(visited: &Visited, host: &Hostname) -> ServerKind {
     let says = visited.headers.get_all("cache-status").into_iter().filter_map(|value| value.to_str().ok());
     let mut caches = says.flat_map(|value| value.split(',')).map(|member| member.split(';').next().unwrap_or_default());
     if !caches.any(|name| name.trim().trim_matches('"') == respond::NAME) {
-        return Who::SomethingElse(visited.status);
+        return ServerKind::OtherServer(visited.status);
     }
     #[derive(Deserialize)]
     struct Errors {
@@ -82,9 +87,11 @@ fn who(visited: &Visited, host: &Hostname) -> Who {
     }
     let said = serde_json::from_slice::<Errors>(&visited.body).map(|body| body.errors).unwrap_or_default();
     match visited.status {
-        _ if said.iter().any(|said| said.contains(NOT_AMONG_CLIENTS)) => Who::LarderThatRefuses(said.join("; ")),
-        _ if said.contains(&Error::UnknownHost(host.clone()).to_string()) => Who::LarderWithout(host.clone()),
-        StatusCode::NOT_FOUND => Who::LarderElsewhere,
-        _ => Who::Larder,
+        _ if said.iter().any(|said| said.contains(NOT_AMONG_CLIENTS)) => ServerKind::LarderRefusing(said.join("; ")),
+        _ if said.contains(&Error::UnknownHost(host.clone()).to_string()) => {
+            ServerKind::LarderWithoutHost(host.clone())
+        }
+        StatusCode::NOT_FOUND => ServerKind::LarderWithoutService,
+        _ => ServerKind::Larder,
     }
 }

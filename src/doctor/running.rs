@@ -20,7 +20,7 @@ const NONE_HERE: &str = "where one shall run, start it (larder serve) or give th
 
 /// State of the larder of this configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum State {
+pub(super) enum LarderState {
     Up,
     #[default]
     Down,
@@ -31,21 +31,21 @@ pub(super) enum State {
 /// Facts about the larder of this configuration.
 #[derive(Debug, Default)]
 pub(super) struct RunningLarder {
-    pub(super) state: State,
+    pub(super) state: LarderState,
     /// Size of its archives and documents, in bytes.
     pub(super) used_bytes: Option<u64>,
 }
 
 impl RunningLarder {
     pub(super) fn is_up(&self) -> bool {
-        self.state == State::Up
+        self.state == LarderState::Up
     }
 }
 
 /// Checks the running larder and the admin token.
 pub(super) async fn look(config: &Config, examined: &Examined) -> (RunningLarder, Vec<Check>) {
     if config.source.is_none() && matches!(examined.there, Ok(false)) {
-        return none_here(config.admin.listen).await;
+        return never_set_up(config.admin.listen).await;
     }
     let (running, check) = larder(config, examined).await;
     let token = token(config, examined, running.is_up()).await;
@@ -53,7 +53,7 @@ pub(super) async fn look(config: &Config, examined: &Examined) -> (RunningLarder
 }
 
 /// Without a configuration and a store, the only finding is that no larder is set up.
-async fn none_here(at: SocketAddr) -> (RunningLarder, Vec<Check>) {
+async fn never_set_up(at: SocketAddr) -> (RunningLarder, Vec<Check>) {
     let somebody = match get(at, "/healthz", None).await {
         Err(NoAnswer::NotRunning(_)) => String::new(),
         Ok(_) => format!("; another larder answers on {at}"),
@@ -61,7 +61,7 @@ async fn none_here(at: SocketAddr) -> (RunningLarder, Vec<Check>) {
     };
     let found =
         format!("no larder is set up on this machine: no mirror.toml was found, and there is no store{somebody}");
-    let running = RunningLarder { state: State::NeverSetUp, used_bytes: None };
+    let running = RunningLarder { state: LarderState::NeverSetUp, used_bytes: None };
     (running, vec![Check::warn("running", found).advise(NONE_HERE)])
 }
 
@@ -98,7 +98,7 @@ async fn larder(config: &Config, examined: &Examined) -> (RunningLarder, Check) 
 async fn up(config: &Config, examined: &Examined, at: SocketAddr) -> (RunningLarder, Check) {
     const RUNNING: &str = "running";
     let here = env!("CARGO_PKG_VERSION");
-    let mut running = RunningLarder { state: State::Up, used_bytes: None };
+    let mut running = RunningLarder { state: LarderState::Up, used_bytes: None };
     if let Err(error) = get(at, "/readyz", None).await {
         let check = Check::fail(RUNNING, format!("it runs and is not ready: {error}"));
         return (running, check.advise("bring the store folder back, or restart larder; its log says more"));

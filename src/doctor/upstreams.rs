@@ -43,14 +43,14 @@ const NO_REGISTRY: &str = "see that [[upstream]] url leads to a registry: its do
 const PUBLIC: [&str; 2] = ["registry.terraform.io", "registry.opentofu.org"];
 
 /// Runs the checks of one upstream up to the first that fails.
-pub(super) async fn look(upstream: &Upstream, outbound: &Outbound, store: &Path, now: Timestamp) -> Findings {
-    let looking = Looking { upstream, outbound, host: &upstream.settings.host, now };
+pub(super) async fn check_upstream(upstream: &Upstream, outbound: &Outbound, store: &Path, now: Timestamp) -> Findings {
+    let looking = UpstreamCheck { upstream, outbound, host: &upstream.settings.host, now };
     let Ok(url) = upstream.settings.url.join(".well-known/terraform.json") else { return Findings::default() };
     let began = Instant::now();
     let asked = looking.ask("its discovery document", &url, &upstream.grant, discovery::LIMIT).await;
     let (document, mut checks) = match asked {
-        Ok(document) => (document, looking.steps_to(&url)),
-        Err(stopped) => return looking.stopped(&url, &stopped).into(),
+        Ok(document) => (document, looking.passed_steps(&url)),
+        Err(stopped) => return looking.failed_steps(&url, &stopped).into(),
     };
     let here = Clock::system().now();
     let told = document.date.map(|at| clock::TimeSource { by: looking.host.to_string(), at, here });
@@ -62,11 +62,11 @@ pub(super) async fn look(upstream: &Upstream, outbound: &Outbound, store: &Path,
         }
         (check, None) => checks.push(check),
     }
-    Findings { checks, told: told.into_iter().collect() }
+    Findings { checks, announced_times: told.into_iter().collect() }
 }
 
 /// Text of a fault; a refused request gets the configuration line that allows it.
-fn told(fault: &Fault) -> String {
+fn fault_text(fault: &Fault) -> String {
     match fault {
         Fault::Refused(refusal) => {
             refusal.remedy().map_or_else(|| fault.to_string(), |line| format!("{fault}; {line}"))
@@ -76,28 +76,28 @@ fn told(fault: &Fault) -> String {
 }
 
 /// Reason for a missing document.
-enum Stopped {
+enum FetchFailure {
     Failed(UpstreamError),
     Slow,
 }
 
-struct Looking<'a> {
+struct UpstreamCheck<'a> {
     upstream: &'a Upstream,
     outbound: &'a Outbound,
     host: &'a Hostname,
     now: Timestamp,
 }
 
-impl Looking<'_> {
-    async fn ask(&self, what: &str, url: &Url, grant: &Grant, limit: u64) -> Result<Document, Stopped> {
+impl UpstreamCheck<'_> {
+    async fn ask(&self, what: &str, url: &Url, grant: &Grant, limit: u64) -> Result<Document, FetchFailure> {
         let via = CdnLoop::default();
         let (upstream, now) = (self.host, self.now);
         let ask = Ask { what, url, upstream, grant, via: &via, retries: 0, asker: Asker::Job, now };
         match timeout(WITHIN, self.outbound.document(ask, None, limit)).await {
-            Err(_) => Err(Stopped::Slow),
-            Ok(Err(error)) => Err(Stopped::Failed(error)),
+            Err(_) => Err(FetchFailure::Slow),
+            Ok(Err(error)) => Err(FetchFailure::Failed(error)),
             Ok(Ok(Fetched::New(document))) => Ok(document),
-            Ok(Ok(Fetched::Unchanged)) => Err(Stopped::Failed(UpstreamError {
+            Ok(Ok(Fetched::Unchanged)) => Err(FetchFailure::Failed(UpstreamError {
                 asked: what.to_owned(),
                 at: origin(url),
                 fault: Fault::Unusable("304 to an unconditional request".to_owned()),
@@ -114,7 +114,7 @@ impl Looking<'_> {
     }
 
     /// The passed checks before an answer: name, connection, TLS.
-    fn steps_to(&self, url: &Url) -> Vec<Check> {
+    fn passed_steps(&self, url: &Url) -> Vec<Check> {
         let mut steps = vec![self.name(url), self.ok(CONNECTION, format!("connected to {}", origin(url)))];
         if url.scheme() == "https" {
             steps.push(self.ok(TLS, "its certificate is trusted"));
@@ -139,17 +139,17 @@ impl Looking<'_> {
     }
 
     /// The passed checks, then the failed one.
-    fn stopped(&self, url: &Url, stopped: &Stopped) -> Vec<Check> {
+    fn failed_steps(&self, url: &Url, stopped: &FetchFailure) -> Vec<Check> {
         let (at, slow) = (origin(url), format!("no answer from {} within {} s", origin(url), WITHIN.as_secs()));
         let error = match stopped {
-            Stopped::Failed(error) => error,
-            Stopped::Slow => return vec![self.name(url), self.fail(CONNECTION, slow).advise(DROPPED)],
+            FetchFailure::Failed(error) => error,
+            FetchFailure::Slow => return vec![self.name(url), self.fail(CONNECTION, slow).advise(DROPPED)],
         };
-        let steps = self.steps_to(url);
+        let steps = self.passed_steps(url);
         let (taken, check) = match &error.fault {
             // A redirect led to another origin, so all checks of this origin passed.
             fault if error.at != at => {
-                let found = format!("a redirect led to {}, which {}", error.at, told(fault));
+                let found = format!("a redirect led to {}, which {}", error.at, fault_text(fault));
                 (steps.len(), self.fail(DISCOVERY, found).advise(REDIRECTED))
             }
             Fault::NoSuchName(why) => {
@@ -160,20 +160,23 @@ impl Looking<'_> {
                 (0, self.fail(NAME, found).advise(NO_SUCH_NAME))
             }
             Fault::Unreachable(why) => {
-                let found = format!("{at} cannot be reached: {}", in_short(why));
-                (1, self.fail(CONNECTION, found).advise(self.about_connection(url)))
+                let found = format!("{at} cannot be reached: {}", strip_client_prefix(why));
+                (1, self.fail(CONNECTION, found).advise(self.connection_advice(url)))
             }
-            Fault::Slow(_) => (1, self.fail(CONNECTION, slow).advise(self.about_connection(url))),
+            Fault::Slow(_) => (1, self.fail(CONNECTION, slow).advise(self.connection_advice(url))),
             Fault::Untrusted(why) => {
-                let found = format!("{at} is not trusted: {}", in_short(why));
+                let found = format!("{at} is not trusted: {}", strip_client_prefix(why));
                 (2, self.fail(TLS, found).advise(UNTRUSTED))
             }
-            fault => (steps.len(), self.fail(DISCOVERY, format!("{at} {}", told(fault))).advise(about_answer(fault))),
+            fault => (
+                steps.len(),
+                self.fail(DISCOVERY, format!("{at} {}", fault_text(fault))).advise(response_advice(fault)),
+            ),
         };
         steps.into_iter().take(taken).chain([check]).collect()
     }
 
-    fn about_connection(&self, url: &Url) -> String {
+    fn connection_advice(&self, url: &Url) -> String {
         let host = url.host_str().unwrap_or_default();
         match self.outbound.proxy_for(url) {
             Some(proxy) => {
@@ -237,19 +240,21 @@ impl Looking<'_> {
                 }
                 Err(why) => self.fail(LIST, format!("{what} is none: {why}")).advise(NO_REGISTRY),
             },
-            Err(Stopped::Slow) => {
+            Err(FetchFailure::Slow) => {
                 let found = format!("{what} did not come within {} s", WITHIN.as_secs());
                 self.fail(LIST, found)
                     .advise("clients wait 10 s for it, and get what is held after the upstream's patience")
             }
             // The provider existed when it was stored, and other lists may still exist. A 404 is therefore only a
             // warning.
-            Err(Stopped::Failed(UpstreamError { fault: Fault::Absent(status), at, .. })) => {
+            Err(FetchFailure::Failed(UpstreamError { fault: Fault::Absent(status), at, .. })) => {
                 Check::warn(LIST, format!("{at} has not {what} ({status})")).of(self.host).advise(
                     "it may have been deleted there; else see what providers.v1 of its discovery document leads to",
                 )
             }
-            Err(Stopped::Failed(error)) => self.fail(LIST, error.to_string()).advise(about_answer(&error.fault)),
+            Err(FetchFailure::Failed(error)) => {
+                self.fail(LIST, error.to_string()).advise(response_advice(&error.fault))
+            }
         }
     }
 }
@@ -261,11 +266,11 @@ fn well_known(host: &Hostname) -> Option<ProviderAddress> {
 }
 
 /// Removes the HTTP client's prefix from an error text.
-fn in_short(why: &str) -> &str {
+fn strip_client_prefix(why: &str) -> &str {
     why.strip_prefix("client error (Connect): ").unwrap_or(why)
 }
 
-fn about_answer(fault: &Fault) -> &'static str {
+fn response_advice(fault: &Fault) -> &'static str {
     match fault {
         Fault::Absent(_) => NO_DISCOVERY,
         Fault::Denied(_) => {

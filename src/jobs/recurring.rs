@@ -22,7 +22,7 @@ use super::under::Under;
 use super::warm::WarmUp;
 use crate::address::Hostname;
 use crate::clock::Clock;
-use crate::config::{Config, Warm};
+use crate::config::{Config, RecurringWarmUp};
 use crate::store::Store;
 use crate::supervisor::{Supervisor, Task};
 
@@ -46,7 +46,7 @@ pub struct Recurring {
 /// What the configuration in force says of them.
 #[derive(Debug, PartialEq, Eq)]
 struct InForce {
-    entries: Vec<Warm>,
+    entries: Vec<RecurringWarmUp>,
     default_host: Hostname,
     offline: bool,
 }
@@ -99,10 +99,10 @@ impl Recurring {
     pub async fn run(self: Arc<Self>) {
         let mut in_force = self.in_force.subscribe();
         let mut tasks = JoinSet::new();
-        let mut at_work: HashMap<String, (Warm, Hostname, AbortHandle)> = HashMap::new();
+        let mut at_work: HashMap<String, (RecurringWarmUp, Hostname, AbortHandle)> = HashMap::new();
         loop {
             let now = in_force.borrow_and_update().clone();
-            let wanted: HashMap<String, &Warm> = match now.offline {
+            let wanted: HashMap<String, &RecurringWarmUp> = match now.offline {
                 true => HashMap::new(),
                 false => now.entries.iter().map(|entry| (last::key(entry), entry)).collect(),
             };
@@ -130,7 +130,7 @@ impl Recurring {
         }
     }
 
-    async fn keep_current(self: Arc<Self>, key: String, entry: Warm, default_host: Hostname) {
+    async fn keep_current(self: Arc<Self>, key: String, entry: RecurringWarmUp, default_host: Hostname) {
         loop {
             self.catch_up(&key);
             // After a restart, it goes on by itself.
@@ -166,7 +166,7 @@ impl Recurring {
     }
 
     /// Begins a run once there is a place for it.
-    async fn begin(&self, key: &str, entry: &Warm, default_host: &Hostname) -> Result<Arc<Under>, NotBegun> {
+    async fn begin(&self, key: &str, entry: &RecurringWarmUp, default_host: &Hostname) -> Result<Arc<Under>, NotBegun> {
         let _one_after_the_other = self.beginning.lock().await;
         loop {
             self.jobs.until_one_may_recur().await;
@@ -182,7 +182,7 @@ impl Recurring {
     async fn try_to_begin(
         &self,
         key: &str,
-        entry: &Warm,
+        entry: &RecurringWarmUp,
         default_host: &Hostname,
     ) -> Option<Result<Arc<Under>, NotBegun>> {
         let (reading, host, pin) = (entry.clone(), default_host.clone(), entry.pin);

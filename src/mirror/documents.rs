@@ -184,7 +184,7 @@ impl AskedAgain for Arc<KeptDocument> {
 }
 
 impl Upstream {
-    pub(super) fn rule(&self, fresh: impl Fn(&crate::config::Fresh) -> std::time::Duration) -> Rule {
+    pub(super) fn rule(&self, fresh: impl Fn(&crate::config::FreshnessLifetimes) -> std::time::Duration) -> Rule {
         let settings = &self.settings;
         Rule {
             fresh: fresh(&settings.fresh),

@@ -10,7 +10,7 @@ use secrecy::ExposeSecret;
 use url::{Host, Origin, Url};
 
 use crate::address::Hostname;
-use crate::config::{self, Access, Credential, CredentialKind, Private, SshFiles};
+use crate::config::{self, Access, Credential, CredentialKind, PrivateDestination, SshFiles};
 
 /// The credentials that may be used for what one upstream leads to, and the origins it names (promises 7, 8).
 #[derive(Debug, Clone, Default)]
@@ -25,7 +25,7 @@ pub struct Grant {
     permitted: Vec<Origin>,
     named_hosts: Vec<String>,
     services_may_be_plain: bool,
-    allow_private: Arc<[Private]>,
+    allow_private: Arc<[PrivateDestination]>,
 }
 
 /// A credential, and the origins it is shown to.
@@ -37,7 +37,7 @@ struct Shown {
 
 impl Grant {
     /// What the configuration grants an upstream before its discovery is known.
-    pub fn of(upstream: &config::Upstream, credentials: &[Credential], allow_private: &[Private]) -> Self {
+    pub fn of(upstream: &config::Upstream, credentials: &[Credential], allow_private: &[PrivateDestination]) -> Self {
         let own = upstream.credential.clone().map(|credential| {
             let mut origins = vec![upstream.url.origin()];
             origins.extend(upstream.credentials_for.iter().flat_map(origins_of));
@@ -160,9 +160,9 @@ impl Grant {
             return true;
         }
         self.allow_private.iter().any(|private| match private {
-            Private::Network(network) => address.is_some_and(|address| network.contains(&address)),
-            Private::Name(name) => url.host_str() == Some(name.as_str()),
-            Private::PlainHttp { host, port } => {
+            PrivateDestination::Network(network) => address.is_some_and(|address| network.contains(&address)),
+            PrivateDestination::Name(name) => url.host_str() == Some(name.as_str()),
+            PrivateDestination::PlainHttp { host, port } => {
                 url.host_str() == Some(host.as_str()) && url.port_or_known_default() == Some(*port)
             }
         })

@@ -14,7 +14,7 @@ use url::{Host, Origin, Url};
 
 use super::Grant;
 use super::special::{Class, class_of};
-use crate::config::{self, Private};
+use crate::config::{self, PrivateDestination};
 
 /// Why a request may not be made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -114,13 +114,13 @@ pub(super) enum RequestScheme {
 #[derive(Debug)]
 pub(super) struct Guard {
     named: Vec<Origin>,
-    allowed: Arc<[Private]>,
+    allowed: Arc<[PrivateDestination]>,
     proxies: Matcher,
 }
 
 impl Guard {
     /// The rule of a configuration, with the proxies of the environment.
-    pub(super) fn new(upstreams: &[config::Upstream], allowed: &[Private]) -> Self {
+    pub(super) fn new(upstreams: &[config::Upstream], allowed: &[PrivateDestination]) -> Self {
         let own_names = upstreams.iter().filter_map(|upstream| Url::parse(&format!("https://{}/", upstream.host)).ok());
         let named = own_names.chain(upstreams.iter().map(|upstream| upstream.url.clone()));
         Self {
@@ -147,7 +147,7 @@ impl Guard {
         }
         if url.scheme() == "http" {
             let host = host.to_string();
-            let entry = Private::PlainHttp { host: host.clone(), port };
+            let entry = PrivateDestination::PlainHttp { host: host.clone(), port };
             return if self.allowed.contains(&entry) {
                 Ok(RequestScheme::Named)
             } else {
@@ -164,7 +164,7 @@ impl Guard {
 
     /// How a URL may be asked whose host is this name.
     fn judge_name(&self, name: &str, url: &Url) -> Result<RequestScheme, EgressRefusal> {
-        if self.allowed.contains(&Private::Name(name.to_owned())) {
+        if self.allowed.contains(&PrivateDestination::Name(name.to_owned())) {
             return Ok(RequestScheme::Named);
         }
         match self.is_resolved_by_proxy(url) {
@@ -194,11 +194,11 @@ fn is_private_name(name: &str) -> bool {
     name.rsplit_once('.').is_none_or(|(_, top)| ["localhost", "internal", "local"].contains(&top))
 }
 
-fn judge_address(allowed: &[Private], host: &str, address: IpAddr) -> Result<(), EgressRefusal> {
+fn judge_address(allowed: &[PrivateDestination], host: &str, address: IpAddr) -> Result<(), EgressRefusal> {
     let Some(class) = class_of(address) else { return Ok(()) };
-    let covers = |entry: &Private| match entry {
-        Private::Network(network) => network.contains(&address) || network.contains(&address.to_canonical()),
-        Private::Name(_) | Private::PlainHttp { .. } => false,
+    let covers = |entry: &PrivateDestination| match entry {
+        PrivateDestination::Network(network) => network.contains(&address) || network.contains(&address.to_canonical()),
+        PrivateDestination::Name(_) | PrivateDestination::PlainHttp { .. } => false,
     };
     if allowed.iter().any(covers) {
         return Ok(());
@@ -210,7 +210,7 @@ fn judge_address(allowed: &[Private], host: &str, address: IpAddr) -> Result<(),
 /// answers and to nothing else, so a name that leads elsewhere the next time is judged the next time.
 pub(super) struct PublicOnly {
     taken_over: HashMap<String, Vec<SocketAddr>>,
-    allowed: Arc<[Private]>,
+    allowed: Arc<[PrivateDestination]>,
 }
 
 impl PublicOnly {
@@ -255,7 +255,7 @@ impl Resolve for PublicOnly {
 /// # Errors
 /// The refusal of one of them, where nothing is left.
 fn those_allowed(
-    allowed: &[Private],
+    allowed: &[PrivateDestination],
     name: &str,
     addresses: Vec<SocketAddr>,
 ) -> Result<Vec<SocketAddr>, EgressRefusal> {
@@ -285,7 +285,7 @@ mod tests {
     /// second time is refused the second time; of a mixed one only the public part is connected to.
     #[test]
     fn a_name_is_judged_by_what_it_leads_to_this_time() {
-        let allowed = [Private::Network("10.9.0.0/16".parse().unwrap())];
+        let allowed = [PrivateDestination::Network("10.9.0.0/16".parse().unwrap())];
         let judged = |addresses| those_allowed(&allowed, "files.example", sockets(addresses));
         assert_eq!(judged(&["1.1.1.1"]).unwrap(), sockets(&["1.1.1.1"]));
         let refused = judged(&["127.0.0.1"]).unwrap_err();

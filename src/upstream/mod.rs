@@ -51,7 +51,7 @@ impl Upstreams {
     pub fn new(
         sections: &[config::Upstream],
         credentials: &[config::Credential],
-        allow_private: &[config::Private],
+        allow_private: &[config::PrivateDestination],
     ) -> Self {
         let upstream = |settings: &config::Upstream| Upstream {
             grant: Grant::of(settings, credentials, allow_private),

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use http_body_util::{BodyExt, Empty};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use larder::app::Settings;
+use larder::app::StartSettings;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
@@ -68,7 +68,7 @@ async fn is_closed(stream: &mut TcpStream) -> bool {
 /// A quarter of the places, a quarter for one address, 10 s.
 #[test]
 fn outsiders_and_one_address_have_a_quarter_of_the_places() {
-    let limits = Settings::default().connections;
+    let limits = StartSettings::default().connections;
     assert_eq!((limits.connections, limits.outsiders, limits.each_address), (4096, 1024, 1024));
     assert_eq!(limits.outsider_time, Duration::from_secs(10));
 }

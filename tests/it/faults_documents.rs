@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use larder::app::Settings;
+use larder::app::StartSettings;
 
 use crate::support::http::Answer;
 use crate::support::larder::{Builder, HOST, Larder};
@@ -284,5 +284,5 @@ async fn upstreams_that_never_end_delay_no_other_upstream() {
 /// Section 4: clients are answered before they give up, whatever upstream does.
 #[test]
 fn larder_gives_up_before_its_clients_do() {
-    assert!(Settings::default().limits.answer_within < PATIENCE_OF_CLIENTS);
+    assert!(StartSettings::default().limits.answer_within < PATIENCE_OF_CLIENTS);
 }

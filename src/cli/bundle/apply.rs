@@ -8,13 +8,13 @@ use anyhow::{Context, anyhow};
 use bytesize::ByteSize;
 use clap::Args;
 
-use super::super::progress::{Bytes, Drawing};
-use super::super::text::{Page, counted, moment, shown_as_text, time, width_of_stdout};
-use super::super::{Common, ask_running, ignore_file_limits, runtime, say, say_error};
+use super::super::progress::{ByteCounter, ProgressTask};
+use super::super::text::{TextPage, escape_for_terminal, format_seconds, format_timestamp, plural, width_of_stdout};
+use super::super::{CommonOptions, ask_running, catch_file_size_signal, print_error, print_line, runtime};
 use super::files::BundleSource;
 use super::keys;
 use crate::address::Hostname;
-use crate::app::{self, Settings};
+use crate::app::{self, StartSettings};
 use crate::bundle::{ApplyEvent, ApplyOutcome, BundleReader, BundleTrust, EntryOutcome, Receipt, SignatureStatus};
 use crate::config::Config;
 use crate::http::admin_client::{self, NoAnswer};
@@ -24,7 +24,7 @@ use crate::protocol::admin::bundle::{APPLY, TAR, query_of, taking_in};
 #[derive(Debug, Args)]
 pub(super) struct Apply {
     #[command(flatten)]
-    common: Common,
+    common: CommonOptions,
     /// File of the bundle, or folder of its parts
     #[arg(value_name = "IN")]
     from: PathBuf,
@@ -37,7 +37,7 @@ pub(super) struct Apply {
 }
 
 impl Apply {
-    pub(super) fn common(&self) -> &Common {
+    pub(super) fn common(&self) -> &CommonOptions {
         &self.common
     }
 
@@ -56,7 +56,7 @@ impl Apply {
             BundleSource::File(path) if !path.is_file() => None,
             source => {
                 let opened = BundleReader::open(source.open()?, &anybody);
-                Some(opened.with_context(|| shown_as_text(&from.to_string()))?)
+                Some(opened.with_context(|| escape_for_terminal(&from.to_string()))?)
             }
         };
         let runtime = runtime()?;
@@ -64,7 +64,7 @@ impl Apply {
             if let Some(SignatureStatus::UntrustedKey(key)) = opened.as_ref().map(|opened| &opened.signature_status)
                 && !self.unsigned
             {
-                keys::must_be_read(&config, key).await?;
+                keys::require_loaded(&config, key).await?;
             }
             self.apply(&config, &source, &query, taking).await
         });
@@ -79,10 +79,10 @@ impl Apply {
         query: &str,
         taking: TakingIn,
     ) -> anyhow::Result<bool> {
-        let _too_large = ignore_file_limits()?;
-        let bytes = Bytes::default();
-        let drawing = Drawing::begin("applying", &bytes, Some(source.bytes()?));
-        let mut report = Report { json: self.common.json, host: config.default_host(), bytes, receipt: None };
+        let _too_large = catch_file_size_signal()?;
+        let bytes = ByteCounter::default();
+        let drawing = ProgressTask::begin("applying", &bytes, Some(source.bytes()?));
+        let mut report = ApplyReporter { json: self.common.json, host: config.default_host(), bytes, receipt: None };
         let applied = applied(config, source, query, taking, &mut report).await;
         drawing.end().await;
         applied?;
@@ -95,7 +95,7 @@ async fn applied(
     source: &BundleSource,
     query: &str,
     taking: TakingIn,
-    report: &mut Report,
+    report: &mut ApplyReporter,
 ) -> anyhow::Result<()> {
     let (path, from, mut unread) = (format!("{APPLY}{query}"), source.open()?, None);
     let told = |line: &[u8]| match serde_json::from_slice(line) {
@@ -115,9 +115,9 @@ async fn applied_here(
     config: &Config,
     source: &BundleSource,
     taking: TakingIn,
-    report: &mut Report,
+    report: &mut ApplyReporter,
 ) -> anyhow::Result<()> {
-    let settings = Settings::default();
+    let settings = StartSettings::default();
     // Applying a bundle may create the store.
     let (mirror, _, _) = app::mirror(config, &settings)?;
     let (mut steps, applied) = mirror.applying(source.open()?, taking, settings.clock);
@@ -131,28 +131,28 @@ async fn applied_here(
 }
 
 /// Prints apply events as lines or JSON.
-struct Report {
+struct ApplyReporter {
     json: bool,
     host: Hostname,
-    bytes: Bytes,
+    bytes: ByteCounter,
     receipt: Option<Receipt>,
 }
 
-impl Report {
+impl ApplyReporter {
     fn tell(&mut self, step: ApplyEvent) {
         if self.json {
             match serde_json::to_string(&step) {
-                Ok(line) => say(&line),
-                Err(error) => say_error(&error.to_string()),
+                Ok(line) => print_line(&line),
+                Err(error) => print_error(&error.to_string()),
             }
         }
         match step {
             ApplyEvent::Begun { entries, bytes } if !self.json => {
-                say(&format!("applying {} ({})", counted(entries, "thing"), ByteSize(bytes)));
+                print_line(&format!("applying {} ({})", plural(entries, "thing"), ByteSize(bytes)));
             }
             ApplyEvent::Begun { .. } => {}
             ApplyEvent::Read { bytes } => self.bytes.set(bytes),
-            ApplyEvent::Entry(told) if !self.json => say(&line(&told, &self.host, width_of_stdout())),
+            ApplyEvent::Entry(told) if !self.json => print_line(&line(&told, &self.host, width_of_stdout())),
             ApplyEvent::Entry(_) => {}
             ApplyEvent::Done { receipt } => self.receipt = Some(receipt),
         }
@@ -163,10 +163,10 @@ impl Report {
             anyhow!("larder stopped before the bundle was applied; what came in stays: apply it again for the rest")
         })?;
         if !self.json {
-            say(&summary(&receipt, width_of_stdout()));
+            print_line(&summary(&receipt, width_of_stdout()));
         }
         if let Some(ended) = &receipt.ended {
-            say_error(ended);
+            print_error(ended);
         }
         Ok(receipt.ok)
     }
@@ -174,18 +174,18 @@ impl Report {
 
 /// Renders the outcome of one entry.
 fn line(told: &EntryOutcome, host: &Hostname, width: Option<usize>) -> String {
-    let mut page = Page::of_width(width);
-    let what = shown_as_text(&told.package.without(host).to_string());
+    let mut page = TextPage::of_width(width);
+    let what = escape_for_terminal(&told.package.without(host).to_string());
     match &told.outcome {
         ApplyOutcome::Applied { note } => {
-            page.hang("  applied  ", &what);
-            note.iter().for_each(|note| page.hang("           note: ", &shown_as_text(note)));
+            page.push_hanging("  applied  ", &what);
+            note.iter().for_each(|note| page.push_hanging("           note: ", &escape_for_terminal(note)));
         }
-        ApplyOutcome::Held => page.hang("  held     ", &what),
-        ApplyOutcome::NotReached => page.hang("  missed   ", &what),
+        ApplyOutcome::Held => page.push_hanging("  held     ", &what),
+        ApplyOutcome::NotReached => page.push_hanging("  missed   ", &what),
         ApplyOutcome::Refused { why } => {
-            page.hang("  REFUSED  ", &what);
-            page.hang("           ", &shown_as_text(why));
+            page.push_hanging("  REFUSED  ", &what);
+            page.push_hanging("           ", &escape_for_terminal(why));
         }
     }
     page.text()
@@ -194,23 +194,27 @@ fn line(told: &EntryOutcome, host: &Hostname, width: Option<usize>) -> String {
 /// Renders the receipt.
 fn summary(receipt: &Receipt, width: Option<usize>) -> String {
     let [applied, held, refused, not_reached] = receipt.counts();
-    let mut page = Page::of_width(width);
+    let mut page = TextPage::of_width(width);
     let mut told = vec![format!("{applied} applied"), format!("{held} held already")];
     told.extend((refused > 0).then(|| format!("{refused} refused")));
     told.extend((not_reached > 0).then(|| format!("{not_reached} not reached")));
-    page.hang("", &told.join(", "));
+    page.push_hanging("", &told.join(", "));
     let by = match (&receipt.signed_by, receipt.trusted) {
         (Some(key), true) => format!("signed by key {key}, which is trusted here"),
         (Some(key), false) => format!("said to be signed by key {key}, which is not known here"),
         (None, _) => "signed by nobody".to_owned(),
     };
-    page.hang("bundle   ", &format!("{by}; made by larder {}", shown_as_text(&receipt.larder)));
-    page.hang(
+    page.push_hanging("bundle   ", &format!("{by}; made by larder {}", escape_for_terminal(&receipt.larder)));
+    page.push_hanging(
         "made     ",
-        &format!("{}, {} before it was applied", moment(receipt.created), time(receipt.age_seconds())),
+        &format!(
+            "{}, {} before it was applied",
+            format_timestamp(receipt.created),
+            format_seconds(receipt.age_seconds())
+        ),
     );
     if let Some(kept) = &receipt.kept {
-        page.hang("receipt  ", "in the store:");
+        page.push_hanging("receipt  ", "in the store:");
         page.command(kept);
     }
     page.text()
@@ -224,7 +228,7 @@ mod tests {
     use crate::digest::Digest;
 
     #[test]
-    fn what_became_of_things_fits_the_terminal_and_shows_what_somebody_else_wrote() {
+    fn apply_lines_fit_the_terminal_and_escape_foreign_text() {
         let host = Hostname::parse("registry.terraform.io").unwrap();
         let package = PackageRef::asked("registry.example/hashicorp/a-provider-with-quite-a-long-name@1.2.0");
         let why = "its archive was altered \u{1b}[2J".to_owned();

@@ -11,14 +11,14 @@ use bytes::Bytes as Body;
 use bytesize::ByteSize;
 use clap::Args;
 
-use super::super::order::Also;
-use super::super::progress::{Bytes, Counting, Drawing};
-use super::super::text::{counted, shown_as_text};
-use super::super::warm::{Larder, Shown, warm_then};
-use super::super::{Common, runtime, say, say_error};
+use super::super::order::OrderOptions;
+use super::super::progress::{ByteCounter, CountingIo, ProgressTask};
+use super::super::text::{escape_for_terminal, plural};
+use super::super::warm::{JobRunner, WarmOutput, warm_and};
+use super::super::{CommonOptions, print_error, print_line, runtime};
 use super::files::{self, BundleSource};
 use super::keys;
-use super::target::{Out, Target, WrittenBundle};
+use super::target::{BundleDestination, BundleOutput, WrittenBundle};
 use crate::bundle::{BundleEntry, BundleReader, BundleTrust, Inventory, MIN_PART_BYTES, Manifest, SignatureStatus};
 use crate::clock::{Clock, Timestamp};
 use crate::config::Config;
@@ -30,7 +30,7 @@ use crate::protocol::admin::bundle::{BUNDLE, ToldBundle};
 #[derive(Debug, Args)]
 pub(super) struct Create {
     #[command(flatten)]
-    common: Common,
+    common: CommonOptions,
     /// File of the bundle; with --part-size, the folder for its parts
     #[arg(value_name = "OUT")]
     out: PathBuf,
@@ -39,7 +39,7 @@ pub(super) struct Create {
     #[arg(long = "for", value_name = "WHAT", required = true)]
     what: Vec<String>,
     #[command(flatten)]
-    also: Also,
+    also: OrderOptions,
     /// Omit the archives listed in this inventory, which `larder inventory` printed at the destination
     #[arg(long, value_name = "INVENTORY")]
     since: Option<PathBuf>,
@@ -63,28 +63,28 @@ fn part_size(given: &str) -> Result<ByteSize, String> {
 }
 
 impl Create {
-    pub(super) fn common(&self) -> &Common {
+    pub(super) fn common(&self) -> &CommonOptions {
         &self.common
     }
 
     /// Writes the bundle; returns true if it holds the whole order.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
-        let told = self.also.told(&self.what, &config.default_host())?;
+        let told = self.also.to_order(&self.what, &config.default_host())?;
         let since = self.since.as_deref().map(|path| {
             let inventory = Inventory::read(&files::read(path)?);
             inventory.map_err(|bad| anyhow!("{}: {bad}", path.display()))
         });
         let since = since.transpose()?;
         // A bad destination is reported before anything is fetched.
-        let out = Out::at(&self.out, self.part_size.map(|size| size.as_u64()))?;
+        let out = BundleDestination::at(&self.out, self.part_size.map(|size| size.as_u64()))?;
         let runtime = runtime()?;
-        let shown = if self.common.json { Shown::Nothing } else { Shown::Lines };
+        let shown = if self.common.json { WarmOutput::Quiet } else { WarmOutput::Lines };
         let written = runtime.block_on(async {
             if !self.unsigned {
-                keys::must_sign(&config).await?;
+                keys::require_signing_key(&config).await?;
             }
-            warm_then(&config, &told, shown, async |by, job| self.write(&config, by, job, since, out).await).await
+            warm_and(&config, &told, shown, async |by, job| self.write(&config, by, job, since, out).await).await
         });
         runtime.shutdown_timeout(Duration::from_secs(1));
         written
@@ -93,25 +93,25 @@ impl Create {
     async fn write(
         &self,
         config: &Config,
-        by: &Larder,
+        by: &JobRunner,
         job: &Job,
         since: Option<Inventory>,
-        out: Out,
+        out: BundleDestination,
     ) -> anyhow::Result<bool> {
         if job.state != JobState::Done && !self.partial {
             bail!("not all of it is held, so no bundle is written; --partial writes one of the rest");
         }
-        let (target, created) = Target::begin(out, Clock::system().now())?;
+        let (target, created) = BundleOutput::begin(out, Clock::system().now())?;
         let _unfinished = target.unfinished();
-        let (bytes, is_delta) = (Bytes::default(), since.is_some());
+        let (bytes, is_delta) = (ByteCounter::default(), since.is_some());
         let sizes = job.items.iter().filter_map(|item| item.size_bytes);
         // An estimate: the documents of the bundle add a little.
         let all = if is_delta { None } else { Some(sizes.fold(0, u64::saturating_add)) };
-        let drawing = Drawing::begin("writing", &bytes, all);
+        let drawing = ProgressTask::begin("writing", &bytes, all);
         let told = ToldBundle { job: job.id.clone(), since, partial: self.partial, created: Some(created) };
         let (from, to) = io::pipe()?;
         let receiving = tokio::task::spawn_blocking(move || target.take(from));
-        let sent = write(config, by, told, created, Counting { inner: to, bytes }).await;
+        let sent = write(config, by, told, created, CountingIo { inner: to, bytes }).await;
         let received = receiving.await;
         drawing.end().await;
         let written = match (sent, received?) {
@@ -144,31 +144,31 @@ impl Create {
                 "since": manifest.since, "signed_by": key, "created": manifest.created, "parts": parts,
                 "bytes_there_already": reused, "written_again": again,
             });
-            say(&told.to_string());
+            print_line(&told.to_string());
             return Ok(());
         }
-        let (out, size) = (shown_as_text(&self.out.display().to_string()), ByteSize(bytes));
-        let parts = parts.map_or_else(String::new, |parts| format!(" in {}", counted(parts as u64, "part")));
-        say(&format!("wrote {out}: {size}{parts}, {}", counted(archives, "archive")));
+        let (out, size) = (escape_for_terminal(&self.out.display().to_string()), ByteSize(bytes));
+        let parts = parts.map_or_else(String::new, |parts| format!(" in {}", plural(parts as u64, "part")));
+        print_line(&format!("wrote {out}: {size}{parts}, {}", plural(archives, "archive")));
         if *reused > 0 {
-            say(&format!("  {} of it were there already", ByteSize(*reused)));
+            print_line(&format!("  {} of it were there already", ByteSize(*reused)));
         }
         for part in again {
-            say(&format!("  {part} was lost or damaged, and is written again"));
+            print_line(&format!("  {part} was lost or damaged, and is written again"));
         }
         if manifest.since.is_some() {
-            say(&match (archives, left_out) {
+            print_line(&match (archives, left_out) {
                 (0, 0) => "  a delta: the inventory names all of it".to_owned(),
                 (_, 0) => "  a delta: what the inventory names is left out".to_owned(),
                 (_, many) => format!(
                     "  a delta: what the inventory names is left out, and {} with new documents",
-                    counted(many, "archive")
+                    plural(many, "archive")
                 ),
             });
         }
         match key {
-            Some(key) => say(&format!("  signed by key {key}")),
-            None => say_error("it is signed by nobody: it is applied with --unsigned only"),
+            Some(key) => print_line(&format!("  signed by key {key}")),
+            None => print_error("it is signed by nobody: it is applied with --unsigned only"),
         }
         Ok(())
     }
@@ -177,24 +177,24 @@ impl Create {
 /// Has the larder that warmed the order write the bundle.
 async fn write(
     config: &Config,
-    by: &Larder,
+    by: &JobRunner,
     told: ToldBundle,
     created: Timestamp,
-    to: Counting<io::PipeWriter>,
+    to: CountingIo<io::PipeWriter>,
 ) -> anyhow::Result<()> {
     match by {
-        Larder::Running { at, token } => {
+        JobRunner::Running { at, token } => {
             let body = Body::from(serde_json::to_vec(&told)?);
             let sent = admin_client::download(*at, BUNDLE, token.as_deref(), body, to).await;
             Ok(sent.map(drop)?)
         }
-        Larder::Own { mirror, jobs, .. } => {
+        JobRunner::InProcess { mirror, jobs, .. } => {
             let held = JobId::parse(&told.job).and_then(|id| jobs.held(id)).context("its job is forgotten")?;
             let (mirror, key) = (Arc::clone(mirror), config.bundle.signing.clone());
             let writing = tokio::task::spawn_blocking(move || {
                 let gathered = mirror.gather(held, told.since.as_ref(), told.partial, created)?;
                 for missing in &gathered.missing {
-                    say_error(&format!("without it: {missing}"));
+                    print_error(&format!("without it: {missing}"));
                 }
                 Ok(mirror.give(&gathered, key.as_ref(), to).map(drop)?)
             });

@@ -14,8 +14,8 @@ use crate::bundle::{PartList, PartsReader};
 /// Size limit of an inventory or a part list, in bytes.
 const LARGEST: u64 = 64 << 20;
 
-pub(super) type Opening = Box<dyn FnMut(&str) -> io::Result<File> + Send>;
-pub(super) type Keeping = Box<dyn FnMut(File, u64) -> io::Result<()> + Send>;
+pub(super) type OpenPart = Box<dyn FnMut(&str) -> io::Result<File> + Send>;
+pub(super) type FinishPart = Box<dyn FnMut(File, u64) -> io::Result<()> + Send>;
 
 /// Writes a new file that only this user can read.
 pub(super) fn write_secret(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
@@ -100,7 +100,7 @@ impl BundleSource {
             }
             Self::Parts(folder, list) => {
                 let folder = folder.clone();
-                let open: Opening = Box::new(move |name| File::open(folder.join(name)));
+                let open: OpenPart = Box::new(move |name| File::open(folder.join(name)));
                 Box::new(PartsReader::new(list.clone(), open))
             }
         })
@@ -108,7 +108,7 @@ impl BundleSource {
 }
 
 /// The temporary path beside a target.
-pub(super) fn beside(place: &Path) -> anyhow::Result<PathBuf> {
+pub(super) fn temp_path(place: &Path) -> anyhow::Result<PathBuf> {
     let name = place.file_name().with_context(|| format!("{} is no name of a file", place.display()))?;
     let mut beside = name.to_owned();
     beside.push(".new");
@@ -122,7 +122,7 @@ pub(super) fn is_stream(path: &Path) -> bool {
 
 /// Writes a small file atomically.
 pub(super) fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    let beside = beside(path)?;
+    let beside = temp_path(path)?;
     let mut file = File::create(&beside)?;
     file.write_all(bytes)?;
     file.sync_all()?;

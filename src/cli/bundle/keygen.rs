@@ -6,21 +6,21 @@ use anyhow::Context as _;
 use clap::Args;
 use secrecy::ExposeSecret;
 
-use super::super::{Common, say};
+use super::super::{CommonOptions, print_line};
 use super::files;
 use crate::bundle::SigningKey;
 
 #[derive(Debug, Args)]
 pub(super) struct Keygen {
     #[command(flatten)]
-    common: Common,
+    common: CommonOptions,
     /// File for the private key. For an existing key, only the public key is printed
     #[arg(value_name = "FILE")]
     file: PathBuf,
 }
 
 impl Keygen {
-    pub(super) fn common(&self) -> &Common {
+    pub(super) fn common(&self) -> &CommonOptions {
         &self.common
     }
 
@@ -37,7 +37,7 @@ impl Keygen {
         let (public, file) = (key.public(), file.display().to_string());
         if self.common.json {
             let told = serde_json::json!({ "file": file, "public_key": public.to_string(), "key": public.id() });
-            say(&told.to_string());
+            print_line(&told.to_string());
             return Ok(());
         }
         let kept = if is_new {
@@ -45,14 +45,14 @@ impl Keygen {
         } else {
             "it was there, and stays"
         };
-        say(&format!("private key  {file} ({kept})"));
-        say(&format!("public key   {public}"));
-        say(&format!("key id       {}", public.id()));
-        say("");
-        say("where bundles are made, in mirror.toml:");
-        say(&format!("  [bundle]\n  signing_key = {{ file = {file:?} }}"));
-        say("where they are applied:");
-        say(&format!("  [bundle]\n  trusted_keys = [\"{public}\"]"));
+        print_line(&format!("private key  {file} ({kept})"));
+        print_line(&format!("public key   {public}"));
+        print_line(&format!("key id       {}", public.id()));
+        print_line("");
+        print_line("where bundles are made, in mirror.toml:");
+        print_line(&format!("  [bundle]\n  signing_key = {{ file = {file:?} }}"));
+        print_line("where they are applied:");
+        print_line(&format!("  [bundle]\n  trusted_keys = [\"{public}\"]"));
         Ok(())
     }
 }

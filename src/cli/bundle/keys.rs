@@ -11,7 +11,7 @@ use crate::protocol::admin::Report;
 const RELOAD: &str = "reload it first (systemctl reload larder, or kill -HUP)";
 
 /// The keys of the running larder, else those of the configuration.
-async fn in_force(config: &Config) -> anyhow::Result<BundleKeyIds> {
+async fn active_keys(config: &Config) -> anyhow::Result<BundleKeyIds> {
     let asked = ask_running(config, async |at, token| admin_client::get(at, "/admin/v1/status", token).await);
     match asked.await {
         Ok(status) => {
@@ -24,8 +24,8 @@ async fn in_force(config: &Config) -> anyhow::Result<BundleKeyIds> {
 }
 
 /// Fails where a bundle would be unsigned, or signed by another key than the configured one.
-pub(super) async fn must_sign(config: &Config) -> anyhow::Result<()> {
-    match (in_force(config).await?.signing, config.bundle.ids().signing) {
+pub(super) async fn require_signing_key(config: &Config) -> anyhow::Result<()> {
+    match (active_keys(config).await?.signing, config.bundle.ids().signing) {
         (Some(key), Some(named)) if key != named => {
             bail!("the running larder signs with key {key}, and [bundle] signing_key is key {named} now: {RELOAD}")
         }
@@ -41,8 +41,8 @@ pub(super) async fn must_sign(config: &Config) -> anyhow::Result<()> {
 }
 
 /// Fails where the configuration trusts a bundle's key, but the running larder has not loaded that.
-pub(super) async fn must_be_read(config: &Config, key: &KeyId) -> anyhow::Result<()> {
-    if config.bundle.ids().trusted.contains(key) && !in_force(config).await?.trusted.contains(key) {
+pub(super) async fn require_loaded(config: &Config, key: &KeyId) -> anyhow::Result<()> {
+    if config.bundle.ids().trusted.contains(key) && !active_keys(config).await?.trusted.contains(key) {
         bail!("[bundle] trusted_keys names key {key}, and the running larder has not read that yet: {RELOAD}");
     }
     Ok(())

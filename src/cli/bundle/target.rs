@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 
-use super::files::{BundleSource, Keeping, Opening, beside, is_stream, read, sync_folder_of, write};
+use super::files::{BundleSource, FinishPart, OpenPart, is_stream, read, sync_folder_of, temp_path, write};
 use crate::bundle::{
     PartList, PartsWriter, RECORD_FILE, WrittenParts, copy_and_record, open_record, rebuild_from_record,
 };
@@ -22,14 +22,14 @@ const WRITTEN_AT_ONCE: usize = 1 << 20;
 
 /// Checked destination of a bundle.
 #[derive(Debug)]
-pub(super) enum Out {
+pub(super) enum BundleDestination {
     /// One file; an existing one is replaced.
     File(PathBuf),
     /// Parts of one size, in a folder without parts or with those of an earlier run (`before`).
     Parts { folder: PathBuf, part_bytes: u64, before: Option<PartList> },
 }
 
-impl Out {
+impl BundleDestination {
     /// Checks that a bundle can be written there, without writing anything.
     pub(super) fn at(path: &Path, part_bytes: Option<u64>) -> anyhow::Result<Self> {
         if is_stream(path) {
@@ -53,7 +53,7 @@ impl Out {
                 bail!("{} is {kind}, and a bundle can only go into a plain file: name one", path.display());
             }
             Ok(_) => fs::canonicalize(path).with_context(|| format!("{} cannot be looked at", path.display()))?,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => led_to(path)?,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => resolve_links(path)?,
             Err(e) => return Err(e).with_context(|| format!("{} cannot be looked at", path.display())),
         };
         let name = path.file_name().with_context(|| format!("{} is no name of a file", path.display()))?;
@@ -101,7 +101,7 @@ fn kind_of(found: FileType) -> &'static str {
 }
 
 /// Follows symbolic links to a path that does not exist yet.
-fn led_to(path: &Path) -> anyhow::Result<PathBuf> {
+fn resolve_links(path: &Path) -> anyhow::Result<PathBuf> {
     let mut at = path.to_owned();
     for _ in 0..MOST_LINKS {
         match fs::read_link(&at) {
@@ -114,16 +114,16 @@ fn led_to(path: &Path) -> anyhow::Result<PathBuf> {
     bail!("too many links lead on from {}", path.display())
 }
 
-type Parts = Box<PartsWriter<Opening, Keeping, File>>;
+type Parts = Box<PartsWriter<OpenPart, FinishPart, File>>;
 
 /// A bundle being written.
-pub(super) enum Target {
+pub(super) enum BundleOutput {
     /// One file, under a temporary name beside `path`.
     File { file: BufWriter<File>, path: PathBuf },
     /// New parts, or parts of an interrupted run, with their record.
     New { parts: Parts, folder: PathBuf, record: BufWriter<File> },
     /// Complete parts, some of which may be lost or damaged.
-    Again { parts: Parts, folder: PathBuf, before: PartList },
+    Repair { parts: Parts, folder: PathBuf, before: PartList },
 }
 
 /// Result of writing a bundle.
@@ -138,34 +138,34 @@ pub(super) struct WrittenBundle {
 
 /// Removes the temporary file on drop, so that an interrupted run leaves none.
 #[derive(Debug)]
-pub(super) struct Unfinished(Option<PathBuf>);
+pub(super) struct TempFileGuard(Option<PathBuf>);
 
-impl Drop for Unfinished {
+impl Drop for TempFileGuard {
     fn drop(&mut self) {
         // After the rename there is nothing to remove.
         let _ = self.0.take().map(fs::remove_file);
     }
 }
 
-impl Target {
+impl BundleOutput {
     /// Opens the destination; returns it with the creation time of the bundle. An earlier run's time is reused.
-    pub(super) fn begin(out: Out, now: Timestamp) -> anyhow::Result<(Self, Timestamp)> {
+    pub(super) fn begin(out: BundleDestination, now: Timestamp) -> anyhow::Result<(Self, Timestamp)> {
         let (folder, part_bytes, before) = match out {
-            Out::File(path) => {
-                let file = BufWriter::with_capacity(WRITTEN_AT_ONCE, made_beside(&path)?);
+            BundleDestination::File(path) => {
+                let file = BufWriter::with_capacity(WRITTEN_AT_ONCE, create_temp_beside(&path)?);
                 return Ok((Self::File { file, path }, now));
             }
-            Out::Parts { folder, part_bytes, before } => (folder, part_bytes, before),
+            BundleDestination::Parts { folder, part_bytes, before } => (folder, part_bytes, before),
         };
         fs::create_dir_all(&folder).with_context(|| format!("{} cannot be made", folder.display()))?;
         // With the same creation time the bytes are the same, as long as the store has not changed.
         let created = before.as_ref().filter(|list| list.part_bytes == part_bytes).map_or(now, |list| list.created);
         let list = PartList::empty(created, part_bytes);
         let of = folder.clone();
-        let open: Opening = Box::new(move |name| {
+        let open: OpenPart = Box::new(move |name| {
             OpenOptions::new().create(true).truncate(false).read(true).write(true).open(of.join(name))
         });
-        let keep: Keeping = Box::new(|file, bytes| {
+        let keep: FinishPart = Box::new(|file, bytes| {
             // `set_len` modifies the file even at the same length.
             if file.metadata()?.len() != bytes {
                 file.set_len(bytes)?;
@@ -174,20 +174,20 @@ impl Target {
         });
         let parts = Box::new(PartsWriter::new(list.clone(), open, keep));
         if let Some(before) = before.filter(|list| list.complete) {
-            return Ok((Self::Again { parts, folder, before }, created));
+            return Ok((Self::Repair { parts, folder, before }, created));
         }
         let place = folder.join(PartList::NAME);
         write(&place, &list.write()).with_context(|| format!("{}", place.display()))?;
-        let record = BufWriter::new(made_beside(&folder.join(RECORD_FILE))?);
+        let record = BufWriter::new(create_temp_beside(&folder.join(RECORD_FILE))?);
         Ok((Self::New { parts, folder, record }, created))
     }
 
     /// The temporary file to remove if writing does not finish.
-    pub(super) fn unfinished(&self) -> Unfinished {
-        Unfinished(match self {
-            Self::File { path, .. } => beside(path).ok(),
-            Self::New { folder, .. } => beside(&folder.join(RECORD_FILE)).ok(),
-            Self::Again { .. } => None,
+    pub(super) fn unfinished(&self) -> TempFileGuard {
+        TempFileGuard(match self {
+            Self::File { path, .. } => temp_path(path).ok(),
+            Self::New { folder, .. } => temp_path(&folder.join(RECORD_FILE)).ok(),
+            Self::Repair { .. } => None,
         })
     }
 
@@ -208,7 +208,7 @@ impl Target {
                 let (parts, record) = copy_and_record(from, parts, record).map_err(in_folder)?;
                 Self::New { parts, folder, record }
             }
-            Self::Again { parts, folder, before } => {
+            Self::Repair { parts, folder, before } => {
                 let in_folder = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", folder.display()));
                 let record = File::open(folder.join(RECORD_FILE)).map_err(in_folder)?;
                 let record = open_record(record).map_err(|bad| in_folder(bad.into()))?;
@@ -218,7 +218,7 @@ impl Target {
                     ))));
                 }
                 let parts = rebuild_from_record(from, record, parts).map_err(in_folder)?;
-                Self::Again { parts, folder, before }
+                Self::Repair { parts, folder, before }
             }
         })
     }
@@ -227,17 +227,17 @@ impl Target {
     pub(super) fn end(self) -> anyhow::Result<WrittenBundle> {
         match self {
             Self::File { file, path } => {
-                named(file, &path)?;
+                finish_file(file, &path)?;
                 Ok(WrittenBundle { source: BundleSource::File(path), reused: 0, again: Vec::new() })
             }
             Self::New { parts, folder, record } => {
                 let WrittenParts { list, reused, .. } = parts.end()?;
-                named(record, &folder.join(RECORD_FILE))?;
+                finish_file(record, &folder.join(RECORD_FILE))?;
                 let place = folder.join(PartList::NAME);
                 write(&place, &list.write()).with_context(|| format!("{}", place.display()))?;
                 Ok(WrittenBundle { source: BundleSource::Parts(folder, list), reused, again: Vec::new() })
             }
-            Self::Again { parts, folder, before } => {
+            Self::Repair { parts, folder, before } => {
                 let WrittenParts { list, reused, changed } = parts.end()?;
                 if list != before {
                     bail!(
@@ -252,8 +252,8 @@ impl Target {
 }
 
 /// Creates the temporary file beside `place`, after removing one that an earlier run left.
-fn made_beside(place: &Path) -> anyhow::Result<File> {
-    let beside = beside(place)?;
+fn create_temp_beside(place: &Path) -> anyhow::Result<File> {
+    let beside = temp_path(place)?;
     match fs::symlink_metadata(&beside) {
         Ok(left) if left.is_file() => fs::remove_file(&beside).with_context(|| format!("{}", beside.display()))?,
         Ok(_) => bail!("{} is in the way: it is no plain file", beside.display()),
@@ -263,9 +263,9 @@ fn made_beside(place: &Path) -> anyhow::Result<File> {
     File::create_new(&beside).with_context(|| format!("{} cannot be made", beside.display()))
 }
 
-fn named(file: BufWriter<File>, place: &Path) -> anyhow::Result<()> {
+fn finish_file(file: BufWriter<File>, place: &Path) -> anyhow::Result<()> {
     let synced = file.into_inner().map_err(io::IntoInnerError::into_error).and_then(|file| file.sync_all());
-    let named = synced.and_then(|()| fs::rename(beside(place).map_err(io::Error::other)?, place));
+    let named = synced.and_then(|()| fs::rename(temp_path(place).map_err(io::Error::other)?, place));
     named.with_context(|| format!("{} cannot be written", place.display()))?;
     sync_folder_of(place)
 }

@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 
 use anstyle::{AnsiColor, Style};
 
-use super::super::text::{counted, shown_as_text};
+use super::super::text::{escape_for_terminal, plural};
 use crate::config;
 use crate::doctor::{Check, CheckResult};
 
@@ -19,13 +19,13 @@ const NARROWEST: usize = 50;
 const WIDEST: usize = 120;
 
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Page {
+pub(super) struct CheckPage {
     /// Number of columns; `usize::MAX` disables wrapping.
     width: usize,
     has_colour: bool,
 }
 
-impl Page {
+impl CheckPage {
     /// Wraps and colours on a terminal; does neither elsewhere. `NO_COLOR` and `TERM=dumb` disable colours.
     pub(super) fn of_the_terminal() -> Self {
         let out = std::io::stdout();
@@ -48,22 +48,22 @@ impl Page {
             CheckResult::Fail => ("FAIL", Style::new().fg_color(Some(AnsiColor::Red.into())).bold()),
         };
         let of = check.of.as_ref().map(|of| format!("{of}: ")).unwrap_or_default();
-        let found = self.wrapped(&format!("{of}{}", shown_as_text(&check.found)), TEXT_AT);
+        let found = self.wrapped(&format!("{of}{}", escape_for_terminal(&check.found)), TEXT_AT);
         let name = format!("{:width$}", check.id, width = TEXT_AT - NAME_AT);
         let mut text = format!("{}  {name}{found}", self.painted(word, style));
         let indent = " ".repeat(NAME_AT);
         for to_do in &check.to_do {
-            text += &format!("\n{indent}-> {}", self.wrapped(&shown_as_text(to_do), FURTHER_LEFT));
+            text += &format!("\n{indent}-> {}", self.wrapped(&escape_for_terminal(to_do), FURTHER_LEFT));
         }
         for line in check.paste.iter().flat_map(|paste| paste.trim_end().lines()) {
-            text += &format!("\n{indent}   {}", shown_as_text(line));
+            text += &format!("\n{indent}   {}", escape_for_terminal(line));
         }
         text
     }
 
     /// Renders the last line.
     pub(super) fn sum(&self, wrong: u64, warnings: u64) -> String {
-        let warned = if warnings > 0 { format!(", {}", counted(warnings, "warning")) } else { String::new() };
+        let warned = if warnings > 0 { format!(", {}", plural(warnings, "warning")) } else { String::new() };
         let wrong = match wrong {
             0 => "nothing is wrong".to_owned(),
             1 => "1 thing is wrong".to_owned(),
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn text_is_wrapped_to_the_terminal_and_words_stay_whole() {
-        let page = Page { width: 40, has_colour: false };
+        let page = CheckPage { width: 40, has_colour: false };
         let long = "https://mirror.example/registry/registry.terraform.io/v1/providers/";
         let text = format!("a few words and then {long} and more");
         let wrapped = page.wrapped(&text, 10);
@@ -118,6 +118,6 @@ mod tests {
             wrapped.lines().skip(1).all(|line| line.starts_with(below.trim_start_matches('\n')) || line.contains(long))
         );
         assert!(wrapped.contains(&format!("\n         {long}{below}and more")), "{wrapped}");
-        assert_eq!(Page { width: usize::MAX, has_colour: false }.wrapped(&text, 10), text);
+        assert_eq!(CheckPage { width: usize::MAX, has_colour: false }.wrapped(&text, 10), text);
     }
 }

@@ -2,7 +2,7 @@
 
 use bytesize::ByteSize;
 
-use super::super::text::{Page, counted, shown_as_text};
+use super::super::text::{TextPage, escape_for_terminal, plural};
 use crate::address::Hostname;
 use crate::jobs::{Installs, Plan, PlanState, Planned};
 
@@ -10,41 +10,41 @@ use crate::jobs::{Installs, Plan, PlanState, Planned};
 const MOST_PLACES: usize = 3;
 
 pub(super) fn text(plan: &Plan, host: &Hostname, verbose: bool, width: Option<usize>) -> String {
-    let mut page = Page::of_width(width);
+    let mut page = TextPage::of_width(width);
     let of = |is_it: fn(&PlanState) -> bool| plan.items.iter().filter(|item| is_it(&item.state)).collect::<Vec<_>>();
     let held = of(|state| matches!(state, PlanState::Have { .. }));
     let needed = of(|state| matches!(state, PlanState::Need { .. }));
     let impossible = of(|state| matches!(state, PlanState::Cannot { .. }));
     let unknown = of(|state| matches!(state, PlanState::Unknown { .. }));
     let sums = &plan.sums;
-    page.group("have", &format!("{}, {}", counted(sums.have, "archive"), ByteSize(sums.have_bytes)));
+    page.group("have", &format!("{}, {}", plural(sums.have, "archive"), ByteSize(sums.have_bytes)));
     let shown: Vec<&Planned> = held.into_iter().filter(|item| verbose || note(&item.state).is_some()).collect();
     rows(&mut page, &shown, host, verbose);
-    page.group("need", &format!("{}, {}", counted(sums.need, "archive"), needed_bytes(plan)));
+    page.group("need", &format!("{}, {}", plural(sums.need, "archive"), needed_bytes(plan)));
     rows(&mut page, &needed, host, verbose);
-    page.group("cannot", &counted(sums.cannot, "thing"));
+    page.group("cannot", &plural(sums.cannot, "thing"));
     reasons(&mut page, &impossible, host, verbose);
     if !unknown.is_empty() {
-        let number = counted(sums.unknown, "thing");
+        let number = plural(sums.unknown, "thing");
         page.group("unknown", &format!("{number} that upstream could not be asked about just now: try again"));
         reasons(&mut page, &unknown, host, verbose);
     }
     if !plan.unconfirmed.is_empty() {
         page.group("unconfirmed", "what upstream was not asked about just now");
-        plan.unconfirmed.iter().for_each(|what| page.item(&shown_as_text(what), None));
+        plan.unconfirmed.iter().for_each(|what| page.item(&escape_for_terminal(what), None));
     }
     page.last(verdict(plan));
     page.text()
 }
 
-fn reasons(page: &mut Page, items: &[&Planned], host: &Hostname, verbose: bool) {
+fn reasons(page: &mut TextPage, items: &[&Planned], host: &Hostname, verbose: bool) {
     for item in items {
         let why = match &item.state {
             PlanState::Cannot { why } | PlanState::Unknown { why } => why.as_str(),
             PlanState::Have { .. } | PlanState::Need { .. } => "",
         };
-        page.item(&called(item, host), Some(&shown_as_text(why)));
-        page.about(&places(&item.by, verbose));
+        page.item(&item_name(item, host), Some(&escape_for_terminal(why)));
+        page.about(&required_by(&item.by, verbose));
     }
 }
 
@@ -70,7 +70,7 @@ fn needed_bytes(plan: &Plan) -> String {
     }
 }
 
-fn rows(page: &mut Page, items: &[&Planned], host: &Hostname, verbose: bool) {
+fn rows(page: &mut TextPage, items: &[&Planned], host: &Hostname, verbose: bool) {
     let row = |item: &&Planned| {
         let size_bytes = match item.state {
             PlanState::Have { size_bytes, .. } => Some(size_bytes),
@@ -78,11 +78,11 @@ fn rows(page: &mut Page, items: &[&Planned], host: &Hostname, verbose: bool) {
             PlanState::Cannot { .. } | PlanState::Unknown { .. } => None,
         };
         let size = size_bytes.map_or_else(|| "?".to_owned(), |size_bytes| ByteSize(size_bytes).to_string());
-        let mut rest = if verbose { places(&item.by, verbose) } else { String::new() };
+        let mut rest = if verbose { required_by(&item.by, verbose) } else { String::new() };
         if let Some(note) = note(&item.state) {
             rest = if rest.is_empty() { note.to_owned() } else { format!("{rest}; {note}") };
         }
-        ([called(item, host), size], rest)
+        ([item_name(item, host), size], rest)
     };
     let rows: Vec<_> = items.iter().map(row).collect();
     if !rows.is_empty() {
@@ -90,14 +90,15 @@ fn rows(page: &mut Page, items: &[&Planned], host: &Hostname, verbose: bool) {
     }
 }
 
-fn called(item: &Planned, host: &Hostname) -> String {
-    shown_as_text(&item.package.without(host).to_string())
+fn item_name(item: &Planned, host: &Hostname) -> String {
+    escape_for_terminal(&item.package.without(host).to_string())
 }
 
 /// The places that require an item: the first few, or all.
-fn places(by: &[String], all: bool) -> String {
+fn required_by(by: &[String], all: bool) -> String {
     let shown = if all { by.len() } else { MOST_PLACES };
-    let mut text = by.iter().take(shown).map(|place| shown_as_text(place).to_string()).collect::<Vec<_>>().join(", ");
+    let mut text =
+        by.iter().take(shown).map(|place| escape_for_terminal(place).to_string()).collect::<Vec<_>>().join(", ");
     if by.len() > shown {
         text += &format!(" and {} more", by.len() - shown);
     }
@@ -192,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_named_is_shown_and_never_obeyed() {
+    fn foreign_names_cannot_control_the_terminal() {
         let mut plan = plan();
         plan.items[3].package.address = "a\u{1b}[2K\u{202e}".to_owned();
         plan.items[3].by = vec!["\u{9b}main.tf:1".to_owned()];

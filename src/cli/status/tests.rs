@@ -134,7 +134,7 @@ fn everything_fits_terminals_of_80_and_of_160_columns() {
 }
 
 #[test]
-fn what_somebody_should_look_at_is_there_and_what_waits_comes_first() {
+fn problems_are_shown_and_refused_versions_come_first() {
     let shown = page(&troubled(), &host(), None);
     for part in [
         "0.1.0 (running, offline) since 2026-11-21 20:42:41 UTC, for 3 days",
@@ -162,7 +162,7 @@ fn what_somebody_should_look_at_is_there_and_what_waits_comes_first() {
 }
 
 #[test]
-fn a_store_alone_tells_what_it_has_and_nothing_of_clients() {
+fn without_a_running_larder_the_status_shows_the_store_alone() {
     let report = Report { since_start: None, ..troubled() };
     let shown = page(&report, &host(), Some(80));
     assert!(shown.contains("(not running)") && shown.contains("1234 (150.0 GiB)"), "{shown}");

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 
-use super::super::text::{Page, counted, shown_as_text, time};
+use super::super::text::{TextPage, escape_for_terminal, format_seconds, plural};
 use crate::address::{Hostname, PackageRef};
 use crate::jobs::report::{ItemState, Job, JobItem, JobState};
 
@@ -24,9 +24,9 @@ const WORD_WIDTH: usize = 9;
 
 /// Measures a transfer rate from samples of (time, total bytes).
 #[derive(Debug, Default)]
-pub(super) struct Speed(VecDeque<(Duration, u64)>);
+pub(super) struct TransferRate(VecDeque<(Duration, u64)>);
 
-impl Speed {
+impl TransferRate {
     pub(super) fn observe(&mut self, at: Duration, bytes: u64) {
         // A smaller total means that the transfer started over. Before the first byte there is no rate.
         if bytes == 0 || self.0.back().is_some_and(|(_, before)| *before > bytes) {
@@ -47,14 +47,14 @@ impl Speed {
 }
 
 /// Identifies an archive within a job.
-pub(super) type Name = PackageRef;
+pub(super) type ItemKey = PackageRef;
 
-pub(super) fn name_of(item: &JobItem) -> Name {
+pub(super) fn name_of(item: &JobItem) -> ItemKey {
     item.package.clone()
 }
 
 /// Renders one bar for each archive in flight, at most [`MOST_BARS`].
-pub(super) fn bars(job: &Job, host: &Hostname, speed: impl Fn(&Name) -> Option<u64>, width: usize) -> Vec<String> {
+pub(super) fn bars(job: &Job, host: &Hostname, speed: impl Fn(&ItemKey) -> Option<u64>, width: usize) -> Vec<String> {
     let under_way = |item: &&JobItem| matches!(item.state, ItemState::Resolving | ItemState::Fetching);
     let items: Vec<&JobItem> = job.items.iter().filter(under_way).take(MOST_BARS).collect();
     let room = width.saturating_sub(BYTES_WIDTH + SPEED_WIDTH + 6);
@@ -107,7 +107,7 @@ fn bar(part: Option<(u64, u64)>, width: usize) -> String {
 }
 
 fn whole_name(item: &JobItem, host: &Hostname) -> String {
-    shown_as_text(&item.package.without(host).to_string())
+    escape_for_terminal(&item.package.without(host).to_string())
 }
 
 fn name_without_host(whole: String) -> String {
@@ -132,7 +132,7 @@ fn fitting(line: String, width: usize) -> String {
 
 /// Progress of the whole job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Total {
+pub(super) struct JobProgress {
     /// Archives that are finished, and archives in total.
     pub(super) ended: (usize, usize),
     /// Bytes fetched, and bytes to fetch as far as sizes are available.
@@ -143,11 +143,11 @@ pub(super) struct Total {
     pub(super) is_growing: bool,
 }
 
-impl Total {
+impl JobProgress {
     pub(super) fn of(job: &Job) -> Self {
         let all = job.items.len();
         let ended = job.items.iter().filter(|item| item.state.has_ended()).count();
-        let to_fetch = || job.items.iter().filter(|item| !is_out(&item.state));
+        let to_fetch = || job.items.iter().filter(|item| !needs_no_fetch(&item.state));
         let sizes: Vec<u64> = to_fetch().filter_map(|item| item.size_bytes).collect();
         let known = sizes.iter().fold(0u64, |sum, size| sum.saturating_add(*size));
         let unknown = (to_fetch().count() - sizes.len()) as u64;
@@ -170,9 +170,9 @@ impl Total {
         let left = size.zip(speed).and_then(|(size, speed)| size.saturating_sub(fetched).checked_div(speed));
         let left = left
             .filter(|_| ended < all && !is_growing)
-            .map_or_else(String::new, |left| format!("  {about}{} left", time(left)));
+            .map_or_else(String::new, |left| format!("  {about}{} left", format_seconds(left)));
         let so_far = if is_growing { " so far" } else { "" };
-        let words = format!("{ended}/{}{so_far}  {bytes}{speed_said}{left}", counted(all as u64, "archive"));
+        let words = format!("{ended}/{}{so_far}  {bytes}{speed_said}{left}", plural(all as u64, "archive"));
         let room = width.saturating_sub(words.chars().count() + 4).min(LONGEST_BAR);
         let part = size.map_or((ended as u64, all as u64), |size| (fetched, size));
         let bar = if room < 6 { String::new() } else { format!("{}  ", bar(Some(part), room)) };
@@ -181,40 +181,40 @@ impl Total {
 }
 
 /// True for an archive that needs no fetch, or whose fetch failed or was cancelled.
-fn is_out(state: &ItemState) -> bool {
+fn needs_no_fetch(state: &ItemState) -> bool {
     matches!(state, ItemState::Held | ItemState::Failed { .. } | ItemState::Cancelled)
 }
 
 /// Renders the archives that finished since the last call. Adds their positions to `told`.
-pub(super) fn newly_ended(
+pub(super) fn newly_finished_lines(
     job: &Job,
     host: &Hostname,
     told: &mut HashSet<usize>,
     width: Option<usize>,
 ) -> Option<String> {
-    let mut page = Page::of_width(width);
+    let mut page = TextPage::of_width(width);
     let before = told.len();
     for (number, item) in job.items.iter().enumerate().filter(|(_, item)| item.state.has_ended()) {
         if told.insert(number) {
-            ending(&mut page, item, host);
+            finished_item(&mut page, item, host);
         }
     }
     (told.len() > before).then(|| page.text())
 }
 
-fn ending(page: &mut Page, item: &JobItem, host: &Hostname) {
+fn finished_item(page: &mut TextPage, item: &JobItem, host: &Hostname) {
     let size = item.size_bytes.map(|size| format!("  {}", ByteSize(size))).unwrap_or_default();
-    let unconfirmed = item.unconfirmed.as_deref().map(shown_as_text);
+    let unconfirmed = item.unconfirmed.as_deref().map(escape_for_terminal);
     let (word, size, why) = match &item.state {
         ItemState::Held => ("held", size, unconfirmed),
         ItemState::Fetched => ("fetched", size, unconfirmed),
         ItemState::Cancelled => ("cancelled", String::new(), None),
-        ItemState::Failed { error } => ("FAILED", String::new(), Some(shown_as_text(error))),
+        ItemState::Failed { error } => ("FAILED", String::new(), Some(escape_for_terminal(error))),
         ItemState::Waiting | ItemState::Resolving | ItemState::Fetching => return,
     };
-    page.hang(&format!("{word:WORD_WIDTH$} "), &format!("{}{size}", whole_name(item, host)));
+    page.push_hanging(&format!("{word:WORD_WIDTH$} "), &format!("{}{size}", whole_name(item, host)));
     if let Some(why) = why {
-        page.hang(&format!("{:WORD_WIDTH$} ", ""), &why);
+        page.push_hanging(&format!("{:WORD_WIDTH$} ", ""), &why);
     }
 }
 
@@ -232,22 +232,23 @@ pub(super) fn summary(job: &Job, took: Duration) -> String {
     ];
     let said: Vec<String> =
         counts.into_iter().filter(|(number, _)| *number > 0).map(|(number, what)| format!("{number} {what}")).collect();
-    let all = counted(job.items.len() as u64, "archive");
+    let all = plural(job.items.len() as u64, "archive");
     let said = if said.is_empty() { all } else { format!("{all}: {}", said.join(", ")) };
-    let fetched = if bytes > 0 { format!("; {} in {}", ByteSize(bytes), time(took.as_secs())) } else { String::new() };
+    let fetched =
+        if bytes > 0 { format!("; {} in {}", ByteSize(bytes), format_seconds(took.as_secs())) } else { String::new() };
     let pinned = job.pin && job.state == JobState::Done;
     format!("{said}{fetched}{}", if pinned { "; pinned" } else { "" })
 }
 
 /// Renders the unconfirmed statements of a job, such as a stale version list, as notes.
 pub(super) fn notes(job: &Job, width: Option<usize>) -> Option<String> {
-    let mut page = Page::of_width(width);
-    job.unconfirmed.iter().for_each(|why| page.hang("note: ", &shown_as_text(why)));
+    let mut page = TextPage::of_width(width);
+    job.unconfirmed.iter().for_each(|why| page.push_hanging("note: ", &escape_for_terminal(why)));
     (!job.unconfirmed.is_empty()).then(|| page.text())
 }
 
 /// Renders the message for a cancelled job.
-pub(super) fn what_stays(job: &Job) -> String {
+pub(super) fn stopped_message(job: &Job) -> String {
     let held = job.items.iter().filter(|item| matches!(item.state, ItemState::Held | ItemState::Fetched)).count();
     format!(
         "stopped: {}; the same command goes on",
@@ -320,7 +321,7 @@ mod tests {
             let lines = bars(&busy(), &host(), |_| Some(12 * MIB + 1), width);
             assert!(lines.iter().all(|line| line.chars().count() <= width), "{width}: {lines:#?}");
             assert_eq!(lines.len(), 4);
-            let total = Total::of(&busy()).line(Some(24 * MIB), width);
+            let total = JobProgress::of(&busy()).line(Some(24 * MIB), width);
             assert!(total.chars().count() <= width, "{width}: {total}");
         }
         let of = |width| bars(&busy(), &host(), |_| Some(12 * MIB + 1), width);
@@ -337,24 +338,29 @@ mod tests {
     }
 
     #[test]
-    fn the_total_counts_what_is_fetched_and_guesses_what_is_not_known() {
-        let total = Total::of(&busy());
+    fn the_total_estimates_unknown_sizes() {
+        let total = JobProgress::of(&busy());
         // Three sizes are given; the three others count as their average.
         let known = (120 + 2048 + 5) * MIB;
         let fetched = (45 + 1 + 5) * MIB + 700 * 1024;
         assert_eq!(
             total,
-            Total { ended: (3, 8), bytes: (fetched, Some(known + known / 3 * 3)), is_guess: true, is_growing: false }
+            JobProgress {
+                ended: (3, 8),
+                bytes: (fetched, Some(known + known / 3 * 3)),
+                is_guess: true,
+                is_growing: false
+            }
         );
         let line = total.line(Some(10 * MIB), 160);
         assert!(line.ends_with("3/8 archives  51.7 MiB of ~4.2 GiB  10.0 MiB/s  ~7 min left"), "{line}");
         let done = job(vec![item(AWS, ItemState::Fetched, MIB, Some(MIB)), item("a", ItemState::Held, 0, None)]);
         assert_eq!(
-            Total::of(&done).line(Some(MIB), 80),
+            JobProgress::of(&done).line(Some(MIB), 80),
             "  [===============================]  2/2 archives  1.0 MiB of 1.0 MiB  1.0 MiB/s"
         );
         assert_eq!(
-            Total::of(&job(vec![])).line(None, 80).trim(),
+            JobProgress::of(&job(vec![])).line(None, 80).trim(),
             "[                                      ]  0/0 archives  0 B"
         );
     }
@@ -363,7 +369,7 @@ mod tests {
     fn a_job_that_still_finds_out_what_it_needs_says_so() {
         let mut job = busy();
         (job.resolving, job.unconfirmed) = (true, vec!["the version list of a/b\u{1b}[2J".to_owned()]);
-        let line = Total::of(&job).line(Some(10 * MIB), 120);
+        let line = JobProgress::of(&job).line(Some(10 * MIB), 120);
         assert!(line.contains("3/8 archives so far  51.7 MiB of ~4.2 GiB") && !line.contains("left"), "{line}");
         assert_eq!(notes(&job, None), Some("note: the version list of a/b\\u{1b}[2J".to_owned()));
         let mut module = item("r.example/acme/net/test@1.0.0", ItemState::Fetching, 0, None);
@@ -375,7 +381,7 @@ mod tests {
 
     #[test]
     fn a_speed_is_that_of_the_last_seconds() {
-        let mut speed = Speed::default();
+        let mut speed = TransferRate::default();
         let at = |tenths: u64| Duration::from_millis(tenths * 100);
         speed.observe(at(0), 0);
         assert_eq!(speed.per_second(), None);
@@ -388,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ended_is_told_once_and_nothing_in_it_is_obeyed() {
+    fn a_finished_archive_is_printed_once_with_its_text_escaped() {
         let mut job = busy();
         job.items[6].state = ItemState::Failed { error: "sent \u{1b}[2J".to_owned() };
         let mut told = HashSet::new();
@@ -398,15 +404,15 @@ mod tests {
             "          sent \\u{1b}[2J",
             "fetched   acme/e 1.0.0 (linux_amd64)  5.0 MiB",
         ];
-        assert_eq!(newly_ended(&job, &host(), &mut told, None), Some(expected.join("\n")));
-        assert_eq!(newly_ended(&job, &host(), &mut told, None), None);
+        assert_eq!(newly_finished_lines(&job, &host(), &mut told, None), Some(expected.join("\n")));
+        assert_eq!(newly_finished_lines(&job, &host(), &mut told, None), None);
         job.items[1].state = ItemState::Cancelled;
-        let shown = newly_ended(&job, &host(), &mut told, Some(80)).unwrap();
+        let shown = newly_finished_lines(&job, &host(), &mut told, Some(80)).unwrap();
         let lines: Vec<&str> = shown.lines().collect();
         assert!(lines[0].starts_with("cancelled registry.corp") && lines[1].starts_with("          "), "{lines:?}");
         assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:?}");
         let said = summary(&job, Duration::from_secs(61));
         assert_eq!(said, "8 archives: 1 held already, 1 fetched, 1 failed, 1 cancelled; 5.0 MiB in 1 min");
-        assert!(what_stays(&job).starts_with("stopped: 2 archives are held"));
+        assert!(stopped_message(&job).starts_with("stopped: 2 archives are held"));
     }
 }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::super::{Interrupted, admin_token, ask_running};
 use crate::address::Hostname;
-use crate::app::{self, Settings};
+use crate::app::{self, StartSettings};
 use crate::config::Config;
 use crate::http::admin_client::{self, NoAnswer};
 use crate::jobs::report::Job;
@@ -19,24 +19,24 @@ use crate::protocol::admin::warm::{JOBS, WARM};
 
 /// A larder that runs jobs.
 #[derive(Debug)]
-pub(in crate::cli) enum Larder {
+pub(in crate::cli) enum JobRunner {
     /// The running larder, if it answers.
     Running { at: SocketAddr, token: Option<String> },
     /// A mirror within this process, closed at its end.
-    Own { mirror: Arc<Mirror>, jobs: Arc<Jobs>, default_host: Hostname },
+    InProcess { mirror: Arc<Mirror>, jobs: Arc<Jobs>, default_host: Hostname },
 }
 
-impl Larder {
+impl JobRunner {
     pub(super) fn running(config: &Config) -> Self {
         Self::Running { at: config.admin.listen, token: admin_token(config) }
     }
 
     /// Opens the store; creates it where there is none.
     pub(super) fn own(config: &Config) -> anyhow::Result<Self> {
-        let settings = Settings::default();
+        let settings = StartSettings::default();
         let (mirror, _, _) = app::mirror(config, &settings)?;
         let jobs = Jobs::new(Arc::clone(&mirror), settings.clock);
-        Ok(Self::Own { mirror, jobs, default_host: config.default_host() })
+        Ok(Self::InProcess { mirror, jobs, default_host: config.default_host() })
     }
 
     /// Starts a job. [`NoAnswer::NotRunning`] where no larder runs.
@@ -47,7 +47,7 @@ impl Larder {
                 let token = token.as_deref();
                 job(&ask_running(config, async |_, _| admin_client::post(*at, WARM, token, body).await).await?)
             }
-            Self::Own { jobs, default_host, .. } => {
+            Self::InProcess { jobs, default_host, .. } => {
                 let warm_up = told.order(default_host).and_then(|order| WarmUp::of_order(order, told.pin));
                 let (_, job) = jobs.start(warm_up.map_err(|problems| anyhow!(problems.join("; ")))?).await?;
                 Ok(job)
@@ -67,7 +67,7 @@ impl Larder {
                     error => error.into(),
                 })?)
             }
-            Self::Own { jobs, .. } => {
+            Self::InProcess { jobs, .. } => {
                 JobId::parse(id).and_then(|id| jobs.report(id)).ok_or_else(|| anyhow!("job {id} is forgotten"))
             }
         }
@@ -78,7 +78,7 @@ impl Larder {
             Self::Running { at, token } => {
                 admin_client::delete(*at, &format!("{JOBS}/{id}"), token.as_deref()).await?;
             }
-            Self::Own { jobs, .. } => {
+            Self::InProcess { jobs, .. } => {
                 if let Some(id) = JobId::parse(id) {
                     jobs.cancel(id).await;
                 }
@@ -90,14 +90,14 @@ impl Larder {
     /// The error for an interrupt while a job runs.
     pub(super) fn stopped(&self) -> anyhow::Error {
         match self {
-            Self::Running { .. } => Interrupted::told("stopped watching; the running larder may still be at it"),
-            Self::Own { .. } => Interrupted::told("stopped"),
+            Self::Running { .. } => Interrupted::with_text("stopped watching; the running larder may still be at it"),
+            Self::InProcess { .. } => Interrupted::with_text("stopped"),
         }
     }
 
     /// Closes a mirror within this process.
     pub(in crate::cli) async fn close(self) -> anyhow::Result<()> {
-        if let Self::Own { mirror, jobs, .. } = self {
+        if let Self::InProcess { mirror, jobs, .. } = self {
             jobs.stop().await;
             mirror.close().await.context("the store would not close")?;
         }

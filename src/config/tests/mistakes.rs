@@ -60,7 +60,7 @@ fn several_syntax_errors_are_reported_beside_the_rest() {
 }
 
 #[test]
-fn every_bad_value_is_told_its_line_and_key_and_what_is_wrong() {
+fn every_bad_value_is_reported_with_its_line_key_and_problem() {
     let upstream = |rest: &str| format!("[[upstream]]\nhost = 'r.example'\n{rest}");
     let credential = |rest: &str| format!("[[credential]]\nhost = 'git.example'\n{rest}");
     let cases: Vec<(String, &str, &str)> = vec![
@@ -197,7 +197,7 @@ fn a_file_that_cannot_be_read_is_one_problem_with_its_name() {
 }
 
 #[test]
-fn a_file_full_of_mistakes_is_read_in_reasonable_time_and_told_in_reasonable_length() {
+fn a_file_full_of_mistakes_is_read_quickly_and_reported_in_few_lines() {
     let keys: String = (0..50_000).map(|n| format!("key{n} = 1\n")).collect();
     assert!(bad(&keys).lines().count() < 60);
     assert!(bad(&"?\n".repeat(200_000)).lines().count() < 60);
@@ -229,7 +229,7 @@ fn a_misspelt_key_is_one_problem() {
 
 /// A URL in place of a host is a common slip after copying it from a registry.
 #[test]
-fn a_url_in_place_of_a_host_is_told_the_name_to_write() {
+fn a_url_in_place_of_a_host_names_the_host_to_write() {
     for (given, name) in
         [("https://registry.example/v1", "registry.example"), ("http://localhost:8080/", "localhost:8080")]
     {

@@ -102,7 +102,7 @@ impl ClientFiles {
     }
 
     /// True where no configuration file exists.
-    pub(super) fn says_nothing(&self) -> bool {
+    pub(super) fn no_files(&self) -> bool {
         self.files.is_empty() && self.problems.is_empty()
     }
 

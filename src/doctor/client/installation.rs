@@ -1,8 +1,8 @@
 //! Checks a `provider_installation` block: are providers still installed from larder (PROTOCOL 3)?
 
 use super::files::ClientFiles;
-use super::tried::Tried;
-use super::{Check, OVERRIDE, Scene, default_host};
+use super::tried::UrlProbe;
+use super::{Check, ClientChecks, OVERRIDE, default_host};
 use crate::address::Hostname;
 use crate::closure::cli_config::InstallationSource;
 use crate::closure::cli_config::reach::Reach;
@@ -13,7 +13,7 @@ const BY_DIRECT: &str = "direct lets the client ask the registry itself as well:
      together, and without the registry all of it fails";
 
 /// The sources that one registry's providers are installed from.
-pub(super) struct Ways {
+pub(super) struct ProviderSources {
     /// The registry itself, or the services in its `host` block.
     direct: Reach,
     /// A network mirror that is larder.
@@ -24,19 +24,20 @@ pub(super) struct Ways {
     faults: Vec<Check>,
 }
 
-impl Ways {
+impl ProviderSources {
     /// True where every provider is requested from the services in the `host` block or from larder's mirror.
-    pub(super) fn come_by_the_block(&self) -> bool {
+    pub(super) fn all_from_larder(&self) -> bool {
         self.direct == Reach::All || self.larder == Reach::All
     }
 }
 
-impl Scene<'_> {
+impl ClientChecks<'_> {
     /// Tries every installation method that applies to providers of `host`.
-    pub(super) async fn ways(&self, reading: &ClientFiles, host: &Hostname) -> Ways {
-        let mut ways = Ways { direct: Reach::None, larder: Reach::None, elsewhere: Vec::new(), faults: Vec::new() };
+    pub(super) async fn ways(&self, reading: &ClientFiles, host: &Hostname) -> ProviderSources {
+        let mut ways =
+            ProviderSources { direct: Reach::None, larder: Reach::None, elsewhere: Vec::new(), faults: Vec::new() };
         let Some(methods) = &reading.config.installation else {
-            return Ways { direct: Reach::All, ..ways };
+            return ProviderSources { direct: Reach::All, ..ways };
         };
         for method in methods {
             let reach = method.reach(host, default_host(reading, host));
@@ -47,9 +48,9 @@ impl Scene<'_> {
                 InstallationSource::Direct => ways.direct = ways.direct.max(reach),
                 InstallationSource::Elsewhere(kind) => ways.elsewhere.push(kind.clone()),
                 InstallationSource::NetworkMirror { url } => match self.try_mirror(url, host).await {
-                    Tried::Larder => ways.larder = ways.larder.max(reach),
-                    Tried::Elsewhere(_) => ways.elsewhere.push("another network_mirror".to_owned()),
-                    Tried::Unusable(fault) => ways.faults.push(fault),
+                    UrlProbe::Larder => ways.larder = ways.larder.max(reach),
+                    UrlProbe::OtherServer(_) => ways.elsewhere.push("another network_mirror".to_owned()),
+                    UrlProbe::Unusable(fault) => ways.faults.push(fault),
                 },
             }
         }
@@ -57,16 +58,16 @@ impl Scene<'_> {
     }
 
     /// Checks the methods. No finding where everything is installed directly.
-    pub(super) fn installation(&self, host: &Hostname, has_block: bool, ways: &Ways) -> Vec<Check> {
+    pub(super) fn installation(&self, host: &Hostname, has_block: bool, ways: &ProviderSources) -> Vec<Check> {
         let all = format!("\"{}/*/*\"", host.to_unicode());
-        let check = if has_block { ways.beside_a_block(&all) } else { ways.alone(&all) };
+        let check = if has_block { ways.check_with_block(&all) } else { ways.check_without_block(&all) };
         ways.faults.iter().cloned().chain(check).collect()
     }
 }
 
-impl Ways {
+impl ProviderSources {
     /// Checks the methods where a `host` block redirects direct requests.
-    fn beside_a_block(&self, all: &str) -> Option<Check> {
+    fn check_with_block(&self, all: &str) -> Option<Check> {
         match self.larder.max(self.direct) {
             Reach::None => {
                 let from = if self.elsewhere.is_empty() { "nowhere".to_owned() } else { self.elsewhere() + " only" };
@@ -81,7 +82,7 @@ impl Ways {
     }
 
     /// Checks the methods without a `host` block, where direct requests go to the registry itself.
-    fn alone(&self, all: &str) -> Option<Check> {
+    fn check_without_block(&self, all: &str) -> Option<Check> {
         match (self.larder, self.direct) {
             (Reach::All, Reach::Some | Reach::All) | (Reach::Some, Reach::All) => {
                 Some(Check::fail(INSTALLATION, BY_DIRECT).advise(format!("write exclude = [{all}] in direct")))

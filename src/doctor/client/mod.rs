@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use self::files::ClientFiles;
 use super::listener::base;
-use super::running::{RunningLarder, State};
+use super::running::{LarderState, RunningLarder};
 use super::{Check, WITHIN};
 use crate::address::Hostname;
 use crate::closure::cli_config::places::{ClientProgram, Environment};
@@ -25,7 +25,7 @@ const FILES: &str = "client.files";
 const OVERRIDE: &str = "client.override";
 
 /// Inputs of all checks of a client.
-struct Scene<'a> {
+struct ClientChecks<'a> {
     config: &'a Config,
     running: &'a RunningLarder,
     environment: &'a Environment,
@@ -39,7 +39,7 @@ pub(super) async fn look(
     environment: &Environment,
     trust: &Trust,
 ) -> Vec<Check> {
-    let scene = Scene { config, running, environment, trust };
+    let scene = ClientChecks { config, running, environment, trust };
     let copy = environment.clone();
     let reading = tokio::task::spawn_blocking(move || files::read_all(&copy));
     let Some(readings) = timeout(WITHIN, reading).await.ok().and_then(Result::ok) else {
@@ -48,7 +48,7 @@ pub(super) async fn look(
     let is_one_of_many = readings.len() > 1;
     let mut checks = Vec::new();
     for reading in &readings {
-        let mut of_this = scene.of_reading(reading).await;
+        let mut of_this = scene.check_files(reading).await;
         if is_one_of_many {
             of_this.iter_mut().for_each(|check| check.found = format!("{}: {}", reading.clients(), check.found));
         }
@@ -57,10 +57,10 @@ pub(super) async fn look(
     checks
 }
 
-impl Scene<'_> {
-    async fn of_reading(&self, reading: &ClientFiles) -> Vec<Check> {
+impl ClientChecks<'_> {
+    async fn check_files(&self, reading: &ClientFiles) -> Vec<Check> {
         let mut checks = reading.checks();
-        if reading.says_nothing() {
+        if reading.no_files() {
             let lines = self.lines_to_paste().await;
             let looked = reading.looked_for();
             checks.push(
@@ -69,10 +69,10 @@ impl Scene<'_> {
                     format!("no CLI configuration ({looked}): every registry is asked itself, and not larder"),
                 )
                 .advise(match self.running.state {
-                    State::NeverSetUp => {
+                    LarderState::NeverSetUp => {
                         "write these lines there, with your larder's own URL in place of the one of this machine:"
                     }
-                    State::Up | State::Down => {
+                    LarderState::Up | LarderState::Down => {
                         "write these lines there, on every machine where clients shall come here:"
                     }
                 })
@@ -81,9 +81,9 @@ impl Scene<'_> {
             return checks;
         }
         for host in self.hosts(reading) {
-            checks.extend(self.of_host(reading, &host).await);
+            checks.extend(self.check_host(reading, &host).await);
         }
-        checks.extend(self.surroundings(reading));
+        checks.extend(self.check_environment(reading));
         checks
     }
 
@@ -91,10 +91,12 @@ impl Scene<'_> {
     /// A registry whose `host` block leads to any larder is added.
     fn hosts(&self, reading: &ClientFiles) -> Vec<Hostname> {
         let mut hosts: Vec<Hostname> = match self.running.state {
-            State::NeverSetUp => {
+            LarderState::NeverSetUp => {
                 reading.clients.iter().filter_map(|client| Hostname::parse(client.default_host()).ok()).collect()
             }
-            State::Up | State::Down => self.config.upstreams.iter().map(|upstream| upstream.host.clone()).collect(),
+            LarderState::Up | LarderState::Down => {
+                self.config.upstreams.iter().map(|upstream| upstream.host.clone()).collect()
+            }
         };
         for (host, services) in &reading.config.hosts {
             if !hosts.contains(host) && self.is_meant_for_larder(services, host) {
@@ -105,7 +107,7 @@ impl Scene<'_> {
     }
 
     /// Checks that the client uses larder for the providers and modules of one registry.
-    async fn of_host(&self, reading: &ClientFiles, host: &Hostname) -> Vec<Check> {
+    async fn check_host(&self, reading: &ClientFiles, host: &Hostname) -> Vec<Check> {
         let said = reading.config.hosts.get(host);
         let ways = self.ways(reading, host).await;
         let mut checks = match said {
@@ -114,13 +116,13 @@ impl Scene<'_> {
         };
         checks.extend(self.installation(host, said.is_some(), &ways));
         if checks.is_empty() && said.is_none() {
-            checks.push(self.without_a_word(host).await);
+            checks.push(self.check_unconfigured(host).await);
         }
         checks.into_iter().map(|check| if check.of.is_none() { check.of(host) } else { check }).collect()
     }
 
     /// A registry without a `host` block: the client asks it directly, except under a take-over.
-    async fn without_a_word(&self, host: &Hostname) -> Check {
+    async fn check_unconfigured(&self, host: &Hostname) -> Check {
         let upstream = self.config.upstreams.iter().find(|upstream| upstream.host == *host);
         let may_lead_here = upstream.is_some_and(|upstream| !upstream.addresses.is_empty());
         if may_lead_here && self.config.network.offline {

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_goes_through_a_proxy_is_what_go_sends_there() {
+    fn proxies_are_chosen_as_go_does() {
         for (exempt, url, goes) in [
             ("", "https://mirror.corp/x/", true),
             ("", "http://mirror.corp/x/", false),

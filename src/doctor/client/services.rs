@@ -3,14 +3,14 @@
 use http::StatusCode;
 use url::Url;
 
-use super::installation::Ways;
-use super::tried::{OTHER_HOST, PATH, SLASH, Tried, host_of_base};
-use super::{Check, OVERRIDE, Scene};
+use super::installation::ProviderSources;
+use super::tried::{OTHER_HOST, PATH, SLASH, UrlProbe, host_of_base};
+use super::{Check, ClientChecks, OVERRIDE};
 use crate::address::Hostname;
 use crate::closure::cli_config::{self, Services};
 use crate::doctor::WITHIN;
 use crate::doctor::listener::is_ours;
-use crate::doctor::recognise::{Met, ProbedService, Who, meet};
+use crate::doctor::recognise::{Identified, ProbedService, ServerKind, identify_server};
 use crate::http::visit::visit;
 use crate::protocol::route::{Route, modules_base};
 use crate::upstream::providers::RawObject;
@@ -25,24 +25,24 @@ const NO_SLASH: &str =
 
 /// The services that a registry offers and larder serves.
 #[derive(Debug, Clone, Copy)]
-struct Offers {
+struct OfferedServices {
     providers: bool,
     modules: bool,
 }
 
-impl Offers {
+impl OfferedServices {
     const BOTH: Self = Self { providers: true, modules: true };
 }
 
-impl Scene<'_> {
+impl ClientChecks<'_> {
     /// Runs all checks of one block.
-    pub(super) async fn services(&self, services: &Services, host: &Hostname, ways: &Ways) -> Vec<Check> {
+    pub(super) async fn services(&self, services: &Services, host: &Hostname, ways: &ProviderSources) -> Vec<Check> {
         let mut checks = Vec::new();
         let (providers, modules) = (url_of(services, "providers.v1", host), url_of(services, "modules.v1", host));
         // A registry may offer only one of the two services.
         let offers = match (&providers, &modules) {
-            (Some(_), Some(_)) => Offers::BOTH,
-            (named, None) | (None, named) => self.offers(named.as_ref(), host).await.unwrap_or(Offers::BOTH),
+            (Some(_), Some(_)) => OfferedServices::BOTH,
+            (named, None) | (None, named) => self.offers(named.as_ref(), host).await.unwrap_or(OfferedServices::BOTH),
         };
         let missing = match (providers.is_none() && offers.providers, modules.is_none() && offers.modules) {
             (false, false) => None,
@@ -81,9 +81,9 @@ impl Scene<'_> {
         let named = host_of_base(&url, "providers").unwrap_or_else(|| host.clone());
         let right = self.right_providers(host, &url);
         match self.try_base(&url, ("providers.v1", ProbedService::Providers), &right, &named).await {
-            Tried::Larder => match self.host_in(&url, host) {
+            UrlProbe::Larder => match self.host_in(&url, host) {
                 Some(fault) => checks.push(fault),
-                None if checks.is_empty() && ways.come_by_the_block() => {
+                None if checks.is_empty() && ways.all_from_larder() => {
                     let modules = modules.filter(|modules| modules.origin() != url.origin());
                     let modules = modules
                         .map(|modules| format!("; modules are asked at {}", modules.origin().ascii_serialization()));
@@ -92,22 +92,22 @@ impl Scene<'_> {
                 }
                 None => {}
             },
-            Tried::Elsewhere(fault) | Tried::Unusable(fault) => checks.push(fault),
+            UrlProbe::OtherServer(fault) | UrlProbe::Unusable(fault) => checks.push(fault),
         }
         checks
     }
 
     /// The services of a registry according to larder; `None` where larder cannot be asked or does not mirror it.
-    async fn offers(&self, named: Option<&Url>, host: &Hostname) -> Option<Offers> {
-        let base = named.map_or_else(|| self.base(), |url| self.base_beside(url));
+    async fn offers(&self, named: Option<&Url>, host: &Hostname) -> Option<OfferedServices> {
+        let base = named.map_or_else(|| self.base(), |url| self.base_for(url));
         let asked = Url::parse(&format!("{base}{}", Route::Discovery(host.clone()).path())).ok()?;
-        if self.may_not_ask(&asked) {
+        if self.is_off_limits(&asked) {
             return None;
         }
         let said = visit(&asked, self.trust, WITHIN).await.ok().filter(|said| said.status == StatusCode::OK)?;
         let services: RawObject = serde_json::from_slice(&said.body).ok()?;
         let has = |name: &str| services.get(name).is_some_and(|url| serde_json::from_str::<String>(url.get()).is_ok());
-        Some(Offers { providers: has("providers.v1"), modules: has("modules.v1") })
+        Some(OfferedServices { providers: has("providers.v1"), modules: has("modules.v1") })
     }
 
     /// Checks a block with modules.v1 only, for a registry that offers nothing else.
@@ -115,10 +115,10 @@ impl Scene<'_> {
         // The client adds a missing final slash.
         url.set_path(&format!("{}/", url.path().trim_end_matches('/')));
         let named = host_of_base(&url, "modules").unwrap_or_else(|| host.clone());
-        let right = format!("write \"modules.v1\" = \"{}{}\"", self.base_beside(&url), modules_base(host));
+        let right = format!("write \"modules.v1\" = \"{}{}\"", self.base_for(&url), modules_base(host));
         match self.try_base(&url, ("modules.v1", ProbedService::Modules), &right, &named).await {
-            Tried::Larder => Check::ok(OVERRIDE, "its host block leads here; the registry offers modules alone"),
-            Tried::Elsewhere(fault) | Tried::Unusable(fault) => fault,
+            UrlProbe::Larder => Check::ok(OVERRIDE, "its host block leads here; the registry offers modules alone"),
+            UrlProbe::OtherServer(fault) | UrlProbe::Unusable(fault) => fault,
         }
     }
 
@@ -132,7 +132,7 @@ impl Scene<'_> {
 
     /// Checks that modules.v1 leads to the modules of the same registry. A URL at the registry itself is not checked.
     async fn modules(&self, url: &Url, providers: Option<&Url>, host: &Hostname) -> Option<Check> {
-        if url.host_str() == Some(host.name()) || self.may_not_ask(url) {
+        if url.host_str() == Some(host.name()) || self.is_off_limits(url) {
             return None;
         }
         // The client adds a missing final slash.
@@ -141,33 +141,33 @@ impl Scene<'_> {
         let named = host_of_base(&base, "modules");
         let shown = url.origin().ascii_serialization();
         let asked_of = named.as_ref().unwrap_or(host);
-        let beside = self.base_beside(providers.unwrap_or(&base));
+        let beside = self.base_for(providers.unwrap_or(&base));
         let right = || format!("write \"modules.v1\" = \"{beside}{}\"", modules_base(host));
-        match meet(&base, ProbedService::Modules, asked_of, self.trust).await {
-            Ok(Met { who: Who::LarderElsewhere | Who::LarderWithout(_), .. }) => {
+        match identify_server(&base, ProbedService::Modules, asked_of, self.trust).await {
+            Ok(Identified { who: ServerKind::LarderWithoutService | ServerKind::LarderWithoutHost(_), .. }) => {
                 let found =
                     format!("modules.v1 leads to larder at {shown}, which serves no modules there: all of {host} fail");
                 Some(Check::fail(SERVICES, found).advise(right()))
             }
-            Ok(Met { who: Who::Larder, .. }) => {
+            Ok(Identified { who: ServerKind::Larder, .. }) => {
                 let other = named.filter(|named| named != host)?;
                 let found = format!("modules.v1 leads to what larder has of {other}: its modules are others");
                 Some(Check::fail(OTHER_HOST, found).advise(right()))
             }
-            Ok(Met { who: Who::SomethingElse(status), .. }) if named.is_some() => {
+            Ok(Identified { who: ServerKind::OtherServer(status), .. }) if named.is_some() => {
                 let found = format!("modules.v1 leads to {shown}, where something else answers ({status})");
                 let to_do = if is_ours(url, self.config) { PORT_IS_TAKEN.to_owned() } else { right() };
                 let check = Check::fail(SERVICES, format!("{found}: all modules of {host} fail")).advise(to_do);
-                Some(self.beside_a_proxy(url, check))
+                Some(self.downgrade_if_proxied(url, check))
             }
-            Ok(Met { who: Who::LarderThatRefuses(_) | Who::SomethingElse(_), .. }) => None,
+            Ok(Identified { who: ServerKind::LarderRefusing(_) | ServerKind::OtherServer(_), .. }) => None,
             // The check of providers.v1 already reports this origin.
             Err(_) if providers.is_some_and(|providers| providers.origin() == url.origin()) => None,
             Err(_) if is_ours(url, self.config) => None,
             // Meant for larder, but with a wrong port or name.
             Err(error) if named.is_some() || providers.is_some_and(|url| url.host() == base.host()) => {
                 let found = format!("modules.v1 leads to {shown}: {error}: all modules of {host} fail");
-                Some(self.beside_a_proxy(url, Check::fail(SERVICES, found).advise(right())))
+                Some(self.downgrade_if_proxied(url, Check::fail(SERVICES, found).advise(right())))
             }
             Err(error) => Some(
                 Check::warn(SERVICES, format!("modules.v1 leads to {shown}: {error}"))

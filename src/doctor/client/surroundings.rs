@@ -7,7 +7,7 @@ use url::{Host, Url};
 
 use super::files::ClientFiles;
 use super::proxies::proxied_by;
-use super::{Check, Scene};
+use super::{Check, ClientChecks};
 use crate::address::Hostname;
 use crate::closure::cli_config::{InstallationSource, ServiceValue};
 
@@ -17,9 +17,9 @@ const LEAST_SECONDS: u64 = 10;
 const NOT_IN_THE_CLEAR: &str = "give larder a certificate ([server] tls) and write https; or take the token away: \
      larder passes none on, it has credentials of its own";
 
-impl Scene<'_> {
+impl ClientChecks<'_> {
     /// Checks these settings; reports only notable ones.
-    pub(super) fn surroundings(&self, reading: &ClientFiles) -> Vec<Check> {
+    pub(super) fn check_environment(&self, reading: &ClientFiles) -> Vec<Check> {
         let checks =
             [self.proxy(reading), self.credentials(reading), self.patience(), self.cache(reading), self.authorities()];
         checks.into_iter().flatten().collect()

@@ -3,11 +3,11 @@
 use url::Url;
 
 use super::proxies::proxied_by;
-use super::{Check, OVERRIDE, Scene};
+use super::{Check, ClientChecks, OVERRIDE};
 use crate::address::Hostname;
 use crate::doctor::listener::{is_ours, what_to_do_about};
-use crate::doctor::recognise::{Met, ProbedService, Who, meet};
-use crate::doctor::running::State;
+use crate::doctor::recognise::{Identified, ProbedService, ServerKind, identify_server};
+use crate::doctor::running::LarderState;
 use crate::http::visit::NoVisit;
 use crate::protocol::route::{MIRROR_BASE, providers_base};
 
@@ -21,15 +21,15 @@ const CERTIFICATE: &str = "client.certificate";
 const START: &str = "start it: larder serve, or systemctl start larder";
 
 /// Result of trying a client's URL.
-pub(super) enum Tried {
+pub(super) enum UrlProbe {
     Larder,
     /// Another server answers there.
-    Elsewhere(Check),
+    OtherServer(Check),
     /// The client could not use the URL.
     Unusable(Check),
 }
 
-impl Scene<'_> {
+impl ClientChecks<'_> {
     /// Requests a base URL as the client would. `right` is a correct value to propose.
     pub(super) async fn try_base(
         &self,
@@ -37,69 +37,69 @@ impl Scene<'_> {
         (what, service): (&str, ProbedService),
         right: &str,
         host: &Hostname,
-    ) -> Tried {
+    ) -> UrlProbe {
         let shown = url.origin().ascii_serialization();
         let is_ours = is_ours(url, self.config);
-        if self.running.state == State::Down && is_ours {
+        if self.running.state == LarderState::Down && is_ours {
             let check = Check::warn(OVERRIDE, format!("{what} leads to this larder, which does not run"));
-            return Tried::Unusable(check.advise(START));
+            return UrlProbe::Unusable(check.advise(START));
         }
-        if self.may_not_ask(url) {
+        if self.is_off_limits(url) {
             let found = format!("{what} leads to {shown}, which is not asked: [network] offline = true");
             let check = Check::warn(OVERRIDE, found);
-            return Tried::Unusable(check.advise("where that is this larder, make it [server] public_url"));
+            return UrlProbe::Unusable(check.advise("where that is this larder, make it [server] public_url"));
         }
         let to_do = match self.running.state {
-            State::NeverSetUp if is_ours => START.to_owned(),
-            State::NeverSetUp => {
+            LarderState::NeverSetUp if is_ours => START.to_owned(),
+            LarderState::NeverSetUp => {
                 format!("see that a larder runs at {shown}, and that this machine reaches it; or {right}")
             }
-            State::Up | State::Down => right.to_owned(),
+            LarderState::Up | LarderState::Down => right.to_owned(),
         };
-        match meet(url, service, host, self.trust).await {
-            Ok(Met { who: Who::Larder, .. }) => Tried::Larder,
-            Ok(Met { who: Who::LarderElsewhere, .. }) => {
+        match identify_server(url, service, host, self.trust).await {
+            Ok(Identified { who: ServerKind::Larder, .. }) => UrlProbe::Larder,
+            Ok(Identified { who: ServerKind::LarderWithoutService, .. }) => {
                 let found = format!("{what} {shown}{} leads to larder, and there to no registry", url.path());
-                Tried::Unusable(Check::fail(PATH, found).advise(right))
+                UrlProbe::Unusable(Check::fail(PATH, found).advise(right))
             }
-            Ok(Met { who: Who::LarderWithout(missing), .. }) => Tried::Unusable(
+            Ok(Identified { who: ServerKind::LarderWithoutHost(missing), .. }) => UrlProbe::Unusable(
                 Check::fail(OTHER_HOST, format!("{what} leads to larder at {shown}, which does not mirror {missing}"))
                     .advise(right)
                     .advise(format!("or add {missing} to that larder as an [[upstream]]")),
             ),
-            Ok(Met { who: Who::LarderThatRefuses(said), .. }) => Tried::Unusable(
+            Ok(Identified { who: ServerKind::LarderRefusing(said), .. }) => UrlProbe::Unusable(
                 Check::fail(ADDRESS, format!("{what} leads to larder at {shown}, which refuses this machine: {said}"))
                     .advise("add the address of this machine to [server] clients"),
             ),
-            Ok(Met { who: Who::SomethingElse(status), .. }) => {
+            Ok(Identified { who: ServerKind::OtherServer(status), .. }) => {
                 let found = format!("{what} leads to {shown}, where something else answers ({status}), and not larder");
-                Tried::Elsewhere(self.beside_a_proxy(url, Check::fail(ADDRESS, found).advise(to_do)))
+                UrlProbe::OtherServer(self.downgrade_if_proxied(url, Check::fail(ADDRESS, found).advise(to_do)))
             }
-            Err(error) => Tried::Unusable(self.beside_a_proxy(url, fault(&error, what, url, to_do))),
+            Err(error) => UrlProbe::Unusable(self.downgrade_if_proxied(url, fault(&error, what, url, to_do))),
         }
     }
 
     /// True for a URL that the doctor of an offline larder must not request.
-    pub(super) fn may_not_ask(&self, url: &Url) -> bool {
+    pub(super) fn is_off_limits(&self, url: &Url) -> bool {
         self.config.network.offline && !is_ours(url, self.config)
     }
 
     /// The client would use a proxy and the doctor did not, so the finding is only a warning.
-    pub(super) fn beside_a_proxy(&self, url: &Url, check: Check) -> Check {
+    pub(super) fn downgrade_if_proxied(&self, url: &Url, check: Check) -> Check {
         match proxied_by(url, self.environment) {
-            Some(variable) => check.no_worse_than_a_warning(&format!("; the proxy of {variable} may lead elsewhere")),
+            Some(variable) => check.at_most_warn(&format!("; the proxy of {variable} may lead elsewhere")),
             None => check,
         }
     }
 
     /// Tries the URL of a network mirror, which must be https and end in a slash.
-    pub(super) async fn try_mirror(&self, text: &str, host: &Hostname) -> Tried {
-        let unusable = |id, found: String, to_do: String| Tried::Unusable(Check::fail(id, found).advise(to_do));
+    pub(super) async fn try_mirror(&self, text: &str, host: &Hostname) -> UrlProbe {
+        let unusable = |id, found: String, to_do: String| UrlProbe::Unusable(Check::fail(id, found).advise(to_do));
         let right = |base: &str| format!("write url = \"{base}{MIRROR_BASE}\" in network_mirror");
         let Ok(mut url) = Url::parse(text) else {
             return unusable(ADDRESS, "the url of its network_mirror is none".to_owned(), right(&self.base()));
         };
-        let right = right(&self.base_beside(&url));
+        let right = right(&self.base_for(&url));
         // The URL may contain a user name and password.
         let shown = format!("{}{}", url.origin().ascii_serialization(), url.path());
         if url.scheme() != "https" {
@@ -116,7 +116,7 @@ impl Scene<'_> {
         url.set_query(None);
         let tried = self.try_base(&url, ("network_mirror", ProbedService::Mirror), &right, host).await;
         match tried {
-            Tried::Unusable(check) if check.id == PATH => {
+            UrlProbe::Unusable(check) if check.id == PATH => {
                 unusable(PATH, format!("network_mirror {shown} leads to larder, and there to no mirror"), right)
             }
             tried => tried,
@@ -126,19 +126,19 @@ impl Scene<'_> {
     /// Checks whether the registry's own host name resolves to a larder from here.
     pub(super) async fn name_leads_here(&self, host: &Hostname) -> bool {
         let Ok(url) = Url::parse(&format!("https://{host}/v1/providers/")) else { return false };
-        let met = meet(&url, ProbedService::Providers, host, self.trust).await;
-        met.is_ok_and(|met| met.who == Who::Larder)
+        let met = identify_server(&url, ProbedService::Providers, host, self.trust).await;
+        met.is_ok_and(|met| met.who == ServerKind::Larder)
     }
 
     /// Proposes a correct `providers.v1`.
     pub(super) fn right_providers(&self, host: &Hostname, in_place_of: &Url) -> String {
-        format!("write \"providers.v1\" = \"{}{}\"", self.base_beside(in_place_of), providers_base(host))
+        format!("write \"providers.v1\" = \"{}{}\"", self.base_for(in_place_of), providers_base(host))
     }
 
     /// Base URL of larder for this client, without a final slash: the larder of this machine, else the one that `url`
     /// points to.
-    pub(super) fn base_beside(&self, url: &Url) -> String {
-        if self.running.state != State::NeverSetUp {
+    pub(super) fn base_for(&self, url: &Url) -> String {
+        if self.running.state != LarderState::NeverSetUp {
             return self.base();
         }
         let path = url.path();

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::TRIES_AGAIN_AFTER;
 use crate::clock::Timestamp;
-use crate::config::{Warm, WarmWhat};
+use crate::config::{RecurringWarmTarget, RecurringWarmUp};
 use crate::jobs::report::{ItemCounts, JobState, JobSummary};
 
 /// What part of a pause is added to it at most, so that several larders do not ask at the same time for ever.
@@ -51,16 +51,16 @@ pub struct RecurringState {
 
 impl RecurringState {
     pub(super) fn of(
-        entry: &Warm,
+        entry: &RecurringWarmUp,
         last: Option<&LastRun>,
         running: Option<String>,
         runs_again: bool,
         now: Timestamp,
     ) -> Self {
         let next = (runs_again && running.is_none()).then(|| last.map_or(now, |last| last.due(entry.every, now)));
-        let named = |what: &WarmWhat| match what {
-            WarmWhat::Address(address) => address.clone(),
-            WarmWhat::Path(path) => path.display().to_string(),
+        let named = |what: &RecurringWarmTarget| match what {
+            RecurringWarmTarget::Address(address) => address.clone(),
+            RecurringWarmTarget::Path(path) => path.display().to_string(),
         };
         let what = entry.what.iter().map(named).collect();
         Self { what, every_seconds: entry.every.as_secs(), running, last: last.cloned(), next }
@@ -147,11 +147,11 @@ impl LastRuns {
 }
 
 /// What tells one recurring warm-up from another; how often it runs does not.
-pub(super) fn key(entry: &Warm) -> String {
-    let Warm { what, platforms, every: _, pin, client } = entry;
+pub(super) fn key(entry: &RecurringWarmUp) -> String {
+    let RecurringWarmUp { what, platforms, every: _, pin, client } = entry;
     let named = what.iter().map(|what| match what {
-        WarmWhat::Address(address) => format!("a{address}"),
-        WarmWhat::Path(path) => format!("p{}", path.display()),
+        RecurringWarmTarget::Address(address) => format!("a{address}"),
+        RecurringWarmTarget::Path(path) => format!("p{}", path.display()),
     });
     let named: Vec<String> = named.collect();
     let platforms: Vec<String> = platforms.iter().map(ToString::to_string).collect();

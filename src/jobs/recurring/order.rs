@@ -4,21 +4,21 @@ use std::path::{Path, PathBuf};
 
 use crate::address::{Hostname, PackageSelector};
 use crate::closure::{self, Configurations, Given, LabelKind, Order, file, lock_file};
-use crate::config::{Warm, WarmWhat};
+use crate::config::{RecurringWarmTarget, RecurringWarmUp};
 
 /// Reads the order.
 ///
 /// # Errors
 /// Everything that is wrong with what it names.
-pub(super) fn read(entry: &Warm, default_host: &Hostname) -> Result<Order, Vec<String>> {
+pub(super) fn read(entry: &RecurringWarmUp, default_host: &Hostname) -> Result<Order, Vec<String>> {
     let (mut given, mut folders, mut problems) = (Vec::new(), Vec::new(), Vec::new());
     for what in &entry.what {
         let one = match what {
-            WarmWhat::Address(address) => match PackageSelector::parse(address, default_host) {
+            RecurringWarmTarget::Address(address) => match PackageSelector::parse(address, default_host) {
                 Ok(what) => Ok(Given::Address { what, platforms: Vec::new() }),
                 Err(bad) => Err(vec![bad.to_string()]),
             },
-            WarmWhat::Path(path) => match LabelKind::of_path(path) {
+            RecurringWarmTarget::Path(path) => match LabelKind::of_path(path) {
                 Some(LabelKind::Folder) => {
                     folders.push(path.clone());
                     continue;
@@ -50,13 +50,13 @@ fn locked(path: &Path) -> Result<Given, Vec<String>> {
     Ok(Given::LockFile { name, locked })
 }
 
-fn tar(path: &Path, entry: &Warm) -> Result<Given, Vec<String>> {
+fn tar(path: &Path, entry: &RecurringWarmUp) -> Result<Given, Vec<String>> {
     let files = file::read_tar(path).map_err(|why| vec![why])?;
     let configurations = Configurations::new(files, Vec::new(), entry.client);
     Ok(Given::Configurations(configurations.map_err(|why| vec![format!("{}: {why}", path.display())])?))
 }
 
-fn collected(folders: &[PathBuf], entry: &Warm) -> Result<Given, String> {
+fn collected(folders: &[PathBuf], entry: &RecurringWarmUp) -> Result<Given, String> {
     let collected = closure::collect(folders, &closure::GivenValues::default()).map_err(|bad| bad.to_string())?;
     Ok(Given::Configurations(Configurations::new(collected.files, collected.roots, entry.client)?))
 }

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use futures_util::stream;
 use http_body_util::StreamBody;
 use hyper::body::Frame;
-use larder::app::{self, Settings};
+use larder::app::{self, StartSettings};
 use larder::bundle::{ApplyEvent, BundleTrust, Receipt, SigningKey};
 use larder::clock::Clock;
 use larder::mirror::{Mirror, NotApplied, TakingIn};
@@ -172,7 +172,7 @@ pub(crate) struct Sealed {
 impl Sealed {
     pub(crate) fn open(builder: Builder, folder: &Folder) -> Self {
         let config = builder.on(folder).config();
-        let (mirror, _, _) = app::mirror(&config, &Settings::default()).unwrap();
+        let (mirror, _, _) = app::mirror(&config, &StartSettings::default()).unwrap();
         Self { folder: folder.clone(), mirror }
     }
 

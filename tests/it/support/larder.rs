@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use larder::app::{App, NotReloaded, Reloaded, RunningApp, Settings, StartError};
+use larder::app::{App, NotReloaded, Reloaded, RunningApp, StartError, StartSettings};
 use larder::clock::Clock;
 use larder::config::Config;
 use larder::http::alive::Silent;
@@ -82,7 +82,7 @@ pub(crate) struct Builder {
     store: String,
     upstreams: String,
     tls: Option<(String, String)>,
-    settings: Settings,
+    settings: StartSettings,
 }
 
 /// A running larder. Dropping it stops it at once, like a power cut of its sockets.
@@ -121,7 +121,7 @@ impl Larder {
             store: text(),
             upstreams: text(),
             tls: None,
-            settings: Settings::default(),
+            settings: StartSettings::default(),
         }
     }
 
@@ -225,7 +225,7 @@ impl Larder {
 
     /// Whether it answers itself, as its service manager is told.
     pub(crate) async fn answers(&self) -> Result<(), Silent> {
-        self.running.answers().await
+        self.running.check_liveness().await
     }
 
     /// Takes over the configuration that another builder describes, as SIGHUP does.

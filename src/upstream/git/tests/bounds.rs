@@ -247,7 +247,7 @@ async fn an_upstream_has_so_many_jobs_that_others_have_some_too() {
     let (forge, stuck) = (Forge::new(), Forge::new());
     commit(&forge.repository("r"));
     let mut setting = Setting::at(&forge.url("r"));
-    setting.allow_private = vec![Private::PlainHttp { host: "127.0.0.1".into(), port: stuck.server.port }];
+    setting.allow_private = vec![PrivateDestination::PlainHttp { host: "127.0.0.1".into(), port: stuck.server.port }];
     setting.bounds.git_jobs.wait = Duration::from_millis(100);
     // No limit ends them.
     let hour = Duration::from_secs(3600);

@@ -26,7 +26,7 @@ use super::{GitAsk, GitError, GitSource, GitTree};
 use crate::address::Hostname;
 use crate::cdn_loop::{CdnLoop, OwnEntry};
 use crate::clock::Timestamp;
-use crate::config::{self, Credential, Network, Private};
+use crate::config::{self, Credential, Network, PrivateDestination};
 use crate::pack::{Tree, TreeEntry, TreeLimits};
 use crate::upstream::ask::Asker;
 use crate::upstream::bounds::Bounds;
@@ -107,7 +107,7 @@ fn commit(folder: &Path) -> String {
 /// Whom the tests ask, and with what: `registry.example` stands at the first of the URLs, and leads everywhere.
 struct Setting {
     registry: Url,
-    allow_private: Vec<Private>,
+    allow_private: Vec<PrivateDestination>,
     credentials: Vec<Credential>,
     bounds: Bounds,
     network: Network,

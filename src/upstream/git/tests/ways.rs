@@ -82,7 +82,7 @@ async fn a_credential_is_shown_to_its_host_alone() {
     let mut setting = Setting::at(&public.url("r"));
     setting.credentials = vec![credential];
     let port = private.server.port;
-    setting.allow_private = vec![Private::PlainHttp { host: "127.0.0.1".into(), port }];
+    setting.allow_private = vec![PrivateDestination::PlainHttp { host: "127.0.0.1".into(), port }];
     setting.fetch(&private.source("r", "main")).await.unwrap();
     let shown =
         |forge: &Forge| forge.server.asked().iter().filter(|asked| asked.header("authorization").is_some()).count();
